@@ -1,0 +1,72 @@
+# make demo    the tutorial, then a small transformer: what was warmed, recorded and replayed
+# make test    lint, the suite on the checked build, the suite on the release build
+# make bench   ratios to floors measured in the same run
+# make gpu     the suite and the benches on a machine with a CUDA device; installs nothing
+# make lint    ruff, cython-lint, and the structure rules of tests/test_layout.py
+# make ext     the release build, beside its source
+# make clean   removes what was built (not .venv)
+#
+# Without PYTHON, everything lives in .venv, made once from requirements.txt.
+# With PYTHON=python3 (or any interpreter), that one is used and nothing is installed.
+
+SHELL       := bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := test
+.NOTPARALLEL:
+.PHONY: demo test bench gpu lint ext clean
+
+export PYTHONUNBUFFERED := 1
+
+ifeq ($(origin PYTHON),undefined)
+PY    := .venv/bin/python
+READY := .venv/ready
+else
+PY    := $(PYTHON)
+READY :=
+endif
+
+BUILD := setup.py -q build_ext --inplace
+BENCH := -m pytest bench --benchmark-disable-gc --benchmark-sort=name
+
+demo: ext
+	$(PY) docs/from_scratch.py
+	$(PY) -m cgt
+
+# The release build is the one left behind, also when the suite fails on the checked one.
+test: lint
+	CGT_DEBUG=1 $(PY) $(BUILD)
+	$(PY) -m pytest || { status=$$?; $(PY) $(BUILD); exit $$status; }
+	$(PY) $(BUILD)
+	$(PY) -m pytest
+
+bench: ext
+	$(PY) $(BENCH)
+
+# The interpreter that is there, with its CUDA build of torch.
+gpu: PY := $(or $(PYTHON),python3)
+gpu:
+	$(PY) $(BUILD)
+	$(PY) -m pytest
+	$(PY) bench/gpu.py
+
+# A linter that a given interpreter lacks is skipped, and said so; .venv has them all.
+CYTHON_LINT := from cython_lint.cython_lint import main; raise SystemExit(main())
+has = $(PY) -c "import importlib.util as u, sys; sys.exit(not u.find_spec('$(1)'))"
+
+lint: $(READY)
+	if $(call has,ruff); then $(PY) -m ruff check .; else echo "ruff is not installed: skipped"; fi
+	if $(call has,cython_lint); then $(PY) -c "$(CYTHON_LINT)" cgt_core.pyx cgt_core.pxd cgt/core/*.pxi; \
+	else echo "cython-lint is not installed: skipped"; fi
+	$(PY) -m pytest tests/test_layout.py
+
+ext: $(READY)
+	$(PY) $(BUILD)
+
+.venv/ready: requirements.txt
+	python3 -m venv .venv
+	$(PY) -m pip install -q -r requirements.txt
+	touch $@
+
+clean:
+	rm -rf build dist *.egg-info *.so cgt_core.cpp cgt_core.html
+	find . -path ./.venv -prune -o -name __pycache__ -type d -exec rm -rf {} +

@@ -1,0 +1,195 @@
+"""The public functions."""
+
+import atexit
+import functools
+import inspect
+import os
+import sys
+import weakref
+
+import cgt_core as core
+import torch
+
+from . import dispatch, errors, options, pytree, report, trace
+from .errors import CgtError
+from .private import self_check
+
+SITES = weakref.WeakValueDictionary()  # function row -> jitted function, for stats() and reset()
+ATTRIBUTE = "_cgt_state"
+
+
+def jit(fn=None, *, static_argnums=(), static_argnames=(), max_records=options.MAX_RECORDS,
+        outputs="rescue", inputs="auto"):  # fmt: skip
+    """Record what `fn` does and replay it at every later call that the recording fits.
+
+    The first call runs `fn` and watches it, the second records, the third replays: on the GPU as a
+    CUDA graph, on the CPU as a tape of ATen calls. Results are bit-equal to those of `fn`; a call
+    that cannot be replayed runs `fn` itself, and `cgt.explain` says why.
+
+    Args:
+        fn: a function, method, `functools.partial` or `nn.Module`. Arguments and result may be any
+            pytree of tensors and plain values; plain values are compared by value. Without `fn`, a
+            decorator is returned.
+        static_argnums, static_argnames: arguments taken as one hashable value, tensors not sought.
+        max_records: recordings kept per function; past it calls run eagerly until a cool-down ends.
+        outputs: what happens to a result somebody still holds when a replay is about to overwrite
+            it. "rescue" moves it to ordinary memory; "error" makes a later access raise; "borrow"
+            lets it be overwritten.
+        inputs: "auto" pins tensors whose address is stable and copies the rest inside the graph;
+            "pinned" records again when an address changes; "copied" copies every plain argument.
+
+    Returns:
+        A function with the name, docstring and signature of `fn`, which is its `__wrapped__`.
+
+    Raises:
+        TypeError: `fn` is not callable, or is a generator or coroutine function.
+        CgtError: an unknown option value; at a call: an argument that cannot be compared.
+
+    >>> import torch, cgt
+    >>> @cgt.jit
+    ... def f(x, scale=2.0):
+    ...     return (x * scale).relu()
+    >>> x = torch.tensor([-1.0, 3.0])
+    >>> [f(x).tolist() for _ in range(3)]
+    [[0.0, 6.0], [0.0, 6.0], [0.0, 6.0]]
+    >>> cgt.stats(f).replays
+    1
+    """
+    opts = check_options(static_argnums, static_argnames, max_records, outputs, inputs)
+    if fn is None:
+        return functools.partial(
+            jit, static_argnums=static_argnums, static_argnames=static_argnames,
+            max_records=max_records, outputs=outputs, inputs=inputs,
+        )  # fmt: skip
+    check_function(fn)
+    f, born = core.fn_add(options.OUTPUTS.index(outputs))
+    name = getattr(fn, "__qualname__", None) or getattr(fn, "__name__", type(fn).__name__)
+    state = dispatch.new_state(f, born, name, opts)
+
+    def on_miss(spec, args, kwargs):
+        return dispatch.miss(state, fn, spec, args, kwargs)
+
+    site = core.make_site(f, on_miss)
+    functools.update_wrapper(site, fn)
+    if isinstance(fn, torch.nn.Module):
+        site.__name__ = site.__qualname__ = type(fn).__name__
+        site.__doc__ = fn.forward.__doc__
+        site.__signature__ = inspect.signature(fn.forward)
+        site.__dict__ = {"__wrapped__": fn}
+    elif isinstance(fn, functools.partial):
+        site.__name__ = site.__qualname__ = getattr(fn.func, "__name__", "partial")
+    setattr(site, ATTRIBUTE, state)
+    SITES[f] = site
+    weakref.finalize(site, dispatch.DOOMED.append, (f, born, None)).atexit = False
+    return site
+
+
+def check_options(static_argnums, static_argnames, max_records, outputs, inputs):
+    """Options as dispatch.py reads them; CgtError names the bad one."""
+    if outputs not in options.OUTPUTS:
+        raise CgtError(errors.bad_option("outputs", outputs, f"one of {options.OUTPUTS}"))
+    if inputs not in options.INPUTS:
+        raise CgtError(errors.bad_option("inputs", inputs, f"one of {options.INPUTS}"))
+    if not isinstance(max_records, int) or isinstance(max_records, bool) or max_records < 1:
+        raise CgtError(errors.bad_option("max_records", max_records, "a positive int"))
+    nums = (static_argnums,) if isinstance(static_argnums, int) else tuple(static_argnums)
+    names = (static_argnames,) if isinstance(static_argnames, str) else tuple(static_argnames)
+    if not all(isinstance(n, int) for n in nums):
+        raise CgtError(errors.bad_option("static_argnums", static_argnums, "ints"))
+    if not all(isinstance(n, str) for n in names):
+        raise CgtError(errors.bad_option("static_argnames", static_argnames, "strings"))
+    return {"static": (nums, names), "max_records": max_records, "outputs": outputs, "inputs": inputs}
+
+
+def check_function(fn):
+    """TypeError for what cannot be jitted."""
+    if isinstance(fn, type) or not callable(fn):
+        raise TypeError(errors.not_a_function(repr(fn)))
+    target = fn.forward if isinstance(fn, torch.nn.Module) else inspect.unwrap(fn)
+    name = getattr(fn, "__qualname__", repr(fn))
+    if inspect.isasyncgenfunction(target) or inspect.isgeneratorfunction(target):
+        raise TypeError(errors.no_generator_function(name, "a generator function"))
+    if inspect.iscoroutinefunction(target):
+        raise TypeError(errors.no_generator_function(name, "a coroutine function"))
+
+
+def state_of(f):
+    """The state behind a jitted function or a bound method of one."""
+    state = getattr(getattr(f, "__func__", f), ATTRIBUTE, None)
+    if state is None:
+        raise CgtError(errors.not_jitted(f))
+    return state
+
+
+def all_states():
+    """States of every jitted function alive."""
+    return [getattr(site, ATTRIBUTE) for site in list(SITES.values())]
+
+
+def step():
+    """Begin an iteration: results of the last one may be overwritten from now on.
+
+    Results that somebody still holds stay right (they are moved out of the way); with
+    `outputs="error"` touching them afterwards raises.
+
+    >>> import cgt
+    >>> cgt.step()
+    """
+    dispatch.sweep()
+    core.step()
+
+
+def reset(f=None):
+    """Free the recordings of `f`, or of every jitted function; counters stay. Results that somebody
+    holds stay valid, and the next call warms up again.
+
+    Raises:
+        CgtError: `f` was not made by `cgt.jit`.
+    """
+    for state in [state_of(f)] if f is not None else all_states():
+        dispatch.reset_state(state)
+    dispatch.sweep()
+
+
+def stats(f=None):
+    """Counters of `f`, or summed over every jitted function, as a `NamedTuple`: calls, warmups,
+    records, replays, eager, rebinds, copied_bytes, rescues, rescued_bytes, graph_nodes,
+    pool_bytes (bytes), and reasons (text -> count).
+
+    Raises:
+        CgtError: `f` was not made by `cgt.jit`.
+    """
+    return report.stats_of([state_of(f)] if f is not None else all_states())
+
+
+def explain(f):
+    """Text on what became of the calls of `f`: its recordings, how each input is bound, why calls
+    ran eagerly and what to change.
+
+    Raises:
+        CgtError: `f` was not made by `cgt.jit`.
+    """
+    return report.explain_state(state_of(f))
+
+
+def message_for_poisoned(made):
+    """What touching an overwritten result says; called where its iteration ends."""
+    frame = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename.startswith(trace.NOT_USER_CODE):
+        frame = frame.f_back
+    ended = f"{frame.f_code.co_filename}:{frame.f_lineno}" if frame else "the program's end"
+    return errors.poisoned(made, ended)
+
+
+def at_exit():
+    """Graphs go before the CUDA context does."""
+    for state in all_states():
+        dispatch.reset_state(state)
+
+
+core.POISONED[0] = message_for_poisoned
+core.UNFLATTEN[0] = pytree.unflatten
+if not self_check():
+    core.reuse_outputs(False)
+atexit.register(at_exit)
+os.register_at_fork(after_in_child=core.forget)

@@ -1,0 +1,246 @@
+# The CUDA driver through cuda-python's cydriver: the only chapter that names cu*. Works on raw
+# driver capture; PyTorch's part of it (pool, generators) is in cuda_shim.h and rng.pxi.
+#
+# Sources: CUDA driver API, "Graph Management" and "Stream Management". An exec has no getters, so
+# Copy.source and Gen.seed/offset are shadows of what it was told. In-flight launches keep old values.
+
+# One thread writes the two words that RNG kernels read. A kernel node, because one patch then sets
+# both 64-bit words; memset nodes would need four.
+cdef const char* WORDS_PTX = b""".version 7.0
+.target sm_52
+.address_size 64
+.visible .entry cgt_words(.param .u64 at, .param .u64 seed, .param .u64 offset)
+{
+    .reg .b64 %rd<5>;
+    ld.param.u64 %rd1, [at];
+    ld.param.u64 %rd2, [seed];
+    ld.param.u64 %rd3, [offset];
+    cvta.to.global.u64 %rd4, %rd1;
+    st.global.u64 [%rd4], %rd2;
+    st.global.u64 [%rd4+8], %rd3;
+    ret;
+}
+"""
+
+cdef enum: MAX_DEVICES = 64
+cdef cu.CUfunction WORDS_KERNEL[MAX_DEVICES]
+
+cdef object cuda_error_name(int code):
+    cdef const char* name = NULL
+    cdef const char* text = NULL
+    cu.cuGetErrorName(<cu.CUresult>code, &name)
+    cu.cuGetErrorString(<cu.CUresult>code, &text)
+    if name is NULL: return f"CUDA driver error {code}"
+    return f"{name.decode()}: {text.decode() if text is not NULL else ''}"
+
+cdef inline cu.CUstream cu_stream(void* s) noexcept nogil: return <cu.CUstream>s
+
+cdef int cuda_last_node(void* stream, cu.CUgraphNode* node) noexcept:
+    """The node that the capturing stream added last."""
+    cdef cu.CUstreamCaptureStatus status
+    cdef const cu.CUgraphNode* last = NULL
+    cdef size_t n = 0
+    cdef int code = cu.cuStreamGetCaptureInfo(cu_stream(stream), &status, NULL, NULL, &last, NULL, &n)
+    if code == 0 and n: node[0] = last[0]
+    return code
+
+cdef int cuda_begin(Recording* r) noexcept:
+    cdef int code = fault(CALL_BEGIN)
+    if code: return code
+    if cuda_pool_begin(r.device, r.pool_hi, r.pool_lo, r.stream) != 0: return 1
+    r.pool_open = 1
+    # Thread-local: other threads may go on allocating and synchronizing while we record.
+    code = cu.cuStreamBeginCapture(
+        cu_stream(r.stream), cu.CUstreamCaptureMode_enum.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL)
+    if code: return code
+    r.capturing = 1
+    cuda_mark(r.device, 1)
+    return 0
+
+cdef unsigned long long cuda_capture_id(Recording* r) noexcept:
+    cdef cu.CUstreamCaptureStatus status
+    cdef cu.cuuint64_t capture_id = 0
+    cu.cuStreamGetCaptureInfo(cu_stream(r.stream), &status, &capture_id, NULL, NULL, NULL, NULL)
+    return capture_id
+
+cdef int cuda_capturing(void* stream) noexcept nogil:
+    """Is somebody's capture under way on this stream? Then a call runs the plain function."""
+    cdef cu.CUstreamCaptureStatus status
+    if cu.cuStreamIsCapturing(cu_stream(stream), &status) != 0: return 1
+    return status != cu.CUstreamCaptureStatus_enum.CU_STREAM_CAPTURE_STATUS_NONE
+
+cdef int cuda_copy(Recording* r, Copy* c) noexcept:
+    cdef int code = fault(CALL_COPY)
+    cdef cu.CUgraphNode node = NULL
+    if code: return code
+    code = cu.cuMemcpyDtoDAsync(<cu.CUdeviceptr><uintptr_t>c.to, <cu.CUdeviceptr><uintptr_t>c.source,
+                                c.nbytes, cu_stream(r.stream))
+    if code == 0: code = cuda_last_node(r.stream, &node)
+    c.handle = <void*>node
+    return code
+
+cdef int cuda_words_kernel(int device, cu.CUfunction* f) noexcept:
+    """Load the words kernel once per device; before a capture, since loading is not capturable."""
+    cdef cu.CUmodule module = NULL
+    cdef int code = 0
+    if WORDS_KERNEL[device] is NULL:
+        code = cu.cuModuleLoadData(&module, <const void*>WORDS_PTX)
+        if code == 0: code = cu.cuModuleGetFunction(&WORDS_KERNEL[device], module, b"cgt_words")
+    f[0] = WORDS_KERNEL[device]
+    return code
+
+cdef int cuda_words(Recording* r, Gen* g) noexcept:
+    cdef int code = fault(CALL_WORDS)
+    cdef cu.CUfunction kernel = NULL
+    cdef cu.CUgraphNode node = NULL
+    cdef void* params[3]
+    if code: return code
+    code = cuda_words_kernel(r.device, &kernel)
+    if code: return code
+    params[0] = &g.words
+    params[1] = &g.seed
+    params[2] = &g.offset
+    code = cu.cuLaunchKernel(kernel, 1, 1, 1, 1, 1, 1, 0, cu_stream(r.stream), params, NULL)
+    if code == 0: code = cuda_last_node(r.stream, &node)
+    g.handle = <void*>node
+    return code
+
+cdef int cuda_vet(cu.CUgraph graph, size_t n) noexcept:
+    """No node may allocate, and none may read host memory: nobody would keep it alive."""
+    cdef cu.CUgraphNode* nodes = <cu.CUgraphNode*>malloc(n * sizeof(cu.CUgraphNode))
+    cdef cu.CUgraphNodeType kind
+    cdef cu.CUDA_MEMCPY3D copy
+    cdef unsigned int memory = 0
+    cdef int code = cu.cuGraphGetNodes(graph, nodes, &n)
+    cdef size_t k
+    for k in range(n):
+        if code: break
+        code = cu.cuGraphNodeGetType(nodes[k], &kind)
+        if code: break
+        if kind == cu.CUgraphNodeType_enum.CU_GRAPH_NODE_TYPE_MEM_ALLOC:
+            code = ERROR_MEMORY_NODES
+        elif kind == cu.CUgraphNodeType_enum.CU_GRAPH_NODE_TYPE_MEMCPY:
+            code = cu.cuGraphMemcpyNodeGetParams(nodes[k], &copy)
+            if code: break
+            memory = <unsigned int>copy.srcMemoryType
+            if memory == cu.CUmemorytype_enum.CU_MEMORYTYPE_UNIFIED:
+                # An address that the driver does not know is ordinary host memory.
+                if cu.cuPointerGetAttribute(
+                        &memory, cu.CUpointer_attribute_enum.CU_POINTER_ATTRIBUTE_MEMORY_TYPE,
+                        copy.srcDevice) != 0:
+                    memory = cu.CUmemorytype_enum.CU_MEMORYTYPE_HOST
+            if memory == cu.CUmemorytype_enum.CU_MEMORYTYPE_HOST: code = ERROR_HOST_MEMORY
+    free(nodes)
+    return code
+
+cdef int cuda_end(Recording* r, Gen* gens, int32_t n_gens) noexcept:
+    cdef cu.CUgraph graph = NULL
+    cdef cu.CUgraphExec exec_ = NULL
+    cdef size_t n = 0
+    cdef uint64_t used = 0
+    cdef int32_t k
+    cdef int code = cu.cuStreamEndCapture(cu_stream(r.stream), &graph)
+    cdef int told = fault(CALL_END)
+    r.capturing = 0
+    cuda_mark(r.device, 0)
+    cuda_pool_end(r.device, r.pool_hi, r.pool_lo)
+    r.pool_open = 0
+    r.graph = <void*>graph
+    if code == 0: code = told
+    if code: return code
+    for k in range(n_gens): used += gens[k].advance
+    for k in range(n_gens if used == 0 else 0):
+        # The words come first in the stream, so taking unused ones out loses no order.
+        code = cu.cuGraphDestroyNode(<cu.CUgraphNode>gens[k].handle)
+        if code: return code
+    code = cu.cuGraphGetNodes(graph, NULL, &n)
+    if code: return code
+    r.n_graph_nodes = <int32_t>n
+    if n == 0: return 0                     # only views: nothing to launch
+    code = cuda_vet(graph, n)
+    if code: return code
+    code = cu.cuGraphInstantiate(&exec_, graph, 0)
+    r.exec = <void*>exec_
+    if code == 0: code = cu.cuGraphUpload(exec_, cu_stream(r.stream))
+    return code
+
+cdef void cuda_abort(Recording* r) noexcept:
+    cdef cu.CUgraph graph = NULL
+    if r.capturing:
+        cu.cuStreamEndCapture(cu_stream(r.stream), &graph)     # also clears an invalidated capture
+        if graph is not NULL: cu.cuGraphDestroy(graph)
+        r.capturing = 0
+        cuda_mark(r.device, 0)
+    if r.pool_open:
+        cuda_pool_end(r.device, r.pool_hi, r.pool_lo)
+        r.pool_open = 0
+    cuda_destroy(r.graph, r.exec)
+    r.graph = r.exec = NULL
+
+cdef int cuda_launch(void* exec_, void* stream, string* error) noexcept nogil:
+    cdef int code = fault(CALL_LAUNCH)
+    if code: return code
+    if exec_ is NULL: return 0
+    return cu.cuGraphLaunch(<cu.CUgraphExec>exec_, cu_stream(stream))
+
+cdef int cuda_patch_copy(void* exec_, Copy* c) noexcept nogil:
+    cdef cu.CUDA_MEMCPY3D p
+    cdef cu.CUcontext context = NULL
+    cdef int code = fault(CALL_PATCH)
+    if code: return code
+    memset(&p, 0, sizeof(p))
+    p.srcMemoryType = cu.CUmemorytype_enum.CU_MEMORYTYPE_DEVICE
+    p.srcDevice = <cu.CUdeviceptr><uintptr_t>c.source
+    p.dstMemoryType = cu.CUmemorytype_enum.CU_MEMORYTYPE_DEVICE
+    p.dstDevice = <cu.CUdeviceptr><uintptr_t>c.to
+    p.WidthInBytes = c.nbytes
+    p.Height = 1
+    p.Depth = 1
+    code = cu.cuCtxGetCurrent(&context)
+    if code: return code
+    return cu.cuGraphExecMemcpyNodeSetParams(
+        <cu.CUgraphExec>exec_, <cu.CUgraphNode>c.handle, &p, context)
+
+cdef int cuda_patch_words(void* exec_, Gen* g) noexcept nogil:
+    cdef cu.CUDA_KERNEL_NODE_PARAMS p
+    cdef void* params[3]
+    cdef int code = fault(CALL_PATCH)
+    if code: return code
+    memset(&p, 0, sizeof(p))
+    params[0] = &g.words
+    params[1] = &g.seed
+    params[2] = &g.offset
+    p.func = WORDS_KERNEL[g.device]
+    p.gridDimX = p.gridDimY = p.gridDimZ = 1
+    p.blockDimX = p.blockDimY = p.blockDimZ = 1
+    p.kernelParams = params
+    return cu.cuGraphExecKernelNodeSetParams(
+        <cu.CUgraphExec>exec_, <cu.CUgraphNode>g.handle, &p)
+
+cdef int cuda_order(Path* p, void* stream) noexcept nogil:
+    cdef cu.CUevent event = NULL
+    cdef int code = fault(CALL_ORDER)
+    if code: return code
+    if p.event is NULL:
+        code = cu.cuEventCreate(&event, cu.CUevent_flags_enum.CU_EVENT_DISABLE_TIMING)
+        if code: return code
+        p.event = <void*>event
+    code = cu.cuEventRecord(<cu.CUevent>p.event, cu_stream(p.last_stream))
+    if code: return code
+    return cu.cuStreamWaitEvent(cu_stream(stream), <cu.CUevent>p.event, 0)
+
+cdef int cuda_move(void* to, const void* source, int64_t nbytes, int device) noexcept nogil:
+    cdef int code = fault(CALL_MOVE)
+    if code: return code
+    return cu.cuMemcpyDtoDAsync(
+        <cu.CUdeviceptr><uintptr_t>to, <cu.CUdeviceptr><uintptr_t>source, nbytes,
+        cu_stream(cuda_current_stream(device)))
+
+cdef void cuda_destroy(void* graph, void* exec_) noexcept:
+    # Safe for launches in flight (the driver defers); the memory they touch is the pool's and stays.
+    if exec_ is not NULL: cu.cuGraphExecDestroy(<cu.CUgraphExec>exec_)
+    if graph is not NULL: cu.cuGraphDestroy(<cu.CUgraph>graph)
+
+DRIVERS[CUDA] = Driver(
+    cuda_begin, cuda_copy, cuda_words, cuda_end, cuda_abort, cuda_launch, cuda_patch_copy,
+    cuda_patch_words, cuda_order, cuda_current_stream, cuda_move, cuda_destroy)

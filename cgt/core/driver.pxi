@@ -1,0 +1,67 @@
+# The seam. What differs between a CUDA graph and a host tape is this struct of functions and
+# nothing else; every one returns 0 or an error code. Either side can be told to fail at call k with
+# code c (fault_set), which is how error paths are tested on a machine without a GPU.
+
+cdef enum:                        # DriverCall, in the order of CALL_NAMES
+    CALL_BEGIN, CALL_COPY, CALL_WORDS, CALL_END, CALL_LAUNCH, CALL_PATCH, CALL_ORDER, CALL_MOVE,
+    N_CALLS
+
+CALL_NAMES = ("begin", "copy", "words", "end", "launch", "patch", "order", "move")
+
+cdef enum:                        # our own codes; the driver's are positive
+    ERROR_HOST_MEMORY = -2        # the graph reads host memory that nobody owns
+    ERROR_MEMORY_NODES = -3       # the graph allocates
+    ERROR_TAPE = -4               # an op of the tape threw
+
+cdef struct Driver:
+    int (*begin)(Recording* r) noexcept
+    int (*copy)(Recording* r, Copy* c) noexcept          # record the copy node of a copied slot
+    int (*words)(Recording* r, Gen* g) noexcept          # record the node that writes seed, offset
+    int (*end)(Recording* r, Gen* gens, int32_t n_gens) noexcept    # graph, exec, n_graph_nodes
+    void (*abort)(Recording* r) noexcept                 # undo begin, whatever happened since
+    int (*launch)(void* exec_, void* stream, string* error) noexcept nogil
+    int (*patch_copy)(void* exec_, Copy* c) noexcept nogil    # tell the exec c.source
+    int (*patch_words)(void* exec_, Gen* g) noexcept nogil    # tell the exec g.seed and g.offset
+    int (*order)(Path* p, void* stream) noexcept nogil   # stream waits for the path's last launch
+    void* (*stream)(int device) noexcept nogil           # the caller's current stream
+    copy_fn move                                         # rescue: bytes, on the current stream
+    void (*destroy)(void* graph, void* exec_) noexcept
+
+cdef Driver DRIVERS[2]
+
+cdef struct Fault:
+    int32_t call, after, code
+
+cdef Fault FAULT
+FAULT.call = NONE
+
+cdef inline int fault(int call) noexcept nogil:
+    """The code that call number `after` was told to fail with, or 0."""
+    if FAULT.call != call: return 0
+    if FAULT.after > 0:
+        FAULT.after -= 1
+        return 0
+    FAULT.call = NONE
+    return FAULT.code
+
+class DriverError(RuntimeError):
+    """Facts of a failed driver call: (code, name, call). dispatch.py makes the sentence."""
+
+cdef object driver_error(int driver, int code, int call, string* text=NULL):
+    if text is not NULL and text.size():
+        name = text.c_str().decode()
+    elif code == ERROR_HOST_MEMORY:
+        name = "the graph would read host memory that may be gone at the next replay"
+    elif code == ERROR_MEMORY_NODES:
+        name = "the graph would allocate memory by itself"
+    elif driver == CUDA:
+        name = cuda_error_name(code)
+    else:
+        name = f"host driver error {code}"
+    return DriverError(code, name, CALL_NAMES[call])
+
+cdef inline int check(int driver, int code, int call) except -1:
+    if code != 0:
+        if PyErr_Occurred() is not NULL: return -1
+        raise driver_error(driver, code, call)
+    return 0

@@ -1,0 +1,58 @@
+# Which node accepts these leaves? Pointer and metadata comparisons only: nothing here can touch
+# Python, and the compiler proves it. Reads nodes, slots, grads, watches; writes nothing.
+
+cdef inline int64_t miss(int why, int64_t where) noexcept nogil: return (<int64_t>why << 32) | where
+
+cdef inline PyObject* slot_tensor(Slot* s, PyObject** leaves) noexcept nogil:
+    return s.tensor if s.leaf == NONE else leaves[s.leaf]
+
+cdef inline int64_t guard_slot(Table* t, Node* n, int32_t k, PyObject** leaves) noexcept nogil:
+    cdef Slot* s = slot_row(t, n.slot_at + k)
+    cdef PyObject* x = slot_tensor(s, leaves)
+    cdef char* p
+    if not tensor_same(x, s.keys, s.dtype, s.device, s.requires_grad, s.ndim,
+                       dim_row(t, n.dim_at + s.dim_at)): return miss(MISS_META, k)
+    if s.binding == UNUSED: return FITS
+    p = tensor_ptr(x)
+    if s.binding == PINNED: return FITS if p == s.ptr else miss(MISS_POINTER, k)
+    if s.binding == COPIED:
+        if <int32_t>(<uintptr_t>p % 512) != s.align: return miss(MISS_ALIGN, k)
+        if n.writes and guard_overlaps(t, n, x, leaves): return miss(MISS_OVERLAP, k)
+        return FITS
+    return FITS if memcmp(p, s.value, s.value_n) == 0 else miss(MISS_VALUE, k)
+
+cdef int guard_overlaps(Table* t, Node* n, PyObject* x, PyObject** leaves) noexcept nogil:
+    """Does a tensor that is copied beforehand share its storage with one that the graph writes?"""
+    cdef int32_t k
+    cdef Slot* s
+    for k in range(n.slot_n):
+        s = slot_row(t, n.slot_at + k)
+        if s.written and tensor_storage(slot_tensor(s, leaves)) == tensor_storage(x): return 1
+    return 0
+
+cdef int64_t guard_node(Table* t, Node* n, id_t spec, uint64_t* ambient, PyObject** leaves) noexcept nogil:
+    """FITS, or why not: a Miss in the upper half, the index of the slot in the lower."""
+    cdef int32_t k
+    cdef int64_t why
+    cdef Grad* g
+    cdef void* now
+    if n.spec != spec: return miss(MISS_SPEC, 0)
+    if n.ambient[0] != ambient[0] or n.ambient[1] != ambient[1]: return miss(MISS_AMBIENT, 0)
+    for k in range(n.slot_n):
+        why = guard_slot(t, n, k, leaves)
+        if why != FITS: return why
+    for k in range(n.grad_n):
+        g = grad_row(t, n.grad_at + k)
+        now = tensor_grad(slot_tensor(slot_row(t, n.slot_at + g.slot), leaves))
+        if (now is NULL) != g.was_none or (g.was is not NULL and now != g.was):
+            return miss(MISS_GRAD, k)
+    return FITS
+
+cdef int guard_watches(Table* t, Node* n) noexcept nogil:
+    """Do all watched dicts stand as they did, with nothing to compare at each call?"""
+    cdef int32_t k
+    cdef Watch* w
+    for k in range(n.watch_n):
+        w = watch_row(t, n.watch_at + k)
+        if w.holder is NULL or dict_tag(w.holder) != w.tag: return 0
+    return 1

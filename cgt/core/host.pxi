@@ -1,0 +1,52 @@
+# The host driver: a launch runs the tape of ATen calls (tape_shim.h) on CPU tensors. Same shape as
+# cuda.pxi; there are no streams, and randomness needs no words, since the ops draw from the
+# generators themselves.
+
+cdef int host_begin(Recording* r) noexcept:
+    cdef int code = fault(CALL_BEGIN)
+    if code: return code
+    r.exec = tape_new()
+    return 0
+
+cdef int host_copy(Recording* r, Copy* c) noexcept:
+    cdef int code = fault(CALL_COPY)
+    if code: return code
+    c.handle = <void*><uintptr_t>tape_copy(r.exec, c.to, c.source, c.nbytes)
+    return 0
+
+cdef int host_words(Recording* r, Gen* g) noexcept: return 0
+
+cdef int host_end(Recording* r, Gen* gens, int32_t n_gens) noexcept:
+    r.n_graph_nodes = tape_length(r.exec)
+    return fault(CALL_END)
+
+cdef void host_abort(Recording* r) noexcept:
+    host_destroy(NULL, r.exec)
+    r.exec = NULL
+
+cdef int host_launch(void* exec_, void* stream, string* error) noexcept nogil:
+    cdef int code = fault(CALL_LAUNCH)
+    if code: return code
+    return ERROR_TAPE if tape_run(exec_, error) else 0
+
+cdef int host_patch_copy(void* exec_, Copy* c) noexcept nogil:
+    cdef int code = fault(CALL_PATCH)
+    if code == 0: tape_patch_copy(exec_, <int><uintptr_t>c.handle, c.source)
+    return code
+
+cdef int host_patch_words(void* exec_, Gen* g) noexcept nogil: return 0
+
+cdef int host_order(Path* p, void* stream) noexcept nogil: return 0
+
+cdef void* host_stream(int device) noexcept nogil: return NULL
+
+cdef int host_move(void* to, const void* source, int64_t nbytes, int device) noexcept nogil:
+    cdef int code = fault(CALL_MOVE)
+    return code if code else copy_host(to, source, nbytes, device)
+
+cdef void host_destroy(void* graph, void* exec_) noexcept:
+    if exec_ is not NULL: tape_free(exec_)
+
+DRIVERS[HOST] = Driver(
+    host_begin, host_copy, host_words, host_end, host_abort, host_launch, host_patch_copy,
+    host_patch_words, host_order, host_stream, host_move, host_destroy)

@@ -1,0 +1,143 @@
+# Take a call's tensor leaves along a spec, and give a result along a program. What must touch
+# Python on a hit is here: leaves are borrowed from the arguments, which the caller holds.
+
+cdef inline int plain_same(PyObject* a, PyObject* b) except -1:
+    """Equal as a guard means it: same type, same value; floats by their bits."""
+    cdef double x, y
+    if a == b: return 1
+    if Py_TYPE_(a) != Py_TYPE_(b): return 0
+    if Py_TYPE_(a) == FLOAT_TYPE:
+        x = PyFloat_AS_DOUBLE(a)
+        y = PyFloat_AS_DOUBLE(b)
+        return memcmp(&x, &y, sizeof(double)) == 0
+    if Py_TYPE_(a) == COMPLEX_TYPE:
+        x = PyComplex_RealAsDouble(a)
+        y = PyComplex_RealAsDouble(b)
+        if memcmp(&x, &y, sizeof(double)) != 0: return 0
+        x = PyComplex_ImagAsDouble(a)
+        y = PyComplex_ImagAsDouble(b)
+        return memcmp(&x, &y, sizeof(double)) == 0
+    return PyObject_RichCompareBoolX(a, b, Py_EQ)
+
+cdef struct Walk:
+    Table* table
+    PyObject** leaves
+    int32_t n_leaves
+    PyObject* hold                 # list that keeps what a registered type's flatten made, or NULL
+
+cdef id_t walk(Walk* w, id_t at, PyObject* x) except -2:
+    """Match x against the program at op `at`; the op behind it, or NONE where they differ."""
+    cdef Op* op = op_row(w.table, at)
+    cdef int32_t n = op.n, k
+    cdef PyObject* keys
+    cdef PyObject* key
+    cdef PyObject* value
+    cdef Py_ssize_t next_ = 0
+    cdef PyObject* tp = Py_TYPE_(x)
+    if op.kind == TENSOR:
+        if tp != op.obj: return NONE
+        w.leaves[w.n_leaves] = x
+        w.n_leaves += 1
+        return at + 1
+    if op.kind == PLAIN or op.kind == EQUAL:
+        return at + 1 if plain_same(op.obj, x) else NONE
+    if op.kind == SAME:
+        # `obj` is the object, or a weak reference to it where the object allows one: a dead
+        # object's address may be another one's today.
+        if x == op.obj or (tp != <PyObject*>WEAKREF and Py_TYPE_(op.obj) == <PyObject*>WEAKREF
+                           and PyWeakref_GetObject(op.obj) == x): return at + 1
+        return NONE
+    if op.kind == TUPLE or op.kind == NAMEDTUPLE:
+        if tp != (TUPLE_TYPE if op.kind == TUPLE else op.obj) or PyTuple_GET_SIZEX(x) != n: return NONE
+        at += 1
+        for k in range(n):
+            at = walk(w, at, PyTuple_GET_ITEMX(x, k))
+            if at == NONE: return NONE
+        return at
+    if op.kind == LIST:
+        if tp != LIST_TYPE or PyList_GET_SIZEX(x) != n: return NONE
+        at += 1
+        for k in range(n):
+            if k >= PyList_GET_SIZEX(x): return NONE          # an __eq__ on the way changed it
+            at = walk(w, at, PyList_GET_ITEMX(x, k))
+            if at == NONE: return NONE
+        return at
+    if op.kind == DICT:
+        if tp != DICT_TYPE or PyDict_GET_SIZE(x) != n: return NONE
+        keys = op.obj
+        at += 1
+        k = 0
+        while PyDict_Next(x, &next_, &key, &value):
+            if k >= n or not plain_same(PyTuple_GET_ITEMX(keys, k), key): return NONE
+            at = walk(w, at, value)
+            if at == NONE: return NONE
+            k += 1
+        return at
+    return walk_object(w, at, x)
+
+cdef id_t walk_object(Walk* w, id_t at, PyObject* x) except -2:
+    """Dataclasses and types registered with torch.utils._pytree: needs Python objects made."""
+    cdef Op* op = op_row(w.table, at)
+    cdef int32_t n = op.n
+    about = <object>op.obj
+    if Py_TYPE_(x) != <PyObject*>about[0]: return NONE
+    if op.kind == DATACLASS:
+        children = [getattr(<object>x, name) for name in about[1]]
+    else:
+        children, context = about[1](<object>x)
+        children = list(children)
+        if context != about[2]: return NONE
+    if len(children) != n: return NONE
+    if w.hold is NULL:
+        hold = []
+        Py_INCREF(hold)
+        w.hold = <PyObject*>hold
+    (<list>w.hold).append(children)
+    at += 1
+    for child in children:
+        at = walk(w, at, <PyObject*>child)
+        if at == NONE: return NONE
+    return at
+
+cdef id_t leaves_take(Table* t, id_t f, PyObject* args, PyObject* kwargs, Walk* w) except -2:
+    """The spec of f that these arguments follow, with their leaves in w; or NONE. Newest first."""
+    cdef Fn* fn = fn_row(t, f)
+    cdef id_t s = fn.first_spec, before = NONE, at
+    while s != NONE:
+        w.n_leaves = 0
+        at = walk(w, spec_row(t, s).op_at, args)
+        if at != NONE: at = walk(w, at, kwargs)
+        if at != NONE:
+            fn = fn_row(t, f)
+            if before != NONE and spec_row(t, before).next == s:      # move to front
+                spec_row(t, before).next = spec_row(t, s).next
+                spec_row(t, s).next = fn.first_spec
+                fn.first_spec = s
+            return s
+        before = s
+        s = spec_row(t, s).next
+    w.n_leaves = 0
+    return NONE
+
+cdef object leaves_build(Table* t, id_t* at, PyObject** tensors, int32_t* next_):
+    """The result that the program at op `at` describes, from tensors in order. New containers."""
+    cdef Op op = op_row(t, at[0])[0]
+    cdef int32_t k
+    at[0] += 1
+    if op.kind == TENSOR:
+        next_[0] += 1
+        return <object>tensors[next_[0] - 1]
+    if op.kind == TUPLE:
+        values = PyTuple_New(op.n)
+        for k in range(op.n):
+            value = leaves_build(t, at, tensors, next_)
+            Py_INCREF(value)
+            PyTuple_SET_ITEM(values, k, value)
+        return values
+    if op.kind == LIST:
+        return [leaves_build(t, at, tensors, next_) for k in range(op.n)]
+    if op.kind == DICT:
+        return {key: leaves_build(t, at, tensors, next_) for key in <object>op.obj}
+    if op.kind == NAMEDTUPLE:
+        return (<object>op.obj)._make([leaves_build(t, at, tensors, next_) for k in range(op.n)])
+    return <object>op.obj

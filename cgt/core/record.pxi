@@ -1,0 +1,231 @@
+# Begin and end a recording, and fill a node's rows from what Python found out about the run. A
+# recording is a transaction: record_abort undoes whatever was begun.
+
+cdef int record_begin(Table* t, int driver, int device, uintptr_t stream, unsigned long long hi,
+                      unsigned long long lo) except -1:
+    assert not t.rec.active, "one recording at a time: dispatch.py holds the lock"
+    memset(&t.rec, 0, sizeof(Recording))
+    t.rec_copies.n = t.rec_gens.n = 0
+    t.rec.driver = driver
+    t.rec.device = device
+    t.rec.stream = <void*>stream
+    t.rec.pool_hi = hi
+    t.rec.pool_lo = lo
+    t.rec.active = 1
+    check(driver, DRIVERS[driver].begin(&t.rec), CALL_BEGIN)
+    return 0
+
+cdef int record_words(Table* t, object generator, object seed_word, object offset_word) except -1:
+    """The node that writes a generator's two words; before anything else in the recording."""
+    cdef Gen* g
+    cdef int32_t k = column_add(t, &t.rec_gens, 1)
+    g = <Gen*>t.rec_gens.rows + k
+    g.generator = <PyObject*>generator
+    g.words = tensor_ptr(<PyObject*>seed_word)
+    g.device = t.rec.device
+    check(t.rec.driver, DRIVERS[t.rec.driver].words(&t.rec, g), CALL_WORDS)
+    return 0
+
+cdef int32_t record_copy(Table* t, object to, object source, int64_t nbytes) except -1:
+    """The copy node of a copied slot; its index among the node's copies."""
+    cdef Copy* c
+    cdef int32_t k = column_add(t, &t.rec_copies, 1)
+    c = <Copy*>t.rec_copies.rows + k
+    c.to = tensor_ptr(<PyObject*>to)
+    c.source = tensor_ptr(<PyObject*>source)
+    c.nbytes = nbytes
+    if nbytes: check(t.rec.driver, DRIVERS[t.rec.driver].copy(&t.rec, c), CALL_COPY)
+    return k
+
+cdef int record_end(Table* t, list advances) except -1:
+    cdef int32_t k
+    for k in range(t.rec_gens.n): (<Gen*>t.rec_gens.rows + k).advance = advances[k]
+    check(t.rec.driver,
+          DRIVERS[t.rec.driver].end(&t.rec, <Gen*>t.rec_gens.rows, t.rec_gens.n), CALL_END)
+    return 0
+
+cdef void record_abort(Table* t) noexcept:
+    if t.rec.active:
+        DRIVERS[t.rec.driver].abort(&t.rec)
+        t.rec.active = 0
+
+cdef id_t dims_of(Table* t, id_t n, PyObject* x) except -1:
+    """Append x's sizes and strides to the node's dims; their index there."""
+    cdef int ndim = tensor_ndim(x)
+    cdef Node* node
+    cdef id_t at
+    if ndim == 0: return 0
+    at = column_add(t, &t.dims, 2 * ndim)
+    tensor_dims(x, dim_row(t, at))
+    node = node_row(t, n)
+    if node.dim_n == 0: node.dim_at = at
+    node.dim_n += 2 * ndim
+    return at - node.dim_at
+
+cdef int slot_fill(Table* t, id_t n, id_t at, object row) except -1:
+    """row: (leaf, tensor, example, binding, written, bumps, copy)"""
+    cdef PyObject* x
+    cdef Slot* s
+    cdef id_t dim_at
+    leaf, tensor, example, binding, written, bumps, copy = row
+    x = <PyObject*>example
+    dim_at = dims_of(t, n, x)
+    s = slot_row(t, at)
+    s.leaf = leaf
+    s.tensor = <PyObject*>tensor if leaf == NONE else NULL
+    s.binding = binding
+    s.written = written
+    s.bumps = bumps
+    s.copy = copy
+    s.keys = tensor_keys(x)
+    s.dtype = tensor_dtype(x)
+    s.device = tensor_device(x)
+    s.requires_grad = tensor_requires_grad(x)
+    s.ndim = tensor_ndim(x)
+    s.dim_at = dim_at
+    s.ptr = tensor_ptr(x)
+    s.align = <int32_t>(<uintptr_t>s.ptr % 512)
+    if s.binding == VALUE:
+        s.value_n = <int32_t>tensor_itemsize(x)
+        memcpy(s.value, s.ptr, s.value_n)
+    if written: node_row(t, n).writes = 1
+    return 0
+
+cdef int out_fill(Table* t, id_t n, id_t at, object row) except -1:
+    """row: (kind, ref, proto, shift, version, grad_slot, hidden, line)"""
+    cdef PyObject* x
+    cdef Out* o
+    cdef id_t dim_at
+    kind, ref, proto, shift, version, grad_slot, hidden, line = row
+    x = <PyObject*>proto
+    dim_at = dims_of(t, n, x)
+    o = out_row(t, at)
+    o.kind = kind
+    o.ref = ref
+    o.shift = shift
+    o.version = version
+    o.grad_slot = grad_slot
+    o.hidden = hidden
+    o.keys = tensor_keys(x)
+    o.dtype = tensor_dtype(x)
+    o.ndim = tensor_ndim(x)
+    o.dim_at = dim_at
+    o.offset = tensor_offset(x)
+    o.ptr = tensor_ptr(x)
+    Py_INCREF(proto)
+    o.proto = x
+    Py_INCREF(line)
+    o.line = <PyObject*>line
+    return 0
+
+cdef id_t program_add(Table* t, object program) except -1:
+    """A pytree's program as rows of ops; objects are borrowed from the program's owner."""
+    cdef id_t at = column_add(t, &t.ops, <int32_t>len(program))
+    cdef Op* op
+    cdef id_t k = at
+    for kind, n, obj in program:
+        op = op_row(t, k)
+        op.kind = kind
+        op.n = n
+        op.obj = <PyObject*>obj
+        k += 1
+    return at
+
+cdef int places_fill(Table* t, id_t n, object groups) except -1:
+    """groups: [(dict or None, [(kind, plain, holder, key, want, present, number), ...]), ...]"""
+    cdef Node* node
+    cdef Watch* w
+    cdef Place* p
+    cdef id_t at, first
+    node_row(t, n).watch_at = column_add(t, &t.watches, <int32_t>len(groups))
+    node_row(t, n).watch_n = <int32_t>len(groups)
+    node_row(t, n).place_at = t.places.n
+    for k, (holder, rows) in enumerate(groups):
+        first = t.places.n - node_row(t, n).place_at
+        at = column_add(t, &t.places, <int32_t>len(rows))
+        for kind, plain, where, key, want, present, number in rows:
+            p = place_row(t, at)
+            p.kind = kind
+            p.plain = plain
+            p.holder = <PyObject*>where
+            p.key = <PyObject*>key
+            p.want = <PyObject*>want if present else NULL
+            p.number = number
+            at += 1
+        node = node_row(t, n)
+        w = watch_row(t, node.watch_at + <id_t>k)
+        if holder is not None and dict_watch(<PyObject*>holder):
+            w.holder = <PyObject*>holder
+        w.tag = 0                           # unknown: compare once at the first call
+        w.place_at = first
+        w.place_n = <int32_t>len(rows)
+        node.place_n += w.place_n
+    return 0
+
+cdef id_t node_add(Table* t, id_t f, id_t spec, tuple ambient, list slots, list outs,
+                   object ret_program, bint ret_python, list grads, list groups) except -1:
+    """A row for the recording that just ended; it takes over graph and exec."""
+    cdef id_t n = row_take(t, &t.nodes)
+    cdef Node* node = node_row(t, n)
+    cdef id_t k, at
+    cdef Grad* g
+    node.fn = f
+    node.spec = spec
+    node.next = fn_row(t, f).first_node
+    fn_row(t, f).first_node = n
+    node.path = path_of(t, t.rec.device)
+    node.ambient[0], node.ambient[1] = ambient
+    t.births += 1
+    node_row(t, n).born = t.births
+    at = column_add(t, &t.slots, <int32_t>len(slots))
+    node_row(t, n).slot_at = at
+    node_row(t, n).slot_n = <int32_t>len(slots)
+    for k in range(len(slots)): slot_fill(t, n, at + k, slots[k])
+    at = column_add(t, &t.outs, <int32_t>len(outs))
+    node_row(t, n).out_at = at
+    node_row(t, n).out_n = <int32_t>len(outs)
+    for k in range(len(outs)): out_fill(t, n, at + k, outs[k])
+    at = program_add(t, ret_program)
+    node = node_row(t, n)
+    node.ret_at = at
+    node.ret_n = <int32_t>len(ret_program)
+    node.ret_python = ret_python
+    node.ret_program = <PyObject*>ret_program
+    node.copy_n = t.rec_copies.n
+    node.copy_at = column_add(t, &t.copies, node.copy_n)
+    if t.rec_copies.n:
+        memcpy(copy_row(t, node_row(t, n).copy_at), t.rec_copies.rows, t.rec_copies.n * sizeof(Copy))
+    node_row(t, n).gen_at = column_add(t, &t.gens, t.rec_gens.n)
+    node = node_row(t, n)
+    node.gen_n = t.rec_gens.n
+    if t.rec_gens.n:
+        memcpy(gen_row(t, node.gen_at), t.rec_gens.rows, t.rec_gens.n * sizeof(Gen))
+    at = column_add(t, &t.grads, <int32_t>len(grads))
+    node_row(t, n).grad_at = at
+    node_row(t, n).grad_n = <int32_t>len(grads)
+    for k in range(len(grads)):
+        slot, was_none, was, out = grads[k]
+        g = grad_row(t, at + k)
+        g.slot, g.was_none, g.out, g.was = slot, was_none, out, <void*><uintptr_t>was
+    places_fill(t, n, groups)
+    node = node_row(t, n)
+    node.graph = t.rec.graph
+    node.exec = t.rec.exec
+    node.n_graph_nodes = t.rec.n_graph_nodes
+    t.rec.active = 0
+    if CGT_DEBUG: table_check(t)
+    return n
+
+cdef int record_run_once(Table* t, list tensors) except -1:
+    """Launch a recording that will not be kept, then move its tensors to ordinary memory. The
+    caller holds the path's lock."""
+    cdef Driver* d = &DRIVERS[t.rec.driver]
+    cdef Path* p = path_row(t, path_of(t, t.rec.device))
+    cdef void* stream = d.stream(p.device)
+    cdef string error
+    stream_order(p, d, stream)
+    rng_bind(t.rec.exec, <Gen*>t.rec_gens.rows, t.rec_gens.n, d)
+    check(t.rec.driver, d.launch(t.rec.exec, stream, &error), CALL_LAUNCH)
+    for x in tensors:
+        if out_rescue(<PyObject*>x, p.device, d.move) != 0: raise_pending()
+    return 0

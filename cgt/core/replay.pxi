@@ -1,0 +1,228 @@
+# The hot path: find the node, bind its slots, take its outputs, launch. The two loops that hold
+# Python objects are in leaves.pxi; nothing else here allocates on a hit.
+
+cdef int REUSE_OUTPUTS = 1        # 0 where private.py does not trust this torch's reference counts
+
+cdef enum: SCRATCH = 32           # leaves of a call that fit on the C stack
+
+cdef id_t guard_match(Table* t, id_t f, id_t s, PyObject** leaves) except -2:
+    """The node of f that accepts these leaves, moved to the front; or NONE."""
+    cdef uint64_t ambient[2]
+    cdef id_t n = fn_row(t, f).first_node, before = NONE
+    ambient_now(ambient)
+    while n != NONE:
+        if guard_node(t, node_row(t, n), s, ambient, leaves) == FITS and (
+                guard_watches(t, node_row(t, n)) or places_hold(t, n) == NONE):
+            if before != NONE:
+                node_row(t, before).next = node_row(t, n).next
+                node_row(t, n).next = fn_row(t, f).first_node
+                fn_row(t, f).first_node = n
+            return n
+        before = n
+        n = node_row(t, n).next
+    return NONE
+
+cdef int copies_bind(Table* t, Node* n, Driver* d, PyObject** leaves) except -1:
+    """Point the copy nodes at today's inputs; what did not move costs one compare."""
+    cdef int32_t k
+    cdef Slot* s
+    cdef Copy* c
+    cdef Fn* fn = fn_row(t, n.fn)
+    cdef const char* source
+    for k in range(n.slot_n):
+        s = slot_row(t, n.slot_at + k)
+        if s.binding != COPIED: continue
+        c = copy_row(t, n.copy_at + s.copy)
+        source = tensor_ptr(slot_tensor(s, leaves))
+        fn.copied_bytes += c.nbytes
+        if source == c.source: continue
+        c.source = source
+        fn.rebinds += 1
+        if c.nbytes: check(path_row(t, n.path).driver, d.patch_copy(n.exec, c), CALL_PATCH)
+    return 0
+
+cdef int out_intact(Table* t, Node* n, Out* o) noexcept:
+    """Is the tensor that was handed out last still what the recording writes?"""
+    return (REUSE_OUTPUTS and o.tensor is not NULL and tensor_storage(o.tensor) == o.storage
+            and tensor_ptr(o.tensor) == o.ptr
+            and tensor_same(o.tensor, o.keys, o.dtype, tensor_device(o.proto), 0, o.ndim,
+                            dim_row(t, n.dim_at + o.dim_at)))
+
+cdef int out_renew(Table* t, id_t n, int32_t k) except -1:
+    """New tensors for the group of fresh output k: its storage moved away, or a user changed it."""
+    cdef Node* node = node_row(t, n)
+    cdef Out* first = out_row(t, node.out_at + k)
+    cdef Out* o
+    cdef PyObject* made
+    cdef PyObject* old
+    cdef int32_t j
+    for j in range(k, node.out_n):
+        o = out_row(t, node_row(t, n).out_at + j)
+        if j != k and not (o.kind == SHARED and o.ref == k): continue
+        if j == k:
+            made = out_make(o.proto, o.keys, o.offset, o.ndim, dim_row(t, node.dim_at + o.dim_at))
+        else:
+            first = out_row(t, node.out_at + k)
+            made = out_share(first.tensor, o.proto, o.keys, o.offset, o.ndim,
+                             dim_row(t, node.dim_at + o.dim_at))
+        if made is NULL: raise_pending()
+        node = node_row(t, n)               # making an object may collect garbage
+        o = out_row(t, node.out_at + j)
+        old = o.tensor
+        o.tensor = made
+        o.storage = tensor_storage(made)
+        Py_XDECREFX(old)
+        node = node_row(t, n)
+    return 0
+
+cdef int outs_ready(Table* t, id_t n) except -1:
+    """Fresh outputs: the same tensors as last time, as if new; or new ones."""
+    cdef Node* node = node_row(t, n)
+    cdef Out* o
+    cdef int32_t k, j, renew
+    for k in range(node.out_n):
+        if out_row(t, node.out_at + k).kind != FRESH: continue
+        renew = 0
+        for j in range(k, node.out_n):
+            o = out_row(t, node.out_at + j)
+            if j == k or (o.kind == SHARED and o.ref == k): renew |= not out_intact(t, node, o)
+        if renew:
+            out_renew(t, n, k)
+            node = node_row(t, n)
+        for j in range(k, node.out_n):
+            o = out_row(t, node.out_at + j)
+            if j == k or (o.kind == SHARED and o.ref == k): out_reset(o.tensor, o.version)
+    return 0
+
+cdef object outs_give(Table* t, id_t n, PyObject** leaves):
+    """The call's result."""
+    cdef Node* node = node_row(t, n)
+    cdef PyObject* small[SCRATCH]
+    cdef PyObject** tensors = small
+    cdef PyObject* made
+    cdef Out* o
+    cdef id_t at = node.ret_at
+    cdef int32_t k, next_ = 0
+    if node.out_n == 1 and node.ret_n == 1 and out_row(t, node.out_at).kind == FRESH:
+        return <object>out_row(t, node.out_at).tensor             # one tensor: the common result
+    if node.out_n > SCRATCH:
+        tensors = <PyObject**>malloc(node.out_n * sizeof(PyObject*))
+        if tensors is NULL: raise MemoryError()
+    made_here = []
+    try:
+        for k in range(node_row(t, n).out_n):
+            o = out_row(t, node_row(t, n).out_at + k)
+            if o.kind == FRESH or o.kind == SHARED:
+                tensors[k] = o.tensor
+            elif o.kind == AGAIN:
+                tensors[k] = tensors[o.ref]
+            elif o.kind == INPUT:
+                tensors[k] = slot_tensor(slot_row(t, node_row(t, n).slot_at + o.ref), leaves)
+            else:
+                made = out_view(
+                    slot_tensor(slot_row(t, node_row(t, n).slot_at + o.ref), leaves), o.proto,
+                    o.keys, o.shift, o.ndim, dim_row(t, node_row(t, n).dim_at + o.dim_at))
+                if made is NULL: raise_pending()
+                tensors[k] = made
+                made_here.append(<object>made)
+                Py_DECREFX(made)
+        node = node_row(t, n)
+        if node.ret_python:
+            return UNFLATTEN[0](<object>node.ret_program,
+                                [<object>tensors[k] for k in range(node.out_n)])
+        return leaves_build(t, &at, tensors, &next_)
+    finally:
+        if tensors is not small: free(tensors)
+
+cdef int effects(Table* t, id_t n, PyObject** leaves, bint bump) except -1:
+    """What the recording does to tensors besides their bytes: _version and .grad."""
+    cdef Node* node = node_row(t, n)
+    cdef Slot* s
+    cdef Grad* g
+    cdef PyObject* x
+    cdef PyObject* made
+    cdef int32_t k
+    for k in range(node.slot_n if bump else 0):
+        s = slot_row(t, node.slot_at + k)
+        if s.bumps: tensor_bump(slot_tensor(s, leaves), s.bumps)
+    for k in range(node.grad_n):
+        node = node_row(t, n)
+        g = grad_row(t, node.grad_at + k)
+        if g.was is not NULL: continue          # accumulated in place: the graph did it
+        x = slot_tensor(slot_row(t, node.slot_at + g.slot), leaves)
+        made = out_row(t, node.out_at + g.out).tensor if g.out != NONE else NULL
+        if tensor_grad(x) != (tensor_impl(made) if made is not NULL else NULL):
+            tensor_set_grad(x, made)
+    return 0
+
+cdef int stream_order(Path* p, Driver* d, void* stream) except -1:
+    """Calls on a device are ordered, whatever stream they come on: they share one pool."""
+    if stream != p.last_stream:
+        check(p.driver, d.order(p, stream), CALL_ORDER)
+        p.last_stream = stream
+    return 0
+
+cdef object replay(Table* t, id_t n, PyObject** leaves, bint launch, bint bump):
+    """Bind, take outputs, launch. The caller holds the path's lock. Order matters: what is held is
+    moved before it is overwritten, and outputs are taken before the GIL is let go."""
+    cdef Node* node = node_row(t, n)
+    cdef id_t path = node.path
+    cdef Driver* d = &DRIVERS[path_row(t, path).driver]
+    cdef int driver = path_row(t, path).driver, code
+    cdef void* stream = d.stream(path_row(t, path).device)
+    cdef void* exec_ = node.exec
+    cdef string error
+    stream_order(path_row(t, path), d, stream)
+    path_enter(t, path, n, leaves)
+    outs_ready(t, n)
+    if launch:
+        node = node_row(t, n)
+        if node.copy_n: copies_bind(t, node, d, leaves)
+        if node.gen_n: rng_bind(exec_, gen_row(t, node.gen_at), node.gen_n, d)
+    result = outs_give(t, n, leaves)
+    effects(t, n, leaves, bump)
+    if launch:
+        with nogil:
+            code = d.launch(exec_, stream, &error)
+        if code != 0: raise driver_error(driver, code, CALL_LAUNCH, &error)
+    return result
+
+cdef object call(Table* t, id_t f, PyObject* args, PyObject* kwargs, object on_miss):
+    """One call of a jitted function."""
+    cdef PyObject* small[SCRATCH]
+    cdef Walk w
+    cdef id_t s = NONE, n
+    cdef Path* p
+    fn_row(t, f).calls += 1
+    if ambient_blocker() != 0: return on_miss(NONE, <object>args, <object>kwargs)
+    w.table = t
+    w.leaves = small
+    w.hold = NULL
+    if fn_row(t, f).max_leaves > SCRATCH:
+        w.leaves = <PyObject**>malloc(fn_row(t, f).max_leaves * sizeof(PyObject*))
+        if w.leaves is NULL: raise MemoryError()
+    try:
+        while True:
+            s = leaves_take(t, f, args, kwargs, &w)
+            if s == NONE: break
+            n = guard_match(t, f, s, w.leaves)
+            if n == NONE: break
+            p = path_row(t, node_row(t, n).path)
+            if p.driver == CUDA:
+                cuda_thread_ready(p.device)
+                if cuda_capturing(cuda_current_stream(p.device)): break
+            if p.owner == PyThread_get_thread_ident(): break   # a finalizer called us mid-call
+            if not path_lock(p):
+                path_wait(<PyThread_type_lock>p.lock)
+                continue
+            try:
+                result = replay(t, n, w.leaves, True, True)
+            finally:
+                path_unlock(path_row(t, node_row(t, n).path))
+            fn_row(t, f).replays += 1
+            node_row(t, n).n_replay += 1
+            return result
+    finally:
+        if w.leaves is not small: free(w.leaves)
+        Py_XDECREFX(w.hold)
+    return on_miss(s, <object>args, <object>kwargs)

@@ -1,0 +1,114 @@
+# What the C++ headers offer, declared once. No code.
+
+cdef extern from "debug.h":
+    const bint CGT_DEBUG
+
+cdef extern from "tensor_shim.h" namespace "cgt" nogil:
+    uint64_t tensor_keys(PyObject* t)
+    int tensor_dtype(PyObject* t)
+    int tensor_device(PyObject* t)
+    int tensor_is_cuda(PyObject* t)
+    int tensor_ndim(PyObject* t)
+    int64_t tensor_itemsize(PyObject* t)
+    int64_t tensor_numel(PyObject* t)
+    int tensor_requires_grad(PyObject* t)
+    char* tensor_ptr "(char*)cgt::tensor_ptr"(PyObject* t)
+    void* tensor_storage(PyObject* t)
+    void* tensor_impl(PyObject* t)
+    int64_t storage_nbytes(PyObject* t)
+    char* tensor_storage_ptr "(char*)cgt::tensor_storage_ptr"(PyObject* t)
+    int64_t tensor_offset(PyObject* t)
+    void tensor_dims(PyObject* t, int64_t* dims)
+    int tensor_same(PyObject* t, uint64_t keys, int dtype, int device, int requires_grad, int ndim,
+                    const int64_t* dims) noexcept
+    int tensor_version(PyObject* t)
+    void tensor_bump(PyObject* t, int times)
+    void* tensor_grad(PyObject* t)
+    void ambient_now(uint64_t* words) noexcept
+    int ambient_blocker() noexcept
+    int out_is_held(PyObject* o, int grads) noexcept
+    int64_t storage_uses(PyObject* o) noexcept
+    int64_t impl_uses(PyObject* o) noexcept
+    int cpp_bump
+    ctypedef int (*copy_fn)(void* to, const void* source, int64_t nbytes, int device) noexcept
+    int copy_host(void* to, const void* source, int64_t nbytes, int device) noexcept
+
+cdef extern from "tensor_shim.h" namespace "cgt":
+    void tensor_set_grad(PyObject* t, PyObject* g)
+    PyObject* out_make(PyObject* proto, uint64_t keys, int64_t offset, int ndim,
+                       const int64_t* dims) noexcept
+    PyObject* out_share(PyObject* first, PyObject* proto, uint64_t keys, int64_t offset, int ndim,
+                        const int64_t* dims) noexcept
+    PyObject* out_view(PyObject* base, PyObject* proto, uint64_t keys, int64_t shift, int ndim,
+                       const int64_t* dims) noexcept
+    void out_reset(PyObject* o, int version)
+    int out_rescue(PyObject* o, int device, copy_fn copy) noexcept
+    int out_poison(PyObject* o, const char* message) noexcept
+    PyObject* tensor_twin(PyObject* t) noexcept
+
+cdef extern from "tape_shim.h" namespace "cgt":
+    void* tape_new()
+    void tape_free(void* tape)
+    int tape_length(void* tape)
+    int tape_copy(void* tape, void* to, const void* source, int64_t nbytes)
+    void tape_patch_copy(void* tape, int k, const void* source) noexcept nogil
+    int tape_add(void* tape, const char* name, const char* overload, PyObject* args,
+                 PyObject* kwargs, PyObject* into) noexcept
+    int tape_run(void* tape, string* error) noexcept nogil
+
+cdef extern from "cuda_shim.h" namespace "cgt":
+    int cuda_built()
+    int cuda_current_device() noexcept nogil
+    void* cuda_current_stream(int device) noexcept nogil
+    void cuda_thread_ready(int device) noexcept nogil
+    int cuda_pool_begin(int device, unsigned long long hi, unsigned long long lo,
+                        void* stream) noexcept
+    void cuda_pool_end(int device, unsigned long long hi, unsigned long long lo) noexcept
+    void cuda_pool_release(int device, unsigned long long hi, unsigned long long lo) noexcept
+    void cuda_mark(int device, int begin) noexcept
+    void* generator_swap(PyObject* generator, PyObject* seed_word, PyObject* offset_word,
+                         unsigned long long capture_id) noexcept
+    uint64_t generator_restore(void* handle) noexcept
+    int generator_take(PyObject* generator, uint64_t advance, uint64_t* seed,
+                       uint64_t* offset) noexcept
+
+cdef extern from "dict_shim.h" namespace "cgt":
+    PyObject* type_lookup(PyObject* tp, PyObject* name)
+    int dict_watch_start()
+    int dict_watch(PyObject* d)
+    uint64_t dict_tag(PyObject* d) noexcept nogil
+
+cdef extern from "Python.h":
+    PyObject* PyWeakref_GetObject(PyObject* ref)
+    PyObject* Py_TYPE_ "(PyObject*)Py_TYPE"(PyObject* o) nogil
+    PyObject* PyDict_GetItemWithError(PyObject* d, PyObject* key)
+    int PyDict_Next(PyObject* d, Py_ssize_t* at, PyObject** key, PyObject** value)
+    Py_ssize_t PyDict_GET_SIZE(PyObject* d)
+    PyObject* PyCell_GET(PyObject* cell)
+    PyObject* PyObject_GetAttrX "PyObject_GetAttr"(PyObject* o, PyObject* name)
+    int PyObject_RichCompareBoolX "PyObject_RichCompareBool"(PyObject* a, PyObject* b, int op)
+    PyObject* PyObject_CallOneArg(PyObject* f, PyObject* arg)
+    PyObject* PyErr_Occurred()
+    void PyErr_Clear()
+    void Py_XDECREFX "Py_XDECREF"(PyObject* o)
+    void Py_DECREFX "Py_DECREF"(PyObject* o)
+    void Py_INCREFX "Py_INCREF"(PyObject* o)
+    Py_ssize_t PyList_GET_SIZEX "PyList_GET_SIZE"(PyObject* o)
+    PyObject* PyList_GET_ITEMX "PyList_GET_ITEM"(PyObject* o, Py_ssize_t i)
+    Py_ssize_t PyTuple_GET_SIZEX "PyTuple_GET_SIZE"(PyObject* o)
+    PyObject* PyTuple_GET_ITEMX "PyTuple_GET_ITEM"(PyObject* o, Py_ssize_t i)
+    PyObject* TRUE "Py_True"
+    PyObject* FLOAT_TYPE "(PyObject*)&PyFloat_Type"
+    PyObject* COMPLEX_TYPE "(PyObject*)&PyComplex_Type"
+    PyObject* TUPLE_TYPE "(PyObject*)&PyTuple_Type"
+    PyObject* LIST_TYPE "(PyObject*)&PyList_Type"
+    PyObject* DICT_TYPE "(PyObject*)&PyDict_Type"
+    double PyFloat_AS_DOUBLE(PyObject* o)
+    double PyComplex_RealAsDouble(PyObject* o)
+    double PyComplex_ImagAsDouble(PyObject* o)
+    ctypedef void* PyThread_type_lock
+    PyThread_type_lock PyThread_allocate_lock()
+    void PyThread_free_lock(PyThread_type_lock lock)
+    int PyThread_acquire_lock(PyThread_type_lock lock, int wait) nogil
+    void PyThread_release_lock(PyThread_type_lock lock) nogil
+    unsigned long PyThread_get_thread_ident() nogil

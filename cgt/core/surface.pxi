@@ -1,0 +1,424 @@
+# What Python sees: ids in, plain tuples out. The only chapter that names the process's table, and
+# the only one with `def`.
+
+
+import weakref
+
+cdef object WEAKREF = weakref.ref
+POISONED = [None]          # (line that made it) -> message; set once by the front end
+UNFLATTEN = [None]         # (program, tensors) -> result; set once by the front end
+
+table_start(&TABLE)
+dict_watch_start()
+
+
+def make_site(int f, object on_miss):
+    """The function that `jit` returns: a closure over the function's row."""
+    def site(*args, **kwargs):
+        return call(&TABLE, f, <PyObject*>args, <PyObject*>kwargs, on_miss)
+    return site
+
+
+def fn_add(int outputs):
+    """A row for a function; returns (id, born)."""
+    cdef id_t f = row_take(&TABLE, &TABLE.fns)
+    cdef Fn* fn = fn_row(&TABLE, f)
+    fn.outputs = outputs
+    fn.first_spec = fn.first_node = NONE
+    TABLE.births += 1
+    fn.born = TABLE.births
+    return f, fn.born
+
+
+def fn_free(int f, int64_t born):
+    """Free a function's rows; a stale id is ignored."""
+    if f < TABLE.fns.n and fn_row(&TABLE, f).alive and fn_row(&TABLE, f).born == born:
+        fn_clear(&TABLE, f)
+        row_drop(&TABLE, &TABLE.fns, f)
+
+
+def fn_reset(int f):
+    """Free a function's specs and nodes; counters stay."""
+    fn_clear(&TABLE, f)
+
+
+def fn_count(int f, str column, int64_t by=1):
+    """Add to one of the counters that Python keeps; take back a call with column 'calls'."""
+    cdef Fn* fn = fn_row(&TABLE, f)
+    if column == "warmups": fn.warmups += by
+    elif column == "records": fn.records += by
+    elif column == "eager": fn.eager += by
+    elif column == "calls": fn.calls += by
+    else: raise KeyError(column)
+
+
+def fn_counts(int f):
+    """(calls, warmups, records, replays, eager, rebinds, copied_bytes, rescues, rescued_bytes,
+    graph_nodes, nodes)"""
+    cdef Fn* fn = fn_row(&TABLE, f)
+    cdef id_t n = fn.first_node
+    cdef int64_t graph_nodes = 0, nodes = 0
+    while n != NONE:
+        graph_nodes += node_row(&TABLE, n).n_graph_nodes
+        nodes += 1
+        n = node_row(&TABLE, n).next
+    return (fn.calls, fn.warmups, fn.records, fn.replays, fn.eager, fn.rebinds, fn.copied_bytes,
+            fn.rescues, fn.rescued_bytes, graph_nodes, nodes)
+
+
+def fn_nodes(int f):
+    """Node ids of a function, newest match first."""
+    cdef id_t n = fn_row(&TABLE, f).first_node
+    ids = []
+    while n != NONE:
+        ids.append(n)
+        n = node_row(&TABLE, n).next
+    return ids
+
+
+def node_facts(int n):
+    """(born, spec, n_replay, graph nodes, path, ((leaf, binding, written, ptr), ...), copied bytes)"""
+    cdef Node* node = node_row(&TABLE, n)
+    cdef Slot* s
+    slots = []
+    for k in range(node.slot_n):
+        s = slot_row(&TABLE, node.slot_at + k)
+        slots.append((s.leaf, s.binding, s.written, <uintptr_t>s.ptr))
+    copied = sum([copy_row(&TABLE, node.copy_at + k).nbytes for k in range(node.copy_n)])
+    return (node.born, node.spec, node.n_replay, node.n_graph_nodes, node.path, tuple(slots), copied)
+
+
+def node_held_bytes(int n):
+    """Bytes of the node's own outputs."""
+    cdef Node* node = node_row(&TABLE, n)
+    cdef int64_t total = 0
+    for k in range(node.out_n):
+        if out_row(&TABLE, node.out_at + k).kind == FRESH:
+            total += storage_nbytes(out_row(&TABLE, node.out_at + k).proto)
+    return total
+
+
+def node_drop(int n):
+    """Free one node."""
+    node_free(&TABLE, n)
+    if CGT_DEBUG: table_check(&TABLE)
+
+
+def spec_add(int f, object program, int n_leaves):
+    """A spec for a function; the caller keeps `program` and its objects alive."""
+    cdef id_t s = row_take(&TABLE, &TABLE.specs)
+    cdef id_t at = program_add(&TABLE, program)
+    cdef Spec* spec = spec_row(&TABLE, s)
+    cdef Fn* fn = fn_row(&TABLE, f)
+    spec.fn = f
+    spec.op_at = at
+    spec.op_n = <int32_t>len(program)
+    spec.n_leaves = n_leaves
+    spec.next = fn.first_spec
+    fn.first_spec = s
+    # A mismatch can be found as late as the last leaf of the longest program.
+    if n_leaves > fn.max_leaves: fn.max_leaves = n_leaves
+    return s
+
+
+def spec_free_if(int f, int64_t born, int s):
+    """Free a spec and its nodes, if the function is still the one that was born then."""
+    cdef id_t k
+    if not fn_row(&TABLE, f).alive or fn_row(&TABLE, f).born != born: return
+    k = fn_row(&TABLE, f).first_spec
+    while k != NONE and k != s: k = spec_row(&TABLE, k).next
+    if k == s: spec_free(&TABLE, s)
+
+
+def node_misses(int f, int spec, list tensors):
+    """Why each node of f does not take this call: [(node, Miss, index), ...]. For messages and
+    for the choice between pinned and copied; the same comparisons as on the hit path."""
+    cdef uint64_t ambient[2]
+    cdef PyObject** leaves = <PyObject**>malloc((len(tensors) + 1) * sizeof(PyObject*))
+    cdef id_t n = fn_row(&TABLE, f).first_node
+    cdef int64_t why
+    cdef int32_t place
+    if leaves is NULL: raise MemoryError()
+    rows = []
+    try:
+        for k in range(len(tensors)): leaves[k] = <PyObject*>tensors[k]
+        ambient_now(ambient)
+        while n != NONE:
+            why = guard_node(&TABLE, node_row(&TABLE, n), spec, ambient, leaves)
+            if why == FITS:
+                place = places_hold(&TABLE, n)
+                if place != NONE: why = miss(MISS_PLACE, place)
+            rows.append((n, <int>(why >> 32), <int>(why & 0xffffffff)))
+            n = node_row(&TABLE, n).next
+    finally:
+        free(leaves)
+    return rows
+
+
+def ambient():
+    """The two words of ambient state."""
+    cdef uint64_t words[2]
+    ambient_now(words)
+    return words[0], words[1]
+
+
+def blocker():
+    """0, or what hides ops from a recording: 1 a dispatch mode, 2 a function mode, 3 a transform."""
+    return ambient_blocker()
+
+
+def stream_is_capturing(int device):
+    """Is somebody's capture under way on the current stream of this device?"""
+    return bool(cuda_capturing(cuda_current_stream(device)))
+
+
+def begin(int driver, int device, uintptr_t stream, pool):
+    """Begin a recording. pool: (hi, lo) of torch.cuda.graph_pool_handle()."""
+    record_begin(&TABLE, driver, device, stream, pool[0], pool[1])
+
+
+def swap_generator(object generator, object seed_word, object offset_word):
+    """Give a generator our state while recording; returns a handle for restore_generator."""
+    cdef void* handle = generator_swap(
+        <PyObject*>generator, <PyObject*>seed_word, <PyObject*>offset_word,
+        cuda_capture_id(&TABLE.rec))
+    if handle is NULL: raise_pending()
+    return <uintptr_t>handle
+
+
+def restore_generator(uintptr_t handle):
+    """Put a generator's own state back; returns how far one run advances it."""
+    return generator_restore(<void*>handle)
+
+
+def words(object generator, object seed_word, object offset_word):
+    """Record the node that writes a generator's words."""
+    record_words(&TABLE, generator, seed_word, offset_word)
+
+
+def copy(object to, object source, int64_t nbytes):
+    """Record the copy node of a copied slot."""
+    return record_copy(&TABLE, to, source, nbytes)
+
+
+def op(bytes name, bytes overload, tuple args, dict kwargs, tuple into):
+    """Append an op to the host driver's tape."""
+    if tape_add(TABLE.rec.exec, name, overload, <PyObject*>args, <PyObject*>kwargs,
+                <PyObject*>into) != 0: raise_pending()
+
+
+def end(list advances):
+    """End the recording: graph and exec exist now."""
+    record_end(&TABLE, advances)
+
+
+def abort():
+    """Undo the recording, whatever state it is in."""
+    record_abort(&TABLE)
+
+
+def add_node(int f, int spec, tuple ambient, list slots, list outs, object ret_program,
+             bint ret_python, list grads, list groups):
+    """Make the recording a node of f."""
+    return node_add(&TABLE, f, spec, ambient, slots, outs, ret_program, ret_python, grads, groups)
+
+
+def run_node(int n, list tensors, bint launch):
+    """Replay a node outside the guard: the call that recorded it. `launch` is False where recording
+    already ran the ops."""
+    cdef PyObject** leaves = <PyObject**>malloc((len(tensors) + 1) * sizeof(PyObject*))
+    cdef Path* p = path_row(&TABLE, node_row(&TABLE, n).path)
+    if leaves is NULL: raise MemoryError()
+    for k in range(len(tensors)): leaves[k] = <PyObject*>tensors[k]
+    while not path_lock(p):
+        path_wait(<PyThread_type_lock>p.lock)
+        p = path_row(&TABLE, node_row(&TABLE, n).path)
+    try:
+        return replay(&TABLE, n, leaves, launch, False)
+    finally:
+        path_unlock(path_row(&TABLE, node_row(&TABLE, n).path))
+        free(leaves)
+
+
+def run_once(list tensors):
+    """Launch the recording that just ended once, and move these tensors out of the pool."""
+    paths_lock()
+    try:
+        record_run_once(&TABLE, tensors)
+    finally:
+        paths_unlock()
+
+
+def paths_lock():
+    """Hold every device's path, so that no replay is under way; for freeing rows. Waits."""
+    cdef id_t k
+    for k in range(TABLE.paths.n):
+        while not path_lock(path_row(&TABLE, k)):
+            path_wait(<PyThread_type_lock>path_row(&TABLE, k).lock)
+
+
+def paths_mine():
+    """Does this thread hold a path: is it inside a call (a finalizer, say)?"""
+    cdef id_t k
+    for k in range(TABLE.paths.n):
+        if path_row(&TABLE, k).owner == PyThread_get_thread_ident(): return True
+    return False
+
+
+def paths_unlock():
+    """Let go what paths_lock took."""
+    cdef id_t k
+    for k in range(TABLE.paths.n): path_unlock(path_row(&TABLE, k))
+
+
+def step():
+    """Begin an iteration on every device; returns the iteration's number."""
+    cdef id_t k
+    for k in range(TABLE.paths.n): path_step(&TABLE, k)
+    return path_row(&TABLE, 0).step
+
+
+def forget():
+    """After fork: the parent's CUDA context is not ours. Drop rows without touching the driver."""
+    cdef id_t n
+    cdef id_t k
+    for n in range(TABLE.nodes.n):
+        if node_row(&TABLE, n).alive and path_row(&TABLE, node_row(&TABLE, n).path).driver == CUDA:
+            node_row(&TABLE, n).graph = node_row(&TABLE, n).exec = NULL
+    for k in range(TABLE.paths.n):
+        path_row(&TABLE, k).lock = <void*>PyThread_allocate_lock()
+        path_row(&TABLE, k).owner = 0
+        path_row(&TABLE, k).event = NULL
+
+
+def fault_set(str call, int after, int code):
+    """Make driver call number `after` (from 0) of this name fail with `code`. For tests."""
+    FAULT.call = CALL_NAMES.index(call) if call else NONE
+    FAULT.after = after
+    FAULT.code = code
+
+
+def books():
+    """Counts of living rows and handles; equal before and after whatever should leave no trace."""
+    return {
+        "rows": TABLE.allocations, "fns": sum([fn_row(&TABLE, k).alive for k in range(TABLE.fns.n)]),
+        "specs": sum([spec_row(&TABLE, k).alive for k in range(TABLE.specs.n)]),
+        "nodes": sum([node_row(&TABLE, k).alive for k in range(TABLE.nodes.n)]),
+        "ops": TABLE.ops.n, "slots": TABLE.slots.n, "outs": TABLE.outs.n, "copies": TABLE.copies.n,
+        "gens": TABLE.gens.n, "grads": TABLE.grads.n, "watches": TABLE.watches.n,
+        "places": TABLE.places.n, "dims": TABLE.dims.n, "recording": TABLE.rec.active,
+        "live": sum([path_row(&TABLE, k).live_n for k in range(TABLE.paths.n)]),
+    }
+
+
+def check_table():
+    """Raise AssertionError if the table does not hold together."""
+    table_check(&TABLE)
+
+
+def debug_build():
+    """Was this built with CGT_DEBUG=1?"""
+    return bool(CGT_DEBUG)
+
+
+def built_for_cuda():
+    """Was this built against a CUDA torch?"""
+    return bool(cuda_built())
+
+
+def begin_pool(int device, pool, uintptr_t stream):
+    """Route allocations on the stream to the pool, and hold the pool."""
+    if cuda_pool_begin(device, pool[0], pool[1], <void*>stream) != 0: raise_pending()
+
+
+def end_pool(int device, pool):
+    """Stop routing; the pool stays held until release_pool."""
+    cuda_pool_end(device, pool[0], pool[1])
+
+
+def release_pool(int device, pool):
+    """Let go of the pool once for each begin."""
+    cuda_pool_release(device, pool[0], pool[1])
+
+
+def load_words_kernel(int device):
+    """Load the kernel that writes seed and offset; a capture cannot."""
+    cdef cu.CUfunction kernel = NULL
+    check(CUDA, cuda_words_kernel(device, &kernel), CALL_WORDS)
+
+
+def twin(object t):
+    """A detached tensor over the same storage with the same metadata."""
+    cdef PyObject* made = tensor_twin(<PyObject*>t)
+    if made is NULL: raise_pending()
+    result = <object>made
+    Py_DECREFX(made)
+    return result
+
+
+def view_like(object base, object like, int64_t shift):
+    """A tensor with the metadata of `like` over base's memory, `shift` bytes from base's start."""
+    cdef int64_t small[16]
+    cdef int ndim = tensor_ndim(<PyObject*>like)
+    cdef int64_t* dims = small
+    cdef PyObject* made
+    if ndim > 8: dims = <int64_t*>malloc(2 * ndim * sizeof(int64_t))
+    tensor_dims(<PyObject*>like, dims)
+    made = out_view(<PyObject*>base, <PyObject*>like, tensor_keys(<PyObject*>like), shift, ndim, dims)
+    if dims is not small: free(dims)
+    if made is NULL: raise_pending()
+    result = <object>made
+    Py_DECREFX(made)
+    return result
+
+
+def storage_id(object t):
+    """Identity of a tensor's storage (0 without one). Makes no Python storage object."""
+    return <uintptr_t>tensor_storage(<PyObject*>t)
+
+
+def storage_address(object t):
+    """Where a tensor's storage begins."""
+    return <uintptr_t>tensor_storage_ptr(<PyObject*>t)
+
+
+def storage_size(object t):
+    """Bytes of a tensor's storage."""
+    return storage_nbytes(<PyObject*>t)
+
+
+def address(object t):
+    """t.data_ptr(), without the checks."""
+    return <uintptr_t>tensor_ptr(<PyObject*>t)
+
+
+def dtype_number(object t):
+    """A tensor's dtype as PyTorch's ScalarType number."""
+    return tensor_dtype(<PyObject*>t)
+
+
+def impl_id(object t):
+    """Identity of a tensor's TensorImpl."""
+    return <uintptr_t>tensor_impl(<PyObject*>t)
+
+
+def grad_id(object t):
+    """Identity of t.grad's TensorImpl, or 0."""
+    return <uintptr_t>tensor_grad(<PyObject*>t)
+
+
+def holders(object t):
+    """(Python references beside the caller's own, TensorImpl uses, storage uses); for calibration."""
+    return sys.getrefcount(t), impl_uses(<PyObject*>t), storage_uses(<PyObject*>t)
+
+
+def set_cpp_bump(int bump):
+    """By how much a Python reference count rises while C++ holds the tensor too; see private.py."""
+    global cpp_bump
+    cpp_bump = bump
+
+
+def reuse_outputs(bint on):
+    """May the same tensors be handed out again? Off where reference counts are not understood."""
+    global REUSE_OUTPUTS
+    REUSE_OUTPUTS = on

@@ -1,0 +1,217 @@
+# Make, grow and free rows; check that the table holds together. Reads and writes every column;
+# calls the driver only to destroy graphs.
+
+cdef Table TABLE
+
+cdef int32_t column_add(Table* t, Column* c, int32_t count) except -1:
+    """Append `count` zeroed rows; the row number of the first."""
+    cdef int32_t at = c.n
+    cdef int32_t cap
+    cdef void* moved
+    if c.n + count > c.cap or CGT_DEBUG:
+        # In a debug build every growth moves the array, so that a stale pointer is found early.
+        cap = c.cap * 2 if c.n + count > c.cap else c.cap
+        if cap < c.n + count: cap = c.n + count + 8
+        moved = malloc(<size_t>cap * c.size)
+        if moved is NULL: raise MemoryError()
+        if c.n: memcpy(moved, c.rows, <size_t>c.n * c.size)
+        if CGT_DEBUG and c.rows is not NULL: memset(c.rows, 0xDD, <size_t>c.cap * c.size)
+        free(c.rows)
+        c.rows = moved
+        c.cap = cap
+    memset(<char*>c.rows + <size_t>at * c.size, 0, <size_t>count * c.size)
+    c.n += count
+    return at
+
+cdef void column_cut(Column* c, int32_t at, int32_t count) noexcept:
+    """Take rows out and close the gap; the caller moves the slices behind it."""
+    cdef size_t size = c.size
+    if count == 0: return
+    memmove(<char*>c.rows + at * size, <char*>c.rows + (at + count) * size,
+            (c.n - at - count) * size)
+    c.n -= count
+    if CGT_DEBUG: memset(<char*>c.rows + c.n * size, 0xDD, count * size)
+
+cdef void column_start(Column* c, int32_t size) noexcept:
+    c.rows = NULL
+    c.n = c.cap = 0
+    c.size = size
+
+cdef inline Fn* fn_row(Table* t, id_t f) noexcept nogil: return <Fn*>t.fns.rows + f
+cdef inline Spec* spec_row(Table* t, id_t s) noexcept nogil: return <Spec*>t.specs.rows + s
+cdef inline Op* op_row(Table* t, id_t o) noexcept nogil: return <Op*>t.ops.rows + o
+cdef inline Node* node_row(Table* t, id_t n) noexcept nogil: return <Node*>t.nodes.rows + n
+cdef inline Slot* slot_row(Table* t, id_t s) noexcept nogil: return <Slot*>t.slots.rows + s
+cdef inline Out* out_row(Table* t, id_t o) noexcept nogil: return <Out*>t.outs.rows + o
+cdef inline Copy* copy_row(Table* t, id_t c) noexcept nogil: return <Copy*>t.copies.rows + c
+cdef inline Gen* gen_row(Table* t, id_t g) noexcept nogil: return <Gen*>t.gens.rows + g
+cdef inline Grad* grad_row(Table* t, id_t g) noexcept nogil: return <Grad*>t.grads.rows + g
+cdef inline Watch* watch_row(Table* t, id_t w) noexcept nogil: return <Watch*>t.watches.rows + w
+cdef inline Place* place_row(Table* t, id_t p) noexcept nogil: return <Place*>t.places.rows + p
+cdef inline int64_t* dim_row(Table* t, id_t d) noexcept nogil: return <int64_t*>t.dims.rows + d
+cdef inline Path* path_row(Table* t, id_t p) noexcept nogil: return <Path*>t.paths.rows + p
+
+cdef int table_start(Table* t) except -1:
+    memset(t, 0, sizeof(Table))
+    column_start(&t.fns, sizeof(Fn))
+    column_start(&t.specs, sizeof(Spec))
+    column_start(&t.ops, sizeof(Op))
+    column_start(&t.nodes, sizeof(Node))
+    column_start(&t.slots, sizeof(Slot))
+    column_start(&t.outs, sizeof(Out))
+    column_start(&t.copies, sizeof(Copy))
+    column_start(&t.gens, sizeof(Gen))
+    column_start(&t.grads, sizeof(Grad))
+    column_start(&t.watches, sizeof(Watch))
+    column_start(&t.places, sizeof(Place))
+    column_start(&t.dims, sizeof(int64_t))
+    column_start(&t.paths, sizeof(Path))
+    column_start(&t.rec_copies, sizeof(Copy))
+    column_start(&t.rec_gens, sizeof(Gen))
+    path_of(t, -1)
+    return 0
+
+cdef id_t path_of(Table* t, int device) except -1:
+    """The device's row of paths: 0 for the host, 1+i for cuda:i. Rows are made when first asked."""
+    cdef Path* p
+    while t.paths.n <= device + 1:
+        column_add(t, &t.paths, 1)
+        p = path_row(t, t.paths.n - 1)
+        p.device = t.paths.n - 2
+        p.driver = HOST if p.device < 0 else CUDA
+        p.lock = <void*>PyThread_allocate_lock()
+        if p.lock is NULL: raise MemoryError()
+    return device + 1
+
+cdef id_t row_take(Table* t, Column* c) except -1:
+    """A free row of fns, specs or nodes (whose first field is `alive`), else a new one."""
+    cdef id_t k
+    cdef int32_t* alive
+    for k in range(c.n):
+        alive = <int32_t*>(<char*>c.rows + <size_t>k * c.size)
+        if alive[0] == 0:
+            memset(alive, 0, c.size)
+            break
+    else:
+        k = column_add(t, c, 1)
+        alive = <int32_t*>(<char*>c.rows + <size_t>k * c.size)
+    alive[0] = 1
+    t.allocations += 1
+    return k
+
+cdef void row_drop(Table* t, Column* c, id_t k) noexcept:
+    cdef char* row = <char*>c.rows + <size_t>k * c.size
+    memset(row, 0xDD if CGT_DEBUG else 0, c.size)
+    (<int32_t*>row)[0] = 0
+    t.allocations -= 1
+
+cdef void ops_cut(Table* t, id_t at, int32_t count) noexcept:
+    """Take a program out; specs and nodes behind it move up."""
+    cdef id_t k
+    column_cut(&t.ops, at, count)
+    for k in range(t.specs.n):
+        if spec_row(t, k).alive and spec_row(t, k).op_at > at: spec_row(t, k).op_at -= count
+    for k in range(t.nodes.n):
+        if node_row(t, k).alive and node_row(t, k).ret_at > at: node_row(t, k).ret_at -= count
+
+cdef void slice_cut(Table* t, Column* c, size_t field, id_t at, int32_t count) noexcept:
+    """Take a node's slice out; `field` is the offset in Node of the slice's start."""
+    cdef id_t k
+    cdef id_t* start
+    column_cut(c, at, count)
+    for k in range(t.nodes.n):
+        if not node_row(t, k).alive: continue
+        start = <id_t*>(<char*>node_row(t, k) + field)
+        if start[0] > at: start[0] -= count
+
+cdef void node_free(Table* t, id_t n) noexcept:
+    """Unlink, destroy the graph, drop what was handed out, close the slices."""
+    cdef Node* node = node_row(t, n)
+    cdef Fn* fn = fn_row(t, node.fn)
+    cdef Node model                      # for the offsets of the slices
+    cdef char* zero = <char*>&model
+    cdef id_t k = fn.first_node, j
+    cdef PyObject* owned[3]
+    if k == n:
+        fn.first_node = node.next
+    else:
+        while node_row(t, k).next != n: k = node_row(t, k).next
+        node_row(t, k).next = node.next
+    path_forget(t, node.path, n)
+    DRIVERS[path_row(t, node.path).driver].destroy(node.graph, node.exec)
+    for k in range(node.out_n):
+        owned[0] = out_row(t, node.out_at + k).tensor
+        owned[1] = out_row(t, node.out_at + k).proto
+        owned[2] = out_row(t, node.out_at + k).line
+        memset(out_row(t, node.out_at + k), 0, sizeof(Out))
+        for j in range(3):
+            # May run a finalizer: the row is already unlinked, and looked up again afterwards.
+            Py_XDECREFX(owned[j])
+            node = node_row(t, n)
+    node.alive = 0
+    ops_cut(t, node.ret_at, node.ret_n)
+    slice_cut(t, &t.slots, <char*>&model.slot_at - zero, node.slot_at, node.slot_n)
+    slice_cut(t, &t.outs, <char*>&model.out_at - zero, node.out_at, node.out_n)
+    slice_cut(t, &t.copies, <char*>&model.copy_at - zero, node.copy_at, node.copy_n)
+    slice_cut(t, &t.gens, <char*>&model.gen_at - zero, node.gen_at, node.gen_n)
+    slice_cut(t, &t.grads, <char*>&model.grad_at - zero, node.grad_at, node.grad_n)
+    slice_cut(t, &t.watches, <char*>&model.watch_at - zero, node.watch_at, node.watch_n)
+    slice_cut(t, &t.places, <char*>&model.place_at - zero, node.place_at, node.place_n)
+    slice_cut(t, &t.dims, <char*>&model.dim_at - zero, node.dim_at, node.dim_n)
+    row_drop(t, &t.nodes, n)
+
+cdef void spec_free(Table* t, id_t s) noexcept:
+    """Free a spec and every node that was recorded for it."""
+    cdef Spec* spec = spec_row(t, s)
+    cdef Fn* fn = fn_row(t, spec.fn)
+    cdef id_t k = fn.first_node, after
+    while k != NONE:
+        after = node_row(t, k).next
+        if node_row(t, k).spec == s: node_free(t, k)
+        k = after
+    k = fn.first_spec
+    if k == s:
+        fn.first_spec = spec.next
+    else:
+        while spec_row(t, k).next != s: k = spec_row(t, k).next
+        spec_row(t, k).next = spec.next
+    spec.alive = 0
+    ops_cut(t, spec.op_at, spec.op_n)
+    row_drop(t, &t.specs, s)
+
+cdef void fn_clear(Table* t, id_t f) noexcept:
+    """Free all specs and nodes of a function; its counters and options stay."""
+    while fn_row(t, f).first_spec != NONE: spec_free(t, fn_row(t, f).first_spec)
+
+cdef int table_check(Table* t) except -1:
+    """Every slice inside its column, every link to a living row, every reference inside its node."""
+    cdef id_t k, j
+    cdef Node* n
+    cdef Slot* s
+    cdef Out* o
+    for k in range(t.nodes.n):
+        n = node_row(t, k)
+        if not n.alive: continue
+        assert fn_row(t, n.fn).alive and spec_row(t, n.spec).alive, "a node without function or spec"
+        assert spec_row(t, n.spec).fn == n.fn, "a node with another function's spec"
+        assert n.next == NONE or node_row(t, n.next).alive, "a link to a freed node"
+        assert n.slot_at + n.slot_n <= t.slots.n and n.out_at + n.out_n <= t.outs.n, "slots, outs"
+        assert n.ret_at + n.ret_n <= t.ops.n and n.dim_at + n.dim_n <= t.dims.n, "ops, dims"
+        assert n.copy_at + n.copy_n <= t.copies.n and n.gen_at + n.gen_n <= t.gens.n, "copies, gens"
+        assert n.place_at + n.place_n <= t.places.n and n.watch_at + n.watch_n <= t.watches.n, "places"
+        assert n.grad_at + n.grad_n <= t.grads.n and n.path < t.paths.n, "grads, path"
+        for j in range(n.slot_n):
+            s = slot_row(t, n.slot_at + j)
+            assert (s.leaf == NONE) == (s.tensor is not NULL), "a slot is a leaf or reached"
+            assert s.leaf < spec_row(t, n.spec).n_leaves, "a slot beyond the leaves"
+            assert (s.binding == COPIED) == (s.copy != NONE), "a copied slot has a copy"
+            assert not (s.written and s.binding == COPIED), "a written slot is never copied"
+        for j in range(n.out_n):
+            o = out_row(t, n.out_at + j)
+            assert o.kind == FRESH or o.ref >= 0, "an output that refers to nothing"
+            assert o.kind != SHARED or out_row(t, n.out_at + o.ref).kind == FRESH, "shared of fresh"
+    for k in range(t.specs.n):
+        if spec_row(t, k).alive:
+            assert fn_row(t, spec_row(t, k).fn).alive, "a spec without a function"
+            assert spec_row(t, k).op_at + spec_row(t, k).op_n <= t.ops.n, "a spec beyond the ops"
+    return 0

@@ -1,0 +1,349 @@
+// PyTorch's tensors as the core sees them: pointers, metadata, use counts, ambient state.
+//
+// One of the shims that include a torch header; builds against CPU and CUDA torch alike.
+// Everything here takes borrowed references and keeps none, unless a comment says otherwise.
+//
+// `THPVariable` is mirrored instead of including python_variable.h, which costs 11 s and 0.9 GB to
+// compile. shim_check() holds the mirror against the public Python attributes at start-up.
+#pragma once
+#include <Python.h>
+
+#include <ATen/Context.h>
+#include <ATen/PythonTorchFunctionTLS.h>
+#include <ATen/core/TensorBase.h>
+#include <c10/core/Allocator.h>
+#include <c10/core/GradMode.h>
+#include <c10/core/InferenceMode.h>
+#include <c10/core/StorageImpl.h>
+#include <c10/core/TensorImpl.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <c10/core/impl/TorchDispatchModeTLS.h>
+
+#include <cstdint>
+#include <cstring>
+
+// libtorch_python's own wrapper; declared here because its header is the expensive one.
+__attribute__((visibility("default"))) PyObject* THPVariable_Wrap(const at::TensorBase& var);
+
+// ATen/autocast_mode.h would bring in all of ATen.h, 8 s of compile time, for three questions.
+namespace at::autocast {
+TORCH_API bool is_autocast_enabled(at::DeviceType device_type);
+TORCH_API at::ScalarType get_autocast_dtype(at::DeviceType device_type);
+TORCH_API bool is_autocast_cache_enabled();
+}  // namespace at::autocast
+
+namespace cgt {
+
+struct PyTensor {  // mirror of THPVariable, torch 2.11 to 2.13
+  PyObject_HEAD
+  at::TensorBase cdata;
+  PyObject* backward_hooks;
+  PyObject* post_accumulate_grad_hooks;
+};
+static_assert(sizeof(at::TensorBase) == sizeof(void*), "a TensorBase is one intrusive pointer");
+
+static inline c10::TensorImpl* impl_of(PyObject* t) {
+  return reinterpret_cast<PyTensor*>(t)->cdata.unsafeGetTensorImpl();
+}
+
+static inline c10::StorageImpl* storage_of(PyObject* t) {
+  c10::TensorImpl* i = impl_of(t);
+  return i->has_storage() ? i->unsafe_storage().unsafeGetStorageImpl() : nullptr;
+}
+
+// The address of the storage, without the checks that make a poisoned storage throw.
+static inline char* storage_base(c10::StorageImpl* s) {
+  return s ? static_cast<char*>(s->_mutable_data_ptr_no_checks().get()) : nullptr;
+}
+
+static inline char* data_of(c10::TensorImpl* i) {
+  if (!i->has_storage()) return nullptr;
+  char* base = storage_base(i->unsafe_storage().unsafeGetStorageImpl());
+  return base ? base + i->storage_offset() * i->dtype().itemsize() : nullptr;
+}
+
+// --- what a slot's guard compares ------------------------------------------------------------
+
+static inline uint64_t tensor_keys(PyObject* t) { return impl_of(t)->key_set().raw_repr(); }
+static inline int tensor_dtype(PyObject* t) {
+  return static_cast<int>(c10::typeMetaToScalarType(impl_of(t)->dtype()));
+}
+static inline int tensor_device(PyObject* t) {  // -1 for the CPU, else the device's index
+  return static_cast<int>(impl_of(t)->device().index());
+}
+static inline int tensor_is_cuda(PyObject* t) { return impl_of(t)->is_cuda(); }
+static inline int tensor_ndim(PyObject* t) { return static_cast<int>(impl_of(t)->dim()); }
+static inline int64_t tensor_itemsize(PyObject* t) { return impl_of(t)->dtype().itemsize(); }
+static inline int64_t tensor_numel(PyObject* t) { return impl_of(t)->numel(); }
+static inline int tensor_requires_grad(PyObject* t) { return impl_of(t)->requires_grad(); }
+static inline void* tensor_ptr(PyObject* t) { return data_of(impl_of(t)); }
+static inline void* tensor_storage(PyObject* t) { return storage_of(t); }
+static inline void* tensor_impl(PyObject* t) { return impl_of(t); }
+static inline int64_t storage_nbytes(PyObject* t) {
+  c10::StorageImpl* s = storage_of(t);
+  return s ? static_cast<int64_t>(s->nbytes()) : 0;
+}
+static inline int64_t tensor_offset(PyObject* t) { return impl_of(t)->storage_offset(); }
+static inline void* tensor_storage_ptr(PyObject* t) { return storage_base(storage_of(t)); }
+
+// sizes, then strides, into dims[0 .. 2*ndim).
+static inline void tensor_dims(PyObject* t, int64_t* dims) {
+  c10::TensorImpl* i = impl_of(t);
+  size_t n = i->dim();
+  memcpy(dims, i->sizes().data(), n * sizeof(int64_t));
+  memcpy(dims + n, i->strides().data(), n * sizeof(int64_t));
+}
+
+// Same dtype, device, dispatch keys (layout, conj, inference, wrappers), sizes, strides and
+// requires_grad? The hot half of a guard: no Python, no allocation.
+static inline int tensor_same(PyObject* t, uint64_t keys, int dtype, int device, int requires_grad,
+                              int ndim, const int64_t* dims) noexcept {
+  c10::TensorImpl* i = impl_of(t);
+  if (i->key_set().raw_repr() != keys || i->dim() != ndim) return 0;
+  if (static_cast<int>(c10::typeMetaToScalarType(i->dtype())) != dtype) return 0;
+  if (static_cast<int>(i->device().index()) != device) return 0;
+  if (static_cast<int>(i->requires_grad()) != requires_grad) return 0;
+  const int64_t* sizes = i->sizes().data();
+  const int64_t* strides = i->strides().data();
+  for (int d = 0; d < ndim; ++d)
+    if (sizes[d] != dims[d] || strides[d] != dims[ndim + d]) return 0;
+  return 1;
+}
+
+static inline int tensor_version(PyObject* t) {
+  c10::TensorImpl* i = impl_of(t);
+  return i->is_inference() ? 0 : static_cast<int>(i->version_counter().current_version());
+}
+
+static inline void tensor_bump(PyObject* t, int times) {
+  c10::TensorImpl* i = impl_of(t);
+  if (i->is_inference()) return;
+  for (; times > 0; --times) i->bump_version();
+}
+
+// --- gradients --------------------------------------------------------------------------------
+
+// The identity of t.grad (its TensorImpl), or NULL. Borrowed.
+static inline void* tensor_grad(PyObject* t) {
+  c10::AutogradMetaInterface* m = impl_of(t)->autograd_meta();
+  if (!m) return nullptr;
+  const at::TensorBase& g = reinterpret_cast<const at::TensorBase&>(m->grad());
+  return g.defined() ? g.unsafeGetTensorImpl() : nullptr;
+}
+
+// t.grad = g; g NULL means None. t's autograd metadata exists, since it had a gradient recorded.
+static inline void tensor_set_grad(PyObject* t, PyObject* g) {
+  at::TensorBase& grad = reinterpret_cast<at::TensorBase&>(impl_of(t)->mutable_grad());
+  grad = g ? reinterpret_cast<PyTensor*>(g)->cdata : at::TensorBase();
+}
+
+// --- outputs ----------------------------------------------------------------------------------
+
+static void drop_owner(void* ctx) {
+  c10::raw::intrusive_ptr::decref(static_cast<c10::StorageImpl*>(ctx));
+}
+
+// A new storage over the same bytes as `owner`'s that keeps `owner`'s storage alive. Handing out
+// memory through such a storage lets a rescue move it without moving what the graph writes.
+static c10::Storage borrow_storage(PyObject* owner) {
+  c10::StorageImpl* s = storage_of(owner);
+  c10::raw::intrusive_ptr::incref(s);
+  c10::DataPtr p(storage_base(s), s, &drop_owner, s->device());
+  return c10::Storage(c10::make_intrusive<c10::StorageImpl>(
+      c10::StorageImpl::use_byte_size_t(), s->nbytes(), std::move(p), s->allocator(),
+      /*resizable=*/s->allocator() != nullptr));
+}
+
+static PyObject* wrap_view(c10::Storage storage, uint64_t keys, PyObject* like_dtype_of,
+                           int64_t offset, int ndim, const int64_t* dims) {
+  auto meta = impl_of(like_dtype_of)->dtype();
+  auto t = at::detail::make_tensor_base<c10::TensorImpl>(
+      std::move(storage), c10::DispatchKeySet(c10::DispatchKeySet::RAW, keys), meta);
+  auto* i = t.unsafeGetTensorImpl();
+  i->set_sizes_and_strides(c10::IntArrayRef(dims, ndim), c10::IntArrayRef(dims + ndim, ndim),
+                           offset);
+  return THPVariable_Wrap(t);
+}
+
+// A tensor over a fresh borrowed storage. `proto` gives dtype and owns the bytes; returns a new
+// reference, or NULL with an exception set.
+static PyObject* out_make(PyObject* proto, uint64_t keys, int64_t offset, int ndim,
+                          const int64_t* dims) noexcept {
+  try {
+    return wrap_view(borrow_storage(proto), keys, proto, offset, ndim, dims);
+  } catch (const std::exception& e) {
+    PyErr_SetString(PyExc_RuntimeError, e.what());
+    return nullptr;
+  }
+}
+
+// A tensor over the storage of `first`: an output that shares memory with another output.
+static PyObject* out_share(PyObject* first, PyObject* proto, uint64_t keys, int64_t offset,
+                           int ndim, const int64_t* dims) noexcept {
+  try {
+    PyObject* o = wrap_view(impl_of(first)->unsafe_storage(), keys, proto, offset, ndim, dims);
+    if (o && !impl_of(first)->is_inference())
+      impl_of(o)->set_version_counter(impl_of(first)->version_counter());
+    return o;
+  } catch (const std::exception& e) {
+    PyErr_SetString(PyExc_RuntimeError, e.what());
+    return nullptr;
+  }
+}
+
+// An output that is a view of an input: rebuilt over today's input, `shift` bytes from its start.
+static PyObject* out_view(PyObject* base, PyObject* proto, uint64_t keys, int64_t shift, int ndim,
+                          const int64_t* dims) noexcept {
+  c10::TensorImpl* b = impl_of(base);
+  int64_t bytes = b->storage_offset() * (int64_t)b->dtype().itemsize() + shift;
+  return out_share(base, proto, keys, bytes / (int64_t)impl_of(proto)->dtype().itemsize(), ndim,
+                   dims);
+}
+
+// By how much a tensor's Python reference count rises while C++ holds references too. A property of
+// the torch release: measured at start-up (calibrate in surface.pxi).
+static int cpp_bump = 1;
+
+static inline int64_t impl_uses(PyObject* o) noexcept {
+  return static_cast<int64_t>(reinterpret_cast<PyTensor*>(o)->cdata.use_count());
+}
+
+// Does anybody but the table hold this output? `grads` is 1 while a parameter's .grad is it.
+// A Python reference, a C++ reference (a SavedVariable) and a weak reference all count.
+static inline int out_is_held(PyObject* o, int grads) noexcept {
+  int64_t uses = impl_uses(o);
+  if (uses > 1 + grads || Py_REFCNT(o) > 1 + (uses > 1 ? cpp_bump : 0)) return 1;
+  Py_ssize_t w = Py_TYPE(o)->tp_weaklistoffset;
+  return w > 0 && *reinterpret_cast<PyObject**>(reinterpret_cast<char*>(o) + w) != nullptr;
+}
+
+static inline int64_t storage_uses(PyObject* o) noexcept {
+  return static_cast<int64_t>(impl_of(o)->unsafe_storage().use_count());
+}
+
+// Take off what a user left on a returned tensor: autograd metadata (grad_fn, .grad,
+// requires_grad, hooks), Python attributes, version. Unheld outputs only.
+static inline void out_reset(PyObject* o, int version) {
+  c10::TensorImpl* i = impl_of(o);
+  if (C10_UNLIKELY(i->autograd_meta() != nullptr)) i->set_autograd_meta(nullptr);
+  PyTensor* p = reinterpret_cast<PyTensor*>(o);
+  if (C10_UNLIKELY(p->backward_hooks != nullptr)) Py_CLEAR(p->backward_hooks);
+  if (C10_UNLIKELY(p->post_accumulate_grad_hooks != nullptr)) Py_CLEAR(p->post_accumulate_grad_hooks);
+  PyObject** d = _PyObject_GetDictPtr(o);
+  if (C10_UNLIKELY(d && *d && PyDict_GET_SIZE(*d))) PyDict_Clear(*d);
+  if (!i->is_inference() && static_cast<int>(i->version_counter().current_version()) != version)
+    i->set_version_counter(c10::VariableVersion(version));
+}
+
+// Move a held output's bytes to ordinary memory; the data pointer of its storage is swapped in
+// place, so every view and alias keeps its value. `copy` copies on the right stream.
+typedef int (*copy_fn)(void* dst, const void* src, int64_t nbytes, int device);
+static int out_rescue(PyObject* o, int device, copy_fn copy) noexcept {
+  try {
+    c10::StorageImpl* s = storage_of(o);
+    int64_t n = static_cast<int64_t>(s->nbytes());
+    c10::Allocator* a = c10::GetAllocator(s->device().type());
+    c10::DataPtr fresh = a->allocate(n);
+    if (n && copy(fresh.get(), storage_base(s), n, device) != 0) {
+      if (!PyErr_Occurred()) PyErr_SetString(PyExc_RuntimeError, "copying a held output failed");
+      return -1;
+    }
+    s->set_data_ptr_noswap(std::move(fresh));
+    s->set_allocator(a);
+    return 0;
+  } catch (const std::exception& e) {
+    PyErr_SetString(PyExc_RuntimeError, e.what());
+    return -1;
+  }
+}
+
+// outputs="error": let go of the memory and make every later access raise `message`.
+static int out_poison(PyObject* o, const char* message) noexcept {
+  try {
+    c10::StorageImpl* s = storage_of(o);
+    s->set_data_ptr_noswap(c10::DataPtr(nullptr, s->device()));
+    s->release_data_and_set_meta_custom_data_ptr_error_msg_(std::string(message));
+    return 0;
+  } catch (const std::exception& e) {
+    PyErr_SetString(PyExc_RuntimeError, e.what());
+    return -1;
+  }
+}
+
+static int copy_host(void* dst, const void* src, int64_t nbytes, int) noexcept {
+  memcpy(dst, src, static_cast<size_t>(nbytes));
+  return 0;
+}
+
+// A detached twin of t: the same storage and metadata as of now, no autograd, no version sharing.
+// New reference. What a tape or a node keeps, so that later metadata changes cannot reach it.
+static PyObject* tensor_twin(PyObject* t) noexcept {
+  try {
+    auto impl = impl_of(t)->shallow_copy_and_detach(c10::VariableVersion(0), false);
+    return THPVariable_Wrap(at::TensorBase(std::move(impl)));
+  } catch (const std::exception& e) {
+    PyErr_SetString(PyExc_RuntimeError, e.what());
+    return nullptr;
+  }
+}
+
+// --- ambient state ----------------------------------------------------------------------------
+
+// Everything ambient that can change what ops do, packed into two words.
+static inline void ambient_now(uint64_t* w) noexcept {
+  const at::Context& c = at::globalContext();
+  at::Context& m = at::globalContext();
+  uint64_t b = 0;
+  int k = 0;
+  auto bit = [&](bool v) { b |= static_cast<uint64_t>(v) << k++; };
+  bit(c10::GradMode::is_enabled());
+  bit(c10::InferenceMode::is_enabled());
+  bit(at::autocast::is_autocast_enabled(at::kCPU));
+  bit(at::autocast::is_autocast_enabled(at::kCUDA));
+  bit(at::autocast::is_autocast_cache_enabled());
+  bit(c.deterministicAlgorithms());
+  bit(c.deterministicAlgorithmsWarnOnly());
+  bit(c.deterministicFillUninitializedMemory());
+  bit(c.userEnabledCuDNN());
+  bit(c.benchmarkCuDNN());
+  bit(c.deterministicCuDNN());
+  bit(c.userEnabledMkldnn());
+  bit(c.deterministicMkldnn());
+  bit(c.userEnabledFlashSDP());
+  bit(c.userEnabledMemEfficientSDP());
+  bit(c.userEnabledMathSDP());
+  bit(c.userEnabledCuDNNSDP());
+  bit(c.userEnabledOverrideableSDP());
+  bit(c.userEnabledFA3SDP());
+  bit(c.allowFP16BF16ReductionMathSDP());
+  bit(c.allowFP16AccumulationCuBLAS());
+  bit(c10::GradMode::is_enabled() && c10::AutogradState::get_tls_state().get_multithreading_enabled());
+  w[0] = b;
+  auto four = [](auto v) { return static_cast<uint64_t>(v) & 15; };
+  using B = at::Float32Backend;
+  using O = at::Float32Op;
+  w[1] = static_cast<uint64_t>(at::autocast::get_autocast_dtype(at::kCPU)) |
+         static_cast<uint64_t>(at::autocast::get_autocast_dtype(at::kCUDA)) << 8 |
+         static_cast<uint64_t>(c10::typeMetaToScalarType(c10::get_default_dtype())) << 16 |
+         four(c.float32Precision(B::CUDA, O::MATMUL)) << 24 |
+         four(c.float32Precision(B::CUDA, O::CONV)) << 28 |
+         four(c.float32Precision(B::CUDA, O::RNN)) << 32 |
+         four(c.float32Precision(B::MKLDNN, O::MATMUL)) << 36 |
+         four(c.float32Precision(B::MKLDNN, O::CONV)) << 40 |
+         four(c.allowFP16ReductionCuBLAS()) << 44 | four(c.allowBF16ReductionCuBLAS()) << 48 |
+         four(m.blasPreferredBackend()) << 52 | four(c.linalgPreferredBackend()) << 56;
+}
+
+enum Blocker { BLOCK_NONE, BLOCK_DISPATCH_MODE, BLOCK_FUNCTION_MODE, BLOCK_TRANSFORM };
+
+// Is something between us and the ops that a recording could not see through?
+static inline int ambient_blocker() noexcept {
+  if (c10::impl::TorchDispatchModeTLS::any_modes_set()) return BLOCK_DISPATCH_MODE;
+  if (at::impl::PythonTorchFunctionTLS::stack_len() > 0) return BLOCK_FUNCTION_MODE;
+  if (c10::impl::tls_is_dispatch_key_included(c10::DispatchKey::FuncTorchDynamicLayerFrontMode) ||
+      c10::impl::tls_is_dispatch_key_included(c10::DispatchKey::Functionalize))
+    return BLOCK_TRANSFORM;
+  return BLOCK_NONE;
+}
+
+}  // namespace cgt

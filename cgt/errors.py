@@ -1,0 +1,192 @@
+"""What cgt raises and warns with, and every sentence that it says.
+
+A reason tells what happened, where (file:line and op), and what to change; cgt's part ("ran
+eagerly") is said by `explain`. The core knows no words: `DriverError` carries facts, and
+`recording_failed` makes the sentence.
+"""
+
+
+class CgtError(RuntimeError):
+    """cgt cannot do what was asked; the message says where, why and what to try."""
+
+
+class CgtWarning(UserWarning):
+    """cgt did what was asked, but probably not the way the user hoped."""
+
+
+# --- reasons: why a call was not replayed -----------------------------------------------------
+
+
+def host_read(op, line):
+    return (
+        f"{op} at {line} needs a value on the host in the middle of the call. "
+        "Return the tensor and read it outside, or use torch.where instead of `if`."
+    )
+
+
+def dynamic_shape(op, line):
+    return (
+        f"{op} at {line} makes a tensor whose shape depends on data. "
+        "Use a mask with torch.where, or a fixed size."
+    )
+
+
+def memory_read(name, line):
+    return (
+        f"Tensor.{name} at {line} hands out a tensor's memory behind PyTorch's back. "
+        "Call it outside the jitted function, on the result."
+    )
+
+
+def replaces_memory(op, line):
+    return (
+        f"{op} at {line} replaces the memory of a tensor. Make a new tensor, or copy_ into the old."
+    )
+
+
+def changes_shape(op, line):
+    return (
+        f"{op} at {line} changes the shape of a tensor from outside in place. "
+        "Use the form without underscore."
+    )
+
+
+def layout(op, line):
+    return f"{op} at {line} works on a sparse or otherwise unstrided tensor. Use a dense one."
+
+
+def host_constant(line):
+    return (
+        f"torch.tensor(...) at {line} copies Python values to the GPU at each call. "
+        "Make the tensor outside, or use torch.full."
+    )
+
+
+def cpu_tensor(op, line, shape):
+    return (
+        f"{op} at {line} uses a CPU tensor of shape {shape} in a function on the GPU. "
+        "Move it to the GPU outside."
+    )
+
+
+def cpu_state(op, line):
+    return (
+        f"{op} at {line} changes or draws a CPU tensor in a function on the GPU. "
+        "Keep that state on the GPU (optimizers: capturable=True)."
+    )
+
+
+def odd_op(op, line):
+    return f"{op} at {line} returns new tensors and views at once. Mark the place eager."
+
+
+def untaped_op(op, line, why):
+    return f"{op} at {line} cannot be put on the host driver's tape ({why})."
+
+
+def needs_grad(path):
+    return (
+        f"{path} requires grad and its backward has not run. Call the function under "
+        "torch.no_grad(), or put backward() inside it and return the detached loss."
+    )
+
+
+def strange_output(path, kind):
+    return (
+        f"{path} is a {kind}, which cgt cannot rebuild at a replay. Return tensors in tuples, lists, "
+        "dicts or dataclasses, or register the type with torch.utils._pytree."
+    )
+
+
+def unknown_output(path):
+    return f"{path} is a tensor that cgt did not see being made. Make it with PyTorch ops."
+
+
+def host_output(path):
+    return f"{path} is a CPU tensor made in a function on the GPU. Return a GPU tensor."
+
+
+def subclass(path, kind):
+    return f"{path} is a {kind}, a tensor subclass. Pass plain tensors."
+
+
+def changed_arguments(path):
+    return f"the function changes the structure of {path}. Return the new value instead."
+
+
+def kept_tensor(line, holder):
+    return (
+        f"a tensor made at {line} outlives the call{holder}. "
+        "Return it, or copy_ into a tensor that exists before."
+    )
+
+
+def foreign_grad(path):
+    return f"{path}.grad is set to a tensor from outside. Assign it outside the jitted function."
+
+
+def recording_failed(name, line):
+    where = f" after {line}" if line else ""
+    return f"recording failed{where}: {name}."
+
+
+def busy():
+    return "another thread was recording."
+
+
+def blocked(kind):
+    return (
+        "",
+        "a torch dispatch mode is active around the call.",
+        "a torch function mode (torch.set_default_device is one) is active around the call.",
+        "a functorch transform is active around the call.",
+        "the call is part of another CUDA graph capture.",
+    )[kind]
+
+
+def limit(n, why):
+    return f"recorded {n} times already (max_records); {why}"
+
+
+def moved(path, before, now):
+    return (
+        f"{path} had address {before:#x} when it was recorded and has {now:#x} now; the function "
+        "writes it or inputs='pinned' forbids a copy. Reuse the tensor (copy_ into it)."
+    )
+
+
+def place_changed(path):
+    return f"{path} changes from call to call. Pass it as a tensor, or keep it constant."
+
+
+def arguments_changed(path):
+    return f"{path} has another shape, dtype or value at each call. Keep to a few shapes and values."
+
+
+# --- errors -----------------------------------------------------------------------------------
+
+
+def not_a_function(what):
+    return f"cgt.jit takes a function or an nn.Module, not {what}."
+
+
+def no_generator_function(name, kind):
+    return (
+        f"{name} is {kind}: its body runs after the call, so there is nothing to record. "
+        "Jit the function that does the tensor work."
+    )
+
+
+def bad_option(name, value, allowed):
+    return f"cgt.jit({name}={value!r}): expected {allowed}."
+
+
+def not_jitted(what):
+    return f"{what!r} was not made by cgt.jit."
+
+
+def poisoned(made, ended):
+    return (
+        f"this output of a jitted function (made at {made}) was overwritten when {ended} began a new "
+        'iteration, because outputs="error". Clone it, or use outputs="rescue".'
+    )

@@ -1,0 +1,13 @@
+"""Every switch and default, read once."""
+
+import os
+
+OUTPUTS = ("rescue", "error", "borrow")  # numbers are those of Policy in cgt_core.pxd
+INPUTS = ("auto", "pinned", "copied")
+MAX_RECORDS = int(os.environ.get("CGT_MAX_RECORDS", "8"))
+# Calls that a function runs eagerly, after a verdict or past the re-record limit, before it may
+# record again; doubles with every further verdict, up to the second number.
+COOL_DOWN = (64, 4096)
+ESCAPE_TRIES = 2  # recordings thrown away because a tensor outlived the call, before a verdict
+ALIGN = 512  # bytes; block size of PyTorch's caching allocator
+EXPLAIN_ITEMS = 8  # reasons and slots shown in a line of explain()

@@ -1,0 +1,553 @@
+"""Where a function's answer can come from, besides the tensors that it is given.
+
+A replay runs no Python, so a number in a closure, a global, `self.scale` or `group["lr"]` is baked
+into the recording. Before a recording, `find_places` walks from the function to everything that
+its code can read, and writes down each place with the value found there:
+
+    function ── code ──► names that it reads ─┐
+        │                                     ▼
+        └─ cells, globals, defaults ──► objects ── entries under those names ──► more objects,
+                                          │                                      more functions
+                                          └─ their classes ── methods under those names ──►┘
+
+Which attributes of an object matter depends on the names that any reachable code reads, and which
+code is reachable depends on the objects: both grow until neither does. A name is matched against
+every object, because bytecode does not say whose attribute it is; so `self.steps` is a place only
+if some reachable code reads a `.steps`, and then every object that has one is guarded. Names that
+code only stores (`self.last = loss`) are not reads.
+
+torch, numpy and the standard library are *ambient*: their globals are not walked. Only the
+instances that carry a user's state are: modules, optimizers, schedulers, gradient scalers.
+
+No user code runs here: attributes are looked up in dicts and class dicts, never with getattr, and
+subclasses are asked with issubclass of a real type, never isinstance (`__class__` can be faked).
+"""
+
+import argparse
+import collections
+import dis
+import enum
+import functools
+import sys
+import types
+from typing import Any, NamedTuple
+
+import torch
+from torch.nn.modules import module as torch_module
+
+DICT_ITEM, DICT_LEN, CELL, LIST_ITEM, LIST_LEN, TYPE_ATTR, ATTR = range(7)
+MISSING = object()  # the wanted value of a key that must stay absent, of a cell that is empty
+MOST_ENTRIES = 4096  # a larger container is data rather than settings: its entries are not guarded
+
+
+class Place(NamedTuple):
+    kind: int  # one of the seven above
+    holder: Any  # the dict, cell, list, type or object; kept alive by this row
+    key: Any  # dict key, list index, attribute name; None for CELL and *_LEN
+    want: Any  # what is there now; an int for *_LEN; TYPE_ATTR: the raw entry of the class dict
+    path: str  # for messages: model.layers.0.weight, opt.param_groups[0]['lr']
+
+
+class Walk(NamedTuple):
+    """The containers that one call of find_places fills; the objects in `seen` stay alive so that
+    their ids stay theirs."""
+
+    places: list  # of Place, without duplicates
+    known: set  # (kind, id of holder, key) of each place
+    notes: list  # sentences about what could not be guarded
+    seen: dict  # id -> object, everything visited
+    todo: collections.deque  # (rule, object, path): first in first out gives the shortest paths
+    open: list  # (reader, object, path): what has to be asked again when the names grow
+    names: dict  # every name that may be read, in order of arrival
+    probed: dict  # names that code asks for with getattr or hasattr: their absence is an answer
+    rules: dict  # id of type -> the rule of RULES for it
+    layers: dict  # id of class -> its class dicts that count, see layers_of
+    hits: dict  # this round's (id of class, id of names) -> what the class has under the names
+
+
+def find_places(function, roots=()):
+    """All places from which `function` can read, and sentences about what is not guarded.
+
+    `roots`: (path, object) of the argument leaves that are neither tensors nor plain values."""
+    walk = Walk([], set(), [], {}, collections.deque(), [], {}, {}, {}, {}, {})
+    walk.names.update(dict.fromkeys(ALWAYS_READ))
+    visit(walk, function, function.__name__ if type(function) is types.FunctionType else "self")
+    for path, thing in roots:
+        visit(walk, thing, path)
+    n_open = n_names = 0
+    while walk.todo or n_open < len(walk.open) or n_names < len(walk.names):
+        while walk.todo:
+            rule, thing, path = walk.todo.popleft()
+            rule(walk, thing, path)
+        names = frozenset(walk.names)
+        fresh = frozenset(list(walk.names)[n_names:])
+        walk.hits.clear()
+        asked, n_open, n_names = n_open, len(walk.open), len(walk.names)
+        for row in range(0 if fresh else asked, n_open):
+            reader, thing, path = walk.open[row]
+            reader(walk, thing, path, fresh if row < asked else names)
+    guard_absences(walk)
+    return walk.places, walk.notes
+
+
+# What a visit does with an object is the rule for its type, in the table at the end.
+
+
+def visit(walk, thing, path):
+    cls = type(thing)
+    rule = walk.rules.get(id(cls), MISSING)
+    if rule is MISSING:
+        rule = walk.rules[id(cls)] = rule_for(cls)
+    if rule is not None and id(thing) not in walk.seen:
+        walk.seen[id(thing)] = thing
+        walk.todo.append((rule, thing, path))
+
+
+def add(walk, kind, holder, key, want, path):
+    # other keys by identity: a key's own __hash__ and __eq__ may be a user's code
+    mark = (kind, id(holder), key if is_simple(key) else id(key))
+    if mark not in walk.known:
+        walk.known.add(mark)
+        walk.places.append(Place(kind, holder, key, want, path))
+
+
+def add_and_visit(walk, kind, holder, key, value, path):
+    add(walk, kind, holder, key, value, path)
+    visit(walk, value, path)
+
+
+def is_simple(key):
+    return type(key) is str or type(key) is int  # not `in`: that is a metaclass's __eq__
+
+
+def is_ambient(module_name):
+    return isinstance(module_name, str) and module_name.partition(".")[0] in AMBIENT
+
+
+# Code: which names does it read? From the bytecode and not from co_names, which mixes globals with
+# attributes (a script's `for step in ...` beside `opt.step()`) and reads with stores.
+
+
+class Reads(NamedTuple):
+    globals: dict  # dicts as ordered sets
+    names: dict  # attributes, and constant strings that could become one: getattr(self, "lr")
+    cells: dict
+    imports: dict
+    probed: dict
+
+
+def code_reads(code):
+    reads = Reads({}, {}, {}, {}, {})
+    raw, extended, texts = code.co_code, 0, []
+    for operation, low in zip(raw[::2], raw[1::2], strict=True):
+        argument = extended | low
+        extended = argument << 8 if operation == dis.EXTENDED_ARG else 0
+        field = OPERATION_FIELD.get(operation)
+        if field is None:
+            continue
+        if field == "cells":
+            reads.cells[cell_name(code, argument)] = None
+        elif field == "constants":
+            texts += texts_in(code.co_consts[argument])
+        else:
+            name = code.co_names[argument >> OPERATION_SHIFT.get(operation, 0)]
+            getattr(reads, field)[name] = None
+    reads.names.update(dict.fromkeys(texts))
+    if "getattr" in reads.globals or "hasattr" in reads.globals:
+        reads.probed.update(dict.fromkeys(texts))
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):  # lambdas, comprehensions, inner functions
+            for mine, inner in zip(reads, code_reads(constant), strict=True):
+                mine.update(inner)
+    return reads
+
+
+def cell_name(code, argument):
+    if sys.version_info >= (3, 11):
+        return code._varname_from_oparg(argument)  # what dis uses
+    return (code.co_cellvars + code.co_freevars)[argument]
+
+
+def texts_in(constant):
+    if isinstance(constant, str):
+        return [constant] if constant.isidentifier() else []
+    if isinstance(constant, (tuple, frozenset)):  # for name in ("weight", "bias"): getattr(...)
+        return [text for entry in constant for text in texts_in(entry)]
+    return []
+
+
+OPERATION_FIELD = {  # each version of CPython lacks some
+    dis.opmap[operation]: field
+    for field, operations in {
+        "globals": "LOAD_GLOBAL LOAD_NAME LOAD_FROM_DICT_OR_GLOBALS",
+        "names": "LOAD_ATTR LOAD_METHOD LOAD_SUPER_ATTR IMPORT_FROM",
+        "cells": "LOAD_DEREF LOAD_CLASSDEREF LOAD_FROM_DICT_OR_DEREF",
+        "imports": "IMPORT_NAME",
+        "constants": "LOAD_CONST RETURN_CONST",  # not KW_NAMES: f(lr=1) reads no .lr
+    }.items()
+    for operation in operations.split()
+    if operation in dis.opmap
+}
+OPERATION_SHIFT = {  # low bits of the argument that are flags (see dis.py)
+    dis.opmap["LOAD_GLOBAL"]: 1 if sys.version_info >= (3, 11) else 0,
+    dis.opmap["LOAD_ATTR"]: 1 if sys.version_info >= (3, 12) else 0,
+    dis.opmap.get("LOAD_SUPER_ATTR"): 2,
+}
+
+
+def read_code(walk, code):
+    reads = code_reads(code)
+    walk.names.update(reads.names)
+    walk.probed.update(reads.probed)
+    return reads
+
+
+def walk_function(walk, function, path):
+    scope = function.__globals__
+    # both: a decorator of torch.no_grad() has torch's globals and, by functools.wraps, the user's
+    # module name; the user's function is then in its closure
+    ambient = is_ambient(scope.get("__name__"))
+    if ambient and is_ambient(function.__module__):
+        return
+    reads = read_code(walk, function.__code__)
+    add(walk, ATTR, function, "__code__", function.__code__, f"{path}.__code__")
+    for key in ("__defaults__", "__kwdefaults__"):
+        value = getattr(function, key)
+        if value is not None:
+            add_and_visit(walk, ATTR, function, key, value, f"{path}.{key}")
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        if name in reads.cells and name != "__class__":  # that is super()'s, it never changes
+            try:
+                value = cell.cell_contents
+            except ValueError:  # the variable has no value yet
+                value = MISSING
+            add_and_visit(walk, CELL, cell, None, value, name)
+    if ambient:
+        return
+    for name in reads.globals:
+        if name in scope:
+            add_and_visit(walk, DICT_ITEM, scope, name, scope[name], name)
+    for name in reads.imports:  # absolute, or relative to the function's package
+        for full_name in (name, f"{scope.get('__package__')}.{name}".rstrip(".")):
+            visit(walk, sys.modules.get(full_name), full_name)
+
+
+def walk_method(walk, method, path):
+    visit(walk, method.__self__, path if path == "self" else f"{path}.__self__")
+    visit(walk, getattr(method, "__func__", None), path)  # a builtin's method has none
+
+
+def walk_partial(walk, partial, path):
+    visit(walk, partial.func, path)
+    visit(walk, partial.args, f"{path}.args")
+    visit(walk, partial.keywords, f"{path}.keywords")
+
+
+def walk_wrapper(walk, wrapper, path):
+    visit(walk, unwrapped(wrapper), path)
+
+
+def unwrapped(thing):
+    """What is inside staticmethod, property, lru_cache and the like; the thing itself if none."""
+    for cls, attribute in WRAPPERS:
+        if issubclass(type(thing), cls):
+            try:
+                return unwrapped(object.__getattribute__(thing, attribute))
+            except (AttributeError, RecursionError):  # made without its __init__, or a ring
+                return None
+    return thing
+
+
+def is_method(raw):
+    return type(unwrapped(raw)) is types.FunctionType
+
+
+def is_builtin_descriptor(raw):
+    return issubclass(type(raw), BUILTIN_DESCRIPTORS)
+
+
+def walk_text(walk, text, path):
+    if text.isidentifier():  # getattr(self, name) with this name
+        walk.names[text] = None
+
+
+# Containers. Methods of the builtin type are called, not the object's own: a subclass may override.
+
+
+def walk_list(walk, entries, path):
+    size = list.__len__(entries)
+    add(walk, LIST_LEN, entries, None, size, f"len({path})")
+    if not is_too_large(walk, size, path):
+        for index, value in enumerate(list.__iter__(entries)):
+            add_and_visit(walk, LIST_ITEM, entries, index, value, f"{path}[{index}]")
+    walk_subclass(walk, entries, path)
+
+
+def walk_dict(walk, entries, path):
+    size = dict.__len__(entries)
+    add(walk, DICT_LEN, entries, None, size, f"len({path})")
+    if not is_too_large(walk, size, path):
+        for index, (key, value) in enumerate(list(dict.items(entries))):
+            # no repr of other keys: a tensor's would read the device
+            text = repr(key) if is_simple(key) else f"<{NAME_OF(type(key))} {index}>"
+            add_and_visit(walk, DICT_ITEM, entries, key, value, f"{path}[{text}]")
+    walk_subclass(walk, entries, path)
+
+
+def walk_tuple(walk, entries, path):  # cannot change, its entries can
+    if not is_too_large(walk, tuple.__len__(entries), path):
+        for index, value in enumerate(tuple.__iter__(entries)):
+            visit(walk, value, f"{path}[{index}]")
+    walk_subclass(walk, entries, path)
+
+
+def walk_opaque(walk, entries, path):
+    cls = type(entries)  # of which only the builtin ones may be asked for their length
+    if not any(cls is builtin for builtin in OPAQUE) or len(entries):
+        walk.notes.append(f"{path} is a {NAME_OF(cls)}: guarded by identity, not by its contents.")
+
+
+def is_too_large(walk, size, path):
+    if size > MOST_ENTRIES:
+        walk.notes.append(
+            f"{path} has {size} entries, more than {MOST_ENTRIES}: "
+            "guarded by identity and length, not by its entries."
+        )
+    return size > MOST_ENTRIES
+
+
+def walk_subclass(walk, thing, path):
+    if not is_ambient(MODULE_OF(type(thing))):
+        walk_instance(walk, thing, path)
+
+
+# Objects, classes and Python modules: which entries matter depends on the names, so they are
+# opened, and find_places has their reader look for each new name.
+
+
+def walk_instance(walk, thing, path):
+    layers_of(walk, type(thing))
+    walk.open.append((read_instance, thing, path))
+
+
+def read_instance(walk, thing, path, names):
+    own = dict_of(thing)
+    if own is not None:
+        read_dict(walk, own, path, names)
+    for name, raw in class_hits(walk, type(thing), names):
+        if type(raw) is types.MemberDescriptorType:  # __slots__
+            try:
+                value = raw.__get__(thing)
+            except AttributeError:
+                value = MISSING
+            add_and_visit(walk, ATTR, thing, name, value, f"{path}.{name}")
+        elif not is_builtin_descriptor(raw) and (own is None or name not in own):
+            # Python looks for implicit methods and properties on the class alone
+            if own is not None and type(raw) is not property and name[:2] != "__":
+                add(walk, DICT_ITEM, own, name, MISSING, f"{path}.{name}")
+            if not is_method(raw):
+                add_and_visit(walk, TYPE_ATTR, type(thing), name, raw, f"{path}.{name}")
+
+
+def read_dict(walk, own, path, names):
+    for name in [name for name in own if name in names]:
+        add_and_visit(walk, DICT_ITEM, own, name, own[name], f"{path}.{name}")
+
+
+def dict_of(thing):
+    """The object's `__dict__`, by the descriptor of the builtin type and not by a user's."""
+    for base in MRO_OF(type(thing)):
+        descriptor = CLASS_DICT_OF(base).get("__dict__")
+        if descriptor is not None:
+            return descriptor.__get__(thing) if is_builtin_descriptor(descriptor) else None
+    return None
+
+
+def layers_of(walk, cls):
+    """The (class, class dict, is ambient) of the MRO that carry a user's code or a module's state;
+    the first time, opens them for their methods."""
+    layers = walk.layers.get(id(cls))
+    if layers is None:
+        layers = walk.layers[id(cls)] = [
+            (base, CLASS_DICT_OF(base), ambient)
+            for base in MRO_OF(cls)
+            for ambient in [is_ambient(MODULE_OF(base))]
+            if base is not torch.nn.Module and (not ambient or issubclass(base, STATEFUL))
+        ]
+        if layers:
+            walk.open.append((read_methods, cls, NAME_OF(cls)))
+    return layers
+
+
+def class_hits(walk, cls, names):
+    key = (id(cls), id(names))
+    if key not in walk.hits:
+        walk.hits[key] = {
+            name: next(CLASS_DICT_OF(base)[name] for base in MRO_OF(cls) if has(base, name))
+            for _, members, _ in layers_of(walk, cls)
+            for name in members
+            if name in names
+        }.items()
+    return walk.hits[key]
+
+
+def has(cls, name):
+    return name in CLASS_DICT_OF(cls)
+
+
+def read_methods(walk, cls, path, names):
+    for name, found in class_hits(walk, cls, names):
+        for base, members, ambient in layers_of(walk, cls):
+            raw = members.get(name)
+            if not is_method(raw) or (ambient and name[:2] == "__"):
+                continue
+            # what cls finds, and what super() finds behind it
+            add(walk, TYPE_ATTR, cls if raw is found else base, name, raw, f"{path}.{name}")
+            if not ambient:
+                visit(walk, raw, f"{path}.{name}")
+                continue
+            function = unwrapped(raw)  # read for what it wants of its instance, but not entered
+            body = vars(function).get("__wrapped__", function)
+            if type(body) is types.FunctionType:
+                read_code(walk, body.__code__)
+
+
+def walk_class(walk, cls, path):
+    if not is_ambient(MODULE_OF(cls)):
+        layers_of(walk, cls)
+        walk.open.append((read_class, cls, path))
+
+
+def read_class(walk, cls, path, names):
+    read_methods(walk, cls, path, CALLED_BY_CLASS)
+    for name, raw in class_hits(walk, cls, names):
+        if not is_method(raw) and not is_builtin_descriptor(raw):
+            add_and_visit(walk, TYPE_ATTR, cls, name, raw, f"{path}.{name}")
+
+
+def walk_python_module(walk, module, path):
+    own = dict_of(module)
+    if own and not is_ambient(own.get("__name__")):
+        walk.open.append((read_python_module, module, path))
+
+
+def read_python_module(walk, module, path, names):
+    read_dict(walk, dict_of(module), path, names)
+
+
+def guard_absences(walk):
+    """hasattr(self, "ema") was false: that is a value too. Last, as an absence leads nowhere."""
+    for reader, thing, path in walk.open:
+        own = dict_of(thing) if reader in (read_instance, read_python_module) else None
+        for name in walk.probed if own is not None else ():
+            if name not in own and not any(has(base, name) for base in MRO_OF(type(thing))):
+                add(walk, DICT_ITEM, own, name, MISSING, f"{path}.{name}")
+
+
+# torch's own bearers of state. Their entries matter without being named.
+
+
+def walk_module(walk, module, path):
+    own = dict_of(module) or {}
+    for field in ("_parameters", "_buffers", "_modules"):
+        entries = own.get(field)
+        if issubclass(type(entries), dict):
+            size = dict.__len__(entries)
+            add(walk, DICT_LEN, entries, None, size, f"len({path}.{field})")
+            for name, value in list(dict.items(entries)):
+                add_and_visit(walk, DICT_ITEM, entries, name, value, f"{path}.{name}")
+        elif entries is not None:  # a scripted module keeps them in C++
+            walk.notes.append(f"{path}.{field} is not a dict: its entries are not guarded.")
+    walk_hooks(walk, own, MODULE_HOOKS, path)
+    walk_hooks(walk, vars(torch_module), GLOBAL_HOOKS, "torch.nn.modules.module")
+    walk_instance(walk, module, path)
+
+
+def walk_optimizer(walk, optimizer, path):
+    own = dict_of(optimizer) or {}
+    for field in ("param_groups", "state"):  # load_state_dict replaces both
+        if field in own:
+            add_and_visit(walk, DICT_ITEM, own, field, own[field], f"{path}.{field}")
+    walk_hooks(walk, own, OPTIMIZER_HOOKS, path)
+    walk_instance(walk, optimizer, path)
+
+
+def walk_hooks(walk, own, fields, path):
+    for field in fields:
+        if field in own:
+            visit(walk, own[field], f"{path}.{field}")
+
+
+MODULE_HOOKS = (
+    "_forward_hooks", "_forward_hooks_with_kwargs", "_forward_hooks_always_called",
+    "_forward_pre_hooks", "_forward_pre_hooks_with_kwargs", "_backward_hooks",
+    "_backward_pre_hooks",
+)
+GLOBAL_HOOKS = (
+    "_global_forward_hooks", "_global_forward_pre_hooks", "_global_backward_hooks",
+)
+OPTIMIZER_HOOKS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
+
+
+# The tables. (The descriptors of `type` itself, because a metaclass may override them.)
+
+MRO_OF = type.__dict__["__mro__"].__get__
+CLASS_DICT_OF = type.__dict__["__dict__"].__get__
+NAME_OF = type.__dict__["__name__"].__get__
+MODULE_OF = type.__dict__["__module__"].__get__
+
+# triton's launchers fill caches of their own while they run: guarding those would never hold
+AMBIENT = sys.stdlib_module_names | {"torch", "numpy", "triton", "cgt"}
+
+# What Python calls without a name in the bytecode: operators, `with`, `for`, obj[...], f(...).
+# Not __eq__ and its like: a dataclass has one that reads every field.
+OPERATORS = (
+    "add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and", "or", "xor",
+)
+ALWAYS_READ = (
+    "forward", "training", "__wrapped__", "__call__", "__getattr__", "__getattribute__", "__get__",
+    "__getitem__", "__contains__", "__iter__", "__next__", "__len__", "__bool__", "__int__",
+    "__float__", "__index__", "__neg__", "__invert__", "__enter__", "__exit__",
+    "__torch_function__", *(f"__{side}{name}__" for side in ("", "r", "i") for name in OPERATORS),
+)
+CALLED_BY_CLASS = frozenset(  # Foo(x) and Foo.apply(x)
+    ("__init__", "__new__", "__call__", "forward", "backward", "setup_context")
+)
+
+STATEFUL = (torch.nn.Module, torch.optim.lr_scheduler.LRScheduler, torch.amp.GradScaler)
+OPAQUE = (set, collections.deque, bytearray)
+BUILTIN_DESCRIPTORS = (
+    types.GetSetDescriptorType, types.MemberDescriptorType, types.WrapperDescriptorType,
+    types.MethodDescriptorType, types.ClassMethodDescriptorType,
+)
+WRAPPERS = (
+    (staticmethod, "__func__"), (classmethod, "__func__"), (property, "fget"),
+    (functools.cached_property, "func"), (functools.partialmethod, "func"),
+    (functools._lru_cache_wrapper, "__wrapped__"),
+)
+RULES = (  # the first that fits; None: nothing to walk
+    (str, walk_text),
+    ((torch.Tensor, torch.Size, enum.Enum, frozenset), None),
+    (types.FunctionType, walk_function),
+    ((types.MethodType, types.BuiltinMethodType), walk_method),
+    (functools.partial, walk_partial),
+    (tuple(cls for cls, _ in WRAPPERS), walk_wrapper),
+    (types.ModuleType, walk_python_module),
+    (type, walk_class),
+    (torch.nn.Module, walk_module),
+    (torch.optim.Optimizer, walk_optimizer),
+    ((*STATEFUL, types.SimpleNamespace, argparse.Namespace), walk_instance),
+    (list, walk_list),
+    (dict, walk_dict),
+    (tuple, walk_tuple),
+    (OPAQUE, walk_opaque),
+)
+
+
+def rule_for(cls):
+    for classes, rule in RULES:
+        if issubclass(cls, classes):
+            return rule
+    if MODULE_OF(cls) == "numpy" and NAME_OF(cls) == "ndarray":
+        return walk_opaque
+    return None if is_ambient(MODULE_OF(cls)) else walk_instance

@@ -1,0 +1,319 @@
+"""Trees: a call's arguments as tensors and a program that describes everything else.
+
+    f([a, 3], x=b)      TUPLE 1            paths    args[0][0]  kwargs['x']
+                          LIST 2           tensors  a           b
+                            TENSOR
+                            PLAIN 3
+                        DICT 1 ('x',)
+                          TENSOR
+
+A program is a tuple of ops `(kind, n, obj)` in pre-order: after an op come its `n` children, each
+followed by its own. Tomorrow's arguments are compared with it in one walk that builds nothing: the
+core does that, `matches` is its specification. What a program does not mention is not guarded, so
+the rule is to be strict: exact types, 1 is not True, -0.0 is not 0.0.
+
+A program keeps alive every constant and every type that it names, but no tensor.
+"""
+
+import dataclasses
+import enum
+import struct
+from typing import NamedTuple
+
+import torch
+from torch.utils import _pytree as torch_pytree
+
+from .errors import CgtError
+
+TENSOR = 0  # obj = its exact type
+PLAIN = 1  # obj = the value, compared with `same_value`
+SAME = 2  # obj = the object, compared by identity
+EQUAL = 3  # obj = the object, compared with `same_value`
+TUPLE = 4
+LIST = 5
+DICT = 6  # obj = the keys in insertion order, each compared with `same_value`
+NAMEDTUPLE = 7  # obj = type
+DATACLASS = 8  # obj = (type, names of the attributes)
+CUSTOM = 9  # obj = (type, flatten_fn, context, unflatten_fn), as registered with torch
+
+PLAIN_TYPES = frozenset(
+    {type(None), type(...), type(NotImplemented), bool, int, float, complex, str, bytes, range}
+    | {slice, torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size}
+)
+HASHABLE_TWIN = {list: "a tuple", dict: "a tuple of its items", set: "a frozenset"}
+EXACT_TYPE = {TUPLE: tuple, LIST: list, DICT: dict}
+HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: a class made at run time, not a C type such as dict
+
+
+class Flat(NamedTuple):
+    program: tuple  # ops
+    tensors: tuple  # tensor leaves, in order
+    paths: tuple  # of each tensor leaf: "args[0]['x'].w"
+    objects: tuple  # (path, object) of every SAME and EQUAL leaf, in order
+
+
+def flatten(tree, path, static=()):
+    """Flatten `tree`. Paths start with `path`; a subtree whose path is in `static` is one leaf."""
+    out = Flat([], [], [], [])
+    _flatten_into(out, tree, path, frozenset(static), {})
+    return Flat(*map(tuple, out))
+
+
+def flatten_call(args, kwargs, static_argnums=(), static_names=()):
+    """Flatten a call: its program is that of `args` followed by that of `kwargs`."""
+    static = {f"args[{i + len(args) if i < 0 else i}]" for i in static_argnums}
+    static |= {f"kwargs[{name!r}]" for name in static_names}
+    positional, named = flatten(args, "args", static), flatten(kwargs, "kwargs", static)
+    return Flat(*(left + right for left, right in zip(positional, named, strict=True)))
+
+
+def unflatten(program, tensors):
+    """Build the tree anew: fresh containers, the recorded constants, these tensors."""
+    return _build_all(program, tensors, 1)[0]
+
+
+def unflatten_call(program, tensors):
+    """Build `(args, kwargs)` from a program of `flatten_call`."""
+    return _build_all(program, tensors, 2)
+
+
+def matches(program, tree):
+    """The tensor leaves of `tree` if `program` describes it, else None."""
+    return _match_all(program, (tree,))
+
+
+def matches_call(program, args, kwargs):
+    """`matches` for a program of `flatten_call`."""
+    return _match_all(program, (args, kwargs))
+
+
+def same_value(recorded, value):
+    """Whether two constants are one value: exact type and ==, stricter where == is too generous.
+
+    Floats are compared by their bits: a nan must not miss for ever, nor -0.0 hit 0.0. Ranges that
+    are equal as sequences may differ in `stop`. Tuples are entered because (1,) == (True,).
+    A failing == is a difference: the flatten that follows the miss explains it.
+    """
+    kind = type(recorded)
+    if type(value) is not kind or value is recorded:
+        return value is recorded
+    if kind is float:
+        return struct.pack("d", recorded) == struct.pack("d", value)
+    if kind is complex:
+        return same_value((recorded.real, recorded.imag), (value.real, value.imag))
+    if kind is range or kind is slice:
+        bounds = (recorded.start, recorded.stop, recorded.step)
+        return same_value(bounds, (value.start, value.stop, value.step))
+    if kind is tuple:
+        return len(recorded) == len(value) and all(map(same_value, recorded, value))
+    if _is_numpy(kind, "generic"):
+        return recorded.dtype == value.dtype and recorded.tobytes() == value.tobytes()
+    try:
+        return (recorded == value) is True
+    except Exception:
+        return False
+
+
+def _flatten_into(out, value, path, static, ancestors):
+    """Append to the four lists of `out`. `ancestors` maps the id of each open container to its
+    path; every one of them is alive further up the stack, so no id is reused."""
+    is_static = path in static
+    if issubclass(type(value), torch.Tensor) and not is_static:  # a proxy would lie to isinstance
+        out.program.append((TENSOR, 0, type(value)))
+        out.tensors.append(value)
+        out.paths.append(path)
+        return
+    opened = None if is_static else _open(value, path)
+    if opened is None:
+        kind = _leaf_kind(value, path, is_static)
+        out.program.append((kind, 0, value))
+        if kind != PLAIN:
+            out.objects.append((path, value))
+        return
+    op, children, steps = opened
+    if ancestors.setdefault(id(value), path) != path:
+        raise CgtError(
+            f"{ancestors[id(value)]} contains itself, at {path}: cgt needs a tree that ends. "
+            f"Pass its parts as separate arguments."
+        )
+    out.program.append(op)
+    for child, step in zip(children, steps, strict=True):
+        _flatten_into(out, child, path + step, static, ancestors)
+    del ancestors[id(value)]
+
+
+def _open(value, path):
+    """A container as (op, children, the path's step to each child), or None for a leaf."""
+    kind = type(value)
+    if kind is tuple or kind is list:
+        children, op = tuple(value), TUPLE if kind is tuple else LIST
+        return (op, len(children), None), children, [f"[{i}]" for i in range(len(children))]
+    if kind is dict:
+        for key in value:
+            _check_comparable(key, f"The key {key!r} of {path}")
+        op = (DICT, len(value), tuple(value))
+        return op, tuple(value.values()), [f"[{key!r}]" for key in value]
+    if _is_plain(value) or isinstance(value, torch.nn.Module):  # even if it is a dataclass too
+        return None
+    if isinstance(value, tuple) and isinstance(getattr(kind, "_fields", None), tuple):
+        return (NAMEDTUPLE, len(value), kind), tuple(value), [f".{name}" for name in kind._fields]
+    registered = torch_pytree.SUPPORTED_NODES.get(kind)
+    if registered:
+        children, context = registered.flatten_fn(value)
+        children = tuple(children)
+        _check_comparable(context, f"The pytree context of {path}")
+        steps = [f"[{i}]" for i in range(len(children))]
+        if registered.flatten_with_keys_fn:
+            steps = [str(key) for key, _ in registered.flatten_with_keys_fn(value)[0]]
+        obj = (kind, registered.flatten_fn, context, registered.unflatten_fn)
+        return (CUSTOM, len(children), obj), children, steps
+    if not dataclasses.is_dataclass(kind):
+        return None
+    if not all(base is object or base.__flags__ & HEAP_TYPE for base in kind.__mro__):
+        return None  # it extends dict, say: object.__new__ cannot rebuild that
+    names = [field.name for field in dataclasses.fields(kind)]
+    # What __post_init__ left beside the fields: the function may read it, so it is guarded too.
+    names += [name for name in getattr(value, "__dict__", ()) if name not in names]
+    try:
+        children = tuple(getattr(value, name) for name in names)
+    except AttributeError as error:
+        raise CgtError(f"{path} has a dataclass field that is not set: {error}. Set it.") from error
+    return (DATACLASS, len(names), (kind, tuple(names))), children, [f".{name}" for name in names]
+
+
+def _leaf_kind(value, path, is_static):
+    """PLAIN, SAME or EQUAL. A static argument is PLAIN or EQUAL, or refused."""
+    kind = type(value)
+    if _is_plain(value):
+        if kind is slice:
+            _check_comparable((value.start, value.stop, value.step), path)
+        return PLAIN
+    if _is_numpy(kind) and hasattr(kind, "__array__"):
+        raise CgtError(
+            f"{path} is a {kind.__module__}.{kind.__qualname__}: cgt cannot compare it cheaply "
+            f"from call to call. Pass a tensor (torch.from_numpy), or make it a closure value or "
+            f"an attribute."
+        )
+    try:
+        hash(value)
+    except Exception as error:
+        if not is_static:
+            return SAME
+        twin = HASHABLE_TWIN.get(kind, "something hashable")
+        raise CgtError(
+            f"{path} is static, but this {kind.__qualname__} is not hashable: cgt compares static "
+            f"arguments by value. Pass {twin} instead."
+        ) from error
+    has_value = kind.__eq__ is not object.__eq__ and kind.__hash__ is not object.__hash__
+    if not is_static and (isinstance(value, torch.nn.Module) or not has_value):
+        return SAME
+    _check_comparable(value, path)
+    return EQUAL
+
+
+def _check_comparable(value, path):
+    """Refuse what == cannot compare with tomorrow's value, now and not as misses later."""
+    if _is_plain(value):
+        return
+    if _holds_tensor(value):
+        raise CgtError(
+            f"{path} is compared as a whole, but it is or holds a tensor, and == of tensors is no "
+            f"yes or no. Pass the tensor as an argument that is not static."
+        )
+    try:
+        equal = value == value
+    except Exception as error:
+        equal = error
+    if equal is not True:
+        raise CgtError(
+            f"{path} is a {type(value).__qualname__} whose == with itself gives {equal!r}: cgt "
+            f"needs True or False to tell two calls apart. Mend __eq__, or drop __eq__ and "
+            f"__hash__ to have cgt compare it by identity."
+        ) from (equal if isinstance(equal, Exception) else None)
+
+
+def _holds_tensor(value):
+    # Looked for because (a,) == (a,) is True by identity and (a,) == (b,) is bool(a == b).
+    if isinstance(value, (tuple, list, frozenset)):
+        return any(map(_holds_tensor, value))
+    if dataclasses.is_dataclass(type(value)) and type(value).__eq__ is not object.__eq__:
+        names = [field.name for field in dataclasses.fields(value)]
+        return any(_holds_tensor(getattr(value, name, None)) for name in names)
+    return issubclass(type(value), torch.Tensor)
+
+
+def _is_plain(value):
+    kind = type(value)
+    return kind in PLAIN_TYPES or issubclass(kind, (enum.Enum, type)) or _is_numpy(kind, "generic")
+
+
+def _is_numpy(kind, name=None):
+    # By name, so that cgt works without numpy and never imports it.
+    bases = [base for base in kind.__mro__ if str(base.__module__).split(".")[0] == "numpy"]
+    return any(name is None or base.__name__ == name for base in bases)
+
+
+def _match_all(program, trees):
+    ops, tensors = iter(program), []
+    return tensors if all(_match(ops, tree, tensors) for tree in trees) else None
+
+
+def _match(ops, value, tensors):
+    """Whether the next ops describe `value`; its tensors are appended as they are met."""
+    kind, n, obj = next(ops)
+    if kind == TENSOR:
+        tensors.append(value)
+        return type(value) is obj
+    if kind == SAME:
+        return value is obj
+    if kind in (PLAIN, EQUAL):
+        return same_value(obj, value)
+    children = _children(value, kind, obj)
+    if children is None or len(children) != n:
+        return False
+    return all(_match(ops, child, tensors) for child in children)
+
+
+def _children(value, kind, obj):
+    """The children of `value` if it is the container that an op describes, else None."""
+    exact_type = obj[0] if kind in (DATACLASS, CUSTOM) else EXACT_TYPE.get(kind, obj)
+    if type(value) is not exact_type:
+        return None
+    if kind == DICT:
+        return tuple(value.values()) if same_value(obj, tuple(value)) else None
+    if kind == DATACLASS:  # an attribute that is absent becomes a marker that no op describes
+        return [getattr(value, name, EXACT_TYPE) for name in obj[1]]
+    if kind == CUSTOM:
+        children, context = obj[1](value)
+        return tuple(children) if same_value(obj[2], context) else None
+    return value
+
+
+def _build_all(program, tensors, n_trees):
+    n_leaves = sum(kind == TENSOR for kind, _, _ in program)
+    if n_leaves != len(tensors):
+        raise CgtError(f"{len(tensors)} tensors came for a program with {n_leaves} tensor leaves.")
+    ops, leaves = iter(program), iter(tensors)
+    return tuple(_build(ops, leaves) for _ in range(n_trees))
+
+
+def _build(ops, leaves):
+    kind, n, obj = next(ops)
+    if kind == TENSOR:
+        return next(leaves)
+    if kind in (PLAIN, SAME, EQUAL):
+        return obj
+    children = [_build(ops, leaves) for _ in range(n)]
+    if kind == DICT:
+        return dict(zip(obj, children, strict=True))
+    if kind == NAMEDTUPLE:
+        return tuple.__new__(obj, children)
+    if kind == CUSTOM:
+        return obj[3](children, obj[2])
+    if kind == DATACLASS:
+        # Neither __init__ nor __post_init__: the attributes already hold what those two made.
+        instance = object.__new__(obj[0])
+        for name, child in zip(obj[1], children, strict=True):
+            object.__setattr__(instance, name, child)
+        return instance
+    return tuple(children) if kind == TUPLE else children

@@ -1,0 +1,323 @@
+"""Run the user's function once and describe what came out, as plain data.
+
+Two modes stand between the function and PyTorch while it is warmed or recorded: a dispatch mode
+below autograd, which sees every ATen op (autograd's worker thread included), and a function mode,
+which sees the few methods that read memory behind the dispatcher's back. What they find is collected
+in one dict, `seen`:
+
+  made       storage -> where it was made         touched   storage -> a tensor of it, from outside
+  written    storages that an op wrote            results   weak references to what ops returned
+  reason     the first thing that forbids replay  generators, devices, random
+
+Copied slots. The function keeps the user's own tensors; `swaps` exchanges them for cgt's buffers at
+each op, so that views, identities and Python attributes are those of eager. Should an op write a
+copied slot after all, the buffer is copied back at once and the slot is pinned.
+"""
+
+import os
+import sys
+import weakref
+
+import cgt_core as core
+import torch
+
+from . import errors, tape
+from .private import DispatchMode, FunctionMode
+
+HOST, CUDA = 0, 1
+aten = torch.ops.aten
+
+# Ops that write an argument without saying so in their schema (positions).
+SILENT_WRITES = {
+    "native_batch_norm": (3, 4), "cudnn_batch_norm": (3, 4), "miopen_batch_norm": (3, 4),
+    "_batch_norm_impl_index": (3, 4),
+}  # fmt: skip
+REPLACES_MEMORY = frozenset("set_ resize_ resize_as_ _resize_output_ resize_storage_bytes_".split())
+# Methods that hand a tensor's memory to somebody outside PyTorch.
+MEMORY_READS = {
+    torch.Tensor.numpy: "numpy", torch.Tensor.tolist: "tolist", torch.Tensor.data_ptr: "data_ptr",
+    torch.Tensor.__array__: "__array__", torch.Tensor.untyped_storage: "untyped_storage",
+    torch.Tensor.__dlpack__: "__dlpack__",
+}  # fmt: skip
+NOT_USER_CODE = (
+    os.path.dirname(torch.__file__) + os.sep,
+    os.path.dirname(__file__) + os.sep,
+    os.path.dirname(os.__file__) + os.sep + "contextlib",
+)
+
+
+class Unrecordable(BaseException):
+    """Leaves the user's function in the middle of a capture; not an Exception, so that the user's
+    own `except Exception` does not catch it. Never reaches the user."""
+
+
+def observe(driver, swaps=(), recording=False):
+    """A fresh `seen`. `swaps`: [(leaf tensor, buffer), ...] for copied slots."""
+    seen = {
+        "driver": driver, "recording": recording, "made": {}, "touched": {}, "written": set(),
+        "results": [], "generators": {}, "devices": set(), "reason": None, "random": False,
+        "constants": set(), "keep": [], "swaps": {}, "buffers": {}, "mirrored": set(), "user": {},
+        "raw": set(),
+    }  # fmt: skip
+    for leaf, buffer in swaps:
+        lo = core.address(leaf)
+        row = (lo, lo + span(leaf), buffer, leaf)
+        seen["swaps"].setdefault(core.storage_id(leaf), []).append(row)
+        seen["buffers"][core.storage_id(buffer)] = row
+    return seen
+
+
+def run(seen, function, args, kwargs):
+    """Run the function under both modes; its result."""
+    with OpWatch(seen), MemoryWatch(seen):
+        return function(*args, **kwargs)
+
+
+def span(t):
+    """Bytes from a tensor's first element to the end of its last."""
+    if t.numel() == 0:
+        return 0
+    last = sum((n - 1) * s for n, s in zip(t.shape, t.stride(), strict=True))
+    return (last + 1) * t.element_size()
+
+
+class OpWatch(DispatchMode):
+    """Sees every ATen op below autograd."""
+
+    def __init__(self, seen):
+        super().__init__()
+        self.seen = seen
+
+    def __torch_dispatch__(self, op, types, args=(), kwargs=None):
+        return watch_op(self.seen, op, args, kwargs or {})
+
+
+class MemoryWatch(FunctionMode):
+    """Sees methods that read a tensor's memory without an op."""
+
+    def __init__(self, seen):
+        super().__init__()
+        self.seen = seen
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        if function in MEMORY_READS:
+            watch_read(self.seen, MEMORY_READS[function], args[0])
+        return function(*args, **(kwargs or {}))
+
+
+def user_line(seen):
+    """file:line of the innermost frame that is neither PyTorch's nor ours."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        name = frame.f_code.co_filename
+        mine = seen["user"].get(name)
+        if mine is None:
+            mine = seen["user"][name] = not name.startswith(NOT_USER_CODE)
+        if mine:
+            return f"{name}:{frame.f_lineno}"
+        frame = frame.f_back
+    return "the backward pass"
+
+
+def refuse(seen, sentence):
+    """Note why this run cannot be replayed. In a CUDA capture nothing has run yet: leave."""
+    if seen["reason"] is None:
+        seen["reason"] = sentence
+    if seen["recording"] and seen["driver"] == CUDA:
+        raise Unrecordable(sentence)
+
+
+def tensors_in(value, into):
+    """Collect the tensors of an op's arguments or result."""
+    if isinstance(value, torch.Tensor):
+        into.append(value)
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            tensors_in(item, into)
+    return into
+
+
+def exchange(seen, value):
+    """The argument with copied slots replaced by their buffers."""
+    if isinstance(value, torch.Tensor):
+        at = core.address(value)
+        for lo, hi, buffer, _ in seen["swaps"].get(core.storage_id(value), ()):
+            if lo <= at and at + span(value) <= hi:
+                return core.view_like(buffer, value, at - lo)
+        return value
+    if isinstance(value, (list, tuple)):
+        return type(value)([exchange(seen, v) for v in value])
+    return value
+
+
+def watch_read(seen, name, t):
+    """A method that reads memory: fatal on the host, where nobody could replay the reader."""
+    sid = core.storage_id(t)
+    if seen["driver"] == CUDA and t.is_cuda and name in ("data_ptr", "untyped_storage"):
+        # A kernel outside the dispatcher may read or write there: the address must stay.
+        seen["raw"].add(sid)
+        if sid not in seen["made"]:
+            seen["touched"].setdefault(sid, t)
+            seen["written"].add(sid)
+            if sid in seen["swaps"]:
+                refuse(seen, errors.memory_read(name, user_line(seen)))
+        return
+    refuse(seen, errors.memory_read(name, user_line(seen)))
+
+
+def watch_op(seen, op, args, kwargs):
+    """One op: exchange copied slots, run it, note what it read, made and wrote."""
+    if op.namespace == "profiler":
+        return op(*args, **kwargs)
+    packet = op.overloadpacket.__name__
+    inputs = tensors_in((args, tuple(kwargs.values())), [])
+    if packet in ("lift_fresh", "lift_fresh_copy"):
+        return watch_constant(seen, op, inputs[0])
+    written = [args[k] if k < len(args) else kwargs.get(name) for k, name in tape.writes(op)]
+    written = tensors_in(written + [args[k] for k in SILENT_WRITES.get(packet, ())], [])
+    vet_op(seen, op, packet, args, kwargs, inputs, written)
+    for t in inputs:
+        sid = core.storage_id(t)
+        seen["devices"].add(t.device)
+        if sid not in seen["made"] and sid not in seen["buffers"]:
+            seen["touched"].setdefault(sid, t)
+    generator = kwargs.get("generator")
+    if generator is not None:
+        seen["generators"][id(generator)] = generator
+    if torch.Tag.nondeterministic_seeded in op.tags:
+        seen["random"] = True
+    for t in written:
+        seen["written"].add(core.storage_id(t))
+    if seen["swaps"]:
+        args = exchange(seen, args)
+        kwargs = {k: exchange(seen, v) for k, v in kwargs.items()}
+    result = op(*args, **kwargs)
+    results = tensors_in(result, [])
+    known = {core.storage_id(t) for t in (tensors_in((args, tuple(kwargs.values())), []))}
+    fresh = [t for t in results if core.storage_id(t) not in known]
+    if fresh:
+        line = user_line(seen)
+        for t in fresh:
+            seen["made"][core.storage_id(t)] = line
+            seen["devices"].add(t.device)
+            if t.device.type == "cpu" and seen["driver"] == CUDA:
+                seen["constants"].add(core.storage_id(t))
+    seen["results"].extend(weakref.ref(t) for t in results)
+    if seen["recording"] and seen["driver"] == HOST:
+        append(seen, op, args, kwargs, results, fresh, bool(written))
+    if written and seen["swaps"]:
+        mirror(seen, written)
+    return result
+
+
+def append(seen, op, args, kwargs, results, fresh, writes):
+    """Put the op on the host's tape, unless it is a view."""
+    seen["keep"].extend(map(core.twin, fresh))  # a freed storage's address could come back
+    if seen["reason"] is not None or not (fresh or writes or not results):
+        return
+    if fresh and len(fresh) != len(results):
+        refuse(seen, errors.odd_op(str(op), user_line(seen)))
+        return
+    try:
+        tape.append(op, args, kwargs, fresh)
+    except Exception as error:  # an argument without a boxed form: the op ran, so go on eagerly
+        refuse(seen, errors.untaped_op(str(op), user_line(seen), str(error)))
+
+
+def mirror(seen, written):
+    """A copied slot was written through its buffer: bring the user's memory up to date."""
+    rows = {}
+    for t in written:
+        sid = core.storage_id(t)
+        if sid in seen["buffers"]:
+            rows[sid] = seen["buffers"][sid]
+        for row in seen["swaps"].get(sid, ()):
+            rows[core.storage_id(row[2])] = row
+    for _, _, buffer, leaf in rows.values():
+        seen["mirrored"].add(id(leaf))
+        seen["written"].add(core.storage_id(leaf))
+        to, source = core.twin(leaf), core.view_like(buffer, leaf, 0)
+        aten.copy_.default(to, source)
+        if seen["recording"] and seen["driver"] == HOST:
+            tape.copy_into(to, source)
+
+
+def watch_constant(seen, op, t):
+    """torch.tensor(...) of Python values: the values are guarded, the memory is new every time."""
+    if t.is_cuda:
+        refuse(seen, errors.host_constant(user_line(seen)))
+    sid = core.storage_id(t)
+    seen["made"][sid] = user_line(seen)
+    seen["constants"].add(sid)
+    seen["devices"].add(t.device)
+    if seen["recording"] and seen["driver"] == HOST:
+        value = t.clone()
+        seen["keep"].extend((core.twin(t), value))
+        tape.copy_into(t, value)
+    result = op(t)
+    seen["results"].append(weakref.ref(result))
+    return result
+
+
+def vet_op(seen, op, packet, args, kwargs, inputs, written):
+    """Refuse what a replay could not repeat."""
+    line = None
+    if torch.Tag.data_dependent_output in op.tags:
+        line = errors.host_read(str(op), user_line(seen))
+    elif torch.Tag.dynamic_output_shape in op.tags and (
+        packet != "index" or any(t.dtype in (torch.bool, torch.uint8) for t in inputs[1:])
+    ):
+        line = errors.dynamic_shape(str(op), user_line(seen))
+    elif packet in REPLACES_MEMORY:
+        line = errors.replaces_memory(str(op), user_line(seen))
+    elif torch.Tag.inplace_view in op.tags and core.storage_id(inputs[0]) not in seen["made"]:
+        line = errors.changes_shape(str(op), user_line(seen))
+    elif any(t.layout != torch.strided for t in inputs):
+        line = errors.layout(str(op), user_line(seen))
+    elif seen["driver"] == CUDA:
+        line = vet_mixed(seen, op, packet, kwargs, inputs, written)
+    if line is not None:
+        refuse(seen, line)
+
+
+def vet_mixed(seen, op, packet, kwargs, inputs, written):
+    """CPU tensors in a function on the GPU: only numbers that are guarded or constant."""
+    on_cpu = [t for t in inputs if not t.is_cuda]
+    if not on_cpu:
+        to_cpu = kwargs.get("device") is not None and torch.device(kwargs["device"]).type == "cpu"
+        return errors.host_read(str(op), user_line(seen)) if to_cpu and inputs else None
+    for t in on_cpu:
+        known = core.storage_id(t) in seen["constants"] or (
+            t.dim() == 0 and core.storage_id(t) not in seen["made"]
+        )
+        copies = packet in ("_to_copy", "copy_", "_copy_from") and (
+            len(on_cpu) < len(inputs) or str(kwargs.get("device", "cpu")) != "cpu"
+        )
+        if copies and len(on_cpu) < len(inputs) and on_cpu[0] is inputs[0]:
+            return errors.host_read(str(op), user_line(seen))
+        if not known or copies:
+            return errors.cpu_tensor(str(op), user_line(seen), tuple(t.shape))
+    external = any(not t.is_cuda and core.storage_id(t) not in seen["made"] for t in written)
+    if external or (len(on_cpu) == len(inputs) and torch.Tag.nondeterministic_seeded in op.tags):
+        return errors.cpu_state(str(op), user_line(seen))
+    return None
+
+
+def is_spent(grad_fn):
+    """Was this autograd graph used up by a backward inside the call? Its saved tensors are gone."""
+    todo, done = [grad_fn], set()
+    while todo:
+        node = todo.pop()
+        if node is None or node in done:
+            continue
+        done.add(node)
+        for name in dir(node):
+            if name.startswith("_raw_saved_"):
+                continue
+            if name.startswith("_saved_"):
+                try:
+                    getattr(node, name)
+                except RuntimeError:
+                    return True
+        todo.extend(n for n, _ in node.next_functions)
+    return False

@@ -1,0 +1,195 @@
+# A recording is a row of `nodes`: one function, recorded once, for one set of guards. A call walks
+# its arguments along a *spec* (the program of a pytree), which yields the tensor leaves; it then
+# looks for a node of its function whose guards accept them, and replays it: sources of copied
+# slots are patched, outputs are taken from their rows, the graph is launched. No Python runs.
+#
+#   fns    [ f ... ]          f.first_spec ─► specs, f.first_node ─► nodes; newest match first
+#   specs  [ s ... ] ──────► ops    [ TUPLE TENSOR PLAIN | TUPLE DICT TENSOR TENSOR | ... ]
+#   nodes  [ n ... ] ──┬───► slots  [ leaf leaf reached | leaf ... ]   what the graph reads
+#                      ├───► outs   [ FRESH SHARED VIEW | ...      ]   what the call hands out
+#                      ├───► ops    [ ...                          ]   the pytree of the result
+#                      ├───► copies, gens, grads, watches ──► places
+#                      └───► exec   the driver's graph
+#   paths  [ host cuda:0 ...]  per device: which nodes' outputs may still be held
+#
+# A thing is a row and its name is its row number; NONE ends a list. Variable parts are slices
+# (at, n) of one long array per kind; freeing a node closes the gap, so a slice moves but never
+# tears. Ids may cross calls, pointers to rows never outlive a call that can add rows.
+#
+# Ownership. Rows borrow every Python object they name: the owner is the function's `keep` dict,
+# which lives in the closure that `jit` returned. So the garbage collector sees through a jitted
+# function, and a function nobody holds takes its rows along. Only `outs.tensor` is owned here.
+#
+# One pool per device holds all recordings. A node's outputs stay allocated while the node lives,
+# so what is recorded later never overlaps them; what was recorded *earlier* may write there. Hence
+# the rule of paths: launching n first rescues held outputs of every node born at n's time or later.
+#
+# The GIL guards the table. `paths.lock` orders calls on one device; it is only waited for without
+# the GIL. A launch runs without the GIL and touches no row.
+
+from libc.stdint cimport int32_t, int64_t, uint64_t
+from cpython.object cimport PyObject
+
+ctypedef int32_t id_t
+
+cdef enum: NONE = -1
+
+cdef enum:                  # Kind: ops.kind; the numbers are those of cgt/pytree.py
+    TENSOR, PLAIN, SAME, EQUAL, TUPLE, LIST, DICT, NAMEDTUPLE, DATACLASS, CUSTOM
+
+cdef enum:                  # Binding: slots.binding, decided by dispatch.py when the node is recorded
+    UNUSED                  # the function never touched it: only its metadata is guarded
+    PINNED                  # the graph reads this address: the pointer must be the same
+    COPIED                  # the graph copies from today's address first: same alignment class
+    VALUE                   # a CPU number baked into kernels: the bytes must be the same
+
+cdef enum:                  # OutKind: outs.kind
+    FRESH                   # memory of the recording
+    SHARED                  # a view of the fresh output `ref`
+    VIEW                    # a view of slot `ref`, `shift` bytes from its start
+    INPUT                   # the very tensor in slot `ref`
+    AGAIN                   # the very tensor of output `ref`
+
+cdef enum:                  # Policy: fns.outputs: what happens to a held output that is about to be overwritten
+    RESCUE, POISON, BORROW
+
+cdef enum:                  # PlaceKind: the numbers are those of cgt/places.py
+    DICT_ITEM, DICT_LEN, CELL, LIST_ITEM, LIST_LEN, TYPE_ATTR, ATTR
+
+cdef enum:                  # Miss: why a node did not accept a call; guard.pxi says, dispatch.py explains
+    FITS, MISS_SPEC, MISS_AMBIENT, MISS_META, MISS_POINTER, MISS_ALIGN, MISS_VALUE, MISS_OVERLAP,
+    MISS_GRAD, MISS_PLACE
+
+cdef enum: HOST, CUDA       # DriverKind
+
+cdef struct Fn:
+    int32_t alive
+    int32_t outputs             # Policy
+    int32_t max_leaves          # most tensor leaves of any spec; sizes the call's scratch
+    id_t first_spec, first_node # newest match first
+    int64_t born                # a stale id is told by this
+    int64_t calls, warmups, records, replays, eager, rebinds, copied_bytes, rescues, rescued_bytes
+
+cdef struct Spec:
+    int32_t alive
+    id_t fn, next
+    id_t op_at, op_n
+    int32_t n_leaves
+
+cdef struct Op:                 # one step of a pytree's program, in pre-order
+    int32_t kind                # Kind
+    int32_t n                   # children
+    PyObject* obj               # type, value, weak reference, keys: see Kind and pytree.py
+
+cdef struct Node:
+    int32_t alive
+    id_t fn, next, spec, path
+    int64_t born                # order of recording; decides what overlaps what
+    uint64_t ambient[2]         # tensor_shim.h: ambient_now
+    id_t slot_at, slot_n, out_at, out_n, ret_at, ret_n, copy_at, copy_n
+    id_t gen_at, gen_n, grad_at, grad_n, watch_at, watch_n, place_at, place_n, dim_at, dim_n
+    int32_t writes              # some slot is written: copied slots must not overlap it
+    int32_t ret_python          # the result needs pytree.unflatten
+    PyObject* ret_program       # borrowed
+    void* graph                 # CUDA: CUgraph; host: NULL
+    void* exec                  # CUDA: CUgraphExec, NULL for a graph without nodes; host: the tape
+    int32_t n_graph_nodes
+    int64_t n_replay
+
+cdef struct Slot:
+    int32_t leaf                # which tensor leaf; NONE for a tensor reached by closure or module
+    PyObject* tensor            # the reached tensor, borrowed; NULL for a leaf
+    int32_t binding             # Binding
+    int32_t written             # the function writes it
+    int32_t bumps               # by how much a replay moves its _version
+    id_t copy                   # index into the node's copies, or NONE
+    uint64_t keys               # dispatch key set
+    int32_t dtype, device, requires_grad, ndim
+    id_t dim_at                 # sizes then strides, index into the node's dims
+    int32_t align               # data pointer % 512
+    char* ptr
+    char value[16]              # VALUE only
+    int32_t value_n
+
+cdef struct Out:
+    int32_t kind                # OutKind
+    id_t ref                    # output or slot it refers to
+    id_t grad_slot              # it becomes .grad of this slot's tensor, or NONE
+    int32_t hidden              # not part of the result
+    int32_t version             # _version when handed out
+    uint64_t keys
+    int32_t dtype, ndim
+    id_t dim_at
+    int64_t offset              # storage offset, elements
+    int64_t shift               # VIEW: bytes from the start of the slot's tensor
+    char* ptr                   # FRESH, SHARED: where the graph writes it
+    PyObject* proto             # owned: twin that keeps the recorded memory
+    PyObject* line              # owned: where it was made, a str
+    PyObject* tensor            # owned: what was handed out last; NULL: make a new one
+    void* storage               # of `tensor`, to see that nobody replaced it
+
+cdef struct Copy:               # a copied slot's copy node inside the graph
+    void* handle                # CUDA: CUgraphNode
+    char* to
+    int64_t nbytes
+    const char* source          # shadow of what the exec was told last
+
+cdef struct Gen:                # one generator that the recording consumes
+    PyObject* generator         # borrowed
+    void* handle                # the node that writes seed and offset words
+    void* words                 # device address of the two words
+    int32_t device
+    uint64_t advance            # how far one run moves it
+    uint64_t seed, offset       # shadow of what the exec was told last
+
+cdef struct Grad:               # a tensor whose .grad the recording replaced
+    id_t slot
+    int32_t was_none            # guarded
+    void* was                   # guarded too where the recording reads the old gradient; else NULL
+    id_t out                    # hidden output that becomes .grad, or NONE: it becomes None
+
+cdef struct Watch:              # places of one dict, skipped while the dict's tag stands still
+    PyObject* holder            # borrowed; NULL: compare at each call
+    uint64_t tag
+    id_t place_at, place_n      # relative to the node's places
+
+cdef struct Place:              # a value that the function can read without its arguments
+    int32_t kind                # PlaceKind
+    int32_t plain               # compare by type and ==; else by identity
+    PyObject* holder            # borrowed
+    PyObject* key
+    PyObject* want              # NULL: must stay absent
+    int64_t number              # *_LEN and LIST_ITEM
+
+cdef struct Path:               # one per device: row 0 the host, row 1+i cuda:i
+    int32_t driver              # DriverKind
+    int32_t device              # -1 for the host
+    void* lock                  # PyThread_type_lock
+    unsigned long owner         # thread that holds it, or 0
+    void* last_stream           # of the last launch; another one waits for it
+    void* event
+    int64_t step                # iteration
+    id_t live_n                 # nodes whose outputs may be held, oldest first
+    id_t live_cap
+    id_t* live
+
+cdef struct Column:             # a growable array
+    void* rows
+    int32_t n, cap, size
+
+cdef struct Recording:          # the one recording under way; dispatch.py's lock guards it
+    int32_t active
+    int32_t driver, device
+    void* stream
+    unsigned long long pool_hi, pool_lo
+    int32_t pool_open, capturing
+    void* graph
+    void* exec
+    int32_t n_graph_nodes
+
+cdef struct Table:
+    Column fns, specs, ops, nodes, slots, outs, copies, gens, grads, watches, places, dims, paths
+    Recording rec
+    Column rec_copies, rec_gens
+    int64_t births              # counter behind every `born`
+    int64_t allocations         # driver handles and rows alive: the books that tests balance

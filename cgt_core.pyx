@@ -1,0 +1,33 @@
+# The spine: imports, and one chapter per idea in the order of knowledge. Read cgt_core.pxd first.
+#
+# The core knows nobody above it: what it needs from Python arrives as an argument (on_miss, the
+# unflattening of rare pytrees), as JAX hands `cache_miss` to its C++ half.
+
+cimport cython
+from cpython.object cimport PyObject, Py_EQ, PyObject_RichCompareBool, PyObject_GetAttr
+from cpython.ref cimport Py_INCREF, Py_DECREF, Py_XDECREF
+from cpython.dict cimport PyDict_GetItem, PyDict_Size, PyDict_SetItem
+from cpython.tuple cimport PyTuple_GET_ITEM, PyTuple_GET_SIZE, PyTuple_New, PyTuple_SET_ITEM
+from cpython.list cimport PyList_GET_ITEM, PyList_GET_SIZE, PyList_New, PyList_SET_ITEM
+from libc.stdint cimport int32_t, int64_t, uint64_t, uintptr_t
+from libc.stdlib cimport free, malloc, realloc
+from libc.string cimport memcmp, memcpy, memmove, memset
+from libcpp.string cimport string
+from cuda.bindings cimport cydriver as cu
+
+import sys
+import threading
+
+include "cgt/core/shims.pxi"
+include "cgt/core/driver.pxi"
+include "cgt/core/cuda.pxi"
+include "cgt/core/host.pxi"
+include "cgt/core/table.pxi"
+include "cgt/core/leaves.pxi"
+include "cgt/core/guard.pxi"
+include "cgt/core/places.pxi"
+include "cgt/core/rng.pxi"
+include "cgt/core/path.pxi"
+include "cgt/core/replay.pxi"
+include "cgt/core/record.pxi"
+include "cgt/core/surface.pxi"
