@@ -106,7 +106,7 @@ cdef struct Slot:
     uint64_t keys               # dispatch key set
     int32_t dtype, device, requires_grad, ndim
     id_t dim_at                 # sizes then strides, index into the node's dims
-    int32_t align               # data pointer % 512
+    int32_t align               # data pointer modulo align_of (guard.pxi)
     char* ptr
     char value[16]              # VALUE only
     int32_t value_n

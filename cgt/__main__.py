@@ -20,6 +20,7 @@ import cgt
 CONTEXT, BATCH, WIDTH, HEADS, LAYERS = 32, 8, 64, 4, 2
 SEED = 1234
 WARM = 5        # steps left out of the timing: warm-up, recording, first replays
+PROMPT = "The value of the expression is "
 
 
 # --- text -------------------------------------------------------------------------------------------------------------
@@ -108,7 +109,7 @@ def train(steps, device, transform, label):
 
 
 def write(model, device, length, temperature=0.7):
-    """Let the model go on from the first words of the text: one jitted forward per character."""
+    """Let the model go on from PROMPT: one jitted forward per character."""
     model.eval()
 
     @cgt.jit
@@ -116,14 +117,14 @@ def write(model, device, length, temperature=0.7):
     def next_logits(window):
         return model(window)[0, -1]
 
-    window = encode(TEXT[:CONTEXT]).to(device)[None]
+    window = encode(PROMPT.rjust(CONTEXT)[-CONTEXT:]).to(device)[None]
     written = []
     for _ in range(length):
         cgt.step()
         character = torch.multinomial((next_logits(window) / temperature).softmax(-1), 1)
         window = torch.cat([window[:, 1:], character[None]], 1)
         written.append(character.item())
-    return decode(written), next_logits
+    return PROMPT + decode(written), next_logits
 
 
 def batches(steps, device):

@@ -9,5 +9,5 @@ MAX_RECORDS = int(os.environ.get("CGT_MAX_RECORDS", "8"))
 # record again; doubles with every further verdict, up to the second number.
 COOL_DOWN = (64, 4096)
 ESCAPE_TRIES = 2  # recordings thrown away because a tensor outlived the call, before a verdict
-ALIGN = 512  # bytes; block size of PyTorch's caching allocator
+ALIGN = 512  # bytes; what PyTorch's CUDA allocator aligns to (the CPU's: 64, which divides it)
 EXPLAIN_ITEMS = 8  # reasons and slots shown in a line of explain()

@@ -8,6 +8,7 @@ Views are not appended: a view of recorded memory is the same view at every laun
 """
 
 import functools
+import warnings
 
 import cgt_core as core
 import torch
@@ -20,9 +21,11 @@ EMPTY = frozenset(
 
 @functools.cache
 def out_variant(op):
-    """(overload, name of its out argument) that takes op's arguments and writes a given result."""
+    """(overload, name of its out argument), or None: the variant that takes op's arguments and writes a given result."""
     packet = op.overloadpacket
     wanted = [(a.name, str(a.type)) for a in op._schema.arguments]
+    if torch.Tag.nondeterministic_seeded in op.tags:
+        return None  # cannot be tried without drawing numbers
     if [str(r.type) for r in op._schema.returns] != ["Tensor"]:
         return None  # several results: some out variants resize what a mode leaves empty
     for name in packet.overloads():
@@ -72,7 +75,7 @@ def boxed(value):
 
 def append(op, args, kwargs, results):
     """Append op to the tape under way. `results`: the tensors it made, in order."""
-    name = op._schema.name
+    name, given = op._schema.name, (args, kwargs)
     args = tuple(map(boxed, args))
     kwargs = {k: boxed(v) for k, v in kwargs.items()}
     if writes(op) or not results:
@@ -80,15 +83,37 @@ def append(op, args, kwargs, results):
     elif op.overloadpacket.__name__ in EMPTY:
         return  # its bytes mean nothing; the memory stays
     else:
+        target, into = op, results
         found = out_variant(op)
-        if found is None:
-            target, into = op, results
-        else:
-            target, name_of_out = found
-            kwargs = {k: v for k, v in kwargs.items() if k not in FACTORY or k in argument_names(target)}
-            kwargs[name_of_out] = results[0]
-            into = ()
+        if found is not None:
+            known = argument_names(found[0])
+            trimmed = {k: v for k, v in given[1].items() if k not in FACTORY or k in known}
+            if writes_same(*found, given[0], trimmed, results[0]):
+                target, into = found[0], ()
+                kwargs = {k: boxed(v) for k, v in trimmed.items()} | {found[1]: results[0]}
     core.op(name.encode(), target._schema.overload_name.encode(), args, kwargs, tuple(into))
+
+
+def writes_same(target, name, args, kwargs, result):
+    """Does the out variant write the very bytes of `result` where it is told to? Tried once with
+    these arguments: some variants resize, or use the memory they are given as scratch."""
+    out = torch.empty_strided(result.shape, result.stride(), dtype=result.dtype)
+    at = core.address(out)
+    try:
+        with warnings.catch_warnings(action="error"):
+            target(*args, **kwargs, **{name: out})
+    except (RuntimeError, UserWarning):
+        return False
+    return core.address(out) == at and out.stride() == result.stride() and same_bits(out, result)
+
+
+def same_bits(a, b):
+    """Bitwise equality of two dense tensors."""
+    size = a.element_size()
+    number = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}.get(size)
+    if number is None:  # complex128
+        return torch.equal(torch.view_as_real(a).view(torch.int64), torch.view_as_real(b).view(torch.int64))
+    return torch.equal(a.view(number), b.view(number))
 
 
 @functools.cache

@@ -6,6 +6,11 @@ cdef inline int64_t miss(int why, int64_t where) noexcept nogil: return (<int64_
 cdef inline PyObject* slot_tensor(Slot* s, PyObject** leaves) noexcept nogil:
     return s.tensor if s.leaf == NONE else leaves[s.leaf]
 
+cdef inline uintptr_t align_of(Node* n) noexcept nogil:
+    """The alignment that allocators give: 512 bytes on CUDA, 64 on the host. Kernels choose vector
+    widths, and with them the order of sums, by an address's remainder."""
+    return 64 if n.path == 0 else 512
+
 cdef inline int64_t guard_slot(Table* t, Node* n, int32_t k, PyObject** leaves) noexcept nogil:
     cdef Slot* s = slot_row(t, n.slot_at + k)
     cdef PyObject* x = slot_tensor(s, leaves)
@@ -16,7 +21,7 @@ cdef inline int64_t guard_slot(Table* t, Node* n, int32_t k, PyObject** leaves) 
     p = tensor_ptr(x)
     if s.binding == PINNED: return FITS if p == s.ptr else miss(MISS_POINTER, k)
     if s.binding == COPIED:
-        if <int32_t>(<uintptr_t>p % 512) != s.align: return miss(MISS_ALIGN, k)
+        if <int32_t>(<uintptr_t>p % align_of(n)) != s.align: return miss(MISS_ALIGN, k)
         if n.writes and guard_overlaps(t, n, x, leaves): return miss(MISS_OVERLAP, k)
         return FITS
     return FITS if memcmp(p, s.value, s.value_n) == 0 else miss(MISS_VALUE, k)

@@ -84,7 +84,7 @@ cdef int slot_fill(Table* t, id_t n, id_t at, object row) except -1:
     s.ndim = tensor_ndim(x)
     s.dim_at = dim_at
     s.ptr = tensor_ptr(x)
-    s.align = <int32_t>(<uintptr_t>s.ptr % 512)
+    s.align = <int32_t>(<uintptr_t>s.ptr % align_of(node_row(t, n)))
     if s.binding == VALUE:
         s.value_n = <int32_t>tensor_itemsize(x)
         memcpy(s.value, s.ptr, s.value_n)

@@ -5,6 +5,7 @@
 // user's tensors. A launch calls the ops in order: `out=` variants and in-place ops write the
 // recorded memory themselves; for the rest the result is copied into it.
 #pragma once
+#include <ATen/ScalarOps.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -58,8 +59,15 @@ static c10::IValue value_of(PyObject* o, const c10::Type& type) {
     return value_of(o, *type.castRaw<c10::OptionalType>()->getElementType());
   }
   switch (type.kind()) {
-    case K::TensorType:
-      return o == Py_None ? c10::IValue(at::Tensor()) : c10::IValue(twin_of(o));
+    case K::TensorType: {
+      if (o == Py_None) return c10::IValue(at::Tensor());
+      if (!PyFloat_Check(o) && !PyLong_Check(o) && !PyComplex_Check(o))
+        return c10::IValue(twin_of(o));
+      // `x * 2.0`: the mode is shown the number; the op wants the wrapped tensor it came from.
+      at::Tensor number = c10::scalar_to_tensor(scalar_of(o));
+      number.unsafeGetTensorImpl()->set_wrapped_number(true);
+      return c10::IValue(number);
+    }
     case K::IntType:
     case K::SymIntType:
       return c10::IValue(static_cast<int64_t>(PyLong_AsLongLong(o)));
