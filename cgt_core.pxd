@@ -85,7 +85,7 @@ cdef struct Node:
     int32_t alive
     id_t fn, next, spec, path
     int64_t born                # order of recording; decides what overlaps what
-    uint64_t ambient[2]         # tensor_shim.h: ambient_now
+    uint64_t ambient[3]         # tensor_shim.h: ambient_now
     id_t slot_at, slot_n, out_at, out_n, ret_at, ret_n, copy_at, copy_n
     id_t gen_at, gen_n, grad_at, grad_n, watch_at, watch_n, place_at, place_n, dim_at, dim_n
     int32_t writes              # some slot is written: copied slots must not overlap it

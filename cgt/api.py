@@ -181,14 +181,23 @@ def message_for_poisoned(made):
     return errors.poisoned(made, ended)
 
 
+def error_for_failed(f, error):
+    """What a call raises whose replay the driver refused: nothing was launched."""
+    site = SITES.get(f)
+    name = getattr(site, "__qualname__", "a jitted function")
+    return CgtError(errors.replay_failed(name, error.args[2], error.args[1]))
+
+
 def at_exit():
     """Graphs go before the CUDA context does."""
     for state in all_states():
         dispatch.reset_state(state)
 
 
+core.FAILED[0] = error_for_failed
 core.POISONED[0] = message_for_poisoned
 core.UNFLATTEN[0] = pytree.unflatten
+core.SAME_VALUE[0] = pytree.same_value
 if not self_check():
     core.reuse_outputs(False)
 atexit.register(at_exit)

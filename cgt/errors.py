@@ -51,6 +51,13 @@ def changes_shape(op, line):
     )
 
 
+def other_device(op, line, device):
+    return (
+        f"{op} at {line} works on {device}, which is not the current device. "
+        "Call the function under torch.cuda.device of its tensors."
+    )
+
+
 def layout(op, line):
     return f"{op} at {line} works on a sparse or otherwise unstrided tensor. Use a dense one."
 
@@ -179,6 +186,13 @@ def no_generator_function(name, kind):
 
 def bad_option(name, value, allowed):
     return f"cgt.jit({name}={value!r}): expected {allowed}."
+
+
+def replay_failed(name, call, why):
+    return (
+        f"replaying {name} failed at the driver's {call} call: {why}. Nothing was launched; "
+        f"cgt.reset({name}) drops its recordings."
+    )
 
 
 def not_jitted(what):

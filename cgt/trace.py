@@ -200,6 +200,8 @@ def watch_op(seen, op, args, kwargs):
         for t in fresh:
             seen["made"][core.storage_id(t)] = line
             seen["devices"].add(t.device)
+            if t.is_cuda and t.device.index != torch.cuda.current_device():
+                refuse(seen, errors.other_device(str(op), line, t.device))
             if t.device.type == "cpu" and seen["driver"] == CUDA:
                 seen["constants"].add(core.storage_id(t))
     seen["results"].extend(weakref.ref(t) for t in results)
@@ -274,6 +276,8 @@ def vet_op(seen, op, packet, args, kwargs, inputs, written):
         line = errors.changes_shape(str(op), user_line(seen))
     elif any(t.layout != torch.strided for t in inputs):
         line = errors.layout(str(op), user_line(seen))
+    elif any(t.is_cuda and t.device.index != torch.cuda.current_device() for t in inputs):
+        line = errors.other_device(str(op), user_line(seen), inputs[0].device)
     elif seen["driver"] == CUDA:
         line = vet_mixed(seen, op, packet, kwargs, inputs, written)
     if line is not None:

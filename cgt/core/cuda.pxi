@@ -44,10 +44,16 @@ cdef int cuda_last_node(void* stream, cu.CUgraphNode* node) noexcept:
     if code == 0 and n: node[0] = last[0]
     return code
 
+cdef int cuda_capturing(void* stream) noexcept nogil:
+    """Is somebody's capture under way on this stream? Then a call runs the plain function."""
+    cdef cu.CUstreamCaptureStatus status
+    if cu.cuStreamIsCapturing(cu_stream(stream), &status) != 0: return 1
+    return status != cu.CUstreamCaptureStatus_enum.CU_STREAM_CAPTURE_STATUS_NONE
+
 cdef int cuda_begin(Recording* r) noexcept:
     cdef int code = fault(CALL_BEGIN)
     if code: return code
-    if cuda_pool_begin(r.device, r.pool_hi, r.pool_lo, r.stream) != 0: return 1
+    if cuda_pool_begin(r.device, r.pool_hi, r.pool_lo, r.stream, cuda_capturing) != 0: return 1
     r.pool_open = 1
     # Thread-local: other threads may go on allocating and synchronizing while we record.
     code = cu.cuStreamBeginCapture(
@@ -62,12 +68,6 @@ cdef unsigned long long cuda_capture_id(Recording* r) noexcept:
     cdef cu.cuuint64_t capture_id = 0
     cu.cuStreamGetCaptureInfo(cu_stream(r.stream), &status, &capture_id, NULL, NULL, NULL, NULL)
     return capture_id
-
-cdef int cuda_capturing(void* stream) noexcept nogil:
-    """Is somebody's capture under way on this stream? Then a call runs the plain function."""
-    cdef cu.CUstreamCaptureStatus status
-    if cu.cuStreamIsCapturing(cu_stream(stream), &status) != 0: return 1
-    return status != cu.CUstreamCaptureStatus_enum.CU_STREAM_CAPTURE_STATUS_NONE
 
 cdef int cuda_copy(Recording* r, Copy* c) noexcept:
     cdef int code = fault(CALL_COPY)

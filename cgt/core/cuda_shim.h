@@ -40,14 +40,16 @@ static inline void cuda_thread_ready(int device) noexcept {
   }
 }
 
-// Route allocations made on `stream`, by any thread (autograd's worker too), to the pool.
-static int cuda_pool_begin(int device, unsigned long long hi, unsigned long long lo,
-                           void* stream) noexcept {
+// Route allocations made on `stream`, by any thread (autograd's worker too), to the pool; and those
+// on streams that the function forked from it, which are then `capturing` as well.
+typedef int (*stream_test)(void* stream);
+static int cuda_pool_begin(int device, unsigned long long hi, unsigned long long lo, void* stream,
+                           stream_test capturing) noexcept {
   try {
     cudaStream_t s = static_cast<cudaStream_t>(stream);
     c10::cuda::CUDACachingAllocator::beginAllocateToPool(
         static_cast<c10::DeviceIndex>(device), {hi, lo},
-        [s](cudaStream_t other) { return other == s; });
+        [s, capturing](cudaStream_t other) { return other == s || capturing(other); });
     return 0;
   } catch (const std::exception& e) {
     PyErr_SetString(PyExc_RuntimeError, e.what());
@@ -165,7 +167,9 @@ static int cuda_absent() {
   PyErr_SetString(PyExc_RuntimeError, "cgt was built against a CPU torch");
   return -1;
 }
-static int cuda_pool_begin(int, unsigned long long, unsigned long long, void*) noexcept {
+typedef int (*stream_test)(void* stream);
+static int cuda_pool_begin(int, unsigned long long, unsigned long long, void*,
+                           stream_test) noexcept {
   return cuda_absent();
 }
 static void cuda_pool_end(int, unsigned long long, unsigned long long) noexcept {}

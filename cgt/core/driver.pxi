@@ -6,12 +6,13 @@ cdef enum:                        # DriverCall, in the order of CALL_NAMES
     CALL_BEGIN, CALL_COPY, CALL_WORDS, CALL_END, CALL_LAUNCH, CALL_PATCH, CALL_ORDER, CALL_MOVE,
     N_CALLS
 
+TAPE_ERRORS = (None, RuntimeError, IndexError, ValueError, TypeError, NotImplementedError)
 CALL_NAMES = ("begin", "copy", "words", "end", "launch", "patch", "order", "move")
 
 cdef enum:                        # our own codes; the driver's are positive
     ERROR_HOST_MEMORY = -2        # the graph reads host memory that nobody owns
     ERROR_MEMORY_NODES = -3       # the graph allocates
-    ERROR_TAPE = -4               # an op of the tape threw
+    ERROR_TAPE = -10              # an op of the tape threw: minus the TapeError
 
 cdef struct Driver:
     int (*begin)(Recording* r) noexcept
@@ -48,9 +49,9 @@ class DriverError(RuntimeError):
     """Facts of a failed driver call: (code, name, call). dispatch.py makes the sentence."""
 
 cdef object driver_error(int driver, int code, int call, string* text=NULL):
-    if text is not NULL and text.size():
-        name = text.c_str().decode()
-    elif code == ERROR_HOST_MEMORY:
+    if code < ERROR_TAPE:                     # the error that the op raises in eager, too
+        return TAPE_ERRORS[ERROR_TAPE - code](text.c_str().decode())
+    if code == ERROR_HOST_MEMORY:
         name = "the graph would read host memory that may be gone at the next replay"
     elif code == ERROR_MEMORY_NODES:
         name = "the graph would allocate memory by itself"

@@ -42,7 +42,8 @@ cdef int64_t guard_node(Table* t, Node* n, id_t spec, uint64_t* ambient, PyObjec
     cdef Grad* g
     cdef void* now
     if n.spec != spec: return miss(MISS_SPEC, 0)
-    if n.ambient[0] != ambient[0] or n.ambient[1] != ambient[1]: return miss(MISS_AMBIENT, 0)
+    if (n.ambient[0] != ambient[0] or n.ambient[1] != ambient[1]
+            or n.ambient[2] != ambient[2]): return miss(MISS_AMBIENT, 0)
     for k in range(n.slot_n):
         why = guard_slot(t, n, k, leaves)
         if why != FITS: return why

@@ -27,7 +27,8 @@ cdef void host_abort(Recording* r) noexcept:
 cdef int host_launch(void* exec_, void* stream, string* error) noexcept nogil:
     cdef int code = fault(CALL_LAUNCH)
     if code: return code
-    return ERROR_TAPE if tape_run(exec_, error) else 0
+    code = tape_run(exec_, error)
+    return ERROR_TAPE - code if code else 0
 
 cdef int host_patch_copy(void* exec_, Copy* c) noexcept nogil:
     cdef int code = fault(CALL_PATCH)

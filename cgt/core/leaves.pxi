@@ -17,7 +17,8 @@ cdef inline int plain_same(PyObject* a, PyObject* b) except -1:
         x = PyComplex_ImagAsDouble(a)
         y = PyComplex_ImagAsDouble(b)
         return memcmp(&x, &y, sizeof(double)) == 0
-    return PyObject_RichCompareBoolX(a, b, Py_EQ)
+    if Py_TYPE_(a) == INT_TYPE or Py_TYPE_(a) == STR_TYPE: return PyObject_RichCompareBoolX(a, b, Py_EQ)
+    return SAME_VALUE[0](<object>a, <object>b)      # ranges, slices, tuples, numpy scalars, enums ...
 
 cdef struct Walk:
     Table* table
@@ -86,7 +87,7 @@ cdef id_t walk_object(Walk* w, id_t at, PyObject* x) except -2:
     else:
         children, context = about[1](<object>x)
         children = list(children)
-        if context != about[2]: return NONE
+        if not plain_same(<PyObject*>context, <PyObject*>about[2]): return NONE
     if len(children) != n: return NONE
     if w.hold is NULL:
         hold = []

@@ -174,7 +174,7 @@ cdef id_t node_add(Table* t, id_t f, id_t spec, tuple ambient, list slots, list 
     node.next = fn_row(t, f).first_node
     fn_row(t, f).first_node = n
     node.path = path_of(t, t.rec.device)
-    node.ambient[0], node.ambient[1] = ambient
+    node.ambient[0], node.ambient[1], node.ambient[2] = ambient
     t.births += 1
     node_row(t, n).born = t.births
     at = column_add(t, &t.slots, <int32_t>len(slots))

@@ -7,7 +7,7 @@ cdef enum: SCRATCH = 32           # leaves of a call that fit on the C stack
 
 cdef id_t guard_match(Table* t, id_t f, id_t s, PyObject** leaves) except -2:
     """The node of f that accepts these leaves, moved to the front; or NONE."""
-    cdef uint64_t ambient[2]
+    cdef uint64_t ambient[3]
     cdef id_t n = fn_row(t, f).first_node, before = NONE
     ambient_now(ambient)
     while n != NONE:
@@ -217,6 +217,8 @@ cdef object call(Table* t, id_t f, PyObject* args, PyObject* kwargs, object on_m
                 continue
             try:
                 result = replay(t, n, w.leaves, True, True)
+            except DriverError as error:
+                raise FAILED[0](f, error) from error
             finally:
                 path_unlock(path_row(t, node_row(t, n).path))
             fn_row(t, f).replays += 1

@@ -54,15 +54,16 @@ cdef extern from "tape_shim.h" namespace "cgt":
     void tape_patch_copy(void* tape, int k, const void* source) noexcept nogil
     int tape_add(void* tape, const char* name, const char* overload, PyObject* args,
                  PyObject* kwargs, PyObject* into) noexcept
-    int tape_run(void* tape, string* error) noexcept nogil
+    int tape_run(void* tape, string* error) noexcept nogil   # 0, or which Python error it was
 
 cdef extern from "cuda_shim.h" namespace "cgt":
     int cuda_built()
     int cuda_current_device() noexcept nogil
     void* cuda_current_stream(int device) noexcept nogil
     void cuda_thread_ready(int device) noexcept nogil
-    int cuda_pool_begin(int device, unsigned long long hi, unsigned long long lo,
-                        void* stream) noexcept
+    ctypedef int (*stream_test)(void* stream) noexcept nogil
+    int cuda_pool_begin(int device, unsigned long long hi, unsigned long long lo, void* stream,
+                        stream_test capturing) noexcept
     void cuda_pool_end(int device, unsigned long long hi, unsigned long long lo) noexcept
     void cuda_pool_release(int device, unsigned long long hi, unsigned long long lo) noexcept
     void cuda_mark(int device, int begin) noexcept
@@ -100,6 +101,8 @@ cdef extern from "Python.h":
     PyObject* TRUE "Py_True"
     PyObject* FLOAT_TYPE "(PyObject*)&PyFloat_Type"
     PyObject* COMPLEX_TYPE "(PyObject*)&PyComplex_Type"
+    PyObject* INT_TYPE "(PyObject*)&PyLong_Type"
+    PyObject* STR_TYPE "(PyObject*)&PyUnicode_Type"
     PyObject* TUPLE_TYPE "(PyObject*)&PyTuple_Type"
     PyObject* LIST_TYPE "(PyObject*)&PyList_Type"
     PyObject* DICT_TYPE "(PyObject*)&PyDict_Type"

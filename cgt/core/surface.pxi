@@ -4,8 +4,12 @@
 
 import weakref
 
+from posix.time cimport CLOCK_MONOTONIC, clock_gettime, timespec
+
 cdef object WEAKREF = weakref.ref
+FAILED = [None]            # (f, DriverError) -> the exception that a failed replay raises
 POISONED = [None]          # (line that made it) -> message; set once by the front end
+SAME_VALUE = [None]        # (recorded, value) -> bool for rare types; set once by the front end
 UNFLATTEN = [None]         # (program, tensors) -> result; set once by the front end
 
 table_start(&TABLE)
@@ -133,7 +137,7 @@ def spec_free_if(int f, int64_t born, int s):
 def node_misses(int f, int spec, list tensors):
     """Why each node of f does not take this call: [(node, Miss, index), ...]. For messages and
     for the choice between pinned and copied; the same comparisons as on the hit path."""
-    cdef uint64_t ambient[2]
+    cdef uint64_t ambient[3]
     cdef PyObject** leaves = <PyObject**>malloc((len(tensors) + 1) * sizeof(PyObject*))
     cdef id_t n = fn_row(&TABLE, f).first_node
     cdef int64_t why
@@ -156,10 +160,10 @@ def node_misses(int f, int spec, list tensors):
 
 
 def ambient():
-    """The two words of ambient state."""
-    cdef uint64_t words[2]
+    """The three words of ambient state."""
+    cdef uint64_t words[3]
     ambient_now(words)
-    return words[0], words[1]
+    return words[0], words[1], words[2]
 
 
 def blocker():
@@ -328,7 +332,7 @@ def built_for_cuda():
 
 def begin_pool(int device, pool, uintptr_t stream):
     """Route allocations on the stream to the pool, and hold the pool."""
-    if cuda_pool_begin(device, pool[0], pool[1], <void*>stream) != 0: raise_pending()
+    if cuda_pool_begin(device, pool[0], pool[1], <void*>stream, cuda_capturing) != 0: raise_pending()
 
 
 def end_pool(int device, pool):
@@ -416,6 +420,40 @@ def set_cpp_bump(int bump):
     """By how much a Python reference count rises while C++ holds the tensor too; see private.py."""
     global cpp_bump
     cpp_bump = bump
+
+
+def time_launches(uintptr_t exec_, uintptr_t stream, int n):
+    """Seconds per cuGraphLaunch of a raw CUgraphExec, from C without the GIL: the floor of benches."""
+    cdef timespec begin_, end_
+    cdef int k, code = 0
+    with nogil:
+        clock_gettime(CLOCK_MONOTONIC, &begin_)
+        for k in range(n):
+            code = cuda_launch(<void*>exec_, <void*>stream, NULL)
+            if code: break
+        clock_gettime(CLOCK_MONOTONIC, &end_)
+    check(CUDA, code, CALL_LAUNCH)
+    return ((end_.tv_sec - begin_.tv_sec) + 1e-9 * (end_.tv_nsec - begin_.tv_nsec)) / n
+
+
+def time_guards(int f, tuple args, dict kwargs, int n):
+    """Seconds per guard of a call: leaves taken and the node found, nothing bound or launched."""
+    cdef timespec begin_, end_
+    cdef Walk w
+    cdef int k
+    cdef id_t s = NONE, found = NONE
+    w.table = &TABLE
+    w.hold = NULL
+    w.leaves = <PyObject**>malloc((fn_row(&TABLE, f).max_leaves + 1) * sizeof(PyObject*))
+    clock_gettime(CLOCK_MONOTONIC, &begin_)
+    for k in range(n):
+        s = leaves_take(&TABLE, f, <PyObject*>args, <PyObject*>kwargs, &w)
+        found = guard_match(&TABLE, f, s, w.leaves) if s != NONE else NONE
+    clock_gettime(CLOCK_MONOTONIC, &end_)
+    free(w.leaves)
+    Py_XDECREFX(w.hold)
+    if found == NONE: raise ValueError("these arguments are not a hit")
+    return ((end_.tv_sec - begin_.tv_sec) + 1e-9 * (end_.tv_nsec - begin_.tv_nsec)) / n
 
 
 def reuse_outputs(bint on):

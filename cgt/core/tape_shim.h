@@ -150,7 +150,10 @@ static int tape_add(void* t, const char* name, const char* overload, PyObject* a
   }
 }
 
-// Run the tape. Called without the GIL. What an op throws is returned as text in `error`.
+enum TapeError { TAPE_RAN, TAPE_RUNTIME, TAPE_INDEX, TAPE_VALUE, TAPE_TYPE, TAPE_ABSENT };
+
+// Run the tape. Called without the GIL. What an op throws is returned as text in `error`, and its
+// kind, so that the caller raises what eager would have raised.
 static int tape_run(void* t, std::string* error) noexcept {
   try {
     // The tape was recorded below autograd and autocast; it runs there too.
@@ -173,10 +176,25 @@ static int tape_run(void* t, std::string* error) noexcept {
         }
       }
     }
-    return 0;
+    return TAPE_RAN;
+  } catch (const c10::IndexError& e) {
+    *error = e.what_without_backtrace();
+    return TAPE_INDEX;
+  } catch (const c10::ValueError& e) {
+    *error = e.what_without_backtrace();
+    return TAPE_VALUE;
+  } catch (const c10::TypeError& e) {
+    *error = e.what_without_backtrace();
+    return TAPE_TYPE;
+  } catch (const c10::NotImplementedError& e) {
+    *error = e.what_without_backtrace();
+    return TAPE_ABSENT;
+  } catch (const c10::Error& e) {
+    *error = e.what_without_backtrace();
+    return TAPE_RUNTIME;
   } catch (const std::exception& e) {
     *error = e.what();
-    return -1;
+    return TAPE_RUNTIME;
   }
 }
 

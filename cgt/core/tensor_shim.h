@@ -289,7 +289,34 @@ static PyObject* tensor_twin(PyObject* t) noexcept {
 
 // --- ambient state ----------------------------------------------------------------------------
 
-// Everything ambient that can change what ops do, packed into two words.
+// float32 precision settings (TF32 and kin) are a private hash map behind getters that look up three
+// keys each, 200 ns for the five that matter. Its entries are all made by Context's constructor and
+// only assigned afterwards, so their addresses are taken once. The member is reached by the rule that
+// an explicit instantiation may name a private member ([temp.spec]/6).
+template <auto Member>
+struct Reach {
+  friend auto& precision_map(at::Context& c) { return c.*Member; }
+};
+auto& precision_map(at::Context& c);
+template struct Reach<&at::Context::fp32_precision>;
+
+struct Precisions {
+  const at::Float32Precision* at[16];
+  int n = 0;
+  Precisions() {
+    for (auto& entry : precision_map(at::globalContext()))
+      if (n < 16) at[n++] = &entry.second;
+  }
+};
+
+static inline uint64_t precisions_now() noexcept {
+  static const Precisions p;
+  uint64_t w = 0;
+  for (int k = 0; k < p.n; ++k) w = w << 4 | static_cast<uint64_t>(*p.at[k]);
+  return w;
+}
+
+// Everything ambient that can change what ops do, packed into three words.
 static inline void ambient_now(uint64_t* w) noexcept {
   const at::Context& c = at::globalContext();
   at::Context& m = at::globalContext();
@@ -320,18 +347,12 @@ static inline void ambient_now(uint64_t* w) noexcept {
   bit(c10::GradMode::is_enabled() && c10::AutogradState::get_tls_state().get_multithreading_enabled());
   w[0] = b;
   auto four = [](auto v) { return static_cast<uint64_t>(v) & 15; };
-  using B = at::Float32Backend;
-  using O = at::Float32Op;
   w[1] = static_cast<uint64_t>(at::autocast::get_autocast_dtype(at::kCPU)) |
          static_cast<uint64_t>(at::autocast::get_autocast_dtype(at::kCUDA)) << 8 |
          static_cast<uint64_t>(c10::typeMetaToScalarType(c10::get_default_dtype())) << 16 |
-         four(c.float32Precision(B::CUDA, O::MATMUL)) << 24 |
-         four(c.float32Precision(B::CUDA, O::CONV)) << 28 |
-         four(c.float32Precision(B::CUDA, O::RNN)) << 32 |
-         four(c.float32Precision(B::MKLDNN, O::MATMUL)) << 36 |
-         four(c.float32Precision(B::MKLDNN, O::CONV)) << 40 |
-         four(c.allowFP16ReductionCuBLAS()) << 44 | four(c.allowBF16ReductionCuBLAS()) << 48 |
-         four(m.blasPreferredBackend()) << 52 | four(c.linalgPreferredBackend()) << 56;
+         four(c.allowFP16ReductionCuBLAS()) << 24 | four(c.allowBF16ReductionCuBLAS()) << 28 |
+         four(m.blasPreferredBackend()) << 32 | four(c.linalgPreferredBackend()) << 36;
+  w[2] = precisions_now();
 }
 
 enum Blocker { BLOCK_NONE, BLOCK_DISPATCH_MODE, BLOCK_FUNCTION_MODE, BLOCK_TRANSFORM };

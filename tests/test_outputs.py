@@ -1,0 +1,1171 @@
+"""What a call hands out: the same tensor again while nobody holds it, and right values for whoever
+does (design.md 2.4)."""
+
+import gc
+import inspect
+import weakref
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import cgt
+
+
+def double(x):
+    return x * 2 + 1
+
+
+def jit_warm(function, *args, **options):
+    """A jitted function that has warmed up and recorded with these arguments: it replays next."""
+    f = cgt.jit(function, **options)
+    for _ in range(2):
+        f(*args)
+    s = cgt.stats(f)
+    assert (s.warmups, s.records, s.eager) == (1, 1, 0), s.reasons
+    return f
+
+
+def replays_of(f, call):
+    """How many replays of f this call makes; its result is dropped."""
+    before = cgt.stats(f).replays
+    call()
+    return cgt.stats(f).replays - before
+
+
+def refill(x, value):
+    """Other numbers in the same memory, so that the pointer stays."""
+    x.copy_(torch.arange(x.numel(), dtype=x.dtype, device=x.device).view_as(x) * 0.5 + value)
+
+
+def numbers(device, *shape, start=0.0):
+    """Different numbers in every element."""
+    x = torch.empty(shape or (8,), device=device)
+    refill(x, start)
+    return x
+
+
+def line_of(function, text):
+    """file:line of the one line of `function` that contains `text`."""
+    lines, first = inspect.getsourcelines(function)
+    (k,) = [k for k, line in enumerate(lines) if text in line and "line_of" not in line]
+    return f"{inspect.getsourcefile(function)}:{first + k}"
+
+
+def occupy(like):
+    """Objects and memory that would take the place of a tensor that was just freed."""
+    return [torch.empty_like(like) for _ in range(16)]
+
+
+# --- the same tensor again, or a new one ------------------------------------------------------
+
+
+def test_same_tensor_comes_back_when_nobody_holds_it(device):
+    x = numbers(device)
+    f = jit_warm(double, x)
+    y = f(x)
+    want, like = (id(y), y.data_ptr(), id(y.untyped_storage()._cdata)), torch.empty_like(y)
+    want = (id(y), y.data_ptr())
+    del y
+    for k in range(5):
+        decoys = occupy(like)
+        refill(x, k)
+        y = f(x)
+        assert (id(y), y.data_ptr()) == want
+        assert torch.equal(y, double(x))
+        del y, decoys
+    s = cgt.stats(f)
+    assert (s.replays, s.rescues) == (6, 0)
+
+
+def test_held_result_is_not_handed_out_again(device):
+    x = numbers(device)
+    f = jit_warm(double, x)
+    first = f(x)
+    second = f(x)
+    assert second is not first
+    assert second.data_ptr() != first.data_ptr()
+    first.zero_()
+    assert torch.equal(second, double(x))
+
+
+def hold_name(y):
+    return lambda: y
+
+
+def hold_list(y):
+    box = [[y]]
+    return lambda: box[0][0]
+
+
+def hold_view(y):
+    part = y[2:]
+    return lambda: torch.cat([(part[:2] - 2), part])  # numbers() times two: steps of one
+
+
+def hold_whole_view(y):
+    flat = y.view(-1)
+    return lambda: flat
+
+
+def hold_detached(y):
+    alias = y.detach()
+    return lambda: alias
+
+
+def hold_data(y):
+    alias = y.data
+    return lambda: alias
+
+
+def hold_saved(y):
+    w = torch.ones_like(y, requires_grad=True)
+    product = w * y
+    return lambda: torch.autograd.grad(product.sum(), w, retain_graph=True)[0]
+
+
+def hold_saved_view(y):
+    w = torch.ones_like(y, requires_grad=True)
+    product = w * y.view(2, -1).view(-1)
+    return lambda: torch.autograd.grad(product.sum(), w, retain_graph=True)[0]
+
+
+def hold_grad_fn(y):
+    leaf = y.requires_grad_()
+    total = (leaf * leaf).sum()
+    return lambda: torch.autograd.grad(total, total.grad_fn.next_functions[0][0].next_functions[0][0]
+                                       .variable, retain_graph=True)[0] / 2  # fmt: skip
+
+
+def hold_grad(y):
+    p = torch.zeros_like(y, requires_grad=True)
+    p.grad = y
+    return lambda: p.grad
+
+
+def hold_storage(y):
+    storage, dtype = y.untyped_storage(), y.dtype
+    return lambda: torch.empty(0, dtype=dtype, device=storage.device).set_(storage)
+
+
+def hold_typed_alias(y):
+    alias = y.view(torch.int32)
+    return lambda: alias.view(torch.float32)
+
+
+def hold_attribute(y):
+    other = torch.zeros(1)
+    other.friend = y
+    return lambda: other.friend
+
+
+def hold_closure_cycle(y):
+    cycle = {"y": y}
+    cycle["self"] = cycle
+    return lambda: cycle["self"]["y"]
+
+
+HOLDERS = [
+    hold_name, hold_list, hold_view, hold_whole_view, hold_detached, hold_data, hold_saved,
+    hold_saved_view, hold_grad_fn, hold_grad, hold_storage, hold_typed_alias, hold_attribute,
+    hold_closure_cycle,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("hold", HOLDERS, ids=lambda h: h.__name__)
+def test_held_value_stays_right(device, hold):
+    x = numbers(device)
+    f = jit_warm(double, x)
+    read = hold(f(x))
+    want = double(x)
+    assert torch.equal(read(), want)
+    for k in range(1, 4):
+        refill(x, 10 * k)
+        y = f(x)
+        assert torch.equal(read(), want)
+        assert torch.equal(y, double(x))
+        del y
+    s = cgt.stats(f)
+    assert (s.replays, s.rescues, s.rescued_bytes) == (4, 1, want.nbytes)
+    cgt.step()
+    assert torch.equal(read(), want)
+    cgt.reset(f)
+    f(x), f(x), f(x)
+    assert torch.equal(read(), want)
+    assert cgt.stats(f).replays == 5
+    del f
+    gc.collect()
+    cgt.step()
+    trash = occupy(want)
+    for t in trash:
+        t.fill_(-1)
+    assert torch.equal(read(), want)
+
+
+@pytest.mark.parametrize("end", ["reset", "delete"])
+def test_result_held_while_its_recording_goes_stays_right(device, end):
+    x = numbers(device)
+    f = jit_warm(double, x)
+    y = f(x)
+    want = double(x)
+    if end == "reset":
+        cgt.reset(f)
+    else:
+        del f
+    gc.collect()
+    cgt.step()
+    trash = [t.fill_(-1) for t in occupy(want)]
+    other = jit_warm(double, trash[0])
+    other(trash[0])
+    assert torch.equal(y, want)
+
+
+def test_weakly_referenced_result_never_shows_another_call(device):
+    x = numbers(device)
+    f = jit_warm(double, x)
+    ref = weakref.ref(f(x))
+    want = double(x)
+    refill(x, 5)
+    y = f(x)
+    assert ref() is not y
+    assert ref() is None or torch.equal(ref(), want)
+    assert torch.equal(y, double(x))
+    assert cgt.stats(f).replays == 2
+
+
+def test_weak_reference_keeps_its_callback(device):
+    x = numbers(device)
+    f = jit_warm(double, x)
+    died = []
+    ref = weakref.ref(f(x), lambda _: died.append(1))
+    f(x)
+    assert died == [1] and ref() is None
+
+
+def test_numpy_array_of_a_result_stays_right():  # the CPU's only: nobody else has numpy views
+    x = numbers(torch.device("cpu"))
+    f = jit_warm(double, x)
+    array = f(x).numpy()
+    want = double(x)
+    refill(x, 5)
+    y = f(x)
+    assert torch.equal(torch.from_numpy(array), want)
+    assert torch.equal(y, double(x))
+
+
+def test_dlpack_alias_of_a_result_stays_right(device):
+    x = numbers(device)
+    f = jit_warm(double, x)
+    alias = torch.from_dlpack(f(x))
+    want = double(x)
+    refill(x, 5)
+    y = f(x)
+    assert torch.equal(alias, want)
+    assert torch.equal(y, double(x))
+
+
+def test_dead_outputs_cost_no_rescue(device):
+    x = numbers(device)
+    f = jit_warm(lambda x: (x + 1, [x * 2, {"a": x - 1}]), x)
+    for k in range(20):
+        refill(x, k)
+        f(x)
+        if k % 5 == 0:
+            cgt.step()
+    s = cgt.stats(f)
+    assert (s.replays, s.rescues, s.rescued_bytes) == (20, 0, 0)
+
+
+def test_only_the_held_output_is_rescued(device):
+    x = numbers(device, 16)
+    f = jit_warm(lambda x: (x + 1, x[:3] * 2, x - 1), x)
+    _, small, _ = f(x)
+    del _
+    want = x[:3] * 2
+    refill(x, 7)
+    f(x)
+    assert torch.equal(small, want)
+    s = cgt.stats(f)
+    assert (s.rescues, s.rescued_bytes) == (1, small.nbytes)
+
+
+def test_every_held_result_is_rescued_once(device):
+    x = numbers(device)
+    f = jit_warm(double, x)
+    held, wants = [], []
+    for k in range(6):
+        refill(x, k)
+        held.append(f(x))
+        wants.append(double(x))
+    for y, want in zip(held, wants, strict=True):
+        assert torch.equal(y, want)
+    s = cgt.stats(f)
+    assert (s.replays, s.rescues, s.rescued_bytes) == (6, 5, 5 * x.nbytes)
+    assert cgt.stats().rescues == 5
+    assert "rescue" in cgt.explain(f)
+
+
+def test_result_of_the_recording_call_is_rescued_too(device):
+    x = numbers(device)
+    f = cgt.jit(double)
+    warm = f(x)
+    recorded = f(x)
+    want = double(x)
+    refill(x, 9)
+    replayed = f(x)
+    assert torch.equal(warm, want) and torch.equal(recorded, want)
+    assert torch.equal(replayed, double(x))
+    assert cgt.stats(f).rescues == 1
+
+
+def test_empty_and_scalar_results_are_kept_right(device):
+    x = numbers(device)
+    f = jit_warm(lambda x: (x.sum(), x[:0] * 2), x)
+    total, nothing = f(x)
+    want = x.sum()
+    refill(x, 3)
+    again, still_nothing = f(x)
+    assert torch.equal(total, want) and torch.equal(again, x.sum())
+    assert nothing.shape == still_nothing.shape == (0,)
+    assert cgt.stats(f).replays == 2
+
+
+# --- outputs="error" and "borrow" -------------------------------------------------------------
+
+ACCESSES = {
+    "op": lambda y: y + 1,
+    "reduce": lambda y: y.sum(),
+    "list": lambda y: y.tolist(),
+    "copy out": lambda y: y.clone(),
+    "write": lambda y: y.zero_(),
+    "address": lambda y: y.data_ptr(),
+    "print": lambda y: repr(y),
+}
+
+
+@pytest.mark.parametrize("access", ACCESSES.values(), ids=ACCESSES.keys())
+def test_error_policy_raises_at_access_after_step(device, access):
+    def function(x):
+        return x * 2  # made here
+
+    x = numbers(device)
+    f = jit_warm(function, x, outputs="error")
+    y = f(x)
+    assert torch.equal(y, x * 2)
+    cgt.step()  # ended here
+    with pytest.raises(RuntimeError) as caught:
+        access(y)
+    here = test_error_policy_raises_at_access_after_step
+    assert line_of(function, "# made here") in str(caught.value)
+    assert line_of(here, "# ended here") in str(caught.value)
+    assert 'outputs="error"' in str(caught.value)
+    assert y.shape == (8,)
+    del y
+    assert replays_of(f, lambda: f(x)) == 1
+
+
+def test_error_policy_raises_at_access_after_an_overwriting_call(device):
+    def function(x):
+        return x * 2  # made here
+
+    x = numbers(device)
+    f = jit_warm(function, x, outputs="error")
+    y = f(x)
+    z = f(x)  # ended here
+    with pytest.raises(RuntimeError) as caught:
+        y.clone()
+    here = test_error_policy_raises_at_access_after_an_overwriting_call
+    assert line_of(function, "# made here") in str(caught.value)
+    assert line_of(here, "# ended here") in str(caught.value)
+    assert torch.equal(z, x * 2)
+    assert z.data_ptr() != 0
+    s = cgt.stats(f)
+    assert (s.replays, s.rescues) == (2, 0)
+
+
+ALIASES = {
+    "view": lambda y: y[1:],
+    "detached": lambda y: y.detach(),
+    "storage": lambda y: torch.empty(0, device=y.device).set_(y.untyped_storage()),
+}
+
+
+@pytest.mark.parametrize("alias", ALIASES.values(), ids=ALIASES.keys())
+def test_error_policy_reaches_aliases(device, alias):
+    x = numbers(device)
+    f = jit_warm(double, x, outputs="error")
+    part = alias(f(x))
+    cgt.step()
+    with pytest.raises(RuntimeError, match="was overwritten"):
+        part + 1
+
+
+def test_error_policy_leaves_clones_and_dead_results_alone(device):
+    x = numbers(device)
+    f = jit_warm(double, x, outputs="error")
+    mine = f(x).clone()
+    want = double(x)
+    cgt.step()
+    refill(x, 4)
+    for _ in range(3):
+        assert torch.equal(f(x), double(x))
+    assert torch.equal(mine, want)
+    s = cgt.stats(f)
+    assert (s.replays, s.rescues, s.eager) == (4, 0, 0)
+
+
+def test_step_leaves_results_of_other_policies_alone(device):
+    x = numbers(device)
+    strict = jit_warm(double, x, outputs="error")
+    kind = jit_warm(double, x)
+    loose = jit_warm(double, x, outputs="borrow")
+    a, b, c = strict(x), kind(x), loose(x)
+    cgt.step()
+    assert torch.equal(b, double(x)) and torch.equal(c, double(x))
+    with pytest.raises(RuntimeError, match="was overwritten"):
+        a + 1
+    assert cgt.stats(kind).rescues == 0  # nothing was overwritten yet
+
+
+def test_error_policy_does_not_outlive_a_reset(device):
+    x = numbers(device)
+    f = jit_warm(double, x, outputs="error")
+    y = f(x)
+    want = double(x)
+    cgt.reset(f)
+    cgt.step()
+    assert torch.equal(y, want)
+
+
+def test_error_policy_spares_inputs_that_are_returned(device):
+    x = numbers(device)
+    f = jit_warm(lambda x: (x, x[1:], x * 2), x, outputs="error")
+    same, part, made = f(x)
+    cgt.step()
+    assert torch.equal(same, x) and torch.equal(part, x[1:])
+    with pytest.raises(RuntimeError, match="was overwritten"):
+        made.clone()
+
+
+def test_borrow_hands_out_the_same_memory_overwritten(device):
+    x = numbers(device)
+    f = jit_warm(double, x, outputs="borrow")
+    y = f(x)
+    first = y.clone()
+    refill(x, 9)
+    z = f(x)
+    assert z is y
+    assert torch.equal(y, double(x)) and not torch.equal(y, first)
+    s = cgt.stats(f)
+    assert (s.replays, s.rescues) == (2, 0)
+
+
+# --- what users leave on a result does not show on the next one -------------------------------
+
+
+class Sub(torch.Tensor):
+    pass
+
+
+def backward_into(y):
+    y.requires_grad_()
+    (y * 3).sum().backward()
+
+
+def scaled_by_parameter(y):
+    w = torch.ones((), device=y.device, requires_grad=True)
+    y.mul_(w)
+
+
+def with_hook(y):
+    y.requires_grad_()
+    y.register_hook(lambda g: g * 100)
+
+
+def with_post_hook(y):
+    y.requires_grad_()
+    y.register_post_accumulate_grad_hook(lambda t: t.zero_())
+
+
+LITTER = {
+    "nothing": lambda y: None,
+    "requires_grad": lambda y: y.requires_grad_(),
+    "grad": backward_into,
+    "given grad": lambda y: setattr(y, "grad", torch.ones_like(y)),
+    "grad_fn": scaled_by_parameter,
+    "hook": with_hook,
+    "post hook": with_post_hook,
+    "retain_grad": lambda y: (scaled_by_parameter(y), y.retain_grad()),
+    "attribute": lambda y: setattr(y, "label", "mine"),
+    "add_": lambda y: y.add_(5),
+    "index": lambda y: y.__setitem__(0, 7.0),
+    "view add_": lambda y: y[0].add_(5),
+    "data add_": lambda y: y.data.add_(5),
+    "resize_ smaller": lambda y: y.resize_(2),
+    "resize_ larger": lambda y: y.resize_(4096).zero_(),
+    "set_ other": lambda y: y.set_(torch.zeros_like(y)),
+    "set_ empty": lambda y: y.set_(),
+    "set_ offset": lambda y: y.set_(y.untyped_storage(), 1, (2,), (1,)),
+    "t_": lambda y: y.t_(),
+    "unsqueeze_": lambda y: y.unsqueeze_(0),
+    "transpose_": lambda y: y.transpose_(0, 1),
+    "as_strided_": lambda y: y.as_strided_((2,), (1,)),
+    "data =": lambda y: setattr(y, "data", torch.zeros(3, device=y.device)),
+    "storage resize_": lambda y: y.untyped_storage().resize_(0),
+    "storage fill_": lambda y: y.untyped_storage().fill_(0),
+    "share_memory_": lambda y: y.share_memory_(),
+    "swap_tensors": lambda y: torch.utils.swap_tensors(y, torch.zeros(3, device=y.device)),
+    "__class__": lambda y: setattr(y, "__class__", Sub),
+}  # fmt: skip
+
+
+def state_of(t):
+    """All that a fresh tensor could differ in, but its values."""
+    return {
+        "type": type(t), "shape": t.shape, "stride": t.stride(), "offset": t.storage_offset(),
+        "dtype": t.dtype, "requires_grad": t.requires_grad, "grad": t.grad, "grad_fn": t.grad_fn,
+        "leaf": t.is_leaf, "hooks": t._backward_hooks, "dict": dict(t.__dict__),
+        "post": t._post_accumulate_grad_hooks, "version": t._version, "names": t.names,
+        "bytes": t.untyped_storage().nbytes(), "inference": t.is_inference(),
+        "retains": t.retains_grad, "resizable": t.untyped_storage().resizable(),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("held", [False, True], ids=["dropped", "held"])
+@pytest.mark.parametrize("leave", LITTER.values(), ids=LITTER.keys())
+def test_what_is_left_on_a_result_does_not_show_on_the_next(device, leave, held):
+    x = numbers(device, 3, 4)
+    f = jit_warm(double, x)
+    want = state_of(double(x))
+    y = f(x)
+    leave(y)
+    keep = y if held else None
+    del y
+    for k in range(2):
+        refill(x, k)
+        y = f(x)
+        assert state_of(y) == want
+        assert torch.equal(y, double(x))
+        del y
+    s = cgt.stats(f)
+    assert (s.replays, s.eager, s.records) == (3, 0, 1)
+    del keep
+
+
+def test_gradient_through_a_reused_result_runs_no_hook_of_an_earlier_one(device):
+    x = numbers(device)
+    f = jit_warm(double, x)
+    with_hook(f(x))
+    y = f(x).requires_grad_()
+    (y * 3).sum().backward()
+    assert torch.equal(y.grad, torch.full_like(y, 3))
+    assert cgt.stats(f).replays == 2
+
+
+def in_place_once(x):
+    y = x * 2
+    y.add_(1)
+    return y
+
+
+def in_place_shared(x):
+    y = x * 2
+    part = y[1:]
+    part.add_(1)
+    y.mul_(3)
+    return y, part, y.detach()
+
+
+def in_place_input(x):
+    x.add_(1)
+    return x[1:], x * 2
+
+
+@pytest.mark.parametrize("function", [double, in_place_once, in_place_shared, in_place_input])
+def test_version_of_results_is_as_in_eager(device, function):
+    x, twin = numbers(device), numbers(device)
+    f = cgt.jit(function)
+    for _ in range(5):
+        got, want = f(x), function(twin)
+        got, want = (got, want) if isinstance(got, tuple) else ((got,), (want,))
+        assert [g._version for g in got] == [w._version for w in want]
+        assert all(torch.equal(g, w) for g, w in zip(got, want, strict=True))
+        assert x._version == twin._version
+        del got, want
+    assert cgt.stats(f).replays == 3
+
+
+def test_results_under_inference_mode_are_inference_tensors(device):
+    x = numbers(device)
+    f = cgt.jit(double)
+    with torch.inference_mode():
+        held = [f(x) for _ in range(5)]
+    assert all(y.is_inference() and torch.equal(y, double(x)) for y in held)
+    s = cgt.stats(f)
+    assert (s.replays, s.rescues) == (3, 3)
+
+
+# --- what a result may be ---------------------------------------------------------------------
+
+
+def test_returned_input_is_the_input(device):
+    x = numbers(device)
+    f = jit_warm(lambda x: x, x)
+    for t in (x, numbers(device, start=3), x):
+        assert f(t) is t
+    s = cgt.stats(f)
+    assert (s.replays, s.records) == (3, 1)
+
+
+def test_returned_written_input_is_the_input(device):
+    x, twin = numbers(device), numbers(device)
+    f = cgt.jit(lambda x: x.mul_(2))
+    for _ in range(4):
+        assert f(x) is x
+        twin.mul_(2)
+        assert torch.equal(x, twin) and x._version == twin._version
+    assert cgt.stats(f).replays == 2
+
+
+def test_returned_closure_tensor_is_that_tensor(device):
+    w, x = numbers(device), numbers(device)
+    f = cgt.jit(lambda x: (x + w, w))
+    for k in range(5):
+        y, same = f(x)
+        assert same is w
+        w.fill_(k)
+        del y
+    assert cgt.stats(f).replays == 3
+
+
+VIEWS = {
+    "slice": lambda x: x[1:],
+    "row": lambda x: x[1],
+    "transposed": lambda x: x.t(),
+    "flat": lambda x: x.view(-1),
+    "step": lambda x: x[:, ::2],
+    "expanded": lambda x: x[None].expand(3, -1, -1),
+    "detached": lambda x: x.detach(),
+    "other dtype": lambda x: x.view(torch.int32),
+    "whole": lambda x: x.view_as(x),
+    "empty": lambda x: x[:0],
+}
+
+
+@pytest.mark.parametrize("view", VIEWS.values(), ids=VIEWS.keys())
+def test_view_of_an_input_is_rebuilt_on_todays_input(device, view):
+    def function(x):
+        return view(x), x * 2
+
+    x = numbers(device, 4, 6)
+    f = jit_warm(function, x)
+    moved = [numbers(device, 4, 6, start=k) for k in range(4)]
+    for t in [x, *moved, x]:
+        got, made = f(t)
+        want = view(t)
+        assert got is not t and got.data_ptr() == want.data_ptr()
+        assert (got.shape, got.stride(), got.storage_offset()) == (
+            want.shape, want.stride(), want.storage_offset())  # fmt: skip
+        assert torch.equal(got, want) and torch.equal(made, t * 2)
+        t.add_(1)
+        assert torch.equal(got, view(t))
+        if view is not VIEWS["detached"] or True:
+            assert got._version == want._version == t._version
+        del made
+    s = cgt.stats(f)
+    assert s.records == 2 and s.replays == 5 and s.eager == 0  # pinned, then copied for good
+    assert s.copied_bytes > 0 and s.rescues == 0
+
+
+def test_view_of_an_input_at_an_offset_is_rebuilt(device):
+    base = numbers(device, 64)
+    f = cgt.jit(lambda x: x[2:5])
+    for start in (0, 8, 16, 24, 3):
+        x = base[start : start + 8]
+        y = f(x)
+        assert y.data_ptr() == x[2:5].data_ptr() and torch.equal(y, x[2:5])
+        assert y.untyped_storage().data_ptr() == base.untyped_storage().data_ptr()
+    assert cgt.stats(f).eager == 0 and cgt.stats(f).replays >= 2
+
+
+def test_view_of_an_input_takes_part_in_autograd_as_in_eager(device):
+    def gradient(function):
+        x, w = numbers(device), torch.full((), 3.0, device=device, requires_grad=True)
+        for _ in range(3):
+            y = function(x)
+        y.mul_(w)  # the base sees it too
+        x.sum().backward()
+        return w.grad, x.detach()
+
+    f = cgt.jit(lambda x: x[1:])
+    got, want = gradient(f), gradient(lambda x: x[1:])
+    assert torch.equal(got[0], want[0]) and torch.equal(got[1], want[1])
+    assert cgt.stats(f).replays == 1
+
+
+def test_view_of_another_output_shares_its_memory(device):
+    def function(x):
+        y = x * 2
+        return y, y[1:], y.view(2, -1).t()
+
+    x = numbers(device)
+    f = jit_warm(function, x)
+    for k in range(3):
+        refill(x, k)
+        y, part, turned = f(x)
+        part.add_(100)
+        want, want_part, want_turned = function(x)
+        want_part.add_(100)
+        assert torch.equal(y, want) and torch.equal(turned, want_turned)
+        assert turned.stride() == want_turned.stride()
+        assert y._version == part._version == turned._version == want._version
+        del y, part, turned
+    assert cgt.stats(f).replays == 3
+
+
+def test_view_of_a_dropped_intermediate_is_right(device):
+    x = numbers(device)
+    f = jit_warm(lambda x: (x * 2)[3:], x)
+    kept = f(x)
+    want = (x * 2)[3:]
+    refill(x, 5)
+    again = f(x)
+    assert torch.equal(kept, want) and torch.equal(again, (x * 2)[3:])
+    assert kept.storage_offset() == want.storage_offset()
+    assert kept.untyped_storage().nbytes() == want.untyped_storage().nbytes()
+    assert cgt.stats(f).rescues == 1
+
+
+def test_aliasing_between_outputs_survives_a_rescue(device):
+    def function(x):
+        y = x * 2
+        return y, y[1:]
+
+    x = numbers(device)
+    f = jit_warm(function, x)
+    y, part = f(x)
+    want = x * 2
+    refill(x, 50)
+    f(x)
+    assert torch.equal(y, want) and torch.equal(part, want[1:])
+    part.zero_()
+    assert torch.equal(y[1:], torch.zeros_like(part)) and y[0] == want[0]
+    assert cgt.stats(f).rescues == 1
+    assert torch.equal(f(x)[1], (x * 2)[1:])
+
+
+def test_holding_one_of_two_aliased_outputs_keeps_it_right(device):
+    def function(x):
+        y = x * 2
+        return y, y[1:]
+
+    x = numbers(device)
+    f = jit_warm(function, x)
+    for which in (0, 1):
+        kept = f(x)[which]
+        want = function(x)[which]
+        refill(x, 20 + which)
+        for _ in range(2):
+            got = f(x)
+            assert torch.equal(kept, want)
+            assert torch.equal(got[0], x * 2) and torch.equal(got[1], (x * 2)[1:])
+            assert got[0].untyped_storage().data_ptr() == got[1].untyped_storage().data_ptr()
+            del got
+    assert cgt.stats(f).rescues == 2
+
+
+def test_same_tensor_twice_is_the_same_tensor_twice(device):
+    def function(x):
+        y = x + 1
+        return {"a": y, "b": [y, x, x], "c": y}
+
+    x = numbers(device)
+    f = jit_warm(function, x)
+    for t in (x, numbers(device, start=4), numbers(device, start=5), numbers(device, start=6)):
+        got = f(t)
+        assert got["a"] is got["b"][0] is got["c"]
+        assert got["b"][1] is t and got["b"][2] is t
+        assert torch.equal(got["a"], t + 1)
+        del got
+    s = cgt.stats(f)
+    assert (s.replays, s.records) == (3, 2)
+
+
+class Pair(NamedTuple):
+    left: torch.Tensor
+    right: object
+
+
+@dataclass
+class Report:
+    loss: torch.Tensor
+    step: int
+    extra: dict
+
+
+def test_nested_containers_and_plain_values_come_back(device):
+    def function(x, n=3):
+        y = x * n
+        return [Pair(y, (n, None, "text", 2.5, True)), {"r": Report(y.sum(), n, {"x": [x, ()]})}, n]
+
+    x = numbers(device)
+    f = jit_warm(function, x)
+    held = []
+    for k in range(4):
+        refill(x, k)
+        got, want = f(x), function(x)
+        pair, box, n = got
+        assert type(got) is list and type(pair) is Pair and type(box["r"]) is Report
+        assert torch.equal(pair.left, want[0].left) and pair.right == want[0].right and n == 3
+        assert torch.equal(box["r"].loss, want[1]["r"].loss) and box["r"].step == 3
+        assert box["r"].extra["x"][0] is x and box["r"].extra["x"][1] == ()
+        got.append("mine")  # the containers are the caller's own
+        box["mine"] = box["r"].extra["mine"] = 1
+        held.append((pair.left, want[0].left))
+    assert all(torch.equal(a, b) for a, b in held)
+    assert cgt.stats(f).replays == 4
+
+
+@pytest.mark.parametrize("value", [None, 7, "text", (), [], {}, (1, [2, {"a": None}])], ids=repr)
+def test_result_without_tensors_comes_back(device, value):
+    w, x = numbers(device), numbers(device)
+
+    def function(x):
+        w.add_(x)
+        return value
+
+    f = cgt.jit(function)
+    twin = w.clone()
+    for _ in range(4):
+        assert f(x) == value
+        twin.add_(x)
+        assert torch.equal(w, twin)
+    assert cgt.stats(f).replays == 2
+
+
+def test_users_write_on_a_result_does_not_reach_the_next_call(device):
+    def function(x):
+        mask = x > 2
+        return x * mask, torch.zeros_like(x)
+
+    x = numbers(device)
+    f = jit_warm(function, x)
+    for _ in range(4):
+        y, zeros = f(x)
+        assert torch.equal(y, x * (x > 2)) and torch.equal(zeros, torch.zeros_like(x))
+        y.fill_(-1)
+        zeros.fill_(-1)
+        del y, zeros
+    s = cgt.stats(f)
+    assert (s.replays, s.rescues) == (4, 0)
+
+
+CONSTANTS = {
+    "zeros": lambda x: torch.zeros(4, device=x.device),
+    "full": lambda x: torch.full((4,), 2.5, device=x.device),
+    "arange": lambda x: torch.arange(4, device=x.device),
+    "ones_like": torch.ones_like,
+    "eye": lambda x: torch.eye(3, device=x.device),
+    "linspace": lambda x: torch.linspace(0, 1, 5, device=x.device),
+}
+
+
+@pytest.mark.parametrize("make", CONSTANTS.values(), ids=CONSTANTS.keys())
+def test_result_that_depends_on_nothing_is_made_anew(device, make):
+    x = numbers(device)
+    f = jit_warm(make, x)
+    for _ in range(3):
+        y = f(x)
+        assert torch.equal(y, make(x))
+        y.zero_().sub_(1)
+        del y
+    assert cgt.stats(f).replays == 3
+
+
+# --- several functions ------------------------------------------------------------------------
+
+
+def test_two_functions_pass_results_on_and_every_held_one_stays_right(device):
+    def first(x):
+        return x * 0.5 + 1
+
+    def second(x, y):
+        return x - y, (x + y)[1:]
+
+    a, b = cgt.jit(first), cgt.jit(second)
+    x = numbers(device)
+    twin = x.clone()
+    held, wants = [], []
+    for k in range(40):
+        y, want_y = a(x), first(twin)
+        z, want_z = b(y, x), second(want_y, twin)
+        w, want_w = a(z[0]), first(want_z[0])
+        held.append((y, z[0], z[1], w))
+        wants.append((want_y, *want_z, want_w))
+        x, twin = w, want_w
+        if k % 7 == 0:
+            cgt.step()
+        if k % 3 == 0:
+            held.pop(0), wants.pop(0)
+    for got, want in zip(held, wants, strict=True):
+        assert all(torch.equal(g, w) for g, w in zip(got, want, strict=True))
+    for f in (a, b):
+        s = cgt.stats(f)
+        assert s.eager == 0 and s.replays > 20 and s.rescues > 0
+
+
+def test_chain_that_holds_nothing_rescues_nothing(device):
+    a, b = cgt.jit(lambda x: x * 2), cgt.jit(lambda x: x + 1)
+    x = numbers(device)
+    for k in range(8):
+        refill(x, k)
+        assert torch.equal(b(a(x)), x * 2 + 1)
+    for f in (a, b):
+        s = cgt.stats(f)
+        assert (s.rescues, s.eager) == (0, 0) and s.replays >= 5
+
+
+def test_result_fed_back_to_its_own_function(device):
+    f = cgt.jit(double)
+    x = numbers(device)
+    got, want = x.clone(), x.clone()
+    for _ in range(10):
+        got, want = f(got), double(want)
+        assert torch.equal(got, want)
+    s = cgt.stats(f)
+    assert s.eager == 0 and s.replays >= 5
+
+
+def test_older_recording_overwrites_nothing_that_is_held(device):
+    x = numbers(device, 64)
+    a = jit_warm(lambda x: (x * 2).sin() + 1, x)
+    b = jit_warm(lambda x: (x * 3).cos() - 1, x)
+    for k in range(4):
+        refill(x, k)
+        y, z = a(x), b(x)
+        for _ in range(3):
+            b(x), a(x)
+        assert torch.equal(y, (x * 2).sin() + 1) and torch.equal(z, (x * 3).cos() - 1)
+    assert cgt.stats(a).replays == cgt.stats(b).replays == 16
+
+
+STEPS = st.lists(
+    st.tuples(st.sampled_from(["a", "b", "c", "drop", "write", "view", "step", "reset", "stash"]),
+              st.integers(0, 20)),
+    min_size=10, max_size=60,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("policy", ["rescue", "error"])
+@settings(max_examples=25, deadline=None,
+          suppress_health_check=[HealthCheck.function_scoped_fixture])  # fmt: skip
+@given(program=STEPS)
+def test_any_mixture_of_calls_holds_and_writes_agrees_with_eager(device, policy, program):
+    functions = {
+        "a": lambda x: [x * 0.5 + 1],
+        "b": lambda x: [x - 1, x],
+        "c": lambda x: (lambda y: [y, y.flip(0), y.view(2, -1)[0].sum() + x])(x.tanh()),
+    }
+    jitted = {k: cgt.jit(v, outputs=policy if k == "a" else "rescue") for k, v in functions.items()}
+    held = [(numbers(device, start=1), numbers(device, start=1), None)]
+    for what, which in program:
+        i = which % len(held)
+        got, want, _ = held[i]
+        if what in functions:
+            if what == "a" and policy == "error":  # overwrites earlier ones
+                gone = [k for k, h in enumerate(held) if h[2] == "a"]
+                if i in gone:
+                    continue
+                held = [h for h in held if h[2] != "a"]
+            outs, wants = jitted[what](got), functions[what](want)
+            maker = "a" if what == "a" and policy == "error" else None
+            held += [(g, w, maker) for g, w in zip(outs, wants, strict=True)]
+            del outs
+        elif what == "drop" and len(held) > 1:
+            del held[i]
+        elif what == "write":
+            got.mul_(0.5).add_(which)
+            want.mul_(0.5).add_(which)
+        elif what == "view":
+            held.append((got.view(2, -1).view(-1), want.view(2, -1).view(-1), held[i][2]))
+        elif what == "step":
+            held = [h for h in held if h[2] is None] or held[:0]
+            cgt.step()
+        elif what == "reset":
+            cgt.reset(list(jitted.values())[which % 3])
+        elif what == "stash":
+            held.append((got.clone(), want.clone(), None))
+        if not held:
+            held = [(numbers(device, start=1), numbers(device, start=1), None)]
+        del got, want
+        assert all(torch.equal(g, w) for g, w, _ in held)
+    assert all(cgt.stats(f).eager <= max(0, cgt.stats(f).calls - 9) for f in jitted.values())
+
+
+# --- what cannot be handed out ----------------------------------------------------------------
+
+
+def test_result_with_pending_backward_runs_eagerly_and_says_why(device):
+    w = torch.full((8,), 2.0, device=device, requires_grad=True)
+    x = numbers(device)
+    f = cgt.jit(lambda x: (x * w).tanh())
+    for _ in range(4):
+        y = f(x)
+        want = (x * w).tanh()
+        assert y.requires_grad and torch.equal(y, want)
+        (grad,) = torch.autograd.grad(y.sum(), w)
+        assert torch.equal(grad, torch.autograd.grad(want.sum(), w)[0])
+    s = cgt.stats(f)
+    assert (s.warmups, s.records, s.replays, s.eager) == (1, 0, 0, 3)
+    assert all("requires grad" in reason for reason in s.reasons)
+    assert "result requires grad" in cgt.explain(f)
+
+
+def test_advice_for_pending_backward_helps(device):
+    w = torch.full((8,), 2.0, device=device, requires_grad=True)
+    x = numbers(device)
+    f = cgt.jit(lambda x: (x * w).tanh())
+    f(x), f(x)
+    with torch.no_grad():
+        for _ in range(3):
+            assert torch.equal(f(x), (x * w).tanh())
+    s = cgt.stats(f)
+    assert (s.records, s.replays) == (1, 2)
+
+
+def test_spent_loss_can_be_returned(device):
+    w = torch.full((8,), 2.0, device=device, requires_grad=True)
+    x = numbers(device)
+
+    def step(x):
+        w.grad = None
+        loss = (x * w).square().mean()
+        loss.backward()
+        return loss
+
+    f = cgt.jit(step)
+    losses = []
+    for k in range(5):
+        refill(x, k)
+        losses.append((f(x), (x * w).square().mean().detach()))
+        assert torch.equal(w.grad, 2 * x * x * w.detach() / 8)
+    assert all(torch.equal(got.detach(), want) for got, want in losses)
+    s = cgt.stats(f)
+    assert (s.replays, s.eager) == (3, 0)
+
+
+class Keeper(torch.nn.Module):
+    def __init__(self, device):
+        super().__init__()
+        self.weight = torch.nn.Parameter(numbers(device))
+        self.last = None
+        self.log = []
+
+    def forward(self, x):
+        hidden = x * self.weight
+        self.last = hidden
+        if len(self.log) < 100:
+            self.log.append(hidden.sum())
+        return hidden + 1
+
+
+def test_tensor_stored_on_self_is_never_wrong(device):
+    jitted, eager = Keeper(device), Keeper(device)
+    f = cgt.jit(jitted)
+    with torch.no_grad():
+        for k in range(8):
+            x = numbers(device, start=k)
+            assert torch.equal(f(x), eager(x))
+            assert torch.equal(jitted.last, eager.last)
+            assert len(jitted.log) == k + 1
+            assert all(torch.equal(a, b) for a, b in zip(jitted.log, eager.log, strict=True))
+    s = cgt.stats(f)
+    assert s.replays == 0 and s.eager == 7
+    assert any("outlives the call" in reason and __file__ in reason for reason in s.reasons)
+
+
+class LastOnly(torch.nn.Module):
+    def forward(self, x):
+        self.last = x * 2
+        return self.last + 1
+
+
+def test_reason_for_an_escape_names_the_line_that_made_it(device):
+    m = LastOnly()
+    f = cgt.jit(m)
+    for k in range(4):
+        x = numbers(device, start=k)
+        assert torch.equal(f(x), x * 2 + 1) and torch.equal(m.last, x * 2)
+    s = cgt.stats(f)
+    assert (s.replays, s.eager) == (0, 3)
+    (reason,) = s.reasons
+    assert line_of(LastOnly, "self.last = x * 2") in reason
+
+
+def test_stored_view_of_a_returned_tensor_is_never_wrong(device):
+    class Half(torch.nn.Module):
+        def forward(self, x):
+            y = x * 2
+            self.half = y[:4]
+            return y
+
+    m = Half()
+    f = cgt.jit(m)
+    x = numbers(device)
+    for k in range(6):
+        refill(x, k)
+        y = f(x)
+        assert torch.equal(y, x * 2) and torch.equal(m.half, (x * 2)[:4])
+        del y
+
+
+def test_stored_result_is_never_wrong(device):
+    class Last(torch.nn.Module):
+        def forward(self, x):
+            self.last = x * 2
+            return self.last
+
+    m = Last()
+    f = cgt.jit(m)
+    x = numbers(device)
+    for k in range(6):
+        refill(x, k)
+        y = f(x)
+        assert torch.equal(y, x * 2) and torch.equal(m.last, x * 2)
+        del y
+
+
+def test_tensor_kept_by_a_list_outside_is_never_wrong(device):
+    kept = []
+
+    def function(x):
+        h = x * 3
+        kept.append(h)
+        return h.sum()
+
+    f = cgt.jit(function)
+    for k in range(6):
+        x = numbers(device, start=k)
+        assert torch.equal(f(x), (x * 3).sum())
+    assert len(kept) == 6
+    assert all(torch.equal(h, numbers(device, start=k) * 3) for k, h in enumerate(kept))
+
+
+def test_opaque_result_runs_eagerly_and_is_named(device):
+    class Box:
+        def __init__(self, value):
+            self.value = value
+
+    x = numbers(device)
+    f = cgt.jit(lambda x: {"out": Box(x * 2)})
+    boxes = [f(x) for _ in range(4)]
+    assert len({id(b["out"]) for b in boxes}) == 4
+    assert all(torch.equal(b["out"].value, x * 2) for b in boxes)
+    s = cgt.stats(f)
+    assert (s.replays, s.eager) == (0, 3)
+    (reason,) = s.reasons
+    assert "Box" in reason and "result['out']" in reason
+    assert reason in cgt.explain(f)

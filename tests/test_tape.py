@@ -1,0 +1,439 @@
+"""The tape of the host driver: any ATen op, replayed on changed values, gives eager's bits.
+
+These tests run on the CPU only: the tape is what the host driver replays, and a CUDA graph has none.
+"""
+
+import warnings
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import cgt
+from cgt import tape
+
+aten = torch.ops.aten
+
+
+# --- inputs: a row of the table names makers, each call makes new values ------------------------
+
+
+def fl(*shape, dtype=torch.float32):
+    """Normal floats."""
+    return lambda: torch.randn(shape).to(dtype)
+
+
+def pos(*shape):
+    """Floats above zero."""
+    return lambda: torch.rand(shape) + 0.1
+
+
+def it(*shape, below=3, dtype=torch.int64):
+    """Integers from zero."""
+    return lambda: torch.randint(below, shape, dtype=dtype)
+
+
+def bl(*shape):
+    """Booleans."""
+    return lambda: torch.rand(shape) < 0.5
+
+
+def cx(*shape, dtype=torch.complex64):
+    """Complex numbers."""
+    return lambda: torch.randn(shape, dtype=dtype)
+
+
+def perm(n):
+    """A permutation."""
+    return lambda: torch.randperm(n)
+
+
+def bits(t):
+    """Comparable bytes: nan equals itself, -0.0 is not 0.0."""
+    t = t.detach().resolve_conj().resolve_neg().contiguous()
+    return t.reshape(-1).view(torch.uint8) if t.numel() else t.reshape(-1)
+
+
+def same(got, want):
+    """The same structure, metadata and bits."""
+    assert type(got) is type(want)
+    if isinstance(want, torch.Tensor):
+        assert (got.dtype, got.shape, got.stride()) == (want.dtype, want.shape, want.stride())
+        assert torch.equal(bits(got), bits(want)), (got, want)
+    elif isinstance(want, (tuple, list)):
+        assert len(got) == len(want)
+        for g, w in zip(got, want, strict=True):
+            same(g, w)
+    else:
+        assert got == want
+
+
+def agrees(function, makers, calls=5, seed=7):
+    """Call a jitted function `calls` times on tensors that stay and change, beside eager."""
+    jitted = cgt.jit(function)
+    inputs = [make() for make in makers]
+    twins = [t.clone() for t in inputs]
+    for k in range(calls):
+        for t, twin, make in zip(inputs, twins, makers, strict=True):
+            with torch.no_grad():
+                t.copy_(make())
+                twin.copy_(t)
+        torch.manual_seed(seed + k)
+        want = function(*twins)
+        after = torch.get_rng_state()
+        torch.manual_seed(seed + k)
+        got = jitted(*inputs)
+        same(got, want)
+        same(inputs, twins)
+        assert torch.equal(torch.get_rng_state(), after), "the generator is where eager leaves it"
+        del got
+    return jitted
+
+
+def foreach_update(a, b):
+    torch._foreach_mul_([a, b], 0.5)
+    torch._foreach_add_([a, b], [b.clone(), a.clone()], alpha=2)
+    return torch._foreach_norm([a, b])
+
+
+def inplace_mix(a, b):
+    a.add_(b, alpha=2).clamp_(-1, 1).mul_(b).masked_fill_(a > 0.5, 3.0)
+    a[0].zero_()
+    a[:, 1] = b[:, 0]
+    return a.sum()
+
+
+def adamw(p, grad, avg, square, step):
+    torch._fused_adamw_(
+        [p], [grad], [avg], [square], [], [step], lr=1e-2, beta1=0.9, beta2=0.99,
+        weight_decay=0.01, eps=1e-8, amsgrad=False, maximize=False, grad_scale=None,
+        found_inf=None,
+    )  # fmt: skip
+    return p * 1
+
+
+def own_generator(a):
+    generator = torch.Generator()
+    generator.manual_seed(3)
+    return a + torch.rand(a.shape, generator=generator)
+
+
+X, Y, V, M = fl(3, 4), fl(3, 4), fl(4), fl(4, 5)
+IMG = fl(2, 3, 8, 8)
+
+POINTWISE = {
+    "add": (lambda a, b: a + b, X, V),
+    "add with alpha": (lambda a, b: torch.add(a, b, alpha=3), X, Y),
+    "number on the left": (lambda a: 2.5 - a, X),
+    "integer number": (lambda a: a * 3, X),
+    "bool number": (lambda a: a * True, X),
+    "complex number": (lambda a: a * (1 + 2j), X),
+    "big integer number": (lambda a: a + 2**40, it(3)),
+    "division with rounding mode": (lambda a, b: torch.div(a, b, rounding_mode="floor"), X, Y),
+    "floor divide and remainder": (lambda a, b: (a // b, a % b), X, Y),
+    "pow": (lambda a: (a**2, a.abs() ** 0.5, 2**a), X),
+    "unary chain": (lambda a: a.exp().log1p().sqrt().sin().tanh().sigmoid(), X),
+    "nan and infinities": (lambda a: (a.log(), a / 0, (-a.abs()).sqrt()), X),
+    "signed zeros": (lambda a: (a * 0, -(a * 0)), X),
+    "rounding": (lambda a: (a.round(decimals=1), a.floor(), a.trunc(), a.frac()), X),
+    "clamp with None": (lambda a: (a.clamp(min=0.1), a.clamp(max=0.1), a.clamp(-1, 1)), X),
+    "clamp by tensors": (lambda a, b: a.clamp(b, None), X, V),
+    "comparisons": (lambda a, b: (a < b, a == b, a.ge(0), a.isnan(), a.isclose(b)), X, Y),
+    "where": (lambda c, a, b: (torch.where(c, a, b), torch.where(c, a, 0.0)), bl(3, 4), X, Y),
+    "lerp and addcmul": (lambda a, b: (a.lerp(b, 0.3), a.addcmul(a, b, value=2)), X, Y),
+    "atan2 and hypot": (lambda a, b: (a.atan2(b), a.hypot(b), a.copysign(b)), X, Y),
+    "nan_to_num": (lambda a: a.log().nan_to_num(0.0, 1.0, None), X),
+    "frexp and ldexp": (lambda a: (*torch.frexp(a), a.ldexp(torch.tensor(2))), X),
+    "type promotion": (lambda a, b: a + b, it(3, 4, dtype=torch.int32), X),
+    "to dtype": (lambda a: (a.half(), a.bfloat16(), a.double(), a.int(), a.bool()), X),
+    "to dtype and format": (lambda a: a.to(torch.float64, memory_format=torch.channels_last), IMG),
+    "bitwise": (lambda a, b: (a & b, a | b, a ^ b, ~a, a << 2, a >> 1), it(5), it(5)),
+    "logical": (lambda a, b: (a & b, a.logical_xor(b), ~a, a.all(), a.any(0)), bl(3, 4), bl(3, 4)),
+    "integer division": (lambda a: (a // 2, a % 2, torch.gcd(a, a + 2)), it(5, below=9)),
+    "uint8 wraps": (lambda a: (a + 250, a - 3), it(5, dtype=torch.uint8)),
+    "int8 and int16": (
+        lambda a, b: (a * 100, b * 2000),
+        it(5, dtype=torch.int8),
+        it(5, dtype=torch.int16),
+    ),
+    "float64": (lambda a: a.exp() / 3, fl(3, 4, dtype=torch.float64)),
+    "bfloat16": (lambda a: (a * 1.1).softmax(-1), fl(3, 4, dtype=torch.bfloat16)),
+    "half": (lambda a: a * 1.1 + 2, fl(3, 4, dtype=torch.float16)),
+    "complex": (lambda a, b: (a * b, a.abs(), a.angle(), a.real + a.imag), cx(3), cx(3)),
+    "conjugate used inside": (lambda a, b: (a.conj() * b, a.conj() @ b), cx(3), cx(3)),
+    "complex128": (lambda a: a.exp(), cx(3, dtype=torch.complex128)),
+    "view as real": (lambda a: torch.view_as_real(a) * 2, cx(3)),
+    "view as complex": (lambda a: torch.view_as_complex(a) * 2, fl(3, 2)),
+    "polar": (lambda a, b: torch.polar(a, b), pos(3), fl(3)),
+    "activations": (
+        lambda a: (a.relu(), F.gelu(a), F.gelu(a, approximate="tanh"), F.silu(a), F.elu(a)),
+        X,
+    ),
+    "more activations": (
+        lambda a: (F.hardswish(a), F.leaky_relu(a, 0.2), F.softplus(a), F.mish(a), F.relu6(a)),
+        X,
+    ),
+    "glu": (lambda a: F.glu(a, dim=-1), X),
+    "special": (lambda a: (a.erf(), a.lgamma(), a.digamma(), torch.special.i0(a)), pos(4)),
+}
+
+REDUCTIONS = {
+    "sum": (lambda a: (a.sum(), a.sum(0), a.sum((0, 1)), a.sum(-1, keepdim=True)), X),
+    "sum to dtype": (lambda a: a.sum(dtype=torch.float64), X),
+    "mean, var, std": (lambda a: (a.mean(0), a.var(1), a.std(unbiased=False)), X),
+    "var_mean": (lambda a: torch.var_mean(a, dim=1, correction=0), X),
+    "max and min": (lambda a: (a.max(), a.min(), a.amax(1), a.aminmax(dim=0)[0]), X),
+    "max with indices": (lambda a: tuple(a.max(1)), X),
+    "argmax": (lambda a: (a.argmax(), a.argmin(0)), X),
+    "prod, all, any": (lambda a: (a.prod(), a.prod(1), (a > 0).all(1)), X),
+    "cumsum": (lambda a: (a.cumsum(0), a.cumprod(1), tuple(a.cummax(0))), X),
+    "logsumexp": (lambda a: (a.logsumexp(0), a.logcumsumexp(1)), X),
+    "softmax": (lambda a: (a.softmax(-1), a.log_softmax(0), a.softmax(0, torch.float64)), X),
+    "norms of vectors": (lambda a: (a.norm(), a.norm(1, 0), torch.linalg.vector_norm(a, 3)), X),
+    "sort": (lambda a: tuple(a.sort(dim=0, descending=True)), X),
+    "stable sort": (lambda a: tuple(a.sort(stable=True)), it(9)),
+    "argsort": (lambda a: a.argsort(), V),
+    "topk": (lambda a: tuple(a.topk(2, dim=-1, largest=False)), X),
+    "kthvalue, median, mode": (lambda a: (*a.kthvalue(2), *a.median(0), *a.mode(0)), X),
+    "quantile": (lambda a: a.quantile(0.3, dim=0), X),
+    "histc": (lambda a: a.histc(4, -1, 1), X),
+    "searchsorted": (lambda a, b: torch.searchsorted(a.sort().values, b), V, V),
+    "bucketize": (lambda a: torch.bucketize(a, torch.tensor([-1.0, 0.0, 1.0])), X),
+    "diff and trace": (lambda a: (a.diff(dim=0), a[:, :3].trace()), X),
+    "count_nonzero": (lambda a: a.count_nonzero(0), bl(3, 4)),
+    "cross and cdist": (lambda a: (torch.cross(a, a.flip(0), dim=1), torch.cdist(a, a)), fl(4, 3)),
+}
+
+PRODUCTS = {
+    "mm": (lambda a, b: a @ b, X, M),
+    "matrix by vector": (lambda a, b: (a @ b, b @ b, a.mv(b)), X, V),
+    "batched": (lambda a, b: (a @ b, torch.bmm(a, b)), fl(2, 3, 4), fl(2, 4, 5)),
+    "broadcast product": (lambda a, b: a @ b, fl(2, 3, 4), fl(4, 5)),
+    "addmm": (lambda a, b, c: torch.addmm(a, b, c, beta=0.5, alpha=2), fl(3, 5), X, M),
+    "baddbmm": (lambda a, b, c: torch.baddbmm(a, b, c), fl(2, 3, 5), fl(2, 3, 4), fl(2, 4, 5)),
+    "outer and ger": (lambda a, b: (torch.outer(a, b), torch.kron(a, b)), V, V),
+    "einsum": (lambda a, b: torch.einsum("ij,jk->ki", a, b), X, M),
+    "tensordot": (lambda a, b: torch.tensordot(a, b, dims=1), X, M),
+    "linear": (lambda x, w, b: F.linear(x, w, b), X, fl(5, 4), fl(5)),
+    "linear, 3 dims": (lambda x, w: F.linear(x, w), fl(2, 3, 4), fl(5, 4)),
+    "bilinear": (lambda x, y, w: F.bilinear(x, y, w), fl(2, 3), fl(2, 4), fl(5, 3, 4)),
+    "integer product": (lambda a, b: a @ b, it(3, 4), it(4, 2)),
+    "cholesky": (lambda a: torch.linalg.cholesky(a @ a.mT + torch.eye(3)), fl(3, 3)),
+    "solve": (lambda a, b: torch.linalg.solve(a + 4 * torch.eye(3), b), fl(3, 3), fl(3, 2)),
+    "inverse and det": (lambda a: (torch.linalg.inv(a), torch.linalg.det(a)), fl(3, 3)),
+    "qr": (lambda a: tuple(torch.linalg.qr(a)), fl(4, 3)),
+    "svdvals": (lambda a: torch.linalg.svdvals(a), fl(4, 3)),
+    "triangular": (lambda a: (a.tril(), a.triu(1), a.diagonal(), torch.diag(a[0])), fl(4, 4)),
+    "matrix_power": (lambda a: torch.linalg.matrix_power(a, 3), fl(3, 3)),
+    "fft": (lambda a: (torch.fft.rfft(a), torch.fft.fft2(a), torch.fft.ifft(a)), X),
+    "inverse real fft": (lambda a: torch.fft.irfft(torch.fft.rfft(a), n=4), X),
+    "attention": (
+        lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True),
+        fl(1, 2, 4, 8),
+        fl(1, 2, 4, 8),
+        fl(1, 2, 4, 8),
+    ),
+    "attention with a mask": (
+        lambda q, m: F.scaled_dot_product_attention(q, q, q, attn_mask=m),
+        fl(1, 2, 4, 8),
+        bl(4, 4),
+    ),
+}
+
+LAYERS = {
+    "conv1d": (lambda x, w: F.conv1d(x, w, padding=1), fl(2, 3, 8), fl(4, 3, 3)),
+    "conv2d": (
+        lambda x, w, b: F.conv2d(x, w, b, stride=2, padding=1),
+        IMG,
+        fl(4, 3, 3, 3),
+        fl(4),
+    ),
+    "conv2d, padding by name": (lambda x, w: F.conv2d(x, w, padding="same"), IMG, fl(4, 3, 3, 3)),
+    "grouped, dilated conv2d": (
+        lambda x, w: F.conv2d(x, w, groups=3, dilation=2),
+        IMG,
+        fl(3, 1, 3, 3),
+    ),
+    "conv3d": (lambda x, w: F.conv3d(x, w), fl(1, 2, 4, 4, 4), fl(3, 2, 2, 2, 2)),
+    "transposed conv": (lambda x, w: F.conv_transpose2d(x, w, stride=2), IMG, fl(3, 2, 2, 2)),
+    "channels_last conv": (
+        lambda x, w: F.conv2d(x.contiguous(memory_format=torch.channels_last), w),
+        IMG,
+        fl(4, 3, 3, 3),
+    ),
+    "pools": (lambda x: (F.avg_pool2d(x, 2), F.adaptive_avg_pool2d(x, 3)), IMG),
+    "max pool": (lambda x: F.max_pool2d(x, 2, return_indices=True), IMG),
+    "layer_norm": (lambda x, w, b: F.layer_norm(x, (4,), w, b), X, V, V),
+    "group_norm": (lambda x: F.group_norm(x, 3), IMG),
+    "rms_norm": (lambda x, w: F.rms_norm(x, (4,), w), X, V),
+    "batch_norm in training": (
+        lambda x, m, v, w, b: F.batch_norm(x, m, v, w, b, training=True),
+        IMG,
+        fl(3),
+        pos(3),
+        fl(3),
+        fl(3),
+    ),
+    "batch_norm in evaluation": (lambda x, m, v: F.batch_norm(x, m, v), IMG, fl(3), pos(3)),
+    "instance_norm": (lambda x: F.instance_norm(x), IMG),
+    "normalize": (lambda x: F.normalize(x, dim=1), X),
+    "embedding": (lambda i, w: F.embedding(i, w, padding_idx=0), it(2, 3), fl(3, 4)),
+    "embedding_bag": (lambda i, w: F.embedding_bag(i, w, mode="sum"), it(2, 3), fl(3, 4)),
+    "interpolate nearest": (lambda x: F.interpolate(x, scale_factor=2.0), IMG),
+    "interpolate to size": (
+        lambda x: F.interpolate(x, size=(5, 7), mode="bilinear", align_corners=False),
+        IMG,
+    ),
+    "interpolate bicubic": (lambda x: F.interpolate(x, size=4, mode="bicubic", antialias=True), IMG),
+    "grid_sample": (
+        lambda x, g: F.grid_sample(x, g, align_corners=False),
+        IMG,
+        fl(2, 4, 4, 2),
+    ),
+    "pad": (
+        lambda x: (F.pad(x, (1, 2), value=3.0), F.pad(x, (1, 1, 1, 1), mode="reflect")),
+        IMG,
+    ),
+    "unfold and fold": (lambda x: F.fold(F.unfold(x, 2), (8, 8), 2), IMG),
+    "pixel_shuffle": (lambda x: F.pixel_shuffle(x, 2), fl(1, 4, 3, 3)),
+    "one_hot with classes": (lambda i: torch.zeros(4, 3).scatter(1, i[:, None], 1.0), it(4)),
+    "cross_entropy": (lambda x, t: F.cross_entropy(x, t, label_smoothing=0.1), X, it(3)),
+    "mse and huber": (lambda a, b: (F.mse_loss(a, b), F.huber_loss(a, b, delta=0.5)), X, Y),
+    "binary cross entropy": (
+        lambda a, b: F.binary_cross_entropy_with_logits(a, b.sigmoid()),
+        X,
+        Y,
+    ),
+    "nll without reduction": (
+        lambda x, t: F.nll_loss(x.log_softmax(1), t, reduction="none"),
+        X,
+        it(3),
+    ),
+    "kl_div": (lambda a, b: F.kl_div(a, b.softmax(1), reduction="batchmean"), X, Y),
+    "cosine_similarity": (lambda a, b: F.cosine_similarity(a, b), X, Y),
+    "lstm cell": (
+        lambda x, h, w, u: torch.lstm_cell(x, (h, h * 2), w, u),
+        fl(2, 3),
+        fl(2, 4),
+        fl(16, 3),
+        fl(16, 4),
+    ),
+    "gru": (
+        lambda x, h, w, u: torch.gru(x, h, [w, u], False, 1, 0.0, False, False, True),
+        fl(2, 5, 3),
+        fl(1, 2, 4),
+        fl(12, 3),
+        fl(12, 4),
+    ),
+}
+
+SHAPES = {
+    "views copied": (lambda a: (a.t().contiguous(), a.view(2, 6) + 1, a.flatten() * 2), X),
+    "clone keeps strides": (lambda a: a.t().clone(), X),
+    "clone to a format": (lambda a: a.clone(memory_format=torch.contiguous_format), X),
+    "cat": (lambda a, b: (torch.cat([a, b]), torch.cat((a, b), dim=1)), X, Y),
+    "cat of nothing": (lambda a: torch.cat([a[:0], a]), X),
+    "stack": (lambda a, b: (torch.stack([a, b]), torch.stack([a, b], -1)), X, Y),
+    "hstack, dstack": (lambda a, b: (torch.hstack([a, b]), torch.dstack([a, b])), X, Y),
+    "chunk and split": (lambda a: tuple(t * 1 for t in (*a.chunk(2), *a.split([1, 3], 1))), X),
+    "unbind": (lambda a: [t + 1 for t in a.unbind(1)], X),
+    "expand": (lambda a: a.expand(2, 3, 4) + 1, X),
+    "repeat": (lambda a: (a.repeat(2, 1), a.tile(2), a.repeat_interleave(2, dim=0)), X),
+    "flip and roll": (lambda a: (a.flip(0), a.roll(1, 1), a.rot90()), X),
+    "slices": (lambda a: (a[1:, ::2] * 2, a[..., -1] * 2, a[None] * 2), X),
+    "permute, movedim": (lambda a: (a.permute(2, 0, 3, 1) * 2, a.movedim(0, -1) + 1), IMG),
+    "as_strided": (lambda a: a.as_strided((2, 2), (1, 2), 1) * 2, X),
+    "unfold": (lambda a: a.unfold(1, 2, 1) * 2, X),
+    "meshgrid": (lambda a, b: [t * 1 for t in torch.meshgrid(a, b, indexing="ij")], V, V),
+    "block_diag": (lambda a, b: torch.block_diag(a, b), X, Y),
+    "empty tensors": (lambda a: (a[:0] * 2, a[:0].sum(), torch.zeros(0)), X),
+    "0-dim": (lambda a: (a * 2, a.sum(), a.expand(3) * 1), fl()),
+    "view of another dtype": (lambda a: a.view(torch.int32) + 1, X),
+    "diagonal written": (lambda a: torch.zeros(4, 4).diagonal().copy_(a).clone(), V),
+}
+
+INDEXING = {
+    "index": (lambda a, i: (a[i], a[i, i], a[:, i]), X, it(3)),
+    "index with None": (lambda a, i: a[:, None, i], X, it(2)),
+    "index_select": (lambda a, i: a.index_select(1, i), X, it(3)),
+    "gather": (lambda a, i: a.gather(1, i), X, it(3, 2)),
+    "take": (lambda a, i: (a.take(i), a.take_along_dim(i[:, None], 1)), X, it(3)),
+    "scatter": (lambda a, i, b: a.scatter(1, i, b), X, it(3, 4), Y),
+    "scatter a number": (lambda a, i: a.scatter(1, i, 9.0), X, it(3, 1)),
+    "scatter_add": (lambda a, i, b: a.scatter_add(0, i, b), X, it(3, 4), Y),
+    "scatter_reduce": (
+        lambda a, i, b: a.scatter_reduce(0, i, b, reduce="amax", include_self=False),
+        X,
+        it(3, 4),
+        Y,
+    ),
+    "index_add": (lambda a, i, b: a.index_add(0, i, b, alpha=2), X, it(3), Y),
+    "index_copy": (lambda a, i, b: a.index_copy(0, i, b), X, perm(3), Y),
+    "index_fill": (lambda a, i: a.index_fill(0, i, 4.0), X, it(2)),
+    "index_put": (lambda a, i, b: a.index_put((i,), b, accumulate=True), X, it(3), Y),
+    "setitem by index": (lambda a, i: torch.zeros(3, 4).index_put_((i,), a), X, perm(3)),
+    "masked_fill": (lambda a, m: a.masked_fill(m, -1.0), X, bl(3, 4)),
+    "masked_scatter": (lambda a, m, b: a.masked_scatter(m, b), X, bl(3, 4), Y),
+    "bincount through scatter": (lambda i: torch.zeros(3).scatter_add_(0, i, i * 1.0), it(9)),
+    "tril_indices": (lambda a: a[tuple(torch.tril_indices(3, 3))], X),
+}
+
+FACTORIES = {
+    "zeros, ones, full": (lambda a: (a + torch.zeros(4), torch.ones(2, 2), torch.full((2,), 7)), X),
+    "arange, linspace": (lambda a: (a + torch.arange(4), torch.linspace(0, 1, 5)), X),
+    "arange of a dtype": (lambda a: torch.arange(1, 9, 2, dtype=torch.float64) + a.sum(), X),
+    "eye and full_like": (lambda a: (torch.eye(3) @ a, torch.full_like(a, 2.0)), X),
+    "like, another dtype": (lambda a: torch.zeros_like(a, dtype=torch.int8, device="cpu"), X),
+    "new_": (lambda a: (a.new_zeros(2), a.new_ones((2, 2)), a.new_full((2,), 3.0)), X),
+    "like, a format": (lambda a: torch.ones_like(a, memory_format=torch.channels_last), IMG),
+    "empty, then filled": (lambda a: torch.empty_like(a).copy_(a), X),
+    "empty_strided, then filled": (lambda a: torch.empty_strided((3, 4), (1, 3)).copy_(a), X),
+    "constants": (lambda a: a + torch.tensor([1.0, 2.0, 3.0, 4.0]), X),
+    "constant written": (lambda a: torch.tensor([1.0, 2.0, 3.0, 4.0]).add_(a), V),
+    "scalar_tensor": (lambda a: a * torch.scalar_tensor(3.0), X),
+    "rand": (lambda a: a + torch.rand(3, 4), X),
+    "randn_like, randint, randperm": (
+        lambda a: (torch.randn_like(a), torch.randint(9, (5,)), torch.randperm(6)),
+        X,
+    ),
+    "dropout": (lambda a: F.dropout(a, 0.5, training=True), X),
+    "in-place noise": (lambda a: (a.clone().normal_(), a.clone().uniform_(1, 2)), X),
+    "bernoulli, multinomial": (lambda a: (a.bernoulli(), a.multinomial(2, True)), pos(4)),
+    "exponential, cauchy": (lambda a: (a.clone().exponential_(2.0), a.clone().cauchy_()), X),
+    "rrelu": (lambda a: F.rrelu(a, training=True), X),
+    "generator made inside": (own_generator, X),
+}
+
+WRITES = {
+    "several in place": (inplace_mix, X, Y),
+    "foreach": (foreach_update, X, Y),
+    "foreach with results": (lambda a, b: torch._foreach_add([a, b], 1.5), X, V),
+    "foreach of numbers": (lambda a, b: torch._foreach_mul([a, b], [2.0, 3.0]), X, V),
+    "fused adamw": (adamw, V, V, V, pos(4), lambda: torch.ones(())),
+    "out=": (lambda a, b: torch.add(a, b, out=torch.empty(3, 4)), X, Y),
+    "out= an argument": (lambda a, b: torch.mul(a, 2, out=b), X, Y),
+    "copy_ converts": (lambda a, b: b.copy_(a), X, it(3, 4)),
+    "fill_ and zero_": (lambda a, b: (a.fill_(2.0).sum(), b.zero_().sum()), X, Y),
+    "swap through a clone": (lambda a, b: (b.copy_(a.clone()), a.add_(b)), X, Y),
+    "scatter_ and index_add_": (lambda a, i, b: a.index_add_(0, i, b).sum(), X, it(3), Y),
+    "transposed in place": (lambda a, b: a.t().mul_(b.t()).sum(), X, Y),
+    "overlapping reads": (lambda a: a[1:].add_(a[:-1].clone()).sum(), V),
+    "sort into an argument": (lambda a, b: b.copy_(a.sort(0).values), X, Y),
+}
+
+TABLES = {
+    **POINTWISE, **REDUCTIONS, **PRODUCTS, **LAYERS, **SHAPES, **INDEXING, **FACTORIES, **WRITES,
+}  # fmt: skip
+
+
+def test_the_tables_do_not_hide_rows_behind_one_name():
+    tables = (POINTWISE, REDUCTIONS, PRODUCTS, LAYERS, SHAPES, INDEXING, FACTORIES, WRITES)
+    assert len(TABLES) == sum(map(len, tables)) >= 150
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("name", TABLES)
+def test_op_on_changed_values_replays_bit_equal_to_eager(name):
+    function, *makers = TABLES[name]
+    stats = cgt.stats(agrees(function, makers))
+    assert (stats.warmups, stats.records, stats.replays, stats.eager) == (1, 1, 3, 0), stats.reasons
