@@ -88,6 +88,7 @@ cdef struct Node:
     uint64_t ambient[3]         # tensor_shim.h: ambient_now
     id_t slot_at, slot_n, out_at, out_n, ret_at, ret_n, copy_at, copy_n
     id_t gen_at, gen_n, grad_at, grad_n, watch_at, watch_n, place_at, place_n, dim_at, dim_n
+    int32_t n_given             # outputs of the result; hidden ones come behind
     int32_t writes              # some slot is written: copied slots must not overlap it
     int32_t ret_python          # the result needs pytree.unflatten
     PyObject* ret_program       # borrowed
@@ -116,6 +117,7 @@ cdef struct Out:
     id_t ref                    # output or slot it refers to
     id_t grad_slot              # it becomes .grad of this slot's tensor, or NONE
     int32_t hidden              # not part of the result
+    int32_t sharers             # FRESH: how many SHARED outputs refer to it
     int32_t version             # _version when handed out
     uint64_t keys
     int32_t dtype, ndim

@@ -19,7 +19,7 @@ import cgt
 
 CONTEXT, BATCH, WIDTH, HEADS, LAYERS = 32, 8, 64, 4, 2
 SEED = 1234
-WARM = 5        # steps left out of the timing: warm-up, recording, first replays
+WARM = 5  # steps left out of the timing: warm-up, recording, first replays
 PROMPT = "The value of the expression is "
 
 
@@ -39,6 +39,7 @@ def decode(numbers):
 
 
 # --- the model: written as anybody would, it knows nothing of cgt -----------------------------------------------------
+
 
 class Attention(nn.Module):
     def __init__(self):
@@ -84,6 +85,7 @@ class Writer(nn.Module):
 
 # --- training and writing: here is cgt --------------------------------------------------------------------------------
 
+
 def train(steps, device, transform, label):
     """Train from the same seed whatever `transform` is; it gets the step as a function and returns what is called."""
     torch.manual_seed(SEED)
@@ -102,8 +104,10 @@ def train(steps, device, transform, label):
     losses, seconds = [], []
     for batch in progress(batches(steps, device), steps, label):
         start = time.perf_counter()
-        cgt.step()                                # a new iteration: the memory of the last one may be used again
-        losses.append(train_step(batch).item())   # .item() waits for the device, so that the clock sees all the work
+        cgt.step()  # a new iteration: the memory of the last one may be used again
+        losses.append(
+            train_step(batch).item()
+        )  # .item() waits for the device, so that the clock sees all the work
         seconds.append(time.perf_counter() - start)
     return model, train_step, losses, statistics.median(seconds[WARM:] or seconds)
 
@@ -136,6 +140,7 @@ def batches(steps, device):
 
 
 # --- the report -------------------------------------------------------------------------------------------------------
+
 
 def progress(items, total, label):
     try:
@@ -170,11 +175,20 @@ def counts(f):
 
 
 def arguments():
-    parser = argparse.ArgumentParser(prog="python -m cgt", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--steps", type=int, default=800, help="training steps, run twice (default: 800)")
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu",
-                        help="cpu, cuda, cuda:1 ... (default: cuda where there is one)")
-    parser.add_argument("--length", type=int, default=400, help="characters to write afterwards (default: 400)")
+    parser = argparse.ArgumentParser(
+        prog="python -m cgt", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument(
+        "--steps", type=int, default=800, help="training steps, run twice (default: 800)"
+    )
+    parser.add_argument(
+        "--device",
+        default="cuda" if torch.cuda.is_available() else "cpu",
+        help="cpu, cuda, cuda:1 ... (default: cuda where there is one)",
+    )
+    parser.add_argument(
+        "--length", type=int, default=400, help="characters to write afterwards (default: 400)"
+    )
     options = parser.parse_args()
     if options.steps < 1 or options.length < 0:
         parser.error("--steps must be at least 1 and --length at least 0")
@@ -191,7 +205,9 @@ def main():
     model, train_step, losses, ours = train(options.steps, device, cgt.jit, "cgt")
 
     print(f"loss {losses[0]:.3f} -> {losses[-1]:.3f}")
-    print(f"time per step (median)   eager {eager * 1e3:.3f} ms   cgt {ours * 1e3:.3f} ms   ratio {ours / eager:.2f}")
+    print(
+        f"time per step (median)   eager {eager * 1e3:.3f} ms   cgt {ours * 1e3:.3f} ms   ratio {ours / eager:.2f}"
+    )
     print(f"train_step   {counts(train_step)}")
 
     text, next_logits = write(model, device, options.length)
@@ -201,7 +217,9 @@ def main():
 
     i = first_difference(losses, eager_losses)
     if i is not None:
-        print(f"losses bit-equal to eager: no. Step {i}: cgt {losses[i]!r}, eager {eager_losses[i]!r}")
+        print(
+            f"losses bit-equal to eager: no. Step {i}: cgt {losses[i]!r}, eager {eager_losses[i]!r}"
+        )
         return 1
     print(f"losses bit-equal to eager: yes ({options.steps} steps)")
     return 0

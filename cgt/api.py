@@ -80,7 +80,7 @@ def jit(fn=None, *, static_argnums=(), static_argnames=(), max_records=options.M
         site.__name__ = site.__qualname__ = getattr(fn.func, "__name__", "partial")
     setattr(site, ATTRIBUTE, state)
     SITES[f] = site
-    weakref.finalize(site, dispatch.DOOMED.append, (f, born, None)).atexit = False
+    weakref.finalize(site, dispatch.DOOMED.append, (f, born)).atexit = False
     return site
 
 
@@ -98,7 +98,12 @@ def check_options(static_argnums, static_argnames, max_records, outputs, inputs)
         raise CgtError(errors.bad_option("static_argnums", static_argnums, "ints"))
     if not all(isinstance(n, str) for n in names):
         raise CgtError(errors.bad_option("static_argnames", static_argnames, "strings"))
-    return {"static": (nums, names), "max_records": max_records, "outputs": outputs, "inputs": inputs}
+    return {
+        "static": (nums, names),
+        "max_records": max_records,
+        "outputs": outputs,
+        "inputs": inputs,
+    }
 
 
 def check_function(fn):

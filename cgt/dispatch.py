@@ -10,33 +10,30 @@ what its rows in the core borrow (`keep`), and what decides the next miss.
 """
 
 import contextlib
-import gc
 import threading
 import weakref
 
 import cgt_core as core
 import torch
 
-from . import errors, options, places, pytree, trace
-from .private import clear_workspaces
+from . import describe, errors, options, places, pytree, record, trace
 from .trace import CUDA, HOST
 
 NONE = -1
-UNUSED, PINNED, COPIED, VALUE = range(4)
-FRESH, SHARED, VIEW, INPUT, AGAIN = range(5)
-MISS_META, MISS_POINTER, MISS_ALIGN, MISS_VALUE, MISS_OVERLAP, MISS_GRAD, MISS_PLACE = range(3, 10)
-CONSTANT_TYPES = (type(None), bool, int, float, complex, str, bytes, range, slice, type)
+VIEW, INPUT = 2, 3  # OutKind in cgt_core.pxd
+MISS_POINTER, MISS_GRAD, MISS_PLACE = 4, 8, 9  # Miss
 
 RECORDING = threading.RLock()  # around warming and recording, in the whole process
-POOLS = {}  # device index -> (pool id, side stream); an import-time table that devices fill once
-DOOMED = []  # (function row, born) of collected functions; freed at the next miss or step
+# What finalizers noted: (function row, born) of collected functions, (state, spec) of specs whose
+# argument objects died. Freed at the next miss or step, never in the middle of a call.
+DOOMED = []
 
 
 def new_state(f, born, name, opts):
     """Everything that Python knows about one jitted function."""
     return {
         "f": f, "born": born, "name": name, "opts": opts, "keep": {}, "programs": {},
-        "warm": False, "driver": None, "pointers": {}, "moved": set(), "written": set(),
+        "drivers": {}, "pointers": {}, "moved": set(), "written": set(),
         "reasons": {}, "verdicts": {}, "cool": [0, options.COOL_DOWN[0]], "escapes": 0,
         "generators": {}, "unguarded": [],
     }  # fmt: skip
@@ -45,7 +42,7 @@ def new_state(f, born, name, opts):
 def miss(state, function, spec, args, kwargs):
     """A call that was not replayed: decide, run, return the result."""
     kind = core.blocker()
-    if kind == 0 and state["driver"] == CUDA and core.stream_is_capturing(torch.cuda.current_device()):
+    if kind == 0 and torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
         kind = 4
     if kind:
         return eager(state, function, args, kwargs, errors.blocked(kind), kind == 1 and is_mine())
@@ -60,11 +57,16 @@ def miss(state, function, spec, args, kwargs):
         reason = verdict(state, spec, flat)
         if reason is not None:
             return eager(state, function, args, kwargs, reason)
-        if not state["warm"]:
+        if leaf_devices(flat) not in state["drivers"]:
             return warm(state, function, spec, flat, args, kwargs)
-        return record(state, function, spec, flat, args, kwargs)
+        return record_call(state, function, spec, flat, args, kwargs)
     finally:
         RECORDING.release()
+
+
+def leaf_devices(flat):
+    """Warm-up, and the choice of driver, are per function and kinds of device among its arguments."""
+    return frozenset(t.device.type for t in flat.tensors)
 
 
 def is_mine():
@@ -93,17 +95,12 @@ def find_spec(state, flat, args, kwargs):
     for kind, n, obj in flat.program:
         if kind == pytree.SAME and not isinstance(obj, type):
             with contextlib.suppress(TypeError):
-                obj = weakref.ref(obj, lambda _, s=spec_of, b=state["born"]: drop_spec(f, b, s))
+                obj = weakref.ref(obj, lambda _, s=spec_of: DOOMED.append((state, s[0])))
         program.append((kind, n, obj))
     program = tuple(program)
     spec_of.append(core.spec_add(f, program, len(flat.tensors)))
     state["programs"][spec_of[0]] = (program, flat.paths)
     return spec_of[0]
-
-
-def drop_spec(f, born, spec_of):
-    """An argument object died: its spec can never match again."""
-    DOOMED.append((f, born, spec_of[0]))
 
 
 def sweep():
@@ -113,13 +110,24 @@ def sweep():
     core.paths_lock()
     try:
         while DOOMED:
-            f, born, spec = DOOMED.pop()
-            if spec is None:
-                core.fn_free(f, born)
+            what, which = DOOMED.pop()
+            if isinstance(what, dict):
+                free_spec(what, which)
             else:
-                core.spec_free_if(f, born, spec)
+                core.fn_free(what, which)
     finally:
         core.paths_unlock()
+
+
+def free_spec(state, spec):
+    """Free a spec with its recordings, and what they kept alive. The caller holds the paths."""
+    if state["programs"].pop(spec, None) is None:
+        return  # reset since
+    for node in core.fn_nodes(state["f"]):
+        if core.node_facts(node)[1] == spec:
+            state["keep"].pop(node, None)
+    state["verdicts"] = {k: v for k, v in state["verdicts"].items() if k[0] != spec}
+    core.spec_free_if(state["f"], state["born"], spec)
 
 
 def verdict(state, spec, flat):
@@ -132,7 +140,7 @@ def verdict(state, spec, flat):
     if standing is not None and calls < standing[1]:
         return standing[0]
     nodes = core.fn_nodes(state["f"])
-    if state["warm"] and len(nodes) >= state["opts"]["max_records"]:
+    if len(nodes) >= state["opts"]["max_records"] and leaf_devices(flat) in state["drivers"]:
         wait, length = state["cool"]
         if wait == 0:
             state["cool"] = [calls + length, min(2 * length, options.COOL_DOWN[1])]
@@ -153,7 +161,9 @@ def condemn(state, spec, flat, reason):
     """Run eagerly from now on, until a cool-down that doubles with each verdict."""
     verdicts = state["verdicts"]
     key = key_of(spec, flat)
-    length = min(2 * verdicts[key][2], options.COOL_DOWN[1]) if key in verdicts else options.COOL_DOWN[0]
+    length = (
+        min(2 * verdicts[key][2], options.COOL_DOWN[1]) if key in verdicts else options.COOL_DOWN[0]
+    )
     if len(verdicts) > 256:
         verdicts.clear()
     verdicts[key] = (reason, core.fn_counts(state["f"])[0] + length, length)
@@ -200,18 +210,18 @@ def drop_node(state, node):
 def warm(state, function, spec, flat, args, kwargs):
     """Run once eagerly, on the stream that will record, and learn what the function touches."""
     device = torch.cuda.current_device() if torch.cuda.is_initialized() else None
-    guess = CUDA if any(t.is_cuda for t in flat.tensors) or state["driver"] == CUDA else HOST
+    guess = CUDA if any(t.is_cuda for t in flat.tensors) else HOST
     seen = trace.observe(guess)
-    with side_stream(device):
+    with record.side_stream(device):
         result = trace.run(seen, function, args, kwargs)
     core.fn_count(state["f"], "warmups")
-    state["warm"] = True
-    state["driver"] = CUDA if any(d.type == "cuda" for d in seen["devices"]) else HOST
+    driver = CUDA if any(d.type == "cuda" for d in seen["devices"]) else HOST
     state["generators"].update(seen["generators"])
     note_leaves(state, seen, flat)
-    if seen["reason"] is not None and guess == state["driver"]:
-        condemn(state, spec, flat, seen["reason"])
-        state["warm"] = False
+    if seen["reason"] is None or guess != driver:
+        state["drivers"][leaf_devices(flat)] = driver
+    else:
+        condemn(state, spec, flat, seen["reason"])  # and warm again after the cool-down
     return result
 
 
@@ -223,57 +233,34 @@ def note_leaves(state, seen, flat):
             state["written"].add(path)
 
 
-@contextlib.contextmanager
-def side_stream(device):
-    """The stream that warms and records, ordered after and before the caller's."""
-    if device is None:
-        yield None
-        return
-    stream = pool_of(device)[1]
-    current = torch.cuda.current_stream(device)
-    stream.wait_stream(current)
-    with torch.cuda.stream(stream):
-        yield stream
-    current.wait_stream(stream)
-
-
-def pool_of(device):
-    """The device's private pool and side stream, made once."""
-    if device not in POOLS:
-        POOLS[device] = (torch.cuda.graph_pool_handle(), torch.cuda.Stream(device))
-        # Held as long as the process lives: recordings come and go, the pool stays one.
-        core.begin_pool(device, POOLS[device][0], POOLS[device][1].cuda_stream)
-        core.end_pool(device, POOLS[device][0])
-        core.load_words_kernel(device)
-    return POOLS[device]
-
-
 # --- record ------------------------------------------------------------------------------------
 
 
-def record(state, function, spec, flat, args, kwargs):
+def record_call(state, function, spec, flat, args, kwargs):
     """Record the call as a node and return its result."""
     f = state["f"]
     superseded = note_moves(state, spec, flat)
     found, unguarded = places.find_places(function, flat.objects)
     reached = reach_tensors(found, flat)
-    copied = choose_copied(state, flat, reached)
+    driver = state["drivers"][leaf_devices(flat)]
+    copied = choose_copied(state, flat, reached, driver)
     grads = grads_before(flat, reached)
-    versions = [t._version if not t.is_inference() else 0 for t in all_tensors(flat, reached)]
-    driver = state["driver"]
+    versions = [
+        t._version if not t.is_inference() else 0 for t in describe.all_tensors(flat, reached)
+    ]
     rec = {"flat": flat, "reached": reached, "places": found, "copied": copied, "grads": grads,
            "versions": versions, "driver": driver, "ambient": core.ambient()}  # fmt: skip
     if driver == CUDA:
-        outcome = record_cuda(state, function, args, kwargs, rec)
+        outcome = record.on_cuda(function, state["generators"], args, kwargs, rec)
     else:
-        outcome = record_host(state, function, args, kwargs, rec)
+        outcome = record.on_host(function, args, kwargs, rec)
     if outcome is None:  # nothing ran: the capture failed or was left
         reason = rec["reason"]
         condemn(state, spec, flat, reason)
         return eager(state, function, args, kwargs, reason)
     result, seen = outcome
     note_leaves(state, seen, flat)
-    row = describe(state, rec, seen, spec, result, args, kwargs)
+    row = describe.rows(state, rec, seen, result, args, kwargs)
     if isinstance(row, str):  # ran, but cannot be replayed
         return abandon(state, spec, flat, rec, seen, result, row)
     for node in superseded:
@@ -310,25 +297,20 @@ def reach_tensors(found, flat):
     return list(reached.values())
 
 
-def all_tensors(flat, reached):
-    """Slots in order: every argument leaf, then every reached tensor."""
-    return [*flat.tensors, *(t for _, t in reached)]
-
-
-def choose_copied(state, flat, reached):
+def choose_copied(state, flat, reached, driver):
     """Leaves (by index) that the graph copies from wherever they are. The rest is pinned."""
     how = state["opts"]["inputs"]
     if how == "pinned":
         return []
     ranges = [
         (core.storage_id(t), core.address(t), core.address(t) + trace.span(t))
-        for t in all_tensors(flat, reached)
+        for t in describe.all_tensors(flat, reached)
     ]
     chosen = []
     for k, (path, t) in enumerate(zip(flat.paths, flat.tensors, strict=True)):
         if path in state["written"] or type(t) is not torch.Tensor or t.layout != torch.strided:
             continue
-        if t.is_cuda != (state["driver"] == CUDA) or (t.requires_grad and torch.is_grad_enabled()):
+        if t.is_cuda != (driver == CUDA) or (t.requires_grad and torch.is_grad_enabled()):
             continue
         if t.is_conj() or t.is_neg() or t.is_quantized:
             continue
@@ -347,317 +329,9 @@ def grads_before(flat, reached):
     """{slot: identity of .grad} of leaf tensors that can have one."""
     return {
         k: core.grad_id(t)
-        for k, t in enumerate(all_tensors(flat, reached))
+        for k, t in enumerate(describe.all_tensors(flat, reached))
         if t.requires_grad and t.is_leaf
     }
-
-
-def buffer_for(t):
-    """Memory for a copied slot, in the input's own alignment class: kernels choose their vector
-    width, and reductions their order, by the address."""
-    n = trace.span(t)
-    room = torch.empty(n + 2 * options.ALIGN, dtype=torch.uint8, device=t.device)
-    shift = (core.address(t) - core.address(room)) % options.ALIGN
-    return room[shift : shift + n]
-
-
-def record_host(state, function, args, kwargs, rec):
-    """Run the function for real while the tape is written. What it raises is the user's own."""
-    flat = rec["flat"]
-    core.begin(HOST, -1, 0, (0, 0))
-    try:
-        swaps, rec["copies"] = [], {}
-        for k in rec["copied"]:
-            t = flat.tensors[k]
-            buffer = buffer_for(t)
-            core.view_like(buffer, core.twin(t), 0).copy_(t.detach())
-            rec["copies"][k] = core.copy(buffer, t, trace.span(t))
-            swaps.append((t, buffer))
-        seen = trace.observe(HOST, swaps, recording=True)
-        seen["keep"].extend(buffer for _, buffer in swaps)
-        torch.clear_autocast_cache()
-        result = trace.run(seen, function, args, kwargs)
-        torch.clear_autocast_cache()
-        if seen["reason"] is None:
-            core.end([])
-        return result, seen
-    except core.DriverError as error:
-        core.abort()
-        if "seen" in locals():  # the function ran: its result stands, only the recording is lost
-            seen["reason"] = errors.recording_failed(error.args[1], "")
-            return result, seen
-        rec["reason"] = errors.recording_failed(error.args[1], "")
-        return None
-    except BaseException:
-        core.abort()
-        raise
-
-
-def record_cuda(state, function, args, kwargs, rec):
-    """Capture the function; nothing executes. On any failure everything is put back and None is
-    returned: the caller then runs the function eagerly, which raises the user's own exceptions."""
-    flat = rec["flat"]
-    device = torch.cuda.current_device()
-    pool, stream = pool_of(device)
-    generators = [torch.cuda.default_generators[device]]
-    generators += [g for g in state["generators"].values() if g.device.type == "cuda" and g is not generators[0]]
-    # Ordinary memory, made before the capture: kernels of the recording read these words.
-    word_pairs = [torch.zeros(2, dtype=torch.int64, device="cuda") for _ in generators]
-    before = snapshot_places(rec)
-    handles, seen, result = [], None, None
-    collecting = gc.isenabled()
-    gc.disable()  # a finalizer in a capture may call the driver
-    torch.clear_autocast_cache()
-    clear_workspaces()
-    try:
-        with side_stream(device):
-            try:
-                core.begin(CUDA, device, stream.cuda_stream, pool)
-                for g, w in zip(generators, word_pairs, strict=True):
-                    core.words(g, w[0:1], w[1:2])
-                    handles.append(core.swap_generator(g, w[0:1], w[1:2]))
-                swaps, rec["copies"] = [], {}
-                for k in rec["copied"]:
-                    t = flat.tensors[k]
-                    buffer = buffer_for(t)
-                    rec["copies"][k] = core.copy(buffer, t, trace.span(t))
-                    swaps.append((t, buffer))
-                seen = trace.observe(CUDA, swaps, recording=True)
-                seen["keep"].extend([buffer for _, buffer in swaps] + word_pairs)
-                result = trace.run(seen, function, args, kwargs)
-                core.end(restore_generators(handles))
-            except BaseException:
-                restore_generators(handles)
-                core.abort()  # before the streams are joined again: nobody may wait for a capture
-                raise
-        rec["generators"] = generators
-        return result, seen
-    except BaseException as error:
-        del result
-        restore_places(before)
-        if isinstance(error, (KeyboardInterrupt, SystemExit)):
-            raise
-        rec["reason"] = seen["reason"] if seen and seen["reason"] else failure(error)
-        return None
-    finally:
-        clear_workspaces()
-        torch.clear_autocast_cache()
-        if collecting:
-            gc.enable()
-
-
-def restore_generators(handles):
-    """Give every generator its own state back; by how much a run advances each."""
-    return [core.restore_generator(handles.pop(0)) for _ in range(len(handles))]
-
-
-def failure(error):
-    """A sentence on an exception that left a capture, with the user's line."""
-    line, tb = "", error.__traceback__
-    while tb is not None:
-        name = tb.tb_frame.f_code.co_filename
-        if not name.startswith(trace.NOT_USER_CODE):
-            line = f"{name}:{tb.tb_lineno}"
-        tb = tb.tb_next
-    if isinstance(error, core.DriverError):
-        return errors.recording_failed(error.args[1], line)
-    return errors.recording_failed(f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}", line)
-
-
-def snapshot_places(rec):
-    """What a failed capture may have replaced by tensors that were never computed."""
-    grads = [
-        (t, t.grad) for t in all_tensors(rec["flat"], rec["reached"]) if t.requires_grad and t.is_leaf
-    ]
-    return rec["places"], grads
-
-
-def restore_places(before):
-    """Put back dict entries, list items, cells and gradients that a failed capture replaced."""
-    found, grads = before
-    for p in found:
-        if p.kind == places.DICT_ITEM and p.holder.get(p.key, places.MISSING) is not p.want:
-            if p.want is places.MISSING:
-                p.holder.pop(p.key, None)
-            else:
-                p.holder[p.key] = p.want
-        elif p.kind == places.LIST_ITEM and p.key < len(p.holder) and p.holder[p.key] is not p.want:
-            p.holder[p.key] = p.want
-        elif p.kind == places.LIST_LEN:
-            del p.holder[p.want :]
-        elif p.kind == places.CELL and p.holder.cell_contents is not p.want:
-            p.holder.cell_contents = p.want
-    for tensor, grad in grads:
-        if tensor.grad is not grad:
-            tensor.grad = grad
-
-
-# --- describe: from what was seen to rows -----------------------------------------------------
-
-
-def describe(state, rec, seen, spec, result, args, kwargs):
-    """Rows for slots, outputs, gradients; or the sentence that says why there can be none."""
-    if seen["reason"] is not None:
-        return seen["reason"]
-    flat, reached = rec["flat"], rec["reached"]
-    again = pytree.flatten_call(args, kwargs, *state["opts"]["static"])
-    if len(again.tensors) != len(flat.tensors) or any(
-        a is not b for a, b in zip(again.tensors, flat.tensors, strict=True)
-    ) or again.program != flat.program:
-        return errors.changed_arguments("an argument")
-    try:
-        out = pytree.flatten(result, "result")
-    except errors.CgtError as error:
-        return str(error)
-    slots, paths = describe_slots(rec, seen)
-    reason = vet_constants(out, flat)
-    if reason is not None:
-        return reason
-    outs = describe_outs(rec, seen, out, slots)
-    if isinstance(outs, str):
-        return outs
-    grads = describe_grads(rec, seen, slots, outs, paths)
-    if isinstance(grads, str):
-        return grads
-    kept = describe_escapes(rec, seen, out, outs)
-    if kept is not None:
-        state["escapes"] += 1
-        return kept
-    return {"slots": slots, "paths": paths, "outs": outs, "grads": grads, "out": out}
-
-
-def describe_slots(rec, seen):
-    """One row per argument leaf, then one per reached tensor that the run touched."""
-    flat, reached = rec["flat"], rec["reached"]
-    slots, paths, bumped = [], [], set()
-    for k, t in enumerate(all_tensors(flat, reached)):
-        is_leaf = k < len(flat.tensors)
-        sid = core.storage_id(t)
-        touched = sid in seen["touched"] or sid in seen["written"]
-        written = sid in seen["written"]
-        bumps = 0 if t.is_inference() else t._version - rec["versions"][k]
-        if bumps and (sid, t._version) in bumped:
-            bumps = 0  # a view: it shares the counter that is already moved
-        bumped.add((sid, t._version))
-        if not touched:
-            binding = UNUSED
-        elif rec["driver"] == CUDA and not t.is_cuda:
-            binding = VALUE
-        elif k in rec["copies"] and id(t) not in seen["mirrored"]:
-            binding = COPIED
-        else:
-            binding = PINNED
-        copy = rec["copies"][k] if binding == COPIED else NONE
-        path = flat.paths[k] if is_leaf else reached[k - len(flat.tensors)][0]
-        leaf = k if is_leaf else NONE
-        slots.append((leaf, None if is_leaf else t, t, binding, written, bumps, copy))
-        paths.append(path)
-    return slots, paths
-
-
-def vet_constants(out, flat):
-    """Static parts of the result must be what every replay may return again."""
-    given = {id(obj) for _, obj in flat.objects}
-    for path, obj in out.objects:
-        if id(obj) not in given and not isinstance(obj, CONSTANT_TYPES) and not callable(obj):
-            return errors.strange_output(path, type(obj).__name__)
-    return None
-
-
-def describe_outs(rec, seen, out, slots):
-    """One row per tensor of the result."""
-    by_id = {id(s[2]): k for k, s in reversed(list(enumerate(slots)))}
-    outs, first_of, seen_ids = [], {}, {}
-    for path, t in zip(out.paths, out.tensors, strict=True):
-        if id(t) in seen_ids:
-            outs.append((AGAIN, seen_ids[id(t)], core.twin(t), 0, 0, NONE, False, ""))
-            continue
-        seen_ids[id(t)] = len(outs)
-        if id(t) in by_id:
-            outs.append((INPUT, by_id[id(t)], core.twin(t), 0, 0, NONE, False, ""))
-            continue
-        row = describe_tensor(rec, seen, path, t, slots, first_of, len(outs))
-        if isinstance(row, str):
-            return row
-        outs.append(row)
-    return outs
-
-
-def describe_tensor(rec, seen, path, t, slots, first_of, index, grad_slot=NONE):
-    """The row of one new tensor, or why it cannot be handed out."""
-    if type(t) not in (torch.Tensor, torch.nn.Parameter) or t.layout != torch.strided:
-        return errors.strange_output(path, type(t).__name__)
-    if t.requires_grad and not (t.grad_fn is not None and trace.is_spent(t.grad_fn)):
-        return errors.needs_grad(path)
-    if rec["driver"] == CUDA and not t.is_cuda:
-        return errors.host_output(path)
-    sid = core.storage_id(t)
-    version = 0 if t.is_inference() else t._version
-    proto = core.twin(t.detach())
-    for k, slot in enumerate(slots):
-        base = slot[2]
-        if core.storage_id(base) == sid:
-            return (VIEW, k, proto, core.address(t) - core.address(base), 0, NONE, False, "")
-    if sid in seen["buffers"]:
-        lo, _, buffer, leaf = seen["buffers"][sid]
-        k = next(k for k, s in enumerate(slots) if s[2] is leaf)
-        return (VIEW, k, proto, core.address(t) - core.address(buffer), 0, NONE, False, "")
-    if sid not in seen["made"]:
-        return errors.unknown_output(path)
-    line = seen["made"][sid]
-    if sid in first_of:
-        return (SHARED, first_of[sid], proto, 0, version, grad_slot, grad_slot != NONE, line)
-    first_of[sid] = index
-    return (FRESH, NONE, proto, 0, version, grad_slot, grad_slot != NONE, line)
-
-
-def describe_grads(rec, seen, slots, outs, paths):
-    """Gradients that the run replaced become hidden outputs; ones it read or added to are guarded."""
-    first_of = {core.storage_id(o[2]): k for k, o in enumerate(outs) if o[0] == FRESH}
-    grads = []
-    for k, before in rec["grads"].items():
-        t = slots[k][2]
-        now = core.grad_id(t)
-        if now == before:
-            if now and core.storage_id(t.grad) in seen["touched"]:
-                grads.append((k, False, now, NONE))
-            continue
-        if now == 0:
-            grads.append((k, False, 0, NONE))
-            continue
-        if core.storage_id(t.grad) not in seen["made"]:
-            return errors.foreign_grad(paths[k])
-        row = describe_tensor(rec, seen, paths[k] + ".grad", t.grad, slots, first_of, len(outs), k)
-        if isinstance(row, str):
-            return row
-        outs.append(row)
-        grads.append((k, before == 0, 0, len(outs) - 1))
-    return grads
-
-
-def describe_escapes(rec, seen, out, outs):
-    """A tensor of the recording that outlives the call without being an output: nobody would guard
-    it, and a replay would change it under its holder's hands."""
-    known = {core.storage_id(o[2]) for o in outs}
-    known.update(core.storage_id(t) for t in out.tensors)
-    for attempt in range(2):
-        alive = [r() for r in seen["results"]]
-        alive = [
-            t for t in alive
-            if t is not None and core.storage_id(t) not in known and core.storage_id(t) in seen["made"]
-        ]  # fmt: skip
-        if not alive:
-            return None
-        if attempt == 0:
-            del alive
-            gc.collect()  # cycles are not holders
-    names = [
-        p.path for p in rec["places"]
-        if p.kind == places.DICT_ITEM and any(p.holder.get(p.key) is t for t in alive)
-    ]  # fmt: skip
-    seen["escaped"] = alive
-    holder = f", held by {names[0]}" if names else ""
-    return errors.kept_tensor(seen["made"][core.storage_id(alive[0])], holder)
 
 
 # --- what becomes of it -----------------------------------------------------------------------
@@ -684,7 +358,7 @@ def abandon(state, spec, flat, rec, seen, result, reason):
 def add_node(state, spec, flat, rec, seen, row, unguarded, f):
     """Hand the rows to the core, keep alive what they borrow, and give the call its result."""
     out = row["out"]
-    used = [k for k, s in enumerate(row["slots"]) if s[0] != NONE or needs_row(k, s, row)]
+    used = [k for k, s in enumerate(row["slots"]) if s[0] != NONE or describe.needs_row(k, s, row)]
     index = {k: j for j, k in enumerate(used)}
     slots = [row["slots"][k] for k in used]
     outs = [
@@ -694,7 +368,7 @@ def add_node(state, spec, flat, rec, seen, row, unguarded, f):
     ]  # fmt: skip
     grads = [(index[k], was_none, was, o) for k, was_none, was, o in row["grads"]]
     ret_python = any(op[0] in (pytree.DATACLASS, pytree.CUSTOM) for op in out.program)
-    groups, place_paths = group_places(rec["places"])
+    groups, place_paths = describe.group_places(rec["places"])
     node = core.add_node(
         f, spec, rec["ambient"], slots, outs, out.program, ret_python, grads, groups
     )
@@ -710,38 +384,6 @@ def add_node(state, spec, flat, rec, seen, row, unguarded, f):
     tensors = list(flat.tensors)
     del row, out, seen
     return core.run_node(node, tensors, rec["driver"] == CUDA)
-
-
-def needs_row(k, slot, row):
-    """Does a reached tensor need a slot: was it touched, returned, or given a gradient?"""
-    return (
-        slot[3] != UNUSED
-        or any(o[0] in (VIEW, INPUT) and o[1] == k for o in row["outs"])
-        or any(g[0] == k for g in row["grads"])
-    )
-
-
-def group_places(found):
-    """Places by the dict that holds them (the core skips a dict that did not change), the rest in
-    one group that is compared at each call."""
-    groups, loose = {}, []
-    for p in found:
-        number = p.want if p.kind in (places.DICT_LEN, places.LIST_LEN) else 0
-        number = p.key if p.kind == places.LIST_ITEM else number
-        present = p.want is not places.MISSING
-        row = (p.kind, is_plain(p.want), p.holder, p.key, p.want, present, number)
-        if p.kind in (places.DICT_ITEM, places.DICT_LEN):
-            groups.setdefault(id(p.holder), (p.holder, []))[1].append((row, p.path))
-        else:
-            loose.append((row, p.path))
-    ordered = list(groups.values()) + ([(None, loose)] if loose else [])
-    rows = [(holder, [r for r, _ in members]) for holder, members in ordered]
-    return rows, [path for _, members in ordered for _, path in members]
-
-
-def is_plain(value):
-    """Compared by value in a place; anything else by identity."""
-    return isinstance(value, (bool, int, float, complex, str, bytes)) or type(value) in pytree.PLAIN_TYPES
 
 
 def reset_state(state):

@@ -167,7 +167,9 @@ def place_changed(path):
 
 
 def arguments_changed(path):
-    return f"{path} has another shape, dtype or value at each call. Keep to a few shapes and values."
+    return (
+        f"{path} has another shape, dtype or value at each call. Keep to a few shapes and values."
+    )
 
 
 # --- errors -----------------------------------------------------------------------------------

@@ -479,12 +479,18 @@ def walk_hooks(walk, own, fields, path):
 
 
 MODULE_HOOKS = (
-    "_forward_hooks", "_forward_hooks_with_kwargs", "_forward_hooks_always_called",
-    "_forward_pre_hooks", "_forward_pre_hooks_with_kwargs", "_backward_hooks",
+    "_forward_hooks",
+    "_forward_hooks_with_kwargs",
+    "_forward_hooks_always_called",
+    "_forward_pre_hooks",
+    "_forward_pre_hooks_with_kwargs",
+    "_backward_hooks",
     "_backward_pre_hooks",
 )
 GLOBAL_HOOKS = (
-    "_global_forward_hooks", "_global_forward_pre_hooks", "_global_backward_hooks",
+    "_global_forward_hooks",
+    "_global_forward_pre_hooks",
+    "_global_backward_hooks",
 )
 OPTIMIZER_HOOKS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
 
@@ -502,13 +508,41 @@ AMBIENT = sys.stdlib_module_names | {"torch", "numpy", "triton", "cgt"}
 # What Python calls without a name in the bytecode: operators, `with`, `for`, obj[...], f(...).
 # Not __eq__ and its like: a dataclass has one that reads every field.
 OPERATORS = (
-    "add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and", "or", "xor",
+    "add",
+    "sub",
+    "mul",
+    "truediv",
+    "floordiv",
+    "mod",
+    "pow",
+    "matmul",
+    "and",
+    "or",
+    "xor",
 )
 ALWAYS_READ = (
-    "forward", "training", "__wrapped__", "__call__", "__getattr__", "__getattribute__", "__get__",
-    "__getitem__", "__contains__", "__iter__", "__next__", "__len__", "__bool__", "__int__",
-    "__float__", "__index__", "__neg__", "__invert__", "__enter__", "__exit__",
-    "__torch_function__", *(f"__{side}{name}__" for side in ("", "r", "i") for name in OPERATORS),
+    "forward",
+    "training",
+    "__wrapped__",
+    "__call__",
+    "__getattr__",
+    "__getattribute__",
+    "__get__",
+    "__getitem__",
+    "__contains__",
+    "__iter__",
+    "__next__",
+    "__len__",
+    "__bool__",
+    "__int__",
+    "__float__",
+    "__index__",
+    "__neg__",
+    "__invert__",
+    "__enter__",
+    "__exit__",
+    "__torch_function__",
+    *(f"__{side}{name}__" for side in ("", "r", "i") for name in OPERATORS),
 )
 CALLED_BY_CLASS = frozenset(  # Foo(x) and Foo.apply(x)
     ("__init__", "__new__", "__call__", "forward", "backward", "setup_context")
@@ -517,12 +551,18 @@ CALLED_BY_CLASS = frozenset(  # Foo(x) and Foo.apply(x)
 STATEFUL = (torch.nn.Module, torch.optim.lr_scheduler.LRScheduler, torch.amp.GradScaler)
 OPAQUE = (set, collections.deque, bytearray)
 BUILTIN_DESCRIPTORS = (
-    types.GetSetDescriptorType, types.MemberDescriptorType, types.WrapperDescriptorType,
-    types.MethodDescriptorType, types.ClassMethodDescriptorType,
+    types.GetSetDescriptorType,
+    types.MemberDescriptorType,
+    types.WrapperDescriptorType,
+    types.MethodDescriptorType,
+    types.ClassMethodDescriptorType,
 )
 WRAPPERS = (
-    (staticmethod, "__func__"), (classmethod, "__func__"), (property, "fget"),
-    (functools.cached_property, "func"), (functools.partialmethod, "func"),
+    (staticmethod, "__func__"),
+    (classmethod, "__func__"),
+    (property, "fget"),
+    (functools.cached_property, "func"),
+    (functools.partialmethod, "func"),
     (functools._lru_cache_wrapper, "__wrapped__"),
 )
 RULES = (  # the first that fits; None: nothing to walk

@@ -5,7 +5,7 @@ from typing import NamedTuple
 import cgt_core as core
 import torch
 
-from . import dispatch, options
+from . import options, record
 
 
 class Stats(NamedTuple):
@@ -34,9 +34,11 @@ def stats_of(states):
         totals = [a + b for a, b in zip(totals, counts, strict=False)]
         for text, n in state["reasons"].items():
             reasons[text] = reasons.get(text, 0) + n
-        on_gpu |= state["driver"] == dispatch.CUDA
-        if state["driver"] != dispatch.CUDA:
-            pool += sum(host_bytes(state, node) for node in core.fn_nodes(state["f"]))
+        for node in core.fn_nodes(state["f"]):
+            if core.node_facts(node)[4] == 0:
+                pool += host_bytes(state, node)
+            else:
+                on_gpu = True
     return Stats(*totals, pool + (pool_bytes() if on_gpu else 0), reasons)
 
 
@@ -53,7 +55,7 @@ def is_tensor(t):
 
 def pool_bytes():
     """Bytes of cgt's pools on all devices. One pool per device serves all functions."""
-    ids = {tuple(pool) for pool, _ in dispatch.POOLS.values()}
+    ids = {tuple(pool) for pool, _ in record.POOLS.values()}
     return sum(
         s["total_size"] for s in torch.cuda.memory_snapshot() if tuple(s["segment_pool_id"]) in ids
     )
@@ -97,11 +99,17 @@ def explain_node(state, node):
         ]
         if paths:
             shown = ", ".join(paths[: options.EXPLAIN_ITEMS])
-            more = f" and {len(paths) - options.EXPLAIN_ITEMS} more" if len(paths) > options.EXPLAIN_ITEMS else ""
+            more = (
+                f" and {len(paths) - options.EXPLAIN_ITEMS} more"
+                if len(paths) > options.EXPLAIN_ITEMS
+                else ""
+            )
             extra = f" ({size(copied)} per call)" if binding == 2 else ""
             lines.append(f"    {names[binding]}: {shown}{more}{extra}")
     if kept["loose"]:
-        lines.append(f"    not guarded: {len(kept['loose'])} tensors reached in a way cgt cannot follow")
+        lines.append(
+            f"    not guarded: {len(kept['loose'])} tensors reached in a way cgt cannot follow"
+        )
     return lines
 
 

@@ -112,7 +112,9 @@ def same_bits(a, b):
     size = a.element_size()
     number = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}.get(size)
     if number is None:  # complex128
-        return torch.equal(torch.view_as_real(a).view(torch.int64), torch.view_as_real(b).view(torch.int64))
+        return torch.equal(
+            torch.view_as_real(a).view(torch.int64), torch.view_as_real(b).view(torch.int64)
+        )
     return torch.equal(a.view(number), b.view(number))
 
 

@@ -205,7 +205,7 @@ def watch_op(seen, op, args, kwargs):
             if t.device.type == "cpu" and seen["driver"] == CUDA:
                 seen["constants"].add(core.storage_id(t))
     seen["results"].extend(weakref.ref(t) for t in results)
-    if seen["recording"] and seen["driver"] == HOST:
+    if is_host_recording(seen):
         append(seen, op, args, kwargs, results, fresh, bool(written))
     if written and seen["swaps"]:
         mirror(seen, written)
@@ -240,7 +240,7 @@ def mirror(seen, written):
         seen["written"].add(core.storage_id(leaf))
         to, source = core.twin(leaf), core.view_like(buffer, leaf, 0)
         aten.copy_.default(to, source)
-        if seen["recording"] and seen["driver"] == HOST:
+        if is_host_recording(seen):
             tape.copy_into(to, source)
 
 
@@ -252,7 +252,7 @@ def watch_constant(seen, op, t):
     seen["made"][sid] = user_line(seen)
     seen["constants"].add(sid)
     seen["devices"].add(t.device)
-    if seen["recording"] and seen["driver"] == HOST:
+    if is_host_recording(seen):
         value = t.clone()
         seen["keep"].extend((core.twin(t), value))
         tape.copy_into(t, value)
@@ -276,12 +276,24 @@ def vet_op(seen, op, packet, args, kwargs, inputs, written):
         line = errors.changes_shape(str(op), user_line(seen))
     elif any(t.layout != torch.strided for t in inputs):
         line = errors.layout(str(op), user_line(seen))
-    elif any(t.is_cuda and t.device.index != torch.cuda.current_device() for t in inputs):
+    elif any(is_elsewhere(seen, t) for t in inputs):
         line = errors.other_device(str(op), user_line(seen), inputs[0].device)
     elif seen["driver"] == CUDA:
         line = vet_mixed(seen, op, packet, kwargs, inputs, written)
     if line is not None:
         refuse(seen, line)
+
+
+def is_elsewhere(seen, t):
+    """Is t on a device that this run does not record?"""
+    if t.is_cuda:
+        return t.device.index != torch.cuda.current_device() or is_host_recording(seen)
+    return t.device.type != "cpu"
+
+
+def is_host_recording(seen):
+    """Is a tape being written?"""
+    return seen["recording"] and seen["driver"] == HOST
 
 
 def vet_mixed(seen, op, packet, kwargs, inputs, written):

@@ -43,6 +43,10 @@ cdef int out_grads(Table* t, Node* n, Out* o, PyObject** leaves) noexcept:
         x = leaves[s.leaf]
     return tensor_grad(x) == tensor_impl(o.tensor)
 
+cdef inline int32_t group_end(Node* n, int32_t k, Out* first) noexcept:
+    """Where to stop looking for outputs that share memory with fresh output k."""
+    return n.out_n if first.sharers else k + 1
+
 cdef int outs_release(Table* t, id_t n, PyObject** leaves, bint mine) except -1:
     """Memory of n's outputs is about to be overwritten: move what is held (or poison it). A held
     output's rows forget their tensors, so the next hit hands out new ones. `mine`: n itself is
@@ -58,14 +62,14 @@ cdef int outs_release(Table* t, id_t n, PyObject** leaves, bint mine) except -1:
         o = out_row(t, node.out_at + k)
         if o.kind != FRESH: continue
         held = uses = 0
-        for j in range(k, node.out_n):
+        for j in range(k, group_end(node, k, o)):
             sharer = out_row(t, node.out_at + j)
             if (j == k or (sharer.kind == SHARED and sharer.ref == k)) and sharer.tensor is not NULL:
                 uses += tensor_storage(sharer.tensor) == o.storage
                 held |= out_is_held(sharer.tensor, mine and out_grads(t, node, sharer, leaves))
         if uses == 0: continue
         if not held:
-            for j in range(k, node.out_n):
+            for j in range(k, group_end(node, k, o)):
                 sharer = out_row(t, node.out_at + j)
                 if (j == k or (sharer.kind == SHARED and sharer.ref == k)) and \
                         sharer.tensor is not NULL and tensor_storage(sharer.tensor) == o.storage:

@@ -106,6 +106,8 @@ cdef int out_fill(Table* t, id_t n, id_t at, object row) except -1:
     o.version = version
     o.grad_slot = grad_slot
     o.hidden = hidden
+    if not hidden: node_row(t, n).n_given += 1
+    if kind == SHARED: out_row(t, node_row(t, n).out_at + <id_t>ref).sharers += 1
     o.keys = tensor_keys(x)
     o.dtype = tensor_dtype(x)
     o.ndim = tensor_ndim(x)

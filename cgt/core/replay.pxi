@@ -81,15 +81,16 @@ cdef int outs_ready(Table* t, id_t n) except -1:
     cdef Out* o
     cdef int32_t k, j, renew
     for k in range(node.out_n):
-        if out_row(t, node.out_at + k).kind != FRESH: continue
+        o = out_row(t, node.out_at + k)
+        if o.kind != FRESH: continue
         renew = 0
-        for j in range(k, node.out_n):
+        for j in range(k, group_end(node, k, o)):
             o = out_row(t, node.out_at + j)
             if j == k or (o.kind == SHARED and o.ref == k): renew |= not out_intact(t, node, o)
         if renew:
             out_renew(t, n, k)
             node = node_row(t, n)
-        for j in range(k, node.out_n):
+        for j in range(k, group_end(node, k, out_row(t, node.out_at + k))):
             o = out_row(t, node.out_at + j)
             if j == k or (o.kind == SHARED and o.ref == k): out_reset(o.tensor, o.version)
     return 0
@@ -103,14 +104,14 @@ cdef object outs_give(Table* t, id_t n, PyObject** leaves):
     cdef Out* o
     cdef id_t at = node.ret_at
     cdef int32_t k, next_ = 0
-    if node.out_n == 1 and node.ret_n == 1 and out_row(t, node.out_at).kind == FRESH:
+    if node.n_given == 1 and node.ret_n == 1 and out_row(t, node.out_at).kind == FRESH:
         return <object>out_row(t, node.out_at).tensor             # one tensor: the common result
-    if node.out_n > SCRATCH:
-        tensors = <PyObject**>malloc(node.out_n * sizeof(PyObject*))
+    if node.n_given > SCRATCH:
+        tensors = <PyObject**>malloc(node.n_given * sizeof(PyObject*))
         if tensors is NULL: raise MemoryError()
-    made_here = []
+    views = None                    # owns the views made here until the result does
     try:
-        for k in range(node_row(t, n).out_n):
+        for k in range(node_row(t, n).n_given):
             o = out_row(t, node_row(t, n).out_at + k)
             if o.kind == FRESH or o.kind == SHARED:
                 tensors[k] = o.tensor
@@ -124,12 +125,13 @@ cdef object outs_give(Table* t, id_t n, PyObject** leaves):
                     o.keys, o.shift, o.ndim, dim_row(t, node_row(t, n).dim_at + o.dim_at))
                 if made is NULL: raise_pending()
                 tensors[k] = made
-                made_here.append(<object>made)
+                if views is None: views = []
+                views.append(<object>made)
                 Py_DECREFX(made)
         node = node_row(t, n)
         if node.ret_python:
             return UNFLATTEN[0](<object>node.ret_program,
-                                [<object>tensors[k] for k in range(node.out_n)])
+                                [<object>tensors[k] for k in range(node.n_given)])
         return leaves_build(t, &at, tensors, &next_)
     finally:
         if tensors is not small: free(tensors)

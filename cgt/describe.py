@@ -1,0 +1,220 @@
+"""From what a run showed (trace.py) to a node's rows: slots, outputs, gradients, places.
+
+Every function returns rows as plain tuples, or the sentence that says why there can be none.
+"""
+
+import gc
+
+import cgt_core as core
+import torch
+
+from . import errors, places, pytree, trace
+from .trace import CUDA
+
+NONE = -1
+UNUSED, PINNED, COPIED, VALUE = range(4)  # Binding in cgt_core.pxd
+FRESH, SHARED, VIEW, INPUT, AGAIN = range(5)  # OutKind
+CONSTANT_TYPES = (type(None), bool, int, float, complex, str, bytes, range, slice, type)
+
+
+def all_tensors(flat, reached):
+    """Slots in order: every argument leaf, then every reached tensor."""
+    return [*flat.tensors, *(t for _, t in reached)]
+
+
+def rows(state, rec, seen, result, args, kwargs):
+    """Rows for slots, outputs, gradients; or the sentence that says why there can be none."""
+    if seen["reason"] is not None:
+        return seen["reason"]
+    flat = rec["flat"]
+    again = pytree.matches_call(flat.program, args, kwargs)
+    if again is None or any(a is not b for a, b in zip(again, flat.tensors, strict=True)):
+        return errors.changed_arguments("an argument")
+    try:
+        out = pytree.flatten(result, "result")
+    except errors.CgtError as error:
+        return str(error)
+    slots, paths = describe_slots(rec, seen)
+    reason = vet_constants(out, flat)
+    if reason is not None:
+        return reason
+    outs = describe_outs(rec, seen, out, slots)
+    if isinstance(outs, str):
+        return outs
+    grads = describe_grads(rec, seen, slots, outs, paths)
+    if isinstance(grads, str):
+        return grads
+    kept = describe_escapes(rec, seen, out, outs)
+    if kept is not None:
+        state["escapes"] += 1
+        return kept
+    return {"slots": slots, "paths": paths, "outs": outs, "grads": grads, "out": out}
+
+
+def describe_slots(rec, seen):
+    """One row per argument leaf, then one per reached tensor that the run touched."""
+    flat, reached = rec["flat"], rec["reached"]
+    slots, paths, bumped = [], [], set()
+    for k, t in enumerate(all_tensors(flat, reached)):
+        is_leaf = k < len(flat.tensors)
+        sid = core.storage_id(t)
+        touched = sid in seen["touched"] or sid in seen["written"]
+        written = sid in seen["written"]
+        bumps = 0 if t.is_inference() else t._version - rec["versions"][k]
+        if bumps and (sid, t._version) in bumped:
+            bumps = 0  # a view: it shares the counter that is already moved
+        bumped.add((sid, t._version))
+        if not touched:
+            binding = UNUSED
+        elif rec["driver"] == CUDA and not t.is_cuda:
+            binding = VALUE
+        elif k in rec["copies"] and id(t) not in seen["mirrored"]:
+            binding = COPIED
+        else:
+            binding = PINNED
+        copy = rec["copies"][k] if binding == COPIED else NONE
+        path = flat.paths[k] if is_leaf else reached[k - len(flat.tensors)][0]
+        leaf = k if is_leaf else NONE
+        slots.append((leaf, None if is_leaf else t, t, binding, written, bumps, copy))
+        paths.append(path)
+    return slots, paths
+
+
+def vet_constants(out, flat):
+    """Static parts of the result must be what every replay may return again."""
+    given = {id(obj) for _, obj in flat.objects}
+    for path, obj in out.objects:
+        if id(obj) not in given and not isinstance(obj, CONSTANT_TYPES) and not callable(obj):
+            return errors.strange_output(path, type(obj).__name__)
+    return None
+
+
+def describe_outs(rec, seen, out, slots):
+    """One row per tensor of the result."""
+    by_id = {id(s[2]): k for k, s in reversed(list(enumerate(slots)))}
+    outs, first_of, seen_ids = [], {}, {}
+    for path, t in zip(out.paths, out.tensors, strict=True):
+        if id(t) in seen_ids:
+            outs.append((AGAIN, seen_ids[id(t)], core.twin(t), 0, 0, NONE, False, ""))
+            continue
+        seen_ids[id(t)] = len(outs)
+        if id(t) in by_id:
+            outs.append((INPUT, by_id[id(t)], core.twin(t), 0, 0, NONE, False, ""))
+            continue
+        row = describe_tensor(rec, seen, path, t, slots, first_of, len(outs))
+        if isinstance(row, str):
+            return row
+        outs.append(row)
+    return outs
+
+
+def describe_tensor(rec, seen, path, t, slots, first_of, index, grad_slot=NONE):
+    """The row of one new tensor, or why it cannot be handed out."""
+    if type(t) not in (torch.Tensor, torch.nn.Parameter) or t.layout != torch.strided:
+        return errors.strange_output(path, type(t).__name__)
+    if t.requires_grad and not (t.grad_fn is not None and trace.is_spent(t.grad_fn)):
+        return errors.needs_grad(path)
+    if rec["driver"] == CUDA and not t.is_cuda:
+        return errors.host_output(path)
+    sid = core.storage_id(t)
+    version = 0 if t.is_inference() else t._version
+    proto = core.twin(t.detach())
+    for k, slot in enumerate(slots):
+        base = slot[2]
+        if core.storage_id(base) == sid:
+            return (VIEW, k, proto, core.address(t) - core.address(base), 0, NONE, False, "")
+    if sid in seen["buffers"]:
+        lo, _, buffer, leaf = seen["buffers"][sid]
+        k = next(k for k, s in enumerate(slots) if s[2] is leaf)
+        return (VIEW, k, proto, core.address(t) - core.address(buffer), 0, NONE, False, "")
+    if sid not in seen["made"]:
+        return errors.unknown_output(path)
+    line = seen["made"][sid]
+    if sid in first_of:
+        return (SHARED, first_of[sid], proto, 0, version, grad_slot, grad_slot != NONE, line)
+    first_of[sid] = index
+    return (FRESH, NONE, proto, 0, version, grad_slot, grad_slot != NONE, line)
+
+
+def describe_grads(rec, seen, slots, outs, paths):
+    """Gradients that the run replaced become hidden outputs; ones it read or added to are guarded."""
+    first_of = {core.storage_id(o[2]): k for k, o in enumerate(outs) if o[0] == FRESH}
+    grads = []
+    for k, before in rec["grads"].items():
+        t = slots[k][2]
+        now = core.grad_id(t)
+        if now == before:
+            if now and core.storage_id(t.grad) in seen["touched"]:
+                grads.append((k, False, now, NONE))
+            continue
+        if now == 0:
+            grads.append((k, False, 0, NONE))
+            continue
+        if core.storage_id(t.grad) not in seen["made"]:
+            return errors.foreign_grad(paths[k])
+        row = describe_tensor(rec, seen, paths[k] + ".grad", t.grad, slots, first_of, len(outs), k)
+        if isinstance(row, str):
+            return row
+        outs.append(row)
+        grads.append((k, before == 0, 0, len(outs) - 1))
+    return grads
+
+
+def describe_escapes(rec, seen, out, outs):
+    """A tensor of the recording that outlives the call without being an output: nobody would guard
+    it, and a replay would change it under its holder's hands."""
+    known = {core.storage_id(o[2]) for o in outs}
+    known.update(core.storage_id(t) for t in out.tensors)
+    for attempt in range(2):
+        alive = [r() for r in seen["results"]]
+        alive = [
+            t for t in alive
+            if t is not None and core.storage_id(t) not in known and core.storage_id(t) in seen["made"]
+        ]  # fmt: skip
+        if not alive:
+            return None
+        if attempt == 0:
+            del alive
+            gc.collect()  # cycles are not holders
+    names = [
+        p.path for p in rec["places"]
+        if p.kind == places.DICT_ITEM and any(p.holder.get(p.key) is t for t in alive)
+    ]  # fmt: skip
+    seen["escaped"] = alive
+    holder = f", held by {names[0]}" if names else ""
+    return errors.kept_tensor(seen["made"][core.storage_id(alive[0])], holder)
+
+
+def needs_row(k, slot, row):
+    """Does a reached tensor need a slot: was it touched, returned, or given a gradient?"""
+    return (
+        slot[3] != UNUSED
+        or any(o[0] in (VIEW, INPUT) and o[1] == k for o in row["outs"])
+        or any(g[0] == k for g in row["grads"])
+    )
+
+
+def group_places(found):
+    """Places by the dict that holds them (the core skips a dict that did not change), the rest in
+    one group that is compared at each call."""
+    groups, loose = {}, []
+    for p in found:
+        number = p.want if p.kind in (places.DICT_LEN, places.LIST_LEN) else 0
+        number = p.key if p.kind == places.LIST_ITEM else number
+        present = p.want is not places.MISSING
+        row = (p.kind, is_plain(p.want), p.holder, p.key, p.want, present, number)
+        if p.kind in (places.DICT_ITEM, places.DICT_LEN):
+            groups.setdefault(id(p.holder), (p.holder, []))[1].append((row, p.path))
+        else:
+            loose.append((row, p.path))
+    ordered = list(groups.values()) + ([(None, loose)] if loose else [])
+    rows = [(holder, [r for r, _ in members]) for holder, members in ordered]
+    return rows, [path for _, members in ordered for _, path in members]
+
+
+def is_plain(value):
+    """Compared by value in a place; anything else by identity."""
+    return (
+        isinstance(value, (bool, int, float, complex, str, bytes))
+        or type(value) in pytree.PLAIN_TYPES
+    )

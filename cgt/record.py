@@ -1,0 +1,187 @@
+"""Make a recording: a tape on the host, a capture on CUDA; and undo one that fails.
+
+A recording is a transaction. Whatever fails ends the capture and puts back generators, pool routing,
+streams, the garbage collector, and whatever the function replaced by tensors that were never computed.
+"""
+
+import contextlib
+import gc
+
+import cgt_core as core
+import torch
+
+from . import describe, errors, options, places, trace
+from .private import clear_workspaces
+from .trace import CUDA, HOST
+
+POOLS = {}  # device index -> (pool id, side stream): filled once per device, kept for the process
+
+
+@contextlib.contextmanager
+def side_stream(device):
+    """The stream that warms and records, ordered after and before the caller's."""
+    if device is None:
+        yield None
+        return
+    stream = pool_of(device)[1]
+    current = torch.cuda.current_stream(device)
+    stream.wait_stream(current)
+    with torch.cuda.stream(stream):
+        yield stream
+    current.wait_stream(stream)
+
+
+def pool_of(device):
+    """The device's private pool and side stream, made once."""
+    if device not in POOLS:
+        POOLS[device] = (torch.cuda.graph_pool_handle(), torch.cuda.Stream(device))
+        # Held as long as the process lives: recordings come and go, the pool stays one.
+        core.begin_pool(device, POOLS[device][0], POOLS[device][1].cuda_stream)
+        core.end_pool(device, POOLS[device][0])
+        core.load_words_kernel(device)
+    return POOLS[device]
+
+
+def buffer_for(t):
+    """Memory for a copied slot, in the input's own alignment class: kernels choose their vector
+    width, and reductions their order, by the address."""
+    n = trace.span(t)
+    room = torch.empty(n + 2 * options.ALIGN, dtype=torch.uint8, device=t.device)
+    shift = (core.address(t) - core.address(room)) % options.ALIGN
+    return room[shift : shift + n]
+
+
+def on_host(function, args, kwargs, rec):
+    """Run the function for real while the tape is written. What it raises is the user's own."""
+    flat = rec["flat"]
+    core.begin(HOST, -1, 0, (0, 0))
+    try:
+        swaps, rec["copies"] = [], {}
+        for k in rec["copied"]:
+            t = flat.tensors[k]
+            buffer = buffer_for(t)
+            core.view_like(buffer, core.twin(t), 0).copy_(t.detach())
+            rec["copies"][k] = core.copy(buffer, t, trace.span(t))
+            swaps.append((t, buffer))
+        seen = trace.observe(HOST, swaps, recording=True)
+        seen["keep"].extend(buffer for _, buffer in swaps)
+        torch.clear_autocast_cache()
+        result = trace.run(seen, function, args, kwargs)
+        torch.clear_autocast_cache()
+        if seen["reason"] is None:
+            core.end([])
+        return result, seen
+    except core.DriverError as error:
+        core.abort()
+        if "seen" in locals():  # the function ran: its result stands, only the recording is lost
+            seen["reason"] = errors.recording_failed(error.args[1], "")
+            return result, seen
+        rec["reason"] = errors.recording_failed(error.args[1], "")
+        return None
+    except BaseException:
+        core.abort()
+        raise
+
+
+def on_cuda(function, generators, args, kwargs, rec):
+    """Capture the function; nothing executes. On any failure everything is put back and None is
+    returned: the caller then runs the function eagerly, which raises the user's own exceptions."""
+    flat = rec["flat"]
+    device = torch.cuda.current_device()
+    pool, stream = pool_of(device)
+    default = torch.cuda.default_generators[device]
+    others = [g for g in generators.values() if g.device.type == "cuda" and g is not default]
+    generators = [default, *others]
+    # Ordinary memory, made before the capture: kernels of the recording read these words.
+    word_pairs = [torch.zeros(2, dtype=torch.int64, device="cuda") for _ in generators]
+    before = snapshot_places(rec)
+    handles, seen, result = [], None, None
+    collecting = gc.isenabled()
+    gc.disable()  # a finalizer in a capture may call the driver
+    torch.clear_autocast_cache()
+    clear_workspaces()
+    try:
+        with side_stream(device):
+            try:
+                core.begin(CUDA, device, stream.cuda_stream, pool)
+                for g, w in zip(generators, word_pairs, strict=True):
+                    core.words(g, w[0:1], w[1:2])
+                    handles.append(core.swap_generator(g, w[0:1], w[1:2]))
+                swaps, rec["copies"] = [], {}
+                for k in rec["copied"]:
+                    t = flat.tensors[k]
+                    buffer = buffer_for(t)
+                    rec["copies"][k] = core.copy(buffer, t, trace.span(t))
+                    swaps.append((t, buffer))
+                seen = trace.observe(CUDA, swaps, recording=True)
+                seen["keep"].extend([buffer for _, buffer in swaps] + word_pairs)
+                result = trace.run(seen, function, args, kwargs)
+                core.end(restore_generators(handles))
+            except BaseException:
+                restore_generators(handles)
+                core.abort()  # before the streams are joined again: nobody may wait for a capture
+                raise
+        rec["generators"] = generators
+        return result, seen
+    except BaseException as error:
+        del result
+        restore_places(before)
+        if isinstance(error, (KeyboardInterrupt, SystemExit)):
+            raise
+        rec["reason"] = seen["reason"] if seen and seen["reason"] else failure(error)
+        return None
+    finally:
+        clear_workspaces()
+        torch.clear_autocast_cache()
+        if collecting:
+            gc.enable()
+
+
+def restore_generators(handles):
+    """Give every generator its own state back; by how much a run advances each."""
+    return [core.restore_generator(handles.pop(0)) for _ in range(len(handles))]
+
+
+def failure(error):
+    """A sentence on an exception that left a capture, with the user's line."""
+    line, tb = "", error.__traceback__
+    while tb is not None:
+        name = tb.tb_frame.f_code.co_filename
+        if not name.startswith(trace.NOT_USER_CODE):
+            line = f"{name}:{tb.tb_lineno}"
+        tb = tb.tb_next
+    if isinstance(error, core.DriverError):
+        return errors.recording_failed(error.args[1], line)
+    return errors.recording_failed(
+        f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}", line
+    )
+
+
+def snapshot_places(rec):
+    """What a failed capture may have replaced by tensors that were never computed."""
+    grads = [
+        (t, t.grad)
+        for t in describe.all_tensors(rec["flat"], rec["reached"])
+        if t.requires_grad and t.is_leaf
+    ]
+    return rec["places"], grads
+
+
+def restore_places(before):
+    """Put back dict entries, list items, cells and gradients that a failed capture replaced."""
+    found, grads = before
+    for p in found:
+        if p.kind == places.DICT_ITEM and p.holder.get(p.key, places.MISSING) is not p.want:
+            if p.want is places.MISSING:
+                p.holder.pop(p.key, None)
+            else:
+                p.holder[p.key] = p.want
+        elif p.kind == places.LIST_ITEM and p.key < len(p.holder) and p.holder[p.key] is not p.want:
+            p.holder[p.key] = p.want
+        elif p.kind == places.LIST_LEN:
+            del p.holder[p.want :]
+        elif p.kind == places.CELL and p.holder.cell_contents is not p.want:
+            p.holder.cell_contents = p.want
+    for tensor, grad in grads:
+        if tensor.grad is not grad:
+            tensor.grad = grad
