@@ -108,9 +108,9 @@ cdef struct Slot:
     int32_t dtype, device, requires_grad, ndim
     id_t dim_at                 # sizes then strides, index into the node's dims
     int32_t align               # data pointer modulo align_of (guard.pxi)
+    int32_t itemsize            # bytes of an element
     char* ptr
-    char value[16]              # VALUE only
-    int32_t value_n
+    char value[16]              # VALUE only: itemsize bytes
 
 cdef struct Out:
     int32_t kind                # OutKind

@@ -80,6 +80,23 @@ def describe_slots(rec, seen):
     return slots, paths
 
 
+def needs_backward(result):
+    """Why a result cannot be replayed that a later backward will go through, or None."""
+    try:
+        out = pytree.flatten(result, "result")
+    except errors.CgtError:
+        return None  # told when it is recorded
+    for path, t in zip(out.paths, out.tensors, strict=True):
+        if is_pending(t):
+            return errors.needs_grad(path)
+    return None
+
+
+def is_pending(t):
+    """Does t require grad by a graph whose backward has not run?"""
+    return t.requires_grad and t.grad_fn is not None and not trace.is_spent(t.grad_fn)
+
+
 def vet_constants(out, flat):
     """Static parts of the result must be what every replay may return again."""
     given = {id(obj) for _, obj in flat.objects}
@@ -112,7 +129,7 @@ def describe_tensor(rec, seen, path, t, slots, first_of, index, grad_slot=NONE):
     """The row of one new tensor, or why it cannot be handed out."""
     if type(t) not in (torch.Tensor, torch.nn.Parameter) or t.layout != torch.strided:
         return errors.strange_output(path, type(t).__name__)
-    if t.requires_grad and not (t.grad_fn is not None and trace.is_spent(t.grad_fn)):
+    if is_pending(t) or (t.requires_grad and t.grad_fn is None):
         return errors.needs_grad(path)
     if rec["driver"] == CUDA and not t.is_cuda:
         return errors.host_output(path)

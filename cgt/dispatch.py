@@ -53,15 +53,15 @@ def miss(state, function, spec, args, kwargs):
     try:
         sweep()
         flat = pytree.flatten_call(args, kwargs, *state["opts"]["static"])
-        spec = find_spec(state, flat, args, kwargs) if spec == NONE else spec
         reason = verdict(state, spec, flat)
-        if reason is not None:
-            return eager(state, function, args, kwargs, reason)
-        if leaf_devices(flat) not in state["drivers"]:
-            return warm(state, function, spec, flat, args, kwargs)
-        return record_call(state, function, spec, flat, args, kwargs)
+        if reason is None:
+            spec = find_spec(state, flat) if spec == NONE else spec
+            if leaf_devices(flat) not in state["drivers"]:
+                return warm(state, function, spec, flat, args, kwargs)
+            return record_call(state, function, spec, flat, args, kwargs)
     finally:
         RECORDING.release()
+    return eager(state, function, args, kwargs, reason)
 
 
 def leaf_devices(flat):
@@ -87,7 +87,7 @@ def eager(state, function, args, kwargs, reason, inlined=False):
 # --- specs, verdicts, limits ------------------------------------------------------------------
 
 
-def find_spec(state, flat, args, kwargs):
+def find_spec(state, flat):
     """Add a spec for these arguments. Objects compared by identity are held weakly if they can be:
     a dead one takes its spec and recordings along."""
     f = state["f"]
@@ -98,6 +98,9 @@ def find_spec(state, flat, args, kwargs):
                 obj = weakref.ref(obj, lambda _, s=spec_of: DOOMED.append((state, s[0])))
         program.append((kind, n, obj))
     program = tuple(program)
+    if len(state["programs"]) >= options.MAX_SPECS:
+        used = {core.node_facts(n)[1] for n in core.fn_nodes(f)}
+        DOOMED.append((state, next((s for s in state["programs"] if s not in used), NONE)))
     spec_of.append(core.spec_add(f, program, len(flat.tensors)))
     state["programs"][spec_of[0]] = (program, flat.paths)
     return spec_of[0]
@@ -136,9 +139,10 @@ def verdict(state, spec, flat):
         if type(tensor) not in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer):
             return errors.subclass(path, type(tensor).__name__)
     calls = core.fn_counts(state["f"])[0]
-    standing = state["verdicts"].get(key_of(spec, flat))
-    if standing is not None and calls < standing[1]:
-        return standing[0]
+    for key in (None, key_of(spec, flat)):
+        standing = state["verdicts"].get(key)
+        if standing is not None and calls < standing[1]:
+            return standing[0]
     nodes = core.fn_nodes(state["f"])
     if len(nodes) >= state["opts"]["max_records"] and leaf_devices(flat) in state["drivers"]:
         wait, length = state["cool"]
@@ -158,13 +162,15 @@ def key_of(spec, flat):
 
 
 def condemn(state, spec, flat, reason):
-    """Run eagerly from now on, until a cool-down that doubles with each verdict."""
+    """Run eagerly from now on, until a cool-down that doubles with each verdict. A function with
+    many verdicts and no recording gets one for all its calls: new shapes will not help it."""
     verdicts = state["verdicts"]
-    key = key_of(spec, flat)
+    many = len(verdicts) >= options.MAX_VERDICTS and not core.fn_nodes(state["f"])
+    key = None if many else key_of(spec, flat)
     length = (
         min(2 * verdicts[key][2], options.COOL_DOWN[1]) if key in verdicts else options.COOL_DOWN[0]
     )
-    if len(verdicts) > 256:
+    if len(verdicts) > options.MAX_SPECS:
         verdicts.clear()
     verdicts[key] = (reason, core.fn_counts(state["f"])[0] + length, length)
 
@@ -218,10 +224,11 @@ def warm(state, function, spec, flat, args, kwargs):
     driver = CUDA if any(d.type == "cuda" for d in seen["devices"]) else HOST
     state["generators"].update(seen["generators"])
     note_leaves(state, seen, flat)
-    if seen["reason"] is None or guess != driver:
+    reason = (seen["reason"] if guess == driver else None) or describe.needs_backward(result)
+    if reason is None:
         state["drivers"][leaf_devices(flat)] = driver
     else:
-        condemn(state, spec, flat, seen["reason"])  # and warm again after the cool-down
+        condemn(state, spec, flat, reason)  # and warm again after the cool-down
     return result
 
 
@@ -260,7 +267,10 @@ def record_call(state, function, spec, flat, args, kwargs):
         return eager(state, function, args, kwargs, reason)
     result, seen = outcome
     note_leaves(state, seen, flat)
-    row = describe.rows(state, rec, seen, result, args, kwargs)
+    try:
+        row = describe.rows(state, rec, seen, result, args, kwargs)
+    except Exception as error:  # a gap of ours must not become the user's crash: the result stands
+        row = record.failure(error)
     if isinstance(row, str):  # ran, but cannot be replayed
         return abandon(state, spec, flat, rec, seen, result, row)
     for node in superseded:
@@ -310,7 +320,7 @@ def choose_copied(state, flat, reached, driver):
     for k, (path, t) in enumerate(zip(flat.paths, flat.tensors, strict=True)):
         if path in state["written"] or type(t) is not torch.Tensor or t.layout != torch.strided:
             continue
-        if t.is_cuda != (driver == CUDA) or (t.requires_grad and torch.is_grad_enabled()):
+        if t.is_cuda != (driver == CUDA):
             continue
         if t.is_conj() or t.is_neg() or t.is_quantized:
             continue

@@ -8,6 +8,8 @@ MAX_RECORDS = int(os.environ.get("CGT_MAX_RECORDS", "8"))
 # Calls that a function runs eagerly, after a verdict or past the re-record limit, before it may
 # record again; doubles with every further verdict, up to the second number.
 COOL_DOWN = (64, 4096)
+MAX_SPECS = 64  # argument structures kept per function; the oldest without a recording goes
+MAX_VERDICTS = 4  # reasons against single calls, before one against the function
 ESCAPE_TRIES = 2  # recordings thrown away because a tensor outlived the call, before a verdict
 ALIGN = 512  # bytes; what PyTorch's CUDA allocator aligns to (the CPU's: 64, which divides it)
 EXPLAIN_ITEMS = 8  # reasons and slots shown in a line of explain()

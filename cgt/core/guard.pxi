@@ -18,13 +18,13 @@ cdef inline int64_t guard_slot(Table* t, Node* n, int32_t k, PyObject** leaves) 
     if not tensor_same(x, s.keys, s.dtype, s.device, s.requires_grad, s.ndim,
                        dim_row(t, n.dim_at + s.dim_at)): return miss(MISS_META, k)
     if s.binding == UNUSED: return FITS
-    p = tensor_ptr(x)
+    p = tensor_at(x, s.itemsize)
     if s.binding == PINNED: return FITS if p == s.ptr else miss(MISS_POINTER, k)
     if s.binding == COPIED:
         if <int32_t>(<uintptr_t>p % align_of(n)) != s.align: return miss(MISS_ALIGN, k)
         if n.writes and guard_overlaps(t, n, x, leaves): return miss(MISS_OVERLAP, k)
         return FITS
-    return FITS if memcmp(p, s.value, s.value_n) == 0 else miss(MISS_VALUE, k)
+    return FITS if memcmp(p, s.value, s.itemsize) == 0 else miss(MISS_VALUE, k)
 
 cdef int guard_overlaps(Table* t, Node* n, PyObject* x, PyObject** leaves) noexcept nogil:
     """Does a tensor that is copied beforehand share its storage with one that the graph writes?"""

@@ -83,11 +83,11 @@ cdef int slot_fill(Table* t, id_t n, id_t at, object row) except -1:
     s.requires_grad = tensor_requires_grad(x)
     s.ndim = tensor_ndim(x)
     s.dim_at = dim_at
+    s.itemsize = <int32_t>tensor_itemsize(x)
     s.ptr = tensor_ptr(x)
     s.align = <int32_t>(<uintptr_t>s.ptr % align_of(node_row(t, n)))
     if s.binding == VALUE:
-        s.value_n = <int32_t>tensor_itemsize(x)
-        memcpy(s.value, s.ptr, s.value_n)
+        memcpy(s.value, s.ptr, s.itemsize)
     if written: node_row(t, n).writes = 1
     return 0
 

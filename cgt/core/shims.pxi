@@ -21,6 +21,7 @@ cdef extern from "tensor_shim.h" namespace "cgt" nogil:
     void tensor_dims(PyObject* t, int64_t* dims)
     int tensor_same(PyObject* t, uint64_t keys, int dtype, int device, int requires_grad, int ndim,
                     const int64_t* dims) noexcept
+    char* tensor_at(PyObject* t, int64_t itemsize) noexcept
     int tensor_version(PyObject* t)
     void tensor_bump(PyObject* t, int times)
     void* tensor_grad(PyObject* t)

@@ -12,8 +12,7 @@
 #include <ATen/PythonTorchFunctionTLS.h>
 #include <ATen/core/TensorBase.h>
 #include <c10/core/Allocator.h>
-#include <c10/core/GradMode.h>
-#include <c10/core/InferenceMode.h>
+#include <c10/core/AutogradState.h>
 #include <c10/core/StorageImpl.h>
 #include <c10/core/TensorImpl.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
@@ -96,18 +95,28 @@ static inline void tensor_dims(PyObject* t, int64_t* dims) {
 
 // Same dtype, device, dispatch keys (layout, conj, inference, wrappers), sizes, strides and
 // requires_grad? The hot half of a guard: no Python, no allocation.
-static inline int tensor_same(PyObject* t, uint64_t keys, int dtype, int device, int requires_grad,
-                              int ndim, const int64_t* dims) noexcept {
+static C10_ALWAYS_INLINE int tensor_same(PyObject* t, uint64_t keys, int dtype, int device,
+                                         int requires_grad, int ndim,
+                                         const int64_t* dims) noexcept {
   c10::TensorImpl* i = impl_of(t);
-  if (i->key_set().raw_repr() != keys || i->dim() != ndim) return 0;
-  if (static_cast<int>(c10::typeMetaToScalarType(i->dtype())) != dtype) return 0;
+  if (i->key_set().raw_repr() != keys) return 0;
+  c10::IntArrayRef sizes = i->sizes();
+  if (static_cast<int>(sizes.size()) != ndim) return 0;
+  if (static_cast<int>(i->dtype().toScalarType()) != dtype) return 0;
   if (static_cast<int>(i->device().index()) != device) return 0;
   if (static_cast<int>(i->requires_grad()) != requires_grad) return 0;
-  const int64_t* sizes = i->sizes().data();
   const int64_t* strides = i->strides().data();
   for (int d = 0; d < ndim; ++d)
     if (sizes[d] != dims[d] || strides[d] != dims[ndim + d]) return 0;
   return 1;
+}
+
+// The address of a tensor whose keys and dtype are already known to fit: it has a storage, and
+// elements of `itemsize` bytes.
+static C10_ALWAYS_INLINE char* tensor_at(PyObject* t, int64_t itemsize) noexcept {
+  c10::TensorImpl* i = impl_of(t);
+  char* base = storage_base(i->unsafe_storage().unsafeGetStorageImpl());
+  return base ? base + i->storage_offset() * itemsize : nullptr;
 }
 
 static inline int tensor_version(PyObject* t) {
@@ -323,8 +332,10 @@ static inline void ambient_now(uint64_t* w) noexcept {
   uint64_t b = 0;
   int k = 0;
   auto bit = [&](bool v) { b |= static_cast<uint64_t>(v) << k++; };
-  bit(c10::GradMode::is_enabled());
-  bit(c10::InferenceMode::is_enabled());
+  const c10::AutogradState& autograd = c10::AutogradState::get_tls_state();
+  bit(autograd.get_grad_mode());
+  bit(autograd.get_inference_mode());
+  bit(autograd.get_multithreading_enabled());
   bit(at::autocast::is_autocast_enabled(at::kCPU));
   bit(at::autocast::is_autocast_enabled(at::kCUDA));
   bit(at::autocast::is_autocast_cache_enabled());
@@ -344,7 +355,6 @@ static inline void ambient_now(uint64_t* w) noexcept {
   bit(c.userEnabledFA3SDP());
   bit(c.allowFP16BF16ReductionMathSDP());
   bit(c.allowFP16AccumulationCuBLAS());
-  bit(c10::GradMode::is_enabled() && c10::AutogradState::get_tls_state().get_multithreading_enabled());
   w[0] = b;
   auto four = [](auto v) { return static_cast<uint64_t>(v) & 15; };
   w[1] = static_cast<uint64_t>(at::autocast::get_autocast_dtype(at::kCPU)) |
