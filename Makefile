@@ -26,7 +26,7 @@ READY :=
 endif
 
 BUILD := setup.py -q build_ext --inplace
-BENCH := -m pytest bench --benchmark-disable-gc --benchmark-sort=name
+BENCH := -m pytest bench --benchmark-disable-gc --benchmark-sort=name --benchmark-columns=median,iqr,rounds
 
 demo: ext
 	$(PY) docs/from_scratch.py
@@ -46,7 +46,6 @@ bench: ext
 gpu: PY := $(or $(PYTHON),python3)
 gpu:
 	$(PY) $(BUILD)
-	$(PY) -m pytest
 	$(PY) bench/gpu.py
 
 # A linter that a given interpreter lacks is skipped, and said so; .venv has them all. cython-lint reads file by file and
@@ -58,7 +57,7 @@ lint: $(READY)
 	if $(call has,ruff); then $(PY) -m ruff check .; else echo "ruff is not installed: skipped"; fi
 	if $(call has,cython_lint); then $(PY) -c "$(CYTHON_LINT)" cgt_core.pxd cgt/core/*.pxi; \
 	else echo "cython-lint is not installed: skipped"; fi
-	$(PY) -m pytest tests/test_layout.py
+	$(PY) -m pytest --noconftest tests/test_layout.py
 
 ext: $(READY)
 	$(PY) $(BUILD)

@@ -3,12 +3,9 @@
 # The core knows nobody above it: what it needs from Python arrives as an argument (on_miss, the
 # unflattening of rare pytrees), as JAX hands `cache_miss` to its C++ half.
 
-cimport cython
-from cpython.object cimport PyObject, Py_EQ, PyObject_RichCompareBool, PyObject_GetAttr
-from cpython.ref cimport Py_INCREF, Py_DECREF, Py_XDECREF
-from cpython.dict cimport PyDict_GetItem, PyDict_Size, PyDict_SetItem
-from cpython.tuple cimport PyTuple_GET_ITEM, PyTuple_GET_SIZE, PyTuple_New, PyTuple_SET_ITEM
-from cpython.list cimport PyList_GET_ITEM, PyList_GET_SIZE, PyList_New, PyList_SET_ITEM
+from cpython.object cimport PyObject, Py_EQ
+from cpython.ref cimport Py_INCREF
+from cpython.tuple cimport PyTuple_New, PyTuple_SET_ITEM
 from libc.stdint cimport int32_t, int64_t, uint64_t, uintptr_t
 from libc.stdlib cimport free, malloc, realloc
 from libc.string cimport memcmp, memcpy, memmove, memset
@@ -16,7 +13,6 @@ from libcpp.string cimport string
 from cuda.bindings cimport cydriver as cu
 
 import sys
-import threading
 
 include "cgt/core/shims.pxi"
 include "cgt/core/driver.pxi"

@@ -179,7 +179,7 @@ def arguments():
         prog="python -m cgt", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument(
-        "--steps", type=int, default=800, help="training steps, run twice (default: 800)"
+        "--steps", type=int, default=500, help="training steps, run twice (default: 500)"
     )
     parser.add_argument(
         "--device",

@@ -14,6 +14,7 @@ from .trace import CUDA
 NONE = -1
 UNUSED, PINNED, COPIED, VALUE = range(4)  # Binding in cgt_core.pxd
 FRESH, SHARED, VIEW, INPUT, AGAIN = range(5)  # OutKind
+DEFAULT_GENERATORS = (torch.default_generator, *torch.cuda.default_generators)
 CONSTANT_TYPES = (type(None), bool, int, float, complex, str, bytes, range, slice, type)
 
 
@@ -27,6 +28,9 @@ def rows(state, rec, seen, result, args, kwargs):
     if seen["reason"] is not None:
         return seen["reason"]
     flat = rec["flat"]
+    known = {id(obj) for _, obj in flat.objects} | {id(p.want) for p in rec["places"]}
+    if any(id(g) not in known and g not in DEFAULT_GENERATORS for g in seen["generators"].values()):
+        return errors.new_generator()
     again = pytree.matches_call(flat.program, args, kwargs)
     if again is None or any(a is not b for a, b in zip(again, flat.tensors, strict=True)):
         return errors.changed_arguments("an argument")

@@ -236,7 +236,7 @@ def note_leaves(state, seen, flat):
     """Remember where each argument was and which ones the function writes."""
     for path, tensor in zip(flat.paths, flat.tensors, strict=True):
         state["pointers"][path] = core.address(tensor)
-        if core.storage_id(tensor) in seen["written"]:
+        if core.storage_id(tensor) in seen["written"] | seen["raw"]:
             state["written"].add(path)
 
 

@@ -44,6 +44,27 @@ def replaces_memory(op, line):
     )
 
 
+def absolute(op, line):
+    return (
+        f"{op} at {line} counts from the start of an argument's memory, and the argument moves. "
+        "Use slices and views instead."
+    )
+
+
+def reseeded(line):
+    return (
+        f"a generator is seeded at {line}; a replay would not seed it again. "
+        "Seed outside the jitted function."
+    )
+
+
+def new_generator():
+    return (
+        "the function draws from a torch.Generator that it makes itself. "
+        "Make it outside, and reach it by argument or closure."
+    )
+
+
 def changes_shape(op, line):
     return (
         f"{op} at {line} changes the shape of a tensor from outside in place. "

@@ -27,16 +27,18 @@ from .private import DispatchMode, FunctionMode
 HOST, CUDA = 0, 1
 aten = torch.ops.aten
 
-# Ops that write an argument without saying so in their schema (positions).
-SILENT_WRITES = {
-    "native_batch_norm": (3, 4), "cudnn_batch_norm": (3, 4), "miopen_batch_norm": (3, 4),
-    "_batch_norm_impl_index": (3, 4),
-}  # fmt: skip
+# Ops that write running mean and variance (arguments 3 and 4) in training (argument 5) without
+# saying so in their schema.
+SILENT_WRITES = frozenset(
+    "native_batch_norm cudnn_batch_norm miopen_batch_norm _batch_norm_impl_index".split()
+)
+# Ops that count from the start of the storage, which a copied slot's buffer does not have.
+ABSOLUTE = frozenset(("as_strided", "as_strided_", "as_strided_copy", "as_strided_scatter"))
 REPLACES_MEMORY = frozenset("set_ resize_ resize_as_ _resize_output_ resize_storage_bytes_".split())
 # Methods that hand a tensor's memory to somebody outside PyTorch.
 MEMORY_READS = {
     torch.Tensor.numpy: "numpy", torch.Tensor.tolist: "tolist", torch.Tensor.data_ptr: "data_ptr",
-    torch.Tensor.__array__: "__array__", torch.Tensor.untyped_storage: "untyped_storage",
+    torch.Tensor.__array__: "__array__", torch.Tensor.__repr__: "__repr__", torch.Tensor.untyped_storage: "untyped_storage",
     torch.Tensor.__dlpack__: "__dlpack__",
 }  # fmt: skip
 NOT_USER_CODE = (
@@ -44,6 +46,9 @@ NOT_USER_CODE = (
     os.path.dirname(__file__) + os.sep,
     os.path.dirname(os.__file__) + os.sep + "contextlib",
 )
+
+
+SPLITS = (torch.tensor_split, torch.Tensor.tensor_split)  # read their indices behind the dispatcher
 
 
 class Unrecordable(BaseException):
@@ -57,7 +62,7 @@ def observe(driver, swaps=(), recording=False):
         "driver": driver, "recording": recording, "made": {}, "touched": {}, "written": set(),
         "results": [], "generators": {}, "devices": set(), "reason": None, "random": False,
         "constants": set(), "keep": [], "swaps": {}, "buffers": {}, "mirrored": set(), "user": {},
-        "raw": set(),
+        "raw": set(), "fixed": {},
     }  # fmt: skip
     for leaf, buffer in swaps:
         lo = core.address(leaf)
@@ -102,6 +107,8 @@ class MemoryWatch(FunctionMode):
     def __torch_function__(self, function, types, args=(), kwargs=None):
         if function in MEMORY_READS:
             watch_read(self.seen, MEMORY_READS[function], args[0])
+        elif function in SPLITS and any(isinstance(a, torch.Tensor) for a in args[1:]):
+            watch_read(self.seen, "tensor_split", args[1])
         return function(*args, **(kwargs or {}))
 
 
@@ -174,7 +181,9 @@ def watch_op(seen, op, args, kwargs):
     if packet in ("lift_fresh", "lift_fresh_copy"):
         return watch_constant(seen, op, inputs[0])
     written = [args[k] if k < len(args) else kwargs.get(name) for k, name in tape.writes(op)]
-    written = tensors_in(written + [args[k] for k in SILENT_WRITES.get(packet, ())], [])
+    if packet in SILENT_WRITES and args[5]:  # training
+        written += args[3:5]
+    written = tensors_in(written, [])
     vet_op(seen, op, packet, args, kwargs, inputs, written)
     for t in inputs:
         sid = core.storage_id(t)
@@ -188,7 +197,11 @@ def watch_op(seen, op, args, kwargs):
         seen["random"] = True
     for t in written:
         seen["written"].add(core.storage_id(t))
-    if seen["swaps"]:
+    if packet in ABSOLUTE and core.storage_id(inputs[0]) not in seen["made"]:
+        seen["raw"].add(core.storage_id(inputs[0]))
+        if {core.storage_id(inputs[0])} & {*seen["swaps"], *seen["buffers"]}:
+            refuse(seen, errors.absolute(str(op), user_line(seen)))
+    elif seen["swaps"]:
         args = exchange(seen, args)
         kwargs = {k: exchange(seen, v) for k, v in kwargs.items()}
     result = op(*args, **kwargs)
@@ -221,9 +234,26 @@ def append(seen, op, args, kwargs, results, fresh, writes):
         refuse(seen, errors.odd_op(str(op), user_line(seen)))
         return
     try:
-        tape.append(op, args, kwargs, fresh)
+        kwargs = {k: fix(seen, v) for k, v in kwargs.items()}
+        tape.append(op, fix(seen, args), kwargs, fresh)
     except Exception as error:  # an argument without a boxed form: the op ran, so go on eagerly
         refuse(seen, errors.untaped_op(str(op), user_line(seen), str(error)))
+
+
+def fix(seen, value):
+    """The argument with tensors from outside replaced by views of fixed addresses: a storage can be
+    given other memory later (a rescue does that), and the tape must not follow."""
+    if isinstance(value, torch.Tensor):
+        sid = core.storage_id(value)
+        if sid in seen["made"] or sid in seen["buffers"] or not sid:
+            return value
+        if sid not in seen["fixed"]:
+            seen["fixed"][sid] = core.fixed(value)
+        base = seen["fixed"][sid]
+        return core.view_like(base, value, core.address(value) - core.address(base))
+    if isinstance(value, (list, tuple)):
+        return type(value)([fix(seen, v) for v in value])
+    return value
 
 
 def mirror(seen, written):
@@ -241,7 +271,7 @@ def mirror(seen, written):
         to, source = core.twin(leaf), core.view_like(buffer, leaf, 0)
         aten.copy_.default(to, source)
         if is_host_recording(seen):
-            tape.copy_into(to, source)
+            tape.copy_into(fix(seen, to), source)
 
 
 def watch_constant(seen, op, t):

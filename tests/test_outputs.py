@@ -266,6 +266,15 @@ def test_dlpack_alias_of_a_result_stays_right(device):
     assert torch.equal(y, double(x))
 
 
+def test_storage_object_that_is_gone_holds_nothing(device):
+    x = numbers(device)
+    f = jit_warm(double, x)
+    for _ in range(3):
+        assert f(x).untyped_storage().nbytes() == x.nbytes
+    s = cgt.stats(f)
+    assert (s.replays, s.rescues) == (3, 0)
+
+
 def test_dead_outputs_cost_no_rescue(device):
     x = numbers(device)
     f = jit_warm(lambda x: (x + 1, [x * 2, {"a": x - 1}]), x)
@@ -400,6 +409,31 @@ def test_error_policy_reaches_aliases(device, alias):
     cgt.step()
     with pytest.raises(RuntimeError, match="was overwritten"):
         part + 1
+
+
+def test_error_policy_takes_its_own_last_result_as_input(device):
+    f = cgt.jit(double, outputs="error")
+    got, want = numbers(device), numbers(device)
+    for _ in range(8):
+        got, want = f(got), double(want)
+        assert torch.equal(got, want)
+    s = cgt.stats(f)
+    assert s.eager == 0 and s.replays >= 3
+
+
+def test_error_policy_feeds_results_to_an_older_function(device):
+    xs = [numbers(device, start=k) for k in range(4)]
+    old = jit_warm(double, xs[0])
+    for x in xs:
+        old(x)
+    new = jit_warm(lambda x: x - 1, xs[0], outputs="error")
+    for _ in range(3):
+        y = new(xs[0])
+        assert torch.equal(old(y), double(xs[0] - 1))
+        del y
+    s = cgt.stats(old)
+    assert s.eager == 0 and s.replays >= 3
+    assert cgt.stats(new).replays == 3
 
 
 def test_error_policy_leaves_clones_and_dead_results_alone(device):
@@ -679,14 +713,15 @@ def test_view_of_an_input_is_rebuilt_on_todays_input(device, view):
 
 
 def test_view_of_an_input_at_an_offset_is_rebuilt(device):
-    base = numbers(device, 64)
+    base = numbers(device, 1024)
     f = cgt.jit(lambda x: x[2:5])
-    for start in (0, 8, 16, 24, 3):
+    for start in (0, 128, 256, 512, 0):  # multiples of 512 bytes: one alignment class
         x = base[start : start + 8]
         y = f(x)
         assert y.data_ptr() == x[2:5].data_ptr() and torch.equal(y, x[2:5])
         assert y.untyped_storage().data_ptr() == base.untyped_storage().data_ptr()
-    assert cgt.stats(f).eager == 0 and cgt.stats(f).replays >= 2
+    s = cgt.stats(f)
+    assert (s.records, s.replays, s.eager) == (1, 3, 0)
 
 
 def test_view_of_an_input_takes_part_in_autograd_as_in_eager(device):
@@ -770,7 +805,7 @@ def test_holding_one_of_two_aliased_outputs_keeps_it_right(device):
             got = f(x)
             assert torch.equal(kept, want)
             assert torch.equal(got[0], x * 2) and torch.equal(got[1], (x * 2)[1:])
-            assert got[0].untyped_storage().data_ptr() == got[1].untyped_storage().data_ptr()
+            assert got[0].data_ptr() + got[0].element_size() == got[1].data_ptr()
             del got
     assert cgt.stats(f).rescues == 2
 
@@ -957,6 +992,16 @@ STEPS = st.lists(
 )  # fmt: skip
 
 
+def is_overwritten(t):
+    """Does touching t say that outputs="error" let it go?"""
+    try:
+        t.sum()
+    except RuntimeError as error:
+        assert "was overwritten" in str(error)
+        return True
+    return False
+
+
 @pytest.mark.parametrize("policy", ["rescue", "error"])
 @settings(max_examples=25, deadline=None,
           suppress_health_check=[HealthCheck.function_scoped_fixture])  # fmt: skip
@@ -968,39 +1013,33 @@ def test_any_mixture_of_calls_holds_and_writes_agrees_with_eager(device, policy,
         "c": lambda x: (lambda y: [y, y.flip(0), y.view(2, -1)[0].sum() + x])(x.tanh()),
     }
     jitted = {k: cgt.jit(v, outputs=policy if k == "a" else "rescue") for k, v in functions.items()}
-    held = [(numbers(device, start=1), numbers(device, start=1), None)]
+    held = [(numbers(device, start=1), numbers(device, start=1))]
     for what, which in program:
-        i = which % len(held)
-        got, want, _ = held[i]
+        got, want = held[which % len(held)]
         if what in functions:
-            if what == "a" and policy == "error":  # overwrites earlier ones
-                gone = [k for k, h in enumerate(held) if h[2] == "a"]
-                if i in gone:
-                    continue
-                held = [h for h in held if h[2] != "a"]
-            outs, wants = jitted[what](got), functions[what](want)
-            maker = "a" if what == "a" and policy == "error" else None
-            held += [(g, w, maker) for g, w in zip(outs, wants, strict=True)]
-            del outs
+            held += zip(jitted[what](got), functions[what](want), strict=True)
         elif what == "drop" and len(held) > 1:
-            del held[i]
+            del held[which % len(held)]
         elif what == "write":
             got.mul_(0.5).add_(which)
             want.mul_(0.5).add_(which)
         elif what == "view":
-            held.append((got.view(2, -1).view(-1), want.view(2, -1).view(-1), held[i][2]))
+            held.append((got.view(2, -1).view(-1), want.view(2, -1).view(-1)))
         elif what == "step":
-            held = [h for h in held if h[2] is None] or held[:0]
             cgt.step()
         elif what == "reset":
             cgt.reset(list(jitted.values())[which % 3])
         elif what == "stash":
-            held.append((got.clone(), want.clone(), None))
-        if not held:
-            held = [(numbers(device, start=1), numbers(device, start=1), None)]
+            held.append((got.clone(), want.clone()))
         del got, want
-        assert all(torch.equal(g, w) for g, w, _ in held)
-    assert all(cgt.stats(f).eager <= max(0, cgt.stats(f).calls - 9) for f in jitted.values())
+        if policy == "error":
+            held = [h for h in held if not is_overwritten(h[0])]
+        assert all(torch.equal(g, w) for g, w in held)
+        held = held or [(numbers(device, start=1), numbers(device, start=1))]
+    for f in jitted.values():
+        s = cgt.stats(f)
+        assert s.calls == s.warmups + s.records + s.replays + s.eager
+        assert s.eager == 0 or s.records >= 8, s.reasons
 
 
 # --- what cannot be handed out ----------------------------------------------------------------
@@ -1028,10 +1067,10 @@ def test_advice_for_pending_backward_helps(device):
     f = cgt.jit(lambda x: (x * w).tanh())
     f(x), f(x)
     with torch.no_grad():
-        for _ in range(3):
+        for _ in range(4):
             assert torch.equal(f(x), (x * w).tanh())
     s = cgt.stats(f)
-    assert (s.records, s.replays) == (1, 2)
+    assert s.records == 1 and s.replays >= 2
 
 
 def test_spent_loss_can_be_returned(device):

@@ -236,6 +236,10 @@ cdef int cuda_move(void* to, const void* source, int64_t nbytes, int device) noe
         <cu.CUdeviceptr><uintptr_t>to, <cu.CUdeviceptr><uintptr_t>source, nbytes,
         cu_stream(cuda_current_stream(device)))
 
+cdef int cuda_rescue(PyObject* held, PyObject* proto, int device) noexcept:
+    # The graph's addresses are fixed, so the holder's bytes move.
+    return out_rescue(held, device, cuda_move)
+
 cdef void cuda_destroy(void* graph, void* exec_) noexcept:
     # Safe for launches in flight (the driver defers); the memory they touch is the pool's and stays.
     if exec_ is not NULL: cu.cuGraphExecDestroy(<cu.CUgraphExec>exec_)
@@ -243,4 +247,4 @@ cdef void cuda_destroy(void* graph, void* exec_) noexcept:
 
 DRIVERS[CUDA] = Driver(
     cuda_begin, cuda_copy, cuda_words, cuda_end, cuda_abort, cuda_launch, cuda_patch_copy,
-    cuda_patch_words, cuda_order, cuda_current_stream, cuda_move, cuda_destroy)
+    cuda_patch_words, cuda_order, cuda_current_stream, cuda_rescue, cuda_destroy)

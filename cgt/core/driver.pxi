@@ -25,7 +25,7 @@ cdef struct Driver:
     int (*patch_words)(void* exec_, Gen* g) noexcept nogil    # tell the exec g.seed and g.offset
     int (*order)(Path* p, void* stream) noexcept nogil   # stream waits for the path's last launch
     void* (*stream)(int device) noexcept nogil           # the caller's current stream
-    copy_fn move                                         # rescue: bytes, on the current stream
+    int (*rescue)(PyObject* held, PyObject* proto, int device) noexcept   # part holder and recording
     void (*destroy)(void* graph, void* exec_) noexcept
 
 cdef Driver DRIVERS[2]

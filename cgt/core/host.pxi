@@ -41,13 +41,12 @@ cdef int host_order(Path* p, void* stream) noexcept nogil: return 0
 
 cdef void* host_stream(int device) noexcept nogil: return NULL
 
-cdef int host_move(void* to, const void* source, int64_t nbytes, int device) noexcept nogil:
-    cdef int code = fault(CALL_MOVE)
-    return code if code else copy_host(to, source, nbytes, device)
+cdef int host_rescue(PyObject* held, PyObject* proto, int device) noexcept:
+    return -1 if fault(CALL_MOVE) else out_give_away(held, proto)
 
 cdef void host_destroy(void* graph, void* exec_) noexcept:
     if exec_ is not NULL: tape_free(exec_)
 
 DRIVERS[HOST] = Driver(
     host_begin, host_copy, host_words, host_end, host_abort, host_launch, host_patch_copy,
-    host_patch_words, host_order, host_stream, host_move, host_destroy)
+    host_patch_words, host_order, host_stream, host_rescue, host_destroy)

@@ -103,8 +103,14 @@ cdef Out* group_holder(Table* t, Node* node, int32_t k) noexcept:
 
 cdef int rescue_group(Table* t, Node* node, int32_t k) except -1:
     cdef Path* p = path_row(t, node.path)
-    if out_rescue(group_holder(t, node, k).tensor, p.device, DRIVERS[p.driver].move) != 0:
+    cdef Out* first = out_row(t, node.out_at + k)
+    cdef Out* o
+    cdef int32_t j
+    if DRIVERS[p.driver].rescue(group_holder(t, node, k).tensor, first.proto, p.device) != 0:
         raise_pending()
+    for j in range(k, group_end(node, k, first)):
+        o = out_row(t, node.out_at + j)
+        if j == k or (o.kind == SHARED and o.ref == k): o.ptr = tensor_ptr(o.proto)
     return 0
 
 cdef int poison_group(Table* t, Node* node, int32_t k) except -1:

@@ -43,7 +43,8 @@ cdef int copies_bind(Table* t, Node* n, Driver* d, PyObject** leaves) except -1:
 
 cdef int out_intact(Table* t, Node* n, Out* o) noexcept:
     """Is the tensor that was handed out last still what the recording writes?"""
-    return (REUSE_OUTPUTS and o.tensor is not NULL and tensor_storage(o.tensor) == o.storage
+    return (REUSE_OUTPUTS and o.tensor is not NULL and Py_TYPE_(o.tensor) == Py_TYPE_(o.proto)
+            and tensor_storage(o.tensor) == o.storage
             and tensor_ptr(o.tensor) == o.ptr
             and tensor_same(o.tensor, o.keys, o.dtype, tensor_device(o.proto), 0, o.ndim,
                             dim_row(t, n.dim_at + o.dim_at)))
@@ -78,6 +79,7 @@ cdef int out_renew(Table* t, id_t n, int32_t k) except -1:
 cdef int outs_ready(Table* t, id_t n) except -1:
     """Fresh outputs: the same tensors as last time, as if new; or new ones."""
     cdef Node* node = node_row(t, n)
+    cdef Out* first
     cdef Out* o
     cdef int32_t k, j, renew
     for k in range(node.out_n):
@@ -90,9 +92,14 @@ cdef int outs_ready(Table* t, id_t n) except -1:
         if renew:
             out_renew(t, n, k)
             node = node_row(t, n)
-        for j in range(k, group_end(node, k, out_row(t, node.out_at + k))):
+        first = out_row(t, node.out_at + k)
+        out_reset(first.tensor)
+        out_set_version(first.tensor, first.version)
+        for j in range(k + 1, group_end(node, k, first)):
             o = out_row(t, node.out_at + j)
-            if j == k or (o.kind == SHARED and o.ref == k): out_reset(o.tensor, o.version)
+            if o.kind == SHARED and o.ref == k:
+                out_reset(o.tensor)
+                out_share_version(o.tensor, first.tensor)
     return 0
 
 cdef object outs_give(Table* t, id_t n, PyObject** leaves):
@@ -175,11 +182,13 @@ cdef object replay(Table* t, id_t n, PyObject** leaves, bint launch, bint bump):
     cdef void* exec_ = node.exec
     cdef string error
     stream_order(path_row(t, path), d, stream)
+    # Before anything is released: an input may be a result that this launch overwrites. Its bytes
+    # stay where they are until the graph has copied them.
+    if launch and node.copy_n: copies_bind(t, node, d, leaves)
     path_enter(t, path, n, leaves)
     outs_ready(t, n)
     if launch:
         node = node_row(t, n)
-        if node.copy_n: copies_bind(t, node, d, leaves)
         if node.gen_n: rng_bind(exec_, gen_row(t, node.gen_at), node.gen_n, d)
     result = outs_give(t, n, leaves)
     effects(t, n, leaves, bump)

@@ -32,7 +32,6 @@ cdef extern from "tensor_shim.h" namespace "cgt" nogil:
     int64_t impl_uses(PyObject* o) noexcept
     int cpp_bump
     ctypedef int (*copy_fn)(void* to, const void* source, int64_t nbytes, int device) noexcept
-    int copy_host(void* to, const void* source, int64_t nbytes, int device) noexcept
 
 cdef extern from "tensor_shim.h" namespace "cgt":
     void tensor_set_grad(PyObject* t, PyObject* g)
@@ -42,10 +41,16 @@ cdef extern from "tensor_shim.h" namespace "cgt":
                         const int64_t* dims) noexcept
     PyObject* out_view(PyObject* base, PyObject* proto, uint64_t keys, int64_t shift, int ndim,
                        const int64_t* dims) noexcept
-    void out_reset(PyObject* o, int version)
+    PyObject* tensor_over(PyObject* base, PyObject* like, uint64_t keys, int64_t shift, int ndim,
+                          const int64_t* dims) noexcept
+    void out_reset(PyObject* o)
+    void out_set_version(PyObject* o, int version)
+    void out_share_version(PyObject* o, PyObject* first)
     int out_rescue(PyObject* o, int device, copy_fn copy) noexcept
+    int out_give_away(PyObject* o, PyObject* proto) noexcept
     int out_poison(PyObject* o, const char* message) noexcept
     PyObject* tensor_twin(PyObject* t) noexcept
+    PyObject* tensor_fixed(PyObject* t) noexcept
 
 cdef extern from "tape_shim.h" namespace "cgt":
     void* tape_new()

@@ -360,6 +360,15 @@ def twin(object t):
     return result
 
 
+def fixed(object t):
+    """A flat tensor over t's storage at today's address that owns nothing."""
+    cdef PyObject* made = tensor_fixed(<PyObject*>t)
+    if made is NULL: raise_pending()
+    result = <object>made
+    Py_DECREFX(made)
+    return result
+
+
 def view_like(object base, object like, int64_t shift):
     """A tensor with the metadata of `like` over base's memory, `shift` bytes from base's start."""
     cdef int64_t small[16]
@@ -368,7 +377,7 @@ def view_like(object base, object like, int64_t shift):
     cdef PyObject* made
     if ndim > 8: dims = <int64_t*>malloc(2 * ndim * sizeof(int64_t))
     tensor_dims(<PyObject*>like, dims)
-    made = out_view(<PyObject*>base, <PyObject*>like, tensor_keys(<PyObject*>like), shift, ndim, dims)
+    made = tensor_over(<PyObject*>base, <PyObject*>like, tensor_keys(<PyObject*>like), shift, ndim, dims)
     if dims is not small: free(dims)
     if made is NULL: raise_pending()
     result = <object>made

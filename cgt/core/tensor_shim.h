@@ -10,7 +10,7 @@
 
 #include <ATen/Context.h>
 #include <ATen/PythonTorchFunctionTLS.h>
-#include <ATen/core/TensorBase.h>
+#include <ATen/core/Tensor.h>
 #include <c10/core/Allocator.h>
 #include <c10/core/AutogradState.h>
 #include <c10/core/StorageImpl.h>
@@ -186,13 +186,17 @@ static PyObject* out_make(PyObject* proto, uint64_t keys, int64_t offset, int nd
   }
 }
 
+// Outputs that share memory share a version counter, as views do.
+static inline void out_share_version(PyObject* o, PyObject* first) {
+  if (!impl_of(o)->is_inference()) impl_of(o)->set_version_counter(impl_of(first)->version_counter());
+}
+
 // A tensor over the storage of `first`: an output that shares memory with another output.
 static PyObject* out_share(PyObject* first, PyObject* proto, uint64_t keys, int64_t offset,
                            int ndim, const int64_t* dims) noexcept {
   try {
     PyObject* o = wrap_view(impl_of(first)->unsafe_storage(), keys, proto, offset, ndim, dims);
-    if (o && !impl_of(first)->is_inference())
-      impl_of(o)->set_version_counter(impl_of(first)->version_counter());
+    if (o) out_share_version(o, first);
     return o;
   } catch (const std::exception& e) {
     PyErr_SetString(PyExc_RuntimeError, e.what());
@@ -200,13 +204,31 @@ static PyObject* out_share(PyObject* first, PyObject* proto, uint64_t keys, int6
   }
 }
 
-// An output that is a view of an input: rebuilt over today's input, `shift` bytes from its start.
-static PyObject* out_view(PyObject* base, PyObject* proto, uint64_t keys, int64_t shift, int ndim,
+// A tensor over the memory of `base`, `shift` bytes from its start; unknown to autograd.
+static PyObject* tensor_over(PyObject* base, PyObject* proto, uint64_t keys, int64_t shift, int ndim,
                           const int64_t* dims) noexcept {
   c10::TensorImpl* b = impl_of(base);
   int64_t bytes = b->storage_offset() * (int64_t)b->dtype().itemsize() + shift;
   return out_share(base, proto, keys, bytes / (int64_t)impl_of(proto)->dtype().itemsize(), ndim,
                    dims);
+}
+
+// An output that is a view of an input: a real view of today's input, as autograd knows views.
+static PyObject* out_view(PyObject* base, PyObject* proto, uint64_t keys, int64_t shift, int ndim,
+                          const int64_t* dims) noexcept {
+  c10::TensorImpl* b = impl_of(base);
+  int64_t item = static_cast<int64_t>(b->dtype().itemsize());
+  if (b->dtype() != impl_of(proto)->dtype() || b->key_set().raw_repr() != keys || shift % item)
+    return tensor_over(base, proto, keys, shift, ndim, dims);
+  try {
+    at::Tensor t(reinterpret_cast<PyTensor*>(base)->cdata);
+    return THPVariable_Wrap(t.as_strided(c10::IntArrayRef(dims, ndim),
+                                         c10::IntArrayRef(dims + ndim, ndim),
+                                         b->storage_offset() + shift / item));
+  } catch (const std::exception& e) {
+    PyErr_SetString(PyExc_RuntimeError, e.what());
+    return nullptr;
+  }
 }
 
 // By how much a tensor's Python reference count rises while C++ holds references too. A property of
@@ -232,7 +254,7 @@ static inline int64_t storage_uses(PyObject* o) noexcept {
 
 // Take off what a user left on a returned tensor: autograd metadata (grad_fn, .grad,
 // requires_grad, hooks), Python attributes, version. Unheld outputs only.
-static inline void out_reset(PyObject* o, int version) {
+static inline void out_reset(PyObject* o) {
   c10::TensorImpl* i = impl_of(o);
   if (C10_UNLIKELY(i->autograd_meta() != nullptr)) i->set_autograd_meta(nullptr);
   PyTensor* p = reinterpret_cast<PyTensor*>(o);
@@ -240,6 +262,10 @@ static inline void out_reset(PyObject* o, int version) {
   if (C10_UNLIKELY(p->post_accumulate_grad_hooks != nullptr)) Py_CLEAR(p->post_accumulate_grad_hooks);
   PyObject** d = _PyObject_GetDictPtr(o);
   if (C10_UNLIKELY(d && *d && PyDict_GET_SIZE(*d))) PyDict_Clear(*d);
+}
+
+static inline void out_set_version(PyObject* o, int version) {
+  c10::TensorImpl* i = impl_of(o);
   if (!i->is_inference() && static_cast<int>(i->version_counter().current_version()) != version)
     i->set_version_counter(c10::VariableVersion(version));
 }
@@ -266,6 +292,22 @@ static int out_rescue(PyObject* o, int device, copy_fn copy) noexcept {
   }
 }
 
+// The host's rescue: the holder keeps the memory, the recording gets new. Nothing is copied, and
+// pointers that left PyTorch (NumPy arrays over the tensor) stay right. `proto` shares the storage
+// that the tape writes; what the tape holds moves with it.
+static int out_give_away(PyObject* o, PyObject* proto) noexcept {
+  try {
+    c10::StorageImpl* writes = storage_of(proto);
+    c10::Allocator* a = c10::GetAllocator(writes->device().type());
+    c10::DataPtr old = writes->set_data_ptr(a->allocate(writes->nbytes()));
+    storage_of(o)->set_data_ptr_noswap(std::move(old));
+    return 0;
+  } catch (const std::exception& e) {
+    PyErr_SetString(PyExc_RuntimeError, e.what());
+    return -1;
+  }
+}
+
 // outputs="error": let go of the memory and make every later access raise `message`.
 static int out_poison(PyObject* o, const char* message) noexcept {
   try {
@@ -279,17 +321,30 @@ static int out_poison(PyObject* o, const char* message) noexcept {
   }
 }
 
-static int copy_host(void* dst, const void* src, int64_t nbytes, int) noexcept {
-  memcpy(dst, src, static_cast<size_t>(nbytes));
-  return 0;
-}
-
 // A detached twin of t: the same storage and metadata as of now, no autograd, no version sharing.
 // New reference. What a tape or a node keeps, so that later metadata changes cannot reach it.
 static PyObject* tensor_twin(PyObject* t) noexcept {
   try {
     auto impl = impl_of(t)->shallow_copy_and_detach(c10::VariableVersion(0), false);
     return THPVariable_Wrap(at::TensorBase(std::move(impl)));
+  } catch (const std::exception& e) {
+    PyErr_SetString(PyExc_RuntimeError, e.what());
+    return nullptr;
+  }
+}
+
+// A tensor over t's whole storage at today's address, owning nothing: what a tape keeps of memory
+// that is not its own. The storage of the user's tensor may be given other memory later; the guard
+// holds addresses against addresses.
+static PyObject* tensor_fixed(PyObject* t) noexcept {
+  try {
+    c10::StorageImpl* s = storage_of(t);
+    c10::Storage fixed(c10::make_intrusive<c10::StorageImpl>(
+        c10::StorageImpl::use_byte_size_t(), s->nbytes(),
+        c10::DataPtr(storage_base(s), s->device()), nullptr, /*resizable=*/false));
+    c10::TensorImpl* i = impl_of(t);
+    int64_t dims[2] = {static_cast<int64_t>(s->nbytes() / i->dtype().itemsize()), 1};
+    return wrap_view(std::move(fixed), i->key_set().raw_repr(), t, 0, 1, dims);
   } catch (const std::exception& e) {
     PyErr_SetString(PyExc_RuntimeError, e.what());
     return nullptr;

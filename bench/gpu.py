@@ -1,0 +1,165 @@
+"""`make gpu`: run the suite and the benches here, and write down what they said.
+
+The record, bench/results/gpu.json, says what machine and what sources it speaks for;
+tests/test_record.py tells when the sources have moved on. It is written whatever fails; the exit
+status says whether anything did. A figure that misses its bound is no failure, it is a figure.
+"""
+
+import argparse
+import hashlib
+import json
+import os
+import platform
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+RECORD = ROOT / "bench" / "results" / "gpu.json"
+SOURCES = ("cgt_core.pyx", "cgt_core.pxd", "setup.py", "cgt/**/*.py", "cgt/**/*.pxi", "cgt/**/*.h")
+OUTCOMES = "CGT_OUTCOMES"  # names the file that the tests' outcomes go to
+TESTS_S, BENCHES_S = 300, 200  # seconds that each may take
+
+
+def source_hash(root=ROOT):
+    """sha256 over the names and contents of what is built and imported."""
+    digest = hashlib.sha256()
+    for path in sorted({path for glob in SOURCES for path in root.glob(glob)}):
+        name = path.relative_to(root).as_posix().encode()
+        digest.update(name + b"\0" + path.read_bytes() + b"\0")
+    return digest.hexdigest()
+
+
+def ask(*command):
+    """The first line that a command prints, or None if it cannot be run."""
+    try:
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=20)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    lines = done.stdout.split("\n") if done.returncode == 0 else [""]
+    return lines[0].strip() or None
+
+
+def machine():
+    """What the figures depend on."""
+    import torch
+
+    return {
+        "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU",
+        "driver": ask("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"),
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+        "python": platform.python_version(),
+        "commit": ask("git", "rev-parse", "HEAD"),
+        "source_hash": source_hash(),
+    }
+
+
+def run_pytest(limit_s, *args, outcomes=None):
+    """Run pytest, its output where ours goes: its exit status, or None when time was up."""
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *args]
+    environment = os.environ | ({OUTCOMES: str(outcomes)} if outcomes else {})
+    child = subprocess.Popen(command, cwd=ROOT, env=environment, start_new_session=True)
+    try:
+        return child.wait(limit_s)
+    except subprocess.TimeoutExpired:
+        print(f"\nstopped after {limit_s} s: {' '.join(command[1:])}", flush=True)
+        return None
+    finally:
+        if child.poll() is None:
+            os.killpg(child.pid, signal.SIGKILL)  # and what the tests started
+            child.wait()
+
+
+def run_suite(folder):
+    """Run the tests: how many passed, failed and were skipped, and which failed. One that fails and
+    then errs while it is put away is one; one that began and never ended counts as failed."""
+    notes = folder / "outcomes"
+    notes.touch()
+    status = run_pytest(TESTS_S, "tests", "-p", "bench.gpu", outcomes=notes)
+    found = {}
+    for line in notes.read_text().splitlines():
+        outcome, test = line.split(" ", 1)
+        found.setdefault(test, set()).add(outcome)
+    failures = sorted(test for test, seen in found.items() if not seen & {"passed", "skipped"})
+    failures += sorted(test for test, seen in found.items() if {"passed", "failed"} <= seen)
+    return {
+        "status": status,
+        "passed": sum(seen == {"started", "passed"} for seen in found.values()),
+        "failed": len(failures),
+        "skipped": sum(seen == {"started", "skipped"} for seen in found.values()),
+        "failures": failures,
+    }
+
+
+def pytest_runtest_logstart(nodeid):
+    """With `-p bench.gpu` this module is a plugin that notes outcomes as they come: a report that is
+    written at the end says nothing when the last test takes the process with it."""
+    note("started", nodeid)
+
+
+def pytest_runtest_logreport(report):
+    """The call's outcome; of setting up and putting away, only what went wrong."""
+    if report.when == "call" or not report.passed:
+        note(report.outcome, report.nodeid)
+
+
+def note(outcome, test):
+    """Append a line where run_suite looks."""
+    with open(os.environ[OUTCOMES], "a") as notes:
+        notes.write(f"{outcome} {test}\n")
+
+
+def run_benches(folder, options):
+    """Run the benches: µs per call of each, of its floors, and what it makes of them."""
+    report = folder / "bench.json"
+    plugin = ("--benchmark-disable-gc", "--benchmark-columns=median,iqr,rounds")
+    status = run_pytest(BENCHES_S, "bench", *plugin, f"--benchmark-json={report}", *options)
+    written = report.exists() and report.stat().st_size > 0  # only at the end of the run
+    rows = json.loads(report.read_text())["benchmarks"] if written else []
+    empty = {"us": {}, "figures": []}
+    return {
+        "status": status,
+        "benches": [{"bench": row["name"], **empty, **row["extra_info"]} for row in rows],
+    }
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path, default=RECORD, help="default: bench/results/gpu.json")
+    parser.add_argument("--compile", action="store_true", help="measure torch.compile too")
+    options = parser.parse_args()
+    facts = machine()
+    if facts["device"] == "CPU" and options.out.resolve() == RECORD:
+        sys.exit("No CUDA device here, and the record is of one. Try: --out bench/results/cpu.json")
+
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        record = {**facts, "suite": run_suite(folder)}
+        write(record, options.out)  # already now: the benches may take the machine with them
+        record["bench"] = run_benches(folder, ["--compile"] if options.compile else [])
+    write(record, options.out)
+
+    suite, bench = record["suite"], record["bench"]
+    figures = [figure for row in bench["benches"] for figure in row["figures"]]
+    print(f"\n{facts['device']}: {len(figures)} figures; tests:", end="")
+    print(*(f" {suite[outcome]} {outcome}" for outcome in ("passed", "failed", "skipped")), sep=",")
+    for name in suite["failures"]:
+        print(f"  failed: {name}")
+    for f in figures:
+        if f["met"] is False:
+            bound = f"{f['value']:g} {f['unit']}, at most {f['at_most']:g}"
+            print(f"  missed: {f['what']}, {f['device']}: {bound}")
+    sys.exit(0 if suite["status"] == 0 and bench["status"] == 0 else 1)
+
+
+def write(record, out):
+    """The record as a file that diffs well."""
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n")
+
+
+if __name__ == "__main__":
+    main()

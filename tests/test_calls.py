@@ -1,0 +1,1282 @@
+"""One jitted function, called: what becomes of each call, of its arguments, and of its result.
+
+Tensors stay alive while they are compared, so addresses are stable and counters are exact."""
+
+import collections
+import dataclasses
+import enum
+import functools
+import gc
+import inspect
+import math
+import threading
+import weakref
+from typing import NamedTuple
+
+import cgt_core as core
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as torch_pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import cgt
+from cgt import dispatch
+
+
+class Pair(NamedTuple):
+    a: object
+    b: object
+
+
+@dataclasses.dataclass
+class Batch:
+    a: object
+    b: object
+    scale: float = 3.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    power: int
+    name: str = "plain"
+
+
+class Color(enum.Enum):
+    RED = 1
+    BLUE = 2
+
+
+class Box:
+    """Registered with torch.utils._pytree for the tests of this file."""
+
+    def __init__(self, a, b, note):
+        self.a, self.b, self.note = a, b, note
+
+
+class Scaler:
+    def __init__(self, scale):
+        self.scale = scale
+
+
+@pytest.fixture
+def box():
+    torch_pytree.register_pytree_node(
+        Box, lambda x: ([x.a, x.b], x.note), lambda children, note: Box(*children, note)
+    )
+    yield Box
+    torch_pytree._deregister_pytree_node(Box)
+
+
+def values(device, *shape, seed=1, dtype=torch.float32):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(*(shape or (4, 3)), generator=generator).to(device=device, dtype=dtype)
+
+
+def counts(f):
+    """(warmups, records, replays, eager), and that they add up."""
+    s = cgt.stats(f)
+    assert s.calls == s.warmups + s.records + s.replays + s.eager
+    return s.warmups, s.records, s.replays, s.eager
+
+
+def calls(f, n, *args, **kwargs):
+    """Call n times; the last result."""
+    for _ in range(n - 1):
+        f(*args, **kwargs)
+    return f(*args, **kwargs)
+
+
+def same(got, want):
+    """Bit-equal tensors in containers of the same types."""
+    if type(got) is not type(want):
+        return False
+    if isinstance(want, torch.Tensor):
+        return got.dtype == want.dtype and got.device == want.device and torch.equal(got, want)
+    if isinstance(want, dict):
+        return list(got) == list(want) and all(same(got[k], want[k]) for k in want)
+    if isinstance(want, (tuple, list)):
+        return len(got) == len(want) and all(map(same, got, want))
+    if hasattr(want, "__dict__") and not isinstance(want, (enum.Enum, type)):
+        return same(vars(got), vars(want))
+    return repr(got) == repr(want)  # nan is nan, -0.0 is not 0.0
+
+
+def rows():
+    dispatch.sweep()
+    gc.collect()
+    dispatch.sweep()
+    return core.books()
+
+
+# --- the life of a call -----------------------------------------------------------------------
+
+
+def test_first_call_warms_second_records_third_replays(device):
+    f = cgt.jit(lambda x: x * 2 + 1)
+    x = values(device)
+    for expected in [(1, 0, 0, 0), (1, 1, 0, 0), (1, 1, 1, 0), (1, 1, 2, 0)]:
+        assert same(f(x), x * 2 + 1)
+        assert counts(f) == expected
+
+
+def test_a_replay_reads_what_is_in_its_inputs_now(device):
+    f = cgt.jit(lambda x: x * 2 + 1)
+    x = values(device)
+    calls(f, 2, x)
+    for k in range(3):
+        x.fill_(k)
+        assert same(f(x), x * 2 + 1)
+    assert counts(f) == (1, 1, 3, 0)
+
+
+def test_python_side_effects_happen_while_warming_and_recording_only(device, capsys):
+    seen = collections.deque()
+
+    @cgt.jit
+    def f(x):
+        seen.append(len(x))
+        print("ran")
+        return x + 1
+
+    calls(f, 6, values(device))
+    assert list(seen) == [4, 4]
+    assert capsys.readouterr().out == "ran\nran\n"
+    assert counts(f) == (1, 1, 4, 0)
+
+
+def test_one_warm_up_serves_every_shape(device):
+    f = cgt.jit(lambda x: x.relu() + 1)
+    for k, n in enumerate([2, 3, 5]):
+        x = values(device, n, 4)
+        assert same(calls(f, 3, x), x.relu() + 1)
+        assert counts(f) == (1, k + 1, 2 * k + 1, 0)  # only the first shape was warmed
+
+
+def test_a_call_with_moved_arguments_is_recorded_with_copies_and_then_replays(device):
+    f = cgt.jit(lambda x: x.exp() - 1)
+    inputs = [values(device, seed=k) for k in range(5)]
+    calls(f, 3, inputs[0])
+    for x in inputs[1:]:
+        assert same(f(x), x.exp() - 1)
+    assert counts(f) == (1, 2, 4, 0)
+    assert same(f(inputs[0]), inputs[0].exp() - 1)
+    stats = cgt.stats(f)
+    assert stats.replays == 5
+    assert stats.rebinds == 4 and stats.copied_bytes >= 4 * inputs[0].nbytes
+
+
+# --- argument trees ---------------------------------------------------------------------------
+
+ARGUMENTS = {  # name: (function, tensors -> (args, kwargs))
+    "positional": (lambda a, b: a * 2 + b, lambda a, b: ((a, b), {})),
+    "keywords": (lambda a, b: a * 2 + b, lambda a, b: ((), {"b": b, "a": a})),
+    "mixed": (lambda a, *, b: a * 2 + b, lambda a, b: ((a,), {"b": b})),
+    "varargs": (lambda *t: t[0] * 2 + t[1], lambda a, b: ((a, b), {})),
+    "varkwargs": (lambda **t: t["a"] * 2 + t["b"], lambda a, b: ((), {"a": a, "b": b})),
+    "default": (lambda a, b, scale=2.0: a * scale + b, lambda a, b: ((a, b), {})),
+    "tuple": (lambda p: p[0] * 2 + p[1], lambda a, b: (((a, b),), {})),
+    "list": (lambda p: p[0] * 2 + p[1], lambda a, b: (([a, b],), {})),
+    "dict": (lambda p: p["a"] * 2 + p["b"], lambda a, b: (({"a": a, "b": b},), {})),
+    "int keys": (lambda p: p[7] * 2 + p[-1], lambda a, b: (({7: a, -1: b},), {})),
+    "namedtuple": (lambda p: p.a * 2 + p.b, lambda a, b: ((Pair(a, b),), {})),
+    "dataclass": (lambda p: p.a * p.scale + p.b, lambda a, b: ((Batch(a, b),), {})),
+    "none": (lambda a, n, b: a * 2 + b if n is None else a, lambda a, b: ((a, None, b), {})),
+    "ordered": (
+        lambda p: list(p.values())[0] * 2 + p["b"],
+        lambda a, b: ((collections.OrderedDict(a=a, b=b),), {}),
+    ),
+    "registered": (lambda p: p.a * 2 + p.b + len(p.note), lambda a, b: ((Box(a, b, "n"),), {})),
+    "nested": (
+        lambda p, q: p["x"][0].a * 2 + q[1][0]["y"],
+        lambda a, b: (({"x": [Pair(a, None)]}, (1, ({"y": b}, "s"))), {}),
+    ),
+    "empty": (lambda p, q, r, a, b: a * 2 + b, lambda a, b: (((), [], {}, a, b), {})),
+}
+
+
+@pytest.mark.parametrize("name", ARGUMENTS)
+def test_every_argument_tree_replays_with_new_containers_and_new_tensors(device, box, name):
+    function, make = ARGUMENTS[name]
+    f = cgt.jit(function)
+    tensors = [(values(device, seed=k), values(device, seed=k + 9)) for k in range(4)]
+    for a, b in [tensors[0]] * 3 + tensors[1:]:
+        args, kwargs = make(a, b)
+        assert same(f(*args, **kwargs), function(*args, **kwargs))
+    warmups, records, replays, eager = counts(f)
+    assert (warmups, eager) == (1, 0)
+    assert records in (2, 3) and replays >= 3  # moved leaves are found together or one by one
+    args, kwargs = make(*tensors[0])
+    assert same(f(*args, **kwargs), function(*args, **kwargs))
+    assert counts(f)[2] == replays + 1
+
+
+def test_dicts_of_either_insertion_order_are_right(device):
+    function = lambda p: list(p.values())[0] * 2 + p["b"]  # noqa: E731
+    f = cgt.jit(function)
+    a, b = values(device), values(device, seed=2)
+    for tree in [{"a": a, "b": b}, {"b": b, "a": a}]:
+        for _ in range(3):
+            assert same(f(tree), function(tree))
+    assert counts(f) == (1, 2, 3, 0)
+
+
+@pytest.mark.parametrize(
+    "one, other",
+    [
+        (lambda a, b: (a, b), lambda a, b: [a, b]),
+        (lambda a, b: (a, b), Pair),
+        (lambda a, b: (a, b), lambda a, b: (a, b, None)),
+        (lambda a, b: (a, b), lambda a, b: ((a, b),)),
+        (lambda a, b: {0: a, 1: b}, lambda a, b: collections.OrderedDict({0: a, 1: b})),
+        (lambda a, b: {0: a, 1: b}, lambda a, b: {False: a, True: b}),
+        (Batch, lambda a, b: Batch(a, b, 4.0)),
+    ],
+)
+def test_another_structure_is_another_child(device, one, other):
+    def function(tree):
+        leaves = torch_pytree.tree_leaves(vars(tree) if isinstance(tree, Batch) else tree)
+        tensors = [t for t in leaves if isinstance(t, torch.Tensor)]
+        return tensors[0] * 2 + tensors[1] + len(str(leaves[2:])), type(tree)
+
+    f = cgt.jit(function)
+    trees = [make(values(device), values(device, seed=2)) for make in (one, other)]
+    for tree in trees:
+        for _ in range(3):
+            assert same(f(tree), function(tree))
+    assert counts(f) == (1, 2, 3, 0)
+    assert same(f(trees[0]), function(trees[0]))
+    assert counts(f) == (1, 2, 4, 0)
+
+
+def test_one_tensor_in_two_arguments_is_right_and_replays(device):
+    f = cgt.jit(lambda pair, c: pair[0] * 2 + pair[1] * c)
+    a, b, c = (values(device, seed=k) for k in range(3))
+    for pair in [(a, a)] * 3 + [(a, b)] * 3 + [(b, b)] * 3:
+        assert same(f(pair, c), pair[0] * 2 + pair[1] * c)
+    stats = cgt.stats(f)
+    assert (stats.warmups, stats.eager) == (1, 0) and stats.replays >= 5
+
+
+def test_an_argument_passed_by_keyword_is_another_child_of_the_same_function(device):
+    def function(x, scale=2.0):
+        return x * scale
+
+    f = cgt.jit(function)
+    x = values(device)
+    assert same(calls(f, 3, x), x * 2.0)
+    assert same(calls(f, 2, x, scale=2.0), x * 2.0)
+    assert same(calls(f, 2, x, 3.0), x * 3.0)
+    assert same(calls(f, 2, x=x), x * 2.0)
+    assert counts(f) == (1, 4, 4, 0)
+
+
+def test_python_refuses_wrong_arguments_as_it_does_without_jit(device):
+    f = cgt.jit(lambda x, scale=2.0: x * scale)
+    x = values(device)
+    calls(f, 3, x)
+    with pytest.raises(TypeError, match="unexpected keyword argument 'scael'"):
+        f(x, scael=1.0)
+    with pytest.raises(TypeError, match="positional argument"):
+        f()
+    assert same(f(x), x * 2.0)
+    assert cgt.stats(f).replays == 2
+
+
+# --- results ----------------------------------------------------------------------------------
+
+RESULTS = {
+    "tensor": lambda a: a * 2,
+    "tuple": lambda a: (a * 2, a + 1),
+    "list": lambda a: [a * 2, a + 1],
+    "dict": lambda a: {"z": a * 2, "a": a + 1},
+    "namedtuple": lambda a: Pair(a * 2, a + 1),
+    "dataclass": lambda a: Batch(a * 2, a + 1, 0.5),
+    "ordered": lambda a: collections.OrderedDict(z=a * 2, a=a + 1),
+    "registered": lambda a: Box(a * 2, a + 1, "note"),
+    "none": lambda a: (None, a * 2, None),
+    "plain": lambda a: (a * 2, 1, 1.0, True, "s", b"b", 1j, ..., torch.float16, Color.RED, int),
+    "odd floats": lambda a: (a * 2, -0.0, math.nan, math.inf),
+    "empty": lambda a: ((), [], {}, a * 2),
+    "nested": lambda a: {"x": [(a * 2, Pair(a + 1, None))], "y": {"z": a - 1}},
+    "same twice": lambda a: [a.exp()] * 2,
+    "shape": lambda a: (a * 2, a.shape, a.device),
+}
+
+
+@pytest.mark.parametrize("name", RESULTS)
+def test_every_result_tree_comes_back_in_fresh_containers(device, box, name):
+    function = RESULTS[name]
+    f = cgt.jit(function)
+    a = values(device)
+    results = [f(a) for _ in range(4)]
+    for result in results:
+        assert same(result, function(a))
+    assert counts(f) == (1, 1, 2, 0)
+    if name not in ("tensor", "none", "plain", "odd floats", "shape", "same twice", "empty"):
+        assert len(set(map(id, results))) == 4
+
+
+@pytest.mark.parametrize("name", ["list", "dict", "dataclass", "ordered", "nested"])
+def test_what_a_caller_does_to_a_returned_container_does_not_come_back(device, name):
+    function = RESULTS[name]
+    f = cgt.jit(function)
+    a = values(device)
+    for _ in range(4):
+        result = f(a)
+        assert same(result, function(a))
+        entries = vars(result) if name == "dataclass" else result
+        entries.clear()
+    assert counts(f) == (1, 1, 2, 0)
+
+
+def test_a_tensor_returned_twice_is_one_tensor(device):
+    f = cgt.jit(lambda a: [a.exp()] * 2)
+    a = values(device)
+    for _ in range(4):
+        first, second = f(a)
+        assert first is second
+        del first, second
+    assert counts(f) == (1, 1, 2, 0)
+
+
+def test_a_function_that_returns_its_arguments_returns_those_of_this_call(device):
+    f = cgt.jit(lambda p, q: {"q": q, "p": p})
+    pairs = [(values(device, seed=k), values(device, seed=k + 9)) for k in range(4)]
+    for a, b in [pairs[0]] * 3 + pairs[1:]:
+        result = f(a, b)
+        assert list(result) == ["q", "p"] and result["p"] is a and result["q"] is b
+    assert counts(f) == (1, 1, 4, 0)
+
+
+def test_a_static_object_comes_back_as_itself(device):
+    f = cgt.jit(lambda x, scaler: (x * scaler.scale, scaler))
+    x, scaler = values(device), Scaler(2.0)
+    for _ in range(4):
+        y, got = f(x, scaler)
+        assert got is scaler and same(y, x * 2.0)
+        del y
+    assert counts(f) == (1, 1, 2, 0)
+
+
+def test_a_result_that_cannot_be_rebuilt_runs_eagerly_with_its_path_in_the_reason(device):
+    f = cgt.jit(lambda x: (x * 2, {"box": Scaler(x + 1)}))
+    x = values(device)
+    for _ in range(4):
+        y, rest = f(x)
+        assert same(y, x * 2) and same(rest["box"].scale, x + 1)
+    assert cgt.stats(f).replays == 0 and cgt.stats(f).eager == 3
+    assert "result[1]['box'] is a Scaler" in cgt.explain(f)
+
+
+def test_a_function_without_tensors_replays(device):
+    f = cgt.jit(lambda n, names: (n + 1, [*names, "z"]))
+    for _ in range(4):
+        assert f(3, ["a", "b"]) == (4, ["a", "b", "z"])
+    assert counts(f) == (1, 1, 2, 0)
+    assert f(5, ["a", "b"]) == (6, ["a", "b", "z"])
+    assert counts(f) == (1, 2, 2, 0)
+
+
+@pytest.mark.parametrize("result", [None, 1, (1, "a", None), [2.5], {"k": (True, ...)}])
+def test_a_function_that_returns_constants_replays(device, result):
+    f = cgt.jit(lambda x: result)
+    for _ in range(4):
+        assert same(f(values(device)), result)
+    assert counts(f) == (1, 1, 2, 0)
+
+
+def test_a_function_without_arguments_replays(device):
+    x = values(device)
+    f = cgt.jit(lambda: x.sin())
+    for _ in range(4):
+        assert same(f(), x.sin())
+    x.mul_(2)
+    assert same(f(), x.sin())
+    assert counts(f) == (1, 1, 3, 0)
+
+
+@pytest.mark.parametrize("n", [31, 32, 33, 100])
+def test_any_number_of_leaves_goes_in_and_comes_out(device, n):
+    function = lambda tensors, last: [t * k for k, t in enumerate(tensors)] + [last]  # noqa: E731
+    f = cgt.jit(function)
+    for moved in range(2):
+        tensors = [values(device, 3, seed=k + moved) for k in range(n)]
+        for _ in range(3):
+            assert same(f(tensors, "end"), function(tensors, "end"))
+    stats = cgt.stats(f)
+    assert stats.warmups == 1 and stats.eager == 0
+    before = stats.replays
+    tensors = [values(device, 3, seed=k + 5) for k in range(n)]
+    for _ in range(cgt.stats(f).calls, 200):  # moves are learnt within the limit of recordings
+        got = f(tensors, "end")
+    assert same(got, function(tensors, "end"))
+    assert cgt.stats(f).replays > before
+
+
+# --- static values ----------------------------------------------------------------------------
+
+
+def describe(x, value):
+    """A tensor and a constant that are different for every two values."""
+    return x + sum(repr(value).encode()), value
+
+
+@pytest.mark.parametrize(
+    "one, other",
+    [
+        (1, 2), (1, True), (0, False), (1, 1.0), (0.0, -0.0), (math.nan, 1.0), (math.inf, -math.inf),
+        (1e300, 1e-300), (1j, 1), (complex(0.0, -0.0), 0j), ("a", "b"), ("a", b"a"), ("", None),
+        (Color.RED, Color.BLUE), (torch.float32, torch.float16), (None, 0), (None, False),
+        (2**70, 2**70 + 1), (..., None), (slice(1, 2), slice(1, 3)), (range(3), range(4)),
+        (torch.Size([1]), torch.Size([2])), (int, float), (torch.Size([1]), (1,)),
+        (frozenset({1}), frozenset({2})), (Options(1), Options(2)), (np.float32(1), np.float32(2)),
+    ],
+    ids=repr,
+)  # fmt: skip
+def test_another_static_value_is_another_child(device, one, other):
+    f = cgt.jit(describe)
+    x = values(device)
+    for value, expected in [(one, (1, 1, 1, 0)), (other, (1, 2, 2, 0)), (one, (1, 2, 4, 0))]:
+        for _ in range(3 if expected[1] == 1 else 2):
+            assert same(f(x, value), describe(x, value))
+        assert counts(f) == expected
+
+
+def test_equal_static_values_are_one_child_whatever_objects_they_are(device):
+    f = cgt.jit(describe)
+    x = values(device)
+    makers = [lambda: float("nan"), lambda: int("123456789"), lambda: "".join(["a", "b"])]
+    makers += [lambda: float("2.5"), lambda: complex("1+2j"), lambda: Options(3)]
+    for k, make in enumerate(makers):
+        for _ in range(3):
+            assert same(f(x, make()), describe(x, make()))
+        assert counts(f) == (1, k + 1, 2 * k + 1, 0)
+
+
+def test_an_object_compared_by_identity_is_another_child_for_another_object(device):
+    f = cgt.jit(lambda x, scaler: x * scaler.scale)
+    x, two, three = values(device), Scaler(2.0), Scaler(3.0)
+    for scaler in (two, two, two, three, three, two):
+        assert same(f(x, scaler), x * scaler.scale)
+    assert counts(f) == (1, 2, 3, 0)
+
+
+def test_a_function_argument_is_compared_by_identity(device):
+    f = cgt.jit(lambda x, function: function(x))
+    x = values(device)
+    for function in (torch.sin, torch.sin, torch.sin, torch.cos, torch.cos, torch.sin):
+        assert same(f(x, function), function(x))
+    assert counts(f) == (1, 2, 3, 0)
+
+
+def test_static_argnums_take_an_argument_as_one_value(device):
+    def function(x, sizes, options):
+        return x.repeat(sizes) ** options.power
+
+    f = cgt.jit(function, static_argnums=(1, -1))
+    x = values(device)
+    for sizes, power in [((2, 1), 2)] * 3 + [((1, 2), 2)] * 2 + [((1, 2), 3)] * 2 + [((2, 1), 2)]:
+        assert same(f(x, sizes, Options(power)), function(x, sizes, Options(power)))
+    assert counts(f) == (1, 3, 4, 0)
+
+
+def test_one_static_argnum_may_be_an_int(device):
+    f = cgt.jit(lambda x, sizes: x.repeat(sizes), static_argnums=1)
+    x = values(device)
+    assert same(calls(f, 3, x, (1, 2)), x.repeat(1, 2))
+    assert same(calls(f, 2, x, (2, 1)), x.repeat(2, 1))
+    assert counts(f) == (1, 2, 2, 0)
+
+
+@pytest.mark.parametrize("names", ["mode", ("mode",), ["other", "mode"]])
+def test_static_argnames_take_a_keyword_argument_as_one_value(device, names):
+    function = lambda x, mode=("a",): x * len(mode)  # noqa: E731
+    f = cgt.jit(function, static_argnames=names)
+    x = values(device)
+    for mode in [("a", "b")] * 3 + [("a", "b", "c")] * 2 + [("a", "b")]:
+        assert same(f(x, mode=mode), x * len(mode))
+    assert counts(f) == (1, 2, 3, 0)
+    assert same(calls(f, 2, x), x * 1)
+    assert counts(f) == (1, 3, 4, 0)
+
+
+# --- metadata of tensors ----------------------------------------------------------------------
+
+
+def test_shapes_dtypes_and_strides_are_children_and_going_back_replays(device):
+    def function(x):
+        return x * 2 + x.dim(), x.shape, x.stride()
+
+    f = cgt.jit(function, max_records=16)
+    inputs = [
+        values(device, 4, 3),
+        values(device, 3, 4),
+        values(device, 3, 4).t(),
+        values(device, 12),
+        values(device, 4, 3, dtype=torch.float64),
+        values(device, 4, 3, dtype=torch.bfloat16),
+        values(device, 4, 3).to(torch.int32),
+        values(device, 1, 3).expand(4, 3),
+        values(device, 4, 6)[:, ::2],
+    ]
+    assert same(f(inputs[0]), function(inputs[0]))
+    for k, x in enumerate(inputs):
+        assert same(f(x), function(x))
+        assert counts(f) == (1, k + 1, 0, 0)
+    for k, x in enumerate(inputs):
+        assert same(f(x), function(x))
+        assert counts(f) == (1, len(inputs), k + 1, 0)
+
+
+# --- what a jitted function looks like --------------------------------------------------------
+
+
+def test_name_docstring_signature_and_wrapped_function_are_kept():
+    def scale(x: torch.Tensor, by: float = 2.0, *, out=None) -> torch.Tensor:
+        """Scale x."""
+        return x * by
+
+    scale.note = "kept"
+    f = cgt.jit(scale)
+    assert (f.__name__, f.__doc__, f.__module__) == ("scale", "Scale x.", __name__)
+    assert f.__qualname__ == scale.__qualname__ and f.note == "kept"
+    assert inspect.signature(f) == inspect.signature(scale)
+    assert f.__wrapped__ is scale and inspect.unwrap(f) is scale
+    assert f.__annotations__ == scale.__annotations__
+    assert callable(f) and inspect.isroutine(f)
+
+
+def test_jit_with_options_is_a_decorator(device):
+    @cgt.jit(max_records=3, inputs="copied")
+    def f(x):
+        """Documented."""
+        return x + 1
+
+    x = values(device)
+    assert f.__name__ == "f" and f.__doc__ == "Documented."
+    assert same(calls(f, 3, x), x + 1)
+    assert counts(f) == (1, 1, 1, 0) and cgt.stats(f).copied_bytes >= x.nbytes
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: functools.partial(lambda x, y, scale=1.0: x * scale + y, scale=2.0),
+        lambda: functools.partial(torch.add, alpha=2),
+        lambda: lambda x, y: x * 2 + y,
+        lambda: functools.partial(functools.partial(lambda s, x, y: x * s + y, 2.0)),
+        lambda: torch.add,
+        lambda: functools.wraps(torch.add)(lambda *a, **k: torch.add(*a, **k)),
+    ],
+    ids=["partial", "partial builtin", "lambda", "partial twice", "builtin", "wrapped"],
+)
+def test_any_callable_can_be_jitted(device, make):
+    function = make()
+    f = cgt.jit(function)
+    x, y = values(device), values(device, seed=2)
+    for _ in range(4):
+        assert same(f(x, y), function(x, y))
+    assert counts(f) == (1, 1, 2, 0)
+    assert isinstance(f.__name__, str) and cgt.explain(f).splitlines()[0].endswith("0 eager")
+
+
+def test_an_object_with_call_can_be_jitted(device):
+    class Callable:
+        scale = 2.0
+
+        def __call__(self, x):
+            return x * self.scale
+
+    function = Callable()
+    f = cgt.jit(function)
+    x = values(device)
+    assert same(calls(f, 3, x), x * 2.0)
+    function.scale = 3.0
+    assert same(calls(f, 2, x), x * 3.0)
+    assert counts(f) == (1, 2, 2, 0)
+
+
+def test_a_module_is_jitted_by_its_forward(device):
+    class Layer(nn.Linear):
+        def forward(self, x, scale: float = 2.0):
+            """Apply the layer."""
+            return super().forward(x) * scale
+
+    layer = Layer(3, 2).to(device).requires_grad_(False)
+    f = cgt.jit(layer)
+    x = values(device)
+    assert same(calls(f, 3, x), layer(x))
+    assert same(calls(f, 2, x, scale=3.0), layer(x, scale=3.0))
+    assert counts(f) == (1, 2, 2, 0)
+    assert f.__wrapped__ is layer and f.__name__ == "Layer" and f.__doc__ == "Apply the layer."
+    assert inspect.signature(f) == inspect.signature(layer.forward)
+    assert not f.__dict__.keys() & {"_parameters", "_modules", "training"}
+
+
+# --- methods ----------------------------------------------------------------------------------
+
+
+def scaled_class():
+    class Scaled:
+        def __init__(self, scale):
+            self.scale = scale
+
+        @cgt.jit
+        def apply(self, x, shift=0.0):
+            """Scale and shift."""
+            return x * self.scale + shift
+
+    return Scaled
+
+
+def test_a_method_has_one_state_and_the_instance_is_an_argument(device):
+    scaled = scaled_class()
+    two, three = scaled(2.0), scaled(3.0)
+    x = values(device)
+    assert same(calls(two.apply, 3, x), x * 2.0 + 0.0)
+    assert counts(two.apply) == (1, 1, 1, 0)
+    assert same(calls(three.apply, 2, x), x * 3.0 + 0.0)
+    assert same(two.apply(x), x * 2.0 + 0.0)
+    assert same(scaled.apply(three, x), x * 3.0 + 0.0)
+    assert same(calls(two.apply, 2, x, shift=1.0), x * 2.0 + 1.0)
+    assert counts(scaled.apply) == counts(two.apply) == counts(three.apply) == (1, 3, 5, 0)
+    assert two.apply.__doc__ == "Scale and shift." and two.apply.__self__ is two
+
+
+def test_a_changed_attribute_that_the_method_reads_is_never_stale(device):
+    scaled = scaled_class()
+    instance = scaled(2.0)
+    x = values(device)
+    calls(instance.apply, 3, x)
+    for scale in (3.0, 2.0, -0.0, 5):
+        instance.scale = scale
+        assert same(calls(instance.apply, 2, x), x * scale + 0.0)
+    assert cgt.stats(instance.apply).replays >= 5
+    before = cgt.stats(instance.apply)
+    instance.unread = 1
+    assert same(instance.apply(x), x * 5 + 0.0)
+    assert cgt.stats(instance.apply).replays == before.replays + 1
+
+
+def test_a_dead_instance_takes_its_rows_along(device):
+    scaled = scaled_class()
+    kept = scaled(2.0)
+    x = values(device)
+    calls(kept.apply, 3, x)
+    before = rows()
+    instance = scaled(3.0)
+    calls(instance.apply, 3, x)
+    assert rows()["nodes"] == before["nodes"] + 1
+    alive = weakref.ref(instance)
+    del instance
+    after = rows()
+    assert alive() is None
+    assert (after["nodes"], after["specs"]) == (before["nodes"], before["specs"])
+    assert same(kept.apply(x), x * 2.0 + 0.0)
+    assert cgt.stats(kept.apply).replays == 4
+
+
+def test_many_short_lived_instances_do_not_reach_the_limit(device):
+    scaled = scaled_class()
+    x = values(device)
+    for k in range(20):
+        instance = scaled(float(k))
+        assert same(calls(instance.apply, 2, x), x * float(k) + 0.0)
+    assert cgt.stats(scaled.apply).eager == 0
+
+
+@pytest.mark.parametrize("wrap", [staticmethod, classmethod])
+def test_static_and_class_methods_can_be_jitted(device, wrap):
+    class Maths:
+        factor = 2.0
+        if wrap is staticmethod:
+            apply = staticmethod(cgt.jit(lambda x: x * 2.0))
+        else:
+            apply = classmethod(cgt.jit(lambda cls, x: x * cls.factor))
+
+    x = values(device)
+    assert same(calls(Maths.apply, 2, x), x * 2.0)
+    assert same(Maths().apply(x), x * 2.0)
+    assert counts(Maths.apply) == (1, 1, 1, 0)
+
+
+def test_a_method_with_slots_instead_of_a_dict_is_never_stale(device):
+    class Slotted:
+        __slots__ = ("scale", "__weakref__")
+
+        @cgt.jit
+        def apply(self, x):
+            return x * self.scale
+
+    instance = Slotted()
+    instance.scale = 2.0
+    x = values(device)
+    assert same(calls(instance.apply, 3, x), x * 2.0)
+    instance.scale = 3.0
+    assert same(calls(instance.apply, 2, x), x * 3.0)
+    assert counts(instance.apply) == (1, 2, 2, 0)
+
+
+# --- jitted functions that call jitted functions ----------------------------------------------
+
+
+def test_a_jitted_function_called_by_another_is_inlined(device):
+    inner = cgt.jit(lambda x: x * 2)
+    outer = cgt.jit(lambda x: inner(x) + inner(x + 1))
+    x = values(device)
+    assert same(calls(outer, 3, x), x * 2 + (x + 1) * 2)
+    assert counts(outer) == (1, 1, 1, 0)
+    assert counts(inner) == (0, 0, 0, 0) and cgt.stats(inner).reasons == {}
+    assert same(calls(inner, 3, x), x * 2)
+    assert counts(inner) == (1, 1, 1, 0)
+    assert same(outer(x), x * 2 + (x + 1) * 2)
+    assert counts(outer) == (1, 1, 2, 0)
+
+
+def test_what_an_inlined_function_reads_is_guarded(device):
+    scale = 2.0
+    inner = cgt.jit(lambda x: x * scale)
+    outer = cgt.jit(lambda x: inner(x) + 1)
+    x = values(device)
+    assert same(calls(outer, 3, x), x * 2.0 + 1)
+    scale = 3.0
+    assert same(calls(outer, 2, x), x * 3.0 + 1)
+    assert counts(outer) == (1, 2, 2, 0)
+
+
+def test_a_jitted_function_may_call_itself(device):
+    @cgt.jit
+    def power(x, n):
+        return x if n == 0 else power(x, n - 1) * x
+
+    x = values(device)
+    for _ in range(3):
+        assert same(power(x, 3), x * x * x * x)
+    assert counts(power) == (1, 1, 1, 0)
+    assert same(calls(power, 2, x, 1), x * x)
+    assert counts(power) == (1, 2, 2, 0)
+
+
+def test_results_of_one_function_are_arguments_of_the_next(device):
+    first = cgt.jit(lambda x: x * 2)
+    second = cgt.jit(lambda y: y + 1)
+    x = values(device)
+    for _ in range(5):
+        assert same(second(first(x)), x * 2 + 1)
+    assert counts(first) == (1, 1, 3, 0)
+    assert cgt.stats(second).replays >= 2
+
+
+# --- ends of lives ----------------------------------------------------------------------------
+
+
+def test_a_function_nobody_holds_is_collected_with_its_rows(device):
+    before = rows()
+    weight = values(device)
+    f = cgt.jit(lambda x: x @ weight.t())
+    calls(f, 3, values(device))
+    assert rows()["nodes"] == before["nodes"] + 1
+    gone = [weakref.ref(f), weakref.ref(weight)]
+    del f, weight
+    assert rows() == before
+    assert [r() for r in gone] == [None, None]
+
+
+def test_a_function_held_by_what_it_reads_is_collected(device):
+    class Trainer:
+        def __init__(self):
+            self.weight = values(device)
+            self.run = cgt.jit(self.step)
+
+        def step(self, x):
+            return x * self.weight
+
+    before = rows()
+    trainer = Trainer()
+    x = values(device)
+    assert same(calls(trainer.run, 3, x), x * trainer.weight)
+    assert counts(trainer.run) == (1, 1, 1, 0)
+    gone = [weakref.ref(trainer), weakref.ref(trainer.run), weakref.ref(trainer.weight)]
+    del trainer
+    assert rows() == before
+    assert [r() for r in gone] == [None, None, None]
+
+
+def test_a_result_outlives_its_function(device):
+    f = cgt.jit(lambda x: (x * 2, x + 1))
+    x = values(device)
+    double, more = calls(f, 3, x)
+    assert counts(f) == (1, 1, 1, 0)
+    del f
+    rows()
+    junk = [torch.full_like(x, 7.0) for _ in range(50)]
+    assert same(double, x * 2) and same(more, x + 1)
+    assert same(double.add_(1), x * 2 + 1) and len(junk) == 50
+
+
+# --- reports and reset ------------------------------------------------------------------------
+
+
+def test_stats_without_a_function_sum_over_all(device):
+    f, g = cgt.jit(lambda x: x + 1), cgt.jit(lambda x: bool(x.sum() > 0))
+    x = values(device)
+    calls(f, 4, x)
+    calls(g, 3, x)
+    one, two, total = cgt.stats(f), cgt.stats(g), cgt.stats()
+    for name in one._fields:
+        if name not in ("reasons", "pool_bytes"):  # one pool serves all functions of a device
+            assert getattr(total, name) == getattr(one, name) + getattr(two, name), name
+    assert total.calls == 7 and total.reasons == {**one.reasons, **two.reasons} != {}
+
+
+def test_stats_are_a_named_tuple_with_every_counter(device):
+    f = cgt.jit(lambda x: x + 1)
+    calls(f, 3, values(device))
+    stats = cgt.stats(f)
+    assert isinstance(stats, tuple)
+    assert set(stats._fields) >= set(
+        "calls warmups records replays eager rebinds copied_bytes rescues rescued_bytes"
+        " graph_nodes pool_bytes reasons".split()
+    )
+    assert stats.graph_nodes >= 1 and stats.pool_bytes > 0 and stats.reasons == {}
+    assert all(type(number) is int for number in stats[:-1])
+
+
+def test_explain_tells_the_counts_and_the_binding_of_each_input(device):
+    weight = values(device)
+
+    def scale(x, out):
+        out.copy_(x * weight)
+
+    f = cgt.jit(scale)
+    out = torch.empty_like(weight)
+    for k in range(4):
+        f(values(device, seed=k).clone(), out)
+    lines = cgt.explain(f).splitlines()
+    stats = cgt.stats(f)
+    assert lines[0].startswith(scale.__qualname__)
+    assert f"{stats.calls} calls = 1 warmed + {stats.records} recorded" in lines[0]
+    assert any("recording on" in line for line in lines)
+    assert any("args[1] (written)" in line and "pinned" in line for line in lines)
+    assert any("weight" in line and "pinned" in line for line in lines)
+
+
+def test_stats_explain_and_reset_take_methods(device):
+    scaled = scaled_class()
+    instance = scaled(2.0)
+    x = values(device)
+    calls(instance.apply, 3, x)
+    assert cgt.stats(instance.apply) == cgt.stats(scaled.apply)
+    assert "Scaled.apply: 3 calls" in cgt.explain(instance.apply)
+    cgt.reset(instance.apply)
+    assert same(calls(instance.apply, 3, x), x * 2.0 + 0.0)
+    assert counts(scaled.apply) == (2, 2, 2, 0)
+
+
+@pytest.mark.parametrize("function", [cgt.stats, cgt.explain, cgt.reset])
+def test_reports_refuse_what_was_not_jitted(function):
+    with pytest.raises(cgt.CgtError, match="was not made by cgt.jit"):
+        function(torch.add)
+
+
+@pytest.mark.parametrize("everything", [False, True])
+def test_reset_frees_recordings_keeps_results_and_counters_and_starts_anew(device, everything):
+    f = cgt.jit(lambda x: x * 2)
+    before = rows()["nodes"]
+    x = values(device)
+    held = calls(f, 3, x)
+    view = held[1:]
+    assert rows()["nodes"] == before + 1
+    cgt.reset() if everything else cgt.reset(f)
+    assert rows()["nodes"] == before and counts(f) == (1, 1, 1, 0)
+    assert same(held, x * 2) and same(view, (x * 2)[1:])
+    old = held.clone()
+    x.add_(1)
+    for expected in [(2, 1, 1, 0), (2, 2, 1, 0), (2, 2, 2, 0)]:
+        assert same(f(x), x * 2)
+        assert counts(f) == expected
+    assert same(held, old) and same(view, old[1:])
+
+
+def test_reset_of_an_unused_function_does_nothing(device):
+    f = cgt.jit(lambda x: x * 2)
+    cgt.reset(f)
+    cgt.reset(f)
+    x = values(device)
+    assert same(calls(f, 3, x), x * 2)
+    assert counts(f) == (1, 1, 1, 0)
+
+
+# --- threads ----------------------------------------------------------------------------------
+
+
+def in_threads(n, work):
+    """Run work(k) in n threads that begin together; re-raise what one of them raised."""
+    barrier, errors = threading.Barrier(n), []
+
+    def body(k):
+        try:
+            barrier.wait(30)
+            work(k)
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=body, args=(k,), daemon=True) for k in range(n)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert not any(thread.is_alive() for thread in threads), "deadlock"
+    if errors:
+        raise errors[0]
+
+
+@pytest.mark.parametrize("shared", [True, False], ids=["one input", "an input each"])
+@pytest.mark.parametrize("warm", [True, False], ids=["warm", "cold"])
+def test_eight_threads_call_one_function(device, shared, warm):
+    weight = values(device, 16, 16)
+    function = lambda x: (x @ weight).relu() + 1  # noqa: E731
+    f = cgt.jit(function)
+    inputs = [values(device, 8, 16, seed=0 if shared else k) for k in range(8)]
+    if shared:
+        inputs = inputs[:1] * 8
+    wants = [function(x) for x in inputs]
+    if warm:
+        calls(f, 3, inputs[0])
+
+    def work(k):
+        for _ in range(50):
+            assert same(f(inputs[k]), wants[k])
+
+    in_threads(8, work)
+    stats = cgt.stats(f)
+    assert stats.calls == stats.warmups + stats.records + stats.replays + stats.eager
+    assert stats.calls == 400 + 3 * warm and stats.replays > 0
+    if warm and shared:
+        assert counts(f) == (1, 1, 401, 0)
+    assert all(reason == "another thread was recording." for reason in stats.reasons)
+
+
+def test_threads_that_hold_results_keep_their_values(device):
+    f = cgt.jit(lambda x: x * 2 + 1)
+    inputs = [values(device, 64, seed=k) for k in range(8)]
+    calls(f, 3, inputs[0])
+    calls(f, 3, inputs[1])
+    replays = cgt.stats(f).replays
+
+    def work(k):
+        held = [f(inputs[k]) for _ in range(20)]
+        want = inputs[k] * 2 + 1
+        assert all(same(y, want) for y in held)
+
+    in_threads(8, work)
+    assert cgt.stats(f).replays == replays + 160
+
+
+def test_eight_threads_with_a_function_each(device):
+    inputs = [values(device, 8, seed=k) for k in range(8)]
+    functions = [cgt.jit(lambda x, k=k: x * k + 1) for k in range(8)]
+
+    def work(k):
+        for _ in range(20):
+            assert same(functions[k](inputs[k]), inputs[k] * k + 1)
+
+    in_threads(8, work)
+    for f in functions:
+        stats = cgt.stats(f)
+        assert stats.calls == 20 and stats.replays > 0
+        assert all(reason == "another thread was recording." for reason in stats.reasons)
+
+
+def test_threads_may_reset_while_others_call(device):
+    f = cgt.jit(lambda x: x * 2)
+    x = values(device)
+
+    def work(k):
+        for _ in range(25):
+            assert same(f(x), x * 2)
+            if k == 0:
+                cgt.reset(f)
+
+    in_threads(4, work)
+    assert cgt.stats(f).calls == 100
+    assert same(calls(f, 3, x), x * 2)
+
+
+# --- modes and transforms ---------------------------------------------------------------------
+
+
+class SeeOps(TorchDispatchMode):
+    def __init__(self, ops):
+        super().__init__()
+        self.ops = ops
+
+    def __torch_dispatch__(self, op, types, args=(), kwargs=None):
+        self.ops.append(op.overloadpacket.__name__)
+        return op(*args, **(kwargs or {}))
+
+
+class SeeFunctions(TorchFunctionMode):
+    def __init__(self, ops):
+        super().__init__()
+        self.ops = ops
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        self.ops.append(function.__name__)
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(
+    "mode, word", [(SeeOps, "dispatch mode"), (SeeFunctions, "function mode")]
+)
+def test_under_a_mode_the_plain_function_runs_and_the_mode_sees_it(device, mode, word):
+    f = cgt.jit(lambda x: x.sin())
+    x = values(device)
+    ops = []
+    with mode(ops):
+        f(x)
+    assert ops == ["sin"] and counts(f) == (0, 0, 0, 1)
+    assert same(calls(f, 3, x), x.sin())
+    with mode(ops):
+        got = f(x)
+    assert same(got, x.sin()) and ops == ["sin", "sin"]
+    assert counts(f) == (1, 1, 1, 2)
+    assert [word in reason for reason in cgt.stats(f).reasons] == [True]
+    assert word in cgt.explain(f)
+    assert same(f(x), x.sin()) and counts(f) == (1, 1, 2, 2)
+
+
+def test_under_a_default_device_the_plain_function_runs(device):
+    f = cgt.jit(lambda x: x + torch.ones(3, device=x.device))
+    x = values(device)
+    calls(f, 3, x)
+    with torch.device(device):
+        assert same(f(x), x + 1)
+    assert counts(f) == (1, 1, 1, 1)
+
+
+def test_under_functorch_transforms_the_plain_function_runs(device):
+    f = cgt.jit(lambda x: x.sin().sum())
+    x = values(device)
+    calls(f, 3, x)
+    batched = torch.func.vmap(f)(x)
+    gradient = torch.func.grad(f)(x)
+    assert same(batched, torch.func.vmap(f.__wrapped__)(x))
+    assert same(gradient, torch.func.grad(f.__wrapped__)(x))
+    assert counts(f) == (1, 1, 1, 2)
+    assert ["functorch transform" in reason for reason in cgt.stats(f).reasons] == [True]
+    assert same(f(x), x.sin().sum()) and counts(f) == (1, 1, 2, 2)
+
+
+def test_a_transform_inside_the_function_is_recorded(device):
+    weight = values(device, 3, 2)
+    function = lambda x: torch.func.vmap(lambda row: row @ weight)(x)  # noqa: E731
+    f = cgt.jit(function)
+    x = values(device)
+    for _ in range(4):
+        assert same(f(x), function(x))
+    assert counts(f) == (1, 1, 2, 0)
+
+
+def test_a_tensor_subclass_runs_eagerly_with_a_reason(device):
+    class Marked(torch.Tensor):
+        pass
+
+    f = cgt.jit(lambda t: t["x"] * 2)
+    x = values(device)
+    for _ in range(3):
+        got = f({"x": x.as_subclass(Marked)})
+        assert type(got) is Marked and torch.equal(got.as_subclass(torch.Tensor), x * 2)
+    assert counts(f) == (0, 0, 0, 3)
+    assert "args[0]['x'] is a Marked" in cgt.explain(f)
+
+
+# --- limits and options -----------------------------------------------------------------------
+
+
+def test_past_max_records_calls_run_eagerly_with_both_addresses_and_recover(device, monkeypatch):
+    monkeypatch.setattr(dispatch.options, "COOL_DOWN", (3, 8))
+    f = cgt.jit(lambda t: t["x"] + 1, inputs="pinned", max_records=2)
+    inputs = [values(device, seed=k) for k in range(20)]
+    for x in inputs[:3]:
+        assert same(f({"x": x}), x + 1)
+    assert counts(f) == (1, 2, 0, 0)
+    for k, x in enumerate(inputs[3:6]):
+        assert same(f({"x": x}), x + 1)
+        assert counts(f) == (1, 2, 0, k + 1)
+        (reason,) = list(cgt.stats(f).reasons)[k:]
+        assert "args[0]['x']" in reason and "max_records" in reason
+        assert hex(inputs[2].data_ptr()) in reason and hex(x.data_ptr()) in reason
+    assert same(f({"x": inputs[2]}), inputs[2] + 1)  # what is recorded still replays
+    assert counts(f) == (1, 2, 1, 3)
+    for _ in range(2):  # the cool-down is over: the recording that matched longest ago makes room
+        assert same(f({"x": inputs[6]}), inputs[6] + 1)
+    assert counts(f) == (1, 3, 2, 3)
+    assert same(f({"x": inputs[2]}), inputs[2] + 1)
+    assert counts(f) == (1, 3, 3, 3)
+    for x in inputs[7:13]:  # the second cool-down is twice as long
+        assert same(f({"x": x}), x + 1)
+    assert counts(f) == (1, 3, 3, 9)
+    assert same(calls(f, 2, {"x": inputs[13]}), inputs[13] + 1)
+    assert counts(f) == (1, 4, 4, 9)
+
+
+def test_past_max_records_the_reason_names_the_value_that_changes(device):
+    class Config:
+        scale = 0.0
+
+    config = Config()
+    f = cgt.jit(lambda x: x * config.scale, max_records=2)
+    x = values(device)
+    for k in range(5):
+        config.scale = float(k)
+        assert same(f(x), x * float(k))
+    assert counts(f) == (1, 2, 0, 2)
+    assert "config.scale" in cgt.explain(f)
+
+
+def test_shapes_that_never_settle_reach_the_limit_and_say_which_argument(device):
+    f = cgt.jit(lambda x: x * 2, max_records=2)
+    for k in range(5):
+        x = values(device, k + 1)
+        assert same(f(x), x * 2)
+    assert counts(f) == (1, 2, 0, 2)
+    assert "args[0]" in cgt.explain(f)
+
+
+def test_a_function_that_cannot_be_replayed_tries_again_after_a_cool_down(device, monkeypatch):
+    monkeypatch.setattr(dispatch.options, "COOL_DOWN", (3, 8))
+    read = [True]
+    f = cgt.jit(lambda x: x * (2 if read[0] and x.sum().item() > 0 else 3))
+    x = torch.ones(3, device=device)
+    for _ in range(3):
+        assert same(f(x), x * 2)
+    assert cgt.stats(f).replays == 0 and ".item()" not in cgt.explain(f)
+    assert "needs a value on the host" in cgt.explain(f)
+    read[0] = False
+    for _ in range(10):
+        assert same(f(x), x * 3)
+    assert cgt.stats(f).replays > 0
+
+
+def test_copied_inputs_never_record_again_when_addresses_move(device):
+    f = cgt.jit(lambda x, y: x * 2 + y, inputs="copied")
+    pairs = [(values(device, seed=k), values(device, seed=k + 9)) for k in range(6)]
+    for x, y in pairs:
+        assert same(f(x, y), x * 2 + y)
+    assert counts(f) == (1, 1, 4, 0)
+    stats = cgt.stats(f)
+    assert stats.rebinds == 8 and stats.copied_bytes == 4 * 2 * pairs[0][0].nbytes
+    assert "copied: args[0], args[1]" in cgt.explain(f)
+
+
+def test_pinned_inputs_are_recorded_once_per_address(device):
+    f = cgt.jit(lambda x: x * 2, inputs="pinned")
+    one, two = values(device), values(device, seed=2)
+    for x in (one, one, one, two, two, one, two):
+        assert same(f(x), x * 2)
+    assert counts(f) == (1, 2, 4, 0)
+    assert cgt.stats(f).copied_bytes == 0 and cgt.stats(f).rebinds == 0
+
+
+def test_a_written_input_is_never_copied(device):
+    f = cgt.jit(lambda x: x.mul_(2), inputs="copied")
+    x = values(device)
+    want = x.clone()
+    for _ in range(5):
+        assert f(x) is x
+        assert same(x, want.mul_(2))
+    assert counts(f) == (1, 1, 3, 0) and cgt.stats(f).copied_bytes == 0
+
+
+# --- bad use ----------------------------------------------------------------------------------
+
+
+def generator(x):
+    yield x
+
+
+async def coroutine(x):
+    return x
+
+
+async def async_generator(x):
+    yield x
+
+
+class Generates(nn.Module):
+    def forward(self, x):
+        yield x
+
+
+@pytest.mark.parametrize(
+    "what, words",
+    [
+        (3, "not 3"),
+        (torch.ones(1), "not tensor"),
+        (Scaler, "not <class"),
+        (nn.Linear, "not <class"),
+        (generator, "generator is a generator function"),
+        (coroutine, "coroutine is a coroutine function"),
+        (async_generator, "async_generator is a generator function"),
+        (functools.partial(generator), "is a generator function"),
+        (functools.partial(coroutine), "is a coroutine function"),
+        (Generates(), "is a generator function"),
+    ],
+)
+def test_what_cannot_be_jitted_is_refused_at_decoration(what, words):
+    with pytest.raises(TypeError) as error:
+        cgt.jit(what)
+    assert words in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "option, value",
+    [
+        ("outputs", "resuce"), ("outputs", None), ("inputs", "pin"), ("inputs", 1),
+        ("max_records", 0), ("max_records", -1), ("max_records", 1.5), ("max_records", True),
+        ("static_argnums", ("x",)), ("static_argnums", "x"), ("static_argnames", (1,)),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("late", [False, True], ids=["jit(f, ...)", "@jit(...)"])
+def test_an_unknown_option_value_is_refused_with_its_name(option, value, late):
+    with pytest.raises(cgt.CgtError) as error:
+        cgt.jit(None if late else len, **{option: value})
+    assert f"{option}={value!r}" in str(error.value) and "expected" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "options, args, kwargs, words",
+    [
+        ({}, (np.ones(2),), {}, ["args[0] is a numpy.ndarray", "from_numpy"]),
+        ({}, ({"x": [0, np.ones(2)]},), {}, ["args[0]['x'][1] is a numpy.ndarray"]),
+        ({}, (), {"a": (np.ones(2),)}, ["kwargs['a'][0] is a numpy.ndarray"]),
+        ({"static_argnums": 1}, (1, [2]), {}, ["args[1] is static", "not hashable", "a tuple"]),
+        ({"static_argnums": -1}, (1, {}), {}, ["args[1] is static", "not hashable"]),
+        ({"static_argnames": "m"}, (1,), {"m": {3}}, ["kwargs['m'] is static", "frozenset"]),
+        ({"static_argnums": 0}, (torch.ones(1),), {}, ["args[0]", "holds a tensor"]),
+        ({"static_argnums": 0}, ((torch.ones(1),),), {}, ["args[0]", "holds a tensor"]),
+    ],
+)
+def test_an_argument_that_cannot_be_compared_is_refused_with_its_path(
+    device, options, args, kwargs, words
+):
+    f = cgt.jit(lambda *args, **kwargs: torch.ones(2, device=device), **options)
+    for _ in range(2):
+        with pytest.raises(cgt.CgtError) as error:
+            f(*args, **kwargs)
+        assert all(word in str(error.value) for word in words), str(error.value)
+    for _ in range(3):  # the function is as good as new
+        assert same(f(1, 2), torch.ones(2, device=device))
+    assert cgt.stats(f).replays == 1
+
+
+def test_a_list_that_contains_itself_is_refused(device):
+    f = cgt.jit(lambda x: None)
+    ring = [1]
+    ring.append({"again": ring})
+    with pytest.raises(cgt.CgtError, match=r"args\[0\] contains itself"):
+        f(ring)

@@ -1,0 +1,1005 @@
+"""Failure: every sentence is reached, every advice is tried, every driver call fails once.
+
+A call that cannot be replayed runs eagerly and leaves a reason; what the user's function raises is
+the user's; and afterwards everything works as if nothing had happened.
+"""
+
+import dataclasses
+import functools
+import gc
+import inspect
+import itertools
+import re
+import threading
+import traceback
+import warnings
+
+import cgt_core as core
+import numpy
+import pytest
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import cgt
+from cgt import errors, options
+
+HERE = re.escape(__file__) + ":[0-9]+"
+GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="says something about GPUs")
+SENTENCES = {
+    name
+    for name, what in vars(errors).items()
+    if inspect.isfunction(what) and what.__module__ == errors.__name__
+}
+TOLD = {}  # sentence -> rows of the table below; other tests claim theirs with `tells`
+
+
+def tells(*sentences):
+    """Mark a test as the one that reaches these sentences of errors.py."""
+
+    def mark(test):
+        for sentence in sentences:
+            TOLD.setdefault(sentence, []).append(test.__name__)
+        return test
+
+    return mark
+
+
+@pytest.fixture(autouse=True)
+def short_cool_down(monkeypatch):
+    """After a verdict: one call eagerly, then the next try."""
+    monkeypatch.setattr(options, "COOL_DOWN", (2, 4))
+
+
+@pytest.fixture(autouse=True)
+def nothing_left_behind():
+    """A test leaves the thread, the collector and the core as it found them."""
+    assert gc.isenabled() and torch.is_grad_enabled()
+    yield
+    core.fault_set("", 0, 0)
+    assert gc.isenabled() and torch.is_grad_enabled() and not torch.is_autocast_enabled("cpu")
+    assert not torch.is_inference_mode_enabled()
+    assert core.blocker() == 0 and not core.paths_mine() and not core.books()["recording"]
+
+
+def same(got, want):
+    """Bitwise equality of trees of floats."""
+    if isinstance(want, torch.Tensor):
+        assert got.dtype == want.dtype and got.device == want.device
+        assert torch.equal(got, want)
+    elif isinstance(want, (tuple, list)):
+        assert type(got) is type(want) and len(got) == len(want)
+        for g, w in zip(got, want, strict=True):
+            same(g, w)
+    elif isinstance(want, dict):
+        assert got.keys() == want.keys()
+        for key in want:
+            same(got[key], want[key])
+    elif dataclasses.is_dataclass(want):
+        same(vars(got), vars(want))
+    else:
+        assert got == want or isinstance(want, Opaque)
+
+
+def replays_after(f, *args, calls=8):
+    """Does f, whatever happened to it, come to replay what it returns?"""
+    before = cgt.stats(f)
+    want = f.__wrapped__(*args)
+    for _ in range(calls):
+        same(f(*args), want)
+    after = cgt.stats(f)
+    assert after.replays > before.replays, after.reasons
+
+
+def counters(f):
+    s = cgt.stats(f)
+    return s.warmups, s.records, s.replays, s.eager
+
+
+# --- reasons: a function, words of its reason, and the same function as the advice has it -------
+
+
+class Opaque:
+    """A type that no pytree knows."""
+
+    def __init__(self, x):
+        self.x = x
+
+
+@dataclasses.dataclass
+class Known:
+    """A type that every pytree knows."""
+
+    x: torch.Tensor
+
+
+class Odd(torch.Tensor):
+    """A tensor subclass."""
+
+
+LIBRARY = torch.library.Library("cgt_tests", "DEF")
+LIBRARY.define("odd(Tensor(a) x) -> (Tensor(a), Tensor)")
+LIBRARY.impl("odd", lambda x: (x.view(-1), x * 2), "CompositeExplicitAutograd")
+
+
+def branch(x):
+    return x * 2 if x.sum() > 0 else -x
+
+
+def branch_inside(x):
+    return torch.where(x.sum() > 0, x * 2, -x)
+
+
+def branch_outside(x):
+    return x * 2, -x, x.sum()
+
+
+def resized(x):
+    return x.clone().resize_(2) + 1
+
+
+def resized_new(x):
+    return x[:2].clone() + 1
+
+
+def resized_old(x):
+    return torch.empty(2, device=x.device).copy_(x[:2]) + 1
+
+
+def reshaped(x):
+    y = x.unsqueeze_(0) * 2
+    x.squeeze_(0)
+    return y
+
+
+def kept_in(holder):
+    def f(x):
+        holder.append(x * 2)
+        return x + 1
+
+    return f
+
+
+def copied_into(holder):
+    def f(x):
+        holder.copy_(x * 2)
+        return x + 1
+
+    return f
+
+
+def grown(x, d):
+    d["y"] = x * 2
+    return x + 1
+
+
+def reason_table():
+    """(sentence, words, bad, [good...], extra arguments). `x` is the first argument of all."""
+    w = torch.arange(4.0).requires_grad_()
+    given, holder = [0], torch.zeros(4)
+    array = numpy.arange(4.0, dtype="float32")
+
+    def weight(x):
+        return w if x.device.type == "cpu" else w.to(x.device)
+
+    def loss(x):
+        return (weight(x) * x).sum()
+
+    def detached(x):
+        value = loss(x)
+        value.backward()
+        w.grad = None
+        return value.detach()
+
+    del given, holder
+    return [
+        ("host_read", "aten._local_scalar_dense", branch, [branch_inside, branch_outside]),
+        ("dynamic_shape", "aten.index.Tensor", lambda x: x[x > 0].sum(),
+         [lambda x: torch.where(x > 0, x, 0).sum(), lambda x: x.topk(2).values.sum()]),
+        ("memory_read", "Tensor.tolist", lambda x: x.tolist(), [lambda x: x * 1]),
+        ("replaces_memory", "aten.resize_", resized, [resized_new, resized_old]),
+        ("changes_shape", "aten.unsqueeze_", reshaped, [lambda x: x.unsqueeze(0) * 2]),
+        ("layout", "sparse", lambda x: x.to_sparse().to_dense() * 2, [lambda x: x * 2]),
+        ("odd_op", "cgt_tests.odd", lambda x: torch.ops.cgt_tests.odd(x)[1] + 1,
+         [lambda x: x * 2 + 1]),
+        ("needs_grad", "result", loss, [torch.no_grad()(loss), detached]),
+        ("needs_grad", r"result\[1\]\['a'\]", lambda x: (x * 2, {"a": loss(x)}),
+         [torch.no_grad()(lambda x: (x * 2, {"a": loss(x)}))]),
+        ("strange_output", r"result\[0\] is a Opaque", lambda x: (Opaque(x * 2),),
+         [lambda x: (x * 2,), lambda x: [x * 2], lambda x: {"x": x * 2}, lambda x: Known(x * 2)]),
+        ("unknown_output", r"result\[1\] is a tensor", lambda x: (x * 2, torch.from_numpy(array)),
+         [lambda x: (x * 2, torch.arange(4.0))]),
+    ]  # fmt: skip
+
+
+REASONS = [
+    (row[0], k) for k, row in enumerate(reason_table())
+]  # the rows are made anew in the test: they hold tensors
+for SENTENCE, _ in REASONS:
+    TOLD.setdefault(SENTENCE, []).append("table")
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("sentence, k", REASONS)
+def test_reason_tells_what_and_where_and_its_advice_replays(device, sentence, k):
+    _, words, bad, goods = reason_table()[k]
+    if sentence == "unknown_output" and device.type == "cuda":
+        pytest.skip("NumPy shares memory with CPU tensors only")
+    x = torch.tensor([1.0, -2.0, 3.0, 4.0], device=device)
+    f = cgt.jit(bad)
+    for _ in range(6):
+        same(f(x), bad(x))
+    assert (cgt.stats(f).records, cgt.stats(f).replays) == (0, 0)
+    reason = " ".join(cgt.stats(f).reasons)
+    assert re.search(words, reason), reason
+    template = inspect.getsource(getattr(errors, sentence))
+    if "{line}" in template:
+        line = re.search(HERE, reason)
+        assert line is not None, reason
+        assert 0 <= int(line[0].rsplit(":", 1)[1]) - bad.__code__.co_firstlineno <= 3, reason
+    assert reason in cgt.explain(f)
+    for good in goods:
+        replays_after(cgt.jit(good), x)
+
+
+@GPU
+@pytest.mark.parametrize(
+    "sentence, words, bad, good",
+    [
+        ("host_constant", "torch.tensor", lambda x: x + torch.tensor([1.0, 2.0], device="cuda"),
+         lambda x: x + torch.full((2,), 1.0, device="cuda")),
+        ("cpu_tensor", r"shape \(2,\)", lambda x: x + torch.ones(2).to("cuda"),
+         lambda x: x + torch.ones(2, device="cuda")),
+        ("cpu_state", "aten.normal_", lambda x: (torch.zeros(2).normal_(), x * 2)[1],
+         lambda x: (torch.zeros(2, device="cuda").normal_(), x * 2)[1]),
+        ("host_output", r"result\[1\]", lambda x: (x * 2, torch.zeros(2)),
+         lambda x: (x * 2, torch.zeros(2, device="cuda"))),
+    ],
+)  # fmt: skip
+@tells("host_constant", "cpu_tensor", "cpu_state", "host_output")
+def test_reason_on_cpu_tensors_in_a_gpu_function_and_its_advice(sentence, words, bad, good):
+    x = torch.tensor([1.0, 2.0], device="cuda")
+    f = cgt.jit(bad)
+    for _ in range(6):
+        same(f(x), bad(x))
+    assert (cgt.stats(f).records, cgt.stats(f).replays) == (0, 0)
+    reason = " ".join(cgt.stats(f).reasons)
+    assert re.search(words, reason), reason
+    assert sentence == "host_output" or re.search(HERE, reason)
+    replays_after(cgt.jit(good), x)
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+@tells("other_device")
+def test_function_of_another_gpu_says_how_to_call_it():
+    x = torch.ones(2, device="cuda:1")
+    f = cgt.jit(lambda x: x * 2)
+    for _ in range(4):
+        same(f(x), x * 2)
+    reason = " ".join(cgt.stats(f).reasons)
+    assert re.search(HERE, reason) and "cuda:1" in reason
+    with torch.cuda.device(1):
+        replays_after(f, x)
+
+
+@tells("untaped_op")
+def test_op_without_a_tape_form_says_so():
+    """On the CPU only: a CUDA graph has no tape."""
+    f = cgt.jit(lambda: torch.full((2,), 2**63 + 1, dtype=torch.uint64))
+    for _ in range(4):
+        same(f(), torch.full((2,), 2**63 + 1, dtype=torch.uint64))
+    (reason,) = cgt.stats(f).reasons
+    assert "aten.full" in reason and re.search(HERE, reason)
+    assert counters(f) == (1, 0, 0, 3) or counters(f)[2] == 0
+
+
+@tells("subclass")
+def test_tensor_subclass_is_named_by_its_path_and_a_plain_tensor_replays(device):
+    x = torch.ones(3, device=device)
+    f = cgt.jit(lambda a, d: a + d["x"])
+    for _ in range(3):
+        same(f(x, {"x": x.as_subclass(Odd)}).as_subclass(torch.Tensor), x + x)
+    (reason,) = cgt.stats(f).reasons
+    assert "args[1]['x']" in reason and "Odd" in reason
+    assert counters(f) == (0, 0, 0, 3)
+    replays_after(f, x, {"x": x})
+
+
+@tells("changed_arguments")
+def test_function_that_grows_its_argument_says_so_and_returning_replays(device):
+    x = torch.ones(3, device=device)
+    f = cgt.jit(grown)
+    for _ in range(4):
+        d = {}
+        same(f(x, d), x + 1)
+        same(d, {"y": x * 2})
+    assert cgt.stats(f).replays == 0
+    assert any("structure of an argument" in reason for reason in cgt.stats(f).reasons)
+    replays_after(cgt.jit(lambda x, d: (x + 1, {**d, "y": x * 2})), x, {})
+
+
+@tells("kept_tensor")
+def test_tensor_that_outlives_the_call_says_where_it_was_made_and_the_advice_replays(device):
+    x, kept = torch.ones(3, device=device), []
+    f = cgt.jit(kept_in(kept))
+    for k in range(5):
+        same(f(x * k), x * k + 1)
+    assert len(kept) == 5 and cgt.stats(f).replays == 0
+    for k in range(5):
+        same(kept[k], x * k * 2)
+    reason = next(iter(cgt.stats(f).reasons))
+    assert "outlives the call" in reason and re.search(HERE, reason)
+    replays_after(cgt.jit(lambda x: (x + 1, x * 2)), x)
+    holder = torch.zeros(3, device=device)
+    replays_after(cgt.jit(copied_into(holder)), x)
+    same(holder, x * 2)
+
+
+@tells("foreign_grad")
+def test_grad_set_to_a_tensor_from_outside_is_named_and_outside_it_replays(device):
+    w = torch.ones(3, device=device, requires_grad=True)
+    given = [torch.full((3,), float(k), device=device) for k in range(5)]
+    x = torch.ones(3, device=device)
+
+    def assign(x, g):
+        w.grad = g
+        return x * 2
+
+    f = cgt.jit(assign)
+    for g in given:
+        same(f(x, g), x * 2)
+        assert w.grad is g
+        w.grad = None
+    assert cgt.stats(f).replays == 0
+    assert any("w.grad" in reason for reason in cgt.stats(f).reasons), cgt.stats(f).reasons
+    g = cgt.jit(lambda x: x * 2)
+    for k in range(5):
+        w.grad = given[k]
+        same(g(x), x * 2)
+    assert cgt.stats(g).replays == 3
+
+
+@tells("busy")
+def test_call_while_another_thread_records_runs_eagerly_and_replays_later(device):
+    x = torch.ones(3, device=device)
+    inside, go_on = threading.Event(), threading.Event()
+
+    def slow(x):
+        if threading.current_thread() is not threading.main_thread():
+            inside.set()
+            assert go_on.wait(60)
+        return x + 1
+
+    recorder, f = cgt.jit(slow), cgt.jit(lambda x: x * 2)
+    thread = threading.Thread(target=recorder, args=(x,))
+    thread.start()
+    assert inside.wait(60)
+    same(f(x), x * 2)
+    go_on.set()
+    thread.join()
+    assert list(cgt.stats(f).reasons) == [errors.busy()]
+    assert counters(f) == (0, 0, 0, 1)
+    replays_after(f, x)
+
+
+class Ops(TorchDispatchMode):
+    def __torch_dispatch__(self, op, types, args=(), kwargs=None):
+        return op(*args, **(kwargs or {}))
+
+
+class Calls(TorchFunctionMode):
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("mode, word", [(Ops, "dispatch mode"), (Calls, "function mode")])
+@tells("blocked")
+def test_call_under_a_mode_runs_plainly_and_replays_without(device, mode, word):
+    x = torch.ones(3, device=device)
+    f = cgt.jit(lambda x: x * 2)
+    for _ in range(3):
+        with mode():
+            same(f(x), x * 2)
+    (reason,) = cgt.stats(f).reasons
+    assert word in reason and counters(f) == (0, 0, 0, 3)
+    for _ in range(3):
+        same(f(x), x * 2)
+    assert counters(f) == (1, 1, 1, 3)
+    with mode():
+        same(f(x), x * 2)
+    assert counters(f) == (1, 1, 1, 4), "a recording does not hide the mode"
+
+
+def test_call_in_a_functorch_transform_runs_plainly(device):
+    x = torch.arange(6.0, device=device).view(2, 3)
+    f = cgt.jit(lambda x: (x * 2).sum())
+    for _ in range(3):
+        same(torch.func.vmap(f)(x), (x * 2).sum(1))
+        same(torch.func.grad(f)(x), torch.full_like(x, 2))
+    assert list(cgt.stats(f).reasons) == [errors.blocked(3)]
+    assert cgt.stats(f).records == 0
+    replays_after(f, x)
+
+
+@GPU
+def test_call_in_a_capture_of_somebody_else_becomes_part_of_it():
+    x = torch.ones(3, device="cuda")
+    f = cgt.jit(lambda x: x * 2)
+    for _ in range(3):
+        f(x)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        y = f(x)
+    graph.replay()
+    same(y, x * 2)
+    assert errors.blocked(4) in cgt.stats(f).reasons
+    replays_after(f, x)
+
+
+# --- too many recordings -----------------------------------------------------------------------
+
+
+@tells("limit", "arguments_changed")
+def test_shapes_that_change_at_each_call_reach_the_limit_which_names_the_argument(device):
+    f = cgt.jit(lambda d: d["x"] * 2, max_records=2)
+    for n in range(1, 6):
+        x = torch.ones(n, device=device)
+        same(f({"x": x}), x * 2)
+    assert counters(f) == (1, 2, 0, 2)
+    reasons = " ".join(cgt.stats(f).reasons)
+    assert "recorded 2 times" in reasons and "args[0]['x'] has another shape" in reasons
+    replays_after(f, {"x": torch.ones(4, device=device)})
+
+
+@tells("moved")
+@pytest.mark.parametrize("how", ["written", "pinned"])
+def test_moving_argument_that_cannot_be_copied_is_named_with_both_addresses(device, how):
+    def write(a, x):
+        return x.add_(1) if how == "written" else x * 1
+
+    f = cgt.jit(write, max_records=2, inputs="pinned" if how == "pinned" else "auto")
+    a, kept = torch.ones(1, device=device), []
+    for k in range(7):
+        x = torch.full((3,), float(k), device=device)
+        kept.append(x)
+        same(f(a, x), torch.full((3,), k + (how == "written"), device=device) * 1.0)
+    assert cgt.stats(f).records >= 2 and cgt.stats(f).replays == 0
+    reasons = [reason for reason in cgt.stats(f).reasons if "args[1] had address" in reason]
+    assert reasons
+    addresses = {int(n, 16) for reason in reasons for n in re.findall("0x[0-9a-f]+", reason)}
+    assert len(addresses) >= 2 and addresses <= {x.data_ptr() for x in kept}
+    for _ in range(8):  # the advice: reuse the tensor
+        kept[0].copy_(kept[1])
+        want = write(a, kept[1].clone())
+        same(f(a, kept[0]), want)
+    assert cgt.stats(f).replays > 0
+
+
+@tells("place_changed")
+def test_value_in_a_closure_that_changes_at_each_call_is_named_and_as_a_tensor_replays(device):
+    scale = 0.0
+    x = torch.ones(3, device=device)
+    f = cgt.jit(lambda x: x * scale, max_records=2)
+    for k in range(5):
+        scale = float(k)
+        same(f(x), x * k)
+    assert counters(f) == (1, 2, 0, 2)
+    assert any("scale changes from call to call" in reason for reason in cgt.stats(f).reasons)
+    same(f(x), x * 4.0)
+    replays_after(f, x)  # kept constant
+    g = cgt.jit(lambda x, scale: x * scale)
+    scales = torch.arange(5.0, device=device)
+    value = torch.zeros((), device=device)
+    for k in range(5):  # as a tensor
+        value.copy_(scales[k])
+        same(g(x, value), x * k)
+    assert counters(g) == (1, 1, 3, 0)
+
+
+def test_limit_ends_after_the_cool_down(device):
+    f = cgt.jit(lambda x: x * 2, max_records=1)
+    xs = [torch.ones(n, device=device) for n in (1, 2)]
+    f(xs[0]), f(xs[0]), f(xs[0])
+    assert counters(f) == (1, 1, 1, 0)
+    for _ in range(6):
+        same(f(xs[1]), xs[1] * 2)
+    stats = cgt.stats(f)
+    assert stats.records == 2 and stats.eager == 2 and stats.replays == 4
+
+
+# --- errors that are raised ----------------------------------------------------------------------
+
+
+@tells("not_a_function")
+@pytest.mark.parametrize("what", [3, "f", int, torch.nn.Linear, [len]])
+def test_only_functions_and_modules_can_be_jitted(what):
+    with pytest.raises(TypeError, match="takes a function or an nn.Module"):
+        cgt.jit(what)
+
+
+def generator():
+    yield 1
+
+
+async def coroutine():
+    return 1
+
+
+async def generator_of_coroutines():
+    yield 1
+
+
+@tells("no_generator_function")
+@pytest.mark.parametrize(
+    "function, kind",
+    [(generator, "a generator"), (coroutine, "a coroutine"), (generator_of_coroutines, "a gener")],
+)
+def test_function_whose_body_runs_later_is_refused_by_name(function, kind):
+    with pytest.raises(TypeError, match=f"{function.__name__} is {kind}.*Jit the function that"):
+        cgt.jit(function)
+
+
+@tells("bad_option")
+@pytest.mark.parametrize(
+    "option, value, good",
+    [
+        ("outputs", "keep", "rescue"), ("outputs", None, "error"), ("inputs", "rebound", "copied"),
+        ("max_records", 0, 1), ("max_records", True, 2), ("max_records", "8", 8),
+        ("static_argnums", ["x"], [1]), ("static_argnames", [1], ["x"]),
+    ],
+)  # fmt: skip
+def test_unknown_option_is_named_with_its_value_and_what_is_allowed(device, option, value, good):
+    with pytest.raises(cgt.CgtError, match=re.escape(f"{option}={value!r}): expected")):
+        cgt.jit(lambda x: x, **{option: value})
+    with pytest.raises(cgt.CgtError, match=re.escape(f"{option}={value!r}): expected")):
+        cgt.jit(**{option: value})
+    replays_after(cgt.jit(lambda x: x * 2, **{option: good}), torch.ones(3, device=device))
+
+
+@tells("not_jitted")
+@pytest.mark.parametrize("what", [len, 3, lambda x: x])
+def test_reports_on_a_function_that_is_not_jitted_say_so(what):
+    for report in (cgt.stats, cgt.explain, cgt.reset):
+        with pytest.raises(cgt.CgtError, match="was not made by cgt.jit"):
+            report(what)
+
+
+@tells("poisoned")
+def test_overwritten_result_names_both_lines_and_a_clone_or_rescue_stays(device):
+    x = torch.ones(3, device=device)
+
+    def double(x):
+        return x * 2
+
+    f = cgt.jit(double, outputs="error")
+    for _ in range(3):
+        f(x)
+    kept = f(x)
+    clone = kept.clone()
+    here = inspect.currentframe().f_lineno
+    cgt.step()
+    with pytest.raises(RuntimeError, match="was overwritten") as caught:
+        kept + 1
+    lines = re.findall(HERE, str(caught.value))
+    assert [int(line.rsplit(":", 1)[1]) for line in lines] == [
+        double.__code__.co_firstlineno + 1,
+        here + 1,
+    ]
+    same(clone, x * 2)
+    g = cgt.jit(double, outputs="rescue")
+    held = []
+    for k in range(5):
+        held.append(g(x * k))
+    cgt.step()
+    for k in range(5):
+        same(held[k], x * k * 2)
+
+
+def test_argument_that_cannot_be_compared_is_named_by_its_path(device):
+    class Strange:
+        def __eq__(self, other):
+            raise ValueError("no")
+
+        __hash__ = None
+
+    f = cgt.jit(lambda x, thing: x * 2, static_argnums=1)
+    x = torch.ones(3, device=device)
+    with pytest.raises(cgt.CgtError, match=r"args\[1\]"):
+        f(x, Strange())
+    assert counters(f) == (0, 0, 0, 0)
+    replays_after(f, x, "a value that can be")
+
+
+# --- the driver fails -------------------------------------------------------------------------
+
+RECORDING_CALLS = ["begin", "copy", "end"]
+CUDA_CALLS = ["words", "launch", "order"]  # of the call that records; the host has none of them
+
+
+@pytest.mark.parametrize("call", RECORDING_CALLS + CUDA_CALLS)
+@tells("recording_failed")
+def test_failed_recording_costs_one_eager_call_and_a_reason(device, call):
+    if call in CUDA_CALLS and device.type == "cpu":
+        pytest.skip("the host driver makes no such call when it records")
+    runs = itertools.count()
+
+    def noisy(x, total):
+        next(runs)
+        total.add_(1)
+        return torch.nn.functional.dropout(x * 2, 0.5, True) + total
+
+    f = cgt.jit(noisy, inputs="copied")
+    total, twin = torch.zeros(3, device=device), torch.zeros(3, device=device)
+    gc_was = gc.isenabled()
+    for k in range(9):
+        x = torch.full((3,), k + 1.0, device=device)
+        if k == 1:
+            if call == "order":
+                torch.cuda.set_stream(torch.cuda.Stream())
+            core.fault_set(call, 0, 2)
+            books = core.books()
+        torch.manual_seed(k)
+        want = noisy(x, twin)
+        torch.manual_seed(k)
+        same(f(x, total), want)
+        same(total, twin)
+        assert torch.is_grad_enabled() and core.blocker() == 0 and gc.isenabled() == gc_was
+        if k == 1:
+            assert counters(f) == (1, 0, 0, 1)
+            (reason,) = cgt.stats(f).reasons
+            assert reason.startswith("recording failed")
+            after = core.books()
+            assert (after["nodes"], after["recording"]) == (books["nodes"], 0)
+    if call == "order":
+        torch.cuda.set_stream(torch.cuda.default_stream())
+    stats = cgt.stats(f)
+    assert (stats.warmups, stats.records, stats.replays) == (1, 1, 5), stats
+    assert next(runs) - 9 <= 9 - stats.replays + 1
+
+
+@pytest.mark.parametrize("call", ["patch", "launch", "move", "order"])
+@tells("replay_failed")
+def test_failed_replay_raises_a_sentence_and_the_next_call_replays(device, call):
+    if call == "order" and device.type == "cpu":
+        pytest.skip("there are no streams on the host")
+
+    def double(x):
+        return x * 2
+
+    f = cgt.jit(double, inputs="copied")
+    xs = [torch.full((3,), float(k), device=device) for k in range(4)]
+    for k in range(3):
+        f(xs[k])
+    held = f(xs[2])
+    if call == "order":
+        torch.cuda.set_stream(torch.cuda.Stream())
+    core.fault_set(call, 0, 2)
+    with pytest.raises(cgt.CgtError, match=f"double.*driver's {call} call") as caught:
+        f(xs[3])
+    if call == "order":
+        torch.cuda.set_stream(torch.cuda.default_stream())
+    assert isinstance(caught.value.__cause__, core.DriverError)
+    assert caught.value.__cause__.args[2] == call
+    caught = None
+    same(held, xs[2] * 2)
+    before = cgt.stats(f)
+    same(f(xs[3]), xs[3] * 2)  # the very call that failed
+    same(f(xs[1]), xs[1] * 2)
+    same(held, xs[2] * 2)
+    after = cgt.stats(f)
+    assert after.replays == before.replays + 2 and after.eager == 0
+    cgt.reset(f)  # the advice
+    replays_after(f, xs[0])
+
+
+def test_replay_that_was_not_launched_leaves_version_and_grad_alone(device):
+    w = torch.ones(3, device=device, requires_grad=True)
+    total = torch.zeros(3, device=device)
+
+    def step(x):
+        total.add_(x)
+        (w * x).sum().backward()
+        return total * 1
+
+    f = cgt.jit(step)
+    x = torch.arange(3.0, device=device)
+    for _ in range(4):
+        w.grad = None
+        f(x)
+    w.grad = None
+    assert cgt.stats(f).replays == 2
+    version = total._version
+    core.fault_set("launch", 0, 2)
+    with pytest.raises(cgt.CgtError, match="Nothing was launched"):
+        f(x)
+    same(total, x * 4)
+    assert total._version == version
+    assert w.grad is None
+    same(f(x), x * 5)
+    same(w.grad, x)
+
+
+def test_failures_of_many_recordings_leak_nothing(device):
+    x = torch.ones(3, device=device)
+    f = cgt.jit(lambda x: x * 2, inputs="copied")
+    f(x)
+    books = None
+    for k in range(40):
+        core.fault_set(RECORDING_CALLS[1 + k % 2], 0, 2)
+        same(f(x), x * 2)
+        if k == 3:
+            books = core.books()
+    assert core.books() == books
+    core.fault_set("", 0, 0)
+    replays_after(f, x)
+
+
+def test_driver_error_in_the_users_function_is_the_users(device):
+    """The exception that cgt uses inside is not mistaken for cgt's own."""
+    x = torch.ones(3, device=device)
+    angry = True
+
+    def f(x):
+        if angry:
+            raise core.DriverError(1, "mine", "launch")
+        return x * 2
+
+    jitted = cgt.jit(f)
+    for _ in range(3):
+        with pytest.raises(core.DriverError, match="mine"):
+            jitted(x)
+    angry = False
+    replays_after(jitted, x)
+
+
+# --- the user's exceptions ----------------------------------------------------------------------
+
+
+class Stop(BaseException):
+    """Not an Exception."""
+
+
+RAISED = [ValueError, KeyboardInterrupt, SystemExit, StopIteration, Stop]
+
+
+@pytest.mark.parametrize("kind", RAISED)
+@pytest.mark.parametrize("at", range(5))
+def test_user_exception_passes_through_and_later_calls_replay(device, kind, at):
+    """at: the call that raises: 0 warms, 1 records, later ones another structure than recorded."""
+    x = torch.arange(3.0, device=device)
+    made = []
+
+    def f(x, bad):
+        y = x * 2
+        y.add_(1)
+        if bad:
+            made.append(kind("mine"))
+            raise made[-1]
+        return y
+
+    jitted = cgt.jit(f)
+    state = torch.get_rng_state()
+    for k in range(6):
+        if k != at:
+            same(jitted(x, False), x * 2 + 1)
+            continue
+        with pytest.raises(kind) as caught:
+            jitted(x, True)
+        assert caught.value is made[-1]
+        frames = traceback.extract_tb(caught.value.__traceback__)
+        assert frames[-1].name == "f" and "raise made[-1]" in frames[-1].line
+        assert core.blocker() == 0 and gc.isenabled() and not core.books()["recording"]
+        assert torch.equal(torch.get_rng_state(), state)
+        caught = None
+        made.clear()
+    replays_after(jitted, x, False)
+
+
+@pytest.mark.parametrize("moving", [False, True])
+def test_exception_in_the_middle_leaves_what_eager_would_leave(device, moving):
+    """In-place writes before the exception have happened, once; those behind it have not."""
+    total = torch.zeros(3, device=device)
+    seen = {"count": 0}
+
+    def f(x, bad):
+        total.add_(x)
+        x.mul_(2)
+        if bad:
+            raise ValueError("middle")
+        x.add_(100)
+        seen["count"] += 1
+        return x * 1
+
+    jitted = cgt.jit(f)
+    kept = []
+    x = torch.ones(3, device=device)
+    want_x, want_total = x.clone(), torch.zeros(3, device=device)
+    for k in range(8):
+        if moving:
+            kept.append(x)
+            x = x.clone()
+        bad = k in (0, 2, 5)
+        want_total += want_x
+        want_x = want_x * 2 + (0 if bad else 100)
+        if bad:
+            with pytest.raises(ValueError, match="middle"):
+                jitted(x, True)
+        else:
+            same(jitted(x, False), want_x)
+        same(x, want_x)
+        same(total, want_total)
+
+
+def test_exception_after_a_write_to_a_copied_argument_leaves_the_write(device):
+    """An argument that warming did not see written is copied; a later write still reaches it."""
+    angry, kept = False, []
+
+    def f(x):
+        if angry:
+            x.add_(1)
+            raise ValueError("after the write")
+        return x * 2
+
+    jitted = cgt.jit(f, inputs="copied")
+    for k in range(6):
+        x = torch.full((3,), float(k), device=device)
+        kept.append(x)
+        angry = k in (1, 4)
+        if angry:
+            with pytest.raises(ValueError, match="after the write"):
+                jitted(x)
+            same(x, torch.full((3,), k + 1.0, device=device))
+        else:
+            same(jitted(x), x * 2)
+    assert cgt.stats(jitted).replays >= 1
+
+
+def test_modes_that_the_function_left_by_an_exception_are_left(device):
+    x = torch.ones(3, 3, device=device)
+    angry = True
+
+    def f(x):
+        with torch.no_grad(), torch.autocast(device.type, torch.bfloat16):
+            y = x @ x
+            if angry:
+                raise ValueError("inside")
+        return y
+
+    jitted = cgt.jit(f)
+    for _ in range(3):
+        with pytest.raises(ValueError, match="inside"):
+            jitted(x)
+        assert torch.is_grad_enabled() and not torch.is_autocast_enabled(device.type)
+    angry = False
+    replays_after(jitted, x)
+
+
+def test_random_numbers_go_on_as_in_eager_after_an_exception(device):
+    angry = False
+
+    def f(x):
+        y = x + torch.rand_like(x)
+        if angry:
+            raise ValueError("after a draw")
+        return y
+
+    jitted, results = cgt.jit(f), []
+    x = torch.zeros(3, device=device)
+    for function in (f, jitted):
+        torch.manual_seed(5)
+        values = []
+        for k in range(8):
+            angry = k in (1, 4)
+            try:
+                values.append(function(x).clone())
+            except ValueError:
+                values.append(torch.rand(2, device=device))
+        results.append(values)
+    same(results[1], results[0])
+    assert cgt.stats(jitted).replays >= 2
+
+
+def test_exception_does_not_keep_the_functions_tensors_alive(device):
+    x = torch.ones(3, device=device)
+
+    class Probe:
+        pass
+
+    def f(x, bad):
+        probe = Probe()
+        if bad:
+            raise ValueError("gone")
+        del probe
+        return x * 2
+
+    jitted = cgt.jit(f)
+    f = None
+    with pytest.raises(ValueError, match="gone"):
+        jitted(x, True)
+    gc.collect()
+    assert not [o for o in gc.get_objects() if type(o) is Probe]
+    replays_after(jitted, x, False)
+
+
+def test_exception_of_a_jitted_function_inside_a_recording_reaches_its_caller(device):
+    x = torch.ones(3, device=device)
+
+    @cgt.jit
+    def inner(x, bad):
+        if bad:
+            raise ValueError("inner")
+        return x + 1
+
+    @cgt.jit
+    def outer(x, bad):
+        try:
+            return inner(x, bad) * 2
+        except ValueError:
+            return x * 3
+
+    for _ in range(4):
+        same(outer(x, True), x * 3)
+        same(outer(x, False), (x + 1) * 2)
+    assert cgt.stats(outer).replays >= 4, cgt.explain(outer)
+
+
+def test_garbage_collector_that_was_off_stays_off(device):
+    x = torch.ones(3, device=device)
+    f = cgt.jit(lambda x: x * 2)
+    gc.disable()
+    try:
+        f(x)
+        core.fault_set("end", 0, 2)
+        f(x)
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
+    replays_after(f, x)
+
+
+def test_warnings_of_the_function_come_when_it_runs(device):
+    x = torch.ones(3, device=device)
+
+    def f(x):
+        warnings.warn("careful", UserWarning, stacklevel=1)
+        return x * 2
+
+    jitted = cgt.jit(f)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        for _ in range(5):
+            same(jitted(x), x * 2)
+    assert len(told) == 2 and counters(jitted) == (1, 1, 3, 0)
+
+
+def test_warning_turned_into_an_error_is_an_exception_of_the_user(device):
+    x = torch.ones(3, device=device)
+    jitted = cgt.jit(lambda x: (warnings.warn("careful", stacklevel=1), x * 2)[1])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in range(3):
+            with pytest.raises(UserWarning, match="careful"):
+                jitted(x)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        replays_after(jitted, x)
+
+
+@pytest.mark.parametrize("wrap", [functools.partial, cgt.jit])
+def test_wrong_arguments_raise_what_python_raises(device, wrap):
+    def f(x, y=1):
+        return x * y
+
+    jitted = cgt.jit(functools.partial(f) if wrap is functools.partial else f)
+    x = torch.ones(3, device=device)
+    for bad in ((), (x, 1, 2)):
+        with pytest.raises(TypeError, match="f()"):
+            jitted(*bad)
+    with pytest.raises(TypeError, match="unexpected keyword"):
+        jitted(x, z=3)
+    replays_after(jitted, x)
+
+
+def test_every_sentence_of_errors_is_reached():
+    assert set(TOLD) <= SENTENCES
+    assert sorted(SENTENCES - set(TOLD)) == []

@@ -1,0 +1,489 @@
+"""A table of surprises: what `cgt.jit` does that its user may not expect, each row a test.
+
+docs/footguns.md is the same table for users. A row is intended behaviour: a test shows what happens
+and that the advice of the page helps. What is merely wrong is a bug and belongs elsewhere.
+"""
+
+import collections
+import os
+import pathlib
+import random
+import re
+import time
+
+import numpy
+import pytest
+import torch
+
+import cgt
+
+PAGE = pathlib.Path(__file__).parent.parent / "docs" / "footguns.md"
+TITLES = []
+
+
+def footgun(title):
+    """Mark a test as the row of this title."""
+
+    def mark(test):
+        TITLES.append(title)
+        return test
+
+    return mark
+
+
+def counters(f):
+    s = cgt.stats(f)
+    return s.warmups, s.records, s.replays, s.eager
+
+
+def firsts(f, *args, calls=6):
+    """The first elements of `calls` results."""
+    return [f(*args).flatten()[0].item() for _ in range(calls)]
+
+
+def ones(device, *shape):
+    return torch.ones(shape or (3,), device=device)
+
+
+# --- what Python does happens when the function runs, and a replay does not run it --------------
+
+
+@footgun("Prints, logging and warnings happen twice, then never again")
+def test_prints_happen_when_the_function_is_warmed_and_recorded(device, capsys):
+    def f(x):
+        print("here")
+        return x * 2
+
+    jitted = cgt.jit(f)
+    assert firsts(jitted, ones(device)) == [2.0] * 6
+    assert capsys.readouterr().out == "here\n" * 2
+    assert counters(jitted) == (1, 1, 4, 0)
+    x = ones(device)
+
+    def loop():  # instead: print the result, outside
+        print("here", jitted(x)[0].item())
+
+    for _ in range(4):
+        loop()
+    assert capsys.readouterr().out == "here 2.0\n" * 4
+
+
+@footgun("Appending a plain value to a list stops when replays begin")
+def test_appends_of_plain_values_happen_when_warmed_and_recorded(device):
+    log, sink = [], collections.deque()
+    jitted = cgt.jit(lambda x: (sink.append(len(x)), x * 2)[1])
+    assert firsts(jitted, ones(device)) == [2.0] * 6
+    assert len(sink) == 2 and counters(jitted) == (1, 1, 4, 0)
+    # A list that the function can read is guarded by its length: then it never replays.
+    jitted = cgt.jit(lambda x: (log.append(len(x)), x * 2)[1])
+    firsts(jitted, ones(device))
+    assert len(log) == 6 and cgt.stats(jitted).replays == 0
+    log.clear()
+    jitted = cgt.jit(lambda x: x * 2)  # instead: append outside
+    for _ in range(4):
+        log.append(jitted(ones(device)).shape[0])
+    assert len(log) == 4 and cgt.stats(jitted).replays >= 1
+
+
+@footgun("A counter that the function reads and changes makes every call record")
+def test_counter_that_the_function_advances_is_right_but_never_replays(device):
+    steps = 0
+
+    def f(x):
+        nonlocal steps
+        steps += 1
+        return x * steps
+
+    jitted = cgt.jit(f)
+    assert firsts(jitted, ones(device)) == [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]
+    assert cgt.stats(jitted).replays == 0
+    count = torch.zeros((), device=device)
+
+    def on_tensor(x):  # instead: count in a tensor
+        count.add_(1)
+        return x * count
+
+    jitted = cgt.jit(on_tensor)
+    assert firsts(jitted, ones(device)) == [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]
+    assert counters(jitted) == (1, 1, 4, 0)
+
+
+@footgun("A mutable default argument that grows makes every call record")
+def test_mutable_default_is_guarded_and_one_that_changes_records_each_time(device):
+    def f(x, seen=[]):  # noqa: B006
+        seen.append(1)
+        return x * len(seen)
+
+    jitted = cgt.jit(f)
+    assert firsts(jitted, ones(device)) == [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]
+    assert cgt.stats(jitted).replays == 0
+
+    def constant(x, seen=(1, 2)):  # instead: defaults that stay
+        return x * len(seen)
+
+    jitted = cgt.jit(constant)
+    assert firsts(jitted, ones(device)) == [2.0] * 6
+    assert counters(jitted) == (1, 1, 4, 0)
+
+
+@footgun("Clocks, `random`, NumPy's random numbers and iterators are read once")
+@pytest.mark.parametrize("source", ["clock", "random", "numpy", "iterator"])
+def test_values_that_python_makes_are_those_of_the_recording(device, source):
+    numbers = iter(range(1, 1000))
+    read = {
+        "clock": time.perf_counter_ns,
+        "random": random.random,
+        "numpy": numpy.random.rand,
+        "iterator": lambda: next(numbers),
+    }[source]
+    jitted = cgt.jit(lambda x: x * read())
+    x = ones(device, 3).double()
+    values = firsts(jitted, x)
+    assert values[0] != values[1] and len(set(values[1:])) == 1
+    assert counters(jitted) == (1, 1, 4, 0)
+    jitted = cgt.jit(lambda x, number: x * number)  # instead: pass the value as a tensor
+    number = torch.zeros((), device=device, dtype=torch.float64)
+    for _ in range(6):
+        value = float(read())
+        number.fill_(value)
+        assert jitted(x, number)[0].item() == value
+    assert counters(jitted) == (1, 1, 4, 0)
+
+
+@footgun("Environment variables are read once")
+def test_environment_variable_is_that_of_the_recording(device, monkeypatch):
+    monkeypatch.setenv("CGT_TEST_SCALE", "1")
+    jitted = cgt.jit(lambda x: x * float(os.environ["CGT_TEST_SCALE"]))
+    x = ones(device)
+    firsts(jitted, x, calls=3)
+    monkeypatch.setenv("CGT_TEST_SCALE", "5")
+    assert firsts(jitted, x, calls=1) == [1.0]
+    cgt.reset(jitted)
+    assert firsts(jitted, x, calls=1) == [5.0], "instead: reset, or read it outside and pass it"
+    jitted = cgt.jit(lambda x, scale: x * scale)
+    for scale in (1.0, 1.0, 1.0, 5.0, 5.0):
+        assert firsts(jitted, x, scale, calls=1) == [scale]
+
+
+@footgun("manual_seed inside the function seeds only when it is recorded")
+def test_seeding_inside_is_a_python_side_effect(device):
+    def f(x):
+        torch.manual_seed(3)
+        return x + torch.rand_like(x)
+
+    jitted = cgt.jit(f)
+    x = ones(device)
+    values = firsts(jitted, x, calls=4)
+    assert values[0] == values[1] and len(set(values)) == 3
+    jitted = cgt.jit(lambda x: x + torch.rand_like(x))  # instead: seed outside
+    values = []
+    for _ in range(4):
+        torch.manual_seed(3)
+        values += firsts(jitted, x, calls=1)
+    assert len(set(values)) == 1 and counters(jitted) == (1, 1, 2, 0)
+
+
+# --- what is guarded, and what is not ------------------------------------------------------------
+
+
+@footgun("A set or deque that changes in place is not noticed")
+@pytest.mark.parametrize("kind", [set, collections.deque])
+def test_change_inside_a_container_that_is_guarded_by_identity_goes_unnoticed(device, kind):
+    numbers = kind([1, 2])
+    jitted = cgt.jit(lambda x, numbers: x * sum(numbers))
+    x = ones(device)
+    assert firsts(jitted, x, numbers, calls=3) == [3.0] * 3
+    numbers.pop()
+    assert firsts(jitted, x, numbers, calls=1) == [3.0]
+    assert "guarded by identity, not by its contents" in cgt.explain(jitted)
+    changed = [1, 2]
+    assert firsts(jitted, x, changed, calls=3) == [3.0] * 3
+    changed.pop()
+    assert firsts(jitted, x, changed, calls=1) == [1.0], "instead: a list, tuple or dict"
+
+
+@footgun("The contents of a NumPy array are read once")
+def test_numpy_array_in_a_closure_is_guarded_by_identity(device):
+    array = numpy.ones(3, dtype="float32")
+    jitted = cgt.jit(lambda x: x * float(array[0]))
+    x = ones(device)
+    assert firsts(jitted, x, calls=3) == [1.0] * 3
+    array[0] = 5
+    assert firsts(jitted, x, calls=1) == [1.0]
+    assert "ndarray: guarded by identity" in cgt.explain(jitted)
+    jitted = cgt.jit(lambda x, t: x * t[0])  # instead: as a tensor, made outside
+    for value in range(5):
+        array[0] = value
+        assert firsts(jitted, x, torch.from_numpy(array).to(device), calls=1) == [float(value)]
+
+
+@footgun("An attribute whose name is computed is not guarded")
+def test_attribute_read_by_a_computed_name_goes_unnoticed(device):
+    class Settings:
+        pass
+
+    settings, part = Settings(), "ale"
+    settings.scale = 1.0
+    jitted = cgt.jit(lambda x: x * vars(settings)["sc" + part])
+    x = ones(device)
+    assert firsts(jitted, x, calls=3) == [1.0] * 3
+    settings.scale = 5.0
+    assert firsts(jitted, x, calls=1) == [1.0]
+    jitted = cgt.jit(lambda x: x * settings.scale)  # instead: by its name
+    assert firsts(jitted, x, calls=3) == [5.0] * 3
+    settings.scale = 7.0
+    assert firsts(jitted, x, calls=1) == [7.0]
+
+
+@footgun("Python attributes of a tensor are not guarded")
+def test_attribute_of_a_tensor_goes_unnoticed(device):
+    x = ones(device)
+    x.scale = 1.0
+    jitted = cgt.jit(lambda x: x * x.scale)
+    assert firsts(jitted, x, calls=3) == [1.0] * 3
+    x.scale = 5.0
+    assert firsts(jitted, x, calls=1) == [1.0]
+    jitted = cgt.jit(lambda x, scale: x * scale)  # instead: an argument of its own
+    for scale in (1.0, 1.0, 1.0, 5.0):
+        assert firsts(jitted, x, scale, calls=1) == [scale]
+
+
+@footgun("`x is y` between an argument and another tensor is decided when it is recorded")
+def test_identity_of_an_argument_and_a_closure_tensor_is_not_guarded_once_copied(device):
+    special, other = ones(device), ones(device)
+    jitted = cgt.jit(lambda x: x * (2 if x is special else 3), inputs="copied")
+    assert firsts(jitted, other, calls=3) == [3.0] * 3
+    assert firsts(jitted, special, calls=1) == [3.0], "eager: 2"
+    jitted = cgt.jit(lambda x, flag: x * (2 if flag else 3), inputs="copied")  # instead: a flag
+    assert firsts(jitted, other, False, calls=3) == [3.0] * 3
+    assert firsts(jitted, special, True, calls=3) == [2.0] * 3
+
+
+@footgun("An object of your own is compared by identity: a new one is a new recording")
+def test_new_object_at_each_call_never_replays(device):
+    class Settings:
+        def __init__(self, scale):
+            self.scale = scale
+
+    jitted = cgt.jit(lambda x, settings: x * settings.scale)
+    x = ones(device)
+    for _ in range(4):
+        assert jitted(x, Settings(2.0))[0].item() == 2.0
+    assert cgt.stats(jitted).replays == 0
+    kept = Settings(2.0)
+    assert firsts(jitted, x, kept, calls=4) == [2.0] * 4  # instead: keep it, or pass plain values
+    assert cgt.stats(jitted).replays == 3
+
+
+@footgun("The order of a dict's keys is part of its structure")
+def test_dict_with_another_order_of_keys_is_recorded_for_itself(device):
+    a, b = ones(device), ones(device) * 2
+    jitted = cgt.jit(lambda d: d["a"] - d["b"])
+    for k in range(8):
+        d = {"a": a, "b": b} if k % 2 else {"b": b, "a": a}
+        assert jitted(d)[0].item() == -1.0
+    assert counters(jitted) == (1, 2, 5, 0)
+
+
+@footgun("Every new shape, dtype or plain value is a new recording")
+def test_each_new_value_records_and_past_the_limit_runs_eagerly(device):
+    x = ones(device)
+    jitted = cgt.jit(lambda x, k: x * k, max_records=3)
+    assert [firsts(jitted, x, k, calls=1)[0] for k in range(6)] == [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]
+    assert counters(jitted) == (1, 3, 0, 2)
+    jitted = cgt.jit(lambda x, k: x * k)  # instead: a tensor, whose value may change
+    k = torch.zeros((), device=device)
+    for value in range(6):
+        k.fill_(value)
+        assert firsts(jitted, x, k, calls=1) == [float(value)]
+    assert counters(jitted) == (1, 1, 4, 0)
+
+
+# --- results -----------------------------------------------------------------------------------
+
+
+@footgun("A result that is still held costs a copy at the next replay")
+def test_held_result_is_rescued_and_a_dropped_one_costs_nothing(device):
+    x = ones(device)
+    jitted = cgt.jit(lambda x: x * 2)
+    for _ in range(6):
+        y = jitted(x)  # at each call, the variable still holds the last result
+    stats = cgt.stats(jitted)
+    assert (stats.replays, stats.rescues, stats.rescued_bytes) == (4, 4, 4 * 12)
+    assert "were still held" in cgt.explain(jitted)
+    for _ in range(6):
+        y = None  # instead: drop it first
+        y = jitted(x)
+    assert cgt.stats(jitted).rescues == 5 and y is not None
+
+
+@footgun("Feeding a result back as the next input copies it")
+def test_loop_over_its_own_result_copies_input_and_rescues_output(device):
+    jitted = cgt.jit(lambda x: x + 1)
+    x = torch.zeros(3, device=device)
+    for _ in range(10):
+        x = jitted(x)
+    assert x[0].item() == 10.0
+    stats = cgt.stats(jitted)
+    assert stats.replays >= 6 and stats.copied_bytes > 0 and stats.rescues >= stats.replays - 2
+    state = torch.zeros(3, device=device)
+
+    def in_place(x):  # instead: state that is changed in place
+        x.add_(1)
+
+    jitted = cgt.jit(in_place)
+    for _ in range(10):
+        jitted(state)
+    assert state[0].item() == 10.0
+    stats = cgt.stats(jitted)
+    assert (stats.replays, stats.copied_bytes, stats.rescues) == (8, 0, 0)
+
+
+@footgun("The same tensor object comes back, so attributes left on a result are not lasting")
+def test_attribute_set_inside_is_there_only_when_the_function_runs(device):
+    def f(x):
+        y = x * 2
+        y.tag = "mine"
+        return y
+
+    jitted = cgt.jit(f)
+    tags = [getattr(jitted(ones(device)), "tag", None) for _ in range(5)]
+    assert tags == ["mine", None, None, None, None]
+    jitted = cgt.jit(lambda x: (x * 2, "mine"))  # instead: return it
+    assert [jitted(ones(device))[1] for _ in range(5)] == ["mine"] * 5
+    assert cgt.stats(jitted).replays >= 2
+
+
+@footgun("A result that is a view has no `_base`")
+def test_views_among_results_share_memory_but_have_no_base(device):
+    x = ones(device)
+    jitted = cgt.jit(lambda x: x.view(3, 1))
+    assert [jitted(x)._base is x for _ in range(5)] == [True, False, False, False, False]
+    y = jitted(x)
+    x.fill_(7)
+    assert y[0, 0].item() == 7.0 and y.data_ptr() == x.data_ptr()
+    for _ in range(3):  # instead: take the view outside, on the result
+        assert jitted(x).view(3)._base is not None
+
+
+@footgun("A loss returned after its backward is detached")
+def test_loss_after_backward_is_detached_once_recorded(device):
+    w = torch.ones(3, device=device, requires_grad=True)
+
+    def step(x):
+        loss = (w * x).sum()
+        loss.backward()
+        return loss
+
+    jitted = cgt.jit(step)
+    needs = []
+    for k in range(5):
+        w.grad = None
+        loss = jitted(ones(device))
+        needs.append(loss.requires_grad)
+        assert loss.item() == 3.0 and torch.equal(w.grad, ones(device)), k
+        del loss
+    assert needs == [True, False, False, False, False]
+    assert cgt.stats(jitted).replays == 3
+
+
+@footgun("A function whose result still needs a backward runs eagerly")
+def test_result_with_a_pending_backward_runs_eagerly(device):
+    w = torch.ones(3, device=device, requires_grad=True)
+    jitted = cgt.jit(lambda x: (w * x).sum())
+    for _ in range(4):
+        w.grad = None
+        jitted(ones(device)).backward()
+        assert torch.equal(w.grad, ones(device))
+    assert cgt.stats(jitted).replays == 0
+    assert any("backward" in reason for reason in cgt.stats(jitted).reasons)
+    with torch.no_grad():  # instead: no_grad, or backward() inside
+        other = cgt.jit(lambda x: (w * x).sum())
+        assert firsts(other, ones(device)) == [3.0] * 6
+    assert cgt.stats(other).replays == 4
+
+
+@footgun("A tensor stored in a list, attribute or global keeps the function from replaying")
+def test_tensor_that_outlives_the_call_without_being_returned_runs_eagerly(device):
+    history, x = [], ones(device)
+    jitted = cgt.jit(lambda x: (history.append(x * 2), x + 1)[1])
+    for k in range(5):
+        assert jitted(x * k)[0].item() == k + 1.0
+    assert [h[0].item() for h in history] == [0.0, 2.0, 4.0, 6.0, 8.0]
+    assert cgt.stats(jitted).replays == 0
+    assert any("outlives the call" in reason for reason in cgt.stats(jitted).reasons)
+    jitted = cgt.jit(lambda x: (x + 1, x * 2))  # instead: return it
+    for _ in range(5):
+        history.append(jitted(x)[1])
+    assert cgt.stats(jitted).replays == 3
+    assert [h[0].item() for h in history[5:]] == [2.0] * 5
+
+
+# --- where the function runs --------------------------------------------------------------------
+
+
+@footgun("An `if` on a tensor's value runs eagerly")
+def test_branch_on_a_value_runs_eagerly(device):
+    jitted = cgt.jit(lambda x: x * 2 if x.sum() > 0 else -x)
+    x = ones(device)
+    assert firsts(jitted, x) == [2.0] * 6 and firsts(jitted, -x) == [1.0] * 6
+    assert cgt.stats(jitted).replays == 0
+    jitted = cgt.jit(lambda x: torch.where(x.sum() > 0, x * 2, -x))  # instead
+    assert firsts(jitted, x) == [2.0] * 6 and firsts(jitted, -x, calls=1) == [1.0]
+    assert cgt.stats(jitted).replays >= 4
+
+
+@footgun("Under torch.set_default_device or another mode every call runs eagerly")
+def test_default_device_is_a_mode_that_switches_recording_off(device):
+    jitted = cgt.jit(lambda x: x * 2)
+    x = ones(device)
+    firsts(jitted, x, calls=3)
+    with torch.device(device):
+        assert firsts(jitted, x, calls=3) == [2.0] * 3
+    assert counters(jitted) == (1, 1, 1, 3)
+    assert any("set_default_device" in reason for reason in cgt.stats(jitted).reasons)
+    assert firsts(jitted, x, calls=1) == [2.0]  # instead: name the device where tensors are made
+    assert counters(jitted) == (1, 1, 2, 3)
+
+
+@footgun("A CPU tensor in a function on the GPU runs eagerly, unless it is one number")
+def test_cpu_tensor_in_a_gpu_function_runs_eagerly():
+    if not torch.cuda.is_available():
+        pytest.skip("says something about GPUs")
+    x, table = torch.ones(3, device="cuda"), torch.ones(3)
+    jitted = cgt.jit(lambda x, table: x + table.to(x.device))
+    assert firsts(jitted, x, table) == [2.0] * 6
+    assert cgt.stats(jitted).replays == 0
+    jitted = cgt.jit(lambda x, table: x + table)  # instead: move it outside
+    assert firsts(jitted, x, table.to("cuda")) == [2.0] * 6
+    assert cgt.stats(jitted).replays == 4
+    jitted = cgt.jit(lambda x, number: x + number)  # one number is guarded by value
+    assert firsts(jitted, x, torch.tensor(2.0)) == [3.0] * 6
+    assert firsts(jitted, x, torch.tensor(5.0)) == [6.0] * 6
+    assert cgt.stats(jitted).replays == 9
+
+
+@footgun("Warming and recording run the function: each of its first two calls is slower")
+def test_first_two_calls_run_python_and_reset_makes_two_more(device):
+    runs = iter(range(100))
+    jitted = cgt.jit(lambda x: (next(runs), x * 2)[1])
+    x = ones(device)
+    firsts(jitted, x)
+    assert next(runs) == 2
+    cgt.reset(jitted)
+    firsts(jitted, x)
+    assert next(runs) == 5
+    assert counters(jitted) == (2, 2, 8, 0)
+
+
+def test_page_and_table_have_the_same_rows_in_the_same_order():
+    assert re.findall("^## (.*)$", PAGE.read_text(), re.M) == TITLES
+    assert len(TITLES) >= 12
+
+
+def test_every_row_of_the_page_says_what_happens_and_what_to_do_instead():
+    rows = PAGE.read_text().split("\n## ")[1:]
+    assert len(rows) == len(TITLES)
+    for row in rows:
+        assert re.search(r"\*\*What happens\.\*\* \w", row), row
+        assert re.search(r"\*\*Instead\.\*\* \w", row), row

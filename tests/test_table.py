@@ -1,0 +1,456 @@
+"""The core's table through what Python sees of it: rows come, go and never tear."""
+
+import itertools
+
+import cgt_core as core
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import cgt
+from cgt import dispatch, pytree
+
+NONE = -1
+FITS, SPEC, AMBIENT, META, POINTER, ALIGN, VALUE, OVERLAP, GRAD, PLACE = range(10)  # Miss
+UNUSED, PINNED, COPIED = range(3)  # Binding
+
+
+@pytest.fixture
+def rows():
+    """rows(): a new function row; all of them are freed after the test."""
+    made = []
+
+    def add(outputs=0):
+        made.append(core.fn_add(outputs))
+        return made[-1]
+
+    yield add
+    for f, born in made:
+        core.fn_free(f, born)
+
+
+def program_of(*args, **kwargs):
+    flat = pytree.flatten_call(args, kwargs)
+    return tuple(flat.program), len(flat.tensors)
+
+
+def state_of(f):
+    return f._cgt_state
+
+
+def recorded(function, *args, **options):
+    """A jitted function that has recorded a call with these arguments."""
+    f = cgt.jit(function, **options)
+    f(*args)
+    f(*args)
+    assert cgt.stats(f).records == 1
+    return f
+
+
+def misses(f, *args):
+    """[(Miss, index)] for these arguments, of the newest spec's structure."""
+    flat = pytree.flatten_call(args, {})
+    state = state_of(f)
+    specs = [s for s, (program, _) in state["programs"].items() if program == tuple(flat.program)]
+    found = core.node_misses(state["f"], specs[0] if specs else NONE, list(flat.tensors))
+    return [(why, index) for _, why, index in found]
+
+
+# --- functions and specs -----------------------------------------------------------------------
+
+
+def test_new_function_has_a_row_of_zeros(rows):
+    f, born = rows()
+    assert core.fn_counts(f) == (0,) * 11 and core.fn_nodes(f) == []
+    g, later = rows()
+    assert g != f and later > born
+
+
+def test_counters_add_up_and_unknown_columns_are_refused(rows):
+    f, _ = rows()
+    core.fn_count(f, "warmups")
+    core.fn_count(f, "records", 3)
+    core.fn_count(f, "eager", 2)
+    core.fn_count(f, "calls", -1)
+    assert core.fn_counts(f)[:5] == (-1, 1, 3, 0, 2)
+    with pytest.raises(KeyError):
+        core.fn_count(f, "replays")
+
+
+def test_stale_id_frees_nothing(rows):
+    f, born = rows()
+    core.fn_free(f, born)
+    before = core.books()
+    core.fn_free(f, born)
+    core.fn_free(10**6, born)
+    assert core.books() == before
+    g, later = rows()
+    assert g == f, "the row is used again"
+    core.fn_count(g, "eager")
+    core.fn_free(f, born)
+    core.spec_free_if(f, born, 0)
+    assert core.fn_counts(g)[4] == 1 and core.books()["fns"] == before["fns"] + 1
+    core.fn_free(g, later)
+
+
+def test_specs_are_freed_with_their_function_or_alone(rows):
+    f, born = rows()
+    before = core.books()
+    programs = [program_of(1), program_of(torch.ones(1), [2, "x"]), program_of(a=torch.ones(1))]
+    specs = [core.spec_add(f, *program) for program in programs]
+    after = core.books()
+    assert after["specs"] == before["specs"] + 3
+    assert after["ops"] == before["ops"] + sum(len(program) for program, _ in programs)
+    core.spec_free_if(f, born, specs[1])
+    core.spec_free_if(f, born, specs[1])
+    core.spec_free_if(f, born + 1, specs[0])
+    assert core.books()["specs"] == before["specs"] + 2
+    core.check_table()
+    core.fn_reset(f)
+    assert core.books() == before
+    core.fn_free(f, born)
+
+
+def test_reset_keeps_counters(rows):
+    f, _ = rows()
+    core.fn_count(f, "eager", 5)
+    core.spec_add(f, *program_of(1))
+    core.fn_reset(f)
+    assert core.fn_counts(f)[4] == 5 and core.books()["specs"] == 0
+
+
+ACTIONS = st.lists(
+    st.one_of(
+        st.tuples(st.just("fn"), st.integers(0, 2)),
+        st.tuples(st.just("spec"), st.integers(0, 50), st.integers(0, 6)),
+        st.tuples(st.just("drop spec"), st.integers(0, 50), st.integers(0, 50)),
+        st.tuples(st.just("stale spec"), st.integers(0, 50), st.integers(0, 50)),
+        st.tuples(st.just("free"), st.integers(0, 50)),
+        st.tuples(st.just("stale free"), st.integers(0, 50)),
+        st.tuples(st.just("reset"), st.integers(0, 50)),
+    ),
+    max_size=60,
+)
+
+
+@settings(max_examples=100, deadline=None, derandomize=True)
+@given(actions=ACTIONS)
+def test_functions_and_specs_made_and_freed_in_any_order_balance(actions):
+    programs = [program_of(*[k] * k, x=[torch.ones(1)] * (k % 3)) for k in range(7)]
+    empty = core.books()
+    alive, dead = {}, []  # (f, born) -> {spec: length}
+    for what, *numbers in actions:
+        key = list(alive)[numbers[0] % len(alive)] if alive else None
+        if what == "fn":
+            alive[core.fn_add(numbers[0])] = {}
+        elif what.startswith("stale"):
+            if dead:
+                f, born = dead[numbers[0] % len(dead)]
+                if what == "stale free":
+                    core.fn_free(f, born)
+                else:
+                    core.spec_free_if(f, born, numbers[1] % 8)
+        elif key is None:
+            continue
+        elif what == "spec":
+            program, leaves = programs[numbers[1]]
+            alive[key][core.spec_add(key[0], program, leaves)] = len(program)
+        elif what == "drop spec" and alive[key]:
+            spec = list(alive[key])[numbers[1] % len(alive[key])]
+            core.spec_free_if(*key, spec)
+            del alive[key][spec]
+        elif what == "free":
+            core.fn_free(*key)
+            del alive[key]
+            dead.append(key)
+        elif what == "reset":
+            core.fn_reset(key[0])
+            alive[key] = {}
+        core.check_table()
+        books = core.books()
+        assert books["fns"] == empty["fns"] + len(alive)
+        assert books["specs"] == empty["specs"] + sum(map(len, alive.values()))
+        assert books["ops"] == empty["ops"] + sum(sum(s.values()) for s in alive.values())
+        assert books["rows"] - empty["rows"] == books["fns"] + books["specs"] - (
+            empty["fns"] + empty["specs"]
+        )
+    for key in alive:
+        core.fn_free(*key)
+    assert core.books() == empty
+
+
+@settings(
+    max_examples=15, deadline=None, derandomize=True,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)  # fmt: skip
+@given(
+    plan=st.lists(st.tuples(st.integers(0, 4), st.integers(0, 3), st.integers(0, 2)), max_size=25)
+)
+def test_recordings_made_and_freed_in_any_order_stay_right(device, plan):
+    """Slices move when a recording before them goes; what is left still replays right."""
+    empty = core.books()
+    functions, counter = {}, itertools.count()
+
+    def make(k):
+        scale = float(k)
+        return cgt.jit(lambda x, *more, s=(): (x * scale, [x.sum(), x.view(-1)], sum(more, x)))
+
+    for who, shape, what in plan:
+        f = functions.get(who)
+        if f is None or what == 2 and next(counter) % 3 == 0:
+            functions[who] = f = make(who)  # the old one is collected
+        x = torch.arange(float(2 + shape), device=device)
+        more = [x] * shape
+        if what == 1 and next(counter) % 4 == 0:
+            cgt.reset(f)
+        for _ in range(3):
+            a, (b, c), d = f(x, *more)
+            assert torch.equal(a, x * who) and torch.equal(b, x.sum())
+            assert torch.equal(c, x) and torch.equal(d, sum(more, x))
+            core.check_table()
+            del a, b, c, d
+    books = core.books()
+    assert books["fns"] == empty["fns"] + len(functions)
+    assert books["nodes"] == sum(len(core.fn_nodes(state_of(f)["f"])) for f in functions.values())
+    f = None
+    functions.clear()
+    dispatch.sweep()
+    assert core.books() == empty
+
+
+def test_function_with_many_leaves_finds_them_all(device):
+    """More than fit on the C stack."""
+    tensors = [torch.full((2,), float(k), device=device) for k in range(100)]
+    f = recorded(lambda ts: [t + 1 for t in ts], tensors)
+    for _ in range(3):
+        got = f(tensors)
+        assert all(torch.equal(g, t + 1) for g, t in zip(got, tensors, strict=True))
+        del got
+    assert cgt.stats(f).replays == 3
+    core.check_table()
+
+
+# --- recordings ----------------------------------------------------------------------------------
+
+
+def test_facts_of_a_recording_are_what_was_recorded(device):
+    x, y = torch.ones(4, device=device), torch.ones(4, device=device)
+    unused = torch.ones(2, device=device)
+    w = torch.ones(4, device=device)
+    f = recorded(lambda x, y, z: (w.add_(x), y * 1)[1], x, y, unused)
+    (node,) = core.fn_nodes(state_of(f)["f"])
+    born, spec, n_replay, n_graph, path, slots, copied = core.node_facts(node)
+    assert born > 0 and spec in state_of(f)["programs"] and n_replay == 0 and copied == 0
+    assert n_graph >= 2 and path == (0 if device.type == "cpu" else 1 + (device.index or 0))
+    assert [s[0] for s in slots] == [0, 1, 2, NONE]
+    assert [s[1] for s in slots] == [PINNED, PINNED, UNUSED, PINNED]
+    assert [bool(s[2]) for s in slots] == [False, False, False, True]
+    assert [s[3] for s in slots] == [t.data_ptr() for t in (x, y, unused, w)]
+    f(x, y, unused)
+    assert core.node_facts(node)[2] == 1
+    assert core.node_held_bytes(node) == 16 if device.type == "cpu" else 512
+
+
+def test_copied_slots_are_counted_in_bytes(device):
+    x = torch.ones(4, device=device)
+    f = recorded(lambda x: x * 2, x, inputs="copied")
+    (node,) = core.fn_nodes(state_of(f)["f"])
+    facts = core.node_facts(node)
+    assert facts[5][0][1] == COPIED and facts[6] == 16
+    assert core.books()["copies"] == 1
+
+
+def test_newest_match_comes_first(device):
+    f = cgt.jit(lambda x, k: x * k)
+    x = torch.ones(4, device=device)
+    f(x, 0)
+    for k in range(3):
+        f(x, k)
+    newest = core.fn_nodes(state_of(f)["f"])
+    assert [core.node_facts(n)[0] for n in newest] == sorted(
+        (core.node_facts(n)[0] for n in newest), reverse=True
+    )
+    f(x, 0)
+    assert core.fn_nodes(state_of(f)["f"]) == [newest[2], newest[0], newest[1]]
+
+
+def test_dropping_a_recording_leaves_the_others(device):
+    f = cgt.jit(lambda x, k: (x * k, [x, x.sum()]))
+    x = torch.ones(4, device=device)
+    f(x, 0)
+    for k in range(4):
+        f(x, k)
+    nodes = core.fn_nodes(state_of(f)["f"])
+    for node in (nodes[1], nodes[3]):
+        dispatch.drop_node(state_of(f), node)
+        core.check_table()
+    assert core.fn_nodes(state_of(f)["f"]) == [nodes[0], nodes[2]]
+    replays = cgt.stats(f).replays
+    for k in (3, 1):
+        y, (z, total) = f(x, k)
+        assert torch.equal(y, x * k) and z is x and total.item() == 4.0
+    assert cgt.stats(f).replays == replays + 2
+
+
+# --- why a recording does not take a call --------------------------------------------------------
+
+
+def test_call_that_fits_misses_nothing(device):
+    x = torch.ones(4, device=device)
+    f = recorded(lambda x: x * 2, x)
+    assert misses(f, x) == [(FITS, 0)]
+
+
+def test_other_structure_is_another_spec(device):
+    x = torch.ones(4, device=device)
+    f = recorded(lambda x, k=1: x * k, x, 1)
+    assert misses(f, x, 2) == [(SPEC, 0)]
+    assert misses(f, x) == [(SPEC, 0)]
+    assert misses(f, [x], 1) == [(SPEC, 0)]
+
+
+@pytest.mark.parametrize(
+    "enter",
+    [torch.no_grad, torch.inference_mode, lambda: torch.autocast("cpu", torch.bfloat16)],
+)
+def test_other_ambient_state_is_told(device, enter):
+    x = torch.ones(4, device=device)
+    f = recorded(lambda x: x * 2, x)
+    with enter():
+        assert misses(f, x) == [(AMBIENT, 0)]
+    assert misses(f, x) == [(FITS, 0)]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        lambda t: t.double(), lambda t: torch.cat([t, t]), lambda t: t.view(2, 2),
+        lambda t: torch.stack([t, t], 1)[:, 0], lambda t: t.clone().requires_grad_(),
+        lambda t: t.int(), lambda t: torch.complex(t, t).conj().real,
+    ],
+)  # fmt: skip
+def test_other_metadata_names_the_slot(device, other):
+    a, b = torch.ones(4, device=device), torch.ones(4, device=device)
+    f = recorded(lambda a, b: a + b, a, b)
+    assert misses(f, a, other(b)) == [(META, 1)]
+    assert misses(f, other(a), b) == [(META, 0)]
+
+
+def test_pinned_slot_wants_its_pointer_and_an_unused_one_does_not(device):
+    a, b = torch.ones(4, device=device), torch.ones(4, device=device)
+    f = recorded(lambda a, b: a * 2, a, b)
+    assert misses(f, a.clone(), b) == [(POINTER, 0)]
+    assert misses(f, a, b.clone()) == [(FITS, 0)]
+
+
+def test_copied_slot_wants_its_alignment_class_only(device):
+    room = torch.ones(1024, device=device)
+    f = recorded(lambda x: x * 2, room[:4], inputs="copied")
+    assert misses(f, room[512:516]) == [(FITS, 0)]
+    assert misses(f, room[1:5]) == [(ALIGN, 0)]
+
+
+def test_copied_slot_must_not_share_memory_with_a_written_one(device):
+    total, x = torch.zeros(8, device=device), torch.ones(4, device=device)
+    f = cgt.jit(lambda x: total.add_(1)[0] + x, inputs="copied")
+    f(x), f(x)
+    assert misses(f, x.clone()) == [(FITS, 0)]
+    # The alignment class must be the same, or that is what is told.
+    apart = torch.zeros(8, device=device)
+    if (total.data_ptr() - x.data_ptr()) % 512 % 64 == 0 and device.type == "cpu":
+        assert misses(f, total[:4]) == [(OVERLAP, 0)]
+    assert misses(f, apart[:4])[0][0] in (FITS, ALIGN)
+
+
+def test_number_on_the_cpu_is_guarded_by_value_in_a_gpu_function():
+    if not torch.cuda.is_available():
+        pytest.skip("a CPU tensor of a function on the CPU is an ordinary slot")
+    x, number = torch.ones(4, device="cuda"), torch.tensor(2.0)
+    f = recorded(lambda x, n: x * n, x, number)
+    assert misses(f, x, number.clone()) == [(FITS, 0)]
+    number.fill_(3)
+    assert misses(f, x, number) == [(VALUE, 1)]
+
+
+def test_gradient_that_comes_or_goes_is_told(device):
+    w, x = torch.ones(4, device=device, requires_grad=True), torch.ones(4, device=device)
+
+    def step(x):
+        (w * x).sum().backward()
+
+    f = cgt.jit(step)
+    f(x)
+    w.grad = None
+    f(x)
+    assert misses(f, x) == [(GRAD, 0)]
+    w.grad = None
+    assert misses(f, x) == [(FITS, 0)]
+
+
+def test_changed_closure_value_is_told_with_its_place(device):
+    scale, x = 2.0, torch.ones(4, device=device)
+    f = recorded(lambda x: x * scale, x)
+    state = state_of(f)
+    (kept,) = state["keep"].values()
+    assert misses(f, x) == [(FITS, 0)]
+    scale = 3.0
+    ((why, index),) = misses(f, x)
+    assert why == PLACE and "scale" in kept["place_paths"][index]
+    scale = 2.0
+    assert misses(f, x) == [(FITS, 0)]
+
+
+def test_every_recording_of_a_function_tells_its_own_reason(device):
+    x = torch.ones(4, device=device)
+    f = cgt.jit(lambda x: x * 2)
+    f(x)
+    f(x)
+    f(torch.ones(5, device=device))
+    with torch.no_grad():
+        f(x)
+    found = [why for why, _ in misses(f, torch.ones(6, device=device))]
+    assert found == [AMBIENT, META, META]
+
+
+# --- the books ------------------------------------------------------------------------------------
+
+
+def test_books_rise_with_a_recording_and_fall_with_its_function(device):
+    before = core.books()
+    x, w = torch.ones(4, device=device), torch.ones(4, device=device)
+    f = recorded(lambda x: {"y": x * w, "s": x.sum()}, x)
+    during = core.books()
+    assert during["nodes"] == before["nodes"] + 1 and during["outs"] == before["outs"] + 2
+    assert during["slots"] == before["slots"] + 2 and during["live"] == before["live"] + 1
+    assert during["recording"] == 0
+    cgt.reset(f)
+    after = core.books()
+    assert (after["nodes"], after["slots"], after["outs"]) == (
+        before["nodes"], before["slots"], before["outs"],
+    )  # fmt: skip
+    assert after["fns"] == before["fns"] + 1
+    del f
+    dispatch.sweep()
+    assert core.books() == before
+
+
+def test_results_outlive_function_and_table_rows(device):
+    x = torch.arange(4.0, device=device)
+    f = recorded(lambda x: (x * 2, x[1:]), x)
+    y, view = f(x)
+    del f
+    dispatch.sweep()
+    assert torch.equal(y, x * 2) and torch.equal(view, x[1:])
+    y.add_(1)
+    assert torch.equal(y, x * 2 + 1)
+
+
+def test_step_counts_iterations():
+    first = core.step()
+    assert [core.step() for _ in range(3)] == [first + 1, first + 2, first + 3]
+
+
+def test_unknown_driver_call_cannot_be_told_to_fail():
+    with pytest.raises(ValueError):
+        core.fault_set("nonsense", 0, 1)
