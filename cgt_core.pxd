@@ -90,6 +90,7 @@ cdef struct Node:
     id_t gen_at, gen_n, grad_at, grad_n, watch_at, watch_n, place_at, place_n, dim_at, dim_n
     int32_t n_given             # outputs of the result; hidden ones come behind
     int32_t writes              # some slot is written: copied slots must not overlap it
+    int32_t effects             # a replay moves some _version or sets some .grad
     int32_t ret_python          # the result needs pytree.unflatten
     PyObject* ret_program       # borrowed
     void* graph                 # CUDA: CUgraph; host: NULL

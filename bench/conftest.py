@@ -13,9 +13,11 @@ the subject) and stand in that plugin's JSON, where gpu.py finds them.
 import statistics
 import timeit
 
+import torch  # before the core, whose libraries are torch's
+
+# isort: split
 import cgt_core as core
 import pytest
-import torch
 
 import cgt
 

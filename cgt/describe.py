@@ -28,8 +28,9 @@ def rows(state, rec, seen, result, args, kwargs):
     if seen["reason"] is not None:
         return seen["reason"]
     flat = rec["flat"]
-    known = {id(obj) for _, obj in flat.objects} | {id(p.want) for p in rec["places"]}
-    if any(id(g) not in known and g not in DEFAULT_GENERATORS for g in seen["generators"].values()):
+    reachable = [*DEFAULT_GENERATORS, *(o for _, o in flat.objects), *(p.want for p in rec["places"])]
+    known = {core.generator_id(g) for g in reachable if isinstance(g, torch.Generator)}
+    if not known.issuperset(seen["generators"]):
         return errors.new_generator()
     again = pytree.matches_call(flat.program, args, kwargs)
     if again is None or any(a is not b for a, b in zip(again, flat.tensors, strict=True)):

@@ -275,7 +275,17 @@ def record_call(state, function, spec, flat, args, kwargs):
         return abandon(state, spec, flat, rec, seen, result, row)
     for node in superseded:
         drop_node(state, node)
-    return add_node(state, spec, flat, rec, seen, row, unguarded, f)
+    node = add_node(state, spec, flat, rec, seen, row, unguarded, f)
+    del row, seen, result, outcome
+    try:
+        return core.run_node(node, list(flat.tensors), driver == CUDA)
+    except core.DriverError as error:
+        if driver == HOST:
+            raise errors.CgtError(errors.replay_failed(state["name"], error.args[2], error.args[1])) from error
+        reason = record.failure(error)  # nothing was launched: eager is still right
+    drop_node(state, node)
+    condemn(state, spec, flat, reason)
+    return eager(state, function, args, kwargs, reason)
 
 
 def note_moves(state, spec, flat):
@@ -366,7 +376,7 @@ def abandon(state, spec, flat, rec, seen, result, reason):
 
 
 def add_node(state, spec, flat, rec, seen, row, unguarded, f):
-    """Hand the rows to the core, keep alive what they borrow, and give the call its result."""
+    """Hand the rows to the core and keep alive what they borrow; the node."""
     out = row["out"]
     used = [k for k, s in enumerate(row["slots"]) if s[0] != NONE or describe.needs_row(k, s, row)]
     index = {k: j for j, k in enumerate(used)}
@@ -391,9 +401,7 @@ def add_node(state, spec, flat, rec, seen, row, unguarded, f):
     }  # fmt: skip
     state["unguarded"] = unguarded
     core.fn_count(f, "records")
-    tensors = list(flat.tensors)
-    del row, out, seen
-    return core.run_node(node, tensors, rec["driver"] == CUDA)
+    return node
 
 
 def reset_state(state):

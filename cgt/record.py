@@ -51,16 +51,24 @@ def buffer_for(t):
     return room[shift : shift + n]
 
 
+def fill(buffer, t):
+    """Copy the bytes of t's span, gaps and overlaps included, as the copy node will."""
+    whole = core.fixed(t).view(torch.uint8)
+    start = core.address(t) - core.storage_address(t)
+    buffer.copy_(whole[start : start + buffer.numel()])
+
+
 def on_host(function, args, kwargs, rec):
     """Run the function for real while the tape is written. What it raises is the user's own."""
     flat = rec["flat"]
-    core.begin(HOST, -1, 0, (0, 0))
+    seen = None
     try:
+        core.begin(HOST, -1, 0, (0, 0))
         swaps, rec["copies"] = [], {}
         for k in rec["copied"]:
             t = flat.tensors[k]
             buffer = buffer_for(t)
-            core.view_like(buffer, core.twin(t), 0).copy_(t.detach())
+            fill(buffer, t)
             rec["copies"][k] = core.copy(buffer, t, trace.span(t))
             swaps.append((t, buffer))
         seen = trace.observe(HOST, swaps, recording=True)
@@ -73,7 +81,7 @@ def on_host(function, args, kwargs, rec):
         return result, seen
     except core.DriverError as error:
         core.abort()
-        if "seen" in locals():  # the function ran: its result stands, only the recording is lost
+        if seen is not None:  # the function ran: its result stands, only the recording is lost
             seen["reason"] = errors.recording_failed(error.args[1], "")
             return result, seen
         rec["reason"] = errors.recording_failed(error.args[1], "")

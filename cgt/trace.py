@@ -192,7 +192,7 @@ def watch_op(seen, op, args, kwargs):
             seen["touched"].setdefault(sid, t)
     generator = kwargs.get("generator")
     if generator is not None:
-        seen["generators"][id(generator)] = generator
+        seen["generators"][core.generator_id(generator)] = generator
     if torch.Tag.nondeterministic_seeded in op.tags:
         seen["random"] = True
     for t in written:

@@ -2,9 +2,11 @@
 
 import gc
 
+import torch  # before the core, whose libraries are torch's
+
+# isort: split
 import cgt_core as core
 import pytest
-import torch
 
 from cgt import dispatch
 

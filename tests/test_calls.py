@@ -776,7 +776,7 @@ def test_results_of_one_function_are_arguments_of_the_next(device):
 def test_a_function_nobody_holds_is_collected_with_its_rows(device):
     before = rows()
     weight = values(device)
-    f = cgt.jit(lambda x: x @ weight.t())
+    f = cgt.jit(lambda x: x @ weight.t())  # noqa: F821
     calls(f, 3, values(device))
     assert rows()["nodes"] == before["nodes"] + 1
     gone = [weakref.ref(f), weakref.ref(weight)]
@@ -985,9 +985,10 @@ def test_eight_threads_with_a_function_each(device):
             assert same(functions[k](inputs[k]), inputs[k] * k + 1)
 
     in_threads(8, work)
-    for f in functions:
+    for k, f in enumerate(functions):
+        assert same(calls(f, 3, inputs[k]), inputs[k] * k + 1)
         stats = cgt.stats(f)
-        assert stats.calls == 20 and stats.replays > 0
+        assert stats.calls == 23 and stats.replays > 0
         assert all(reason == "another thread was recording." for reason in stats.reasons)
 
 

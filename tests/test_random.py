@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from torch.utils.checkpoint import checkpoint
 
 import cgt
 
@@ -183,8 +184,10 @@ def test_two_functions_share_one_generator(device):
         return [h(x) for _ in range(5) for h in (f, g, f, torch.rand_like)]
 
     x = numbers(device)
-    plain = (lambda x: torch.rand_like(x) + F.dropout(x, 0.5), lambda x: torch.randint(99, (3,)))
-    plain = (plain[0], lambda x: torch.randint(99, (3,), device=x.device))
+    plain = (
+        lambda x: torch.rand_like(x) + F.dropout(x, 0.5),
+        lambda x: torch.randint(99, (3,), device=x.device),
+    )
     f, g = map(cgt.jit, plain)
     assert same(run(f, g), run(*plain))
     assert counts(f) == (1, 1, 8, 0) and counts(g) == (1, 1, 3, 0)
@@ -329,6 +332,50 @@ def test_generator_that_died_is_not_taken_for_a_new_one(device):
     assert s.eager == 0 and s.replays >= 6
 
 
+@pytest.mark.parametrize("first", ["function", "generator"])
+def test_function_and_generator_argument_may_die_in_any_order(device, first):
+    x = numbers(device)
+    g = torch.Generator(device)
+    f = cgt.jit(lambda x, g: x + 1)
+    for _ in range(3):
+        f(x, g)
+    assert counts(f) == (1, 1, 1, 0)
+    if first == "function":
+        del f
+        gc.collect()
+        del g
+    else:
+        del g
+        gc.collect()
+        del f
+    gc.collect()
+    cgt.step()
+    other = cgt.jit(lambda x: x * 3)
+    for _ in range(3):
+        assert torch.equal(other(x), x * 3)
+    assert counts(other) == (1, 1, 1, 0)
+
+
+def test_default_generator_given_by_hand(device):
+    if device.type == "cuda":
+        g = torch.cuda.default_generators[torch.cuda.current_device()]
+    else:
+        g = torch.default_generator
+
+    def draw(x):
+        a = torch.rand(x.shape, generator=g, device=x.device)
+        return a, torch.rand_like(x), torch.randn(x.shape, generator=g, device=x.device)
+
+    def run(f):
+        torch.manual_seed(3)
+        return [f(x) for _ in range(5)], get_state(device)
+
+    x = numbers(device)
+    f = cgt.jit(draw)
+    assert all(map(same, run(f), run(draw)))
+    assert counts(f) == (1, 1, 3, 0)
+
+
 def test_replaced_closure_generator_is_noticed(device):
     x = numbers(device)
     g = torch.Generator(device).manual_seed(1)
@@ -398,6 +445,64 @@ def test_escaping_draw_is_as_in_eager(device):
 
     x = numbers(device)
     assert all(map(same, run(cgt.jit), run(lambda f: f)))
+
+
+def seeds_inside(x):
+    torch.manual_seed(5)
+    return torch.rand_like(x)
+
+
+def forks_inside(x):
+    a = torch.rand_like(x)
+    with forked(x.device):
+        b = torch.rand_like(x)
+    return a, b, torch.rand_like(x)
+
+
+def puts_back_inside(x):
+    state = get_state(x.device)
+    a = torch.rand_like(x)
+    set_state(x.device, state)
+    return a, torch.rand_like(x)
+
+
+def makes_generator_inside(x):
+    g = torch.Generator(x.device).manual_seed(3)
+    return torch.rand(x.shape, generator=g, device=x.device) + torch.rand_like(x)
+
+
+def checkpoints(x):
+    x = x.detach().requires_grad_()
+    y = checkpoint(lambda t: F.dropout(t * 2, 0.5).square(), x, use_reentrant=False)
+    (grad,) = torch.autograd.grad(y.sum(), x)
+    return y.detach(), grad
+
+
+def checkpoints_reentrant(x):
+    x = x.detach().requires_grad_()
+    y = checkpoint(lambda t: F.dropout(t * 2, 0.5).square(), x, use_reentrant=True)
+    y.sum().backward()
+    return y.detach(), x.grad
+
+
+SELF_SERVERS = [
+    seeds_inside, forks_inside, puts_back_inside, makes_generator_inside, checkpoints,
+    checkpoints_reentrant,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("function", SELF_SERVERS, ids=lambda f: f.__name__)
+def test_function_that_handles_generators_itself_is_as_in_eager(device, function):
+    def run(f):
+        torch.manual_seed(2)
+        return [(*f(x), torch.rand(2, device=device)) for _ in range(6)], get_state(device)
+
+    x = numbers(device)
+    f = cgt.jit(function)
+    assert all(map(same, run(f), run(function)))
+    s = cgt.stats(f)
+    assert s.calls == 6
+    assert s.replays > 0 or s.reasons
 
 
 # --- any interleaving -------------------------------------------------------------------------

@@ -107,7 +107,8 @@ cdef int rescue_group(Table* t, Node* node, int32_t k) except -1:
     cdef Out* o
     cdef int32_t j
     if DRIVERS[p.driver].rescue(group_holder(t, node, k).tensor, first.proto, p.device) != 0:
-        raise_pending()
+        PyErr_Clear()
+        raise DriverError(-1, "no memory for a held output, or it could not be copied", "move")
     for j in range(k, group_end(node, k, first)):
         o = out_row(t, node.out_at + j)
         if j == k or (o.kind == SHARED and o.ref == k): o.ptr = tensor_ptr(o.proto)
@@ -120,7 +121,7 @@ cdef int poison_group(Table* t, Node* node, int32_t k) except -1:
     return 0
 
 cdef int raise_pending() except -1:
-    if PyErr_Occurred() is NULL: raise DriverError(-1, "no memory for a held output", "move")
+    if PyErr_Occurred() is NULL: raise MemoryError()
     return -1
 
 cdef int path_enter(Table* t, id_t path, id_t n, PyObject** leaves) except -1:

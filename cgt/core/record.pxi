@@ -89,6 +89,7 @@ cdef int slot_fill(Table* t, id_t n, id_t at, object row) except -1:
     if s.binding == VALUE:
         memcpy(s.value, s.ptr, s.itemsize)
     if written: node_row(t, n).writes = 1
+    if bumps: node_row(t, n).effects = 1
     return 0
 
 cdef int out_fill(Table* t, id_t n, id_t at, object row) except -1:
@@ -205,6 +206,7 @@ cdef id_t node_add(Table* t, id_t f, id_t spec, tuple ambient, list slots, list 
     at = column_add(t, &t.grads, <int32_t>len(grads))
     node_row(t, n).grad_at = at
     node_row(t, n).grad_n = <int32_t>len(grads)
+    if grads: node_row(t, n).effects = 1
     for k in range(len(grads)):
         slot, was_none, was, out = grads[k]
         g = grad_row(t, at + k)

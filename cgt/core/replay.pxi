@@ -29,6 +29,8 @@ cdef int copies_bind(Table* t, Node* n, Driver* d, PyObject** leaves) except -1:
     cdef Copy* c
     cdef Fn* fn = fn_row(t, n.fn)
     cdef const char* source
+    cdef const char* before
+    cdef int code
     for k in range(n.slot_n):
         s = slot_row(t, n.slot_at + k)
         if s.binding != COPIED: continue
@@ -36,9 +38,13 @@ cdef int copies_bind(Table* t, Node* n, Driver* d, PyObject** leaves) except -1:
         source = tensor_ptr(slot_tensor(s, leaves))
         fn.copied_bytes += c.nbytes
         if source == c.source: continue
-        c.source = source
+        if c.nbytes:
+            before = c.source
+            c.source = source
+            code = d.patch_copy(n.exec, c)
+            if code != 0: c.source = before        # the shadow tells what the exec was really told
+            check(path_row(t, n.path).driver, code, CALL_PATCH)
         fn.rebinds += 1
-        if c.nbytes: check(path_row(t, n.path).driver, d.patch_copy(n.exec, c), CALL_PATCH)
     return 0
 
 cdef int out_intact(Table* t, Node* n, Out* o) noexcept:
@@ -191,11 +197,11 @@ cdef object replay(Table* t, id_t n, PyObject** leaves, bint launch, bint bump):
         node = node_row(t, n)
         if node.gen_n: rng_bind(exec_, gen_row(t, node.gen_at), node.gen_n, d)
     result = outs_give(t, n, leaves)
-    effects(t, n, leaves, bump)
     if launch:
         with nogil:
             code = d.launch(exec_, stream, &error)
         if code != 0: raise driver_error(driver, code, CALL_LAUNCH, &error)
+    if node_row(t, n).effects: effects(t, n, leaves, bump)
     return result
 
 cdef object call(Table* t, id_t f, PyObject* args, PyObject* kwargs, object on_miss):

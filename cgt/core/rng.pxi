@@ -4,6 +4,7 @@
 
 cdef int rng_bind(void* exec_, Gen* gens, int32_t n, Driver* d) except -1:
     cdef int32_t k
+    cdef int code
     cdef Gen* g
     cdef uint64_t seed = 0, offset = 0
     for k in range(n):
@@ -13,5 +14,7 @@ cdef int rng_bind(void* exec_, Gen* gens, int32_t n, Driver* d) except -1:
         if seed == g.seed and offset == g.offset: continue
         g.seed = seed
         g.offset = offset
-        check(CUDA, d.patch_words(exec_, g), CALL_PATCH)
+        code = d.patch_words(exec_, g)
+        if code != 0: g.seed = ~seed              # the exec was not told: patch again next time
+        check(CUDA, code, CALL_PATCH)
     return 0

@@ -53,6 +53,7 @@ cdef extern from "tensor_shim.h" namespace "cgt":
     PyObject* tensor_fixed(PyObject* t) noexcept
 
 cdef extern from "tape_shim.h" namespace "cgt":
+    void* generator_impl(PyObject* g)
     void* tape_new()
     void tape_free(void* tape)
     int tape_length(void* tape)

@@ -385,6 +385,11 @@ def view_like(object base, object like, int64_t shift):
     return result
 
 
+def generator_id(object g):
+    """Identity of a torch.Generator, which can have several Python objects."""
+    return <uintptr_t>generator_impl(<PyObject*>g)
+
+
 def storage_id(object t):
     """Identity of a tensor's storage (0 without one). Makes no Python storage object."""
     return <uintptr_t>tensor_storage(<PyObject*>t)

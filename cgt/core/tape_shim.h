@@ -39,6 +39,10 @@ struct PyGenerator {  // mirror of THPGenerator
   at::Generator cdata;
 };
 
+static void* generator_impl(PyObject* g) {
+  return reinterpret_cast<PyGenerator*>(g)->cdata.unsafeGetGeneratorImpl();
+}
+
 static at::Tensor twin_of(PyObject* o) {
   return at::Tensor(impl_of(o)->shallow_copy_and_detach(c10::VariableVersion(0), false));
 }

@@ -245,7 +245,7 @@ static inline int out_is_held(PyObject* o, int grads) noexcept {
   int64_t uses = impl_uses(o);
   if (uses > 1 + grads || Py_REFCNT(o) > 1 + (uses > 1 ? cpp_bump : 0)) return 1;
   Py_ssize_t w = Py_TYPE(o)->tp_weaklistoffset;
-  return w > 0 && *reinterpret_cast<PyObject**>(reinterpret_cast<char*>(o) + w) != nullptr;
+  return w != 0 && *reinterpret_cast<PyObject**>(reinterpret_cast<char*>(o) + w) != nullptr;
 }
 
 static inline int64_t storage_uses(PyObject* o) noexcept {
