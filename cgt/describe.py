@@ -117,17 +117,22 @@ def describe_outs(rec, seen, out, slots):
     outs, first_of, seen_ids = [], {}, {}
     for path, t in zip(out.paths, out.tensors, strict=True):
         if id(t) in seen_ids:
-            outs.append((AGAIN, seen_ids[id(t)], core.twin(t), 0, 0, NONE, False, ""))
+            outs.append((AGAIN, seen_ids[id(t)], ghost(t), 0, 0, NONE, False, ""))
             continue
         seen_ids[id(t)] = len(outs)
         if id(t) in by_id:
-            outs.append((INPUT, by_id[id(t)], core.twin(t), 0, 0, NONE, False, ""))
+            outs.append((INPUT, by_id[id(t)], ghost(t), 0, 0, NONE, False, ""))
             continue
         row = describe_tensor(rec, seen, path, t, slots, first_of, len(outs))
         if isinstance(row, str):
             return row
         outs.append(row)
     return outs
+
+
+def ghost(t):
+    """t's metadata over memory that nobody owns: a row must not keep the user's memory alive."""
+    return core.view_like(core.fixed(t), t, core.address(t) - core.storage_address(t))
 
 
 def describe_tensor(rec, seen, path, t, slots, first_of, index, grad_slot=NONE):
@@ -140,18 +145,17 @@ def describe_tensor(rec, seen, path, t, slots, first_of, index, grad_slot=NONE):
         return errors.host_output(path)
     sid = core.storage_id(t)
     version = 0 if t.is_inference() else t._version
-    proto = core.twin(t.detach())
     for k, slot in enumerate(slots):
         base = slot[2]
         if core.storage_id(base) == sid:
-            return (VIEW, k, proto, core.address(t) - core.address(base), 0, NONE, False, "")
+            return (VIEW, k, ghost(t), core.address(t) - core.address(base), 0, NONE, False, "")
     if sid in seen["buffers"]:
         lo, _, buffer, leaf = seen["buffers"][sid]
         k = next(k for k, s in enumerate(slots) if s[2] is leaf)
-        return (VIEW, k, proto, core.address(t) - core.address(buffer), 0, NONE, False, "")
+        return (VIEW, k, ghost(t), core.address(t) - core.address(buffer), 0, NONE, False, "")
     if sid not in seen["made"]:
         return errors.unknown_output(path)
-    line = seen["made"][sid]
+    line, proto = seen["made"][sid], core.twin(t.detach())
     if sid in first_of:
         return (SHARED, first_of[sid], proto, 0, version, grad_slot, grad_slot != NONE, line)
     first_of[sid] = index

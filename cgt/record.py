@@ -133,8 +133,9 @@ def on_cuda(function, generators, args, kwargs, rec):
         return result, seen
     except BaseException as error:
         del result
-        restore_places(before)
-        if isinstance(error, (KeyboardInterrupt, SystemExit)):
+        stops = isinstance(error, (KeyboardInterrupt, SystemExit))  # no second run will follow
+        restore_places(before, seen, tensors_only=stops)
+        if stops:
             raise
         rec["reason"] = seen["reason"] if seen and seen["reason"] else failure(error)
         return None
@@ -175,21 +176,34 @@ def snapshot_places(rec):
     return rec["places"], grads
 
 
-def restore_places(before):
-    """Put back dict entries, list items, cells and gradients that a failed capture replaced."""
+def restore_places(before, seen, tensors_only):
+    """Put back dict entries, list items, cells and gradients that a failed capture replaced; or only
+    those that hold tensors of the capture, whose values were never computed."""
+
+    def spoilt(value):
+        return not tensors_only or (
+            isinstance(value, torch.Tensor)
+            and seen is not None
+            and core.storage_id(value) in seen["made"]
+        )
+
     found, grads = before
     for p in found:
-        if p.kind == places.DICT_ITEM and p.holder.get(p.key, places.MISSING) is not p.want:
-            if p.want is places.MISSING:
-                p.holder.pop(p.key, None)
-            else:
+        if p.kind == places.DICT_ITEM:
+            now = p.holder.get(p.key, places.MISSING)
+            if now is not p.want and spoilt(now):
+                if p.want is places.MISSING:
+                    del p.holder[p.key]
+                else:
+                    p.holder[p.key] = p.want
+        elif p.kind == places.LIST_ITEM and p.key < len(p.holder):
+            if p.holder[p.key] is not p.want and spoilt(p.holder[p.key]):
                 p.holder[p.key] = p.want
-        elif p.kind == places.LIST_ITEM and p.key < len(p.holder) and p.holder[p.key] is not p.want:
-            p.holder[p.key] = p.want
         elif p.kind == places.LIST_LEN:
-            del p.holder[p.want :]
-        elif p.kind == places.CELL and p.holder.cell_contents is not p.want:
-            p.holder.cell_contents = p.want
+            p.holder[p.want :] = [v for v in p.holder[p.want :] if not spoilt(v)]
+        elif p.kind == places.CELL and p.want is not places.MISSING:
+            if p.holder.cell_contents is not p.want and spoilt(p.holder.cell_contents):
+                p.holder.cell_contents = p.want
     for tensor, grad in grads:
         if tensor.grad is not grad:
             tensor.grad = grad

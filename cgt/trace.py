@@ -205,6 +205,11 @@ def watch_op(seen, op, args, kwargs):
         args = exchange(seen, args)
         kwargs = {k: exchange(seen, v) for k, v in kwargs.items()}
     result = op(*args, **kwargs)
+    if packet.startswith("_foreach_"):
+        # The CPU's foreach ops are loops whose inner ops move the version in eager; under a
+        # dispatch mode nobody does.
+        moved = [t for t in written if t.device.type == "cpu" and not t.is_inference()]
+        torch.autograd.graph.increment_version(moved)
     results = tensors_in(result, [])
     known = {core.storage_id(t) for t in (tensors_in((args, tuple(kwargs.values())), []))}
     fresh = [t for t in results if core.storage_id(t) not in known]

@@ -8,6 +8,7 @@ import enum
 import functools
 import gc
 import inspect
+import itertools
 import math
 import threading
 import weakref
@@ -427,8 +428,8 @@ def describe(x, value):
 @pytest.mark.parametrize(
     "one, other",
     [
-        (1, 2), (1, True), (0, False), (1, 1.0), (0.0, -0.0), (math.nan, 1.0), (math.inf, -math.inf),
-        (1e300, 1e-300), (1j, 1), (complex(0.0, -0.0), 0j), ("a", "b"), ("a", b"a"), ("", None),
+        (1, 2), (1, True), (0, False), (1, 1.0), (0.0, -0.0), (math.nan, 1.0),
+        (math.inf, -math.inf), (1e300, 1e-300), (1j, 1), (complex(0.0, -0.0), 0j), ("a", "b"), ("a", b"a"), ("", None),
         (Color.RED, Color.BLUE), (torch.float32, torch.float16), (None, 0), (None, False),
         (2**70, 2**70 + 1), (..., None), (slice(1, 2), slice(1, 3)), (range(3), range(4)),
         (torch.Size([1]), torch.Size([2])), (int, float), (torch.Size([1]), (1,)),
@@ -901,6 +902,23 @@ def test_reset_frees_recordings_keeps_results_and_counters_and_starts_anew(devic
     assert same(held, old) and same(view, old[1:])
 
 
+@pytest.mark.parametrize("at", [0, 1], ids=["while warming", "while recording"])
+def test_reset_inside_the_function_itself_does_no_harm(device, at):
+    runs = itertools.count()
+
+    @cgt.jit
+    def f(x):
+        if next(runs) == at:
+            cgt.reset(f)
+        return x * 2
+
+    x = values(device)
+    for _ in range(6):
+        assert same(f(x), x * 2)
+    core.check_table()
+    assert cgt.stats(f).replays >= 2
+
+
 def test_reset_of_an_unused_function_does_nothing(device):
     f = cgt.jit(lambda x: x * 2)
     cgt.reset(f)
@@ -1030,9 +1048,7 @@ class SeeFunctions(TorchFunctionMode):
         return function(*args, **(kwargs or {}))
 
 
-@pytest.mark.parametrize(
-    "mode, word", [(SeeOps, "dispatch mode"), (SeeFunctions, "function mode")]
-)
+@pytest.mark.parametrize("mode, word", [(SeeOps, "dispatch mode"), (SeeFunctions, "function mode")])
 def test_under_a_mode_the_plain_function_runs_and_the_mode_sees_it(device, mode, word):
     f = cgt.jit(lambda x: x.sin())
     x = values(device)

@@ -58,14 +58,11 @@ def test_prints_happen_when_the_function_is_warmed_and_recorded(device, capsys):
     assert firsts(jitted, ones(device)) == [2.0] * 6
     assert capsys.readouterr().out == "here\n" * 2
     assert counters(jitted) == (1, 1, 4, 0)
-    x = ones(device)
-
-    def loop():  # instead: print the result, outside
-        print("here", jitted(x)[0].item())
-
+    jitted = cgt.jit(lambda x: x * 2)
     for _ in range(4):
-        loop()
+        print("here", jitted(ones(device))[0].item())  # instead: outside
     assert capsys.readouterr().out == "here 2.0\n" * 4
+    assert cgt.stats(jitted).replays >= 1
 
 
 @footgun("Appending a plain value to a list stops when replays begin")
@@ -190,16 +187,17 @@ def test_seeding_inside_is_a_python_side_effect(device):
 @pytest.mark.parametrize("kind", [set, collections.deque])
 def test_change_inside_a_container_that_is_guarded_by_identity_goes_unnoticed(device, kind):
     numbers = kind([1, 2])
-    jitted = cgt.jit(lambda x, numbers: x * sum(numbers))
+    jitted = cgt.jit(lambda x: x * sum(numbers))
     x = ones(device)
-    assert firsts(jitted, x, numbers, calls=3) == [3.0] * 3
-    numbers.pop()
-    assert firsts(jitted, x, numbers, calls=1) == [3.0]
+    assert firsts(jitted, x, calls=3) == [3.0] * 3
+    numbers.remove(2)
+    assert firsts(jitted, x, calls=1) == [3.0]
     assert "guarded by identity, not by its contents" in cgt.explain(jitted)
     changed = [1, 2]
-    assert firsts(jitted, x, changed, calls=3) == [3.0] * 3
-    changed.pop()
-    assert firsts(jitted, x, changed, calls=1) == [1.0], "instead: a list, tuple or dict"
+    jitted = cgt.jit(lambda x: x * sum(changed))
+    assert firsts(jitted, x, calls=3) == [3.0] * 3
+    changed.remove(2)
+    assert firsts(jitted, x, calls=1) == [1.0], "instead: a list, tuple or dict"
 
 
 @footgun("The contents of a NumPy array are read once")
@@ -485,5 +483,5 @@ def test_every_row_of_the_page_says_what_happens_and_what_to_do_instead():
     rows = PAGE.read_text().split("\n## ")[1:]
     assert len(rows) == len(TITLES)
     for row in rows:
-        assert re.search(r"\*\*What happens\.\*\* \w", row), row
-        assert re.search(r"\*\*Instead\.\*\* \w", row), row
+        assert re.search(r"\*\*What happens\.\*\* \S", row), row
+        assert re.search(r"\*\*Instead\.\*\* \S", row), row

@@ -51,7 +51,9 @@ def bits(t):
     t = t.detach().resolve_conj().resolve_neg().contiguous()
     if t.is_complex():
         t = torch.view_as_real(t)
-    return t.view({2: torch.int16, 4: torch.int32, 8: torch.int64}.get(t.element_size(), torch.uint8))
+    return t.view(
+        {2: torch.int16, 4: torch.int32, 8: torch.int64}.get(t.element_size(), torch.uint8)
+    )
 
 
 def same(got, want):
@@ -340,9 +342,7 @@ def make_dataclass(device):
 
 def make_slots(device):
     config = Slotted(values(device), 2.0)
-    return lambda x: x @ config.weight, [
-        lambda: setattr(config, "weight", values(device, seed=3))
-    ]
+    return lambda x: x @ config.weight, [lambda: setattr(config, "weight", values(device, seed=3))]
 
 
 def make_class(device):
@@ -408,7 +408,8 @@ def test_a_tensor_changed_in_place_replays(device):
     x = values(device, seed=9)
     settle(f, function, x)
     for change in (
-        lambda: weight.mul_(2), lambda: weight.zero_(), lambda: weight.copy_(values(device, seed=5)),
+        lambda: weight.mul_(2), lambda: weight.zero_(),
+        lambda: weight.copy_(values(device, seed=5)),
         lambda: weight.data.add_(1), lambda: weight[0].fill_(3.0), lambda: weight.normal_(),
     ):  # fmt: skip
         change()
@@ -781,7 +782,8 @@ def number_in_property(device):
 
 def number_by_getattr(device):
     config = Config(None)
-    return lambda x: x * getattr(config, "scale"), lambda value: setattr(config, "scale", value)  # noqa: B009
+    name = "scale"
+    return lambda x: x * getattr(config, name), lambda value: setattr(config, "scale", value)
 
 
 NUMBERS = {
@@ -827,11 +829,12 @@ def test_a_number_that_decides_a_branch_is_guarded(device):
 
 def test_numbers_in_a_tuple_are_never_stale(device):
     sizes = (1, 2.0)
-    function = lambda x: x.repeat(sizes[0], 1) * sizes[1]  # noqa: E731
+    function = lambda x: x.repeat(1 + sizes[0], 1) * sizes[1]  # noqa: E731
     f = cgt.jit(function)
     x = values(device)
     settle(f, function, x)
-    for sizes in [(1, 3.0), (2, 3.0), (True, 3.0)]:
+    for changed in [(1, 3.0), (2, 3.0), (True, 3)]:
+        sizes = changed
         recorded_then_replayed(f, function, x)
 
 
@@ -1082,9 +1085,7 @@ def test_every_layout_and_dtype_is_bit_equal(device, name, inputs):
     bound_by_copy = name not in ("conj", "conj slice", "neg")
     if inputs == "copied" and bound_by_copy:
         assert stats.records == 1
-    assert (stats.copied_bytes > 0) == (
-        inputs != "pinned" and bound_by_copy and one.numel() > 0
-    )
+    assert (stats.copied_bytes > 0) == (inputs != "pinned" and bound_by_copy and one.numel() > 0)
 
 
 @pytest.mark.parametrize("inputs", ["auto", "copied", "pinned"])
@@ -1237,14 +1238,14 @@ def test_in_any_sequence_new_keys_record_and_known_keys_replay(device, inputs, s
 def test_a_sequence_that_repeats_settles_into_replays(device, sequence):
     f = cgt.jit(read, max_records=64)
     buffers = buffers_on(device)
-    for turn in range(5):
+    for _ in range(5):
         before = counts(f)
         for key in sequence:
             x, static = tensor_of(buffers, key), key[-1]
             assert same(f(x, static), read(x, static))
         turned = [b - a for a, b in zip(before, counts(f), strict=True)]
         assert turned[3] == 0
-    assert turn == 4 and turned == [0, 0, len(sequence), 0]
+    assert turned == [0, 0, len(sequence), 0]
 
 
 @relaxed

@@ -135,8 +135,12 @@ ZEROS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
-@pytest.mark.parametrize("zero, to_none", ZEROS)
+COMBINATIONS = [("momentum", *zero) for zero in ZEROS] + [
+    (name, *zero) for name in OPTIMIZERS for zero in (ZEROS[0], ZEROS[6]) if name != "momentum"
+]
+
+
+@pytest.mark.parametrize("optimizer, zero, to_none", COMBINATIONS)
 def test_whole_step_is_bit_equal_to_eager(device, optimizer, zero, to_none):
     s = compare(device, optimizer=optimizer, zero=zero, to_none=to_none)
     assert s.warmups == 1 and s.eager == 0, s.reasons
@@ -454,7 +458,8 @@ def test_two_models_trained_by_one_function(device):
     for model, twin in zip(models, twins, strict=True):
         assert_same(model.state_dict(), twin.state_dict())
     s = cgt.stats(f)
-    assert s.eager == 0 and s.replays >= N - 6, s.reasons
+    # The second model's optimizer makes its state in a call that was to be recorded.
+    assert counts(s) == (1, 2, N - 4, 1), s.reasons
 
 
 def test_evaluation_between_steps_sees_the_new_parameters(device):
