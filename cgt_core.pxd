@@ -169,6 +169,8 @@ cdef struct Path:               # one per device: row 0 the host, row 1+i cuda:i
     int32_t device              # -1 for the host
     void* lock                  # PyThread_type_lock
     unsigned long owner         # thread that holds it, or 0
+    unsigned long thread        # the first thread that called on this device
+    int32_t shared              # another one did, too
     void* last_stream           # of the last launch; another one waits for it
     void* event
     int64_t step                # iteration

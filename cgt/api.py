@@ -74,8 +74,7 @@ def jit(fn=None, *, static_argnums=(), static_argnames=(), max_records=options.M
     if isinstance(fn, torch.nn.Module):
         site.__name__ = site.__qualname__ = type(fn).__name__
         site.__doc__ = fn.forward.__doc__
-        site.__signature__ = inspect.signature(fn.forward)
-        site.__dict__ = {"__wrapped__": fn}
+        site.__dict__ = {"__wrapped__": fn, "__signature__": inspect.signature(fn.forward)}
     elif isinstance(fn, functools.partial):
         site.__name__ = site.__qualname__ = getattr(fn.func, "__name__", "partial")
     setattr(site, ATTRIBUTE, state)

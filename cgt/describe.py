@@ -28,8 +28,7 @@ def rows(state, rec, seen, result, args, kwargs):
     if seen["reason"] is not None:
         return seen["reason"]
     flat = rec["flat"]
-    reachable = [*DEFAULT_GENERATORS, *(o for _, o in flat.objects), *(p.want for p in rec["places"])]
-    known = {core.generator_id(g) for g in reachable if isinstance(g, torch.Generator)}
+    known = {core.generator_id(g) for g in (*DEFAULT_GENERATORS, *rec["generators"])}
     if not known.issuperset(seen["generators"]):
         return errors.new_generator()
     again = pytree.matches_call(flat.program, args, kwargs)

@@ -124,8 +124,8 @@ def sweep():
 
 def free_spec(state, spec):
     """Free a spec with its recordings, and what they kept alive. The caller holds the paths."""
-    if state["programs"].pop(spec, None) is None:
-        return  # reset since
+    if not core.fn_is(state["f"], state["born"]) or state["programs"].pop(spec, None) is None:
+        return  # freed or reset since
     for node in core.fn_nodes(state["f"]):
         if core.node_facts(node)[1] == spec:
             state["keep"].pop(node, None)
@@ -246,7 +246,7 @@ def note_leaves(state, seen, flat):
 def record_call(state, function, spec, flat, args, kwargs):
     """Record the call as a node and return its result."""
     f = state["f"]
-    superseded = note_moves(state, spec, flat)
+    moves = note_moves(state, spec, flat)
     found, unguarded = places.find_places(function, flat.objects)
     reached = reach_tensors(found, flat)
     driver = state["drivers"][leaf_devices(flat)]
@@ -256,7 +256,7 @@ def record_call(state, function, spec, flat, args, kwargs):
         t._version if not t.is_inference() else 0 for t in describe.all_tensors(flat, reached)
     ]
     rec = {"flat": flat, "reached": reached, "places": found, "copied": copied, "grads": grads,
-           "versions": versions, "driver": driver, "ambient": core.ambient()}  # fmt: skip
+           "versions": versions, "driver": driver, "generators": reach_generators(found, flat), "ambient": core.ambient()}  # fmt: skip
     if driver == CUDA:
         outcome = record.on_cuda(function, state["generators"], args, kwargs, rec)
     else:
@@ -273,33 +273,40 @@ def record_call(state, function, spec, flat, args, kwargs):
         row = record.failure(error)
     if isinstance(row, str):  # ran, but cannot be replayed
         return abandon(state, spec, flat, rec, seen, result, row)
-    for node in superseded:
-        drop_node(state, node)
-    node = add_node(state, spec, flat, rec, seen, row, unguarded, f)
-    del row, seen, result, outcome
+    for old, leaf in moves:
+        if leaf in copied:
+            drop_node(state, old)
+    core.paths_lock()  # nobody replays the recording before its own call has the result
     try:
+        node = add_node(state, spec, flat, rec, seen, row, unguarded, f)
+        del row, seen, result, outcome
         return core.run_node(node, list(flat.tensors), driver == CUDA)
     except core.DriverError as error:
         if driver == HOST:
-            raise errors.CgtError(errors.replay_failed(state["name"], error.args[2], error.args[1])) from error
+            raise errors.CgtError(
+                errors.replay_failed(state["name"], error.args[2], error.args[1])
+            ) from error
         reason = record.failure(error)  # nothing was launched: eager is still right
+    finally:
+        core.paths_unlock()
     drop_node(state, node)
+    core.fn_count(f, "records", -1)
     condemn(state, spec, flat, reason)
     return eager(state, function, args, kwargs, reason)
 
 
 def note_moves(state, spec, flat):
-    """Arguments whose address moved since a pinned recording are copied from now on. Returns the
-    recordings that a new one will replace."""
-    superseded = []
+    """Arguments whose address moved since a pinned recording are copied from now on, if they can be.
+    Returns [(recording, leaf that moved)]: what a recording with a copy will replace."""
+    moves = []
     for node, why, index in core.node_misses(state["f"], spec, list(flat.tensors)):
         if why != MISS_POINTER:
             continue
         leaf, binding, written, _ = core.node_facts(node)[5][index]
         if leaf != NONE and not written and state["opts"]["inputs"] == "auto":
             state["moved"].add(flat.paths[leaf])
-            superseded.append(node)
-    return superseded
+            moves.append((node, leaf))
+    return moves
 
 
 def reach_tensors(found, flat):
@@ -315,6 +322,12 @@ def reach_tensors(found, flat):
             if id(grad) not in leaves:
                 reached.setdefault(id(grad), (path + ".grad", grad))
     return list(reached.values())
+
+
+def reach_generators(found, flat):
+    """Random generators that the function can reach by argument or by place."""
+    objects = [*(obj for _, obj in flat.objects), *(p.want for p in found)]
+    return [g for g in objects if isinstance(g, torch.Generator)]
 
 
 def choose_copied(state, flat, reached, driver):
@@ -395,7 +408,7 @@ def add_node(state, spec, flat, rec, seen, row, unguarded, f):
     known = {core.storage_id(s[2]) for s in slots} | set(seen["buffers"]) | set(seen["made"])
     loose = [t for sid, t in seen["touched"].items() if sid not in known]
     state["keep"][node] = {
-        "objects": (out.program, groups, [s[1] for s in slots], rec.get("generators"), seen["keep"]),
+        "objects": (out.program, groups, [s[1] for s in slots], rec.get("captured"), seen["keep"]),
         "slot_paths": [row["paths"][k] for k in used], "place_paths": place_paths,
         "grads": grads, "loose": [core.twin(t) for t in loose],
     }  # fmt: skip
@@ -406,12 +419,11 @@ def add_node(state, spec, flat, rec, seen, row, unguarded, f):
 
 def reset_state(state):
     """Free a function's recordings; what it learnt about its arguments goes too."""
-    core.paths_lock()
-    try:
-        core.fn_reset(state["f"])
-    finally:
-        core.paths_unlock()
-    fresh = new_state(state["f"], state["born"], state["name"], state["opts"])
-    fresh["reasons"] = state["reasons"]
-    state.clear()
-    state.update(fresh)
+    with RECORDING:
+        core.paths_lock()
+        try:
+            core.fn_reset(state["f"])
+        finally:
+            core.paths_unlock()
+        fresh = new_state(state["f"], state["born"], state["name"], state["opts"])
+        state.update(fresh | {"reasons": state["reasons"]})

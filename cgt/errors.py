@@ -53,8 +53,8 @@ def absolute(op, line):
 
 def reseeded(line):
     return (
-        f"a generator is seeded at {line}; a replay would not seed it again. "
-        "Seed outside the jitted function."
+        f"the state of a random generator was set inside the function (seen at {line}); a replay "
+        "would not set it again. Seed, fork and checkpoint outside the jitted function."
     )
 
 

@@ -71,7 +71,7 @@ def on_host(function, args, kwargs, rec):
             fill(buffer, t)
             rec["copies"][k] = core.copy(buffer, t, trace.span(t))
             swaps.append((t, buffer))
-        seen = trace.observe(HOST, swaps, recording=True)
+        seen = trace.observe(HOST, swaps, rec["generators"], recording=True)
         seen["keep"].extend(buffer for _, buffer in swaps)
         torch.clear_autocast_cache()
         result = trace.run(seen, function, args, kwargs)
@@ -98,7 +98,8 @@ def on_cuda(function, generators, args, kwargs, rec):
     device = torch.cuda.current_device()
     pool, stream = pool_of(device)
     default = torch.cuda.default_generators[device]
-    others = [g for g in generators.values() if g.device.type == "cuda" and g is not default]
+    own = {core.generator_id(default): default}
+    others = [g for k, g in generators.items() if g.device.type == "cuda" and k not in own]
     generators = [default, *others]
     # Ordinary memory, made before the capture: kernels of the recording read these words.
     word_pairs = [torch.zeros(2, dtype=torch.int64, device="cuda") for _ in generators]
@@ -121,7 +122,7 @@ def on_cuda(function, generators, args, kwargs, rec):
                     buffer = buffer_for(t)
                     rec["copies"][k] = core.copy(buffer, t, trace.span(t))
                     swaps.append((t, buffer))
-                seen = trace.observe(CUDA, swaps, recording=True)
+                seen = trace.observe(CUDA, swaps, rec["generators"], recording=True)
                 seen["keep"].extend([buffer for _, buffer in swaps] + word_pairs)
                 result = trace.run(seen, function, args, kwargs)
                 core.end(restore_generators(handles))
@@ -129,7 +130,7 @@ def on_cuda(function, generators, args, kwargs, rec):
                 restore_generators(handles)
                 core.abort()  # before the streams are joined again: nobody may wait for a capture
                 raise
-        rec["generators"] = generators
+        rec["captured"] = generators
         return result, seen
     except BaseException as error:
         del result
@@ -202,8 +203,8 @@ def restore_places(before, seen, tensors_only):
         elif p.kind == places.LIST_LEN:
             p.holder[p.want :] = [v for v in p.holder[p.want :] if not spoilt(v)]
         elif p.kind == places.CELL and p.want is not places.MISSING:
-            if p.holder.cell_contents is not p.want and spoilt(p.holder.cell_contents):
-                p.holder.cell_contents = p.want
+            now = p.holder.cell_contents
+            p.holder.cell_contents = p.want if spoilt(now) else now
     for tensor, grad in grads:
         if tensor.grad is not grad:
             tensor.grad = grad

@@ -56,13 +56,15 @@ class Unrecordable(BaseException):
     own `except Exception` does not catch it. Never reaches the user."""
 
 
-def observe(driver, swaps=(), recording=False):
-    """A fresh `seen`. `swaps`: [(leaf tensor, buffer), ...] for copied slots."""
+def observe(driver, swaps=(), generators=(), recording=False):
+    """A fresh `seen`. `swaps`: [(leaf tensor, buffer), ...] for copied slots. `generators`: those that
+    the function can reach, beside the default one."""
     seen = {
         "driver": driver, "recording": recording, "made": {}, "touched": {}, "written": set(),
         "results": [], "generators": {}, "devices": set(), "reason": None, "random": False,
         "constants": set(), "keep": [], "swaps": {}, "buffers": {}, "mirrored": set(), "user": {},
-        "raw": set(), "fixed": {},
+        "raw": set(), "fixed": {}, "states": {},
+        "reachable": generators,
     }  # fmt: skip
     for leaf, buffer in swaps:
         lo = core.address(leaf)
@@ -74,8 +76,23 @@ def observe(driver, swaps=(), recording=False):
 
 def run(seen, function, args, kwargs):
     """Run the function under both modes; its result."""
+    for generator in (torch.default_generator, *seen["reachable"]):
+        if generator.device.type == "cpu":
+            watch_draw(seen, generator, after=True)
     with OpWatch(seen), MemoryWatch(seen):
-        return function(*args, **kwargs)
+        result = function(*args, **kwargs)
+    if seen["reason"] is None and seen["driver"] == HOST:
+        watch_draw(seen, torch.default_generator, after=False)
+    return result
+
+
+def watch_draw(seen, generator, after):
+    """Between two draws nobody may set a generator's state: a replay would not set it again. (A CUDA
+    capture refuses by itself.) Called before and after each draw, and around the run."""
+    now, key = generator.get_state(), core.generator_id(generator)
+    if not after and key in seen["states"] and not torch.equal(seen["states"][key], now):
+        refuse(seen, errors.reseeded(user_line(seen)))
+    seen["states"][key] = now
 
 
 def span(t):
@@ -204,7 +221,13 @@ def watch_op(seen, op, args, kwargs):
     elif seen["swaps"]:
         args = exchange(seen, args)
         kwargs = {k: exchange(seen, v) for k, v in kwargs.items()}
+    drawn = generator if generator is not None else torch.default_generator
+    draws = torch.Tag.nondeterministic_seeded in op.tags and drawn.device.type == "cpu"
+    if draws:
+        watch_draw(seen, drawn, after=False)
     result = op(*args, **kwargs)
+    if draws:
+        watch_draw(seen, drawn, after=True)
     if packet.startswith("_foreach_"):
         # The CPU's foreach ops are loops whose inner ops move the version in eager; under a
         # dispatch mode nobody does.

@@ -13,6 +13,15 @@ from cgt import dispatch
 DEVICES = ["cpu"] + (["cuda"] if torch.cuda.is_available() else [])
 
 
+torch.set_num_threads(1)  # the tensors are tiny; waiting threads would only disturb
+
+
+def pytest_collection_finish():
+    """What is imported stays: the many collections below need not look at it."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(params=DEVICES)
 def device(request):
     """The host driver, and the CUDA driver where there is a GPU: the same sentences for both."""

@@ -429,7 +429,8 @@ def describe(x, value):
     "one, other",
     [
         (1, 2), (1, True), (0, False), (1, 1.0), (0.0, -0.0), (math.nan, 1.0),
-        (math.inf, -math.inf), (1e300, 1e-300), (1j, 1), (complex(0.0, -0.0), 0j), ("a", "b"), ("a", b"a"), ("", None),
+        (math.inf, -math.inf), (1e300, 1e-300), (1j, 1), (complex(0.0, -0.0), 0j), ("a", "b"),
+        ("a", b"a"), ("", None),
         (Color.RED, Color.BLUE), (torch.float32, torch.float16), (None, 0), (None, False),
         (2**70, 2**70 + 1), (..., None), (slice(1, 2), slice(1, 3)), (range(3), range(4)),
         (torch.Size([1]), torch.Size([2])), (int, float), (torch.Size([1]), (1,)),
@@ -975,7 +976,7 @@ def test_eight_threads_call_one_function(device, shared, warm):
     assert stats.calls == 400 + 3 * warm and stats.replays > 0
     if warm and shared:
         assert counts(f) == (1, 1, 401, 0)
-    assert all(reason == "another thread was recording." for reason in stats.reasons)
+    assert stats.reasons.keys() <= {"another thread was recording."}
 
 
 def test_threads_that_hold_results_keep_their_values(device):
@@ -1007,7 +1008,7 @@ def test_eight_threads_with_a_function_each(device):
         assert same(calls(f, 3, inputs[k]), inputs[k] * k + 1)
         stats = cgt.stats(f)
         assert stats.calls == 23 and stats.replays > 0
-        assert all(reason == "another thread was recording." for reason in stats.reasons)
+        assert stats.reasons.keys() <= {"another thread was recording."}
 
 
 def test_threads_may_reset_while_others_call(device):
@@ -1186,7 +1187,9 @@ def test_copied_inputs_never_record_again_when_addresses_move(device):
         assert same(f(x, y), x * 2 + y)
     assert counts(f) == (1, 1, 4, 0)
     stats = cgt.stats(f)
-    assert stats.rebinds == 8 and stats.copied_bytes == 4 * 2 * pairs[0][0].nbytes
+    assert stats.rebinds == 8
+    # on CUDA the call that records launches the recording too
+    assert stats.copied_bytes == (5 if device.type == "cuda" else 4) * 2 * pairs[0][0].nbytes
     assert "copied: args[0], args[1]" in cgt.explain(f)
 
 

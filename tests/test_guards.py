@@ -119,6 +119,10 @@ def flag(kind):
     return switched(now, getattr(backend, f"enable_{kind}_sdp"), not now())
 
 
+def autocast_state(kind):
+    return torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)
+
+
 def product(x, w):
     return x @ w
 
@@ -135,10 +139,10 @@ AMBIENT = {  # name: (device -> context manager, function, what the function see
     "no_grad": (lambda d: torch.no_grad(), product, torch.is_grad_enabled),
     "inference_mode": (lambda d: torch.inference_mode(), product, torch.is_inference_mode_enabled),
     "autocast bf16": (
-        lambda d: torch.autocast(d.type, dtype=torch.bfloat16), product, torch.get_autocast_dtype,
+        lambda d: torch.autocast(d.type, dtype=torch.bfloat16), product, autocast_state,
     ),
     "autocast fp16": (
-        lambda d: torch.autocast(d.type, dtype=torch.float16), product, torch.get_autocast_dtype,
+        lambda d: torch.autocast(d.type, dtype=torch.float16), product, autocast_state,
     ),
     "autocast cache": (
         lambda d: switched(
@@ -189,7 +193,7 @@ AMBIENT = {  # name: (device -> context manager, function, what the function see
 @pytest.mark.parametrize("name", AMBIENT)
 def test_another_ambient_state_is_another_child_and_going_back_replays(device, name):
     make, op, sees = AMBIENT[name]
-    ask = (lambda: sees(device.type)) if sees is torch.get_autocast_dtype else sees
+    ask = (lambda: sees(device.type)) if sees is autocast_state else sees
     function = lambda x, w: (op(x, w), ask())  # noqa: E731
     f = cgt.jit(function)
     x, w = values(device), values(device, seed=2)
@@ -198,7 +202,7 @@ def test_another_ambient_state_is_another_child_and_going_back_replays(device, n
     settle(f, function, x, w)
     before = ask()
     with make(device):
-        assert ask() != before or name == "autocast bf16"  # the CPU's default dtype already
+        assert ask() != before
         recorded_then_replayed(f, function, x, w)
     assert ask() == before
     replayed(f, function, x, w)
@@ -219,6 +223,19 @@ def test_grad_mode_inside_no_grad_is_the_mode_outside(device):
         recorded_then_replayed(f, product, x, w)
         with torch.inference_mode(False):
             replayed(f, product, x, w)
+
+
+def test_another_autocast_dtype_is_another_child(device):
+    f = cgt.jit(product)
+    x, w = values(device), values(device, seed=2)
+    settle(f, product, x, w)
+    for dtype in (torch.bfloat16, torch.float16):
+        with torch.autocast(device.type, dtype=dtype):
+            assert f(x, w).dtype is dtype
+            replayed(f, product, x, w)
+    with torch.autocast(device.type, dtype=torch.bfloat16, enabled=False):
+        assert f(x, w).dtype is torch.float32
+    assert cgt.stats(f).records >= 3 and cgt.stats(f).eager == 0
 
 
 def test_autocast_inside_the_function_needs_no_guard(device):

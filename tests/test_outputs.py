@@ -271,7 +271,9 @@ def test_storage_object_that_is_gone_holds_nothing(device):
     f = jit_warm(double, x)
     for _ in range(3):
         assert f(x).untyped_storage().nbytes() == x.nbytes
-    s = cgt.stats(f)  # PyTorch keeps the object, which counts as a holder: a rescue, never a wrong value
+    s = cgt.stats(
+        f
+    )  # PyTorch keeps the object, which counts as a holder: a rescue, never a wrong value
     assert s.replays == 3 and s.rescues <= 3
 
 

@@ -49,7 +49,9 @@ def value_now(place):
         return holder[key] if key < len(holder) else MISSING
     if kind == places.TYPE_ATTR:
         return next((vars(cls)[key] for cls in holder.__mro__ if key in vars(cls)), MISSING)
-    return inspect.getattr_static(holder, key, MISSING) if slot_of(place) is None else slot_of(place)
+    return (
+        inspect.getattr_static(holder, key, MISSING) if slot_of(place) is None else slot_of(place)
+    )
 
 
 def slot_of(place):
@@ -263,7 +265,9 @@ def test_bytecode_reader_agrees_with_dis():
         read = [{name for operation, name in named if operation in field} for field in fields]
         known = set.union(*fields)
         rest = {operation for operation, _ in named} - known
-        assert all(name.startswith(("STORE", "DELETE", "MAKE_CELL", "LOAD_CLOSURE")) for name in rest)
+        assert all(
+            name.startswith(("STORE", "DELETE", "MAKE_CELL", "LOAD_CLOSURE")) for name in rest
+        )
         inner = [names_by_dis(entry) for entry in code.co_consts if inspect.iscode(entry)]
         return [set().union(*sets) for sets in zip(read, *inner, strict=True)]
 
@@ -515,7 +519,10 @@ def test_lists_dicts_and_tuples():
     layers[2][1].append(6)
     layers[0] = 2
     assert broken(found) == [
-        "layers[0]", "layers[1]['lr']", "layers[1][2][0]", "len(layers[2][1])",
+        "layers[0]",
+        "layers[1]['lr']",
+        "layers[1][2][0]",
+        "len(layers[2][1])",
     ]
 
 
@@ -548,10 +555,12 @@ def test_cycles_end():
 
 nested = some.recursive(
     some.integers() | some.floats(allow_nan=False) | some.text(max_size=3) | some.none(),
-    lambda inner: some.lists(inner, max_size=4)
-    | some.dictionaries(some.text(max_size=3) | some.integers(), inner, max_size=4)
-    | some.builds(lambda entry: Config(entry=entry), inner)
-    | some.tuples(inner, inner),
+    lambda inner: (
+        some.lists(inner, max_size=4)
+        | some.dictionaries(some.text(max_size=3) | some.integers(), inner, max_size=4)
+        | some.builds(lambda entry: Config(entry=entry), inner)
+        | some.tuples(inner, inner)
+    ),
     max_leaves=20,
 )
 
@@ -562,8 +571,13 @@ def changes(thing):
         for key in range(len(thing)) if isinstance(thing, list) else list(thing):
             yield functools.partial(thing.__setitem__, key, object())
             yield from changes(thing[key])
-        yield thing.clear if thing else functools.partial(
-            thing.append if isinstance(thing, list) else functools.partial(thing.setdefault, 1), 0
+        yield (
+            thing.clear
+            if thing
+            else functools.partial(
+                thing.append if isinstance(thing, list) else functools.partial(thing.setdefault, 1),
+                0,
+            )
         )
     elif isinstance(thing, tuple):
         for entry in thing:
@@ -620,9 +634,7 @@ def test_what_torchs_own_forwards_read():
     assert broken(found) == ["self.layers.1.momentum", "self.layers.2.p"]
     found = places_of(model)
     model.layers.eval()
-    assert set(broken(found)) == {
-        f"self.layers{name}.training" for name in ("", ".0", ".1", ".2")
-    }
+    assert set(broken(found)) == {f"self.layers{name}.training" for name in ("", ".0", ".1", ".2")}
 
 
 def test_attributes_of_methods_that_are_not_reached():
@@ -767,14 +779,36 @@ def hostile_things():
     holder = type("Holder", (), {"scale": odd, "other": meta})()
     uninitialised = HostileModule.__new__(HostileModule)
     return [
-        Hostile(), HostileDict(scale=1), HostileList([1]), meta, odd, holder, NoDict(),
-        HostileModule(), uninitialised, {Hostile(): Hostile()},
-        {odd: meta}, (Hostile(), HostileSet((1,))), functools.cached_property,
-        functools.cached_property.__new__(functools.cached_property), property(), iter([]),
-        types.ModuleType.__new__(types.ModuleType), sys.stdout, lambda: None, enum.Enum, Ellipsis,
-        staticmethod(functools.partial(Hostile())), torch.Generator(), torch.float32, [].append,
-        torch.optim.SGD.__new__(torch.optim.SGD), types.MethodType(Hostile(), Hostile()),
-        torch.jit.script(nn.Linear(1, 1)), memoryview(b""), super(Hostile, Hostile),
+        Hostile(),
+        HostileDict(scale=1),
+        HostileList([1]),
+        meta,
+        odd,
+        holder,
+        NoDict(),
+        HostileModule(),
+        uninitialised,
+        {Hostile(): Hostile()},
+        {odd: meta},
+        (Hostile(), HostileSet((1,))),
+        functools.cached_property,
+        functools.cached_property.__new__(functools.cached_property),
+        property(),
+        iter([]),
+        types.ModuleType.__new__(types.ModuleType),
+        sys.stdout,
+        lambda: None,
+        enum.Enum,
+        Ellipsis,
+        staticmethod(functools.partial(Hostile())),
+        torch.Generator(),
+        torch.float32,
+        [].append,
+        torch.optim.SGD.__new__(torch.optim.SGD),
+        types.MethodType(Hostile(), Hostile()),
+        torch.jit.script(nn.Linear(1, 1)),
+        memoryview(b""),
+        super(Hostile, Hostile),
     ]
 
 

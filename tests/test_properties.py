@@ -5,6 +5,7 @@ inputs, results, closure and seed happens in both; after every call everything t
 be the same, and a call whose key repeats must have been a replay.
 """
 
+import functools
 import importlib.util
 import pathlib
 
@@ -104,7 +105,7 @@ OPS = {
     "closure add_": lambda a, b, k, w: w.add_(a.mean()),
     "sort": lambda a, b, k, w: a.sort(0).values if a.dim() else a,
     "as_strided": lambda a, b, k, w: (
-        a.reshape(-1).contiguous().as_strided((min(a.numel(), 2),), (1,))
+        a.as_strided((a.numel(),), (1,), a.storage_offset()) if a.is_contiguous() else a
     ),
 }
 
@@ -222,7 +223,7 @@ def test_random_program_called_in_random_ways_agrees_with_eager(
     assert stats.replays >= must_replay, (stats, events)
 
 
-@settings(max_examples=60, **SETTINGS)
+@settings(max_examples=40, **SETTINGS)
 @given(lines=LINES, results=RESULTS, shapes=st.lists(st.integers(0, 4), min_size=1, max_size=3))
 def test_random_program_on_inputs_that_stay_records_once(device, lines, results, shapes):
     ours = World(device, lines, results, shapes, cgt.jit)
@@ -239,7 +240,7 @@ def test_random_program_on_inputs_that_stay_records_once(device, lines, results,
     assert (stats.warmups, stats.records, stats.replays, stats.eager) == (1, 1, 3, 0), stats.reasons
 
 
-# --- a stateful machine: two functions, a shared closure, holds, drops, steps and resets -----------
+# --- a stateful machine: two functions, a shared closure, holds, drops, steps and resets ----------
 
 
 class Layer(torch.nn.Module):
@@ -405,7 +406,7 @@ def test_machine_of_calls_holds_writes_swaps_and_resets_agrees_with_eager(device
     machine = type("MachineOn" + device.type, (Machine,), {"device": device})
     REPLAYS[0] = 0
     run_state_machine_as_test(
-        machine, settings=settings(max_examples=40, stateful_step_count=30, **SETTINGS)
+        machine, settings=settings(max_examples=150, stateful_step_count=30, **SETTINGS)
     )
     assert REPLAYS[0] > 100
 
@@ -413,6 +414,7 @@ def test_machine_of_calls_holds_writes_swaps_and_resets_agrees_with_eager(device
 # --- the same decisions as cgt from scratch ------------------------------------------------------
 
 
+@functools.cache
 def load_scratch():
     path = pathlib.Path(__file__).parent.parent / "docs" / "from_scratch.py"
     spec = importlib.util.spec_from_file_location("from_scratch", path)
@@ -431,7 +433,7 @@ class Judge:
         self.everything = [self.weight]
 
         def multiply(x, k):
-            return x * weight * scale + k, x.view(-1)[1:]
+            return x * weight.view(x.shape) * scale + k, x.view(-1)[1:]
 
         def accumulate(x, total):
             total.add_(x.sum())

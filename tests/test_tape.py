@@ -1,6 +1,6 @@
 """The tape of the host driver: any ATen op, replayed on changed values, gives eager's bits.
 
-These tests run on the CPU only: the tape is what the host driver replays, and a CUDA graph has none.
+These tests run on the CPU only: the tape is what the host driver replays; a CUDA graph has none.
 """
 
 import re
@@ -115,12 +115,6 @@ def adamw(p, grad, avg, square, step):
     return p * 1
 
 
-def own_generator(a):
-    generator = torch.Generator()
-    generator.manual_seed(3)
-    return a + torch.rand(a.shape, generator=generator)
-
-
 X, Y, V, M = fl(3, 4), fl(3, 4), fl(4), fl(4, 5)
 IMG = fl(2, 3, 8, 8)
 
@@ -198,7 +192,7 @@ REDUCTIONS = {
     "argsort": (lambda a: a.argsort(), V),
     "topk": (lambda a: tuple(a.topk(2, dim=-1, largest=False)), X),
     "kthvalue, median, mode": (lambda a: (*a.kthvalue(2), *a.median(0), *a.mode(0)), X),
-    "quantile": (lambda a: a.quantile(0.3, dim=0), X),
+    "nanmedian": (lambda a: tuple(a.log().nanmedian(0)), X),
     "histc": (lambda a: a.histc(4, -1, 1), X),
     "searchsorted": (lambda a, b: torch.searchsorted(a.sort().values, b), V, V),
     "bucketize": (lambda a: torch.bucketize(a, torch.tensor([-1.0, 0.0, 1.0])), X),
@@ -225,7 +219,6 @@ PRODUCTS = {
     "solve": (lambda a, b: torch.linalg.solve(a + 4 * torch.eye(3), b), fl(3, 3), fl(3, 2)),
     "inverse and det": (lambda a: (torch.linalg.inv(a), torch.linalg.det(a)), fl(3, 3)),
     "qr": (lambda a: tuple(torch.linalg.qr(a)), fl(4, 3)),
-    "svdvals": (lambda a: torch.linalg.svdvals(a), fl(4, 3)),
     "triangular": (lambda a: (a.tril(), a.triu(1), a.diagonal(), torch.diag(a[0])), fl(4, 4)),
     "matrix_power": (lambda a: torch.linalg.matrix_power(a, 3), fl(3, 3)),
     "fft": (lambda a: (torch.fft.rfft(a), torch.fft.fft2(a), torch.fft.ifft(a)), X),
@@ -407,7 +400,6 @@ FACTORIES = {
     "bernoulli, multinomial": (lambda a: (a.sigmoid().bernoulli(), a.multinomial(2, True)), pos(4)),
     "exponential, cauchy": (lambda a: (a.clone().exponential_(2.0), a.clone().cauchy_()), X),
     "rrelu": (lambda a: F.rrelu(a, training=True), X),
-    "generator made inside": (own_generator, X),
 }
 
 WRITES = {
@@ -430,7 +422,8 @@ WRITES = {
 TABLES = {
     **POINTWISE, **REDUCTIONS, **PRODUCTS, **LAYERS, **SHAPES, **INDEXING, **FACTORIES, **WRITES,
 }  # fmt: skip
-WRITING = {*WRITES, "batch_norm in training"}  # an input that is written must stay where it is
+# An input that is written, or whose memory is counted from its start, must stay where it is.
+STAYING = {*WRITES, "batch_norm in training", "as_strided"}
 
 
 def test_the_tables_do_not_hide_rows_behind_one_name():
@@ -445,7 +438,7 @@ def test_op_replays_bit_equal_to_eager_on_changed_values_and_on_moving_inputs(na
     stats = cgt.stats(agrees(function, makers))
     assert (stats.warmups, stats.records, stats.replays, stats.eager) == (1, 1, 3, 0), stats.reasons
     assert stats.copied_bytes == 0
-    if name in WRITING:
+    if name in STAYING:
         return
     stats = cgt.stats(agrees(function, makers, moving=True))
     assert (stats.warmups, stats.records, stats.replays, stats.eager) == (1, 1, 3, 0), stats.reasons

@@ -7,6 +7,8 @@ cdef int path_lock(Path* p) noexcept:
     """1: taken at once. 0: waited without the GIL, so the table may have changed: not taken."""
     if PyThread_acquire_lock(<PyThread_type_lock>p.lock, 0):
         p.owner = PyThread_get_thread_ident()
+        if p.thread == 0: p.thread = p.owner
+        if p.thread != p.owner: p.shared = 1
         return 1
     return 0
 
@@ -140,6 +142,27 @@ cdef int path_enter(Table* t, id_t path, id_t n, PyObject** leaves) except -1:
         if p.live is NULL: raise MemoryError()
     p.live[p.live_n] = n
     p.live_n += 1
+    return 0
+
+cdef int outs_part(Table* t, id_t n) except -1:
+    """On a device that several threads use: move the results out at once, while the lock is held.
+    Later would be too late: a holder in another thread may have read the old address and not yet
+    queued the kernel that uses it."""
+    cdef Node* node = node_row(t, n)
+    cdef Out* o
+    cdef int32_t k, j
+    for k in range(node.out_n):
+        o = out_row(t, node.out_at + k)
+        if o.kind != FRESH or o.hidden or group_holder(t, node, k) is NULL: continue
+        rescue_group(t, node, k)
+        fn_row(t, node.fn).rescues += 1
+        fn_row(t, node.fn).rescued_bytes += storage_nbytes(o.proto)
+        for j in range(k, group_end(node, k, o)):
+            o = out_row(t, node.out_at + j)
+            if j == k or (o.kind == SHARED and o.ref == k):
+                tensor = o.tensor
+                o.tensor = NULL
+                Py_XDECREFX(tensor)
     return 0
 
 cdef int path_step(Table* t, id_t path) except -1:

@@ -5,6 +5,7 @@ cdef int record_begin(Table* t, int driver, int device, uintptr_t stream, unsign
                       unsigned long long lo) except -1:
     assert not t.rec.active, "one recording at a time: dispatch.py holds the lock"
     memset(&t.rec, 0, sizeof(Recording))
+    path_of(t, device)
     t.rec_copies.n = t.rec_gens.n = 0
     t.rec.driver = driver
     t.rec.device = device

@@ -201,6 +201,8 @@ cdef object replay(Table* t, id_t n, PyObject** leaves, bint launch, bint bump):
         with nogil:
             code = d.launch(exec_, stream, &error)
         if code != 0: raise driver_error(driver, code, CALL_LAUNCH, &error)
+    if path_row(t, path).shared and driver == CUDA and \
+            fn_row(t, node_row(t, n).fn).outputs == RESCUE: outs_part(t, n)
     if node_row(t, n).effects: effects(t, n, leaves, bump)
     return result
 

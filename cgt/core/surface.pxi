@@ -36,9 +36,14 @@ def fn_add(int outputs):
 
 def fn_free(int f, int64_t born):
     """Free a function's rows; a stale id is ignored."""
-    if f < TABLE.fns.n and fn_row(&TABLE, f).alive and fn_row(&TABLE, f).born == born:
+    if fn_is(f, born):
         fn_clear(&TABLE, f)
         row_drop(&TABLE, &TABLE.fns, f)
+
+
+def fn_is(int f, int64_t born):
+    """Does the row still belong to the function that was born then?"""
+    return bool(f < TABLE.fns.n and fn_row(&TABLE, f).alive and fn_row(&TABLE, f).born == born)
 
 
 def fn_reset(int f):
@@ -128,7 +133,7 @@ def spec_add(int f, object program, int n_leaves):
 def spec_free_if(int f, int64_t born, int s):
     """Free a spec and its nodes, if the function is still the one that was born then."""
     cdef id_t k
-    if not fn_row(&TABLE, f).alive or fn_row(&TABLE, f).born != born: return
+    if not fn_is(f, born): return
     k = fn_row(&TABLE, f).first_spec
     while k != NONE and k != s: k = spec_row(&TABLE, k).next
     if k == s: spec_free(&TABLE, s)
@@ -229,18 +234,14 @@ def add_node(int f, int spec, tuple ambient, list slots, list outs, object ret_p
 
 def run_node(int n, list tensors, bint launch):
     """Replay a node outside the guard: the call that recorded it. `launch` is False where recording
-    already ran the ops."""
+    already ran the ops. The caller holds the paths since before the node was added: another thread
+    could replay it before this call has its result."""
     cdef PyObject** leaves = <PyObject**>malloc((len(tensors) + 1) * sizeof(PyObject*))
-    cdef Path* p = path_row(&TABLE, node_row(&TABLE, n).path)
     if leaves is NULL: raise MemoryError()
     for k in range(len(tensors)): leaves[k] = <PyObject*>tensors[k]
-    while not path_lock(p):
-        path_wait(<PyThread_type_lock>p.lock)
-        p = path_row(&TABLE, node_row(&TABLE, n).path)
     try:
         return replay(&TABLE, n, leaves, launch, False)
     finally:
-        path_unlock(path_row(&TABLE, node_row(&TABLE, n).path))
         free(leaves)
 
 
