@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parent.parent
 RECORD = ROOT / "bench" / "results" / "gpu.json"
 SOURCES = ("cgt_core.pyx", "cgt_core.pxd", "setup.py", "cgt/**/*.py", "cgt/**/*.pxi", "cgt/**/*.h")
 OUTCOMES = "CGT_OUTCOMES"  # names the file that the tests' outcomes go to
-TESTS_S, BENCHES_S = 300, 200  # seconds that each may take
+TESTS_S, BENCHES_S = 400, 150  # seconds that each may take
 
 
 def source_hash(root=ROOT):
