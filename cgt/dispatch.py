@@ -35,7 +35,7 @@ def new_state(f, born, name, opts):
         "f": f, "born": born, "name": name, "opts": opts, "keep": {}, "programs": {},
         "drivers": {}, "pointers": {}, "moved": set(), "written": set(),
         "reasons": {}, "verdicts": {}, "cool": [0, options.COOL_DOWN[0]], "escapes": 0,
-        "generators": {}, "unguarded": [],
+        "unguarded": [],
     }  # fmt: skip
 
 
@@ -222,7 +222,6 @@ def warm(state, function, spec, flat, args, kwargs):
         result = trace.run(seen, function, args, kwargs)
     core.fn_count(state["f"], "warmups")
     driver = CUDA if any(d.type == "cuda" for d in seen["devices"]) else HOST
-    state["generators"].update(seen["generators"])
     note_leaves(state, seen, flat)
     reason = (seen["reason"] if guess == driver else None) or describe.needs_backward(result)
     if reason is None:
@@ -258,7 +257,7 @@ def record_call(state, function, spec, flat, args, kwargs):
     rec = {"flat": flat, "reached": reached, "places": found, "copied": copied, "grads": grads,
            "versions": versions, "driver": driver, "generators": reach_generators(found, flat), "ambient": core.ambient()}  # fmt: skip
     if driver == CUDA:
-        outcome = record.on_cuda(function, state["generators"], args, kwargs, rec)
+        outcome = record.on_cuda(function, args, kwargs, rec)
     else:
         outcome = record.on_host(function, args, kwargs, rec)
     if outcome is None:  # nothing ran: the capture failed or was left

@@ -91,16 +91,15 @@ def on_host(function, args, kwargs, rec):
         raise
 
 
-def on_cuda(function, generators, args, kwargs, rec):
+def on_cuda(function, args, kwargs, rec):
     """Capture the function; nothing executes. On any failure everything is put back and None is
     returned: the caller then runs the function eagerly, which raises the user's own exceptions."""
     flat = rec["flat"]
     device = torch.cuda.current_device()
     pool, stream = pool_of(device)
     default = torch.cuda.default_generators[device]
-    own = {core.generator_id(default): default}
-    others = [g for k, g in generators.items() if g.device.type == "cuda" and k not in own]
-    generators = [default, *others]
+    reachable = [g for g in (default, *rec["generators"]) if g.device.type == "cuda"]
+    generators = list({core.generator_id(g): g for g in reachable}.values())
     # Ordinary memory, made before the capture: kernels of the recording read these words.
     word_pairs = [torch.zeros(2, dtype=torch.int64, device="cuda") for _ in generators]
     before = snapshot_places(rec)
@@ -111,6 +110,7 @@ def on_cuda(function, generators, args, kwargs, rec):
     clear_workspaces()
     try:
         with side_stream(device):
+            torch.cuda.current_blas_handle()  # one per thread, and none can be made in a capture
             try:
                 core.begin(CUDA, device, stream.cuda_stream, pool)
                 for g, w in zip(generators, word_pairs, strict=True):

@@ -41,6 +41,7 @@ def pytest_runtest_makereport(item, call):
 def balanced_books(request):
     """Functions made by a test are gone after it, with every row and handle they had."""
     torch.manual_seed(0)
+    core.alone()
     dispatch.sweep()
     before = core.books()
     yield

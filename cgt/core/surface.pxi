@@ -262,6 +262,12 @@ def paths_lock():
             path_wait(<PyThread_type_lock>path_row(&TABLE, k).lock)
 
 
+def alone():
+    """Forget that several threads called (path.pxi); for tests, whose threads are gone."""
+    cdef id_t k
+    for k in range(TABLE.paths.n): path_row(&TABLE, k).thread = path_row(&TABLE, k).shared = 0
+
+
 def paths_mine():
     """Does this thread hold a path: is it inside a call (a finalizer, say)?"""
     cdef id_t k
