@@ -163,7 +163,6 @@ def test_clipping_inside_the_step(device):
     assert counts(s) == (1, 1, N - 2, 0), s.reasons
 
 
-@pytest.mark.xfail(reason=KEPT_GRADIENT, strict=False)
 @pytest.mark.parametrize("schedule", ["every third", "first ten", "bursts"])
 def test_gradients_none_at_one_call_and_present_at_another(device, schedule):
     clear = {
@@ -177,6 +176,8 @@ def test_gradients_none_at_one_call_and_present_at_another(device, schedule):
             trainer.opt.zero_grad()
 
     s = compare(device, between, zero="never")
+    if s.eager:
+        pytest.xfail(KEPT_GRADIENT)  # the values above were compared all the same
     assert s.eager == 0 and s.replays >= N // 2, s.reasons
 
 
@@ -372,7 +373,6 @@ def test_autocast_inside_the_step(device):
     assert counts(cgt.stats(f)) == (1, 1, N - 2, 0)
 
 
-@pytest.mark.xfail(reason=KEPT_GRADIENT, strict=False)
 @pytest.mark.parametrize("to_none", [True, False])
 def test_gradients_accumulate_over_micro_batches(device, to_none):
     def train(wrap):
@@ -405,10 +405,11 @@ def test_gradients_accumulate_over_micro_batches(device, to_none):
     for a, b in zip(model.parameters(), twin.parameters(), strict=True):
         assert torch.equal(a.grad, b.grad)
     s = cgt.stats(f)
+    if s.eager:
+        pytest.xfail(KEPT_GRADIENT)  # the values above were compared all the same
     assert s.eager == 0 and s.replays >= N - 8, s.reasons
 
 
-@pytest.mark.xfail(reason=KEPT_GRADIENT, strict=False)
 def test_forward_and_optimizer_as_two_jitted_functions(device):
     def train(wrap):
         torch.manual_seed(0)
@@ -437,6 +438,8 @@ def test_forward_and_optimizer_as_two_jitted_functions(device):
     assert_same(model.state_dict(), twin.state_dict())
     for f in fs:
         s = cgt.stats(f)
+        if s.eager:
+            pytest.xfail(KEPT_GRADIENT)  # the values above were compared all the same
         assert s.eager == 0 and s.replays >= N - 6, s.reasons
 
 
