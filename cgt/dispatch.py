@@ -24,8 +24,9 @@ VIEW, INPUT = 2, 3  # OutKind in cgt_core.pxd
 MISS_POINTER, MISS_GRAD, MISS_PLACE = 4, 8, 9  # Miss
 
 RECORDING = threading.RLock()  # around warming and recording, in the whole process
-# What finalizers noted: (function row, born) of collected functions, (state, spec) of specs whose
-# argument objects died. Freed at the next miss or step, never in the middle of a call.
+# What waits to be freed: (function row, born) of collected functions, (state, spec) of specs whose
+# argument objects died, (state, None) of functions reset while one was being warmed or recorded.
+# Freed at the end of the miss, at the next miss or at the next step, never in the middle of a call.
 DOOMED = []
 
 
@@ -48,10 +49,10 @@ def miss(state, function, spec, args, kwargs):
         return eager(state, function, args, kwargs, errors.blocked(kind), kind == 1 and is_mine())
     if core.paths_mine():  # a finalizer called us in the middle of a call
         return function(*args, **kwargs)
+    sweep()
     if not RECORDING.acquire(blocking=False):
         return eager(state, function, args, kwargs, errors.busy())
     try:
-        sweep()
         flat = pytree.flatten_call(args, kwargs, *state["opts"]["static"])
         reason = verdict(state, spec, flat)
         if reason is None:
@@ -61,6 +62,7 @@ def miss(state, function, spec, args, kwargs):
             return record_call(state, function, spec, flat, args, kwargs)
     finally:
         RECORDING.release()
+        sweep()
     return eager(state, function, args, kwargs, reason)
 
 
@@ -107,19 +109,23 @@ def find_spec(state, flat):
 
 
 def sweep():
-    """Free the rows of what was collected since. Never in the middle of a call."""
-    if not DOOMED or core.paths_mine():
+    """Free the rows of what was collected since. Never in the middle of a call; while something is
+    being recorded, its thread will do it."""
+    if not DOOMED or core.paths_mine() or is_mine() or not RECORDING.acquire(blocking=False):
         return
     core.paths_lock()
     try:
         while DOOMED:
             what, which = DOOMED.pop()
-            if isinstance(what, dict):
+            if which is None:
+                forget(what)
+            elif isinstance(what, dict):
                 free_spec(what, which)
             else:
                 core.fn_free(what, which)
     finally:
         core.paths_unlock()
+        RECORDING.release()
 
 
 def free_spec(state, spec):
@@ -417,12 +423,23 @@ def add_node(state, spec, flat, rec, seen, row, unguarded, f):
 
 
 def reset_state(state):
-    """Free a function's recordings; what it learnt about its arguments goes too."""
+    """Free a function's recordings; what it learnt about its arguments goes too. From inside a
+    function that is being warmed or recorded, when that is done: its rows are in use."""
+    if is_mine():
+        DOOMED.append((state, None))
+        return
     with RECORDING:
         core.paths_lock()
         try:
-            core.fn_reset(state["f"])
+            forget(state)
         finally:
             core.paths_unlock()
-        fresh = new_state(state["f"], state["born"], state["name"], state["opts"])
-        state.update(fresh | {"reasons": state["reasons"]})
+
+
+def forget(state):
+    """Free the rows of a function's recordings. The caller holds the paths."""
+    if not core.fn_is(state["f"], state["born"]):
+        return  # collected since
+    core.fn_reset(state["f"])
+    fresh = new_state(state["f"], state["born"], state["name"], state["opts"])
+    state.update(fresh | {"reasons": state["reasons"]})
