@@ -32,12 +32,13 @@ demo: ext
 	$(PY) docs/from_scratch.py
 	$(PY) -m cgt
 
-# The release build is the one left behind, also when the suite fails on the checked one.
+# Two workers where pytest-xdist is installed. The release build is the one left behind, also when the suite fails on the checked one.
+WORKERS = $$($(call has,xdist) && echo -n 2)
 test: lint
 	CGT_DEBUG=1 $(PY) $(BUILD)
-	$(PY) -m pytest || { status=$$?; $(PY) $(BUILD); exit $$status; }
+	$(PY) -m pytest $(WORKERS) || { status=$$?; $(PY) $(BUILD); exit $$status; }
 	$(PY) $(BUILD)
-	$(PY) -m pytest
+	$(PY) -m pytest $(WORKERS)
 
 bench: ext
 	$(PY) $(BENCH)

@@ -3,14 +3,16 @@
 # looks for a node of its function whose guards accept them, and replays it: sources of copied
 # slots are patched, outputs are taken from their rows, the graph is launched. No Python runs.
 #
-#   fns    [ f ... ]          f.first_spec ─► specs, f.first_node ─► nodes; newest match first
+#   fns    [ f ... ]          f.first_spec ─► specs, newest match first
 #   specs  [ s ... ] ──────► ops    [ TUPLE TENSOR PLAIN | TUPLE DICT TENSOR TENSOR | ... ]
+#   paths  [ host cuda:0 ... ]   per device: the node that ran last; its ancestors ran before it
+#   edges  [ path parent fn ] ─► nodes: children of one node for one function, newest match first
 #   nodes  [ n ... ] ──┬───► slots  [ leaf leaf reached | leaf ... ]   what the graph reads
 #                      ├───► outs   [ FRESH SHARED VIEW | ...      ]   what the call hands out
 #                      ├───► ops    [ ...                          ]   the pytree of the result
 #                      ├───► copies, gens, grads, watches ──► places
+#                      ├───► deads  which outputs of its ancestors must be dead before it runs
 #                      └───► exec   the driver's graph
-#   paths  [ host cuda:0 ...]  per device: which nodes' outputs may still be held
 #
 # A thing is a row and its name is its row number; NONE ends a list. Variable parts are slices
 # (at, n) of one long array per kind; freeing a node closes the gap, so a slice moves but never
@@ -20,9 +22,12 @@
 # which lives in the closure that `jit` returned. So the garbage collector sees through a jitted
 # function, and a function nobody holds takes its rows along. Only `outs.tensor` is owned here.
 #
-# One pool per device holds all recordings. A node's outputs stay allocated while the node lives,
-# so what is recorded later never overlaps them; what was recorded *earlier* may write there. Hence
-# the rule of paths: launching n first rescues held outputs of every node born at n's time or later.
+# The nodes are trees, one per device and pool. A call becomes a child of the node that ran last in
+# this iteration, so a node's ancestors are what ran before it, and it was recorded with the pool in
+# the state that they left: outputs of theirs that were held are allocated, everything else is free
+# for it. So a launch overwrites nothing that its path still holds, provided that what was dead when
+# it was recorded (deads) is dead now. What an *ended* iteration left held overlaps anything: it is
+# rescued before the next iteration's first launch.
 #
 # The GIL guards the table. `paths.lock` orders calls on one device; it is only waited for without
 # the GIL. A launch runs without the GIL and touches no row.
@@ -58,7 +63,7 @@ cdef enum:                  # PlaceKind: the numbers are those of cgt/places.py
 
 cdef enum:                  # Miss: why a node did not accept a call; guard.pxi says, dispatch.py explains
     FITS, MISS_SPEC, MISS_AMBIENT, MISS_META, MISS_POINTER, MISS_ALIGN, MISS_VALUE, MISS_OVERLAP,
-    MISS_GRAD, MISS_PLACE
+    MISS_GRAD, MISS_PLACE, MISS_ALIVE
 
 cdef enum: HOST, CUDA       # DriverKind
 
@@ -66,7 +71,10 @@ cdef struct Fn:
     int32_t alive
     int32_t outputs             # Policy
     int32_t max_leaves          # most tensor leaves of any spec; sizes the call's scratch
-    id_t first_spec, first_node # newest match first
+    id_t first_spec             # newest match first
+    id_t path                   # of the node that matched last; NONE without nodes
+    uint64_t paths              # bit k: it has nodes on path k
+    PyObject* range_name        # borrowed: what profilers show around a replay
     int64_t born                # a stale id is told by this
     int64_t calls, warmups, records, replays, eager, rebinds, copied_bytes, rescues, rescued_bytes
 
@@ -83,11 +91,17 @@ cdef struct Op:                 # one step of a pytree's program, in pre-order
 
 cdef struct Node:
     int32_t alive
-    id_t fn, next, spec, path
-    int64_t born                # order of recording; decides what overlaps what
+    id_t fn, spec, path
+    id_t parent                 # the node that ran before it; NONE for the first of an iteration
+    id_t next                   # sibling of the same function
+    int32_t children            # of all functions
+    int32_t depth               # of the parent, plus one
+    uint64_t key                # of spec, ambient state and shapes: tells siblings apart at once
+    int64_t used                # when it ran last; least recently used leaves are evicted
     uint64_t ambient[3]         # tensor_shim.h: ambient_now
     id_t slot_at, slot_n, out_at, out_n, ret_at, ret_n, copy_at, copy_n
     id_t gen_at, gen_n, grad_at, grad_n, watch_at, watch_n, place_at, place_n, dim_at, dim_n
+    id_t dead_at, dead_n
     int32_t n_given             # outputs of the result; hidden ones come behind
     int32_t writes              # some slot is written: copied slots must not overlap it
     int32_t effects             # a replay moves some _version or sets some .grad
@@ -95,8 +109,18 @@ cdef struct Node:
     PyObject* ret_program       # borrowed
     void* graph                 # CUDA: CUgraph; host: NULL
     void* exec                  # CUDA: CUgraphExec, NULL for a graph without nodes; host: the tape
+    void* pool                  # CUDA: the pool it lives in; host: NULL
+    void* state                 # CUDA: the allocator's state after it; host: NULL
     int32_t n_graph_nodes
     int64_t n_replay
+
+cdef struct Edge:               # a row of an open-addressed hash table; fn NONE: free
+    id_t path, parent, fn
+    id_t first                  # newest match first
+
+cdef struct Dead:               # a fresh output whose memory a descendant may use
+    id_t node
+    id_t out                    # relative to the node's outs
 
 cdef struct Slot:
     int32_t leaf                # which tensor leaf; NONE for a tensor reached by closure or module
@@ -105,6 +129,8 @@ cdef struct Slot:
     int32_t written             # the function writes it
     int32_t bumps               # by how much a replay moves its _version
     id_t copy                   # index into the node's copies, or NONE
+    id_t from_node, from_out    # PINNED: it is this output of an ancestor, wherever that is; or NONE
+    int64_t shift               # bytes from the start of that output
     uint64_t keys               # dispatch key set
     int32_t dtype, device, requires_grad, ndim
     id_t dim_at                 # sizes then strides, index into the node's dims
@@ -125,8 +151,7 @@ cdef struct Out:
     id_t dim_at
     int64_t offset              # storage offset, elements
     int64_t shift               # VIEW: bytes from the start of the slot's tensor
-    char* ptr                   # FRESH, SHARED: where the graph writes it
-    PyObject* proto             # owned: twin that keeps the recorded memory
+    PyObject* proto             # owned: twin over the memory that the graph writes
     PyObject* line              # owned: where it was made, a str
     PyObject* tensor            # owned: what was handed out last; NULL: make a new one
     void* storage               # of `tensor`, to see that nobody replaced it
@@ -174,9 +199,8 @@ cdef struct Path:               # one per device: row 0 the host, row 1+i cuda:i
     void* last_stream           # of the last launch; another one waits for it
     void* event
     int64_t step                # iteration
-    id_t live_n                 # nodes whose outputs may be held, oldest first
-    id_t live_cap
-    id_t* live
+    id_t current                # the node that ran last in this iteration, or NONE
+    id_t stale                  # the last of an ended iteration whose outputs are not released yet
 
 cdef struct Column:             # a growable array
     void* rows
@@ -186,15 +210,28 @@ cdef struct Recording:          # the one recording under way; dispatch.py's loc
     int32_t active
     int32_t driver, device
     void* stream
-    unsigned long long pool_hi, pool_lo
+    void* pool
+    id_t parent                 # what it will be a child of
+    int64_t step                # the iteration it belongs to
     int32_t pool_open, capturing
     void* graph
     void* exec
+    void* state
     int32_t n_graph_nodes
+    double seconds[4]           # Phase
+
+cdef enum: RESTORE, CAPTURE, INSTANTIATE, CHECKPOINT    # Phase
 
 cdef struct Table:
     Column fns, specs, ops, nodes, slots, outs, copies, gens, grads, watches, places, dims, paths
+    Column edges, deads
     Recording rec
-    Column rec_copies, rec_gens
+    Column rec_copies, rec_gens, rec_deads
+    Column rec_live             # addresses of the path's memory that must stay as it is
+    Column freed                # (fn, node) pairs that Python has not been told of yet
+    int32_t n_edges             # rows in use
+    int32_t stepped             # the program says itself when an iteration begins
+    int32_t max_path            # nodes of one iteration, before another one begins by itself
     int64_t births              # counter behind every `born`
+    int64_t launches            # counter behind every `used`
     int64_t allocations         # driver handles and rows alive: the books that tests balance

@@ -6,10 +6,11 @@
 from cpython.object cimport PyObject, Py_EQ
 from cpython.ref cimport Py_INCREF
 from cpython.tuple cimport PyTuple_New, PyTuple_SET_ITEM
-from libc.stdint cimport int32_t, int64_t, uint64_t, uintptr_t
-from libc.stdlib cimport free, malloc, realloc
+from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t, uintptr_t
+from libc.stdlib cimport free, malloc
 from libc.string cimport memcmp, memcpy, memmove, memset
 from libcpp.string cimport string
+from posix.time cimport CLOCK_MONOTONIC, clock_gettime, timespec
 from cuda.bindings cimport cydriver as cu
 
 import sys

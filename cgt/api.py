@@ -14,12 +14,9 @@ from . import dispatch, errors, options, pytree, report, trace
 from .errors import CgtError
 from .private import self_check
 
-SITES = weakref.WeakValueDictionary()  # function row -> jitted function, for stats() and reset()
-ATTRIBUTE = "_cgt_state"
-
 
 def jit(fn=None, *, static_argnums=(), static_argnames=(), max_records=options.MAX_RECORDS,
-        outputs="rescue", inputs="auto"):  # fmt: skip
+        max_graphs=options.MAX_GRAPHS, outputs="rescue", inputs="auto"):  # fmt: skip
     """Record what `fn` does and replay it at every later call that the recording fits.
 
     The first call runs `fn` and watches it, the second records, the third replays: on the GPU as a
@@ -31,7 +28,10 @@ def jit(fn=None, *, static_argnums=(), static_argnames=(), max_records=options.M
             pytree of tensors and plain values; plain values are compared by value. Without `fn`, a
             decorator is returned.
         static_argnums, static_argnames: arguments taken as one hashable value, tensors not sought.
-        max_records: recordings kept per function; past it calls run eagerly until a cool-down ends.
+        max_records: recordings kept per function and place in the tree (what ran before it in the
+            iteration); past it calls run eagerly until a cool-down ends.
+        max_graphs: recordings in the whole process at which a new one of this function makes room:
+            those go that ran longest ago and have none behind them. Environment: CGT_MAX_GRAPHS.
         outputs: what happens to a result somebody still holds when a replay is about to overwrite
             it. "rescue" moves it to ordinary memory; "error" makes a later access raise; "borrow"
             lets it be overwritten.
@@ -55,16 +55,18 @@ def jit(fn=None, *, static_argnums=(), static_argnames=(), max_records=options.M
     >>> cgt.stats(f).replays
     1
     """
-    opts = check_options(static_argnums, static_argnames, max_records, outputs, inputs)
+    opts = check_options(static_argnums, static_argnames, max_records, max_graphs, outputs, inputs)
     if fn is None:
         return functools.partial(
             jit, static_argnums=static_argnums, static_argnames=static_argnames,
-            max_records=max_records, outputs=outputs, inputs=inputs,
+            max_records=max_records, max_graphs=max_graphs, outputs=outputs, inputs=inputs,
         )  # fmt: skip
     check_function(fn)
-    f, born = core.fn_add(options.OUTPUTS.index(outputs))
     name = getattr(fn, "__qualname__", None) or getattr(fn, "__name__", type(fn).__name__)
+    range_name = "cgt.replay " + name
+    f, born = core.fn_add(options.OUTPUTS.index(outputs), range_name)
     state = dispatch.new_state(f, born, name, opts)
+    state["range"] = range_name  # kept for the row
 
     def on_miss(spec, args, kwargs):
         return dispatch.miss(state, fn, spec, args, kwargs)
@@ -77,20 +79,21 @@ def jit(fn=None, *, static_argnums=(), static_argnames=(), max_records=options.M
         site.__dict__ = {"__wrapped__": fn, "__signature__": inspect.signature(fn.forward)}
     elif isinstance(fn, functools.partial):
         site.__name__ = site.__qualname__ = getattr(fn.func, "__name__", "partial")
-    setattr(site, ATTRIBUTE, state)
-    SITES[f] = site
+    setattr(site, dispatch.ATTRIBUTE, state)
+    dispatch.SITES[f] = site
     weakref.finalize(site, dispatch.DOOMED.append, (f, born)).atexit = False
     return site
 
 
-def check_options(static_argnums, static_argnames, max_records, outputs, inputs):
+def check_options(static_argnums, static_argnames, max_records, max_graphs, outputs, inputs):
     """Options as dispatch.py reads them; CgtError names the bad one."""
     if outputs not in options.OUTPUTS:
         raise CgtError(errors.bad_option("outputs", outputs, f"one of {options.OUTPUTS}"))
     if inputs not in options.INPUTS:
         raise CgtError(errors.bad_option("inputs", inputs, f"one of {options.INPUTS}"))
-    if not isinstance(max_records, int) or isinstance(max_records, bool) or max_records < 1:
-        raise CgtError(errors.bad_option("max_records", max_records, "a positive int"))
+    for name, value in (("max_records", max_records), ("max_graphs", max_graphs)):
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise CgtError(errors.bad_option(name, value, "a positive int"))
     nums = (static_argnums,) if isinstance(static_argnums, int) else tuple(static_argnums)
     names = (static_argnames,) if isinstance(static_argnames, str) else tuple(static_argnames)
     if not all(isinstance(n, int) for n in nums):
@@ -100,6 +103,7 @@ def check_options(static_argnums, static_argnames, max_records, outputs, inputs)
     return {
         "static": (nums, names),
         "max_records": max_records,
+        "max_graphs": max_graphs,
         "outputs": outputs,
         "inputs": inputs,
     }
@@ -119,7 +123,7 @@ def check_function(fn):
 
 def state_of(f):
     """The state behind a jitted function or a bound method of one."""
-    state = getattr(getattr(f, "__func__", f), ATTRIBUTE, None)
+    state = getattr(getattr(f, "__func__", f), dispatch.ATTRIBUTE, None)
     if state is None:
         raise CgtError(errors.not_jitted(f))
     return state
@@ -127,14 +131,17 @@ def state_of(f):
 
 def all_states():
     """States of every jitted function alive."""
-    return [getattr(site, ATTRIBUTE) for site in list(SITES.values())]
+    return [getattr(site, dispatch.ATTRIBUTE) for site in list(dispatch.SITES.values())]
 
 
 def step():
     """Begin an iteration: results of the last one may be overwritten from now on.
 
-    Results that somebody still holds stay right (they are moved out of the way); with
-    `outputs="error"` touching them afterwards raises.
+    Results that somebody still holds stay right: they are moved out of the way when the next
+    recording runs; with `outputs="error"` touching them raises from here on. Without any `step()` an
+    iteration begins by itself, at a call of a function that already ran in it or that uses none of
+    its results. Both are right; with `step()` a loop over one function becomes a path of
+    recordings that pass results on without a copy.
 
     >>> import cgt
     >>> cgt.step()
@@ -144,8 +151,9 @@ def step():
 
 
 def reset(f=None):
-    """Free the recordings of `f`, or of every jitted function; counters stay. Results that somebody
-    holds stay valid, and the next call warms up again.
+    """Free the recordings of `f` and what was recorded behind them, or of every jitted function;
+    counters stay. Results that somebody holds stay valid, and the next call warms up again. Memory
+    of a pool in which nothing lives any more goes back to PyTorch's allocator.
 
     Raises:
         CgtError: `f` was not made by `cgt.jit`.
@@ -153,6 +161,8 @@ def reset(f=None):
     for state in [state_of(f)] if f is not None else all_states():
         dispatch.reset_state(state)
     dispatch.sweep()
+    if f is None:
+        core.stepped(False)
 
 
 def stats(f=None):
@@ -166,14 +176,14 @@ def stats(f=None):
     return report.stats_of([state_of(f)] if f is not None else all_states())
 
 
-def explain(f):
+def explain(f=None):
     """Text on what became of the calls of `f`: its recordings, how each input is bound, why calls
-    ran eagerly and what to change.
+    ran eagerly and what to change. Without `f`: the tree of all recordings, with counts and bytes.
 
     Raises:
         CgtError: `f` was not made by `cgt.jit`.
     """
-    return report.explain_state(state_of(f))
+    return report.explain_tree(all_states()) if f is None else report.explain_state(state_of(f))
 
 
 def message_for_poisoned(made):
@@ -187,7 +197,7 @@ def message_for_poisoned(made):
 
 def error_for_failed(f, error):
     """What a call raises whose replay the driver refused: nothing was launched."""
-    site = SITES.get(f)
+    site = dispatch.SITES.get(f)
     name = getattr(site, "__qualname__", "a jitted function")
     return CgtError(errors.replay_failed(name, error.args[2], error.args[1]))
 
@@ -202,6 +212,7 @@ core.FAILED[0] = error_for_failed
 core.POISONED[0] = message_for_poisoned
 core.UNFLATTEN[0] = pytree.unflatten
 core.SAME_VALUE[0] = pytree.same_value
+core.max_path(options.MAX_GRAPHS)
 if not self_check():
     core.reuse_outputs(False)
 atexit.register(at_exit)

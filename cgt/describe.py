@@ -55,6 +55,20 @@ def rows(state, rec, seen, result, args, kwargs):
     return {"slots": slots, "paths": paths, "outs": outs, "grads": grads, "out": out}
 
 
+def settle(rec, seen, row):
+    """Make the recording's memory the pool's; the row with the seconds that recording took, or the
+    sentence that says why there can be no node. cgt's buffers are needed only inside the recording."""
+    seen["swaps"].clear()
+    for sid in seen["buffers"]:
+        seen["buffers"][sid] = None
+    try:
+        core.checkpoint(seen["memory"], [o[2] for o in row["outs"] if o[0] == FRESH])
+    except core.DriverError as error:
+        return errors.recording_failed(error.args[1], "")
+    seen["memory"].clear()
+    return row | {"seconds": core.record_seconds()}
+
+
 def describe_slots(rec, seen):
     """One row per argument leaf, then one per reached tensor that the run touched."""
     flat, reached = rec["flat"], rec["reached"]

@@ -11,6 +11,7 @@ what its rows in the core borrow (`keep`), and what decides the next miss.
 
 import contextlib
 import threading
+import time
 import weakref
 
 import cgt_core as core
@@ -21,8 +22,10 @@ from .trace import CUDA, HOST
 
 NONE = -1
 VIEW, INPUT = 2, 3  # OutKind in cgt_core.pxd
-MISS_POINTER, MISS_GRAD, MISS_PLACE = 4, 8, 9  # Miss
+MISS_POINTER, MISS_GRAD, MISS_PLACE, MISS_ALIVE = 4, 8, 9, 10  # Miss
+ATTRIBUTE = "_cgt_state"
 
+SITES = weakref.WeakValueDictionary()  # function row -> jitted function, which has ATTRIBUTE
 RECORDING = threading.RLock()  # around warming and recording, in the whole process
 # What waits to be freed: (function row, born) of collected functions, (state, spec) of specs whose
 # argument objects died, (state, None) of functions reset while one was being warmed or recorded.
@@ -35,8 +38,8 @@ def new_state(f, born, name, opts):
     return {
         "f": f, "born": born, "name": name, "opts": opts, "keep": {}, "programs": {},
         "drivers": {}, "pointers": {}, "moved": set(), "written": set(),
-        "reasons": {}, "verdicts": {}, "cool": [0, options.COOL_DOWN[0]], "escapes": 0,
-        "unguarded": [],
+        "reasons": {}, "verdicts": {}, "cool": {}, "escapes": 0, "unguarded": [],
+        "warm_seconds": 0.0, "range": None,
     }  # fmt: skip
 
 
@@ -57,9 +60,10 @@ def miss(state, function, spec, args, kwargs):
         reason = verdict(state, spec, flat)
         if reason is None:
             spec = find_spec(state, flat) if spec == NONE else spec
-            if leaf_devices(flat) not in state["drivers"]:
-                return warm(state, function, spec, flat, args, kwargs)
-            return record_call(state, function, spec, flat, args, kwargs)
+            kind = "warm" if leaf_devices(flat) not in state["drivers"] else "record"
+            run = warm if kind == "warm" else record_call
+            with torch.profiler.record_function(f"cgt.{kind} {state['name']}"):
+                return run(state, function, spec, flat, args, kwargs)
     finally:
         RECORDING.release()
         sweep()
@@ -101,7 +105,7 @@ def find_spec(state, flat):
         program.append((kind, n, obj))
     program = tuple(program)
     if len(state["programs"]) >= options.MAX_SPECS:
-        used = {core.node_facts(n)[1] for n in core.fn_nodes(f)}
+        used = {core.node_facts(n)["spec"] for n in core.fn_nodes(f)}
         DOOMED.append((state, next((s for s in state["programs"] if s not in used), NONE)))
     spec_of.append(core.spec_add(f, program, len(flat.tensors)))
     state["programs"][spec_of[0]] = (program, flat.paths)
@@ -124,17 +128,25 @@ def sweep():
             else:
                 core.fn_free(what, which)
     finally:
+        bury()
         core.paths_unlock()
         RECORDING.release()
+
+
+def bury():
+    """Nodes were freed, perhaps of several functions: let go of what they kept alive."""
+    for f, node in core.freed():
+        state = getattr(SITES.get(f), ATTRIBUTE, None)
+        if state is not None:
+            state["keep"].pop(node, None)
+        for site in list(SITES.values()):
+            getattr(site, ATTRIBUTE)["cool"].pop(node, None)
 
 
 def free_spec(state, spec):
     """Free a spec with its recordings, and what they kept alive. The caller holds the paths."""
     if not core.fn_is(state["f"], state["born"]) or state["programs"].pop(spec, None) is None:
         return  # freed or reset since
-    for node in core.fn_nodes(state["f"]):
-        if core.node_facts(node)[1] == spec:
-            state["keep"].pop(node, None)
     state["verdicts"] = {k: v for k, v in state["verdicts"].items() if k[0] != spec}
     core.spec_free_if(state["f"], state["born"], spec)
 
@@ -149,16 +161,38 @@ def verdict(state, spec, flat):
         standing = state["verdicts"].get(key)
         if standing is not None and calls < standing[1]:
             return standing[0]
-    nodes = core.fn_nodes(state["f"])
-    if len(nodes) >= state["opts"]["max_records"] and leaf_devices(flat) in state["drivers"]:
-        wait, length = state["cool"]
-        if wait == 0:
-            state["cool"] = [calls + length, min(2 * length, options.COOL_DOWN[1])]
-            wait = calls + length
-        if calls < wait:
-            return errors.limit(len(nodes), why_missed(state, spec, flat))
-        state["cool"][0] = 0
-        drop_node(state, nodes[-1])  # matched longest ago
+    if leaf_devices(flat) not in state["drivers"]:
+        return None
+    return over_limit(state, spec, flat, *place_in_tree(state, flat, flat.tensors))
+
+
+def device_of(state, flat):
+    """Index of the device on which a call is recorded; -1 is the host."""
+    on_cuda = state["drivers"][leaf_devices(flat)] == CUDA
+    return torch.cuda.current_device() if on_cuda else -1
+
+
+def place_in_tree(state, flat, tensors):
+    """(path, node behind which a call with these tensors belongs; NONE: it begins an iteration)."""
+    device = device_of(state, flat)
+    return core.path_state(device)[0], core.parent_of(device, state["f"], list(tensors))
+
+
+def over_limit(state, spec, flat, path, parent):
+    """A reason to run eagerly because this place in the tree has enough recordings of the function,
+    or None. After the cool-down the one matched longest ago makes room."""
+    nodes = core.children(path, parent, state["f"])
+    if len(nodes) < state["opts"]["max_records"]:
+        return None
+    calls = core.fn_counts(state["f"])[0]
+    until, length = state["cool"].get(parent, (0, options.COOL_DOWN[0]))
+    if until == 0:
+        until = calls + length
+        state["cool"][parent] = (until, min(2 * length, options.COOL_DOWN[1]))
+    if calls < until:
+        return errors.limit(len(nodes), why_missed(state, spec, flat, path, parent))
+    state["cool"][parent] = (0, length)
+    drop_node(nodes[-1])
     return None
 
 
@@ -187,33 +221,44 @@ def count_eager(state, reason):
     state["reasons"][reason] = state["reasons"].get(reason, 0) + 1
 
 
-def why_missed(state, spec, flat):
+def why_missed(state, spec, flat, path, parent):
     """A sentence on what the newest recording of this structure did not accept."""
-    for node, why, index in core.node_misses(state["f"], spec, list(flat.tensors)):
+    for node, why, index in core.node_misses(path, parent, state["f"], spec, list(flat.tensors)):
         kept = state["keep"].get(node)
         if kept is None or why in (0, 1, 2):
             continue
+        if why == MISS_ALIVE:
+            return errors.still_held(core.dead_line(node, index))
         if why == MISS_PLACE:
             return errors.place_changed(kept["place_paths"][index])
         if why == MISS_GRAD:
             return errors.place_changed(kept["slot_paths"][kept["grads"][index][0]] + ".grad")
-        path = kept["slot_paths"][index]
+        name = kept["slot_paths"][index]
         if why == MISS_POINTER:
-            leaf, _, _, ptr = core.node_facts(node)[5][index]
+            leaf, _, _, ptr, _ = core.node_facts(node)["slots"][index]
             now = flat.tensors[leaf].data_ptr() if leaf != NONE else 0
-            return errors.moved(path, ptr, now)
-        return errors.arguments_changed(path)
+            return errors.moved(name, ptr, now)
+        return errors.arguments_changed(name)
     return errors.arguments_changed("an argument's structure or ambient state")
 
 
-def drop_node(state, node):
-    """Free one recording and what it kept alive."""
+def drop_node(node):
+    """Free a recording with those behind it, and what they kept alive."""
     core.paths_lock()
     try:
         core.node_drop(node)
+        bury()
     finally:
         core.paths_unlock()
-    state["keep"].pop(node, None)
+
+
+def make_room(state):
+    """Free recordings that ran longest ago, leaves first, until there is room for another one."""
+    while len(core.nodes()) >= state["opts"]["max_graphs"]:
+        node = core.node_oldest()
+        if node is None:
+            return
+        drop_node(node)
 
 
 # --- warm --------------------------------------------------------------------------------------
@@ -221,12 +266,14 @@ def drop_node(state, node):
 
 def warm(state, function, spec, flat, args, kwargs):
     """Run once eagerly, on the stream that will record, and learn what the function touches."""
+    began = time.perf_counter()
     device = torch.cuda.current_device() if torch.cuda.is_initialized() else None
     guess = CUDA if any(t.is_cuda for t in flat.tensors) else HOST
     seen = trace.observe(guess)
     with record.side_stream(device):
         result = trace.run(seen, function, args, kwargs)
     core.fn_count(state["f"], "warmups")
+    state["warm_seconds"] += time.perf_counter() - began
     driver = CUDA if any(d.type == "cuda" for d in seen["devices"]) else HOST
     note_leaves(state, seen, flat)
     reason = (seen["reason"] if guess == driver else None) or describe.needs_backward(result)
@@ -251,63 +298,96 @@ def note_leaves(state, seen, flat):
 def record_call(state, function, spec, flat, args, kwargs):
     """Record the call as a node and return its result."""
     f = state["f"]
-    moves = note_moves(state, spec, flat)
     found, unguarded = places.find_places(function, flat.objects)
     reached = reach_tensors(found, flat)
-    driver = state["drivers"][leaf_devices(flat)]
-    copied = choose_copied(state, flat, reached, driver)
+    driver, device = state["drivers"][leaf_devices(flat)], device_of(state, flat)
+    path, parent = place_in_tree(state, flat, describe.all_tensors(flat, reached))
+    reason = over_limit(state, spec, flat, path, parent)
+    if reason is not None:
+        return eager(state, function, args, kwargs, reason)
+    moves = note_moves(state, spec, flat, path, parent)
+    make_room(state)
+    if parent == NONE:
+        begin_iteration(device, describe.all_tensors(flat, reached))
+    copied = choose_copied(state, flat, reached, driver, parent, [leaf for _, leaf in moves])
     grads = grads_before(flat, reached)
     versions = [
         t._version if not t.is_inference() else 0 for t in describe.all_tensors(flat, reached)
     ]
     rec = {"flat": flat, "reached": reached, "places": found, "copied": copied, "grads": grads,
-           "versions": versions, "driver": driver, "generators": reach_generators(found, flat), "ambient": core.ambient()}  # fmt: skip
-    if driver == CUDA:
-        outcome = record.on_cuda(function, args, kwargs, rec)
-    else:
-        outcome = record.on_host(function, args, kwargs, rec)
+           "versions": versions, "driver": driver, "parent": parent, "before": None,
+           "generators": reach_generators(found, flat), "ambient": core.ambient()}  # fmt: skip
+    on = record.on_cuda if driver == CUDA else record.on_host
+    outcome = on(function, args, kwargs, rec)
     if outcome is None:  # nothing ran: the capture failed or was left
-        reason = rec["reason"]
-        condemn(state, spec, flat, reason)
-        return eager(state, function, args, kwargs, reason)
+        condemn(state, spec, flat, rec["reason"])
+        return eager(state, function, args, kwargs, rec["reason"])
     result, seen = outcome
     note_leaves(state, seen, flat)
     try:
         row = describe.rows(state, rec, seen, result, args, kwargs)
     except Exception as error:  # a gap of ours must not become the user's crash: the result stands
         row = record.failure(error)
-    if isinstance(row, str):  # ran, but cannot be replayed
-        return abandon(state, spec, flat, rec, seen, result, row)
-    for old, leaf in moves:
-        if leaf in copied:
-            drop_node(state, old)
+    node = None
     core.paths_lock()  # nobody replays the recording before its own call has the result
     try:
-        node = add_node(state, spec, flat, rec, seen, row, unguarded, f)
-        del row, seen, result, outcome
-        return core.run_node(node, list(flat.tensors), driver == CUDA)
+        lost = core.lost()
+        if lost:
+            row = errors.busy()
+        elif not isinstance(row, str):
+            row = describe.settle(rec, seen, row)
+        if not isinstance(row, str):
+            node = add_node(state, spec, flat, rec, seen, row, unguarded, f)
+            del row, seen, result, outcome
+            given = core.run_node(node, list(flat.tensors), driver == CUDA)
+            for old, leaf in moves:
+                if leaf in copied:
+                    core.node_drop(old)
+            bury()
+            return given
+        if driver == HOST or not lost:  # ran, but cannot be replayed
+            return abandon(state, spec, flat, rec, seen, result, row, lost)
+        reason = row
     except core.DriverError as error:
         if driver == HOST:
             raise errors.CgtError(
                 errors.replay_failed(state["name"], error.args[2], error.args[1])
             ) from error
         reason = record.failure(error)  # nothing was launched: eager is still right
+        condemn(state, spec, flat, reason)
     finally:
         core.paths_unlock()
-    drop_node(state, node)
-    core.fn_count(f, "records", -1)
-    condemn(state, spec, flat, reason)
+    undo(state, rec, node)
     return eager(state, function, args, kwargs, reason)
 
 
-def note_moves(state, spec, flat):
+def begin_iteration(device, tensors):
+    """End the iteration under way for a call with these tensors; what is held of its results is moved
+    out of the way."""
+    core.paths_lock()
+    try:
+        core.begin_iteration(device, tensors)
+    finally:
+        core.paths_unlock()
+
+
+def undo(state, rec, node):
+    """A capture that was never launched: neither its node nor what it put into places may stay."""
+    record.restore_places(rec["before"], None, tensors_only=False)
+    core.abort()
+    if node is not None:
+        drop_node(node)
+        core.fn_count(state["f"], "records", -1)
+
+
+def note_moves(state, spec, flat, path, parent):
     """Arguments whose address moved since a pinned recording are copied from now on, if they can be.
     Returns [(recording, leaf that moved)]: what a recording with a copy will replace."""
     moves = []
-    for node, why, index in core.node_misses(state["f"], spec, list(flat.tensors)):
+    for node, why, index in core.node_misses(path, parent, state["f"], spec, list(flat.tensors)):
         if why != MISS_POINTER:
             continue
-        leaf, binding, written, _ = core.node_facts(node)[5][index]
+        leaf, _, written, _, _ = core.node_facts(node)["slots"][index]
         if leaf != NONE and not written and state["opts"]["inputs"] == "auto":
             state["moved"].add(flat.paths[leaf])
             moves.append((node, leaf))
@@ -335,8 +415,9 @@ def reach_generators(found, flat):
     return [g for g in objects if isinstance(g, torch.Generator)]
 
 
-def choose_copied(state, flat, reached, driver):
-    """Leaves (by index) that the graph copies from wherever they are. The rest is pinned."""
+def choose_copied(state, flat, reached, driver, parent, moved):
+    """Leaves (by index) that the graph copies from wherever they are. The rest is pinned, above all
+    results of the path, whose memory stays where it is; unless they moved at this very place."""
     how = state["opts"]["inputs"]
     if how == "pinned":
         return []
@@ -351,6 +432,8 @@ def choose_copied(state, flat, reached, driver):
         if t.is_cuda != (driver == CUDA):
             continue
         if t.is_conj() or t.is_neg() or t.is_quantized:
+            continue
+        if how == "auto" and k not in moved and core.path_proto(parent, t) is not None:
             continue
         if how == "auto" and path not in state["moved"]:
             before = state["pointers"].get(path)
@@ -375,9 +458,10 @@ def grads_before(flat, reached):
 # --- what becomes of it -----------------------------------------------------------------------
 
 
-def abandon(state, spec, flat, rec, seen, result, reason):
+def abandon(state, spec, flat, rec, seen, result, reason, lost):
     """The function ran (host) or was captured whole (CUDA), but cannot be replayed. The host's
-    results stand; a capture is launched once and its memory moved out of the pool."""
+    results stand; a capture is launched once and its memory moved out of the pool. The caller holds
+    the paths. `lost` is no verdict: next time the path may stand still."""
     if rec["driver"] == CUDA:
         tensors = [r() for r in seen["results"]]
         alive = {
@@ -387,7 +471,7 @@ def abandon(state, spec, flat, rec, seen, result, reason):
         }
         core.run_once(list(alive.values()))
     core.abort()
-    if "escaped" not in seen or state["escapes"] > options.ESCAPE_TRIES:
+    if not lost and ("escaped" not in seen or state["escapes"] > options.ESCAPE_TRIES):
         condemn(state, spec, flat, reason)
     count_eager(state, reason)
     return result
@@ -408,14 +492,15 @@ def add_node(state, spec, flat, rec, seen, row, unguarded, f):
     ret_python = any(op[0] in (pytree.DATACLASS, pytree.CUSTOM) for op in out.program)
     groups, place_paths = describe.group_places(rec["places"])
     node = core.add_node(
-        f, spec, rec["ambient"], slots, outs, out.program, ret_python, grads, groups
-    )
+        f, spec, rec["ambient"], slots, outs, out.program, ret_python, grads, groups,
+        list(flat.tensors),
+    )  # fmt: skip
     known = {core.storage_id(s[2]) for s in slots} | set(seen["buffers"]) | set(seen["made"])
     loose = [t for sid, t in seen["touched"].items() if sid not in known]
     state["keep"][node] = {
         "objects": (out.program, groups, [s[1] for s in slots], rec.get("captured"), seen["keep"]),
         "slot_paths": [row["paths"][k] for k in used], "place_paths": place_paths,
-        "grads": grads, "loose": [core.twin(t) for t in loose],
+        "grads": grads, "loose": [core.twin(t) for t in loose], "seconds": row["seconds"],
     }  # fmt: skip
     state["unguarded"] = unguarded
     core.fn_count(f, "records")
@@ -432,8 +517,10 @@ def reset_state(state):
         core.paths_lock()
         try:
             forget(state)
+            bury()
         finally:
             core.paths_unlock()
+        record.release_pools()
 
 
 def forget(state):
@@ -442,4 +529,5 @@ def forget(state):
         return  # collected since
     core.fn_reset(state["f"])
     fresh = new_state(state["f"], state["born"], state["name"], state["opts"])
-    state.update(fresh | {"reasons": state["reasons"]})
+    stays = ("reasons", "range", "warm_seconds", "keep")  # bury() empties keep
+    state.update({k: v for k, v in fresh.items() if k not in stays})

@@ -187,6 +187,13 @@ def place_changed(path):
     return f"{path} changes from call to call. Pass it as a tensor, or keep it constant."
 
 
+def still_held(line):
+    return (
+        f"the result made at {line} had been dropped when this call was recorded and is still held now. "
+        "Drop it as early as then, or hold it at each iteration."
+    )
+
+
 def arguments_changed(path):
     return (
         f"{path} has another shape, dtype or value at each call. Keep to a few shapes and values."

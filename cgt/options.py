@@ -5,6 +5,9 @@ import os
 OUTPUTS = ("rescue", "error", "borrow")  # numbers are those of Policy in cgt_core.pxd
 INPUTS = ("auto", "pinned", "copied")
 MAX_RECORDS = int(os.environ.get("CGT_MAX_RECORDS", "8"))
+# Recordings in the whole process, past which those go that ran longest ago and have none behind them;
+# also the longest path of one iteration.
+MAX_GRAPHS = int(os.environ.get("CGT_MAX_GRAPHS", "1024"))
 # Calls that a function runs eagerly, after a verdict or past the re-record limit, before it may
 # record again; doubles with every further verdict, up to the second number.
 COOL_DOWN = (64, 4096)

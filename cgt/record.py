@@ -14,7 +14,9 @@ from . import describe, errors, options, places, trace
 from .private import clear_workspaces
 from .trace import CUDA, HOST
 
-POOLS = {}  # device index -> (pool id, side stream): filled once per device, kept for the process
+POOLS = {}  # device index -> the pool (a handle of the core's) in which to record
+STREAMS = {}  # device index -> the side stream that warms and records; one, since blocks belong to it
+FOREIGN_MEMORY = -4  # ERROR_FOREIGN_MEMORY in driver.pxi
 
 
 @contextlib.contextmanager
@@ -23,7 +25,7 @@ def side_stream(device):
     if device is None:
         yield None
         return
-    stream = pool_of(device)[1]
+    stream = stream_of(device)
     current = torch.cuda.current_stream(device)
     stream.wait_stream(current)
     with torch.cuda.stream(stream):
@@ -31,15 +33,46 @@ def side_stream(device):
     current.wait_stream(stream)
 
 
-def pool_of(device):
-    """The device's private pool and side stream, made once."""
-    if device not in POOLS:
-        POOLS[device] = (torch.cuda.graph_pool_handle(), torch.cuda.Stream(device))
-        # Held as long as the process lives: recordings come and go, the pool stays one.
-        core.begin_pool(device, POOLS[device][0], POOLS[device][1].cuda_stream)
-        core.end_pool(device, POOLS[device][0])
+def stream_of(device):
+    """The device's side stream, made once."""
+    if device not in STREAMS:
+        STREAMS[device] = torch.cuda.Stream(device)
         core.load_words_kernel(device)
+    return STREAMS[device]
+
+
+def pool_of(device):
+    """The device's private pool: one for all recordings, until it is empty or spoilt."""
+    if device not in POOLS:
+        POOLS[device] = core.pool_new(device, torch.cuda.graph_pool_handle())
     return POOLS[device]
+
+
+def retire_pool(device):
+    """Record in another pool from now on. The old one's memory goes with its last recording."""
+    core.pool_retire(POOLS.pop(device))
+
+
+def release_pools():
+    """Give the memory of pools back in which nothing lives any more."""
+    for device in [d for d, pool in POOLS.items() if core.pool_nodes(pool) == 0]:
+        retire_pool(device)
+
+
+def begin(driver, device, stream):
+    """Begin a recording behind the node that the path has come to. A pool whose memory somebody else
+    keeps cannot be put back to a checkpoint: then another one is used."""
+    core.paths_lock()
+    try:
+        core.begin(driver, device, stream, pool_of(device) if driver == CUDA else 0)
+    except core.DriverError as error:
+        if error.args[0] != FOREIGN_MEMORY:
+            raise
+        core.abort()
+        retire_pool(device)
+        core.begin(driver, device, stream, pool_of(device))
+    finally:
+        core.paths_unlock()
 
 
 def buffer_for(t):
@@ -63,7 +96,7 @@ def on_host(function, args, kwargs, rec):
     flat = rec["flat"]
     seen = None
     try:
-        core.begin(HOST, -1, 0, (0, 0))
+        begin(HOST, -1, 0)
         swaps, rec["copies"] = [], {}
         for k in rec["copied"]:
             t = flat.tensors[k]
@@ -71,8 +104,8 @@ def on_host(function, args, kwargs, rec):
             fill(buffer, t)
             rec["copies"][k] = core.copy(buffer, t, trace.span(t))
             swaps.append((t, buffer))
-        seen = trace.observe(HOST, swaps, rec["generators"], recording=True)
-        seen["keep"].extend(buffer for _, buffer in swaps)
+        seen = trace.observe(HOST, swaps, rec["generators"], True, rec["parent"])
+        seen["memory"].extend(buffer for _, buffer in swaps)
         torch.clear_autocast_cache()
         result = trace.run(seen, function, args, kwargs)
         torch.clear_autocast_cache()
@@ -96,13 +129,13 @@ def on_cuda(function, args, kwargs, rec):
     returned: the caller then runs the function eagerly, which raises the user's own exceptions."""
     flat = rec["flat"]
     device = torch.cuda.current_device()
-    pool, stream = pool_of(device)
+    stream = stream_of(device)
     default = torch.cuda.default_generators[device]
     reachable = [g for g in (default, *rec["generators"]) if g.device.type == "cuda"]
     generators = list({core.generator_id(g): g for g in reachable}.values())
     # Ordinary memory, made before the capture: kernels of the recording read these words.
     word_pairs = [torch.zeros(2, dtype=torch.int64, device="cuda") for _ in generators]
-    before = snapshot_places(rec)
+    rec["before"] = snapshot_places(rec)
     handles, seen, result = [], None, None
     collecting = gc.isenabled()
     gc.disable()  # a finalizer in a capture may call the driver
@@ -112,7 +145,7 @@ def on_cuda(function, args, kwargs, rec):
         with side_stream(device):
             torch.cuda.current_blas_handle()  # one per thread, and none can be made in a capture
             try:
-                core.begin(CUDA, device, stream.cuda_stream, pool)
+                begin(CUDA, device, stream.cuda_stream)
                 for g, w in zip(generators, word_pairs, strict=True):
                     core.words(g, w[0:1], w[1:2])
                     handles.append(core.swap_generator(g, w[0:1], w[1:2]))
@@ -123,7 +156,7 @@ def on_cuda(function, args, kwargs, rec):
                     rec["copies"][k] = core.copy(buffer, t, trace.span(t))
                     swaps.append((t, buffer))
                 seen = trace.observe(CUDA, swaps, rec["generators"], recording=True)
-                seen["keep"].extend([buffer for _, buffer in swaps] + word_pairs)
+                seen["keep"].extend(word_pairs)
                 result = trace.run(seen, function, args, kwargs)
                 core.end(restore_generators(handles))
             except BaseException:
@@ -135,7 +168,7 @@ def on_cuda(function, args, kwargs, rec):
     except BaseException as error:
         del result
         stops = isinstance(error, (KeyboardInterrupt, SystemExit))  # no second run will follow
-        restore_places(before, seen, tensors_only=stops)
+        restore_places(rec["before"], seen, tensors_only=stops)
         if stops:
             raise
         rec["reason"] = seen["reason"] if seen and seen["reason"] else failure(error)

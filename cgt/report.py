@@ -5,7 +5,10 @@ from typing import NamedTuple
 import cgt_core as core
 import torch
 
-from . import options, record
+from . import options
+
+
+NONE = -1
 
 
 class Stats(NamedTuple):
@@ -23,42 +26,40 @@ class Stats(NamedTuple):
     graph_nodes: int  # nodes of all living recordings (host: ops on tapes)
     pool_bytes: int  # memory that recordings own
     reasons: dict  # text -> count
+    seconds: dict  # phase of making recordings -> seconds: warm, restore, capture, instantiate, checkpoint
+
+
+PHASES = ("restore", "capture", "instantiate", "checkpoint")  # Phase in cgt_core.pxd
 
 
 def stats_of(states):
     """Sum of the counters of these functions."""
     totals = [0] * 10
-    reasons, pool, on_gpu = {}, 0, False
+    reasons, nodes, seconds = {}, [], dict.fromkeys(("warm", *PHASES), 0.0)
     for state in states:
         counts = core.fn_counts(state["f"])
-        totals = [a + b for a, b in zip(totals, counts, strict=False)]
+        totals = [a + b for a, b in zip(totals, counts, strict=True)]
         for text, n in state["reasons"].items():
             reasons[text] = reasons.get(text, 0) + n
+        seconds["warm"] += state["warm_seconds"]
         for node in core.fn_nodes(state["f"]):
-            if core.node_facts(node)[4] == 0:
-                pool += host_bytes(state, node)
-            else:
-                on_gpu = True
-    return Stats(*totals, pool + (pool_bytes() if on_gpu else 0), reasons)
+            nodes.append(node)
+            for phase, spent in zip(PHASES, state["keep"][node]["seconds"], strict=True):
+                seconds[phase] += spent
+    return Stats(*totals, pool_bytes({core.node_facts(n)["path"] for n in nodes}), reasons, seconds)
 
 
-def host_bytes(state, node):
-    """Memory that a host recording keeps: buffers and results, each storage once."""
-    kept = state["keep"][node]["objects"][4]
-    return sum({core.storage_id(t): core.storage_size(t) for t in kept if is_tensor(t)}.values())
-
-
-def is_tensor(t):
-    """Is t a tensor?"""
-    return isinstance(t, torch.Tensor)
-
-
-def pool_bytes():
-    """Bytes of cgt's pools on all devices. One pool per device serves all functions."""
-    ids = {tuple(pool) for pool, _ in record.POOLS.values()}
-    return sum(
-        s["total_size"] for s in torch.cuda.memory_snapshot() if tuple(s["segment_pool_id"]) in ids
-    )
+def pool_bytes(paths):
+    """Bytes of cgt's pools on these paths. One pool per device serves all functions."""
+    total = core.host_bytes() if 0 in paths else 0
+    if paths - {0}:
+        ids = core.pool_ids()
+        total += sum(
+            s["total_size"]
+            for s in torch.cuda.memory_snapshot()
+            if tuple(s["segment_pool_id"]) in ids and s["device"] + 1 in paths
+        )
+    return total
 
 
 def explain_state(state):
@@ -85,11 +86,10 @@ def explain_state(state):
 
 def explain_node(state, node):
     """Lines on one recording: what it holds and how its inputs are bound."""
-    _, _, n_replay, graph_nodes, path, slots, copied = core.node_facts(node)
-    device = "cpu" if path == 0 else f"cuda:{path - 1}"
-    unit = "ops" if path == 0 else "graph nodes"
+    facts = core.node_facts(node)
+    slots, copied = facts["slots"], facts["copied"]
     kept = state["keep"][node]
-    lines = [f"  recording on {device}: {graph_nodes} {unit}, replayed {n_replay}x"]
+    lines = [f"  recording on {describe_node(facts, kept)}"]
     names = ("unused", "pinned", "copied", "by value")
     for binding in (1, 2, 3):
         paths = [
@@ -110,6 +110,52 @@ def explain_node(state, node):
         lines.append(
             f"    not guarded: {len(kept['loose'])} tensors reached in a way cgt cannot follow"
         )
+    return lines
+
+
+def describe_node(facts, kept):
+    """What one recording is, and what it cost to make it."""
+    device = "cpu" if facts["path"] == 0 else f"cuda:{facts['path'] - 1}"
+    unit = "ops" if facts["path"] == 0 else "graph nodes"
+    spent = ", ".join(
+        f"{phase} {1e3 * t:.2f}" for phase, t in zip(PHASES, kept["seconds"], strict=True)
+    )
+    return (
+        f"{device}: {facts['graph_nodes']} {unit}, replayed {facts['n_replay']}x, results "
+        f"{size(facts['out_bytes'])} (made in ms: {spent})"
+    )
+
+
+def explain_tree(states):
+    """All recordings as a tree: what ran behind what, how often, and what could not be recorded."""
+    owner = {node: state for state in states for node in core.fn_nodes(state["f"])}
+    facts = {node: core.node_facts(node) for node in sorted(owner)}
+    lines = []
+    for path in sorted({fact["path"] for fact in facts.values()}):
+        here = [node for node in facts if facts[node]["path"] == path]
+        leaves = sum(facts[node]["children"] == 0 for node in here)
+        device = "cpu" if path == 0 else f"cuda:{path - 1}"
+        lines.append(
+            f"{device}: {len(here)} recordings, {leaves} ways through the program, pool "
+            f"{size(pool_bytes({path}))}"
+        )
+        lines.extend(explain_branch(owner, facts, here, NONE, "  "))
+    for state in states:
+        for text, n in sorted(state["reasons"].items(), key=lambda r: -r[1]):
+            lines.append(f"{state['name']} eager {n}x: {text}")
+    return "\n".join(lines) if lines else "nothing was recorded"
+
+
+def explain_branch(owner, facts, here, parent, indent):
+    """Lines on the recordings behind one node; deeper ones further in."""
+    lines = []
+    for node in here:
+        if facts[node]["parent"] != parent:
+            continue
+        state = owner[node]
+        about = describe_node(facts[node], state["keep"][node]).split(": ", 1)[1]
+        lines.append(f"{indent}{state['name']}: {about}")
+        lines.extend(explain_branch(owner, facts, here, node, indent + "  "))
     return lines
 
 

@@ -56,13 +56,13 @@ class Unrecordable(BaseException):
     own `except Exception` does not catch it. Never reaches the user."""
 
 
-def observe(driver, swaps=(), generators=(), recording=False):
+def observe(driver, swaps=(), generators=(), recording=False, parent=-1):
     """A fresh `seen`. `swaps`: [(leaf tensor, buffer), ...] for copied slots. `generators`: those that
-    the function can reach, beside the default one."""
+    the function can reach, beside the default one. `parent`: the node behind which it is recorded."""
     seen = {
         "driver": driver, "recording": recording, "made": {}, "touched": {}, "written": set(),
         "results": [], "generators": {}, "devices": set(), "reason": None, "random": False,
-        "constants": set(), "keep": [], "swaps": {}, "buffers": {}, "mirrored": set(), "user": {},
+        "constants": set(), "keep": [], "memory": [], "parent": parent, "swaps": {}, "buffers": {}, "mirrored": set(), "user": {},
         "raw": set(), "fixed": {}, "states": {},
         "reachable": generators,
     }  # fmt: skip
@@ -255,7 +255,7 @@ def watch_op(seen, op, args, kwargs):
 
 def append(seen, op, args, kwargs, results, fresh, writes):
     """Put the op on the host's tape, unless it is a view."""
-    seen["keep"].extend(map(core.twin, fresh))  # a freed storage's address could come back
+    seen["memory"].extend(map(core.twin, fresh))  # a freed storage's address could come back
     if seen["reason"] is not None or not (fresh or writes or not results):
         return
     if fresh and len(fresh) != len(results):
@@ -270,13 +270,15 @@ def append(seen, op, args, kwargs, results, fresh, writes):
 
 def fix(seen, value):
     """The argument with tensors from outside replaced by views of fixed addresses: a storage can be
-    given other memory later (a rescue does that), and the tape must not follow."""
+    given other memory later (a rescue does that), and the tape must not follow. But it must read a
+    result of the path where that is written."""
     if isinstance(value, torch.Tensor):
         sid = core.storage_id(value)
         if sid in seen["made"] or sid in seen["buffers"] or not sid:
             return value
         if sid not in seen["fixed"]:
-            seen["fixed"][sid] = core.fixed(value)
+            proto = core.path_proto(seen["parent"], value)
+            seen["fixed"][sid] = core.fixed(value) if proto is None else proto
         base = seen["fixed"][sid]
         return core.view_like(base, value, core.address(value) - core.address(base))
     if isinstance(value, (list, tuple)):
@@ -312,7 +314,8 @@ def watch_constant(seen, op, t):
     seen["devices"].add(t.device)
     if is_host_recording(seen):
         value = t.clone()
-        seen["keep"].extend((core.twin(t), value))
+        seen["memory"].append(core.twin(t))
+        seen["keep"].append(value)
         tape.copy_into(t, value)
     result = op(t)
     seen["results"].append(weakref.ref(result))

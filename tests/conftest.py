@@ -42,6 +42,7 @@ def balanced_books(request):
     """Functions made by a test are gone after it, with every row and handle they had."""
     torch.manual_seed(0)
     core.alone()
+    core.stepped(False)
     dispatch.sweep()
     before = core.books()
     yield

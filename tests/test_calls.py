@@ -829,8 +829,9 @@ def test_stats_without_a_function_sum_over_all(device):
     calls(g, 3, x)
     one, two, total = cgt.stats(f), cgt.stats(g), cgt.stats()
     for name in one._fields:
-        if name not in ("reasons", "pool_bytes"):  # one pool serves all functions of a device
+        if name not in ("reasons", "pool_bytes", "seconds"):  # one pool serves all functions of a device
             assert getattr(total, name) == getattr(one, name) + getattr(two, name), name
+    assert total.seconds["warm"] == one.seconds["warm"] + two.seconds["warm"] > 0
     assert total.calls == 7 and total.reasons == {**one.reasons, **two.reasons} != {}
 
 
@@ -841,10 +842,12 @@ def test_stats_are_a_named_tuple_with_every_counter(device):
     assert isinstance(stats, tuple)
     assert set(stats._fields) >= set(
         "calls warmups records replays eager rebinds copied_bytes rescues rescued_bytes"
-        " graph_nodes pool_bytes reasons".split()
+        " graph_nodes pool_bytes reasons seconds".split()
     )
     assert stats.graph_nodes >= 1 and stats.pool_bytes > 0 and stats.reasons == {}
-    assert all(type(number) is int for number in stats[:-1])
+    assert all(type(number) is int for number in stats[:-2])
+    assert set(stats.seconds) == {"warm", "restore", "capture", "instantiate", "checkpoint"}
+    assert stats.seconds["warm"] > 0 and stats.seconds["capture"] > 0
 
 
 def test_explain_tells_the_counts_and_the_binding_of_each_input(device):

@@ -549,6 +549,24 @@ def test_shapes_that_change_at_each_call_reach_the_limit_which_names_the_argumen
     replays_after(f, {"x": torch.ones(4, device=device)})
 
 
+@tells("still_held")
+def test_result_that_is_held_longer_than_when_it_was_recorded_is_named_with_its_line(device):
+    first = cgt.jit(lambda x: x * 2)
+    second = cgt.jit(lambda x: x + 1, max_records=1)
+    x, held = torch.ones(3, device=device), []
+    for k in range(5):
+        cgt.step()
+        y = first(x)
+        if k == 3:
+            held.append(y)
+        del y
+        same(second(x), x + 1)
+    assert counters(second) == (1, 1, 2, 1)
+    (reason,) = cgt.stats(second).reasons
+    assert re.search(f"the result made at {HERE} had been dropped", reason)
+    same(held[0], x * 2)
+
+
 @tells("moved")
 @pytest.mark.parametrize("how", ["written", "pinned"])
 def test_moving_argument_that_cannot_be_copied_is_named_with_both_addresses(device, how):

@@ -357,6 +357,7 @@ def test_function_and_generator_argument_may_die_in_any_order(device, first):
     cgt.step()
     other = cgt.jit(lambda x: x * 3)
     for _ in range(3):
+        cgt.step()
         assert torch.equal(other(x), x * 3)
     assert counts(other) == (1, 1, 1, 0)
 

@@ -50,10 +50,15 @@ cdef int cuda_capturing(void* stream) noexcept nogil:
     if cu.cuStreamIsCapturing(cu_stream(stream), &status) != 0: return 1
     return status != cu.CUstreamCaptureStatus_enum.CU_STREAM_CAPTURE_STATUS_NONE
 
+cdef int cuda_restore(Recording* r, void* state, void** live, int n) noexcept:
+    cdef int code = fault(CALL_RESTORE)
+    if code == 0: code = cuda_pool_restore(r.pool, state, live, n)
+    return ERROR_FOREIGN_MEMORY if code == 1 else code
+
 cdef int cuda_begin(Recording* r) noexcept:
     cdef int code = fault(CALL_BEGIN)
     if code: return code
-    if cuda_pool_begin(r.device, r.pool_hi, r.pool_lo, r.stream, cuda_capturing) != 0: return 1
+    if cuda_pool_begin(r.pool, r.stream, cuda_capturing) != 0: return 1
     r.pool_open = 1
     # Thread-local: other threads may go on allocating and synchronizing while we record.
     code = cu.cuStreamBeginCapture(
@@ -69,7 +74,7 @@ cdef unsigned long long cuda_capture_id(Recording* r) noexcept:
     cu.cuStreamGetCaptureInfo(cu_stream(r.stream), &status, &capture_id, NULL, NULL, NULL, NULL)
     return capture_id
 
-cdef int cuda_copy(Recording* r, Copy* c) noexcept:
+cdef int cuda_copy(Recording* r, Copy* c, PyObject* to) noexcept:
     cdef int code = fault(CALL_COPY)
     cdef cu.CUgraphNode node = NULL
     if code: return code
@@ -143,7 +148,7 @@ cdef int cuda_end(Recording* r, Gen* gens, int32_t n_gens) noexcept:
     cdef int told = fault(CALL_END)
     r.capturing = 0
     cuda_mark(r.device, 0)
-    cuda_pool_end(r.device, r.pool_hi, r.pool_lo)
+    cuda_pool_end(r.pool)
     r.pool_open = 0
     r.graph = <void*>graph
     if code == 0: code = told
@@ -164,6 +169,22 @@ cdef int cuda_end(Recording* r, Gen* gens, int32_t n_gens) noexcept:
     if code == 0: code = cu.cuGraphUpload(exec_, cu_stream(r.stream))
     return code
 
+cdef int cuda_checkpoint(Recording* r, PyObject* made, PyObject* outs, void** live, int n) noexcept:
+    """`live` is still allocated since restore. The outputs' blocks stay allocated, without owners."""
+    cdef int code = fault(CALL_CHECKPOINT)
+    cdef int k, n_outs = <int>PyList_GET_SIZEX(outs)
+    cdef void** addresses
+    if code: return code
+    addresses = <void**>malloc((n_outs + 1) * sizeof(void*))
+    n = 0
+    for k in range(n_outs):
+        addresses[n] = tensor_storage_ptr(PyList_GET_ITEMX(outs, k))
+        n += addresses[n] is not NULL
+    code = cuda_pool_checkpoint(r.pool, addresses, n, &r.state)
+    free(addresses)
+    for k in range(n_outs if code == 0 else 0): tensor_disown(PyList_GET_ITEMX(outs, k))
+    return ERROR_FOREIGN_MEMORY if code == 1 else code
+
 cdef void cuda_abort(Recording* r) noexcept:
     cdef cu.CUgraph graph = NULL
     if r.capturing:
@@ -172,10 +193,10 @@ cdef void cuda_abort(Recording* r) noexcept:
         r.capturing = 0
         cuda_mark(r.device, 0)
     if r.pool_open:
-        cuda_pool_end(r.device, r.pool_hi, r.pool_lo)
+        cuda_pool_end(r.pool)
         r.pool_open = 0
-    cuda_destroy(r.graph, r.exec)
-    r.graph = r.exec = NULL
+    cuda_destroy(r.graph, r.exec, NULL, r.state)
+    r.graph = r.exec = r.state = NULL
 
 cdef int cuda_launch(void* exec_, void* stream, string* error) noexcept nogil:
     cdef int code = fault(CALL_LAUNCH)
@@ -240,11 +261,14 @@ cdef int cuda_rescue(PyObject* held, PyObject* proto, int device) noexcept:
     # The graph's addresses are fixed, so the holder's bytes move.
     return out_rescue(held, device, cuda_move)
 
-cdef void cuda_destroy(void* graph, void* exec_) noexcept:
+cdef void cuda_destroy(void* graph, void* exec_, void* pool, void* state) noexcept:
     # Safe for launches in flight (the driver defers); the memory they touch is the pool's and stays.
     if exec_ is not NULL: cu.cuGraphExecDestroy(<cu.CUgraphExec>exec_)
     if graph is not NULL: cu.cuGraphDestroy(<cu.CUgraph>graph)
+    if state is not NULL: cuda_state_free(state)
+    if pool is not NULL: cuda_pool_count(pool, -1)
 
 DRIVERS[CUDA] = Driver(
-    cuda_begin, cuda_copy, cuda_words, cuda_end, cuda_abort, cuda_launch, cuda_patch_copy,
-    cuda_patch_words, cuda_order, cuda_current_stream, cuda_rescue, cuda_destroy)
+    cuda_restore, cuda_begin, cuda_copy, cuda_words, cuda_end, cuda_checkpoint, cuda_abort,
+    cuda_launch, cuda_patch_copy, cuda_patch_words, cuda_order, cuda_current_stream, cuda_rescue,
+    cuda_destroy)

@@ -40,16 +40,88 @@ static inline void cuda_thread_ready(int device) noexcept {
   }
 }
 
-// Route allocations made on `stream`, by any thread (autograd's worker too), to the pool; and those
-// on streams that the function forked from it, which are then `capturing` as well.
-typedef int (*stream_test)(void* stream);
-static int cuda_pool_begin(int device, unsigned long long hi, unsigned long long lo, void* stream,
-                           stream_test capturing) noexcept {
+// A private pool of the caching allocator, and which of its memory lives in nodes of the tree. Between
+// recordings that memory is allocated but owned by no DataPtr: `ours`.
+struct CudaPool {
+  c10::DeviceIndex device;
+  c10::MempoolId_t id;
+  std::shared_ptr<c10::cuda::CUDACachingAllocator::AllocatorState> empty;
+  std::unordered_set<void*> ours;
+  int nodes;     // that were recorded in it
+  bool retired;  // no more recordings: somebody else owns memory in it
+};
+
+static void* cuda_pool_new(int device, unsigned long long hi, unsigned long long lo) noexcept {
+  namespace alloc = c10::cuda::CUDACachingAllocator;
   try {
-    cudaStream_t s = static_cast<cudaStream_t>(stream);
-    c10::cuda::CUDACachingAllocator::beginAllocateToPool(
-        static_cast<c10::DeviceIndex>(device), {hi, lo},
-        [s, capturing](cudaStream_t other) { return other == s || capturing(other); });
+    auto d = static_cast<c10::DeviceIndex>(device);
+    alloc::createOrIncrefPool(d, {hi, lo});
+    return new CudaPool{d, {hi, lo}, alloc::getCheckpointState(d, {hi, lo}), {}, 0, false};
+  } catch (const std::exception& e) {
+    PyErr_SetString(PyExc_RuntimeError, e.what());
+    return nullptr;
+  }
+}
+
+// Give the memory back, once no node needs it and no recording will.
+static void cuda_pool_drop(void* pool) noexcept {
+  auto* p = static_cast<CudaPool*>(pool);
+  if (p->nodes || !p->retired) return;
+  try {
+    for (void* at : p->ours) c10::cuda::CUDACachingAllocator::raw_delete(at);
+    c10::cuda::CUDACachingAllocator::releasePool(p->device, p->id);
+  } catch (const std::exception&) {
+    // Only at exit, when the allocator is gone before us: there is nothing left to give back.
+  }
+  delete p;
+}
+
+static void cuda_pool_retire(void* pool) noexcept {
+  static_cast<CudaPool*>(pool)->retired = true;
+  cuda_pool_drop(pool);
+}
+
+static void cuda_pool_count(void* pool, int by) noexcept {
+  static_cast<CudaPool*>(pool)->nodes += by;
+  if (by < 0) cuda_pool_drop(pool);
+}
+
+static int cuda_pool_nodes(void* pool) noexcept { return static_cast<CudaPool*>(pool)->nodes; }
+
+// Put the pool into a node's state (NULL: empty), `live` addresses allocated, what died since free.
+// 0 done; 1 somebody else owns memory of the pool, nothing was changed; -1 an exception is set.
+static int cuda_pool_restore(void* pool, void* state, void** live, int n) noexcept {
+  namespace alloc = c10::cuda::CUDACachingAllocator;
+  auto* p = static_cast<CudaPool*>(pool);
+  try {
+    if (!alloc::checkPoolLiveAllocations(p->device, p->id, p->ours)) return 1;
+    std::unordered_set<void*> keep(live, live + n);
+    auto to = state ? *static_cast<std::shared_ptr<alloc::AllocatorState>*>(state) : p->empty;
+    auto delta = alloc::setCheckpointPoolState(p->device, to);
+    p->ours.clear();
+    for (auto& data : delta.dataptrs_allocd)
+      if (keep.count(data.get())) {
+        p->ours.insert(data.get());
+        data.release_context();
+      }
+    return 0;  // the rest of delta.dataptrs_allocd is freed here
+  } catch (const std::exception& e) {
+    PyErr_SetString(PyExc_RuntimeError, e.what());
+    return -1;
+  }
+}
+
+// The pool's state after a recording that added `made` to what restore left. `*state` is NULL and 1 is
+// returned if anything else was allocated since.
+static int cuda_pool_checkpoint(void* pool, void** made, int n, void** state) noexcept {
+  namespace alloc = c10::cuda::CUDACachingAllocator;
+  auto* p = static_cast<CudaPool*>(pool);
+  try {
+    std::unordered_set<void*> all(p->ours);
+    all.insert(made, made + n);
+    if (!alloc::checkPoolLiveAllocations(p->device, p->id, all)) return 1;
+    *state = new std::shared_ptr<alloc::AllocatorState>(alloc::getCheckpointState(p->device, p->id));
+    p->ours = std::move(all);
     return 0;
   } catch (const std::exception& e) {
     PyErr_SetString(PyExc_RuntimeError, e.what());
@@ -57,17 +129,37 @@ static int cuda_pool_begin(int device, unsigned long long hi, unsigned long long
   }
 }
 
-static void cuda_pool_end(int device, unsigned long long hi, unsigned long long lo) noexcept {
-  c10::cuda::CUDACachingAllocator::endAllocateToPool(static_cast<c10::DeviceIndex>(device),
-                                                     {hi, lo});
+static void cuda_state_free(void* state) noexcept {
+  delete static_cast<std::shared_ptr<c10::cuda::CUDACachingAllocator::AllocatorState>*>(state);
 }
 
-static void cuda_pool_release(int device, unsigned long long hi, unsigned long long lo) noexcept {
+static void cuda_pool_id(void* pool, unsigned long long* id) noexcept {
+  auto* p = static_cast<CudaPool*>(pool);
+  id[0] = p->id.first;
+  id[1] = p->id.second;
+}
+
+// Route allocations made on `stream`, by any thread (autograd's worker too), to the pool; and those
+// on streams that the function forked from it, which are then `capturing` as well.
+typedef int (*stream_test)(void* stream);
+static int cuda_pool_begin(void* pool, void* stream, stream_test capturing) noexcept {
   try {
-    c10::cuda::CUDACachingAllocator::releasePool(static_cast<c10::DeviceIndex>(device), {hi, lo});
-  } catch (const std::exception&) {
-    // Only at exit, when the allocator is gone before us: there is nothing left to give back.
+    auto* p = static_cast<CudaPool*>(pool);
+    cudaStream_t s = static_cast<cudaStream_t>(stream);
+    c10::cuda::CUDACachingAllocator::beginAllocateToPool(
+        p->device, p->id, [s, capturing](cudaStream_t other) { return other == s || capturing(other); });
+    return 0;
+  } catch (const std::exception& e) {
+    PyErr_SetString(PyExc_RuntimeError, e.what());
+    return -1;
   }
+}
+
+// Stop routing. The routing held the pool once more; it is let go, since cuda_pool_new holds it.
+static void cuda_pool_end(void* pool) noexcept {
+  auto* p = static_cast<CudaPool*>(pool);
+  c10::cuda::CUDACachingAllocator::endAllocateToPool(p->device, p->id);
+  c10::cuda::CUDACachingAllocator::releasePool(p->device, p->id);
 }
 
 // From 2.13 on the allocator wants to know that a real capture runs, not only a routed pool.
@@ -168,12 +260,19 @@ static int cuda_absent() {
   return -1;
 }
 typedef int (*stream_test)(void* stream);
-static int cuda_pool_begin(int, unsigned long long, unsigned long long, void*,
-                           stream_test) noexcept {
-  return cuda_absent();
+static int cuda_pool_begin(void*, void*, stream_test) noexcept { return cuda_absent(); }
+static void cuda_pool_end(void*) noexcept {}
+static void* cuda_pool_new(int, unsigned long long, unsigned long long) noexcept {
+  cuda_absent();
+  return nullptr;
 }
-static void cuda_pool_end(int, unsigned long long, unsigned long long) noexcept {}
-static void cuda_pool_release(int, unsigned long long, unsigned long long) noexcept {}
+static void cuda_pool_retire(void*) noexcept {}
+static void cuda_pool_count(void*, int) noexcept {}
+static int cuda_pool_nodes(void*) noexcept { return 0; }
+static int cuda_pool_restore(void*, void*, void**, int) noexcept { return cuda_absent(); }
+static int cuda_pool_checkpoint(void*, void**, int, void**) noexcept { return cuda_absent(); }
+static void cuda_state_free(void*) noexcept {}
+static void cuda_pool_id(void*, unsigned long long*) noexcept {}
 static void cuda_mark(int, int) noexcept {}
 static void* generator_swap(PyObject*, PyObject*, PyObject*, unsigned long long) noexcept {
   cuda_absent();

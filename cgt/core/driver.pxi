@@ -3,22 +3,27 @@
 # code c (fault_set), which is how error paths are tested on a machine without a GPU.
 
 cdef enum:                        # DriverCall, in the order of CALL_NAMES
-    CALL_BEGIN, CALL_COPY, CALL_WORDS, CALL_END, CALL_LAUNCH, CALL_PATCH, CALL_ORDER, CALL_MOVE,
-    N_CALLS
+    CALL_RESTORE, CALL_BEGIN, CALL_COPY, CALL_WORDS, CALL_END, CALL_CHECKPOINT, CALL_LAUNCH,
+    CALL_PATCH, CALL_ORDER, CALL_MOVE, N_CALLS
 
 TAPE_ERRORS = (None, RuntimeError, IndexError, ValueError, TypeError, NotImplementedError)
-CALL_NAMES = ("begin", "copy", "words", "end", "launch", "patch", "order", "move")
+CALL_NAMES = ("restore", "begin", "copy", "words", "end", "checkpoint", "launch", "patch", "order",
+              "move")
 
 cdef enum:                        # our own codes; the driver's are positive
     ERROR_HOST_MEMORY = -2        # the graph reads host memory that nobody owns
     ERROR_MEMORY_NODES = -3       # the graph allocates
+    ERROR_FOREIGN_MEMORY = -4     # somebody else keeps memory of the pool
     ERROR_TAPE = -10              # an op of the tape threw: minus the TapeError
 
 cdef struct Driver:
+    int (*restore)(Recording* r, void* state, void** live, int n) noexcept   # the pool behind the parent
     int (*begin)(Recording* r) noexcept
-    int (*copy)(Recording* r, Copy* c) noexcept          # record the copy node of a copied slot
+    int (*copy)(Recording* r, Copy* c, PyObject* to) noexcept    # record the copy node of a copied slot
     int (*words)(Recording* r, Gen* g) noexcept          # record the node that writes seed, offset
     int (*end)(Recording* r, Gen* gens, int32_t n_gens) noexcept    # graph, exec, n_graph_nodes
+    # The recording's memory becomes the pool's: made, outs are lists of tensors; live as in restore.
+    int (*checkpoint)(Recording* r, PyObject* made, PyObject* outs, void** live, int n) noexcept
     void (*abort)(Recording* r) noexcept                 # undo begin, whatever happened since
     int (*launch)(void* exec_, void* stream, string* error) noexcept nogil
     int (*patch_copy)(void* exec_, Copy* c) noexcept nogil    # tell the exec c.source
@@ -26,9 +31,15 @@ cdef struct Driver:
     int (*order)(Path* p, void* stream) noexcept nogil   # stream waits for the path's last launch
     void* (*stream)(int device) noexcept nogil           # the caller's current stream
     int (*rescue)(PyObject* held, PyObject* proto, int device) noexcept   # part holder and recording
-    void (*destroy)(void* graph, void* exec_) noexcept
+    void (*destroy)(void* graph, void* exec_, void* pool, void* state) noexcept
 
 cdef Driver DRIVERS[2]
+
+cdef inline double now() noexcept nogil:
+    """Seconds, from an arbitrary start."""
+    cdef timespec t
+    clock_gettime(CLOCK_MONOTONIC, &t)
+    return t.tv_sec + 1e-9 * t.tv_nsec
 
 cdef struct Fault:
     int32_t call, after, code
@@ -53,6 +64,8 @@ cdef object driver_error(int driver, int code, int call, string* text=NULL):
         return TAPE_ERRORS[ERROR_TAPE - code](text.c_str().decode())
     if code == ERROR_HOST_MEMORY:
         name = "the graph would read host memory that may be gone at the next replay"
+    elif code == ERROR_FOREIGN_MEMORY:
+        name = "something that is not a tensor of the function keeps memory that was allocated in it"
     elif code == ERROR_MEMORY_NODES:
         name = "the graph would allocate memory by itself"
     elif driver == CUDA:

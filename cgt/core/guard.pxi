@@ -1,5 +1,5 @@
 # Which node accepts these leaves? Pointer and metadata comparisons only: nothing here can touch
-# Python, and the compiler proves it. Reads nodes, slots, grads, watches; writes nothing.
+# Python, and the compiler proves it. Reads nodes, slots, outs, grads, watches; writes nothing.
 
 cdef inline int64_t miss(int why, int64_t where) noexcept nogil: return (<int64_t>why << 32) | where
 
@@ -11,6 +11,13 @@ cdef inline uintptr_t align_of(Node* n) noexcept nogil:
     widths, and with them the order of sums, by an address's remainder."""
     return 64 if n.path == 0 else 512
 
+cdef inline char* slot_ptr(Table* t, Slot* s) noexcept nogil:
+    """Where a pinned slot must be. A rescue on the host moves the recording, so an output of an
+    ancestor is where that one writes it now."""
+    if s.from_node == NONE: return s.ptr
+    return tensor_storage_ptr(
+        out_row(t, node_row(t, s.from_node).out_at + s.from_out).proto) + s.shift
+
 cdef inline int64_t guard_slot(Table* t, Node* n, int32_t k, PyObject** leaves) noexcept nogil:
     cdef Slot* s = slot_row(t, n.slot_at + k)
     cdef PyObject* x = slot_tensor(s, leaves)
@@ -19,7 +26,7 @@ cdef inline int64_t guard_slot(Table* t, Node* n, int32_t k, PyObject** leaves) 
                        dim_row(t, n.dim_at + s.dim_at)): return miss(MISS_META, k)
     if s.binding == UNUSED: return FITS
     p = tensor_at(x, s.itemsize)
-    if s.binding == PINNED: return FITS if p == s.ptr else miss(MISS_POINTER, k)
+    if s.binding == PINNED: return FITS if p == slot_ptr(t, s) else miss(MISS_POINTER, k)
     if s.binding == COPIED:
         if <int32_t>(<uintptr_t>p % align_of(n)) != s.align: return miss(MISS_ALIGN, k)
         if n.writes and guard_overlaps(t, n, x, leaves): return miss(MISS_OVERLAP, k)

@@ -2,16 +2,19 @@
 # cuda.pxi; there are no streams, and randomness needs no words, since the ops draw from the
 # generators themselves.
 
+cdef int host_restore(Recording* r, void* state, void** live, int n) noexcept:
+    return fault(CALL_RESTORE)              # tape_plan puts the pool to use when the tape is complete
+
 cdef int host_begin(Recording* r) noexcept:
     cdef int code = fault(CALL_BEGIN)
     if code: return code
     r.exec = tape_new()
     return 0
 
-cdef int host_copy(Recording* r, Copy* c) noexcept:
+cdef int host_copy(Recording* r, Copy* c, PyObject* to) noexcept:
     cdef int code = fault(CALL_COPY)
     if code: return code
-    c.handle = <void*><uintptr_t>tape_copy(r.exec, c.to, c.source, c.nbytes)
+    c.handle = <void*><uintptr_t>tape_copy(r.exec, to, c.source, c.nbytes)
     return 0
 
 cdef int host_words(Recording* r, Gen* g) noexcept: return 0
@@ -20,8 +23,12 @@ cdef int host_end(Recording* r, Gen* gens, int32_t n_gens) noexcept:
     r.n_graph_nodes = tape_length(r.exec)
     return fault(CALL_END)
 
+cdef int host_checkpoint(Recording* r, PyObject* made, PyObject* outs, void** live, int n) noexcept:
+    cdef int code = fault(CALL_CHECKPOINT)
+    return code if code else tape_plan(r.exec, made, outs, live, n)
+
 cdef void host_abort(Recording* r) noexcept:
-    host_destroy(NULL, r.exec)
+    host_destroy(NULL, r.exec, NULL, NULL)
     r.exec = NULL
 
 cdef int host_launch(void* exec_, void* stream, string* error) noexcept nogil:
@@ -42,11 +49,12 @@ cdef int host_order(Path* p, void* stream) noexcept nogil: return 0
 cdef void* host_stream(int device) noexcept nogil: return NULL
 
 cdef int host_rescue(PyObject* held, PyObject* proto, int device) noexcept:
-    return -1 if fault(CALL_MOVE) else out_give_away(held, proto)
+    return -1 if fault(CALL_MOVE) else host_give_away(held, proto)
 
-cdef void host_destroy(void* graph, void* exec_) noexcept:
+cdef void host_destroy(void* graph, void* exec_, void* pool, void* state) noexcept:
     if exec_ is not NULL: tape_free(exec_)
 
 DRIVERS[HOST] = Driver(
-    host_begin, host_copy, host_words, host_end, host_abort, host_launch, host_patch_copy,
-    host_patch_words, host_order, host_stream, host_rescue, host_destroy)
+    host_restore, host_begin, host_copy, host_words, host_end, host_checkpoint, host_abort,
+    host_launch, host_patch_copy, host_patch_words, host_order, host_stream, host_rescue,
+    host_destroy)

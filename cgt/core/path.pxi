@@ -1,7 +1,7 @@
-# The path of a device: who may still hold outputs, who waits for whom. `live` is a stack of nodes
-# in order of recording. Launching n may overwrite what was recorded at n's time or later, and
-# nothing older (cgt_core.pxd says why), so only that end of the stack is looked at: the cost of a
-# call does not grow with the number of nodes.
+# The path of a device: what ran in this iteration, who may still hold its outputs, who waits for
+# whom. `current` is the node that ran last; its ancestors are the path. When an iteration ends the
+# path becomes `stale`: what somebody holds of it overlaps whatever runs next, so it is released
+# before the next launch, and not earlier, since what is dropped until then costs nothing.
 
 cdef int path_lock(Path* p) noexcept:
     """1: taken at once. 0: waited without the GIL, so the table may have changed: not taken."""
@@ -22,17 +22,16 @@ cdef void path_unlock(Path* p) noexcept:
     p.owner = 0
     PyThread_release_lock(<PyThread_type_lock>p.lock)
 
-cdef void path_forget(Table* t, id_t path, id_t n) noexcept:
-    """A node goes: take it off the stack."""
-    cdef Path* p = path_row(t, path)
-    cdef id_t k, j = 0
-    for k in range(p.live_n):
-        if p.live[k] != n:
-            p.live[j] = p.live[k]
-            j += 1
-    p.live_n = j
+cdef int stream_order(Path* p, Driver* d, void* stream) except -1:
+    """Calls on a device are ordered, whatever stream they come on: they share one pool."""
+    if stream != p.last_stream:
+        check(p.driver, d.order(p, stream), CALL_ORDER)
+        p.last_stream = stream
+    return 0
 
-cdef int out_grads(Table* t, Node* n, Out* o, PyObject** leaves) noexcept:
+# --- is it held? ---
+
+cdef int out_grads(Table* t, Node* n, Out* o, PyObject** leaves) noexcept nogil:
     """1 while the output is .grad of the parameter that it belongs to. Reached tensors only: a
     leaf's tensor is known just during its own call."""
     cdef Slot* s
@@ -45,135 +44,233 @@ cdef int out_grads(Table* t, Node* n, Out* o, PyObject** leaves) noexcept:
         x = leaves[s.leaf]
     return tensor_grad(x) == tensor_impl(o.tensor)
 
-cdef inline int32_t group_end(Node* n, int32_t k, Out* first) noexcept:
-    """Where to stop looking for outputs that share memory with fresh output k."""
+cdef inline int32_t group_end(Node* n, int32_t k, Out* first) noexcept nogil:
+    """Where to stop looking for outputs that share memory with fresh output k: its group."""
     return n.out_n if first.sharers else k + 1
 
-cdef int outs_release(Table* t, id_t n, PyObject** leaves, bint mine) except -1:
-    """Memory of n's outputs is about to be overwritten: move what is held (or poison it). A held
-    output's rows forget their tensors, so the next hit hands out new ones. `mine`: n itself is
-    launched, so a .grad that the launch will set again does not count as a holder."""
-    cdef Node* node = node_row(t, n)
-    cdef Fn* fn = fn_row(t, node.fn)
-    cdef Path* p = path_row(t, node.path)
-    cdef Out* o
-    cdef Out* sharer
-    cdef int32_t k, j, held, uses
-    if fn.outputs == BORROW: return 0
-    for k in range(node.out_n):
-        o = out_row(t, node.out_at + k)
-        if o.kind != FRESH: continue
-        held = uses = 0
-        for j in range(k, group_end(node, k, o)):
-            sharer = out_row(t, node.out_at + j)
-            if (j == k or (sharer.kind == SHARED and sharer.ref == k)) and sharer.tensor is not NULL:
-                uses += tensor_storage(sharer.tensor) == o.storage
-                held |= out_is_held(sharer.tensor, mine and out_grads(t, node, sharer, leaves))
-        if uses == 0: continue
-        if not held:
-            for j in range(k, group_end(node, k, o)):
-                sharer = out_row(t, node.out_at + j)
-                if (j == k or (sharer.kind == SHARED and sharer.ref == k)) and \
-                        sharer.tensor is not NULL and tensor_storage(sharer.tensor) == o.storage:
-                    held = storage_uses(sharer.tensor) != uses
-                    break
-        if not held: continue
-        if fn.outputs == POISON:
-            poison_group(t, node, k)
-        else:
-            rescue_group(t, node, k)
-            fn.rescues += 1
-            fn.rescued_bytes += storage_nbytes(o.proto)
-        for j in range(k, node.out_n):
-            sharer = out_row(t, node.out_at + j)
-            if j == k or (sharer.kind == SHARED and sharer.ref == k):
-                tensor = sharer.tensor
-                sharer.tensor = NULL
-                Py_XDECREFX(tensor)
-    return 0
+cdef inline bint in_group(Out* o, int32_t j, int32_t k) noexcept nogil:
+    return (j == k or (o.kind == SHARED and o.ref == k)) and o.tensor is not NULL
 
-cdef Out* group_holder(Table* t, Node* node, int32_t k) noexcept:
+cdef int group_held(Table* t, Node* node, int32_t k, PyObject** leaves, bint mine) noexcept nogil:
+    """Does anybody but the table hold memory of fresh output k: its tensor, one that shares its
+    memory, a view of these, an alias? `mine`: the node itself is about to be launched, so a .grad
+    that the launch will set again does not count."""
+    cdef Out* first = out_row(t, node.out_at + k)
+    cdef Out* o
+    cdef Out* some = NULL
+    cdef int32_t j, uses = 0, held = 0
+    for j in range(k, group_end(node, k, first)):
+        o = out_row(t, node.out_at + j)
+        if not in_group(o, j, k) or tensor_storage(o.tensor) != first.storage: continue
+        uses += 1
+        some = o
+        held |= out_is_held(o.tensor, mine and out_grads(t, node, o, leaves))
+    return some is not NULL and (held or storage_uses(some.tensor) != uses)
+
+cdef id_t deads_alive(Table* t, Node* node) noexcept nogil:
+    """The first output of an ancestor that is alive although the node may overwrite it, as an index
+    into the node's deads; or NONE. Earlier deaths are fine."""
+    cdef Dead* d
+    cdef id_t k
+    for k in range(node.dead_n):
+        d = dead_row(t, node.dead_at + k)
+        if group_held(t, node_row(t, d.node), d.out, NULL, False): return k
+    return NONE
+
+# --- rescue, poison ---
+
+cdef Out* group_holder(Table* t, Node* node, int32_t k) noexcept nogil:
     """An output of the group whose tensor still has the storage that was handed out."""
     cdef int32_t j
     cdef Out* o
     cdef Out* first = out_row(t, node.out_at + k)
-    for j in range(k, node.out_n):
-        o = out_row(t, node.out_at + j)
-        if (j == k or (o.kind == SHARED and o.ref == k)) and o.tensor is not NULL and \
-                tensor_storage(o.tensor) == first.storage: return o
-    return NULL
-
-cdef int rescue_group(Table* t, Node* node, int32_t k) except -1:
-    cdef Path* p = path_row(t, node.path)
-    cdef Out* first = out_row(t, node.out_at + k)
-    cdef Out* o
-    cdef int32_t j
-    if DRIVERS[p.driver].rescue(group_holder(t, node, k).tensor, first.proto, p.device) != 0:
-        PyErr_Clear()
-        raise DriverError(-1, "no memory for a held output, or it could not be copied", "move")
     for j in range(k, group_end(node, k, first)):
         o = out_row(t, node.out_at + j)
-        if j == k or (o.kind == SHARED and o.ref == k): o.ptr = tensor_ptr(o.proto)
+        if in_group(o, j, k) and tensor_storage(o.tensor) == first.storage: return o
+    return NULL
+
+cdef void group_forget(Table* t, id_t n, int32_t k) noexcept:
+    """The group's rows forget their tensors, so the next hit hands out new ones."""
+    cdef PyObject* tensor
+    cdef Out* o
+    cdef int32_t j
+    for j in range(k, node_row(t, n).out_n):
+        o = out_row(t, node_row(t, n).out_at + j)
+        if not in_group(o, j, k): continue
+        tensor = o.tensor
+        o.tensor = NULL
+        Py_XDECREFX(tensor)
+
+cdef int group_rescue(Table* t, id_t n, int32_t k) except -1:
+    """Part the holder's memory from the recording's."""
+    cdef Node* node = node_row(t, n)
+    cdef Fn* fn = fn_row(t, node.fn)
+    cdef Path* p = path_row(t, node.path)
+    cdef PyObject* proto = out_row(t, node.out_at + k).proto
+    cdef Driver* d = &DRIVERS[p.driver]
+    stream_order(p, d, d.stream(p.device))
+    if d.rescue(group_holder(t, node, k).tensor, proto, p.device) != 0:
+        PyErr_Clear()
+        raise DriverError(-1, "no memory for a held output, or it could not be copied", "move")
+    fn.rescues += 1
+    fn.rescued_bytes += storage_nbytes(proto)
+    group_forget(t, n, k)
     return 0
 
-cdef int poison_group(Table* t, Node* node, int32_t k) except -1:
-    cdef Out* o = group_holder(t, node, k)
-    text = POISONED[0](<object>o.line if o.line is not NULL else "").encode()
-    if out_poison(o.tensor, text) != 0: raise_pending()
+cdef int group_poison(Table* t, id_t n, int32_t k, object text) except -1:
+    if out_poison(group_holder(t, node_row(t, n), k).tensor, text) != 0: raise_pending()
+    group_forget(t, n, k)
     return 0
 
 cdef int raise_pending() except -1:
     if PyErr_Occurred() is NULL: raise MemoryError()
     return -1
 
-cdef int path_enter(Table* t, id_t path, id_t n, PyObject** leaves) except -1:
-    """n is about to be launched: release what it may overwrite, and put it on the stack."""
-    cdef Path* p = path_row(t, path)
-    cdef int64_t born = node_row(t, n).born
-    cdef id_t m
-    while p.live_n and node_row(t, p.live[p.live_n - 1]).born >= born:
-        m = p.live[p.live_n - 1]
-        outs_release(t, m, leaves if m == n else NULL, m == n)
-        p = path_row(t, path)
-        p.live_n -= 1
-    if p.live_n == p.live_cap:
-        p.live_cap = 2 * p.live_cap + 16
-        p.live = <id_t*>realloc(p.live, p.live_cap * sizeof(id_t))
-        if p.live is NULL: raise MemoryError()
-    p.live[p.live_n] = n
-    p.live_n += 1
-    return 0
+cdef bint is_leaf(void* storage, PyObject** leaves, int32_t n_leaves) noexcept nogil:
+    cdef int32_t k
+    for k in range(n_leaves):
+        if tensor_storage(leaves[k]) == storage: return True
+    return False
+
+cdef int outs_release(Table* t, id_t n, PyObject** leaves, int32_t n_leaves, bint mine) except -1:
+    """Memory of n's outputs is about to be overwritten: rescue or poison what is held. How many. An
+    argument of the call that overwrites it is never poisoned: the call is going to read it."""
+    cdef int32_t k, moved = 0
+    cdef Out* o
+    if fn_row(t, node_row(t, n).fn).outputs == BORROW: return 0
+    for k in range(node_row(t, n).out_n):
+        o = out_row(t, node_row(t, n).out_at + k)
+        if o.kind != FRESH or not group_held(t, node_row(t, n), k, leaves, mine): continue
+        if fn_row(t, node_row(t, n).fn).outputs == POISON and not is_leaf(o.storage, leaves, n_leaves):
+            line = <object>o.line if o.line is not NULL else ""
+            group_poison(t, n, k, POISONED[0](line).encode())
+        else:
+            group_rescue(t, n, k)
+        moved += 1
+    return moved
+
+cdef void outs_rescue_all(Table* t, id_t n) noexcept:
+    """The node goes, what is held stays, whatever the function's policy. What cannot be moved raises
+    when it is touched: better than memory that somebody else writes."""
+    cdef int32_t k
+    cdef Out* o
+    for k in range(node_row(t, n).out_n):
+        o = out_row(t, node_row(t, n).out_at + k)
+        if o.kind != FRESH or not group_held(t, node_row(t, n), k, NULL, False): continue
+        try:
+            group_rescue(t, n, k)
+        except Exception:
+            out_poison(group_holder(t, node_row(t, n), k).tensor,
+                       b"cgt: the recording of this result was freed, and no memory was left for it")
+            PyErr_Clear()
+            group_forget(t, n, k)
 
 cdef int outs_part(Table* t, id_t n) except -1:
     """On a device that several threads use: move the results out at once, while the lock is held.
     Later would be too late: a holder in another thread may have read the old address and not yet
     queued the kernel that uses it."""
-    cdef Node* node = node_row(t, n)
+    cdef int32_t k
     cdef Out* o
-    cdef int32_t k, j
-    for k in range(node.out_n):
-        o = out_row(t, node.out_at + k)
-        if o.kind != FRESH or o.hidden or group_holder(t, node, k) is NULL: continue
-        rescue_group(t, node, k)
-        fn_row(t, node.fn).rescues += 1
-        fn_row(t, node.fn).rescued_bytes += storage_nbytes(o.proto)
-        for j in range(k, group_end(node, k, o)):
-            o = out_row(t, node.out_at + j)
-            if j == k or (o.kind == SHARED and o.ref == k):
-                tensor = o.tensor
-                o.tensor = NULL
-                Py_XDECREFX(tensor)
+    for k in range(node_row(t, n).out_n):
+        o = out_row(t, node_row(t, n).out_at + k)
+        if o.kind == FRESH and not o.hidden and group_holder(t, node_row(t, n), k) is not NULL:
+            group_rescue(t, n, k)
     return 0
 
-cdef int path_step(Table* t, id_t path) except -1:
-    """A new iteration. Rescues wait until something is really overwritten; what a function with
-    outputs="error" handed out ends here, so that the message can name the caller's line."""
-    cdef Path* p = path_row(t, path)
-    cdef id_t k, m
+# --- paths and iterations ---
+
+cdef bint on_path(Table* t, id_t at, id_t f) noexcept nogil:
+    """Did function f run on the path that ends at this node?"""
+    while at != NONE:
+        if node_row(t, at).fn == f: return True
+        at = node_row(t, at).parent
+    return False
+
+cdef id_t path_output(Table* t, id_t at, PyObject* x, int32_t* k) noexcept nogil:
+    """The node on the path that ends at `at` whose fresh output k is x's memory; or NONE."""
+    cdef void* storage = tensor_storage(x)
+    cdef Node* node
+    cdef Out* o
+    while at != NONE:
+        node = node_row(t, at)
+        for k[0] in range(node.out_n):
+            o = out_row(t, node.out_at + k[0])
+            if o.kind == FRESH and o.storage == storage and group_holder(t, node, k[0]) is not NULL:
+                return at
+        at = node.parent
+    return NONE
+
+cdef bint path_continues(Table* t, id_t path, id_t f, PyObject** tensors, int32_t n) noexcept nogil:
+    """Does a call with these tensors go on with the iteration under way? If the program never says
+    when one begins: a function that ran in it begins another, and so does a call that uses no
+    result of it."""
+    cdef id_t at = path_row(t, path).current
+    cdef int32_t j, k
+    if at == NONE: return False
+    if t.stepped: return node_row(t, at).depth + 1 < t.max_path
+    if on_path(t, at, f): return False
+    for j in range(n):
+        if path_output(t, at, tensors[j], &k) != NONE: return True
+    return False
+
+cdef void path_end(Path* p) noexcept nogil:
+    """The iteration is over; its outputs are released before the next launch."""
+    if p.current == NONE: return
+    p.stale = p.current
+    p.current = NONE
     p.step += 1
-    k = 0
-    while k < path_row(t, path).live_n:
-        m = path_row(t, path).live[k]
-        if fn_row(t, node_row(t, m).fn).outputs == POISON: outs_release(t, m, NULL, False)
-        k += 1
+
+cdef int path_release(Table* t, id_t path, id_t n, PyObject** leaves, int32_t n_leaves) except -1:
+    """n (or NONE) is about to begin an iteration with these leaves: release what the last one left.
+    How many outputs moved: then addresses changed, and n may not be the right node any more."""
+    cdef id_t m = path_row(t, path).stale
+    cdef int moved = 0
+    while m != NONE:
+        moved += outs_release(t, m, leaves, n_leaves, m == n)
+        m = node_row(t, m).parent
+    if moved == 0: path_row(t, path).stale = NONE
+    return moved
+
+cdef int path_step(Table* t, id_t path) except -1:
+    """A new iteration, said by the program. Rescues wait until something is really overwritten; what
+    a function with outputs="error" handed out ends here, so that the message can name the line."""
+    cdef id_t m
+    path_end(path_row(t, path))
+    m = path_row(t, path).stale
+    while m != NONE:
+        if fn_row(t, node_row(t, m).fn).outputs == POISON: outs_release(t, m, NULL, 0, False)
+        m = node_row(t, m).parent
     return 0
+
+cdef int path_survey(Table* t, id_t at) except -1:
+    """For a recording behind node `at`: addresses of its path that must stay (rec_live), and
+    outputs that are dead now and were not already for an ancestor (rec_deads)."""
+    cdef Dead* d
+    cdef id_t m = at
+    cdef int32_t k
+    cdef Out* o
+    t.rec_live.n = t.rec_deads.n = 0
+    while m != NONE:
+        for k in range(node_row(t, m).out_n):
+            o = out_row(t, node_row(t, m).out_at + k)
+            if o.kind != FRESH: continue
+            if group_held(t, node_row(t, m), k, NULL, False):
+                column_add(t, &t.rec_live, 1)
+                (<void**>t.rec_live.rows)[t.rec_live.n - 1] = tensor_storage_ptr(o.proto)
+            elif not dead_before(t, at, m, k):
+                column_add(t, &t.rec_deads, 1)
+                d = <Dead*>t.rec_deads.rows + t.rec_deads.n - 1
+                d.node, d.out = m, k
+        m = node_row(t, m).parent
+    return 0
+
+cdef bint dead_before(Table* t, id_t at, id_t m, int32_t k) noexcept:
+    """Is the death of m's output k already a condition of `at` or an ancestor of it?"""
+    cdef id_t j
+    cdef Dead* d
+    while at != NONE and at != m:
+        for j in range(node_row(t, at).dead_n):
+            d = dead_row(t, node_row(t, at).dead_at + j)
+            if d.node == m and d.out == k: return True
+        at = node_row(t, at).parent
+    return False

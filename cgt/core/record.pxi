@@ -1,20 +1,44 @@
 # Begin and end a recording, and fill a node's rows from what Python found out about the run. A
 # recording is a transaction: record_abort undoes whatever was begun.
 
-cdef int record_begin(Table* t, int driver, int device, uintptr_t stream, unsigned long long hi,
-                      unsigned long long lo) except -1:
+cdef int record_begin(Table* t, int driver, int device, uintptr_t stream, uintptr_t pool) except -1:
+    """Behind the node that the path has come to. The caller holds the path's lock."""
+    cdef id_t path = path_of(t, device), m
+    cdef void* state = NULL
     assert not t.rec.active, "one recording at a time: dispatch.py holds the lock"
     memset(&t.rec, 0, sizeof(Recording))
-    path_of(t, device)
     t.rec_copies.n = t.rec_gens.n = 0
     t.rec.driver = driver
     t.rec.device = device
     t.rec.stream = <void*>stream
-    t.rec.pool_hi = hi
-    t.rec.pool_lo = lo
+    t.rec.pool = <void*>pool
+    t.rec.parent = m = path_row(t, path).current
+    t.rec.step = path_row(t, path).step
+    path_survey(t, m)
+    # A parent from another pool that was given up leaves nothing in this one.
+    while m != NONE and node_row(t, m).pool != t.rec.pool: m = node_row(t, m).parent
+    if m != NONE: state = node_row(t, m).state
     t.rec.active = 1
+    t.rec.seconds[RESTORE] = now()
+    check(driver, DRIVERS[driver].restore(&t.rec, state, <void**>t.rec_live.rows, t.rec_live.n),
+          CALL_RESTORE)
+    t.rec.seconds[CAPTURE] = now()
+    t.rec.seconds[RESTORE] = t.rec.seconds[CAPTURE] - t.rec.seconds[RESTORE]
     check(driver, DRIVERS[driver].begin(&t.rec), CALL_BEGIN)
     return 0
+
+cdef bint record_lost(Table* t) noexcept:
+    """Did another thread move the path on while this was recorded? Then it cannot run here."""
+    cdef Path* p = path_row(t, t.rec.device + 1)
+    return p.current != t.rec.parent or p.step != t.rec.step or p.stale != NONE
+
+cdef int record_checkpoint(Table* t, list made, list outs) except -1:
+    cdef int code
+    t.rec.seconds[CHECKPOINT] = now()
+    code = DRIVERS[t.rec.driver].checkpoint(&t.rec, <PyObject*>made, <PyObject*>outs,
+                                            <void**>t.rec_live.rows, t.rec_live.n)
+    t.rec.seconds[CHECKPOINT] = now() - t.rec.seconds[CHECKPOINT]
+    return check(t.rec.driver, code, CALL_CHECKPOINT)
 
 cdef int record_words(Table* t, object generator, object seed_word, object offset_word) except -1:
     """The node that writes a generator's two words; before anything else in the recording."""
@@ -35,14 +59,17 @@ cdef int32_t record_copy(Table* t, object to, object source, int64_t nbytes) exc
     c.to = tensor_ptr(<PyObject*>to)
     c.source = tensor_ptr(<PyObject*>source)
     c.nbytes = nbytes
-    if nbytes: check(t.rec.driver, DRIVERS[t.rec.driver].copy(&t.rec, c), CALL_COPY)
+    if nbytes: check(t.rec.driver, DRIVERS[t.rec.driver].copy(&t.rec, c, <PyObject*>to), CALL_COPY)
     return k
 
 cdef int record_end(Table* t, list advances) except -1:
     cdef int32_t k
     for k in range(t.rec_gens.n): (<Gen*>t.rec_gens.rows + k).advance = advances[k]
+    t.rec.seconds[INSTANTIATE] = now()
+    t.rec.seconds[CAPTURE] = t.rec.seconds[INSTANTIATE] - t.rec.seconds[CAPTURE]
     check(t.rec.driver,
           DRIVERS[t.rec.driver].end(&t.rec, <Gen*>t.rec_gens.rows, t.rec_gens.n), CALL_END)
+    t.rec.seconds[INSTANTIATE] = now() - t.rec.seconds[INSTANTIATE]
     return 0
 
 cdef void record_abort(Table* t) noexcept:
@@ -87,6 +114,10 @@ cdef int slot_fill(Table* t, id_t n, id_t at, object row) except -1:
     s.itemsize = <int32_t>tensor_itemsize(x)
     s.ptr = tensor_ptr(x)
     s.align = <int32_t>(<uintptr_t>s.ptr % align_of(node_row(t, n)))
+    s.from_node = NONE
+    if s.binding == PINNED:
+        s.from_node = path_output(t, node_row(t, n).parent, x, &s.from_out)
+        if s.from_node != NONE: s.shift = s.ptr - tensor_storage_ptr(x)
     if s.binding == VALUE:
         memcpy(s.value, s.ptr, s.itemsize)
     if written: node_row(t, n).writes = 1
@@ -115,7 +146,6 @@ cdef int out_fill(Table* t, id_t n, id_t at, object row) except -1:
     o.ndim = tensor_ndim(x)
     o.dim_at = dim_at
     o.offset = tensor_offset(x)
-    o.ptr = tensor_ptr(x)
     Py_INCREF(proto)
     o.proto = x
     Py_INCREF(line)
@@ -167,20 +197,32 @@ cdef int places_fill(Table* t, id_t n, object groups) except -1:
     return 0
 
 cdef id_t node_add(Table* t, id_t f, id_t spec, tuple ambient, list slots, list outs,
-                   object ret_program, bint ret_python, list grads, list groups) except -1:
-    """A row for the recording that just ended; it takes over graph and exec."""
+                   object ret_program, bint ret_python, list grads, list groups,
+                   list leaves) except -1:
+    """A row for the recording that just ended; it takes over graph, exec and state."""
     cdef id_t n = row_take(t, &t.nodes)
     cdef Node* node = node_row(t, n)
     cdef id_t k, at
     cdef Grad* g
+    cdef PyObject** tensors
     node.fn = f
     node.spec = spec
-    node.next = fn_row(t, f).first_node
-    fn_row(t, f).first_node = n
     node.path = path_of(t, t.rec.device)
+    node.parent = t.rec.parent
+    node.depth = node_row(t, node.parent).depth + 1 if node.parent != NONE else 0
     node.ambient[0], node.ambient[1], node.ambient[2] = ambient
-    t.births += 1
-    node_row(t, n).born = t.births
+    tensors = <PyObject**>malloc((len(leaves) + 1) * sizeof(PyObject*))
+    if tensors is NULL: raise MemoryError()
+    for k in range(len(leaves)): tensors[k] = <PyObject*>leaves[k]
+    node.key = call_key(spec, node.ambient, tensors, <int32_t>len(leaves))
+    free(tensors)
+    edge_link(t, n)
+    fn_row(t, f).path = node.path
+    fn_row(t, f).paths |= <uint64_t>1 << node.path
+    node_row(t, n).dead_n = t.rec_deads.n
+    at = column_add(t, &t.deads, t.rec_deads.n)
+    node_row(t, n).dead_at = at
+    if t.rec_deads.n: memcpy(dead_row(t, at), t.rec_deads.rows, t.rec_deads.n * sizeof(Dead))
     at = column_add(t, &t.slots, <int32_t>len(slots))
     node_row(t, n).slot_at = at
     node_row(t, n).slot_n = <int32_t>len(slots)
@@ -216,6 +258,9 @@ cdef id_t node_add(Table* t, id_t f, id_t spec, tuple ambient, list slots, list 
     node = node_row(t, n)
     node.graph = t.rec.graph
     node.exec = t.rec.exec
+    node.state = t.rec.state
+    node.pool = t.rec.pool
+    if node.pool is not NULL: cuda_pool_count(node.pool, 1)
     node.n_graph_nodes = t.rec.n_graph_nodes
     t.rec.active = 0
     if CGT_DEBUG: table_check(t)

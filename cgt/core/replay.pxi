@@ -5,22 +5,59 @@ cdef int REUSE_OUTPUTS = 1        # 0 where private.py does not trust this torch
 
 cdef enum: SCRATCH = 32           # leaves of a call that fit on the C stack
 
-cdef id_t guard_match(Table* t, id_t f, id_t s, PyObject** leaves) except -2:
-    """The node of f that accepts these leaves, moved to the front; or NONE."""
+cdef uint64_t call_key(id_t s, uint64_t* ambient, PyObject** leaves, int32_t n) noexcept nogil:
+    """One number of what tells most siblings apart: structure, ambient state, shapes."""
+    cdef uint64_t h = <uint64_t>s ^ ambient[0] ^ ambient[1] << 8 ^ ambient[2] << 16
+    cdef int32_t k
+    for k in range(n): h = tensor_key(leaves[k], h)
+    return h
+
+cdef bint node_fits(Table* t, id_t n, id_t s, uint64_t* ambient, PyObject** leaves):
+    return (guard_node(t, node_row(t, n), s, ambient, leaves) == FITS
+            and deads_alive(t, node_row(t, n)) == NONE
+            and (guard_watches(t, node_row(t, n)) or places_hold(t, n) == NONE))
+
+cdef id_t guard_match(Table* t, id_t path, id_t parent, id_t f, id_t s, PyObject** leaves) except -2:
+    """The child of `parent` for f that accepts these leaves, moved to the front; or NONE. The newest
+    match is tried at once; the others cost one compare each until their key fits."""
     cdef uint64_t ambient[3]
-    cdef id_t n = fn_row(t, f).first_node, before = NONE
+    cdef uint64_t key
+    cdef id_t before, n = first_child(t, path, parent, f)
+    if n == NONE: return NONE
     ambient_now(ambient)
-    while n != NONE:
-        if guard_node(t, node_row(t, n), s, ambient, leaves) == FITS and (
-                guard_watches(t, node_row(t, n)) or places_hold(t, n) == NONE):
-            if before != NONE:
-                node_row(t, before).next = node_row(t, n).next
-                node_row(t, n).next = fn_row(t, f).first_node
-                fn_row(t, f).first_node = n
-            return n
+    if node_fits(t, n, s, ambient, leaves): return n
+    if node_row(t, n).next == NONE: return NONE
+    key = call_key(s, ambient, leaves, spec_row(t, s).n_leaves)
+    while node_row(t, n).next != NONE:
         before = n
         n = node_row(t, n).next
+        if node_row(t, n).key != key or not node_fits(t, n, s, ambient, leaves): continue
+        node_row(t, before).next = node_row(t, n).next
+        node_row(t, n).next = first_child(t, path, parent, f)
+        edge_find(t, path, parent, f).first = n
+        return n
     return NONE
+
+cdef id_t path_find(Table* t, id_t path, id_t f, id_t s, PyObject** leaves) except -2:
+    """The node that a call becomes, or NONE. May end the iteration under way; writes nothing else."""
+    cdef id_t n, at = path_row(t, path).current
+    if at != NONE and (node_row(t, at).depth + 1 < t.max_path if t.stepped else not on_path(t, at, f)):
+        n = guard_match(t, path, at, f, s, leaves)
+        if n != NONE: return n
+        if path_continues(t, path, f, leaves, spec_row(t, s).n_leaves): return NONE
+    n = guard_match(t, path, NONE, f, s, leaves)
+    if n != NONE: path_end(path_row(t, path))
+    return n
+
+cdef id_t leaf_path(Table* t, id_t f, PyObject** leaves, int32_t n) noexcept nogil:
+    """Where to look for f's nodes: on the only path that has any, or by the leaves' device."""
+    cdef Fn* fn = fn_row(t, f)
+    cdef int32_t k
+    cdef id_t path = 0
+    if fn.paths & (fn.paths - 1) == 0: return fn.path
+    for k in range(n):
+        if tensor_device(leaves[k]) >= 0: path = tensor_device(leaves[k]) + 1
+    return path if fn.paths >> path & 1 else fn.path
 
 cdef int copies_bind(Table* t, Node* n, Driver* d, PyObject** leaves) except -1:
     """Point the copy nodes at today's inputs; what did not move costs one compare."""
@@ -51,7 +88,7 @@ cdef int out_intact(Table* t, Node* n, Out* o) noexcept:
     """Is the tensor that was handed out last still what the recording writes?"""
     return (REUSE_OUTPUTS and o.tensor is not NULL and Py_TYPE_(o.tensor) == Py_TYPE_(o.proto)
             and tensor_storage(o.tensor) == o.storage
-            and tensor_ptr(o.tensor) == o.ptr
+            and tensor_ptr(o.tensor) == tensor_ptr(o.proto)
             and tensor_same(o.tensor, o.keys, o.dtype, tensor_device(o.proto), 0, o.ndim,
                             dim_row(t, n.dim_at + o.dim_at)))
 
@@ -170,16 +207,9 @@ cdef int effects(Table* t, id_t n, PyObject** leaves, bint bump) except -1:
             tensor_set_grad(x, made)
     return 0
 
-cdef int stream_order(Path* p, Driver* d, void* stream) except -1:
-    """Calls on a device are ordered, whatever stream they come on: they share one pool."""
-    if stream != p.last_stream:
-        check(p.driver, d.order(p, stream), CALL_ORDER)
-        p.last_stream = stream
-    return 0
-
 cdef object replay(Table* t, id_t n, PyObject** leaves, bint launch, bint bump):
-    """Bind, take outputs, launch. The caller holds the path's lock. Order matters: what is held is
-    moved before it is overwritten, and outputs are taken before the GIL is let go."""
+    """Bind, take outputs, launch; n is the path's last node from now on. The caller holds the path's
+    lock. Outputs are taken before the GIL is let go."""
     cdef Node* node = node_row(t, n)
     cdef id_t path = node.path
     cdef Driver* d = &DRIVERS[path_row(t, path).driver]
@@ -188,15 +218,15 @@ cdef object replay(Table* t, id_t n, PyObject** leaves, bint launch, bint bump):
     cdef void* exec_ = node.exec
     cdef string error
     stream_order(path_row(t, path), d, stream)
-    # Before anything is released: an input may be a result that this launch overwrites. Its bytes
-    # stay where they are until the graph has copied them.
     if launch and node.copy_n: copies_bind(t, node, d, leaves)
-    path_enter(t, path, n, leaves)
     outs_ready(t, n)
     if launch:
         node = node_row(t, n)
         if node.gen_n: rng_bind(exec_, gen_row(t, node.gen_at), node.gen_n, d)
     result = outs_give(t, n, leaves)
+    path_row(t, path).current = n
+    t.launches += 1
+    node_row(t, n).used = t.launches
     if launch:
         with nogil:
             code = d.launch(exec_, stream, &error)
@@ -210,8 +240,9 @@ cdef object call(Table* t, id_t f, PyObject* args, PyObject* kwargs, object on_m
     """One call of a jitted function."""
     cdef PyObject* small[SCRATCH]
     cdef Walk w
-    cdef id_t s = NONE, n
+    cdef id_t s = NONE, n, path
     cdef Path* p
+    cdef void* range_
     fn_row(t, f).calls += 1
     if ambient_blocker() != 0: return on_miss(NONE, <object>args, <object>kwargs)
     w.table = t
@@ -223,10 +254,9 @@ cdef object call(Table* t, id_t f, PyObject* args, PyObject* kwargs, object on_m
     try:
         while True:
             s = leaves_take(t, f, args, kwargs, &w)
-            if s == NONE: break
-            n = guard_match(t, f, s, w.leaves)
-            if n == NONE: break
-            p = path_row(t, node_row(t, n).path)
+            if s == NONE or fn_row(t, f).path == NONE: break
+            path = leaf_path(t, f, w.leaves, spec_row(t, s).n_leaves)
+            p = path_row(t, path)
             if p.driver == CUDA:
                 cuda_thread_ready(p.device)
                 if cuda_capturing(cuda_current_stream(p.device)): break
@@ -235,12 +265,23 @@ cdef object call(Table* t, id_t f, PyObject* args, PyObject* kwargs, object on_m
                 path_wait(<PyThread_type_lock>p.lock)
                 continue
             try:
-                result = replay(t, n, w.leaves, True, True)
+                while True:
+                    n = path_find(t, path, f, s, w.leaves)
+                    if n == NONE or path_row(t, path).stale == NONE: break
+                    # A rescued output may be an argument: its address changed, so look again.
+                    if path_release(t, path, n, w.leaves, spec_row(t, s).n_leaves) == 0: break
+                if n == NONE: break
+                range_ = range_begin(fn_row(t, f).range_name)
+                try:
+                    result = replay(t, n, w.leaves, True, True)
+                finally:
+                    if range_ is not NULL: range_end(range_)
             except DriverError as error:
                 raise FAILED[0](f, error) from error
             finally:
-                path_unlock(path_row(t, node_row(t, n).path))
+                path_unlock(path_row(t, path))
             fn_row(t, f).replays += 1
+            fn_row(t, f).path = path
             node_row(t, n).n_replay += 1
             return result
     finally:

@@ -22,6 +22,7 @@ cdef extern from "tensor_shim.h" namespace "cgt" nogil:
     int tensor_same(PyObject* t, uint64_t keys, int dtype, int device, int requires_grad, int ndim,
                     const int64_t* dims) noexcept
     char* tensor_at(PyObject* t, int64_t itemsize) noexcept
+    uint64_t tensor_key(PyObject* t, uint64_t h) noexcept
     int tensor_version(PyObject* t)
     void tensor_bump(PyObject* t, int times)
     void* tensor_grad(PyObject* t)
@@ -47,17 +48,22 @@ cdef extern from "tensor_shim.h" namespace "cgt":
     void out_set_version(PyObject* o, int version)
     void out_share_version(PyObject* o, PyObject* first)
     int out_rescue(PyObject* o, int device, copy_fn copy) noexcept
-    int out_give_away(PyObject* o, PyObject* proto) noexcept
     int out_poison(PyObject* o, const char* message) noexcept
     PyObject* tensor_twin(PyObject* t) noexcept
     PyObject* tensor_fixed(PyObject* t) noexcept
+    void tensor_disown(PyObject* t) noexcept
 
 cdef extern from "tape_shim.h" namespace "cgt":
     void* generator_impl(PyObject* g)
     void* tape_new()
     void tape_free(void* tape)
     int tape_length(void* tape)
-    int tape_copy(void* tape, void* to, const void* source, int64_t nbytes)
+    int tape_copy(void* tape, PyObject* to, const void* source, int64_t nbytes)
+    int tape_plan(void* tape, PyObject* made, PyObject* outs, void** busy, int n) noexcept
+    int64_t blocks_nbytes() noexcept
+    int host_give_away(PyObject* o, PyObject* proto) noexcept
+    void* range_begin(PyObject* name) noexcept
+    void range_end(void* range_) noexcept
     void tape_patch_copy(void* tape, int k, const void* source) noexcept nogil
     int tape_add(void* tape, const char* name, const char* overload, PyObject* args,
                  PyObject* kwargs, PyObject* into) noexcept
@@ -69,10 +75,16 @@ cdef extern from "cuda_shim.h" namespace "cgt":
     void* cuda_current_stream(int device) noexcept nogil
     void cuda_thread_ready(int device) noexcept nogil
     ctypedef int (*stream_test)(void* stream) noexcept nogil
-    int cuda_pool_begin(int device, unsigned long long hi, unsigned long long lo, void* stream,
-                        stream_test capturing) noexcept
-    void cuda_pool_end(int device, unsigned long long hi, unsigned long long lo) noexcept
-    void cuda_pool_release(int device, unsigned long long hi, unsigned long long lo) noexcept
+    void* cuda_pool_new(int device, unsigned long long hi, unsigned long long lo) noexcept
+    void cuda_pool_retire(void* pool) noexcept
+    void cuda_pool_count(void* pool, int by) noexcept
+    int cuda_pool_nodes(void* pool) noexcept
+    void cuda_pool_id(void* pool, unsigned long long* id) noexcept
+    int cuda_pool_restore(void* pool, void* state, void** live, int n) noexcept
+    int cuda_pool_checkpoint(void* pool, void** made, int n, void** state) noexcept
+    void cuda_state_free(void* state) noexcept
+    int cuda_pool_begin(void* pool, void* stream, stream_test capturing) noexcept
+    void cuda_pool_end(void* pool) noexcept
     void cuda_mark(int device, int begin) noexcept
     void* generator_swap(PyObject* generator, PyObject* seed_word, PyObject* offset_word,
                          unsigned long long capture_id) noexcept

@@ -1,10 +1,7 @@
 # What Python sees: ids in, plain tuples out. The only chapter that names the process's table, and
 # the only one with `def`.
 
-
 import weakref
-
-from posix.time cimport CLOCK_MONOTONIC, clock_gettime, timespec
 
 cdef object WEAKREF = weakref.ref
 FAILED = [None]            # (f, DriverError) -> the exception that a failed replay raises
@@ -23,12 +20,13 @@ def make_site(int f, object on_miss):
     return site
 
 
-def fn_add(int outputs):
-    """A row for a function; returns (id, born)."""
+def fn_add(int outputs, str range_name):
+    """A row for a function; returns (id, born). The caller keeps the name, which profilers show."""
     cdef id_t f = row_take(&TABLE, &TABLE.fns)
     cdef Fn* fn = fn_row(&TABLE, f)
     fn.outputs = outputs
-    fn.first_spec = fn.first_node = NONE
+    fn.range_name = <PyObject*>range_name
+    fn.first_spec = fn.path = NONE
     TABLE.births += 1
     fn.born = TABLE.births
     return f, fn.born
@@ -63,21 +61,30 @@ def fn_count(int f, str column, int64_t by=1):
 
 def fn_counts(int f):
     """(calls, warmups, records, replays, eager, rebinds, copied_bytes, rescues, rescued_bytes,
-    graph_nodes, nodes)"""
+    graph_nodes)"""
     cdef Fn* fn = fn_row(&TABLE, f)
-    cdef id_t n = fn.first_node
-    cdef int64_t graph_nodes = 0, nodes = 0
-    while n != NONE:
-        graph_nodes += node_row(&TABLE, n).n_graph_nodes
-        nodes += 1
-        n = node_row(&TABLE, n).next
+    cdef Node* node
+    cdef int64_t graph_nodes = 0
+    for k in range(TABLE.nodes.n):
+        node = node_row(&TABLE, k)
+        if node.alive and node.fn == f: graph_nodes += node.n_graph_nodes
     return (fn.calls, fn.warmups, fn.records, fn.replays, fn.eager, fn.rebinds, fn.copied_bytes,
-            fn.rescues, fn.rescued_bytes, graph_nodes, nodes)
+            fn.rescues, fn.rescued_bytes, graph_nodes)
 
 
 def fn_nodes(int f):
-    """Node ids of a function, newest match first."""
-    cdef id_t n = fn_row(&TABLE, f).first_node
+    """Node ids of a function, used last first."""
+    cdef Node* node
+    ids = []
+    for k in range(TABLE.nodes.n):
+        node = node_row(&TABLE, k)
+        if node.alive and node.fn == f: ids.append((-node.used, k))
+    return [k for _, k in sorted(ids)]
+
+
+def children(int path, int parent, int f):
+    """Nodes of f behind a parent (-1: that begin an iteration), newest match first."""
+    cdef id_t n = first_child(&TABLE, path, parent, f)
     ids = []
     while n != NONE:
         ids.append(n)
@@ -86,31 +93,59 @@ def fn_nodes(int f):
 
 
 def node_facts(int n):
-    """(born, spec, n_replay, graph nodes, path, ((leaf, binding, written, ptr), ...), copied bytes)"""
+    """{name: value} of what a report says about a node."""
     cdef Node* node = node_row(&TABLE, n)
     cdef Slot* s
     slots = []
     for k in range(node.slot_n):
         s = slot_row(&TABLE, node.slot_at + k)
-        slots.append((s.leaf, s.binding, s.written, <uintptr_t>s.ptr))
-    copied = sum([copy_row(&TABLE, node.copy_at + k).nbytes for k in range(node.copy_n)])
-    return (node.born, node.spec, node.n_replay, node.n_graph_nodes, node.path, tuple(slots), copied)
+        slots.append((s.leaf, s.binding, s.written, <uintptr_t>slot_ptr(&TABLE, s), s.from_node))
+    return {
+        "fn": node.fn, "spec": node.spec, "path": node.path, "parent": node.parent,
+        "depth": node.depth, "children": node.children, "used": node.used,
+        "n_replay": node.n_replay, "graph_nodes": node.n_graph_nodes, "slots": tuple(slots),
+        "copied": sum([copy_row(&TABLE, node.copy_at + k).nbytes for k in range(node.copy_n)]),
+        "out_bytes": sum([storage_nbytes(out_row(&TABLE, node.out_at + k).proto)
+                          for k in range(node.out_n)
+                          if out_row(&TABLE, node.out_at + k).kind == FRESH]),
+        "deads": node.dead_n,
+    }
 
 
-def node_held_bytes(int n):
-    """Bytes of the node's own outputs."""
-    cdef Node* node = node_row(&TABLE, n)
-    cdef int64_t total = 0
-    for k in range(node.out_n):
-        if out_row(&TABLE, node.out_at + k).kind == FRESH:
-            total += storage_nbytes(out_row(&TABLE, node.out_at + k).proto)
-    return total
+def dead_line(int n, int k):
+    """Where the output was made that must be dead before node n runs: number k of them."""
+    cdef Dead* d = dead_row(&TABLE, node_row(&TABLE, n).dead_at + k)
+    return <object>out_row(&TABLE, node_row(&TABLE, d.node).out_at + d.out).line
 
 
 def node_drop(int n):
-    """Free one node."""
+    """Free one node and all behind it."""
     node_free(&TABLE, n)
     if CGT_DEBUG: table_check(&TABLE)
+
+
+def node_oldest():
+    """The leaf of the trees that ran longest ago, or None. Not the node that a path has come to."""
+    cdef Node* node
+    cdef id_t best = NONE
+    for k in range(TABLE.nodes.n):
+        node = node_row(&TABLE, k)
+        if not node.alive or node.children or path_row(&TABLE, node.path).current == k: continue
+        if best == NONE or node.used < node_row(&TABLE, best).used: best = k
+    return best if best != NONE else None
+
+
+def nodes():
+    """Ids of all nodes."""
+    return [k for k in range(TABLE.nodes.n) if node_row(&TABLE, k).alive]
+
+
+def freed():
+    """[(fn, node), ...] of nodes freed since the last time: their owners can go."""
+    cdef id_t* row = <id_t*>TABLE.freed.rows
+    pairs = [(row[2 * k], row[2 * k + 1]) for k in range(TABLE.freed.n)]
+    TABLE.freed.n = 0
+    return pairs
 
 
 def spec_add(int f, object program, int n_leaves):
@@ -139,12 +174,12 @@ def spec_free_if(int f, int64_t born, int s):
     if k == s: spec_free(&TABLE, s)
 
 
-def node_misses(int f, int spec, list tensors):
-    """Why each node of f does not take this call: [(node, Miss, index), ...]. For messages and
-    for the choice between pinned and copied; the same comparisons as on the hit path."""
+def node_misses(int path, int parent, int f, int spec, list tensors):
+    """Why each of these children does not take this call: [(node, Miss, index), ...]. For messages
+    and for the choice between pinned and copied; the same comparisons as on the hit path."""
     cdef uint64_t ambient[3]
     cdef PyObject** leaves = <PyObject**>malloc((len(tensors) + 1) * sizeof(PyObject*))
-    cdef id_t n = fn_row(&TABLE, f).first_node
+    cdef id_t n = first_child(&TABLE, path, parent, f)
     cdef int64_t why
     cdef int32_t place
     if leaves is NULL: raise MemoryError()
@@ -154,6 +189,9 @@ def node_misses(int f, int spec, list tensors):
         ambient_now(ambient)
         while n != NONE:
             why = guard_node(&TABLE, node_row(&TABLE, n), spec, ambient, leaves)
+            if why == FITS:
+                place = deads_alive(&TABLE, node_row(&TABLE, n))
+                if place != NONE: why = miss(MISS_ALIVE, place)
             if why == FITS:
                 place = places_hold(&TABLE, n)
                 if place != NONE: why = miss(MISS_PLACE, place)
@@ -181,9 +219,65 @@ def stream_is_capturing(int device):
     return bool(cuda_capturing(cuda_current_stream(device)))
 
 
-def begin(int driver, int device, uintptr_t stream, pool):
-    """Begin a recording. pool: (hi, lo) of torch.cuda.graph_pool_handle()."""
-    record_begin(&TABLE, driver, device, stream, pool[0], pool[1])
+def path_state(int device):
+    """(path, node that it has come to or -1) of a device; -1 is the host."""
+    cdef id_t path = path_of(&TABLE, device)
+    return path, path_row(&TABLE, path).current
+
+
+def parent_of(int device, int f, list tensors):
+    """The node behind which a call with these tensors belongs, or -1: it begins an iteration."""
+    cdef id_t path = path_of(&TABLE, device)
+    cdef PyObject** rows = <PyObject**>malloc((len(tensors) + 1) * sizeof(PyObject*))
+    if rows is NULL: raise MemoryError()
+    for k in range(len(tensors)): rows[k] = <PyObject*>tensors[k]
+    on = path_continues(&TABLE, path, f, rows, <int32_t>len(tensors))
+    free(rows)
+    return path_row(&TABLE, path).current if on else NONE
+
+
+def begin_iteration(int device, list tensors):
+    """End the iteration under way on a device and release what it left, for a call with these
+    tensors. The caller holds the paths."""
+    cdef id_t path = path_of(&TABLE, device)
+    cdef PyObject** leaves = <PyObject**>malloc((len(tensors) + 1) * sizeof(PyObject*))
+    if leaves is NULL: raise MemoryError()
+    for k in range(len(tensors)): leaves[k] = <PyObject*>tensors[k]
+    try:
+        path_end(path_row(&TABLE, path))
+        while path_release(&TABLE, path, NONE, leaves, <int32_t>len(tensors)) != 0: pass
+    finally:
+        free(leaves)
+
+
+def begin(int driver, int device, uintptr_t stream, uintptr_t pool):
+    """Begin a recording behind the node that the device's path has come to, its pool put back to
+    that node's state. The caller holds the paths. pool: from pool_new, or 0."""
+    record_begin(&TABLE, driver, device, stream, pool)
+
+
+def checkpoint(list made, list outs):
+    """The recording is complete. Tensors it made become memory of the pool: `outs` as long as the
+    path needs them, the others as long as the recording runs."""
+    record_checkpoint(&TABLE, made, outs)
+
+
+def lost():
+    """Did another thread move the path on while this was recorded? Then it cannot run here."""
+    return record_lost(&TABLE)
+
+
+def record_seconds():
+    """(restore, capture, instantiate, checkpoint) of the recording under way, in seconds."""
+    return tuple([TABLE.rec.seconds[k] for k in range(4)])
+
+
+def path_proto(int at, object t):
+    """The recorded memory behind t, if t is a result of the path that ends at node `at`; or None."""
+    cdef int32_t k
+    cdef id_t n = path_output(&TABLE, at, <PyObject*>t, &k)
+    if n == NONE: return None
+    return <object>out_row(&TABLE, node_row(&TABLE, n).out_at + k).proto
 
 
 def swap_generator(object generator, object seed_word, object offset_word):
@@ -227,9 +321,10 @@ def abort():
 
 
 def add_node(int f, int spec, tuple ambient, list slots, list outs, object ret_program,
-             bint ret_python, list grads, list groups):
-    """Make the recording a node of f."""
-    return node_add(&TABLE, f, spec, ambient, slots, outs, ret_program, ret_python, grads, groups)
+             bint ret_python, list grads, list groups, list leaves):
+    """Make the recording a node of f. leaves: the call's tensors."""
+    return node_add(&TABLE, f, spec, ambient, slots, outs, ret_program, ret_python, grads, groups,
+                    leaves)
 
 
 def run_node(int n, list tensors, bint launch):
@@ -246,12 +341,9 @@ def run_node(int n, list tensors, bint launch):
 
 
 def run_once(list tensors):
-    """Launch the recording that just ended once, and move these tensors out of the pool."""
-    paths_lock()
-    try:
-        record_run_once(&TABLE, tensors)
-    finally:
-        paths_unlock()
+    """Launch the recording that just ended once, and move these tensors out of the pool. The caller
+    holds the paths."""
+    record_run_once(&TABLE, tensors)
 
 
 def paths_lock():
@@ -266,6 +358,16 @@ def alone():
     """Forget that several threads called (path.pxi); for tests, whose threads are gone."""
     cdef id_t k
     for k in range(TABLE.paths.n): path_row(&TABLE, k).thread = path_row(&TABLE, k).shared = 0
+
+
+def stepped(bint on):
+    """Does the program say itself when an iteration begins?"""
+    TABLE.stepped = on
+
+
+def max_path(int n):
+    """Nodes of one iteration, before another one begins by itself."""
+    TABLE.max_path = n
 
 
 def paths_mine():
@@ -283,10 +385,10 @@ def paths_unlock():
 
 
 def step():
-    """Begin an iteration on every device; returns the iteration's number."""
+    """Begin an iteration on every device."""
     cdef id_t k
+    TABLE.stepped = 1
     for k in range(TABLE.paths.n): path_step(&TABLE, k)
-    return path_row(&TABLE, 0).step
 
 
 def forget():
@@ -296,6 +398,7 @@ def forget():
     for n in range(TABLE.nodes.n):
         if node_row(&TABLE, n).alive and path_row(&TABLE, node_row(&TABLE, n).path).driver == CUDA:
             node_row(&TABLE, n).graph = node_row(&TABLE, n).exec = NULL
+            node_row(&TABLE, n).pool = node_row(&TABLE, n).state = NULL
     for k in range(TABLE.paths.n):
         path_row(&TABLE, k).lock = <void*>PyThread_allocate_lock()
         path_row(&TABLE, k).owner = 0
@@ -318,7 +421,7 @@ def books():
         "ops": TABLE.ops.n, "slots": TABLE.slots.n, "outs": TABLE.outs.n, "copies": TABLE.copies.n,
         "gens": TABLE.gens.n, "grads": TABLE.grads.n, "watches": TABLE.watches.n,
         "places": TABLE.places.n, "dims": TABLE.dims.n, "recording": TABLE.rec.active,
-        "live": sum([path_row(&TABLE, k).live_n for k in range(TABLE.paths.n)]),
+        "deads": TABLE.deads.n, "blocks": blocks_nbytes(),
     }
 
 
@@ -332,24 +435,37 @@ def debug_build():
     return bool(CGT_DEBUG)
 
 
-def built_for_cuda():
-    """Was this built against a CUDA torch?"""
-    return bool(cuda_built())
+def host_bytes():
+    """Bytes of the host's pool."""
+    return blocks_nbytes()
 
 
-def begin_pool(int device, pool, uintptr_t stream):
-    """Route allocations on the stream to the pool, and hold the pool."""
-    if cuda_pool_begin(device, pool[0], pool[1], <void*>stream, cuda_capturing) != 0: raise_pending()
+def pool_new(int device, ids):
+    """A private pool on a device; ids: torch.cuda.graph_pool_handle()."""
+    cdef void* pool = cuda_pool_new(device, ids[0], ids[1])
+    if pool is NULL: raise_pending()
+    return <uintptr_t>pool
 
 
-def end_pool(int device, pool):
-    """Stop routing; the pool stays held until release_pool."""
-    cuda_pool_end(device, pool[0], pool[1])
+def pool_retire(uintptr_t pool):
+    """No more recordings in this pool. Its memory goes with its last node."""
+    cuda_pool_retire(<void*>pool)
 
 
-def release_pool(int device, pool):
-    """Let go of the pool once for each begin."""
-    cuda_pool_release(device, pool[0], pool[1])
+def pool_nodes(uintptr_t pool):
+    """Nodes that live in a pool."""
+    return cuda_pool_nodes(<void*>pool)
+
+
+def pool_ids():
+    """Ids of the pools in which nodes live."""
+    cdef unsigned long long id_[2]
+    found = set()
+    for n in range(TABLE.nodes.n):
+        if node_row(&TABLE, n).alive and node_row(&TABLE, n).pool is not NULL:
+            cuda_pool_id(node_row(&TABLE, n).pool, id_)
+            found.add((id_[0], id_[1]))
+    return found
 
 
 def load_words_kernel(int device):
@@ -422,11 +538,6 @@ def dtype_number(object t):
     return tensor_dtype(<PyObject*>t)
 
 
-def impl_id(object t):
-    """Identity of a tensor's TensorImpl."""
-    return <uintptr_t>tensor_impl(<PyObject*>t)
-
-
 def grad_id(object t):
     """Identity of t.grad's TensorImpl, or 0."""
     return <uintptr_t>tensor_grad(<PyObject*>t)
@@ -445,36 +556,36 @@ def set_cpp_bump(int bump):
 
 def time_launches(uintptr_t exec_, uintptr_t stream, int n):
     """Seconds per cuGraphLaunch of a raw CUgraphExec, from C without the GIL: the floor of benches."""
-    cdef timespec begin_, end_
+    cdef double began
     cdef int k, code = 0
     with nogil:
-        clock_gettime(CLOCK_MONOTONIC, &begin_)
+        began = now()
         for k in range(n):
             code = cuda_launch(<void*>exec_, <void*>stream, NULL)
             if code: break
-        clock_gettime(CLOCK_MONOTONIC, &end_)
+        began = now() - began
     check(CUDA, code, CALL_LAUNCH)
-    return ((end_.tv_sec - begin_.tv_sec) + 1e-9 * (end_.tv_nsec - begin_.tv_nsec)) / n
+    return began / n
 
 
 def time_guards(int f, tuple args, dict kwargs, int n):
     """Seconds per guard of a call: leaves taken and the node found, nothing bound or launched."""
-    cdef timespec begin_, end_
+    cdef double began
     cdef Walk w
     cdef int k
     cdef id_t s = NONE, found = NONE
     w.table = &TABLE
     w.hold = NULL
     w.leaves = <PyObject**>malloc((fn_row(&TABLE, f).max_leaves + 1) * sizeof(PyObject*))
-    clock_gettime(CLOCK_MONOTONIC, &begin_)
+    began = now()
     for k in range(n):
         s = leaves_take(&TABLE, f, <PyObject*>args, <PyObject*>kwargs, &w)
-        found = guard_match(&TABLE, f, s, w.leaves) if s != NONE else NONE
-    clock_gettime(CLOCK_MONOTONIC, &end_)
+        found = path_find(&TABLE, fn_row(&TABLE, f).path, f, s, w.leaves) if s != NONE else NONE
+    began = now() - began
     free(w.leaves)
     Py_XDECREFX(w.hold)
     if found == NONE: raise ValueError("these arguments are not a hit")
-    return ((end_.tv_sec - begin_.tv_sec) + 1e-9 * (end_.tv_nsec - begin_.tv_nsec)) / n
+    return began / n
 
 
 def reuse_outputs(bint on):

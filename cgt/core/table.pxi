@@ -50,6 +50,8 @@ cdef inline Watch* watch_row(Table* t, id_t w) noexcept nogil: return <Watch*>t.
 cdef inline Place* place_row(Table* t, id_t p) noexcept nogil: return <Place*>t.places.rows + p
 cdef inline int64_t* dim_row(Table* t, id_t d) noexcept nogil: return <int64_t*>t.dims.rows + d
 cdef inline Path* path_row(Table* t, id_t p) noexcept nogil: return <Path*>t.paths.rows + p
+cdef inline Edge* edge_row(Table* t, int32_t e) noexcept nogil: return <Edge*>t.edges.rows + e
+cdef inline Dead* dead_row(Table* t, id_t d) noexcept nogil: return <Dead*>t.deads.rows + d
 
 cdef int table_start(Table* t) except -1:
     memset(t, 0, sizeof(Table))
@@ -68,6 +70,12 @@ cdef int table_start(Table* t) except -1:
     column_start(&t.paths, sizeof(Path))
     column_start(&t.rec_copies, sizeof(Copy))
     column_start(&t.rec_gens, sizeof(Gen))
+    column_start(&t.edges, sizeof(Edge))
+    column_start(&t.deads, sizeof(Dead))
+    column_start(&t.rec_deads, sizeof(Dead))
+    column_start(&t.rec_live, sizeof(void*))
+    column_start(&t.freed, 2 * sizeof(id_t))
+    edges_make(t, 64)
     path_of(t, -1)
     return 0
 
@@ -79,6 +87,7 @@ cdef id_t path_of(Table* t, int device) except -1:
         p = path_row(t, t.paths.n - 1)
         p.device = t.paths.n - 2
         p.driver = HOST if p.device < 0 else CUDA
+        p.current = p.stale = NONE
         p.lock = <void*>PyThread_allocate_lock()
         if p.lock is NULL: raise MemoryError()
     return device + 1
@@ -124,21 +133,98 @@ cdef void slice_cut(Table* t, Column* c, size_t field, id_t at, int32_t count) n
         start = <id_t*>(<char*>node_row(t, k) + field)
         if start[0] > at: start[0] -= count
 
-cdef void node_free(Table* t, id_t n) noexcept:
-    """Unlink, destroy the graph, drop what was handed out, close the slices."""
+# --- edges: (path, parent, function) -> children, an open-addressed hash table ---
+
+cdef int edges_make(Table* t, int32_t room) except -1:
+    cdef int32_t k
+    t.edges.n = 0
+    column_add(t, &t.edges, room)
+    for k in range(room): edge_row(t, k).fn = NONE
+    t.n_edges = 0
+    return 0
+
+cdef inline Edge* edge_find(Table* t, id_t path, id_t parent, id_t f) noexcept nogil:
+    """The row of these three, or the free row where it would be. Never full: see edge_link."""
+    cdef uint32_t h = <uint32_t>parent * 0x9E3779B1u ^ <uint32_t>f * 0x85EBCA6Bu ^ <uint32_t>path
+    cdef uint32_t mask = <uint32_t>t.edges.n - 1, k = (h ^ h >> 15) & mask
+    cdef Edge* e = edge_row(t, k)
+    while e.fn != NONE and (e.fn != f or e.parent != parent or e.path != path):
+        k = (k + 1) & mask
+        e = edge_row(t, k)
+    return e
+
+cdef inline id_t first_child(Table* t, id_t path, id_t parent, id_t f) noexcept nogil:
+    cdef Edge* e = edge_find(t, path, parent, f)
+    return e.first if e.fn != NONE else NONE
+
+cdef int edges_remake(Table* t) except -1:
+    """Keep the rows that lead somewhere, with three free ones for each."""
+    cdef Edge* old = <Edge*>malloc(t.edges.n * sizeof(Edge))
+    cdef int32_t n = t.edges.n, k, room = 64, used = 1
+    cdef Edge* e
+    if old is NULL: raise MemoryError()
+    memcpy(old, t.edges.rows, n * sizeof(Edge))
+    for k in range(n): used += old[k].fn != NONE and old[k].first != NONE
+    while room < 4 * used: room *= 2
+    edges_make(t, room)
+    for k in range(n):
+        if old[k].fn == NONE or old[k].first == NONE: continue
+        e = edge_find(t, old[k].path, old[k].parent, old[k].fn)
+        e[0] = old[k]
+        t.n_edges += 1
+    free(old)
+    return 0
+
+cdef int edge_link(Table* t, id_t n) except -1:
+    """Put node n before its siblings."""
+    cdef Edge* e
+    cdef Node* node
+    if 2 * (t.n_edges + 1) > t.edges.n: edges_remake(t)
+    node = node_row(t, n)
+    e = edge_find(t, node.path, node.parent, node.fn)
+    if e.fn == NONE:
+        e.path, e.parent, e.fn, e.first = node.path, node.parent, node.fn, NONE
+        t.n_edges += 1
+    node.next = e.first
+    e.first = n
+    if node.parent != NONE: node_row(t, node.parent).children += 1
+    return 0
+
+cdef void edge_unlink(Table* t, id_t n) noexcept:
+    """An edge without children stays as a mark, so that searches go on behind it, until the table
+    is made anew; (path, parent, fn) may come back to it."""
     cdef Node* node = node_row(t, n)
-    cdef Fn* fn = fn_row(t, node.fn)
-    cdef Node model                      # for the offsets of the slices
-    cdef char* zero = <char*>&model
-    cdef id_t k = fn.first_node, j
-    cdef PyObject* owned[3]
+    cdef Edge* e = edge_find(t, node.path, node.parent, node.fn)
+    cdef id_t k = e.first
     if k == n:
-        fn.first_node = node.next
+        e.first = node.next
     else:
         while node_row(t, k).next != n: k = node_row(t, k).next
         node_row(t, k).next = node.next
-    path_forget(t, node.path, n)
-    DRIVERS[path_row(t, node.path).driver].destroy(node.graph, node.exec)
+    if node.parent != NONE: node_row(t, node.parent).children -= 1
+
+# --- freeing ---
+
+cdef void node_free(Table* t, id_t n) noexcept:
+    """Free a node and all that were recorded behind it. What somebody holds of its outputs is moved
+    to ordinary memory first; the path goes on from the parent."""
+    cdef Node* node = node_row(t, n)
+    cdef Path* p
+    cdef Node model                      # for the offsets of the slices
+    cdef char* zero = <char*>&model
+    cdef id_t k, j
+    cdef id_t* freed
+    cdef PyObject* owned[3]
+    for k in range(t.nodes.n):
+        if node_row(t, n).children == 0: break
+        if node_row(t, k).alive and node_row(t, k).parent == n: node_free(t, k)
+    outs_rescue_all(t, n)
+    node = node_row(t, n)
+    edge_unlink(t, n)
+    p = path_row(t, node.path)
+    if p.current == n: p.current = node.parent
+    if p.stale == n: p.stale = node.parent
+    DRIVERS[p.driver].destroy(node.graph, node.exec, node.pool, node.state)
     for k in range(node.out_n):
         owned[0] = out_row(t, node.out_at + k).tensor
         owned[1] = out_row(t, node.out_at + k).proto
@@ -158,17 +244,37 @@ cdef void node_free(Table* t, id_t n) noexcept:
     slice_cut(t, &t.watches, <char*>&model.watch_at - zero, node.watch_at, node.watch_n)
     slice_cut(t, &t.places, <char*>&model.place_at - zero, node.place_at, node.place_n)
     slice_cut(t, &t.dims, <char*>&model.dim_at - zero, node.dim_at, node.dim_n)
+    slice_cut(t, &t.deads, <char*>&model.dead_at - zero, node.dead_at, node.dead_n)
+    fn_paths(t, node.fn)
+    freed = freed_row(t)
+    if freed is not NULL: freed[0], freed[1] = node.fn, n
     row_drop(t, &t.nodes, n)
+
+cdef id_t* freed_row(Table* t) noexcept:
+    """A row for what Python must be told. Without memory for it Python keeps an owner too long."""
+    try:
+        return <id_t*>(<char*>t.freed.rows + column_add(t, &t.freed, 1) * t.freed.size)
+    except MemoryError:
+        return NULL
+
+cdef void fn_paths(Table* t, id_t f) noexcept:
+    """On which paths does a function have nodes?"""
+    cdef Fn* fn = fn_row(t, f)
+    cdef id_t k
+    fn.paths = 0
+    for k in range(t.nodes.n):
+        if node_row(t, k).alive and node_row(t, k).fn == f: fn.paths |= <uint64_t>1 << node_row(t, k).path
+    if not fn.paths >> fn.path & 1: fn.path = NONE
+    for k in range(t.paths.n):
+        if fn.path == NONE and fn.paths >> k & 1: fn.path = k
 
 cdef void spec_free(Table* t, id_t s) noexcept:
     """Free a spec and every node that was recorded for it."""
     cdef Spec* spec = spec_row(t, s)
     cdef Fn* fn = fn_row(t, spec.fn)
-    cdef id_t k = fn.first_node, after
-    while k != NONE:
-        after = node_row(t, k).next
-        if node_row(t, k).spec == s: node_free(t, k)
-        k = after
+    cdef id_t k
+    for k in range(t.nodes.n):
+        if node_row(t, k).alive and node_row(t, k).spec == s: node_free(t, k)
     k = fn.first_spec
     if k == s:
         fn.first_spec = spec.next
@@ -183,6 +289,11 @@ cdef void fn_clear(Table* t, id_t f) noexcept:
     """Free all specs and nodes of a function; its counters and options stay."""
     while fn_row(t, f).first_spec != NONE: spec_free(t, fn_row(t, f).first_spec)
 
+cdef int is_ancestor(Table* t, id_t m, id_t n) noexcept:
+    n = node_row(t, n).parent
+    while n != NONE and n != m: n = node_row(t, n).parent
+    return n != NONE
+
 cdef int table_check(Table* t) except -1:
     """Every slice inside its column, every link to a living row, every reference inside its node."""
     cdef id_t k, j
@@ -195,6 +306,15 @@ cdef int table_check(Table* t) except -1:
         assert fn_row(t, n.fn).alive and spec_row(t, n.spec).alive, "a node without function or spec"
         assert spec_row(t, n.spec).fn == n.fn, "a node with another function's spec"
         assert n.next == NONE or node_row(t, n.next).alive, "a link to a freed node"
+        assert n.parent == NONE or (node_row(t, n.parent).alive and node_row(t, n.parent).path == n.path
+                                    and node_row(t, n.parent).depth == n.depth - 1), "parent"
+        j = first_child(t, n.path, n.parent, n.fn)
+        while j != k and j != NONE: j = node_row(t, j).next
+        assert j == k, "a node that its edge does not lead to"
+        assert n.dead_at + n.dead_n <= t.deads.n, "deads"
+        for j in range(n.dead_n):
+            assert is_ancestor(t, dead_row(t, n.dead_at + j).node, k), "a death on another path"
+            assert dead_row(t, n.dead_at + j).out < node_row(t, dead_row(t, n.dead_at + j).node).out_n
         assert n.slot_at + n.slot_n <= t.slots.n and n.out_at + n.out_n <= t.outs.n, "slots, outs"
         assert n.ret_at + n.ret_n <= t.ops.n and n.dim_at + n.dim_n <= t.dims.n, "ops, dims"
         assert n.copy_at + n.copy_n <= t.copies.n and n.gen_at + n.gen_n <= t.gens.n, "copies, gens"
@@ -206,10 +326,17 @@ cdef int table_check(Table* t) except -1:
             assert s.leaf < spec_row(t, n.spec).n_leaves, "a slot beyond the leaves"
             assert (s.binding == COPIED) == (s.copy != NONE), "a copied slot has a copy"
             assert not (s.written and s.binding == COPIED), "a written slot is never copied"
+            assert s.from_node == NONE or is_ancestor(t, s.from_node, k), "an input off the path"
         for j in range(n.out_n):
             o = out_row(t, n.out_at + j)
             assert o.kind == FRESH or o.ref >= 0, "an output that refers to nothing"
             assert o.kind != SHARED or out_row(t, n.out_at + o.ref).kind == FRESH, "shared of fresh"
+    for k in range(t.paths.n):
+        j = path_row(t, k).current
+        assert j == NONE or (node_row(t, j).alive and node_row(t, j).path == k), "current node"
+        j = path_row(t, k).stale
+        assert j == NONE or (node_row(t, j).alive and node_row(t, j).path == k), "stale node"
+        assert path_row(t, k).current == NONE or path_row(t, k).stale == NONE, "two iterations"
     for k in range(t.specs.n):
         if spec_row(t, k).alive:
             assert fn_row(t, spec_row(t, k).fn).alive, "a spec without a function"

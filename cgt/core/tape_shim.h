@@ -11,6 +11,11 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/jit_type.h>
 
+#include <ATen/record_function.h>
+
+#include <climits>
+#include <unordered_map>
+#include <unordered_set>
 #include <vector>
 
 #include "tensor_shim.h"
@@ -24,14 +29,26 @@ struct TapeOp {
 };
 
 struct TapeCopy {  // a copied slot: `nbytes` from today's input into the tape's own buffer
-  void* to;
+  at::Tensor to;
   const void* from;
   int64_t nbytes;
 };
 
+// The host's pool: memory that storages of any number of tapes share, as long as no two of them need
+// it at once. A storage of a tape points to its block and owns nothing.
+struct Block {
+  c10::DataPtr memory;
+  size_t size;
+  std::vector<c10::StorageImpl*> users;
+};
+
+static std::vector<Block*> BLOCKS;  // the GIL guards both
+static std::unordered_map<c10::StorageImpl*, Block*> BLOCK_OF;
+
 struct Tape {
   std::vector<TapeCopy> copies;
   std::vector<TapeOp> ops;
+  std::vector<c10::Storage> planned;  // those that point to blocks
 };
 
 struct PyGenerator {  // mirror of THPGenerator
@@ -107,13 +124,141 @@ static c10::IValue value_of(PyObject* o, const c10::Type& type) {
 }
 
 static void* tape_new() { return new Tape(); }
-static void tape_free(void* t) { delete static_cast<Tape*>(t); }
 static int tape_length(void* t) { return static_cast<int>(static_cast<Tape*>(t)->ops.size()); }
 
-static int tape_copy(void* t, void* to, const void* from, int64_t nbytes) {
+static void point(c10::StorageImpl* s, void* at) noexcept {
+  s->set_data_ptr_noswap(c10::DataPtr(at, c10::DeviceType::CPU));
+}
+
+// Frees the blocks that nobody else uses. A storage that outlives its tape raises when it is touched.
+static void tape_free(void* t) noexcept {
+  Tape* tape = static_cast<Tape*>(t);
+  for (const c10::Storage& s : tape->planned) {
+    c10::StorageImpl* i = s.unsafeGetStorageImpl();
+    Block* b = BLOCK_OF[i];
+    BLOCK_OF.erase(i);
+    b->users.erase(std::find(b->users.begin(), b->users.end(), i));
+    i->release_data_and_set_meta_custom_data_ptr_error_msg_(
+        std::string("cgt: memory of a recording that was freed"));
+    if (!b->users.empty()) continue;
+    BLOCKS.erase(std::find(BLOCKS.begin(), BLOCKS.end(), b));
+    delete b;
+  }
+  delete tape;
+}
+
+static int tape_copy(void* t, PyObject* to, const void* from, int64_t nbytes) {
   auto& c = static_cast<Tape*>(t)->copies;
-  c.push_back({to, from, nbytes});
+  c.push_back({twin_of(to), from, nbytes});
   return static_cast<int>(c.size()) - 1;
+}
+
+static int64_t blocks_nbytes() noexcept {
+  int64_t n = 0;
+  for (const Block* b : BLOCKS) n += static_cast<int64_t>(b->size);
+  return n;
+}
+
+struct Life {  // of a storage: first and last op of the tape that touch it
+  c10::StorageImpl* storage;
+  int first = INT_MAX, last = -1;
+};
+
+static void live_at(std::unordered_map<c10::StorageImpl*, Life>& lives, const at::Tensor& t, int op) {
+  if (!t.defined() || !t.has_storage()) return;
+  auto found = lives.find(t.storage().unsafeGetStorageImpl());
+  if (found == lives.end()) return;
+  found->second.first = std::min(found->second.first, op);
+  found->second.last = std::max(found->second.last, op);
+}
+
+static void live_at(std::unordered_map<c10::StorageImpl*, Life>& lives, const c10::IValue& v, int op) {
+  if (v.isTensor()) {
+    live_at(lives, v.toTensor(), op);
+  } else if (v.isList()) {
+    for (const c10::IValue& one : v.toListRef()) live_at(lives, one, op);
+  }
+}
+
+// Give every storage that the tape made a block of the pool: the smallest one that is large enough,
+// that the path does not need (`busy`: addresses) and that no storage of this tape needs at the same
+// time; else its own memory becomes a new block. Linear scan allocation (Poletto and Sarkar, 1999),
+// by storages instead of registers. `made`: tensors over those storages; `outs`: those that live on.
+static int tape_plan(void* t, PyObject* made, PyObject* outs, void** busy, int n_busy) noexcept {
+  try {
+    Tape* tape = static_cast<Tape*>(t);
+    std::unordered_map<c10::StorageImpl*, Life> lives;
+    for (Py_ssize_t k = 0; k < PyList_GET_SIZE(made); ++k) {
+      c10::StorageImpl* s = storage_of(PyList_GET_ITEM(made, k));
+      if (s && s->nbytes()) lives[s].storage = s;
+    }
+    for (const TapeCopy& c : tape->copies) live_at(lives, c.to, -1);
+    for (int k = 0; k < static_cast<int>(tape->ops.size()); ++k) {
+      for (const c10::IValue& v : tape->ops[k].args) live_at(lives, v, k);
+      for (const at::Tensor& v : tape->ops[k].into) live_at(lives, v, k);
+    }
+    std::unordered_set<c10::StorageImpl*> kept;
+    for (Py_ssize_t k = 0; k < PyList_GET_SIZE(outs); ++k) {
+      auto found = lives.find(storage_of(PyList_GET_ITEM(outs, k)));
+      if (found == lives.end()) continue;
+      kept.insert(found->first);
+      found->second.first = std::min(found->second.first, INT_MAX - 1);
+      found->second.last = INT_MAX;
+    }
+    std::vector<Life> order;
+    for (const auto& life : lives)
+      if (life.second.last >= 0 || life.second.first < INT_MAX) order.push_back(life.second);
+    std::sort(order.begin(), order.end(), [](const Life& a, const Life& b) {
+      return a.first != b.first ? a.first < b.first
+                                : a.storage->nbytes() > b.storage->nbytes();
+    });
+    std::unordered_set<void*> taken(busy, busy + n_busy);
+    std::unordered_map<Block*, int> free_after;  // last op that needs the block
+    c10::Allocator* allocator = c10::GetAllocator(c10::DeviceType::CPU);
+    for (const Life& life : order) {
+      c10::StorageImpl* s = life.storage;
+      Block* best = nullptr;
+      for (Block* b : BLOCKS) {
+        if (b->size < s->nbytes() || taken.count(b->memory.get())) continue;
+        auto until = free_after.find(b);
+        if (until != free_after.end() && until->second >= life.first) continue;
+        if (!best || b->size < best->size) best = b;
+      }
+      if (!best) {
+        best = new Block{allocator->allocate(s->nbytes()), s->nbytes(), {}};
+        BLOCKS.push_back(best);
+      }
+      if (kept.count(s)) memcpy(best->memory.get(), storage_base(s), s->nbytes());
+      free_after[best] = life.last;
+      tape->planned.emplace_back(c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(s));
+      best->users.push_back(s);
+      BLOCK_OF[s] = best;
+      point(s, best->memory.get());
+    }
+    return 0;
+  } catch (const std::exception& e) {
+    PyErr_SetString(PyExc_RuntimeError, e.what());
+    return -1;
+  }
+}
+
+// The host's rescue: the holder keeps the memory, the block gets new. Nothing is copied, and pointers
+// that left PyTorch (NumPy arrays over the tensor) stay right. `proto` is over the storage that the
+// tape writes; whatever shares its block moves along.
+static int host_give_away(PyObject* o, PyObject* proto) noexcept {
+  try {
+    auto found = BLOCK_OF.find(storage_of(proto));
+    if (found == BLOCK_OF.end()) return 0;  // no bytes
+    Block* b = found->second;
+    c10::DataPtr fresh = c10::GetAllocator(c10::DeviceType::CPU)->allocate(b->size);
+    storage_of(o)->set_data_ptr_noswap(std::move(b->memory));
+    b->memory = std::move(fresh);
+    for (c10::StorageImpl* s : b->users) point(s, b->memory.get());
+    return 0;
+  } catch (const std::exception& e) {
+    PyErr_SetString(PyExc_RuntimeError, e.what());
+    return -1;
+  }
 }
 
 static inline void tape_patch_copy(void* t, int k, const void* from) noexcept {
@@ -165,7 +310,7 @@ static int tape_run(void* t, std::string* error) noexcept {
     c10::impl::ExcludeDispatchKeyGuard below_autocast(c10::autocast_dispatch_keyset);
     Tape* tape = static_cast<Tape*>(t);
     for (const auto& c : tape->copies)
-      if (c.nbytes) memcpy(c.to, c.from, static_cast<size_t>(c.nbytes));
+      if (c.nbytes) memcpy(c.to.mutable_data_ptr(), c.from, static_cast<size_t>(c.nbytes));
     std::vector<c10::IValue> stack;  // one for the run; an op may run another tape
     for (const auto& row : tape->ops) {
       stack.assign(row.args.begin(), row.args.end());
@@ -201,5 +346,18 @@ static int tape_run(void* t, std::string* error) noexcept {
     return TAPE_RUNTIME;
   }
 }
+
+// --- ranges that profilers show ---
+
+// Begin a range if a profiler listens, else NULL: then it costs one thread-local load.
+static inline void* range_begin(PyObject* name) noexcept {
+  auto listening = at::getStepCallbacksUnlessEmpty(at::RecordScope::USER_SCOPE);
+  if (C10_LIKELY(!listening.has_value())) return nullptr;
+  auto* range = new at::RecordFunction(std::move(*listening));
+  range->before(std::string(PyUnicode_AsUTF8(name)));
+  return range;
+}
+
+static void range_end(void* range) noexcept { delete static_cast<at::RecordFunction*>(range); }
 
 }  // namespace cgt

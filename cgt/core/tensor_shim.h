@@ -111,6 +111,14 @@ static C10_ALWAYS_INLINE int tensor_same(PyObject* t, uint64_t keys, int dtype, 
   return 1;
 }
 
+// h with dtype and sizes mixed in.
+static inline uint64_t tensor_key(PyObject* t, uint64_t h) noexcept {
+  c10::TensorImpl* i = impl_of(t);
+  h = (h ^ static_cast<uint64_t>(i->dtype().toScalarType())) * 0x9E3779B97F4A7C15ull;
+  for (int64_t n : i->sizes()) h = (h ^ static_cast<uint64_t>(n)) * 0x9E3779B97F4A7C15ull;
+  return h ^ h >> 32;
+}
+
 // The address of a tensor whose keys and dtype are already known to fit: it has a storage, and
 // elements of `itemsize` bytes.
 static C10_ALWAYS_INLINE char* tensor_at(PyObject* t, int64_t itemsize) noexcept {
@@ -292,22 +300,6 @@ static int out_rescue(PyObject* o, int device, copy_fn copy) noexcept {
   }
 }
 
-// The host's rescue: the holder keeps the memory, the recording gets new. Nothing is copied, and
-// pointers that left PyTorch (NumPy arrays over the tensor) stay right. `proto` shares the storage
-// that the tape writes; what the tape holds moves with it.
-static int out_give_away(PyObject* o, PyObject* proto) noexcept {
-  try {
-    c10::StorageImpl* writes = storage_of(proto);
-    c10::Allocator* a = c10::GetAllocator(writes->device().type());
-    c10::DataPtr old = writes->set_data_ptr(a->allocate(writes->nbytes()));
-    storage_of(o)->set_data_ptr_noswap(std::move(old));
-    return 0;
-  } catch (const std::exception& e) {
-    PyErr_SetString(PyExc_RuntimeError, e.what());
-    return -1;
-  }
-}
-
 // outputs="error": let go of the memory and make every later access raise `message`.
 static int out_poison(PyObject* o, const char* message) noexcept {
   try {
@@ -331,6 +323,12 @@ static PyObject* tensor_twin(PyObject* t) noexcept {
     PyErr_SetString(PyExc_RuntimeError, e.what());
     return nullptr;
   }
+}
+
+// t's storage goes on over the same bytes without owning them: somebody else looks after them now.
+static inline void tensor_disown(PyObject* t) noexcept {
+  c10::StorageImpl* s = storage_of(t);
+  s->set_data_ptr(c10::DataPtr(storage_base(s), s->device())).release_context();
 }
 
 // A tensor over t's whole storage at today's address, owning nothing: what a tape keeps of memory
