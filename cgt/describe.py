@@ -57,12 +57,13 @@ def rows(state, rec, seen, result, args, kwargs):
 
 def settle(rec, seen, row):
     """Make the recording's memory the pool's; the row with the seconds that recording took, or the
-    sentence that says why there can be no node. cgt's buffers are needed only inside the recording."""
-    seen["swaps"].clear()
-    for sid in seen["buffers"]:
-        seen["buffers"][sid] = None
+    sentence that says why there can be no node."""
+    outs = [o[2] for o in row["outs"] if o[0] == FRESH]
+    if rec["driver"] == CUDA:
+        # A result may be a view of a copied argument's buffer, which is then still allocated.
+        outs.extend(buffer for _, _, buffer, _ in seen["buffers"].values())
     try:
-        core.checkpoint(seen["memory"], [o[2] for o in row["outs"] if o[0] == FRESH])
+        core.checkpoint(seen["memory"], outs)
     except core.DriverError as error:
         return errors.recording_failed(error.args[1], "")
     seen["memory"].clear()

@@ -170,7 +170,8 @@ cdef int cuda_end(Recording* r, Gen* gens, int32_t n_gens) noexcept:
     return code
 
 cdef int cuda_checkpoint(Recording* r, PyObject* made, PyObject* outs, void** live, int n) noexcept:
-    """`live` is still allocated since restore. The outputs' blocks stay allocated, without owners."""
+    """`live` is still allocated since restore. The blocks of `outs` stay allocated, without owners,
+    until a restore finds that nobody holds them."""
     cdef int code = fault(CALL_CHECKPOINT)
     cdef int k, n_outs = <int>PyList_GET_SIZEX(outs)
     cdef void** addresses
