@@ -7,7 +7,6 @@ import torch
 
 from . import options
 
-
 NONE = -1
 
 
@@ -75,7 +74,7 @@ def explain_state(state):
     if s.rescues:
         lines.append(
             f"  rescues: {s.rescues} outputs ({size(s.rescued_bytes)}) were still held when the next "
-            "replay overwrote them; drop them earlier to save the copies"
+            "iteration overwrote them; drop them earlier to save the copies"
         )
     for text, n in sorted(s.reasons.items(), key=lambda r: -r[1])[: options.EXPLAIN_ITEMS]:
         lines.append(f"  eager {n}x: {text}")
@@ -89,7 +88,11 @@ def explain_node(state, node):
     facts = core.node_facts(node)
     slots, copied = facts["slots"], facts["copied"]
     kept = state["keep"][node]
-    lines = [f"  recording on {describe_node(facts, kept)}"]
+    path, seconds = facts["path"], zip(PHASES, kept["seconds"], strict=True)
+    lines = [
+        f"  recording on {device_name(path)}: {describe_node(facts)}",
+        "    made in ms: " + ", ".join(f"{phase} {1e3 * t:.2f}" for phase, t in seconds),
+    ]
     names = ("unused", "pinned", "copied", "by value")
     for binding in (1, 2, 3):
         paths = [
@@ -113,16 +116,17 @@ def explain_node(state, node):
     return lines
 
 
-def describe_node(facts, kept):
-    """What one recording is, and what it cost to make it."""
-    device = "cpu" if facts["path"] == 0 else f"cuda:{facts['path'] - 1}"
+def device_name(path):
+    """cpu, cuda:0, ..."""
+    return "cpu" if path == 0 else f"cuda:{path - 1}"
+
+
+def describe_node(facts):
+    """What one recording is."""
     unit = "ops" if facts["path"] == 0 else "graph nodes"
-    spent = ", ".join(
-        f"{phase} {1e3 * t:.2f}" for phase, t in zip(PHASES, kept["seconds"], strict=True)
-    )
     return (
-        f"{device}: {facts['graph_nodes']} {unit}, replayed {facts['n_replay']}x, results "
-        f"{size(facts['out_bytes'])} (made in ms: {spent})"
+        f"{facts['graph_nodes']} {unit}, replayed {facts['n_replay']}x, results "
+        f"{size(facts['out_bytes'])}"
     )
 
 
@@ -134,9 +138,8 @@ def explain_tree(states):
     for path in sorted({fact["path"] for fact in facts.values()}):
         here = [node for node in facts if facts[node]["path"] == path]
         leaves = sum(facts[node]["children"] == 0 for node in here)
-        device = "cpu" if path == 0 else f"cuda:{path - 1}"
         lines.append(
-            f"{device}: {len(here)} recordings, {leaves} ways through the program, pool "
+            f"{device_name(path)}: {len(here)} recordings, {leaves} ways through the program, pool "
             f"{size(pool_bytes({path}))}"
         )
         lines.extend(explain_branch(owner, facts, here, NONE, "  "))
@@ -152,9 +155,7 @@ def explain_branch(owner, facts, here, parent, indent):
     for node in here:
         if facts[node]["parent"] != parent:
             continue
-        state = owner[node]
-        about = describe_node(facts[node], state["keep"][node]).split(": ", 1)[1]
-        lines.append(f"{indent}{state['name']}: {about}")
+        lines.append(f"{indent}{owner[node]['name']}: {describe_node(facts[node])}")
         lines.extend(explain_branch(owner, facts, here, node, indent + "  "))
     return lines
 

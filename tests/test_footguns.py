@@ -305,7 +305,7 @@ def test_each_new_value_records_and_past_the_limit_runs_eagerly(device):
 # --- results -----------------------------------------------------------------------------------
 
 
-@footgun("A result that is still held costs a copy at the next replay")
+@footgun("A result that is still held costs a copy at the next iteration")
 def test_held_result_is_rescued_and_a_dropped_one_costs_nothing(device):
     x = ones(device)
     jitted = cgt.jit(lambda x: x * 2)
@@ -340,6 +340,40 @@ def test_loop_over_its_own_result_copies_input_and_rescues_output(device):
     assert state[0].item() == 10.0
     stats = cgt.stats(jitted)
     assert (stats.replays, stats.copied_bytes, stats.rescues) == (8, 0, 0)
+    jitted = cgt.jit(lambda x: x + 1)
+    for _ in range(10):  # or: several calls in an iteration
+        cgt.step()
+        x = torch.zeros(3, device=device)
+        for _ in range(4):
+            x = jitted(x)
+        assert x[0].item() == 4.0
+    stats = cgt.stats(jitted)
+    # The first call's input is new every time; the others read the path, and nothing is rescued but the last result.
+    assert stats.records <= 8 and stats.replays >= 30 and stats.rescues <= 10
+
+
+@footgun("Once `cgt.step()` was called, only `cgt.step()` begins an iteration")
+def test_program_that_says_step_once_makes_one_long_path(device):
+    x = torch.ones(3, device=device)
+
+    def loop(each, n=10):
+        jitted = cgt.jit(lambda x: x + 1)
+        cgt.step()
+        for _ in range(n):
+            if each:
+                cgt.step()
+            assert jitted(x)[0].item() == 2.0
+        return cgt.stats(jitted)
+
+    stats = loop(each=False)
+    assert (stats.warmups, stats.records, stats.replays) == (1, 9, 0)
+    stats = loop(each=True)  # instead: at the top of every iteration
+    assert (stats.warmups, stats.records, stats.replays) == (1, 1, 8)
+    cgt.reset()  # or never
+    jitted = cgt.jit(lambda x: x + 1)
+    for _ in range(10):
+        assert jitted(x)[0].item() == 2.0
+    assert cgt.stats(jitted).replays == 8
 
 
 @footgun("The same tensor object comes back, so attributes left on a result are not lasting")

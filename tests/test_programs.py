@@ -100,9 +100,7 @@ def run(program, device, functions):
     def act(what, *rest):
         if what == "call":
             which, a, b, to = rest
-            made = leaves(
-                functions[which % len(functions)](parameters, variables[a], variables[b])
-            )
+            made = leaves(functions[which % len(functions)](parameters, variables[a], variables[b]))
             whole = [t for t in made if t.shape == (SIZE,)]
             held.extend(made[: program["keep"]])
             variables[to] = whole[-1]
