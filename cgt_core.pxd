@@ -83,6 +83,7 @@ cdef struct Spec:
     id_t fn, next
     id_t op_at, op_n
     int32_t n_leaves
+    uint64_t shape              # of the program without its plain values: equal shapes, equal op numbers
 
 cdef struct Op:                 # one step of a pytree's program, in pre-order
     int32_t kind                # Kind
@@ -97,6 +98,8 @@ cdef struct Node:
     int32_t children            # of all functions
     int32_t depth               # of the parent, plus one
     uint64_t key                # of spec, ambient state and shapes: tells siblings apart at once
+    id_t pin_leaf               # a leaf whose address must be `pin`, for the same purpose; or NONE
+    char* pin
     int64_t used                # when it ran last; least recently used leaves are evicted
     uint64_t ambient[3]         # tensor_shim.h: ambient_now
     id_t slot_at, slot_n, out_at, out_n, ret_at, ret_n, copy_at, copy_n

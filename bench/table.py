@@ -23,13 +23,15 @@ def number(value):
 def table(record):
     """Markdown: what was measured on, the suite, and a row per figure of the CUDA driver; those
     with a bound come first."""
-    suite, benches = record["suite"], record["bench"]["benches"]
+    suite, other = record["suite"], record["expandable_segments"]
+    benches = record["bench"]["benches"]
     figures = [f for row in benches for f in row["figures"] if f["device"] == "cuda"]
     figures.sort(key=lambda f: f["at_most"] is None)  # stable: within, the order of the benches
     lines = [
         f"{record['device']}, driver {record['driver']}, torch {record['torch']}, "
         f"Python {record['python']}. Suite: {suite['passed']} passed, {suite['failed']} failed, "
-        f"{suite['skipped']} skipped. CPU time per call; ratios and differences within one run.",
+        f"{suite['skipped']} skipped; the GPU's again with expandable segments: {other['passed']} "
+        f"passed, {other['failed']} failed. CPU time per call; ratios and differences within one run.",
         "",
         "| what | measured | at most | |",
         "|---|--:|--:|---|",

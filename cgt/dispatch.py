@@ -31,6 +31,7 @@ RECORDING = threading.RLock()  # around warming and recording, in the whole proc
 # argument objects died, (state, None) of functions reset while one was being warmed or recorded.
 # Freed at the end of the miss, at the next miss or at the next step, never in the middle of a call.
 DOOMED = []
+WARM = {"runs": 0, "results": []}  # functions warmed so far; weak references to what that returned
 
 
 def new_state(f, born, name, opts):
@@ -39,7 +40,7 @@ def new_state(f, born, name, opts):
         "f": f, "born": born, "name": name, "opts": opts, "keep": {}, "programs": {},
         "drivers": {}, "pointers": {}, "moved": set(), "written": set(),
         "reasons": {}, "verdicts": {}, "cool": {}, "escapes": 0, "unguarded": [],
-        "warm_seconds": 0.0, "range": None,
+        "warm_seconds": 0.0, "warmed": 0, "range": None,
     }  # fmt: skip
 
 
@@ -60,8 +61,9 @@ def miss(state, function, spec, args, kwargs):
         reason = verdict(state, spec, flat)
         if reason is None:
             spec = find_spec(state, flat) if spec == NONE else spec
-            kind = "warm" if leaf_devices(flat) not in state["drivers"] else "record"
-            run = warm if kind == "warm" else record_call
+            first = leaf_devices(flat) not in state["drivers"]
+            run = warm if first or is_behind_warm_up(state, flat) else record_call
+            kind = "warm" if run is warm else "record"
             with torch.profiler.record_function(f"cgt.{kind} {state['name']}"):
                 return run(state, function, spec, flat, args, kwargs)
     finally:
@@ -264,6 +266,29 @@ def make_room(state):
 # --- warm --------------------------------------------------------------------------------------
 
 
+def is_behind_warm_up(state, flat):
+    """Does the call use the result of another function's first run, which will not lie there again?
+    Then a recording would fit no later call. At most once after each such run."""
+    if state["warmed"] == WARM["runs"]:
+        return False
+    results = [r() for r in WARM["results"]]
+    storages = {core.storage_id(t) for t in results if t is not None}
+    return any(core.storage_id(t) in storages for t in flat.tensors)
+
+
+def note_warm(state, flat, result, first):
+    """Remember what a warm-up made."""
+    WARM["runs"] += first
+    state["warmed"] = WARM["runs"]
+    given = {core.storage_id(t) for t in flat.tensors}
+    try:
+        made = pytree.flatten(result, "result").tensors
+    except errors.CgtError:  # told when it is recorded
+        made = ()
+    WARM["results"] = [r for r in WARM["results"] if r() is not None]
+    WARM["results"] += [weakref.ref(t) for t in made if core.storage_id(t) not in given]
+
+
 def warm(state, function, spec, flat, args, kwargs):
     """Run once eagerly, on the stream that will record, and learn what the function touches."""
     began = time.perf_counter()
@@ -274,6 +299,7 @@ def warm(state, function, spec, flat, args, kwargs):
         result = trace.run(seen, function, args, kwargs)
     core.fn_count(state["f"], "warmups")
     state["warm_seconds"] += time.perf_counter() - began
+    note_warm(state, flat, result, leaf_devices(flat) not in state["drivers"])
     driver = CUDA if any(d.type == "cuda" for d in seen["devices"]) else HOST
     note_leaves(state, seen, flat)
     reason = (seen["reason"] if guess == driver else None) or describe.needs_backward(result)
@@ -297,59 +323,37 @@ def note_leaves(state, seen, flat):
 
 def record_call(state, function, spec, flat, args, kwargs):
     """Record the call as a node and return its result."""
-    f = state["f"]
-    found, unguarded = places.find_places(function, flat.objects)
-    reached = reach_tensors(found, flat)
-    driver, device = state["drivers"][leaf_devices(flat)], device_of(state, flat)
-    path, parent = place_in_tree(state, flat, describe.all_tensors(flat, reached))
-    reason = over_limit(state, spec, flat, path, parent)
-    if reason is not None:
-        return eager(state, function, args, kwargs, reason)
-    moves = note_moves(state, spec, flat, path, parent)
-    make_room(state)
-    if parent == NONE:
-        begin_iteration(device, describe.all_tensors(flat, reached))
-    copied = choose_copied(state, flat, reached, driver, parent, [leaf for _, leaf in moves])
-    grads = grads_before(flat, reached)
-    versions = [
-        t._version if not t.is_inference() else 0 for t in describe.all_tensors(flat, reached)
-    ]
-    rec = {"flat": flat, "reached": reached, "places": found, "copied": copied, "grads": grads,
-           "versions": versions, "driver": driver, "parent": parent, "before": None,
-           "generators": reach_generators(found, flat), "ambient": core.ambient()}  # fmt: skip
-    on = record.on_cuda if driver == CUDA else record.on_host
+    rec = prepare(state, function, spec, flat)
+    if isinstance(rec, str):
+        return eager(state, function, args, kwargs, rec)
+    on = record.on_cuda if rec["driver"] == CUDA else record.on_host
     outcome = on(function, args, kwargs, rec)
     if outcome is None:  # nothing ran: the capture failed or was left
         condemn(state, spec, flat, rec["reason"])
         return eager(state, function, args, kwargs, rec["reason"])
     result, seen = outcome
+    del outcome
     note_leaves(state, seen, flat)
     try:
         row = describe.rows(state, rec, seen, result, args, kwargs)
     except Exception as error:  # a gap of ours must not become the user's crash: the result stands
         row = record.failure(error)
-    node = None
     core.paths_lock()  # nobody replays the recording before its own call has the result
     try:
         lost = core.lost()
         if lost:
-            row = errors.busy()
+            row = errors.lost()
         elif not isinstance(row, str):
             row = describe.settle(rec, seen, row)
         if not isinstance(row, str):
-            node = add_node(state, spec, flat, rec, seen, row, unguarded, f)
-            del row, seen, result, outcome
-            given = core.run_node(node, list(flat.tensors), driver == CUDA)
-            for old, leaf in moves:
-                if leaf in copied:
-                    core.node_drop(old)
-            bury()
-            return given
-        if driver == HOST or not lost:  # ran, but cannot be replayed
+            rec["node"] = add_node(state, spec, flat, rec, seen, row)
+            del row, seen, result
+            return run_node(state, rec)
+        if rec["driver"] == HOST or not lost:  # ran, but cannot be replayed
             return abandon(state, spec, flat, rec, seen, result, row, lost)
         reason = row
     except core.DriverError as error:
-        if driver == HOST:
+        if rec["driver"] == HOST:
             raise errors.CgtError(
                 errors.replay_failed(state["name"], error.args[2], error.args[1])
             ) from error
@@ -357,8 +361,43 @@ def record_call(state, function, spec, flat, args, kwargs):
         condemn(state, spec, flat, reason)
     finally:
         core.paths_unlock()
-    undo(state, rec, node)
+    undo(state, rec)
     return eager(state, function, args, kwargs, reason)
+
+
+def prepare(state, function, spec, flat):
+    """Everything that a recording wants to know before the function runs, as a dict; or the reason
+    why there will be none. Begins an iteration if the call does."""
+    driver, device = state["drivers"][leaf_devices(flat)], device_of(state, flat)
+    found, unguarded = places.find_places(function, flat.objects)
+    reached = reach_tensors(found, flat)
+    tensors = describe.all_tensors(flat, reached)
+    path, parent = place_in_tree(state, flat, tensors)
+    reason = over_limit(state, spec, flat, path, parent)
+    if reason is not None:
+        return reason
+    make_room(state)
+    moves = note_moves(state, spec, flat, path, parent)
+    if parent == NONE:
+        begin_iteration(device, tensors)
+    return {
+        "flat": flat, "reached": reached, "places": found, "unguarded": unguarded,
+        "driver": driver, "parent": parent, "moves": moves, "before": None, "node": None,
+        "copied": choose_copied(state, flat, reached, driver, parent, [leaf for _, leaf in moves]),
+        "grads": grads_before(flat, reached), "generators": reach_generators(found, flat),
+        "versions": [0 if t.is_inference() else t._version for t in tensors],
+        "ambient": core.ambient(),
+    }  # fmt: skip
+
+
+def run_node(state, rec):
+    """Run the recording for the call that made it; what it replaces goes. The caller holds the paths."""
+    result = core.run_node(rec["node"], list(rec["flat"].tensors), rec["driver"] == CUDA)
+    for old, leaf in rec["moves"]:
+        if leaf in rec["copied"]:
+            core.node_drop(old)
+    bury()
+    return result
 
 
 def begin_iteration(device, tensors):
@@ -371,12 +410,12 @@ def begin_iteration(device, tensors):
         core.paths_unlock()
 
 
-def undo(state, rec, node):
+def undo(state, rec):
     """A capture that was never launched: neither its node nor what it put into places may stay."""
     record.restore_places(rec["before"], None, tensors_only=False)
     core.abort()
-    if node is not None:
-        drop_node(node)
+    if rec["node"] is not None:
+        drop_node(rec["node"])
         core.fn_count(state["f"], "records", -1)
 
 
@@ -477,9 +516,9 @@ def abandon(state, spec, flat, rec, seen, result, reason, lost):
     return result
 
 
-def add_node(state, spec, flat, rec, seen, row, unguarded, f):
+def add_node(state, spec, flat, rec, seen, row):
     """Hand the rows to the core and keep alive what they borrow; the node."""
-    out = row["out"]
+    f, out = state["f"], row["out"]
     used = [k for k, s in enumerate(row["slots"]) if s[0] != NONE or describe.needs_row(k, s, row)]
     index = {k: j for j, k in enumerate(used)}
     slots = [row["slots"][k] for k in used]
@@ -502,7 +541,7 @@ def add_node(state, spec, flat, rec, seen, row, unguarded, f):
         "slot_paths": [row["paths"][k] for k in used], "place_paths": place_paths,
         "grads": grads, "loose": [core.twin(t) for t in loose], "seconds": row["seconds"],
     }  # fmt: skip
-    state["unguarded"] = unguarded
+    state["unguarded"] = rec["unguarded"]
     core.fn_count(f, "records")
     return node
 
@@ -520,7 +559,6 @@ def reset_state(state):
             bury()
         finally:
             core.paths_unlock()
-        record.release_pools()
 
 
 def forget(state):
@@ -529,5 +567,5 @@ def forget(state):
         return  # collected since
     core.fn_reset(state["f"])
     fresh = new_state(state["f"], state["born"], state["name"], state["opts"])
-    stays = ("reasons", "range", "warm_seconds", "keep")  # bury() empties keep
+    stays = ("reasons", "range", "warm_seconds", "warmed", "keep")  # bury() empties keep
     state.update({k: v for k, v in fresh.items() if k not in stays})

@@ -162,6 +162,13 @@ def busy():
     return "another thread was recording."
 
 
+def lost():
+    return (
+        "the iteration went on while this was recorded: another thread ran, or the function itself "
+        "calls cgt.step(). Call it outside."
+    )
+
+
 def blocked(kind):
     return (
         "",

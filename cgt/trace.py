@@ -14,9 +14,11 @@ each op, so that views, identities and Python attributes are those of eager. Sho
 copied slot after all, the buffer is copied back at once and the slot is pinned.
 """
 
+import functools
 import os
 import sys
 import weakref
+from typing import NamedTuple
 
 import cgt_core as core
 import torch
@@ -49,6 +51,30 @@ NOT_USER_CODE = (
 
 
 SPLITS = (torch.tensor_split, torch.Tensor.tensor_split)  # read their indices behind the dispatcher
+
+
+class OpFacts(NamedTuple):
+    """What is known of an op before it runs."""
+
+    packet: str  # name without overload
+    writes: tuple  # positions and names of the arguments that it writes
+    draws: bool  # takes random numbers
+    reads: bool  # its result depends on values that Python sees
+    dynamic: bool  # the shape of its result depends on values
+    reshapes: bool  # changes a tensor's shape in place
+    replaces: bool  # gives a tensor other memory
+    absolute: bool  # counts from the start of the storage
+
+
+@functools.cache
+def facts_of(op):
+    """The facts of an op, once for each."""
+    packet, tags = op.overloadpacket.__name__, op.tags
+    return OpFacts(
+        packet, tape.writes(op), torch.Tag.nondeterministic_seeded in tags,
+        torch.Tag.data_dependent_output in tags, torch.Tag.dynamic_output_shape in tags,
+        torch.Tag.inplace_view in tags, packet in REPLACES_MEMORY, packet in ABSOLUTE,
+    )  # fmt: skip
 
 
 class Unrecordable(BaseException):
@@ -151,13 +177,13 @@ def refuse(seen, sentence):
         raise Unrecordable(sentence)
 
 
-def tensors_in(value, into):
-    """Collect the tensors of an op's arguments or result."""
-    if isinstance(value, torch.Tensor):
-        into.append(value)
-    elif isinstance(value, (list, tuple)):
-        for item in value:
-            tensors_in(item, into)
+def tensors_in(values, into):
+    """Collect the tensors among an op's arguments or results, lists of them too."""
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            into.append(value)
+        elif isinstance(value, (list, tuple)):
+            tensors_in(value, into)
     return into
 
 
@@ -193,48 +219,51 @@ def watch_op(seen, op, args, kwargs):
     """One op: exchange copied slots, run it, note what it read, made and wrote."""
     if op.namespace == "profiler":
         return op(*args, **kwargs)
-    packet = op.overloadpacket.__name__
-    inputs = tensors_in((args, tuple(kwargs.values())), [])
+    facts = facts_of(op)
+    packet = facts.packet
+    inputs = tensors_in(kwargs.values(), tensors_in(args, []))
     if packet in ("lift_fresh", "lift_fresh_copy"):
         return watch_constant(seen, op, inputs[0])
-    written = [args[k] if k < len(args) else kwargs.get(name) for k, name in tape.writes(op)]
+    written = [args[k] if k < len(args) else kwargs.get(name) for k, name in facts.writes]
     if packet in SILENT_WRITES and args[5]:  # training
         written += args[3:5]
     written = tensors_in(written, [])
-    vet_op(seen, op, packet, args, kwargs, inputs, written)
+    vet_op(seen, op, facts, args, kwargs, inputs, written)
+    known = set()
     for t in inputs:
         sid = core.storage_id(t)
+        known.add(sid)
         seen["devices"].add(t.device)
         if sid not in seen["made"] and sid not in seen["buffers"]:
             seen["touched"].setdefault(sid, t)
     generator = kwargs.get("generator")
     if generator is not None:
         seen["generators"][core.generator_id(generator)] = generator
-    if torch.Tag.nondeterministic_seeded in op.tags:
+    if facts.draws:
         seen["random"] = True
     for t in written:
         seen["written"].add(core.storage_id(t))
-    if packet in ABSOLUTE and core.storage_id(inputs[0]) not in seen["made"]:
+    if facts.absolute and core.storage_id(inputs[0]) not in seen["made"]:
         seen["raw"].add(core.storage_id(inputs[0]))
         if {core.storage_id(inputs[0])} & {*seen["swaps"], *seen["buffers"]}:
             refuse(seen, errors.absolute(str(op), user_line(seen)))
     elif seen["swaps"]:
         args = exchange(seen, args)
         kwargs = {k: exchange(seen, v) for k, v in kwargs.items()}
+        known.update(map(core.storage_id, tensors_in(kwargs.values(), tensors_in(args, []))))
     drawn = generator if generator is not None else torch.default_generator
-    draws = torch.Tag.nondeterministic_seeded in op.tags and drawn.device.type == "cpu"
+    draws = facts.draws and drawn.device.type == "cpu"
     if draws:
         watch_draw(seen, drawn, after=False)
     result = op(*args, **kwargs)
     if draws:
         watch_draw(seen, drawn, after=True)
-    if packet.startswith("_foreach_"):
+    if written and packet.startswith("_foreach_"):
         # The CPU's foreach ops are loops whose inner ops move the version in eager; under a
         # dispatch mode nobody does.
         moved = [t for t in written if t.device.type == "cpu" and not t.is_inference()]
         torch.autograd.graph.increment_version(moved)
-    results = tensors_in(result, [])
-    known = {core.storage_id(t) for t in (tensors_in((args, tuple(kwargs.values())), []))}
+    results = tensors_in((result,), [])
     fresh = [t for t in results if core.storage_id(t) not in known]
     if fresh:
         line = user_line(seen)
@@ -245,7 +274,7 @@ def watch_op(seen, op, args, kwargs):
                 refuse(seen, errors.other_device(str(op), line, t.device))
             if t.device.type == "cpu" and seen["driver"] == CUDA:
                 seen["constants"].add(core.storage_id(t))
-    seen["results"].extend(weakref.ref(t) for t in results)
+    seen["results"].extend(map(weakref.ref, results))
     if is_host_recording(seen):
         append(seen, op, args, kwargs, results, fresh, bool(written))
     if written and seen["swaps"]:
@@ -322,25 +351,25 @@ def watch_constant(seen, op, t):
     return result
 
 
-def vet_op(seen, op, packet, args, kwargs, inputs, written):
+def vet_op(seen, op, facts, args, kwargs, inputs, written):
     """Refuse what a replay could not repeat."""
     line = None
-    if torch.Tag.data_dependent_output in op.tags:
+    if facts.reads:
         line = errors.host_read(str(op), user_line(seen))
-    elif torch.Tag.dynamic_output_shape in op.tags and (
-        packet != "index" or any(t.dtype in (torch.bool, torch.uint8) for t in inputs[1:])
+    elif facts.dynamic and (
+        facts.packet != "index" or any(t.dtype in (torch.bool, torch.uint8) for t in inputs[1:])
     ):
         line = errors.dynamic_shape(str(op), user_line(seen))
-    elif packet in REPLACES_MEMORY:
+    elif facts.replaces:
         line = errors.replaces_memory(str(op), user_line(seen))
-    elif torch.Tag.inplace_view in op.tags and core.storage_id(inputs[0]) not in seen["made"]:
+    elif facts.reshapes and core.storage_id(inputs[0]) not in seen["made"]:
         line = errors.changes_shape(str(op), user_line(seen))
     elif any(t.layout != torch.strided for t in inputs):
         line = errors.layout(str(op), user_line(seen))
     elif any(is_elsewhere(seen, t) for t in inputs):
         line = errors.other_device(str(op), user_line(seen), inputs[0].device)
     elif seen["driver"] == CUDA:
-        line = vet_mixed(seen, op, packet, kwargs, inputs, written)
+        line = vet_mixed(seen, op, facts, kwargs, inputs, written)
     if line is not None:
         refuse(seen, line)
 
@@ -357,7 +386,7 @@ def is_host_recording(seen):
     return seen["recording"] and seen["driver"] == HOST
 
 
-def vet_mixed(seen, op, packet, kwargs, inputs, written):
+def vet_mixed(seen, op, facts, kwargs, inputs, written):
     """CPU tensors in a function on the GPU: only numbers that are guarded or constant."""
     on_cpu = [t for t in inputs if not t.is_cuda]
     if not on_cpu:
@@ -367,7 +396,7 @@ def vet_mixed(seen, op, packet, kwargs, inputs, written):
         known = core.storage_id(t) in seen["constants"] or (
             t.dim() == 0 and core.storage_id(t) not in seen["made"]
         )
-        copies = packet in ("_to_copy", "copy_", "_copy_from") and (
+        copies = facts.packet in ("_to_copy", "copy_", "_copy_from") and (
             len(on_cpu) < len(inputs) or str(kwargs.get("device", "cpu")) != "cpu"
         )
         if copies and len(on_cpu) < len(inputs) and on_cpu[0] is inputs[0]:
@@ -375,7 +404,7 @@ def vet_mixed(seen, op, packet, kwargs, inputs, written):
         if not known or copies:
             return errors.cpu_tensor(str(op), user_line(seen), tuple(t.shape))
     external = any(not t.is_cuda and core.storage_id(t) not in seen["made"] for t in written)
-    if external or (len(on_cpu) == len(inputs) and torch.Tag.nondeterministic_seeded in op.tags):
+    if external or (len(on_cpu) == len(inputs) and facts.draws):
         return errors.cpu_state(str(op), user_line(seen))
     return None
 

@@ -549,6 +549,33 @@ def test_shapes_that_change_at_each_call_reach_the_limit_which_names_the_argumen
     replays_after(f, {"x": torch.ones(4, device=device)})
 
 
+@tells("lost")
+def test_function_that_ends_its_own_iteration_runs_eagerly(device):
+    inside = [True]
+
+    def function(x):
+        if inside[0]:
+            cgt.step()
+        return x * 2
+
+    f, before = cgt.jit(function), cgt.jit(lambda x: x + 1)
+    x = torch.ones(3, device=device)
+    for _ in range(2):
+        before(x)
+    for _ in range(4):
+        cgt.step()
+        before(x)
+        same(f(x), x * 2)
+    assert counters(f) == (1, 0, 0, 3)
+    assert list(cgt.stats(f).reasons) == [errors.lost()]
+    inside[0] = False  # the advice
+    for _ in range(4):
+        cgt.step()
+        before(x)
+        same(f(x), x * 2)
+    assert counters(f) == (1, 1, 3, 3)
+
+
 @tells("still_held")
 def test_result_that_is_held_longer_than_when_it_was_recorded_is_named_with_its_line(device):
     first = cgt.jit(lambda x: x * 2)

@@ -16,6 +16,7 @@ FIGURE = {
 MADE_UP = {
     "device": "GPU", "driver": "1", "torch": "2", "python": "3",
     "suite": {"passed": 3, "failed": 0, "skipped": 1},
+    "expandable_segments": {"passed": 2, "failed": 0, "skipped": 0},
     "bench": {"benches": [{"figures": [
         {**FIGURE, "what": "free", "at_most": None, "met": None},
         {**FIGURE, "what": "on the host", "device": "cpu"},

@@ -259,7 +259,8 @@ cdef int cuda_move(void* to, const void* source, int64_t nbytes, int device) noe
         cu_stream(cuda_current_stream(device)))
 
 cdef int cuda_rescue(PyObject* held, PyObject* proto, int device) noexcept:
-    # The graph's addresses are fixed, so the holder's bytes move.
+    # The graph's addresses are fixed, so the holder's bytes move. Any thread may free a recording.
+    cuda_thread_ready(device)
     return out_rescue(held, device, cuda_move)
 
 cdef void cuda_destroy(void* graph, void* exec_, void* pool, void* state) noexcept:

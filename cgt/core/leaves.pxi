@@ -25,6 +25,8 @@ cdef struct Walk:
     PyObject** leaves
     int32_t n_leaves
     PyObject* hold                 # list that keeps what a registered type's flatten made, or NULL
+    id_t differs_at                # the op whose plain value was not `differs`; NONE if another kind
+    PyObject* differs
 
 cdef id_t walk(Walk* w, id_t at, PyObject* x) except -2:
     """Match x against the program at op `at`; the op behind it, or NONE where they differ."""
@@ -41,7 +43,11 @@ cdef id_t walk(Walk* w, id_t at, PyObject* x) except -2:
         w.n_leaves += 1
         return at + 1
     if op.kind == PLAIN or op.kind == EQUAL:
-        return at + 1 if plain_same(op.obj, x) else NONE
+        if plain_same(op.obj, x): return at + 1
+        if tp == INT_TYPE or tp == STR_TYPE or tp == FLOAT_TYPE or tp == BOOL_TYPE:
+            w.differs_at = at
+            w.differs = x
+        return NONE
     if op.kind == SAME:
         # `obj` is the object, or a weak reference to it where the object allows one: a dead
         # object's address may be another one's today.
@@ -101,11 +107,20 @@ cdef id_t walk_object(Walk* w, id_t at, PyObject* x) except -2:
     return at
 
 cdef id_t leaves_take(Table* t, id_t f, PyObject* args, PyObject* kwargs, Walk* w) except -2:
-    """The spec of f that these arguments follow, with their leaves in w; or NONE. Newest first."""
+    """The spec of f that these arguments follow, with their leaves in w; or NONE. Newest first. A
+    number or string that one spec does not accept is held against the others first: a function
+    called with many values costs one compare for each."""
     cdef Fn* fn = fn_row(t, f)
-    cdef id_t s = fn.first_spec, before = NONE, at
+    cdef id_t s = fn.first_spec, before = NONE, at, op = NONE
+    cdef uint64_t shape = 0
     while s != NONE:
+        if op != NONE and spec_row(t, s).shape == shape and not plain_same(
+                op_row(t, spec_row(t, s).op_at + op).obj, w.differs):
+            before = s
+            s = spec_row(t, s).next
+            continue
         w.n_leaves = 0
+        w.differs_at = NONE
         at = walk(w, spec_row(t, s).op_at, args)
         if at != NONE: at = walk(w, at, kwargs)
         if at != NONE:
@@ -115,6 +130,11 @@ cdef id_t leaves_take(Table* t, id_t f, PyObject* args, PyObject* kwargs, Walk* 
                 spec_row(t, s).next = fn.first_spec
                 fn.first_spec = s
             return s
+        if w.differs_at != NONE:
+            op = w.differs_at - spec_row(t, s).op_at
+            shape = spec_row(t, s).shape
+        else:
+            op = NONE
         before = s
         s = spec_row(t, s).next
     w.n_leaves = 0

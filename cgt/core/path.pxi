@@ -201,8 +201,8 @@ cdef id_t path_output(Table* t, id_t at, PyObject* x, int32_t* k) noexcept nogil
     return NONE
 
 cdef bint path_continues(Table* t, id_t path, id_t f, PyObject** tensors, int32_t n) noexcept nogil:
-    """Does a call with these tensors go on with the iteration under way? If the program never says
-    when one begins: a function that ran in it begins another, and so does a call that uses no
+    """Does a call with these tensors belong to the iteration under way? Where the program does not
+    say when one begins, a function that ran in it begins another, and so does a call that uses no
     result of it."""
     cdef id_t at = path_row(t, path).current
     cdef int32_t j, k

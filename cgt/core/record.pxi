@@ -165,6 +165,18 @@ cdef id_t program_add(Table* t, object program) except -1:
         k += 1
     return at
 
+cdef uint64_t program_shape(Table* t, id_t at, id_t n) noexcept:
+    """One number of a program without its plain values."""
+    cdef uint64_t h = <uint64_t>n
+    cdef Op* op
+    cdef id_t k
+    for k in range(at, at + n):
+        op = op_row(t, k)
+        h = (h ^ <uint64_t>op.kind ^ <uint64_t>op.n << 8) * <uint64_t>0x9E3779B97F4A7C15
+        if op.kind != PLAIN and op.kind != EQUAL: h = (h ^ <uintptr_t>op.obj) * <uint64_t>0x9E3779B97F4A7C15
+        h ^= h >> 32
+    return h
+
 cdef int places_fill(Table* t, id_t n, object groups) except -1:
     """groups: [(dict or None, [(kind, plain, holder, key, want, present, number), ...]), ...]"""
     cdef Node* node
@@ -205,6 +217,7 @@ cdef id_t node_add(Table* t, id_t f, id_t spec, tuple ambient, list slots, list 
     cdef id_t k, at
     cdef Grad* g
     cdef PyObject** tensors
+    cdef Slot* s
     node.fn = f
     node.spec = spec
     node.path = path_of(t, t.rec.device)
@@ -226,7 +239,13 @@ cdef id_t node_add(Table* t, id_t f, id_t spec, tuple ambient, list slots, list 
     at = column_add(t, &t.slots, <int32_t>len(slots))
     node_row(t, n).slot_at = at
     node_row(t, n).slot_n = <int32_t>len(slots)
-    for k in range(len(slots)): slot_fill(t, n, at + k, slots[k])
+    node_row(t, n).pin_leaf = NONE
+    for k in range(len(slots)):
+        slot_fill(t, n, at + k, slots[k])
+        s = slot_row(t, at + k)
+        if s.leaf != NONE and s.binding == PINNED and s.from_node == NONE and \
+                node_row(t, n).pin_leaf == NONE:
+            node_row(t, n).pin_leaf, node_row(t, n).pin = s.leaf, s.ptr
     at = column_add(t, &t.outs, <int32_t>len(outs))
     node_row(t, n).out_at = at
     node_row(t, n).out_n = <int32_t>len(outs)

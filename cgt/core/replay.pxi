@@ -19,9 +19,10 @@ cdef bint node_fits(Table* t, id_t n, id_t s, uint64_t* ambient, PyObject** leav
 
 cdef id_t guard_match(Table* t, id_t path, id_t parent, id_t f, id_t s, PyObject** leaves) except -2:
     """The child of `parent` for f that accepts these leaves, moved to the front; or NONE. The newest
-    match is tried at once; the others cost one compare each until their key fits."""
+    match is tried at once; the others cost one or two compares until they fit."""
     cdef uint64_t ambient[3]
     cdef uint64_t key
+    cdef Node* node
     cdef id_t before, n = first_child(t, path, parent, f)
     if n == NONE: return NONE
     ambient_now(ambient)
@@ -31,7 +32,10 @@ cdef id_t guard_match(Table* t, id_t path, id_t parent, id_t f, id_t s, PyObject
     while node_row(t, n).next != NONE:
         before = n
         n = node_row(t, n).next
-        if node_row(t, n).key != key or not node_fits(t, n, s, ambient, leaves): continue
+        node = node_row(t, n)
+        if node.key != key or (node.pin_leaf != NONE and tensor_ptr(leaves[node.pin_leaf]) != node.pin):
+            continue
+        if not node_fits(t, n, s, ambient, leaves): continue
         node_row(t, before).next = node_row(t, n).next
         node_row(t, n).next = first_child(t, path, parent, f)
         edge_find(t, path, parent, f).first = n

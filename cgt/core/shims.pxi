@@ -122,6 +122,7 @@ cdef extern from "Python.h":
     PyObject* COMPLEX_TYPE "(PyObject*)&PyComplex_Type"
     PyObject* INT_TYPE "(PyObject*)&PyLong_Type"
     PyObject* STR_TYPE "(PyObject*)&PyUnicode_Type"
+    PyObject* BOOL_TYPE "(PyObject*)&PyBool_Type"
     PyObject* TUPLE_TYPE "(PyObject*)&PyTuple_Type"
     PyObject* LIST_TYPE "(PyObject*)&PyList_Type"
     PyObject* DICT_TYPE "(PyObject*)&PyDict_Type"

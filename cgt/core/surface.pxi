@@ -158,6 +158,7 @@ def spec_add(int f, object program, int n_leaves):
     spec.op_at = at
     spec.op_n = <int32_t>len(program)
     spec.n_leaves = n_leaves
+    spec.shape = program_shape(&TABLE, at, spec.op_n)
     spec.next = fn.first_spec
     fn.first_spec = s
     # A mismatch can be found as late as the last leaf of the longest program.
