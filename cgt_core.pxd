@@ -157,7 +157,8 @@ cdef struct Out:
     PyObject* proto             # owned: twin over the memory that the graph writes
     PyObject* line              # owned: where it was made, a str
     PyObject* tensor            # owned: what was handed out last; NULL: make a new one
-    void* storage               # of `tensor`, to see that nobody replaced it
+    void* storage               # FRESH, owned: StorageImpl handed out last over the group's memory; its
+                                # holders count, whatever became of the tensors; NULL: none
 
 cdef struct Copy:               # a copied slot's copy node inside the graph
     void* handle                # CUDA: CUgraphNode

@@ -238,8 +238,8 @@ def why_missed(state, spec, flat, path, parent):
         name = kept["slot_paths"][index]
         if why == MISS_POINTER:
             leaf, _, _, ptr, _ = core.node_facts(node)["slots"][index]
-            now = flat.tensors[leaf].data_ptr() if leaf != NONE else 0
-            return errors.moved(name, ptr, now)
+            tensor = flat.tensors[leaf] if leaf != NONE else kept["objects"][2][index]
+            return errors.moved(name, ptr, core.address(tensor))
         return errors.arguments_changed(name)
     return errors.arguments_changed("an argument's structure or ambient state")
 
@@ -323,7 +323,10 @@ def note_leaves(state, seen, flat):
 
 def record_call(state, function, spec, flat, args, kwargs):
     """Record the call as a node and return its result."""
-    rec = prepare(state, function, spec, flat)
+    try:
+        rec = prepare(state, function, spec, flat)
+    except core.DriverError as error:  # no memory for what the last iteration left held
+        rec = record.failure(error)
     if isinstance(rec, str):
         return eager(state, function, args, kwargs, rec)
     on = record.on_cuda if rec["driver"] == CUDA else record.on_host

@@ -258,7 +258,7 @@ cdef int cuda_move(void* to, const void* source, int64_t nbytes, int device) noe
         <cu.CUdeviceptr><uintptr_t>to, <cu.CUdeviceptr><uintptr_t>source, nbytes,
         cu_stream(cuda_current_stream(device)))
 
-cdef int cuda_rescue(PyObject* held, PyObject* proto, int device) noexcept:
+cdef int cuda_rescue(void* held, PyObject* proto, int device) noexcept:
     # The graph's addresses are fixed, so the holder's bytes move. Any thread may free a recording.
     cuda_thread_ready(device)
     return out_rescue(held, device, cuda_move)

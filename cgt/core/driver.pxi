@@ -30,7 +30,7 @@ cdef struct Driver:
     int (*patch_words)(void* exec_, Gen* g) noexcept nogil    # tell the exec g.seed and g.offset
     int (*order)(Path* p, void* stream) noexcept nogil   # stream waits for the path's last launch
     void* (*stream)(int device) noexcept nogil           # the caller's current stream
-    int (*rescue)(PyObject* held, PyObject* proto, int device) noexcept   # part holder and recording
+    int (*rescue)(void* held, PyObject* proto, int device) noexcept   # part a holder's storage and proto's
     void (*destroy)(void* graph, void* exec_, void* pool, void* state) noexcept
 
 cdef Driver DRIVERS[2]

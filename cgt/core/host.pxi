@@ -48,7 +48,7 @@ cdef int host_order(Path* p, void* stream) noexcept nogil: return 0
 
 cdef void* host_stream(int device) noexcept nogil: return NULL
 
-cdef int host_rescue(PyObject* held, PyObject* proto, int device) noexcept:
+cdef int host_rescue(void* held, PyObject* proto, int device) noexcept:
     return -1 if fault(CALL_MOVE) else host_give_away(held, proto)
 
 cdef void host_destroy(void* graph, void* exec_, void* pool, void* state) noexcept:

@@ -57,15 +57,14 @@ cdef int group_held(Table* t, Node* node, int32_t k, PyObject** leaves, bint min
     that the launch will set again does not count."""
     cdef Out* first = out_row(t, node.out_at + k)
     cdef Out* o
-    cdef Out* some = NULL
-    cdef int32_t j, uses = 0, held = 0
+    cdef int32_t j, uses = 1                # the row's own
+    if first.storage is NULL: return 0
     for j in range(k, group_end(node, k, first)):
         o = out_row(t, node.out_at + j)
         if not in_group(o, j, k) or tensor_storage(o.tensor) != first.storage: continue
+        if out_is_held(o.tensor, mine and out_grads(t, node, o, leaves)): return 1
         uses += 1
-        some = o
-        held |= out_is_held(o.tensor, mine and out_grads(t, node, o, leaves))
-    return some is not NULL and (held or storage_uses(some.tensor) != uses)
+    return storage_count(first.storage) != uses
 
 cdef id_t deads_alive(Table* t, Node* node) noexcept nogil:
     """The first output of an ancestor that is alive although the node may overwrite it, as an index
@@ -79,21 +78,14 @@ cdef id_t deads_alive(Table* t, Node* node) noexcept nogil:
 
 # --- rescue, poison ---
 
-cdef Out* group_holder(Table* t, Node* node, int32_t k) noexcept nogil:
-    """An output of the group whose tensor still has the storage that was handed out."""
-    cdef int32_t j
-    cdef Out* o
-    cdef Out* first = out_row(t, node.out_at + k)
-    for j in range(k, group_end(node, k, first)):
-        o = out_row(t, node.out_at + j)
-        if in_group(o, j, k) and tensor_storage(o.tensor) == first.storage: return o
-    return NULL
-
 cdef void group_forget(Table* t, id_t n, int32_t k) noexcept:
-    """The group's rows forget their tensors, so the next hit hands out new ones."""
+    """The group's rows forget what they handed out, so the next hit hands out anew."""
     cdef PyObject* tensor
-    cdef Out* o
+    cdef Out* o = out_row(t, node_row(t, n).out_at + k)
+    cdef void* storage = o.storage
     cdef int32_t j
+    o.storage = NULL
+    storage_drop(storage)
     for j in range(k, node_row(t, n).out_n):
         o = out_row(t, node_row(t, n).out_at + j)
         if not in_group(o, j, k): continue
@@ -109,7 +101,7 @@ cdef int group_rescue(Table* t, id_t n, int32_t k) except -1:
     cdef PyObject* proto = out_row(t, node.out_at + k).proto
     cdef Driver* d = &DRIVERS[p.driver]
     stream_order(p, d, d.stream(p.device))
-    if d.rescue(group_holder(t, node, k).tensor, proto, p.device) != 0:
+    if d.rescue(out_row(t, node.out_at + k).storage, proto, p.device) != 0:
         PyErr_Clear()
         raise DriverError(-1, "no memory for a held output, or it could not be copied", "move")
     fn.rescues += 1
@@ -118,7 +110,7 @@ cdef int group_rescue(Table* t, id_t n, int32_t k) except -1:
     return 0
 
 cdef int group_poison(Table* t, id_t n, int32_t k, object text) except -1:
-    if out_poison(group_holder(t, node_row(t, n), k).tensor, text) != 0: raise_pending()
+    if out_poison(out_row(t, node_row(t, n).out_at + k).storage, text) != 0: raise_pending()
     group_forget(t, n, k)
     return 0
 
@@ -160,7 +152,7 @@ cdef void outs_rescue_all(Table* t, id_t n) noexcept:
         try:
             group_rescue(t, n, k)
         except Exception:
-            out_poison(group_holder(t, node_row(t, n), k).tensor,
+            out_poison(out_row(t, node_row(t, n).out_at + k).storage,
                        b"cgt: the recording of this result was freed, and no memory was left for it")
             PyErr_Clear()
             group_forget(t, n, k)
@@ -173,8 +165,7 @@ cdef int outs_part(Table* t, id_t n) except -1:
     cdef Out* o
     for k in range(node_row(t, n).out_n):
         o = out_row(t, node_row(t, n).out_at + k)
-        if o.kind == FRESH and not o.hidden and group_holder(t, node_row(t, n), k) is not NULL:
-            group_rescue(t, n, k)
+        if o.kind == FRESH and not o.hidden and o.storage is not NULL: group_rescue(t, n, k)
     return 0
 
 # --- paths and iterations ---
@@ -195,8 +186,7 @@ cdef id_t path_output(Table* t, id_t at, PyObject* x, int32_t* k) noexcept nogil
         node = node_row(t, at)
         for k[0] in range(node.out_n):
             o = out_row(t, node.out_at + k[0])
-            if o.kind == FRESH and o.storage == storage and group_holder(t, node, k[0]) is not NULL:
-                return at
+            if o.kind == FRESH and o.storage is not NULL and o.storage == storage: return at
         at = node.parent
     return NONE
 

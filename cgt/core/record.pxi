@@ -296,5 +296,5 @@ cdef int record_run_once(Table* t, list tensors) except -1:
     rng_bind(t.rec.exec, <Gen*>t.rec_gens.rows, t.rec_gens.n, d)
     check(t.rec.driver, d.launch(t.rec.exec, stream, &error), CALL_LAUNCH)
     for x in tensors:
-        if d.rescue(<PyObject*>x, <PyObject*>x, p.device) != 0: raise_pending()
+        if d.rescue(tensor_storage(<PyObject*>x), <PyObject*>x, p.device) != 0: raise_pending()
     return 0

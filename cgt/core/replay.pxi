@@ -88,10 +88,10 @@ cdef int copies_bind(Table* t, Node* n, Driver* d, PyObject** leaves) except -1:
         fn.rebinds += 1
     return 0
 
-cdef int out_intact(Table* t, Node* n, Out* o) noexcept:
+cdef int out_intact(Table* t, Node* n, Out* first, Out* o) noexcept:
     """Is the tensor that was handed out last still what the recording writes?"""
     return (REUSE_OUTPUTS and o.tensor is not NULL and Py_TYPE_(o.tensor) == Py_TYPE_(o.proto)
-            and tensor_storage(o.tensor) == o.storage
+            and tensor_storage(o.tensor) == first.storage
             and tensor_ptr(o.tensor) == tensor_ptr(o.proto)
             and tensor_same(o.tensor, o.keys, o.dtype, tensor_device(o.proto), 0, o.ndim,
                             dim_row(t, n.dim_at + o.dim_at)))
@@ -103,6 +103,7 @@ cdef int out_renew(Table* t, id_t n, int32_t k) except -1:
     cdef Out* o
     cdef PyObject* made
     cdef PyObject* old
+    cdef void* before
     cdef int32_t j
     for j in range(k, node.out_n):
         o = out_row(t, node_row(t, n).out_at + j)
@@ -118,7 +119,11 @@ cdef int out_renew(Table* t, id_t n, int32_t k) except -1:
         o = out_row(t, node.out_at + j)
         old = o.tensor
         o.tensor = made
-        o.storage = tensor_storage(made)
+        if j == k:
+            before = o.storage
+            o.storage = tensor_storage(made)
+            storage_keep(o.storage)
+            storage_drop(before)
         Py_XDECREFX(old)
         node = node_row(t, n)
     return 0
@@ -132,10 +137,11 @@ cdef int outs_ready(Table* t, id_t n) except -1:
     for k in range(node.out_n):
         o = out_row(t, node.out_at + k)
         if o.kind != FRESH: continue
+        first = o
         renew = 0
-        for j in range(k, group_end(node, k, o)):
+        for j in range(k, group_end(node, k, first)):
             o = out_row(t, node.out_at + j)
-            if j == k or (o.kind == SHARED and o.ref == k): renew |= not out_intact(t, node, o)
+            if j == k or (o.kind == SHARED and o.ref == k): renew |= not out_intact(t, node, first, o)
         if renew:
             out_renew(t, n, k)
             node = node_row(t, n)

@@ -30,6 +30,8 @@ cdef extern from "tensor_shim.h" namespace "cgt" nogil:
     int ambient_blocker() noexcept
     int out_is_held(PyObject* o, int grads) noexcept
     int64_t storage_uses(PyObject* o) noexcept
+    int64_t storage_count(void* s) noexcept
+    void storage_keep(void* s) noexcept
     int64_t impl_uses(PyObject* o) noexcept
     int cpp_bump
     ctypedef int (*copy_fn)(void* to, const void* source, int64_t nbytes, int device) noexcept
@@ -47,8 +49,9 @@ cdef extern from "tensor_shim.h" namespace "cgt":
     void out_reset(PyObject* o)
     void out_set_version(PyObject* o, int version)
     void out_share_version(PyObject* o, PyObject* first)
-    int out_rescue(PyObject* o, int device, copy_fn copy) noexcept
-    int out_poison(PyObject* o, const char* message) noexcept
+    void storage_drop(void* s) noexcept
+    int out_rescue(void* held, int device, copy_fn copy) noexcept
+    int out_poison(void* held, const char* message) noexcept
     PyObject* tensor_twin(PyObject* t) noexcept
     PyObject* tensor_fixed(PyObject* t) noexcept
     void tensor_disown(PyObject* t) noexcept
@@ -61,7 +64,7 @@ cdef extern from "tape_shim.h" namespace "cgt":
     int tape_copy(void* tape, PyObject* to, const void* source, int64_t nbytes)
     int tape_plan(void* tape, PyObject* made, PyObject* outs, void** busy, int n) noexcept
     int64_t blocks_nbytes() noexcept
-    int host_give_away(PyObject* o, PyObject* proto) noexcept
+    int host_give_away(void* held, PyObject* proto) noexcept
     void* range_begin(PyObject* name) noexcept
     void range_end(void* range_) noexcept
     void tape_patch_copy(void* tape, int k, const void* source) noexcept nogil

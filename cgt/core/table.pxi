@@ -229,6 +229,7 @@ cdef void node_free(Table* t, id_t n) noexcept:
         owned[0] = out_row(t, node.out_at + k).tensor
         owned[1] = out_row(t, node.out_at + k).proto
         owned[2] = out_row(t, node.out_at + k).line
+        if out_row(t, node.out_at + k).kind == FRESH: storage_drop(out_row(t, node.out_at + k).storage)
         memset(out_row(t, node.out_at + k), 0, sizeof(Out))
         for j in range(3):
             # May run a finalizer: the row is already unlinked, and looked up again afterwards.

@@ -245,13 +245,13 @@ static int tape_plan(void* t, PyObject* made, PyObject* outs, void** busy, int n
 // The host's rescue: the holder keeps the memory, the block gets new. Nothing is copied, and pointers
 // that left PyTorch (NumPy arrays over the tensor) stay right. `proto` is over the storage that the
 // tape writes; whatever shares its block moves along.
-static int host_give_away(PyObject* o, PyObject* proto) noexcept {
+static int host_give_away(void* held, PyObject* proto) noexcept {
   try {
     auto found = BLOCK_OF.find(storage_of(proto));
     if (found == BLOCK_OF.end()) return 0;  // no bytes
     Block* b = found->second;
     c10::DataPtr fresh = c10::GetAllocator(c10::DeviceType::CPU)->allocate(b->size);
-    storage_of(o)->set_data_ptr_noswap(std::move(b->memory));
+    static_cast<c10::StorageImpl*>(held)->set_data_ptr_noswap(std::move(b->memory));
     b->memory = std::move(fresh);
     for (c10::StorageImpl* s : b->users) point(s, b->memory.get());
     return 0;

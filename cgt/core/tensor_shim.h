@@ -256,6 +256,17 @@ static inline int out_is_held(PyObject* o, int grads) noexcept {
   return w != 0 && *reinterpret_cast<PyObject**>(reinterpret_cast<char*>(o) + w) != nullptr;
 }
 
+// A storage of the table's own: kept, let go of, counted.
+static inline void storage_keep(void* s) noexcept {
+  c10::raw::intrusive_ptr::incref(static_cast<c10::StorageImpl*>(s));
+}
+static inline void storage_drop(void* s) noexcept {
+  if (s) c10::raw::intrusive_ptr::decref(static_cast<c10::StorageImpl*>(s));
+}
+static inline int64_t storage_count(void* s) noexcept {
+  return static_cast<int64_t>(c10::raw::intrusive_ptr::use_count(static_cast<c10::StorageImpl*>(s)));
+}
+
 static inline int64_t storage_uses(PyObject* o) noexcept {
   return static_cast<int64_t>(impl_of(o)->unsafe_storage().use_count());
 }
@@ -281,9 +292,9 @@ static inline void out_set_version(PyObject* o, int version) {
 // Move a held output's bytes to ordinary memory; the data pointer of its storage is swapped in
 // place, so every view and alias keeps its value. `copy` copies on the right stream.
 typedef int (*copy_fn)(void* dst, const void* src, int64_t nbytes, int device);
-static int out_rescue(PyObject* o, int device, copy_fn copy) noexcept {
+static int out_rescue(void* held, int device, copy_fn copy) noexcept {
   try {
-    c10::StorageImpl* s = storage_of(o);
+    auto* s = static_cast<c10::StorageImpl*>(held);
     int64_t n = static_cast<int64_t>(s->nbytes());
     c10::Allocator* a = c10::GetAllocator(s->device().type());
     c10::DataPtr fresh = a->allocate(n);
@@ -301,9 +312,9 @@ static int out_rescue(PyObject* o, int device, copy_fn copy) noexcept {
 }
 
 // outputs="error": let go of the memory and make every later access raise `message`.
-static int out_poison(PyObject* o, const char* message) noexcept {
+static int out_poison(void* held, const char* message) noexcept {
   try {
-    c10::StorageImpl* s = storage_of(o);
+    auto* s = static_cast<c10::StorageImpl*>(held);
     s->set_data_ptr_noswap(c10::DataPtr(nullptr, s->device()));
     s->release_data_and_set_meta_custom_data_ptr_error_msg_(std::string(message));
     return 0;
