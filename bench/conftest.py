@@ -189,6 +189,6 @@ def captured(cuda):
         graph.replay()
         stream = torch.cuda.current_stream().cuda_stream
         executable = graph.raw_cuda_graph_exec()
-        return graph, out, lambda n: n * core.time_launches(executable, stream, n)
+        return graph, out, lambda n: n * core.time_launches([executable], stream, n)
 
     return capture

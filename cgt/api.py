@@ -10,7 +10,7 @@ import weakref
 import cgt_core as core
 import torch
 
-from . import dispatch, errors, options, pytree, record, report, trace
+from . import dispatch, errors, options, pytree, report, trace
 from .errors import CgtError
 from .private import self_check
 
@@ -162,7 +162,7 @@ def reset(f=None):
     for state in [state_of(f)] if f is not None else all_states():
         dispatch.reset_state(state)
     dispatch.sweep()
-    record.release_pools()
+    dispatch.trim()
     if f is None:
         core.stepped(False)
 

@@ -129,20 +129,34 @@ def sweep():
                 free_spec(what, which)
             else:
                 core.fn_free(what, which)
+        record.release_pools()
     finally:
         bury()
         core.paths_unlock()
         RECORDING.release()
 
 
+def trim():
+    """Give back the memory of pools in which nothing lives. While something is being recorded, sweep()
+    will do it."""
+    if not is_mine() and RECORDING.acquire(blocking=False):
+        try:
+            record.release_pools()
+        finally:
+            RECORDING.release()
+
+
 def bury():
     """Nodes were freed, perhaps of several functions: let go of what they kept alive."""
-    for f, node in core.freed():
+    freed = core.freed()
+    for f, node in freed:
         state = getattr(SITES.get(f), ATTRIBUTE, None)
         if state is not None:
             state["keep"].pop(node, None)
-        for site in list(SITES.values()):
-            getattr(site, ATTRIBUTE)["cool"].pop(node, None)
+    nodes = {node for _, node in freed}
+    for site in list(SITES.values()) if nodes else ():
+        state = getattr(site, ATTRIBUTE)
+        state["cool"] = {k: v for k, v in state["cool"].items() if k[1] not in nodes}
 
 
 def free_spec(state, spec):
@@ -187,13 +201,13 @@ def over_limit(state, spec, flat, path, parent):
     if len(nodes) < state["opts"]["max_records"]:
         return None
     calls = core.fn_counts(state["f"])[0]
-    until, length = state["cool"].get(parent, (0, options.COOL_DOWN[0]))
+    until, length = state["cool"].get((path, parent), (0, options.COOL_DOWN[0]))
     if until == 0:
         until = calls + length
-        state["cool"][parent] = (until, min(2 * length, options.COOL_DOWN[1]))
+        state["cool"][path, parent] = (until, min(2 * length, options.COOL_DOWN[1]))
     if calls < until:
         return errors.limit(len(nodes), why_missed(state, spec, flat, path, parent))
-    state["cool"][parent] = (0, length)
+    state["cool"][path, parent] = (0, length)
     drop_node(nodes[-1])
     return None
 

@@ -555,14 +555,17 @@ def set_cpp_bump(int bump):
     cpp_bump = bump
 
 
-def time_launches(uintptr_t exec_, uintptr_t stream, int n):
-    """Seconds per cuGraphLaunch of a raw CUgraphExec, from C without the GIL: the floor of benches."""
+def time_launches(list execs, uintptr_t stream, int n):
+    """Seconds per cuGraphLaunch of raw CUgraphExecs in turn, from C without the GIL: the floor of
+    benches."""
     cdef double began
-    cdef int k, code = 0
+    cdef int k, code = 0, n_execs = <int>len(execs)
+    cdef uintptr_t[16] handle
+    for k in range(n_execs): handle[k] = execs[k]
     with nogil:
         began = now()
         for k in range(n):
-            code = cuda_launch(<void*>exec_, <void*>stream, NULL)
+            code = cuda_launch(<void*>handle[k % n_execs], <void*>stream, NULL)
             if code: break
         began = now() - began
     check(CUDA, code, CALL_LAUNCH)
