@@ -129,7 +129,6 @@ def sweep():
                 free_spec(what, which)
             else:
                 core.fn_free(what, which)
-        record.release_pools()
     finally:
         bury()
         core.paths_unlock()
@@ -137,8 +136,7 @@ def sweep():
 
 
 def trim():
-    """Give back the memory of pools in which nothing lives. While something is being recorded, sweep()
-    will do it."""
+    """Give back the memory of pools in which nothing lives, unless something is being recorded."""
     if not is_mine() and RECORDING.acquire(blocking=False):
         try:
             record.release_pools()

@@ -50,6 +50,13 @@ cdef int cuda_capturing(void* stream) noexcept nogil:
     if cu.cuStreamIsCapturing(cu_stream(stream), &status) != 0: return 1
     return status != cu.CUstreamCaptureStatus_enum.CU_STREAM_CAPTURE_STATUS_NONE
 
+cdef int cuda_joined(void* stream) noexcept nogil:
+    """Does a stream belong to a capture? Asked by the allocator on any thread: one without a context
+    gets an error, and has joined nothing."""
+    cdef cu.CUstreamCaptureStatus status
+    return (cu.cuStreamIsCapturing(cu_stream(stream), &status) == 0
+            and status != cu.CUstreamCaptureStatus_enum.CU_STREAM_CAPTURE_STATUS_NONE)
+
 cdef int cuda_restore(Recording* r, void* state, void** live, int n) noexcept:
     cdef int code = fault(CALL_RESTORE)
     if code == 0: code = cuda_pool_restore(r.pool, state, live, n)
@@ -58,7 +65,7 @@ cdef int cuda_restore(Recording* r, void* state, void** live, int n) noexcept:
 cdef int cuda_begin(Recording* r) noexcept:
     cdef int code = fault(CALL_BEGIN)
     if code: return code
-    if cuda_pool_begin(r.pool, r.stream, cuda_capturing) != 0: return 1
+    if cuda_pool_begin(r.pool, r.stream, cuda_joined) != 0: return 1
     r.pool_open = 1
     # Thread-local: other threads may go on allocating and synchronizing while we record.
     code = cu.cuStreamBeginCapture(

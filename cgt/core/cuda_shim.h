@@ -63,13 +63,14 @@ static void* cuda_pool_new(int device, unsigned long long hi, unsigned long long
   }
 }
 
-// Give the memory back, once no node needs it and no recording will.
+// Give the memory back to the device, once no node needs it and no recording will.
 static void cuda_pool_drop(void* pool) noexcept {
   auto* p = static_cast<CudaPool*>(pool);
   if (p->nodes || !p->retired) return;
   try {
     for (void* at : p->ours) c10::cuda::CUDACachingAllocator::raw_delete(at);
     c10::cuda::CUDACachingAllocator::releasePool(p->device, p->id);
+    c10::cuda::CUDACachingAllocator::emptyCache(p->id);
   } catch (const std::exception&) {
     // Only at exit, when the allocator is gone before us: there is nothing left to give back.
   }
@@ -140,14 +141,14 @@ static void cuda_pool_id(void* pool, unsigned long long* id) noexcept {
 }
 
 // Route allocations made on `stream`, by any thread (autograd's worker too), to the pool; and those
-// on streams that the function forked from it, which are then `capturing` as well.
+// on streams that the function forked from it, which are then `joined` as well.
 typedef int (*stream_test)(void* stream);
-static int cuda_pool_begin(void* pool, void* stream, stream_test capturing) noexcept {
+static int cuda_pool_begin(void* pool, void* stream, stream_test joined) noexcept {
   try {
     auto* p = static_cast<CudaPool*>(pool);
     cudaStream_t s = static_cast<cudaStream_t>(stream);
     c10::cuda::CUDACachingAllocator::beginAllocateToPool(
-        p->device, p->id, [s, capturing](cudaStream_t other) { return other == s || capturing(other); });
+        p->device, p->id, [s, joined](cudaStream_t other) { return other == s || joined(other); });
     return 0;
   } catch (const std::exception& e) {
     PyErr_SetString(PyExc_RuntimeError, e.what());
