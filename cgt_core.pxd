@@ -125,21 +125,21 @@ cdef struct Dead:               # a fresh output whose memory a descendant may u
     id_t node
     id_t out                    # relative to the node's outs
 
-cdef struct Slot:
+cdef struct Slot:               # what a guard reads comes first: one cache line
     int32_t leaf                # which tensor leaf; NONE for a tensor reached by closure or module
-    PyObject* tensor            # the reached tensor, borrowed; NULL for a leaf
     int32_t binding             # Binding
-    int32_t written             # the function writes it
-    int32_t bumps               # by how much a replay moves its _version
-    id_t copy                   # index into the node's copies, or NONE
-    id_t from_node, from_out    # PINNED: it is this output of an ancestor, wherever that is; or NONE
-    int64_t shift               # bytes from the start of that output
+    PyObject* tensor            # the reached tensor, borrowed; NULL for a leaf
     uint64_t keys               # dispatch key set
     int32_t dtype, device, requires_grad, ndim
     id_t dim_at                 # sizes then strides, index into the node's dims
-    int32_t align               # data pointer modulo align_of (guard.pxi)
     int32_t itemsize            # bytes of an element
     char* ptr
+    id_t from_node, from_out    # PINNED: it is this output of an ancestor, wherever that is; or NONE
+    int64_t shift               # bytes from the start of that output
+    int32_t align               # data pointer modulo align_of (guard.pxi)
+    int32_t written             # the function writes it
+    int32_t bumps               # by how much a replay moves its _version
+    id_t copy                   # index into the node's copies, or NONE
     char value[16]              # VALUE only: itemsize bytes
 
 cdef struct Out:

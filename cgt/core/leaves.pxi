@@ -28,6 +28,15 @@ cdef struct Walk:
     id_t differs_at                # the op whose plain value was not `differs`; NONE if another kind
     PyObject* differs
 
+cdef inline id_t walk_item(Walk* w, id_t at, PyObject* x) except -2:
+    """walk, without the call where the item is a tensor."""
+    cdef Op* op = op_row(w.table, at)
+    if op.kind == TENSOR and Py_TYPE_(x) == op.obj:
+        w.leaves[w.n_leaves] = x
+        w.n_leaves += 1
+        return at + 1
+    return walk(w, at, x)
+
 cdef id_t walk(Walk* w, id_t at, PyObject* x) except -2:
     """Match x against the program at op `at`; the op behind it, or NONE where they differ."""
     cdef Op* op = op_row(w.table, at)
@@ -58,7 +67,7 @@ cdef id_t walk(Walk* w, id_t at, PyObject* x) except -2:
         if tp != (TUPLE_TYPE if op.kind == TUPLE else op.obj) or PyTuple_GET_SIZEX(x) != n: return NONE
         at += 1
         for k in range(n):
-            at = walk(w, at, PyTuple_GET_ITEMX(x, k))
+            at = walk_item(w, at, PyTuple_GET_ITEMX(x, k))
             if at == NONE: return NONE
         return at
     if op.kind == LIST:
@@ -66,7 +75,7 @@ cdef id_t walk(Walk* w, id_t at, PyObject* x) except -2:
         at += 1
         for k in range(n):
             if k >= PyList_GET_SIZEX(x): return NONE          # an __eq__ on the way changed it
-            at = walk(w, at, PyList_GET_ITEMX(x, k))
+            at = walk_item(w, at, PyList_GET_ITEMX(x, k))
             if at == NONE: return NONE
         return at
     if op.kind == DICT:
@@ -76,7 +85,7 @@ cdef id_t walk(Walk* w, id_t at, PyObject* x) except -2:
         k = 0
         while PyDict_Next(x, &next_, &key, &value):
             if k >= n or not plain_same(PyTuple_GET_ITEMX(keys, k), key): return NONE
-            at = walk(w, at, value)
+            at = walk_item(w, at, value)
             if at == NONE: return NONE
             k += 1
         return at
