@@ -126,9 +126,9 @@ cdef struct Dead:               # a fresh output whose memory a descendant may u
     id_t out                    # relative to the node's outs
 
 cdef struct Slot:               # what a guard reads comes first: one cache line
-    int32_t leaf                # which tensor leaf; NONE for a tensor reached by closure or module
+    int32_t leaf                # which tensor leaf; NONE for one reached by closure, module or .grad
     int32_t binding             # Binding
-    PyObject* tensor            # the reached tensor, borrowed; NULL for a leaf
+    PyObject* tensor            # the reached tensor, borrowed; NULL for a leaf or a gradient
     uint64_t keys               # dispatch key set
     int32_t dtype, device, requires_grad, ndim
     id_t dim_at                 # sizes then strides, index into the node's dims
@@ -136,6 +136,7 @@ cdef struct Slot:               # what a guard reads comes first: one cache line
     char* ptr
     id_t from_node, from_out    # PINNED: it is this output of an ancestor, wherever that is; or NONE
     int64_t shift               # bytes from the start of that output
+    id_t grad_of                # it is .grad of this slot of the node's, whatever that is now; or NONE
     int32_t align               # data pointer modulo align_of (guard.pxi)
     int32_t written             # the function writes it
     int32_t bumps               # by how much a replay moves its _version
@@ -177,7 +178,7 @@ cdef struct Gen:                # one generator that the recording consumes
 cdef struct Grad:               # a tensor whose .grad the recording replaced
     id_t slot
     int32_t was_none            # guarded
-    void* was                   # guarded too where the recording reads the old gradient; else NULL
+    int32_t in_place            # the recording adds to it: a slot of its own guards where it is
     id_t out                    # hidden output that becomes .grad, or NONE: it becomes None
 
 cdef struct Watch:              # places of one dict, skipped while the dict's tag stands still

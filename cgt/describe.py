@@ -20,7 +20,7 @@ CONSTANT_TYPES = (type(None), bool, int, float, complex, str, bytes, range, slic
 
 def all_tensors(flat, reached):
     """Slots in order: every argument leaf, then every reached tensor."""
-    return [*flat.tensors, *(t for _, t in reached)]
+    return [*flat.tensors, *(t for _, t, _ in reached)]
 
 
 def rows(state, rec, seen, result, args, kwargs):
@@ -45,6 +45,9 @@ def rows(state, rec, seen, result, args, kwargs):
     outs = describe_outs(rec, seen, out, slots)
     if isinstance(outs, str):
         return outs
+    for k in {o[1] for o in outs if o[0] in (VIEW, INPUT) and slots[o[1]][-1] != NONE}:
+        # A result is made from the gradient's Python object, which must then be there.
+        slots[k] = (NONE, slots[k][2], *slots[k][2:-1], NONE)
     grads = describe_grads(rec, seen, slots, outs, paths)
     if isinstance(grads, str):
         return grads
@@ -92,9 +95,13 @@ def describe_slots(rec, seen):
         else:
             binding = PINNED
         copy = rec["copies"][k] if binding == COPIED else NONE
-        path = flat.paths[k] if is_leaf else reached[k - len(flat.tensors)][0]
+        path, owner = flat.paths[k] if is_leaf else None, NONE
+        if not is_leaf:
+            path, _, owner = reached[k - len(flat.tensors)]
+        # A gradient is found at the call, and nobody but its owner holds it.
+        kept = None if is_leaf or owner != NONE else t
         leaf = k if is_leaf else NONE
-        slots.append((leaf, None if is_leaf else t, t, binding, written, bumps, copy))
+        slots.append((leaf, kept, t, binding, written, bumps, copy, owner))
         paths.append(path)
     return slots, paths
 
@@ -185,10 +192,10 @@ def describe_grads(rec, seen, slots, outs, paths):
         now = core.grad_id(t)
         if now == before:
             if now and core.storage_id(t.grad) in seen["touched"]:
-                grads.append((k, False, now, NONE))
+                grads.append((k, False, True, NONE))
             continue
         if now == 0:
-            grads.append((k, False, 0, NONE))
+            grads.append((k, False, False, NONE))
             continue
         if core.storage_id(t.grad) not in seen["made"]:
             return errors.foreign_grad(paths[k])
@@ -196,7 +203,7 @@ def describe_grads(rec, seen, slots, outs, paths):
         if isinstance(row, str):
             return row
         outs.append(row)
-        grads.append((k, before == 0, 0, len(outs) - 1))
+        grads.append((k, before == 0, False, len(outs) - 1))
     return grads
 
 
@@ -226,9 +233,10 @@ def describe_escapes(rec, seen, out, outs):
 
 
 def needs_row(k, slot, row):
-    """Does a reached tensor need a slot: was it touched, returned, or given a gradient?"""
+    """Does a reached tensor need a slot: was it, or its gradient, touched, returned, or replaced?"""
     return (
         slot[3] != UNUSED
+        or any(s[-1] == k and s[3] != UNUSED for s in row["slots"])
         or any(o[0] in (VIEW, INPUT) and o[1] == k for o in row["outs"])
         or any(g[0] == k for g in row["grads"])
     )

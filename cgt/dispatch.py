@@ -249,9 +249,7 @@ def why_missed(state, spec, flat, path, parent):
             return errors.place_changed(kept["slot_paths"][kept["grads"][index][0]] + ".grad")
         name = kept["slot_paths"][index]
         if why == MISS_POINTER:
-            leaf, _, _, ptr, _ = core.node_facts(node)["slots"][index]
-            tensor = flat.tensors[leaf] if leaf != NONE else kept["objects"][2][index]
-            return errors.moved(name, ptr, core.address(tensor))
+            return errors.moved(name, *core.slot_addresses(node, index, list(flat.tensors)))
         return errors.arguments_changed(name)
     return errors.arguments_changed("an argument's structure or ambient state")
 
@@ -449,17 +447,19 @@ def note_moves(state, spec, flat, path, parent):
 
 
 def reach_tensors(found, flat):
-    """[(path, tensor)] of the tensors in places that are not arguments, each once."""
+    """[(path, tensor, owner)] of the tensors in places that are not arguments, each once, and of the
+    gradients of all of them. owner: index of the tensor whose .grad it is, in the order of
+    describe.all_tensors; NONE for a tensor in a place."""
     leaves = {id(t) for t in flat.tensors}
     reached = {}
     for place in found:
         if isinstance(place.want, torch.Tensor) and id(place.want) not in leaves:
-            reached.setdefault(id(place.want), (place.path, place.want))
-    for path, tensor in [*zip(flat.paths, flat.tensors, strict=True), *list(reached.values())]:
+            reached.setdefault(id(place.want), (place.path, place.want, NONE))
+    named = [*zip(flat.paths, flat.tensors, strict=True), *(r[:2] for r in reached.values())]
+    for k, (path, tensor) in enumerate(named):
         if tensor.is_leaf and tensor.requires_grad and tensor.grad is not None:
-            grad = tensor.grad
-            if id(grad) not in leaves:
-                reached.setdefault(id(grad), (path + ".grad", grad))
+            if id(tensor.grad) not in leaves:
+                reached.setdefault(id(tensor.grad), (path + ".grad", tensor.grad, k))
     return list(reached.values())
 
 
@@ -535,8 +535,8 @@ def add_node(state, spec, flat, rec, seen, row):
     """Hand the rows to the core and keep alive what they borrow; the node."""
     f, out = state["f"], row["out"]
     used = [k for k, s in enumerate(row["slots"]) if s[0] != NONE or describe.needs_row(k, s, row)]
-    index = {k: j for j, k in enumerate(used)}
-    slots = [row["slots"][k] for k in used]
+    index = {k: j for j, k in enumerate(used)} | {NONE: NONE}
+    slots = [(*row["slots"][k][:-1], index[row["slots"][k][-1]]) for k in used]
     outs = [
         (kind, index[ref] if kind in (VIEW, INPUT) else ref, proto, shift, version,
          index[g] if g != NONE else NONE, hidden, line)

@@ -3,8 +3,13 @@
 
 cdef inline int64_t miss(int why, int64_t where) noexcept nogil: return (<int64_t>why << 32) | where
 
-cdef inline PyObject* slot_tensor(Slot* s, PyObject** leaves) noexcept nogil:
-    return s.tensor if s.leaf == NONE else leaves[s.leaf]
+cdef inline PyObject* slot_tensor(Table* t, Node* n, Slot* s, PyObject** leaves) noexcept nogil:
+    """The call's tensor of a slot. Of a gradient: something to compare, no Python object; or NULL."""
+    cdef Slot* owner
+    if s.leaf != NONE: return leaves[s.leaf]
+    if s.grad_of == NONE: return s.tensor
+    owner = slot_row(t, n.slot_at + s.grad_of)
+    return tensor_grad_tensor(owner.tensor if owner.leaf == NONE else leaves[owner.leaf])
 
 cdef inline uintptr_t align_of(Node* n) noexcept nogil:
     """The alignment that allocators give: 512 bytes on CUDA, 64 on the host. Kernels choose vector
@@ -20,8 +25,9 @@ cdef inline char* slot_ptr(Table* t, Slot* s) noexcept nogil:
 
 cdef inline int64_t guard_slot(Table* t, Node* n, int32_t k, PyObject** leaves) noexcept nogil:
     cdef Slot* s = slot_row(t, n.slot_at + k)
-    cdef PyObject* x = slot_tensor(s, leaves)
+    cdef PyObject* x = slot_tensor(t, n, s, leaves)
     cdef char* p
+    if x is NULL: return miss(MISS_META, k)
     if not tensor_same(x, s.keys, s.dtype, s.device, s.requires_grad, s.ndim,
                        dim_row(t, n.dim_at + s.dim_at)): return miss(MISS_META, k)
     if s.binding == UNUSED: return FITS
@@ -37,9 +43,12 @@ cdef int guard_overlaps(Table* t, Node* n, PyObject* x, PyObject** leaves) noexc
     """Does a tensor that is copied beforehand share its storage with one that the graph writes?"""
     cdef int32_t k
     cdef Slot* s
+    cdef PyObject* w
     for k in range(n.slot_n):
         s = slot_row(t, n.slot_at + k)
-        if s.written and tensor_storage(slot_tensor(s, leaves)) == tensor_storage(x): return 1
+        if not s.written: continue
+        w = slot_tensor(t, n, s, leaves)
+        if w is not NULL and tensor_storage(w) == tensor_storage(x): return 1
     return 0
 
 cdef int64_t guard_node(Table* t, Node* n, id_t spec, uint64_t* ambient, PyObject** leaves) noexcept nogil:
@@ -56,9 +65,8 @@ cdef int64_t guard_node(Table* t, Node* n, id_t spec, uint64_t* ambient, PyObjec
         if why != FITS: return why
     for k in range(n.grad_n):
         g = grad_row(t, n.grad_at + k)
-        now = tensor_grad(slot_tensor(slot_row(t, n.slot_at + g.slot), leaves))
-        if (now is NULL) != g.was_none or (g.was is not NULL and now != g.was):
-            return miss(MISS_GRAD, k)
+        now = tensor_grad(slot_tensor(t, n, slot_row(t, n.slot_at + g.slot), leaves))
+        if (now is NULL) != g.was_none: return miss(MISS_GRAD, k)
     return FITS
 
 cdef int guard_watches(Table* t, Node* n) noexcept nogil:

@@ -91,16 +91,17 @@ cdef id_t dims_of(Table* t, id_t n, PyObject* x) except -1:
     return at - node.dim_at
 
 cdef int slot_fill(Table* t, id_t n, id_t at, object row) except -1:
-    """row: (leaf, tensor, example, binding, written, bumps, copy)"""
+    """row: (leaf, tensor, example, binding, written, bumps, copy, grad_of)"""
     cdef PyObject* x
     cdef Slot* s
     cdef id_t dim_at
-    leaf, tensor, example, binding, written, bumps, copy = row
+    leaf, tensor, example, binding, written, bumps, copy, grad_of = row
     x = <PyObject*>example
     dim_at = dims_of(t, n, x)
     s = slot_row(t, at)
     s.leaf = leaf
-    s.tensor = <PyObject*>tensor if leaf == NONE else NULL
+    s.tensor = <PyObject*>tensor if tensor is not None else NULL
+    s.grad_of = grad_of
     s.binding = binding
     s.written = written
     s.bumps = bumps
@@ -270,9 +271,9 @@ cdef id_t node_add(Table* t, id_t f, id_t spec, tuple ambient, list slots, list 
     node_row(t, n).grad_n = <int32_t>len(grads)
     if grads: node_row(t, n).effects = 1
     for k in range(len(grads)):
-        slot, was_none, was, out = grads[k]
+        slot, was_none, in_place, out = grads[k]
         g = grad_row(t, at + k)
-        g.slot, g.was_none, g.out, g.was = slot, was_none, out, <void*><uintptr_t>was
+        g.slot, g.was_none, g.in_place, g.out = slot, was_none, in_place, out
     places_fill(t, n, groups)
     node = node_row(t, n)
     node.graph = t.rec.graph

@@ -76,7 +76,7 @@ cdef int copies_bind(Table* t, Node* n, Driver* d, PyObject** leaves) except -1:
         s = slot_row(t, n.slot_at + k)
         if s.binding != COPIED: continue
         c = copy_row(t, n.copy_at + s.copy)
-        source = tensor_ptr(slot_tensor(s, leaves))
+        source = tensor_ptr(slot_tensor(t, n, s, leaves))
         fn.copied_bytes += c.nbytes
         if source == c.source: continue
         if c.nbytes:
@@ -155,6 +155,11 @@ cdef int outs_ready(Table* t, id_t n) except -1:
                 out_share_version(o.tensor, first.tensor)
     return 0
 
+cdef inline PyObject* out_slot(Table* t, id_t n, Out* o, PyObject** leaves) noexcept nogil:
+    """The call's tensor that an output is, or is a view of."""
+    cdef Node* node = node_row(t, n)
+    return slot_tensor(t, node, slot_row(t, node.slot_at + o.ref), leaves)
+
 cdef object outs_give(Table* t, id_t n, PyObject** leaves):
     """The call's result."""
     cdef Node* node = node_row(t, n)
@@ -178,10 +183,10 @@ cdef object outs_give(Table* t, id_t n, PyObject** leaves):
             elif o.kind == AGAIN:
                 tensors[k] = tensors[o.ref]
             elif o.kind == INPUT:
-                tensors[k] = slot_tensor(slot_row(t, node_row(t, n).slot_at + o.ref), leaves)
+                tensors[k] = out_slot(t, n, o, leaves)
             else:
                 made = out_view(
-                    slot_tensor(slot_row(t, node_row(t, n).slot_at + o.ref), leaves), o.proto,
+                    out_slot(t, n, o, leaves), o.proto,
                     o.keys, o.shift, o.ndim, dim_row(t, node_row(t, n).dim_at + o.dim_at))
                 if made is NULL: raise_pending()
                 tensors[k] = made
@@ -206,12 +211,12 @@ cdef int effects(Table* t, id_t n, PyObject** leaves, bint bump) except -1:
     cdef int32_t k
     for k in range(node.slot_n if bump else 0):
         s = slot_row(t, node.slot_at + k)
-        if s.bumps: tensor_bump(slot_tensor(s, leaves), s.bumps)
+        if s.bumps: tensor_bump(slot_tensor(t, node, s, leaves), s.bumps)
     for k in range(node.grad_n):
         node = node_row(t, n)
         g = grad_row(t, node.grad_at + k)
-        if g.was is not NULL: continue          # accumulated in place: the graph did it
-        x = slot_tensor(slot_row(t, node.slot_at + g.slot), leaves)
+        if g.in_place: continue             # the graph did it
+        x = slot_tensor(t, node, slot_row(t, node.slot_at + g.slot), leaves)
         made = out_row(t, node.out_at + g.out).tensor if g.out != NONE else NULL
         if tensor_grad(x) != (tensor_impl(made) if made is not NULL else NULL):
             tensor_set_grad(x, made)

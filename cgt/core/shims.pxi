@@ -26,6 +26,7 @@ cdef extern from "tensor_shim.h" namespace "cgt" nogil:
     int tensor_version(PyObject* t)
     void tensor_bump(PyObject* t, int times)
     void* tensor_grad(PyObject* t)
+    PyObject* tensor_grad_tensor(PyObject* t)
     void ambient_now(uint64_t* words) noexcept
     int ambient_blocker() noexcept
     int out_is_held(PyObject* o, int grads) noexcept

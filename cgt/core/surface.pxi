@@ -112,6 +112,19 @@ def node_facts(int n):
     }
 
 
+def slot_addresses(int n, int k, list tensors):
+    """(address that slot k of node n wants, address it has in a call with these leaves)."""
+    cdef Node* node = node_row(&TABLE, n)
+    cdef Slot* s = slot_row(&TABLE, node.slot_at + k)
+    cdef PyObject** leaves = <PyObject**>malloc((len(tensors) + 1) * sizeof(PyObject*))
+    cdef PyObject* x
+    if leaves is NULL: raise MemoryError()
+    for j in range(len(tensors)): leaves[j] = <PyObject*>tensors[j]
+    x = slot_tensor(&TABLE, node, s, leaves)
+    free(leaves)
+    return <uintptr_t>slot_ptr(&TABLE, s), <uintptr_t>(tensor_ptr(x) if x is not NULL else NULL)
+
+
 def dead_line(int n, int k):
     """Where the output was made that must be dead before node n runs: number k of them."""
     cdef Dead* d = dead_row(&TABLE, node_row(&TABLE, n).dead_at + k)

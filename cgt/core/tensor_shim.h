@@ -148,6 +148,17 @@ static inline void* tensor_grad(PyObject* t) {
   return g.defined() ? g.unsafeGetTensorImpl() : nullptr;
 }
 
+// t.grad as something that the functions of this file take for a Python tensor, or NULL: they read
+// only `cdata`, and t's autograd metadata holds a TensorBase to read. Borrowed; without a Python head.
+static inline PyObject* tensor_grad_tensor(PyObject* t) {
+  c10::AutogradMetaInterface* m = impl_of(t)->autograd_meta();
+  if (!m) return nullptr;
+  const at::TensorBase& g = reinterpret_cast<const at::TensorBase&>(m->grad());
+  if (!g.defined()) return nullptr;
+  return reinterpret_cast<PyObject*>(reinterpret_cast<char*>(const_cast<at::TensorBase*>(&g)) -
+                                     offsetof(PyTensor, cdata));
+}
+
 // t.grad = g; g NULL means None. t's autograd metadata exists, since it had a gradient recorded.
 static inline void tensor_set_grad(PyObject* t, PyObject* g) {
   at::TensorBase& grad = reinterpret_cast<at::TensorBase&>(impl_of(t)->mutable_grad());
