@@ -452,6 +452,25 @@ def test_result_with_a_pending_backward_runs_eagerly(device):
     assert cgt.stats(other).replays == 4
 
 
+@footgun("Gradients that add up over several calls want `cgt.step()`")
+def test_gradients_that_add_up_replay_behind_a_step(device):
+    def train(each):
+        w, x = torch.ones(3, device=device, requires_grad=True), torch.arange(3.0, device=device)
+        micro = cgt.jit(lambda x: (w * x).sum().backward())
+        for _ in range(10):
+            if each:
+                cgt.step()
+            w.grad = None
+            for _ in range(3):
+                micro(x)
+            assert torch.equal(w.grad, 3 * x)
+        return cgt.stats(micro)
+
+    assert train(each=False).rescues > 0
+    stats = train(each=True)
+    assert stats.eager == 0 and stats.replays >= 20
+
+
 @footgun("A tensor stored in a list, attribute or global keeps the function from replaying")
 def test_tensor_that_outlives_the_call_without_being_returned_runs_eagerly(device):
     history, x = [], ones(device)

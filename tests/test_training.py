@@ -14,7 +14,7 @@ N = 30
 
 # Values are right, but not all calls replay: a recording that reads a gradient keeps its tensor, so
 # the recording that made it finds it held and hands out another (docs/design.md, 20).
-KEPT_GRADIENT = "a recording that reads a gradient keeps it alive"
+MOVED_GRADIENT = "without step() a held gradient is moved to another address at each iteration"
 
 
 class Net(nn.Module):
@@ -177,7 +177,7 @@ def test_gradients_none_at_one_call_and_present_at_another(device, schedule):
 
     s = compare(device, between, zero="never")
     if s.eager:
-        pytest.xfail(KEPT_GRADIENT)  # the values above were compared all the same
+        pytest.xfail(MOVED_GRADIENT)  # the values above were compared all the same
     assert s.eager == 0 and s.replays >= N // 2, s.reasons
 
 
@@ -373,8 +373,9 @@ def test_autocast_inside_the_step(device):
     assert counts(cgt.stats(f)) == (1, 1, N - 2, 0)
 
 
+@pytest.mark.parametrize("steps", [False, True], ids=["without step", "with step"])
 @pytest.mark.parametrize("to_none", [True, False])
-def test_gradients_accumulate_over_micro_batches(device, to_none):
+def test_gradients_accumulate_over_micro_batches(device, to_none, steps):
     def train(wrap):
         torch.manual_seed(0)
         model = Net().to(device)
@@ -390,6 +391,8 @@ def test_gradients_accumulate_over_micro_batches(device, to_none):
         losses = []
         for k, (x, y) in enumerate(data):
             if k % 3 == 0:
+                if steps:
+                    cgt.step()
                 opt.zero_grad(set_to_none=to_none)
             losses.append(micro(x, y))
             if k % 3 == 2:
@@ -405,8 +408,8 @@ def test_gradients_accumulate_over_micro_batches(device, to_none):
     for a, b in zip(model.parameters(), twin.parameters(), strict=True):
         assert torch.equal(a.grad, b.grad)
     s = cgt.stats(f)
-    if s.eager:
-        pytest.xfail(KEPT_GRADIENT)  # the values above were compared all the same
+    if s.eager and not steps:
+        pytest.xfail(MOVED_GRADIENT)  # the values above were compared all the same
     assert s.eager == 0 and s.replays >= N - 8, s.reasons
 
 
@@ -438,8 +441,6 @@ def test_forward_and_optimizer_as_two_jitted_functions(device):
     assert_same(model.state_dict(), twin.state_dict())
     for f in fs:
         s = cgt.stats(f)
-        if s.eager:
-            pytest.xfail(KEPT_GRADIENT)  # the values above were compared all the same
         assert s.eager == 0 and s.replays >= N - 6, s.reasons
 
 
