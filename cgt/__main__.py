@@ -171,7 +171,8 @@ def shortened(text, lines):
 
 
 def counts(f):
-    return "  ".join(f"{name} {value}" for name, value in cgt.stats(f)._asdict().items())
+    counters = cgt.stats(f)._asdict()
+    return "  ".join(f"{name} {n}" for name, n in counters.items() if not isinstance(n, dict))
 
 
 def arguments():

@@ -457,9 +457,9 @@ def reach_tensors(found, flat):
             reached.setdefault(id(place.want), (place.path, place.want, NONE))
     named = [*zip(flat.paths, flat.tensors, strict=True), *(r[:2] for r in reached.values())]
     for k, (path, tensor) in enumerate(named):
-        if tensor.is_leaf and tensor.requires_grad and tensor.grad is not None:
-            if id(tensor.grad) not in leaves:
-                reached.setdefault(id(tensor.grad), (path + ".grad", tensor.grad, k))
+        grad = tensor.grad if tensor.is_leaf and tensor.requires_grad else None
+        if grad is not None and id(grad) not in leaves:
+            reached.setdefault(id(grad), (path + ".grad", grad, k))
     return list(reached.values())
 
 

@@ -23,8 +23,6 @@ namespace cgt {
 
 #if CGT_WITH_CUDA
 
-static inline int cuda_built() { return 1; }
-
 static inline int cuda_current_device() noexcept { return c10::cuda::current_device(); }
 
 static inline void* cuda_current_stream(int device) noexcept {
@@ -252,7 +250,6 @@ static inline int generator_take(PyObject* generator, uint64_t advance, uint64_t
 
 #else  // CPU torch: no CUDA tensor can reach these.
 
-static inline int cuda_built() { return 0; }
 static inline int cuda_current_device() noexcept { return -1; }
 static inline void* cuda_current_stream(int) noexcept { return nullptr; }
 static inline void cuda_thread_ready(int) noexcept {}

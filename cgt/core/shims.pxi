@@ -74,7 +74,6 @@ cdef extern from "tape_shim.h" namespace "cgt":
     int tape_run(void* tape, string* error) noexcept nogil   # 0, or which Python error it was
 
 cdef extern from "cuda_shim.h" namespace "cgt":
-    int cuda_built()
     int cuda_current_device() noexcept nogil
     void* cuda_current_stream(int device) noexcept nogil
     void cuda_thread_ready(int device) noexcept nogil
