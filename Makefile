@@ -33,7 +33,7 @@ demo: ext
 	$(PY) -m cgt
 
 # Two workers where pytest-xdist is installed. The release build is the one left behind, also when the suite fails on the checked one.
-WORKERS = $$($(call has,xdist) && echo -n 2)
+WORKERS = $$($(call has,xdist) && printf -- --numprocesses=2)
 test: lint
 	CGT_DEBUG=1 $(PY) $(BUILD)
 	$(PY) -m pytest $(WORKERS) || { status=$$?; $(PY) $(BUILD); exit $$status; }

@@ -603,3 +603,19 @@ def test_user_exception_in_the_backward_leaves_training_usable(device):
     assert all(torch.equal(a, b) for a, b in zip(got, want, strict=True))
     assert_same(got_state, want_state)
     assert cgt.stats(f).replays >= 4
+
+
+def test_gradient_of_a_gradient(device):
+    w = torch.ones(3, device=device, requires_grad=True)
+    w.grad = torch.full((3,), 2.0, device=device, requires_grad=True)
+
+    def function(x):
+        w.grad.grad = None
+        (w.grad * w.grad * x).sum().backward()
+
+    f = cgt.jit(function)
+    for k in range(8):
+        f(torch.full((3,), float(k), device=device))
+        assert torch.equal(w.grad.grad, torch.full((3,), 4.0 * k, device=device))
+    s = cgt.stats(f)
+    assert s.eager == 0 and s.replays >= 4, s.reasons

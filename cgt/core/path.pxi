@@ -38,11 +38,9 @@ cdef int out_grads(Table* t, Node* n, Out* o, PyObject** leaves) noexcept nogil:
     cdef PyObject* x
     if o.grad_slot == NONE or o.tensor is NULL: return 0
     s = slot_row(t, n.slot_at + o.grad_slot)
-    x = s.tensor
-    if x is NULL:
-        if leaves is NULL: return 0
-        x = leaves[s.leaf]
-    return tensor_grad(x) == tensor_impl(o.tensor)
+    if s.leaf != NONE and leaves is NULL: return 0
+    x = slot_tensor(t, n, s, leaves)
+    return x is not NULL and tensor_grad(x) == tensor_impl(o.tensor)
 
 cdef inline int32_t group_end(Node* n, int32_t k, Out* first) noexcept nogil:
     """Where to stop looking for outputs that share memory with fresh output k: its group."""
