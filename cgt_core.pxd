@@ -175,11 +175,12 @@ cdef struct Gen:                # one generator that the recording consumes
     uint64_t advance            # how far one run moves it
     uint64_t seed, offset       # shadow of what the exec was told last
 
-cdef struct Grad:               # a tensor whose .grad the recording replaced
+cdef struct Grad:               # a tensor that can have a .grad
     id_t slot
     int32_t was_none            # guarded
-    int32_t in_place            # the recording adds to it: a slot of its own guards where it is
+    int32_t stays               # the recording leaves the same tensor there, perhaps with other bytes
     id_t out                    # hidden output that becomes .grad, or NONE: it becomes None
+    void* was                   # the TensorImpl that must be .grad, where a result is made from it; or NULL
 
 cdef struct Watch:              # places of one dict, skipped while the dict's tag stands still
     PyObject* holder            # borrowed; NULL: compare at each call

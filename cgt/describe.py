@@ -45,10 +45,11 @@ def rows(state, rec, seen, result, args, kwargs):
     outs = describe_outs(rec, seen, out, slots)
     if isinstance(outs, str):
         return outs
-    for k in {o[1] for o in outs if o[0] in (VIEW, INPUT) and slots[o[1]][-1] != NONE}:
-        # A result is made from the gradient's Python object, which must then be there.
+    returned = {o[1] for o in outs if o[0] in (VIEW, INPUT) and slots[o[1]][-1] != NONE}
+    owners = {slots[k][-1] for k in returned}
+    for k in returned:  # a result is made from the gradient's Python object: it must be the very same
         slots[k] = (NONE, slots[k][2], *slots[k][2:-1], NONE)
-    grads = describe_grads(rec, seen, slots, outs, paths)
+    grads = describe_grads(rec, seen, slots, outs, paths, owners)
     if isinstance(grads, str):
         return grads
     kept = describe_escapes(rec, seen, out, outs)
@@ -183,19 +184,20 @@ def describe_tensor(rec, seen, path, t, slots, first_of, index, grad_slot=NONE):
     return (FRESH, NONE, proto, 0, version, grad_slot, grad_slot != NONE, line)
 
 
-def describe_grads(rec, seen, slots, outs, paths):
-    """Gradients that the run replaced become hidden outputs; ones it read or added to are guarded."""
+def describe_grads(rec, seen, slots, outs, paths, identical):
+    """A row for each tensor that can have a gradient: whether it had one is guarded, since the function
+    may ask. One that the run replaced becomes a hidden output; one that it read or added to has a slot
+    of its own. Those of slots in `identical` must be the same tensors again."""
     first_of = {core.storage_id(o[2]): k for k, o in enumerate(outs) if o[0] == FRESH}
     grads = []
     for k, before in rec["grads"].items():
         t = slots[k][2]
         now = core.grad_id(t)
         if now == before:
-            if now and core.storage_id(t.grad) in seen["touched"]:
-                grads.append((k, False, True, NONE))
+            grads.append((k, before == 0, True, NONE, before if k in identical else 0))
             continue
         if now == 0:
-            grads.append((k, False, False, NONE))
+            grads.append((k, False, False, NONE, before if k in identical else 0))
             continue
         if core.storage_id(t.grad) not in seen["made"]:
             return errors.foreign_grad(paths[k])
@@ -203,7 +205,7 @@ def describe_grads(rec, seen, slots, outs, paths):
         if isinstance(row, str):
             return row
         outs.append(row)
-        grads.append((k, before == 0, False, len(outs) - 1))
+        grads.append((k, before == 0, False, len(outs) - 1, before if k in identical else 0))
     return grads
 
 

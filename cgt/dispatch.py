@@ -542,7 +542,7 @@ def add_node(state, spec, flat, rec, seen, row):
          index[g] if g != NONE else NONE, hidden, line)
         for kind, ref, proto, shift, version, g, hidden, line in row["outs"]
     ]  # fmt: skip
-    grads = [(index[k], was_none, was, o) for k, was_none, was, o in row["grads"]]
+    grads = [(index[k], *rest) for k, *rest in row["grads"]]
     ret_python = any(op[0] in (pytree.DATACLASS, pytree.CUSTOM) for op in out.program)
     groups, place_paths = describe.group_places(rec["places"])
     node = core.add_node(

@@ -66,7 +66,8 @@ cdef int64_t guard_node(Table* t, Node* n, id_t spec, uint64_t* ambient, PyObjec
     for k in range(n.grad_n):
         g = grad_row(t, n.grad_at + k)
         now = tensor_grad(slot_tensor(t, n, slot_row(t, n.slot_at + g.slot), leaves))
-        if (now is NULL) != g.was_none: return miss(MISS_GRAD, k)
+        if (now is NULL) != g.was_none or (g.was is not NULL and now != g.was):
+            return miss(MISS_GRAD, k)
     return FITS
 
 cdef int guard_watches(Table* t, Node* n) noexcept nogil:

@@ -269,11 +269,12 @@ cdef id_t node_add(Table* t, id_t f, id_t spec, tuple ambient, list slots, list 
     at = column_add(t, &t.grads, <int32_t>len(grads))
     node_row(t, n).grad_at = at
     node_row(t, n).grad_n = <int32_t>len(grads)
-    if grads: node_row(t, n).effects = 1
     for k in range(len(grads)):
-        slot, was_none, in_place, out = grads[k]
+        slot, was_none, stays, out, was = grads[k]
         g = grad_row(t, at + k)
-        g.slot, g.was_none, g.in_place, g.out = slot, was_none, in_place, out
+        g.slot, g.was_none, g.stays, g.out = slot, was_none, stays, out
+        g.was = <void*><uintptr_t>was
+        if not stays: node_row(t, n).effects = 1
     places_fill(t, n, groups)
     node = node_row(t, n)
     node.graph = t.rec.graph

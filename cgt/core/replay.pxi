@@ -215,7 +215,7 @@ cdef int effects(Table* t, id_t n, PyObject** leaves, bint bump) except -1:
     for k in range(node.grad_n):
         node = node_row(t, n)
         g = grad_row(t, node.grad_at + k)
-        if g.in_place: continue             # the graph did it
+        if g.stays: continue
         x = slot_tensor(t, node, slot_row(t, node.slot_at + g.slot), leaves)
         made = out_row(t, node.out_at + g.out).tensor if g.out != NONE else NULL
         if tensor_grad(x) != (tensor_impl(made) if made is not NULL else NULL):
