@@ -43,7 +43,7 @@ cdef enum:                  # Kind: ops.kind; the numbers are those of cgt/pytre
     TENSOR, PLAIN, SAME, EQUAL, TUPLE, LIST, DICT, NAMEDTUPLE, DATACLASS, CUSTOM
 
 cdef enum:                  # Binding: slots.binding, decided by dispatch.py when the node is recorded
-    UNUSED                  # the function never touched it: only its metadata is guarded
+    UNUSED                  # the function never touched it: only an argument's metadata is guarded
     PINNED                  # the graph reads this address: the pointer must be the same
     COPIED                  # the graph copies from today's address first: same alignment class
     VALUE                   # a CPU number baked into kernels: the bytes must be the same

@@ -25,8 +25,10 @@ cdef inline char* slot_ptr(Table* t, Slot* s) noexcept nogil:
 
 cdef inline int64_t guard_slot(Table* t, Node* n, int32_t k, PyObject** leaves) noexcept nogil:
     cdef Slot* s = slot_row(t, n.slot_at + k)
-    cdef PyObject* x = slot_tensor(t, n, s, leaves)
+    cdef PyObject* x
     cdef char* p
+    if s.binding == UNUSED and s.leaf == NONE: return FITS     # there for its gradient only
+    x = slot_tensor(t, n, s, leaves)
     if x is NULL: return miss(MISS_META, k)
     if not tensor_same(x, s.keys, s.dtype, s.device, s.requires_grad, s.ndim,
                        dim_row(t, n.dim_at + s.dim_at)): return miss(MISS_META, k)
