@@ -138,11 +138,11 @@ def run(program, device, functions):
     return seen
 
 
-def check(program, device):
+def check(program, device, **options):
     if program["steps"] == "never":
         program = program | {"outputs": "rescue"}  # any call may end an iteration
     want = run(program, device, program["functions"])
-    jitted = [cgt.jit(f, outputs=program["outputs"]) for f in program["functions"]]
+    jitted = [cgt.jit(f, outputs=program["outputs"], **options) for f in program["functions"]]
     try:
         got = run(program, device, jitted)
         core.check_table()
@@ -176,6 +176,20 @@ def test_random_programs_agree_with_eager_after_every_action(device):
     ran, calls, replays, eager = SEEN[device.type]
     assert round(ran) >= how_many(device)
     assert replays > 0.2 * calls and eager < 0.2 * calls
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck), database=None)
+@given(program=programs, records=st.integers(1, 3), graphs=st.integers(1, 5))
+def test_random_programs_agree_where_recordings_make_room_for_each_other(
+    device, program, records, graphs
+):
+    check(program, device, max_records=records, max_graphs=graphs)
+
+
+@settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck), database=None)
+@given(program=programs, inputs=st.sampled_from(["pinned", "copied"]))
+def test_random_programs_agree_however_inputs_are_bound(device, program, inputs):
+    check(program, device, inputs=inputs)
 
 
 @pytest.mark.parametrize("steps", ["never", "each", "late"])
