@@ -4,6 +4,7 @@ Every function returns rows as plain tuples, or the sentence that says why there
 """
 
 import gc
+import weakref
 
 import cgt_core as core
 import torch
@@ -214,17 +215,9 @@ def describe_escapes(rec, seen, out, outs):
     it, and a replay would change it under its holder's hands."""
     known = {core.storage_id(o[2]) for o in outs}
     known.update(core.storage_id(t) for t in out.tensors)
-    for attempt in range(2):
-        alive = [r() for r in seen["results"]]
-        alive = [
-            t for t in alive
-            if t is not None and core.storage_id(t) not in known and core.storage_id(t) in seen["made"]
-        ]  # fmt: skip
-        if not alive:
-            return None
-        if attempt == 0:
-            del alive
-            gc.collect()  # cycles are not holders
+    alive = find_alive(seen, lambda sid: sid not in known and sid in seen["made"])
+    if not alive:
+        return None
     names = [
         p.path for p in rec["places"]
         if p.kind == places.DICT_ITEM and any(p.holder.get(p.key) is t for t in alive)
@@ -232,6 +225,56 @@ def describe_escapes(rec, seen, out, outs):
     seen["escaped"] = alive
     holder = f", held by {names[0]}" if names else ""
     return errors.kept_tensor(seen["made"][core.storage_id(alive[0])], holder)
+
+
+def part_result(row):
+    """Let go of the call's result, whose memory becomes the recording's: a replay hands out tensors of
+    its own. Returns what restore_result makes it from again."""
+    outs, slots, out = row["outs"], row["slots"], row["out"]
+    given = []
+    for k, (kind, ref, proto, *_) in enumerate(outs[: len(out.tensors)]):
+        given.append(
+            proto if kind in (FRESH, SHARED) else given[ref] if kind == AGAIN
+            else slots[ref][2] if kind == INPUT else out.tensors[k]
+        )  # fmt: skip
+    row["out"] = out._replace(tensors=())
+    grads = [(slots[k][2], outs[o][2]) for k, _, _, o, _ in row["grads"] if o != NONE]
+    for owner, _ in grads:
+        owner.grad = None  # the replay of this very call sets it
+    return out.program, given, grads
+
+
+def restore_result(seen, program, given, grads):
+    """The call's result after all, over the memory in which it was made."""
+    for owner, proto in grads:
+        owner.grad = proto
+    seen["results"].extend(weakref.ref(t) for t in (*given, *(proto for _, proto in grads)))
+    return pytree.unflatten(program, given)
+
+
+def find_alias(state, seen, row):
+    """A sentence if somebody kept a tensor of a result's memory beside the result, which is let go: a
+    replay would change it under the holder's hands."""
+    memory = {core.storage_id(o[2]) for o in row["outs"] if o[0] in (FRESH, SHARED)}
+    seen["escaped"] = find_alive(seen, lambda sid: sid in memory)
+    if not seen["escaped"]:
+        del seen["escaped"]
+        return None
+    state["escapes"] += 1
+    return errors.kept_tensor(seen["made"][core.storage_id(seen["escaped"][0])], "")
+
+
+def find_alive(seen, is_wanted):
+    """Tensors that ops of the run returned and somebody still holds, of the storages wanted."""
+    for attempt in range(2):
+        alive = [r() for r in seen["results"]]
+        alive = [t for t in alive if t is not None and is_wanted(core.storage_id(t))]
+        if alive and attempt == 0:
+            del alive
+            gc.collect()  # cycles are not holders
+        else:
+            break
+    return alive
 
 
 def needs_row(k, slot, row):

@@ -357,10 +357,15 @@ def record_call(state, function, spec, flat, args, kwargs):
         if lost:
             row = errors.lost()
         elif not isinstance(row, str):
-            row = describe.settle(rec, seen, row)
+            del result
+            parts = describe.part_result(row)
+            row = describe.find_alias(state, seen, row) or describe.settle(rec, seen, row)
+            if isinstance(row, str):
+                result = describe.restore_result(seen, *parts)
+            del parts
         if not isinstance(row, str):
             rec["node"] = add_node(state, spec, flat, rec, seen, row)
-            del row, seen, result
+            del row, seen
             return run_node(state, rec)
         if rec["driver"] == HOST or not lost:  # ran, but cannot be replayed
             return abandon(state, spec, flat, rec, seen, result, row, lost)

@@ -5,6 +5,7 @@ import collections
 import contextlib
 import copy
 import dataclasses
+import functools
 import itertools
 import types
 
@@ -379,14 +380,20 @@ def make_default(device):
 
 
 def make_data(device):
-    weight = values(device)
-    return lambda x: x @ weight, [
+    weight, held = values(device), []
+    changes = [
         lambda: setattr(weight, "data", values(device, seed=3)),
         lambda: weight.set_(values(device, seed=4)),
         lambda: setattr(weight, "data", values(device, 4, 2, seed=5)),
         lambda: setattr(weight, "data", values(device, 2, 4, seed=6).t()),
         lambda: torch.utils.swap_tensors(weight, values(device, seed=7)),
     ]
+
+    def hold_and(change):  # memory that came back at the same address would be an old child's
+        held.append(weight.detach())
+        change()
+
+    return lambda x: x @ weight, [functools.partial(hold_and, change) for change in changes]
 
 
 def make_global_function(device):

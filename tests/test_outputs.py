@@ -1213,3 +1213,37 @@ def test_opaque_result_runs_eagerly_and_is_named(device):
     (reason,) = s.reasons
     assert "Box" in reason and "result['out']" in reason
     assert reason in cgt.explain(f)
+
+
+@pytest.mark.parametrize("keep", ["itself", "view", "alias", "in a list of lists", "its gradient"])
+def test_result_that_the_function_keeps_as_well_is_never_overwritten(device, keep):
+    w = torch.ones(8, device=device, requires_grad=True)
+
+    def program(wrap):
+        kept = []
+
+        def function(x):
+            y = x * 2
+            if keep == "its gradient":
+                w.grad = None
+                (w * x).sum().backward()
+                kept.append(w.grad)
+            else:
+                kept.append(
+                    {"view": y[1:], "alias": y.detach(), "in a list of lists": [[y]]}.get(keep, y)
+                )
+            return y
+
+        f, seen = wrap(function), []
+        for k in range(8):
+            y = f(numbers(device, start=k))
+            new = kept[-1][0][0] if keep == "in a list of lists" else kept[-1]
+            first = kept[0][0][0] if keep == "in a list of lists" else kept[0]
+            seen += [t.detach().clone() for t in (y, new, first)]
+            every = [k[0][0] if keep == "in a list of lists" else k for k in kept]
+            seen += [t.detach().clone() for t in every]
+        return f, seen
+
+    (_, want), (f, got) = program(lambda f: f), program(cgt.jit)
+    assert len(got) == len(want) and all(map(torch.equal, got, want))
+    assert cgt.stats(f).replays == 0 and any("outlives" in r for r in cgt.stats(f).reasons)
