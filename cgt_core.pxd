@@ -11,6 +11,7 @@
 #                      ├───► outs   [ FRESH SHARED VIEW | ...      ]   what the call hands out
 #                      ├───► ops    [ ...                          ]   the pytree of the result
 #                      ├───► copies, gens, grads, watches ──► places
+#                      ├───► saves, flows       what its backward needs, and where gradients go
 #                      ├───► deads  which outputs of its ancestors must be dead before it runs
 #                      └───► exec   the driver's graph
 #
@@ -28,6 +29,10 @@
 # for it. So a launch overwrites nothing that its path still holds, provided that what was dead when
 # it was recorded (deads) is dead now. What an *ended* iteration left held overlaps anything: it is
 # rescued before the next iteration's first launch.
+#
+# A call whose result requires grad makes one autograd node, which holds what the forward saved. The
+# backward is a function of the table like any other, called by that node with gradients and saved
+# tensors: its recording is a child of whatever ran in between.
 #
 # The GIL guards the table. `paths.lock` orders calls on one device; it is only waited for without
 # the GIL. A launch runs without the GIL and touches no row.
@@ -74,6 +79,7 @@ cdef struct Fn:
     id_t first_spec             # newest match first
     id_t path                   # of the node that matched last; NONE without nodes
     uint64_t paths              # bit k: it has nodes on path k
+    int32_t backward            # called by autograd: results are new tensors, which may become a .grad
     PyObject* range_name        # borrowed: what profilers show around a replay
     int64_t born                # a stale id is told by this
     int64_t calls, warmups, records, replays, eager, rebinds, copied_bytes, rescues, rescued_bytes
@@ -104,7 +110,8 @@ cdef struct Node:
     uint64_t ambient[3]         # tensor_shim.h: ambient_now
     id_t slot_at, slot_n, out_at, out_n, ret_at, ret_n, copy_at, copy_n
     id_t gen_at, gen_n, grad_at, grad_n, watch_at, watch_n, place_at, place_n, dim_at, dim_n
-    id_t dead_at, dead_n
+    id_t dead_at, dead_n, save_at, save_n, flow_at, flow_n
+    PyObject* site              # borrowed: the jitted backward; NULL: no result requires grad
     int32_t n_given             # outputs of the result; hidden ones come behind
     int32_t writes              # some slot is written: copied slots must not overlap it
     int32_t effects             # a replay moves some _version or sets some .grad
@@ -148,6 +155,7 @@ cdef struct Out:
     id_t ref                    # output or slot it refers to
     id_t grad_slot              # it becomes .grad of this slot's tensor, or NONE
     int32_t hidden              # not part of the result
+    int32_t root                # it requires grad: handed out as a new tensor whose backward is the node's
     int32_t sharers             # FRESH: how many SHARED outputs refer to it
     int32_t version             # _version when handed out
     uint64_t keys
@@ -160,6 +168,10 @@ cdef struct Out:
     PyObject* tensor            # owned: what was handed out last; NULL: make a new one
     void* storage               # FRESH, owned: StorageImpl handed out last over the group's memory; its
                                 # holders count, whatever became of the tensors; NULL: none
+
+cdef struct Save:               # a tensor that the backward gets, behind the gradients of the roots
+    id_t slot                   # the call's tensor of this slot; or NONE
+    id_t out                    # this output's cached tensor; or NONE
 
 cdef struct Copy:               # a copied slot's copy node inside the graph
     void* handle                # CUDA: CUgraphNode
@@ -206,6 +218,7 @@ cdef struct Path:               # one per device: row 0 the host, row 1+i cuda:i
     void* event
     int64_t step                # iteration
     id_t current                # the node that ran last in this iteration, or NONE
+    int32_t pending             # forwards of this iteration whose backward may still come
     id_t stale                  # the last of an ended iteration whose outputs are not released yet
 
 cdef struct Column:             # a growable array
@@ -230,7 +243,7 @@ cdef enum: RESTORE, CAPTURE, INSTANTIATE, CHECKPOINT    # Phase
 
 cdef struct Table:
     Column fns, specs, ops, nodes, slots, outs, copies, gens, grads, watches, places, dims, paths
-    Column edges, deads
+    Column edges, deads, saves, flows
     Recording rec
     Column rec_copies, rec_gens, rec_deads
     Column rec_live             # addresses of the path's memory that must stay as it is

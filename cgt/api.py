@@ -5,7 +5,6 @@ import functools
 import inspect
 import os
 import sys
-import weakref
 
 import cgt_core as core
 import torch
@@ -63,15 +62,8 @@ def jit(fn=None, *, static_argnums=(), static_argnames=(), max_records=options.M
         )  # fmt: skip
     check_function(fn)
     name = getattr(fn, "__qualname__", None) or getattr(fn, "__name__", type(fn).__name__)
-    range_name = "cgt.replay " + name
-    f, born = core.fn_add(options.OUTPUTS.index(outputs), range_name)
-    state = dispatch.new_state(f, born, name, opts)
-    state["range"] = range_name  # kept for the row
-
-    def on_miss(spec, args, kwargs):
-        return dispatch.miss(state, fn, spec, args, kwargs)
-
-    site = core.make_site(f, on_miss)
+    site = dispatch.new_site(fn, name, opts)
+    state = getattr(site, dispatch.ATTRIBUTE)
     functools.update_wrapper(site, fn)
     if isinstance(fn, torch.nn.Module):
         site.__name__ = site.__qualname__ = type(fn).__name__
@@ -79,9 +71,7 @@ def jit(fn=None, *, static_argnums=(), static_argnames=(), max_records=options.M
         site.__dict__ = {"__wrapped__": fn, "__signature__": inspect.signature(fn.forward)}
     elif isinstance(fn, functools.partial):
         site.__name__ = site.__qualname__ = getattr(fn.func, "__name__", "partial")
-    setattr(site, dispatch.ATTRIBUTE, state)
-    dispatch.SITES[f] = site
-    weakref.finalize(site, dispatch.DOOMED.append, (f, born)).atexit = False
+    setattr(site, dispatch.ATTRIBUTE, state)  # again: fn's own attributes are the site's now
     return site
 
 

@@ -24,7 +24,7 @@ def all_tensors(flat, reached):
     return [*flat.tensors, *(t for _, t, _ in reached)]
 
 
-def rows(state, rec, seen, result, args, kwargs):
+def rows(rec, seen, result, args, kwargs):
     """Rows for slots, outputs, gradients; or the sentence that says why there can be none."""
     if seen["reason"] is not None:
         return seen["reason"]
@@ -40,6 +40,10 @@ def rows(state, rec, seen, result, args, kwargs):
     except errors.CgtError as error:
         return str(error)
     slots, paths = describe_slots(rec, seen)
+    graph = rec["graph"]
+    reason = vet_backward(graph, seen, [s[2] for s in slots]) if graph is not None else None
+    if reason is not None:
+        return reason
     reason = vet_constants(out, flat)
     if reason is not None:
         return reason
@@ -53,10 +57,6 @@ def rows(state, rec, seen, result, args, kwargs):
     grads = describe_grads(rec, seen, slots, outs, paths, owners)
     if isinstance(grads, str):
         return grads
-    kept = describe_escapes(rec, seen, out, outs)
-    if kept is not None:
-        state["escapes"] += 1
-        return kept
     return {"slots": slots, "paths": paths, "outs": outs, "grads": grads, "out": out}
 
 
@@ -108,16 +108,25 @@ def describe_slots(rec, seen):
     return slots, paths
 
 
-def needs_backward(result):
-    """Why a result cannot be replayed that a later backward will go through, or None."""
+def vet_backward(graph, seen, tensors):
+    """A sentence if a recorded graph read a tensor that it was not given: another call's run would read
+    the recorded call's."""
+    known = {core.storage_id(t) for t in (*tensors, *graph["loose"])}
+    if known.union(seen["made"], seen["buffers"]).issuperset(seen["touched"]):
+        graph["proven"] = True
+        return None
+    return errors.backward_reads("the backward pass")
+
+
+def pending_in(result, given=()):
+    """The tensors of a result, each once, through which a later backward will go; but for those whose
+    id is among `given`."""
     try:
-        out = pytree.flatten(result, "result")
+        tensors = pytree.flatten(result, "result").tensors
     except errors.CgtError:
-        return None  # told when it is recorded
-    for path, t in zip(out.paths, out.tensors, strict=True):
-        if is_pending(t):
-            return errors.needs_grad(path)
-    return None
+        return []  # told by `rows`
+    found = {id(t): t for t in tensors if id(t) not in given}
+    return [t for t in found.values() if is_pending(t)]
 
 
 def is_pending(t):
@@ -140,11 +149,11 @@ def describe_outs(rec, seen, out, slots):
     outs, first_of, seen_ids = [], {}, {}
     for path, t in zip(out.paths, out.tensors, strict=True):
         if id(t) in seen_ids:
-            outs.append((AGAIN, seen_ids[id(t)], ghost(t), 0, 0, NONE, False, ""))
+            outs.append((AGAIN, seen_ids[id(t)], ghost(t), 0, 0, NONE, False, False, ""))
             continue
         seen_ids[id(t)] = len(outs)
         if id(t) in by_id:
-            outs.append((INPUT, by_id[id(t)], ghost(t), 0, 0, NONE, False, ""))
+            outs.append((INPUT, by_id[id(t)], ghost(t), 0, 0, NONE, False, False, ""))
             continue
         row = describe_tensor(rec, seen, path, t, slots, first_of, len(outs))
         if isinstance(row, str):
@@ -162,8 +171,9 @@ def describe_tensor(rec, seen, path, t, slots, first_of, index, grad_slot=NONE):
     """The row of one new tensor, or why it cannot be handed out."""
     if type(t) not in (torch.Tensor, torch.nn.Parameter) or t.layout != torch.strided:
         return errors.strange_output(path, type(t).__name__)
-    if is_pending(t) or (t.requires_grad and t.grad_fn is None):
-        return errors.needs_grad(path)
+    if t.requires_grad and t.grad_fn is None:
+        return errors.made_leaf(path)
+    root = is_pending(t)
     if rec["driver"] == CUDA and not t.is_cuda:
         return errors.host_output(path)
     sid = core.storage_id(t)
@@ -171,23 +181,25 @@ def describe_tensor(rec, seen, path, t, slots, first_of, index, grad_slot=NONE):
     for k, slot in enumerate(slots):
         base = slot[2]
         if core.storage_id(base) == sid:
-            return (VIEW, k, ghost(t), core.address(t) - core.address(base), 0, NONE, False, "")
+            shift = core.address(t) - core.address(base)
+            return errors.odd_root(path) if root else (VIEW, k, ghost(t), shift, 0, NONE, False, False, "")
     if sid in seen["buffers"]:
         lo, _, buffer, leaf = seen["buffers"][sid]
         k = next(k for k, s in enumerate(slots) if s[2] is leaf)
-        return (VIEW, k, ghost(t), core.address(t) - core.address(buffer), 0, NONE, False, "")
+        shift = core.address(t) - core.address(buffer)
+        return errors.odd_root(path) if root else (VIEW, k, ghost(t), shift, 0, NONE, False, False, "")
     if sid not in seen["made"]:
         return errors.unknown_output(path)
     line, proto = seen["made"][sid], core.twin(t.detach())
     if sid in first_of:
-        return (SHARED, first_of[sid], proto, 0, version, grad_slot, grad_slot != NONE, line)
+        return (SHARED, first_of[sid], proto, 0, version, grad_slot, grad_slot != NONE, root, line)
     first_of[sid] = index
-    return (FRESH, NONE, proto, 0, version, grad_slot, grad_slot != NONE, line)
+    return (FRESH, NONE, proto, 0, version, grad_slot, grad_slot != NONE, root, line)
 
 
 def describe_grads(rec, seen, slots, outs, paths, identical):
     """A row for each tensor that can have a gradient: whether it had one is guarded, since the function
-    may ask. One that the run replaced becomes a hidden output; one that it read or added to has a slot
+    may ask (a backward does not: there only gradients that it changes have rows). One that the run replaced becomes a hidden output; one that it read or added to has a slot
     of its own. Those of slots in `identical` must be the same tensors again."""
     first_of = {core.storage_id(o[2]): k for k, o in enumerate(outs) if o[0] == FRESH}
     grads = []
@@ -195,6 +207,8 @@ def describe_grads(rec, seen, slots, outs, paths, identical):
         t = slots[k][2]
         now = core.grad_id(t)
         if now == before:
+            if rec["graph"] is not None and not (now and touches(seen, t)):
+                continue
             grads.append((k, before == 0, True, NONE, before if k in identical else 0))
             continue
         if now == 0:
@@ -210,11 +224,18 @@ def describe_grads(rec, seen, slots, outs, paths, identical):
     return grads
 
 
-def describe_escapes(rec, seen, out, outs):
-    """A tensor of the recording that outlives the call without being an output: nobody would guard
+def touches(seen, t):
+    """Did an op touch t's gradient?"""
+    return core.storage_id(t.grad) in seen["touched"]
+
+
+def describe_escapes(state, rec, seen, row):
+    """A sentence, or None. A tensor of the recording that outlives the call without being an output: nobody would guard
     it, and a replay would change it under its holder's hands."""
-    known = {core.storage_id(o[2]) for o in outs}
-    known.update(core.storage_id(t) for t in out.tensors)
+    known = {core.storage_id(o[2]) for o in row["outs"]}
+    known.update(core.storage_id(t) for t in row["out"].tensors)
+    if rec["driver"] == CUDA:
+        known.update(seen["constants"])  # numbers on the host, the same at each call
     alive = find_alive(seen, lambda sid: sid not in known and sid in seen["made"])
     if not alive:
         return None
@@ -223,6 +244,7 @@ def describe_escapes(rec, seen, out, outs):
         if p.kind == places.DICT_ITEM and any(p.holder.get(p.key) is t for t in alive)
     ]  # fmt: skip
     seen["escaped"] = alive
+    state["escapes"] += 1
     holder = f", held by {names[0]}" if names else ""
     return errors.kept_tensor(seen["made"][core.storage_id(alive[0])], holder)
 
@@ -237,15 +259,23 @@ def part_result(row):
             proto if kind in (FRESH, SHARED) else given[ref] if kind == AGAIN
             else slots[ref][2] if kind == INPUT else out.tensors[k]
         )  # fmt: skip
+    for saved, base, like, shift in row["saved"]:
+        saved.tensor = None
     row["out"] = out._replace(tensors=())
     grads = [(slots[k][2], outs[o][2]) for k, _, _, o, _ in row["grads"] if o != NONE]
     for owner, _ in grads:
         owner.grad = None  # the replay of this very call sets it
-    return out.program, given, grads
+    return out.program, given, grads, row["saved"], row["roots"]
 
 
-def restore_result(seen, program, given, grads):
+def restore_result(seen, program, given, grads, saved, roots):
     """The call's result after all, over the memory in which it was made."""
+    for k, root in enumerate(roots):
+        given[root] = core.view_like(given[root], given[root], 0)
+        core.sinks_result(seen["sinks"], k, given[root])
+    for one, base, like, shift in saved:
+        one.tensor = core.view_like(base, like, shift)
+        seen["results"].append(weakref.ref(one.tensor))
     for owner, proto in grads:
         owner.grad = proto
     seen["results"].extend(weakref.ref(t) for t in (*given, *(proto for _, proto in grads)))
@@ -268,7 +298,7 @@ def find_alive(seen, is_wanted):
     """Tensors that ops of the run returned and somebody still holds, of the storages wanted."""
     for attempt in range(2):
         alive = [r() for r in seen["results"]]
-        alive = [t for t in alive if t is not None and is_wanted(core.storage_id(t))]
+        alive = [t for t in alive if t is not None and t.numel() and is_wanted(core.storage_id(t))]
         if alive and attempt == 0:
             del alive
             gc.collect()  # cycles are not holders
@@ -278,9 +308,12 @@ def find_alive(seen, is_wanted):
 
 
 def needs_row(k, slot, row):
-    """Does a reached tensor need a slot: was it, or its gradient, touched, returned, or replaced?"""
+    """Does a reached tensor need a slot: was it, or its gradient, touched, returned, replaced, or does
+    a gradient flow to it?"""
     return (
         slot[3] != UNUSED
+        or k in row["flows"]
+        or any(s[0] == k for s in row["saves"])
         or any(s[-1] == k and s[3] != UNUSED for s in row["slots"])
         or any(o[0] in (VIEW, INPUT) and o[1] == k for o in row["outs"])
         or any(g[0] == k for g in row["grads"])

@@ -17,13 +17,14 @@ import weakref
 import cgt_core as core
 import torch
 
-from . import describe, errors, options, places, pytree, record, trace
+from . import autograd, describe, errors, options, places, pytree, record, trace
 from .trace import CUDA, HOST
 
 NONE = -1
 VIEW, INPUT = 2, 3  # OutKind in cgt_core.pxd
 MISS_POINTER, MISS_GRAD, MISS_PLACE, MISS_ALIVE = 4, 8, 9, 10  # Miss
 ATTRIBUTE = "_cgt_state"
+BACKWARD = ".backward"  # behind the name of the function whose backward it is
 
 SITES = weakref.WeakValueDictionary()  # function row -> jitted function, which has ATTRIBUTE
 RECORDING = threading.RLock()  # around warming and recording, in the whole process
@@ -34,10 +35,28 @@ DOOMED = []
 WARM = {"runs": 0, "results": []}  # functions warmed so far; weak references to what that returned
 
 
-def new_state(f, born, name, opts):
+def new_site(function, name, opts, graph=None):
+    """The jitted form of a function. `graph`: what it runs, if it is the backward of a recording."""
+    range_name = "cgt.replay " + name
+    f, born = core.fn_add(options.OUTPUTS.index(opts["outputs"]), graph is not None, range_name)
+    state = new_state(f, born, name, opts, graph)
+    state["range"] = range_name  # kept for the row
+
+    def on_miss(spec, args, kwargs):
+        return miss(state, function, spec, args, kwargs)
+
+    site = core.make_site(f, on_miss)
+    setattr(site, ATTRIBUTE, state)
+    SITES[f] = site
+    weakref.finalize(site, DOOMED.append, (f, born)).atexit = False
+    return site
+
+
+def new_state(f, born, name, opts, graph=None):
     """Everything that Python knows about one jitted function."""
     return {
         "f": f, "born": born, "name": name, "opts": opts, "keep": {}, "programs": {},
+        "graph": graph, "saves": False, "refused": None, "past": [],
         "drivers": {}, "pointers": {}, "moved": set(), "written": set(),
         "reasons": {}, "verdicts": {}, "cool": {}, "escapes": 0, "unguarded": [],
         "warm_seconds": 0.0, "warmed": 0, "range": None,
@@ -46,6 +65,9 @@ def new_state(f, born, name, opts):
 
 def miss(state, function, spec, args, kwargs):
     """A call that was not replayed: decide, run, return the result."""
+    if state["graph"] is not None and kwargs:
+        refuse_gradients(state["graph"], errors.double_backward())
+        raise errors.CgtError(errors.create_graph(state["name"].removesuffix(BACKWARD)))
     kind = core.blocker()
     if kind == 0 and torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
         kind = 4
@@ -61,7 +83,7 @@ def miss(state, function, spec, args, kwargs):
         reason = verdict(state, spec, flat)
         if reason is None:
             spec = find_spec(state, flat) if spec == NONE else spec
-            first = leaf_devices(flat) not in state["drivers"]
+            first = driver_of(state, flat) is None
             run = warm if first or is_behind_warm_up(state, flat) else record_call
             kind = "warm" if run is warm else "record"
             with torch.profiler.record_function(f"cgt.{kind} {state['name']}"):
@@ -77,6 +99,13 @@ def leaf_devices(flat):
     return frozenset(t.device.type for t in flat.tensors)
 
 
+def driver_of(state, flat):
+    """The driver for a call with these leaves; None before the first one."""
+    if state["graph"] is not None:
+        return state["graph"]["driver"]
+    return state["drivers"].get(leaf_devices(flat))
+
+
 def is_mine():
     """Is the mode around us that of a recording under way in this thread: are we being inlined?"""
     return RECORDING._is_owned()
@@ -89,7 +118,48 @@ def eager(state, function, args, kwargs, reason, inlined=False):
     else:
         core.fn_count(state["f"], "eager")
         state["reasons"][reason] = state["reasons"].get(reason, 0) + 1
-    return function(*args, **kwargs)
+    graph = state["graph"]
+    if graph is None or graph["proven"]:
+        return function(*args, **kwargs)
+    seen = trace.observe(graph["driver"])
+    result = trace.run(seen, function, args, kwargs)
+    prove(state, seen, args)
+    return result
+
+
+# --- backwards --------------------------------------------------------------------------------
+
+
+def prove(state, seen, leaves):
+    """A recorded graph was run under observation: did it read only what belongs to the call?"""
+    graph = state["graph"]
+    tensors = [t for t in leaves if isinstance(t, torch.Tensor)]
+    reason = describe.vet_backward(graph, seen, [*tensors, *(t for _, t in graph["reached"])])
+    if reason is not None:
+        disprove(graph, reason)
+
+
+def disprove(graph, reason):
+    """A recorded graph cannot be run for other calls: its function is not differentiable by replay. Of
+    the very call that was recorded this run was right; of a replayed one it was not."""
+    forward = getattr(SITES.get(graph["forward"]), ATTRIBUTE, None)
+    kept = forward["keep"].get(graph["node"]) if forward is not None else None
+    known = kept is not None and kept["graph"] is graph
+    replayed = not known or core.node_facts(graph["node"])["n_replay"] > 0
+    refuse_gradients(graph, reason)
+    if replayed:
+        raise errors.CgtError(errors.stale_backward(reason))
+
+
+def refuse_gradients(graph, reason):
+    """Calls with gradients of this graph's function run eagerly from now on."""
+    forward = getattr(SITES.get(graph["forward"]), ATTRIBUTE, None)
+    if forward is None:
+        return
+    forward["refused"] = reason
+    for node in [n for n, kept in forward["keep"].items() if kept["graph"] is not None]:
+        if node in forward["keep"]:  # freeing one frees those behind it
+            drop_node(node)
 
 
 # --- specs, verdicts, limits ------------------------------------------------------------------
@@ -170,19 +240,21 @@ def verdict(state, spec, flat):
     for path, tensor in zip(flat.paths, flat.tensors, strict=True):
         if type(tensor) not in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer):
             return errors.subclass(path, type(tensor).__name__)
+    if state["refused"] and torch.is_grad_enabled():
+        return state["refused"]
     calls = core.fn_counts(state["f"])[0]
     for key in (None, key_of(spec, flat)):
         standing = state["verdicts"].get(key)
         if standing is not None and calls < standing[1]:
             return standing[0]
-    if leaf_devices(flat) not in state["drivers"]:
+    if driver_of(state, flat) is None:
         return None
     return over_limit(state, spec, flat, *place_in_tree(state, flat, flat.tensors))
 
 
 def device_of(state, flat):
     """Index of the device on which a call is recorded; -1 is the host."""
-    on_cuda = state["drivers"][leaf_devices(flat)] == CUDA
+    on_cuda = driver_of(state, flat) == CUDA
     return torch.cuda.current_device() if on_cuda else -1
 
 
@@ -309,10 +381,13 @@ def warm(state, function, spec, flat, args, kwargs):
         result = trace.run(seen, function, args, kwargs)
     core.fn_count(state["f"], "warmups")
     state["warm_seconds"] += time.perf_counter() - began
-    note_warm(state, flat, result, leaf_devices(flat) not in state["drivers"])
+    note_warm(state, flat, result, driver_of(state, flat) is None)
     driver = CUDA if any(d.type == "cuda" for d in seen["devices"]) else HOST
     note_leaves(state, seen, flat)
-    reason = (seen["reason"] if guess == driver else None) or describe.needs_backward(result)
+    reason = seen["reason"] if guess == driver else None
+    state["saves"] |= bool(describe.pending_in(result))
+    if state["graph"] is not None:
+        prove(state, seen, args)
     if reason is None:
         state["drivers"][leaf_devices(flat)] = driver
     else:
@@ -348,7 +423,11 @@ def record_call(state, function, spec, flat, args, kwargs):
     del outcome
     note_leaves(state, seen, flat)
     try:
-        row = describe.rows(state, rec, seen, result, args, kwargs)
+        row = describe.rows(rec, seen, result, args, kwargs)
+        if not isinstance(row, str):
+            row = autograd.rows(state, rec, seen, row)
+        if not isinstance(row, str):
+            row = describe.describe_escapes(state, rec, seen, row) or row
     except Exception as error:  # a gap of ours must not become the user's crash: the result stands
         row = record.failure(error)
     core.paths_lock()  # nobody replays the recording before its own call has the result
@@ -386,9 +465,9 @@ def record_call(state, function, spec, flat, args, kwargs):
 def prepare(state, function, spec, flat):
     """Everything that a recording wants to know before the function runs, as a dict; or the reason
     why there will be none. Begins an iteration if the call does."""
-    driver, device = state["drivers"][leaf_devices(flat)], device_of(state, flat)
-    found, unguarded = places.find_places(function, flat.objects)
-    reached = reach_tensors(found, flat)
+    driver, device, graph = driver_of(state, flat), device_of(state, flat), state["graph"]
+    found, unguarded = places.find_places(function, flat.objects) if graph is None else ([], [])
+    reached = reach_tensors(named_tensors(found) if graph is None else graph["reached"], flat)
     tensors = describe.all_tensors(flat, reached)
     path, parent = place_in_tree(state, flat, tensors)
     reason = over_limit(state, spec, flat, path, parent)
@@ -400,6 +479,7 @@ def prepare(state, function, spec, flat):
         begin_iteration(device, tensors)
     return {
         "flat": flat, "reached": reached, "places": found, "unguarded": unguarded,
+        "graph": graph, "saves": state["saves"] and torch.is_grad_enabled(),
         "driver": driver, "parent": parent, "moves": moves, "before": None, "node": None,
         "copied": choose_copied(state, flat, reached, driver, parent, [leaf for _, leaf in moves]),
         "grads": grads_before(flat, reached), "generators": reach_generators(found, flat),
@@ -451,15 +531,20 @@ def note_moves(state, spec, flat, path, parent):
     return moves
 
 
-def reach_tensors(found, flat):
-    """[(path, tensor, owner)] of the tensors in places that are not arguments, each once, and of the
-    gradients of all of them. owner: index of the tensor whose .grad it is, in the order of
-    describe.all_tensors; NONE for a tensor in a place."""
+def named_tensors(found):
+    """[(path, tensor)] of the tensors in places."""
+    return [(p.path, p.want) for p in found if isinstance(p.want, torch.Tensor)]
+
+
+def reach_tensors(named, flat):
+    """[(path, tensor, owner)] of those tensors that are not arguments, each once, and of the gradients
+    of all. owner: index of the tensor whose .grad it is, in the order of describe.all_tensors; NONE
+    for a tensor in a place."""
     leaves = {id(t) for t in flat.tensors}
     reached = {}
-    for place in found:
-        if isinstance(place.want, torch.Tensor) and id(place.want) not in leaves:
-            reached.setdefault(id(place.want), (place.path, place.want, NONE))
+    for path, tensor in named:
+        if id(tensor) not in leaves:
+            reached.setdefault(id(tensor), (path, tensor, NONE))
     named = [*zip(flat.paths, flat.tensors, strict=True), *(r[:2] for r in reached.values())]
     for k, (path, tensor) in enumerate(named):
         grad = tensor.grad if tensor.is_leaf and tensor.requires_grad else None
@@ -530,8 +615,11 @@ def abandon(state, spec, flat, rec, seen, result, reason, lost):
         }
         core.run_once(list(alive.values()))
     core.abort()
-    if not lost and ("escaped" not in seen or state["escapes"] > options.ESCAPE_TRIES):
+    passing = lost or "again" in seen or ("escaped" in seen and state["escapes"] <= options.ESCAPE_TRIES)
+    if not passing:
         condemn(state, spec, flat, reason)
+    if state["graph"] is not None and not state["graph"]["proven"]:
+        disprove(state["graph"], reason)
     count_eager(state, reason)
     return result
 
@@ -544,19 +632,28 @@ def add_node(state, spec, flat, rec, seen, row):
     slots = [(*row["slots"][k][:-1], index[row["slots"][k][-1]]) for k in used]
     outs = [
         (kind, index[ref] if kind in (VIEW, INPUT) else ref, proto, shift, version,
-         index[g] if g != NONE else NONE, hidden, line)
-        for kind, ref, proto, shift, version, g, hidden, line in row["outs"]
+         index[g] if g != NONE else NONE, *rest)
+        for kind, ref, proto, shift, version, g, *rest in row["outs"]
     ]  # fmt: skip
     grads = [(index[k], *rest) for k, *rest in row["grads"]]
     ret_python = any(op[0] in (pytree.DATACLASS, pytree.CUSTOM) for op in out.program)
     groups, place_paths = describe.group_places(rec["places"])
+    site, graph = None, row["graph"]
+    if graph is not None:
+        autograd.complete(row)
+        opts = state["opts"] | {"outputs": "rescue", "inputs": "auto", "static": ((), ())}
+        site = new_site(autograd.backward_of(graph), state["name"] + BACKWARD, opts, graph)
+    saves = [(index[slot], out) for slot, out in row["saves"]]
     node = core.add_node(
         f, spec, rec["ambient"], slots, outs, out.program, ret_python, grads, groups,
-        list(flat.tensors),
+        list(flat.tensors), (site, saves, [index[k] for k in row["flows"]]),
     )  # fmt: skip
     known = {core.storage_id(s[2]) for s in slots} | set(seen["buffers"]) | set(seen["made"])
     loose = [t for sid, t in seen["touched"].items() if sid not in known]
+    if graph is not None:
+        graph["node"], graph["loose"] = node, [core.twin(t) for t in loose]
     state["keep"][node] = {
+        "graph": graph, "backward": site,
         "objects": (out.program, groups, [s[1] for s in slots], rec.get("captured"), seen["keep"]),
         "slot_paths": [row["paths"][k] for k in used], "place_paths": place_paths,
         "grads": grads, "loose": [core.twin(t) for t in loose], "seconds": row["seconds"],

@@ -112,10 +112,63 @@ def untaped_op(op, line, why):
     return f"{op} at {line} cannot be put on the host driver's tape ({why})."
 
 
-def needs_grad(path):
+def odd_root(path):
     return (
-        f"{path} requires grad and its backward has not run. Call the function under "
-        "torch.no_grad(), or put backward() inside it and return the detached loss."
+        f"{path} requires grad and shares memory with an argument or with another such result. "
+        "Return a clone of it."
+    )
+
+
+def made_leaf(path):
+    return (
+        f"{path} is a leaf that the function makes and that requires grad. "
+        "Make it outside, or return it detached."
+    )
+
+
+def outer_graph(line):
+    return (
+        f"gradients would flow through a graph that was made before the call ({line}) and that is "
+        "reached in a way cgt cannot follow. Pass its tensors as arguments."
+    )
+
+
+def written_root(path):
+    return f"{path} requires grad and is written in place. Return the new value instead."
+
+
+def first_gradient():
+    return "the result requires grad for the first time: from the next call on it is recorded so."
+
+
+def backward_reads(line):
+    return (
+        f"the backward of this function, at {line}, reads a tensor that autograd did not save (a hook, a "
+        "custom autograd.Function or a checkpoint holds it). Use ctx.save_for_backward, or pass it "
+        "through the checkpoint's arguments."
+    )
+
+
+def stale_backward(why):
+    return f"this backward belongs to a replayed call, and {why}"
+
+
+def create_graph(name):
+    return (
+        f"create_graph=True through a replayed call of {name}: its backward is a recording, which has no "
+        f"graph of its own. Call {name}.__wrapped__ for double backward; further calls of {name} with "
+        "gradients run eagerly."
+    )
+
+
+def double_backward():
+    return "a backward through it asked for create_graph=True."
+
+
+def modified(shape):
+    return (
+        "one of the variables needed for gradient computation has been modified by an inplace "
+        f"operation: a tensor of shape {shape} that was saved for the backward."
     )
 
 
@@ -176,6 +229,8 @@ def blocked(kind):
         "a torch function mode (torch.set_default_device is one) is active around the call.",
         "a functorch transform is active around the call.",
         "the call is part of another CUDA graph capture.",
+        "hooks for saved tensors are active around the call (torch.utils.checkpoint with "
+        "use_reentrant=False, save_on_cpu). Use them inside the jitted function.",
     )[kind]
 
 

@@ -11,7 +11,26 @@ import torch
 from torch.overrides import TorchFunctionMode as FunctionMode  # public, re-exported for one place
 from torch.utils._python_dispatch import TorchDispatchMode as DispatchMode
 
-__all__ = ["DispatchMode", "FunctionMode", "clear_workspaces", "self_check"]
+__all__ = [
+    "DispatchMode", "FunctionMode", "clear_workspaces", "self_check", "sequence_number", "was_freed",
+]  # fmt: skip
+
+
+def sequence_number():
+    """Autograd nodes that this thread makes from now on have this number or a higher one."""
+    return torch._C._autograd._get_sequence_nr()
+
+
+def was_freed(raw):
+    """Did a backward free this SavedTensor? It does not say so, but it refuses hooks with that reason;
+    one that has a value does not get that far."""
+    if raw.data is not None:
+        return False
+    try:
+        raw.register_hooks(lambda t: t, lambda t: t)
+    except RuntimeError as error:
+        return "freed" in str(error)
+    return False
 
 
 def clear_workspaces():

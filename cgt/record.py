@@ -104,11 +104,13 @@ def on_host(function, args, kwargs, rec):
             fill(buffer, t)
             rec["copies"][k] = core.copy(buffer, t, trace.span(t))
             swaps.append((t, buffer))
-        seen = trace.observe(HOST, swaps, rec["generators"], True, rec["parent"])
+        seen = trace.observe(HOST, swaps, rec["generators"], True, rec["parent"], rec["saves"])
         seen["memory"].extend(buffer for _, buffer in swaps)
+        seen["sinks"] = find_leaves(rec)
         torch.clear_autocast_cache()
         result = trace.run(seen, function, args, kwargs)
         torch.clear_autocast_cache()
+        open_sinks(rec, seen, result)
         if seen["reason"] is None:
             core.end([])
         return result, seen
@@ -136,6 +138,7 @@ def on_cuda(function, args, kwargs, rec):
     # Ordinary memory, made before the capture: kernels of the recording read these words.
     word_pairs = [torch.zeros(2, dtype=torch.int64, device="cuda") for _ in generators]
     rec["before"] = snapshot_places(rec)
+    sinks = find_leaves(rec)
     handles, seen, result = [], None, None
     collecting = gc.isenabled()
     gc.disable()  # a finalizer in a capture may call the driver
@@ -155,9 +158,11 @@ def on_cuda(function, args, kwargs, rec):
                     buffer = buffer_for(t)
                     rec["copies"][k] = core.copy(buffer, t, trace.span(t))
                     swaps.append((t, buffer))
-                seen = trace.observe(CUDA, swaps, rec["generators"], recording=True)
+                seen = trace.observe(CUDA, swaps, rec["generators"], True, saves=rec["saves"])
                 seen["keep"].extend(word_pairs)
+                seen["sinks"] = sinks
                 result = trace.run(seen, function, args, kwargs)
+                open_sinks(rec, seen, result)
                 core.end(restore_generators(handles))
             except BaseException:
                 restore_generators(handles)
@@ -178,6 +183,19 @@ def on_cuda(function, args, kwargs, rec):
         torch.clear_autocast_cache()
         if collecting:
             gc.enable()
+
+
+def find_leaves(rec):
+    """Where gradients will end if the call is differentiable, or None. On the caller's stream."""
+    return core.sinks(describe.all_tensors(rec["flat"], rec["reached"])) if rec["saves"] else None
+
+
+def open_sinks(rec, seen, result):
+    """The graph that the run left behind begins at what requires grad in its result."""
+    if not rec["saves"]:
+        return
+    tensors = describe.all_tensors(rec["flat"], rec["reached"])
+    core.sinks_begin(seen["sinks"], tensors, describe.pending_in(result, {id(t) for t in tensors}))
 
 
 def restore_generators(handles):

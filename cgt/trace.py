@@ -14,6 +14,7 @@ each op, so that views, identities and Python attributes are those of eager. Sho
 copied slot after all, the buffer is copied back at once and the slot is pinned.
 """
 
+import contextlib
 import functools
 import os
 import sys
@@ -24,7 +25,7 @@ import cgt_core as core
 import torch
 
 from . import errors, tape
-from .private import DispatchMode, FunctionMode
+from .private import DispatchMode, FunctionMode, sequence_number, was_freed
 
 HOST, CUDA = 0, 1
 aten = torch.ops.aten
@@ -82,15 +83,23 @@ class Unrecordable(BaseException):
     own `except Exception` does not catch it. Never reaches the user."""
 
 
-def observe(driver, swaps=(), generators=(), recording=False, parent=-1):
+class Saved:
+    """What autograd holds instead of a tensor that it saved, while a differentiable call is recorded:
+    the tensor, until the recording is complete; then which argument of the backward it lies in."""
+
+    __slots__ = ("tensor", "version", "leaves", "at", "like", "shift", "__weakref__")
+
+
+def observe(driver, swaps=(), generators=(), recording=False, parent=-1, saves=False):
     """A fresh `seen`. `swaps`: [(leaf tensor, buffer), ...] for copied slots. `generators`: those that
-    the function can reach, beside the default one. `parent`: the node behind which it is recorded."""
+    the function can reach, beside the default one. `parent`: the node behind which it is recorded.
+    `saves`: the result will require grad, so learn what autograd saves."""
     seen = {
         "driver": driver, "recording": recording, "made": {}, "touched": {}, "written": set(),
         "results": [], "generators": {}, "devices": set(), "reason": None, "random": False,
         "constants": set(), "keep": [], "memory": [], "parent": parent, "swaps": {}, "buffers": {}, "mirrored": set(), "user": {},
         "raw": set(), "fixed": {}, "states": {},
-        "reachable": generators,
+        "reachable": generators, "saves": saves, "saved": [], "since": sequence_number(),
     }  # fmt: skip
     for leaf, buffer in swaps:
         lo = core.address(leaf)
@@ -105,11 +114,36 @@ def run(seen, function, args, kwargs):
     for generator in (torch.default_generator, *seen["reachable"]):
         if generator.device.type == "cpu":
             watch_draw(seen, generator, after=True)
-    with OpWatch(seen), MemoryWatch(seen):
+    with OpWatch(seen), MemoryWatch(seen), watch_saves(seen):
         result = function(*args, **kwargs)
     if seen["reason"] is None and seen["driver"] == HOST:
         watch_draw(seen, torch.default_generator, after=False)
     return result
+
+
+def watch_saves(seen):
+    """Autograd saves through `pack` where a later backward will need it."""
+    if not seen["saves"]:
+        return contextlib.nullcontext()
+    return torch.autograd.graph.saved_tensors_hooks(functools.partial(pack, seen), unpack)
+
+
+def pack(seen, t):
+    """What autograd keeps of a tensor that it saves. Not the tensor: a result would hold its own graph."""
+    saved = Saved()
+    saved.tensor, saved.version = core.view_like(t, t, 0), 0 if t.is_inference() else t._version
+    seen["saved"].append(weakref.ref(saved))
+    seen["results"].append(weakref.ref(saved.tensor))
+    return saved
+
+
+def unpack(saved):
+    """The tensor, when a backward asks for it."""
+    if saved.tensor is None:
+        return core.view_like(saved.leaves[saved.at], saved.like, saved.shift)
+    if not saved.tensor.is_inference() and saved.tensor._version != saved.version:
+        raise RuntimeError(errors.modified(tuple(saved.tensor.shape)))
+    return saved.tensor
 
 
 def watch_draw(seen, generator, after):
@@ -410,20 +444,21 @@ def vet_mixed(seen, op, facts, kwargs, inputs, written):
 
 
 def is_spent(grad_fn):
-    """Was this autograd graph used up by a backward inside the call? Its saved tensors are gone."""
+    """Was this autograd graph used up by a backward inside the call? Its saved tensors are gone. Asks
+    no hook for them: that of a checkpoint would compute them again."""
     todo, done = [grad_fn], set()
     while todo:
         node = todo.pop()
         if node is None or node in done:
             continue
         done.add(node)
-        for name in dir(node):
-            if name.startswith("_raw_saved_"):
-                continue
-            if name.startswith("_saved_"):
-                try:
-                    getattr(node, name)
-                except RuntimeError:
+        try:
+            saved = [getattr(node, name) for name in dir(node) if name.startswith("_raw_saved_")]
+        except RuntimeError:  # of a Python function
+            return True
+        for one in saved:
+            for raw in one if isinstance(one, (tuple, list)) else (one,):
+                if was_freed(raw):
                     return True
         todo.extend(n for n, _ in node.next_functions)
     return False

@@ -23,7 +23,7 @@ def rows():
     made = []
 
     def add(outputs=0):
-        made.append(core.fn_add(outputs, RANGE_NAME))
+        made.append(core.fn_add(outputs, False, RANGE_NAME))
         return made[-1]
 
     yield add
@@ -162,7 +162,7 @@ def test_functions_and_specs_made_and_freed_in_any_order_balance(actions):
     for what, *numbers in actions:
         key = list(alive)[numbers[0] % len(alive)] if alive else None
         if what == "fn":
-            alive[core.fn_add(numbers[0], RANGE_NAME)] = {}
+            alive[core.fn_add(numbers[0], False, RANGE_NAME)] = {}
         elif what.startswith("stale"):
             if dead:
                 f, born = dead[numbers[0] % len(dead)]

@@ -7,6 +7,7 @@ cdef int path_lock(Path* p) noexcept:
     """1: taken at once. 0: waited without the GIL, so the table may have changed: not taken."""
     if PyThread_acquire_lock(<PyThread_type_lock>p.lock, 0):
         p.owner = PyThread_get_thread_ident()
+        if in_backward(): return 1          # in autograd's thread, for a caller that waits
         if p.thread == 0: p.thread = p.owner
         if p.thread != p.owner: p.shared = 1
         return 1
@@ -124,14 +125,16 @@ cdef bint is_leaf(void* storage, PyObject** leaves, int32_t n_leaves) noexcept n
 
 cdef int outs_release(Table* t, id_t n, PyObject** leaves, int32_t n_leaves, bint mine) except -1:
     """Memory of n's outputs is about to be overwritten: rescue or poison what is held. How many. An
-    argument of the call that overwrites it is never poisoned: the call is going to read it."""
-    cdef int32_t k, moved = 0
+    argument of the call that overwrites it is never poisoned: the call is going to read it. What is
+    hidden (saved for a backward, a .grad) is rescued whatever the function's policy."""
+    cdef int32_t k, policy, moved = 0
     cdef Out* o
-    if fn_row(t, node_row(t, n).fn).outputs == BORROW: return 0
     for k in range(node_row(t, n).out_n):
         o = out_row(t, node_row(t, n).out_at + k)
-        if o.kind != FRESH or not group_held(t, node_row(t, n), k, leaves, mine): continue
-        if fn_row(t, node_row(t, n).fn).outputs == POISON and not is_leaf(o.storage, leaves, n_leaves):
+        policy = RESCUE if o.hidden else fn_row(t, node_row(t, n).fn).outputs
+        if o.kind != FRESH or policy == BORROW: continue
+        if not group_held(t, node_row(t, n), k, leaves, mine): continue
+        if policy == POISON and not is_leaf(o.storage, leaves, n_leaves):
             line = <object>o.line if o.line is not NULL else ""
             group_poison(t, n, k, POISONED[0](line).encode())
         else:
@@ -168,12 +171,22 @@ cdef int outs_part(Table* t, id_t n) except -1:
 
 # --- paths and iterations ---
 
-cdef bint on_path(Table* t, id_t at, id_t f) noexcept nogil:
-    """Did function f run on the path that ends at this node?"""
+# How often one function may stand on a path whose backwards are pending, unless the program says
+# step(): micro-batches of a pipeline do; results kept without ever a backward would lengthen it forever.
+cdef enum: MAX_PENDING = 8
+
+cdef bint path_ends(Table* t, id_t path, id_t f) noexcept nogil:
+    """Must a call of f begin another iteration? Where the program says when (`stepped`), and while a
+    backward is pending, only a path that is too long ends; else one on which f ran before."""
+    cdef Path* p = path_row(t, path)
+    cdef id_t at = p.current
+    cdef int32_t ran = 0
+    if at == NONE or node_row(t, at).depth + 1 >= t.max_path: return True
+    if t.stepped: return False
     while at != NONE:
-        if node_row(t, at).fn == f: return True
+        ran += node_row(t, at).fn == f
         at = node_row(t, at).parent
-    return False
+    return ran >= (MAX_PENDING if p.pending else 1)
 
 cdef id_t path_output(Table* t, id_t at, PyObject* x, int32_t* k) noexcept nogil:
     """The node on the path that ends at `at` whose fresh output k is x's memory; or NONE."""
@@ -194,9 +207,8 @@ cdef bint path_continues(Table* t, id_t path, id_t f, PyObject** tensors, int32_
     result of it."""
     cdef id_t at = path_row(t, path).current
     cdef int32_t j, k
-    if at == NONE: return False
-    if t.stepped: return node_row(t, at).depth + 1 < t.max_path
-    if on_path(t, at, f): return False
+    if path_ends(t, path, f): return False
+    if t.stepped or path_row(t, path).pending: return True
     for j in range(n):
         if path_output(t, at, tensors[j], &k) != NONE: return True
     return False
@@ -206,6 +218,7 @@ cdef void path_end(Path* p) noexcept nogil:
     if p.current == NONE: return
     p.stale = p.current
     p.current = NONE
+    p.pending = 0
     p.step += 1
 
 cdef int path_release(Table* t, id_t path, id_t n, PyObject** leaves, int32_t n_leaves) except -1:

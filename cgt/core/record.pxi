@@ -126,11 +126,11 @@ cdef int slot_fill(Table* t, id_t n, id_t at, object row) except -1:
     return 0
 
 cdef int out_fill(Table* t, id_t n, id_t at, object row) except -1:
-    """row: (kind, ref, proto, shift, version, grad_slot, hidden, line)"""
+    """row: (kind, ref, proto, shift, version, grad_slot, hidden, root, line)"""
     cdef PyObject* x
     cdef Out* o
     cdef id_t dim_at
-    kind, ref, proto, shift, version, grad_slot, hidden, line = row
+    kind, ref, proto, shift, version, grad_slot, hidden, root, line = row
     x = <PyObject*>proto
     dim_at = dims_of(t, n, x)
     o = out_row(t, at)
@@ -140,6 +140,7 @@ cdef int out_fill(Table* t, id_t n, id_t at, object row) except -1:
     o.version = version
     o.grad_slot = grad_slot
     o.hidden = hidden
+    o.root = root
     if not hidden: node_row(t, n).n_given += 1
     if kind == SHARED: out_row(t, node_row(t, n).out_at + <id_t>ref).sharers += 1
     o.keys = tensor_keys(x)
@@ -209,9 +210,22 @@ cdef int places_fill(Table* t, id_t n, object groups) except -1:
         node.place_n += w.place_n
     return 0
 
+cdef int backward_fill(Table* t, id_t n, tuple row) except -1:
+    """row: (the jitted backward or None, [(slot or NONE, out or NONE), ...], [slot, ...])"""
+    cdef id_t k, at, to
+    site, saves, flows = row
+    at = column_add(t, &t.saves, <int32_t>len(saves))
+    to = column_add(t, &t.flows, <int32_t>len(flows))
+    node_row(t, n).site = <PyObject*>site if site is not None else NULL
+    node_row(t, n).save_at, node_row(t, n).save_n = at, <int32_t>len(saves)
+    node_row(t, n).flow_at, node_row(t, n).flow_n = to, <int32_t>len(flows)
+    for k in range(len(saves)): save_row(t, at + k).slot, save_row(t, at + k).out = saves[k]
+    for k in range(len(flows)): flow_row(t, to + k)[0] = flows[k]
+    return 0
+
 cdef id_t node_add(Table* t, id_t f, id_t spec, tuple ambient, list slots, list outs,
                    object ret_program, bint ret_python, list grads, list groups,
-                   list leaves) except -1:
+                   list leaves, tuple backward) except -1:
     """A row for the recording that just ended; it takes over graph, exec and state."""
     cdef id_t n = row_take(t, &t.nodes)
     cdef Node* node = node_row(t, n)
@@ -276,6 +290,7 @@ cdef id_t node_add(Table* t, id_t f, id_t spec, tuple ambient, list slots, list 
         g.was = <void*><uintptr_t>was
         if not stays: node_row(t, n).effects = 1
     places_fill(t, n, groups)
+    backward_fill(t, n, backward)
     node = node_row(t, n)
     node.graph = t.rec.graph
     node.exec = t.rec.exec

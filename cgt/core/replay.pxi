@@ -45,7 +45,7 @@ cdef id_t guard_match(Table* t, id_t path, id_t parent, id_t f, id_t s, PyObject
 cdef id_t path_find(Table* t, id_t path, id_t f, id_t s, PyObject** leaves) except -2:
     """The node that a call becomes, or NONE. May end the iteration under way; writes nothing else."""
     cdef id_t n, at = path_row(t, path).current
-    if at != NONE and (node_row(t, at).depth + 1 < t.max_path if t.stepped else not on_path(t, at, f)):
+    if not path_ends(t, path, f):
         n = guard_match(t, path, at, f, s, leaves)
         if n != NONE: return n
         if path_continues(t, path, f, leaves, spec_row(t, s).n_leaves): return NONE
@@ -160,8 +160,8 @@ cdef inline PyObject* out_slot(Table* t, id_t n, Out* o, PyObject** leaves) noex
     cdef Node* node = node_row(t, n)
     return slot_tensor(t, node, slot_row(t, node.slot_at + o.ref), leaves)
 
-cdef object outs_give(Table* t, id_t n, PyObject** leaves):
-    """The call's result."""
+cdef object outs_give(Table* t, id_t n, PyObject** leaves, void* backward):
+    """The call's result. `backward`: the autograd node of what requires grad in it, or NULL."""
     cdef Node* node = node_row(t, n)
     cdef PyObject* small[SCRATCH]
     cdef PyObject** tensors = small
@@ -169,7 +169,9 @@ cdef object outs_give(Table* t, id_t n, PyObject** leaves):
     cdef Out* o
     cdef id_t at = node.ret_at
     cdef int32_t k, next_ = 0
-    if node.n_given == 1 and node.ret_n == 1 and out_row(t, node.out_at).kind == FRESH:
+    cdef bint new = fn_row(t, node.fn).backward
+    if node.n_given == 1 and node.ret_n == 1 and out_row(t, node.out_at).kind == FRESH \
+            and not new and backward is NULL:
         return <object>out_row(t, node.out_at).tensor             # one tensor: the common result
     if node.n_given > SCRATCH:
         tensors = <PyObject**>malloc(node.n_given * sizeof(PyObject*))
@@ -180,6 +182,17 @@ cdef object outs_give(Table* t, id_t n, PyObject** leaves):
             o = out_row(t, node_row(t, n).out_at + k)
             if o.kind == FRESH or o.kind == SHARED:
                 tensors[k] = o.tensor
+                if not new and not o.root: continue
+                # The cached tensor must not lead to its own backward: it would never be free.
+                made = out_share(o.tensor, o.proto, o.keys, o.offset, o.ndim,
+                                 dim_row(t, node_row(t, n).dim_at + o.dim_at))
+                if made is NULL: raise_pending()
+                if views is None: views = []
+                views.append(<object>made)
+                Py_DECREFX(made)
+                tensors[k] = made
+                if out_row(t, node_row(t, n).out_at + k).root and backward_give(backward, made) != 0:
+                    raise_pending()
             elif o.kind == AGAIN:
                 tensors[k] = tensors[o.ref]
             elif o.kind == INPUT:
@@ -231,6 +244,7 @@ cdef object replay(Table* t, id_t n, PyObject** leaves, bint launch, bint bump):
     cdef int driver = path_row(t, path).driver, code
     cdef void* stream = d.stream(path_row(t, path).device)
     cdef void* exec_ = node.exec
+    cdef void* backward = NULL
     cdef string error
     stream_order(path_row(t, path), d, stream)
     if launch and node.copy_n: copies_bind(t, node, d, leaves)
@@ -238,17 +252,22 @@ cdef object replay(Table* t, id_t n, PyObject** leaves, bint launch, bint bump):
     if launch:
         node = node_row(t, n)
         if node.gen_n: rng_bind(exec_, gen_row(t, node.gen_at), node.gen_n, d)
-    result = outs_give(t, n, leaves)
-    path_row(t, path).current = n
-    t.launches += 1
-    node_row(t, n).used = t.launches
-    if launch:
-        with nogil:
-            code = d.launch(exec_, stream, &error)
-        if code != 0: raise driver_error(driver, code, CALL_LAUNCH, &error)
-    if path_row(t, path).shared and driver == CUDA and \
-            fn_row(t, node_row(t, n).fn).outputs == RESCUE: outs_part(t, n)
-    if node_row(t, n).effects: effects(t, n, leaves, bump)
+    if node_row(t, n).site is not NULL: backward = backward_make(t, n, leaves)
+    try:
+        result = outs_give(t, n, leaves, backward)
+        path_row(t, path).current = n
+        t.launches += 1
+        node_row(t, n).used = t.launches
+        if launch:
+            with nogil:
+                code = d.launch(exec_, stream, &error)
+            if code != 0: raise driver_error(driver, code, CALL_LAUNCH, &error)
+        if path_row(t, path).shared and driver == CUDA and \
+                fn_row(t, node_row(t, n).fn).outputs == RESCUE: outs_part(t, n)
+        if node_row(t, n).effects: effects(t, n, leaves, bump)
+        if backward is not NULL: backward_arm(backward)
+    finally:
+        if backward is not NULL: backward_drop(backward)
     return result
 
 cdef object call(Table* t, id_t f, PyObject* args, PyObject* kwargs, object on_miss):

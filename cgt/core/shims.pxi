@@ -73,6 +73,21 @@ cdef extern from "tape_shim.h" namespace "cgt":
                  PyObject* kwargs, PyObject* into) noexcept
     int tape_run(void* tape, string* error) noexcept nogil   # 0, or which Python error it was
 
+cdef extern from "autograd_shim.h" namespace "cgt":
+    ctypedef void (*released_fn)(int path, int64_t step) noexcept
+    PyObject* sinks_new(PyObject* tensors) noexcept
+    int sinks_open(PyObject* capsule, PyObject* tensors, PyObject* results) noexcept
+    PyObject* sinks_find(PyObject* capsule, uint64_t since) noexcept
+    int sinks_join(PyObject* capsule, int k, PyObject* t) noexcept
+    void sinks_cut(PyObject* capsule) noexcept
+    PyObject* sink_take(PyObject* capsule, int k) noexcept
+    int in_backward() noexcept
+    void* backward_new(PyObject* site, PyObject* saved, PyObject** flows, int n, int path,
+                       int64_t step, released_fn released) noexcept
+    int backward_give(void* owner, PyObject* t) noexcept
+    void backward_arm(void* owner) noexcept
+    void backward_drop(void* owner) noexcept
+
 cdef extern from "cuda_shim.h" namespace "cgt":
     int cuda_current_device() noexcept nogil
     void* cuda_current_stream(int device) noexcept nogil

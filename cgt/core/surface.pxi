@@ -20,11 +20,13 @@ def make_site(int f, object on_miss):
     return site
 
 
-def fn_add(int outputs, str range_name):
-    """A row for a function; returns (id, born). The caller keeps the name, which profilers show."""
+def fn_add(int outputs, bint backward, str range_name):
+    """A row for a function; returns (id, born). The caller keeps the name, which profilers show.
+    backward: autograd calls it."""
     cdef id_t f = row_take(&TABLE, &TABLE.fns)
     cdef Fn* fn = fn_row(&TABLE, f)
     fn.outputs = outputs
+    fn.backward = backward
     fn.range_name = <PyObject*>range_name
     fn.first_spec = fn.path = NONE
     TABLE.births += 1
@@ -335,10 +337,10 @@ def abort():
 
 
 def add_node(int f, int spec, tuple ambient, list slots, list outs, object ret_program,
-             bint ret_python, list grads, list groups, list leaves):
-    """Make the recording a node of f. leaves: the call's tensors."""
+             bint ret_python, list grads, list groups, list leaves, tuple backward):
+    """Make the recording a node of f. leaves: the call's tensors. backward: (site, saves, flows)."""
     return node_add(&TABLE, f, spec, ambient, slots, outs, ret_program, ret_python, grads, groups,
-                    leaves)
+                    leaves, backward)
 
 
 def run_node(int n, list tensors, bint launch):
@@ -358,6 +360,37 @@ def run_once(list tensors):
     """Launch the recording that just ended once, and move these tensors out of the pool. The caller
     holds the paths."""
     record_run_once(&TABLE, tensors)
+
+
+def sinks(list tensors):
+    """Before a graph is made: where gradients of these tensors will end. A handle that owns the ends."""
+    return taken(sinks_new(<PyObject*>tensors))
+
+
+def sinks_begin(object handle, list tensors, list results):
+    """A graph was made: it begins at these results and ends, among others, at these tensors."""
+    if sinks_open(<PyObject*>handle, <PyObject*>tensors, <PyObject*>results) != 0: raise_pending()
+
+
+def sinks_flows(object handle, uint64_t since):
+    """To which of the tensors (by index) gradients flow in that graph, made since the thread's sequence
+    number was `since`; or None if it leads elsewhere, too."""
+    return taken(sinks_find(<PyObject*>handle, since))
+
+
+def sinks_result(object handle, int k, object t):
+    """Make t, over the memory of the graph's result k, that result."""
+    if sinks_join(<PyObject*>handle, k, <PyObject*>t) != 0: raise_pending()
+
+
+def sinks_lead(object handle):
+    """Cut the graph off from what was before the call: its edges lead to the sinks."""
+    sinks_cut(<PyObject*>handle)
+
+
+def sinks_take(object handle, list which):
+    """What a run of the graph left in these sinks: tensors or None."""
+    return tuple([taken(sink_take(<PyObject*>handle, k)) for k in which])
 
 
 def paths_lock():
@@ -435,7 +468,7 @@ def books():
         "ops": TABLE.ops.n, "slots": TABLE.slots.n, "outs": TABLE.outs.n, "copies": TABLE.copies.n,
         "gens": TABLE.gens.n, "grads": TABLE.grads.n, "watches": TABLE.watches.n,
         "places": TABLE.places.n, "dims": TABLE.dims.n, "recording": TABLE.rec.active,
-        "deads": TABLE.deads.n, "blocks": blocks_nbytes(),
+        "deads": TABLE.deads.n, "saves": TABLE.saves.n, "flows": TABLE.flows.n, "blocks": blocks_nbytes(),
     }
 
 
@@ -488,22 +521,22 @@ def load_words_kernel(int device):
     check(CUDA, cuda_words_kernel(device, &kernel), CALL_WORDS)
 
 
-def twin(object t):
-    """A detached tensor over the same storage with the same metadata."""
-    cdef PyObject* made = tensor_twin(<PyObject*>t)
+cdef object taken(PyObject* made):
+    """A new reference as an object, or the pending exception."""
     if made is NULL: raise_pending()
     result = <object>made
     Py_DECREFX(made)
     return result
+
+
+def twin(object t):
+    """A detached tensor over the same storage with the same metadata."""
+    return taken(tensor_twin(<PyObject*>t))
 
 
 def fixed(object t):
     """A flat tensor over t's storage at today's address that owns nothing."""
-    cdef PyObject* made = tensor_fixed(<PyObject*>t)
-    if made is NULL: raise_pending()
-    result = <object>made
-    Py_DECREFX(made)
-    return result
+    return taken(tensor_fixed(<PyObject*>t))
 
 
 def view_like(object base, object like, int64_t shift):
@@ -516,10 +549,7 @@ def view_like(object base, object like, int64_t shift):
     tensor_dims(<PyObject*>like, dims)
     made = tensor_over(<PyObject*>base, <PyObject*>like, tensor_keys(<PyObject*>like), shift, ndim, dims)
     if dims is not small: free(dims)
-    if made is NULL: raise_pending()
-    result = <object>made
-    Py_DECREFX(made)
-    return result
+    return taken(made)
 
 
 def generator_id(object g):

@@ -52,6 +52,8 @@ cdef inline int64_t* dim_row(Table* t, id_t d) noexcept nogil: return <int64_t*>
 cdef inline Path* path_row(Table* t, id_t p) noexcept nogil: return <Path*>t.paths.rows + p
 cdef inline Edge* edge_row(Table* t, int32_t e) noexcept nogil: return <Edge*>t.edges.rows + e
 cdef inline Dead* dead_row(Table* t, id_t d) noexcept nogil: return <Dead*>t.deads.rows + d
+cdef inline Save* save_row(Table* t, id_t s) noexcept nogil: return <Save*>t.saves.rows + s
+cdef inline id_t* flow_row(Table* t, id_t f) noexcept nogil: return <id_t*>t.flows.rows + f
 
 cdef int table_start(Table* t) except -1:
     memset(t, 0, sizeof(Table))
@@ -72,6 +74,8 @@ cdef int table_start(Table* t) except -1:
     column_start(&t.rec_gens, sizeof(Gen))
     column_start(&t.edges, sizeof(Edge))
     column_start(&t.deads, sizeof(Dead))
+    column_start(&t.saves, sizeof(Save))
+    column_start(&t.flows, sizeof(id_t))
     column_start(&t.rec_deads, sizeof(Dead))
     column_start(&t.rec_live, sizeof(void*))
     column_start(&t.freed, 2 * sizeof(id_t))
@@ -246,6 +250,8 @@ cdef void node_free(Table* t, id_t n) noexcept:
     slice_cut(t, &t.places, <char*>&model.place_at - zero, node.place_at, node.place_n)
     slice_cut(t, &t.dims, <char*>&model.dim_at - zero, node.dim_at, node.dim_n)
     slice_cut(t, &t.deads, <char*>&model.dead_at - zero, node.dead_at, node.dead_n)
+    slice_cut(t, &t.saves, <char*>&model.save_at - zero, node.save_at, node.save_n)
+    slice_cut(t, &t.flows, <char*>&model.flow_at - zero, node.flow_at, node.flow_n)
     fn_paths(t, node.fn)
     freed = freed_row(t)
     if freed is not NULL: freed[0], freed[1] = node.fn, n
@@ -316,6 +322,11 @@ cdef int table_check(Table* t) except -1:
         for j in range(n.dead_n):
             assert is_ancestor(t, dead_row(t, n.dead_at + j).node, k), "a death on another path"
             assert dead_row(t, n.dead_at + j).out < node_row(t, dead_row(t, n.dead_at + j).node).out_n
+        assert n.save_at + n.save_n <= t.saves.n and n.flow_at + n.flow_n <= t.flows.n, "saves, flows"
+        assert (n.site is not NULL) or (n.save_n == 0 and n.flow_n == 0), "saved for no backward"
+        for j in range(n.save_n):
+            assert save_row(t, n.save_at + j).slot < n.slot_n and save_row(t, n.save_at + j).out < n.out_n
+        for j in range(n.flow_n): assert flow_row(t, n.flow_at + j)[0] < n.slot_n, "flows to no slot"
         assert n.slot_at + n.slot_n <= t.slots.n and n.out_at + n.out_n <= t.outs.n, "slots, outs"
         assert n.ret_at + n.ret_n <= t.ops.n and n.dim_at + n.dim_n <= t.dims.n, "ops, dims"
         assert n.copy_at + n.copy_n <= t.copies.n and n.gen_at + n.gen_n <= t.gens.n, "copies, gens"

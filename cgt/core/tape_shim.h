@@ -318,10 +318,12 @@ static int tape_run(void* t, std::string* error) noexcept {
       size_t k = 0;
       for (const auto& value : stack) {
         if (k == row.into.size()) break;
+        // A result that was not asked for (output_mask) is undefined, and `into` has none for it.
         if (value.isTensor()) {
-          row.into[k++].copy_(value.toTensor());
+          if (value.toTensor().defined()) row.into[k++].copy_(value.toTensor());
         } else if (value.isTensorList()) {
-          for (const at::Tensor& one : value.toTensorVector()) row.into[k++].copy_(one);
+          for (const at::Tensor& one : value.toTensorVector())
+            if (one.defined()) row.into[k++].copy_(one);
         }
       }
     }

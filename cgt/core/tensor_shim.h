@@ -10,6 +10,7 @@
 
 #include <ATen/Context.h>
 #include <ATen/PythonTorchFunctionTLS.h>
+#include <ATen/SavedTensorHooks.h>
 #include <ATen/core/Tensor.h>
 #include <c10/core/Allocator.h>
 #include <c10/core/AutogradState.h>
@@ -440,7 +441,7 @@ static inline void ambient_now(uint64_t* w) noexcept {
   w[2] = precisions_now();
 }
 
-enum Blocker { BLOCK_NONE, BLOCK_DISPATCH_MODE, BLOCK_FUNCTION_MODE, BLOCK_TRANSFORM };
+enum Blocker { BLOCK_NONE, BLOCK_DISPATCH_MODE, BLOCK_FUNCTION_MODE, BLOCK_TRANSFORM, BLOCK_CAPTURE, BLOCK_SAVES };
 
 // Is something between us and the ops that a recording could not see through?
 static inline int ambient_blocker() noexcept {
@@ -449,6 +450,10 @@ static inline int ambient_blocker() noexcept {
   if (c10::impl::tls_is_dispatch_key_included(c10::DispatchKey::FuncTorchDynamicLayerFrontMode) ||
       c10::impl::tls_is_dispatch_key_included(c10::DispatchKey::Functionalize))
     return BLOCK_TRANSFORM;
+  if (c10::AutogradState::get_tls_state().get_grad_mode()) {
+    const auto& hooks = at::SavedTensorDefaultHooks::get_tls_state();
+    if (!hooks.stack.empty() || hooks.disabled_error_message) return BLOCK_SAVES;
+  }
   return BLOCK_NONE;
 }
 

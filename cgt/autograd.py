@@ -1,0 +1,116 @@
+"""Differentiable functions: what a forward saves, and its backward as a function of its own.
+
+A recorded call whose result requires grad leaves a graph of autograd's behind. Its edges to the outside
+are cut (`sinks` in the core), and what it saved is found by asking `Saved` objects, so that it can be
+run again for any later call: with the gradients of that call's results and the tensors which that call
+saved. Such a run is a function, `backward`, and is recorded like any other.
+"""
+
+import threading
+
+import cgt_core as core
+import torch
+
+from . import describe, errors
+from .trace import CUDA
+
+NONE = -1
+FRESH = 0  # OutKind in cgt_core.pxd
+WRITTEN, ROOT = 4, 7  # in rows of slots and outs
+
+
+def rows(state, rec, seen, row):
+    """The row with what a later backward needs, or the sentence that says why it cannot be had."""
+    outs = row["outs"]
+    roots = [k for k, o in enumerate(outs) if o[ROOT]]
+    row |= {"roots": roots, "saves": [], "saved": [], "flows": [], "graph": None}
+    if not roots:
+        return row
+    if not seen["saves"]:
+        state["saves"] = seen["again"] = True
+        return errors.first_gradient()
+    reason = vet_roots(row, roots)
+    if reason is not None:
+        return reason
+    flows = core.sinks_flows(seen["sinks"], seen["since"])
+    if flows is None:
+        return errors.outer_graph(outs[roots[0]][-1])
+    saves, saved = find_saves(rec, seen, row)
+    graph = {
+        "roots": [torch.autograd.graph.get_gradient_edge(row["out"].tensors[k]) for k in roots],
+        "sinks": seen["sinks"], "flows": flows, "leaves": [], "lock": threading.RLock(),
+        "driver": rec["driver"], "reached": [r[:2] for r in rec["reached"] if r[2] == NONE],
+        "loose": [], "proven": False, "forward": state["f"], "node": NONE,
+    }  # fmt: skip
+    return row | {"saves": saves, "saved": saved, "flows": flows, "graph": graph}
+
+
+def vet_roots(row, roots):
+    """A sentence if the call's place in the graph cannot be given to a replay's results."""
+    memory = [core.storage_id(row["outs"][k][2]) for k in roots]
+    for k, sid in zip(roots, memory, strict=True):
+        if memory.count(sid) > 1:
+            return errors.odd_root(row["out"].paths[k])
+    for slot, path in zip(row["slots"], row["paths"], strict=True):
+        if slot[WRITTEN] and slot[2].requires_grad and not slot[2].is_leaf:
+            return errors.written_root(path)
+    return None
+
+
+def find_saves(rec, seen, row):
+    """([(slot or NONE, out or NONE), ...], [(Saved, its base there, metadata, shift in bytes), ...]).
+    What the run made and saved becomes a hidden output, each storage once. A constant of the run stays
+    with its Saved."""
+    outs, slots = row["outs"], row["slots"]
+    where = {core.storage_id(s[2]): (k, NONE) for k, s in reversed(list(enumerate(slots)))}
+    where |= {core.storage_id(o[2]): (NONE, k) for k, o in enumerate(outs) if o[0] == FRESH}
+    saves, saved = [], []
+    for one in (ref() for ref in seen["saved"]):
+        if one is None:  # its graph ran or was dropped inside the call
+            continue
+        t = one.tensor
+        sid = core.storage_id(t)
+        constant = rec["driver"] == CUDA and not t.is_cuda
+        if sid not in where and sid in seen["made"] and not constant and t.numel():
+            where[sid] = (NONE, len(outs))
+            line = seen["made"][sid]
+            outs.append((FRESH, NONE, core.twin(t), 0, one.version, NONE, True, False, line))
+        if sid not in where or not t.numel():
+            continue
+        if where[sid] not in saves:
+            saves.append(where[sid])
+        slot, out = where[sid]
+        base = slots[slot][2] if out == NONE else outs[out][2]
+        saved.append((one, base, describe.ghost(t), core.address(t) - core.address(base)))
+    return saves, saved
+
+
+def complete(row):
+    """The recording is a node: cut its graph off from the call that made it."""
+    graph = row["graph"]
+    core.sinks_lead(graph["sinks"])
+    at = {}
+    for k, (slot, out) in enumerate(row["saves"]):
+        at[id(row["slots"][slot][2] if out == NONE else row["outs"][out][2])] = k
+    for one, base, like, shift in row["saved"]:
+        one.tensor, one.leaves, one.at, one.like, one.shift = (
+            None, graph["leaves"], at[id(base)], like, shift,
+        )  # fmt: skip
+
+
+def backward_of(graph):
+    """The function that runs a recorded graph: gradients of its results (None: not needed), then what a
+    call saved, to the gradients of the tensors in `flows` (None: not reached)."""
+
+    def backward(*leaves):
+        given = [(r, g) for r, g in zip(graph["roots"], leaves, strict=False) if g is not None]
+        with graph["lock"]:
+            graph["leaves"][:] = leaves[len(graph["roots"]) :]
+            try:
+                roots, grads = zip(*given, strict=True)
+                torch.autograd.backward(roots, grads, retain_graph=True)
+                return core.sinks_take(graph["sinks"], graph["flows"])
+            finally:
+                graph["leaves"].clear()
+
+    return backward

@@ -1,0 +1,312 @@
+// PyTorch's autograd as the core sees it: the node that stands for a replayed forward, and the cut
+// that turns the graph of a recorded one into something that can run on its own.
+#pragma once
+#include "tape_shim.h"
+
+#include <torch/csrc/Exceptions.h>
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/graph_task.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include <map>
+
+#ifndef CGT_TORCH_MINOR
+#define CGT_TORCH_MINOR 11
+#endif
+
+namespace cgt {
+
+namespace ag = torch::autograd;
+using NodePtr = decltype(ag::Edge::function);
+
+// Long chains of nodes are freed without recursion.
+template <class T>
+static NodePtr node_ptr(T* node) {
+#if CGT_TORCH_MINOR >= 13
+  return NodePtr(c10::intrusive_ptr<T>::unsafe_steal_from_new(node));
+#else
+  return NodePtr(node, ag::deleteNode);
+#endif
+}
+
+static const at::Tensor& tensor_of(PyObject* t) {
+  return reinterpret_cast<const at::Tensor&>(reinterpret_cast<PyTensor*>(t)->cdata);
+}
+
+// --- the recorded graph ------------------------------------------------------------------------
+// Its edges to the tensors that came from outside are replaced by edges to sinks, so that running it
+// touches no gradient of the user's, and holds nothing of what was before the call.
+
+struct Sink : ag::Node {
+  at::Tensor got;
+  ag::variable_list apply(ag::variable_list&& grads) override {
+    got = std::move(grads[0]);
+    return {};
+  }
+  std::string name() const override { return "CgtSink"; }
+};
+
+struct Sinks {
+  std::vector<NodePtr> nodes;    // one per tensor; NULL where no gradient can flow
+  std::vector<ag::Edge> ends;    // the edge that leads to each tensor; after the cut those of leaves,
+                                 // whose accumulators a saved leaf asks for when it is unpacked
+  std::vector<ag::Edge> roots;   // where the graph begins; until the cut
+};
+
+static constexpr const char* SINKS = "cgt.sinks";
+
+static void sinks_free(PyObject* capsule) {
+  delete static_cast<Sinks*>(PyCapsule_GetPointer(capsule, SINKS));
+}
+
+static Sinks* sinks_of(PyObject* capsule) {
+  return static_cast<Sinks*>(PyCapsule_GetPointer(capsule, SINKS));
+}
+
+// Before the run: the leaves among these tensors get their accumulators on the caller's stream, on which
+// a replayed backward will run.
+static PyObject* sinks_new(PyObject* tensors) noexcept {
+  try {
+    auto* sinks = new Sinks();
+    sinks->nodes.resize(PyList_GET_SIZE(tensors));
+    sinks->ends.resize(PyList_GET_SIZE(tensors));
+    for (size_t k = 0; k < sinks->ends.size(); ++k) {
+      const at::Tensor& t = tensor_of(PyList_GET_ITEM(tensors, k));
+      if (t.requires_grad() && t.is_leaf()) sinks->ends[k] = ag::impl::gradient_edge(t);
+    }
+    return PyCapsule_New(sinks, SINKS, &sinks_free);
+  } catch (const std::exception& e) {
+    PyErr_SetString(PyExc_RuntimeError, e.what());
+    return nullptr;
+  }
+}
+
+// After it, on the stream that records, since the engine runs a node on the stream that was current
+// when it learnt of its input: a sink for each tensor that requires grad. The graph begins at `results`.
+static int sinks_open(PyObject* capsule, PyObject* tensors, PyObject* results) noexcept {
+  try {
+    Sinks* sinks = sinks_of(capsule);
+    for (size_t k = 0; k < sinks->ends.size(); ++k) {
+      const at::Tensor& t = tensor_of(PyList_GET_ITEM(tensors, k));
+      if (!t.requires_grad()) continue;
+      sinks->ends[k] = ag::impl::gradient_edge(t);
+      auto* sink = new Sink();
+      sinks->nodes[k] = node_ptr(sink);
+      sink->add_input_metadata(t);
+    }
+    for (Py_ssize_t k = 0; k < PyList_GET_SIZE(results); ++k)
+      sinks->roots.push_back(ag::impl::gradient_edge(tensor_of(PyList_GET_ITEM(results, k))));
+    return 0;
+  } catch (const std::exception& e) {
+    PyErr_SetString(PyExc_RuntimeError, e.what());
+    return -1;
+  }
+}
+
+// Walk the graph from its roots. 1 in `reached` for each tensor to which gradients flow; false if an
+// edge leads to anything else that was there before the thread's sequence number was `since`.
+static bool sinks_walk(Sinks* sinks, uint64_t since, bool cut, std::vector<char>* reached) {
+  std::map<std::pair<ag::Node*, uint32_t>, size_t> ends;
+  for (size_t k = 0; k < sinks->ends.size(); ++k)
+    if (sinks->nodes[k]) ends[{sinks->ends[k].function.get(), sinks->ends[k].input_nr}] = k;
+  std::unordered_set<ag::Node*> seen;
+  std::vector<ag::Node*> todo;
+  for (const ag::Edge& root : sinks->roots)
+    if (seen.insert(root.function.get()).second) todo.push_back(root.function.get());
+  while (!todo.empty()) {
+    ag::Node* node = todo.back();
+    todo.pop_back();
+    if (node->sequence_nr() < since || node->sequence_nr() == UINT64_MAX) return false;
+    for (ag::Edge& edge : node->next_edges()) {
+      if (!edge.is_valid()) continue;
+      auto end = ends.find({edge.function.get(), edge.input_nr});
+      if (end != ends.end()) {
+        (*reached)[end->second] = 1;
+        if (cut) edge = ag::Edge(sinks->nodes[end->second], 0);
+      } else if (seen.insert(edge.function.get()).second) {
+        todo.push_back(edge.function.get());
+      }
+    }
+  }
+  return true;
+}
+
+// The tensors (by index) to which gradients flow, or None if the graph leads to others, too.
+static PyObject* sinks_find(PyObject* capsule, uint64_t since) noexcept {
+  try {
+    Sinks* sinks = sinks_of(capsule);
+    std::vector<char> reached(sinks->nodes.size(), 0);
+    if (!sinks_walk(sinks, since, false, &reached)) Py_RETURN_NONE;
+    PyObject* flows = PyList_New(0);
+    for (size_t k = 0; flows && k < reached.size(); ++k) {
+      if (!reached[k]) continue;
+      PyObject* number = PyLong_FromSize_t(k);
+      PyList_Append(flows, number);
+      Py_DECREF(number);
+    }
+    return flows;
+  } catch (const std::exception& e) {
+    PyErr_SetString(PyExc_RuntimeError, e.what());
+    return nullptr;
+  }
+}
+
+// t, which has the memory of the graph's result k, is that result.
+static int sinks_join(PyObject* capsule, int k, PyObject* t) noexcept {
+  try {
+    ag::impl::set_gradient_edge(tensor_of(t), sinks_of(capsule)->roots[k]);
+    return 0;
+  } catch (const std::exception& e) {
+    PyErr_SetString(PyExc_RuntimeError, e.what());
+    return -1;
+  }
+}
+
+// Lead the graph's edges to the sinks. From then on it knows nothing of what was before the call.
+static void sinks_cut(PyObject* capsule) noexcept {
+  Sinks* sinks = sinks_of(capsule);
+  std::vector<char> reached(sinks->nodes.size(), 0);
+  sinks_walk(sinks, 0, true, &reached);
+  for (ag::Edge& end : sinks->ends)
+    if (end.function && end.function->sequence_nr() != UINT64_MAX) end = ag::Edge();
+  sinks->roots.clear();
+}
+
+// What arrived at sink k since it was asked last: a new reference to a tensor, or to None.
+static PyObject* sink_take(PyObject* capsule, int k) noexcept {
+  auto* sink = static_cast<Sink*>(sinks_of(capsule)->nodes[k].get());
+  at::Tensor got = std::move(sink->got);
+  sink->got = at::Tensor();
+  if (!got.defined()) Py_RETURN_NONE;
+  return THPVariable_Wrap(got);
+}
+
+// --- the node of a replayed forward --------------------------------------------------------------
+
+typedef void (*released_fn)(int path, int64_t step);
+
+struct Backward : ag::Node {
+  PyObject* site = nullptr;         // owned: the jitted backward
+  PyObject* saved = nullptr;        // owned: a tuple, its arguments behind the gradients; NULL: released
+  std::vector<uint32_t> versions;   // of `saved`
+  int path = 0;
+  int64_t step = 0;
+  released_fn released = nullptr;
+
+  ag::variable_list apply(ag::variable_list&& grads) override;
+  void release_variables() override;
+  std::string name() const override { return "CgtBackward"; }
+  ~Backward() override {
+    release_variables();
+    if (!site || !Py_IsInitialized()) return;
+    PyGILState_STATE gil = PyGILState_Ensure();
+    Py_CLEAR(site);
+    PyGILState_Release(gil);
+  }
+};
+
+// In a thread of autograd's: the caller waits for it, so it is no second user of the device.
+static thread_local int backward_depth = 0;
+static inline int in_backward() noexcept { return backward_depth; }
+
+static uint32_t version_of(const at::Tensor& t) {
+  return t.is_inference() ? 0 : t.unsafeGetTensorImpl()->version_counter().current_version();
+}
+
+void Backward::release_variables() {
+  if (!saved || !Py_IsInitialized()) return;
+  PyGILState_STATE gil = PyGILState_Ensure();
+  PyObject* let_go = saved;
+  saved = nullptr;
+  released(path, step);
+  Py_XDECREF(let_go);
+  PyGILState_Release(gil);
+}
+
+// Called by the engine without the GIL. Gradients that nobody computed are None.
+ag::variable_list Backward::apply(ag::variable_list&& grads) {
+  pybind11::gil_scoped_acquire gil;
+  TORCH_CHECK(saved, ag::ERR_BACKWARD_TWICE);
+  Py_ssize_t n = PyTuple_GET_SIZE(saved), m = static_cast<Py_ssize_t>(grads.size());
+  for (Py_ssize_t k = 0; k < n; ++k)
+    TORCH_CHECK(version_of(tensor_of(PyTuple_GET_ITEM(saved, k))) == versions[k],
+                "one of the variables needed for gradient computation has been modified by an inplace "
+                "operation: a tensor of shape ", tensor_of(PyTuple_GET_ITEM(saved, k)).sizes(),
+                " that a function jitted by cgt saved for its backward.");
+  PyObject* args = PyTuple_New(m + n);
+  if (!args) throw python_error();
+  for (Py_ssize_t k = 0; k < m; ++k) {
+    PyObject* grad = grads[k].defined() ? THPVariable_Wrap(grads[k]) : Py_NewRef(Py_None);
+    PyTuple_SET_ITEM(args, k, grad);
+  }
+  for (Py_ssize_t k = 0; k < n; ++k)
+    PyTuple_SET_ITEM(args, m + k, Py_NewRef(PyTuple_GET_ITEM(saved, k)));
+  grads.clear();                    // the recording may reuse their memory
+  PyObject* kwargs = nullptr;
+  if (c10::GradMode::is_enabled()) kwargs = Py_BuildValue("{s:O}", "create_graph", Py_True);
+  ++backward_depth;
+  PyObject* result = PyObject_Call(site, args, kwargs);
+  --backward_depth;
+  Py_DECREF(args);
+  Py_XDECREF(kwargs);
+  if (!result) {
+    python_error error;
+    error.persist();
+    throw error;
+  }
+  ag::variable_list flows(PyTuple_GET_SIZE(result));
+  for (size_t k = 0; k < flows.size(); ++k) {
+    PyObject* grad = PyTuple_GET_ITEM(result, k);
+    if (grad != Py_None) flows[k] = tensor_of(grad);
+  }
+  Py_DECREF(result);
+  return flows;
+}
+
+// A node whose gradients flow to these tensors. `saved` is a new reference. NULL: an exception is set.
+static void* backward_new(PyObject* site, PyObject* saved, PyObject** flows, int n, int path,
+                          int64_t step, released_fn released) noexcept {
+  try {
+    auto* node = new Backward();
+    auto* owner = new NodePtr(node_ptr(node));
+    node->site = Py_NewRef(site);
+    node->saved = saved;
+    node->path = path;
+    node->step = step;
+    node->released = released;
+    ag::edge_list edges;
+    edges.reserve(n);
+    for (int k = 0; k < n; ++k) edges.push_back(ag::impl::gradient_edge(tensor_of(flows[k])));
+    node->set_next_edges(std::move(edges));
+    return owner;
+  } catch (const std::exception& e) {
+    PyErr_SetString(PyExc_RuntimeError, e.what());
+    return nullptr;
+  }
+}
+
+// t is the node's next output.
+static int backward_give(void* owner, PyObject* t) noexcept {
+  try {
+    const NodePtr& node = *static_cast<NodePtr*>(owner);
+    uint32_t k = node->add_input_metadata(tensor_of(t));
+    ag::impl::set_gradient_edge(tensor_of(t), {node, k});
+    return 0;
+  } catch (const std::exception& e) {
+    PyErr_SetString(PyExc_RuntimeError, e.what());
+    return -1;
+  }
+}
+
+// The call is over: what is saved must not change from here on.
+static void backward_arm(void* owner) noexcept {
+  auto* node = static_cast<Backward*>(static_cast<NodePtr*>(owner)->get());
+  Py_ssize_t n = PyTuple_GET_SIZE(node->saved);
+  node->versions.resize(n);
+  for (Py_ssize_t k = 0; k < n; ++k)
+    node->versions[k] = version_of(tensor_of(PyTuple_GET_ITEM(node->saved, k)));
+}
+
+static void backward_drop(void* owner) noexcept { delete static_cast<NodePtr*>(owner); }
+
+}  // namespace cgt
