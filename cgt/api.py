@@ -160,7 +160,8 @@ def reset(f=None):
 def stats(f=None):
     """Counters of `f`, or summed over every jitted function, as a `NamedTuple`: calls, warmups,
     records, replays, eager, rebinds, copied_bytes, rescues, rescued_bytes, graph_nodes,
-    pool_bytes (bytes), and reasons (text -> count).
+    pool_bytes (bytes), reasons (text -> count), seconds (phase -> seconds), and backward: the same
+    of the backwards of differentiable functions, or None.
 
     Raises:
         CgtError: `f` was not made by `cgt.jit`.

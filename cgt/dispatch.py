@@ -23,7 +23,7 @@ from .trace import CUDA, HOST
 NONE = -1
 VIEW, INPUT = 2, 3  # OutKind in cgt_core.pxd
 MISS_POINTER, MISS_GRAD, MISS_PLACE, MISS_ALIVE = 4, 8, 9, 10  # Miss
-ATTRIBUTE = "_cgt_state"
+ATTRIBUTE = "_cgt_state"  # of a jitted function: its state
 BACKWARD = ".backward"  # behind the name of the function whose backward it is
 
 SITES = weakref.WeakValueDictionary()  # function row -> jitted function, which has ATTRIBUTE
@@ -56,7 +56,7 @@ def new_state(f, born, name, opts, graph=None):
     """Everything that Python knows about one jitted function."""
     return {
         "f": f, "born": born, "name": name, "opts": opts, "keep": {}, "programs": {},
-        "graph": graph, "saves": False, "refused": None, "past": [],
+        "graph": graph, "saves": False, "refused": None, "past": [0] * 10,
         "drivers": {}, "pointers": {}, "moved": set(), "written": set(),
         "reasons": {}, "verdicts": {}, "cool": {}, "escapes": 0, "unguarded": [],
         "warm_seconds": 0.0, "warmed": 0, "range": None,
@@ -219,8 +219,10 @@ def bury():
     freed = core.freed()
     for f, node in freed:
         state = getattr(SITES.get(f), ATTRIBUTE, None)
-        if state is not None:
-            state["keep"].pop(node, None)
+        kept = state["keep"].pop(node, None) if state is not None else None
+        if kept is not None and kept["backward"] is not None:
+            counts = core.fn_counts(getattr(kept["backward"], ATTRIBUTE)["f"])
+            state["past"] = [a + b for a, b in zip(state["past"], counts, strict=True)]
     nodes = {node for _, node in freed}
     for site in list(SITES.values()) if nodes else ():
         state = getattr(site, ATTRIBUTE)
@@ -328,12 +330,15 @@ def why_missed(state, spec, flat, path, parent):
 
 def drop_node(node):
     """Free a recording with those behind it, and what they kept alive."""
-    core.paths_lock()
+    mine = core.paths_mine()  # the caller may hold the paths already
+    if not mine:
+        core.paths_lock()
     try:
         core.node_drop(node)
         bury()
     finally:
-        core.paths_unlock()
+        if not mine:
+            core.paths_unlock()
 
 
 def make_room(state):
@@ -684,5 +689,5 @@ def forget(state):
         return  # collected since
     core.fn_reset(state["f"])
     fresh = new_state(state["f"], state["born"], state["name"], state["opts"])
-    stays = ("reasons", "range", "warm_seconds", "warmed", "keep")  # bury() empties keep
+    stays = ("reasons", "range", "warm_seconds", "warmed", "keep", "past")  # bury() empties keep
     state.update({k: v for k, v in fresh.items() if k not in stays})

@@ -6,6 +6,7 @@ import cgt_core as core
 import torch
 
 from . import options
+from .dispatch import ATTRIBUTE
 
 NONE = -1
 
@@ -26,18 +27,21 @@ class Stats(NamedTuple):
     pool_bytes: int  # memory that recordings own
     reasons: dict  # text -> count
     seconds: dict  # phase of making recordings -> seconds: warm, restore, capture, instantiate, checkpoint
+    backward: "Stats | None"  # of the backwards of these functions; None where there were none
 
 
+COUNTERS = Stats._fields[:10]  # what core.fn_counts tells
 PHASES = ("restore", "capture", "instantiate", "checkpoint")  # Phase in cgt_core.pxd
 
 
 def stats_of(states):
     """Sum of the counters of these functions."""
-    totals = [0] * 10
-    reasons, nodes, seconds = {}, [], dict.fromkeys(("warm", *PHASES), 0.0)
+    totals, past = [0] * len(COUNTERS), [0] * len(COUNTERS)
+    reasons, nodes, seconds, backwards = {}, [], dict.fromkeys(("warm", *PHASES), 0.0), []
     for state in states:
-        counts = core.fn_counts(state["f"])
-        totals = [a + b for a, b in zip(totals, counts, strict=True)]
+        totals = add(totals, core.fn_counts(state["f"]))
+        past = add(past, state["past"])
+        backwards += [getattr(b, ATTRIBUTE) for b in backwards_of(state)]
         for text, n in state["reasons"].items():
             reasons[text] = reasons.get(text, 0) + n
         seconds["warm"] += state["warm_seconds"]
@@ -45,7 +49,21 @@ def stats_of(states):
             nodes.append(node)
             for phase, spent in zip(PHASES, state["keep"][node]["seconds"], strict=True):
                 seconds[phase] += spent
-    return Stats(*totals, pool_bytes({core.node_facts(n)["path"] for n in nodes}), reasons, seconds)
+    bytes_ = pool_bytes({core.node_facts(n)["path"] for n in nodes})
+    backward = stats_of(backwards) if backwards or any(past) else None
+    if backward is not None:
+        backward = backward._replace(**dict(zip(COUNTERS, add(past, backward), strict=False)))
+    return Stats(*totals, bytes_, reasons, seconds, backward)
+
+
+def add(a, b):
+    """Counters of two functions together."""
+    return [x + y for x, y in zip(a, b, strict=False)]
+
+
+def backwards_of(state):
+    """The jitted backwards of a function's recordings."""
+    return [kept["backward"] for kept in state["keep"].values() if kept["backward"] is not None]
 
 
 def pool_bytes(paths):
@@ -78,6 +96,8 @@ def explain_state(state):
         )
     for text, n in sorted(s.reasons.items(), key=lambda r: -r[1])[: options.EXPLAIN_ITEMS]:
         lines.append(f"  eager {n}x: {text}")
+    for site in backwards_of(state):
+        lines.extend("  " + line for line in explain_state(getattr(site, ATTRIBUTE)).splitlines())
     for text in state["unguarded"][: options.EXPLAIN_ITEMS]:
         lines.append(f"  not guarded: {text}")
     return "\n".join(lines)

@@ -1,0 +1,670 @@
+"""Differentiable functions: a jitted function called with gradients enabled is one autograd node, whose
+backward is recorded at its first call. Everything is compared bit for bit with an eager twin."""
+
+import copy
+import gc
+import threading
+import weakref
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import cgt
+
+N = 8
+
+
+def net(seed=0, drop=0.25):
+    torch.manual_seed(seed)
+    return nn.Sequential(
+        nn.Linear(6, 16), nn.GELU(), nn.Dropout(drop), nn.Linear(16, 12), nn.LayerNorm(12), nn.Tanh(),
+        nn.Linear(12, 4),
+    )  # fmt: skip
+
+
+def data(device, n=N, rows=8):
+    """Inputs at addresses of their own."""
+    generator = torch.Generator().manual_seed(1)
+    return [torch.randn(rows, 6, generator=generator).to(device) for _ in range(n)]
+
+
+def identity(f):
+    return f
+
+
+def both(run, device):
+    """(what run(wrap) gives eagerly, jitted): equal numbers of the generator in both."""
+    found = []
+    for wrap in (identity, cgt.jit):
+        torch.manual_seed(3)
+        found.append(run(wrap))
+    return found
+
+
+def same(a, b):
+    """Bitwise equality of nested lists of tensors and other things."""
+    if isinstance(a, torch.Tensor):
+        return torch.equal(a, b) and a.dtype == b.dtype
+    if isinstance(a, (list, tuple)):
+        return len(a) == len(b) and all(same(x, y) for x, y in zip(a, b, strict=True))
+    return a == b
+
+
+def grads_of(model):
+    return [None if p.grad is None else p.grad.clone() for p in model.parameters()]
+
+
+def compare(run, device, replays=1, backwards=1):
+    """run(wrap) -> (jitted functions, what to compare). Their statistics."""
+    (_, want), (fs, got) = both(run, device)
+    assert same(want, got)
+    found = []
+    for f in fs if isinstance(fs, (list, tuple)) else [fs]:
+        s = cgt.stats(f)
+        assert s.replays >= replays, cgt.explain(f)
+        assert s.backward is not None and s.backward.replays >= backwards, cgt.explain(f)
+        found.append(s)
+    return found[0] if len(found) == 1 else found
+
+
+# --- training loops ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("to_none", [True, False])
+@pytest.mark.parametrize("steps", [False, True], ids=["without step", "with step"])
+def test_training_loop(device, to_none, steps):
+    def run(wrap):
+        model = net().to(device)
+        f = wrap(model)
+        opt = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        seen = []
+        for x in data(device, 12):
+            if steps:
+                cgt.step()
+            loss = f(x).square().mean()
+            opt.zero_grad(set_to_none=to_none)
+            loss.backward()
+            seen += [loss.detach().clone(), grads_of(model)]
+            opt.step()
+        return f, seen
+
+    s = compare(run, device, replays=9, backwards=8)
+    assert s.eager == 0 and s.backward.eager == 0, s
+
+
+def test_loss_inside_and_everything_frozen_but_one(device):
+    def run(wrap):
+        model = net().to(device)
+        for p in list(model.parameters())[:-2]:
+            p.requires_grad_(False)
+
+        def loss_of(x, y):
+            return F.cross_entropy(model(x), y)
+
+        f = wrap(loss_of)
+        seen = []
+        for x in data(device):
+            loss = f(x, torch.arange(8, device=device) % 4)
+            loss.backward()
+            seen += [loss.detach().clone(), grads_of(model)]
+            model.zero_grad()
+        return f, seen
+
+    compare(run, device, 5, 5)
+
+
+def test_accumulation_over_micro_batches(device):
+    def run(wrap):
+        model = net().to(device)
+        f = wrap(model)
+        opt = torch.optim.SGD(model.parameters(), lr=0.1)
+        seen = []
+        for k, x in enumerate(data(device, 24)):
+            loss = f(x).square().mean() / 4
+            loss.backward()
+            if k % 4 == 3:
+                seen.append(grads_of(model))
+                nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+                opt.step()
+                opt.zero_grad()
+        return f, seen
+
+    compare(run, device, 16, 12)
+
+
+def test_gradients_are_ordinary_memory_of_their_own(device):
+    model = net(drop=0.0).to(device)
+    f, batches = cgt.jit(model), data(device, 10)
+    kept = []
+    for x in batches:
+        f(x).sum().backward()
+        kept.append([p.grad for p in model.parameters()])
+        model.zero_grad()
+    twin = copy.deepcopy(model)
+    for x, got in zip(batches, kept, strict=True):
+        twin.zero_grad()
+        twin(x).sum().backward()
+        assert same([p.grad for p in twin.parameters()], got)
+    assert cgt.stats(f).backward.replays >= 6
+
+
+def test_a_chain_of_jitted_functions(device):
+    def run(wrap):
+        first, second = net(0).to(device), nn.Linear(4, 3).to(device)
+        fs = [wrap(first), wrap(second)]
+        seen = []
+        for x in data(device, 12):
+            y = fs[1](torch.relu(fs[0](x)))
+            y.square().sum().backward()
+            seen += [y.detach().clone(), grads_of(first), grads_of(second)]
+            first.zero_grad()
+            second.zero_grad()
+        return fs, seen
+
+    compare(run, device, 8, 7)
+
+
+def test_forward_loss_and_optimizer_each_jitted(device):
+    def run(wrap):
+        model = net().to(device)
+        opt = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+        f, loss_of, update = wrap(model), wrap(F.cross_entropy), wrap(lambda: opt.step())
+        target = torch.arange(8, device=device) % 4
+        seen = []
+        for x in data(device, 14):
+            loss = loss_of(f(x), target)
+            loss.backward()
+            update()
+            opt.zero_grad()
+            seen.append(loss.detach().clone())
+        seen.append([p.detach().clone() for p in model.parameters()])
+        return [f, loss_of], seen
+
+    compare(run, device, 8, 7)
+
+
+# --- what autograd can ask ---------------------------------------------------------------------
+
+
+def test_gradients_of_arguments(device):
+    def run(wrap):
+        f = wrap(lambda x, y, k: (x * y + x.sin() * k).sum(0))
+        seen = []
+        for k, x in enumerate(data(device, 10)):
+            a = x.clone().requires_grad_()
+            b = (a.detach() * 2).requires_grad_()
+            c = b * 3  # with a history of its own
+            y = f(a, c, 2.0)
+            y.backward(torch.full_like(y, k))
+            seen += [y.detach().clone(), a.grad, b.grad]
+        return f, seen
+
+    compare(run, device, 6, 5)
+
+
+def test_autograd_grad_and_unused_results(device):
+    def run(wrap):
+        w = torch.ones(6, device=device, requires_grad=True)
+        v = torch.full((6,), 2.0, device=device, requires_grad=True)
+
+        def three(x):
+            return x * w, {"v": (x * v).exp()}, x.sum(), [x * 2]
+
+        f = wrap(three)
+        seen = []
+        for k, x in enumerate(data(device, 16)):
+            a, d, s, (t,) = f(x)
+            assert a.requires_grad and d["v"].requires_grad
+            assert not s.requires_grad and not t.requires_grad
+            if k % 2:
+                seen += torch.autograd.grad(a.sum(), [w, v], allow_unused=True)
+            else:
+                seen += torch.autograd.grad((a * d["v"]).sum(), [v, w])
+            seen += [a.detach().clone(), s.clone()]
+        return f, seen
+
+    s = compare(run, device, 12, 8)
+    assert s.eager == 0
+
+
+def test_backward_twice(device):
+    def run(wrap):
+        model = net().to(device)
+        f = wrap(model)
+        seen = []
+        for x in data(device, 12):
+            loss = f(x).square().sum()
+            loss.backward(retain_graph=True)
+            loss.backward()
+            seen.append(grads_of(model))
+            with pytest.raises(RuntimeError, match="backward through the graph a second time"):
+                loss.backward()
+            model.zero_grad()
+        return f, seen
+
+    compare(run, device, 8, 8)
+
+
+@pytest.mark.parametrize("order", ["first in first out", "last in first out"])
+def test_several_forwards_before_their_backwards(device, order):
+    def run(wrap):
+        model = net().to(device)
+        f = wrap(model)
+        seen, batches = [], data(device, 24)
+        for k in range(0, 24, 3):
+            losses = [f(x).square().sum() for x in batches[k : k + 3]]
+            seen += [loss.detach().clone() for loss in losses]
+            for loss in losses if order.startswith("first") else reversed(losses):
+                loss.backward()
+                seen.append(grads_of(model))
+            model.zero_grad()
+        return f, seen
+
+    s = compare(run, device, 15, 12)
+    assert s.eager == 0 and s.backward.eager == 0, cgt.explain()
+
+
+def test_results_that_are_never_differentiated(device):
+    def run(wrap):
+        model = net(drop=0.0).to(device)
+        f = wrap(model)
+        kept, seen = [], []
+        for x in data(device, 40):
+            kept.append(f(x))
+        seen = [y.detach().clone() for y in kept]
+        kept[17].sum().backward()
+        kept[39].sum().backward()
+        return f, [seen, grads_of(model)]
+
+    (_, want), (f, got) = both(run, device)
+    assert same(want, got)
+    assert cgt.stats(f).replays >= 20, cgt.explain(f)
+
+
+def test_create_graph_is_refused_with_what_to_do(device):
+    w = torch.ones(6, device=device, requires_grad=True)
+    f = cgt.jit(lambda x: (x * w).exp().sum())
+    for x in data(device, 4):
+        f(x).backward()
+    w.grad = None
+    x = data(device, 1)[0]
+    with pytest.raises(cgt.CgtError, match="__wrapped__"):
+        torch.autograd.grad(f(x), w, create_graph=True)
+
+    def penalty(g):
+        (first,) = torch.autograd.grad(g(x), w, create_graph=True)
+        return torch.autograd.grad(first.square().sum(), w)
+
+    want = penalty(f.__wrapped__)
+    assert same(penalty(f), want)  # from now on eagerly
+    assert any("create_graph" in reason for reason in cgt.stats(f).reasons)
+
+
+def test_double_backward_inside(device):
+    def run(wrap):
+        model = net(drop=0.0).to(device)
+
+        def penalised(x):
+            x = x.detach().requires_grad_()
+            (g,) = torch.autograd.grad(model(x).sum(), x, create_graph=True)
+            return g.square().sum()
+
+        f = wrap(penalised)
+        seen = []
+        for x in data(device, 10):
+            loss = f(x)
+            loss.backward()
+            seen += [loss.detach().clone(), grads_of(model)]
+            model.zero_grad()
+        return f, seen
+
+    (_, want), (f, got) = both(run, device)
+    assert same(want, got)
+
+
+@pytest.mark.parametrize("where", ["tensor", "accumulated", "result", "argument"])
+def test_hooks_fire_as_in_eager(device, where):
+    def run(wrap):
+        model = net().to(device)
+        f = wrap(model)
+        seen, calls = [], []
+        for name, p in model.named_parameters():
+            if where == "tensor":
+                p.register_hook(lambda g, n=name: (calls.append(n), g * 2)[1])
+            if where == "accumulated":
+                p.register_post_accumulate_grad_hook(lambda p, n=name: calls.append((n, p.grad.sum().item())))
+        for x in data(device, 10):
+            x = x.clone().requires_grad_()
+            h = x * 1.0
+            if where == "argument":
+                h.register_hook(lambda g: (calls.append("h"), g + 1)[1])
+            y = f(h)
+            if where == "result":
+                y.register_hook(lambda g: (calls.append("y"), g * 3)[1])
+            y.square().sum().backward()
+            seen += [grads_of(model), x.grad.clone()]
+            model.zero_grad()
+        # Gradients of one recording arrive together: their hooks run in another order.
+        return f, [seen, sorted(calls, key=str)]
+
+    compare(run, device, 6, 5)
+
+
+def test_in_place_change_of_what_was_saved_raises(device):
+    w = torch.ones(6, device=device, requires_grad=True)
+    f = cgt.jit(lambda x: (x * w).sigmoid())
+    for x in data(device, 5):
+        f(x).sum().backward()
+    for target in ("argument", "result"):
+        x = data(device, 1)[0]
+        y = f(x)
+        with torch.no_grad():
+            (x if target == "argument" else y).mul_(2)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            y.sum().backward()
+        del y
+    w.grad = None
+    x = data(device, 1)[0]
+    f(x).sum().backward()
+    want = w.grad
+    w.grad = None
+    f.__wrapped__(x).sum().backward()
+    assert same(want, w.grad)
+
+
+def test_in_place_change_of_a_result_is_differentiated(device):
+    def run(wrap):
+        w = torch.ones(6, device=device, requires_grad=True)
+        f = wrap(lambda x: x * w)
+        seen = []
+        for x in data(device, 8):
+            y = f(x)
+            y.mul_(3).add_(x)
+            y.square().sum().backward()
+            seen += [y.detach().clone(), w.grad.clone()]
+            w.grad = None
+        return f, seen
+
+    compare(run, device, 5, 4)
+
+
+# --- switches ----------------------------------------------------------------------------------
+
+
+def test_gradients_on_and_off(device):
+    def run(wrap):
+        model = net().to(device)
+        f = wrap(model)
+        seen = []
+        for k, x in enumerate(data(device, 24)):
+            if k % 3 == 2:
+                with torch.no_grad():
+                    y = f(x)
+                assert not y.requires_grad
+                seen.append(y.clone())
+                continue
+            y = f(x)
+            y.sum().backward()
+            seen += [y.detach().clone(), grads_of(model)]
+            model.zero_grad()
+        return f, seen
+
+    s = compare(run, device, 16, 10)
+    assert s.eager == 0
+
+
+def test_frozen_and_thawed_between_calls(device):
+    def run(wrap):
+        model = net().to(device)
+        f = wrap(model)
+        seen = []
+        for k, x in enumerate(data(device, 18)):
+            model[0].weight.requires_grad_(k % 6 < 3)
+            f(x).square().sum().backward()
+            seen.append(grads_of(model))
+            model.zero_grad()
+        return f, seen
+
+    compare(run, device, 8, 8)
+
+
+def test_train_and_eval(device):
+    def run(wrap):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), nn.Linear(8, 2)).to(device)
+        f = wrap(model)
+        seen = []
+        for k, x in enumerate(data(device, 20)):
+            model.train(k % 4 != 3)
+            f(x).square().sum().backward()
+            seen += [grads_of(model), [b.clone() for b in model.buffers()]]
+            model.zero_grad()
+        return f, seen
+
+    compare(run, device, 12, 10)
+
+
+def test_parameter_replaced_between_calls(device):
+    def run(wrap):
+        model = net().to(device)
+        f = wrap(model)
+        seen = []
+        for k, x in enumerate(data(device, 16)):
+            if k in (6, 11):
+                model[0].weight = nn.Parameter(torch.full((16, 6), 0.1 * k, device=device))
+            f(x).square().sum().backward()
+            seen.append(grads_of(model))
+            model.zero_grad()
+        return f, seen
+
+    compare(run, device, 8, 8)
+
+
+# --- unusual functions -------------------------------------------------------------------------
+
+
+class Scale(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, w, factor):
+        ctx.save_for_backward(x, w)
+        ctx.factor = factor
+        return x * w * factor
+
+    @staticmethod
+    def backward(ctx, g):
+        x, w = ctx.saved_tensors
+        return g * w * ctx.factor, (g * x * ctx.factor).sum(0), None
+
+
+class Smuggles(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, w):
+        ctx.x = x  # not by save_for_backward
+        return x * w
+
+    @staticmethod
+    def backward(ctx, g):
+        return None, (g * ctx.x).sum(0)
+
+
+def test_custom_function(device):
+    def run(wrap):
+        w = torch.ones(6, device=device, requires_grad=True)
+        f = wrap(lambda x: Scale.apply(x.sin(), w, 2.5).sum())
+        seen = []
+        for x in data(device, 8):
+            f(x).backward()
+            seen.append(w.grad.clone())
+            w.grad = None
+        return f, seen
+
+    compare(run, device, 5, 4)
+
+
+def test_custom_function_that_keeps_an_argument_itself_runs_eagerly(device):
+    def run(wrap):
+        w = torch.ones(6, device=device, requires_grad=True)
+        f = wrap(lambda x: Smuggles.apply(x, w).sum())
+        seen = []
+        for x in data(device, 8):
+            f(x).backward()
+            seen.append(w.grad.clone())
+            w.grad = None
+        return f, seen
+
+    (_, want), (f, got) = both(run, device)
+    assert same(want, got)
+    assert any("save_for_backward" in reason for reason in cgt.stats(f).reasons), cgt.explain(f)
+
+
+def test_hook_inside_that_closes_over_an_argument_runs_eagerly(device):
+    def run(wrap):
+        w = torch.ones(6, device=device, requires_grad=True)
+
+        def scaled(x, mask):
+            h = x * w
+            h.register_hook(lambda g: g * mask)
+            return h.sum()
+
+        f = wrap(scaled)
+        seen = []
+        for k, x in enumerate(data(device, 8)):
+            f(x, torch.full((6,), float(k), device=device)).backward()
+            seen.append(w.grad.clone())
+            w.grad = None
+        return f, seen
+
+    (_, want), (f, got) = both(run, device)
+    assert same(want, got)
+
+
+def test_results_that_share_memory_run_eagerly(device):
+    w = torch.ones(6, device=device, requires_grad=True)
+    f = cgt.jit(lambda x: (x * w).chunk(2))
+    for x in data(device, 5):
+        a, b = f(x)
+        (a.sum() + 2 * b.sum()).backward()
+        want = torch.cat([x[:4], 2 * x[4:]]).sum(0)
+        assert torch.allclose(w.grad, want)
+        w.grad = None
+    assert any("shares memory" in reason for reason in cgt.stats(f).reasons)
+
+
+def test_a_graph_from_outside_is_no_part_of_the_recording(device):
+    w = torch.ones(6, device=device, requires_grad=True)
+    f = cgt.jit(lambda loss: loss.backward())
+    for k, x in enumerate(data(device, 6)):
+        w.grad = None
+        f((x * w).sum() * k)
+        assert torch.allclose(w.grad, x.sum(0) * k)
+
+
+def test_exception_in_a_backward_is_the_users_own(device):
+    class Fails(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx, g):
+            if failing:
+                raise KeyError("mine")
+            return g
+
+    failing = False
+    w = torch.ones(6, device=device, requires_grad=True)
+    f = cgt.jit(lambda x: Fails.apply(x * w).sum())
+    x = data(device, 1)[0]
+    f(x).backward()
+    failing = True
+    with pytest.raises(KeyError, match="mine"):
+        f(x).backward()
+    failing = False
+    for _ in range(4):
+        w.grad = None
+        f(x).backward()
+        assert torch.equal(w.grad, x.sum(0))
+
+
+# --- lifetimes ---------------------------------------------------------------------------------
+
+
+def test_forwards_whose_recording_was_freed_meanwhile(device):
+    def run(wrap):
+        model = net().to(device)
+        f = wrap(model)
+        seen = []
+        for k, x in enumerate(data(device, 10)):
+            loss = f(x).square().sum()
+            if k in (4, 7) and wrap is not identity:
+                cgt.reset(f)
+            loss.backward()
+            seen.append(grads_of(model))
+            model.zero_grad()
+        return f, seen
+
+    (_, want), (f, got) = both(run, device)
+    assert same(want, got)
+
+
+def test_function_dropped_before_its_backward(device):
+    model, batches = net(drop=0.0).to(device), data(device, 4)
+    f = cgt.jit(model)
+    losses = [f(x).square().sum() for x in batches]
+    del f
+    gc.collect()
+    cgt.step()
+    for loss in losses:
+        loss.backward()
+    got = grads_of(model)
+    model.zero_grad()
+    for x in batches:
+        model(x).square().sum().backward()
+    assert same(got, grads_of(model))
+
+
+def test_nothing_is_left_of_a_dropped_model(device):
+    model = net().to(device)
+    f, gone = cgt.jit(model), weakref.ref(model[0].weight)
+    for x in data(device, 5):
+        loss = f(x).sum()
+        loss.backward()
+    del model, f, x, loss
+    cgt.reset()
+    gc.collect()
+    cgt.reset()
+    assert gone() is None
+
+
+def test_activations_are_free_after_the_backward(device):
+    model = net(drop=0.0).to(device)
+    f = cgt.jit(model)
+    for x in data(device, 12):
+        loss = f(x).square().sum()
+        loss.backward()
+        model.zero_grad()
+    s = cgt.stats(f)
+    assert s.replays >= 9
+    assert s.rescues <= 4, "only results of the last iteration may still be held, not activations"
+
+
+def test_backwards_from_many_threads(device):
+    model = net(drop=0.0).to(device)
+    f, batches = cgt.jit(model), data(device, 4)
+    want = [[g.clone() for g in torch.autograd.grad(model(x).sum(), list(model.parameters()))] for x in batches]
+    wrong = []
+
+    def work(k):
+        for _ in range(20):
+            got = torch.autograd.grad(f(batches[k]).sum(), list(model.parameters()))
+            if not same(list(got), want[k]):
+                wrong.append(k)
+
+    threads = [threading.Thread(target=work, args=(k,)) for k in range(4)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert not wrong
