@@ -260,7 +260,7 @@ def part_result(row):
             proto if kind in (FRESH, SHARED) else given[ref] if kind == AGAIN
             else slots[ref][2] if kind == INPUT else out.tensors[k]
         )  # fmt: skip
-    for saved, base, like, shift in row["saved"]:
+    for saved, *_ in row["saved"]:
         saved.tensor = None
     row["out"] = out._replace(tensors=())
     grads = [(slots[k][2], outs[o][2]) for k, _, _, o, _ in row["grads"] if o != NONE]

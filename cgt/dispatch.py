@@ -18,6 +18,7 @@ import cgt_core as core
 import torch
 
 from . import autograd, describe, errors, options, places, pytree, record, trace
+from .private import outside_dynamo
 from .trace import CUDA, HOST
 
 NONE = -1
@@ -42,6 +43,7 @@ def new_site(function, name, opts, graph=None):
     state = new_state(f, born, name, opts, graph)
     state["range"] = range_name  # kept for the row
 
+    @outside_dynamo
     def on_miss(spec, args, kwargs):
         return miss(state, function, spec, args, kwargs)
 

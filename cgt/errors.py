@@ -108,6 +108,34 @@ def odd_op(op, line):
     return f"{op} at {line} returns new tensors and views at once. Mark the place eager."
 
 
+def higher_order_op(op, line):
+    return (
+        f"{op} at {line} is a higher-order op, whose inner ops cgt does not see. Call it outside the "
+        "jitted function, or (on the GPU) inside torch.compile."
+    )
+
+
+def compiled_on_host(line):
+    return (
+        f"code of torch.compile uses the CPU at {line}, in kernels that PyTorch's dispatcher does not see "
+        "and no replay could repeat. Compile or jit, not both; with GPU tensors alone both work together."
+    )
+
+
+def compiled_with_state(line):
+    return (
+        f"code of torch.compile at {line} brings CUDA graphs or random states of its own. "
+        'Leave out mode="reduce-overhead", and recompute no dropout in its backward.'
+    )
+
+
+def compiles(line):
+    return (
+        f"torch.compile compiled while {line} was being recorded. The compiled code is recorded later; "
+        "to avoid it, call the function once with such arguments outside."
+    )
+
+
 def untaped_op(op, line, why):
     return f"{op} at {line} cannot be put on the host driver's tape ({why})."
 

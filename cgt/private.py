@@ -4,16 +4,81 @@ What differs between releases is here and, for C++, in the `#if`s of core/cuda_s
 torch 2.11.0+cu130 and 2.13.0 (CPU). Imports nothing of cgt's but the core.
 """
 
+import contextlib
+import sys
+import threading
 import warnings
 
 import cgt_core as core
 import torch
+from torch._C._dynamo import eval_frame
+from torch._ops import OpOverload
 from torch.overrides import TorchFunctionMode as FunctionMode  # public, re-exported for one place
-from torch.utils._python_dispatch import TorchDispatchMode as DispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 
 __all__ = [
-    "DispatchMode", "FunctionMode", "clear_workspaces", "self_check", "sequence_number", "was_freed",
+    "DispatchMode", "FunctionMode", "OpOverload", "clear_workspaces", "outside_dynamo",
+    "regions_watched", "self_check", "sequence_number", "was_freed",
 ]  # fmt: skip
+
+
+class DispatchMode(TorchDispatchMode):
+    """A dispatch mode under which torch.compile compiles, and runs what it compiled, as without it."""
+
+    supports_higher_order_operators = True
+
+    @classmethod
+    def _should_skip_dynamo(cls):  # outside_dynamo does it, and imports nothing
+        return False
+
+    @classmethod
+    def ignore_compile_internals(cls):
+        return True
+
+
+def outside_dynamo(function):
+    """Have Dynamo compile neither the function's frames nor any below it, when compiled code comes to
+    it through a graph break. (torch.compiler.disable without a frame, and without importing Dynamo.)"""
+    skip = eval_frame._FrameAction.SKIP
+    strategy = eval_frame._FrameExecStrategy(skip, skip)
+    eval_frame.set_code_exec_strategy(function.__code__, strategy)
+    return function
+
+
+@contextlib.contextmanager
+def regions_watched(mode_type):
+    """Inside, the mode on the calling thread's stack gets what no dispatch mode sees: `watch_region`
+    each call of a region that inductor compiled, `watch_compile` the beginning of a compilation.
+    Yields a function: was every region seen? None may be if inductor was imported meanwhile."""
+    module = sys.modules.get("torch._inductor.output_code")
+    region_type = getattr(module, "CompiledFxGraph", None)
+    if region_type is None:
+        yield lambda: "torch._inductor.output_code" not in sys.modules
+        return
+    plain = region_type.__call__
+
+    def mode():
+        return next((m for m in _get_current_dispatch_mode_stack() if type(m) is mode_type), None)
+
+    def call(region, inputs):
+        now = mode()
+        return plain(region, inputs) if now is None else now.watch_region(plain, region, inputs)
+
+    def start(_):  # Dynamo has put the modes away in its thread; autograd's threads have them
+        now = mine if threading.get_ident() == thread else mode()
+        if now is not None:
+            now.watch_compile()
+
+    thread, mine = threading.get_ident(), mode()
+    handler = torch._dynamo.callback_handler
+    handler.register_start_callback(start)
+    region_type.__call__ = call
+    try:
+        yield lambda: True
+    finally:
+        region_type.__call__ = plain
+        with contextlib.suppress(ValueError):  # torch.compiler.reset() forgets callbacks
+            handler.remove_start_callback(start)
 
 
 def sequence_number():
@@ -48,6 +113,12 @@ def self_check():
     is an ImportError: nothing would be safe. Reference counts that do not behave as calibrated only
     switch the reuse of output tensors off, with a warning.
     """
+    if not hasattr(TorchDispatchMode, "ignore_compile_internals"):
+        warnings.warn(
+            f"torch {torch.__version__} compiles nothing that is first called in a jitted function, and "
+            "what was compiled before is recorded uncompiled.",
+            stacklevel=2,
+        )
     t = torch.arange(6.0).view(2, 3)[:, 1:]
     if core.address(t) != t.data_ptr():
         raise ImportError(f"cgt does not know the tensor layout of torch {torch.__version__}")

@@ -25,7 +25,15 @@ import cgt_core as core
 import torch
 
 from . import errors, tape
-from .private import DispatchMode, FunctionMode, sequence_number, was_freed
+from .private import (
+    DispatchMode,
+    FunctionMode,
+    OpOverload,
+    outside_dynamo,
+    regions_watched,
+    sequence_number,
+    was_freed,
+)
 
 HOST, CUDA = 0, 1
 aten = torch.ops.aten
@@ -48,6 +56,7 @@ NOT_USER_CODE = (
     os.path.dirname(torch.__file__) + os.sep,
     os.path.dirname(__file__) + os.sep,
     os.path.dirname(os.__file__) + os.sep + "contextlib",
+    "<eval_with_key>",  # code that torch.compile made
 )
 
 
@@ -100,6 +109,7 @@ def observe(driver, swaps=(), generators=(), recording=False, parent=-1, saves=F
         "constants": set(), "keep": [], "memory": [], "parent": parent, "swaps": {}, "buffers": {}, "mirrored": set(), "user": {},
         "raw": set(), "fixed": {}, "states": {},
         "reachable": generators, "saves": saves, "saved": [], "since": sequence_number(),
+        "inside": False,
     }  # fmt: skip
     for leaf, buffer in swaps:
         lo = core.address(leaf)
@@ -114,8 +124,11 @@ def run(seen, function, args, kwargs):
     for generator in (torch.default_generator, *seen["reachable"]):
         if generator.device.type == "cpu":
             watch_draw(seen, generator, after=True)
-    with OpWatch(seen), MemoryWatch(seen), watch_saves(seen):
+    watched = regions_watched(OpWatch)
+    with OpWatch(seen), MemoryWatch(seen), watch_saves(seen), watched as saw_regions:
         result = function(*args, **kwargs)
+    if seen["recording"] and not saw_regions():
+        refuse(seen, errors.compiles("the function"))
     if seen["reason"] is None and seen["driver"] == HOST:
         watch_draw(seen, torch.default_generator, after=False)
     return result
@@ -170,8 +183,15 @@ class OpWatch(DispatchMode):
         super().__init__()
         self.seen = seen
 
+    @outside_dynamo
     def __torch_dispatch__(self, op, types, args=(), kwargs=None):
         return watch_op(self.seen, op, args, kwargs or {})
+
+    def watch_region(self, plain, region, inputs):
+        return watch_region(self.seen, plain, region, inputs)
+
+    def watch_compile(self):
+        watch_compile(self.seen)
 
 
 class MemoryWatch(FunctionMode):
@@ -181,7 +201,10 @@ class MemoryWatch(FunctionMode):
         super().__init__()
         self.seen = seen
 
+    @outside_dynamo
     def __torch_function__(self, function, types, args=(), kwargs=None):
+        if torch.compiler.is_compiling():  # Dynamo reads this; the ops will be seen when they run
+            return function(*args, **(kwargs or {}))
         if function in MEMORY_READS:
             watch_read(self.seen, MEMORY_READS[function], args[0])
         elif function in SPLITS and any(isinstance(a, torch.Tensor) for a in args[1:]):
@@ -236,6 +259,8 @@ def exchange(seen, value):
 
 def watch_read(seen, name, t):
     """A method that reads memory: fatal on the host, where nobody could replay the reader."""
+    if seen["inside"]:
+        return
     sid = core.storage_id(t)
     if seen["driver"] == CUDA and t.is_cuda and name in ("data_ptr", "untyped_storage"):
         # A kernel outside the dispatcher may read or write there: the address must stay.
@@ -251,7 +276,10 @@ def watch_read(seen, name, t):
 
 def watch_op(seen, op, args, kwargs):
     """One op: exchange copied slots, run it, note what it read, made and wrote."""
-    if op.namespace == "profiler":
+    if op.namespace == "profiler" or seen["inside"]:
+        return op(*args, **kwargs)
+    if not isinstance(op, OpOverload):
+        refuse(seen, errors.higher_order_op(op.name(), user_line(seen)))
         return op(*args, **kwargs)
     facts = facts_of(op)
     packet = facts.packet
@@ -314,6 +342,59 @@ def watch_op(seen, op, args, kwargs):
     if written and seen["swaps"]:
         mirror(seen, written)
     return result
+
+
+def watch_region(seen, plain, region, inputs):
+    """A region that inductor compiled: its kernels are in a CUDA capture but on no tape, and none of its
+    ops is looked at. One op as a whole, which reads its inputs, writes some and makes the rest."""
+    given = [t for t in inputs if isinstance(t, torch.Tensor)]
+    written = [inputs[k] for k in region.mutated_input_idxs]
+    vet_region(seen, region, inputs, given)
+    for t in given:
+        seen["devices"].add(t.device)
+        if core.storage_id(t) not in seen["made"] and core.storage_id(t) not in seen["buffers"]:
+            seen["touched"].setdefault(core.storage_id(t), t)
+    seen["written"].update(map(core.storage_id, written))
+    known = set(map(core.storage_id, given))
+    if seen["swaps"]:
+        inputs[:] = exchange(seen, inputs)
+        known.update(core.storage_id(t) for t in inputs if isinstance(t, torch.Tensor))
+    del given
+    seen["keep"].append(region)  # it owns constants and kernels
+    seen["inside"] = True
+    try:
+        results = plain(region, inputs)  # which empties the list
+    finally:
+        seen["inside"] = False
+    line = user_line(seen)
+    made = tensors_in((results,), [])
+    for t in made:
+        if core.storage_id(t) not in known:
+            seen["made"][core.storage_id(t)] = line
+            seen["devices"].add(t.device)
+    if seen["driver"] == CUDA and not all(t.is_cuda for t in made):
+        refuse(seen, errors.compiled_on_host(line))
+    seen["results"].extend(map(weakref.ref, made))
+    if written and seen["swaps"]:
+        mirror(seen, written)
+    return results
+
+
+def vet_region(seen, region, inputs, given):
+    """Refuse a compiled region that a replay could not repeat."""
+    devices = {t.device for t in given} | {torch.device(name) for name in region.device_types}
+    if seen["driver"] != CUDA or "cpu" in {d.type for d in devices}:
+        refuse(seen, errors.compiled_on_host(user_line(seen)))
+    elif any(is_elsewhere(seen, t) for t in given):
+        refuse(seen, errors.other_device("a compiled region", user_line(seen), given[0].device))
+    elif region.fx_kwargs.get("cudagraphs") or any(isinstance(t, torch.Generator) for t in inputs):
+        refuse(seen, errors.compiled_with_state(user_line(seen)))
+
+
+def watch_compile(seen):
+    """torch.compile compiles: what it would run to that end must not end up in a capture."""
+    if seen["recording"] and seen["driver"] == CUDA:
+        refuse(seen, errors.compiles(user_line(seen)))
 
 
 def append(seen, op, args, kwargs, results, fresh, writes):
