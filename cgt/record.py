@@ -138,7 +138,7 @@ def on_cuda(function, args, kwargs, rec):
     # Ordinary memory, made before the capture: kernels of the recording read these words.
     word_pairs = [torch.zeros(2, dtype=torch.int64, device="cuda") for _ in generators]
     rec["before"] = snapshot_places(rec)
-    sinks = find_leaves(rec)
+    sinks = find_leaves(rec, stream.stream_id)
     handles, seen, result = [], None, None
     collecting = gc.isenabled()
     gc.disable()  # a finalizer in a capture may call the driver
@@ -185,9 +185,11 @@ def on_cuda(function, args, kwargs, rec):
             gc.enable()
 
 
-def find_leaves(rec):
-    """Where gradients will end if the call is differentiable, or None. On the caller's stream."""
-    return core.sinks(describe.all_tensors(rec["flat"], rec["reached"])) if rec["saves"] else None
+def find_leaves(rec, side=-1):
+    """Where gradients will end if the call is differentiable, or None. On the caller's stream; `side`
+    is the one that warms up."""
+    tensors = describe.all_tensors(rec["flat"], rec["reached"])
+    return core.sinks(tensors, side) if rec["saves"] else None
 
 
 def open_sinks(rec, seen, result):

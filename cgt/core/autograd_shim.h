@@ -29,6 +29,12 @@ static NodePtr node_ptr(T* node) {
 #endif
 }
 
+#if CGT_TORCH_MINOR >= 13
+using WeakNode = c10::weak_intrusive_ptr<ag::Node>;
+#else
+using WeakNode = std::weak_ptr<ag::Node>;
+#endif
+
 static const at::Tensor& tensor_of(PyObject* t) {
   return reinterpret_cast<const at::Tensor&>(reinterpret_cast<PyTensor*>(t)->cdata);
 }
@@ -64,15 +70,20 @@ static Sinks* sinks_of(PyObject* capsule) {
 }
 
 // Before the run: the leaves among these tensors get their accumulators on the caller's stream, on which
-// a replayed backward will run.
-static PyObject* sinks_new(PyObject* tensors) noexcept {
+// a replayed backward will run. One that the warm-up made, on the stream `side`, is left to its graph.
+static PyObject* sinks_new(PyObject* tensors, int64_t side) noexcept {
   try {
     auto* sinks = new Sinks();
     sinks->nodes.resize(PyList_GET_SIZE(tensors));
     sinks->ends.resize(PyList_GET_SIZE(tensors));
     for (size_t k = 0; k < sinks->ends.size(); ++k) {
       const at::Tensor& t = tensor_of(PyList_GET_ITEM(tensors, k));
-      if (t.requires_grad() && t.is_leaf()) sinks->ends[k] = ag::impl::gradient_edge(t);
+      if (!t.requires_grad() || !t.is_leaf()) continue;
+      sinks->ends[k] = ag::impl::gradient_edge(t);
+      auto stream = sinks->ends[k].function->stream();
+      if (!stream || stream->id() != side) continue;
+      ag::impl::set_grad_accumulator(t, WeakNode(NodePtr()));
+      sinks->ends[k] = ag::impl::gradient_edge(t);
     }
     return PyCapsule_New(sinks, SINKS, &sinks_free);
   } catch (const std::exception& e) {
@@ -223,18 +234,30 @@ void Backward::release_variables() {
   PyGILState_Release(gil);
 }
 
+struct Gil {
+  PyGILState_STATE state = PyGILState_Ensure();
+  ~Gil() { PyGILState_Release(state); }
+};
+
+// Throw a RuntimeError with this text, or the error that is set. The GIL is held.
+[[noreturn]] static void throw_python(const char* text) {
+  if (text) PyErr_SetString(PyExc_RuntimeError, text);
+  python_error error;
+  error.persist();
+  throw error;
+}
+
 // Called by the engine without the GIL. Gradients that nobody computed are None.
 ag::variable_list Backward::apply(ag::variable_list&& grads) {
-  pybind11::gil_scoped_acquire gil;
-  TORCH_CHECK(saved, ag::ERR_BACKWARD_TWICE);
+  Gil gil;
+  if (!saved) throw_python(ag::ERR_BACKWARD_TWICE);
   Py_ssize_t n = PyTuple_GET_SIZE(saved), m = static_cast<Py_ssize_t>(grads.size());
   for (Py_ssize_t k = 0; k < n; ++k)
-    TORCH_CHECK(version_of(tensor_of(PyTuple_GET_ITEM(saved, k))) == versions[k],
-                "one of the variables needed for gradient computation has been modified by an inplace "
-                "operation: a tensor of shape ", tensor_of(PyTuple_GET_ITEM(saved, k)).sizes(),
-                " that a function jitted by cgt saved for its backward.");
+    if (version_of(tensor_of(PyTuple_GET_ITEM(saved, k))) != versions[k])
+      throw_python("one of the variables needed for gradient computation has been modified by an inplace "
+                   "operation: a tensor that a function jitted by cgt saved for its backward.");
   PyObject* args = PyTuple_New(m + n);
-  if (!args) throw python_error();
+  if (!args) throw_python(nullptr);
   for (Py_ssize_t k = 0; k < m; ++k) {
     PyObject* grad = grads[k].defined() ? THPVariable_Wrap(grads[k]) : Py_NewRef(Py_None);
     PyTuple_SET_ITEM(args, k, grad);
@@ -249,11 +272,7 @@ ag::variable_list Backward::apply(ag::variable_list&& grads) {
   --backward_depth;
   Py_DECREF(args);
   Py_XDECREF(kwargs);
-  if (!result) {
-    python_error error;
-    error.persist();
-    throw error;
-  }
+  if (!result) throw_python(nullptr);
   ag::variable_list flows(PyTuple_GET_SIZE(result));
   for (size_t k = 0; k < flows.size(); ++k) {
     PyObject* grad = PyTuple_GET_ITEM(result, k);

@@ -75,7 +75,7 @@ cdef extern from "tape_shim.h" namespace "cgt":
 
 cdef extern from "autograd_shim.h" namespace "cgt":
     ctypedef void (*released_fn)(int path, int64_t step) noexcept
-    PyObject* sinks_new(PyObject* tensors) noexcept
+    PyObject* sinks_new(PyObject* tensors, int64_t side) noexcept
     int sinks_open(PyObject* capsule, PyObject* tensors, PyObject* results) noexcept
     PyObject* sinks_find(PyObject* capsule, uint64_t since) noexcept
     int sinks_join(PyObject* capsule, int k, PyObject* t) noexcept

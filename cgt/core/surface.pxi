@@ -362,9 +362,10 @@ def run_once(list tensors):
     record_run_once(&TABLE, tensors)
 
 
-def sinks(list tensors):
-    """Before a graph is made: where gradients of these tensors will end. A handle that owns the ends."""
-    return taken(sinks_new(<PyObject*>tensors))
+def sinks(list tensors, int64_t side):
+    """Before a graph is made: where gradients of these tensors will end. A handle that owns the ends.
+    side: id of the stream that warms up, or -1."""
+    return taken(sinks_new(<PyObject*>tensors, side))
 
 
 def sinks_begin(object handle, list tensors, list results):
