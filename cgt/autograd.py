@@ -6,12 +6,14 @@ run again for any later call: with the gradients of that call's results and the 
 saved. Such a run is a function, `backward`, and is recorded like any other.
 """
 
+import functools
 import threading
 
 import cgt_core as core
 import torch
 
-from . import describe, errors
+from . import describe, errors, trace
+from .private import mode_is_active, states_watched
 from .trace import CUDA
 
 NONE = -1
@@ -35,12 +37,12 @@ def rows(state, rec, seen, row):
     flows = core.sinks_flows(seen["sinks"], seen["since"])
     if flows is None:
         return errors.outer_graph(outs[roots[0]][-1])
-    saves, saved = find_saves(rec, seen, row)
+    saves, saved, tokens = find_saves(rec, seen, row)
     graph = {
         "roots": [torch.autograd.graph.get_gradient_edge(row["out"].tensors[k]) for k in roots],
         "sinks": seen["sinks"], "flows": flows, "leaves": [], "lock": threading.RLock(),
         "driver": rec["driver"], "reached": [r[:2] for r in rec["reached"] if r[2] == NONE],
-        "loose": [], "proven": False, "forward": state["f"], "node": NONE,
+        "tokens": tokens, "loose": [], "proven": False, "forward": state["f"], "node": NONE,
     }  # fmt: skip
     return row | {"saves": saves, "saved": saved, "flows": flows, "graph": graph}
 
@@ -58,31 +60,43 @@ def vet_roots(row, roots):
 
 
 def find_saves(rec, seen, row):
-    """([(slot or NONE, out or NONE), ...], [(Saved, its base there, metadata, shift in bytes), ...]).
-    What the run made and saved becomes a hidden output, each storage once. A constant of the run stays
-    with its Saved."""
+    """([(slot or NONE, out or NONE), ...], [(Saved, its base there, metadata, shift in bytes), ...],
+    {state: (index of its words among the first, how far it was, the state)}). What the run made and
+    saved becomes a hidden output, each storage once. A constant of the run stays with its Saved."""
     outs, slots = row["outs"], row["slots"]
     where = {core.storage_id(s[2]): (k, NONE) for k, s in reversed(list(enumerate(slots)))}
     where |= {core.storage_id(o[2]): (NONE, k) for k, o in enumerate(outs) if o[0] == FRESH}
     saves, saved = [], []
+
+    def place(t, version):
+        """Index among what is saved of the storage of t, or None for one that does not change."""
+        sid = core.storage_id(t)
+        if sid not in where and sid in seen["made"] and t.numel():
+            where[sid] = (NONE, len(outs))
+            line = seen["made"][sid]
+            outs.append((FRESH, NONE, core.twin(t), 0, version, NONE, True, False, line))
+        if sid not in where or not t.numel():
+            return None
+        if where[sid] not in saves:
+            saves.append(where[sid])
+        return saves.index(where[sid])
+
     for one in (ref() for ref in seen["saved"]):
         if one is None:  # its graph ran or was dropped inside the call
             continue
         t = one.tensor
-        sid = core.storage_id(t)
         constant = rec["driver"] == CUDA and not t.is_cuda
-        if sid not in where and sid in seen["made"] and not constant and t.numel():
-            where[sid] = (NONE, len(outs))
-            line = seen["made"][sid]
-            outs.append((FRESH, NONE, core.twin(t), 0, one.version, NONE, True, False, line))
-        if sid not in where or not t.numel():
-            continue
-        if where[sid] not in saves:
-            saves.append(where[sid])
-        slot, out = where[sid]
-        base = slots[slot][2] if out == NONE else outs[out][2]
-        saved.append((one, base, describe.ghost(t), core.address(t) - core.address(base)))
-    return saves, saved
+        if not constant and place(t, one.version) is not None:
+            slot, out = where[core.storage_id(t)]
+            base = slots[slot][2] if out == NONE else outs[out][2]
+            saved.append((one, base, describe.ghost(t), core.address(t) - core.address(base)))
+    tokens = {}
+    for sid, (ref, moved, _, words) in seen["tokens"].items():
+        state = ref()
+        if state is not None and (words is not None) == (rec["driver"] == CUDA):
+            at = place(state if words is None else words, 0)
+            tokens[sid] = (at, moved, core.twin(state))  # so that its address stays its name
+    return saves, saved, tokens
 
 
 def complete(row):
@@ -98,16 +112,28 @@ def complete(row):
         )  # fmt: skip
 
 
+def watch_states(graph):
+    """A checkpoint in the graph sets generators to what they were in its forward: in today's, then."""
+    seen, thread = trace.observe(graph["driver"], graph=graph), threading.get_ident()
+    return states_watched(
+        lambda: threading.get_ident() == thread and not mode_is_active(trace.OpWatch),
+        functools.partial(trace.watch_get_state, seen),
+        functools.partial(trace.watch_set_state, seen),
+    )
+
+
 def backward_of(graph):
     """The function that runs a recorded graph: gradients of its results (None: not needed), then what a
     call saved, to the gradients of the tensors in `flows` (None: not reached)."""
 
     def backward(*leaves):
         given = [(r, g) for r, g in zip(graph["roots"], leaves, strict=False) if g is not None]
-        with graph["lock"]:
+        with graph["lock"], watch_states(graph):
             graph["leaves"][:] = leaves[len(graph["roots"]) :]
             try:
                 roots, grads = zip(*given, strict=True)
+                if graph["driver"] == CUDA:
+                    core.sinks_here(graph["sinks"])
                 torch.autograd.backward(roots, grads, retain_graph=True)
                 return core.sinks_take(graph["sinks"], graph["flows"])
             finally:

@@ -276,6 +276,7 @@ def restore_result(seen, program, given, grads, saved, roots):
         core.sinks_result(seen["sinks"], k, given[root])
     for one, base, like, shift in saved:
         one.tensor = core.view_like(base, like, shift)
+        one.version = one.tensor._version
         seen["results"].append(weakref.ref(one.tensor))
     for owner, proto in grads:
         owner.grad = proto
@@ -287,6 +288,7 @@ def find_alias(state, seen, row):
     """A sentence if somebody kept a tensor of a result's memory beside the result, which is let go: a
     replay would change it under the holder's hands."""
     memory = {core.storage_id(o[2]) for o in row["outs"] if o[0] in (FRESH, SHARED)}
+    memory -= set(seen["tokens"])  # a checkpoint holds it, and will be given another's
     seen["escaped"] = find_alive(seen, lambda sid: sid in memory)
     if not seen["escaped"]:
         del seen["escaped"]

@@ -71,7 +71,7 @@ def miss(state, function, spec, args, kwargs):
         refuse_gradients(state["graph"], errors.double_backward())
         raise errors.CgtError(errors.create_graph(state["name"].removesuffix(BACKWARD)))
     kind = core.blocker()
-    if kind == 0 and torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
+    if kind == 0 and torch.cuda.is_initialized() and core.stream_is_capturing(torch.cuda.current_device()):
         kind = 4
     if kind:
         return eager(state, function, args, kwargs, errors.blocked(kind), kind == 1 and is_mine())
@@ -123,7 +123,7 @@ def eager(state, function, args, kwargs, reason, inlined=False):
     graph = state["graph"]
     if graph is None or graph["proven"]:
         return function(*args, **kwargs)
-    seen = trace.observe(graph["driver"])
+    seen = trace.observe(graph["driver"], graph=graph)
     result = trace.run(seen, function, args, kwargs)
     prove(state, seen, args)
     return result
@@ -383,7 +383,7 @@ def warm(state, function, spec, flat, args, kwargs):
     began = time.perf_counter()
     device = torch.cuda.current_device() if torch.cuda.is_initialized() else None
     guess = CUDA if any(t.is_cuda for t in flat.tensors) else HOST
-    seen = trace.observe(guess)
+    seen = trace.observe(guess, graph=state["graph"])
     with record.side_stream(device):
         result = trace.run(seen, function, args, kwargs)
     core.fn_count(state["f"], "warmups")
@@ -621,6 +621,7 @@ def abandon(state, spec, flat, rec, seen, result, reason, lost):
             if t is not None and t.is_cuda and core.storage_id(t) in seen["made"]
         }
         core.run_once(list(alive.values()))
+        trace.fill_tokens(seen, rec["captured"], core.recorded_words())
     core.abort()
     passing = lost or "again" in seen or ("escaped" in seen and state["escapes"] <= options.ESCAPE_TRIES)
     if not passing:

@@ -17,8 +17,8 @@ from torch.overrides import TorchFunctionMode as FunctionMode  # public, re-expo
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 
 __all__ = [
-    "DispatchMode", "FunctionMode", "OpOverload", "clear_workspaces", "outside_dynamo",
-    "regions_watched", "self_check", "sequence_number", "was_freed",
+    "DispatchMode", "FunctionMode", "OpOverload", "capture_hidden", "clear_workspaces", "outside_dynamo",
+    "mode_is_active", "regions_watched", "self_check", "sequence_number", "states_watched", "was_freed",
 ]  # fmt: skip
 
 
@@ -96,6 +96,64 @@ def was_freed(raw):
     except RuntimeError as error:
         return "freed" in str(error)
     return False
+
+
+def mode_is_active(mode):
+    """Is this dispatch mode, or one of this type, on the calling thread's stack? (Autograd's threads
+    inherit it.)"""
+    return any(m is mode or type(m) is mode for m in _get_current_dispatch_mode_stack())
+
+
+@contextlib.contextmanager
+def states_watched(is_mine, get, set_):
+    """Inside, where `is_mine()`, the functions that read or set a default generator's state (those that
+    fork_rng and torch.utils.checkpoint call) become get(generator, plain) and set_(generator, state,
+    plain)."""
+    plain = [(m, m.get_rng_state, m.set_rng_state) for m in (torch, torch.cuda)]
+
+    def generator_of(module, device):
+        if module is torch:
+            return torch.default_generator
+        index = torch.device(device).index if not isinstance(device, int) else device
+        return torch.cuda.default_generators[torch.cuda.current_device() if index is None else index]
+
+    def patched(module, plain_get, plain_set):
+        def get_rng_state(*device):
+            if not is_mine() or (module is torch.cuda and not torch.cuda.is_initialized()):
+                return plain_get(*device)
+            return get(generator_of(module, *(device or ("cuda",))), lambda: plain_get(*device))
+
+        def set_rng_state(new_state, *device):
+            if not is_mine() or (module is torch.cuda and not torch.cuda.is_initialized()):
+                return plain_set(new_state, *device)
+            generator = generator_of(module, *(device or ("cuda",)))
+            return set_(generator, new_state, lambda state: plain_set(state, *device))
+
+        return get_rng_state, set_rng_state
+
+    for module, *functions in plain:
+        module.get_rng_state, module.set_rng_state = patched(module, *functions)
+    try:
+        yield
+    finally:
+        for module, get_state, set_state in plain:
+            module.get_rng_state, module.set_rng_state = get_state, set_state
+
+
+@contextlib.contextmanager
+def capture_hidden(stream):
+    """While a function is recorded on this stream it is not told so: libraries that ask take another
+    way in a capture (transformers: another attention kernel), and a replay would not be eager's."""
+    plain = torch.cuda.is_current_stream_capturing
+
+    def is_current_stream_capturing():
+        return plain() and torch.cuda.current_stream() != stream
+
+    torch.cuda.is_current_stream_capturing = is_current_stream_capturing
+    try:
+        yield
+    finally:
+        torch.cuda.is_current_stream_capturing = plain
 
 
 def clear_workspaces():

@@ -11,7 +11,7 @@ import cgt_core as core
 import torch
 
 from . import describe, errors, options, places, trace
-from .private import clear_workspaces
+from .private import capture_hidden, clear_workspaces
 from .trace import CUDA, HOST
 
 POOLS = {}  # device index -> the pool (a handle of the core's) in which to record
@@ -104,7 +104,7 @@ def on_host(function, args, kwargs, rec):
             fill(buffer, t)
             rec["copies"][k] = core.copy(buffer, t, trace.span(t))
             swaps.append((t, buffer))
-        seen = trace.observe(HOST, swaps, rec["generators"], True, rec["parent"], rec["saves"])
+        seen = trace.observe(HOST, swaps, rec["generators"], True, rec["parent"], rec["saves"], rec["graph"])
         seen["memory"].extend(buffer for _, buffer in swaps)
         seen["sinks"] = find_leaves(rec)
         torch.clear_autocast_cache()
@@ -145,7 +145,7 @@ def on_cuda(function, args, kwargs, rec):
     torch.clear_autocast_cache()
     clear_workspaces()
     try:
-        with side_stream(device):
+        with side_stream(device), capture_hidden(stream):
             torch.cuda.current_blas_handle()  # one per thread, and none can be made in a capture
             try:
                 begin(CUDA, device, stream.cuda_stream)
@@ -158,8 +158,15 @@ def on_cuda(function, args, kwargs, rec):
                     buffer = buffer_for(t)
                     rec["copies"][k] = core.copy(buffer, t, trace.span(t))
                     swaps.append((t, buffer))
-                seen = trace.observe(CUDA, swaps, rec["generators"], True, saves=rec["saves"])
+                seen = trace.observe(
+                    CUDA, swaps, rec["generators"], True, saves=rec["saves"], graph=rec["graph"]
+                )
                 seen["keep"].extend(word_pairs)
+                for g, w, handle in zip(generators, word_pairs, handles, strict=True):
+                    seen["rng"][core.generator_id(g)] = {
+                        "handle": handle, "words": w, "at": w, "copy": None,
+                    }  # fmt: skip
+                    seen["made"][core.storage_id(w)] = ""
                 seen["sinks"] = sinks
                 result = trace.run(seen, function, args, kwargs)
                 open_sinks(rec, seen, result)
@@ -254,7 +261,9 @@ def restore_places(before, seen, tensors_only):
             if p.holder[p.key] is not p.want and spoilt(p.holder[p.key]):
                 p.holder[p.key] = p.want
         elif p.kind == places.LIST_LEN:
-            p.holder[p.want :] = [v for v in p.holder[p.want :] if not spoilt(v)]
+            more = p.holder[p.want :]
+            if any(spoilt(v) for v in more):
+                p.holder[p.want :] = [v for v in more if not spoilt(v)]
         elif p.kind == places.CELL and p.want is not places.MISSING:
             now = p.holder.cell_contents
             p.holder.cell_contents = p.want if spoilt(now) else now

@@ -17,6 +17,7 @@ copied slot after all, the buffer is copied back at once and the slot is pinned.
 import contextlib
 import functools
 import os
+import struct
 import sys
 import weakref
 from typing import NamedTuple
@@ -29,9 +30,11 @@ from .private import (
     DispatchMode,
     FunctionMode,
     OpOverload,
+    mode_is_active,
     outside_dynamo,
     regions_watched,
     sequence_number,
+    states_watched,
     was_freed,
 )
 
@@ -99,17 +102,18 @@ class Saved:
     __slots__ = ("tensor", "version", "leaves", "at", "like", "shift", "__weakref__")
 
 
-def observe(driver, swaps=(), generators=(), recording=False, parent=-1, saves=False):
+def observe(driver, swaps=(), generators=(), recording=False, parent=-1, saves=False, graph=None):
     """A fresh `seen`. `swaps`: [(leaf tensor, buffer), ...] for copied slots. `generators`: those that
     the function can reach, beside the default one. `parent`: the node behind which it is recorded.
-    `saves`: the result will require grad, so learn what autograd saves."""
+    `saves`: the result will require grad, so learn what autograd saves. `graph`: the run is a backward
+    of this recorded graph (autograd.py)."""
     seen = {
         "driver": driver, "recording": recording, "made": {}, "touched": {}, "written": set(),
         "results": [], "generators": {}, "devices": set(), "reason": None, "random": False,
         "constants": set(), "keep": [], "memory": [], "parent": parent, "swaps": {}, "buffers": {}, "mirrored": set(), "user": {},
         "raw": set(), "fixed": {}, "states": {},
         "reachable": generators, "saves": saves, "saved": [], "since": sequence_number(),
-        "inside": False,
+        "inside": False, "graph": graph, "tokens": {}, "rng": {},
     }  # fmt: skip
     for leaf, buffer in swaps:
         lo = core.address(leaf)
@@ -124,13 +128,20 @@ def run(seen, function, args, kwargs):
     for generator in (torch.default_generator, *seen["reachable"]):
         if generator.device.type == "cpu":
             watch_draw(seen, generator, after=True)
-    watched = regions_watched(OpWatch)
-    with OpWatch(seen), MemoryWatch(seen), watch_saves(seen), watched as saw_regions:
+    mode, watched = OpWatch(seen), regions_watched(OpWatch)
+    states = states_watched(
+        functools.partial(mode_is_active, mode),
+        functools.partial(watch_get_state, seen),
+        functools.partial(watch_set_state, seen),
+    )
+    with mode, MemoryWatch(seen), watch_saves(seen), states, watched as saw_regions:
         result = function(*args, **kwargs)
     if seen["recording"] and not saw_regions():
         refuse(seen, errors.compiles("the function"))
-    if seen["reason"] is None and seen["driver"] == HOST:
+    if seen["reason"] is None:
         watch_draw(seen, torch.default_generator, after=False)
+        if any(rng["at"] is not rng["words"] for rng in seen["rng"].values()):
+            refuse(seen, errors.reseeded(user_line(seen)))
     return result
 
 
@@ -166,6 +177,110 @@ def watch_draw(seen, generator, after):
     if not after and key in seen["states"] and not torch.equal(seen["states"][key], now):
         refuse(seen, errors.reseeded(user_line(seen)))
     seen["states"][key] = now
+
+
+# A state that is read inside the function and set again (torch.utils.checkpoint does so) is a *token*:
+# on the host the state itself, which the tape reads anew; in a capture a stand-in for the two words from
+# which the numbers are drawn and how far the recording has come since. One that lives on until the
+# backward is saved for it like a tensor: `graph` knows at which place.
+
+
+def watch_get_state(seen, generator, plain):
+    """The function reads a default generator's state."""
+    if generator.device.type == "cpu" or not seen["recording"]:
+        with unseen(seen):
+            state = plain()
+            note_token(seen, state, 0, generator, None)
+            if is_host_recording(seen):
+                seen["made"][core.storage_id(state)] = user_line(seen)
+                seen["memory"].append(seen["keep"].pop())
+                core.state_op(generator, state, False)
+        return state
+    rng = seen["rng"][core.generator_id(generator)]
+    words, moved = rng["at"], core.moved_generator(rng["handle"])
+    if rng["copy"] is None and words is rng["words"]:
+        rng["copy"] = words.clone()  # the words of this very run, if its backward asks
+    state = torch.frombuffer(bytearray(16), dtype=torch.uint8)
+    kept = rng["copy"] if words is rng["words"] else words
+    note_token(seen, state, moved, generator, kept)
+    return state
+
+
+@contextlib.contextmanager
+def unseen(seen):
+    """Ops in here are not the function's (a tensor that C++ detaches is one, under a mode)."""
+    before, seen["inside"] = seen["inside"], True
+    try:
+        yield
+    finally:
+        seen["inside"] = before
+
+
+def note_token(seen, state, moved, generator, words):
+    """Weakly: whoever still holds it at the end will ask for it later. Its address is not used again."""
+    seen["tokens"][core.storage_id(state)] = (weakref.ref(state), moved, generator, words)
+    with unseen(seen):
+        seen["keep"].append(core.twin(state))
+
+
+def watch_set_state(seen, generator, state, plain):
+    """The function sets a default generator's state: to a token, or it cannot be replayed."""
+    sid = core.storage_id(state)
+    state, moved, words = token_of(seen, sid, state)
+    if words is None:  # set to what the function did not read: the next draw, or the end, refuses
+        with unseen(seen):
+            return plain(state)
+    if generator.device.type != "cpu" and seen["recording"]:
+        rng = seen["rng"][core.generator_id(generator)]
+        rng["at"] = rng["words"] if words is rng["copy"] else words
+        core.point_generator(rng["handle"], words[0:1], words[1:2], moved)
+        return None
+    with unseen(seen):
+        plain(real_state(state, moved, words))
+        if generator.device.type == "cpu":
+            seen["states"][core.generator_id(generator)] = generator.get_state()
+        if is_host_recording(seen):
+            if sid not in seen["made"]:
+                seen["touched"].setdefault(core.storage_id(state), state)
+            core.state_op(generator, fix(seen, exchange(seen, state)), True)
+    return None
+
+
+def token_of(seen, sid, state):
+    """(state, how far a recording had come, the words it counts from), of this run or of the forward
+    whose backward it is; words are None for a state that is no token."""
+    if sid in seen["tokens"]:
+        _, moved, _, words = seen["tokens"][sid]
+        return state, moved, state if words is None else words
+    found = seen["graph"]["tokens"].get(sid) if seen["graph"] is not None else None
+    if found is None:
+        return state, 0, None
+    at, moved, _ = found
+    words = seen["graph"]["leaves"][at]
+    return words, moved, words
+
+
+def real_state(state, moved, words):
+    """A token as a generator takes it."""
+    if words.dtype == torch.uint8:
+        return state
+    seed, offset = words.tolist()
+    return pack_state(seed, offset + moved)
+
+
+def fill_tokens(seen, generators, words):
+    """The capture was launched once and is thrown away: its tokens are now the states they stand for."""
+    began = dict(zip(map(core.generator_id, generators), words, strict=True))
+    for ref, moved, generator, where in seen["tokens"].values():
+        state = ref()
+        if state is not None and where is not None:
+            seed, offset = began[core.generator_id(generator)]
+            state.copy_(pack_state(seed, offset + moved))
+
+
+def pack_state(seed, offset):
+    """The state of a CUDA generator as get_state() gives it."""
+    return torch.frombuffer(bytearray(struct.pack("=Qq", seed % 2**64, offset)), dtype=torch.uint8)
 
 
 def span(t):

@@ -57,6 +57,7 @@ struct Sinks {
   std::vector<ag::Edge> ends;    // the edge that leads to each tensor; after the cut those of leaves,
                                  // whose accumulators a saved leaf asks for when it is unpacked
   std::vector<ag::Edge> roots;   // where the graph begins; until the cut
+  std::vector<NodePtr> graph;    // all of it; since the cut
 };
 
 static constexpr const char* SINKS = "cgt.sinks";
@@ -92,8 +93,7 @@ static PyObject* sinks_new(PyObject* tensors, int64_t side) noexcept {
   }
 }
 
-// After it, on the stream that records, since the engine runs a node on the stream that was current
-// when it learnt of its input: a sink for each tensor that requires grad. The graph begins at `results`.
+// After it: a sink for each tensor that requires grad. The graph begins at `results`.
 static int sinks_open(PyObject* capsule, PyObject* tensors, PyObject* results) noexcept {
   try {
     Sinks* sinks = sinks_of(capsule);
@@ -117,16 +117,18 @@ static int sinks_open(PyObject* capsule, PyObject* tensors, PyObject* results) n
 // Walk the graph from its roots. 1 in `reached` for each tensor to which gradients flow; false if an
 // edge leads to anything else that was there before the thread's sequence number was `since`.
 static bool sinks_walk(Sinks* sinks, uint64_t since, bool cut, std::vector<char>* reached) {
+  sinks->graph.clear();
   std::map<std::pair<ag::Node*, uint32_t>, size_t> ends;
   for (size_t k = 0; k < sinks->ends.size(); ++k)
     if (sinks->nodes[k]) ends[{sinks->ends[k].function.get(), sinks->ends[k].input_nr}] = k;
   std::unordered_set<ag::Node*> seen;
-  std::vector<ag::Node*> todo;
+  std::vector<NodePtr> todo;
   for (const ag::Edge& root : sinks->roots)
-    if (seen.insert(root.function.get()).second) todo.push_back(root.function.get());
+    if (seen.insert(root.function.get()).second) todo.push_back(root.function);
   while (!todo.empty()) {
-    ag::Node* node = todo.back();
+    NodePtr node = todo.back();
     todo.pop_back();
+    sinks->graph.push_back(node);
     if (node->sequence_nr() < since || node->sequence_nr() == UINT64_MAX) return false;
     for (ag::Edge& edge : node->next_edges()) {
       if (!edge.is_valid()) continue;
@@ -135,7 +137,7 @@ static bool sinks_walk(Sinks* sinks, uint64_t since, bool cut, std::vector<char>
         (*reached)[end->second] = 1;
         if (cut) edge = ag::Edge(sinks->nodes[end->second], 0);
       } else if (seen.insert(edge.function.get()).second) {
-        todo.push_back(edge.function.get());
+        todo.push_back(edge.function);
       }
     }
   }
@@ -181,6 +183,34 @@ static void sinks_cut(PyObject* capsule) noexcept {
   for (ag::Edge& end : sinks->ends)
     if (end.function && end.function->sequence_nr() != UINT64_MAX) end = ag::Edge();
   sinks->roots.clear();
+}
+
+// The engine runs a node on the stream that was current when the node learnt of its inputs: for the graph
+// let that be today's, since the stream that recorded it may be capturing for another thread.
+static int sinks_stamp(PyObject* capsule) noexcept {
+  try {
+    Sinks* sinks = sinks_of(capsule);
+    std::vector<NodePtr> all(sinks->graph);
+    for (const NodePtr& sink : sinks->nodes)
+      if (sink) all.push_back(sink);
+    for (const NodePtr& node : all) {
+      std::vector<ag::InputMetadata> inputs;
+      bool known = true;
+      for (uint32_t k = 0; k < node->num_inputs(); ++k) {
+        inputs.push_back(node->input_metadata(k));
+        known &= !inputs.back().was_default_constructed() && !inputs.back().is_nested_tensor();
+      }
+      if (!known) continue;
+      node->clear_input_metadata();
+      for (const ag::InputMetadata& m : inputs)
+        node->add_input_metadata(m.options(), m.shape_as_dim_vector(), m.is_tensor_subclass(), false,
+                                 m.grad_dtype());
+    }
+    return 0;
+  } catch (const std::exception& e) {
+    PyErr_SetString(PyExc_RuntimeError, e.what());
+    return -1;
+  }
 }
 
 // What arrived at sink k since it was asked last: a new reference to a tensor, or to None.

@@ -232,6 +232,34 @@ static uint64_t generator_restore(void* handle) noexcept {
   return advance;
 }
 
+// How far the recording has moved the generator, counted from the words that its kernels read now.
+static uint64_t generator_moved(void* handle) noexcept {
+  auto* swap = static_cast<GeneratorSwap*>(handle);
+#if CGT_TORCH_MINOR >= 13
+  return swap->ours->capture_states_[swap->capture_id]->offset_intragraph_;
+#else
+  return swap->ours->offset_intragraph_;
+#endif
+}
+
+// Kernels recorded from here on read these words, and count from `moved`: a state is set.
+static void generator_point(void* handle, PyObject* seed_word, PyObject* offset_word,
+                            uint64_t moved) noexcept {
+  auto* swap = static_cast<GeneratorSwap*>(handle);
+  const at::TensorBase& seed = reinterpret_cast<PyTensor*>(seed_word)->cdata;
+  const at::TensorBase& offset = reinterpret_cast<PyTensor*>(offset_word)->cdata;
+#if CGT_TORCH_MINOR >= 13
+  auto& capture = swap->ours->capture_states_[swap->capture_id];
+  capture->rng_state_seed_extragraph_ = seed;
+  capture->rng_state_offset_extragraph_ = offset;
+  capture->offset_intragraph_ = moved;
+#else
+  swap->ours->seed_extragraph_ = seed;
+  swap->ours->offset_extragraph_ = offset;
+  swap->ours->offset_intragraph_ = moved;
+#endif
+}
+
 // Seed and offset as of now, and advance the generator as eager would.
 static inline int generator_take(PyObject* generator, uint64_t advance, uint64_t* seed,
                                  uint64_t* offset) noexcept {
@@ -277,6 +305,8 @@ static void* generator_swap(PyObject*, PyObject*, PyObject*, unsigned long long)
   return nullptr;
 }
 static uint64_t generator_restore(void*) noexcept { return 0; }
+static uint64_t generator_moved(void*) noexcept { return 0; }
+static void generator_point(void*, PyObject*, PyObject*, uint64_t) noexcept {}
 static inline int generator_take(PyObject*, uint64_t, uint64_t*, uint64_t*) noexcept {
   return cuda_absent();
 }

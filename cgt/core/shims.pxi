@@ -71,6 +71,7 @@ cdef extern from "tape_shim.h" namespace "cgt":
     void tape_patch_copy(void* tape, int k, const void* source) noexcept nogil
     int tape_add(void* tape, const char* name, const char* overload, PyObject* args,
                  PyObject* kwargs, PyObject* into) noexcept
+    int tape_state(void* tape, PyObject* generator, PyObject* state, int sets) noexcept
     int tape_run(void* tape, string* error) noexcept nogil   # 0, or which Python error it was
 
 cdef extern from "autograd_shim.h" namespace "cgt":
@@ -80,6 +81,7 @@ cdef extern from "autograd_shim.h" namespace "cgt":
     PyObject* sinks_find(PyObject* capsule, uint64_t since) noexcept
     int sinks_join(PyObject* capsule, int k, PyObject* t) noexcept
     void sinks_cut(PyObject* capsule) noexcept
+    int sinks_stamp(PyObject* capsule) noexcept
     PyObject* sink_take(PyObject* capsule, int k) noexcept
     int in_backward() noexcept
     void* backward_new(PyObject* site, PyObject* saved, PyObject** flows, int n, int path,
@@ -107,6 +109,9 @@ cdef extern from "cuda_shim.h" namespace "cgt":
     void* generator_swap(PyObject* generator, PyObject* seed_word, PyObject* offset_word,
                          unsigned long long capture_id) noexcept
     uint64_t generator_restore(void* handle) noexcept
+    uint64_t generator_moved(void* handle) noexcept
+    void generator_point(void* handle, PyObject* seed_word, PyObject* offset_word,
+                         uint64_t moved) noexcept
     int generator_take(PyObject* generator, uint64_t advance, uint64_t* seed,
                        uint64_t* offset) noexcept
 

@@ -310,6 +310,27 @@ def restore_generator(uintptr_t handle):
     return generator_restore(<void*>handle)
 
 
+def moved_generator(uintptr_t handle):
+    """How far the recording has moved a generator since the words that its kernels read now."""
+    return generator_moved(<void*>handle)
+
+
+def point_generator(uintptr_t handle, object seed_word, object offset_word, uint64_t moved):
+    """Kernels recorded from here on read these words, and count from `moved`."""
+    generator_point(<void*>handle, <PyObject*>seed_word, <PyObject*>offset_word, moved)
+
+
+def recorded_words():
+    """[(seed, offset), ...] of the recording that was launched once, in the order of `words`."""
+    cdef Gen* g
+    cdef int32_t k
+    found = []
+    for k in range(TABLE.rec_gens.n):
+        g = <Gen*>TABLE.rec_gens.rows + k
+        found.append((g.seed, g.offset))
+    return found
+
+
 def words(object generator, object seed_word, object offset_word):
     """Record the node that writes a generator's words."""
     record_words(&TABLE, generator, seed_word, offset_word)
@@ -324,6 +345,11 @@ def op(bytes name, bytes overload, tuple args, dict kwargs, tuple into):
     """Append an op to the host driver's tape."""
     if tape_add(TABLE.rec.exec, name, overload, <PyObject*>args, <PyObject*>kwargs,
                 <PyObject*>into) != 0: raise_pending()
+
+
+def state_op(object generator, object state, bint sets):
+    """Append to the host driver's tape: a generator's state is read into a tensor, or set from it."""
+    tape_state(TABLE.rec.exec, <PyObject*>generator, <PyObject*>state, sets)
 
 
 def end(list advances):
@@ -387,6 +413,11 @@ def sinks_result(object handle, int k, object t):
 def sinks_lead(object handle):
     """Cut the graph off from what was before the call: its edges lead to the sinks."""
     sinks_cut(<PyObject*>handle)
+
+
+def sinks_here(object handle):
+    """Have the graph run on the current stream."""
+    if sinks_stamp(<PyObject*>handle) != 0: raise_pending()
 
 
 def sinks_take(object handle, list which):

@@ -23,9 +23,11 @@
 namespace cgt {
 
 struct TapeOp {
-  c10::OperatorHandle op;
+  std::optional<c10::OperatorHandle> op;  // none: a generator's state is read into args[0], or set from it
   std::vector<c10::IValue> args;
   std::vector<at::Tensor> into;  // where results are copied; empty if the op writes in place
+  at::Generator generator;
+  bool sets = false;
 };
 
 struct TapeCopy {  // a copied slot: `nbytes` from today's input into the tape's own buffer
@@ -272,7 +274,7 @@ static int tape_add(void* t, const char* name, const char* overload, PyObject* a
   try {
     auto op = c10::Dispatcher::singleton().findSchemaOrThrow(name, overload);
     const auto& wanted = op.schema().arguments();
-    TapeOp row{op, {}, {}};
+    TapeOp row{op, {}, {}, {}};
     row.args.reserve(wanted.size());
     Py_ssize_t given = PyTuple_GET_SIZE(args);
     for (size_t k = 0; k < wanted.size(); ++k) {
@@ -299,6 +301,25 @@ static int tape_add(void* t, const char* name, const char* overload, PyObject* a
   }
 }
 
+// Append the reading of a generator's state into `state`, or the setting from it.
+static int tape_state(void* t, PyObject* generator, PyObject* state, int sets) noexcept {
+  TapeOp row{std::nullopt, {c10::IValue(twin_of(state))}, {},
+             reinterpret_cast<PyGenerator*>(generator)->cdata};
+  row.sets = sets;
+  static_cast<Tape*>(t)->ops.push_back(std::move(row));
+  return 0;
+}
+
+static void run_state(const TapeOp& row) {
+  const at::Tensor& state = row.args[0].toTensor();
+  at::Generator generator = row.generator;
+  std::lock_guard<std::mutex> lock(generator.mutex());
+  if (row.sets)
+    generator.set_state(state.clone());  // the state that is set is kept by some generators
+  else
+    state.copy_(generator.get_state());
+}
+
 enum TapeError { TAPE_RAN, TAPE_RUNTIME, TAPE_INDEX, TAPE_VALUE, TAPE_TYPE, TAPE_ABSENT };
 
 // Run the tape. Called without the GIL. What an op throws is returned as text in `error`, and its
@@ -313,8 +334,12 @@ static int tape_run(void* t, std::string* error) noexcept {
       if (c.nbytes) memcpy(c.to.mutable_data_ptr(), c.from, static_cast<size_t>(c.nbytes));
     std::vector<c10::IValue> stack;  // one for the run; an op may run another tape
     for (const auto& row : tape->ops) {
+      if (!row.op) {
+        run_state(row);
+        continue;
+      }
       stack.assign(row.args.begin(), row.args.end());
-      row.op.callBoxed(&stack);
+      row.op->callBoxed(&stack);
       size_t k = 0;
       for (const auto& value : stack) {
         if (k == row.into.size()) break;
