@@ -237,7 +237,11 @@ def describe_escapes(state, rec, seen, row):
     known.update(core.storage_id(t) for t in row["out"].tensors)
     if rec["driver"] == CUDA:
         known.update(seen["constants"])  # numbers on the host, the same at each call
+    if row["graph"] is not None:
+        known.update(row["graph"]["tokens"])
     alive = find_alive(seen, lambda sid: sid not in known and sid in seen["made"])
+    states = {sid: token[0]() for sid, token in seen["tokens"].items() if sid not in known}
+    alive += [state for state in states.values() if state is not None]
     if not alive:
         return None
     names = [
@@ -247,7 +251,7 @@ def describe_escapes(state, rec, seen, row):
     seen["escaped"] = alive
     state["escapes"] += 1
     holder = f", held by {names[0]}" if names else ""
-    return errors.kept_tensor(seen["made"][core.storage_id(alive[0])], holder)
+    return errors.kept_tensor(seen["made"].get(core.storage_id(alive[0]), "get_rng_state()"), holder)
 
 
 def part_result(row):
