@@ -561,6 +561,24 @@ def test_out_variant_that_resizes_what_it_is_given_is_not_trusted():
         assert not tape.writes_same(aten.add.out, "out", (a, a), {}, a)
 
 
+def heard(function, args):
+    """What four calls warn of, each text once."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(4):
+            function(*args)
+    return {str(w.message) for w in caught}
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_recording_warns_of_nothing_that_eager_does_not_warn_of(name, capfd):
+    """An out variant that is tried may resize, of which ATen warns when the op around it returns."""
+    function, *makers = TABLES[name]
+    args = [make() for make in makers]
+    assert heard(cgt.jit(function), args) <= heard(function, args)
+    assert "Warning" not in "".join(capfd.readouterr())
+
+
 def test_memory_of_empty_tensors_is_no_op_of_the_tape():
     f = cgt.jit(lambda a: torch.empty_like(a).copy_(a))
     a = torch.randn(4)

@@ -68,6 +68,8 @@ cdef extern from "tape_shim.h" namespace "cgt":
     int host_give_away(void* held, PyObject* proto) noexcept
     void* range_begin(PyObject* name) noexcept
     void range_end(void* range_) noexcept
+    void* warnings_off() noexcept
+    void warnings_on(void* before) noexcept
     void tape_patch_copy(void* tape, int k, const void* source) noexcept nogil
     int tape_add(void* tape, const char* name, const char* overload, PyObject* args,
                  PyObject* kwargs, PyObject* into) noexcept

@@ -352,6 +352,15 @@ def state_op(object generator, object state, bint sets):
     tape_state(TABLE.rec.exec, <PyObject*>generator, <PyObject*>state, sets)
 
 
+def quiet(object f):
+    """Call f; what ATen warns of meanwhile is dropped."""
+    cdef void* before = warnings_off()
+    try:
+        f()
+    finally:
+        warnings_on(before)
+
+
 def end(list advances):
     """End the recording: graph and exec exist now."""
     record_end(&TABLE, advances)

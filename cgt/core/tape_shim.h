@@ -12,6 +12,7 @@
 #include <ATen/core/jit_type.h>
 
 #include <ATen/record_function.h>
+#include <c10/util/Exception.h>
 
 #include <climits>
 #include <unordered_map>
@@ -372,6 +373,24 @@ static int tape_run(void* t, std::string* error) noexcept {
     *error = e.what();
     return TAPE_RUNTIME;
   }
+}
+
+// --- warnings ---
+
+struct Deaf final : c10::WarningHandler {
+  void process(const c10::Warning&) override {}
+};
+
+// From now on nobody hears what ATen warns of on this thread; returns who would have.
+static void* warnings_off() noexcept {
+  static Deaf deaf;
+  auto* before = c10::WarningUtils::get_warning_handler();
+  c10::WarningUtils::set_warning_handler(&deaf);
+  return before;
+}
+
+static void warnings_on(void* before) noexcept {
+  c10::WarningUtils::set_warning_handler(static_cast<c10::WarningHandler*>(before));
 }
 
 // --- ranges that profilers show ---
