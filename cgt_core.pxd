@@ -64,7 +64,7 @@ cdef enum:                  # Policy: fns.outputs: what happens to a held output
     RESCUE, POISON, BORROW
 
 cdef enum:                  # PlaceKind: the numbers are those of cgt/places.py
-    DICT_ITEM, DICT_LEN, CELL, LIST_ITEM, LIST_LEN, TYPE_ATTR, ATTR
+    DICT_ITEM, DICT_LEN, CELL, LIST_ITEM, LIST_LEN, TYPE_ATTR, ATTR, EMPTY
 
 cdef enum:                  # Miss: why a node did not accept a call; guard.pxi says, dispatch.py explains
     FITS, MISS_SPEC, MISS_AMBIENT, MISS_META, MISS_POINTER, MISS_ALIGN, MISS_VALUE, MISS_OVERLAP,

@@ -4,6 +4,7 @@ Every function returns rows as plain tuples, or the sentence that says why there
 """
 
 import gc
+import types
 import weakref
 
 import cgt_core as core
@@ -16,6 +17,7 @@ NONE = -1
 UNUSED, PINNED, COPIED, VALUE = range(4)  # Binding in cgt_core.pxd
 FRESH, SHARED, VIEW, INPUT, AGAIN = range(5)  # OutKind
 DEFAULT_GENERATORS = (torch.default_generator, *torch.cuda.default_generators)
+CODE = (type, types.ModuleType, types.FunctionType, types.MethodType, types.CodeType, torch.Tensor)
 CONSTANT_TYPES = (type(None), bool, int, float, complex, str, bytes, range, slice, type)
 
 
@@ -244,14 +246,39 @@ def describe_escapes(state, rec, seen, row):
     alive += [state for state in states.values() if state is not None]
     if not alive:
         return None
+    seen["escaped"] = alive
+    state["escapes"] += 1
+    old = find_replaced(rec["places"], alive)
+    if old is not None:
+        return errors.place_changed(old)
     names = [
         p.path for p in rec["places"]
         if p.kind == places.DICT_ITEM and any(p.holder.get(p.key) is t for t in alive)
     ]  # fmt: skip
-    seen["escaped"] = alive
-    state["escapes"] += 1
     holder = f", held by {names[0]}" if names else ""
     return errors.kept_tensor(seen["made"].get(core.storage_id(alive[0]), "get_rng_state()"), holder)
+
+
+def find_replaced(found, tensors):
+    """The path of an object that the run replaced and that leads to one of the tensors, or None. Then
+    it is the place that holds it, not the user; and a recording for the old object would fit no call."""
+    wanted = {id(t) for t in tensors}
+    kinds = places.DICT_ITEM, places.CELL, places.LIST_ITEM
+    old = [p for p in found if p.kind in kinds and places.value_at(p) is not p.want]
+    return next((p.path for p in old if leads_to(p.want, wanted)), None)
+
+
+def leads_to(thing, wanted):
+    """Is one of the objects wanted, given by their ids, in here? Not through code, which leads everywhere."""
+    todo, done = [thing], set()
+    while todo:
+        one = todo.pop()
+        if id(one) in wanted:
+            return True
+        if id(one) not in done and not issubclass(type(one), CODE):
+            done.add(id(one))
+            todo.extend(gc.get_referents(one))
+    return False
 
 
 def part_result(row):
@@ -336,7 +363,7 @@ def group_places(found):
         number = p.key if p.kind == places.LIST_ITEM else number
         present = p.want is not places.MISSING
         row = (p.kind, is_plain(p.want), p.holder, p.key, p.want, present, number)
-        if p.kind in (places.DICT_ITEM, places.DICT_LEN):
+        if p.kind in (places.DICT_ITEM, places.DICT_LEN):  # EMPTY: no tag tells of its contents
             groups.setdefault(id(p.holder), (p.holder, []))[1].append((row, p.path))
         else:
             loose.append((row, p.path))

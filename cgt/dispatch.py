@@ -430,6 +430,7 @@ def record_call(state, function, spec, flat, args, kwargs):
     del outcome
     note_leaves(state, seen, flat)
     try:
+        places.settle_empties(rec["places"], rec["lone"], rec["changed"])
         row = describe.rows(rec, seen, result, args, kwargs)
         if not isinstance(row, str):
             row = autograd.rows(state, rec, seen, row)
@@ -486,6 +487,8 @@ def prepare(state, function, spec, flat):
         begin_iteration(device, tensors)
     return {
         "flat": flat, "reached": reached, "places": found, "unguarded": unguarded,
+        "lone": places.lone_empties(found),
+        "changed": changed_places(state, spec, flat, path, parent),
         "graph": graph, "saves": state["saves"] and torch.is_grad_enabled(),
         "driver": driver, "parent": parent, "moves": moves, "before": None, "node": None,
         "copied": choose_copied(state, flat, reached, driver, parent, [leaf for _, leaf in moves]),
@@ -536,6 +539,16 @@ def note_moves(state, spec, flat, path, parent):
             state["moved"].add(flat.paths[leaf])
             moves.append((node, leaf))
     return moves
+
+
+def changed_places(state, spec, flat, path, parent):
+    """Paths of the places that kept recordings from fitting this call."""
+    misses = core.node_misses(path, parent, state["f"], spec, list(flat.tensors))
+    return {
+        state["keep"][node]["place_paths"][index]
+        for node, why, index in misses
+        if why == MISS_PLACE
+    }
 
 
 def named_tensors(found):

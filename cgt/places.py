@@ -35,16 +35,17 @@ from typing import Any, NamedTuple
 import torch
 from torch.nn.modules import module as torch_module
 
-DICT_ITEM, DICT_LEN, CELL, LIST_ITEM, LIST_LEN, TYPE_ATTR, ATTR = range(7)
+DICT_ITEM, DICT_LEN, CELL, LIST_ITEM, LIST_LEN, TYPE_ATTR, ATTR, EMPTY = range(8)
 MISSING = object()  # the wanted value of a key that must stay absent, of a cell that is empty
 MOST_ENTRIES = 4096  # a larger container is data rather than settings: its entries are not guarded
 
 
 class Place(NamedTuple):
-    kind: int  # one of the seven above
+    kind: int  # one of the eight above
     holder: Any  # the dict, cell, list, type or object; kept alive by this row
     key: Any  # dict key, list index, attribute name; None for CELL and *_LEN
-    want: Any  # what is there now; an int for *_LEN; TYPE_ATTR: the raw entry of the class dict
+    want: Any  # what is there now; an int for *_LEN; TYPE_ATTR: the raw entry of the class dict;
+    # EMPTY: one like it
     path: str  # for messages: model.layers.0.weight, opt.param_groups[0]['lr']
 
 
@@ -493,6 +494,94 @@ GLOBAL_HOOKS = (
     "_global_backward_hooks",
 )
 OPTIMIZER_HOOKS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
+
+
+# An empty container that a function, or what runs between its calls, fills and replaces by another
+# empty one (a gradient scaler does) is a new object at each call. If nobody but its place holds it, that cannot be noticed, so the place
+# may be guarded as EMPTY: still such a container, still empty, still held by nobody else. All of it is
+# asked before the run and after it, since what the run itself left behind would not come again.
+
+
+def lone_empties(found):
+    """Positions of the places whose value is an empty container that nobody else holds."""
+    rows = [
+        k
+        for k, p in enumerate(found)
+        if (p.kind == CELL or (p.kind == DICT_ITEM and is_simple(p.key)))
+        and any(type(p.want) is cls for cls in EMPTIABLE)
+        and not p.want
+    ]
+    ours = count_references(found, rows)
+    return [k for k in rows if references(found[k]) == ours[id(found[k].want)] + 1]
+
+
+def settle_empties(found, lone, changed):
+    """After the run: make the places EMPTY that the run left just as it found them, but for the
+    container's identity: those where it replaced that, and those `changed` since another recording (by
+    path; the others are quicker to guard by identity). Lets go of the old containers, which the
+    function may have filled."""
+    ours = count_references(found, lone)
+    settled = {}
+    for k in lone:
+        row = found[k]
+        now = row._replace(want=value_at(row))
+        if not is_same_empty(now.want, row.want):
+            continue
+        if now.want is row.want:
+            others = references(row) - ours[id(row.want)] - 2  # but for `now` and the place
+            alone = row.path in changed and others == 0
+        else:
+            alone = references(row) == ours[id(row.want)] and references(now) == 2
+        if alone:
+            settled[k] = row._replace(kind=EMPTY, want=empty_like(row.want))
+    gone = {id(found[k].want) for k in settled}
+    found[:] = [settled.get(k, p) for k, p in enumerate(found) if id(p.holder) not in gone]
+
+
+def references(place):
+    """How many references there are to the wanted value, that of this row included."""
+    return sys.getrefcount(place.want) - COUNTING
+
+
+def count_references(found, rows):
+    """id of the value wanted by each of `rows` -> how often `found` refers to it."""
+    counts = dict.fromkeys([id(found[k].want) for k in rows], 0)
+    for thing in (thing for p in found for thing in (p.holder, p.want)) if counts else ():
+        if id(thing) in counts:
+            counts[id(thing)] += 1
+    return counts
+
+
+def value_at(place):
+    """What a place of a dict, cell or list holds now."""
+    if place.kind == DICT_ITEM:
+        return dict.get(place.holder, place.key, MISSING)
+    if place.kind == LIST_ITEM:
+        there = place.key < list.__len__(place.holder)
+        return list.__getitem__(place.holder, place.key) if there else MISSING
+    try:
+        return place.holder.cell_contents
+    except ValueError:
+        return MISSING
+
+
+def is_same_empty(now, want):
+    """Are these two alike, empty, whatever was in the wanted one since?"""
+    if type(now) is not type(want) or now:
+        return False
+    return type(now) is not collections.defaultdict or now.default_factory is want.default_factory
+
+
+def empty_like(thing):
+    """An empty container of the same kind."""
+    if type(thing) is collections.defaultdict:
+        return collections.defaultdict(thing.default_factory)
+    return type(thing)()
+
+
+EMPTIABLE = (list, dict, collections.defaultdict)  # no attributes, no weak references
+COUNTING = 0
+COUNTING = references(Place(CELL, None, None, [], "")) - 1  # the call's own
 
 
 # The tables. (The descriptors of `type` itself, because a metaclass may override them.)

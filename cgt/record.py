@@ -260,6 +260,9 @@ def restore_places(before, seen, tensors_only):
         elif p.kind == places.LIST_ITEM and p.key < len(p.holder):
             if p.holder[p.key] is not p.want and spoilt(p.holder[p.key]):
                 p.holder[p.key] = p.want
+        elif p.kind == places.DICT_LEN and p.want == 0:
+            for key in [key for key, value in dict.items(p.holder) if spoilt(value)]:
+                dict.__delitem__(p.holder, key)
         elif p.kind == places.LIST_LEN:
             more = p.holder[p.want :]
             if any(spoilt(v) for v in more):

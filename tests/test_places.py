@@ -10,6 +10,7 @@ import dis
 import enum
 import functools
 import inspect
+import random
 import sys
 import time
 import types
@@ -20,7 +21,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as some
 from torch import nn
 
-from cgt import places
+import cgt
+from cgt import options, places, record
 from cgt.places import MISSING, find_places
 
 PLAIN = (type(None), bool, int, float, complex, str, bytes, tuple)
@@ -729,6 +731,162 @@ def test_scheduler_and_scaler():
     scheduler.last_epoch += 1
     scaler._enabled = False
     assert set(broken(found)) == {"scheduler.last_epoch", "scaler._enabled"}
+
+
+# Empty containers that the function fills and replaces: any like them will do, and nothing else
+
+
+def new_box():
+    return types.SimpleNamespace(one={}, other=[], kept=None)
+
+
+def put(container, value):
+    container.append(value) if type(container) is list else container.update(key=value)
+
+
+def describe_box(box):
+    """A number of all that a function can tell of the box, but for identities that nobody else has."""
+    kind = (list, dict, collections.defaultdict).index(type(box.one))
+    factory = getattr(box.one, "default_factory", None) is list
+    sizes = 10 * len(box.one) + 100 * len(box.other)
+    return kind + 3 * factory + sizes + 1000 * (box.one is box.other)
+
+
+def filling(box, leave="replaced"):
+    """A step that keeps its intermediate results in the box, and how it leaves that."""
+
+    def step(x):
+        before = describe_box(box)
+        put(box.one, x * 2)
+        y = x + before + 1e4 * describe_box(box)
+        if leave == "replaced":
+            box.one = places.empty_like(box.one)
+        elif leave == "kept as well":
+            box.kept, box.one = box.one, places.empty_like(box.one)
+            box.kept.clear()
+        elif leave == "cleared":
+            box.one.clear()
+        elif leave == "filled":
+            box.one.clear()
+            put(box.one, 1)
+        return y
+
+    return step
+
+
+def set_one(value):
+    return lambda box: setattr(box, "one", value())
+
+
+CHANGES = {
+    "nothing": lambda box: None,
+    "another": lambda box: setattr(box, "one", places.empty_like(box.one)),
+    "a list": set_one(list),
+    "a dict": set_one(dict),
+    "a defaultdict": set_one(lambda: collections.defaultdict(int)),
+    "a defaultdict of lists": set_one(lambda: collections.defaultdict(list)),
+    "filled": lambda box: put(box.one, 1),
+    "replaced by a filled one": set_one(lambda: {"a": 1}),
+    "emptied": lambda box: box.one.clear(),
+    "an alias": lambda box: setattr(box, "other", box.one),
+    "no alias": lambda box: setattr(box, "other", []),
+    "held": lambda box: setattr(box, "kept", box.one),
+    "not held": lambda box: setattr(box, "kept", None),
+}
+
+
+def after(changes, leave, device, **more):
+    """Let an eager and a jitted step meet the same changes of their boxes; the jitted one's stats."""
+    boxes = new_box(), new_box()
+    eager = filling(boxes[0], leave)
+    jitted = cgt.jit(filling(boxes[1], leave), **more)
+    for k, name in enumerate(changes):
+        for box in boxes:
+            CHANGES[name](box)
+        x = torch.full((2,), float(k), device=device)
+        assert torch.equal(jitted(x), eager(x)), (k, name)
+        assert describe_box(boxes[1]) == describe_box(boxes[0]), (k, name)
+    return cgt.stats(jitted)
+
+
+def test_an_empty_container_that_is_replaced_by_another_replays(device):
+    for kind in ("a list", "a dict", "a defaultdict", "a defaultdict of lists"):
+        stats = after([kind] + ["nothing"] * 3 + ["another"] * 3, "replaced", device)
+        assert (stats.records, stats.replays, stats.eager) == (1, 5, 0), stats.reasons
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_what_is_no_such_container_any_more_is_recorded(device, change):
+    stats = after(["nothing"] * 4 + [change], "replaced", device)
+    # not "no alias": `other` is only read, so guarded by identity as ever
+    fits = change in ("nothing", "another", "a dict", "emptied", "not held")
+    assert stats.replays == 2 + fits, stats.reasons
+
+
+@pytest.mark.parametrize("leave", ["filled", "kept as well"])
+def test_a_container_that_the_function_leaves_otherwise_never_replays(device, leave):
+    stats = after(["nothing", *["a dict"] * 6], leave, device)
+    assert stats.replays == 0, stats.reasons
+
+
+@pytest.mark.parametrize("leave", ["replaced", "kept as well", "cleared"])
+def test_any_changes_of_an_emptied_container_are_seen(device, leave, monkeypatch):
+    monkeypatch.setattr(options, "COOL_DOWN", (2, 4))
+    choose = random.Random(leave)
+    changes = [name for name in choose.choices([*CHANGES], k=150) for name in (name, "nothing")]
+    stats = after(changes, leave, device, max_records=100)
+    assert stats.replays > 50 or leave == "kept as well", stats
+
+
+def test_an_empty_container_that_the_caller_replaces_is_learnt(device):
+    changes = ["nothing", "nothing", "no alias", "no alias", "no alias", "an alias", "no alias"]
+    stats = after(changes, "cleared", device)
+    assert (stats.records, stats.replays, stats.eager) == (3, 3, 0), stats.reasons
+
+
+def test_a_variable_of_a_closure_may_be_replaced_too(device):
+    kept = []
+
+    def step(x):
+        nonlocal kept
+        kept.append(x * 2)
+        y = kept[-1] + len(kept)
+        kept = []
+        return y
+
+    jitted = cgt.jit(step)
+    for k in range(6):
+        assert jitted(torch.full((2,), float(k), device=device))[0].item() == 2 * k + 1
+    assert cgt.stats(jitted).replays == 4
+    kept.append(None)
+    assert jitted(torch.ones(2, device=device))[0].item() == 4
+
+
+def test_a_filled_container_that_is_replaced_is_named_and_not_its_tensors(device):
+    box = types.SimpleNamespace(one={"a": 1})
+
+    def step(x):
+        box.one["y"] = x * 2
+        y = box.one["y"] + 1
+        box.one = {"a": 1}
+        return y
+
+    jitted = cgt.jit(step)
+    for k in range(6):
+        assert jitted(torch.full((2,), float(k), device=device))[0].item() == 2 * k + 1
+    (reason,) = cgt.stats(jitted).reasons
+    assert "box.one changes from call to call" in reason and cgt.stats(jitted).replays == 0
+
+
+def test_a_failed_capture_leaves_empty_containers_empty():
+    box = new_box()
+    found = places_of(filling(box))
+    old = box.one
+    put(box.one, torch.ones(1))
+    box.one = {"b": 2}
+    put(box.other, 3)
+    record.restore_places((found, []), None, tensors_only=False)
+    assert box.one is old and not box.one and not box.other
 
 
 # Odd objects: nothing of theirs may run, nothing may raise

@@ -17,6 +17,11 @@ cdef int place_holds(Place* p) except -1:
     elif p.kind == LIST_ITEM:
         if p.number >= PyList_GET_SIZEX(p.holder): return 0
         now = PyList_GET_ITEMX(p.holder, p.number)
+    elif p.kind == EMPTY:
+        now = PyCell_GET(p.holder) if PyCell_Check(p.holder) else \
+            PyDict_GetItemWithError(p.holder, p.key)
+        if now is NULL: return -1 if PyErr_Occurred() is not NULL else 0
+        return empty_same(p.want, now)
     elif p.kind == TYPE_ATTR:
         now = type_lookup(p.holder, p.key)
     else:
@@ -30,6 +35,14 @@ cdef int place_holds(Place* p) except -1:
     if now == p.want: return 1
     if now is NULL or p.want is NULL or not p.plain: return 0
     return plain_same(p.want, now)
+
+cdef int empty_same(PyObject* want, PyObject* now) except -1:
+    """Is this an empty container like the wanted one, that nobody but its place holds? Then nothing can
+    tell the two apart."""
+    if Py_REFCNT(now) != 1 or Py_TYPE_(now) != Py_TYPE_(want): return 0
+    if PyList_CheckExact(now): return PyList_GET_SIZEX(now) == 0
+    if PyDict_GET_SIZE(now) != 0: return 0
+    return PyDict_CheckExact(now) or (<object>now).default_factory is (<object>want).default_factory
 
 cdef int32_t places_hold(Table* t, id_t n) except -2:
     """NONE if all places of the node hold, else the index of the first that does not."""
