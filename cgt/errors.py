@@ -104,6 +104,34 @@ def cpu_state(op, line):
     )
 
 
+def optimizer_option(name, line, option):
+    return (
+        f"{name}.step at {line} keeps numbers on the host that change at each step. "
+        f"Make the optimizer with {option}."
+    )
+
+
+def optimizer_outside(name, line):
+    return (
+        f"{name}.step at {line} needs numbers on the host, and no option of {name} changes that. "
+        "Call it outside the jitted function."
+    )
+
+
+def scaler_option(name, line, option):
+    return (
+        f"GradScaler.step at {line} needs to know on the host whether to skip the step of {name}. "
+        f"Make the optimizer with {option}: then it decides on the device."
+    )
+
+
+def scaler_outside(name, line):
+    return (
+        f"GradScaler.step at {line} needs to know on the host whether to skip the step of {name}. "
+        "Call the scaler's step and update outside the jitted function."
+    )
+
+
 def odd_op(op, line):
     return f"{op} at {line} returns new tensors and views at once. Mark the place eager."
 

@@ -214,14 +214,19 @@ def restore_generators(handles):
 
 def failure(error):
     """A sentence on an exception that left a capture, with the user's line."""
-    line, tb = "", error.__traceback__
+    line, tb, frame = "", error.__traceback__, None
     while tb is not None:
-        name = tb.tb_frame.f_code.co_filename
+        frame = tb.tb_frame
+        name = frame.f_code.co_filename
         if not name.startswith(trace.NOT_USER_CODE):
             line = f"{name}:{tb.tb_lineno}"
         tb = tb.tb_next
     if isinstance(error, core.DriverError):
         return errors.recording_failed(error.args[1], line)
+    if "capturable" in str(error):  # an optimizer that looks whether it is being captured
+        reason = trace.step_reason(frame, line)
+        if reason is not None:
+            return reason
     return errors.recording_failed(
         f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}", line
     )

@@ -63,6 +63,7 @@ NOT_USER_CODE = (
 )
 
 
+STEPS = ("step", "_maybe_opt_step")  # functions of torch.optim's optimizers, of torch.amp's scalers
 SPLITS = (torch.tensor_split, torch.Tensor.tensor_split)  # read their indices behind the dispatcher
 
 
@@ -585,7 +586,7 @@ def vet_op(seen, op, facts, args, kwargs, inputs, written):
     """Refuse what a replay could not repeat."""
     line = None
     if facts.reads:
-        line = errors.host_read(str(op), user_line(seen))
+        line = host_reason(seen, errors.host_read, op)
     elif facts.dynamic and (
         facts.packet != "index" or any(t.dtype in (torch.bool, torch.uint8) for t in inputs[1:])
     ):
@@ -602,6 +603,71 @@ def vet_op(seen, op, facts, args, kwargs, inputs, written):
         line = vet_mixed(seen, op, facts, kwargs, inputs, written)
     if line is not None:
         refuse(seen, line)
+
+
+def host_reason(seen, sentence, op):
+    """The sentence on an op that needs the host, or the one that tells an optimizer's user what helps."""
+    line = user_line(seen)
+    if seen["reason"] is not None:  # only the first is told
+        return sentence(str(op), line)
+    return step_reason(sys._getframe(1), line) or sentence(str(op), line)
+
+
+def step_reason(frame, line):
+    """A sentence if PyTorch's code in and around this frame is a step of torch.optim's or the one of a
+    gradient scaler; else None."""
+    while frame is not None and frame.f_code.co_filename.startswith(NOT_USER_CODE):
+        if frame.f_code.co_name in STEPS:
+            owner, optimizer = (frame.f_locals.get(name) for name in ("self", "optimizer"))
+            if isinstance(owner, torch.optim.Optimizer):
+                option = helpful_option(owner)
+                sentence = errors.optimizer_option if option else errors.optimizer_outside
+                return sentence(type(owner).__name__, line, *option)
+            if isinstance(owner, torch.amp.GradScaler):
+                option = scaling_option(optimizer)
+                sentence = errors.scaler_option if option else errors.scaler_outside
+                return sentence(type(optimizer).__name__, line, *option)
+        frame = frame.f_back
+    return None
+
+
+def helpful_option(optimizer):
+    """(what keeps an optimizer's numbers on its device,); () if nothing does."""
+    if is_on_cuda(optimizer) and "capturable" in optimizer.defaults:
+        return () if has_option(optimizer, "capturable") else ("capturable=True",)
+    return fused_option(optimizer)
+
+
+def scaling_option(optimizer):
+    """(what lets an optimizer skip a step on its device,); () if nothing does."""
+    option = fused_option(optimizer)
+    if option and is_on_cuda(optimizer) and "capturable" in optimizer.defaults:
+        return (f"{option[0]}, capturable=True",)
+    return option
+
+
+def fused_option(optimizer):
+    """(fused=True,) if that is what an optimizer lacks and can have."""
+    known = "fused" in optimizer.defaults and not has_option(optimizer, "fused")
+    if not known or not all(p.is_floating_point() for p in parameters_of(optimizer)):
+        return ()
+    instead = any(group.get("foreach") for group in optimizer.param_groups)
+    return ("fused=True instead of foreach=True" if instead else "fused=True",)
+
+
+def has_option(optimizer, name):
+    """Is this option set for all parameters?"""
+    return all(group.get(name) for group in optimizer.param_groups)
+
+
+def is_on_cuda(optimizer):
+    """Are there parameters on a GPU?"""
+    return any(p.is_cuda for p in parameters_of(optimizer))
+
+
+def parameters_of(optimizer):
+    """All parameters of an optimizer."""
+    return [p for group in optimizer.param_groups for p in group["params"]]
 
 
 def is_elsewhere(seen, t):
@@ -621,7 +687,7 @@ def vet_mixed(seen, op, facts, kwargs, inputs, written):
     on_cpu = [t for t in inputs if not t.is_cuda]
     if not on_cpu:
         to_cpu = kwargs.get("device") is not None and torch.device(kwargs["device"]).type == "cpu"
-        return errors.host_read(str(op), user_line(seen)) if to_cpu and inputs else None
+        return host_reason(seen, errors.host_read, op) if to_cpu and inputs else None
     for t in on_cpu:
         known = core.storage_id(t) in seen["constants"] or (
             t.dim() == 0 and core.storage_id(t) not in seen["made"]
@@ -630,12 +696,12 @@ def vet_mixed(seen, op, facts, kwargs, inputs, written):
             len(on_cpu) < len(inputs) or str(kwargs.get("device", "cpu")) != "cpu"
         )
         if copies and len(on_cpu) < len(inputs) and on_cpu[0] is inputs[0]:
-            return errors.host_read(str(op), user_line(seen))
+            return host_reason(seen, errors.host_read, op)
         if not known or copies:
             return errors.cpu_tensor(str(op), user_line(seen), tuple(t.shape))
     external = any(not t.is_cuda and core.storage_id(t) not in seen["made"] for t in written)
     if external or (len(on_cpu) == len(inputs) and facts.draws):
-        return errors.cpu_state(str(op), user_line(seen))
+        return host_reason(seen, errors.cpu_state, op)
     return None
 
 

@@ -232,6 +232,80 @@ def test_reason_tells_what_and_where_and_its_advice_replays(device, sentence, k)
         replays_after(cgt.jit(good), x)
 
 
+@pytest.mark.parametrize(
+    "words, cls, bad, good",
+    [
+        ("SGD.step at .* with fused=True[.]", torch.optim.SGD, {}, {"fused": True}),
+        ("SGD.step at .* fused=True instead of foreach=True[.]", torch.optim.SGD,
+         {"foreach": True}, {"fused": True}),
+        ("Adafactor.step at .* outside", torch.optim.Adafactor, {}, None),
+    ],
+)  # fmt: skip
+@tells("optimizer_option", "optimizer_outside")
+def test_optimizer_that_reads_a_rate_is_told_with_what_helps(device, words, cls, bad, good):
+    x = torch.ones(3, device=device)
+
+    def run(**options):
+        w = torch.zeros(3, device=device, requires_grad=True)
+        opt = cls([w], lr=torch.tensor(0.1, device=device), **options)
+
+        def step(x, whole=True):
+            opt.zero_grad()
+            (w * x).sum().backward()
+            if whole:
+                opt.step()
+            return w.detach().clone()
+
+        return opt, cgt.jit(step)
+
+    _, f = run(**bad)
+    for _ in range(4):
+        f(x)
+    (reason,) = cgt.stats(f).reasons
+    assert re.search(words, reason) and re.search(HERE, reason) and cgt.stats(f).replays == 0
+    opt, f = run(**(good or bad))
+    for _ in range(4):
+        f(x, whole=good is not None)
+        if good is None:
+            opt.step()
+    assert cgt.stats(f).replays == 2, cgt.stats(f).reasons
+
+
+@pytest.mark.parametrize("fused", [True, False])
+@tells("scaler_option", "scaler_outside")
+def test_scaler_whose_step_asks_the_host_is_told_with_what_helps(device, fused):
+    x = torch.ones(3, device=device)
+
+    def run(whole, **options):
+        w = torch.zeros(3, device=device, requires_grad=True)
+        opt = (torch.optim.SGD if fused else torch.optim.RMSprop)([w], **options)
+        scaler = torch.amp.GradScaler(device.type)
+
+        def update():
+            scaler.step(opt)
+            scaler.update()
+
+        def step(x):
+            opt.zero_grad()
+            scaler.scale((w * x).sum()).backward()
+            if whole:
+                update()
+
+        return cgt.jit(step), (lambda: None) if whole else update
+
+    f, _ = run(True)
+    for _ in range(4):
+        f(x)
+    (reason,) = cgt.stats(f).reasons
+    advice = "SGD[.] Make the optimizer with fused=True" if fused else "RMSprop[.] Call .* outside"
+    assert re.search(f"GradScaler.step at {HERE} .* {advice}", reason), reason
+    f, update = run(fused, **({"fused": True} if fused else {}))
+    for _ in range(5):
+        f(x)
+        update()
+    assert cgt.stats(f).replays >= 2, cgt.stats(f).reasons
+
+
 @GPU
 @pytest.mark.parametrize(
     "sentence, words, bad, good",
