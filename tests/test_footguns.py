@@ -5,6 +5,7 @@ and that the advice of the page helps. What is merely wrong is a bug and belongs
 """
 
 import collections
+import contextlib
 import os
 import pathlib
 import random
@@ -469,6 +470,38 @@ def test_gradients_that_add_up_replay_behind_a_step(device):
     assert train(each=False).rescues > 0
     stats = train(each=True)
     assert stats.eager == 0 and stats.replays >= 20
+
+
+@footgun("In one autocast region around several calls each call casts the weights anew")
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_casts_of_weights_do_not_outlive_a_call(device, dtype):
+    def train(wrap, around_all, cache):
+        def region():
+            return torch.autocast(device.type, dtype, cache_enabled=cache)
+
+        w = torch.eye(3, device=device, requires_grad=True)
+
+        def step(x):
+            w.grad = None
+            with region():
+                loss = (x @ w).float().square().mean()
+            loss.backward()
+            with torch.no_grad():
+                w.sub_(w.grad, alpha=0.01)
+            return loss.detach()
+
+        f = wrap(step)
+        with region() if around_all else contextlib.nullcontext():
+            losses = [f(torch.full((2, 3), k + 1.0, device=device)).item() for k in range(6)]
+        assert wrap is not cgt.jit or counters(f) == (1, 1, 4, 0), cgt.stats(f).reasons
+        return losses
+
+    stale, fresh = (train(lambda f: f, True, cache) for cache in (True, False))
+    assert stale != fresh  # eager goes on with the casts of the first weights
+    assert train(cgt.jit, True, True) == fresh
+    assert train(cgt.jit, True, False) == fresh  # instead: no cache,
+    # or a region of its own for each call
+    assert train(cgt.jit, False, True) == train(lambda f: f, False, True) == fresh
 
 
 @footgun("A tensor stored in a list, attribute or global keeps the function from replaying")
