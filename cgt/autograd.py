@@ -66,6 +66,10 @@ def find_saves(rec, seen, row):
     outs, slots = row["outs"], row["slots"]
     where = {core.storage_id(s[2]): (k, NONE) for k, s in reversed(list(enumerate(slots)))}
     where |= {core.storage_id(o[2]): (NONE, k) for k, o in enumerate(outs) if o[0] == FRESH}
+    # A view of a copied argument is one of its buffer: the backward gets the argument.
+    buffers = {sid: (buffer, leaf) for sid, (_, _, buffer, leaf) in seen["buffers"].items()}
+    for sid, (_, leaf) in buffers.items():
+        where[sid] = (next(k for k, s in enumerate(slots) if s[2] is leaf), NONE)
     saves, saved = [], []
 
     def place(t, version):
@@ -89,7 +93,8 @@ def find_saves(rec, seen, row):
         if not constant and place(t, one.version) is not None:
             slot, out = where[core.storage_id(t)]
             base = slots[slot][2] if out == NONE else outs[out][2]
-            saved.append((one, base, describe.ghost(t), core.address(t) - core.address(base)))
+            start = buffers.get(core.storage_id(t), (base,))[0]
+            saved.append((one, base, describe.ghost(t), core.address(t) - core.address(start)))
     tokens = {}
     for sid, (ref, moved, _, words) in seen["tokens"].items():
         state = ref()

@@ -85,6 +85,7 @@ def test_hundred_steps(device, style, reentrant, precision):
             loss_of = f = wrap(loss_of)
         seen = []
         for batches in tokens(device):
+            cgt.step()
             losses, norm = step(batches)
             seen.append([*(loss.clone() for loss in losses), norm.clone()])
             schedule.step()
