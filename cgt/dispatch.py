@@ -201,8 +201,8 @@ def sweep():
                 free_spec(what, which)
             else:
                 core.fn_free(what, which)
+            bury()  # which may let go of backwards, and doom them
     finally:
-        bury()
         core.paths_unlock()
         RECORDING.release()
 
@@ -450,6 +450,7 @@ def record_call(state, function, spec, flat, args, kwargs):
             if isinstance(row, str):
                 result = describe.restore_result(seen, *parts)
             del parts
+        seen["sinks"] = None  # autograd's graph holds the hooks, and with them `seen`
         if not isinstance(row, str):
             rec["node"] = add_node(state, spec, flat, rec, seen, row)
             del row, seen
