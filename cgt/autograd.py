@@ -139,9 +139,12 @@ def backward_of(graph):
                 roots, grads = zip(*given, strict=True)
                 if graph["driver"] == CUDA:
                     core.sinks_here(graph["sinks"])
+                    core.sinks_away(graph["sinks"], True)
                 torch.autograd.backward(roots, grads, retain_graph=True)
                 return core.sinks_take(graph["sinks"], graph["flows"])
             finally:
+                if graph["driver"] == CUDA:
+                    core.sinks_away(graph["sinks"], False)
                 graph["leaves"].clear()
 
     return backward

@@ -242,7 +242,10 @@ def describe_escapes(state, rec, seen, row):
     if row["graph"] is not None:
         known.update(row["graph"]["tokens"])
     alive = find_alive(seen, lambda sid: sid not in known and sid in seen["made"])
-    states = {sid: token[0]() for sid, token in seen["tokens"].items() if sid not in known}
+    states = {  # on the GPU a state of the CPU's generator is what it is
+        sid: ref() for sid, (ref, _, _, words) in seen["tokens"].items()
+        if sid not in known and (words or rec["driver"] != CUDA)
+    }  # fmt: skip
     alive += [state for state in states.values() if state is not None]
     if not alive:
         return None

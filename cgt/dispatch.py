@@ -58,7 +58,7 @@ def new_state(f, born, name, opts, graph=None):
     """Everything that Python knows about one jitted function."""
     return {
         "f": f, "born": born, "name": name, "opts": opts, "keep": {}, "programs": {},
-        "graph": graph, "saves": False, "refused": None, "past": [0] * 10,
+        "graph": graph, "saves": False, "refused": None, "past": [0] * 10, "ran": set(),
         "drivers": {}, "pointers": {}, "moved": set(), "written": set(),
         "reasons": {}, "verdicts": {}, "cool": {}, "escapes": 0, "unguarded": [],
         "warm_seconds": 0.0, "warmed": 0, "range": None,
@@ -379,13 +379,11 @@ def note_warm(state, flat, result, first):
 
 
 def warm(state, function, spec, flat, args, kwargs):
-    """Run once eagerly, on the stream that will record, and learn what the function touches."""
+    """Run once eagerly, and learn what the function touches."""
     began = time.perf_counter()
-    device = torch.cuda.current_device() if torch.cuda.is_initialized() else None
     guess = CUDA if any(t.is_cuda for t in flat.tensors) else HOST
-    seen = trace.observe(guess, graph=state["graph"])
-    with record.side_stream(device):
-        result = trace.run(seen, function, args, kwargs)
+    seen = trace.observe(guess, graph=state["graph"], ran=state["ran"])
+    result = trace.run(seen, function, args, kwargs)
     core.fn_count(state["f"], "warmups")
     state["warm_seconds"] += time.perf_counter() - began
     note_warm(state, flat, result, driver_of(state, flat) is None)
@@ -431,9 +429,10 @@ def record_call(state, function, spec, flat, args, kwargs):
     note_leaves(state, seen, flat)
     try:
         places.settle_empties(rec["places"], rec["lone"], rec["changed"])
-        row = describe.rows(rec, seen, result, args, kwargs)
+        row = vet_code(state, seen) or describe.rows(rec, seen, result, args, kwargs)
         if not isinstance(row, str):
             row = autograd.rows(state, rec, seen, row)
+        trace.drop_words(seen)
         if not isinstance(row, str):
             row = describe.describe_escapes(state, rec, seen, row) or row
     except Exception as error:  # a gap of ours must not become the user's crash: the result stands
@@ -471,11 +470,23 @@ def record_call(state, function, spec, flat, args, kwargs):
     return eager(state, function, args, kwargs, reason)
 
 
+def vet_code(state, seen):
+    """A sentence if code ran for the first time where only what ran before was looked at for places."""
+    fresh = (seen["ran"] or set()) - state["ran"]
+    state["ran"] |= fresh
+    if not fresh:
+        return None
+    seen["again"] = True
+    return errors.new_code(min(getattr(code, "co_name", "compiled code") for code in fresh))
+
+
 def prepare(state, function, spec, flat):
     """Everything that a recording wants to know before the function runs, as a dict; or the reason
     why there will be none. Begins an iteration if the call does."""
     driver, device, graph = driver_of(state, flat), device_of(state, flat), state["graph"]
-    found, unguarded = places.find_places(function, flat.objects) if graph is None else ([], [])
+    found, unguarded, ran = look_around(state, function, flat) if graph is None else ([], [], None)
+    if found is None:
+        return errors.too_many_places()
     reached = reach_tensors(named_tensors(found) if graph is None else graph["reached"], flat)
     tensors = describe.all_tensors(flat, reached)
     path, parent = place_in_tree(state, flat, tensors)
@@ -490,7 +501,7 @@ def prepare(state, function, spec, flat):
         "flat": flat, "reached": reached, "places": found, "unguarded": unguarded,
         "lone": places.lone_empties(found),
         "changed": changed_places(state, spec, flat, path, parent),
-        "graph": graph, "saves": state["saves"] and torch.is_grad_enabled(),
+        "ran": ran, "graph": graph, "saves": state["saves"] and torch.is_grad_enabled(),
         "driver": driver, "parent": parent, "moves": moves, "before": None, "node": None,
         "copied": choose_copied(state, flat, reached, driver, parent, [leaf for _, leaf in moves]),
         "grads": grads_before(flat, reached), "generators": reach_generators(found, flat),
@@ -550,6 +561,18 @@ def changed_places(state, spec, flat, path, parent):
         for node, why, index in misses
         if why == MISS_PLACE
     }
+
+
+def look_around(state, function, flat):
+    """(places, sentences on what is not guarded, None). Where there are too many places: those that code
+    reads which ran so far, and a set for what runs now; (None, None, None) if that is not known."""
+    found = places.find_places(function, flat.objects, most=options.MAX_PLACES)
+    if found is not None:
+        return *found, None
+    if None in state["ran"]:
+        return None, None, None
+    found = places.find_places(function, flat.objects, ran=state["ran"])
+    return *found, set()
 
 
 def named_tensors(found):
@@ -706,5 +729,5 @@ def forget(state):
         return  # collected since
     core.fn_reset(state["f"])
     fresh = new_state(state["f"], state["born"], state["name"], state["opts"])
-    stays = ("reasons", "range", "warm_seconds", "warmed", "keep", "past")  # bury() empties keep
+    stays = ("reasons", "range", "warm_seconds", "warmed", "keep", "past", "ran")  # bury() empties keep
     state.update({k: v for k, v in fresh.items() if k not in stays})

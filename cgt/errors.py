@@ -193,6 +193,17 @@ def written_root(path):
     return f"{path} requires grad and is written in place. Return the new value instead."
 
 
+def too_many_places():
+    return (
+        "the function's code can read too much to guard it all, and a profiler or torch.compile hides which "
+        "part of it ran. Jit a smaller function."
+    )
+
+
+def new_code(name):
+    return f"code ran for the first time ({name}); what it reads is guarded from the next call on."
+
+
 def first_gradient():
     return "the result requires grad for the first time: from the next call on it is recorded so."
 

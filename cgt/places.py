@@ -64,13 +64,17 @@ class Walk(NamedTuple):
     rules: dict  # id of type -> the rule of RULES for it
     layers: dict  # id of class -> its class dicts that count, see layers_of
     hits: dict  # this round's (id of class, id of names) -> what the class has under the names
+    ran: set | None  # code objects that count; None: all
 
 
-def find_places(function, roots=()):
-    """All places from which `function` can read, and sentences about what is not guarded.
+def find_places(function, roots=(), ran=None, most=None):
+    """All places from which `function` can read, and sentences about what is not guarded; or None if
+    there are more than `most`.
 
-    `roots`: (path, object) of the argument leaves that are neither tensors nor plain values."""
-    walk = Walk([], set(), [], {}, collections.deque(), [], {}, {}, {}, {}, {})
+    `roots`: (path, object) of the argument leaves that are neither tensors nor plain values. `ran`: code
+    objects; only what these read counts. That is enough for a run in which no other code ran: to get to
+    another one, a value must change that these read."""
+    walk = Walk([], set(), [], {}, collections.deque(), [], {}, {}, {}, {}, {}, ran)
     walk.names.update(dict.fromkeys(ALWAYS_READ))
     visit(walk, function, function.__name__ if type(function) is types.FunctionType else "self")
     for path, thing in roots:
@@ -80,6 +84,8 @@ def find_places(function, roots=()):
         while walk.todo:
             rule, thing, path = walk.todo.popleft()
             rule(walk, thing, path)
+            if most is not None and len(walk.places) > most:
+                return None
         names = frozenset(walk.names)
         fresh = frozenset(list(walk.names)[n_names:])
         walk.hits.clear()
@@ -87,6 +93,8 @@ def find_places(function, roots=()):
         for row in range(0 if fresh else asked, n_open):
             reader, thing, path = walk.open[row]
             reader(walk, thing, path, fresh if row < asked else names)
+            if most is not None and len(walk.places) > most:
+                return None
     guard_absences(walk)
     return walk.places, walk.notes
 
@@ -203,6 +211,11 @@ def read_code(walk, code):
     return reads
 
 
+def counts(walk, code):
+    """Is this code looked at?"""
+    return walk.ran is None or code in walk.ran
+
+
 def walk_function(walk, function, path):
     scope = function.__globals__
     # both: a decorator of torch.no_grad() has torch's globals and, by functools.wraps, the user's
@@ -210,8 +223,10 @@ def walk_function(walk, function, path):
     ambient = is_ambient(scope.get("__name__"))
     if ambient and is_ambient(function.__module__):
         return
-    reads = read_code(walk, function.__code__)
     add(walk, ATTR, function, "__code__", function.__code__, f"{path}.__code__")
+    if not counts(walk, function.__code__):
+        return
+    reads = read_code(walk, function.__code__)
     for key in ("__defaults__", "__kwdefaults__"):
         value = getattr(function, key)
         if value is not None:
@@ -409,7 +424,7 @@ def read_methods(walk, cls, path, names):
                 continue
             function = unwrapped(raw)  # read for what it wants of its instance, but not entered
             body = vars(function).get("__wrapped__", function)
-            if type(body) is types.FunctionType:
+            if type(body) is types.FunctionType and counts(walk, body.__code__):
                 read_code(walk, body.__code__)
 
 

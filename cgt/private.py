@@ -17,7 +17,8 @@ from torch.overrides import TorchFunctionMode as FunctionMode  # public, re-expo
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 
 __all__ = [
-    "DispatchMode", "FunctionMode", "OpOverload", "capture_hidden", "clear_workspaces", "outside_dynamo",
+    "DispatchMode", "FunctionMode", "OpOverload", "capture_hidden", "clear_workspaces", "codes_watched",
+    "outside_dynamo",
     "mode_is_active", "regions_watched", "self_check", "sequence_number", "states_watched", "was_freed",
 ]  # fmt: skip
 
@@ -96,6 +97,66 @@ def was_freed(raw):
     except RuntimeError as error:
         return "freed" in str(error)
     return False
+
+
+@contextlib.contextmanager
+def codes_watched(ran):
+    """Add the code objects that start inside to the set `ran`; add None if somebody else's profiler is in
+    the way, or if Dynamo ran code in their place. (sys.monitoring sees all threads, sys.setprofile this
+    one, which is enough where autograd runs in it.)"""
+    started = set()
+    if hasattr(sys, "monitoring"):
+        watch = monitored(started)
+    else:
+        watch = profiled(started)
+    with watch as seen:
+        yield
+    ran |= started
+    if not seen or any(c.co_name == "compile_wrapper" and "_dynamo" in c.co_filename for c in started):
+        ran.add(None)
+
+
+@contextlib.contextmanager
+def monitored(started):
+    """codes_watched from Python 3.12 on."""
+    tool = next((t for t in range(5, -1, -1) if sys.monitoring.get_tool(t) is None), None)
+    if tool is None:
+        yield False
+        return
+
+    def start(code, _):
+        started.add(code)
+        return sys.monitoring.DISABLE
+
+    events = sys.monitoring.events.PY_START
+    sys.monitoring.use_tool_id(tool, "cgt")
+    try:
+        sys.monitoring.register_callback(tool, events, start)
+        sys.monitoring.set_events(tool, events)
+        sys.monitoring.restart_events()
+        yield True
+    finally:
+        sys.monitoring.set_events(tool, 0)
+        sys.monitoring.register_callback(tool, events, None)
+        sys.monitoring.free_tool_id(tool)
+
+
+@contextlib.contextmanager
+def profiled(started):
+    """codes_watched up to Python 3.11."""
+    if sys.getprofile() is not None:
+        yield False
+        return
+
+    def start(frame, event, _):
+        if event == "call":
+            started.add(frame.f_code)
+
+    sys.setprofile(start)
+    try:
+        yield True
+    finally:
+        sys.setprofile(None)
 
 
 def mode_is_active(mode):

@@ -15,16 +15,13 @@ from .private import capture_hidden, clear_workspaces
 from .trace import CUDA, HOST
 
 POOLS = {}  # device index -> the pool (a handle of the core's) in which to record
-STREAMS = {}  # device index -> the side stream that warms and records; one, since blocks belong to it
+STREAMS = {}  # device index -> the side stream that records; one, since blocks belong to it
 FOREIGN_MEMORY = -4  # ERROR_FOREIGN_MEMORY in driver.pxi
 
 
 @contextlib.contextmanager
 def side_stream(device):
-    """The stream that warms and records, ordered after and before the caller's."""
-    if device is None:
-        yield None
-        return
+    """The stream that records, ordered after and before the caller's."""
     stream = stream_of(device)
     current = torch.cuda.current_stream(device)
     stream.wait_stream(current)
@@ -104,7 +101,9 @@ def on_host(function, args, kwargs, rec):
             fill(buffer, t)
             rec["copies"][k] = core.copy(buffer, t, trace.span(t))
             swaps.append((t, buffer))
-        seen = trace.observe(HOST, swaps, rec["generators"], True, rec["parent"], rec["saves"], rec["graph"])
+        seen = trace.observe(
+            HOST, swaps, rec["generators"], True, rec["parent"], rec["saves"], rec["graph"], rec["ran"]
+        )  # fmt: skip
         seen["memory"].extend(buffer for _, buffer in swaps)
         seen["sinks"] = find_leaves(rec)
         torch.clear_autocast_cache()
@@ -138,14 +137,14 @@ def on_cuda(function, args, kwargs, rec):
     # Ordinary memory, made before the capture: kernels of the recording read these words.
     word_pairs = [torch.zeros(2, dtype=torch.int64, device="cuda") for _ in generators]
     rec["before"] = snapshot_places(rec)
-    sinks = find_leaves(rec, stream.stream_id)
+    sinks = find_leaves(rec)
     handles, seen, result = [], None, None
     collecting = gc.isenabled()
     gc.disable()  # a finalizer in a capture may call the driver
     torch.clear_autocast_cache()
     clear_workspaces()
     try:
-        with side_stream(device), capture_hidden(stream):
+        with side_stream(device), capture_hidden(stream), own_accumulators(rec, sinks):
             torch.cuda.current_blas_handle()  # one per thread, and none can be made in a capture
             try:
                 begin(CUDA, device, stream.cuda_stream)
@@ -159,8 +158,9 @@ def on_cuda(function, args, kwargs, rec):
                     rec["copies"][k] = core.copy(buffer, t, trace.span(t))
                     swaps.append((t, buffer))
                 seen = trace.observe(
-                    CUDA, swaps, rec["generators"], True, saves=rec["saves"], graph=rec["graph"]
-                )
+                    CUDA, swaps, rec["generators"], True, saves=rec["saves"], graph=rec["graph"],
+                    ran=rec["ran"],
+                )  # fmt: skip
                 seen["keep"].extend(word_pairs)
                 for g, w, handle in zip(generators, word_pairs, handles, strict=True):
                     seen["rng"][core.generator_id(g)] = {
@@ -192,11 +192,24 @@ def on_cuda(function, args, kwargs, rec):
             gc.enable()
 
 
-def find_leaves(rec, side=-1):
-    """Where gradients will end if the call is differentiable, or None. On the caller's stream; `side`
-    is the one that warms up."""
-    tensors = describe.all_tensors(rec["flat"], rec["reached"])
-    return core.sinks(tensors, side) if rec["saves"] else None
+def find_leaves(rec):
+    """Where gradients end outside of the call. Autograd's accumulators are made here, on the caller's
+    stream, if there are none yet."""
+    return core.sinks(describe.all_tensors(rec["flat"], rec["reached"]))
+
+
+@contextlib.contextmanager
+def own_accumulators(rec, sinks):
+    """A backward inside of a capture must not meet accumulators that run on the caller's stream. A
+    differentiable function has its backward outside, and those are the right ones for it."""
+    if rec["saves"]:
+        yield
+        return
+    core.sinks_away(sinks, True)
+    try:
+        yield
+    finally:
+        core.sinks_away(sinks, False)
 
 
 def open_sinks(rec, seen, result):

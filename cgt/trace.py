@@ -30,6 +30,7 @@ from .private import (
     DispatchMode,
     FunctionMode,
     OpOverload,
+    codes_watched,
     mode_is_active,
     outside_dynamo,
     regions_watched,
@@ -103,18 +104,18 @@ class Saved:
     __slots__ = ("tensor", "version", "leaves", "at", "like", "shift", "__weakref__")
 
 
-def observe(driver, swaps=(), generators=(), recording=False, parent=-1, saves=False, graph=None):
+def observe(driver, swaps=(), generators=(), recording=False, parent=-1, saves=False, graph=None, ran=None):
     """A fresh `seen`. `swaps`: [(leaf tensor, buffer), ...] for copied slots. `generators`: those that
     the function can reach, beside the default one. `parent`: the node behind which it is recorded.
     `saves`: the result will require grad, so learn what autograd saves. `graph`: the run is a backward
-    of this recorded graph (autograd.py)."""
+    of this recorded graph (autograd.py). `ran`: a set for the code objects that run, or None."""
     seen = {
         "driver": driver, "recording": recording, "made": {}, "touched": {}, "written": set(),
         "results": [], "generators": {}, "devices": set(), "reason": None, "random": False,
         "constants": set(), "keep": [], "memory": [], "parent": parent, "swaps": {}, "buffers": {}, "mirrored": set(), "user": {},
         "raw": set(), "fixed": {}, "states": {},
         "reachable": generators, "saves": saves, "saved": [], "since": sequence_number(),
-        "inside": False, "graph": graph, "tokens": {}, "rng": {},
+        "inside": False, "graph": graph, "tokens": {}, "rng": {}, "ran": ran,
     }  # fmt: skip
     for leaf, buffer in swaps:
         lo = core.address(leaf)
@@ -135,7 +136,8 @@ def run(seen, function, args, kwargs):
         functools.partial(watch_get_state, seen),
         functools.partial(watch_set_state, seen),
     )
-    with mode, MemoryWatch(seen), watch_saves(seen), states, watched as saw_regions:
+    codes = codes_watched(seen["ran"]) if seen["ran"] is not None else contextlib.nullcontext()
+    with mode, MemoryWatch(seen), watch_saves(seen), states, watched as saw_regions, codes:
         result = function(*args, **kwargs)
     if seen["recording"] and not saw_regions():
         refuse(seen, errors.compiles("the function"))
@@ -269,12 +271,22 @@ def real_state(state, moved, words):
     return pack_state(seed, offset + moved)
 
 
+def drop_words(seen):
+    """Whoever needs a copy of the recording's words has it now; else its memory can go."""
+    for rng in seen["rng"].values():
+        rng["copy"] = None
+    seen["tokens"] = {
+        sid: (ref, moved, generator, words is not None)
+        for sid, (ref, moved, generator, words) in seen["tokens"].items()
+    }
+
+
 def fill_tokens(seen, generators, words):
     """The capture was launched once and is thrown away: its tokens are now the states they stand for."""
     began = dict(zip(map(core.generator_id, generators), words, strict=True))
     for ref, moved, generator, where in seen["tokens"].values():
         state = ref()
-        if state is not None and where is not None:
+        if state is not None and where:
             seed, offset = began[core.generator_id(generator)]
             state.copy_(pack_state(seed, offset + moved))
 
@@ -651,6 +663,8 @@ def fused_option(optimizer):
     known = "fused" in optimizer.defaults and not has_option(optimizer, "fused")
     if not known or not all(p.is_floating_point() for p in parameters_of(optimizer)):
         return ()
+    if type(optimizer) is torch.optim.Adagrad and is_on_cuda(optimizer):
+        return ()  # whose fused kernel is the CPU's alone
     instead = any(group.get("foreach") for group in optimizer.param_groups)
     return ("fused=True instead of foreach=True" if instead else "fused=True",)
 
@@ -684,7 +698,7 @@ def is_host_recording(seen):
 
 def vet_mixed(seen, op, facts, kwargs, inputs, written):
     """CPU tensors in a function on the GPU: only numbers that are guarded or constant."""
-    on_cpu = [t for t in inputs if not t.is_cuda]
+    on_cpu = [t for t in inputs if not t.is_cuda and t.numel()]
     if not on_cpu:
         to_cpu = kwargs.get("device") is not None and torch.device(kwargs["device"]).type == "cpu"
         return host_reason(seen, errors.host_read, op) if to_cpu and inputs else None

@@ -279,7 +279,17 @@ MODULES = {
 
 @pytest.mark.parametrize("kind, name", [(kind, name) for kind in MODULES for name in MODULES[kind]])
 def test_module(device, kind, name):
-    assert_replays(compare(device, MODULES[kind][name], kind=kind))
+    s = compare(device, MODULES[kind][name], kind=kind)
+    if device.type == "cuda" and name in EAGER_ON_CUDA:
+        return assert_eager(s, EAGER_ON_CUDA[name])
+    assert_replays(s)
+
+
+EAGER_ON_CUDA = {  # with words of the reason
+    "orthogonal matrix_exp": "recording failed",  # these two read results on the host
+    "orthogonal cayley": "recording failed",
+    "lstm": "aten.set_", "gru": "aten.set_", "rnn": "aten.set_",  # weights that are gathered anew
+}  # fmt: skip
 
 
 EAGER_MODULES = {  # with words of the reason
@@ -292,6 +302,8 @@ EAGER_MODULES = {  # with words of the reason
 
 @pytest.mark.parametrize("name", EAGER_MODULES)
 def test_module_that_runs_eagerly(device, name):
+    if name == "sparse" and device.type == "cuda":
+        pytest.skip("sparse gradients are added in any order there: eager differs from itself")
     kind, make, word = EAGER_MODULES[name]
     for optimizer in (optim.SGD, optim.SparseAdam) if name == "sparse" else (sgd,):
         assert_eager(compare(device, make, kind=kind, optimizer=optimizer), word)
@@ -310,6 +322,8 @@ def test_mode_switched_between_steps(device, name):
     def between(twin, k):
         twin.model.train(k % 4 < 2)
 
+    if name == "lstm" and device.type == "cuda":
+        pytest.skip("cuDNN has no backward in eval mode")
     kind = "sequences" if name == "lstm" else "vectors"
     s = compare(device, MODES[name], between=between, kind=kind)
     assert counts(s) == (1, 2, N - 3, 0), s.reasons
@@ -390,14 +404,14 @@ EACH, FUSED, CAPTURABLE = {"foreach": True}, {"fused": True}, {"capturable": Tru
 OPTIMIZERS = [  # with the devices on which it replays today
     (optim.SGD, {}, ALWAYS), (optim.SGD, EACH, ALWAYS), (optim.SGD, FUSED, ALWAYS),
     (optim.SGD, {"momentum": 0.9, "dampening": 0.1, "weight_decay": 0.1, "maximize": True}, ALWAYS),
-    (optim.Adam, {}, NEVER), (optim.Adam, EACH, NEVER), (optim.Adam, FUSED, HOST), (optim.Adam, CAPTURABLE, CUDA),
+    (optim.Adam, {}, NEVER), (optim.Adam, EACH, NEVER), (optim.Adam, FUSED, ALWAYS), (optim.Adam, CAPTURABLE, CUDA),
     (optim.Adam, FUSED | CAPTURABLE | {"amsgrad": True}, ALWAYS),
-    (optim.AdamW, {}, NEVER), (optim.AdamW, FUSED, HOST), (optim.AdamW, EACH | CAPTURABLE, CUDA),
+    (optim.AdamW, {}, NEVER), (optim.AdamW, FUSED, ALWAYS), (optim.AdamW, EACH | CAPTURABLE, CUDA),
     (optim.Adamax, {}, NEVER), (optim.Adamax, CAPTURABLE, CUDA),
     (optim.NAdam, {}, NEVER), (optim.NAdam, CAPTURABLE, CUDA),
     (optim.RAdam, {}, NEVER), (optim.RAdam, CAPTURABLE, CUDA),
-    (optim.ASGD, {}, NEVER), (optim.ASGD, CAPTURABLE, CUDA),
-    (optim.Adagrad, {}, NEVER), (optim.Adagrad, EACH, NEVER), (optim.Adagrad, FUSED, ALWAYS),
+    (optim.ASGD, {}, NEVER), (optim.ASGD, CAPTURABLE, NEVER),
+    (optim.Adagrad, {}, NEVER), (optim.Adagrad, EACH, NEVER), (optim.Adagrad, FUSED, HOST),
     (optim.Adadelta, {}, HOST), (optim.Adadelta, EACH, HOST), (optim.Adadelta, CAPTURABLE, CUDA),
     (optim.RMSprop, {}, HOST), (optim.RMSprop, {"centered": True, "momentum": 0.9}, HOST), (optim.RMSprop, CAPTURABLE, CUDA),
     (optim.Rprop, {}, HOST), (optim.Rprop, EACH, HOST), (optim.Rprop, CAPTURABLE, CUDA),
@@ -411,7 +425,9 @@ def name_of(value):
 
 @pytest.mark.parametrize("cls, options, replays", OPTIMIZERS, ids=name_of)
 def test_optimizer(device, cls, options, replays):
-    if cls is None or (device.type == "cpu" and options in (CAPTURABLE, EACH | CAPTURABLE)):
+    on_cuda = device.type == "cuda"
+    absent = (cls is optim.Adagrad and options == FUSED) if on_cuda else (options in (CAPTURABLE, EACH | CAPTURABLE))
+    if cls is None or absent:
         pytest.skip("not in this torch, or not on this device")
 
     def optimizer(parameters):
@@ -420,7 +436,8 @@ def test_optimizer(device, cls, options, replays):
     s = compare(device, mlp, optimizer=optimizer)
     if device.type in replays:
         return assert_replays(s)
-    assert_eager(s, cls.__name__ + ".step")
+    # ASGD makes tensors of Python numbers at each step, on the GPU too: no option helps there.
+    assert_eager(s, "torch.tensor" if on_cuda and cls is optim.ASGD else cls.__name__ + ".step")
 
 
 def step_outside(twin, k):
@@ -433,10 +450,13 @@ EAGER_OPTIMIZERS = [row for row in OPTIMIZERS if row[2] != ALWAYS]
 
 @pytest.mark.parametrize("cls, options, replays", EAGER_OPTIMIZERS, ids=name_of)
 def test_reason_names_the_option_of_the_optimizer(device, cls, options, replays):
-    if device.type in replays or (device.type == "cpu" and "capturable" in options):
+    on_cuda = device.type == "cuda"
+    if device.type in replays or (cls in (optim.ASGD, optim.Adagrad) if on_cuda and options else "capturable" in options):
         pytest.skip("it replays, or not on this device")
+    if on_cuda and cls is optim.ASGD:
+        pytest.skip("the reason names the torch.tensor(...) inside it: see test_optimizer")
     known = cls([torch.zeros(1)]).defaults
-    choice = ("capturable", "fused") if device.type == "cuda" else ("fused",)
+    choice = ("capturable", "fused") if on_cuda and cls is not optim.Adagrad else ("fused",) * (not on_cuda)
     helps = [name for name in choice if name in known][:1]
     words = [f"{name}=True" for name in helps] or ["Call it outside"]
     better = options | dict.fromkeys(helps, True)

@@ -5,6 +5,7 @@
 
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/functions/accumulate_grad.h>
 #include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/variable.h>
 
@@ -71,20 +72,15 @@ static Sinks* sinks_of(PyObject* capsule) {
 }
 
 // Before the run: the leaves among these tensors get their accumulators on the caller's stream, on which
-// a replayed backward will run. One that the warm-up made, on the stream `side`, is left to its graph.
-static PyObject* sinks_new(PyObject* tensors, int64_t side) noexcept {
+// a replayed backward will run.
+static PyObject* sinks_new(PyObject* tensors) noexcept {
   try {
     auto* sinks = new Sinks();
     sinks->nodes.resize(PyList_GET_SIZE(tensors));
     sinks->ends.resize(PyList_GET_SIZE(tensors));
     for (size_t k = 0; k < sinks->ends.size(); ++k) {
       const at::Tensor& t = tensor_of(PyList_GET_ITEM(tensors, k));
-      if (!t.requires_grad() || !t.is_leaf()) continue;
-      sinks->ends[k] = ag::impl::gradient_edge(t);
-      auto stream = sinks->ends[k].function->stream();
-      if (!stream || stream->id() != side) continue;
-      ag::impl::set_grad_accumulator(t, WeakNode(NodePtr()));
-      sinks->ends[k] = ag::impl::gradient_edge(t);
+      if (t.requires_grad() && t.is_leaf()) sinks->ends[k] = ag::impl::gradient_edge(t);
     }
     return PyCapsule_New(sinks, SINKS, &sinks_free);
   } catch (const std::exception& e) {
@@ -210,6 +206,15 @@ static int sinks_stamp(PyObject* capsule) noexcept {
   } catch (const std::exception& e) {
     PyErr_SetString(PyExc_RuntimeError, e.what());
     return -1;
+  }
+}
+
+// While a backward is captured, leaves that it recomputes with must not find accumulators that run on the
+// caller's stream (`away`); afterwards they are back, since others may have hooks on them.
+static void sinks_part(PyObject* capsule, int away) noexcept {
+  for (const ag::Edge& end : sinks_of(capsule)->ends) {
+    auto* leaf = dynamic_cast<ag::AccumulateGrad*>(end.function.get());
+    if (leaf) ag::impl::set_grad_accumulator(leaf->variable, WeakNode(away ? NodePtr() : end.function));
   }
 }
 

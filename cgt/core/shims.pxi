@@ -78,11 +78,12 @@ cdef extern from "tape_shim.h" namespace "cgt":
 
 cdef extern from "autograd_shim.h" namespace "cgt":
     ctypedef void (*released_fn)(int path, int64_t step) noexcept
-    PyObject* sinks_new(PyObject* tensors, int64_t side) noexcept
+    PyObject* sinks_new(PyObject* tensors) noexcept
     int sinks_open(PyObject* capsule, PyObject* tensors, PyObject* results) noexcept
     PyObject* sinks_find(PyObject* capsule, uint64_t since) noexcept
     int sinks_join(PyObject* capsule, int k, PyObject* t) noexcept
     void sinks_cut(PyObject* capsule) noexcept
+    void sinks_part(PyObject* capsule, int away) noexcept
     int sinks_stamp(PyObject* capsule) noexcept
     PyObject* sink_take(PyObject* capsule, int k) noexcept
     int in_backward() noexcept

@@ -397,10 +397,9 @@ def run_once(list tensors):
     record_run_once(&TABLE, tensors)
 
 
-def sinks(list tensors, int64_t side):
-    """Before a graph is made: where gradients of these tensors will end. A handle that owns the ends.
-    side: id of the stream that warms up, or -1."""
-    return taken(sinks_new(<PyObject*>tensors, side))
+def sinks(list tensors):
+    """Before a graph is made: where gradients of these tensors will end. A handle that owns the ends."""
+    return taken(sinks_new(<PyObject*>tensors))
 
 
 def sinks_begin(object handle, list tensors, list results):
@@ -427,6 +426,11 @@ def sinks_lead(object handle):
 def sinks_here(object handle):
     """Have the graph run on the current stream."""
     if sinks_stamp(<PyObject*>handle) != 0: raise_pending()
+
+
+def sinks_away(object handle, bint away):
+    """Hide the accumulators of the graph's leaves from what is recomputed in it, or show them again."""
+    sinks_part(<PyObject*>handle, away)
 
 
 def sinks_take(object handle, list which):
