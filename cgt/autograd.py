@@ -31,7 +31,7 @@ def rows(state, rec, seen, row):
     if not seen["saves"]:
         state["saves"] = seen["again"] = True
         return errors.first_gradient()
-    reason = vet_roots(row, roots)
+    reason = vet_roots(row, roots) or vet_arguments(rec, seen, row)
     if reason is not None:
         return reason
     flows = core.sinks_flows(seen["sinks"], seen["since"])
@@ -56,6 +56,18 @@ def vet_roots(row, roots):
     for slot, path in zip(row["slots"], row["paths"], strict=True):
         if slot[WRITTEN] and slot[2].requires_grad and not slot[2].is_leaf:
             return errors.written_root(path)
+    return None
+
+
+def vet_arguments(rec, seen, row):
+    """A sentence if the run left behind a reference to an argument: where a backward would find the
+    recorded call's instead of today's."""
+    returned = [id(t) for t in row["out"].tensors]
+    touched = [id(t) for t in seen["touched"].values()]
+    flat = rec["flat"]
+    for path, t, before, after in zip(flat.paths, flat.tensors, *seen["references"], strict=True):
+        if after - returned.count(id(t)) - touched.count(id(t)) > before:
+            return errors.kept_argument(path)
     return None
 
 

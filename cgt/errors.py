@@ -216,6 +216,13 @@ def backward_reads(line):
     )
 
 
+def kept_argument(path):
+    return (
+        f"something keeps {path} for the backward (a hook, a custom autograd.Function or a checkpoint's "
+        "function closes over it). Use ctx.save_for_backward, or pass it through the checkpoint's arguments."
+    )
+
+
 def stale_backward(why):
     return f"this backward belongs to a replayed call, and {why}"
 

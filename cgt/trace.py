@@ -16,6 +16,7 @@ copied slot after all, the buffer is copied back at once and the slot is pinned.
 
 import contextlib
 import functools
+import gc
 import os
 import struct
 import sys
@@ -104,11 +105,12 @@ class Saved:
     __slots__ = ("tensor", "version", "leaves", "at", "like", "shift", "__weakref__")
 
 
-def observe(driver, swaps=(), generators=(), recording=False, parent=-1, saves=False, graph=None, ran=None):
+def observe(driver, swaps=(), generators=(), recording=False, parent=-1, saves=False, graph=None, ran=None, arguments=()):
     """A fresh `seen`. `swaps`: [(leaf tensor, buffer), ...] for copied slots. `generators`: those that
     the function can reach, beside the default one. `parent`: the node behind which it is recorded.
     `saves`: the result will require grad, so learn what autograd saves. `graph`: the run is a backward
-    of this recorded graph (autograd.py). `ran`: a set for the code objects that run, or None."""
+    of this recorded graph (autograd.py). `ran`: a set for the code objects that run, or None.
+    `arguments`: the tensors among the arguments."""
     seen = {
         "driver": driver, "recording": recording, "made": {}, "touched": {}, "written": set(),
         "results": [], "generators": {}, "devices": set(), "reason": None, "random": False,
@@ -116,6 +118,7 @@ def observe(driver, swaps=(), generators=(), recording=False, parent=-1, saves=F
         "raw": set(), "fixed": {}, "states": {},
         "reachable": generators, "saves": saves, "saved": [], "since": sequence_number(),
         "inside": False, "graph": graph, "tokens": {}, "rng": {}, "ran": ran,
+        "arguments": arguments,
     }  # fmt: skip
     for leaf, buffer in swaps:
         lo = core.address(leaf)
@@ -136,9 +139,14 @@ def run(seen, function, args, kwargs):
         functools.partial(watch_get_state, seen),
         functools.partial(watch_set_state, seen),
     )
+    before = list(map(core.references, seen["arguments"]))
     codes = codes_watched(seen["ran"]) if seen["ran"] is not None else contextlib.nullcontext()
     with mode, MemoryWatch(seen), watch_saves(seen), states, watched as saw_regions, codes:
         result = function(*args, **kwargs)
+    if seen["saves"]:
+        if before != list(map(core.references, seen["arguments"])):
+            gc.collect()  # cycles are not holders
+        seen["references"] = (before, list(map(core.references, seen["arguments"])))
     if seen["recording"] and not saw_regions():
         refuse(seen, errors.compiles("the function"))
     if seen["reason"] is None:

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import cgt
+from cgt import errors
 
 N = 8
 
@@ -586,6 +587,102 @@ def test_exception_in_a_backward_is_the_users_own(device):
         w.grad = None
         f(x).backward()
         assert torch.equal(w.grad, x.sum(0))
+
+
+# --- what is told --------------------------------------------------------------------------------
+
+
+def test_the_first_result_that_requires_grad_says_that_the_next_is_recorded(device):
+    w = torch.ones(3, device=device, requires_grad=True)
+    f, x = cgt.jit(lambda x: x * w), torch.ones(3, device=device)
+    with torch.no_grad():
+        f(x), f(x)
+    for _ in range(5):
+        f(x).sum().backward()
+    s = cgt.stats(f)
+    assert s.eager == 1 and s.reasons == {errors.first_gradient(): 1} and s.replays == 3
+
+
+def test_argument_with_a_history_that_is_written(device):
+    w = torch.ones(3, device=device, requires_grad=True)
+
+    def writes(h):
+        return h.mul_(2).sum()
+
+    f = cgt.jit(writes)
+    for _ in range(4):
+        (grad,) = torch.autograd.grad(f(w * 3), w)
+        assert torch.equal(grad, torch.full((3,), 6.0, device=device))
+    assert any("written in place" in reason for reason in cgt.stats(f).reasons)
+
+
+def test_graph_from_outside_that_is_reached_in_passing(device):
+    w = torch.ones(3, device=device, requires_grad=True)
+    hidden = {("a", object()): w * 2}  # by a key that no code names
+
+    def reaches(x):
+        (outer,) = hidden.values()
+        return (x * outer).sum()
+
+    f, x = cgt.jit(reaches), torch.ones(3, device=device)
+    for k in range(4):
+        hidden[next(iter(hidden))] = w * (k + 2)
+        (grad,) = torch.autograd.grad(f(x), w, retain_graph=True)
+        assert torch.equal(grad, torch.full((3,), k + 2.0, device=device))
+
+
+def test_recorded_result_that_was_not_kept_checks_what_it_saved(device):
+    w = torch.ones(3, device=device, requires_grad=True)
+    kept = []
+
+    def keeps(x):
+        y = (x * w).sigmoid()
+        kept.append(y.detach())
+        return y
+
+    f, x = cgt.jit(keeps), torch.ones(3, device=device)
+    f(x).sum().backward()
+    y = f(x)  # recorded, but the tensor outlives the call
+    with torch.no_grad():
+        y.mul_(2)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.sum().backward()
+
+
+def test_hook_that_keeps_an_argument(device):
+    w = torch.ones(3, device=device, requires_grad=True)
+
+    def hooked(x):
+        h = x * w
+        h.register_hook(lambda g: g * x)
+        return h.sum()
+
+    f = cgt.jit(hooked)
+    for k in range(6):
+        (grad,) = torch.autograd.grad(f(torch.full((3,), float(k), device=device)), w)
+        assert torch.equal(grad, torch.full((3,), float(k * k), device=device))
+    assert any("args[0]" in reason and "keeps" in reason for reason in cgt.stats(f).reasons)
+
+
+def test_backward_of_a_replay_that_read_another_call(device):
+    w = torch.ones(3, device=device, requires_grad=True)
+    held = {torch.ones(3, device=device)}  # sets are not looked into
+
+    def hooked(x):
+        (scale,) = held
+        h = x * w
+        h.register_hook(lambda g: g * scale)
+        return h.sum()
+
+    f = cgt.jit(hooked)
+    x, y, z = (torch.full((3,), float(k), device=device) for k in (1, 2, 3))
+    f(x), f(y)
+    loss = f(z)  # a replay before any backward showed what the hook reads
+    with pytest.raises(cgt.CgtError, match="belongs to a replayed call"):
+        loss.backward()
+    for k in range(3):
+        (grad,) = torch.autograd.grad(f(x * k), w)
+        assert torch.equal(grad, x * k)
 
 
 # --- lifetimes ---------------------------------------------------------------------------------

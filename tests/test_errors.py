@@ -32,6 +32,9 @@ SENTENCES = {
     for name, what in vars(errors).items()
     if inspect.isfunction(what) and what.__module__ == errors.__name__
 }
+SENTENCES -= {"odd_root", "backward_reads", "create_graph", "double_backward"}  # test_autograd.py
+SENTENCES -= {"first_gradient", "written_root", "outer_graph", "modified", "kept_argument", "stale_backward"}
+SENTENCES -= {"too_many_places", "new_code"}  # test_places.py
 SENTENCES -= {"higher_order_op", "compiled_on_host", "compiled_with_state", "compiles"}  # test_compile.py
 TOLD = {}  # sentence -> rows of the table below; other tests claim theirs with `tells`
 
@@ -177,16 +180,6 @@ def grown(x, d):
 
 def reason_table(device="cpu"):
     """(sentence, words, bad, [good...], extra arguments). `x` is the first argument of all."""
-    w = torch.arange(4.0, device=device).requires_grad_()
-
-    def loss(x):
-        return (w * x).sum()
-
-    def detached(x):
-        value = loss(x)
-        value.backward()
-        w.grad = None
-        return value.detach()
 
     return [
         ("host_read", "aten._local_scalar_dense", branch, [branch_inside, branch_outside]),
@@ -196,9 +189,7 @@ def reason_table(device="cpu"):
         ("replaces_memory", "aten.resize_", resized, [resized_new, resized_old]),
         ("changes_shape", "aten.unsqueeze_", reshaped, [lambda x: x.unsqueeze(0) * 2]),
         ("layout", "sparse", lambda x: x.to_sparse().to_dense() * 2, [lambda x: x * 2]),
-        ("needs_grad", "result", loss, [torch.no_grad()(loss), detached]),
-        ("needs_grad", r"result\[1\]\['a'\]", lambda x: (x * 2, {"a": loss(x)}),
-         [torch.no_grad()(lambda x: (x * 2, {"a": loss(x)}))]),
+        ("made_leaf", "result", lambda x: torch.zeros(3, device=x.device, requires_grad=True), [lambda x: x * 2]),
         ("strange_output", r"result\[0\] is a Opaque", lambda x: (Opaque(x * 2),),
          [lambda x: (x * 2,), lambda x: [x * 2], lambda x: {"x": x * 2}, lambda x: Known(x * 2)]),
     ]  # fmt: skip

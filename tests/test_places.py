@@ -22,7 +22,7 @@ from hypothesis import strategies as some
 from torch import nn
 
 import cgt
-from cgt import options, places, record
+from cgt import errors, options, places, record
 from cgt.places import MISSING, find_places
 
 PLAIN = (type(None), bool, int, float, complex, str, bytes, tuple)
@@ -999,3 +999,33 @@ def test_a_walk_is_quick():
     began = time.perf_counter()
     find_places(model)
     assert time.perf_counter() - began < 0.1
+
+
+def test_code_that_can_read_too_much(device, monkeypatch):
+    monkeypatch.setattr(options, "MAX_PLACES", 3)
+    scales = {"a": 2.0, "b": 3.0, "c": 4.0, "d": 5.0}
+
+    def other(x):
+        return x * scales["d"]
+
+    def reads(x, which):
+        return x * scales["a"] * scales["b"] * scales["c"] if which else other(x)
+
+    f, x = cgt.jit(reads), torch.ones(3, device=device)
+    for k in range(12):
+        scales["d" if k > 8 else "a"] += k == 4 or k == 10
+        assert torch.equal(f(x, k < 6), reads(x, k < 6)), k
+    s = cgt.stats(f)
+    assert s.replays >= 4 and any("other" in reason for reason in s.reasons), cgt.explain(f)
+    before, _ = sys.getprofile(), sys.setprofile(lambda *event: None)
+    tools = [t for t in range(6) if hasattr(sys, "monitoring") and sys.monitoring.get_tool(t) is None]
+    for t in tools:
+        sys.monitoring.use_tool_id(t, "test")
+    try:
+        g = cgt.jit(reads)
+        g(x, True), g(x, True)
+    finally:
+        sys.setprofile(before)
+        for t in tools:
+            sys.monitoring.free_tool_id(t)
+    assert errors.too_many_places() in cgt.stats(g).reasons

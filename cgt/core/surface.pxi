@@ -637,6 +637,11 @@ def holders(object t):
     return sys.getrefcount(t), impl_uses(<PyObject*>t), storage_uses(<PyObject*>t)
 
 
+def references(object t):
+    """Python references to a tensor, without what C++ adds by holding it; to compare with later."""
+    return sys.getrefcount(t) - (cpp_bump if impl_uses(<PyObject*>t) > 1 else 0)
+
+
 def set_cpp_bump(int bump):
     """By how much a Python reference count rises while C++ holds the tensor too; see private.py."""
     global cpp_bump
