@@ -352,6 +352,8 @@ def test_loss_of_a_compiled_function_is_detached(device, backend):
 @pytest.mark.parametrize("order", ["checkpoint of compiled", "compiled with checkpoint"])
 def test_checkpoint(device, order, reentrant):
     """Equal, and replayed or with a reason: recomputed dropout sets the generator's state back."""
+    if device.type == "cuda" and order == "compiled with checkpoint":
+        pytest.xfail("random states belong to a compilation, and Dynamo compiles twice (docs/design.md, 40)")
     compiler = functools.partial(torch.compile, backend="aot_eager")
 
     def apply(model, x):

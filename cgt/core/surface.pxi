@@ -232,6 +232,7 @@ def blocker():
 
 def stream_is_capturing(int device):
     """Is somebody's capture under way on the current stream of this device?"""
+    cuda_thread_ready(device)
     return bool(cuda_capturing(cuda_current_stream(device)))
 
 
