@@ -18,8 +18,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import cgt
-from cgt import dispatch
-from cgt import trace
+from cgt import dispatch, trace
 
 N = 4
 SEEN = ("eager", "aot_eager")  # backends whose ops pass the dispatcher one by one
