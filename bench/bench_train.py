@@ -337,29 +337,3 @@ def test_fifty_steps(cuda, monkeypatch, compare, figure, name):
     figure(f"{name}: step, wall time", us["cgt"], "µs", detail=True)
     figure(f"{name}: step, wall time over eager", ratio, "×", at_most=bound)
     figure(f"{name}: speed-up over eager{graphs}", 1 / ratio, "×")
-
-
-def test_peak_memory_of_two_differentiable_functions(cuda, figure):
-    """Forward and backward through two of four layers each, batch 8192: the largest number of bytes in
-    use above what was there before, from the recording on."""
-    halves, x = [mlp(cuda, 4), mlp(cuda, 4)], torch.rand(8192, 256, device=cuda)
-
-    def step(first, second):
-        second(first(x)).mean().backward()
-        for half in halves:
-            half.zero_grad()
-
-    def peak(*fs):
-        step(*fs)  # warms
-        wait()
-        before = torch.cuda.memory_allocated()
-        torch.cuda.reset_peak_memory_stats()
-        for _ in range(6):
-            step(*fs)
-        return torch.cuda.max_memory_allocated() - before
-
-    eager = peak(*halves)
-    jitted = [cgt.jit(half) for half in halves]
-    over = peak(*jitted) / eager
-    assert all(cgt.stats(f).backward.replays for f in jitted)
-    figure("peak memory of forward + backward through two functions", over, "×", at_most=1.1)

@@ -4,6 +4,7 @@ torch.optim, schedules, autocast and gradient scaling. Bit for bit those of an e
 import contextlib
 import types
 
+import cgt_core as core
 import pytest
 import torch
 import torch.nn.functional as F
@@ -13,6 +14,8 @@ from torch.optim import lr_scheduler as S
 from torch.optim import swa_utils
 
 import cgt
+
+pytestmark = pytest.mark.skipif(core.debug_build(), reason="long, and the same in both builds: the release suite does it")
 
 N, BATCH, WIDTH, WORDS, LENGTH = 10, 8, 6, 11, 5
 

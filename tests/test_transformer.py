@@ -1,6 +1,7 @@
 """What people train: a small transformer with dropout, autocast, checkpointing, accumulation, clipping
 and a schedule. A hundred steps are bit for bit those of an eager twin."""
 
+import cgt_core as core
 import pytest
 import torch
 import torch.nn.functional as F
@@ -9,6 +10,8 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import cgt
+
+pytestmark = pytest.mark.skipif(core.debug_build(), reason="long, and the same in both builds: the release suite does it")
 
 STEPS, MICRO, WORDS, LENGTH, WIDTH = 100, 2, 50, 12, 32
 
