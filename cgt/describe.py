@@ -42,8 +42,13 @@ def rows(rec, seen, result, args, kwargs):
     except errors.CgtError as error:
         return str(error)
     slots, paths = describe_slots(rec, seen)
-    graph = rec["graph"]
-    reason = vet_backward(graph, seen, [s[2] for s in slots]) if graph is not None else None
+    graph, tensors = rec["graph"], [s[2] for s in slots]
+    if graph is not None:
+        reason = vet_backward(graph, seen, tensors)
+    elif seen["passing"] - {core.storage_id(t) for t in tensors}:
+        reason = errors.outer_graph("a backward inside the call")
+    else:
+        reason = None
     if reason is not None:
         return reason
     reason = vet_constants(out, flat)
@@ -202,8 +207,8 @@ def describe_tensor(rec, seen, path, t, slots, first_of, index, grad_slot=NONE):
 
 def describe_grads(rec, seen, slots, outs, paths, identical):
     """A row for each tensor that can have a gradient: whether it had one is guarded, since the function
-    may ask (a backward does not: there only gradients that it changes have rows). One that the run replaced becomes a hidden output; one that it read or added to has a slot
-    of its own. Those of slots in `identical` must be the same tensors again."""
+    may ask (a backward does not: there only gradients that it changes have rows). One that the run
+    replaced becomes a hidden output; one that it read or added to has a slot of its own. Those of slots in `identical` must be the same tensors again."""
     first_of = {core.storage_id(o[2]): k for k, o in enumerate(outs) if o[0] == FRESH}
     grads = []
     for k, before in rec["grads"].items():
@@ -233,8 +238,8 @@ def touches(seen, t):
 
 
 def describe_escapes(state, rec, seen, row):
-    """A sentence, or None. A tensor of the recording that outlives the call without being an output: nobody would guard
-    it, and a replay would change it under its holder's hands."""
+    """A sentence if a tensor of the recording outlives the call without being an output: nobody would
+    guard it, and a replay would change it under its holder's hands."""
     known = {core.storage_id(o[2]) for o in row["outs"]}
     known.update(core.storage_id(t) for t in row["out"].tensors)
     if rec["driver"] == CUDA:

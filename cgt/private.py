@@ -17,7 +17,7 @@ from torch.overrides import TorchFunctionMode as FunctionMode  # public, re-expo
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 
 __all__ = [
-    "DispatchMode", "FunctionMode", "OpOverload", "capture_hidden", "clear_workspaces", "codes_watched",
+    "DispatchMode", "FunctionMode", "OpOverload", "capture_hidden", "clear_workspaces", "codes_watched", "is_in_backward",
     "outside_dynamo",
     "mode_is_active", "regions_watched", "self_check", "sequence_number", "states_watched", "was_freed",
 ]  # fmt: skip
@@ -87,6 +87,11 @@ def sequence_number():
     return torch._C._autograd._get_sequence_nr()
 
 
+def is_in_backward():
+    """Does autograd evaluate a node in this thread?"""
+    return torch._C._current_autograd_node() is not None
+
+
 def was_freed(raw):
     """Did a backward free this SavedTensor? It does not say so, but it refuses hooks with that reason;
     one that has a value does not get that far."""
@@ -144,7 +149,7 @@ def monitored(started):
 @contextlib.contextmanager
 def profiled(started):
     """codes_watched up to Python 3.11."""
-    if sys.getprofile() is not None:
+    if sys.getprofile() is not None or torch.cuda.is_initialized():  # whose backwards have a thread
         yield False
         return
 

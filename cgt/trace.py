@@ -32,6 +32,7 @@ from .private import (
     FunctionMode,
     OpOverload,
     codes_watched,
+    is_in_backward,
     mode_is_active,
     outside_dynamo,
     regions_watched,
@@ -118,7 +119,7 @@ def observe(driver, swaps=(), generators=(), recording=False, parent=-1, saves=F
         "raw": set(), "fixed": {}, "states": {},
         "reachable": generators, "saves": saves, "saved": [], "since": sequence_number(),
         "inside": False, "graph": graph, "tokens": {}, "rng": {}, "ran": ran,
-        "arguments": arguments,
+        "arguments": arguments, "passing": set(),
     }  # fmt: skip
     for leaf, buffer in swaps:
         lo = core.address(leaf)
@@ -433,6 +434,8 @@ def watch_op(seen, op, args, kwargs):
         known.add(sid)
         seen["devices"].add(t.device)
         if sid not in seen["made"] and sid not in seen["buffers"]:
+            if sid not in seen["touched"] and is_in_backward():
+                seen["passing"].add(sid)
             seen["touched"].setdefault(sid, t)
     generator = kwargs.get("generator")
     if generator is not None:

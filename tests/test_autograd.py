@@ -562,6 +562,55 @@ def test_a_graph_from_outside_is_no_part_of_the_recording(device):
         assert torch.allclose(w.grad, x.sum(0) * k)
 
 
+@pytest.mark.parametrize("reached", [False, True])
+def test_backward_through_a_graph_from_outside_that_adds_to_a_gradient(device, reached):
+    w = torch.ones(6, device=device, requires_grad=True)
+    w.grad = torch.zeros(6, device=device)
+    want = torch.zeros(6, device=device)
+    f = cgt.jit(lambda loss: (loss.backward(), w.shape if reached else None)[1])
+    for x in data(device):
+        f((x.exp() * w).sum())
+        want += x.exp().sum(0)
+        assert torch.equal(w.grad, want)
+
+
+def test_gradient_that_nobody_needs(device):
+    class Stops(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx, g):
+            return None
+
+    w = torch.ones(6, device=device, requires_grad=True)
+    f = cgt.jit(lambda x: x * w)
+    for x in data(device):
+        (Stops.apply(f(x)).sum() + f(x).sum() * 0 + w.sum()).backward()
+        Stops.apply(f(x)).sum().backward()
+    assert torch.equal(w.grad, torch.full((6,), float(N), device=device))
+
+
+def test_backward_that_reads_on_the_host_is_right_for_a_replayed_call(device):
+    class Reads(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx, g):
+            return g * (2.0 if g.sum().item() > 0 else 3.0)
+
+    w = torch.ones(6, device=device, requires_grad=True)
+    f = cgt.jit(lambda x: Reads.apply(x * w).sum())
+    batches = data(device)
+    losses = [f(x) for x in batches]  # replayed before any backward
+    for loss, x in zip(losses, batches, strict=True):
+        (grad,) = torch.autograd.grad(loss, w)
+        assert torch.equal(grad, (2 * x).sum(0))
+
+
 def test_exception_in_a_backward_is_the_users_own(device):
     class Fails(torch.autograd.Function):
         @staticmethod

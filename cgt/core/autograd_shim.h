@@ -6,7 +6,6 @@
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/functions/accumulate_grad.h>
-#include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/variable.h>
 
 #include <map>
@@ -287,6 +286,8 @@ ag::variable_list Backward::apply(ag::variable_list&& grads) {
   Gil gil;
   if (!saved) throw_python(ag::ERR_BACKWARD_TWICE);
   Py_ssize_t n = PyTuple_GET_SIZE(saved), m = static_cast<Py_ssize_t>(grads.size());
+  if (std::none_of(grads.begin(), grads.end(), [](const at::Tensor& g) { return g.defined(); }))
+    return ag::variable_list(num_outputs());
   for (Py_ssize_t k = 0; k < n; ++k)
     if (version_of(tensor_of(PyTuple_GET_ITEM(saved, k))) != versions[k])
       throw_python("one of the variables needed for gradient computation has been modified by an inplace "

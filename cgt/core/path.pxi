@@ -166,7 +166,7 @@ cdef int outs_part(Table* t, id_t n) except -1:
     cdef Out* o
     for k in range(node_row(t, n).out_n):
         o = out_row(t, node_row(t, n).out_at + k)
-        if o.kind == FRESH and not o.hidden and o.storage is not NULL: group_rescue(t, n, k)
+        if o.kind == FRESH and o.grad_slot == NONE and o.storage is not NULL: group_rescue(t, n, k)
     return 0
 
 # --- paths and iterations ---
@@ -180,13 +180,13 @@ cdef bint path_ends(Table* t, id_t path, id_t f) noexcept nogil:
     backward is pending, only a path that is too long ends; else one on which f ran before."""
     cdef Path* p = path_row(t, path)
     cdef id_t at = p.current
-    cdef int32_t ran = 0
+    cdef int32_t left = MAX_PENDING if p.pending else 1
     if at == NONE or node_row(t, at).depth + 1 >= t.max_path: return True
     if t.stepped: return False
-    while at != NONE:
-        ran += node_row(t, at).fn == f
+    while at != NONE and left:
+        left -= node_row(t, at).fn == f
         at = node_row(t, at).parent
-    return ran >= (MAX_PENDING if p.pending else 1)
+    return left == 0
 
 cdef id_t path_output(Table* t, id_t at, PyObject* x, int32_t* k) noexcept nogil:
     """The node on the path that ends at `at` whose fresh output k is x's memory; or NONE."""
