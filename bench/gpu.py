@@ -14,12 +14,15 @@ import signal
 import subprocess
 import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 RECORD = ROOT / "bench" / "results" / "gpu.json"
 SOURCES = ("cgt_core.pyx", "cgt_core.pxd", "setup.py", "cgt/**/*.py", "cgt/**/*.pxi", "cgt/**/*.h")
 OUTCOMES = "CGT_OUTCOMES"  # names the file that the tests' outcomes go to
+PART = "CGT_PART"  # which of the tests a process runs, of PARTS
+PARTS = 5  # odd: most tests come in pairs, one for each device
 TESTS_S, BENCHES_S = 300, 240  # seconds that each may take
 # The allocator's other way to lay out segments: the tests of the GPU again, with it.
 SEGMENTS = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
@@ -76,13 +79,20 @@ def run_pytest(limit_s, *args, outcomes=None, variables=()):
 
 
 def run_suite(folder, *args, variables=()):
-    """Run the tests with these arguments and environment variables: how many passed, failed and were skipped, and which failed. One that fails and
-    then errs while it is put away is one; one that began and never ended counts as failed."""
+    """Run the tests, in a few processes, with these arguments and environment variables: how many passed,
+    failed and were skipped, and which failed. One that fails and then errs while it is put away is one;
+    one that began and never ended counts as failed."""
     notes = folder / "outcomes"
     notes.write_text("")
-    status = run_pytest(
-        TESTS_S, "tests", "-p", "bench.gpu", *args, outcomes=notes, variables=variables
-    )
+
+    def run_part(k):
+        part = {**dict(variables), PART: str(k)}
+        return run_pytest(
+            TESTS_S, "tests", "-p", "bench.gpu", *args, outcomes=notes, variables=part
+        )
+
+    with ThreadPoolExecutor(PARTS) as pool:
+        statuses = list(pool.map(run_part, range(PARTS)))
     found = {}
     for line in notes.read_text().splitlines():
         outcome, test = line.split(" ", 1)
@@ -90,7 +100,7 @@ def run_suite(folder, *args, variables=()):
     failures = sorted(test for test, seen in found.items() if not seen & {"passed", "skipped"})
     failures += sorted(test for test, seen in found.items() if {"passed", "failed"} <= seen)
     return {
-        "status": status,
+        "status": next((status for status in statuses if status != 0), 0),
         "passed": sum(seen == {"started", "passed"} for seen in found.values()),
         "failed": len(failures),
         "skipped": sum(seen == {"started", "skipped"} for seen in found.values()),
@@ -98,9 +108,16 @@ def run_suite(folder, *args, variables=()):
     }
 
 
+def pytest_collection_modifyitems(items):
+    """With `-p bench.gpu` this module is a plugin: it takes this process's part of the tests, and notes
+    outcomes as they come, since a report that is written at the end says nothing when the last test takes
+    the process with it."""
+    if PART in os.environ:
+        items[:] = items[int(os.environ[PART]) :: PARTS]
+
+
 def pytest_runtest_logstart(nodeid):
-    """With `-p bench.gpu` this module is a plugin that notes outcomes as they come: a report that is
-    written at the end says nothing when the last test takes the process with it."""
+    """It begins."""
     note("started", nodeid)
 
 
@@ -108,6 +125,8 @@ def pytest_runtest_logreport(report):
     """The call's outcome; of setting up and putting away, only what went wrong."""
     if report.when == "call" or not report.passed:
         note(report.outcome, report.nodeid)
+    if report.failed:
+        print(f"\n{report.nodeid}\n{report.longreprtext}", file=sys.__stderr__, flush=True)
 
 
 def note(outcome, test):
