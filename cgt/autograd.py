@@ -40,7 +40,7 @@ def rows(state, rec, seen, row):
     saves, saved, tokens = find_saves(rec, seen, row)
     graph = {
         "roots": [torch.autograd.graph.get_gradient_edge(row["out"].tensors[k]) for k in roots],
-        "sinks": seen["sinks"], "flows": flows, "leaves": [], "lock": threading.RLock(),
+        "sinks": seen["sinks"], "flows": flows, "leaves": trace.Leaves(), "lock": threading.RLock(),
         "driver": rec["driver"], "reached": [r[:2] for r in rec["reached"] if r[2] == NONE],
         "tokens": tokens, "loose": [], "proven": False, "forward": state["f"], "node": NONE,
     }  # fmt: skip
@@ -123,10 +123,41 @@ def complete(row):
     at = {}
     for k, (slot, out) in enumerate(row["saves"]):
         at[id(row["slots"][slot][2] if out == NONE else row["outs"][out][2])] = k
+    readers = graph["leaves"].readers
     for one, base, like, shift in row["saved"]:
+        readers.setdefault(at[id(base)], set()).add(id(one))
         one.tensor, one.leaves, one.at, one.like, one.shift = (
             None, graph["leaves"], at[id(base)], like, shift,
         )  # fmt: skip
+
+
+def find_spent(rec, args, kwargs):
+    """[(index among the saved, tensor), ...]: results of the path that die with this backward, and that
+    are read only through what autograd saved."""
+    graph = rec["graph"]
+    if graph is None or graph["leaves"].late:
+        return []
+    copied = [rec["flat"].tensors[k] for k in rec["copied"]]
+    tokens = {at for at, *_ in graph["tokens"].values()}
+    return [
+        (at, t)
+        for at, (t, dies) in enumerate(zip(args[len(graph["roots"]) :], kwargs.get("spent", b""), strict=False))
+        if dies and at in graph["leaves"].readers and at not in tokens
+        and not any(t is one for one in copied) and core.path_proto(rec["parent"], t) is not None
+    ]  # fmt: skip
+
+
+def was_greedy(rec):
+    """Did the recording let go of something too early? The next one will not."""
+    return bool(rec["spent"]) and rec["graph"]["leaves"].late
+
+
+def vet_spent(rec, seen):
+    """The sentence on such a recording, or None."""
+    if not was_greedy(rec):
+        return None
+    seen["again"] = True
+    return errors.late_read()
 
 
 def watch_states(graph):
@@ -143,10 +174,10 @@ def backward_of(graph):
     """The function that runs a recorded graph: gradients of its results (None: not needed), then what a
     call saved, to the gradients of the tensors in `flows` (None: not reached)."""
 
-    def backward(*leaves):
+    def backward(*leaves, spent=None):
         given = [(r, g) for r, g in zip(graph["roots"], leaves, strict=False) if g is not None]
         with graph["lock"], watch_states(graph):
-            graph["leaves"][:] = leaves[len(graph["roots"]) :]
+            graph["leaves"].begin(leaves[len(graph["roots"]) :])
             try:
                 roots, grads = zip(*given, strict=True)
                 if graph["driver"] == CUDA:
@@ -157,6 +188,6 @@ def backward_of(graph):
             finally:
                 if graph["driver"] == CUDA:
                     core.sinks_away(graph["sinks"], False)
-                graph["leaves"].clear()
+                graph["leaves"].end()
 
     return backward

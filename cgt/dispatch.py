@@ -67,7 +67,7 @@ def new_state(f, born, name, opts, graph=None):
 
 def miss(state, function, spec, args, kwargs):
     """A call that was not replayed: decide, run, return the result."""
-    if state["graph"] is not None and kwargs:
+    if state["graph"] is not None and "create_graph" in kwargs:
         refuse_gradients(state["graph"], errors.double_backward())
         raise errors.CgtError(errors.create_graph(state["name"].removesuffix(BACKWARD)))
     kind = core.blocker()
@@ -419,17 +419,19 @@ def record_call(state, function, spec, flat, args, kwargs):
         rec = record.failure(error)
     if isinstance(rec, str):
         return eager(state, function, args, kwargs, rec)
+    rec["spent"] = autograd.find_spent(rec, args, kwargs)
     on = record.on_cuda if rec["driver"] == CUDA else record.on_host
     outcome = on(function, args, kwargs, rec)
     if outcome is None:  # nothing ran: the capture failed or was left
-        condemn(state, spec, flat, rec["reason"])
+        if not autograd.was_greedy(rec):
+            condemn(state, spec, flat, rec["reason"])
         return eager(state, function, args, kwargs, rec["reason"])
     result, seen = outcome
     del outcome
     note_leaves(state, seen, flat)
     try:
         places.settle_empties(rec["places"], rec["lone"], rec["changed"])
-        row = vet_code(state, seen) or describe.rows(rec, seen, result, args, kwargs)
+        row = vet_code(state, seen) or autograd.vet_spent(rec, seen) or describe.rows(rec, seen, result, args, kwargs)
         if not isinstance(row, str):
             row = autograd.rows(state, rec, seen, row)
         trace.drop_words(seen)

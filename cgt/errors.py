@@ -239,6 +239,11 @@ def double_backward():
     return "a backward through it asked for create_graph=True."
 
 
+def late_read():
+    """A backward asked again for what it seemed to need no more."""
+    return "the backward pass read a saved tensor again after it had let go of it; it is recorded anew with everything kept"
+
+
 def modified(shape):
     return (
         "one of the variables needed for gradient computation has been modified by an inplace "

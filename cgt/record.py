@@ -103,7 +103,7 @@ def on_host(function, args, kwargs, rec):
             swaps.append((t, buffer))
         seen = trace.observe(
             HOST, swaps, rec["generators"], True, rec["parent"], rec["saves"], rec["graph"], rec["ran"],
-            flat.tensors,
+            flat.tensors, rec["spent"],
         )  # fmt: skip
         seen["memory"].extend(buffer for _, buffer in swaps)
         seen["sinks"] = find_leaves(rec)
@@ -160,7 +160,7 @@ def on_cuda(function, args, kwargs, rec):
                     swaps.append((t, buffer))
                 seen = trace.observe(
                     CUDA, swaps, rec["generators"], True, saves=rec["saves"], graph=rec["graph"],
-                    ran=rec["ran"], arguments=flat.tensors,
+                    ran=rec["ran"], arguments=flat.tensors, spent=rec["spent"],
                 )  # fmt: skip
                 seen["keep"].extend(word_pairs)
                 for g, w, handle in zip(generators, word_pairs, handles, strict=True):

@@ -106,12 +106,32 @@ class Saved:
     __slots__ = ("tensor", "version", "leaves", "at", "like", "shift", "__weakref__")
 
 
-def observe(driver, swaps=(), generators=(), recording=False, parent=-1, saves=False, graph=None, ran=None, arguments=()):
+class Leaves:
+    """What the backward of a recorded graph reads when it runs: `tensors`, the saved ones of that call.
+    While it is recorded, those that die with it are let go of as soon as eager would do so: `left` has the
+    readers that are still to come of each, `gone` those let go of; `late` if one was asked for after that."""
+
+    __slots__ = ("tensors", "readers", "left", "gone", "late")
+
+    def __init__(self):
+        self.tensors, self.readers, self.left, self.gone, self.late = [], {}, {}, set(), False
+
+    def begin(self, tensors):
+        """A run begins."""
+        self.tensors = list(tensors)
+
+    def end(self):
+        """It is over."""
+        self.tensors, self.left, self.gone = [], {}, set()
+
+
+def observe(driver, swaps=(), generators=(), recording=False, parent=-1, saves=False, graph=None, ran=None, arguments=(), spent=()):
     """A fresh `seen`. `swaps`: [(leaf tensor, buffer), ...] for copied slots. `generators`: those that
     the function can reach, beside the default one. `parent`: the node behind which it is recorded.
     `saves`: the result will require grad, so learn what autograd saves. `graph`: the run is a backward
     of this recorded graph (autograd.py). `ran`: a set for the code objects that run, or None.
-    `arguments`: the tensors among the arguments."""
+    `arguments`: the tensors among the arguments. `spent`: [(index among the saved, tensor), ...] of
+    what dies with this backward."""
     seen = {
         "driver": driver, "recording": recording, "made": {}, "touched": {}, "written": set(),
         "results": [], "generators": {}, "devices": set(), "reason": None, "random": False,
@@ -120,7 +140,11 @@ def observe(driver, swaps=(), generators=(), recording=False, parent=-1, saves=F
         "reachable": generators, "saves": saves, "saved": [], "since": sequence_number(),
         "inside": False, "graph": graph, "tokens": {}, "rng": {}, "ran": ran,
         "arguments": arguments, "passing": set(),
+        "spent": {at: (t, core.storage_holders(t)) for at, t in spent},
+        "whole": {core.storage_id(t): t for _, t in spent},
     }  # fmt: skip
+    for at, _ in spent:
+        graph["leaves"].left[at] = set(graph["leaves"].readers[at])
     for leaf, buffer in swaps:
         lo = core.address(leaf)
         row = (lo, lo + span(leaf), buffer, leaf)
@@ -176,10 +200,28 @@ def pack(seen, t):
 def unpack(saved):
     """The tensor, when a backward asks for it."""
     if saved.tensor is None:
-        return core.view_like(saved.leaves[saved.at], saved.like, saved.shift)
+        leaves = saved.leaves
+        if saved.at in leaves.gone:
+            leaves.late = True
+            if leaves.tensors[saved.at].is_cuda:  # nothing has run yet
+                raise Unrecordable(errors.late_read())
+        elif saved.at in leaves.left:
+            leaves.left[saved.at].discard(id(saved))
+        return core.view_like(leaves.tensors[saved.at], saved.like, saved.shift)
     if not saved.tensor.is_inference() and saved.tensor._version != saved.version:
         raise RuntimeError(errors.modified(tuple(saved.tensor.shape)))
     return saved.tensor
+
+
+def spend(seen):
+    """Let go of what autograd has read for the last time. A run under way may still hold some of it."""
+    leaves = seen["graph"]["leaves"]
+    for at in [at for at, readers in leaves.left.items() if not readers]:
+        t, uses = seen["spent"][at]
+        if core.storage_holders(t) <= uses:
+            del leaves.left[at]
+            leaves.gone.add(at)
+            core.spend(t)
 
 
 def watch_draw(seen, generator, after):
@@ -268,7 +310,7 @@ def token_of(seen, sid, state):
     if found is None:
         return state, 0, None
     at, moved, _ = found
-    words = seen["graph"]["leaves"][at]
+    words = seen["graph"]["leaves"].tensors[at]
     return words, moved, words
 
 
@@ -415,6 +457,8 @@ def watch_op(seen, op, args, kwargs):
     """One op: exchange copied slots, run it, note what it read, made and wrote."""
     if op.namespace == "profiler" or seen["inside"]:
         return op(*args, **kwargs)
+    if seen["spent"]:
+        spend(seen)
     if not isinstance(op, OpOverload):
         refuse(seen, errors.higher_order_op(op.name(), user_line(seen)))
         return op(*args, **kwargs)
@@ -436,7 +480,7 @@ def watch_op(seen, op, args, kwargs):
         if sid not in seen["made"] and sid not in seen["buffers"]:
             if sid not in seen["touched"] and is_in_backward():
                 seen["passing"].add(sid)
-            seen["touched"].setdefault(sid, t)
+            seen["touched"].setdefault(sid, seen["whole"].get(sid, t))
     generator = kwargs.get("generator")
     if generator is not None:
         seen["generators"][core.generator_id(generator)] = generator

@@ -6,6 +6,50 @@ cdef void backward_released(int path, int64_t step) noexcept:
     cdef Path* p = path_row(&TABLE, path)
     if p.step == step and p.pending > 0: p.pending -= 1
 
+cdef bint group_spent(Table* t, Node* node, int32_t k, PyObject* x) noexcept:
+    """Is x, which an autograd node saved, the last that holds memory of fresh output k?"""
+    cdef Out* first = out_row(t, node.out_at + k)
+    cdef Out* o
+    cdef int32_t j, uses = 1                # the row's own
+    cdef bint alias = True
+    if first.storage is NULL or tensor_storage(x) != first.storage: return False
+    for j in range(k, group_end(node, k, first)):
+        o = out_row(t, node.out_at + j)
+        if not in_group(o, j, k) or tensor_storage(o.tensor) != first.storage: continue
+        if out_is_held(o.tensor, 2 if o.tensor is x else 1, 0): return False
+        if o.tensor is x: alias = False
+        uses += 1
+    if alias and out_is_held(x, 1, 0): return False
+    return storage_count(first.storage) == uses + alias
+
+cdef PyObject* backward_spent(int n, int path, int64_t step, PyObject* saved) except NULL:
+    """For each tensor that node n saved, a byte: does its memory die with this backward? Only memory of
+    the path does, where a recording may use it again. A new reference; None if nothing dies."""
+    cdef Table* t = &TABLE
+    cdef Node* node = node_row(t, n)
+    cdef Save* s
+    cdef Slot* slot
+    cdef id_t k, m, o
+    cdef id_t at = path_row(t, path).current
+    while at != NONE and at != n: at = node_row(t, at).parent
+    if at == NONE or path_row(t, path).step != step or node.save_n != PyTuple_GET_SIZE(<object>saved):
+        Py_INCREF(None)
+        return <PyObject*>None
+    mask = PyBytes_FromStringAndSize(NULL, node.save_n)
+    cdef char* bytes_ = PyBytes_AS_STRING(mask)
+    cdef bint any_ = False
+    for k in range(node.save_n):
+        s = save_row(t, node.save_at + k)
+        m, o = n, s.out
+        if s.out == NONE:
+            slot = slot_row(t, node.slot_at + s.slot)
+            m, o = slot.from_node, slot.from_out
+        bytes_[k] = m != NONE and group_spent(t, node_row(t, m), o, PyTuple_GET_ITEMX(saved, k))
+        any_ |= bytes_[k]
+    if not any_: mask = None
+    Py_INCREF(mask)
+    return <PyObject*>mask
+
 cdef void* backward_make(Table* t, id_t n, PyObject** leaves) except NULL:
     """The autograd node of a call of n: what is saved, where gradients flow."""
     cdef Node* node = node_row(t, n)
@@ -30,8 +74,8 @@ cdef void* backward_make(Table* t, id_t n, PyObject** leaves) except NULL:
         slot = flow_row(t, node.flow_at + k)
         flows[k] = slot_tensor(t, node, slot_row(t, node.slot_at + slot[0]), leaves)
     Py_INCREF(saved)
-    made = backward_new(node.site, <PyObject*>saved, flows, node.flow_n, node.path,
-                        path_row(t, node.path).step, backward_released)
+    made = backward_new(node.site, <PyObject*>saved, flows, node.flow_n, n, node.path,
+                        path_row(t, node.path).step, backward_released, backward_spent)
     if flows is not small: free(flows)
     if made is NULL: raise_pending()
     path_row(t, node.path).pending += 1

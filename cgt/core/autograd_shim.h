@@ -6,6 +6,7 @@
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/functions/accumulate_grad.h>
+#include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/variable.h>
 
 #include <map>
@@ -229,14 +230,16 @@ static PyObject* sink_take(PyObject* capsule, int k) noexcept {
 // --- the node of a replayed forward --------------------------------------------------------------
 
 typedef void (*released_fn)(int path, int64_t step);
+typedef PyObject* (*spent_fn)(int node, int path, int64_t step, PyObject* saved);
 
 struct Backward : ag::Node {
   PyObject* site = nullptr;         // owned: the jitted backward
   PyObject* saved = nullptr;        // owned: a tuple, its arguments behind the gradients; NULL: released
   std::vector<uint32_t> versions;   // of `saved`
-  int path = 0;
+  int node = 0, path = 0;           // of the forward, in that iteration
   int64_t step = 0;
   released_fn released = nullptr;
+  spent_fn spent = nullptr;
 
   ag::variable_list apply(ag::variable_list&& grads) override;
   void release_variables() override;
@@ -292,7 +295,15 @@ ag::variable_list Backward::apply(ag::variable_list&& grads) {
     if (version_of(tensor_of(PyTuple_GET_ITEM(saved, k))) != versions[k])
       throw_python("one of the variables needed for gradient computation has been modified by an inplace "
                    "operation: a tensor that a function jitted by cgt saved for its backward.");
-  PyObject* args = PyTuple_New(m + n);
+  PyObject* kwargs = nullptr;
+  if (c10::GradMode::is_enabled()) {
+    kwargs = Py_BuildValue("{s:O}", "create_graph", Py_True);
+  } else if (!ag::get_current_graph_task_keep_graph()) {
+    PyObject* mask = spent(node, path, step, saved);  // while nobody but `saved` holds it for us
+    if (mask && mask != Py_None) kwargs = Py_BuildValue("{s:O}", "spent", mask);
+    Py_XDECREF(mask);
+  }
+  PyObject* args = PyErr_Occurred() ? nullptr : PyTuple_New(m + n);
   if (!args) throw_python(nullptr);
   for (Py_ssize_t k = 0; k < m; ++k) {
     PyObject* grad = grads[k].defined() ? THPVariable_Wrap(grads[k]) : Py_NewRef(Py_None);
@@ -301,8 +312,6 @@ ag::variable_list Backward::apply(ag::variable_list&& grads) {
   for (Py_ssize_t k = 0; k < n; ++k)
     PyTuple_SET_ITEM(args, m + k, Py_NewRef(PyTuple_GET_ITEM(saved, k)));
   grads.clear();                    // the recording may reuse their memory
-  PyObject* kwargs = nullptr;
-  if (c10::GradMode::is_enabled()) kwargs = Py_BuildValue("{s:O}", "create_graph", Py_True);
   ++backward_depth;
   PyObject* result = PyObject_Call(site, args, kwargs);
   --backward_depth;
@@ -319,16 +328,18 @@ ag::variable_list Backward::apply(ag::variable_list&& grads) {
 }
 
 // A node whose gradients flow to these tensors. `saved` is a new reference. NULL: an exception is set.
-static void* backward_new(PyObject* site, PyObject* saved, PyObject** flows, int n, int path,
-                          int64_t step, released_fn released) noexcept {
+static void* backward_new(PyObject* site, PyObject* saved, PyObject** flows, int n, int forward, int path,
+                          int64_t step, released_fn released, spent_fn spent) noexcept {
   try {
     auto* node = new Backward();
     auto* owner = new NodePtr(node_ptr(node));
     node->site = Py_NewRef(site);
     node->saved = saved;
+    node->node = forward;
     node->path = path;
     node->step = step;
     node->released = released;
+    node->spent = spent;
     ag::edge_list edges;
     edges.reserve(n);
     for (int k = 0; k < n; ++k) edges.push_back(ag::impl::gradient_edge(tensor_of(flows[k])));

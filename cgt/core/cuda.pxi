@@ -117,6 +117,10 @@ cdef int cuda_words(Recording* r, Gen* g) noexcept:
     g.handle = <void*>node
     return code
 
+cdef int cuda_spend(Recording* r, PyObject* proto) noexcept:
+    cdef int code = fault(CALL_SPEND)
+    return code if code else cuda_pool_spend(r.pool, tensor_storage_ptr(proto))
+
 cdef int cuda_vet(cu.CUgraph graph, size_t n) noexcept:
     """No node may allocate, and none may read host memory: nobody would keep it alive."""
     cdef cu.CUgraphNode* nodes = <cu.CUgraphNode*>malloc(n * sizeof(cu.CUgraphNode))
@@ -278,6 +282,6 @@ cdef void cuda_destroy(void* graph, void* exec_, void* pool, void* state) noexce
     if pool is not NULL: cuda_pool_count(pool, -1)
 
 DRIVERS[CUDA] = Driver(
-    cuda_restore, cuda_begin, cuda_copy, cuda_words, cuda_end, cuda_checkpoint, cuda_abort,
+    cuda_restore, cuda_begin, cuda_copy, cuda_words, cuda_spend, cuda_end, cuda_checkpoint, cuda_abort,
     cuda_launch, cuda_patch_copy, cuda_patch_words, cuda_order, cuda_current_stream, cuda_rescue,
     cuda_destroy)

@@ -110,6 +110,19 @@ static int cuda_pool_restore(void* pool, void* state, void** live, int n) noexce
   }
 }
 
+// Free memory of the pool that no node will need behind the recording under way.
+static int cuda_pool_spend(void* pool, void* at) noexcept {
+  auto* p = static_cast<CudaPool*>(pool);
+  if (p->ours.erase(at) == 0) return 0;  // of a pool that was given up
+  try {
+    c10::cuda::CUDACachingAllocator::raw_delete(at);
+    return 0;
+  } catch (const std::exception& e) {
+    PyErr_SetString(PyExc_RuntimeError, e.what());
+    return -1;
+  }
+}
+
 // The pool's state after a recording that added `made` to what restore left. `*state` is NULL and 1 is
 // returned if anything else was allocated since.
 static int cuda_pool_checkpoint(void* pool, void** made, int n, void** state) noexcept {
@@ -296,6 +309,7 @@ static void cuda_pool_retire(void*) noexcept {}
 static void cuda_pool_count(void*, int) noexcept {}
 static int cuda_pool_nodes(void*) noexcept { return 0; }
 static int cuda_pool_restore(void*, void*, void**, int) noexcept { return cuda_absent(); }
+static int cuda_pool_spend(void*, void*) noexcept { return cuda_absent(); }
 static int cuda_pool_checkpoint(void*, void**, int, void**) noexcept { return cuda_absent(); }
 static void cuda_state_free(void*) noexcept {}
 static void cuda_pool_id(void*, unsigned long long*) noexcept {}

@@ -4,11 +4,11 @@
 
 cdef enum:                        # DriverCall, in the order of CALL_NAMES
     CALL_RESTORE, CALL_BEGIN, CALL_COPY, CALL_WORDS, CALL_END, CALL_CHECKPOINT, CALL_LAUNCH,
-    CALL_PATCH, CALL_ORDER, CALL_MOVE, N_CALLS
+    CALL_PATCH, CALL_ORDER, CALL_MOVE, CALL_SPEND, N_CALLS
 
 TAPE_ERRORS = (None, RuntimeError, IndexError, ValueError, TypeError, NotImplementedError)
 CALL_NAMES = ("restore", "begin", "copy", "words", "end", "checkpoint", "launch", "patch", "order",
-              "move")
+              "move", "spend")
 
 cdef enum:                        # our own codes; the driver's are positive
     ERROR_HOST_MEMORY = -2        # the graph reads host memory that nobody owns
@@ -21,6 +21,7 @@ cdef struct Driver:
     int (*begin)(Recording* r) noexcept
     int (*copy)(Recording* r, Copy* c, PyObject* to) noexcept    # record the copy node of a copied slot
     int (*words)(Recording* r, Gen* g) noexcept          # record the node that writes seed, offset
+    int (*spend)(Recording* r, PyObject* proto) noexcept  # a result of the path is not needed from here on
     int (*end)(Recording* r, Gen* gens, int32_t n_gens) noexcept    # graph, exec, n_graph_nodes
     # The recording's memory becomes the pool's: made, outs are lists of tensors; live as in restore.
     int (*checkpoint)(Recording* r, PyObject* made, PyObject* outs, void** live, int n) noexcept

@@ -19,6 +19,11 @@ cdef int host_copy(Recording* r, Copy* c, PyObject* to) noexcept:
 
 cdef int host_words(Recording* r, Gen* g) noexcept: return 0
 
+cdef int host_spend(Recording* r, PyObject* proto) noexcept:
+    cdef int code = fault(CALL_SPEND)
+    if code == 0: tape_spend(r.exec, proto)
+    return code
+
 cdef int host_end(Recording* r, Gen* gens, int32_t n_gens) noexcept:
     r.n_graph_nodes = tape_length(r.exec)
     return fault(CALL_END)
@@ -55,6 +60,6 @@ cdef void host_destroy(void* graph, void* exec_, void* pool, void* state) noexce
     if exec_ is not NULL: tape_free(exec_)
 
 DRIVERS[HOST] = Driver(
-    host_restore, host_begin, host_copy, host_words, host_end, host_checkpoint, host_abort,
+    host_restore, host_begin, host_copy, host_words, host_spend, host_end, host_checkpoint, host_abort,
     host_launch, host_patch_copy, host_patch_words, host_order, host_stream, host_rescue,
     host_destroy)

@@ -61,7 +61,7 @@ cdef int group_held(Table* t, Node* node, int32_t k, PyObject** leaves, bint min
     for j in range(k, group_end(node, k, first)):
         o = out_row(t, node.out_at + j)
         if not in_group(o, j, k) or tensor_storage(o.tensor) != first.storage: continue
-        if out_is_held(o.tensor, mine and out_grads(t, node, o, leaves)): return 1
+        if out_is_held(o.tensor, 1, mine and out_grads(t, node, o, leaves)): return 1
         uses += 1
     return storage_count(first.storage) != uses
 

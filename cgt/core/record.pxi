@@ -62,6 +62,22 @@ cdef int32_t record_copy(Table* t, object to, object source, int64_t nbytes) exc
     if nbytes: check(t.rec.driver, DRIVERS[t.rec.driver].copy(&t.rec, c, <PyObject*>to), CALL_COPY)
     return k
 
+cdef int record_spend(Table* t, PyObject* x) except -1:
+    """The recording does not need x, a result of its path, from here on; and nobody else will."""
+    cdef int32_t k, j
+    cdef PyObject* proto
+    cdef void** live = <void**>t.rec_live.rows
+    cdef id_t n = path_output(t, t.rec.parent, x, &k)
+    if n == NONE: return 0
+    proto = out_row(t, node_row(t, n).out_at + k).proto
+    check(t.rec.driver, DRIVERS[t.rec.driver].spend(&t.rec, proto), CALL_SPEND)
+    for j in range(t.rec_live.n):
+        if live[j] != tensor_storage_ptr(proto): continue
+        t.rec_live.n -= 1
+        live[j] = live[t.rec_live.n]
+        break
+    return 0
+
 cdef int record_end(Table* t, list advances) except -1:
     cdef int32_t k
     for k in range(t.rec_gens.n): (<Gen*>t.rec_gens.rows + k).advance = advances[k]

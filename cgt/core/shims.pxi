@@ -29,7 +29,7 @@ cdef extern from "tensor_shim.h" namespace "cgt" nogil:
     PyObject* tensor_grad_tensor(PyObject* t)
     void ambient_now(uint64_t* words) noexcept
     int ambient_blocker() noexcept
-    int out_is_held(PyObject* o, int grads) noexcept
+    int out_is_held(PyObject* o, int references, int grads) noexcept
     int64_t storage_uses(PyObject* o) noexcept
     int64_t storage_count(void* s) noexcept
     void storage_keep(void* s) noexcept
@@ -62,6 +62,7 @@ cdef extern from "tape_shim.h" namespace "cgt":
     void* tape_new()
     void tape_free(void* tape)
     int tape_length(void* tape)
+    void tape_spend(void* tape, PyObject* proto) noexcept
     int tape_copy(void* tape, PyObject* to, const void* source, int64_t nbytes)
     int tape_plan(void* tape, PyObject* made, PyObject* outs, void** busy, int n) noexcept
     int64_t blocks_nbytes() noexcept
@@ -78,6 +79,7 @@ cdef extern from "tape_shim.h" namespace "cgt":
 
 cdef extern from "autograd_shim.h" namespace "cgt":
     ctypedef void (*released_fn)(int path, int64_t step) noexcept
+    ctypedef PyObject* (*spent_fn)(int node, int path, int64_t step, PyObject* saved) except NULL
     PyObject* sinks_new(PyObject* tensors) noexcept
     int sinks_open(PyObject* capsule, PyObject* tensors, PyObject* results) noexcept
     PyObject* sinks_find(PyObject* capsule, uint64_t since) noexcept
@@ -87,8 +89,8 @@ cdef extern from "autograd_shim.h" namespace "cgt":
     int sinks_stamp(PyObject* capsule) noexcept
     PyObject* sink_take(PyObject* capsule, int k) noexcept
     int in_backward() noexcept
-    void* backward_new(PyObject* site, PyObject* saved, PyObject** flows, int n, int path,
-                       int64_t step, released_fn released) noexcept
+    void* backward_new(PyObject* site, PyObject* saved, PyObject** flows, int n, int forward, int path,
+                       int64_t step, released_fn released, spent_fn spent) noexcept
     int backward_give(void* owner, PyObject* t) noexcept
     void backward_arm(void* owner) noexcept
     void backward_drop(void* owner) noexcept
@@ -104,6 +106,7 @@ cdef extern from "cuda_shim.h" namespace "cgt":
     int cuda_pool_nodes(void* pool) noexcept
     void cuda_pool_id(void* pool, unsigned long long* id) noexcept
     int cuda_pool_restore(void* pool, void* state, void** live, int n) noexcept
+    int cuda_pool_spend(void* pool, void* at) noexcept
     int cuda_pool_checkpoint(void* pool, void** made, int n, void** state) noexcept
     void cuda_state_free(void* state) noexcept
     int cuda_pool_begin(void* pool, void* stream, stream_test capturing) noexcept

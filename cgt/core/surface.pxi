@@ -398,6 +398,12 @@ def run_once(list tensors):
     record_run_once(&TABLE, tensors)
 
 
+def spend(object t):
+    """The recording under way needs a result of its path no more, and nobody else does: what is recorded
+    from here on may use its memory."""
+    record_spend(&TABLE, <PyObject*>t)
+
+
 def sinks(list tensors):
     """Before a graph is made: where gradients of these tensors will end. A handle that owns the ends."""
     return taken(sinks_new(<PyObject*>tensors))
@@ -601,6 +607,11 @@ def view_like(object base, object like, int64_t shift):
 def generator_id(object g):
     """Identity of a torch.Generator, which can have several Python objects."""
     return <uintptr_t>generator_impl(<PyObject*>g)
+
+
+def storage_holders(object t):
+    """How many hold the memory of t: tensors, and whoever counts storages."""
+    return storage_uses(<PyObject*>t)
 
 
 def storage_id(object t):

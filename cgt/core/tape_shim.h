@@ -52,6 +52,7 @@ struct Tape {
   std::vector<TapeCopy> copies;
   std::vector<TapeOp> ops;
   std::vector<c10::Storage> planned;  // those that point to blocks
+  std::vector<std::pair<Block*, int>> spent;  // memory of the path, and the last op that reads it
 };
 
 struct PyGenerator {  // mirror of THPGenerator
@@ -156,6 +157,12 @@ static int tape_copy(void* t, PyObject* to, const void* from, int64_t nbytes) {
   return static_cast<int>(c.size()) - 1;
 }
 
+// What comes now does not need the memory of this result of the path.
+static void tape_spend(void* t, PyObject* proto) noexcept {
+  auto found = BLOCK_OF.find(storage_of(proto));
+  if (found != BLOCK_OF.end()) static_cast<Tape*>(t)->spent.push_back({found->second, tape_length(t) - 1});
+}
+
 static int64_t blocks_nbytes() noexcept {
   int64_t n = 0;
   for (const Block* b : BLOCKS) n += static_cast<int64_t>(b->size);
@@ -216,7 +223,8 @@ static int tape_plan(void* t, PyObject* made, PyObject* outs, void** busy, int n
                                 : a.storage->nbytes() > b.storage->nbytes();
     });
     std::unordered_set<void*> taken(busy, busy + n_busy);
-    std::unordered_map<Block*, int> free_after;  // last op that needs the block
+    std::unordered_map<Block*, int> free_after(tape->spent.begin(), tape->spent.end());  // last op that
+                                                                                        // needs the block
     c10::Allocator* allocator = c10::GetAllocator(c10::DeviceType::CPU);
     for (const Life& life : order) {
       c10::StorageImpl* s = life.storage;

@@ -259,11 +259,11 @@ static inline int64_t impl_uses(PyObject* o) noexcept {
   return static_cast<int64_t>(reinterpret_cast<PyTensor*>(o)->cdata.use_count());
 }
 
-// Does anybody but the table hold this output? `grads` is 1 while a parameter's .grad is it.
-// A Python reference, a C++ reference (a SavedVariable) and a weak reference all count.
-static inline int out_is_held(PyObject* o, int grads) noexcept {
+// Does anybody hold this output beyond so many Python references, the table's among them? `grads` is 1
+// while a parameter's .grad is it. A C++ reference (a SavedVariable) and a weak reference count, too.
+static inline int out_is_held(PyObject* o, int references, int grads) noexcept {
   int64_t uses = impl_uses(o);
-  if (uses > 1 + grads || Py_REFCNT(o) > 1 + (uses > 1 ? cpp_bump : 0)) return 1;
+  if (uses > 1 + grads || Py_REFCNT(o) > references + (uses > 1 ? cpp_bump : 0)) return 1;
   Py_ssize_t w = Py_TYPE(o)->tp_weaklistoffset;
   return w != 0 && *reinterpret_cast<PyObject**>(reinterpret_cast<char*>(o) + w) != nullptr;
 }
