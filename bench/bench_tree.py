@@ -8,7 +8,7 @@ from time import perf_counter
 import pytest
 import torch
 from cgt_core import stepped, time_guards, time_launches
-from conftest import wait
+from conftest import peak_of, wait
 
 import cgt
 from cgt.api import state_of
@@ -232,15 +232,6 @@ def test_pool_of_three_branches(device, benchmark, figure, branches):
     benchmark.extra_info["bytes"] = {"pool": pool, "eager peak": peak}
     what = f"pool of 3 branches, {branches}, over its eager peak"
     figure(what, pool / peak, "×", at_most=1.1)
-
-
-def peak_of(program):
-    """Bytes of GPU memory that a program takes at once."""
-    wait()
-    before = torch.cuda.memory_allocated()
-    torch.cuda.reset_peak_memory_stats()
-    program()
-    return torch.cuda.max_memory_allocated() - before
 
 
 def test_recording_behind_a_replayed_prefix(device, benchmark, figure):

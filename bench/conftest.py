@@ -89,6 +89,15 @@ def wait():
         torch.cuda.synchronize()
 
 
+def peak_of(program):
+    """Bytes of GPU memory that a program takes at once."""
+    wait()
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    program()
+    return torch.cuda.max_memory_allocated() - before
+
+
 # --- measuring ---------------------------------------------------------------------------------
 
 

@@ -451,7 +451,6 @@ def record_call(state, function, spec, flat, args, kwargs):
             if isinstance(row, str):
                 result = describe.restore_result(seen, *parts)
             del parts
-        seen["sinks"] = None  # autograd's graph holds the hooks, and with them `seen`
         if not isinstance(row, str):
             rec["node"] = add_node(state, spec, flat, rec, seen, row)
             del row, seen

@@ -185,15 +185,17 @@ def watch_saves(seen):
     """Autograd saves through `pack` where a later backward will need it."""
     if not seen["saves"]:
         return contextlib.nullcontext()
-    return torch.autograd.graph.saved_tensors_hooks(functools.partial(pack, seen), unpack)
+    packed = functools.partial(pack, seen["saved"], seen["results"])
+    return torch.autograd.graph.saved_tensors_hooks(packed, unpack)
 
 
-def pack(seen, t):
-    """What autograd keeps of a tensor that it saves. Not the tensor: a result would hold its own graph."""
+def pack(packed, results, t):
+    """What autograd keeps of a tensor that it saves. Not the tensor: a result would hold its own graph. The
+    graph holds this hook: it must not lead to `seen`, and with it to the call's arguments."""
     saved = Saved()
     saved.tensor, saved.version = core.view_like(t, t, 0), 0 if t.is_inference() else t._version
-    seen["saved"].append(weakref.ref(saved))
-    seen["results"].append(weakref.ref(saved.tensor))
+    packed.append(weakref.ref(saved))
+    results.append(weakref.ref(saved.tensor))
     return saved
 
 
@@ -221,7 +223,10 @@ def spend(seen):
         if core.storage_holders(t) <= uses:
             del leaves.left[at]
             leaves.gone.add(at)
-            core.spend(t)
+            try:
+                core.spend(t)
+            except core.DriverError as error:
+                refuse(seen, errors.recording_failed(error.args[1], ""))
 
 
 def watch_draw(seen, generator, after):
