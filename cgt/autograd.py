@@ -37,14 +37,30 @@ def rows(state, rec, seen, row):
     flows = core.sinks_flows(seen["sinks"], seen["since"])
     if flows is None:
         return errors.outer_graph(outs[roots[0]][-1])
+    recomputes = seen["hooked"] or has_functions(row["out"].tensors[k].grad_fn for k in roots)
     saves, saved, tokens = find_saves(rec, seen, row)
     graph = {
         "roots": [torch.autograd.graph.get_gradient_edge(row["out"].tensors[k]) for k in roots],
         "sinks": seen["sinks"], "flows": flows, "leaves": trace.Leaves(), "lock": threading.RLock(),
         "driver": rec["driver"], "reached": [r[:2] for r in rec["reached"] if r[2] == NONE],
-        "tokens": tokens, "loose": [], "proven": False, "forward": state["f"], "node": NONE,
+        "tokens": tokens, "loose": [], "proven": False, "recomputes": recomputes, "forward": state["f"], "node": NONE,
     }  # fmt: skip
     return row | {"saves": saves, "saved": saved, "flows": flows, "graph": graph}
+
+
+def has_functions(roots):
+    """Is a custom Function among these nodes and what is behind them? Its backward may run anything, a
+    reentrant checkpoint's the forward and a backward of its own."""
+    todo, done = list(roots), set()
+    while todo:
+        node = todo.pop()
+        if node is None or node in done:
+            continue
+        if isinstance(node, torch.autograd.function.BackwardCFunction):
+            return True
+        done.add(node)
+        todo.extend(n for n, _ in node.next_functions)
+    return False
 
 
 def vet_roots(row, roots):
@@ -174,6 +190,8 @@ def backward_of(graph):
     """The function that runs a recorded graph: gradients of its results (None: not needed), then what a
     call saved, to the gradients of the tensors in `flows` (None: not reached)."""
 
+    hides = graph["driver"] == CUDA and graph["recomputes"]
+
     def backward(*leaves, spent=None):
         given = [(r, g) for r, g in zip(graph["roots"], leaves, strict=False) if g is not None]
         with graph["lock"], watch_states(graph):
@@ -182,11 +200,12 @@ def backward_of(graph):
                 roots, grads = zip(*given, strict=True)
                 if graph["driver"] == CUDA:
                     core.sinks_here(graph["sinks"])
+                if hides:
                     core.sinks_away(graph["sinks"], True)
                 torch.autograd.backward(roots, grads, retain_graph=True)
                 return core.sinks_take(graph["sinks"], graph["flows"])
             finally:
-                if graph["driver"] == CUDA:
+                if hides:
                     core.sinks_away(graph["sinks"], False)
                 graph["leaves"].end()
 

@@ -202,8 +202,9 @@ def find_leaves(rec):
 @contextlib.contextmanager
 def own_accumulators(rec, sinks):
     """A backward inside of a capture must not meet accumulators that run on the caller's stream. A
-    differentiable function has its backward outside, and those are the right ones for it."""
-    if rec["saves"]:
+    differentiable function has its backward outside, and those are the right ones for it; and a recorded
+    graph meets none unless it computes forwards again. Other threads must not miss theirs meanwhile."""
+    if rec["saves"] or (rec["graph"] is not None and not rec["graph"]["recomputes"]):
         yield
         return
     core.sinks_away(sinks, True)

@@ -139,7 +139,7 @@ def observe(driver, swaps=(), generators=(), recording=False, parent=-1, saves=F
         "raw": set(), "fixed": {}, "states": {},
         "reachable": generators, "saves": saves, "saved": [], "since": sequence_number(),
         "inside": False, "graph": graph, "tokens": {}, "rng": {}, "ran": ran,
-        "arguments": arguments, "passing": set(),
+        "arguments": arguments, "passing": set(), "hooked": False,
         "spent": {at: (t, core.storage_holders(t)) for at, t in spent},
         "whole": {core.storage_id(t): t for _, t in spent},
     }  # fmt: skip
@@ -464,6 +464,8 @@ def watch_op(seen, op, args, kwargs):
         return op(*args, **kwargs)
     if seen["spent"]:
         spend(seen)
+    if seen["saves"] and core.save_hooks() > 1:
+        seen["hooked"] = True  # a checkpoint's, say, beside ours
     if not isinstance(op, OpOverload):
         refuse(seen, errors.higher_order_op(op.name(), user_line(seen)))
         return op(*args, **kwargs)

@@ -184,6 +184,8 @@ def test_a_backward_that_reads_again_what_was_let_go_of(device, spent):
     for h in (f, g):
         s = cgt.stats(h).backward
         assert s.replays >= 4 and s.eager <= 2, cgt.explain(h)
+        assert all("read a saved tensor again" in reason for reason in s.reasons)
+    assert any(cgt.stats(h).backward.reasons for h in (f, g))
 
 
 def test_a_failure_while_it_is_let_go_of(device):

@@ -29,6 +29,7 @@ cdef extern from "tensor_shim.h" namespace "cgt" nogil:
     PyObject* tensor_grad_tensor(PyObject* t)
     void ambient_now(uint64_t* words) noexcept
     int ambient_blocker() noexcept
+    int saved_hooks() noexcept
     int out_is_held(PyObject* o, int references, int grads) noexcept
     int64_t storage_uses(PyObject* o) noexcept
     int64_t storage_count(void* s) noexcept

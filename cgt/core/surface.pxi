@@ -230,6 +230,11 @@ def blocker():
     return ambient_blocker()
 
 
+def save_hooks():
+    """How many hooks for saved tensors are active in this thread?"""
+    return saved_hooks()
+
+
 def stream_is_capturing(int device):
     """Is somebody's capture under way on the current stream of this device?"""
     cuda_thread_ready(device)

@@ -441,6 +441,11 @@ static inline void ambient_now(uint64_t* w) noexcept {
   w[2] = precisions_now();
 }
 
+// How many hooks for saved tensors stand on the thread's stack.
+static inline int saved_hooks() noexcept {
+  return static_cast<int>(at::SavedTensorDefaultHooks::get_tls_state().stack.size());
+}
+
 enum Blocker { BLOCK_NONE, BLOCK_DISPATCH_MODE, BLOCK_FUNCTION_MODE, BLOCK_TRANSFORM, BLOCK_CAPTURE, BLOCK_SAVES };
 
 // Is something between us and the ops that a recording could not see through?
