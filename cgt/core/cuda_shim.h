@@ -16,6 +16,7 @@
 #include <ATen/cuda/CUDAGeneratorImpl.h>
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAFunctions.h>
+#include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
 #endif
 
@@ -66,6 +67,10 @@ static void cuda_pool_drop(void* pool) noexcept {
   auto* p = static_cast<CudaPool*>(pool);
   if (p->nodes || !p->retired) return;
   try {
+    // Expandable segments are unmapped when their own stream is done; a rescue may still read them on
+    // another one.
+    c10::cuda::CUDAGuard guard(p->device);
+    c10::cuda::device_synchronize();
     for (void* at : p->ours) c10::cuda::CUDACachingAllocator::raw_delete(at);
     c10::cuda::CUDACachingAllocator::releasePool(p->device, p->id);
     c10::cuda::CUDACachingAllocator::emptyCache(p->id);
