@@ -17,6 +17,7 @@ from .private import mode_is_active, states_watched
 from .trace import CUDA
 
 NONE = -1
+LEAF = 2**64 - 1  # sequence number of the nodes that accumulate into .grad
 FRESH = 0  # OutKind in cgt_core.pxd
 WRITTEN, ROOT = 4, 7  # in rows of slots and outs
 
@@ -37,30 +38,32 @@ def rows(state, rec, seen, row):
     flows = core.sinks_flows(seen["sinks"], seen["since"])
     if flows is None:
         return errors.outer_graph(outs[roots[0]][-1])
-    recomputes = seen["hooked"] or has_functions(row["out"].tensors[k].grad_fn for k in roots)
-    saves, saved, tokens = find_saves(rec, seen, row)
+    core.sinks_grads(seen["sinks"], [row["out"].tensors[k] for k in roots])
+    nodes = nodes_of([row["out"].tensors[k].grad_fn for k in roots], seen["since"])
+    # The backward of a custom Function may run anything, a reentrant checkpoint's the forward and a
+    # backward of its own.
+    custom = torch.autograd.function.BackwardCFunction
+    recomputes = seen["hooked"] or any(isinstance(node, custom) for node in nodes)
+    saves, saved, tokens = find_saves(rec, seen, row, len(roots))
     graph = {
-        "roots": [torch.autograd.graph.get_gradient_edge(row["out"].tensors[k]) for k in roots],
         "sinks": seen["sinks"], "flows": flows, "leaves": trace.Leaves(), "lock": threading.RLock(),
         "driver": rec["driver"], "reached": [r[:2] for r in rec["reached"] if r[2] == NONE],
-        "tokens": tokens, "loose": [], "proven": False, "recomputes": recomputes, "forward": state["f"], "node": NONE,
+        "tokens": tokens, "loose": [], "proven": False, "recomputes": recomputes,
+        "forward": state["f"], "node": NONE, "grads": len(roots),
     }  # fmt: skip
-    return row | {"saves": saves, "saved": saved, "flows": flows, "graph": graph}
+    return row | {"saves": saves, "saved": saved, "flows": flows, "graph": graph, "nodes": nodes}
 
 
-def has_functions(roots):
-    """Is a custom Function among these nodes and what is behind them? Its backward may run anything, a
-    reentrant checkpoint's the forward and a backward of its own."""
+def nodes_of(roots, since):
+    """The nodes of a graph that were made since the thread's sequence number was `since`."""
     todo, done = list(roots), set()
     while todo:
         node = todo.pop()
-        if node is None or node in done:
+        if node is None or node in done or not since <= node._sequence_nr() < LEAF:
             continue
-        if isinstance(node, torch.autograd.function.BackwardCFunction):
-            return True
         done.add(node)
         todo.extend(n for n, _ in node.next_functions)
-    return False
+    return done
 
 
 def vet_roots(row, roots):
@@ -79,18 +82,17 @@ def vet_arguments(rec, seen, row):
     """A sentence if the run left behind a reference to an argument: where a backward would find the
     recorded call's instead of today's."""
     returned = [id(t) for t in row["out"].tensors]
-    touched = [id(t) for t in seen["touched"].values()]
-    flat = rec["flat"]
-    for path, t, before, after in zip(flat.paths, flat.tensors, *seen["references"], strict=True):
-        if after - returned.count(id(t)) - touched.count(id(t)) > before:
+    for path, t, kept in zip(rec["flat"].paths, rec["flat"].tensors, seen["kept"], strict=True):
+        if kept > returned.count(id(t)):
             return errors.kept_argument(path)
     return None
 
 
-def find_saves(rec, seen, row):
+def find_saves(rec, seen, row, n_grads):
     """([(slot or NONE, out or NONE), ...], [(Saved, its base there, metadata, shift in bytes), ...],
-    {state: (index of its words among the first, how far it was, the state)}). What the run made and
-    saved becomes a hidden output, each storage once. A constant of the run stays with its Saved."""
+    {state: (index of its words among the backward's arguments, how far it was, the state)}). The former
+    are those arguments, behind `n_grads` gradients. What the run made and saved becomes a hidden output,
+    each storage once. A constant of the run stays with its Saved."""
     outs, slots = row["outs"], row["slots"]
     where = {core.storage_id(s[2]): (k, NONE) for k, s in reversed(list(enumerate(slots)))}
     where |= {core.storage_id(o[2]): (NONE, k) for k, o in enumerate(outs) if o[0] == FRESH}
@@ -128,7 +130,7 @@ def find_saves(rec, seen, row):
         state = ref()
         if state is not None and (words is not None) == (rec["driver"] == CUDA):
             at = place(state if words is None else words, 0)
-            tokens[sid] = (at, moved, core.twin(state))  # so that its address stays its name
+            tokens[sid] = (n_grads + at, moved, core.twin(state))  # so that its address stays its name
     return saves, saved, tokens
 
 
@@ -136,8 +138,10 @@ def complete(row):
     """The recording is a node: cut its graph off from the call that made it."""
     graph = row["graph"]
     core.sinks_lead(graph["sinks"])
+    for saved in (saved for node in row["nodes"] for saved in trace.saved_by(node)):
+        core.sinks_drop(graph["sinks"], saved)
     at = {}
-    for k, (slot, out) in enumerate(row["saves"]):
+    for k, (slot, out) in enumerate(row["saves"], graph["grads"]):
         at[id(row["slots"][slot][2] if out == NONE else row["outs"][out][2])] = k
     readers = graph["leaves"].readers
     for one, base, like, shift in row["saved"]:
@@ -147,20 +151,27 @@ def complete(row):
         )  # fmt: skip
 
 
-def find_spent(rec, args, kwargs):
-    """[(index among the saved, tensor), ...]: results of the path that die with this backward, and that
-    are read only through what autograd saved."""
+def find_spent(rec, args):
+    """[(index, tensor), ...]: arguments of a backward whose memory the recording can let go of. Results of
+    the path that are read only through the graph, and copies of gradients (a tape lets go of those by
+    itself)."""
     graph = rec["graph"]
-    if graph is None or graph["leaves"].late:
+    if graph is None or args[0] is None or graph["leaves"].late:
         return []
-    copied = [rec["flat"].tensors[k] for k in rec["copied"]]
+    copied = {id(rec["flat"].tensors[k]) for k in rec["copied"]}
     tokens = {at for at, *_ in graph["tokens"].values()}
-    return [
-        (at, t)
-        for at, (t, dies) in enumerate(zip(args[len(graph["roots"]) :], kwargs.get("spent", b""), strict=False))
-        if dies and at in graph["leaves"].readers and at not in tokens
-        and not any(t is one for one in copied) and core.path_proto(rec["parent"], t) is not None
-    ]  # fmt: skip
+    found = []
+    for at, (dies, t) in enumerate(zip(args[0], args[1:], strict=True)):
+        through_graph = at < graph["grads"] or at in graph["leaves"].readers
+        if not dies or at in tokens or not through_graph:
+            continue
+        if id(t) in copied:
+            ours = rec["driver"] == CUDA and at < graph["grads"]
+        else:
+            ours = core.path_proto(rec["parent"], t) is not None
+        if ours:
+            found.append((at, t))
+    return found
 
 
 def was_greedy(rec):
@@ -187,22 +198,21 @@ def watch_states(graph):
 
 
 def backward_of(graph):
-    """The function that runs a recorded graph: gradients of its results (None: not needed), then what a
-    call saved, to the gradients of the tensors in `flows` (None: not reached)."""
+    """The function that runs a recorded graph: a byte per tensor that says whether it dies with the call
+    (a recording looks at them, find_spent), gradients of its results (None: not needed), what a call saved;
+    to the gradients of the tensors in `flows` (None: not reached)."""
 
     hides = graph["driver"] == CUDA and graph["recomputes"]
 
-    def backward(*leaves, spent=None):
-        given = [(r, g) for r, g in zip(graph["roots"], leaves, strict=False) if g is not None]
+    def backward(spent, *leaves):
         with graph["lock"], watch_states(graph):
-            graph["leaves"].begin(leaves[len(graph["roots"]) :])
+            graph["leaves"].begin(leaves)
             try:
-                roots, grads = zip(*given, strict=True)
                 if graph["driver"] == CUDA:
                     core.sinks_here(graph["sinks"])
                 if hides:
                     core.sinks_away(graph["sinks"], True)
-                torch.autograd.backward(roots, grads, retain_graph=True)
+                core.sinks_backward(graph["sinks"], leaves[: graph["grads"]])
                 return core.sinks_take(graph["sinks"], graph["flows"])
             finally:
                 if hides:

@@ -73,7 +73,8 @@ def settle(rec, seen, row):
     outs = [o[2] for o in row["outs"] if o[0] == FRESH]
     if rec["driver"] == CUDA:
         # A result may be a view of a copied argument's buffer, which is then still allocated.
-        outs.extend(buffer for _, _, buffer, _ in seen["buffers"].values())
+        buffers = [buffer for _, _, buffer, _ in seen["buffers"].values()]
+        outs.extend(buffer for buffer in buffers if core.storage_address(buffer))  # not let go of
     try:
         core.checkpoint(seen["memory"], outs)
     except core.DriverError as error:

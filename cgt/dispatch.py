@@ -419,7 +419,7 @@ def record_call(state, function, spec, flat, args, kwargs):
         rec = record.failure(error)
     if isinstance(rec, str):
         return eager(state, function, args, kwargs, rec)
-    rec["spent"] = autograd.find_spent(rec, args, kwargs)
+    rec["spent"] = autograd.find_spent(rec, args)
     on = record.on_cuda if rec["driver"] == CUDA else record.on_host
     outcome = on(function, args, kwargs, rec)
     if outcome is None:  # nothing ran: the capture failed or was left
@@ -629,8 +629,13 @@ def choose_copied(state, flat, reached, driver, parent, moved):
             if before is None or before == core.address(t):
                 continue
         sid, lo, hi = ranges[k]
-        if any(j != k and r[0] == sid and r[1] < hi and lo < r[2] for j, r in enumerate(ranges)):
-            continue  # shares bytes with another tensor: a copy would part them
+        sharers = [
+            j for j, r in enumerate(ranges) if j != k and r[0] == sid and r[1] < hi and lo < r[2]
+        ]
+        if sharers and 0 in t.stride():
+            continue  # could not be copied again (trace.refresh)
+        if any(j >= len(flat.paths) or flat.paths[j] in state["written"] for j in sharers):
+            continue  # shares bytes with a tensor that may be written: a copy would part them
         chosen.append(k)
     return chosen
 

@@ -14,7 +14,7 @@ COOL_DOWN = (64, 4096)
 MAX_SPECS = 64  # argument structures kept per function; the oldest without a recording goes
 MAX_VERDICTS = 4  # reasons against single calls, before one against the function
 ESCAPE_TRIES = 2  # recordings thrown away because a tensor outlived the call, before a verdict
-ALIGN = 512  # bytes; what PyTorch's CUDA allocator aligns to (the CPU's: 64, which divides it)
+ALIGN = {"cpu": 64, "cuda": 512}  # bytes; what PyTorch's allocators align to
 EXPLAIN_ITEMS = 8  # reasons and slots shown in a line of explain()
 # Places from which a function's code can read, past which only code counts that really ran. A ResNet-18
 # with its optimizer has 1,700; a model of transformers, whose classes and modules name each other, a million.

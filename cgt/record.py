@@ -75,10 +75,11 @@ def begin(driver, device, stream):
 def buffer_for(t):
     """Memory for a copied slot, in the input's own alignment class: kernels choose their vector
     width, and reductions their order, by the address."""
-    n = trace.span(t)
-    room = torch.empty(n + 2 * options.ALIGN, dtype=torch.uint8, device=t.device)
-    shift = (core.address(t) - core.address(room)) % options.ALIGN
-    return room[shift : shift + n]
+    n, align = trace.span(t), options.ALIGN[t.device.type]
+    shift = core.address(t) % align
+    room = torch.empty(shift + n, dtype=torch.uint8, device=t.device)
+    assert core.address(room) % align == 0, f"PyTorch's allocator aligns to {align} bytes"
+    return room[shift:]
 
 
 def fill(buffer, t):

@@ -107,9 +107,10 @@ class Saved:
 
 
 class Leaves:
-    """What the backward of a recorded graph reads when it runs: `tensors`, the saved ones of that call.
-    While it is recorded, those that die with it are let go of as soon as eager would do so: `left` has the
-    readers that are still to come of each, `gone` those let go of; `late` if one was asked for after that."""
+    """What the backward of a recorded graph reads when it runs: `tensors`, its arguments. While it is
+    recorded, those that die with it are let go of as soon as eager would do so: `left` has the readers that
+    are still to come of each, `gone` those let go of; `late` if one was asked for after that. `readers`: by
+    index, who asks for a saved tensor; a gradient goes from hand to hand."""
 
     __slots__ = ("tensors", "readers", "left", "gone", "late")
 
@@ -125,32 +126,42 @@ class Leaves:
         self.tensors, self.left, self.gone = [], {}, set()
 
 
-def observe(driver, swaps=(), generators=(), recording=False, parent=-1, saves=False, graph=None, ran=None, arguments=(), spent=()):
+def observe(
+    driver, swaps=(), generators=(), recording=False, parent=-1, saves=False, graph=None, ran=None,
+    arguments=(), spent=(),
+):  # fmt: skip
     """A fresh `seen`. `swaps`: [(leaf tensor, buffer), ...] for copied slots. `generators`: those that
     the function can reach, beside the default one. `parent`: the node behind which it is recorded.
     `saves`: the result will require grad, so learn what autograd saves. `graph`: the run is a backward
     of this recorded graph (autograd.py). `ran`: a set for the code objects that run, or None.
-    `arguments`: the tensors among the arguments. `spent`: [(index among the saved, tensor), ...] of
-    what dies with this backward."""
+    `arguments`: the tensors among the arguments. `spent`: [(index, tensor), ...] of those arguments that
+    die with this backward."""
     seen = {
         "driver": driver, "recording": recording, "made": {}, "touched": {}, "written": set(),
         "results": [], "generators": {}, "devices": set(), "reason": None, "random": False,
-        "constants": set(), "keep": [], "memory": [], "parent": parent, "swaps": {}, "buffers": {}, "mirrored": set(), "user": {},
-        "raw": set(), "fixed": {}, "states": {},
+        "constants": set(), "keep": [], "memory": [], "parent": parent, "swaps": {}, "buffers": {},
+        "mirrored": set(), "user": {}, "raw": set(), "fixed": {}, "states": {},
         "reachable": generators, "saves": saves, "saved": [], "since": sequence_number(),
         "inside": False, "graph": graph, "tokens": {}, "rng": {}, "ran": ran,
         "arguments": arguments, "passing": set(), "hooked": False,
-        "spent": {at: (t, core.storage_holders(t)) for at, t in spent},
-        "whole": {core.storage_id(t): t for _, t in spent},
+        "spent": {}, "whole": {core.storage_id(t): t for _, t in spent},
     }  # fmt: skip
-    for at, _ in spent:
-        graph["leaves"].left[at] = set(graph["leaves"].readers[at])
     for leaf, buffer in swaps:
         lo = core.address(leaf)
         row = (lo, lo + span(leaf), buffer, leaf)
         seen["swaps"].setdefault(core.storage_id(leaf), []).append(row)
         seen["buffers"][core.storage_id(buffer)] = row
+    copies = {id(leaf): buffer for leaf, buffer in swaps}
+    for at, t in spent:
+        memory = [t, copies[id(t)]] if id(t) in copies else [t]
+        seen["spent"][at] = (memory, holders(memory))
+        graph["leaves"].left[at] = set(graph["leaves"].readers.get(at, ()))
     return seen
+
+
+def holders(tensors):
+    """How many hold memory of these tensors."""
+    return sum(map(core.storage_holders, tensors))
 
 
 def run(seen, function, args, kwargs):
@@ -164,14 +175,14 @@ def run(seen, function, args, kwargs):
         functools.partial(watch_get_state, seen),
         functools.partial(watch_set_state, seen),
     )
-    before = list(map(core.references, seen["arguments"]))
+    before = references(seen)
     codes = codes_watched(seen["ran"]) if seen["ran"] is not None else contextlib.nullcontext()
     with mode, MemoryWatch(seen), watch_saves(seen), states, watched as saw_regions, codes:
         result = function(*args, **kwargs)
     if seen["saves"]:
-        if before != list(map(core.references, seen["arguments"])):
+        if before != references(seen):
             gc.collect()  # cycles are not holders
-        seen["references"] = (before, list(map(core.references, seen["arguments"])))
+        seen["kept"] = [now - then for then, now in zip(before, references(seen), strict=True)]
     if seen["recording"] and not saw_regions():
         refuse(seen, errors.compiles("the function"))
     if seen["reason"] is None:
@@ -179,6 +190,12 @@ def run(seen, function, args, kwargs):
         if any(rng["at"] is not rng["words"] for rng in seen["rng"].values()):
             refuse(seen, errors.reseeded(user_line(seen)))
     return result
+
+
+def references(seen):
+    """How many references there are to each argument, but for ours."""
+    ours = [id(t) for t in seen["touched"].values()]
+    return [core.references(t) - ours.count(id(t)) for t in seen["arguments"]]
 
 
 def watch_saves(seen):
@@ -216,17 +233,22 @@ def unpack(saved):
 
 
 def spend(seen):
-    """Let go of what autograd has read for the last time. A run under way may still hold some of it."""
+    """Let go of what autograd has read for the last time: a result of the path, or the copy of an argument.
+    A run under way may still hold some of it."""
     leaves = seen["graph"]["leaves"]
     for at in [at for at, readers in leaves.left.items() if not readers]:
-        t, uses = seen["spent"][at]
-        if core.storage_holders(t) <= uses:
-            del leaves.left[at]
-            leaves.gone.add(at)
-            try:
-                core.spend(t)
-            except core.DriverError as error:
-                refuse(seen, errors.recording_failed(error.args[1], ""))
+        memory, uses = seen["spent"][at]
+        if holders(memory) > uses:
+            continue
+        del leaves.left[at]
+        leaves.gone.add(at)
+        try:
+            if len(memory) == 1:
+                core.spend(memory[0])
+            else:
+                core.storage_empty(memory[1])
+        except core.DriverError as error:
+            refuse(seen, errors.recording_failed(error.args[1], ""))
 
 
 def watch_draw(seen, generator, after):
@@ -636,6 +658,19 @@ def mirror(seen, written):
         aten.copy_.default(to, source)
         if is_host_recording(seen):
             tape.copy_into(fix(seen, to), source)
+        refresh(seen, leaf)
+
+
+def refresh(seen, leaf):
+    """The user's memory behind a leaf was written: so was that of leaves which share bytes with it."""
+    lo, hi = core.address(leaf), core.address(leaf) + span(leaf)
+    for at, end, buffer, other in seen["swaps"][core.storage_id(leaf)]:
+        if other is leaf or end <= lo or hi <= at:
+            continue
+        to, source = core.view_like(buffer, other, 0), core.twin(other)
+        aten.copy_.default(to, source)
+        if is_host_recording(seen):
+            tape.copy_into(to, fix(seen, source))
 
 
 def watch_constant(seen, op, t):
@@ -791,12 +826,24 @@ def is_spent(grad_fn):
             continue
         done.add(node)
         try:
-            saved = [getattr(node, name) for name in dir(node) if name.startswith("_raw_saved_")]
+            if any(map(was_freed, saved_by(node))):
+                return True
         except RuntimeError:  # of a Python function
             return True
-        for one in saved:
-            for raw in one if isinstance(one, (tuple, list)) else (one,):
-                if was_freed(raw):
-                    return True
         todo.extend(n for n, _ in node.next_functions)
     return False
+
+
+def saved_by(node):
+    """What a node of autograd's saved, as SavedTensor objects."""
+    found = []
+    for name in saved_names(type(node)):
+        one = getattr(node, name)
+        found.extend(one if isinstance(one, (tuple, list)) else (one,))
+    return found
+
+
+@functools.cache
+def saved_names(node_type):
+    """The attributes of a type of nodes that give its SavedTensors."""
+    return [name for name in dir(node_type) if name.startswith("_raw_saved_")]

@@ -574,12 +574,16 @@ def test_backward_through_a_graph_from_outside_that_adds_to_a_gradient(device, r
         assert torch.equal(w.grad, want)
 
 
-def test_gradient_that_nobody_needs(device):
-    class Stops(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, x):
-            return x.clone()
+class Identity(torch.autograd.Function):
+    """To be given a backward."""
 
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+
+def test_gradient_that_nobody_needs(device):
+    class Stops(Identity):
         @staticmethod
         def backward(ctx, g):
             return None
@@ -593,11 +597,7 @@ def test_gradient_that_nobody_needs(device):
 
 
 def test_backward_that_reads_on_the_host_is_right_for_a_replayed_call(device):
-    class Reads(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, x):
-            return x.clone()
-
+    class Reads(Identity):
         @staticmethod
         def backward(ctx, g):
             return g * (2.0 if g.sum().item() > 0 else 3.0)
@@ -612,11 +612,7 @@ def test_backward_that_reads_on_the_host_is_right_for_a_replayed_call(device):
 
 
 def test_exception_in_a_backward_is_the_users_own(device):
-    class Fails(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, x):
-            return x.clone()
-
+    class Fails(Identity):
         @staticmethod
         def backward(ctx, g):
             if failing:

@@ -2,6 +2,8 @@
 of nothing that is still needed. Whatever it frees, the numbers are those of an eager twin."""
 
 import copy
+import gc
+import weakref
 
 import pytest
 import torch
@@ -16,9 +18,9 @@ N = 256
 SIZE = N * N * 4  # bytes of every activation and every weight gradient below
 
 
-def halves(device, layers=4, seed=0):
+def halves(device, layers=4):
     """Two stacks of layers without biases; a tanh saves its result, a linear layer its input."""
-    torch.manual_seed(seed)
+    torch.manual_seed(0)
     return [
         nn.Sequential(
             *[m for _ in range(layers) for m in (nn.Linear(N, N, bias=False), nn.Tanh())]
@@ -31,24 +33,26 @@ def grads_of(*models):
     return [p.grad.clone() for m in models for p in m.parameters()]
 
 
-def check(device, step, jitted=cgt.jit, iterations=8):
+def compare(device, step, models, iterations=8):
     """step(f, g, x, k): run it with jitted functions and with plain ones, and compare all gradients. The
     jitted ones."""
-    a, b = halves(device)
-    c, d = copy.deepcopy(a), copy.deepcopy(b)
-    f, g = jitted(a), jitted(b)
+    twins, fs = copy.deepcopy(models), [cgt.jit(m) for m in models]
     x = torch.randn(N, N, device=device)
     for k in range(iterations):
-        for models, fs in (((a, b), (f, g)), ((c, d), (c, d))):
-            for m in models:
-                m.zero_grad()
-            step(*fs, x, k)
-        for p, q in zip(grads_of(a, b), grads_of(c, d), strict=True):
+        for m in (*models, *twins):
+            m.zero_grad()
+        step(*fs, x, k)
+        step(*twins, x, k)
+        for p, q in zip(grads_of(*models), grads_of(*twins), strict=True):
             assert torch.equal(p, q), k
-    for h in (f, g):
-        s = cgt.stats(h)
-        assert s.replays >= 3 and s.backward.replays >= 2 and s.backward.eager == 0, cgt.explain(h)
-    return f, g
+    return fs
+
+
+def check(device, step, models=None, iterations=8):
+    """compare(...), and nearly all was replayed."""
+    for f in compare(device, step, models or halves(device), iterations):
+        s = cgt.stats(f)
+        assert s.replays >= 3 and s.backward.replays >= 2 and s.backward.eager == 0, cgt.explain(f)
 
 
 @pytest.fixture
@@ -64,19 +68,115 @@ def spent(monkeypatch):
     return seen
 
 
-def test_two_functions_need_no_more_than_their_activations(device, spent):
-    """16 activations at the end of the forward; each gradient of a weight takes the place of two that
-    died. Kept to the end of the backward, they would stand beside eight gradients."""
+def plain(f, g, x, k):
+    g(f(x)).square().mean().backward()
+
+
+def test_two_functions_need_no_more_than_in_eager(device, spent):
+    """Eight activations are saved; when a layer's backward computes two gradients from a third there are
+    ten. All of it is spent one by one: activations, and the gradient that goes from one function to the
+    other. (cuBLAS' workspace, 32 MiB, is in a CUDA pool, too.)"""
     cgt.reset()
     before = cgt.stats().pool_bytes
+    check(device, plain)
+    assert len(spent) >= 2 * 8 + 1 and set(spent) == {SIZE}
+    if device.type == "cpu":
+        assert cgt.stats().pool_bytes - before <= 10.1 * SIZE
+
+
+def test_a_gradient_that_somebody_keeps_is_not_freed(device, spent):
+    """What comes to f is a result of g's backward, and a hook has it: sometimes it keeps it."""
+    kept = []
 
     def step(f, g, x, k):
-        g(f(x)).square().mean().backward()
+        h = f(x)
+        h.register_hook(lambda grad: kept.append((grad, grad.clone())) if k % 3 else None)
+        g(h).square().mean().backward()
+        assert all(torch.equal(grad, want) for grad, want in kept)
 
-    check(device, step)
-    assert len(spent) >= 12 and set(spent) == {SIZE}
-    took = cgt.stats().pool_bytes - before
-    assert took <= 1.1 * (16 + 4) * SIZE, f"{took / SIZE:.1f} activations"
+    check(device, step, iterations=14)
+    assert spent
+
+
+class Doubles(torch.autograd.Function):
+    """Its backward doubles the gradient in place and hands it on, to two inputs."""
+
+    @staticmethod
+    def forward(ctx, x, y):
+        return x + y
+
+    @staticmethod
+    def backward(ctx, grad):
+        grad.mul_(2)
+        return grad, grad
+
+
+class Doubled(nn.Module):
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x):
+        return Doubles.apply(self.inner(x), self.inner(x * 2))
+
+
+def test_a_gradient_that_is_written_and_handed_on(device, spent):
+    first, second = halves(device)
+    check(device, plain, [Doubled(first), second])
+    assert spent
+
+
+def test_one_gradient_for_two_results(device, spent):
+    """Both results get the same tensor, or views of one: somebody else holds its memory."""
+    for join in (torch.add, lambda a, b: torch.cat((a, b))):
+        models = [nn.Sequential(m, Pair()) for m in halves(device, layers=2)]
+
+        def step(f, g, x, k, join=join):
+            join(*g(join(*f(x)))).square().mean().backward()
+
+        check(device, step, models)
+    assert spent
+
+
+class Pair(nn.Module):
+    def forward(self, x):
+        return x.sin(), x.cos()
+
+
+class Upstream:
+    """Lives as long as a node of autograd's that has it."""
+
+
+@pytest.mark.parametrize("retained", [False, True])
+def test_a_recording_keeps_nothing_of_what_came_before_it(device, retained):
+    """An argument with a history is saved, and autograd's record of that knows where it came from."""
+    (first, second), nodes = halves(device, layers=1), []
+    f, x = cgt.jit(second), torch.randn(N, N, device=device)
+    for _ in range(6):
+        h = first(x)
+        upstream = Upstream()
+        h.grad_fn.metadata["upstream"] = upstream
+        nodes.append(weakref.ref(upstream))
+        loss = f(h).square().mean()
+        if retained:
+            loss.backward(retain_graph=True)
+        del h, loss, upstream
+    gc.collect()
+    assert cgt.stats(f).replays >= 3
+    assert not any(ref() for ref in nodes)
+
+
+def test_graphs_that_are_retained_or_never_run_do_not_stay_pending(device):
+    """Else an iteration would not end when the first function is called again."""
+    for k in (0, 1):
+        a, b = halves(device, layers=1)
+        f, g, x = cgt.jit(a), cgt.jit(b), torch.randn(N, N, device=device)
+        for _ in range(12):
+            loss = g(f(x)).square().mean()
+            if k:
+                loss.backward(retain_graph=True)
+            del loss
+        assert min(cgt.stats(f).replays, cgt.stats(g).replays) >= 9, cgt.explain(f)
 
 
 def test_a_graph_that_is_retained_keeps_everything(device, spent):
@@ -166,47 +266,24 @@ def test_a_backward_that_reads_again_what_was_let_go_of(device, spent):
         def forward(self, x):
             return TwoLooks.apply(self.inner(x))
 
-    def step(f, g, x, k):
-        g(f(x)).square().mean().backward()
-
-    a, b = (Half(h) for h in halves(device, layers=1))
-    c, d = copy.deepcopy(a), copy.deepcopy(b)
-    f, g = cgt.jit(a), cgt.jit(b)
-    x = torch.randn(N, N, device=device)
-    for _ in range(9):
-        for m in (a, b, c, d):
-            m.zero_grad()
-        step(f, g, x, 0)
-        step(c, d, x, 0)
-        assert all(
-            torch.equal(p, q) for p, q in zip(grads_of(a, b), grads_of(c, d), strict=True)
-        )
-    for h in (f, g):
-        s = cgt.stats(h).backward
-        assert s.replays >= 4 and s.eager <= 2, cgt.explain(h)
+    fs = compare(device, plain, [Half(h) for h in halves(device, layers=1)], iterations=9)
+    for f in fs:
+        s = cgt.stats(f).backward
+        assert s.replays >= 4 and s.eager <= 2, cgt.explain(f)
         assert all("read a saved tensor again" in reason for reason in s.reasons)
-    assert any(cgt.stats(h).backward.reasons for h in (f, g))
+    assert any(cgt.stats(f).backward.reasons for f in fs)
 
 
 def test_a_failure_while_it_is_let_go_of(device):
     def step(f, g, x, k):
-        if k == 1:
+        if k == 1 and f not in failed:
+            failed.append(f)
             core.fault_set("spend", 2, 2)
-        g(f(x)).square().mean().backward()
+        plain(f, g, x, k)
 
-    a, b = halves(device)
-    c, d = copy.deepcopy(a), copy.deepcopy(b)
-    f, g = cgt.jit(a), cgt.jit(b)
-    x = torch.randn(N, N, device=device)
-    for k in range(4):
-        for m in (a, b, c, d):
-            m.zero_grad()
-        step(f, g, x, k)
-        step(c, d, x, None)
-        assert all(
-            torch.equal(p, q) for p, q in zip(grads_of(a, b), grads_of(c, d), strict=True)
-        )
-    reasons = {**cgt.stats(f).backward.reasons, **cgt.stats(g).backward.reasons}
+    failed = []
+    fs = compare(device, step, halves(device), iterations=4)
+    reasons = [reason for f in fs for reason in cgt.stats(f).backward.reasons]
     assert any(reason.startswith("recording failed") for reason in reasons), reasons
 
 

@@ -22,9 +22,19 @@ cdef bint group_spent(Table* t, Node* node, int32_t k, PyObject* x) noexcept:
     if alias and out_is_held(x, 1, 0): return False
     return storage_count(first.storage) == uses + alias
 
-cdef PyObject* backward_spent(int n, int path, int64_t step, PyObject* saved) except NULL:
-    """For each tensor that node n saved, a byte: does its memory die with this backward? Only memory of
-    the path does, where a recording may use it again. A new reference; None if nothing dies."""
+cdef bint grad_spent(Table* t, id_t at, PyObject* x) noexcept:
+    """Is x, a gradient, the last that holds its memory? That of the node which ran last, or nobody's."""
+    cdef int32_t k
+    if <object>x is None or tensor_storage(x) is NULL or out_is_held(x, 1, 0): return False
+    if storage_uses(x) == 1: return True
+    k = node_output(t, at, x)
+    return k != NONE and group_spent(t, node_row(t, at), k, x)
+
+cdef PyObject* backward_spent(int n, int path, int64_t step, PyObject** grads, int n_grads,
+                              PyObject* saved) except NULL:
+    """For each gradient that comes to node n and for each tensor that it saved, a byte: does its memory
+    die with this backward? Memory of the path does, where a recording may use it again, and a gradient
+    that nobody holds. A new reference; None if nothing dies."""
     cdef Table* t = &TABLE
     cdef Node* node = node_row(t, n)
     cdef Save* s
@@ -35,17 +45,22 @@ cdef PyObject* backward_spent(int n, int path, int64_t step, PyObject* saved) ex
     if at == NONE or path_row(t, path).step != step or node.save_n != PyTuple_GET_SIZE(<object>saved):
         Py_INCREF(None)
         return <PyObject*>None
-    mask = PyBytes_FromStringAndSize(NULL, node.save_n)
+    mask = PyBytes_FromStringAndSize(NULL, n_grads + node.save_n)
     cdef char* bytes_ = PyBytes_AS_STRING(mask)
     cdef bint any_ = False
+    at = path_row(t, path).current
+    for k in range(n_grads):
+        bytes_[k] = grad_spent(t, at, grads[k])
+        any_ |= bytes_[k]
     for k in range(node.save_n):
         s = save_row(t, node.save_at + k)
         m, o = n, s.out
         if s.out == NONE:
             slot = slot_row(t, node.slot_at + s.slot)
             m, o = slot.from_node, slot.from_out
-        bytes_[k] = m != NONE and group_spent(t, node_row(t, m), o, PyTuple_GET_ITEMX(saved, k))
-        any_ |= bytes_[k]
+        bytes_[n_grads + k] = m != NONE and \
+            group_spent(t, node_row(t, m), o, PyTuple_GET_ITEMX(saved, k))
+        any_ |= bytes_[n_grads + k]
     if not any_: mask = None
     Py_INCREF(mask)
     return <PyObject*>mask

@@ -4,9 +4,11 @@
 #include "tape_shim.h"
 
 #include <torch/csrc/Exceptions.h>
+#include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/functions/accumulate_grad.h>
 #include <torch/csrc/autograd/graph_task.h>
+#include <torch/csrc/autograd/saved_variable.h>
 #include <torch/csrc/autograd/variable.h>
 
 #include <map>
@@ -53,11 +55,20 @@ struct Sink : ag::Node {
   std::string name() const override { return "CgtSink"; }
 };
 
+// Where a run begins. It hands the gradients over, so that each is let go of by its last reader: the
+// engine keeps what it is given itself to the end.
+struct Begin : ag::Node {
+  ag::variable_list grads;
+  ag::variable_list apply(ag::variable_list&&) override { return std::move(grads); }
+  std::string name() const override { return "CgtBegin"; }
+};
+
 struct Sinks {
   std::vector<NodePtr> nodes;    // one per tensor; NULL where no gradient can flow
   std::vector<ag::Edge> ends;    // the edge that leads to each tensor; after the cut those of leaves,
                                  // whose accumulators a saved leaf asks for when it is unpacked
   std::vector<ag::Edge> roots;   // where the graph begins; until the cut
+  std::vector<ag::Edge> heads;   // those to which a call's gradients come, in its order
   std::vector<NodePtr> graph;    // all of it; since the cut
 };
 
@@ -160,6 +171,18 @@ static PyObject* sinks_find(PyObject* capsule, uint64_t since) noexcept {
   }
 }
 
+// Gradients will be those of these results.
+static int sinks_heads(PyObject* capsule, PyObject* results) noexcept {
+  try {
+    for (Py_ssize_t k = 0; k < PyList_GET_SIZE(results); ++k)
+      sinks_of(capsule)->heads.push_back(ag::impl::gradient_edge(tensor_of(PyList_GET_ITEM(results, k))));
+    return 0;
+  } catch (const std::exception& e) {
+    PyErr_SetString(PyExc_RuntimeError, e.what());
+    return -1;
+  }
+}
+
 // t, which has the memory of the graph's result k, is that result.
 static int sinks_join(PyObject* capsule, int k, PyObject* t) noexcept {
   try {
@@ -179,6 +202,28 @@ static void sinks_cut(PyObject* capsule) noexcept {
   for (ag::Edge& end : sinks->ends)
     if (end.function && end.function->sequence_nr() != UINT64_MAX) end = ag::Edge();
   sinks->roots.clear();
+}
+
+// SavedVariable::grad_fn_, by the rule that an explicit instantiation may name a private member.
+template <auto Member>
+struct ReachSaved {
+  friend NodePtr& saved_grad_fn(ag::SavedVariable& s) { return s.*Member; }
+};
+NodePtr& saved_grad_fn(ag::SavedVariable& s);
+template struct ReachSaved<&ag::SavedVariable::grad_fn_>;
+
+// What a node saved of an argument knows where that came from (it would need it to be differentiated
+// again), and would keep it. Let this SavedTensor of the graph's know it no more.
+static int sinks_forget(PyObject* capsule, PyObject* saved) noexcept {
+  try {
+    NodePtr& from = saved_grad_fn(*pybind11::cast<ag::SavedVariable*>(pybind11::handle(saved)));
+    const std::vector<NodePtr>& graph = sinks_of(capsule)->graph;
+    if (from && std::find(graph.begin(), graph.end(), from) == graph.end()) from = node_ptr(new Sink());
+    return 0;
+  } catch (const std::exception& e) {
+    PyErr_SetString(PyExc_RuntimeError, e.what());
+    return -1;
+  }
 }
 
 // The engine runs a node on the stream that was current when the node learnt of its inputs: for the graph
@@ -218,6 +263,38 @@ static void sinks_part(PyObject* capsule, int away) noexcept {
   }
 }
 
+struct NoGil {
+  PyThreadState* state = PyEval_SaveThread();
+  ~NoGil() { PyEval_RestoreThread(state); }
+};
+
+// Run the graph with the gradients of its heads (None: nobody computed it). The list is emptied: then nobody
+// else holds these tensors.
+static int sinks_run(PyObject* capsule, PyObject* grads) noexcept {
+  HANDLE_TH_ERRORS
+  const std::vector<ag::Edge>& heads = sinks_of(capsule)->heads;
+  auto* begin = new Begin();
+  NodePtr root = node_ptr(begin);
+  for (size_t k = 0; k < heads.size(); ++k) {
+    PyObject* grad = PyList_GET_ITEM(grads, k);
+    if (grad == Py_None) continue;
+    begin->grads.push_back(tensor_of(grad));
+    begin->add_next_edge(heads[k]);
+  }
+  if (PyList_SetSlice(grads, 0, PyList_GET_SIZE(grads), nullptr) != 0) return -1;
+  // The engine wants an input, and runs the node on that one's stream: one without memory.
+  const at::Tensor& like = begin->grads.at(0);
+  at::Tensor nothing = at::detail::make_tensor<c10::TensorImpl>(
+      c10::Storage(c10::Storage::use_byte_size_t(), 0, c10::DataPtr(nullptr, like.device()), nullptr, false),
+      like.key_set(), like.dtype());
+  begin->add_input_metadata(nothing);
+  NoGil no_gil;
+  ag::Engine::get_default_engine().execute({ag::Edge(root, 0)}, {nothing}, /*keep_graph=*/true,
+                                           /*create_graph=*/false, /*accumulate_grad=*/true);
+  return 0;
+  END_HANDLE_TH_ERRORS_RET(-1)
+}
+
 // What arrived at sink k since it was asked last: a new reference to a tensor, or to None.
 static PyObject* sink_take(PyObject* capsule, int k) noexcept {
   auto* sink = static_cast<Sink*>(sinks_of(capsule)->nodes[k].get());
@@ -230,7 +307,7 @@ static PyObject* sink_take(PyObject* capsule, int k) noexcept {
 // --- the node of a replayed forward --------------------------------------------------------------
 
 typedef void (*released_fn)(int path, int64_t step);
-typedef PyObject* (*spent_fn)(int node, int path, int64_t step, PyObject* saved);
+typedef PyObject* (*spent_fn)(int node, int path, int64_t step, PyObject** grads, int n, PyObject* saved);
 
 struct Backward : ag::Node {
   PyObject* site = nullptr;         // owned: the jitted backward
@@ -295,25 +372,26 @@ ag::variable_list Backward::apply(ag::variable_list&& grads) {
     if (version_of(tensor_of(PyTuple_GET_ITEM(saved, k))) != versions[k])
       throw_python("one of the variables needed for gradient computation has been modified by an inplace "
                    "operation: a tensor that a function jitted by cgt saved for its backward.");
-  PyObject* kwargs = nullptr;
-  if (c10::GradMode::is_enabled()) {
-    kwargs = Py_BuildValue("{s:O}", "create_graph", Py_True);
-  } else if (!ag::get_current_graph_task_keep_graph()) {
-    PyObject* mask = spent(node, path, step, saved);  // while nobody but `saved` holds it for us
-    if (mask && mask != Py_None) kwargs = Py_BuildValue("{s:O}", "spent", mask);
-    Py_XDECREF(mask);
-  }
-  PyObject* args = PyErr_Occurred() ? nullptr : PyTuple_New(m + n);
+  PyObject* args = PyTuple_New(1 + m + n);
   if (!args) throw_python(nullptr);
   for (Py_ssize_t k = 0; k < m; ++k) {
     PyObject* grad = grads[k].defined() ? THPVariable_Wrap(grads[k]) : Py_NewRef(Py_None);
-    PyTuple_SET_ITEM(args, k, grad);
+    PyTuple_SET_ITEM(args, 1 + k, grad);
   }
-  for (Py_ssize_t k = 0; k < n; ++k)
-    PyTuple_SET_ITEM(args, m + k, Py_NewRef(PyTuple_GET_ITEM(saved, k)));
   grads.clear();                    // the recording may reuse their memory
+  PyObject* kwargs = nullptr;
+  PyObject* mask = nullptr;
+  if (c10::GradMode::is_enabled()) {
+    kwargs = Py_BuildValue("{s:O}", "create_graph", Py_True);
+  } else if (!ag::get_current_graph_task_keep_graph()) {
+    // Asked while nobody but `args` holds the gradients for us, and `saved` what is saved.
+    mask = spent(node, path, step, &PyTuple_GET_ITEM(args, 1), static_cast<int>(m), saved);
+  }
+  PyTuple_SET_ITEM(args, 0, mask ? mask : Py_NewRef(Py_None));
+  for (Py_ssize_t k = 0; k < n; ++k)
+    PyTuple_SET_ITEM(args, 1 + m + k, Py_NewRef(PyTuple_GET_ITEM(saved, k)));
   ++backward_depth;
-  PyObject* result = PyObject_Call(site, args, kwargs);
+  PyObject* result = PyErr_Occurred() ? nullptr : PyObject_Call(site, args, kwargs);
   --backward_depth;
   Py_DECREF(args);
   Py_XDECREF(kwargs);

@@ -188,17 +188,23 @@ cdef bint path_ends(Table* t, id_t path, id_t f) noexcept nogil:
         at = node_row(t, at).parent
     return left == 0
 
+cdef int32_t node_output(Table* t, id_t n, PyObject* x) noexcept nogil:
+    """Which fresh output of the node is x's memory; or NONE."""
+    cdef Node* node = node_row(t, n)
+    cdef void* storage = tensor_storage(x)
+    cdef Out* o
+    cdef int32_t k
+    for k in range(node.out_n):
+        o = out_row(t, node.out_at + k)
+        if o.kind == FRESH and o.storage is not NULL and o.storage == storage: return k
+    return NONE
+
 cdef id_t path_output(Table* t, id_t at, PyObject* x, int32_t* k) noexcept nogil:
     """The node on the path that ends at `at` whose fresh output k is x's memory; or NONE."""
-    cdef void* storage = tensor_storage(x)
-    cdef Node* node
-    cdef Out* o
     while at != NONE:
-        node = node_row(t, at)
-        for k[0] in range(node.out_n):
-            o = out_row(t, node.out_at + k[0])
-            if o.kind == FRESH and o.storage is not NULL and o.storage == storage: return at
-        at = node.parent
+        k[0] = node_output(t, at, x)
+        if k[0] != NONE: return at
+        at = node_row(t, at).parent
     return NONE
 
 cdef bint path_continues(Table* t, id_t path, id_t f, PyObject** tensors, int32_t n) noexcept nogil:

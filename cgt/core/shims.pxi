@@ -57,6 +57,7 @@ cdef extern from "tensor_shim.h" namespace "cgt":
     PyObject* tensor_twin(PyObject* t) noexcept
     PyObject* tensor_fixed(PyObject* t) noexcept
     void tensor_disown(PyObject* t) noexcept
+    void storage_clear(PyObject* t) noexcept
 
 cdef extern from "tape_shim.h" namespace "cgt":
     void* generator_impl(PyObject* g)
@@ -80,10 +81,14 @@ cdef extern from "tape_shim.h" namespace "cgt":
 
 cdef extern from "autograd_shim.h" namespace "cgt":
     ctypedef void (*released_fn)(int path, int64_t step) noexcept
-    ctypedef PyObject* (*spent_fn)(int node, int path, int64_t step, PyObject* saved) except NULL
+    ctypedef PyObject* (*spent_fn)(int node, int path, int64_t step, PyObject** grads, int n,
+                                  PyObject* saved) except NULL
     PyObject* sinks_new(PyObject* tensors) noexcept
     int sinks_open(PyObject* capsule, PyObject* tensors, PyObject* results) noexcept
     PyObject* sinks_find(PyObject* capsule, uint64_t since) noexcept
+    int sinks_heads(PyObject* capsule, PyObject* results) noexcept
+    int sinks_run(PyObject* capsule, PyObject* grads) noexcept
+    int sinks_forget(PyObject* capsule, PyObject* saved) noexcept
     int sinks_join(PyObject* capsule, int k, PyObject* t) noexcept
     void sinks_cut(PyObject* capsule) noexcept
     void sinks_part(PyObject* capsule, int away) noexcept

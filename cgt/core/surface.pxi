@@ -425,6 +425,23 @@ def sinks_flows(object handle, uint64_t since):
     return taken(sinks_find(<PyObject*>handle, since))
 
 
+def sinks_grads(object handle, list results):
+    """A run of the graph will be given gradients of these results, in this order."""
+    if sinks_heads(<PyObject*>handle, <PyObject*>results) != 0: raise_pending()
+
+
+def sinks_backward(object handle, tuple grads):
+    """Run the graph with gradients of its results (None: not needed). It is given aliases, so that whoever
+    holds the memory of a gradient can be counted."""
+    aliases = [g if g is None else view_like(g, g, 0) for g in grads]
+    if sinks_run(<PyObject*>handle, <PyObject*>aliases) != 0: raise_pending()
+
+
+def sinks_drop(object handle, object saved):
+    """Let a SavedTensor of the graph's know nothing of what was before the call."""
+    if sinks_forget(<PyObject*>handle, <PyObject*>saved) != 0: raise_pending()
+
+
 def sinks_result(object handle, int k, object t):
     """Make t, over the memory of the graph's result k, that result."""
     if sinks_join(<PyObject*>handle, k, <PyObject*>t) != 0: raise_pending()
@@ -617,6 +634,11 @@ def generator_id(object g):
 def storage_holders(object t):
     """How many hold the memory of t: tensors, and whoever counts storages."""
     return storage_uses(<PyObject*>t)
+
+
+def storage_empty(object t):
+    """Give the memory of t back to its allocator, whoever still has a tensor over it."""
+    storage_clear(<PyObject*>t)
 
 
 def storage_id(object t):

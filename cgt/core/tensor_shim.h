@@ -354,6 +354,11 @@ static inline void tensor_disown(PyObject* t) noexcept {
   s->set_data_ptr(c10::DataPtr(storage_base(s), s->device())).release_context();
 }
 
+// t's storage lets go of its bytes.
+static inline void storage_clear(PyObject* t) noexcept {
+  storage_of(t)->set_data_ptr_noswap(c10::DataPtr(nullptr, storage_of(t)->device()));
+}
+
 // A tensor over t's whole storage at today's address, owning nothing: what a tape keeps of memory
 // that is not its own. The storage of the user's tensor may be given other memory later; the guard
 // holds addresses against addresses.
