@@ -79,7 +79,7 @@ cdef struct Fn:
     id_t first_spec             # newest match first
     id_t path                   # of the node that matched last; NONE without nodes
     uint64_t paths              # bit k: it has nodes on path k
-    int32_t backward            # called by autograd: results are new tensors, which may become a .grad
+    int32_t backward            # called by autograd, which is given aliases: they may become a .grad
     PyObject* range_name        # borrowed: what profilers show around a replay
     int64_t born                # a stale id is told by this
     int64_t calls, warmups, records, replays, eager, rebinds, copied_bytes, rescues, rescued_bytes

@@ -633,7 +633,7 @@ def choose_copied(state, flat, reached, driver, parent, moved):
             j for j, r in enumerate(ranges) if j != k and r[0] == sid and r[1] < hi and lo < r[2]
         ]
         if sharers and 0 in t.stride():
-            continue  # could not be copied again (trace.refresh)
+            continue  # could not be copied again (trace.mirror)
         if any(j >= len(flat.paths) or flat.paths[j] in state["written"] for j in sharers):
             continue  # shares bytes with a tensor that may be written: a copy would part them
         chosen.append(k)

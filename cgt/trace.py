@@ -453,14 +453,20 @@ def tensors_in(values, into):
 def exchange(seen, value):
     """The argument with copied slots replaced by their buffers."""
     if isinstance(value, torch.Tensor):
-        at = core.address(value)
-        for lo, hi, buffer, _ in seen["swaps"].get(core.storage_id(value), ()):
-            if lo <= at and at + span(value) <= hi:
-                return core.view_like(buffer, value, at - lo)
-        return value
+        row = swap_of(seen, value)
+        return value if row is None else core.view_like(row[2], value, core.address(value) - row[0])
     if isinstance(value, (list, tuple)):
         return type(value)([exchange(seen, v) for v in value])
     return value
+
+
+def swap_of(seen, t):
+    """The copied slot that has all of t's bytes, as a row of `swaps`; or None."""
+    at = core.address(t)
+    for row in seen["swaps"].get(core.storage_id(t), ()):
+        if row[0] <= at and at + span(t) <= row[1]:
+            return row
+    return None
 
 
 def watch_read(seen, name, t):
@@ -643,34 +649,27 @@ def fix(seen, value):
 
 
 def mirror(seen, written):
-    """A copied slot was written through its buffer: bring the user's memory up to date."""
-    rows = {}
+    """Memory of the user's was written, directly or through the buffer of a copied slot: then the two, and
+    buffers of other slots that share bytes with them, are made equal again."""
     for t in written:
-        sid = core.storage_id(t)
-        if sid in seen["buffers"]:
-            rows[sid] = seen["buffers"][sid]
-        for row in seen["swaps"].get(sid, ()):
-            rows[core.storage_id(row[2])] = row
-    for _, _, buffer, leaf in rows.values():
-        seen["mirrored"].add(id(leaf))
-        seen["written"].add(core.storage_id(leaf))
-        to, source = core.twin(leaf), core.view_like(buffer, leaf, 0)
-        aten.copy_.default(to, source)
-        if is_host_recording(seen):
-            tape.copy_into(fix(seen, to), source)
-        refresh(seen, leaf)
+        row = seen["buffers"].get(core.storage_id(t), swap_of(seen, t))
+        if row is not None:
+            _, _, buffer, t = row
+            seen["mirrored"].add(id(t))
+            seen["written"].add(core.storage_id(t))
+            write(seen, core.twin(t), core.view_like(buffer, t, 0))
+        lo, hi = core.address(t), core.address(t) + span(t)
+        for other in seen["swaps"].get(core.storage_id(t), ()):
+            at, end, buffer, leaf = other
+            if other is not row and at < hi and lo < end:
+                write(seen, core.view_like(buffer, leaf, 0), core.twin(leaf))
 
 
-def refresh(seen, leaf):
-    """The user's memory behind a leaf was written: so was that of leaves which share bytes with it."""
-    lo, hi = core.address(leaf), core.address(leaf) + span(leaf)
-    for at, end, buffer, other in seen["swaps"][core.storage_id(leaf)]:
-        if other is leaf or end <= lo or hi <= at:
-            continue
-        to, source = core.view_like(buffer, other, 0), core.twin(other)
-        aten.copy_.default(to, source)
-        if is_host_recording(seen):
-            tape.copy_into(to, fix(seen, source))
+def write(seen, to, source):
+    """Copy now, and in the recording."""
+    aten.copy_.default(to, source)
+    if is_host_recording(seen):
+        tape.copy_into(fix(seen, to), fix(seen, source))
 
 
 def watch_constant(seen, op, t):

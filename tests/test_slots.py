@@ -6,7 +6,7 @@ import gc
 import cgt_core as core
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from torch.multiprocessing.reductions import StorageWeakRef
 
@@ -767,6 +767,7 @@ def sometimes_writes(x, y, how):
 @settings(max_examples=20, deadline=None,
           suppress_health_check=[HealthCheck.function_scoped_fixture])  # fmt: skip
 @given(calls=CALLS, inputs=st.sampled_from(["auto", "copied", "pinned"]))
+@example(calls=[(0, 0, 0)] * 3 + [(0, 0, 1)], inputs="copied")
 def test_any_sequence_of_arguments_and_writes_agrees_with_eager(device, calls, inputs):
     f = cgt.jit(sometimes_writes, inputs=inputs)
 

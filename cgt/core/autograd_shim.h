@@ -334,6 +334,21 @@ struct Backward : ag::Node {
 static thread_local int backward_depth = 0;
 static inline int in_backward() noexcept { return backward_depth; }
 
+// What the last replay of a backward in this thread returned: the table's own tensors.
+static thread_local PyObject* replayed = nullptr;
+static inline void backward_replayed(PyObject* result) noexcept { replayed = result; }
+
+// Gradient k of such a result as a tensor that nobody else holds and Python does not know, so that it can
+// become a .grad without a copy; the one that it was before if the tensor comes twice.
+static at::Tensor uncached(PyObject* result, const ag::variable_list& flows, size_t k) {
+  PyObject* grad = PyTuple_GET_ITEM(result, k);
+  if (Py_REFCNT(grad) > 2)          // the table's, and the tuple's
+    for (size_t j = 0; j < k; ++j)
+      if (PyTuple_GET_ITEM(result, j) == grad) return flows[j];
+  const c10::TensorImpl* impl = impl_of(grad);
+  return at::Tensor(impl->shallow_copy_and_detach(impl->version_counter(), true));
+}
+
 static uint32_t version_of(const at::Tensor& t) {
   return t.is_inference() ? 0 : t.unsafeGetTensorImpl()->version_counter().current_version();
 }
@@ -391,16 +406,18 @@ ag::variable_list Backward::apply(ag::variable_list&& grads) {
   for (Py_ssize_t k = 0; k < n; ++k)
     PyTuple_SET_ITEM(args, 1 + m + k, Py_NewRef(PyTuple_GET_ITEM(saved, k)));
   ++backward_depth;
+  replayed = nullptr;
   PyObject* result = PyErr_Occurred() ? nullptr : PyObject_Call(site, args, kwargs);
   --backward_depth;
   Py_DECREF(args);
   Py_XDECREF(kwargs);
   if (!result) throw_python(nullptr);
+  bool cached = result == replayed;
+  replayed = nullptr;
   ag::variable_list flows(PyTuple_GET_SIZE(result));
-  for (size_t k = 0; k < flows.size(); ++k) {
-    PyObject* grad = PyTuple_GET_ITEM(result, k);
-    if (grad != Py_None) flows[k] = tensor_of(grad);
-  }
+  for (size_t k = 0; k < flows.size(); ++k)
+    if (PyTuple_GET_ITEM(result, k) != Py_None) flows[k] = cached ? uncached(result, flows, k)
+                                                                  : tensor_of(PyTuple_GET_ITEM(result, k));
   Py_DECREF(result);
   return flows;
 }

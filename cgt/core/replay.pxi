@@ -169,9 +169,8 @@ cdef object outs_give(Table* t, id_t n, PyObject** leaves, void* backward):
     cdef Out* o
     cdef id_t at = node.ret_at
     cdef int32_t k, next_ = 0
-    cdef bint new = fn_row(t, node.fn).backward
     if node.n_given == 1 and node.ret_n == 1 and out_row(t, node.out_at).kind == FRESH \
-            and not new and backward is NULL:
+            and backward is NULL:
         return <object>out_row(t, node.out_at).tensor             # one tensor: the common result
     if node.n_given > SCRATCH:
         tensors = <PyObject**>malloc(node.n_given * sizeof(PyObject*))
@@ -182,7 +181,7 @@ cdef object outs_give(Table* t, id_t n, PyObject** leaves, void* backward):
             o = out_row(t, node_row(t, n).out_at + k)
             if o.kind == FRESH or o.kind == SHARED:
                 tensors[k] = o.tensor
-                if not new and not o.root: continue
+                if not o.root: continue
                 # The cached tensor must not lead to its own backward: it would never be free.
                 made = out_share(o.tensor, o.proto, o.keys, o.offset, o.ndim,
                                  dim_row(t, node_row(t, n).dim_at + o.dim_at))
@@ -191,8 +190,7 @@ cdef object outs_give(Table* t, id_t n, PyObject** leaves, void* backward):
                 views.append(<object>made)
                 Py_DECREFX(made)
                 tensors[k] = made
-                if out_row(t, node_row(t, n).out_at + k).root and backward_give(backward, made) != 0:
-                    raise_pending()
+                if backward_give(backward, made) != 0: raise_pending()
             elif o.kind == AGAIN:
                 tensors[k] = tensors[o.ref]
             elif o.kind == INPUT:
@@ -266,6 +264,7 @@ cdef object replay(Table* t, id_t n, PyObject** leaves, bint launch, bint bump):
                 fn_row(t, node_row(t, n).fn).outputs == RESCUE: outs_part(t, n)
         if node_row(t, n).effects: effects(t, n, leaves, bump)
         if backward is not NULL: backward_arm(backward)
+        if fn_row(t, node_row(t, n).fn).backward: backward_replayed(<PyObject*>result)
     finally:
         if backward is not NULL: backward_drop(backward)
     return result

@@ -98,6 +98,7 @@ cdef extern from "autograd_shim.h" namespace "cgt":
     void* backward_new(PyObject* site, PyObject* saved, PyObject** flows, int n, int forward, int path,
                        int64_t step, released_fn released, spent_fn spent) noexcept
     int backward_give(void* owner, PyObject* t) noexcept
+    void backward_replayed(PyObject* result) noexcept
     void backward_arm(void* owner) noexcept
     void backward_drop(void* owner) noexcept
 
