@@ -17,7 +17,6 @@ from .private import mode_is_active, states_watched
 from .trace import CUDA
 
 NONE = -1
-LEAF = 2**64 - 1  # sequence number of the nodes that accumulate into .grad
 FRESH = 0  # OutKind in cgt_core.pxd
 WRITTEN, ROOT = 4, 7  # in rows of slots and outs
 
@@ -39,7 +38,7 @@ def rows(state, rec, seen, row):
     if flows is None:
         return errors.outer_graph(outs[roots[0]][-1])
     core.sinks_grads(seen["sinks"], [row["out"].tensors[k] for k in roots])
-    nodes = nodes_of([row["out"].tensors[k].grad_fn for k in roots], seen["since"])
+    nodes = trace.nodes_of([row["out"].tensors[k].grad_fn for k in roots], seen["since"])
     # The backward of a custom Function may run anything, a reentrant checkpoint's the forward and a
     # backward of its own.
     custom = torch.autograd.function.BackwardCFunction
@@ -52,18 +51,6 @@ def rows(state, rec, seen, row):
         "forward": state["f"], "node": NONE, "grads": len(roots),
     }  # fmt: skip
     return row | {"saves": saves, "saved": saved, "flows": flows, "graph": graph, "nodes": nodes}
-
-
-def nodes_of(roots, since):
-    """The nodes of a graph that were made since the thread's sequence number was `since`."""
-    todo, done = list(roots), set()
-    while todo:
-        node = todo.pop()
-        if node is None or node in done or not since <= node._sequence_nr() < LEAF:
-            continue
-        done.add(node)
-        todo.extend(n for n, _ in node.next_functions)
-    return done
 
 
 def vet_roots(row, roots):
@@ -200,13 +187,14 @@ def watch_states(graph):
 def backward_of(graph):
     """The function that runs a recorded graph: a byte per tensor that says whether it dies with the call
     (a recording looks at them, find_spent), gradients of its results (None: not needed), what a call saved;
-    to the gradients of the tensors in `flows` (None: not reached)."""
+    to the gradients of the tensors in `flows` (None: not reached). `changed`: indices of what was modified
+    since it was saved, which must not be read."""
 
     hides = graph["driver"] == CUDA and graph["recomputes"]
 
-    def backward(spent, *leaves):
+    def backward(spent, *leaves, changed=()):
         with graph["lock"], watch_states(graph):
-            graph["leaves"].begin(leaves)
+            graph["leaves"].begin(leaves, [graph["grads"] + k for k in changed])
             try:
                 if graph["driver"] == CUDA:
                     core.sinks_here(graph["sinks"])

@@ -127,7 +127,7 @@ def vet_backward(graph, seen, tensors):
     return errors.backward_reads("the backward pass")
 
 
-def pending_in(result, given=()):
+def pending_in(seen, result, given=()):
     """The tensors of a result, each once, through which a later backward will go; but for those whose
     id is among `given`."""
     try:
@@ -135,12 +135,12 @@ def pending_in(result, given=()):
     except errors.CgtError:
         return []  # told by `rows`
     found = {id(t): t for t in tensors if id(t) not in given}
-    return [t for t in found.values() if is_pending(t)]
+    return [t for t in found.values() if is_pending(seen, t)]
 
 
-def is_pending(t):
-    """Does t require grad by a graph whose backward has not run?"""
-    return t.requires_grad and t.grad_fn is not None and not trace.is_spent(t.grad_fn)
+def is_pending(seen, t):
+    """Does t require grad by a graph whose backward has not run inside the call?"""
+    return t.requires_grad and t.grad_fn is not None and not trace.is_spent(t.grad_fn, seen["since"])
 
 
 def vet_constants(out, flat):
@@ -182,7 +182,7 @@ def describe_tensor(rec, seen, path, t, slots, first_of, index, grad_slot=NONE):
         return errors.strange_output(path, type(t).__name__)
     if t.requires_grad and t.grad_fn is None:
         return errors.made_leaf(path)
-    root = is_pending(t)
+    root = is_pending(seen, t)
     if rec["driver"] == CUDA and not t.is_cuda:
         return errors.host_output(path)
     sid = core.storage_id(t)

@@ -70,6 +70,8 @@ def miss(state, function, spec, args, kwargs):
     if state["graph"] is not None and "create_graph" in kwargs:
         refuse_gradients(state["graph"], errors.double_backward())
         raise errors.CgtError(errors.create_graph(state["name"].removesuffix(BACKWARD)))
+    if state["graph"] is not None and "changed" in kwargs:  # right if nothing reads it, as in eager
+        return eager(state, function, args, kwargs, errors.saved_changed())
     kind = core.blocker()
     if kind == 0 and torch.cuda.is_initialized() and core.stream_is_capturing(torch.cuda.current_device()):
         kind = 4
@@ -390,7 +392,7 @@ def warm(state, function, spec, flat, args, kwargs):
     driver = CUDA if any(d.type == "cuda" for d in seen["devices"]) else HOST
     note_leaves(state, seen, flat)
     reason = seen["reason"] if guess == driver else None
-    state["saves"] |= bool(describe.pending_in(result))
+    state["saves"] |= bool(describe.pending_in(seen, result))
     if state["graph"] is not None:
         prove(state, seen, args)
     if reason is None:
@@ -629,13 +631,8 @@ def choose_copied(state, flat, reached, driver, parent, moved):
             if before is None or before == core.address(t):
                 continue
         sid, lo, hi = ranges[k]
-        sharers = [
-            j for j, r in enumerate(ranges) if j != k and r[0] == sid and r[1] < hi and lo < r[2]
-        ]
-        if sharers and 0 in t.stride():
-            continue  # could not be copied again (trace.mirror)
-        if any(j >= len(flat.paths) or flat.paths[j] in state["written"] for j in sharers):
-            continue  # shares bytes with a tensor that may be written: a copy would part them
+        if any(j != k and r[0] == sid and r[1] < hi and lo < r[2] for j, r in enumerate(ranges)):
+            continue  # shares bytes with another tensor: a copy would part them
         chosen.append(k)
     return chosen
 

@@ -251,6 +251,13 @@ def modified(shape):
     )
 
 
+def saved_changed():
+    return (
+        "a tensor that the forward saved was modified in place before the backward. Modify it after "
+        "backward(), or a clone."
+    )
+
+
 def strange_output(path, kind):
     return (
         f"{path} is a {kind}, which cgt cannot rebuild at a replay. Return tensors in tuples, lists, "

@@ -220,7 +220,7 @@ def open_sinks(rec, seen, result):
     if not rec["saves"]:
         return
     tensors = describe.all_tensors(rec["flat"], rec["reached"])
-    core.sinks_begin(seen["sinks"], tensors, describe.pending_in(result, {id(t) for t in tensors}))
+    core.sinks_begin(seen["sinks"], tensors, describe.pending_in(seen, result, {id(t) for t in tensors}))
 
 
 def restore_generators(handles):

@@ -123,5 +123,5 @@ def argument_names(op):
 
 
 def copy_into(target, source):
-    """Append a copy of `source` over `target`."""
+    """Append a copy of `source`, which nobody writes, over `target`."""
     core.op(b"aten::copy_", b"", (target, source), {}, ())

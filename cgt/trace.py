@@ -42,6 +42,7 @@ from .private import (
 )
 
 HOST, CUDA = 0, 1
+ACCUMULATES = 2**64 - 1  # sequence number of autograd's nodes that add to a .grad
 aten = torch.ops.aten
 
 # Ops that write running mean and variance (arguments 3 and 4) in training (argument 5) without
@@ -110,20 +111,22 @@ class Leaves:
     """What the backward of a recorded graph reads when it runs: `tensors`, its arguments. While it is
     recorded, those that die with it are let go of as soon as eager would do so: `left` has the readers that
     are still to come of each, `gone` those let go of; `late` if one was asked for after that. `readers`: by
-    index, who asks for a saved tensor; a gradient goes from hand to hand."""
+    index, who asks for a saved tensor; a gradient goes from hand to hand. `changed`: those that were
+    modified since they were saved."""
 
-    __slots__ = ("tensors", "readers", "left", "gone", "late")
+    __slots__ = ("tensors", "readers", "left", "gone", "late", "changed")
 
     def __init__(self):
-        self.tensors, self.readers, self.left, self.gone, self.late = [], {}, {}, set(), False
+        self.readers, self.late = {}, False
+        self.end()
 
-    def begin(self, tensors):
+    def begin(self, tensors, changed):
         """A run begins."""
-        self.tensors = list(tensors)
+        self.tensors, self.changed = list(tensors), changed
 
     def end(self):
         """It is over."""
-        self.tensors, self.left, self.gone = [], {}, set()
+        self.tensors, self.left, self.gone, self.changed = [], {}, set(), ()
 
 
 def observe(
@@ -220,6 +223,8 @@ def unpack(saved):
     """The tensor, when a backward asks for it."""
     if saved.tensor is None:
         leaves = saved.leaves
+        if saved.at in leaves.changed:
+            raise RuntimeError(errors.modified(tuple(saved.like.shape)))
         if saved.at in leaves.gone:
             leaves.late = True
             if leaves.tensors[saved.at].is_cuda:  # nothing has run yet
@@ -453,20 +458,14 @@ def tensors_in(values, into):
 def exchange(seen, value):
     """The argument with copied slots replaced by their buffers."""
     if isinstance(value, torch.Tensor):
-        row = swap_of(seen, value)
-        return value if row is None else core.view_like(row[2], value, core.address(value) - row[0])
+        at = core.address(value)
+        for lo, hi, buffer, _ in seen["swaps"].get(core.storage_id(value), ()):
+            if lo <= at and at + span(value) <= hi:
+                return core.view_like(buffer, value, at - lo)
+        return value
     if isinstance(value, (list, tuple)):
         return type(value)([exchange(seen, v) for v in value])
     return value
-
-
-def swap_of(seen, t):
-    """The copied slot that has all of t's bytes, as a row of `swaps`; or None."""
-    at = core.address(t)
-    for row in seen["swaps"].get(core.storage_id(t), ()):
-        if row[0] <= at and at + span(t) <= row[1]:
-            return row
-    return None
 
 
 def watch_read(seen, name, t):
@@ -649,27 +648,21 @@ def fix(seen, value):
 
 
 def mirror(seen, written):
-    """Memory of the user's was written, directly or through the buffer of a copied slot: then the two, and
-    buffers of other slots that share bytes with them, are made equal again."""
+    """A copied slot was written through its buffer: bring the user's memory up to date."""
+    rows = {}
     for t in written:
-        row = seen["buffers"].get(core.storage_id(t), swap_of(seen, t))
-        if row is not None:
-            _, _, buffer, t = row
-            seen["mirrored"].add(id(t))
-            seen["written"].add(core.storage_id(t))
-            write(seen, core.twin(t), core.view_like(buffer, t, 0))
-        lo, hi = core.address(t), core.address(t) + span(t)
-        for other in seen["swaps"].get(core.storage_id(t), ()):
-            at, end, buffer, leaf = other
-            if other is not row and at < hi and lo < end:
-                write(seen, core.view_like(buffer, leaf, 0), core.twin(leaf))
-
-
-def write(seen, to, source):
-    """Copy now, and in the recording."""
-    aten.copy_.default(to, source)
-    if is_host_recording(seen):
-        tape.copy_into(fix(seen, to), fix(seen, source))
+        sid = core.storage_id(t)
+        if sid in seen["buffers"]:
+            rows[sid] = seen["buffers"][sid]
+        for row in seen["swaps"].get(sid, ()):
+            rows[core.storage_id(row[2])] = row
+    for _, _, buffer, leaf in rows.values():
+        seen["mirrored"].add(id(leaf))
+        seen["written"].add(core.storage_id(leaf))
+        to, source = core.twin(leaf), core.view_like(buffer, leaf, 0)
+        aten.copy_.default(to, source)
+        if is_host_recording(seen):
+            tape.copy_into(fix(seen, to), source)
 
 
 def watch_constant(seen, op, t):
@@ -815,22 +808,25 @@ def vet_mixed(seen, op, facts, kwargs, inputs, written):
     return None
 
 
-def is_spent(grad_fn):
-    """Was this autograd graph used up by a backward inside the call? Its saved tensors are gone. Asks
-    no hook for them: that of a checkpoint would compute them again."""
-    todo, done = [grad_fn], set()
+def is_spent(grad_fn, since):
+    """Was this autograd graph, as far as the call made it, used up by a backward inside the call? Its saved
+    tensors are gone. Asks no hook for them: that of a checkpoint would compute them again."""
+    try:
+        return any(was_freed(saved) for node in nodes_of([grad_fn], since) for saved in saved_by(node))
+    except RuntimeError:  # of a Python function
+        return True
+
+
+def nodes_of(roots, since):
+    """The nodes of a graph that were made since the thread's sequence number was `since`."""
+    todo, done = list(roots), set()
     while todo:
         node = todo.pop()
-        if node is None or node in done:
+        if node is None or node in done or not since <= node._sequence_nr() < ACCUMULATES:
             continue
         done.add(node)
-        try:
-            if any(map(was_freed, saved_by(node))):
-                return True
-        except RuntimeError:  # of a Python function
-            return True
         todo.extend(n for n, _ in node.next_functions)
-    return False
+    return done
 
 
 def saved_by(node):

@@ -353,6 +353,19 @@ static uint32_t version_of(const at::Tensor& t) {
   return t.is_inference() ? 0 : t.unsafeGetTensorImpl()->version_counter().current_version();
 }
 
+// The indices of tensors that were modified since they were saved: a list, or NULL if there are none.
+static PyObject* changed_since(PyObject* saved, const std::vector<uint32_t>& versions) {
+  PyObject* changed = nullptr;
+  for (size_t k = 0; k < versions.size(); ++k) {
+    if (version_of(tensor_of(PyTuple_GET_ITEM(saved, k))) == versions[k]) continue;
+    PyObject* index = PyLong_FromSize_t(k);
+    if (!changed) changed = PyList_New(0);
+    if (changed && index) PyList_Append(changed, index);
+    Py_XDECREF(index);
+  }
+  return changed;
+}
+
 void Backward::release_variables() {
   if (!saved || !Py_IsInitialized()) return;
   PyGILState_STATE gil = PyGILState_Ensure();
@@ -379,14 +392,10 @@ struct Gil {
 // Called by the engine without the GIL. Gradients that nobody computed are None.
 ag::variable_list Backward::apply(ag::variable_list&& grads) {
   Gil gil;
-  if (!saved) throw_python(ag::ERR_BACKWARD_TWICE);
-  Py_ssize_t n = PyTuple_GET_SIZE(saved), m = static_cast<Py_ssize_t>(grads.size());
   if (std::none_of(grads.begin(), grads.end(), [](const at::Tensor& g) { return g.defined(); }))
     return ag::variable_list(num_outputs());
-  for (Py_ssize_t k = 0; k < n; ++k)
-    if (version_of(tensor_of(PyTuple_GET_ITEM(saved, k))) != versions[k])
-      throw_python("one of the variables needed for gradient computation has been modified by an inplace "
-                   "operation: a tensor that a function jitted by cgt saved for its backward.");
+  if (!saved) throw_python(ag::ERR_BACKWARD_TWICE);
+  Py_ssize_t n = PyTuple_GET_SIZE(saved), m = static_cast<Py_ssize_t>(grads.size());
   PyObject* args = PyTuple_New(1 + m + n);
   if (!args) throw_python(nullptr);
   for (Py_ssize_t k = 0; k < m; ++k) {
@@ -398,6 +407,8 @@ ag::variable_list Backward::apply(ag::variable_list&& grads) {
   PyObject* mask = nullptr;
   if (c10::GradMode::is_enabled()) {
     kwargs = Py_BuildValue("{s:O}", "create_graph", Py_True);
+  } else if (PyObject* changed = changed_since(saved, versions)) {
+    kwargs = Py_BuildValue("{s:N}", "changed", changed);
   } else if (!ag::get_current_graph_task_keep_graph()) {
     // Asked while nobody but `args` holds the gradients for us, and `saved` what is saved.
     mask = spent(node, path, step, &PyTuple_GET_ITEM(args, 1), static_cast<int>(m), saved);

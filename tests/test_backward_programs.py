@@ -1,0 +1,244 @@
+"""Random programs over jitted functions with backwards in between agree with eager after every action.
+
+As in test_programs.py, with what autograd adds: results with a history are passed on, held, changed and
+detached; backwards come late, twice, in any order or never, for some results or for `autograd.grad`;
+gradients are accumulated, cleared, used. What raises in eager raises, and nothing else does, but for one
+thing: autograd runs a graph that was used up if it comes to an unused result's history. Float64 with
+a tolerance: a function's gradients are summed before they meet those of another one, eager's in the order
+of ops. Memory that is handed out twice is off by more than a rounding.
+"""
+
+import cgt_core as core
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch.utils.checkpoint import checkpoint
+
+import cgt
+
+SIZE, VARIABLES, REPEATS = 24, 3, 8
+SEEN = {}  # device type -> counters over all programs: most calls must have been replays
+
+
+def scaled(p, x, y):
+    return x * p["w"] + y
+
+
+def curved(p, x, y):
+    return (x * p["w"]).tanh() * y.sigmoid()
+
+
+def pair(p, x, y):
+    return x.sin(), (y * p["b"]).cos()
+
+
+def dropped(p, x, y):
+    return torch.nn.functional.dropout(x * p["b"], 0.5) + y.tanh()
+
+
+def stacked(p, x, y):
+    return torch.stack([x, y.exp().log1p(), x * y]).cumsum(0)[-1].tanh() + p["b"]
+
+
+def detached(p, x, y):
+    return x.detach().cos() + y.detach()
+
+
+def again(p, x, y):
+    return checkpoint(lambda a, b: (a * b.sigmoid()).tanh(), x, y, use_reentrant=False) + p["w"]
+
+
+class Both(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, y):
+        ctx.save_for_backward(x, y)
+        return x * y
+
+    @staticmethod
+    def backward(ctx, grad):
+        x, y = ctx.saved_tensors
+        return grad * y, grad * x
+
+
+def custom(p, x, y):
+    return Both.apply(x.tanh(), y).sin()
+
+
+FUNCTIONS = (scaled, curved, pair, dropped, stacked, detached, again, custom)
+
+index, which = st.integers(0, VARIABLES - 1), st.integers(0, 3)
+calls = st.tuples(st.just("call"), which, index, index, index)
+backwards = st.tuples(st.just("backward"), index, st.booleans())
+action = st.one_of(
+    calls,
+    backwards,
+    st.tuples(st.just("grad"), index, st.booleans()),
+    st.tuples(st.just("hold"), index, st.sampled_from(["name", "view", "alias"])),
+    st.tuples(st.just("backward held"), st.integers(0, 7), st.booleans()),
+    st.tuples(st.just("drop"), st.integers(0, 7)),
+    st.tuples(st.just("new"), index, st.booleans()),
+    st.tuples(st.just("detach"), index),
+    st.tuples(st.just("change"), index),
+    st.tuples(st.just("write"), index),
+    st.tuples(st.just("zero"), st.booleans()),
+    st.tuples(st.just("descend"), st.sampled_from(["w", "b"])),
+    st.tuples(st.just("keep gradient"), st.sampled_from(["w", "b"])),
+    st.tuples(st.just("reset"), which),
+)
+# one_of would flatten the alternatives: half of all are to be calls, a quarter backwards.
+mostly = st.sampled_from("ccccbbaa").flatmap({"c": calls, "b": backwards, "a": action}.get)
+programs = st.fixed_dictionaries(
+    {
+        "functions": st.lists(st.sampled_from(FUNCTIONS), min_size=2, max_size=4),
+        "steps": st.sampled_from(["never", "each", "late"]),
+        "keep": st.integers(0, 2),
+        "body": st.lists(mostly, min_size=3, max_size=6),
+        "zeroes": st.sampled_from([None, False, True]),
+        "begins": st.sampled_from(["anew", "anew", "detached", "carried on"]),
+        "extra": st.dictionaries(st.integers(1, REPEATS - 1), action, max_size=2),
+    }
+)
+
+
+def numbers(device, seed, requires_grad=False):
+    values = torch.arange(SIZE, device=device, dtype=torch.float64).mul(0.1 + seed / 8).sin()
+    return values.requires_grad_(requires_grad)
+
+
+def run(program, device, functions):
+    """What every tensor and gradient was after every action."""
+    torch.manual_seed(7)
+    parameters = {"w": numbers(device, 3, True), "b": numbers(device, 5, True)}
+    inputs = [numbers(device, k, k == 0) for k in range(VARIABLES)]
+    variables = list(inputs)
+    held, kept, seen = [], [], []
+
+    def zero(to_none=True):
+        for t in (*parameters.values(), *variables, *held):
+            if t.is_leaf and t.grad is not None:
+                t.grad = None if to_none else t.grad.zero_()
+
+    def differentiate(t, retain, how):
+        if not t.requires_grad:
+            return
+        try:
+            if how == "grad":
+                wanted = list(parameters.values())
+                grads = torch.autograd.grad(t.sum(), wanted, retain_graph=retain, allow_unused=True)
+                kept[:] = [g for g in grads if g is not None]
+            else:
+                t.square().sum().backward(retain_graph=retain)
+        except RuntimeError as error:
+            zero()  # some gradients may have arrived, in another order than in eager
+            seen.append("again" if "second time" in str(error) else "raised")
+
+    def act(what, *rest):
+        if what == "call":
+            f, a, b, to = rest
+            made = functions[f % len(functions)](parameters, variables[a], variables[b])
+            made = [made] if isinstance(made, torch.Tensor) else list(made)
+            held.extend(made[: program["keep"]])
+            variables[to] = made[-1]
+        elif what in ("backward", "grad"):
+            differentiate(variables[rest[0]], rest[1], what)
+        elif what == "backward held" and held:
+            differentiate(held[rest[0] % len(held)], rest[1], what)
+        elif what == "hold":
+            t = variables[rest[0]]
+            held.append({"name": t, "view": t[2:9], "alias": t.detach()}[rest[1]])
+        elif what == "drop" and held:
+            held.pop(rest[0] % len(held))
+        elif what == "new":
+            variables[rest[0]] = numbers(device, len(seen), rest[1])
+        elif what == "detach":
+            variables[rest[0]] = variables[rest[0]].detach()
+        elif what == "change" and not variables[rest[0]].is_leaf:
+            variables[rest[0]].mul_(0.5)
+        elif what == "write":
+            with torch.no_grad():
+                variables[rest[0]].mul_(0.5)
+        elif what == "zero":
+            zero(rest[0])
+        elif what == "descend" and parameters[rest[0]].grad is not None:
+            with torch.no_grad():
+                parameters[rest[0]].sub_(parameters[rest[0]].grad.tanh(), alpha=0.1)
+        elif what == "keep gradient" and parameters[rest[0]].grad is not None:
+            kept.append(parameters[rest[0]].grad)
+        elif what == "reset" and functions[0] is not program["functions"][0]:
+            cgt.reset(functions[rest[0] % len(functions)])
+        del held[:-6], kept[:-4]
+        everything = (*variables, *held, *kept)
+        grads = [t.grad for t in (*parameters.values(), *variables) if t.is_leaf]
+        seen.append([None if t is None else t.detach().clone() for t in (*everything, *grads)])
+
+    for k in range(REPEATS):
+        if program["steps"] == "each" or (program["steps"] == "late" and k > 1):
+            cgt.step()
+        if program["begins"] != "carried on":
+            anew = program["begins"] == "anew"
+            variables[:] = inputs if anew else [t.detach() for t in variables]
+        for one in program["body"]:
+            act(*one)
+        if k in program["extra"]:
+            act(*program["extra"][k])
+        if program["zeroes"] is not None:
+            zero(program["zeroes"])
+    return seen
+
+
+def same(a, b):
+    if not isinstance(a, torch.Tensor) or not isinstance(b, torch.Tensor):
+        return a is b
+    return torch.allclose(a, b, rtol=1e-9, atol=1e-12, equal_nan=True)
+
+
+def check(program, device, **options):
+    total = SEEN.setdefault(device.type, [0] * 6)
+    want = run(program, device, program["functions"])
+    jitted = [cgt.jit(f, **options) for f in program["functions"]]
+    try:
+        got = run(program, device, jitted)
+        core.check_table()
+        for k, (a, b) in enumerate(zip(got, want, strict=False)):
+            if a == "again" and not isinstance(b, str):
+                SEEN[device.type][5] += 1
+                break
+            assert isinstance(a, str) == isinstance(b, str), f"{k}: {a} but {b}"
+            assert isinstance(a, str) or all(map(same, a, b)), f"after action {k}"
+        for f in jitted:
+            s = cgt.stats(f)
+            back = s.backward
+            back = (0, 0) if back is None else (back.calls, back.replays)
+            for k, n in enumerate((1 / len(jitted), s.calls, s.replays, *back)):
+                total[k] += n
+    finally:
+        cgt.reset()
+
+
+def how_many(device):
+    """Programs to try: fewer where each takes longer."""
+    if device.type == "cuda":
+        return 150
+    return 60 if core.debug_build() else 300
+
+
+def test_random_programs_with_backwards_agree_with_eager_after_every_action(device):
+    SEEN.pop(device.type, None)
+    checked = settings(
+        max_examples=how_many(device),
+        deadline=None,
+        suppress_health_check=list(HealthCheck),
+        database=None,
+    )(given(programs)(lambda program: check(program, device)))
+    checked()
+    ran, calls, replays, backward_calls, backward_replays, ended = SEEN[device.type]
+    assert round(ran) >= how_many(device) and ended < 0.05 * ran
+    assert replays > 0.2 * calls and backward_replays > 0.1 * backward_calls
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck), database=None)
+@given(program=programs, records=st.integers(1, 3), graphs=st.integers(1, 6))
+def test_random_programs_with_backwards_agree_where_recordings_make_room_for_each_other(
+    device, program, records, graphs
+):
+    check(program, device, max_records=records, max_graphs=graphs)
