@@ -375,6 +375,42 @@ def test_in_place_change_of_what_was_saved_raises(device):
     assert same(want, w.grad)
 
 
+def test_in_place_change_of_what_no_gradient_needs(device):
+    """It was saved for a result that the loss does not use."""
+
+    def run(wrap):
+        w = torch.ones(6, device=device, requires_grad=True)
+        f = wrap(lambda x, y: (x * w, (y * w).exp()))
+        seen = []
+        for k, (x, y) in enumerate(zip(data(device, 12), data(device, 12), strict=True)):
+            first, _ = f(x, y)
+            if k % 3 == 2:
+                y.mul_(2)
+            first.sum().backward()
+            seen.append(w.grad.clone())
+        return f, seen
+
+    s = compare(run, device, 9, 5)
+    assert s.backward.reasons == {errors.saved_changed(): 4}
+
+
+def test_a_history_that_was_used_up(device):
+    """Through it a backward raises, as in eager, at a first call, a recorded and a replayed one; past it none does."""
+    w = torch.ones(6, device=device, requires_grad=True)
+    f, through = cgt.jit(lambda h: (h * w).sin()), cgt.jit(lambda h, x: (h * 2, x * w))
+    for x in data(device):
+        h = (x * w).exp()
+        h.sum().backward()
+        with pytest.raises(RuntimeError, match="second time"):
+            f(h).sum().backward()
+        with pytest.raises(RuntimeError, match="second time"):
+            through(h, x)[0].sum().backward()
+        y = f(x)
+        y.sum().backward()
+        through(y, x)[1].sum().backward()
+    assert min(cgt.stats(f).replays, cgt.stats(through).replays) >= 6, cgt.explain(through)
+
+
 def test_in_place_change_of_a_result_is_differentiated(device):
     def run(wrap):
         w = torch.ones(6, device=device, requires_grad=True)
