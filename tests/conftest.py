@@ -16,12 +16,6 @@ DEVICES = ["cpu"] + (["cuda"] if torch.cuda.is_available() else [])
 torch.set_num_threads(1)  # the tensors are tiny; waiting threads would only disturb
 
 
-def pytest_collection_finish():
-    """What is imported stays: the many collections below need not look at it."""
-    gc.collect()
-    gc.freeze()
-
-
 @pytest.fixture(params=DEVICES)
 def device(request):
     """The host driver, and the CUDA driver where there is a GPU: the same sentences for both."""
@@ -55,3 +49,4 @@ def balanced_books(request):
     if getattr(request.node, "passed", False):  # a failed test's traceback holds its functions
         more = {k: (before[k], n) for k, n in after.items() if n > before[k]}
         assert not more, "rows outlive the functions that own them"
+        gc.freeze()  # what is still here was imported: the next collections need not look at it

@@ -450,6 +450,20 @@ def test_double_backward_through_a_replayed_call(device):
     assert torch.equal(second, ones(device).exp())
 
 
+@footgun("A history that was used up raises even where its gradient is not needed")
+def test_history_that_was_used_up_behind_an_unused_result(device):
+    w = torch.ones(3, device=device, requires_grad=True)
+    jitted = cgt.jit(lambda h, x: (h.sin(), x * w))
+    for k in range(5):
+        h = (w * 2).exp()
+        h.sum().backward()
+        if k > 1:  # recorded and replayed
+            with pytest.raises(RuntimeError, match="second time"):
+                jitted(h, ones(device))[1].sum().backward()
+        jitted.__wrapped__(h, ones(device))[1].sum().backward()
+        jitted(h.detach(), ones(device))[1].sum().backward()
+
+
 @footgun("Hooks of parameters fire together, after the whole backward of a jitted function")
 def test_order_of_hooks(device):
     torch.manual_seed(0)

@@ -128,15 +128,16 @@ def test_a_gradient_that_is_written_and_handed_on(device, spent):
 
 def test_one_gradient_for_two_results(device, spent):
     """Both results get the same tensor, or views of one: somebody else holds its memory. (Such arguments
-    are never copied, so the last function's backward depends on where they are.)"""
+    are never copied, so the outermost gradient stays where it is.)"""
+    ones = torch.ones(4 * N, N, device=device)
     for join in (torch.add, lambda a, b: torch.cat((a, b))):
         models = [nn.Sequential(m, Pair()) for m in halves(device, layers=2)]
 
         def step(f, g, x, k, join=join):
-            join(*g(join(*f(x)))).square().mean().backward()
+            y = join(*g(join(*f(x))))
+            y.backward(ones[: len(y)])
 
-        f, _ = compare(device, step, models)
-        assert cgt.stats(f).backward.replays >= 2, cgt.explain(f)
+        check(device, step, models)
     assert spent
 
 
