@@ -117,7 +117,7 @@ def find_saves(rec, seen, row, n_grads):
         state = ref()
         if state is not None and (words is not None) == (rec["driver"] == CUDA):
             at = place(state if words is None else words, 0)
-            tokens[sid] = (n_grads + at, moved, core.twin(state))  # so that its address stays its name
+            tokens[sid] = (n_grads + at, moved, core.twin(state))  # whose address stays its name
     return saves, saved, tokens
 
 
@@ -125,8 +125,9 @@ def complete(row):
     """The recording is a node: cut its graph off from the call that made it."""
     graph = row["graph"]
     core.sinks_lead(graph["sinks"])
-    for saved in (saved for node in row["nodes"] for saved in trace.saved_by(node)):
-        core.sinks_drop(graph["sinks"], saved)
+    for node in row["nodes"]:
+        for saved in trace.saved_by(node):
+            core.sinks_drop(graph["sinks"], saved)
     at = {}
     for k, (slot, out) in enumerate(row["saves"], graph["grads"]):
         at[id(row["slots"][slot][2] if out == NONE else row["outs"][out][2])] = k

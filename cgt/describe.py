@@ -209,7 +209,8 @@ def describe_tensor(rec, seen, path, t, slots, first_of, index, grad_slot=NONE):
 def describe_grads(rec, seen, slots, outs, paths, identical):
     """A row for each tensor that can have a gradient: whether it had one is guarded, since the function
     may ask (a backward does not: there only gradients that it changes have rows). One that the run
-    replaced becomes a hidden output; one that it read or added to has a slot of its own. Those of slots in `identical` must be the same tensors again."""
+    replaced becomes a hidden output; one that it read or added to has a slot of its own. Those of slots in
+    `identical` must be the same tensors again."""
     first_of = {core.storage_id(o[2]): k for k, o in enumerate(outs) if o[0] == FRESH}
     grads = []
     for k, before in rec["grads"].items():

@@ -433,7 +433,9 @@ def record_call(state, function, spec, flat, args, kwargs):
     note_leaves(state, seen, flat)
     try:
         places.settle_empties(rec["places"], rec["lone"], rec["changed"])
-        row = vet_code(state, seen) or autograd.vet_spent(rec, seen) or describe.rows(rec, seen, result, args, kwargs)
+        row = vet_code(state, seen) or autograd.vet_spent(rec, seen)
+        if row is None:
+            row = describe.rows(rec, seen, result, args, kwargs)
         if not isinstance(row, str):
             row = autograd.rows(state, rec, seen, row)
         trace.drop_words(seen)

@@ -241,7 +241,10 @@ def double_backward():
 
 def late_read():
     """A backward asked again for what it seemed to need no more."""
-    return "the backward pass read a saved tensor again after it had let go of it; it is recorded anew with everything kept"
+    return (
+        "the backward pass read a saved tensor again after it had let go of it; it is recorded anew "
+        "with everything kept"
+    )
 
 
 def modified(shape):

@@ -512,7 +512,8 @@ OPTIMIZER_HOOKS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
 
 
 # An empty container that a function, or what runs between its calls, fills and replaces by another
-# empty one (a gradient scaler does) is a new object at each call. If nobody but its place holds it, that cannot be noticed, so the place
+# empty one (a gradient scaler does) is a new object at each call. If nobody but its place holds it, that
+# cannot be noticed, so the place
 # may be guarded as EMPTY: still such a container, still empty, still held by nobody else. All of it is
 # asked before the run and after it, since what the run itself left behind would not come again.
 

@@ -56,8 +56,8 @@ REPLACES_MEMORY = frozenset("set_ resize_ resize_as_ _resize_output_ resize_stor
 # Methods that hand a tensor's memory to somebody outside PyTorch.
 MEMORY_READS = {
     torch.Tensor.numpy: "numpy", torch.Tensor.tolist: "tolist", torch.Tensor.data_ptr: "data_ptr",
-    torch.Tensor.__array__: "__array__", torch.Tensor.__repr__: "__repr__", torch.Tensor.untyped_storage: "untyped_storage",
-    torch.Tensor.__dlpack__: "__dlpack__",
+    torch.Tensor.__array__: "__array__", torch.Tensor.__repr__: "__repr__",
+    torch.Tensor.untyped_storage: "untyped_storage", torch.Tensor.__dlpack__: "__dlpack__",
 }  # fmt: skip
 NOT_USER_CODE = (
     os.path.dirname(torch.__file__) + os.sep,

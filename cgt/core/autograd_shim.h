@@ -70,6 +70,7 @@ struct Sinks {
   std::vector<ag::Edge> roots;   // where the graph begins; until the cut
   std::vector<ag::Edge> heads;   // those to which a call's gradients come, in its order
   std::vector<NodePtr> graph;    // all of it; since the cut
+  uint64_t since = 0;            // sequence number of its first node, or a lower one
 };
 
 static constexpr const char* SINKS = "cgt.sinks";
@@ -122,8 +123,8 @@ static int sinks_open(PyObject* capsule, PyObject* tensors, PyObject* results) n
 }
 
 // Walk the graph from its roots. 1 in `reached` for each tensor to which gradients flow; false if an
-// edge leads to anything else that was there before the thread's sequence number was `since`.
-static bool sinks_walk(Sinks* sinks, uint64_t since, bool cut, std::vector<char>* reached) {
+// edge leads to anything else that was there before the graph.
+static bool sinks_walk(Sinks* sinks, bool cut, std::vector<char>* reached) {
   sinks->graph.clear();
   std::map<std::pair<ag::Node*, uint32_t>, size_t> ends;
   for (size_t k = 0; k < sinks->ends.size(); ++k)
@@ -136,7 +137,7 @@ static bool sinks_walk(Sinks* sinks, uint64_t since, bool cut, std::vector<char>
     NodePtr node = todo.back();
     todo.pop_back();
     sinks->graph.push_back(node);
-    if (node->sequence_nr() < since || node->sequence_nr() == UINT64_MAX) return false;
+    if (node->sequence_nr() < sinks->since || node->sequence_nr() == UINT64_MAX) return false;
     for (ag::Edge& edge : node->next_edges()) {
       if (!edge.is_valid()) continue;
       auto end = ends.find({edge.function.get(), edge.input_nr});
@@ -155,8 +156,9 @@ static bool sinks_walk(Sinks* sinks, uint64_t since, bool cut, std::vector<char>
 static PyObject* sinks_find(PyObject* capsule, uint64_t since) noexcept {
   try {
     Sinks* sinks = sinks_of(capsule);
+    sinks->since = since;
     std::vector<char> reached(sinks->nodes.size(), 0);
-    if (!sinks_walk(sinks, since, false, &reached)) Py_RETURN_NONE;
+    if (!sinks_walk(sinks, false, &reached)) Py_RETURN_NONE;
     PyObject* flows = PyList_New(0);
     for (size_t k = 0; flows && k < reached.size(); ++k) {
       if (!reached[k]) continue;
@@ -198,7 +200,7 @@ static int sinks_join(PyObject* capsule, int k, PyObject* t) noexcept {
 static void sinks_cut(PyObject* capsule) noexcept {
   Sinks* sinks = sinks_of(capsule);
   std::vector<char> reached(sinks->nodes.size(), 0);
-  sinks_walk(sinks, 0, true, &reached);
+  sinks_walk(sinks, true, &reached);
   for (ag::Edge& end : sinks->ends)
     if (end.function && end.function->sequence_nr() != UINT64_MAX) end = ag::Edge();
   sinks->roots.clear();
@@ -217,8 +219,7 @@ template struct ReachSaved<&ag::SavedVariable::grad_fn_>;
 static int sinks_forget(PyObject* capsule, PyObject* saved) noexcept {
   try {
     NodePtr& from = saved_grad_fn(*pybind11::cast<ag::SavedVariable*>(pybind11::handle(saved)));
-    const std::vector<NodePtr>& graph = sinks_of(capsule)->graph;
-    if (from && std::find(graph.begin(), graph.end(), from) == graph.end()) from = node_ptr(new Sink());
+    if (from && from->sequence_nr() < sinks_of(capsule)->since) from = node_ptr(new Sink());
     return 0;
   } catch (const std::exception& e) {
     PyErr_SetString(PyExc_RuntimeError, e.what());
