@@ -1,4 +1,4 @@
-"""One `device` fixture for both drivers, and books that balance after every test."""
+"""One `device` fixture for both drivers, books that balance after every test, and fixtures to ask for."""
 
 import gc
 
@@ -8,7 +8,9 @@ import torch  # before the core, whose libraries are torch's
 import cgt_core as core
 import pytest
 
-from cgt import dispatch
+from cgt import dispatch, options
+
+pytest.register_assert_rewrite("helpers")  # as test files are: a failed assertion shows its values
 
 DEVICES = ["cpu"] + (["cuda"] if torch.cuda.is_available() else [])
 
@@ -50,3 +52,20 @@ def balanced_books(request):
         more = {k: (before[k], n) for k, n in after.items() if n > before[k]}
         assert not more, "rows outlive the functions that own them"
         gc.freeze()  # what is still here was imported: the next collections need not look at it
+
+
+@pytest.fixture
+def short_cool_down(monkeypatch):
+    """After a verdict: one call eagerly, then the next try."""
+    monkeypatch.setattr(options, "COOL_DOWN", (2, 4))
+
+
+@pytest.fixture
+def nothing_left_behind():
+    """A test leaves the thread, the collector and the core as it found them."""
+    assert gc.isenabled() and torch.is_grad_enabled()
+    yield
+    core.fault_set("", 0, 0)
+    assert gc.isenabled() and torch.is_grad_enabled() and not torch.is_autocast_enabled("cpu")
+    assert not torch.is_inference_mode_enabled()
+    assert core.blocker() == 0 and not core.paths_mine() and not core.books()["recording"]

@@ -15,6 +15,7 @@ import time
 import numpy
 import pytest
 import torch
+from helpers import counters
 
 import cgt
 
@@ -30,11 +31,6 @@ def footgun(title):
         return test
 
     return mark
-
-
-def counters(f):
-    s = cgt.stats(f)
-    return s.warmups, s.records, s.replays, s.eager
 
 
 def firsts(f, *args, calls=6):

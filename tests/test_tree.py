@@ -3,12 +3,12 @@ holds keeps its value (design.md 2.4, 2.5)."""
 
 import contextlib
 import gc
-import inspect
 import threading
 import weakref
 
 import pytest
 import torch
+from helpers import counts, line_of, numbers, refill
 
 # isort: split
 import cgt_core as core
@@ -41,26 +41,8 @@ def cell(x, h):
     return x + h * 0.5
 
 
-def refill(x, value):
-    """Other numbers in the same memory, so that the pointer stays."""
-    x.copy_(torch.arange(x.numel(), dtype=x.dtype, device=x.device).view_as(x) * 0.5 + value)
-
-
-def numbers(device, *shape, start=0.0):
-    """Different numbers in every element."""
-    x = torch.empty(shape or (8,), device=device)
-    refill(x, start)
-    return x
-
-
 def same(a, b):
     return a.dtype == b.dtype and torch.equal(a, b)
-
-
-def counts(f):
-    s = cgt.stats(f)
-    assert s.calls == s.warmups + s.records + s.replays + s.eager
-    return s.warmups, s.records, s.replays, s.eager
 
 
 def index_of(device):
@@ -92,13 +74,6 @@ def nodes_of(*fs):
     return {n for f in fs for n in core.fn_nodes(getattr(f, dispatch.ATTRIBUTE)["f"])}
 
 
-def line_of(function, text):
-    """file:line of the one line of `function` that contains `text`."""
-    lines, first = inspect.getsourcelines(function)
-    (k,) = [k for k, line in enumerate(lines) if text in line and "line_of" not in line]
-    return f"{inspect.getsourcefile(function)}:{first + k}"
-
-
 def iterations(n, *xs):
     """Number of the iteration, begun by step(), with other numbers in these tensors."""
     for k in range(n):
@@ -106,11 +81,6 @@ def iterations(n, *xs):
             refill(x, k)
         cgt.step()
         yield k
-
-
-@pytest.fixture
-def short_cool_down(monkeypatch):
-    monkeypatch.setattr(options, "COOL_DOWN", (2, 4))
 
 
 # --- paths ------------------------------------------------------------------------------------

@@ -1,0 +1,413 @@
+"""Failure: every driver call fails once, and the user's function raises wherever it may.
+
+What the user's function raises is the user's; and afterwards everything works as if nothing had
+happened.
+"""
+
+import functools
+import gc
+import itertools
+import traceback
+import warnings
+
+import pytest
+import torch
+from helpers import assert_same as same
+from helpers import counters, replays_after, tells
+
+# isort: split
+import cgt_core as core
+
+import cgt
+
+pytestmark = pytest.mark.usefixtures("short_cool_down", "nothing_left_behind")
+
+
+# --- the driver fails -------------------------------------------------------------------------
+
+RECORDING_CALLS = ["begin", "copy", "end"]
+CUDA_CALLS = ["words", "launch", "order"]  # of the call that records; the host has none of them
+
+
+@pytest.mark.parametrize("call", RECORDING_CALLS + CUDA_CALLS)
+@tells("recording_failed")
+def test_failed_recording_costs_one_eager_call_and_a_reason(device, call):
+    if call in CUDA_CALLS and device.type == "cpu":
+        pytest.skip("the host driver makes no such call when it records")
+    runs = itertools.count()
+
+    def noisy(x, total):
+        next(runs)
+        total.add_(1)
+        return torch.nn.functional.dropout(x * 2, 0.5, True) + total
+
+    f = cgt.jit(noisy, inputs="copied")
+    total, twin = torch.zeros(3, device=device), torch.zeros(3, device=device)
+    gc_was = gc.isenabled()
+    for k in range(9):
+        x = torch.full((3,), k + 1.0, device=device)
+        if k == 1:
+            if call == "order":
+                torch.cuda.set_stream(torch.cuda.Stream())
+            core.fault_set(call, 0, 2)
+            books = core.books()
+        torch.manual_seed(k)
+        want = noisy(x, twin)
+        torch.manual_seed(k)
+        same(f(x, total), want)
+        same(total, twin)
+        assert torch.is_grad_enabled() and core.blocker() == 0 and gc.isenabled() == gc_was
+        if k == 1:
+            assert counters(f) == (1, 0, 0, 1)
+            (reason,) = cgt.stats(f).reasons
+            assert reason.startswith("recording failed")
+            after = core.books()
+            assert (after["nodes"], after["recording"]) == (books["nodes"], 0)
+    if call == "order":
+        torch.cuda.set_stream(torch.cuda.default_stream())
+    stats = cgt.stats(f)
+    assert (stats.warmups, stats.records, stats.replays) == (1, 1, 5), stats
+    assert next(runs) - 9 <= 9 - stats.replays + 1
+
+
+@pytest.mark.parametrize("call", ["patch", "launch", "move", "order"])
+@tells("replay_failed")
+def test_failed_replay_raises_a_sentence_and_the_next_call_replays(device, call):
+    if call == "order" and device.type == "cpu":
+        pytest.skip("there are no streams on the host")
+
+    def double(x):
+        return x * 2
+
+    f = cgt.jit(double, inputs="copied")
+    xs = [torch.full((3,), float(k), device=device) for k in range(4)]
+    for k in range(3):
+        f(xs[k])
+    held = f(xs[2])
+    if call == "order":
+        torch.cuda.set_stream(torch.cuda.Stream())
+    core.fault_set(call, 0, 2)
+    with pytest.raises(cgt.CgtError, match=f"double.*driver's {call} call") as caught:
+        f(xs[3])
+    if call == "order":
+        torch.cuda.set_stream(torch.cuda.default_stream())
+    assert isinstance(caught.value.__cause__, core.DriverError)
+    assert caught.value.__cause__.args[2] == call
+    caught = None
+    same(held, xs[2] * 2)
+    before = cgt.stats(f)
+    same(f(xs[3]), xs[3] * 2)  # the very call that failed
+    same(f(xs[1]), xs[1] * 2)
+    same(held, xs[2] * 2)
+    after = cgt.stats(f)
+    assert after.replays == before.replays + 2 and after.eager == 0
+    cgt.reset(f)  # the advice
+    replays_after(f, xs[0])
+
+
+def test_replay_that_was_not_launched_leaves_version_and_grad_alone(device):
+    w = torch.ones(3, device=device, requires_grad=True)
+    total = torch.zeros(3, device=device)
+
+    def step(x):
+        total.add_(x)
+        (w * x).sum().backward()
+        return total * 1
+
+    f = cgt.jit(step)
+    x = torch.arange(3.0, device=device)
+    for _ in range(4):
+        w.grad = None
+        f(x)
+    w.grad = None
+    assert cgt.stats(f).replays == 2
+    version = total._version
+    core.fault_set("launch", 0, 2)
+    with pytest.raises(cgt.CgtError, match="Nothing was launched"):
+        f(x)
+    same(total, x * 4)
+    assert total._version == version
+    assert w.grad is None
+    same(f(x), x * 5)
+    same(w.grad, x)
+
+
+def test_failures_of_many_recordings_leak_nothing(device):
+    x = torch.ones(3, device=device)
+    f = cgt.jit(lambda x: x * 2, inputs="copied")
+    f(x)
+    books = None
+    for k in range(40):
+        core.fault_set(RECORDING_CALLS[1 + k % 2], 0, 2)
+        same(f(x), x * 2)
+        if k == 3:
+            books = core.books()
+    assert core.books() == books
+    core.fault_set("", 0, 0)
+    replays_after(f, x)
+
+
+def test_driver_error_in_the_users_function_is_the_users(device):
+    """The exception that cgt uses inside is not mistaken for cgt's own."""
+    x = torch.ones(3, device=device)
+    angry = True
+
+    def f(x):
+        if angry:
+            raise core.DriverError(1, "mine", "launch")
+        return x * 2
+
+    jitted = cgt.jit(f)
+    for _ in range(3):
+        with pytest.raises(core.DriverError, match="mine"):
+            jitted(x)
+    angry = False
+    replays_after(jitted, x)
+
+
+# --- the user's exceptions ----------------------------------------------------------------------
+
+
+class Stop(BaseException):
+    """Not an Exception."""
+
+
+RAISED = [ValueError, KeyboardInterrupt, SystemExit, StopIteration, Stop]
+
+
+@pytest.mark.parametrize("kind", RAISED)
+@pytest.mark.parametrize("at", range(5))
+def test_user_exception_passes_through_and_later_calls_replay(device, kind, at):
+    """at: the call that raises: 0 warms, 1 records, later ones another structure than recorded."""
+    x = torch.arange(3.0, device=device)
+    made = []
+
+    def f(x, bad):
+        y = x * 2
+        y.add_(1)
+        if bad:
+            made.append(kind("mine"))
+            raise made[-1]
+        return y
+
+    jitted = cgt.jit(f)
+    state = torch.get_rng_state()
+    for k in range(6):
+        if k != at:
+            same(jitted(x, False), x * 2 + 1)
+            continue
+        with pytest.raises(kind) as caught:
+            jitted(x, True)
+        assert caught.value is made[-1]
+        frames = traceback.extract_tb(caught.value.__traceback__)
+        assert frames[-1].name == "f" and "raise made[-1]" in frames[-1].line
+        assert core.blocker() == 0 and gc.isenabled() and not core.books()["recording"]
+        assert torch.equal(torch.get_rng_state(), state)
+        caught = None
+        made.clear()
+    replays_after(jitted, x, False)
+
+
+@pytest.mark.parametrize("moving", [False, True])
+def test_exception_in_the_middle_leaves_what_eager_would_leave(device, moving):
+    """In-place writes before the exception have happened, once; those behind it have not."""
+    total = torch.zeros(3, device=device)
+    seen = {"count": 0}
+
+    def f(x, bad):
+        total.add_(x)
+        x.mul_(2)
+        if bad:
+            raise ValueError("middle")
+        x.add_(100)
+        seen["count"] += 1
+        return x * 1
+
+    jitted = cgt.jit(f)
+    kept = []
+    x = torch.ones(3, device=device)
+    want_x, want_total = x.clone(), torch.zeros(3, device=device)
+    for k in range(8):
+        if moving:
+            kept.append(x)
+            x = x.clone()
+        bad = k in (0, 2, 5)
+        want_total += want_x
+        want_x = want_x * 2 + (0 if bad else 100)
+        if bad:
+            with pytest.raises(ValueError, match="middle"):
+                jitted(x, True)
+        else:
+            same(jitted(x, False), want_x)
+        same(x, want_x)
+        same(total, want_total)
+
+
+def test_exception_after_a_write_to_a_copied_argument_leaves_the_write(device):
+    """An argument that warming did not see written is copied; a later write still reaches it."""
+    angry, kept = False, []
+
+    def f(x):
+        if angry:
+            x.add_(1)
+            raise ValueError("after the write")
+        return x * 2
+
+    jitted = cgt.jit(f, inputs="copied")
+    for k in range(6):
+        x = torch.full((3,), float(k), device=device)
+        kept.append(x)
+        angry = k in (1, 4)
+        if angry:
+            with pytest.raises(ValueError, match="after the write"):
+                jitted(x)
+            same(x, torch.full((3,), k + 1.0, device=device))
+        else:
+            same(jitted(x), x * 2)
+    assert cgt.stats(jitted).replays >= 1
+
+
+def test_modes_that_the_function_left_by_an_exception_are_left(device):
+    x = torch.ones(3, 3, device=device)
+    angry = True
+
+    def f(x):
+        with torch.no_grad(), torch.autocast(device.type, torch.bfloat16):
+            y = x @ x
+            if angry:
+                raise ValueError("inside")
+        return y
+
+    jitted = cgt.jit(f)
+    for _ in range(3):
+        with pytest.raises(ValueError, match="inside"):
+            jitted(x)
+        assert torch.is_grad_enabled() and not torch.is_autocast_enabled(device.type)
+    angry = False
+    replays_after(jitted, x)
+
+
+def test_random_numbers_go_on_as_in_eager_after_an_exception(device):
+    angry = False
+
+    def f(x):
+        y = x + torch.rand_like(x)
+        if angry:
+            raise ValueError("after a draw")
+        return y
+
+    jitted, results = cgt.jit(f), []
+    x = torch.zeros(3, device=device)
+    for function in (f, jitted):
+        torch.manual_seed(5)
+        values = []
+        for k in range(8):
+            angry = k in (1, 4)
+            try:
+                values.append(function(x).clone())
+            except ValueError:
+                values.append(torch.rand(2, device=device))
+        results.append(values)
+    same(results[1], results[0])
+    assert cgt.stats(jitted).replays >= 2
+
+
+def test_exception_does_not_keep_the_functions_tensors_alive(device):
+    x = torch.ones(3, device=device)
+
+    class Probe:
+        pass
+
+    def f(x, bad):
+        probe = Probe()
+        if bad:
+            raise ValueError("gone")
+        del probe
+        return x * 2
+
+    jitted = cgt.jit(f)
+    f = None
+    with pytest.raises(ValueError, match="gone"):
+        jitted(x, True)
+    gc.collect()
+    assert not [o for o in gc.get_objects() if type(o) is Probe]
+    replays_after(jitted, x, False)
+
+
+def test_exception_of_a_jitted_function_inside_a_recording_reaches_its_caller(device):
+    x = torch.ones(3, device=device)
+
+    @cgt.jit
+    def inner(x, bad):
+        if bad:
+            raise ValueError("inner")
+        return x + 1
+
+    @cgt.jit
+    def outer(x, bad):
+        try:
+            return inner(x, bad) * 2
+        except ValueError:
+            return x * 3
+
+    for _ in range(4):
+        same(outer(x, True), x * 3)
+        same(outer(x, False), (x + 1) * 2)
+    assert cgt.stats(outer).replays >= 4, cgt.explain(outer)
+
+
+def test_garbage_collector_that_was_off_stays_off(device):
+    x = torch.ones(3, device=device)
+    f = cgt.jit(lambda x: x * 2)
+    gc.disable()
+    try:
+        f(x)
+        core.fault_set("end", 0, 2)
+        f(x)
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
+    replays_after(f, x)
+
+
+def test_warnings_of_the_function_come_when_it_runs(device):
+    x = torch.ones(3, device=device)
+
+    def f(x):
+        warnings.warn("careful", UserWarning, stacklevel=1)
+        return x * 2
+
+    jitted = cgt.jit(f)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        for _ in range(5):
+            same(jitted(x), x * 2)
+    assert len(told) == 2 and counters(jitted) == (1, 1, 3, 0)
+
+
+def test_warning_turned_into_an_error_is_an_exception_of_the_user(device):
+    x = torch.ones(3, device=device)
+    jitted = cgt.jit(lambda x: (warnings.warn("careful", stacklevel=1), x * 2)[1])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in range(3):
+            with pytest.raises(UserWarning, match="careful"):
+                jitted(x)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        replays_after(jitted, x)
+
+
+@pytest.mark.parametrize("wrap", [functools.partial, cgt.jit])
+def test_wrong_arguments_raise_what_python_raises(device, wrap):
+    def f(x, y=1):
+        return x * y
+
+    jitted = cgt.jit(functools.partial(f) if wrap is functools.partial else f)
+    x = torch.ones(3, device=device)
+    for bad in ((), (x, 1, 2)):
+        with pytest.raises(TypeError, match="f()"):
+            jitted(*bad)
+    with pytest.raises(TypeError, match="unexpected keyword"):
+        jitted(x, z=3)
+    replays_after(jitted, x)
