@@ -247,6 +247,13 @@ def late_read():
     )
 
 
+def early_bound(path):
+    return (
+        f"{path} is torch.tensor_split itself, which reads indices where cgt does not see it. Call it as "
+        "torch.tensor_split."
+    )
+
+
 def modified(shape):
     return (
         "one of the variables needed for gradient computation has been modified by an inplace "

@@ -5,6 +5,7 @@ torch 2.11.0+cu130 and 2.13.0 (CPU). Imports nothing of cgt's but the core.
 """
 
 import contextlib
+import functools
 import sys
 import threading
 import warnings
@@ -13,13 +14,12 @@ import cgt_core as core
 import torch
 from torch._C._dynamo import eval_frame
 from torch._ops import OpOverload
-from torch.overrides import TorchFunctionMode as FunctionMode  # public, re-exported for one place
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 
 __all__ = [
-    "DispatchMode", "FunctionMode", "OpOverload", "capture_hidden", "clear_workspaces", "codes_watched", "is_in_backward",
-    "outside_dynamo",
-    "mode_is_active", "regions_watched", "self_check", "sequence_number", "states_watched", "was_freed",
+    "SPLIT", "DispatchMode", "OpOverload", "capture_hidden", "clear_workspaces", "codes_watched",
+    "is_in_backward", "mode_is_active", "outside_dynamo", "reads_watched", "regions_watched",
+    "self_check", "sequence_number", "states_watched", "was_freed",
 ]  # fmt: skip
 
 
@@ -46,6 +46,56 @@ def outside_dynamo(function):
     return function
 
 
+class Watched:
+    """Functions that hand their calls to the latest watcher whose `is_mine()` says so, while there is one.
+    Threads begin and end in any order, so what was there before is put back by the last."""
+
+    def __init__(self, *targets):
+        self.targets, self.plain, self.watchers, self.lock = targets, [], (), threading.Lock()
+
+    @contextlib.contextmanager
+    def by(self, is_mine, handle):
+        """Inside, handle(plain, owner, name, args, kwargs) is called instead of the functions."""
+        watcher = [is_mine, handle]
+        with self.lock:
+            if not self.watchers:
+                self.install()
+            self.watchers = (watcher, *self.watchers)
+        try:
+            yield
+        finally:
+            with self.lock:
+                self.watchers = tuple(w for w in self.watchers if w is not watcher)
+                if not self.watchers:
+                    self.restore()
+
+    def install(self):
+        self.plain = [(owner, name, vars(owner).get(name)) for owner, name in self.targets]
+        for owner, name in self.targets:
+            setattr(owner, name, self.watched(owner, name, getattr(owner, name)))
+
+    def watched(self, owner, name, plain):
+        @outside_dynamo  # which would trace what the watcher does
+        @functools.wraps(plain)
+        def call(*args, **kwargs):
+            for is_mine, handle in self.watchers:
+                if is_mine():
+                    return handle(plain, owner, name, args, kwargs)
+            return plain(*args, **kwargs)
+
+        return call
+
+    def restore(self):
+        for owner, name, plain in self.plain:
+            if plain is None:
+                delattr(owner, name)  # inherited
+            else:
+                setattr(owner, name, plain)
+
+
+REGIONS = {}  # inductor's type of regions -> Watched
+
+
 @contextlib.contextmanager
 def regions_watched(mode_type):
     """Inside, the mode on the calling thread's stack gets what no dispatch mode sees: `watch_region`
@@ -56,14 +106,14 @@ def regions_watched(mode_type):
     if region_type is None:
         yield lambda: "torch._inductor.output_code" not in sys.modules
         return
-    plain = region_type.__call__
+    if region_type not in REGIONS:
+        REGIONS[region_type] = Watched((region_type, "__call__"))
 
     def mode():
         return next((m for m in _get_current_dispatch_mode_stack() if type(m) is mode_type), None)
 
-    def call(region, inputs):
-        now = mode()
-        return plain(region, inputs) if now is None else now.watch_region(plain, region, inputs)
+    def handle(plain, owner, name, args, kwargs):
+        return mode().watch_region(plain, *args)
 
     def start(_):  # Dynamo has put the modes away in its thread; autograd's threads have them
         now = mine if threading.get_ident() == thread else mode()
@@ -73,13 +123,34 @@ def regions_watched(mode_type):
     thread, mine = threading.get_ident(), mode()
     handler = torch._dynamo.callback_handler
     handler.register_start_callback(start)
-    region_type.__call__ = call
     try:
-        yield lambda: True
+        with REGIONS[region_type].by(lambda: mode() is not None, handle):
+            yield lambda: True
     finally:
-        region_type.__call__ = plain
         with contextlib.suppress(ValueError):  # torch.compiler.reset() forgets callbacks
             handler.remove_start_callback(start)
+
+
+# Methods that hand a tensor's memory to somebody outside PyTorch, and a function that reads its indices
+# behind the dispatcher. (A function mode would see them, too; but Dynamo compiles once more for each
+# stack of function modes, and random states belong to a compilation.)
+READS = "numpy tolist data_ptr __array__ __repr__ untyped_storage __dlpack__ tensor_split".split()
+SPLIT = torch.tensor_split
+READERS = Watched((torch, "tensor_split"), *((torch.Tensor, name) for name in READS))
+
+
+def reads_watched(is_mine, read):
+    """Inside, where `is_mine()`, read(name, tensor) comes before each such call."""
+
+    def handle(plain, owner, name, args, kwargs):
+        given = [*args, *kwargs.values()]
+        if name == "tensor_split":
+            given = [t for t in given[1:] if isinstance(t, torch.Tensor)]
+        if given and not torch.compiler.is_compiling():  # its ops will be seen when they run
+            read(name, given[0])
+        return plain(*args, **kwargs)
+
+    return READERS.by(is_mine, handle)
 
 
 def sequence_number():
@@ -170,40 +241,32 @@ def mode_is_active(mode):
     return any(m is mode or type(m) is mode for m in _get_current_dispatch_mode_stack())
 
 
-@contextlib.contextmanager
+STATES = Watched(
+    *((m, name) for m in (torch, torch.cuda) for name in ("get_rng_state", "set_rng_state"))
+)
+
+
 def states_watched(is_mine, get, set_):
     """Inside, where `is_mine()`, the functions that read or set a default generator's state (those that
     fork_rng and torch.utils.checkpoint call) become get(generator, plain) and set_(generator, state,
     plain)."""
-    plain = [(m, m.get_rng_state, m.set_rng_state) for m in (torch, torch.cuda)]
 
-    def generator_of(module, device):
+    def generator_of(module, device="cuda"):
         if module is torch:
             return torch.default_generator
         index = torch.device(device).index if not isinstance(device, int) else device
         return torch.cuda.default_generators[torch.cuda.current_device() if index is None else index]
 
-    def patched(module, plain_get, plain_set):
-        def get_rng_state(*device):
-            if not is_mine() or (module is torch.cuda and not torch.cuda.is_initialized()):
-                return plain_get(*device)
-            return get(generator_of(module, *(device or ("cuda",))), lambda: plain_get(*device))
+    def handle(plain, module, name, args, kwargs):
+        if module is torch.cuda and not torch.cuda.is_initialized():
+            return plain(*args, **kwargs)
+        if name == "get_rng_state":
+            return get(generator_of(module, *args, **kwargs), lambda: plain(*args, **kwargs))
+        given = dict(zip(("new_state", "device"), args, strict=False)) | kwargs
+        state = given.pop("new_state")
+        return set_(generator_of(module, **given), state, lambda state: plain(state, **given))
 
-        def set_rng_state(new_state, *device):
-            if not is_mine() or (module is torch.cuda and not torch.cuda.is_initialized()):
-                return plain_set(new_state, *device)
-            generator = generator_of(module, *(device or ("cuda",)))
-            return set_(generator, new_state, lambda state: plain_set(state, *device))
-
-        return get_rng_state, set_rng_state
-
-    for module, *functions in plain:
-        module.get_rng_state, module.set_rng_state = patched(module, *functions)
-    try:
-        yield
-    finally:
-        for module, get_state, set_state in plain:
-            module.get_rng_state, module.set_rng_state = get_state, set_state
+    return STATES.by(is_mine, handle)
 
 
 @contextlib.contextmanager

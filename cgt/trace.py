@@ -1,9 +1,9 @@
 """Run the user's function once and describe what came out, as plain data.
 
-Two modes stand between the function and PyTorch while it is warmed or recorded: a dispatch mode
-below autograd, which sees every ATen op (autograd's worker thread included), and a function mode,
-which sees the few methods that read memory behind the dispatcher's back. What they find is collected
-in one dict, `seen`:
+A dispatch mode stands between the function and PyTorch while it is warmed or recorded. It is below autograd
+and sees every ATen op (autograd's worker thread included); the few functions that read memory or random
+states behind the dispatcher's back are watched one by one (private.py). What is found is collected in one
+dict, `seen`:
 
   made       storage -> where it was made         touched   storage -> a tensor of it, from outside
   written    storages that an op wrote            results   weak references to what ops returned
@@ -29,12 +29,12 @@ import torch
 from . import errors, tape
 from .private import (
     DispatchMode,
-    FunctionMode,
     OpOverload,
     codes_watched,
     is_in_backward,
     mode_is_active,
     outside_dynamo,
+    reads_watched,
     regions_watched,
     sequence_number,
     states_watched,
@@ -53,12 +53,6 @@ SILENT_WRITES = frozenset(
 # Ops that count from the start of the storage, which a copied slot's buffer does not have.
 ABSOLUTE = frozenset(("as_strided", "as_strided_", "as_strided_copy", "as_strided_scatter"))
 REPLACES_MEMORY = frozenset("set_ resize_ resize_as_ _resize_output_ resize_storage_bytes_".split())
-# Methods that hand a tensor's memory to somebody outside PyTorch.
-MEMORY_READS = {
-    torch.Tensor.numpy: "numpy", torch.Tensor.tolist: "tolist", torch.Tensor.data_ptr: "data_ptr",
-    torch.Tensor.__array__: "__array__", torch.Tensor.__repr__: "__repr__",
-    torch.Tensor.untyped_storage: "untyped_storage", torch.Tensor.__dlpack__: "__dlpack__",
-}  # fmt: skip
 NOT_USER_CODE = (
     os.path.dirname(torch.__file__) + os.sep,
     os.path.dirname(__file__) + os.sep,
@@ -68,7 +62,6 @@ NOT_USER_CODE = (
 
 
 STEPS = ("step", "_maybe_opt_step")  # functions of torch.optim's optimizers, of torch.amp's scalers
-SPLITS = (torch.tensor_split, torch.Tensor.tensor_split)  # read their indices behind the dispatcher
 
 
 class OpFacts(NamedTuple):
@@ -168,19 +161,19 @@ def holders(tensors):
 
 
 def run(seen, function, args, kwargs):
-    """Run the function under both modes; its result."""
+    """Run the function under observation; its result."""
     for generator in (torch.default_generator, *seen["reachable"]):
         if generator.device.type == "cpu":
             watch_draw(seen, generator, after=True)
     mode, watched = OpWatch(seen), regions_watched(OpWatch)
+    is_mine = functools.partial(mode_is_active, mode)
+    reads = reads_watched(is_mine, functools.partial(watch_read, seen))
     states = states_watched(
-        functools.partial(mode_is_active, mode),
-        functools.partial(watch_get_state, seen),
-        functools.partial(watch_set_state, seen),
+        is_mine, functools.partial(watch_get_state, seen), functools.partial(watch_set_state, seen)
     )
     before = references(seen)
     codes = codes_watched(seen["ran"]) if seen["ran"] is not None else contextlib.nullcontext()
-    with mode, MemoryWatch(seen), watch_saves(seen), states, watched as saw_regions, codes:
+    with mode, reads, watch_saves(seen), states, watched as saw_regions, codes:
         result = function(*args, **kwargs)
     if seen["saves"]:
         if before != references(seen):
@@ -403,24 +396,6 @@ class OpWatch(DispatchMode):
 
     def watch_compile(self):
         watch_compile(self.seen)
-
-
-class MemoryWatch(FunctionMode):
-    """Sees methods that read a tensor's memory without an op."""
-
-    def __init__(self, seen):
-        super().__init__()
-        self.seen = seen
-
-    @outside_dynamo
-    def __torch_function__(self, function, types, args=(), kwargs=None):
-        if torch.compiler.is_compiling():  # Dynamo reads this; the ops will be seen when they run
-            return function(*args, **(kwargs or {}))
-        if function in MEMORY_READS:
-            watch_read(self.seen, MEMORY_READS[function], args[0])
-        elif function in SPLITS and any(isinstance(a, torch.Tensor) for a in args[1:]):
-            watch_read(self.seen, "tensor_split", args[1])
-        return function(*args, **(kwargs or {}))
 
 
 def user_line(seen):

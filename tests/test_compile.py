@@ -152,7 +152,7 @@ def test_another_shape_compiles_outside_of_a_recording(device, inductor):
         assert torch.equal(f(x), g(x) + 1)
 
 
-def test_a_function_first_called_inside_is_compiled_once_for_inside_and_once_for_outside(device):
+def test_a_function_first_called_inside_is_compiled_once_for_inside_and_outside(device):
     x = torch.randn(8, device=device)
     backend, graphs = counting()
     g = torch.compile(lambda x: x.sin() + x.cos(), backend=backend)
@@ -162,7 +162,7 @@ def test_a_function_first_called_inside_is_compiled_once_for_inside_and_once_for
         assert_replays(f)
     assert len(graphs) == 1
     g(x)
-    assert len(graphs) == 2
+    assert len(graphs) == 1
 
 
 def test_fullgraph_inside(device):
@@ -313,6 +313,7 @@ def compare_training(device, compiler, apply=lambda model, x: model(x)):
     twin = copy.deepcopy(model)
     torch.manual_seed(5)
     want, _ = train(twin, compiler(twin), device, lambda f: f, apply=apply)
+    torch.compiler.reset()  # the twins would share a compilation, and with it random states
     torch.manual_seed(5)
     got, step = train(model, compiler(model), device, cgt.jit, apply=apply)
     assert_equal(got, want)
@@ -354,8 +355,6 @@ def test_loss_of_a_compiled_function_is_detached(device, backend):
 @pytest.mark.parametrize("order", ["checkpoint of compiled", "compiled with checkpoint"])
 def test_checkpoint(device, order, reentrant):
     """Equal, and replayed or with a reason: recomputed dropout sets the generator's state back."""
-    if device.type == "cuda" and order == "compiled with checkpoint":
-        pytest.xfail("random states belong to a compilation, and Dynamo compiles twice (docs/design.md, 40)")
     compiler = functools.partial(torch.compile, backend="aot_eager")
 
     def apply(model, x):
