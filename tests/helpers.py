@@ -7,8 +7,10 @@
 import dataclasses
 import enum
 import inspect
+import threading
 
 import torch
+from hypothesis import HealthCheck, given, settings
 
 import cgt
 
@@ -198,3 +200,30 @@ def tells(*sentences):
         return test
 
     return mark
+
+
+def in_threads(n, work):
+    """Run work(k) in n threads that begin together; re-raise what one of them raised."""
+    barrier, errors = threading.Barrier(n), []
+
+    def body(k):
+        try:
+            barrier.wait(30)
+            work(k)
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=body, args=(k,), daemon=True) for k in range(n)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert not any(thread.is_alive() for thread in threads), "deadlock"
+    if errors:
+        raise errors[0]
+
+
+def try_programs(programs, check, most):
+    """check(program) for so many programs of a strategy, however long each takes."""
+    options = {"deadline": None, "suppress_health_check": list(HealthCheck), "database": None}
+    settings(max_examples=most, **options)(given(programs)(check))()

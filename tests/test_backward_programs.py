@@ -10,6 +10,7 @@ of ops. Memory that is handed out twice is off by more than a rounding.
 
 import cgt_core as core
 import torch
+from helpers import try_programs
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch.utils.checkpoint import checkpoint
@@ -225,13 +226,7 @@ def how_many(device):
 
 def test_random_programs_with_backwards_agree_with_eager_after_every_action(device):
     SEEN.pop(device.type, None)
-    checked = settings(
-        max_examples=how_many(device),
-        deadline=None,
-        suppress_health_check=list(HealthCheck),
-        database=None,
-    )(given(programs)(lambda program: check(program, device)))
-    checked()
+    try_programs(programs, lambda program: check(program, device), how_many(device))
     ran, calls, replays, backward_calls, backward_replays, ended = SEEN[device.type]
     assert round(ran) >= how_many(device) and ended < 0.05 * ran
     assert replays > 0.2 * calls and backward_replays > 0.1 * backward_calls

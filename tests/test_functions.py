@@ -7,12 +7,11 @@ import functools
 import gc
 import inspect
 import itertools
-import threading
 import weakref
 
 import pytest
 import torch
-from helpers import calls, counts, same, values
+from helpers import calls, counts, in_threads, same, values
 from torch import nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -432,27 +431,6 @@ def test_reset_of_an_unused_function_does_nothing(device):
 
 
 # --- threads ----------------------------------------------------------------------------------
-
-
-def in_threads(n, work):
-    """Run work(k) in n threads that begin together; re-raise what one of them raised."""
-    barrier, errors = threading.Barrier(n), []
-
-    def body(k):
-        try:
-            barrier.wait(30)
-            work(k)
-        except BaseException as error:
-            errors.append(error)
-
-    threads = [threading.Thread(target=body, args=(k,), daemon=True) for k in range(n)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    assert not any(thread.is_alive() for thread in threads), "deadlock"
-    if errors:
-        raise errors[0]
 
 
 @pytest.mark.parametrize("shared", [True, False], ids=["one input", "an input each"])

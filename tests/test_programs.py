@@ -11,6 +11,7 @@ the pool hands out twice would show.
 import cgt_core as core
 import pytest
 import torch
+from helpers import try_programs
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -166,13 +167,7 @@ def how_many(device):
 
 def test_random_programs_agree_with_eager_after_every_action(device):
     SEEN.pop(device.type, None)
-    checked = settings(
-        max_examples=how_many(device),
-        deadline=None,
-        suppress_health_check=list(HealthCheck),
-        database=None,
-    )(given(programs)(lambda program: check(program, device)))
-    checked()
+    try_programs(programs, lambda program: check(program, device), how_many(device))
     ran, calls, replays, eager = SEEN[device.type]
     assert round(ran) >= how_many(device)
     assert replays > 0.2 * calls and eager < 0.2 * calls

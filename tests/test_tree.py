@@ -3,12 +3,11 @@ holds keeps its value (design.md 2.4, 2.5)."""
 
 import contextlib
 import gc
-import threading
 import weakref
 
 import pytest
 import torch
-from helpers import counts, line_of, numbers, refill
+from helpers import counts, in_threads, line_of, numbers, refill
 
 # isort: split
 import cgt_core as core
@@ -633,25 +632,6 @@ def test_reset_in_the_middle_of_a_path_frees_what_was_recorded_behind(device, ho
 
 
 # --- threads, streams, devices ----------------------------------------------------------------
-
-
-def in_threads(n, work):
-    """Run work(k) in n threads; nothing may be raised in one of them."""
-    raised = []
-
-    def body(k):
-        try:
-            work(k)
-        except BaseException as error:
-            raised.append(error)
-
-    threads = [threading.Thread(target=body, args=(k,), daemon=True) for k in range(n)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    assert not any(thread.is_alive() for thread in threads), "deadlock"
-    assert not raised, raised
 
 
 @pytest.mark.parametrize("shared", [True, False], ids=["same functions", "a pair each"])
