@@ -115,7 +115,7 @@ def run(program, device, functions):
     held, kept, seen = [], [], []
 
     def zero(to_none=True):
-        for t in (*parameters.values(), *variables, *held):
+        for t in (*parameters.values(), *inputs, *variables, *held):
             if t.is_leaf and t.grad is not None:
                 t.grad = None if to_none else t.grad.zero_()
 
