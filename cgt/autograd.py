@@ -185,6 +185,15 @@ def watch_states(graph):
     )
 
 
+def own(grads, saved):
+    """Gradients that do not lie in memory of what a call saved. In eager autograd still holds such a tensor
+    and copies it for a .grad; here it is an alias that nobody else has."""
+    memory = {core.storage_id(t) for t in saved}
+    return tuple(
+        g.clone() if g is not None and core.storage_id(g) in memory else g for g in grads
+    )
+
+
 def backward_of(graph):
     """The function that runs a recorded graph: a byte per tensor that says whether it dies with the call
     (a recording looks at them, find_spent), gradients of its results (None: not needed), what a call saved;
@@ -202,7 +211,7 @@ def backward_of(graph):
                 if hides:
                     core.sinks_away(graph["sinks"], True)
                 core.sinks_backward(graph["sinks"], leaves[: graph["grads"]])
-                return core.sinks_take(graph["sinks"], graph["flows"])
+                return own(core.sinks_take(graph["sinks"], graph["flows"]), leaves[graph["grads"] :])
             finally:
                 if hides:
                     core.sinks_away(graph["sinks"], False)

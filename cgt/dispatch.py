@@ -18,7 +18,7 @@ import cgt_core as core
 import torch
 
 from . import autograd, describe, errors, options, places, pytree, record, trace
-from .private import SPLIT, outside_dynamo
+from .private import is_reader, outside_dynamo
 from .trace import CUDA, HOST
 
 NONE = -1
@@ -492,9 +492,9 @@ def prepare(state, function, spec, flat):
     found, unguarded, ran = look_around(state, function, flat) if graph is None else ([], [], None)
     if found is None:
         return errors.too_many_places()
-    early = next((p.path for p in found if p.want is SPLIT), None)
-    if early is not None:
-        return errors.early_bound(early)
+    for path, value in [*flat.objects, *((p.path, p.want) for p in found)]:
+        if is_reader(value):
+            return errors.early_bound(path)
     reached = reach_tensors(named_tensors(found) if graph is None else graph["reached"], flat)
     tensors = describe.all_tensors(flat, reached)
     path, parent = place_in_tree(state, flat, tensors)

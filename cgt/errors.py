@@ -249,8 +249,8 @@ def late_read():
 
 def early_bound(path):
     return (
-        f"{path} is torch.tensor_split itself, which reads indices where cgt does not see it. Call it as "
-        "torch.tensor_split."
+        f"{path} reads a tensor's memory and was looked up before cgt could watch it. Look it up where it "
+        "is called: x.tolist(), torch.tensor_split(x, ...)."
     )
 
 

@@ -8,6 +8,7 @@ import contextlib
 import functools
 import sys
 import threading
+import types
 import warnings
 
 import cgt_core as core
@@ -17,8 +18,8 @@ from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 
 __all__ = [
-    "SPLIT", "DispatchMode", "OpOverload", "capture_hidden", "clear_workspaces", "codes_watched",
-    "is_in_backward", "mode_is_active", "outside_dynamo", "reads_watched", "regions_watched",
+    "DispatchMode", "OpOverload", "capture_hidden", "clear_workspaces", "codes_watched",
+    "is_in_backward", "is_reader", "mode_is_active", "outside_dynamo", "reads_watched", "regions_watched",
     "self_check", "sequence_number", "states_watched", "was_freed",
 ]  # fmt: skip
 
@@ -135,8 +136,16 @@ def regions_watched(mode_type):
 # behind the dispatcher. (A function mode would see them, too; but Dynamo compiles once more for each
 # stack of function modes, and random states belong to a compilation.)
 READS = "numpy tolist data_ptr __array__ __repr__ untyped_storage __dlpack__ tensor_split".split()
-SPLIT = torch.tensor_split
 READERS = Watched((torch, "tensor_split"), *((torch.Tensor, name) for name in READS))
+PLAIN_READERS = [getattr(owner, name) for owner, name in READERS.targets]
+
+
+def is_reader(value):
+    """Is this one of them itself, or a tensor's, looked up before it could be watched?"""
+    bound = isinstance(value, (types.BuiltinMethodType, types.MethodType))
+    if bound and isinstance(value.__self__, torch.Tensor):
+        return value.__name__ in READS
+    return any(value is plain for plain in PLAIN_READERS)
 
 
 def reads_watched(is_mine, read):

@@ -20,6 +20,7 @@ import gc
 import os
 import struct
 import sys
+import threading
 import weakref
 from typing import NamedTuple
 
@@ -167,7 +168,7 @@ def run(seen, function, args, kwargs):
             watch_draw(seen, generator, after=True)
     mode, watched = OpWatch(seen), regions_watched(OpWatch)
     is_mine = functools.partial(mode_is_active, mode)
-    reads = reads_watched(is_mine, functools.partial(watch_read, seen))
+    reads = reads_watched(mode.covers, functools.partial(watch_read, seen))
     states = states_watched(
         is_mine, functools.partial(watch_get_state, seen), functools.partial(watch_set_state, seen)
     )
@@ -386,10 +387,20 @@ class OpWatch(DispatchMode):
     def __init__(self, seen):
         super().__init__()
         self.seen = seen
+        self.busy = set()  # threads that run an op, where the mode is off the stack
 
     @outside_dynamo
     def __torch_dispatch__(self, op, types, args=(), kwargs=None):
-        return watch_op(self.seen, op, args, kwargs or {})
+        thread = threading.get_ident()
+        self.busy.add(thread)
+        try:
+            return watch_op(self.seen, op, args, kwargs or {})
+        finally:
+            self.busy.discard(thread)
+
+    def covers(self):
+        """Does the calling thread run the function, or an op of it that is Python inside?"""
+        return threading.get_ident() in self.busy or mode_is_active(self)
 
     def watch_region(self, plain, region, inputs):
         return watch_region(self.seen, plain, region, inputs)

@@ -151,6 +151,51 @@ def test_gradients_are_ordinary_memory_of_their_own(device):
     assert cgt.stats(f).backward.replays >= 6
 
 
+class Returns(torch.autograd.Function):
+    """Its backward returns what it saved."""
+
+    @staticmethod
+    def forward(ctx, x, w):
+        ctx.save_for_backward(x)
+        return x + w
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad, ctx.saved_tensors[0]
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x, w, v: x + w,
+        lambda x, w, v: (x + w) + v,
+        lambda x, w, v: (x + w, x + v),
+        lambda x, w, v: (x + w) * 2 + v,
+        lambda x, w, v: Returns.apply(x, w) + v * 2,
+    ],
+    ids=["one", "two", "two results", "one of two", "saved"],
+)
+def test_gradients_that_pass_through_unchanged_share_no_memory(device, function):
+    """AccumulateGrad takes a tensor that nobody else holds: it must see that somebody does."""
+
+    def run(wrap):
+        w, v = (torch.ones(3, device=device, requires_grad=True) for _ in range(2))
+        x, given = torch.full((3,), 2.0, device=device), torch.full((3,), 5.0, device=device)
+        f, seen = wrap(function), []
+        for k in range(8):
+            if k % 3 == 0:
+                w.grad = v.grad = None
+            y = f(x, w, v)
+            torch.autograd.backward(y, [given] * 2 if isinstance(y, tuple) else given)
+            for p in (w, v):
+                if p.grad is not None:
+                    p.grad.add_(k)
+            seen += [None if t is None else t.clone() for t in (w.grad, v.grad, given, x)]
+        return f, seen
+
+    compare(run, device, 5, 4)
+
+
 def test_a_chain_of_jitted_functions(device):
     def run(wrap):
         first, second = net(0).to(device), nn.Linear(4, 3).to(device)

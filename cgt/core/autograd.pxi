@@ -65,6 +65,18 @@ cdef PyObject* backward_spent(int n, int path, int64_t step, PyObject** grads, i
     Py_INCREF(mask)
     return <PyObject*>mask
 
+cdef int backward_note(Table* t, Node* node, PyObject* result) except -1:
+    """Tell the autograd node that called which tensors of this replay's result are the table's own."""
+    cdef int32_t k, first
+    cdef Out* o
+    backward_replayed(result)
+    for k in range(node.n_given):
+        o = out_row(t, node.out_at + k)
+        first = o.ref if o.kind == AGAIN else k
+        o = out_row(t, node.out_at + first)
+        backward_cached(first if o.kind == FRESH or o.kind == SHARED else NONE)
+    return 0
+
 cdef void* backward_make(Table* t, id_t n, PyObject** leaves) except NULL:
     """The autograd node of a call of n: what is saved, where gradients flow."""
     cdef Node* node = node_row(t, n)

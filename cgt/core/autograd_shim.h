@@ -70,6 +70,10 @@ struct Sinks {
   std::vector<ag::Edge> roots;   // where the graph begins; until the cut
   std::vector<ag::Edge> heads;   // those to which a call's gradients come, in its order
   std::vector<NodePtr> graph;    // all of it; since the cut
+  // What a run was given, by the aliases that it got: a gradient that passes through unchanged is the very
+  // tensor, as in eager, and AccumulateGrad sees that others hold it. Weak: an alias dies with its last
+  // reader, and its address is not used again meanwhile. The tensors are borrowed until the run is over.
+  std::vector<std::pair<c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>, PyObject*>> given;
   uint64_t since = 0;            // sequence number of its first node, or a lower one
 };
 
@@ -269,20 +273,23 @@ struct NoGil {
   ~NoGil() { PyEval_RestoreThread(state); }
 };
 
-// Run the graph with the gradients of its heads (None: nobody computed it). The list is emptied: then nobody
-// else holds these tensors.
-static int sinks_run(PyObject* capsule, PyObject* grads) noexcept {
+// Run the graph with the gradients of its heads (None: nobody computed it), or rather with `aliases` of them.
+// That list is emptied: then nobody else holds its tensors.
+static int sinks_run(PyObject* capsule, PyObject* grads, PyObject* aliases) noexcept {
   HANDLE_TH_ERRORS
   const std::vector<ag::Edge>& heads = sinks_of(capsule)->heads;
+  auto& given = sinks_of(capsule)->given;
+  given.clear();
   auto* begin = new Begin();
   NodePtr root = node_ptr(begin);
   for (size_t k = 0; k < heads.size(); ++k) {
-    PyObject* grad = PyList_GET_ITEM(grads, k);
-    if (grad == Py_None) continue;
-    begin->grads.push_back(tensor_of(grad));
+    PyObject* alias = PyList_GET_ITEM(aliases, k);
+    if (alias == Py_None) continue;
+    begin->grads.push_back(tensor_of(alias));
     begin->add_next_edge(heads[k]);
+    given.emplace_back(tensor_of(alias).getIntrusivePtr(), PyTuple_GET_ITEM(grads, k));
   }
-  if (PyList_SetSlice(grads, 0, PyList_GET_SIZE(grads), nullptr) != 0) return -1;
+  if (PyList_SetSlice(aliases, 0, PyList_GET_SIZE(aliases), nullptr) != 0) return -1;
   // The engine wants an input, and runs the node on that one's stream: one without memory.
   const at::Tensor& like = begin->grads.at(0);
   at::Tensor nothing = at::detail::make_tensor<c10::TensorImpl>(
@@ -302,6 +309,8 @@ static PyObject* sink_take(PyObject* capsule, int k) noexcept {
   at::Tensor got = std::move(sink->got);
   sink->got = at::Tensor();
   if (!got.defined()) Py_RETURN_NONE;
+  for (const auto& [alias, grad] : sinks_of(capsule)->given)
+    if (alias._unsafe_get_target() == got.unsafeGetTensorImpl()) return Py_NewRef(grad);
   return THPVariable_Wrap(got);
 }
 
@@ -335,19 +344,41 @@ struct Backward : ag::Node {
 static thread_local int backward_depth = 0;
 static inline int in_backward() noexcept { return backward_depth; }
 
-// What the last replay of a backward in this thread returned: the table's own tensors.
-static thread_local PyObject* replayed = nullptr;
-static inline void backward_replayed(PyObject* result) noexcept { replayed = result; }
+// What the last replay of a backward in this thread returned. Per tensor in it: the first one that is the
+// same tensor of the table's (often itself), or -1: a tensor of the call's.
+struct Replayed {
+  PyObject* result = nullptr;
+  std::vector<int> cached;
+};
+static thread_local Replayed replayed;
+static inline void backward_replayed(PyObject* result) noexcept {
+  replayed.result = result;
+  replayed.cached.clear();
+}
+static inline void backward_cached(int first) { replayed.cached.push_back(first); }
 
-// Gradient k of such a result as a tensor that nobody else holds and Python does not know, so that it can
-// become a .grad without a copy; the one that it was before if the tensor comes twice.
-static at::Tensor uncached(PyObject* result, const ag::variable_list& flows, size_t k) {
-  PyObject* grad = PyTuple_GET_ITEM(result, k);
-  if (Py_REFCNT(grad) > 2)          // the table's, and the tuple's
-    for (size_t j = 0; j < k; ++j)
-      if (PyTuple_GET_ITEM(result, j) == grad) return flows[j];
-  const c10::TensorImpl* impl = impl_of(grad);
-  return at::Tensor(impl->shallow_copy_and_detach(impl->version_counter(), true));
+// The gradients in a jitted backward's result. One that is the table's becomes a tensor that nobody else
+// holds and Python does not know, so that it can become a .grad without a copy.
+static ag::variable_list gradients_of(PyObject* result) {
+  ag::variable_list flows(PyTuple_GET_SIZE(result));
+  std::vector<size_t> where;        // of each tensor in the result
+  for (size_t k = 0; k < flows.size(); ++k) {
+    PyObject* grad = PyTuple_GET_ITEM(result, k);
+    if (grad == Py_None) continue;
+    int n = static_cast<int>(where.size());
+    int first = result == replayed.result ? replayed.cached.at(n) : -1;
+    where.push_back(k);
+    if (first < 0) {
+      flows[k] = tensor_of(grad);
+    } else if (first < n) {
+      flows[k] = flows[where[first]];
+    } else {
+      const c10::TensorImpl* impl = impl_of(grad);
+      flows[k] = at::Tensor(impl->shallow_copy_and_detach(impl->version_counter(), true));
+    }
+  }
+  replayed.result = nullptr;
+  return flows;
 }
 
 static uint32_t version_of(const at::Tensor& t) {
@@ -418,18 +449,13 @@ ag::variable_list Backward::apply(ag::variable_list&& grads) {
   for (Py_ssize_t k = 0; k < n; ++k)
     PyTuple_SET_ITEM(args, 1 + m + k, Py_NewRef(PyTuple_GET_ITEM(saved, k)));
   ++backward_depth;
-  replayed = nullptr;
+  replayed.result = nullptr;
   PyObject* result = PyErr_Occurred() ? nullptr : PyObject_Call(site, args, kwargs);
   --backward_depth;
   Py_DECREF(args);
   Py_XDECREF(kwargs);
   if (!result) throw_python(nullptr);
-  bool cached = result == replayed;
-  replayed = nullptr;
-  ag::variable_list flows(PyTuple_GET_SIZE(result));
-  for (size_t k = 0; k < flows.size(); ++k)
-    if (PyTuple_GET_ITEM(result, k) != Py_None) flows[k] = cached ? uncached(result, flows, k)
-                                                                  : tensor_of(PyTuple_GET_ITEM(result, k));
+  ag::variable_list flows = gradients_of(result);
   Py_DECREF(result);
   return flows;
 }

@@ -264,7 +264,7 @@ cdef object replay(Table* t, id_t n, PyObject** leaves, bint launch, bint bump):
                 fn_row(t, node_row(t, n).fn).outputs == RESCUE: outs_part(t, n)
         if node_row(t, n).effects: effects(t, n, leaves, bump)
         if backward is not NULL: backward_arm(backward)
-        if fn_row(t, node_row(t, n).fn).backward: backward_replayed(<PyObject*>result)
+        if fn_row(t, node_row(t, n).fn).backward: backward_note(t, node_row(t, n), <PyObject*>result)
     finally:
         if backward is not NULL: backward_drop(backward)
     return result

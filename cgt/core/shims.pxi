@@ -87,7 +87,7 @@ cdef extern from "autograd_shim.h" namespace "cgt":
     int sinks_open(PyObject* capsule, PyObject* tensors, PyObject* results) noexcept
     PyObject* sinks_find(PyObject* capsule, uint64_t since) noexcept
     int sinks_heads(PyObject* capsule, PyObject* results) noexcept
-    int sinks_run(PyObject* capsule, PyObject* grads) noexcept
+    int sinks_run(PyObject* capsule, PyObject* grads, PyObject* aliases) noexcept
     int sinks_forget(PyObject* capsule, PyObject* saved) noexcept
     int sinks_join(PyObject* capsule, int k, PyObject* t) noexcept
     void sinks_cut(PyObject* capsule) noexcept
@@ -99,6 +99,7 @@ cdef extern from "autograd_shim.h" namespace "cgt":
                        int64_t step, released_fn released, spent_fn spent) noexcept
     int backward_give(void* owner, PyObject* t) noexcept
     void backward_replayed(PyObject* result) noexcept
+    void backward_cached(int first) except +
     void backward_arm(void* owner) noexcept
     void backward_drop(void* owner) noexcept
 

@@ -434,7 +434,7 @@ def sinks_backward(object handle, tuple grads):
     """Run the graph with gradients of its results (None: not needed). It is given aliases, so that whoever
     holds the memory of a gradient can be counted."""
     aliases = [g if g is None else view_like(g, g, 0) for g in grads]
-    if sinks_run(<PyObject*>handle, <PyObject*>aliases) != 0: raise_pending()
+    if sinks_run(<PyObject*>handle, <PyObject*>grads, <PyObject*>aliases) != 0: raise_pending()
 
 
 def sinks_drop(object handle, object saved):
