@@ -65,7 +65,12 @@ def custom(p, x, y):
     return Both.apply(x.tanh(), y).sin()
 
 
-FUNCTIONS = (scaled, curved, pair, dropped, stacked, detached, again, custom)
+def added(p, x, y):
+    """Gradients pass through unchanged, to several tensors."""
+    return x + p["w"] + p["b"], y + p["w"]
+
+
+FUNCTIONS = (scaled, curved, pair, dropped, stacked, detached, again, custom, added)
 
 index, which = st.integers(0, VARIABLES - 1), st.integers(0, 3)
 calls = st.tuples(st.just("call"), which, index, index, index)
@@ -74,6 +79,8 @@ action = st.one_of(
     calls,
     backwards,
     st.tuples(st.just("grad"), index, st.booleans()),
+    st.tuples(st.just("given"), index, st.booleans()),
+    st.tuples(st.just("change gradient"), st.sampled_from(["w", "b"])),
     st.tuples(st.just("hold"), index, st.sampled_from(["name", "view", "alias"])),
     st.tuples(st.just("backward held"), st.integers(0, 7), st.booleans()),
     st.tuples(st.just("drop"), st.integers(0, 7)),
@@ -111,7 +118,7 @@ def run(program, device, functions):
     torch.manual_seed(7)
     parameters = {"w": numbers(device, 3, True), "b": numbers(device, 5, True)}
     inputs = [numbers(device, k, k == 0) for k in range(VARIABLES)]
-    variables = list(inputs)
+    variables, given = list(inputs), numbers(device, 9)
     held, kept, seen = [], [], []
 
     def zero(to_none=True):
@@ -127,6 +134,8 @@ def run(program, device, functions):
                 wanted = list(parameters.values())
                 grads = torch.autograd.grad(t.sum(), wanted, retain_graph=retain, allow_unused=True)
                 kept[:] = [g for g in grads if g is not None]
+            elif how == "given":
+                t.backward(given, retain_graph=retain)
             else:
                 t.square().sum().backward(retain_graph=retain)
         except RuntimeError as error:
@@ -141,7 +150,7 @@ def run(program, device, functions):
             made = [made] if isinstance(made, torch.Tensor) else list(made)
             held.extend(made[: program["keep"]])
             variables[to] = made[-1]
-        elif what in ("backward", "grad"):
+        elif what in ("backward", "grad", "given"):
             differentiate(variables[rest[0]], rest[1], what)
         elif what == "backward held" and held:
             differentiate(held[rest[0] % len(held)], rest[1], what)
@@ -164,12 +173,14 @@ def run(program, device, functions):
         elif what == "descend" and parameters[rest[0]].grad is not None:
             with torch.no_grad():
                 parameters[rest[0]].sub_(parameters[rest[0]].grad.tanh(), alpha=0.1)
+        elif what == "change gradient" and parameters[rest[0]].grad is not None:
+            parameters[rest[0]].grad.mul_(0.5)
         elif what == "keep gradient" and parameters[rest[0]].grad is not None:
             kept.append(parameters[rest[0]].grad)
         elif what == "reset" and functions[0] is not program["functions"][0]:
             cgt.reset(functions[rest[0] % len(functions)])
         del held[:-6], kept[:-4]
-        everything = (*variables, *held, *kept)
+        everything = (*variables, *held, *kept, given)
         grads = [t.grad for t in (*parameters.values(), *variables) if t.is_leaf]
         seen.append([None if t is None else t.detach().clone() for t in (*everything, *grads)])
 
