@@ -666,6 +666,8 @@ def abandon(state, spec, flat, rec, seen, result, reason, lost):
             if t is not None and t.is_cuda and core.storage_id(t) in seen["made"]
         }
         core.run_once(list(alive.values()))
+        graphs = [t for t in tensors if t is not None and t.grad_fn is not None]
+        core.graphs_here(graphs, record.stream_of(torch.cuda.current_device()).stream_id)
         trace.fill_tokens(seen, rec["captured"], core.recorded_words())
     core.abort()
     passing = lost or "again" in seen or ("escaped" in seen and state["escapes"] <= options.ESCAPE_TRIES)

@@ -231,26 +231,55 @@ static int sinks_forget(PyObject* capsule, PyObject* saved) noexcept {
   }
 }
 
-// The engine runs a node on the stream that was current when the node learnt of its inputs: for the graph
-// let that be today's, since the stream that recorded it may be capturing for another thread.
+// The engine runs a node on the stream that was current when the node learnt of its inputs: let that be
+// today's.
+static void stamp(const NodePtr& node) {
+  std::vector<ag::InputMetadata> inputs;
+  for (uint32_t k = 0; k < node->num_inputs(); ++k) {
+    inputs.push_back(node->input_metadata(k));
+    if (inputs.back().is_nested_tensor()) return;
+  }
+  node->clear_input_metadata();
+  for (const ag::InputMetadata& m : inputs) {
+    if (m.was_default_constructed()) {
+      node->add_input_metadata(ag::Node::undefined_input());
+    } else {
+      node->add_input_metadata(m.options(), m.shape_as_dim_vector(), m.is_tensor_subclass(), false,
+                               m.grad_dtype());
+    }
+  }
+}
+
+// All of a recorded graph: the stream that recorded it may be capturing for another thread.
 static int sinks_stamp(PyObject* capsule) noexcept {
   try {
     Sinks* sinks = sinks_of(capsule);
-    std::vector<NodePtr> all(sinks->graph);
+    for (const NodePtr& node : sinks->graph) stamp(node);
     for (const NodePtr& sink : sinks->nodes)
-      if (sink) all.push_back(sink);
-    for (const NodePtr& node : all) {
-      std::vector<ag::InputMetadata> inputs;
-      bool known = true;
-      for (uint32_t k = 0; k < node->num_inputs(); ++k) {
-        inputs.push_back(node->input_metadata(k));
-        known &= !inputs.back().was_default_constructed() && !inputs.back().is_nested_tensor();
-      }
-      if (!known) continue;
-      node->clear_input_metadata();
-      for (const ag::InputMetadata& m : inputs)
-        node->add_input_metadata(m.options(), m.shape_as_dim_vector(), m.is_tensor_subclass(), false,
-                                 m.grad_dtype());
+      if (sink) stamp(sink);
+    return 0;
+  } catch (const std::exception& e) {
+    PyErr_SetString(PyExc_RuntimeError, e.what());
+    return -1;
+  }
+}
+
+// What is left on stream `from` of the graphs behind these tensors, results of a recording that will not be
+// kept: the user's accumulators are not there.
+static int graphs_stamp(PyObject* tensors, int64_t from) noexcept {
+  try {
+    std::unordered_set<ag::Node*> seen;
+    std::vector<NodePtr> todo;
+    for (Py_ssize_t k = 0; k < PyList_GET_SIZE(tensors); ++k)
+      todo.push_back(ag::impl::gradient_edge(tensor_of(PyList_GET_ITEM(tensors, k))).function);
+    while (!todo.empty()) {
+      NodePtr node = todo.back();
+      todo.pop_back();
+      if (!node || !seen.insert(node.get()).second) continue;
+      auto stream = node->stream();
+      if (stream && stream->id() != from) continue;
+      if (stream) stamp(node);
+      for (const ag::Edge& edge : node->next_edges()) todo.push_back(edge.function);
     }
     return 0;
   } catch (const std::exception& e) {

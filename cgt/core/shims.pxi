@@ -93,6 +93,7 @@ cdef extern from "autograd_shim.h" namespace "cgt":
     void sinks_cut(PyObject* capsule) noexcept
     void sinks_part(PyObject* capsule, int away) noexcept
     int sinks_stamp(PyObject* capsule) noexcept
+    int graphs_stamp(PyObject* tensors, int64_t stream) noexcept
     PyObject* sink_take(PyObject* capsule, int k) noexcept
     int in_backward() noexcept
     void* backward_new(PyObject* site, PyObject* saved, PyObject** flows, int n, int forward, int path,

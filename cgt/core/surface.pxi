@@ -457,6 +457,11 @@ def sinks_here(object handle):
     if sinks_stamp(<PyObject*>handle) != 0: raise_pending()
 
 
+def graphs_here(list tensors, int64_t stream):
+    """Have what was left on a stream (by its id) of the graphs behind these tensors run on the current one."""
+    if graphs_stamp(<PyObject*>tensors, stream) != 0: raise_pending()
+
+
 def sinks_away(object handle, bint away):
     """Hide the accumulators of the graph's leaves from what is recomputed in it, or show them again."""
     sinks_part(<PyObject*>handle, away)
