@@ -210,7 +210,7 @@ cdef struct Place:              # a value that the function can read without its
 cdef struct Path:               # one per device: row 0 the host, row 1+i cuda:i
     int32_t driver              # DriverKind
     int32_t device              # -1 for the host
-    void* lock                  # PyThread_type_lock
+    void* lock                  # std::mutex
     unsigned long owner         # thread that holds it, or 0
     unsigned long thread        # the first thread that called on this device
     int32_t shared              # another one did, too

@@ -126,7 +126,7 @@ def make_extension():
         # Other people's headers come with -isystem, so that the warnings that remain are about our own lines.
         extra_compile_args=[
             "-std=c++20",
-            *(["-O1", "-g"] if DEBUG else ["-O2", "-g0"]),
+            *(["-O1", "-g"] if DEBUG else ["-O2", "-g0", "-fno-plt"]),
             "-fvisibility=hidden",
             *(f"-isystem{path}" for path in [*include_paths(), str(cuda_include)]),
         ],

@@ -17,7 +17,8 @@ cdef inline int plain_same(PyObject* a, PyObject* b) except -1:
         x = PyComplex_ImagAsDouble(a)
         y = PyComplex_ImagAsDouble(b)
         return memcmp(&x, &y, sizeof(double)) == 0
-    if Py_TYPE_(a) == INT_TYPE or Py_TYPE_(a) == STR_TYPE: return PyObject_RichCompareBoolX(a, b, Py_EQ)
+    if Py_TYPE_(a) == INT_TYPE or Py_TYPE_(a) == STR_TYPE or Py_TYPE_(a) == BYTES_TYPE:
+        return PyObject_RichCompareBoolX(a, b, Py_EQ)
     return SAME_VALUE[0](<object>a, <object>b)      # ranges, slices, tuples, numpy scalars, enums ...
 
 cdef struct Walk:

@@ -5,7 +5,7 @@
 
 cdef int path_lock(Path* p) noexcept:
     """1: taken at once. 0: waited without the GIL, so the table may have changed: not taken."""
-    if PyThread_acquire_lock(<PyThread_type_lock>p.lock, 0):
+    if (<mutex*>p.lock).try_lock():
         p.owner = PyThread_get_thread_ident()
         if in_backward(): return 1          # in autograd's thread, for a caller that waits
         if p.thread == 0: p.thread = p.owner
@@ -13,15 +13,15 @@ cdef int path_lock(Path* p) noexcept:
         return 1
     return 0
 
-cdef void path_wait(PyThread_type_lock lock) noexcept:
+cdef void path_wait(void* lock) noexcept:
     # The GIL is the outermost lock: never wait for this one while holding it.
     with nogil:
-        PyThread_acquire_lock(lock, 1)
-        PyThread_release_lock(lock)
+        (<mutex*>lock).lock()
+        (<mutex*>lock).unlock()
 
 cdef void path_unlock(Path* p) noexcept:
     p.owner = 0
-    PyThread_release_lock(<PyThread_type_lock>p.lock)
+    (<mutex*>p.lock).unlock()
 
 cdef int stream_order(Path* p, Driver* d, void* stream) except -1:
     """Calls on a device are ordered, whatever stream they come on: they share one pool."""

@@ -295,7 +295,7 @@ cdef object call(Table* t, id_t f, PyObject* args, PyObject* kwargs, object on_m
                 if cuda_capturing(cuda_current_stream(p.device)): break
             if p.owner == PyThread_get_thread_ident(): break   # a finalizer called us mid-call
             if not path_lock(p):
-                path_wait(<PyThread_type_lock>p.lock)
+                path_wait(p.lock)
                 continue
             try:
                 while True:

@@ -164,6 +164,7 @@ cdef extern from "Python.h":
     PyObject* COMPLEX_TYPE "(PyObject*)&PyComplex_Type"
     PyObject* INT_TYPE "(PyObject*)&PyLong_Type"
     PyObject* STR_TYPE "(PyObject*)&PyUnicode_Type"
+    PyObject* BYTES_TYPE "(PyObject*)&PyBytes_Type"
     PyObject* BOOL_TYPE "(PyObject*)&PyBool_Type"
     PyObject* TUPLE_TYPE "(PyObject*)&PyTuple_Type"
     PyObject* LIST_TYPE "(PyObject*)&PyList_Type"
@@ -171,9 +172,10 @@ cdef extern from "Python.h":
     double PyFloat_AS_DOUBLE(PyObject* o)
     double PyComplex_RealAsDouble(PyObject* o)
     double PyComplex_ImagAsDouble(PyObject* o)
-    ctypedef void* PyThread_type_lock
-    PyThread_type_lock PyThread_allocate_lock()
-    void PyThread_free_lock(PyThread_type_lock lock)
-    int PyThread_acquire_lock(PyThread_type_lock lock, int wait) nogil
-    void PyThread_release_lock(PyThread_type_lock lock) nogil
     unsigned long PyThread_get_thread_ident() nogil
+
+cdef extern from "<mutex>" namespace "std" nogil:
+    cppclass mutex:
+        bint try_lock()
+        void lock()
+        void unlock()

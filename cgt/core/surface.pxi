@@ -477,7 +477,7 @@ def paths_lock():
     cdef id_t k
     for k in range(TABLE.paths.n):
         while not path_lock(path_row(&TABLE, k)):
-            path_wait(<PyThread_type_lock>path_row(&TABLE, k).lock)
+            path_wait(path_row(&TABLE, k).lock)
 
 
 def alone():
@@ -526,7 +526,7 @@ def forget():
             node_row(&TABLE, n).graph = node_row(&TABLE, n).exec = NULL
             node_row(&TABLE, n).pool = node_row(&TABLE, n).state = NULL
     for k in range(TABLE.paths.n):
-        path_row(&TABLE, k).lock = <void*>PyThread_allocate_lock()
+        path_row(&TABLE, k).lock = <void*>new mutex()
         path_row(&TABLE, k).owner = 0
         path_row(&TABLE, k).event = NULL
 

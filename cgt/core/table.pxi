@@ -92,8 +92,7 @@ cdef id_t path_of(Table* t, int device) except -1:
         p.device = t.paths.n - 2
         p.driver = HOST if p.device < 0 else CUDA
         p.current = p.stale = NONE
-        p.lock = <void*>PyThread_allocate_lock()
-        if p.lock is NULL: raise MemoryError()
+        p.lock = <void*>new mutex()
     return device + 1
 
 cdef id_t row_take(Table* t, Column* c) except -1:

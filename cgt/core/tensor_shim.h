@@ -18,6 +18,7 @@
 #include <c10/core/TensorImpl.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/core/impl/TorchDispatchModeTLS.h>
+#include <torch/csrc/autograd/variable.h>
 
 #include <cstdint>
 #include <cstring>
@@ -47,8 +48,7 @@ static inline c10::TensorImpl* impl_of(PyObject* t) {
 }
 
 static inline c10::StorageImpl* storage_of(PyObject* t) {
-  c10::TensorImpl* i = impl_of(t);
-  return i->has_storage() ? i->unsafe_storage().unsafeGetStorageImpl() : nullptr;
+  return impl_of(t)->unsafe_storage().unsafeGetStorageImpl();
 }
 
 // The address of the storage, without the checks that make a poisoned storage throw.
@@ -57,9 +57,24 @@ static inline char* storage_base(c10::StorageImpl* s) {
 }
 
 static inline char* data_of(c10::TensorImpl* i) {
-  if (!i->has_storage()) return nullptr;
   char* base = storage_base(i->unsafe_storage().unsafeGetStorageImpl());
   return base ? base + i->storage_offset() * i->dtype().itemsize() : nullptr;
+}
+
+// TensorImpl::autograd_meta_, by the rule that an explicit instantiation may name a private member: a guard
+// asks each tensor, and libtorch's requires_grad() is three calls. NULL: nothing for autograd to know.
+template <auto Member>
+struct ReachMeta {
+  friend torch::autograd::AutogradMeta* autograd_meta_of(c10::TensorImpl* i) {
+    return static_cast<torch::autograd::AutogradMeta*>((i->*Member).get());
+  }
+};
+torch::autograd::AutogradMeta* autograd_meta_of(c10::TensorImpl* i);
+template struct ReachMeta<&c10::TensorImpl::autograd_meta_>;
+
+static C10_ALWAYS_INLINE bool requires_grad(c10::TensorImpl* i) {
+  const torch::autograd::AutogradMeta* m = autograd_meta_of(i);
+  return m && (m->requires_grad_ || m->grad_fn_);
 }
 
 // --- what a slot's guard compares ------------------------------------------------------------
@@ -75,7 +90,7 @@ static inline int tensor_is_cuda(PyObject* t) { return impl_of(t)->is_cuda(); }
 static inline int tensor_ndim(PyObject* t) { return static_cast<int>(impl_of(t)->dim()); }
 static inline int64_t tensor_itemsize(PyObject* t) { return impl_of(t)->dtype().itemsize(); }
 static inline int64_t tensor_numel(PyObject* t) { return impl_of(t)->numel(); }
-static inline int tensor_requires_grad(PyObject* t) { return impl_of(t)->requires_grad(); }
+static inline int tensor_requires_grad(PyObject* t) { return requires_grad(impl_of(t)); }
 static inline void* tensor_ptr(PyObject* t) { return data_of(impl_of(t)); }
 static inline void* tensor_storage(PyObject* t) { return storage_of(t); }
 static inline void* tensor_impl(PyObject* t) { return impl_of(t); }
@@ -97,7 +112,7 @@ static inline void tensor_dims(PyObject* t, int64_t* dims) {
 // Same dtype, device, dispatch keys (layout, conj, inference, wrappers), sizes, strides and
 // requires_grad? The hot half of a guard: no Python, no allocation.
 static C10_ALWAYS_INLINE int tensor_same(PyObject* t, uint64_t keys, int dtype, int device,
-                                         int requires_grad, int ndim,
+                                         int wants_grad, int ndim,
                                          const int64_t* dims) noexcept {
   c10::TensorImpl* i = impl_of(t);
   if (i->key_set().raw_repr() != keys) return 0;
@@ -105,7 +120,7 @@ static C10_ALWAYS_INLINE int tensor_same(PyObject* t, uint64_t keys, int dtype, 
   if (static_cast<int>(sizes.size()) != ndim) return 0;
   if (static_cast<int>(i->dtype().toScalarType()) != dtype) return 0;
   if (static_cast<int>(i->device().index()) != device) return 0;
-  if (static_cast<int>(i->requires_grad()) != requires_grad) return 0;
+  if (static_cast<int>(requires_grad(i)) != wants_grad) return 0;
   const int64_t* strides = i->strides().data();
   for (int d = 0; d < ndim; ++d)
     if (sizes[d] != dims[d] || strides[d] != dims[ndim + d]) return 0;
@@ -143,21 +158,16 @@ static inline void tensor_bump(PyObject* t, int times) {
 
 // The identity of t.grad (its TensorImpl), or NULL. Borrowed.
 static inline void* tensor_grad(PyObject* t) {
-  c10::AutogradMetaInterface* m = impl_of(t)->autograd_meta();
-  if (!m) return nullptr;
-  const at::TensorBase& g = reinterpret_cast<const at::TensorBase&>(m->grad());
-  return g.defined() ? g.unsafeGetTensorImpl() : nullptr;
+  const torch::autograd::AutogradMeta* m = autograd_meta_of(impl_of(t));
+  return m && m->grad_.defined() ? m->grad_.unsafeGetTensorImpl() : nullptr;
 }
 
 // t.grad as something that the functions of this file take for a Python tensor, or NULL: they read
 // only `cdata`, and t's autograd metadata holds a TensorBase to read. Borrowed; without a Python head.
 static inline PyObject* tensor_grad_tensor(PyObject* t) {
-  c10::AutogradMetaInterface* m = impl_of(t)->autograd_meta();
-  if (!m) return nullptr;
-  const at::TensorBase& g = reinterpret_cast<const at::TensorBase&>(m->grad());
-  if (!g.defined()) return nullptr;
-  return reinterpret_cast<PyObject*>(reinterpret_cast<char*>(const_cast<at::TensorBase*>(&g)) -
-                                     offsetof(PyTensor, cdata));
+  torch::autograd::AutogradMeta* m = autograd_meta_of(impl_of(t));
+  if (!m || !m->grad_.defined()) return nullptr;
+  return reinterpret_cast<PyObject*>(reinterpret_cast<char*>(&m->grad_) - offsetof(PyTensor, cdata));
 }
 
 // t.grad = g; g NULL means None. t's autograd metadata exists, since it had a gradient recorded.
@@ -287,7 +297,7 @@ static inline int64_t storage_uses(PyObject* o) noexcept {
 // requires_grad, hooks), Python attributes, version. Unheld outputs only.
 static inline void out_reset(PyObject* o) {
   c10::TensorImpl* i = impl_of(o);
-  if (C10_UNLIKELY(i->autograd_meta() != nullptr)) i->set_autograd_meta(nullptr);
+  if (C10_UNLIKELY(autograd_meta_of(i) != nullptr)) i->set_autograd_meta(nullptr);
   PyTensor* p = reinterpret_cast<PyTensor*>(o);
   if (C10_UNLIKELY(p->backward_hooks != nullptr)) Py_CLEAR(p->backward_hooks);
   if (C10_UNLIKELY(p->post_accumulate_grad_hooks != nullptr)) Py_CLEAR(p->post_accumulate_grad_hooks);
