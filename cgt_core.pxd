@@ -52,6 +52,7 @@ cdef enum:                  # Binding: slots.binding, decided by dispatch.py whe
     PINNED                  # the graph reads this address: the pointer must be the same
     COPIED                  # the graph copies from today's address first: same alignment class
     VALUE                   # a CPU number baked into kernels: the bytes must be the same
+    TWIN                    # the same tensor as a copied slot: both must be at one address
 
 cdef enum:                  # OutKind: outs.kind
     FRESH                   # memory of the recording
@@ -147,7 +148,7 @@ cdef struct Slot:               # what a guard reads comes first: one cache line
     int32_t align               # data pointer modulo align_of (guard.pxi)
     int32_t written             # the function writes it
     int32_t bumps               # by how much a replay moves its _version
-    id_t copy                   # index into the node's copies, or NONE
+    id_t copy                   # COPIED: index into the node's copies; TWIN: the copied slot; or NONE
     char value[16]              # VALUE only: itemsize bytes
 
 cdef struct Out:

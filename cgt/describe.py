@@ -14,7 +14,7 @@ from . import errors, places, pytree, trace
 from .trace import CUDA
 
 NONE = -1
-UNUSED, PINNED, COPIED, VALUE = range(4)  # Binding in cgt_core.pxd
+UNUSED, PINNED, COPIED, VALUE, TWIN = range(5)  # Binding in cgt_core.pxd
 FRESH, SHARED, VIEW, INPUT, AGAIN = range(5)  # OutKind
 DEFAULT_GENERATORS = (torch.default_generator, *torch.cuda.default_generators)
 CODE = (type, types.ModuleType, types.FunctionType, types.MethodType, types.CodeType, torch.Tensor)
@@ -87,6 +87,7 @@ def describe_slots(rec, seen):
     """One row per argument leaf, then one per reached tensor that the run touched."""
     flat, reached = rec["flat"], rec["reached"]
     slots, paths, bumped = [], [], set()
+    copied = {id(flat.tensors[k]): k for k in rec["copies"]}
     for k, t in enumerate(all_tensors(flat, reached)):
         is_leaf = k < len(flat.tensors)
         sid = core.storage_id(t)
@@ -100,11 +101,11 @@ def describe_slots(rec, seen):
             binding = UNUSED
         elif rec["driver"] == CUDA and not t.is_cuda:
             binding = VALUE
-        elif k in rec["copies"] and id(t) not in seen["mirrored"]:
-            binding = COPIED
+        elif id(t) in copied and id(t) not in seen["mirrored"]:
+            binding = COPIED if k == copied[id(t)] else TWIN
         else:
             binding = PINNED
-        copy = rec["copies"][k] if binding == COPIED else NONE
+        copy = {COPIED: rec["copies"].get(k), TWIN: copied.get(id(t))}.get(binding, NONE)
         path, owner = flat.paths[k] if is_leaf else None, NONE
         if not is_leaf:
             path, _, owner = reached[k - len(flat.tensors)]

@@ -613,17 +613,19 @@ def reach_generators(found, flat):
 
 def choose_copied(state, flat, reached, driver, parent, moved):
     """Leaves (by index) that the graph copies from wherever they are. The rest is pinned, above all
-    results of the path, whose memory stays where it is; unless they moved at this very place."""
+    results of the path, whose memory stays where it is; unless they moved at this very place. A tensor that
+    is several arguments is copied once."""
     how = state["opts"]["inputs"]
     if how == "pinned":
         return []
     ranges = [
-        (core.storage_id(t), core.address(t), core.address(t) + trace.span(t))
+        (t, core.storage_id(t), core.address(t), core.address(t) + trace.span(t))
         for t in describe.all_tensors(flat, reached)
     ]
+    written = {id(t) for path, t in zip(flat.paths, flat.tensors, strict=True) if path in state["written"]}
     chosen = []
     for k, (path, t) in enumerate(zip(flat.paths, flat.tensors, strict=True)):
-        if path in state["written"] or type(t) is not torch.Tensor or t.layout != torch.strided:
+        if id(t) in written or type(t) is not torch.Tensor or t.layout != torch.strided:
             continue
         if t.is_cuda != (driver == CUDA):
             continue
@@ -635,10 +637,11 @@ def choose_copied(state, flat, reached, driver, parent, moved):
             before = state["pointers"].get(path)
             if before is None or before == core.address(t):
                 continue
-        sid, lo, hi = ranges[k]
-        if any(j != k and r[0] == sid and r[1] < hi and lo < r[2] for j, r in enumerate(ranges)):
+        _, sid, lo, hi = ranges[k]
+        if any(x is not t and s == sid and a < hi and lo < b for x, s, a, b in ranges):
             continue  # shares bytes with another tensor: a copy would part them
-        chosen.append(k)
+        if not any(flat.tensors[j] is t for j in chosen):
+            chosen.append(k)
     return chosen
 
 

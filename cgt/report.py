@@ -113,12 +113,12 @@ def explain_node(state, node):
         f"  recording on {device_name(path)}: {describe_node(facts)}",
         "    made in ms: " + ", ".join(f"{phase} {1e3 * t:.2f}" for phase, t in seconds),
     ]
-    names = ("unused", "pinned", "copied", "by value")
-    for binding in (1, 2, 3):
+    # Binding in cgt_core.pxd: a twin (4) is read from the copy of the slot that it equals
+    for name, bindings in (("pinned", (1,)), ("copied", (2, 4)), ("by value", (3,))):
         paths = [
             p + (" (written)" if s[2] else "")
             for p, s in zip(kept["slot_paths"], slots, strict=True)
-            if s[1] == binding
+            if s[1] in bindings
         ]
         if paths:
             shown = ", ".join(paths[: options.EXPLAIN_ITEMS])
@@ -127,8 +127,8 @@ def explain_node(state, node):
                 if len(paths) > options.EXPLAIN_ITEMS
                 else ""
             )
-            extra = f" ({size(copied)} per call)" if binding == 2 else ""
-            lines.append(f"    {names[binding]}: {shown}{more}{extra}")
+            extra = f" ({size(copied)} per call)" if name == "copied" else ""
+            lines.append(f"    {name}: {shown}{more}{extra}")
     if kept["loose"]:
         lines.append(
             f"    not guarded: {len(kept['loose'])} tensors reached in a way cgt cannot follow"

@@ -370,6 +370,26 @@ def test_double_backward_inside(device):
     assert same(want, got)
 
 
+def test_gradients_of_two_results_that_are_one_moving_tensor_are_copied_once(device):
+    """`a + b` hands one tensor to both."""
+
+    def run(wrap):
+        w = nn.Parameter(torch.randn(6, 6, device=device))
+        f = wrap(lambda x: (x * w, x + w))
+        kept, seen = [], []
+        for x in data(device, 24, rows=6):
+            a, b = f(x)
+            kept.append(torch.randn_like(a))
+            ((a + b) * kept[-1]).sum().backward()
+            kept.append(torch.empty_like(a))  # so that the next gradient lies elsewhere
+            seen += [a.detach().clone(), w.grad.clone()]
+            w.grad = None
+        return f, seen
+
+    stats = compare(run, device, replays=20, backwards=18)
+    assert stats.backward.records <= 4 and stats.backward.eager == 0, stats
+
+
 @pytest.mark.parametrize("where", ["tensor", "accumulated", "result", "argument"])
 def test_hooks_fire_as_in_eager(device, where):
     def run(wrap):

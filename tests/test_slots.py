@@ -89,6 +89,38 @@ def test_copied_slot_rebinds_only_when_its_address_moves(device):
     assert after.copied_bytes - before.copied_bytes == 4 * xs[0].nbytes
 
 
+def test_tensor_that_is_two_arguments_is_copied_once(device):
+    f = cgt.jit(lambda x, n, y: x * n + y)
+    kept = [numbers(device, start=k) for k in range(30)]
+    for x in kept[:10]:
+        assert torch.equal(f(x, 2, x), x * 2 + x)
+    assert counts(f) == (1, 1, 8, 0)
+    assert cgt.stats(f).copied_bytes in (8 * x.nbytes, 9 * x.nbytes)
+    assert "copied: args[0], args[2]" in cgt.explain(f)
+    for k, x in enumerate(kept[10:]):  # two tensors never replay what one recorded
+        y = kept[k] if k % 2 else x
+        assert torch.equal(f(x, 2, y), x * 2 + y)
+    assert counts(f) == (1, 2, 27, 0)
+
+
+def test_tensor_that_is_two_arguments_of_which_one_is_written_is_not_copied(device):
+    def f(x, y):
+        y.add_(1)
+        return x * 2
+
+    jitted = cgt.jit(f, inputs="copied", max_records=3)
+    kept = []
+    for k in range(12):
+        mine, theirs = numbers(device, start=k), numbers(device, start=k)
+        kept.append(mine)
+        assert torch.equal(jitted(mine, mine), f(theirs, theirs))
+        assert torch.equal(mine, theirs)
+    assert cgt.stats(jitted).copied_bytes == 0
+    for _ in range(3):
+        assert torch.equal(jitted(kept[1], kept[1]), kept[1] * 2)
+    assert cgt.stats(jitted).replays == 3  # the address that was recorded
+
+
 def test_copied_slot_sees_values_written_at_the_same_address(device):
     a, b = numbers(device), numbers(device, start=5)
     f = cgt.jit(double)

@@ -39,6 +39,9 @@ cdef inline int64_t guard_slot(Table* t, Node* n, int32_t k, PyObject** leaves) 
         if <int32_t>(<uintptr_t>p % align_of(n)) != s.align: return miss(MISS_ALIGN, k)
         if n.writes and guard_overlaps(t, n, x, leaves): return miss(MISS_OVERLAP, k)
         return FITS
+    if s.binding == TWIN:
+        x = slot_tensor(t, n, slot_row(t, n.slot_at + s.copy), leaves)
+        return FITS if p == tensor_at(x, s.itemsize) else miss(MISS_POINTER, k)
     return FITS if memcmp(p, s.value, s.itemsize) == 0 else miss(MISS_VALUE, k)
 
 cdef int guard_overlaps(Table* t, Node* n, PyObject* x, PyObject** leaves) noexcept nogil:

@@ -337,8 +337,9 @@ cdef int table_check(Table* t) except -1:
                 "a slot is a leaf, reached, or a gradient"
             assert s.grad_of < n.slot_n, "a gradient of no slot"
             assert s.leaf < spec_row(t, n.spec).n_leaves, "a slot beyond the leaves"
-            assert (s.binding == COPIED) == (s.copy != NONE), "a copied slot has a copy"
-            assert not (s.written and s.binding == COPIED), "a written slot is never copied"
+            assert (s.binding in (COPIED, TWIN)) == (s.copy != NONE), "a copied slot has a copy"
+            assert s.binding != TWIN or slot_row(t, n.slot_at + s.copy).binding == COPIED, "twin of a copied"
+            assert not (s.written and s.copy != NONE), "a written slot is never copied"
             assert s.from_node == NONE or is_ancestor(t, s.from_node, k), "an input off the path"
         for j in range(n.out_n):
             o = out_row(t, n.out_at + j)
