@@ -91,7 +91,8 @@ def same_value(recorded, value):
     """Whether two constants are one value: exact type and ==, stricter where == is too generous.
 
     Floats are compared by their bits: a nan must not miss for ever, nor -0.0 hit 0.0. Ranges that
-    are equal as sequences may differ in `stop`. Tuples are entered because (1,) == (True,).
+    are equal as sequences may differ in `stop`. Tuples, lists and dicts (what torch's pytrees tell of a
+    container) are entered because (1,) == (True,).
     A failing == is a difference: the flatten that follows the miss explains it.
     """
     kind = type(recorded)
@@ -104,8 +105,10 @@ def same_value(recorded, value):
     if kind is range or kind is slice:
         bounds = (recorded.start, recorded.stop, recorded.step)
         return same_value(bounds, (value.start, value.stop, value.step))
-    if kind is tuple:
+    if kind is tuple or kind is list:
         return len(recorded) == len(value) and all(map(same_value, recorded, value))
+    if kind is dict:
+        return same_value([*recorded.items()], [*value.items()])
     if _is_numpy(kind, "generic"):
         return recorded.dtype == value.dtype and recorded.tobytes() == value.tobytes()
     try:

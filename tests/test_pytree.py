@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch.utils import _pytree as torch_pytree
 
@@ -310,6 +310,8 @@ def test_a_program_matches_no_tree_that_differs_in_one_place(tree):
 
 
 @given(trees, trees)
+@example(collections.OrderedDict({1.0: None}), collections.OrderedDict({True: None}))
+@example(collections.defaultdict(list, {0.0: None}), collections.defaultdict(list, {-0.0: None}))
 def test_two_trees_match_exactly_if_the_judge_says_so(left, right):
     assert (matches(flatten(left, "t").program, right) is not None) == same_shape_of_tree(
         left, right
