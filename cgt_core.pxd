@@ -138,7 +138,7 @@ cdef struct Slot:               # what a guard reads comes first: one cache line
     int32_t binding             # Binding
     PyObject* tensor            # the reached tensor, borrowed; NULL for a leaf or a gradient
     uint64_t keys               # dispatch key set
-    int32_t dtype, device, requires_grad, ndim
+    int32_t dtype, device, autograd, ndim   # autograd: AutogradState (tensor_shim.h)
     id_t dim_at                 # sizes then strides, index into the node's dims
     int32_t itemsize            # bytes of an element
     char* ptr

@@ -6,6 +6,7 @@ run again for any later call: with the gradients of that call's results and the 
 saved. Such a run is a function, `backward`, and is recorded like any other.
 """
 
+import contextlib
 import functools
 import threading
 
@@ -13,7 +14,7 @@ import cgt_core as core
 import torch
 
 from . import describe, errors, trace
-from .private import mode_is_active, states_watched
+from .private import may_donate, mode_is_active, states_watched, told_once
 from .trace import CUDA
 
 NONE = -1
@@ -48,7 +49,7 @@ def rows(state, rec, seen, row):
         "sinks": seen["sinks"], "flows": flows, "leaves": trace.Leaves(), "lock": threading.RLock(),
         "driver": rec["driver"], "reached": [r[:2] for r in rec["reached"] if r[2] == NONE],
         "tokens": tokens, "loose": [], "proven": False, "recomputes": recomputes,
-        "forward": state["f"], "node": NONE, "grads": len(roots),
+        "forward": state["f"], "node": NONE, "grads": len(roots), "donates": any(map(may_donate, nodes)),
     }  # fmt: skip
     return row | {"saves": saves, "saved": saved, "flows": flows, "graph": graph, "nodes": nodes}
 
@@ -144,7 +145,7 @@ def find_spent(rec, args):
     the path that are read only through the graph, and copies of gradients (a tape lets go of those by
     itself)."""
     graph = rec["graph"]
-    if graph is None or args[0] is None or graph["leaves"].late:
+    if graph is None or not args[0] or graph["leaves"].late:
         return []
     copied = {id(rec["flat"].tensors[k]) for k in rec["copied"]}
     tokens = {at for at, *_ in graph["tokens"].values()}
@@ -185,6 +186,14 @@ def watch_states(graph):
     )
 
 
+def watch_keeps(graph, spent):
+    """Autograd keeps the recorded graph, but each call's own is run once if that one is not kept; a compiled
+    backward may then write what the call saved, as in eager."""
+    if spent is False or not graph["donates"]:
+        return contextlib.nullcontext()
+    return told_once(lambda: core.sinks_task(graph["sinks"]))
+
+
 def own(grads, saved):
     """Gradients that do not lie in memory of what a call saved. In eager autograd still holds such a tensor
     and copies it for a .grad; here it is an alias that nobody else has."""
@@ -196,14 +205,15 @@ def own(grads, saved):
 
 def backward_of(graph):
     """The function that runs a recorded graph: a byte per tensor that says whether it dies with the call
-    (a recording looks at them, find_spent), gradients of its results (None: not needed), what a call saved;
-    to the gradients of the tensors in `flows` (None: not reached). `changed`: indices of what was modified
-    since it was saved, which must not be read."""
+    (a recording looks at them, find_spent; None: nothing does; False: the call's own graph is kept),
+    gradients of its results (None: not needed), what a call saved; to the gradients of the tensors in
+    `flows` (None: not reached). `changed`: indices of what was modified since it was saved, which must not
+    be read."""
 
     hides = graph["driver"] == CUDA and graph["recomputes"]
 
     def backward(spent, *leaves, changed=()):
-        with graph["lock"], watch_states(graph):
+        with graph["lock"], watch_states(graph), watch_keeps(graph, spent):
             graph["leaves"].begin(leaves, [graph["grads"] + k for k in changed])
             try:
                 if graph["driver"] == CUDA:

@@ -93,10 +93,11 @@ def describe_slots(rec, seen):
         sid = core.storage_id(t)
         touched = sid in seen["touched"] or sid in seen["written"]
         written = sid in seen["written"]
-        bumps = 0 if t.is_inference() else t._version - rec["versions"][k]
-        if bumps and (sid, t._version) in bumped:
+        version = 0 if t.is_inference() else t._version
+        bumps = version - rec["versions"][k]
+        if bumps and (sid, version) in bumped:
             bumps = 0  # a view: it shares the counter that is already moved
-        bumped.add((sid, t._version))
+        bumped.add((sid, version))
         if not touched:
             binding = UNUSED
         elif rec["driver"] == CUDA and not t.is_cuda:
@@ -192,12 +193,12 @@ def describe_tensor(rec, seen, path, t, slots, first_of, index, grad_slot=NONE):
         base = slot[2]
         if core.storage_id(base) == sid:
             shift = core.address(t) - core.address(base)
-            return errors.odd_root(path) if root else (VIEW, k, ghost(t), shift, 0, NONE, False, False, "")
+            return errors.odd_root(path) if t.requires_grad else (VIEW, k, ghost(t), shift, 0, NONE, False, False, "")
     if sid in seen["buffers"]:
         lo, _, buffer, leaf = seen["buffers"][sid]
         k = next(k for k, s in enumerate(slots) if s[2] is leaf)
         shift = core.address(t) - core.address(buffer)
-        return errors.odd_root(path) if root else (VIEW, k, ghost(t), shift, 0, NONE, False, False, "")
+        return errors.odd_root(path) if t.requires_grad else (VIEW, k, ghost(t), shift, 0, NONE, False, False, "")
     if sid not in seen["made"]:
         return errors.unknown_output(path)
     line, proto = seen["made"][sid], core.twin(t.detach())
@@ -238,6 +239,45 @@ def describe_grads(rec, seen, slots, outs, paths, identical):
 def touches(seen, t):
     """Did an op touch t's gradient?"""
     return core.storage_id(t.grad) in seen["touched"]
+
+
+def memory_of(t):
+    """What tells whether somebody gives t other memory."""
+    return core.storage_id(t), core.address(t), t.shape
+
+
+def find_moved(rec):
+    """The path of a tensor to which the run gave other memory (`.data =`); or None."""
+    return next((path for path, t, before in slots_before(rec) if memory_of(t) != before[0]), None)
+
+
+def slots_before(rec):
+    """(path, tensor, (memory_of, requires_grad) before the run) of what the call was given or reached."""
+    paths = [*rec["flat"].paths, *(path for path, *_ in rec["reached"])]
+    return zip(paths, all_tensors(rec["flat"], rec["reached"]), rec["before_run"], strict=True)
+
+
+def put_back(rec):
+    """Give such tensors their memory again, whatever else there is to give back."""
+    for _, t, before in slots_before(rec):
+        if memory_of(t) != before[0] and before[2] is not None:
+            t.data = before[2]
+
+
+def describe_changes(state, rec, seen):
+    """A sentence if the run left something else behind that a replay would not: other values in places
+    that are guarded, another mode, another requires_grad."""
+    changed = places.find_changed(rec["places"], pytree.same_value)
+    if changed is None:
+        changed = next((path for path, t, was in slots_before(rec) if t.requires_grad != was[1]), None)
+        changed = changed and changed + ".requires_grad"
+    if changed is None and core.ambient() != rec["ambient"]:
+        changed = "a mode or setting of torch"
+    if changed is None:
+        return None
+    seen["escaped"] = True
+    state["escapes"] += 1
+    return errors.changed_state(changed)
 
 
 def describe_escapes(state, rec, seen, row):

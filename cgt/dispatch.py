@@ -18,7 +18,7 @@ import cgt_core as core
 import torch
 
 from . import autograd, describe, errors, options, places, pytree, record, trace
-from .private import is_reader, outside_dynamo
+from .private import is_forward_ad, is_reader, outside_dynamo
 from .trace import CUDA, HOST
 
 NONE = -1
@@ -237,7 +237,7 @@ def free_spec(state, spec):
     """Free a spec with its recordings, and what they kept alive. The caller holds the paths."""
     if not core.fn_is(state["f"], state["born"]) or state["programs"].pop(spec, None) is None:
         return  # freed or reset since
-    state["verdicts"] = {k: v for k, v in state["verdicts"].items() if k[0] != spec}
+    state["verdicts"] = {k: v for k, v in state["verdicts"].items() if k is None or k[0] != spec}
     core.spec_free_if(state["f"], state["born"], spec)
 
 
@@ -248,6 +248,8 @@ def verdict(state, spec, flat):
             return errors.subclass(path, type(tensor).__name__)
     if state["refused"] and torch.is_grad_enabled():
         return state["refused"]
+    if is_forward_ad():
+        return errors.forward_mode("around the call")
     calls = core.fn_counts(state["f"])[0]
     for key in (None, key_of(spec, flat)):
         standing = state["verdicts"].get(key)
@@ -430,12 +432,19 @@ def record_call(state, function, spec, flat, args, kwargs):
         return eager(state, function, args, kwargs, rec["reason"])
     result, seen = outcome
     del outcome
+    moved = describe.find_moved(rec)
+    if moved and rec["driver"] == CUDA:  # into a capture that has not run
+        describe.put_back(rec)
+        reason = errors.replaced(moved)
+        condemn(state, spec, flat, reason)
+        undo(state, rec)
+        return eager(state, function, args, kwargs, reason)
     note_leaves(state, seen, flat)
     try:
         places.settle_empties(rec["places"], rec["lone"], rec["changed"])
         row = vet_code(state, seen) or autograd.vet_spent(rec, seen)
         if row is None:
-            row = describe.rows(rec, seen, result, args, kwargs)
+            row = errors.replaced(moved) if moved else describe.rows(rec, seen, result, args, kwargs)
         if not isinstance(row, str):
             row = autograd.rows(state, rec, seen, row)
         trace.drop_words(seen)
@@ -451,7 +460,8 @@ def record_call(state, function, spec, flat, args, kwargs):
         elif not isinstance(row, str):
             del result
             parts = describe.part_result(row)
-            row = describe.find_alias(state, seen, row) or describe.settle(rec, seen, row)
+            reason = describe.find_alias(state, seen, row) or describe.describe_changes(state, rec, seen)
+            row = reason or describe.settle(rec, seen, row)
             if isinstance(row, str):
                 result = describe.restore_result(seen, *parts)
             del parts
@@ -514,8 +524,19 @@ def prepare(state, function, spec, flat):
         "copied": choose_copied(state, flat, reached, driver, parent, [leaf for _, leaf in moves]),
         "grads": grads_before(flat, reached), "generators": reach_generators(found, flat),
         "versions": [0 if t.is_inference() else t._version for t in tensors],
+        "before_run": [
+            (describe.memory_of(t), t.requires_grad, alias_of(t, driver, parent)) for t in tensors
+        ],
         "ambient": core.ambient(),
     }  # fmt: skip
+
+
+def alias_of(t, driver, parent):
+    """t's memory as a tensor of its own: a failed capture may have to give it back. Not of a result of the
+    path: its holders are counted."""
+    if driver == HOST or core.path_proto(parent, t) is not None or t.layout != torch.strided:
+        return None
+    return core.view_like(t, t, 0)
 
 
 def run_node(state, rec):

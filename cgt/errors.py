@@ -341,6 +341,27 @@ def moved(path, before, now):
     )
 
 
+def forward_mode(line):
+    return (
+        f"the call differentiates in forward mode ({line}), whose tangents no recording knows. Use reverse "
+        "mode (vjp, jacrev, vmap of grad), or leave this part outside."
+    )
+
+
+def changed_state(path):
+    return (
+        f"{path} is changed by the function, which a replay would not do. Change it outside, or keep it in a "
+        "tensor and write that in place."
+    )
+
+
+def replaced(path):
+    return (
+        f"{path} gets other memory in the function (.data = ..., swap_tensors). Write its values in place: "
+        "copy_() under torch.no_grad()."
+    )
+
+
 def place_changed(path):
     return f"{path} changes from call to call. Pass it as a tensor, or keep it constant."
 

@@ -554,6 +554,21 @@ def settle_empties(found, lone, changed):
     found[:] = [settled.get(k, p) for k, p in enumerate(found) if id(p.holder) not in gone]
 
 
+def find_changed(found, is_same):
+    """The path of a place that does not hold what it held when it was found, or one for which
+    `is_same(then, now)`; or None."""
+    for place in found:
+        if place.kind in (DICT_LEN, LIST_LEN):
+            if len(place.holder) != place.want:
+                return place.path
+        elif place.kind in (DICT_ITEM, CELL, LIST_ITEM):
+            now, empty = value_at(place), type(place.want) in EMPTIABLE
+            if now is not place.want and not (empty and is_same_empty(now, place.want)):
+                if not is_same(place.want, now):
+                    return place.path
+    return None
+
+
 def references(place):
     """How many references there are to the wanted value, that of this row included."""
     return sys.getrefcount(place.want) - COUNTING

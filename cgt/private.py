@@ -19,8 +19,8 @@ from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatc
 
 __all__ = [
     "DispatchMode", "OpOverload", "capture_hidden", "clear_workspaces", "codes_watched",
-    "is_in_backward", "is_reader", "mode_is_active", "outside_dynamo", "reads_watched", "regions_watched",
-    "self_check", "sequence_number", "states_watched", "was_freed",
+    "is_forward_ad", "is_in_backward", "is_reader", "may_donate", "mode_is_active", "outside_dynamo", "reads_watched",
+    "regions_watched", "self_check", "sequence_number", "states_watched", "told_once", "was_freed",
 ]  # fmt: skip
 
 
@@ -160,6 +160,26 @@ def reads_watched(is_mine, read):
         return plain(*args, **kwargs)
 
     return READERS.by(is_mine, handle)
+
+
+KEEPS = Watched((torch._C._autograd, "_get_current_graph_task_keep_graph"))
+
+
+def may_donate(node):
+    """Is this autograd node a compiled function, whose backward may write what was saved for it? Then it
+    refuses to run in a graph that is kept ("donated buffers")."""
+    metadata = getattr(getattr(type(node), "_forward_cls", None), "metadata", None)
+    return getattr(metadata, "bw_donated_idxs", []) != []  # None: not known
+
+
+def told_once(task):
+    """Inside, nodes that autograd runs in graph task `task()` are told that the graph is not kept."""
+    return KEEPS.by(lambda: torch._C._current_graph_task_id() == task(), lambda *_: False)
+
+
+def is_forward_ad():
+    """Is a level of forward-mode differentiation open (jvp, jacfwd, hessian, dual_level)?"""
+    return torch.autograd.forward_ad._current_level >= 0
 
 
 def sequence_number():

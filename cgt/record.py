@@ -244,7 +244,7 @@ def failure(error):
         if reason is not None:
             return reason
     return errors.recording_failed(
-        f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}", line
+        f"{type(error).__name__}: {str(error).split(chr(10))[0].rstrip('.')}", line
     )
 
 

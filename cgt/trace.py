@@ -32,6 +32,7 @@ from .private import (
     DispatchMode,
     OpOverload,
     codes_watched,
+    is_forward_ad,
     is_in_backward,
     mode_is_active,
     outside_dynamo,
@@ -672,7 +673,9 @@ def watch_constant(seen, op, t):
 def vet_op(seen, op, facts, args, kwargs, inputs, written):
     """Refuse what a replay could not repeat."""
     line = None
-    if facts.reads:
+    if is_forward_ad():
+        line = errors.forward_mode(user_line(seen))
+    elif facts.reads:
         line = host_reason(seen, errors.host_read, op)
     elif facts.dynamic and (
         facts.packet != "index" or any(t.dtype in (torch.bool, torch.uint8) for t in inputs[1:])
@@ -767,8 +770,8 @@ def is_elsewhere(seen, t):
 
 
 def is_host_recording(seen):
-    """Is a tape being written?"""
-    return seen["recording"] and seen["driver"] == HOST
+    """Is a tape being written that will be kept?"""
+    return seen["recording"] and seen["driver"] == HOST and seen["reason"] is None
 
 
 def vet_mixed(seen, op, facts, kwargs, inputs, written):

@@ -59,9 +59,15 @@ struct Sink : ag::Node {
 // engine keeps what it is given itself to the end.
 struct Begin : ag::Node {
   ag::variable_list grads;
-  ag::variable_list apply(ag::variable_list&&) override { return std::move(grads); }
+  int* task = nullptr;
+  ag::variable_list apply(ag::variable_list&&) override {
+    *task = ag::get_current_graph_task_id();
+    return std::move(grads);
+  }
   std::string name() const override { return "CgtBegin"; }
 };
+
+static constexpr int NO_TASK = -2;  // -1 is autograd's own word for "outside"
 
 struct Sinks {
   std::vector<NodePtr> nodes;    // one per tensor; NULL where no gradient can flow
@@ -75,6 +81,7 @@ struct Sinks {
   // reader, and its address is not used again meanwhile. The tensors are borrowed until the run is over.
   std::vector<std::pair<c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>, PyObject*>> given;
   uint64_t since = 0;            // sequence number of its first node, or a lower one
+  int task = NO_TASK;            // autograd's number of the run under way
 };
 
 static constexpr const char* SINKS = "cgt.sinks";
@@ -310,6 +317,7 @@ static int sinks_run(PyObject* capsule, PyObject* grads, PyObject* aliases) noex
   auto& given = sinks_of(capsule)->given;
   given.clear();
   auto* begin = new Begin();
+  begin->task = &sinks_of(capsule)->task;
   NodePtr root = node_ptr(begin);
   for (size_t k = 0; k < heads.size(); ++k) {
     PyObject* alias = PyList_GET_ITEM(aliases, k);
@@ -325,12 +333,18 @@ static int sinks_run(PyObject* capsule, PyObject* grads, PyObject* aliases) noex
       c10::Storage(c10::Storage::use_byte_size_t(), 0, c10::DataPtr(nullptr, like.device()), nullptr, false),
       like.key_set(), like.dtype());
   begin->add_input_metadata(nothing);
+  struct Task {
+    int* id;
+    ~Task() { *id = NO_TASK; }
+  } task{begin->task};
   NoGil no_gil;
   ag::Engine::get_default_engine().execute({ag::Edge(root, 0)}, {nothing}, /*keep_graph=*/true,
                                            /*create_graph=*/false, /*accumulate_grad=*/true);
   return 0;
   END_HANDLE_TH_ERRORS_RET(-1)
 }
+
+static int sinks_now(PyObject* capsule) noexcept { return sinks_of(capsule)->task; }
 
 // What arrived at sink k since it was asked last: a new reference to a tensor, or to None.
 static PyObject* sink_take(PyObject* capsule, int k) noexcept {
@@ -470,7 +484,10 @@ ag::variable_list Backward::apply(ag::variable_list&& grads) {
     kwargs = Py_BuildValue("{s:O}", "create_graph", Py_True);
   } else if (PyObject* changed = changed_since(saved, versions)) {
     kwargs = Py_BuildValue("{s:N}", "changed", changed);
-  } else if (!ag::get_current_graph_task_keep_graph()) {
+  }
+  if (ag::get_current_graph_task_keep_graph()) {
+    mask = Py_NewRef(Py_False);
+  } else if (!kwargs) {
     // Asked while nobody but `args` holds the gradients for us, and `saved` what is saved.
     mask = spent(node, path, step, &PyTuple_GET_ITEM(args, 1), static_cast<int>(m), saved);
   }

@@ -30,7 +30,7 @@ cdef inline int64_t guard_slot(Table* t, Node* n, int32_t k, PyObject** leaves) 
     if s.binding == UNUSED and s.leaf == NONE: return FITS     # there for its gradient only
     x = slot_tensor(t, n, s, leaves)
     if x is NULL: return miss(MISS_META, k)
-    if not tensor_same(x, s.keys, s.dtype, s.device, s.requires_grad, s.ndim,
+    if not tensor_same(x, s.keys, s.dtype, s.device, s.autograd, s.ndim,
                        dim_row(t, n.dim_at + s.dim_at)): return miss(MISS_META, k)
     if s.binding == UNUSED: return FITS
     p = tensor_at(x, s.itemsize)

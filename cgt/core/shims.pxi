@@ -11,7 +11,7 @@ cdef extern from "tensor_shim.h" namespace "cgt" nogil:
     int tensor_ndim(PyObject* t)
     int64_t tensor_itemsize(PyObject* t)
     int64_t tensor_numel(PyObject* t)
-    int tensor_requires_grad(PyObject* t)
+    int tensor_autograd(PyObject* t)
     char* tensor_ptr "(char*)cgt::tensor_ptr"(PyObject* t)
     void* tensor_storage(PyObject* t)
     void* tensor_impl(PyObject* t)
@@ -19,7 +19,7 @@ cdef extern from "tensor_shim.h" namespace "cgt" nogil:
     char* tensor_storage_ptr "(char*)cgt::tensor_storage_ptr"(PyObject* t)
     int64_t tensor_offset(PyObject* t)
     void tensor_dims(PyObject* t, int64_t* dims)
-    int tensor_same(PyObject* t, uint64_t keys, int dtype, int device, int requires_grad, int ndim,
+    int tensor_same(PyObject* t, uint64_t keys, int dtype, int device, int autograd, int ndim,
                     const int64_t* dims) noexcept
     char* tensor_at(PyObject* t, int64_t itemsize) noexcept
     uint64_t tensor_key(PyObject* t, uint64_t h) noexcept
@@ -94,6 +94,7 @@ cdef extern from "autograd_shim.h" namespace "cgt":
     void sinks_part(PyObject* capsule, int away) noexcept
     int sinks_stamp(PyObject* capsule) noexcept
     int graphs_stamp(PyObject* tensors, int64_t stream) noexcept
+    int sinks_now(PyObject* capsule) noexcept
     PyObject* sink_take(PyObject* capsule, int k) noexcept
     int in_backward() noexcept
     void* backward_new(PyObject* site, PyObject* saved, PyObject** flows, int n, int forward, int path,

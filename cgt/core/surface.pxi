@@ -437,6 +437,11 @@ def sinks_backward(object handle, tuple grads):
     if sinks_run(<PyObject*>handle, <PyObject*>grads, <PyObject*>aliases) != 0: raise_pending()
 
 
+def sinks_task(object handle):
+    """Autograd's number of the graph task that runs the graph now."""
+    return sinks_now(<PyObject*>handle)
+
+
 def sinks_drop(object handle, object saved):
     """Let a SavedTensor of the graph's know nothing of what was before the call."""
     if sinks_forget(<PyObject*>handle, <PyObject*>saved) != 0: raise_pending()

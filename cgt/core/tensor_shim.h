@@ -72,9 +72,13 @@ struct ReachMeta {
 torch::autograd::AutogradMeta* autograd_meta_of(c10::TensorImpl* i);
 template struct ReachMeta<&c10::TensorImpl::autograd_meta_>;
 
-static C10_ALWAYS_INLINE bool requires_grad(c10::TensorImpl* i) {
+// What a tensor is to autograd: nothing, a leaf that requires grad, a result, one with a tangent (forward mode).
+enum AutogradState { PLAIN_TENSOR, LEAF, RESULT, DUAL };
+static C10_ALWAYS_INLINE int autograd_state(c10::TensorImpl* i) {
   const torch::autograd::AutogradMeta* m = autograd_meta_of(i);
-  return m && (m->requires_grad_ || m->grad_fn_);
+  if (!m) return PLAIN_TENSOR;
+  if (C10_UNLIKELY(m->fw_grad_ && !m->fw_grad_->empty())) return DUAL;
+  return m->requires_grad_ ? LEAF : m->grad_fn_ ? RESULT : PLAIN_TENSOR;
 }
 
 // --- what a slot's guard compares ------------------------------------------------------------
@@ -90,7 +94,7 @@ static inline int tensor_is_cuda(PyObject* t) { return impl_of(t)->is_cuda(); }
 static inline int tensor_ndim(PyObject* t) { return static_cast<int>(impl_of(t)->dim()); }
 static inline int64_t tensor_itemsize(PyObject* t) { return impl_of(t)->dtype().itemsize(); }
 static inline int64_t tensor_numel(PyObject* t) { return impl_of(t)->numel(); }
-static inline int tensor_requires_grad(PyObject* t) { return requires_grad(impl_of(t)); }
+static inline int tensor_autograd(PyObject* t) { return autograd_state(impl_of(t)); }
 static inline void* tensor_ptr(PyObject* t) { return data_of(impl_of(t)); }
 static inline void* tensor_storage(PyObject* t) { return storage_of(t); }
 static inline void* tensor_impl(PyObject* t) { return impl_of(t); }
@@ -110,9 +114,9 @@ static inline void tensor_dims(PyObject* t, int64_t* dims) {
 }
 
 // Same dtype, device, dispatch keys (layout, conj, inference, wrappers), sizes, strides and
-// requires_grad? The hot half of a guard: no Python, no allocation.
+// state to autograd? The hot half of a guard: no Python, no allocation.
 static C10_ALWAYS_INLINE int tensor_same(PyObject* t, uint64_t keys, int dtype, int device,
-                                         int wants_grad, int ndim,
+                                         int autograd, int ndim,
                                          const int64_t* dims) noexcept {
   c10::TensorImpl* i = impl_of(t);
   if (i->key_set().raw_repr() != keys) return 0;
@@ -120,7 +124,7 @@ static C10_ALWAYS_INLINE int tensor_same(PyObject* t, uint64_t keys, int dtype, 
   if (static_cast<int>(sizes.size()) != ndim) return 0;
   if (static_cast<int>(i->dtype().toScalarType()) != dtype) return 0;
   if (static_cast<int>(i->device().index()) != device) return 0;
-  if (static_cast<int>(requires_grad(i)) != wants_grad) return 0;
+  if (autograd_state(i) != autograd) return 0;
   const int64_t* strides = i->strides().data();
   for (int d = 0; d < ndim; ++d)
     if (sizes[d] != dims[d] || strides[d] != dims[ndim + d]) return 0;
@@ -248,7 +252,9 @@ static PyObject* out_view(PyObject* base, PyObject* proto, uint64_t keys, int64_
                           const int64_t* dims) noexcept {
   c10::TensorImpl* b = impl_of(base);
   int64_t item = static_cast<int64_t>(b->dtype().itemsize());
-  if (b->dtype() != impl_of(proto)->dtype() || b->key_set().raw_repr() != keys || shift % item)
+  // What the function returned does not require grad: if the base does, it was detached.
+  if (b->dtype() != impl_of(proto)->dtype() || b->key_set().raw_repr() != keys || shift % item ||
+      autograd_state(b) != PLAIN_TENSOR)
     return tensor_over(base, proto, keys, shift, ndim, dims);
   try {
     at::Tensor t(reinterpret_cast<PyTensor*>(base)->cdata);
