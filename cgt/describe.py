@@ -181,7 +181,8 @@ def ghost(t):
 def describe_tensor(rec, seen, path, t, slots, first_of, index, grad_slot=NONE):
     """The row of one new tensor, or why it cannot be handed out."""
     if type(t) not in (torch.Tensor, torch.nn.Parameter) or t.layout != torch.strided:
-        return errors.strange_output(path, type(t).__name__)
+        layout = "" if t.layout == torch.strided else f" of layout {t.layout}"
+        return errors.strange_output(path, type(t).__name__ + layout)
     if t.requires_grad and t.grad_fn is None:
         return errors.made_leaf(path)
     root = is_pending(seen, t)

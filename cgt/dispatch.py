@@ -23,7 +23,7 @@ from .trace import CUDA, HOST
 
 NONE = -1
 VIEW, INPUT = 2, 3  # OutKind in cgt_core.pxd
-MISS_POINTER, MISS_GRAD, MISS_PLACE, MISS_ALIVE = 4, 8, 9, 10  # Miss
+MISS_POINTER, MISS_ALIGN, MISS_GRAD, MISS_PLACE, MISS_ALIVE = 4, 5, 8, 9, 10  # Miss
 ATTRIBUTE = "_cgt_state"  # of a jitted function: its state
 BACKWARD = ".backward"  # behind the name of the function whose backward it is
 
@@ -120,8 +120,7 @@ def eager(state, function, args, kwargs, reason, inlined=False):
     if inlined:
         core.fn_count(state["f"], "calls", -1)
     else:
-        core.fn_count(state["f"], "eager")
-        state["reasons"][reason] = state["reasons"].get(reason, 0) + 1
+        count_eager(state, reason)
     graph = state["graph"]
     if graph is None or graph["proven"]:
         return function(*args, **kwargs)
@@ -310,9 +309,12 @@ def condemn(state, spec, flat, reason):
 
 
 def count_eager(state, reason):
-    """A call that had to run eagerly after all, and why."""
+    """A call that had to run eagerly, and why. Reasons that name addresses would never end: the oldest go."""
     core.fn_count(state["f"], "eager")
-    state["reasons"][reason] = state["reasons"].get(reason, 0) + 1
+    reasons = state["reasons"]
+    reasons[reason] = reasons.get(reason, 0) + 1
+    if len(reasons) > options.MAX_REASONS:
+        del reasons[next(iter(reasons))]
 
 
 def why_missed(state, spec, flat, path, parent):
@@ -330,8 +332,10 @@ def why_missed(state, spec, flat, path, parent):
         name = kept["slot_paths"][index]
         if why == MISS_POINTER:
             return errors.moved(name, *core.slot_addresses(node, index, list(flat.tensors)))
+        if why == MISS_ALIGN:
+            return errors.misaligned(name)
         return errors.arguments_changed(name)
-    return errors.arguments_changed("an argument's structure or ambient state")
+    return errors.arguments_changed("a number, string or structure among the arguments, or a mode of torch,")
 
 
 def drop_node(node):

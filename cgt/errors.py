@@ -184,8 +184,8 @@ def made_leaf(path):
 
 def outer_graph(line):
     return (
-        f"gradients would flow through a graph that was made before the call ({line}) and that is "
-        "reached in a way cgt cannot follow. Pass its tensors as arguments."
+        f"gradients would flow ({line}) to something that cgt cannot follow: a graph made before the call, or a "
+        "leaf made in it (x.detach().requires_grad_()). Pass such tensors as arguments, or return detached results."
     )
 
 
@@ -336,8 +336,15 @@ def limit(n, why):
 
 def moved(path, before, now):
     return (
-        f"{path} had address {before:#x} when it was recorded and has {now:#x} now; the function "
-        "writes it or inputs='pinned' forbids a copy. Reuse the tensor (copy_ into it)."
+        f"{path} had address {before:#x} when it was recorded and has {now:#x} now, and no copy can stand for it: "
+        "it is written, no argument, a view of another one, or inputs='pinned'. Reuse the tensor (copy_ into it)."
+    )
+
+
+def misaligned(path):
+    return (
+        f"{path} begins at another remainder of 512 bytes (64 on the CPU) at each call, a slice of a larger "
+        "tensor say, and kernels may differ by that. Pass a clone() of it."
     )
 
 
@@ -375,7 +382,8 @@ def still_held(line):
 
 def arguments_changed(path):
     return (
-        f"{path} has another shape, dtype or value at each call. Keep to a few shapes and values."
+        f"{path} has another shape, dtype or value at each call. Keep to a few shapes and values (a number that "
+        "changes: pass it as a tensor)."
     )
 
 

@@ -15,6 +15,7 @@ MAX_SPECS = 64  # argument structures kept per function; the oldest without a re
 MAX_VERDICTS = 4  # reasons against single calls, before one against the function
 ESCAPE_TRIES = 2  # recordings thrown away because a tensor outlived the call, before a verdict
 ALIGN = {"cpu": 64, "cuda": 512}  # bytes; what PyTorch's allocators align to
+MAX_REASONS = 64  # different ones that stats() keeps per function
 EXPLAIN_ITEMS = 8  # reasons and slots shown in a line of explain()
 # Places from which a function's code can read, past which only code counts that really ran. A ResNet-18
 # with its optimizer has 1,700; a model of transformers, whose classes and modules name each other, a million.

@@ -562,10 +562,11 @@ def find_changed(found, is_same):
             if len(place.holder) != place.want:
                 return place.path
         elif place.kind in (DICT_ITEM, CELL, LIST_ITEM):
-            now, empty = value_at(place), type(place.want) in EMPTIABLE
-            if now is not place.want and not (empty and is_same_empty(now, place.want)):
-                if not is_same(place.want, now):
-                    return place.path
+            now, emptiable = value_at(place), type(place.want) in EMPTIABLE
+            if now is place.want or (emptiable and is_same_empty(now, place.want)):
+                continue
+            if not is_same(place.want, now):
+                return place.path
     return None
 
 

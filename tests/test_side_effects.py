@@ -1,0 +1,293 @@
+"""What a function changes besides the bytes of tensors: a replay would not, so such calls run eagerly with a
+reason, and what is only asked about is guarded."""
+
+import copy
+
+import pytest
+import torch
+import torch.autograd.forward_ad as forward_ad
+from helpers import same
+from torch import nn
+
+import cgt
+
+
+class Holder:
+    """An object that functions keep state in."""
+
+    def __init__(self, device):
+        self.at, self.mode, self.seen, self.many = 0, "add", False, {"k": 0}
+        self.a, self.b = torch.zeros(3, device=device), torch.ones(3, device=device)
+        self.ring, self.order = torch.zeros(2, 3, device=device), [1, 2]
+
+
+def ring(o, x):
+    o.ring[o.at] = x
+    o.at = (o.at + 1) % 2
+    return o.ring.sum(0)
+
+
+def buffers(o, x):
+    o.a, o.b = o.b, o.a
+    return o.a.add_(x) + 2 * o.b
+
+
+def text(o, x):
+    o.mode = "add" if o.mode == "mul" else "mul"
+    return x + 2 if o.mode == "add" else x * 2
+
+
+def table(o, x):
+    o.many["k"] = 1 - o.many["k"]
+    return x * o.many["k"]
+
+
+def order(o, x):
+    o.order[0], o.order[1] = o.order[1], o.order[0]
+    return x * o.order[0]
+
+
+@pytest.mark.parametrize("change", [ring, buffers, text, table, order])
+def test_state_that_comes_back_to_an_earlier_value_is_as_in_eager(device, change):
+    ours, theirs = Holder(device), Holder(device)
+    f = cgt.jit(lambda x: change(ours, x))
+    for k in range(12):
+        x = torch.full((3,), float(k), device=device)
+        assert torch.equal(f(x), change(theirs, x))
+        assert same(ours.many, theirs.many) and (ours.at, ours.mode) == (theirs.at, theirs.mode)
+        assert torch.equal(ours.ring, theirs.ring)
+    assert cgt.stats(f).replays == 0
+    assert any("is changed by the function" in reason for reason in cgt.stats(f).reasons)
+
+
+def test_state_that_is_set_once_replays_once_it_is_set(device):
+    o = Holder(device)
+
+    def f(x):
+        if not o.seen:
+            o.a.copy_(x)
+            o.seen = True
+        return o.a + x
+
+    jitted = cgt.jit(f)
+    for k in range(12):
+        x = torch.full((3,), float(k), device=device)
+        if k == 6:
+            o.seen = False
+        want = x + (torch.full_like(x, 6.0 * (k >= 6)))
+        assert torch.equal(jitted(x), want) and o.seen
+    assert cgt.stats(jitted).replays >= 8, cgt.explain(jitted)
+
+
+MODES = {
+    "grad": (lambda: torch.set_grad_enabled(False), torch.is_grad_enabled),
+    "dtype": (lambda: torch.set_default_dtype(torch.float64), torch.get_default_dtype),
+    "deterministic": (
+        lambda: torch.use_deterministic_algorithms(True), torch.are_deterministic_algorithms_enabled
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("change, ask", MODES.values(), ids=MODES.keys())
+def test_mode_that_the_function_leaves_changed(device, change, ask):
+    def function(x):
+        change()
+        return x * 2
+
+    f, x, before = cgt.jit(function), torch.ones(3, device=device), ask()
+    try:
+        for _ in range(5):
+            torch.set_grad_enabled(True)
+            torch.set_default_dtype(torch.float32)
+            torch.use_deterministic_algorithms(False)
+            assert torch.equal(f(x), x * 2) and ask() != before
+    finally:
+        torch.set_grad_enabled(True)
+        torch.set_default_dtype(torch.float32)
+        torch.use_deterministic_algorithms(False)
+    assert cgt.stats(f).replays == 0
+    assert any(reason.startswith("a mode or setting of torch") for reason in cgt.stats(f).reasons)
+
+
+def test_train_and_eval_inside_functions(device):
+    def outcomes(wrap):
+        model = nn.Dropout(0.5)
+        train, evaluate = wrap(lambda x: model.train()(x) * 2), wrap(lambda x: model.eval()(x) * 2)
+        found = []
+        for _ in range(5):
+            torch.manual_seed(1)
+            found += [train(x), model.training, evaluate(x), model.training, model(x)]
+        return train, found
+
+    x = torch.ones(8, device=device)
+    _, want = outcomes(lambda f: f)
+    train, got = outcomes(cgt.jit)
+    assert same(got, want)
+    assert any("model.training is changed" in reason for reason in cgt.stats(train).reasons)
+
+
+DATA = {
+    "parameter": lambda w, b, x: setattr(w, "data", w.data * 0.5 + x),
+    "plain tensor": lambda w, b, x: setattr(b, "data", b + x),
+    "exchanged": lambda w, b, x: (lambda p, q: (setattr(w, "data", q), setattr(b, "data", p)))(w.data, b.data),
+    "argument": lambda w, b, x: setattr(x, "data", x * 2),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("replace", DATA.values(), ids=DATA.keys())
+def test_memory_that_the_function_replaces(device, replace):
+    def outcomes(wrap):
+        w, b = nn.Parameter(torch.ones(3, device=device)), torch.full((3,), 2.0, device=device)
+
+        def function(x):
+            replace(w, b, x)
+            return (w.detach() * 2 + b) * x
+
+        f, found = wrap(function), []
+        for k in range(9):
+            x = torch.full((3,), k + 1.0, device=device)
+            found += [f(x), torch.full((3,), 7.0, device=device), w.detach().clone(), b.clone(), x]
+        return f, found
+
+    _, want = outcomes(lambda f: f)
+    f, got = outcomes(cgt.jit)
+    assert same(got, want)
+    assert cgt.stats(f).replays == 0
+    assert any("gets other memory in the function" in reason for reason in cgt.stats(f).reasons)
+
+
+def test_requires_grad_that_the_function_leaves_changed(device):
+    w = nn.Parameter(torch.ones(3, device=device))
+    f = cgt.jit(lambda x: w.requires_grad_(False) * x)
+    for k in range(6):
+        w.requires_grad_(True)
+        out = f(torch.full((3,), float(k), device=device))
+        assert not out.requires_grad and not w.requires_grad
+        assert torch.equal(out, torch.full((3,), float(k), device=device))
+    assert any("w.requires_grad is changed" in reason for reason in cgt.stats(f).reasons)
+
+
+VIEWS = {
+    "detach": lambda w: w.detach(), "data": lambda w: w.data, "slice": lambda w: w[1:].detach(),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("view", VIEWS.values(), ids=VIEWS.keys())
+def test_detached_result_over_a_parameter_has_no_gradient(device, view):
+    def outcomes(wrap):
+        w = nn.Parameter(torch.arange(3.0, device=device))
+        f, found = wrap(lambda x: ((x * w).sum(), view(w))), []
+        for _ in range(6):
+            w.grad = None
+            loss, target = f(torch.ones(3, device=device))
+            (loss + target.square().sum()).backward()
+            found += [target.requires_grad, w.grad.clone()]
+            target.add_(1)  # in w's memory
+            found.append(w.detach().clone())
+        return f, found
+
+    _, want = outcomes(lambda f: f)
+    f, got = outcomes(cgt.jit)
+    assert same(got, want)
+    assert cgt.stats(f).replays >= 4
+
+
+def test_leaves_and_results_are_told_apart(device):
+    f = cgt.jit(lambda x: x * 2 if x.is_leaf else x * 3)
+    leaf = torch.ones(3, device=device, requires_grad=True)
+    for k in range(12):
+        x = leaf if k // 2 % 2 else leaf * 1
+        assert torch.equal(f(x), x * (2 if x.is_leaf else 3))
+    assert cgt.stats(f).replays >= 6, cgt.explain(f)
+
+
+@pytest.mark.parametrize("where", ["inside", "around"])
+def test_forward_mode_is_eager(device, where):
+    w = torch.arange(9.0, device=device).view(3, 3)
+
+    def tanh(x):
+        return torch.tanh(w @ x)
+
+    def inside(x):
+        return torch.func.hessian(lambda x: tanh(x).sum())(x)
+
+    def around(f, x):
+        with forward_ad.dual_level():
+            return forward_ad.unpack_dual(f(forward_ad.make_dual(x, torch.ones_like(x)))).tangent
+
+    f = cgt.jit(inside if where == "inside" else tanh)
+    for k in range(5):
+        x = torch.full((3,), 0.1 * k, device=device)
+        if where == "inside":
+            assert torch.equal(f(x), inside(x))
+        else:
+            assert torch.equal(f(x), tanh(x))  # what is recorded knows no tangents
+            assert torch.equal(around(f, x), around(tanh, x))
+    assert any("forward mode" in reason for reason in cgt.stats(f).reasons)
+
+
+def test_arguments_made_in_inference_mode_replay(device):
+    f = cgt.jit(lambda x: (x * 2).relu_())
+    with torch.inference_mode():
+        for k in range(6):
+            x = torch.full((3,), k - 2.0, device=device)
+            assert torch.equal(f(x), (x * 2).relu())
+    assert cgt.stats(f).replays >= 3 and not cgt.stats(f).reasons
+
+
+def test_function_with_a_verdict_on_all_its_calls_outlives_its_arguments(device):
+    """The program of a call that was given an object goes with the object."""
+    f = cgt.jit(lambda x, o: x * float(x.sum()))
+    x = torch.ones(3, device=device)
+    for n in range(1, 9):
+        f(torch.ones(n, device=device), Holder(device))
+    for _ in range(3):
+        assert torch.equal(f(x, Holder(device)), x * 3)
+
+
+@pytest.mark.parametrize("retained", [False, True])
+def test_compiled_function_whose_backward_may_write_what_it_saved(device, retained):
+    """The graph that cgt keeps is no retained graph: PyTorch refuses those ("donated buffers")."""
+    torch.manual_seed(0)
+    plain = nn.Linear(6, 6).to(device)
+    found = []
+    for wrap in (lambda f: f, cgt.jit):
+        torch.compiler.reset()
+        layer = copy.deepcopy(plain)
+        g = torch.compile(lambda x, m=layer: nn.functional.gelu(m(x)) * 2, backend="aot_eager")
+        f, seen = wrap(lambda x, g=g: g(x).sum(0)), []
+        for k in range(7):
+            layer.zero_grad()
+            loss = f(torch.full((4, 6), 0.1 * k, device=device)).sum()
+            if retained and k > 2:
+                with pytest.raises(RuntimeError, match="donated"):
+                    loss.backward(retain_graph=True)
+            else:
+                loss.backward()
+                seen += [loss.detach().clone(), layer.weight.grad.clone()]
+        found.append(seen)
+    assert same(*found)
+    if not retained:  # else each call's graph stays pending, and paths grow
+        assert cgt.stats(f).replays >= 4 and cgt.stats(f).backward.replays >= 3, cgt.explain(f)
+
+
+def test_slices_at_changing_alignments_are_told_what_helps(device):
+    data = torch.arange(600.0, device=device).view(200, 3)
+    f = cgt.jit(lambda x: x * 2, max_records=3)
+    for k in range(20):
+        x = data[5 * k : 5 * k + 5]
+        assert torch.equal(f(x), x * 2)
+    assert any("remainder of 512 bytes" in reason for reason in cgt.stats(f).reasons)
+    f = cgt.jit(lambda x: x * 2, max_records=3)
+    for k in range(20):  # the advice
+        x = data[5 * k : 5 * k + 5].clone()
+        assert torch.equal(f(x), x * 2)
+    assert cgt.stats(f).eager == 0 and cgt.stats(f).replays >= 17
+
+
+def test_reasons_do_not_grow_without_end(device):
+    f, kept = cgt.jit(lambda x: x.add_(1), max_records=1), []
+    for _ in range(300):
+        kept.append(torch.zeros(3, device=device))
+        assert torch.equal(f(kept[-1]), torch.ones(3, device=device))
+    assert 1 < len(cgt.stats(f).reasons) <= 64
