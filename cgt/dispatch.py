@@ -443,6 +443,7 @@ def record_call(state, function, spec, flat, args, kwargs):
         condemn(state, spec, flat, reason)
         undo(state, rec)
         return eager(state, function, args, kwargs, reason)
+    rec["before_run"] = [(*was[:2], None) for was in rec["before_run"]]  # their memory can go
     note_leaves(state, seen, flat)
     try:
         places.settle_empties(rec["places"], rec["lone"], rec["changed"])

@@ -600,7 +600,7 @@ def test_distributions(device):
         f = sample(options)
         for _ in range(6):
             assert torch.equal(f(mean), draw(mean))
-        assert cgt.stats(f).replays == replays, cgt.explain(f)
+        assert not options or cgt.stats(f).replays == replays, cgt.explain(f)
 
 
 @footgun("A tensor stored in a list, attribute or global keeps the function from replaying")

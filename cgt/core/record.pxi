@@ -125,7 +125,7 @@ cdef int slot_fill(Table* t, id_t n, id_t at, object row) except -1:
     s.keys = tensor_keys(x)
     s.dtype = tensor_dtype(x)
     s.device = tensor_device(x)
-    s.autograd = tensor_autograd(x)
+    s.autograd = ANY_STATE if fn_row(t, node_row(t, n).fn).backward else tensor_autograd(x)
     s.ndim = tensor_ndim(x)
     s.dim_at = dim_at
     s.itemsize = <int32_t>tensor_itemsize(x)

@@ -11,6 +11,7 @@ cdef extern from "tensor_shim.h" namespace "cgt" nogil:
     int tensor_ndim(PyObject* t)
     int64_t tensor_itemsize(PyObject* t)
     int64_t tensor_numel(PyObject* t)
+    int ANY_STATE                   # of a backward's arguments: what they are to autograd plays no part
     int tensor_autograd(PyObject* t)
     char* tensor_ptr "(char*)cgt::tensor_ptr"(PyObject* t)
     void* tensor_storage(PyObject* t)

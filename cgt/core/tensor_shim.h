@@ -73,7 +73,7 @@ torch::autograd::AutogradMeta* autograd_meta_of(c10::TensorImpl* i);
 template struct ReachMeta<&c10::TensorImpl::autograd_meta_>;
 
 // What a tensor is to autograd: nothing, a leaf that requires grad, a result, one with a tangent (forward mode).
-enum AutogradState { PLAIN_TENSOR, LEAF, RESULT, DUAL };
+enum AutogradState { ANY_STATE = -1, PLAIN_TENSOR, LEAF, RESULT, DUAL };
 static C10_ALWAYS_INLINE int autograd_state(c10::TensorImpl* i) {
   const torch::autograd::AutogradMeta* m = autograd_meta_of(i);
   if (!m) return PLAIN_TENSOR;
@@ -124,7 +124,7 @@ static C10_ALWAYS_INLINE int tensor_same(PyObject* t, uint64_t keys, int dtype, 
   if (static_cast<int>(sizes.size()) != ndim) return 0;
   if (static_cast<int>(i->dtype().toScalarType()) != dtype) return 0;
   if (static_cast<int>(i->device().index()) != device) return 0;
-  if (autograd_state(i) != autograd) return 0;
+  if (autograd != ANY_STATE && autograd_state(i) != autograd) return 0;
   const int64_t* strides = i->strides().data();
   for (int d = 0; d < ndim; ++d)
     if (sizes[d] != dims[d] || strides[d] != dims[ndim + d]) return 0;
