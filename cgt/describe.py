@@ -243,8 +243,9 @@ def touches(seen, t):
 
 
 def memory_of(t):
-    """What tells whether somebody gives t other memory."""
-    return core.storage_id(t), core.address(t), t.shape
+    """What tells whether somebody gives t other memory. (A rescue by another thread moves the storage's.)"""
+    offset = t.storage_offset() if t.layout == torch.strided else 0
+    return core.storage_id(t), offset, t.shape
 
 
 def find_moved(rec):
