@@ -260,10 +260,14 @@ def slots_before(rec):
 
 
 def put_back(rec):
-    """Give such tensors their memory again, whatever else there is to give back."""
-    for _, t, before in slots_before(rec):
-        if memory_of(t) != before[0] and before[2] is not None:
-            t.data = before[2]
+    """Give such tensors their memory again. An error where nothing holds it (dispatch.alias_of): what the
+    tensor has now was never computed."""
+    for path, t, before in slots_before(rec):
+        if memory_of(t) == before[0]:
+            continue
+        if before[2] is None:
+            raise errors.CgtError(errors.replaced(path))
+        t.data = before[2]
 
 
 def describe_changes(state, rec, seen):

@@ -391,6 +391,7 @@ def warm(state, function, spec, flat, args, kwargs):
     began = time.perf_counter()
     guess = CUDA if any(t.is_cuda for t in flat.tensors) else HOST
     seen = trace.observe(guess, graph=state["graph"], ran=state["ran"])
+    before = [describe.memory_of(t) for t in flat.tensors]
     result = trace.run(seen, function, args, kwargs)
     core.fn_count(state["f"], "warmups")
     state["warm_seconds"] += time.perf_counter() - began
@@ -398,6 +399,9 @@ def warm(state, function, spec, flat, args, kwargs):
     driver = CUDA if any(d.type == "cuda" for d in seen["devices"]) else HOST
     note_leaves(state, seen, flat)
     reason = seen["reason"] if guess == driver else None
+    for path, t, was in zip(flat.paths, flat.tensors, before, strict=True):
+        if describe.memory_of(t) != was:  # a capture could not always be undone
+            reason = reason or errors.replaced(path)
     state["saves"] |= bool(describe.pending_in(seen, result))
     if state["graph"] is not None:
         prove(state, seen, args)
@@ -438,10 +442,10 @@ def record_call(state, function, spec, flat, args, kwargs):
     del outcome
     moved = describe.find_moved(rec)
     if moved and rec["driver"] == CUDA:  # into a capture that has not run
-        describe.put_back(rec)
         reason = errors.replaced(moved)
         condemn(state, spec, flat, reason)
         undo(state, rec)
+        describe.put_back(rec)
         return eager(state, function, args, kwargs, reason)
     rec["before_run"] = [(*was[:2], None) for was in rec["before_run"]]  # their memory can go
     note_leaves(state, seen, flat)

@@ -291,3 +291,20 @@ def test_reasons_do_not_grow_without_end(device):
         kept.append(torch.zeros(3, device=device))
         assert torch.equal(f(kept[-1]), torch.ones(3, device=device))
     assert 1 < len(cgt.stats(f).reasons) <= 64
+
+
+def test_memory_of_another_functions_result_that_is_replaced(device):
+    """Told by the warm-up: a capture could not give it back."""
+    first = cgt.jit(lambda x: x + 1)
+
+    def replace(y):
+        y.data = y * 2
+        return y + 1
+
+    f = cgt.jit(replace)
+    for k in range(8):
+        y = first(torch.full((3,), float(k), device=device))
+        assert torch.equal(f(y), torch.full((3,), 2.0 * (k + 1) + 1, device=device))
+        assert torch.equal(y, torch.full((3,), 2.0 * (k + 1), device=device))
+    assert cgt.stats(f).records == cgt.stats(f).replays == 0 and cgt.stats(first).replays > 0
+    assert any("args[0] gets other memory" in reason for reason in cgt.stats(f).reasons)
