@@ -112,6 +112,7 @@ cdef struct Node:
     id_t slot_at, slot_n, out_at, out_n, ret_at, ret_n, copy_at, copy_n
     id_t gen_at, gen_n, grad_at, grad_n, watch_at, watch_n, place_at, place_n, dim_at, dim_n
     id_t dead_at, dead_n, save_at, save_n, flow_at, flow_n
+    int32_t joined_n            # to so many of its flows, the first, several edges of its graph lead
     PyObject* site              # borrowed: the jitted backward; NULL: no result requires grad
     int32_t n_given             # outputs of the result; hidden ones come behind
     int32_t writes              # some slot is written: copied slots must not overlap it

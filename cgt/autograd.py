@@ -26,7 +26,7 @@ def rows(state, rec, seen, row):
     """The row with what a later backward needs, or the sentence that says why it cannot be had."""
     outs = row["outs"]
     roots = [k for k, o in enumerate(outs) if o[ROOT]]
-    row |= {"roots": roots, "saves": [], "saved": [], "flows": [], "graph": None}
+    row |= {"roots": roots, "saves": [], "saved": [], "flows": [], "joined": 0, "graph": None}
     if not roots:
         return row
     if not seen["saves"]:
@@ -35,23 +35,27 @@ def rows(state, rec, seen, row):
     reason = vet_roots(row, roots) or vet_arguments(rec, seen, row)
     if reason is not None:
         return reason
-    flows = core.sinks_flows(seen["sinks"], seen["since"])
-    if flows is None:
+    found = core.sinks_flows(seen["sinks"], seen["since"])
+    if found is None:
         return errors.outer_graph(outs[roots[0]][-1])
-    core.sinks_grads(seen["sinks"], [row["out"].tensors[k] for k in roots])
+    joined, single = found
+    flows, n_grads = joined + single, len(roots) + len(joined)
+    core.sinks_grads(seen["sinks"], [row["out"].tensors[k] for k in roots], joined)
     nodes = trace.nodes_of([row["out"].tensors[k].grad_fn for k in roots], seen["since"])
     # The backward of a custom Function may run anything, a reentrant checkpoint's the forward and a
     # backward of its own.
     custom = torch.autograd.function.BackwardCFunction
     recomputes = seen["hooked"] or any(isinstance(node, custom) for node in nodes)
-    saves, saved, tokens = find_saves(rec, seen, row, len(roots))
+    saves, saved, tokens = find_saves(rec, seen, row, n_grads)
     graph = {
         "sinks": seen["sinks"], "flows": flows, "leaves": trace.Leaves(), "lock": threading.RLock(),
         "driver": rec["driver"], "reached": [r[:2] for r in rec["reached"] if r[2] == NONE],
         "tokens": tokens, "loose": [], "proven": False, "recomputes": recomputes,
-        "forward": state["f"], "node": NONE, "grads": len(roots), "donates": any(map(may_donate, nodes)),
+        "forward": state["f"], "node": NONE, "grads": n_grads, "donates": any(map(may_donate, nodes)),
     }  # fmt: skip
-    return row | {"saves": saves, "saved": saved, "flows": flows, "graph": graph, "nodes": nodes}
+    return row | {
+        "saves": saves, "saved": saved, "flows": flows, "joined": len(joined), "graph": graph, "nodes": nodes,
+    }  # fmt: skip
 
 
 def vet_roots(row, roots):
@@ -206,7 +210,8 @@ def own(grads, saved):
 def backward_of(graph):
     """The function that runs a recorded graph: a byte per tensor that says whether it dies with the call
     (a recording looks at them, find_spent; None: nothing does; False: the call's own graph is kept),
-    gradients of its results (None: not needed), what a call saved; to the gradients of the tensors in
+    gradients of its results (None: not needed), what has come to the tensors that it uses more than once
+    (None: nothing yet), what a call saved; to the gradients of the tensors in
     `flows` (None: not reached). `changed`: indices of what was modified since it was saved, which must not
     be read."""
 

@@ -734,7 +734,7 @@ def add_node(state, spec, flat, rec, seen, row):
     saves = [(index[slot], out) for slot, out in row["saves"]]
     node = core.add_node(
         f, spec, rec["ambient"], slots, outs, out.program, ret_python, grads, groups,
-        list(flat.tensors), (site, saves, [index[k] for k in row["flows"]]),
+        list(flat.tensors), (site, saves, [index[k] for k in row["flows"]], row["joined"]),
     )  # fmt: skip
     known = {core.storage_id(s[2]) for s in slots} | set(seen["buffers"]) | set(seen["made"])
     loose = [t for sid, t in seen["touched"].items() if sid not in known]

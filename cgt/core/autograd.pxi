@@ -101,7 +101,7 @@ cdef void* backward_make(Table* t, id_t n, PyObject** leaves) except NULL:
         slot = flow_row(t, node.flow_at + k)
         flows[k] = slot_tensor(t, node, slot_row(t, node.slot_at + slot[0]), leaves)
     Py_INCREF(saved)
-    made = backward_new(node.site, <PyObject*>saved, flows, node.flow_n, n, node.path,
+    made = backward_new(node.site, <PyObject*>saved, flows, node.flow_n, node.joined_n, n, node.path,
                         path_row(t, node.path).step, backward_released, backward_spent)
     if flows is not small: free(flows)
     if made is NULL: raise_pending()

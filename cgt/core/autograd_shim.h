@@ -3,6 +3,8 @@
 #pragma once
 #include "tape_shim.h"
 
+#include <ATen/DeviceAccelerator.h>
+#include <ATen/TensorSubclassLikeUtils.h>
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/function.h>
@@ -133,9 +135,9 @@ static int sinks_open(PyObject* capsule, PyObject* tensors, PyObject* results) n
   }
 }
 
-// Walk the graph from its roots. 1 in `reached` for each tensor to which gradients flow; false if an
-// edge leads to anything else that was there before the graph.
-static bool sinks_walk(Sinks* sinks, bool cut, std::vector<char>* reached) {
+// Walk the graph from its roots. In `reached`, per tensor, how many edges lead to it; false if one leads to
+// anything else that was there before the graph.
+static bool sinks_walk(Sinks* sinks, bool cut, std::vector<int>* reached) {
   sinks->graph.clear();
   std::map<std::pair<ag::Node*, uint32_t>, size_t> ends;
   for (size_t k = 0; k < sinks->ends.size(); ++k)
@@ -153,7 +155,7 @@ static bool sinks_walk(Sinks* sinks, bool cut, std::vector<char>* reached) {
       if (!edge.is_valid()) continue;
       auto end = ends.find({edge.function.get(), edge.input_nr});
       if (end != ends.end()) {
-        (*reached)[end->second] = 1;
+        ++(*reached)[end->second];
         if (cut) edge = ag::Edge(sinks->nodes[end->second], 0);
       } else if (seen.insert(edge.function.get()).second) {
         todo.push_back(edge.function);
@@ -163,18 +165,19 @@ static bool sinks_walk(Sinks* sinks, bool cut, std::vector<char>* reached) {
   return true;
 }
 
-// The tensors (by index) to which gradients flow, or None if the graph leads to others, too.
+// The tensors (by index) to which gradients flow: a tuple of two lists, first those to which several edges
+// lead. None if the graph leads to others, too.
 static PyObject* sinks_find(PyObject* capsule, uint64_t since) noexcept {
   try {
     Sinks* sinks = sinks_of(capsule);
     sinks->since = since;
-    std::vector<char> reached(sinks->nodes.size(), 0);
+    std::vector<int> reached(sinks->nodes.size(), 0);
     if (!sinks_walk(sinks, false, &reached)) Py_RETURN_NONE;
-    PyObject* flows = PyList_New(0);
+    PyObject* flows = Py_BuildValue("[][]");
     for (size_t k = 0; flows && k < reached.size(); ++k) {
       if (!reached[k]) continue;
       PyObject* number = PyLong_FromSize_t(k);
-      PyList_Append(flows, number);
+      PyList_Append(PyTuple_GET_ITEM(flows, reached[k] == 1), number);
       Py_DECREF(number);
     }
     return flows;
@@ -184,11 +187,14 @@ static PyObject* sinks_find(PyObject* capsule, uint64_t since) noexcept {
   }
 }
 
-// Gradients will be those of these results.
-static int sinks_heads(PyObject* capsule, PyObject* results) noexcept {
+// Gradients will be those of these results; then what comes to these sinks before anything else.
+static int sinks_heads(PyObject* capsule, PyObject* results, PyObject* joined) noexcept {
   try {
+    Sinks* sinks = sinks_of(capsule);
     for (Py_ssize_t k = 0; k < PyList_GET_SIZE(results); ++k)
-      sinks_of(capsule)->heads.push_back(ag::impl::gradient_edge(tensor_of(PyList_GET_ITEM(results, k))));
+      sinks->heads.push_back(ag::impl::gradient_edge(tensor_of(PyList_GET_ITEM(results, k))));
+    for (Py_ssize_t k = 0; k < PyList_GET_SIZE(joined); ++k)
+      sinks->heads.emplace_back(sinks->nodes[PyLong_AsSize_t(PyList_GET_ITEM(joined, k))], 0);
     return 0;
   } catch (const std::exception& e) {
     PyErr_SetString(PyExc_RuntimeError, e.what());
@@ -210,7 +216,7 @@ static int sinks_join(PyObject* capsule, int k, PyObject* t) noexcept {
 // Lead the graph's edges to the sinks. From then on it knows nothing of what was before the call.
 static void sinks_cut(PyObject* capsule) noexcept {
   Sinks* sinks = sinks_of(capsule);
-  std::vector<char> reached(sinks->nodes.size(), 0);
+  std::vector<int> reached(sinks->nodes.size(), 0);
   sinks_walk(sinks, true, &reached);
   for (ag::Edge& end : sinks->ends)
     if (end.function && end.function->sequence_nr() != UINT64_MAX) end = ag::Edge();
@@ -366,6 +372,7 @@ struct Backward : ag::Node {
   PyObject* site = nullptr;         // owned: the jitted backward
   PyObject* saved = nullptr;        // owned: a tuple, its arguments behind the gradients; NULL: released
   std::vector<uint32_t> versions;   // of `saved`
+  int joined = 0;                   // to so many of its edges, the first, the call contributes more than once
   int node = 0, path = 0;           // of the forward, in that iteration
   int64_t step = 0;
   released_fn released = nullptr;
@@ -464,11 +471,43 @@ struct Gil {
   throw error;
 }
 
+// The graph task of this thread. Autograd gives out its number and the address of a member.
+static ag::GraphTask& current_task() {
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Winvalid-offsetof"
+  constexpr size_t member = offsetof(ag::GraphTask, exec_info_);
+#pragma GCC diagnostic pop
+  auto at = reinterpret_cast<uintptr_t>(ag::get_current_graph_task_exec_info()) - member;
+  auto* task = reinterpret_cast<ag::GraphTask*>(at);
+  TORCH_INTERNAL_ASSERT(static_cast<int>(task->id_) == ag::get_current_graph_task_id());
+  return *task;
+}
+
+// What has come to an edge before this node ran, out of the engine's hands: the run adds its contributions to
+// it one by one, as eager does, where the engine would add their sum. What another stream computed stays.
+static at::Tensor take_arrived(ag::GraphTask& task, const ag::Edge& edge) {
+  std::lock_guard<std::mutex> lock(task.mutex_);
+  auto found = task.not_ready_.find(edge.function.get());
+  if (found == task.not_ready_.end()) return {};
+  ag::InputBuffer& inputs = found->second;
+  at::Tensor& arrived = inputs.buffer.at(edge.input_nr);
+  if (!arrived.defined() || at::isTensorSubclassLike(arrived)) return {};
+  if (!arrived.is_cpu()) {
+    if (inputs.ready_streams.at(edge.input_nr) != at::accelerator::getCurrentStream(arrived.get_device()))
+      return {};
+    inputs.opt_accum_streams.at(edge.input_nr).reset();  // or the engine would add to what is not there
+  }
+  return std::move(arrived);
+}
+
 // Called by the engine without the GIL. Gradients that nobody computed are None.
 ag::variable_list Backward::apply(ag::variable_list&& grads) {
-  Gil gil;
   if (std::none_of(grads.begin(), grads.end(), [](const at::Tensor& g) { return g.defined(); }))
     return ag::variable_list(num_outputs());
+  // Without the GIL: who holds the task's mutex may wait for it.
+  for (int k = 0; k < joined; ++k)
+    grads.push_back(c10::GradMode::is_enabled() ? at::Tensor() : take_arrived(current_task(), next_edge(k)));
+  Gil gil;
   if (!saved) throw_python(ag::ERR_BACKWARD_TWICE);
   Py_ssize_t n = PyTuple_GET_SIZE(saved), m = static_cast<Py_ssize_t>(grads.size());
   PyObject* args = PyTuple_New(1 + m + n);
@@ -506,14 +545,16 @@ ag::variable_list Backward::apply(ag::variable_list&& grads) {
   return flows;
 }
 
-// A node whose gradients flow to these tensors. `saved` is a new reference. NULL: an exception is set.
-static void* backward_new(PyObject* site, PyObject* saved, PyObject** flows, int n, int forward, int path,
-                          int64_t step, released_fn released, spent_fn spent) noexcept {
+// A node whose gradients flow to these tensors, to the first `joined` from several ops. `saved` is a new
+// reference. NULL: an exception is set.
+static void* backward_new(PyObject* site, PyObject* saved, PyObject** flows, int n, int joined, int forward,
+                          int path, int64_t step, released_fn released, spent_fn spent) noexcept {
   try {
     auto* node = new Backward();
     auto* owner = new NodePtr(node_ptr(node));
     node->site = Py_NewRef(site);
     node->saved = saved;
+    node->joined = joined;
     node->node = forward;
     node->path = path;
     node->step = step;

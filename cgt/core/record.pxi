@@ -227,14 +227,16 @@ cdef int places_fill(Table* t, id_t n, object groups) except -1:
     return 0
 
 cdef int backward_fill(Table* t, id_t n, tuple row) except -1:
-    """row: (the jitted backward or None, [(slot or NONE, out or NONE), ...], [slot, ...])"""
+    """row: (the jitted backward or None, [(slot or NONE, out or NONE), ...], [slot, ...],
+    to how many of these, the first, several edges lead)"""
     cdef id_t k, at, to
-    site, saves, flows = row
+    site, saves, flows, joined = row
     at = column_add(t, &t.saves, <int32_t>len(saves))
     to = column_add(t, &t.flows, <int32_t>len(flows))
     node_row(t, n).site = <PyObject*>site if site is not None else NULL
     node_row(t, n).save_at, node_row(t, n).save_n = at, <int32_t>len(saves)
     node_row(t, n).flow_at, node_row(t, n).flow_n = to, <int32_t>len(flows)
+    node_row(t, n).joined_n = joined
     for k in range(len(saves)): save_row(t, at + k).slot, save_row(t, at + k).out = saves[k]
     for k in range(len(flows)): flow_row(t, to + k)[0] = flows[k]
     return 0

@@ -87,7 +87,7 @@ cdef extern from "autograd_shim.h" namespace "cgt":
     PyObject* sinks_new(PyObject* tensors) noexcept
     int sinks_open(PyObject* capsule, PyObject* tensors, PyObject* results) noexcept
     PyObject* sinks_find(PyObject* capsule, uint64_t since) noexcept
-    int sinks_heads(PyObject* capsule, PyObject* results) noexcept
+    int sinks_heads(PyObject* capsule, PyObject* results, PyObject* joined) noexcept
     int sinks_run(PyObject* capsule, PyObject* grads, PyObject* aliases) noexcept
     int sinks_forget(PyObject* capsule, PyObject* saved) noexcept
     int sinks_join(PyObject* capsule, int k, PyObject* t) noexcept
@@ -98,8 +98,8 @@ cdef extern from "autograd_shim.h" namespace "cgt":
     int sinks_now(PyObject* capsule) noexcept
     PyObject* sink_take(PyObject* capsule, int k) noexcept
     int in_backward() noexcept
-    void* backward_new(PyObject* site, PyObject* saved, PyObject** flows, int n, int forward, int path,
-                       int64_t step, released_fn released, spent_fn spent) noexcept
+    void* backward_new(PyObject* site, PyObject* saved, PyObject** flows, int n, int joined, int forward,
+                       int path, int64_t step, released_fn released, spent_fn spent) noexcept
     int backward_give(void* owner, PyObject* t) noexcept
     void backward_replayed(PyObject* result) noexcept
     void backward_cached(int first) except +

@@ -379,7 +379,7 @@ def abort():
 
 def add_node(int f, int spec, tuple ambient, list slots, list outs, object ret_program,
              bint ret_python, list grads, list groups, list leaves, tuple backward):
-    """Make the recording a node of f. leaves: the call's tensors. backward: (site, saves, flows)."""
+    """Make the recording a node of f. leaves: the call's tensors. backward: see backward_fill."""
     return node_add(&TABLE, f, spec, ambient, slots, outs, ret_program, ret_python, grads, groups,
                     leaves, backward)
 
@@ -421,17 +421,18 @@ def sinks_begin(object handle, list tensors, list results):
 
 def sinks_flows(object handle, uint64_t since):
     """To which of the tensors (by index) gradients flow in that graph, made since the thread's sequence
-    number was `since`; or None if it leads elsewhere, too."""
+    number was `since`: those to which several edges lead, then the rest; or None if it leads elsewhere, too."""
     return taken(sinks_find(<PyObject*>handle, since))
 
 
-def sinks_grads(object handle, list results):
-    """A run of the graph will be given gradients of these results, in this order."""
-    if sinks_heads(<PyObject*>handle, <PyObject*>results) != 0: raise_pending()
+def sinks_grads(object handle, list results, list joined):
+    """A run of the graph will be given gradients of these results, in this order; then, for each of these
+    tensors (by index), what its own contributions are added to."""
+    if sinks_heads(<PyObject*>handle, <PyObject*>results, <PyObject*>joined) != 0: raise_pending()
 
 
 def sinks_backward(object handle, tuple grads):
-    """Run the graph with gradients of its results (None: not needed). It is given aliases, so that whoever
+    """Run the graph with what sinks_grads says (None: not there). It is given aliases, so that whoever
     holds the memory of a gradient can be counted."""
     aliases = [g if g is None else view_like(g, g, 0) for g in grads]
     if sinks_run(<PyObject*>handle, <PyObject*>grads, <PyObject*>aliases) != 0: raise_pending()

@@ -325,6 +325,7 @@ cdef int table_check(Table* t) except -1:
         assert (n.site is not NULL) or (n.save_n == 0 and n.flow_n == 0), "saved for no backward"
         for j in range(n.save_n):
             assert save_row(t, n.save_at + j).slot < n.slot_n and save_row(t, n.save_at + j).out < n.out_n
+        assert 0 <= n.joined_n <= n.flow_n, "flows from several edges"
         for j in range(n.flow_n): assert flow_row(t, n.flow_at + j)[0] < n.slot_n, "flows to no slot"
         assert n.slot_at + n.slot_n <= t.slots.n and n.out_at + n.out_n <= t.outs.n, "slots, outs"
         assert n.ret_at + n.ret_n <= t.ops.n and n.dim_at + n.dim_n <= t.dims.n, "ops, dims"
