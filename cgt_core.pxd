@@ -69,7 +69,7 @@ cdef enum:                  # PlaceKind: the numbers are those of cgt/places.py
 
 cdef enum:                  # Miss: why a node did not accept a call; guard.pxi says, dispatch.py explains
     FITS, MISS_SPEC, MISS_AMBIENT, MISS_META, MISS_POINTER, MISS_ALIGN, MISS_VALUE, MISS_OVERLAP,
-    MISS_GRAD, MISS_PLACE, MISS_ALIVE
+    MISS_GRAD, MISS_PLACE, MISS_ALIVE, MISS_SAME
 
 cdef enum: HOST, CUDA       # DriverKind
 
@@ -137,15 +137,19 @@ cdef struct Dead:               # a fresh output whose memory a descendant may u
 cdef struct Slot:               # what a guard reads comes first: one cache line
     int32_t leaf                # which tensor leaf; NONE for one reached by closure, module or .grad
     int32_t binding             # Binding
-    PyObject* tensor            # the reached tensor, borrowed; NULL for a leaf or a gradient
+    PyObject* tensor            # the reached tensor, borrowed; of a leaf: what it must be, being reached, too
     uint64_t keys               # dispatch key set
     int32_t dtype, device, autograd, ndim   # autograd: AutogradState (tensor_shim.h)
     id_t dim_at                 # sizes then strides, index into the node's dims
     int32_t itemsize            # bytes of an element
     char* ptr
-    id_t from_node, from_out    # PINNED: it is this output of an ancestor, wherever that is; or NONE
+    id_t from_node              # PINNED: it is output `from_out` of this ancestor, wherever that is; or NONE
+    int32_t identity            # of a leaf: it matters which tensor it is, by `tensor`, grad_of, same or apart
     int64_t shift               # bytes from the start of that output
+    id_t from_out
     id_t grad_of                # it is .grad of this slot of the node's, whatever that is now; or NONE
+    id_t same                   # it is the very tensor of this slot of the node's; or NONE
+    int32_t apart               # and it is that of no other slot (gradients flow to it)
     int32_t align               # data pointer modulo align_of (guard.pxi)
     int32_t written             # the function writes it
     int32_t bumps               # by how much a replay moves its _version

@@ -3,6 +3,7 @@
 Every function returns rows as plain tuples, or the sentence that says why there can be none.
 """
 
+import collections
 import gc
 import types
 import weakref
@@ -57,7 +58,7 @@ def rows(rec, seen, result, args, kwargs):
     outs = describe_outs(rec, seen, out, slots)
     if isinstance(outs, str):
         return outs
-    returned = {o[1] for o in outs if o[0] in (VIEW, INPUT) and slots[o[1]][-1] != NONE}
+    returned = {o[1] for o in outs if o[0] in (VIEW, INPUT) and slots[o[1]][0] == NONE != slots[o[1]][-1]}
     owners = {slots[k][-1] for k in returned}
     for k in returned:  # a result is made from the gradient's Python object: it must be the very same
         slots[k] = (NONE, slots[k][2], *slots[k][2:-1], NONE)
@@ -86,7 +87,8 @@ def settle(rec, seen, row):
 def describe_slots(rec, seen):
     """One row per argument leaf, then one per reached tensor that the run touched."""
     flat, reached = rec["flat"], rec["reached"]
-    slots, paths, bumped = [], [], set()
+    slots, paths, bumped, first_of = [], [], set(), {}
+    at = collections.Counter(map(core.address, {id(t): t for t in all_tensors(flat, reached)}.values()))
     copied = {id(flat.tensors[k]): k for k in rec["copies"]}
     for k, t in enumerate(all_tensors(flat, reached)):
         is_leaf = k < len(flat.tensors)
@@ -107,13 +109,20 @@ def describe_slots(rec, seen):
         else:
             binding = PINNED
         copy = {COPIED: rec["copies"].get(k), TWIN: copied.get(id(t))}.get(binding, NONE)
-        path, owner = flat.paths[k] if is_leaf else None, NONE
-        if not is_leaf:
-            path, _, owner = reached[k - len(flat.tensors)]
         # A gradient is found at the call, and nobody but its owner holds it.
-        kept = None if is_leaf or owner != NONE else t
-        leaf = k if is_leaf else NONE
-        slots.append((leaf, kept, t, binding, written, bumps, copy, owner))
+        same, apart = NONE, False
+        if is_leaf:
+            path, leaf = flat.paths[k], k
+            kept, owner = rec["also"].get(id(t), (None, NONE)) if touched else (None, NONE)
+            if touched and rec["graph"] is None:
+                same = first_of.setdefault(id(t), k)
+                same = NONE if same == k else same
+                # At another call it could be what another slot is, and gradients would tell.
+                apart = t.requires_grad and (binding in (COPIED, TWIN) or at[core.address(t)] > 1)
+        else:
+            path, _, owner = reached[k - len(flat.tensors)]
+            kept, leaf = t if owner == NONE else None, NONE
+        slots.append((leaf, kept, t, binding, written, bumps, copy, same, apart, owner))
         paths.append(path)
     return slots, paths
 

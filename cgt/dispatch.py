@@ -23,7 +23,7 @@ from .trace import CUDA, HOST
 
 NONE = -1
 VIEW, INPUT = 2, 3  # OutKind in cgt_core.pxd
-MISS_POINTER, MISS_ALIGN, MISS_GRAD, MISS_PLACE, MISS_ALIVE = 4, 5, 8, 9, 10  # Miss
+MISS_POINTER, MISS_ALIGN, MISS_GRAD, MISS_PLACE, MISS_ALIVE, MISS_SAME = 4, 5, 8, 9, 10, 11  # Miss
 ATTRIBUTE = "_cgt_state"  # of a jitted function: its state
 BACKWARD = ".backward"  # behind the name of the function whose backward it is
 
@@ -334,6 +334,8 @@ def why_missed(state, spec, flat, path, parent):
             return errors.moved(name, *core.slot_addresses(node, index, list(flat.tensors)))
         if why == MISS_ALIGN:
             return errors.misaligned(name)
+        if why == MISS_SAME:
+            return errors.other_tensor(name)
         return errors.arguments_changed(name)
     return errors.arguments_changed("a number, string or structure among the arguments, or a mode of torch,")
 
@@ -514,7 +516,7 @@ def prepare(state, function, spec, flat):
     for path, value in [*flat.objects, *((p.path, p.want) for p in found)]:
         if is_reader(value):
             return errors.early_bound(path)
-    reached = reach_tensors(named_tensors(found) if graph is None else graph["reached"], flat)
+    reached, also = reach_tensors(named_tensors(found) if graph is None else graph["reached"], flat)
     tensors = describe.all_tensors(flat, reached)
     path, parent = place_in_tree(state, flat, tensors)
     reason = over_limit(state, spec, flat, path, parent)
@@ -525,7 +527,7 @@ def prepare(state, function, spec, flat):
     if parent == NONE:
         begin_iteration(device, tensors)
     return {
-        "flat": flat, "reached": reached, "places": found, "unguarded": unguarded,
+        "flat": flat, "reached": reached, "also": also, "places": found, "unguarded": unguarded,
         "lone": places.lone_empties(found),
         "changed": changed_places(state, spec, flat, path, parent),
         "ran": ran, "graph": graph, "saves": state["saves"] and torch.is_grad_enabled(),
@@ -621,18 +623,22 @@ def named_tensors(found):
 def reach_tensors(named, flat):
     """[(path, tensor, owner)] of those tensors that are not arguments, each once, and of the gradients
     of all. owner: index of the tensor whose .grad it is, in the order of describe.all_tensors; NONE
-    for a tensor in a place."""
+    for a tensor in a place. And of arguments that are one of these, too: {id: (tensor or None, owner)}."""
     leaves = {id(t) for t in flat.tensors}
-    reached = {}
+    reached, also = {}, {}
     for path, tensor in named:
-        if id(tensor) not in leaves:
+        if id(tensor) in leaves:
+            also[id(tensor)] = (tensor, NONE)
+        else:
             reached.setdefault(id(tensor), (path, tensor, NONE))
     named = [*zip(flat.paths, flat.tensors, strict=True), *(r[:2] for r in reached.values())]
     for k, (path, tensor) in enumerate(named):
         grad = tensor.grad if tensor.is_leaf and tensor.requires_grad else None
-        if grad is not None and id(grad) not in leaves:
+        if grad is not None and id(grad) in leaves:
+            also[id(grad)] = (also.get(id(grad), (None, NONE))[0], k)
+        elif grad is not None:
             reached.setdefault(id(grad), (path + ".grad", grad, k))
-    return list(reached.values())
+    return list(reached.values()), also
 
 
 def reach_generators(found, flat):

@@ -373,6 +373,13 @@ def place_changed(path):
     return f"{path} changes from call to call. Pass it as a tensor, or keep it constant."
 
 
+def other_tensor(path):
+    return (
+        f"{path} is now and then the very tensor that is also another argument, in a variable or a .grad that the "
+        "function reads. Pass such a tensor once, or always."
+    )
+
+
 def still_held(line):
     return (
         f"the result made at {line} had been dropped when this call was recorded and is still held now. "

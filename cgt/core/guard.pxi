@@ -34,15 +34,33 @@ cdef inline int64_t guard_slot(Table* t, Node* n, int32_t k, PyObject** leaves) 
                        dim_row(t, n.dim_at + s.dim_at)): return miss(MISS_META, k)
     if s.binding == UNUSED: return FITS
     p = tensor_at(x, s.itemsize)
-    if s.binding == PINNED: return FITS if p == slot_ptr(t, s) else miss(MISS_POINTER, k)
-    if s.binding == COPIED:
+    if s.binding == PINNED:
+        if p != slot_ptr(t, s): return miss(MISS_POINTER, k)
+    elif s.binding == COPIED:
         if <int32_t>(<uintptr_t>p % align_of(n)) != s.align: return miss(MISS_ALIGN, k)
         if n.writes and guard_overlaps(t, n, x, leaves): return miss(MISS_OVERLAP, k)
-        return FITS
-    if s.binding == TWIN:
-        x = slot_tensor(t, n, slot_row(t, n.slot_at + s.copy), leaves)
-        return FITS if p == tensor_at(x, s.itemsize) else miss(MISS_POINTER, k)
-    return FITS if memcmp(p, s.value, s.itemsize) == 0 else miss(MISS_VALUE, k)
+    elif s.binding == TWIN:
+        if p != tensor_at(slot_tensor(t, n, slot_row(t, n.slot_at + s.copy), leaves), s.itemsize):
+            return miss(MISS_POINTER, k)
+    elif memcmp(p, s.value, s.itemsize) != 0: return miss(MISS_VALUE, k)
+    if s.identity and not guard_identity(t, n, k, x, leaves): return miss(MISS_SAME, k)
+    return FITS
+
+cdef bint guard_identity(Table* t, Node* n, int32_t k, PyObject* x, PyObject** leaves) noexcept nogil:
+    """Is argument x to the rest of the call what it was: the tensor in a place, a .grad, another argument, or
+    none of those to which gradients flow? What was one tensor has one slot's memory and gradient."""
+    cdef Slot* s = slot_row(t, n.slot_at + k)
+    cdef Slot* other
+    cdef int32_t j
+    if s.tensor is not NULL and x != s.tensor: return False
+    if s.grad_of != NONE and tensor_impl(x) != tensor_grad(
+            slot_tensor(t, n, slot_row(t, n.slot_at + s.grad_of), leaves)): return False
+    if s.same != NONE and x != slot_tensor(t, n, slot_row(t, n.slot_at + s.same), leaves): return False
+    for j in range(n.slot_n if s.apart else 0):
+        other = slot_row(t, n.slot_at + j)
+        if j == k or other.autograd != s.autograd or other.same == k or s.same == j: continue
+        if (s.same == NONE or other.same != s.same) and slot_tensor(t, n, other, leaves) == x: return False
+    return True
 
 cdef int guard_overlaps(Table* t, Node* n, PyObject* x, PyObject** leaves) noexcept nogil:
     """Does a tensor that is copied beforehand share its storage with one that the graph writes?"""

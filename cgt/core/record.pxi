@@ -107,17 +107,20 @@ cdef id_t dims_of(Table* t, id_t n, PyObject* x) except -1:
     return at - node.dim_at
 
 cdef int slot_fill(Table* t, id_t n, id_t at, object row) except -1:
-    """row: (leaf, tensor, example, binding, written, bumps, copy, grad_of)"""
+    """row: (leaf, tensor, example, binding, written, bumps, copy, same, apart, grad_of)"""
     cdef PyObject* x
     cdef Slot* s
     cdef id_t dim_at
-    leaf, tensor, example, binding, written, bumps, copy, grad_of = row
+    leaf, tensor, example, binding, written, bumps, copy, same, apart, grad_of = row
     x = <PyObject*>example
     dim_at = dims_of(t, n, x)
     s = slot_row(t, at)
     s.leaf = leaf
     s.tensor = <PyObject*>tensor if tensor is not None else NULL
     s.grad_of = grad_of
+    s.same = same
+    s.apart = apart
+    s.identity = s.leaf != NONE and (s.tensor is not NULL or s.grad_of != NONE or s.same != NONE or s.apart)
     s.binding = binding
     s.written = written
     s.bumps = bumps

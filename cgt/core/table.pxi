@@ -334,9 +334,10 @@ cdef int table_check(Table* t) except -1:
         assert n.grad_at + n.grad_n <= t.grads.n and n.path < t.paths.n, "grads, path"
         for j in range(n.slot_n):
             s = slot_row(t, n.slot_at + j)
-            assert (s.leaf != NONE) + (s.tensor is not NULL) + (s.grad_of != NONE) == 1, \
+            assert s.leaf != NONE or (s.tensor is not NULL) + (s.grad_of != NONE) == 1, \
                 "a slot is a leaf, reached, or a gradient"
             assert s.grad_of < n.slot_n, "a gradient of no slot"
+            assert s.same < j and (s.leaf != NONE or not s.identity), "the same as an earlier leaf"
             assert s.leaf < spec_row(t, n.spec).n_leaves, "a slot beyond the leaves"
             assert (s.binding in (COPIED, TWIN)) == (s.copy != NONE), "a copied slot has a copy"
             assert s.binding != TWIN or slot_row(t, n.slot_at + s.copy).binding == COPIED, "twin of a copied"
