@@ -212,6 +212,59 @@ def test_a_chain_of_jitted_functions(device):
     compare(run, device, 8, 7)
 
 
+@pytest.mark.parametrize("use", ["before", "after", "twice", "hooked", "grad", "retained"])
+def test_gradients_that_meet_what_eager_code_contributes(device, use):
+    """Inside, h and w are used three times and twice: (c + a) + b is not c + (a + b)."""
+
+    def run(wrap):
+        torch.manual_seed(4)
+        u, v = (torch.randn(6, 6, device=device) for _ in range(2))
+        w = torch.randn(6, 6, device=device, requires_grad=True)
+        f, seen = wrap(lambda h: (h @ w) * (h @ u).tanh() + h @ v + w.mean()), []
+        for x in data(device, 12):
+            x.requires_grad_()
+            h = x * 1.1
+            if use == "hooked":
+                h.register_hook(lambda grad: grad * 0.7)
+            if use == "after":
+                out = f(h) + h.sin() @ w
+            elif use == "twice":
+                h = h + f(h)
+                out = f(h) * h + (h @ w).exp() * 0.01
+            else:
+                out = h.sin() @ w
+                out = out + f(h)
+            loss = out.square().sum()
+            if use == "grad":
+                seen.append(torch.autograd.grad(loss, [h, w]))
+                continue
+            loss.backward(retain_graph=use == "retained")
+            if use == "retained":
+                loss.backward()
+            seen += [x.grad, w.grad.clone()]
+            w.grad = None
+        return f, seen
+
+    compare(run, device, 8, 7)
+
+
+def test_gradients_that_meet_a_sparse_one(device):
+    """The embedding's is left to autograd, which knows how to add to it."""
+
+    def run(wrap):
+        torch.manual_seed(4)
+        w = torch.randn(12, 6, device=device, requires_grad=True)
+        f, seen = wrap(lambda h: h @ w.t() + w.sum() * 0.1), []
+        for k, x in enumerate(data(device, 12)):
+            rows = F.embedding(torch.tensor([k % 5, 3], device=device), w, sparse=True)
+            (f(x).square().sum() + rows.sin().sum()).backward()
+            seen.append(w.grad.to_dense().clone())
+            w.grad = None
+        return f, seen
+
+    compare(run, device, 8, 7)
+
+
 def test_forward_loss_and_optimizer_each_jitted(device):
     def run(wrap):
         model = net().to(device)

@@ -471,34 +471,6 @@ def test_history_that_was_used_up_behind_an_unused_result(device):
         jitted(h.detach(), ones(device))[1].sum().backward()
 
 
-@footgun("Gradients that meet outside a call may differ in the last bit")
-def test_gradients_that_meet_outside_a_call(device):
-    """One third and its neighbours: sums in another order round differently."""
-
-    def gradients(wrap, residual_inside):
-        torch.manual_seed(0)
-        w = [torch.randn(16, 16, device=device) for _ in range(3)]
-
-        def attend(h):
-            a = (h @ w[0]) * (h @ w[1]).tanh() + h @ w[2]
-            return h + a if residual_inside else a
-
-        f, found = wrap(attend), []
-        for _ in range(8):
-            x = torch.randn(16, 16, device=device, requires_grad=True)
-            h = x * 1
-            out = f(h)
-            (out if residual_inside else h + out).square().sum().backward()
-            found.append(x.grad)
-        return found
-
-    for inside in (False, True):
-        want, got = gradients(lambda f: f, inside), gradients(cgt.jit, inside)
-        for a, b in zip(want, got, strict=True):
-            assert torch.allclose(a, b, rtol=1e-4, atol=1e-4)
-            assert not inside or torch.equal(a, b)
-
-
 @footgun("Hooks of parameters fire together, after the whole backward of a jitted function")
 def test_order_of_hooks(device):
     torch.manual_seed(0)
