@@ -61,7 +61,7 @@ def new_state(f, born, name, opts, graph=None):
         "graph": graph, "saves": False, "refused": None, "past": [0] * 10, "ran": set(),
         "drivers": {}, "pointers": {}, "moved": set(), "written": set(),
         "reasons": {}, "verdicts": {}, "cool": {}, "escapes": 0, "unguarded": [],
-        "warm_seconds": 0.0, "warmed": 0, "range": None,
+        "warm_seconds": 0.0, "warmed": 0, "doubted": False, "range": None,
     }  # fmt: skip
 
 
@@ -395,7 +395,6 @@ def warm(state, function, spec, flat, args, kwargs):
     seen = trace.observe(guess, graph=state["graph"], ran=state["ran"])
     before = [describe.memory_of(t) for t in flat.tensors]
     result = trace.run(seen, function, args, kwargs)
-    core.fn_count(state["f"], "warmups")
     state["warm_seconds"] += time.perf_counter() - began
     note_warm(state, flat, result, driver_of(state, flat) is None)
     driver = CUDA if any(d.type == "cuda" for d in seen["devices"]) else HOST
@@ -407,10 +406,15 @@ def warm(state, function, spec, flat, args, kwargs):
     state["saves"] |= bool(describe.pending_in(seen, result))
     if state["graph"] is not None:
         prove(state, seen, args)
+    if reason is not None and state["doubted"]:
+        condemn(state, spec, flat, reason)  # and warm again after the cool-down
+        count_eager(state, reason)
+        return result
+    core.fn_count(state["f"], "warmups")
     if reason is None:
         state["drivers"][leaf_devices(flat)] = driver
-    else:
-        condemn(state, spec, flat, reason)  # and warm again after the cool-down
+    else:  # a first call may do what no other does: caches that are made lazily
+        state["doubted"] = True
     return result
 
 

@@ -100,6 +100,25 @@ def test_python_side_effects_happen_while_warming_and_recording_only(device, cap
     assert counts(f) == (1, 1, 4, 0)
 
 
+def test_what_only_the_first_call_does_costs_one_more_warm_up(device):
+    """A cache that is made lazily may need the host."""
+    cache = {}
+
+    def scaled(x):
+        if "scale" not in cache:
+            cache["scale"] = float(x.abs().max())
+        return x * cache["scale"]
+
+    f, x = cgt.jit(scaled), values(device)
+    for _ in range(6):
+        assert torch.equal(f(x), x * x.abs().max())
+    assert counts(f) == (2, 1, 3, 0)
+    f = cgt.jit(lambda x: x * float(x.abs().max()))
+    for _ in range(6):
+        assert torch.equal(f(x), x * x.abs().max())
+    assert counts(f) == (1, 0, 0, 5)
+
+
 def test_one_warm_up_serves_every_shape(device):
     f = cgt.jit(lambda x: x.relu() + 1)
     for k, n in enumerate([2, 3, 5]):
