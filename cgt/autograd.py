@@ -86,34 +86,35 @@ def find_saves(rec, seen, row, n_grads):
     are those arguments, behind `n_grads` gradients. What the run made and saved becomes a hidden output,
     each storage once. A constant of the run stays with its Saved."""
     outs, slots = row["outs"], row["slots"]
-    where = {core.storage_id(s[2]): (k, NONE) for k, s in reversed(list(enumerate(slots)))}
-    where |= {core.storage_id(o[2]): (NONE, k) for k, o in enumerate(outs) if o[0] == FRESH}
+    made = {core.storage_id(o[2]): (NONE, k) for k, o in enumerate(outs) if o[0] == FRESH}
     # A view of a copied argument is one of its buffer: the backward gets the argument.
     buffers = {sid: (buffer, leaf) for sid, (_, _, buffer, leaf) in seen["buffers"].items()}
     for sid, (_, leaf) in buffers.items():
-        where[sid] = (next(k for k, s in enumerate(slots) if s[2] is leaf), NONE)
+        made[sid] = (describe.slot_at(leaf, row["near"])[0], NONE)
     saves, saved = [], []
 
     def place(t, version):
-        """Index among what is saved of the storage of t, or None for one that does not change."""
+        """(slot, out) in whose memory t lies, which is saved from now on; None if that does not change."""
         sid = core.storage_id(t)
-        if sid not in where and sid in seen["made"] and t.numel():
-            where[sid] = (NONE, len(outs))
+        found = made.get(sid, (describe.slot_at(t, row["near"])[0], NONE))
+        if found == (NONE, NONE) and sid in seen["made"] and t.numel():
+            found = made[sid] = (NONE, len(outs))
             line = seen["made"][sid]
             outs.append((FRESH, NONE, core.twin(t), 0, version, NONE, True, False, line))
-        if sid not in where or not t.numel():
+        if found == (NONE, NONE) or not t.numel():
             return None
-        if where[sid] not in saves:
-            saves.append(where[sid])
-        return saves.index(where[sid])
+        if found not in saves:
+            saves.append(found)
+        return found
 
     for one in (ref() for ref in seen["saved"]):
         if one is None:  # its graph ran or was dropped inside the call
             continue
         t = one.tensor
         constant = rec["driver"] == CUDA and not t.is_cuda
-        if not constant and place(t, one.version) is not None:
-            slot, out = where[core.storage_id(t)]
+        found = None if constant else place(t, one.version)
+        if found is not None:
+            slot, out = found
             base = slots[slot][2] if out == NONE else outs[out][2]
             start = buffers.get(core.storage_id(t), (base,))[0]
             saved.append((one, base, describe.ghost(t), core.address(t) - core.address(start)))
@@ -121,7 +122,7 @@ def find_saves(rec, seen, row, n_grads):
     for sid, (ref, moved, _, words) in seen["tokens"].items():
         state = ref()
         if state is not None and (words is not None) == (rec["driver"] == CUDA):
-            at = place(state if words is None else words, 0)
+            at = saves.index(place(state if words is None else words, 0))
             tokens[sid] = (n_grads + at, moved, core.twin(state))  # whose address stays its name
     return saves, saved, tokens
 

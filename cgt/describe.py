@@ -55,17 +55,18 @@ def rows(rec, seen, result, args, kwargs):
     reason = vet_constants(out, flat)
     if reason is not None:
         return reason
-    outs = describe_outs(rec, seen, out, slots)
+    near = by_storage(slots)
+    outs = describe_outs(rec, seen, out, slots, near)
     if isinstance(outs, str):
         return outs
     returned = {o[1] for o in outs if o[0] in (VIEW, INPUT) and slots[o[1]][0] == NONE != slots[o[1]][-1]}
     owners = {slots[k][-1] for k in returned}
     for k in returned:  # a result is made from the gradient's Python object: it must be the very same
         slots[k] = (NONE, slots[k][2], *slots[k][2:-1], NONE)
-    grads = describe_grads(rec, seen, slots, outs, paths, owners)
+    grads = describe_grads(rec, seen, slots, near, outs, paths, owners)
     if isinstance(grads, str):
         return grads
-    return {"slots": slots, "paths": paths, "outs": outs, "grads": grads, "out": out}
+    return {"slots": slots, "paths": paths, "near": near, "outs": outs, "grads": grads, "out": out}
 
 
 def settle(rec, seen, row):
@@ -163,7 +164,28 @@ def vet_constants(out, flat):
     return None
 
 
-def describe_outs(rec, seen, out, slots):
+def by_storage(slots):
+    """{storage: [(slot, its tensor, binding), ...]}"""
+    near = {}
+    for k, slot in enumerate(slots):
+        near.setdefault(core.storage_id(slot[2]), []).append((k, slot[2], slot[3]))
+    return near
+
+
+def slot_at(t, near):
+    """(the slot in whose memory t lies, its tensor), or (NONE, None). Several arguments can be parts of one
+    storage, and where a part that is copied lies at another call says nothing of the others."""
+    lo = core.address(t)
+    hi = lo + trace.span(t)
+    alike = near.get(core.storage_id(t), ())
+    for k, base, _ in alike:
+        start = core.address(base)
+        if start <= lo and hi <= start + trace.span(base):
+            return k, base
+    return next(((k, base) for k, base, binding in alike if binding == PINNED), (NONE, None))
+
+
+def describe_outs(rec, seen, out, slots, near):
     """One row per tensor of the result."""
     by_id = {id(s[2]): k for k, s in reversed(list(enumerate(slots)))}
     outs, first_of, seen_ids = [], {}, {}
@@ -175,7 +197,7 @@ def describe_outs(rec, seen, out, slots):
         if id(t) in by_id:
             outs.append((INPUT, by_id[id(t)], ghost(t), 0, 0, NONE, False, False, ""))
             continue
-        row = describe_tensor(rec, seen, path, t, slots, first_of, len(outs))
+        row = describe_tensor(rec, seen, path, t, near, first_of, len(outs))
         if isinstance(row, str):
             return row
         outs.append(row)
@@ -187,7 +209,7 @@ def ghost(t):
     return core.view_like(core.fixed(t), t, core.address(t) - core.storage_address(t))
 
 
-def describe_tensor(rec, seen, path, t, slots, first_of, index, grad_slot=NONE):
+def describe_tensor(rec, seen, path, t, near, first_of, index, grad_slot=NONE):
     """The row of one new tensor, or why it cannot be handed out."""
     if type(t) not in (torch.Tensor, torch.nn.Parameter) or t.layout != torch.strided:
         layout = "" if t.layout == torch.strided else f" of layout {t.layout}"
@@ -199,14 +221,13 @@ def describe_tensor(rec, seen, path, t, slots, first_of, index, grad_slot=NONE):
         return errors.host_output(path)
     sid = core.storage_id(t)
     version = 0 if t.is_inference() else t._version
-    for k, slot in enumerate(slots):
-        base = slot[2]
-        if core.storage_id(base) == sid:
-            shift = core.address(t) - core.address(base)
-            return errors.odd_root(path) if t.requires_grad else (VIEW, k, ghost(t), shift, 0, NONE, False, False, "")
+    k, base = slot_at(t, near)
+    if k != NONE:
+        shift = core.address(t) - core.address(base)
+        return errors.odd_root(path) if t.requires_grad else (VIEW, k, ghost(t), shift, 0, NONE, False, False, "")
     if sid in seen["buffers"]:
         lo, _, buffer, leaf = seen["buffers"][sid]
-        k = next(k for k, s in enumerate(slots) if s[2] is leaf)
+        k, _ = slot_at(leaf, near)
         shift = core.address(t) - core.address(buffer)
         return errors.odd_root(path) if t.requires_grad else (VIEW, k, ghost(t), shift, 0, NONE, False, False, "")
     if sid not in seen["made"]:
@@ -218,7 +239,7 @@ def describe_tensor(rec, seen, path, t, slots, first_of, index, grad_slot=NONE):
     return (FRESH, NONE, proto, 0, version, grad_slot, grad_slot != NONE, root, line)
 
 
-def describe_grads(rec, seen, slots, outs, paths, identical):
+def describe_grads(rec, seen, slots, near, outs, paths, identical):
     """A row for each tensor that can have a gradient: whether it had one is guarded, since the function
     may ask (a backward does not: there only gradients that it changes have rows). One that the run
     replaced becomes a hidden output; one that it read or added to has a slot of its own. Those of slots in
@@ -238,7 +259,7 @@ def describe_grads(rec, seen, slots, outs, paths, identical):
             continue
         if core.storage_id(t.grad) not in seen["made"]:
             return errors.foreign_grad(paths[k])
-        row = describe_tensor(rec, seen, paths[k] + ".grad", t.grad, slots, first_of, len(outs), k)
+        row = describe_tensor(rec, seen, paths[k] + ".grad", t.grad, near, first_of, len(outs), k)
         if isinstance(row, str):
             return row
         outs.append(row)

@@ -51,6 +51,13 @@ def absolute(op, line):
     )
 
 
+def beside(line):
+    return (
+        f"{line} reads memory around an argument that moves (its _base, or past its end). Pass the whole tensor as an "
+        "argument."
+    )
+
+
 def reseeded(line):
     return (
         f"the state of a random generator was set inside the function (seen at {line}); a replay "

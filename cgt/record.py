@@ -104,7 +104,7 @@ def on_host(function, args, kwargs, rec):
             swaps.append((t, buffer))
         seen = trace.observe(
             HOST, swaps, rec["generators"], True, rec["parent"], rec["saves"], rec["graph"], rec["ran"],
-            flat.tensors, rec["spent"],
+            flat.tensors, rec["spent"], [t for _, t, _ in rec["reached"]],
         )  # fmt: skip
         seen["memory"].extend(buffer for _, buffer in swaps)
         seen["sinks"] = find_leaves(rec)
@@ -162,6 +162,7 @@ def on_cuda(function, args, kwargs, rec):
                 seen = trace.observe(
                     CUDA, swaps, rec["generators"], True, saves=rec["saves"], graph=rec["graph"],
                     ran=rec["ran"], arguments=flat.tensors, spent=rec["spent"],
+                    reached=[t for _, t, _ in rec["reached"]],
                 )  # fmt: skip
                 seen["keep"].extend(word_pairs)
                 for g, w, handle in zip(generators, word_pairs, handles, strict=True):

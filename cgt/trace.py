@@ -126,14 +126,14 @@ class Leaves:
 
 def observe(
     driver, swaps=(), generators=(), recording=False, parent=-1, saves=False, graph=None, ran=None,
-    arguments=(), spent=(),
+    arguments=(), spent=(), reached=(),
 ):  # fmt: skip
     """A fresh `seen`. `swaps`: [(leaf tensor, buffer), ...] for copied slots. `generators`: those that
     the function can reach, beside the default one. `parent`: the node behind which it is recorded.
     `saves`: the result will require grad, so learn what autograd saves. `graph`: the run is a backward
     of this recorded graph (autograd.py). `ran`: a set for the code objects that run, or None.
     `arguments`: the tensors among the arguments. `spent`: [(index, tensor), ...] of those arguments that
-    die with this backward."""
+    die with this backward. `reached`: tensors that it can read without its arguments."""
     seen = {
         "driver": driver, "recording": recording, "made": {}, "touched": {}, "written": set(),
         "results": [], "generators": {}, "devices": set(), "reason": None, "random": False,
@@ -150,6 +150,8 @@ def observe(
         seen["swaps"].setdefault(core.storage_id(leaf), []).append(row)
         seen["buffers"][core.storage_id(buffer)] = row
     copies = {id(leaf): buffer for leaf, buffer in swaps}
+    stay = [t for t in (*arguments, *reached) if id(t) not in copies] if swaps else ()
+    seen["stay"] = [(core.storage_id(t), core.address(t), span(t)) for t in stay]
     for at, t in spent:
         memory = [t, copies[id(t)]] if id(t) in copies else [t]
         seen["spent"][at] = (memory, holders(memory))
@@ -445,10 +447,15 @@ def tensors_in(values, into):
 def exchange(seen, value):
     """The argument with copied slots replaced by their buffers."""
     if isinstance(value, torch.Tensor):
-        at = core.address(value)
-        for lo, hi, buffer, _ in seen["swaps"].get(core.storage_id(value), ()):
-            if lo <= at and at + span(value) <= hi:
+        sid = core.storage_id(value)
+        if sid not in seen["swaps"] or not value.numel():
+            return value
+        at, end = core.address(value), core.address(value) + span(value)
+        for lo, hi, buffer, _ in seen["swaps"][sid]:
+            if lo <= at and end <= hi:
                 return core.view_like(buffer, value, at - lo)
+        if not any(s == sid and lo <= at and end <= lo + n for s, lo, n in seen["stay"]):
+            refuse(seen, errors.beside(user_line(seen)))
         return value
     if isinstance(value, (list, tuple)):
         return type(value)([exchange(seen, v) for v in value])

@@ -37,7 +37,7 @@ SENTENCES -= {"modified", "saved_changed"}
 SENTENCES -= {"late_read"}  # test_memory.py
 SENTENCES -= {"early_bound"}  # test_watched.py
 SENTENCES -= {"changed_state", "replaced", "forward_mode", "misaligned"}  # test_side_effects.py
-SENTENCES -= {"other_tensor"}  # test_identity.py
+SENTENCES -= {"other_tensor", "beside"}  # test_identity.py
 SENTENCES -= {"too_many_places", "new_code"}  # test_places.py
 SENTENCES -= {"higher_order_op", "compiled_on_host", "compiled_with_state", "compiles"}  # test_compile.py
 
