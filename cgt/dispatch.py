@@ -67,9 +67,10 @@ def new_state(f, born, name, opts, graph=None):
 
 def miss(state, function, spec, args, kwargs):
     """A call that was not replayed: decide, run, return the result."""
-    if state["graph"] is not None and "create_graph" in kwargs:
-        refuse_gradients(state["graph"], errors.double_backward())
-        raise errors.CgtError(errors.create_graph(state["name"].removesuffix(BACKWARD)))
+    if state["graph"] is not None and not kwargs.keys() <= {"changed"}:
+        refuse_gradients(state["graph"], errors.refused_backward("batched" in kwargs))
+        told = errors.batched_gradients if "batched" in kwargs else errors.create_graph
+        raise errors.CgtError(told(state["name"].removesuffix(BACKWARD)))
     if state["graph"] is not None and "changed" in kwargs:  # right if nothing reads it, as in eager
         return eager(state, function, args, kwargs, errors.saved_changed())
     kind = core.blocker()
@@ -637,7 +638,7 @@ def reach_tensors(named, flat):
             reached.setdefault(id(tensor), (path, tensor, NONE))
     named = [*zip(flat.paths, flat.tensors, strict=True), *(r[:2] for r in reached.values())]
     for k, (path, tensor) in enumerate(named):
-        grad = tensor.grad if tensor.is_leaf and tensor.requires_grad else None
+        grad = tensor.grad if can_have_grad(tensor) else None
         if grad is not None and id(grad) in leaves:
             also[id(grad)] = (also.get(id(grad), (None, NONE))[0], k)
         elif grad is not None:
@@ -659,7 +660,7 @@ def choose_copied(state, flat, reached, driver, parent, moved):
     if how == "pinned":
         return []
     ranges = [
-        (t, core.storage_id(t), core.address(t), core.address(t) + trace.span(t))
+        (t, core.address(t), core.address(t) + trace.span(t))
         for t in describe.all_tensors(flat, reached)
     ]
     written = {id(t) for path, t in zip(flat.paths, flat.tensors, strict=True) if path in state["written"]}
@@ -677,8 +678,8 @@ def choose_copied(state, flat, reached, driver, parent, moved):
             before = state["pointers"].get(path)
             if before is None or before == core.address(t):
                 continue
-        _, sid, lo, hi = ranges[k]
-        if any(x is not t and s == sid and a < hi and lo < b for x, s, a, b in ranges):
+        _, lo, hi = ranges[k]
+        if any(x is not t and a < hi and lo < b for x, a, b in ranges):
             continue  # shares bytes with another tensor: a copy would part them
         if not any(flat.tensors[j] is t for j in chosen):
             chosen.append(k)
@@ -690,8 +691,13 @@ def grads_before(flat, reached):
     return {
         k: core.grad_id(t)
         for k, t in enumerate(describe.all_tensors(flat, reached))
-        if t.requires_grad and t.is_leaf
+        if can_have_grad(t)
     }
+
+
+def can_have_grad(t):
+    """May code find a .grad here, now or when it is thawed?"""
+    return t.is_leaf and (t.requires_grad or type(t) is torch.nn.Parameter or t.grad is not None)
 
 
 # --- what becomes of it -----------------------------------------------------------------------

@@ -242,8 +242,31 @@ def create_graph(name):
     )
 
 
-def double_backward():
+def refused_backward(batched):
+    if batched:
+        return "a backward through it was given batched gradients (vmap, is_grads_batched)."
     return "a backward through it asked for create_graph=True."
+
+
+def batched_gradients(name):
+    return (
+        f"batched gradients (vmap, is_grads_batched) through a replayed call of {name}: its backward is a recording "
+        f"for one. Call {name}.__wrapped__ for them; further calls of {name} with gradients run eagerly."
+    )
+
+
+def transforms(line):
+    return (
+        f"{line} differentiates with torch.func, which does not work where a later backward's needs are watched. Return a "
+        "result that does not require grad, or jit the whole step with its backward()."
+    )
+
+
+def read_behind(op, line):
+    return (
+        f"{op} at {line} reads values where no replay could repeat it. Keep tensors as they are (torch.stack instead of "
+        "torch.tensor of tensors), or compute it outside."
+    )
 
 
 def late_read():
@@ -257,7 +280,7 @@ def late_read():
 def early_bound(path):
     return (
         f"{path} reads a tensor's memory and was looked up before cgt could watch it. Look it up where it "
-        "is called: x.tolist(), torch.tensor_split(x, ...)."
+        "is called: x.tolist(), torch.utils.dlpack.to_dlpack(x)."
     )
 
 

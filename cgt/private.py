@@ -132,11 +132,14 @@ def regions_watched(mode_type):
             handler.remove_start_callback(start)
 
 
-# Methods that hand a tensor's memory to somebody outside PyTorch, and a function that reads its indices
-# behind the dispatcher. (A function mode would see them, too; but Dynamo compiles once more for each
-# stack of function modes, and random states belong to a compilation.)
-READS = "numpy tolist data_ptr __array__ __repr__ untyped_storage __dlpack__ tensor_split".split()
-READERS = Watched((torch, "tensor_split"), *((torch.Tensor, name) for name in READS))
+# What hands a tensor's memory to somebody outside PyTorch. (A function mode would see it, too; but Dynamo
+# compiles once more for each stack of function modes, and random states belong to a compilation.)
+READS = "numpy tolist data_ptr __array__ __repr__ untyped_storage __dlpack__".split()
+TO_DLPACK = ((torch._C, "_to_dlpack"), (torch.utils.dlpack, "to_dlpack"), (torch, "to_dlpack"))
+READERS = Watched(
+    *((torch.Tensor, name) for name in READS),
+    *((owner, name) for owner, name in TO_DLPACK if hasattr(owner, name)),
+)
 PLAIN_READERS = [getattr(owner, name) for owner, name in READERS.targets]
 
 
@@ -153,13 +156,60 @@ def reads_watched(is_mine, read):
 
     def handle(plain, owner, name, args, kwargs):
         given = [*args, *kwargs.values()]
-        if name == "tensor_split":
-            given = [t for t in given[1:] if isinstance(t, torch.Tensor)]
         if given and not torch.compiler.is_compiling():  # its ops will be seen when they run
             read(name, given[0])
         return plain(*args, **kwargs)
 
     return READERS.by(is_mine, handle)
+
+
+# Operators that read values behind the dispatcher's back, beside `_local_scalar_dense` where no mode is (in
+# torch.tensor of tensors, say): lengths by pointer.
+SCALAR = "aten::_local_scalar_dense"
+READ_BEHIND = [
+    "aten::_pad_packed_sequence", "aten::ctc_loss.Tensor", "aten::tensor_split.tensor_indices_or_sections",
+    *(f"aten::{kind}.data" for kind in ("lstm", "gru", "rnn_tanh", "rnn_relu")),
+]  # fmt: skip
+COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
+
+
+@functools.cache
+def composite_of(op):
+    """What runs an op that is only made of others, or None. Modes do not see such an op but in inference mode,
+    where autograd's keys do not take it apart."""
+    if not isinstance(op, torch._ops.OpOverload):
+        return None
+    has = functools.partial(torch._C._dispatch_has_kernel_for_dispatch_key, op.name())
+    if not has("CompositeImplicitAutograd") or has("CPU") or has("CUDA"):
+        return None
+    return functools.partial(op._op_dk, COMPOSITE)
+
+
+DISABLES = Watched((torch._C._autograd, "_saved_tensors_hooks_disable"))
+
+
+@contextlib.contextmanager
+def saved_hooks(pack, unpack, is_mine, disabled):
+    """Autograd saves through these hooks inside; torch.func's transforms, which work with none, are told of by
+    disabled() and take them away."""
+    of = torch._C._autograd
+    push, pop = of._push_saved_tensors_default_hooks, of._pop_saved_tensors_default_hooks
+    ours = [True]
+
+    def handle(plain, owner, name, args, kwargs):
+        if ours and core.save_hooks() == 1:
+            ours.clear()
+            pop()
+            disabled()
+        return plain(*args, **kwargs)
+
+    push(pack, unpack)
+    try:
+        with DISABLES.by(is_mine, handle):
+            yield
+    finally:
+        if ours:
+            pop()
 
 
 KEEPS = Watched((torch._C._autograd, "_get_current_graph_task_keep_graph"))
@@ -262,6 +312,11 @@ def profiled(started):
         yield True
     finally:
         sys.setprofile(None)
+
+
+def modes_are_skipped():
+    """Do ops of the calling thread pass dispatch modes by, as where torch.tensor reads a sequence?"""
+    return torch._C._dispatch_tls_is_dispatch_key_excluded(torch._C.DispatchKey.Python)
 
 
 def mode_is_active(mode):

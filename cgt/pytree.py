@@ -33,7 +33,7 @@ TUPLE = 4
 LIST = 5
 DICT = 6  # obj = the keys in insertion order, each compared with `same_value`
 NAMEDTUPLE = 7  # obj = type
-DATACLASS = 8  # obj = (type, names of the attributes)
+DATACLASS = 8  # obj = (type, names of the attributes, how many the instance's dict has)
 CUSTOM = 9  # obj = (type, flatten_fn, context, unflatten_fn), as registered with torch
 
 PLAIN_TYPES = frozenset(
@@ -176,12 +176,12 @@ def _open(value, path):
         return None  # it extends dict, say: object.__new__ cannot rebuild that
     names = [field.name for field in dataclasses.fields(kind)]
     # What __post_init__ left beside the fields: the function may read it, so it is guarded too.
-    names += [name for name in getattr(value, "__dict__", ()) if name not in names]
-    try:
-        children = tuple(getattr(value, name) for name in names)
-    except AttributeError as error:
-        raise CgtError(f"{path} has a dataclass field that is not set: {error}. Set it.") from error
-    return (DATACLASS, len(names), (kind, tuple(names))), children, [f".{name}" for name in names]
+    own = getattr(value, "__dict__", ())
+    names += [name for name in own if name not in names]
+    names = [name for name in names if hasattr(value, name)]  # a field may be set later
+    children = tuple(getattr(value, name) for name in names)
+    about = (kind, tuple(names), len(own))
+    return (DATACLASS, len(names), about), children, [f".{name}" for name in names]
 
 
 def _leaf_kind(value, path, is_static):
@@ -285,6 +285,8 @@ def _children(value, kind, obj):
     if kind == DICT:
         return tuple(value.values()) if same_value(obj, tuple(value)) else None
     if kind == DATACLASS:  # an attribute that is absent becomes a marker that no op describes
+        if len(getattr(value, "__dict__", ())) != obj[2]:
+            return None
         return [getattr(value, name, EXACT_TYPE) for name in obj[1]]
     if kind == CUSTOM:
         children, context = obj[1](value)

@@ -29,15 +29,20 @@ import torch
 
 from . import errors, tape
 from .private import (
+    READ_BEHIND,
+    SCALAR,
     DispatchMode,
     OpOverload,
     codes_watched,
+    composite_of,
     is_forward_ad,
     is_in_backward,
     mode_is_active,
+    modes_are_skipped,
     outside_dynamo,
     reads_watched,
     regions_watched,
+    saved_hooks,
     sequence_number,
     states_watched,
     was_freed,
@@ -54,6 +59,7 @@ SILENT_WRITES = frozenset(
 )
 # Ops that count from the start of the storage, which a copied slot's buffer does not have.
 ABSOLUTE = frozenset(("as_strided", "as_strided_", "as_strided_copy", "as_strided_scatter"))
+DYNAMIC = frozenset(("_pack_padded_sequence",))  # by lengths on the host, though it has no tag for that
 REPLACES_MEMORY = frozenset("set_ resize_ resize_as_ _resize_output_ resize_storage_bytes_".split())
 NOT_USER_CODE = (
     os.path.dirname(torch.__file__) + os.sep,
@@ -85,7 +91,7 @@ def facts_of(op):
     packet, tags = op.overloadpacket.__name__, op.tags
     return OpFacts(
         packet, tape.writes(op), torch.Tag.nondeterministic_seeded in tags,
-        torch.Tag.data_dependent_output in tags, torch.Tag.dynamic_output_shape in tags,
+        torch.Tag.data_dependent_output in tags, packet in DYNAMIC or torch.Tag.dynamic_output_shape in tags,
         torch.Tag.inplace_view in tags, packet in REPLACES_MEMORY, packet in ABSOLUTE,
     )  # fmt: skip
 
@@ -177,7 +183,8 @@ def run(seen, function, args, kwargs):
     )
     before = references(seen)
     codes = codes_watched(seen["ran"]) if seen["ran"] is not None else contextlib.nullcontext()
-    with mode, reads, watch_saves(seen), states, watched as saw_regions, codes:
+    behind, saves = watch_behind(mode), watch_saves(seen, mode)
+    with mode, reads, behind, saves, states, watched as saw_regions, codes:
         result = function(*args, **kwargs)
     if seen["saves"]:
         if before != references(seen):
@@ -198,12 +205,41 @@ def references(seen):
     return [core.references(t) - ours.count(id(t)) for t in seen["arguments"]]
 
 
-def watch_saves(seen):
+def watch_saves(seen, mode):
     """Autograd saves through `pack` where a later backward will need it."""
     if not seen["saves"]:
         return contextlib.nullcontext()
     packed = functools.partial(pack, seen["saved"], seen["results"])
-    return torch.autograd.graph.saved_tensors_hooks(packed, unpack)
+    return saved_hooks(
+        packed, unpack, mode.covers, lambda: refuse(seen, errors.transforms(user_line(seen)))
+    )
+
+
+WATCHING = {}  # thread -> the OpWatch of its run
+
+
+@contextlib.contextmanager
+def watch_behind(mode):
+    """Inside, operators that no mode sees are told to note_read."""
+    thread = threading.get_ident()
+    before, WATCHING[thread] = WATCHING.get(thread), mode
+    handle = core.reads_begin()
+    try:
+        yield
+    finally:
+        core.reads_end(handle)
+        WATCHING[thread] = before
+
+
+def note_read(name):
+    """An operator is about to run that reads values for which a replay has no op. It comes from the middle of
+    PyTorch: no exception may leave, even in a capture."""
+    mode = WATCHING.get(threading.get_ident())
+    if mode is None or mode.seen["inside"] or mode.seen["reason"] is not None:
+        return
+    hidden = not mode.covers() or (modes_are_skipped() and threading.get_ident() not in mode.busy)
+    if name in READ_BEHIND or (name == SCALAR and hidden):
+        mode.seen["reason"] = errors.read_behind(name.replace("::", "."), user_line(mode.seen))
 
 
 def pack(packed, results, t):
@@ -394,6 +430,11 @@ class OpWatch(DispatchMode):
 
     @outside_dynamo
     def __torch_dispatch__(self, op, types, args=(), kwargs=None):
+        composite = composite_of(op)
+        if composite is not None and not self.seen["inside"]:
+            note_read(op.name())
+            with self:
+                return composite(*args, **(kwargs or {}))
         thread = threading.get_ident()
         self.busy.add(thread)
         try:
@@ -611,7 +652,7 @@ def watch_compile(seen):
 def append(seen, op, args, kwargs, results, fresh, writes):
     """Put the op on the host's tape, unless it is a view."""
     seen["memory"].extend(map(core.twin, fresh))  # a freed storage's address could come back
-    if seen["reason"] is not None or not (fresh or writes or not results):
+    if seen["reason"] is not None or facts_of(op).reshapes or not (fresh or writes or not results):
         return
     if fresh and len(fresh) != len(results):
         refuse(seen, errors.odd_op(str(op), user_line(seen)))

@@ -401,6 +401,68 @@ def test_create_graph_is_refused_with_what_to_do(device):
     assert any("create_graph" in reason for reason in cgt.stats(f).reasons)
 
 
+@pytest.mark.parametrize("how", ["is_grads_batched", "vmap"])
+def test_batched_gradients_are_refused_with_what_to_do(device, how):
+    w = torch.randn(4, 4, device=device, requires_grad=True)
+
+    def function(x):
+        return (x @ w).tanh()
+
+    def jacobian(f, x):
+        y, rows = f(x), torch.eye(4, device=device)
+        if how == "vmap":
+            return torch.vmap(lambda v: torch.autograd.grad(y, x, v, retain_graph=True)[0])(rows)
+        return torch.autograd.grad(y, x, rows, is_grads_batched=True)[0]
+
+    f, x = cgt.jit(function), torch.randn(4, device=device, requires_grad=True)
+    want, told = jacobian(function, x), 0
+    for _ in range(6):
+        try:
+            assert torch.equal(jacobian(f, x), want)
+        except errors.CgtError as error:
+            assert "__wrapped__" in str(error)
+            told += 1
+    assert told == 1
+    assert any("batched gradients" in reason for reason in cgt.stats(f).reasons)
+
+
+def test_torch_func_inside_a_differentiable_function(device):
+    """It works with no hooks for saved tensors, and a recording has some."""
+    w = torch.randn(4, device=device, requires_grad=True)
+
+    def penalty(x):
+        return torch.func.grad(lambda x: (x * w).sin().sum())(x).square().sum()
+
+    def step(x):
+        w.grad = None
+        penalty(x).backward()
+        return w.grad
+
+    f, whole, x = cgt.jit(penalty), cgt.jit(step), torch.randn(4, device=device)
+    for _ in range(6):
+        w.grad = None
+        penalty(x).backward()
+        want, w.grad = w.grad, None
+        f(x).backward()
+        assert torch.equal(w.grad, want)
+        assert torch.equal(whole(x), want)
+    assert any("torch.func" in reason and __file__ in reason for reason in cgt.stats(f).reasons)
+    assert cgt.stats(whole).replays >= 3
+
+
+def test_other_memory_between_forward_and_backward_raises(device):
+    """Eager would go on with the old memory, which a replay has not kept."""
+    layer = nn.Linear(3, 3).to(device)
+    f, x = cgt.jit(layer), torch.ones(1, 3, device=device, requires_grad=True)
+    for _ in range(4):
+        f(x).sum().backward()
+    y = f(x)
+    layer.weight.data = layer.weight.data * 2
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.sum().backward()
+    f(x).sum().backward()
+
+
 def test_double_backward_inside(device):
     def run(wrap):
         model = net(drop=0.0).to(device)

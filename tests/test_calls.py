@@ -692,3 +692,23 @@ def test_a_list_that_contains_itself_is_refused(device):
     ring.append({"again": ring})
     with pytest.raises(cgt.CgtError, match=r"args\[0\] contains itself"):
         f(ring)
+
+
+@dataclasses.dataclass
+class Point:
+    x: torch.Tensor
+    late: float = dataclasses.field(init=False)
+
+
+@pytest.mark.parametrize(
+    "when", [lambda k: k % 3 == 0, lambda k: k >= 5], ids=["now and then", "later"]
+)
+@pytest.mark.parametrize("name", ["extra", "late"])
+def test_dataclass_with_an_attribute_beside_its_fields_or_without_one(device, when, name):
+    f = cgt.jit(lambda p: p.x * getattr(p, name, 1.0))
+    for k in range(12):
+        point = Point(values(device, seed=k))
+        if when(k):
+            setattr(point, name, 2.0)
+        assert torch.equal(f(point), point.x * (2.0 if when(k) else 1.0))
+    assert counts(f)[1] <= 3 and counts(f)[3] == 0

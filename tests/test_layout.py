@@ -145,7 +145,16 @@ def test_only_the_cuda_chapter_calls_the_driver():
 
 def test_only_the_shims_include_torch_headers():
     # Torch's headers change with every release and some cost 10 s to compile. One `#if` per release, in one place.
-    shims = {CORE / name for name in ("tensor_shim.h", "cuda_shim.h", "tape_shim.h", "autograd_shim.h")}
+    shims = {
+        CORE / name
+        for name in (
+            "tensor_shim.h",
+            "cuda_shim.h",
+            "tape_shim.h",
+            "autograd_shim.h",
+            "watch_shim.h",
+        )
+    }
     assert read(CORE / "tensor_shim.h") and read(CORE / "cuda_shim.h")
     include = r"(#\s*include|cdef extern from)\s*[<\"'](ATen|c10|torch|caffe2)/"
     assert not offences([p for p in core_files() if p not in shims], include, read)

@@ -689,3 +689,56 @@ def test_a_changed_learning_rate_is_never_stale(device, make):
     replays = cgt.stats(f).replays
     check(2)
     assert cgt.stats(f).replays == replays + 2
+
+
+# --- what a tensor is besides its bytes ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("what", ["thawed", "frozen gets a gradient", "frozen loses its gradient"])
+@pytest.mark.parametrize("which", ["step", "clip", "norm", "zero", "asked"])
+def test_a_frozen_parameter_and_its_gradient(device, which, what):
+    """`.grad` and requires_grad are asked about, whether or not an op touches the parameter."""
+
+    def run(wrap):
+        w, v = (nn.Parameter(torch.ones(4, device=device)) for _ in range(2))
+        optimizer, out = torch.optim.SGD([w, v], 0.1), []
+
+        def decay():
+            with torch.no_grad():
+                for p in (w, v):
+                    if p.requires_grad:
+                        p.mul_(0.9)
+
+        f = wrap(
+            {
+                "step": lambda: optimizer.step(),
+                "clip": lambda: nn.utils.clip_grad_norm_([w, v], 1.0),
+                "norm": lambda: sum(p.grad.norm() for p in (w, v) if p.grad is not None),
+                "zero": lambda: optimizer.zero_grad(set_to_none=False),
+                "asked": decay,
+            }[which]
+        )
+        of_w, of_v = torch.zeros(4, device=device), torch.zeros(4, device=device)
+        for k in range(16):
+            w.requires_grad_(what == "thawed" and k >= 5)
+            w.grad, v.grad = None, of_v.fill_(1.0 + k)
+            late = k >= {"thawed": 8}.get(what, 5)
+            if late != (what == "frozen loses its gradient"):
+                w.grad = of_w.fill_(2.0 + k)
+            result = f()
+            out += [t.detach().clone() for t in (w, v, w.grad, v.grad, result) if t is not None]
+        return f, out
+
+    (_, want), (f, got) = run(lambda f: f), run(cgt.jit)
+    assert len(want) == len(got) and all(map(torch.equal, want, got))
+    assert cgt.stats(f).replays >= 8 and cgt.stats(f).eager == 0
+
+
+def test_dtype_of_a_parameter_that_is_only_asked(device):
+    layer = nn.Linear(3, 3).to(device)
+    f, x = cgt.jit(lambda x: x.to(layer.weight.dtype) * 2), values(device)
+    for k in range(8):
+        if k == 4:
+            layer.half()
+        assert f(x).dtype == layer.weight.dtype
+    assert counts(f) == (1, 2, 5, 0)

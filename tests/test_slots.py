@@ -804,3 +804,22 @@ def test_any_sequence_of_arguments_and_writes_agrees_with_eager(device, calls, i
     s = cgt.stats(f)
     assert s.calls == s.warmups + s.records + s.replays + s.eager
     assert s.eager == 0 or s.records >= 8, s.reasons
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="NumPy knows memory of the host only")
+def test_copied_argument_over_written_bytes_of_another_storage(device):
+    """NumPy gives the same bytes a storage of their own."""
+    written, kept = torch.zeros(16), []
+    alias = torch.from_numpy(written.numpy())
+
+    def f(y):
+        written.add_(1)
+        return y * 2
+
+    jitted = cgt.jit(f)
+    for k in range(10):
+        y = alias if k in (6, 8) else numbers(device, start=k)
+        kept.append(y)
+        want = (written + 1) * 2 if k in (6, 8) else y * 2
+        assert torch.equal(jitted(y), want)
+    assert cgt.stats(jitted).replays >= 6

@@ -594,3 +594,51 @@ def test_views_are_no_ops_of_the_tape():
         f(a)
     assert cgt.stats(f).graph_nodes == 1
     assert cgt.stats(f).replays == 1
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: (x * 2).squeeze_(1) + 1,
+        lambda x: (x * 2).unsqueeze_(0) + 1,
+        lambda x: (x * 2).transpose_(0, 2).add_(1),
+        lambda x: (x * 2).t_() if x.dim() == 2 else (x * 2).squeeze_().exp_(),
+    ],
+    ids=["squeeze_", "unsqueeze_", "transpose_", "squeeze_ and exp_"],
+)
+def test_shapes_changed_in_place_stay_those_of_the_recording(device, function):
+    """The tape holds tensors of its own: an op that changes one's shape must not run again on it."""
+    f = cgt.jit(function)
+    for k in range(8):
+        x = torch.arange(5.0, device=device).view(5, 1, 1) + k
+        assert torch.equal(f(x), function(x)) and f(x).shape == function(x).shape
+    assert cgt.stats(f).replays >= 8
+
+
+def test_gradients_of_each_sample(device):
+    """vmap of grad of a layer changes shapes in place."""
+    torch.manual_seed(0)
+    layer = torch.nn.Linear(3, 1).to(device)
+
+    def gradients(p, x):
+        def loss(p, x):
+            return torch.func.functional_call(layer, p, (x,)).sum()
+
+        return torch.func.vmap(torch.func.grad(loss), (None, 0))(p, x)["weight"]
+
+    f, p = cgt.jit(gradients), {name: t.detach() for name, t in layer.named_parameters()}
+    for k in range(6):
+        x = torch.arange(15.0, device=device).view(5, 3) + k
+        assert torch.equal(f(p, x), gradients(p, x))
+    assert cgt.stats(f).replays >= 4
+
+
+def test_linalg_error_of_a_replay_is_pytorchs_own(device):
+    if device.type == "cuda":
+        pytest.skip("reading the info on the host is a reason there")
+    f = cgt.jit(lambda x: torch.linalg.inv(x) * 2)
+    for _ in range(3):
+        assert torch.equal(f(torch.eye(3)), torch.eye(3) * 2)
+    with pytest.raises(torch.linalg.LinAlgError):
+        f(torch.zeros(3, 3))
+    assert torch.equal(f(torch.eye(3)), torch.eye(3) * 2)

@@ -368,10 +368,18 @@ static PyObject* sink_take(PyObject* capsule, int k) noexcept {
 typedef void (*released_fn)(int path, int64_t step);
 typedef PyObject* (*spent_fn)(int node, int path, int64_t step, PyObject** grads, int n, PyObject* saved);
 
+// What a tensor was when it was saved: modified in place since, or given other memory (.data =), it is not that.
+// A rescue moves the bytes under a storage, which stays.
+struct Version {
+  uint32_t number;
+  const void* storage;
+  bool operator==(const Version& v) const { return number == v.number && storage == v.storage; }
+};
+
 struct Backward : ag::Node {
   PyObject* site = nullptr;         // owned: the jitted backward
   PyObject* saved = nullptr;        // owned: a tuple, its arguments behind the gradients; NULL: released
-  std::vector<uint32_t> versions;   // of `saved`
+  std::vector<Version> versions;    // of `saved`
   int joined = 0;                   // to so many of its edges, the first, the call contributes more than once
   int node = 0, path = 0;           // of the forward, in that iteration
   int64_t step = 0;
@@ -431,12 +439,14 @@ static ag::variable_list gradients_of(PyObject* result) {
   return flows;
 }
 
-static uint32_t version_of(const at::Tensor& t) {
-  return t.is_inference() ? 0 : t.unsafeGetTensorImpl()->version_counter().current_version();
+static Version version_of(const at::Tensor& t) {
+  c10::TensorImpl* impl = t.unsafeGetTensorImpl();
+  return {impl->is_inference() ? 0 : impl->version_counter().current_version(),
+          impl->has_storage() ? impl->unsafe_storage().unsafeGetStorageImpl() : nullptr};
 }
 
 // The indices of tensors that were modified since they were saved: a list, or NULL if there are none.
-static PyObject* changed_since(PyObject* saved, const std::vector<uint32_t>& versions) {
+static PyObject* changed_since(PyObject* saved, const std::vector<Version>& versions) {
   PyObject* changed = nullptr;
   for (size_t k = 0; k < versions.size(); ++k) {
     if (version_of(tensor_of(PyTuple_GET_ITEM(saved, k))) == versions[k]) continue;
@@ -509,6 +519,12 @@ ag::variable_list Backward::apply(ag::variable_list&& grads) {
     grads.push_back(c10::GradMode::is_enabled() ? at::Tensor() : take_arrived(current_task(), next_edge(k)));
   Gil gil;
   if (!saved) throw_python(ag::ERR_BACKWARD_TWICE);
+  // Of vmap (is_grads_batched): without memory of its own.
+  constexpr c10::DispatchKeySet wrappers({c10::DispatchKey::Batched, c10::DispatchKey::FuncTorchBatched,
+                                          c10::DispatchKey::FuncTorchGradWrapper});
+  bool wrapped = std::any_of(grads.begin(), grads.end(), [&](const at::Tensor& g) {
+    return g.defined() && g.key_set().has_any(wrappers);
+  });
   Py_ssize_t n = PyTuple_GET_SIZE(saved), m = static_cast<Py_ssize_t>(grads.size());
   PyObject* args = PyTuple_New(1 + m + n);
   if (!args) throw_python(nullptr);
@@ -521,6 +537,8 @@ ag::variable_list Backward::apply(ag::variable_list&& grads) {
   PyObject* mask = nullptr;
   if (c10::GradMode::is_enabled()) {
     kwargs = Py_BuildValue("{s:O}", "create_graph", Py_True);
+  } else if (wrapped) {
+    kwargs = Py_BuildValue("{s:O}", "batched", Py_True);
   } else if (PyObject* changed = changed_since(saved, versions)) {
     kwargs = Py_BuildValue("{s:N}", "changed", changed);
   }

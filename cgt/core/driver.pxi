@@ -6,7 +6,8 @@ cdef enum:                        # DriverCall, in the order of CALL_NAMES
     CALL_RESTORE, CALL_BEGIN, CALL_COPY, CALL_WORDS, CALL_END, CALL_CHECKPOINT, CALL_LAUNCH,
     CALL_PATCH, CALL_ORDER, CALL_MOVE, CALL_SPEND, N_CALLS
 
-TAPE_ERRORS = (None, RuntimeError, IndexError, ValueError, TypeError, NotImplementedError)
+# By TapeError; the last one, PyTorch's own LinAlgError, is set by the front end.
+TAPE_ERRORS = [None, RuntimeError, IndexError, ValueError, TypeError, NotImplementedError, RuntimeError]
 CALL_NAMES = ("restore", "begin", "copy", "words", "end", "checkpoint", "launch", "patch", "order",
               "move", "spend")
 

@@ -27,7 +27,6 @@ cdef inline int64_t guard_slot(Table* t, Node* n, int32_t k, PyObject** leaves) 
     cdef Slot* s = slot_row(t, n.slot_at + k)
     cdef PyObject* x
     cdef char* p
-    if s.binding == UNUSED and s.leaf == NONE: return FITS     # there for its gradient only
     x = slot_tensor(t, n, s, leaves)
     if x is NULL: return miss(MISS_META, k)
     if not tensor_same(x, s.keys, s.dtype, s.device, s.autograd, s.ndim,
@@ -63,7 +62,7 @@ cdef bint guard_identity(Table* t, Node* n, int32_t k, PyObject* x, PyObject** l
     return True
 
 cdef int guard_overlaps(Table* t, Node* n, PyObject* x, PyObject** leaves) noexcept nogil:
-    """Does a tensor that is copied beforehand share its storage with one that the graph writes?"""
+    """Does a tensor that is copied beforehand share bytes with one that the graph writes?"""
     cdef int32_t k
     cdef Slot* s
     cdef PyObject* w
@@ -71,7 +70,7 @@ cdef int guard_overlaps(Table* t, Node* n, PyObject* x, PyObject** leaves) noexc
         s = slot_row(t, n.slot_at + k)
         if not s.written: continue
         w = slot_tensor(t, n, s, leaves)
-        if w is not NULL and tensor_storage(w) == tensor_storage(x): return 1
+        if w is not NULL and tensor_overlaps(w, x): return 1
     return 0
 
 cdef int64_t guard_node(Table* t, Node* n, id_t spec, uint64_t* ambient, PyObject** leaves) noexcept nogil:

@@ -21,6 +21,8 @@ cdef inline int plain_same(PyObject* a, PyObject* b) except -1:
         return PyObject_RichCompareBoolX(a, b, Py_EQ)
     return SAME_VALUE[0](<object>a, <object>b)      # ranges, slices, tuples, numpy scalars, enums ...
 
+ABSENT = object()       # what no op accepts
+
 cdef struct Walk:
     Table* table
     PyObject** leaves
@@ -99,7 +101,8 @@ cdef id_t walk_object(Walk* w, id_t at, PyObject* x) except -2:
     about = <object>op.obj
     if Py_TYPE_(x) != <PyObject*>about[0]: return NONE
     if op.kind == DATACLASS:
-        children = [getattr(<object>x, name) for name in about[1]]
+        if len(getattr(<object>x, "__dict__", ())) != about[2]: return NONE
+        children = [getattr(<object>x, name, ABSENT) for name in about[1]]
     else:
         children, context = about[1](<object>x)
         children = list(children)

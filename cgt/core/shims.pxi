@@ -23,6 +23,7 @@ cdef extern from "tensor_shim.h" namespace "cgt" nogil:
     int tensor_same(PyObject* t, uint64_t keys, int dtype, int device, int autograd, int ndim,
                     const int64_t* dims) noexcept
     char* tensor_at(PyObject* t, int64_t itemsize) noexcept
+    int tensor_overlaps(PyObject* a, PyObject* b) noexcept
     uint64_t tensor_key(PyObject* t, uint64_t h) noexcept
     int tensor_version(PyObject* t)
     void tensor_bump(PyObject* t, int times)
@@ -79,6 +80,12 @@ cdef extern from "tape_shim.h" namespace "cgt":
                  PyObject* kwargs, PyObject* into) noexcept
     int tape_state(void* tape, PyObject* generator, PyObject* state, int sets) noexcept
     int tape_run(void* tape, string* error) noexcept nogil   # 0, or which Python error it was
+
+cdef extern from "watch_shim.h" namespace "cgt":
+    void watch_read_of(const char* name) except +
+    void watch_by(PyObject* function)
+    uint64_t watch_begin() except +
+    void watch_end(uint64_t handle) except +
 
 cdef extern from "autograd_shim.h" namespace "cgt":
     ctypedef void (*released_fn)(int path, int64_t step) noexcept

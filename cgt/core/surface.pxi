@@ -235,6 +235,22 @@ def save_hooks():
     return saved_hooks()
 
 
+def reads_by(list names, object function):
+    """Have function(name) called before each of these operators, where no dispatch mode would see it; set once."""
+    for name in names: watch_read_of((<str>name).encode())
+    watch_by(<PyObject*>function)
+
+
+def reads_begin():
+    """From now on, in this thread. A handle for reads_end."""
+    return watch_begin()
+
+
+def reads_end(uint64_t handle):
+    """No more."""
+    watch_end(handle)
+
+
 def stream_is_capturing(int device):
     """Is somebody's capture under way on the current stream of this device?"""
     cuda_thread_ready(device)

@@ -29,6 +29,7 @@ struct TapeOp {
   std::vector<at::Tensor> into;  // where results are copied; empty if the op writes in place
   at::Generator generator;
   bool sets = false;
+  bool grad = c10::GradMode::is_enabled();  // some ops choose kernels by it
 };
 
 struct TapeCopy {  // a copied slot: `nbytes` from today's input into the tape's own buffer
@@ -329,7 +330,7 @@ static void run_state(const TapeOp& row) {
     state.copy_(generator.get_state());
 }
 
-enum TapeError { TAPE_RAN, TAPE_RUNTIME, TAPE_INDEX, TAPE_VALUE, TAPE_TYPE, TAPE_ABSENT };
+enum TapeError { TAPE_RAN, TAPE_RUNTIME, TAPE_INDEX, TAPE_VALUE, TAPE_TYPE, TAPE_ABSENT, TAPE_LINALG };
 
 // Run the tape. Called without the GIL. What an op throws is returned as text in `error`, and its
 // kind, so that the caller raises what eager would have raised.
@@ -341,12 +342,14 @@ static int tape_run(void* t, std::string* error) noexcept {
     Tape* tape = static_cast<Tape*>(t);
     for (const auto& c : tape->copies)
       if (c.nbytes) memcpy(c.to.mutable_data_ptr(), c.from, static_cast<size_t>(c.nbytes));
+    c10::AutoGradMode restores(c10::GradMode::is_enabled());
     std::vector<c10::IValue> stack;  // one for the run; an op may run another tape
     for (const auto& row : tape->ops) {
       if (!row.op) {
         run_state(row);
         continue;
       }
+      if (c10::GradMode::is_enabled() != row.grad) c10::GradMode::set_enabled(row.grad);
       stack.assign(row.args.begin(), row.args.end());
       row.op->callBoxed(&stack);
       size_t k = 0;
@@ -374,6 +377,9 @@ static int tape_run(void* t, std::string* error) noexcept {
   } catch (const c10::NotImplementedError& e) {
     *error = e.what_without_backtrace();
     return TAPE_ABSENT;
+  } catch (const c10::LinAlgError& e) {
+    *error = e.what_without_backtrace();
+    return TAPE_LINALG;
   } catch (const c10::Error& e) {
     *error = e.what_without_backtrace();
     return TAPE_RUNTIME;

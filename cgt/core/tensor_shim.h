@@ -147,6 +147,21 @@ static C10_ALWAYS_INLINE char* tensor_at(PyObject* t, int64_t itemsize) noexcept
   return base ? base + i->storage_offset() * itemsize : nullptr;
 }
 
+// The bytes from its first element to the end of its last; strides are not negative.
+static inline int64_t tensor_span(PyObject* t) noexcept {
+  c10::TensorImpl* i = impl_of(t);
+  if (i->numel() == 0) return 0;
+  int64_t last = 0;
+  for (int64_t d = 0; d < i->dim(); ++d) last += (i->size(d) - 1) * i->stride(d);
+  return (last + 1) * static_cast<int64_t>(i->itemsize());
+}
+
+static inline int tensor_overlaps(PyObject* a, PyObject* b) noexcept {
+  const char* x = tensor_at(a, static_cast<int64_t>(impl_of(a)->itemsize()));
+  const char* y = tensor_at(b, static_cast<int64_t>(impl_of(b)->itemsize()));
+  return x < y + tensor_span(b) && y < x + tensor_span(a);
+}
+
 static inline int tensor_version(PyObject* t) {
   c10::TensorImpl* i = impl_of(t);
   return i->is_inference() ? 0 : static_cast<int>(i->version_counter().current_version());
@@ -200,8 +215,12 @@ static c10::Storage borrow_storage(PyObject* owner) {
 static PyObject* wrap_view(c10::Storage storage, uint64_t keys, PyObject* like_dtype_of,
                            int64_t offset, int ndim, const int64_t* dims) {
   auto meta = impl_of(like_dtype_of)->dtype();
-  auto t = at::detail::make_tensor_base<c10::TensorImpl>(
-      std::move(storage), c10::DispatchKeySet(c10::DispatchKeySet::RAW, keys), meta);
+  c10::DispatchKeySet set(c10::DispatchKeySet::RAW, keys);
+  // A new tensor is one of inference mode if that is on, whatever its keys are to be.
+  bool inference = !set.has(c10::DispatchKey::ADInplaceOrView);
+  std::optional<c10::InferenceMode> mode;
+  if (c10::InferenceMode::is_enabled() != inference) mode.emplace(inference);
+  auto t = at::detail::make_tensor_base<c10::TensorImpl>(std::move(storage), set, meta);
   auto* i = t.unsafeGetTensorImpl();
   i->set_sizes_and_strides(c10::IntArrayRef(dims, ndim), c10::IntArrayRef(dims + ndim, ndim),
                            offset);
