@@ -15,7 +15,11 @@ import cgt_core as core
 import torch
 from torch._C._dynamo import eval_frame
 from torch._ops import OpOverload
-from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
+from torch.utils._python_dispatch import (
+    TorchDispatchMode,
+    _disable_current_modes,
+    _get_current_dispatch_mode_stack,
+)
 
 __all__ = [
     "DispatchMode", "OpOverload", "capture_hidden", "clear_workspaces", "codes_watched",
@@ -139,6 +143,7 @@ TO_DLPACK = ((torch._C, "_to_dlpack"), (torch.utils.dlpack, "to_dlpack"), (torch
 READERS = Watched(
     *((torch.Tensor, name) for name in READS),
     *((owner, name) for owner, name in TO_DLPACK if hasattr(owner, name)),
+    (torch, "ctc_loss"),
 )
 PLAIN_READERS = [getattr(owner, name) for owner, name in READERS.targets]
 
@@ -151,11 +156,24 @@ def is_reader(value):
     return any(value is plain for plain in PLAIN_READERS)
 
 
+def without_modes(function):
+    """The function, called with no dispatch mode."""
+
+    def call(*args, **kwargs):
+        with _disable_current_modes():
+            return function(*args, **kwargs)
+
+    return call
+
+
 def reads_watched(is_mine, read):
     """Inside, where `is_mine()`, read(name, tensor) comes before each such call."""
 
     def handle(plain, owner, name, args, kwargs):
         given = [*args, *kwargs.values()]
+        if name == "ctc_loss":  # which goes another way where a mode is, and there wants lengths on the GPU
+            given = [t for t in given[2:4] if isinstance(t, torch.Tensor)]
+            plain = without_modes(plain) if given else plain
         if given and not torch.compiler.is_compiling():  # its ops will be seen when they run
             read(name, given[0])
         return plain(*args, **kwargs)
