@@ -264,8 +264,8 @@ def transforms(line):
 
 def read_behind(op, line):
     return (
-        f"{op} at {line} reads values where no replay could repeat it. Keep tensors as they are (torch.stack instead of "
-        "torch.tensor of tensors), or compute it outside."
+        f"{op} at {line} reads values where no replay could repeat it. Keep tensors (torch.stack instead of torch.tensor "
+        "of tensors), give lengths as numbers, or compute it outside."
     )
 
 

@@ -517,7 +517,8 @@ def watch_read(seen, name, t):
             if sid in seen["swaps"]:
                 refuse(seen, errors.memory_read(name, user_line(seen)))
         return
-    refuse(seen, errors.memory_read(name, user_line(seen)))
+    told = errors.read_behind if name == "ctc_loss" else errors.memory_read
+    refuse(seen, told(name, user_line(seen)))
 
 
 def watch_op(seen, op, args, kwargs):
