@@ -442,7 +442,7 @@ def needs_row(k, slot, row):
 
 
 def group_places(found):
-    """Places by the dict that holds them (the core skips a dict that did not change), the rest in
+    """Places by the dict that tells of them (the core skips a dict that did not change), the rest in
     one group that is compared at each call."""
     groups, loose = {}, []
     for p in found:
@@ -450,8 +450,9 @@ def group_places(found):
         number = p.key if p.kind == places.LIST_ITEM else number
         present = p.want is not places.MISSING
         row = (p.kind, is_plain(p.want), p.holder, p.key, p.want, present, number)
-        if p.kind in (places.DICT_ITEM, places.DICT_LEN):  # EMPTY: no tag tells of its contents
-            groups.setdefault(id(p.holder), (p.holder, []))[1].append((row, p.path))
+        holder = places.watched(p)
+        if holder is not None:
+            groups.setdefault(id(holder), (holder, []))[1].append((row, p.path))
         else:
             loose.append((row, p.path))
     ordered = list(groups.values()) + ([(None, loose)] if loose else [])

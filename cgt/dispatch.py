@@ -515,13 +515,16 @@ def prepare(state, function, spec, flat):
     """Everything that a recording wants to know before the function runs, as a dict; or the reason
     why there will be none. Begins an iteration if the call does."""
     driver, device, graph = driver_of(state, flat), device_of(state, flat), state["graph"]
-    found, unguarded, ran = look_around(state, function, flat) if graph is None else ([], [], None)
+    if graph is None:
+        found, unguarded, named, ran = look_around(state, function, flat)
+    else:
+        found, unguarded, named, ran = [], [], graph["reached"], None
     if found is None:
         return errors.too_many_places()
     for path, value in [*flat.objects, *((p.path, p.want) for p in found)]:
         if is_reader(value):
             return errors.early_bound(path)
-    reached, also = reach_tensors(named_tensors(found) if graph is None else graph["reached"], flat)
+    reached, also = reach_tensors(named, flat)
     tensors = describe.all_tensors(flat, reached)
     path, parent = place_in_tree(state, flat, tensors)
     reason = over_limit(state, spec, flat, path, parent)
@@ -609,26 +612,22 @@ def changed_places(state, spec, flat, path, parent):
 
 
 def look_around(state, function, flat):
-    """(places, sentences on what is not guarded, None). Where there are too many places: those that code
-    reads which ran so far, and a set for what runs now; (None, None, None) if that is not known."""
-    found = places.find_places(function, flat.objects, most=options.MAX_PLACES)
+    """(places, sentences on what is not guarded, tensors met, None). Where there are too many places: those
+    that code reads which ran so far, and a set for what runs now; all None if that is not known."""
+    arguments = list(zip(flat.paths, flat.tensors, strict=True))
+    found = places.find_places(function, flat.objects, most=options.MAX_PLACES, arguments=arguments)
     if found is not None:
         return *found, None
     if None in state["ran"]:
-        return None, None, None
-    found = places.find_places(function, flat.objects, ran=state["ran"])
+        return None, None, None, None
+    found = places.find_places(function, flat.objects, ran=state["ran"], arguments=arguments)
     return *found, set()
-
-
-def named_tensors(found):
-    """[(path, tensor)] of the tensors in places."""
-    return [(p.path, p.want) for p in found if isinstance(p.want, torch.Tensor)]
 
 
 def reach_tensors(named, flat):
     """[(path, tensor, owner)] of those tensors that are not arguments, each once, and of the gradients
     of all. owner: index of the tensor whose .grad it is, in the order of describe.all_tensors; NONE
-    for a tensor in a place. And of arguments that are one of these, too: {id: (tensor or None, owner)}."""
+    for a tensor that was met. And of arguments that are one of these, too: {id: (tensor or None, owner)}."""
     leaves = {id(t) for t in flat.tensors}
     reached, also = {}, {}
     for path, tensor in named:

@@ -28,12 +28,14 @@ import collections
 import dis
 import enum
 import functools
+import gc
 import sys
 import types
 from typing import Any, NamedTuple
 
 import torch
 from torch.nn.modules import module as torch_module
+from torch.optim import optimizer as torch_optimizer
 
 DICT_ITEM, DICT_LEN, CELL, LIST_ITEM, LIST_LEN, TYPE_ATTR, ATTR, EMPTY = range(8)
 MISSING = object()  # the wanted value of a key that must stay absent, of a cell that is empty
@@ -56,6 +58,7 @@ class Walk(NamedTuple):
     places: list  # of Place, without duplicates
     known: set  # (kind, id of holder, key) of each place
     notes: list  # sentences about what could not be guarded
+    tensors: list  # (path, tensor) of every tensor met, in places or in what cannot change
     seen: dict  # id -> object, everything visited
     todo: collections.deque  # (rule, object, path): first in first out gives the shortest paths
     open: list  # (reader, object, path): what has to be asked again when the names grow
@@ -67,18 +70,20 @@ class Walk(NamedTuple):
     ran: set | None  # code objects that count; None: all
 
 
-def find_places(function, roots=(), ran=None, most=None):
-    """All places from which `function` can read, and sentences about what is not guarded; or None if
-    there are more than `most`.
+def find_places(function, roots=(), ran=None, most=None, arguments=()):
+    """All places from which `function` can read, sentences about what is not guarded, and the tensors
+    met; or None if there are more than `most` places.
 
-    `roots`: (path, object) of the argument leaves that are neither tensors nor plain values. `ran`: code
-    objects; only what these read counts. That is enough for a run in which no other code ran: to get to
-    another one, a value must change that these read."""
-    walk = Walk([], set(), [], {}, collections.deque(), [], {}, {}, {}, {}, {}, ran)
+    `roots`: (path, object) of what comes with the arguments and is neither a tensor nor a plain value.
+    `ran`: code objects; only what these read counts. That is enough for a run in which no other code ran:
+    to get to another one, a value must change that these read. `arguments`: (path, tensor) of those that
+    are given, of which only the hooks count."""
+    walk = Walk([], set(), [], [], {}, collections.deque(), [], {}, {}, {}, {}, {}, ran)
     walk.names.update(dict.fromkeys(ALWAYS_READ))
     visit(walk, function, function.__name__ if type(function) is types.FunctionType else "self")
     for path, thing in roots:
         visit(walk, thing, path)
+    walk.open.extend((read_argument, tensor, path) for path, tensor in arguments)
     n_open = n_names = 0
     while walk.todo or n_open < len(walk.open) or n_names < len(walk.names):
         while walk.todo:
@@ -96,7 +101,7 @@ def find_places(function, roots=(), ran=None, most=None):
             if most is not None and len(walk.places) > most:
                 return None
     guard_absences(walk)
-    return walk.places, walk.notes
+    return walk.places, walk.notes, walk.tensors
 
 
 # What a visit does with an object is the rule for its type, in the table at the end.
@@ -222,6 +227,8 @@ def walk_function(walk, function, path):
     # module name; the user's function is then in its closure
     ambient = is_ambient(scope.get("__name__"))
     if ambient and is_ambient(function.__module__):
+        if function in RUN_BACKWARD:
+            walk.names["backward"] = None
         return
     add(walk, ATTR, function, "__code__", function.__code__, f"{path}.__code__")
     if not counts(walk, function.__code__):
@@ -460,6 +467,45 @@ def guard_absences(walk):
                 add(walk, DICT_ITEM, own, name, MISSING, f"{path}.{name}")
 
 
+# Tensors: their contents are followed by the recording. Their hooks are code of a backward, so they
+# matter where code names one. A hook cannot come to a tensor without a new RemovableHandle: places of
+# hooks are compared only if the dict of that class changed.
+
+
+def walk_tensor(walk, tensor, path):
+    walk.tensors.append((path, tensor))
+    if any(type(tensor) is cls for cls in PLAIN_TENSORS) and tensor.requires_grad:
+        walk.open.append((read_tensor, tensor, path))
+
+
+def read_tensor(walk, tensor, path, names):
+    if not NAMES_OF_BACKWARD.isdisjoint(names):
+        for field in TENSOR_HOOKS:
+            add_and_visit(walk, ATTR, tensor, field, getattr(tensor, field), f"{path}.{field}")
+
+
+def read_argument(walk, tensor, path, names):
+    if not tensor.is_leaf or not tensor.requires_grad or NAMES_OF_BACKWARD.isdisjoint(names):
+        return
+    if any(getattr(tensor, field) for field in TENSOR_HOOKS):
+        visit(walk, tensor, path)  # another tensor would have other hooks: it must be this one
+    read_tensor(walk, tensor, path, names)
+
+
+def watched(place):
+    """The dict without whose change the place holds what it held, or None: to be compared at each call."""
+    if place.kind in (DICT_ITEM, DICT_LEN):
+        return place.holder
+    is_hook = place.kind == ATTR and place.key in TENSOR_HOOKS
+    return HANDLES if is_hook and issubclass(type(place.holder), torch.Tensor) else None
+
+
+def own_dict_of(cls):
+    """The dict behind a class's read-only `__dict__`."""
+    (entries,) = gc.get_referents(CLASS_DICT_OF(cls))
+    return entries
+
+
 # torch's own bearers of state. Their entries matter without being named.
 
 
@@ -485,6 +531,7 @@ def walk_optimizer(walk, optimizer, path):
         if field in own:
             add_and_visit(walk, DICT_ITEM, own, field, own[field], f"{path}.{field}")
     walk_hooks(walk, own, OPTIMIZER_HOOKS, path)
+    walk_hooks(walk, vars(torch_optimizer), GLOBAL_OPTIMIZER_HOOKS, "torch.optim.optimizer")
     walk_instance(walk, optimizer, path)
 
 
@@ -494,12 +541,9 @@ def walk_hooks(walk, own, fields, path):
             visit(walk, own[field], f"{path}.{field}")
 
 
-MODULE_HOOKS = (
+MODULE_HOOKS = (  # how they want to be called is told when they are put there
     "_forward_hooks",
-    "_forward_hooks_with_kwargs",
-    "_forward_hooks_always_called",
     "_forward_pre_hooks",
-    "_forward_pre_hooks_with_kwargs",
     "_backward_hooks",
     "_backward_pre_hooks",
 )
@@ -507,8 +551,13 @@ GLOBAL_HOOKS = (
     "_global_forward_hooks",
     "_global_forward_pre_hooks",
     "_global_backward_hooks",
+    "_global_backward_pre_hooks",
 )
 OPTIMIZER_HOOKS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
+GLOBAL_OPTIMIZER_HOOKS = ("_global_optimizer_pre_hooks", "_global_optimizer_post_hooks")
+TENSOR_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
+NAMES_OF_BACKWARD = frozenset(("backward", "grad"))
+RUN_BACKWARD = (torch.autograd.backward, torch.autograd.grad)
 
 
 # An empty container that a function, or what runs between its calls, fills and replaces by another
@@ -669,6 +718,8 @@ CALLED_BY_CLASS = frozenset(  # Foo(x) and Foo.apply(x)
     ("__init__", "__new__", "__call__", "forward", "backward", "setup_context")
 )
 
+PLAIN_TENSORS = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
+HANDLES = own_dict_of(torch.utils.hooks.RemovableHandle)
 STATEFUL = (torch.nn.Module, torch.optim.lr_scheduler.LRScheduler, torch.amp.GradScaler)
 OPAQUE = (set, collections.deque, bytearray)
 BUILTIN_DESCRIPTORS = (
@@ -688,7 +739,8 @@ WRAPPERS = (
 )
 RULES = (  # the first that fits; None: nothing to walk
     (str, walk_text),
-    ((torch.Tensor, torch.Size, enum.Enum, frozenset), None),
+    (torch.Tensor, walk_tensor),
+    ((torch.Size, enum.Enum, frozenset), None),
     (types.FunctionType, walk_function),
     ((types.MethodType, types.BuiltinMethodType), walk_method),
     (functools.partial, walk_partial),

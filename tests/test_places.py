@@ -20,6 +20,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as some
 from torch import nn
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 import cgt
 from cgt import errors, options, places, record
@@ -51,18 +52,11 @@ def value_now(place):
         return holder[key] if key < len(holder) else MISSING
     if kind == places.TYPE_ATTR:
         return next((vars(cls)[key] for cls in holder.__mro__ if key in vars(cls)), MISSING)
-    return (
-        inspect.getattr_static(holder, key, MISSING) if slot_of(place) is None else slot_of(place)
-    )
-
-
-def slot_of(place):
-    """The value of a __slots__ entry or of a function's own attribute; None for other places."""
-    descriptor = inspect.getattr_static(type(place.holder), place.key, None)
+    descriptor = inspect.getattr_static(type(holder), key, None)
     if not inspect.ismemberdescriptor(descriptor) and not inspect.isgetsetdescriptor(descriptor):
-        return None
+        return inspect.getattr_static(holder, key, MISSING)
     try:
-        return descriptor.__get__(place.holder)
+        return descriptor.__get__(holder)
     except AttributeError:
         return MISSING
 
@@ -76,7 +70,7 @@ def broken(found):
 
 def places_of(function, *roots):
     """The places, all of which hold now, each once."""
-    found, _ = find_places(function, roots)
+    found, *_ = find_places(function, roots)
     assert broken(found) == []
     marks = [(place.kind, id(place.holder), id(place.key)) for place in found]
     assert len(marks) == len(set(marks))
@@ -530,7 +524,7 @@ def test_lists_dicts_and_tuples():
 
 def test_a_huge_container_is_guarded_by_length_and_told():
     huge = list(range(places.MOST_ENTRIES + 1))
-    found, notes = find_places(lambda x: huge)
+    found, notes, _ = find_places(lambda x: huge)
     assert len(found) < 5 and len(notes) == 1
     assert notes[0].startswith("huge has 4097 entries")
     huge.append(0)
@@ -540,7 +534,7 @@ def test_a_huge_container_is_guarded_by_length_and_told():
 def test_sets_and_deques_are_told_unless_nothing_is_lost():
     full, empty, fixed = {1}, set(), frozenset((1,))
     recent = collections.deque([1])
-    _, notes = find_places(lambda x: (full, empty, fixed, recent))
+    _, notes, _ = find_places(lambda x: (full, empty, fixed, recent))
     assert [note.split()[0] for note in sorted(notes)] == ["full", "recent"]
 
 
@@ -889,6 +883,180 @@ def test_a_failed_capture_leaves_empty_containers_empty():
     assert box.one is old and not box.one and not box.other
 
 
+# Changes between calls: values as in eager, and replays before and after
+
+
+def agree_with_a_change(make, change, n=10, replays=6):
+    """`make()` -> (function of a number, state): let an eager and a jitted one meet `change(state)` at
+    their sixth call; the jitted one's stats."""
+    (eager, theirs), (plain, ours) = make(), make()
+    jitted = cgt.jit(plain)
+    for k in range(n):
+        if k == 5:
+            change(theirs)
+            change(ours)
+        x = torch.arange(3.0) + k
+        want, got = eager(x), jitted(x)
+        assert torch.equal(got, want) and got.requires_grad == want.requires_grad, k
+        del got
+    stats = cgt.stats(jitted)
+    assert stats.replays >= replays, cgt.explain(jitted)
+    return stats
+
+
+def hooked(field, when):
+    """A step that runs its backward, and a weight whose hook reads `state.scale`."""
+    weight = nn.Parameter(torch.ones(3))
+    state = types.SimpleNamespace(weight=weight, scale=2.0, handle=None)
+
+    def scale(gradient):
+        return gradient * state.scale
+
+    def scale_grad(parameter):
+        parameter.grad.mul_(state.scale)
+
+    def put():
+        hook, register = {
+            "hook": (scale, weight.register_hook),
+            "post": (scale_grad, weight.register_post_accumulate_grad_hook),
+        }[field]
+        state.handle = register(hook)
+
+    def step(x):
+        weight.grad = None
+        (weight * x).sum().backward()
+        return weight.grad.clone()
+
+    state.put = put
+    if when != "later":
+        put()
+    return step, state
+
+
+HOOK_CHANGES = {
+    "later": lambda state: state.put(),
+    "removed": lambda state: state.handle.remove(),
+    "replaced": lambda state: (state.handle.remove(), state.put()),
+    "its state": lambda state: setattr(state, "scale", 5.0),
+}
+
+
+@pytest.mark.parametrize("field", ["hook", "post"])
+@pytest.mark.parametrize("change", HOOK_CHANGES)
+def test_hooks_of_tensors_in_a_whole_step(field, change):
+    stats = agree_with_a_change(lambda: hooked(field, change), HOOK_CHANGES[change])
+    assert stats.records == 2
+
+
+@pytest.mark.parametrize("when", ["later", "before"])
+def test_hooks_of_an_argument(when):
+    def make():
+        leaf = torch.ones(3, requires_grad=True)
+
+        def step(x, leaf):
+            leaf.grad = None
+            (leaf * x).sum().backward()
+            return leaf.grad.clone()
+
+        state = types.SimpleNamespace(scale=2.0, leaf=leaf)
+        state.put = lambda: leaf.register_hook(lambda gradient: gradient * state.scale)
+        if when == "before":
+            state.put()
+        return step, state
+
+    (eager, theirs), (plain, ours) = make(), make()
+    jitted = cgt.jit(plain)
+    for k in range(10):
+        for state in (theirs, ours) if k == 5 else ():
+            state.scale = 5.0
+            if when == "later":
+                state.put()
+        if k == 8:  # another tensor, that is without hooks
+            theirs.leaf, ours.leaf = (torch.ones(3, requires_grad=True) for _ in range(2))
+        x = torch.arange(3.0) + k
+        assert torch.equal(jitted(x, ours.leaf), eager(x, theirs.leaf)), k
+    assert cgt.stats(jitted).replays >= 5, cgt.explain(jitted)
+
+
+def test_hooks_are_guarded_where_a_backward_runs_and_compared_where_one_was_registered():
+    model = nn.Linear(2, 2)
+    fields = {f"model.{name}.{field}" for name in ("weight", "bias") for field in places.TENSOR_HOOKS}
+    assert not fields & paths_of(lambda x: model(x))
+    found = places_of(lambda x: model(x).sum().backward())
+    assert fields <= {place.path for place in found}
+    assert fields <= paths_of(lambda x: torch.autograd.grad(model(x).sum(), [model.weight]))
+    assert all(places.watched(place) for place in found if place.path in fields)
+    log = []
+    model.weight.register_hook(lambda gradient: log.append(gradient))
+    assert broken(found) == ["model.weight._backward_hooks"]
+    assert "len(log)" in paths_of(lambda x: model(x).sum().backward())
+
+
+def test_global_hooks_of_optimizers():
+    optimizer = torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=0.1)
+    found = places_of(lambda: optimizer.step())
+    handle = register_optimizer_step_pre_hook(lambda *_: None)
+    assert broken(found) == ["len(torch.optim.optimizer._global_optimizer_pre_hooks)"]
+    handle.remove()
+    assert broken(found) == []
+
+
+Pair = collections.namedtuple("Pair", "weight bias")
+
+
+def in_tuple(weight, bias):
+    weights = (weight, bias)
+    return lambda x: x * weights[0] + weights[1]
+
+
+def in_defaults(weight, bias):
+    def function(x, weight=weight, *, bias=bias):
+        return x * weight + bias
+
+    return function
+
+
+def in_namedtuple(weight, bias):
+    box = types.SimpleNamespace(pair=Pair(weight, bias))
+    return lambda x: x * box.pair.weight + box.pair.bias
+
+
+@pytest.mark.parametrize("holding", [in_tuple, in_defaults, in_namedtuple])
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda weight: setattr(weight, "data", torch.full((3,), 5.0)),
+        lambda weight: weight.requires_grad_(),
+    ],
+    ids=["data", "requires_grad"],
+)
+def test_tensors_in_what_cannot_change(holding, change):
+    def make():
+        weight = torch.ones(3)
+        return holding(weight, torch.ones(3)), weight
+
+    agree_with_a_change(make, change)
+
+
+def test_an_argument_that_is_a_tuples_tensor():
+    def outcomes(wrap):
+        state = (torch.zeros(16),)
+
+        def count(y):
+            state[0].add_(1)
+            return y * 2
+
+        f, kept, found = wrap(count), [], []
+        for k in range(9):
+            kept.append(torch.arange(16.0) + k)
+            found.append(f(state[0] if k in (6, 8) else kept[-1]).clone())
+        return f, found
+
+    _, want = outcomes(lambda f: f)
+    jitted, got = outcomes(cgt.jit)
+    assert all(map(torch.equal, got, want)) and cgt.stats(jitted).replays >= 3
+
+
 # Odd objects: nothing of theirs may run, nothing may raise
 
 
@@ -980,7 +1148,7 @@ def test_odd_objects_are_walked_without_running_their_code(index):
     def function(x):
         return thing.scale(hasattr(thing, "other"))
 
-    found, _ = find_places(function, [("args[0]", [thing])])
+    found, *_ = find_places(function, [("args[0]", [thing])])
     assert any(place.path == "thing" and place.want is thing for place in found)
     find_places(thing)
 
