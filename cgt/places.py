@@ -406,7 +406,7 @@ def class_hits(walk, cls, names):
     key = (id(cls), id(names))
     if key not in walk.hits:
         walk.hits[key] = {
-            name: next(CLASS_DICT_OF(base)[name] for base in MRO_OF(cls) if has(base, name))
+            name: class_value(cls, name)
             for _, members, _ in layers_of(walk, cls)
             for name in members
             if name in names
@@ -610,7 +610,7 @@ def find_changed(found, is_same):
         if place.kind in (DICT_LEN, LIST_LEN):
             if len(place.holder) != place.want:
                 return place.path
-        elif place.kind in (DICT_ITEM, CELL, LIST_ITEM):
+        elif place.kind != EMPTY:
             now, emptiable = value_at(place), type(place.want) in EMPTIABLE
             if now is place.want or (emptiable and is_same_empty(now, place.want)):
                 continue
@@ -634,16 +634,59 @@ def count_references(found, rows):
 
 
 def value_at(place):
-    """What a place of a dict, cell or list holds now."""
+    """What a place holds now, if it is of those that hold one object."""
+    holder, key = place.holder, place.key
     if place.kind == DICT_ITEM:
-        return dict.get(place.holder, place.key, MISSING)
+        return dict.get(holder, key, MISSING)
     if place.kind == LIST_ITEM:
-        there = place.key < list.__len__(place.holder)
-        return list.__getitem__(place.holder, place.key) if there else MISSING
+        return list.__getitem__(holder, key) if key < list.__len__(holder) else MISSING
+    if place.kind == TYPE_ATTR:
+        return class_value(holder, key)
     try:
-        return place.holder.cell_contents
-    except ValueError:
+        if place.kind == CELL:
+            return holder.cell_contents
+        descriptor = class_value(type(holder), key)
+        return descriptor.__get__(holder) if is_builtin_descriptor(descriptor) else MISSING
+    except (ValueError, AttributeError):  # no value yet
         return MISSING
+
+
+def put_back(place):
+    """Let the place hold again what it held when it was found."""
+    holder, key, want = place[1:4]
+    if place.kind == TYPE_ATTR:
+        put_back_in_class(holder, key, want)
+    elif place.kind == LIST_ITEM:
+        if key < len(holder):
+            holder[key] = want
+    elif place.kind == DICT_ITEM:
+        if want is MISSING:
+            del holder[key]
+        else:
+            holder[key] = want
+    elif place.kind == CELL:
+        if want is MISSING:
+            del holder.cell_contents
+        else:
+            holder.cell_contents = want
+    elif want is MISSING:
+        class_value(type(holder), key).__delete__(holder)
+    else:
+        class_value(type(holder), key).__set__(holder, want)
+
+
+def put_back_in_class(cls, name, want):
+    """The class or one of its bases has another value, or has one in front of the wanted one."""
+    owner = next((base for base in MRO_OF(cls) if has(base, name)), cls)
+    if has(owner, name):
+        type.__delattr__(owner, name)
+    if want is not MISSING and class_value(cls, name) is not want:
+        type.__setattr__(owner, name, want)
+
+
+def class_value(cls, name):
+    """What the class dicts have under the name; no descriptor is asked."""
+    return next((CLASS_DICT_OF(base)[name] for base in MRO_OF(cls) if has(base, name)), MISSING)
 
 
 def is_same_empty(now, want):

@@ -261,8 +261,8 @@ def snapshot_places(rec):
 
 
 def restore_places(before, seen, tensors_only):
-    """Put back dict entries, list items, cells and gradients that a failed capture replaced; or only
-    those that hold tensors of the capture, whose values were never computed."""
+    """Put back what a failed capture replaced in places, and gradients; or only where it left tensors of
+    its own, whose values were never computed."""
 
     def spoilt(value):
         return not tensors_only or (
@@ -273,26 +273,17 @@ def restore_places(before, seen, tensors_only):
 
     found, grads = before
     for p in found:
-        if p.kind == places.DICT_ITEM:
-            now = p.holder.get(p.key, places.MISSING)
-            if now is not p.want and spoilt(now):
-                if p.want is places.MISSING:
-                    del p.holder[p.key]
-                else:
-                    p.holder[p.key] = p.want
-        elif p.kind == places.LIST_ITEM and p.key < len(p.holder):
-            if p.holder[p.key] is not p.want and spoilt(p.holder[p.key]):
-                p.holder[p.key] = p.want
-        elif p.kind == places.DICT_LEN and p.want == 0:
-            for key in [key for key, value in dict.items(p.holder) if spoilt(value)]:
+        if p.kind == places.DICT_LEN:
+            for key in [key for key, value in dict.items(p.holder) if p.want == 0 and spoilt(value)]:
                 dict.__delitem__(p.holder, key)
         elif p.kind == places.LIST_LEN:
             more = p.holder[p.want :]
             if any(spoilt(v) for v in more):
                 p.holder[p.want :] = [v for v in more if not spoilt(v)]
-        elif p.kind == places.CELL and p.want is not places.MISSING:
-            now = p.holder.cell_contents
-            p.holder.cell_contents = p.want if spoilt(now) else now
+        elif p.kind != places.EMPTY:
+            now = places.value_at(p)
+            if now is not p.want and spoilt(now):
+                places.put_back(p)
     for tensor, grad in grads:
         if tensor.grad is not grad:
             tensor.grad = grad

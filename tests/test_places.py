@@ -904,6 +904,64 @@ def agree_with_a_change(make, change, n=10, replays=6):
     return stats
 
 
+class Slots:
+    __slots__ = ("at", "ring")
+
+
+class Derived(Slots):
+    __slots__ = ()
+
+
+def ring_in_slots(cls=Slots):
+    box = cls()
+    return box, box
+
+
+def ring_in_class():
+    base = type("Base", (), {"at": 0})
+    return type("Ring", (base,), {}), base
+
+
+@pytest.mark.parametrize("make", [ring_in_slots, lambda: ring_in_slots(Derived), ring_in_class])
+@pytest.mark.parametrize("size", [1, 2])
+def test_slots_and_class_attributes_that_the_function_moves(make, size):
+    def outcomes(wrap):
+        box, owner = make()
+        owner.at, owner.ring = 0, torch.zeros(size, 3)
+
+        def step(x):
+            box.ring[box.at] = x
+            owner.at = (box.at + 1) % size
+            return box.ring.sum(0)
+
+        f = wrap(step)
+        return f, [f(torch.arange(3.0) + k).clone() for k in range(12)]
+
+    _, want = outcomes(lambda f: f)
+    jitted, got = outcomes(cgt.jit)
+    assert all(map(torch.equal, got, want))
+    stats = cgt.stats(jitted)
+    assert stats.replays >= 8 if size == 1 else any("at is changed" in r for r in stats.reasons)
+    assert size == 1 or stats.replays == 0
+
+
+def test_a_failed_capture_leaves_slots_and_classes_as_they_were():
+    base = type("Base", (), {"at": 0, "own": 1})
+    ring, box = type("Ring", (base,), {}), Slots()
+    box.at = 0
+
+    def step(x):
+        return x * ring.at * ring.own * box.at + getattr(box, "ring", 0)
+
+    found = places_of(step)
+    ring.at, base.own, box.at, box.ring = 1, 2, 3, 4
+    assert set(broken(found)) == {"ring.at", "ring.own", "box.at", "box.ring"}
+    record.restore_places((found, []), None, tensors_only=False)
+    assert broken(found) == []
+    assert "at" not in vars(ring) and (base.at, base.own, box.at) == (0, 1, 0)
+    assert not hasattr(box, "ring")
+
+
 def hooked(field, when):
     """A step that runs its backward, and a weight whose hook reads `state.scale`."""
     weight = nn.Parameter(torch.ones(3))
