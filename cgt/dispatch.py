@@ -10,6 +10,7 @@ what its rows in the core borrow (`keep`), and what decides the next miss.
 """
 
 import contextlib
+import enum
 import threading
 import time
 import weakref
@@ -614,14 +615,25 @@ def changed_places(state, spec, flat, path, parent):
 def look_around(state, function, flat):
     """(places, sentences on what is not guarded, tensors met, None). Where there are too many places: those
     that code reads which ran so far, and a set for what runs now; all None if that is not known."""
-    arguments = list(zip(flat.paths, flat.tensors, strict=True))
-    found = places.find_places(function, flat.objects, most=options.MAX_PLACES, arguments=arguments)
+    roots, arguments = [*flat.objects, *bearers_of_code(flat)], [*zip(flat.paths, flat.tensors, strict=True)]
+    found = places.find_places(function, roots, most=options.MAX_PLACES, arguments=arguments)
     if found is not None:
         return *found, None
     if None in state["ran"]:
         return None, None, None, None
-    found = places.find_places(function, flat.objects, ran=state["ran"], arguments=arguments)
+    found = places.find_places(function, roots, ran=state["ran"], arguments=arguments)
     return *found, set()
+
+
+def bearers_of_code(flat):
+    """[(name, object)] of the arguments' containers and plain values that have methods of a user's: classes
+    of dataclasses, namedtuples and registered containers, classes, members of an enum."""
+    classes = [obj[0] for kind, _, obj in flat.program if kind in (pytree.DATACLASS, pytree.CUSTOM)]
+    classes += [obj for kind, _, obj in flat.program if kind == pytree.NAMEDTUPLE]
+    plain = [obj for kind, _, obj in flat.program if kind == pytree.PLAIN]
+    classes += [obj for obj in plain if issubclass(type(obj), type)]
+    members = [(places.NAME_OF(type(obj)), obj) for obj in plain if issubclass(type(obj), enum.Enum)]
+    return [(places.NAME_OF(cls), cls) for cls in classes] + members
 
 
 def reach_tensors(named, flat):

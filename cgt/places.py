@@ -26,7 +26,6 @@ subclasses are asked with issubclass of a real type, never isinstance (`__class_
 import argparse
 import collections
 import dis
-import enum
 import functools
 import gc
 import sys
@@ -290,8 +289,10 @@ def is_builtin_descriptor(raw):
 
 
 def walk_text(walk, text, path):
-    if text.isidentifier():  # getattr(self, name) with this name
-        walk.names[text] = None
+    name = str.__str__(text)  # of a subclass, too, a plain one
+    if name.isidentifier():  # getattr(self, name) with this name
+        walk.names[name] = None
+    walk_subclass(walk, text, path)
 
 
 # Containers. Methods of the builtin type are called, not the object's own: a subclass may override.
@@ -783,7 +784,7 @@ WRAPPERS = (
 RULES = (  # the first that fits; None: nothing to walk
     (str, walk_text),
     (torch.Tensor, walk_tensor),
-    ((torch.Size, enum.Enum, frozenset), None),
+    ((torch.Size, frozenset), None),
     (types.FunctionType, walk_function),
     ((types.MethodType, types.BuiltinMethodType), walk_method),
     (functools.partial, walk_partial),

@@ -21,6 +21,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as some
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.utils import _pytree as torch_pytree
 
 import cgt
 from cgt import errors, options, places, record
@@ -902,6 +903,98 @@ def agree_with_a_change(make, change, n=10, replays=6):
     stats = cgt.stats(jitted)
     assert stats.replays >= replays, cgt.explain(jitted)
     return stats
+
+
+class Tools:
+    """What containers among the arguments have, besides their entries."""
+
+    factor = 2.0
+
+    def by_global(self, x):
+        return x * SCALE
+
+    def by_class(self, x):
+        return x * self.factor
+
+    @property
+    def both(self):
+        return self.factor * SCALE
+
+
+@dataclasses.dataclass
+class InDataclass(Tools):
+    x: torch.Tensor = dataclasses.field(default_factory=lambda: torch.ones(1))
+
+
+class InNamedtuple(collections.namedtuple("InNamedtuple", "x"), Tools):
+    pass
+
+
+class InNode(Tools):
+    pass
+
+
+class InEnum(Tools, enum.Enum):
+    MEMBER = 1
+
+
+torch_pytree.register_pytree_node(InNode, lambda node: ([], None), lambda entries, context: InNode())
+
+
+@pytest.mark.parametrize(
+    "argument",
+    [InDataclass, lambda: InNamedtuple(torch.ones(1)), InNode, lambda: InEnum.MEMBER, Tools],
+    ids=["dataclass", "namedtuple", "pytree node", "enum", "object"],
+)
+@pytest.mark.parametrize("what", ["by_global", "by_class", "both"])
+@pytest.mark.parametrize("change", ["global", "class", "method"])
+def test_code_that_comes_with_an_argument(monkeypatch, argument, what, change):
+    thing = argument()
+
+    def read(x, thing):
+        found = getattr(thing, what)
+        return x * found if what == "both" else found(x)
+
+    jitted = cgt.jit(read)
+    for k in range(10):
+        if k == 5 and change == "global":
+            monkeypatch.setitem(globals(), "SCALE", 7.0)
+        elif k == 5 and change == "class":
+            monkeypatch.setattr(Tools, "factor", 7.0)
+        elif k == 5:
+            monkeypatch.setattr(Tools, what, property(lambda self: 3) if what == "both" else lambda self, x: x)
+        x = torch.arange(3.0) + k
+        assert torch.equal(jitted(x, thing), read(x, thing)), k
+    assert cgt.stats(jitted).replays >= 6, cgt.explain(jitted)
+
+
+def test_classes_as_arguments():
+    class Simulation:
+        width = 0.5
+
+        @classmethod
+        @cgt.jit
+        def step(cls, x):
+            return x * cls.width
+
+    scale = cgt.jit(lambda x, cls: x * cls.width)
+    for k in range(10):
+        if k == 5:
+            Simulation.width = 2.0
+        x = torch.arange(3.0) + k
+        assert torch.equal(Simulation.step(x), x * Simulation.width)
+        assert torch.equal(scale(x, Simulation), x * Simulation.width)
+    for jitted in (vars(Simulation)["step"].__func__, scale):
+        assert cgt.stats(jitted).replays >= 6
+
+
+def test_a_text_of_an_enum_names_an_attribute():
+    class Which(str, enum.Enum):
+        FIRST = "first"
+
+    config = Config(first=1, second=2)
+    found = paths_of(lambda x: getattr(config, which), ("which", which := Which.FIRST))
+    assert "config.first" in found and "config.second" not in found
 
 
 class Slots:
