@@ -155,6 +155,7 @@ def code_reads(code):
     for operation, low in zip(raw[::2], raw[1::2], strict=True):
         argument = extended | low
         extended = argument << 8 if operation == dis.EXTENDED_ARG else 0
+        reads.names.update(OPERATION_NAMES.get(operation, ()))
         field = OPERATION_FIELD.get(operation)
         if field is None:
             continue
@@ -200,6 +201,12 @@ OPERATION_FIELD = {  # each version of CPython lacks some
     }.items()
     for operation in operations.split()
     if operation in dis.opmap
+}
+COMPARISONS = dict.fromkeys(("__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__", "__hash__"))
+OPERATION_NAMES = {  # not ever: dataclasses write these for their users, and they read all fields
+    dis.opmap.get("COMPARE_OP"): COMPARISONS,
+    dis.opmap.get("CONTAINS_OP"): COMPARISONS,
+    dis.opmap.get("MATCH_CLASS"): {"__match_args__": None},
 }
 OPERATION_SHIFT = {  # low bits of the argument that are flags (see dis.py)
     dis.opmap["LOAD_GLOBAL"]: 1 if sys.version_info >= (3, 11) else 0,
@@ -269,6 +276,11 @@ def walk_wrapper(walk, wrapper, path):
     visit(walk, unwrapped(wrapper), path)
 
 
+def walk_property(walk, found, path):
+    for accessor in (found.fget, found.fset, found.fdel):
+        visit(walk, accessor, path)
+
+
 def unwrapped(thing):
     """What is inside staticmethod, property, lru_cache and the like; the thing itself if none."""
     for cls, attribute in WRAPPERS:
@@ -282,6 +294,26 @@ def unwrapped(thing):
 
 def is_method(raw):
     return type(unwrapped(raw)) is types.FunctionType
+
+
+def runs_unnamed(members, name, raw):
+    """Is this entry of a class dict code that Python runs where no bytecode loads its name? Special methods,
+    and what sets or deletes an attribute."""
+    if type(name) is str and name[:2] == "__" == name[-2:]:
+        is_code = is_method(raw) or class_value(type(raw), "__call__") is not MISSING
+        return is_code and name not in NOT_IN_CALLS and not is_generated(members, raw)
+    if type(raw) is property:
+        return raw.fset is not None or raw.fdel is not None
+    return not is_builtin_descriptor(raw) and class_value(type(raw), "__set__") is not MISSING
+
+
+def is_generated(members, raw):
+    """Did dataclasses or attrs write this method? Most of those read every field."""
+    function = unwrapped(raw)
+    if type(function) is not types.FunctionType or members.keys().isdisjoint(MARKS_OF_GENERATED):
+        return False
+    body = vars(function).get("__wrapped__", function)
+    return type(body) is types.FunctionType and body.__code__.co_filename[:1] == "<"
 
 
 def is_builtin_descriptor(raw):
@@ -398,6 +430,9 @@ def layers_of(walk, cls):
             for ambient in [is_ambient(MODULE_OF(base))]
             if base is not torch.nn.Module and (not ambient or issubclass(base, STATEFUL))
         ]
+        for members in [members for _, members, ambient in layers if not ambient]:
+            unnamed = [name for name, raw in members.items() if runs_unnamed(members, name, raw)]
+            walk.names.update(dict.fromkeys(unnamed))
         if layers:
             walk.open.append((read_methods, cls, NAME_OF(cls)))
     return layers
@@ -719,45 +754,13 @@ MODULE_OF = type.__dict__["__module__"].__get__
 # triton's launchers fill caches of their own while they run: guarding those would never hold
 AMBIENT = sys.stdlib_module_names | {"torch", "numpy", "triton", "cgt"}
 
-# What Python calls without a name in the bytecode: operators, `with`, `for`, obj[...], f(...).
-# Not __eq__ and its like: a dataclass has one that reads every field.
-OPERATORS = (
-    "add",
-    "sub",
-    "mul",
-    "truediv",
-    "floordiv",
-    "mod",
-    "pow",
-    "matmul",
-    "and",
-    "or",
-    "xor",
+# What counts wherever it is found. Of a user's classes, besides: see runs_unnamed.
+ALWAYS_READ = ("forward", "training", "__wrapped__")
+NOT_IN_CALLS = frozenset(  # those that make, end and pickle objects
+    ("__init__", "__new__", "__post_init__", "__init_subclass__", "__set_name__", "__del__")
+    + ("__reduce__", "__reduce_ex__", "__getstate__", "__setstate__", "__dir__", "__sizeof__")
 )
-ALWAYS_READ = (
-    "forward",
-    "training",
-    "__wrapped__",
-    "__call__",
-    "__getattr__",
-    "__getattribute__",
-    "__get__",
-    "__getitem__",
-    "__contains__",
-    "__iter__",
-    "__next__",
-    "__len__",
-    "__bool__",
-    "__int__",
-    "__float__",
-    "__index__",
-    "__neg__",
-    "__invert__",
-    "__enter__",
-    "__exit__",
-    "__torch_function__",
-    *(f"__{side}{name}__" for side in ("", "r", "i") for name in OPERATORS),
-)
+MARKS_OF_GENERATED = ("__dataclass_fields__", "__attrs_attrs__")
 CALLED_BY_CLASS = frozenset(  # Foo(x) and Foo.apply(x)
     ("__init__", "__new__", "__call__", "forward", "backward", "setup_context")
 )
@@ -788,6 +791,7 @@ RULES = (  # the first that fits; None: nothing to walk
     (types.FunctionType, walk_function),
     ((types.MethodType, types.BuiltinMethodType), walk_method),
     (functools.partial, walk_partial),
+    (property, walk_property),
     (tuple(cls for cls, _ in WRAPPERS), walk_wrapper),
     (types.ModuleType, walk_python_module),
     (type, walk_class),

@@ -268,6 +268,8 @@ def test_bytecode_reader_agrees_with_dis():
         inner = [names_by_dis(entry) for entry in code.co_consts if inspect.iscode(entry)]
         return [set().union(*sets) for sets in zip(read, *inner, strict=True)]
 
+    implied = set().union(*places.OPERATION_NAMES.values())  # tested by what they are for
+
     def texts(code):
         found = set(places.texts_in(tuple(e for e in code.co_consts if not inspect.iscode(e))))
         return found.union(*(texts(entry) for entry in code.co_consts if inspect.iscode(entry)))
@@ -281,7 +283,7 @@ def test_bytecode_reader_agrees_with_dis():
                 assert set(reads.globals) == globals_
                 assert set(reads.cells) == cells
                 assert set(reads.imports) == imports
-                assert names <= set(reads.names) <= names | texts(code)
+                assert names <= set(reads.names) <= names | texts(code) | implied
 
 
 def test_keyword_names_and_docstrings_are_not_reads():
@@ -995,6 +997,189 @@ def test_a_text_of_an_enum_names_an_attribute():
     config = Config(first=1, second=2)
     found = paths_of(lambda x: getattr(config, which), ("which", which := Which.FIRST))
     assert "config.first" in found and "config.second" not in found
+
+
+class Special:
+    """Methods that no bytecode names."""
+
+    def __init__(self):
+        self.value, self.ring = 2, torch.zeros(3, 3)
+
+    def __setitem__(self, key, x):
+        self.ring[key + self.value - 2] = x
+
+    def __delitem__(self, key):
+        self.ring[key] = self.value
+
+    def __lt__(self, other):
+        return self.value < other
+
+    def __eq__(self, other):
+        return self.value == other
+
+    __hash__ = None
+
+    def __abs__(self):
+        return self.value
+
+    def __round__(self, digits=None):
+        return self.value
+
+    def __iadd__(self, x):
+        self.ring += x * self.value
+        return self
+
+    def __str__(self):
+        return "+" * self.value
+
+    def __format__(self, how):
+        return "+" * self.value
+
+    def __getattr__(self, name):
+        if name != "computed":
+            raise AttributeError(name)
+        return object.__getattribute__(self, "value")
+
+    def __setattr__(self, name, value):
+        if name == "scaled":
+            self.ring.copy_(value * self.value)
+        else:
+            object.__setattr__(self, name, value)
+
+    @property
+    def first(self):
+        return self.ring[0]
+
+    @first.setter
+    def first(self, x):
+        self.ring[0] = x * self.value
+
+    @first.deleter
+    def first(self):
+        self.ring[0] = self.value
+
+
+class Scaling:
+    """A descriptor that sets by its own state."""
+
+    def __init__(self):
+        self.value = 2
+
+    def __get__(self, thing, cls):
+        return self
+
+    def __set__(self, thing, x):
+        thing.kept.copy_(x * self.value)
+
+
+class Missing(dict):
+    def __missing__(self, key):
+        return self.value
+
+
+@dataclasses.dataclass
+class Point:
+    value: int = 2
+    other: int = 1
+
+
+def set_item(o, x):
+    o[0] = x
+    return o.ring.sum(0)
+
+
+def delete_item(o, x):
+    del o[0]
+    return o.ring.sum(0) + x
+
+
+def add_in_place(o, x):
+    o.ring.zero_()
+    o += x
+    return o.ring.sum(0)
+
+
+def set_attribute(o, x):
+    o.scaled = x
+    return o.ring.sum(0)
+
+
+def set_property(o, x):
+    o.first = x
+    return o.ring.sum(0)
+
+
+def delete_property(o, x):
+    del o.first
+    return o.ring.sum(0) + x
+
+
+def set_descriptor(o, x):
+    o.scaling = x
+    return o.kept * 1
+
+
+def match_positions(o, x):
+    match o:
+        case Point(value, other):
+            return x * value + other
+
+
+SPECIAL = {
+    "setitem": (Special, set_item),
+    "delitem": (Special, delete_item),
+    "lt": (Special, lambda o, x: x * 2 if o < 3 else x * 5),
+    "eq": (Special, lambda o, x: x * 2 if o == 2 else x * 5),
+    "in": (Special, lambda o, x: x * 2 if o in [1, 2] else x * 5),
+    "abs": (Special, lambda o, x: x * abs(o)),
+    "round": (Special, lambda o, x: x * round(o)),
+    "iadd": (Special, add_in_place),
+    "str": (Special, lambda o, x: x * len(str(o))),
+    "format": (Special, lambda o, x: x * len(f"{o}")),
+    "getattr": (Special, lambda o, x: x * o.computed),
+    "setattr": (Special, set_attribute),
+    "property setter": (Special, set_property),
+    "property deleter": (Special, delete_property),
+    "missing": (lambda: with_value(Missing()), lambda o, x: x * o["a"]),
+    "dataclass ==": (Point, lambda o, x: x * 2 if o == Point() else x * 5),
+    "dataclass in": (Point, lambda o, x: x * 2 if o in (Point(1, 1), Point()) else x * 5),
+    "match": (Point, match_positions),
+}
+
+
+def with_value(thing):
+    thing.value = 2
+    return thing
+
+
+@pytest.mark.parametrize("new, read", SPECIAL.values(), ids=SPECIAL)
+def test_special_methods(new, read):
+    def make():
+        thing = new()
+        return lambda x: read(thing, x), thing
+
+    def change(thing):
+        object.__setattr__(thing, "value", 3)
+
+    assert agree_with_a_change(make, change).records == 2
+
+
+def test_a_descriptor_that_is_only_set():
+    def make():
+        class Thing:
+            scaling = Scaling()
+            kept = torch.zeros(3)
+
+        thing = Thing()
+        return lambda x: set_descriptor(thing, x), vars(Thing)["scaling"]
+
+    agree_with_a_change(make, lambda scaling: setattr(scaling, "value", 3))
+
+
+def test_fields_of_a_dataclass_count_where_something_is_compared():
+    point = Point()
+    assert not {"point.value", "point.other"} & paths_of(lambda x: repr(point))
+    assert {"point.value", "point.other"} <= paths_of(lambda x: point == x)
 
 
 class Slots:
