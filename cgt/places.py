@@ -25,11 +25,14 @@ subclasses are asked with issubclass of a real type, never isinstance (`__class_
 
 import argparse
 import collections
+import contextvars
 import dis
 import functools
 import gc
 import sys
+import threading
 import types
+import weakref
 from typing import Any, NamedTuple
 
 import torch
@@ -169,6 +172,8 @@ def code_reads(code):
     reads.names.update(dict.fromkeys(texts))
     if "getattr" in reads.globals or "hasattr" in reads.globals:
         reads.probed.update(dict.fromkeys(texts))
+    if "AttributeError" in reads.globals:
+        reads.probed.update(reads.names)
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):  # lambdas, comprehensions, inner functions
             for mine, inner in zip(reads, code_reads(constant), strict=True):
@@ -252,13 +257,20 @@ def walk_function(walk, function, path):
                 value = MISSING
             add_and_visit(walk, CELL, cell, None, value, name)
     if ambient:
+        visit(walk, dict_of(function).get("registry"), f"{path}.registry")  # of functools.singledispatch
         return
+    if dict_of(function):
+        walk.open.append((read_function, function, path))
     for name in reads.globals:
         if name in scope:
             add_and_visit(walk, DICT_ITEM, scope, name, scope[name], name)
     for name in reads.imports:  # absolute, or relative to the function's package
         for full_name in (name, f"{scope.get('__package__')}.{name}".rstrip(".")):
             visit(walk, sys.modules.get(full_name), full_name)
+
+
+def read_function(walk, function, path, names):
+    read_dict(walk, dict_of(function), path, names)
 
 
 def walk_method(walk, method, path):
@@ -357,6 +369,24 @@ def walk_tuple(walk, entries, path):  # cannot change, its entries can
     walk_subclass(walk, entries, path)
 
 
+def walk_around_builtin(walk, entries, path):  # in an attribute of its own
+    own = dict_of(entries) or {}
+    for field in ("data", "maps"):
+        if field in own:
+            add_and_visit(walk, DICT_ITEM, own, field, own[field], f"{path}.{field}")
+    walk_subclass(walk, entries, path)
+
+
+def walk_proxy(walk, proxy, path):
+    visit(walk, behind_proxy(proxy), path)
+
+
+def behind_proxy(proxy):
+    """The mapping that a read-only one shows."""
+    (mapping,) = gc.get_referents(proxy)
+    return mapping
+
+
 def walk_opaque(walk, entries, path):
     cls = type(entries)  # of which only the builtin ones may be asked for their length
     if not any(cls is builtin for builtin in OPAQUE) or len(entries):
@@ -382,8 +412,14 @@ def walk_subclass(walk, thing, path):
 
 
 def walk_instance(walk, thing, path):
-    layers_of(walk, type(thing))
+    layers, own = layers_of(walk, type(thing)), dict_of(thing)
+    if own is not None and any("__getattr__" in m for _, m, ambient in layers if not ambient):
+        add_length(walk, own, path)  # what that gives ends with an attribute that comes later
     walk.open.append((read_instance, thing, path))
+
+
+def add_length(walk, own, path):
+    add(walk, DICT_LEN, own, None, len(own), f"len({path}.__dict__)")
 
 
 def read_instance(walk, thing, path, names):
@@ -402,7 +438,7 @@ def read_instance(walk, thing, path, names):
             if own is not None and type(raw) is not property and name[:2] != "__":
                 add(walk, DICT_ITEM, own, name, MISSING, f"{path}.{name}")
             if not is_method(raw):
-                add_and_visit(walk, TYPE_ATTR, type(thing), name, raw, f"{path}.{name}")
+                add_class_value(walk, type(thing), name, raw, f"{path}.{name}")
 
 
 def read_dict(walk, own, path, names):
@@ -430,9 +466,10 @@ def layers_of(walk, cls):
             for ambient in [is_ambient(MODULE_OF(base))]
             if base is not torch.nn.Module and (not ambient or issubclass(base, STATEFUL))
         ]
-        for members in [members for _, members, ambient in layers if not ambient]:
+        for base, members in [(base, members) for base, members, ambient in layers if not ambient]:
             unnamed = [name for name, raw in members.items() if runs_unnamed(members, name, raw)]
             walk.names.update(dict.fromkeys(unnamed))
+            add_length(walk, behind_proxy(members), NAME_OF(base))  # an attribute that comes later
         if layers:
             walk.open.append((read_methods, cls, NAME_OF(cls)))
     return layers
@@ -481,7 +518,16 @@ def read_class(walk, cls, path, names):
     read_methods(walk, cls, path, CALLED_BY_CLASS)
     for name, raw in class_hits(walk, cls, names):
         if not is_method(raw) and not is_builtin_descriptor(raw):
-            add_and_visit(walk, TYPE_ATTR, cls, name, raw, f"{path}.{name}")
+            add_class_value(walk, cls, name, raw, f"{path}.{name}")
+
+
+def add_class_value(walk, cls, name, found, path):
+    """What the class finds under the name, and what super() finds behind that."""
+    add_and_visit(walk, TYPE_ATTR, cls, name, found, path)
+    for base, members, ambient in layers_of(walk, cls):
+        raw = members.get(name, found)
+        if raw is not found and not (ambient or is_method(raw) or is_builtin_descriptor(raw)):
+            add_and_visit(walk, TYPE_ATTR, base, name, raw, f"{NAME_OF(base)}.{name}")
 
 
 def walk_python_module(walk, module, path):
@@ -536,12 +582,6 @@ def watched(place):
     return HANDLES if is_hook and issubclass(type(place.holder), torch.Tensor) else None
 
 
-def own_dict_of(cls):
-    """The dict behind a class's read-only `__dict__`."""
-    (entries,) = gc.get_referents(CLASS_DICT_OF(cls))
-    return entries
-
-
 # torch's own bearers of state. Their entries matter without being named.
 
 
@@ -550,6 +590,7 @@ def walk_module(walk, module, path):
     for field in ("_parameters", "_buffers", "_modules"):
         entries = own.get(field)
         if issubclass(type(entries), dict):
+            add(walk, DICT_ITEM, own, field, entries, f"{path}.{field}")
             size = dict.__len__(entries)
             add(walk, DICT_LEN, entries, None, size, f"len({path}.{field})")
             for name, value in list(dict.items(entries)):
@@ -766,9 +807,11 @@ CALLED_BY_CLASS = frozenset(  # Foo(x) and Foo.apply(x)
 )
 
 PLAIN_TENSORS = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
-HANDLES = own_dict_of(torch.utils.hooks.RemovableHandle)
+HANDLES = behind_proxy(CLASS_DICT_OF(torch.utils.hooks.RemovableHandle))
 STATEFUL = (torch.nn.Module, torch.optim.lr_scheduler.LRScheduler, torch.amp.GradScaler)
 OPAQUE = (set, collections.deque, bytearray)
+UNFOLLOWED = (contextvars.ContextVar, threading.local, weakref.ref)
+AROUND_BUILTIN = (collections.UserDict, collections.UserList, collections.UserString, collections.ChainMap)
 BUILTIN_DESCRIPTORS = (
     types.GetSetDescriptorType,
     types.MemberDescriptorType,
@@ -801,13 +844,20 @@ RULES = (  # the first that fits; None: nothing to walk
     (list, walk_list),
     (dict, walk_dict),
     (tuple, walk_tuple),
-    (OPAQUE, walk_opaque),
+    ((*OPAQUE, *UNFOLLOWED), walk_opaque),
+    (AROUND_BUILTIN, walk_around_builtin),
+    (types.MappingProxyType, walk_proxy),
 )
+
+
+def derives(cls, classes):
+    """issubclass, without asking abstract base classes, which ask the class."""
+    return any(base is other for base in MRO_OF(cls) for other in classes)
 
 
 def rule_for(cls):
     for classes, rule in RULES:
-        if issubclass(cls, classes):
+        if derives(cls, classes if type(classes) is tuple else (classes,)):
             return rule
     if MODULE_OF(cls) == "numpy" and NAME_OF(cls) == "ndarray":
         return walk_opaque
