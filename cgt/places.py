@@ -14,10 +14,12 @@ Which attributes of an object matter depends on the names that any reachable cod
 code is reachable depends on the objects: both grow until neither does. A name is matched against
 every object, because bytecode does not say whose attribute it is; so `self.steps` is a place only
 if some reachable code reads a `.steps`, and then every object that has one is guarded. Names that
-code only stores (`self.last = loss`) are not reads.
+code only stores (`self.last = loss`) are not reads. What Python runs without a name in the bytecode
+(special methods, setters) counts wherever a class of the user's has it.
 
 torch, numpy and the standard library are *ambient*: their globals are not walked. Only the
-instances that carry a user's state are: modules, optimizers, schedulers, gradient scalers.
+instances that carry a user's state are: modules, optimizers, schedulers, gradient scalers; of tensors
+their hooks, where a backward runs.
 
 No user code runs here: attributes are looked up in dicts and class dicts, never with getattr, and
 subclasses are asked with issubclass of a real type, never isinstance (`__class__` can be faked).
@@ -289,8 +291,8 @@ def walk_wrapper(walk, wrapper, path):
 
 
 def walk_property(walk, found, path):
-    for accessor in (found.fget, found.fset, found.fdel):
-        visit(walk, accessor, path)
+    for accessor in (property.fget, property.fset, property.fdel):
+        visit(walk, accessor.__get__(found), path)
 
 
 def unwrapped(thing):

@@ -6,6 +6,8 @@ and that the advice of the page helps. What is merely wrong is a bug and belongs
 
 import collections
 import contextlib
+import contextvars
+import functools
 import os
 import pathlib
 import random
@@ -235,6 +237,100 @@ def test_attribute_read_by_a_computed_name_goes_unnoticed(device):
     assert firsts(jitted, x, calls=1) == [7.0]
 
 
+@footgun("What functools.lru_cache remembers is read once")
+def test_cleared_cache_goes_unnoticed(device):
+    config = {"scale": 1.0}
+
+    @functools.lru_cache
+    def scale():
+        return config["scale"]
+
+    jitted = cgt.jit(lambda x: x * scale())
+    x = ones(device)
+    assert firsts(jitted, x, calls=3) == [1.0] * 3
+    config["scale"] = 5.0
+    assert firsts(jitted, x, calls=3) == [1.0] * 3  # as in eager: it is remembered
+    scale.cache_clear()
+    assert firsts(jitted, x, calls=1) == [1.0]
+    cgt.reset(jitted)  # instead
+    assert firsts(jitted, x, calls=4) == [5.0] * 4
+
+
+@footgun("Context variables, thread locals and weak references are read once")
+def test_context_variable_goes_unnoticed(device):
+    scale = contextvars.ContextVar("scale", default=1.0)
+    jitted = cgt.jit(lambda x: x * scale.get())
+    x = ones(device)
+    assert firsts(jitted, x, calls=3) == [1.0] * 3
+    assert "scale is a ContextVar: guarded by identity" in cgt.explain(jitted)
+    scale.set(5.0)
+    assert firsts(jitted, x, calls=1) == [1.0]
+    jitted = cgt.jit(lambda x, scale: x * scale)
+    assert firsts(jitted, x, scale.get(), calls=4) == [5.0] * 4  # instead
+
+
+@footgun("Another order of a dict's keys in a variable is not noticed")
+def test_order_of_keys_in_a_closure_goes_unnoticed(device):
+    steps = {"double": 2.0, "add": 1.0}
+
+    def apply(x, steps):
+        for name, number in steps.items():
+            x = x * number if name == "double" else x + number
+        return x
+
+    jitted = cgt.jit(lambda x: apply(x, steps))
+    x = ones(device)
+    assert firsts(jitted, x, calls=3) == [3.0] * 3
+    steps["double"] = steps.pop("double")
+    assert firsts(jitted, x, calls=1) == [3.0]
+    assert firsts(cgt.jit(apply), x, steps, calls=4) == [4.0] * 4  # instead: an argument
+
+
+@footgun("Replacing an object's `__dict__` or `__class__` is not noticed")
+@pytest.mark.parametrize("what", ["__dict__", "__class__"])
+def test_replaced_dict_or_class_of_an_object_goes_unnoticed(device, what):
+    class Scale:
+        def __init__(self, value):
+            self.value = value
+
+        def of(self, x):
+            return x * self.value
+
+    class Other(Scale):
+        def of(self, x):
+            return x * 5
+
+    scale, x = Scale(1.0), ones(device)
+    jitted = cgt.jit(lambda x: scale.of(x))
+    assert firsts(jitted, x, calls=3) == [1.0] * 3
+    setattr(scale, what, {"value": 5.0} if what == "__dict__" else Other)
+    assert firsts(jitted, x, calls=1) == [1.0]
+    scale = Other(5.0)  # instead: another object
+    assert firsts(jitted, x, calls=4) == [5.0] * 4
+    assert cgt.stats(jitted).replays >= 3
+
+
+@footgun("Hooks that come with another argument are not noticed")
+def test_hook_of_another_argument_goes_unnoticed(device):
+    def gradient(leaf):
+        leaf.square().sum().backward()
+        return leaf.grad.clone()
+
+    def leaf(scale=None):
+        made = ones(device).requires_grad_()
+        if scale is not None:
+            made.register_hook(lambda g: g * scale)
+        return made
+
+    jitted = cgt.jit(gradient, inputs="copied")
+    assert [firsts(jitted, leaf(), calls=1)[0] for _ in range(5)] == [2.0] * 5
+    assert firsts(jitted, leaf(5.0), calls=1) == [2.0]
+    cgt.reset(jitted)  # recorded with a hook, it is right for others
+    assert [firsts(jitted, leaf(k), calls=1)[0] for k in (1.0, 2.0, 3.0)] == [2.0, 4.0, 6.0]
+    jitted = cgt.jit(lambda leaf, scale: gradient(leaf) * scale, inputs="copied")
+    assert [firsts(jitted, leaf(), 5.0, calls=1)[0] for _ in range(5)] == [10.0] * 5  # instead
+
+
 @footgun("Python attributes of a tensor are not guarded")
 def test_attribute_of_a_tensor_goes_unnoticed(device):
     x = ones(device)
@@ -284,6 +380,26 @@ def test_new_object_at_each_call_never_replays(device):
     kept = Settings(2.0)
     assert firsts(jitted, x, kept, calls=4) == [2.0] * 4  # instead: keep it, or pass plain values
     assert cgt.stats(jitted).replays == 3
+
+
+@footgun("Objects that are equal are taken for one another")
+def test_equal_object_stands_for_the_recorded_one(device):
+    class Settings:
+        def __init__(self, name, scale):
+            self.name, self.scale = name, scale
+
+        def __eq__(self, other):
+            return self.name == other.name
+
+        def __hash__(self):
+            return hash(self.name)
+
+    jitted = cgt.jit(lambda x, settings: x * settings.scale)
+    x = ones(device)
+    assert firsts(jitted, x, Settings("a", 1.0), calls=3) == [1.0] * 3
+    assert firsts(jitted, x, Settings("a", 5.0), calls=1) == [1.0]
+    assert firsts(jitted, x, Settings("b", 5.0), calls=3) == [5.0] * 3  # instead: say that it differs
+    assert cgt.stats(jitted).replays == 4
 
 
 @footgun("The order of a dict's keys is part of its structure")
