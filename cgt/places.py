@@ -415,13 +415,22 @@ def walk_subclass(walk, thing, path):
 
 def walk_instance(walk, thing, path):
     layers, own = layers_of(walk, type(thing)), dict_of(thing)
-    if own is not None and any("__getattr__" in m for _, m, ambient in layers if not ambient):
-        add_length(walk, own, path)  # what that gives ends with an attribute that comes later
+    if any("__getattr__" in members for _, members, ambient in layers if not ambient):
+        if own is not None:
+            add_length(walk, own, path)  # what that gives ends with an attribute that comes later
+        add_lengths(walk, type(thing))
     walk.open.append((read_instance, thing, path))
 
 
 def add_length(walk, own, path):
     add(walk, DICT_LEN, own, None, len(own), f"len({path}.__dict__)")
+
+
+def add_lengths(walk, cls):
+    """Places for the dicts of a class that an attribute may come to."""
+    for base, members, ambient in layers_of(walk, cls):
+        if not ambient:
+            add_length(walk, behind_proxy(members), NAME_OF(base))
 
 
 def read_instance(walk, thing, path, names):
@@ -468,10 +477,9 @@ def layers_of(walk, cls):
             for ambient in [is_ambient(MODULE_OF(base))]
             if base is not torch.nn.Module and (not ambient or issubclass(base, STATEFUL))
         ]
-        for base, members in [(base, members) for base, members, ambient in layers if not ambient]:
+        for members in [members for _, members, ambient in layers if not ambient]:
             unnamed = [name for name, raw in members.items() if runs_unnamed(members, name, raw)]
             walk.names.update(dict.fromkeys(unnamed))
-            add_length(walk, behind_proxy(members), NAME_OF(base))  # an attribute that comes later
         if layers:
             walk.open.append((read_methods, cls, NAME_OF(cls)))
     return layers
@@ -544,11 +552,15 @@ def read_python_module(walk, module, path, names):
 
 def guard_absences(walk):
     """hasattr(self, "ema") was false: that is a value too. Last, as an absence leads nowhere."""
-    for reader, thing, path in walk.open:
-        own = dict_of(thing) if reader in (read_instance, read_python_module) else None
-        for name in walk.probed if own is not None else ():
-            if name not in own and not any(has(base, name) for base in MRO_OF(type(thing))):
-                add(walk, DICT_ITEM, own, name, MISSING, f"{path}.{name}")
+    for reader, thing, path in list(walk.open):
+        if reader not in (read_instance, read_class, read_function, read_python_module):
+            continue
+        own, cls = (None, thing) if reader is read_class else (dict_of(thing), type(thing))
+        absent = [name for name in walk.probed if class_value(cls, name) is MISSING and name not in (own or ())]
+        if absent:
+            add_lengths(walk, cls)
+        for name in absent if own is not None else ():
+            add(walk, DICT_ITEM, own, name, MISSING, f"{path}.{name}")
 
 
 # Tensors: their contents are followed by the recording. Their hooks are code of a backward, so they
