@@ -52,7 +52,7 @@ def rows(rec, seen, result, args, kwargs):
         reason = None
     if reason is not None:
         return reason
-    reason = vet_constants(out, flat)
+    reason = vet_constants(out, rec)
     if reason is not None:
         return reason
     near = by_storage(slots)
@@ -155,13 +155,20 @@ def is_pending(seen, t):
     return t.requires_grad and t.grad_fn is not None and not trace.is_spent(t.grad_fn, seen["since"])
 
 
-def vet_constants(out, flat):
+def vet_constants(out, rec):
     """Static parts of the result must be what every replay may return again."""
-    given = {id(obj) for _, obj in flat.objects}
+    known = {id(obj) for _, obj in rec["flat"].objects} | {id(p.want) for p in rec["places"]}
     for path, obj in out.objects:
-        if id(obj) not in given and not isinstance(obj, CONSTANT_TYPES) and not callable(obj):
+        if id(obj) not in known and not is_constant(obj):
             return errors.strange_output(path, type(obj).__name__)
     return None
+
+
+def is_constant(obj):
+    """May every replay return it? A function with a closure, say, has what the recorded call made."""
+    if isinstance(obj, types.FunctionType):
+        return not (obj.__closure__ or obj.__defaults__ or obj.__kwdefaults__)
+    return isinstance(obj, (*CONSTANT_TYPES, types.BuiltinFunctionType))
 
 
 def by_storage(slots):

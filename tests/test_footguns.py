@@ -344,7 +344,7 @@ def test_attribute_of_a_tensor_goes_unnoticed(device):
         assert firsts(jitted, x, scale, calls=1) == [scale]
 
 
-@footgun("`_version` and `retains_grad` of an argument are not guarded")
+@footgun("`_version`, `retains_grad`, `storage_offset()` and `_base` of an argument are not guarded")
 def test_version_of_an_argument_is_not_guarded(device):
     f = cgt.jit(lambda x: x * (2 if x._version == 0 else 3))
     x = ones(device)
@@ -515,6 +515,18 @@ def test_attribute_set_inside_is_there_only_when_the_function_runs(device):
     assert cgt.stats(jitted).replays >= 2
 
 
+@footgun("A list, dict or dataclass in the result is a new one at each call")
+def test_containers_in_the_result_are_new(device):
+    def f(state):
+        state["x"].add_(1)
+        return state
+
+    jitted, state = cgt.jit(f), {"x": ones(device)}
+    found = [jitted(state) for _ in range(5)]
+    assert found[0] is state and all(r is not state and r["x"] is state["x"] for r in found[2:])
+    assert state["x"][0].item() == 6.0  # instead: the one that was passed
+
+
 @footgun("A view of another result has no `_base`")
 def test_views_among_results_share_memory_but_have_no_base(device):
     def f(x):
@@ -585,6 +597,34 @@ def test_history_that_was_used_up_behind_an_unused_result(device):
                 jitted(h, ones(device))[1].sum().backward()
         jitted.__wrapped__(h, ones(device))[1].sum().backward()
         jitted(h.detach(), ones(device))[1].sum().backward()
+
+
+@footgun("What a backward's own code reads is that of the forward")
+def test_state_that_changes_between_forward_and_backward(device):
+    scale, kept = {"number": 1.0}, torch.ones((), device=device)
+
+    class Scaled(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx, grad):
+            return grad * scale["number"] * kept
+
+    def gradient(f, w, late):
+        w.grad = None
+        y = f(w)
+        scale["number"] = late
+        y.sum().backward()
+        scale["number"] = 1.0
+        return w.grad[0].item()
+
+    w, f = ones(device).requires_grad_(), cgt.jit(lambda x: Scaled.apply(x * 1))
+    assert [gradient(f, w, 1.0) for _ in range(8)] == [1.0] * 8
+    assert gradient(f, w, 5.0) == 1.0, "eager: 5"
+    kept.fill_(5.0)  # instead
+    assert gradient(f, w, 1.0) == 5.0
 
 
 @footgun("Hooks of parameters fire together, after the whole backward of a jitted function")

@@ -1,6 +1,7 @@
 """What a call hands out: the same tensor again while nobody holds it, and right values for whoever
 does (design.md 2.4)."""
 
+import functools
 import gc
 import weakref
 
@@ -590,3 +591,35 @@ def test_any_mixture_of_calls_holds_and_writes_agrees_with_eager(device, policy,
         s = cgt.stats(f)
         assert s.calls == s.warmups + s.records + s.replays + s.eager
         assert s.eager == 0 or s.records >= 8, s.reasons
+
+
+@pytest.mark.parametrize("kind", ["closure", "partial", "object", "module"])
+def test_a_returned_callable_that_the_call_made_runs_eagerly(device, kind):
+    class Times:
+        def __init__(self, x):
+            self.x = x
+
+        def __call__(self, v):
+            return self.x + v
+
+    make = {
+        "closure": lambda x: lambda v: x + v,
+        "partial": lambda x: functools.partial(torch.add, x),
+        "object": Times,
+        "module": lambda x: torch.nn.Identity(),
+    }[kind]
+    f = cgt.jit(lambda x: (x * 2, make(x)))
+    for k in range(5):
+        x = torch.full((3,), float(k), device=device)
+        y, call = f(x)
+        assert torch.equal(y, x * 2)
+        assert kind == "module" or torch.equal(call(1.0), x + 1)
+    assert cgt.stats(f).replays == 0 and "cannot rebuild" in " ".join(cgt.stats(f).reasons)
+
+
+def test_a_returned_callable_that_was_there_before_replays(device):
+    helper, layer = torch.sin, torch.nn.Linear(2, 2)
+    f, x = cgt.jit(lambda x: (x * 2, helper, layer, double)), torch.ones(3, device=device)
+    for _ in range(4):
+        assert f(x)[1:] == (helper, layer, double)
+    assert cgt.stats(f).replays == 2
