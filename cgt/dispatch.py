@@ -742,7 +742,12 @@ def abandon(state, spec, flat, rec, seen, result, reason, lost):
 def add_node(state, spec, flat, rec, seen, row):
     """Hand the rows to the core and keep alive what they borrow; the node."""
     f, out = state["f"], row["out"]
-    used = [k for k, s in enumerate(row["slots"]) if s[0] != NONE or describe.needs_row(k, s, row)]
+    # Also of what no op touched: code may have asked for a shape, a dtype, requires_grad.
+    asked = rec["graph"] is None
+    used = [
+        k for k, s in enumerate(row["slots"])
+        if s[0] != NONE or (asked and s[-1] == NONE) or describe.needs_row(k, s, row)
+    ]  # fmt: skip
     index = {k: j for j, k in enumerate(used)} | {NONE: NONE}
     slots = [(*row["slots"][k][:-1], index[row["slots"][k][-1]]) for k in used]
     outs = [

@@ -222,13 +222,16 @@ WATCHING = {}  # thread -> the OpWatch of its run
 def watch_behind(mode):
     """Inside, operators that no mode sees are told to note_read."""
     thread = threading.get_ident()
-    before, WATCHING[thread] = WATCHING.get(thread), mode
+    before = WATCHING.pop(thread, None)
+    WATCHING[thread] = mode
     handle = core.reads_begin()
     try:
         yield
     finally:
         core.reads_end(handle)
-        WATCHING[thread] = before
+        del WATCHING[thread]
+        if before is not None:
+            WATCHING[thread] = before
 
 
 def note_read(name):

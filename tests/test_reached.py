@@ -742,3 +742,22 @@ def test_dtype_of_a_parameter_that_is_only_asked(device):
             layer.half()
         assert f(x).dtype == layer.weight.dtype
     assert counts(f) == (1, 2, 5, 0)
+
+
+def test_what_is_only_asked_of_a_tensor(device):
+    """No op touches it, and yet its shape and what it is to autograd are read."""
+    shaped, kind = torch.zeros(3, device=device), {"h": torch.ones(2, device=device, requires_grad=True)}
+    f = cgt.jit(lambda x: x * shaped.shape[0] * (2 if kind["h"].is_leaf else 3) * (5 if kind["h"].requires_grad else 7))
+    x, changes = torch.ones(2, device=device), 0
+    for k in range(24):
+        if k == 5:
+            shaped.data = torch.zeros(5, device=device)
+        elif k == 10:
+            shaped.resize_(7)
+        elif k == 15:
+            kind["h"].requires_grad_(False)
+        elif k == 20:
+            kind["h"].mul_(torch.ones(2, device=device, requires_grad=True))
+        changes += k in (5, 10, 15, 20)
+        assert torch.equal(f(x), f.__wrapped__(x)), k
+    assert counts(f) == (1, 1 + changes, 22 - changes, 0)
