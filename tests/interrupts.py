@@ -39,7 +39,7 @@ from torch.utils.checkpoint import checkpoint
 import cgt
 from cgt import dispatch, private, trace
 
-HERE, CGT = __file__, str(pathlib.Path(cgt.__file__).parent) + os.sep
+USERS, CGT = {__file__}, str(pathlib.Path(cgt.__file__).parent) + os.sep
 SECONDS = 60  # that one attempt may take
 CALLS = 4  # of a program, each of them interrupted: the first warms, then records, replays
 NEVER = sys.maxsize
@@ -195,9 +195,9 @@ def moments_of(code):
 
 def counts_in(frame):
     """Is this frame cgt's, the user's function, or below one of cgt's?"""
-    if frame.f_code.co_filename == HERE:
-        return frame.f_code.co_name not in ("interrupted", "watched")
-    while frame is not None and frame.f_code.co_filename != HERE:
+    if frame.f_code.co_filename in USERS:
+        return frame.f_code.co_name != "watched"
+    while frame is not None and frame.f_code.co_filename not in USERS:
         if frame.f_code.co_filename.startswith(CGT):
             return True
         frame = frame.f_back
