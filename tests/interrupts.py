@@ -1,9 +1,9 @@
 """Interrupt jitted functions at every moment, and look whether everything is usable afterwards.
 
-    python tests/interrupts.py                       every moment of every program: hours
-    python tests/interrupts.py --every 50            each fiftieth moment, another one at each run
-    python tests/interrupts.py --microseconds 2000   by a timer: after 1, 2, 3 .. 2000 microseconds
-    python tests/interrupts.py step 1 --device cuda  one program, its second call
+    PYTHONPATH=. python tests/interrupts.py                       every moment of every program: hours
+    PYTHONPATH=. python tests/interrupts.py --every 50            each fiftieth moment, another one at each run
+    PYTHONPATH=. python tests/interrupts.py --microseconds 2000   by a timer: after 1, 2, 3 .. 2000 microseconds
+    PYTHONPATH=. python tests/interrupts.py step 1 --device cuda  one program, its second call
 
 A *moment* is where Python would run a signal's handler: at the beginning of a function, after a call, where
 a loop jumps back; in cgt's own modules, in what they call (contextlib, torch's Python) and in the user's
@@ -43,7 +43,7 @@ USERS, CGT = {__file__}, str(pathlib.Path(cgt.__file__).parent) + os.sep
 SECONDS = 60  # that one attempt may take
 CALLS = 4  # of a program, each of them interrupted: the first warms, then records, replays
 NEVER = sys.maxsize
-JOB = "python tests/interrupts.py"
+JOB = "PYTHONPATH=. python tests/interrupts.py"
 
 
 # --- programs: wrap a function, and give a call that begins anew each time -------------------------

@@ -1,0 +1,143 @@
+"""Threads that call, differentiate, hold, reset and step at the same time, for as long as one likes.
+
+    PYTHONPATH=. python tests/stress.py --seconds 600 [--threads 4] [--device cuda]
+
+Every result is compared with eager's, bit for bit. A thread that comes no further for HANGS seconds is a hang:
+the stacks of all threads are printed, and the process ends with an error, as it does where a thread raises.
+"""
+
+import argparse
+import faulthandler
+import os
+import random
+import sys
+import threading
+import time
+import traceback
+
+import torch
+
+# isort: split
+import cgt_core as core
+from helpers import identical, values
+
+import cgt
+
+HANGS = 60
+
+
+def functions_of(device):
+    """(function, is there something to differentiate?, has it a result of its own for each call?)."""
+    w, b = values(device, 4, 4, seed=5).requires_grad_(), values(device, 4, seed=6).requires_grad_()
+    total = torch.zeros(4, 4, device=device)
+
+    def linear(x):
+        return torch.addmm(b, x, w).tanh()
+
+    def deep(x):
+        for _ in range(8):
+            x = torch.addmm(b, x, w).tanh()
+        return x
+
+    def pair(x):
+        return x.sin(), (x * 2)[1:]
+
+    def reads(x):
+        return x * 2 + x.sum().item()
+
+    def writes(x):
+        with torch.no_grad():
+            total.copy_(x.detach())  # of some thread or other
+        return x.cos()
+
+    return (linear, deep, pair, reads, writes), (w, b)
+
+
+def leaves(result):
+    return [result] if isinstance(result, torch.Tensor) else [*result]
+
+
+def work(k, functions, jitted, parameters, device, until, progress, replays):
+    """One thread: random actions until the time is over."""
+    draw = random.Random(k)
+    held = []
+    while time.monotonic() < until:
+        at = draw.randrange(len(functions))
+        x = values(device, 4, 4, seed=draw.randrange(4)).requires_grad_(draw.random() < 0.5)
+        want, got = leaves(functions[at](x)), leaves(jitted[at](x))
+        if not all(map(identical, got, want)):
+            raise AssertionError(f"{functions[at].__name__}: {got} but {want}")
+        if want[0].requires_grad and draw.random() < 0.7:
+            wanted = [t for t in (x, *parameters) if t.requires_grad]
+            grads = [
+                torch.autograd.grad(r[0].square().sum(), wanted, allow_unused=True) for r in (got, want)
+            ]
+            if not identical(*grads):
+                raise AssertionError(f"{functions[at].__name__}: gradients {grads[0]} but {grads[1]}")
+        held.append((got[0], want[0].detach().clone()))
+        what = draw.random()
+        if what < 0.01:
+            cgt.reset(jitted[at])
+        elif what < 0.012:
+            cgt.reset()  # and iterations begin by themselves again
+        elif what < 0.02:
+            cgt.explain(jitted[at]), cgt.stats(jitted[at])
+        elif what < 0.022:
+            replays[k] += cgt.stats(jitted[at]).replays
+            jitted[at] = cgt.jit(functions[at])  # the old one dies
+        elif what < 0.3 and time.monotonic() % 1 < 0.5:  # with steps, and without
+            cgt.step()
+        if len(held) > 3:
+            result, was = held.pop(draw.randrange(4))
+            if not identical(result.detach(), was):
+                raise AssertionError(f"{functions[at].__name__}: a held result changed")
+        progress[k] += 1
+
+
+def main():
+    ask = argparse.ArgumentParser()
+    ask.add_argument("--seconds", type=float, default=600)
+    ask.add_argument("--threads", type=int, default=4)
+    ask.add_argument("--device", default="cpu")
+    asked = ask.parse_args()
+    torch.set_num_threads(1)
+    faulthandler.enable()
+    device = torch.device(asked.device)
+    functions, parameters = functions_of(device)
+    jitted, errors = [cgt.jit(f) for f in functions], []
+    progress, replays = [0] * asked.threads, [0] * asked.threads
+    until = time.monotonic() + asked.seconds
+
+    def body(k):
+        try:
+            work(k, functions, jitted, parameters, device, until, progress, replays)
+        except BaseException:
+            errors.append(traceback.format_exc(limit=-8))
+
+    threads = [threading.Thread(target=body, args=(k,), daemon=True) for k in range(asked.threads)]
+    for thread in threads:
+        thread.start()
+    # The watch dog is a thread of C's: it barks even where Python's lock is what hangs.
+    while any(thread.is_alive() for thread in threads) and not errors:
+        before = list(progress)
+        faulthandler.dump_traceback_later(HANGS, exit=True)
+        while not errors and any(
+            thread.is_alive() and was == now
+            for thread, was, now in zip(threads, before, progress, strict=True)
+        ):
+            time.sleep(0.1)
+        time.sleep(0.1)
+    faulthandler.cancel_dump_traceback_later()
+    total = sum(replays) + sum(cgt.stats(f).replays for f in jitted)
+    print(f"{sum(progress)} calls, {total} replays, {len(errors)} errors", flush=True)
+    if errors:
+        print(*errors, sep="\n", flush=True)
+        os._exit(1)  # the other threads go on
+    core.check_table()
+    cgt.reset()
+    assert not core.books()["recording"] and not core.books()["nodes"]
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
