@@ -187,7 +187,7 @@ def moments_of(code):
     """Offsets of instructions before which a handler may run: behind a call, and where a loop jumps back."""
     found, behind = set(), False
     for i in dis.get_instructions(code):
-        if behind or i.opname.startswith("JUMP_BACKWARD"):
+        if behind or i.opname == "JUMP_BACKWARD":
             found.add(i.offset)
         behind = i.opname.startswith("CALL") and "INTRINSIC" not in i.opname
     return found
@@ -227,6 +227,7 @@ def at_moment(k, call):
         return watch
 
     def watched():
+        sys._getframe().f_trace_opcodes = True  # or Python 3.12 sends no opcodes to any frame
         sys.settrace(watch)
         try:
             call()
@@ -423,6 +424,11 @@ def sweep(jobs, device, chunk=40):
     return failed
 
 
+def two_calls():
+    abs(1)
+    abs(2)
+
+
 def count_moments(program, at, device):
     """How many moments a call has."""
     _, call = PROGRAMS[program](jitted, device)
@@ -452,6 +458,7 @@ def main():
     torch.set_num_threads(1)
     faulthandler.enable()
     device = torch.device(asked.device)
+    assert at_moment(NEVER, two_calls).moments == 3, "Python does not tell of its opcodes"
     warm_up(device)
     for how, n in ((at_moment, asked.moment), (after_microseconds, asked.timer)):
         if n is not None:
