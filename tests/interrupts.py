@@ -32,142 +32,19 @@ import torch
 
 # isort: split
 import cgt_core as core
-from helpers import identical, values
+import interrupt_programs
+from helpers import identical
+from interrupt_programs import PROGRAMS, jitted, plain, two_calls
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
-from torch.utils.checkpoint import checkpoint
 
 import cgt
 from cgt import dispatch, private, trace
 
-USERS, CGT = {__file__}, str(pathlib.Path(cgt.__file__).parent) + os.sep
+USERS, CGT = {interrupt_programs.__file__}, str(pathlib.Path(cgt.__file__).parent) + os.sep
 SECONDS = 60  # that one attempt may take
 CALLS = 4  # of a program, each of them interrupted: the first warms, then records, replays
 NEVER = sys.maxsize
 JOB = "PYTHONPATH=. python tests/interrupts.py"
-
-
-# --- programs: wrap a function, and give a call that begins anew each time -------------------------
-
-
-def inference(wrap, device):
-    w, x = values(device, 4, 4, seed=5), values(device, 4, 4)
-    f = wrap(lambda x: (x @ w).relu() + 1)
-    return f, lambda: [f(x)]
-
-
-def copied(wrap, device):
-    f, kept = wrap(lambda x: (x.sin(), x[1:]), inputs="copied"), []
-
-    def call():
-        kept.append(values(device, 4, 4, seed=2))
-        return [*f(kept[-1])]
-
-    return f, call
-
-
-def differentiable(wrap, device):
-    w, x = values(device, 4, 4, seed=5).requires_grad_(), values(device, 4, 4)
-    f = wrap(lambda x: (x @ w).tanh())
-
-    def call():
-        w.grad = None
-        y = f(x)
-        y.square().sum().backward()
-        return [y.detach(), w.grad]
-
-    return f, call
-
-
-def dropped(wrap, device):
-    x = values(device, 4, 4)
-    f = wrap(lambda x: torch.nn.functional.dropout(x * 2, 0.5))
-
-    def call():
-        torch.manual_seed(3)
-        return [f(x), torch.rand(3, device=device)]
-
-    return f, call
-
-
-def checkpointed(wrap, device):
-    w, x = values(device, 4, 4, seed=5).requires_grad_(), values(device, 4, 4)
-    inner = lambda x: torch.nn.functional.dropout((x * w).tanh(), 0.5)  # noqa: E731
-    f = wrap(lambda x: checkpoint(inner, x, use_reentrant=False).sin())
-
-    def call():
-        w.grad = None
-        torch.manual_seed(3)
-        y = f(x)
-        y.sum().backward()
-        return [y.detach(), w.grad]
-
-    return f, call
-
-
-def step(wrap, device):
-    """A whole step of training."""
-    starts = [values(device, 4, 4, seed=5), values(device, 4, seed=6)]
-    w, b = parameters = [t.clone().requires_grad_() for t in starts]
-    x, optimizer = values(device, 4, 4), torch.optim.SGD(parameters, lr=0.125)
-
-    @wrap
-    def f(x):
-        optimizer.zero_grad()
-        loss = (x @ w + b).square().mean()
-        loss.backward()
-        optimizer.step()
-        return loss.detach()
-
-    def call():
-        with torch.no_grad():
-            for parameter, start in zip(parameters, starts, strict=True):
-                parameter.copy_(start)
-        return [f(x), *(p.detach().clone() for p in parameters)]
-
-    return f, call
-
-
-def nested(wrap, device):
-    x = values(device, 4, 4)
-    inner = wrap(lambda x: x.sin() + 1)
-    f = wrap(lambda x: inner(x) * inner(x.cos()))
-    return f, lambda: [f(x), inner(x)]
-
-
-def eager(wrap, device):
-    """Runs eagerly, with a reason."""
-    x = values(device, 4, 4)
-    f = wrap(lambda x: x * x.sum().item())
-    return f, lambda: [f(x)]
-
-
-def reset(wrap, device):
-    """Records, replays, and is reset, each time."""
-    x, is_jitted = values(device, 4, 4), wrap is not plain
-    f = wrap(lambda x: x * 2 + 1)
-
-    def call():
-        made = [f(x) for _ in range(3)]
-        if is_jitted:
-            cgt.step()
-            cgt.reset()  # which ends that, too
-        return made
-
-    return f, call
-
-
-PROGRAMS = {
-    p.__name__: p
-    for p in (inference, copied, differentiable, dropped, checkpointed, step, nested, eager, reset)
-}
-
-
-def plain(function, **options):
-    return function
-
-
-def jitted(function, **options):
-    return cgt.jit(function, **options)
 
 
 # --- interrupts -----------------------------------------------------------------------------------
@@ -196,7 +73,7 @@ def moments_of(code):
 def counts_in(frame):
     """Is this frame cgt's, the user's function, or below one of cgt's?"""
     if frame.f_code.co_filename in USERS:
-        return frame.f_code.co_name != "watched"
+        return True
     while frame is not None and frame.f_code.co_filename not in USERS:
         if frame.f_code.co_filename.startswith(CGT):
             return True
@@ -280,8 +157,18 @@ def caught(call):
 
 def surroundings():
     """All that an interrupted call may leave behind, as it is now."""
-    watched = [private.READERS, private.STATES, private.KEEPS, private.DISABLES, *private.REGIONS.values()]
-    patched = {f"{owner.__name__}.{name}": getattr(owner, name) for w in watched for owner, name in w.targets}
+    watched = [
+        private.READERS,
+        private.STATES,
+        private.KEEPS,
+        private.DISABLES,
+        *private.REGIONS.values(),
+    ]
+    patched = {
+        f"{owner.__name__}.{name}": getattr(owner, name)
+        for w in watched
+        for owner, name in w.targets
+    }
     kinds = ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",)
     return patched | {
         "watchers": [len(w.watchers) for w in watched],
@@ -298,7 +185,9 @@ def surroundings():
         "RECORDING": dispatch.RECORDING._is_owned(),
         "hooks": core.save_hooks(),
         "profile": sys.getprofile(),
-        "tools": [sys.monitoring.get_tool(k) for k in range(6)] if hasattr(sys, "monitoring") else [],
+        "tools": [sys.monitoring.get_tool(k) for k in range(6)]
+        if hasattr(sys, "monitoring")
+        else [],
         "include": str(torch._C._dispatch_tls_local_include_set()),
         "exclude": str(torch._C._dispatch_tls_local_exclude_set()),
         "capturing": torch.cuda.is_current_stream_capturing,
@@ -424,11 +313,6 @@ def sweep(jobs, device, chunk=40):
     return failed
 
 
-def two_calls():
-    abs(1)
-    abs(2)
-
-
 def count_moments(program, at, device):
     """How many moments a call has."""
     _, call = PROGRAMS[program](jitted, device)
@@ -442,7 +326,12 @@ def jobs_of(chosen, device, every, microseconds):
     for program, at in chosen:
         most = microseconds or count_moments(program, at, device)
         for k in range(0, most, every):
-            yield program, at, "timer" if microseconds else "moment", min(k + random.randrange(every), most - 1)
+            yield (
+                program,
+                at,
+                "timer" if microseconds else "moment",
+                min(k + random.randrange(every), most - 1),
+            )
 
 
 def main():

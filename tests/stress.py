@@ -70,10 +70,13 @@ def work(k, functions, jitted, parameters, device, until, progress, replays):
         if want[0].requires_grad and draw.random() < 0.7:
             wanted = [t for t in (x, *parameters) if t.requires_grad]
             grads = [
-                torch.autograd.grad(r[0].square().sum(), wanted, allow_unused=True) for r in (got, want)
+                torch.autograd.grad(r[0].square().sum(), wanted, allow_unused=True)
+                for r in (got, want)
             ]
             if not identical(*grads):
-                raise AssertionError(f"{functions[at].__name__}: gradients {grads[0]} but {grads[1]}")
+                raise AssertionError(
+                    f"{functions[at].__name__}: gradients {grads[0]} but {grads[1]}"
+                )
         held.append((got[0], want[0].detach().clone()))
         what = draw.random()
         if what < 0.01:
