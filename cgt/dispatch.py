@@ -719,14 +719,12 @@ def abandon(state, spec, flat, rec, seen, result, reason, lost):
     results stand; a capture is launched once and its memory moved out of the pool. The caller holds
     the paths. `lost` is no verdict: next time the path may stand still."""
     if rec["driver"] == CUDA:
-        tensors = [r() for r in seen["results"]]
+        tensors = trace.held(seen)
         alive = {
-            core.storage_id(t): t
-            for t in tensors
-            if t is not None and t.is_cuda and core.storage_id(t) in seen["made"]
+            core.storage_id(t): t for t in tensors if t.is_cuda and core.storage_id(t) in seen["made"]
         }
         core.run_once(list(alive.values()))
-        graphs = [t for t in tensors if t is not None and t.grad_fn is not None]
+        graphs = [t for t in tensors if t.grad_fn is not None]
         core.graphs_here(graphs, record.stream_of(torch.cuda.current_device()).stream_id)
         trace.fill_tokens(seen, rec["captured"], core.recorded_words())
     core.abort()

@@ -11,6 +11,7 @@ UNFLATTEN = [None]         # (program, tensors) -> result; set once by the front
 
 table_start(&TABLE)
 dict_watch_start()
+if observe_start() != 0: raise_pending()
 
 
 def make_site(int f, object on_miss):
@@ -236,19 +237,104 @@ def save_hooks():
 
 
 def reads_by(list names, object function):
-    """Have function(name) called before each of these operators, where no dispatch mode would see it; set once."""
-    for name in names: watch_read_of((<str>name).encode())
-    watch_by(<PyObject*>function)
+    """Have function(name) called before each of these operators, where `observed` would not see it; set once."""
+    for name in names: reads_of((<str>name).encode())
+    reads_tell(<PyObject*>function)
 
 
 def reads_begin():
     """From now on, in this thread. A handle for reads_end."""
-    return watch_begin()
+    return reads_watch()
 
 
 def reads_end(uint64_t handle):
     """No more."""
-    watch_end(handle)
+    reads_leave(handle)
+
+
+def within(list brackets, object body):
+    """body(), with what each bracket begins: a pair of functions, of which the second puts back whatever the first one
+    did, as far as it got. Nothing leaves one of those out: an exception that comes while it runs (a signal's, say) is
+    raised when all have been through."""
+    cdef int n = 0, attempt
+    result = error = None
+    try:
+        for begin, _ in brackets:
+            n += 1                          # no signal is looked at between here and the call
+            begin()
+        result = body()
+    except BaseException as raised:
+        error = raised
+    while n > 0:
+        n -= 1
+        for attempt in range(3):
+            try:
+                brackets[n][1]()
+                break
+            except BaseException as raised:
+                error = raised
+    if error is not None: raise error
+    return result
+
+
+def results():
+    """Where a run under observation keeps what its ops returned, without holding it."""
+    return taken(results_new())
+
+
+def alive(object results):
+    """The tensors among them that somebody still holds, in order."""
+    return taken(results_alive(<PyObject*>results))
+
+
+def observed(object results, object watch, object function, tuple args, dict kwargs):
+    """Call the function; for each op that it runs, here and in autograd's threads, watch(op, args, kwargs) is called
+    in its place, and calls `proceed`."""
+    cdef PyObject* before = observer_of_thread()
+    cdef int was, shown
+    pair = (results, watch)
+    Py_XINCREFX(before)
+    observer_set(<PyObject*>pair)
+    was, shown = observe_key(1), observe_shown(1)
+    try:
+        return function(*args, **kwargs)
+    finally:
+        observe_key(was)
+        observe_shown(shown)
+        observer_set(before)
+        Py_XDECREFX(before)
+
+
+def observed_op(object op, tuple args, dict kwargs):
+    """Call an op that a dispatch mode caught, as a thread does that is observed."""
+    cdef int was = observe_key(1), shown = observe_shown(1)
+    try:
+        return op(*args, **kwargs)
+    finally:
+        observe_key(was)
+        observe_shown(shown)
+
+
+def observer():
+    """The `watch` for which this thread works, or None."""
+    cdef PyObject* pair = observer_of_thread()
+    return (<tuple><object>pair)[1] if pair is not NULL else None
+
+
+def observe(bint on):
+    """Is this thread seen, where somebody observes it? Returns what it was."""
+    return bool(observe_key(on))
+
+
+def pause(int by):
+    """1: what this thread does from now on is not the function's; -1: it is again."""
+    observe_pause(by)
+
+
+def proceed(list instead):
+    """Run the op that `watch` was called for, with these tensors in place of those that it was given, or None. What it
+    returned: the tensors, each as another one over the same memory."""
+    return taken(observe_proceed(<PyObject*>instead))
 
 
 def stream_is_capturing(int device):
