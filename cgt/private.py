@@ -15,7 +15,7 @@ import cgt_core as core
 import torch
 from torch._C._dynamo import eval_frame
 from torch._ops import OpOverload
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 
 __all__ = [
     "DispatchMode", "OpOverload", "capture_hidden", "clear_workspaces", "codes_watched", "compiled_watched",
@@ -150,27 +150,31 @@ def compilations_watched(is_mine, compiles):
 def compiled_watched(is_mine, mode):
     """A bracket: inside, where `is_mine()`, functions that Dynamo compiled are run under this dispatch mode instead of
     the observer's dispatch key: their guards compare the thread's keys, and would have them compiled once more for
-    inside, but not those of modes. A switch that Dynamo sets when such a function begins and when it ends tells."""
+    inside, but not those of modes. Two switches that Dynamo sets tell when such a function begins and ends."""
     module = sys.modules.get("torch._dynamo.eval_frame")
     if module is None:
         return NOTHING
     if module not in COMPILED:
-        COMPILED[module] = Watched((module, "set_skip_guard_eval_unsafe"))
-    entered = []  # (what identifies the call, was the key on)
+        COMPILED[module] = Watched((module, "set_skip_guard_eval_unsafe"), (module, "_maybe_set_eval_frame"))
+    entered = []  # [frame, was the key on, how often the second switch was set]
 
     def leave():
-        mode.__exit__(None, None, None)
+        if mode_is_active(mode):
+            mode.__exit__(None, None, None)
         core.observe(entered.pop()[1])
 
     def handle(plain, owner, name, args, kwargs):
         frame = sys._getframe(2)
-        of = frame.f_locals["self"] if frame.f_code.co_name in ("__enter__", "__exit__") else frame
-        if entered and entered[-1][0] is of:
-            leave()
-        elif frame.f_code.co_name != "__exit__":
-            entered.append((of, core.observe(False)))
+        mine = frame.f_code.co_name == "compile_wrapper"
+        if mine and name == "set_skip_guard_eval_unsafe" and not (entered and entered[-1][0] is frame):
+            entered.append([frame, core.observe(False), 0])
             mode.__enter__()
-        return plain(*args, **kwargs)
+        result = plain(*args, **kwargs)
+        if entered and entered[-1][0] is frame and name == "_maybe_set_eval_frame":
+            entered[-1][2] += 1
+            if entered[-1][2] == 2:  # the first one is its own, the second one puts back what was before
+                leave()
+        return result
 
     def end():
         unwatch()
@@ -179,6 +183,11 @@ def compiled_watched(is_mine, mode):
 
     watch, unwatch = COMPILED[module].by(is_mine, handle)
     return watch, end
+
+
+def mode_is_active(mode):
+    """Is this dispatch mode on the calling thread's stack?"""
+    return any(m is mode for m in _get_current_dispatch_mode_stack())
 
 
 HIGHER_ORDER = Watched((torch._ops.HigherOrderOperator, "__call__"))
@@ -231,9 +240,9 @@ def reads_watched(is_mine, read):
     return READERS.by(is_mine, handle)
 
 
-# Operators that read values by pointer: lengths.
+# Operators that read values behind the observer's back: numbers of tensors that become one, lengths by pointer.
 READ_BEHIND = [
-    "aten::_pad_packed_sequence", "aten::ctc_loss.Tensor", "aten::tensor_split.tensor_indices_or_sections",
+    "aten::_local_scalar_dense", "aten::_pad_packed_sequence", "aten::ctc_loss.Tensor", "aten::tensor_split.tensor_indices_or_sections",
     *(f"aten::{kind}.data" for kind in ("lstm", "gru", "rnn_tanh", "rnn_relu")),
 ]  # fmt: skip
 
@@ -399,20 +408,16 @@ def states_watched(is_mine, get, set_):
     return STATES.by(is_mine, handle)
 
 
-@contextlib.contextmanager
 def capture_hidden(stream):
-    """While a function is recorded on this stream it is not told so: libraries that ask take another
+    """A bracket: while a function is recorded on this stream it is not told so: libraries that ask take another
     way in a capture (transformers: another attention kernel), and a replay would not be eager's."""
     plain = torch.cuda.is_current_stream_capturing
 
     def is_current_stream_capturing():
         return plain() and torch.cuda.current_stream() != stream
 
-    torch.cuda.is_current_stream_capturing = is_current_stream_capturing
-    try:
-        yield
-    finally:
-        torch.cuda.is_current_stream_capturing = plain
+    hide = functools.partial(setattr, torch.cuda, "is_current_stream_capturing")
+    return functools.partial(hide, is_current_stream_capturing), functools.partial(hide, plain)
 
 
 def clear_workspaces():

@@ -59,6 +59,8 @@ static PyObject* results_alive(PyObject* capsule) {
 static constexpr const char* OBSERVER = "cgt.observer";  // a tuple: (results, watch)
 static thread_local int paused = 0;  // something of PyTorch's that is no part of the function runs
 
+static int observe_paused() noexcept { return paused; }
+
 static PyObject* observer_of_thread() {  // borrowed, or NULL
   if (!at::impl::ThreadLocalPythonObjects::contains(OBSERVER)) return nullptr;
   return at::impl::ThreadLocalPythonObjects::get(OBSERVER)->ptr(getPyInterpreter());
@@ -196,12 +198,10 @@ static bool is_composite(const c10::OperatorHandle& op) {
          !op.hasKernelForDispatchKey(c10::DispatchKey::CPU) && !op.hasKernelForDispatchKey(c10::DispatchKey::CUDA);
 }
 
-// Is this op not for us? Below a mode of somebody else's ops are what he makes of them; where torch.tensor reads its
-// numbers and the like, PyTorch lets no mode look, and only what reads a value matters.
+// Is this op not for us? Where PyTorch lets no mode look it makes tensors of Python's numbers.
 static bool passes(const c10::OperatorHandle& op) {
-  if (paused || !at::impl::ThreadLocalPythonObjects::contains(OBSERVER) || is_composite(op)) return true;
-  if (!c10::impl::tls_is_dispatch_key_excluded(c10::DispatchKey::Python)) return false;
-  return op.operator_name().name != "aten::_local_scalar_dense";
+  return paused || !at::impl::ThreadLocalPythonObjects::contains(OBSERVER) || is_composite(op) ||
+         c10::impl::tls_is_dispatch_key_excluded(c10::DispatchKey::Python);
 }
 
 static bool is_default(const c10::Argument& wanted, const c10::IValue& value) {
@@ -259,8 +259,17 @@ static int observe_start() noexcept {
   }
 }
 
-// --- operators that read values by pointer ------------------------------------------------------------------------
-// They are made of others and so not seen; the profiler's callbacks come before every operator.
+// --- operators that read values and are not seen ------------------------------------------------------------------
+// Those that read lengths by pointer are made of others; and where torch.tensor reads its numbers no key of the thread's
+// counts. The profiler's callbacks come before every operator.
+
+static constexpr const char* SCALAR = "aten::_local_scalar_dense";
+
+static bool is_seen() {  // or part of an op that is
+  return call_now || (c10::impl::tls_is_dispatch_key_included(OBSERVED) &&
+                      !c10::impl::tls_is_dispatch_key_excluded(OBSERVED) &&
+                      !c10::impl::tls_is_dispatch_key_excluded(c10::DispatchKey::Python));
+}
 
 static PyObject* on_read = nullptr;  // owned: called with the name of such an operator
 static std::unordered_set<std::string> reads;
@@ -269,7 +278,7 @@ static std::unique_ptr<at::ObserverContext> read_begins(const at::RecordFunction
   auto name = op.operator_name();
   if (!name) return nullptr;
   std::string full = name->overload_name.empty() ? name->name : name->name + "." + name->overload_name;
-  if (!reads.count(full)) return nullptr;
+  if (!reads.count(full) || (full == SCALAR && is_seen())) return nullptr;
   PyGILState_STATE gil = PyGILState_Ensure();
   PyObject* done = PyObject_CallFunction(on_read, "s", full.c_str());
   if (!done) PyErr_WriteUnraisable(on_read);  // an exception could not pass through here

@@ -113,6 +113,7 @@ cdef extern from "observe_shim.h" namespace "cgt":
     PyObject* observer_of_thread() except +
     void observer_set(PyObject* pair) except +
     void observe_pause(int by) noexcept
+    int observe_paused() noexcept
     int observe_key(int on) noexcept
     int observe_shown(int shown) noexcept
     PyObject* observe_proceed(PyObject* instead) noexcept

@@ -21,18 +21,23 @@ def make_site(int f, object on_miss):
     return site
 
 
-def fn_add(int outputs, bint backward, str range_name):
-    """A row for a function; returns (id, born). The caller keeps the name, which profilers show.
-    backward: autograd calls it."""
+def fn_add(int outputs, bint backward, str range_name, object build):
+    """build(id, born) with a row for a new function, which goes again if that fails; what it returns. The caller keeps
+    the name, which profilers show. backward: autograd calls it."""
     cdef id_t f = row_take(&TABLE, &TABLE.fns)
     cdef Fn* fn = fn_row(&TABLE, f)
+    cdef int64_t born
     fn.outputs = outputs
     fn.backward = backward
     fn.range_name = <PyObject*>range_name
     fn.first_spec = fn.path = NONE
     TABLE.births += 1
-    fn.born = TABLE.births
-    return f, fn.born
+    fn.born = born = TABLE.births
+    try:
+        return build(f, born)
+    except BaseException:
+        fn_free(f, born)
+        raise
 
 
 def fn_free(int f, int64_t born):
@@ -164,8 +169,8 @@ def freed():
     return pairs
 
 
-def spec_add(int f, object program, int n_leaves):
-    """A spec for a function; the caller keeps `program` and its objects alive."""
+def spec_add(int f, object program, int n_leaves, dict programs, object paths):
+    """A spec for a function. programs[spec] becomes (program, paths): its objects must stay alive."""
     cdef id_t s = row_take(&TABLE, &TABLE.specs)
     cdef id_t at = program_add(&TABLE, program)
     cdef Spec* spec = spec_row(&TABLE, s)
@@ -179,6 +184,7 @@ def spec_add(int f, object program, int n_leaves):
     fn.first_spec = s
     # A mismatch can be found as late as the last leaf of the longest program.
     if n_leaves > fn.max_leaves: fn.max_leaves = n_leaves
+    programs[s] = (program, paths)
     return s
 
 
@@ -318,7 +324,7 @@ def observed_op(object op, tuple args, dict kwargs):
 def observer():
     """The `watch` for which this thread works, or None."""
     cdef PyObject* pair = observer_of_thread()
-    return (<tuple><object>pair)[1] if pair is not NULL else None
+    return (<tuple><object>pair)[1] if pair is not NULL and not observe_paused() else None
 
 
 def observe(bint on):
@@ -404,18 +410,21 @@ def path_proto(int at, object t):
     return <object>out_row(&TABLE, node_row(&TABLE, n).out_at + k).proto
 
 
-def swap_generator(object generator, object seed_word, object offset_word):
-    """Give a generator our state while recording; returns a handle for restore_generator."""
+def swap_generator(object generator, object seed_word, object offset_word, list handles):
+    """Give a generator our state while recording; a handle for restore_generators is appended and returned."""
     cdef void* handle = generator_swap(
         <PyObject*>generator, <PyObject*>seed_word, <PyObject*>offset_word,
         cuda_capture_id(&TABLE.rec))
     if handle is NULL: raise_pending()
-    return <uintptr_t>handle
+    handles.append(<uintptr_t>handle)
+    return handles[-1]
 
 
-def restore_generator(uintptr_t handle):
-    """Put a generator's own state back; returns how far one run advances it."""
-    return generator_restore(<void*>handle)
+def restore_generators(list handles):
+    """Put the generators' own states back; by how much a run advances each. The list is empty then."""
+    advances = []
+    while handles: advances.append(generator_restore(<void*><uintptr_t>handles.pop(0)))
+    return advances
 
 
 def moved_generator(uintptr_t handle):
@@ -479,11 +488,19 @@ def abort():
     record_abort(&TABLE)
 
 
+def recording_ran():
+    """Was the last recording launched, as far as anybody knows?"""
+    return bool(TABLE.rec.ran)
+
+
 def add_node(int f, int spec, tuple ambient, list slots, list outs, object ret_program,
-             bint ret_python, list grads, list groups, list leaves, tuple backward):
-    """Make the recording a node of f. leaves: the call's tensors. backward: see backward_fill."""
-    return node_add(&TABLE, f, spec, ambient, slots, outs, ret_program, ret_python, grads, groups,
-                    leaves, backward)
+             bint ret_python, list grads, list groups, list leaves, tuple backward, dict keep, object kept):
+    """Make the recording a node of f. leaves: the call's tensors. backward: see backward_fill. keep[node] becomes
+    `kept`: what the rows borrow must stay alive."""
+    cdef id_t n = node_add(&TABLE, f, spec, ambient, slots, outs, ret_program, ret_python, grads, groups,
+                           leaves, backward)
+    keep[n] = kept
+    return n
 
 
 def run_node(int n, list tensors, bint launch):
@@ -493,6 +510,7 @@ def run_node(int n, list tensors, bint launch):
     cdef PyObject** leaves = <PyObject**>malloc((len(tensors) + 1) * sizeof(PyObject*))
     if leaves is NULL: raise MemoryError()
     for k in range(len(tensors)): leaves[k] = <PyObject*>tensors[k]
+    TABLE.rec.ran = 1
     try:
         return replay(&TABLE, n, leaves, launch, False)
     finally:
@@ -616,6 +634,29 @@ def paths_unlock():
     """Let go what paths_lock took."""
     cdef id_t k
     for k in range(TABLE.paths.n): path_unlock(path_row(&TABLE, k))
+
+
+def paths_leave():
+    """The same if this thread holds them; else nothing."""
+    if paths_mine(): paths_unlock()
+
+
+def with_paths(object body):
+    """body(), while every path is held."""
+    paths_lock()
+    try:
+        return body()
+    finally:
+        paths_unlock()
+
+
+def locked(object lock, object body, object busy):
+    """body(), while the lock is held; busy(), where somebody else holds it."""
+    if not lock.acquire(blocking=False): return busy()
+    try:
+        return body()
+    finally:
+        lock.release()
 
 
 def step():
