@@ -239,6 +239,7 @@ cdef struct Recording:          # the one recording under way; dispatch.py's loc
     id_t parent                 # what it will be a child of
     int64_t step                # the iteration it belongs to
     int32_t pool_open, capturing
+    int32_t ran                 # what it recorded was launched, or ran while it was recorded
     void* graph
     void* exec
     void* state

@@ -11,7 +11,7 @@ import torch
 
 from . import dispatch, errors, options, pytree, report, trace
 from .errors import CgtError
-from .private import READ_BEHIND, SCALAR, outside_dynamo, self_check
+from .private import READ_BEHIND, outside_dynamo, self_check
 
 
 def jit(fn=None, *, static_argnums=(), static_argnames=(), max_records=options.MAX_RECORDS,
@@ -205,7 +205,7 @@ core.FAILED[0] = error_for_failed
 core.POISONED[0] = message_for_poisoned
 core.UNFLATTEN[0] = outside_dynamo(pytree.unflatten)
 core.SAME_VALUE[0] = outside_dynamo(pytree.same_value)
-core.reads_by([SCALAR, *READ_BEHIND], outside_dynamo(trace.note_read))
+core.reads_by(READ_BEHIND, outside_dynamo(trace.note_read))
 core.TAPE_ERRORS[-1] = torch.linalg.LinAlgError
 core.max_path(options.MAX_GRAPHS)
 if not self_check():

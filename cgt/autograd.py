@@ -6,7 +6,6 @@ run again for any later call: with the gradients of that call's results and the 
 saved. Such a run is a function, `backward`, and is recorded like any other.
 """
 
-import contextlib
 import functools
 import threading
 
@@ -14,7 +13,7 @@ import cgt_core as core
 import torch
 
 from . import describe, errors, trace
-from .private import may_donate, mode_is_active, states_watched, told_once
+from .private import NOTHING, may_donate, states_watched, told_once
 from .trace import CUDA
 
 NONE = -1
@@ -185,7 +184,7 @@ def watch_states(graph):
     """A checkpoint in the graph sets generators to what they were in its forward: in today's, then."""
     seen, thread = trace.observe(graph["driver"], graph=graph), threading.get_ident()
     return states_watched(
-        lambda: threading.get_ident() == thread and not mode_is_active(trace.OpWatch),
+        lambda: threading.get_ident() == thread and core.observer() is None,
         functools.partial(trace.watch_get_state, seen),
         functools.partial(trace.watch_set_state, seen),
     )
@@ -195,7 +194,7 @@ def watch_keeps(graph, spent):
     """Autograd keeps the recorded graph, but each call's own is run once if that one is not kept; a compiled
     backward may then write what the call saved, as in eager."""
     if spent is False or not graph["donates"]:
-        return contextlib.nullcontext()
+        return NOTHING
     return told_once(lambda: core.sinks_task(graph["sinks"]))
 
 
@@ -217,20 +216,20 @@ def backward_of(graph):
     be read."""
 
     hides = graph["driver"] == CUDA and graph["recomputes"]
+    away = functools.partial(core.sinks_away, graph["sinks"])
+
+    def run(leaves, changed):
+        graph["leaves"].begin(leaves, [graph["grads"] + k for k in changed])
+        if graph["driver"] == CUDA:
+            core.sinks_here(graph["sinks"])
+        core.sinks_backward(graph["sinks"], leaves[: graph["grads"]])
+        return own(core.sinks_take(graph["sinks"], graph["flows"]), leaves[graph["grads"] :])
 
     def backward(spent, *leaves, changed=()):
-        with graph["lock"], watch_states(graph), watch_keeps(graph, spent):
-            graph["leaves"].begin(leaves, [graph["grads"] + k for k in changed])
-            try:
-                if graph["driver"] == CUDA:
-                    core.sinks_here(graph["sinks"])
-                if hides:
-                    core.sinks_away(graph["sinks"], True)
-                core.sinks_backward(graph["sinks"], leaves[: graph["grads"]])
-                return own(core.sinks_take(graph["sinks"], graph["flows"]), leaves[graph["grads"] :])
-            finally:
-                if hides:
-                    core.sinks_away(graph["sinks"], False)
-                graph["leaves"].end()
+        with graph["lock"]:
+            brackets = [watch_states(graph), watch_keeps(graph, spent), (lambda: None, graph["leaves"].end)]
+            if hides:
+                brackets.append((lambda: away(True), lambda: away(False)))
+            return core.within(brackets, lambda: run(leaves, changed))
 
     return backward

@@ -425,8 +425,7 @@ def find_alias(state, seen, row):
 def find_alive(seen, is_wanted):
     """Tensors that ops of the run returned and somebody still holds, of the storages wanted."""
     for attempt in range(2):
-        alive = [r() for r in seen["results"]]
-        alive = [t for t in alive if t is not None and t.numel() and is_wanted(core.storage_id(t))]
+        alive = [t for t in trace.held(seen) if t.numel() and is_wanted(core.storage_id(t))]
         if alive and attempt == 0:
             del alive
             gc.collect()  # cycles are not holders

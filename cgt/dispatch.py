@@ -11,6 +11,7 @@ what its rows in the core borrow (`keep`), and what decides the next miss.
 
 import contextlib
 import enum
+import functools
 import threading
 import time
 import weakref
@@ -40,19 +41,22 @@ WARM = {"runs": 0, "results": []}  # functions warmed so far; weak references to
 def new_site(function, name, opts, graph=None):
     """The jitted form of a function. `graph`: what it runs, if it is the backward of a recording."""
     range_name = "cgt.replay " + name
-    f, born = core.fn_add(options.OUTPUTS.index(opts["outputs"]), graph is not None, range_name)
-    state = new_state(f, born, name, opts, graph)
-    state["range"] = range_name  # kept for the row
 
-    @outside_dynamo
-    def on_miss(spec, args, kwargs):
-        return miss(state, function, spec, args, kwargs)
+    def build(f, born):
+        state = new_state(f, born, name, opts, graph)
+        state["range"] = range_name  # kept for the row
 
-    site = core.make_site(f, on_miss)
-    setattr(site, ATTRIBUTE, state)
-    SITES[f] = site
-    weakref.finalize(site, DOOMED.append, (f, born)).atexit = False
-    return site
+        @outside_dynamo
+        def on_miss(spec, args, kwargs):
+            return miss(state, function, spec, args, kwargs)
+
+        site = core.make_site(f, on_miss)
+        setattr(site, ATTRIBUTE, state)
+        weakref.finalize(site, DOOMED.append, (f, born)).atexit = False
+        SITES[f] = site
+        return site
+
+    return core.fn_add(options.OUTPUTS.index(opts["outputs"]), graph is not None, range_name, build)
 
 
 def new_state(f, born, name, opts, graph=None):
@@ -82,22 +86,27 @@ def miss(state, function, spec, args, kwargs):
     if core.paths_mine():  # a finalizer called us in the middle of a call
         return function(*args, **kwargs)
     sweep()
-    if not RECORDING.acquire(blocking=False):
-        return eager(state, function, args, kwargs, errors.busy())
+    call = (state, function, spec, args, kwargs)
+    busy = functools.partial(eager, state, function, args, kwargs, errors.busy())
     try:
-        flat = pytree.flatten_call(args, kwargs, *state["opts"]["static"])
-        reason = verdict(state, spec, flat)
-        if reason is None:
-            spec = find_spec(state, flat) if spec == NONE else spec
-            first = driver_of(state, flat) is None
-            run = warm if first or is_behind_warm_up(state, flat) else record_call
-            kind = "warm" if run is warm else "record"
-            with torch.profiler.record_function(f"cgt.{kind} {state['name']}"):
-                return run(state, function, spec, flat, args, kwargs)
+        reason, result = core.locked(RECORDING, functools.partial(attend, *call), lambda: (None, busy()))
     finally:
-        RECORDING.release()
         sweep()
-    return eager(state, function, args, kwargs, reason)
+    return result if reason is None else eager(state, function, args, kwargs, reason)
+
+
+def attend(state, function, spec, args, kwargs):
+    """Warm or record: (None, the result); or (the reason why the call runs eagerly, None)."""
+    flat = pytree.flatten_call(args, kwargs, *state["opts"]["static"])
+    reason = verdict(state, spec, flat)
+    if reason is not None:
+        return reason, None
+    spec = find_spec(state, flat) if spec == NONE else spec
+    first = driver_of(state, flat) is None
+    run = warm if first or is_behind_warm_up(state, flat) else record_call
+    kind = "warm" if run is warm else "record"
+    with torch.profiler.record_function(f"cgt.{kind} {state['name']}"):
+        return None, run(state, function, spec, flat, args, kwargs)
 
 
 def leaf_devices(flat):
@@ -178,45 +187,41 @@ def find_spec(state, flat):
     for kind, n, obj in flat.program:
         if kind == pytree.SAME and not isinstance(obj, type):
             with contextlib.suppress(TypeError):
-                obj = weakref.ref(obj, lambda _, s=spec_of: DOOMED.append((state, s[0])))
+                obj = weakref.ref(obj, lambda _, s=spec_of: s and DOOMED.append((state, s[0])))
         program.append((kind, n, obj))
     program = tuple(program)
     if len(state["programs"]) >= options.MAX_SPECS:
         used = {core.node_facts(n)["spec"] for n in core.fn_nodes(f)}
         DOOMED.append((state, next((s for s in state["programs"] if s not in used), NONE)))
-    spec_of.append(core.spec_add(f, program, len(flat.tensors)))
-    state["programs"][spec_of[0]] = (program, flat.paths)
+    spec_of.append(core.spec_add(f, program, len(flat.tensors), state["programs"], flat.paths))
     return spec_of[0]
 
 
 def sweep():
     """Free the rows of what was collected since. Never in the middle of a call; while something is
     being recorded, its thread will do it."""
-    if not DOOMED or core.paths_mine() or is_mine() or not RECORDING.acquire(blocking=False):
-        return
-    core.paths_lock()
-    try:
-        while DOOMED:
-            what, which = DOOMED.pop()
-            if which is None:
-                forget(what)
-            elif isinstance(what, dict):
-                free_spec(what, which)
-            else:
-                core.fn_free(what, which)
-            bury()  # which may let go of backwards, and doom them
-    finally:
-        core.paths_unlock()
-        RECORDING.release()
+    if DOOMED and not core.paths_mine() and not is_mine():
+        core.locked(RECORDING, functools.partial(core.with_paths, free_doomed), lambda: None)
+
+
+def free_doomed():
+    """The caller holds the paths. What is freed may let go of backwards, and doom them."""
+    while DOOMED:
+        doomed = what, which = DOOMED[-1]
+        if which is None:
+            forget(what)
+        elif isinstance(what, dict):
+            free_spec(what, which)
+        else:
+            core.fn_free(what, which)
+        DOOMED.pop(next(k for k, one in enumerate(DOOMED) if one is doomed))  # others may have come meanwhile
+        bury()
 
 
 def trim():
     """Give back the memory of pools in which nothing lives, unless something is being recorded."""
-    if not is_mine() and RECORDING.acquire(blocking=False):
-        try:
-            record.release_pools()
-        finally:
-            RECORDING.release()
+    if not is_mine():
+        core.locked(RECORDING, record.release_pools, lambda: None)
 
 
 def bury():
@@ -344,15 +349,15 @@ def why_missed(state, spec, flat, path, parent):
 
 def drop_node(node):
     """Free a recording with those behind it, and what they kept alive."""
-    mine = core.paths_mine()  # the caller may hold the paths already
-    if not mine:
-        core.paths_lock()
-    try:
+
+    def drop():
         core.node_drop(node)
         bury()
-    finally:
-        if not mine:
-            core.paths_unlock()
+
+    if core.paths_mine():  # the caller holds the paths already
+        drop()
+    else:
+        core.with_paths(drop)
 
 
 def make_room(state):
@@ -432,13 +437,20 @@ def note_leaves(state, seen, flat):
 
 
 def record_call(state, function, spec, flat, args, kwargs):
-    """Record the call as a node and return its result."""
+    """Record the call as a node and return its result. Whatever happens, the recording is over then."""
+    rec = {"settled": False, "before": None, "seen": None}
+    body = functools.partial(record_node, state, function, spec, flat, args, kwargs, rec)
+    return core.within([(lambda: None, functools.partial(record.close, rec))], body)
+
+
+def record_node(state, function, spec, flat, args, kwargs, rec):
+    """The same, within."""
     try:
-        rec = prepare(state, function, spec, flat)
+        reason = prepare(state, function, spec, flat, rec)
     except core.DriverError as error:  # no memory for what the last iteration left held
-        rec = record.failure(error)
-    if isinstance(rec, str):
-        return eager(state, function, args, kwargs, rec)
+        reason = record.failure(error)
+    if reason is not None:
+        return eager(state, function, args, kwargs, reason)
     rec["spent"] = autograd.find_spent(rec, args)
     on = record.on_cuda if rec["driver"] == CUDA else record.on_host
     outcome = on(function, args, kwargs, rec)
@@ -453,7 +465,6 @@ def record_call(state, function, spec, flat, args, kwargs):
         reason = errors.replaced(moved)
         condemn(state, spec, flat, reason)
         undo(state, rec)
-        describe.put_back(rec)
         return eager(state, function, args, kwargs, reason)
     rec["before_run"] = [(*was[:2], None) for was in rec["before_run"]]  # their memory can go
     note_leaves(state, seen, flat)
@@ -484,11 +495,18 @@ def record_call(state, function, spec, flat, args, kwargs):
             del parts
         if not isinstance(row, str):
             rec["node"] = add_node(state, spec, flat, rec, seen, row)
+            rec["seen"] = None
             del row, seen
-            return run_node(state, rec)
-        if rec["driver"] == HOST or not lost:  # ran, but cannot be replayed
+            result = run_node(state, rec)
+            rec["settled"] = True
+            return result
+        if not lost and rec["driver"] == CUDA and leaves_graph(rec, seen, result):
+            if not is_passing(state, seen, lost):
+                condemn(state, spec, flat, row)
+        elif rec["driver"] == HOST or not lost:  # ran, but cannot be replayed
             return abandon(state, spec, flat, rec, seen, result, row, lost)
         reason = row
+        del result
     except core.DriverError as error:
         if rec["driver"] == HOST:
             raise errors.CgtError(
@@ -512,8 +530,8 @@ def vet_code(state, seen):
     return errors.new_code(min(getattr(code, "co_name", "compiled code") for code in fresh))
 
 
-def prepare(state, function, spec, flat):
-    """Everything that a recording wants to know before the function runs, as a dict; or the reason
+def prepare(state, function, spec, flat, rec):
+    """Put everything that a recording wants to know before the function runs into `rec`; or return the reason
     why there will be none. Begins an iteration if the call does."""
     driver, device, graph = driver_of(state, flat), device_of(state, flat), state["graph"]
     if graph is None:
@@ -534,13 +552,13 @@ def prepare(state, function, spec, flat):
     make_room(state)
     moves = note_moves(state, spec, flat, path, parent)
     if parent == NONE:
-        begin_iteration(device, tensors)
-    return {
+        core.with_paths(functools.partial(core.begin_iteration, device, tensors))
+    rec |= {
         "flat": flat, "reached": reached, "also": also, "places": found, "unguarded": unguarded,
         "lone": places.lone_empties(found),
         "changed": changed_places(state, spec, flat, path, parent),
         "ran": ran, "graph": graph, "saves": state["saves"] and torch.is_grad_enabled(),
-        "driver": driver, "parent": parent, "moves": moves, "before": None, "node": None,
+        "driver": driver, "parent": parent, "moves": moves, "node": None,
         "copied": choose_copied(state, flat, reached, driver, parent, [leaf for _, leaf in moves]),
         "grads": grads_before(flat, reached), "generators": reach_generators(found, flat),
         "versions": [0 if t.is_inference() else t._version for t in tensors],
@@ -549,6 +567,7 @@ def prepare(state, function, spec, flat):
         ],
         "ambient": core.ambient(),
     }  # fmt: skip
+    return None
 
 
 def alias_of(t, driver, parent):
@@ -569,16 +588,6 @@ def run_node(state, rec):
     return result
 
 
-def begin_iteration(device, tensors):
-    """End the iteration under way for a call with these tensors; what is held of its results is moved
-    out of the way."""
-    core.paths_lock()
-    try:
-        core.begin_iteration(device, tensors)
-    finally:
-        core.paths_unlock()
-
-
 def undo(state, rec):
     """A capture that was never launched: neither its node nor what it put into places may stay."""
     record.restore_places(rec["before"], None, tensors_only=False)
@@ -586,6 +595,8 @@ def undo(state, rec):
     if rec["node"] is not None:
         drop_node(rec["node"])
         core.fn_count(state["f"], "records", -1)
+    describe.put_back(rec)
+    rec["settled"] = True
 
 
 def note_moves(state, spec, flat, path, parent):
@@ -714,24 +725,33 @@ def can_have_grad(t):
 # --- what becomes of it -----------------------------------------------------------------------
 
 
+def leaves_graph(rec, seen, result):
+    """Does a graph of autograd's come out of this capture? It must only ever run inside of one (attention with dropout
+    keeps its random numbers on the device there, and reads them on the host elsewhere)."""
+    return rec["graph"] is None and (rec["saves"] or bool(describe.pending_in(seen, result)))
+
+
+def is_passing(state, seen, lost):
+    """Is what kept this recording from being one no verdict: will the next one fare better?"""
+    return lost or "again" in seen or ("escaped" in seen and state["escapes"] <= options.ESCAPE_TRIES)
+
+
 def abandon(state, spec, flat, rec, seen, result, reason, lost):
     """The function ran (host) or was captured whole (CUDA), but cannot be replayed. The host's
     results stand; a capture is launched once and its memory moved out of the pool. The caller holds
     the paths. `lost` is no verdict: next time the path may stand still."""
     if rec["driver"] == CUDA:
-        tensors = [r() for r in seen["results"]]
+        tensors = trace.held(seen)
         alive = {
-            core.storage_id(t): t
-            for t in tensors
-            if t is not None and t.is_cuda and core.storage_id(t) in seen["made"]
+            core.storage_id(t): t for t in tensors if t.is_cuda and core.storage_id(t) in seen["made"]
         }
         core.run_once(list(alive.values()))
-        graphs = [t for t in tensors if t is not None and t.grad_fn is not None]
+        graphs = [t for t in tensors if t.grad_fn is not None]
         core.graphs_here(graphs, record.stream_of(torch.cuda.current_device()).stream_id)
         trace.fill_tokens(seen, rec["captured"], core.recorded_words())
     core.abort()
-    passing = lost or "again" in seen or ("escaped" in seen and state["escapes"] <= options.ESCAPE_TRIES)
-    if not passing:
+    rec["settled"] = True
+    if not is_passing(state, seen, lost):
         condemn(state, spec, flat, reason)
     if state["graph"] is not None and not state["graph"]["proven"]:
         prove(state, seen, flat.tensors)  # it ran for real: was it right?
@@ -764,20 +784,20 @@ def add_node(state, spec, flat, rec, seen, row):
         opts = state["opts"] | {"outputs": "rescue", "inputs": "auto", "static": ((), ())}
         site = new_site(autograd.backward_of(graph), state["name"] + BACKWARD, opts, graph)
     saves = [(index[slot], out) for slot, out in row["saves"]]
-    node = core.add_node(
-        f, spec, rec["ambient"], slots, outs, out.program, ret_python, grads, groups,
-        list(flat.tensors), (site, saves, [index[k] for k in row["flows"]], row["joined"]),
-    )  # fmt: skip
     known = {core.storage_id(s[2]) for s in slots} | set(seen["buffers"]) | set(seen["made"])
-    loose = [t for sid, t in seen["touched"].items() if sid not in known]
-    if graph is not None:
-        graph["node"], graph["loose"] = node, [core.twin(t) for t in loose]
-    state["keep"][node] = {
+    loose = [core.twin(t) for sid, t in seen["touched"].items() if sid not in known]
+    kept = {
         "graph": graph, "backward": site,
         "objects": (out.program, groups, [s[1] for s in slots], rec.get("captured"), seen["keep"]),
         "slot_paths": [row["paths"][k] for k in used], "place_paths": place_paths,
-        "grads": grads, "loose": [core.twin(t) for t in loose], "seconds": row["seconds"],
+        "grads": grads, "loose": loose, "seconds": row["seconds"],
     }  # fmt: skip
+    node = core.add_node(
+        f, spec, rec["ambient"], slots, outs, out.program, ret_python, grads, groups,
+        list(flat.tensors), (site, saves, [index[k] for k in row["flows"]], row["joined"]), state["keep"], kept,
+    )  # fmt: skip
+    if graph is not None:
+        graph["node"], graph["loose"] = node, loose
     state["unguarded"] = rec["unguarded"]
     core.fn_count(f, "records")
     return node
@@ -789,13 +809,13 @@ def reset_state(state):
     if is_mine():
         DOOMED.append((state, None))
         return
+
+    def free():
+        forget(state)
+        bury()
+
     with RECORDING:
-        core.paths_lock()
-        try:
-            forget(state)
-            bury()
-        finally:
-            core.paths_unlock()
+        core.with_paths(free)
 
 
 def forget(state):

@@ -15,21 +15,17 @@ import cgt_core as core
 import torch
 from torch._C._dynamo import eval_frame
 from torch._ops import OpOverload
-from torch.utils._python_dispatch import (
-    TorchDispatchMode,
-    _disable_current_modes,
-    _get_current_dispatch_mode_stack,
-)
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 
 __all__ = [
-    "DispatchMode", "OpOverload", "capture_hidden", "clear_workspaces", "codes_watched",
-    "is_forward_ad", "is_in_backward", "is_reader", "may_donate", "mode_is_active", "outside_dynamo", "reads_watched",
-    "regions_watched", "self_check", "sequence_number", "states_watched", "told_once", "was_freed",
+    "DispatchMode", "OpOverload", "capture_hidden", "clear_workspaces", "codes_watched", "compiled_watched",
+    "higher_order_watched", "is_forward_ad", "is_in_backward", "is_reader", "may_donate", "outside_dynamo",
+    "reads_watched", "regions_watched", "self_check", "sequence_number", "states_watched", "told_once", "was_freed",
 ]  # fmt: skip
 
 
 class DispatchMode(TorchDispatchMode):
-    """A dispatch mode under which torch.compile compiles, and runs what it compiled, as without it."""
+    """A dispatch mode under which functions that Dynamo compiled run as without it."""
 
     supports_higher_order_operators = True
 
@@ -58,21 +54,23 @@ class Watched:
     def __init__(self, *targets):
         self.targets, self.plain, self.watchers, self.lock = targets, [], (), threading.Lock()
 
-    @contextlib.contextmanager
     def by(self, is_mine, handle):
-        """Inside, handle(plain, owner, name, args, kwargs) is called instead of the functions."""
+        """A bracket: inside, handle(plain, owner, name, args, kwargs) is called instead of the functions."""
         watcher = [is_mine, handle]
+        return functools.partial(self.begin, watcher), functools.partial(self.end, watcher)
+
+    def begin(self, watcher):
         with self.lock:
             if not self.watchers:
+                self.restore()  # an install that was interrupted
                 self.install()
             self.watchers = (watcher, *self.watchers)
-        try:
-            yield
-        finally:
-            with self.lock:
-                self.watchers = tuple(w for w in self.watchers if w is not watcher)
-                if not self.watchers:
-                    self.restore()
+
+    def end(self, watcher):
+        with self.lock:
+            self.watchers = tuple(w for w in self.watchers if w is not watcher)
+            if not self.watchers:
+                self.restore()
 
     def install(self):
         self.plain = [(owner, name, vars(owner).get(name)) for owner, name in self.targets]
@@ -92,48 +90,123 @@ class Watched:
 
     def restore(self):
         for owner, name, plain in self.plain:
-            if plain is None:
-                delattr(owner, name)  # inherited
-            else:
+            if plain is not None:
                 setattr(owner, name, plain)
+            elif name in vars(owner):
+                delattr(owner, name)  # inherited
+        self.plain = []
 
 
 REGIONS = {}  # inductor's type of regions -> Watched
+COMPILED = {}  # Dynamo's module of compiled functions -> Watched
+NOTHING = (lambda: None, lambda: None)  # a bracket
 
 
-@contextlib.contextmanager
-def regions_watched(mode_type):
-    """Inside, the mode on the calling thread's stack gets what no dispatch mode sees: `watch_region`
-    each call of a region that inductor compiled, `watch_compile` the beginning of a compilation.
-    Yields a function: was every region seen? None may be if inductor was imported meanwhile."""
+def regions_watched(is_mine, region, compiles):
+    """([bracket, ...], a function: was every region seen?). Inside, where `is_mine()`, region(plain, region, inputs)
+    is called for each region that inductor compiled, and compiles() when a compilation begins, which is not observed.
+    Not every region is seen if inductor was imported meanwhile."""
     module = sys.modules.get("torch._inductor.output_code")
     region_type = getattr(module, "CompiledFxGraph", None)
+    brackets = []
+    if "torch._dynamo" in sys.modules:
+        brackets.append(compilations_watched(is_mine, compiles))
     if region_type is None:
-        yield lambda: "torch._inductor.output_code" not in sys.modules
-        return
+        return brackets, lambda: "torch._inductor.output_code" not in sys.modules
     if region_type not in REGIONS:
         REGIONS[region_type] = Watched((region_type, "__call__"))
+    handle = lambda plain, owner, name, args, kwargs: region(plain, *args)  # noqa: E731
+    return [*brackets, REGIONS[region_type].by(is_mine, handle)], lambda: True
 
-    def mode():
-        return next((m for m in _get_current_dispatch_mode_stack() if type(m) is mode_type), None)
+
+def compilations_watched(is_mine, compiles):
+    """A bracket: inside, where `is_mine()`, what a compilation runs is not observed."""
+    handler, pausing = torch._dynamo.callback_handler, []
+
+    def start(_):
+        if is_mine():
+            pausing.append(threading.get_ident())
+            core.pause(1)
+            compiles()
+
+    def stop(_):
+        if threading.get_ident() in pausing:
+            pausing.remove(threading.get_ident())
+            core.pause(-1)
+
+    def begin():
+        handler.register_start_callback(start)
+        handler.register_end_callback(stop)
+
+    def end():
+        stop(None)
+        for remove, callback in ((handler.remove_start_callback, start), (handler.remove_end_callback, stop)):
+            with contextlib.suppress(ValueError):  # torch.compiler.reset() forgets callbacks
+                remove(callback)
+
+    return begin, end
+
+
+def compiled_watched(is_mine, mode):
+    """A bracket: inside, where `is_mine()`, functions that Dynamo compiled are run under this dispatch mode instead of
+    the observer's dispatch key: their guards compare the thread's keys, and would have them compiled once more for
+    inside, but not those of modes. Two switches that Dynamo sets tell when such a function begins and ends."""
+    module = sys.modules.get("torch._dynamo.eval_frame")
+    if module is None:
+        return NOTHING
+    if module not in COMPILED:
+        COMPILED[module] = Watched((module, "set_skip_guard_eval_unsafe"), (module, "_maybe_set_eval_frame"))
+    entered = []  # [frame, was the key on, how often the second switch was set]
+
+    def leave():
+        if mode_is_active(mode):
+            mode.__exit__(None, None, None)
+        core.observe(entered.pop()[1])
 
     def handle(plain, owner, name, args, kwargs):
-        return mode().watch_region(plain, *args)
+        frame = sys._getframe(2)
+        mine = frame.f_code.co_name == "compile_wrapper"
+        if mine and name == "set_skip_guard_eval_unsafe" and not (entered and entered[-1][0] is frame):
+            entered.append([frame, core.observe(False), 0])
+            mode.__enter__()
+        result = plain(*args, **kwargs)
+        if entered and entered[-1][0] is frame and name == "_maybe_set_eval_frame":
+            entered[-1][2] += 1
+            if entered[-1][2] == 2:  # the first one is its own, the second one puts back what was before
+                leave()
+        return result
 
-    def start(_):  # Dynamo has put the modes away in its thread; autograd's threads have them
-        now = mine if threading.get_ident() == thread else mode()
-        if now is not None:
-            now.watch_compile()
+    def end():
+        unwatch()
+        while entered:
+            leave()
 
-    thread, mine = threading.get_ident(), mode()
-    handler = torch._dynamo.callback_handler
-    handler.register_start_callback(start)
-    try:
-        with REGIONS[region_type].by(lambda: mode() is not None, handle):
-            yield lambda: True
-    finally:
-        with contextlib.suppress(ValueError):  # torch.compiler.reset() forgets callbacks
-            handler.remove_start_callback(start)
+    watch, unwatch = COMPILED[module].by(is_mine, handle)
+    return watch, end
+
+
+def mode_is_active(mode):
+    """Is this dispatch mode on the calling thread's stack?"""
+    return any(m is mode for m in _get_current_dispatch_mode_stack())
+
+
+HIGHER_ORDER = Watched((torch._ops.HigherOrderOperator, "__call__"))
+
+
+def higher_order_watched(is_mine, handle):
+    """A bracket: inside, where `is_mine()`, handle(op) comes before each higher-order op, which finds its kernels by the
+    thread's keys and knows none for the observer's."""
+
+    def call(plain, owner, name, args, kwargs):
+        was = core.observe(False)
+        try:
+            if was:
+                handle(args[0])
+            return plain(*args, **kwargs)
+        finally:
+            core.observe(was)
+
+    return HIGHER_ORDER.by(is_mine, call)
 
 
 # What hands a tensor's memory to somebody outside PyTorch. (A function mode would see it, too; but Dynamo
@@ -143,7 +216,6 @@ TO_DLPACK = ((torch._C, "_to_dlpack"), (torch.utils.dlpack, "to_dlpack"), (torch
 READERS = Watched(
     *((torch.Tensor, name) for name in READS),
     *((owner, name) for owner, name in TO_DLPACK if hasattr(owner, name)),
-    (torch, "ctc_loss"),
 )
 PLAIN_READERS = [getattr(owner, name) for owner, name in READERS.targets]
 
@@ -156,24 +228,11 @@ def is_reader(value):
     return any(value is plain for plain in PLAIN_READERS)
 
 
-def without_modes(function):
-    """The function, called with no dispatch mode."""
-
-    def call(*args, **kwargs):
-        with _disable_current_modes():
-            return function(*args, **kwargs)
-
-    return call
-
-
 def reads_watched(is_mine, read):
-    """Inside, where `is_mine()`, read(name, tensor) comes before each such call."""
+    """A bracket: inside, where `is_mine()`, read(name, tensor) comes before each such call."""
 
     def handle(plain, owner, name, args, kwargs):
         given = [*args, *kwargs.values()]
-        if name == "ctc_loss":  # which goes another way where a mode is, and there wants lengths on the GPU
-            given = [t for t in given[2:4] if isinstance(t, torch.Tensor)]
-            plain = without_modes(plain) if given else plain
         if given and not torch.compiler.is_compiling():  # its ops will be seen when they run
             read(name, given[0])
         return plain(*args, **kwargs)
@@ -181,53 +240,33 @@ def reads_watched(is_mine, read):
     return READERS.by(is_mine, handle)
 
 
-# Operators that read values behind the dispatcher's back, beside `_local_scalar_dense` where no mode is (in
-# torch.tensor of tensors, say): lengths by pointer.
-SCALAR = "aten::_local_scalar_dense"
+# Operators that read values behind the observer's back: numbers of tensors that become one, lengths by pointer.
 READ_BEHIND = [
-    "aten::_pad_packed_sequence", "aten::ctc_loss.Tensor", "aten::tensor_split.tensor_indices_or_sections",
+    "aten::_local_scalar_dense", "aten::_pad_packed_sequence", "aten::ctc_loss.Tensor", "aten::tensor_split.tensor_indices_or_sections",
     *(f"aten::{kind}.data" for kind in ("lstm", "gru", "rnn_tanh", "rnn_relu")),
 ]  # fmt: skip
-COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
-
-
-@functools.cache
-def composite_of(op):
-    """What runs an op that is only made of others, or None. Modes do not see such an op but in inference mode,
-    where autograd's keys do not take it apart."""
-    if not isinstance(op, torch._ops.OpOverload):
-        return None
-    has = functools.partial(torch._C._dispatch_has_kernel_for_dispatch_key, op.name())
-    if not has("CompositeImplicitAutograd") or has("CPU") or has("CUDA"):
-        return None
-    return functools.partial(op._op_dk, COMPOSITE)
 
 
 DISABLES = Watched((torch._C._autograd, "_saved_tensors_hooks_disable"))
 
 
-@contextlib.contextmanager
 def saved_hooks(pack, unpack, is_mine, disabled):
-    """Autograd saves through these hooks inside; torch.func's transforms, which work with none, are told of by
-    disabled() and take them away."""
-    of = torch._C._autograd
-    push, pop = of._push_saved_tensors_default_hooks, of._pop_saved_tensors_default_hooks
-    ours = [True]
+    """[bracket, ...]: inside, autograd saves through these hooks; torch.func's transforms, which work with none, are
+    told of by disabled() and take them away."""
+    of, depth = torch._C._autograd, core.save_hooks()
+
+    def pop():
+        while core.save_hooks() > depth:
+            of._pop_saved_tensors_default_hooks()
 
     def handle(plain, owner, name, args, kwargs):
-        if ours and core.save_hooks() == 1:
-            ours.clear()
+        if core.save_hooks() == depth + 1:
             pop()
             disabled()
         return plain(*args, **kwargs)
 
-    push(pack, unpack)
-    try:
-        with DISABLES.by(is_mine, handle):
-            yield
-    finally:
-        if ours:
-            pop()
+    push = functools.partial(of._push_saved_tensors_default_hooks, pack, unpack)
+    return [(push, pop), DISABLES.by(is_mine, handle)]
 
 
 KEEPS = Watched((torch._C._autograd, "_get_current_graph_task_keep_graph"))
@@ -241,7 +280,7 @@ def may_donate(node):
 
 
 def told_once(task):
-    """Inside, nodes that autograd runs in graph task `task()` are told that the graph is not kept."""
+    """A bracket: inside, nodes that autograd runs in graph task `task()` are told that the graph is not kept."""
     return KEEPS.by(lambda: torch._C._current_graph_task_id() == task(), lambda *_: False)
 
 
@@ -272,75 +311,73 @@ def was_freed(raw):
     return False
 
 
-@contextlib.contextmanager
 def codes_watched(ran):
-    """Add the code objects that start inside to the set `ran`; add None if somebody else's profiler is in
-    the way, or if Dynamo ran code in their place. (sys.monitoring sees all threads, sys.setprofile this
-    one, which is enough where autograd runs in it.)"""
+    """A bracket: add the code objects that start inside to the set `ran` (None: nobody asks); add None if somebody
+    else's profiler is in the way, or if Dynamo ran code in their place. (sys.monitoring sees all threads, sys.setprofile
+    this one, which is enough where autograd runs in it.)"""
+    if ran is None:
+        return NOTHING
     started = set()
-    if hasattr(sys, "monitoring"):
-        watch = monitored(started)
-    else:
-        watch = profiled(started)
-    with watch as seen:
-        yield
-    ran |= started
-    if not seen or any(c.co_name == "compile_wrapper" and "_dynamo" in c.co_filename for c in started):
-        ran.add(None)
+    begin, end = monitored(started) if hasattr(sys, "monitoring") else profiled(started)
+
+    def close():
+        end()
+        ran.update(started)
+        if any(c and c.co_name == "compile_wrapper" and "_dynamo" in c.co_filename for c in started):
+            ran.add(None)
+
+    return begin, close
 
 
-@contextlib.contextmanager
 def monitored(started):
     """codes_watched from Python 3.12 on."""
-    tool = next((t for t in range(5, -1, -1) if sys.monitoring.get_tool(t) is None), None)
-    if tool is None:
-        yield False
-        return
+    events, tools = sys.monitoring.events.PY_START, []
 
     def start(code, _):
         started.add(code)
         return sys.monitoring.DISABLE
 
-    events = sys.monitoring.events.PY_START
-    sys.monitoring.use_tool_id(tool, "cgt")
-    try:
+    def begin():
+        tool = next((t for t in range(5, -1, -1) if sys.monitoring.get_tool(t) is None), None)
+        if tool is None:
+            started.add(None)
+            return
+        tools.append(tool)
+        sys.monitoring.use_tool_id(tool, "cgt")
         sys.monitoring.register_callback(tool, events, start)
         sys.monitoring.set_events(tool, events)
         sys.monitoring.restart_events()
-        yield True
-    finally:
-        sys.monitoring.set_events(tool, 0)
-        sys.monitoring.register_callback(tool, events, None)
-        sys.monitoring.free_tool_id(tool)
+
+    def end():
+        for tool in tools:
+            if sys.monitoring.get_tool(tool) == "cgt":
+                sys.monitoring.set_events(tool, 0)
+                sys.monitoring.register_callback(tool, events, None)
+                sys.monitoring.free_tool_id(tool)
+
+    return begin, end
 
 
-@contextlib.contextmanager
 def profiled(started):
     """codes_watched up to Python 3.11."""
-    if sys.getprofile() is not None or torch.cuda.is_initialized():  # whose backwards have a thread
-        yield False
-        return
+    mine = []
 
     def start(frame, event, _):
         if event == "call":
             started.add(frame.f_code)
 
-    sys.setprofile(start)
-    try:
-        yield True
-    finally:
-        sys.setprofile(None)
+    def begin():
+        if sys.getprofile() is not None or torch.cuda.is_initialized():  # whose backwards have a thread
+            started.add(None)
+            return
+        mine.append(True)
+        sys.setprofile(start)
 
+    def end():
+        if mine:
+            sys.setprofile(None)
 
-def modes_are_skipped():
-    """Do ops of the calling thread pass dispatch modes by, as where torch.tensor reads a sequence?"""
-    return torch._C._dispatch_tls_is_dispatch_key_excluded(torch._C.DispatchKey.Python)
-
-
-def mode_is_active(mode):
-    """Is this dispatch mode, or one of this type, on the calling thread's stack? (Autograd's threads
-    inherit it.)"""
-    return any(m is mode or type(m) is mode for m in _get_current_dispatch_mode_stack())
+    return begin, end
 
 
 STATES = Watched(
@@ -349,7 +386,7 @@ STATES = Watched(
 
 
 def states_watched(is_mine, get, set_):
-    """Inside, where `is_mine()`, the functions that read or set a default generator's state (those that
+    """A bracket: inside, where `is_mine()`, the functions that read or set a default generator's state (those that
     fork_rng and torch.utils.checkpoint call) become get(generator, plain) and set_(generator, state,
     plain)."""
 
@@ -371,20 +408,16 @@ def states_watched(is_mine, get, set_):
     return STATES.by(is_mine, handle)
 
 
-@contextlib.contextmanager
 def capture_hidden(stream):
-    """While a function is recorded on this stream it is not told so: libraries that ask take another
+    """A bracket: while a function is recorded on this stream it is not told so: libraries that ask take another
     way in a capture (transformers: another attention kernel), and a replay would not be eager's."""
     plain = torch.cuda.is_current_stream_capturing
 
     def is_current_stream_capturing():
         return plain() and torch.cuda.current_stream() != stream
 
-    torch.cuda.is_current_stream_capturing = is_current_stream_capturing
-    try:
-        yield
-    finally:
-        torch.cuda.is_current_stream_capturing = plain
+    hide = functools.partial(setattr, torch.cuda, "is_current_stream_capturing")
+    return functools.partial(hide, is_current_stream_capturing), functools.partial(hide, plain)
 
 
 def clear_workspaces():

@@ -4,14 +4,16 @@ A recording is a transaction. Whatever fails ends the capture and puts back gene
 streams, the garbage collector, and whatever the function replaced by tensors that were never computed.
 """
 
-import contextlib
+import functools
 import gc
+import signal
+import traceback
 
 import cgt_core as core
 import torch
 
 from . import describe, errors, options, places, trace
-from .private import capture_hidden, clear_workspaces
+from .private import NOTHING, capture_hidden, clear_workspaces
 from .trace import CUDA, HOST
 
 POOLS = {}  # device index -> the pool (a handle of the core's) in which to record
@@ -19,15 +21,19 @@ STREAMS = {}  # device index -> the side stream that records; one, since blocks 
 FOREIGN_MEMORY = -4  # ERROR_FOREIGN_MEMORY in driver.pxi
 
 
-@contextlib.contextmanager
-def side_stream(device):
-    """The stream that records, ordered after and before the caller's."""
-    stream = stream_of(device)
-    current = torch.cuda.current_stream(device)
-    stream.wait_stream(current)
-    with torch.cuda.stream(stream):
-        yield stream
-    current.wait_stream(stream)
+def on_side_stream(device):
+    """A bracket: the stream that records, ordered after and before the caller's."""
+    stream, current = stream_of(device), torch.cuda.current_stream(device)
+
+    def begin():
+        stream.wait_stream(current)
+        torch.cuda.set_stream(stream)
+
+    def end():
+        torch.cuda.set_stream(current)
+        current.wait_stream(stream)
+
+    return begin, end
 
 
 def stream_of(device):
@@ -59,17 +65,29 @@ def release_pools():
 def begin(driver, device, stream):
     """Begin a recording behind the node that the path has come to. A pool whose memory somebody else
     keeps cannot be put back to a checkpoint: then another one is used."""
-    core.paths_lock()
-    try:
-        core.begin(driver, device, stream, pool_of(device) if driver == CUDA else 0)
-    except core.DriverError as error:
-        if error.args[0] != FOREIGN_MEMORY:
-            raise
-        core.abort()
-        retire_pool(device)
-        core.begin(driver, device, stream, pool_of(device))
-    finally:
-        core.paths_unlock()
+
+    def attempt():
+        try:
+            core.begin(driver, device, stream, pool_of(device) if driver == CUDA else 0)
+        except core.DriverError as error:
+            if error.args[0] != FOREIGN_MEMORY:
+                raise
+            core.abort()
+            retire_pool(device)
+            core.begin(driver, device, stream, pool_of(device))
+
+    core.with_paths(attempt)
+
+
+def close(rec):
+    """However a recording was left, nothing of it is under way any more. Where an exception leaves a capture that was
+    not launched, nothing that it put into places or gradients was ever computed."""
+    core.paths_leave()
+    core.abort()
+    if not rec["settled"] and rec["before"] is not None and not core.recording_ran():
+        restore_places(rec["before"], rec["seen"], tensors_only=True)
+        describe.put_back(rec)
+    rec["settled"] = True
 
 
 def buffer_for(t):
@@ -103,7 +121,7 @@ def on_host(function, args, kwargs, rec):
             fill(buffer, t)
             rec["copies"][k] = core.copy(buffer, t, trace.span(t))
             swaps.append((t, buffer))
-        seen = trace.observe(
+        seen = rec["seen"] = trace.observe(
             HOST, swaps, rec["generators"], True, rec["parent"], rec["saves"], rec["graph"], rec["ran"],
             flat.tensors, rec["spent"], [t for _, t, _ in rec["reached"]],
         )  # fmt: skip
@@ -123,9 +141,6 @@ def on_host(function, args, kwargs, rec):
             return result, seen
         rec["reason"] = errors.recording_failed(error.args[1], "")
         return None
-    except BaseException:
-        core.abort()
-        raise
 
 
 def on_cuda(function, args, kwargs, rec):
@@ -141,59 +156,77 @@ def on_cuda(function, args, kwargs, rec):
     word_pairs = [torch.zeros(2, dtype=torch.int64, device="cuda") for _ in generators]
     rec["before"] = snapshot_places(rec)
     sinks = find_leaves(rec)
-    handles, seen, result = [], None, None
-    collecting = gc.isenabled()
-    gc.disable()  # a finalizer in a capture may call the driver
-    torch.clear_autocast_cache()
-    clear_workspaces()
-    try:
-        with side_stream(device), capture_hidden(stream), own_accumulators(rec, sinks):
-            torch.cuda.current_blas_handle()  # one per thread, and none can be made in a capture
-            try:
-                begin(CUDA, device, stream.cuda_stream)
-                for g, w in zip(generators, word_pairs, strict=True):
-                    core.words(g, w[0:1], w[1:2])
-                    handles.append(core.swap_generator(g, w[0:1], w[1:2]))
-                swaps, rec["copies"] = [], {}
-                for k in rec["copied"]:
-                    t = flat.tensors[k]
-                    buffer = buffer_for(t)
-                    rec["copies"][k] = core.copy(buffer, t, trace.span(t))
-                    swaps.append((t, buffer))
-                seen = trace.observe(
-                    CUDA, swaps, rec["generators"], True, saves=rec["saves"], graph=rec["graph"],
-                    ran=rec["ran"], arguments=flat.tensors, spent=rec["spent"],
-                    reached=[t for _, t, _ in rec["reached"]],
-                )  # fmt: skip
-                seen["keep"].extend(word_pairs)
-                for g, w, handle in zip(generators, word_pairs, handles, strict=True):
-                    seen["rng"][core.generator_id(g)] = {
-                        "handle": handle, "words": w, "at": w, "copy": None,
-                    }  # fmt: skip
-                    seen["made"][core.storage_id(w)] = ""
-                seen["sinks"] = sinks
-                result = trace.run(seen, function, args, kwargs)
-                open_sinks(rec, seen, result)
-                core.end(restore_generators(handles))
-            except BaseException:
-                restore_generators(handles)
-                core.abort()  # before the streams are joined again: nobody may wait for a capture
-                raise
-        rec["captured"] = generators
+    handles, captured = [], []
+
+    def capture():
+        torch.cuda.current_blas_handle()  # one per thread, and none can be made in a capture
+        begin(CUDA, device, stream.cuda_stream)
+        for g, w in zip(generators, word_pairs, strict=True):
+            core.words(g, w[0:1], w[1:2])
+            core.swap_generator(g, w[0:1], w[1:2], handles)
+        swaps, rec["copies"] = [], {}
+        for k in rec["copied"]:
+            t = flat.tensors[k]
+            buffer = buffer_for(t)
+            rec["copies"][k] = core.copy(buffer, t, trace.span(t))
+            swaps.append((t, buffer))
+        seen = rec["seen"] = trace.observe(
+            CUDA, swaps, rec["generators"], True, saves=rec["saves"], graph=rec["graph"],
+            ran=rec["ran"], arguments=flat.tensors, spent=rec["spent"],
+            reached=[t for _, t, _ in rec["reached"]],
+        )  # fmt: skip
+        seen["keep"].extend(word_pairs)
+        for g, w, handle in zip(generators, word_pairs, handles, strict=True):
+            seen["rng"][core.generator_id(g)] = {"handle": handle, "words": w, "at": w, "copy": None}
+            seen["made"][core.storage_id(w)] = ""
+        seen["sinks"] = sinks
+        result = trace.run(seen, function, args, kwargs)
+        open_sinks(rec, seen, result)
+        core.end(core.restore_generators(handles))
+        captured.append(True)
         return result, seen
+
+    def leave():
+        core.restore_generators(handles)
+        if not captured:
+            core.abort()  # before the streams are joined again: nobody may wait for a capture
+
+    brackets = [
+        collector_off(), (clear_caches, clear_caches), on_side_stream(device), capture_hidden(stream),
+        own_accumulators(rec, sinks), (lambda: None, leave),
+    ]  # fmt: skip
+    try:
+        outcome = core.within(brackets, capture)
+        rec["captured"] = generators
+        return outcome
     except BaseException as error:
-        del result
-        stops = isinstance(error, (KeyboardInterrupt, SystemExit))  # no second run will follow
-        restore_places(rec["before"], seen, tensors_only=stops)
-        if stops:
+        if is_stop(error):  # no second run will follow
             raise
+        seen = rec["seen"]
+        restore_places(rec["before"], seen, tensors_only=False)
+        rec["settled"] = True
         rec["reason"] = seen["reason"] if seen and seen["reason"] else failure(error)
         return None
-    finally:
-        clear_workspaces()
-        torch.clear_autocast_cache()
-        if collecting:
-            gc.enable()
+
+
+def collector_off():
+    """A bracket: no garbage is collected, since a finalizer in a capture may call the driver."""
+    return gc.disable, gc.enable if gc.isenabled() else lambda: None
+
+
+def clear_caches():
+    """What PyTorch caches per thread and stream must not be of a capture, nor in it of outside."""
+    torch.clear_autocast_cache()
+    clear_workspaces()
+
+
+def is_stop(error):
+    """Does this exception come from outside, so that running the function again would lose it: Ctrl-C, the end, what
+    the handler of a signal raised?"""
+    if isinstance(error, (KeyboardInterrupt, SystemExit, GeneratorExit)):
+        return True
+    handlers = {getattr(signal.getsignal(number), "__code__", None) for number in signal.valid_signals()}
+    return any(frame.f_code in handlers for frame, _ in traceback.walk_tb(error.__traceback__))
 
 
 def find_leaves(rec):
@@ -202,19 +235,14 @@ def find_leaves(rec):
     return core.sinks(describe.all_tensors(rec["flat"], rec["reached"]))
 
 
-@contextlib.contextmanager
 def own_accumulators(rec, sinks):
-    """A backward inside of a capture must not meet accumulators that run on the caller's stream. A
+    """A bracket. A backward inside of a capture must not meet accumulators that run on the caller's stream. A
     differentiable function has its backward outside, and those are the right ones for it; and a recorded
     graph meets none unless it computes forwards again. Other threads must not miss theirs meanwhile."""
     if rec["saves"] or (rec["graph"] is not None and not rec["graph"]["recomputes"]):
-        yield
-        return
-    core.sinks_away(sinks, True)
-    try:
-        yield
-    finally:
-        core.sinks_away(sinks, False)
+        return NOTHING
+    away = functools.partial(core.sinks_away, sinks)
+    return functools.partial(away, True), functools.partial(away, False)
 
 
 def open_sinks(rec, seen, result):
@@ -223,11 +251,6 @@ def open_sinks(rec, seen, result):
         return
     tensors = describe.all_tensors(rec["flat"], rec["reached"])
     core.sinks_begin(seen["sinks"], tensors, describe.pending_in(seen, result, {id(t) for t in tensors}))
-
-
-def restore_generators(handles):
-    """Give every generator its own state back; by how much a run advances each."""
-    return [core.restore_generator(handles.pop(0)) for _ in range(len(handles))]
 
 
 def failure(error):

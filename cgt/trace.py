@@ -1,16 +1,17 @@
 """Run the user's function once and describe what came out, as plain data.
 
-A dispatch mode stands between the function and PyTorch while it is warmed or recorded. It is below autograd
-and sees every ATen op (autograd's worker thread included); the few functions that read memory or random
+While it is warmed or recorded, an observer below autograd sees every ATen op (autograd's worker thread included)
+and takes part in none (observe_shim.h); the few functions that read memory or random
 states behind the dispatcher's back are watched one by one (private.py). What is found is collected in one
 dict, `seen`:
 
   made       storage -> where it was made         touched   storage -> a tensor of it, from outside
-  written    storages that an op wrote            results   weak references to what ops returned
+  written    storages that an op wrote            returned  what ops returned, as far as somebody holds it
   reason     the first thing that forbids replay  generators, devices, random
 
 Copied slots. The function keeps the user's own tensors; `swaps` exchanges them for cgt's buffers at
-each op, so that views, identities and Python attributes are those of eager. Should an op write a
+each op, and what the op returns of a buffer is exchanged for the same part of the user's tensor. So views, identities
+and Python attributes are those of eager, and nobody gets to see a buffer. Should an op write a
 copied slot after all, the buffer is copied back at once and the slot is pinned.
 """
 
@@ -20,7 +21,6 @@ import gc
 import os
 import struct
 import sys
-import threading
 import weakref
 from typing import NamedTuple
 
@@ -29,16 +29,13 @@ import torch
 
 from . import errors, tape
 from .private import (
-    READ_BEHIND,
-    SCALAR,
     DispatchMode,
     OpOverload,
     codes_watched,
-    composite_of,
+    compiled_watched,
+    higher_order_watched,
     is_forward_ad,
     is_in_backward,
-    mode_is_active,
-    modes_are_skipped,
     outside_dynamo,
     reads_watched,
     regions_watched,
@@ -142,7 +139,7 @@ def observe(
     die with this backward. `reached`: tensors that it can read without its arguments."""
     seen = {
         "driver": driver, "recording": recording, "made": {}, "touched": {}, "written": set(),
-        "results": [], "generators": {}, "devices": set(), "reason": None, "random": False,
+        "results": [], "returned": core.results(), "generators": {}, "devices": set(), "reason": None, "random": False,
         "constants": set(), "keep": [], "memory": [], "parent": parent, "swaps": {}, "buffers": {},
         "mirrored": set(), "user": {}, "raw": set(), "fixed": {}, "states": {},
         "reachable": generators, "saves": saves, "saved": [], "since": sequence_number(),
@@ -175,17 +172,23 @@ def run(seen, function, args, kwargs):
     for generator in (torch.default_generator, *seen["reachable"]):
         if generator.device.type == "cpu":
             watch_draw(seen, generator, after=True)
-    mode, watched = OpWatch(seen), regions_watched(OpWatch)
-    is_mine = functools.partial(mode_is_active, mode)
-    reads = reads_watched(mode.covers, functools.partial(watch_read, seen))
-    states = states_watched(
-        is_mine, functools.partial(watch_get_state, seen), functools.partial(watch_set_state, seen)
+    watch = functools.partial(watch_op, seen)
+    is_mine = lambda: core.observer() is watch  # noqa: E731
+    regions, saw_regions = regions_watched(
+        is_mine, functools.partial(watch_region, seen), functools.partial(watch_compile, seen)
     )
+    brackets = [
+        reads_watched(is_mine, functools.partial(watch_read, seen)),
+        states_watched(
+            is_mine, functools.partial(watch_get_state, seen), functools.partial(watch_set_state, seen)
+        ),
+        higher_order_watched(is_mine, functools.partial(watch_higher_order, seen)),
+        compiled_watched(is_mine, InCompiled(seen)),
+        reads_behind_watched(), *regions, *watch_saves(seen, is_mine), codes_watched(seen["ran"]),
+    ]  # fmt: skip
     before = references(seen)
-    codes = codes_watched(seen["ran"]) if seen["ran"] is not None else contextlib.nullcontext()
-    behind, saves = watch_behind(mode), watch_saves(seen, mode)
-    with mode, reads, behind, saves, states, watched as saw_regions, codes:
-        result = function(*args, **kwargs)
+    called = functools.partial(core.observed, seen["returned"], watch, function, args, kwargs)
+    result = core.within(brackets, called)
     if seen["saves"]:
         if before != references(seen):
             gc.collect()  # cycles are not holders
@@ -199,50 +202,44 @@ def run(seen, function, args, kwargs):
     return result
 
 
+def held(seen):
+    """The tensors that the run's ops returned, and aliases of ours, that somebody still holds."""
+    ours = (r() for r in seen["results"])
+    return core.alive(seen["returned"]) + [t for t in ours if t is not None]
+
+
 def references(seen):
     """How many references there are to each argument, but for ours."""
     ours = [id(t) for t in seen["touched"].values()]
     return [core.references(t) - ours.count(id(t)) for t in seen["arguments"]]
 
 
-def watch_saves(seen, mode):
-    """Autograd saves through `pack` where a later backward will need it."""
+def watch_saves(seen, is_mine):
+    """[bracket, ...]: inside, autograd saves through `pack` where a later backward will need it."""
     if not seen["saves"]:
-        return contextlib.nullcontext()
+        return []
     packed = functools.partial(pack, seen["saved"], seen["results"])
-    return saved_hooks(
-        packed, unpack, mode.covers, lambda: refuse(seen, errors.transforms(user_line(seen)))
-    )
+    return saved_hooks(packed, unpack, is_mine, lambda: refuse(seen, errors.transforms(user_line(seen))))
 
 
-WATCHING = {}  # thread -> the OpWatch of its run
+def reads_behind_watched():
+    """A bracket: inside, operators that no observer sees are told to note_read."""
+    handles = []
+    return lambda: handles.append(core.reads_begin()), lambda: handles and core.reads_end(handles.pop())
 
 
-@contextlib.contextmanager
-def watch_behind(mode):
-    """Inside, operators that no mode sees are told to note_read."""
-    thread = threading.get_ident()
-    before = WATCHING.pop(thread, None)
-    WATCHING[thread] = mode
-    handle = core.reads_begin()
-    try:
-        yield
-    finally:
-        core.reads_end(handle)
-        del WATCHING[thread]
-        if before is not None:
-            WATCHING[thread] = before
+def seen_here():
+    """What the calling thread's run has seen, or None: it is nobody's."""
+    watch = core.observer()
+    return watch.args[0] if watch is not None else None
 
 
 def note_read(name):
     """An operator is about to run that reads values for which a replay has no op. It comes from the middle of
     PyTorch: no exception may leave, even in a capture."""
-    mode = WATCHING.get(threading.get_ident())
-    if mode is None or mode.seen["inside"] or mode.seen["reason"] is not None:
-        return
-    hidden = not mode.covers() or (modes_are_skipped() and threading.get_ident() not in mode.busy)
-    if name in READ_BEHIND or (name == SCALAR and hidden):
-        mode.seen["reason"] = errors.read_behind(name.replace("::", "."), user_line(mode.seen))
+    seen = seen_here()
+    if seen is not None and not seen["inside"] and seen["reason"] is None:
+        seen["reason"] = errors.read_behind(name.replace("::", "."), user_line(seen))
 
 
 def pack(packed, results, t):
@@ -423,37 +420,25 @@ def span(t):
     return (last + 1) * t.element_size()
 
 
-class OpWatch(DispatchMode):
-    """Sees every ATen op below autograd."""
+class InCompiled(DispatchMode):
+    """Shows the observer the ops of what Dynamo compiled (private.compiled_watched)."""
 
     def __init__(self, seen):
         super().__init__()
         self.seen = seen
-        self.busy = set()  # threads that run an op, where the mode is off the stack
 
     @outside_dynamo
     def __torch_dispatch__(self, op, types, args=(), kwargs=None):
-        composite = composite_of(op)
-        if composite is not None and not self.seen["inside"]:
-            note_read(op.name())
-            with self:
-                return composite(*args, **(kwargs or {}))
-        thread = threading.get_ident()
-        self.busy.add(thread)
-        try:
-            return watch_op(self.seen, op, args, kwargs or {})
-        finally:
-            self.busy.discard(thread)
+        if not isinstance(op, OpOverload):
+            watch_higher_order(self.seen, op)
+            return op(*args, **(kwargs or {}))
+        return core.observed_op(op, args, kwargs or {})
 
-    def covers(self):
-        """Does the calling thread run the function, or an op of it that is Python inside?"""
-        return threading.get_ident() in self.busy or mode_is_active(self)
 
-    def watch_region(self, plain, region, inputs):
-        return watch_region(self.seen, plain, region, inputs)
-
-    def watch_compile(self):
-        watch_compile(self.seen)
+def watch_higher_order(seen, op):
+    """What it runs is no op of a tape's."""
+    if not seen["inside"]:
+        refuse(seen, errors.higher_order_op(op.name(), user_line(seen)))
 
 
 def user_line(seen):
@@ -527,19 +512,18 @@ def watch_read(seen, name, t):
 def watch_op(seen, op, args, kwargs):
     """One op: exchange copied slots, run it, note what it read, made and wrote."""
     if op.namespace == "profiler" or seen["inside"]:
-        return op(*args, **kwargs)
+        core.proceed(None)
+        return
     if seen["spent"]:
         spend(seen)
     if seen["saves"] and core.save_hooks() > 1:
         seen["hooked"] = True  # a checkpoint's, say, beside ours
-    if not isinstance(op, OpOverload):
-        refuse(seen, errors.higher_order_op(op.name(), user_line(seen)))
-        return op(*args, **kwargs)
     facts = facts_of(op)
     packet = facts.packet
     inputs = tensors_in(kwargs.values(), tensors_in(args, []))
     if packet in ("lift_fresh", "lift_fresh_copy"):
-        return watch_constant(seen, op, inputs[0])
+        watch_constant(seen, inputs[0])
+        return
     written = [args[k] if k < len(args) else kwargs.get(name) for k, name in facts.writes]
     if packet in SILENT_WRITES and args[5]:  # training
         written += args[3:5]
@@ -561,27 +545,22 @@ def watch_op(seen, op, args, kwargs):
         seen["random"] = True
     for t in written:
         seen["written"].add(core.storage_id(t))
+    instead = None
     if facts.absolute and core.storage_id(inputs[0]) not in seen["made"]:
         seen["raw"].add(core.storage_id(inputs[0]))
-        if {core.storage_id(inputs[0])} & {*seen["swaps"], *seen["buffers"]}:
+        if core.storage_id(inputs[0]) in seen["swaps"]:
             refuse(seen, errors.absolute(str(op), user_line(seen)))
     elif seen["swaps"]:
         args = exchange(seen, args)
         kwargs = {k: exchange(seen, v) for k, v in kwargs.items()}
-        known.update(map(core.storage_id, tensors_in(kwargs.values(), tensors_in(args, []))))
+        instead = tensors_in(kwargs.values(), tensors_in(args, []))
     drawn = generator if generator is not None else torch.default_generator
     draws = facts.draws and drawn.device.type == "cpu"
     if draws:
         watch_draw(seen, drawn, after=False)
-    result = op(*args, **kwargs)
+    results = core.proceed(instead)
     if draws:
         watch_draw(seen, drawn, after=True)
-    if written and packet.startswith("_foreach_"):
-        # The CPU's foreach ops are loops whose inner ops move the version in eager; under a
-        # dispatch mode nobody does.
-        moved = [t for t in written if t.device.type == "cpu" and not t.is_inference()]
-        torch.autograd.graph.increment_version(moved)
-    results = tensors_in((result,), [])
     fresh = [t for t in results if core.storage_id(t) not in known]
     if fresh:
         line = user_line(seen)
@@ -592,12 +571,10 @@ def watch_op(seen, op, args, kwargs):
                 refuse(seen, errors.other_device(str(op), line, t.device))
             if t.device.type == "cpu" and seen["driver"] == CUDA:
                 seen["constants"].add(core.storage_id(t))
-    seen["results"].extend(map(weakref.ref, results))
     if is_host_recording(seen):
         append(seen, op, args, kwargs, results, fresh, bool(written))
     if written and seen["swaps"]:
         mirror(seen, written)
-    return result
 
 
 def watch_region(seen, plain, region, inputs):
@@ -648,8 +625,9 @@ def vet_region(seen, region, inputs, given):
 
 
 def watch_compile(seen):
-    """torch.compile compiles: what it would run to that end must not end up in a capture."""
-    if seen["recording"] and seen["driver"] == CUDA:
+    """torch.compile compiles: what it runs to that end must not end up in a recording."""
+    if seen["recording"]:
+        seen["again"] = True
         refuse(seen, errors.compiles(user_line(seen)))
 
 
@@ -704,7 +682,7 @@ def mirror(seen, written):
             tape.copy_into(fix(seen, to), source)
 
 
-def watch_constant(seen, op, t):
+def watch_constant(seen, t):
     """torch.tensor(...) of Python values: the values are guarded, the memory is new every time."""
     if t.is_cuda:
         refuse(seen, errors.host_constant(user_line(seen)))
@@ -717,9 +695,7 @@ def watch_constant(seen, op, t):
         seen["memory"].append(core.twin(t))
         seen["keep"].append(value)
         tape.copy_into(t, value)
-    result = op(t)
-    seen["results"].append(weakref.ref(result))
-    return result
+    core.proceed(None)
 
 
 def vet_op(seen, op, facts, args, kwargs, inputs, written):

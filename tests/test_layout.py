@@ -152,7 +152,7 @@ def test_only_the_shims_include_torch_headers():
             "cuda_shim.h",
             "tape_shim.h",
             "autograd_shim.h",
-            "watch_shim.h",
+            "observe_shim.h",
         )
     }
     assert read(CORE / "tensor_shim.h") and read(CORE / "cuda_shim.h")

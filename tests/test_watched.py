@@ -1,6 +1,7 @@
 """Functions of PyTorch that are watched while a jitted function runs under observation: threads begin and end
 in any order, and afterwards everything is as it was."""
 
+import contextlib
 import threading
 
 import torch  # before the core, whose libraries are torch's
@@ -33,9 +34,17 @@ def watcher(name, is_mine=lambda: True):
 def test_the_latest_watcher_of_the_thread_is_asked():
     watched, mine = private.Watched((Owner, "plain")), threading.get_ident()
     before = vars(Owner)["plain"]
-    with watched.by(*watcher("outer")), watched.by(*watcher("other", lambda: False)):
+
+    def by(*what):
+        begin, end = watched.by(*watcher(*what))
+        begin()
+        stack = contextlib.ExitStack()
+        stack.callback(end)
+        return stack
+
+    with by("outer"), by("other", lambda: False):
         assert Owner.plain(1) == ["outer", "plain", 1]
-        with watched.by(*watcher("inner", lambda: threading.get_ident() == mine)):
+        with by("inner", lambda: threading.get_ident() == mine):
             assert Owner.plain(x=2) == ["inner", "plain", 2]
             found = []
             thread = threading.Thread(target=lambda: found.append(Owner.plain(3)))
@@ -48,14 +57,23 @@ def test_the_latest_watcher_of_the_thread_is_asked():
 def test_watchers_end_in_any_order():
     watched = private.Watched((Owner, "plain"))
     before = vars(Owner)["plain"]
-    first, second = watched.by(*watcher("first")), watched.by(*watcher("second"))
-    first.__enter__(), second.__enter__()
-    first.__exit__(None, None, None)
+    begin, end = zip(*(watched.by(*watcher(name)) for name in ("first", "second", "third")), strict=True)
+    begin[0](), begin[1](), end[0]()
     assert Owner.plain(1) == ["second", "plain", 1]
-    with pytest.raises(KeyError), watched.by(*watcher("third")):
-        second.__exit__(None, None, None)
-        assert Owner.plain(1) == ["third", "plain", 1]
-        raise KeyError
+    begin[2](), end[1]()
+    assert Owner.plain(1) == ["third", "plain", 1]
+    end[2](), end[2]()
+    assert vars(Owner)["plain"] is before
+
+
+def test_a_watcher_that_was_interrupted_ends_all_the_same():
+    watched = private.Watched((Owner, "plain"), (Owner, "missing"))  # whose install fails half-way
+    before = vars(Owner)["plain"]
+    begin, end = watched.by(*watcher("only"))
+    with pytest.raises(AttributeError):
+        begin()
+    assert vars(Owner)["plain"] is not before
+    end()
     assert vars(Owner)["plain"] is before
 
 

@@ -332,6 +332,7 @@ cdef int record_run_once(Table* t, list tensors) except -1:
     cdef string error
     stream_order(p, d, stream)
     rng_bind(t.rec.exec, <Gen*>t.rec_gens.rows, t.rec_gens.n, d)
+    t.rec.ran = 1
     check(t.rec.driver, d.launch(t.rec.exec, stream, &error), CALL_LAUNCH)
     for x in tensors:
         if d.rescue(tensor_storage(<PyObject*>x), <PyObject*>x, p.device) != 0: raise_pending()

@@ -81,12 +81,6 @@ cdef extern from "tape_shim.h" namespace "cgt":
     int tape_state(void* tape, PyObject* generator, PyObject* state, int sets) noexcept
     int tape_run(void* tape, string* error) noexcept nogil   # 0, or which Python error it was
 
-cdef extern from "watch_shim.h" namespace "cgt":
-    void watch_read_of(const char* name) except +
-    void watch_by(PyObject* function)
-    uint64_t watch_begin() except +
-    void watch_end(uint64_t handle) except +
-
 cdef extern from "autograd_shim.h" namespace "cgt":
     ctypedef void (*released_fn)(int path, int64_t step) noexcept
     ctypedef PyObject* (*spent_fn)(int node, int path, int64_t step, PyObject** grads, int n,
@@ -112,6 +106,22 @@ cdef extern from "autograd_shim.h" namespace "cgt":
     void backward_cached(int first) except +
     void backward_arm(void* owner) noexcept
     void backward_drop(void* owner) noexcept
+
+cdef extern from "observe_shim.h" namespace "cgt":
+    PyObject* results_new() except +
+    PyObject* results_alive(PyObject* capsule) except +
+    PyObject* observer_of_thread() except +
+    void observer_set(PyObject* pair) except +
+    void observe_pause(int by) noexcept
+    int observe_paused() noexcept
+    int observe_key(int on) noexcept
+    int observe_shown(int shown) noexcept
+    PyObject* observe_proceed(PyObject* instead) noexcept
+    int observe_start() noexcept
+    void reads_of(const char* name) except +
+    void reads_tell(PyObject* function)
+    uint64_t reads_watch() except +
+    void reads_leave(uint64_t handle) except +
 
 cdef extern from "cuda_shim.h" namespace "cgt":
     int cuda_current_device() noexcept nogil
@@ -164,6 +174,7 @@ cdef extern from "Python.h":
     void Py_XDECREFX "Py_XDECREF"(PyObject* o)
     void Py_DECREFX "Py_DECREF"(PyObject* o)
     void Py_INCREFX "Py_INCREF"(PyObject* o)
+    void Py_XINCREFX "Py_XINCREF"(PyObject* o)
     Py_ssize_t PyList_GET_SIZEX "PyList_GET_SIZE"(PyObject* o)
     PyObject* PyList_GET_ITEMX "PyList_GET_ITEM"(PyObject* o, Py_ssize_t i)
     Py_ssize_t PyTuple_GET_SIZEX "PyTuple_GET_SIZE"(PyObject* o)

@@ -11,6 +11,7 @@ UNFLATTEN = [None]         # (program, tensors) -> result; set once by the front
 
 table_start(&TABLE)
 dict_watch_start()
+if observe_start() != 0: raise_pending()
 
 
 def make_site(int f, object on_miss):
@@ -20,18 +21,23 @@ def make_site(int f, object on_miss):
     return site
 
 
-def fn_add(int outputs, bint backward, str range_name):
-    """A row for a function; returns (id, born). The caller keeps the name, which profilers show.
-    backward: autograd calls it."""
+def fn_add(int outputs, bint backward, str range_name, object build):
+    """build(id, born) with a row for a new function, which goes again if that fails; what it returns. The caller keeps
+    the name, which profilers show. backward: autograd calls it."""
     cdef id_t f = row_take(&TABLE, &TABLE.fns)
     cdef Fn* fn = fn_row(&TABLE, f)
+    cdef int64_t born
     fn.outputs = outputs
     fn.backward = backward
     fn.range_name = <PyObject*>range_name
     fn.first_spec = fn.path = NONE
     TABLE.births += 1
-    fn.born = TABLE.births
-    return f, fn.born
+    fn.born = born = TABLE.births
+    try:
+        return build(f, born)
+    except BaseException:
+        fn_free(f, born)
+        raise
 
 
 def fn_free(int f, int64_t born):
@@ -163,8 +169,8 @@ def freed():
     return pairs
 
 
-def spec_add(int f, object program, int n_leaves):
-    """A spec for a function; the caller keeps `program` and its objects alive."""
+def spec_add(int f, object program, int n_leaves, dict programs, object paths):
+    """A spec for a function. programs[spec] becomes (program, paths): its objects must stay alive."""
     cdef id_t s = row_take(&TABLE, &TABLE.specs)
     cdef id_t at = program_add(&TABLE, program)
     cdef Spec* spec = spec_row(&TABLE, s)
@@ -178,6 +184,7 @@ def spec_add(int f, object program, int n_leaves):
     fn.first_spec = s
     # A mismatch can be found as late as the last leaf of the longest program.
     if n_leaves > fn.max_leaves: fn.max_leaves = n_leaves
+    programs[s] = (program, paths)
     return s
 
 
@@ -236,19 +243,104 @@ def save_hooks():
 
 
 def reads_by(list names, object function):
-    """Have function(name) called before each of these operators, where no dispatch mode would see it; set once."""
-    for name in names: watch_read_of((<str>name).encode())
-    watch_by(<PyObject*>function)
+    """Have function(name) called before each of these operators, where `observed` would not see it; set once."""
+    for name in names: reads_of((<str>name).encode())
+    reads_tell(<PyObject*>function)
 
 
 def reads_begin():
     """From now on, in this thread. A handle for reads_end."""
-    return watch_begin()
+    return reads_watch()
 
 
 def reads_end(uint64_t handle):
     """No more."""
-    watch_end(handle)
+    reads_leave(handle)
+
+
+def within(list brackets, object body):
+    """body(), with what each bracket begins: a pair of functions, of which the second puts back whatever the first one
+    did, as far as it got. Nothing leaves one of those out: an exception that comes while it runs (a signal's, say) is
+    raised when all have been through."""
+    cdef int n = 0, attempt
+    result = error = None
+    try:
+        for begin, _ in brackets:
+            n += 1                          # no signal is looked at between here and the call
+            begin()
+        result = body()
+    except BaseException as raised:
+        error = raised
+    while n > 0:
+        n -= 1
+        for attempt in range(3):
+            try:
+                brackets[n][1]()
+                break
+            except BaseException as raised:
+                error = raised
+    if error is not None: raise error
+    return result
+
+
+def results():
+    """Where a run under observation keeps what its ops returned, without holding it."""
+    return taken(results_new())
+
+
+def alive(object results):
+    """The tensors among them that somebody still holds, in order."""
+    return taken(results_alive(<PyObject*>results))
+
+
+def observed(object results, object watch, object function, tuple args, dict kwargs):
+    """Call the function; for each op that it runs, here and in autograd's threads, watch(op, args, kwargs) is called
+    in its place, and calls `proceed`."""
+    cdef PyObject* before = observer_of_thread()
+    cdef int was, shown
+    pair = (results, watch)
+    Py_XINCREFX(before)
+    observer_set(<PyObject*>pair)
+    was, shown = observe_key(1), observe_shown(1)
+    try:
+        return function(*args, **kwargs)
+    finally:
+        observe_key(was)
+        observe_shown(shown)
+        observer_set(before)
+        Py_XDECREFX(before)
+
+
+def observed_op(object op, tuple args, dict kwargs):
+    """Call an op that a dispatch mode caught, as a thread does that is observed."""
+    cdef int was = observe_key(1), shown = observe_shown(1)
+    try:
+        return op(*args, **kwargs)
+    finally:
+        observe_key(was)
+        observe_shown(shown)
+
+
+def observer():
+    """The `watch` for which this thread works, or None."""
+    cdef PyObject* pair = observer_of_thread()
+    return (<tuple><object>pair)[1] if pair is not NULL and not observe_paused() else None
+
+
+def observe(bint on):
+    """Is this thread seen, where somebody observes it? Returns what it was."""
+    return bool(observe_key(on))
+
+
+def pause(int by):
+    """1: what this thread does from now on is not the function's; -1: it is again."""
+    observe_pause(by)
+
+
+def proceed(list instead):
+    """Run the op that `watch` was called for, with these tensors in place of those that it was given, or None. What it
+    returned: the tensors, each as another one over the same memory."""
+    return taken(observe_proceed(<PyObject*>instead))
 
 
 def stream_is_capturing(int device):
@@ -318,18 +410,21 @@ def path_proto(int at, object t):
     return <object>out_row(&TABLE, node_row(&TABLE, n).out_at + k).proto
 
 
-def swap_generator(object generator, object seed_word, object offset_word):
-    """Give a generator our state while recording; returns a handle for restore_generator."""
+def swap_generator(object generator, object seed_word, object offset_word, list handles):
+    """Give a generator our state while recording; a handle for restore_generators is appended and returned."""
     cdef void* handle = generator_swap(
         <PyObject*>generator, <PyObject*>seed_word, <PyObject*>offset_word,
         cuda_capture_id(&TABLE.rec))
     if handle is NULL: raise_pending()
-    return <uintptr_t>handle
+    handles.append(<uintptr_t>handle)
+    return handles[-1]
 
 
-def restore_generator(uintptr_t handle):
-    """Put a generator's own state back; returns how far one run advances it."""
-    return generator_restore(<void*>handle)
+def restore_generators(list handles):
+    """Put the generators' own states back; by how much a run advances each. The list is empty then."""
+    advances = []
+    while handles: advances.append(generator_restore(<void*><uintptr_t>handles.pop(0)))
+    return advances
 
 
 def moved_generator(uintptr_t handle):
@@ -393,11 +488,19 @@ def abort():
     record_abort(&TABLE)
 
 
+def recording_ran():
+    """Was the last recording launched, as far as anybody knows?"""
+    return bool(TABLE.rec.ran)
+
+
 def add_node(int f, int spec, tuple ambient, list slots, list outs, object ret_program,
-             bint ret_python, list grads, list groups, list leaves, tuple backward):
-    """Make the recording a node of f. leaves: the call's tensors. backward: see backward_fill."""
-    return node_add(&TABLE, f, spec, ambient, slots, outs, ret_program, ret_python, grads, groups,
-                    leaves, backward)
+             bint ret_python, list grads, list groups, list leaves, tuple backward, dict keep, object kept):
+    """Make the recording a node of f. leaves: the call's tensors. backward: see backward_fill. keep[node] becomes
+    `kept`: what the rows borrow must stay alive."""
+    cdef id_t n = node_add(&TABLE, f, spec, ambient, slots, outs, ret_program, ret_python, grads, groups,
+                           leaves, backward)
+    keep[n] = kept
+    return n
 
 
 def run_node(int n, list tensors, bint launch):
@@ -407,6 +510,7 @@ def run_node(int n, list tensors, bint launch):
     cdef PyObject** leaves = <PyObject**>malloc((len(tensors) + 1) * sizeof(PyObject*))
     if leaves is NULL: raise MemoryError()
     for k in range(len(tensors)): leaves[k] = <PyObject*>tensors[k]
+    TABLE.rec.ran = 1
     try:
         return replay(&TABLE, n, leaves, launch, False)
     finally:
@@ -530,6 +634,29 @@ def paths_unlock():
     """Let go what paths_lock took."""
     cdef id_t k
     for k in range(TABLE.paths.n): path_unlock(path_row(&TABLE, k))
+
+
+def paths_leave():
+    """The same if this thread holds them; else nothing."""
+    if paths_mine(): paths_unlock()
+
+
+def with_paths(object body):
+    """body(), while every path is held."""
+    paths_lock()
+    try:
+        return body()
+    finally:
+        paths_unlock()
+
+
+def locked(object lock, object body, object busy):
+    """body(), while the lock is held; busy(), where somebody else holds it."""
+    if not lock.acquire(blocking=False): return busy()
+    try:
+        return body()
+    finally:
+        lock.release()
 
 
 def step():

@@ -81,6 +81,9 @@ static C10_ALWAYS_INLINE int autograd_state(c10::TensorImpl* i) {
   return m->requires_grad_ ? LEAF : m->grad_fn_ ? RESULT : PLAIN_TENSOR;
 }
 
+// The dispatch key at which a run is observed (observe_shim.h).
+static constexpr c10::DispatchKey OBSERVED = c10::DispatchKey::Fake;
+
 // --- what a slot's guard compares ------------------------------------------------------------
 
 static inline uint64_t tensor_keys(PyObject* t) { return impl_of(t)->key_set().raw_repr(); }
@@ -490,7 +493,8 @@ enum Blocker { BLOCK_NONE, BLOCK_DISPATCH_MODE, BLOCK_FUNCTION_MODE, BLOCK_TRANS
 
 // Is something between us and the ops that a recording could not see through?
 static inline int ambient_blocker() noexcept {
-  if (c10::impl::TorchDispatchModeTLS::any_modes_set()) return BLOCK_DISPATCH_MODE;
+  if (c10::impl::TorchDispatchModeTLS::any_modes_set() || c10::impl::tls_is_dispatch_key_included(OBSERVED))
+    return BLOCK_DISPATCH_MODE;
   if (at::impl::PythonTorchFunctionTLS::stack_len() > 0) return BLOCK_FUNCTION_MODE;
   if (c10::impl::tls_is_dispatch_key_included(c10::DispatchKey::FuncTorchDynamicLayerFrontMode) ||
       c10::impl::tls_is_dispatch_key_included(c10::DispatchKey::Functionalize))

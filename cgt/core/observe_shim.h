@@ -1,0 +1,306 @@
+// How a run of the user's function is observed, without PyTorch noticing: a dispatch mode would be noticed
+// (isTensorSubclassLike() is true under any, and composite ops and backwards then go other ways than in eager).
+//
+// The dispatch key Fake is nobody's: no op has a kernel there and no tensor has the key. A boxed fallback of ours
+// stands at it, below autograd, and a thread comes by it only while the key is among those that the thread includes.
+// Autograd's threads inherit that, and with it what the thread's Python objects say: whose run it is.
+#pragma once
+#include "autograd_shim.h"
+
+#include <ATen/ThreadLocalPythonObjects.h>
+#include <ATen/record_function.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <c10/core/impl/TorchDispatchModeTLS.h>
+
+#include <memory>
+#include <string>
+#include <unordered_set>
+
+// libtorch_python's own; declared here because their headers are the expensive ones.
+namespace torch::detail {
+__attribute__((visibility("default"))) pybind11::handle getTorchApiFunction(const c10::OperatorHandle& op);
+}
+namespace torch::jit {
+__attribute__((visibility("default"))) pybind11::object toPyObject(c10::IValue value);
+}
+__attribute__((visibility("default"))) c10::impl::PyInterpreter* getPyInterpreter();
+
+namespace cgt {
+
+using Stack = std::vector<c10::IValue>;
+using WeakTensor = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
+
+// What ops of a run returned, in order; a capsule holds it.
+using Results = std::vector<WeakTensor>;
+static constexpr const char* RESULTS = "cgt.results";
+static void results_free(PyObject* capsule) {
+  delete static_cast<Results*>(PyCapsule_GetPointer(capsule, RESULTS));
+}
+static PyObject* results_new() { return PyCapsule_New(new Results(), RESULTS, &results_free); }
+
+// Those that somebody still holds: a new list.
+static PyObject* results_alive(PyObject* capsule) {
+  auto* results = static_cast<Results*>(PyCapsule_GetPointer(capsule, RESULTS));
+  PyObject* alive = PyList_New(0);
+  if (!results || !alive) return alive;
+  std::erase_if(*results, [](const WeakTensor& t) { return t.expired(); });
+  for (const WeakTensor& weak : *results) {
+    at::Tensor t(weak.lock());
+    PyObject* one = t.defined() ? THPVariable_Wrap(t) : nullptr;
+    if (one && PyList_Append(alive, one) != 0) Py_CLEAR(alive);
+    Py_XDECREF(one);
+    if (!alive) break;
+  }
+  return alive;
+}
+
+// --- whose run it is --------------------------------------------------------------------------------------------
+
+static constexpr const char* OBSERVER = "cgt.observer";  // a tuple: (results, watch)
+static thread_local int paused = 0;  // something of PyTorch's that is no part of the function runs
+
+static int observe_paused() noexcept { return paused; }
+
+static PyObject* observer_of_thread() {  // borrowed, or NULL
+  if (!at::impl::ThreadLocalPythonObjects::contains(OBSERVER)) return nullptr;
+  return at::impl::ThreadLocalPythonObjects::get(OBSERVER)->ptr(getPyInterpreter());
+}
+
+static void observer_set(PyObject* pair) {  // NULL: nobody
+  if (!pair) {
+    at::impl::ThreadLocalPythonObjects::erase(OBSERVER);
+  } else {
+    auto owned = std::make_shared<c10::SafePyObject>(Py_NewRef(pair), getPyInterpreter());
+    at::impl::ThreadLocalPythonObjects::set(OBSERVER, std::move(owned));
+  }
+}
+
+static void observe_pause(int by) noexcept { paused += by; }
+
+// Does the calling thread come by? Returns what it was.
+static int observe_key(int on) noexcept {
+  bool was = c10::impl::tls_is_dispatch_key_included(OBSERVED);
+  c10::impl::tls_set_dispatch_key_included(OBSERVED, on);
+  return was;
+}
+
+// For an op that a dispatch mode of ours caught: keys above the mode's are excluded where it runs.
+static int observe_shown(int shown) noexcept {
+  bool was = !c10::impl::tls_is_dispatch_key_excluded(OBSERVED);
+  c10::impl::tls_set_dispatch_key_excluded(OBSERVED, !shown);
+  return was;
+}
+
+// --- one op -------------------------------------------------------------------------------------------------------
+
+struct Call {
+  const c10::OperatorHandle& op;
+  c10::DispatchKeySet below;
+  Stack* stack;
+  c10::impl::LocalDispatchKeySet thread = c10::impl::tls_local_dispatch_key_set();
+  std::vector<std::pair<at::Tensor, at::Tensor>> given{};  // what the op was given, and what it got instead
+  std::exception_ptr error{};                            // what the op threw, if that is not Python's
+};
+static thread_local Call* call_now = nullptr;
+
+// f(slot) for each tensor among these values, lists of them too, in order.
+template <class F>
+static void each_tensor(c10::IValue& value, F&& f) {
+  if (value.isTensor()) {
+    if (value.toTensor().defined()) f(value.toTensor(), [&](const at::Tensor& t) { value = t; });
+  } else if (value.isTensorList()) {
+    c10::List<at::Tensor> list = value.toTensorList();
+    for (size_t k = 0; k < list.size(); ++k)
+      if (at::Tensor t = list.get(k); t.defined()) f(t, [&](const at::Tensor& u) { list.set(k, u); });
+  } else if (value.isList()) {
+    c10::List<c10::IValue> list = value.toList();
+    for (size_t k = 0; k < list.size(); ++k)
+      if (c10::IValue one = list.get(k); one.isTensor() && one.toTensor().defined())
+        f(one.toTensor(), [&](const at::Tensor& u) { list.set(k, u); });
+  }
+}
+
+// A tensor over the memory of `given` that is to it what t is to `instead`; given itself if t is that.
+static at::Tensor give_back(const at::Tensor& t, const at::Tensor& given, const at::Tensor& instead) {
+  if (t.is_same(instead)) return given;
+  c10::TensorImpl *to = given.unsafeGetTensorImpl(), *of = t.unsafeGetTensorImpl();
+  int64_t shift = data_of(of) - data_of(instead.unsafeGetTensorImpl());
+  int64_t at = to->storage_offset() * static_cast<int64_t>(to->itemsize()) + shift;
+  c10::intrusive_ptr<c10::TensorImpl> made = of->shallow_copy_and_detach(to->version_counter(), true);
+  made->set_storage_keep_dtype(to->storage());
+  made->set_storage_offset(at / static_cast<int64_t>(of->itemsize()));
+  return at::Tensor(std::move(made));
+}
+
+// Run the op, with these tensors in place of those among its arguments (None: as they are). A list of what it
+// returned: tensors over the same memory, since a Python object would tie the very ones down (a Parameter or a
+// subclass that is made of one wants to be its first).
+static PyObject* observe_proceed(PyObject* instead) noexcept {
+  Call& call = *call_now;
+  Stack& stack = *call.stack;
+  const auto& schema = call.op.schema();
+  try {
+    if (instead != Py_None) {
+      Py_ssize_t k = 0;
+      auto first = stack.end() - static_cast<ptrdiff_t>(schema.arguments().size());
+      for (auto value = first; value != stack.end(); ++value) {
+        if (value->isList() && !value->isTensorList()) *value = c10::IValue(value->toList().copy());
+        if (value->isTensorList()) *value = c10::IValue(value->toTensorList().copy());
+        each_tensor(*value, [&](at::Tensor t, auto&& put) {
+          if (t.unsafeGetTensorImpl()->is_wrapped_number()) return;  // a number, to Python
+          const at::Tensor& other = tensor_of(PyList_GET_ITEM(instead, k++));
+          if (other.is_same(t)) return;
+          call.given.emplace_back(t, other);
+          put(other);
+        });
+      }
+    }
+    {
+      NoGil no_gil;
+      c10::impl::ForceDispatchKeyGuard as_called(call.thread);
+      c10::impl::ExcludeDispatchKeyGuard unseen(OBSERVED);
+      call.op.redispatchBoxed(call.below, &stack);
+    }
+    auto* results = static_cast<Results*>(
+        PyCapsule_GetPointer(PyTuple_GET_ITEM(observer_of_thread(), 0), RESULTS));
+    PyObject* made = PyList_New(0);
+    auto first = stack.end() - static_cast<ptrdiff_t>(schema.returns().size());
+    for (auto value = first; made && value != stack.end(); ++value) {
+      each_tensor(*value, [&](at::Tensor t, auto&& put) {
+        for (const auto& [given, other] : call.given) {
+          if (!t.has_storage() || !other.is_alias_of(t)) continue;
+          put(t = give_back(t, given, other));
+          break;
+        }
+        results->emplace_back(t.getIntrusivePtr());
+        bool plain = !t.key_set().has(c10::DispatchKey::Python);
+        PyObject* one = THPVariable_Wrap(
+            plain ? at::Tensor(t.unsafeGetTensorImpl()->shallow_copy_and_detach(c10::VariableVersion(0), false)) : t);
+        if (made && (!one || PyList_Append(made, one) != 0)) Py_CLEAR(made);
+        Py_XDECREF(one);
+      });
+    }
+    return made;
+  } catch (python_error& e) {
+    e.restore();
+  } catch (pybind11::error_already_set& e) {
+    e.restore();
+  } catch (...) {
+    call.error = std::current_exception();
+    torch::translate_exception_to_python(call.error);
+  }
+  return nullptr;
+}
+
+// An op that is only made of others is no op to us, but where autograd's keys do not take it apart (inference mode).
+static bool is_composite(const c10::OperatorHandle& op) {
+  return op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd) &&
+         !op.hasKernelForDispatchKey(c10::DispatchKey::CPU) && !op.hasKernelForDispatchKey(c10::DispatchKey::CUDA);
+}
+
+// Is this op not for us? Where PyTorch lets no mode look it makes tensors of Python's numbers.
+static bool passes(const c10::OperatorHandle& op) {
+  return paused || !at::impl::ThreadLocalPythonObjects::contains(OBSERVER) || is_composite(op) ||
+         c10::impl::tls_is_dispatch_key_excluded(c10::DispatchKey::Python);
+}
+
+static bool is_default(const c10::Argument& wanted, const c10::IValue& value) {
+  return wanted.default_value() && !value.isTensor() && *wanted.default_value() == value;
+}
+
+static void observe_op(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
+  Call call{op, keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, OBSERVED), stack};
+  if (passes(op)) return op.redispatchBoxed(call.below, stack);
+  constexpr c10::DispatchKeySet above = c10::DispatchKeySet(c10::DispatchKeySet::FULL) -
+                                        c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, OBSERVED);
+  c10::impl::ExcludeDispatchKeyGuard ours(above);  // ops that `watch` runs itself
+  Gil gil;
+  const auto& wanted = op.schema().arguments();
+  const c10::IValue* given = &*(stack->end() - static_cast<ptrdiff_t>(wanted.size()));
+  // As an operator is called from Python: without what has its default value, as far as that is at the end.
+  size_t n = 0, positional = 0;
+  for (size_t k = 0; k < wanted.size(); ++k) {
+    if (wanted[k].kwarg_only()) continue;
+    ++n;
+    if (!is_default(wanted[k], given[k])) positional = n;
+  }
+  auto args = pybind11::tuple(positional);
+  pybind11::dict kwargs;
+  n = 0;
+  for (size_t k = 0; k < wanted.size(); ++k) {
+    if (wanted[k].kwarg_only()) {
+      if (!is_default(wanted[k], given[k])) kwargs[wanted[k].name().c_str()] = torch::jit::toPyObject(given[k]);
+    } else if (n < positional) {
+      args[n++] = torch::jit::toPyObject(given[k]);
+    }
+  }
+  Call* outer = std::exchange(call_now, &call);
+  PyObject* watch = PyTuple_GET_ITEM(observer_of_thread(), 1);
+  PyObject* done = PyObject_CallFunctionObjArgs(watch, torch::detail::getTorchApiFunction(op).ptr(), args.ptr(),
+                                                kwargs.ptr(), nullptr);
+  call_now = outer;
+  if (!done) {
+    if (!call.error || !PyErr_ExceptionMatches(PyExc_Exception)) throw_python(nullptr);
+    PyErr_Clear();
+    std::rethrow_exception(call.error);
+  }
+  Py_DECREF(done);
+}
+
+// Once, at import: 0; -1 with an exception set if the key is somebody's.
+static int observe_start() noexcept {
+  try {
+    static auto registered = c10::Dispatcher::singleton().registerFallback(
+        OBSERVED, c10::KernelFunction::makeFromBoxedFunction<&observe_op>(), "cgt");
+    return 0;
+  } catch (const std::exception& e) {
+    PyErr_SetString(PyExc_ImportError, e.what());
+    return -1;
+  }
+}
+
+// --- operators that read values and are not seen ------------------------------------------------------------------
+// Those that read lengths by pointer are made of others; and where torch.tensor reads its numbers no key of the thread's
+// counts. The profiler's callbacks come before every operator.
+
+static constexpr const char* SCALAR = "aten::_local_scalar_dense";
+
+static bool is_seen() {  // or part of an op that is
+  return call_now || (c10::impl::tls_is_dispatch_key_included(OBSERVED) &&
+                      !c10::impl::tls_is_dispatch_key_excluded(OBSERVED) &&
+                      !c10::impl::tls_is_dispatch_key_excluded(c10::DispatchKey::Python));
+}
+
+static PyObject* on_read = nullptr;  // owned: called with the name of such an operator
+static std::unordered_set<std::string> reads;
+
+static std::unique_ptr<at::ObserverContext> read_begins(const at::RecordFunction& op) {
+  auto name = op.operator_name();
+  if (!name) return nullptr;
+  std::string full = name->overload_name.empty() ? name->name : name->name + "." + name->overload_name;
+  if (!reads.count(full) || (full == SCALAR && is_seen())) return nullptr;
+  PyGILState_STATE gil = PyGILState_Ensure();
+  PyObject* done = PyObject_CallFunction(on_read, "s", full.c_str());
+  if (!done) PyErr_WriteUnraisable(on_read);  // an exception could not pass through here
+  Py_XDECREF(done);
+  PyGILState_Release(gil);
+  return nullptr;
+}
+
+static void reads_of(const char* name) { reads.insert(name); }
+
+static void reads_tell(PyObject* function) {
+  Py_XINCREF(function);
+  std::swap(on_read, function);
+  Py_XDECREF(function);
+}
+
+// In this thread, and in autograd's when they work for it.
+static uint64_t reads_watch() {
+  return at::addThreadLocalCallback(
+      at::RecordFunctionCallback(read_begins).scopes({at::RecordScope::FUNCTION}));
+}
+
+static void reads_leave(uint64_t handle) { at::removeCallback(handle); }
+
+}  // namespace cgt
