@@ -166,7 +166,8 @@ def stats(f=None):
     Raises:
         CgtError: `f` was not made by `cgt.jit`.
     """
-    return report.stats_of([state_of(f)] if f is not None else all_states())
+    states = [state_of(f)] if f is not None else all_states()
+    return core.held(lambda: report.stats_of(states))
 
 
 def explain(f=None):
@@ -176,7 +177,10 @@ def explain(f=None):
     Raises:
         CgtError: `f` was not made by `cgt.jit`.
     """
-    return report.explain_tree(all_states()) if f is None else report.explain_state(state_of(f))
+    if f is None:
+        return core.held(lambda: report.explain_tree(all_states()))
+    state = state_of(f)
+    return core.held(lambda: report.explain_state(state))
 
 
 def message_for_poisoned(made):

@@ -1,4 +1,5 @@
-"""What cgt tells about itself: counters as a NamedTuple, and the same with reasons as text."""
+"""What cgt tells about itself: counters as a NamedTuple, and the same with reasons as text. Other threads free
+no rows meanwhile (core.held), but they count reasons, and a finalizer may ask about a row that is being freed."""
 
 from typing import NamedTuple
 
@@ -42,12 +43,13 @@ def stats_of(states):
         totals = add(totals, core.fn_counts(state["f"]))
         past = add(past, state["past"])
         backwards += [getattr(b, ATTRIBUTE) for b in backwards_of(state)]
-        for text, n in state["reasons"].items():
+        for text, n in list(state["reasons"].items()):
             reasons[text] = reasons.get(text, 0) + n
         seconds["warm"] += state["warm_seconds"]
         for node in core.fn_nodes(state["f"]):
             nodes.append(node)
-            for phase, spent in zip(PHASES, state["keep"][node]["seconds"], strict=True):
+            made = state["keep"][node]["seconds"] if node in state["keep"] else ()
+            for phase, spent in zip(PHASES, made, strict=False):
                 seconds[phase] += spent
     bytes_ = pool_bytes({core.node_facts(n)["path"] for n in nodes})
     backward = stats_of(backwards) if backwards or any(past) else None
@@ -63,7 +65,7 @@ def add(a, b):
 
 def backwards_of(state):
     """The jitted backwards of a function's recordings."""
-    return [kept["backward"] for kept in state["keep"].values() if kept["backward"] is not None]
+    return [kept["backward"] for kept in list(state["keep"].values()) if kept["backward"] is not None]
 
 
 def pool_bytes(paths):
@@ -88,7 +90,8 @@ def explain_state(state):
         f" + {s.eager} eager"
     ]
     for node in core.fn_nodes(state["f"]):
-        lines.extend(explain_node(state, node))
+        if node in state["keep"]:
+            lines.extend(explain_node(state, node))
     if s.rescues:
         lines.append(
             f"  rescues: {s.rescues} outputs ({size(s.rescued_bytes)}) were still held when the next "

@@ -1,10 +1,15 @@
-"""Threads with resets and steps neither hang nor disagree with eager. By hand: tests/stress.py, for longer."""
+"""Threads with resets, steps and questions neither hang nor disagree with eager. By hand: tests/stress.py, for
+longer."""
 
 import pathlib
 import subprocess
 import sys
 
 import pytest
+import torch
+from helpers import calls, in_threads, values
+
+import cgt
 
 ROOT = pathlib.Path(__file__).parent.parent
 
@@ -19,3 +24,35 @@ def test_threads_that_call_reset_and_step_agree_with_eager_and_never_hang(device
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-6000:]
     assert int(done.stdout.split()[2]) > 0  # replays
+
+
+def test_reports_may_be_asked_for_while_a_recording_is_freed(device):
+    """By what a result's attribute does when it dies: in the middle of the row's end."""
+    f, told = cgt.jit(lambda x: (x * 2, x + 1)), []
+
+    class Asks:
+        def __del__(self):
+            told.extend((cgt.stats(f), cgt.explain(f), cgt.explain()))
+
+    for k in range(2):
+        result = calls(f, 3, values(device))[k]
+        result.tag = Asks()
+        del result
+        cgt.reset(f)
+    assert [len(told), told[0].records, told[3].records] == [6, 1, 2]
+
+
+def test_reports_may_be_asked_for_while_other_threads_reset(device):
+    f, x = cgt.jit(lambda x: (x * 2, x + 1)), values(device)
+
+    def work(k):
+        for _ in range(200):
+            if k == 0:
+                assert torch.equal(f(x)[0], x * 2)
+            elif k == 1:
+                cgt.reset(f)
+            else:
+                assert cgt.stats(f).calls >= 0 and cgt.explain(f) and cgt.explain()
+
+    in_threads(4, work)
+    assert cgt.stats(f).calls == 200

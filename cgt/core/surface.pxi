@@ -115,7 +115,8 @@ def node_facts(int n):
         "copied": sum([copy_row(&TABLE, node.copy_at + k).nbytes for k in range(node.copy_n)]),
         "out_bytes": sum([storage_nbytes(out_row(&TABLE, node.out_at + k).proto)
                           for k in range(node.out_n)
-                          if out_row(&TABLE, node.out_at + k).kind == FRESH]),
+                          if out_row(&TABLE, node.out_at + k).kind == FRESH
+                          and out_row(&TABLE, node.out_at + k).proto is not NULL]),  # being freed
         "deads": node.dead_n,
     }
 
@@ -657,6 +658,16 @@ def locked(object lock, object body, object busy):
         return body()
     finally:
         lock.release()
+
+
+def held(object function):
+    """function(), while no row is freed. A finalizer in the middle of a call is let in."""
+    if paths_mine(): return function()
+    paths_lock()
+    try:
+        return function()
+    finally:
+        paths_unlock()
 
 
 def step():
