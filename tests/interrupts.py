@@ -38,7 +38,7 @@ from interrupt_programs import PROGRAMS, jitted, plain, two_calls
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 import cgt
-from cgt import dispatch, private, trace
+from cgt import dispatch, private
 
 USERS, CGT = {interrupt_programs.__file__}, str(pathlib.Path(cgt.__file__).parent) + os.sep
 SECONDS = 60  # that one attempt may take
@@ -157,13 +157,9 @@ def caught(call):
 
 def surroundings():
     """All that an interrupted call may leave behind, as it is now."""
-    watched = [
-        private.READERS,
-        private.STATES,
-        private.KEEPS,
-        private.DISABLES,
-        *private.REGIONS.values(),
-    ]
+    watched = [w for w in vars(private).values() if isinstance(w, private.Watched)]
+    for found in [w for w in vars(private).values() if isinstance(w, dict)]:
+        watched += [w for w in found.values() if isinstance(w, private.Watched)]
     patched = {
         f"{owner.__name__}.{name}": getattr(owner, name)
         for w in watched
@@ -172,7 +168,7 @@ def surroundings():
     kinds = ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",)
     return patched | {
         "watchers": [len(w.watchers) for w in watched],
-        "thread watched": len(trace.WATCHING),
+        "observer": core.observer(),
         "locks": [w.lock.locked() for w in watched],
         "gc": gc.isenabled(),
         "grad": torch.is_grad_enabled(),
@@ -201,7 +197,7 @@ def surroundings():
 def check_usable(before, device, program, call, f):
     """Nothing is left behind, the same function is right, and both it and a fresh one replay."""
     after = surroundings()
-    wrong = {k: now for k, now in after.items() if now != before[k]}
+    wrong = {k: now for k, now in after.items() if now != before.get(k, now)}
     assert not wrong, "left behind: " + ", ".join(
         k if callable(now) else f"{k} {before[k]} -> {now}" for k, now in wrong.items()
     )

@@ -651,6 +651,11 @@ def with_paths(object body):
         paths_unlock()
 
 
+def held(object body):
+    """body(), while no row is freed. A finalizer in the middle of a call is let in."""
+    return body() if paths_mine() else with_paths(body)
+
+
 def locked(object lock, object body, object busy):
     """body(), while the lock is held; busy(), where somebody else holds it."""
     if not lock.acquire(blocking=False): return busy()
@@ -658,16 +663,6 @@ def locked(object lock, object body, object busy):
         return body()
     finally:
         lock.release()
-
-
-def held(object function):
-    """function(), while no row is freed. A finalizer in the middle of a call is let in."""
-    if paths_mine(): return function()
-    paths_lock()
-    try:
-        return function()
-    finally:
-        paths_unlock()
 
 
 def step():
