@@ -121,7 +121,7 @@ def state_of(f):
 
 def all_states():
     """States of every jitted function alive."""
-    return [getattr(site, dispatch.ATTRIBUTE) for site in list(dispatch.SITES.values())]
+    return [getattr(site, dispatch.ATTRIBUTE) for site in dispatch.sites()]
 
 
 def step():

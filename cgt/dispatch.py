@@ -38,6 +38,11 @@ DOOMED = []
 WARM = {"runs": 0, "results": []}  # functions warmed so far; weak references to what that returned
 
 
+def sites():
+    """All jitted functions alive. Other threads may make one meanwhile: references are copied in one go."""
+    return [site for site in (ref() for ref in SITES.valuerefs()) if site is not None]
+
+
 def new_site(function, name, opts, graph=None):
     """The jitted form of a function. `graph`: what it runs, if it is the backward of a recording."""
     range_name = "cgt.replay " + name
@@ -234,7 +239,7 @@ def bury():
             counts = core.fn_counts(getattr(kept["backward"], ATTRIBUTE)["f"])
             state["past"] = [a + b for a, b in zip(state["past"], counts, strict=True)]
     nodes = {node for _, node in freed}
-    for site in list(SITES.values()) if nodes else ():
+    for site in sites() if nodes else ():
         state = getattr(site, ATTRIBUTE)
         state["cool"] = {k: v for k, v in state["cool"].items() if k[1] not in nodes}
 

@@ -27,7 +27,7 @@ HANGS = 60
 
 
 def functions_of(device):
-    """(function, is there something to differentiate?, has it a result of its own for each call?)."""
+    """Functions, and the parameters that they share."""
     w, b = values(device, 4, 4, seed=5).requires_grad_(), values(device, 4, seed=6).requires_grad_()
     total = torch.zeros(4, 4, device=device)
 
@@ -79,7 +79,7 @@ def work(k, functions, jitted, parameters, device, until, progress, replays):
                 )
         held.append((got[0], want[0].detach().clone()))
         what = draw.random()
-        if what < 0.01:
+        if what < (0.1 if time.monotonic() % 3 < 1 else 0.01):  # a time of many recordings
             cgt.reset(jitted[at])
         elif what < 0.012:
             cgt.reset()  # and iterations begin by themselves again
@@ -106,7 +106,10 @@ def main():
     torch.set_num_threads(1)
     faulthandler.enable()
     device = torch.device(asked.device)
+    sys.setswitchinterval(1e-6)
     functions, parameters = functions_of(device)
+    # Whoever looks such an accumulator up may need the GIL while it holds the tensor's mutex.
+    edges = [torch.autograd.graph.get_gradient_edge(p) for p in parameters]
     jitted, errors = [cgt.jit(f) for f in functions], []
     progress, replays = [0] * asked.threads, [0] * asked.threads
     until = time.monotonic() + asked.seconds
@@ -120,7 +123,7 @@ def main():
     threads = [threading.Thread(target=body, args=(k,), daemon=True) for k in range(asked.threads)]
     for thread in threads:
         thread.start()
-    # The watch dog is a thread of C's: it barks even where Python's lock is what hangs.
+    # The watchdog is a thread of C's: it barks even where the GIL is what hangs.
     while any(thread.is_alive() for thread in threads) and not errors:
         before = list(progress)
         faulthandler.dump_traceback_later(HANGS, exit=True)
@@ -136,6 +139,7 @@ def main():
     if errors:
         print(*errors, sep="\n", flush=True)
         os._exit(1)  # the other threads go on
+    del edges
     core.check_table()
     cgt.reset()
     assert not core.books()["recording"] and not core.books()["nodes"]

@@ -10,6 +10,7 @@ import torch
 from helpers import calls, in_threads, values
 
 import cgt
+from cgt.api import all_states
 
 ROOT = pathlib.Path(__file__).parent.parent
 
@@ -56,3 +57,21 @@ def test_reports_may_be_asked_for_while_other_threads_reset(device):
 
     in_threads(4, work)
     assert cgt.stats(f).calls == 200
+
+
+def test_functions_may_be_made_while_other_threads_ask_for_all():
+    made, before = [cgt.jit(lambda x: x * 2) for _ in range(100)], sys.getswitchinterval()
+
+    def work(k):
+        for _ in range(1000):
+            if k:
+                assert len(all_states()) >= 100
+            else:
+                made.append(cgt.jit(lambda x: x * 2))
+
+    sys.setswitchinterval(1e-6)
+    try:
+        in_threads(3, work)
+    finally:
+        sys.setswitchinterval(before)
+    assert cgt.stats().calls == 0 and len(all_states()) >= 1100
