@@ -50,7 +50,7 @@ def rows(state, rec, seen, row):
         "sinks": seen["sinks"], "flows": flows, "leaves": trace.Leaves(), "lock": threading.RLock(),
         "driver": rec["driver"], "reached": [r[:2] for r in rec["reached"] if r[2] == NONE],
         "tokens": tokens, "loose": [], "proven": False, "recomputes": recomputes,
-        "forward": state["f"], "node": NONE, "grads": n_grads, "donates": any(map(may_donate, nodes)),
+        "forward": state["f"], "node": NONE, "seeds": seen["seeds"], "grads": n_grads, "donates": any(map(may_donate, nodes)),
     }  # fmt: skip
     return row | {
         "saves": saves, "saved": saved, "flows": flows, "joined": len(joined), "graph": graph, "nodes": nodes,
@@ -217,12 +217,17 @@ def backward_of(graph):
 
     hides = graph["driver"] == CUDA and graph["recomputes"]
     away = functools.partial(core.sinks_away, graph["sinks"])
+    backward_of_all = functools.partial(core.sinks_backward, graph["sinks"])
 
     def run(leaves, changed):
         graph["leaves"].begin(leaves, [graph["grads"] + k for k in changed])
+        grads = leaves[: graph["grads"]]
         if graph["driver"] == CUDA:
             core.sinks_here(graph["sinks"])
-        core.sinks_backward(graph["sinks"], leaves[: graph["grads"]])
+        if graph["driver"] == CUDA and graph["seeds"] and core.observer() is None:  # nobody records it
+            core.observed(core.results(), trace.hand_over_seed, backward_of_all, (grads,), {})
+        else:
+            backward_of_all(grads)
         return own(core.sinks_take(graph["sinks"], graph["flows"]), leaves[graph["grads"] :])
 
     def backward(spent, *leaves, changed=()):

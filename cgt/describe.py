@@ -326,6 +326,11 @@ def describe_changes(state, rec, seen):
 def describe_escapes(state, rec, seen, row):
     """A sentence if a tensor of the recording outlives the call without being an output: nobody would
     guard it, and a replay would change it under its holder's hands."""
+    kept = find_kept_view(rec, seen, row)
+    if kept is not None:
+        seen["escaped"] = True
+        state["escapes"] += 1
+        return errors.kept_argument(kept)
     known = {core.storage_id(o[2]) for o in row["outs"]}
     known.update(core.storage_id(t) for t in row["out"].tensors)
     if rec["driver"] == CUDA:
@@ -351,6 +356,22 @@ def describe_escapes(state, rec, seen, row):
     ]  # fmt: skip
     holder = f", held by {names[0]}" if names else ""
     return errors.kept_tensor(seen["made"].get(core.storage_id(alive[0]), "get_rng_state()"), holder)
+
+
+def find_kept_view(rec, seen, row):
+    """The path of an argument of which somebody kept a view beside the result, or None: at another call it would be a
+    view of the recorded call's."""
+    flat = rec["flat"]
+    known = {id(t) for t in (*all_tensors(flat, rec["reached"]), *row["out"].tensors)}
+    path_of = {core.storage_id(t): path for path, t in zip(flat.paths, flat.tensors, strict=True)}
+    for attempt in range(2):
+        kept = [t for t in core.alive(seen["returned"]) if id(t) not in known and core.storage_id(t) in path_of]
+        if not kept:
+            return None
+        if attempt == 0:
+            del kept
+            gc.collect()  # cycles are not holders
+    return path_of[core.storage_id(kept[0])]
 
 
 def find_replaced(found, tensors):

@@ -225,8 +225,9 @@ def backward_reads(line):
 
 def kept_argument(path):
     return (
-        f"something keeps {path} for the backward (a hook, a custom autograd.Function or a checkpoint's "
-        "function closes over it). Use ctx.save_for_backward, or pass it through the checkpoint's arguments."
+        f"something keeps {path}, or a view of it, beyond the call (an attribute, a hook, a custom autograd.Function or a "
+        "checkpoint's function closes over it). Return it, use ctx.save_for_backward, or pass it through the checkpoint's "
+        "arguments."
     )
 
 
@@ -259,6 +260,13 @@ def transforms(line):
     return (
         f"{line} differentiates with torch.func, which does not work where a later backward's needs are watched. Return a "
         "result that does not require grad, or jit the whole step with its backward()."
+    )
+
+
+def mode_inside(line):
+    return (
+        f"a dispatch mode is active at {line}: it sees the ops that run, and a replay runs none. "
+        "Put the mode around the call."
     )
 
 

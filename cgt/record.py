@@ -280,7 +280,7 @@ def snapshot_places(rec):
         for t in describe.all_tensors(rec["flat"], rec["reached"])
         if t.requires_grad and t.is_leaf
     ]
-    return rec["places"], grads
+    return rec["places"], grads, core.histories(describe.all_tensors(rec["flat"], rec["reached"]))
 
 
 def restore_places(before, seen, tensors_only):
@@ -294,7 +294,8 @@ def restore_places(before, seen, tensors_only):
             and core.storage_id(value) in seen["made"]
         )
 
-    found, grads = before
+    found, grads, histories = before
+    core.histories_restore(histories)
     for p in found:
         if p.kind == places.DICT_LEN:
             for key in [key for key, value in dict.items(p.holder) if p.want == 0 and spoilt(value)]:

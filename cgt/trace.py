@@ -56,7 +56,16 @@ SILENT_WRITES = frozenset(
 )
 # Ops that count from the start of the storage, which a copied slot's buffer does not have.
 ABSOLUTE = frozenset(("as_strided", "as_strided_", "as_strided_copy", "as_strided_scatter"))
+READS_INSIDE = frozenset(("_linalg_eigh",))  # on the GPU: cuSOLVER's handle is broken after a capture (torch 2.11)
 DYNAMIC = frozenset(("_pack_padded_sequence",))  # by lengths on the host, though it has no tag for that
+# Ops that keep seed and offset of their random numbers for a backward: on the device where a capture is under way, on the
+# host elsewhere; and their backwards, which look for them there.
+KEEPS_SEED = frozenset(
+    f"{name}_attention{end}"
+    for name in ("_scaled_dot_product_flash", "_scaled_dot_product_efficient", "_flash", "_efficient")
+    for end in ("", "_forward", "_backward")
+)
+SEED = ("philox_seed", "philox_offset")
 REPLACES_MEMORY = frozenset("set_ resize_ resize_as_ _resize_output_ resize_storage_bytes_".split())
 NOT_USER_CODE = (
     os.path.dirname(torch.__file__) + os.sep,
@@ -144,7 +153,7 @@ def observe(
         "mirrored": set(), "user": {}, "raw": set(), "fixed": {}, "states": {},
         "reachable": generators, "saves": saves, "saved": [], "since": sequence_number(),
         "inside": False, "graph": graph, "tokens": {}, "rng": {}, "ran": ran,
-        "arguments": arguments, "passing": set(), "hooked": False,
+        "arguments": arguments, "passing": set(), "hooked": False, "seeds": False,
         "spent": {}, "whole": {core.storage_id(t): t for _, t in spent},
     }  # fmt: skip
     for leaf, buffer in swaps:
@@ -510,7 +519,11 @@ def watch_read(seen, name, t):
 
 
 def watch_op(seen, op, args, kwargs):
-    """One op: exchange copied slots, run it, note what it read, made and wrote."""
+    """One op: exchange copied slots, run it, note what it read, made and wrote. None: one that a dispatch mode will see
+    instead of us."""
+    if op is None:
+        refuse(seen, errors.mode_inside(user_line(seen)))
+        return
     if op.namespace == "profiler" or seen["inside"]:
         core.proceed(None)
         return
@@ -520,6 +533,8 @@ def watch_op(seen, op, args, kwargs):
         seen["hooked"] = True  # a checkpoint's, say, beside ours
     facts = facts_of(op)
     packet = facts.packet
+    if packet in KEEPS_SEED:
+        seen["seeds"] = True
     inputs = tensors_in(kwargs.values(), tensors_in(args, []))
     if packet in ("lift_fresh", "lift_fresh_copy"):
         watch_constant(seen, inputs[0])
@@ -537,7 +552,8 @@ def watch_op(seen, op, args, kwargs):
         if sid not in seen["made"] and sid not in seen["buffers"]:
             if sid not in seen["touched"] and is_in_backward():
                 seen["passing"].add(sid)
-            seen["touched"].setdefault(sid, seen["whole"].get(sid, t))
+            if sid not in seen["touched"]:
+                seen["touched"][sid] = seen["whole"][sid] if sid in seen["whole"] else core.twin(t)
     generator = kwargs.get("generator")
     if generator is not None:
         seen["generators"][core.generator_id(generator)] = generator
@@ -545,7 +561,7 @@ def watch_op(seen, op, args, kwargs):
         seen["random"] = True
     for t in written:
         seen["written"].add(core.storage_id(t))
-    instead = None
+    instead = seeds_on_host(op, args, kwargs) if packet in KEEPS_SEED and not seen["recording"] else None
     if facts.absolute and core.storage_id(inputs[0]) not in seen["made"]:
         seen["raw"].add(core.storage_id(inputs[0]))
         if core.storage_id(inputs[0]) in seen["swaps"]:
@@ -575,6 +591,21 @@ def watch_op(seen, op, args, kwargs):
         append(seen, op, args, kwargs, results, fresh, bool(written))
     if written and seen["swaps"]:
         mirror(seen, written)
+
+
+def hand_over_seed(op, args, kwargs):
+    """`watch` for the backward of a captured forward where nobody records it."""
+    core.proceed(seeds_on_host(op, args, kwargs) if facts_of(op).packet in KEEPS_SEED else None)
+
+
+def seeds_on_host(op, args, kwargs):
+    """What `proceed` wants if a backward of attention runs outside of a capture with seed and offset of a forward that
+    was captured: it would read them where they are not. None if they are where it expects them."""
+    given = dict(zip((a.name for a in op._schema.arguments), args, strict=False)) | kwargs
+    wrong = [id(t) for t in map(given.get, SEED) if t is not None and t.is_cuda and t.dim() == 0]
+    if not wrong or torch.cuda.is_current_stream_capturing():
+        return None
+    return [t.cpu() if id(t) in wrong else t for t in tensors_in(kwargs.values(), tensors_in(args, []))]
 
 
 def watch_region(seen, plain, region, inputs):
@@ -717,6 +748,8 @@ def vet_op(seen, op, facts, args, kwargs, inputs, written):
         line = errors.layout(str(op), user_line(seen))
     elif any(is_elsewhere(seen, t) for t in inputs):
         line = errors.other_device(str(op), user_line(seen), inputs[0].device)
+    elif facts.packet in READS_INSIDE and any(t.is_cuda for t in inputs):
+        line = host_reason(seen, errors.host_read, op)
     elif seen["driver"] == CUDA:
         line = vet_mixed(seen, op, facts, kwargs, inputs, written)
     if line is not None:

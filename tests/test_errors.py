@@ -20,7 +20,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import cgt
-from cgt import errors
+from cgt import errors, trace
 
 pytestmark = pytest.mark.usefixtures("short_cool_down", "nothing_left_behind")
 
@@ -751,6 +751,14 @@ def test_argument_that_cannot_be_compared_is_named_by_its_path(device):
         f(x, Strange())
     assert counters(f) == (0, 0, 0, 0)
     replays_after(f, x, "a value that can be")
+
+
+@tells("mode_inside")
+def test_ops_that_a_mode_inside_will_see_instead_of_us_are_told():
+    """On releases whose modes have a lower dispatch key than ours; elsewhere we see what the mode makes of them."""
+    seen = trace.observe(trace.HOST)
+    trace.watch_op(seen, None, None, None)
+    assert "dispatch mode" in seen["reason"] and "test_errors.py" in seen["reason"]
 
 
 def test_every_sentence_of_errors_is_reached():

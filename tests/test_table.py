@@ -17,13 +17,18 @@ UNUSED, PINNED, COPIED = range(3)  # Binding
 RANGE_NAME = "cgt.replay a row"  # rows borrow it: whoever adds them keeps it
 
 
+def fn_add(outputs):
+    """(id, born) of a new row."""
+    return core.fn_add(outputs, False, RANGE_NAME, lambda f, born: (f, born))
+
+
 @pytest.fixture
 def rows():
     """rows(): a new function row; all of them are freed after the test."""
     made = []
 
     def add(outputs=0):
-        made.append(core.fn_add(outputs, False, RANGE_NAME))
+        made.append(fn_add(outputs))
         return made[-1]
 
     yield add
@@ -117,7 +122,7 @@ def test_specs_are_freed_with_their_function_or_alone(rows):
     f, born = rows()
     before = core.books()
     programs = [program_of(1), program_of(torch.ones(1), [2, "x"]), program_of(a=torch.ones(1))]
-    specs = [core.spec_add(f, *program) for program in programs]
+    specs = [core.spec_add(f, *program, {}, ()) for program in programs]
     after = core.books()
     assert after["specs"] == before["specs"] + 3
     assert after["ops"] == before["ops"] + sum(len(program) for program, _ in programs)
@@ -131,10 +136,17 @@ def test_specs_are_freed_with_their_function_or_alone(rows):
     core.fn_free(f, born)
 
 
+def test_row_of_a_function_that_could_not_be_built_goes():
+    before = core.books()
+    with pytest.raises(KeyError):
+        core.fn_add(0, False, RANGE_NAME, lambda f, born: {}[f])
+    assert core.books() == before
+
+
 def test_reset_keeps_counters(rows):
     f, _ = rows()
     core.fn_count(f, "eager", 5)
-    core.spec_add(f, *program_of(1))
+    core.spec_add(f, *program_of(1), {}, ())
     core.fn_reset(f)
     assert core.fn_counts(f)[4] == 5 and core.books()["specs"] == 0
 
@@ -162,7 +174,7 @@ def test_functions_and_specs_made_and_freed_in_any_order_balance(actions):
     for what, *numbers in actions:
         key = list(alive)[numbers[0] % len(alive)] if alive else None
         if what == "fn":
-            alive[core.fn_add(numbers[0], False, RANGE_NAME)] = {}
+            alive[fn_add(numbers[0])] = {}
         elif what.startswith("stale"):
             if dead:
                 f, born = dead[numbers[0] % len(dead)]
@@ -174,7 +186,7 @@ def test_functions_and_specs_made_and_freed_in_any_order_balance(actions):
             continue
         elif what == "spec":
             program, leaves = programs[numbers[1]]
-            alive[key][core.spec_add(key[0], program, leaves)] = len(program)
+            alive[key][core.spec_add(key[0], program, leaves, {}, ())] = len(program)
         elif what == "drop spec" and alive[key]:
             spec = list(alive[key])[numbers[1] % len(alive[key])]
             core.spec_free_if(*key, spec)

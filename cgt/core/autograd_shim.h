@@ -363,6 +363,48 @@ static PyObject* sink_take(PyObject* capsule, int k) noexcept {
   return THPVariable_Wrap(got);
 }
 
+// --- what a tensor was before a capture that is undone ------------------------------------------
+
+struct History {  // of one tensor; those of views and of what they are views of are different
+  at::Tensor tensor;
+  NodePtr grad_fn;
+  uint32_t output_nr = 0, version = 0;
+  bool requires_grad = false;
+};
+static constexpr const char* HISTORIES = "cgt.histories";
+
+static void histories_free(PyObject* capsule) {
+  delete static_cast<std::vector<History>*>(PyCapsule_GetPointer(capsule, HISTORIES));
+}
+
+static PyObject* histories_new(PyObject* tensors) noexcept {
+  auto* histories = new std::vector<History>();
+  auto note = [&](const at::TensorBase& t) {
+    const ag::AutogradMeta* m = autograd_meta_of(t.unsafeGetTensorImpl());
+    History h{at::Tensor(t)};
+    h.version = t.is_inference() ? 0 : t.unsafeGetTensorImpl()->version_counter().current_version();
+    if (m) h.grad_fn = m->grad_fn_, h.output_nr = m->output_nr_, h.requires_grad = m->requires_grad_;
+    histories->push_back(std::move(h));
+  };
+  for (Py_ssize_t k = 0; k < PyList_GET_SIZE(tensors); ++k) {
+    const at::Tensor& t = tensor_of(PyList_GET_ITEM(tensors, k));
+    note(t);
+    if (t.is_view()) note(t._base());
+  }
+  return PyCapsule_New(histories, HISTORIES, &histories_free);
+}
+
+// An op in place has led these tensors' histories through a graph that will never have run.
+static void histories_back(PyObject* capsule) noexcept {
+  for (History& h : *static_cast<std::vector<History>*>(PyCapsule_GetPointer(capsule, HISTORIES))) {
+    ag::AutogradMeta* m = autograd_meta_of(h.tensor.unsafeGetTensorImpl());
+    if (m) m->grad_fn_ = h.grad_fn, m->output_nr_ = h.output_nr, m->requires_grad_ = h.requires_grad;
+    if (h.tensor.is_inference()) continue;
+    c10::VariableVersion counter = h.tensor.unsafeGetTensorImpl()->version_counter();
+    counter.set_version(h.version);
+  }
+}
+
 // --- the node of a replayed forward --------------------------------------------------------------
 
 typedef void (*released_fn)(int path, int64_t step);

@@ -63,16 +63,14 @@ static int observe_paused() noexcept { return paused; }
 
 static PyObject* observer_of_thread() {  // borrowed, or NULL
   if (!at::impl::ThreadLocalPythonObjects::contains(OBSERVER)) return nullptr;
-  return at::impl::ThreadLocalPythonObjects::get(OBSERVER)->ptr(getPyInterpreter());
+  const auto& pair = at::impl::ThreadLocalPythonObjects::get(OBSERVER);
+  return pair ? pair->ptr(getPyInterpreter()) : nullptr;
 }
 
 static void observer_set(PyObject* pair) {  // NULL: nobody
-  if (!pair) {
-    at::impl::ThreadLocalPythonObjects::erase(OBSERVER);
-  } else {
-    auto owned = std::make_shared<c10::SafePyObject>(Py_NewRef(pair), getPyInterpreter());
-    at::impl::ThreadLocalPythonObjects::set(OBSERVER, std::move(owned));
-  }
+  std::shared_ptr<c10::SafePyObject> owned;
+  if (pair) owned = std::make_shared<c10::SafePyObject>(Py_NewRef(pair), getPyInterpreter());
+  at::impl::ThreadLocalPythonObjects::set(OBSERVER, std::move(owned));
 }
 
 static void observe_pause(int by) noexcept { paused += by; }
@@ -200,7 +198,7 @@ static bool is_composite(const c10::OperatorHandle& op) {
 
 // Is this op not for us? Where PyTorch lets no mode look it makes tensors of Python's numbers.
 static bool passes(const c10::OperatorHandle& op) {
-  return paused || !at::impl::ThreadLocalPythonObjects::contains(OBSERVER) || is_composite(op) ||
+  return paused || !observer_of_thread() || is_composite(op) ||
          c10::impl::tls_is_dispatch_key_excluded(c10::DispatchKey::Python);
 }
 
@@ -234,8 +232,16 @@ static void observe_op(const c10::OperatorHandle& op, c10::DispatchKeySet keys, 
       args[n++] = torch::jit::toPyObject(given[k]);
     }
   }
-  Call* outer = std::exchange(call_now, &call);
   PyObject* watch = PyTuple_GET_ITEM(observer_of_thread(), 1);
+  if (c10::impl::TorchDispatchModeTLS::any_modes_set()) {  // its key is below ours (before torch 2.13): not yet run
+    PyObject* told = PyObject_CallFunctionObjArgs(watch, Py_None, Py_None, Py_None, nullptr);
+    if (!told) throw_python(nullptr);
+    Py_DECREF(told);
+    NoGil no_gil;
+    c10::impl::ForceDispatchKeyGuard as_called(call.thread);
+    return op.redispatchBoxed(call.below, stack);
+  }
+  Call* outer = std::exchange(call_now, &call);
   PyObject* done = PyObject_CallFunctionObjArgs(watch, torch::detail::getTorchApiFunction(op).ptr(), args.ptr(),
                                                 kwargs.ptr(), nullptr);
   call_now = outer;

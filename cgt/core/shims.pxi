@@ -98,6 +98,8 @@ cdef extern from "autograd_shim.h" namespace "cgt":
     int graphs_stamp(PyObject* tensors, int64_t stream) noexcept
     int sinks_now(PyObject* capsule) noexcept
     PyObject* sink_take(PyObject* capsule, int k) noexcept
+    PyObject* histories_new(PyObject* tensors) noexcept
+    void histories_back(PyObject* capsule) noexcept
     int in_backward() noexcept
     void* backward_new(PyObject* site, PyObject* saved, PyObject** flows, int n, int joined, int forward,
                        int path, int64_t step, released_fn released, spent_fn spent) noexcept

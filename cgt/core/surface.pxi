@@ -412,13 +412,12 @@ def path_proto(int at, object t):
 
 
 def swap_generator(object generator, object seed_word, object offset_word, list handles):
-    """Give a generator our state while recording; a handle for restore_generators is appended and returned."""
+    """Give a generator our state while recording; a handle for restore_generators is appended."""
     cdef void* handle = generator_swap(
         <PyObject*>generator, <PyObject*>seed_word, <PyObject*>offset_word,
         cuda_capture_id(&TABLE.rec))
     if handle is NULL: raise_pending()
     handles.append(<uintptr_t>handle)
-    return handles[-1]
 
 
 def restore_generators(list handles):
@@ -597,6 +596,16 @@ def sinks_away(object handle, bint away):
 def sinks_take(object handle, list which):
     """What a run of the graph left in these sinks: tensors or None."""
     return tuple([taken(sink_take(<PyObject*>handle, k)) for k in which])
+
+
+def histories(list tensors):
+    """What these tensors are to autograd now: a handle for histories_restore."""
+    return taken(histories_new(<PyObject*>tensors))
+
+
+def histories_restore(object handle):
+    """They are it again, whatever was recorded since."""
+    histories_back(<PyObject*>handle)
 
 
 def paths_lock():
