@@ -44,6 +44,30 @@ static const at::Tensor& tensor_of(PyObject* t) {
   return reinterpret_cast<const at::Tensor&>(reinterpret_cast<PyTensor*>(t)->cdata);
 }
 
+// The GIL is the outermost lock. PyTorch looks an accumulator up, or makes it, under a mutex of the tensor's,
+// and may need the GIL for it there (to count a Python object's references): who holds the GIL must not wait
+// for that mutex.
+struct NoGil {
+  PyThreadState* state = PyEval_SaveThread();
+  ~NoGil() { PyEval_RestoreThread(state); }
+};
+
+// Where gradients of these tensors go; no edge for what is undefined. Ours, so that nobody else can take
+// them away meanwhile.
+static ag::edge_list edges_of(const std::vector<at::Tensor>& tensors) {
+  ag::edge_list edges(tensors.size());
+  NoGil no_gil;
+  for (size_t k = 0; k < tensors.size(); ++k)
+    if (tensors[k].defined()) edges[k] = ag::impl::gradient_edge(tensors[k]);
+  return edges;
+}
+
+static std::vector<at::Tensor> tensors_of(PyObject* list) {
+  std::vector<at::Tensor> tensors;
+  for (Py_ssize_t k = 0; k < PyList_GET_SIZE(list); ++k) tensors.push_back(tensor_of(PyList_GET_ITEM(list, k)));
+  return tensors;
+}
+
 // --- the recorded graph ------------------------------------------------------------------------
 // Its edges to the tensors that came from outside are replaced by edges to sinks, so that running it
 // touches no gradient of the user's, and holds nothing of what was before the call.
@@ -100,14 +124,13 @@ static Sinks* sinks_of(PyObject* capsule) {
 // a replayed backward will run.
 static PyObject* sinks_new(PyObject* tensors) noexcept {
   try {
-    auto* sinks = new Sinks();
-    sinks->nodes.resize(PyList_GET_SIZE(tensors));
-    sinks->ends.resize(PyList_GET_SIZE(tensors));
-    for (size_t k = 0; k < sinks->ends.size(); ++k) {
-      const at::Tensor& t = tensor_of(PyList_GET_ITEM(tensors, k));
-      if (t.requires_grad() && t.is_leaf()) sinks->ends[k] = ag::impl::gradient_edge(t);
-    }
-    return PyCapsule_New(sinks, SINKS, &sinks_free);
+    std::vector<at::Tensor> leaves = tensors_of(tensors);
+    for (at::Tensor& t : leaves)
+      if (!t.requires_grad() || !t.is_leaf()) t.reset();
+    auto sinks = std::make_unique<Sinks>();
+    sinks->nodes.resize(leaves.size());
+    sinks->ends = edges_of(leaves);
+    return PyCapsule_New(sinks.release(), SINKS, &sinks_free);
   } catch (const std::exception& e) {
     PyErr_SetString(PyExc_RuntimeError, e.what());
     return nullptr;
@@ -118,16 +141,20 @@ static PyObject* sinks_new(PyObject* tensors) noexcept {
 static int sinks_open(PyObject* capsule, PyObject* tensors, PyObject* results) noexcept {
   try {
     Sinks* sinks = sinks_of(capsule);
-    for (size_t k = 0; k < sinks->ends.size(); ++k) {
-      const at::Tensor& t = tensor_of(PyList_GET_ITEM(tensors, k));
-      if (!t.requires_grad()) continue;
-      sinks->ends[k] = ag::impl::gradient_edge(t);
+    std::vector<at::Tensor> flows = tensors_of(tensors);
+    for (size_t k = 0; k < flows.size(); ++k) {
+      if (!flows[k].requires_grad()) {
+        flows[k].reset();
+        continue;
+      }
       auto* sink = new Sink();
       sinks->nodes[k] = node_ptr(sink);
-      sink->add_input_metadata(t);
+      sink->add_input_metadata(flows[k]);
     }
-    for (Py_ssize_t k = 0; k < PyList_GET_SIZE(results); ++k)
-      sinks->roots.push_back(ag::impl::gradient_edge(tensor_of(PyList_GET_ITEM(results, k))));
+    ag::edge_list ends = edges_of(flows);
+    for (size_t k = 0; k < flows.size(); ++k)
+      if (ends[k].function) sinks->ends[k] = std::move(ends[k]);
+    sinks->roots = edges_of(tensors_of(results));
     return 0;
   } catch (const std::exception& e) {
     PyErr_SetString(PyExc_RuntimeError, e.what());
@@ -191,8 +218,7 @@ static PyObject* sinks_find(PyObject* capsule, uint64_t since) noexcept {
 static int sinks_heads(PyObject* capsule, PyObject* results, PyObject* joined) noexcept {
   try {
     Sinks* sinks = sinks_of(capsule);
-    for (Py_ssize_t k = 0; k < PyList_GET_SIZE(results); ++k)
-      sinks->heads.push_back(ag::impl::gradient_edge(tensor_of(PyList_GET_ITEM(results, k))));
+    sinks->heads = edges_of(tensors_of(results));
     for (Py_ssize_t k = 0; k < PyList_GET_SIZE(joined); ++k)
       sinks->heads.emplace_back(sinks->nodes[PyLong_AsSize_t(PyList_GET_ITEM(joined, k))], 0);
     return 0;
@@ -283,8 +309,7 @@ static int graphs_stamp(PyObject* tensors, int64_t from) noexcept {
   try {
     std::unordered_set<ag::Node*> seen;
     std::vector<NodePtr> todo;
-    for (Py_ssize_t k = 0; k < PyList_GET_SIZE(tensors); ++k)
-      todo.push_back(ag::impl::gradient_edge(tensor_of(PyList_GET_ITEM(tensors, k))).function);
+    for (ag::Edge& root : edges_of(tensors_of(tensors))) todo.push_back(std::move(root.function));
     while (!todo.empty()) {
       NodePtr node = todo.back();
       todo.pop_back();
@@ -304,16 +329,16 @@ static int graphs_stamp(PyObject* tensors, int64_t from) noexcept {
 // While a backward is captured, leaves that it recomputes with must not find accumulators that run on the
 // caller's stream (`away`); afterwards they are back, since others may have hooks on them.
 static void sinks_part(PyObject* capsule, int away) noexcept {
-  for (const ag::Edge& end : sinks_of(capsule)->ends) {
+  const Sinks* sinks = sinks_of(capsule);
+  NoGil no_gil;
+  for (const ag::Edge& end : sinks->ends) {
     auto* leaf = dynamic_cast<ag::AccumulateGrad*>(end.function.get());
-    if (leaf) ag::impl::set_grad_accumulator(leaf->variable, WeakNode(away ? NodePtr() : end.function));
+    if (!leaf) continue;
+    WeakNode node(away ? NodePtr() : end.function);
+    std::lock_guard<std::mutex> lock(ag::impl::get_autograd_meta(leaf->variable)->mutex_);
+    ag::impl::set_grad_accumulator(leaf->variable, std::move(node));
   }
 }
-
-struct NoGil {
-  PyThreadState* state = PyEval_SaveThread();
-  ~NoGil() { PyEval_RestoreThread(state); }
-};
 
 // Run the graph with the gradients of its heads (None: nobody computed it), or rather with `aliases` of them.
 // That list is emptied: then nobody else holds its tensors.
@@ -564,7 +589,7 @@ ag::variable_list Backward::apply(ag::variable_list&& grads) {
 }
 
 // A node whose gradients flow to these tensors, to the first `joined` from several ops. `saved` is a new
-// reference. NULL: an exception is set.
+// reference. Lets the GIL go meanwhile. NULL: an exception is set.
 static void* backward_new(PyObject* site, PyObject* saved, PyObject** flows, int n, int joined, int forward,
                           int path, int64_t step, released_fn released, spent_fn spent) noexcept {
   try {
@@ -578,10 +603,10 @@ static void* backward_new(PyObject* site, PyObject* saved, PyObject** flows, int
     node->step = step;
     node->released = released;
     node->spent = spent;
-    ag::edge_list edges;
-    edges.reserve(n);
-    for (int k = 0; k < n; ++k) edges.push_back(ag::impl::gradient_edge(tensor_of(flows[k])));
-    node->set_next_edges(std::move(edges));
+    std::vector<at::Tensor> ends;
+    ends.reserve(n);
+    for (int k = 0; k < n; ++k) ends.push_back(tensor_of(flows[k]));
+    node->set_next_edges(edges_of(ends));
     return owner;
   } catch (const std::exception& e) {
     PyErr_SetString(PyExc_RuntimeError, e.what());
