@@ -23,7 +23,7 @@ from torch.utils._python_dispatch import (
 
 __all__ = [
     "DispatchMode", "OpOverload", "capture_hidden", "clear_workspaces", "codes_watched",
-    "is_forward_ad", "is_in_backward", "is_reader", "may_donate", "mode_is_active", "outside_dynamo", "reads_watched",
+    "is_forward_ad", "is_reader", "may_donate", "mode_is_active", "outside_dynamo", "reads_watched",
     "regions_watched", "self_check", "sequence_number", "states_watched", "told_once", "was_freed",
 ]  # fmt: skip
 
@@ -253,11 +253,6 @@ def is_forward_ad():
 def sequence_number():
     """Autograd nodes that this thread makes from now on have this number or a higher one."""
     return torch._C._autograd._get_sequence_nr()
-
-
-def is_in_backward():
-    """Does autograd evaluate a node in this thread?"""
-    return torch._C._current_autograd_node() is not None
 
 
 def was_freed(raw):

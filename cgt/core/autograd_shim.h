@@ -10,10 +10,12 @@
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/functions/accumulate_grad.h>
 #include <torch/csrc/autograd/graph_task.h>
+#include <torch/csrc/autograd/python_cpp_function.h>
 #include <torch/csrc/autograd/saved_variable.h>
 #include <torch/csrc/autograd/variable.h>
 
 #include <map>
+#include <typeindex>
 
 #ifndef CGT_TORCH_MINOR
 #define CGT_TORCH_MINOR 11
@@ -67,6 +69,109 @@ static std::vector<at::Tensor> tensors_of(PyObject* list) {
   for (Py_ssize_t k = 0; k < PyList_GET_SIZE(list); ++k) tensors.push_back(tensor_of(PyList_GET_ITEM(list, k)));
   return tensors;
 }
+
+// --- graphs of the user's ------------------------------------------------------------------------
+// They are walked here and not in Python, which would make an object for each node. Such an object may live as
+// long as the node, and a graph of nodes that have one is freed recursively: 50,000 ops overflow the stack.
+
+// The nodes that lie behind these edges and were made since the thread's sequence number was `since`, the
+// accumulators' apart. What comes first in the graph comes first.
+static std::vector<NodePtr> nodes_since(const ag::edge_list& roots, uint64_t since) {
+  std::vector<NodePtr> nodes, todo;
+  std::unordered_set<ag::Node*> seen;
+  auto meet = [&](const NodePtr& node) {
+    if (node && node->sequence_nr() >= since && node->sequence_nr() != UINT64_MAX && seen.insert(node.get()).second)
+      todo.push_back(node);
+  };
+  for (const ag::Edge& root : roots) meet(root.function);
+  while (!todo.empty()) {
+    nodes.push_back(std::move(todo.back()));
+    todo.pop_back();
+    ag::Node* node = nodes.back().get();
+    for (const ag::Edge& edge : node->next_edges()) meet(edge.function);
+  }
+  return nodes;
+}
+
+// What gives the SavedTensors of one type of nodes: an object of its Python type, lent to one node after the
+// other, and the type's attributes for them. NULL: its nodes are functions written in Python, and have objects.
+struct Window {
+  PyObject* object;
+  std::vector<PyGetSetDef*> saved;
+};
+
+static const Window& window_of(const NodePtr& node) {
+  static auto* windows = new std::unordered_map<std::type_index, Window>();
+  auto found = windows->find(typeid(*node));
+  if (found != windows->end()) return found->second;
+  THPObjectPtr real(ag::functionToPyObject(node));   // PyTorch knows the type by a node only
+  if (!real) throw python_error();
+  PyTypeObject* type = Py_TYPE(real.get());
+  Window window{nullptr, {}};
+  if (!PyType_HasFeature(type, Py_TPFLAGS_HEAPTYPE)) {
+    window.object = type->tp_alloc(type, 0);
+    if (!window.object) throw python_error();
+    PyObject_GC_UnTrack(window.object);
+    new (&reinterpret_cast<ag::THPCppFunction*>(window.object)->cdata) NodePtr();
+    for (PyGetSetDef* one = type->tp_getset; one && one->name; ++one)
+      if (strncmp(one->name, "_raw_saved_", 11) == 0) window.saved.push_back(one);
+  }
+  return windows->emplace(typeid(*node), window).first->second;
+}
+
+// Append a SavedTensor, or each of a tuple of them, to a list. Takes over the reference.
+static void saved_add(PyObject* list, PyObject* one) {
+  THPObjectPtr owner(one);
+  bool many = one && PyTuple_Check(one);
+  for (Py_ssize_t k = 0; one && k < (many ? PyTuple_GET_SIZE(one) : 1); ++k)
+    if (PyList_Append(list, many ? PyTuple_GET_ITEM(one, k) : one) != 0) throw python_error();
+  if (!one) throw python_error();
+}
+
+// The SavedTensors of these nodes, a new list: good for as long as the nodes.
+static PyObject* saved_of(const std::vector<NodePtr>& nodes) {
+  THPObjectPtr list(PyList_New(0));
+  if (!list) throw python_error();
+  for (const NodePtr& node : nodes) {
+    const Window& window = window_of(node);
+    if (!window.object) {
+      THPObjectPtr function(ag::functionToPyObject(node));
+      saved_add(list, function ? PyObject_GetAttrString(function, "_raw_saved_tensors") : nullptr);
+      continue;
+    }
+    NodePtr& lent = reinterpret_cast<ag::THPCppFunction*>(window.object)->cdata;
+    for (PyGetSetDef* one : window.saved) {
+      NodePtr before = std::exchange(lent, node);   // a finalizer may have come to look, too
+      PyObject* saved = one->get(window.object, one->closure);
+      lent = std::move(before);
+      saved_add(list, saved);
+    }
+  }
+  return list.release();
+}
+
+// What the graphs behind these tensors saved, as far as they were made since `since`: a list of SavedTensors.
+static PyObject* graphs_saved(PyObject* tensors, uint64_t since) noexcept {
+  HANDLE_TH_ERRORS
+  return saved_of(nodes_since(edges_of(tensors_of(tensors)), since));
+  END_HANDLE_TH_ERRORS
+}
+
+// The nodes in them that are Python functions: a list.
+static PyObject* graphs_functions(PyObject* tensors, uint64_t since) noexcept {
+  HANDLE_TH_ERRORS
+  THPObjectPtr list(PyList_New(0));
+  for (const NodePtr& node : nodes_since(edges_of(tensors_of(tensors)), since)) {
+    if (window_of(node).object) continue;
+    THPObjectPtr function(ag::functionToPyObject(node));
+    if (!list || !function || PyList_Append(list, function) != 0) throw python_error();
+  }
+  return list.release();
+  END_HANDLE_TH_ERRORS
+}
+
+// Does autograd evaluate a node in this thread?
+static inline int in_node() noexcept { return ag::get_current_node() != nullptr; }
 
 // --- the recorded graph ------------------------------------------------------------------------
 // Its edges to the tensors that came from outside are replaced by edges to sinks, so that running it
@@ -239,16 +344,6 @@ static int sinks_join(PyObject* capsule, int k, PyObject* t) noexcept {
   }
 }
 
-// Lead the graph's edges to the sinks. From then on it knows nothing of what was before the call.
-static void sinks_cut(PyObject* capsule) noexcept {
-  Sinks* sinks = sinks_of(capsule);
-  std::vector<int> reached(sinks->nodes.size(), 0);
-  sinks_walk(sinks, true, &reached);
-  for (ag::Edge& end : sinks->ends)
-    if (end.function && end.function->sequence_nr() != UINT64_MAX) end = ag::Edge();
-  sinks->roots.clear();
-}
-
 // SavedVariable::grad_fn_, by the rule that an explicit instantiation may name a private member.
 template <auto Member>
 struct ReachSaved {
@@ -257,17 +352,24 @@ struct ReachSaved {
 NodePtr& saved_grad_fn(ag::SavedVariable& s);
 template struct ReachSaved<&ag::SavedVariable::grad_fn_>;
 
-// What a node saved of an argument knows where that came from (it would need it to be differentiated
-// again), and would keep it. Let this SavedTensor of the graph's know it no more.
-static int sinks_forget(PyObject* capsule, PyObject* saved) noexcept {
-  try {
-    NodePtr& from = saved_grad_fn(*pybind11::cast<ag::SavedVariable*>(pybind11::handle(saved)));
-    if (from && from->sequence_nr() < sinks_of(capsule)->since) from = node_ptr(new Sink());
-    return 0;
-  } catch (const std::exception& e) {
-    PyErr_SetString(PyExc_RuntimeError, e.what());
-    return -1;
+// Lead the graph's edges to the sinks. From then on it knows nothing of what was before the call: what a node
+// saved of an argument knows where that came from (it would need it to be differentiated again), too.
+static int sinks_cut(PyObject* capsule) noexcept {
+  HANDLE_TH_ERRORS
+  Sinks* sinks = sinks_of(capsule);
+  std::vector<int> reached(sinks->nodes.size(), 0);
+  sinks_walk(sinks, true, &reached);
+  for (ag::Edge& end : sinks->ends)
+    if (end.function && end.function->sequence_nr() != UINT64_MAX) end = ag::Edge();
+  sinks->roots.clear();
+  THPObjectPtr saved(saved_of(sinks->graph));
+  for (Py_ssize_t k = 0; k < PyList_GET_SIZE(saved.get()); ++k) {
+    pybind11::handle one(PyList_GET_ITEM(saved.get(), k));
+    NodePtr& from = saved_grad_fn(*pybind11::cast<ag::SavedVariable*>(one));
+    if (from && from->sequence_nr() < sinks->since) from = node_ptr(new Sink());
   }
+  return 0;
+  END_HANDLE_TH_ERRORS_RET(-1)
 }
 
 // The engine runs a node on the stream that was current when the node learnt of its inputs: let that be
