@@ -10,7 +10,6 @@ import functools
 import threading
 
 import cgt_core as core
-import torch
 
 from . import describe, errors, trace
 from .private import NOTHING, may_donate, states_watched, told_once
@@ -40,20 +39,19 @@ def rows(state, rec, seen, row):
     joined, single = found
     flows, n_grads = joined + single, len(roots) + len(joined)
     core.sinks_grads(seen["sinks"], [row["out"].tensors[k] for k in roots], joined)
-    nodes = trace.nodes_of([row["out"].tensors[k].grad_fn for k in roots], seen["since"])
     # The backward of a custom Function may run anything, a reentrant checkpoint's the forward and a
     # backward of its own.
-    custom = torch.autograd.function.BackwardCFunction
-    recomputes = seen["hooked"] or any(isinstance(node, custom) for node in nodes)
+    custom = core.functions_behind([row["out"].tensors[k] for k in roots], seen["since"])
     saves, saved, tokens = find_saves(rec, seen, row, n_grads)
     graph = {
         "sinks": seen["sinks"], "flows": flows, "leaves": trace.Leaves(), "lock": threading.RLock(),
         "driver": rec["driver"], "reached": [r[:2] for r in rec["reached"] if r[2] == NONE],
-        "tokens": tokens, "loose": [], "proven": False, "recomputes": recomputes,
-        "forward": state["f"], "node": NONE, "seeds": seen["seeds"], "grads": n_grads, "donates": any(map(may_donate, nodes)),
+        "tokens": tokens, "loose": [], "proven": False, "recomputes": seen["hooked"] or bool(custom),
+        "forward": state["f"], "node": NONE, "grads": n_grads, "donates": any(map(may_donate, custom)),
+        "seeds": seen["seeds"],
     }  # fmt: skip
     return row | {
-        "saves": saves, "saved": saved, "flows": flows, "joined": len(joined), "graph": graph, "nodes": nodes,
+        "saves": saves, "saved": saved, "flows": flows, "joined": len(joined), "graph": graph,
     }  # fmt: skip
 
 
@@ -90,7 +88,7 @@ def find_saves(rec, seen, row, n_grads):
     buffers = {sid: (buffer, leaf) for sid, (_, _, buffer, leaf) in seen["buffers"].items()}
     for sid, (_, leaf) in buffers.items():
         made[sid] = (describe.slot_at(leaf, row["near"])[0], NONE)
-    saves, saved = [], []
+    saves, saved = {}, []
 
     def place(t, version):
         """(slot, out) in whose memory t lies, which is saved from now on; None if that does not change."""
@@ -102,8 +100,7 @@ def find_saves(rec, seen, row, n_grads):
             outs.append((FRESH, NONE, core.twin(t), 0, version, NONE, True, False, line))
         if found == (NONE, NONE) or not t.numel():
             return None
-        if found not in saves:
-            saves.append(found)
+        saves.setdefault(found, len(saves))
         return found
 
     for one in (ref() for ref in seen["saved"]):
@@ -121,18 +118,15 @@ def find_saves(rec, seen, row, n_grads):
     for sid, (ref, moved, _, words) in seen["tokens"].items():
         state = ref()
         if state is not None and (words is not None) == (rec["driver"] == CUDA):
-            at = saves.index(place(state if words is None else words, 0))
+            at = saves[place(state if words is None else words, 0)]
             tokens[sid] = (n_grads + at, moved, core.twin(state))  # whose address stays its name
-    return saves, saved, tokens
+    return list(saves), saved, tokens
 
 
 def complete(row):
     """The recording is a node: cut its graph off from the call that made it."""
     graph = row["graph"]
     core.sinks_lead(graph["sinks"])
-    for node in row["nodes"]:
-        for saved in trace.saved_by(node):
-            core.sinks_drop(graph["sinks"], saved)
     at = {}
     for k, (slot, out) in enumerate(row["saves"], graph["grads"]):
         at[id(row["slots"][slot][2] if out == NONE else row["outs"][out][2])] = k

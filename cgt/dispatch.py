@@ -828,6 +828,7 @@ def forget(state):
     if not core.fn_is(state["f"], state["born"]):
         return  # collected since
     core.fn_reset(state["f"])
-    fresh = new_state(state["f"], state["born"], state["name"], state["opts"])
+    # What it runs stays, too: a backward may be pending, or just be at it in another thread.
+    fresh = new_state(state["f"], state["born"], state["name"], state["opts"], state["graph"])
     stays = ("reasons", "range", "warm_seconds", "warmed", "keep", "past", "ran")  # bury() empties keep
     state.update({k: v for k, v in fresh.items() if k not in stays})

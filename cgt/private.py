@@ -19,8 +19,8 @@ from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatc
 
 __all__ = [
     "DispatchMode", "OpOverload", "capture_hidden", "clear_workspaces", "codes_watched", "compiled_watched",
-    "higher_order_watched", "is_forward_ad", "is_in_backward", "is_reader", "may_donate", "outside_dynamo",
-    "reads_watched", "regions_watched", "self_check", "sequence_number", "states_watched", "told_once", "was_freed",
+    "higher_order_watched", "is_forward_ad", "is_reader", "may_donate", "outside_dynamo", "reads_watched",
+    "regions_watched", "self_check", "sequence_number", "states_watched", "told_once", "was_freed",
 ]  # fmt: skip
 
 
@@ -292,11 +292,6 @@ def is_forward_ad():
 def sequence_number():
     """Autograd nodes that this thread makes from now on have this number or a higher one."""
     return torch._C._autograd._get_sequence_nr()
-
-
-def is_in_backward():
-    """Does autograd evaluate a node in this thread?"""
-    return torch._C._current_autograd_node() is not None
 
 
 def was_freed(raw):

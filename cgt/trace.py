@@ -35,7 +35,6 @@ from .private import (
     compiled_watched,
     higher_order_watched,
     is_forward_ad,
-    is_in_backward,
     outside_dynamo,
     reads_watched,
     regions_watched,
@@ -46,7 +45,6 @@ from .private import (
 )
 
 HOST, CUDA = 0, 1
-ACCUMULATES = 2**64 - 1  # sequence number of autograd's nodes that add to a .grad
 aten = torch.ops.aten
 
 # Ops that write running mean and variance (arguments 3 and 4) in training (argument 5) without
@@ -117,11 +115,11 @@ class Saved:
 class Leaves:
     """What the backward of a recorded graph reads when it runs: `tensors`, its arguments. While it is
     recorded, those that die with it are let go of as soon as eager would do so: `left` has the readers that
-    are still to come of each, `gone` those let go of; `late` if one was asked for after that. `readers`: by
-    index, who asks for a saved tensor; a gradient goes from hand to hand. `changed`: those that were
-    modified since they were saved."""
+    are still to come of each, `read` those of them without any, `gone` those let go of; `late` if one was
+    asked for after that. `readers`: by index, who asks for a saved tensor; a gradient goes from hand to hand.
+    `changed`: those that were modified since they were saved."""
 
-    __slots__ = ("tensors", "readers", "left", "gone", "late", "changed")
+    __slots__ = ("tensors", "readers", "left", "read", "gone", "late", "changed")
 
     def __init__(self):
         self.readers, self.late = {}, False
@@ -133,7 +131,18 @@ class Leaves:
 
     def end(self):
         """It is over."""
-        self.tensors, self.left, self.gone, self.changed = [], {}, set(), ()
+        self.tensors, self.left, self.read, self.gone, self.changed = [], {}, set(), set(), ()
+
+    def wait(self, at):
+        """That one dies with the run."""
+        self.left[at] = set(self.readers.get(at, ()))
+        self.was_read(at)
+
+    def was_read(self, at, reader=None):
+        """A reader of that one came, if it has any left."""
+        self.left[at].discard(reader)
+        if not self.left[at]:
+            self.read.add(at)
 
 
 def observe(
@@ -167,7 +176,7 @@ def observe(
     for at, t in spent:
         memory = [t, copies[id(t)]] if id(t) in copies else [t]
         seen["spent"][at] = (memory, holders(memory))
-        graph["leaves"].left[at] = set(graph["leaves"].readers.get(at, ()))
+        graph["leaves"].wait(at)
     return seen
 
 
@@ -272,7 +281,7 @@ def unpack(saved):
             if leaves.tensors[saved.at].is_cuda:  # nothing has run yet
                 raise Unrecordable(errors.late_read())
         elif saved.at in leaves.left:
-            leaves.left[saved.at].discard(id(saved))
+            leaves.was_read(saved.at, id(saved))
         return core.view_like(leaves.tensors[saved.at], saved.like, saved.shift)
     if not saved.tensor.is_inference() and saved.tensor._version != saved.version:
         raise RuntimeError(errors.modified(tuple(saved.tensor.shape)))
@@ -283,11 +292,12 @@ def spend(seen):
     """Let go of what autograd has read for the last time: a result of the path, or the copy of an argument.
     A run under way may still hold some of it."""
     leaves = seen["graph"]["leaves"]
-    for at in [at for at, readers in leaves.left.items() if not readers]:
+    for at in sorted(leaves.read):
         memory, uses = seen["spent"][at]
         if holders(memory) > uses:
             continue
         del leaves.left[at]
+        leaves.read.remove(at)
         leaves.gone.add(at)
         try:
             if len(memory) == 1:
@@ -550,7 +560,7 @@ def watch_op(seen, op, args, kwargs):
         known.add(sid)
         seen["devices"].add(t.device)
         if sid not in seen["made"] and sid not in seen["buffers"]:
-            if sid not in seen["touched"] and is_in_backward():
+            if sid not in seen["touched"] and core.is_in_node():
                 seen["passing"].add(sid)
             if sid not in seen["touched"]:
                 seen["touched"][sid] = seen["whole"][sid] if sid in seen["whole"] else core.twin(t)
@@ -858,37 +868,10 @@ def vet_mixed(seen, op, facts, kwargs, inputs, written):
     return None
 
 
-def is_spent(grad_fn, since):
-    """Was this autograd graph, as far as the call made it, used up by a backward inside the call? Its saved
+def is_spent(t, since):
+    """Was t's autograd graph, as far as the call made it, used up by a backward inside the call? Its saved
     tensors are gone. Asks no hook for them: that of a checkpoint would compute them again."""
     try:
-        return any(was_freed(saved) for node in nodes_of([grad_fn], since) for saved in saved_by(node))
+        return any(map(was_freed, core.saved_behind([t], since)))
     except RuntimeError:  # of a Python function
         return True
-
-
-def nodes_of(roots, since):
-    """The nodes of a graph that were made since the thread's sequence number was `since`."""
-    todo, done = list(roots), set()
-    while todo:
-        node = todo.pop()
-        if node is None or node in done or not since <= node._sequence_nr() < ACCUMULATES:
-            continue
-        done.add(node)
-        todo.extend(n for n, _ in node.next_functions)
-    return done
-
-
-def saved_by(node):
-    """What a node of autograd's saved, as SavedTensor objects."""
-    found = []
-    for name in saved_names(type(node)):
-        one = getattr(node, name)
-        found.extend(one if isinstance(one, (tuple, list)) else (one,))
-    return found
-
-
-@functools.cache
-def saved_names(node_type):
-    """The attributes of a type of nodes that give its SavedTensors."""
-    return [name for name in dir(node_type) if name.startswith("_raw_saved_")]

@@ -105,5 +105,5 @@ cdef void* backward_make(Table* t, id_t n, PyObject** leaves) except NULL:
                         path_row(t, node.path).step, backward_released, backward_spent)
     if flows is not small: free(flows)
     if made is NULL: raise_pending()
-    path_row(t, node.path).pending += 1
+    path_row(t, node_row(t, n).path).pending += 1      # the table may have grown meanwhile
     return made

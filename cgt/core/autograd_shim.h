@@ -10,10 +10,12 @@
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/functions/accumulate_grad.h>
 #include <torch/csrc/autograd/graph_task.h>
+#include <torch/csrc/autograd/python_cpp_function.h>
 #include <torch/csrc/autograd/saved_variable.h>
 #include <torch/csrc/autograd/variable.h>
 
 #include <map>
+#include <typeindex>
 
 #ifndef CGT_TORCH_MINOR
 #define CGT_TORCH_MINOR 11
@@ -43,6 +45,133 @@ using WeakNode = std::weak_ptr<ag::Node>;
 static const at::Tensor& tensor_of(PyObject* t) {
   return reinterpret_cast<const at::Tensor&>(reinterpret_cast<PyTensor*>(t)->cdata);
 }
+
+// The GIL is the outermost lock. PyTorch looks an accumulator up, or makes it, under a mutex of the tensor's,
+// and may need the GIL for it there (to count a Python object's references): who holds the GIL must not wait
+// for that mutex.
+struct NoGil {
+  PyThreadState* state = PyEval_SaveThread();
+  ~NoGil() { PyEval_RestoreThread(state); }
+};
+
+// Where gradients of these tensors go; no edge for what is undefined. Ours, so that nobody else can take
+// them away meanwhile.
+static ag::edge_list edges_of(const std::vector<at::Tensor>& tensors) {
+  ag::edge_list edges(tensors.size());
+  NoGil no_gil;
+  for (size_t k = 0; k < tensors.size(); ++k)
+    if (tensors[k].defined()) edges[k] = ag::impl::gradient_edge(tensors[k]);
+  return edges;
+}
+
+static std::vector<at::Tensor> tensors_of(PyObject* list) {
+  std::vector<at::Tensor> tensors;
+  for (Py_ssize_t k = 0; k < PyList_GET_SIZE(list); ++k) tensors.push_back(tensor_of(PyList_GET_ITEM(list, k)));
+  return tensors;
+}
+
+// --- graphs of the user's ------------------------------------------------------------------------
+// They are walked here and not in Python, which would make an object for each node. Such an object may live as
+// long as the node, and a graph of nodes that have one is freed recursively: 50,000 ops overflow the stack.
+
+// The nodes that lie behind these edges and were made since the thread's sequence number was `since`, the
+// accumulators' apart. What comes first in the graph comes first.
+static std::vector<NodePtr> nodes_since(const ag::edge_list& roots, uint64_t since) {
+  std::vector<NodePtr> nodes, todo;
+  std::unordered_set<ag::Node*> seen;
+  auto meet = [&](const NodePtr& node) {
+    if (node && node->sequence_nr() >= since && node->sequence_nr() != UINT64_MAX && seen.insert(node.get()).second)
+      todo.push_back(node);
+  };
+  for (const ag::Edge& root : roots) meet(root.function);
+  while (!todo.empty()) {
+    nodes.push_back(std::move(todo.back()));
+    todo.pop_back();
+    ag::Node* node = nodes.back().get();
+    for (const ag::Edge& edge : node->next_edges()) meet(edge.function);
+  }
+  return nodes;
+}
+
+// What gives the SavedTensors of one type of nodes: an object of its Python type, lent to one node after the
+// other, and the type's attributes for them. NULL: its nodes are functions written in Python, and have objects.
+struct Window {
+  PyObject* object;
+  std::vector<PyGetSetDef*> saved;
+};
+
+static const Window& window_of(const NodePtr& node) {
+  static auto* windows = new std::unordered_map<std::type_index, Window>();
+  auto found = windows->find(typeid(*node));
+  if (found != windows->end()) return found->second;
+  THPObjectPtr real(ag::functionToPyObject(node));   // PyTorch knows the type by a node only
+  if (!real) throw python_error();
+  PyTypeObject* type = Py_TYPE(real.get());
+  Window window{nullptr, {}};
+  if (!PyType_HasFeature(type, Py_TPFLAGS_HEAPTYPE)) {
+    window.object = type->tp_alloc(type, 0);
+    if (!window.object) throw python_error();
+    PyObject_GC_UnTrack(window.object);
+    new (&reinterpret_cast<ag::THPCppFunction*>(window.object)->cdata) NodePtr();
+    for (PyGetSetDef* one = type->tp_getset; one && one->name; ++one)
+      if (strncmp(one->name, "_raw_saved_", 11) == 0) window.saved.push_back(one);
+  }
+  return windows->emplace(typeid(*node), window).first->second;
+}
+
+// Append a SavedTensor, or each of a tuple of them, to a list. Takes over the reference.
+static void saved_add(PyObject* list, PyObject* one) {
+  THPObjectPtr owner(one);
+  bool many = one && PyTuple_Check(one);
+  for (Py_ssize_t k = 0; one && k < (many ? PyTuple_GET_SIZE(one) : 1); ++k)
+    if (PyList_Append(list, many ? PyTuple_GET_ITEM(one, k) : one) != 0) throw python_error();
+  if (!one) throw python_error();
+}
+
+// The SavedTensors of these nodes, a new list: good for as long as the nodes.
+static PyObject* saved_of(const std::vector<NodePtr>& nodes) {
+  THPObjectPtr list(PyList_New(0));
+  if (!list) throw python_error();
+  for (const NodePtr& node : nodes) {
+    const Window& window = window_of(node);
+    if (!window.object) {
+      THPObjectPtr function(ag::functionToPyObject(node));
+      saved_add(list, function ? PyObject_GetAttrString(function, "_raw_saved_tensors") : nullptr);
+      continue;
+    }
+    NodePtr& lent = reinterpret_cast<ag::THPCppFunction*>(window.object)->cdata;
+    for (PyGetSetDef* one : window.saved) {
+      NodePtr before = std::exchange(lent, node);   // a finalizer may have come to look, too
+      PyObject* saved = one->get(window.object, one->closure);
+      lent = std::move(before);
+      saved_add(list, saved);
+    }
+  }
+  return list.release();
+}
+
+// What the graphs behind these tensors saved, as far as they were made since `since`: a list of SavedTensors.
+static PyObject* graphs_saved(PyObject* tensors, uint64_t since) noexcept {
+  HANDLE_TH_ERRORS
+  return saved_of(nodes_since(edges_of(tensors_of(tensors)), since));
+  END_HANDLE_TH_ERRORS
+}
+
+// The nodes in them that are Python functions: a list.
+static PyObject* graphs_functions(PyObject* tensors, uint64_t since) noexcept {
+  HANDLE_TH_ERRORS
+  THPObjectPtr list(PyList_New(0));
+  for (const NodePtr& node : nodes_since(edges_of(tensors_of(tensors)), since)) {
+    if (window_of(node).object) continue;
+    THPObjectPtr function(ag::functionToPyObject(node));
+    if (!list || !function || PyList_Append(list, function) != 0) throw python_error();
+  }
+  return list.release();
+  END_HANDLE_TH_ERRORS
+}
+
+// Does autograd evaluate a node in this thread?
+static inline int in_node() noexcept { return ag::get_current_node() != nullptr; }
 
 // --- the recorded graph ------------------------------------------------------------------------
 // Its edges to the tensors that came from outside are replaced by edges to sinks, so that running it
@@ -100,14 +229,13 @@ static Sinks* sinks_of(PyObject* capsule) {
 // a replayed backward will run.
 static PyObject* sinks_new(PyObject* tensors) noexcept {
   try {
-    auto* sinks = new Sinks();
-    sinks->nodes.resize(PyList_GET_SIZE(tensors));
-    sinks->ends.resize(PyList_GET_SIZE(tensors));
-    for (size_t k = 0; k < sinks->ends.size(); ++k) {
-      const at::Tensor& t = tensor_of(PyList_GET_ITEM(tensors, k));
-      if (t.requires_grad() && t.is_leaf()) sinks->ends[k] = ag::impl::gradient_edge(t);
-    }
-    return PyCapsule_New(sinks, SINKS, &sinks_free);
+    std::vector<at::Tensor> leaves = tensors_of(tensors);
+    for (at::Tensor& t : leaves)
+      if (!t.requires_grad() || !t.is_leaf()) t.reset();
+    auto sinks = std::make_unique<Sinks>();
+    sinks->nodes.resize(leaves.size());
+    sinks->ends = edges_of(leaves);
+    return PyCapsule_New(sinks.release(), SINKS, &sinks_free);
   } catch (const std::exception& e) {
     PyErr_SetString(PyExc_RuntimeError, e.what());
     return nullptr;
@@ -118,16 +246,20 @@ static PyObject* sinks_new(PyObject* tensors) noexcept {
 static int sinks_open(PyObject* capsule, PyObject* tensors, PyObject* results) noexcept {
   try {
     Sinks* sinks = sinks_of(capsule);
-    for (size_t k = 0; k < sinks->ends.size(); ++k) {
-      const at::Tensor& t = tensor_of(PyList_GET_ITEM(tensors, k));
-      if (!t.requires_grad()) continue;
-      sinks->ends[k] = ag::impl::gradient_edge(t);
+    std::vector<at::Tensor> flows = tensors_of(tensors);
+    for (size_t k = 0; k < flows.size(); ++k) {
+      if (!flows[k].requires_grad()) {
+        flows[k].reset();
+        continue;
+      }
       auto* sink = new Sink();
       sinks->nodes[k] = node_ptr(sink);
-      sink->add_input_metadata(t);
+      sink->add_input_metadata(flows[k]);
     }
-    for (Py_ssize_t k = 0; k < PyList_GET_SIZE(results); ++k)
-      sinks->roots.push_back(ag::impl::gradient_edge(tensor_of(PyList_GET_ITEM(results, k))));
+    ag::edge_list ends = edges_of(flows);
+    for (size_t k = 0; k < flows.size(); ++k)
+      if (ends[k].function) sinks->ends[k] = std::move(ends[k]);
+    sinks->roots = edges_of(tensors_of(results));
     return 0;
   } catch (const std::exception& e) {
     PyErr_SetString(PyExc_RuntimeError, e.what());
@@ -191,8 +323,7 @@ static PyObject* sinks_find(PyObject* capsule, uint64_t since) noexcept {
 static int sinks_heads(PyObject* capsule, PyObject* results, PyObject* joined) noexcept {
   try {
     Sinks* sinks = sinks_of(capsule);
-    for (Py_ssize_t k = 0; k < PyList_GET_SIZE(results); ++k)
-      sinks->heads.push_back(ag::impl::gradient_edge(tensor_of(PyList_GET_ITEM(results, k))));
+    sinks->heads = edges_of(tensors_of(results));
     for (Py_ssize_t k = 0; k < PyList_GET_SIZE(joined); ++k)
       sinks->heads.emplace_back(sinks->nodes[PyLong_AsSize_t(PyList_GET_ITEM(joined, k))], 0);
     return 0;
@@ -213,16 +344,6 @@ static int sinks_join(PyObject* capsule, int k, PyObject* t) noexcept {
   }
 }
 
-// Lead the graph's edges to the sinks. From then on it knows nothing of what was before the call.
-static void sinks_cut(PyObject* capsule) noexcept {
-  Sinks* sinks = sinks_of(capsule);
-  std::vector<int> reached(sinks->nodes.size(), 0);
-  sinks_walk(sinks, true, &reached);
-  for (ag::Edge& end : sinks->ends)
-    if (end.function && end.function->sequence_nr() != UINT64_MAX) end = ag::Edge();
-  sinks->roots.clear();
-}
-
 // SavedVariable::grad_fn_, by the rule that an explicit instantiation may name a private member.
 template <auto Member>
 struct ReachSaved {
@@ -231,17 +352,24 @@ struct ReachSaved {
 NodePtr& saved_grad_fn(ag::SavedVariable& s);
 template struct ReachSaved<&ag::SavedVariable::grad_fn_>;
 
-// What a node saved of an argument knows where that came from (it would need it to be differentiated
-// again), and would keep it. Let this SavedTensor of the graph's know it no more.
-static int sinks_forget(PyObject* capsule, PyObject* saved) noexcept {
-  try {
-    NodePtr& from = saved_grad_fn(*pybind11::cast<ag::SavedVariable*>(pybind11::handle(saved)));
-    if (from && from->sequence_nr() < sinks_of(capsule)->since) from = node_ptr(new Sink());
-    return 0;
-  } catch (const std::exception& e) {
-    PyErr_SetString(PyExc_RuntimeError, e.what());
-    return -1;
+// Lead the graph's edges to the sinks. From then on it knows nothing of what was before the call: what a node
+// saved of an argument knows where that came from (it would need it to be differentiated again), too.
+static int sinks_cut(PyObject* capsule) noexcept {
+  HANDLE_TH_ERRORS
+  Sinks* sinks = sinks_of(capsule);
+  std::vector<int> reached(sinks->nodes.size(), 0);
+  sinks_walk(sinks, true, &reached);
+  for (ag::Edge& end : sinks->ends)
+    if (end.function && end.function->sequence_nr() != UINT64_MAX) end = ag::Edge();
+  sinks->roots.clear();
+  THPObjectPtr saved(saved_of(sinks->graph));
+  for (Py_ssize_t k = 0; k < PyList_GET_SIZE(saved.get()); ++k) {
+    pybind11::handle one(PyList_GET_ITEM(saved.get(), k));
+    NodePtr& from = saved_grad_fn(*pybind11::cast<ag::SavedVariable*>(one));
+    if (from && from->sequence_nr() < sinks->since) from = node_ptr(new Sink());
   }
+  return 0;
+  END_HANDLE_TH_ERRORS_RET(-1)
 }
 
 // The engine runs a node on the stream that was current when the node learnt of its inputs: let that be
@@ -283,8 +411,7 @@ static int graphs_stamp(PyObject* tensors, int64_t from) noexcept {
   try {
     std::unordered_set<ag::Node*> seen;
     std::vector<NodePtr> todo;
-    for (Py_ssize_t k = 0; k < PyList_GET_SIZE(tensors); ++k)
-      todo.push_back(ag::impl::gradient_edge(tensor_of(PyList_GET_ITEM(tensors, k))).function);
+    for (ag::Edge& root : edges_of(tensors_of(tensors))) todo.push_back(std::move(root.function));
     while (!todo.empty()) {
       NodePtr node = todo.back();
       todo.pop_back();
@@ -304,16 +431,16 @@ static int graphs_stamp(PyObject* tensors, int64_t from) noexcept {
 // While a backward is captured, leaves that it recomputes with must not find accumulators that run on the
 // caller's stream (`away`); afterwards they are back, since others may have hooks on them.
 static void sinks_part(PyObject* capsule, int away) noexcept {
-  for (const ag::Edge& end : sinks_of(capsule)->ends) {
+  const Sinks* sinks = sinks_of(capsule);
+  NoGil no_gil;
+  for (const ag::Edge& end : sinks->ends) {
     auto* leaf = dynamic_cast<ag::AccumulateGrad*>(end.function.get());
-    if (leaf) ag::impl::set_grad_accumulator(leaf->variable, WeakNode(away ? NodePtr() : end.function));
+    if (!leaf) continue;
+    WeakNode node(away ? NodePtr() : end.function);
+    std::lock_guard<std::mutex> lock(ag::impl::get_autograd_meta(leaf->variable)->mutex_);
+    ag::impl::set_grad_accumulator(leaf->variable, std::move(node));
   }
 }
-
-struct NoGil {
-  PyThreadState* state = PyEval_SaveThread();
-  ~NoGil() { PyEval_RestoreThread(state); }
-};
 
 // Run the graph with the gradients of its heads (None: nobody computed it), or rather with `aliases` of them.
 // That list is emptied: then nobody else holds its tensors.
@@ -606,7 +733,7 @@ ag::variable_list Backward::apply(ag::variable_list&& grads) {
 }
 
 // A node whose gradients flow to these tensors, to the first `joined` from several ops. `saved` is a new
-// reference. NULL: an exception is set.
+// reference. Lets the GIL go meanwhile. NULL: an exception is set.
 static void* backward_new(PyObject* site, PyObject* saved, PyObject** flows, int n, int joined, int forward,
                           int path, int64_t step, released_fn released, spent_fn spent) noexcept {
   try {
@@ -620,10 +747,10 @@ static void* backward_new(PyObject* site, PyObject* saved, PyObject** flows, int
     node->step = step;
     node->released = released;
     node->spent = spent;
-    ag::edge_list edges;
-    edges.reserve(n);
-    for (int k = 0; k < n; ++k) edges.push_back(ag::impl::gradient_edge(tensor_of(flows[k])));
-    node->set_next_edges(std::move(edges));
+    std::vector<at::Tensor> ends;
+    ends.reserve(n);
+    for (int k = 0; k < n; ++k) ends.push_back(tensor_of(flows[k]));
+    node->set_next_edges(edges_of(ends));
     return owner;
   } catch (const std::exception& e) {
     PyErr_SetString(PyExc_RuntimeError, e.what());

@@ -85,14 +85,16 @@ cdef extern from "autograd_shim.h" namespace "cgt":
     ctypedef void (*released_fn)(int path, int64_t step) noexcept
     ctypedef PyObject* (*spent_fn)(int node, int path, int64_t step, PyObject** grads, int n,
                                   PyObject* saved) except NULL
+    PyObject* graphs_saved(PyObject* tensors, uint64_t since) noexcept
+    PyObject* graphs_functions(PyObject* tensors, uint64_t since) noexcept
+    int in_node() noexcept
     PyObject* sinks_new(PyObject* tensors) noexcept
     int sinks_open(PyObject* capsule, PyObject* tensors, PyObject* results) noexcept
     PyObject* sinks_find(PyObject* capsule, uint64_t since) noexcept
     int sinks_heads(PyObject* capsule, PyObject* results, PyObject* joined) noexcept
     int sinks_run(PyObject* capsule, PyObject* grads, PyObject* aliases) noexcept
-    int sinks_forget(PyObject* capsule, PyObject* saved) noexcept
     int sinks_join(PyObject* capsule, int k, PyObject* t) noexcept
-    void sinks_cut(PyObject* capsule) noexcept
+    int sinks_cut(PyObject* capsule) noexcept
     void sinks_part(PyObject* capsule, int away) noexcept
     int sinks_stamp(PyObject* capsule) noexcept
     int graphs_stamp(PyObject* tensors, int64_t stream) noexcept

@@ -529,6 +529,22 @@ def spend(object t):
     record_spend(&TABLE, <PyObject*>t)
 
 
+def saved_behind(list tensors, uint64_t since):
+    """What the graphs of these results saved in nodes made since the thread's sequence number was `since`:
+    SavedTensors, good for as long as the graphs."""
+    return taken(graphs_saved(<PyObject*>tensors, since))
+
+
+def functions_behind(list tensors, uint64_t since):
+    """Which of those nodes are Python functions."""
+    return taken(graphs_functions(<PyObject*>tensors, since))
+
+
+def is_in_node():
+    """Does autograd evaluate a node in this thread?"""
+    return in_node() != 0
+
+
 def sinks(list tensors):
     """Before a graph is made: where gradients of these tensors will end. A handle that owns the ends."""
     return taken(sinks_new(<PyObject*>tensors))
@@ -563,11 +579,6 @@ def sinks_task(object handle):
     return sinks_now(<PyObject*>handle)
 
 
-def sinks_drop(object handle, object saved):
-    """Let a SavedTensor of the graph's know nothing of what was before the call."""
-    if sinks_forget(<PyObject*>handle, <PyObject*>saved) != 0: raise_pending()
-
-
 def sinks_result(object handle, int k, object t):
     """Make t, over the memory of the graph's result k, that result."""
     if sinks_join(<PyObject*>handle, k, <PyObject*>t) != 0: raise_pending()
@@ -575,7 +586,7 @@ def sinks_result(object handle, int k, object t):
 
 def sinks_lead(object handle):
     """Cut the graph off from what was before the call: its edges lead to the sinks."""
-    sinks_cut(<PyObject*>handle)
+    if sinks_cut(<PyObject*>handle) != 0: raise_pending()
 
 
 def sinks_here(object handle):

@@ -15,6 +15,8 @@
 #include <c10/util/Exception.h>
 
 #include <climits>
+#include <queue>
+#include <set>
 #include <unordered_map>
 #include <unordered_set>
 #include <vector>
@@ -44,6 +46,7 @@ struct Block {
   c10::DataPtr memory;
   size_t size;
   std::vector<c10::StorageImpl*> users;
+  size_t at;  // its index in BLOCKS
 };
 
 static std::vector<Block*> BLOCKS;  // the GIL guards both
@@ -146,7 +149,9 @@ static void tape_free(void* t) noexcept {
     i->release_data_and_set_meta_custom_data_ptr_error_msg_(
         std::string("cgt: memory of a recording that was freed"));
     if (!b->users.empty()) continue;
-    BLOCKS.erase(std::find(BLOCKS.begin(), BLOCKS.end(), b));
+    BLOCKS.back()->at = b->at;
+    BLOCKS[b->at] = BLOCKS.back();
+    BLOCKS.pop_back();
     delete b;
   }
   delete tape;
@@ -224,24 +229,29 @@ static int tape_plan(void* t, PyObject* made, PyObject* outs, void** busy, int n
                                 : a.storage->nbytes() > b.storage->nbytes();
     });
     std::unordered_set<void*> taken(busy, busy + n_busy);
-    std::unordered_map<Block*, int> free_after(tape->spent.begin(), tape->spent.end());  // last op that
-                                                                                        // needs the block
+    // Blocks that are free, the smallest first, and the others by the last op that needs them.
+    using Place = std::pair<size_t, size_t>;  // size, index
+    std::set<Place> free;
+    std::priority_queue<std::pair<int, size_t>, std::vector<std::pair<int, size_t>>, std::greater<>> used;
+    std::unordered_map<Block*, int> spent(tape->spent.begin(), tape->spent.end());
+    for (size_t k = 0; k < BLOCKS.size(); ++k) {
+      auto until = spent.find(BLOCKS[k]);
+      if (taken.count(BLOCKS[k]->memory.get())) continue;
+      if (until == spent.end()) free.emplace(BLOCKS[k]->size, k);
+      else used.emplace(until->second, k);
+    }
     c10::Allocator* allocator = c10::GetAllocator(c10::DeviceType::CPU);
     for (const Life& life : order) {
       c10::StorageImpl* s = life.storage;
-      Block* best = nullptr;
-      for (Block* b : BLOCKS) {
-        if (b->size < s->nbytes() || taken.count(b->memory.get())) continue;
-        auto until = free_after.find(b);
-        if (until != free_after.end() && until->second >= life.first) continue;
-        if (!best || b->size < best->size) best = b;
-      }
-      if (!best) {
-        best = new Block{allocator->allocate(s->nbytes()), s->nbytes(), {}};
-        BLOCKS.push_back(best);
-      }
+      for (; !used.empty() && used.top().first < life.first; used.pop())
+        free.emplace(BLOCKS[used.top().second]->size, used.top().second);
+      auto fits = free.lower_bound(Place(s->nbytes(), 0));
+      size_t k = fits == free.end() ? BLOCKS.size() : fits->second;
+      if (fits == free.end()) BLOCKS.push_back(new Block{allocator->allocate(s->nbytes()), s->nbytes(), {}, k});
+      else free.erase(fits);
+      used.emplace(life.last, k);
+      Block* best = BLOCKS[k];
       if (kept.count(s)) memcpy(best->memory.get(), storage_base(s), s->nbytes());
-      free_after[best] = life.last;
       tape->planned.emplace_back(c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(s));
       best->users.push_back(s);
       BLOCK_OF[s] = best;
