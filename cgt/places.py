@@ -13,9 +13,10 @@ its code can read, and writes down each place with the value found there:
 Which attributes of an object matter depends on the names that any reachable code reads, and which
 code is reachable depends on the objects: both grow until neither does. A name is matched against
 every object, because bytecode does not say whose attribute it is; so `self.steps` is a place only
-if some reachable code reads a `.steps`, and then every object that has one is guarded. Names that
-code only stores (`self.last = loss`) are not reads. What Python runs without a name in the bytecode
-(special methods, setters) counts wherever a class of the user's has it.
+if some reachable code names a `.steps`, and then every object that has one is guarded. A name that
+code only stores (`self.last = loss`) is one, too: after the run its place tells what a replay would not
+do; and so do the sizes of all that was opened, where a name was not there before. What Python runs without a
+name in the bytecode (special methods, setters) counts wherever a class of the user's has it.
 
 torch, numpy and the standard library are *ambient*: their globals are not walked. Only the
 instances that carry a user's state are: modules, optimizers, schedulers, gradient scalers; of tensors
@@ -26,11 +27,15 @@ subclasses are asked with issubclass of a real type, never isinstance (`__class_
 """
 
 import argparse
+import builtins
 import collections
 import contextvars
 import dis
 import functools
 import gc
+import operator
+import os
+import random
 import sys
 import threading
 import types
@@ -40,6 +45,8 @@ from typing import Any, NamedTuple
 import torch
 from torch.nn.modules import module as torch_module
 from torch.optim import optimizer as torch_optimizer
+
+from .private import is_reader
 
 DICT_ITEM, DICT_LEN, CELL, LIST_ITEM, LIST_LEN, TYPE_ATTR, ATTR, EMPTY = range(8)
 MISSING = object()  # the wanted value of a key that must stay absent, of a cell that is empty
@@ -55,14 +62,23 @@ class Place(NamedTuple):
     path: str  # for messages: model.layers.0.weight, opt.param_groups[0]['lr']
 
 
+class Found(NamedTuple):
+    """What find_places found."""
+
+    places: list  # of Place, without duplicates
+    notes: list  # sentences about what could not be guarded
+    tensors: list  # (path, tensor) of every tensor met, in places or in what cannot change
+    sizes: list  # (path, dict, how many entries it has) of what attributes could come to
+    sources: list  # (path, object) of what gives another value each time: see is_source
+    scripted: list  # paths of modules of TorchScript, whose parameters and attributes lie in C++
+
+
 class Walk(NamedTuple):
     """The containers that one call of find_places fills; the objects in `seen` stay alive so that
     their ids stay theirs."""
 
-    places: list  # of Place, without duplicates
+    found: Found
     known: set  # (kind, id of holder, key) of each place
-    notes: list  # sentences about what could not be guarded
-    tensors: list  # (path, tensor) of every tensor met, in places or in what cannot change
     seen: dict  # id -> object, everything visited
     todo: collections.deque  # (rule, object, path): first in first out gives the shortest paths
     open: list  # (reader, object, path): what has to be asked again when the names grow
@@ -75,14 +91,14 @@ class Walk(NamedTuple):
 
 
 def find_places(function, roots=(), ran=None, most=None, arguments=()):
-    """All places from which `function` can read, sentences about what is not guarded, and the tensors
-    met; or None if there are more than `most` places.
+    """All places from which `function` can read or in which it can store, and what else there is in Found; or
+    None if there are more than `most` places.
 
     `roots`: (path, object) of what comes with the arguments and is neither a tensor nor a plain value.
     `ran`: code objects; only what these read counts. That is enough for a run in which no other code ran:
     to get to another one, a value must change that these read. `arguments`: (path, tensor) of those that
     are given, of which only the hooks count."""
-    walk = Walk([], set(), [], [], {}, collections.deque(), [], {}, {}, {}, {}, {}, ran)
+    walk = Walk(Found([], [], [], [], [], []), set(), {}, collections.deque(), [], {}, {}, {}, {}, {}, ran)
     walk.names.update(dict.fromkeys(ALWAYS_READ))
     visit(walk, function, function.__name__ if type(function) is types.FunctionType else "self")
     for path, thing in roots:
@@ -93,7 +109,7 @@ def find_places(function, roots=(), ran=None, most=None, arguments=()):
         while walk.todo:
             rule, thing, path = walk.todo.popleft()
             rule(walk, thing, path)
-            if most is not None and len(walk.places) > most:
+            if most is not None and len(walk.found.places) > most:
                 return None
         names = frozenset(walk.names)
         fresh = frozenset(list(walk.names)[n_names:])
@@ -102,10 +118,11 @@ def find_places(function, roots=(), ran=None, most=None, arguments=()):
         for row in range(0 if fresh else asked, n_open):
             reader, thing, path = walk.open[row]
             reader(walk, thing, path, fresh if row < asked else names)
-            if most is not None and len(walk.places) > most:
+            if most is not None and len(walk.found.places) > most:
                 return None
     guard_absences(walk)
-    return walk.places, walk.notes, walk.tensors
+    measure(walk)
+    return walk.found
 
 
 # What a visit does with an object is the rule for its type, in the table at the end.
@@ -126,7 +143,7 @@ def add(walk, kind, holder, key, want, path):
     mark = (kind, id(holder), key if is_simple(key) else id(key))
     if mark not in walk.known:
         walk.known.add(mark)
-        walk.places.append(Place(kind, holder, key, want, path))
+        walk.found.places.append(Place(kind, holder, key, want, path))
 
 
 def add_and_visit(walk, kind, holder, key, value, path):
@@ -142,8 +159,8 @@ def is_ambient(module_name):
     return isinstance(module_name, str) and module_name.partition(".")[0] in AMBIENT
 
 
-# Code: which names does it read? From the bytecode and not from co_names, which mixes globals with
-# attributes (a script's `for step in ...` beside `opt.step()`) and reads with stores.
+# Code: which names does it read, or store? From the bytecode and not from co_names, which mixes globals with
+# attributes (a script's `for step in ...` beside `opt.step()`).
 
 
 class Reads(NamedTuple):
@@ -191,18 +208,24 @@ def cell_name(code, argument):
 
 def texts_in(constant):
     if isinstance(constant, str):
-        return [constant] if constant.isidentifier() else []
+        return parts_of(constant)
     if isinstance(constant, (tuple, frozenset)):  # for name in ("weight", "bias"): getattr(...)
         return [text for entry in constant for text in texts_in(entry)]
     return []
 
 
+def parts_of(text):
+    """Names of attributes that the text could stand for: "lr", "config.lr" (of operator.attrgetter)."""
+    parts = text.split(".")
+    return parts if all(part.isidentifier() for part in parts) else []
+
+
 OPERATION_FIELD = {  # each version of CPython lacks some
     dis.opmap[operation]: field
     for field, operations in {
-        "globals": "LOAD_GLOBAL LOAD_NAME LOAD_FROM_DICT_OR_GLOBALS",
-        "names": "LOAD_ATTR LOAD_METHOD LOAD_SUPER_ATTR IMPORT_FROM",
-        "cells": "LOAD_DEREF LOAD_CLASSDEREF LOAD_FROM_DICT_OR_DEREF",
+        "globals": "LOAD_GLOBAL LOAD_NAME LOAD_FROM_DICT_OR_GLOBALS STORE_GLOBAL DELETE_GLOBAL",
+        "names": "LOAD_ATTR LOAD_METHOD LOAD_SUPER_ATTR IMPORT_FROM STORE_ATTR DELETE_ATTR",
+        "cells": "LOAD_DEREF LOAD_CLASSDEREF LOAD_FROM_DICT_OR_DEREF STORE_DEREF DELETE_DEREF",
         "imports": "IMPORT_NAME",
         "constants": "LOAD_CONST RETURN_CONST",  # not KW_NAMES: f(lr=1) reads no .lr
     }.items()
@@ -226,6 +249,11 @@ def read_code(walk, code):
     reads = code_reads(code)
     walk.names.update(reads.names)
     walk.probed.update(reads.probed)
+    if not (ENVIRONMENT.isdisjoint(reads.names) and ENVIRONMENT.isdisjoint(reads.globals)):
+        visit(walk, os.environ, "os.environ")
+    for name, entries, key, path in SWITCHES:
+        if name in reads.names or name in reads.globals:
+            add(walk, DICT_ITEM, entries, key, entries.get(key, MISSING), path)
     return reads
 
 
@@ -261,11 +289,10 @@ def walk_function(walk, function, path):
     if ambient:
         visit(walk, dict_of(function).get("registry"), f"{path}.registry")  # of functools.singledispatch
         return
-    if dict_of(function):
-        walk.open.append((read_function, function, path))
+    walk.open.append((read_function, function, path))
     for name in reads.globals:
-        if name in scope:
-            add_and_visit(walk, DICT_ITEM, scope, name, scope[name], name)
+        if name in scope or not hasattr(builtins, name):
+            add_and_visit(walk, DICT_ITEM, scope, name, scope.get(name, MISSING), name)
     for name in reads.imports:  # absolute, or relative to the function's package
         for full_name in (name, f"{scope.get('__package__')}.{name}".rstrip(".")):
             visit(walk, sys.modules.get(full_name), full_name)
@@ -284,6 +311,13 @@ def walk_partial(walk, partial, path):
     visit(walk, partial.func, path)
     visit(walk, partial.args, f"{path}.args")
     visit(walk, partial.keywords, f"{path}.keywords")
+
+
+def walk_getter(walk, getter, path):
+    """operator.attrgetter and methodcaller have the names that they read, as they tell when they are pickled."""
+    made, given = getter.__reduce__()
+    visit(walk, made, path)
+    visit(walk, given, path)
 
 
 def walk_wrapper(walk, wrapper, path):
@@ -335,9 +369,8 @@ def is_builtin_descriptor(raw):
 
 
 def walk_text(walk, text, path):
-    name = str.__str__(text)  # of a subclass, too, a plain one
-    if name.isidentifier():  # getattr(self, name) with this name
-        walk.names[name] = None
+    # of a subclass, too, a plain one: getattr(self, name) with this name
+    walk.names.update(dict.fromkeys(parts_of(str.__str__(text))))
     walk_subclass(walk, text, path)
 
 
@@ -392,12 +425,38 @@ def behind_proxy(proxy):
 def walk_opaque(walk, entries, path):
     cls = type(entries)  # of which only the builtin ones may be asked for their length
     if not any(cls is builtin for builtin in OPAQUE) or len(entries):
-        walk.notes.append(f"{path} is a {NAME_OF(cls)}: guarded by identity, not by its contents.")
+        walk.found.notes.append(f"{path} is a {NAME_OF(cls)}: guarded by identity, not by its contents.")
+
+
+def walk_environment(walk, environ, path):
+    entries = dict_of(environ)["_data"]
+    add(walk, DICT_LEN, entries, None, len(entries), f"len({path})")
+    for key, value in entries.items():
+        add(walk, DICT_ITEM, entries, key, value, f"{path}[{environ.decodekey(key)!r}]")
+
+
+def walk_source(walk, source, path):
+    walk.found.sources.append((path, source))
+    walk_subclass(walk, source, path)
+
+
+def is_random(cls):
+    """Is this the class of a random generator, Python's or numpy's?"""
+    return derives(cls, (random.Random,)) or any((MODULE_OF(b), NAME_OF(b)) in RANDOM for b in MRO_OF(cls))
+
+
+def is_source(cls):
+    """Does an object of this class give another value each time, which no place shows? Iterators are, but for a
+    user's own in Python."""
+    owners = [base for base in MRO_OF(cls) if has(base, "__next__")]
+    return is_random(cls) or any(
+        is_ambient(MODULE_OF(base)) or not is_method(CLASS_DICT_OF(base)["__next__"]) for base in owners
+    )
 
 
 def is_too_large(walk, size, path):
     if size > MOST_ENTRIES:
-        walk.notes.append(
+        walk.found.notes.append(
             f"{path} has {size} entries, more than {MOST_ENTRIES}: "
             "guarded by identity and length, not by its entries."
         )
@@ -522,6 +581,9 @@ def walk_class(walk, cls, path):
     if not is_ambient(MODULE_OF(cls)):
         layers_of(walk, cls)
         walk.open.append((read_class, cls, path))
+    if not is_ambient(MODULE_OF(type(cls))):
+        layers_of(walk, type(cls))
+        walk.open.append((read_metaclass, cls, path))
 
 
 def read_class(walk, cls, path, names):
@@ -529,6 +591,14 @@ def read_class(walk, cls, path, names):
     for name, raw in class_hits(walk, cls, names):
         if not is_method(raw) and not is_builtin_descriptor(raw):
             add_class_value(walk, cls, name, raw, f"{path}.{name}")
+
+
+def read_metaclass(walk, cls, path, names):
+    for name, raw in class_hits(walk, type(cls), names):
+        if not is_builtin_descriptor(raw) and class_value(cls, name) is MISSING:
+            add(walk, TYPE_ATTR, cls, name, MISSING, f"{path}.{name}")
+            if not is_method(raw):
+                add_class_value(walk, type(cls), name, raw, f"{path}.{name}")
 
 
 def add_class_value(walk, cls, name, found, path):
@@ -541,19 +611,37 @@ def add_class_value(walk, cls, name, found, path):
 
 
 def walk_python_module(walk, module, path):
-    own = dict_of(module)
-    if own and not is_ambient(own.get("__name__")):
+    own = dict_of(module) or {}
+    name = own.get("__name__")
+    if not is_ambient(name):
         walk.open.append((read_python_module, module, path))
+        if "__getattr__" in own:
+            add_and_visit(walk, DICT_ITEM, own, "__getattr__", own["__getattr__"], f"{path}.__getattr__")
+            add_length(walk, own, path)  # what that gives ends with a global that comes later
+    elif name.partition(".")[0] == "torch":
+        walk.open.append((read_torch, module, path))
 
 
 def read_python_module(walk, module, path, names):
     read_dict(walk, dict_of(module), path, names)
 
 
+def read_torch(walk, module, path, names):
+    """Functions of torch that somebody may replace; what else changes there is torch's own affair."""
+    own = dict_of(module)
+    for name, value in [(name, own[name]) for name in names if name in own]:
+        if is_reader(value):
+            continue  # looked up where it is called, it is watched
+        if any(type(value) is kind for kind in (types.FunctionType, types.BuiltinFunctionType, type)):
+            add_and_visit(walk, DICT_ITEM, own, name, value, f"{path}.{name}")
+        elif issubclass(type(value), types.ModuleType):
+            visit(walk, value, f"{path}.{name}")
+
+
 def guard_absences(walk):
     """hasattr(self, "ema") was false: that is a value too. Last, as an absence leads nowhere."""
     for reader, thing, path in list(walk.open):
-        if reader not in (read_instance, read_class, read_function, read_python_module):
+        if reader not in OPENED or (reader is read_function and not dict_of(thing)):
             continue
         own, cls = (None, thing) if reader is read_class else (dict_of(thing), type(thing))
         absent = [name for name in walk.probed if class_value(cls, name) is MISSING and name not in (own or ())]
@@ -563,13 +651,30 @@ def guard_absences(walk):
             add(walk, DICT_ITEM, own, name, MISSING, f"{path}.{name}")
 
 
+def measure(walk):
+    """An attribute that comes to something while the function runs would not come at a replay, and there
+    is no place for it."""
+    layers = [layer for found in walk.layers.values() for layer in found]
+    opened = [(path, dict_of(thing)) for reader, thing, path in walk.open if reader in OPENED]
+    opened += [(NAME_OF(cls), behind_proxy(members)) for cls, members, ambient in layers if not ambient]
+    walk.found.sizes.extend((path, own, len(own)) for path, own in opened if own is not None)
+
+
+def find_grown(sizes):
+    """The path of the attribute that came to one of these dicts since, or None."""
+    for path, own, size in sizes:
+        if len(own) > size:
+            return f"{path}.{next(reversed(own))}"
+    return None
+
+
 # Tensors: their contents are followed by the recording. Their hooks are code of a backward, so they
 # matter where code names one. A hook cannot come to a tensor without a new RemovableHandle: places of
 # hooks are compared only if the dict of that class changed.
 
 
 def walk_tensor(walk, tensor, path):
-    walk.tensors.append((path, tensor))
+    walk.found.tensors.append((path, tensor))
     if any(type(tensor) is cls for cls in PLAIN_TENSORS) and tensor.requires_grad:
         walk.open.append((read_tensor, tensor, path))
 
@@ -601,6 +706,9 @@ def watched(place):
 
 def walk_module(walk, module, path):
     own = dict_of(module) or {}
+    if derives(type(module), (torch.jit.ScriptModule,)):
+        walk.found.scripted.append(path)
+        return
     for field in ("_parameters", "_buffers", "_modules"):
         entries = own.get(field)
         if issubclass(type(entries), dict):
@@ -609,8 +717,12 @@ def walk_module(walk, module, path):
             add(walk, DICT_LEN, entries, None, size, f"len({path}.{field})")
             for name, value in list(dict.items(entries)):
                 add_and_visit(walk, DICT_ITEM, entries, name, value, f"{path}.{name}")
-        elif entries is not None:  # a scripted module keeps them in C++
-            walk.notes.append(f"{path}.{field} is not a dict: its entries are not guarded.")
+        elif entries is not None:
+            walk.found.notes.append(f"{path}.{field} is not a dict: its entries are not guarded.")
+    if derives(type(module), HOLD_PLAIN):
+        keys = [*own.get("_keys", ()), *map(str, range(own.get("_size", 0)))]
+        read_dict(walk, own, path, {"_keys", "_size", *keys})
+    visit(walk, torch.nn.functional, "torch.nn.functional")  # in which torch's modules look their functions up
     walk_hooks(walk, own, MODULE_HOOKS, path)
     walk_hooks(walk, vars(torch_module), GLOBAL_HOOKS, "torch.nn.modules.module")
     walk_instance(walk, module, path)
@@ -632,6 +744,7 @@ def walk_hooks(walk, own, fields, path):
             visit(walk, own[field], f"{path}.{field}")
 
 
+HOLD_PLAIN = (torch.nn.ParameterDict, torch.nn.ParameterList)  # plain values in attributes named like the keys
 MODULE_HOOKS = (  # how they want to be called is told when they are put there
     "_forward_hooks",
     "_forward_pre_hooks",
@@ -695,7 +808,7 @@ def settle_empties(found, lone, changed):
 
 
 def find_changed(found, is_same):
-    """The path of a place that does not hold what it held when it was found, or one for which
+    """The path of a place that does not hold what it held when it was found, nor something for which
     `is_same(then, now)`; or None."""
     for place in found:
         if place.kind in (DICT_LEN, LIST_LEN):
@@ -807,10 +920,26 @@ NAME_OF = type.__dict__["__name__"].__get__
 MODULE_OF = type.__dict__["__module__"].__get__
 
 # triton's launchers fill caches of their own while they run: guarding those would never hold
-AMBIENT = sys.stdlib_module_names | {"torch", "numpy", "triton", "cgt"}
+LIBRARIES = frozenset(("torch", "numpy", "triton", "cgt"))
+AMBIENT = sys.stdlib_module_names | LIBRARIES
+
+OPENED = (read_instance, read_class, read_function, read_python_module)
+
+# Switches of torch that are variables of Python: (a name in code that asks for one, dict, key, path).
+EINSUM = torch.backends.opt_einsum
+SWITCHES = (
+    ("get_fastpath_enabled", vars(torch.backends.mha), "_is_fastpath_enabled", "torch.backends.mha"),
+    *(
+        ("einsum", vars(owner), key, f"torch.backends.opt_einsum.{key}")
+        for owner in (EINSUM, vars(EINSUM).get("m"))  # set as an attribute, or by flags()
+        for key in ("enabled", "strategy")
+        if owner is not None
+    ),
+)
 
 # What counts wherever it is found. Of a user's classes, besides: see runs_unnamed.
 ALWAYS_READ = ("forward", "training", "__wrapped__")
+ENVIRONMENT = frozenset("environ environb getenv getenvb expandvars".split())
 NOT_IN_CALLS = frozenset(  # those that make, end and pickle objects
     ("__init__", "__new__", "__post_init__", "__init_subclass__", "__set_name__", "__del__")
     + ("__reduce__", "__reduce_ex__", "__getstate__", "__setstate__", "__dir__", "__sizeof__")
@@ -824,6 +953,14 @@ PLAIN_TENSORS = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 HANDLES = behind_proxy(CLASS_DICT_OF(torch.utils.hooks.RemovableHandle))
 STATEFUL = (torch.nn.Module, torch.optim.lr_scheduler.LRScheduler, torch.amp.GradScaler)
 OPAQUE = (set, collections.deque, bytearray)
+OPAQUE_NAMES = frozenset(  # of what need not be imported
+    (("numpy", "ndarray"), ("array", "array"), ("_ctypes", "_CData"), ("mmap", "mmap"), ("builtins", "memoryview"))
+    + (("configparser", "RawConfigParser"), ("multiprocessing.sharedctypes", "SynchronizedBase"))
+)
+RANDOM = frozenset(
+    (("numpy.random._generator", "Generator"), ("numpy.random.mtrand", "RandomState"))
+    + (("numpy.random.bit_generator", "BitGenerator"),)
+)
 UNFOLLOWED = (contextvars.ContextVar, threading.local, weakref.ref)
 AROUND_BUILTIN = (collections.UserDict, collections.UserList, collections.UserString, collections.ChainMap)
 BUILTIN_DESCRIPTORS = (
@@ -848,6 +985,7 @@ RULES = (  # the first that fits; None: nothing to walk
     (types.FunctionType, walk_function),
     ((types.MethodType, types.BuiltinMethodType), walk_method),
     (functools.partial, walk_partial),
+    ((operator.attrgetter, operator.methodcaller), walk_getter),
     (property, walk_property),
     (tuple(cls for cls, _ in WRAPPERS), walk_wrapper),
     (types.ModuleType, walk_python_module),
@@ -861,6 +999,7 @@ RULES = (  # the first that fits; None: nothing to walk
     ((*OPAQUE, *UNFOLLOWED), walk_opaque),
     (AROUND_BUILTIN, walk_around_builtin),
     (types.MappingProxyType, walk_proxy),
+    (type(os.environ), walk_environment),
 )
 
 
@@ -873,6 +1012,8 @@ def rule_for(cls):
     for classes, rule in RULES:
         if derives(cls, classes if type(classes) is tuple else (classes,)):
             return rule
-    if MODULE_OF(cls) == "numpy" and NAME_OF(cls) == "ndarray":
+    if any((MODULE_OF(base), NAME_OF(base)) in OPAQUE_NAMES for base in MRO_OF(cls)):
         return walk_opaque
+    if is_source(cls):
+        return walk_source
     return None if is_ambient(MODULE_OF(cls)) else walk_instance

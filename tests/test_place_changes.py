@@ -431,7 +431,7 @@ def test_the_state_of_a_module_is_replaced_as_a_whole():
 @pytest.mark.parametrize("make", [lambda: contextvars.ContextVar("v"), threading.local, lambda: weakref.ref(nn.Module)])
 def test_what_is_looked_up_by_thread_or_context_is_told(make):
     thing = make()
-    _, notes, _ = places.find_places(lambda x: thing)
+    _, notes, *_ = places.find_places(lambda x: thing)
     assert [note.split()[0] for note in notes] == ["thing"]
 
 
@@ -487,7 +487,7 @@ def test_a_failed_capture_leaves_slots_and_classes_as_they_were():
     found = places_of(step)
     ring.at, base.own, box.at, box.ring = 1, 2, 3, 4
     assert set(broken(found)) == {"len(Ring.__dict__)", "ring.at", "ring.own", "box.at", "box.ring"}
-    record.restore_places((found, []), None, tensors_only=False)
+    record.restore_places((found, [], []), None, tensors_only=False)
     assert broken(found) == []
     assert "at" not in vars(ring) and (base.at, base.own, box.at) == (0, 1, 0)
     assert not hasattr(box, "ring")
