@@ -8,6 +8,7 @@ import functools
 import gc
 import signal
 import traceback
+from typing import NamedTuple
 
 import cgt_core as core
 import torch
@@ -19,6 +20,15 @@ from .trace import CUDA, HOST
 POOLS = {}  # device index -> the pool (a handle of the core's) in which to record
 STREAMS = {}  # device index -> the side stream that records; one, since blocks belong to it
 FOREIGN_MEMORY = -4  # ERROR_FOREIGN_MEMORY in driver.pxi
+
+
+class Before(NamedTuple):
+    """What a capture that fails may have changed."""
+
+    places: list
+    grads: list  # [(tensor, its .grad)]
+    sources: list  # see impure.py
+    histories: object  # of core.histories
 
 
 def on_side_stream(device):
@@ -281,7 +291,7 @@ def snapshot_places(rec):
         if t.requires_grad and t.is_leaf
     ]
     histories = core.histories(describe.all_tensors(rec["flat"], rec["reached"]))
-    return rec["places"], grads, rec["sources"], histories
+    return Before(rec["places"], grads, rec["sources"], histories)
 
 
 def restore_places(before, seen, tensors_only):

@@ -71,7 +71,7 @@ def kernel(request, device):
 def test_training_replays(device, kernel):
     block, batch = make(kernel, device)
     f = cgt.jit(block)
-    for k in range(6):
+    for k in range(12):
         want = gradients(block, block, batch(k), k)
         assert_same(gradients(block, f, batch(k), k), want, kernel)
     s = cgt.stats(f)
