@@ -310,7 +310,7 @@ def put_back(rec):
 def describe_changes(state, rec, seen):
     """A sentence if the run left something else behind that a replay would not: other values in places
     that are guarded, another mode, another requires_grad."""
-    changed = places.find_changed(rec["places"], pytree.same_value)
+    changed = places.find_changed(rec["places"], is_guarded_as) or places.find_grown(rec["sizes"])
     if changed is None:
         changed = next((path for path, t, was in slots_before(rec) if t.requires_grad != was[1]), None)
         changed = changed and changed + ".requires_grad"
@@ -485,6 +485,11 @@ def group_places(found):
     ordered = list(groups.values()) + ([(None, loose)] if loose else [])
     rows = [(holder, [r for r, _ in members]) for holder, members in ordered]
     return rows, [path for _, members in ordered for _, path in members]
+
+
+def is_guarded_as(then, now):
+    """Would a guard on the one accept the other?"""
+    return then is now or (is_plain(then) and pytree.same_value(then, now))
 
 
 def is_plain(value):

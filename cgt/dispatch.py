@@ -535,15 +535,16 @@ def prepare(state, function, spec, flat, rec):
     why there will be none. Begins an iteration if the call does."""
     driver, device, graph = driver_of(state, flat), device_of(state, flat), state["graph"]
     if graph is None:
-        found, unguarded, named, ran = look_around(state, function, flat)
+        around, ran = look_around(state, function, flat)
     else:
-        found, unguarded, named, ran = [], [], graph["reached"], None
-    if found is None:
+        around, ran = places.Found([], [], graph["reached"], []), None
+    if around is None:
         return errors.too_many_places()
+    found = around.places
     for path, value in [*flat.objects, *((p.path, p.want) for p in found)]:
         if is_reader(value):
             return errors.early_bound(path)
-    reached, also = reach_tensors(named, flat)
+    reached, also = reach_tensors(around.tensors, flat)
     tensors = describe.all_tensors(flat, reached)
     path, parent = place_in_tree(state, flat, tensors)
     reason = over_limit(state, spec, flat, path, parent)
@@ -554,8 +555,8 @@ def prepare(state, function, spec, flat, rec):
     if parent == NONE:
         core.with_paths(functools.partial(core.begin_iteration, device, tensors))
     rec |= {
-        "flat": flat, "reached": reached, "also": also, "places": found, "unguarded": unguarded,
-        "lone": places.lone_empties(found),
+        "flat": flat, "reached": reached, "also": also, "places": found, "unguarded": around.notes,
+        "sizes": around.sizes, "lone": places.lone_empties(found),
         "changed": changed_places(state, spec, flat, path, parent),
         "ran": ran, "graph": graph, "saves": state["saves"] and torch.is_grad_enabled(),
         "driver": driver, "parent": parent, "moves": moves, "node": None,
@@ -624,16 +625,16 @@ def changed_places(state, spec, flat, path, parent):
 
 
 def look_around(state, function, flat):
-    """(places, sentences on what is not guarded, tensors met, None). Where there are too many places: those
-    that code reads which ran so far, and a set for what runs now; all None if that is not known."""
+    """(what find_places finds, None). Where there are too many places: what code reads which ran so far, and
+    a set for what runs now; both None if that is not known."""
     roots, arguments = [*flat.objects, *bearers_of_code(flat)], [*zip(flat.paths, flat.tensors, strict=True)]
     found = places.find_places(function, roots, most=options.MAX_PLACES, arguments=arguments)
     if found is not None:
-        return *found, None
+        return found, None
     if None in state["ran"]:
-        return None, None, None, None
+        return None, None
     found = places.find_places(function, roots, ran=state["ran"], arguments=arguments)
-    return *found, set()
+    return found, set()
 
 
 def bearers_of_code(flat):

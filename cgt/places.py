@@ -13,9 +13,10 @@ its code can read, and writes down each place with the value found there:
 Which attributes of an object matter depends on the names that any reachable code reads, and which
 code is reachable depends on the objects: both grow until neither does. A name is matched against
 every object, because bytecode does not say whose attribute it is; so `self.steps` is a place only
-if some reachable code reads a `.steps`, and then every object that has one is guarded. Names that
-code only stores (`self.last = loss`) are not reads. What Python runs without a name in the bytecode
-(special methods, setters) counts wherever a class of the user's has it.
+if some reachable code names a `.steps`, and then every object that has one is guarded. A name that
+code only stores (`self.last = loss`) is one, too: after the run its place tells what a replay would not
+do; and so do the sizes of all that was opened, where a name was not there before. What Python runs without a
+name in the bytecode (special methods, setters) counts wherever a class of the user's has it.
 
 torch, numpy and the standard library are *ambient*: their globals are not walked. Only the
 instances that carry a user's state are: modules, optimizers, schedulers, gradient scalers; of tensors
@@ -26,6 +27,7 @@ subclasses are asked with issubclass of a real type, never isinstance (`__class_
 """
 
 import argparse
+import builtins
 import collections
 import contextvars
 import dis
@@ -55,14 +57,21 @@ class Place(NamedTuple):
     path: str  # for messages: model.layers.0.weight, opt.param_groups[0]['lr']
 
 
+class Found(NamedTuple):
+    """What find_places found."""
+
+    places: list  # of Place, without duplicates
+    notes: list  # sentences about what could not be guarded
+    tensors: list  # (path, tensor) of every tensor met, in places or in what cannot change
+    sizes: list  # (path, dict, how many entries it has) of what attributes could come to
+
+
 class Walk(NamedTuple):
     """The containers that one call of find_places fills; the objects in `seen` stay alive so that
     their ids stay theirs."""
 
-    places: list  # of Place, without duplicates
+    found: Found
     known: set  # (kind, id of holder, key) of each place
-    notes: list  # sentences about what could not be guarded
-    tensors: list  # (path, tensor) of every tensor met, in places or in what cannot change
     seen: dict  # id -> object, everything visited
     todo: collections.deque  # (rule, object, path): first in first out gives the shortest paths
     open: list  # (reader, object, path): what has to be asked again when the names grow
@@ -75,14 +84,14 @@ class Walk(NamedTuple):
 
 
 def find_places(function, roots=(), ran=None, most=None, arguments=()):
-    """All places from which `function` can read, sentences about what is not guarded, and the tensors
-    met; or None if there are more than `most` places.
+    """All places from which `function` can read or in which it can store, and what else there is in Found; or
+    None if there are more than `most` places.
 
     `roots`: (path, object) of what comes with the arguments and is neither a tensor nor a plain value.
     `ran`: code objects; only what these read counts. That is enough for a run in which no other code ran:
     to get to another one, a value must change that these read. `arguments`: (path, tensor) of those that
     are given, of which only the hooks count."""
-    walk = Walk([], set(), [], [], {}, collections.deque(), [], {}, {}, {}, {}, {}, ran)
+    walk = Walk(Found([], [], [], []), set(), {}, collections.deque(), [], {}, {}, {}, {}, {}, ran)
     walk.names.update(dict.fromkeys(ALWAYS_READ))
     visit(walk, function, function.__name__ if type(function) is types.FunctionType else "self")
     for path, thing in roots:
@@ -93,7 +102,7 @@ def find_places(function, roots=(), ran=None, most=None, arguments=()):
         while walk.todo:
             rule, thing, path = walk.todo.popleft()
             rule(walk, thing, path)
-            if most is not None and len(walk.places) > most:
+            if most is not None and len(walk.found.places) > most:
                 return None
         names = frozenset(walk.names)
         fresh = frozenset(list(walk.names)[n_names:])
@@ -102,10 +111,11 @@ def find_places(function, roots=(), ran=None, most=None, arguments=()):
         for row in range(0 if fresh else asked, n_open):
             reader, thing, path = walk.open[row]
             reader(walk, thing, path, fresh if row < asked else names)
-            if most is not None and len(walk.places) > most:
+            if most is not None and len(walk.found.places) > most:
                 return None
     guard_absences(walk)
-    return walk.places, walk.notes, walk.tensors
+    measure(walk)
+    return walk.found
 
 
 # What a visit does with an object is the rule for its type, in the table at the end.
@@ -126,7 +136,7 @@ def add(walk, kind, holder, key, want, path):
     mark = (kind, id(holder), key if is_simple(key) else id(key))
     if mark not in walk.known:
         walk.known.add(mark)
-        walk.places.append(Place(kind, holder, key, want, path))
+        walk.found.places.append(Place(kind, holder, key, want, path))
 
 
 def add_and_visit(walk, kind, holder, key, value, path):
@@ -142,8 +152,8 @@ def is_ambient(module_name):
     return isinstance(module_name, str) and module_name.partition(".")[0] in AMBIENT
 
 
-# Code: which names does it read? From the bytecode and not from co_names, which mixes globals with
-# attributes (a script's `for step in ...` beside `opt.step()`) and reads with stores.
+# Code: which names does it read, or store? From the bytecode and not from co_names, which mixes globals with
+# attributes (a script's `for step in ...` beside `opt.step()`).
 
 
 class Reads(NamedTuple):
@@ -200,9 +210,9 @@ def texts_in(constant):
 OPERATION_FIELD = {  # each version of CPython lacks some
     dis.opmap[operation]: field
     for field, operations in {
-        "globals": "LOAD_GLOBAL LOAD_NAME LOAD_FROM_DICT_OR_GLOBALS",
-        "names": "LOAD_ATTR LOAD_METHOD LOAD_SUPER_ATTR IMPORT_FROM",
-        "cells": "LOAD_DEREF LOAD_CLASSDEREF LOAD_FROM_DICT_OR_DEREF",
+        "globals": "LOAD_GLOBAL LOAD_NAME LOAD_FROM_DICT_OR_GLOBALS STORE_GLOBAL DELETE_GLOBAL",
+        "names": "LOAD_ATTR LOAD_METHOD LOAD_SUPER_ATTR IMPORT_FROM STORE_ATTR DELETE_ATTR",
+        "cells": "LOAD_DEREF LOAD_CLASSDEREF LOAD_FROM_DICT_OR_DEREF STORE_DEREF DELETE_DEREF",
         "imports": "IMPORT_NAME",
         "constants": "LOAD_CONST RETURN_CONST",  # not KW_NAMES: f(lr=1) reads no .lr
     }.items()
@@ -261,11 +271,10 @@ def walk_function(walk, function, path):
     if ambient:
         visit(walk, dict_of(function).get("registry"), f"{path}.registry")  # of functools.singledispatch
         return
-    if dict_of(function):
-        walk.open.append((read_function, function, path))
+    walk.open.append((read_function, function, path))
     for name in reads.globals:
-        if name in scope:
-            add_and_visit(walk, DICT_ITEM, scope, name, scope[name], name)
+        if name in scope or not hasattr(builtins, name):
+            add_and_visit(walk, DICT_ITEM, scope, name, scope.get(name, MISSING), name)
     for name in reads.imports:  # absolute, or relative to the function's package
         for full_name in (name, f"{scope.get('__package__')}.{name}".rstrip(".")):
             visit(walk, sys.modules.get(full_name), full_name)
@@ -392,12 +401,12 @@ def behind_proxy(proxy):
 def walk_opaque(walk, entries, path):
     cls = type(entries)  # of which only the builtin ones may be asked for their length
     if not any(cls is builtin for builtin in OPAQUE) or len(entries):
-        walk.notes.append(f"{path} is a {NAME_OF(cls)}: guarded by identity, not by its contents.")
+        walk.found.notes.append(f"{path} is a {NAME_OF(cls)}: guarded by identity, not by its contents.")
 
 
 def is_too_large(walk, size, path):
     if size > MOST_ENTRIES:
-        walk.notes.append(
+        walk.found.notes.append(
             f"{path} has {size} entries, more than {MOST_ENTRIES}: "
             "guarded by identity and length, not by its entries."
         )
@@ -553,7 +562,7 @@ def read_python_module(walk, module, path, names):
 def guard_absences(walk):
     """hasattr(self, "ema") was false: that is a value too. Last, as an absence leads nowhere."""
     for reader, thing, path in list(walk.open):
-        if reader not in (read_instance, read_class, read_function, read_python_module):
+        if reader not in OPENED or (reader is read_function and not dict_of(thing)):
             continue
         own, cls = (None, thing) if reader is read_class else (dict_of(thing), type(thing))
         absent = [name for name in walk.probed if class_value(cls, name) is MISSING and name not in (own or ())]
@@ -563,13 +572,30 @@ def guard_absences(walk):
             add(walk, DICT_ITEM, own, name, MISSING, f"{path}.{name}")
 
 
+def measure(walk):
+    """An attribute that comes to something while the function runs would not come at a replay, and there
+    is no place for it."""
+    layers = [layer for found in walk.layers.values() for layer in found]
+    opened = [(path, dict_of(thing)) for reader, thing, path in walk.open if reader in OPENED]
+    opened += [(NAME_OF(cls), behind_proxy(members)) for cls, members, ambient in layers if not ambient]
+    walk.found.sizes.extend((path, own, len(own)) for path, own in opened if own is not None)
+
+
+def find_grown(sizes):
+    """The path of the attribute that came to one of these dicts since, or None."""
+    for path, own, size in sizes:
+        if len(own) > size:
+            return f"{path}.{next(reversed(own))}"
+    return None
+
+
 # Tensors: their contents are followed by the recording. Their hooks are code of a backward, so they
 # matter where code names one. A hook cannot come to a tensor without a new RemovableHandle: places of
 # hooks are compared only if the dict of that class changed.
 
 
 def walk_tensor(walk, tensor, path):
-    walk.tensors.append((path, tensor))
+    walk.found.tensors.append((path, tensor))
     if any(type(tensor) is cls for cls in PLAIN_TENSORS) and tensor.requires_grad:
         walk.open.append((read_tensor, tensor, path))
 
@@ -610,7 +636,7 @@ def walk_module(walk, module, path):
             for name, value in list(dict.items(entries)):
                 add_and_visit(walk, DICT_ITEM, entries, name, value, f"{path}.{name}")
         elif entries is not None:  # a scripted module keeps them in C++
-            walk.notes.append(f"{path}.{field} is not a dict: its entries are not guarded.")
+            walk.found.notes.append(f"{path}.{field} is not a dict: its entries are not guarded.")
     walk_hooks(walk, own, MODULE_HOOKS, path)
     walk_hooks(walk, vars(torch_module), GLOBAL_HOOKS, "torch.nn.modules.module")
     walk_instance(walk, module, path)
@@ -695,7 +721,7 @@ def settle_empties(found, lone, changed):
 
 
 def find_changed(found, is_same):
-    """The path of a place that does not hold what it held when it was found, or one for which
+    """The path of a place that does not hold what it held when it was found, nor something for which
     `is_same(then, now)`; or None."""
     for place in found:
         if place.kind in (DICT_LEN, LIST_LEN):
@@ -808,6 +834,8 @@ MODULE_OF = type.__dict__["__module__"].__get__
 
 # triton's launchers fill caches of their own while they run: guarding those would never hold
 AMBIENT = sys.stdlib_module_names | {"torch", "numpy", "triton", "cgt"}
+
+OPENED = (read_instance, read_class, read_function, read_python_module)
 
 # What counts wherever it is found. Of a user's classes, besides: see runs_unnamed.
 ALWAYS_READ = ("forward", "training", "__wrapped__")
