@@ -19,7 +19,7 @@ import weakref
 import cgt_core as core
 import torch
 
-from . import autograd, describe, errors, options, places, pytree, record, trace
+from . import autograd, describe, errors, impure, options, places, pytree, record, trace
 from .private import is_forward_ad, is_reader, outside_dynamo
 from .trace import CUDA, HOST
 
@@ -400,8 +400,9 @@ def warm(state, function, spec, flat, args, kwargs):
     began = time.perf_counter()
     guess = CUDA if any(t.is_cuda for t in flat.tensors) else HOST
     seen = trace.observe(guess, graph=state["graph"], ran=state["ran"])
-    before = [describe.memory_of(t) for t in flat.tensors]
+    before, sources = [describe.memory_of(t) for t in flat.tensors], impure.states(())
     result = trace.run(seen, function, args, kwargs)
+    seen["reason"] = seen["reason"] or impure.vet(sources, seen)
     state["warm_seconds"] += time.perf_counter() - began
     note_warm(state, flat, result, driver_of(state, flat) is None)
     driver = CUDA if any(d.type == "cuda" for d in seen["devices"]) else HOST
@@ -460,6 +461,7 @@ def record_node(state, function, spec, flat, args, kwargs, rec):
         return eager(state, function, args, kwargs, rec["reason"])
     result, seen = outcome
     del outcome
+    seen["reason"] = seen["reason"] or impure.vet(rec["sources"], seen)
     moved = describe.find_moved(rec)
     if moved and rec["driver"] == CUDA:  # into a capture that has not run
         reason = errors.replaced(moved)
@@ -537,7 +539,7 @@ def prepare(state, function, spec, flat, rec):
     if graph is None:
         around, ran = look_around(state, function, flat)
     else:
-        around, ran = places.Found([], [], graph["reached"], []), None
+        around, ran = places.Found([], [], graph["reached"], [], []), None
     if around is None:
         return errors.too_many_places()
     found = around.places
@@ -556,7 +558,7 @@ def prepare(state, function, spec, flat, rec):
         core.with_paths(functools.partial(core.begin_iteration, device, tensors))
     rec |= {
         "flat": flat, "reached": reached, "also": also, "places": found, "unguarded": around.notes,
-        "sizes": around.sizes, "lone": places.lone_empties(found),
+        "sizes": around.sizes, "sources": impure.states(around.sources), "lone": places.lone_empties(found),
         "changed": changed_places(state, spec, flat, path, parent),
         "ran": ran, "graph": graph, "saves": state["saves"] and torch.is_grad_enabled(),
         "driver": driver, "parent": parent, "moves": moves, "node": None,

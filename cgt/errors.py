@@ -65,6 +65,27 @@ def reseeded(line):
     )
 
 
+def impure(name, line):
+    return (
+        f"{name}() at {line} gives another value at each call, and a replay would repeat the recorded one. Call it "
+        "outside the jitted function and pass what it gives as a tensor."
+    )
+
+
+def outside_draw(path):
+    return (
+        f"the function draws from {path}, and a replay would repeat the recorded numbers. Draw with torch "
+        "(torch.rand, torch.randint), or draw outside and pass the numbers as a tensor."
+    )
+
+
+def advanced(path):
+    return (
+        f"{path} is an iterator or a file from which the function takes what comes next, or which cannot be asked whether "
+        "it does; a replay would not. Call next() or read outside, and pass what comes as a tensor."
+    )
+
+
 def new_generator():
     return (
         "the function draws from a torch.Generator that it makes itself. "
@@ -365,6 +386,7 @@ def blocked(kind):
         "the call is part of another CUDA graph capture.",
         "hooks for saved tensors are active around the call (torch.utils.checkpoint with "
         "use_reentrant=False, save_on_cpu). Use them inside the jitted function.",
+        "torch.jit.trace is tracing the call.",
     )[kind]
 
 

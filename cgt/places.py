@@ -33,6 +33,8 @@ import contextvars
 import dis
 import functools
 import gc
+import os
+import random
 import sys
 import threading
 import types
@@ -64,6 +66,7 @@ class Found(NamedTuple):
     notes: list  # sentences about what could not be guarded
     tensors: list  # (path, tensor) of every tensor met, in places or in what cannot change
     sizes: list  # (path, dict, how many entries it has) of what attributes could come to
+    sources: list  # (path, object) of what gives another value each time: see is_source
 
 
 class Walk(NamedTuple):
@@ -91,7 +94,7 @@ def find_places(function, roots=(), ran=None, most=None, arguments=()):
     `ran`: code objects; only what these read counts. That is enough for a run in which no other code ran:
     to get to another one, a value must change that these read. `arguments`: (path, tensor) of those that
     are given, of which only the hooks count."""
-    walk = Walk(Found([], [], [], []), set(), {}, collections.deque(), [], {}, {}, {}, {}, {}, ran)
+    walk = Walk(Found([], [], [], [], []), set(), {}, collections.deque(), [], {}, {}, {}, {}, {}, ran)
     walk.names.update(dict.fromkeys(ALWAYS_READ))
     visit(walk, function, function.__name__ if type(function) is types.FunctionType else "self")
     for path, thing in roots:
@@ -236,6 +239,8 @@ def read_code(walk, code):
     reads = code_reads(code)
     walk.names.update(reads.names)
     walk.probed.update(reads.probed)
+    if not (ENVIRONMENT.isdisjoint(reads.names) and ENVIRONMENT.isdisjoint(reads.globals)):
+        visit(walk, os.environ, "os.environ")
     return reads
 
 
@@ -402,6 +407,32 @@ def walk_opaque(walk, entries, path):
     cls = type(entries)  # of which only the builtin ones may be asked for their length
     if not any(cls is builtin for builtin in OPAQUE) or len(entries):
         walk.found.notes.append(f"{path} is a {NAME_OF(cls)}: guarded by identity, not by its contents.")
+
+
+def walk_environment(walk, environ, path):
+    entries = dict_of(environ)["_data"]
+    add(walk, DICT_LEN, entries, None, len(entries), f"len({path})")
+    for key, value in entries.items():
+        add(walk, DICT_ITEM, entries, key, value, f"{path}[{environ.decodekey(key)!r}]")
+
+
+def walk_source(walk, source, path):
+    walk.found.sources.append((path, source))
+    walk_subclass(walk, source, path)
+
+
+def is_random(cls):
+    """Is this the class of a random generator, Python's or numpy's?"""
+    return derives(cls, (random.Random,)) or any((MODULE_OF(b), NAME_OF(b)) in RANDOM for b in MRO_OF(cls))
+
+
+def is_source(cls):
+    """Does an object of this class give another value each time, which no place shows? Iterators are, but for a
+    user's own in Python."""
+    owners = [base for base in MRO_OF(cls) if has(base, "__next__")]
+    return is_random(cls) or any(
+        is_ambient(MODULE_OF(base)) or not is_method(CLASS_DICT_OF(base)["__next__"]) for base in owners
+    )
 
 
 def is_too_large(walk, size, path):
@@ -833,12 +864,14 @@ NAME_OF = type.__dict__["__name__"].__get__
 MODULE_OF = type.__dict__["__module__"].__get__
 
 # triton's launchers fill caches of their own while they run: guarding those would never hold
-AMBIENT = sys.stdlib_module_names | {"torch", "numpy", "triton", "cgt"}
+LIBRARIES = frozenset(("torch", "numpy", "triton", "cgt"))
+AMBIENT = sys.stdlib_module_names | LIBRARIES
 
 OPENED = (read_instance, read_class, read_function, read_python_module)
 
 # What counts wherever it is found. Of a user's classes, besides: see runs_unnamed.
 ALWAYS_READ = ("forward", "training", "__wrapped__")
+ENVIRONMENT = frozenset("environ environb getenv getenvb expandvars".split())
 NOT_IN_CALLS = frozenset(  # those that make, end and pickle objects
     ("__init__", "__new__", "__post_init__", "__init_subclass__", "__set_name__", "__del__")
     + ("__reduce__", "__reduce_ex__", "__getstate__", "__setstate__", "__dir__", "__sizeof__")
@@ -852,6 +885,10 @@ PLAIN_TENSORS = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 HANDLES = behind_proxy(CLASS_DICT_OF(torch.utils.hooks.RemovableHandle))
 STATEFUL = (torch.nn.Module, torch.optim.lr_scheduler.LRScheduler, torch.amp.GradScaler)
 OPAQUE = (set, collections.deque, bytearray)
+RANDOM = frozenset(
+    (("numpy.random._generator", "Generator"), ("numpy.random.mtrand", "RandomState"))
+    + (("numpy.random.bit_generator", "BitGenerator"),)
+)
 UNFOLLOWED = (contextvars.ContextVar, threading.local, weakref.ref)
 AROUND_BUILTIN = (collections.UserDict, collections.UserList, collections.UserString, collections.ChainMap)
 BUILTIN_DESCRIPTORS = (
@@ -889,6 +926,7 @@ RULES = (  # the first that fits; None: nothing to walk
     ((*OPAQUE, *UNFOLLOWED), walk_opaque),
     (AROUND_BUILTIN, walk_around_builtin),
     (types.MappingProxyType, walk_proxy),
+    (type(os.environ), walk_environment),
 )
 
 
@@ -903,4 +941,6 @@ def rule_for(cls):
             return rule
     if MODULE_OF(cls) == "numpy" and NAME_OF(cls) == "ndarray":
         return walk_opaque
+    if is_source(cls):
+        return walk_source
     return None if is_ambient(MODULE_OF(cls)) else walk_instance

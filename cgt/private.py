@@ -6,6 +6,8 @@ torch 2.11.0+cu130 and 2.13.0 (CPU). Imports nothing of cgt's but the core.
 
 import contextlib
 import functools
+import operator
+import os
 import sys
 import threading
 import types
@@ -18,7 +20,7 @@ from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 
 __all__ = [
-    "DispatchMode", "OpOverload", "capture_hidden", "clear_workspaces", "codes_watched", "compiled_watched",
+    "DispatchMode", "OpOverload", "calls_watched", "capture_hidden", "clear_workspaces", "compiled_watched",
     "higher_order_watched", "is_forward_ad", "is_in_backward", "is_reader", "may_donate", "outside_dynamo",
     "reads_watched", "regions_watched", "self_check", "sequence_number", "states_watched", "told_once", "was_freed",
 ]  # fmt: skip
@@ -311,31 +313,40 @@ def was_freed(raw):
     return False
 
 
-def codes_watched(ran):
-    """A bracket: add the code objects that start inside to the set `ran` (None: nobody asks); add None if somebody
-    else's profiler is in the way, or if Dynamo ran code in their place. (sys.monitoring sees all threads, sys.setprofile
-    this one, which is enough where autograd runs in it.)"""
-    if ran is None:
-        return NOTHING
-    started = set()
-    begin, end = monitored(started) if hasattr(sys, "monitoring") else profiled(started)
+QUIET_FILES = tuple(os.path.dirname(torch.__file__) + os.sep + name for name in ("nn", "optim", "autograd", "_"))
+
+
+def calls_watched(started, methods, called):
+    """A bracket: add the code objects that start or go on inside to the set `started`; add None if somebody else's
+    profiler is in the way, or if Dynamo ran code in their place. Before a builtin function of `methods` (by
+    core.method_id) runs there is called(function, frame), the frame that calls it. (sys.monitoring sees all threads, a
+    profile function this one, which is enough where autograd runs in it.)"""
+    begin, end = (monitored if hasattr(sys, "monitoring") else profiled)(started, methods, called)
 
     def close():
         end()
-        ran.update(started)
         if any(c and c.co_name == "compile_wrapper" and "_dynamo" in c.co_filename for c in started):
-            ran.add(None)
+            started.add(None)
 
     return begin, close
 
 
-def monitored(started):
-    """codes_watched from Python 3.12 on."""
-    events, tools = sys.monitoring.events.PY_START, []
+def monitored(started, methods, called):
+    """calls_watched from Python 3.12 on. Of torch's own calls those that are many are not looked at."""
+    events, tools = sys.monitoring.events, []
 
     def start(code, _):
         started.add(code)
         return sys.monitoring.DISABLE
+
+    def call(code, _, function, __):
+        if code.co_filename.startswith(QUIET_FILES):
+            return sys.monitoring.DISABLE
+        if core.method_id(function) in methods:
+            called(function, sys._getframe(1))
+        return None
+
+    callbacks = {events.PY_START: start, events.PY_RESUME: start, events.CALL: call}
 
     def begin():
         tool = next((t for t in range(5, -1, -1) if sys.monitoring.get_tool(t) is None), None)
@@ -344,38 +355,38 @@ def monitored(started):
             return
         tools.append(tool)
         sys.monitoring.use_tool_id(tool, "cgt")
-        sys.monitoring.register_callback(tool, events, start)
-        sys.monitoring.set_events(tool, events)
+        for event, callback in callbacks.items():
+            sys.monitoring.register_callback(tool, event, callback)
+        sys.monitoring.set_events(tool, functools.reduce(operator.or_, callbacks))
         sys.monitoring.restart_events()
 
     def end():
         for tool in tools:
             if sys.monitoring.get_tool(tool) == "cgt":
                 sys.monitoring.set_events(tool, 0)
-                sys.monitoring.register_callback(tool, events, None)
+                for event in callbacks:
+                    sys.monitoring.register_callback(tool, event, None)
                 sys.monitoring.free_tool_id(tool)
 
     return begin, end
 
 
-def profiled(started):
-    """codes_watched up to Python 3.11."""
+def profiled(started, methods, called):
+    """calls_watched up to Python 3.11."""
     mine = []
 
-    def start(frame, event, _):
-        if event == "call":
-            started.add(frame.f_code)
-
     def begin():
-        if sys.getprofile() is not None or torch.cuda.is_initialized():  # whose backwards have a thread
+        if sys.getprofile() is not None:
             started.add(None)
             return
+        if torch.cuda.is_initialized():  # whose backwards have a thread
+            started.add(None)
         mine.append(True)
-        sys.setprofile(start)
+        core.calls_begin(methods, started, called)
 
     def end():
         if mine:
-            sys.setprofile(None)
+            core.calls_end()
 
     return begin, end
 

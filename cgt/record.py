@@ -12,7 +12,7 @@ import traceback
 import cgt_core as core
 import torch
 
-from . import describe, errors, options, places, trace
+from . import describe, errors, impure, options, places, trace
 from .private import NOTHING, capture_hidden, clear_workspaces
 from .trace import CUDA, HOST
 
@@ -280,11 +280,12 @@ def snapshot_places(rec):
         for t in describe.all_tensors(rec["flat"], rec["reached"])
         if t.requires_grad and t.is_leaf
     ]
-    return rec["places"], grads, core.histories(describe.all_tensors(rec["flat"], rec["reached"]))
+    histories = core.histories(describe.all_tensors(rec["flat"], rec["reached"]))
+    return rec["places"], grads, histories, rec["sources"]
 
 
 def restore_places(before, seen, tensors_only):
-    """Put back what a failed capture replaced in places, and gradients; or only where it left tensors of
+    """Put back what a failed capture replaced in places, gradients and random states; or only where it left tensors of
     its own, whose values were never computed."""
 
     def spoilt(value):
@@ -294,7 +295,7 @@ def restore_places(before, seen, tensors_only):
             and core.storage_id(value) in seen["made"]
         )
 
-    found, grads, histories = before
+    found, grads, histories, sources = before
     core.histories_restore(histories)
     for p in found:
         if p.kind == places.DICT_LEN:
@@ -311,3 +312,5 @@ def restore_places(before, seen, tensors_only):
     for tensor, grad in grads:
         if tensor.grad is not grad:
             tensor.grad = grad
+    if not tensors_only:
+        impure.put_back(sources)

@@ -27,11 +27,10 @@ from typing import NamedTuple
 import cgt_core as core
 import torch
 
-from . import errors, tape
+from . import errors, impure, tape
 from .private import (
     DispatchMode,
     OpOverload,
-    codes_watched,
     compiled_watched,
     higher_order_watched,
     is_forward_ad,
@@ -152,7 +151,7 @@ def observe(
         "constants": set(), "keep": [], "memory": [], "parent": parent, "swaps": {}, "buffers": {},
         "mirrored": set(), "user": {}, "raw": set(), "fixed": {}, "states": {},
         "reachable": generators, "saves": saves, "saved": [], "since": sequence_number(),
-        "inside": False, "graph": graph, "tokens": {}, "rng": {}, "ran": ran,
+        "inside": False, "graph": graph, "tokens": {}, "rng": {}, "ran": ran, "started": set(),
         "arguments": arguments, "passing": set(), "hooked": False, "seeds": False,
         "spent": {}, "whole": {core.storage_id(t): t for _, t in spent},
     }  # fmt: skip
@@ -193,11 +192,13 @@ def run(seen, function, args, kwargs):
         ),
         higher_order_watched(is_mine, functools.partial(watch_higher_order, seen)),
         compiled_watched(is_mine, InCompiled(seen)),
-        reads_behind_watched(), *regions, *watch_saves(seen, is_mine), codes_watched(seen["ran"]),
+        reads_behind_watched(), *regions, *watch_saves(seen, is_mine), impure.watched(seen, is_mine),
     ]  # fmt: skip
     before = references(seen)
     called = functools.partial(core.observed, seen["returned"], watch, function, args, kwargs)
     result = core.within(brackets, called)
+    if seen["ran"] is not None:
+        seen["ran"] |= seen["started"]
     if seen["saves"]:
         if before != references(seen):
             gc.collect()  # cycles are not holders

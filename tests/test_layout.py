@@ -22,6 +22,7 @@ ORDER = [
     "private",
     "pytree",
     "places",
+    "impure",
     "tape",
     "trace",
     "describe",

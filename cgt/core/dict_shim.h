@@ -3,10 +3,11 @@
 // Up to Python 3.11 every dict carries a version tag that no two states of any dict share. From 3.12
 // on a dict watcher tells: any change of any watched dict moves one counter, and the places are
 // then compared again. Module globals change all the time (every loop variable of a script), so
-// they are not watched there: their few guarded names are compared at each call instead.
+// they are not watched there, but for torch's: their few guarded names are compared at each call instead.
 #pragma once
 #include <Python.h>
 #include <cstdint>
+#include <cstring>
 
 namespace cgt {
 
@@ -26,8 +27,13 @@ static inline int dict_watch_start() {
   if (dict_watcher < 0) PyErr_Clear();  // all eight taken: every place is compared at each call
   return dict_watcher >= 0;
 }
+static inline int is_of_torch(PyObject* d) {
+  PyObject* name = PyDict_GetItemString(d, "__name__");
+  const char* text = name && PyUnicode_Check(name) ? PyUnicode_AsUTF8(name) : nullptr;
+  return text && (!strcmp(text, "torch") || !strncmp(text, "torch.", 6));
+}
 static inline int dict_watch(PyObject* d) {
-  if (dict_watcher < 0 || PyDict_GetItemString(d, "__builtins__")) return 0;
+  if (dict_watcher < 0 || (PyDict_GetItemString(d, "__builtins__") && !is_of_torch(d))) return 0;
   if (PyDict_Watch(dict_watcher, d) < 0) {
     PyErr_Clear();
     return 0;

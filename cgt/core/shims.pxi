@@ -151,6 +151,11 @@ cdef extern from "cuda_shim.h" namespace "cgt":
     int generator_take(PyObject* generator, uint64_t advance, uint64_t* seed,
                        uint64_t* offset) noexcept
 
+cdef extern from "calls_shim.h" namespace "cgt":
+    void* method_of(PyObject* function)
+    int call_watch_begin(PyObject* methods, PyObject* started, PyObject* called) except -1
+    void call_watch_end()
+
 cdef extern from "dict_shim.h" namespace "cgt":
     PyObject* type_lookup(PyObject* tp, PyObject* name)
     int dict_watch_start()

@@ -343,6 +343,22 @@ def proceed(list instead):
     return taken(observe_proceed(<PyObject*>instead))
 
 
+def method_id(function):
+    """A number for the C function behind a builtin function or a method of a builtin class; 0 for all else."""
+    return <uintptr_t>method_of(<PyObject*>function)
+
+
+def calls_begin(methods, set started, called):
+    """From now on, in this thread, code that starts or goes on comes into the set, and called(function, frame) comes
+    before one of the builtin functions whose method_id is among these."""
+    call_watch_begin(<PyObject*>methods, <PyObject*>started, <PyObject*>called)
+
+
+def calls_end():
+    """No more."""
+    call_watch_end()
+
+
 def stream_is_capturing(int device):
     """Is somebody's capture under way on the current stream of this device?"""
     cuda_thread_ready(device)

@@ -489,7 +489,7 @@ static inline int saved_hooks() noexcept {
   return static_cast<int>(at::SavedTensorDefaultHooks::get_tls_state().stack.size());
 }
 
-enum Blocker { BLOCK_NONE, BLOCK_DISPATCH_MODE, BLOCK_FUNCTION_MODE, BLOCK_TRANSFORM, BLOCK_CAPTURE, BLOCK_SAVES };
+enum Blocker { BLOCK_NONE, BLOCK_DISPATCH_MODE, BLOCK_FUNCTION_MODE, BLOCK_TRANSFORM, BLOCK_CAPTURE, BLOCK_SAVES, BLOCK_TRACE };
 
 // Is something between us and the ops that a recording could not see through?
 static inline int ambient_blocker() noexcept {
@@ -499,6 +499,7 @@ static inline int ambient_blocker() noexcept {
   if (c10::impl::tls_is_dispatch_key_included(c10::DispatchKey::FuncTorchDynamicLayerFrontMode) ||
       c10::impl::tls_is_dispatch_key_included(c10::DispatchKey::Functionalize))
     return BLOCK_TRANSFORM;
+  if (c10::impl::tls_is_dispatch_key_included(c10::DispatchKey::Tracer)) return BLOCK_TRACE;
   if (c10::AutogradState::get_tls_state().get_grad_mode()) {
     const auto& hooks = at::SavedTensorDefaultHooks::get_tls_state();
     if (!hooks.stack.empty() || hooks.disabled_error_message) return BLOCK_SAVES;
