@@ -539,13 +539,17 @@ def prepare(state, function, spec, flat, rec):
     if graph is None:
         around, ran = look_around(state, function, flat)
     else:
-        around, ran = places.Found([], [], graph["reached"], [], []), None
+        around, ran = places.Found([], [], graph["reached"], [], [], []), None
     if around is None:
         return errors.too_many_places()
     found = around.places
     for path, value in [*flat.objects, *((p.path, p.want) for p in found)]:
         if is_reader(value):
             return errors.early_bound(path)
+    if around.scripted:
+        reason = errors.scripted(around.scripted[0])
+        condemn(state, spec, flat, reason)
+        return reason
     reached, also = reach_tensors(around.tensors, flat)
     tensors = describe.all_tensors(flat, reached)
     path, parent = place_in_tree(state, flat, tensors)

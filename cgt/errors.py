@@ -313,6 +313,13 @@ def early_bound(path):
     )
 
 
+def scripted(path):
+    return (
+        f"{path} is a module of TorchScript (torch.jit.script, trace, load), whose mode, parameters and attributes no "
+        "guard can see. Use the module that it was made from."
+    )
+
+
 def modified(shape):
     return (
         "one of the variables needed for gradient computation has been modified by an inplace "

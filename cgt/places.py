@@ -33,6 +33,7 @@ import contextvars
 import dis
 import functools
 import gc
+import operator
 import os
 import random
 import sys
@@ -67,6 +68,7 @@ class Found(NamedTuple):
     tensors: list  # (path, tensor) of every tensor met, in places or in what cannot change
     sizes: list  # (path, dict, how many entries it has) of what attributes could come to
     sources: list  # (path, object) of what gives another value each time: see is_source
+    scripted: list  # paths of modules of TorchScript, whose parameters and attributes lie in C++
 
 
 class Walk(NamedTuple):
@@ -94,7 +96,7 @@ def find_places(function, roots=(), ran=None, most=None, arguments=()):
     `ran`: code objects; only what these read counts. That is enough for a run in which no other code ran:
     to get to another one, a value must change that these read. `arguments`: (path, tensor) of those that
     are given, of which only the hooks count."""
-    walk = Walk(Found([], [], [], [], []), set(), {}, collections.deque(), [], {}, {}, {}, {}, {}, ran)
+    walk = Walk(Found([], [], [], [], [], []), set(), {}, collections.deque(), [], {}, {}, {}, {}, {}, ran)
     walk.names.update(dict.fromkeys(ALWAYS_READ))
     visit(walk, function, function.__name__ if type(function) is types.FunctionType else "self")
     for path, thing in roots:
@@ -204,10 +206,16 @@ def cell_name(code, argument):
 
 def texts_in(constant):
     if isinstance(constant, str):
-        return [constant] if constant.isidentifier() else []
+        return parts_of(constant)
     if isinstance(constant, (tuple, frozenset)):  # for name in ("weight", "bias"): getattr(...)
         return [text for entry in constant for text in texts_in(entry)]
     return []
+
+
+def parts_of(text):
+    """Names of attributes that the text could stand for: "lr", "config.lr" (of operator.attrgetter)."""
+    parts = text.split(".")
+    return parts if all(part.isidentifier() for part in parts) else []
 
 
 OPERATION_FIELD = {  # each version of CPython lacks some
@@ -241,6 +249,9 @@ def read_code(walk, code):
     walk.probed.update(reads.probed)
     if not (ENVIRONMENT.isdisjoint(reads.names) and ENVIRONMENT.isdisjoint(reads.globals)):
         visit(walk, os.environ, "os.environ")
+    for name, entries, key, path in SWITCHES:
+        if name in reads.names or name in reads.globals:
+            add(walk, DICT_ITEM, entries, key, entries.get(key, MISSING), path)
     return reads
 
 
@@ -300,6 +311,13 @@ def walk_partial(walk, partial, path):
     visit(walk, partial.keywords, f"{path}.keywords")
 
 
+def walk_getter(walk, getter, path):
+    """operator.attrgetter and methodcaller have the names that they read, as they tell when they are pickled."""
+    made, given = getter.__reduce__()
+    visit(walk, made, path)
+    visit(walk, given, path)
+
+
 def walk_wrapper(walk, wrapper, path):
     visit(walk, unwrapped(wrapper), path)
 
@@ -349,9 +367,8 @@ def is_builtin_descriptor(raw):
 
 
 def walk_text(walk, text, path):
-    name = str.__str__(text)  # of a subclass, too, a plain one
-    if name.isidentifier():  # getattr(self, name) with this name
-        walk.names[name] = None
+    # of a subclass, too, a plain one: getattr(self, name) with this name
+    walk.names.update(dict.fromkeys(parts_of(str.__str__(text))))
     walk_subclass(walk, text, path)
 
 
@@ -562,6 +579,9 @@ def walk_class(walk, cls, path):
     if not is_ambient(MODULE_OF(cls)):
         layers_of(walk, cls)
         walk.open.append((read_class, cls, path))
+    if not is_ambient(MODULE_OF(type(cls))):
+        layers_of(walk, type(cls))
+        walk.open.append((read_metaclass, cls, path))
 
 
 def read_class(walk, cls, path, names):
@@ -569,6 +589,14 @@ def read_class(walk, cls, path, names):
     for name, raw in class_hits(walk, cls, names):
         if not is_method(raw) and not is_builtin_descriptor(raw):
             add_class_value(walk, cls, name, raw, f"{path}.{name}")
+
+
+def read_metaclass(walk, cls, path, names):
+    for name, raw in class_hits(walk, type(cls), names):
+        if not is_builtin_descriptor(raw) and class_value(cls, name) is MISSING:
+            add(walk, TYPE_ATTR, cls, name, MISSING, f"{path}.{name}")
+            if not is_method(raw):
+                add_class_value(walk, type(cls), name, raw, f"{path}.{name}")
 
 
 def add_class_value(walk, cls, name, found, path):
@@ -581,13 +609,29 @@ def add_class_value(walk, cls, name, found, path):
 
 
 def walk_python_module(walk, module, path):
-    own = dict_of(module)
-    if own and not is_ambient(own.get("__name__")):
+    own = dict_of(module) or {}
+    name = own.get("__name__")
+    if not is_ambient(name):
         walk.open.append((read_python_module, module, path))
+        if "__getattr__" in own:
+            add_and_visit(walk, DICT_ITEM, own, "__getattr__", own["__getattr__"], f"{path}.__getattr__")
+            add_length(walk, own, path)  # what that gives ends with a global that comes later
+    elif name.partition(".")[0] == "torch":
+        walk.open.append((read_torch, module, path))
 
 
 def read_python_module(walk, module, path, names):
     read_dict(walk, dict_of(module), path, names)
+
+
+def read_torch(walk, module, path, names):
+    """Functions of torch that somebody may replace; what else changes there is torch's own affair."""
+    own = dict_of(module)
+    for name, value in [(name, own[name]) for name in names if name in own]:
+        if any(type(value) is kind for kind in (types.FunctionType, types.BuiltinFunctionType, type)):
+            add_and_visit(walk, DICT_ITEM, own, name, value, f"{path}.{name}")
+        elif issubclass(type(value), types.ModuleType):
+            visit(walk, value, f"{path}.{name}")
 
 
 def guard_absences(walk):
@@ -658,6 +702,9 @@ def watched(place):
 
 def walk_module(walk, module, path):
     own = dict_of(module) or {}
+    if derives(type(module), (torch.jit.ScriptModule,)):
+        walk.found.scripted.append(path)
+        return
     for field in ("_parameters", "_buffers", "_modules"):
         entries = own.get(field)
         if issubclass(type(entries), dict):
@@ -666,8 +713,12 @@ def walk_module(walk, module, path):
             add(walk, DICT_LEN, entries, None, size, f"len({path}.{field})")
             for name, value in list(dict.items(entries)):
                 add_and_visit(walk, DICT_ITEM, entries, name, value, f"{path}.{name}")
-        elif entries is not None:  # a scripted module keeps them in C++
+        elif entries is not None:
             walk.found.notes.append(f"{path}.{field} is not a dict: its entries are not guarded.")
+    if derives(type(module), HOLD_PLAIN):
+        keys = [*own.get("_keys", ()), *map(str, range(own.get("_size", 0)))]
+        read_dict(walk, own, path, {"_keys", "_size", *keys})
+    visit(walk, torch.nn.functional, "torch.nn.functional")  # in which torch's modules look their functions up
     walk_hooks(walk, own, MODULE_HOOKS, path)
     walk_hooks(walk, vars(torch_module), GLOBAL_HOOKS, "torch.nn.modules.module")
     walk_instance(walk, module, path)
@@ -689,6 +740,7 @@ def walk_hooks(walk, own, fields, path):
             visit(walk, own[field], f"{path}.{field}")
 
 
+HOLD_PLAIN = (torch.nn.ParameterDict, torch.nn.ParameterList)  # plain values in attributes named like the keys
 MODULE_HOOKS = (  # how they want to be called is told when they are put there
     "_forward_hooks",
     "_forward_pre_hooks",
@@ -869,6 +921,18 @@ AMBIENT = sys.stdlib_module_names | LIBRARIES
 
 OPENED = (read_instance, read_class, read_function, read_python_module)
 
+# Switches of torch that are variables of Python: (a name in code that asks for one, dict, key, path).
+EINSUM = torch.backends.opt_einsum
+SWITCHES = (
+    ("get_fastpath_enabled", vars(torch.backends.mha), "_is_fastpath_enabled", "torch.backends.mha"),
+    *(
+        ("einsum", vars(owner), key, f"torch.backends.opt_einsum.{key}")
+        for owner in (EINSUM, vars(EINSUM).get("m"))  # set as an attribute, or by flags()
+        for key in ("enabled", "strategy")
+        if owner is not None
+    ),
+)
+
 # What counts wherever it is found. Of a user's classes, besides: see runs_unnamed.
 ALWAYS_READ = ("forward", "training", "__wrapped__")
 ENVIRONMENT = frozenset("environ environb getenv getenvb expandvars".split())
@@ -885,6 +949,10 @@ PLAIN_TENSORS = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 HANDLES = behind_proxy(CLASS_DICT_OF(torch.utils.hooks.RemovableHandle))
 STATEFUL = (torch.nn.Module, torch.optim.lr_scheduler.LRScheduler, torch.amp.GradScaler)
 OPAQUE = (set, collections.deque, bytearray)
+OPAQUE_NAMES = frozenset(  # of what need not be imported
+    (("numpy", "ndarray"), ("array", "array"), ("_ctypes", "_CData"), ("mmap", "mmap"), ("builtins", "memoryview"))
+    + (("configparser", "RawConfigParser"), ("multiprocessing.sharedctypes", "SynchronizedBase"))
+)
 RANDOM = frozenset(
     (("numpy.random._generator", "Generator"), ("numpy.random.mtrand", "RandomState"))
     + (("numpy.random.bit_generator", "BitGenerator"),)
@@ -913,6 +981,7 @@ RULES = (  # the first that fits; None: nothing to walk
     (types.FunctionType, walk_function),
     ((types.MethodType, types.BuiltinMethodType), walk_method),
     (functools.partial, walk_partial),
+    ((operator.attrgetter, operator.methodcaller), walk_getter),
     (property, walk_property),
     (tuple(cls for cls, _ in WRAPPERS), walk_wrapper),
     (types.ModuleType, walk_python_module),
@@ -939,7 +1008,7 @@ def rule_for(cls):
     for classes, rule in RULES:
         if derives(cls, classes if type(classes) is tuple else (classes,)):
             return rule
-    if MODULE_OF(cls) == "numpy" and NAME_OF(cls) == "ndarray":
+    if any((MODULE_OF(base), NAME_OF(base)) in OPAQUE_NAMES for base in MRO_OF(cls)):
         return walk_opaque
     if is_source(cls):
         return walk_source

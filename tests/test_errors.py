@@ -39,6 +39,7 @@ SENTENCES -= {"early_bound", "read_behind"}  # test_watched.py
 SENTENCES -= {"changed_state", "replaced", "forward_mode", "misaligned"}  # test_side_effects.py
 SENTENCES -= {"other_tensor", "beside"}  # test_identity.py
 SENTENCES -= {"impure", "outside_draw", "advanced"}  # test_impure.py
+SENTENCES -= {"scripted"}  # test_traced.py
 SENTENCES -= {"too_many_places", "new_code"}  # test_places.py
 SENTENCES -= {"higher_order_op", "compiled_on_host", "compiled_with_state", "compiles"}  # test_compile.py
 
