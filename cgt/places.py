@@ -46,6 +46,8 @@ import torch
 from torch.nn.modules import module as torch_module
 from torch.optim import optimizer as torch_optimizer
 
+from .private import is_reader
+
 DICT_ITEM, DICT_LEN, CELL, LIST_ITEM, LIST_LEN, TYPE_ATTR, ATTR, EMPTY = range(8)
 MISSING = object()  # the wanted value of a key that must stay absent, of a cell that is empty
 MOST_ENTRIES = 4096  # a larger container is data rather than settings: its entries are not guarded
@@ -628,6 +630,8 @@ def read_torch(walk, module, path, names):
     """Functions of torch that somebody may replace; what else changes there is torch's own affair."""
     own = dict_of(module)
     for name, value in [(name, own[name]) for name in names if name in own]:
+        if is_reader(value):
+            continue  # looked up where it is called, it is watched
         if any(type(value) is kind for kind in (types.FunctionType, types.BuiltinFunctionType, type)):
             add_and_visit(walk, DICT_ITEM, own, name, value, f"{path}.{name}")
         elif issubclass(type(value), types.ModuleType):
