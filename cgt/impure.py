@@ -107,8 +107,11 @@ def vet(before, seen):
 
 
 def has_moved(source, state, started):
-    runs = (part in started or None in started for part in parts(state) if type(part) is types.CodeType)
-    return any(part is UNKNOWN for part in parts(state)) or any(runs) or marked(state) != marked(state_of(source))
+    for part in () if is_random(type(source)) else parts(state):
+        ran = type(part) is types.CodeType and (part in started or None in started)
+        if ran or part is UNKNOWN:
+            return True
+    return marked(state) != marked(state_of(source))
 
 
 def parts(state):

@@ -196,6 +196,21 @@ def test_file_that_the_function_reads(device, tmp_path, how):
     assert got == want and cgt.stats(f).replays == 0 and cgt.stats(f).reasons
 
 
+@pytest.mark.parametrize("load", [lambda p: torch.load(p)["scale"], lambda p: float(numpy.load(p))], ids=["torch", "numpy"])
+def test_file_that_is_loaded(device, tmp_path, load):
+    path = tmp_path / "scale"
+    f = cgt.jit(lambda x: x * load(path))
+    for k in range(6):
+        if "torch" in load.__code__.co_names:
+            torch.save({"scale": float(k)}, path)
+        else:
+            with path.open("wb") as file:
+                numpy.save(file, numpy.array(float(k)))
+        assert f(torch.ones(3, device=device))[0].item() == k
+    assert cgt.stats(f).replays == 0
+    assert any(f"{__file__}:" in reason for reason in cgt.stats(f).reasons)
+
+
 GENERATORS = {
     "Random": (lambda: random.Random(3), lambda g: g.random()),
     "subclass": (lambda: type("Mine", (random.Random,), {})(3), lambda g: g.gauss(0, 1)),
