@@ -30,6 +30,7 @@ from .private import calls_watched, outside_dynamo
 
 UNKNOWN = object()  # the state of what cannot be asked for it
 
+HERE = os.path.dirname(__file__) + os.sep
 READS = "read readline readlines readinto read1 readall peek"
 IMPURE = {  # core.method_id -> what the builtin function is called in a reason. Of the files only real ones
     core.method_id(getattr(owner, name)): f"{owner.__name__}.{name}".removeprefix("builtins.")
@@ -62,6 +63,17 @@ def watched(seen, is_mine):
     return calls_watched(seen["started"], IMPURE, functools.partial(note_call, seen, is_mine))
 
 
+def without_ours(started):
+    """The code that is the function's: neither ours nor that of who is told of garbage collections."""
+    collecting = collectors()
+    return {c for c in started if c is None or not (c.co_filename.startswith(HERE) or c in collecting)}
+
+
+def collectors():
+    """Code that is told of garbage collections, whenever one comes (hypothesis has some)."""
+    return {getattr(callback, "__code__", None) for callback in gc.callbacks}
+
+
 @outside_dynamo
 def note_call(seen, is_mine, function, frame):
     """One of them is about to be called. No exception may leave: in a capture the reason is told at its end."""
@@ -71,13 +83,12 @@ def note_call(seen, is_mine, function, frame):
 
 
 def line_of_caller(frame):
-    """file:line of the user's code that comes to this frame, or None if a library asks for its own ends, or somebody
-    who is told of garbage collections (hypothesis is)."""
-    line, collecting = None, [getattr(callback, "__code__", None) for callback in gc.callbacks]
+    """file:line of the user's code that comes to this frame, or None if a library asks for its own ends."""
+    line, collecting = None, collectors()
     while frame is not None:
         name = frame.f_globals.get("__name__") or ""
         root = name.partition(".")[0]
-        if root in QUIET or any(frame.f_code is code for code in collecting):
+        if root in QUIET or frame.f_code in collecting:
             return None
         if root == "cgt" or (line is None and root in LIBRARIES and not name.startswith(LOADERS)):
             return line

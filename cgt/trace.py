@@ -198,7 +198,7 @@ def run(seen, function, args, kwargs):
     called = functools.partial(core.observed, seen["returned"], watch, function, args, kwargs)
     result = core.within(brackets, called)
     if seen["ran"] is not None:
-        seen["ran"] |= seen["started"]
+        seen["ran"] |= impure.without_ours(seen["started"])
     if seen["saves"]:
         if before != references(seen):
             gc.collect()  # cycles are not holders

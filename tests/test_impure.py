@@ -5,6 +5,7 @@ import collections
 import csv
 import datetime
 import functools
+import gc
 import io
 import itertools
 import logging
@@ -22,6 +23,7 @@ from helpers import line_of
 from torch import nn
 
 import cgt
+from cgt import options
 
 COUNT = itertools.count()
 LOG = logging.getLogger(__name__)
@@ -297,6 +299,25 @@ def test_what_libraries_ask_for_their_own_ends_does_not_count(device, capsys):
             f(torch.full((2, 3), float(k), device=device))
     assert cgt.stats(f).replays >= 3, cgt.explain(f)
     assert "here" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("most", [5000, 1])
+def test_garbage_collections_do_not_count(device, monkeypatch, most):
+    """Whoever is told of them runs in the middle of the function."""
+    monkeypatch.setattr(options, "MAX_PLACES", most)
+    told, scales, x = [], {"a": 2.0, "b": 3.0}, torch.ones(3, device=device)
+    exec("import time\ndef tell(phase, info): told.append(time.perf_counter())", namespace := {"told": told})
+    f = cgt.jit(lambda x: (gc.collect(), x * scales["a"] * scales["b"])[1])
+    f(x), f(x)  # what is collected first may have finalizers
+    cgt.reset(f)
+    f(x)
+    gc.callbacks.append(namespace["tell"])
+    try:
+        for _ in range(4):
+            assert torch.equal(f(x), x * 6)
+    finally:
+        gc.callbacks.remove(namespace["tell"])
+    assert told and cgt.stats(f).replays >= 3, cgt.explain(f)
 
 
 def test_environment_is_guarded(device, monkeypatch):
