@@ -15,6 +15,7 @@ import sys
 import time
 import types
 
+import cgt_core as core
 import pytest
 import torch
 from hypothesis import given, settings
@@ -879,7 +880,7 @@ def test_a_failed_capture_leaves_empty_containers_empty():
     put(box.one, torch.ones(1))
     box.one = {"b": 2}
     put(box.other, 3)
-    record.restore_places((found, [], []), None, tensors_only=False)
+    record.restore_places((found, [], core.histories([]), []), None, tensors_only=False)
     assert box.one is old and not box.one and not box.other
 
 
