@@ -308,7 +308,8 @@ def test_garbage_collections_do_not_count(device, monkeypatch, most):
     told, scales, x = [], {"a": 2.0, "b": 3.0}, torch.ones(3, device=device)
     exec("import time\ndef tell(phase, info): told.append(time.perf_counter())", namespace := {"told": told})
     f = cgt.jit(lambda x: (gc.collect(), x * scales["a"] * scales["b"])[1])
-    gc.collect()
+    f(x), f(x)  # what is collected first may have finalizers
+    cgt.reset(f)
     f(x)
     gc.callbacks.append(namespace["tell"])
     try:
@@ -316,7 +317,7 @@ def test_garbage_collections_do_not_count(device, monkeypatch, most):
             assert torch.equal(f(x), x * 6)
     finally:
         gc.callbacks.remove(namespace["tell"])
-    assert told and cgt.stats(f).replays == 3, cgt.explain(f)
+    assert told and cgt.stats(f).replays >= 3, cgt.explain(f)
 
 
 def test_environment_is_guarded(device, monkeypatch):
