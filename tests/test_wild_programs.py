@@ -56,7 +56,7 @@ common = st.one_of(
     st.tuples(st.just("new"), index, st.integers(0, 9)),
     st.tuples(st.just("reset"), which),
 )
-threads = st.tuples(st.just("threads"), st.sampled_from(ALONE), st.integers(2, 4), st.booleans())
+threads = st.tuples(st.just("threads"), st.sampled_from(ALONE), st.integers(2, 3), st.booleans())
 interrupt = st.one_of(
     st.tuples(st.just("interrupt"), which, st.just("moment"), st.integers(0, 4000)),
     st.tuples(st.just("interrupt"), which, st.just("timer"), st.integers(1, 2000)),
@@ -156,7 +156,7 @@ def run(program, device, functions, is_jitted):
         f, wants = jitted_of.get(function, function), [None] * n
 
         def work(k):
-            wants[k] = [alone(f, function, p, device, 0 if shared else k) for _ in range(3)]
+            wants[k] = [alone(f, function, p, device, 0 if shared else k) for _ in range(2)]
 
         if is_jitted:
             in_threads(n, work)
