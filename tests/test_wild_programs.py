@@ -7,6 +7,7 @@ processes. Each family has programs of its own, and one has all of it. CGT_PROGR
     CGT_PROGRAMS=20000 python -m pytest tests/test_wild_programs.py -k everything
 """
 
+import gc
 import os
 import random
 import threading
@@ -264,6 +265,7 @@ def process_group(device):
     """A group of this process alone."""
     backend = "gloo" if device.type == "cpu" else "nccl"
     dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+    gc.freeze()  # recordings of what keeps something collect: let that be quick
     yield
     cgt.reset()
     dist.destroy_process_group()
