@@ -247,6 +247,8 @@ def verdict(state, spec, flat):
     for path, tensor in zip(flat.paths, flat.tensors, strict=True):
         if type(tensor) not in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer):
             return errors.subclass(path, type(tensor).__name__)
+        if not core.is_plain(tensor):
+            return errors.odd_tensor(path, trace.odd_kind([tensor]))
     if state["refused"] and torch.is_grad_enabled():
         return state["refused"]
     if is_forward_ad():
@@ -526,6 +528,11 @@ def prepare(state, function, spec, flat):
         if is_reader(value):
             return errors.early_bound(path)
     reached, also = reach_tensors(named, flat)
+    for path, tensor, _ in reached:
+        if not core.is_plain(tensor):
+            reason = errors.odd_tensor(path, trace.odd_kind([tensor]))
+            condemn(state, spec, flat, reason)
+            return reason
     tensors = describe.all_tensors(flat, reached)
     path, parent = place_in_tree(state, flat, tensors)
     reason = over_limit(state, spec, flat, path, parent)

@@ -86,8 +86,12 @@ def other_device(op, line, device):
     )
 
 
-def layout(op, line):
-    return f"{op} at {line} works on a sparse or otherwise unstrided tensor. Use a dense one."
+def layout(op, line, kind):
+    return f"{op} at {line} works on {kind}. Use a plain, dense tensor."
+
+
+def odd_tensor(path, kind):
+    return f"{path} is {kind}. Use a plain, dense tensor, or leave this part outside of the jitted function."
 
 
 def host_constant(line):

@@ -258,7 +258,8 @@ def pack(packed, results, t):
     """What autograd keeps of a tensor that it saves. Not the tensor: a result would hold its own graph. The
     graph holds this hook: it must not lead to `seen`, and with it to the call's arguments."""
     saved = Saved()
-    saved.tensor, saved.version = core.view_like(t, t, 0), 0 if t.is_inference() else t._version
+    saved.tensor = core.view_like(t, t, 0) if core.is_plain(t) else t.detach()
+    saved.version = 0 if t.is_inference() else t._version
     packed.append(weakref.ref(saved))
     results.append(weakref.ref(saved.tensor))
     return saved
@@ -592,6 +593,7 @@ def watch_op(seen, op, args, kwargs):
         moved = [t for t in written if t.device.type == "cpu" and not t.is_inference()]
         torch.autograd.graph.increment_version(moved)
     results = tensors_in((result,), [])
+    vet_kinds(seen, op, results)
     fresh = [t for t in results if core.storage_id(t) not in known]
     if fresh:
         line = user_line(seen)
@@ -665,7 +667,8 @@ def watch_compile(seen):
 
 def append(seen, op, args, kwargs, results, fresh, writes):
     """Put the op on the host's tape, unless it is a view."""
-    seen["memory"].extend(map(core.twin, fresh))  # a freed storage's address could come back
+    # A freed storage's address could come back.
+    seen["memory"].extend(map(core.twin, filter(core.is_plain, fresh)))
     if seen["reason"] is not None or facts_of(op).reshapes or not (fresh or writes or not results):
         return
     if fresh and len(fresh) != len(results):
@@ -747,14 +750,32 @@ def vet_op(seen, op, facts, args, kwargs, inputs, written):
         line = errors.replaces_memory(str(op), user_line(seen))
     elif facts.reshapes and core.storage_id(inputs[0]) not in seen["made"]:
         line = errors.changes_shape(str(op), user_line(seen))
-    elif any(t.layout != torch.strided for t in inputs):
-        line = errors.layout(str(op), user_line(seen))
+    elif not all(map(core.is_plain, inputs)):
+        line = errors.layout(str(op), user_line(seen), odd_kind(inputs))
     elif any(is_elsewhere(seen, t) for t in inputs):
         line = errors.other_device(str(op), user_line(seen), inputs[0].device)
     elif seen["driver"] == CUDA:
         line = vet_mixed(seen, op, facts, kwargs, inputs, written)
     if line is not None:
         refuse(seen, line)
+
+
+def vet_kinds(seen, op, results):
+    """Refuse what no recording can hold."""
+    if not all(map(core.is_plain, results)):
+        refuse(seen, errors.layout(str(op), user_line(seen), odd_kind(results)))
+
+
+def odd_kind(tensors):
+    """What the first of these tensors is that no recording can hold; None if there is none."""
+    t = next((t for t in tensors if not core.is_plain(t)), None)
+    if t is None:
+        return None
+    if type(t).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
+        return f"a {type(t).__name__}, a tensor subclass"
+    if t.is_nested or t.is_quantized:
+        return "a nested tensor" if t.is_nested else "a quantized tensor"
+    return f"a tensor of layout {t.layout}"
 
 
 def host_reason(seen, sentence, op):

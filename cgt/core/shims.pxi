@@ -16,6 +16,7 @@ cdef extern from "tensor_shim.h" namespace "cgt" nogil:
     char* tensor_ptr "(char*)cgt::tensor_ptr"(PyObject* t)
     void* tensor_storage(PyObject* t)
     void* tensor_impl(PyObject* t)
+    int tensor_is_plain(PyObject* t) except +
     int64_t storage_nbytes(PyObject* t)
     char* tensor_storage_ptr "(char*)cgt::tensor_storage_ptr"(PyObject* t)
     int64_t tensor_offset(PyObject* t)

@@ -684,6 +684,11 @@ def storage_id(object t):
     return <uintptr_t>tensor_storage(<PyObject*>t)
 
 
+def is_plain(object t):
+    """Can a recording hold such a tensor: strided, not quantized, not nested, not a wrapper of others?"""
+    return tensor_is_plain(<PyObject*>t) != 0
+
+
 def storage_address(object t):
     """Where a tensor's storage begins."""
     return <uintptr_t>tensor_storage_ptr(<PyObject*>t)
