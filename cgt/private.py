@@ -23,7 +23,8 @@ from torch.utils._python_dispatch import (
 
 __all__ = [
     "DispatchMode", "OpOverload", "capture_hidden", "clear_workspaces", "codes_watched",
-    "is_forward_ad", "is_reader", "may_donate", "mode_is_active", "outside_dynamo", "reads_watched",
+    "is_forward_ad", "is_reader", "may_donate", "mode_is_active", "outside_dynamo",
+    "parallel_watched", "reads_watched",
     "regions_watched", "self_check", "sequence_number", "states_watched", "told_once", "was_freed",
 ]  # fmt: skip
 
@@ -336,6 +337,28 @@ def mode_is_active(mode):
     """Is this dispatch mode, or one of this type, on the calling thread's stack? (Autograd's threads
     inherit it.)"""
     return any(m is mode or type(m) is mode for m in _get_current_dispatch_mode_stack())
+
+
+# What these do for a backward is not in the ops of their forward.
+PARALLEL = {}  # class -> Watched
+
+
+@contextlib.contextmanager
+def parallel_watched(is_mine, told):
+    """Inside, where `is_mine()`, told(name) comes before the forward of a DistributedDataParallel or a
+    FullyShardedDataParallel."""
+    sharded = getattr(sys.modules.get("torch.distributed.fsdp"), "FullyShardedDataParallel", None)
+
+    def handle(plain, owner, name, args, kwargs):
+        told(owner.__name__)
+        return plain(*args, **kwargs)
+
+    with contextlib.ExitStack() as stack:
+        for owner in filter(None, (torch.nn.parallel.DistributedDataParallel, sharded)):
+            if owner not in PARALLEL:
+                PARALLEL[owner] = Watched((owner, "forward"))
+            stack.enter_context(PARALLEL[owner].by(is_mine, handle))
+        yield
 
 
 STATES = Watched(

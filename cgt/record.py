@@ -93,7 +93,10 @@ def fill(buffer, t):
 def on_host(function, args, kwargs, rec):
     """Run the function for real while the tape is written. What it raises is the user's own."""
     flat = rec["flat"]
-    seen = None
+    seen, sinks = None, find_leaves(rec)
+    rec["reason"] = vet_leaves(rec, sinks)
+    if rec["reason"] is not None:
+        return None
     try:
         begin(HOST, -1, 0)
         swaps, rec["copies"] = [], {}
@@ -108,7 +111,7 @@ def on_host(function, args, kwargs, rec):
             flat.tensors, rec["spent"], [t for _, t, _ in rec["reached"]],
         )  # fmt: skip
         seen["memory"].extend(buffer for _, buffer in swaps)
-        seen["sinks"] = find_leaves(rec)
+        seen["sinks"] = sinks
         torch.clear_autocast_cache()
         result = trace.run(seen, function, args, kwargs)
         torch.clear_autocast_cache()
@@ -141,6 +144,9 @@ def on_cuda(function, args, kwargs, rec):
     word_pairs = [torch.zeros(2, dtype=torch.int64, device="cuda") for _ in generators]
     rec["before"] = snapshot_places(rec)
     sinks = find_leaves(rec)
+    rec["reason"] = vet_leaves(rec, sinks)
+    if rec["reason"] is not None:
+        return None
     handles, seen, result = [], None, None
     collecting = gc.isenabled()
     gc.disable()  # a finalizer in a capture may call the driver
@@ -200,6 +206,16 @@ def find_leaves(rec):
     """Where gradients end outside of the call. Autograd's accumulators are made here, on the caller's
     stream, if there are none yet."""
     return core.sinks(describe.all_tensors(rec["flat"], rec["reached"]))
+
+
+def vet_leaves(rec, sinks):
+    """A sentence if a backward inside of the call would be recorded past hooks on accumulators, which a capture
+    does not even meet; or None."""
+    if rec["saves"] or rec["graph"] is not None or not torch.is_grad_enabled():
+        return None
+    k = core.sinks_hooked(sinks)
+    paths = [*rec["flat"].paths, *(path for path, *_ in rec["reached"])]
+    return errors.hooked_leaf(paths[k]) if k >= 0 else None
 
 
 @contextlib.contextmanager

@@ -39,6 +39,7 @@ from .private import (
     mode_is_active,
     modes_are_skipped,
     outside_dynamo,
+    parallel_watched,
     reads_watched,
     regions_watched,
     saved_hooks,
@@ -58,11 +59,15 @@ SILENT_WRITES = frozenset(
 # Ops that count from the start of the storage, which a copied slot's buffer does not have.
 ABSOLUTE = frozenset(("as_strided", "as_strided_", "as_strided_copy", "as_strided_scatter"))
 DYNAMIC = frozenset(("_pack_padded_sequence",))  # by lengths on the host, though it has no tag for that
+# Their schemas tell of no write: allreduce_ and its kin are known by this.
+COLLECTIVES = ("c10d", "_c10d_functional", "_c10d_functional_autograd", "symm_mem")
+KNOWN = ("aten", "prims", "prim")  # what returns nothing new there is a view, or asserts something
 REPLACES_MEMORY = frozenset("set_ resize_ resize_as_ _resize_output_ resize_storage_bytes_".split())
 NOT_USER_CODE = (
     os.path.dirname(torch.__file__) + os.sep,
     os.path.dirname(__file__) + os.sep,
     os.path.dirname(os.__file__) + os.sep + "contextlib",
+    os.path.join(os.path.dirname(os.path.dirname(torch.__file__)), "typing_extensions"),  # @deprecated
     "<eval_with_key>",  # code that torch.compile made
 )
 
@@ -187,13 +192,14 @@ def run(seen, function, args, kwargs):
     mode, watched = OpWatch(seen), regions_watched(OpWatch)
     is_mine = functools.partial(mode_is_active, mode)
     reads = reads_watched(mode.covers, functools.partial(watch_read, seen))
+    parallel = parallel_watched(is_mine, lambda name: watch_parallel(seen, name))
     states = states_watched(
         is_mine, functools.partial(watch_get_state, seen), functools.partial(watch_set_state, seen)
     )
     before = references(seen)
     codes = codes_watched(seen["ran"]) if seen["ran"] is not None else contextlib.nullcontext()
     behind, saves = watch_behind(mode), watch_saves(seen, mode)
-    with mode, reads, behind, saves, states, watched as saw_regions, codes:
+    with mode, reads, behind, saves, states, parallel, watched as saw_regions, codes:
         result = function(*args, **kwargs)
     if seen["saves"]:
         if before != references(seen):
@@ -535,6 +541,11 @@ def watch_read(seen, name, t):
     refuse(seen, told(name, user_line(seen)))
 
 
+def watch_parallel(seen, name):
+    """The forward of a module that spreads the work over processes: it does more than its ops."""
+    refuse(seen, errors.parallel_module(name, user_line(seen)))
+
+
 def watch_op(seen, op, args, kwargs):
     """One op: exchange copied slots, run it, note what it read, made and wrote."""
     if op.namespace == "profiler" or seen["inside"]:
@@ -554,6 +565,8 @@ def watch_op(seen, op, args, kwargs):
     written = [args[k] if k < len(args) else kwargs.get(name) for k, name in facts.writes]
     if packet in SILENT_WRITES and args[5]:  # training
         written += args[3:5]
+    if op.namespace == "c10d":
+        written += inputs
     written = tensors_in(written, [])
     vet_op(seen, op, facts, args, kwargs, inputs, written)
     known = set()
@@ -595,6 +608,7 @@ def watch_op(seen, op, args, kwargs):
     results = tensors_in((result,), [])
     vet_kinds(seen, op, results)
     fresh = [t for t in results if core.storage_id(t) not in known]
+    vet_effect(seen, op, fresh, written)
     if fresh:
         line = user_line(seen)
         for t in fresh:
@@ -750,6 +764,8 @@ def vet_op(seen, op, facts, args, kwargs, inputs, written):
         line = errors.replaces_memory(str(op), user_line(seen))
     elif facts.reshapes and core.storage_id(inputs[0]) not in seen["made"]:
         line = errors.changes_shape(str(op), user_line(seen))
+    elif op.namespace in COLLECTIVES and seen["driver"] == HOST:
+        line = errors.collective(str(op), user_line(seen))
     elif not all(map(core.is_plain, inputs)):
         line = errors.layout(str(op), user_line(seen), odd_kind(inputs))
     elif any(is_elsewhere(seen, t) for t in inputs):
@@ -764,6 +780,18 @@ def vet_kinds(seen, op, results):
     """Refuse what no recording can hold."""
     if not all(map(core.is_plain, results)):
         refuse(seen, errors.layout(str(op), user_line(seen), odd_kind(results)))
+
+
+def vet_effect(seen, op, fresh, written):
+    """Refuse an op of somebody's that may have done anything. (NCCL's kernels are captured.)"""
+    if not (fresh or written or op.namespace in KNOWN or op.namespace in COLLECTIVES) and not is_view(op):
+        refuse(seen, errors.unknown_effect(str(op), user_line(seen)))
+
+
+@functools.cache
+def is_view(op):
+    """Does the op say that what it returns is its argument's memory?"""
+    return any(r.alias_info is not None for r in op._schema.returns)
 
 
 def odd_kind(tensors):

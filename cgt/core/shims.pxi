@@ -96,6 +96,7 @@ cdef extern from "autograd_shim.h" namespace "cgt":
     PyObject* graphs_functions(PyObject* tensors, uint64_t since) noexcept
     int in_node() noexcept
     PyObject* sinks_new(PyObject* tensors) noexcept
+    int sinks_hook(PyObject* capsule) noexcept
     int sinks_open(PyObject* capsule, PyObject* tensors, PyObject* results) noexcept
     PyObject* sinks_find(PyObject* capsule, uint64_t since) noexcept
     int sinks_heads(PyObject* capsule, PyObject* results, PyObject* joined) noexcept

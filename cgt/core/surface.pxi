@@ -446,6 +446,11 @@ def sinks(list tensors):
     return taken(sinks_new(<PyObject*>tensors))
 
 
+def sinks_hooked(object handle):
+    """Index of a tensor whose gradient's accumulator has a hook; NONE if there is none."""
+    return sinks_hook(<PyObject*>handle)
+
+
 def sinks_begin(object handle, list tensors, list results):
     """A graph was made: it begins at these results and ends, among others, at these tensors."""
     if sinks_open(<PyObject*>handle, <PyObject*>tensors, <PyObject*>results) != 0: raise_pending()
