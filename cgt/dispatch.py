@@ -257,6 +257,8 @@ def verdict(state, spec, flat):
     for path, tensor in zip(flat.paths, flat.tensors, strict=True):
         if type(tensor) not in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer):
             return errors.subclass(path, type(tensor).__name__)
+        if not core.is_plain(tensor):
+            return errors.odd_tensor(path, trace.odd_kind([tensor]))
     if state["refused"] and torch.is_grad_enabled():
         return state["refused"]
     if is_forward_ad():
@@ -556,6 +558,11 @@ def prepare(state, function, spec, flat, rec):
         condemn(state, spec, flat, reason)
         return reason
     reached, also = reach_tensors(around.tensors, flat)
+    for path, tensor, _ in reached:
+        if not core.is_plain(tensor):
+            reason = errors.odd_tensor(path, trace.odd_kind([tensor]))
+            condemn(state, spec, flat, reason)
+            return reason
     tensors = describe.all_tensors(flat, reached)
     path, parent = place_in_tree(state, flat, tensors)
     reason = over_limit(state, spec, flat, path, parent)
@@ -579,7 +586,11 @@ def prepare(state, function, spec, flat, rec):
         ],
         "ambient": core.ambient(),
     }  # fmt: skip
-    return None
+    rec["sinks"] = record.find_leaves(rec)
+    reason = record.vet_leaves(rec)
+    if reason is not None:
+        condemn(state, spec, flat, reason)
+    return reason
 
 
 def alias_of(t, driver, parent):

@@ -107,8 +107,40 @@ def other_device(op, line, device):
     )
 
 
-def layout(op, line):
-    return f"{op} at {line} works on a sparse or otherwise unstrided tensor. Use a dense one."
+def layout(op, line, kind):
+    return f"{op} at {line} works on {kind}. Use a plain, dense tensor."
+
+
+def collective(op, line):
+    return (
+        f"{op} at {line} exchanges data with other processes, which the host driver's tape cannot repeat. Call it "
+        "outside the jitted function."
+    )
+
+
+def unknown_effect(op, line):
+    return (
+        f"{op} at {line} returns nothing new and does not say what it writes. Declare it (mutates_args of "
+        "torch.library.custom_op), or call it outside the jitted function."
+    )
+
+
+def parallel_module(name, line):
+    return (
+        f"{name}'s forward at {line} prepares the exchange of gradients that its backward will do. Jit what it wraps: "
+        "module.forward = cgt.jit(module.forward)."
+    )
+
+
+def hooked_leaf(path):
+    return (
+        f"the function can run a backward to {path}, on whose accumulator of gradients somebody put a hook "
+        "(DistributedDataParallel does). Call backward() outside the jitted function."
+    )
+
+
+def odd_tensor(path, kind):
+    return f"{path} is {kind}. Use a plain, dense tensor, or leave this part outside of the jitted function."
 
 
 def host_constant(line):

@@ -21,7 +21,8 @@ from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatc
 
 __all__ = [
     "DispatchMode", "OpOverload", "calls_watched", "capture_hidden", "clear_workspaces", "compiled_watched",
-    "higher_order_watched", "is_forward_ad", "is_reader", "may_donate", "outside_dynamo", "reads_watched",
+    "higher_order_watched", "is_forward_ad", "is_reader", "may_donate", "outside_dynamo",
+    "parallel_watched", "reads_watched",
     "regions_watched", "self_check", "sequence_number", "states_watched", "told_once", "was_freed",
 ]  # fmt: skip
 
@@ -384,6 +385,26 @@ def profiled(started, methods, called):
             core.calls_end()
 
     return begin, end
+
+
+# What these do for a backward is not in the ops of their forward.
+PARALLEL = {}  # class -> Watched
+
+
+def parallel_watched(is_mine, told):
+    """[bracket, ...]: inside, where `is_mine()`, told(name) comes before the forward of a DistributedDataParallel or a
+    FullyShardedDataParallel."""
+    sharded = getattr(sys.modules.get("torch.distributed.fsdp"), "FullyShardedDataParallel", None)
+
+    def handle(plain, owner, name, args, kwargs):
+        told(owner.__name__)
+        return plain(*args, **kwargs)
+
+    owners = [owner for owner in (torch.nn.parallel.DistributedDataParallel, sharded) if owner is not None]
+    for owner in owners:
+        if owner not in PARALLEL:
+            PARALLEL[owner] = Watched((owner, "forward"))
+    return [PARALLEL[owner].by(is_mine, handle) for owner in owners]
 
 
 STATES = Watched(

@@ -136,7 +136,7 @@ def on_host(function, args, kwargs, rec):
             flat.tensors, rec["spent"], [t for _, t, _ in rec["reached"]],
         )  # fmt: skip
         seen["memory"].extend(buffer for _, buffer in swaps)
-        seen["sinks"] = find_leaves(rec)
+        seen["sinks"] = rec["sinks"]
         torch.clear_autocast_cache()
         result = trace.run(seen, function, args, kwargs)
         torch.clear_autocast_cache()
@@ -165,7 +165,6 @@ def on_cuda(function, args, kwargs, rec):
     # Ordinary memory, made before the capture: kernels of the recording read these words.
     word_pairs = [torch.zeros(2, dtype=torch.int64, device="cuda") for _ in generators]
     rec["before"] = snapshot_places(rec)
-    sinks = find_leaves(rec)
     handles, captured = [], []
 
     def capture():
@@ -189,7 +188,7 @@ def on_cuda(function, args, kwargs, rec):
         for g, w, handle in zip(generators, word_pairs, handles, strict=True):
             seen["rng"][core.generator_id(g)] = {"handle": handle, "words": w, "at": w, "copy": None}
             seen["made"][core.storage_id(w)] = ""
-        seen["sinks"] = sinks
+        seen["sinks"] = rec["sinks"]
         result = trace.run(seen, function, args, kwargs)
         open_sinks(rec, seen, result)
         core.end(core.restore_generators(handles))
@@ -203,7 +202,7 @@ def on_cuda(function, args, kwargs, rec):
 
     brackets = [
         collector_off(), (clear_caches, clear_caches), on_side_stream(device), capture_hidden(stream),
-        own_accumulators(rec, sinks), (lambda: None, leave),
+        own_accumulators(rec), (lambda: None, leave),
     ]  # fmt: skip
     try:
         outcome = core.within(brackets, capture)
@@ -245,13 +244,23 @@ def find_leaves(rec):
     return core.sinks(describe.all_tensors(rec["flat"], rec["reached"]))
 
 
-def own_accumulators(rec, sinks):
+def vet_leaves(rec):
+    """A sentence if a backward inside of the call would be recorded past hooks on accumulators, which a capture
+    does not even meet; or None."""
+    if rec["saves"] or rec["graph"] is not None or not torch.is_grad_enabled():
+        return None
+    k = core.sinks_hooked(rec["sinks"])
+    paths = [*rec["flat"].paths, *(path for path, *_ in rec["reached"])]
+    return errors.hooked_leaf(paths[k]) if k >= 0 else None
+
+
+def own_accumulators(rec):
     """A bracket. A backward inside of a capture must not meet accumulators that run on the caller's stream. A
     differentiable function has its backward outside, and those are the right ones for it; and a recorded
     graph meets none unless it computes forwards again. Other threads must not miss theirs meanwhile."""
     if rec["saves"] or (rec["graph"] is not None and not rec["graph"]["recomputes"]):
         return NOTHING
-    away = functools.partial(core.sinks_away, sinks)
+    away = functools.partial(core.sinks_away, rec["sinks"])
     return functools.partial(away, True), functools.partial(away, False)
 
 

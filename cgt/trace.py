@@ -35,6 +35,7 @@ from .private import (
     higher_order_watched,
     is_forward_ad,
     outside_dynamo,
+    parallel_watched,
     reads_watched,
     regions_watched,
     saved_hooks,
@@ -63,11 +64,15 @@ KEEPS_SEED = frozenset(
     for end in ("", "_forward", "_backward")
 )
 SEED = ("philox_seed", "philox_offset")
+# Their schemas tell of no write: allreduce_ and its kin are known by this.
+COLLECTIVES = ("c10d", "_c10d_functional", "_c10d_functional_autograd", "symm_mem")
+KNOWN = ("aten", "prims", "prim")  # what returns nothing new there is a view, or asserts something
 REPLACES_MEMORY = frozenset("set_ resize_ resize_as_ _resize_output_ resize_storage_bytes_".split())
 NOT_USER_CODE = (
     os.path.dirname(torch.__file__) + os.sep,
     os.path.dirname(__file__) + os.sep,
     os.path.dirname(os.__file__) + os.sep + "contextlib",
+    os.path.join(os.path.dirname(os.path.dirname(torch.__file__)), "typing_extensions"),  # @deprecated
     "<eval_with_key>",  # code that torch.compile made
 )
 
@@ -200,6 +205,7 @@ def run(seen, function, args, kwargs):
             is_mine, functools.partial(watch_get_state, seen), functools.partial(watch_set_state, seen)
         ),
         higher_order_watched(is_mine, functools.partial(watch_higher_order, seen)),
+        *parallel_watched(is_mine, functools.partial(watch_parallel, seen)),
         compiled_watched(is_mine, InCompiled(seen)),
         reads_behind_watched(), *regions, *watch_saves(seen, is_mine), impure.watched(seen, is_mine),
     ]  # fmt: skip
@@ -265,7 +271,8 @@ def pack(packed, results, t):
     """What autograd keeps of a tensor that it saves. Not the tensor: a result would hold its own graph. The
     graph holds this hook: it must not lead to `seen`, and with it to the call's arguments."""
     saved = Saved()
-    saved.tensor, saved.version = core.view_like(t, t, 0), 0 if t.is_inference() else t._version
+    saved.tensor = core.view_like(t, t, 0) if core.is_plain(t) else t.detach()
+    saved.version = 0 if t.is_inference() else t._version
     packed.append(weakref.ref(saved))
     results.append(weakref.ref(saved.tensor))
     return saved
@@ -529,6 +536,11 @@ def watch_read(seen, name, t):
     refuse(seen, told(name, user_line(seen)))
 
 
+def watch_parallel(seen, name):
+    """The forward of a module that spreads the work over processes: it does more than its ops."""
+    refuse(seen, errors.parallel_module(name, user_line(seen)))
+
+
 def watch_op(seen, op, args, kwargs):
     """One op: exchange copied slots, run it, note what it read, made and wrote. None: one that a dispatch mode will see
     instead of us."""
@@ -553,6 +565,8 @@ def watch_op(seen, op, args, kwargs):
     written = [args[k] if k < len(args) else kwargs.get(name) for k, name in facts.writes]
     if packet in SILENT_WRITES and args[5]:  # training
         written += args[3:5]
+    if op.namespace == "c10d":
+        written += inputs
     written = tensors_in(written, [])
     vet_op(seen, op, facts, args, kwargs, inputs, written)
     known = set()
@@ -560,11 +574,12 @@ def watch_op(seen, op, args, kwargs):
         sid = core.storage_id(t)
         known.add(sid)
         seen["devices"].add(t.device)
-        if sid not in seen["made"] and sid not in seen["buffers"]:
-            if sid not in seen["touched"] and core.is_in_node():
+        if not any(sid in seen[column] for column in ("made", "buffers", "touched")):
+            if core.is_in_node():
                 seen["passing"].add(sid)
-            if sid not in seen["touched"]:
-                seen["touched"][sid] = seen["whole"][sid] if sid in seen["whole"] else core.twin(t)
+            # Not the tensor: whoever holds the argument itself when the run is over is counted.
+            alias = core.twin(t) if core.is_plain(t) else t
+            seen["touched"][sid] = seen["whole"].get(sid, alias)
     generator = kwargs.get("generator")
     if generator is not None:
         seen["generators"][core.generator_id(generator)] = generator
@@ -588,7 +603,9 @@ def watch_op(seen, op, args, kwargs):
     results = core.proceed(instead)
     if draws:
         watch_draw(seen, drawn, after=True)
+    vet_kinds(seen, op, results)
     fresh = [t for t in results if core.storage_id(t) not in known]
+    vet_effect(seen, op, fresh, written)
     if fresh:
         line = user_line(seen)
         for t in fresh:
@@ -675,7 +692,8 @@ def watch_compile(seen):
 
 def append(seen, op, args, kwargs, results, fresh, writes):
     """Put the op on the host's tape, unless it is a view."""
-    seen["memory"].extend(map(core.twin, fresh))  # a freed storage's address could come back
+    # A freed storage's address could come back.
+    seen["memory"].extend(map(core.twin, filter(core.is_plain, fresh)))
     if seen["reason"] is not None or facts_of(op).reshapes or not (fresh or writes or not results):
         return
     if fresh and len(fresh) != len(results):
@@ -755,8 +773,10 @@ def vet_op(seen, op, facts, args, kwargs, inputs, written):
         line = errors.replaces_memory(str(op), user_line(seen))
     elif facts.reshapes and core.storage_id(inputs[0]) not in seen["made"]:
         line = errors.changes_shape(str(op), user_line(seen))
-    elif any(t.layout != torch.strided for t in inputs):
-        line = errors.layout(str(op), user_line(seen))
+    elif op.namespace in COLLECTIVES and seen["driver"] == HOST:
+        line = errors.collective(str(op), user_line(seen))
+    elif not all(map(core.is_plain, inputs)):
+        line = errors.layout(str(op), user_line(seen), odd_kind(inputs))
     elif any(is_elsewhere(seen, t) for t in inputs):
         line = errors.other_device(str(op), user_line(seen), inputs[0].device)
     elif facts.packet in READS_INSIDE and any(t.is_cuda for t in inputs):
@@ -765,6 +785,36 @@ def vet_op(seen, op, facts, args, kwargs, inputs, written):
         line = vet_mixed(seen, op, facts, kwargs, inputs, written)
     if line is not None:
         refuse(seen, line)
+
+
+def vet_kinds(seen, op, results):
+    """Refuse what no recording can hold."""
+    if not all(map(core.is_plain, results)):
+        refuse(seen, errors.layout(str(op), user_line(seen), odd_kind(results)))
+
+
+def vet_effect(seen, op, fresh, written):
+    """Refuse an op of somebody's that may have done anything. (NCCL's kernels are captured.)"""
+    if not (fresh or written or op.namespace in KNOWN or op.namespace in COLLECTIVES) and not is_view(op):
+        refuse(seen, errors.unknown_effect(str(op), user_line(seen)))
+
+
+@functools.cache
+def is_view(op):
+    """Does the op say that what it returns is its argument's memory?"""
+    return any(r.alias_info is not None for r in op._schema.returns)
+
+
+def odd_kind(tensors):
+    """What the first of these tensors is that no recording can hold; None if there is none."""
+    t = next((t for t in tensors if not core.is_plain(t)), None)
+    if t is None:
+        return None
+    if type(t).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
+        return f"a {type(t).__name__}, a tensor subclass"
+    if t.is_nested or t.is_quantized:
+        return "a nested tensor" if t.is_nested else "a quantized tensor"
+    return f"a tensor of layout {t.layout}"
 
 
 def host_reason(seen, sentence, op):

@@ -474,7 +474,7 @@ REFUSED = {
         "aten.unsqueeze_",
         "form without underscore",
     ),
-    "sparse": (lambda a: a.to_sparse().to_dense(), "aten._to_dense", "Use a dense one"),
+    "sparse": (lambda a: a.to_sparse().to_dense(), "aten._to_sparse", "Use a plain, dense tensor"),
     "numpy": (lambda a: float(a.numpy().sum()), "Tensor.numpy", "on the result"),
     "tolist": (lambda a: a.tolist(), "Tensor.tolist", "on the result"),
     "data_ptr": (lambda a: a.data_ptr() != 0, "Tensor.data_ptr", "on the result"),

@@ -242,6 +242,17 @@ static PyObject* sinks_new(PyObject* tensors) noexcept {
   }
 }
 
+// The first of these tensors on whose accumulator somebody put a hook, or -1. (Those on the tensor itself
+// follow it to any accumulator.)
+static int sinks_hook(PyObject* capsule) noexcept {
+  const std::vector<ag::Edge>& ends = sinks_of(capsule)->ends;
+  for (size_t k = 0; k < ends.size(); ++k) {
+    auto* leaf = dynamic_cast<ag::AccumulateGrad*>(ends[k].function.get());
+    if (leaf && !(leaf->pre_hooks().empty() && leaf->post_hooks().empty())) return static_cast<int>(k);
+  }
+  return -1;
+}
+
 // After it: a sink for each tensor that requires grad. The graph begins at `results`.
 static int sinks_open(PyObject* capsule, PyObject* tensors, PyObject* results) noexcept {
   try {

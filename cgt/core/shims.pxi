@@ -16,6 +16,7 @@ cdef extern from "tensor_shim.h" namespace "cgt" nogil:
     char* tensor_ptr "(char*)cgt::tensor_ptr"(PyObject* t)
     void* tensor_storage(PyObject* t)
     void* tensor_impl(PyObject* t)
+    int tensor_is_plain(PyObject* t) except +
     int64_t storage_nbytes(PyObject* t)
     char* tensor_storage_ptr "(char*)cgt::tensor_storage_ptr"(PyObject* t)
     int64_t tensor_offset(PyObject* t)
@@ -89,6 +90,7 @@ cdef extern from "autograd_shim.h" namespace "cgt":
     PyObject* graphs_functions(PyObject* tensors, uint64_t since) noexcept
     int in_node() noexcept
     PyObject* sinks_new(PyObject* tensors) noexcept
+    int sinks_hook(PyObject* capsule) noexcept
     int sinks_open(PyObject* capsule, PyObject* tensors, PyObject* results) noexcept
     PyObject* sinks_find(PyObject* capsule, uint64_t since) noexcept
     int sinks_heads(PyObject* capsule, PyObject* results, PyObject* joined) noexcept

@@ -566,6 +566,11 @@ def sinks(list tensors):
     return taken(sinks_new(<PyObject*>tensors))
 
 
+def sinks_hooked(object handle):
+    """Index of a tensor whose gradient's accumulator has a hook; NONE if there is none."""
+    return sinks_hook(<PyObject*>handle)
+
+
 def sinks_begin(object handle, list tensors, list results):
     """A graph was made: it begins at these results and ends, among others, at these tensors."""
     if sinks_open(<PyObject*>handle, <PyObject*>tensors, <PyObject*>results) != 0: raise_pending()
@@ -840,6 +845,11 @@ def storage_empty(object t):
 def storage_id(object t):
     """Identity of a tensor's storage (0 without one). Makes no Python storage object."""
     return <uintptr_t>tensor_storage(<PyObject*>t)
+
+
+def is_plain(object t):
+    """Can a recording hold such a tensor: strided, not quantized, not nested, not a wrapper of others?"""
+    return tensor_is_plain(<PyObject*>t) != 0
 
 
 def storage_address(object t):

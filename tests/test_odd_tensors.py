@@ -1,0 +1,222 @@
+"""Tensors that no recording can hold: other layouts than strided, quantized and nested ones, and those that wrap
+others. Wherever a function meets one it runs eagerly, with a reason that names the place."""
+
+import pytest
+import torch
+import torch.distributed as dist
+from helpers import counts, square_values, tells
+from torch.distributed.tensor import DeviceMesh, Replicate, distribute_tensor
+from torch.testing._internal.two_tensor import TwoTensor
+from torch.utils import _pytree as pytree
+
+import cgt
+from cgt import errors
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # prototypes warn
+
+
+class Int8(torch.Tensor):
+    """A weight that is held as integers and computes as floats."""
+
+    @staticmethod
+    def __new__(cls, whole, scale):
+        return torch.Tensor._make_wrapper_subclass(cls, whole.shape, dtype=scale.dtype, device=whole.device)
+
+    def __init__(self, whole, scale):
+        self.whole, self.scale = whole, scale
+
+    @classmethod
+    def __torch_dispatch__(cls, op, types, args=(), kwargs=None):
+        if op is torch.ops.aten.detach.default:
+            return cls(args[0].whole, args[0].scale)
+        args, kwargs = pytree.tree_map_only(cls, lambda t: t.whole * t.scale, (args, kwargs or {}))
+        return op(*args, **kwargs)
+
+
+class Named(torch.Tensor):
+    """A subclass that leaves every op as it is."""
+
+
+def int8(x):
+    return Int8(x.round().to(torch.int8), torch.tensor(0.5, device=x.device))
+
+
+def two(x):
+    return TwoTensor(x, x + 1)
+
+
+def masked(x):
+    return torch.masked.masked_tensor(x.clone(), x > 0)
+
+
+def quantized(x):
+    return torch.quantize_per_tensor(x, 0.1, 0, torch.qint8)
+
+
+def by_channel(x):
+    return torch.quantize_per_channel(x, torch.full((4,), 0.1), torch.zeros(4), 0, torch.qint8)
+
+
+def nested(x):
+    return torch.nested.nested_tensor([x, x[:2]])
+
+
+def jagged(x):
+    return torch.nested.nested_tensor([x, x[:2]], layout=torch.jagged)
+
+
+def distributed(x):
+    mesh = DeviceMesh(x.device.type, [0])
+    return distribute_tensor(x.clone(), mesh, [Replicate()])
+
+
+def sparse(x):
+    return x.to_sparse()
+
+
+def rows(x):
+    return x.to_sparse_csr()
+
+
+def mkldnn(x):
+    return x.to_mkldnn()
+
+
+# what makes one: (how it is told of, what makes a plain tensor of it)
+KINDS = {
+    int8: ("a Int8, a tensor subclass", lambda t: t * 2),
+    two: ("a TwoTensor, a tensor subclass", lambda t: (t * 2).b),
+    masked: ("a MaskedTensor, a tensor subclass", lambda t: (t * 2).get_data() * 1),
+    jagged: ("a NestedTensor, a tensor subclass", lambda t: (t * 2).values() * 1),
+    distributed: ("a DTensor, a tensor subclass", lambda t: (t * 2).full_tensor() * 1),
+    quantized: ("a quantized tensor", lambda t: t.dequantize()),
+    by_channel: ("a quantized tensor", lambda t: t.dequantize()),
+    nested: ("a nested tensor", lambda t: torch.nested.to_padded_tensor(t * 2, 0.0)),
+    sparse: ("a tensor of layout torch.sparse_coo", lambda t: t.to_dense()),
+    rows: ("a tensor of layout torch.sparse_csr", lambda t: t.to_dense()),
+    mkldnn: ("a tensor of layout torch._mkldnn", lambda t: t.to_dense()),
+}
+ON_THE_CPU = (by_channel, distributed, mkldnn)
+
+
+@pytest.fixture
+def group():
+    """A process group of this process alone."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.fixture(params=KINDS, ids=lambda make: make.__name__)
+def make(request, device):
+    if request.param in ON_THE_CPU and device.type != "cpu":
+        pytest.skip("the CPU's alone")
+    if request.param is distributed:
+        request.getfixturevalue("group")
+    return request.param
+
+
+def runs_eagerly(function, x, kind):
+    """Four calls are eager's, and a reason tells of the tensor; the reason."""
+    want, f = function(x), cgt.jit(function)
+    for _ in range(4):
+        assert torch.equal(f(x), want)
+    warmups, records, replays, eager = counts(f)
+    assert (records, replays) == (0, 0) and warmups <= 1 and eager >= 3
+    (reason,) = [r for r in cgt.stats(f).reasons if kind in r]
+    return reason
+
+
+@tells("odd_tensor")
+def test_odd_tensor_as_an_argument(make, device):
+    kind, plain = KINDS[make]
+    reason = runs_eagerly(plain, make(square_values(device)), kind)
+    told = errors.subclass if "subclass" in kind else errors.odd_tensor
+    name = type(make(square_values(device))).__name__ if "subclass" in kind else kind
+    assert reason == told("args[0]", name)
+
+
+def test_odd_tensor_that_is_closed_over(make, device):
+    kind, plain = KINDS[make]
+    t = make(square_values(device))
+    runs_eagerly(lambda x: plain(t) * x.sum(), square_values(device, seed=2), kind)
+
+
+def test_odd_tensor_of_which_only_the_shape_is_read(make, device):
+    kind, _ = KINDS[make]
+    t = make(square_values(device))
+    x = square_values(device, seed=2)
+    reason = runs_eagerly(lambda x: x * t.dim(), x, kind)
+    assert reason.startswith("t is ")
+
+
+def test_odd_tensor_that_is_made_inside(make, device):
+    kind, plain = KINDS[make]
+    if make is distributed:
+        kind = "behind PyTorch's back"  # a mesh reads its ranks before there is a tensor
+    reason = runs_eagerly(lambda x: plain(make(x)), square_values(device), kind)
+    assert __file__ in reason
+
+
+@pytest.mark.parametrize("make", (int8, two))
+def test_odd_parameter_of_a_module(make, device):
+    model = torch.nn.Linear(4, 4, bias=False).to(device)
+    model.weight = torch.nn.Parameter(make(square_values(device)), requires_grad=False)
+    picked = (lambda y: y.b * 1) if make is two else lambda y: y
+    kind, _ = KINDS[make]
+    runs_eagerly(lambda x: picked(model(x)), square_values(device, seed=2), kind)
+
+
+@pytest.mark.parametrize("make", (int8, quantized, sparse))
+def test_backward_behind_an_odd_tensor(make, device):
+    kind, plain = KINDS[make]
+
+    def function(x):
+        with torch.no_grad():
+            t = make(x)
+        return (x * (t if make is int8 else plain(t))).sum()
+
+    x = square_values(device).requires_grad_()
+    (want,) = torch.autograd.grad(function(x), x)
+    f = cgt.jit(function)
+    for _ in range(4):
+        (grad,) = torch.autograd.grad(f(x), x)
+        assert torch.equal(grad, want)
+    assert counts(f) == (1, 0, 0, 3) and any(kind in reason for reason in cgt.stats(f).reasons)
+
+
+def test_optimizer_with_odd_state(device):
+    def run(wrap):
+        w = torch.nn.Parameter(square_values(device))
+        state = {}
+
+        @torch.no_grad()
+        def update():
+            moved = state["m"] + w.grad if state else w.grad
+            w.sub_(moved * 0.1)
+            state["m"] = int8(moved * 2)
+
+        def step(x):
+            loss = (x @ w).square().mean()
+            loss.backward()
+            update()
+            w.grad = None
+            return loss.detach()
+
+        step = wrap(step)
+        return [step(square_values(device, seed=k)).clone() for k in range(6)], w, step
+
+    want, w, _ = run(lambda f: f)
+    got, v, step = run(cgt.jit)
+    assert all(map(torch.equal, got, want)) and torch.equal(v, w)
+    assert cgt.stats(step).replays == 0
+    assert any("a Int8, a tensor subclass" in reason for reason in cgt.stats(step).reasons)
+
+
+def test_subclass_that_changes_no_op_is_recorded(device):
+    t = square_values(device).as_subclass(Named)
+    f = cgt.jit(lambda x: (x * t).as_subclass(torch.Tensor))
+    x = square_values(device, seed=2)
+    for _ in range(4):
+        assert torch.equal(f(x), (x * t).as_subclass(torch.Tensor))
+    assert counts(f) == (1, 1, 2, 0)
