@@ -66,7 +66,8 @@ def watched(seen, is_mine):
 def without_ours(started):
     """The code that is the function's: neither ours nor that of who is told of garbage collections."""
     collecting = collectors()
-    return {c for c in started if c is None or not (c.co_filename.startswith(HERE) or c in collecting)}
+    mine = (c for c in list(started) if c is not None)  # a list: other threads' last events may still come
+    return {c for c in mine if not (c.co_filename.startswith(HERE) or c in collecting)} | ({None} & started)
 
 
 def collectors():

@@ -321,7 +321,8 @@ def calls_watched(started, methods, called):
 
     def close():
         end()
-        if any(c and c.co_name == "compile_wrapper" and "_dynamo" in c.co_filename for c in started):
+        seen = list(started)  # other threads' last events may still come
+        if any(c and c.co_name == "compile_wrapper" and "_dynamo" in c.co_filename for c in seen):
             started.add(None)
 
     return begin, close

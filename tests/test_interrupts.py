@@ -19,6 +19,8 @@ def swept(device, *options):
     """What the sweep says in the end; all of it where it failed."""
     command = [sys.executable, "tests/interrupts.py", "--device", device.type, *map(str, options)]
     path = {"PYTHONPATH": str(ROOT), "PATH": ""}
+    if device.type == "cpu":
+        path["CUDA_VISIBLE_DEVICES"] = ""  # autograd would have threads, which no fork survives
     done = subprocess.run(
         command, cwd=ROOT, env=path, text=True, capture_output=True, timeout=600, check=False
     )
