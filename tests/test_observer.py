@@ -47,7 +47,7 @@ def test_values_and_gradients_have_eagers_bits(device, name):
 
     f = cgt.jit(function)  # its backward is a recording of its own
     whole = cgt.jit(both)
-    for k in range(5):
+    for k in range(8):  # recorded again where an address moves
         x = (start + 0.25 * k).to(device).requires_grad_()
         want_y, want_g = both(x)
         got = f(x)
@@ -59,7 +59,7 @@ def test_values_and_gradients_have_eagers_bits(device, name):
     if device.type == "cpu" and name in READS_THE_HOST:
         assert s.replays == 0 and s.reasons
     else:
-        assert s.replays == 3 or (s.reasons and device.type == "cuda"), cgt.explain(whole)
+        assert s.replays >= 3 or (s.reasons and device.type == "cuda"), cgt.explain(whole)
 
 
 def test_foreach_ops_move_versions_as_in_eager(device):
@@ -168,11 +168,11 @@ def test_dispatch_mode_inside(device):
         return y + 1
 
     f = cgt.jit(function)
-    for k in range(5):
+    for k in range(8):
         x = torch.arange(3.0, device=device) + k
         assert torch.equal(f(x), function(x))
     s = cgt.stats(f)
-    assert s.replays == 3 or any("dispatch mode" in reason for reason in s.reasons), cgt.explain(f)
+    assert s.replays >= 3 or any("dispatch mode" in reason for reason in s.reasons), cgt.explain(f)
 
 
 def test_parameters_and_subclasses_can_be_made_inside(device):

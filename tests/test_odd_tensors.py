@@ -162,10 +162,10 @@ def test_odd_tensor_that_is_made_inside(make, device):
         return
     # Where a subclass's dispatch key lies above the observer's (torch 2.13), its ops are what it makes of them.
     f = cgt.jit(function)
-    for k in range(5):
+    for k in range(10):
         assert torch.equal(f(square_values(device, seed=k)), function(square_values(device, seed=k)))
     s = cgt.stats(f)
-    assert s.replays == 3 or s.reasons, cgt.explain(f)
+    assert s.replays >= 3 or s.reasons, cgt.explain(f)
 
 
 @pytest.mark.parametrize("make", (int8, two))
@@ -194,7 +194,7 @@ def test_backward_behind_an_odd_tensor(make, device):
         assert torch.equal(grad, want)
     s = cgt.stats(f)
     if make is int8:  # its ops may be seen through
-        assert s.replays == 2 or s.reasons
+        assert s.replays or s.reasons
     else:
         assert s.replays == 0 and any(kind in reason for reason in s.reasons)
 
