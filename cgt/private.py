@@ -309,7 +309,10 @@ def was_freed(raw):
     return False
 
 
-QUIET_FILES = tuple(os.path.dirname(torch.__file__) + os.sep + name for name in ("nn", "optim", "autograd", "_"))
+QUIET_FILES = (
+    os.path.dirname(__file__) + os.sep,
+    *(os.path.dirname(torch.__file__) + os.sep + name for name in ("nn", "optim", "autograd", "_")),
+)
 
 
 def calls_watched(started, methods, called):
@@ -331,6 +334,7 @@ def calls_watched(started, methods, called):
 def monitored(started, methods, called):
     """calls_watched from Python 3.12 on. Of torch's own calls those that are many are not looked at."""
     events, tools = sys.monitoring.events, []
+    name = f"cgt {id(tools)}"  # another thread may observe, too
 
     def start(code, _):
         started.add(code)
@@ -346,12 +350,17 @@ def monitored(started, methods, called):
     callbacks = {events.PY_START: start, events.PY_RESUME: start, events.CALL: call}
 
     def begin():
-        tool = next((t for t in range(5, -1, -1) if sys.monitoring.get_tool(t) is None), None)
-        if tool is None:
+        tools.extend(range(5, -1, -1))
+        while tools:
+            try:
+                sys.monitoring.use_tool_id(tools[0], name)
+                break
+            except ValueError:  # somebody's
+                del tools[0]
+        else:
             started.add(None)
             return
-        tools.append(tool)
-        sys.monitoring.use_tool_id(tool, "cgt")
+        tool = tools[0]
         for event, callback in callbacks.items():
             sys.monitoring.register_callback(tool, event, callback)
         sys.monitoring.set_events(tool, functools.reduce(operator.or_, callbacks))
@@ -359,7 +368,7 @@ def monitored(started, methods, called):
 
     def end():
         for tool in tools:
-            if sys.monitoring.get_tool(tool) == "cgt":
+            if sys.monitoring.get_tool(tool) == name:
                 sys.monitoring.set_events(tool, 0)
                 for event in callbacks:
                     sys.monitoring.register_callback(tool, event, None)

@@ -101,20 +101,25 @@ struct Call {
 };
 static thread_local Call* call_now = nullptr;
 
-// f(slot) for each tensor among these values, lists of them too, in order.
+// f(t) for each tensor in this value, lists and lists of lists too, in order; what it returns takes t's place.
 template <class F>
 static void each_tensor(c10::IValue& value, F&& f) {
   if (value.isTensor()) {
-    if (value.toTensor().defined()) f(value.toTensor(), [&](const at::Tensor& t) { value = t; });
+    if (value.toTensor().defined()) value = f(value.toTensor());
   } else if (value.isTensorList()) {
-    c10::List<at::Tensor> list = value.toTensorList();
+    c10::List<at::Tensor> list = value.toTensorList().copy();
     for (size_t k = 0; k < list.size(); ++k)
-      if (at::Tensor t = list.get(k); t.defined()) f(t, [&](const at::Tensor& u) { list.set(k, u); });
+      if (at::Tensor t = list.get(k); t.defined()) list.set(k, f(t));
+    value = std::move(list);
   } else if (value.isList()) {
-    c10::List<c10::IValue> list = value.toList();
-    for (size_t k = 0; k < list.size(); ++k)
-      if (c10::IValue one = list.get(k); one.isTensor() && one.toTensor().defined())
-        f(one.toTensor(), [&](const at::Tensor& u) { list.set(k, u); });
+    c10::List<c10::IValue> list = value.toList().copy();
+    for (size_t k = 0; k < list.size(); ++k) {
+      c10::IValue one = list.get(k);
+      if (!one.isTensor() && !one.isList()) continue;
+      each_tensor(one, f);
+      list.set(k, one);
+    }
+    value = std::move(list);
   }
 }
 
@@ -142,16 +147,15 @@ static PyObject* observe_proceed(PyObject* instead) noexcept {
       Py_ssize_t k = 0;
       auto first = stack.end() - static_cast<ptrdiff_t>(schema.arguments().size());
       for (auto value = first; value != stack.end(); ++value) {
-        if (value->isList() && !value->isTensorList()) *value = c10::IValue(value->toList().copy());
-        if (value->isTensorList()) *value = c10::IValue(value->toTensorList().copy());
-        each_tensor(*value, [&](at::Tensor t, auto&& put) {
-          if (t.unsafeGetTensorImpl()->is_wrapped_number()) return;  // a number, to Python
+        each_tensor(*value, [&](at::Tensor t) {
+          if (t.unsafeGetTensorImpl()->is_wrapped_number()) return t;  // a number, to Python
+          TORCH_INTERNAL_ASSERT(k < PyList_GET_SIZE(instead));
           const at::Tensor& other = tensor_of(PyList_GET_ITEM(instead, k++));
-          if (other.is_same(t)) return;
-          call.given.emplace_back(t, other);
-          put(other);
+          if (!other.is_same(t)) call.given.emplace_back(t, other);
+          return other;
         });
       }
+      TORCH_INTERNAL_ASSERT(k == PyList_GET_SIZE(instead));
     }
     {
       NoGil no_gil;
@@ -164,10 +168,10 @@ static PyObject* observe_proceed(PyObject* instead) noexcept {
     PyObject* made = PyList_New(0);
     auto first = stack.end() - static_cast<ptrdiff_t>(schema.returns().size());
     for (auto value = first; made && value != stack.end(); ++value) {
-      each_tensor(*value, [&](at::Tensor t, auto&& put) {
+      each_tensor(*value, [&](at::Tensor t) {
         for (const auto& [given, other] : call.given) {
           if (!t.has_storage() || !other.is_alias_of(t)) continue;
-          put(t = give_back(t, given, other));
+          t = give_back(t, given, other);
           break;
         }
         results->emplace_back(t.getIntrusivePtr());
@@ -176,6 +180,7 @@ static PyObject* observe_proceed(PyObject* instead) noexcept {
             plain ? at::Tensor(t.unsafeGetTensorImpl()->shallow_copy_and_detach(c10::VariableVersion(0), false)) : t);
         if (made && (!one || PyList_Append(made, one) != 0)) Py_CLEAR(made);
         Py_XDECREF(one);
+        return t;
       });
     }
     return made;

@@ -3,10 +3,15 @@
 # path becomes `stale`: what somebody holds of it overlaps whatever runs next, so it is released
 # before the next launch, and not earlier, since what is dropped until then costs nothing.
 
+cdef int path_hold(Path* p) noexcept:
+    """path_lock for who makes no call."""
+    if not (<mutex*>p.lock).try_lock(): return 0
+    p.owner = PyThread_get_thread_ident()
+    return 1
+
 cdef int path_lock(Path* p) noexcept:
     """1: taken at once. 0: waited without the GIL, so the table may have changed: not taken."""
-    if (<mutex*>p.lock).try_lock():
-        p.owner = PyThread_get_thread_ident()
+    if path_hold(p):
         if in_backward(): return 1          # in autograd's thread, for a caller that waits
         if p.thread == 0: p.thread = p.owner
         if p.thread != p.owner: p.shared = 1

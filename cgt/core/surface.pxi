@@ -707,10 +707,17 @@ def locked(object lock, object body, object busy):
 
 
 def step():
-    """Begin an iteration on every device."""
+    """Begin an iteration on every device, not in the middle of another thread's call."""
+    cdef bint mine = paths_mine()           # a finalizer, in the middle of ours
     cdef id_t k
     TABLE.stepped = 1
-    for k in range(TABLE.paths.n): path_step(&TABLE, k)
+    for k in range(TABLE.paths.n):
+        if not mine:
+            while not path_hold(path_row(&TABLE, k)): path_wait(path_row(&TABLE, k).lock)
+        try:
+            path_step(&TABLE, k)
+        finally:
+            if not mine: path_unlock(path_row(&TABLE, k))
 
 
 def forget():
