@@ -32,9 +32,11 @@ BACKWARD = ".backward"  # behind the name of the function whose backward it is
 SITES = weakref.WeakValueDictionary()  # function row -> jitted function, which has ATTRIBUTE
 RECORDING = threading.RLock()  # around warming and recording, in the whole process
 # What waits to be freed: (function row, born) of collected functions, (state, spec) of specs whose
-# argument objects died, (state, None) of functions reset while one was being warmed or recorded.
+# argument objects died, (state, None) of functions reset while one was being warmed or recorded, (state, GRAPHS) of those
+# whose gradients were refused meanwhile.
 # Freed at the end of the miss, at the next miss or at the next step, never in the middle of a call.
 DOOMED = []
+GRAPHS = "graphs"
 WARM = {"runs": 0, "results": []}  # functions warmed so far; weak references to what that returned
 
 
@@ -176,8 +178,13 @@ def refuse_gradients(graph, reason):
     if forward is None:
         return
     forward["refused"] = reason
-    for node in [n for n, kept in forward["keep"].items() if kept["graph"] is not None]:
-        if node in forward["keep"]:  # freeing one frees those behind it
+    core.locked(RECORDING, functools.partial(drop_graphs, forward), lambda: DOOMED.append((forward, GRAPHS)))
+
+
+def drop_graphs(state):
+    """Free a function's recordings with gradients. Another thread may be recording behind one: the caller holds RECORDING."""
+    for node in [n for n, kept in state["keep"].items() if kept["graph"] is not None]:
+        if node in state["keep"]:  # freeing one frees those behind it
             drop_node(node)
 
 
@@ -215,6 +222,8 @@ def free_doomed():
         doomed = what, which = DOOMED[-1]
         if which is None:
             forget(what)
+        elif which is GRAPHS:
+            drop_graphs(what)
         elif isinstance(what, dict):
             free_spec(what, which)
         else:
@@ -491,7 +500,7 @@ def record_node(state, function, spec, flat, args, kwargs, rec):
         row = record.failure(error)
     core.paths_lock()  # nobody replays the recording before its own call has the result
     try:
-        lost = core.lost()
+        lost = rec["overtaken"] or core.lost()
         if lost:
             row = errors.lost()
         elif not isinstance(row, str):

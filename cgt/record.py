@@ -72,9 +72,11 @@ def release_pools():
         retire_pool(device)
 
 
-def begin(driver, device, stream):
+def begin(rec, device, stream):
     """Begin a recording behind the node that the path has come to. A pool whose memory somebody else
-    keeps cannot be put back to a checkpoint: then another one is used."""
+    keeps cannot be put back to a checkpoint: then another one is used. Another thread may have moved the path since
+    the call was prepared: what was worked out for the one parent does not hold behind the other."""
+    driver = rec["driver"]
 
     def attempt():
         try:
@@ -85,6 +87,7 @@ def begin(driver, device, stream):
             core.abort()
             retire_pool(device)
             core.begin(driver, device, stream, pool_of(device))
+        rec["overtaken"] = core.path_state(device)[1] != rec["parent"]
 
     core.with_paths(attempt)
 
@@ -123,7 +126,7 @@ def on_host(function, args, kwargs, rec):
     flat = rec["flat"]
     seen = None
     try:
-        begin(HOST, -1, 0)
+        begin(rec, -1, 0)
         swaps, rec["copies"] = [], {}
         for k in rec["copied"]:
             t = flat.tensors[k]
@@ -169,7 +172,7 @@ def on_cuda(function, args, kwargs, rec):
 
     def capture():
         torch.cuda.current_blas_handle()  # one per thread, and none can be made in a capture
-        begin(CUDA, device, stream.cuda_stream)
+        begin(rec, device, stream.cuda_stream)
         for g, w in zip(generators, word_pairs, strict=True):
             core.words(g, w[0:1], w[1:2])
             core.swap_generator(g, w[0:1], w[1:2], handles)
