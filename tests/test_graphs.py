@@ -1,11 +1,15 @@
 """Graphs of autograd's that recordings leave behind: deep ones, and those whose recording is freed meanwhile."""
 
+import threading
+
+import cgt_core as core
 import pytest
 import torch
 from helpers import calls
 from torch.utils.flop_counter import FlopCounterMode
 
 import cgt
+from cgt import dispatch, errors
 
 
 def test_graph_of_fifty_thousand_ops(device):
@@ -65,3 +69,43 @@ def test_reset_before_a_backward_that_cannot_be_replayed(device):
         loss.backward(create_graph=True)
     (x * 1).sum().backward()  # autograd's thread lets go of the error before it begins anything else
     assert cgt.stats(f).replays == 1
+
+
+def in_another_thread(action):
+    thread = threading.Thread(target=action)
+    thread.start()
+    thread.join()
+
+
+def test_gradients_refused_while_another_thread_records_free_nothing_before_it_is_done(device):
+    f = cgt.jit(lambda x: (x * x).sum())
+    x = torch.ones(3, device=device, requires_grad=True)
+    calls(f, 2, x)
+    state = getattr(f, dispatch.ATTRIBUTE)
+    (kept,) = [kept for kept in state["keep"].values() if kept["graph"] is not None]
+    with dispatch.RECORDING:
+        in_another_thread(lambda: dispatch.refuse_gradients(kept["graph"], "why"))
+        assert len(core.fn_nodes(state["f"])) == 1 and state["refused"] == "why"
+    dispatch.sweep()
+    assert core.fn_nodes(state["f"]) == []
+    assert torch.equal(f(x), (x * x).sum()) and "why" in cgt.stats(f).reasons
+
+
+def test_recording_that_another_thread_overtakes_before_it_begins(device, monkeypatch):
+    f, other, x = cgt.jit(lambda x: x * 2), cgt.jit(lambda x: x + 1), torch.ones(3, device=device)
+    for _ in range(3):
+        other(x)
+    f(x)
+    find_spent = dispatch.autograd.find_spent
+
+    def overtaken(rec, args):
+        in_another_thread(lambda: other(x))
+        return find_spent(rec, args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(dispatch.autograd, "find_spent", overtaken)
+        assert torch.equal(f(x), x * 2)
+    assert cgt.stats(f).records == 0 and list(cgt.stats(f).reasons) == [errors.lost()]
+    for _ in range(3):
+        assert torch.equal(f(x), x * 2)
+    assert cgt.stats(f).replays >= 1
