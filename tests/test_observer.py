@@ -7,6 +7,7 @@ import torch  # before the core, whose libraries are torch's
 import cgt_core as core
 import pytest
 from torch.utils._python_dispatch import TorchDispatchMode
+from wild import KeptArgument
 
 import cgt
 
@@ -77,22 +78,9 @@ def test_foreach_ops_move_versions_as_in_eager(device):
     assert cgt.stats(f).replays == 3
 
 
-class Keeps(torch.autograd.Function):
-    """Keeps a view of its input where no saved tensor is."""
-
-    @staticmethod
-    def forward(ctx, x, w):
-        ctx.x = x.detach()
-        return x * w
-
-    @staticmethod
-    def backward(ctx, g):
-        return None, (g * ctx.x)
-
-
 def test_view_that_a_backward_keeps_of_a_moving_argument(device):
     w = torch.tensor([1.0, 2.0], device=device, requires_grad=True)
-    f = cgt.jit(lambda x: Keeps.apply(x, w))
+    f = cgt.jit(lambda x: KeptArgument.apply(w, x))
     for k in range(6):
         w.grad = None
         x = torch.full((2,), 3.0 * k, device=device)
