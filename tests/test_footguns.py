@@ -612,6 +612,28 @@ def test_history_that_was_used_up_behind_an_unused_result(device):
         jitted.__wrapped__(h, ones(device))[1].sum().backward()
         jitted(h.detach(), ones(device))[1].sum().backward()
 
+    class First(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, a, b):
+            return a * b
+
+        @staticmethod
+        def backward(ctx, grad):
+            return grad * 2, None
+
+    before, after = cgt.jit(lambda x: (w * x).exp()), cgt.jit(lambda h: First.apply(w, h))
+    for k in range(5):
+        h = before(ones(device))
+        h.sum().backward()
+        w.grad = None
+        if k > 1:
+            after(h).sum().backward()
+            assert torch.equal(w.grad, 2 * ones(device))
+        with pytest.raises(RuntimeError, match="second time"):
+            h = before.__wrapped__(ones(device))
+            h.sum().backward()
+            after.__wrapped__(h).sum().backward()
+
 
 @footgun("What a backward's own code reads is that of the forward")
 def test_state_that_changes_between_forward_and_backward(device):
