@@ -223,8 +223,10 @@ cdef struct Path:               # one per device: row 0 the host, row 1+i cuda:i
     void* last_stream           # of the last launch; another one waits for it
     void* event
     int64_t step                # iteration
+    int32_t said                # it began by step(), not by itself
     id_t current                # the node that ran last in this iteration, or NONE
     int32_t pending             # forwards of this iteration whose backward may still come
+    int32_t calls, usual        # replays since the last step(); between the last two
     id_t stale                  # the last of an ended iteration whose outputs are not released yet
 
 cdef struct Column:             # a growable array
@@ -256,7 +258,6 @@ cdef struct Table:
     Column rec_live             # addresses of the path's memory that must stay as it is
     Column freed                # (fn, node) pairs that Python has not been told of yet
     int32_t n_edges             # rows in use
-    int32_t stepped             # the program says itself when an iteration begins
     int32_t max_path            # nodes of one iteration, before another one begins by itself
     int64_t births              # counter behind every `born`
     int64_t launches            # counter behind every `used`

@@ -112,6 +112,28 @@ def test_iteration_of_eight(device, request, compare, figure, kernels):
         figure(f"{what} over raw launches in turn", hit - us["turns"], "+ µs")
 
 
+def test_going_back(device, compare, figure):
+    """An evaluation loop in a program that says step() elsewhere: each hit goes back over the one before it, whose
+    result is dead, to one whose result is held. Against the same hit in a program of one function without step()."""
+    train, f = cgt.jit(scaled(device)), cgt.jit(scaled(device))
+    names = {"f": f, "x": torch.rand(N, device=device)}
+    time = timeit.Timer("f(x)", globals=names).timeit
+
+    def behind(calls):
+        cgt.step()
+        held = train(names["x"])
+        seconds = time(calls)
+        del held
+        return seconds
+
+    settle(lambda: behind(3))
+    unsaid("f(x)", names)(3)
+    us = compare(names, calls=50, back=behind, alone=unsaid("f(x)", names))
+    s = cgt.stats(f)
+    assert s.records == 2 and s.rescues == s.eager == 0
+    figure("hit that goes back over a dead result, over a hit alone", us["back"] - us["alone"], "+ µs", at_most=0.05)
+
+
 def test_one_rescue(device, compare, figure):
     """A result of the last iteration is held when the next one begins; or it is not. By hand the
     program would clone it."""

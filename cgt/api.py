@@ -128,10 +128,11 @@ def step():
     """Begin an iteration: results of the last one may be overwritten from now on.
 
     Results that somebody still holds stay right: they are moved out of the way when the next
-    recording runs; with `outputs="error"` touching them raises from here on. Without any `step()` an
+    recording runs; with `outputs="error"` touching them raises from here on. Without `step()` an
     iteration begins by itself, at a call of a function that already ran in it or that uses none of
     its results. Both are right; with `step()` a loop over one function becomes a path of
-    recordings that pass results on without a copy.
+    recordings that pass results on without a copy. A program may say it in one loop and not in
+    another: what is dead is forgotten either way.
 
     >>> import cgt
     >>> cgt.step()

@@ -579,8 +579,7 @@ def prepare(state, function, spec, flat, rec):
         return reason
     make_room(state)
     moves = note_moves(state, spec, flat, path, parent)
-    if parent == NONE:
-        core.with_paths(functools.partial(core.begin_iteration, device, tensors))
+    core.with_paths(functools.partial(core.go_on, device, parent, tensors))
     rec |= {
         "flat": flat, "reached": reached, "also": also, "places": found, "unguarded": around.notes,
         "sizes": around.sizes, "sources": impure.states(around.sources), "lone": places.lone_empties(found),

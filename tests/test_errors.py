@@ -566,30 +566,32 @@ def test_function_that_ends_its_own_iteration_runs_eagerly(device):
         before(x)
     for _ in range(4):
         cgt.step()
-        before(x)
+        held = before(x)
         same(f(x), x * 2)
-    assert counters(f) == (1, 0, 0, 3)
+    assert counters(f) == (1, 0, 0, 3) and torch.equal(held, x + 1)
     assert list(cgt.stats(f).reasons) == [errors.lost()]
     inside[0] = False  # the advice
     for _ in range(4):
         cgt.step()
-        before(x)
+        held = before(x)
         same(f(x), x * 2)
-    assert counters(f) == (1, 1, 3, 3)
+    assert counters(f) == (1, 1, 3, 3) and torch.equal(held, x + 1)
 
 
 @tells("still_held")
 def test_result_that_is_held_longer_than_when_it_was_recorded_is_named_with_its_line(device):
-    first = cgt.jit(lambda x: x * 2)
+    first, middle = cgt.jit(lambda x: x * 2), cgt.jit(lambda x: x * 3)
     second = cgt.jit(lambda x: x + 1, max_records=1)
     x, held = torch.ones(3, device=device), []
     for k in range(5):
         cgt.step()
         y = first(x)
+        z = middle(y)
         if k == 3:
             held.append(y)
         del y
         same(second(x), x + 1)
+        same(z, x * 6)
     assert counters(second) == (1, 1, 2, 1)
     (reason,) = cgt.stats(second).reasons
     assert re.search(f"the result made at {HERE} had been dropped", reason)

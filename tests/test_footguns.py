@@ -490,30 +490,6 @@ def test_loop_over_its_own_result_copies_input_and_rescues_output(device):
     assert stats.records <= 8 and stats.replays >= 30 and stats.rescues <= 10
 
 
-@footgun("Once `cgt.step()` was called, only `cgt.step()` begins an iteration")
-def test_program_that_says_step_once_makes_one_long_path(device):
-    x = torch.ones(3, device=device)
-
-    def loop(each, n=10):
-        jitted = cgt.jit(lambda x: x + 1)
-        cgt.step()
-        for _ in range(n):
-            if each:
-                cgt.step()
-            assert jitted(x)[0].item() == 2.0
-        return cgt.stats(jitted)
-
-    stats = loop(each=False)
-    assert (stats.warmups, stats.records, stats.replays) == (1, 9, 0)
-    stats = loop(each=True)  # instead: at the top of every iteration
-    assert (stats.warmups, stats.records, stats.replays) == (1, 1, 8)
-    cgt.reset()  # or never
-    jitted = cgt.jit(lambda x: x + 1)
-    for _ in range(10):
-        assert jitted(x)[0].item() == 2.0
-    assert cgt.stats(jitted).replays == 8
-
-
 @footgun("The same tensor object comes back, so attributes left on a result are not lasting")
 def test_attribute_set_inside_is_there_only_when_the_function_runs(device):
     def f(x):

@@ -344,8 +344,9 @@ def grown(device):
     nodes = {"f": a, "g": b, "h": c}
     for way in ("fgh", "fh"):
         cgt.step()
+        held = []  # a path goes back behind what is dead
         for k, name in enumerate(way):
-            {"f": f, "g": g, "h": h}[name](x)
+            held.append({"f": f, "g": g, "h": h}[name](x))
             nodes.setdefault(way[: k + 1], come_to(device))
     assert len(set(nodes.values())) == len(core.nodes()) == 6
     return (f, g, h), nodes, x
@@ -370,11 +371,18 @@ def test_step_begins_a_path_at_the_root(device):
     f, g = recorded(lambda x: x * 2, x), recorded(lambda x: x + 1, x)
     (root,), (alone,) = nodes_of(f), nodes_of(g)
     assert cgt.step() is None and core.step() is None and come_to(device) == NONE
-    f(x)
+    y = f(x)
     assert come_to(device) == root
-    g(x)
+    z = g(x)
     assert core.node_facts(come_to(device))["parent"] == root
-    assert core.parent_of(index_of(device), state_of(f)["f"], []) == come_to(device)
+    here, other = index_of(device), state_of(cgt.jit(lambda x: x))["f"]
+    assert core.parent_of(here, other, []) == core.parent_of(here, other, [y]) == come_to(device)
+    assert core.parent_of(here, state_of(f)["f"], [y]) == come_to(device), "goes on from its result"
+    assert core.parent_of(here, state_of(f)["f"], []) == NONE, "f ran already"
+    del z
+    assert core.parent_of(here, other, []) == root
+    del y
+    assert core.parent_of(here, other, []) == NONE
     for function, node in ((g, alone), (f, root)):
         cgt.step()
         assert come_to(device) == core.parent_of(index_of(device), state_of(f)["f"], [x]) == NONE
@@ -436,9 +444,7 @@ def test_dropping_a_recording_frees_all_behind_it(device):
     names = {state_of(f)["f"]: state_of(f) for f in functions}
     f, g, h = functions
     cgt.step()
-    f(x)
-    g(x)
-    held = h(x)
+    *_, held = f(x), g(x), h(x)
     assert come_to(device) == nodes["fgh"] and core.freed() == []
     gone = [(state_of(h)["f"], nodes["fgh"]), (state_of(g)["f"], nodes["fg"])]
     for dropped, told, left in (
@@ -483,8 +489,8 @@ def test_children_are_those_of_one_place_newest_match_first(device):
 
     def behind(k):
         cgt.step()
-        f(x)
-        assert torch.equal(g(x, k), x * k)
+        y = f(x)
+        assert torch.equal(y, x * 2) and torch.equal(g(x, k), x * k)
         return come_to(device)
 
     first, second, third = (behind(k) for k in range(3))
@@ -644,26 +650,31 @@ def test_changed_closure_value_is_told_with_its_place(device):
 
 def test_result_that_was_dead_when_recorded_must_be_dead(device):
     x = torch.ones(4, device=device)
-    f, g = recorded(lambda x: (x * 2, x * 3), x), recorded(lambda x: x + 1, x)
+    f, g = recorded(lambda x: (x * 2, x * 3, x * 4), x), recorded(lambda x: x + 1, x)
     cgt.step()
-    f(x)
-    g(x)  # behind f, both of whose results are dead
+    last = f(x)[2]  # keeps the path
+    g(x)  # behind f, of whose results two are dead
     (parent,) = nodes_of(f)
     (child,) = core.children(index_of(device) + 1, parent, state_of(g)["f"])
     assert core.node_facts(child)["deads"] == 2
     cgt.step()
-    held = f(x)[1]
+    _, held, last = f(x)
+    del _
     assert misses(g, x) == [(ALIVE, 1)], "the second of the two"
     del held
     assert misses(g, x) == [(FITS, 0)]
     cgt.step()
-    view = f(x)[0][1:]
+    view, _, last = f(x)
+    view = view[1:]
+    del _
     assert misses(g, x) == [(ALIVE, 0)], "a view holds it as well"
     for _ in range(2):
-        assert torch.equal(g(x), x + 1) and torch.equal(view, x[1:] * 2)
+        assert torch.equal(g(x), x + 1) and torch.equal(view, x[1:] * 2) and torch.equal(last, x * 4)
         assert cgt.stats(g).records == 3 and core.node_facts(child)["n_replay"] == 0
         cgt.step()
-        view = f(x)[0][1:]
+        view, _, last = f(x)
+        view = view[1:]
+        del _
     newest, oldest = misses(g, x)
     assert newest == (FITS, 0) and oldest == (ALIVE, 0), "the one that leaves it in peace"
 

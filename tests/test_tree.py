@@ -244,25 +244,27 @@ HOLDERS = {  # name: how to hold a result, how to read it
 @pytest.mark.parametrize("name", HOLDERS)
 def test_result_that_was_dead_and_is_held_now_leads_to_another_child(device, name):
     hold, read = HOLDERS[name]
-    f, g = cgt.jit(one), cgt.jit(two)
+    f, g, h = cgt.jit(one), cgt.jit(two), cgt.jit(four)
     x = numbers(device)
-    for _ in iterations(3, x):
-        at = f(x).data_ptr()
+
+    def iterate(how):
+        y = f(x)
+        at, held, last = y.data_ptr(), how(y), h(y)  # `last` keeps the path
+        del y
         z = g(x)
-        assert same(z, two(x))
-        overwritten = z.data_ptr() == at
-        del z
-    assert overwritten and counts(g) == (1, 1, 1, 0)
+        assert same(z, two(x)) and same(last, four(one(x)))
+        assert held is None or same(read(held), read(hold(one(x))))
+        return z.data_ptr() == at
+
+    overwritten = [iterate(lambda y: None) for _ in iterations(3, x)]
+    assert overwritten[-1] and counts(g) == (1, 1, 1, 0)
     for k in iterations(4, x):
-        held = hold(f(x))
-        assert same(g(x), two(x)) and same(read(held), read(hold(one(x))))
-        del held
+        assert not iterate(hold)
         assert counts(g) == (1, 2, 1 + k, 0)
-    assert len(children_of(g, device, path_of(device)[0])) == 2
+    assert len(children_of(g, device, path_of(device)[1])) == 2
     for _ in iterations(3, x):
-        f(x)
-        assert same(g(x), two(x))
-    assert counts(f) == (1, 1, 8, 0) and counts(g) == (1, 2, 7, 0)
+        iterate(lambda y: None)  # an earlier death is fine
+    assert counts(f) == counts(h) == (1, 1, 8, 0) and counts(g) == (1, 2, 7, 0)
 
 
 @pytest.mark.parametrize("name", HOLDERS)
@@ -405,6 +407,157 @@ def test_path_that_is_too_long_begins_another_iteration_by_itself(device, calls)
     s = cgt.stats(f)
     assert (s.eager, s.records) == (0, records)
     assert max(core.node_facts(n)["depth"] for n in nodes_of(f)) == 3
+
+
+# --- loops of which the program says nothing ---------------------------------------------------
+
+
+def drops(f, g, x, kept):
+    return [f(x) * 1]
+
+
+def keeps_one_back(f, g, x, kept):
+    kept[:1] = [f(x)]
+    return kept
+
+
+def appends(f, g, x, kept):
+    kept.append(f(x))
+    return kept[-1:]
+
+
+def holds_four(f, g, x, kept):
+    return [f(x) for _ in range(4)]
+
+
+def window_of_four(f, g, x, kept):
+    kept[:] = [*kept[-3:], f(x)]
+    return kept[-1:]
+
+
+def in_turn(f, g, x, kept):
+    return [f(x) * 1, g(x) * 1]
+
+
+def in_turn_kept_back(f, g, x, kept):
+    kept[:1] = [f(x)]
+    kept[1:] = [g(x)]
+    return kept
+
+
+def inner_loop(f, g, x, kept):
+    y = f(x)
+    for _ in range(6):
+        z = g(y)
+        kept[:] = [*kept[-5:], z * 1]
+    return [y, *kept]
+
+
+def inner_loop_dropped(f, g, x, kept):
+    y = f(x)
+    return [y, *(g(y) * 1 for _ in range(6))]
+
+
+LOOPS = (
+    drops, keeps_one_back, appends, holds_four, window_of_four, in_turn, in_turn_kept_back,
+    inner_loop, inner_loop_dropped,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("train", [True, False], ids=["after steps", "alone"])
+@pytest.mark.parametrize("loop", LOOPS, ids=lambda loop: loop.__name__)
+def test_loop_that_says_no_step_settles_within_four_records(device, loop, train):
+    f, g, h = cgt.jit(one), cgt.jit(two), cgt.jit(four)
+    x = numbers(device)
+    held, kept, wanted = None, [], []
+    for _ in iterations(4, x) if train else ():
+        held = h(x)
+    for k in range(40):
+        refill(x, k)
+        want = loop(one, two, x, wanted)
+        assert all(same(a, b) for a, b in zip(loop(f, g, x, kept), want, strict=True))
+        if k == 8:
+            records = cgt.stats().records
+    assert held is None or same(held, four(numbers(device, start=3)))
+    for function in (f, g):
+        s = cgt.stats(function)
+        assert s.records <= 4 and s.eager == 0 and s.calls == s.warmups + s.records + s.replays
+    assert cgt.stats().records == records
+    assert all(same(a, b) for a, b in zip(kept, wanted, strict=True))
+
+
+def test_loop_after_steps_goes_back_to_what_is_held_without_a_copy(device):
+    train, f = cgt.jit(four), cgt.jit(one)
+    x = numbers(device)
+    for epoch in range(6):
+        for _ in iterations(3, x):
+            loss = train(x)
+        for k in range(5):
+            refill(x, k)
+            assert same(f(x), one(x)) and len(path_of(device)) <= 2
+        assert same(loss, four(numbers(device, start=2)))
+        (root,) = nodes_of(train)
+        assert len(children_of(f, device, root)) == 1
+    assert counts(train) == (1, 1, 16, 0) and counts(f) == (1, 1, 28, 0)
+    assert (cgt.stats(f).rescues, cgt.stats(f).copied_bytes) == (0, 0)
+
+
+def test_independent_results_held_between_steps_are_a_path_as_long_as_the_iteration(device):
+    """Nothing is moved once the program has shown how long its iterations are."""
+    f = cgt.jit(one)
+    x = numbers(device)
+    for k in iterations(12, x):
+        held = [f(x) for _ in range(6)]
+        if k == 4:
+            before = cgt.stats(f)
+        assert all(same(y, one(x)) for y in held)
+        del held
+    s = cgt.stats(f)
+    assert (s.records, s.rescues) == (before.records, before.rescues) and s.records <= 8
+    assert len(path_of(device)) == 6
+
+
+@pytest.mark.parametrize("outputs", ["error", "borrow"])
+def test_results_that_stay_where_they_are_last_until_step(device, outputs):
+    f = cgt.jit(one, outputs=outputs)
+    x = numbers(device)
+    f(x)
+    for k in iterations(3, x):
+        held = []
+        for j in range(5):
+            refill(x, 10 * k + j)
+            held.append(f(x))
+        assert all(same(y, one(numbers(device, start=10 * k + j))) for j, y in enumerate(held))
+        del held
+    assert counts(f) == (1, 5, 10, 0) and cgt.stats(f).rescues == 0
+
+
+def test_chain_without_an_end_is_a_path_of_bounded_length(device):
+    f = cgt.jit(cell)
+    x = numbers(device)
+    cgt.step()
+    got = want = numbers(device, start=3)
+    for k in range(120):
+        refill(x, k)
+        got, want = f(x, got), cell(x, want)
+        assert same(got, want) and len(path_of(device)) <= 16
+    s = cgt.stats(f)
+    assert s.eager == 0 and s.records == 16 and s.replays == 103
+
+
+def test_node_whose_backward_is_to_come_is_not_gone_back_behind(device):
+    f, g = cgt.jit(lambda x, w: (x * w).sum()), cgt.jit(two)
+    x, w = numbers(device), numbers(device, start=2).requires_grad_()
+    for k in iterations(6, x):
+        w.grad = None
+        loss = f(x, w)
+        for _ in range(3):
+            assert same(g(x), two(x))
+        assert k < 2 or names_of(path_of(device)) == ["<lambda>", "two"]
+        loss.backward()
+        assert same(w.grad, x)
+        del loss
+    assert cgt.stats(f).eager == cgt.stats(g).eager == 0
 
 
 # --- rescue and poison ------------------------------------------------------------------------

@@ -176,18 +176,18 @@ cdef int outs_part(Table* t, id_t n) except -1:
 
 # --- paths and iterations ---
 
-# How often one function may stand on a path whose backwards are pending, unless the program says
-# step(): micro-batches of a pipeline do; results kept without ever a backward would lengthen it forever.
-cdef enum: MAX_PENDING = 8
+cdef enum:
+    # How often one function may stand on a path whose backwards are pending, unless the program said
+    # step(): micro-batches of a pipeline do; results kept without ever a backward would lengthen it forever.
+    MAX_PENDING = 8
+    MAX_CHAIN = 16          # nodes of an iteration in which a function goes on from its own results
 
-cdef bint path_ends(Table* t, id_t path, id_t f) noexcept nogil:
-    """Must a call of f begin another iteration? Where the program says when (`stepped`), and while a
-    backward is pending, only a path that is too long ends; else one on which f ran before."""
-    cdef Path* p = path_row(t, path)
-    cdef id_t at = p.current
-    cdef int32_t left = MAX_PENDING if p.pending else 1
+cdef bint path_ends(Table* t, id_t path, id_t at, id_t f) noexcept nogil:
+    """Must a call of f begin another iteration, if the path has come to `at`? Where the program said
+    when this one began, only a path that is too long ends; else one on which f ran before."""
+    cdef int32_t left = MAX_PENDING if path_row(t, path).pending else 1
     if at == NONE or node_row(t, at).depth + 1 >= t.max_path: return True
-    if t.stepped: return False
+    if path_row(t, path).said: return False
     while at != NONE and left:
         left -= node_row(t, at).fn == f
         at = node_row(t, at).parent
@@ -212,21 +212,60 @@ cdef id_t path_output(Table* t, id_t at, PyObject* x, int32_t* k) noexcept nogil
         at = node_row(t, at).parent
     return NONE
 
-cdef bint path_continues(Table* t, id_t path, id_t f, PyObject** tensors, int32_t n) noexcept nogil:
-    """Does a call with these tensors belong to the iteration under way? Where the program does not
-    say when one begins, a function that ran in it begins another, and so does a call that uses no
+cdef bint node_over(Table* t, Path* p, id_t n) noexcept nogil:
+    """Is nothing of what node n of the path left alive, nor its backward to come? Then it may as well
+    never have run."""
+    cdef Node* node = node_row(t, n)
+    cdef int32_t k
+    if p.pending and node.site is not NULL: return False
+    for k in range(node.out_n):
+        if out_row(t, node.out_at + k).kind == FRESH and group_held(t, node, k, NULL, False): return False
+    return True
+
+cdef id_t path_back(Table* t, id_t path, id_t at) noexcept nogil:
+    """The nearest ancestor of `at`, or itself, behind which nothing of the path is alive."""
+    while at != NONE and node_over(t, path_row(t, path), at): at = node_row(t, at).parent
+    return at
+
+cdef bint uses_output(Table* t, id_t n, PyObject** tensors, int32_t count) noexcept nogil:
+    cdef int32_t j
+    for j in range(count):
+        if node_output(t, n, tensors[j]) != NONE: return True
+    return False
+
+cdef bint path_lengthens(Table* t, id_t path, id_t at, id_t f, PyObject** tensors, int32_t n) noexcept nogil:
+    """May a call of f be recorded behind `at`, in an iteration that the program said? If it says no more,
+    its loops must not lengthen the path forever. So a function that ran in this one goes on only from its
+    own results, or if they are held and the last iteration was as long. But results that are not moved
+    when an iteration ends are to last until the program says so."""
+    cdef Path* p = path_row(t, path)
+    cdef int32_t depth = node_row(t, at).depth + 1
+    cdef id_t m = at
+    while m != NONE:
+        if fn_row(t, node_row(t, m).fn).outputs != RESCUE: return True
+        m = node_row(t, m).parent
+    while at != NONE:
+        if uses_output(t, at, tensors, n): return depth < MAX_CHAIN or depth < p.usual
+        if node_row(t, at).fn == f: return depth < p.usual and not node_over(t, p, at)
+        at = node_row(t, at).parent
+    return True
+
+cdef bint path_continues(Table* t, id_t path, id_t at, id_t f, PyObject** tensors, int32_t n) noexcept nogil:
+    """Does a call with these tensors belong behind node `at` of the iteration under way? Where the program
+    does not say when one begins, a function that ran in it begins another, and so does a call that uses no
     result of it."""
-    cdef id_t at = path_row(t, path).current
-    cdef int32_t j, k
-    if path_ends(t, path, f): return False
-    if t.stepped or path_row(t, path).pending: return True
-    for j in range(n):
-        if path_output(t, at, tensors[j], &k) != NONE: return True
+    if path_ends(t, path, at, f): return False
+    if path_row(t, path).said: return path_lengthens(t, path, at, f, tensors, n)
+    if path_row(t, path).pending: return True
+    while at != NONE:
+        if uses_output(t, at, tensors, n): return True
+        at = node_row(t, at).parent
     return False
 
 cdef void path_end(Path* p) noexcept nogil:
     """The iteration is over; its outputs are released before the next launch."""
     if p.current == NONE: return
+    p.said = 0
     p.stale = p.current
     p.current = NONE
     p.pending = 0
@@ -247,8 +286,12 @@ cdef int path_step(Table* t, id_t path) except -1:
     """A new iteration, said by the program. Rescues wait until something is really overwritten; what
     a function with outputs="error" handed out ends here, so that the message can name the line."""
     cdef id_t m
-    path_end(path_row(t, path))
-    m = path_row(t, path).stale
+    cdef Path* p = path_row(t, path)
+    p.usual = p.calls
+    p.calls = 0
+    path_end(p)
+    p.said = 1
+    m = p.stale
     while m != NONE:
         if fn_row(t, node_row(t, m).fn).outputs == POISON: outs_release(t, m, NULL, 0, False)
         m = node_row(t, m).parent

@@ -43,12 +43,16 @@ cdef id_t guard_match(Table* t, id_t path, id_t parent, id_t f, id_t s, PyObject
     return NONE
 
 cdef id_t path_find(Table* t, id_t path, id_t f, id_t s, PyObject** leaves) except -2:
-    """The node that a call becomes, or NONE. May end the iteration under way; writes nothing else."""
+    """The node that a call becomes, or NONE: a child of the node that ran last, or of the nearest ancestor
+    behind which nothing is alive. May end the iteration under way; writes nothing else."""
     cdef id_t n, at = path_row(t, path).current
-    if not path_ends(t, path, f):
-        n = guard_match(t, path, at, f, s, leaves)
-        if n != NONE: return n
-        if path_continues(t, path, f, leaves, spec_row(t, s).n_leaves): return NONE
+    while at != NONE:
+        if not path_ends(t, path, at, f):
+            n = guard_match(t, path, at, f, s, leaves)
+            if n != NONE: return n
+        if not node_over(t, path_row(t, path), at): break
+        at = node_row(t, at).parent
+    if path_continues(t, path, at, f, leaves, spec_row(t, s).n_leaves): return NONE
     n = guard_match(t, path, NONE, f, s, leaves)
     if n != NONE: path_end(path_row(t, path))
     return n
@@ -254,6 +258,7 @@ cdef object replay(Table* t, id_t n, PyObject** leaves, bint launch, bint bump):
     try:
         result = outs_give(t, n, leaves, backward)
         path_row(t, path).current = n
+        path_row(t, path).calls += 1
         t.launches += 1
         node_row(t, n).used = t.launches
         if launch:

@@ -375,19 +375,26 @@ def path_state(int device):
 def parent_of(int device, int f, list tensors):
     """The node behind which a call with these tensors belongs, or -1: it begins an iteration."""
     cdef id_t path = path_of(&TABLE, device)
+    cdef id_t at = path_back(&TABLE, path, path_row(&TABLE, path).current)
     cdef PyObject** rows = <PyObject**>malloc((len(tensors) + 1) * sizeof(PyObject*))
     if rows is NULL: raise MemoryError()
     for k in range(len(tensors)): rows[k] = <PyObject*>tensors[k]
-    on = path_continues(&TABLE, path, f, rows, <int32_t>len(tensors))
+    on = path_continues(&TABLE, path, at, f, rows, <int32_t>len(tensors))
     free(rows)
-    return path_row(&TABLE, path).current if on else NONE
+    return at if on else NONE
 
 
-def begin_iteration(int device, list tensors):
-    """End the iteration under way on a device and release what it left, for a call with these
-    tensors. The caller holds the paths."""
+def go_on(int device, int parent, list tensors):
+    """The path goes on from `parent`, as parent_of told for a call with these tensors; from -1, the iteration under
+    way ends and what it left is released. The caller holds the paths."""
     cdef id_t path = path_of(&TABLE, device)
-    cdef PyObject** leaves = <PyObject**>malloc((len(tensors) + 1) * sizeof(PyObject*))
+    cdef PyObject** leaves
+    if parent != NONE:
+        # Another thread may have moved it, or hold what was dead; then the recording finds itself overtaken.
+        if path_back(&TABLE, path, path_row(&TABLE, path).current) == parent:
+            path_row(&TABLE, path).current = parent
+        return
+    leaves = <PyObject**>malloc((len(tensors) + 1) * sizeof(PyObject*))
     if leaves is NULL: raise MemoryError()
     for k in range(len(tensors)): leaves[k] = <PyObject*>tensors[k]
     try:
@@ -655,8 +662,9 @@ def alone():
 
 
 def stepped(bint on):
-    """Does the program say itself when an iteration begins?"""
-    TABLE.stepped = on
+    """Take the iterations under way for ones that step() began, or for ones that began by themselves."""
+    cdef id_t k
+    for k in range(TABLE.paths.n): path_row(&TABLE, k).said = on
 
 
 def max_path(int n):
@@ -710,7 +718,6 @@ def step():
     """Begin an iteration on every device, not in the middle of another thread's call."""
     cdef bint mine = paths_mine()           # a finalizer, in the middle of ours
     cdef id_t k
-    TABLE.stepped = 1
     for k in range(TABLE.paths.n):
         if not mine:
             while not path_hold(path_row(&TABLE, k)): path_wait(path_row(&TABLE, k).lock)
