@@ -223,6 +223,14 @@ def in_threads(n, work):
         raise errors[0]
 
 
+STEPS = ("never", "each", "late", "early")  # how a random program's loop says step()
+
+
+def says_step(how, k):
+    """At the beginning of its iteration k?"""
+    return {"never": False, "each": True, "late": k > 1, "early": k < 3}[how]
+
+
 def try_programs(programs, check, most):
     """check(program) for so many programs of a strategy, however long each takes."""
 

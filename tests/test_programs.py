@@ -11,7 +11,7 @@ the pool hands out twice would show.
 import cgt_core as core
 import pytest
 import torch
-from helpers import try_programs
+from helpers import STEPS, says_step, try_programs
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -71,7 +71,7 @@ programs = st.fixed_dictionaries(
     {
         "functions": st.lists(st.sampled_from(FUNCTIONS), min_size=3, max_size=5),
         "outputs": st.sampled_from(["rescue", "rescue", "rescue", "error"]),
-        "steps": st.sampled_from(["never", "each", "late"]),
+        "steps": st.sampled_from(STEPS),
         "keep": st.integers(0, 3),
         "body": st.lists(st.one_of(calls, calls, action), min_size=2, max_size=5),
         "extra": st.dictionaries(st.integers(1, REPEATS - 1), action, max_size=2),
@@ -127,7 +127,7 @@ def run(program, device, functions):
         seen.append([t.clone().view(torch.int32) for t in (*variables, *held)])
 
     for k in range(REPEATS):
-        if program["steps"] == "each" or (program["steps"] == "late" and k > 1):
+        if says_step(program["steps"], k):
             if program["outputs"] == "error":  # what is held must not be touched after a step
                 held.clear()
                 variables[:] = [t.clone() for t in variables]
@@ -187,7 +187,7 @@ def test_random_programs_agree_however_inputs_are_bound(device, program, inputs)
     check(program, device, inputs=inputs)
 
 
-@pytest.mark.parametrize("steps", ["never", "each", "late"])
+@pytest.mark.parametrize("steps", STEPS)
 @pytest.mark.parametrize("keep", [0, 2])
 def test_chain_with_everything_in_it_agrees_with_eager(device, steps, keep):
     check(

@@ -20,7 +20,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import wild
-from helpers import bits, in_threads, try_programs
+from helpers import STEPS, bits, in_threads, says_step, try_programs
 from hypothesis import strategies as st
 from wild import (
     ALONE,
@@ -90,7 +90,7 @@ def programs(family):
     return st.fixed_dictionaries(
         {
             "functions": st.lists(st.sampled_from(functions), min_size=2, max_size=5),
-            "steps": st.sampled_from(["never", "each", "late"]),
+            "steps": st.sampled_from(STEPS),
             "inputs": st.sampled_from(["auto", "auto", "copied"]),
             "keep": st.integers(0, 2),
             "body": st.lists(action, min_size=2, max_size=5),
@@ -214,7 +214,7 @@ def run(program, device, functions, is_jitted):
         seen.append((told, drawn, [None if t is None else bits(t).clone() for t in everything]))
 
     for k in range(REPEATS):
-        if program["steps"] == "each" or (program["steps"] == "late" and k > 1):
+        if says_step(program["steps"], k):
             cgt.step()
         if program["begins"] != "carried on":
             moved = program["begins"] == "moved"

@@ -265,11 +265,17 @@ cdef bint path_continues(Table* t, id_t path, id_t at, id_t f, PyObject** tensor
 cdef void path_end(Path* p) noexcept nogil:
     """The iteration is over; its outputs are released before the next launch."""
     if p.current == NONE: return
-    p.said = 0
     p.stale = p.current
     p.current = NONE
     p.pending = 0
     p.step += 1
+
+cdef void path_leave(Path* p, id_t at) noexcept nogil:
+    """The same, by itself. `at`: path_back of where it has come to. If nothing is alive nobody can tell, and the
+    next iteration is what this one was: said or not."""
+    cdef int32_t said = p.said
+    path_end(p)
+    p.said = said and at == NONE
 
 cdef int path_release(Table* t, id_t path, id_t n, PyObject** leaves, int32_t n_leaves) except -1:
     """n (or NONE) is about to begin an iteration with these leaves: release what the last one left.

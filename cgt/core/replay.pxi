@@ -54,7 +54,7 @@ cdef id_t path_find(Table* t, id_t path, id_t f, id_t s, PyObject** leaves) exce
         at = node_row(t, at).parent
     if path_continues(t, path, at, f, leaves, spec_row(t, s).n_leaves): return NONE
     n = guard_match(t, path, NONE, f, s, leaves)
-    if n != NONE: path_end(path_row(t, path))
+    if n != NONE: path_leave(path_row(t, path), at)
     return n
 
 cdef id_t leaf_path(Table* t, id_t f, PyObject** leaves, int32_t n) noexcept nogil:

@@ -388,17 +388,17 @@ def go_on(int device, int parent, list tensors):
     """The path goes on from `parent`, as parent_of told for a call with these tensors; from -1, the iteration under
     way ends and what it left is released. The caller holds the paths."""
     cdef id_t path = path_of(&TABLE, device)
+    cdef id_t at = path_back(&TABLE, path, path_row(&TABLE, path).current)
     cdef PyObject** leaves
     if parent != NONE:
         # Another thread may have moved it, or hold what was dead; then the recording finds itself overtaken.
-        if path_back(&TABLE, path, path_row(&TABLE, path).current) == parent:
-            path_row(&TABLE, path).current = parent
+        if at == parent: path_row(&TABLE, path).current = parent
         return
     leaves = <PyObject**>malloc((len(tensors) + 1) * sizeof(PyObject*))
     if leaves is NULL: raise MemoryError()
     for k in range(len(tensors)): leaves[k] = <PyObject*>tensors[k]
     try:
-        path_end(path_row(&TABLE, path))
+        path_leave(path_row(&TABLE, path), at)
         while path_release(&TABLE, path, NONE, leaves, <int32_t>len(tensors)) != 0: pass
     finally:
         free(leaves)
