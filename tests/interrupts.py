@@ -8,7 +8,7 @@
 A *moment* is where Python would run a signal's handler: at the beginning of a function, after a call, where
 a loop jumps back; in cgt's own modules, in what they call (contextlib, torch's Python) and in the user's
 function, but not in torch's Python below the user's function, where eager is interrupted as badly. A trace
-function counts the moments and raises KeyboardInterrupt at the k-th one.
+function counts the moments and raises KeyboardInterrupt at the k-th one. A timer that goes off elsewhere is set again.
 
 On the host each range of moments has a process of its own, forked: a crash is one finding and the sweep goes
 on. On CUDA there is one process, and the first finding ends it.
@@ -116,11 +116,14 @@ def at_moment(k, call):
 
 
 def after_microseconds(n, call):
-    """call(), interrupted by a timer."""
+    """call(), interrupted by a timer, at the first of the places meant above."""
     where = ""
 
     def handler(number, frame):
         nonlocal where
+        if not counts_in(frame):
+            signal.setitimer(signal.ITIMER_REAL, 1e-5)
+            return
         where = f"{frame.f_code.co_filename}:{frame.f_lineno} {frame.f_code.co_name}"
         raise KeyboardInterrupt("by a timer")
 
