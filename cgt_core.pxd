@@ -73,6 +73,11 @@ cdef enum:                  # Miss: why a node did not accept a call; guard.pxi 
 
 cdef enum: HOST, CUDA       # DriverKind
 
+cdef struct Verdict:            # calls run eagerly that no recording takes
+    PyObject* reason            # owned, a str; NULL: none
+    int64_t until               # the function was called so often
+    uint64_t key                # of a spec's: what its calls must be like (call_key)
+
 cdef struct Fn:
     int32_t alive
     int32_t outputs             # Policy
@@ -82,6 +87,7 @@ cdef struct Fn:
     uint64_t paths              # bit k: it has nodes on path k
     int32_t backward            # called by autograd, which is given aliases: they may become a .grad
     PyObject* range_name        # borrowed: what profilers show around a replay
+    Verdict verdict             # on all its calls
     int64_t born                # a stale id is told by this
     int64_t calls, warmups, records, replays, eager, rebinds, copied_bytes, rescues, rescued_bytes
 
@@ -91,6 +97,7 @@ cdef struct Spec:
     id_t op_at, op_n
     int32_t n_leaves
     uint64_t shape              # of the program without its plain values: equal shapes, equal op numbers
+    Verdict verdict             # on calls like the last that had one
 
 cdef struct Op:                 # one step of a pytree's program, in pre-order
     int32_t kind                # Kind
@@ -129,6 +136,7 @@ cdef struct Node:
 cdef struct Edge:               # a row of an open-addressed hash table; fn NONE: free
     id_t path, parent, fn
     id_t first                  # newest match first
+    Verdict verdict             # on all calls there
 
 cdef struct Dead:               # a fresh output whose memory a descendant may use
     id_t node

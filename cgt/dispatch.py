@@ -57,7 +57,7 @@ def new_site(function, name, opts, graph=None):
         def on_miss(spec, args, kwargs):
             return miss(state, function, spec, args, kwargs)
 
-        site = core.make_site(f, on_miss)
+        site = core.make_site(f, on_miss, function, state["reasons"])
         setattr(site, ATTRIBUTE, state)
         weakref.finalize(site, DOOMED.append, (f, born)).atexit = False
         SITES[f] = site
@@ -268,11 +268,12 @@ def verdict(state, spec, flat):
             return errors.subclass(path, type(tensor).__name__)
         if not core.is_plain(tensor):
             return errors.odd_tensor(path, trace.odd_kind([tensor]))
+    calls = core.fn_counts(state["f"])[0]
     if state["refused"] and torch.is_grad_enabled():
+        tell_core(state, spec, flat, state["refused"], calls + options.COOL_DOWN[1])
         return state["refused"]
     if is_forward_ad():
         return errors.forward_mode("around the call")
-    calls = core.fn_counts(state["f"])[0]
     for key in (None, key_of(spec, flat)):
         standing = state["verdicts"].get(key)
         if standing is not None and calls < standing[1]:
@@ -306,7 +307,10 @@ def over_limit(state, spec, flat, path, parent):
         until = calls + length
         state["cool"][path, parent] = (until, min(2 * length, options.COOL_DOWN[1]))
     if calls < until:
-        return errors.limit(len(nodes), why_missed(state, spec, flat, path, parent))
+        reason = errors.limit(len(nodes), why_missed(state, spec, flat, path, parent))
+        if state["graph"] is None:
+            core.verdict_place(path, parent, state["f"], reason, until)
+        return reason
     state["cool"][path, parent] = (0, length)
     drop_node(nodes[-1])
     return None
@@ -328,7 +332,19 @@ def condemn(state, spec, flat, reason):
     )
     if len(verdicts) > options.MAX_SPECS:
         verdicts.clear()
-    verdicts[key] = (reason, core.fn_counts(state["f"])[0] + length, length)
+    until = core.fn_counts(state["f"])[0] + length
+    verdicts[key] = (reason, until, length)
+    if key is None and state["graph"] is None:
+        core.verdict_fn(state["f"], reason, until)
+    elif key is not None:
+        tell_core(state, spec, flat, reason, until)
+
+
+def tell_core(state, spec, flat, reason, until):
+    """Calls like this one, which no recording takes, need not ask Python before the function was called so often.
+    What autograd calls looks at more than its arguments."""
+    if state["graph"] is None and spec in state["programs"]:
+        core.verdict_spec(spec, list(flat.tensors), reason, until)
 
 
 def count_eager(state, reason):

@@ -5,13 +5,6 @@ cdef int REUSE_OUTPUTS = 1        # 0 where private.py does not trust this torch
 
 cdef enum: SCRATCH = 32           # leaves of a call that fit on the C stack
 
-cdef uint64_t call_key(id_t s, uint64_t* ambient, PyObject** leaves, int32_t n) noexcept nogil:
-    """One number of what tells most siblings apart: structure, ambient state, shapes."""
-    cdef uint64_t h = <uint64_t>s ^ ambient[0] ^ ambient[1] << 8 ^ ambient[2] << 16
-    cdef int32_t k
-    for k in range(n): h = tensor_key(leaves[k], h)
-    return h
-
 cdef bint node_fits(Table* t, id_t n, id_t s, uint64_t* ambient, PyObject** leaves):
     return (guard_node(t, node_row(t, n), s, ambient, leaves) == FITS
             and deads_alive(t, node_row(t, n)) == NONE
@@ -42,9 +35,10 @@ cdef id_t guard_match(Table* t, id_t path, id_t parent, id_t f, id_t s, PyObject
         return n
     return NONE
 
-cdef id_t path_find(Table* t, id_t path, id_t f, id_t s, PyObject** leaves) except -2:
+cdef id_t path_find(Table* t, id_t path, id_t f, id_t s, PyObject** leaves, id_t* parent) except -2:
     """The node that a call becomes, or NONE: a child of the node that ran last, or of the nearest ancestor
-    behind which nothing is alive. May end the iteration under way; writes nothing else."""
+    behind which nothing is alive. `parent`: where it would be recorded. May end the iteration under way;
+    writes nothing else."""
     cdef id_t n, at = path_row(t, path).current
     while at != NONE:
         if not path_ends(t, path, at, f):
@@ -52,7 +46,9 @@ cdef id_t path_find(Table* t, id_t path, id_t f, id_t s, PyObject** leaves) exce
             if n != NONE: return n
         if not node_over(t, path_row(t, path), at): break
         at = node_row(t, at).parent
+    parent[0] = at
     if path_continues(t, path, at, f, leaves, spec_row(t, s).n_leaves): return NONE
+    parent[0] = NONE
     n = guard_match(t, path, NONE, f, s, leaves)
     if n != NONE: path_leave(path_row(t, path), at)
     return n
@@ -274,15 +270,17 @@ cdef object replay(Table* t, id_t n, PyObject** leaves, bint launch, bint bump):
         if backward is not NULL: backward_drop(backward)
     return result
 
-cdef object call(Table* t, id_t f, PyObject* args, PyObject* kwargs, object on_miss):
-    """One call of a jitted function."""
+cdef object call(Table* t, id_t f, PyObject* args, PyObject* kwargs, object on_miss, object function, dict reasons):
+    """One call of a jitted function: a replay; else eager, if a verdict says so; else Python decides."""
     cdef PyObject* small[SCRATCH]
     cdef Walk w
-    cdef id_t s = NONE, n, path
+    cdef id_t s = NONE, n, path, parent
+    cdef PyObject* reason = NULL
     cdef Path* p
     cdef void* range_
     fn_row(t, f).calls += 1
     if ambient_blocker() != 0: return on_miss(NONE, <object>args, <object>kwargs)
+    why = None
     w.table = t
     w.leaves = small
     w.hold = NULL
@@ -292,7 +290,9 @@ cdef object call(Table* t, id_t f, PyObject* args, PyObject* kwargs, object on_m
     try:
         while True:
             s = leaves_take(t, f, args, kwargs, &w)
-            if s == NONE or fn_row(t, f).path == NONE: break
+            if s == NONE or fn_row(t, f).path == NONE:
+                reason = verdict_find(t, f, s, NONE, NONE, w.leaves)
+                break
             path = leaf_path(t, f, w.leaves, spec_row(t, s).n_leaves)
             p = path_row(t, path)
             if p.driver == CUDA:
@@ -304,11 +304,13 @@ cdef object call(Table* t, id_t f, PyObject* args, PyObject* kwargs, object on_m
                 continue
             try:
                 while True:
-                    n = path_find(t, path, f, s, w.leaves)
+                    n = path_find(t, path, f, s, w.leaves, &parent)
                     if n == NONE or path_row(t, path).stale == NONE: break
                     # A rescued output may be an argument: its address changed, so look again.
                     if path_release(t, path, n, w.leaves, spec_row(t, s).n_leaves) == 0: break
-                if n == NONE: break
+                if n == NONE:
+                    reason = verdict_find(t, f, s, path, parent, w.leaves)
+                    break
                 range_ = range_begin(fn_row(t, f).range_name)
                 try:
                     result = replay(t, n, w.leaves, True, True)
@@ -324,5 +326,7 @@ cdef object call(Table* t, id_t f, PyObject* args, PyObject* kwargs, object on_m
             return result
     finally:
         if w.leaves is not small: free(w.leaves)
+        if reason is not NULL: why = <object>reason     # before a finalizer can drop the verdict
         Py_XDECREFX(w.hold)
+    if why is not None: return verdict_run(t, f, why, function, <object>args, <object>kwargs, reasons)
     return on_miss(s, <object>args, <object>kwargs)

@@ -14,10 +14,11 @@ dict_watch_start()
 if observe_start() != 0: raise_pending()
 
 
-def make_site(int f, object on_miss):
-    """The function that `jit` returns: a closure over the function's row."""
+def make_site(int f, object on_miss, object function, dict reasons):
+    """The function that `jit` returns: a closure over the function's row. `function`: what runs where a verdict
+    stands; reasons[text] counts such calls."""
     def site(*args, **kwargs):
-        return call(&TABLE, f, <PyObject*>args, <PyObject*>kwargs, on_miss)
+        return call(&TABLE, f, <PyObject*>args, <PyObject*>kwargs, on_miss, function, reasons)
     return site
 
 
@@ -196,6 +197,29 @@ def spec_free_if(int f, int64_t born, int s):
     k = fn_row(&TABLE, f).first_spec
     while k != NONE and k != s: k = spec_row(&TABLE, k).next
     if k == s: spec_free(&TABLE, s)
+
+
+def verdict_fn(int f, str reason, int64_t until):
+    """Calls of a function run eagerly from now on, where no recording takes them, until it was called so often."""
+    verdict_set(&fn_row(&TABLE, f).verdict, reason, until, 0)
+
+
+def verdict_spec(int spec, list tensors, str reason, int64_t until):
+    """The same of calls with this structure, ambient state and tensors of these shapes."""
+    cdef uint64_t ambient[3]
+    cdef PyObject** leaves = <PyObject**>malloc((len(tensors) + 1) * sizeof(PyObject*))
+    if leaves is NULL: raise MemoryError()
+    for k in range(len(tensors)): leaves[k] = <PyObject*>tensors[k]
+    ambient_now(ambient)
+    verdict_set(&spec_row(&TABLE, spec).verdict, reason, until,
+                call_key(spec, ambient, leaves, <int32_t>len(tensors)))
+    free(leaves)
+
+
+def verdict_place(int path, int parent, int f, str reason, int64_t until):
+    """The same of calls behind this node, where there are recordings already."""
+    cdef Edge* e = edge_find(&TABLE, path, parent, f)
+    if e.fn != NONE and e.first != NONE: verdict_set(&e.verdict, reason, until, 0)
 
 
 def node_misses(int path, int parent, int f, int spec, list tensors):
@@ -929,14 +953,14 @@ def time_guards(int f, tuple args, dict kwargs, int n):
     cdef double began
     cdef Walk w
     cdef int k
-    cdef id_t s = NONE, found = NONE
+    cdef id_t s = NONE, found = NONE, parent
     w.table = &TABLE
     w.hold = NULL
     w.leaves = <PyObject**>malloc((fn_row(&TABLE, f).max_leaves + 1) * sizeof(PyObject*))
     began = now()
     for k in range(n):
         s = leaves_take(&TABLE, f, <PyObject*>args, <PyObject*>kwargs, &w)
-        found = path_find(&TABLE, fn_row(&TABLE, f).path, f, s, w.leaves) if s != NONE else NONE
+        found = path_find(&TABLE, fn_row(&TABLE, f).path, f, s, w.leaves, &parent) if s != NONE else NONE
     began = now() - began
     free(w.leaves)
     Py_XDECREFX(w.hold)

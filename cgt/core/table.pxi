@@ -136,6 +136,11 @@ cdef void slice_cut(Table* t, Column* c, size_t field, id_t at, int32_t count) n
         start = <id_t*>(<char*>node_row(t, k) + field)
         if start[0] > at: start[0] -= count
 
+cdef void verdict_drop(Verdict* v) noexcept:
+    cdef PyObject* reason = v.reason
+    v.reason = NULL
+    Py_XDECREFX(reason)
+
 # --- edges: (path, parent, function) -> children, an open-addressed hash table ---
 
 cdef int edges_make(Table* t, int32_t room) except -1:
@@ -171,7 +176,7 @@ cdef int edges_remake(Table* t) except -1:
     while room < 4 * used: room *= 2
     edges_make(t, room)
     for k in range(n):
-        if old[k].fn == NONE or old[k].first == NONE: continue
+        if old[k].fn == NONE or old[k].first == NONE: continue      # without a verdict, since edge_unlink
         e = edge_find(t, old[k].path, old[k].parent, old[k].fn)
         e[0] = old[k]
         t.n_edges += 1
@@ -205,6 +210,7 @@ cdef void edge_unlink(Table* t, id_t n) noexcept:
         while node_row(t, k).next != n: k = node_row(t, k).next
         node_row(t, k).next = node.next
     if node.parent != NONE: node_row(t, node.parent).children -= 1
+    verdict_drop(&e.verdict)             # there is room again
 
 # --- freeing ---
 
@@ -288,11 +294,13 @@ cdef void spec_free(Table* t, id_t s) noexcept:
         while spec_row(t, k).next != s: k = spec_row(t, k).next
         spec_row(t, k).next = spec.next
     spec.alive = 0
+    verdict_drop(&spec.verdict)
     ops_cut(t, spec.op_at, spec.op_n)
     row_drop(t, &t.specs, s)
 
 cdef void fn_clear(Table* t, id_t f) noexcept:
     """Free all specs and nodes of a function; its counters and options stay."""
+    verdict_drop(&fn_row(t, f).verdict)
     while fn_row(t, f).first_spec != NONE: spec_free(t, fn_row(t, f).first_spec)
 
 cdef int is_ancestor(Table* t, id_t m, id_t n) noexcept:
