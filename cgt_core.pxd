@@ -88,6 +88,10 @@ cdef struct Fn:
     int32_t backward            # called by autograd, which is given aliases: they may become a .grad
     PyObject* range_name        # borrowed: what profilers show around a replay
     Verdict verdict             # on all its calls
+    uint64_t like               # call_key of the last call that a verdict kept from Python
+    int32_t alike               # such calls in a row
+    int32_t patience            # of so many Python is told, or if a recording is replayed at last; 0: never
+    int32_t wasted              # recordings freed that were never replayed
     int64_t born                # a stale id is told by this
     int64_t calls, warmups, records, replays, eager, rebinds, copied_bytes, rescues, rescued_bytes
 

@@ -19,7 +19,7 @@ import weakref
 import cgt_core as core
 import torch
 
-from . import autograd, describe, errors, impure, options, places, pytree, record, trace
+from . import account, autograd, describe, errors, impure, options, places, pytree, record, trace
 from .private import is_forward_ad, is_reader, outside_dynamo
 from .trace import CUDA, HOST
 
@@ -72,7 +72,7 @@ def new_state(f, born, name, opts, graph=None):
         "f": f, "born": born, "name": name, "opts": opts, "keep": {}, "programs": {},
         "graph": graph, "saves": False, "refused": None, "past": [0] * 10, "ran": set(),
         "drivers": {}, "pointers": {}, "moved": set(), "written": set(),
-        "reasons": {}, "verdicts": {}, "cool": {}, "escapes": 0, "unguarded": [],
+        "account": account.new_account(), "reasons": {}, "verdicts": {}, "cool": {}, "escapes": 0, "unguarded": [],
         "warm_seconds": 0.0, "warmed": 0, "doubted": False, "range": None,
     }  # fmt: skip
 
@@ -110,10 +110,32 @@ def attend(state, function, spec, args, kwargs):
         return reason, None
     spec = find_spec(state, flat) if spec == NONE else spec
     first = driver_of(state, flat) is None
+    reason = wait(state, spec, flat, first)
+    if reason is not None:
+        return reason, None
     run = warm if first or is_behind_warm_up(state, flat) else record_call
     kind = "warm" if run is warm else "record"
+    call = (state, function, spec, flat, args, kwargs)
     with torch.profiler.record_function(f"cgt.{kind} {state['name']}"):
-        return None, run(state, function, spec, flat, args, kwargs)
+        if core.fn_counts(state["f"])[0] == 1:  # eager's first call is slow, too
+            return None, run(*call)
+        return None, account.timed(state["account"], run, *call)
+
+
+def wait(state, spec, flat, first):
+    """A reason to run eagerly since another recording would not pay yet, or None. Backwards are recorded as
+    their forwards are."""
+    f = state["f"]
+    if state["graph"] is not None:
+        return None
+    path, parent = (NONE, NONE) if first else place_in_tree(state, flat, flat.tensors)
+    missed = [] if first else core.node_misses(path, parent, f, spec, list(flat.tensors))
+    n = account.waits(state["account"], f, missed)
+    if n == 0:
+        return None
+    reason = account.reason(state["account"], n, why_missed(state, spec, flat, path, parent))
+    core.verdict_fn(f, reason, core.fn_counts(f)[0] + n, account.heard(state["account"]))
+    return reason
 
 
 def leaf_devices(flat):
@@ -140,7 +162,9 @@ def eager(state, function, args, kwargs, reason, inlined=False):
     else:
         count_eager(state, reason)
     graph = state["graph"]
-    if graph is None or graph["proven"]:
+    if graph is None:
+        return account.timed_eager(state["account"], function, args, kwargs)
+    if graph["proven"]:
         return function(*args, **kwargs)
     seen = trace.observe(graph["driver"], graph=graph)
     result = trace.run(seen, function, args, kwargs)
@@ -325,6 +349,7 @@ def condemn(state, spec, flat, reason):
     """Run eagerly from now on, until a cool-down that doubles with each verdict. A function with
     many verdicts and no recording gets one for all its calls: new shapes will not help it."""
     verdicts = state["verdicts"]
+    account.note_failure(state["account"], reason)
     many = len(verdicts) >= options.MAX_VERDICTS and not core.fn_nodes(state["f"])
     key = None if many else key_of(spec, flat)
     length = (
@@ -630,7 +655,7 @@ def run_node(state, rec):
     result = core.run_node(rec["node"], list(rec["flat"].tensors), rec["driver"] == CUDA)
     for old, leaf in rec["moves"]:
         if leaf in rec["copied"]:
-            core.node_drop(old)
+            core.node_replace(old)
     bury()
     return result
 
@@ -847,6 +872,7 @@ def add_node(state, spec, flat, rec, seen, row):
         graph["node"], graph["loose"] = node, loose
     state["unguarded"] = rec["unguarded"]
     core.fn_count(f, "records")
+    state["account"]["failed"] = 0
     return node
 
 

@@ -433,6 +433,17 @@ def limit(n, why):
     return f"recorded {n} times already (max_records); {why}"
 
 
+def timed():
+    return "timed as it is: a recording was not replayed yet, and another one must pay."
+
+
+def does_not_pay(spent, eager, calls, why):
+    return (
+        f"recordings do not pay so far: they took {1e3 * spent:.1f} ms, an eager call takes {1e6 * eager:.0f} µs, and the "
+        f"last was never replayed; {why} Tried again after {calls} calls, or when calls stay alike."
+    )
+
+
 def moved(path, before, now):
     return (
         f"{path} had address {before:#x} when it was recorded and has {now:#x} now, and no copy can stand for it: "

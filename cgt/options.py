@@ -11,6 +11,9 @@ MAX_GRAPHS = int(os.environ.get("CGT_MAX_GRAPHS", "1024"))
 # Calls that a function runs eagerly, after a verdict or past the re-record limit, before it may
 # record again; doubles with every further verdict, up to the second number.
 COOL_DOWN = (64, 4096)
+# Share of eager's time that recordings which are not replayed may cost a function; inf: record at every miss.
+OVERHEAD = float(os.environ.get("CGT_OVERHEAD", "0.05"))
+PATIENCE = 32  # calls alike in a row after which one is recorded all the same; times itself with each
 MAX_SPECS = 64  # argument structures kept per function; the oldest without a recording goes
 MAX_VERDICTS = 4  # reasons against single calls, before one against the function
 ESCAPE_TRIES = 2  # recordings thrown away because a tensor outlived the call, before a verdict

@@ -117,10 +117,12 @@ def at_moment(k, call):
 
 def after_microseconds(n, call):
     """call(), interrupted by a timer, at the first of the places meant above."""
-    where = ""
+    where, over = "", False
 
     def handler(number, frame):
         nonlocal where
+        if over:
+            return
         if not counts_in(frame):
             signal.setitimer(signal.ITIMER_REAL, 1e-5)
             return
@@ -128,10 +130,12 @@ def after_microseconds(n, call):
         raise KeyboardInterrupt("by a timer")
 
     def watched():
+        nonlocal over
         signal.setitimer(signal.ITIMER_REAL, n / 1e6)
         try:
             call()
         finally:
+            over = True
             signal.setitimer(signal.ITIMER_REAL, 0)
 
     before = signal.signal(signal.SIGALRM, handler)

@@ -27,6 +27,7 @@ ORDER = [
     "trace",
     "describe",
     "record",
+    "account",
     "segment",
     "autograd",
     "dispatch",

@@ -56,6 +56,7 @@ def fn_is(int f, int64_t born):
 def fn_reset(int f):
     """Free a function's specs and nodes; counters stay."""
     fn_clear(&TABLE, f)
+    fn_row(&TABLE, f).wasted = 0
 
 
 def fn_count(int f, str column, int64_t by=1):
@@ -199,9 +200,26 @@ def spec_free_if(int f, int64_t born, int s):
     if k == s: spec_free(&TABLE, s)
 
 
-def verdict_fn(int f, str reason, int64_t until):
-    """Calls of a function run eagerly from now on, where no recording takes them, until it was called so often."""
+def verdict_fn(int f, str reason, int64_t until, int patience=0):
+    """Calls of a function run eagerly from now on, where no recording takes them, until it was called so often, or
+    until so many in a row were alike."""
     verdict_set(&fn_row(&TABLE, f).verdict, reason, until, 0)
+    fn_row(&TABLE, f).patience = patience
+
+
+def fn_hopes(int f):
+    """(how many calls in a row were alike, of those that a verdict kept from Python; how many recordings were freed
+    that were never replayed)."""
+    return fn_row(&TABLE, f).alike, fn_row(&TABLE, f).wasted
+
+
+def node_replace(int n):
+    """Drop a recording for which another one was made: it was not wasted."""
+    cdef id_t f = node_row(&TABLE, n).fn
+    wasted = node_row(&TABLE, n).n_replay == 0
+    node_free(&TABLE, n)
+    fn_row(&TABLE, f).wasted -= wasted
+    if CGT_DEBUG: table_check(&TABLE)
 
 
 def verdict_spec(int spec, list tensors, str reason, int64_t until):

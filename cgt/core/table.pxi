@@ -244,6 +244,7 @@ cdef void node_free(Table* t, id_t n) noexcept:
             # May run a finalizer: the row is already unlinked, and looked up again afterwards.
             Py_XDECREFX(owned[j])
             node = node_row(t, n)
+    if node.n_replay == 0: fn_row(t, node.fn).wasted += 1
     node.alive = 0
     ops_cut(t, node.ret_at, node.ret_n)
     slice_cut(t, &t.slots, <char*>&model.slot_at - zero, node.slot_at, node.slot_n)

@@ -12,17 +12,25 @@ cdef inline PyObject* verdict_stands(Fn* fn, Verdict* v, uint64_t key) noexcept 
     """Its reason, if it is about this call; or NULL."""
     return v.reason if v.reason is not NULL and fn.calls < v.until and v.key == key else NULL
 
+cdef inline bint is_patient(Fn* fn, uint64_t key) noexcept nogil:
+    """One more call like this, or the first: are there too few to tell Python?"""
+    fn.alike = fn.alike + 1 if fn.like == key else 1
+    fn.like = key
+    return fn.alike < fn.patience
+
 cdef PyObject* verdict_find(Table* t, id_t f, id_t s, id_t path, id_t parent, PyObject** leaves) noexcept nogil:
     """Why a call that no recording took runs eagerly, borrowed; or NULL, and Python decides. `s`, `path`: NONE
     where they are not known."""
     cdef uint64_t ambient[3]
+    cdef uint64_t key = 0
     cdef Fn* fn = fn_row(t, f)
     cdef Edge* e
     cdef PyObject* reason = verdict_stands(fn, &fn.verdict, 0)
-    if reason is NULL and s != NONE and spec_row(t, s).verdict.reason is not NULL:
+    if s != NONE and (fn.patience or spec_row(t, s).verdict.reason is not NULL):
         ambient_now(ambient)
-        reason = verdict_stands(fn, &spec_row(t, s).verdict,
-                                call_key(s, ambient, leaves, spec_row(t, s).n_leaves))
+        key = call_key(s, ambient, leaves, spec_row(t, s).n_leaves)
+    if reason is not NULL and fn.patience and s != NONE and not is_patient(fn, key): return NULL
+    if reason is NULL and s != NONE: reason = verdict_stands(fn, &spec_row(t, s).verdict, key)
     if reason is NULL and path != NONE:
         e = edge_find(t, path, parent, f)
         if e.fn != NONE: reason = verdict_stands(fn, &e.verdict, 0)

@@ -1,0 +1,147 @@
+"""Recording must pay (design.md of cgt, 5): where recordings are never replayed, calls run eagerly, and later, or when
+calls come to look alike, it is tried again."""
+
+import itertools
+import math
+
+import pytest
+import torch
+from helpers import tells, values
+from hypothesis import HealthCheck, given, settings
+from test_programs import check, programs
+
+# isort: split
+import cgt_core as core
+
+import cgt
+from cgt import account, dispatch, options
+
+
+@pytest.fixture(autouse=True)
+def must_pay(monkeypatch):
+    """As users have it; conftest.py lets everything be recorded at once."""
+    monkeypatch.setattr(options, "OVERHEAD", 0.05)
+
+
+def account_of(f):
+    return getattr(f, dispatch.ATTRIBUTE)["account"]
+
+
+def run(f, calls, plain=None):
+    """The stats after these calls (tuples of arguments), each of which agreed with eager."""
+    plain = plain or f.__wrapped__
+    for args in calls:
+        assert torch.equal(f(*args), plain(*args))
+    s = cgt.stats(f)
+    assert s.calls == s.warmups + s.records + s.replays + s.eager and s.eager == sum(s.reasons.values())
+    return s
+
+
+class Thing:
+    scale = 2.0
+
+
+GROWING = {  # each call is another one
+    "shapes": (lambda x: x * 2, lambda device: ((values(device, k + 1),) for k in range(100))),
+    "numbers": (lambda x, k: x * k, lambda device: ((values(device), float(k)) for k in range(100))),
+    "objects": (lambda x, o: x * o.scale, lambda device: ((values(device), Thing()) for k in range(100))),
+}
+
+
+@tells("does_not_pay", "timed")
+@pytest.mark.parametrize("f, calls", GROWING.values(), ids=GROWING.keys())
+def test_calls_that_never_come_again_are_recorded_once(device, f, calls):
+    s = run(cgt.jit(f), calls(device))
+    assert (s.warmups, s.records, s.replays, s.eager) == (1, 1, 0, 98)
+    first, told = s.reasons
+    assert first.startswith("timed as it is") and told.startswith("recordings do not pay so far") and "Keep to a few shapes and values" in told
+
+
+def test_value_in_a_module_that_changes_at_each_call_is_recorded_once(device):
+    thing, x = Thing(), values(device)
+    f = cgt.jit(lambda x: x * thing.scale)
+    for k in range(60):
+        thing.scale = float(k)
+        assert torch.equal(f(x), x * float(k))
+    s = cgt.stats(f)
+    # Calls look alike, so it is tried once more.
+    assert s.records == 2 and s.replays == 0 and any("thing.scale changes" in told for told in s.reasons)
+
+
+@pytest.mark.parametrize("ways", [2, 3, 8])
+def test_a_few_ways_in_turn_come_to_replay(device, ways):
+    f = cgt.jit(lambda x: x * 2, max_records=ways)
+    inputs = [values(device, k + 1) for k in range(ways)]
+    for rounds in (6, 4):
+        before = cgt.stats(f)
+        s = run(f, ((x,) for x in inputs * rounds))
+    assert s.records == ways and s.replays - before.replays == s.calls - before.calls
+
+
+def test_addresses_are_learnt_at_once(device):
+    f = cgt.jit(lambda x: x * 2)
+    x, kept = values(device), [values(device, seed=k) for k in range(6)]
+    s = run(f, [(x,), (x,), *((y,) for y in kept)])
+    assert s.records <= 2 and s.eager == 0
+
+
+def test_call_that_stays_is_recorded_though_the_first_ones_varied(device):
+    f = cgt.jit(lambda x: x * 2)
+    x = values(device, 50)
+    s = run(f, [*((values(device, k + 1),) for k in range(5)), *[(x,)] * 60])
+    assert s.records == 2 and 20 < s.replays < 60 - options.PATIENCE / 2
+
+
+def test_it_is_tried_again_when_it_has_paid(device):
+    f = cgt.jit(lambda x: x * 2)
+    inputs = ((values(device, k + 1),) for k in itertools.count())
+    run(f, itertools.islice(inputs, 4))
+    assert cgt.stats(f).records == 1
+    account_of(f)["eager"] = math.inf  # a slow function: recordings cost next to nothing
+    core.verdict_fn(getattr(f, dispatch.ATTRIBUTE)["f"], "", 0)
+    run(f, itertools.islice(inputs, 3))
+    assert cgt.stats(f).records == 4
+
+
+def test_what_is_recorded_replays_while_the_rest_waits(device):
+    f, x = cgt.jit(lambda x: x * 2), values(device, 99)
+    run(f, [(x,)] * 2)
+    others = [(values(device, k + 1),) for k in range(40)]
+    s = run(f, [call for other in others for call in (other, (x,))])
+    assert s.replays >= 40 and s.records < 12 and s.replays + s.records + s.eager == 81
+
+
+def test_function_that_fails_tells_its_own_reason_and_is_not_tried_every_64_calls(device):
+    f = cgt.jit(lambda x: x * 2 if x.sum() > 0 else x)
+    x = values(device).abs()
+    s = run(f, [(x,)] * 300)
+    assert (s.warmups, s.records, s.replays, s.eager) == (1, 0, 0, 299)
+    (told,) = [r for r in s.reasons if "timed" not in r]
+    assert "_local_scalar_dense" in told
+
+
+def test_inf_records_at_every_miss(device, monkeypatch):
+    monkeypatch.setattr(options, "OVERHEAD", math.inf)
+    f = cgt.jit(lambda x: x * 2, max_records=64)
+    assert run(f, ((values(device, k + 1),) for k in range(12))).records == 11
+
+
+def test_replays_pay_for_what_varies(device):
+    """So a program that mostly replays tries new ways soon."""
+    book = account.new_account() | {"spent": 1.0, "eager": 0.1}
+    f = cgt.jit(lambda x: x * 2)
+    x = values(device)
+    run(f, [(x,)] * 2)
+    row = getattr(f, dispatch.ATTRIBUTE)["f"]
+    missed = [(node, 3, 0) for node in core.fn_nodes(row)]
+    assert account.waits(book, row, missed) == 10 / 0.05 - 2
+    run(f, [(x,)] * 30)
+    assert account.waits(book, row, missed) == 0, "it was replayed"
+    assert account.waits(book | {"failed": 2}, row, missed) == 0, "30 replays saved more than 1 s"
+    assert account.waits(book | {"failed": 2, "spent": 10.0}, row, missed) == (100 - 15) / 0.05 - 32
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck), database=None)
+@given(program=programs)
+def test_random_programs_agree_where_recording_must_pay(device, program):
+    check(program, device)
