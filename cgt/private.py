@@ -220,15 +220,14 @@ READERS = Watched(
     *((torch.Tensor, name) for name in READS),
     *((owner, name) for owner, name in TO_DLPACK if hasattr(owner, name)),
 )
-PLAIN_READERS = [getattr(owner, name) for owner, name in READERS.targets]
+PLAIN_READERS = {id(plain): plain for plain in (getattr(*target) for target in READERS.targets)}
 
 
 def is_reader(value):
     """Is this one of them itself, or a tensor's, looked up before it could be watched?"""
-    bound = isinstance(value, (types.BuiltinMethodType, types.MethodType))
-    if bound and isinstance(value.__self__, torch.Tensor):
+    if type(value) in (types.BuiltinMethodType, types.MethodType) and isinstance(value.__self__, torch.Tensor):
         return value.__name__ in READS
-    return any(value is plain for plain in PLAIN_READERS)
+    return id(value) in PLAIN_READERS
 
 
 def reads_watched(is_mine, read):
