@@ -35,6 +35,8 @@ demo: ext
 # Two workers where pytest-xdist is installed. The release build is the one left behind, also when the suite fails on the checked one.
 WORKERS = $$($(call has,xdist) && printf -- --numprocesses=2)
 test: lint
+	$(PY) setup.py -q --name > /dev/null    # Cython's part, from which both builds are then compiled side by side
+	CGT_DEBUG=1 $(PY) setup.py -q build_ext & checked=$$!; $(PY) setup.py -q build_ext; wait $$checked
 	CGT_DEBUG=1 $(PY) $(BUILD)
 	$(PY) -m pytest $(WORKERS) || { status=$$?; $(PY) $(BUILD); exit $$status; }
 	$(PY) $(BUILD)

@@ -19,6 +19,7 @@ import dis
 import faulthandler
 import functools
 import gc
+import math
 import os
 import pathlib
 import random
@@ -38,7 +39,9 @@ from interrupt_programs import PROGRAMS, jitted, plain, two_calls
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 import cgt
-from cgt import dispatch, private
+from cgt import dispatch, options, private
+
+options.OVERHEAD = math.inf  # record at every miss
 
 USERS, CGT = {interrupt_programs.__file__}, str(pathlib.Path(cgt.__file__).parent) + os.sep
 SECONDS = 60  # that one attempt may take
