@@ -214,7 +214,9 @@ def backward_of(graph):
     backward_of_all = functools.partial(core.sinks_backward, graph["sinks"])
 
     def run(leaves, changed):
-        graph["leaves"].begin(leaves, [graph["grads"] + k for k in changed])
+        seen = trace.seen_here()
+        spent = seen["spent"] if seen is not None and seen["graph"] is graph else ()
+        graph["leaves"].begin(leaves, [graph["grads"] + k for k in changed], spent)
         grads = leaves[: graph["grads"]]
         if graph["driver"] == CUDA:
             core.sinks_here(graph["sinks"])

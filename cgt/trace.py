@@ -129,18 +129,16 @@ class Leaves:
         self.readers, self.late = {}, False
         self.end()
 
-    def begin(self, tensors, changed):
-        """A run begins."""
+    def begin(self, tensors, changed, spent):
+        """A run begins, with the graph's lock: another thread may be at one until then. `spent`: which die with it."""
         self.tensors, self.changed = list(tensors), changed
+        for at in spent:
+            self.left[at] = set(self.readers.get(at, ()))
+            self.was_read(at)
 
     def end(self):
         """It is over."""
         self.tensors, self.left, self.read, self.gone, self.changed = [], {}, set(), set(), ()
-
-    def wait(self, at):
-        """That one dies with the run."""
-        self.left[at] = set(self.readers.get(at, ()))
-        self.was_read(at)
 
     def was_read(self, at, reader=None):
         """A reader of that one came, if it has any left."""
@@ -180,7 +178,6 @@ def observe(
     for at, t in spent:
         memory = [t, copies[id(t)]] if id(t) in copies else [t]
         seen["spent"][at] = (memory, holders(memory))
-        graph["leaves"].wait(at)
     return seen
 
 

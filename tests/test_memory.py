@@ -13,6 +13,7 @@ from torch import nn
 import cgt_core as core
 
 import cgt
+from cgt import dispatch
 
 N = 256
 SIZE = N * N * 4  # bytes of every activation and every weight gradient below
@@ -82,6 +83,31 @@ def test_two_functions_need_no_more_than_in_eager(device, spent):
     assert len(spent) >= 2 * 8 + 1 and set(spent) == {SIZE}
     if device.type == "cpu":
         assert cgt.stats().pool_bytes - before <= 10.1 * SIZE
+
+
+def test_a_run_of_the_graph_that_ends_as_a_recording_begins(device, spent, monkeypatch):
+    """In another thread: what dies is known with the graph's lock only."""
+    step_of = dispatch.new_site
+
+    class Lock:
+        def __init__(self, graph):
+            self.graph, self.lock = graph, graph["lock"]
+
+        def __enter__(self):
+            self.lock.acquire()
+            self.graph["leaves"].end()  # as the other thread does last
+
+        def __exit__(self, *error):
+            self.lock.release()
+
+    def new_site(function, name, opts, graph=None):
+        if graph is not None:
+            graph["lock"] = Lock(graph)
+        return step_of(function, name, opts, graph)
+
+    monkeypatch.setattr(dispatch, "new_site", new_site)
+    check(device, plain)
+    assert len(spent) >= 8
 
 
 def test_a_gradient_that_somebody_keeps_is_not_freed(device, spent):
