@@ -23,6 +23,7 @@ import types
 import warnings
 
 import cgt_core as core
+import torch
 
 from . import errors
 from .places import LIBRARIES, is_ambient, is_random
@@ -30,7 +31,7 @@ from .private import calls_watched, outside_dynamo
 
 UNKNOWN = object()  # the state of what cannot be asked for it
 
-HERE = os.path.dirname(__file__) + os.sep
+OURS = (os.path.dirname(__file__) + os.sep, torch._ops.__file__)
 READS = "read readline readlines readinto read1 readall peek"
 IMPURE = {  # core.method_id -> what the builtin function is called in a reason. Of the files only real ones
     core.method_id(getattr(owner, name)): f"{owner.__name__}.{name}".removeprefix("builtins.")
@@ -64,10 +65,11 @@ def watched(seen, is_mine):
 
 
 def without_ours(started):
-    """The code that is the function's: neither ours nor that of who is told of garbage collections."""
+    """The code that is the function's: neither ours, nor that of operators, which we ask for their properties, nor that
+    of who is told of garbage collections."""
     collecting = collectors()
     mine = (c for c in list(started) if c is not None)  # a list: other threads' last events may still come
-    return {c for c in mine if not (c.co_filename.startswith(HERE) or c in collecting)} | ({None} & started)
+    return {c for c in mine if not (c.co_filename.startswith(OURS) or c in collecting)} | ({None} & started)
 
 
 def collectors():
