@@ -238,7 +238,9 @@ cdef struct Path:               # one per device: row 0 the host, row 1+i cuda:i
     int32_t said                # it began by step(), not by itself
     id_t current                # the node that ran last in this iteration, or NONE
     int32_t pending             # forwards of this iteration whose backward may still come
-    int32_t calls, usual        # replays since the last step(); between the last two
+    int64_t launches            # so far; no recording survives one by another thread
+    int64_t since               # of these when step() was said last
+    int64_t usual               # how many there were between the last two
     id_t stale                  # the last of an ended iteration whose outputs are not released yet
 
 cdef struct Column:             # a growable array
@@ -252,6 +254,7 @@ cdef struct Recording:          # the one recording under way; dispatch.py's loc
     void* pool
     id_t parent                 # what it will be a child of
     int64_t step                # the iteration it belongs to
+    int64_t launches            # of its path until then
     int32_t pool_open, capturing
     int32_t ran                 # what it recorded was launched, or ran while it was recorded
     void* graph

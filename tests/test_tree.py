@@ -3,6 +3,7 @@ holds keeps its value (design.md 2.4, 2.5)."""
 
 import contextlib
 import gc
+import threading
 import weakref
 
 import pytest
@@ -13,7 +14,7 @@ from helpers import counts, in_threads, line_of, numbers, refill
 import cgt_core as core
 
 import cgt
-from cgt import dispatch, options
+from cgt import dispatch, errors, options
 
 NONE = -1
 PINNED = 1  # Binding in cgt_core.pxd
@@ -560,6 +561,40 @@ def test_node_whose_backward_is_to_come_is_not_gone_back_behind(device):
         assert same(w.grad, x)
         del loss
     assert cgt.stats(f).eager == cgt.stats(g).eager == 0
+
+
+def test_path_that_comes_back_while_a_function_is_recorded_has_lost_it(device):
+    """Another thread drops what kept the parent, and replays it: its results lie where they were dead."""
+    root, pair = cgt.jit(one), cgt.jit(lambda u: (u + 1, u * 2))
+    during = {len}  # a set: is not looked into
+
+    def plain(x):
+        (act,) = during
+        act()
+        return x.sin(), x.cos(), x.tan()
+
+    f, x, u = cgt.jit(plain), numbers(device), numbers(device, start=3)
+    during = {lambda: None}
+    f(x)
+    held = []
+    for _ in iterations(3):
+        first, kept = root(x), [pair(u)[0]]
+
+    def comes_back():
+        if not kept:  # CUDA: what was lost runs again
+            return
+        kept.clear()
+        u.add_(1)
+        thread = threading.Thread(target=lambda: held.extend(pair(u)))
+        thread.start()
+        thread.join()
+
+    during = {comes_back}
+    before = cgt.stats(pair).replays
+    assert all(same(a, b) for a, b in zip(f(x), (x.sin(), x.cos(), x.tan()), strict=True))
+    assert same(held[0], u + 1) and same(held[1], u * 2) and same(first, one(x))
+    assert cgt.stats(pair).replays == before + 1
+    assert cgt.stats(f).records == 0 and list(cgt.stats(f).reasons) == [errors.lost()]
 
 
 # --- rescue and poison ------------------------------------------------------------------------

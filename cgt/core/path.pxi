@@ -293,8 +293,8 @@ cdef int path_step(Table* t, id_t path) except -1:
     a function with outputs="error" handed out ends here, so that the message can name the line."""
     cdef id_t m
     cdef Path* p = path_row(t, path)
-    p.usual = p.calls
-    p.calls = 0
+    p.usual = p.launches - p.since
+    p.since = p.launches
     path_end(p)
     p.said = 1
     m = p.stale

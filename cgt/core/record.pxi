@@ -14,6 +14,7 @@ cdef int record_begin(Table* t, int driver, int device, uintptr_t stream, uintpt
     t.rec.pool = <void*>pool
     t.rec.parent = m = path_row(t, path).current
     t.rec.step = path_row(t, path).step
+    t.rec.launches = path_row(t, path).launches
     path_survey(t, m)
     # A parent from another pool that was given up leaves nothing in this one.
     while m != NONE and node_row(t, m).pool != t.rec.pool: m = node_row(t, m).parent
@@ -28,9 +29,11 @@ cdef int record_begin(Table* t, int driver, int device, uintptr_t stream, uintpt
     return 0
 
 cdef bint record_lost(Table* t) noexcept:
-    """Did another thread move the path on while this was recorded? Then it cannot run here."""
+    """Did another thread move the path on while this was recorded, even if it came back to the parent? Then
+    it cannot run here."""
     cdef Path* p = path_row(t, t.rec.device + 1)
-    return p.current != t.rec.parent or p.step != t.rec.step or p.stale != NONE
+    return (p.current != t.rec.parent or p.step != t.rec.step or p.launches != t.rec.launches
+            or p.stale != NONE)
 
 cdef int record_checkpoint(Table* t, list made, list outs) except -1:
     cdef int code

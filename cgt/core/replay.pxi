@@ -254,7 +254,7 @@ cdef object replay(Table* t, id_t n, PyObject** leaves, bint launch, bint bump):
     try:
         result = outs_give(t, n, leaves, backward)
         path_row(t, path).current = n
-        path_row(t, path).calls += 1
+        path_row(t, path).launches += 1
         t.launches += 1
         node_row(t, n).used = t.launches
         if launch:
