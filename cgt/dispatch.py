@@ -70,7 +70,7 @@ def new_state(f, born, name, opts, graph=None):
     """Everything that Python knows about one jitted function."""
     return {
         "f": f, "born": born, "name": name, "opts": opts, "keep": {}, "programs": {},
-        "graph": graph, "saves": False, "refused": None, "past": [0] * 10, "ran": set(),
+        "graph": graph, "saves": False, "refused": None, "past": [0] * 10, "ran": set(), "large": False,
         "drivers": {}, "pointers": {}, "moved": set(), "written": set(),
         "account": account.new_account(), "reasons": {}, "verdicts": {}, "cool": {}, "escapes": 0, "unguarded": [],
         "warm_seconds": 0.0, "warmed": 0, "doubted": False, "range": None,
@@ -597,14 +597,14 @@ def prepare(state, function, spec, flat, rec):
         around, ran = look_around(state, function, flat)
     else:
         around, ran = places.Found([], [], graph["reached"], [], [], []), None
-    if around is None:
-        return errors.too_many_places()
-    found = around.places
+    reason = None if around is not None else errors.too_many_places()
+    found = around.places if around is not None else ()
     for path, value in [*flat.objects, *((p.path, p.want) for p in found)]:
         if is_reader(value):
-            return errors.early_bound(path)
-    if around.scripted:
+            reason = errors.early_bound(path)
+    if reason is None and around.scripted:
         reason = errors.scripted(around.scripted[0])
+    if reason is not None:
         condemn(state, spec, flat, reason)
         return reason
     reached, also = reach_tensors(around.tensors, flat)
@@ -699,9 +699,11 @@ def look_around(state, function, flat):
     """(what find_places finds, None). Where there are too many places: what code reads which ran so far, and
     a set for what runs now; both None if that is not known."""
     roots, arguments = [*flat.objects, *bearers_of_code(flat)], [*zip(flat.paths, flat.tensors, strict=True)]
-    found = places.find_places(function, roots, most=options.MAX_PLACES, arguments=arguments)
-    if found is not None:
-        return found, None
+    if not state["large"]:
+        found = places.find_places(function, roots, most=options.MAX_PLACES, arguments=arguments)
+        if found is not None:
+            return found, None
+        state["large"] = True  # not twice: of a large model this takes long
     if None in state["ran"]:
         return None, None
     found = places.find_places(function, roots, ran=state["ran"], arguments=arguments)
