@@ -706,7 +706,8 @@ def append(seen, op, args, kwargs, results, fresh, writes):
 def fix(seen, value):
     """The argument with tensors from outside replaced by views of fixed addresses: a storage can be
     given other memory later (a rescue does that), and the tape must not follow. But it must read a
-    result of the path where that is written."""
+    result of the path where that is written; even now, in another thread, a rescue may part the two, so how far
+    it lies from the start is asked of its own storage."""
     if isinstance(value, torch.Tensor):
         sid = core.storage_id(value)
         if sid in seen["made"] or sid in seen["buffers"] or not sid:
@@ -715,7 +716,8 @@ def fix(seen, value):
             proto = core.path_proto(seen["parent"], value)
             seen["fixed"][sid] = core.fixed(value) if proto is None else proto
         base = seen["fixed"][sid]
-        return core.view_like(base, value, core.address(value) - core.address(base))
+        start = base.storage_offset() * base.element_size()
+        return core.view_like(base, value, core.address(value) - core.storage_address(value) - start)
     if isinstance(value, (list, tuple)):
         return type(value)([fix(seen, v) for v in value])
     return value

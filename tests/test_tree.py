@@ -597,6 +597,56 @@ def test_path_that_comes_back_while_a_function_is_recorded_has_lost_it(device):
     assert cgt.stats(f).records == 0 and list(cgt.stats(f).reasons) == [errors.lost()]
 
 
+def test_result_that_is_rescued_while_it_goes_onto_the_tape(device, monkeypatch):
+    """Twice, by another thread's replays: then it does not lie where the recording writes it, and that moves."""
+    f, g, x = cgt.jit(three), cgt.jit(lambda y: (y[2:].tanh(), y.sum())), big_numbers(device)
+    for _ in iterations(3):
+        f(x)
+    g(x)
+    path_proto, address, view_like = core.path_proto, core.address, core.view_like
+    protos, held, outside = [], [], []
+
+    def rescue():
+        cgt.step()
+        held[:] = f(x)
+
+    def move():
+        thread = threading.Thread(target=rescue)
+        thread.start()
+        thread.join()
+
+    def watched_proto(at, t):
+        proto = path_proto(at, t)
+        if proto is not None and core.books()["recording"] and not protos:
+            protos.append(proto)
+            move()
+        return proto
+
+    def watched_address(t):
+        found = address(t)
+        if any(t is proto for proto in protos):
+            move()
+        return found
+
+    def watched_view(base, like, shift):
+        made = view_like(base, like, shift)
+        if not 0 <= address(made) - core.storage_address(base) < base.untyped_storage().nbytes():
+            outside.append(shift)
+        return made
+
+    cgt.step()
+    y = f(x)[1]
+    with monkeypatch.context() as patch:
+        for name, watched in (("path_proto", watched_proto), ("address", watched_address), ("view_like", watched_view)):
+            patch.setattr(core, name, watched)
+        got = g(y)
+    want = g.__wrapped__(x * 3)
+    assert all(same(a, b) for a, b in zip(got, want, strict=True)) and same(y, x * 3)
+    assert outside == []
+    if device.type == "cpu":  # on CUDA nobody asks
+        assert cgt.stats(f).rescues >= 1 and list(cgt.stats(g).reasons) == [errors.lost()]
+
+
 # --- rescue and poison ------------------------------------------------------------------------
 
 
