@@ -140,7 +140,7 @@ def run(program, device, functions):
                 t.square().sum().backward(retain_graph=retain)
         except RuntimeError as error:
             zero(), kept.clear()  # some gradients may have arrived, in another order than in eager
-            told = "second time" in str(error) or (how == "grad" and "inplace" in str(error))
+            told = any(part in str(error) for part in ("second time", "inplace"))
             seen.append("told" if told else "raised")
 
     def act(what, *rest):
@@ -205,6 +205,14 @@ def same(a, b):
     return a.shape == b.shape and bool(((a == b) | (a.isnan() & b.isnan())).all())
 
 
+def is_visited(a, b):
+    """Did a custom Function get zeros for gradients where eager does not come by?"""
+    if isinstance(a, str) or isinstance(b, str):
+        return False
+    apart = [(x, y) for x, y in zip(a, b, strict=True) if not same(x, y)]
+    return bool(apart) and all(y is None and x is not None and not x.any() for x, y in apart)
+
+
 def check(program, device, **options):
     """(replays, replayed backwards) of the jitted functions, which agreed with eager."""
     total = SEEN.setdefault(device.type, [0] * 4)
@@ -215,7 +223,8 @@ def check(program, device, **options):
         core.check_table()
         total[0] += 1
         for k, (a, b) in enumerate(zip(got, want, strict=False)):
-            if a == "told" and not isinstance(b, str):
+            # docs/footguns.md: a call is one node, so a backward sees all of its history, if without a gradient
+            if (a == "told" and not isinstance(b, str)) or is_visited(a, b):
                 total[1] += 1
                 break
             assert isinstance(a, str) == isinstance(b, str), f"{k}: {a} but {b}"

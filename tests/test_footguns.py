@@ -588,6 +588,27 @@ def test_history_that_was_used_up_behind_an_unused_result(device):
         jitted.__wrapped__(h, ones(device))[1].sum().backward()
         jitted(h.detach(), ones(device))[1].sum().backward()
 
+    h = (w * 2).exp()
+    history = h * 1
+    h.mul_(2)  # which exp saved
+    jitted.__wrapped__(history, ones(device))[1].sum().backward()
+    with pytest.raises(RuntimeError, match="inplace"):
+        jitted(history, ones(device))[1].sum().backward()
+
+    class Third(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, a):
+            return a * 3
+
+        @staticmethod
+        def backward(ctx, grad):
+            return grad * 3
+
+    w.grad = None
+    u = torch.ones(3, device=device, requires_grad=True)
+    jitted(Third.apply(u), ones(device))[1].sum().backward()
+    assert torch.equal(u.grad, torch.zeros_like(u)) and torch.equal(w.grad, ones(device)), "eager: u.grad is None"
+
     class First(torch.autograd.Function):
         @staticmethod
         def forward(ctx, a, b):
