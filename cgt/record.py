@@ -108,8 +108,8 @@ def buffer_for(t):
     width, and reductions their order, by the address."""
     n, align = trace.span(t), options.ALIGN[t.device.type]
     shift = core.address(t) % align
-    with torch.inference_mode(t.is_inference()):  # views of it are to be what views of t are
-        room = torch.empty(shift + n, dtype=torch.uint8, device=t.device)
+    empty = functools.partial(torch.empty, shift + n, dtype=torch.uint8, device=t.device)
+    room = core.in_inference(t.is_inference(), empty)  # views of it are to be what views of t are
     assert core.address(room) % align == 0, f"PyTorch's allocator aligns to {align} bytes"
     return room[shift:]
 

@@ -213,6 +213,12 @@ def test_only_private_spells_torch_internals():
     assert not offences([p for p in modules() if p != private], r"\btorch\._C\b")
 
 
+def test_no_mode_of_torch_is_entered_in_python():
+    # An interrupt while one is entered or left would leave it on: begin and end it in compiled code (core.within, in_inference).
+    found = [p for p in modules() if p.stem != "__main__"]  # the demo is a user
+    assert not offences(found, r"^\s*with torch\.(no_grad|enable_grad|inference_mode|set_grad_enabled|autocast)\b")
+
+
 @pytest.mark.parametrize("name", ORDER)
 def test_imports_follow_the_order(name):
     # One way of dependency: a reader who starts at the left never needs what comes later.

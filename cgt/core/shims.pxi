@@ -43,6 +43,8 @@ cdef extern from "tensor_shim.h" namespace "cgt" nogil:
 
 cdef extern from "tensor_shim.h" namespace "cgt":
     void tensor_set_grad(PyObject* t, PyObject* g)
+    void* inference_begin(int on)
+    void inference_end(void* guard) noexcept
     PyObject* out_make(PyObject* proto, uint64_t keys, int64_t offset, int ndim,
                        const int64_t* dims) noexcept
     PyObject* out_share(PyObject* first, PyObject* proto, uint64_t keys, int64_t offset, int ndim,

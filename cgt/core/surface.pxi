@@ -543,6 +543,16 @@ def quiet(object f):
         warnings_on(before)
 
 
+def in_inference(bint on, object body):
+    """body() with inference mode on or off. torch's own context manager would leave it so if an interrupt came while it
+    is entered or left."""
+    cdef void* guard = inference_begin(on)
+    try:
+        return body()
+    finally:
+        inference_end(guard)
+
+
 def end(list advances):
     """End the recording: graph and exec exist now."""
     record_end(&TABLE, advances)

@@ -14,6 +14,7 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/Allocator.h>
 #include <c10/core/AutogradState.h>
+#include <c10/core/InferenceMode.h>
 #include <c10/core/StorageImpl.h>
 #include <c10/core/TensorImpl.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
@@ -419,6 +420,10 @@ static PyObject* tensor_fixed(PyObject* t) noexcept {
     return nullptr;
   }
 }
+
+// From now on inference mode is on or off in this thread; returns what inference_end wants.
+static void* inference_begin(int on) { return new c10::InferenceMode(on != 0); }
+static void inference_end(void* guard) noexcept { delete static_cast<c10::InferenceMode*>(guard); }
 
 // --- ambient state ----------------------------------------------------------------------------
 
