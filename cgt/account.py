@@ -54,7 +54,7 @@ def waits(account, f, missed):
         replayed = core.node_facts(node)["n_replay"] > 0
         proven += replayed
         unproven += not replayed and why in VARIES
-    if unproven + account["failed"] < max(1, proven) or math.isinf(options.OVERHEAD):
+    if unproven + account["failed"] < max(1, proven):
         return 0
     if account["eager"] is None:
         return 1  # which times it
@@ -78,9 +78,9 @@ def note_failure(account, why):
 
 
 def reason(account, n, why):
-    """A sentence on why the function waits so many calls. `why`: what the last recording did not accept."""
+    """A sentence on why the function waits so many calls. `why`: tells what the last recording did not accept."""
     if account["failed"]:
         return account["why"]
     if account["eager"] is None:
         return errors.timed()
-    return errors.does_not_pay(account["spent"], account["eager"], n, why)
+    return errors.does_not_pay(account["spent"], account["eager"], n, why())

@@ -12,6 +12,7 @@ what its rows in the core borrow (`keep`), and what decides the next miss.
 import contextlib
 import enum
 import functools
+import math
 import threading
 import time
 import weakref
@@ -57,7 +58,11 @@ def new_site(function, name, opts, graph=None):
         def on_miss(spec, args, kwargs):
             return miss(state, function, spec, args, kwargs)
 
-        site = core.make_site(f, on_miss, function, state["reasons"])
+        @outside_dynamo
+        def plain(*args, **kwargs):
+            return function(*args, **kwargs)
+
+        site = core.make_site(f, on_miss, plain, state["reasons"])
         setattr(site, ATTRIBUTE, state)
         weakref.finalize(site, DOOMED.append, (f, born)).atexit = False
         SITES[f] = site
@@ -126,14 +131,14 @@ def wait(state, spec, flat, first):
     """A reason to run eagerly since another recording would not pay yet, or None. Backwards are recorded as
     their forwards are."""
     f = state["f"]
-    if state["graph"] is not None:
+    if state["graph"] is not None or math.isinf(options.OVERHEAD):
         return None
-    path, parent = (NONE, NONE) if first else place_in_tree(state, flat, flat.tensors)
-    missed = [] if first else core.node_misses(path, parent, f, spec, list(flat.tensors))
+    place = (NONE, NONE) if first else place_in_tree(state, flat, flat.tensors)
+    missed = [] if first else core.node_misses(*place, f, spec, list(flat.tensors))
     n = account.waits(state["account"], f, missed)
     if n == 0:
         return None
-    reason = account.reason(state["account"], n, why_missed(state, spec, flat, path, parent))
+    reason = account.reason(state["account"], n, lambda: why_missed(state, spec, flat, *place))
     core.verdict_fn(f, reason, core.fn_counts(f)[0] + n, account.heard(state["account"]))
     return reason
 
@@ -597,16 +602,11 @@ def prepare(state, function, spec, flat, rec):
         around, ran = look_around(state, function, flat)
     else:
         around, ran = places.Found([], [], graph["reached"], [], [], []), None
-    reason = None if around is not None else errors.too_many_places()
-    found = around.places if around is not None else ()
-    for path, value in [*flat.objects, *((p.path, p.want) for p in found)]:
-        if is_reader(value):
-            reason = errors.early_bound(path)
-    if reason is None and around.scripted:
-        reason = errors.scripted(around.scripted[0])
+    reason = refuse_around(flat, around)
     if reason is not None:
         condemn(state, spec, flat, reason)
         return reason
+    found = around.places
     reached, also = reach_tensors(around.tensors, flat)
     for path, tensor, _ in reached:
         if not core.is_plain(tensor):
@@ -640,6 +640,16 @@ def prepare(state, function, spec, flat, rec):
     if reason is not None:
         condemn(state, spec, flat, reason)
     return reason
+
+
+def refuse_around(flat, around):
+    """A sentence if what the function can read cannot be guarded, or None."""
+    if around is None:
+        return errors.too_many_places()
+    for path, value in [*flat.objects, *((p.path, p.want) for p in around.places)]:
+        if is_reader(value):
+            return errors.early_bound(path)
+    return errors.scripted(around.scripted[0]) if around.scripted else None
 
 
 def alias_of(t, driver, parent):

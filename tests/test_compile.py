@@ -446,3 +446,23 @@ def test_compiled_function_inside_a_jitted_one_inside_a_compiled_one(device):
     x = torch.randn(8, device=device)
     assert_equal(outcomes(outer, x), [((x + 1).sin() * 2 + 1).cos()] * N)
     assert_replays(f)
+
+
+def test_call_that_is_known_to_run_eagerly_is_not_compiled_behind_a_graph_break(device):
+    def plain(x):
+        return x.sin() if x.sum() > 0 else x.cos()
+
+    f, x, compiled = cgt.jit(plain), torch.ones(3, device=device), []
+    for _ in range(4):
+        f(x)
+
+    def backend(module, _):
+        compiled.append(module.code)
+        return module.forward
+
+    outer = torch.compile(lambda x: f(x * 2) + 1, backend=backend)
+    before = cgt.stats(f).eager
+    for _ in range(3):
+        assert torch.equal(outer(x), (x * 2).sin() + 1)
+    assert cgt.stats(f).eager == before + 3
+    assert compiled and not any("sin" in code for code in compiled)
