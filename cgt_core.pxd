@@ -239,7 +239,7 @@ cdef struct Path:               # one per device: row 0 the host, row 1+i cuda:i
     id_t current                # the node that ran last in this iteration, or NONE
     int32_t pending             # forwards of this iteration whose backward may still come
     int64_t launches            # so far; no recording survives one by another thread
-    int64_t since               # of these when step() was said last
+    int64_t since               # of these when step() was said last, or NONE
     int64_t usual               # how many there were between the last two
     id_t stale                  # the last of an ended iteration whose outputs are not released yet
 

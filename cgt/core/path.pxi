@@ -293,7 +293,7 @@ cdef int path_step(Table* t, id_t path) except -1:
     a function with outputs="error" handed out ends here, so that the message can name the line."""
     cdef id_t m
     cdef Path* p = path_row(t, path)
-    p.usual = p.launches - p.since
+    p.usual = 0 if p.since == NONE else p.launches - p.since    # before the first step() was no iteration
     p.since = p.launches
     path_end(p)
     p.said = 1

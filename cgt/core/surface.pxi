@@ -714,9 +714,11 @@ def alone():
 
 
 def stepped(bint on):
-    """Take the iterations under way for ones that step() began, or for ones that began by themselves."""
+    """Take the iterations under way for ones that step() began, or for ones of a program that never says it."""
     cdef id_t k
-    for k in range(TABLE.paths.n): path_row(&TABLE, k).said = on
+    for k in range(TABLE.paths.n):
+        path_row(&TABLE, k).said = on
+        if not on: path_row(&TABLE, k).since = NONE
 
 
 def max_path(int n):

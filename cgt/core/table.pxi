@@ -91,7 +91,7 @@ cdef id_t path_of(Table* t, int device) except -1:
         p = path_row(t, t.paths.n - 1)
         p.device = t.paths.n - 2
         p.driver = HOST if p.device < 0 else CUDA
-        p.current = p.stale = NONE
+        p.current = p.stale = p.since = NONE
         p.lock = <void*>new mutex()
     return device + 1
 
