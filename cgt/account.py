@@ -20,19 +20,12 @@ VARIES = {1, 3, 6, 7, 9, 11}
 SAVED = 0.5  # of an eager call, by a replay; the rest is the guard, the launch and what we do not know
 
 
-def new_account():
-    """spent: seconds; failed: recordings in a row that came to nothing, why: the last one's reason; eager:
-    seconds of the fastest eager call, None before the first; patience: calls alike in a row that are heard in
-    spite of debts."""
-    return {"spent": 0.0, "failed": 0, "why": None, "eager": None, "patience": options.PATIENCE}
-
-
 def timed_eager(account, function, args, kwargs):
     """The plain function's result; its time is noted."""
     began = time.perf_counter()
     result = function(*args, **kwargs)
     seconds = time.perf_counter() - began
-    account["eager"] = seconds if account["eager"] is None else min(seconds, account["eager"])
+    account.eager = seconds if account.eager is None else min(seconds, account.eager)
     return result
 
 
@@ -42,7 +35,7 @@ def timed(account, run, *call):
     try:
         return run(*call)
     finally:
-        account["spent"] += time.perf_counter() - began
+        account.spent += time.perf_counter() - began
 
 
 def waits(account, f, missed):
@@ -54,33 +47,33 @@ def waits(account, f, missed):
         replayed = core.node_facts(node)["n_replay"] > 0
         proven += replayed
         unproven += not replayed and why in VARIES
-    if unproven + account["failed"] < max(1, proven):
+    if unproven + account.failed < max(1, proven):
         return 0
-    if account["eager"] is None:
+    if account.eager is None:
         return 1  # which times it
     calls, _, _, replays, *_ = core.fn_counts(f)
-    if not account["failed"] and alike >= account["patience"]:
-        account["patience"] *= options.PATIENCE
+    if not account.failed and alike >= account.patience:
+        account.patience *= options.PATIENCE
         return 0
-    needed = (account["spent"] / account["eager"] - SAVED * replays) / options.OVERHEAD
+    needed = (account.spent / account.eager - SAVED * replays) / options.OVERHEAD
     return max(0, min(math.ceil(needed) - calls, options.COOL_DOWN[1]))
 
 
 def heard(account):
     """Of so many calls alike in a row Python is told; 0: of none, since a function that failed would fail again."""
-    return 0 if account["failed"] else account["patience"]
+    return 0 if account.failed else account.patience
 
 
 def note_failure(account, why):
     """A warm-up or a recording came to nothing."""
-    account["failed"] += 1
-    account["why"] = why
+    account.failed += 1
+    account.why = why
 
 
 def reason(account, n, why):
     """A sentence on why the function waits so many calls. `why`: tells what the last recording did not accept."""
-    if account["failed"]:
-        return account["why"]
-    if account["eager"] is None:
+    if account.failed:
+        return account.why
+    if account.eager is None:
         return errors.timed()
-    return errors.does_not_pay(account["spent"], account["eager"], n, why())
+    return errors.does_not_pay(account.spent, account.eager, n, why())

@@ -10,7 +10,9 @@ import cgt_core as core
 import torch
 
 from . import dispatch, errors, options, pytree, report, trace
+from .data import Options
 from .errors import CgtError
+from .observe import NOT_USER_CODE
 from .private import READ_BEHIND, outside_dynamo, self_check
 
 
@@ -90,13 +92,7 @@ def check_options(static_argnums, static_argnames, max_records, max_graphs, outp
         raise CgtError(errors.bad_option("static_argnums", static_argnums, "ints"))
     if not all(isinstance(n, str) for n in names):
         raise CgtError(errors.bad_option("static_argnames", static_argnames, "strings"))
-    return {
-        "static": (nums, names),
-        "max_records": max_records,
-        "max_graphs": max_graphs,
-        "outputs": outputs,
-        "inputs": inputs,
-    }
+    return Options((nums, names), max_records, max_graphs, outputs, inputs)
 
 
 def check_function(fn):
@@ -187,7 +183,7 @@ def explain(f=None):
 def message_for_poisoned(made):
     """What touching an overwritten result says; called where its iteration ends."""
     frame = sys._getframe(1)
-    while frame is not None and frame.f_code.co_filename.startswith(trace.NOT_USER_CODE):
+    while frame is not None and frame.f_code.co_filename.startswith(NOT_USER_CODE):
         frame = frame.f_back
     ended = f"{frame.f_code.co_filename}:{frame.f_lineno}" if frame else "the program's end"
     return errors.poisoned(made, ended)

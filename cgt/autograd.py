@@ -11,185 +11,165 @@ import threading
 
 import cgt_core as core
 
-from . import describe, errors, trace
+from . import describe, errors, tokens, trace
+from .data import CUDA, FRESH, NONE, Behind, Graph, Leaves, OutRow, SaveRow
+from .observe import observe
 from .private import NOTHING, may_donate, states_watched, told_once
-from .trace import CUDA
-
-NONE = -1
-FRESH = 0  # OutKind in cgt_core.pxd
-WRITTEN, ROOT = 4, 7  # in rows of slots and outs
 
 
-def rows(state, rec, seen, row):
-    """The row with what a later backward needs, or the sentence that says why it cannot be had."""
-    outs = row["outs"]
-    roots = [k for k, o in enumerate(outs) if o[ROOT]]
-    row |= {"roots": roots, "saves": [], "saved": [], "flows": [], "joined": 0, "graph": None}
+def complete(state, plan, seen, draft):
+    """The draft with what a later backward needs, or the sentence that says why it cannot be had."""
+    roots = [k for k, o in enumerate(draft.outs) if o.root]
     if not roots:
-        return row
-    if not seen["saves"]:
-        state["saves"] = seen["again"] = True
+        return draft
+    if not seen.saves:
+        state.saves = seen.again = True
         return errors.first_gradient()
-    reason = vet_roots(row, roots) or vet_arguments(rec, seen, row)
+    reason = vet_roots(draft, roots) or vet_arguments(plan, seen, draft)
     if reason is not None:
         return reason
-    found = core.sinks_flows(seen["sinks"], seen["since"])
+    found = core.sinks_flows(seen.sinks, seen.since)
     if found is None:
-        return errors.outer_graph(outs[roots[0]][-1])
+        return errors.outer_graph(draft.outs[roots[0]].line)
     joined, single = found
     flows, n_grads = joined + single, len(roots) + len(joined)
-    core.sinks_grads(seen["sinks"], [row["out"].tensors[k] for k in roots], joined)
+    results = [draft.out.tensors[k] for k in roots]
+    core.sinks_grads(seen.sinks, results, joined)
     # The backward of a custom Function may run anything, a reentrant checkpoint's the forward and a
     # backward of its own.
-    custom = core.functions_behind([row["out"].tensors[k] for k in roots], seen["since"])
-    saves, saved, tokens = find_saves(rec, seen, row, n_grads)
-    graph = {
-        "sinks": seen["sinks"], "flows": flows, "leaves": trace.Leaves(), "lock": threading.RLock(),
-        "driver": rec["driver"], "reached": [r[:2] for r in rec["reached"] if r[2] == NONE],
-        "tokens": tokens, "loose": [], "proven": False, "recomputes": seen["hooked"] or bool(custom),
-        "forward": state["f"], "node": NONE, "grads": n_grads, "donates": any(map(may_donate, custom)),
-        "seeds": seen["seeds"],
-    }  # fmt: skip
-    return row | {
-        "saves": saves, "saved": saved, "flows": flows, "joined": len(joined), "graph": graph,
-    }  # fmt: skip
+    custom = core.functions_behind(results, seen.since)
+    outs = list(draft.outs)  # hidden ones come to these
+    saves, saved, kept = find_saves(plan, seen, draft, outs, n_grads)
+    graph = Graph(
+        sinks=seen.sinks, flows=flows, leaves=Leaves(), driver=plan.driver,
+        reached=[(r.path, r.tensor) for r in plan.reached if r.owner == NONE], tokens=kept,
+        recomputes=seen.hooked or bool(custom), forward=state.f, grads=n_grads,
+        donates=any(map(may_donate, custom)), seeds=seen.seeds,
+    )  # fmt: skip
+    return draft._replace(outs=outs, behind=Behind(roots, saves, saved, flows, len(joined), graph))
 
 
-def vet_roots(row, roots):
+def vet_roots(draft, roots):
     """A sentence if the call's place in the graph cannot be given to a replay's results."""
-    memory = [core.storage_id(row["outs"][k][2]) for k in roots]
+    memory = [core.storage_id(draft.outs[k].proto) for k in roots]
     for k, sid in zip(roots, memory, strict=True):
         if memory.count(sid) > 1:
-            return errors.odd_root(row["out"].paths[k])
-    for slot, path in zip(row["slots"], row["paths"], strict=True):
-        if slot[WRITTEN] and slot[2].requires_grad and not slot[2].is_leaf:
+            return errors.odd_root(draft.out.paths[k])
+    for slot, path in zip(draft.slots, draft.paths, strict=True):
+        if slot.written and slot.example.requires_grad and not slot.example.is_leaf:
             return errors.written_root(path)
     return None
 
 
-def vet_arguments(rec, seen, row):
+def vet_arguments(plan, seen, draft):
     """A sentence if the run left behind a reference to an argument: where a backward would find the
     recorded call's instead of today's."""
-    returned = [id(t) for t in row["out"].tensors]
-    for path, t, kept in zip(rec["flat"].paths, rec["flat"].tensors, seen["kept"], strict=True):
+    returned = [id(t) for t in draft.out.tensors]
+    for path, t, kept in zip(plan.flat.paths, plan.flat.tensors, seen.kept, strict=True):
         if kept > returned.count(id(t)):
             return errors.kept_argument(path)
     return None
 
 
-def find_saves(rec, seen, row, n_grads):
-    """([(slot or NONE, out or NONE), ...], [(Saved, its base there, metadata, shift in bytes), ...],
+def find_saves(plan, seen, draft, outs, n_grads):
+    """([SaveRow], [(Saved, its base there, metadata, shift in bytes)],
     {state: (index of its words among the backward's arguments, how far it was, the state)}). The former
     are those arguments, behind `n_grads` gradients. What the run made and saved becomes a hidden output,
     each storage once. A constant of the run stays with its Saved."""
-    outs, slots = row["outs"], row["slots"]
-    made = {core.storage_id(o[2]): (NONE, k) for k, o in enumerate(outs) if o[0] == FRESH}
+    slots = draft.slots
+    made = {core.storage_id(o.proto): SaveRow(NONE, k) for k, o in enumerate(outs) if o.kind == FRESH}
     # A view of a copied argument is one of its buffer: the backward gets the argument.
-    buffers = {sid: (buffer, leaf) for sid, (_, _, buffer, leaf) in seen["buffers"].items()}
-    for sid, (_, leaf) in buffers.items():
-        made[sid] = (describe.slot_at(leaf, row["near"])[0], NONE)
-    saves, saved = {}, []
+    for sid, swap in seen.buffers.items():
+        made[sid] = SaveRow(describe.slot_at(swap.leaf, draft.near)[0], NONE)
+    saves, saved, nowhere = {}, [], SaveRow(NONE, NONE)
 
     def place(t, version):
-        """(slot, out) in whose memory t lies, which is saved from now on; None if that does not change."""
+        """In which slot's or output's memory t lies, which is saved from now on; None if that does not change."""
         sid = core.storage_id(t)
-        found = made.get(sid, (describe.slot_at(t, row["near"])[0], NONE))
-        if found == (NONE, NONE) and sid in seen["made"] and t.numel():
-            found = made[sid] = (NONE, len(outs))
-            line = seen["made"][sid]
-            outs.append((FRESH, NONE, core.twin(t), 0, version, NONE, True, False, line))
-        if found == (NONE, NONE) or not t.numel():
+        found = made.get(sid, SaveRow(describe.slot_at(t, draft.near)[0], NONE))
+        if found == nowhere and sid in seen.made and t.numel():
+            found = made[sid] = SaveRow(NONE, len(outs))
+            outs.append(OutRow(FRESH, NONE, core.twin(t), 0, version, NONE, True, False, seen.made[sid]))
+        if found == nowhere or not t.numel():
             return None
         saves.setdefault(found, len(saves))
         return found
 
-    for one in (ref() for ref in seen["saved"]):
+    for one in (ref() for ref in seen.saved):
         if one is None:  # its graph ran or was dropped inside the call
             continue
         t = one.tensor
-        constant = rec["driver"] == CUDA and not t.is_cuda
+        constant = plan.driver == CUDA and not t.is_cuda
         found = None if constant else place(t, one.version)
         if found is not None:
-            slot, out = found
-            base = slots[slot][2] if out == NONE else outs[out][2]
-            start = buffers.get(core.storage_id(t), (base,))[0]
+            base = slots[found.slot].example if found.out == NONE else outs[found.out].proto
+            swap = seen.buffers.get(core.storage_id(t))
+            start = base if swap is None else swap.buffer
             saved.append((one, base, describe.ghost(t), core.address(t) - core.address(start)))
-    tokens = {}
-    for sid, (ref, moved, _, words) in seen["tokens"].items():
-        state = ref()
-        if state is not None and (words is not None) == (rec["driver"] == CUDA):
+    kept = {}
+    for sid, token in seen.tokens.items():
+        state, words = token.state(), token.words
+        if state is not None and (words is not None) == (plan.driver == CUDA):
             at = saves[place(state if words is None else words, 0)]
-            tokens[sid] = (n_grads + at, moved, core.twin(state))  # whose address stays its name
-    return list(saves), saved, tokens
+            kept[sid] = (n_grads + at, token.moved, core.twin(state))  # whose address stays its name
+    return list(saves), saved, kept
 
 
-def complete(row):
+def cut(draft):
     """The recording is a node: cut its graph off from the call that made it."""
-    graph = row["graph"]
-    core.sinks_lead(graph["sinks"])
+    behind, graph = draft.behind, draft.behind.graph
+    core.sinks_lead(graph.sinks)
     at = {}
-    for k, (slot, out) in enumerate(row["saves"], graph["grads"]):
-        at[id(row["slots"][slot][2] if out == NONE else row["outs"][out][2])] = k
-    readers = graph["leaves"].readers
-    for one, base, like, shift in row["saved"]:
-        readers.setdefault(at[id(base)], set()).add(id(one))
-        one.tensor, one.leaves, one.at, one.like, one.shift = (
-            None, graph["leaves"], at[id(base)], like, shift,
-        )  # fmt: skip
+    for k, save in enumerate(behind.saves, graph.grads):
+        at[id(draft.slots[save.slot].example if save.out == NONE else draft.outs[save.out].proto)] = k
+    for one, base, like, shift in behind.saved:
+        graph.leaves.readers.setdefault(at[id(base)], set()).add(id(one))
+        one.tensor, one.leaves, one.at, one.like, one.shift = None, graph.leaves, at[id(base)], like, shift
 
 
-def find_spent(rec, args):
+def find_spent(graph, flat, copied, driver, parent, args):
     """[(index, tensor), ...]: arguments of a backward whose memory the recording can let go of. Results of
     the path that are read only through the graph, and copies of gradients (a tape lets go of those by
     itself)."""
-    graph = rec["graph"]
-    if graph is None or not args[0] or graph["leaves"].late:
+    if graph is None or not args[0] or graph.leaves.late:
         return []
-    copied = {id(rec["flat"].tensors[k]) for k in rec["copied"]}
-    tokens = {at for at, *_ in graph["tokens"].values()}
+    copies = {id(flat.tensors[k]) for k in copied}
+    kept = {at for at, *_ in graph.tokens.values()}
     found = []
     for at, (dies, t) in enumerate(zip(args[0], args[1:], strict=True)):
-        through_graph = at < graph["grads"] or at in graph["leaves"].readers
-        if not dies or at in tokens or not through_graph:
+        through_graph = at < graph.grads or at in graph.leaves.readers
+        if not dies or at in kept or not through_graph:
             continue
-        if id(t) in copied:
-            ours = rec["driver"] == CUDA and at < graph["grads"]
+        if id(t) in copies:
+            ours = driver == CUDA and at < graph.grads
         else:
-            ours = core.path_proto(rec["parent"], t) is not None
+            ours = core.path_proto(parent, t) is not None
         if ours:
             found.append((at, t))
     return found
 
 
-def was_greedy(rec):
+def was_greedy(plan):
     """Did the recording let go of something too early? The next one will not."""
-    return bool(rec["spent"]) and rec["graph"]["leaves"].late
-
-
-def vet_spent(rec, seen):
-    """The sentence on such a recording, or None."""
-    if not was_greedy(rec):
-        return None
-    seen["again"] = True
-    return errors.late_read()
+    return bool(plan.spent) and plan.graph.leaves.late
 
 
 def watch_states(graph):
     """A checkpoint in the graph sets generators to what they were in its forward: in today's, then."""
-    seen, thread = trace.observe(graph["driver"], graph=graph), threading.get_ident()
+    seen, thread = observe(graph.driver, graph=graph), threading.get_ident()
     return states_watched(
         lambda: threading.get_ident() == thread and core.observer() is None,
-        functools.partial(trace.watch_get_state, seen),
-        functools.partial(trace.watch_set_state, seen),
+        functools.partial(tokens.watch_get_state, seen),
+        functools.partial(tokens.watch_set_state, seen),
     )
 
 
 def watch_keeps(graph, spent):
     """Autograd keeps the recorded graph, but each call's own is run once if that one is not kept; a compiled
     backward may then write what the call saved, as in eager."""
-    if spent is False or not graph["donates"]:
+    if spent is False or not graph.donates:
         return NOTHING
-    return told_once(lambda: core.sinks_task(graph["sinks"]))
+    return told_once(lambda: core.sinks_task(graph.sinks))
 
 
 def own(grads, saved):
@@ -209,26 +189,26 @@ def backward_of(graph):
     `flows` (None: not reached). `changed`: indices of what was modified since it was saved, which must not
     be read."""
 
-    hides = graph["driver"] == CUDA and graph["recomputes"]
-    away = functools.partial(core.sinks_away, graph["sinks"])
-    backward_of_all = functools.partial(core.sinks_backward, graph["sinks"])
+    hides = graph.driver == CUDA and graph.recomputes
+    away = functools.partial(core.sinks_away, graph.sinks)
+    backward_of_all = functools.partial(core.sinks_backward, graph.sinks)
 
     def run(leaves, changed):
         seen = trace.seen_here()
-        spent = seen["spent"] if seen is not None and seen["graph"] is graph else ()
-        graph["leaves"].begin(leaves, [graph["grads"] + k for k in changed], spent)
-        grads = leaves[: graph["grads"]]
-        if graph["driver"] == CUDA:
-            core.sinks_here(graph["sinks"])
-        if graph["driver"] == CUDA and graph["seeds"] and core.observer() is None:  # nobody records it
+        spent = seen.spent if seen is not None and seen.graph is graph else ()
+        graph.leaves.begin(leaves, [graph.grads + k for k in changed], spent)
+        grads = leaves[: graph.grads]
+        if graph.driver == CUDA:
+            core.sinks_here(graph.sinks)
+        if graph.driver == CUDA and graph.seeds and core.observer() is None:  # nobody records it
             core.observed(core.results(), trace.hand_over_seed, backward_of_all, (grads,), {})
         else:
             backward_of_all(grads)
-        return own(core.sinks_take(graph["sinks"], graph["flows"]), leaves[graph["grads"] :])
+        return own(core.sinks_take(graph.sinks, graph.flows), leaves[graph.grads :])
 
     def backward(spent, *leaves, changed=()):
-        with graph["lock"]:
-            brackets = [watch_states(graph), watch_keeps(graph, spent), (lambda: None, graph["leaves"].end)]
+        with graph.lock:
+            brackets = [watch_states(graph), watch_keeps(graph, spent), (lambda: None, graph.leaves.end)]
             if hides:
                 brackets.append((lambda: away(True), lambda: away(False)))
             return core.within(brackets, lambda: run(leaves, changed))

@@ -1,121 +1,97 @@
-"""From what a run showed (trace.py) to a node's rows: slots, outputs, gradients, places.
+"""From what a run showed to a node's rows: slots, outputs, gradients, places.
 
-Every function returns rows as plain tuples, or the sentence that says why there can be none.
+Every function returns rows, or the sentence that says why there can be none, and changes nothing.
 """
 
 import collections
 import gc
 import types
-import weakref
 
 import cgt_core as core
 import torch
 
 from . import errors, places, pytree, trace
-from .trace import CUDA
+from .data import AGAIN, CUDA, FRESH, INPUT, NONE, SHARED, VIEW, Draft, GradRow, OutRow, SlotRow
+from .observe import all_tensors, held, span
 
-NONE = -1
 UNUSED, PINNED, COPIED, VALUE, TWIN = range(5)  # Binding in cgt_core.pxd
-FRESH, SHARED, VIEW, INPUT, AGAIN = range(5)  # OutKind
 DEFAULT_GENERATORS = (torch.default_generator, *torch.cuda.default_generators)
 CODE = (type, types.ModuleType, types.FunctionType, types.MethodType, types.CodeType, torch.Tensor)
 CONSTANT_TYPES = (type(None), bool, int, float, complex, str, bytes, range, slice, type)
 
 
-def all_tensors(flat, reached):
-    """Slots in order: every argument leaf, then every reached tensor."""
-    return [*flat.tensors, *(t for _, t, _ in reached)]
-
-
-def rows(rec, seen, result, args, kwargs):
+def rows(plan, seen, result, call):
     """Rows for slots, outputs, gradients; or the sentence that says why there can be none."""
-    if seen["reason"] is not None:
-        return seen["reason"]
-    flat = rec["flat"]
-    known = {core.generator_id(g) for g in (*DEFAULT_GENERATORS, *rec["generators"])}
-    if not known.issuperset(seen["generators"]):
+    if seen.reason is not None:
+        return seen.reason
+    flat = plan.flat
+    known = {core.generator_id(g) for g in (*DEFAULT_GENERATORS, *plan.generators)}
+    if not known.issuperset(seen.generators):
         return errors.new_generator()
-    again = pytree.matches_call(flat.program, args, kwargs)
+    again = pytree.matches_call(flat.program, call.args, call.kwargs)
     if again is None or any(a is not b for a, b in zip(again, flat.tensors, strict=True)):
         return errors.changed_arguments("an argument")
     try:
         out = pytree.flatten(result, "result")
     except errors.CgtError as error:
         return str(error)
-    slots, paths = describe_slots(rec, seen)
-    graph, tensors = rec["graph"], [s[2] for s in slots]
+    slots, paths = describe_slots(plan, seen)
+    graph, tensors = plan.graph, [s.example for s in slots]
     if graph is not None:
         reason = vet_backward(graph, seen, tensors)
-    elif seen["passing"] - {core.storage_id(t) for t in tensors}:
+    elif seen.passing - {core.storage_id(t) for t in tensors}:
         reason = errors.outer_graph("a backward inside the call")
     else:
         reason = None
-    if reason is not None:
-        return reason
-    reason = vet_constants(out, rec)
+    reason = reason or vet_constants(out, plan)
     if reason is not None:
         return reason
     near = by_storage(slots)
-    outs = describe_outs(rec, seen, out, slots, near)
+    outs = describe_outs(plan, seen, out, slots, near)
     if isinstance(outs, str):
         return outs
-    returned = {o[1] for o in outs if o[0] in (VIEW, INPUT) and slots[o[1]][0] == NONE != slots[o[1]][-1]}
-    owners = {slots[k][-1] for k in returned}
+    returned = {o.ref for o in outs if o.kind in (VIEW, INPUT) and slots[o.ref].leaf == NONE != slots[o.ref].owner}
+    owners = {slots[k].owner for k in returned}
     for k in returned:  # a result is made from the gradient's Python object: it must be the very same
-        slots[k] = (NONE, slots[k][2], *slots[k][2:-1], NONE)
-    grads = describe_grads(rec, seen, slots, near, outs, paths, owners)
-    if isinstance(grads, str):
-        return grads
-    return {"slots": slots, "paths": paths, "near": near, "outs": outs, "grads": grads, "out": out}
+        slots[k] = slots[k]._replace(tensor=slots[k].example, owner=NONE)
+    found = describe_grads(plan, seen, slots, near, outs, paths, owners)
+    if isinstance(found, str):
+        return found
+    grads, replaced = found
+    return Draft(slots, paths, near, [*outs, *replaced], grads, out)
 
 
-def settle(rec, seen, row):
-    """Make the recording's memory the pool's; the row with the seconds that recording took, or the
-    sentence that says why there can be no node."""
-    outs = [o[2] for o in row["outs"] if o[0] == FRESH]
-    if rec["driver"] == CUDA:
-        # A result may be a view of a copied argument's buffer, which is then still allocated.
-        buffers = [buffer for _, _, buffer, _ in seen["buffers"].values()]
-        outs.extend(buffer for buffer in buffers if core.storage_address(buffer))  # not let go of
-    try:
-        core.checkpoint(seen["memory"], outs)
-    except core.DriverError as error:
-        return errors.recording_failed(error.args[1], "")
-    seen["memory"].clear()
-    return row | {"seconds": core.record_seconds()}
-
-
-def describe_slots(rec, seen):
+def describe_slots(plan, seen):
     """One row per argument leaf, then one per reached tensor that the run touched."""
-    flat, reached = rec["flat"], rec["reached"]
+    flat, reached = plan.flat, plan.reached
     slots, paths, bumped, first_of = [], [], set(), {}
-    at = collections.Counter(map(core.address, {id(t): t for t in all_tensors(flat, reached)}.values()))
-    copied = {id(flat.tensors[k]): k for k in rec["copies"]}
-    for k, t in enumerate(all_tensors(flat, reached)):
+    at = collections.Counter(map(core.address, {id(t): t for t in all_tensors(plan)}.values()))
+    copied = {id(flat.tensors[k]): k for k in seen.copies}
+    for k, t in enumerate(all_tensors(plan)):
         is_leaf = k < len(flat.tensors)
         sid = core.storage_id(t)
-        touched = sid in seen["touched"] or sid in seen["written"]
-        written = sid in seen["written"]
+        touched = sid in seen.touched or sid in seen.written
+        written = sid in seen.written
         version = 0 if t.is_inference() else t._version
-        bumps = version - rec["versions"][k]
+        bumps = version - plan.versions[k]
         if bumps and (sid, version) in bumped:
             bumps = 0  # a view: it shares the counter that is already moved
         bumped.add((sid, version))
         if not touched:
             binding = UNUSED
-        elif rec["driver"] == CUDA and not t.is_cuda:
+        elif plan.driver == CUDA and not t.is_cuda:
             binding = VALUE
-        elif id(t) in copied and id(t) not in seen["mirrored"]:
+        elif id(t) in copied and id(t) not in seen.mirrored:
             binding = COPIED if k == copied[id(t)] else TWIN
         else:
             binding = PINNED
-        copy = {COPIED: rec["copies"].get(k), TWIN: copied.get(id(t))}.get(binding, NONE)
+        copy = {COPIED: seen.copies.get(k), TWIN: copied.get(id(t))}.get(binding, NONE)
         # A gradient is found at the call, and nobody but its owner holds it.
         same, apart = NONE, False
         if is_leaf:
             path, leaf = flat.paths[k], k
-            kept, owner = rec["also"].get(id(t), (None, NONE)) if touched else (None, NONE)
-            if touched and rec["graph"] is None:
+            kept, owner = plan.also.get(id(t), (None, NONE)) if touched else (None, NONE)
+            if touched and plan.graph is None:
                 same = first_of.setdefault(id(t), k)
                 same = NONE if same == k else same
                 # At another call it could be what another slot is, and gradients would tell.
@@ -123,7 +99,7 @@ def describe_slots(rec, seen):
         else:
             path, _, owner = reached[k - len(flat.tensors)]
             kept, leaf = t if owner == NONE else None, NONE
-        slots.append((leaf, kept, t, binding, written, bumps, copy, same, apart, owner))
+        slots.append(SlotRow(leaf, kept, t, binding, written, bumps, copy, same, apart, owner))
         paths.append(path)
     return slots, paths
 
@@ -131,10 +107,9 @@ def describe_slots(rec, seen):
 def vet_backward(graph, seen, tensors):
     """A sentence if a recorded graph read a tensor that it was not given: another call's run would read
     the recorded call's."""
-    known = {core.storage_id(t) for t in (*tensors, *graph["loose"])}
-    read = {sid for sid, t in seen["touched"].items() if t.numel()}
-    if known.union(seen["made"], seen["buffers"]).issuperset(read):
-        graph["proven"] = True
+    known = {core.storage_id(t) for t in (*tensors, *graph.loose)}
+    read = {sid for sid, t in seen.touched.items() if t.numel()}
+    if known.union(seen.made, seen.buffers).issuperset(read):
         return None
     return errors.backward_reads("the backward pass")
 
@@ -152,12 +127,12 @@ def pending_in(seen, result, given=()):
 
 def is_pending(seen, t):
     """Does t require grad by a graph whose backward has not run inside the call?"""
-    return t.requires_grad and t.grad_fn is not None and not trace.is_spent(t, seen["since"])
+    return t.requires_grad and t.grad_fn is not None and not trace.is_spent(t, seen.since)
 
 
-def vet_constants(out, rec):
+def vet_constants(out, plan):
     """Static parts of the result must be what every replay may return again."""
-    known = {id(obj) for _, obj in rec["flat"].objects} | {id(p.want) for p in rec["places"]}
+    known = {id(obj) for _, obj in plan.flat.objects} | {id(p.want) for p in plan.places}
     for path, obj in out.objects:
         if id(obj) not in known and not is_constant(obj):
             return errors.strange_output(path, type(obj).__name__)
@@ -175,7 +150,7 @@ def by_storage(slots):
     """{storage: [(slot, its tensor, binding), ...]}"""
     near = {}
     for k, slot in enumerate(slots):
-        near.setdefault(core.storage_id(slot[2]), []).append((k, slot[2], slot[3]))
+        near.setdefault(core.storage_id(slot.example), []).append((k, slot.example, slot.binding))
     return near
 
 
@@ -183,30 +158,29 @@ def slot_at(t, near):
     """(the slot in whose memory t lies, its tensor), or (NONE, None). Several arguments can be parts of one
     storage, and where a part that is copied lies at another call says nothing of the others."""
     lo = core.address(t)
-    hi = lo + trace.span(t)
+    hi = lo + span(t)
     alike = near.get(core.storage_id(t), ())
     for k, base, _ in alike:
         start = core.address(base)
-        if start <= lo and hi <= start + trace.span(base):
+        if start <= lo and hi <= start + span(base):
             return k, base
     return next(((k, base) for k, base, binding in alike if binding == PINNED), (NONE, None))
 
 
-def describe_outs(rec, seen, out, slots, near):
+def describe_outs(plan, seen, out, slots, near):
     """One row per tensor of the result."""
-    by_id = {id(s[2]): k for k, s in reversed(list(enumerate(slots)))}
+    by_id = {id(s.example): k for k, s in reversed(list(enumerate(slots)))}
     outs, first_of, seen_ids = [], {}, {}
     for path, t in zip(out.paths, out.tensors, strict=True):
         if id(t) in seen_ids:
-            outs.append((AGAIN, seen_ids[id(t)], ghost(t), 0, 0, NONE, False, False, ""))
-            continue
-        seen_ids[id(t)] = len(outs)
-        if id(t) in by_id:
-            outs.append((INPUT, by_id[id(t)], ghost(t), 0, 0, NONE, False, False, ""))
-            continue
-        row = describe_tensor(rec, seen, path, t, near, first_of, len(outs))
+            row = OutRow(AGAIN, seen_ids[id(t)], ghost(t))
+        elif id(t) in by_id:
+            row = OutRow(INPUT, by_id[id(t)], ghost(t))
+        else:
+            row = describe_tensor(plan, seen, path, t, near, first_of, len(outs))
         if isinstance(row, str):
             return row
+        seen_ids.setdefault(id(t), len(outs))
         outs.append(row)
     return outs
 
@@ -216,7 +190,7 @@ def ghost(t):
     return core.view_like(core.fixed(t), t, core.address(t) - core.storage_address(t))
 
 
-def describe_tensor(rec, seen, path, t, near, first_of, index, grad_slot=NONE):
+def describe_tensor(plan, seen, path, t, near, first_of, index, grad_slot=NONE):
     """The row of one new tensor, or why it cannot be handed out."""
     if type(t) not in (torch.Tensor, torch.nn.Parameter) or t.layout != torch.strided:
         layout = "" if t.layout == torch.strided else f" of layout {t.layout}"
@@ -224,59 +198,55 @@ def describe_tensor(rec, seen, path, t, near, first_of, index, grad_slot=NONE):
     if t.requires_grad and t.grad_fn is None:
         return errors.made_leaf(path)
     root = is_pending(seen, t)
-    if rec["driver"] == CUDA and not t.is_cuda:
+    if plan.driver == CUDA and not t.is_cuda:
         return errors.host_output(path)
     sid = core.storage_id(t)
     version = 0 if t.is_inference() else t._version
     k, base = slot_at(t, near)
-    if k != NONE:
-        shift = core.address(t) - core.address(base)
-        return errors.odd_root(path) if t.requires_grad else (VIEW, k, ghost(t), shift, 0, NONE, False, False, "")
-    if sid in seen["buffers"]:
-        lo, _, buffer, leaf = seen["buffers"][sid]
+    if k == NONE and sid in seen.buffers:
+        base, leaf = seen.buffers[sid][2:]
         k, _ = slot_at(leaf, near)
-        shift = core.address(t) - core.address(buffer)
-        return errors.odd_root(path) if t.requires_grad else (VIEW, k, ghost(t), shift, 0, NONE, False, False, "")
-    if sid not in seen["made"]:
+    if k != NONE or sid in seen.buffers:
+        shift = core.address(t) - core.address(base)
+        return errors.odd_root(path) if t.requires_grad else OutRow(VIEW, k, ghost(t), shift)
+    if sid not in seen.made:
         return errors.unknown_output(path)
-    line, proto = seen["made"][sid], core.twin(t.detach())
-    if sid in first_of:
-        return (SHARED, first_of[sid], proto, 0, version, grad_slot, grad_slot != NONE, root, line)
-    first_of[sid] = index
-    return (FRESH, NONE, proto, 0, version, grad_slot, grad_slot != NONE, root, line)
+    first = first_of.setdefault(sid, index)
+    kind, ref = (FRESH, NONE) if first == index else (SHARED, first)
+    return OutRow(kind, ref, core.twin(t.detach()), 0, version, grad_slot, grad_slot != NONE, root, seen.made[sid])
 
 
-def describe_grads(rec, seen, slots, near, outs, paths, identical):
-    """A row for each tensor that can have a gradient: whether it had one is guarded, since the function
-    may ask (a backward does not: there only gradients that it changes have rows). One that the run
+def describe_grads(plan, seen, slots, near, outs, paths, identical):
+    """(a row for each tensor that can have a gradient, hidden outputs): whether it had one is guarded, since the
+    function may ask (a backward does not: there only gradients that it changes have rows). One that the run
     replaced becomes a hidden output; one that it read or added to has a slot of its own. Those of slots in
     `identical` must be the same tensors again."""
-    first_of = {core.storage_id(o[2]): k for k, o in enumerate(outs) if o[0] == FRESH}
-    grads = []
-    for k, before in rec["grads"].items():
-        t = slots[k][2]
-        now = core.grad_id(t)
+    first_of = {core.storage_id(o.proto): k for k, o in enumerate(outs) if o.kind == FRESH}
+    grads, hidden = [], []
+    for k, before in plan.grads.items():
+        t = slots[k].example
+        now, was = core.grad_id(t), before if k in identical else 0
         if now == before:
-            if rec["graph"] is not None and not (now and touches(seen, t)):
-                continue
-            grads.append((k, before == 0, True, NONE, before if k in identical else 0))
+            if plan.graph is None or (now and touches(seen, t)):
+                grads.append(GradRow(k, before == 0, True, NONE, was))
             continue
         if now == 0:
-            grads.append((k, False, False, NONE, before if k in identical else 0))
+            grads.append(GradRow(k, False, False, NONE, was))
             continue
-        if core.storage_id(t.grad) not in seen["made"]:
+        if core.storage_id(t.grad) not in seen.made:
             return errors.foreign_grad(paths[k])
-        row = describe_tensor(rec, seen, paths[k] + ".grad", t.grad, near, first_of, len(outs), k)
+        at = len(outs) + len(hidden)
+        row = describe_tensor(plan, seen, paths[k] + ".grad", t.grad, near, first_of, at, k)
         if isinstance(row, str):
             return row
-        outs.append(row)
-        grads.append((k, before == 0, False, len(outs) - 1, before if k in identical else 0))
-    return grads
+        hidden.append(row)
+        grads.append(GradRow(k, before == 0, False, at, was))
+    return grads, hidden
 
 
 def touches(seen, t):
     """Did an op touch t's gradient?"""
-    return core.storage_id(t.grad) in seen["touched"]
+    return core.storage_id(t.grad) in seen.touched
 
 
 def memory_of(t):
@@ -285,87 +255,68 @@ def memory_of(t):
     return core.storage_id(t), offset, t.shape
 
 
-def find_moved(rec):
+def find_moved(plan):
     """The path of a tensor to which the run gave other memory (`.data =`); or None."""
-    return next((path for path, t, before in slots_before(rec) if memory_of(t) != before[0]), None)
+    return next((path for path, t, before in slots_before(plan) if memory_of(t) != before.memory), None)
 
 
-def slots_before(rec):
-    """(path, tensor, (memory_of, requires_grad) before the run) of what the call was given or reached."""
-    paths = [*rec["flat"].paths, *(path for path, *_ in rec["reached"])]
-    return zip(paths, all_tensors(rec["flat"], rec["reached"]), rec["before_run"], strict=True)
+def slots_before(plan):
+    """(path, tensor, Was) of what the call was given or reached."""
+    paths = [*plan.flat.paths, *(r.path for r in plan.reached)]
+    return zip(paths, all_tensors(plan), plan.was, strict=True)
 
 
-def put_back(rec):
-    """Give such tensors their memory again. An error where nothing holds it (dispatch.alias_of): what the
-    tensor has now was never computed."""
-    for path, t, before in slots_before(rec):
-        if memory_of(t) == before[0]:
-            continue
-        if before[2] is None:
-            raise errors.CgtError(errors.replaced(path))
-        t.data = before[2]
-
-
-def describe_changes(state, rec, seen):
+def vet_changes(plan):
     """A sentence if the run left something else behind that a replay would not: other values in places
     that are guarded, another mode, another requires_grad."""
-    changed = places.find_changed(rec["places"], is_guarded_as) or places.find_grown(rec["sizes"])
+    changed = places.find_changed(plan.places, is_guarded_as) or places.find_grown(plan.sizes)
     if changed is None:
-        changed = next((path for path, t, was in slots_before(rec) if t.requires_grad != was[1]), None)
+        changed = next((path for path, t, was in slots_before(plan) if t.requires_grad != was.requires_grad), None)
         changed = changed and changed + ".requires_grad"
-    if changed is None and core.ambient() != rec["ambient"]:
+    if changed is None and core.ambient() != plan.ambient:
         changed = "a mode or setting of torch"
-    if changed is None:
-        return None
-    seen["escaped"] = True
-    state["escapes"] += 1
-    return errors.changed_state(changed)
+    return changed and errors.changed_state(changed)
 
 
-def describe_escapes(state, rec, seen, row):
+def vet_escapes(plan, seen, draft):
     """A sentence if a tensor of the recording outlives the call without being an output: nobody would
     guard it, and a replay would change it under its holder's hands."""
-    kept = find_kept_view(rec, seen, row)
+    kept = find_kept_view(plan, seen, draft)
     if kept is not None:
-        seen["escaped"] = True
-        state["escapes"] += 1
         return errors.kept_argument(kept)
-    known = {core.storage_id(o[2]) for o in row["outs"]}
-    known.update(core.storage_id(t) for t in row["out"].tensors)
-    if rec["driver"] == CUDA:
-        known.update(seen["constants"])  # numbers on the host, the same at each call
-    if row["graph"] is not None:
-        known.update(row["graph"]["tokens"])
-    alive = find_alive(seen, lambda sid: sid not in known and sid in seen["made"])
-    states = {  # on the GPU a state of the CPU's generator is what it is
-        sid: ref() for sid, (ref, _, _, words) in seen["tokens"].items()
-        if sid not in known and (words or rec["driver"] != CUDA)
-    }  # fmt: skip
-    alive += [state for state in states.values() if state is not None]
+    known = {core.storage_id(o.proto) for o in draft.outs}
+    known.update(core.storage_id(t) for t in draft.out.tensors)
+    if plan.driver == CUDA:
+        known.update(seen.constants)  # numbers on the host, the same at each call
+    if draft.behind.graph is not None:
+        known.update(draft.behind.graph.tokens)
+    alive = find_alive(seen, lambda sid: sid not in known and sid in seen.made)
+    states = [  # on the GPU a state of the CPU's generator is what it is
+        token.state() for sid, token in seen.tokens.items()
+        if sid not in known and (token.words or plan.driver != CUDA)
+    ]  # fmt: skip
+    alive += [state for state in states if state is not None]
     if not alive:
         return None
-    seen["escaped"] = alive
-    state["escapes"] += 1
-    old = find_replaced(rec["places"], alive)
+    old = find_replaced(plan.places, alive)
     if old is not None:
         return errors.place_changed(old)
     names = [
-        p.path for p in rec["places"]
+        p.path for p in plan.places
         if p.kind == places.DICT_ITEM and any(p.holder.get(p.key) is t for t in alive)
     ]  # fmt: skip
     holder = f", held by {names[0]}" if names else ""
-    return errors.kept_tensor(seen["made"].get(core.storage_id(alive[0]), "get_rng_state()"), holder)
+    return errors.kept_tensor(seen.made.get(core.storage_id(alive[0]), "get_rng_state()"), holder)
 
 
-def find_kept_view(rec, seen, row):
+def find_kept_view(plan, seen, draft):
     """The path of an argument of which somebody kept a view beside the result, or None: at another call it would be a
     view of the recorded call's."""
-    flat = rec["flat"]
-    known = {id(t) for t in (*all_tensors(flat, rec["reached"]), *row["out"].tensors)}
+    flat = plan.flat
+    known = {id(t) for t in (*all_tensors(plan), *draft.out.tensors)}
     path_of = {core.storage_id(t): path for path, t in zip(flat.paths, flat.tensors, strict=True)}
     for attempt in range(2):
-        kept = [t for t in core.alive(seen["returned"]) if id(t) not in known and core.storage_id(t) in path_of]
+        kept = [t for t in core.alive(seen.returned) if id(t) not in known and core.storage_id(t) in path_of]
         if not kept:
             return None
         if attempt == 0:
@@ -396,57 +347,19 @@ def leads_to(thing, wanted):
     return False
 
 
-def part_result(row):
-    """Let go of the call's result, whose memory becomes the recording's: a replay hands out tensors of
-    its own. Returns what restore_result makes it from again."""
-    outs, slots, out = row["outs"], row["slots"], row["out"]
-    given = []
-    for k, (kind, ref, proto, *_) in enumerate(outs[: len(out.tensors)]):
-        given.append(
-            proto if kind in (FRESH, SHARED) else given[ref] if kind == AGAIN
-            else slots[ref][2] if kind == INPUT else out.tensors[k]
-        )  # fmt: skip
-    for saved, *_ in row["saved"]:
-        saved.tensor = None
-    row["out"] = out._replace(tensors=())
-    grads = [(slots[k][2], outs[o][2]) for k, _, _, o, _ in row["grads"] if o != NONE]
-    for owner, _ in grads:
-        owner.grad = None  # the replay of this very call sets it
-    return out.program, given, grads, row["saved"], row["roots"]
-
-
-def restore_result(seen, program, given, grads, saved, roots):
-    """The call's result after all, over the memory in which it was made."""
-    for k, root in enumerate(roots):
-        given[root] = core.view_like(given[root], given[root], 0)
-        core.sinks_result(seen["sinks"], k, given[root])
-    for one, base, like, shift in saved:
-        one.tensor = core.view_like(base, like, shift)
-        one.version = one.tensor._version
-        seen["results"].append(weakref.ref(one.tensor))
-    for owner, proto in grads:
-        owner.grad = proto
-    seen["results"].extend(weakref.ref(t) for t in (*given, *(proto for _, proto in grads)))
-    return pytree.unflatten(program, given)
-
-
-def find_alias(state, seen, row):
+def vet_aliases(seen, draft):
     """A sentence if somebody kept a tensor of a result's memory beside the result, which is let go: a
     replay would change it under the holder's hands."""
-    memory = {core.storage_id(o[2]) for o in row["outs"] if o[0] in (FRESH, SHARED)}
-    memory -= set(seen["tokens"])  # a checkpoint holds it, and will be given another's
-    seen["escaped"] = find_alive(seen, lambda sid: sid in memory)
-    if not seen["escaped"]:
-        del seen["escaped"]
-        return None
-    state["escapes"] += 1
-    return errors.kept_tensor(seen["made"][core.storage_id(seen["escaped"][0])], "")
+    memory = {core.storage_id(o.proto) for o in draft.outs if o.kind in (FRESH, SHARED)}
+    memory -= set(seen.tokens)  # a checkpoint holds it, and will be given another's
+    alive = find_alive(seen, lambda sid: sid in memory)
+    return errors.kept_tensor(seen.made[core.storage_id(alive[0])], "") if alive else None
 
 
 def find_alive(seen, is_wanted):
     """Tensors that ops of the run returned and somebody still holds, of the storages wanted."""
     for attempt in range(2):
-        alive = [t for t in trace.held(seen) if t.numel() and is_wanted(core.storage_id(t))]
+        alive = [t for t in held(seen) if t.numel() and is_wanted(core.storage_id(t))]
         if alive and attempt == 0:
             del alive
             gc.collect()  # cycles are not holders
@@ -455,17 +368,18 @@ def find_alive(seen, is_wanted):
     return alive
 
 
-def needs_row(k, slot, row):
-    """Does a reached tensor need a slot: was it, or its gradient, touched, returned, replaced, or does
-    a gradient flow to it?"""
-    return (
-        slot[3] != UNUSED
-        or k in row["flows"]
-        or any(s[0] == k for s in row["saves"])
-        or any(s[-1] == k and s[3] != UNUSED for s in row["slots"])
-        or any(o[0] in (VIEW, INPUT) and o[1] == k for o in row["outs"])
-        or any(g[0] == k for g in row["grads"])
-    )
+def used_slots(plan, draft):
+    """Which slots get a row: arguments, since code may ask for a shape, a dtype, requires_grad of those that no op
+    touches (a backward's does not); and what is reached, if it or its gradient was touched, returned or
+    replaced, or a gradient flows to it."""
+    used = {*draft.behind.flows, *(s.slot for s in draft.behind.saves), *(g.slot for g in draft.grads)}
+    used |= {o.ref for o in draft.outs if o.kind in (VIEW, INPUT)}
+    used |= {s.owner for s in draft.slots if s.binding != UNUSED}
+    met = plan.graph is None
+    return [
+        k for k, s in enumerate(draft.slots)
+        if s.leaf != NONE or (met and s.owner == NONE) or s.binding != UNUSED or k in used
+    ]  # fmt: skip
 
 
 def group_places(found):

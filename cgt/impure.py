@@ -59,9 +59,9 @@ LOADERS = ("torch.serialization", "numpy.lib")  # what these read of files is wh
 
 
 def watched(seen, is_mine):
-    """A bracket: inside, the code that starts is added to seen["started"], and the first call of an impure builtin where
+    """A bracket: inside, the code that starts is added to seen.started, and the first call of an impure builtin where
     `is_mine()` becomes the reason."""
-    return calls_watched(seen["started"], IMPURE, functools.partial(note_call, seen, is_mine))
+    return calls_watched(seen.started, IMPURE, functools.partial(note_call, seen, is_mine))
 
 
 def without_ours(started):
@@ -80,9 +80,9 @@ def collectors():
 @outside_dynamo
 def note_call(seen, is_mine, function, frame):
     """One of them is about to be called. No exception may leave: in a capture the reason is told at its end."""
-    line = line_of_caller(frame) if seen["reason"] is None and is_mine() else None
+    line = line_of_caller(frame) if seen.reason is None and is_mine() else None
     if line is not None:
-        seen["reason"] = errors.impure(IMPURE[core.method_id(function)], line)
+        seen.reason = errors.impure(IMPURE[core.method_id(function)], line)
 
 
 def line_of_caller(frame):
@@ -114,7 +114,7 @@ def states(sources):
 def vet(before, seen):
     """A sentence if something gave values since, or may have."""
     for path, source, state in before:
-        if has_moved(source, state, seen["started"]):
+        if has_moved(source, state, seen.started):
             told = errors.outside_draw if is_random(type(source)) else errors.advanced
             return told(path)
     return None

@@ -8,14 +8,16 @@ import functools
 import gc
 import signal
 import traceback
+import weakref
 from typing import NamedTuple
 
 import cgt_core as core
 import torch
 
-from . import describe, errors, impure, options, places, trace
+from . import advice, describe, errors, impure, options, places, pytree, tokens, trace
+from .data import AGAIN, CUDA, FRESH, INPUT, NONE, SHARED, Behind, Words
+from .observe import NOT_USER_CODE, all_tensors, held, observe_plan, span
 from .private import NOTHING, capture_hidden, clear_workspaces
-from .trace import CUDA, HOST
 
 POOLS = {}  # device index -> the pool (a handle of the core's) in which to record
 STREAMS = {}  # device index -> the side stream that records; one, since blocks belong to it
@@ -72,13 +74,13 @@ def release_pools():
         retire_pool(device)
 
 
-def begin(rec, device, stream):
+def begin(attempt, device, stream):
     """Begin a recording behind the node that the path has come to. A pool whose memory somebody else
     keeps cannot be put back to a checkpoint: then another one is used. Another thread may have moved the path since
-    the call was prepared: what was worked out for the one parent does not hold behind the other."""
-    driver = rec["driver"]
+    the call was planned: what was worked out for the one parent does not hold behind the other."""
+    driver = attempt.plan.driver
 
-    def attempt():
+    def go():
         try:
             core.begin(driver, device, stream, pool_of(device) if driver == CUDA else 0)
         except core.DriverError as error:
@@ -87,26 +89,26 @@ def begin(rec, device, stream):
             core.abort()
             retire_pool(device)
             core.begin(driver, device, stream, pool_of(device))
-        rec["overtaken"] = core.path_state(device)[1] != rec["parent"]
+        attempt.overtaken = core.path_state(device)[1] != attempt.plan.parent
 
-    core.with_paths(attempt)
+    core.with_paths(go)
 
 
-def close(rec):
+def close(attempt):
     """However a recording was left, nothing of it is under way any more. Where an exception leaves a capture that was
     not launched, nothing that it put into places or gradients was ever computed."""
     core.paths_leave()
     core.abort()
-    if not rec["settled"] and rec["before"] is not None and not core.recording_ran():
-        restore_places(rec["before"], rec["seen"], tensors_only=True)
-        describe.put_back(rec)
-    rec["settled"] = True
+    if not attempt.settled and attempt.before is not None and not core.recording_ran():
+        restore_places(attempt.before, attempt.seen, tensors_only=True)
+        put_back(attempt.plan)
+    attempt.settled = True
 
 
 def buffer_for(t):
     """Memory for a copied slot, in the input's own alignment class: kernels choose their vector
     width, and reductions their order, by the address."""
-    n, align = trace.span(t), options.ALIGN[t.device.type]
+    n, align = span(t), options.ALIGN[t.device.type]
     shift = core.address(t) % align
     empty = functools.partial(torch.empty, shift + n, dtype=torch.uint8, device=t.device)
     room = core.in_inference(t.is_inference(), empty)  # views of it are to be what views of t are
@@ -121,82 +123,80 @@ def fill(buffer, t):
     buffer.copy_(whole[start : start + buffer.numel()])
 
 
-def on_host(function, args, kwargs, rec):
-    """Run the function for real while the tape is written. What it raises is the user's own."""
-    flat = rec["flat"]
-    seen = None
-    try:
-        begin(rec, -1, 0)
-        swaps, rec["copies"] = [], {}
-        for k in rec["copied"]:
-            t = flat.tensors[k]
-            buffer = buffer_for(t)
+def copy_leaves(plan, fills):
+    """[(leaf tensor, buffer), ...] of the slots that the recording copies, {leaf: its copy in the core}."""
+    swaps, copies = [], {}
+    for k in plan.copied:
+        t = plan.flat.tensors[k]
+        buffer = buffer_for(t)
+        if fills:
             fill(buffer, t)
-            rec["copies"][k] = core.copy(buffer, t, trace.span(t))
-            swaps.append((t, buffer))
-        seen = rec["seen"] = trace.observe(
-            HOST, swaps, rec["generators"], True, rec["parent"], rec["saves"], rec["graph"], rec["ran"],
-            flat.tensors, rec["spent"], [t for _, t, _ in rec["reached"]],
-        )  # fmt: skip
-        seen["memory"].extend(buffer for _, buffer in swaps)
-        seen["sinks"] = rec["sinks"]
+        copies[k] = core.copy(buffer, t, span(t))
+        swaps.append((t, buffer))
+    return swaps, copies
+
+
+def capture(call, attempt):
+    """Run the function of a planned call once, under observation, while its ops are recorded: `seen` and `result`
+    are filled. A sentence if nothing was recorded, and all is as before; None."""
+    return (on_cuda if attempt.plan.driver == CUDA else on_host)(call, attempt)
+
+
+def on_host(call, attempt):
+    """The function runs for real while the tape is written. What it raises is the user's own."""
+    plan = attempt.plan
+    try:
+        begin(attempt, -1, 0)
+        swaps, copies = copy_leaves(plan, fills=True)
+        seen = attempt.seen = observe_plan(plan, swaps)
+        seen.copies = copies
+        seen.memory.extend(buffer for _, buffer in swaps)
         torch.clear_autocast_cache()
-        result = trace.run(seen, function, args, kwargs)
+        attempt.result = trace.run(seen, call.function, call.args, call.kwargs)
         torch.clear_autocast_cache()
-        open_sinks(rec, seen, result)
-        if seen["reason"] is None:
+        open_sinks(plan, seen, attempt.result)
+        if seen.reason is None:
             core.end([])
-        return result, seen
     except core.DriverError as error:
         core.abort()
-        if seen is not None:  # the function ran: its result stands, only the recording is lost
-            seen["reason"] = errors.recording_failed(error.args[1], "")
-            return result, seen
-        rec["reason"] = errors.recording_failed(error.args[1], "")
-        return None
+        reason = errors.recording_failed(error.args[1], "")
+        if attempt.seen is None:
+            return reason
+        attempt.seen.reason = reason  # the function ran: its result stands, only the recording is lost
+    return None
 
 
-def on_cuda(function, args, kwargs, rec):
-    """Capture the function; nothing executes. On any failure everything is put back and None is
-    returned: the caller then runs the function eagerly, which raises the user's own exceptions."""
-    flat = rec["flat"]
+def on_cuda(call, attempt):
+    """Capture the function; nothing executes. On any failure everything is put back: the caller then runs the
+    function eagerly, which raises the user's own exceptions."""
+    plan = attempt.plan
     device = torch.cuda.current_device()
     stream = stream_of(device)
     default = torch.cuda.default_generators[device]
-    reachable = [g for g in (default, *rec["generators"]) if g.device.type == "cuda"]
+    reachable = [g for g in (default, *plan.generators) if g.device.type == "cuda"]
     generators = list({core.generator_id(g): g for g in reachable}.values())
     # Ordinary memory, made before the capture: kernels of the recording read these words.
     word_pairs = [torch.zeros(2, dtype=torch.int64, device="cuda") for _ in generators]
-    rec["before"] = snapshot_places(rec)
+    attempt.before = snapshot(plan)
     handles, captured = [], []
 
-    def capture():
+    def run():
         torch.cuda.current_blas_handle()  # one per thread, and none can be made in a capture
-        begin(rec, device, stream.cuda_stream)
+        begin(attempt, device, stream.cuda_stream)
         for g, w in zip(generators, word_pairs, strict=True):
             core.words(g, w[0:1], w[1:2])
             core.swap_generator(g, w[0:1], w[1:2], handles)
-        swaps, rec["copies"] = [], {}
-        for k in rec["copied"]:
-            t = flat.tensors[k]
-            buffer = buffer_for(t)
-            rec["copies"][k] = core.copy(buffer, t, trace.span(t))
-            swaps.append((t, buffer))
-        seen = rec["seen"] = trace.observe(
-            CUDA, swaps, rec["generators"], True, saves=rec["saves"], graph=rec["graph"],
-            ran=rec["ran"], arguments=flat.tensors, spent=rec["spent"],
-            reached=[t for _, t, _ in rec["reached"]],
-        )  # fmt: skip
-        seen["keep"].extend(word_pairs)
+        swaps, copies = copy_leaves(plan, fills=False)
+        seen = attempt.seen = observe_plan(plan, swaps)
+        seen.copies, seen.captured = copies, generators
+        seen.keep.extend(word_pairs)
         for g, w, handle in zip(generators, word_pairs, handles, strict=True):
-            seen["rng"][core.generator_id(g)] = {"handle": handle, "words": w, "at": w, "copy": None}
-            seen["made"][core.storage_id(w)] = ""
-        seen["sinks"] = rec["sinks"]
-        result = trace.run(seen, function, args, kwargs)
-        open_sinks(rec, seen, result)
+            seen.rng[core.generator_id(g)] = Words(handle, w, w)
+            seen.made[core.storage_id(w)] = ""
+        attempt.result = trace.run(seen, call.function, call.args, call.kwargs)
+        open_sinks(plan, seen, attempt.result)
         core.end(core.restore_generators(handles))
         captured.append(True)
-        return result, seen
 
     def leave():
         core.restore_generators(handles)
@@ -205,20 +205,18 @@ def on_cuda(function, args, kwargs, rec):
 
     brackets = [
         collector_off(), (clear_caches, clear_caches), on_side_stream(device), capture_hidden(stream),
-        own_accumulators(rec), (lambda: None, leave),
+        own_accumulators(plan), (lambda: None, leave),
     ]  # fmt: skip
     try:
-        outcome = core.within(brackets, capture)
-        rec["captured"] = generators
-        return outcome
+        core.within(brackets, run)
     except BaseException as error:
         if is_stop(error):  # no second run will follow
             raise
-        seen = rec["seen"]
-        restore_places(rec["before"], seen, tensors_only=False)
-        rec["settled"] = True
-        rec["reason"] = seen["reason"] if seen and seen["reason"] else failure(error)
-        return None
+        attempt.result = None
+        restore_places(attempt.before, attempt.seen, tensors_only=False)
+        attempt.settled = True
+        return (attempt.seen and attempt.seen.reason) or failure(error)
+    return None
 
 
 def collector_off():
@@ -241,38 +239,21 @@ def is_stop(error):
     return any(frame.f_code in handlers for frame, _ in traceback.walk_tb(error.__traceback__))
 
 
-def find_leaves(rec):
-    """Where gradients end outside of the call. Autograd's accumulators are made here, on the caller's
-    stream, if there are none yet."""
-    return core.sinks(describe.all_tensors(rec["flat"], rec["reached"]))
-
-
-def vet_leaves(rec):
-    """A sentence if a backward inside of the call would be recorded past hooks on accumulators, which a capture
-    does not even meet; or None."""
-    if rec["saves"] or rec["graph"] is not None or not torch.is_grad_enabled():
-        return None
-    k = core.sinks_hooked(rec["sinks"])
-    paths = [*rec["flat"].paths, *(path for path, *_ in rec["reached"])]
-    return errors.hooked_leaf(paths[k]) if k >= 0 else None
-
-
-def own_accumulators(rec):
+def own_accumulators(plan):
     """A bracket. A backward inside of a capture must not meet accumulators that run on the caller's stream. A
     differentiable function has its backward outside, and those are the right ones for it; and a recorded
     graph meets none unless it computes forwards again. Other threads must not miss theirs meanwhile."""
-    if rec["saves"] or (rec["graph"] is not None and not rec["graph"]["recomputes"]):
+    if plan.saves or (plan.graph is not None and not plan.graph.recomputes):
         return NOTHING
-    away = functools.partial(core.sinks_away, rec["sinks"])
+    away = functools.partial(core.sinks_away, plan.sinks)
     return functools.partial(away, True), functools.partial(away, False)
 
 
-def open_sinks(rec, seen, result):
+def open_sinks(plan, seen, result):
     """The graph that the run left behind begins at what requires grad in its result."""
-    if not rec["saves"]:
-        return
-    tensors = describe.all_tensors(rec["flat"], rec["reached"])
-    core.sinks_begin(seen["sinks"], tensors, describe.pending_in(seen, result, {id(t) for t in tensors}))
+    if plan.saves:
+        tensors = all_tensors(plan)
+        core.sinks_begin(seen.sinks, tensors, describe.pending_in(seen, result, {id(t) for t in tensors}))
 
 
 def failure(error):
@@ -281,13 +262,13 @@ def failure(error):
     while tb is not None:
         frame = tb.tb_frame
         name = frame.f_code.co_filename
-        if not name.startswith(trace.NOT_USER_CODE):
+        if not name.startswith(NOT_USER_CODE):
             line = f"{name}:{tb.tb_lineno}"
         tb = tb.tb_next
     if isinstance(error, core.DriverError):
         return errors.recording_failed(error.args[1], line)
     if "capturable" in str(error):  # an optimizer that looks whether it is being captured
-        reason = trace.step_reason(frame, line)
+        reason = advice.step_reason(frame, line)
         if reason is not None:
             return reason
     return errors.recording_failed(
@@ -295,15 +276,14 @@ def failure(error):
     )
 
 
-def snapshot_places(rec):
+# --- what a recording does to the call's surroundings, and how it is undone ----------------------
+
+
+def snapshot(plan):
     """What a failed capture may have replaced by tensors that were never computed."""
-    grads = [
-        (t, t.grad)
-        for t in describe.all_tensors(rec["flat"], rec["reached"])
-        if t.requires_grad and t.is_leaf
-    ]
-    histories = core.histories(describe.all_tensors(rec["flat"], rec["reached"]))
-    return Before(rec["places"], grads, rec["sources"], histories)
+    tensors = all_tensors(plan)
+    grads = [(t, t.grad) for t in tensors if t.requires_grad and t.is_leaf]
+    return Before(plan.places, grads, plan.sources, core.histories(tensors))
 
 
 def restore_places(before, seen, tensors_only):
@@ -314,7 +294,7 @@ def restore_places(before, seen, tensors_only):
         return not tensors_only or (
             isinstance(value, torch.Tensor)
             and seen is not None
-            and core.storage_id(value) in seen["made"]
+            and core.storage_id(value) in seen.made
         )
 
     found, grads, sources, histories = before
@@ -336,3 +316,93 @@ def restore_places(before, seen, tensors_only):
             tensor.grad = grad
     if not tensors_only:
         impure.put_back(sources)
+
+
+def put_back(plan):
+    """Give those tensors their memory again to which the run gave another. An error where nothing holds it (a result
+    of the path): what the tensor has now was never computed."""
+    for path, t, was in describe.slots_before(plan):
+        if describe.memory_of(t) == was.memory:
+            continue
+        if was.alias is None:
+            raise errors.CgtError(errors.replaced(path))
+        t.data = was.alias
+
+
+def undo(attempt):
+    """A capture that was never launched: what it put into places may not stay."""
+    if attempt.settled or attempt.before is None:
+        return
+    restore_places(attempt.before, None, tensors_only=False)
+    core.abort()
+    put_back(attempt.plan)
+    attempt.settled = True
+
+
+class Parts(NamedTuple):
+    """What the call's result is made from again, if there will be no node after all."""
+
+    program: tuple
+    given: list  # tensors of the result, or memory of theirs
+    grads: list  # (tensor, what its .grad was)
+    behind: Behind
+
+
+def part_result(draft):
+    """(Parts, the draft without the result): let go of the call's result, whose memory becomes the recording's. A
+    replay hands out tensors of its own."""
+    given = []
+    for k, (kind, ref, proto, *_) in enumerate(draft.outs[: len(draft.out.tensors)]):
+        given.append(
+            proto if kind in (FRESH, SHARED) else given[ref] if kind == AGAIN
+            else draft.slots[ref].example if kind == INPUT else draft.out.tensors[k]
+        )  # fmt: skip
+    for saved, *_ in draft.behind.saved:
+        saved.tensor = None
+    grads = [(draft.slots[g.slot].example, draft.outs[g.out].proto) for g in draft.grads if g.out != NONE]
+    for owner, _ in grads:
+        owner.grad = None  # the replay of this very call sets it
+    parts = Parts(draft.out.program, given, grads, draft.behind)
+    return parts, draft._replace(out=draft.out._replace(tensors=()))
+
+
+def restore_result(seen, parts):
+    """The call's result after all, over the memory in which it was made."""
+    given = parts.given
+    for k, root in enumerate(parts.behind.roots):
+        given[root] = core.view_like(given[root], given[root], 0)
+        core.sinks_result(seen.sinks, k, given[root])
+    for one, base, like, shift in parts.behind.saved:
+        one.tensor = core.view_like(base, like, shift)
+        one.version = one.tensor._version
+        seen.results.append(weakref.ref(one.tensor))
+    for owner, proto in parts.grads:
+        owner.grad = proto
+    seen.results.extend(weakref.ref(t) for t in (*given, *(proto for _, proto in parts.grads)))
+    return pytree.unflatten(parts.program, given)
+
+
+def checkpoint(plan, seen, draft):
+    """Make the recording's memory the pool's; or a sentence that says why there can be no node."""
+    outs = [o.proto for o in draft.outs if o.kind == FRESH]
+    if plan.driver == CUDA:
+        # A result may be a view of a copied argument's buffer, which is then still allocated.
+        buffers = [swap.buffer for swap in seen.buffers.values()]
+        outs.extend(buffer for buffer in buffers if core.storage_address(buffer))  # not let go of
+    try:
+        core.checkpoint(seen.memory, outs)
+    except core.DriverError as error:
+        return errors.recording_failed(error.args[1], "")
+    seen.memory.clear()
+    return None
+
+
+def launch_once(attempt):
+    """A capture that cannot be replayed runs once for its own call, and its memory moves out of the pool."""
+    seen = attempt.seen
+    tensors = held(seen)
+    alive = {core.storage_id(t): t for t in tensors if t.is_cuda and core.storage_id(t) in seen.made}
+    core.run_once(list(alive.values()))
+    graphs = [t for t in tensors if t.grad_fn is not None]
+    core.graphs_here(graphs, stream_of(torch.cuda.current_device()).stream_id)
+    tokens.fill_tokens(seen, core.recorded_words())

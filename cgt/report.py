@@ -40,15 +40,15 @@ def stats_of(states):
     totals, past = [0] * len(COUNTERS), [0] * len(COUNTERS)
     reasons, nodes, seconds, backwards = {}, [], dict.fromkeys(("warm", *PHASES), 0.0), []
     for state in states:
-        totals = add(totals, core.fn_counts(state["f"]))
-        past = add(past, state["past"])
+        totals = add(totals, core.fn_counts(state.f))
+        past = add(past, state.past)
         backwards += [getattr(b, ATTRIBUTE) for b in backwards_of(state)]
-        for text, n in list(state["reasons"].items()):
+        for text, n in list(state.reasons.items()):
             reasons[text] = reasons.get(text, 0) + n
-        seconds["warm"] += state["warm_seconds"]
-        for node in core.fn_nodes(state["f"]):
+        seconds["warm"] += state.warm_seconds
+        for node in core.fn_nodes(state.f):
             nodes.append(node)
-            made = state["keep"][node]["seconds"] if node in state["keep"] else ()
+            made = state.keep[node].seconds if node in state.keep else ()
             for phase, spent in zip(PHASES, made, strict=False):
                 seconds[phase] += spent
     bytes_ = pool_bytes({core.node_facts(n)["path"] for n in nodes})
@@ -65,7 +65,7 @@ def add(a, b):
 
 def backwards_of(state):
     """The jitted backwards of a function's recordings."""
-    return [kept["backward"] for kept in list(state["keep"].values()) if kept["backward"] is not None]
+    return [kept.backward for kept in list(state.keep.values()) if kept.backward is not None]
 
 
 def pool_bytes(paths):
@@ -84,13 +84,13 @@ def pool_bytes(paths):
 def explain_state(state):
     """What happened to the calls of one function, as text."""
     s = stats_of([state])
-    name = state["name"]
+    name = state.name
     lines = [
         f"{name}: {s.calls} calls = {s.warmups} warmed + {s.records} recorded + {s.replays} replayed"
         f" + {s.eager} eager"
     ]
-    for node in core.fn_nodes(state["f"]):
-        if node in state["keep"]:
+    for node in core.fn_nodes(state.f):
+        if node in state.keep:
             lines.extend(explain_node(state, node))
     if s.rescues:
         lines.append(
@@ -101,7 +101,7 @@ def explain_state(state):
         lines.append(f"  eager {n}x: {text}")
     for site in backwards_of(state):
         lines.extend("  " + line for line in explain_state(getattr(site, ATTRIBUTE)).splitlines())
-    for text in state["unguarded"][: options.EXPLAIN_ITEMS]:
+    for text in state.unguarded[: options.EXPLAIN_ITEMS]:
         lines.append(f"  not guarded: {text}")
     return "\n".join(lines)
 
@@ -110,8 +110,8 @@ def explain_node(state, node):
     """Lines on one recording: what it holds and how its inputs are bound."""
     facts = core.node_facts(node)
     slots, copied = facts["slots"], facts["copied"]
-    kept = state["keep"][node]
-    path, seconds = facts["path"], zip(PHASES, kept["seconds"], strict=True)
+    kept = state.keep[node]
+    path, seconds = facts["path"], zip(PHASES, kept.seconds, strict=True)
     lines = [
         f"  recording on {device_name(path)}: {describe_node(facts)}",
         "    made in ms: " + ", ".join(f"{phase} {1e3 * t:.2f}" for phase, t in seconds),
@@ -120,7 +120,7 @@ def explain_node(state, node):
     for name, bindings in (("pinned", (1,)), ("copied", (2, 4)), ("by value", (3,))):
         paths = [
             p + (" (written)" if s[2] else "")
-            for p, s in zip(kept["slot_paths"], slots, strict=True)
+            for p, s in zip(kept.slot_paths, slots, strict=True)
             if s[1] in bindings
         ]
         if paths:
@@ -132,9 +132,9 @@ def explain_node(state, node):
             )
             extra = f" ({size(copied)} per call)" if name == "copied" else ""
             lines.append(f"    {name}: {shown}{more}{extra}")
-    if kept["loose"]:
+    if kept.loose:
         lines.append(
-            f"    not guarded: {len(kept['loose'])} tensors reached in a way cgt cannot follow"
+            f"    not guarded: {len(kept.loose)} tensors reached in a way cgt cannot follow"
         )
     return lines
 
@@ -155,7 +155,7 @@ def describe_node(facts):
 
 def explain_tree(states):
     """All recordings as a tree: what ran behind what, how often, and what could not be recorded."""
-    owner = {node: state for state in states for node in core.fn_nodes(state["f"])}
+    owner = {node: state for state in states for node in core.fn_nodes(state.f)}
     facts = {node: core.node_facts(node) for node in sorted(owner)}
     lines = []
     for path in sorted({fact["path"] for fact in facts.values()}):
@@ -167,7 +167,7 @@ def explain_tree(states):
         )
         lines.extend(explain_branch(owner, facts, here, NONE, "  "))
     for state in states:
-        for text, n in sorted(state["reasons"].items(), key=lambda r: -r[1]):
+        for text, n in sorted(state.reasons.items(), key=lambda r: -r[1]):
             lines.append(f"{state['name']} eager {n}x: {text}")
     return "\n".join(lines) if lines else "nothing was recorded"
 
@@ -178,7 +178,7 @@ def explain_branch(owner, facts, here, parent, indent):
     for node in here:
         if facts[node]["parent"] != parent:
             continue
-        lines.append(f"{indent}{owner[node]['name']}: {describe_node(facts[node])}")
+        lines.append(f"{indent}{owner[node].name}: {describe_node(facts[node])}")
         lines.extend(explain_branch(owner, facts, here, node, indent + "  "))
     return lines
 

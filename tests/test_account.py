@@ -15,6 +15,7 @@ import cgt_core as core
 
 import cgt
 from cgt import account, dispatch, options
+from cgt.data import Account
 
 
 @pytest.fixture(autouse=True)
@@ -24,7 +25,7 @@ def must_pay(monkeypatch):
 
 
 def account_of(f):
-    return getattr(f, dispatch.ATTRIBUTE)["account"]
+    return getattr(f, dispatch.ATTRIBUTE).account
 
 
 def run(f, calls, plain=None):
@@ -97,8 +98,8 @@ def test_it_is_tried_again_when_it_has_paid(device):
     inputs = ((values(device, k + 1),) for k in itertools.count())
     run(f, itertools.islice(inputs, 4))
     assert cgt.stats(f).records == 1
-    account_of(f)["eager"] = math.inf  # a slow function: recordings cost next to nothing
-    core.verdict_fn(getattr(f, dispatch.ATTRIBUTE)["f"], "", 0)
+    account_of(f).eager = math.inf  # a slow function: recordings cost next to nothing
+    core.verdict_fn(getattr(f, dispatch.ATTRIBUTE).f, "", 0)
     run(f, itertools.islice(inputs, 3))
     assert cgt.stats(f).records == 4
 
@@ -128,17 +129,19 @@ def test_inf_records_at_every_miss(device, monkeypatch):
 
 def test_replays_pay_for_what_varies(device):
     """So a program that mostly replays tries new ways soon."""
-    book = account.new_account() | {"spent": 1.0, "eager": 0.1}
+    book = Account(spent=1.0, eager=0.1)
     f = cgt.jit(lambda x: x * 2)
     x = values(device)
     run(f, [(x,)] * 2)
-    row = getattr(f, dispatch.ATTRIBUTE)["f"]
+    row = getattr(f, dispatch.ATTRIBUTE).f
     missed = [(node, 3, 0) for node in core.fn_nodes(row)]
     assert account.waits(book, row, missed) == 10 / 0.05 - 2
     run(f, [(x,)] * 30)
     assert account.waits(book, row, missed) == 0, "it was replayed"
-    assert account.waits(book | {"failed": 2}, row, missed) == 0, "30 replays saved more than 1 s"
-    assert account.waits(book | {"failed": 2, "spent": 10.0}, row, missed) == (100 - 15) / 0.05 - 32
+    book.failed = 2
+    assert account.waits(book, row, missed) == 0, "30 replays saved more than 1 s"
+    book.spent = 10.0
+    assert account.waits(book, row, missed) == (100 - 15) / 0.05 - 32
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck), database=None)

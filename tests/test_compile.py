@@ -18,7 +18,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import cgt
-from cgt import dispatch, trace
+from cgt import data, dispatch, observe, trace
 
 pytestmark = pytest.mark.skipif(core.debug_build(), reason="long, and the same in both builds: the release suite does it")
 
@@ -232,10 +232,11 @@ def test_no_compilation_in_a_capture():
     g = torch.compile(torch.sin, backend=backend)
     x = torch.randn(8)
     callbacks = list(torch._dynamo.callback_handler.start_callbacks)
-    seen = trace.observe(trace.CUDA, recording=True)
-    with pytest.raises(trace.Unrecordable):
+    seen = observe.observe(data.CUDA)
+    seen.recording = True
+    with pytest.raises(observe.Unrecordable):
         trace.run(seen, lambda x: g(x), (x,), {})
-    assert "torch.compile" in seen["reason"] and not graphs
+    assert "torch.compile" in seen.reason and not graphs
     assert torch._dynamo.callback_handler.start_callbacks == callbacks
     assert torch.equal(g(x), x.sin()) and len(graphs) == 1
 
@@ -253,17 +254,18 @@ def test_a_region_is_one_op_to_the_books():
     given, x = [], torch.ones(4)
     leaf, buffer = torch.zeros(4), torch.zeros(16, dtype=torch.uint8)
     region = types.SimpleNamespace(mutated_input_idxs=[0], device_types=["cpu"], fx_kwargs={})
-    seen = trace.observe(trace.HOST, [(leaf, buffer)])
+    seen = observe.observe(data.HOST)
+    observe.note_swaps(seen, [(leaf, buffer)])
     inputs = [leaf, x]
     made, _, view = trace.watch_region(seen, plain, region, inputs)
     ids = {name: core.storage_id(t) for name, t in {"leaf": leaf, "x": x, "made": made}.items()}
     assert not inputs and given[0].data_ptr() == buffer.data_ptr()
-    assert torch.equal(leaf, x) and id(leaf) in seen["mirrored"]
-    assert set(seen["touched"]) == {ids["leaf"], ids["x"]}
-    assert ids["leaf"] in seen["written"] and ids["x"] not in seen["written"]
-    assert set(seen["made"]) == {ids["made"]}
-    assert all(r() is t for r, t in zip(seen["results"], (made, view), strict=True))
-    assert seen["keep"] == [region] and not seen["inside"]
+    assert torch.equal(leaf, x) and id(leaf) in seen.mirrored
+    assert set(seen.touched) == {ids["leaf"], ids["x"]}
+    assert ids["leaf"] in seen.written and ids["x"] not in seen.written
+    assert set(seen.made) == {ids["made"]}
+    assert all(r() is t for r, t in zip(seen.results, (made, view), strict=True))
+    assert seen.keep == [region] and not seen.inside
 
 
 @pytest.mark.parametrize("what", ["graphs", "generator"])
@@ -271,9 +273,9 @@ def test_a_region_with_state_of_its_own(what):
     region = types.SimpleNamespace(
         device_types=["cuda"], fx_kwargs={"cudagraphs": what == "graphs"}
     )
-    seen = trace.observe(trace.CUDA)
+    seen = observe.observe(data.CUDA)
     trace.vet_region(seen, region, [torch.Generator()] if what == "generator" else [], [])
-    assert "of its own" in seen["reason"]
+    assert "of its own" in seen.reason
 
 
 # --- training --------------------------------------------------------------------------------------
@@ -404,7 +406,7 @@ def test_jitted_function_inside_is_one_graph_break(device, kind):
     assert len(graphs) == 2 or (kind == "method" and not graphs)  # before and after; nothing of cgt's, nothing of the function's
     cgt.reset(f)
     # Dynamo keeps it alive: its counters must not stand in the sums of other tests.
-    dispatch.SITES.pop(getattr(f, "__func__", f)._cgt_state["f"], None)
+    dispatch.SITES.pop(getattr(f, "__func__", f)._cgt_state.f, None)
 
 
 def test_jitted_function_inside_fullgraph_is_the_usual_error(device):

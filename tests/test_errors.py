@@ -21,6 +21,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import cgt
 from cgt import errors, trace
+from cgt.data import HOST
+from cgt.observe import observe
 
 pytestmark = pytest.mark.usefixtures("short_cool_down", "nothing_left_behind")
 
@@ -760,9 +762,9 @@ def test_argument_that_cannot_be_compared_is_named_by_its_path(device):
 @tells("mode_inside")
 def test_ops_that_a_mode_inside_will_see_instead_of_us_are_told():
     """On releases whose modes have a lower dispatch key than ours; elsewhere we see what the mode makes of them."""
-    seen = trace.observe(trace.HOST)
+    seen = observe(HOST)
     trace.watch_op(seen, None, None, None)
-    assert "dispatch mode" in seen["reason"] and "test_errors.py" in seen["reason"]
+    assert "dispatch mode" in seen.reason and "test_errors.py" in seen.reason
 
 
 def test_every_sentence_of_errors_is_reached():

@@ -83,12 +83,12 @@ def test_gradients_refused_while_another_thread_records_free_nothing_before_it_i
     x = torch.ones(3, device=device, requires_grad=True)
     calls(f, 2, x)
     state = getattr(f, dispatch.ATTRIBUTE)
-    (kept,) = [kept for kept in state["keep"].values() if kept["graph"] is not None]
+    (kept,) = [kept for kept in state.keep.values() if kept.graph is not None]
     with dispatch.RECORDING:
-        in_another_thread(lambda: dispatch.refuse_gradients(kept["graph"], "why"))
-        assert len(core.fn_nodes(state["f"])) == 1 and state["refused"] == "why"
+        in_another_thread(lambda: dispatch.refuse_gradients(kept.graph, "why"))
+        assert len(core.fn_nodes(state.f)) == 1 and state.refused == "why"
     dispatch.sweep()
-    assert core.fn_nodes(state["f"]) == []
+    assert core.fn_nodes(state.f) == []
     assert torch.equal(f(x), (x * x).sum()) and "why" in cgt.stats(f).reasons
 
 
@@ -99,9 +99,9 @@ def test_recording_that_another_thread_overtakes_before_it_begins(device, monkey
     f(x)
     find_spent = dispatch.autograd.find_spent
 
-    def overtaken(rec, args):
+    def overtaken(*planned):
         in_another_thread(lambda: other(x))
-        return find_spent(rec, args)
+        return find_spent(*planned)
 
     with monkeypatch.context() as patch:
         patch.setattr(dispatch.autograd, "find_spent", overtaken)

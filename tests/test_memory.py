@@ -91,18 +91,18 @@ def test_a_run_of_the_graph_that_ends_as_a_recording_begins(device, spent, monke
 
     class Lock:
         def __init__(self, graph):
-            self.graph, self.lock = graph, graph["lock"]
+            self.graph, self.lock = graph, graph.lock
 
         def __enter__(self):
             self.lock.acquire()
-            self.graph["leaves"].end()  # as the other thread does last
+            self.graph.leaves.end()  # as the other thread does last
 
         def __exit__(self, *error):
             self.lock.release()
 
     def new_site(function, name, opts, graph=None):
         if graph is not None:
-            graph["lock"] = Lock(graph)
+            graph.lock = Lock(graph)
         return step_of(function, name, opts, graph)
 
     monkeypatch.setattr(dispatch, "new_site", new_site)

@@ -58,10 +58,10 @@ def misses(f, *args):
     """[(Miss, index)] of the recordings at the place in the tree where this call belongs."""
     flat = pytree.flatten_call(args, {})
     state = state_of(f)
-    specs = [s for s, (program, _) in state["programs"].items() if program == tuple(flat.program)]
+    specs = [s for s, (program, _) in state.programs.items() if program == tuple(flat.program)]
     path, parent = dispatch.place_in_tree(state, flat, flat.tensors)
     spec = specs[0] if specs else NONE
-    found = core.node_misses(path, parent, state["f"], spec, list(flat.tensors))
+    found = core.node_misses(path, parent, state.f, spec, list(flat.tensors))
     return [(why, index) for _, why, index in found]
 
 
@@ -78,7 +78,7 @@ def come_to(device):
 
 
 def nodes_of(f):
-    return core.fn_nodes(state_of(f)["f"])
+    return core.fn_nodes(state_of(f).f)
 
 
 # --- functions and specs -----------------------------------------------------------------------
@@ -243,7 +243,7 @@ def test_recordings_made_and_freed_in_any_order_stay_right(device, plan):
             del a, b, c, d
     books = core.books()
     assert books["fns"] == empty["fns"] + len(functions)
-    assert books["nodes"] == sum(len(core.fn_nodes(state_of(f)["f"])) for f in functions.values())
+    assert books["nodes"] == sum(len(core.fn_nodes(state_of(f).f)) for f in functions.values())
     f = None
     functions.clear()
     dispatch.sweep()
@@ -270,10 +270,10 @@ def test_facts_of_a_recording_are_what_was_recorded(device):
     unused = torch.ones(2, device=device)
     w = torch.ones(4, device=device)
     f = recorded(lambda x, y, z: (w.add_(x), y * 1)[1], x, y, unused)
-    (node,) = core.fn_nodes(state_of(f)["f"])
+    (node,) = core.fn_nodes(state_of(f).f)
     facts = core.node_facts(node)
     slots = facts["slots"]
-    assert facts["fn"] == state_of(f)["f"] and facts["spec"] in state_of(f)["programs"]
+    assert facts["fn"] == state_of(f).f and facts["spec"] in state_of(f).programs
     assert facts["used"] > 0 and facts["n_replay"] == 0 and facts["copied"] == 0
     assert facts["graph_nodes"] >= 2 and facts["path"] == index_of(device) + 1
     assert (facts["parent"], facts["depth"], facts["children"], facts["deads"]) == (NONE, 0, 0, 0)
@@ -291,7 +291,7 @@ def test_facts_of_a_recording_are_what_was_recorded(device):
 def test_copied_slots_are_counted_in_bytes(device):
     x = torch.ones(4, device=device)
     f = recorded(lambda x: x * 2, x, inputs="copied")
-    (node,) = core.fn_nodes(state_of(f)["f"])
+    (node,) = core.fn_nodes(state_of(f).f)
     facts = core.node_facts(node)
     assert facts["slots"][0][1] == COPIED and facts["copied"] == 16
     assert core.books()["copies"] == 1
@@ -303,7 +303,7 @@ def test_newest_match_comes_first(device):
     f(x, 0)
     for k in range(3):
         f(x, k)
-    number, path = state_of(f)["f"], index_of(device) + 1
+    number, path = state_of(f).f, index_of(device) + 1
     newest = core.children(path, NONE, number)
     used = [core.node_facts(n)["used"] for n in newest]
     assert len(used) == 3 and used == sorted(used, reverse=True)
@@ -321,11 +321,11 @@ def test_dropping_a_recording_leaves_the_others(device):
     f(x, 0)
     for k in range(4):
         f(x, k)
-    nodes = core.fn_nodes(state_of(f)["f"])
+    nodes = core.fn_nodes(state_of(f).f)
     for node in (nodes[1], nodes[3]):
         dispatch.drop_node(node)
         core.check_table()
-    assert core.fn_nodes(state_of(f)["f"]) == [nodes[0], nodes[2]]
+    assert core.fn_nodes(state_of(f).f) == [nodes[0], nodes[2]]
     replays = cgt.stats(f).replays
     for k in (3, 1):
         y, (z, total) = f(x, k)
@@ -375,17 +375,17 @@ def test_step_begins_a_path_at_the_root(device):
     assert come_to(device) == root
     z = g(x)
     assert core.node_facts(come_to(device))["parent"] == root
-    here, other = index_of(device), state_of(cgt.jit(lambda x: x))["f"]
+    here, other = index_of(device), state_of(cgt.jit(lambda x: x)).f
     assert core.parent_of(here, other, []) == core.parent_of(here, other, [y]) == come_to(device)
-    assert core.parent_of(here, state_of(f)["f"], [y]) == come_to(device), "goes on from its result"
-    assert core.parent_of(here, state_of(f)["f"], []) == NONE, "f ran already"
+    assert core.parent_of(here, state_of(f).f, [y]) == come_to(device), "goes on from its result"
+    assert core.parent_of(here, state_of(f).f, []) == NONE, "f ran already"
     del z
     assert core.parent_of(here, other, []) == root
     del y
     assert core.parent_of(here, other, []) == NONE
     for function, node in ((g, alone), (f, root)):
         cgt.step()
-        assert come_to(device) == core.parent_of(index_of(device), state_of(f)["f"], [x]) == NONE
+        assert come_to(device) == core.parent_of(index_of(device), state_of(f).f, [x]) == NONE
         function(x)
         assert come_to(device) == node and core.node_facts(node)["parent"] == NONE
     assert cgt.stats(f).replays == 2 and cgt.stats(g).replays == 1
@@ -397,10 +397,10 @@ def test_call_without_a_result_of_the_path_begins_another_by_itself(device):
     f(x)
     y = f(x)
     (root,), (alone,) = nodes_of(f), nodes_of(g)
-    here, name = index_of(device), state_of(g)["f"]
+    here, name = index_of(device), state_of(g).f
     assert core.parent_of(here, name, [x]) == NONE == core.parent_of(here, name, [y.clone()])
     assert core.parent_of(here, name, [x, y]) == root == core.parent_of(here, name, [y[1:]])
-    assert core.parent_of(here, state_of(f)["f"], [y]) == NONE, "f ran already"
+    assert core.parent_of(here, state_of(f).f, [y]) == NONE, "f ran already"
     g(x)
     assert come_to(device) == alone and torch.equal(y, x * 2)
 
@@ -417,7 +417,7 @@ def test_many_functions_behind_many_parents_are_all_found(device):
         assert torch.equal(y, x + n * (n - 1) / 2)
 
     def roots(first):
-        return core.children(index_of(device) + 1, NONE, state_of(functions[first])["f"])
+        return core.children(index_of(device) + 1, NONE, state_of(functions[first]).f)
 
     run(0, 1)  # warms
     for ways in ([(0, 1), (159, 159), (3, 7)], [(0, 1), (5, 9), (6, 11)], [(0, 1), (159, 159)]):
@@ -441,15 +441,15 @@ def test_many_functions_behind_many_parents_are_all_found(device):
 
 def test_dropping_a_recording_frees_all_behind_it(device):
     functions, nodes, x = grown(device)
-    names = {state_of(f)["f"]: state_of(f) for f in functions}
+    names = {state_of(f).f: state_of(f) for f in functions}
     f, g, h = functions
     cgt.step()
     *_, held = f(x), g(x), h(x)
     assert come_to(device) == nodes["fgh"] and core.freed() == []
-    gone = [(state_of(h)["f"], nodes["fgh"]), (state_of(g)["f"], nodes["fg"])]
+    gone = [(state_of(h).f, nodes["fgh"]), (state_of(g).f, nodes["fg"])]
     for dropped, told, left in (
         ("fg", gone, ("f", "g", "h", "fh")),
-        ("f", [(state_of(h)["f"], nodes["fh"]), (state_of(f)["f"], nodes["f"])], ("g", "h")),
+        ("f", [(state_of(h).f, nodes["fh"]), (state_of(f).f, nodes["f"])], ("g", "h")),
     ):
         core.paths_lock()
         core.node_drop(nodes[dropped])
@@ -475,7 +475,7 @@ def test_reset_frees_what_other_functions_recorded_behind(device):
     core.check_table()
     assert [nodes_of(f), nodes_of(g)] == [[nodes["f"]], []] and core.freed() == []
     assert sorted(nodes_of(h)) == sorted([nodes["h"], nodes["fh"]])
-    assert all(set(state_of(k)["keep"]) == set(nodes_of(k)) for k in (f, g, h))
+    assert all(set(state_of(k).keep) == set(nodes_of(k)) for k in (f, g, h))
     for k, scale in ((f, 2), (h, 5)):
         assert torch.equal(k(x), x * scale)
 
@@ -484,7 +484,7 @@ def test_children_are_those_of_one_place_newest_match_first(device):
     path, x = index_of(device) + 1, torch.ones(4, device=device)
     f, g = recorded(lambda x: x * 2, x), cgt.jit(lambda x, k: x * k)
     (root,) = nodes_of(f)
-    name = state_of(g)["f"]
+    name = state_of(g).f
     g(x, 0)
 
     def behind(k):
@@ -499,7 +499,7 @@ def test_children_are_those_of_one_place_newest_match_first(device):
     alone = come_to(device)
     assert core.children(path, root, name) == [third, second, first]
     assert core.children(path, NONE, name) == [alone] and core.children(path, alone, name) == []
-    assert core.children(path, NONE, state_of(f)["f"]) == [root]
+    assert core.children(path, NONE, state_of(f).f) == [root]
     assert core.node_facts(root)["children"] == 3
     assert behind(1) == second and core.children(path, root, name) == [second, third, first]
     assert behind(1) == second and core.children(path, root, name) == [second, third, first]
@@ -639,11 +639,11 @@ def test_changed_closure_value_is_told_with_its_place(device):
     scale, x = 2.0, torch.ones(4, device=device)
     f = recorded(lambda x: x * scale, x)
     state = state_of(f)
-    (kept,) = state["keep"].values()
+    (kept,) = state.keep.values()
     assert misses(f, x) == [(FITS, 0)]
     scale = 3.0
     ((why, index),) = misses(f, x)
-    assert why == PLACE and "scale" in kept["place_paths"][index]
+    assert why == PLACE and "scale" in kept.place_paths[index]
     scale = 2.0
     assert misses(f, x) == [(FITS, 0)]
 
@@ -655,7 +655,7 @@ def test_result_that_was_dead_when_recorded_must_be_dead(device):
     last = f(x)[2]  # keeps the path
     g(x)  # behind f, of whose results two are dead
     (parent,) = nodes_of(f)
-    (child,) = core.children(index_of(device) + 1, parent, state_of(g)["f"])
+    (child,) = core.children(index_of(device) + 1, parent, state_of(g).f)
     assert core.node_facts(child)["deads"] == 2
     cgt.step()
     _, held, last = f(x)

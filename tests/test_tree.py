@@ -66,11 +66,11 @@ def names_of(nodes):
 def children_of(f, device, parent=NONE):
     """Recordings of f behind a node, newest match first."""
     path, _ = core.path_state(index_of(device))
-    return core.children(path, parent, getattr(f, dispatch.ATTRIBUTE)["f"])
+    return core.children(path, parent, getattr(f, dispatch.ATTRIBUTE).f)
 
 
 def nodes_of(*fs):
-    return {n for f in fs for n in core.fn_nodes(getattr(f, dispatch.ATTRIBUTE)["f"])}
+    return {n for f in fs for n in core.fn_nodes(getattr(f, dispatch.ATTRIBUTE).f)}
 
 
 def iterations(n, *xs):

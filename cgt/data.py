@@ -1,0 +1,399 @@
+"""What a miss works on, declared: read this first. A call that no recording takes goes one way,
+
+    Call ── prepare ──► Plan ── the run, observed ──► Seen ── describe, autograd ──► Draft ── settle ──► node
+
+and each of these is made once, whole, and read by name. A NamedTuple is never changed; what collects while
+something runs is a dataclass with slots, so that a name that is not here is an error where it is written.
+`State` is what stays of a function between its misses, `Attempt` what must be undone if one recording fails.
+"""
+
+import dataclasses
+import functools
+import threading
+from typing import Any, NamedTuple
+
+from . import options
+from .pytree import Flat
+
+NONE = -1  # ends a list, names no row
+HOST, CUDA = 0, 1  # DriverKind in cgt_core.pxd
+FRESH, SHARED, VIEW, INPUT, AGAIN = range(5)  # OutKind
+
+
+# By identity: no two of these are ever the same thing.
+declared = functools.partial(dataclasses.dataclass, slots=True, eq=False, repr=False)
+
+
+def fresh(kind):
+    """A field that begins as kind()."""
+    return dataclasses.field(default_factory=kind)
+
+
+# --- of a function ----------------------------------------------------------------------------
+
+
+@declared
+class Account:
+    """Does recording pay? See account.py."""
+
+    spent: float = 0.0  # seconds, on warming and recording
+    failed: int = 0  # recordings in a row that came to nothing
+    why: str | None = None  # the reason of the last of these
+    eager: float | None = None  # seconds of the fastest eager call; None before the first
+    patience: int = options.PATIENCE  # so many calls alike in a row are heard in spite of debts
+
+
+class Verdict(NamedTuple):
+    """Calls of one kind run eagerly."""
+
+    reason: str
+    until: int  # calls of the function
+    length: int  # of the cool-down, in calls
+
+
+class Options(NamedTuple):
+    """Of cgt.jit; see its docstring."""
+
+    static: tuple  # (positions, names)
+    max_records: int
+    max_graphs: int
+    outputs: str
+    inputs: str
+
+
+@declared
+class State:
+    """Everything that Python knows about one jitted function; the closure that `jit` returned holds it."""
+
+    f: int  # its row in the core
+    born: int  # tells the row from a later one of that number
+    name: str
+    opts: Options
+    graph: "Graph | None" = None  # what it runs, if it is the backward of a recording
+    range: str = ""  # what profilers show around a replay; kept for the row
+    keep: dict = fresh(dict)  # node -> Kept
+    programs: dict = fresh(dict)  # spec -> (program, paths); filled by the core
+    drivers: dict = fresh(dict)  # kinds of device among the arguments -> driver, once warmed
+    account: Account = fresh(Account)
+    reasons: dict = fresh(dict)  # why calls ran eagerly -> how many did
+    verdicts: dict = fresh(dict)  # (spec, ambient state, shapes), or None for all -> Verdict
+    cool: dict = fresh(dict)  # (path, parent) -> (until, length), where there are enough recordings
+    refused: str | None = None  # why calls with gradients run eagerly
+    saves: bool = False  # a result required grad
+    doubted: bool = False  # a warm-up came to nothing
+    escapes: int = 0  # recordings of which something outlived the call
+    pointers: dict = fresh(dict)  # path of an argument -> its last address
+    moved: set = fresh(set)  # paths of arguments that move: they are copied
+    written: set = fresh(set)  # paths of arguments that the function writes
+    ran: set = fresh(set)  # code objects that ran so far; None among them: not all were seen
+    large: bool = False  # there is too much around it to look everywhere
+    unguarded: list = fresh(list)  # sentences on what could not be guarded
+    past: list = dataclasses.field(default_factory=lambda: [0] * 10)  # counters of freed backwards
+    warmed: int = 0  # warm-ups of all functions when it was warmed last
+    warm_seconds: float = 0.0
+
+
+# What reset() makes a function forget; bury() empties `keep`.
+STAYS = frozenset("f born name opts graph range keep reasons past ran warmed warm_seconds".split())
+LEARNT = tuple(f.name for f in dataclasses.fields(State) if f.name not in STAYS)
+
+
+class Kept(NamedTuple):
+    """What a node keeps alive, and what messages about it say."""
+
+    graph: "Graph | None"
+    backward: Any  # the jitted function that runs it
+    objects: tuple  # what its rows in the core borrow
+    slot_paths: list
+    place_paths: list
+    grads: list  # of GradRow
+    loose: list  # aliases of memory that it reads and nothing of the above names
+    seconds: tuple  # per phase of making it
+
+
+@declared
+class Graph:
+    """A graph of autograd's that a recorded call left behind, cut off from its surroundings."""
+
+    sinks: Any  # of the core: its ends
+    flows: list  # slots to whose tensors gradients flow
+    leaves: "Leaves"
+    driver: int
+    reached: list  # (path, tensor) that its forward could read without its arguments
+    tokens: dict  # storage of a random state -> (argument, how far it was, the state)
+    recomputes: bool  # it computes forwards again
+    forward: int  # the function's row
+    grads: int  # its first arguments are so many gradients
+    donates: bool  # a compiled backward may write what was saved
+    seeds: bool  # its attention keeps random numbers on the device
+    lock: Any = fresh(threading.RLock)
+    loose: list = fresh(list)  # see Kept
+    proven: bool = False  # it read only what belongs to its call
+    node: int = NONE
+
+
+class Leaves:
+    """What the backward of a recorded graph reads when it runs: `tensors`, its arguments. While it is
+    recorded, those that die with it are let go of as soon as eager would do so: `left` has the readers that
+    are still to come of each, `read` those of them without any, `gone` those let go of; `late` if one was
+    asked for after that. `readers`: by index, who asks for a saved tensor; a gradient goes from hand to hand.
+    `changed`: those that were modified since they were saved."""
+
+    __slots__ = ("tensors", "readers", "left", "read", "gone", "late", "changed")
+
+    def __init__(self):
+        self.readers, self.late = {}, False
+        self.end()
+
+    def begin(self, tensors, changed, spent):
+        """A run begins, with the graph's lock: another thread may be at one until then. `spent`: which die with it."""
+        self.tensors, self.changed = list(tensors), changed
+        for at in spent:
+            self.left[at] = set(self.readers.get(at, ()))
+            self.was_read(at)
+
+    def end(self):
+        """It is over."""
+        self.tensors, self.left, self.read, self.gone, self.changed = [], {}, set(), set(), ()
+
+    def was_read(self, at, reader=None):
+        """A reader of that one came, if it has any left."""
+        self.left[at].discard(reader)
+        if not self.left[at]:
+            self.read.add(at)
+
+
+# --- of a call --------------------------------------------------------------------------------
+
+
+class Call(NamedTuple):
+    """A call that no recording took."""
+
+    state: State
+    function: Any  # what the user decorated
+    spec: int  # NONE until it is known
+    flat: Flat | None  # its arguments, flattened
+    args: tuple
+    kwargs: dict
+
+
+class Reached(NamedTuple):
+    """A tensor that the function can read without its arguments."""
+
+    path: str
+    tensor: Any
+    owner: int  # slot of the tensor whose .grad it is; NONE for one that was met
+
+
+class Was(NamedTuple):
+    """What a slot's tensor was before the run."""
+
+    memory: tuple  # describe.memory_of
+    requires_grad: bool
+    alias: Any  # its memory as a tensor of its own, to give it back; or None
+
+
+class Plan(NamedTuple):
+    """What is decided before the function runs. Slots: every argument leaf, then every reached tensor."""
+
+    flat: Flat
+    driver: int
+    parent: int  # node behind which it will be recorded
+    graph: Graph | None  # it is a run of this graph
+    saves: bool  # its result will require grad: learn what autograd saves
+    narrow: bool  # guarded is what code reads that ran so far
+    reached: list  # of Reached
+    also: dict  # id of an argument that is reached, too -> (the tensor met or None, owner)
+    places: list  # of places.Place
+    lone: list  # positions of those that hold an empty container of their own
+    sizes: list  # (path, dict, entries) of what attributes could come to
+    sources: list  # of impure.states
+    unguarded: list  # sentences
+    changed: set  # paths of the places that kept other recordings from fitting
+    moves: list  # (recording that this one replaces, leaf that moved)
+    copied: list  # leaves that the graph copies from wherever they are
+    spent: list  # (index, tensor) of arguments that die with this backward
+    grads: dict  # slot -> identity of its .grad, of leaf tensors
+    versions: list  # _version of each slot's tensor
+    was: list  # of Was, per slot
+    generators: list  # that the function can reach
+    ambient: tuple
+    sinks: Any  # of the core: where gradients end outside of the call
+
+
+class Token(NamedTuple):
+    """A random state that was read, see tokens.py."""
+
+    state: Any  # weak reference to the tensor
+    moved: int  # how far the recording had come
+    generator: Any
+    words: Any  # what it counts from; None: the state itself. When the run is over: are there any?
+
+
+@declared
+class Words:
+    """The two words from which a capture draws a generator's numbers."""
+
+    handle: int
+    words: Any
+    at: Any  # those now in use
+    copy: Any = None  # of this very run, if its backward asks
+
+
+class Swap(NamedTuple):
+    """A copied slot: the function holds the leaf, its ops work on the buffer."""
+
+    lo: int
+    hi: int
+    buffer: Any
+    leaf: Any
+
+
+@declared
+class Seen:
+    """What one run of the function, warming or recording, showed. Memory is named by core.storage_id."""
+
+    # what kind of run
+    driver: int
+    recording: bool = False
+    parent: int = NONE
+    saves: bool = False
+    graph: Graph | None = None
+    since: int = 0  # autograd's sequence number at its begin
+    arguments: tuple = ()  # the tensors among them
+    reachable: tuple = ()  # generators
+    swaps: dict = fresh(dict)  # memory of copied leaves -> [Swap]
+    buffers: dict = fresh(dict)  # memory of a buffer -> Swap
+    copies: dict = fresh(dict)  # copied leaf -> its copy in the core
+    stay: list = fresh(list)  # (memory, address, bytes) of arguments that are not copied
+    spent: dict = fresh(dict)  # argument that dies -> (its memory, holders of that before)
+    whole: dict = fresh(dict)  # memory of these -> the tensor itself
+    sinks: Any = None
+
+    # what it showed
+    reason: str | None = None  # the first thing that forbids replay
+    made: dict = fresh(dict)  # memory -> line that made it
+    touched: dict = fresh(dict)  # memory from outside -> a tensor of it
+    written: set = fresh(set)
+    mirrored: set = fresh(set)  # ids of copied leaves that were written after all
+    raw: set = fresh(set)  # memory whose address was asked for
+    constants: set = fresh(set)  # memory on the host with the same bytes at each call
+    passing: set = fresh(set)  # memory that a surrounding backward hands through
+    devices: set = fresh(set)
+    generators: dict = fresh(dict)  # id -> generator that was given to an op
+    saved: list = fresh(list)  # weak references to what autograd saved (trace.Saved)
+    started: set = fresh(set)  # code objects
+    ran: set | None = None  # those that are the function's
+    returned: Any = None  # of the core: what ops returned, as far as somebody holds it
+    results: list = fresh(list)  # weak references to more of these
+    kept: list = fresh(list)  # how many references to each argument it left behind
+    hooked: bool = False  # other hooks for saved tensors beside ours: a checkpoint's, say
+    seeds: bool = False  # an attention keeps random numbers for its backward
+    again: bool = False  # the next recording will fare better
+    escaped: bool = False  # something of it outlived the call
+
+    # what it needs while it runs
+    inside: bool = False  # ops are not the function's
+    user: dict = fresh(dict)  # file -> is it the user's?
+    fixed: dict = fresh(dict)  # memory from outside -> an alias of it that no rescue moves
+    states: dict = fresh(dict)  # generator -> its state after the last draw
+    tokens: dict = fresh(dict)  # memory of a state -> Token
+    rng: dict = fresh(dict)  # generator -> Words
+    captured: list = fresh(list)  # generators
+    keep: list = fresh(list)  # objects that a replay needs
+    memory: list = fresh(list)  # memory that a tape needs
+
+
+# --- of a node --------------------------------------------------------------------------------
+
+
+class SlotRow(NamedTuple):
+    leaf: int  # which tensor leaf; NONE: reached
+    tensor: Any  # the very tensor that it must be, or None
+    example: Any  # today's tensor
+    binding: int  # Binding in cgt_core.pxd
+    written: bool
+    bumps: int  # by how much a replay moves its _version
+    copy: int  # COPIED: its copy in the core; TWIN: the slot that is copied; or NONE
+    same: int  # it is the very tensor of this slot; or NONE
+    apart: bool  # and it is that of no other slot
+    owner: int  # it is .grad of this slot; or NONE
+
+
+class OutRow(NamedTuple):
+    kind: int  # OutKind in cgt_core.pxd
+    ref: int  # output or slot it refers to
+    proto: Any  # alias of the memory that the graph writes, or metadata alone
+    shift: int = 0  # VIEW: bytes from the start of the slot's tensor
+    version: int = 0  # _version when handed out
+    grad_slot: int = NONE  # it becomes .grad of this slot's tensor
+    hidden: bool = False  # not part of the result
+    root: bool = False  # it requires grad
+    line: str = ""  # where it was made
+
+
+class GradRow(NamedTuple):
+    slot: int
+    was_none: bool
+    stays: bool  # the run leaves the same tensor there
+    out: int  # hidden output that becomes .grad; NONE: it becomes None
+    was: int  # identity of what must be .grad, where a result is made from it; or 0
+
+
+class SaveRow(NamedTuple):
+    """An argument of the backward."""
+
+    slot: int
+    out: int
+
+
+class Behind(NamedTuple):
+    """What a later backward needs of a recording."""
+
+    roots: list = []  # outputs that require grad
+    saves: list = []  # of SaveRow
+    saved: list = []  # (trace.Saved, its base among these, metadata, shift in bytes)
+    flows: list = []  # slots to whose tensors gradients flow
+    joined: int = 0  # to so many of these, the first, several edges of the graph lead
+    graph: Graph | None = None
+
+
+class Draft(NamedTuple):
+    """A node's rows, before it is one."""
+
+    slots: list  # of SlotRow
+    paths: list  # of each slot
+    near: dict  # memory -> [(slot, its tensor, binding)]
+    outs: list  # of OutRow: those of the result, then hidden ones
+    grads: list  # of GradRow
+    out: Flat  # the result
+    behind: Behind = Behind()
+
+
+@declared
+class Attempt:
+    """One recording under way."""
+
+    plan: Plan | None = None
+    seen: Seen | None = None
+    before: Any = None  # record.Before: what a capture that fails may have changed
+    result: Any = None  # the function's
+    draft: Draft | None = None
+    node: int = NONE
+    overtaken: bool = False  # another thread moved the path on while it was planned
+    passing: bool = False  # why it fails is no verdict: the next one may fare better
+    settled: bool = False  # nothing is left to be put back
+
+
+def check_draft(draft):
+    """AssertionError if rows refer to what is not there; for the checked build."""
+    n_slots, n_outs = len(draft.slots), len(draft.outs)
+    for s in draft.slots:
+        assert NONE <= s.same < n_slots and NONE <= s.owner < n_slots, s
+    for k, o in enumerate(draft.outs):
+        by_slot = o.kind in (VIEW, INPUT)
+        assert NONE <= o.ref < (n_slots if by_slot else k) and NONE <= o.grad_slot < n_slots, o
+    assert all(0 <= g.slot < n_slots and NONE <= g.out < n_outs for g in draft.grads), draft.grads
+    behind = draft.behind
+    assert all((s.slot == NONE) != (s.out == NONE) and s.slot < n_slots and s.out < n_outs for s in behind.saves)
+    assert set(behind.roots) <= set(range(n_outs)) and set(behind.flows) <= set(range(n_slots))

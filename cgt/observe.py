@@ -1,0 +1,178 @@
+"""What one run of the function shows, begun and asked: the small questions behind trace.py, tokens.py and record.py.
+
+Copied slots. The function keeps the user's own tensors; `swaps` exchanges them for cgt's buffers at
+each op, and what the op returns of a buffer is exchanged for the same part of the user's tensor. So views, identities
+and Python attributes are those of eager, and nobody gets to see a buffer. Should an op write a
+copied slot after all, the buffer is copied back at once and the slot is pinned.
+"""
+
+import contextlib
+import os
+import sys
+
+import cgt_core as core
+import torch
+
+from . import errors
+from .data import CUDA, HOST, Seen, Swap
+from .private import sequence_number
+
+NOT_USER_CODE = (
+    os.path.dirname(torch.__file__) + os.sep,
+    os.path.dirname(__file__) + os.sep,
+    os.path.dirname(os.__file__) + os.sep + "contextlib",
+    os.path.join(os.path.dirname(os.path.dirname(torch.__file__)), "typing_extensions"),  # @deprecated
+    "<eval_with_key>",  # code that torch.compile made
+)
+
+
+class Unrecordable(BaseException):
+    """Leaves the user's function in the middle of a capture; not an Exception, so that the user's
+    own `except Exception` does not catch it. Never reaches the user."""
+
+
+def observe(driver, graph=None, ran=None):
+    """For a run that is not recorded. `graph`: it is a backward of this recorded graph. `ran`: a set for the code
+    objects that run, or None."""
+    return Seen(driver, graph=graph, ran=ran, returned=core.results(), since=sequence_number())
+
+
+def observe_plan(plan, swaps):
+    """For the recording of a plan. `swaps`: [(leaf tensor, buffer), ...] of its copied slots."""
+    seen = Seen(
+        plan.driver, recording=True, parent=plan.parent, saves=plan.saves, graph=plan.graph,
+        arguments=plan.flat.tensors, reachable=plan.generators, sinks=plan.sinks,
+        whole={core.storage_id(t): t for _, t in plan.spent}, ran=set() if plan.narrow else None,
+        returned=core.results(), since=sequence_number(),
+    )  # fmt: skip
+    note_swaps(seen, swaps)
+    copies = {id(leaf): buffer for leaf, buffer in swaps}
+    stay = [t for t in all_tensors(plan) if id(t) not in copies] if swaps else ()
+    seen.stay = [(core.storage_id(t), core.address(t), span(t)) for t in stay]
+    for at, t in plan.spent:
+        memory = [t, copies[id(t)]] if id(t) in copies else [t]
+        seen.spent[at] = (memory, holders(memory))
+    return seen
+
+
+def note_swaps(seen, swaps):
+    """From now on ops work on these buffers instead of these leaves."""
+    for leaf, buffer in swaps:
+        row = Swap(core.address(leaf), core.address(leaf) + span(leaf), buffer, leaf)
+        seen.swaps.setdefault(core.storage_id(leaf), []).append(row)
+        seen.buffers[core.storage_id(buffer)] = row
+
+
+def all_tensors(plan):
+    """Slots in order: every argument leaf, then every reached tensor."""
+    return [*plan.flat.tensors, *(r.tensor for r in plan.reached)]
+
+
+def span(t):
+    """Bytes from a tensor's first element to the end of its last."""
+    if t.numel() == 0:
+        return 0
+    last = sum((n - 1) * s for n, s in zip(t.shape, t.stride(), strict=True))
+    return (last + 1) * t.element_size()
+
+
+def holders(tensors):
+    """How many hold memory of these tensors."""
+    return sum(map(core.storage_holders, tensors))
+
+
+def tensors_in(values, into):
+    """Collect the tensors among an op's arguments or results, lists of them too."""
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            into.append(value)
+        elif isinstance(value, (list, tuple)):
+            tensors_in(value, into)
+    return into
+
+
+def held(seen):
+    """The tensors that the run's ops returned, and aliases of ours, that somebody still holds."""
+    ours = (r() for r in seen.results)
+    return core.alive(seen.returned) + [t for t in ours if t is not None]
+
+
+def references(seen):
+    """How many references there are to each argument, but for ours."""
+    ours = [id(t) for t in seen.touched.values()]
+    return [core.references(t) - ours.count(id(t)) for t in seen.arguments]
+
+
+def user_line(seen):
+    """file:line of the innermost frame that is neither PyTorch's nor ours."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        name = frame.f_code.co_filename
+        mine = seen.user.get(name)
+        if mine is None:
+            mine = seen.user[name] = not name.startswith(NOT_USER_CODE)
+        if mine:
+            return f"{name}:{frame.f_lineno}"
+        frame = frame.f_back
+    return "the backward pass"
+
+
+def refuse(seen, sentence):
+    """Note why this run cannot be replayed. In a CUDA capture nothing has run yet: leave."""
+    if seen.reason is None:
+        seen.reason = sentence
+    if seen.recording and seen.driver == CUDA:
+        raise Unrecordable(sentence)
+
+
+def is_host_recording(seen):
+    """Is a tape being written that will be kept?"""
+    return seen.recording and seen.driver == HOST and seen.reason is None
+
+
+@contextlib.contextmanager
+def unseen(seen):
+    """Ops in here are not the function's (a tensor that C++ detaches is one, under a mode)."""
+    before, seen.inside = seen.inside, True
+    try:
+        yield
+    finally:
+        seen.inside = before
+
+
+def exchange(seen, value):
+    """The argument with copied slots replaced by their buffers."""
+    if isinstance(value, torch.Tensor):
+        sid = core.storage_id(value)
+        if sid not in seen.swaps or not value.numel():
+            return value
+        at, end = core.address(value), core.address(value) + span(value)
+        for lo, hi, buffer, _ in seen.swaps[sid]:
+            if lo <= at and end <= hi:
+                return core.view_like(buffer, value, at - lo)
+        if not any(s == sid and lo <= at and end <= lo + n for s, lo, n in seen.stay):
+            refuse(seen, errors.beside(user_line(seen)))
+        return value
+    if isinstance(value, (list, tuple)):
+        return type(value)([exchange(seen, v) for v in value])
+    return value
+
+
+def fix(seen, value):
+    """The argument with tensors from outside replaced by views of fixed addresses: a storage can be
+    given other memory later (a rescue does that), and the tape must not follow. But it must read a
+    result of the path where that is written; even now, in another thread, a rescue may part the two, so how far
+    it lies from the start is asked of its own storage."""
+    if isinstance(value, torch.Tensor):
+        sid = core.storage_id(value)
+        if sid in seen.made or sid in seen.buffers or not sid:
+            return value
+        if sid not in seen.fixed:
+            proto = core.path_proto(seen.parent, value)
+            seen.fixed[sid] = core.fixed(value) if proto is None else proto
+        base = seen.fixed[sid]
+        start = base.storage_offset() * base.element_size()
+        return core.view_like(base, value, core.address(value) - core.storage_address(value) - start)
+    if isinstance(value, (list, tuple)):
+        return type(value)([fix(seen, v) for v in value])
+    return value
