@@ -457,14 +457,14 @@ def test_dropping_a_recording_frees_all_behind_it(device):
         core.paths_unlock()
         assert freed == told and core.freed() == [], "each once, what is behind first"
         for name, node in freed:
-            del names[name]["keep"][node]
+            del names[name].keep[node]
         core.check_table()
         assert sorted(core.nodes()) == sorted(nodes[name] for name in left)
         assert come_to(device) == (nodes["f"] if dropped == "fg" else NONE)
         assert torch.equal(held, x * 5)
     assert [nodes_of(f), nodes_of(g), nodes_of(h)] == [[], [nodes["g"]], [nodes["h"]]]
     assert core.books()["deads"] == 0
-    assert all(set(s["keep"]) == set(core.fn_nodes(name)) for name, s in names.items())
+    assert all(set(s.keep) == set(core.fn_nodes(name)) for name, s in names.items())
     cgt.step()
     assert torch.equal(g(x), x * 3) and come_to(device) == nodes["g"]
 
