@@ -185,6 +185,16 @@ class Reached(NamedTuple):
     owner: int  # slot of the tensor whose .grad it is; NONE for one that was met
 
 
+class Around(NamedTuple):
+    """What a call can read."""
+
+    found: Any  # places.Found
+    narrow: bool  # only code that ran so far counts
+    reached: list  # of Reached
+    also: dict  # id of an argument that is reached, too -> (the tensor met or None, owner)
+    tensors: list  # the arguments, then those reached: the slots
+
+
 class Was(NamedTuple):
     """What a slot's tensor was before the run."""
 
@@ -201,9 +211,9 @@ class Plan(NamedTuple):
     parent: int  # node behind which it will be recorded
     graph: Graph | None  # it is a run of this graph
     saves: bool  # its result will require grad: learn what autograd saves
-    narrow: bool  # guarded is what code reads that ran so far
-    reached: list  # of Reached
-    also: dict  # id of an argument that is reached, too -> (the tensor met or None, owner)
+    narrow: bool  # see Around
+    reached: list
+    also: dict
     places: list  # of places.Place
     lone: list  # positions of those that hold an empty container of their own
     sizes: list  # (path, dict, entries) of what attributes could come to

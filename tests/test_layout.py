@@ -34,6 +34,7 @@ ORDER = [
     "account",
     "segment",
     "autograd",
+    "plan",
     "dispatch",
     "report",
     "api",

@@ -1,0 +1,188 @@
+"""What is decided before the function runs: what it can read, where in the tree the call belongs, which slots
+are copied. Nothing is changed."""
+
+import enum
+
+import cgt_core as core
+import torch
+
+from . import autograd, describe, errors, impure, options, places, pytree, trace
+from .data import CUDA, HOST, NONE, Around, Plan, Reached, Was
+from .observe import span
+from .private import is_reader
+
+
+def leaf_devices(flat):
+    """Warm-up, and the choice of driver, are per function and kinds of device among its arguments."""
+    return frozenset(t.device.type for t in flat.tensors)
+
+
+def driver_of(state, flat):
+    """The driver for a call with these leaves; None before the first one."""
+    if state.graph is not None:
+        return state.graph.driver
+    return state.drivers.get(leaf_devices(flat))
+
+
+def device_of(state, flat):
+    """Index of the device on which a call is recorded; -1 is the host."""
+    on_cuda = driver_of(state, flat) == CUDA
+    return torch.cuda.current_device() if on_cuda else -1
+
+
+def place_in_tree(state, flat, tensors):
+    """(path, node behind which a call with these tensors belongs; NONE: it begins an iteration)."""
+    device = device_of(state, flat)
+    return core.path_state(device)[0], core.parent_of(device, state.f, list(tensors))
+
+
+def misses(call, path, parent):
+    """[(recording, why, index)]: why those here of the call's structure do not take it; newest match first."""
+    return core.node_misses(path, parent, call.state.f, call.spec, list(call.flat.tensors))
+
+
+def survey(call):
+    """Around: what the function can read without its arguments; or a sentence if that cannot be guarded."""
+    state, flat, graph = call.state, call.flat, call.state.graph
+    if graph is None:
+        found, narrow = look_around(state, call.function, flat)
+    else:
+        found, narrow = places.Found([], [], graph.reached, [], [], []), False
+    reason = refuse_around(flat, found)
+    if reason is not None:
+        return reason
+    reached, also = reach_tensors(found.tensors, flat)
+    for one in reached:
+        if not core.is_plain(one.tensor):
+            return errors.odd_tensor(one.path, trace.odd_kind([one.tensor]))
+    return Around(found, narrow, reached, also, [*flat.tensors, *(one.tensor for one in reached)])
+
+
+def plan_call(call, around, parent, moves, changed):
+    """The Plan of a call that goes behind `parent`, or a sentence. `moves`: [(recording that it replaces, leaf that
+    moved)]. `changed`: paths of places that kept others from fitting."""
+    state, flat, graph, found, tensors = call.state, call.flat, call.state.graph, around.found, around.tensors
+    driver = driver_of(state, flat)
+    sinks = core.sinks(tensors)  # autograd's accumulators are made on the caller's stream, if there are none
+    saves = state.saves and torch.is_grad_enabled()
+    if not saves and graph is None and torch.is_grad_enabled():
+        # A backward inside of the call would be recorded past hooks on accumulators, which a capture does not even meet.
+        k = core.sinks_hooked(sinks)
+        if k >= 0:
+            return errors.hooked_leaf([*flat.paths, *(one.path for one in around.reached)][k])
+    copied = choose_copied(state, flat, tensors, driver, parent, [leaf for _, leaf in moves])
+    return Plan(
+        flat=flat, driver=driver, parent=parent, graph=graph, saves=saves, narrow=around.narrow,
+        reached=around.reached, also=around.also, places=found.places, lone=places.lone_empties(found.places),
+        sizes=found.sizes, sources=impure.states(found.sources), unguarded=found.notes, changed=changed,
+        moves=moves, copied=copied, spent=autograd.find_spent(graph, flat, copied, driver, parent, call.args),
+        grads={k: core.grad_id(t) for k, t in enumerate(tensors) if can_have_grad(t)},
+        versions=[0 if t.is_inference() else t._version for t in tensors],
+        was=[Was(describe.memory_of(t), t.requires_grad, alias_of(t, driver, parent)) for t in tensors],
+        generators=reach_generators(found.places, flat), ambient=core.ambient(), sinks=sinks,
+    )  # fmt: skip
+
+
+def refuse_around(flat, around):
+    """A sentence if what the function can read cannot be guarded, or None."""
+    if around is None:
+        return errors.too_many_places()
+    for path, value in [*flat.objects, *((p.path, p.want) for p in around.places)]:
+        if is_reader(value):
+            return errors.early_bound(path)
+    return errors.scripted(around.scripted[0]) if around.scripted else None
+
+
+def look_around(state, function, flat):
+    """(what find_places finds, does only code count that ran so far?). None where there are too many places, and what
+    ran is not known."""
+    roots, arguments = [*flat.objects, *bearers_of_code(flat)], [*zip(flat.paths, flat.tensors, strict=True)]
+    if not state.large:
+        found = places.find_places(function, roots, most=options.MAX_PLACES, arguments=arguments)
+        if found is not None:
+            return found, False
+        state.large = True  # not twice: of a large model this takes long
+    if None in state.ran:
+        return None, True
+    return places.find_places(function, roots, ran=state.ran, arguments=arguments), True
+
+
+def bearers_of_code(flat):
+    """[(name, object)] of the arguments' containers and plain values that have methods of a user's: classes
+    of dataclasses, namedtuples and registered containers, classes, members of an enum."""
+    classes = [obj[0] for kind, _, obj in flat.program if kind in (pytree.DATACLASS, pytree.CUSTOM)]
+    classes += [obj for kind, _, obj in flat.program if kind == pytree.NAMEDTUPLE]
+    plain = [obj for kind, _, obj in flat.program if kind == pytree.PLAIN]
+    classes += [obj for obj in plain if issubclass(type(obj), type)]
+    members = [(places.NAME_OF(type(obj)), obj) for obj in plain if issubclass(type(obj), enum.Enum)]
+    return [(places.NAME_OF(cls), cls) for cls in classes] + members
+
+
+def reach_tensors(named, flat):
+    """[Reached] of those tensors that are not arguments, each once, and of the gradients
+    of all. And of arguments that are one of these, too: {id: (tensor or None, owner)}."""
+    leaves = {id(t) for t in flat.tensors}
+    reached, also = {}, {}
+    for path, tensor in named:
+        if id(tensor) in leaves:
+            also[id(tensor)] = (tensor, NONE)
+        else:
+            reached.setdefault(id(tensor), Reached(path, tensor, NONE))
+    named = [*zip(flat.paths, flat.tensors, strict=True), *((r.path, r.tensor) for r in reached.values())]
+    for k, (path, tensor) in enumerate(named):
+        grad = tensor.grad if can_have_grad(tensor) else None
+        if grad is not None and id(grad) in leaves:
+            also[id(grad)] = (also.get(id(grad), (None, NONE))[0], k)
+        elif grad is not None:
+            reached.setdefault(id(grad), Reached(path + ".grad", grad, k))
+    return list(reached.values()), also
+
+
+def reach_generators(found, flat):
+    """Random generators that the function can reach by argument or by place."""
+    objects = [*(obj for _, obj in flat.objects), *(p.want for p in found)]
+    return [g for g in objects if torch.Generator in type(g).__mro__]  # isinstance asks a metaclass, in Python
+
+
+def choose_copied(state, flat, tensors, driver, parent, moved):
+    """Leaves (by index) that the graph copies from wherever they are. The rest is pinned, above all
+    results of the path, whose memory stays where it is; unless they moved at this very place. A tensor that
+    is several arguments is copied once."""
+    how = state.opts.inputs
+    if how == "pinned":
+        return []
+    ranges = [(t, core.address(t), core.address(t) + span(t)) for t in tensors]
+    written = {id(t) for path, t in zip(flat.paths, flat.tensors, strict=True) if path in state.written}
+    chosen = []
+    for k, (path, t) in enumerate(zip(flat.paths, flat.tensors, strict=True)):
+        if id(t) in written or type(t) is not torch.Tensor or t.layout != torch.strided:
+            continue
+        if t.is_cuda != (driver == CUDA):
+            continue
+        if t.is_conj() or t.is_neg() or t.is_quantized:
+            continue
+        if how == "auto" and k not in moved and core.path_proto(parent, t) is not None:
+            continue
+        if how == "auto" and path not in state.moved:
+            before = state.pointers.get(path)
+            if before is None or before == core.address(t):
+                continue
+        _, lo, hi = ranges[k]
+        if any(x is not t and a < hi and lo < b for x, a, b in ranges):
+            continue  # shares bytes with another tensor: a copy would part them
+        if not any(flat.tensors[j] is t for j in chosen):
+            chosen.append(k)
+    return chosen
+
+
+def can_have_grad(t):
+    """May code find a .grad here, now or when it is thawed?"""
+    return t.is_leaf and (t.requires_grad or type(t) is torch.nn.Parameter or t.grad is not None)
+
+
+def alias_of(t, driver, parent):
+    """t's memory as a tensor of its own: a failed capture may have to give it back. Not of a result of the
+    path: its holders are counted."""
+    if driver == HOST or core.path_proto(parent, t) is not None or t.layout != torch.strided:
+        return None
+    return core.view_like(t, t, 0)
