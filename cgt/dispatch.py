@@ -624,6 +624,9 @@ def settle(call, attempt, reason):
 def make_node(call, attempt):
     """The draft becomes a node: attempt.node; or a sentence, and the call's result is as it was."""
     state, plan, seen = call.state, attempt.plan, attempt.seen
+    reason = record.instantiate()
+    if reason is not None:
+        return reason
     attempt.result = None
     parts, attempt.draft = record.part_result(attempt.draft)
     reason = escaping(state, seen, describe.vet_aliases(seen, attempt.draft))

@@ -382,6 +382,15 @@ def restore_result(seen, parts):
     return pytree.unflatten(parts.program, given)
 
 
+def instantiate():
+    """Make of the graph what is launched; or a sentence that says why there can be no node."""
+    try:
+        core.instantiate()
+    except core.DriverError as error:
+        return errors.recording_failed(error.args[1], "")
+    return None
+
+
 def checkpoint(plan, seen, draft):
     """Make the recording's memory the pool's; or a sentence that says why there can be no node."""
     outs = [o.proto for o in draft.outs if o.kind == FRESH]
@@ -402,6 +411,7 @@ def launch_once(attempt):
     seen = attempt.seen
     tensors = held(seen)
     alive = {core.storage_id(t): t for t in tensors if t.is_cuda and core.storage_id(t) in seen.made}
+    core.instantiate()
     core.run_once(list(alive.values()))
     graphs = [t for t in tensors if t.grad_fn is not None]
     core.graphs_here(graphs, stream_of(torch.cuda.current_device()).stream_id)

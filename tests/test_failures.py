@@ -25,7 +25,7 @@ pytestmark = pytest.mark.usefixtures("short_cool_down", "nothing_left_behind")
 
 # --- the driver fails -------------------------------------------------------------------------
 
-RECORDING_CALLS = ["begin", "copy", "end"]
+RECORDING_CALLS = ["begin", "copy", "end", "instantiate"]
 CUDA_CALLS = ["words", "launch", "order"]  # of the call that records; the host has none of them
 
 

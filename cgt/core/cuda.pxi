@@ -151,7 +151,6 @@ cdef int cuda_vet(cu.CUgraph graph, size_t n) noexcept:
 
 cdef int cuda_end(Recording* r, Gen* gens, int32_t n_gens) noexcept:
     cdef cu.CUgraph graph = NULL
-    cdef cu.CUgraphExec exec_ = NULL
     cdef size_t n = 0
     cdef uint64_t used = 0
     cdef int32_t k
@@ -172,13 +171,15 @@ cdef int cuda_end(Recording* r, Gen* gens, int32_t n_gens) noexcept:
     code = cu.cuGraphGetNodes(graph, NULL, &n)
     if code: return code
     r.n_graph_nodes = <int32_t>n
-    if n == 0: return 0                     # only views: nothing to launch
-    code = cuda_vet(graph, n)
-    if code: return code
-    code = cu.cuGraphInstantiate(&exec_, graph, 0)
+    return cuda_vet(graph, n) if n else 0
+
+cdef int cuda_instantiate(Recording* r) noexcept:
+    cdef cu.CUgraphExec exec_ = NULL
+    cdef int code = fault(CALL_INSTANTIATE)
+    if code or r.n_graph_nodes == 0: return code         # only views: nothing to launch
+    code = cu.cuGraphInstantiate(&exec_, <cu.CUgraph>r.graph, 0)
     r.exec = <void*>exec_
-    if code == 0: code = cu.cuGraphUpload(exec_, cu_stream(r.stream))
-    return code
+    return code if code else cu.cuGraphUpload(exec_, cu_stream(r.stream))
 
 cdef int cuda_checkpoint(Recording* r, PyObject* made, PyObject* outs, void** live, int n) noexcept:
     """`live` is still allocated since restore. The blocks of `outs` stay allocated, without owners,
@@ -282,6 +283,6 @@ cdef void cuda_destroy(void* graph, void* exec_, void* pool, void* state) noexce
     if pool is not NULL: cuda_pool_count(pool, -1)
 
 DRIVERS[CUDA] = Driver(
-    cuda_restore, cuda_begin, cuda_copy, cuda_words, cuda_spend, cuda_end, cuda_checkpoint, cuda_abort,
+    cuda_restore, cuda_begin, cuda_copy, cuda_words, cuda_spend, cuda_end, cuda_instantiate, cuda_checkpoint, cuda_abort,
     cuda_launch, cuda_patch_copy, cuda_patch_words, cuda_order, cuda_current_stream, cuda_rescue,
     cuda_destroy)

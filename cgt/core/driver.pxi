@@ -3,13 +3,13 @@
 # code c (fault_set), which is how error paths are tested on a machine without a GPU.
 
 cdef enum:                        # DriverCall, in the order of CALL_NAMES
-    CALL_RESTORE, CALL_BEGIN, CALL_COPY, CALL_WORDS, CALL_END, CALL_CHECKPOINT, CALL_LAUNCH,
-    CALL_PATCH, CALL_ORDER, CALL_MOVE, CALL_SPEND, N_CALLS
+    CALL_RESTORE, CALL_BEGIN, CALL_COPY, CALL_WORDS, CALL_END, CALL_INSTANTIATE, CALL_CHECKPOINT,
+    CALL_LAUNCH, CALL_PATCH, CALL_ORDER, CALL_MOVE, CALL_SPEND, N_CALLS
 
 # By TapeError; the last one, PyTorch's own LinAlgError, is set by the front end.
 TAPE_ERRORS = [None, RuntimeError, IndexError, ValueError, TypeError, NotImplementedError, RuntimeError]
-CALL_NAMES = ("restore", "begin", "copy", "words", "end", "checkpoint", "launch", "patch", "order",
-              "move", "spend")
+CALL_NAMES = ("restore", "begin", "copy", "words", "end", "instantiate", "checkpoint", "launch", "patch",
+              "order", "move", "spend")
 
 cdef enum:                        # our own codes; the driver's are positive
     ERROR_HOST_MEMORY = -2        # the graph reads host memory that nobody owns
@@ -23,7 +23,8 @@ cdef struct Driver:
     int (*copy)(Recording* r, Copy* c, PyObject* to) noexcept    # record the copy node of a copied slot
     int (*words)(Recording* r, Gen* g) noexcept          # record the node that writes seed, offset
     int (*spend)(Recording* r, PyObject* proto) noexcept  # a result of the path is not needed from here on
-    int (*end)(Recording* r, Gen* gens, int32_t n_gens) noexcept    # graph, exec, n_graph_nodes
+    int (*end)(Recording* r, Gen* gens, int32_t n_gens) noexcept    # graph, n_graph_nodes
+    int (*instantiate)(Recording* r) noexcept            # exec
     # The recording's memory becomes the pool's: made, outs are lists of tensors; live as in restore.
     int (*checkpoint)(Recording* r, PyObject* made, PyObject* outs, void** live, int n) noexcept
     void (*abort)(Recording* r) noexcept                 # undo begin, whatever happened since

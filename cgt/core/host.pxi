@@ -28,6 +28,9 @@ cdef int host_end(Recording* r, Gen* gens, int32_t n_gens) noexcept:
     r.n_graph_nodes = tape_length(r.exec)
     return fault(CALL_END)
 
+cdef int host_instantiate(Recording* r) noexcept:
+    return fault(CALL_INSTANTIATE)
+
 cdef int host_checkpoint(Recording* r, PyObject* made, PyObject* outs, void** live, int n) noexcept:
     cdef int code = fault(CALL_CHECKPOINT)
     return code if code else tape_plan(r.exec, made, outs, live, n)
@@ -60,6 +63,6 @@ cdef void host_destroy(void* graph, void* exec_, void* pool, void* state) noexce
     if exec_ is not NULL: tape_free(exec_)
 
 DRIVERS[HOST] = Driver(
-    host_restore, host_begin, host_copy, host_words, host_spend, host_end, host_checkpoint, host_abort,
+    host_restore, host_begin, host_copy, host_words, host_spend, host_end, host_instantiate, host_checkpoint, host_abort,
     host_launch, host_patch_copy, host_patch_words, host_order, host_stream, host_rescue,
     host_destroy)

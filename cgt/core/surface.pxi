@@ -554,8 +554,13 @@ def in_inference(bint on, object body):
 
 
 def end(list advances):
-    """End the recording: graph and exec exist now."""
+    """End what is recorded: there is a graph now."""
     record_end(&TABLE, advances)
+
+
+def instantiate():
+    """Make of the graph that just ended what is launched."""
+    record_instantiate(&TABLE)
 
 
 def abort():
