@@ -272,6 +272,7 @@ class Seen:
     since: int = 0  # autograd's sequence number at its begin
     arguments: tuple = ()  # the tensors among them
     reachable: tuple = ()  # generators
+    slots: frozenset = frozenset()  # memory of arguments and of what is reached
     swaps: dict = fresh(dict)  # memory of copied leaves -> [Swap]
     buffers: dict = fresh(dict)  # memory of a buffer -> Swap
     copies: dict = fresh(dict)  # copied leaf -> its copy in the core
@@ -287,7 +288,9 @@ class Seen:
     written: set = fresh(set)
     mirrored: set = fresh(set)  # ids of copied leaves that were written after all
     raw: set = fresh(set)  # memory whose address was asked for
-    constants: set = fresh(set)  # memory on the host with the same bytes at each call
+    constants: dict = fresh(dict)  # memory that holds the same bytes at each replay -> an alias of it; after the run: is it on the GPU?
+    steps: list = fresh(list)  # constants.Step: ops of a capture on constants that did not run for real yet
+    real: dict = fresh(dict)  # constant of a capture -> a tensor with what it will hold
     passing: set = fresh(set)  # memory that a surrounding backward hands through
     devices: set = fresh(set)
     generators: dict = fresh(dict)  # id -> generator that was given to an op

@@ -287,7 +287,7 @@ def vet_escapes(plan, seen, draft):
     known = {core.storage_id(o.proto) for o in draft.outs}
     known.update(core.storage_id(t) for t in draft.out.tensors)
     if plan.driver == CUDA:
-        known.update(seen.constants)  # numbers on the host, the same at each call
+        known.update(sid for sid, on_cuda in seen.constants.items() if not on_cuda)
     if draft.behind.graph is not None:
         known.update(draft.behind.graph.tokens)
     alive = find_alive(seen, lambda sid: sid not in known and sid in seen.made)

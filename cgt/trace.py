@@ -14,7 +14,7 @@ from typing import NamedTuple
 import cgt_core as core
 import torch
 
-from . import advice, errors, impure, tape
+from . import advice, constants, errors, impure, tape
 from .data import CUDA, HOST
 from .observe import (
     Unrecordable,
@@ -64,6 +64,8 @@ KEEPS_SEED = frozenset(
 SEED = ("philox_seed", "philox_offset")
 # Their schemas tell of no write: allreduce_ and its kin are known by this.
 COLLECTIVES = ("c10d", "_c10d_functional", "_c10d_functional_autograd", "symm_mem")
+COPIED_OUT = ("tolist", "__repr__")  # readers that keep nothing of the memory
+COPIES = frozenset(("_to_copy", "copy_", "_copy_from"))
 KNOWN = ("aten", "prims", "prim")  # what returns nothing new there is a view, or asserts something
 REPLACES_MEMORY = frozenset("set_ resize_ resize_as_ _resize_output_ resize_storage_bytes_".split())
 
@@ -79,6 +81,7 @@ class OpFacts(NamedTuple):
     reshapes: bool  # changes a tensor's shape in place
     replaces: bool  # gives a tensor other memory
     absolute: bool  # counts from the start of the storage
+    copies: bool  # from one device to another, too
 
 
 @functools.cache
@@ -89,6 +92,7 @@ def facts_of(op):
         packet, tape.writes(op), torch.Tag.nondeterministic_seeded in tags,
         torch.Tag.data_dependent_output in tags, packet in DYNAMIC or torch.Tag.dynamic_output_shape in tags,
         torch.Tag.inplace_view in tags, packet in REPLACES_MEMORY, packet in ABSOLUTE,
+        packet in COPIES,
     )  # fmt: skip
 
 
@@ -116,7 +120,7 @@ def run(seen, function, args, kwargs):
         ),
         higher_order_watched(is_mine, functools.partial(watch_higher_order, seen)),
         *parallel_watched(is_mine, functools.partial(watch_parallel, seen)),
-        compiled_watched(is_mine, InCompiled(seen)),
+        compiled_watched(is_mine, InCompiled(seen)), (lambda: None, functools.partial(constants.close, seen)),
         reads_behind_watched(), *regions, *watch_saves(seen, is_mine), impure.watched(seen, is_mine),
     ]  # fmt: skip
     before = references(seen)
@@ -249,6 +253,8 @@ def watch_read(seen, name, t):
             if sid in seen.swaps:
                 refuse(seen, errors.memory_read(name, user_line(seen)))
         return
+    if name in COPIED_OUT and sid in seen.constants:
+        return
     told = errors.read_behind if name == "ctc_loss" else errors.memory_read
     refuse(seen, told(name, user_line(seen)))
 
@@ -276,8 +282,8 @@ def watch_op(seen, op, args, kwargs):
     if packet in KEEPS_SEED:
         seen.seeds = True
     inputs = tensors_in(kwargs.values(), tensors_in(args, []))
-    if packet in ("lift_fresh", "lift_fresh_copy"):
-        watch_constant(seen, inputs[0])
+    if packet in ("lift_fresh", "lift_fresh_copy") or core.is_hidden():
+        watch_constant(seen, op, args, kwargs, inputs[0])
         return
     written = [args[k] if k < len(args) else kwargs.get(name) for k, name in facts.writes]
     if packet in SILENT_WRITES and args[5]:  # training
@@ -285,7 +291,8 @@ def watch_op(seen, op, args, kwargs):
     if op.namespace == "c10d":
         written += inputs
     written = tensors_in(written, [])
-    vet_op(seen, op, facts, args, kwargs, inputs, written)
+    constant = constants.is_constant(seen, op, facts, inputs)
+    vet_op(seen, op, facts, args, kwargs, inputs, written, constant)
     known = set()
     for t in inputs:
         sid = core.storage_id(t)
@@ -311,11 +318,15 @@ def watch_op(seen, op, args, kwargs):
         args = exchange(seen, args)
         kwargs = {k: exchange(seen, v) for k, v in kwargs.items()}
         instead = tensors_in(kwargs.values(), tensors_in(args, []))
+    for_real = constants.is_capture(seen) and constant and (facts.reads or facts.dynamic or is_to_host(inputs, kwargs))
+    if constants.is_capture(seen) and not for_real and any(t.dim() or facts.copies for t in inputs if not t.is_cuda):
+        args, kwargs = (constants.on_device(seen, given) for given in (args, kwargs))
+        instead = tensors_in(kwargs.values(), tensors_in(args, []))
     drawn = generator if generator is not None else torch.default_generator
     draws = facts.draws and drawn.device.type == "cpu"
     if draws:
         watch_draw(seen, drawn, after=False)
-    results = core.proceed(instead)
+    results = constants.read(seen, inputs) if for_real else core.proceed(instead)
     if draws:
         watch_draw(seen, drawn, after=True)
     vet_kinds(seen, op, results)
@@ -329,7 +340,8 @@ def watch_op(seen, op, args, kwargs):
             if t.is_cuda and t.device.index != torch.cuda.current_device():
                 refuse(seen, errors.other_device(str(op), line, t.device))
             if t.device.type == "cpu" and seen.driver == CUDA:
-                seen.constants.add(core.storage_id(t))
+                constant = True  # or from numbers of the host's, which are guarded
+    constants.note(seen, op, args, kwargs, constant, fresh, written, for_real)
     if is_host_recording(seen):
         append(seen, op, args, kwargs, results, fresh, bool(written))
     if written and seen.swaps:
@@ -379,6 +391,7 @@ def watch_region(seen, plain, region, inputs):
         if core.storage_id(t) not in known:
             seen.made[core.storage_id(t)] = line
             seen.devices.add(t.device)
+    constants.forget(seen, [*made, *written])
     if seen.driver == CUDA and not all(t.is_cuda for t in made):
         refuse(seen, errors.compiled_on_host(line))
     seen.results.extend(map(weakref.ref, made))
@@ -439,30 +452,39 @@ def mirror(seen, written):
             tape.copy_into(fix(seen, to), source)
 
 
-def watch_constant(seen, t):
-    """torch.tensor(...) of Python values: the values are guarded, the memory is new every time."""
-    if t.is_cuda:
-        refuse(seen, errors.host_constant(user_line(seen)))
-    sid = core.storage_id(t)
-    seen.made[sid] = user_line(seen)
-    seen.constants.add(sid)
-    seen.devices.add(t.device)
-    if is_host_recording(seen):
-        value = t.clone()
-        seen.memory.append(core.twin(t))
-        seen.keep.append(value)
-        tape.copy_into(t, value)
-    core.proceed(None)
+def watch_constant(seen, op, args, kwargs, t):
+    """torch.tensor(...) of Python values: the values are guarded, the memory is new every time. Where it copies them to
+    the GPU, PyTorch hides that from others."""
+    if core.is_hidden():
+        if not constants.is_capture(seen) or t.is_cuda or torch.device(kwargs.get("device", "cpu")).type == "cpu":
+            core.proceed(None)
+            return
+        args = constants.on_device(seen, args)
+        made = core.proceed(tensors_in(args, []))
+    else:
+        made = core.proceed(None)
+    line = user_line(seen)
+    for one in made:
+        if core.storage_id(one) in seen.constants:
+            continue
+        seen.made[core.storage_id(one)] = line
+        seen.devices.add(one.device)
+        constants.note(seen, op, args, kwargs, True, [one], ())
+        if is_host_recording(seen):
+            value = one.clone()
+            seen.memory.append(core.twin(one))
+            seen.keep.append(value)
+            tape.copy_into(one, value)
 
 
-def vet_op(seen, op, facts, args, kwargs, inputs, written):
+def vet_op(seen, op, facts, args, kwargs, inputs, written, constant):
     """Refuse what a replay could not repeat."""
     line = None
     if is_forward_ad():
         line = errors.forward_mode(user_line(seen))
-    elif facts.reads:
+    elif facts.reads and not constant:
         line = host_reason(seen, errors.host_read, op)
-    elif facts.dynamic and (
+    elif facts.dynamic and not constant and (
         facts.packet != "index" or any(t.dtype in (torch.bool, torch.uint8) for t in inputs[1:])
     ):
         line = errors.dynamic_shape(str(op), user_line(seen))
@@ -479,7 +501,7 @@ def vet_op(seen, op, facts, args, kwargs, inputs, written):
     elif facts.packet in READS_INSIDE and any(t.is_cuda for t in inputs):
         line = host_reason(seen, errors.host_read, op)
     elif seen.driver == CUDA:
-        line = vet_mixed(seen, op, facts, kwargs, inputs, written)
+        line = vet_mixed(seen, op, facts, kwargs, inputs, written, constant)
     if line is not None:
         refuse(seen, line)
 
@@ -529,27 +551,34 @@ def is_elsewhere(seen, t):
     return t.device.type != "cpu"
 
 
-def vet_mixed(seen, op, facts, kwargs, inputs, written):
+def vet_mixed(seen, op, facts, kwargs, inputs, written, constant):
     """CPU tensors in a function on the GPU: only numbers that are guarded or constant."""
     on_cpu = [t for t in inputs if not t.is_cuda and t.numel()]
     if not on_cpu:
-        to_cpu = kwargs.get("device") is not None and torch.device(kwargs["device"]).type == "cpu"
-        return host_reason(seen, errors.host_read, op) if to_cpu and inputs else None
+        return host_reason(seen, errors.host_read, op) if is_to_host(inputs, kwargs) and not constant else None
+    if facts.copies and len(on_cpu) < len(inputs) and on_cpu[0] is inputs[0]:
+        return host_reason(seen, errors.host_read, op)
     for t in on_cpu:
-        known = core.storage_id(t) in seen.constants or (
-            t.dim() == 0 and core.storage_id(t) not in seen.made
-        )
-        copies = facts.packet in ("_to_copy", "copy_", "_copy_from") and (
-            len(on_cpu) < len(inputs) or str(kwargs.get("device", "cpu")) != "cpu"
-        )
-        if copies and len(on_cpu) < len(inputs) and on_cpu[0] is inputs[0]:
-            return host_reason(seen, errors.host_read, op)
-        if not known or copies:
+        number = t.dim() == 0 and core.storage_id(t) not in seen.made
+        if core.storage_id(t) not in seen.constants and not (number and is_guarded(seen, facts, t)):
             return errors.cpu_tensor(str(op), user_line(seen), tuple(t.shape))
     external = any(not t.is_cuda and core.storage_id(t) not in seen.made for t in written)
     if external or (len(on_cpu) == len(inputs) and facts.draws):
         return host_reason(seen, errors.cpu_state, op)
     return None
+
+
+def is_guarded(seen, facts, number):
+    """Are the bytes of this CPU number compared at each call, if the op is to read them now? A kernel's argument is
+    always one of the call's."""
+    return not (facts.copies and seen.recording) or core.storage_id(number) in seen.slots
+
+
+def is_to_host(inputs, kwargs):
+    """Does an op with these arguments copy from the GPU to the host?"""
+    if kwargs.get("device") is None or torch.device(kwargs["device"]).type != "cpu":
+        return False
+    return any(t.is_cuda for t in inputs)
 
 
 def is_spent(t, since):

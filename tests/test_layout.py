@@ -25,6 +25,7 @@ ORDER = [
     "observe",
     "advice",
     "tokens",
+    "constants",
     "places",
     "impure",
     "tape",

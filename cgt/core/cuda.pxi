@@ -50,6 +50,13 @@ cdef int cuda_capturing(void* stream) noexcept nogil:
     if cu.cuStreamIsCapturing(cu_stream(stream), &status) != 0: return 1
     return status != cu.CUstreamCaptureStatus_enum.CU_STREAM_CAPTURE_STATUS_NONE
 
+cdef void cuda_relaxed(bint on) noexcept nogil:
+    """May this thread allocate and wait although it captures a stream? (The capture itself takes no notice.)"""
+    cdef cu.CUstreamCaptureMode mode = (
+        cu.CUstreamCaptureMode_enum.CU_STREAM_CAPTURE_MODE_RELAXED if on
+        else cu.CUstreamCaptureMode_enum.CU_STREAM_CAPTURE_MODE_GLOBAL)
+    cu.cuThreadExchangeStreamCaptureMode(&mode)
+
 cdef int cuda_joined(void* stream) noexcept nogil:
     """Does a stream belong to a capture? Asked by the allocator on any thread: one without a context
     gets an error, and has joined nothing."""

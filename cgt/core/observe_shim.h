@@ -203,8 +203,29 @@ static bool is_composite(const c10::OperatorHandle& op) {
 
 // Is this op not for us? Where PyTorch lets no mode look it makes tensors of Python's numbers.
 static bool passes(const c10::OperatorHandle& op) {
-  return paused || !observer_of_thread() || is_composite(op) ||
-         c10::impl::tls_is_dispatch_key_excluded(c10::DispatchKey::Python);
+  if (paused || !observer_of_thread() || is_composite(op)) return true;
+  return c10::impl::tls_is_dispatch_key_excluded(c10::DispatchKey::Python) &&
+         op.operator_name().name != "aten::_to_copy";
+}
+
+// Does PyTorch hide this op of its own from modes: torch.tensor, which copies its numbers to a device?
+static int observe_hidden() noexcept {
+  return call_now && call_now->thread.excluded_.has(c10::DispatchKey::Python);
+}
+
+// What the op under way is to return, in place of the tensors that it returned.
+static void observe_answer(PyObject* results) noexcept {
+  Stack& stack = *call_now->stack;
+  auto* told = static_cast<Results*>(PyCapsule_GetPointer(PyTuple_GET_ITEM(observer_of_thread(), 0), RESULTS));
+  Py_ssize_t k = 0;
+  auto first = stack.end() - static_cast<ptrdiff_t>(call_now->op.schema().returns().size());
+  for (auto value = first; value != stack.end(); ++value) {
+    each_tensor(*value, [&](at::Tensor) {
+      at::Tensor t = tensor_of(PyList_GET_ITEM(results, k++));
+      told->emplace_back(t.getIntrusivePtr());
+      return t;
+    });
+  }
 }
 
 static bool is_default(const c10::Argument& wanted, const c10::IValue& value) {

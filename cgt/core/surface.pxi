@@ -386,6 +386,21 @@ def proceed(list instead):
     return taken(observe_proceed(<PyObject*>instead))
 
 
+def answer(list results):
+    """Return these tensors from the op that is observed now, in place of what it returned."""
+    observe_answer(<PyObject*>results)
+
+
+def is_hidden():
+    """Is the op that is observed now one that PyTorch hides from modes?"""
+    return bool(observe_hidden())
+
+
+def capture_relaxed(bint on):
+    """May this thread allocate and wait while it captures a stream, in others?"""
+    cuda_relaxed(on)
+
+
 def method_id(function):
     """A number for the C function behind a builtin function or a method of a builtin class; 0 for all else."""
     return <uintptr_t>method_of(<PyObject*>function)

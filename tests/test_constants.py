@@ -1,0 +1,169 @@
+"""Memory that holds the same bytes at each replay: what depends on it alone may be read in the middle of a call."""
+
+import pytest
+import torch
+from helpers import counts, same
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import cgt
+
+
+def values(device, k=0):
+    return torch.arange(4.0, device=device) + k
+
+
+def positions(x):
+    """As transformers looks whether sequences are packed."""
+    at = torch.arange(x.shape[0], device=x.device)
+    if (at.diff() == 1).all():
+        return x * 2
+    return x
+
+
+def mask(x):
+    seen = torch.ones(4, 4, device=x.device).tril().bool()
+    return x * float(seen.sum()) + seen.any().item()
+
+
+def where(x):
+    at = (torch.arange(4, device=x.device) % 2).nonzero()
+    return x[at[:, 0]] + 1
+
+
+def built_in_place(x):
+    z = torch.zeros(4, device=x.device)
+    z[1:3] = 2.0
+    z.add_(1)
+    n = int(z.sum())
+    z += x
+    return z * n
+
+
+def read_between(x):
+    z = torch.arange(4.0, device=x.device)
+    y = z * 2
+    a = z.sum().item()
+    z.mul_(3)
+    b = y.sum().item()
+    return x * a + b + z.sum().item()
+
+
+def written_after(x):
+    at = torch.arange(4, device=x.device).nonzero()
+    total = at.sum().item()
+    at += x.long()[:3, None]
+    return at, total
+
+
+def literal(x):
+    t = torch.tensor([1.0, 2.0, 3.0, 4.0], device=x.device)
+    return x * t + t[1].item()
+
+
+def moved(x):
+    return x + torch.linspace(0, 1, 4).to(x.device)
+
+
+def told(x):
+    return x * torch.tensor([2.0, 3.0], device=x.device).tolist()[1]
+
+
+def unique(x):
+    ids, n = torch.unique(torch.tensor([3, 1, 3], device=x.device), return_counts=True)
+    return x * int(ids[-1]) + n.sum()
+
+
+FUNCTIONS = [positions, mask, where, built_in_place, read_between, written_after, literal, moved, told, unique]
+
+
+@pytest.mark.parametrize("function", FUNCTIONS, ids=lambda f: f.__name__)
+def test_what_depends_on_constants_alone_is_read_while_recording(device, function):
+    f = cgt.jit(function)
+    x = values(device)
+    for k in range(6):
+        x.add_(k)
+        got, want = f(x), function(x)
+        assert same(got, want)
+    assert counts(f) == (1, 1, 4, 0), list(cgt.stats(f).reasons)
+
+
+def test_a_result_that_is_constant_belongs_to_its_caller(device):
+    """Whoever gets it may write it: the next call makes it anew."""
+    function = lambda x: (torch.arange(4, device=x.device).nonzero(), x + 1)  # noqa: E731
+    f, x = cgt.jit(function), values(device)
+    for _ in range(5):
+        at, y = f(x)
+        assert same((at, y), function(x))
+        at.zero_()
+    assert counts(f)[2] == 3
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: x * (x.new_zeros(4) + x).sum().item(),
+        lambda x: x * torch.zeros_like(x).copy_(x).sum().item(),
+        lambda x: x * torch.rand(4, device=x.device).sum().item(),
+        lambda x: x * torch.zeros(4, device=x.device).bernoulli_().sum().item(),
+        lambda x: x * torch.where(x > 0, 1.0, 0.0).sum().item(),
+    ],
+)  # fmt: skip
+def test_what_depends_on_more_is_not(device, function):
+    f, x = cgt.jit(function), values(device)
+    for k in range(5):
+        x.add_(k)
+        torch.manual_seed(k)
+        want = function(x)
+        torch.manual_seed(k)
+        assert same(f(x), want)
+    assert cgt.stats(f).replays == 0 and any("host" in reason for reason in cgt.stats(f).reasons)
+
+
+def test_a_number_that_changes_makes_another_constant(device):
+    f = cgt.jit(lambda x, n: x * torch.full((4,), n, device=x.device).sum().item())
+    x = values(device)
+    for n in (1.0, 1.0, 1.0, 2.0, 2.0, 1.0):
+        assert same(f(x, n), x * (4 * n))
+    assert cgt.stats(f).eager == 0 and cgt.stats(f).records == 2
+
+
+STEPS = st.lists(
+    st.tuples(st.sampled_from("make add mul copy index read from_x read_x".split()), st.integers(0, 3), st.integers(0, 3)),
+    min_size=1, max_size=10,
+)  # fmt: skip
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck), database=None)
+@given(steps=STEPS)
+def test_random_steps_on_constants_agree(device, steps):
+    """Some of the memory comes to depend on x, some never does; reads of either kind stand in between."""
+
+    def function(x):
+        parts = [torch.arange(4.0, device=x.device) + k for k in range(4)]
+        read = 0.0
+        for what, a, b in steps:
+            if what == "make":
+                parts[a] = parts[b] * 2 + a
+            elif what == "add":
+                parts[a].add_(parts[b])
+            elif what == "mul":
+                parts[a][b:] *= 0.5
+            elif what == "copy":
+                parts[a].copy_(parts[b])
+            elif what == "index":
+                parts[a] = parts[b][(torch.arange(4, device=x.device) % (a + 2)).nonzero()[:, 0]].mean() + parts[a]
+            elif what == "read":
+                read += parts[a].sum().item()
+            elif what == "from_x":
+                parts[a] = parts[a] + x
+            else:
+                parts[a][b] = x[a]
+        return [p * 1 for p in parts], x + read
+
+    f, x = cgt.jit(function), values(device)
+    for k in range(5):
+        x.mul_(0.5).add_(k)
+        assert same(f(x), function(x))
+    s = cgt.stats(f)
+    assert s.replays == 3 or any("host" in reason for reason in s.reasons), s.reasons
