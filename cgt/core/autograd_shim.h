@@ -764,7 +764,8 @@ static ag::AccumulateGrad* quiet_leaf(ag::GraphTask& task, const ag::Edge& edge,
   if (!grad.defined()) return leaf;
   bool same = grad.device() == like.device() && grad.layout() == at::kStrided && like.is_same_shape(grad) &&
               (!like.grad_dtype() || *like.grad_dtype() == grad.scalar_type());
-  return same && !at::isTensorSubclassLike(grad) && !at::isTensorSubclassLike(t) ? leaf : nullptr;
+  c10::DispatchKeySet keys = grad.key_set() | t.key_set();
+  return same && (keys & at::kTensorSubclassLike).empty() ? leaf : nullptr;
 }
 
 // What the accumulator does with it. An alias that nobody else holds needs no other one (its detach()).
@@ -784,7 +785,8 @@ static void quiet_give(ag::AccumulateGrad* leaf, at::Tensor&& given) {
 // Set the gradients of the last edges, as far as they are ours and nobody listens; the rest is the engine's.
 static void give_quietly(Backward* node, ag::variable_list& flows, const std::vector<bool>& ours) {
   bool others = node->post_hooks().size() > (node->cuts ? 1 : 0);   // they are shown all outputs
-  if (others || c10::GradMode::is_enabled() || ag::AnomalyMode::is_enabled()) return;
+  if (others || c10::GradMode::is_enabled() || ag::AnomalyMode::is_enabled() || c10::impl::dispatch_mode_enabled())
+    return;
   ag::GraphTask& task = current_task();
   if (!task.exec_info_.empty()) return;    // only some gradients are asked for
   size_t n = flows.size();
