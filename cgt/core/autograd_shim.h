@@ -784,7 +784,7 @@ static void quiet_give(ag::AccumulateGrad* leaf, at::Tensor&& given) {
 
 // Set the gradients of the last edges, as far as they are ours and nobody listens; the rest is the engine's.
 static void give_quietly(Backward* node, ag::variable_list& flows, const std::vector<bool>& ours) {
-  bool others = node->post_hooks().size() > (node->cuts ? 1 : 0);   // they are shown all outputs
+  bool others = node->post_hooks().size() > 1;   // they are shown all outputs
   if (others || c10::GradMode::is_enabled() || ag::AnomalyMode::is_enabled() || c10::impl::dispatch_mode_enabled())
     return;
   ag::GraphTask& task = current_task();
@@ -802,19 +802,25 @@ static void give_quietly(Backward* node, ag::variable_list& flows, const std::ve
     // The caller's stream waits for those on which the last nodes ran.
     if (auto device = node->stream()) task.leaf_streams.emplace(*device);
   }
+  int64_t given = 0;
   for (size_t k = n; k < flows.size(); ++k) {
     if (!flows[k].defined()) continue;
     quiet_give(leaves[k], std::move(flows[k]));
-    ++quiet_total;
+    ++given;
   }
-  if (!node->cuts) node->add_post_hook(std::make_unique<Cut>(node));
-  node->cuts = true;                // for good: another thread may be at it, in a graph that is retained
+  quiet_total += given;
   left = {node, n};
 }
 
 // Called by the engine without the GIL. Gradients that nobody computed are None.
 ag::variable_list Backward::apply(ag::variable_list&& grads) {
   left.node = nullptr;
+  {
+    // Not before, since for a node with hooks the engine holds the gradients that came; and for good, since other
+    // threads may be at a graph that is retained: they read its hooks when their apply is over.
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (!std::exchange(cuts, true)) add_post_hook(std::make_unique<Cut>(this));
+  }
   if (std::none_of(grads.begin(), grads.end(), [](const at::Tensor& g) { return g.defined(); }))
     return ag::variable_list(num_outputs());
   // Without the GIL: who holds the task's mutex may wait for it.
