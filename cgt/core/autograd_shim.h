@@ -14,6 +14,8 @@
 #include <torch/csrc/autograd/saved_variable.h>
 #include <torch/csrc/autograd/variable.h>
 
+#include <algorithm>
+#include <atomic>
 #include <map>
 #include <typeindex>
 
@@ -308,20 +310,35 @@ static bool sinks_walk(Sinks* sinks, bool cut, std::vector<int>* reached) {
   return true;
 }
 
+// Does anybody hear of what comes to this accumulator, but for the gradient that it makes of it? Hooks of the
+// tensor follow it to any accumulator, those of the node are put there by DistributedDataParallel and FSDP.
+static bool is_heard(ag::AccumulateGrad* leaf) {
+  const ag::AutogradMeta* m = autograd_meta_of(leaf->variable.unsafeGetTensorImpl());
+  return !m || !m->hooks_.empty() || m->post_acc_grad_hooks_ || !leaf->pre_hooks().empty() ||
+         !leaf->post_hooks().empty() || !leaf->retains_grad_hooks().empty();
+}
+
 // The tensors (by index) to which gradients flow: a tuple of two lists, first those to which several edges
-// lead. None if the graph leads to others, too.
+// lead. None if the graph leads to others, too. In each list those where nobody listens come last: a call's
+// node leaves the gradients before them to the engine.
 static PyObject* sinks_find(PyObject* capsule, uint64_t since) noexcept {
   try {
     Sinks* sinks = sinks_of(capsule);
     sinks->since = since;
     std::vector<int> reached(sinks->nodes.size(), 0);
     if (!sinks_walk(sinks, false, &reached)) Py_RETURN_NONE;
+    std::vector<size_t> order;
+    for (size_t k = 0; k < reached.size(); ++k)
+      if (reached[k]) order.push_back(k);
+    std::stable_partition(order.begin(), order.end(), [&](size_t k) {
+      auto* leaf = dynamic_cast<ag::AccumulateGrad*>(sinks->ends[k].function.get());
+      return !leaf || is_heard(leaf);
+    });
     PyObject* flows = Py_BuildValue("[][]");
-    for (size_t k = 0; flows && k < reached.size(); ++k) {
-      if (!reached[k]) continue;
-      PyObject* number = PyLong_FromSize_t(k);
-      PyList_Append(PyTuple_GET_ITEM(flows, reached[k] == 1), number);
-      Py_DECREF(number);
+    for (size_t k : order) {
+      PyObject* number = flows ? PyLong_FromSize_t(k) : nullptr;
+      if (number) PyList_Append(PyTuple_GET_ITEM(flows, reached[k] == 1), number);
+      Py_XDECREF(number);
     }
     return flows;
   } catch (const std::exception& e) {
@@ -563,10 +580,12 @@ struct Backward : ag::Node {
   int joined = 0;                   // to so many of its edges, the first, the call contributes more than once
   int node = 0, path = 0;           // of the forward, in that iteration
   int64_t step = 0;
+  bool cuts = false;                // has its Cut
   released_fn released = nullptr;
   spent_fn spent = nullptr;
 
   ag::variable_list apply(ag::variable_list&& grads) override;
+  PyObject* run(ag::variable_list&& grads);
   void release_variables() override;
   std::string name() const override { return "CgtBackward"; }
   ~Backward() override {
@@ -596,9 +615,10 @@ static inline void backward_replayed(PyObject* result) noexcept {
 static inline void backward_cached(int first) { replayed.cached.push_back(first); }
 
 // The gradients in a jitted backward's result. One that is the table's becomes a tensor that nobody else
-// holds and Python does not know, so that it can become a .grad without a copy.
-static ag::variable_list gradients_of(PyObject* result) {
+// holds and Python does not know, so that it can become a .grad without a copy. `ours`: which these are.
+static ag::variable_list gradients_of(PyObject* result, std::vector<bool>* ours) {
   ag::variable_list flows(PyTuple_GET_SIZE(result));
+  ours->assign(flows.size(), false);
   std::vector<size_t> where;        // of each tensor in the result
   for (size_t k = 0; k < flows.size(); ++k) {
     PyObject* grad = PyTuple_GET_ITEM(result, k);
@@ -606,6 +626,7 @@ static ag::variable_list gradients_of(PyObject* result) {
     int n = static_cast<int>(where.size());
     int first = result == replayed.result ? replayed.cached.at(n) : -1;
     where.push_back(k);
+    (*ours)[k] = first >= 0;
     if (first < 0) {
       flows[k] = tensor_of(grad);
     } else if (first < n) {
@@ -690,14 +711,140 @@ static at::Tensor take_arrived(ag::GraphTask& task, const ag::Edge& edge) {
   return std::move(arrived);
 }
 
+// --- gradients where nobody listens ---------------------------------------------------------------
+// To the engine an accumulator is a node like any other: a task, with a queue, a buffer and the thread's state
+// set anew, some microseconds for each parameter. Where nobody could tell, a replay's node sets the gradients
+// itself. The engine looks at no more edges than a node has outputs, after its post hooks: so one of these
+// takes the last outputs away, and nobody else's view of the graph changes.
+
+// How many outputs of a node that just ran in this thread are left.
+struct Left {
+  const ag::Node* node = nullptr;
+  size_t n = 0;
+};
+static thread_local Left left;
+
+struct Cut : ag::FunctionPostHook {
+  const ag::Node* node;
+  explicit Cut(const ag::Node* of) : node(of) {}
+  ag::variable_list operator()(const ag::variable_list& outputs, const ag::variable_list&) override {
+    if (left.node != node) return outputs;
+    left.node = nullptr;
+    return ag::variable_list(outputs.begin(), outputs.begin() + static_cast<std::ptrdiff_t>(left.n));
+  }
+};
+
+static std::atomic<int64_t> quiet_total{0};
+static inline int64_t quiet_given() noexcept { return quiet_total; }
+
+// Node::mutex_, which an accumulator holds while it adds.
+template <auto Member>
+struct ReachNode {
+  friend std::mutex& node_mutex(ag::Node& n) { return n.*Member; }
+};
+std::mutex& node_mutex(ag::Node& n);
+template struct ReachNode<&ag::Node::mutex_>;
+
+// The accumulator behind an edge, if nobody hears of what comes there, nothing else is to come in this task, and
+// the engine would run it on this stream with this very gradient. Else NULL. The task's mutex is held.
+static ag::AccumulateGrad* quiet_leaf(ag::GraphTask& task, const ag::Edge& edge, const at::Tensor& grad,
+                                      const c10::Stream& stream) {
+  ag::Node* node = edge.function.get();
+  if (!node || typeid(*node) != typeid(ag::AccumulateGrad)) return nullptr;
+  auto* leaf = static_cast<ag::AccumulateGrad*>(node);
+  if (!leaf->variable.defined() || is_heard(leaf)) return nullptr;
+  const at::Tensor& t = leaf->variable;
+  const ag::AutogradMeta* m = autograd_meta_of(t.unsafeGetTensorImpl());
+  if (m->grad_fn_ || !m->requires_grad_ || m->is_view_ || t.layout() != at::kStrided) return nullptr;
+  auto count = task.dependencies_.find(node);
+  if (count == task.dependencies_.end() || count->second != 1) return nullptr;
+  if (!task.not_ready_.empty() && task.not_ready_.count(node)) return nullptr;
+  const ag::InputMetadata& like = leaf->input_metadata(0);
+  if (like.stream() != stream) return nullptr;
+  if (!grad.defined()) return leaf;
+  bool same = grad.device() == like.device() && grad.layout() == at::kStrided && like.is_same_shape(grad) &&
+              (!like.grad_dtype() || *like.grad_dtype() == grad.scalar_type());
+  c10::DispatchKeySet keys = grad.key_set() | t.key_set();
+  return same && (keys & at::kTensorSubclassLike).empty() ? leaf : nullptr;
+}
+
+// What the accumulator does with it. An alias that nobody else holds needs no other one (its detach()).
+static void quiet_give(ag::AccumulateGrad* leaf, at::Tensor&& given) {
+  at::Tensor grad = std::move(given);
+  std::lock_guard<std::mutex> lock(node_mutex(*leaf));
+  at::Tensor& to = leaf->variable.mutable_grad();
+  if (!to.defined() && grad.use_count() == 1 && ag::utils::obeys_layout_contract(grad, leaf->variable)) {
+    grad.unsafeGetTensorImpl()->set_allow_tensor_metadata_change(false);
+    to = std::move(grad);
+    return;
+  }
+  ag::AccumulateGrad::accumulateGrad(leaf->variable, to, grad, 1,
+                                     [&to](at::Tensor&& next) { to = std::move(next); });
+}
+
+// Set the gradients of the last edges, as far as they are ours and nobody listens; the rest is the engine's.
+static void give_quietly(Backward* node, ag::variable_list& flows, const std::vector<bool>& ours) {
+  bool others = node->post_hooks().size() > 1;   // they are shown all outputs
+  if (others || c10::GradMode::is_enabled() || ag::AnomalyMode::is_enabled() || c10::impl::dispatch_mode_enabled())
+    return;
+  ag::GraphTask& task = current_task();
+  if (!task.exec_info_.empty()) return;    // only some gradients are asked for
+  size_t n = flows.size();
+  std::vector<ag::AccumulateGrad*> leaves(n);
+  {
+    c10::Stream stream = node->input_metadata(0).stream();
+    std::lock_guard<std::mutex> lock(task.mutex_);
+    for (; n > 0 && (ours[n - 1] || !flows[n - 1].defined()); --n) {
+      leaves[n - 1] = quiet_leaf(task, node->next_edge(n - 1), flows[n - 1], stream);
+      if (!leaves[n - 1]) break;
+    }
+    if (n == flows.size()) return;
+    // The caller's stream waits for those on which the last nodes ran.
+    if (auto device = node->stream()) task.leaf_streams.emplace(*device);
+  }
+  int64_t given = 0;
+  for (size_t k = n; k < flows.size(); ++k) {
+    if (!flows[k].defined()) continue;
+    quiet_give(leaves[k], std::move(flows[k]));
+    ++given;
+  }
+  quiet_total += given;
+  left = {node, n};
+}
+
 // Called by the engine without the GIL. Gradients that nobody computed are None.
 ag::variable_list Backward::apply(ag::variable_list&& grads) {
+  left.node = nullptr;
+  {
+    // Not before, since for a node with hooks the engine holds the gradients that came; and for good, since other
+    // threads may be at a graph that is retained: they read its hooks when their apply is over.
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (!std::exchange(cuts, true)) add_post_hook(std::make_unique<Cut>(this));
+  }
   if (std::none_of(grads.begin(), grads.end(), [](const at::Tensor& g) { return g.defined(); }))
     return ag::variable_list(num_outputs());
   // Without the GIL: who holds the task's mutex may wait for it.
   for (int k = 0; k < joined; ++k)
     grads.push_back(c10::GradMode::is_enabled() ? at::Tensor() : take_arrived(current_task(), next_edge(k)));
-  Gil gil;
+  ag::variable_list flows;
+  std::vector<bool> ours;
+  {
+    Gil gil;
+    PyObject* result = run(std::move(grads));
+    flows = gradients_of(result, &ours);
+    Py_DECREF(result);
+  }
+  try {
+    give_quietly(this, flows, ours);
+  } catch (...) {                   // an accumulator fails after its node is through
+    if (!ag::get_current_graph_task_keep_graph()) release_variables();
+    throw;
+  }
+  return flows;
+}
+
+// Call the jitted backward: a new reference to its result. The GIL is held.
+PyObject* Backward::run(ag::variable_list&& grads) {
   if (!saved) throw_python(ag::ERR_BACKWARD_TWICE);
   // Of vmap (is_grads_batched): without memory of its own.
   constexpr c10::DispatchKeySet wrappers({c10::DispatchKey::Batched, c10::DispatchKey::FuncTorchBatched,
@@ -738,9 +885,7 @@ ag::variable_list Backward::apply(ag::variable_list&& grads) {
   Py_DECREF(args);
   Py_XDECREF(kwargs);
   if (!result) throw_python(nullptr);
-  ag::variable_list flows = gradients_of(result);
-  Py_DECREF(result);
-  return flows;
+  return result;
 }
 
 // A node whose gradients flow to these tensors, to the first `joined` from several ops. `saved` is a new

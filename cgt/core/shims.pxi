@@ -107,6 +107,7 @@ cdef extern from "autograd_shim.h" namespace "cgt":
     PyObject* histories_new(PyObject* tensors) noexcept
     void histories_back(PyObject* capsule) noexcept
     int in_backward() noexcept
+    int64_t quiet_given() noexcept
     void* backward_new(PyObject* site, PyObject* saved, PyObject** flows, int n, int joined, int forward,
                        int path, int64_t step, released_fn released, spent_fn spent) noexcept
     int backward_give(void* owner, PyObject* t) noexcept
