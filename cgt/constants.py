@@ -79,17 +79,18 @@ def read(seen, inputs):
     """Run the op under way, which needs the values of constants, in a capture; what it returned. What it made becomes
     memory of the recording: a copy that each replay makes anew, since the function may write it, or return it."""
     real = for_real(seen, lambda: core.proceed([real_of(seen, t) if t.is_cuda else t for t in inputs]))
-    results = []
-    for t in real:
-        mine = t
-        if t.is_cuda:
-            seen.keep.append(t)
-            with unseen(seen):
-                mine = t.clone()
-            seen.real[core.storage_id(mine)] = t
-        results.append(mine)
+    results = [adopt(seen, t) if t.is_cuda else t for t in real]
     core.answer(results)
     return results
+
+
+def adopt(seen, t):
+    """What was made for real, as memory of the capture."""
+    seen.keep.append(t)
+    with unseen(seen):
+        mine = t.clone()
+    seen.real[core.storage_id(mine)] = t
+    return mine
 
 
 def on_device(seen, value):
@@ -140,7 +141,9 @@ def real_of(seen, t):
 
 
 def as_pieces(seen, value):
-    """An op's argument, with the memory of the capture by name."""
+    """An op's argument, with the memory of the capture by name; a number of the host's as it is now."""
+    if isinstance(value, torch.Tensor) and not value.is_cuda:
+        return value.clone()
     if isinstance(value, torch.Tensor) and core.storage_id(value) in seen.constants:
         return Piece(core.storage_id(value), value.dtype, value.shape, value.stride(), value.storage_offset())
     if isinstance(value, (list, tuple)) and not isinstance(value, Piece):

@@ -33,6 +33,7 @@ from .private import (
     compiled_watched,
     higher_order_watched,
     is_forward_ad,
+    literals_watched,
     outside_dynamo,
     parallel_watched,
     reads_watched,
@@ -118,6 +119,7 @@ def run(seen, function, args, kwargs):
         states_watched(
             is_mine, functools.partial(watch_get_state, seen), functools.partial(watch_set_state, seen)
         ),
+        literals_watched(is_mine, functools.partial(watch_literal, seen)),
         higher_order_watched(is_mine, functools.partial(watch_higher_order, seen)),
         *parallel_watched(is_mine, functools.partial(watch_parallel, seen)),
         compiled_watched(is_mine, InCompiled(seen)), (lambda: None, functools.partial(constants.close, seen)),
@@ -282,8 +284,8 @@ def watch_op(seen, op, args, kwargs):
     if packet in KEEPS_SEED:
         seen.seeds = True
     inputs = tensors_in(kwargs.values(), tensors_in(args, []))
-    if packet in ("lift_fresh", "lift_fresh_copy") or core.is_hidden():
-        watch_constant(seen, op, args, kwargs, inputs[0])
+    if packet in ("lift_fresh", "lift_fresh_copy"):
+        watch_constant(seen, inputs[0])
         return
     written = [args[k] if k < len(args) else kwargs.get(name) for k, name in facts.writes]
     if packet in SILENT_WRITES and args[5]:  # training
@@ -452,29 +454,33 @@ def mirror(seen, written):
             tape.copy_into(fix(seen, to), source)
 
 
-def watch_constant(seen, op, args, kwargs, t):
-    """torch.tensor(...) of Python values: the values are guarded, the memory is new every time. Where it copies them to
-    the GPU, PyTorch hides that from others."""
-    if core.is_hidden():
-        if not constants.is_capture(seen) or t.is_cuda or torch.device(kwargs.get("device", "cpu")).type == "cpu":
-            core.proceed(None)
-            return
-        args = constants.on_device(seen, args)
-        made = core.proceed(tensors_in(args, []))
-    else:
-        made = core.proceed(None)
-    line = user_line(seen)
-    for one in made:
-        if core.storage_id(one) in seen.constants:
-            continue
-        seen.made[core.storage_id(one)] = line
-        seen.devices.add(one.device)
-        constants.note(seen, op, args, kwargs, True, [one], ())
+def watch_constant(seen, t):
+    """torch.tensor(...) of Python values: the values are guarded, the memory is new every time."""
+    sid = core.storage_id(t)
+    if sid not in seen.constants:
+        seen.made[sid] = user_line(seen)
+        seen.constants[sid] = core.twin(t)
+        seen.devices.add(t.device)
         if is_host_recording(seen):
-            value = one.clone()
-            seen.memory.append(core.twin(one))
+            value = t.clone()
+            seen.memory.append(core.twin(t))
             seen.keep.append(value)
-            tape.copy_into(one, value)
+            tape.copy_into(t, value)
+    core.proceed(None)
+
+
+def watch_literal(seen, plain, data, kwargs):
+    """torch.tensor(data) and its kin. In a capture the copy to the GPU, which PyTorch hides from observers, cannot be
+    recorded: the numbers go there now, and each replay copies them from there."""
+    device = kwargs.get("device")
+    is_plain = not constants.is_capture(seen) or seen.inside or isinstance(data, torch.Tensor)
+    if is_plain or device is None or torch.device(device).type != "cuda":
+        return plain()
+    made = constants.adopt(seen, constants.for_real(seen, lambda: plain().detach()))
+    seen.made[core.storage_id(made)] = user_line(seen)
+    seen.constants[core.storage_id(made)] = core.twin(made)
+    seen.devices.add(made.device)
+    return made.requires_grad_(bool(kwargs.get("requires_grad")))
 
 
 def vet_op(seen, op, facts, args, kwargs, inputs, written, constant):

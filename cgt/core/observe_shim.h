@@ -203,14 +203,8 @@ static bool is_composite(const c10::OperatorHandle& op) {
 
 // Is this op not for us? Where PyTorch lets no mode look it makes tensors of Python's numbers.
 static bool passes(const c10::OperatorHandle& op) {
-  if (paused || !observer_of_thread() || is_composite(op)) return true;
-  return c10::impl::tls_is_dispatch_key_excluded(c10::DispatchKey::Python) &&
-         op.operator_name().name != "aten::_to_copy";
-}
-
-// Does PyTorch hide this op of its own from modes: torch.tensor, which copies its numbers to a device?
-static int observe_hidden() noexcept {
-  return call_now && call_now->thread.excluded_.has(c10::DispatchKey::Python);
+  return paused || !observer_of_thread() || is_composite(op) ||
+         c10::impl::tls_is_dispatch_key_excluded(c10::DispatchKey::Python);
 }
 
 // What the op under way is to return, in place of the tensors that it returned.

@@ -126,7 +126,6 @@ cdef extern from "observe_shim.h" namespace "cgt":
     int observe_key(int on) noexcept
     int observe_shown(int shown) noexcept
     PyObject* observe_proceed(PyObject* instead) noexcept
-    int observe_hidden() noexcept
     void observe_answer(PyObject* results) noexcept
     int observe_start() noexcept
     void reads_of(const char* name) except +

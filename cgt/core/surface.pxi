@@ -391,11 +391,6 @@ def answer(list results):
     observe_answer(<PyObject*>results)
 
 
-def is_hidden():
-    """Is the op that is observed now one that PyTorch hides from modes?"""
-    return bool(observe_hidden())
-
-
 def capture_relaxed(bint on):
     """May this thread allocate and wait while it captures a stream, in others?"""
     cuda_relaxed(on)
