@@ -67,7 +67,7 @@ cdef enum:                  # Policy: fns.outputs: what happens to a held output
 cdef enum:                  # PlaceKind: the numbers are those of cgt/places.py
     DICT_ITEM, DICT_LEN, CELL, LIST_ITEM, LIST_LEN, TYPE_ATTR, ATTR, EMPTY
 
-cdef enum:                  # Miss: why a node did not accept a call; guard.pxi says, dispatch.py explains
+cdef enum:                  # Miss: why a node did not accept a call; node_why says, dispatch.py explains
     FITS, MISS_SPEC, MISS_AMBIENT, MISS_META, MISS_POINTER, MISS_ALIGN, MISS_VALUE, MISS_OVERLAP,
     MISS_GRAD, MISS_PLACE, MISS_ALIVE, MISS_SAME
 

@@ -326,7 +326,7 @@ def place_in_tree(state, flat, tensors):
 
 def over_limit(state, spec, flat, path, parent):
     """A reason to run eagerly because this place in the tree has enough recordings of the function,
-    or None. After the cool-down the one matched longest ago makes room."""
+    or None: there is room, or the cool-down is over and make_place finds some."""
     nodes = core.children(path, parent, state["f"])
     if len(nodes) < state["opts"]["max_records"]:
         return None
@@ -340,9 +340,15 @@ def over_limit(state, spec, flat, path, parent):
         if state["graph"] is None:
             core.verdict_place(path, parent, state["f"], reason, until)
         return reason
-    state["cool"][path, parent] = (0, length)
-    drop_node(nodes[-1])
     return None
+
+
+def make_place(state, path, parent):
+    """Room for one more recording of the function there: after the cool-down the one matched longest ago goes."""
+    nodes = core.children(path, parent, state["f"])
+    if len(nodes) >= state["opts"]["max_records"]:
+        state["cool"][path, parent] = (0, state["cool"][path, parent][1])
+        drop_node(nodes[-1])
 
 
 def key_of(spec, flat):
@@ -618,6 +624,7 @@ def prepare(state, function, spec, flat, rec):
     reason = over_limit(state, spec, flat, path, parent)
     if reason is not None:
         return reason
+    make_place(state, path, parent)
     make_room(state)
     moves = note_moves(state, spec, flat, path, parent)
     core.with_paths(functools.partial(core.go_on, device, parent, tensors))

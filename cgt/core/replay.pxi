@@ -5,10 +5,17 @@ cdef int REUSE_OUTPUTS = 1        # 0 where private.py does not trust this torch
 
 cdef enum: SCRATCH = 32           # leaves of a call that fit on the C stack
 
-cdef bint node_fits(Table* t, id_t n, id_t s, uint64_t* ambient, PyObject** leaves):
-    return (guard_node(t, node_row(t, n), s, ambient, leaves) == FITS
-            and deads_alive(t, node_row(t, n)) == NONE
-            and (guard_watches(t, node_row(t, n)) or places_hold(t, n) == NONE))
+cdef int64_t node_why(Table* t, id_t n, id_t s, uint64_t* ambient, PyObject** leaves) except -1:
+    """FITS, or why the node does not take a call: a Miss and what it is about (guard_node). A hit and a report
+    both ask here. Places come last: to compare one may call Python."""
+    cdef int64_t why = guard_node(t, node_row(t, n), s, ambient, leaves)
+    cdef int32_t k
+    if why != FITS: return why
+    k = deads_alive(t, node_row(t, n))
+    if k != NONE: return miss(MISS_ALIVE, k)
+    if guard_watches(t, node_row(t, n)): return FITS
+    k = places_hold(t, n)
+    return FITS if k == NONE else miss(MISS_PLACE, k)
 
 cdef id_t guard_match(Table* t, id_t path, id_t parent, id_t f, id_t s, PyObject** leaves) except -2:
     """The child of `parent` for f that accepts these leaves, moved to the front; or NONE. The newest
@@ -19,7 +26,7 @@ cdef id_t guard_match(Table* t, id_t path, id_t parent, id_t f, id_t s, PyObject
     cdef id_t before, n = first_child(t, path, parent, f)
     if n == NONE: return NONE
     ambient_now(ambient)
-    if node_fits(t, n, s, ambient, leaves): return n
+    if node_why(t, n, s, ambient, leaves) == FITS: return n
     if node_row(t, n).next == NONE: return NONE
     key = call_key(s, ambient, leaves, spec_row(t, s).n_leaves)
     while node_row(t, n).next != NONE:
@@ -28,7 +35,7 @@ cdef id_t guard_match(Table* t, id_t path, id_t parent, id_t f, id_t s, PyObject
         node = node_row(t, n)
         if node.key != key or (node.pin_leaf != NONE and tensor_ptr(leaves[node.pin_leaf]) != node.pin):
             continue
-        if not node_fits(t, n, s, ambient, leaves): continue
+        if node_why(t, n, s, ambient, leaves) != FITS: continue
         node_row(t, before).next = node_row(t, n).next
         node_row(t, n).next = first_child(t, path, parent, f)
         edge_find(t, path, parent, f).first = n

@@ -242,25 +242,18 @@ def verdict_place(int path, int parent, int f, str reason, int64_t until):
 
 def node_misses(int path, int parent, int f, int spec, list tensors):
     """Why each of these children does not take this call: [(node, Miss, index), ...]. For messages
-    and for the choice between pinned and copied; the same comparisons as on the hit path."""
+    and for the choice between pinned and copied."""
     cdef uint64_t ambient[3]
     cdef PyObject** leaves = <PyObject**>malloc((len(tensors) + 1) * sizeof(PyObject*))
     cdef id_t n = first_child(&TABLE, path, parent, f)
     cdef int64_t why
-    cdef int32_t place
     if leaves is NULL: raise MemoryError()
     rows = []
     try:
         for k in range(len(tensors)): leaves[k] = <PyObject*>tensors[k]
         ambient_now(ambient)
         while n != NONE:
-            why = guard_node(&TABLE, node_row(&TABLE, n), spec, ambient, leaves)
-            if why == FITS:
-                place = deads_alive(&TABLE, node_row(&TABLE, n))
-                if place != NONE: why = miss(MISS_ALIVE, place)
-            if why == FITS:
-                place = places_hold(&TABLE, n)
-                if place != NONE: why = miss(MISS_PLACE, place)
+            why = node_why(&TABLE, n, spec, ambient, leaves)
             rows.append((n, <int>(why >> 32), <int>(why & 0xffffffff)))
             n = node_row(&TABLE, n).next
     finally:
