@@ -45,8 +45,10 @@ cdef int cuda_last_node(void* stream, cu.CUgraphNode* node) noexcept:
     return code
 
 cdef int cuda_capturing(void* stream) noexcept nogil:
-    """Is somebody's capture under way on this stream? Then a call runs the plain function."""
+    """Is somebody's capture under way on this stream? Then a call runs the plain function. The legacy stream, where
+    torch works unless it is told otherwise, cannot be captured, and need not be asked at each call."""
     cdef cu.CUstreamCaptureStatus status
+    if stream is NULL: return 0
     if cu.cuStreamIsCapturing(cu_stream(stream), &status) != 0: return 1
     return status != cu.CUstreamCaptureStatus_enum.CU_STREAM_CAPTURE_STATUS_NONE
 

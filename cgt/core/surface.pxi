@@ -106,10 +106,11 @@ def node_facts(int n):
     """{name: value} of what a report says about a node."""
     cdef Node* node = node_row(&TABLE, n)
     cdef Slot* s
+    cdef Guard* g
     slots = []
     for k in range(node.slot_n):
-        s = slot_row(&TABLE, node.slot_at + k)
-        slots.append((s.leaf, s.binding, s.written, <uintptr_t>slot_ptr(&TABLE, s), s.from_node))
+        s, g = slot_row(&TABLE, node.slot_at + k), guard_row(&TABLE, node.slot_at + k)
+        slots.append((g.leaf, g.binding, s.written, <uintptr_t>slot_ptr(&TABLE, node, k), s.from_node))
     return {
         "fn": node.fn, "spec": node.spec, "path": node.path, "parent": node.parent,
         "depth": node.depth, "children": node.children, "used": node.used,
@@ -126,14 +127,13 @@ def node_facts(int n):
 def slot_addresses(int n, int k, list tensors):
     """(address that slot k of node n wants, address it has in a call with these leaves)."""
     cdef Node* node = node_row(&TABLE, n)
-    cdef Slot* s = slot_row(&TABLE, node.slot_at + k)
     cdef PyObject** leaves = <PyObject**>malloc((len(tensors) + 1) * sizeof(PyObject*))
     cdef PyObject* x
     if leaves is NULL: raise MemoryError()
     for j in range(len(tensors)): leaves[j] = <PyObject*>tensors[j]
-    x = slot_tensor(&TABLE, node, s, leaves)
+    x = slot_tensor(&TABLE, node, k, leaves)
     free(leaves)
-    return <uintptr_t>slot_ptr(&TABLE, s), <uintptr_t>(tensor_ptr(x) if x is not NULL else NULL)
+    return <uintptr_t>slot_ptr(&TABLE, node, k), <uintptr_t>(tensor_ptr(x) if x is not NULL else NULL)
 
 
 def dead_line(int n, int k):
@@ -576,11 +576,12 @@ def run_node(int n, list tensors, bint launch):
     already ran the ops. The caller holds the paths since before the node was added: another thread
     could replay it before this call has its result."""
     cdef PyObject** leaves = <PyObject**>malloc((len(tensors) + 1) * sizeof(PyObject*))
+    cdef Path* p = path_row(&TABLE, node_row(&TABLE, n).path)
     if leaves is NULL: raise MemoryError()
     for k in range(len(tensors)): leaves[k] = <PyObject*>tensors[k]
     TABLE.rec.ran = 1
     try:
-        return replay(&TABLE, n, leaves, launch, False)
+        return replay(&TABLE, n, leaves, DRIVERS[p.driver].stream(p.device), launch, False)
     finally:
         free(leaves)
 
