@@ -10,13 +10,12 @@ import functools
 import threading
 
 import cgt_core as core
+from cgt_core import FRESH, NONE
 
 from . import describe, errors, trace
 from .private import NOTHING, may_donate, states_watched, told_once
 from .trace import CUDA
 
-NONE = -1
-FRESH = 0  # OutKind in cgt_core.pxd
 WRITTEN, ROOT = 4, 7  # in rows of slots and outs
 
 

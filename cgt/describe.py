@@ -10,13 +10,11 @@ import weakref
 
 import cgt_core as core
 import torch
+from cgt_core import AGAIN, COPIED, FRESH, INPUT, NONE, PINNED, SHARED, TWIN, UNUSED, VALUE, VIEW
 
 from . import errors, places, pytree, trace
 from .trace import CUDA
 
-NONE = -1
-UNUSED, PINNED, COPIED, VALUE, TWIN = range(5)  # Binding in cgt_core.pxd
-FRESH, SHARED, VIEW, INPUT, AGAIN = range(5)  # OutKind
 DEFAULT_GENERATORS = (torch.default_generator, *torch.cuda.default_generators)
 CODE = (type, types.ModuleType, types.FunctionType, types.MethodType, types.CodeType, torch.Tensor)
 CONSTANT_TYPES = (type(None), bool, int, float, complex, str, bytes, range, slice, type)

@@ -19,14 +19,14 @@ import weakref
 
 import cgt_core as core
 import torch
+from cgt_core import (
+    FITS, INPUT, MISS_ALIGN, MISS_ALIVE, MISS_AMBIENT, MISS_GRAD, MISS_PLACE, MISS_POINTER, MISS_SAME, MISS_SPEC, NONE, VIEW,
+)  # fmt: skip
 
 from . import account, autograd, describe, errors, impure, options, places, pytree, record, trace
 from .private import is_forward_ad, is_reader, outside_dynamo
 from .trace import CUDA, HOST
 
-NONE = -1
-VIEW, INPUT = 2, 3  # OutKind in cgt_core.pxd
-MISS_POINTER, MISS_ALIGN, MISS_GRAD, MISS_PLACE, MISS_ALIVE, MISS_SAME = 4, 5, 8, 9, 10, 11  # Miss
 ATTRIBUTE = "_cgt_state"  # of a jitted function: its state
 BACKWARD = ".backward"  # behind the name of the function whose backward it is
 
@@ -396,7 +396,7 @@ def why_missed(state, spec, flat, path, parent):
     """A sentence on what the newest recording of this structure did not accept."""
     for node, why, index in core.node_misses(path, parent, state["f"], spec, list(flat.tensors)):
         kept = state["keep"].get(node)
-        if kept is None or why in (0, 1, 2):
+        if kept is None or why in (FITS, MISS_SPEC, MISS_AMBIENT):
             continue
         if why == MISS_ALIVE:
             return errors.still_held(core.dead_line(node, index))

@@ -26,6 +26,7 @@ from typing import NamedTuple
 
 import cgt_core as core
 import torch
+from cgt_core import CUDA, HOST
 
 from . import errors, impure, tape
 from .private import (
@@ -44,7 +45,6 @@ from .private import (
     was_freed,
 )
 
-HOST, CUDA = 0, 1
 aten = torch.ops.aten
 
 # Ops that write running mean and variance (arguments 3 and 4) in training (argument 5) without
