@@ -20,8 +20,19 @@ import weakref
 import cgt_core as core
 import torch
 from cgt_core import (
-    FITS, INPUT, MISS_ALIGN, MISS_ALIVE, MISS_AMBIENT, MISS_GRAD, MISS_PLACE, MISS_POINTER, MISS_SAME, MISS_SPEC, NONE, VIEW,
-)  # fmt: skip
+    FITS,
+    INPUT,
+    MISS_ALIGN,
+    MISS_ALIVE,
+    MISS_AMBIENT,
+    MISS_GRAD,
+    MISS_PLACE,
+    MISS_POINTER,
+    MISS_SAME,
+    MISS_SPEC,
+    NONE,
+    VIEW,
+)
 
 from . import account, autograd, describe, errors, impure, options, places, pytree, record, trace
 from .private import is_forward_ad, is_reader, outside_dynamo

@@ -129,8 +129,12 @@ cdef int cuda_vet(cu.CUgraph graph, size_t n) noexcept:
     cdef cu.CUgraphNodeType kind
     cdef cu.CUDA_MEMCPY3D copy
     cdef unsigned int memory = 0
-    cdef int code = cu.cuGraphGetNodes(graph, nodes, &n)
+    cdef int code
     cdef size_t k
+    if nodes is NULL:
+        PyErr_NoMemoryX()
+        return -1
+    code = cu.cuGraphGetNodes(graph, nodes, &n)
     for k in range(n):
         if code: break
         code = cu.cuGraphNodeGetType(nodes[k], &kind)
@@ -190,6 +194,9 @@ cdef int cuda_checkpoint(Recording* r, PyObject* made, PyObject* outs, void** li
     cdef void** addresses
     if code: return code
     addresses = <void**>malloc((n_outs + 1) * sizeof(void*))
+    if addresses is NULL:
+        PyErr_NoMemoryX()
+        return -1
     n = 0
     for k in range(n_outs):
         addresses[n] = tensor_storage_ptr(PyList_GET_ITEMX(outs, k))

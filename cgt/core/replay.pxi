@@ -3,7 +3,7 @@
 
 cdef int REUSE_OUTPUTS = 1        # 0 where private.py does not trust this torch's reference counts
 
-cdef enum: SCRATCH = 32           # leaves of a call that fit on the C stack
+cdef enum: SCRATCH = 32           # leaves of a call, or whatever else, that fit on the C stack
 
 cdef int64_t node_why(Table* t, id_t n, id_t s, uint64_t* ambient, PyObject** leaves) except -1:
     """FITS, or why the node does not take a call: a Miss and what it is about (guard_node). A hit and a report

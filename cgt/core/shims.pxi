@@ -188,6 +188,7 @@ cdef extern from "Python.h":
     PyObject* PyObject_CallOneArg(PyObject* f, PyObject* arg)
     PyObject* PyErr_Occurred()
     void PyErr_Clear()
+    PyObject* PyErr_NoMemoryX "PyErr_NoMemory"()
     void Py_XDECREFX "Py_XDECREF"(PyObject* o)
     void Py_DECREFX "Py_DECREF"(PyObject* o)
     void Py_INCREFX "Py_INCREF"(PyObject* o)
