@@ -216,6 +216,7 @@ cdef struct Save:               # a tensor that the backward gets, behind the gr
 
 cdef struct Copy:               # a copied slot's copy node inside the graph
     void* handle                # CUDA: CUgraphNode
+    id_t slot                   # whose tensor it copies; NONE: the recording does without it
     char* to
     int64_t nbytes
     const char* source          # shadow of what the exec was told last

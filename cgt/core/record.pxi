@@ -59,6 +59,7 @@ cdef int32_t record_copy(Table* t, object to, object source, int64_t nbytes) exc
     cdef Copy* c
     cdef int32_t k = column_add(t, &t.rec_copies, 1)
     c = <Copy*>t.rec_copies.rows + k
+    c.slot = NONE
     c.to = tensor_ptr(<PyObject*>to)
     c.source = tensor_ptr(<PyObject*>source)
     c.nbytes = nbytes
@@ -302,6 +303,10 @@ cdef id_t node_add(Table* t, id_t f, id_t spec, tuple ambient, list slots, list 
     node.copy_at = column_add(t, &t.copies, node.copy_n)
     if t.rec_copies.n:
         memcpy(copy_row(t, node_row(t, n).copy_at), t.rec_copies.rows, t.rec_copies.n * sizeof(Copy))
+    node = node_row(t, n)
+    for k in range(node.slot_n):
+        if guard_row(t, node.slot_at + k).binding == COPIED:
+            copy_row(t, node.copy_at + slot_row(t, node.slot_at + k).copy).slot = k
     node_row(t, n).gen_at = column_add(t, &t.gens, t.rec_gens.n)
     node = node_row(t, n)
     node.gen_n = t.rec_gens.n

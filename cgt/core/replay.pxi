@@ -78,10 +78,10 @@ cdef int copies_bind(Table* t, Node* n, Driver* d, PyObject** leaves) except -1:
     cdef const char* source
     cdef const char* before
     cdef int code
-    for k in range(n.slot_n):
-        if guard_row(t, n.slot_at + k).binding != COPIED: continue
-        c = copy_row(t, n.copy_at + slot_row(t, n.slot_at + k).copy)
-        source = tensor_ptr(slot_tensor(t, n, k, leaves))
+    for k in range(n.copy_n):
+        c = copy_row(t, n.copy_at + k)
+        if c.slot == NONE: continue
+        source = tensor_ptr(slot_tensor(t, n, c.slot, leaves))
         fn.copied_bytes += c.nbytes
         if source == c.source: continue
         if c.nbytes:

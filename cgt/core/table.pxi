@@ -369,6 +369,7 @@ cdef int table_check(Table* t) except -1:
             assert s.same < j and (g.leaf != NONE or not s.identity), "the same as an earlier leaf"
             assert g.leaf < spec_row(t, n.spec).n_leaves, "a slot beyond the leaves"
             assert (g.binding in (COPIED, TWIN)) == (s.copy != NONE), "a copied slot has a copy"
+            assert g.binding != COPIED or copy_row(t, n.copy_at + s.copy).slot == j, "a copy of another slot"
             assert g.binding != TWIN or guard_row(t, n.slot_at + s.copy).binding == COPIED, "twin of a copied"
             assert g.odd or (g.binding in (UNUSED, PINNED) and s.from_node == NONE and not s.identity), "odd"
             assert not (s.written and s.copy != NONE), "a written slot is never copied"
