@@ -7,7 +7,8 @@
 #   specs  [ s ... ] ──────► ops    [ TUPLE TENSOR PLAIN | TUPLE DICT TENSOR TENSOR | ... ]
 #   paths  [ host cuda:0 ... ]   per device: the node that ran last; its ancestors ran before it
 #   edges  [ path parent fn ] ─► nodes: children of one node for one function, newest match first
-#   nodes  [ n ... ] ──┬───► slots  [ leaf leaf reached | leaf ... ]   what the graph reads
+#   nodes  [ n ... ] ──┬───► slots  [ leaf leaf reached | leaf ... ]   what the graph reads; what a hit
+#                      │              compares of each lies apart, in `guards`, row by row
 #                      ├───► outs   [ FRESH SHARED VIEW | ...      ]   what the call hands out
 #                      ├───► ops    [ ...                          ]   the pytree of the result
 #                      ├───► copies, gens, grads, watches ──► places
@@ -37,24 +38,38 @@
 # The GIL guards the table. `paths.lock` orders calls on one device; it is only waited for without
 # the GIL. A launch runs without the GIL and touches no row.
 
-from libc.stdint cimport int32_t, int64_t, uint64_t
+from libc.stdint cimport int8_t, int32_t, int64_t, uint32_t, uint64_t
 from cpython.object cimport PyObject
 
 ctypedef int32_t id_t
 
-cdef enum: NONE = -1
+# Enums live here and nowhere else: `cpdef` makes module constants of them, which Python imports from the core.
+cpdef enum: NONE = -1
 
-cdef enum:                  # Kind: ops.kind; the numbers are those of cgt/pytree.py
-    TENSOR, PLAIN, SAME, EQUAL, TUPLE, LIST, DICT, NAMEDTUPLE, DATACLASS, CUSTOM
+cpdef enum:                 # Kind: ops.kind, and what ops.obj is
+    TENSOR                  # its exact type
+    PLAIN                   # the value, compared with SAME_VALUE
+    SAME                    # the object, compared by identity
+    EQUAL                   # the object, compared with SAME_VALUE
+    TUPLE
+    LIST
+    DICT                    # the keys in insertion order, each compared with SAME_VALUE
+    NAMEDTUPLE              # type
+    DATACLASS               # (type, names of the attributes, how many the instance's dict has)
+    CUSTOM                  # (type, flatten_fn, context, unflatten_fn), as registered with torch
 
-cdef enum:                  # Binding: slots.binding, decided by dispatch.py when the node is recorded
+cpdef enum:                 # Binding: slots.binding, decided by dispatch.py when the node is recorded
     UNUSED                  # the function never touched it: only an argument's metadata is guarded
     PINNED                  # the graph reads this address: the pointer must be the same
     COPIED                  # the graph copies from today's address first: same alignment class
     VALUE                   # a CPU number baked into kernels: the bytes must be the same
     TWIN                    # the same tensor as a copied slot: both must be at one address
 
-cdef enum:                  # OutKind: outs.kind
+cdef enum:                  # GradWant: guards.grad
+    ANY_GRAD = -1               # nothing of the recording depends on it
+    NO_GRAD, SOME_GRAD
+
+cpdef enum:                 # OutKind: outs.kind
     FRESH                   # memory of the recording
     SHARED                  # a view of the fresh output `ref`
     VIEW                    # a view of slot `ref`, `shift` bytes from its start
@@ -64,14 +79,14 @@ cdef enum:                  # OutKind: outs.kind
 cdef enum:                  # Policy: fns.outputs: what happens to a held output that is about to be overwritten
     RESCUE, POISON, BORROW
 
-cdef enum:                  # PlaceKind: the numbers are those of cgt/places.py
+cpdef enum:                 # PlaceKind
     DICT_ITEM, DICT_LEN, CELL, LIST_ITEM, LIST_LEN, TYPE_ATTR, ATTR, EMPTY
 
-cdef enum:                  # Miss: why a node did not accept a call; guard.pxi says, dispatch.py explains
+cpdef enum:                 # Miss: why a node did not accept a call; node_why says, dispatch.py explains
     FITS, MISS_SPEC, MISS_AMBIENT, MISS_META, MISS_POINTER, MISS_ALIGN, MISS_VALUE, MISS_OVERLAP,
     MISS_GRAD, MISS_PLACE, MISS_ALIVE, MISS_SAME
 
-cdef enum: HOST, CUDA       # DriverKind
+cpdef enum: HOST, CUDA      # DriverKind
 
 cdef struct Verdict:            # calls run eagerly that no recording takes
     PyObject* reason            # owned, a str; NULL: none
@@ -127,6 +142,7 @@ cdef struct Node:
     PyObject* site              # borrowed: the jitted backward; NULL: no result requires grad
     int32_t n_given             # outputs of the result; hidden ones come behind
     int32_t writes              # some slot is written: copied slots must not overlap it
+    int32_t same_grads          # of some slots it is guarded which tensor .grad is
     int32_t effects             # a replay moves some _version or sets some .grad
     int32_t ret_python          # the result needs pytree.unflatten
     PyObject* ret_program       # borrowed
@@ -146,20 +162,26 @@ cdef struct Dead:               # a fresh output whose memory a descendant may u
     id_t node
     id_t out                    # relative to the node's outs
 
-cdef struct Slot:               # what a guard reads comes first: one cache line
-    int32_t leaf                # which tensor leaf; NONE for one reached by closure, module or .grad
-    int32_t binding             # Binding
+cdef struct Guard:              # what each hit compares of a slot's tensor; the row of its Slot, 48 bytes
     PyObject* tensor            # the reached tensor, borrowed; of a leaf: what it must be, being reached, too
     uint64_t keys               # dispatch key set
-    int32_t dtype, device, autograd, ndim   # autograd: AutogradState (tensor_shim.h)
-    id_t dim_at                 # sizes then strides, index into the node's dims
-    int32_t itemsize            # bytes of an element
     char* ptr
-    id_t from_node              # PINNED: it is output `from_out` of this ancestor, wherever that is; or NONE
-    int32_t identity            # of a leaf: it matters which tensor it is, by `tensor`, grad_of, same or apart
-    int64_t shift               # bytes from the start of that output
-    id_t from_out
+    int32_t leaf                # which tensor leaf; NONE for one reached by closure, module or .grad
     id_t grad_of                # it is .grad of this slot of the node's, whatever that is now; or NONE
+    id_t dim_at                 # sizes then strides, index into the node's dims
+    uint32_t data_kind          # dtype and device (tensor_shim.h: impl_kind)
+    int8_t ndim
+    int8_t autograd             # AutogradState (tensor_shim.h)
+    int8_t itemsize             # bytes of an element
+    int8_t binding              # Binding
+    int8_t grad                 # GradWant
+    int8_t odd                  # more than this row tells is guarded: guard_odd
+
+cdef struct Slot:               # the rest
+    id_t from_node              # PINNED: it is output `from_out` of this ancestor, wherever that is; or NONE
+    id_t from_out
+    int64_t shift               # bytes from the start of that output
+    int32_t identity            # of a leaf: it matters which tensor it is, by `tensor`, grad_of, same or apart
     id_t same                   # it is the very tensor of this slot of the node's; or NONE
     int32_t apart               # and it is that of no other slot (gradients flow to it)
     int32_t align               # data pointer modulo align_of (guard.pxi)
@@ -177,7 +199,8 @@ cdef struct Out:
     int32_t sharers             # FRESH: how many SHARED outputs refer to it
     int32_t version             # _version when handed out
     uint64_t keys
-    int32_t dtype, ndim
+    uint32_t data_kind          # as of a Guard
+    int32_t ndim
     id_t dim_at
     int64_t offset              # storage offset, elements
     int64_t shift               # VIEW: bytes from the start of the slot's tensor
@@ -193,6 +216,7 @@ cdef struct Save:               # a tensor that the backward gets, behind the gr
 
 cdef struct Copy:               # a copied slot's copy node inside the graph
     void* handle                # CUDA: CUgraphNode
+    id_t slot                   # whose tensor it copies; NONE: the recording does without it
     char* to
     int64_t nbytes
     const char* source          # shadow of what the exec was told last
@@ -266,7 +290,7 @@ cdef struct Recording:          # the one recording under way; dispatch.py's loc
 cdef enum: RESTORE, CAPTURE, INSTANTIATE, CHECKPOINT    # Phase
 
 cdef struct Table:
-    Column fns, specs, ops, nodes, slots, outs, copies, gens, grads, watches, places, dims, paths
+    Column fns, specs, ops, nodes, slots, guards, outs, copies, gens, grads, watches, places, dims, paths
     Column edges, deads, saves, flows
     Recording rec
     Column rec_copies, rec_gens, rec_deads

@@ -12,11 +12,12 @@ import math
 import time
 
 import cgt_core as core
+from cgt_core import MISS_META, MISS_OVERLAP, MISS_PLACE, MISS_SAME, MISS_SPEC, MISS_VALUE
 
 from . import errors, options
 
-# Of Miss in cgt_core.pxd: what a program varies from call to call. The others are learnt.
-VARIES = {1, 3, 6, 7, 9, 11}
+# Of Miss: what a program varies from call to call. The others are learnt.
+VARIES = {MISS_SPEC, MISS_META, MISS_VALUE, MISS_OVERLAP, MISS_PLACE, MISS_SAME}
 SAVED = 0.5  # of an eager call, by a replay; the rest is the guard, the launch and what we do not know
 
 

@@ -10,9 +10,10 @@ import functools
 import threading
 
 import cgt_core as core
+from cgt_core import CUDA, FRESH, NONE
 
 from . import describe, errors, tokens, trace
-from .data import CUDA, FRESH, NONE, Behind, Graph, Leaves, OutRow, SaveRow
+from .data import Behind, Graph, Leaves, OutRow, SaveRow
 from .observe import observe
 from .private import NOTHING, may_donate, states_watched, told_once
 

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 import cgt_core as core
 import torch
+from cgt_core import CUDA
 
-from .data import CUDA
 from .observe import tensors_in, unseen
 
 KNOWN = ("aten", "prims", "prim")  # whose ops have no other source than their arguments

@@ -12,13 +12,10 @@ import functools
 import threading
 from typing import Any, NamedTuple
 
+from cgt_core import INPUT, NONE, VIEW
+
 from . import options
 from .pytree import Flat
-
-NONE = -1  # ends a list, names no row
-HOST, CUDA = 0, 1  # DriverKind in cgt_core.pxd
-FRESH, SHARED, VIEW, INPUT, AGAIN = range(5)  # OutKind
-
 
 # By identity: no two of these are ever the same thing.
 declared = functools.partial(dataclasses.dataclass, slots=True, eq=False, repr=False)

@@ -9,12 +9,25 @@ import types
 
 import cgt_core as core
 import torch
+from cgt_core import (
+    AGAIN,
+    COPIED,
+    CUDA,
+    FRESH,
+    INPUT,
+    NONE,
+    PINNED,
+    SHARED,
+    TWIN,
+    UNUSED,
+    VALUE,
+    VIEW,
+)
 
 from . import errors, places, pytree, trace
-from .data import AGAIN, CUDA, FRESH, INPUT, NONE, SHARED, VIEW, Draft, GradRow, OutRow, SlotRow
+from .data import Draft, GradRow, OutRow, SlotRow
 from .observe import all_tensors, held, span
 
-UNUSED, PINNED, COPIED, VALUE, TWIN = range(5)  # Binding in cgt_core.pxd
 DEFAULT_GENERATORS = (torch.default_generator, *torch.cuda.default_generators)
 CODE = (type, types.ModuleType, types.FunctionType, types.MethodType, types.CodeType, torch.Tensor)
 CONSTANT_TYPES = (type(None), bool, int, float, complex, str, bytes, range, slice, type)

@@ -18,6 +18,22 @@ import weakref
 
 import cgt_core as core
 import torch
+from cgt_core import (
+    CUDA,
+    FITS,
+    HOST,
+    INPUT,
+    MISS_ALIGN,
+    MISS_ALIVE,
+    MISS_AMBIENT,
+    MISS_GRAD,
+    MISS_PLACE,
+    MISS_POINTER,
+    MISS_SAME,
+    MISS_SPEC,
+    NONE,
+    VIEW,
+)
 
 from . import (
     account,
@@ -32,25 +48,11 @@ from . import (
     tokens,
     trace,
 )
-from .data import (
-    CUDA,
-    HOST,
-    INPUT,
-    LEARNT,
-    NONE,
-    VIEW,
-    Attempt,
-    Call,
-    Kept,
-    State,
-    Verdict,
-    check_draft,
-)
+from .data import LEARNT, Attempt, Call, Kept, State, Verdict, check_draft
 from .observe import observe
 from .plan import device_of, driver_of, leaf_devices, misses, place_in_tree, plan_call, survey
 from .private import is_forward_ad, outside_dynamo
 
-MISS_POINTER, MISS_ALIGN, MISS_GRAD, MISS_PLACE, MISS_ALIVE, MISS_SAME = 4, 5, 8, 9, 10, 11  # Miss
 ATTRIBUTE = "_cgt_state"  # of a jitted function: its state
 BACKWARD = ".backward"  # behind the name of the function whose backward it is
 
@@ -317,7 +319,7 @@ def verdict(call):
 
 def over_limit(call, path, parent):
     """A reason to run eagerly because this place in the tree has enough recordings of the function,
-    or None. After the cool-down the one matched longest ago makes room."""
+    or None: there is room, or the cool-down is over and make_place finds some."""
     state = call.state
     nodes = core.children(path, parent, state.f)
     if len(nodes) < state.opts.max_records:
@@ -332,9 +334,15 @@ def over_limit(call, path, parent):
         if state.graph is None:
             core.verdict_place(path, parent, state.f, reason, until)
         return reason
-    state.cool[path, parent] = (0, length)
-    drop_node(nodes[-1])
     return None
+
+
+def make_place(state, path, parent):
+    """Room for one more recording of the function there: after the cool-down the one matched longest ago goes."""
+    nodes = core.children(path, parent, state.f)
+    if len(nodes) >= state.opts.max_records:
+        state.cool[path, parent] = (0, state.cool[path, parent][1])
+        drop_node(nodes[-1])
 
 
 def key_of(call):
@@ -381,7 +389,7 @@ def why_missed(call, path, parent):
     state, tensors = call.state, list(call.flat.tensors)
     for node, why, index in misses(call, path, parent):
         kept = state.keep.get(node)
-        if kept is None or why in (0, 1, 2):
+        if kept is None or why in (FITS, MISS_SPEC, MISS_AMBIENT):
             continue
         if why == MISS_ALIVE:
             return errors.still_held(core.dead_line(node, index))
@@ -529,6 +537,7 @@ def prepare(call, attempt):
     attempt.passing = reason is not None
     if reason is not None:
         return reason
+    make_place(state, path, parent)
     make_room(state)
     missed = misses(call, path, parent)
     moves = note_moves(state, flat, missed)

@@ -12,9 +12,10 @@ import sys
 
 import cgt_core as core
 import torch
+from cgt_core import CUDA, HOST
 
 from . import errors
-from .data import CUDA, HOST, Seen, Swap
+from .data import Seen, Swap
 from .private import sequence_number
 
 NOT_USER_CODE = (

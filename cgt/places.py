@@ -43,18 +43,18 @@ import weakref
 from typing import Any, NamedTuple
 
 import torch
+from cgt_core import ATTR, CELL, DICT_ITEM, DICT_LEN, EMPTY, LIST_ITEM, LIST_LEN, TYPE_ATTR
 from torch.nn.modules import module as torch_module
 from torch.optim import optimizer as torch_optimizer
 
 from .private import is_reader
 
-DICT_ITEM, DICT_LEN, CELL, LIST_ITEM, LIST_LEN, TYPE_ATTR, ATTR, EMPTY = range(8)
 MISSING = object()  # the wanted value of a key that must stay absent, of a cell that is empty
 MOST_ENTRIES = 4096  # a larger container is data rather than settings: its entries are not guarded
 
 
 class Place(NamedTuple):
-    kind: int  # one of the eight above
+    kind: int  # PlaceKind
     holder: Any  # the dict, cell, list, type or object; kept alive by this row
     key: Any  # dict key, list index, attribute name; None for CELL and *_LEN
     want: Any  # what is there now; an int for *_LEN; TYPE_ATTR: the raw entry of the class dict;

@@ -5,9 +5,10 @@ import enum
 
 import cgt_core as core
 import torch
+from cgt_core import CUDA, HOST, NONE
 
 from . import autograd, describe, errors, impure, options, places, pytree, trace
-from .data import CUDA, HOST, NONE, Around, Plan, Reached, Was
+from .data import Around, Plan, Reached, Was
 from .observe import span
 from .private import is_reader
 

@@ -496,6 +496,12 @@ def self_check():
     t = torch.arange(6.0).view(2, 3)[:, 1:]
     if core.address(t) != t.data_ptr():
         raise ImportError(f"cgt does not know the tensor layout of torch {torch.__version__}")
+    was, before = torch.is_autocast_enabled("cpu"), core.ambient()
+    torch.set_autocast_enabled("cpu", not was)
+    seen = core.ambient() != before
+    torch.set_autocast_enabled("cpu", was)
+    if not seen or core.ambient() != before:
+        raise ImportError(f"cgt does not know how torch {torch.__version__} switches autocast")
     alone = core.holders(t)
     leaf = torch.ones(2, 2, requires_grad=True)
     leaf.grad = torch.ones(2, 2)

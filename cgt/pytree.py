@@ -21,20 +21,10 @@ import struct
 from typing import NamedTuple
 
 import torch
+from cgt_core import CUSTOM, DATACLASS, DICT, EQUAL, LIST, NAMEDTUPLE, PLAIN, SAME, TENSOR, TUPLE
 from torch.utils import _pytree as torch_pytree
 
 from .errors import CgtError
-
-TENSOR = 0  # obj = its exact type
-PLAIN = 1  # obj = the value, compared with `same_value`
-SAME = 2  # obj = the object, compared by identity
-EQUAL = 3  # obj = the object, compared with `same_value`
-TUPLE = 4
-LIST = 5
-DICT = 6  # obj = the keys in insertion order, each compared with `same_value`
-NAMEDTUPLE = 7  # obj = type
-DATACLASS = 8  # obj = (type, names of the attributes, how many the instance's dict has)
-CUSTOM = 9  # obj = (type, flatten_fn, context, unflatten_fn), as registered with torch
 
 PLAIN_TYPES = frozenset(
     {type(None), type(...), type(NotImplemented), bool, int, float, complex, str, bytes, range}

@@ -13,9 +13,10 @@ from typing import NamedTuple
 
 import cgt_core as core
 import torch
+from cgt_core import AGAIN, CUDA, FRESH, INPUT, NONE, SHARED
 
 from . import advice, describe, errors, impure, options, places, pytree, tokens, trace
-from .data import AGAIN, CUDA, FRESH, INPUT, NONE, SHARED, Behind, Words
+from .data import Behind, Words
 from .observe import NOT_USER_CODE, all_tensors, held, observe_plan, span
 from .private import NOTHING, capture_hidden, clear_workspaces
 

@@ -5,11 +5,10 @@ from typing import NamedTuple
 
 import cgt_core as core
 import torch
+from cgt_core import NONE
 
 from . import options
 from .dispatch import ATTRIBUTE
-
-NONE = -1
 
 
 class Stats(NamedTuple):

@@ -13,9 +13,9 @@ from typing import NamedTuple
 
 import cgt_core as core
 import torch
+from cgt_core import CUDA, HOST
 
 from . import advice, constants, errors, impure, tape
-from .data import CUDA, HOST
 from .observe import (
     Unrecordable,
     exchange,

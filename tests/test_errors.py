@@ -27,6 +27,7 @@ from cgt.observe import observe
 pytestmark = pytest.mark.usefixtures("short_cool_down", "nothing_left_behind")
 
 HERE = re.escape(__file__) + ":[0-9]+"
+TABLE = torch.ones(2)
 GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="says something about GPUs")
 SENTENCES = {
     name
@@ -239,7 +240,7 @@ def test_scaler_whose_step_asks_the_host_is_told_with_what_helps(device, fused):
 @pytest.mark.parametrize(
     "sentence, words, bad, good",
     [
-        ("cpu_tensor", r"shape \(2,\)", lambda x, t=torch.ones(2): x + t.to("cuda"),
+        ("cpu_tensor", r"shape \(2,\)", lambda x: x + TABLE.to("cuda"),
          lambda x: x + torch.ones(2, device="cuda")),
         ("cpu_state", "aten.normal_", lambda x: (torch.zeros(2).normal_(), x * 2)[1],
          lambda x: (torch.zeros(2, device="cuda").normal_(), x * 2)[1]),

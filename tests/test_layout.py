@@ -209,6 +209,86 @@ def test_the_spine_imports_what_its_chapters_use():
     assert not unused, f"cgt_core.pyx imports what no chapter uses: {', '.join(unused)}"
 
 
+def enums():
+    """{name: number} of the enums that the pxd gives to Python."""
+    found = {}
+    for body in re.findall(r"^cpdef enum:((?:[^\n]*)\n(?:(?:    [^\n]*)?\n)*)", code(DATA), re.M):
+        number = 0
+        for name, value in re.findall(r"([A-Z]\w*)(?:\s*=\s*(-?\d+))?", body):
+            number = int(value) if value else number
+            found[name] = number
+            number += 1
+    return found
+
+
+def test_enums_are_typed_once():
+    # Two lists of numbers that must agree come apart one day: the pxd has them, Python imports them from the core.
+    names = set(enums())
+    assert {"NONE", "TENSOR", "PINNED", "FRESH", "MISS_SAME", "EMPTY", "CUDA"} <= names
+    again = []
+    for path in modules():
+        for node in ast.walk(ast.parse(read(path))):
+            if not isinstance(node, ast.Assign) or re.search(r"[A-Za-z_]", ast.unparse(node.value).replace("range", "")):
+                continue
+            for target in node.targets:
+                parts = target.elts if isinstance(target, (ast.Tuple, ast.List)) else [target]
+                again += [f"{path.name}: {p.id}" for p in parts if isinstance(p, ast.Name) and p.id in names]
+    assert not again, "import these from cgt_core"
+
+
+def functions_of(path):
+    """[(line, text)] of a chapter's functions: what lies between two lines that begin at the margin."""
+    found = []
+    for i, line in enumerate(code(path).splitlines(), 1):
+        if re.match(r"c?p?def ", line):
+            found.append((i, line))
+        elif found and (not line or line[0] in " )"):
+            found[-1] = (found[-1][0], f"{found[-1][1]}\n{line}")
+    return found
+
+
+def test_every_malloc_is_looked_at():
+    # No test runs out of memory in the right place.
+    blind = []
+    for path in chapters():
+        for line, text in functions_of(path):
+            for name in re.findall(r"([\w.]+) = (?:<[^>]*>)?malloc\(", text):
+                if not re.search(rf"(?<![\w.]){re.escape(name)} is NULL", text):
+                    blind.append(f"{path.name}:{line}: {name}")
+    assert not blind
+
+
+def test_arrays_on_the_stack_have_a_named_size():
+    # A number has no name that the bound in front of it could share: such an array overran once.
+    literal = r"cdef\s+[\w.* ]*\[(?:[4-9]|\d\d+)\]\s+\w+|cdef\s+[\w.* ]+\s\w+\[(?:[4-9]|\d\d+)\]"
+    assert not offences(chapters(), literal)
+
+
+FOREIGN = {  # of torch, CUDA and Python, in comments that name them
+    "sizes", "strides", "device", "requires_grad", "data_ptr", "step", "torch.cuda.graph_pool_handle",
+}  # fmt: skip
+
+
+def test_comments_name_what_exists():
+    # A claim about a check that was renamed away is worse than none: `name()`, `name (file)` and `file: name`.
+    files = {p.name: p for p in [*core_files(), *modules()]}
+    words = {w for p in files.values() for w in re.findall(r"\w+", code(p))}
+    wrong = []
+    for path in core_files():
+        mark = "//" if path.suffix == ".h" else "#"
+        for i, line in enumerate(read(path).splitlines(), 1):
+            if mark not in line:
+                continue
+            text = line.split(mark, 1)[1]
+            wrong += [f"{path.name}:{i}: {w}()" for w in re.findall(r"\b([a-z_]\w+)\(\)", text) if w not in words | FOREIGN]
+            claims = [(f, w) for w, f in re.findall(r"\b(\w+) \((\w+\.(?:pxi|py|h|pxd))\)", text)]
+            claims += re.findall(r"\b(\w+\.(?:pxi|py|h|pxd)): (\w+)", text)
+            for file, word in claims:
+                if file in files and "_" in word and not re.search(rf"\b{word}\b", code(files[file])):
+                    wrong.append(f"{path.name}:{i}: {word} in {file}")
+    assert not wrong
+
+
 # --- the front end ----------------------------------------------------------------------------------------------------
 
 

@@ -5,15 +5,15 @@ import itertools
 import cgt_core as core
 import pytest
 import torch
+from cgt_core import COPIED, FITS, NONE, PINNED, UNUSED
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import cgt
 from cgt import dispatch, pytree
 
-NONE = -1
-FITS, SPEC, AMBIENT, META, POINTER, ALIGN, VALUE, OVERLAP, GRAD, PLACE, ALIVE = range(11)  # Miss
-UNUSED, PINNED, COPIED = range(3)  # Binding
+SPEC, AMBIENT, META, POINTER, ALIGN = core.MISS_SPEC, core.MISS_AMBIENT, core.MISS_META, core.MISS_POINTER, core.MISS_ALIGN
+VALUE, OVERLAP, GRAD, PLACE, ALIVE = core.MISS_VALUE, core.MISS_OVERLAP, core.MISS_GRAD, core.MISS_PLACE, core.MISS_ALIVE
 RANGE_NAME = "cgt.replay a row"  # rows borrow it: whoever adds them keeps it
 
 

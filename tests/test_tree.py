@@ -11,12 +11,11 @@ from helpers import counts, in_threads, line_of, numbers, refill
 
 # isort: split
 import cgt_core as core
+from cgt_core import NONE, PINNED
 
 import cgt
 from cgt import dispatch, options
 
-NONE = -1
-PINNED = 1  # Binding in cgt_core.pxd
 GPU_ONLY = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
 

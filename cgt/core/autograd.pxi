@@ -91,7 +91,7 @@ cdef void* backward_make(Table* t, id_t n, PyObject** leaves) except NULL:
     for k in range(node.save_n):
         s = save_row(t, node.save_at + k)
         if s.out != NONE: x = out_row(t, node.out_at + s.out).tensor
-        else: x = slot_tensor(t, node, slot_row(t, node.slot_at + s.slot), leaves)
+        else: x = slot_tensor(t, node, s.slot, leaves)
         Py_INCREFX(x)
         PyTuple_SET_ITEM(saved, k, <object>x)
     if node.flow_n > SCRATCH:
@@ -99,7 +99,7 @@ cdef void* backward_make(Table* t, id_t n, PyObject** leaves) except NULL:
         if flows is NULL: raise MemoryError()
     for k in range(node.flow_n):
         slot = flow_row(t, node.flow_at + k)
-        flows[k] = slot_tensor(t, node, slot_row(t, node.slot_at + slot[0]), leaves)
+        flows[k] = slot_tensor(t, node, slot[0], leaves)
     Py_INCREF(saved)
     made = backward_new(node.site, <PyObject*>saved, flows, node.flow_n, node.joined_n, n, node.path,
                         path_row(t, node.path).step, backward_released, backward_spent)

@@ -45,8 +45,10 @@ cdef int cuda_last_node(void* stream, cu.CUgraphNode* node) noexcept:
     return code
 
 cdef int cuda_capturing(void* stream) noexcept nogil:
-    """Is somebody's capture under way on this stream? Then a call runs the plain function."""
+    """Is somebody's capture under way on this stream? Then a call runs the plain function. The legacy stream, where
+    torch works unless it is told otherwise, cannot be captured, and need not be asked at each call."""
     cdef cu.CUstreamCaptureStatus status
+    if stream is NULL: return 0
     if cu.cuStreamIsCapturing(cu_stream(stream), &status) != 0: return 1
     return status != cu.CUstreamCaptureStatus_enum.CU_STREAM_CAPTURE_STATUS_NONE
 
@@ -134,8 +136,12 @@ cdef int cuda_vet(cu.CUgraph graph, size_t n) noexcept:
     cdef cu.CUgraphNodeType kind
     cdef cu.CUDA_MEMCPY3D copy
     cdef unsigned int memory = 0
-    cdef int code = cu.cuGraphGetNodes(graph, nodes, &n)
+    cdef int code
     cdef size_t k
+    if nodes is NULL:
+        PyErr_NoMemoryX()
+        return -1
+    code = cu.cuGraphGetNodes(graph, nodes, &n)
     for k in range(n):
         if code: break
         code = cu.cuGraphNodeGetType(nodes[k], &kind)
@@ -196,6 +202,9 @@ cdef int cuda_checkpoint(Recording* r, PyObject* made, PyObject* outs, void** li
     cdef void** addresses
     if code: return code
     addresses = <void**>malloc((n_outs + 1) * sizeof(void*))
+    if addresses is NULL:
+        PyErr_NoMemoryX()
+        return -1
     n = 0
     for k in range(n_outs):
         addresses[n] = tensor_storage_ptr(PyList_GET_ITEMX(outs, k))

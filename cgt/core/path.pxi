@@ -40,12 +40,10 @@ cdef int stream_order(Path* p, Driver* d, void* stream) except -1:
 cdef int out_grads(Table* t, Node* n, Out* o, PyObject** leaves) noexcept nogil:
     """1 while the output is .grad of the parameter that it belongs to. Reached tensors only: a
     leaf's tensor is known just during its own call."""
-    cdef Slot* s
     cdef PyObject* x
     if o.grad_slot == NONE or o.tensor is NULL: return 0
-    s = slot_row(t, n.slot_at + o.grad_slot)
-    if s.leaf != NONE and leaves is NULL: return 0
-    x = slot_tensor(t, n, s, leaves)
+    if guard_row(t, n.slot_at + o.grad_slot).leaf != NONE and leaves is NULL: return 0
+    x = slot_tensor(t, n, o.grad_slot, leaves)
     return x is not NULL and tensor_grad(x) == tensor_impl(o.tensor)
 
 cdef inline int32_t group_end(Node* n, int32_t k, Out* first) noexcept nogil:

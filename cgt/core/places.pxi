@@ -1,7 +1,7 @@
 # Values that a function reads without its arguments: globals, closure cells, attributes. Compared
 # only where a dict's tag moved (guard.pxi), so this chapter may call Python.
 
-cdef int place_holds(Place* p) except -1:
+cdef int place_holds(Place p) except -1:
     """Is the value still what it was when the node was recorded?"""
     cdef PyObject* now = NULL
     cdef int same
@@ -45,16 +45,17 @@ cdef int empty_same(PyObject* want, PyObject* now) except -1:
     return PyDict_CheckExact(now) or (<object>now).default_factory is (<object>want).default_factory
 
 cdef int32_t places_hold(Table* t, id_t n) except -2:
-    """NONE if all places of the node hold, else the index of the first that does not."""
-    cdef Node* node = node_row(t, n)
-    cdef Watch* w
+    """NONE if all places of the node hold, else the index of the first that does not. To compare one may call
+    Python, which may add rows: none is held meanwhile."""
+    cdef Watch w
     cdef int32_t k, j
     cdef uint64_t tag
-    for k in range(node.watch_n):
-        w = watch_row(t, node.watch_at + k)
+    for k in range(node_row(t, n).watch_n):
+        w = watch_row(t, node_row(t, n).watch_at + k)[0]
         tag = dict_tag(w.holder) if w.holder is not NULL else 0
         if w.holder is not NULL and tag == w.tag: continue
         for j in range(w.place_n):
-            if not place_holds(place_row(t, node.place_at + w.place_at + j)): return w.place_at + j
-        w.tag = tag
+            if not place_holds(place_row(t, node_row(t, n).place_at + w.place_at + j)[0]): return w.place_at + j
+        if CGT_DEBUG and k == 0: table_move(t)
+        watch_row(t, node_row(t, n).watch_at + k).tag = tag
     return NONE

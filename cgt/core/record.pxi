@@ -59,6 +59,7 @@ cdef int32_t record_copy(Table* t, object to, object source, int64_t nbytes) exc
     cdef Copy* c
     cdef int32_t k = column_add(t, &t.rec_copies, 1)
     c = <Copy*>t.rec_copies.rows + k
+    c.slot = NONE
     c.to = tensor_ptr(<PyObject*>to)
     c.source = tensor_ptr(<PyObject*>source)
     c.nbytes = nbytes
@@ -118,36 +119,38 @@ cdef int slot_fill(Table* t, id_t n, id_t at, object row) except -1:
     """row: (leaf, tensor, example, binding, written, bumps, copy, same, apart, grad_of)"""
     cdef PyObject* x
     cdef Slot* s
+    cdef Guard* g
     cdef id_t dim_at
     leaf, tensor, example, binding, written, bumps, copy, same, apart, grad_of = row
     x = <PyObject*>example
     dim_at = dims_of(t, n, x)
-    s = slot_row(t, at)
-    s.leaf = leaf
-    s.tensor = <PyObject*>tensor if tensor is not None else NULL
-    s.grad_of = grad_of
+    s, g = slot_row(t, at), guard_row(t, at)
+    g.leaf = leaf
+    g.tensor = <PyObject*>tensor if tensor is not None else NULL
+    g.grad_of = grad_of
+    g.grad = ANY_GRAD
+    g.binding = binding
+    g.keys = tensor_keys(x)
+    g.data_kind = impl_kind(tensor_impl(x))
+    g.autograd = ANY_STATE if fn_row(t, node_row(t, n).fn).backward else tensor_autograd(x)
+    g.ndim = tensor_ndim(x)
+    g.dim_at = dim_at
+    g.itemsize = tensor_itemsize(x)
+    g.ptr = tensor_ptr(x)
     s.same = same
     s.apart = apart
-    s.identity = s.leaf != NONE and (s.tensor is not NULL or s.grad_of != NONE or s.same != NONE or s.apart)
-    s.binding = binding
+    s.identity = g.leaf != NONE and (g.tensor is not NULL or g.grad_of != NONE or s.same != NONE or s.apart)
     s.written = written
     s.bumps = bumps
     s.copy = copy
-    s.keys = tensor_keys(x)
-    s.dtype = tensor_dtype(x)
-    s.device = tensor_device(x)
-    s.autograd = ANY_STATE if fn_row(t, node_row(t, n).fn).backward else tensor_autograd(x)
-    s.ndim = tensor_ndim(x)
-    s.dim_at = dim_at
-    s.itemsize = <int32_t>tensor_itemsize(x)
-    s.ptr = tensor_ptr(x)
-    s.align = <int32_t>(<uintptr_t>s.ptr % align_of(node_row(t, n)))
+    s.align = <int32_t>(<uintptr_t>g.ptr % align_of(node_row(t, n)))
     s.from_node = NONE
-    if s.binding == PINNED:
+    if g.binding == PINNED:
         s.from_node = path_output(t, node_row(t, n).parent, x, &s.from_out)
-        if s.from_node != NONE: s.shift = s.ptr - tensor_storage_ptr(x)
-    if s.binding == VALUE:
-        memcpy(s.value, s.ptr, s.itemsize)
+        if s.from_node != NONE: s.shift = g.ptr - tensor_storage_ptr(x)
+    if g.binding == VALUE:
+        memcpy(s.value, g.ptr, g.itemsize)
+    g.odd = s.identity or s.from_node != NONE or not (g.binding == UNUSED or g.binding == PINNED)
     if written: node_row(t, n).writes = 1
     if bumps: node_row(t, n).effects = 1
     return 0
@@ -171,7 +174,7 @@ cdef int out_fill(Table* t, id_t n, id_t at, object row) except -1:
     if not hidden: node_row(t, n).n_given += 1
     if kind == SHARED: out_row(t, node_row(t, n).out_at + <id_t>ref).sharers += 1
     o.keys = tensor_keys(x)
-    o.dtype = tensor_dtype(x)
+    o.data_kind = impl_kind(tensor_impl(x))
     o.ndim = tensor_ndim(x)
     o.dim_at = dim_at
     o.offset = tensor_offset(x)
@@ -261,7 +264,7 @@ cdef id_t node_add(Table* t, id_t f, id_t spec, tuple ambient, list slots, list 
     cdef id_t k, at
     cdef Grad* g
     cdef PyObject** tensors
-    cdef Slot* s
+    cdef Guard* s
     node.fn = f
     node.spec = spec
     node.path = path_of(t, t.rec.device)
@@ -281,13 +284,14 @@ cdef id_t node_add(Table* t, id_t f, id_t spec, tuple ambient, list slots, list 
     node_row(t, n).dead_at = at
     if t.rec_deads.n: memcpy(dead_row(t, at), t.rec_deads.rows, t.rec_deads.n * sizeof(Dead))
     at = column_add(t, &t.slots, <int32_t>len(slots))
+    column_add(t, &t.guards, <int32_t>len(slots))
     node_row(t, n).slot_at = at
     node_row(t, n).slot_n = <int32_t>len(slots)
     node_row(t, n).pin_leaf = NONE
     for k in range(len(slots)):
         slot_fill(t, n, at + k, slots[k])
-        s = slot_row(t, at + k)
-        if s.leaf != NONE and s.binding == PINNED and s.from_node == NONE and \
+        s = guard_row(t, at + k)
+        if s.leaf != NONE and s.binding == PINNED and slot_row(t, at + k).from_node == NONE and \
                 node_row(t, n).pin_leaf == NONE:
             node_row(t, n).pin_leaf, node_row(t, n).pin = s.leaf, s.ptr
     at = column_add(t, &t.outs, <int32_t>len(outs))
@@ -304,6 +308,10 @@ cdef id_t node_add(Table* t, id_t f, id_t spec, tuple ambient, list slots, list 
     node.copy_at = column_add(t, &t.copies, node.copy_n)
     if t.rec_copies.n:
         memcpy(copy_row(t, node_row(t, n).copy_at), t.rec_copies.rows, t.rec_copies.n * sizeof(Copy))
+    node = node_row(t, n)
+    for k in range(node.slot_n):
+        if guard_row(t, node.slot_at + k).binding == COPIED:
+            copy_row(t, node.copy_at + slot_row(t, node.slot_at + k).copy).slot = k
     node_row(t, n).gen_at = column_add(t, &t.gens, t.rec_gens.n)
     node = node_row(t, n)
     node.gen_n = t.rec_gens.n
@@ -317,6 +325,8 @@ cdef id_t node_add(Table* t, id_t f, id_t spec, tuple ambient, list slots, list 
         g = grad_row(t, at + k)
         g.slot, g.was_none, g.stays, g.out = slot, was_none, stays, out
         g.was = <void*><uintptr_t>was
+        guard_row(t, node_row(t, n).slot_at + g.slot).grad = NO_GRAD if was_none else SOME_GRAD
+        node_row(t, n).same_grads |= g.was is not NULL
         if not stays: node_row(t, n).effects = 1
     places_fill(t, n, groups)
     backward_fill(t, n, backward)

@@ -3,12 +3,19 @@
 
 cdef int REUSE_OUTPUTS = 1        # 0 where private.py does not trust this torch's reference counts
 
-cdef enum: SCRATCH = 32           # leaves of a call that fit on the C stack
+cdef enum: SCRATCH = 32           # leaves of a call, or whatever else, that fit on the C stack
 
-cdef bint node_fits(Table* t, id_t n, id_t s, uint64_t* ambient, PyObject** leaves):
-    return (guard_node(t, node_row(t, n), s, ambient, leaves) == FITS
-            and deads_alive(t, node_row(t, n)) == NONE
-            and (guard_watches(t, node_row(t, n)) or places_hold(t, n) == NONE))
+cdef int64_t node_why(Table* t, id_t n, id_t s, uint64_t* ambient, PyObject** leaves) except -1:
+    """FITS, or why the node does not take a call: a Miss and what it is about (guard_node). A hit and a report
+    both ask here. Places come last: to compare one may call Python."""
+    cdef int64_t why = guard_node(t, node_row(t, n), s, ambient, leaves)
+    cdef int32_t k
+    if why != FITS: return why
+    k = deads_alive(t, node_row(t, n))
+    if k != NONE: return miss(MISS_ALIVE, k)
+    if guard_watches(t, node_row(t, n)): return FITS
+    k = places_hold(t, n)
+    return FITS if k == NONE else miss(MISS_PLACE, k)
 
 cdef id_t guard_match(Table* t, id_t path, id_t parent, id_t f, id_t s, PyObject** leaves) except -2:
     """The child of `parent` for f that accepts these leaves, moved to the front; or NONE. The newest
@@ -19,7 +26,7 @@ cdef id_t guard_match(Table* t, id_t path, id_t parent, id_t f, id_t s, PyObject
     cdef id_t before, n = first_child(t, path, parent, f)
     if n == NONE: return NONE
     ambient_now(ambient)
-    if node_fits(t, n, s, ambient, leaves): return n
+    if node_why(t, n, s, ambient, leaves) == FITS: return n
     if node_row(t, n).next == NONE: return NONE
     key = call_key(s, ambient, leaves, spec_row(t, s).n_leaves)
     while node_row(t, n).next != NONE:
@@ -28,7 +35,7 @@ cdef id_t guard_match(Table* t, id_t path, id_t parent, id_t f, id_t s, PyObject
         node = node_row(t, n)
         if node.key != key or (node.pin_leaf != NONE and tensor_ptr(leaves[node.pin_leaf]) != node.pin):
             continue
-        if not node_fits(t, n, s, ambient, leaves): continue
+        if node_why(t, n, s, ambient, leaves) != FITS: continue
         node_row(t, before).next = node_row(t, n).next
         node_row(t, n).next = first_child(t, path, parent, f)
         edge_find(t, path, parent, f).first = n
@@ -66,17 +73,15 @@ cdef id_t leaf_path(Table* t, id_t f, PyObject** leaves, int32_t n) noexcept nog
 cdef int copies_bind(Table* t, Node* n, Driver* d, PyObject** leaves) except -1:
     """Point the copy nodes at today's inputs; what did not move costs one compare."""
     cdef int32_t k
-    cdef Slot* s
     cdef Copy* c
     cdef Fn* fn = fn_row(t, n.fn)
     cdef const char* source
     cdef const char* before
     cdef int code
-    for k in range(n.slot_n):
-        s = slot_row(t, n.slot_at + k)
-        if s.binding != COPIED: continue
-        c = copy_row(t, n.copy_at + s.copy)
-        source = tensor_ptr(slot_tensor(t, n, s, leaves))
+    for k in range(n.copy_n):
+        c = copy_row(t, n.copy_at + k)
+        if c.slot == NONE: continue
+        source = tensor_ptr(slot_tensor(t, n, c.slot, leaves))
         fn.copied_bytes += c.nbytes
         if source == c.source: continue
         if c.nbytes:
@@ -93,8 +98,7 @@ cdef int out_intact(Table* t, Node* n, Out* first, Out* o) noexcept:
     return (REUSE_OUTPUTS and o.tensor is not NULL and Py_TYPE_(o.tensor) == Py_TYPE_(o.proto)
             and tensor_storage(o.tensor) == first.storage
             and tensor_ptr(o.tensor) == tensor_ptr(o.proto)
-            and tensor_same(o.tensor, o.keys, o.dtype, tensor_device(o.proto), 0, o.ndim,
-                            dim_row(t, n.dim_at + o.dim_at)))
+            and impl_same(tensor_impl(o.tensor), o.keys, o.data_kind, 0, o.ndim, dim_row(t, n.dim_at + o.dim_at)))
 
 cdef int out_renew(Table* t, id_t n, int32_t k) except -1:
     """New tensors for the group of fresh output k: its storage moved away, or a user changed it."""
@@ -158,7 +162,7 @@ cdef int outs_ready(Table* t, id_t n) except -1:
 cdef inline PyObject* out_slot(Table* t, id_t n, Out* o, PyObject** leaves) noexcept nogil:
     """The call's tensor that an output is, or is a view of."""
     cdef Node* node = node_row(t, n)
-    return slot_tensor(t, node, slot_row(t, node.slot_at + o.ref), leaves)
+    return slot_tensor(t, node, o.ref, leaves)
 
 cdef object outs_give(Table* t, id_t n, PyObject** leaves, void* backward):
     """The call's result. `backward`: the autograd node of what requires grad in it, or NULL."""
@@ -222,25 +226,24 @@ cdef int effects(Table* t, id_t n, PyObject** leaves, bint bump) except -1:
     cdef int32_t k
     for k in range(node.slot_n if bump else 0):
         s = slot_row(t, node.slot_at + k)
-        if s.bumps: tensor_bump(slot_tensor(t, node, s, leaves), s.bumps)
+        if s.bumps: tensor_bump(slot_tensor(t, node, k, leaves), s.bumps)
     for k in range(node.grad_n):
         node = node_row(t, n)
         g = grad_row(t, node.grad_at + k)
         if g.stays: continue
-        x = slot_tensor(t, node, slot_row(t, node.slot_at + g.slot), leaves)
+        x = slot_tensor(t, node, g.slot, leaves)
         made = out_row(t, node.out_at + g.out).tensor if g.out != NONE else NULL
         if tensor_grad(x) != (tensor_impl(made) if made is not NULL else NULL):
             tensor_set_grad(x, made)
     return 0
 
-cdef object replay(Table* t, id_t n, PyObject** leaves, bint launch, bint bump):
-    """Bind, take outputs, launch; n is the path's last node from now on. The caller holds the path's
-    lock. Outputs are taken before the GIL is let go."""
+cdef object replay(Table* t, id_t n, PyObject** leaves, void* stream, bint launch, bint bump):
+    """Bind, take outputs, launch on the caller's current stream; n is the path's last node from now on. The caller holds
+    the path's lock. Outputs are taken before the GIL is let go."""
     cdef Node* node = node_row(t, n)
     cdef id_t path = node.path
     cdef Driver* d = &DRIVERS[path_row(t, path).driver]
     cdef int driver = path_row(t, path).driver, code
-    cdef void* stream = d.stream(path_row(t, path).device)
     cdef void* exec_ = node.exec
     cdef void* backward = NULL
     cdef string error
@@ -278,6 +281,7 @@ cdef object call(Table* t, id_t f, PyObject* args, PyObject* kwargs, object on_m
     cdef PyObject* reason = NULL
     cdef Path* p
     cdef void* range_
+    cdef void* stream = NULL
     fn_row(t, f).calls += 1
     if ambient_blocker() != 0: return on_miss(NONE, <object>args, <object>kwargs)
     why = None
@@ -297,7 +301,8 @@ cdef object call(Table* t, id_t f, PyObject* args, PyObject* kwargs, object on_m
             p = path_row(t, path)
             if p.driver == CUDA:
                 cuda_thread_ready(p.device)
-                if cuda_capturing(cuda_current_stream(p.device)): break
+                stream = cuda_current_stream(p.device)
+                if cuda_capturing(stream): break
             if p.owner == PyThread_get_thread_ident(): break   # a finalizer called us mid-call
             if not path_lock(p):
                 path_wait(p.lock)
@@ -313,7 +318,7 @@ cdef object call(Table* t, id_t f, PyObject* args, PyObject* kwargs, object on_m
                     break
                 range_ = range_begin(fn_row(t, f).range_name)
                 try:
-                    result = replay(t, n, w.leaves, True, True)
+                    result = replay(t, n, w.leaves, stream, True, True)
                 finally:
                     if range_ is not NULL: range_end(range_)
             except DriverError as error:

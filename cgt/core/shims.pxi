@@ -21,8 +21,12 @@ cdef extern from "tensor_shim.h" namespace "cgt" nogil:
     char* tensor_storage_ptr "(char*)cgt::tensor_storage_ptr"(PyObject* t)
     int64_t tensor_offset(PyObject* t)
     void tensor_dims(PyObject* t, int64_t* dims)
-    int tensor_same(PyObject* t, uint64_t keys, int dtype, int device, int autograd, int ndim,
-                    const int64_t* dims) noexcept
+    void impl_near(void* impl) noexcept
+    void impl_reach(void* impl) noexcept
+    uint32_t impl_kind(void* impl) noexcept
+    int impl_same(void* impl, uint64_t keys, uint32_t kind, int autograd, int ndim, const int64_t* dims) noexcept
+    int impl_has_grad(void* impl) noexcept
+    char* impl_at(void* impl, int64_t itemsize) noexcept
     char* tensor_at(PyObject* t, int64_t itemsize) noexcept
     int tensor_overlaps(PyObject* a, PyObject* b) noexcept
     uint64_t tensor_key(PyObject* t, uint64_t h) noexcept
@@ -186,6 +190,7 @@ cdef extern from "Python.h":
     PyObject* PyObject_CallOneArg(PyObject* f, PyObject* arg)
     PyObject* PyErr_Occurred()
     void PyErr_Clear()
+    PyObject* PyErr_NoMemoryX "PyErr_NoMemory"()
     void Py_XDECREFX "Py_XDECREF"(PyObject* o)
     void Py_DECREFX "Py_DECREF"(PyObject* o)
     void Py_INCREFX "Py_INCREF"(PyObject* o)

@@ -14,6 +14,14 @@ dict_watch_start()
 if observe_start() != 0: raise_pending()
 
 
+cdef PyObject** borrowed(list tensors) except NULL:
+    """The tensors in an array, to be freed, that holds none of them."""
+    cdef PyObject** rows = <PyObject**>malloc((len(tensors) + 1) * sizeof(PyObject*))
+    if rows is NULL: raise MemoryError()
+    for k in range(len(tensors)): rows[k] = <PyObject*>tensors[k]
+    return rows
+
+
 def make_site(int f, object on_miss, object function, dict reasons):
     """The function that `jit` returns: a closure over the function's row. `function`: what runs where a verdict
     stands; reasons[text] counts such calls."""
@@ -106,10 +114,11 @@ def node_facts(int n):
     """{name: value} of what a report says about a node."""
     cdef Node* node = node_row(&TABLE, n)
     cdef Slot* s
+    cdef Guard* g
     slots = []
     for k in range(node.slot_n):
-        s = slot_row(&TABLE, node.slot_at + k)
-        slots.append((s.leaf, s.binding, s.written, <uintptr_t>slot_ptr(&TABLE, s), s.from_node))
+        s, g = slot_row(&TABLE, node.slot_at + k), guard_row(&TABLE, node.slot_at + k)
+        slots.append((g.leaf, g.binding, s.written, <uintptr_t>slot_ptr(&TABLE, node, k), s.from_node))
     return {
         "fn": node.fn, "spec": node.spec, "path": node.path, "parent": node.parent,
         "depth": node.depth, "children": node.children, "used": node.used,
@@ -126,14 +135,11 @@ def node_facts(int n):
 def slot_addresses(int n, int k, list tensors):
     """(address that slot k of node n wants, address it has in a call with these leaves)."""
     cdef Node* node = node_row(&TABLE, n)
-    cdef Slot* s = slot_row(&TABLE, node.slot_at + k)
-    cdef PyObject** leaves = <PyObject**>malloc((len(tensors) + 1) * sizeof(PyObject*))
+    cdef PyObject** leaves = borrowed(tensors)
     cdef PyObject* x
-    if leaves is NULL: raise MemoryError()
-    for j in range(len(tensors)): leaves[j] = <PyObject*>tensors[j]
-    x = slot_tensor(&TABLE, node, s, leaves)
+    x = slot_tensor(&TABLE, node, k, leaves)
     free(leaves)
-    return <uintptr_t>slot_ptr(&TABLE, s), <uintptr_t>(tensor_ptr(x) if x is not NULL else NULL)
+    return <uintptr_t>slot_ptr(&TABLE, node, k), <uintptr_t>(tensor_ptr(x) if x is not NULL else NULL)
 
 
 def dead_line(int n, int k):
@@ -225,9 +231,7 @@ def node_replace(int n):
 def verdict_spec(int spec, list tensors, str reason, int64_t until):
     """The same of calls with this structure, ambient state and tensors of these shapes."""
     cdef uint64_t ambient[3]
-    cdef PyObject** leaves = <PyObject**>malloc((len(tensors) + 1) * sizeof(PyObject*))
-    if leaves is NULL: raise MemoryError()
-    for k in range(len(tensors)): leaves[k] = <PyObject*>tensors[k]
+    cdef PyObject** leaves = borrowed(tensors)
     ambient_now(ambient)
     verdict_set(&spec_row(&TABLE, spec).verdict, reason, until,
                 call_key(spec, ambient, leaves, <int32_t>len(tensors)))
@@ -242,25 +246,16 @@ def verdict_place(int path, int parent, int f, str reason, int64_t until):
 
 def node_misses(int path, int parent, int f, int spec, list tensors):
     """Why each of these children does not take this call: [(node, Miss, index), ...]. For messages
-    and for the choice between pinned and copied; the same comparisons as on the hit path."""
+    and for the choice between pinned and copied."""
     cdef uint64_t ambient[3]
-    cdef PyObject** leaves = <PyObject**>malloc((len(tensors) + 1) * sizeof(PyObject*))
+    cdef PyObject** leaves = borrowed(tensors)
     cdef id_t n = first_child(&TABLE, path, parent, f)
     cdef int64_t why
-    cdef int32_t place
-    if leaves is NULL: raise MemoryError()
     rows = []
     try:
-        for k in range(len(tensors)): leaves[k] = <PyObject*>tensors[k]
         ambient_now(ambient)
         while n != NONE:
-            why = guard_node(&TABLE, node_row(&TABLE, n), spec, ambient, leaves)
-            if why == FITS:
-                place = deads_alive(&TABLE, node_row(&TABLE, n))
-                if place != NONE: why = miss(MISS_ALIVE, place)
-            if why == FITS:
-                place = places_hold(&TABLE, n)
-                if place != NONE: why = miss(MISS_PLACE, place)
+            why = node_why(&TABLE, n, spec, ambient, leaves)
             rows.append((n, <int>(why >> 32), <int>(why & 0xffffffff)))
             n = node_row(&TABLE, n).next
     finally:
@@ -428,9 +423,7 @@ def parent_of(int device, int f, list tensors):
     """The node behind which a call with these tensors belongs, or -1: it begins an iteration."""
     cdef id_t path = path_of(&TABLE, device)
     cdef id_t at = path_back(&TABLE, path, path_row(&TABLE, path).current)
-    cdef PyObject** rows = <PyObject**>malloc((len(tensors) + 1) * sizeof(PyObject*))
-    if rows is NULL: raise MemoryError()
-    for k in range(len(tensors)): rows[k] = <PyObject*>tensors[k]
+    cdef PyObject** rows = borrowed(tensors)
     on = path_continues(&TABLE, path, at, f, rows, <int32_t>len(tensors))
     free(rows)
     return at if on else NONE
@@ -446,9 +439,7 @@ def go_on(int device, int parent, list tensors):
         # Another thread may have moved it, or hold what was dead; then the recording finds itself overtaken.
         if at == parent: path_row(&TABLE, path).current = parent
         return
-    leaves = <PyObject**>malloc((len(tensors) + 1) * sizeof(PyObject*))
-    if leaves is NULL: raise MemoryError()
-    for k in range(len(tensors)): leaves[k] = <PyObject*>tensors[k]
+    leaves = borrowed(tensors)
     try:
         path_leave(path_row(&TABLE, path), at)
         while path_release(&TABLE, path, NONE, leaves, <int32_t>len(tensors)) != 0: pass
@@ -597,12 +588,11 @@ def run_node(int n, list tensors, bint launch):
     """Replay a node outside the guard: the call that recorded it. `launch` is False where recording
     already ran the ops. The caller holds the paths since before the node was added: another thread
     could replay it before this call has its result."""
-    cdef PyObject** leaves = <PyObject**>malloc((len(tensors) + 1) * sizeof(PyObject*))
-    if leaves is NULL: raise MemoryError()
-    for k in range(len(tensors)): leaves[k] = <PyObject*>tensors[k]
+    cdef PyObject** leaves = borrowed(tensors)
+    cdef Path* p = path_row(&TABLE, node_row(&TABLE, n).path)
     TABLE.rec.ran = 1
     try:
-        return replay(&TABLE, n, leaves, launch, False)
+        return replay(&TABLE, n, leaves, DRIVERS[p.driver].stream(p.device), launch, False)
     finally:
         free(leaves)
 
@@ -904,11 +894,12 @@ def fixed(object t):
 
 def view_like(object base, object like, int64_t shift):
     """A tensor with the metadata of `like` over base's memory, `shift` bytes from base's start."""
-    cdef int64_t small[16]
+    cdef int64_t small[SCRATCH]
     cdef int ndim = tensor_ndim(<PyObject*>like)
     cdef int64_t* dims = small
     cdef PyObject* made
-    if ndim > 8: dims = <int64_t*>malloc(2 * ndim * sizeof(int64_t))
+    if 2 * ndim > SCRATCH: dims = <int64_t*>malloc(2 * ndim * sizeof(int64_t))
+    if dims is NULL: raise MemoryError()
     tensor_dims(<PyObject*>like, dims)
     made = tensor_over(<PyObject*>base, <PyObject*>like, tensor_keys(<PyObject*>like), shift, ndim, dims)
     if dims is not small: free(dims)
@@ -986,7 +977,8 @@ def time_launches(list execs, uintptr_t stream, int n):
     benches."""
     cdef double began
     cdef int k, code = 0, n_execs = <int>len(execs)
-    cdef uintptr_t[16] handle
+    cdef uintptr_t[SCRATCH] handle
+    if not 0 < n_execs <= SCRATCH: raise ValueError(f"1 to {SCRATCH} execs in turn")
     for k in range(n_execs): handle[k] = execs[k]
     with nogil:
         began = now()
@@ -1007,6 +999,7 @@ def time_guards(int f, tuple args, dict kwargs, int n):
     w.table = &TABLE
     w.hold = NULL
     w.leaves = <PyObject**>malloc((fn_row(&TABLE, f).max_leaves + 1) * sizeof(PyObject*))
+    if w.leaves is NULL: raise MemoryError()
     began = now()
     for k in range(n):
         s = leaves_take(&TABLE, f, <PyObject*>args, <PyObject*>kwargs, &w)

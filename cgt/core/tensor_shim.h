@@ -4,7 +4,7 @@
 // Everything here takes borrowed references and keeps none, unless a comment says otherwise.
 //
 // `THPVariable` is mirrored instead of including python_variable.h, which costs 11 s and 0.9 GB to
-// compile. shim_check() holds the mirror against the public Python attributes at start-up.
+// compile. self_check (private.py) holds the mirror against the public Python attributes at start-up.
 #pragma once
 #include <Python.h>
 
@@ -62,16 +62,26 @@ static inline char* data_of(c10::TensorImpl* i) {
   return base ? base + i->storage_offset() * i->dtype().itemsize() : nullptr;
 }
 
-// TensorImpl::autograd_meta_, by the rule that an explicit instantiation may name a private member: a guard
-// asks each tensor, and libtorch's requires_grad() is three calls. NULL: nothing for autograd to know.
-template <auto Member>
-struct ReachMeta {
-  friend torch::autograd::AutogradMeta* autograd_meta_of(c10::TensorImpl* i) {
-    return static_cast<torch::autograd::AutogradMeta*>((i->*Member).get());
+// Members of TensorImpl, by the rule that an explicit instantiation may name a private one: a guard asks each tensor.
+// libtorch's requires_grad() is three calls, and each of sizes(), strides(), device() first asks whether a subclass
+// answers instead (none does where the dispatch keys are those of a plain tensor).
+template <auto Meta, auto Dims, auto Offset, auto Dtype, auto Where>
+struct ReachImpl {
+  friend torch::autograd::AutogradMeta* autograd_meta_of(c10::TensorImpl* i) {  // NULL: nothing for autograd to know
+    return static_cast<torch::autograd::AutogradMeta*>((i->*Meta).get());
   }
+  friend const c10::impl::SizesAndStrides& impl_dims(c10::TensorImpl* i) { return i->*Dims; }
+  friend int64_t impl_offset(c10::TensorImpl* i) { return i->*Offset; }
+  friend const caffe2::TypeMeta& impl_dtype(c10::TensorImpl* i) { return i->*Dtype; }
+  friend const std::optional<c10::Device>& impl_device(c10::TensorImpl* i) { return i->*Where; }
 };
 torch::autograd::AutogradMeta* autograd_meta_of(c10::TensorImpl* i);
-template struct ReachMeta<&c10::TensorImpl::autograd_meta_>;
+const c10::impl::SizesAndStrides& impl_dims(c10::TensorImpl* i);
+int64_t impl_offset(c10::TensorImpl* i);
+const caffe2::TypeMeta& impl_dtype(c10::TensorImpl* i);
+const std::optional<c10::Device>& impl_device(c10::TensorImpl* i);
+template struct ReachImpl<&c10::TensorImpl::autograd_meta_, &c10::TensorImpl::sizes_and_strides_,
+                          &c10::TensorImpl::storage_offset_, &c10::TensorImpl::data_type_, &c10::TensorImpl::device_opt_>;
 
 // What a tensor is to autograd: nothing, a leaf that requires grad, a result, one with a tangent (forward mode).
 enum AutogradState { ANY_STATE = -1, PLAIN_TENSOR, LEAF, RESULT, DUAL };
@@ -122,22 +132,50 @@ static inline void tensor_dims(PyObject* t, int64_t* dims) {
   memcpy(dims + n, i->strides().data(), n * sizeof(int64_t));
 }
 
+// Which memory a guard is about to read of a tensor: asked for beforehand, many at once, it comes at once. First what
+// the tensor itself is, then what it refers to.
+static C10_ALWAYS_INLINE void impl_near(const void* impl) noexcept {
+  const char* at = static_cast<const char*>(impl);
+  __builtin_prefetch(at);
+  __builtin_prefetch(at + 64);
+  __builtin_prefetch(at + sizeof(c10::TensorImpl) - 8);
+}
+static C10_ALWAYS_INLINE void impl_reach(void* impl) noexcept {
+  auto* i = static_cast<c10::TensorImpl*>(impl);
+  __builtin_prefetch(i->unsafe_storage().unsafeGetStorageImpl());
+  if (const torch::autograd::AutogradMeta* m = autograd_meta_of(i)) {
+    __builtin_prefetch(&m->grad_);
+    __builtin_prefetch(&m->requires_grad_);
+  }
+}
+
+// dtype and device as one number.
+static C10_ALWAYS_INLINE uint32_t impl_kind(void* impl) noexcept {
+  auto* i = static_cast<c10::TensorImpl*>(impl);
+  uint16_t dtype, device;
+  static_assert(sizeof(caffe2::TypeMeta) == sizeof dtype && sizeof(c10::Device) == sizeof device);
+  memcpy(&dtype, &impl_dtype(i), sizeof dtype);
+  memcpy(&device, &*impl_device(i), sizeof device);  // it has one: undefined tensors have no Python object
+  return static_cast<uint32_t>(dtype) << 16 | device;
+}
+
 // Same dtype, device, dispatch keys (layout, conj, inference, wrappers), sizes, strides and
 // state to autograd? The hot half of a guard: no Python, no allocation.
-static C10_ALWAYS_INLINE int tensor_same(PyObject* t, uint64_t keys, int dtype, int device,
-                                         int autograd, int ndim,
-                                         const int64_t* dims) noexcept {
-  c10::TensorImpl* i = impl_of(t);
-  if (i->key_set().raw_repr() != keys) return 0;
-  c10::IntArrayRef sizes = i->sizes();
-  if (static_cast<int>(sizes.size()) != ndim) return 0;
-  if (static_cast<int>(i->dtype().toScalarType()) != dtype) return 0;
-  if (static_cast<int>(i->device().index()) != device) return 0;
-  if (autograd != ANY_STATE && autograd_state(i) != autograd) return 0;
-  const int64_t* strides = i->strides().data();
-  for (int d = 0; d < ndim; ++d)
-    if (sizes[d] != dims[d] || strides[d] != dims[ndim + d]) return 0;
-  return 1;
+static C10_ALWAYS_INLINE int impl_same(void* impl, uint64_t keys, uint32_t kind, int autograd, int ndim,
+                                       const int64_t* dims) noexcept {
+  auto* i = static_cast<c10::TensorImpl*>(impl);
+  const c10::impl::SizesAndStrides& now = impl_dims(i);
+  if ((i->key_set().raw_repr() ^ keys) | (impl_kind(i) ^ kind) | (now.size() ^ static_cast<size_t>(ndim))) return 0;
+  const int64_t* sizes = now.sizes_data();
+  const int64_t* strides = now.strides_data();
+  int64_t apart = 0;  // one branch a tensor, not two a dimension
+  for (int d = 0; d < ndim; ++d) apart |= (sizes[d] ^ dims[d]) | (strides[d] ^ dims[ndim + d]);
+  return !apart && (autograd == ANY_STATE || autograd_state(i) == autograd);
+}
+
+static C10_ALWAYS_INLINE int impl_has_grad(void* impl) noexcept {
+  const torch::autograd::AutogradMeta* m = autograd_meta_of(static_cast<c10::TensorImpl*>(impl));
+  return m && m->grad_.defined();
 }
 
 // h with dtype and sizes mixed in.
@@ -150,11 +188,12 @@ static inline uint64_t tensor_key(PyObject* t, uint64_t h) noexcept {
 
 // The address of a tensor whose keys and dtype are already known to fit: it has a storage, and
 // elements of `itemsize` bytes.
-static C10_ALWAYS_INLINE char* tensor_at(PyObject* t, int64_t itemsize) noexcept {
-  c10::TensorImpl* i = impl_of(t);
+static C10_ALWAYS_INLINE char* impl_at(void* impl, int64_t itemsize) noexcept {
+  auto* i = static_cast<c10::TensorImpl*>(impl);
   char* base = storage_base(i->unsafe_storage().unsafeGetStorageImpl());
-  return base ? base + i->storage_offset() * itemsize : nullptr;
+  return base ? base + impl_offset(i) * itemsize : nullptr;
 }
+static inline char* tensor_at(PyObject* t, int64_t itemsize) noexcept { return impl_at(impl_of(t), itemsize); }
 
 // The bytes from its first element to the end of its last; strides are not negative.
 static inline int64_t tensor_span(PyObject* t) noexcept {
@@ -296,7 +335,7 @@ static PyObject* out_view(PyObject* base, PyObject* proto, uint64_t keys, int64_
 }
 
 // By how much a tensor's Python reference count rises while C++ holds references too. A property of
-// the torch release: measured at start-up (calibrate in surface.pxi).
+// the torch release: measured at start-up (private.py: self_check).
 static int cpp_bump = 1;
 
 static inline int64_t impl_uses(PyObject* o) noexcept {
@@ -454,20 +493,13 @@ static inline uint64_t precisions_now() noexcept {
   return w;
 }
 
-// Everything ambient that can change what ops do, packed into three words.
-static inline void ambient_now(uint64_t* w) noexcept {
-  const at::Context& c = at::globalContext();
+// The switches of at::Context, as its getters tell them; `flags` and `numbers` leave room for what is the thread's own.
+static void switches_ask(uint64_t* flags, uint64_t* numbers) noexcept {
   at::Context& m = at::globalContext();
+  const at::Context& c = m;
   uint64_t b = 0;
-  int k = 0;
+  int k = 8;
   auto bit = [&](bool v) { b |= static_cast<uint64_t>(v) << k++; };
-  const c10::AutogradState& autograd = c10::AutogradState::get_tls_state();
-  bit(autograd.get_grad_mode());
-  bit(autograd.get_inference_mode());
-  bit(autograd.get_multithreading_enabled());
-  bit(at::autocast::is_autocast_enabled(at::kCPU));
-  bit(at::autocast::is_autocast_enabled(at::kCUDA));
-  bit(at::autocast::is_autocast_cache_enabled());
   bit(c.deterministicAlgorithms());
   bit(c.deterministicAlgorithmsWarnOnly());
   bit(c.deterministicFillUninitializedMemory());
@@ -484,13 +516,61 @@ static inline void ambient_now(uint64_t* w) noexcept {
   bit(c.userEnabledFA3SDP());
   bit(c.allowFP16BF16ReductionMathSDP());
   bit(c.allowFP16AccumulationCuBLAS());
-  w[0] = b;
+  *flags = b;
   auto four = [](auto v) { return static_cast<uint64_t>(v) & 15; };
-  w[1] = static_cast<uint64_t>(at::autocast::get_autocast_dtype(at::kCPU)) |
+  *numbers = four(c.allowFP16ReductionCuBLAS()) << 24 | four(c.allowBF16ReductionCuBLAS()) << 28 |
+             four(m.blasPreferredBackend()) << 32 | four(c.linalgPreferredBackend()) << 36;
+}
+
+// The same without asking, while the bytes stand as they did when the getters were asked last: these are twenty calls
+// into libtorch at each hit, whose code is long out of the caches there. All that they read lies from the first switch to
+// the map of precisions (reached as that is). The GIL guards the copy.
+template <auto First>
+struct ReachFirst {
+  friend const char* switches_first(at::Context& c) { return reinterpret_cast<const char*>(&(c.*First)); }
+};
+const char* switches_first(at::Context& c);
+template struct ReachFirst<&at::Context::enabled_cudnn>;
+
+struct Switches {
+  static constexpr size_t MOST = 512;
+  const char* at;
+  size_t n;
+  char known[MOST];
+  uint64_t flags, numbers;
+  Switches() {
+    at::Context& c = at::globalContext();
+    at = switches_first(c);
+    const char* end = reinterpret_cast<const char*>(&precision_map(c));
+    n = end > at && end <= at + MOST ? end - at : 0;  // 0: laid out otherwise, ask each time
+    ask();
+  }
+  void ask() noexcept {
+    memcpy(known, at, n);
+    switches_ask(&flags, &numbers);
+  }
+};
+static inline const Switches& switches_now() noexcept {
+  static Switches s;
+  if (C10_UNLIKELY(s.n == 0 || memcmp(s.known, s.at, s.n) != 0)) s.ask();
+  return s;
+}
+
+// Everything ambient that can change what ops do, packed into three words.
+static inline void ambient_now(uint64_t* w) noexcept {
+  const c10::AutogradState& autograd = c10::AutogradState::get_tls_state();
+  // Autocast is on where its key is not excluded: private.py: self_check.
+  c10::DispatchKeySet excluded = c10::impl::tls_local_dispatch_key_set().excluded_;
+  const Switches& s = switches_now();
+  w[0] = s.flags | static_cast<uint64_t>(autograd.get_grad_mode()) |
+         static_cast<uint64_t>(autograd.get_inference_mode()) << 1 |
+         static_cast<uint64_t>(autograd.get_multithreading_enabled()) << 2 |
+         static_cast<uint64_t>(!excluded.has(c10::DispatchKey::AutocastCPU)) << 3 |
+         static_cast<uint64_t>(!excluded.has(c10::DispatchKey::AutocastCUDA)) << 4 |
+         static_cast<uint64_t>(at::autocast::is_autocast_cache_enabled()) << 5;
+  w[1] = s.numbers | static_cast<uint64_t>(at::autocast::get_autocast_dtype(at::kCPU)) |
          static_cast<uint64_t>(at::autocast::get_autocast_dtype(at::kCUDA)) << 8 |
-         static_cast<uint64_t>(c10::typeMetaToScalarType(c10::get_default_dtype())) << 16 |
-         four(c.allowFP16ReductionCuBLAS()) << 24 | four(c.allowBF16ReductionCuBLAS()) << 28 |
-         four(m.blasPreferredBackend()) << 32 | four(c.linalgPreferredBackend()) << 36;
+         static_cast<uint64_t>(c10::typeMetaToScalarType(c10::get_default_dtype())) << 16;
   w[2] = precisions_now();
 }
 
@@ -501,15 +581,28 @@ static inline int saved_hooks() noexcept {
 
 enum Blocker { BLOCK_NONE, BLOCK_DISPATCH_MODE, BLOCK_FUNCTION_MODE, BLOCK_TRANSFORM, BLOCK_CAPTURE, BLOCK_SAVES, BLOCK_TRACE };
 
-// Is something between us and the ops that a recording could not see through?
-static inline int ambient_blocker() noexcept {
+// Keys that a thread includes while something stands between us and the ops; a dispatch mode includes Python's.
+static constexpr c10::DispatchKeySet BETWEEN({OBSERVED, c10::DispatchKey::FuncTorchDynamicLayerFrontMode,
+                                              c10::DispatchKey::Functionalize, c10::DispatchKey::Tracer,
+                                              c10::DispatchKey::Python, c10::DispatchKey::PythonTLSSnapshot});
+
+// Which of them? Asked where there is one.
+static int between() noexcept {
   if (c10::impl::TorchDispatchModeTLS::any_modes_set() || c10::impl::tls_is_dispatch_key_included(OBSERVED))
     return BLOCK_DISPATCH_MODE;
-  if (at::impl::PythonTorchFunctionTLS::stack_len() > 0) return BLOCK_FUNCTION_MODE;
   if (c10::impl::tls_is_dispatch_key_included(c10::DispatchKey::FuncTorchDynamicLayerFrontMode) ||
       c10::impl::tls_is_dispatch_key_included(c10::DispatchKey::Functionalize))
     return BLOCK_TRANSFORM;
-  if (c10::impl::tls_is_dispatch_key_included(c10::DispatchKey::Tracer)) return BLOCK_TRACE;
+  return c10::impl::tls_is_dispatch_key_included(c10::DispatchKey::Tracer) ? BLOCK_TRACE : BLOCK_NONE;
+}
+
+// Is something between us and the ops that a recording could not see through?
+static inline int ambient_blocker() noexcept {
+  if (C10_UNLIKELY((c10::impl::tls_local_dispatch_key_set().included_ & BETWEEN).raw_repr() != 0)) {
+    int which = between();
+    if (which != BLOCK_NONE) return which;
+  }
+  if (at::impl::PythonTorchFunctionTLS::stack_len() > 0) return BLOCK_FUNCTION_MODE;
   if (c10::AutogradState::get_tls_state().get_grad_mode()) {
     const auto& hooks = at::SavedTensorDefaultHooks::get_tls_state();
     if (!hooks.stack.empty() || hooks.disabled_error_message) return BLOCK_SAVES;
