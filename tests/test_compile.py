@@ -18,7 +18,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import cgt
-from cgt import data, dispatch, observe, trace
+from cgt import dispatch, observe, trace
 
 pytestmark = pytest.mark.skipif(core.debug_build(), reason="long, and the same in both builds: the release suite does it")
 
@@ -232,7 +232,7 @@ def test_no_compilation_in_a_capture():
     g = torch.compile(torch.sin, backend=backend)
     x = torch.randn(8)
     callbacks = list(torch._dynamo.callback_handler.start_callbacks)
-    seen = observe.observe(data.CUDA)
+    seen = observe.observe(core.CUDA)
     seen.recording = True
     with pytest.raises(observe.Unrecordable):
         trace.run(seen, lambda x: g(x), (x,), {})
@@ -254,7 +254,7 @@ def test_a_region_is_one_op_to_the_books():
     given, x = [], torch.ones(4)
     leaf, buffer = torch.zeros(4), torch.zeros(16, dtype=torch.uint8)
     region = types.SimpleNamespace(mutated_input_idxs=[0], device_types=["cpu"], fx_kwargs={})
-    seen = observe.observe(data.HOST)
+    seen = observe.observe(core.HOST)
     observe.note_swaps(seen, [(leaf, buffer)])
     inputs = [leaf, x]
     made, _, view = trace.watch_region(seen, plain, region, inputs)
@@ -273,7 +273,7 @@ def test_a_region_with_state_of_its_own(what):
     region = types.SimpleNamespace(
         device_types=["cuda"], fx_kwargs={"cudagraphs": what == "graphs"}
     )
-    seen = observe.observe(data.CUDA)
+    seen = observe.observe(core.CUDA)
     trace.vet_region(seen, region, [torch.Generator()] if what == "generator" else [], [])
     assert "of its own" in seen.reason
 

@@ -14,6 +14,7 @@ import threading
 import pytest
 import test_failures  # noqa: F401  its tests reach sentences too
 import torch
+from cgt_core import HOST
 from helpers import TOLD, Opaque, counters, replays_after, tells
 from helpers import assert_same as same
 from torch.overrides import TorchFunctionMode
@@ -21,7 +22,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import cgt
 from cgt import errors, trace
-from cgt.data import HOST
 from cgt.observe import observe
 
 pytestmark = pytest.mark.usefixtures("short_cool_down", "nothing_left_behind")

@@ -118,7 +118,8 @@ def test_gradients_are_not_copied_and_of_their_own(device):
             seen.append([facts(params), len(set(places))])
         if wrap is not identity:
             end = max(e.time_range.end for e in profile.events() if e.name.startswith("cgt.replay"))
-            assert not [e.name for e in profile.events() if e.time_range.start > end], "ops behind the replay"
+            late = [e.name for e in profile.events() if e.time_range.start > end and e.name.startswith("aten::")]
+            assert not late, "ops behind the replay"
         return seen
 
     assert is_quiet(compare(run), PARAMS)
@@ -445,8 +446,8 @@ def test_gradients_that_the_user_put_there(device, odd):
             w.grad = None
         return seen
 
-    # A backward that finds a sparse one runs eagerly.
-    assert is_quiet(compare(run), 0 if odd == "sparse" else 1)
+    # A backward that finds a sparse one runs eagerly, and autograd has a warning for one with other strides.
+    assert compare(run)[-4:] == {"sparse": [0, 0, 0, 0], "transposed": [1, 0, 1, 0]}.get(odd, [1, 1, 1, 1])
 
 
 @pytest.mark.parametrize("wrong", ["shape", "dtype"])

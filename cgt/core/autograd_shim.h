@@ -759,6 +759,8 @@ static ag::AccumulateGrad* quiet_leaf(ag::GraphTask& task, const ag::Edge& edge,
   auto count = task.dependencies_.find(node);
   if (count == task.dependencies_.end() || count->second != 1) return nullptr;
   if (!task.not_ready_.empty() && task.not_ready_.count(node)) return nullptr;
+  // Autograd complains of a gradient that lies otherwise than its tensor: it, and not our copy of it.
+  if (t.grad().defined() && !ag::utils::obeys_layout_contract(t.grad(), t)) return nullptr;
   const ag::InputMetadata& like = leaf->input_metadata(0);
   if (like.stream() != stream) return nullptr;
   if (!grad.defined()) return leaf;
