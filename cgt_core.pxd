@@ -138,6 +138,8 @@ cdef struct Node:
     id_t slot_at, slot_n, out_at, out_n, ret_at, ret_n, copy_at, copy_n
     id_t gen_at, gen_n, grad_at, grad_n, watch_at, watch_n, place_at, place_n, dim_at, dim_n
     id_t dead_at, dead_n, save_at, save_n, flow_at, flow_n
+    id_t loose_n                # so many of its watches, the last, are compared at each call
+    uint64_t epoch              # dict_epoch when the others held last
     int32_t joined_n            # to so many of its flows, the first, several edges of its graph lead
     PyObject* site              # borrowed: the jitted backward; NULL: no result requires grad
     int32_t n_given             # outputs of the result; hidden ones come behind
@@ -237,7 +239,7 @@ cdef struct Grad:               # a tensor that can have a .grad
     void* was                   # the TensorImpl that must be .grad, where a result is made from it; or NULL
 
 cdef struct Watch:              # places of one dict, skipped while the dict's tag stands still
-    PyObject* holder            # borrowed; NULL: compare at each call
+    PyObject* holder            # borrowed; NULL: loose, to be compared at each call
     uint64_t tag
     id_t place_at, place_n      # relative to the node's places
 
@@ -247,7 +249,7 @@ cdef struct Place:              # a value that the function can read without its
     PyObject* holder            # borrowed
     PyObject* key
     PyObject* want              # NULL: must stay absent
-    int64_t number              # *_LEN and LIST_ITEM
+    int64_t number              # *_LEN and LIST_ITEM; ATTR: function_part
 
 cdef struct Path:               # one per device: row 0 the host, row 1+i cuda:i
     int32_t driver              # DriverKind

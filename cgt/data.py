@@ -82,16 +82,17 @@ class State:
     pointers: dict = fresh(dict)  # path of an argument -> its last address
     moved: set = fresh(set)  # paths of arguments that move: they are copied
     written: set = fresh(set)  # paths of arguments that the function writes
-    ran: set = fresh(set)  # code objects that ran so far; None among them: not all were seen
-    large: bool = False  # there is too much around it to look everywhere
+    ran: set = fresh(set)  # code objects that ran so far: what these read is looked at
+    passed: set = fresh(set)  # code objects that were met and did not run
     unguarded: list = fresh(list)  # sentences on what could not be guarded
     past: list = dataclasses.field(default_factory=lambda: [0] * 10)  # counters of freed backwards
     warmed: int = 0  # warm-ups of all functions when it was warmed last
     warm_seconds: float = 0.0
+    look_seconds: float = 0.0  # spent on finding what its code can read
 
 
 # What reset() makes a function forget; bury() empties `keep`.
-STAYS = frozenset("f born name opts graph range keep reasons past ran warmed warm_seconds".split())
+STAYS = frozenset("f born name opts graph range keep reasons past ran warmed warm_seconds look_seconds".split())
 LEARNT = tuple(f.name for f in dataclasses.fields(State) if f.name not in STAYS)
 
 
@@ -186,7 +187,6 @@ class Around(NamedTuple):
     """What a call can read."""
 
     found: Any  # places.Found
-    narrow: bool  # only code that ran so far counts
     reached: list  # of Reached
     also: dict  # id of an argument that is reached, too -> (the tensor met or None, owner)
     tensors: list  # the arguments, then those reached: the slots
@@ -208,7 +208,6 @@ class Plan(NamedTuple):
     parent: int  # node behind which it will be recorded
     graph: Graph | None  # it is a run of this graph
     saves: bool  # its result will require grad: learn what autograd saves
-    narrow: bool  # see Around
     reached: list
     also: dict
     places: list  # of places.Place
@@ -293,7 +292,7 @@ class Seen:
     generators: dict = fresh(dict)  # id -> generator that was given to an op
     saved: list = fresh(list)  # weak references to what autograd saved (trace.Saved)
     started: set = fresh(set)  # code objects
-    ran: set | None = None  # those that are the function's
+    ran: set = fresh(set)  # those that are the function's; None among them: not all were seen
     returned: Any = None  # of the core: what ops returned, as far as somebody holds it
     results: list = fresh(list)  # weak references to more of these
     kept: list = fresh(list)  # how many references to each argument it left behind

@@ -50,7 +50,16 @@ from . import (
 )
 from .data import LEARNT, Attempt, Call, Kept, State, Verdict, check_draft
 from .observe import observe
-from .plan import device_of, driver_of, leaf_devices, misses, place_in_tree, plan_call, survey
+from .plan import (
+    device_of,
+    driver_of,
+    leaf_devices,
+    learn_code,
+    misses,
+    place_in_tree,
+    plan_call,
+    survey,
+)
 from .private import is_forward_ad, outside_dynamo
 
 ATTRIBUTE = "_cgt_state"  # of a jitted function: its state
@@ -188,15 +197,31 @@ def prove(graph, seen, leaves):
     tensors = [t for t in leaves if isinstance(t, torch.Tensor)]
     reason = describe.vet_backward(graph, seen, [*tensors, *(t for _, t in graph.reached)])
     if reason is None:
-        graph.proven = True
+        graph.proven = None not in seen.ran
     else:
         disprove(graph, reason)
+    learn_backward(graph, seen)
+
+
+def learn_backward(graph, seen):
+    """What a backward reads is guarded by its forward, which is recorded anew if it passed over code that runs now. The
+    code that can read more."""
+    forward = forward_of(graph)
+    fresh = learn_code(forward, seen.ran & forward.passed) if forward is not None else []
+    if fresh:
+        DOOMED.append((forward, GRAPHS))
+    return fresh
+
+
+def forward_of(graph):
+    """The state of the function of whose recording this is the backward, or None."""
+    return getattr(SITES.get(graph.forward), ATTRIBUTE, None)
 
 
 def disprove(graph, reason):
     """A recorded graph cannot be run for other calls: its function is not differentiable by replay. Of
     the very call that was recorded this run was right; of a replayed one it was not."""
-    forward = getattr(SITES.get(graph.forward), ATTRIBUTE, None)
+    forward = forward_of(graph)
     kept = forward.keep.get(graph.node) if forward is not None else None
     known = kept is not None and kept.graph is graph
     replayed = not known or core.node_facts(graph.node)["n_replay"] > 0
@@ -207,7 +232,7 @@ def disprove(graph, reason):
 
 def refuse_gradients(graph, reason):
     """Calls with gradients of this graph's function run eagerly from now on."""
-    forward = getattr(SITES.get(graph.forward), ATTRIBUTE, None)
+    forward = forward_of(graph)
     if forward is None:
         return
     forward.refused = reason
@@ -461,9 +486,10 @@ def warm(call):
     began = time.perf_counter()
     state, flat = call.state, call.flat
     guess = CUDA if any(t.is_cuda for t in flat.tensors) else HOST
-    seen = observe(guess, graph=state.graph, ran=state.ran)
+    seen = observe(guess, graph=state.graph)
     before, sources = [describe.memory_of(t) for t in flat.tensors], impure.states(())
     result = trace.run(seen, call.function, call.args, call.kwargs)
+    state.ran |= seen.ran - {None}  # what is hidden here must be seen when it is recorded
     seen.reason = seen.reason or impure.vet(sources, seen)
     state.warm_seconds += time.perf_counter() - began
     note_warm(state, flat, result, driver_of(state, flat) is None)
@@ -529,7 +555,9 @@ def prepare(call, attempt):
     """attempt.plan: what is decided before the function runs; or the reason why nothing is recorded. Begins an
     iteration if the call does."""
     state, flat = call.state, call.flat
+    began = time.perf_counter()
     around = survey(call)
+    state.look_seconds += time.perf_counter() - began
     if isinstance(around, str):
         return around
     path, parent = place_in_tree(state, flat, around.tensors)
@@ -677,13 +705,15 @@ def escaping(state, seen, reason):
 
 
 def vet_code(state, seen):
-    """A sentence if code ran for the first time where only what ran before was looked at for places."""
-    fresh = (seen.ran or set()) - state.ran
-    state.ran |= fresh
+    """A sentence if code ran that was not looked at for places: for the first time, or unseen."""
+    if None in seen.ran:
+        seen.again = True
+        return errors.hidden_code()
+    fresh = learn_code(state, seen.ran) if state.graph is None else learn_backward(state.graph, seen)
     if not fresh:
         return None
     seen.again = True
-    return errors.new_code(min(getattr(code, "co_name", "compiled code") for code in fresh))
+    return errors.new_code(min(c.co_name for c in fresh))
 
 
 def vet_spent(plan, seen):

@@ -248,8 +248,15 @@ def written_root(path):
 
 def too_many_places():
     return (
-        "the function's code can read too much to guard it all, and a profiler or torch.compile hides which "
+        "the function's code can read too much to guard it all, and torch.compile hides which "
         "part of it ran. Jit a smaller function."
+    )
+
+
+def hidden_code():
+    return (
+        "a profiler, or a thread that the function started, hides which code ran, and so what it read. "
+        "Record without the profiler, and start threads outside."
     )
 
 

@@ -23,15 +23,14 @@ import types
 import warnings
 
 import cgt_core as core
-import torch
 
 from . import errors
-from .places import LIBRARIES, is_ambient, is_random
+from .code import LIBRARIES, family, is_ambient, is_compiled, is_read
+from .places import is_random
 from .private import calls_watched, outside_dynamo
 
 UNKNOWN = object()  # the state of what cannot be asked for it
 
-OURS = (os.path.dirname(__file__) + os.sep, torch._ops.__file__)
 READS = "read readline readlines readinto read1 readall peek"
 IMPURE = {  # core.method_id -> what the builtin function is called in a reason. Of the files only real ones
     core.method_id(getattr(owner, name)): f"{owner.__name__}.{name}".removeprefix("builtins.")
@@ -64,12 +63,13 @@ def watched(seen, is_mine):
     return calls_watched(seen.started, IMPURE, functools.partial(note_call, seen, is_mine))
 
 
-def without_ours(started):
-    """The code that is the function's: neither ours, nor that of operators, which we ask for their properties, nor that
-    of who is told of garbage collections."""
+def code_of_function(started):
+    """The code among this that is the function's, with its inner code: not that of libraries, nor that of who is told of
+    garbage collections. None in it: some was not seen."""
     collecting = collectors()
-    mine = (c for c in list(started) if c is not None)  # a list: other threads' last events may still come
-    return {c for c in mine if not (c.co_filename.startswith(OURS) or c in collecting)} | ({None} & started)
+    mine = [c for c in list(started) if c is not None]  # a list: other threads' last events may still come
+    mine = [c for c in mine if (is_read(c) and c not in collecting) or is_compiled(c)]
+    return {inner for c in mine for inner in family(c)} | ({None} & started)
 
 
 def collectors():
@@ -121,8 +121,9 @@ def vet(before, seen):
 
 
 def has_moved(source, state, started):
+    hidden = None in started or any(map(is_compiled, started))
     for part in () if is_random(type(source)) else parts(state):
-        ran = type(part) is types.CodeType and (part in started or None in started)
+        ran = type(part) is types.CodeType and (hidden or part in started)
         if ran or part is UNKNOWN:
             return True
     return marked(state) != marked(state_of(source))

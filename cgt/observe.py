@@ -32,10 +32,9 @@ class Unrecordable(BaseException):
     own `except Exception` does not catch it. Never reaches the user."""
 
 
-def observe(driver, graph=None, ran=None):
-    """For a run that is not recorded. `graph`: it is a backward of this recorded graph. `ran`: a set for the code
-    objects that run, or None."""
-    return Seen(driver, graph=graph, ran=ran, returned=core.results(), since=sequence_number())
+def observe(driver, graph=None):
+    """For a run that is not recorded. `graph`: it is a backward of this recorded graph."""
+    return Seen(driver, graph=graph, returned=core.results(), since=sequence_number())
 
 
 def observe_plan(plan, swaps):
@@ -43,7 +42,7 @@ def observe_plan(plan, swaps):
     seen = Seen(
         plan.driver, recording=True, parent=plan.parent, saves=plan.saves, graph=plan.graph,
         arguments=plan.flat.tensors, reachable=plan.generators, sinks=plan.sinks,
-        whole={core.storage_id(t): t for _, t in plan.spent}, ran=set() if plan.narrow else None,
+        whole={core.storage_id(t): t for _, t in plan.spent},
         slots=frozenset(map(core.storage_id, all_tensors(plan))),
         returned=core.results(), since=sequence_number(),
     )  # fmt: skip

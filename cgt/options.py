@@ -20,6 +20,6 @@ ESCAPE_TRIES = 2  # recordings thrown away because a tensor outlived the call, b
 ALIGN = {"cpu": 64, "cuda": 512}  # bytes; what PyTorch's allocators align to
 MAX_REASONS = 64  # different ones that stats() keeps per function
 EXPLAIN_ITEMS = 8  # reasons and slots shown in a line of explain()
-# Places from which a function's code can read, past which only code counts that really ran. A ResNet-18
-# with its optimizer has 1,700; a model of transformers, whose classes and modules name each other, a million.
+# Places of a function that runs code compiled by Dynamo, of which all counts that it could run: past this it runs eagerly.
+# A model of transformers, whose classes and modules name each other, has a million.
 MAX_PLACES = int(os.environ.get("CGT_MAX_PLACES", "5000"))

@@ -2,7 +2,7 @@
 
 A replay runs no Python, so a number in a closure, a global, `self.scale` or `group["lr"]` is baked
 into the recording. Before a recording, `find_places` walks from the function to everything that
-its code can read, and writes down each place with the value found there:
+the code can read that ran so far (impure.code_of_function), and writes down each place with the value found there:
 
     function ── code ──► names that it reads ─┐
         │                                     ▼
@@ -10,10 +10,11 @@ its code can read, and writes down each place with the value found there:
                                           │                                      more functions
                                           └─ their classes ── methods under those names ──►┘
 
-Which attributes of an object matter depends on the names that any reachable code reads, and which
-code is reachable depends on the objects: both grow until neither does. A name is matched against
+What code reads is worked out once for each code object (code.py). Other code can only run if a value changes that this
+code reads; if it does in a recording, that is thrown away, and the next one knows it. A name is matched against
 every object, because bytecode does not say whose attribute it is; so `self.steps` is a place only
-if some reachable code names a `.steps`, and then every object that has one is guarded. A name that
+if code that ran names a `.steps`, and then every object that has one is guarded. Strings are names, too
+(`getattr(self, key)`): they come as they are met, and what was opened before is asked again for them. A name that
 code only stores (`self.last = loss`) is one, too: after the run its place tells what a replay would not
 do; and so do the sizes of all that was opened, where a name was not there before. What Python runs without a
 name in the bytecode (special methods, setters) counts wherever a class of the user's has it.
@@ -30,9 +31,9 @@ import argparse
 import builtins
 import collections
 import contextvars
-import dis
 import functools
 import gc
+import math
 import operator
 import os
 import random
@@ -47,6 +48,7 @@ from cgt_core import ATTR, CELL, DICT_ITEM, DICT_LEN, EMPTY, LIST_ITEM, LIST_LEN
 from torch.nn.modules import module as torch_module
 from torch.optim import optimizer as torch_optimizer
 
+from .code import code_reads, family, is_ambient, parts_of
 from .private import is_reader
 
 MISSING = object()  # the wanted value of a key that must stay absent, of a cell that is empty
@@ -62,6 +64,9 @@ class Place(NamedTuple):
     path: str  # for messages: model.layers.0.weight, opt.param_groups[0]['lr']
 
 
+new_place = functools.partial(tuple.__new__, Place)  # what Place(...) does, in a third of the time
+
+
 class Found(NamedTuple):
     """What find_places found."""
 
@@ -71,6 +76,7 @@ class Found(NamedTuple):
     sizes: list  # (path, dict, how many entries it has) of what attributes could come to
     sources: list  # (path, object) of what gives another value each time: see is_source
     scripted: list  # paths of modules of TorchScript, whose parameters and attributes lie in C++
+    passed: set  # code objects of functions that were met and not looked at, since they did not run
 
 
 class Walk(NamedTuple):
@@ -85,21 +91,36 @@ class Walk(NamedTuple):
     names: dict  # every name that may be read, in order of arrival
     probed: dict  # names that code asks for with getattr or hasattr: their absence is an answer
     rules: dict  # id of type -> the rule of RULES for it
+    dicts: dict  # id of type -> what gives its instances' __dict__, or None
     layers: dict  # id of class -> its class dicts that count, see layers_of
+    asks: dict  # id of class -> has it a __getattr__ of the user's?
     hits: dict  # this round's (id of class, id of names) -> what the class has under the names
     ran: set | None  # code objects that count; None: all
 
 
-def find_places(function, roots=(), ran=None, most=None, arguments=()):
+def find_places(function, roots=(), ran=None, arguments=(), most=None):
     """All places from which `function` can read or in which it can store, and what else there is in Found; or
     None if there are more than `most` places.
 
     `roots`: (path, object) of what comes with the arguments and is neither a tensor nor a plain value.
     `ran`: code objects; only what these read counts. That is enough for a run in which no other code ran:
-    to get to another one, a value must change that these read. `arguments`: (path, tensor) of those that
+    to get to another one, a value must change that these read. To it come those that a backward will run. None: what any
+    code reads to which the function leads. `arguments`: (path, tensor) of those that
     are given, of which only the hooks count."""
-    walk = Walk(Found([], [], [], [], [], []), set(), {}, collections.deque(), [], {}, {}, {}, {}, {}, ran)
+    walk = Walk(Found([], [], [], [], [], [], set()), set(), {}, collections.deque(), [], {}, {}, {}, {}, {}, {}, {}, ran)
+    collects = gc.isenabled()
+    gc.disable()  # thousands of places are no garbage, and a finalizer could change what is looked at
+    try:
+        return look_everywhere(walk, function, roots, arguments, math.inf if most is None else most)
+    finally:
+        if collects:
+            gc.enable()
+
+
+def look_everywhere(walk, function, roots, arguments, most):
     walk.names.update(dict.fromkeys(ALWAYS_READ))
+    for code in sorted(walk.ran or (), key=lambda code: (code.co_filename, code.co_firstlineno)):
+        read_code(walk, code)
     visit(walk, function, function.__name__ if type(function) is types.FunctionType else "self")
     for path, thing in roots:
         visit(walk, thing, path)
@@ -109,7 +130,7 @@ def find_places(function, roots=(), ran=None, most=None, arguments=()):
         while walk.todo:
             rule, thing, path = walk.todo.popleft()
             rule(walk, thing, path)
-            if most is not None and len(walk.found.places) > most:
+            if len(walk.found.places) > most:
                 return None
         names = frozenset(walk.names)
         fresh = frozenset(list(walk.names)[n_names:])
@@ -118,7 +139,7 @@ def find_places(function, roots=(), ran=None, most=None, arguments=()):
         for row in range(0 if fresh else asked, n_open):
             reader, thing, path = walk.open[row]
             reader(walk, thing, path, fresh if row < asked else names)
-            if most is not None and len(walk.found.places) > most:
+            if len(walk.found.places) > most:
                 return None
     guard_absences(walk)
     measure(walk)
@@ -140,10 +161,10 @@ def visit(walk, thing, path):
 
 def add(walk, kind, holder, key, want, path):
     # other keys by identity: a key's own __hash__ and __eq__ may be a user's code
-    mark = (kind, id(holder), key if is_simple(key) else id(key))
+    mark = (kind, id(holder), key if type(key) is str or type(key) is int else id(key))
     if mark not in walk.known:
         walk.known.add(mark)
-        walk.found.places.append(Place(kind, holder, key, want, path))
+        walk.found.places.append(new_place((kind, holder, key, want, path)))
 
 
 def add_and_visit(walk, kind, holder, key, value, path):
@@ -155,94 +176,7 @@ def is_simple(key):
     return type(key) is str or type(key) is int  # not `in`: that is a metaclass's __eq__
 
 
-def is_ambient(module_name):
-    return isinstance(module_name, str) and module_name.partition(".")[0] in AMBIENT
-
-
-# Code: which names does it read, or store? From the bytecode and not from co_names, which mixes globals with
-# attributes (a script's `for step in ...` beside `opt.step()`).
-
-
-class Reads(NamedTuple):
-    globals: dict  # dicts as ordered sets
-    names: dict  # attributes, and constant strings that could become one: getattr(self, "lr")
-    cells: dict
-    imports: dict
-    probed: dict
-
-
-def code_reads(code):
-    reads = Reads({}, {}, {}, {}, {})
-    raw, extended, texts = code.co_code, 0, []
-    for operation, low in zip(raw[::2], raw[1::2], strict=True):
-        argument = extended | low
-        extended = argument << 8 if operation == dis.EXTENDED_ARG else 0
-        reads.names.update(OPERATION_NAMES.get(operation, ()))
-        field = OPERATION_FIELD.get(operation)
-        if field is None:
-            continue
-        if field == "cells":
-            reads.cells[cell_name(code, argument)] = None
-        elif field == "constants":
-            texts += texts_in(code.co_consts[argument])
-        else:
-            name = code.co_names[argument >> OPERATION_SHIFT.get(operation, 0)]
-            getattr(reads, field)[name] = None
-    reads.names.update(dict.fromkeys(texts))
-    if "getattr" in reads.globals or "hasattr" in reads.globals:
-        reads.probed.update(dict.fromkeys(texts))
-    if "AttributeError" in reads.globals:
-        reads.probed.update(reads.names)
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):  # lambdas, comprehensions, inner functions
-            for mine, inner in zip(reads, code_reads(constant), strict=True):
-                mine.update(inner)
-    return reads
-
-
-def cell_name(code, argument):
-    if sys.version_info >= (3, 11):
-        return code._varname_from_oparg(argument)  # what dis uses
-    return (code.co_cellvars + code.co_freevars)[argument]
-
-
-def texts_in(constant):
-    if isinstance(constant, str):
-        return parts_of(constant)
-    if isinstance(constant, (tuple, frozenset)):  # for name in ("weight", "bias"): getattr(...)
-        return [text for entry in constant for text in texts_in(entry)]
-    return []
-
-
-def parts_of(text):
-    """Names of attributes that the text could stand for: "lr", "config.lr" (of operator.attrgetter)."""
-    parts = text.split(".")
-    return parts if all(part.isidentifier() for part in parts) else []
-
-
-OPERATION_FIELD = {  # each version of CPython lacks some
-    dis.opmap[operation]: field
-    for field, operations in {
-        "globals": "LOAD_GLOBAL LOAD_NAME LOAD_FROM_DICT_OR_GLOBALS STORE_GLOBAL DELETE_GLOBAL",
-        "names": "LOAD_ATTR LOAD_METHOD LOAD_SUPER_ATTR IMPORT_FROM STORE_ATTR DELETE_ATTR",
-        "cells": "LOAD_DEREF LOAD_CLASSDEREF LOAD_FROM_DICT_OR_DEREF STORE_DEREF DELETE_DEREF",
-        "imports": "IMPORT_NAME",
-        "constants": "LOAD_CONST RETURN_CONST",  # not KW_NAMES: f(lr=1) reads no .lr
-    }.items()
-    for operation in operations.split()
-    if operation in dis.opmap
-}
-COMPARISONS = dict.fromkeys(("__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__", "__hash__"))
-OPERATION_NAMES = {  # not ever: dataclasses write these for their users, and they read all fields
-    dis.opmap.get("COMPARE_OP"): COMPARISONS,
-    dis.opmap.get("CONTAINS_OP"): COMPARISONS,
-    dis.opmap.get("MATCH_CLASS"): {"__match_args__": None},
-}
-OPERATION_SHIFT = {  # low bits of the argument that are flags (see dis.py)
-    dis.opmap["LOAD_GLOBAL"]: 1 if sys.version_info >= (3, 11) else 0,
-    dis.opmap["LOAD_ATTR"]: 1 if sys.version_info >= (3, 12) else 0,
-    dis.opmap.get("LOAD_SUPER_ATTR"): 2,
-}
+# Code and functions.
 
 
 def read_code(walk, code):
@@ -257,11 +191,6 @@ def read_code(walk, code):
     return reads
 
 
-def counts(walk, code):
-    """Is this code looked at?"""
-    return walk.ran is None or code in walk.ran
-
-
 def walk_function(walk, function, path):
     scope = function.__globals__
     # both: a decorator of torch.no_grad() has torch's globals and, by functools.wraps, the user's
@@ -272,13 +201,16 @@ def walk_function(walk, function, path):
             walk.names["backward"] = None
         return
     add(walk, ATTR, function, "__code__", function.__code__, f"{path}.__code__")
-    if not counts(walk, function.__code__):
-        return
-    reads = read_code(walk, function.__code__)
     for key in ("__defaults__", "__kwdefaults__"):
         value = getattr(function, key)
         if value is not None:
             add_and_visit(walk, ATTR, function, key, value, f"{path}.{key}")
+    if not ambient:
+        walk.open.append((read_function, function, path))
+    if not (ambient or walk.ran is None or function.__code__ in walk.ran):
+        walk.found.passed.update(family(function.__code__))
+        return
+    reads = read_code(walk, function.__code__)
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
         if name in reads.cells and name != "__class__":  # that is super()'s, it never changes
             try:
@@ -289,7 +221,6 @@ def walk_function(walk, function, path):
     if ambient:
         visit(walk, dict_of(function).get("registry"), f"{path}.registry")  # of functools.singledispatch
         return
-    walk.open.append((read_function, function, path))
     for name in reads.globals:
         if name in scope or not hasattr(builtins, name):
             add_and_visit(walk, DICT_ITEM, scope, name, scope.get(name, MISSING), name)
@@ -473,11 +404,15 @@ def walk_subclass(walk, thing, path):
 
 
 def walk_instance(walk, thing, path):
-    layers, own = layers_of(walk, type(thing)), dict_of(thing)
-    if any("__getattr__" in members for _, members, ambient in layers if not ambient):
+    cls = type(thing)
+    if id(cls) not in walk.asks:
+        layers = layers_of(walk, cls)
+        walk.asks[id(cls)] = any("__getattr__" in members for _, members, ambient in layers if not ambient)
+    if walk.asks[id(cls)]:
+        own = own_dict(walk, thing)
         if own is not None:
             add_length(walk, own, path)  # what that gives ends with an attribute that comes later
-        add_lengths(walk, type(thing))
+        add_lengths(walk, cls)
     walk.open.append((read_instance, thing, path))
 
 
@@ -493,7 +428,7 @@ def add_lengths(walk, cls):
 
 
 def read_instance(walk, thing, path, names):
-    own = dict_of(thing)
+    own = own_dict(walk, thing)
     if own is not None:
         read_dict(walk, own, path, names)
     for name, raw in class_hits(walk, type(thing), names):
@@ -512,17 +447,28 @@ def read_instance(walk, thing, path, names):
 
 
 def read_dict(walk, own, path, names):
-    for name in [name for name in own if name in names]:
+    for name in [] if names.isdisjoint(own) else [name for name in own if name in names]:
         add_and_visit(walk, DICT_ITEM, own, name, own[name], f"{path}.{name}")
 
 
 def dict_of(thing):
     """The object's `__dict__`, by the descriptor of the builtin type and not by a user's."""
-    for base in MRO_OF(type(thing)):
-        descriptor = CLASS_DICT_OF(base).get("__dict__")
-        if descriptor is not None:
-            return descriptor.__get__(thing) if is_builtin_descriptor(descriptor) else None
-    return None
+    getter = dict_getter(type(thing))
+    return getter and getter(thing)
+
+
+def dict_getter(cls):
+    descriptor = class_value(cls, "__dict__")
+    return descriptor.__get__ if is_builtin_descriptor(descriptor) else None
+
+
+def own_dict(walk, thing):
+    """dict_of, asked once for each class."""
+    cls = type(thing)
+    if id(cls) not in walk.dicts:
+        walk.dicts[id(cls)] = dict_getter(cls)
+    getter = walk.dicts[id(cls)]
+    return getter and getter(thing)
 
 
 def layers_of(walk, cls):
@@ -573,7 +519,7 @@ def read_methods(walk, cls, path, names):
                 continue
             function = unwrapped(raw)  # read for what it wants of its instance, but not entered
             body = vars(function).get("__wrapped__", function)
-            if type(body) is types.FunctionType and counts(walk, body.__code__):
+            if walk.ran is None and type(body) is types.FunctionType:
                 read_code(walk, body.__code__)
 
 
@@ -587,6 +533,9 @@ def walk_class(walk, cls, path):
 
 
 def read_class(walk, cls, path, names):
+    if walk.ran is not None and derives(cls, (torch.autograd.Function,)):
+        backward = unwrapped(class_value(cls, "backward"))
+        walk.ran.update(family(backward.__code__) if type(backward) is types.FunctionType else ())
     read_methods(walk, cls, path, CALLED_BY_CLASS)
     for name, raw in class_hits(walk, cls, names):
         if not is_method(raw) and not is_builtin_descriptor(raw):
@@ -640,11 +589,14 @@ def read_torch(walk, module, path, names):
 
 def guard_absences(walk):
     """hasattr(self, "ema") was false: that is a value too. Last, as an absence leads nowhere."""
+    of_class = {}
     for reader, thing, path in list(walk.open):
         if reader not in OPENED or (reader is read_function and not dict_of(thing)):
             continue
-        own, cls = (None, thing) if reader is read_class else (dict_of(thing), type(thing))
-        absent = [name for name in walk.probed if class_value(cls, name) is MISSING and name not in (own or ())]
+        own, cls = (None, thing) if reader is read_class else (own_dict(walk, thing), type(thing))
+        if id(cls) not in of_class:
+            of_class[id(cls)] = [name for name in walk.probed if class_value(cls, name) is MISSING]
+        absent = [name for name in of_class[id(cls)] if own is None or name not in own]
         if absent:
             add_lengths(walk, cls)
         for name in absent if own is not None else ():
@@ -655,7 +607,7 @@ def measure(walk):
     """An attribute that comes to something while the function runs would not come at a replay, and there
     is no place for it."""
     layers = [layer for found in walk.layers.values() for layer in found]
-    opened = [(path, dict_of(thing)) for reader, thing, path in walk.open if reader in OPENED]
+    opened = [(path, own_dict(walk, thing)) for reader, thing, path in walk.open if reader in OPENED]
     opened += [(NAME_OF(cls), behind_proxy(members)) for cls, members, ambient in layers if not ambient]
     walk.found.sizes.extend((path, own, len(own)) for path, own in opened if own is not None)
 
@@ -675,7 +627,7 @@ def find_grown(sizes):
 
 def walk_tensor(walk, tensor, path):
     walk.found.tensors.append((path, tensor))
-    if any(type(tensor) is cls for cls in PLAIN_TENSORS) and tensor.requires_grad:
+    if id(type(tensor)) in PLAIN_TENSORS and tensor.requires_grad:
         walk.open.append((read_tensor, tensor, path))
 
 
@@ -705,7 +657,7 @@ def watched(place):
 
 
 def walk_module(walk, module, path):
-    own = dict_of(module) or {}
+    own = own_dict(walk, module) or {}
     if derives(type(module), (torch.jit.ScriptModule,)):
         walk.found.scripted.append(path)
         return
@@ -722,9 +674,10 @@ def walk_module(walk, module, path):
     if derives(type(module), HOLD_PLAIN):
         keys = [*own.get("_keys", ()), *map(str, range(own.get("_size", 0)))]
         read_dict(walk, own, path, {"_keys", "_size", *keys})
-    visit(walk, torch.nn.functional, "torch.nn.functional")  # in which torch's modules look their functions up
     walk_hooks(walk, own, MODULE_HOOKS, path)
-    walk_hooks(walk, vars(torch_module), GLOBAL_HOOKS, "torch.nn.modules.module")
+    if id(torch.nn.functional) not in walk.seen:  # in which torch's modules look their functions up
+        visit(walk, torch.nn.functional, "torch.nn.functional")
+        walk_hooks(walk, vars(torch_module), GLOBAL_HOOKS, "torch.nn.modules.module")
     walk_instance(walk, module, path)
 
 
@@ -740,8 +693,11 @@ def walk_optimizer(walk, optimizer, path):
 
 def walk_hooks(walk, own, fields, path):
     for field in fields:
-        if field in own:
-            visit(walk, own[field], f"{path}.{field}")
+        hooks = own.get(field, MISSING)
+        if type(hooks) is collections.OrderedDict and not hooks:  # as nearly always
+            add(walk, DICT_LEN, hooks, None, 0, f"len({path}.{field})")
+        elif hooks is not MISSING:
+            visit(walk, hooks, f"{path}.{field}")
 
 
 HOLD_PLAIN = (torch.nn.ParameterDict, torch.nn.ParameterList)  # plain values in attributes named like the keys
@@ -919,10 +875,6 @@ CLASS_DICT_OF = type.__dict__["__dict__"].__get__
 NAME_OF = type.__dict__["__name__"].__get__
 MODULE_OF = type.__dict__["__module__"].__get__
 
-# triton's launchers fill caches of their own while they run: guarding those would never hold
-LIBRARIES = frozenset(("torch", "numpy", "triton", "cgt"))
-AMBIENT = sys.stdlib_module_names | LIBRARIES
-
 OPENED = (read_instance, read_class, read_function, read_python_module)
 
 # Switches of torch that are variables of Python: (a name in code that asks for one, dict, key, path).
@@ -949,7 +901,7 @@ CALLED_BY_CLASS = frozenset(  # Foo(x) and Foo.apply(x)
     ("__init__", "__new__", "__call__", "forward", "backward", "setup_context")
 )
 
-PLAIN_TENSORS = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
+PLAIN_TENSORS = {id(cls): cls for cls in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)}
 HANDLES = behind_proxy(CLASS_DICT_OF(torch.utils.hooks.RemovableHandle))
 STATEFUL = (torch.nn.Module, torch.optim.lr_scheduler.LRScheduler, torch.amp.GradScaler)
 OPAQUE = (set, collections.deque, bytearray)

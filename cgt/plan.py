@@ -7,7 +7,7 @@ import cgt_core as core
 import torch
 from cgt_core import CUDA, HOST, NONE
 
-from . import autograd, describe, errors, impure, options, places, pytree, trace
+from . import autograd, code, describe, errors, impure, options, places, pytree, trace
 from .data import Around, Plan, Reached, Was
 from .observe import span
 from .private import is_reader
@@ -46,9 +46,9 @@ def survey(call):
     """Around: what the function can read without its arguments; or a sentence if that cannot be guarded."""
     state, flat, graph = call.state, call.flat, call.state.graph
     if graph is None:
-        found, narrow = look_around(state, call.function, flat)
+        found = look_around(state, call.function, flat)
     else:
-        found, narrow = places.Found([], [], graph.reached, [], [], []), False
+        found = places.Found([], [], graph.reached, [], [], [], set())
     reason = refuse_around(flat, found)
     if reason is not None:
         return reason
@@ -56,7 +56,7 @@ def survey(call):
     for one in reached:
         if not core.is_plain(one.tensor):
             return errors.odd_tensor(one.path, trace.odd_kind([one.tensor]))
-    return Around(found, narrow, reached, also, [*flat.tensors, *(one.tensor for one in reached)])
+    return Around(found, reached, also, [*flat.tensors, *(one.tensor for one in reached)])
 
 
 def plan_call(call, around, parent, moves, changed):
@@ -73,7 +73,7 @@ def plan_call(call, around, parent, moves, changed):
             return errors.hooked_leaf([*flat.paths, *(one.path for one in around.reached)][k])
     copied = choose_copied(state, flat, tensors, driver, parent, [leaf for _, leaf in moves])
     return Plan(
-        flat=flat, driver=driver, parent=parent, graph=graph, saves=saves, narrow=around.narrow,
+        flat=flat, driver=driver, parent=parent, graph=graph, saves=saves,
         reached=around.reached, also=around.also, places=found.places, lone=places.lone_empties(found.places),
         sizes=found.sizes, sources=impure.states(found.sources), unguarded=found.notes, changed=changed,
         moves=moves, copied=copied, spent=autograd.find_spent(graph, flat, copied, driver, parent, call.args),
@@ -95,17 +95,25 @@ def refuse_around(flat, around):
 
 
 def look_around(state, function, flat):
-    """(what find_places finds, does only code count that ran so far?). None where there are too many places, and what
-    ran is not known."""
+    """What the code that ran so far can read, and what is there now; None: too much."""
     roots, arguments = [*flat.objects, *bearers_of_code(flat)], [*zip(flat.paths, flat.tensors, strict=True)]
-    if not state.large:
-        found = places.find_places(function, roots, most=options.MAX_PLACES, arguments=arguments)
-        if found is not None:
-            return found, False
-        state.large = True  # not twice: of a large model this takes long
-    if None in state.ran:
-        return None, True
-    return places.find_places(function, roots, ran=state.ran, arguments=arguments), True
+    if runs_compiled(state):
+        return places.find_places(function, roots, None, arguments, options.MAX_PLACES)
+    found = places.find_places(function, roots, state.ran, arguments)
+    state.passed |= found.passed
+    return found
+
+
+def learn_code(state, ran):
+    """From now on this counts. The code among it that can read what was not looked at so far."""
+    fresh = [] if runs_compiled(state) else code.that_reads_more(ran, state.ran)
+    state.ran |= ran
+    return fresh
+
+
+def runs_compiled(state):
+    """Does Dynamo run other code in place of some of the function's, which is not seen? Then all counts that could run."""
+    return any(map(code.is_compiled, state.ran))
 
 
 def bearers_of_code(flat):

@@ -315,29 +315,42 @@ QUIET_FILES = (
 
 
 def calls_watched(started, methods, called):
-    """A bracket: add the code objects that start or go on inside to the set `started`; add None if somebody else's
-    profiler is in the way, or if Dynamo ran code in their place. Before a builtin function of `methods` (by
-    core.method_id) runs there is called(function, frame), the frame that calls it. (sys.monitoring sees all threads, a
-    profile function this one, which is enough where autograd runs in it.)"""
-    begin, end = (monitored if hasattr(sys, "monitoring") else profiled)(started, methods, called)
+    """A bracket: add the code objects that start or go on inside to the set `started`; add None if some
+    could not be seen: somebody else's profiler is in the way. Before a builtin function of `methods` (by
+    core.method_id) runs there is called(function, frame), the frame that calls it. Code of the program's other threads
+    is added only where this one may wait for them. Those are at some code when it begins, as autograd's threads are not."""
+    aside, others = set(), set()
+    watch = monitored if hasattr(sys, "monitoring") else profiled
+    start, stop = watch(started, methods, called, others, aside)
 
-    def close():
-        end()
-        seen = list(started)  # other threads' last events may still come
-        if any(c and c.co_name == "compile_wrapper" and "_dynamo" in c.co_filename for c in seen):
-            started.add(None)
+    def begin():
+        others.update(sys._current_frames().keys() - {threading.get_ident()})
+        start()
 
-    return begin, close
+    def end():
+        stop()
+        if any(code is not None and code.co_filename.startswith(MEETINGS) for code in list(started)):
+            started.update(aside)
+
+    return begin, end
 
 
-def monitored(started, methods, called):
+STANDARD = os.path.dirname(threading.__file__) + os.sep
+MEETINGS = tuple(  # where threads wait for each other
+    STANDARD + name.replace("/", os.sep) for name in ("threading.py", "queue.py", "concurrent/", "asyncio/", "multiprocessing/")
+)
+
+
+def monitored(started, methods, called, others, aside):
     """calls_watched from Python 3.12 on. Of torch's own calls those that are many are not looked at."""
     events, tools = sys.monitoring.events, []
     name = f"cgt {id(tools)}"  # another thread may observe, too
 
     def start(code, _):
-        started.add(code)
-        return sys.monitoring.DISABLE
+        other = threading.get_ident() in others
+        if not str(sys._getframe(1).f_globals.get("__name__")).startswith("cgt."):
+            (aside if other else started).add(code)
+        return None if other else sys.monitoring.DISABLE  # for all threads
 
     def call(code, _, function, __):
         if code.co_filename.startswith(QUIET_FILES):
@@ -376,24 +389,11 @@ def monitored(started, methods, called):
     return begin, end
 
 
-def profiled(started, methods, called):
+def profiled(started, methods, called, others, aside):
     """calls_watched up to Python 3.11."""
     mine = []
-
-    def begin():
-        if sys.getprofile() is not None:
-            started.add(None)
-            return
-        if torch.cuda.is_initialized():  # whose backwards have a thread
-            started.add(None)
-        mine.append(True)
-        core.calls_begin(methods, started, called)
-
-    def end():
-        if mine:
-            core.calls_end()
-
-    return begin, end
+    begin = functools.partial(core.calls_begin, methods, started, called, others, aside)
+    return lambda: mine.append(begin()), lambda: mine and core.calls_end(mine.pop())
 
 
 # What these do for a backward is not in the ops of their forward.

@@ -26,7 +26,7 @@ class Stats(NamedTuple):
     graph_nodes: int  # nodes of all living recordings (host: ops on tapes)
     pool_bytes: int  # memory that recordings own
     reasons: dict  # text -> count
-    seconds: dict  # phase of making recordings -> seconds: warm, restore, capture, instantiate, checkpoint
+    seconds: dict  # phase of making recordings -> seconds: warm, look, restore, capture, instantiate, checkpoint
     backward: "Stats | None"  # of the backwards of these functions; None where there were none
 
 
@@ -37,7 +37,7 @@ PHASES = ("restore", "capture", "instantiate", "checkpoint")  # Phase in cgt_cor
 def stats_of(states):
     """Sum of the counters of these functions."""
     totals, past = [0] * len(COUNTERS), [0] * len(COUNTERS)
-    reasons, nodes, seconds, backwards = {}, [], dict.fromkeys(("warm", *PHASES), 0.0), []
+    reasons, nodes, seconds, backwards = {}, [], dict.fromkeys(("warm", "look", *PHASES), 0.0), []
     for state in states:
         totals = add(totals, core.fn_counts(state.f))
         past = add(past, state.past)
@@ -45,6 +45,7 @@ def stats_of(states):
         for text, n in list(state.reasons.items()):
             reasons[text] = reasons.get(text, 0) + n
         seconds["warm"] += state.warm_seconds
+        seconds["look"] += state.look_seconds
         for node in core.fn_nodes(state.f):
             nodes.append(node)
             made = state.keep[node].seconds if node in state.keep else ()
@@ -91,6 +92,9 @@ def explain_state(state):
     for node in core.fn_nodes(state.f):
         if node in state.keep:
             lines.extend(explain_node(state, node))
+    if s.records:
+        most = max((len(kept.place_paths) for kept in list(state.keep.values())), default=0)
+        lines.append(f"  looked around in {1e3 * state.look_seconds:.2f} ms: up to {most} places guarded")
     if s.rescues:
         lines.append(
             f"  rescues: {s.rescues} outputs ({size(s.rescued_bytes)}) were still held when the next "
@@ -167,7 +171,7 @@ def explain_tree(states):
         lines.extend(explain_branch(owner, facts, here, NONE, "  "))
     for state in states:
         for text, n in sorted(state.reasons.items(), key=lambda r: -r[1]):
-            lines.append(f"{state['name']} eager {n}x: {text}")
+            lines.append(f"{state.name} eager {n}x: {text}")
     return "\n".join(lines) if lines else "nothing was recorded"
 
 

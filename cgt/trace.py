@@ -128,8 +128,7 @@ def run(seen, function, args, kwargs):
     before = references(seen)
     called = functools.partial(core.observed, seen.returned, watch, function, args, kwargs)
     result = core.within(brackets, called)
-    if seen.ran is not None:
-        seen.ran |= impure.without_ours(seen.started)
+    seen.ran = impure.code_of_function(seen.started)
     if seen.saves:
         if before != references(seen):
             gc.collect()  # cycles are not holders

@@ -159,8 +159,14 @@ def settle(f, function, *args):
     assert counts(f) == (1, 1, 1, 0)
 
 
-def recorded_then_replayed(f, function, *args):
-    """Something changed: the next call records, and the one after replays."""
+def recorded_then_replayed(f, function, *args, new_code=False):
+    """Something changed: the next call records, and the one after replays. `new_code`: code came that never ran, which is
+    learnt by one more call."""
+    if new_code:
+        warmups, records, replays, eager = counts(f)
+        assert identical(f(*args), function(*args))
+        assert counts(f) == (warmups, records, replays, eager + 1)
+        assert any("ran for the first time" in reason for reason in cgt.stats(f).reasons)
     warmups, records, replays, eager = counts(f)
     assert identical(f(*args), function(*args))
     assert counts(f) == (warmups, records + 1, replays, eager)

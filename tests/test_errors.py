@@ -43,7 +43,7 @@ SENTENCES -= {"changed_state", "replaced", "forward_mode", "misaligned"}  # test
 SENTENCES -= {"other_tensor", "beside"}  # test_identity.py
 SENTENCES -= {"impure", "outside_draw", "advanced"}  # test_impure.py
 SENTENCES -= {"scripted"}  # test_traced.py
-SENTENCES -= {"too_many_places", "new_code"}  # test_places.py
+SENTENCES -= {"too_many_places", "new_code", "hidden_code"}  # test_code.py
 SENTENCES -= {"higher_order_op", "compiled_on_host", "compiled_with_state", "compiles"}  # test_compile.py
 
 

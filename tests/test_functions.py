@@ -344,7 +344,7 @@ def test_stats_are_a_named_tuple_with_every_counter(device):
     assert stats.graph_nodes >= 1 and stats.pool_bytes > 0 and stats.reasons == {}
     assert all(type(number) is int for number in stats[: stats._fields.index("reasons")])
     assert stats.backward is None
-    assert set(stats.seconds) == {"warm", "restore", "capture", "instantiate", "checkpoint"}
+    assert set(stats.seconds) == {"warm", "look", "restore", "capture", "instantiate", "checkpoint"}
     assert stats.seconds["warm"] > 0 and stats.seconds["capture"] > 0
 
 
@@ -434,6 +434,12 @@ def test_reset_of_an_unused_function_does_nothing(device):
 # --- threads ----------------------------------------------------------------------------------
 
 
+def passes(reason):
+    """Does another thread explain this one? Its code counts, too, and may run for the first time."""
+    return reason in (errors.busy(), errors.lost(), errors.hidden_code()) or "ran for the first time" in reason
+
+
+
 @pytest.mark.parametrize("shared", [True, False], ids=["one input", "an input each"])
 @pytest.mark.parametrize("warm", [True, False], ids=["warm", "cold"])
 def test_eight_threads_call_one_function(device, shared, warm):
@@ -457,7 +463,7 @@ def test_eight_threads_call_one_function(device, shared, warm):
     assert stats.calls == 400 + 3 * warm and stats.replays > 0
     if warm and shared:
         assert counts(f) == (1, 1, 401, 0)
-    assert stats.reasons.keys() <= {errors.busy(), errors.lost()}
+    assert all(passes(reason) for reason in stats.reasons), stats.reasons
 
 
 def test_threads_that_hold_results_keep_their_values(device):
@@ -489,7 +495,7 @@ def test_eight_threads_with_a_function_each(device):
         assert same(calls(f, 3, inputs[k]), inputs[k] * k + 1)
         stats = cgt.stats(f)
         assert stats.calls == 23 and stats.replays > 0
-        assert stats.reasons.keys() <= {errors.busy(), errors.lost()}
+        assert all(passes(reason) for reason in stats.reasons), stats.reasons
 
 
 def test_threads_may_reset_while_others_call(device):

@@ -21,6 +21,7 @@ ORDER = [
     "options",
     "private",
     "pytree",
+    "code",
     "data",
     "observe",
     "advice",

@@ -555,12 +555,12 @@ def test_hooks_of_an_argument(when):
 
     (eager, theirs), (plain, ours) = make(), make()
     jitted = cgt.jit(plain)
-    for k in range(10):
+    for k in range(12):
         for state in (theirs, ours) if k == 5 else ():
             state.scale = 5.0
             if when == "later":
                 state.put()
-        if k == 8:  # another tensor, that is without hooks
+        if k == 10:  # another tensor, that is without hooks
             theirs.leaf, ours.leaf = (torch.ones(3, requires_grad=True) for _ in range(2))
         x = torch.arange(3.0) + k
         assert torch.equal(jitted(x, ours.leaf), eager(x, theirs.leaf)), k

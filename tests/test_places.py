@@ -6,7 +6,6 @@ the wanted one. Most tests change something and ask which paths broke."""
 import argparse
 import collections
 import dataclasses
-import dis
 import enum
 import functools
 import inspect
@@ -23,7 +22,7 @@ from hypothesis import strategies as some
 from torch import nn
 
 import cgt
-from cgt import errors, options, places, record
+from cgt import options, places, record
 from cgt.places import MISSING, find_places
 
 PLAIN = (type(None), bool, int, float, complex, str, bytes, tuple)
@@ -241,59 +240,6 @@ def test_python_modules_and_local_imports(monkeypatch):
 def test_library_code_is_not_entered():
     found = paths_of(lambda x: nn.functional.relu(torch.add(x, 1)))
     assert found == {"<lambda>.__code__", "nn", "torch", "nn.functional.relu", "torch.add", "torch.relu"}
-
-
-def test_bytecode_reader_agrees_with_dis():
-    """The flags in the low bits of arguments differ between versions of Python."""
-
-    def names_by_dis(code):
-        named = [
-            (operation.opname, operation.argval)
-            for operation in dis.get_instructions(code)
-            if operation.opcode in dis.hasname or operation.opcode in dis.hasfree
-        ]
-        fields = [
-            {"LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS", "STORE_GLOBAL", "DELETE_GLOBAL"},
-            {"LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR", "IMPORT_FROM", "STORE_ATTR", "DELETE_ATTR"},
-            {"LOAD_DEREF", "LOAD_CLASSDEREF", "LOAD_FROM_DICT_OR_DEREF", "STORE_DEREF", "DELETE_DEREF"},
-            {"IMPORT_NAME"},
-        ]
-        read = [{name for operation, name in named if operation in field} for field in fields]
-        known = set.union(*fields)
-        rest = {operation for operation, _ in named} - known
-        assert all(
-            name in ("STORE_NAME", "DELETE_NAME", "MAKE_CELL", "LOAD_CLOSURE") for name in rest
-        )
-        inner = [names_by_dis(entry) for entry in code.co_consts if inspect.iscode(entry)]
-        return [set().union(*sets) for sets in zip(read, *inner, strict=True)]
-
-    implied = set().union(*places.OPERATION_NAMES.values())  # tested by what they are for
-
-    def texts(code):
-        found = set(places.texts_in(tuple(e for e in code.co_consts if not inspect.iscode(e))))
-        return found.union(*(texts(entry) for entry in code.co_consts if inspect.iscode(entry)))
-
-    for module in (argparse, dataclasses, inspect, collections, nn.functional, nn.modules.module):
-        for function in vars(module).values():
-            if isinstance(function, types.FunctionType):
-                code = function.__code__
-                globals_, names, cells, imports = names_by_dis(code)
-                reads = places.code_reads(code)
-                assert set(reads.globals) == globals_
-                assert set(reads.cells) == cells
-                assert set(reads.imports) == imports
-                assert names <= set(reads.names) <= names | texts(code) | implied
-
-
-def test_keyword_names_and_docstrings_are_not_reads():
-    def function(x):
-        """steps"""
-        return dict(counter=x)
-
-    names = places.code_reads(function.__code__).names
-    assert "steps" not in names
-    if sys.version_info < (3, 13):  # later they are ordinary constants
-        assert "counter" not in names
 
 
 # Objects
@@ -994,34 +940,3 @@ def test_a_walk_is_quick():
     began = time.perf_counter()
     find_places(model)
     assert time.perf_counter() - began < 0.1
-
-
-def test_code_that_can_read_too_much(device, monkeypatch):
-    monkeypatch.setattr(options, "MAX_PLACES", 3)
-    scales = {"a": 2.0, "b": 3.0, "c": 4.0, "d": 5.0}
-
-    def other(x):
-        return x * scales["d"]
-
-    def reads(x, which):
-        return x * scales["a"] * scales["b"] * scales["c"] if which else other(x)
-
-    f, x = cgt.jit(reads), torch.ones(3, device=device)
-    for k in range(12):
-        scales["d" if k > 8 else "a"] += k == 4 or k == 10
-        assert torch.equal(f(x, k < 6), reads(x, k < 6)), k
-    s = cgt.stats(f)
-    assert s.replays >= 4 and any("other" in reason for reason in s.reasons), cgt.explain(f)
-    assert not any("gc_callback" in reason or "comp>" in reason for reason in s.reasons)
-    before, _ = sys.getprofile(), sys.setprofile(lambda *event: None)
-    tools = [t for t in range(6) if hasattr(sys, "monitoring") and sys.monitoring.get_tool(t) is None]
-    for t in tools:
-        sys.monitoring.use_tool_id(t, "test")
-    try:
-        g = cgt.jit(reads)
-        g(x, True), g(x, True)
-    finally:
-        sys.setprofile(before)
-        for t in tools:
-            sys.monitoring.free_tool_id(t)
-    assert errors.too_many_places() in cgt.stats(g).reasons

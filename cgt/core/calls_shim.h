@@ -1,10 +1,14 @@
-// Which code starts in a thread, and which builtin functions it calls, while a function is observed: a profile function
-// in C, since one in Python makes the function several times slower. (Up to Python 3.11; then private.py uses
-// sys.monitoring, which sees all threads.)
+// Which code starts, and which builtin functions it calls, while a function is observed: a profile function in C for each
+// thread that there is, since one in Python makes the function several times slower. (Up to Python 3.11; then private.py
+// uses sys.monitoring.)
 #pragma once
 #include <Python.h>
 
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
 #include <unordered_set>
+#include <vector>
 
 namespace cgt {
 
@@ -16,54 +20,108 @@ static inline void* method_of(PyObject* f) {
   return nullptr;
 }
 
+// Is this the namespace of a module of cgt's?
+static inline bool is_ours(PyObject* globals) {
+  PyObject* name = PyDict_GetItemString(globals, "__name__");
+  const char* text = name && PyUnicode_Check(name) ? PyUnicode_AsUTF8(name) : nullptr;
+  return text && !strncmp(text, "cgt", 3) && (text[3] == '.' || !text[3]);
+}
+
+#if PY_VERSION_HEX < 0x030C0000
 struct CallWatch {
   std::unordered_set<void*> methods;  // those to tell of
-  std::unordered_set<void*> known;    // what is in `started`: to ask a set of Python's costs a hash of the bytecode
-  PyObject* started;                  // owned: a set of code objects
+  std::unordered_set<unsigned long> others;  // threads whose code is told apart
+  std::unordered_set<void*> known[2];  // what is in the sets: to ask one of Python's costs a hash of the bytecode
+  PyObject* started[2];                // owned: sets of code objects, of the others in the second; None: not all were seen
   PyObject* called;                   // owned: called(function, frame) before one of them runs
 };
 
-static const char* const CALL_WATCH = "cgt.CallWatch";
+static std::vector<CallWatch*> call_watches;  // those under way, of several threads perhaps; under the GIL
+static void* thread_start = nullptr;          // what starts a thread that nobody watches
 
-static void call_watch_free(PyObject* capsule) {
-  auto* watch = static_cast<CallWatch*>(PyCapsule_GetPointer(capsule, CALL_WATCH));
-  Py_DECREF(watch->started);
-  Py_DECREF(watch->called);
-  delete watch;
-}
-
-static int call_profile(PyObject* capsule, PyFrameObject* frame, int what, PyObject* function) {
-  if (what != PyTrace_CALL && what != PyTrace_C_CALL) return 0;
-  auto* watch = static_cast<CallWatch*>(PyCapsule_GetPointer(capsule, CALL_WATCH));
+static int call_tell(CallWatch* watch, PyFrameObject* frame, int what, PyObject* function) {
+  int other = watch->others.count(PyThread_get_thread_ident()) ? 1 : 0;
   if (what == PyTrace_CALL) {
     PyObject* code = reinterpret_cast<PyObject*>(PyFrame_GetCode(frame));
-    int failed = watch->known.insert(code).second ? PySet_Add(watch->started, code) : 0;
+    int failed = 0;
+    if (watch->known[other].insert(code).second) {
+      PyObject* globals = PyObject_GetAttrString(reinterpret_cast<PyObject*>(frame), "f_globals");
+      failed = !globals || (!is_ours(globals) && PySet_Add(watch->started[other], code) < 0) ? -1 : 0;
+      Py_XDECREF(globals);
+    }
     Py_DECREF(code);
     return failed;
   }
   void* method = method_of(function);
-  if (!method || !watch->methods.count(method)) return 0;
+  if (!method) return 0;
+  if (method == thread_start) return PySet_Add(watch->started[other], Py_None);
+  if (!watch->methods.count(method)) return 0;
   PyObject* done = PyObject_CallFunctionObjArgs(watch->called, function, frame, nullptr);
   if (!done) PyErr_WriteUnraisable(watch->called);  // an exception would be the user's
   Py_XDECREF(done);
   return 0;
 }
 
-// In this thread; `methods`: numbers of method_of.
-static int call_watch_begin(PyObject* methods, PyObject* started, PyObject* called) {
-  auto* watch = new CallWatch{{}, {}, Py_NewRef(started), Py_NewRef(called)};
-  PyObject* capsule = PyCapsule_New(watch, CALL_WATCH, call_watch_free);
-  PyObject* numbers = PyObject_GetIter(methods);
+static int call_profile(PyObject*, PyFrameObject* frame, int what, PyObject* function) {
+  if (what != PyTrace_CALL && what != PyTrace_C_CALL) return 0;
+  for (size_t k = 0; k < call_watches.size(); ++k)  // by number: what is told may begin another
+    if (call_tell(call_watches[k], frame, what, function) < 0) return -1;
+  return 0;
+}
+
+// Have each thread profiled, or none any more; 0: somebody else's profiler is, or was, in the way of one of them.
+static int call_profile_all(bool begins) {
+  int all = 1;
+  PyThreadState* thread = PyInterpreterState_ThreadHead(PyInterpreterState_Get());
+  for (; thread; thread = PyThreadState_Next(thread)) {
+    bool mine = thread->c_profilefunc == call_profile;
+    if (begins ? thread->c_profilefunc && !mine : !mine) {
+      all = 0;
+    } else if (begins ? !mine : call_watches.empty()) {
+      if (_PyEval_SetProfile(thread, begins ? call_profile : nullptr, nullptr) < 0) PyErr_Clear(), all = 0;
+    }
+  }
+  return all;
+}
+
+template <class Insert>
+static void for_each_number(PyObject* numbers, Insert insert) {
+  numbers = PyObject_GetIter(numbers);
   while (PyObject* number = PyIter_Next(numbers)) {
-    watch->methods.insert(PyLong_AsVoidPtr(number));
+    insert(number);
     Py_DECREF(number);
   }
   Py_DECREF(numbers);
-  PyEval_SetProfile(call_profile, capsule);
-  Py_DECREF(capsule);
-  return PyErr_Occurred() ? -1 : 0;
 }
 
-static void call_watch_end() { PyEval_SetProfile(nullptr, nullptr); }
+// `methods`: numbers of method_of. `others`: threads whose code comes into `aside`. Returns a handle for call_watch_end.
+static uint64_t call_watch_begin(PyObject* methods, PyObject* started, PyObject* called, PyObject* others, PyObject* aside) {
+  auto* watch = new CallWatch{{}, {}, {}, {Py_NewRef(started), Py_NewRef(aside)}, Py_NewRef(called)};
+  for_each_number(methods, [watch](PyObject* number) { watch->methods.insert(PyLong_AsVoidPtr(number)); });
+  for_each_number(others, [watch](PyObject* number) { watch->others.insert(PyLong_AsUnsignedLong(number)); });
+  if (!thread_start) {
+    PyObject* module = PyImport_ImportModule("_thread");
+    PyObject* start = module ? PyObject_GetAttrString(module, "start_new_thread") : nullptr;
+    if (start) thread_start = method_of(start);
+    Py_XDECREF(start), Py_XDECREF(module);
+  }
+  call_watches.push_back(watch);
+  if (!call_profile_all(true)) PySet_Add(started, Py_None);
+  return reinterpret_cast<uint64_t>(watch);
+}
+
+static void call_watch_end(uint64_t handle) {
+  auto* watch = reinterpret_cast<CallWatch*>(handle);
+  call_watches.erase(std::remove(call_watches.begin(), call_watches.end(), watch), call_watches.end());
+  if (!call_profile_all(false)) PySet_Add(watch->started[0], Py_None);  // a thread that came since, too
+  Py_DECREF(watch->started[0]);
+  Py_DECREF(watch->started[1]);
+  Py_DECREF(watch->called);
+  delete watch;
+}
+#else
+static uint64_t call_watch_begin(PyObject*, PyObject*, PyObject*, PyObject*, PyObject*) { return 0; }
+static void call_watch_end(uint64_t) {}
+#endif
 
 }  // namespace cgt

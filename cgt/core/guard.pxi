@@ -122,12 +122,3 @@ cdef int64_t guard_node(Table* t, Node* n, id_t spec, uint64_t* ambient, PyObjec
         now = tensor_grad(slot_tensor(t, n, g.slot, leaves))
         if (now is NULL) != g.was_none or (g.was is not NULL and now != g.was): return miss(MISS_GRAD, k)
     return FITS
-
-cdef int guard_watches(Table* t, Node* n) noexcept nogil:
-    """Do all watched dicts stand as they did, with nothing to compare at each call?"""
-    cdef int32_t k
-    cdef Watch* w
-    for k in range(n.watch_n):
-        w = watch_row(t, n.watch_at + k)
-        if w.holder is NULL or dict_tag(w.holder) != w.tag: return 0
-    return 1

@@ -1,5 +1,5 @@
-# Values that a function reads without its arguments: globals, closure cells, attributes. Compared
-# only where a dict's tag moved (guard.pxi), so this chapter may call Python.
+# Values that a function reads without its arguments: globals, closure cells, attributes. Most lie in dicts, and are
+# compared only where one was written since (dict_shim.h), so this chapter may call Python.
 
 cdef int place_holds(Place p) except -1:
     """Is the value still what it was when the node was recorded?"""
@@ -24,6 +24,8 @@ cdef int place_holds(Place p) except -1:
         return empty_same(p.want, now)
     elif p.kind == TYPE_ATTR:
         now = type_lookup(p.holder, p.key)
+    elif p.number:
+        now = function_get(p.holder, p.number)
     else:
         now = PyObject_GetAttrX(p.holder, p.key)
         if now is NULL:
@@ -44,18 +46,68 @@ cdef int empty_same(PyObject* want, PyObject* now) except -1:
     if PyDict_GET_SIZE(now) != 0: return 0
     return PyDict_CheckExact(now) or (<object>now).default_factory is (<object>want).default_factory
 
-cdef int32_t places_hold(Table* t, id_t n) except -2:
-    """NONE if all places of the node hold, else the index of the first that does not. To compare one may call
-    Python, which may add rows: none is held meanwhile."""
-    cdef Watch w
-    cdef int32_t k, j
-    cdef uint64_t tag
-    for k in range(node_row(t, n).watch_n):
-        w = watch_row(t, node_row(t, n).watch_at + k)[0]
-        tag = dict_tag(w.holder) if w.holder is not NULL else 0
-        if w.holder is not NULL and tag == w.tag: continue
-        for j in range(w.place_n):
-            if not place_holds(place_row(t, node_row(t, n).place_at + w.place_at + j)[0]): return w.place_at + j
-        if CGT_DEBUG and k == 0: table_move(t)
-        watch_row(t, node_row(t, n).watch_at + k).tag = tag
+cdef int32_t watch_holds(Table* t, id_t n, int32_t k) except -2:
+    """NONE if the places of the node's watch k hold, else the index of the first that does not. Rows are looked up for
+    each: a comparison may come to code of Python's, and another thread may record meanwhile."""
+    cdef int32_t j = watch_row(t, node_row(t, n).watch_at + k).place_at
+    cdef int32_t end = j + watch_row(t, node_row(t, n).watch_at + k).place_n
+    for j in range(j, end):
+        if not place_holds(place_row(t, node_row(t, n).place_at + j)[0]): return j
+    if CGT_DEBUG and k == 0: table_move(t)
     return NONE
+
+cdef int32_t places_hold(Table* t, id_t n) except -2:
+    """NONE if all places of the node hold, else the index of the first that does not. Where nothing was
+    written since, that is one comparison (dict_epoch; before Python 3.12 one for each dict), and what no dict tells of."""
+    cdef Watch* w
+    cdef int32_t k, bad
+    cdef int32_t loose = node_row(t, n).watch_n - node_row(t, n).loose_n
+    cdef uint64_t tag, epoch = dict_epoch
+    if epoch == 0 or node_row(t, n).epoch != epoch:
+        for k in range(loose):
+            w = watch_row(t, node_row(t, n).watch_at + k)
+            tag = dict_tag(w.holder)
+            if tag == w.tag: continue
+            bad = watch_holds(t, n, k)
+            if bad != NONE: return bad
+            watch_row(t, node_row(t, n).watch_at + k).tag = tag
+        node_row(t, n).epoch = epoch
+    for k in range(loose, node_row(t, n).watch_n):
+        bad = watch_holds(t, n, k)
+        if bad != NONE: return bad
+    return NONE
+
+cdef int places_fill(Table* t, id_t n, object groups) except -1:
+    """groups: [(dict or None, [(kind, plain, holder, key, want, present, number), ...]), ...]. Loose watches come last."""
+    cdef Node* node = node_row(t, n)
+    cdef Watch* w
+    cdef Place* p
+    cdef id_t at, k = 0
+    node.watch_at = column_add(t, &t.watches, <int32_t>len(groups))
+    node.watch_n = <int32_t>len(groups)
+    node.place_at = t.places.n
+    for holder, rows in groups:
+        at = column_add(t, &t.places, <int32_t>len(rows))
+        if holder is not None and dict_watch(<PyObject*>holder):
+            w = watch_row(t, node.watch_at + k)
+            w.holder = <PyObject*>holder
+            k += 1
+        else:
+            node.loose_n += 1
+            w = watch_row(t, node.watch_at + node.watch_n - node.loose_n)
+        w.tag = 0                           # unknown: compare once at the first call
+        w.place_at = at - node.place_at
+        w.place_n = <int32_t>len(rows)
+        node.place_n += w.place_n
+        for kind, plain, where, key, want, present, number in rows:
+            p = place_row(t, at)
+            p.kind = kind
+            p.plain = plain
+            p.holder = <PyObject*>where
+            p.key = <PyObject*>key
+            p.want = <PyObject*>want if present else NULL
+            p.number = number
+            if kind == ATTR: p.number = function_part(<PyObject*>where, <PyObject*>key)
+            if w.holder is not NULL: dict_guard(w.holder, p.key if kind == DICT_ITEM else NULL)
+            at += 1
+    return 0

@@ -209,37 +209,6 @@ cdef uint64_t program_shape(Table* t, id_t at, id_t n) noexcept:
         h ^= h >> 32
     return h
 
-cdef int places_fill(Table* t, id_t n, object groups) except -1:
-    """groups: [(dict or None, [(kind, plain, holder, key, want, present, number), ...]), ...]"""
-    cdef Node* node
-    cdef Watch* w
-    cdef Place* p
-    cdef id_t at, first
-    node_row(t, n).watch_at = column_add(t, &t.watches, <int32_t>len(groups))
-    node_row(t, n).watch_n = <int32_t>len(groups)
-    node_row(t, n).place_at = t.places.n
-    for k, (holder, rows) in enumerate(groups):
-        first = t.places.n - node_row(t, n).place_at
-        at = column_add(t, &t.places, <int32_t>len(rows))
-        for kind, plain, where, key, want, present, number in rows:
-            p = place_row(t, at)
-            p.kind = kind
-            p.plain = plain
-            p.holder = <PyObject*>where
-            p.key = <PyObject*>key
-            p.want = <PyObject*>want if present else NULL
-            p.number = number
-            at += 1
-        node = node_row(t, n)
-        w = watch_row(t, node.watch_at + <id_t>k)
-        if holder is not None and dict_watch(<PyObject*>holder):
-            w.holder = <PyObject*>holder
-        w.tag = 0                           # unknown: compare once at the first call
-        w.place_at = first
-        w.place_n = <int32_t>len(rows)
-        node.place_n += w.place_n
-    return 0
-
 cdef int backward_fill(Table* t, id_t n, tuple row) except -1:
     """row: (the jitted backward or None, [(slot or NONE, out or NONE), ...], [slot, ...],
     to how many of these, the first, several edges lead)"""

@@ -13,7 +13,6 @@ cdef int64_t node_why(Table* t, id_t n, id_t s, uint64_t* ambient, PyObject** le
     if why != FITS: return why
     k = deads_alive(t, node_row(t, n))
     if k != NONE: return miss(MISS_ALIVE, k)
-    if guard_watches(t, node_row(t, n)): return FITS
     k = places_hold(t, n)
     return FITS if k == NONE else miss(MISS_PLACE, k)
 

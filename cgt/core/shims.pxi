@@ -165,13 +165,17 @@ cdef extern from "cuda_shim.h" namespace "cgt":
 
 cdef extern from "calls_shim.h" namespace "cgt":
     void* method_of(PyObject* function)
-    int call_watch_begin(PyObject* methods, PyObject* started, PyObject* called) except -1
-    void call_watch_end()
+    uint64_t call_watch_begin(PyObject* methods, PyObject* started, PyObject* called, PyObject* others, PyObject* aside)
+    void call_watch_end(uint64_t watch)
 
 cdef extern from "dict_shim.h" namespace "cgt":
     PyObject* type_lookup(PyObject* tp, PyObject* name)
     int dict_watch_start()
     int dict_watch(PyObject* d)
+    void dict_guard(PyObject* d, PyObject* key)
+    uint64_t dict_epoch
+    int function_part(PyObject* holder, PyObject* key)
+    PyObject* function_get(PyObject* function, int part) noexcept nogil
     uint64_t dict_tag(PyObject* d) noexcept nogil
 
 cdef extern from "Python.h":

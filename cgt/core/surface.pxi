@@ -396,15 +396,16 @@ def method_id(function):
     return <uintptr_t>method_of(<PyObject*>function)
 
 
-def calls_begin(methods, set started, called):
-    """From now on, in this thread, code that starts or goes on comes into the set, and called(function, frame) comes
-    before one of the builtin functions whose method_id is among these."""
-    call_watch_begin(<PyObject*>methods, <PyObject*>started, <PyObject*>called)
+def calls_begin(methods, set started, called, others, set aside):
+    """From now on code that starts or goes on comes into the set, and called(function, frame) comes before one of the
+    builtin functions whose method_id is among these. Code of the threads `others` comes into `aside`. A handle for calls_end."""
+    return call_watch_begin(
+        <PyObject*>methods, <PyObject*>started, <PyObject*>called, <PyObject*>others, <PyObject*>aside)
 
 
-def calls_end():
-    """No more."""
-    call_watch_end()
+def calls_end(uint64_t handle):
+    """No more. None is in the set if not all was seen: of a thread that came since, or has another profiler."""
+    call_watch_end(handle)
 
 
 def stream_is_capturing(int device):

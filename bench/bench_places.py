@@ -1,0 +1,36 @@
+"""What does it cost to know what a function can read: once to look around, and at each hit?"""
+
+import torch
+from cgt_core import time_guards
+
+import cgt
+from cgt import places
+from cgt.api import state_of
+
+
+def test_looking_around_a_deep_model(device, compare, figure):
+    """48 transformer layers of 10 modules each, when they have been warmed."""
+    layer = torch.nn.TransformerEncoderLayer(32, 4, 64, batch_first=True, device=device)
+    model = torch.nn.TransformerEncoder(layer, 48, enable_nested_tensor=False)
+    f = cgt.jit(model)
+    f(torch.rand(2, 4, 32, device=device))
+    ran = state_of(f).ran
+    us = compare({"find": places.find_places, "model": model, "ran": ran}, calls=1, rounds=20, look="find(model, (), ran)")
+    figure("looking around 48 transformer layers", us["look"] / 1e3, "ms", at_most=20)
+
+
+def test_guard_of_a_deep_module(device, compare, settled, figure):
+    """128 layers that own nothing but a place for each name: what a hit pays for them where nothing was written."""
+    deep, flat = torch.nn.Sequential(*(torch.nn.Identity() for _ in range(128))), torch.nn.Identity()
+    x, rows = torch.rand(4, device=device), {}
+    for name, model in (("deep", deep), ("flat", flat)):
+        f = settled(cgt.jit(lambda x, model=model: model(x).view(-1)), (x,))
+        rows[name] = f
+    us = compare(
+        {"x": x},
+        calls=1000,
+        rounds=50,
+        deep=lambda calls: calls * time_guards(state_of(rows["deep"]).f, (x,), {}, calls),
+        flat=lambda calls: calls * time_guards(state_of(rows["flat"]).f, (x,), {}, calls),
+    )
+    figure("places of 128 modules, nothing written", us["deep"] - us["flat"], "µs", detail=True)
