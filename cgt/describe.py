@@ -326,7 +326,8 @@ def find_kept_view(plan, seen, draft):
     """The path of an argument of which somebody kept a view beside the result, or None: at another call it would be a
     view of the recorded call's."""
     flat = plan.flat
-    known = {id(t) for t in (*all_tensors(plan), *draft.out.tensors)}
+    bases = [t._base for t in draft.out.tensors if t._base is not None]  # autograd's, of what is a view
+    known = {id(t) for t in (*all_tensors(plan), *draft.out.tensors, *bases)}
     path_of = {core.storage_id(t): path for path, t in zip(flat.paths, flat.tensors, strict=True)}
     for attempt in range(2):
         kept = [t for t in core.alive(seen.returned) if id(t) not in known and core.storage_id(t) in path_of]

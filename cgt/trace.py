@@ -340,8 +340,8 @@ def watch_op(seen, op, args, kwargs):
             seen.devices.add(t.device)
             if t.is_cuda and t.device.index != torch.cuda.current_device():
                 refuse(seen, errors.other_device(str(op), line, t.device))
-            if t.device.type == "cpu" and seen.driver == CUDA:
-                constant = True  # or from numbers of the host's, which are guarded
+            if t.device.type == "cpu" and seen.driver == CUDA and not facts.draws:
+                constant = all(is_guarded(seen, one) for one in inputs)
     constants.note(seen, op, args, kwargs, constant, fresh, written, for_real)
     if is_host_recording(seen):
         append(seen, op, args, kwargs, results, fresh, bool(written))
@@ -559,24 +559,27 @@ def is_elsewhere(seen, t):
 def vet_mixed(seen, op, facts, kwargs, inputs, written, constant):
     """CPU tensors in a function on the GPU: only numbers that are guarded or constant."""
     on_cpu = [t for t in inputs if not t.is_cuda and t.numel()]
+    if facts.draws and len(on_cpu) == len(inputs) and torch.device(kwargs.get("device") or "cpu").type == "cpu":
+        return host_reason(seen, errors.cpu_state, op)
     if not on_cpu:
         return host_reason(seen, errors.host_read, op) if is_to_host(inputs, kwargs) and not constant else None
     if facts.copies and len(on_cpu) < len(inputs) and on_cpu[0] is inputs[0]:
         return host_reason(seen, errors.host_read, op)
     for t in on_cpu:
         number = t.dim() == 0 and core.storage_id(t) not in seen.made
-        if core.storage_id(t) not in seen.constants and not (number and is_guarded(seen, facts, t)):
+        if core.storage_id(t) not in seen.constants and not (number and (not facts.copies or is_guarded(seen, t))):
             return errors.cpu_tensor(str(op), user_line(seen), tuple(t.shape))
     external = any(not t.is_cuda and core.storage_id(t) not in seen.made for t in written)
-    if external or (len(on_cpu) == len(inputs) and facts.draws):
+    if external:
         return host_reason(seen, errors.cpu_state, op)
     return None
 
 
-def is_guarded(seen, facts, number):
-    """Are the bytes of this CPU number compared at each call, if the op is to read them now? A kernel's argument is
-    always one of the call's."""
-    return not (facts.copies and seen.recording) or core.storage_id(number) in seen.slots
+def is_guarded(seen, t):
+    """Are this CPU tensor's bytes constant, or compared at each call? What an op reads while it is recorded must be; a
+    warm-up does not know yet."""
+    sid = core.storage_id(t)
+    return sid in seen.constants or not t.numel() or (not t.is_cuda and (not seen.recording or sid in seen.slots))
 
 
 def is_to_host(inputs, kwargs):

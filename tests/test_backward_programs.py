@@ -140,9 +140,9 @@ def run(program, device, functions):
                 t.square().sum().backward(retain_graph=retain)
         except RuntimeError as error:
             zero(), kept.clear()  # some gradients may have arrived, in another order than in eager
-            # "is output 0 of": a node of PyTorch's own complains, in a history that cgt did not make
+            # "is at version": a node of PyTorch's own complains, in a history that cgt did not make
             told = "second time" in str(error) or (
-                "inplace" in str(error) and (how == "grad" or "which is output" in str(error))
+                "inplace" in str(error) and (how == "grad" or "is at version" in str(error))
             )
             seen.append("told" if told else "raised")
 

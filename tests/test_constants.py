@@ -1,5 +1,7 @@
 """Memory that holds the same bytes at each replay: what depends on it alone may be read in the middle of a call."""
 
+import collections
+
 import pytest
 import torch
 from helpers import counts, same
@@ -167,3 +169,37 @@ def test_random_steps_on_constants_agree(device, steps):
         assert same(f(x), function(x))
     s = cgt.stats(f)
     assert s.replays == 3 or any("host" in reason for reason in s.reasons), s.reasons
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="says something about GPUs")
+@pytest.mark.parametrize("draw", [lambda: torch.rand(()), lambda: torch.rand(4).to("cuda"), lambda: torch.randperm(4).sum()])
+def test_random_numbers_of_the_host_are_no_constants(draw):
+    function, x = lambda x: x * draw(), values("cuda")
+    f = cgt.jit(function)
+    for k in range(5):
+        torch.manual_seed(k)
+        want = function(x)
+        torch.manual_seed(k)
+        assert same(f(x), want)
+    assert cgt.stats(f).replays == 0
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="says something about GPUs")
+def test_a_number_of_the_host_that_nothing_guards_is_not_read():
+    box = collections.deque([torch.tensor(2.0)])
+    function, x = lambda x: x * (box[0] + 1).item(), values("cuda")
+    f = cgt.jit(function)
+    for k in range(5):
+        box[0].fill_(k)
+        assert same(f(x), function(x))
+    assert cgt.stats(f).replays == 0
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="says something about GPUs")
+def test_a_number_of_the_host_that_is_an_argument_is_guarded():
+    function, x = lambda x, n: x * (n + 1).item(), values("cuda")
+    f = cgt.jit(function)
+    for n in (2.0, 2.0, 2.0, 3.0, 3.0, 2.0):
+        n = torch.tensor(n)
+        assert same(f(x, n), function(x, n))
+    assert cgt.stats(f).replays == 3 and cgt.stats(f).eager == 0

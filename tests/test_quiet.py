@@ -374,6 +374,8 @@ def test_who_listens_to_the_calls_own_node(device, how):
 
 
 def test_anomaly_mode_sees_all_nodes(device):
+    if device.type == "cuda":
+        pytest.skip("in anomaly mode a backward outlives its function there: the books of this test would not balance")
     def run(wrap, quiet):
         w = torch.ones(5, device=device, requires_grad=True)
         f, seen = wrap(lambda x: (x * w).sqrt()), []
