@@ -36,7 +36,7 @@ def test_guard_alone(device, compare, settled, figure, where, n):
         f, args = cgt.jit(lambda *xs: looks_at(xs[1:])(xs[0])), tuple(tensors)
     settled(f, args)
     assert cgt.stats(f).graph_nodes == 0
-    row = state_of(f)["f"]
+    row = state_of(f).f
     us = compare(
         {"f": f, "args": args, "empty": lambda *args: None},
         calls=1000,

@@ -340,8 +340,8 @@ def watch_op(seen, op, args, kwargs):
             seen.devices.add(t.device)
             if t.is_cuda and t.device.index != torch.cuda.current_device():
                 refuse(seen, errors.other_device(str(op), line, t.device))
-            if t.device.type == "cpu" and seen.driver == CUDA and not facts.draws:
-                constant = all(is_guarded(seen, one) for one in inputs)
+            if t.device.type == "cpu" and seen.driver == CUDA:  # seed and offset lie on the device in a capture
+                constant = packet in KEEPS_SEED or not facts.draws and all(is_guarded(seen, one) for one in inputs)
     constants.note(seen, op, args, kwargs, constant, fresh, written, for_real)
     if is_host_recording(seen):
         append(seen, op, args, kwargs, results, fresh, bool(written))
