@@ -248,6 +248,7 @@ def watch_read(seen, name, t):
     if seen.driver == CUDA and t.is_cuda and name in ("data_ptr", "untyped_storage"):
         # A kernel outside the dispatcher may read or write there: the address must stay.
         seen.raw.add(sid)
+        constants.forget(seen, [t])
         if sid not in seen.made:
             seen.touched.setdefault(sid, t)
             seen.written.add(sid)
