@@ -1,6 +1,8 @@
 """Two processes that exchange data (gloo, so the host driver's alone): a replay would not, so a call that does so
 runs eagerly with a reason; and ops of others whose effect nobody knows."""
 
+import gc
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -125,6 +127,8 @@ def one_process(rank, folder):
         right = torch.equal(torch.cat(flat(got)), torch.cat(flat(want)))
         found[run.__name__] = (right, counts(f), list(cgt.stats(f).reasons))
     torch.save(found, f"{folder}/{rank}")
+    del want, got, f, x
+    gc.collect()  # reducers hold the group, whose threads must be gone before Python is
     dist.destroy_process_group()
 
 
