@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 
 import cgt_core as core
 import torch
-from cgt_core import CUDA
 
-from .observe import tensors_in, unseen
+from .observe import is_capture, tensors_in, unseen
 
 KNOWN = ("aten", "prims", "prim")  # whose ops have no other source than their arguments
+READS_FILES = ("from_file",)
 STREAMS = {}  # device -> the stream on which steps run
 
 
@@ -39,58 +39,56 @@ class Step(NamedTuple):
 
 def is_constant(seen, op, facts, inputs):
     """Do this op's results depend on constants alone?"""
-    if facts.draws or op.namespace not in KNOWN:
+    if facts.draws or op.namespace not in KNOWN or facts.packet in READS_FILES:
         return False
     return all(core.storage_id(t) in seen.constants or not t.numel() for t in inputs)
+
+
+def add(seen, t):
+    """This is one. Its name stays its own while the run lasts, its memory does not."""
+    seen.constants[core.storage_id(t)] = core.storage_name(t)
 
 
 def note(seen, op, args, kwargs, constant, fresh, written, is_real=False):
     """The op ran: what it made is constant or not, what it wrote is not any more unless all it had was. `is_real`: it
     did in a capture, too."""
-    forget(seen, fresh if constant else (*fresh, *written))
     if not constant:
+        forget(seen, (*fresh, *written))
         return
-    for t in fresh:  # held, so that its name stays its own
-        seen.constants[core.storage_id(t)] = core.twin(t)
+    for t in fresh:
+        add(seen, t)
     if is_capture(seen) and not is_real and any(t.is_cuda for t in (*fresh, *written)):
         args, kwargs = as_pieces(seen, args), {k: as_pieces(seen, v) for k, v in kwargs.items()}
         seen.steps.append(Step(op, args, kwargs, list(map(core.storage_id, fresh))))
 
 
 def forget(seen, tensors):
-    """These are no constants, or others from now on."""
+    """These are no constants, or not any more."""
     for t in tensors:
         seen.constants.pop(core.storage_id(t), None)
 
 
 def close(seen):
-    """The run is over: nothing holds memory any more. The names of what lies on the host stay."""
-    seen.constants = {memory: t.is_cuda for memory, t in seen.constants.items()}
+    """The run is over: nothing holds memory any more."""
     seen.steps.clear()
     seen.real.clear()
-
-
-def is_capture(seen):
-    """Does nothing of this run execute?"""
-    return seen.recording and seen.driver == CUDA
 
 
 def read(seen, inputs):
     """Run the op under way, which needs the values of constants, in a capture; what it returned. What it made becomes
     memory of the recording: a copy that each replay makes anew, since the function may write it, or return it."""
     real = for_real(seen, lambda: core.proceed([real_of(seen, t) if t.is_cuda else t for t in inputs]))
-    results = [adopt(seen, t) if t.is_cuda else t for t in real]
+    results = []
+    for t in real:
+        if t.is_cuda:
+            seen.keep.append(t)
+            with unseen(seen):
+                mine = t.clone()
+            seen.real[core.storage_id(mine)] = t
+            t = mine
+        results.append(t)
     core.answer(results)
     return results
-
-
-def adopt(seen, t):
-    """What was made for real, as memory of the capture."""
-    seen.keep.append(t)
-    with unseen(seen):
-        mine = t.clone()
-    seen.real[core.storage_id(mine)] = t
-    return mine
 
 
 def on_device(seen, value):

@@ -284,7 +284,7 @@ class Seen:
     written: set = fresh(set)
     mirrored: set = fresh(set)  # ids of copied leaves that were written after all
     raw: set = fresh(set)  # memory whose address was asked for
-    constants: dict = fresh(dict)  # memory that holds the same bytes at each replay -> an alias of it; after the run: is it on the GPU?
+    constants: dict = fresh(dict)  # memory that holds the same bytes at each replay -> what keeps that name its own
     steps: list = fresh(list)  # constants.Step: ops of a capture on constants that did not run for real yet
     real: dict = fresh(dict)  # constant of a capture -> a tensor with what it will hold
     passing: set = fresh(set)  # memory that a surrounding backward hands through

@@ -299,11 +299,15 @@ def vet_escapes(plan, seen, draft):
         return errors.kept_argument(kept)
     known = {core.storage_id(o.proto) for o in draft.outs}
     known.update(core.storage_id(t) for t in draft.out.tensors)
-    if plan.driver == CUDA:
-        known.update(sid for sid, on_cuda in seen.constants.items() if not on_cuda)
     if draft.behind.graph is not None:
         known.update(draft.behind.graph.tokens)
-    alive = find_alive(seen, lambda sid: sid not in known and sid in seen.made)
+
+    def escapes(t):
+        sid = core.storage_id(t)
+        number = plan.driver == CUDA and not t.is_cuda and sid in seen.constants  # the same at each call
+        return sid not in known and sid in seen.made and not number
+
+    alive = find_alive(seen, escapes)
     states = [  # on the GPU a state of the CPU's generator is what it is
         token.state() for sid, token in seen.tokens.items()
         if sid not in known and (token.words or plan.driver != CUDA)
@@ -366,14 +370,14 @@ def vet_aliases(seen, draft):
     replay would change it under the holder's hands."""
     memory = {core.storage_id(o.proto) for o in draft.outs if o.kind in (FRESH, SHARED)}
     memory -= set(seen.tokens)  # a checkpoint holds it, and will be given another's
-    alive = find_alive(seen, lambda sid: sid in memory)
+    alive = find_alive(seen, lambda t: core.storage_id(t) in memory)
     return errors.kept_tensor(seen.made[core.storage_id(alive[0])], "") if alive else None
 
 
 def find_alive(seen, is_wanted):
-    """Tensors that ops of the run returned and somebody still holds, of the storages wanted."""
+    """Tensors that ops of the run returned and somebody still holds, of those wanted."""
     for attempt in range(2):
-        alive = [t for t in held(seen) if t.numel() and is_wanted(core.storage_id(t))]
+        alive = [t for t in held(seen) if t.numel() and is_wanted(t)]
         if alive and attempt == 0:
             del alive
             gc.collect()  # cycles are not holders

@@ -493,7 +493,7 @@ def warm(call):
     seen.reason = seen.reason or impure.vet(sources, seen)
     state.warm_seconds += time.perf_counter() - began
     note_warm(state, flat, result, driver_of(state, flat) is None)
-    driver = CUDA if any(d.type == "cuda" for d in seen.devices) else HOST
+    driver = CUDA if any(d.type == "cuda" for d in seen.devices) else HOST if seen.devices else guess
     note_leaves(state, seen, flat)
     reason = seen.reason if guess == driver else None
     for path, t, was in zip(flat.paths, flat.tensors, before, strict=True):
@@ -661,13 +661,11 @@ def settle(call, attempt, reason):
 def make_node(call, attempt):
     """The draft becomes a node: attempt.node; or a sentence, and the call's result is as it was."""
     state, plan, seen = call.state, attempt.plan, attempt.seen
-    reason = record.instantiate()
-    if reason is not None:
-        return reason
     attempt.result = None
     parts, attempt.draft = record.part_result(attempt.draft)
     reason = escaping(state, seen, describe.vet_aliases(seen, attempt.draft))
-    reason = reason or escaping(state, seen, describe.vet_changes(plan)) or record.checkpoint(plan, seen, attempt.draft)
+    reason = reason or escaping(state, seen, describe.vet_changes(plan))
+    reason = reason or record.instantiate() or record.checkpoint(plan, seen, attempt.draft)
     if reason is not None:
         attempt.result = record.restore_result(seen, parts)
         return reason

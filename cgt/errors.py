@@ -143,6 +143,13 @@ def odd_tensor(path, kind):
     return f"{path} is {kind}. Use a plain, dense tensor, or leave this part outside of the jitted function."
 
 
+def host_constant(line):
+    return (
+        f"torch.tensor(...) at {line} copies Python values to the GPU at each call. "
+        "Make the tensor outside, use torch.full, or torch.tensor(...).to(device): then it is a constant."
+    )
+
+
 def cpu_tensor(op, line, shape):
     return (
         f"{op} at {line} uses a CPU tensor of shape {shape} in a function on the GPU. "

@@ -122,8 +122,13 @@ def refuse(seen, sentence):
     """Note why this run cannot be replayed. In a CUDA capture nothing has run yet: leave."""
     if seen.reason is None:
         seen.reason = sentence
-    if seen.recording and seen.driver == CUDA:
+    if is_capture(seen):
         raise Unrecordable(sentence)
+
+
+def is_capture(seen):
+    """Does nothing of this run execute?"""
+    return seen.recording and seen.driver == CUDA
 
 
 def is_host_recording(seen):

@@ -1,5 +1,5 @@
 """What is decided before the function runs: what it can read, where in the tree the call belongs, which slots
-are copied. Nothing is changed."""
+are copied. Nothing is changed but what the function's State knows of its code."""
 
 import enum
 

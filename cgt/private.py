@@ -416,22 +416,6 @@ def parallel_watched(is_mine, told):
     return [PARALLEL[owner].by(is_mine, handle) for owner in owners]
 
 
-LITERALS = Watched((torch, "tensor"), (torch, "as_tensor"), (torch.Tensor, "new_tensor"))
-
-
-def literals_watched(is_mine, handle):
-    """A bracket: inside, where `is_mine()`, handle(plain, data, kwargs) makes tensors of Python's values."""
-
-    def call(plain, owner, name, args, kwargs):
-        if name == "new_tensor" and args:
-            kwargs = {"device": args[0].device, **kwargs}
-        given = args[1:] if name == "new_tensor" else args
-        told = {**dict(zip(("data", "dtype", "device"), given, strict=False)), **kwargs}
-        return handle(lambda: plain(*args, **kwargs), told.get("data"), told)
-
-    return LITERALS.by(is_mine, call)
-
-
 STATES = Watched(
     *((m, name) for m in (torch, torch.cuda) for name in ("get_rng_state", "set_rng_state"))
 )

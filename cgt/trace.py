@@ -21,6 +21,7 @@ from .observe import (
     exchange,
     fix,
     holders,
+    is_capture,
     is_host_recording,
     references,
     refuse,
@@ -33,7 +34,6 @@ from .private import (
     compiled_watched,
     higher_order_watched,
     is_forward_ad,
-    literals_watched,
     outside_dynamo,
     parallel_watched,
     reads_watched,
@@ -67,7 +67,6 @@ SEED = ("philox_seed", "philox_offset")
 COLLECTIVES = ("c10d", "_c10d_functional", "_c10d_functional_autograd", "symm_mem")
 COPIED_OUT = ("tolist", "__repr__")  # readers that keep nothing of the memory
 COPIES = frozenset(("_to_copy", "copy_", "_copy_from"))
-KNOWN = ("aten", "prims", "prim")  # what returns nothing new there is a view, or asserts something
 REPLACES_MEMORY = frozenset("set_ resize_ resize_as_ _resize_output_ resize_storage_bytes_".split())
 
 
@@ -119,7 +118,6 @@ def run(seen, function, args, kwargs):
         states_watched(
             is_mine, functools.partial(watch_get_state, seen), functools.partial(watch_set_state, seen)
         ),
-        literals_watched(is_mine, functools.partial(watch_literal, seen)),
         higher_order_watched(is_mine, functools.partial(watch_higher_order, seen)),
         *parallel_watched(is_mine, functools.partial(watch_parallel, seen)),
         compiled_watched(is_mine, InCompiled(seen)), (lambda: None, functools.partial(constants.close, seen)),
@@ -320,8 +318,8 @@ def watch_op(seen, op, args, kwargs):
         args = exchange(seen, args)
         kwargs = {k: exchange(seen, v) for k, v in kwargs.items()}
         instead = tensors_in(kwargs.values(), tensors_in(args, []))
-    for_real = constants.is_capture(seen) and constant and (facts.reads or facts.dynamic or is_to_host(inputs, kwargs))
-    if constants.is_capture(seen) and not for_real and any(t.dim() or facts.copies for t in inputs if not t.is_cuda):
+    for_real = is_capture(seen) and constant and (facts.reads or facts.dynamic or is_to_host(inputs, kwargs))
+    if is_capture(seen) and not for_real and any(t.dim() or facts.copies for t in inputs if not t.is_cuda):
         args, kwargs = (constants.on_device(seen, given) for given in (args, kwargs))
         instead = tensors_in(kwargs.values(), tensors_in(args, []))
     drawn = generator if generator is not None else torch.default_generator
@@ -455,32 +453,19 @@ def mirror(seen, written):
 
 
 def watch_constant(seen, t):
-    """torch.tensor(...) of Python values: the values are guarded, the memory is new every time."""
-    sid = core.storage_id(t)
-    if sid not in seen.constants:
-        seen.made[sid] = user_line(seen)
-        seen.constants[sid] = core.twin(t)
-        seen.devices.add(t.device)
-        if is_host_recording(seen):
-            value = t.clone()
-            seen.memory.append(core.twin(t))
-            seen.keep.append(value)
-            tape.copy_into(t, value)
+    """torch.tensor(...) of Python values: the values are guarded, the memory is new every time. To the GPU it copies them
+    unseen: PyTorch switches observers off."""
+    if t.is_cuda:
+        refuse(seen, errors.host_constant(user_line(seen)))
+    seen.made[core.storage_id(t)] = user_line(seen)
+    constants.add(seen, t)
+    seen.devices.add(t.device)
+    if is_host_recording(seen):
+        value = t.clone()
+        seen.memory.append(core.twin(t))
+        seen.keep.append(value)
+        tape.copy_into(t, value)
     core.proceed(None)
-
-
-def watch_literal(seen, plain, data, kwargs):
-    """torch.tensor(data) and its kin. In a capture the copy to the GPU, which PyTorch hides from observers, cannot be
-    recorded: the numbers go there now, and each replay copies them from there."""
-    device = kwargs.get("device")
-    is_plain = not constants.is_capture(seen) or seen.inside or isinstance(data, torch.Tensor)
-    if is_plain or device is None or torch.device(device).type != "cuda":
-        return plain()
-    made = constants.adopt(seen, constants.for_real(seen, lambda: plain().detach()))
-    seen.made[core.storage_id(made)] = user_line(seen)
-    seen.constants[core.storage_id(made)] = core.twin(made)
-    seen.devices.add(made.device)
-    return made.requires_grad_(bool(kwargs.get("requires_grad")))
 
 
 def vet_op(seen, op, facts, args, kwargs, inputs, written, constant):
@@ -519,8 +504,9 @@ def vet_kinds(seen, op, results):
 
 
 def vet_effect(seen, op, fresh, written):
-    """Refuse an op of somebody's that may have done anything. (NCCL's kernels are captured.)"""
-    if not (fresh or written or op.namespace in KNOWN or op.namespace in COLLECTIVES) and not is_view(op):
+    """Refuse an op of somebody's that may have done anything: where PyTorch's own return nothing new it is a view, or they
+    assert something. (NCCL's kernels are captured.)"""
+    if not (fresh or written or op.namespace in constants.KNOWN or op.namespace in COLLECTIVES) and not is_view(op):
         refuse(seen, errors.unknown_effect(str(op), user_line(seen)))
 
 

@@ -3,7 +3,6 @@
 import argparse
 import collections
 import concurrent.futures
-import contextlib
 import dataclasses
 import dis
 import inspect
@@ -13,6 +12,7 @@ import types
 
 import pytest
 import torch
+from helpers import profiled
 from torch import nn
 
 import cgt
@@ -126,21 +126,6 @@ def test_what_code_reads_that_runs_later_is_guarded_then(device):
         assert torch.equal(f(x, k < 6), reads(x, k < 6)), k
     s = cgt.stats(f)
     assert s.replays >= 4 and s.eager == 1 and any("other" in reason for reason in s.reasons), cgt.explain(f)
-
-
-@contextlib.contextmanager
-def profiled():
-    """Somebody else's profilers: all there is room for."""
-    before, _ = sys.getprofile(), sys.setprofile(lambda *event: None)
-    tools = [t for t in range(6) if hasattr(sys, "monitoring") and sys.monitoring.get_tool(t) is None]
-    for t in tools:
-        sys.monitoring.use_tool_id(t, "test")
-    try:
-        yield
-    finally:
-        sys.setprofile(before)
-        for t in tools:
-            sys.monitoring.free_tool_id(t)
 
 
 def test_code_that_a_profiler_hides_is_not_recorded(device, short_cool_down):

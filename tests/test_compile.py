@@ -226,6 +226,20 @@ def test_higher_order_op(device):
     assert any("higher-order" in reason for reason in cgt.stats(f).reasons)
 
 
+@pytest.mark.parametrize("whole", [True, False])
+def test_numbers_inside_are_compiled_once(whole):
+    """What we watch must not stand where Dynamo looks for torch's own."""
+    backend, graphs = counting()
+    g = torch.compile(lambda x: x * torch.tensor([1.0, 2.0, 3.0]), backend=backend, fullgraph=whole)
+    f = cgt.jit(lambda x: g(x) + 1)
+    x = torch.ones(3)
+    for k in range(5):
+        x.fill_(k)
+        assert torch.equal(f(x), x * torch.tensor([1.0, 2.0, 3.0]) + 1)
+    g(x)
+    assert len(graphs) == 1
+
+
 def test_no_compilation_in_a_capture():
     """A capture executes nothing: what compiling computes would never be computed."""
     backend, graphs = counting()

@@ -1,6 +1,7 @@
 """Memory that holds the same bytes at each replay: what depends on it alone may be read in the middle of a call."""
 
 import collections
+import ctypes
 
 import pytest
 import torch
@@ -59,7 +60,7 @@ def written_after(x):
 
 
 def literal(x):
-    t = torch.tensor([1.0, 2.0, 3.0, 4.0], device=x.device)
+    t = torch.tensor([1.0, 2.0, 3.0, 4.0]).to(x.device)
     return x * t + t[1].item()
 
 
@@ -68,11 +69,11 @@ def moved(x):
 
 
 def told(x):
-    return x * torch.tensor([2.0, 3.0], device=x.device).tolist()[1]
+    return x * torch.tensor([2.0, 3.0]).to(x.device).tolist()[1]
 
 
 def unique(x):
-    ids, n = torch.unique(torch.tensor([3, 1, 3], device=x.device), return_counts=True)
+    ids, n = torch.unique(torch.tensor([3, 1, 3]).to(x.device), return_counts=True)
     return x * int(ids[-1]) + n.sum()
 
 
@@ -128,6 +129,41 @@ def test_a_number_that_changes_makes_another_constant(device):
     for n in (1.0, 1.0, 1.0, 2.0, 2.0, 1.0):
         assert same(f(x, n), x * (4 * n))
     assert cgt.stats(f).eager == 0 and cgt.stats(f).records == 2
+
+
+def test_a_constant_that_nobody_holds_costs_no_memory(device):
+    """While it is warmed: a recording owns what its replays need."""
+    sizes = []
+
+    def function(x):
+        for _ in range(8):
+            x = x + torch.full((1 << 20,), 0.5, device=x.device).mean()
+            sizes.append(allocated(device))
+        return x
+
+    cgt.jit(function)(values(device))
+    assert sizes[-1] - sizes[2] < 8 << 20  # of 20 MiB
+
+
+def allocated(device):
+    """Bytes that are in use: torch's on the GPU, of the C library on the host."""
+    if device.type == "cuda":
+        return torch.cuda.memory_allocated()
+    names = "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost".split()
+    info = type("mallinfo2", (ctypes.Structure,), {"_fields_": [(name, ctypes.c_size_t) for name in names]})
+    ask = ctypes.CDLL(None).mallinfo2
+    ask.restype = info
+    told = ask()
+    return told.uordblks + told.hblkhd
+
+
+def test_numbers_of_tensors_are_no_constants(device):
+    function = lambda x: x * torch.tensor([x.sum(), 2.0]).to(x.device)[0]  # noqa: E731
+    f, x = cgt.jit(function), values(device)
+    for k in range(5):
+        x.add_(k)
+        assert same(f(x), function(x))
+    assert cgt.stats(f).replays == 0
 
 
 STEPS = st.lists(

@@ -15,13 +15,12 @@ import multiprocessing
 import pathlib
 import random
 import re
-import sys
 import time
 
 import numpy
 import pytest
 import torch
-from helpers import counters
+from helpers import counters, profiled
 
 import cgt
 
@@ -828,16 +827,8 @@ def test_cpu_tensor_in_a_gpu_function_runs_eagerly():
 @footgun("While other profilers take all of Python's hooks, nothing is recorded")
 def test_profilers_of_others_keep_functions_eager(device, short_cool_down):
     jitted, x = cgt.jit(lambda x: x * 2), ones(device)
-    before, _ = sys.getprofile(), sys.setprofile(lambda *event: None)
-    tools = [t for t in range(6) if hasattr(sys, "monitoring") and sys.monitoring.get_tool(t) is None]
-    for t in tools:
-        sys.monitoring.use_tool_id(t, "another")
-    try:
+    with profiled():
         assert firsts(jitted, x) == [2.0] * 6
-    finally:
-        sys.setprofile(before)
-        for t in tools:
-            sys.monitoring.free_tool_id(t)
     assert cgt.stats(jitted).replays == 0 < cgt.stats(jitted).eager
     assert firsts(jitted, x, calls=12) == [2.0] * 12 and cgt.stats(jitted).replays >= 3  # instead: before or afterwards
 

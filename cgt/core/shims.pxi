@@ -39,6 +39,7 @@ cdef extern from "tensor_shim.h" namespace "cgt" nogil:
     int saved_hooks() noexcept
     int out_is_held(PyObject* o, int references, int grads) noexcept
     int64_t storage_uses(PyObject* o) noexcept
+    PyObject* storage_hold_name(PyObject* o) noexcept
     int64_t storage_count(void* s) noexcept
     void storage_keep(void* s) noexcept
     int64_t impl_uses(PyObject* o) noexcept

@@ -917,6 +917,11 @@ def storage_holders(object t):
     return storage_uses(<PyObject*>t)
 
 
+def storage_name(object t):
+    """Something without which t's storage_id may become another's; it holds none of the memory."""
+    return taken(<PyObject*>storage_hold_name(<PyObject*>t))
+
+
 def storage_empty(object t):
     """Give the memory of t back to its allocator, whoever still has a tensor over it."""
     storage_clear(<PyObject*>t)

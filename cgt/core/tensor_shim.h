@@ -366,6 +366,18 @@ static inline int64_t storage_uses(PyObject* o) noexcept {
   return static_cast<int64_t>(impl_of(o)->unsafe_storage().use_count());
 }
 
+// A weak reference to the storage: while there is one its address is not given out again. New, or NULL with an exception.
+static inline PyObject* storage_hold_name(PyObject* o) noexcept {
+  using Weak = c10::weak_intrusive_ptr<c10::StorageImpl>;
+  static constexpr const char* NAME = "cgt.storage_name";
+  auto* weak = new Weak(impl_of(o)->unsafe_storage().getWeakStorageImpl());
+  PyObject* capsule = PyCapsule_New(weak, NAME, [](PyObject* c) {
+    delete static_cast<Weak*>(PyCapsule_GetPointer(c, NAME));
+  });
+  if (!capsule) delete weak;
+  return capsule;
+}
+
 // Take off what a user left on a returned tensor: autograd metadata (grad_fn, .grad,
 // requires_grad, hooks), Python attributes, version. Unheld outputs only.
 static inline void out_reset(PyObject* o) {
