@@ -538,11 +538,8 @@ def record_node(call, attempt):
     reason = prepare(call, attempt) or capture(call, attempt)
     if reason is None:
         reason = draft_node(call, attempt)
-        core.paths_lock()  # nobody replays the recording before its own call has the result
-        try:
-            reason, result = settle(call, attempt, reason)
-        finally:
-            core.paths_unlock()
+        # Nobody replays the recording before its own call has the result.
+        reason, result = core.with_paths(functools.partial(settle, call, attempt, reason))
         if reason is None:
             return result
     if not attempt.passing:

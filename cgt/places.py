@@ -43,6 +43,7 @@ import types
 import weakref
 from typing import Any, NamedTuple
 
+import cgt_core as core
 import torch
 from cgt_core import ATTR, CELL, DICT_ITEM, DICT_LEN, EMPTY, LIST_ITEM, LIST_LEN, TYPE_ATTR
 from torch.nn.modules import module as torch_module
@@ -108,13 +109,14 @@ def find_places(function, roots=(), ran=None, arguments=(), most=None):
     code reads to which the function leads. `arguments`: (path, tensor) of those that
     are given, of which only the hooks count."""
     walk = Walk(Found([], [], [], [], [], [], set()), set(), {}, collections.deque(), [], {}, {}, {}, {}, {}, {}, {}, ran)
-    collects = gc.isenabled()
-    gc.disable()  # thousands of places are no garbage, and a finalizer could change what is looked at
-    try:
-        return look_everywhere(walk, function, roots, arguments, math.inf if most is None else most)
-    finally:
-        if collects:
-            gc.enable()
+    most = math.inf if most is None else most
+    # Thousands of places are no garbage, and a finalizer could change what is looked at.
+    return core.within([collector_off()], lambda: look_everywhere(walk, function, roots, arguments, most))
+
+
+def collector_off():
+    """A bracket: no garbage is collected."""
+    return gc.disable, gc.enable if gc.isenabled() else lambda: None
 
 
 def look_everywhere(walk, function, roots, arguments, most):

@@ -5,7 +5,6 @@ streams, the garbage collector, and whatever the function replaced by tensors th
 """
 
 import functools
-import gc
 import signal
 import traceback
 import weakref
@@ -205,7 +204,8 @@ def on_cuda(call, attempt):
             core.abort()  # before the streams are joined again: nobody may wait for a capture
 
     brackets = [
-        collector_off(), (clear_caches, clear_caches), on_side_stream(device), capture_hidden(stream),
+        places.collector_off(),  # a finalizer in a capture may call the driver
+        (clear_caches, clear_caches), on_side_stream(device), capture_hidden(stream),
         own_accumulators(plan), (lambda: None, leave),
     ]  # fmt: skip
     try:
@@ -218,11 +218,6 @@ def on_cuda(call, attempt):
         attempt.settled = True
         return (attempt.seen and attempt.seen.reason) or failure(error)
     return None
-
-
-def collector_off():
-    """A bracket: no garbage is collected, since a finalizer in a capture may call the driver."""
-    return gc.disable, gc.enable if gc.isenabled() else lambda: None
 
 
 def clear_caches():

@@ -306,6 +306,11 @@ def test_no_mode_of_torch_is_entered_in_python():
     assert not offences(found, r"^\s*with torch\.(no_grad|enable_grad|inference_mode|set_grad_enabled|autocast)\b")
 
 
+def test_what_is_taken_away_comes_back_by_a_bracket():
+    # An interrupt between the call and its `try` would leave it away.
+    assert not offences(modules(), r"\bgc\.(disable|enable)\(|\bpaths_(un)?lock\(")
+
+
 @pytest.mark.parametrize("name", ORDER)
 def test_imports_follow_the_order(name):
     # One way of dependency: a reader who starts at the left never needs what comes later.
