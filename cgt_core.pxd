@@ -11,13 +11,15 @@
 #                      │              compares of each lies apart, in `guards`, row by row
 #                      ├───► outs   [ FRESH SHARED VIEW | ...      ]   what the call hands out
 #                      ├───► ops    [ ...                          ]   the pytree of the result
-#                      ├───► copies, gens, grads, watches ──► places
+#                      ├───► patches            what of the graph is set before a launch
+#                      ├───► effects            what a replay does to the call's tensors besides their bytes
+#                      ├───► grads, tags ──► places
 #                      ├───► saves, flows       what its backward needs, and where gradients go
 #                      ├───► deads  which outputs of its ancestors must be dead before it runs
 #                      └───► exec   the driver's graph
 #
-# A thing is a row and its name is its row number; NONE ends a list. Variable parts are slices
-# (at, n) of one long array per kind; freeing a node closes the gap, so a slice moves but never
+# A thing is a row and its name is its row number; NONE ends a list. A node's parts of varying length
+# are slices (at, len) of one long array per kind; freeing a node closes the gap, so a slice moves but never
 # tears. Ids may cross calls, pointers to rows never outlive a call that can add rows.
 #
 # Ownership. Rows borrow every Python object they name: the owner is the function's `keep` dict,
@@ -79,6 +81,17 @@ cpdef enum:                 # OutKind: outs.kind
 cdef enum:                  # Policy: fns.outputs: what happens to a held output that is about to be overwritten
     RESCUE, POISON, BORROW
 
+cpdef enum:                 # Part: kinds of rows of which a node has a slice; see PARTS in table.pxi
+    SLOTS, GUARDS, OUTS, PATCHES, EFFECTS, GRADS, TAGS, PLACES, DIMS, DEADS, SAVES, FLOWS, N_PARTS
+
+cpdef enum:                 # PatchKind
+    COPY_SOURCE             # a copied slot's copy node reads from today's address
+    WORDS                   # the node that writes a generator's two words writes today's
+
+cpdef enum:                 # EffectKind
+    WRITES                  # the graph writes the slot's tensor, and _version moves
+    SETS_GRAD               # .grad of the slot's tensor is replaced
+
 cpdef enum:                 # PlaceKind
     DICT_ITEM, DICT_LEN, CELL, LIST_ITEM, LIST_LEN, TYPE_ATTR, ATTR, EMPTY
 
@@ -135,17 +148,16 @@ cdef struct Node:
     char* pin
     int64_t used                # when it ran last; least recently used leaves are evicted
     uint64_t ambient[3]         # tensor_shim.h: ambient_now
-    id_t slot_at, slot_n, out_at, out_n, ret_at, ret_n, copy_at, copy_n
-    id_t gen_at, gen_n, grad_at, grad_n, watch_at, watch_n, place_at, place_n, dim_at, dim_n
-    id_t dead_at, dead_n, save_at, save_n, flow_at, flow_n
-    id_t loose_n                # so many of its watches, the last, are compared at each call
+    id_t at[N_PARTS]            # its slices: from row `at`
+    id_t len[N_PARTS]           # so many
+    id_t ret_at, ret_n          # its result's program, in ops
+    id_t loose_n                # places of so many of its tags, the last, are compared at each call
     uint64_t epoch              # dict_epoch when the others held last
     int32_t joined_n            # to so many of its flows, the first, several edges of its graph lead
     PyObject* site              # borrowed: the jitted backward; NULL: no result requires grad
     int32_t n_given             # outputs of the result; hidden ones come behind
     int32_t writes              # some slot is written: copied slots must not overlap it
     int32_t same_grads          # of some slots it is guarded which tensor .grad is
-    int32_t effects             # a replay moves some _version or sets some .grad
     int32_t ret_python          # the result needs pytree.unflatten
     PyObject* ret_program       # borrowed
     void* graph                 # CUDA: CUgraph; host: NULL
@@ -187,9 +199,7 @@ cdef struct Slot:               # the rest
     id_t same                   # it is the very tensor of this slot of the node's; or NONE
     int32_t apart               # and it is that of no other slot (gradients flow to it)
     int32_t align               # data pointer modulo align_of (guard.pxi)
-    int32_t written             # the function writes it
-    int32_t bumps               # by how much a replay moves its _version
-    id_t copy                   # COPIED: index into the node's copies; TWIN: the copied slot; or NONE
+    id_t copy                   # COPIED: index into the node's patches; TWIN: the copied slot; or NONE
     char value[16]              # VALUE only: itemsize bytes
 
 cdef struct Out:
@@ -216,30 +226,30 @@ cdef struct Save:               # a tensor that the backward gets, behind the gr
     id_t slot                   # the call's tensor of this slot; or NONE
     id_t out                    # this output's cached tensor; or NONE
 
-cdef struct Copy:               # a copied slot's copy node inside the graph
-    void* handle                # CUDA: CUgraphNode
-    id_t slot                   # whose tensor it copies; NONE: the recording does without it
-    char* to
+cdef struct Patch:              # a node of the graph whose parameters a replay sets, where they changed since the last time
+    int32_t kind                # PatchKind
+    id_t slot                   # COPY_SOURCE: whose tensor it copies; NONE: the recording does without it
+    void* handle                # CUDA: CUgraphNode; host: number of the tape's op
+    char* to                    # where it writes: nbytes, or two words of 64 bits
     int64_t nbytes
-    const char* source          # shadow of what the exec was told last
-
-cdef struct Gen:                # one generator that the recording consumes
-    PyObject* generator         # borrowed
-    void* handle                # the node that writes seed and offset words
-    void* words                 # device address of the two words
-    int32_t device
+    uint64_t told[2]            # what the exec was told last: an address; seed and offset
+    PyObject* generator         # WORDS, borrowed
     uint64_t advance            # how far one run moves it
-    uint64_t seed, offset       # shadow of what the exec was told last
+    int32_t device
 
-cdef struct Grad:               # a tensor that can have a .grad
+cdef struct Effect:             # what a replay does to a tensor of the call that is not a result
+    int32_t kind                # EffectKind
     id_t slot
-    int32_t was_none            # guarded
-    int32_t stays               # the recording leaves the same tensor there, perhaps with other bytes
-    id_t out                    # hidden output that becomes .grad, or NONE: it becomes None
+    int32_t bumps               # WRITES: by how much _version moves
+    id_t out                    # SETS_GRAD: hidden output that becomes .grad, or NONE: it becomes None
+
+cdef struct Grad:               # what is guarded of a tensor that can have a .grad
+    id_t slot
+    int32_t was_none
     void* was                   # the TensorImpl that must be .grad, where a result is made from it; or NULL
 
-cdef struct Watch:              # places of one dict, skipped while the dict's tag stands still
-    PyObject* holder            # borrowed; NULL: loose, to be compared at each call
+cdef struct Tag:                # places of one dict, skipped while the dict's tag stands still
+    PyObject* holder            # borrowed; NULL: compared at each call
     uint64_t tag
     id_t place_at, place_n      # relative to the node's places
 
@@ -292,10 +302,10 @@ cdef struct Recording:          # the one recording under way; dispatch.py's loc
 cdef enum: RESTORE, CAPTURE, INSTANTIATE, CHECKPOINT    # Phase
 
 cdef struct Table:
-    Column fns, specs, ops, nodes, slots, guards, outs, copies, gens, grads, watches, places, dims, paths
-    Column edges, deads, saves, flows
+    Column fns, specs, ops, nodes, paths, edges
+    Column parts[N_PARTS]       # of all nodes
     Recording rec
-    Column rec_copies, rec_gens, rec_deads
+    Column rec_patches, rec_deads
     Column rec_live             # addresses of the path's memory that must stay as it is
     Column freed                # (fn, node) pairs that Python has not been told of yet
     int32_t n_edges             # rows in use

@@ -10,7 +10,7 @@ import functools
 import threading
 
 import cgt_core as core
-from cgt_core import CUDA, FRESH, NONE
+from cgt_core import CUDA, FRESH, NONE, WRITES
 
 from . import describe, errors, tokens, trace
 from .data import Behind, Graph, Leaves, OutRow, SaveRow
@@ -56,9 +56,10 @@ def vet_roots(draft, roots):
     for k, sid in zip(roots, memory, strict=True):
         if memory.count(sid) > 1:
             return errors.odd_root(draft.out.paths[k])
-    for slot, path in zip(draft.slots, draft.paths, strict=True):
-        if slot.written and slot.example.requires_grad and not slot.example.is_leaf:
-            return errors.written_root(path)
+    for effect in draft.effects:
+        example = draft.slots[effect.slot].example
+        if effect.kind == WRITES and example.requires_grad and not example.is_leaf:
+            return errors.written_root(draft.paths[effect.slot])
     return None
 
 

@@ -321,8 +321,6 @@ class SlotRow(NamedTuple):
     tensor: Any  # the very tensor that it must be, or None
     example: Any  # today's tensor
     binding: int  # Binding in cgt_core.pxd
-    written: bool
-    bumps: int  # by how much a replay moves its _version
     copy: int  # COPIED: its copy in the core; TWIN: the slot that is copied; or NONE
     same: int  # it is the very tensor of this slot; or NONE
     apart: bool  # and it is that of no other slot
@@ -341,11 +339,20 @@ class OutRow(NamedTuple):
     line: str = ""  # where it was made
 
 
+class EffectRow(NamedTuple):
+    """What a replay does to a tensor of the call that is not a result."""
+
+    kind: int  # EffectKind in cgt_core.pxd
+    slot: int
+    bumps: int = 0  # WRITES: by how much _version moves
+    out: int = NONE  # SETS_GRAD: hidden output that becomes .grad; NONE: it becomes None
+
+
 class GradRow(NamedTuple):
+    """What is guarded of a tensor that can have a gradient."""
+
     slot: int
     was_none: bool
-    stays: bool  # the run leaves the same tensor there
-    out: int  # hidden output that becomes .grad; NONE: it becomes None
     was: int  # identity of what must be .grad, where a result is made from it; or 0
 
 
@@ -374,6 +381,7 @@ class Draft(NamedTuple):
     paths: list  # of each slot
     near: dict  # memory -> [(slot, its tensor, binding)]
     outs: list  # of OutRow: those of the result, then hidden ones
+    effects: list  # of EffectRow
     grads: list  # of GradRow
     out: Flat  # the result
     behind: Behind = Behind()
@@ -402,7 +410,8 @@ def check_draft(draft):
     for k, o in enumerate(draft.outs):
         by_slot = o.kind in (VIEW, INPUT)
         assert NONE <= o.ref < (n_slots if by_slot else k) and NONE <= o.grad_slot < n_slots, o
-    assert all(0 <= g.slot < n_slots and NONE <= g.out < n_outs for g in draft.grads), draft.grads
+    assert all(0 <= g.slot < n_slots for g in draft.grads), draft.grads
+    assert all(0 <= e.slot < n_slots and NONE <= e.out < n_outs for e in draft.effects), draft.effects
     behind = draft.behind
     assert all((s.slot == NONE) != (s.out == NONE) and s.slot < n_slots and s.out < n_outs for s in behind.saves)
     assert set(behind.roots) <= set(range(n_outs)) and set(behind.flows) <= set(range(n_slots))

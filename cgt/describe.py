@@ -17,15 +17,17 @@ from cgt_core import (
     INPUT,
     NONE,
     PINNED,
+    SETS_GRAD,
     SHARED,
     TWIN,
     UNUSED,
     VALUE,
     VIEW,
+    WRITES,
 )
 
 from . import errors, places, pytree, trace
-from .data import Draft, GradRow, OutRow, SlotRow
+from .data import Draft, EffectRow, GradRow, OutRow, SlotRow
 from .observe import all_tensors, held, span
 
 DEFAULT_GENERATORS = (torch.default_generator, *torch.cuda.default_generators)
@@ -48,7 +50,7 @@ def rows(plan, seen, result, call):
         out = pytree.flatten(result, "result")
     except errors.CgtError as error:
         return str(error)
-    slots, paths = describe_slots(plan, seen)
+    slots, paths, writes = describe_slots(plan, seen)
     graph, tensors = plan.graph, [s.example for s in slots]
     if graph is not None:
         reason = vet_backward(graph, seen, tensors)
@@ -70,26 +72,27 @@ def rows(plan, seen, result, call):
     found = describe_grads(plan, seen, slots, near, outs, paths, owners)
     if isinstance(found, str):
         return found
-    grads, replaced = found
-    return Draft(slots, paths, near, [*outs, *replaced], grads, out)
+    grads, sets, hidden = found
+    return Draft(slots, paths, near, [*outs, *hidden], [*writes, *sets], grads, out)
 
 
 def describe_slots(plan, seen):
-    """One row per argument leaf, then one per reached tensor that the run touched."""
+    """(a row per argument leaf, then one per reached tensor; their paths; which of them the run wrote)."""
     flat, reached = plan.flat, plan.reached
-    slots, paths, bumped, first_of = [], [], set(), {}
+    slots, paths, writes, bumped, first_of = [], [], [], set(), {}
     at = collections.Counter(map(core.address, {id(t): t for t in all_tensors(plan)}.values()))
     copied = {id(flat.tensors[k]): k for k in seen.copies}
     for k, t in enumerate(all_tensors(plan)):
         is_leaf = k < len(flat.tensors)
         sid = core.storage_id(t)
         touched = sid in seen.touched or sid in seen.written
-        written = sid in seen.written
         version = 0 if t.is_inference() else t._version
         bumps = version - plan.versions[k]
         if bumps and (sid, version) in bumped:
             bumps = 0  # a view: it shares the counter that is already moved
         bumped.add((sid, version))
+        if sid in seen.written or bumps:
+            writes.append(EffectRow(WRITES, k, bumps))
         if not touched:
             binding = UNUSED
         elif plan.driver == CUDA and not t.is_cuda:
@@ -112,9 +115,9 @@ def describe_slots(plan, seen):
         else:
             path, _, owner = reached[k - len(flat.tensors)]
             kept, leaf = t if owner == NONE else None, NONE
-        slots.append(SlotRow(leaf, kept, t, binding, written, bumps, copy, same, apart, owner))
+        slots.append(SlotRow(leaf, kept, t, binding, copy, same, apart, owner))
         paths.append(path)
-    return slots, paths
+    return slots, paths, writes
 
 
 def vet_backward(graph, seen, tensors):
@@ -230,21 +233,22 @@ def describe_tensor(plan, seen, path, t, near, first_of, index, grad_slot=NONE):
 
 
 def describe_grads(plan, seen, slots, near, outs, paths, identical):
-    """(a row for each tensor that can have a gradient, hidden outputs): whether it had one is guarded, since the
-    function may ask (a backward does not: there only gradients that it changes have rows). One that the run
-    replaced becomes a hidden output; one that it read or added to has a slot of its own. Those of slots in
+    """(a row for each tensor that can have a gradient, those that the run replaced, hidden outputs): whether it had one
+    is guarded, since the function may ask (a backward does not: there only gradients that it changes have rows). One
+    that the run replaced becomes a hidden output; one that it read or added to has a slot of its own. Those of slots in
     `identical` must be the same tensors again."""
     first_of = {core.storage_id(o.proto): k for k, o in enumerate(outs) if o.kind == FRESH}
-    grads, hidden = [], []
+    grads, sets, hidden = [], [], []
     for k, before in plan.grads.items():
         t = slots[k].example
         now, was = core.grad_id(t), before if k in identical else 0
         if now == before:
             if plan.graph is None or (now and touches(seen, t)):
-                grads.append(GradRow(k, before == 0, True, NONE, was))
+                grads.append(GradRow(k, before == 0, was))
             continue
+        grads.append(GradRow(k, before == 0, was))
         if now == 0:
-            grads.append(GradRow(k, False, False, NONE, was))
+            sets.append(EffectRow(SETS_GRAD, k))
             continue
         if core.storage_id(t.grad) not in seen.made:
             return errors.foreign_grad(paths[k])
@@ -253,8 +257,8 @@ def describe_grads(plan, seen, slots, near, outs, paths, identical):
         if isinstance(row, str):
             return row
         hidden.append(row)
-        grads.append(GradRow(k, before == 0, False, at, was))
-    return grads, hidden
+        sets.append(EffectRow(SETS_GRAD, k, out=at))
+    return grads, sets, hidden
 
 
 def touches(seen, t):
@@ -391,6 +395,7 @@ def used_slots(plan, draft):
     touches (a backward's does not); and what is reached, if it or its gradient was touched, returned or
     replaced, or a gradient flows to it."""
     used = {*draft.behind.flows, *(s.slot for s in draft.behind.saves), *(g.slot for g in draft.grads)}
+    used |= {e.slot for e in draft.effects}
     used |= {o.ref for o in draft.outs if o.kind in (VIEW, INPUT)}
     used |= {s.owner for s in draft.slots if s.binding != UNUSED}
     met = plan.graph is None

@@ -762,6 +762,7 @@ def add_node(call, plan, seen, draft):
         o._replace(ref=index[o.ref] if o.kind in (VIEW, INPUT) else o.ref, grad_slot=index[o.grad_slot])
         for o in draft.outs
     ]  # fmt: skip
+    effects = [e._replace(slot=index[e.slot]) for e in draft.effects]
     grads = [g._replace(slot=index[g.slot]) for g in draft.grads]
     program = draft.out.program
     ret_python = any(op[0] in (pytree.DATACLASS, pytree.CUSTOM) for op in program)
@@ -779,7 +780,7 @@ def add_node(call, plan, seen, draft):
         [draft.paths[k] for k in used], place_paths, grads, loose, core.record_seconds(),
     )  # fmt: skip
     node = core.add_node(
-        state.f, call.spec, plan.ambient, slots, outs, program, ret_python, grads, groups,
+        state.f, call.spec, plan.ambient, slots, outs, program, ret_python, effects, grads, groups,
         list(plan.flat.tensors), (site, saves, [index[k] for k in behind.flows], behind.joined), state.keep, kept,
     )  # fmt: skip
     if graph is not None:

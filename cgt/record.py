@@ -355,7 +355,7 @@ def part_result(draft):
         )  # fmt: skip
     for saved, *_ in draft.behind.saved:
         saved.tensor = None
-    grads = [(draft.slots[g.slot].example, draft.outs[g.out].proto) for g in draft.grads if g.out != NONE]
+    grads = [(draft.slots[e.slot].example, draft.outs[e.out].proto) for e in draft.effects if e.out != NONE]
     for owner, _ in grads:
         owner.grad = None  # the replay of this very call sets it
     parts = Parts(draft.out.program, given, grads, draft.behind)

@@ -8,13 +8,13 @@ cdef void backward_released(int path, int64_t step) noexcept:
 
 cdef bint group_spent(Table* t, Node* node, int32_t k, PyObject* x) noexcept:
     """Is x, which an autograd node saved, the last that holds memory of fresh output k?"""
-    cdef Out* first = out_row(t, node.out_at + k)
+    cdef Out* first = node_out(t, node, k)
     cdef Out* o
     cdef int32_t j, uses = 1                # the row's own
     cdef bint alias = True
     if first.storage is NULL or tensor_storage(x) != first.storage: return False
     for j in range(k, group_end(node, k, first)):
-        o = out_row(t, node.out_at + j)
+        o = node_out(t, node, j)
         if not in_group(o, j, k) or tensor_storage(o.tensor) != first.storage: continue
         if out_is_held(o.tensor, 2 if o.tensor is x else 1, 0): return False
         if o.tensor is x: alias = False
@@ -42,21 +42,21 @@ cdef PyObject* backward_spent(int n, int path, int64_t step, PyObject** grads, i
     cdef id_t k, m, o
     cdef id_t at = path_row(t, path).current
     while at != NONE and at != n: at = node_row(t, at).parent
-    if at == NONE or path_row(t, path).step != step or node.save_n != PyTuple_GET_SIZE(<object>saved):
+    if at == NONE or path_row(t, path).step != step or node.len[SAVES] != PyTuple_GET_SIZE(<object>saved):
         Py_INCREF(None)
         return <PyObject*>None
-    mask = PyBytes_FromStringAndSize(NULL, n_grads + node.save_n)
+    mask = PyBytes_FromStringAndSize(NULL, n_grads + node.len[SAVES])
     cdef char* bytes_ = PyBytes_AS_STRING(mask)
     cdef bint any_ = False
     at = path_row(t, path).current
     for k in range(n_grads):
         bytes_[k] = grad_spent(t, at, grads[k])
         any_ |= bytes_[k]
-    for k in range(node.save_n):
-        s = save_row(t, node.save_at + k)
+    for k in range(node.len[SAVES]):
+        s = node_save(t, node, k)
         m, o = n, s.out
         if s.out == NONE:
-            slot = slot_row(t, node.slot_at + s.slot)
+            slot = node_slot(t, node, s.slot)
             m, o = slot.from_node, slot.from_out
         bytes_[n_grads + k] = m != NONE and \
             group_spent(t, node_row(t, m), o, PyTuple_GET_ITEMX(saved, k))
@@ -71,9 +71,9 @@ cdef int backward_note(Table* t, Node* node, PyObject* result) except -1:
     cdef Out* o
     backward_replayed(result)
     for k in range(node.n_given):
-        o = out_row(t, node.out_at + k)
+        o = node_out(t, node, k)
         first = o.ref if o.kind == AGAIN else k
-        o = out_row(t, node.out_at + first)
+        o = node_out(t, node, first)
         backward_cached(first if o.kind == FRESH or o.kind == SHARED else NONE)
     return 0
 
@@ -87,21 +87,21 @@ cdef void* backward_make(Table* t, id_t n, PyObject** leaves) except NULL:
     cdef void* made
     cdef id_t k
     cdef id_t* slot
-    saved = PyTuple_New(node.save_n)
-    for k in range(node.save_n):
-        s = save_row(t, node.save_at + k)
-        if s.out != NONE: x = out_row(t, node.out_at + s.out).tensor
+    saved = PyTuple_New(node.len[SAVES])
+    for k in range(node.len[SAVES]):
+        s = node_save(t, node, k)
+        if s.out != NONE: x = node_out(t, node, s.out).tensor
         else: x = slot_tensor(t, node, s.slot, leaves)
         Py_INCREFX(x)
         PyTuple_SET_ITEM(saved, k, <object>x)
-    if node.flow_n > SCRATCH:
-        flows = <PyObject**>malloc(node.flow_n * sizeof(PyObject*))
+    if node.len[FLOWS] > SCRATCH:
+        flows = <PyObject**>malloc(node.len[FLOWS] * sizeof(PyObject*))
         if flows is NULL: raise MemoryError()
-    for k in range(node.flow_n):
-        slot = flow_row(t, node.flow_at + k)
+    for k in range(node.len[FLOWS]):
+        slot = node_flow(t, node, k)
         flows[k] = slot_tensor(t, node, slot[0], leaves)
     Py_INCREF(saved)
-    made = backward_new(node.site, <PyObject*>saved, flows, node.flow_n, node.joined_n, n, node.path,
+    made = backward_new(node.site, <PyObject*>saved, flows, node.len[FLOWS], node.joined_n, n, node.path,
                         path_row(t, node.path).step, backward_released, backward_spent)
     if flows is not small: free(flows)
     if made is NULL: raise_pending()

@@ -2,7 +2,7 @@
 # driver capture; PyTorch's part of it (pool, generators) is in cuda_shim.h and rng.pxi.
 #
 # Sources: CUDA driver API, "Graph Management" and "Stream Management". An exec has no getters, so
-# Copy.source and Gen.seed/offset are shadows of what it was told. In-flight launches keep old values.
+# Patch.told is a shadow of what it was told. In-flight launches keep old values.
 
 # One thread writes the two words that RNG kernels read. A kernel node, because one patch then sets
 # both 64-bit words; memset nodes would need four.
@@ -90,14 +90,14 @@ cdef unsigned long long cuda_capture_id(Recording* r) noexcept:
     cu.cuStreamGetCaptureInfo(cu_stream(r.stream), &status, &capture_id, NULL, NULL, NULL, NULL)
     return capture_id
 
-cdef int cuda_copy(Recording* r, Copy* c, PyObject* to) noexcept:
+cdef int cuda_copy(Recording* r, Patch* p, PyObject* to) noexcept:
     cdef int code = fault(CALL_COPY)
     cdef cu.CUgraphNode node = NULL
     if code: return code
-    code = cu.cuMemcpyDtoDAsync(<cu.CUdeviceptr><uintptr_t>c.to, <cu.CUdeviceptr><uintptr_t>c.source,
-                                c.nbytes, cu_stream(r.stream))
+    code = cu.cuMemcpyDtoDAsync(<cu.CUdeviceptr><uintptr_t>p.to, <cu.CUdeviceptr>p.told[0],
+                                p.nbytes, cu_stream(r.stream))
     if code == 0: code = cuda_last_node(r.stream, &node)
-    c.handle = <void*>node
+    p.handle = <void*>node
     return code
 
 cdef int cuda_words_kernel(int device, cu.CUfunction* f) noexcept:
@@ -110,7 +110,7 @@ cdef int cuda_words_kernel(int device, cu.CUfunction* f) noexcept:
     f[0] = WORDS_KERNEL[device]
     return code
 
-cdef int cuda_words(Recording* r, Gen* g) noexcept:
+cdef int cuda_words(Recording* r, Patch* p) noexcept:
     cdef int code = fault(CALL_WORDS)
     cdef cu.CUfunction kernel = NULL
     cdef cu.CUgraphNode node = NULL
@@ -118,12 +118,10 @@ cdef int cuda_words(Recording* r, Gen* g) noexcept:
     if code: return code
     code = cuda_words_kernel(r.device, &kernel)
     if code: return code
-    params[0] = &g.words
-    params[1] = &g.seed
-    params[2] = &g.offset
+    params[0], params[1], params[2] = &p.to, &p.told[0], &p.told[1]
     code = cu.cuLaunchKernel(kernel, 1, 1, 1, 1, 1, 1, 0, cu_stream(r.stream), params, NULL)
     if code == 0: code = cuda_last_node(r.stream, &node)
-    g.handle = <void*>node
+    p.handle = <void*>node
     return code
 
 cdef int cuda_spend(Recording* r, PyObject* proto) noexcept:
@@ -162,7 +160,7 @@ cdef int cuda_vet(cu.CUgraph graph, size_t n) noexcept:
     free(nodes)
     return code
 
-cdef int cuda_end(Recording* r, Gen* gens, int32_t n_gens) noexcept:
+cdef int cuda_end(Recording* r, Patch* patches, int32_t n_patches) noexcept:
     cdef cu.CUgraph graph = NULL
     cdef size_t n = 0
     cdef uint64_t used = 0
@@ -176,10 +174,11 @@ cdef int cuda_end(Recording* r, Gen* gens, int32_t n_gens) noexcept:
     r.graph = <void*>graph
     if code == 0: code = told
     if code: return code
-    for k in range(n_gens): used += gens[k].advance
-    for k in range(n_gens if used == 0 else 0):
+    for k in range(n_patches): used += patches[k].advance
+    for k in range(n_patches if used == 0 else 0):
+        if patches[k].kind != WORDS: continue
         # The words come first in the stream, so taking unused ones out loses no order.
-        code = cu.cuGraphDestroyNode(<cu.CUgraphNode>gens[k].handle)
+        code = cu.cuGraphDestroyNode(<cu.CUgraphNode>patches[k].handle)
         if code: return code
     code = cu.cuGraphGetNodes(graph, NULL, &n)
     if code: return code
@@ -233,39 +232,37 @@ cdef int cuda_launch(void* exec_, void* stream, string* error) noexcept nogil:
     if exec_ is NULL: return 0
     return cu.cuGraphLaunch(<cu.CUgraphExec>exec_, cu_stream(stream))
 
-cdef int cuda_patch_copy(void* exec_, Copy* c) noexcept nogil:
-    cdef cu.CUDA_MEMCPY3D p
-    cdef cu.CUcontext context = NULL
+cdef int cuda_patch(void* exec_, Patch* p) noexcept nogil:
     cdef int code = fault(CALL_PATCH)
     if code: return code
-    memset(&p, 0, sizeof(p))
-    p.srcMemoryType = cu.CUmemorytype_enum.CU_MEMORYTYPE_DEVICE
-    p.srcDevice = <cu.CUdeviceptr><uintptr_t>c.source
-    p.dstMemoryType = cu.CUmemorytype_enum.CU_MEMORYTYPE_DEVICE
-    p.dstDevice = <cu.CUdeviceptr><uintptr_t>c.to
-    p.WidthInBytes = c.nbytes
-    p.Height = 1
-    p.Depth = 1
+    return cuda_patch_copy(exec_, p) if p.kind == COPY_SOURCE else cuda_patch_words(exec_, p)
+
+cdef int cuda_patch_copy(void* exec_, Patch* p) noexcept nogil:
+    cdef cu.CUDA_MEMCPY3D m
+    cdef cu.CUcontext context = NULL
+    cdef int code
+    memset(&m, 0, sizeof(m))
+    m.srcMemoryType = m.dstMemoryType = cu.CUmemorytype_enum.CU_MEMORYTYPE_DEVICE
+    m.srcDevice = <cu.CUdeviceptr>p.told[0]
+    m.dstDevice = <cu.CUdeviceptr><uintptr_t>p.to
+    m.WidthInBytes = p.nbytes
+    m.Height = m.Depth = 1
     code = cu.cuCtxGetCurrent(&context)
     if code: return code
     return cu.cuGraphExecMemcpyNodeSetParams(
-        <cu.CUgraphExec>exec_, <cu.CUgraphNode>c.handle, &p, context)
+        <cu.CUgraphExec>exec_, <cu.CUgraphNode>p.handle, &m, context)
 
-cdef int cuda_patch_words(void* exec_, Gen* g) noexcept nogil:
-    cdef cu.CUDA_KERNEL_NODE_PARAMS p
+cdef int cuda_patch_words(void* exec_, Patch* p) noexcept nogil:
+    cdef cu.CUDA_KERNEL_NODE_PARAMS k
     cdef void* params[3]
-    cdef int code = fault(CALL_PATCH)
-    if code: return code
-    memset(&p, 0, sizeof(p))
-    params[0] = &g.words
-    params[1] = &g.seed
-    params[2] = &g.offset
-    p.func = WORDS_KERNEL[g.device]
-    p.gridDimX = p.gridDimY = p.gridDimZ = 1
-    p.blockDimX = p.blockDimY = p.blockDimZ = 1
-    p.kernelParams = params
+    memset(&k, 0, sizeof(k))
+    params[0], params[1], params[2] = &p.to, &p.told[0], &p.told[1]
+    k.func = WORDS_KERNEL[p.device]
+    k.gridDimX = k.gridDimY = k.gridDimZ = 1
+    k.blockDimX = k.blockDimY = k.blockDimZ = 1
+    k.kernelParams = params
     return cu.cuGraphExecKernelNodeSetParams(
-        <cu.CUgraphExec>exec_, <cu.CUgraphNode>g.handle, &p)
+        <cu.CUgraphExec>exec_, <cu.CUgraphNode>p.handle, &k)
 
 cdef int cuda_order(Path* p, void* stream) noexcept nogil:
     cdef cu.CUevent event = NULL
@@ -300,5 +297,5 @@ cdef void cuda_destroy(void* graph, void* exec_, void* pool, void* state) noexce
 
 DRIVERS[CUDA] = Driver(
     cuda_restore, cuda_begin, cuda_copy, cuda_words, cuda_spend, cuda_end, cuda_instantiate, cuda_checkpoint, cuda_abort,
-    cuda_launch, cuda_patch_copy, cuda_patch_words, cuda_order, cuda_current_stream, cuda_rescue,
+    cuda_launch, cuda_patch, cuda_order, cuda_current_stream, cuda_rescue,
     cuda_destroy)

@@ -20,17 +20,16 @@ cdef enum:                        # our own codes; the driver's are positive
 cdef struct Driver:
     int (*restore)(Recording* r, void* state, void** live, int n) noexcept   # the pool behind the parent
     int (*begin)(Recording* r) noexcept
-    int (*copy)(Recording* r, Copy* c, PyObject* to) noexcept    # record the copy node of a copied slot
-    int (*words)(Recording* r, Gen* g) noexcept          # record the node that writes seed, offset
+    int (*copy)(Recording* r, Patch* p, PyObject* to) noexcept   # record the copy node of a copied slot
+    int (*words)(Recording* r, Patch* p) noexcept        # record the node that writes seed, offset
     int (*spend)(Recording* r, PyObject* proto) noexcept  # a result of the path is not needed from here on
-    int (*end)(Recording* r, Gen* gens, int32_t n_gens) noexcept    # graph, n_graph_nodes
+    int (*end)(Recording* r, Patch* patches, int32_t n) noexcept    # graph, n_graph_nodes
     int (*instantiate)(Recording* r) noexcept            # exec
     # The recording's memory becomes the pool's: made, outs are lists of tensors; live as in restore.
     int (*checkpoint)(Recording* r, PyObject* made, PyObject* outs, void** live, int n) noexcept
     void (*abort)(Recording* r) noexcept                 # undo begin, whatever happened since
     int (*launch)(void* exec_, void* stream, string* error) noexcept nogil
-    int (*patch_copy)(void* exec_, Copy* c) noexcept nogil    # tell the exec c.source
-    int (*patch_words)(void* exec_, Gen* g) noexcept nogil    # tell the exec g.seed and g.offset
+    int (*patch)(void* exec_, Patch* p) noexcept nogil   # tell the exec p.told
     int (*order)(Path* p, void* stream) noexcept nogil   # stream waits for the path's last launch
     void* (*stream)(int device) noexcept nogil           # the caller's current stream
     int (*rescue)(void* held, PyObject* proto, int device) noexcept   # part a holder's storage and proto's

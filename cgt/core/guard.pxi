@@ -1,15 +1,15 @@
 # Which node accepts these leaves? Pointer and metadata comparisons only: nothing here can touch
-# Python, and the compiler proves it. Reads nodes, guards, slots, outs, grads, watches; writes nothing.
+# Python, and the compiler proves it. Reads nodes and their parts; writes nothing.
 
 cdef inline int64_t miss(int why, int64_t where) noexcept nogil: return (<int64_t>why << 32) | where
 
 cdef inline PyObject* slot_tensor(Table* t, Node* n, id_t k, PyObject** leaves) noexcept nogil:
     """The call's tensor of slot k. Of a gradient: something to compare, no Python object; or NULL."""
-    cdef Guard* g = guard_row(t, n.slot_at + k)
+    cdef Guard* g = node_guard(t, n, k)
     cdef Guard* owner
     if g.leaf != NONE: return leaves[g.leaf]
     if g.grad_of == NONE: return g.tensor
-    owner = guard_row(t, n.slot_at + g.grad_of)
+    owner = node_guard(t, n, g.grad_of)
     return tensor_grad_tensor(owner.tensor if owner.leaf == NONE else leaves[owner.leaf])
 
 cdef inline uintptr_t align_of(Node* n) noexcept nogil:
@@ -20,16 +20,16 @@ cdef inline uintptr_t align_of(Node* n) noexcept nogil:
 cdef inline char* slot_ptr(Table* t, Node* n, id_t k) noexcept nogil:
     """Where a pinned slot must be. A rescue on the host moves the recording, so an output of an
     ancestor is where that one writes it now."""
-    cdef Slot* s = slot_row(t, n.slot_at + k)
-    if s.from_node == NONE: return guard_row(t, n.slot_at + k).ptr
+    cdef Slot* s = node_slot(t, n, k)
+    if s.from_node == NONE: return node_guard(t, n, k).ptr
     return tensor_storage_ptr(
-        out_row(t, node_row(t, s.from_node).out_at + s.from_out).proto) + s.shift
+        node_out(t, node_row(t, s.from_node), s.from_out).proto) + s.shift
 
 cdef int64_t guard_odd(Table* t, Node* n, int32_t k, PyObject** leaves) noexcept nogil:
     """What a slot guards besides its row of guards, which fits: an address that is found today, bytes, which of
     several tensors it is."""
-    cdef Guard* g = guard_row(t, n.slot_at + k)
-    cdef Slot* s = slot_row(t, n.slot_at + k)
+    cdef Guard* g = node_guard(t, n, k)
+    cdef Slot* s = node_slot(t, n, k)
     cdef PyObject* x = slot_tensor(t, n, k, leaves)
     cdef char* p = tensor_at(x, g.itemsize)
     if g.binding == PINNED:
@@ -47,16 +47,16 @@ cdef int64_t guard_odd(Table* t, Node* n, int32_t k, PyObject** leaves) noexcept
 cdef bint guard_identity(Table* t, Node* n, int32_t k, PyObject* x, PyObject** leaves) noexcept nogil:
     """Is argument x to the rest of the call what it was: the tensor in a place, a .grad, another argument, or
     none of those to which gradients flow? What was one tensor has one slot's memory and gradient."""
-    cdef Slot* s = slot_row(t, n.slot_at + k)
-    cdef Guard* g = guard_row(t, n.slot_at + k)
+    cdef Slot* s = node_slot(t, n, k)
+    cdef Guard* g = node_guard(t, n, k)
     cdef id_t same
     cdef int32_t j
     if g.tensor is not NULL and x != g.tensor: return False
     if g.grad_of != NONE and tensor_impl(x) != tensor_grad(slot_tensor(t, n, g.grad_of, leaves)): return False
     if s.same != NONE and x != slot_tensor(t, n, s.same, leaves): return False
-    for j in range(n.slot_n if s.apart else 0):
-        same = slot_row(t, n.slot_at + j).same
-        if j == k or guard_row(t, n.slot_at + j).autograd != g.autograd or same == k or s.same == j: continue
+    for j in range(n.len[SLOTS] if s.apart else 0):
+        same = node_slot(t, n, j).same
+        if j == k or node_guard(t, n, j).autograd != g.autograd or same == k or s.same == j: continue
         if (s.same == NONE or same != s.same) and slot_tensor(t, n, j, leaves) == x: return False
     return True
 
@@ -64,9 +64,9 @@ cdef int guard_overlaps(Table* t, Node* n, PyObject* x, PyObject** leaves) noexc
     """Does a tensor that is copied beforehand share bytes with one that the graph writes?"""
     cdef int32_t k
     cdef PyObject* w
-    for k in range(n.slot_n):
-        if not slot_row(t, n.slot_at + k).written: continue
-        w = slot_tensor(t, n, k, leaves)
+    for k in range(n.len[EFFECTS]):
+        if node_effect(t, n, k).kind != WRITES: continue
+        w = slot_tensor(t, n, node_effect(t, n, k).slot, leaves)
         if w is not NULL and tensor_overlaps(w, x): return 1
     return 0
 
@@ -76,14 +76,14 @@ cdef int64_t guard_slots(Table* t, Node* n, PyObject** leaves) noexcept nogil:
     """guard_node, of what is about tensors. A tensor's parts lie in three or four places of memory that the calls in
     between may have pushed out of the caches: so those of a bunch are fetched together, then compared."""
     cdef void* impls[BUNCH]
-    cdef Guard* g = guard_row(t, n.slot_at)
-    cdef int64_t* dims = dim_row(t, n.dim_at)
+    cdef Guard* g = node_guard(t, n, 0)
+    cdef int64_t* dims = node_dim(t, n, 0)
     cdef int64_t why, late = FITS               # a gradient's miss is told if there is no other
     cdef int32_t at = 0, k, m
     cdef PyObject* x
     cdef void* i
-    while at < n.slot_n:
-        m = n.slot_n - at if n.slot_n - at < BUNCH else BUNCH
+    while at < n.len[SLOTS]:
+        m = n.len[SLOTS] - at if n.len[SLOTS] - at < BUNCH else BUNCH
         for k in range(m):
             x = slot_tensor(t, n, at + k, leaves)
             impls[k] = tensor_impl(x) if x is not NULL else NULL
@@ -117,8 +117,8 @@ cdef int64_t guard_node(Table* t, Node* n, id_t spec, uint64_t* ambient, PyObjec
     why = guard_slots(t, n, leaves)
     if why == FITS and not n.same_grads: return FITS
     if why != FITS and why >> 32 != MISS_GRAD: return why
-    for k in range(n.grad_n):
-        g = grad_row(t, n.grad_at + k)
+    for k in range(n.len[GRADS]):
+        g = node_grad(t, n, k)
         now = tensor_grad(slot_tensor(t, n, g.slot, leaves))
         if (now is NULL) != g.was_none or (g.was is not NULL and now != g.was): return miss(MISS_GRAD, k)
     return FITS

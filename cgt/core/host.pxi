@@ -11,20 +11,20 @@ cdef int host_begin(Recording* r) noexcept:
     r.exec = tape_new()
     return 0
 
-cdef int host_copy(Recording* r, Copy* c, PyObject* to) noexcept:
+cdef int host_copy(Recording* r, Patch* p, PyObject* to) noexcept:
     cdef int code = fault(CALL_COPY)
     if code: return code
-    c.handle = <void*><uintptr_t>tape_copy(r.exec, to, c.source, c.nbytes)
+    p.handle = <void*><uintptr_t>tape_copy(r.exec, to, <const char*><uintptr_t>p.told[0], p.nbytes)
     return 0
 
-cdef int host_words(Recording* r, Gen* g) noexcept: return 0
+cdef int host_words(Recording* r, Patch* p) noexcept: return 0
 
 cdef int host_spend(Recording* r, PyObject* proto) noexcept:
     cdef int code = fault(CALL_SPEND)
     if code == 0: tape_spend(r.exec, proto)
     return code
 
-cdef int host_end(Recording* r, Gen* gens, int32_t n_gens) noexcept:
+cdef int host_end(Recording* r, Patch* patches, int32_t n) noexcept:
     r.n_graph_nodes = tape_length(r.exec)
     return fault(CALL_END)
 
@@ -45,12 +45,10 @@ cdef int host_launch(void* exec_, void* stream, string* error) noexcept nogil:
     code = tape_run(exec_, error)
     return ERROR_TAPE - code if code else 0
 
-cdef int host_patch_copy(void* exec_, Copy* c) noexcept nogil:
+cdef int host_patch(void* exec_, Patch* p) noexcept nogil:
     cdef int code = fault(CALL_PATCH)
-    if code == 0: tape_patch_copy(exec_, <int><uintptr_t>c.handle, c.source)
+    if code == 0: tape_patch_copy(exec_, <int><uintptr_t>p.handle, <const char*><uintptr_t>p.told[0])
     return code
-
-cdef int host_patch_words(void* exec_, Gen* g) noexcept nogil: return 0
 
 cdef int host_order(Path* p, void* stream) noexcept nogil: return 0
 
@@ -64,5 +62,5 @@ cdef void host_destroy(void* graph, void* exec_, void* pool, void* state) noexce
 
 DRIVERS[HOST] = Driver(
     host_restore, host_begin, host_copy, host_words, host_spend, host_end, host_instantiate, host_checkpoint, host_abort,
-    host_launch, host_patch_copy, host_patch_words, host_order, host_stream, host_rescue,
+    host_launch, host_patch, host_order, host_stream, host_rescue,
     host_destroy)

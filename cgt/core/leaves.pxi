@@ -1,6 +1,13 @@
 # Take a call's tensor leaves along a spec, and give a result along a program. What must touch
 # Python on a hit is here: leaves are borrowed from the arguments, which the caller holds.
 
+cdef PyObject** borrowed(list tensors) except NULL:
+    """The tensors in an array, to be freed, that holds none of them."""
+    cdef PyObject** rows = <PyObject**>malloc((len(tensors) + 1) * sizeof(PyObject*))
+    if rows is NULL: raise MemoryError()
+    for k in range(len(tensors)): rows[k] = <PyObject*>tensors[k]
+    return rows
+
 cdef inline int plain_same(PyObject* a, PyObject* b) except -1:
     """Equal as a guard means it: same type, same value; floats by their bits."""
     cdef double x, y

@@ -42,13 +42,13 @@ cdef int out_grads(Table* t, Node* n, Out* o, PyObject** leaves) noexcept nogil:
     leaf's tensor is known just during its own call."""
     cdef PyObject* x
     if o.grad_slot == NONE or o.tensor is NULL: return 0
-    if guard_row(t, n.slot_at + o.grad_slot).leaf != NONE and leaves is NULL: return 0
+    if node_guard(t, n, o.grad_slot).leaf != NONE and leaves is NULL: return 0
     x = slot_tensor(t, n, o.grad_slot, leaves)
     return x is not NULL and tensor_grad(x) == tensor_impl(o.tensor)
 
 cdef inline int32_t group_end(Node* n, int32_t k, Out* first) noexcept nogil:
     """Where to stop looking for outputs that share memory with fresh output k: its group."""
-    return n.out_n if first.sharers else k + 1
+    return n.len[OUTS] if first.sharers else k + 1
 
 cdef inline bint in_group(Out* o, int32_t j, int32_t k) noexcept nogil:
     return (j == k or (o.kind == SHARED and o.ref == k)) and o.tensor is not NULL
@@ -57,12 +57,12 @@ cdef int group_held(Table* t, Node* node, int32_t k, PyObject** leaves, bint min
     """Does anybody but the table hold memory of fresh output k: its tensor, one that shares its
     memory, a view of these, an alias? `mine`: the node itself is about to be launched, so a .grad
     that the launch will set again does not count."""
-    cdef Out* first = out_row(t, node.out_at + k)
+    cdef Out* first = node_out(t, node, k)
     cdef Out* o
     cdef int32_t j, uses = 1                # the row's own
     if first.storage is NULL: return 0
     for j in range(k, group_end(node, k, first)):
-        o = out_row(t, node.out_at + j)
+        o = node_out(t, node, j)
         if not in_group(o, j, k) or tensor_storage(o.tensor) != first.storage: continue
         if out_is_held(o.tensor, 1, mine and out_grads(t, node, o, leaves)): return 1
         uses += 1
@@ -73,8 +73,8 @@ cdef id_t deads_alive(Table* t, Node* node) noexcept nogil:
     into the node's deads; or NONE. Earlier deaths are fine."""
     cdef Dead* d
     cdef id_t k
-    for k in range(node.dead_n):
-        d = dead_row(t, node.dead_at + k)
+    for k in range(node.len[DEADS]):
+        d = node_dead(t, node, k)
         if group_held(t, node_row(t, d.node), d.out, NULL, False): return k
     return NONE
 
@@ -83,13 +83,13 @@ cdef id_t deads_alive(Table* t, Node* node) noexcept nogil:
 cdef void group_forget(Table* t, id_t n, int32_t k) noexcept:
     """The group's rows forget what they handed out, so the next hit hands out anew."""
     cdef PyObject* tensor
-    cdef Out* o = out_row(t, node_row(t, n).out_at + k)
+    cdef Out* o = node_out(t, node_row(t, n), k)
     cdef void* storage = o.storage
     cdef int32_t j
     o.storage = NULL
     storage_drop(storage)
-    for j in range(k, node_row(t, n).out_n):
-        o = out_row(t, node_row(t, n).out_at + j)
+    for j in range(k, node_row(t, n).len[OUTS]):
+        o = node_out(t, node_row(t, n), j)
         if not in_group(o, j, k): continue
         tensor = o.tensor
         o.tensor = NULL
@@ -100,10 +100,10 @@ cdef int group_rescue(Table* t, id_t n, int32_t k) except -1:
     cdef Node* node = node_row(t, n)
     cdef Fn* fn = fn_row(t, node.fn)
     cdef Path* p = path_row(t, node.path)
-    cdef PyObject* proto = out_row(t, node.out_at + k).proto
+    cdef PyObject* proto = node_out(t, node, k).proto
     cdef Driver* d = &DRIVERS[p.driver]
     stream_order(p, d, d.stream(p.device))
-    if d.rescue(out_row(t, node.out_at + k).storage, proto, p.device) != 0:
+    if d.rescue(node_out(t, node, k).storage, proto, p.device) != 0:
         PyErr_Clear()
         raise DriverError(-1, "no memory for a held output, or it could not be copied", "move")
     fn.rescues += 1
@@ -112,7 +112,7 @@ cdef int group_rescue(Table* t, id_t n, int32_t k) except -1:
     return 0
 
 cdef int group_poison(Table* t, id_t n, int32_t k, object text) except -1:
-    if out_poison(out_row(t, node_row(t, n).out_at + k).storage, text) != 0: raise_pending()
+    if out_poison(node_out(t, node_row(t, n), k).storage, text) != 0: raise_pending()
     group_forget(t, n, k)
     return 0
 
@@ -132,8 +132,8 @@ cdef int outs_release(Table* t, id_t n, PyObject** leaves, int32_t n_leaves, bin
     hidden (saved for a backward, a .grad) is rescued whatever the function's policy."""
     cdef int32_t k, policy, moved = 0
     cdef Out* o
-    for k in range(node_row(t, n).out_n):
-        o = out_row(t, node_row(t, n).out_at + k)
+    for k in range(node_row(t, n).len[OUTS]):
+        o = node_out(t, node_row(t, n), k)
         policy = RESCUE if o.hidden else fn_row(t, node_row(t, n).fn).outputs
         if o.kind != FRESH or policy == BORROW: continue
         if not group_held(t, node_row(t, n), k, leaves, mine): continue
@@ -150,13 +150,13 @@ cdef void outs_rescue_all(Table* t, id_t n) noexcept:
     when it is touched: better than memory that somebody else writes."""
     cdef int32_t k
     cdef Out* o
-    for k in range(node_row(t, n).out_n):
-        o = out_row(t, node_row(t, n).out_at + k)
+    for k in range(node_row(t, n).len[OUTS]):
+        o = node_out(t, node_row(t, n), k)
         if o.kind != FRESH or not group_held(t, node_row(t, n), k, NULL, False): continue
         try:
             group_rescue(t, n, k)
         except Exception:
-            out_poison(out_row(t, node_row(t, n).out_at + k).storage,
+            out_poison(node_out(t, node_row(t, n), k).storage,
                        b"cgt: the recording of this result was freed, and no memory was left for it")
             PyErr_Clear()
             group_forget(t, n, k)
@@ -167,8 +167,8 @@ cdef int outs_part(Table* t, id_t n) except -1:
     queued the kernel that uses it."""
     cdef int32_t k
     cdef Out* o
-    for k in range(node_row(t, n).out_n):
-        o = out_row(t, node_row(t, n).out_at + k)
+    for k in range(node_row(t, n).len[OUTS]):
+        o = node_out(t, node_row(t, n), k)
         if o.kind == FRESH and o.grad_slot == NONE and o.storage is not NULL: group_rescue(t, n, k)
     return 0
 
@@ -197,8 +197,8 @@ cdef int32_t node_output(Table* t, id_t n, PyObject* x) noexcept nogil:
     cdef void* storage = tensor_storage(x)
     cdef Out* o
     cdef int32_t k
-    for k in range(node.out_n):
-        o = out_row(t, node.out_at + k)
+    for k in range(node.len[OUTS]):
+        o = node_out(t, node, k)
         if o.kind == FRESH and o.storage is not NULL and o.storage == storage: return k
     return NONE
 
@@ -216,8 +216,8 @@ cdef bint node_over(Table* t, Path* p, id_t n) noexcept nogil:
     cdef Node* node = node_row(t, n)
     cdef int32_t k
     if p.pending and node.site is not NULL: return False
-    for k in range(node.out_n):
-        if out_row(t, node.out_at + k).kind == FRESH and group_held(t, node, k, NULL, False): return False
+    for k in range(node.len[OUTS]):
+        if node_out(t, node, k).kind == FRESH and group_held(t, node, k, NULL, False): return False
     return True
 
 cdef id_t path_back(Table* t, id_t path, id_t at) noexcept nogil:
@@ -310,8 +310,8 @@ cdef int path_survey(Table* t, id_t at) except -1:
     cdef Out* o
     t.rec_live.n = t.rec_deads.n = 0
     while m != NONE:
-        for k in range(node_row(t, m).out_n):
-            o = out_row(t, node_row(t, m).out_at + k)
+        for k in range(node_row(t, m).len[OUTS]):
+            o = node_out(t, node_row(t, m), k)
             if o.kind != FRESH: continue
             if group_held(t, node_row(t, m), k, NULL, False):
                 column_add(t, &t.rec_live, 1)
@@ -328,8 +328,8 @@ cdef bint dead_before(Table* t, id_t at, id_t m, int32_t k) noexcept:
     cdef id_t j
     cdef Dead* d
     while at != NONE and at != m:
-        for j in range(node_row(t, at).dead_n):
-            d = dead_row(t, node_row(t, at).dead_at + j)
+        for j in range(node_row(t, at).len[DEADS]):
+            d = node_dead(t, node_row(t, at), j)
             if d.node == m and d.out == k: return True
         at = node_row(t, at).parent
     return False

@@ -46,61 +46,59 @@ cdef int empty_same(PyObject* want, PyObject* now) except -1:
     if PyDict_GET_SIZE(now) != 0: return 0
     return PyDict_CheckExact(now) or (<object>now).default_factory is (<object>want).default_factory
 
-cdef int32_t watch_holds(Table* t, id_t n, int32_t k) except -2:
-    """NONE if the places of the node's watch k hold, else the index of the first that does not. Rows are looked up for
+cdef int32_t tag_holds(Table* t, id_t n, int32_t k) except -2:
+    """NONE if the places of the node's tag k hold, else the index of the first that does not. Rows are looked up for
     each: a comparison may come to code of Python's, and another thread may record meanwhile."""
-    cdef int32_t j = watch_row(t, node_row(t, n).watch_at + k).place_at
-    cdef int32_t end = j + watch_row(t, node_row(t, n).watch_at + k).place_n
+    cdef int32_t j = node_tag(t, node_row(t, n), k).place_at
+    cdef int32_t end = j + node_tag(t, node_row(t, n), k).place_n
     for j in range(j, end):
-        if not place_holds(place_row(t, node_row(t, n).place_at + j)[0]): return j
+        if not place_holds(node_place(t, node_row(t, n), j)[0]): return j
     if CGT_DEBUG and k == 0: table_move(t)
     return NONE
 
 cdef int32_t places_hold(Table* t, id_t n) except -2:
     """NONE if all places of the node hold, else the index of the first that does not. Where nothing was
     written since, that is one comparison (dict_epoch; before Python 3.12 one for each dict), and what no dict tells of."""
-    cdef Watch* w
+    cdef Tag* w
     cdef int32_t k, bad
-    cdef int32_t loose = node_row(t, n).watch_n - node_row(t, n).loose_n
+    cdef int32_t loose = node_row(t, n).len[TAGS] - node_row(t, n).loose_n
     cdef uint64_t tag, epoch = dict_epoch
     if epoch == 0 or node_row(t, n).epoch != epoch:
         for k in range(loose):
-            w = watch_row(t, node_row(t, n).watch_at + k)
+            w = node_tag(t, node_row(t, n), k)
             tag = dict_tag(w.holder)
             if tag == w.tag: continue
-            bad = watch_holds(t, n, k)
+            bad = tag_holds(t, n, k)
             if bad != NONE: return bad
-            watch_row(t, node_row(t, n).watch_at + k).tag = tag
+            node_tag(t, node_row(t, n), k).tag = tag
         node_row(t, n).epoch = epoch
-    for k in range(loose, node_row(t, n).watch_n):
-        bad = watch_holds(t, n, k)
+    for k in range(loose, node_row(t, n).len[TAGS]):
+        bad = tag_holds(t, n, k)
         if bad != NONE: return bad
     return NONE
 
 cdef int places_fill(Table* t, id_t n, object groups) except -1:
-    """groups: [(dict or None, [(kind, plain, holder, key, want, present, number), ...]), ...]. Loose watches come last."""
-    cdef Node* node = node_row(t, n)
-    cdef Watch* w
+    """groups: [(dict or None, [(kind, plain, holder, key, want, present, number), ...]), ...]. Those without a dict come last."""
+    cdef Node* node
+    cdef Tag* w
     cdef Place* p
     cdef id_t at, k = 0
-    node.watch_at = column_add(t, &t.watches, <int32_t>len(groups))
-    node.watch_n = <int32_t>len(groups)
-    node.place_at = t.places.n
+    part_add(t, n, TAGS, len(groups))
     for holder, rows in groups:
-        at = column_add(t, &t.places, <int32_t>len(rows))
+        at = part_add(t, n, PLACES, len(rows))
+        node = node_row(t, n)
         if holder is not None and dict_watch(<PyObject*>holder):
-            w = watch_row(t, node.watch_at + k)
+            w = node_tag(t, node, k)
             w.holder = <PyObject*>holder
             k += 1
         else:
             node.loose_n += 1
-            w = watch_row(t, node.watch_at + node.watch_n - node.loose_n)
+            w = node_tag(t, node, node.len[TAGS] - node.loose_n)
         w.tag = 0                           # unknown: compare once at the first call
-        w.place_at = at - node.place_at
+        w.place_at = at
         w.place_n = <int32_t>len(rows)
-        node.place_n += w.place_n
         for kind, plain, where, key, want, present, number in rows:
-            p = place_row(t, at)
+            p = node_place(t, node, at)
             p.kind = kind
             p.plain = plain
             p.holder = <PyObject*>where

@@ -7,7 +7,7 @@ cdef int record_begin(Table* t, int driver, int device, uintptr_t stream, uintpt
     cdef void* state = NULL
     assert not t.rec.active, "one recording at a time: dispatch.py holds the lock"
     memset(&t.rec, 0, sizeof(Recording))
-    t.rec_copies.n = t.rec_gens.n = 0
+    t.rec_patches.n = 0
     t.rec.driver = driver
     t.rec.device = device
     t.rec.stream = <void*>stream
@@ -43,27 +43,28 @@ cdef int record_checkpoint(Table* t, list made, list outs) except -1:
     t.rec.seconds[CHECKPOINT] = now() - t.rec.seconds[CHECKPOINT]
     return check(t.rec.driver, code, CALL_CHECKPOINT)
 
+cdef inline Patch* rec_patch(Table* t, int32_t k) noexcept nogil: return <Patch*>t.rec_patches.rows + k
+
 cdef int record_words(Table* t, object generator, object seed_word, object offset_word) except -1:
     """The node that writes a generator's two words; before anything else in the recording."""
-    cdef Gen* g
-    cdef int32_t k = column_add(t, &t.rec_gens, 1)
-    g = <Gen*>t.rec_gens.rows + k
-    g.generator = <PyObject*>generator
-    g.words = tensor_ptr(<PyObject*>seed_word)
-    g.device = t.rec.device
-    check(t.rec.driver, DRIVERS[t.rec.driver].words(&t.rec, g), CALL_WORDS)
-    return 0
+    cdef Patch* p = rec_patch(t, column_add(t, &t.rec_patches, 1))
+    p.kind = WORDS
+    p.slot = NONE
+    p.generator = <PyObject*>generator
+    p.to = tensor_ptr(<PyObject*>seed_word)
+    p.device = t.rec.device
+    return check(t.rec.driver, DRIVERS[t.rec.driver].words(&t.rec, p), CALL_WORDS)
 
 cdef int32_t record_copy(Table* t, object to, object source, int64_t nbytes) except -1:
-    """The copy node of a copied slot; its index among the node's copies."""
-    cdef Copy* c
-    cdef int32_t k = column_add(t, &t.rec_copies, 1)
-    c = <Copy*>t.rec_copies.rows + k
-    c.slot = NONE
-    c.to = tensor_ptr(<PyObject*>to)
-    c.source = tensor_ptr(<PyObject*>source)
-    c.nbytes = nbytes
-    if nbytes: check(t.rec.driver, DRIVERS[t.rec.driver].copy(&t.rec, c, <PyObject*>to), CALL_COPY)
+    """The copy node of a copied slot; its index among the recording's patches."""
+    cdef int32_t k = column_add(t, &t.rec_patches, 1)
+    cdef Patch* p = rec_patch(t, k)
+    p.kind = COPY_SOURCE
+    p.slot = NONE
+    p.to = tensor_ptr(<PyObject*>to)
+    p.told[0] = <uintptr_t>tensor_ptr(<PyObject*>source)
+    p.nbytes = nbytes
+    if nbytes: check(t.rec.driver, DRIVERS[t.rec.driver].copy(&t.rec, p, <PyObject*>to), CALL_COPY)
     return k
 
 cdef int record_spend(Table* t, PyObject* x) except -1:
@@ -73,7 +74,7 @@ cdef int record_spend(Table* t, PyObject* x) except -1:
     cdef void** live = <void**>t.rec_live.rows
     cdef id_t n = path_output(t, t.rec.parent, x, &k)
     if n == NONE: return 0
-    proto = out_row(t, node_row(t, n).out_at + k).proto
+    proto = node_out(t, node_row(t, n), k).proto
     check(t.rec.driver, DRIVERS[t.rec.driver].spend(&t.rec, proto), CALL_SPEND)
     for j in range(t.rec_live.n):
         if live[j] != tensor_storage_ptr(proto): continue
@@ -83,12 +84,14 @@ cdef int record_spend(Table* t, PyObject* x) except -1:
     return 0
 
 cdef int record_end(Table* t, list advances) except -1:
-    cdef int32_t k
-    for k in range(t.rec_gens.n): (<Gen*>t.rec_gens.rows + k).advance = advances[k]
+    """`advances`: by how much a run moves each generator that has words, in their order."""
+    cdef int32_t k, j = 0
+    for k in range(t.rec_patches.n):
+        if rec_patch(t, k).kind != WORDS: continue
+        rec_patch(t, k).advance = advances[j]
+        j += 1
     t.rec.seconds[CAPTURE] = now() - t.rec.seconds[CAPTURE]
-    check(t.rec.driver,
-          DRIVERS[t.rec.driver].end(&t.rec, <Gen*>t.rec_gens.rows, t.rec_gens.n), CALL_END)
-    return 0
+    return check(t.rec.driver, DRIVERS[t.rec.driver].end(&t.rec, rec_patch(t, 0), t.rec_patches.n), CALL_END)
 
 cdef int record_instantiate(Table* t) except -1:
     """From the graph what is launched. Only now: a graph that cannot become a node costs no exec."""
@@ -105,26 +108,22 @@ cdef void record_abort(Table* t) noexcept:
 cdef id_t dims_of(Table* t, id_t n, PyObject* x) except -1:
     """Append x's sizes and strides to the node's dims; their index there."""
     cdef int ndim = tensor_ndim(x)
-    cdef Node* node
     cdef id_t at
     if ndim == 0: return 0
-    at = column_add(t, &t.dims, 2 * ndim)
-    tensor_dims(x, dim_row(t, at))
-    node = node_row(t, n)
-    if node.dim_n == 0: node.dim_at = at
-    node.dim_n += 2 * ndim
-    return at - node.dim_at
+    at = part_add(t, n, DIMS, 2 * ndim)
+    tensor_dims(x, node_dim(t, node_row(t, n), at))
+    return at
 
-cdef int slot_fill(Table* t, id_t n, id_t at, object row) except -1:
-    """row: (leaf, tensor, example, binding, written, bumps, copy, same, apart, grad_of)"""
+cdef int slot_fill(Table* t, id_t n, id_t k, object row) except -1:
+    """row: (leaf, tensor, example, binding, copy, same, apart, grad_of)"""
     cdef PyObject* x
     cdef Slot* s
     cdef Guard* g
     cdef id_t dim_at
-    leaf, tensor, example, binding, written, bumps, copy, same, apart, grad_of = row
+    leaf, tensor, example, binding, copy, same, apart, grad_of = row
     x = <PyObject*>example
     dim_at = dims_of(t, n, x)
-    s, g = slot_row(t, at), guard_row(t, at)
+    s, g = node_slot(t, node_row(t, n), k), node_guard(t, node_row(t, n), k)
     g.leaf = leaf
     g.tensor = <PyObject*>tensor if tensor is not None else NULL
     g.grad_of = grad_of
@@ -140,8 +139,6 @@ cdef int slot_fill(Table* t, id_t n, id_t at, object row) except -1:
     s.same = same
     s.apart = apart
     s.identity = g.leaf != NONE and (g.tensor is not NULL or g.grad_of != NONE or s.same != NONE or s.apart)
-    s.written = written
-    s.bumps = bumps
     s.copy = copy
     s.align = <int32_t>(<uintptr_t>g.ptr % align_of(node_row(t, n)))
     s.from_node = NONE
@@ -151,11 +148,12 @@ cdef int slot_fill(Table* t, id_t n, id_t at, object row) except -1:
     if g.binding == VALUE:
         memcpy(s.value, g.ptr, g.itemsize)
     g.odd = s.identity or s.from_node != NONE or not (g.binding == UNUSED or g.binding == PINNED)
-    if written: node_row(t, n).writes = 1
-    if bumps: node_row(t, n).effects = 1
+    if g.binding == COPIED: node_patch(t, node_row(t, n), s.copy).slot = k
+    if g.leaf != NONE and g.binding == PINNED and s.from_node == NONE and node_row(t, n).pin_leaf == NONE:
+        node_row(t, n).pin_leaf, node_row(t, n).pin = g.leaf, g.ptr
     return 0
 
-cdef int out_fill(Table* t, id_t n, id_t at, object row) except -1:
+cdef int out_fill(Table* t, id_t n, id_t k, object row) except -1:
     """row: (kind, ref, proto, shift, version, grad_slot, hidden, root, line)"""
     cdef PyObject* x
     cdef Out* o
@@ -163,7 +161,7 @@ cdef int out_fill(Table* t, id_t n, id_t at, object row) except -1:
     kind, ref, proto, shift, version, grad_slot, hidden, root, line = row
     x = <PyObject*>proto
     dim_at = dims_of(t, n, x)
-    o = out_row(t, at)
+    o = node_out(t, node_row(t, n), k)
     o.kind = kind
     o.ref = ref
     o.shift = shift
@@ -172,7 +170,7 @@ cdef int out_fill(Table* t, id_t n, id_t at, object row) except -1:
     o.hidden = hidden
     o.root = root
     if not hidden: node_row(t, n).n_given += 1
-    if kind == SHARED: out_row(t, node_row(t, n).out_at + <id_t>ref).sharers += 1
+    if kind == SHARED: node_out(t, node_row(t, n), <id_t>ref).sharers += 1
     o.keys = tensor_keys(x)
     o.data_kind = impl_kind(tensor_impl(x))
     o.ndim = tensor_ndim(x)
@@ -212,94 +210,82 @@ cdef uint64_t program_shape(Table* t, id_t at, id_t n) noexcept:
 cdef int backward_fill(Table* t, id_t n, tuple row) except -1:
     """row: (the jitted backward or None, [(slot or NONE, out or NONE), ...], [slot, ...],
     to how many of these, the first, several edges lead)"""
-    cdef id_t k, at, to
+    cdef id_t k
+    cdef Save* s
     site, saves, flows, joined = row
-    at = column_add(t, &t.saves, <int32_t>len(saves))
-    to = column_add(t, &t.flows, <int32_t>len(flows))
+    part_add(t, n, SAVES, len(saves))
+    part_add(t, n, FLOWS, len(flows))
     node_row(t, n).site = <PyObject*>site if site is not None else NULL
-    node_row(t, n).save_at, node_row(t, n).save_n = at, <int32_t>len(saves)
-    node_row(t, n).flow_at, node_row(t, n).flow_n = to, <int32_t>len(flows)
     node_row(t, n).joined_n = joined
-    for k in range(len(saves)): save_row(t, at + k).slot, save_row(t, at + k).out = saves[k]
-    for k in range(len(flows)): flow_row(t, to + k)[0] = flows[k]
+    for k in range(len(saves)):
+        s = node_save(t, node_row(t, n), k)
+        s.slot, s.out = saves[k]
+    for k in range(len(flows)): node_flow(t, node_row(t, n), k)[0] = flows[k]
+    return 0
+
+cdef int effect_fill(Table* t, id_t n, id_t k, object row) except -1:
+    """row: (kind, slot, bumps, out)"""
+    cdef Effect* e = node_effect(t, node_row(t, n), k)
+    e.kind, e.slot, e.bumps, e.out = row
+    if e.kind == WRITES: node_row(t, n).writes = 1
+    return 0
+
+cdef int grad_fill(Table* t, id_t n, id_t k, object row) except -1:
+    """row: (slot, was_none, was)"""
+    cdef Grad* g = node_grad(t, node_row(t, n), k)
+    slot, was_none, was = row
+    g.slot, g.was_none, g.was = slot, was_none, <void*><uintptr_t>was
+    node_guard(t, node_row(t, n), g.slot).grad = NO_GRAD if g.was_none else SOME_GRAD
+    node_row(t, n).same_grads |= g.was is not NULL
+    return 0
+
+cdef int part_copy(Table* t, id_t n, int part, Column* rows) except -1:
+    """Give node n these rows."""
+    part_add(t, n, part, rows.n)
+    if rows.n:
+        memcpy(<char*>t.parts[part].rows + <size_t>node_row(t, n).at[part] * rows.size, rows.rows, <size_t>rows.n * rows.size)
     return 0
 
 cdef id_t node_add(Table* t, id_t f, id_t spec, tuple ambient, list slots, list outs,
-                   object ret_program, bint ret_python, list grads, list groups,
+                   object ret_program, bint ret_python, list effects, list grads, list groups,
                    list leaves, tuple backward) except -1:
     """A row for the recording that just ended; it takes over graph, exec and state."""
     cdef id_t n = row_take(t, &t.nodes)
     cdef Node* node = node_row(t, n)
-    cdef id_t k, at
-    cdef Grad* g
+    cdef id_t k
     cdef PyObject** tensors
-    cdef Guard* s
     node.fn = f
     node.spec = spec
     node.path = path_of(t, t.rec.device)
     node.parent = t.rec.parent
     node.depth = node_row(t, node.parent).depth + 1 if node.parent != NONE else 0
+    node.pin_leaf = NONE
     node.ambient[0], node.ambient[1], node.ambient[2] = ambient
-    tensors = <PyObject**>malloc((len(leaves) + 1) * sizeof(PyObject*))
-    if tensors is NULL: raise MemoryError()
-    for k in range(len(leaves)): tensors[k] = <PyObject*>leaves[k]
+    tensors = borrowed(leaves)
     node.key = call_key(spec, node.ambient, tensors, <int32_t>len(leaves))
     free(tensors)
     edge_link(t, n)
     fn_row(t, f).path = node.path
     fn_row(t, f).paths |= <uint64_t>1 << node.path
-    node_row(t, n).dead_n = t.rec_deads.n
-    at = column_add(t, &t.deads, t.rec_deads.n)
-    node_row(t, n).dead_at = at
-    if t.rec_deads.n: memcpy(dead_row(t, at), t.rec_deads.rows, t.rec_deads.n * sizeof(Dead))
-    at = column_add(t, &t.slots, <int32_t>len(slots))
-    column_add(t, &t.guards, <int32_t>len(slots))
-    node_row(t, n).slot_at = at
-    node_row(t, n).slot_n = <int32_t>len(slots)
-    node_row(t, n).pin_leaf = NONE
-    for k in range(len(slots)):
-        slot_fill(t, n, at + k, slots[k])
-        s = guard_row(t, at + k)
-        if s.leaf != NONE and s.binding == PINNED and slot_row(t, at + k).from_node == NONE and \
-                node_row(t, n).pin_leaf == NONE:
-            node_row(t, n).pin_leaf, node_row(t, n).pin = s.leaf, s.ptr
-    at = column_add(t, &t.outs, <int32_t>len(outs))
-    node_row(t, n).out_at = at
-    node_row(t, n).out_n = <int32_t>len(outs)
-    for k in range(len(outs)): out_fill(t, n, at + k, outs[k])
-    at = program_add(t, ret_program)
+    part_copy(t, n, DEADS, &t.rec_deads)
+    part_copy(t, n, PATCHES, &t.rec_patches)
+    part_add(t, n, SLOTS, len(slots))
+    part_add(t, n, GUARDS, len(slots))
+    for k in range(len(slots)): slot_fill(t, n, k, slots[k])
+    part_add(t, n, OUTS, len(outs))
+    for k in range(len(outs)): out_fill(t, n, k, outs[k])
+    part_add(t, n, EFFECTS, len(effects))
+    for k in range(len(effects)): effect_fill(t, n, k, effects[k])
+    part_add(t, n, GRADS, len(grads))
+    for k in range(len(grads)): grad_fill(t, n, k, grads[k])
+    places_fill(t, n, groups)
+    backward_fill(t, n, backward)
+    k = program_add(t, ret_program)
     node = node_row(t, n)
-    node.ret_at = at
+    node.ret_at = k
     node.ret_n = <int32_t>len(ret_program)
     node.ret_python = ret_python
     node.ret_program = <PyObject*>ret_program
-    node.copy_n = t.rec_copies.n
-    node.copy_at = column_add(t, &t.copies, node.copy_n)
-    if t.rec_copies.n:
-        memcpy(copy_row(t, node_row(t, n).copy_at), t.rec_copies.rows, t.rec_copies.n * sizeof(Copy))
-    node = node_row(t, n)
-    for k in range(node.slot_n):
-        if guard_row(t, node.slot_at + k).binding == COPIED:
-            copy_row(t, node.copy_at + slot_row(t, node.slot_at + k).copy).slot = k
-    node_row(t, n).gen_at = column_add(t, &t.gens, t.rec_gens.n)
-    node = node_row(t, n)
-    node.gen_n = t.rec_gens.n
-    if t.rec_gens.n:
-        memcpy(gen_row(t, node.gen_at), t.rec_gens.rows, t.rec_gens.n * sizeof(Gen))
-    at = column_add(t, &t.grads, <int32_t>len(grads))
-    node_row(t, n).grad_at = at
-    node_row(t, n).grad_n = <int32_t>len(grads)
-    for k in range(len(grads)):
-        slot, was_none, stays, out, was = grads[k]
-        g = grad_row(t, at + k)
-        g.slot, g.was_none, g.stays, g.out = slot, was_none, stays, out
-        g.was = <void*><uintptr_t>was
-        guard_row(t, node_row(t, n).slot_at + g.slot).grad = NO_GRAD if was_none else SOME_GRAD
-        node_row(t, n).same_grads |= g.was is not NULL
-        if not stays: node_row(t, n).effects = 1
-    places_fill(t, n, groups)
-    backward_fill(t, n, backward)
-    node = node_row(t, n)
     node.graph = t.rec.graph
     node.exec = t.rec.exec
     node.state = t.rec.state
@@ -317,8 +303,10 @@ cdef int record_run_once(Table* t, list tensors) except -1:
     cdef Path* p = path_row(t, path_of(t, t.rec.device))
     cdef void* stream = d.stream(p.device)
     cdef string error
+    cdef int32_t k
     stream_order(p, d, stream)
-    rng_bind(t.rec.exec, <Gen*>t.rec_gens.rows, t.rec_gens.n, d)
+    for k in range(t.rec_patches.n):
+        if rec_patch(t, k).kind == WORDS: words_bind(t.rec.exec, rec_patch(t, k), d)
     t.rec.ran = 1
     check(t.rec.driver, d.launch(t.rec.exec, stream, &error), CALL_LAUNCH)
     for x in tensors:

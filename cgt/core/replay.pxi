@@ -69,26 +69,30 @@ cdef id_t leaf_path(Table* t, id_t f, PyObject** leaves, int32_t n) noexcept nog
         if tensor_device(leaves[k]) >= 0: path = tensor_device(leaves[k]) + 1
     return path if fn.paths >> path & 1 else fn.path
 
-cdef int copies_bind(Table* t, Node* n, Driver* d, PyObject** leaves) except -1:
-    """Point the copy nodes at today's inputs; what did not move costs one compare."""
+cdef int patches_bind(Table* t, id_t n, Driver* d, PyObject** leaves) except -1:
+    """Have the graph copy from today's inputs and draw from where the generators are; what did not move costs one
+    compare."""
+    cdef Node* node = node_row(t, n)
+    cdef Patch* p
+    cdef Fn* fn = fn_row(t, node.fn)
+    cdef uint64_t source, before
     cdef int32_t k
-    cdef Copy* c
-    cdef Fn* fn = fn_row(t, n.fn)
-    cdef const char* source
-    cdef const char* before
     cdef int code
-    for k in range(n.copy_n):
-        c = copy_row(t, n.copy_at + k)
-        if c.slot == NONE: continue
-        source = tensor_ptr(slot_tensor(t, n, c.slot, leaves))
-        fn.copied_bytes += c.nbytes
-        if source == c.source: continue
-        if c.nbytes:
-            before = c.source
-            c.source = source
-            code = d.patch_copy(n.exec, c)
-            if code != 0: c.source = before        # the shadow tells what the exec was really told
-            check(path_row(t, n.path).driver, code, CALL_PATCH)
+    for k in range(node.len[PATCHES] - 1, -1, -1):      # generators, which are recorded first, when nothing else can fail
+        p = node_patch(t, node, k)
+        if p.kind == WORDS:
+            words_bind(node.exec, p, d)
+            continue
+        if p.slot == NONE: continue
+        source = <uintptr_t>tensor_ptr(slot_tensor(t, node, p.slot, leaves))
+        fn.copied_bytes += p.nbytes
+        if source == p.told[0]: continue
+        if p.nbytes:
+            before = p.told[0]
+            p.told[0] = source
+            code = d.patch(node.exec, p)
+            if code != 0: p.told[0] = before       # the shadow tells what the exec was really told
+            check(path_row(t, node.path).driver, code, CALL_PATCH)
         fn.rebinds += 1
     return 0
 
@@ -97,29 +101,29 @@ cdef int out_intact(Table* t, Node* n, Out* first, Out* o) noexcept:
     return (REUSE_OUTPUTS and o.tensor is not NULL and Py_TYPE_(o.tensor) == Py_TYPE_(o.proto)
             and tensor_storage(o.tensor) == first.storage
             and tensor_ptr(o.tensor) == tensor_ptr(o.proto)
-            and impl_same(tensor_impl(o.tensor), o.keys, o.data_kind, 0, o.ndim, dim_row(t, n.dim_at + o.dim_at)))
+            and impl_same(tensor_impl(o.tensor), o.keys, o.data_kind, 0, o.ndim, node_dim(t, n, o.dim_at)))
 
 cdef int out_renew(Table* t, id_t n, int32_t k) except -1:
     """New tensors for the group of fresh output k: its storage moved away, or a user changed it."""
     cdef Node* node = node_row(t, n)
-    cdef Out* first = out_row(t, node.out_at + k)
+    cdef Out* first = node_out(t, node, k)
     cdef Out* o
     cdef PyObject* made
     cdef PyObject* old
     cdef void* before
     cdef int32_t j
-    for j in range(k, node.out_n):
-        o = out_row(t, node_row(t, n).out_at + j)
+    for j in range(k, node.len[OUTS]):
+        o = node_out(t, node_row(t, n), j)
         if j != k and not (o.kind == SHARED and o.ref == k): continue
         if j == k:
-            made = out_make(o.proto, o.keys, o.offset, o.ndim, dim_row(t, node.dim_at + o.dim_at))
+            made = out_make(o.proto, o.keys, o.offset, o.ndim, node_dim(t, node, o.dim_at))
         else:
-            first = out_row(t, node.out_at + k)
+            first = node_out(t, node, k)
             made = out_share(first.tensor, o.proto, o.keys, o.offset, o.ndim,
-                             dim_row(t, node.dim_at + o.dim_at))
+                             node_dim(t, node, o.dim_at))
         if made is NULL: raise_pending()
         node = node_row(t, n)               # making an object may collect garbage
-        o = out_row(t, node.out_at + j)
+        o = node_out(t, node, j)
         old = o.tensor
         o.tensor = made
         if j == k:
@@ -137,22 +141,22 @@ cdef int outs_ready(Table* t, id_t n) except -1:
     cdef Out* first
     cdef Out* o
     cdef int32_t k, j, renew
-    for k in range(node.out_n):
-        o = out_row(t, node.out_at + k)
+    for k in range(node.len[OUTS]):
+        o = node_out(t, node, k)
         if o.kind != FRESH: continue
         first = o
         renew = 0
         for j in range(k, group_end(node, k, first)):
-            o = out_row(t, node.out_at + j)
+            o = node_out(t, node, j)
             if j == k or (o.kind == SHARED and o.ref == k): renew |= not out_intact(t, node, first, o)
         if renew:
             out_renew(t, n, k)
             node = node_row(t, n)
-        first = out_row(t, node.out_at + k)
+        first = node_out(t, node, k)
         out_reset(first.tensor)
         out_set_version(first.tensor, first.version)
         for j in range(k + 1, group_end(node, k, first)):
-            o = out_row(t, node.out_at + j)
+            o = node_out(t, node, j)
             if o.kind == SHARED and o.ref == k:
                 out_reset(o.tensor)
                 out_share_version(o.tensor, first.tensor)
@@ -172,22 +176,22 @@ cdef object outs_give(Table* t, id_t n, PyObject** leaves, void* backward):
     cdef Out* o
     cdef id_t at = node.ret_at
     cdef int32_t k, next_ = 0
-    if node.n_given == 1 and node.ret_n == 1 and out_row(t, node.out_at).kind == FRESH \
+    if node.n_given == 1 and node.ret_n == 1 and node_out(t, node, 0).kind == FRESH \
             and backward is NULL:
-        return <object>out_row(t, node.out_at).tensor             # one tensor: the common result
+        return <object>node_out(t, node, 0).tensor             # one tensor: the common result
     if node.n_given > SCRATCH:
         tensors = <PyObject**>malloc(node.n_given * sizeof(PyObject*))
         if tensors is NULL: raise MemoryError()
     views = None                    # owns the views made here until the result does
     try:
         for k in range(node_row(t, n).n_given):
-            o = out_row(t, node_row(t, n).out_at + k)
+            o = node_out(t, node_row(t, n), k)
             if o.kind == FRESH or o.kind == SHARED:
                 tensors[k] = o.tensor
                 if not o.root: continue
                 # The cached tensor must not lead to its own backward: it would never be free.
                 made = out_share(o.tensor, o.proto, o.keys, o.offset, o.ndim,
-                                 dim_row(t, node_row(t, n).dim_at + o.dim_at))
+                                 node_dim(t, node_row(t, n), o.dim_at))
                 if made is NULL: raise_pending()
                 if views is None: views = []
                 views.append(<object>made)
@@ -201,7 +205,7 @@ cdef object outs_give(Table* t, id_t n, PyObject** leaves, void* backward):
             else:
                 made = out_view(
                     out_slot(t, n, o, leaves), o.proto,
-                    o.keys, o.shift, o.ndim, dim_row(t, node_row(t, n).dim_at + o.dim_at))
+                    o.keys, o.shift, o.ndim, node_dim(t, node_row(t, n), o.dim_at))
                 if made is NULL: raise_pending()
                 tensors[k] = made
                 if views is None: views = []
@@ -215,23 +219,21 @@ cdef object outs_give(Table* t, id_t n, PyObject** leaves, void* backward):
     finally:
         if tensors is not small: free(tensors)
 
-cdef int effects(Table* t, id_t n, PyObject** leaves, bint bump) except -1:
+cdef int effects_happen(Table* t, id_t n, PyObject** leaves, bint bump) except -1:
     """What the recording does to tensors besides their bytes: _version and .grad."""
     cdef Node* node = node_row(t, n)
-    cdef Slot* s
-    cdef Grad* g
+    cdef Effect* e
     cdef PyObject* x
     cdef PyObject* made
     cdef int32_t k
-    for k in range(node.slot_n if bump else 0):
-        s = slot_row(t, node.slot_at + k)
-        if s.bumps: tensor_bump(slot_tensor(t, node, k, leaves), s.bumps)
-    for k in range(node.grad_n):
-        node = node_row(t, n)
-        g = grad_row(t, node.grad_at + k)
-        if g.stays: continue
-        x = slot_tensor(t, node, g.slot, leaves)
-        made = out_row(t, node.out_at + g.out).tensor if g.out != NONE else NULL
+    for k in range(node.len[EFFECTS]):
+        node = node_row(t, n)               # setting a .grad may free what was there
+        e = node_effect(t, node, k)
+        x = slot_tensor(t, node, e.slot, leaves)
+        if e.kind == WRITES:
+            if bump and e.bumps: tensor_bump(x, e.bumps)
+            continue
+        made = node_out(t, node, e.out).tensor if e.out != NONE else NULL
         if tensor_grad(x) != (tensor_impl(made) if made is not NULL else NULL):
             tensor_set_grad(x, made)
     return 0
@@ -247,11 +249,8 @@ cdef object replay(Table* t, id_t n, PyObject** leaves, void* stream, bint launc
     cdef void* backward = NULL
     cdef string error
     stream_order(path_row(t, path), d, stream)
-    if launch and node.copy_n: copies_bind(t, node, d, leaves)
     outs_ready(t, n)
-    if launch:
-        node = node_row(t, n)
-        if node.gen_n: rng_bind(exec_, gen_row(t, node.gen_at), node.gen_n, d)
+    if launch and node_row(t, n).len[PATCHES]: patches_bind(t, n, d, leaves)
     if node_row(t, n).site is not NULL: backward = backward_make(t, n, leaves)
     try:
         result = outs_give(t, n, leaves, backward)
@@ -265,7 +264,7 @@ cdef object replay(Table* t, id_t n, PyObject** leaves, void* stream, bint launc
             if code != 0: raise driver_error(driver, code, CALL_LAUNCH, &error)
         if path_row(t, path).shared and driver == CUDA and \
                 fn_row(t, node_row(t, n).fn).outputs == RESCUE: outs_part(t, n)
-        if node_row(t, n).effects: effects(t, n, leaves, bump)
+        effects_happen(t, n, leaves, bump)
         if backward is not NULL: backward_arm(backward)
         if fn_row(t, node_row(t, n).fn).backward: backward_note(t, node_row(t, n), <PyObject*>result)
     finally:

@@ -2,19 +2,14 @@
 # the words are set by patching the node that writes them, and the host generator moves on as eager
 # would have moved it. The host driver needs nothing of this: its ops draw for themselves.
 
-cdef int rng_bind(void* exec_, Gen* gens, int32_t n, Driver* d) except -1:
-    cdef int32_t k
+cdef int words_bind(void* exec_, Patch* p, Driver* d) except -1:
+    """Take what a run draws from the generator, and have the graph begin there."""
     cdef int code
-    cdef Gen* g
     cdef uint64_t seed = 0, offset = 0
-    for k in range(n):
-        g = gens + k
-        if g.advance == 0: continue
-        if generator_take(g.generator, g.advance, &seed, &offset) != 0: return -1
-        if seed == g.seed and offset == g.offset: continue
-        g.seed = seed
-        g.offset = offset
-        code = d.patch_words(exec_, g)
-        if code != 0: g.seed = ~seed              # the exec was not told: patch again next time
-        check(CUDA, code, CALL_PATCH)
-    return 0
+    if p.advance == 0: return 0
+    if generator_take(p.generator, p.advance, &seed, &offset) != 0: return -1
+    if seed == p.told[0] and offset == p.told[1]: return 0
+    p.told[0], p.told[1] = seed, offset
+    code = d.patch(exec_, p)
+    if code != 0: p.told[0] = ~seed               # the exec was not told: patch again next time
+    return check(CUDA, code, CALL_PATCH)

@@ -14,14 +14,6 @@ dict_watch_start()
 if observe_start() != 0: raise_pending()
 
 
-cdef PyObject** borrowed(list tensors) except NULL:
-    """The tensors in an array, to be freed, that holds none of them."""
-    cdef PyObject** rows = <PyObject**>malloc((len(tensors) + 1) * sizeof(PyObject*))
-    if rows is NULL: raise MemoryError()
-    for k in range(len(tensors)): rows[k] = <PyObject*>tensors[k]
-    return rows
-
-
 def make_site(int f, object on_miss, object function, dict reasons):
     """The function that `jit` returns: a closure over the function's row. `function`: what runs where a verdict
     stands; reasons[text] counts such calls."""
@@ -115,20 +107,22 @@ def node_facts(int n):
     cdef Node* node = node_row(&TABLE, n)
     cdef Slot* s
     cdef Guard* g
+    written = {node_effect(&TABLE, node, k).slot for k in range(node.len[EFFECTS])
+               if node_effect(&TABLE, node, k).kind == WRITES}
     slots = []
-    for k in range(node.slot_n):
-        s, g = slot_row(&TABLE, node.slot_at + k), guard_row(&TABLE, node.slot_at + k)
-        slots.append((g.leaf, g.binding, s.written, <uintptr_t>slot_ptr(&TABLE, node, k), s.from_node))
+    for k in range(node.len[SLOTS]):
+        s, g = node_slot(&TABLE, node, k), node_guard(&TABLE, node, k)
+        slots.append((g.leaf, g.binding, k in written, <uintptr_t>slot_ptr(&TABLE, node, k), s.from_node))
     return {
         "fn": node.fn, "spec": node.spec, "path": node.path, "parent": node.parent,
         "depth": node.depth, "children": node.children, "used": node.used,
         "n_replay": node.n_replay, "graph_nodes": node.n_graph_nodes, "slots": tuple(slots),
-        "copied": sum([copy_row(&TABLE, node.copy_at + k).nbytes for k in range(node.copy_n)]),
-        "out_bytes": sum([storage_nbytes(out_row(&TABLE, node.out_at + k).proto)
-                          for k in range(node.out_n)
-                          if out_row(&TABLE, node.out_at + k).kind == FRESH
-                          and out_row(&TABLE, node.out_at + k).proto is not NULL]),  # being freed
-        "deads": node.dead_n,
+        "copied": sum([node_patch(&TABLE, node, k).nbytes for k in range(node.len[PATCHES])]),
+        "out_bytes": sum([storage_nbytes(node_out(&TABLE, node, k).proto)
+                          for k in range(node.len[OUTS])
+                          if node_out(&TABLE, node, k).kind == FRESH
+                          and node_out(&TABLE, node, k).proto is not NULL]),  # being freed
+        "deads": node.len[DEADS],
     }
 
 
@@ -144,8 +138,8 @@ def slot_addresses(int n, int k, list tensors):
 
 def dead_line(int n, int k):
     """Where the output was made that must be dead before node n runs: number k of them."""
-    cdef Dead* d = dead_row(&TABLE, node_row(&TABLE, n).dead_at + k)
-    return <object>out_row(&TABLE, node_row(&TABLE, d.node).out_at + d.out).line
+    cdef Dead* d = node_dead(&TABLE, node_row(&TABLE, n), k)
+    return <object>node_out(&TABLE, node_row(&TABLE, d.node), d.out).line
 
 
 def node_drop(int n):
@@ -475,7 +469,7 @@ def path_proto(int at, object t):
     cdef int32_t k
     cdef id_t n = path_output(&TABLE, at, <PyObject*>t, &k)
     if n == NONE: return None
-    return <object>out_row(&TABLE, node_row(&TABLE, n).out_at + k).proto
+    return <object>node_out(&TABLE, node_row(&TABLE, n), k).proto
 
 
 def swap_generator(object generator, object seed_word, object offset_word, list handles):
@@ -506,13 +500,8 @@ def point_generator(uintptr_t handle, object seed_word, object offset_word, uint
 
 def recorded_words():
     """[(seed, offset), ...] of the recording that was launched once, in the order of `words`."""
-    cdef Gen* g
-    cdef int32_t k
-    found = []
-    for k in range(TABLE.rec_gens.n):
-        g = <Gen*>TABLE.rec_gens.rows + k
-        found.append((g.seed, g.offset))
-    return found
+    return [(rec_patch(&TABLE, k).told[0], rec_patch(&TABLE, k).told[1])
+            for k in range(TABLE.rec_patches.n) if rec_patch(&TABLE, k).kind == WORDS]
 
 
 def words(object generator, object seed_word, object offset_word):
@@ -576,11 +565,12 @@ def recording_ran():
 
 
 def add_node(int f, int spec, tuple ambient, list slots, list outs, object ret_program,
-             bint ret_python, list grads, list groups, list leaves, tuple backward, dict keep, object kept):
+             bint ret_python, list effects, list grads, list groups, list leaves, tuple backward, dict keep,
+             object kept):
     """Make the recording a node of f. leaves: the call's tensors. backward: see backward_fill. keep[node] becomes
     `kept`: what the rows borrow must stay alive."""
-    cdef id_t n = node_add(&TABLE, f, spec, ambient, slots, outs, ret_program, ret_python, grads, groups,
-                           leaves, backward)
+    cdef id_t n = node_add(&TABLE, f, spec, ambient, slots, outs, ret_program, ret_python, effects, grads,
+                           groups, leaves, backward)
     keep[n] = kept
     return n
 
@@ -819,11 +809,8 @@ def books():
         "rows": TABLE.allocations, "fns": sum([fn_row(&TABLE, k).alive for k in range(TABLE.fns.n)]),
         "specs": sum([spec_row(&TABLE, k).alive for k in range(TABLE.specs.n)]),
         "nodes": sum([node_row(&TABLE, k).alive for k in range(TABLE.nodes.n)]),
-        "ops": TABLE.ops.n, "slots": TABLE.slots.n, "outs": TABLE.outs.n, "copies": TABLE.copies.n,
-        "gens": TABLE.gens.n, "grads": TABLE.grads.n, "watches": TABLE.watches.n,
-        "places": TABLE.places.n, "dims": TABLE.dims.n, "recording": TABLE.rec.active,
-        "deads": TABLE.deads.n, "saves": TABLE.saves.n, "flows": TABLE.flows.n, "blocks": blocks_nbytes(),
-    }
+        "ops": TABLE.ops.n, "recording": TABLE.rec.active, "blocks": blocks_nbytes(),
+    } | {name: TABLE.parts[k].n for k, (name, _) in enumerate(PARTS)}
 
 
 def check_table():

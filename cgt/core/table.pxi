@@ -35,15 +35,12 @@ cdef void column_cut(Column* c, int32_t at, int32_t count) noexcept:
 cdef int table_move(Table* t) except -1:
     """Checked builds, where Python was called, which may have added rows: move what such a call moves at times, so that
     a row held across it is found by the first test that comes by."""
+    cdef int part
     column_add(t, &t.nodes, 0)
-    column_add(t, &t.slots, 0)
-    column_add(t, &t.guards, 0)
-    column_add(t, &t.outs, 0)
     column_add(t, &t.specs, 0)
     column_add(t, &t.ops, 0)
-    column_add(t, &t.watches, 0)
-    column_add(t, &t.places, 0)
     column_add(t, &t.paths, 0)
+    for part in range(N_PARTS): column_add(t, &t.parts[part], 0)
     return 0
 
 cdef void column_start(Column* c, int32_t size) noexcept:
@@ -55,43 +52,54 @@ cdef inline Fn* fn_row(Table* t, id_t f) noexcept nogil: return <Fn*>t.fns.rows 
 cdef inline Spec* spec_row(Table* t, id_t s) noexcept nogil: return <Spec*>t.specs.rows + s
 cdef inline Op* op_row(Table* t, id_t o) noexcept nogil: return <Op*>t.ops.rows + o
 cdef inline Node* node_row(Table* t, id_t n) noexcept nogil: return <Node*>t.nodes.rows + n
-cdef inline Slot* slot_row(Table* t, id_t s) noexcept nogil: return <Slot*>t.slots.rows + s
-cdef inline Guard* guard_row(Table* t, id_t s) noexcept nogil: return <Guard*>t.guards.rows + s
-cdef inline Out* out_row(Table* t, id_t o) noexcept nogil: return <Out*>t.outs.rows + o
-cdef inline Copy* copy_row(Table* t, id_t c) noexcept nogil: return <Copy*>t.copies.rows + c
-cdef inline Gen* gen_row(Table* t, id_t g) noexcept nogil: return <Gen*>t.gens.rows + g
-cdef inline Grad* grad_row(Table* t, id_t g) noexcept nogil: return <Grad*>t.grads.rows + g
-cdef inline Watch* watch_row(Table* t, id_t w) noexcept nogil: return <Watch*>t.watches.rows + w
-cdef inline Place* place_row(Table* t, id_t p) noexcept nogil: return <Place*>t.places.rows + p
-cdef inline int64_t* dim_row(Table* t, id_t d) noexcept nogil: return <int64_t*>t.dims.rows + d
 cdef inline Path* path_row(Table* t, id_t p) noexcept nogil: return <Path*>t.paths.rows + p
 cdef inline Edge* edge_row(Table* t, int32_t e) noexcept nogil: return <Edge*>t.edges.rows + e
-cdef inline Dead* dead_row(Table* t, id_t d) noexcept nogil: return <Dead*>t.deads.rows + d
-cdef inline Save* save_row(Table* t, id_t s) noexcept nogil: return <Save*>t.saves.rows + s
-cdef inline id_t* flow_row(Table* t, id_t f) noexcept nogil: return <id_t*>t.flows.rows + f
+
+# A node's parts. A new one is a name in the pxd's Part, a row here, and who reads it.
+cdef object PARTS = (
+    ("slots", sizeof(Slot)), ("guards", sizeof(Guard)), ("outs", sizeof(Out)), ("patches", sizeof(Patch)),
+    ("effects", sizeof(Effect)), ("grads", sizeof(Grad)), ("tags", sizeof(Tag)), ("places", sizeof(Place)),
+    ("dims", sizeof(int64_t)), ("deads", sizeof(Dead)), ("saves", sizeof(Save)), ("flows", sizeof(id_t)))
+
+cdef inline Slot* node_slot(Table* t, Node* n, id_t k) noexcept nogil: return <Slot*>t.parts[SLOTS].rows + n.at[SLOTS] + k
+cdef inline Guard* node_guard(Table* t, Node* n, id_t k) noexcept nogil: return <Guard*>t.parts[GUARDS].rows + n.at[GUARDS] + k
+cdef inline Out* node_out(Table* t, Node* n, id_t k) noexcept nogil: return <Out*>t.parts[OUTS].rows + n.at[OUTS] + k
+cdef inline Patch* node_patch(Table* t, Node* n, id_t k) noexcept nogil: return <Patch*>t.parts[PATCHES].rows + n.at[PATCHES] + k
+cdef inline Effect* node_effect(Table* t, Node* n, id_t k) noexcept nogil: return <Effect*>t.parts[EFFECTS].rows + n.at[EFFECTS] + k
+cdef inline Grad* node_grad(Table* t, Node* n, id_t k) noexcept nogil: return <Grad*>t.parts[GRADS].rows + n.at[GRADS] + k
+cdef inline Tag* node_tag(Table* t, Node* n, id_t k) noexcept nogil: return <Tag*>t.parts[TAGS].rows + n.at[TAGS] + k
+cdef inline Place* node_place(Table* t, Node* n, id_t k) noexcept nogil: return <Place*>t.parts[PLACES].rows + n.at[PLACES] + k
+cdef inline int64_t* node_dim(Table* t, Node* n, id_t k) noexcept nogil: return <int64_t*>t.parts[DIMS].rows + n.at[DIMS] + k
+cdef inline Dead* node_dead(Table* t, Node* n, id_t k) noexcept nogil: return <Dead*>t.parts[DEADS].rows + n.at[DEADS] + k
+cdef inline Save* node_save(Table* t, Node* n, id_t k) noexcept nogil: return <Save*>t.parts[SAVES].rows + n.at[SAVES] + k
+cdef inline id_t* node_flow(Table* t, Node* n, id_t k) noexcept nogil: return <id_t*>t.parts[FLOWS].rows + n.at[FLOWS] + k
+
+cdef id_t part_add(Table* t, id_t n, int part, Py_ssize_t count) except -1:
+    """Append rows to node n's slice, behind which no other node's lies; the index of the first in the slice."""
+    cdef id_t at = column_add(t, &t.parts[part], <int32_t>count)
+    cdef Node* node = node_row(t, n)
+    if node.len[part] == 0: node.at[part] = at
+    node.len[part] += <id_t>count
+    return at - node.at[part]
+
+cdef void part_cut(Table* t, Node* n, int part) noexcept:
+    """Take node n's slice out; those behind it move up."""
+    cdef id_t k, at = n.at[part], count = n.len[part]
+    column_cut(&t.parts[part], at, count)
+    for k in range(t.nodes.n):
+        if node_row(t, k).alive and node_row(t, k).at[part] > at: node_row(t, k).at[part] -= count
 
 cdef int table_start(Table* t) except -1:
+    cdef int part
     memset(t, 0, sizeof(Table))
     column_start(&t.fns, sizeof(Fn))
     column_start(&t.specs, sizeof(Spec))
     column_start(&t.ops, sizeof(Op))
     column_start(&t.nodes, sizeof(Node))
-    column_start(&t.slots, sizeof(Slot))
-    column_start(&t.guards, sizeof(Guard))
-    column_start(&t.outs, sizeof(Out))
-    column_start(&t.copies, sizeof(Copy))
-    column_start(&t.gens, sizeof(Gen))
-    column_start(&t.grads, sizeof(Grad))
-    column_start(&t.watches, sizeof(Watch))
-    column_start(&t.places, sizeof(Place))
-    column_start(&t.dims, sizeof(int64_t))
     column_start(&t.paths, sizeof(Path))
-    column_start(&t.rec_copies, sizeof(Copy))
-    column_start(&t.rec_gens, sizeof(Gen))
     column_start(&t.edges, sizeof(Edge))
-    column_start(&t.deads, sizeof(Dead))
-    column_start(&t.saves, sizeof(Save))
-    column_start(&t.flows, sizeof(id_t))
+    for part in range(N_PARTS): column_start(&t.parts[part], PARTS[part][1])
+    column_start(&t.rec_patches, sizeof(Patch))
     column_start(&t.rec_deads, sizeof(Dead))
     column_start(&t.rec_live, sizeof(void*))
     column_start(&t.freed, 2 * sizeof(id_t))
@@ -141,16 +149,6 @@ cdef void ops_cut(Table* t, id_t at, int32_t count) noexcept:
         if spec_row(t, k).alive and spec_row(t, k).op_at > at: spec_row(t, k).op_at -= count
     for k in range(t.nodes.n):
         if node_row(t, k).alive and node_row(t, k).ret_at > at: node_row(t, k).ret_at -= count
-
-cdef void slice_cut(Table* t, Column* c, size_t field, id_t at, int32_t count) noexcept:
-    """Take a node's slice out; `field` is the offset in Node of the slice's start."""
-    cdef id_t k
-    cdef id_t* start
-    column_cut(c, at, count)
-    for k in range(t.nodes.n):
-        if not node_row(t, k).alive: continue
-        start = <id_t*>(<char*>node_row(t, k) + field)
-        if start[0] > at: start[0] -= count
 
 cdef void verdict_drop(Verdict* v) noexcept:
     cdef PyObject* reason = v.reason
@@ -235,9 +233,8 @@ cdef void node_free(Table* t, id_t n) noexcept:
     to ordinary memory first; the path goes on from the parent."""
     cdef Node* node = node_row(t, n)
     cdef Path* p
-    cdef Node model                      # for the offsets of the slices
-    cdef char* zero = <char*>&model
     cdef id_t k, j
+    cdef int part
     cdef id_t* freed
     cdef PyObject* owned[3]
     for k in range(t.nodes.n):
@@ -250,12 +247,12 @@ cdef void node_free(Table* t, id_t n) noexcept:
     if p.current == n: p.current = node.parent
     if p.stale == n: p.stale = node.parent
     DRIVERS[p.driver].destroy(node.graph, node.exec, node.pool, node.state)
-    for k in range(node.out_n):
-        owned[0] = out_row(t, node.out_at + k).tensor
-        owned[1] = out_row(t, node.out_at + k).proto
-        owned[2] = out_row(t, node.out_at + k).line
-        if out_row(t, node.out_at + k).kind == FRESH: storage_drop(out_row(t, node.out_at + k).storage)
-        memset(out_row(t, node.out_at + k), 0, sizeof(Out))
+    for k in range(node.len[OUTS]):
+        owned[0] = node_out(t, node, k).tensor
+        owned[1] = node_out(t, node, k).proto
+        owned[2] = node_out(t, node, k).line
+        if node_out(t, node, k).kind == FRESH: storage_drop(node_out(t, node, k).storage)
+        memset(node_out(t, node, k), 0, sizeof(Out))
         for j in range(3):
             # May run a finalizer: the row is already unlinked, and looked up again afterwards.
             Py_XDECREFX(owned[j])
@@ -263,18 +260,7 @@ cdef void node_free(Table* t, id_t n) noexcept:
     if node.n_replay == 0: fn_row(t, node.fn).wasted += 1
     node.alive = 0
     ops_cut(t, node.ret_at, node.ret_n)
-    column_cut(&t.guards, node.slot_at, node.slot_n)        # row by row as slots
-    slice_cut(t, &t.slots, <char*>&model.slot_at - zero, node.slot_at, node.slot_n)
-    slice_cut(t, &t.outs, <char*>&model.out_at - zero, node.out_at, node.out_n)
-    slice_cut(t, &t.copies, <char*>&model.copy_at - zero, node.copy_at, node.copy_n)
-    slice_cut(t, &t.gens, <char*>&model.gen_at - zero, node.gen_at, node.gen_n)
-    slice_cut(t, &t.grads, <char*>&model.grad_at - zero, node.grad_at, node.grad_n)
-    slice_cut(t, &t.watches, <char*>&model.watch_at - zero, node.watch_at, node.watch_n)
-    slice_cut(t, &t.places, <char*>&model.place_at - zero, node.place_at, node.place_n)
-    slice_cut(t, &t.dims, <char*>&model.dim_at - zero, node.dim_at, node.dim_n)
-    slice_cut(t, &t.deads, <char*>&model.dead_at - zero, node.dead_at, node.dead_n)
-    slice_cut(t, &t.saves, <char*>&model.save_at - zero, node.save_at, node.save_n)
-    slice_cut(t, &t.flows, <char*>&model.flow_at - zero, node.flow_at, node.flow_n)
+    for part in range(N_PARTS): part_cut(t, node, part)
     fn_paths(t, node.fn)
     freed = freed_row(t)
     if freed is not NULL: freed[0], freed[1] = node.fn, n
@@ -329,11 +315,12 @@ cdef int is_ancestor(Table* t, id_t m, id_t n) noexcept:
 cdef int table_check(Table* t) except -1:
     """Every slice inside its column, every link to a living row, every reference inside its node."""
     cdef id_t k, j
+    cdef int part
     cdef Node* n
     cdef Slot* s
     cdef Guard* g
     cdef Out* o
-    assert t.guards.n == t.slots.n, "a guard for each slot"
+    cdef Effect* e
     for k in range(t.nodes.n):
         n = node_row(t, k)
         if not n.alive: continue
@@ -345,39 +332,39 @@ cdef int table_check(Table* t) except -1:
         j = first_child(t, n.path, n.parent, n.fn)
         while j != k and j != NONE: j = node_row(t, j).next
         assert j == k, "a node that its edge does not lead to"
-        assert n.dead_at + n.dead_n <= t.deads.n, "deads"
-        for j in range(n.dead_n):
-            assert is_ancestor(t, dead_row(t, n.dead_at + j).node, k), "a death on another path"
-            assert dead_row(t, n.dead_at + j).out < node_row(t, dead_row(t, n.dead_at + j).node).out_n
-        assert n.save_at + n.save_n <= t.saves.n and n.flow_at + n.flow_n <= t.flows.n, "saves, flows"
-        assert (n.site is not NULL) or (n.save_n == 0 and n.flow_n == 0), "saved for no backward"
-        for j in range(n.save_n):
-            assert save_row(t, n.save_at + j).slot < n.slot_n and save_row(t, n.save_at + j).out < n.out_n
-        assert 0 <= n.joined_n <= n.flow_n, "flows from several edges"
-        for j in range(n.flow_n): assert flow_row(t, n.flow_at + j)[0] < n.slot_n, "flows to no slot"
-        assert n.slot_at + n.slot_n <= t.slots.n and n.out_at + n.out_n <= t.outs.n, "slots, outs"
-        assert n.ret_at + n.ret_n <= t.ops.n and n.dim_at + n.dim_n <= t.dims.n, "ops, dims"
-        assert n.copy_at + n.copy_n <= t.copies.n and n.gen_at + n.gen_n <= t.gens.n, "copies, gens"
-        assert n.place_at + n.place_n <= t.places.n and n.watch_at + n.watch_n <= t.watches.n, "places"
-        assert n.grad_at + n.grad_n <= t.grads.n and n.path < t.paths.n, "grads, path"
-        for j in range(n.slot_n):
-            s = slot_row(t, n.slot_at + j)
-            g = guard_row(t, n.slot_at + j)
+        for part in range(N_PARTS):
+            assert n.at[part] >= 0 and n.at[part] + n.len[part] <= t.parts[part].n, PARTS[part][0]
+        assert n.at[GUARDS] == n.at[SLOTS] and n.len[GUARDS] == n.len[SLOTS], "a guard for each slot"
+        assert n.ret_at + n.ret_n <= t.ops.n and n.path < t.paths.n, "ops, path"
+        for j in range(n.len[DEADS]):
+            assert is_ancestor(t, node_dead(t, n, j).node, k), "a death on another path"
+            assert node_dead(t, n, j).out < node_row(t, node_dead(t, n, j).node).len[OUTS]
+        assert (n.site is not NULL) or (n.len[SAVES] == 0 and n.len[FLOWS] == 0), "saved for no backward"
+        for j in range(n.len[SAVES]):
+            assert node_save(t, n, j).slot < n.len[SLOTS] and node_save(t, n, j).out < n.len[OUTS]
+        assert 0 <= n.joined_n <= n.len[FLOWS], "flows from several edges"
+        for j in range(n.len[FLOWS]): assert node_flow(t, n, j)[0] < n.len[SLOTS], "flows to no slot"
+        for j in range(n.len[EFFECTS]):
+            e = node_effect(t, n, j)
+            assert e.slot < n.len[SLOTS] and e.out < n.len[OUTS], "an effect on nothing"
+            assert e.kind != WRITES or node_slot(t, n, e.slot).copy == NONE, "a written slot is never copied"
+        for j in range(n.len[SLOTS]):
+            s = node_slot(t, n, j)
+            g = node_guard(t, n, j)
             assert g.leaf != NONE or (g.tensor is not NULL) + (g.grad_of != NONE) == 1, \
                 "a slot is a leaf, reached, or a gradient"
-            assert g.grad_of < n.slot_n, "a gradient of no slot"
+            assert g.grad_of < n.len[SLOTS], "a gradient of no slot"
             assert s.same < j and (g.leaf != NONE or not s.identity), "the same as an earlier leaf"
             assert g.leaf < spec_row(t, n.spec).n_leaves, "a slot beyond the leaves"
             assert (g.binding in (COPIED, TWIN)) == (s.copy != NONE), "a copied slot has a copy"
-            assert g.binding != COPIED or copy_row(t, n.copy_at + s.copy).slot == j, "a copy of another slot"
-            assert g.binding != TWIN or guard_row(t, n.slot_at + s.copy).binding == COPIED, "twin of a copied"
+            assert g.binding != COPIED or node_patch(t, n, s.copy).slot == j, "a copy of another slot"
+            assert g.binding != TWIN or node_guard(t, n, s.copy).binding == COPIED, "twin of a copied"
             assert g.odd or (g.binding in (UNUSED, PINNED) and s.from_node == NONE and not s.identity), "odd"
-            assert not (s.written and s.copy != NONE), "a written slot is never copied"
             assert s.from_node == NONE or is_ancestor(t, s.from_node, k), "an input off the path"
-        for j in range(n.out_n):
-            o = out_row(t, n.out_at + j)
+        for j in range(n.len[OUTS]):
+            o = node_out(t, n, j)
             assert o.kind == FRESH or o.ref >= 0, "an output that refers to nothing"
-            assert o.kind != SHARED or out_row(t, n.out_at + o.ref).kind == FRESH, "shared of fresh"
+            assert o.kind != SHARED or node_out(t, n, o.ref).kind == FRESH, "shared of fresh"
     for k in range(t.paths.n):
         j = path_row(t, k).current
         assert j == NONE or (node_row(t, j).alive and node_row(t, j).path == k), "current node"
