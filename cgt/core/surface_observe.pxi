@@ -1,0 +1,171 @@
+# What Python sees of a run under observation: modes and switches, brackets, ops, calls.
+
+
+def ambient():
+    """The three words of ambient state."""
+    cdef uint64_t words[3]
+    ambient_now(words)
+    return words[0], words[1], words[2]
+
+
+def blocker():
+    """0, or what hides ops from a recording: 1 a dispatch mode, 2 a function mode, 3 a transform."""
+    return ambient_blocker()
+
+
+def save_hooks():
+    """How many hooks for saved tensors are active in this thread?"""
+    return saved_hooks()
+
+
+def within(list brackets, object body):
+    """body(), with what each bracket begins: a pair of functions, of which the second puts back whatever the first one
+    did, as far as it got. Nothing leaves one of those out: an exception that comes while it runs (a signal's, say) is
+    raised when all have been through."""
+    cdef int n = 0, attempt
+    result = error = None
+    try:
+        for begin, _ in brackets:
+            n += 1                          # no signal is looked at between here and the call
+            begin()
+        result = body()
+    except BaseException as raised:
+        error = raised
+    while n > 0:
+        n -= 1
+        for attempt in range(3):
+            try:
+                brackets[n][1]()
+                break
+            except BaseException as raised:
+                error = raised
+    if error is not None: raise error
+    return result
+
+
+def in_inference(bint on, object body):
+    """body() with inference mode on or off. torch's own context manager would leave it so if an interrupt came while it
+    is entered or left."""
+    cdef void* guard = inference_begin(on)
+    try:
+        return body()
+    finally:
+        inference_end(guard)
+
+
+def quiet(object f):
+    """Call f; what ATen warns of meanwhile is dropped."""
+    cdef void* before = warnings_off()
+    try:
+        f()
+    finally:
+        warnings_on(before)
+
+
+def results():
+    """Where a run under observation keeps what its ops returned, without holding it."""
+    return taken(results_new())
+
+
+def alive(object results):
+    """The tensors among them that somebody still holds, in order."""
+    return taken(results_alive(<PyObject*>results))
+
+
+def observed(object results, object watch, object function, tuple args, dict kwargs):
+    """Call the function; for each op that it runs, here and in autograd's threads, watch(op, args, kwargs) is called
+    in its place, and calls `proceed`."""
+    cdef PyObject* before = observer_of_thread()
+    cdef int was, shown
+    pair = (results, watch)
+    Py_XINCREFX(before)
+    observer_set(<PyObject*>pair)
+    was, shown = observe_key(1), observe_shown(1)
+    try:
+        return function(*args, **kwargs)
+    finally:
+        observe_key(was)
+        observe_shown(shown)
+        observer_set(before)
+        Py_XDECREFX(before)
+
+
+def observed_op(object op, tuple args, dict kwargs):
+    """Call an op that a dispatch mode caught, as a thread does that is observed."""
+    cdef int was = observe_key(1), shown = observe_shown(1)
+    try:
+        return op(*args, **kwargs)
+    finally:
+        observe_key(was)
+        observe_shown(shown)
+
+
+def observer():
+    """The `watch` for which this thread works, or None."""
+    cdef PyObject* pair = observer_of_thread()
+    return (<tuple><object>pair)[1] if pair is not NULL and not observe_paused() else None
+
+
+def observe(bint on):
+    """Is this thread seen, where somebody observes it? Returns what it was."""
+    return bool(observe_key(on))
+
+
+def pause(int by):
+    """1: what this thread does from now on is not the function's; -1: it is again."""
+    observe_pause(by)
+
+
+def proceed(list instead):
+    """Run the op that `watch` was called for, with these tensors in place of those that it was given, or None. What it
+    returned: the tensors, each as another one over the same memory."""
+    return taken(observe_proceed(<PyObject*>instead))
+
+
+def answer(list results):
+    """Return these tensors from the op that is observed now, in place of what it returned."""
+    observe_answer(<PyObject*>results)
+
+
+def reads_by(list names, object function):
+    """Have function(name) called before each of these operators, where `observed` would not see it; set once."""
+    for name in names: reads_of((<str>name).encode())
+    reads_tell(<PyObject*>function)
+
+
+def reads_begin():
+    """From now on, in this thread. A handle for reads_end."""
+    return reads_watch()
+
+
+def reads_end(uint64_t handle):
+    """No more."""
+    reads_leave(handle)
+
+
+def method_id(function):
+    """A number for the C function behind a builtin function or a method of a builtin class; 0 for all else."""
+    return <uintptr_t>method_of(<PyObject*>function)
+
+
+def calls_begin(methods, set started, called, others, set aside):
+    """From now on code that starts or goes on comes into the set, and called(function, frame) comes before one of the
+    builtin functions whose method_id is among these. Code of the threads `others` comes into `aside`. A handle for calls_end."""
+    return call_watch_begin(
+        <PyObject*>methods, <PyObject*>started, <PyObject*>called, <PyObject*>others, <PyObject*>aside)
+
+
+def calls_end(uint64_t handle):
+    """No more. None is in the set if not all was seen: of a thread that came since, or has another profiler."""
+    call_watch_end(handle)
+
+
+def stream_is_capturing(int device):
+    """Is somebody's capture under way on the current stream of this device?"""
+    cuda_thread_ready(device)
+    return bool(cuda_capturing(cuda_current_stream(device)))
+
+
+def is_in_node():
+    """Does autograd evaluate a node in this thread?"""
+    return in_node() != 0

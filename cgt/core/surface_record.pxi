@@ -1,0 +1,171 @@
+# What Python sees of the recording under way (record.pxi), from begin to a node, and of pools.
+
+
+def begin(int driver, int device, uintptr_t stream, uintptr_t pool):
+    """Begin a recording behind the node that the device's path has come to, its pool put back to
+    that node's state. The caller holds the paths. pool: from pool_new, or 0."""
+    record_begin(&TABLE, driver, device, stream, pool)
+
+
+def op(bytes name, bytes overload, tuple args, dict kwargs, tuple into):
+    """Append an op to the host driver's tape."""
+    if tape_add(TABLE.rec.exec, name, overload, <PyObject*>args, <PyObject*>kwargs,
+                <PyObject*>into) != 0: raise_pending()
+
+
+def state_op(object generator, object state, bint sets):
+    """Append to the host driver's tape: a generator's state is read into a tensor, or set from it."""
+    tape_state(TABLE.rec.exec, <PyObject*>generator, <PyObject*>state, sets)
+
+
+def copy(object to, object source, int64_t nbytes):
+    """Record the copy node of a copied slot."""
+    return record_copy(&TABLE, to, source, nbytes)
+
+
+def words(object generator, object seed_word, object offset_word):
+    """Record the node that writes a generator's words."""
+    record_words(&TABLE, generator, seed_word, offset_word)
+
+
+def swap_generator(object generator, object seed_word, object offset_word, list handles):
+    """Give a generator our state while recording; a handle for restore_generators is appended."""
+    cdef void* handle = generator_swap(
+        <PyObject*>generator, <PyObject*>seed_word, <PyObject*>offset_word,
+        cuda_capture_id(&TABLE.rec))
+    if handle is NULL: raise_pending()
+    handles.append(<uintptr_t>handle)
+
+
+def moved_generator(uintptr_t handle):
+    """How far the recording has moved a generator since the words that its kernels read now."""
+    return generator_moved(<void*>handle)
+
+
+def point_generator(uintptr_t handle, object seed_word, object offset_word, uint64_t moved):
+    """Kernels recorded from here on read these words, and count from `moved`."""
+    generator_point(<void*>handle, <PyObject*>seed_word, <PyObject*>offset_word, moved)
+
+
+def restore_generators(list handles):
+    """Put the generators' own states back; by how much a run advances each. The list is empty then."""
+    advances = []
+    while handles: advances.append(generator_restore(<void*><uintptr_t>handles.pop(0)))
+    return advances
+
+
+def spend(object t):
+    """The recording under way needs a result of its path no more, and nobody else does: what is recorded
+    from here on may use its memory."""
+    record_spend(&TABLE, <PyObject*>t)
+
+
+def end(list advances):
+    """End what is recorded: there is a graph now."""
+    record_end(&TABLE, advances)
+
+
+def checkpoint(list made, list outs):
+    """The recording is complete. Tensors it made become memory of the pool: `outs` as long as the
+    path needs them, the others as long as the recording runs."""
+    record_checkpoint(&TABLE, made, outs)
+
+
+def instantiate():
+    """Make of the graph that just ended what is launched."""
+    record_instantiate(&TABLE)
+
+
+def abort():
+    """Undo the recording, whatever state it is in."""
+    record_abort(&TABLE)
+
+
+def lost():
+    """Did another thread move the path on while this was recorded? Then it cannot run here."""
+    return record_lost(&TABLE)
+
+
+def add_node(int f, int spec, tuple ambient, list slots, list outs, object ret_program,
+             bint ret_python, list effects, list grads, list groups, list leaves, tuple backward, dict keep,
+             object kept):
+    """Make the recording a node of f. leaves: the call's tensors. backward: see backward_fill. keep[node] becomes
+    `kept`: what the rows borrow must stay alive."""
+    cdef id_t n = node_add(&TABLE, f, spec, ambient, slots, outs, ret_program, ret_python, effects, grads,
+                           groups, leaves, backward)
+    keep[n] = kept
+    return n
+
+
+def run_node(int n, list tensors, bint launch):
+    """Replay a node outside the guard: the call that recorded it. `launch` is False where recording
+    already ran the ops. The caller holds the paths since before the node was added: another thread
+    could replay it before this call has its result."""
+    cdef PyObject** leaves = borrowed(tensors)
+    cdef Path* p = path_row(&TABLE, node_row(&TABLE, n).path)
+    TABLE.rec.ran = 1
+    try:
+        return replay(&TABLE, n, leaves, DRIVERS[p.driver].stream(p.device), launch, False)
+    finally:
+        free(leaves)
+
+
+def run_once(list tensors):
+    """Launch the recording that just ended once, and move these tensors out of the pool. The caller
+    holds the paths."""
+    record_run_once(&TABLE, tensors)
+
+
+def recording_ran():
+    """Was the last recording launched, as far as anybody knows?"""
+    return bool(TABLE.rec.ran)
+
+
+def recorded_words():
+    """[(seed, offset), ...] of the recording that was launched once, in the order of `words`."""
+    return [(rec_patch(&TABLE, k).told[0], rec_patch(&TABLE, k).told[1])
+            for k in range(TABLE.rec_patches.n) if rec_patch(&TABLE, k).kind == WORDS]
+
+
+def record_seconds():
+    """(restore, capture, instantiate, checkpoint) of the recording under way, in seconds."""
+    return tuple([TABLE.rec.seconds[k] for k in range(4)])
+
+
+def capture_relaxed(bint on):
+    """May this thread allocate and wait while it captures a stream, in others?"""
+    cuda_relaxed(on)
+
+
+def load_words_kernel(int device):
+    """Load the kernel that writes seed and offset; a capture cannot."""
+    cdef cu.CUfunction kernel = NULL
+    check(CUDA, cuda_words_kernel(device, &kernel), CALL_WORDS)
+
+
+def pool_new(int device, ids):
+    """A private pool on a device; ids: torch.cuda.graph_pool_handle()."""
+    cdef void* pool = cuda_pool_new(device, ids[0], ids[1])
+    if pool is NULL: raise_pending()
+    return <uintptr_t>pool
+
+
+def pool_retire(uintptr_t pool):
+    """No more recordings in this pool. Its memory goes with its last node."""
+    cuda_pool_retire(<void*>pool)
+
+
+def pool_nodes(uintptr_t pool):
+    """Nodes that live in a pool."""
+    return cuda_pool_nodes(<void*>pool)
+
+
+def pool_ids():
+    """Ids of the pools in which nodes live."""
+    cdef unsigned long long id_[2]
+    found = set()
+    for n in range(TABLE.nodes.n):
+        if node_row(&TABLE, n).alive and node_row(&TABLE, n).pool is not NULL:
+            cuda_pool_id(node_row(&TABLE, n).pool, id_)
+            found.add((id_[0], id_[1]))
+    return found

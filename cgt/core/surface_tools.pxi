@@ -1,0 +1,86 @@
+# For tests, benches and reports; and for after a fork.
+
+
+def forget():
+    """After fork: the parent's CUDA context is not ours. Drop rows without touching the driver."""
+    cdef id_t n
+    cdef id_t k
+    for n in range(TABLE.nodes.n):
+        if node_row(&TABLE, n).alive and path_row(&TABLE, node_row(&TABLE, n).path).driver == CUDA:
+            node_row(&TABLE, n).graph = node_row(&TABLE, n).exec = NULL
+            node_row(&TABLE, n).pool = node_row(&TABLE, n).state = NULL
+    for k in range(TABLE.paths.n):
+        path_row(&TABLE, k).lock = <void*>new mutex()
+        path_row(&TABLE, k).owner = 0
+        path_row(&TABLE, k).event = NULL
+
+
+def fault_set(str call, int after, int code):
+    """Make driver call number `after` (from 0) of this name fail with `code`. For tests."""
+    FAULT.call = CALL_NAMES.index(call) if call else NONE
+    FAULT.after = after
+    FAULT.code = code
+
+
+def books():
+    """Counts of living rows and handles; equal before and after whatever should leave no trace."""
+    return {
+        "rows": TABLE.allocations, "fns": sum([fn_row(&TABLE, k).alive for k in range(TABLE.fns.n)]),
+        "specs": sum([spec_row(&TABLE, k).alive for k in range(TABLE.specs.n)]),
+        "nodes": sum([node_row(&TABLE, k).alive for k in range(TABLE.nodes.n)]),
+        "ops": TABLE.ops.n, "recording": TABLE.rec.active, "blocks": blocks_nbytes(),
+    } | {name: TABLE.parts[k].n for k, (name, _) in enumerate(PARTS)}
+
+
+def check_table():
+    """Raise AssertionError if the table does not hold together."""
+    table_check(&TABLE)
+
+
+def debug_build():
+    """Was this built with CGT_DEBUG=1?"""
+    return bool(CGT_DEBUG)
+
+
+def host_bytes():
+    """Bytes of the host's pool."""
+    return blocks_nbytes()
+
+
+def time_launches(list execs, uintptr_t stream, int n):
+    """Seconds per cuGraphLaunch of raw CUgraphExecs in turn, from C without the GIL: the floor of
+    benches."""
+    cdef double began
+    cdef int k, code = 0, n_execs = <int>len(execs)
+    cdef uintptr_t[SCRATCH] handle
+    if not 0 < n_execs <= SCRATCH: raise ValueError(f"1 to {SCRATCH} execs in turn")
+    for k in range(n_execs): handle[k] = execs[k]
+    with nogil:
+        began = now()
+        for k in range(n):
+            code = cuda_launch(<void*>handle[k % n_execs], <void*>stream, NULL)
+            if code: break
+        began = now() - began
+    check(CUDA, code, CALL_LAUNCH)
+    return began / n
+
+
+def time_guards(int f, tuple args, dict kwargs, int n):
+    """Seconds per guard of a call: leaves taken and the node found, nothing bound or launched."""
+    cdef double began
+    cdef Walk w
+    cdef int k
+    cdef id_t s = NONE, found = NONE, parent
+    w.table = &TABLE
+    w.hold = NULL
+    w.leaves = <PyObject**>malloc((fn_row(&TABLE, f).max_leaves + 1) * sizeof(PyObject*))
+    if w.leaves is NULL: raise MemoryError()
+    began = now()
+    for k in range(n):
+        s = leaves_take(&TABLE, f, <PyObject*>args, <PyObject*>kwargs, &w)
+        found = path_find(&TABLE, fn_row(&TABLE, f).path, f, s, w.leaves, &parent) if s != NONE else NONE
+    began = now() - began
+    free(w.leaves)
+    Py_XDECREFX(w.hold)
+    if found == NONE: raise ValueError("these arguments are not a hit")
+    return began / n
