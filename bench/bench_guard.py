@@ -23,7 +23,10 @@ def looks_at(tensors):
     return f
 
 
-@pytest.mark.parametrize("n", [3, 17, 50])
+BOUNDS = {17: 0.4, 512: 6}  # µs
+
+
+@pytest.mark.parametrize("n", [3, 17, 50, 512])
 @pytest.mark.parametrize("where", ["closed over", "arguments"])
 def test_guard_alone(device, compare, settled, figure, where, n):
     """One argument and n - 1 tensors closed over, or n arguments: metadata and address of each,
@@ -45,6 +48,6 @@ def test_guard_alone(device, compare, settled, figure, where, n):
         guard=lambda calls: calls * time_guards(row, args, {}, calls),
         empty="empty(*args)",  # what Python takes for a call
     )
-    bound = {"at_most": 0.4} if n == 17 else {"detail": True}
+    bound = {"at_most": BOUNDS[n]} if n in BOUNDS else {"detail": True}
     figure(f"guard alone, {n} tensors, {where}", us["guard"], "µs", **bound)
     figure(f"call without a launch, {n} tensors, {where}", us["call"], "µs", detail=True)
