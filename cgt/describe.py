@@ -409,7 +409,7 @@ def group_places(found):
         number = p.key if p.kind == places.LIST_ITEM else number
         present = p.want is not places.MISSING
         row = (p.kind, is_plain(p.want), p.holder, p.key, p.want, present, number)
-        holder = places.watched(p)
+        holder = places.told_by(p)
         if holder is not None:
             groups.setdefault(id(holder), (holder, []))[1].append((row, p.path))
         else:

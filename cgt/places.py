@@ -49,7 +49,7 @@ from torch.nn.modules import module as torch_module
 from torch.optim import optimizer as torch_optimizer
 
 from .code import code_reads, family, is_ambient, parts_of
-from .private import is_reader
+from .taps import is_reader
 
 MISSING = object()  # the wanted value of a key that must stay absent, of a cell that is empty
 MOST_ENTRIES = 4096  # a larger container is data rather than settings: its entries are not guarded
@@ -580,7 +580,7 @@ def read_torch(walk, module, path, names):
     own = dict_of(module)
     for name, value in [(name, own[name]) for name in names if name in own]:
         if is_reader(value):
-            continue  # looked up where it is called, it is watched
+            continue  # looked up where it is called, it is tapped
         if any(type(value) is kind for kind in (types.FunctionType, types.BuiltinFunctionType, type)):
             add_and_visit(walk, DICT_ITEM, own, name, value, f"{path}.{name}")
         elif issubclass(type(value), types.ModuleType):
@@ -645,7 +645,7 @@ def read_argument(walk, tensor, path, names):
     read_tensor(walk, tensor, path, names)
 
 
-def watched(place):
+def told_by(place):
     """The dict without whose change the place holds what it held, or None: to be compared at each call."""
     if place.kind in (DICT_ITEM, DICT_LEN):
         return place.holder

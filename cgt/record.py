@@ -18,7 +18,8 @@ from cgt_core import AGAIN, CUDA, FRESH, INPUT, NONE, SHARED
 from . import advice, describe, errors, impure, options, places, pytree, tokens, trace
 from .data import Behind, Words
 from .observe import NOT_USER_CODE, all_tensors, held, observe_plan, span
-from .private import NOTHING, capture_hidden, clear_workspaces
+from .private import clear_workspaces
+from .taps import NOTHING, capture_hidden
 
 POOLS = {}  # device index -> the pool (a handle of the core's) in which to record
 STREAMS = {}  # device index -> the side stream that records; one, since blocks belong to it

@@ -38,7 +38,7 @@ SENTENCES -= {"odd_root", "backward_reads", "create_graph", "refused_backward"} 
 SENTENCES -= {"first_gradient", "written_root", "outer_graph", "kept_argument", "stale_backward"}
 SENTENCES -= {"modified", "saved_changed", "batched_gradients", "transforms"}
 SENTENCES -= {"late_read"}  # test_memory.py
-SENTENCES -= {"early_bound", "read_behind"}  # test_watched.py
+SENTENCES -= {"early_bound", "read_behind"}  # test_taps.py
 SENTENCES -= {"changed_state", "replaced", "forward_mode", "misaligned"}  # test_side_effects.py
 SENTENCES -= {"other_tensor", "beside"}  # test_identity.py
 SENTENCES -= {"impure", "outside_draw", "advanced"}  # test_impure.py
@@ -764,7 +764,7 @@ def test_argument_that_cannot_be_compared_is_named_by_its_path(device):
 def test_ops_that_a_mode_inside_will_see_instead_of_us_are_told():
     """On releases whose modes have a lower dispatch key than ours; elsewhere we see what the mode makes of them."""
     seen = observe(HOST)
-    trace.watch_op(seen, None, None, None)
+    trace.see_op(seen, None, None, None)
     assert "dispatch mode" in seen.reason and "test_errors.py" in seen.reason
 
 
