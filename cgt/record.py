@@ -303,12 +303,12 @@ def restore_places(before, seen, tensors_only):
     core.histories_restore(histories)
     for p in found:
         if p.kind == places.DICT_LEN:
-            for key in [key for key, value in dict.items(p.holder) if p.want == 0 and spoilt(value)]:
-                dict.__delitem__(p.holder, key)
+            for key in [key for key, value in dict.items(p.home) if p.want == 0 and spoilt(value)]:
+                dict.__delitem__(p.home, key)
         elif p.kind == places.LIST_LEN:
-            more = p.holder[p.want :]
+            more = p.home[p.want :]
             if any(spoilt(v) for v in more):
-                p.holder[p.want :] = [v for v in more if not spoilt(v)]
+                p.home[p.want :] = [v for v in more if not spoilt(v)]
         elif p.kind != places.EMPTY:
             now = places.value_at(p)
             if now is not p.want and spoilt(now):
