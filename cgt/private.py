@@ -4,6 +4,7 @@ What differs between releases is here and, for C++, in the `#if`s of core/cuda_s
 torch 2.11.0+cu130 and 2.13.0 (CPU). Imports nothing of cgt's but the core.
 """
 
+import inspect
 import sys
 import warnings
 
@@ -14,10 +15,10 @@ from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 
 __all__ = [
-    "COMPILED_FRAME", "HIGHER_ORDER_CALL", "KEEPS_GRAPH", "READ_BEHIND", "SAVED_HOOKS_DISABLE", "TO_DLPACK", "DispatchMode",
-    "OpOverload", "clear_workspaces", "compilations", "compiled_switches", "graph_task", "inductor_is_there", "is_forward_ad",
-    "may_donate", "mode_is_active", "outside_dynamo", "pop_saved_hooks", "push_saved_hooks", "region_call", "self_check",
-    "sequence_number", "sharded_module", "was_freed",
+    "CAPTURE_CHECKS", "COMPILED_FRAME", "HIGHER_ORDER_CALL", "KEEPS_GRAPH", "READ_BEHIND", "SAVED_HOOKS_DISABLE",
+    "TO_DLPACK", "DispatchMode", "OpOverload", "clear_workspaces", "compilations", "compiled_switches", "graph_task",
+    "inductor_is_there", "is_forward_ad", "may_donate", "mode_is_active", "outside_dynamo", "pop_saved_hooks",
+    "push_saved_hooks", "region_call", "self_check", "sequence_number", "sharded_module", "was_freed",
 ]  # fmt: skip
 
 
@@ -49,6 +50,14 @@ READ_BEHIND = [
     "aten::_local_scalar_dense", "aten::_pad_packed_sequence", "aten::ctc_loss.Tensor", "aten::tensor_split.tensor_indices_or_sections",
     *(f"aten::{kind}.data" for kind in ("lstm", "gru", "rnn_tanh", "rnn_relu")),
 ]  # fmt: skip
+
+
+# The code in which optimizers look whether they are being captured, and refuse it.
+CAPTURE_CHECKS = frozenset(
+    inspect.unwrap(getattr(torch.optim.Optimizer, f"_{of}_graph_capture_health_check")).__code__
+    for of in ("cuda", "accelerator")
+    if hasattr(torch.optim.Optimizer, f"_{of}_graph_capture_health_check")
+)
 
 
 # What taps.py replaces, as (owner, name), and what it needs for that.
