@@ -1,7 +1,7 @@
-"""Every private name of PyTorch that the Python half uses, and the start-up self-check.
+"""Private names of PyTorch that the Python half uses, those of torch._C among them all, and the start-up self-check.
 
-What differs between releases is here and, for C++, in the `#if`s of core/cuda_shim.h. Tested with
-torch 2.11.0+cu130 and 2.13.0 (CPU). Imports nothing of cgt's but the core.
+What differs between releases is here and, for C++, in the `#if`s of core/cuda_shim.h and core/autograd_shim.h. Tested
+with torch 2.11.0+cu130 and 2.13.0 (CPU). Imports nothing of cgt's but the core.
 """
 
 import inspect
