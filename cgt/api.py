@@ -20,7 +20,7 @@ def jit(fn=None, *, static_argnums=(), static_argnames=(), max_records=options.M
         max_graphs=options.MAX_GRAPHS, outputs="rescue", inputs="auto"):  # fmt: skip
     """Record what `fn` does and replay it at every later call that the recording fits.
 
-    The first call runs `fn` and watches it, the second records, the third replays: on the GPU as a
+    The first call runs `fn` and observes it, the second records, the third replays: on the GPU as a
     CUDA graph, on the CPU as a tape of ATen calls. Results are bit-equal to those of `fn`; a call
     that cannot be replayed runs `fn` itself, and `cgt.explain` says why.
 
@@ -206,7 +206,7 @@ core.FAILED[0] = error_for_failed
 core.POISONED[0] = message_for_poisoned
 core.UNFLATTEN[0] = outside_dynamo(pytree.unflatten)
 core.SAME_VALUE[0] = outside_dynamo(pytree.same_value)
-core.reads_by(READ_BEHIND, outside_dynamo(trace.note_read))
+core.reads_by(READ_BEHIND, outside_dynamo(trace.see_kernel))
 core.TAPE_ERRORS[-1] = torch.linalg.LinAlgError
 core.max_path(options.MAX_GRAPHS)
 if not self_check():

@@ -15,7 +15,8 @@ from cgt_core import CUDA, FRESH, NONE, WRITES
 from . import describe, errors, tokens, trace
 from .data import Behind, Graph, Leaves, OutRow, SaveRow
 from .observe import observe
-from .private import NOTHING, may_donate, states_watched, told_once
+from .private import may_donate
+from .taps import NOTHING, tap_keeps, tap_states
 
 
 def complete(state, plan, seen, draft):
@@ -156,22 +157,22 @@ def was_greedy(plan):
     return bool(plan.spent) and plan.graph.leaves.late
 
 
-def watch_states(graph):
+def tap_states_of(graph):
     """A checkpoint in the graph sets generators to what they were in its forward: in today's, then."""
     seen, thread = observe(graph.driver, graph=graph), threading.get_ident()
-    return states_watched(
+    return tap_states(
         lambda: threading.get_ident() == thread and core.observer() is None,
-        functools.partial(tokens.watch_get_state, seen),
-        functools.partial(tokens.watch_set_state, seen),
+        functools.partial(tokens.see_get_state, seen),
+        functools.partial(tokens.see_set_state, seen),
     )
 
 
-def watch_keeps(graph, spent):
+def tap_keeps_of(graph, spent):
     """Autograd keeps the recorded graph, but each call's own is run once if that one is not kept; a compiled
     backward may then write what the call saved, as in eager."""
     if spent is False or not graph.donates:
         return NOTHING
-    return told_once(lambda: core.sinks_task(graph.sinks))
+    return tap_keeps(lambda: core.sinks_task(graph.sinks))
 
 
 def own(grads, saved):
@@ -210,7 +211,7 @@ def backward_of(graph):
 
     def backward(spent, *leaves, changed=()):
         with graph.lock:
-            brackets = [watch_states(graph), watch_keeps(graph, spent), (lambda: None, graph.leaves.end)]
+            brackets = [tap_states_of(graph), tap_keeps_of(graph, spent), (lambda: None, graph.leaves.end)]
             if hides:
                 brackets.append((lambda: away(True), lambda: away(False)))
             return core.within(brackets, lambda: run(leaves, changed))

@@ -324,10 +324,10 @@ def vet_escapes(plan, seen, draft):
         return errors.place_changed(old)
     names = [
         p.path for p in plan.places
-        if p.kind == places.DICT_ITEM and any(p.holder.get(p.key) is t for t in alive)
+        if p.kind == places.DICT_ITEM and any(p.home.get(p.key) is t for t in alive)
     ]  # fmt: skip
-    holder = f", held by {names[0]}" if names else ""
-    return errors.kept_tensor(seen.made.get(core.storage_id(alive[0]), "get_rng_state()"), holder)
+    held_by = f", held by {names[0]}" if names else ""
+    return errors.kept_tensor(seen.made.get(core.storage_id(alive[0]), "get_rng_state()"), held_by)
 
 
 def find_kept_view(plan, seen, draft):
@@ -413,14 +413,14 @@ def group_places(found):
         number = p.want if p.kind in (places.DICT_LEN, places.LIST_LEN) else 0
         number = p.key if p.kind == places.LIST_ITEM else number
         present = p.want is not places.MISSING
-        row = (p.kind, is_plain(p.want), p.holder, p.key, p.want, present, number)
-        holder = places.watched(p)
-        if holder is not None:
-            groups.setdefault(id(holder), (holder, []))[1].append((row, p.path))
+        row = (p.kind, is_plain(p.want), p.home, p.key, p.want, present, number)
+        teller = places.told_by(p)
+        if teller is not None:
+            groups.setdefault(id(teller), (teller, []))[1].append((row, p.path))
         else:
             loose.append((row, p.path))
     ordered = list(groups.values()) + ([(None, loose)] if loose else [])
-    rows = [(holder, [r for r, _ in members]) for holder, members in ordered]
+    rows = [(teller, [r for r, _ in members]) for teller, members in ordered]
     return rows, [path for _, members in ordered for _, path in members]
 
 

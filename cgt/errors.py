@@ -396,9 +396,9 @@ def changed_arguments(path):
     return f"the function changes the structure of {path}. Return the new value instead."
 
 
-def kept_tensor(line, holder):
+def kept_tensor(line, held_by):
     return (
-        f"a tensor made at {line} outlives the call{holder}. "
+        f"a tensor made at {line} outlives the call{held_by}. "
         "Return it, or copy_ into a tensor that exists before."
     )
 

@@ -1,7 +1,7 @@
 """What Python gives another value of each time: clocks, random numbers, files, iterators. A replay would repeat
 the recorded one, so a function that asks for such a value runs eagerly.
 
-Seen in two ways. Builtin functions are noticed when they are called (private.calls_watched); it counts who
+Seen in two ways. Builtin functions are noticed when they are called (taps.tap_calls); it counts who
 calls: torch reads clocks for its own ends, and logging happens when a function is recorded (docs/footguns.md).
 What keeps a state is compared before and after the run: the generators of `random` and numpy, and those, iterators
 and files that the function can reach (places.find_places).
@@ -27,7 +27,8 @@ import cgt_core as core
 from . import errors
 from .code import LIBRARIES, family, is_ambient, is_compiled, is_read
 from .places import is_random
-from .private import calls_watched, outside_dynamo
+from .private import outside_dynamo
+from .taps import tap_calls
 
 UNKNOWN = object()  # the state of what cannot be asked for it
 
@@ -57,10 +58,10 @@ QUIET = frozenset(("logging", "warnings", "traceback", "linecache", "importlib",
 LOADERS = ("torch.serialization", "numpy.lib")  # what these read of files is what the function asked for
 
 
-def watched(seen, is_mine):
+def tap(seen, is_mine):
     """A bracket: inside, the code that starts is added to seen.started, and the first call of an impure builtin where
     `is_mine()` becomes the reason."""
-    return calls_watched(seen.started, IMPURE, functools.partial(note_call, seen, is_mine))
+    return tap_calls(seen.started, IMPURE, functools.partial(note_call, seen, is_mine))
 
 
 def code_of_function(started):

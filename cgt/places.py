@@ -50,7 +50,7 @@ from torch.nn.modules import module as torch_module
 from torch.optim import optimizer as torch_optimizer
 
 from .code import code_reads, family, is_ambient, parts_of
-from .private import is_reader
+from .taps import is_reader
 
 MISSING = object()  # the wanted value of a key that must stay absent, of a cell that is empty
 MOST_ENTRIES = 4096  # a larger container is data rather than settings: its entries are not guarded
@@ -58,7 +58,7 @@ MOST_ENTRIES = 4096  # a larger container is data rather than settings: its entr
 
 class Place(NamedTuple):
     kind: int  # PlaceKind
-    holder: Any  # the dict, cell, list, type or object; kept alive by this row
+    home: Any  # where it is: a dict, cell, list, type or object; kept alive by this row
     key: Any  # dict key, list index, attribute name; None for CELL and *_LEN
     want: Any  # what is there now; an int for *_LEN; TYPE_ATTR: the raw entry of the class dict;
     # EMPTY: one like it
@@ -85,7 +85,7 @@ class Walk(NamedTuple):
     their ids stay theirs."""
 
     found: Found
-    known: set  # (kind, id of holder, key) of each place
+    known: set  # (kind, id of home, key) of each place
     seen: dict  # id -> object, everything visited
     todo: collections.deque  # (rule, object, path): first in first out gives the shortest paths
     open: list  # (reader, object, path): what has to be asked again when the names grow
@@ -161,16 +161,16 @@ def visit(walk, thing, path):
         walk.todo.append((rule, thing, path))
 
 
-def add(walk, kind, holder, key, want, path):
+def add(walk, kind, home, key, want, path):
     # other keys by identity: a key's own __hash__ and __eq__ may be a user's code
-    mark = (kind, id(holder), key if type(key) is str or type(key) is int else id(key))
+    mark = (kind, id(home), key if type(key) is str or type(key) is int else id(key))
     if mark not in walk.known:
         walk.known.add(mark)
-        walk.found.places.append(new_place((kind, holder, key, want, path)))
+        walk.found.places.append(new_place((kind, home, key, want, path)))
 
 
-def add_and_visit(walk, kind, holder, key, value, path):
-    add(walk, kind, holder, key, value, path)
+def add_and_visit(walk, kind, home, key, value, path):
+    add(walk, kind, home, key, value, path)
     visit(walk, value, path)
 
 
@@ -582,7 +582,7 @@ def read_torch(walk, module, path, names):
     own = dict_of(module)
     for name, value in [(name, own[name]) for name in names if name in own]:
         if is_reader(value):
-            continue  # looked up where it is called, it is watched
+            continue  # looked up where it is called, it is tapped
         if any(type(value) is kind for kind in (types.FunctionType, types.BuiltinFunctionType, type)):
             add_and_visit(walk, DICT_ITEM, own, name, value, f"{path}.{name}")
         elif issubclass(type(value), types.ModuleType):
@@ -647,12 +647,12 @@ def read_argument(walk, tensor, path, names):
     read_tensor(walk, tensor, path, names)
 
 
-def watched(place):
+def told_by(place):
     """The dict without whose change the place holds what it held, or None: to be compared at each call."""
     if place.kind in (DICT_ITEM, DICT_LEN):
-        return place.holder
+        return place.home
     is_hook = place.kind == ATTR and place.key in TENSOR_HOOKS
-    return HANDLES if is_hook and issubclass(type(place.holder), torch.Tensor) else None
+    return HANDLES if is_hook and issubclass(type(place.home), torch.Tensor) else None
 
 
 # torch's own bearers of state. Their entries matter without being named.
@@ -762,7 +762,7 @@ def settle_empties(found, lone, changed):
         if alone:
             settled[k] = row._replace(kind=EMPTY, want=empty_like(row.want))
     gone = {id(found[k].want) for k in settled}
-    found[:] = [settled.get(k, p) for k, p in enumerate(found) if id(p.holder) not in gone]
+    found[:] = [settled.get(k, p) for k, p in enumerate(found) if id(p.home) not in gone]
 
 
 def find_changed(found, is_same):
@@ -770,7 +770,7 @@ def find_changed(found, is_same):
     `is_same(then, now)`; or None."""
     for place in found:
         if place.kind in (DICT_LEN, LIST_LEN):
-            if len(place.holder) != place.want:
+            if len(place.home) != place.want:
                 return place.path
         elif place.kind != EMPTY:
             now, emptiable = value_at(place), type(place.want) in EMPTIABLE
@@ -789,7 +789,7 @@ def references(place):
 def count_references(found, rows):
     """id of the value wanted by each of `rows` -> how often `found` refers to it."""
     counts = dict.fromkeys([id(found[k].want) for k in rows], 0)
-    for thing in (thing for p in found for thing in (p.holder, p.want)) if counts else ():
+    for thing in (thing for p in found for thing in (p.home, p.want)) if counts else ():
         if id(thing) in counts:
             counts[id(thing)] += 1
     return counts
@@ -797,44 +797,44 @@ def count_references(found, rows):
 
 def value_at(place):
     """What a place holds now, if it is of those that hold one object."""
-    holder, key = place.holder, place.key
+    home, key = place.home, place.key
     if place.kind == DICT_ITEM:
-        return dict.get(holder, key, MISSING)
+        return dict.get(home, key, MISSING)
     if place.kind == LIST_ITEM:
-        return list.__getitem__(holder, key) if key < list.__len__(holder) else MISSING
+        return list.__getitem__(home, key) if key < list.__len__(home) else MISSING
     if place.kind == TYPE_ATTR:
-        return class_value(holder, key)
+        return class_value(home, key)
     try:
         if place.kind == CELL:
-            return holder.cell_contents
-        descriptor = class_value(type(holder), key)
-        return descriptor.__get__(holder) if is_builtin_descriptor(descriptor) else MISSING
+            return home.cell_contents
+        descriptor = class_value(type(home), key)
+        return descriptor.__get__(home) if is_builtin_descriptor(descriptor) else MISSING
     except (ValueError, AttributeError):  # no value yet
         return MISSING
 
 
 def put_back(place):
     """Let the place hold again what it held when it was found."""
-    holder, key, want = place[1:4]
+    home, key, want = place[1:4]
     if place.kind == TYPE_ATTR:
-        put_back_in_class(holder, key, want)
+        put_back_in_class(home, key, want)
     elif place.kind == LIST_ITEM:
-        if key < len(holder):
-            holder[key] = want
+        if key < len(home):
+            home[key] = want
     elif place.kind == DICT_ITEM:
         if want is MISSING:
-            del holder[key]
+            del home[key]
         else:
-            holder[key] = want
+            home[key] = want
     elif place.kind == CELL:
         if want is MISSING:
-            del holder.cell_contents
+            del home.cell_contents
         else:
-            holder.cell_contents = want
+            home.cell_contents = want
     elif want is MISSING:
-        class_value(type(holder), key).__delete__(holder)
+        class_value(type(home), key).__delete__(home)
     else:
-        class_value(type(holder), key).__set__(holder, want)
+        class_value(type(home), key).__set__(home, want)
 
 
 def put_back_in_class(cls, name, want):

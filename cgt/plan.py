@@ -10,7 +10,7 @@ from cgt_core import CUDA, HOST, NONE
 from . import autograd, code, describe, errors, impure, options, places, pytree, trace
 from .data import Around, Plan, Reached, Was
 from .observe import span
-from .private import is_reader
+from .taps import is_reader
 
 
 def leaf_devices(flat):

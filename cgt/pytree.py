@@ -30,7 +30,7 @@ PLAIN_TYPES = frozenset(
     {type(None), type(...), type(NotImplemented), bool, int, float, complex, str, bytes, range}
     | {slice, torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size}
 )
-HASHABLE_TWIN = {list: "a tuple", dict: "a tuple of its items", set: "a frozenset"}
+HASHABLE_INSTEAD = {list: "a tuple", dict: "a tuple of its items", set: "a frozenset"}
 EXACT_TYPE = {TUPLE: tuple, LIST: list, DICT: dict}
 HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: a class made at run time, not a C type such as dict
 
@@ -192,10 +192,10 @@ def _leaf_kind(value, path, is_static):
     except Exception as error:
         if not is_static:
             return SAME
-        twin = HASHABLE_TWIN.get(kind, "something hashable")
+        instead = HASHABLE_INSTEAD.get(kind, "something hashable")
         raise CgtError(
             f"{path} is static, but this {kind.__qualname__} is not hashable: cgt compares static "
-            f"arguments by value. Pass {twin} instead."
+            f"arguments by value. Pass {instead} instead."
         ) from error
     has_value = kind.__eq__ is not object.__eq__ and kind.__hash__ is not object.__hash__
     if not is_static and (isinstance(value, torch.nn.Module) or not has_value):

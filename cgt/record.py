@@ -17,7 +17,8 @@ from cgt_core import AGAIN, CUDA, FRESH, INPUT, NONE, SHARED
 from . import advice, describe, errors, impure, options, places, pytree, tokens, trace
 from .data import Behind, Words
 from .observe import NOT_USER_CODE, all_tensors, held, observe_plan, span
-from .private import NOTHING, capture_hidden, clear_workspaces
+from .private import CAPTURE_CHECKS, clear_workspaces
+from .taps import NOTHING, capture_hidden
 
 POOLS = {}  # device index -> the pool (a handle of the core's) in which to record
 STREAMS = {}  # device index -> the side stream that records; one, since blocks belong to it
@@ -254,22 +255,17 @@ def open_sinks(plan, seen, result):
 
 def failure(error):
     """A sentence on an exception that left a capture, with the user's line."""
-    line, tb, frame = "", error.__traceback__, None
-    while tb is not None:
-        frame = tb.tb_frame
+    line, refused = "", None
+    for frame, lineno in traceback.walk_tb(error.__traceback__):
         name = frame.f_code.co_filename
         if not name.startswith(NOT_USER_CODE):
-            line = f"{name}:{tb.tb_lineno}"
-        tb = tb.tb_next
+            line = f"{name}:{lineno}"
+        if frame.f_code in CAPTURE_CHECKS:
+            refused = frame
     if isinstance(error, core.DriverError):
         return errors.recording_failed(error.args[1], line)
-    if "capturable" in str(error):  # an optimizer that looks whether it is being captured
-        reason = advice.step_reason(frame, line)
-        if reason is not None:
-            return reason
-    return errors.recording_failed(
-        f"{type(error).__name__}: {str(error).split(chr(10))[0].rstrip('.')}", line
-    )
+    what = f"{type(error).__name__}: {str(error).split(chr(10))[0].rstrip('.')}"
+    return advice.step_reason(refused, line) or errors.recording_failed(what, line)
 
 
 # --- what a recording does to the call's surroundings, and how it is undone ----------------------
@@ -297,12 +293,12 @@ def restore_places(before, seen, tensors_only):
     core.histories_restore(histories)
     for p in found:
         if p.kind == places.DICT_LEN:
-            for key in [key for key, value in dict.items(p.holder) if p.want == 0 and spoilt(value)]:
-                dict.__delitem__(p.holder, key)
+            for key in [key for key, value in dict.items(p.home) if p.want == 0 and spoilt(value)]:
+                dict.__delitem__(p.home, key)
         elif p.kind == places.LIST_LEN:
-            more = p.holder[p.want :]
+            more = p.home[p.want :]
             if any(spoilt(v) for v in more):
-                p.holder[p.want :] = [v for v in more if not spoilt(v)]
+                p.home[p.want :] = [v for v in more if not spoilt(v)]
         elif p.kind != places.EMPTY:
             now = places.value_at(p)
             if now is not p.want and spoilt(now):

@@ -16,7 +16,7 @@ from .data import Token
 from .observe import exchange, fix, is_host_recording, refuse, unseen, user_line
 
 
-def watch_draw(seen, generator, after):
+def see_draw(seen, generator, after):
     """Between two draws nobody may set a generator's state: a replay would not set it again. (A CUDA
     capture refuses by itself.) Called before and after each draw, and around the run."""
     now, key = generator.get_state(), core.generator_id(generator)
@@ -25,7 +25,7 @@ def watch_draw(seen, generator, after):
     seen.states[key] = now
 
 
-def watch_get_state(seen, generator, plain):
+def see_get_state(seen, generator, plain):
     """The function reads a default generator's state."""
     if generator.device.type == "cpu" or not seen.recording:
         with unseen(seen):
@@ -53,7 +53,7 @@ def note_token(seen, state, moved, generator, words):
         seen.keep.append(core.twin(state))
 
 
-def watch_set_state(seen, generator, state, plain):
+def see_set_state(seen, generator, state, plain):
     """The function sets a default generator's state: to a token, or it cannot be replayed."""
     sid = core.storage_id(state)
     state, moved, words = token_of(seen, sid, state)

@@ -2,7 +2,7 @@
 
 While it is warmed or recorded, an observer below autograd sees every ATen op (autograd's worker thread included)
 and takes part in none (observe_shim.h); the few functions that read memory or random
-states behind the dispatcher's back are watched one by one (private.py).
+states behind the dispatcher's back are tapped one by one (taps.py).
 """
 
 import functools
@@ -28,21 +28,18 @@ from .observe import (
     tensors_in,
     user_line,
 )
-from .private import (
-    DispatchMode,
-    OpOverload,
-    compiled_watched,
-    higher_order_watched,
-    is_forward_ad,
-    outside_dynamo,
-    parallel_watched,
-    reads_watched,
-    regions_watched,
-    saved_hooks,
-    states_watched,
-    was_freed,
+from .private import is_forward_ad, was_freed
+from .taps import (
+    tap_compiled,
+    tap_higher_order,
+    tap_kernels,
+    tap_parallel,
+    tap_readers,
+    tap_regions,
+    tap_saves,
+    tap_states,
 )
-from .tokens import watch_draw, watch_get_state, watch_set_state
+from .tokens import see_draw, see_get_state, see_set_state
 
 aten = torch.ops.aten
 
@@ -107,24 +104,21 @@ def run(seen, function, args, kwargs):
     """Run the function under observation; its result."""
     for generator in (torch.default_generator, *seen.reachable):
         if generator.device.type == "cpu":
-            watch_draw(seen, generator, after=True)
-    watch = functools.partial(watch_op, seen)
-    is_mine = lambda: core.observer() is watch  # noqa: E731
-    regions, saw_regions = regions_watched(
-        is_mine, functools.partial(watch_region, seen), functools.partial(watch_compile, seen)
+            see_draw(seen, generator, after=True)
+    observer, higher_order = functools.partial(see_op, seen), functools.partial(see_higher_order, seen)
+    is_mine = lambda: core.observer() is observer  # noqa: E731
+    regions, saw_regions = tap_regions(
+        is_mine, functools.partial(see_region, seen), functools.partial(see_compilation, seen)
     )
     brackets = [
-        reads_watched(is_mine, functools.partial(watch_read, seen)),
-        states_watched(
-            is_mine, functools.partial(watch_get_state, seen), functools.partial(watch_set_state, seen)
-        ),
-        higher_order_watched(is_mine, functools.partial(watch_higher_order, seen)),
-        *parallel_watched(is_mine, functools.partial(watch_parallel, seen)),
-        compiled_watched(is_mine, InCompiled(seen)), (lambda: None, functools.partial(constants.close, seen)),
-        reads_behind_watched(), *regions, *watch_saves(seen, is_mine), impure.watched(seen, is_mine),
+        tap_readers(is_mine, functools.partial(see_reader, seen)),
+        tap_states(is_mine, functools.partial(see_get_state, seen), functools.partial(see_set_state, seen)),
+        tap_higher_order(is_mine, higher_order), *tap_parallel(is_mine, functools.partial(see_parallel, seen)),
+        tap_compiled(is_mine, higher_order), (lambda: None, functools.partial(constants.close, seen)),
+        tap_kernels(), *regions, *packing(seen, is_mine), impure.tap(seen, is_mine),
     ]  # fmt: skip
     before = references(seen)
-    called = functools.partial(core.observed, seen.returned, watch, function, args, kwargs)
+    called = functools.partial(core.observed, seen.returned, observer, function, args, kwargs)
     result = core.within(brackets, called)
     seen.ran = impure.code_of_function(seen.started)
     if seen.saves:
@@ -134,33 +128,27 @@ def run(seen, function, args, kwargs):
     if seen.recording and not saw_regions():
         refuse(seen, errors.compiles("the function"))
     if seen.reason is None:
-        watch_draw(seen, torch.default_generator, after=False)
+        see_draw(seen, torch.default_generator, after=False)
         if any(rng.at is not rng.words for rng in seen.rng.values()):
             refuse(seen, errors.reseeded(user_line(seen)))
     return result
 
 
-def watch_saves(seen, is_mine):
+def packing(seen, is_mine):
     """[bracket, ...]: inside, autograd saves through `pack` where a later backward will need it."""
     if not seen.saves:
         return []
     packed = functools.partial(pack, seen.saved, seen.results)
-    return saved_hooks(packed, unpack, is_mine, lambda: refuse(seen, errors.transforms(user_line(seen))))
-
-
-def reads_behind_watched():
-    """A bracket: inside, operators that no observer sees are told to note_read."""
-    handles = []
-    return lambda: handles.append(core.reads_begin()), lambda: handles and core.reads_end(handles.pop())
+    return tap_saves(packed, unpack, is_mine, lambda: refuse(seen, errors.transforms(user_line(seen))))
 
 
 def seen_here():
     """What the calling thread's run has seen, or None: it is nobody's."""
-    watch = core.observer()
-    return watch.args[0] if watch is not None else None
+    observer = core.observer()
+    return observer.args[0] if observer is not None else None
 
 
-def note_read(name):
+def see_kernel(name):
     """An operator is about to run that reads values for which a replay has no op. It comes from the middle of
     PyTorch: no exception may leave, even in a capture."""
     seen = seen_here()
@@ -217,28 +205,13 @@ def spend(seen):
             refuse(seen, errors.recording_failed(error.args[1], ""))
 
 
-class InCompiled(DispatchMode):
-    """Shows the observer the ops of what Dynamo compiled (private.compiled_watched)."""
-
-    def __init__(self, seen):
-        super().__init__()
-        self.seen = seen
-
-    @outside_dynamo
-    def __torch_dispatch__(self, op, types, args=(), kwargs=None):
-        if not isinstance(op, OpOverload):
-            watch_higher_order(self.seen, op)
-            return op(*args, **(kwargs or {}))
-        return core.observed_op(op, args, kwargs or {})
-
-
-def watch_higher_order(seen, op):
+def see_higher_order(seen, op):
     """What it runs is no op of a tape's."""
     if not seen.inside:
         refuse(seen, errors.higher_order_op(op.name(), user_line(seen)))
 
 
-def watch_read(seen, name, t):
+def see_reader(seen, name, t):
     """A method that reads memory: fatal on the host, where nobody could replay the reader."""
     if seen.inside:
         return
@@ -259,12 +232,12 @@ def watch_read(seen, name, t):
     refuse(seen, told(name, user_line(seen)))
 
 
-def watch_parallel(seen, name):
+def see_parallel(seen, name):
     """The forward of a module that spreads the work over processes: it does more than its ops."""
     refuse(seen, errors.parallel_module(name, user_line(seen)))
 
 
-def watch_op(seen, op, args, kwargs):
+def see_op(seen, op, args, kwargs):
     """One op: exchange copied slots, run it, note what it read, made and wrote. None: one that a dispatch mode will see
     instead of us."""
     if op is None:
@@ -283,7 +256,7 @@ def watch_op(seen, op, args, kwargs):
         seen.seeds = True
     inputs = tensors_in(kwargs.values(), tensors_in(args, []))
     if packet in ("lift_fresh", "lift_fresh_copy"):
-        watch_constant(seen, inputs[0])
+        see_constant(seen, inputs[0])
         return
     written = [args[k] if k < len(args) else kwargs.get(name) for k, name in facts.writes]
     if packet in SILENT_WRITES and args[5]:  # training
@@ -325,10 +298,10 @@ def watch_op(seen, op, args, kwargs):
     drawn = generator if generator is not None else torch.default_generator
     draws = facts.draws and drawn.device.type == "cpu"
     if draws:
-        watch_draw(seen, drawn, after=False)
+        see_draw(seen, drawn, after=False)
     results = constants.read(seen, inputs) if for_real else core.proceed(instead)
     if draws:
-        watch_draw(seen, drawn, after=True)
+        see_draw(seen, drawn, after=True)
     vet_kinds(seen, op, results)
     fresh = [t for t in results if core.storage_id(t) not in known]
     vet_effect(seen, op, fresh, written)
@@ -349,7 +322,7 @@ def watch_op(seen, op, args, kwargs):
 
 
 def hand_over_seed(op, args, kwargs):
-    """`watch` for the backward of a captured forward where nobody records it."""
+    """An observer for the backward of a captured forward where nobody records it."""
     core.proceed(seeds_on_host(op, args, kwargs) if facts_of(op).packet in KEEPS_SEED else None)
 
 
@@ -363,7 +336,7 @@ def seeds_on_host(op, args, kwargs):
     return [t.cpu() if id(t) in wrong else t for t in tensors_in(kwargs.values(), tensors_in(args, []))]
 
 
-def watch_region(seen, plain, region, inputs):
+def see_region(seen, plain, region, inputs):
     """A region that inductor compiled: its kernels are in a CUDA capture but on no tape, and none of its
     ops is looked at. One op as a whole, which reads its inputs, writes some and makes the rest."""
     given = [t for t in inputs if isinstance(t, torch.Tensor)]
@@ -411,7 +384,7 @@ def vet_region(seen, region, inputs, given):
         refuse(seen, errors.compiled_with_state(user_line(seen)))
 
 
-def watch_compile(seen):
+def see_compilation(seen):
     """torch.compile compiles: what it runs to that end must not end up in a recording."""
     if seen.recording:
         seen.again = True
@@ -452,7 +425,7 @@ def mirror(seen, written):
             tape.copy_into(fix(seen, to), source)
 
 
-def watch_constant(seen, t):
+def see_constant(seen, t):
     """torch.tensor(...) of Python values: the values are guarded, the memory is new every time. To the GPU it copies them
     unseen: PyTorch switches observers off."""
     if t.is_cuda:

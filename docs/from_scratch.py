@@ -86,10 +86,10 @@ def make_key(leaves, spec, around):
 
 # ---- Step 3: record --------------------------------------------------------------------------------------------------
 #
-# Run the function once more and watch every ATen call below autograd: so a backward and an optimizer are recorded like
+# Run the function once more and observe every ATen call below autograd: so a backward and an optimizer are recorded like
 # everything else. That run is an ordinary one and its result is the user's. The *tape* is what we keep.
 
-class Watch(TorchDispatchMode):     # PyTorch wants a class here
+class Observer(TorchDispatchMode):  # PyTorch wants a class here
     def __init__(self, see):
         super().__init__()
         self.see = see
@@ -138,7 +138,7 @@ def record(f, args, kwargs, leaves, around):
             raw.append(pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, (op, args, kwargs, new)))
         return result
 
-    with Watch(see):
+    with Observer(see):
         result = f(*args, **kwargs)
 
     # What the tape touched is of three kinds. *Pinned*: memory that is somebody else's, used where it is: parameters,

@@ -39,7 +39,7 @@ from interrupt_programs import PROGRAMS, jitted, plain, two_calls
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 import cgt
-from cgt import dispatch, options, private
+from cgt import dispatch, options, taps
 
 options.OVERHEAD = math.inf  # record at every miss
 
@@ -167,19 +167,17 @@ def caught(call):
 
 def surroundings():
     """All that an interrupted call may leave behind, as it is now."""
-    watched = [w for w in vars(private).values() if isinstance(w, private.Watched)]
-    for found in [w for w in vars(private).values() if isinstance(w, dict)]:
-        watched += [w for w in found.values() if isinstance(w, private.Watched)]
+    tapped = [t for t in (*vars(taps).values(), *taps.LATE.values()) if isinstance(t, taps.Tap)]
     patched = {
         f"{owner.__name__}.{name}": getattr(owner, name)
-        for w in watched
-        for owner, name in w.targets
+        for t in tapped
+        for owner, name in t.targets
     }
     kinds = ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",)
     return patched | {
-        "watchers": [len(w.watchers) for w in watched],
+        "handlers": [len(t.handlers) for t in tapped],
         "observer": core.observer(),
-        "locks": [w.lock.locked() for w in watched],
+        "locks": [t.lock.locked() for t in tapped],
         "gc": gc.isenabled(),
         "grad": torch.is_grad_enabled(),
         "inference": torch.is_inference_mode_enabled(),

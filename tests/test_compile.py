@@ -228,7 +228,7 @@ def test_higher_order_op(device):
 
 @pytest.mark.parametrize("whole", [True, False])
 def test_numbers_inside_are_compiled_once(whole):
-    """What we watch must not stand where Dynamo looks for torch's own."""
+    """What we tap must not stand where Dynamo looks for torch's own."""
     backend, graphs = counting()
     g = torch.compile(lambda x: x * torch.tensor([1.0, 2.0, 3.0]), backend=backend, fullgraph=whole)
     f = cgt.jit(lambda x: g(x) + 1)
@@ -271,7 +271,7 @@ def test_a_region_is_one_op_to_the_books():
     seen = observe.observe(core.HOST)
     observe.note_swaps(seen, [(leaf, buffer)])
     inputs = [leaf, x]
-    made, _, view = trace.watch_region(seen, plain, region, inputs)
+    made, _, view = trace.see_region(seen, plain, region, inputs)
     ids = {name: core.storage_id(t) for name, t in {"leaf": leaf, "x": x, "made": made}.items()}
     assert not inputs and given[0].data_ptr() == buffer.data_ptr()
     assert torch.equal(leaf, x) and id(leaf) in seen.mirrored

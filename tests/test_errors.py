@@ -10,6 +10,7 @@ import inspect
 import operator
 import re
 import threading
+import types
 
 import pytest
 import test_failures  # noqa: F401  its tests reach sentences too
@@ -21,7 +22,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import cgt
-from cgt import errors, trace
+from cgt import advice, errors, record, trace
 from cgt.observe import observe
 
 pytestmark = pytest.mark.usefixtures("short_cool_down", "nothing_left_behind")
@@ -38,7 +39,7 @@ SENTENCES -= {"odd_root", "backward_reads", "create_graph", "refused_backward"} 
 SENTENCES -= {"first_gradient", "written_root", "outer_graph", "kept_argument", "stale_backward"}
 SENTENCES -= {"modified", "saved_changed", "batched_gradients", "transforms"}
 SENTENCES -= {"late_read"}  # test_memory.py
-SENTENCES -= {"early_bound", "read_behind"}  # test_watched.py
+SENTENCES -= {"early_bound", "read_behind"}  # test_taps.py
 SENTENCES -= {"changed_state", "replaced", "forward_mode", "misaligned"}  # test_side_effects.py
 SENTENCES -= {"other_tensor", "beside"}  # test_identity.py
 SENTENCES -= {"impure", "outside_draw", "advanced"}  # test_impure.py
@@ -764,8 +765,72 @@ def test_argument_that_cannot_be_compared_is_named_by_its_path(device):
 def test_ops_that_a_mode_inside_will_see_instead_of_us_are_told():
     """On releases whose modes have a lower dispatch key than ours; elsewhere we see what the mode makes of them."""
     seen = observe(HOST)
-    trace.watch_op(seen, None, None, None)
+    trace.see_op(seen, None, None, None)
     assert "dispatch mode" in seen.reason and "test_errors.py" in seen.reason
+
+
+def parameter():
+    p = torch.ones(2, 2, requires_grad=True)
+    p.grad = torch.ones(2, 2)
+    return p
+
+
+@pytest.fixture
+def capturing(monkeypatch):
+    """What an optimizer asks tells it that it is being captured on a GPU."""
+    stream = types.SimpleNamespace(is_capturing=lambda: True)
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda *_, **__: torch.device("cuda"))
+    monkeypatch.setattr(torch.accelerator, "current_stream", lambda *_: stream)
+    for owner, name in (
+        (torch.backends.cuda, "is_built"), (torch.cuda, "is_available"), (torch.cuda, "is_current_stream_capturing"),
+    ):  # fmt: skip
+        monkeypatch.setattr(owner, name, lambda: True)
+    monkeypatch.setattr(advice, "is_on_cuda", lambda _: True)
+    yield
+    monkeypatch.undo()
+
+
+REFUSING = {  # optimizer: the option that the reason names; None: it has none, and its check stumbles over that
+    torch.optim.Adam: "capturable=True", torch.optim.AdamW: "capturable=True", torch.optim.RMSprop: "capturable=True",
+    torch.optim.Adafactor: None,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("cls", REFUSING)
+def test_an_optimizer_that_refuses_to_be_captured_is_told_by_where_it_does(capturing, cls):
+    with pytest.raises((RuntimeError, KeyError)) as raised:
+        cls([parameter()]).step()
+    reason, helps = record.failure(raised.value), REFUSING[cls]
+    assert f"{cls.__name__}.step at {__file__}" in reason
+    assert f"Make the optimizer with {helps}." in reason if helps else "Call it outside" in reason
+
+
+def other_errors():
+    """{name: (optimizer, hook of its step)}: errors in a step that are no refusal, whatever they say."""
+
+    def stumble(*_):
+        raise RuntimeError("a hook of mine, which is not capturable")
+
+    def out_of_memory(*_):
+        torch.empty(2**60)
+
+    plain = torch.optim.Adam([parameter()])
+    return {
+        "state on the host": (torch.optim.Adam([parameter()], capturable=True, foreach=False), None),
+        "hook": (plain, stumble),
+        "no memory": (plain, out_of_memory),
+    }
+
+
+@pytest.mark.parametrize("name", list(other_errors()))
+def test_another_error_in_a_step_is_told_as_it_is(name):
+    optimizer, hook = other_errors()[name]
+    if hook is not None:
+        optimizer.register_step_pre_hook(hook)
+    with pytest.raises((RuntimeError, AssertionError)) as raised:
+        optimizer.step()
+    reason = record.failure(raised.value)
+    assert f"{type(raised.value).__name__}: {str(raised.value)[:20]}" in reason and __file__ in reason
 
 
 def test_every_sentence_of_errors_is_reached():

@@ -5,8 +5,11 @@ A rule that finds its file missing fails: a room that was renamed must be rename
 """
 
 import ast
+import builtins
+import io
 import os
 import re
+import tokenize
 from pathlib import Path
 
 import pytest
@@ -20,13 +23,14 @@ ORDER = [
     "errors",
     "options",
     "private",
+    "taps",
     "pytree",
-    "code",
     "data",
     "observe",
     "advice",
     "tokens",
     "constants",
+    "code",
     "places",
     "impure",
     "tape",
@@ -290,6 +294,55 @@ def test_comments_name_what_exists():
     assert not wrong
 
 
+FOREIGN_IN_PYTHON = {  # functions and words of torch, Python and the environment
+    "item", "relu", "tolist", "no_grad", "flags", "pin_memory", "KW_NAMES", "CGT_MAX_GRAPHS", "dis.py",
+}  # fmt: skip
+
+
+def remarks(path):
+    """[(line, text)] of a module's comments and docstrings; of a page, all its lines."""
+    text = read(path)
+    if path.suffix == ".md":
+        return list(enumerate(text.splitlines(), 1))
+    tokens = tokenize.generate_tokens(io.StringIO(text).readline)
+    found = [(t.start[0], t.string) for t in tokens if t.type == tokenize.COMMENT]
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)) and ast.get_docstring(node):
+            said = node.body[0]
+            found += enumerate(said.value.value.splitlines(), said.lineno)
+    return found
+
+
+def functions_of_ours():
+    """Names that can be called: of functions, classes and parameters; in the core, all that something is done with."""
+    names = {w for p in core_files() for w in re.findall(r"\b(\w+)\(", code(p))} | set(dir(builtins))
+    for node in (n for p in modules() for n in ast.walk(ast.parse(read(p)))):
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+            names.add(node.name)
+        if isinstance(node, (ast.FunctionDef, ast.Lambda)):
+            names |= {a.arg for a in (*node.args.args, *node.args.kwonlyargs)}
+    return names
+
+
+def test_comments_of_python_name_what_exists():
+    # The same for the front end and its guide: `name()`, words_with_underscores, `module.name` and file names.
+    files = {p.name: p for p in sources()}
+    texts = {p: code(p) for p in sources() if p.suffix in (".py", ".pyx", ".pxi", ".pxd", ".h")}
+    words = {w for text in texts.values() for w in re.findall(r"\w+", text)} | {p.stem for p in texts}
+    ours, functions = {p.stem: texts[p] for p in modules()}, functions_of_ours()
+    wrong = []
+    for path in [*modules(), ROOT / "docs" / "internals.md"]:
+        for i, text in remarks(path):
+            claims = [(f"{w}()", w, w in functions) for w in re.findall(r"(\w+)\(\)", text)]
+            claims += [(w, w, w in words) for w in re.findall(r"\b[A-Za-z]\w*_\w+\b", text)]
+            claims += [(f, f, f in files) for f in re.findall(r"\b\w+\.(?:pxi|pxd|pyx|py|md|h)\b", text)]
+            for module, word in re.findall(r"\b(\w+)\.(?!(?:pxi|py)\b)(\w+)", text):
+                known = module not in ours or re.search(rf"\b{word}\b", ours[module])
+                claims.append((f"{module}.{word}", word, known))
+            wrong += [f"{path.name}:{i}: {told}" for told, name, known in claims if not known and name not in FOREIGN_IN_PYTHON]
+    assert not wrong
+
+
 # --- the front end ----------------------------------------------------------------------------------------------------
 
 
@@ -325,6 +378,14 @@ def test_every_module_has_a_place_in_the_order():
     assert {p.stem for p in modules()} - {"__main__"} <= set(ORDER), (
         "give the new module a place in ORDER"
     )
+
+
+def test_the_table_of_modules_is_in_that_order():
+    # Readers begin with the table; a room that it does not name is found by nobody.
+    page = read(ROOT / "docs" / "internals.md")
+    table = page[page.index("| module | what it does |") :].split("\n\n")[0]
+    named = [name for row in table.splitlines() for name in re.findall(r"`(\w+)`", row.split("|")[1])]
+    assert named == [name for name in ORDER if name != "__init__" and (ROOT / "cgt" / f"{name}.py").exists()]
 
 
 def test_the_demo_uses_only_what_users_have():

@@ -574,7 +574,7 @@ def test_hooks_are_guarded_where_a_backward_runs_and_compared_where_one_was_regi
     found = places_of(lambda x: model(x).sum().backward())
     assert fields <= {place.path for place in found}
     assert fields <= paths_of(lambda x: torch.autograd.grad(model(x).sum(), [model.weight]))
-    assert all(places.watched(place) for place in found if place.path in fields)
+    assert all(places.told_by(place) for place in found if place.path in fields)
     log = []
     model.weight.register_hook(lambda gradient: log.append(gradient))
     assert broken(found) == ["model.weight._backward_hooks"]

@@ -37,25 +37,25 @@ class Config:
 
 
 def value_now(place):
-    kind, holder, key = place[:3]
+    kind, home, key = place[:3]
     if kind == places.CELL:
         try:
-            return holder.cell_contents
+            return home.cell_contents
         except ValueError:
             return MISSING
     if kind == places.DICT_ITEM:
-        return holder.get(key, MISSING)
+        return home.get(key, MISSING)
     if kind in (places.DICT_LEN, places.LIST_LEN):
-        return len(holder)
+        return len(home)
     if kind == places.LIST_ITEM:
-        return holder[key] if key < len(holder) else MISSING
+        return home[key] if key < len(home) else MISSING
     if kind == places.TYPE_ATTR:
-        return next((vars(cls)[key] for cls in holder.__mro__ if key in vars(cls)), MISSING)
-    descriptor = inspect.getattr_static(type(holder), key, None)
+        return next((vars(cls)[key] for cls in home.__mro__ if key in vars(cls)), MISSING)
+    descriptor = inspect.getattr_static(type(home), key, None)
     if not inspect.ismemberdescriptor(descriptor) and not inspect.isgetsetdescriptor(descriptor):
-        return inspect.getattr_static(holder, key, MISSING)
+        return inspect.getattr_static(home, key, MISSING)
     try:
-        return descriptor.__get__(holder)
+        return descriptor.__get__(home)
     except AttributeError:
         return MISSING
 
@@ -71,7 +71,7 @@ def places_of(function, *roots):
     """The places, all of which hold now, each once."""
     found, *_ = find_places(function, roots)
     assert broken(found) == []
-    marks = [(place.kind, id(place.holder), id(place.key)) for place in found]
+    marks = [(place.kind, id(place.home), id(place.key)) for place in found]
     assert len(marks) == len(set(marks))
     return found
 
@@ -128,7 +128,7 @@ def test_globals_are_dict_items(monkeypatch):
 
     found = places_of(function)
     place = place_at(found, "SCALE")
-    assert place.kind == places.DICT_ITEM and place.holder is globals() and place.key == "SCALE"
+    assert place.kind == places.DICT_ITEM and place.home is globals() and place.key == "SCALE"
     assert "OTHER" not in {place.path for place in found}
     monkeypatch.setitem(globals(), "SCALE", 7.0)
     assert broken(found) == ["SCALE"]
@@ -389,8 +389,8 @@ def test_class_attribute_and_its_shadow():
     assert place_at(found, "Thing.run").kind == places.TYPE_ATTR
     shadow, value = found_at_scale()
     assert (shadow.kind, shadow.want) == (places.DICT_ITEM, MISSING)
-    assert shadow.holder is vars(thing)
-    assert (value.kind, value.holder, value.want) == (places.TYPE_ATTR, Thing, 2.0)
+    assert shadow.home is vars(thing)
+    assert (value.kind, value.home, value.want) == (places.TYPE_ATTR, Thing, 2.0)
     Thing.scale = 3.0
     assert broken(found) == ["thing.scale"]
     Thing.scale = 2.0

@@ -1,4 +1,4 @@
-"""Functions of PyTorch that are watched while a jitted function runs under observation: threads begin and end
+"""Functions of PyTorch that are tapped while a jitted function runs under observation: threads begin and end
 in any order, and afterwards everything is as it was."""
 
 import contextlib
@@ -10,7 +10,7 @@ import torch  # before the core, whose libraries are torch's
 import pytest
 
 import cgt
-from cgt import private
+from cgt import taps
 
 
 def names_of(patched):
@@ -23,7 +23,7 @@ class Owner:
         return ["plain", x]
 
 
-def watcher(name, is_mine=lambda: True):
+def handler(name, is_mine=lambda: True):
     def handle(plain, owner, what, args, kwargs):
         assert owner is Owner and what == "plain"
         return [name, *plain(*args, **kwargs)]
@@ -31,20 +31,20 @@ def watcher(name, is_mine=lambda: True):
     return is_mine, handle
 
 
-def test_the_latest_watcher_of_the_thread_is_asked():
-    watched, mine = private.Watched((Owner, "plain")), threading.get_ident()
+def test_the_latest_handler_of_the_thread_is_asked():
+    tap, mine = taps.Tap((Owner, "plain")), threading.get_ident()
     before = vars(Owner)["plain"]
 
-    def by(*what):
-        begin, end = watched.by(*watcher(*what))
+    def to(*what):
+        begin, end = tap.to(*handler(*what))
         begin()
         stack = contextlib.ExitStack()
         stack.callback(end)
         return stack
 
-    with by("outer"), by("other", lambda: False):
+    with to("outer"), to("other", lambda: False):
         assert Owner.plain(1) == ["outer", "plain", 1]
-        with by("inner", lambda: threading.get_ident() == mine):
+        with to("inner", lambda: threading.get_ident() == mine):
             assert Owner.plain(x=2) == ["inner", "plain", 2]
             found = []
             thread = threading.Thread(target=lambda: found.append(Owner.plain(3)))
@@ -54,10 +54,10 @@ def test_the_latest_watcher_of_the_thread_is_asked():
     assert vars(Owner)["plain"] is before and Owner.plain(4) == ["plain", 4]
 
 
-def test_watchers_end_in_any_order():
-    watched = private.Watched((Owner, "plain"))
+def test_handlers_end_in_any_order():
+    tap = taps.Tap((Owner, "plain"))
     before = vars(Owner)["plain"]
-    begin, end = zip(*(watched.by(*watcher(name)) for name in ("first", "second", "third")), strict=True)
+    begin, end = zip(*(tap.to(*handler(name)) for name in ("first", "second", "third")), strict=True)
     begin[0](), begin[1](), end[0]()
     assert Owner.plain(1) == ["second", "plain", 1]
     begin[2](), end[1]()
@@ -66,10 +66,10 @@ def test_watchers_end_in_any_order():
     assert vars(Owner)["plain"] is before
 
 
-def test_a_watcher_that_was_interrupted_ends_all_the_same():
-    watched = private.Watched((Owner, "plain"), (Owner, "missing"))  # whose install fails half-way
+def test_a_handler_that_was_interrupted_ends_all_the_same():
+    tap = taps.Tap((Owner, "plain"), (Owner, "missing"))  # whose install fails half-way
     before = vars(Owner)["plain"]
-    begin, end = watched.by(*watcher("only"))
+    begin, end = tap.to(*handler("only"))
     with pytest.raises(AttributeError):
         begin()
     assert vars(Owner)["plain"] is not before
@@ -78,7 +78,7 @@ def test_a_watcher_that_was_interrupted_ends_all_the_same():
 
 
 def test_nothing_stays_replaced(device):
-    everything = [private.READERS, private.STATES, *private.REGIONS.values()]
+    everything = [taps.READERS, taps.STATES, *taps.LATE.values()]
     before = list(map(names_of, everything))
     during = []
 
@@ -91,7 +91,7 @@ def test_nothing_stays_replaced(device):
         f(x)
     assert during and before not in during
     assert list(map(names_of, everything)) == before
-    assert all(not patched.watchers for patched in everything)
+    assert all(not patched.handlers for patched in everything)
 
 
 def test_a_random_state_can_be_named_in_every_way(device):
@@ -137,7 +137,7 @@ def test_a_reader_looked_up_before_is_not_missed(device, how):
 
 def read_behind(device):
     """{name: (function, how its argument is made from k)}: PyTorch's own code reads values where no dispatch mode is."""
-    from torch import tensor_split  # looked up before anything could be watched
+    from torch import tensor_split  # looked up before anything could be tapped
 
     def start(k):
         return torch.arange(6.0, device=device) + k
@@ -202,9 +202,9 @@ def test_ctc_loss_of_numbers_is_not_taken_for_one_of_tensors(device):
 
 
 def test_readers_are_those_of_this_torch():
-    for name in private.READS:
+    for name in taps.READS:
         assert callable(getattr(torch.Tensor, name))
-    assert private.is_reader(torch.utils.dlpack.to_dlpack) and private.is_reader(
+    assert taps.is_reader(torch.utils.dlpack.to_dlpack) and taps.is_reader(
         torch.ones(1).tolist
     )
-    assert not private.is_reader(torch.ones(1).sin) and not private.is_reader(torch.ones(1))
+    assert not taps.is_reader(torch.ones(1).sin) and not taps.is_reader(torch.ones(1))

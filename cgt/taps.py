@@ -1,0 +1,421 @@
+"""What is replaced in torch while somebody observes: *taps*. A tap is a function of torch's, or an event of Python's, that
+hands its calls over while it is installed.
+
+Each is a bracket, (begin, end), for core.within. All over the process a function is replaced once, and asks each handler
+whether the call is one of its own: `is_mine()`. What the calls mean is said where they are handed to (trace.py, tokens.py,
+impure.py); how torch's functions are called in this release, in private.py.
+"""
+
+import contextlib
+import functools
+import operator
+import os
+import sys
+import threading
+import types
+
+import cgt_core as core
+import torch
+
+from .private import (
+    COMPILED_FRAME,
+    HIGHER_ORDER_CALL,
+    KEEPS_GRAPH,
+    SAVED_HOOKS_DISABLE,
+    TO_DLPACK,
+    DispatchMode,
+    OpOverload,
+    compilations,
+    compiled_switches,
+    graph_task,
+    inductor_is_there,
+    mode_is_active,
+    outside_dynamo,
+    pop_saved_hooks,
+    push_saved_hooks,
+    region_call,
+    sharded_module,
+)
+
+NOTHING = (lambda: None, lambda: None)  # a bracket
+
+
+class Tap:
+    """Functions that hand their calls to the latest handler whose `is_mine()` says so, while there is one.
+    Threads begin and end in any order, so what was there before is put back by the last."""
+
+    def __init__(self, *targets):
+        self.targets, self.plain, self.handlers, self.lock = targets, [], (), threading.Lock()
+
+    def to(self, is_mine, handle):
+        """A bracket: inside, handle(plain, owner, name, args, kwargs) is called instead of the functions."""
+        handler = [is_mine, handle]
+        return functools.partial(self.begin, handler), functools.partial(self.end, handler)
+
+    def begin(self, handler):
+        with self.lock:
+            if not self.handlers:
+                self.restore()  # an install that was interrupted
+                self.install()
+            self.handlers = (handler, *self.handlers)
+
+    def end(self, handler):
+        with self.lock:
+            self.handlers = tuple(h for h in self.handlers if h is not handler)
+            if not self.handlers:
+                self.restore()
+
+    def install(self):
+        self.plain = [(owner, name, vars(owner).get(name)) for owner, name in self.targets]
+        for owner, name in self.targets:
+            setattr(owner, name, self.tapped(owner, name, getattr(owner, name)))
+
+    def tapped(self, owner, name, plain):
+        @outside_dynamo  # which would trace what the handler does
+        @functools.wraps(plain)
+        def call(*args, **kwargs):
+            for is_mine, handle in self.handlers:
+                if is_mine():
+                    return handle(plain, owner, name, args, kwargs)
+            return plain(*args, **kwargs)
+
+        return call
+
+    def restore(self):
+        for owner, name, plain in self.plain:
+            if plain is not None:
+                setattr(owner, name, plain)
+            elif name in vars(owner):
+                delattr(owner, name)  # inherited
+        self.plain = []
+
+
+LATE = {}  # targets that torch imports late or not at all -> Tap
+
+
+def late(*targets):
+    """The tap of these, made once."""
+    if targets not in LATE:
+        LATE[targets] = Tap(*targets)
+    return LATE[targets]
+
+
+# --- what torch.compile made ----------------------------------------------------------------------
+
+
+def tap_regions(is_mine, region, compiles):
+    """([bracket, ...], a function: was every region seen?). Inside, where `is_mine()`, region(plain, region, inputs)
+    is called for each region that inductor compiled, and compiles() when a compilation begins, which is not observed.
+    Not every region is seen if inductor was imported meanwhile."""
+    brackets, target = tap_compilations(is_mine, compiles), region_call()
+    if target is None:
+        return brackets, lambda: not inductor_is_there()
+    handle = lambda plain, owner, name, args, kwargs: region(plain, *args)  # noqa: E731
+    return [*brackets, late(target).to(is_mine, handle)], lambda: True
+
+
+def tap_compilations(is_mine, compiles):
+    """[bracket, ...]: inside, where `is_mine()`, what a compilation runs is not observed."""
+    handler, pausing = compilations(), []
+
+    def start(_):
+        if is_mine():
+            pausing.append(threading.get_ident())
+            core.pause(1)
+            compiles()
+
+    def stop(_):
+        if threading.get_ident() in pausing:
+            pausing.remove(threading.get_ident())
+            core.pause(-1)
+
+    def begin():
+        handler.register_start_callback(start)
+        handler.register_end_callback(stop)
+
+    def end():
+        stop(None)
+        for remove, callback in ((handler.remove_start_callback, start), (handler.remove_end_callback, stop)):
+            with contextlib.suppress(ValueError):  # torch.compiler.reset() forgets callbacks
+                remove(callback)
+
+    return [] if handler is None else [(begin, end)]
+
+
+class InCompiled(DispatchMode):
+    """Shows the observer the ops of what Dynamo compiled; higher_order(op) comes before those of higher order."""
+
+    def __init__(self, higher_order):
+        super().__init__()
+        self.higher_order = higher_order
+
+    @outside_dynamo
+    def __torch_dispatch__(self, op, types, args=(), kwargs=None):
+        if not isinstance(op, OpOverload):
+            self.higher_order(op)
+            return op(*args, **(kwargs or {}))
+        return core.observed_op(op, args, kwargs or {})
+
+
+def tap_compiled(is_mine, higher_order):
+    """A bracket: inside, where `is_mine()`, functions that Dynamo compiled are run under a dispatch mode instead of
+    the observer's dispatch key: their guards compare the thread's keys, and would have them compiled once more for
+    inside, but not those of modes. Two switches that Dynamo sets tell when such a function begins and ends."""
+    switches = compiled_switches()
+    if not switches:
+        return NOTHING
+    mode, entered = InCompiled(higher_order), []  # [frame, was the key on, how often the second switch was set]
+
+    def leave():
+        if mode_is_active(mode):
+            mode.__exit__(None, None, None)
+        core.observe(entered.pop()[1])
+
+    def handle(plain, owner, name, args, kwargs):
+        frame = sys._getframe(2)
+        mine = frame.f_code.co_name == COMPILED_FRAME
+        if mine and name == switches[0][1] and not (entered and entered[-1][0] is frame):
+            entered.append([frame, core.observe(False), 0])
+            mode.__enter__()
+        result = plain(*args, **kwargs)
+        if entered and entered[-1][0] is frame and name == switches[1][1]:
+            entered[-1][2] += 1
+            if entered[-1][2] == 2:  # the first one is its own, the second one puts back what was before
+                leave()
+        return result
+
+    def end():
+        close()
+        while entered:
+            leave()
+
+    begin, close = late(*switches).to(is_mine, handle)
+    return begin, end
+
+
+HIGHER_ORDER = Tap(HIGHER_ORDER_CALL)
+
+
+def tap_higher_order(is_mine, handle):
+    """A bracket: inside, where `is_mine()`, handle(op) comes before each higher-order op, which finds its kernels by the
+    thread's keys and knows none for the observer's."""
+
+    def call(plain, owner, name, args, kwargs):
+        was = core.observe(False)
+        try:
+            if was:
+                handle(args[0])
+            return plain(*args, **kwargs)
+        finally:
+            core.observe(was)
+
+    return HIGHER_ORDER.to(is_mine, call)
+
+
+# --- who reads values behind the dispatcher -----------------------------------------------------
+
+# What hands a tensor's memory to somebody outside PyTorch. (A function mode would see it, too; but Dynamo
+# compiles once more for each stack of function modes, and random states belong to a compilation.)
+READS = "numpy tolist data_ptr __array__ __repr__ untyped_storage __dlpack__".split()
+READERS = Tap(*((torch.Tensor, name) for name in READS), *TO_DLPACK)
+PLAIN_READERS = {id(plain): plain for plain in (getattr(*target) for target in READERS.targets)}
+
+
+def is_reader(value):
+    """Is this one of them itself, or a tensor's, looked up before it could be tapped?"""
+    if type(value) in (types.BuiltinMethodType, types.MethodType) and isinstance(value.__self__, torch.Tensor):
+        return value.__name__ in READS
+    return id(value) in PLAIN_READERS
+
+
+def tap_readers(is_mine, read):
+    """A bracket: inside, where `is_mine()`, read(name, tensor) comes before each such call."""
+
+    def handle(plain, owner, name, args, kwargs):
+        given = [*args, *kwargs.values()]
+        if given and not torch.compiler.is_compiling():  # its ops will be seen when they run
+            read(name, given[0])
+        return plain(*args, **kwargs)
+
+    return READERS.to(is_mine, handle)
+
+
+def tap_kernels():
+    """A bracket: inside, kernels of operators that read behind the observer's back (private.READ_BEHIND) tell of it. Whom,
+    says api.py."""
+    handles = []
+    return lambda: handles.append(core.reads_begin()), lambda: handles and core.reads_end(handles.pop())
+
+
+# --- autograd -------------------------------------------------------------------------------------
+
+DISABLES = Tap(SAVED_HOOKS_DISABLE)
+
+
+def tap_saves(pack, unpack, is_mine, disabled):
+    """[bracket, ...]: inside, autograd saves through these hooks; torch.func's transforms, which work with none, are
+    told of by disabled() and take them away."""
+    depth = core.save_hooks()
+
+    def pop():
+        while core.save_hooks() > depth:
+            pop_saved_hooks()
+
+    def handle(plain, owner, name, args, kwargs):
+        if core.save_hooks() == depth + 1:
+            pop()
+            disabled()
+        return plain(*args, **kwargs)
+
+    return [(functools.partial(push_saved_hooks, pack, unpack), pop), DISABLES.to(is_mine, handle)]
+
+
+KEEPS = Tap(KEEPS_GRAPH)
+
+
+def tap_keeps(task):
+    """A bracket: inside, nodes that autograd runs in graph task `task()` are told that the graph is not kept."""
+    return KEEPS.to(lambda: graph_task() == task(), lambda *_: False)
+
+
+# --- modules, random states, captures ------------------------------------------------------------
+
+
+def tap_parallel(is_mine, told):
+    """[bracket, ...]: inside, where `is_mine()`, told(name) comes before the forward of a DistributedDataParallel or a
+    FullyShardedDataParallel. What these do for a backward is not in the ops of their forward."""
+
+    def handle(plain, owner, name, args, kwargs):
+        told(owner.__name__)
+        return plain(*args, **kwargs)
+
+    owners = [torch.nn.parallel.DistributedDataParallel, sharded_module()]
+    return [late((owner, "forward")).to(is_mine, handle) for owner in owners if owner is not None]
+
+
+STATES = Tap(*((m, name) for m in (torch, torch.cuda) for name in ("get_rng_state", "set_rng_state")))
+
+
+def tap_states(is_mine, get, set_):
+    """A bracket: inside, where `is_mine()`, the functions that read or set a default generator's state (those that
+    fork_rng and torch.utils.checkpoint call) become get(generator, plain) and set_(generator, state,
+    plain)."""
+
+    def generator_of(module, device="cuda"):
+        if module is torch:
+            return torch.default_generator
+        index = torch.device(device).index if not isinstance(device, int) else device
+        return torch.cuda.default_generators[torch.cuda.current_device() if index is None else index]
+
+    def handle(plain, module, name, args, kwargs):
+        if module is torch.cuda and not torch.cuda.is_initialized():
+            return plain(*args, **kwargs)
+        if name == "get_rng_state":
+            return get(generator_of(module, *args, **kwargs), lambda: plain(*args, **kwargs))
+        given = dict(zip(("new_state", "device"), args, strict=False)) | kwargs
+        state = given.pop("new_state")
+        return set_(generator_of(module, **given), state, lambda state: plain(state, **given))
+
+    return STATES.to(is_mine, handle)
+
+
+def capture_hidden(stream):
+    """A bracket: while a function is recorded on this stream it is not told so: libraries that ask take another
+    way in a capture (transformers: another attention kernel), and a replay would not be eager's."""
+    plain = torch.cuda.is_current_stream_capturing
+
+    def is_current_stream_capturing():
+        return plain() and torch.cuda.current_stream() != stream
+
+    hide = functools.partial(setattr, torch.cuda, "is_current_stream_capturing")
+    return functools.partial(hide, is_current_stream_capturing), functools.partial(hide, plain)
+
+
+# --- Python's own events ---------------------------------------------------------------------------
+
+QUIET_FILES = (
+    os.path.dirname(__file__) + os.sep,
+    *(os.path.dirname(torch.__file__) + os.sep + name for name in ("nn", "optim", "autograd", "_")),
+)
+
+
+def tap_calls(started, methods, called):
+    """A bracket: add the code objects that start or go on inside to the set `started`; add None if some
+    could not be seen: somebody else's profiler is in the way. Before a builtin function of `methods` (by
+    core.method_id) runs there is called(function, frame), the frame that calls it. Code of the program's other threads
+    is added only where this one may wait for them. Those are at some code when it begins, as autograd's threads are not."""
+    aside, others = set(), set()
+    listen = monitored if hasattr(sys, "monitoring") else profiled
+    start, stop = listen(started, methods, called, others, aside)
+
+    def begin():
+        others.update(sys._current_frames().keys() - {threading.get_ident()})
+        start()
+
+    def end():
+        stop()
+        if any(code is not None and code.co_filename.startswith(MEETINGS) for code in list(started)):
+            started.update(aside)
+
+    return begin, end
+
+
+STANDARD = os.path.dirname(threading.__file__) + os.sep
+MEETINGS = tuple(  # where threads wait for each other
+    STANDARD + name.replace("/", os.sep) for name in ("threading.py", "queue.py", "concurrent/", "asyncio/", "multiprocessing/")
+)
+
+
+def monitored(started, methods, called, others, aside):
+    """tap_calls from Python 3.12 on. Of torch's own calls those that are many are not looked at."""
+    events, tools = sys.monitoring.events, []
+    name = f"cgt {id(tools)}"  # another thread may observe, too
+
+    def start(code, _):
+        other = threading.get_ident() in others
+        if not str(sys._getframe(1).f_globals.get("__name__")).startswith("cgt."):
+            (aside if other else started).add(code)
+        return None if other else sys.monitoring.DISABLE  # for all threads
+
+    def call(code, _, function, __):
+        if code.co_filename.startswith(QUIET_FILES):
+            return sys.monitoring.DISABLE
+        if core.method_id(function) in methods:
+            called(function, sys._getframe(1))
+        return None
+
+    callbacks = {events.PY_START: start, events.PY_RESUME: start, events.CALL: call}
+
+    def begin():
+        tools.extend(range(5, -1, -1))
+        while tools:
+            try:
+                sys.monitoring.use_tool_id(tools[0], name)
+                break
+            except ValueError:  # somebody's
+                del tools[0]
+        else:
+            started.add(None)
+            return
+        tool = tools[0]
+        for event, callback in callbacks.items():
+            sys.monitoring.register_callback(tool, event, callback)
+        sys.monitoring.set_events(tool, functools.reduce(operator.or_, callbacks))
+        sys.monitoring.restart_events()
+
+    def end():
+        for tool in tools:
+            if sys.monitoring.get_tool(tool) == name:
+                sys.monitoring.set_events(tool, 0)
+                for event in callbacks:
+                    sys.monitoring.register_callback(tool, event, None)
+                sys.monitoring.free_tool_id(tool)
+
+    return begin, end
+
+
+def profiled(started, methods, called, others, aside):
+    """tap_calls up to Python 3.11."""
+    mine = []
+    begin = functools.partial(core.calls_begin, methods, started, called, others, aside)
+    return lambda: mine.append(begin()), lambda: mine and core.calls_end(mine.pop())
