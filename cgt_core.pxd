@@ -216,7 +216,7 @@ cdef struct Out:
     id_t dim_at
     int64_t offset              # storage offset, elements
     int64_t shift               # VIEW: bytes from the start of the slot's tensor
-    PyObject* proto             # owned: twin over the memory that the graph writes
+    PyObject* proto             # owned: alias over the memory that the graph writes
     PyObject* line              # owned: where it was made, a str
     PyObject* tensor            # owned: what was handed out last; NULL: make a new one
     void* storage               # FRESH, owned: StorageImpl handed out last over the group's memory; its
@@ -249,14 +249,14 @@ cdef struct Grad:               # what is guarded of a tensor that can have a .g
     void* was                   # the TensorImpl that must be .grad, where a result is made from it; or NULL
 
 cdef struct Tag:                # places of one dict, skipped while the dict's tag stands still
-    PyObject* holder            # borrowed; NULL: compared at each call
+    PyObject* home              # borrowed; NULL: compared at each call
     uint64_t tag
     id_t place_at, place_n      # relative to the node's places
 
 cdef struct Place:              # a value that the function can read without its arguments
     int32_t kind                # PlaceKind
     int32_t plain               # compare by type and ==; else by identity
-    PyObject* holder            # borrowed
+    PyObject* home              # borrowed
     PyObject* key
     PyObject* want              # NULL: must stay absent
     int64_t number              # *_LEN and LIST_ITEM; ATTR: function_part

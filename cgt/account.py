@@ -45,7 +45,7 @@ def waits(account, f, missed):
     alike, unproven = core.fn_hopes(f)
     proven = 0
     for node, why, _ in missed:
-        replayed = core.node_facts(node)["n_replay"] > 0
+        replayed = core.node_facts(node).n_replay > 0
         proven += replayed
         unproven += not replayed and why in VARIES
     if unproven + account.failed < max(1, proven):

@@ -36,10 +36,10 @@ def complete(state, plan, seen, draft):
     joined, single = found
     flows, n_grads = joined + single, len(roots) + len(joined)
     results = [draft.out.tensors[k] for k in roots]
-    core.sinks_grads(seen.sinks, results, joined)
+    core.sinks_heads(seen.sinks, results, joined)
     # The backward of a custom Function may run anything, a reentrant checkpoint's the forward and a
     # backward of its own.
-    custom = core.functions_behind(results, seen.since)
+    custom = core.graphs_functions(results, seen.since)
     outs = list(draft.outs)  # hidden ones come to these
     saves, saved, kept = find_saves(plan, seen, draft, outs, n_grads)
     graph = Graph(
@@ -92,7 +92,7 @@ def find_saves(plan, seen, draft, outs, n_grads):
         found = made.get(sid, SaveRow(describe.slot_at(t, draft.near)[0], NONE))
         if found == nowhere and sid in seen.made and t.numel():
             found = made[sid] = SaveRow(NONE, len(outs))
-            outs.append(OutRow(FRESH, NONE, core.twin(t), 0, version, NONE, True, False, seen.made[sid]))
+            outs.append(OutRow(FRESH, NONE, core.alias(t), 0, version, NONE, True, False, seen.made[sid]))
         if found == nowhere or not t.numel():
             return None
         saves.setdefault(found, len(saves))
@@ -114,14 +114,14 @@ def find_saves(plan, seen, draft, outs, n_grads):
         state, words = token.state(), token.words
         if state is not None and (words is not None) == (plan.driver == CUDA):
             at = saves[place(state if words is None else words, 0)]
-            kept[sid] = (n_grads + at, token.moved, core.twin(state))  # whose address stays its name
+            kept[sid] = (n_grads + at, token.moved, core.alias(state))  # whose address stays its name
     return list(saves), saved, kept
 
 
 def cut(draft):
     """The recording is a node: cut its graph off from the call that made it."""
     behind, graph = draft.behind, draft.behind.graph
-    core.sinks_lead(graph.sinks)
+    core.sinks_cut(graph.sinks)
     at = {}
     for k, save in enumerate(behind.saves, graph.grads):
         at[id(draft.slots[save.slot].example if save.out == NONE else draft.outs[save.out].proto)] = k
@@ -194,7 +194,7 @@ def backward_of(graph):
 
     hides = graph.driver == CUDA and graph.recomputes
     away = functools.partial(core.sinks_away, graph.sinks)
-    backward_of_all = functools.partial(core.sinks_backward, graph.sinks)
+    backward_of_all = functools.partial(core.sinks_run, graph.sinks)
 
     def run(leaves, changed):
         seen = trace.seen_here()

@@ -229,7 +229,7 @@ def describe_tensor(plan, seen, path, t, near, first_of, index, grad_slot=NONE):
         return errors.unknown_output(path)
     first = first_of.setdefault(sid, index)
     kind, ref = (FRESH, NONE) if first == index else (SHARED, first)
-    return OutRow(kind, ref, core.twin(t.detach()), 0, version, grad_slot, grad_slot != NONE, root, seen.made[sid])
+    return OutRow(kind, ref, core.alias(t.detach()), 0, version, grad_slot, grad_slot != NONE, root, seen.made[sid])
 
 
 def describe_grads(plan, seen, slots, near, outs, paths, identical):
@@ -395,7 +395,6 @@ def used_slots(plan, draft):
     touches (a backward's does not); and what is reached, if it or its gradient was touched, returned or
     replaced, or a gradient flows to it."""
     used = {*draft.behind.flows, *(s.slot for s in draft.behind.saves), *(g.slot for g in draft.grads)}
-    used |= {e.slot for e in draft.effects}
     used |= {o.ref for o in draft.outs if o.kind in (VIEW, INPUT)}
     used |= {s.owner for s in draft.slots if s.binding != UNUSED}
     met = plan.graph is None

@@ -224,7 +224,7 @@ def disprove(graph, reason):
     forward = forward_of(graph)
     kept = forward.keep.get(graph.node) if forward is not None else None
     known = kept is not None and kept.graph is graph
-    replayed = not known or core.node_facts(graph.node)["n_replay"] > 0
+    replayed = not known or core.node_facts(graph.node).n_replay > 0
     refuse_gradients(graph, reason)
     if replayed:
         raise errors.CgtError(errors.stale_backward(reason))
@@ -261,7 +261,7 @@ def find_spec(state, flat):
         program.append((kind, n, obj))
     program = tuple(program)
     if len(state.programs) >= options.MAX_SPECS:
-        used = {core.node_facts(n)["spec"] for n in core.fn_nodes(f)}
+        used = {core.node_facts(n).spec for n in core.fn_nodes(f)}
         DOOMED.append((state, next((s for s in state.programs if s not in used), NONE)))
     spec_of.append(core.spec_add(f, program, len(flat.tensors), state.programs, flat.paths))
     return spec_of[0]
@@ -586,10 +586,10 @@ def note_moves(state, flat, missed):
     for node, why, index in missed:
         if why != MISS_POINTER:
             continue
-        leaf, _, written, _, _ = core.node_facts(node)["slots"][index]
-        if leaf != NONE and not written and state.opts.inputs == "auto":
-            state.moved.add(flat.paths[leaf])
-            moves.append((node, leaf))
+        slot = core.node_facts(node).slots[index]
+        if slot.leaf != NONE and not slot.written and state.opts.inputs == "auto":
+            state.moved.add(flat.paths[slot.leaf])
+            moves.append((node, slot.leaf))
     return moves
 
 
@@ -762,7 +762,8 @@ def add_node(call, plan, seen, draft):
         o._replace(ref=index[o.ref] if o.kind in (VIEW, INPUT) else o.ref, grad_slot=index[o.grad_slot])
         for o in draft.outs
     ]  # fmt: skip
-    effects = [e._replace(slot=index[e.slot]) for e in draft.effects]
+    # Another thread may have moved the version of what this run did not touch.
+    effects = [e._replace(slot=index[e.slot]) for e in draft.effects if e.slot in index]
     grads = [g._replace(slot=index[g.slot]) for g in draft.grads]
     program = draft.out.program
     ret_python = any(op[0] in (pytree.DATACLASS, pytree.CUSTOM) for op in program)
@@ -774,7 +775,7 @@ def add_node(call, plan, seen, draft):
         site = new_site(autograd.backward_of(graph), state.name + BACKWARD, opts, graph)
     saves = [(index[save.slot], save.out) for save in behind.saves]
     known = {core.storage_id(s.example) for s in slots} | set(seen.buffers) | set(seen.made)
-    loose = [core.twin(t) for sid, t in seen.touched.items() if sid not in known]
+    loose = [core.alias(t) for sid, t in seen.touched.items() if sid not in known]
     kept = Kept(
         graph, site, (program, groups, [s.tensor for s in slots], seen.captured, seen.keep),
         [draft.paths[k] for k in used], place_paths, grads, loose, core.record_seconds(),

@@ -64,7 +64,7 @@ def plan_call(call, around, parent, moves, changed):
     moved)]. `changed`: paths of places that kept others from fitting."""
     state, flat, graph, found, tensors = call.state, call.flat, call.state.graph, around.found, around.tensors
     driver = driver_of(state, flat)
-    sinks = core.sinks(tensors)  # autograd's accumulators are made on the caller's stream, if there are none
+    sinks = core.sinks_new(tensors)  # autograd's accumulators are made on the caller's stream, if there are none
     saves = state.saves and torch.is_grad_enabled()
     if not saves and graph is None and torch.is_grad_enabled():
         # A backward inside of the call would be recorded past hooks on accumulators, which a capture does not even meet.

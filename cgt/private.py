@@ -171,13 +171,13 @@ def self_check():
     torch.set_autocast_enabled("cpu", was)
     if not seen or core.ambient() != before:
         raise ImportError(f"cgt does not know how torch {torch.__version__} switches autocast")
-    alone = core.holders(t)
+    alone = core.reference_counts(t)
     leaf = torch.ones(2, 2, requires_grad=True)
     leaf.grad = torch.ones(2, 2)
-    with_cpp = core.holders(leaf.grad)  # a C++ holder and a passing Python reference
+    with_cpp = core.reference_counts(leaf.grad)  # a C++ holder and a passing Python reference
     saved = torch.ones(2)
     product = torch.ones(2, requires_grad=True) * saved  # a SavedVariable holds `saved`
-    with_saved = core.holders(saved)
+    with_saved = core.reference_counts(saved)
     bump = with_saved[0] - alone[0]
     core.set_cpp_bump(bump)
     view = saved[:1]
@@ -186,7 +186,7 @@ def self_check():
         and with_cpp[1] == 2
         and with_saved[1] == 2
         and bump in (0, 1)
-        and core.holders(saved)[2] >= 2
+        and core.reference_counts(saved)[2] >= 2
         and product.requires_grad
         and view.numel() == 1
     )

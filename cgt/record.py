@@ -250,7 +250,7 @@ def open_sinks(plan, seen, result):
     """The graph that the run left behind begins at what requires grad in its result."""
     if plan.saves:
         tensors = all_tensors(plan)
-        core.sinks_begin(seen.sinks, tensors, describe.pending_in(seen, result, {id(t) for t in tensors}))
+        core.sinks_open(seen.sinks, tensors, describe.pending_in(seen, result, {id(t) for t in tensors}))
 
 
 def failure(error):
@@ -363,7 +363,7 @@ def restore_result(seen, parts):
     given = parts.given
     for k, root in enumerate(parts.behind.roots):
         given[root] = core.view_like(given[root], given[root], 0)
-        core.sinks_result(seen.sinks, k, given[root])
+        core.sinks_join(seen.sinks, k, given[root])
     for one, base, like, shift in parts.behind.saved:
         one.tensor = core.view_like(base, like, shift)
         one.version = one.tensor._version

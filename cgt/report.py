@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import cgt_core as core
 import torch
-from cgt_core import NONE
+from cgt_core import COPIED, NONE, PINNED, TWIN, VALUE
 
 from . import options
 from .dispatch import ATTRIBUTE
@@ -51,7 +51,7 @@ def stats_of(states):
             made = state.keep[node].seconds if node in state.keep else ()
             for phase, spent in zip(PHASES, made, strict=False):
                 seconds[phase] += spent
-    bytes_ = pool_bytes({core.node_facts(n)["path"] for n in nodes})
+    bytes_ = pool_bytes({core.node_facts(n).path for n in nodes})
     backward = stats_of(backwards) if backwards or any(past) else None
     if backward is not None:
         backward = backward._replace(**dict(zip(COUNTERS, add(past, backward), strict=False)))
@@ -112,19 +112,19 @@ def explain_state(state):
 def explain_node(state, node):
     """Lines on one recording: what it holds and how its inputs are bound."""
     facts = core.node_facts(node)
-    slots, copied = facts["slots"], facts["copied"]
+    slots, copied = facts.slots, facts.copied
     kept = state.keep[node]
-    path, seconds = facts["path"], zip(PHASES, kept.seconds, strict=True)
+    path, seconds = facts.path, zip(PHASES, kept.seconds, strict=True)
     lines = [
         f"  recording on {device_name(path)}: {describe_node(facts)}",
         "    made in ms: " + ", ".join(f"{phase} {1e3 * t:.2f}" for phase, t in seconds),
     ]
-    # Binding in cgt_core.pxd: a twin (4) is read from the copy of the slot that it equals
-    for name, bindings in (("pinned", (1,)), ("copied", (2, 4)), ("by value", (3,))):
+    # A twin is read from the copy of the slot that it equals.
+    for name, bindings in (("pinned", (PINNED,)), ("copied", (COPIED, TWIN)), ("by value", (VALUE,))):
         paths = [
-            p + (" (written)" if s[2] else "")
-            for p, s in zip(kept.slot_paths, slots, strict=True)
-            if s[1] in bindings
+            path + (" (written)" if slot.written else "")
+            for path, slot in zip(kept.slot_paths, slots, strict=True)
+            if slot.binding in bindings
         ]
         if paths:
             shown = ", ".join(paths[: options.EXPLAIN_ITEMS])
@@ -149,10 +149,10 @@ def device_name(path):
 
 def describe_node(facts):
     """What one recording is."""
-    unit = "ops" if facts["path"] == 0 else "graph nodes"
+    unit = "ops" if facts.path == 0 else "graph nodes"
     return (
-        f"{facts['graph_nodes']} {unit}, replayed {facts['n_replay']}x, results "
-        f"{size(facts['out_bytes'])}"
+        f"{facts.graph_nodes} {unit}, replayed {facts.n_replay}x, results "
+        f"{size(facts.out_bytes)}"
     )
 
 
@@ -161,9 +161,9 @@ def explain_tree(states):
     owner = {node: state for state in states for node in core.fn_nodes(state.f)}
     facts = {node: core.node_facts(node) for node in sorted(owner)}
     lines = []
-    for path in sorted({fact["path"] for fact in facts.values()}):
-        here = [node for node in facts if facts[node]["path"] == path]
-        leaves = sum(facts[node]["children"] == 0 for node in here)
+    for path in sorted({fact.path for fact in facts.values()}):
+        here = [node for node in facts if facts[node].path == path]
+        leaves = sum(facts[node].children == 0 for node in here)
         lines.append(
             f"{device_name(path)}: {len(here)} recordings, {leaves} ways through the program, pool "
             f"{size(pool_bytes({path}))}"
@@ -179,7 +179,7 @@ def explain_branch(owner, facts, here, parent, indent):
     """Lines on the recordings behind one node; deeper ones further in."""
     lines = []
     for node in here:
-        if facts[node]["parent"] != parent:
+        if facts[node].parent != parent:
             continue
         lines.append(f"{indent}{owner[node].name}: {describe_node(facts[node])}")
         lines.extend(explain_branch(owner, facts, here, node, indent + "  "))

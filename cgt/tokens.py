@@ -50,7 +50,7 @@ def note_token(seen, state, moved, generator, words):
     """Weakly: whoever still holds it at the end will ask for it later. Its address is not used again."""
     seen.tokens[core.storage_id(state)] = Token(weakref.ref(state), moved, generator, words)
     with unseen(seen):
-        seen.keep.append(core.twin(state))
+        seen.keep.append(core.alias(state))
 
 
 def see_set_state(seen, generator, state, plain):

@@ -275,7 +275,7 @@ def see_op(seen, op, args, kwargs):
             if core.is_in_node():
                 seen.passing.add(sid)
             # Not the tensor: whoever holds the argument itself when the run is over is counted.
-            alias = core.twin(t) if core.is_plain(t) else t
+            alias = core.alias(t) if core.is_plain(t) else t
             seen.touched[sid] = seen.whole.get(sid, alias)
     generator = kwargs.get("generator")
     if generator is not None:
@@ -394,7 +394,7 @@ def see_compilation(seen):
 def append(seen, op, args, kwargs, results, fresh, writes):
     """Put the op on the host's tape, unless it is a view."""
     # A freed storage's address could come back.
-    seen.memory.extend(map(core.twin, filter(core.is_plain, fresh)))
+    seen.memory.extend(map(core.alias, filter(core.is_plain, fresh)))
     if seen.reason is not None or facts_of(op).reshapes or not (fresh or writes or not results):
         return
     if fresh and len(fresh) != len(results):
@@ -419,7 +419,7 @@ def mirror(seen, written):
     for _, _, buffer, leaf in rows.values():
         seen.mirrored.add(id(leaf))
         seen.written.add(core.storage_id(leaf))
-        to, source = core.twin(leaf), core.view_like(buffer, leaf, 0)
+        to, source = core.alias(leaf), core.view_like(buffer, leaf, 0)
         aten.copy_.default(to, source)
         if is_host_recording(seen):
             tape.copy_into(fix(seen, to), source)
@@ -435,7 +435,7 @@ def see_constant(seen, t):
     seen.devices.add(t.device)
     if is_host_recording(seen):
         value = t.clone()
-        seen.memory.append(core.twin(t))
+        seen.memory.append(core.alias(t))
         seen.keep.append(value)
         tape.copy_into(t, value)
     core.proceed(None)
@@ -553,6 +553,6 @@ def is_spent(t, since):
     """Was t's autograd graph, as far as the call made it, used up by a backward inside the call? Its saved
     tensors are gone. Asks no hook for them: that of a checkpoint would compute them again."""
     try:
-        return any(map(was_freed, core.saved_behind([t], since)))
+        return any(map(was_freed, core.graphs_saved([t], since)))
     except RuntimeError:  # of a Python function
         return True

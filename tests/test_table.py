@@ -272,20 +272,20 @@ def test_facts_of_a_recording_are_what_was_recorded(device):
     f = recorded(lambda x, y, z: (w.add_(x), y * 1)[1], x, y, unused)
     (node,) = core.fn_nodes(state_of(f).f)
     facts = core.node_facts(node)
-    slots = facts["slots"]
-    assert facts["fn"] == state_of(f).f and facts["spec"] in state_of(f).programs
-    assert facts["used"] > 0 and facts["n_replay"] == 0 and facts["copied"] == 0
-    assert facts["graph_nodes"] >= 2 and facts["path"] == index_of(device) + 1
-    assert (facts["parent"], facts["depth"], facts["children"], facts["deads"]) == (NONE, 0, 0, 0)
+    slots = facts.slots
+    assert facts.fn == state_of(f).f and facts.spec in state_of(f).programs
+    assert facts.used > 0 and facts.n_replay == 0 and facts.copied == 0
+    assert facts.graph_nodes >= 2 and facts.path == index_of(device) + 1
+    assert (facts.parent, facts.depth, facts.children, facts.deads) == (NONE, 0, 0, 0)
     assert [s[0] for s in slots] == [0, 1, 2, NONE]
     assert [s[1] for s in slots] == [PINNED, PINNED, UNUSED, PINNED]
     assert [bool(s[2]) for s in slots] == [False, False, False, True]
     assert [s[3] for s in slots] == [t.data_ptr() for t in (x, y, unused, w)]
     assert [s[4] for s in slots] == [NONE] * 4, "nothing comes from another recording"
-    assert facts["out_bytes"] == 16
+    assert facts.out_bytes == 16
     f(x, y, unused)
     later = core.node_facts(node)
-    assert later["n_replay"] == 1 and later["used"] > facts["used"]
+    assert later.n_replay == 1 and later.used > facts.used
 
 
 def test_copied_slots_are_counted_in_bytes(device):
@@ -293,7 +293,7 @@ def test_copied_slots_are_counted_in_bytes(device):
     f = recorded(lambda x: x * 2, x, inputs="copied")
     (node,) = core.fn_nodes(state_of(f).f)
     facts = core.node_facts(node)
-    assert facts["slots"][0][1] == COPIED and facts["copied"] == 16
+    assert facts.slots[0][1] == COPIED and facts.copied == 16
     assert core.books()["patches"] == 1
 
 
@@ -305,7 +305,7 @@ def test_newest_match_comes_first(device):
         f(x, k)
     number, path = state_of(f).f, index_of(device) + 1
     newest = core.children(path, NONE, number)
-    used = [core.node_facts(n)["used"] for n in newest]
+    used = [core.node_facts(n).used for n in newest]
     assert len(used) == 3 and used == sorted(used, reverse=True)
     assert core.fn_nodes(number) == newest
     f(x, 0)
@@ -359,11 +359,11 @@ def test_facts_tell_where_in_the_tree_a_recording_is(device):
         g(f(x))
     (parent,), (child,) = nodes_of(f), nodes_of(g)
     above, below = core.node_facts(parent), core.node_facts(child)
-    assert (above["parent"], above["depth"], above["children"]) == (NONE, 0, 1)
-    assert (below["parent"], below["depth"], below["children"]) == (parent, 1, 0)
-    assert below["path"] == above["path"] == index_of(device) + 1
-    assert below["slots"][0][1] == PINNED and below["slots"][0][4] == parent
-    assert (above["n_replay"], below["n_replay"]) == (1, 1) and come_to(device) == child
+    assert (above.parent, above.depth, above.children) == (NONE, 0, 1)
+    assert (below.parent, below.depth, below.children) == (parent, 1, 0)
+    assert below.path == above.path == index_of(device) + 1
+    assert below.slots[0][1] == PINNED and below.slots[0][4] == parent
+    assert (above.n_replay, below.n_replay) == (1, 1) and come_to(device) == child
 
 
 def test_step_begins_a_path_at_the_root(device):
@@ -374,7 +374,7 @@ def test_step_begins_a_path_at_the_root(device):
     y = f(x)
     assert come_to(device) == root
     z = g(x)
-    assert core.node_facts(come_to(device))["parent"] == root
+    assert core.node_facts(come_to(device)).parent == root
     here, other = index_of(device), state_of(cgt.jit(lambda x: x)).f
     assert core.parent_of(here, other, []) == core.parent_of(here, other, [y]) == come_to(device)
     assert core.parent_of(here, state_of(f).f, [y]) == come_to(device), "goes on from its result"
@@ -387,7 +387,7 @@ def test_step_begins_a_path_at_the_root(device):
         cgt.step()
         assert come_to(device) == core.parent_of(index_of(device), state_of(f).f, [x]) == NONE
         function(x)
-        assert come_to(device) == node and core.node_facts(node)["parent"] == NONE
+        assert come_to(device) == node and core.node_facts(node).parent == NONE
     assert cgt.stats(f).replays == 2 and cgt.stats(g).replays == 1
 
 
@@ -500,13 +500,13 @@ def test_children_are_those_of_one_place_newest_match_first(device):
     assert core.children(path, root, name) == [third, second, first]
     assert core.children(path, NONE, name) == [alone] and core.children(path, alone, name) == []
     assert core.children(path, NONE, state_of(f).f) == [root]
-    assert core.node_facts(root)["children"] == 3
+    assert core.node_facts(root).children == 3
     assert behind(1) == second and core.children(path, root, name) == [second, third, first]
     assert behind(1) == second and core.children(path, root, name) == [second, third, first]
     assert behind(0) == first and core.children(path, root, name) == [first, second, third]
     dispatch.drop_node(second)
     assert core.children(path, root, name) == [first, third]
-    assert core.node_facts(root)["children"] == 2
+    assert core.node_facts(root).children == 2
     core.check_table()
 
 
@@ -656,7 +656,7 @@ def test_result_that_was_dead_when_recorded_must_be_dead(device):
     g(x)  # behind f, of whose results two are dead
     (parent,) = nodes_of(f)
     (child,) = core.children(index_of(device) + 1, parent, state_of(g).f)
-    assert core.node_facts(child)["deads"] == 2
+    assert core.node_facts(child).deads == 2
     cgt.step()
     _, held, last = f(x)
     del _
@@ -670,7 +670,7 @@ def test_result_that_was_dead_when_recorded_must_be_dead(device):
     assert misses(g, x) == [(ALIVE, 0)], "a view holds it as well"
     for _ in range(2):
         assert torch.equal(g(x), x + 1) and torch.equal(view, x[1:] * 2) and torch.equal(last, x * 4)
-        assert cgt.stats(g).records == 3 and core.node_facts(child)["n_replay"] == 0
+        assert cgt.stats(g).records == 3 and core.node_facts(child).n_replay == 0
         cgt.step()
         view, _, last = f(x)
         view = view[1:]

@@ -54,12 +54,12 @@ def path_of(device):
     nodes = []
     while n != NONE:
         nodes.insert(0, n)
-        n = core.node_facts(n)["parent"]
+        n = core.node_facts(n).parent
     return nodes
 
 
 def names_of(nodes):
-    return [dispatch.SITES[core.node_facts(n)["fn"]].__name__ for n in nodes]
+    return [dispatch.SITES[core.node_facts(n).fn].__name__ for n in nodes]
 
 
 def children_of(f, device, parent=NONE):
@@ -105,7 +105,7 @@ def test_two_ways_through_the_program_are_five_recordings(device):
     assert counts(left) == counts(right) == (1, 1, 99, 0)
     s = cgt.stats()
     assert (s.copied_bytes, s.rescues) == (0, 0)
-    slots = [core.node_facts(path[2])["slots"] for path in (a, b)]
+    slots = [core.node_facts(path[2]).slots for path in (a, b)]
     assert [(s[1], s[4]) for (s,) in slots] == [(PINNED, a[1]), (PINNED, b[1])]
     assert slots[0][0][3] != slots[1][0][3]  # another address: that is why 4 was recorded twice
     head, *lines = cgt.explain().splitlines()
@@ -335,7 +335,7 @@ def test_state_carried_over_a_step_is_copied_by_the_first_recording_only(device,
             assert same(got, want)
         if k == 5:
             records = cgt.stats(f).records
-        assert all(core.node_facts(n)["copied"] == 0 for n in path_of(device)[1:])
+        assert all(core.node_facts(n).copied == 0 for n in path_of(device)[1:])
     s = cgt.stats(f)
     assert len(path_of(device)) == calls and (s.records, s.eager) == (records, 0)
     assert s.copied_bytes <= 16 * got.nbytes and s.rescues <= 16
@@ -405,7 +405,7 @@ def test_path_that_is_too_long_begins_another_iteration_by_itself(device, calls)
         core.max_path(options.MAX_GRAPHS)
     s = cgt.stats(f)
     assert (s.eager, s.records) == (0, records)
-    assert max(core.node_facts(n)["depth"] for n in nodes_of(f)) == 3
+    assert max(core.node_facts(n).depth for n in nodes_of(f)) == 3
 
 
 # --- rescue and poison ------------------------------------------------------------------------
@@ -703,7 +703,7 @@ def test_host_and_gpu_have_paths_of_their_own():
     assert all(counts(f) == (1, 1, 6, 0) for pair in pairs for f in pair)
     assert counts(both) == (2, 2, 12, 0)
     for device, row in ((cpu, 0), (cuda, 1 + index_of(cuda))):
-        assert [core.node_facts(n)["path"] for n in path_of(device)] == [row] * 3
+        assert [core.node_facts(n).path for n in path_of(device)] == [row] * 3
         assert names_of(path_of(device)) == ["one", "two", "four"]
     assert "cpu: 3 recordings" in cgt.explain() and "cuda:0: 3 recordings" in cgt.explain()
 

@@ -246,7 +246,7 @@ static PyObject* sinks_new(PyObject* tensors) noexcept {
 
 // The first of these tensors on whose accumulator somebody put a hook, or -1. (Those on the tensor itself
 // follow it to any accumulator.)
-static int sinks_hook(PyObject* capsule) noexcept {
+static int sinks_hooked(PyObject* capsule) noexcept {
   const std::vector<ag::Edge>& ends = sinks_of(capsule)->ends;
   for (size_t k = 0; k < ends.size(); ++k) {
     auto* leaf = dynamic_cast<ag::AccumulateGrad*>(ends[k].function.get());
@@ -321,7 +321,7 @@ static bool is_heard(ag::AccumulateGrad* leaf) {
 // The tensors (by index) to which gradients flow: a tuple of two lists, first those to which several edges
 // lead. None if the graph leads to others, too. In each list those where nobody listens come last: a call's
 // node leaves the gradients before them to the engine.
-static PyObject* sinks_find(PyObject* capsule, uint64_t since) noexcept {
+static PyObject* sinks_flows(PyObject* capsule, uint64_t since) noexcept {
   try {
     Sinks* sinks = sinks_of(capsule);
     sinks->since = since;
@@ -420,7 +420,7 @@ static void stamp(const NodePtr& node) {
 }
 
 // All of a recorded graph: the stream that recorded it may be capturing for another thread.
-static int sinks_stamp(PyObject* capsule) noexcept {
+static int sinks_here(PyObject* capsule) noexcept {
   try {
     Sinks* sinks = sinks_of(capsule);
     for (const NodePtr& node : sinks->graph) stamp(node);
@@ -435,7 +435,7 @@ static int sinks_stamp(PyObject* capsule) noexcept {
 
 // What is left on stream `from` of the graphs behind these tensors, results of a recording that will not be
 // kept: the user's accumulators are not there.
-static int graphs_stamp(PyObject* tensors, int64_t from) noexcept {
+static int graphs_here(PyObject* tensors, int64_t from) noexcept {
   try {
     std::unordered_set<ag::Node*> seen;
     std::vector<NodePtr> todo;
@@ -458,7 +458,7 @@ static int graphs_stamp(PyObject* tensors, int64_t from) noexcept {
 
 // While a backward is captured, leaves that it recomputes with must not find accumulators that run on the
 // caller's stream (`away`); afterwards they are back, since others may have hooks on them.
-static void sinks_part(PyObject* capsule, int away) noexcept {
+static void sinks_away(PyObject* capsule, int away) noexcept {
   const Sinks* sinks = sinks_of(capsule);
   NoGil no_gil;
   for (const ag::Edge& end : sinks->ends) {
@@ -505,7 +505,7 @@ static int sinks_run(PyObject* capsule, PyObject* grads, PyObject* aliases) noex
   END_HANDLE_TH_ERRORS_RET(-1)
 }
 
-static int sinks_now(PyObject* capsule) noexcept { return sinks_of(capsule)->task; }
+static int sinks_task(PyObject* capsule) noexcept { return sinks_of(capsule)->task; }
 
 // What arrived at sink k since it was asked last: a new reference to a tensor, or to None.
 static PyObject* sink_take(PyObject* capsule, int k) noexcept {
@@ -532,7 +532,7 @@ static void histories_free(PyObject* capsule) {
   delete static_cast<std::vector<History>*>(PyCapsule_GetPointer(capsule, HISTORIES));
 }
 
-static PyObject* histories_new(PyObject* tensors) noexcept {
+static PyObject* histories(PyObject* tensors) noexcept {
   auto* histories = new std::vector<History>();
   auto note = [&](const at::TensorBase& t) {
     const ag::AutogradMeta* m = autograd_meta_of(t.unsafeGetTensorImpl());
@@ -550,7 +550,7 @@ static PyObject* histories_new(PyObject* tensors) noexcept {
 }
 
 // An op in place has led these tensors' histories through a graph that will never have run.
-static void histories_back(PyObject* capsule) noexcept {
+static void histories_restore(PyObject* capsule) noexcept {
   for (History& h : *static_cast<std::vector<History>*>(PyCapsule_GetPointer(capsule, HISTORIES))) {
     ag::AutogradMeta* m = autograd_meta_of(h.tensor.unsafeGetTensorImpl());
     if (m) m->grad_fn_ = h.grad_fn, m->output_nr_ = h.output_nr, m->requires_grad_ = h.requires_grad;
@@ -735,7 +735,7 @@ struct Cut : ag::FunctionPostHook {
 };
 
 static std::atomic<int64_t> quiet_total{0};
-static inline int64_t quiet_given() noexcept { return quiet_total; }
+static inline int64_t quiet_gradients() noexcept { return quiet_total; }
 
 // Node::mutex_, which an accumulator holds while it adds.
 template <auto Member>

@@ -28,7 +28,7 @@ static inline bool is_ours(PyObject* globals) {
 }
 
 #if PY_VERSION_HEX < 0x030C0000
-struct CallWatch {
+struct CallTap {
   std::unordered_set<void*> methods;  // those to tell of
   std::unordered_set<unsigned long> others;  // threads whose code is told apart
   std::unordered_set<void*> known[2];  // what is in the sets: to ask one of Python's costs a hash of the bytecode
@@ -36,17 +36,17 @@ struct CallWatch {
   PyObject* called;                   // owned: called(function, frame) before one of them runs
 };
 
-static std::vector<CallWatch*> call_watches;  // those under way, of several threads perhaps; under the GIL
-static void* thread_start = nullptr;          // what starts a thread that nobody watches
+static std::vector<CallTap*> call_taps;  // those under way, of several threads perhaps; under the GIL
+static void* thread_start = nullptr;          // what starts a thread that no tap hears of
 
-static int call_tell(CallWatch* watch, PyFrameObject* frame, int what, PyObject* function) {
-  int other = watch->others.count(PyThread_get_thread_ident()) ? 1 : 0;
+static int call_tell(CallTap* tap, PyFrameObject* frame, int what, PyObject* function) {
+  int other = tap->others.count(PyThread_get_thread_ident()) ? 1 : 0;
   if (what == PyTrace_CALL) {
     PyObject* code = reinterpret_cast<PyObject*>(PyFrame_GetCode(frame));
     int failed = 0;
-    if (watch->known[other].insert(code).second) {
+    if (tap->known[other].insert(code).second) {
       PyObject* globals = PyObject_GetAttrString(reinterpret_cast<PyObject*>(frame), "f_globals");
-      failed = !globals || (!is_ours(globals) && PySet_Add(watch->started[other], code) < 0) ? -1 : 0;
+      failed = !globals || (!is_ours(globals) && PySet_Add(tap->started[other], code) < 0) ? -1 : 0;
       Py_XDECREF(globals);
     }
     Py_DECREF(code);
@@ -54,18 +54,18 @@ static int call_tell(CallWatch* watch, PyFrameObject* frame, int what, PyObject*
   }
   void* method = method_of(function);
   if (!method) return 0;
-  if (method == thread_start) return PySet_Add(watch->started[other], Py_None);
-  if (!watch->methods.count(method)) return 0;
-  PyObject* done = PyObject_CallFunctionObjArgs(watch->called, function, frame, nullptr);
-  if (!done) PyErr_WriteUnraisable(watch->called);  // an exception would be the user's
+  if (method == thread_start) return PySet_Add(tap->started[other], Py_None);
+  if (!tap->methods.count(method)) return 0;
+  PyObject* done = PyObject_CallFunctionObjArgs(tap->called, function, frame, nullptr);
+  if (!done) PyErr_WriteUnraisable(tap->called);  // an exception would be the user's
   Py_XDECREF(done);
   return 0;
 }
 
 static int call_profile(PyObject*, PyFrameObject* frame, int what, PyObject* function) {
   if (what != PyTrace_CALL && what != PyTrace_C_CALL) return 0;
-  for (size_t k = 0; k < call_watches.size(); ++k)  // by number: what is told may begin another
-    if (call_tell(call_watches[k], frame, what, function) < 0) return -1;
+  for (size_t k = 0; k < call_taps.size(); ++k)  // by number: what is told may begin another
+    if (call_tell(call_taps[k], frame, what, function) < 0) return -1;
   return 0;
 }
 
@@ -77,7 +77,7 @@ static int call_profile_all(bool begins) {
     bool mine = thread->c_profilefunc == call_profile;
     if (begins ? thread->c_profilefunc && !mine : !mine) {
       all = 0;
-    } else if (begins ? !mine : call_watches.empty()) {
+    } else if (begins ? !mine : call_taps.empty()) {
       if (_PyEval_SetProfile(thread, begins ? call_profile : nullptr, nullptr) < 0) PyErr_Clear(), all = 0;
     }
   }
@@ -94,34 +94,34 @@ static void for_each_number(PyObject* numbers, Insert insert) {
   Py_DECREF(numbers);
 }
 
-// `methods`: numbers of method_of. `others`: threads whose code comes into `aside`. Returns a handle for call_watch_end.
-static uint64_t call_watch_begin(PyObject* methods, PyObject* started, PyObject* called, PyObject* others, PyObject* aside) {
-  auto* watch = new CallWatch{{}, {}, {}, {Py_NewRef(started), Py_NewRef(aside)}, Py_NewRef(called)};
-  for_each_number(methods, [watch](PyObject* number) { watch->methods.insert(PyLong_AsVoidPtr(number)); });
-  for_each_number(others, [watch](PyObject* number) { watch->others.insert(PyLong_AsUnsignedLong(number)); });
+// `methods`: numbers of method_of. `others`: threads whose code comes into `aside`. Returns a handle for call_tap_end.
+static uint64_t call_tap_begin(PyObject* methods, PyObject* started, PyObject* called, PyObject* others, PyObject* aside) {
+  auto* tap = new CallTap{{}, {}, {}, {Py_NewRef(started), Py_NewRef(aside)}, Py_NewRef(called)};
+  for_each_number(methods, [tap](PyObject* number) { tap->methods.insert(PyLong_AsVoidPtr(number)); });
+  for_each_number(others, [tap](PyObject* number) { tap->others.insert(PyLong_AsUnsignedLong(number)); });
   if (!thread_start) {
     PyObject* module = PyImport_ImportModule("_thread");
     PyObject* start = module ? PyObject_GetAttrString(module, "start_new_thread") : nullptr;
     if (start) thread_start = method_of(start);
     Py_XDECREF(start), Py_XDECREF(module);
   }
-  call_watches.push_back(watch);
+  call_taps.push_back(tap);
   if (!call_profile_all(true)) PySet_Add(started, Py_None);
-  return reinterpret_cast<uint64_t>(watch);
+  return reinterpret_cast<uint64_t>(tap);
 }
 
-static void call_watch_end(uint64_t handle) {
-  auto* watch = reinterpret_cast<CallWatch*>(handle);
-  call_watches.erase(std::remove(call_watches.begin(), call_watches.end(), watch), call_watches.end());
-  if (!call_profile_all(false)) PySet_Add(watch->started[0], Py_None);  // a thread that came since, too
-  Py_DECREF(watch->started[0]);
-  Py_DECREF(watch->started[1]);
-  Py_DECREF(watch->called);
-  delete watch;
+static void call_tap_end(uint64_t handle) {
+  auto* tap = reinterpret_cast<CallTap*>(handle);
+  call_taps.erase(std::remove(call_taps.begin(), call_taps.end(), tap), call_taps.end());
+  if (!call_profile_all(false)) PySet_Add(tap->started[0], Py_None);  // a thread that came since, too
+  Py_DECREF(tap->started[0]);
+  Py_DECREF(tap->started[1]);
+  Py_DECREF(tap->called);
+  delete tap;
 }
 #else
-static uint64_t call_watch_begin(PyObject*, PyObject*, PyObject*, PyObject*, PyObject*) { return 0; }
-static void call_watch_end(uint64_t) {}
+static uint64_t call_tap_begin(PyObject*, PyObject*, PyObject*, PyObject*, PyObject*) { return 0; }
+static void call_tap_end(uint64_t) {}
 #endif
 
 }  // namespace cgt

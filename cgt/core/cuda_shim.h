@@ -1,7 +1,7 @@
 // PyTorch's CUDA side: current stream, pool routing, our own generator state.
 //
 // With a CPU torch (CGT_WITH_CUDA 0) every function is here and says so by its result, so that the
-// same chapters compile. All `#if` on the torch release are in this file.
+// same chapters compile. `#if`s on the torch release are here and, where nodes of autograd are made, in autograd_shim.h.
 #pragma once
 #include "tape_shim.h"
 

@@ -18,8 +18,8 @@ static inline PyObject* type_lookup(PyObject* type, PyObject* name) {  // borrow
 }
 
 // Which part of a function this attribute is, or 0: to be read without asking it.
-static inline int function_part(PyObject* holder, PyObject* key) {
-  if (!PyFunction_Check(holder)) return 0;
+static inline int function_part(PyObject* home, PyObject* key) {
+  if (!PyFunction_Check(home)) return 0;
   static const char* const parts[] = {"__code__", "__defaults__", "__kwdefaults__"};
   for (int k = 0; k < 3; ++k)
     if (PyUnicode_CompareWithASCIIString(key, parts[k]) == 0) return k + 1;

@@ -56,7 +56,7 @@ static PyObject* results_alive(PyObject* capsule) {
 
 // --- whose run it is --------------------------------------------------------------------------------------------
 
-static constexpr const char* OBSERVER = "cgt.observer";  // a tuple: (results, watch)
+static constexpr const char* OBSERVER = "cgt.observer";  // a tuple: (results, see)
 static thread_local int paused = 0;  // something of PyTorch's that is no part of the function runs
 
 static int observe_paused() noexcept { return paused; }
@@ -231,7 +231,7 @@ static void observe_op(const c10::OperatorHandle& op, c10::DispatchKeySet keys, 
   if (passes(op)) return op.redispatchBoxed(call.below, stack);
   constexpr c10::DispatchKeySet above = c10::DispatchKeySet(c10::DispatchKeySet::FULL) -
                                         c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, OBSERVED);
-  c10::impl::ExcludeDispatchKeyGuard ours(above);  // ops that `watch` runs itself
+  c10::impl::ExcludeDispatchKeyGuard ours(above);  // ops that `see` runs itself
   Gil gil;
   const auto& wanted = op.schema().arguments();
   const c10::IValue* given = &*(stack->end() - static_cast<ptrdiff_t>(wanted.size()));
@@ -252,9 +252,9 @@ static void observe_op(const c10::OperatorHandle& op, c10::DispatchKeySet keys, 
       args[n++] = torch::jit::toPyObject(given[k]);
     }
   }
-  PyObject* watch = PyTuple_GET_ITEM(observer_of_thread(), 1);
+  PyObject* see = PyTuple_GET_ITEM(observer_of_thread(), 1);
   if (c10::impl::TorchDispatchModeTLS::any_modes_set()) {  // its key is below ours (before torch 2.13): not yet run
-    PyObject* told = PyObject_CallFunctionObjArgs(watch, Py_None, Py_None, Py_None, nullptr);
+    PyObject* told = PyObject_CallFunctionObjArgs(see, Py_None, Py_None, Py_None, nullptr);
     if (!told) throw_python(nullptr);
     Py_DECREF(told);
     NoGil no_gil;
@@ -262,7 +262,7 @@ static void observe_op(const c10::OperatorHandle& op, c10::DispatchKeySet keys, 
     return op.redispatchBoxed(call.below, stack);
   }
   Call* outer = std::exchange(call_now, &call);
-  PyObject* done = PyObject_CallFunctionObjArgs(watch, torch::detail::getTorchApiFunction(op).ptr(), args.ptr(),
+  PyObject* done = PyObject_CallFunctionObjArgs(see, torch::detail::getTorchApiFunction(op).ptr(), args.ptr(),
                                                 kwargs.ptr(), nullptr);
   call_now = outer;
   if (!done) {
@@ -322,7 +322,7 @@ static void reads_tell(PyObject* function) {
 }
 
 // In this thread, and in autograd's when they work for it.
-static uint64_t reads_watch() {
+static uint64_t reads_enter() {
   return at::addThreadLocalCallback(
       at::RecordFunctionCallback(read_begins).scopes({at::RecordScope::FUNCTION}));
 }

@@ -6,28 +6,28 @@ cdef int place_holds(Place p) except -1:
     cdef PyObject* now = NULL
     cdef int same
     if p.kind == DICT_ITEM:
-        now = PyDict_GetItemWithError(p.holder, p.key)
+        now = PyDict_GetItemWithError(p.home, p.key)
         if now is NULL and PyErr_Occurred() is not NULL: return -1
     elif p.kind == DICT_LEN:
-        return PyDict_GET_SIZE(p.holder) == p.number
+        return PyDict_GET_SIZE(p.home) == p.number
     elif p.kind == CELL:
-        now = PyCell_GET(p.holder)
+        now = PyCell_GET(p.home)
     elif p.kind == LIST_LEN:
-        return PyList_GET_SIZEX(p.holder) == p.number
+        return PyList_GET_SIZEX(p.home) == p.number
     elif p.kind == LIST_ITEM:
-        if p.number >= PyList_GET_SIZEX(p.holder): return 0
-        now = PyList_GET_ITEMX(p.holder, p.number)
+        if p.number >= PyList_GET_SIZEX(p.home): return 0
+        now = PyList_GET_ITEMX(p.home, p.number)
     elif p.kind == EMPTY:
-        now = PyCell_GET(p.holder) if PyCell_Check(p.holder) else \
-            PyDict_GetItemWithError(p.holder, p.key)
+        now = PyCell_GET(p.home) if PyCell_Check(p.home) else \
+            PyDict_GetItemWithError(p.home, p.key)
         if now is NULL: return -1 if PyErr_Occurred() is not NULL else 0
         return empty_same(p.want, now)
     elif p.kind == TYPE_ATTR:
-        now = type_lookup(p.holder, p.key)
+        now = type_lookup(p.home, p.key)
     elif p.number:
-        now = function_get(p.holder, p.number)
+        now = function_get(p.home, p.number)
     else:
-        now = PyObject_GetAttrX(p.holder, p.key)
+        now = PyObject_GetAttrX(p.home, p.key)
         if now is NULL:
             PyErr_Clear()
             return p.want is NULL
@@ -66,7 +66,7 @@ cdef int32_t places_hold(Table* t, id_t n) except -2:
     if epoch == 0 or node_row(t, n).epoch != epoch:
         for k in range(loose):
             w = node_tag(t, node_row(t, n), k)
-            tag = dict_tag(w.holder)
+            tag = dict_tag(w.home)
             if tag == w.tag: continue
             bad = tag_holds(t, n, k)
             if bad != NONE: return bad
@@ -84,12 +84,12 @@ cdef int places_fill(Table* t, id_t n, object groups) except -1:
     cdef Place* p
     cdef id_t at, k = 0
     part_add(t, n, TAGS, len(groups))
-    for holder, rows in groups:
+    for home, rows in groups:
         at = part_add(t, n, PLACES, len(rows))
         node = node_row(t, n)
-        if holder is not None and dict_watch(<PyObject*>holder):
+        if home is not None and dict_watch(<PyObject*>home):
             w = node_tag(t, node, k)
-            w.holder = <PyObject*>holder
+            w.home = <PyObject*>home
             k += 1
         else:
             node.loose_n += 1
@@ -101,11 +101,11 @@ cdef int places_fill(Table* t, id_t n, object groups) except -1:
             p = node_place(t, node, at)
             p.kind = kind
             p.plain = plain
-            p.holder = <PyObject*>where
+            p.home = <PyObject*>where
             p.key = <PyObject*>key
             p.want = <PyObject*>want if present else NULL
             p.number = number
             if kind == ATTR: p.number = function_part(<PyObject*>where, <PyObject*>key)
-            if w.holder is not NULL: dict_guard(w.holder, p.key if kind == DICT_ITEM else NULL)
+            if w.home is not NULL: dict_guard(w.home, p.key if kind == DICT_ITEM else NULL)
             at += 1
     return 0

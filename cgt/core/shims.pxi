@@ -64,7 +64,7 @@ cdef extern from "tensor_shim.h" namespace "cgt":
     void storage_drop(void* s) noexcept
     int out_rescue(void* held, int device, copy_fn copy) noexcept
     int out_poison(void* held, const char* message) noexcept
-    PyObject* tensor_twin(PyObject* t) noexcept
+    PyObject* tensor_alias(PyObject* t) noexcept
     PyObject* tensor_fixed(PyObject* t) noexcept
     void tensor_disown(PyObject* t) noexcept
     void storage_clear(PyObject* t) noexcept
@@ -93,26 +93,26 @@ cdef extern from "autograd_shim.h" namespace "cgt":
     ctypedef void (*released_fn)(int path, int64_t step) noexcept
     ctypedef PyObject* (*spent_fn)(int node, int path, int64_t step, PyObject** grads, int n,
                                   PyObject* saved) except NULL
-    PyObject* graphs_saved(PyObject* tensors, uint64_t since) noexcept
-    PyObject* graphs_functions(PyObject* tensors, uint64_t since) noexcept
+    PyObject* c_graphs_saved "cgt::graphs_saved"(PyObject* tensors, uint64_t since) noexcept
+    PyObject* c_graphs_functions "cgt::graphs_functions"(PyObject* tensors, uint64_t since) noexcept
     int in_node() noexcept
-    PyObject* sinks_new(PyObject* tensors) noexcept
-    int sinks_hook(PyObject* capsule) noexcept
-    int sinks_open(PyObject* capsule, PyObject* tensors, PyObject* results) noexcept
-    PyObject* sinks_find(PyObject* capsule, uint64_t since) noexcept
-    int sinks_heads(PyObject* capsule, PyObject* results, PyObject* joined) noexcept
-    int sinks_run(PyObject* capsule, PyObject* grads, PyObject* aliases) noexcept
-    int sinks_join(PyObject* capsule, int k, PyObject* t) noexcept
-    int sinks_cut(PyObject* capsule) noexcept
-    void sinks_part(PyObject* capsule, int away) noexcept
-    int sinks_stamp(PyObject* capsule) noexcept
-    int graphs_stamp(PyObject* tensors, int64_t stream) noexcept
-    int sinks_now(PyObject* capsule) noexcept
+    PyObject* c_sinks_new "cgt::sinks_new"(PyObject* tensors) noexcept
+    int c_sinks_hooked "cgt::sinks_hooked"(PyObject* capsule) noexcept
+    int c_sinks_open "cgt::sinks_open"(PyObject* capsule, PyObject* tensors, PyObject* results) noexcept
+    PyObject* c_sinks_flows "cgt::sinks_flows"(PyObject* capsule, uint64_t since) noexcept
+    int c_sinks_heads "cgt::sinks_heads"(PyObject* capsule, PyObject* results, PyObject* joined) noexcept
+    int c_sinks_run "cgt::sinks_run"(PyObject* capsule, PyObject* grads, PyObject* aliases) noexcept
+    int c_sinks_join "cgt::sinks_join"(PyObject* capsule, int k, PyObject* t) noexcept
+    int c_sinks_cut "cgt::sinks_cut"(PyObject* capsule) noexcept
+    void c_sinks_away "cgt::sinks_away"(PyObject* capsule, int away) noexcept
+    int c_sinks_here "cgt::sinks_here"(PyObject* capsule) noexcept
+    int c_graphs_here "cgt::graphs_here"(PyObject* tensors, int64_t stream) noexcept
+    int c_sinks_task "cgt::sinks_task"(PyObject* capsule) noexcept
     PyObject* sink_take(PyObject* capsule, int k) noexcept
-    PyObject* histories_new(PyObject* tensors) noexcept
-    void histories_back(PyObject* capsule) noexcept
+    PyObject* c_histories "cgt::histories"(PyObject* tensors) noexcept
+    void c_histories_restore "cgt::histories_restore"(PyObject* capsule) noexcept
     int in_backward() noexcept
-    int64_t quiet_given() noexcept
+    int64_t c_quiet_gradients "cgt::quiet_gradients"() noexcept
     void* backward_new(PyObject* site, PyObject* saved, PyObject** flows, int n, int joined, int forward,
                        int path, int64_t step, released_fn released, spent_fn spent) noexcept
     int backward_give(void* owner, PyObject* t) noexcept
@@ -135,7 +135,7 @@ cdef extern from "observe_shim.h" namespace "cgt":
     int observe_start() noexcept
     void reads_of(const char* name) except +
     void reads_tell(PyObject* function)
-    uint64_t reads_watch() except +
+    uint64_t reads_enter() except +
     void reads_leave(uint64_t handle) except +
 
 cdef extern from "cuda_shim.h" namespace "cgt":
@@ -166,8 +166,8 @@ cdef extern from "cuda_shim.h" namespace "cgt":
 
 cdef extern from "calls_shim.h" namespace "cgt":
     void* method_of(PyObject* function)
-    uint64_t call_watch_begin(PyObject* methods, PyObject* started, PyObject* called, PyObject* others, PyObject* aside)
-    void call_watch_end(uint64_t watch)
+    uint64_t call_tap_begin(PyObject* methods, PyObject* started, PyObject* called, PyObject* others, PyObject* aside)
+    void call_tap_end(uint64_t handle)
 
 cdef extern from "dict_shim.h" namespace "cgt":
     PyObject* type_lookup(PyObject* tp, PyObject* name)
@@ -175,7 +175,7 @@ cdef extern from "dict_shim.h" namespace "cgt":
     int dict_watch(PyObject* d)
     void dict_guard(PyObject* d, PyObject* key)
     uint64_t dict_epoch
-    int function_part(PyObject* holder, PyObject* key)
+    int function_part(PyObject* home, PyObject* key)
     PyObject* function_get(PyObject* function, int part) noexcept nogil
     uint64_t dict_tag(PyObject* d) noexcept nogil
 

@@ -2,6 +2,7 @@
 # process's table and has `def`. Here: functions, specs, nodes, verdicts, paths.
 
 import weakref
+from collections import namedtuple
 
 cdef object WEAKREF = weakref.ref
 FAILED = [None]            # (f, DriverError) -> the exception that a failed replay raises
@@ -172,8 +173,12 @@ def nodes():
     return [k for k in range(TABLE.nodes.n) if node_row(&TABLE, k).alive]
 
 
+SlotFacts = namedtuple("SlotFacts", "leaf binding written address from_node")
+NodeFacts = namedtuple("NodeFacts", "fn spec path parent depth children used n_replay graph_nodes slots copied out_bytes deads")
+
+
 def node_facts(int n):
-    """{name: value} of what a report says about a node."""
+    """What a report says about a node."""
     cdef Node* node = node_row(&TABLE, n)
     cdef Slot* s
     cdef Guard* g
@@ -182,18 +187,16 @@ def node_facts(int n):
     slots = []
     for k in range(node.len[SLOTS]):
         s, g = node_slot(&TABLE, node, k), node_guard(&TABLE, node, k)
-        slots.append((g.leaf, g.binding, k in written, <uintptr_t>slot_ptr(&TABLE, node, k), s.from_node))
-    return {
-        "fn": node.fn, "spec": node.spec, "path": node.path, "parent": node.parent,
-        "depth": node.depth, "children": node.children, "used": node.used,
-        "n_replay": node.n_replay, "graph_nodes": node.n_graph_nodes, "slots": tuple(slots),
-        "copied": sum([node_patch(&TABLE, node, k).nbytes for k in range(node.len[PATCHES])]),
-        "out_bytes": sum([storage_nbytes(node_out(&TABLE, node, k).proto)
-                          for k in range(node.len[OUTS])
-                          if node_out(&TABLE, node, k).kind == FRESH
-                          and node_out(&TABLE, node, k).proto is not NULL]),  # being freed
-        "deads": node.len[DEADS],
-    }
+        slots.append(SlotFacts(g.leaf, g.binding, k in written, <uintptr_t>slot_ptr(&TABLE, node, k), s.from_node))
+    return NodeFacts(
+        node.fn, node.spec, node.path, node.parent, node.depth, node.children, node.used, node.n_replay,
+        node.n_graph_nodes, tuple(slots),
+        copied=sum([node_patch(&TABLE, node, k).nbytes for k in range(node.len[PATCHES])]),
+        out_bytes=sum([storage_nbytes(node_out(&TABLE, node, k).proto)
+                       for k in range(node.len[OUTS])
+                       if node_out(&TABLE, node, k).kind == FRESH
+                       and node_out(&TABLE, node, k).proto is not NULL]),      # being freed
+        deads=node.len[DEADS])
 
 
 def node_misses(int path, int parent, int f, int spec, list tensors):

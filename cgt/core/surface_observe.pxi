@@ -72,12 +72,12 @@ def alive(object results):
     return taken(results_alive(<PyObject*>results))
 
 
-def observed(object results, object watch, object function, tuple args, dict kwargs):
-    """Call the function; for each op that it runs, here and in autograd's threads, watch(op, args, kwargs) is called
+def observed(object results, object see, object function, tuple args, dict kwargs):
+    """Call the function; for each op that it runs, here and in autograd's threads, see(op, args, kwargs) is called
     in its place, and calls `proceed`."""
     cdef PyObject* before = observer_of_thread()
     cdef int was, shown
-    pair = (results, watch)
+    pair = (results, see)
     Py_XINCREFX(before)
     observer_set(<PyObject*>pair)
     was, shown = observe_key(1), observe_shown(1)
@@ -101,7 +101,7 @@ def observed_op(object op, tuple args, dict kwargs):
 
 
 def observer():
-    """The `watch` for which this thread works, or None."""
+    """The observer, `see` of observed, for which this thread works, or None."""
     cdef PyObject* pair = observer_of_thread()
     return (<tuple><object>pair)[1] if pair is not NULL and not observe_paused() else None
 
@@ -117,7 +117,7 @@ def pause(int by):
 
 
 def proceed(list instead):
-    """Run the op that `watch` was called for, with these tensors in place of those that it was given, or None. What it
+    """Run the op that `see` was called for, with these tensors in place of those that it was given, or None. What it
     returned: the tensors, each as another one over the same memory."""
     return taken(observe_proceed(<PyObject*>instead))
 
@@ -135,7 +135,7 @@ def reads_by(list names, object function):
 
 def reads_begin():
     """From now on, in this thread. A handle for reads_end."""
-    return reads_watch()
+    return reads_enter()
 
 
 def reads_end(uint64_t handle):
@@ -151,13 +151,13 @@ def method_id(function):
 def calls_begin(methods, set started, called, others, set aside):
     """From now on code that starts or goes on comes into the set, and called(function, frame) comes before one of the
     builtin functions whose method_id is among these. Code of the threads `others` comes into `aside`. A handle for calls_end."""
-    return call_watch_begin(
+    return call_tap_begin(
         <PyObject*>methods, <PyObject*>started, <PyObject*>called, <PyObject*>others, <PyObject*>aside)
 
 
 def calls_end(uint64_t handle):
     """No more. None is in the set if not all was seen: of a thread that came since, or has another profiler."""
-    call_watch_end(handle)
+    call_tap_end(handle)
 
 
 def stream_is_capturing(int device):

@@ -1,9 +1,9 @@
 # What Python asks of tensors and their memory.
 
 
-def twin(object t):
+def alias(object t):
     """A detached tensor over the same storage with the same metadata."""
-    return taken(tensor_twin(<PyObject*>t))
+    return taken(tensor_alias(<PyObject*>t))
 
 
 def fixed(object t):
@@ -80,7 +80,7 @@ def storage_empty(object t):
     storage_clear(<PyObject*>t)
 
 
-def holders(object t):
+def reference_counts(object t):
     """(Python references beside the caller's own, TensorImpl uses, storage uses); for calibration."""
     return sys.getrefcount(t), impl_uses(<PyObject*>t), storage_uses(<PyObject*>t)
 

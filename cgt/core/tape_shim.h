@@ -1,7 +1,7 @@
 // The host driver's tape: ATen calls with their arguments, walked without Python.
 //
 // A recording on the CPU keeps, per op, the operator and its boxed arguments. Tensor arguments are
-// twins (tensor_shim.h) of the recorded ones, so that the tape owns the memory but none of the
+// aliases (tensor_shim.h) of the recorded ones, so that the tape owns the memory but none of the
 // user's tensors. A launch calls the ops in order: `out=` variants and in-place ops write the
 // recorded memory themselves; for the rest the result is copied into it.
 #pragma once
@@ -68,7 +68,7 @@ static void* generator_impl(PyObject* g) {
   return reinterpret_cast<PyGenerator*>(g)->cdata.unsafeGetGeneratorImpl();
 }
 
-static at::Tensor twin_of(PyObject* o) {
+static at::Tensor alias_of(PyObject* o) {
   return at::Tensor(impl_of(o)->shallow_copy_and_detach(c10::VariableVersion(0), false));
 }
 
@@ -91,7 +91,7 @@ static c10::IValue value_of(PyObject* o, const c10::Type& type) {
     case K::TensorType: {
       if (o == Py_None) return c10::IValue(at::Tensor());
       if (!PyFloat_Check(o) && !PyLong_Check(o) && !PyComplex_Check(o))
-        return c10::IValue(twin_of(o));
+        return c10::IValue(alias_of(o));
       // `x * 2.0`: the mode is shown the number; the op wants the wrapped tensor it came from.
       at::Tensor number = c10::scalar_to_tensor(scalar_of(o));
       number.unsafeGetTensorImpl()->set_wrapped_number(true);
@@ -159,7 +159,7 @@ static void tape_free(void* t) noexcept {
 
 static int tape_copy(void* t, PyObject* to, const void* from, int64_t nbytes) {
   auto& c = static_cast<Tape*>(t)->copies;
-  c.push_back({twin_of(to), from, nbytes});
+  c.push_back({alias_of(to), from, nbytes});
   return static_cast<int>(c.size()) - 1;
 }
 
@@ -311,7 +311,7 @@ static int tape_add(void* t, const char* name, const char* overload, PyObject* a
         row.args.push_back(c10::IValue());
     }
     for (Py_ssize_t k = 0; k < PyTuple_GET_SIZE(into); ++k)
-      row.into.push_back(twin_of(PyTuple_GET_ITEM(into, k)));
+      row.into.push_back(alias_of(PyTuple_GET_ITEM(into, k)));
     if (PyErr_Occurred()) return -1;
     static_cast<Tape*>(t)->ops.push_back(std::move(row));
     return 0;
@@ -323,7 +323,7 @@ static int tape_add(void* t, const char* name, const char* overload, PyObject* a
 
 // Append the reading of a generator's state into `state`, or the setting from it.
 static int tape_state(void* t, PyObject* generator, PyObject* state, int sets) noexcept {
-  TapeOp row{std::nullopt, {c10::IValue(twin_of(state))}, {},
+  TapeOp row{std::nullopt, {c10::IValue(alias_of(state))}, {},
              reinterpret_cast<PyGenerator*>(generator)->cdata};
   row.sets = sets;
   static_cast<Tape*>(t)->ops.push_back(std::move(row));

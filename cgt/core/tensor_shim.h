@@ -431,9 +431,9 @@ static int out_poison(void* held, const char* message) noexcept {
   }
 }
 
-// A detached twin of t: the same storage and metadata as of now, no autograd, no version sharing.
+// A detached alias of t: the same storage and metadata as of now, no autograd, no version sharing.
 // New reference. What a tape or a node keeps, so that later metadata changes cannot reach it.
-static PyObject* tensor_twin(PyObject* t) noexcept {
+static PyObject* tensor_alias(PyObject* t) noexcept {
   try {
     auto impl = impl_of(t)->shallow_copy_and_detach(c10::VariableVersion(0), false);
     return THPVariable_Wrap(at::TensorBase(std::move(impl)));
