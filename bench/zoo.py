@@ -200,7 +200,10 @@ def run_zoo(options):
             print("\n".join(map(one_line, cells)), flush=True)
 
     with ThreadPoolExecutor(options.jobs) as pool:
-        list(pool.map(run, families))
+        try:
+            list(pool.map(run, families))
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)  # after Ctrl-C: what has not begun
     return record
 
 

@@ -10,8 +10,8 @@ COLUMNS = """
 | way | infer: a function without gradients; jit: the model jitted, loss, backward and optimizer outside; step: a whole training step |
 | equal | values of every call and final weights, bit for bit those of eager. A number: the largest difference, relative to the largest value of its tensor; behind the stroke, where eager differs from itself, eager's own |
 | replayed, eager | calls; of a jitted model its backwards count, too. The rest warmed or recorded |
-| {calls} calls | seconds of the first {calls} calls, warming and recording included, over eager's (bound: {harm} ×; measured twice where it is past that) |
-| CPU, wall | a call in the steady state over eager's: until the host is done with it, until the device is |
+| {calls} calls | seconds of the first {calls} calls, warming and recording included, over eager's (bound: {harm} ×; past it, the least of three times) |
+| CPU, wall | a call in the steady state over eager's: until the host is done with it, until the device is. Where the device is the host, both are time of its processor |
 | hand | CPU and wall over a hand-made graph: `torch.cuda.graph`, for jit `make_graphed_callables` |
 | compiled | CPU and wall over `torch.compile(mode="reduce-overhead")`; for step, of the model |
 | why | what ran eagerly, by the number of its reason below |
@@ -73,17 +73,14 @@ def page(record):
         "\n".join(columns).format(calls=record["calls"], harm=HARM),
         "",
         *table(families, compared, record["calls"], numbers),
-        "",
-        "## Programs",
-        "",
-        "Run from the beginning, warming and recording included, over eager; then once more, per second.",
-        "",
-        *table_of_programs(programs, numbers),
-        "",
-        "## Reasons",
-        "",
-        *(reason_line(text, n, record["cells"]) for text, n in numbers.items()),
     ]
+    if programs:
+        lines += ["", "## Programs", ""]
+        lines += ["The first run, warming and recording included, over eager's; then another, per second.", ""]
+        lines += table_of_programs(programs, numbers)
+    if numbers:
+        lines += ["", "## Reasons", ""]
+        lines += [reason_line(text, n, record["cells"]) for text, n in numbers.items()]
     return "\n".join(lines) + "\n"
 
 
