@@ -74,15 +74,16 @@ def run_family(name, ways, options, turn):
     while units:
         answers = run_worker(name, units, options, turn)
         for (way, part), facts in zip(units, answers, strict=False):
-            if part in ("hand", "compile"):
-                facts = {part: facts.get("why") or facts} if "why" in facts else facts
+            if part in ("hand", "compile") and "why" in facts:
+                facts = {part: facts["why"]}
             cells[way] |= {"library": library, "device": options.device, "asked": options.calls, **facts}
         units = units[len(answers) :]
     return list(cells.values())
 
 
 def run_worker(name, units, options, turn):
-    """Answers of one worker, in the order of the units; the last one tells of its end, if that came early."""
+    """Answers of one worker, in the order of the units. The last one tells of its end, if that came early and
+    not because it left the rest to another."""
     job = {"name": name, "units": units, "device": options.device, "calls": options.calls}
     job |= {"fresh": options.fresh, "timed": options.timed}
     command = [sys.executable, "-X", "faulthandler", "-m", "bench.zoo_cells", json.dumps(job)]
@@ -102,7 +103,8 @@ def run_worker(name, units, options, turn):
                         if not line:
                             break
                         answers.append(json.loads(line))
-            if len(answers) < len(units):
+            left = answers and line == "" and child.wait() == 0
+            if len(answers) < len(units) and not left:
                 answers.append(ended(child, line, heard, options.limit))
         finally:
             if child.poll() is None:

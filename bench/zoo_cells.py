@@ -1,7 +1,7 @@
 """One cell of the zoo: a family in one way, or a program; with cgt, as a hand-made graph, or compiled.
 
 `python -m bench.zoo_cells JSON` is a worker: it imports a library, says that it is ready, waits for its
-turn (a line), and answers each of its units with a line of JSON. What the libraries print goes to stderr.
+turn (a line), and answers its units, each with a line of JSON. What the libraries print goes to stderr.
 """
 
 import contextlib
@@ -385,6 +385,8 @@ def main():
         how = {key: job[key] for key in ("calls", "fresh", "timed")}
         facts = absent or answer(part, family, way, device=device, **how)
         print(json.dumps(facts), file=answers)
+        if part == "hand" and "why" in facts:
+            return  # torch's generators believe that they are still captured: the rest is for another worker
 
 
 if __name__ == "__main__":

@@ -1,8 +1,10 @@
 """The zoo's results as a page: a line that sums up, a row per cell, and every reason with the cells that it stopped."""
 
+import re
 from collections import Counter
 
 HARM = 1.05  # times eager: past it a cell is slower
+VARYING = re.compile(r"\d[\d.]* (?=(ms|µs|s|calls)\b)|\d+(?= times already)")  # numbers that make no other reason
 
 COLUMNS = """
 | column | what it says |
@@ -86,7 +88,7 @@ def page(record):
 
 def numbered(cells):
     """Reason -> number, that of most cells first."""
-    found = Counter(text for cell in cells for text in cell.get("reasons", ()))
+    found = Counter(text for cell in cells for text in kinds(cell))
     return {text: k for k, (text, _) in enumerate(found.most_common(), 1)}
 
 
@@ -125,9 +127,17 @@ def table_of_programs(cells, numbers):
 
 def reason_line(text, n, cells):
     """A reason, in how many calls, of which cells."""
-    stopped = [c for c in cells if text in c.get("reasons", ())]
-    where = ", ".join(f"{c['family']}/{c['way']}" for c in stopped)
-    return f"{n}. {plain(text)} *{sum(c['reasons'][text] for c in stopped)} calls: {where}*"
+    stopped = [(c, kinds(c)[text]) for c in cells if text in kinds(c)]
+    where = ", ".join(f"{c['family']}/{c['way']}" for c, _ in stopped)
+    return f"{n}. {plain(text)} *{sum(calls for _, calls in stopped)} calls: {where}*"
+
+
+def kinds(cell):
+    """Reason -> calls, without the numbers that differ from call to call."""
+    found = Counter()
+    for text, calls in cell.get("reasons", {}).items():
+        found[VARYING.sub("… ", text)] += calls
+    return found
 
 
 def equality(cell):
@@ -154,15 +164,15 @@ def ratio(cell, floor, what):
 
 
 def against(cell, key):
-    """'CPU · wall', or why there is nothing to compare with."""
+    """'CPU · wall', or that it could not be done: the results say why."""
     if f"{key}_us" in cell:
         return " · ".join(ratio(cell, f"{key}_us", what) for what in ("host", "wall"))
-    return plain(cell[key])[:40] if key in cell else ""
+    return "fails" if key in cell else ""
 
 
 def reasons(cell, numbers):
     """Numbers of its reasons, the most frequent first."""
-    return ", ".join(str(numbers[text]) for text in sorted(cell["reasons"], key=lambda t: -cell["reasons"][t]))
+    return ", ".join(str(numbers[text]) for text, _ in kinds(cell).most_common())
 
 
 def plain(text):
