@@ -18,17 +18,17 @@ import warnings
 from functools import partial
 from time import perf_counter, process_time
 
+import numpy
 import torch
 
 # isort: split
 import cgt
 
 from .zoo_families import FAMILIES, PROGRAMS
-from .zoo_page import HARM
 
 BATCHES = 8  # different ones, in turn
 SETTLING = 3  # eager calls before anything is timed: libraries load their kernels
-TAKES = 3  # of a cell that is slower than HARM: the least counts, or was the machine busy with something else?
+TURN = 10  # calls
 ROUNDS, ROUND = 7, 5  # of the steady state; a round must not fill the launch queue
 PLACE = re.compile(r"[^\s'\"(]*/(?:site-packages|dist-packages|lib/python[\d.]+)/")
 HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
@@ -97,9 +97,24 @@ def clock(device):
 def seed(n):
     """Every generator that a model may draw from."""
     random.seed(n)
+    numpy.random.seed(n)
     torch.manual_seed(n)
-    if "numpy" in sys.modules:
-        sys.modules["numpy"].random.seed(n)
+
+
+def random_state():
+    """Of all these generators."""
+    cuda = torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None
+    return random.getstate(), numpy.random.get_state(), torch.get_rng_state(), cuda
+
+
+def set_random_state(state):
+    """Back to where they were."""
+    python, array, host, cuda = state
+    random.setstate(python)
+    numpy.random.set_state(array)
+    torch.set_rng_state(host)
+    if cuda is not None:
+        torch.cuda.set_rng_state(cuda)
 
 
 def make(family, device):
@@ -114,26 +129,33 @@ def draw(family, device):
     return [{name: x.to(device) for name, x in batch.items()} for batch in drawn]
 
 
-def play(f, batches, calls, fresh, device, begin_iteration):
-    """The values of so many calls in a row, and the seconds they took together. Each batch is copied into
-    the same tensors, or comes in fresh ones."""
-    buffers = {name: x.clone() for name, x in batches[0].items()}
-    values = []
-    gc.collect()
+def play(players, batches, calls, fresh, device):
+    """[(values, seconds)] for each player, a function and what begins its iterations. They take turns, so that
+    what disturbs one disturbs the others, and each sees random numbers as if it were alone. A batch is copied
+    into the same tensors each time, or comes in fresh ones."""
     seed(1)
-    wait(device)
-    began = clock(device)
-    for k in range(calls):
-        batch = batches[k % BATCHES]
-        begin_iteration()
-        if fresh:
-            buffers = {name: x.clone() for name, x in batch.items()}
-        else:
-            for name, x in batch.items():
-                buffers[name].copy_(x)
-        values.append(f(**buffers).clone())
-    wait(device)
-    return values, clock(device) - began
+    states = [random_state()] * len(players)
+    buffers = [{name: x.clone() for name, x in batches[0].items()} for _ in players]
+    values, seconds = [[] for _ in players], [0.0] * len(players)
+    gc.collect()
+    for first in range(0, calls, TURN):
+        for i, (f, begin_iteration) in enumerate(players):
+            set_random_state(states[i])
+            wait(device)
+            began = clock(device)
+            for k in range(first, min(first + TURN, calls)):
+                batch = batches[k % BATCHES]
+                begin_iteration()
+                if fresh:
+                    buffers[i] = {name: x.clone() for name, x in batch.items()}
+                else:
+                    for name, x in batch.items():
+                        buffers[i][name].copy_(x)
+                values[i].append(f(**buffers[i]).clone())
+            wait(device)
+            seconds[i] += clock(device) - began
+            states[i] = random_state()
+    return list(zip(values, seconds, strict=True))
 
 
 def steady(subjects, device):
@@ -221,26 +243,25 @@ def with_cgt(family, way, device, calls, fresh, timed):
     """Values and times of `calls` calls as they are and jitted, then both in their steady state."""
     batches = draw(family, device)
 
-    def run(jit, begin_iteration, n=calls):
-        model = make(family, device)
-        f, jitted = use(way, model, jit)
-        values, seconds = play(f, batches, n, fresh, device, begin_iteration)
-        values += [x.detach().clone() for x in model.state_dict().values()]
-        return f, jitted, values, seconds
+    def run(*jits, n=calls):
+        """For each jit, with a model of its own: the function, its jitted part, values and weights, seconds."""
+        models = [make(family, device) for _ in jits]
+        used = [use(way, model, jit) for model, jit in zip(models, jits, strict=True)]
+        begins = [cgt.step if jit is cgt.jit and way != "jit" else nothing for jit in jits]
+        players = [(f, begin) for (f, _), begin in zip(used, begins, strict=True)]
+        played = play(players, batches, n, fresh, device)
+        weights = [[x.detach().clone() for x in model.state_dict().values()] for model in models]
+        rows = zip(used, played, weights, strict=True)
+        return [(f, jitted, values + at_end, s) for (f, jitted), (values, s), at_end in rows]
 
-    eager = partial(run, eagerly, nothing)
-    ours = partial(run, cgt.jit, nothing if way == "jit" else cgt.step)
     try:
-        eager(SETTLING)
-        plain, _, wanted, eager_s = eager()
+        run(eagerly, n=SETTLING)
     except Exception as error:
         return {"outcome": "broken", "why": f"eager raised {said(error)}"}
-    f, jitted, got, ours_s = ours()
-    facts = {"outcome": "ran", **counted([jitted]), **compared(wanted, got, lambda: eager()[2])}
+    (plain, _, wanted, eager_s), (f, jitted, got, ours_s) = run(eagerly, cgt.jit)
+    facts = {"outcome": "ran", **counted([jitted])}
+    facts |= compared(wanted, got, lambda: run(eagerly)[0][2])
     if timed:
-        for _ in range(TAKES - 1):
-            if ours_s > HARM * eager_s:
-                ours_s, eager_s = min(ours_s, ours()[3]), min(eager_s, eager()[3])
         facts |= {"seconds": round(ours_s, 4), "eager_seconds": round(eager_s, 4)}
         subjects = {"cgt": partial(f, **batches[0]), "eager": partial(plain, **batches[0])}
         for subject in subjects.values():

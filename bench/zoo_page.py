@@ -12,7 +12,7 @@ COLUMNS = """
 | way | infer: a function without gradients; jit: the model jitted, loss, backward and optimizer outside; step: a whole training step |
 | equal | values of every call and final weights, bit for bit those of eager. A number: the largest difference, relative to the largest value of its tensor; behind the stroke, where eager differs from itself, eager's own |
 | replayed, eager | calls; of a jitted model its backwards count, too. The rest warmed or recorded |
-| {calls} calls | seconds of the first {calls} calls, warming and recording included, over eager's (bound: {harm} ×; past it, the least of three times) |
+| {calls} calls | seconds of the first {calls} calls, warming and recording included, over eager's (bound: {harm} ×; the two take turns of ten calls) |
 | CPU, wall | a call in the steady state over eager's: until the host is done with it, until the device is. Where the device is the host, both are time of its processor |
 | hand | CPU and wall over a hand-made graph: `torch.cuda.graph`, for jit `make_graphed_callables` |
 | compiled | CPU and wall over `torch.compile(mode="reduce-overhead")`; for step, of the model |
