@@ -138,6 +138,16 @@ def convnext():
     return ConvNeXt(stages, stochastic_depth_prob=0.1, num_classes=10)
 
 
+def efficientnet():
+    """A block of each kind that EfficientNet-B0 has."""
+    from torchvision.models import EfficientNet
+    from torchvision.models.efficientnet import MBConvConfig
+
+    shapes = ((1, 3, 1, 32, 16), (6, 3, 2, 16, 24), (6, 5, 2, 24, 40), (6, 5, 1, 40, 40))
+    blocks = [MBConvConfig(*shape, num_layers=1, width_mult=1.0, depth_mult=1.0) for shape in shapes]
+    return EfficientNet(blocks, dropout=0.2, num_classes=10)
+
+
 def vgg():
     """VGG-11, a quarter as wide, under a smaller head: the usual one has 120 million weights."""
     from torchvision.models import vgg
@@ -507,7 +517,7 @@ FAMILIES = {
     "llama_lora": Family("peft", lora, tokens),
     "resnet18": vision("resnet18"),
     "mobilenet_v3_small": vision("mobilenet_v3_small"),
-    "efficientnet_b0": vision("efficientnet_b0"),
+    "efficientnet_b0": Family("torchvision", efficientnet, image),
     "convnext": Family("torchvision", convnext, image),
     "vgg11": Family("torchvision", vgg, partial(image, name="input")),
     "densenet": Family("torchvision", densenet, image),
@@ -519,9 +529,9 @@ FAMILIES = {
     "timm_resnet": timm("resnet10t"),
     "timm_vit": timm("vit_tiny_patch16_224", img_size=IMAGE, patch_size=8, embed_dim=64, depth=2, num_heads=4),
     "timm_mixer": Family("timm", mixer, image),
-    "timm_edgenext": timm("edgenext_xx_small"),
+    "timm_edgenext": timm("edgenext_xx_small", depths=(1, 1, 1, 1)),
     "timm_mobilenetv3": timm("mobilenetv3_small_050"),
-    "timm_convnext": timm("convnext_atto"),
+    "timm_convnext": timm("convnext_atto", depths=(1, 1, 1, 1)),
     "gcn": geometric("GCN"),
     "gat": geometric("GAT", heads=2),
     "graph_sage": geometric("GraphSAGE"),
