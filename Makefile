@@ -48,7 +48,7 @@ bench: ext
 
 # With PYTHON the libraries are that interpreter's; what is missing is told as absent.
 zoo: ext
-	$(if $(INSTALL),$(PY) -m pip install -q -r bench/requirements-zoo.txt)
+	$(if $(and $(READY),$(INSTALL)),$(PY) -m pip install -q -r bench/requirements-zoo.txt)
 	$(PY) -m bench.zoo --write docs/zoo.md
 
 # The interpreter that is there, with its CUDA build of torch.

@@ -4,8 +4,12 @@ import re
 from collections import Counter
 
 HARM = 1.05  # times eager: past it a cell is slower
-VARYING = re.compile(r"\d[\d.]* (?=(ms|µs|s|calls)\b)|\d+(?= times already)")  # numbers that make no other reason
+VARYING = re.compile(r"\d[\d.]* (?=(ms|µs|s|calls|times already)\b)")  # numbers that make no other reason
 
+HOST = (
+    "This is the host's: a recording is a tape of ATen calls, and a replay saves the Python around them. On a machine "
+    "with a GPU `make zoo` writes the page anew."
+)
 COLUMNS = """
 | column | what it says |
 |---|---|
@@ -70,6 +74,7 @@ def page(record):
         f"{record['device']}, torch {record['torch']}, Python {record['python']}; {libraries}. "
         f"{record['calls']} calls, inputs in {record['tensors']} tensors.",
         "",
+        *([HOST, ""] if record["device"] == "CPU" else []),
         f"**{summary(record)}**",
         "",
         "\n".join(columns).format(calls=record["calls"], harm=HARM),
