@@ -1,6 +1,7 @@
 # make demo    the tutorial, then a small transformer: what was warmed, recorded and replayed
 # make test    lint, the suite on the checked build, the suite on the release build
 # make bench   ratios to floors measured in the same run
+# make zoo     models of many libraries, eager and jitted, into docs/zoo.md; INSTALL=1 installs the libraries into .venv
 # make gpu     the suite and the benches on a machine with a CUDA device; installs nothing
 # make lint    ruff, cython-lint, and the structure rules of tests/test_layout.py
 # make ext     the release build, beside its source
@@ -13,7 +14,7 @@ SHELL       := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := test
 .NOTPARALLEL:
-.PHONY: demo test bench gpu lint ext clean
+.PHONY: demo test bench zoo gpu lint ext clean
 
 export PYTHONUNBUFFERED := 1
 
@@ -44,6 +45,11 @@ test: lint
 
 bench: ext
 	$(PY) $(BENCH)
+
+# With PYTHON the libraries are that interpreter's; what is missing is told as absent.
+zoo: ext
+	$(if $(and $(READY),$(INSTALL)),$(PY) -m pip install -q -r bench/requirements-zoo.txt)
+	$(PY) -m bench.zoo --write docs/zoo.md
 
 # The interpreter that is there, with its CUDA build of torch.
 gpu: PY := $(or $(PYTHON),python3)
