@@ -1,11 +1,13 @@
 """Does recording pay? A recording is a bet that its calls come again; one that was never replayed may be lost.
 
 Per function: the seconds spent on warming and recording, the seconds of an eager call (timed when one runs), and
-what replays saved. A recording is made at once where none of its siblings still waits for a first replay, or where
-addresses moved (these are learnt once). Else the account decides: what was spent must be covered by what was
-saved and by a small share of the time that eager calls would have taken so far. While it is not, calls that no
-recording takes run eagerly, found in compiled code (core/verdict.pxi). Never for good: the share grows with each
-call, and many calls in a row that look alike are heard, too.
+what replays saved. Only a call of a kind (structure, values, shapes, modes) that came before is recorded: those of a
+program that varies them never come again. It is recorded at once where none of its siblings still waits for a first
+replay and there is room for all kinds that came, or where addresses moved (these are learnt once). Else the account
+decides: what was spent, and will be again, must be covered by what was saved and by a small share of the time that
+eager calls would have taken so far. While it is not, calls that no recording takes run eagerly, found in compiled code
+(core/verdict.pxi). Never for good: the share grows with each call, and many calls in a row that look alike are
+heard, too.
 """
 
 import math
@@ -18,6 +20,7 @@ from . import errors, options
 
 # Of Miss: what a program varies from call to call. The others are learnt.
 VARIES = {MISS_SPEC, MISS_META, MISS_VALUE, MISS_OVERLAP, MISS_PLACE, MISS_SAME}
+FREE = 4  # kinds of calls that are new, in a row, before Python looks away
 SAVED = 0.5  # of an eager call, by a replay; the rest is the guard, the launch and what we do not know
 
 
@@ -30,25 +33,39 @@ def timed_eager(account, function, args, kwargs):
     return result
 
 
-def timed(account, run, *call):
-    """run(*call), which warms or records, on the account."""
+def timed(account, run, *call, first=False):
+    """run(*call), which warms or records, on the account. Eager's first call is slow, too: it is not charged."""
     began = time.perf_counter()
     try:
         return run(*call)
     finally:
-        account.spent += time.perf_counter() - began
+        account.last = time.perf_counter() - began
+        account.spent += 0 if first else account.last
 
 
-def waits(account, f, missed):
+def meet(account, kind):
+    """0 if a call of this kind came before; else how many calls run eagerly before Python sees one again: the more
+    that were new in a row, the more."""
+    if kind in account.met:
+        account.strange = 0
+        return 0
+    account.met[kind] = None
+    if len(account.met) > options.MAX_SPECS:
+        del account.met[next(iter(account.met))]
+    account.strange += 1
+    return min(1 << max(0, account.strange - FREE), options.COOL_DOWN[0])
+
+
+def waits(account, f, missed, room):
     """How many more calls the function must have had before it is recorded here; 0: now. `missed`: core.node_misses
-    of this place, where nothing takes the call."""
+    of this place, where nothing takes the call; `room`: for how many recordings."""
     alike, unproven = core.fn_hopes(f)
     proven = 0
     for node, why, _ in missed:
         replayed = core.node_facts(node).n_replay > 0
         proven += replayed
         unproven += not replayed and why in VARIES
-    if unproven + account.failed < max(1, proven):
+    if unproven + account.failed < max(1, proven) and len(account.met) <= room:
         return 0
     if account.eager is None:
         return 1  # which times it
@@ -56,7 +73,7 @@ def waits(account, f, missed):
     if not account.failed and alike >= account.patience:
         account.patience *= options.PATIENCE
         return 0
-    needed = (account.spent / account.eager - SAVED * replays) / options.OVERHEAD
+    needed = ((account.spent + account.last) / account.eager - SAVED * replays) / options.OVERHEAD
     return max(0, min(math.ceil(needed) - calls, options.COOL_DOWN[1]))
 
 

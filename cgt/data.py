@@ -34,6 +34,9 @@ class Account:
     """Does recording pay? See account.py."""
 
     spent: float = 0.0  # seconds, on warming and recording
+    last: float = 0.0  # of these, on the last of them
+    met: dict = fresh(dict)  # kinds of calls that came so far, each with the spec in front; oldest first
+    strange: int = 0  # calls in a row that were of a new kind
     failed: int = 0  # recordings in a row that came to nothing
     why: str | None = None  # the reason of the last of these
     eager: float | None = None  # seconds of the fastest eager call; None before the first

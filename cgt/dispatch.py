@@ -146,9 +146,7 @@ def attend(call):
     run = warm if first or is_behind_warm_up(state, call.flat) else record_call
     kind = "warm" if run is warm else "record"
     with torch.profiler.record_function(f"cgt.{kind} {state.name}"):
-        if core.fn_counts(state.f)[0] == 1:  # eager's first call is slow, too
-            return None, run(call)
-        return None, account.timed(state.account, run, call)
+        return None, account.timed(state.account, run, call, first=core.fn_counts(state.f)[0] == 1)
 
 
 def wait(call, first):
@@ -157,9 +155,14 @@ def wait(call, first):
     state, f = call.state, call.state.f
     if state.graph is not None or math.isinf(options.OVERHEAD):
         return None
+    new = account.meet(state.account, key_of(call))
+    if new and not first:
+        if new > 1:
+            core.verdict_fn(f, errors.new_kind(), core.fn_counts(f)[0] + new, 2)
+        return errors.new_kind()
     place = (NONE, NONE) if first else place_in_tree(state, call.flat, call.flat.tensors)
     missed = [] if first else misses(call, *place)
-    n = account.waits(state.account, f, missed)
+    n = account.waits(state.account, f, missed, state.opts.max_records)
     if n == 0:
         return None
     reason = account.reason(state.account, n, lambda: why_missed(call, *place))
@@ -316,6 +319,7 @@ def free_spec(state, spec):
     if not core.fn_is(state.f, state.born) or state.programs.pop(spec, None) is None:
         return  # freed or reset since
     state.verdicts = {k: v for k, v in state.verdicts.items() if k is None or k[0] != spec}
+    state.account.met = {k: None for k in state.account.met if k[0] != spec}
     core.spec_free_if(state.f, state.born, spec)
 
 

@@ -440,6 +440,10 @@ def limit(n, why):
     return f"recorded {n} times already (max_records); {why}"
 
 
+def new_kind():
+    return "the first call with such arguments: recorded when one comes that is like it."
+
+
 def timed():
     return "timed as it is: a recording was not replayed yet, and another one must pay."
 

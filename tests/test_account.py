@@ -1,7 +1,6 @@
 """Recording must pay (design.md of cgt, 5): where recordings are never replayed, calls run eagerly, and later, or when
 calls come to look alike, it is tried again."""
 
-import itertools
 import math
 
 import pytest
@@ -49,13 +48,23 @@ GROWING = {  # each call is another one
 }
 
 
-@tells("does_not_pay", "timed")
+@tells("new_kind")
 @pytest.mark.parametrize("f, calls", GROWING.values(), ids=GROWING.keys())
-def test_calls_that_never_come_again_are_recorded_once(device, f, calls):
+def test_calls_that_never_come_again_are_not_recorded(device, f, calls):
     s = run(cgt.jit(f), calls(device))
-    assert (s.warmups, s.records, s.replays, s.eager) == (1, 1, 0, 98)
-    first, told = s.reasons
-    assert first.startswith("timed as it is") and told.startswith("recordings do not pay so far") and "Keep to a few shapes and values" in told
+    assert (s.warmups, s.records, s.replays, s.eager) == (1, 0, 0, 99)
+    (told,) = s.reasons
+    assert told.startswith("the first call with such arguments")
+
+
+@tells("does_not_pay")
+def test_more_kinds_than_there_is_room_for_must_pay(device):
+    """As the time steps of a sampler do, which come again with each sample."""
+    f, x = cgt.jit(lambda x, k: x * k), values(device)
+    s = run(f, [(x, float(k % 12)) for k in range(400)])
+    assert s.records <= 2 and s.replays <= 70
+    told = next(r for r in s.reasons if r.startswith("recordings do not pay so far"))
+    assert "Keep to a few shapes and values" in told
 
 
 def test_value_in_a_module_that_changes_at_each_call_is_recorded_once(device):
@@ -90,18 +99,18 @@ def test_call_that_stays_is_recorded_though_the_first_ones_varied(device):
     f = cgt.jit(lambda x: x * 2)
     x = values(device, 50)
     s = run(f, [*((values(device, k + 1),) for k in range(5)), *[(x,)] * 60])
-    assert s.records == 2 and 20 < s.replays < 60 - options.PATIENCE / 2
+    assert s.records == 1 and s.replays > 50
 
 
 def test_it_is_tried_again_when_it_has_paid(device):
     f = cgt.jit(lambda x: x * 2)
-    inputs = ((values(device, k + 1),) for k in itertools.count())
-    run(f, itertools.islice(inputs, 4))
-    assert cgt.stats(f).records == 1
+    inputs = [(values(device, k + 1),) for k in range(12)]
+    run(f, inputs * 8)
+    assert cgt.stats(f).records <= 2
     account_of(f).eager = math.inf  # a slow function: recordings cost next to nothing
     core.verdict_fn(getattr(f, dispatch.ATTRIBUTE).f, "", 0)
-    run(f, itertools.islice(inputs, 3))
-    assert cgt.stats(f).records == 4
+    run(f, inputs[3:6])
+    assert cgt.stats(f).records >= 3
 
 
 def test_what_is_recorded_replays_while_the_rest_waits(device):
@@ -112,6 +121,7 @@ def test_what_is_recorded_replays_while_the_rest_waits(device):
     assert s.replays >= 40 and s.records < 12 and s.replays + s.records + s.eager == 81
 
 
+@tells("timed")
 def test_function_that_fails_tells_its_own_reason_and_is_not_tried_every_64_calls(device):
     f = cgt.jit(lambda x: x * 2 if x.sum() > 0 else x)
     x = values(device).abs()
@@ -135,13 +145,19 @@ def test_replays_pay_for_what_varies(device):
     run(f, [(x,)] * 2)
     row = getattr(f, dispatch.ATTRIBUTE).f
     missed = [(node, 3, 0) for node in core.fn_nodes(row)]
-    assert account.waits(book, row, missed) == 10 / 0.05 - 2
+    assert account.waits(book, row, missed, 8) == 10 / 0.05 - 2
+    book.last = 0.5
+    assert account.waits(book, row, missed, 8) == 15 / 0.05 - 2, "the next one costs as much as the last"
     run(f, [(x,)] * 30)
-    assert account.waits(book, row, missed) == 0, "it was replayed"
+    assert account.waits(book, row, missed, 8) == 0, "it was replayed"
     book.failed = 2
-    assert account.waits(book, row, missed) == 0, "30 replays saved more than 1 s"
+    assert account.waits(book, row, missed, 8) == 0, "30 replays saved 1.5 s"
     book.spent = 10.0
-    assert account.waits(book, row, missed) == (100 - 15) / 0.05 - 32
+    assert account.waits(book, row, missed, 8) == (105 - 15) / 0.05 - 32
+    book.failed = 0
+    assert account.waits(book, row, missed, 8) == 0
+    book.met = dict.fromkeys(range(9))
+    assert account.waits(book, row, missed, 8) > 0, "there is no room for all kinds that came"
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck), database=None)
