@@ -47,7 +47,7 @@ def rows(plan, seen, result, call):
     if again is None or any(a is not b for a, b in zip(again, flat.tensors, strict=True)):
         return errors.changed_arguments("an argument")
     try:
-        out = pytree.flatten(result, "result")
+        out = flatten_result(seen, result)
     except errors.CgtError as error:
         return str(error)
     slots, paths, writes = describe_slots(plan, seen)
@@ -74,6 +74,11 @@ def rows(plan, seen, result, call):
         return found
     grads, sets, hidden = found
     return Draft(slots, paths, near, [*outs, *hidden], [*writes, *sets], grads, out)
+
+
+def flatten_result(seen, result):
+    """The result as a program and tensors."""
+    return pytree.flatten(result, "result", is_made=lambda t: core.storage_id(t) in seen.made)
 
 
 def describe_slots(plan, seen):
@@ -134,7 +139,7 @@ def pending_in(seen, result, given=()):
     """The tensors of a result, each once, through which a later backward will go; but for those whose
     id is among `given`."""
     try:
-        tensors = pytree.flatten(result, "result").tensors
+        tensors = flatten_result(seen, result).tensors
     except errors.CgtError:
         return []  # told by `rows`
     found = {id(t): t for t in tensors if id(t) not in given}

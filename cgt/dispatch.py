@@ -472,13 +472,13 @@ def is_behind_warm_up(state, flat):
     return any(core.storage_id(t) in storages for t in flat.tensors)
 
 
-def note_warm(state, flat, result, first):
+def note_warm(state, seen, flat, result, first):
     """Remember what a warm-up made."""
     WARM["runs"] += first
     state.warmed = WARM["runs"]
     given = {core.storage_id(t) for t in flat.tensors}
     try:
-        made = pytree.flatten(result, "result").tensors
+        made = describe.flatten_result(seen, result).tensors
     except errors.CgtError:  # told when it is recorded
         made = ()
     WARM["results"] = [r for r in WARM["results"] if r() is not None]
@@ -496,7 +496,7 @@ def warm(call):
     state.ran |= seen.ran - {None}  # what is hidden here must be seen when it is recorded
     seen.reason = seen.reason or impure.vet(sources, seen)
     state.warm_seconds += time.perf_counter() - began
-    note_warm(state, flat, result, driver_of(state, flat) is None)
+    note_warm(state, seen, flat, result, driver_of(state, flat) is None)
     driver = CUDA if any(d.type == "cuda" for d in seen.devices) else HOST if seen.devices else guess
     note_leaves(state, seen, flat)
     reason = seen.reason if guess == driver else None

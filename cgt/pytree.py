@@ -42,11 +42,62 @@ class Flat(NamedTuple):
     objects: tuple  # (path, object) of every SAME and EQUAL leaf, in order
 
 
-def flatten(tree, path, static=()):
-    """Flatten `tree`. Paths start with `path`; a subtree whose path is in `static` is one leaf."""
+def flatten(tree, path, static=(), is_made=None):
+    """Flatten `tree`. Paths start with `path`; a subtree whose path is in `static` is one leaf. Of a result: is_made(t)
+    tells of a tensor whether the call made it; then an object that holds such tensors was made in the call, too,
+    and is opened as dataclasses are."""
     out = Flat([], [], [], [])
-    _flatten_into(out, tree, path, frozenset(static), {})
+    _flatten_into(out, tree, path, frozenset(static), {}, Objects(is_made) if is_made else None)
     return Flat(*map(tuple, out))
+
+
+class Objects:
+    """Which objects of a result can be built anew."""
+
+    def __init__(self, is_made):
+        self.is_made, self.opened = is_made, set()
+
+    def names_of(self, value):
+        """The names of its attributes; None if it is to stay one leaf: it is nobody's but the call's only if it holds
+        what the call made, each object once, and nothing but its dict."""
+        kind, state = type(value), getattr(value, "__dict__", None)
+        if type(state) is not dict or id(value) in self.opened or not _is_simple(kind):
+            return None
+        if not _holds(value, self.is_made, set()):
+            return None
+        self.opened.add(id(value))
+        return tuple(state)
+
+
+# What says how an object is made, copied or let go of.
+MAKERS = ("__new__", "__del__", "__reduce__", "__reduce_ex__", "__getstate__", "__setstate__", "__copy__", "__deepcopy__")
+
+
+def _is_simple(kind):
+    """Are instances of this class what their dict says, and nothing else?"""
+    bases = [base for base in kind.__mro__ if base is not object]
+    return all(
+        base.__flags__ & HEAP_TYPE and not vars(base).get("__slots__") and not any(name in vars(base) for name in MAKERS)
+        for base in bases
+    )
+
+
+def _holds(value, is_made, ancestors):
+    """Does this lead to a tensor that the call made?"""
+    if issubclass(type(value), torch.Tensor):
+        return is_made(value)
+    if id(value) in ancestors:
+        return False
+    if type(value) in (list, tuple):
+        children = value
+    elif type(value) is dict:
+        children = value.values()
+    elif _is_simple(type(value)) and not issubclass(type(value), torch.nn.Module):
+        children = getattr(value, "__dict__", {}).values()
+    else:
+        return False
+    ancestors = ancestors | {id(value)}
+    return any(_holds(child, is_made, ancestors) for child in children)
 
 
 def flatten_call(args, kwargs, static_argnums=(), static_names=()):
@@ -107,7 +158,7 @@ def same_value(recorded, value):
         return False
 
 
-def _flatten_into(out, value, path, static, ancestors):
+def _flatten_into(out, value, path, static, ancestors, objects):
     """Append to the four lists of `out`. `ancestors` maps the id of each open container to its
     path; every one of them is alive further up the stack, so no id is reused."""
     is_static = path in static
@@ -116,7 +167,7 @@ def _flatten_into(out, value, path, static, ancestors):
         out.tensors.append(value)
         out.paths.append(path)
         return
-    opened = None if is_static else _open(value, path)
+    opened = None if is_static else _open(value, path, objects)
     if opened is None:
         kind = _leaf_kind(value, path, is_static)
         out.program.append((kind, 0, value))
@@ -131,11 +182,11 @@ def _flatten_into(out, value, path, static, ancestors):
         )
     out.program.append(op)
     for child, step in zip(children, steps, strict=True):
-        _flatten_into(out, child, path + step, static, ancestors)
+        _flatten_into(out, child, path + step, static, ancestors, objects)
     del ancestors[id(value)]
 
 
-def _open(value, path):
+def _open(value, path, objects):
     """A container as (op, children, the path's step to each child), or None for a leaf."""
     kind = type(value)
     if kind is tuple or kind is list:
@@ -161,7 +212,11 @@ def _open(value, path):
         obj = (kind, registered.flatten_fn, context, registered.unflatten_fn)
         return (CUSTOM, len(children), obj), children, steps
     if not dataclasses.is_dataclass(kind):
-        return None
+        names = objects and objects.names_of(value)
+        if not names:
+            return None
+        about = (kind, names, len(names))
+        return (DATACLASS, len(names), about), tuple(vars(value).values()), [f".{name}" for name in names]
     if not all(base is object or base.__flags__ & HEAP_TYPE for base in kind.__mro__):
         return None  # it extends dict, say: object.__new__ cannot rebuild that
     names = [field.name for field in dataclasses.fields(kind)]
@@ -308,6 +363,9 @@ def _build(ops, leaves):
     if kind == DATACLASS:
         # Neither __init__ nor __post_init__: the attributes already hold what those two made.
         instance = object.__new__(obj[0])
+        if not dataclasses.is_dataclass(obj[0]):
+            vars(instance).update(zip(obj[1], children, strict=True))
+            return instance
         for name, child in zip(obj[1], children, strict=True):
             object.__setattr__(instance, name, child)
         return instance
