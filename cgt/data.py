@@ -303,6 +303,7 @@ class Seen:
     seeds: bool = False  # an attention keeps random numbers for its backward
     again: bool = False  # the next recording will fare better
     escaped: bool = False  # something of it outlived the call
+    is_own: bool = False  # nobody but the call holds its result
 
     # what it needs while it runs
     inside: bool = False  # ops are not the function's

@@ -78,7 +78,7 @@ def rows(plan, seen, result, call):
 
 def flatten_result(seen, result):
     """The result as a program and tensors."""
-    return pytree.flatten(result, "result", is_made=lambda t: core.storage_id(t) in seen.made)
+    return pytree.flatten_result(result, lambda t: core.storage_id(t) in seen.made, seen.is_own)
 
 
 def describe_slots(plan, seen):
@@ -86,7 +86,7 @@ def describe_slots(plan, seen):
     flat, reached = plan.flat, plan.reached
     slots, paths, writes, bumped, first_of = [], [], [], set(), {}
     at = collections.Counter(map(core.address, {id(t): t for t in all_tensors(plan)}.values()))
-    copied = {id(flat.tensors[k]): k for k in seen.copies}
+    copied = copied_with(plan, seen)
     for k, t in enumerate(all_tensors(plan)):
         is_leaf = k < len(flat.tensors)
         sid = core.storage_id(t)
@@ -102,7 +102,7 @@ def describe_slots(plan, seen):
             binding = UNUSED
         elif plan.driver == CUDA and not t.is_cuda:
             binding = VALUE
-        elif id(t) in copied and id(t) not in seen.mirrored:
+        elif id(t) in copied and id(flat.tensors[copied[id(t)]]) not in seen.mirrored:
             binding = COPIED if k == copied[id(t)] else TWIN
         else:
             binding = PINNED
@@ -123,6 +123,18 @@ def describe_slots(plan, seen):
         slots.append(SlotRow(leaf, kept, t, binding, copy, same, apart, owner))
         paths.append(path)
     return slots, paths, writes
+
+
+def copied_with(plan, seen):
+    """id of a tensor -> the leaf from whose copy it is read: its own, or that of one at its address that it lies in."""
+    tensors, copied = plan.flat.tensors, {}
+    for k in seen.copies:
+        base = tensors[k]
+        for t in tensors if plan.graph is not None else ():
+            here = core.storage_id(t), core.address(t), t.dtype
+            if here == (core.storage_id(base), core.address(base), base.dtype) and span(t) <= span(base):
+                copied.setdefault(id(t), k)
+    return copied | {id(tensors[k]): k for k in seen.copies}
 
 
 def vet_backward(graph, seen, tensors):

@@ -156,7 +156,8 @@ def reach_generators(found, flat):
 def choose_copied(state, flat, tensors, driver, parent, moved):
     """Leaves (by index) that the graph copies from wherever they are. The rest is pinned, above all
     results of the path, whose memory stays where it is; unless they moved at this very place. A tensor that
-    is several arguments is copied once."""
+    is several arguments is copied once; so are arguments of a backward that begin at one address (the gradient of a
+    sum is the sum's own, expanded)."""
     how = state.opts.inputs
     if how == "pinned":
         return []
@@ -177,8 +178,11 @@ def choose_copied(state, flat, tensors, driver, parent, moved):
             if before is None or before == core.address(t):
                 continue
         _, lo, hi = ranges[k]
-        if any(x is not t and a < hi and lo < b for x, a, b in ranges):
+        beside = [(j, x, a, b) for j, (x, a, b) in enumerate(ranges) if x is not t and a < hi and lo < b]
+        if any(state.graph is None or a != lo or x.dtype != t.dtype or id(x) in written or j >= len(flat.tensors) for j, x, a, _ in beside):
             continue  # shares bytes with another tensor: a copy would part them
+        if any(b > hi or (b == hi and j < k) for j, _, _, b in beside):
+            continue  # lies in another one, which is copied
         if not any(flat.tensors[j] is t for j in chosen):
             chosen.append(k)
     return chosen

@@ -18,6 +18,7 @@ A program keeps alive every constant and every type that it names, but no tensor
 import dataclasses
 import enum
 import struct
+import sys
 from typing import NamedTuple
 
 import torch
@@ -42,31 +43,62 @@ class Flat(NamedTuple):
     objects: tuple  # (path, object) of every SAME and EQUAL leaf, in order
 
 
-def flatten(tree, path, static=(), is_made=None):
-    """Flatten `tree`. Paths start with `path`; a subtree whose path is in `static` is one leaf. Of a result: is_made(t)
-    tells of a tensor whether the call made it; then an object that holds such tensors was made in the call, too,
-    and is opened as dataclasses are."""
+def flatten(tree, path, static=(), objects=None):
+    """Flatten `tree`. Paths start with `path`; a subtree whose path is in `static` is one leaf. `objects`: opens those
+    that it knows as dataclasses are."""
     out = Flat([], [], [], [])
-    _flatten_into(out, tree, path, frozenset(static), {}, Objects(is_made) if is_made else None)
+    _flatten_into(out, tree, path, frozenset(static), {}, objects)
     return Flat(*map(tuple, out))
 
 
+def flatten_result(result, is_made, is_own):
+    """`flatten` of a result. An object that nobody else holds, with tensors that the call made (is_made(t)), was made in
+    the call, too: its attributes are leaves, and a replay makes another one. is_own: nobody else holds the result."""
+    objects = Objects(is_made)
+    flat = flatten(result, "result", objects=objects)
+    parts = [one for one in objects.opened if one is not result]
+    objects.opened.clear()  # which holds them, too
+    shared = max(_references(parts), default=0) > ALONE or (len(parts) < objects.n and not is_own)
+    return flatten(result, "result") if shared else flat
+
+
 class Objects:
-    """Which objects of a result can be built anew."""
+    """Which objects of a result can be made anew."""
 
     def __init__(self, is_made):
-        self.is_made, self.opened = is_made, set()
+        self.is_made, self.opened, self.n = is_made, [], 0
 
     def names_of(self, value):
-        """The names of its attributes; None if it is to stay one leaf: it is nobody's but the call's only if it holds
-        what the call made, each object once, and nothing but its dict."""
-        kind, state = type(value), getattr(value, "__dict__", None)
-        if type(state) is not dict or id(value) in self.opened or not _is_simple(kind):
+        """The names of its attributes; None if it is to stay one leaf: instances that are more than their dict, that
+        hold nothing of the call's, or that are met twice."""
+        state = getattr(value, "__dict__", None)
+        if type(state) is not dict or not _is_simple(type(value)) or any(value is one for one in self.opened):
             return None
         if not _holds(value, self.is_made, set()):
             return None
-        self.opened.add(id(value))
+        self.opened.append(value)
+        self.n += 1
         return tuple(state)
+
+
+def _references(ones):
+    return [sys.getrefcount(one) for one in ones]
+
+
+class _Part:
+    """What _references says of an object with one holder, which is a part of it."""
+
+    def __init__(self):
+        self.part = None
+
+
+def _alone():
+    whole = _Part()
+    whole.part = _Part()
+    return _references([whole.part])[0]
+
+
+ALONE = _alone()
 
 
 # What says how an object is made, copied or let go of.

@@ -120,6 +120,7 @@ def run(seen, function, args, kwargs):
     before = references(seen)
     called = functools.partial(core.observed, seen.returned, observer, function, args, kwargs)
     result = core.within(brackets, called)
+    seen.is_own = sys.getrefcount(result) <= 2  # ours and the question's
     seen.ran = impure.code_of_function(seen.started)
     if seen.saves:
         if before != references(seen):

@@ -56,7 +56,9 @@ class Config:
 
 
 class Opaque:
-    """A type that no pytree knows."""
+    """A type that no pytree knows, nor a replay how to make."""
+
+    __slots__ = ("x",)
 
     def __init__(self, x):
         self.x = x

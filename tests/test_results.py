@@ -569,6 +569,8 @@ def test_tensor_kept_by_a_list_outside_is_never_wrong(device):
 
 def test_opaque_result_runs_eagerly_and_is_named(device):
     class Box:
+        __slots__ = ("value",)
+
         def __init__(self, value):
             self.value = value
 
