@@ -94,4 +94,4 @@ def reason(account, n, why):
         return account.why
     if account.eager is None:
         return errors.timed()
-    return errors.does_not_pay(account.spent, account.eager, n, why())
+    return errors.does_not_pay(account.spent + account.last, account.eager, n, why())

@@ -431,8 +431,8 @@ def mirror(seen, written):
 
 def see_constant(seen, t):
     """torch.tensor(...) of Python values: the values are guarded, the memory is new every time. To the GPU it copies them
-    unseen: PyTorch switches observers off."""
-    if t.is_cuda:
+    unseen, if there are any: PyTorch switches observers off."""
+    if t.is_cuda and t.numel():
         refuse(seen, errors.host_constant(user_line(seen)))
     seen.made[core.storage_id(t)] = user_line(seen)
     constants.add(seen, t)

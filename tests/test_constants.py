@@ -239,3 +239,12 @@ def test_a_number_of_the_host_that_is_an_argument_is_guarded():
         n = torch.tensor(n)
         assert same(f(x, n), function(x, n))
     assert cgt.stats(f).replays == 3 and cgt.stats(f).eager == 0
+
+
+def test_empty_tensor_is_made_in_the_call(device):
+    """As caches of decoders begin; there is nothing to be copied to the GPU."""
+    f = cgt.jit(lambda x: torch.cat([torch.tensor([], device=device, dtype=x.dtype), x * 2]))
+    for k in range(5):
+        x = torch.arange(4.0, device=device) + k
+        assert torch.equal(f(x), x * 2)
+    assert cgt.stats(f).replays >= 2 and cgt.stats(f).eager == 0, cgt.explain(f)
