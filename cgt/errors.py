@@ -150,6 +150,13 @@ def host_constant(line):
     )
 
 
+def cudnn_dropout(line):
+    return (
+        f"the recurrent layer at {line} draws its dropout from a random state of cuDNN's, which begins anew with each seed; "
+        "a replay would not. Give the layer dropout=0 and put torch.nn.Dropout between layers."
+    )
+
+
 def cpu_tensor(op, line, shape):
     return (
         f"{op} at {line} uses a CPU tensor of shape {shape} in a function on the GPU. "

@@ -15,6 +15,7 @@ the rule is to be strict: exact types, 1 is not True, -0.0 is not 0.0.
 A program keeps alive every constant and every type that it names, but no tensor.
 """
 
+import collections
 import dataclasses
 import enum
 import struct
@@ -58,8 +59,9 @@ def flatten_result(result, is_made, is_own):
     flat = flatten(result, "result", objects=objects)
     parts = [one for one in objects.opened if one is not result]
     objects.opened.clear()  # which holds them, too
-    shared = max(_references(parts), default=0) > ALONE or (len(parts) < objects.n and not is_own)
-    return flatten(result, "result") if shared else flat
+    inside = _holders_inside(result)
+    shared = any(n - PASSING > inside[id(one)] for one, n in zip(parts, _references(parts), strict=True))
+    return flatten(result, "result") if shared or (len(parts) < objects.n and not is_own) else flat
 
 
 class Objects:
@@ -85,20 +87,25 @@ def _references(ones):
     return [sys.getrefcount(one) for one in ones]
 
 
-class _Part:
-    """What _references says of an object with one holder, which is a part of it."""
+def _holders_inside(root):
+    """{id: how many holders an object has in this tree}. A container registered with torch may be a dict and have
+    attributes, too."""
+    found, todo, done = collections.Counter(), [root], set()
+    while todo:
+        one = todo.pop()
+        if id(one) in done or issubclass(type(one), (torch.Tensor, torch.nn.Module, type)):
+            continue
+        done.add(id(one))
+        children = list(one) if issubclass(type(one), (list, tuple)) else []
+        children += dict.values(one) if issubclass(type(one), dict) else ()
+        state = getattr(one, "__dict__", None)
+        children += state.values() if type(state) is dict else ()
+        found.update(map(id, children))
+        todo += children
+    return found
 
-    def __init__(self):
-        self.part = None
 
-
-def _alone():
-    whole = _Part()
-    whole.part = _Part()
-    return _references([whole.part])[0]
-
-
-ALONE = _alone()
+PASSING = _references([object()])[0]  # what holds an object while it is counted: a list, a name, an argument
 
 
 # What says how an object is made, copied or let go of.

@@ -262,6 +262,9 @@ def see_op(seen, op, args, kwargs):
     if packet in ("lift_fresh", "lift_fresh_copy"):
         see_constant(seen, inputs[0])
         return
+    if packet == "set_" and is_alias_made(seen, args, inputs):
+        see_alias(seen, op)
+        return
     written = [args[k] if k < len(args) else kwargs.get(name) for k, name in facts.writes]
     if packet in SILENT_WRITES and args[5]:  # training
         written += args[3:5]
@@ -445,6 +448,25 @@ def see_constant(seen, t):
     core.proceed(None)
 
 
+def is_alias_made(seen, args, inputs):
+    """Is this how C++ makes a tensor over a storage: set_ of an empty one that the call made? cuDNN's recurrent layers
+    take their weights so. (A tape has no place for a storage.)"""
+    return (
+        seen.driver == CUDA and len(args) > 1 and len(inputs) == 1 and inputs[0].is_cuda and not inputs[0].numel()
+        and core.storage_id(inputs[0]) in seen.made
+    )  # fmt: skip
+
+
+def see_alias(seen, op):
+    """What set_ returns is another tensor over memory that may be from outside."""
+    (t,) = core.proceed(None)
+    sid = core.storage_id(t)
+    if sid in seen.swaps:
+        refuse(seen, errors.replaces_memory(str(op), user_line(seen)))
+    elif not (sid in seen.made or sid in seen.buffers or sid in seen.touched):
+        seen.touched[sid] = seen.whole.get(sid, core.alias(t))
+
+
 def vet_op(seen, op, facts, args, kwargs, inputs, written, constant):
     """Refuse what a replay could not repeat."""
     line = None
@@ -468,6 +490,8 @@ def vet_op(seen, op, facts, args, kwargs, inputs, written, constant):
         line = errors.other_device(str(op), user_line(seen), inputs[0].device)
     elif facts.packet in READS_INSIDE and any(t.is_cuda for t in inputs):
         line = host_reason(seen, errors.host_read, op)
+    elif facts.packet == "_cudnn_rnn" and args[11] and args[12]:  # dropout, train
+        line = errors.cudnn_dropout(user_line(seen))
     elif seen.driver == CUDA:
         line = vet_mixed(seen, op, facts, kwargs, inputs, written, constant)
     if line is not None:

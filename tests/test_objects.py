@@ -6,6 +6,7 @@ import collections
 import pytest
 import torch
 from helpers import tells, values
+from torch.utils import _pytree as torch_pytree
 
 import cgt
 
@@ -76,6 +77,28 @@ def test_result_can_be_such_an_object_itself(device):
     for k in range(5):
         assert same(f(values(device, seed=k)), f.__wrapped__(values(device, seed=k)))
     assert cgt.stats(f).replays >= 2 and cgt.stats(f).eager == 0, cgt.explain(f)
+
+
+class Output(collections.OrderedDict):
+    """As the outputs of transformers: entries that are attributes, too."""
+
+    def __init__(self, **entries):
+        super().__init__(entries)
+        vars(self).update(entries)
+
+
+def test_object_in_a_registered_container(device):
+    torch_pytree.register_pytree_node(
+        Output, lambda out: (list(out.values()), list(out)), lambda parts, names: Output(**dict(zip(names, parts, strict=True)))
+    )
+    f = cgt.jit(lambda x: Output(**decode(x)))
+    try:
+        for k in range(5):
+            got = f(values(device, seed=k))
+            assert got.cache is got["cache"] and same(dict(got), decode(values(device, seed=k)))
+        assert cgt.stats(f).replays >= 2 and cgt.stats(f).eager == 0, cgt.explain(f)
+    finally:
+        torch_pytree._deregister_pytree_node(Output)
 
 
 HIDDEN = collections.deque([Layer(None)])
