@@ -109,7 +109,7 @@ PASSING = _references([object()])[0]  # what holds an object while it is counted
 
 
 # What says how an object is made, copied or let go of.
-MAKERS = ("__new__", "__del__", "__reduce__", "__reduce_ex__", "__getstate__", "__setstate__", "__copy__", "__deepcopy__")
+MAKERS = ("__new__", "__del__", "__getattribute__", "__reduce__", "__reduce_ex__", "__getstate__", "__setstate__", "__copy__", "__deepcopy__")
 
 
 def _is_simple(kind):

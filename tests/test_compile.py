@@ -67,7 +67,8 @@ def outcomes(function, *args, n=N):
 
 def assert_equal(got, want):
     assert len(got) == len(want)
-    assert all(torch.equal(a, b) for a, b in zip(got, want, strict=True))
+    apart = {k: (a - b).abs().max().item() for k, (a, b) in enumerate(zip(got, want, strict=True)) if not torch.equal(a, b)}
+    assert not apart, f"largest difference of each that is not equal: {apart}"
 
 
 def assert_replays(f, replays=N - 2):
