@@ -93,9 +93,10 @@ def describe_slots(plan, seen):
         touched = sid in seen.touched or sid in seen.written
         version = 0 if t.is_inference() else t._version
         bumps = version - plan.versions[k]
-        if bumps and (sid, version) in bumped:
+        if core.version_counter(t) in bumped:
             bumps = 0  # a view: it shares the counter that is already moved
-        bumped.add((sid, version))
+        elif bumps:
+            bumped.add(core.version_counter(t))
         if sid in seen.written or bumps:
             writes.append(EffectRow(WRITES, k, bumps))
         if not touched:

@@ -294,7 +294,7 @@ def test_copied_slots_are_counted_in_bytes(device):
     (node,) = core.fn_nodes(state_of(f).f)
     facts = core.node_facts(node)
     assert facts.slots[0][1] == COPIED and facts.copied == 16
-    assert core.books()["patches"] == 1
+    assert core.books()["patches"] == (2 if device.type == "cuda" else 1)  # there also the generator's words
 
 
 def test_newest_match_comes_first(device):

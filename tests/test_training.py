@@ -619,3 +619,28 @@ def test_gradient_of_a_gradient(device):
         assert torch.equal(w.grad.grad, torch.full((3,), 4.0 * k, device=device))
     s = cgt.stats(f)
     assert s.eager == 0 and s.replays >= 4, s.reasons
+
+
+def test_parameters_in_one_buffer_count_their_own_versions(device):
+    """As those of cuDNN's layers and of flattened models: one storage, a counter each."""
+
+    def train(wrap):
+        buffer = torch.arange(8.0, device=device)
+        params = [torch.nn.Parameter(torch.zeros(4, device=device)) for _ in range(2)]
+        for k, p in enumerate(params):
+            p.data = buffer[4 * k : 4 * k + 4]
+        opt = torch.optim.SGD(params, lr=0.1)
+
+        def step(x):
+            opt.zero_grad()
+            loss = sum(p.mul(x).sum() for p in params)
+            loss.backward()
+            opt.step()
+            return loss.detach()
+
+        step, x = wrap(step), torch.ones(4, device=device)
+        losses = [step(x).item() for _ in range(6)]
+        return losses, [p._version for p in params], step
+
+    want, got = train(lambda f: f), train(cgt.jit)
+    assert got[:2] == want[:2] and cgt.stats(got[2]).replays >= 3, cgt.explain(got[2])

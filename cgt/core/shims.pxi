@@ -32,6 +32,7 @@ cdef extern from "tensor_shim.h" namespace "cgt" nogil:
     uint64_t tensor_key(PyObject* t, uint64_t h) noexcept
     int tensor_version(PyObject* t)
     void tensor_bump(PyObject* t, int times)
+    void* tensor_counter(PyObject* t)
     void* tensor_grad(PyObject* t)
     PyObject* tensor_grad_tensor(PyObject* t)
     void ambient_now(uint64_t* words) noexcept

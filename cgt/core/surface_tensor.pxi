@@ -35,6 +35,11 @@ def address(object t):
     return <uintptr_t>tensor_ptr(<PyObject*>t)
 
 
+def version_counter(object t):
+    """Identity of what counts t's versions, which it may share; 0 of an inference tensor."""
+    return <uintptr_t>tensor_counter(<PyObject*>t)
+
+
 def dtype_number(object t):
     """A tensor's dtype as PyTorch's ScalarType number."""
     return tensor_dtype(<PyObject*>t)

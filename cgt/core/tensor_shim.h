@@ -215,6 +215,14 @@ static inline int tensor_version(PyObject* t) {
   return i->is_inference() ? 0 : static_cast<int>(i->version_counter().current_version());
 }
 
+// What counts a tensor's versions: views of one tensor share it, tensors over one storage may have their own.
+static inline void* tensor_counter(PyObject* t) noexcept {
+  const c10::VariableVersion& version = impl_of(t)->version_counter();
+  void* counter = nullptr;
+  static_assert(sizeof version == sizeof counter, "one intrusive pointer");
+  memcpy(&counter, &version, sizeof counter);
+  return counter;
+}
 static inline void tensor_bump(PyObject* t, int times) {
   c10::TensorImpl* i = impl_of(t);
   if (i->is_inference()) return;
