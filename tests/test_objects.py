@@ -63,7 +63,7 @@ def test_object_made_in_the_call_is_made_anew(device):
 def test_gradients_flow_through_tensors_of_an_object(device):
     w = torch.ones_like(values(device), requires_grad=True)
     f = cgt.jit(lambda x: decode(x * w))
-    for k in range(6):
+    for k in range(12):
         x, grads = values(device, seed=k), []
         for run in (f, f.__wrapped__):
             out = run(x)
@@ -187,4 +187,4 @@ def test_sum_of_results_has_one_gradient_for_both(device):
                 grads += torch.autograd.grad(a + b.sum(), w)
             del a, b
         assert torch.equal(*grads), k
-    assert cgt.stats(f).backward.records <= 4 and cgt.stats(f).backward.replays >= 6, cgt.explain(f)
+    assert cgt.stats(f).backward.records <= 5 and cgt.stats(f).backward.replays >= 4, cgt.explain(f)
