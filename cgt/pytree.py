@@ -57,9 +57,11 @@ def flatten_result(result, is_made, is_own):
     the call, too: its attributes are leaves, and a replay makes another one. is_own: nobody else holds the result."""
     objects = Objects(is_made)
     flat = flatten(result, "result", objects=objects)
+    if not objects.n:
+        return flat
     parts = [one for one in objects.opened if one is not result]
+    inside = _holders_inside(result, {id(one) for one in objects.opened})
     objects.opened.clear()  # which holds them, too
-    inside = _holders_inside(result)
     shared = any(n - PASSING > inside[id(one)] for one, n in zip(parts, _references(parts), strict=True))
     return flatten(result, "result") if shared or (len(parts) < objects.n and not is_own) else flat
 
@@ -87,19 +89,20 @@ def _references(ones):
     return [sys.getrefcount(one) for one in ones]
 
 
-def _holders_inside(root):
-    """{id: how many holders an object has in this tree}. A container registered with torch may be a dict and have
-    attributes, too."""
+def _holders_inside(root, opened):
+    """{id: how many holders an object has in this tree}, given the ids of the objects that are a part of it. A container
+    registered with torch may be a dict and have attributes, too."""
     found, todo, done = collections.Counter(), [root], set()
     while todo:
         one = todo.pop()
-        if id(one) in done or issubclass(type(one), (torch.Tensor, torch.nn.Module, type)):
+        if id(one) in done:
             continue
         done.add(id(one))
         children = list(one) if issubclass(type(one), (list, tuple)) else []
         children += dict.values(one) if issubclass(type(one), dict) else ()
-        state = getattr(one, "__dict__", None)
-        children += state.values() if type(state) is dict else ()
+        if id(one) in opened or type(one) in torch_pytree.SUPPORTED_NODES or dataclasses.is_dataclass(type(one)):
+            state = getattr(one, "__dict__", None)
+            children += state.values() if type(state) is dict else ()
         found.update(map(id, children))
         todo += children
     return found
