@@ -256,7 +256,7 @@ def see_op(seen, op, args, kwargs):
     if packet in KEEPS_SEED:
         seen.seeds = True
     inputs = tensors_in(kwargs.values(), tensors_in(args, []))
-    if seen.reason is not None and not seen.recording:  # nothing else will be asked of this warm-up
+    if seen.reason is not None and not seen.recording and seen.graph is None:  # nothing else is asked of this warm-up
         seen.devices.update(t.device for t in (*inputs, *core.proceed(None)))
         return
     if packet in ("lift_fresh", "lift_fresh_copy"):

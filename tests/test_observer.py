@@ -10,6 +10,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from wild import KeptArgument
 
 import cgt
+from cgt import trace
+from cgt.observe import observe
 
 SQUARE = torch.tensor([[4.0, 1.0, 0.5], [1.0, 3.0, 0.2], [0.5, 0.2, 2.0]])
 
@@ -205,3 +207,20 @@ def test_what_an_op_raises_is_eagers(device):
         for _ in range(3):
             with pytest.raises(torch.linalg.LinAlgError):
                 g(-torch.eye(3))
+
+
+def test_refused_warm_up_looks_no_further_but_a_backward_is_proven_whole(device):
+    """What a backward reads after a value was read on the host counts: it is proven by that run."""
+
+    def run(seen):
+        def f(x):
+            y = x * 2 if x.sum() > 0 else x
+            return y + other
+
+        x, other = torch.ones(2, device=device), torch.ones(2, device=device)
+        assert torch.equal(trace.run(seen, f, (x,), {}), x * 2 + other)
+        return core.storage_id(x) in seen.touched, core.storage_id(other) in seen.touched
+
+    driver = core.CUDA if device.type == "cuda" else core.HOST
+    assert run(observe(driver)) == (True, False)
+    assert run(observe(driver, graph=object())) == (True, True)
