@@ -179,7 +179,10 @@ def choose_copied(state, flat, tensors, driver, parent, moved):
                 continue
         _, lo, hi = ranges[k]
         beside = [(j, x, a, b) for j, (x, a, b) in enumerate(ranges) if x is not t and a < hi and lo < b]
-        if any(state.graph is None or a != lo or x.dtype != t.dtype or id(x) in written or j >= len(flat.tensors) for j, x, a, _ in beside):
+        as_one = state.graph is not None and all(
+            a == lo and x.dtype == t.dtype and id(x) not in written and j < len(flat.tensors) for j, x, a, _ in beside
+        )
+        if beside and not as_one:
             continue  # shares bytes with another tensor: a copy would part them
         if any(b > hi or (b == hi and j < k) for j, _, _, b in beside):
             continue  # lies in another one, which is copied

@@ -57,20 +57,19 @@ def flatten_result(result, is_made, is_own):
     the call, too: its attributes are leaves, and a replay makes another one. is_own: nobody else holds the result."""
     objects = Objects(is_made)
     flat = flatten(result, "result", objects=objects)
-    if not objects.n:
+    if not objects.opened:
         return flat
-    parts = [one for one in objects.opened if one is not result]
-    inside = _holders_inside(result, {id(one) for one in objects.opened})
-    objects.opened.clear()  # which holds them, too
-    shared = any(n - PASSING > inside[id(one)] for one, n in zip(parts, _references(parts), strict=True))
-    return flatten(result, "result") if shared or (len(parts) < objects.n and not is_own) else flat
+    inside = _holders_inside(result, set(map(id, objects.opened)))
+    counted = zip(objects.opened, _references(objects.opened), strict=True)
+    is_shared = any(not is_own if one is result else n - PASSING > inside[id(one)] for one, n in counted)
+    return flatten(result, "result") if is_shared else flat
 
 
 class Objects:
     """Which objects of a result can be made anew."""
 
     def __init__(self, is_made):
-        self.is_made, self.opened, self.n = is_made, [], 0
+        self.is_made, self.opened = is_made, []
 
     def names_of(self, value):
         """The names of its attributes; None if it is to stay one leaf: instances that are more than their dict, that
@@ -81,7 +80,6 @@ class Objects:
         if not _holds(value, self.is_made, set()):
             return None
         self.opened.append(value)
-        self.n += 1
         return tuple(state)
 
 

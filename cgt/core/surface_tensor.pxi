@@ -65,11 +65,6 @@ def storage_address(object t):
     return <uintptr_t>tensor_storage_ptr(<PyObject*>t)
 
 
-def storage_size(object t):
-    """Bytes of a tensor's storage."""
-    return storage_nbytes(<PyObject*>t)
-
-
 def storage_holders(object t):
     """How many hold the memory of t: tensors, and whoever counts storages."""
     return storage_uses(<PyObject*>t)
