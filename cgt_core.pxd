@@ -12,6 +12,7 @@
 #                      ├───► outs   [ FRESH SHARED VIEW | ...      ]   what the call hands out
 #                      ├───► ops    [ ...                          ]   the pytree of the result
 #                      ├───► patches            what of the graph is set before a launch
+#                      ├───► reads              values that Python reads on the way, each behind a graph of its own
 #                      ├───► effects            what a replay does to the call's tensors besides their bytes
 #                      ├───► grads, tags ──► places
 #                      ├───► saves, flows       what its backward needs, and where gradients go
@@ -82,7 +83,7 @@ cdef enum:                  # Policy: fns.outputs: what happens to a held output
     RESCUE, POISON, BORROW
 
 cpdef enum:                 # Part: kinds of rows of which a node has a slice; see PARTS in table.pxi
-    SLOTS, GUARDS, OUTS, PATCHES, EFFECTS, GRADS, TAGS, PLACES, DIMS, DEADS, SAVES, FLOWS, N_PARTS
+    SLOTS, GUARDS, OUTS, PATCHES, EFFECTS, GRADS, TAGS, PLACES, DIMS, DEADS, SAVES, FLOWS, READS, N_PARTS
 
 cpdef enum:                 # PatchKind
     COPY_SOURCE             # a copied slot's copy node reads from today's address
@@ -120,6 +121,7 @@ cdef struct Fn:
     int32_t alike               # such calls in a row
     int32_t patience            # of so many Python is told, or if a recording is replayed at last; 0: never
     int32_t wasted              # recordings freed that were never replayed
+    uint64_t unknown            # of the values that the last call read, where no recording had them; or 0
     int64_t born                # a stale id is told by this
     int64_t calls, warmups, records, replays, eager, rebinds, copied_bytes, rescues, rescued_bytes
 
@@ -161,7 +163,7 @@ cdef struct Node:
     int32_t ret_python          # the result needs pytree.unflatten
     PyObject* ret_program       # borrowed
     void* graph                 # CUDA: CUgraph; host: NULL
-    void* exec                  # CUDA: CUgraphExec, NULL for a graph without nodes; host: the tape
+    void* exec                  # CUDA: CUgraphExec, NULL for a graph without nodes; host: the tape. Of the last segment
     void* pool                  # CUDA: the pool it lives in; host: NULL
     void* state                 # CUDA: the allocator's state after it; host: NULL
     int32_t n_graph_nodes
@@ -237,6 +239,15 @@ cdef struct Patch:              # a node of the graph whose parameters a replay 
     uint64_t advance            # how far one run moves it
     int32_t device
 
+cdef struct Read:               # the end of a segment: Python reads a value, on which depends what comes behind
+    void* graph                 # of the segment; as in a Node
+    void* exec
+    int32_t n_graph_nodes
+    int32_t draws               # it, or one before it, draws random numbers
+    char* at                    # where the segment leaves the value, on the host
+    int64_t nbytes
+    const char* value           # borrowed: what it must be
+
 cdef struct Effect:             # what a replay does to a tensor of the call that is not a result
     int32_t kind                # EffectKind
     id_t slot
@@ -292,6 +303,7 @@ cdef struct Recording:          # the one recording under way; dispatch.py's loc
     int64_t step                # the iteration it belongs to
     int64_t launches            # of its path until then
     int32_t pool_open, capturing
+    int32_t cuts                # segments that ended
     int32_t ran                 # what it recorded was launched, or ran while it was recorded
     void* graph
     void* exec
@@ -305,7 +317,7 @@ cdef struct Table:
     Column fns, specs, ops, nodes, paths, edges
     Column parts[N_PARTS]       # of all nodes
     Recording rec
-    Column rec_patches, rec_deads
+    Column rec_patches, rec_deads, rec_reads
     Column rec_live             # addresses of the path's memory that must stay as it is
     Column freed                # (fn, node) pairs that Python has not been told of yet
     int32_t n_edges             # rows in use

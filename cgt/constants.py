@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import cgt_core as core
 import torch
 
-from .observe import is_capture, tensors_in, unseen
+from .observe import exchange, is_capture, tensors_in, unseen
 
 KNOWN = ("aten", "prims", "prim")  # whose ops have no other source than their arguments
 READS_FILES = ("from_file",)
@@ -37,11 +37,14 @@ class Step(NamedTuple):
     makes: list  # memory of its results
 
 
+def is_known(op, facts):
+    """Do this op's results depend on its arguments alone?"""
+    return not (facts.draws or op.namespace not in KNOWN or facts.packet in READS_FILES)
+
+
 def is_constant(seen, op, facts, inputs):
     """Do this op's results depend on constants alone?"""
-    if facts.draws or op.namespace not in KNOWN or facts.packet in READS_FILES:
-        return False
-    return all(core.storage_id(t) in seen.constants or not t.numel() for t in inputs)
+    return is_known(op, facts) and all(core.storage_id(t) in seen.constants or not t.numel() for t in inputs)
 
 
 def add(seen, t):
@@ -75,9 +78,10 @@ def close(seen):
 
 
 def read(seen, inputs):
-    """Run the op under way, which needs the values of constants, in a capture; what it returned. What it made becomes
-    memory of the recording: a copy that each replay makes anew, since the function may write it, or return it."""
-    real = for_real(seen, lambda: core.proceed([real_of(seen, t) if t.is_cuda else t for t in inputs]))
+    """Run the op under way, which needs the values of constants, or of what a segment left, in a capture; what it
+    returned. What it made becomes memory of the recording: a copy that each replay makes anew, since the function may
+    write it, or return it."""
+    real = for_real(seen, lambda: core.proceed([stand_in(seen, t) if t.is_cuda else t for t in inputs]))
     results = []
     for t in real:
         if t.is_cuda:
@@ -124,6 +128,11 @@ def for_real(seen, body):
         return result
 
     return core.within([(begin, end)], run)
+
+
+def stand_in(seen, t):
+    """What this op can work on: memory that a segment computed, or what a constant of the capture will hold."""
+    return real_of(seen, t) if core.storage_id(t) in seen.constants else exchange(seen, t)
 
 
 def real_of(seen, t):

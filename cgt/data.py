@@ -110,6 +110,7 @@ class Kept(NamedTuple):
     grads: list  # of GradRow
     loose: list  # aliases of memory that it reads and nothing of the above names
     seconds: tuple  # per phase of making it
+    values: list  # of segments.Value
 
 
 @declared
@@ -270,6 +271,7 @@ class Seen:
     graph: Graph | None = None
     since: int = 0  # autograd's sequence number at its begin
     arguments: tuple = ()  # the tensors among them
+    leaves: list = fresh(list)  # of autograd, whose .grad the run may set
     reachable: tuple = ()  # generators
     slots: frozenset = frozenset()  # memory of arguments and of what is reached
     swaps: dict = fresh(dict)  # memory of copied leaves -> [Swap]
@@ -288,6 +290,10 @@ class Seen:
     mirrored: set = fresh(set)  # ids of copied leaves that were written after all
     raw: set = fresh(set)  # memory whose address was asked for
     constants: dict = fresh(dict)  # memory that holds the same bytes at each replay -> what keeps that name its own
+    values: list = fresh(list)  # segments.Value: what Python read on the way
+    graded: set = fresh(set)  # ids of leaves that had still their old .grad at the last of these
+    acts: bool = False  # it did something that may not happen twice, besides writing
+    draws: bool = False  # random numbers of default generators
     steps: list = fresh(list)  # constants.Step: ops of a capture on constants that did not run for real yet
     real: dict = fresh(dict)  # constant of a capture -> a tensor with what it will hold
     passing: set = fresh(set)  # memory that a surrounding backward hands through

@@ -45,6 +45,7 @@ from . import (
     places,
     pytree,
     record,
+    segments,
     tokens,
     trace,
 )
@@ -155,7 +156,7 @@ def wait(call, first):
     state, f = call.state, call.state.f
     if state.graph is not None or math.isinf(options.OVERHEAD):
         return None
-    new = account.meet(state.account, key_of(call))
+    new = account.meet(state.account, (*key_of(call), core.fn_unknown(f)))
     if new and not first:
         if new > 1:
             core.verdict_fn(f, errors.new_kind(), core.fn_counts(f)[0] + new, 2)
@@ -418,8 +419,10 @@ def why_missed(call, path, parent):
     state, tensors = call.state, list(call.flat.tensors)
     for node, why, index in misses(call, path, parent):
         kept = state.keep.get(node)
-        if kept is None or why in (FITS, MISS_SPEC, MISS_AMBIENT):
+        if kept is None or why in (MISS_SPEC, MISS_AMBIENT) or (why == FITS and not kept.values):
             continue
+        if why == FITS:
+            return errors.another_value(sorted({value.line for value in kept.values}))
         if why == MISS_ALIVE:
             return errors.still_held(core.dead_line(node, index))
         if why == MISS_PLACE:
@@ -627,7 +630,7 @@ def draft_node(call, attempt):
             draft = autograd.complete(state, plan, seen, draft)
         tokens.drop_words(seen)
         if not isinstance(draft, str):
-            draft = escaping(state, seen, describe.vet_escapes(plan, seen, draft)) or draft
+            draft = segments.vet(seen, draft) or escaping(state, seen, describe.vet_escapes(plan, seen, draft)) or draft
     except Exception as error:  # a gap of ours must not become the user's crash: the result stands
         draft = record.failure(error)
     if isinstance(draft, str):
@@ -712,7 +715,7 @@ def vet_code(state, seen):
     if not fresh:
         return None
     seen.again = True
-    return errors.new_code(min(c.co_name for c in fresh))
+    return errors.new_code(min(fresh, key=lambda code: code.co_name))
 
 
 def vet_spent(plan, seen):
@@ -782,7 +785,7 @@ def add_node(call, plan, seen, draft):
     loose = [core.alias(t) for sid, t in seen.touched.items() if sid not in known]
     kept = Kept(
         graph, site, (program, groups, [s.tensor for s in slots], seen.captured, seen.keep),
-        [draft.paths[k] for k in used], place_paths, grads, loose, core.record_seconds(),
+        [draft.paths[k] for k in used], place_paths, grads, loose, core.record_seconds(), seen.values,
     )  # fmt: skip
     node = core.add_node(
         state.f, call.spec, plan.ambient, slots, outs, program, ret_python, effects, grads, groups,

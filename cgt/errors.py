@@ -19,15 +19,16 @@ class CgtWarning(UserWarning):
 
 def host_read(op, line):
     return (
-        f"{op} at {line} needs a value on the host in the middle of the call. "
-        "Return the tensor and read it outside, or use torch.where instead of `if`."
+        f"{op} at {line} needs a number on the host in the middle of the call. Read only the outcome of a comparison there "
+        "(if x.sum() > 0), and before anything from outside is written; or use torch.where, or return the tensor and read "
+        "it outside."
     )
 
 
 def dynamic_shape(op, line):
     return (
         f"{op} at {line} makes a tensor whose shape depends on data. "
-        "Use a mask with torch.where, or a fixed size."
+        "Use a mask with torch.where, a fixed size, or index with mask.nonzero(as_tuple=True): a mask can be read."
     )
 
 
@@ -157,6 +158,21 @@ def cudnn_dropout(line):
     )
 
 
+def reads_too_much(line):
+    return f"the values that the function reads on the way, up to {line}, are too many. Read fewer, or outside."
+
+
+def another_value(lines):
+    return f"the function read a value at {', '.join(lines)} for which there is no recording yet."
+
+
+def read_with_grads(line):
+    return (
+        f"a value is read at {line} while gradients of an earlier backward are there, which the function then replaces. "
+        "Call zero_grad() before."
+    )
+
+
 def cpu_tensor(op, line, shape):
     return (
         f"{op} at {line} uses a CPU tensor of shape {shape} in a function on the GPU. "
@@ -274,8 +290,9 @@ def hidden_code():
     )
 
 
-def new_code(name):
-    return f"code ran for the first time ({name}); what it reads is guarded from the next call on."
+def new_code(code):
+    place = f"{code.co_name} at {code.co_filename}:{code.co_firstlineno}"
+    return f"code ran for the first time ({place}); what it reads is guarded from the next call on."
 
 
 def first_gradient():

@@ -14,7 +14,7 @@ import cgt_core as core
 import torch
 from cgt_core import AGAIN, CUDA, FRESH, INPUT, NONE, SHARED
 
-from . import advice, describe, errors, impure, options, places, pytree, tokens, trace
+from . import advice, describe, errors, impure, options, places, pytree, segments, tokens, trace
 from .data import Behind, Words
 from .observe import NOT_USER_CODE, all_tensors, held, observe_plan, span
 from .private import CAPTURE_CHECKS, clear_workspaces
@@ -54,6 +54,7 @@ def stream_of(device):
     if device not in STREAMS:
         STREAMS[device] = torch.cuda.Stream(device)
         core.load_words_kernel(device)
+        segments.room_of(device)  # none of these can be made in a capture
     return STREAMS[device]
 
 
@@ -183,9 +184,10 @@ def on_cuda(call, attempt):
 
     def run():
         torch.cuda.current_blas_handle()  # one per thread, and none can be made in a capture
+        now = list(map(core.generator_now, generators))
         begin(attempt, device, stream.cuda_stream)
-        for g, w in zip(generators, word_pairs, strict=True):
-            core.words(g, w[0:1], w[1:2])
+        for g, w, seed_offset in zip(generators, word_pairs, now, strict=True):
+            core.words(g, w[0:1], w[1:2], seed_offset)
             core.swap_generator(g, w[0:1], w[1:2], handles)
         swaps, copies = copy_leaves(plan, fills=False)
         seen = attempt.seen = observe_plan(plan, swaps)

@@ -135,11 +135,22 @@ def explain_node(state, node):
             )
             extra = f" ({size(copied)} per call)" if name == "copied" else ""
             lines.append(f"    {name}: {shown}{more}{extra}")
+    if kept.values:
+        shown = ", ".join(map(describe_value, kept.values[: options.EXPLAIN_ITEMS]))
+        more = f" and {len(kept.values) - options.EXPLAIN_ITEMS} more" if len(kept.values) > options.EXPLAIN_ITEMS else ""
+        lines.append(f"    for these values read on the way: {shown}{more}")
     if kept.loose:
         lines.append(
             f"    not guarded: {len(kept.loose)} tensors reached in a way cgt cannot follow"
         )
     return lines
+
+
+def describe_value(value):
+    """One that the function reads: where, and what it was."""
+    if value.shape:
+        return f"{value.line} {tuple(value.shape)} of {value.dtype}"
+    return f"{value.line} {torch.frombuffer(bytearray(value.bytes), dtype=value.dtype).item()}"
 
 
 def device_name(path):

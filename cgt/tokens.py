@@ -27,6 +27,7 @@ def see_draw(seen, generator, after):
 
 def see_get_state(seen, generator, plain):
     """The function reads a default generator's state."""
+    seen.acts = True
     if generator.device.type == "cpu" or not seen.recording:
         with unseen(seen):
             state = plain()
@@ -55,6 +56,7 @@ def note_token(seen, state, moved, generator, words):
 
 def see_set_state(seen, generator, state, plain):
     """The function sets a default generator's state: to a token, or it cannot be replayed."""
+    seen.acts = True
     sid = core.storage_id(state)
     state, moved, words = token_of(seen, sid, state)
     if words is None:  # set to what the function did not read: the next draw, or the end, refuses

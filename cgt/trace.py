@@ -15,7 +15,7 @@ import cgt_core as core
 import torch
 from cgt_core import CUDA, HOST
 
-from . import advice, constants, errors, impure, tape
+from . import advice, constants, errors, impure, segments, tape
 from .observe import (
     Unrecordable,
     exchange,
@@ -229,6 +229,14 @@ def see_reader(seen, name, t):
         return
     if name in COPIED_OUT and sid in seen.constants:
         return
+    if name == "tolist":
+        if t.is_cuda:
+            return  # it copies it first: an op
+        values = segments.values_of(seen, [t])
+        if values is not None:
+            touch(seen, t)
+            segments.read(seen, values)
+            return
     told = errors.read_behind if name == "ctc_loss" else errors.memory_read
     refuse(seen, told(name, user_line(seen)))
 
@@ -272,18 +280,17 @@ def see_op(seen, op, args, kwargs):
         written += inputs
     written = tensors_in(written, [])
     constant = constants.is_constant(seen, op, facts, inputs)
+    asks = (facts.reads or is_dynamic(facts, inputs) or is_to_host(inputs, kwargs)) and not constant
+    values = segments.values_of(seen, inputs) if asks and constants.is_known(op, facts) else None
+    constant = constant or values is not None
     vet_op(seen, op, facts, args, kwargs, inputs, written, constant)
     known = set()
     for t in inputs:
         sid = core.storage_id(t)
         known.add(sid)
         seen.devices.add(t.device)
-        if not (sid in seen.made or sid in seen.buffers or sid in seen.touched):
-            if core.is_in_node():
-                seen.passing.add(sid)
-            # Not the tensor: whoever holds the argument itself when the run is over is counted.
-            alias = core.alias(t) if core.is_plain(t) else t
-            seen.touched[sid] = seen.whole.get(sid, alias)
+        if touch(seen, t) and core.is_in_node():
+            seen.passing.add(sid)
     generator = kwargs.get("generator")
     if generator is not None:
         seen.generators[core.generator_id(generator)] = generator
@@ -306,7 +313,11 @@ def see_op(seen, op, args, kwargs):
     draws = facts.draws and drawn.device.type == "cpu"
     if draws:
         see_draw(seen, drawn, after=False)
+    if values is not None:
+        segments.read(seen, values)
     results = constants.read(seen, inputs) if for_real else core.proceed(instead)
+    seen.draws = seen.draws or facts.draws
+    seen.acts = seen.acts or op.namespace not in constants.KNOWN or (facts.draws and generator is not None)
     if draws:
         see_draw(seen, drawn, after=True)
     vet_kinds(seen, op, results)
@@ -326,6 +337,17 @@ def see_op(seen, op, args, kwargs):
         append(seen, op, args, kwargs, results, fresh, bool(written))
     if written and seen.swaps:
         mirror(seen, written)
+
+
+def touch(seen, t):
+    """The run has to do with t. Is its memory from outside, and met for the first time?"""
+    sid = core.storage_id(t)
+    if sid in seen.made or sid in seen.buffers or sid in seen.touched:
+        return False
+    # Not the tensor: whoever holds the argument itself when the run is over is counted.
+    alias = core.alias(t) if core.is_plain(t) else t
+    seen.touched[sid] = seen.whole.get(sid, alias)
+    return True
 
 
 def hand_over_seed(op, args, kwargs):
@@ -349,6 +371,7 @@ def see_region(seen, plain, region, inputs):
     given = [t for t in inputs if isinstance(t, torch.Tensor)]
     written = [inputs[k] for k in region.mutated_input_idxs]
     vet_region(seen, region, inputs, given)
+    seen.acts = True
     for t in given:
         seen.devices.add(t.device)
         if core.storage_id(t) not in seen.made and core.storage_id(t) not in seen.buffers:
@@ -463,8 +486,8 @@ def see_alias(seen, op):
     sid = core.storage_id(t)
     if sid in seen.swaps:
         refuse(seen, errors.replaces_memory(str(op), user_line(seen)))
-    elif not (sid in seen.made or sid in seen.buffers or sid in seen.touched):
-        seen.touched[sid] = seen.whole.get(sid, core.alias(t))
+    else:
+        touch(seen, t)
 
 
 def vet_op(seen, op, facts, args, kwargs, inputs, written, constant):
@@ -474,9 +497,7 @@ def vet_op(seen, op, facts, args, kwargs, inputs, written, constant):
         line = errors.forward_mode(user_line(seen))
     elif facts.reads and not constant:
         line = host_reason(seen, errors.host_read, op)
-    elif facts.dynamic and not constant and (
-        facts.packet != "index" or any(t.dtype in (torch.bool, torch.uint8) for t in inputs[1:])
-    ):
+    elif is_dynamic(facts, inputs) and not constant:
         line = errors.dynamic_shape(str(op), user_line(seen))
     elif facts.replaces:
         line = errors.replaces_memory(str(op), user_line(seen))
@@ -496,6 +517,13 @@ def vet_op(seen, op, facts, args, kwargs, inputs, written, constant):
         line = vet_mixed(seen, op, facts, kwargs, inputs, written, constant)
     if line is not None:
         refuse(seen, line)
+
+
+def is_dynamic(facts, inputs):
+    """Does the shape of an op's result depend on values?"""
+    return facts.dynamic and (
+        facts.packet != "index" or any(t.dtype in (torch.bool, torch.uint8) for t in inputs[1:])
+    )
 
 
 def vet_kinds(seen, op, results):

@@ -68,6 +68,10 @@ LIBRARY.impl("odd", lambda x: (x.view(-1), x * 2), "CompositeExplicitAutograd")
 
 
 def branch(x):
+    return x * 2 if x.sum().item() > 0 else -x
+
+
+def branch_compared(x):
     return x * 2 if x.sum() > 0 else -x
 
 
@@ -122,9 +126,10 @@ def reason_table(device="cpu"):
     """(sentence, words, bad, [good...], extra arguments). `x` is the first argument of all."""
 
     return [
-        ("host_read", "aten._local_scalar_dense", branch, [branch_inside, branch_outside]),
+        ("host_read", "aten._local_scalar_dense", branch, [branch_inside, branch_outside, branch_compared]),
         ("dynamic_shape", "aten.index.Tensor", lambda x: x[x > 0].sum(),
-         [lambda x: torch.where(x > 0, x, 0).sum(), lambda x: x.topk(2).values.sum()]),
+         [lambda x: torch.where(x > 0, x, 0).sum(), lambda x: x.topk(2).values.sum(),
+          lambda x: x[(x > 0).nonzero(as_tuple=True)].sum()]),
         ("memory_read", "Tensor.tolist", lambda x: x.tolist(), [lambda x: x * 1]),
         ("replaces_memory", "aten.resize_", resized, [resized_new, resized_old]),
         ("changes_shape", "aten.unsqueeze_", reshaped, [lambda x: x.unsqueeze(0) * 2]),

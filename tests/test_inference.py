@@ -38,7 +38,8 @@ def both(function, where, make, n=8):
 )
 def test_what_depends_on_values_is_never_baked(device, where, function):
     f = both(function, where, lambda k: torch.arange(3.0, device=device) + k)
-    assert cgt.stats(f).replays == 0 and cgt.stats(f).reasons
+    s = cgt.stats(f)
+    assert s.replays >= 3 and s.records >= 2, s.reasons  # another way where a value changed
 
 
 @pytest.mark.parametrize("where", [INSIDE, AROUND])

@@ -32,9 +32,6 @@ FORMULAS = {
     "where": (lambda x: torch.where(x > 1, x, x * 2).std(), SQUARE),
 }
 
-READS_THE_HOST = ("prod", "prod of a row", "max", "median", "max times inf", "cumprod")  # in eager, too
-
-
 def bits(t):
     return t.contiguous().view(torch.int32) if t.dtype == torch.float32 else t
 
@@ -59,10 +56,7 @@ def test_values_and_gradients_have_eagers_bits(device, name):
         for have, want in ((got.detach(), want_y), (got_g, want_g), (y, want_y), (g, want_g)):
             assert torch.equal(bits(have), bits(want)), (name, k, have, want)
     s = cgt.stats(whole)
-    if device.type == "cpu" and name in READS_THE_HOST:
-        assert s.replays == 0 and s.reasons
-    else:
-        assert s.replays >= 3 or (s.reasons and device.type == "cuda"), cgt.explain(whole)
+    assert s.replays >= 3 or (s.reasons and device.type == "cuda"), cgt.explain(whole)
 
 
 def test_foreach_ops_move_versions_as_in_eager(device):
@@ -214,7 +208,7 @@ def test_refused_warm_up_looks_no_further_but_a_backward_is_proven_whole(device)
 
     def run(seen):
         def f(x):
-            y = x * 2 if x.sum() > 0 else x
+            y = x * 2 if x.sum().item() > 0 else x
             return y + other
 
         x, other = torch.ones(2, device=device), torch.ones(2, device=device)

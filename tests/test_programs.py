@@ -51,7 +51,38 @@ def passed_on(p, x, y):
     return x
 
 
-FUNCTIONS = (scale, both, write, views, wide, drop, passed_on)
+def branch(p, x, y):
+    return x * 0.5 if (x.sum() > y.sum()) else both(p, x, y)
+
+
+def counted(p, x, y):
+    z = x - y
+    n = int((z > 0).sum() % 3)  # decides how many ops come
+    for _ in range(n):
+        z = z.sin() + p["shift"]
+    return z + n
+
+
+def chosen(p, x, y):
+    z = y.clone()
+    z[(x > 0.5).nonzero(as_tuple=True)] = 0.25
+    return z + p["scale"]
+
+
+def drawn(p, x, y):
+    z = torch.nn.functional.dropout(x, 0.5)
+    if (z.sum() > 1) & (y.sum() < 3):
+        return torch.nn.functional.dropout(y, 0.5) - z
+    return z + torch.rand_like(y) if z.any() else y * 2
+
+
+def written(p, x, y):
+    if (x > 0).all():
+        y.mul_(0.5)
+    return x + y
+
+
+FUNCTIONS = (scale, both, write, views, wide, drop, passed_on, branch, counted, chosen, drawn, written)
 
 index = st.integers(0, VARIABLES - 1)
 action = st.one_of(

@@ -71,18 +71,21 @@ cdef int cuda_restore(Recording* r, void* state, void** live, int n) noexcept:
     if code == 0: code = cuda_pool_restore(r.pool, state, live, n)
     return ERROR_FOREIGN_MEMORY if code == 1 else code
 
-cdef int cuda_begin(Recording* r) noexcept:
-    cdef int code = fault(CALL_BEGIN)
-    if code: return code
-    if cuda_pool_begin(r.pool, r.stream, cuda_joined) != 0: return 1
-    r.pool_open = 1
+cdef int cuda_resume(Recording* r) noexcept:
     # Thread-local: other threads may go on allocating and synchronizing while we record.
-    code = cu.cuStreamBeginCapture(
+    cdef int code = cu.cuStreamBeginCapture(
         cu_stream(r.stream), cu.CUstreamCaptureMode_enum.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL)
     if code: return code
     r.capturing = 1
     cuda_mark(r.device, 1)
     return 0
+
+cdef int cuda_begin(Recording* r) noexcept:
+    cdef int code = fault(CALL_BEGIN)
+    if code: return code
+    if cuda_pool_begin(r.pool, r.stream, cuda_joined) != 0: return 1
+    r.pool_open = 1
+    return cuda_resume(r)
 
 cdef unsigned long long cuda_capture_id(Recording* r) noexcept:
     cdef cu.CUstreamCaptureStatus status
@@ -175,7 +178,7 @@ cdef int cuda_end(Recording* r, Patch* patches, int32_t n_patches) noexcept:
     if code == 0: code = told
     if code: return code
     for k in range(n_patches): used += patches[k].advance
-    for k in range(n_patches if used == 0 else 0):
+    for k in range(n_patches if used == 0 and not r.cuts else 0):
         if patches[k].kind != WORDS: continue
         # The words come first in the stream, so taking unused ones out loses no order.
         code = cu.cuGraphDestroyNode(<cu.CUgraphNode>patches[k].handle)
@@ -184,6 +187,32 @@ cdef int cuda_end(Recording* r, Patch* patches, int32_t n_patches) noexcept:
     if code: return code
     r.n_graph_nodes = <int32_t>n
     return cuda_vet(graph, n) if n else 0
+
+cdef int cuda_fetch(Recording* r, PyObject* x, char* to, int64_t nbytes) noexcept:
+    return cu.cuMemcpyDtoHAsync(<void*>to, <cu.CUdeviceptr><uintptr_t>tensor_ptr(x), nbytes, cu_stream(r.stream))
+
+cdef int cuda_cut(Recording* r, Read* read) noexcept:
+    """The pool stays open: what the segment holds is there for the next one."""
+    cdef cu.CUgraph graph = NULL
+    cdef cu.CUgraphExec exec_ = NULL
+    cdef size_t n = 0
+    cdef int code = cu.cuStreamEndCapture(cu_stream(r.stream), &graph)
+    cdef int told = fault(CALL_CUT)
+    r.capturing = 0
+    cuda_mark(r.device, 0)
+    read.graph = <void*>graph
+    if code == 0: code = told
+    if code == 0: code = cu.cuGraphGetNodes(graph, NULL, &n)
+    if code == 0: code = cuda_vet(graph, n)
+    if code: return code
+    read.n_graph_nodes = <int32_t>n
+    code = cu.cuGraphInstantiate(&exec_, graph, 0)
+    read.exec = <void*>exec_
+    return code
+
+cdef int cuda_wait(void* stream) noexcept nogil:
+    cdef int code = fault(CALL_WAIT)
+    return code if code else cu.cuStreamSynchronize(cu_stream(stream))
 
 cdef int cuda_instantiate(Recording* r) noexcept:
     cdef cu.CUgraphExec exec_ = NULL
@@ -296,6 +325,6 @@ cdef void cuda_destroy(void* graph, void* exec_, void* pool, void* state) noexce
     if pool is not NULL: cuda_pool_count(pool, -1)
 
 DRIVERS[CUDA] = Driver(
-    cuda_restore, cuda_begin, cuda_copy, cuda_words, cuda_spend, cuda_end, cuda_instantiate, cuda_checkpoint, cuda_abort,
-    cuda_launch, cuda_patch, cuda_order, cuda_current_stream, cuda_rescue,
+    cuda_restore, cuda_begin, cuda_copy, cuda_words, cuda_spend, cuda_fetch, cuda_cut, cuda_resume, cuda_wait,
+    cuda_end, cuda_instantiate, cuda_checkpoint, cuda_abort, cuda_launch, cuda_patch, cuda_order, cuda_current_stream, cuda_rescue,
     cuda_destroy)

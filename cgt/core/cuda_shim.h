@@ -250,6 +250,19 @@ static uint64_t generator_restore(void* handle) noexcept {
   return advance;
 }
 
+// Another capture goes on with the same recording.
+static void generator_follow(void* handle, unsigned long long capture_id) noexcept {
+  auto* swap = static_cast<GeneratorSwap*>(handle);
+#if CGT_TORCH_MINOR >= 13
+  auto& states = swap->ours->capture_states_;
+  auto at = states.find(swap->capture_id);
+  auto state = at->second;
+  states.erase(at);
+  states[capture_id] = std::move(state);
+#endif
+  swap->capture_id = capture_id;
+}
+
 // How far the recording has moved the generator, counted from the words that its kernels read now.
 static uint64_t generator_moved(void* handle) noexcept {
   auto* swap = static_cast<GeneratorSwap*>(handle);
@@ -294,6 +307,18 @@ static inline int generator_take(PyObject* generator, uint64_t advance, uint64_t
   }
 }
 
+// What was taken was not needed: unless somebody drew since, the generator is where it was.
+static inline void generator_give_back(PyObject* generator, uint64_t advance, uint64_t seed, uint64_t offset) noexcept {
+  try {
+    at::Generator& g = reinterpret_cast<PyGenerator*>(generator)->cdata;
+    std::lock_guard<std::mutex> lock(g.mutex());
+    auto now = cuda_generator(g)->philox_engine_inputs(0);
+    if (now.first == seed && now.second == offset + (advance + 3) / 4 * 4) cuda_generator(g)->set_philox_offset_per_thread(offset);
+  } catch (const std::exception&) {
+    // a capture of somebody's own began: there the generator is not ours to move
+  }
+}
+
 #else  // CPU torch: no CUDA tensor can reach these.
 
 static inline int cuda_current_device() noexcept { return -1; }
@@ -326,6 +351,8 @@ static void* generator_swap(PyObject*, PyObject*, PyObject*, unsigned long long)
 static uint64_t generator_restore(void*) noexcept { return 0; }
 static uint64_t generator_moved(void*) noexcept { return 0; }
 static void generator_point(void*, PyObject*, PyObject*, uint64_t) noexcept {}
+static inline void generator_give_back(PyObject*, uint64_t, uint64_t, uint64_t) noexcept {}
+static void generator_follow(void*, unsigned long long) noexcept {}
 static inline int generator_take(PyObject*, uint64_t, uint64_t*, uint64_t*) noexcept {
   return cuda_absent();
 }

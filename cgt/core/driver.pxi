@@ -4,12 +4,12 @@
 
 cdef enum:                        # DriverCall, in the order of CALL_NAMES
     CALL_RESTORE, CALL_BEGIN, CALL_COPY, CALL_WORDS, CALL_END, CALL_INSTANTIATE, CALL_CHECKPOINT,
-    CALL_LAUNCH, CALL_PATCH, CALL_ORDER, CALL_MOVE, CALL_SPEND, N_CALLS
+    CALL_LAUNCH, CALL_PATCH, CALL_ORDER, CALL_MOVE, CALL_SPEND, CALL_CUT, CALL_WAIT, N_CALLS
 
 # By TapeError; the last one, PyTorch's own LinAlgError, is set by the front end.
 TAPE_ERRORS = [None, RuntimeError, IndexError, ValueError, TypeError, NotImplementedError, RuntimeError]
 CALL_NAMES = ("restore", "begin", "copy", "words", "end", "instantiate", "checkpoint", "launch", "patch",
-              "order", "move", "spend")
+              "order", "move", "spend", "cut", "wait")
 
 cdef enum:                        # our own codes; the driver's are positive
     ERROR_HOST_MEMORY = -2        # the graph reads host memory that nobody owns
@@ -23,6 +23,10 @@ cdef struct Driver:
     int (*copy)(Recording* r, Patch* p, PyObject* to) noexcept   # record the copy node of a copied slot
     int (*words)(Recording* r, Patch* p) noexcept        # record the node that writes seed, offset
     int (*spend)(Recording* r, PyObject* proto) noexcept  # a result of the path is not needed from here on
+    int (*fetch)(Recording* r, PyObject* x, char* to, int64_t nbytes) noexcept   # record that x, contiguous, is copied to the host
+    int (*cut)(Recording* r, Read* read) noexcept        # a segment ends: its graph and exec
+    int (*resume)(Recording* r) noexcept                 # the next one begins
+    int (*wait)(void* stream) noexcept nogil             # for what was launched
     int (*end)(Recording* r, Patch* patches, int32_t n) noexcept    # graph, n_graph_nodes
     int (*instantiate)(Recording* r) noexcept            # exec
     # The recording's memory becomes the pool's: made, outs are lists of tensors; live as in restore.

@@ -24,6 +24,20 @@ cdef int host_spend(Recording* r, PyObject* proto) noexcept:
     if code == 0: tape_spend(r.exec, proto)
     return code
 
+cdef int host_fetch(Recording* r, PyObject* x, char* to, int64_t nbytes) noexcept: return 0     # an op of the tape
+
+cdef int host_cut(Recording* r, Read* read) noexcept:
+    cdef int code = fault(CALL_CUT)
+    if code: return code
+    read.n_graph_nodes = tape_length(r.exec)
+    read.exec = r.exec
+    r.exec = tape_after(r.exec)
+    return 0
+
+cdef int host_resume(Recording* r) noexcept: return 0
+
+cdef int host_wait(void* stream) noexcept nogil: return fault(CALL_WAIT)
+
 cdef int host_end(Recording* r, Patch* patches, int32_t n) noexcept:
     r.n_graph_nodes = tape_length(r.exec)
     return fault(CALL_END)
@@ -61,6 +75,6 @@ cdef void host_destroy(void* graph, void* exec_, void* pool, void* state) noexce
     if exec_ is not NULL: tape_free(exec_)
 
 DRIVERS[HOST] = Driver(
-    host_restore, host_begin, host_copy, host_words, host_spend, host_end, host_instantiate, host_checkpoint, host_abort,
-    host_launch, host_patch, host_order, host_stream, host_rescue,
+    host_restore, host_begin, host_copy, host_words, host_spend, host_fetch, host_cut, host_resume, host_wait,
+    host_end, host_instantiate, host_checkpoint, host_abort, host_launch, host_patch, host_order, host_stream, host_rescue,
     host_destroy)

@@ -7,7 +7,7 @@ cdef int record_begin(Table* t, int driver, int device, uintptr_t stream, uintpt
     cdef void* state = NULL
     assert not t.rec.active, "one recording at a time: dispatch.py holds the lock"
     memset(&t.rec, 0, sizeof(Recording))
-    t.rec_patches.n = 0
+    t.rec_patches.n = t.rec_reads.n = 0
     t.rec.driver = driver
     t.rec.device = device
     t.rec.stream = <void*>stream
@@ -45,7 +45,7 @@ cdef int record_checkpoint(Table* t, list made, list outs) except -1:
 
 cdef inline Patch* rec_patch(Table* t, int32_t k) noexcept nogil: return <Patch*>t.rec_patches.rows + k
 
-cdef int record_words(Table* t, object generator, object seed_word, object offset_word) except -1:
+cdef int record_words(Table* t, object generator, object seed_word, object offset_word, tuple now) except -1:
     """The node that writes a generator's two words; before anything else in the recording."""
     cdef Patch* p = rec_patch(t, column_add(t, &t.rec_patches, 1))
     p.kind = WORDS
@@ -53,6 +53,7 @@ cdef int record_words(Table* t, object generator, object seed_word, object offse
     p.generator = <PyObject*>generator
     p.to = tensor_ptr(<PyObject*>seed_word)
     p.device = t.rec.device
+    p.told[0], p.told[1] = now
     return check(t.rec.driver, DRIVERS[t.rec.driver].words(&t.rec, p), CALL_WORDS)
 
 cdef int32_t record_copy(Table* t, object to, object source, int64_t nbytes) except -1:
@@ -83,6 +84,39 @@ cdef int record_spend(Table* t, PyObject* x) except -1:
         break
     return 0
 
+cdef inline Read* rec_read(Table* t, int32_t k) noexcept nogil: return <Read*>t.rec_reads.rows + k
+
+cdef bytes record_cut(Table* t, uintptr_t at, int64_t nbytes, bytes value, bint draws):
+    """What was recorded is a segment: it runs now, and leaves at `at` what Python reads next. These bytes. `value`:
+    them, where recording ran the segment already. The caller holds the path's lock, and it is not lost."""
+    cdef Driver* d = &DRIVERS[t.rec.driver]
+    cdef int32_t k = column_add(t, &t.rec_reads, 1)
+    cdef Path* p = path_row(t, t.rec.device + 1)
+    cdef void* stream = t.rec.stream
+    cdef void* exec_
+    cdef string error
+    cdef int code, begun, call = CALL_CUT
+    rec_read(t, k).at = <char*>at
+    rec_read(t, k).nbytes = nbytes
+    rec_read(t, k).draws = draws
+    t.rec.cuts += 1
+    code = d.cut(&t.rec, rec_read(t, k))
+    if code == 0 and value is None:
+        call = CALL_ORDER
+        if stream != p.last_stream: code = d.order(p, stream)
+        if code == 0:
+            call = CALL_LAUNCH
+            p.last_stream = stream
+            exec_ = rec_read(t, k).exec
+            with nogil:
+                code = d.launch(exec_, stream, &error)
+                if code == 0: code = d.wait(stream)
+    begun = d.resume(&t.rec)        # whatever happened: what the function still does must not run
+    check(t.rec.driver, code if code else begun, call if code else CALL_BEGIN)
+    if value is None: value = PyBytes_FromStringAndSize(<char*>at, nbytes)
+    rec_read(t, k).value = PyBytes_AS_STRING(value)
+    return value
+
 cdef int record_end(Table* t, list advances) except -1:
     """`advances`: by how much a run moves each generator that has words, in their order."""
     cdef int32_t k, j = 0
@@ -101,8 +135,12 @@ cdef int record_instantiate(Table* t) except -1:
     return 0
 
 cdef void record_abort(Table* t) noexcept:
+    cdef int32_t k
     if t.rec.active:
         DRIVERS[t.rec.driver].abort(&t.rec)
+        for k in range(t.rec_reads.n):
+            DRIVERS[t.rec.driver].destroy(rec_read(t, k).graph, rec_read(t, k).exec, NULL, NULL)
+        t.rec_reads.n = 0
         t.rec.active = 0
 
 cdef id_t dims_of(Table* t, id_t n, PyObject* x) except -1:
@@ -269,6 +307,8 @@ cdef id_t node_add(Table* t, id_t f, id_t spec, tuple ambient, list slots, list 
     fn_row(t, f).paths |= <uint64_t>1 << node.path
     part_copy(t, n, DEADS, &t.rec_deads)
     part_copy(t, n, PATCHES, &t.rec_patches)
+    part_copy(t, n, READS, &t.rec_reads)
+    t.rec_reads.n = 0
     part_add(t, n, SLOTS, len(slots))
     part_add(t, n, GUARDS, len(slots))
     for k in range(len(slots)): slot_fill(t, n, k, slots[k])
@@ -306,7 +346,7 @@ cdef int record_run_once(Table* t, list tensors) except -1:
     cdef int32_t k
     stream_order(p, d, stream)
     for k in range(t.rec_patches.n):
-        if rec_patch(t, k).kind == WORDS: words_bind(t.rec.exec, rec_patch(t, k), d)
+        if rec_patch(t, k).kind == WORDS: words_bind(rec_read(t, 0).exec if t.rec_reads.n else t.rec.exec, rec_patch(t, k), d)
     t.rec.ran = 1
     check(t.rec.driver, d.launch(t.rec.exec, stream, &error), CALL_LAUNCH)
     for x in tensors:

@@ -69,33 +69,6 @@ cdef id_t leaf_path(Table* t, id_t f, PyObject** leaves, int32_t n) noexcept nog
         if tensor_device(leaves[k]) >= 0: path = tensor_device(leaves[k]) + 1
     return path if fn.paths >> path & 1 else fn.path
 
-cdef int patches_bind(Table* t, id_t n, Driver* d, PyObject** leaves) except -1:
-    """Have the graph copy from today's inputs and draw from where the generators are; what did not move costs one
-    compare."""
-    cdef Node* node = node_row(t, n)
-    cdef Patch* p
-    cdef Fn* fn = fn_row(t, node.fn)
-    cdef uint64_t source, before
-    cdef int32_t k
-    cdef int code
-    for k in range(node.len[PATCHES] - 1, -1, -1):      # generators, which are recorded first, when nothing else can fail
-        p = node_patch(t, node, k)
-        if p.kind == WORDS:
-            words_bind(node.exec, p, d)
-            continue
-        if p.slot == NONE: continue
-        source = <uintptr_t>tensor_ptr(slot_tensor(t, node, p.slot, leaves))
-        fn.copied_bytes += p.nbytes
-        if source == p.told[0]: continue
-        if p.nbytes:
-            before = p.told[0]
-            p.told[0] = source
-            code = d.patch(node.exec, p)
-            if code != 0: p.told[0] = before       # the shadow tells what the exec was really told
-            check(path_row(t, node.path).driver, code, CALL_PATCH)
-        fn.rebinds += 1
-    return 0
-
 cdef int out_intact(Table* t, Node* n, Out* first, Out* o) noexcept:
     """Is the tensor that was handed out last still what the recording writes?"""
     return (REUSE_OUTPUTS and o.tensor is not NULL and Py_TYPE_(o.tensor) == Py_TYPE_(o.proto)
@@ -238,9 +211,9 @@ cdef int effects_happen(Table* t, id_t n, PyObject** leaves, bint bump) except -
             tensor_set_grad(x, made)
     return 0
 
-cdef object replay(Table* t, id_t n, PyObject** leaves, void* stream, bint launch, bint bump):
+cdef object replay(Table* t, id_t n, PyObject** leaves, void* stream, bint launch, bint bump, bint met):
     """Bind, take outputs, launch on the caller's current stream; n is the path's last node from now on. The caller holds
-    the path's lock. Outputs are taken before the GIL is let go."""
+    the path's lock. Outputs are taken before the GIL is let go. `met`: all segments but the last ran for this call."""
     cdef Node* node = node_row(t, n)
     cdef id_t path = node.path
     cdef Driver* d = &DRIVERS[path_row(t, path).driver]
@@ -250,7 +223,7 @@ cdef object replay(Table* t, id_t n, PyObject** leaves, void* stream, bint launc
     cdef string error
     stream_order(path_row(t, path), d, stream)
     outs_ready(t, n)
-    if launch and node_row(t, n).len[PATCHES]: patches_bind(t, n, d, leaves)
+    if launch and node_row(t, n).len[PATCHES] and not met: patches_bind(t, n, first_exec(t, node_row(t, n)), d, leaves)
     if node_row(t, n).site is not NULL: backward = backward_make(t, n, leaves)
     try:
         result = outs_give(t, n, leaves, backward)
@@ -278,9 +251,11 @@ cdef object call(Table* t, id_t f, PyObject* args, PyObject* kwargs, object on_m
     cdef id_t s = NONE, n, path, parent
     cdef PyObject* reason = NULL
     cdef Path* p
+    cdef bint met
     cdef void* range_
     cdef void* stream = NULL
     fn_row(t, f).calls += 1
+    fn_row(t, f).unknown = 0
     if ambient_blocker() != 0: return on_miss(NONE, <object>args, <object>kwargs)
     why = None
     w.table = t
@@ -316,9 +291,16 @@ cdef object call(Table* t, id_t f, PyObject* args, PyObject* kwargs, object on_m
                     break
                 range_ = range_begin(fn_row(t, f).range_name)
                 try:
-                    result = replay(t, n, w.leaves, stream, True, True)
+                    met = node_row(t, n).len[READS] != 0
+                    if met:
+                        parent = node_row(t, n).parent
+                        n = reads_meet(t, n, s, stream, w.leaves)
+                    if n != NONE: result = replay(t, n, w.leaves, stream, True, True, met)
                 finally:
                     if range_ is not NULL: range_end(range_)
+                if n == NONE:
+                    reason = verdict_find(t, f, s, path, parent, w.leaves)
+                    break
             except DriverError as error:
                 raise FAILED[0](f, error) from error
             finally:

@@ -73,6 +73,9 @@ cdef extern from "tensor_shim.h" namespace "cgt":
 cdef extern from "tape_shim.h" namespace "cgt":
     void* generator_impl(PyObject* g)
     void* tape_new()
+    void* tape_after(void* tape)
+    void* rng_keep() noexcept
+    void rng_release(void* state, int put_back) noexcept
     void tape_free(void* tape)
     int tape_length(void* tape)
     void tape_spend(void* tape, PyObject* proto) noexcept
@@ -162,6 +165,8 @@ cdef extern from "cuda_shim.h" namespace "cgt":
     uint64_t generator_moved(void* handle) noexcept
     void generator_point(void* handle, PyObject* seed_word, PyObject* offset_word,
                          uint64_t moved) noexcept
+    void generator_follow(void* handle, unsigned long long capture_id) noexcept
+    void generator_give_back(PyObject* generator, uint64_t advance, uint64_t seed, uint64_t offset) noexcept
     int generator_take(PyObject* generator, uint64_t advance, uint64_t* seed,
                        uint64_t* offset) noexcept
 

@@ -86,7 +86,7 @@ def fn_counts(int f):
     cdef int64_t graph_nodes = 0
     for k in range(TABLE.nodes.n):
         node = node_row(&TABLE, k)
-        if node.alive and node.fn == f: graph_nodes += node.n_graph_nodes
+        if node.alive and node.fn == f: graph_nodes += node_length(&TABLE, node)
     return (fn.calls, fn.warmups, fn.records, fn.replays, fn.eager, fn.rebinds, fn.copied_bytes,
             fn.rescues, fn.rescued_bytes, graph_nodes)
 
@@ -95,6 +95,11 @@ def fn_hopes(int f):
     """(how many calls in a row were alike, of those that a verdict kept from Python; how many recordings were freed
     that were never replayed)."""
     return fn_row(&TABLE, f).alike, fn_row(&TABLE, f).wasted
+
+
+def fn_unknown(int f):
+    """A number of the values that the last call read, if no recording had them; or 0."""
+    return fn_row(&TABLE, f).unknown
 
 
 def fn_nodes(int f):
@@ -190,7 +195,7 @@ def node_facts(int n):
         slots.append(SlotFacts(g.leaf, g.binding, k in written, <uintptr_t>slot_ptr(&TABLE, node, k), s.from_node))
     return NodeFacts(
         node.fn, node.spec, node.path, node.parent, node.depth, node.children, node.used, node.n_replay,
-        node.n_graph_nodes, tuple(slots),
+        node_length(&TABLE, node), tuple(slots),
         copied=sum([node_patch(&TABLE, node, k).nbytes for k in range(node.len[PATCHES])]),
         out_bytes=sum([storage_nbytes(node_out(&TABLE, node, k).proto)
                        for k in range(node.len[OUTS])

@@ -23,9 +23,17 @@ def copy(object to, object source, int64_t nbytes):
     return record_copy(&TABLE, to, source, nbytes)
 
 
-def words(object generator, object seed_word, object offset_word):
-    """Record the node that writes a generator's words."""
-    record_words(&TABLE, generator, seed_word, offset_word)
+def generator_now(object generator):
+    """(seed, offset) of a generator on a GPU. Not in a capture."""
+    cdef uint64_t seed = 0, offset = 0
+    if generator_take(<PyObject*>generator, 0, &seed, &offset) != 0: raise_pending()
+    return seed, offset
+
+
+def words(object generator, object seed_word, object offset_word, tuple now):
+    """Record the node that writes a generator's words. `now`: what they are for a segment that runs while recording
+    goes on."""
+    record_words(&TABLE, generator, seed_word, offset_word, now)
 
 
 def swap_generator(object generator, object seed_word, object offset_word, list handles):
@@ -58,6 +66,23 @@ def spend(object t):
     """The recording under way needs a result of its path no more, and nobody else does: what is recorded
     from here on may use its memory."""
     record_spend(&TABLE, <PyObject*>t)
+
+
+def fetch(uintptr_t to, object x, int64_t nbytes):
+    """Record that a contiguous tensor's bytes come to the host."""
+    check(TABLE.rec.driver, DRIVERS[TABLE.rec.driver].fetch(&TABLE.rec, <PyObject*>x, <char*>to, nbytes), CALL_CUT)
+
+
+def cut(uintptr_t at, int64_t nbytes, object value, bint draws):
+    """A segment ends, behind which the function reads what lies at `at`: these bytes, which the caller keeps. They are
+    computed now, unless `value` tells them, because recording ran the ops. `draws`: random numbers were drawn so far.
+    The caller holds the paths."""
+    return record_cut(&TABLE, at, nbytes, value, draws)
+
+
+def follow_generator(uintptr_t handle):
+    """The generator's kernels belong to the capture that a new segment began."""
+    generator_follow(<void*>handle, cuda_capture_id(&TABLE.rec))
 
 
 def end(list advances):
@@ -105,7 +130,7 @@ def run_node(int n, list tensors, bint launch):
     cdef Path* p = path_row(&TABLE, node_row(&TABLE, n).path)
     TABLE.rec.ran = 1
     try:
-        return replay(&TABLE, n, leaves, DRIVERS[p.driver].stream(p.device), launch, False)
+        return replay(&TABLE, n, leaves, DRIVERS[p.driver].stream(p.device), launch, False, False)
     finally:
         free(leaves)
 

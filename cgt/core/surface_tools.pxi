@@ -8,6 +8,8 @@ def forget():
     for n in range(TABLE.nodes.n):
         if node_row(&TABLE, n).alive and path_row(&TABLE, node_row(&TABLE, n).path).driver == CUDA:
             node_row(&TABLE, n).graph = node_row(&TABLE, n).exec = NULL
+            for k in range(node_row(&TABLE, n).len[READS]):
+                node_read(&TABLE, node_row(&TABLE, n), k).graph = node_read(&TABLE, node_row(&TABLE, n), k).exec = NULL
             node_row(&TABLE, n).pool = node_row(&TABLE, n).state = NULL
     for k in range(TABLE.paths.n):
         path_row(&TABLE, k).lock = <void*>new mutex()

@@ -59,7 +59,8 @@ cdef inline Edge* edge_row(Table* t, int32_t e) noexcept nogil: return <Edge*>t.
 cdef object PARTS = (
     ("slots", sizeof(Slot)), ("guards", sizeof(Guard)), ("outs", sizeof(Out)), ("patches", sizeof(Patch)),
     ("effects", sizeof(Effect)), ("grads", sizeof(Grad)), ("tags", sizeof(Tag)), ("places", sizeof(Place)),
-    ("dims", sizeof(int64_t)), ("deads", sizeof(Dead)), ("saves", sizeof(Save)), ("flows", sizeof(id_t)))
+    ("dims", sizeof(int64_t)), ("deads", sizeof(Dead)), ("saves", sizeof(Save)), ("flows", sizeof(id_t)),
+    ("reads", sizeof(Read)))
 
 cdef inline Slot* node_slot(Table* t, Node* n, id_t k) noexcept nogil: return <Slot*>t.parts[SLOTS].rows + n.at[SLOTS] + k
 cdef inline Guard* node_guard(Table* t, Node* n, id_t k) noexcept nogil: return <Guard*>t.parts[GUARDS].rows + n.at[GUARDS] + k
@@ -73,6 +74,7 @@ cdef inline int64_t* node_dim(Table* t, Node* n, id_t k) noexcept nogil: return 
 cdef inline Dead* node_dead(Table* t, Node* n, id_t k) noexcept nogil: return <Dead*>t.parts[DEADS].rows + n.at[DEADS] + k
 cdef inline Save* node_save(Table* t, Node* n, id_t k) noexcept nogil: return <Save*>t.parts[SAVES].rows + n.at[SAVES] + k
 cdef inline id_t* node_flow(Table* t, Node* n, id_t k) noexcept nogil: return <id_t*>t.parts[FLOWS].rows + n.at[FLOWS] + k
+cdef inline Read* node_read(Table* t, Node* n, id_t k) noexcept nogil: return <Read*>t.parts[READS].rows + n.at[READS] + k
 
 cdef id_t part_add(Table* t, id_t n, int part, Py_ssize_t count) except -1:
     """Append rows to node n's slice, behind which no other node's lies; the index of the first in the slice."""
@@ -101,6 +103,7 @@ cdef int table_start(Table* t) except -1:
     for part in range(N_PARTS): column_start(&t.parts[part], PARTS[part][1])
     column_start(&t.rec_patches, sizeof(Patch))
     column_start(&t.rec_deads, sizeof(Dead))
+    column_start(&t.rec_reads, sizeof(Read))
     column_start(&t.rec_live, sizeof(void*))
     column_start(&t.freed, 2 * sizeof(id_t))
     edges_make(t, 64)
@@ -246,6 +249,8 @@ cdef void node_free(Table* t, id_t n) noexcept:
     p = path_row(t, node.path)
     if p.current == n: p.current = node.parent
     if p.stale == n: p.stale = node.parent
+    for k in range(node.len[READS]):
+        DRIVERS[p.driver].destroy(node_read(t, node, k).graph, node_read(t, node, k).exec, NULL, NULL)
     DRIVERS[p.driver].destroy(node.graph, node.exec, node.pool, node.state)
     for k in range(node.len[OUTS]):
         owned[0] = node_out(t, node, k).tensor

@@ -5,6 +5,7 @@
 // user's tensors. A launch calls the ops in order: `out=` variants and in-place ops write the
 // recorded memory themselves; for the rest the result is copied into it.
 #pragma once
+#include <ATen/CPUGeneratorImpl.h>
 #include <ATen/ScalarOps.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/core/LegacyTypeDispatch.h>
@@ -52,7 +53,8 @@ struct Block {
 static std::vector<Block*> BLOCKS;  // the GIL guards both
 static std::unordered_map<c10::StorageImpl*, Block*> BLOCK_OF;
 
-struct Tape {
+struct Tape {  // of a segment
+  Tape* before = nullptr;  // of the segment before it, in the same recording
   std::vector<TapeCopy> copies;
   std::vector<TapeOp> ops;
   std::vector<c10::Storage> planned;  // those that point to blocks
@@ -132,6 +134,14 @@ static c10::IValue value_of(PyObject* o, const c10::Type& type) {
 }
 
 static void* tape_new() { return new Tape(); }
+
+// The next segment's.
+static void* tape_after(void* t) {
+  auto* tape = new Tape();
+  tape->before = static_cast<Tape*>(t);
+  return tape;
+}
+
 static int tape_length(void* t) { return static_cast<int>(static_cast<Tape*>(t)->ops.size()); }
 
 static void point(c10::StorageImpl* s, void* at) noexcept {
@@ -163,7 +173,7 @@ static int tape_copy(void* t, PyObject* to, const void* from, int64_t nbytes) {
   return static_cast<int>(c.size()) - 1;
 }
 
-// What comes now does not need the memory of this result of the path.
+// What comes now does not need the memory of this result of the path. (A backward's: it has one segment.)
 static void tape_spend(void* t, PyObject* proto) noexcept {
   auto found = BLOCK_OF.find(storage_of(proto));
   if (found != BLOCK_OF.end()) static_cast<Tape*>(t)->spent.push_back({found->second, tape_length(t) - 1});
@@ -208,10 +218,16 @@ static int tape_plan(void* t, PyObject* made, PyObject* outs, void** busy, int n
       c10::StorageImpl* s = storage_of(PyList_GET_ITEM(made, k));
       if (s && s->nbytes()) lives[s].storage = s;
     }
-    for (const TapeCopy& c : tape->copies) live_at(lives, c.to, -1);
-    for (int k = 0; k < static_cast<int>(tape->ops.size()); ++k) {
-      for (const c10::IValue& v : tape->ops[k].args) live_at(lives, v, k);
-      for (const at::Tensor& v : tape->ops[k].into) live_at(lives, v, k);
+    std::vector<Tape*> parts;
+    for (Tape* part = tape; part; part = part->before) parts.insert(parts.begin(), part);
+    int at = 0;
+    for (Tape* part : parts) {
+      for (const TapeCopy& c : part->copies) live_at(lives, c.to, -1);
+      for (const TapeOp& row : part->ops) {
+        for (const c10::IValue& v : row.args) live_at(lives, v, at);
+        for (const at::Tensor& v : row.into) live_at(lives, v, at);
+        ++at;
+      }
     }
     std::unordered_set<c10::StorageImpl*> kept;
     for (Py_ssize_t k = 0; k < PyList_GET_SIZE(outs); ++k) {
@@ -397,6 +413,30 @@ static int tape_run(void* t, std::string* error) noexcept {
     *error = e.what();
     return TAPE_RUNTIME;
   }
+}
+
+// --- randomness: a segment that ran for a call which goes another way drew its numbers in vain ---
+
+// The state of the default generator; to be released.
+static void* rng_keep() noexcept {
+  try {
+    at::Generator g = at::detail::getDefaultCPUGenerator();
+    std::lock_guard<std::mutex> lock(g.mutex());
+    return new at::Tensor(g.get_state());
+  } catch (const std::exception& e) {
+    PyErr_SetString(PyExc_RuntimeError, e.what());
+    return nullptr;
+  }
+}
+
+static void rng_release(void* state, int put_back) noexcept {
+  auto* tensor = static_cast<at::Tensor*>(state);
+  if (put_back) {
+    at::Generator g = at::detail::getDefaultCPUGenerator();
+    std::lock_guard<std::mutex> lock(g.mutex());
+    g.set_state(*tensor);
+  }
+  delete tensor;
 }
 
 // --- warnings ---

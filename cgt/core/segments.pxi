@@ -1,0 +1,144 @@
+# Segments. A recording whose function reads a value on the way is a row of graphs, each but the last with the value that it
+# leaves on the host. A call runs one after the other and looks whether the values are those of the recording; where one
+# is not, the sibling with that value goes on, and if there is none the call is Python's.
+#
+# What ran in vain until then wrote only memory that no other way needs (segments.py lets a recording read on no other
+# terms), and random numbers that it drew are given back.
+
+cdef int patches_bind(Table* t, id_t n, void* exec_, Driver* d, PyObject** leaves) except -1:
+    """Have the graph copy from today's inputs and draw from where the generators are; what did not move costs one
+    compare."""
+    cdef Node* node = node_row(t, n)
+    cdef Patch* p
+    cdef Fn* fn = fn_row(t, node.fn)
+    cdef uint64_t source, before
+    cdef int32_t k
+    cdef int code
+    for k in range(node.len[PATCHES] - 1, -1, -1):      # generators, which are recorded first, when nothing else can fail
+        p = node_patch(t, node, k)
+        if p.kind == WORDS:
+            words_bind(exec_, p, d)
+            continue
+        if p.slot == NONE: continue
+        source = <uintptr_t>tensor_ptr(slot_tensor(t, node, p.slot, leaves))
+        fn.copied_bytes += p.nbytes
+        if source == p.told[0]: continue
+        if p.nbytes:
+            before = p.told[0]
+            p.told[0] = source
+            code = d.patch(exec_, p)
+            if code != 0: p.told[0] = before       # the shadow tells what the exec was really told
+            check(path_row(t, node.path).driver, code, CALL_PATCH)
+        fn.rebinds += 1
+    return 0
+
+cdef inline void* first_exec(Table* t, Node* node) noexcept nogil:
+    """What runs first: it copies the inputs and writes the words."""
+    return node_read(t, node, 0).exec if node.len[READS] else node.exec
+
+cdef int32_t node_length(Table* t, Node* node) noexcept:
+    """Ops, or nodes of graphs, of all its segments."""
+    cdef int32_t k, n = node.n_graph_nodes
+    for k in range(node.len[READS]): n += node_read(t, node, k).n_graph_nodes
+    return n
+
+cdef void words_give_back(Table* t, id_t n) noexcept:
+    """The call goes another way: the generators are where they were."""
+    cdef Node* node = node_row(t, n)
+    cdef Patch* p
+    cdef int32_t k
+    for k in range(node.len[PATCHES]):
+        p = node_patch(t, node, k)
+        if p.kind == WORDS and p.advance: generator_give_back(p.generator, p.advance, p.told[0], p.told[1])
+
+cdef bint read_holds(Read* r) noexcept nogil:
+    """Is what the segment left the value of the recording?"""
+    return memcmp(r.at, r.value, r.nbytes) == 0
+
+cdef bint reads_agree(Table* t, id_t n, int32_t known) noexcept nogil:
+    """Are the first `known` values, which lie on the host, those of node n?"""
+    cdef Node* node = node_row(t, n)
+    cdef int32_t k
+    if node.len[READS] < known: return False
+    for k in range(known):
+        if not read_holds(node_read(t, node, k)): return False
+    return True
+
+cdef int32_t reads_run(Table* t, id_t n, Driver* d, void* stream, int32_t known) except -2:
+    """Run node n's segments but the last, of which the first `known` values are known: the first that is another, or
+    NONE."""
+    cdef int driver = path_row(t, node_row(t, n).path).driver, code
+    cdef void* exec_
+    cdef string error
+    cdef int32_t k = 0
+    while k < node_row(t, n).len[READS]:
+        exec_ = node_read(t, node_row(t, n), k).exec
+        with nogil:
+            code = d.launch(exec_, stream, &error)
+            if code == 0 and k >= known: code = d.wait(stream)
+        if code != 0: raise driver_error(driver, code, CALL_LAUNCH, &error)
+        if k >= known and not read_holds(node_read(t, node_row(t, n), k)): return k
+        k += 1
+    return NONE
+
+cdef uint64_t reads_key(Table* t, id_t n, int32_t known) noexcept:
+    """One number of the values that lie on the host; never 0."""
+    cdef uint64_t h = <uint64_t>known
+    cdef Read* r
+    cdef int32_t k
+    cdef int64_t j
+    for k in range(known):
+        r = node_read(t, node_row(t, n), k)
+        for j in range(r.nbytes): h = (h ^ <uint64_t><unsigned char>r.at[j]) * <uint64_t>0x100000001B3
+    return h | 1
+
+cdef id_t node_beside(Table* t, id_t n, id_t s, PyObject** leaves, int32_t known) except -2:
+    """A sibling of node n that accepts the call and these first values, moved to the front; or NONE."""
+    cdef uint64_t ambient[3]
+    cdef Node* node = node_row(t, n)
+    cdef Edge* e = edge_find(t, node.path, node.parent, node.fn)
+    cdef id_t m = e.first, before = NONE
+    ambient_now(ambient)
+    while m != NONE:
+        if m != n and reads_agree(t, m, known) and node_why(t, m, s, ambient, leaves) == FITS:
+            if before != NONE:
+                node = node_row(t, m)
+                node_row(t, before).next = node.next
+                e = edge_find(t, node.path, node.parent, node.fn)
+                node.next = e.first
+                e.first = m
+            return m
+        before = m
+        m = node_row(t, m).next
+    return NONE
+
+cdef id_t reads_meet(Table* t, id_t n, id_t s, void* stream, PyObject** leaves) except -2:
+    """Run what comes before the last value that a call reads: the node whose values they were, n or a sibling; or NONE,
+    and fns.unknown tells them apart. The caller holds the path's lock."""
+    cdef id_t path = node_row(t, n).path
+    cdef Driver* d = &DRIVERS[path_row(t, path).driver]
+    cdef int32_t known = 0, differs
+    cdef bint host = path_row(t, path).driver == HOST
+    cdef void* state
+    while True:
+        stream_order(path_row(t, path), d, stream)
+        patches_bind(t, n, first_exec(t, node_row(t, n)), d, leaves)
+        state = NULL
+        differs = NONE
+        if host and node_read(t, node_row(t, n), node_row(t, n).len[READS] - 1).draws:
+            state = rng_keep()
+            if state is NULL: raise_pending()
+        try:
+            differs = reads_run(t, n, d, stream, known)
+        except BaseException:
+            differs = 0
+            raise
+        finally:
+            if state is not NULL: rng_release(state, differs != NONE)
+            if differs != NONE: words_give_back(t, n)
+        if differs == NONE: return n
+        known = differs + 1
+        path = node_row(t, n).path
+        fn_row(t, node_row(t, n).fn).unknown = reads_key(t, n, known)
+        n = node_beside(t, n, s, leaves, known)
+        if n == NONE: return NONE

@@ -1,0 +1,121 @@
+"""Values that the function reads on the way: `if` on a tensor, item and tolist, nonzero, a copy on the host.
+
+What was recorded until then becomes a segment: it runs, leaves the value on the host, and recording goes on behind it. The
+recording is for that value alone. What comes of it from there on is a constant; at a replay core/segments.pxi runs
+segment by segment, and goes another way where a value is another.
+
+A replay may find in the middle that the call goes a way nobody recorded: then the function is run from the top. So
+what comes before a read may happen twice, and nobody may miss what it overwrites. It may write what the call made, draw
+random numbers (they are given back), and nothing else; and a .grad that the recording sets, which is not rescued before
+it runs, must have been taken away before the read. Numbers of floating point are not read: they are other ones at
+each call.
+"""
+
+from typing import Any, NamedTuple
+
+import cgt_core as core
+import torch
+from cgt_core import CUDA, HOST, SETS_GRAD
+
+from . import errors, tape
+from .observe import exchange, fix, is_capture, is_host_recording, refuse, unseen, user_line
+
+VALUE_BYTES = 4096  # of one value: what takes longer to compare is no choice between ways
+ROOM_BYTES = 1 << 16  # for all values of one call
+WORD = 8  # values begin at multiples of it
+ROOMS = {}  # device, -1 the host -> where segments leave their values; pinned, since the GPU writes there
+
+
+class Value(NamedTuple):
+    """One that the function read."""
+
+    line: str
+    shape: tuple
+    dtype: Any
+    bytes: bytes  # as the core compares them; of a warm-up empty
+
+
+def room_of(device):
+    """Memory of the host for the values of one call on this device. The path's lock guards it."""
+    if device not in ROOMS:
+        ROOMS[device] = torch.zeros(ROOM_BYTES, dtype=torch.uint8, pin_memory=device >= 0)
+    return ROOMS[device]
+
+
+def values_of(seen, inputs):
+    """Those of an op's inputs whose bytes decide what comes, or None where some may not be read."""
+    found = [t for t in inputs if t.numel() and core.storage_id(t) not in seen.constants]
+    if seen.graph is not None or seen.acts:
+        return None
+    if not all(sid in seen.made for sid in seen.written) or not all(is_small(seen, t) for t in found):
+        return None
+    return found
+
+
+def is_small(seen, t):
+    """May the function read this tensor and be recorded?"""
+    here = t.is_cuda == (seen.driver == CUDA) and core.is_plain(t)
+    return here and not (t.is_floating_point() or t.is_complex()) and t.numel() * t.element_size() <= VALUE_BYTES
+
+
+def read(seen, values):
+    """The function is about to read these: they are constants from here on."""
+    line = user_line(seen)
+    for t in values:
+        value = leave(seen, t) if is_capture(seen) or is_host_recording(seen) else b""
+        seen.values.append(Value(line, tuple(t.shape), t.dtype, value))
+    seen.graded = {id(t) for t in seen.leaves if t.grad is not None and core.storage_id(t.grad) not in seen.made}
+
+
+def leave(seen, t):
+    """End a segment that leaves t's bytes where the host finds them; these."""
+    nbytes = t.numel() * t.element_size()
+    at = sum(-(-len(value.bytes) // WORD) * WORD for value in seen.values)
+    if at + nbytes > ROOM_BYTES:
+        refuse(seen, errors.reads_too_much(user_line(seen)))
+        return b""
+    room = room_of(torch.cuda.current_device() if seen.driver == CUDA else -1)[at : at + nbytes]
+    try:
+        value = (leave_on_host if seen.driver == HOST else leave_on_cuda)(seen, t, room)
+    except core.DriverError as error:
+        refuse(seen, errors.recording_failed(error.args[1], user_line(seen)))
+        return b""
+    for rng in seen.rng.values():
+        core.follow_generator(rng.handle)
+    return value
+
+
+def leave_on_host(seen, t, room):
+    """The op that made t ran for real: only a replay needs the tape."""
+    with unseen(seen):
+        value = bytes(t.detach().contiguous().reshape(-1).view(torch.uint8).tolist())
+        tape.copy_into(room.view(t.dtype).view(t.shape), fix(seen, exchange(seen, t)))
+    return core.cut(core.address(room), room.numel(), value, seen.draws)
+
+
+def leave_on_cuda(seen, t, room):
+    """Run the segment now."""
+    with unseen(seen):
+        whole = exchange(seen, t).contiguous()
+    core.fetch(core.address(room), whole, room.numel())
+    return core.with_paths(lambda: cut(seen, core.address(room), room.numel()))
+
+
+def cut(seen, at, nbytes):
+    """The caller holds the paths: what runs now overwrites what another thread may have got meanwhile, unless the path
+    stands still."""
+    if core.lost():
+        seen.again = True
+        refuse(seen, errors.lost())
+    return core.cut(at, nbytes, None, seen.draws)
+
+
+def vet(seen, draft):
+    """A sentence if a replay that goes another way could miss a .grad that was overwritten, or None."""
+    if not seen.values:
+        return None
+    read = {s.owner for s in draft.slots if core.storage_id(s.example) in seen.touched}
+    for e in draft.effects:
+        if e.kind == SETS_GRAD and (e.slot in read or id(draft.slots[e.slot].example) in seen.graded):
+            return errors.read_with_grads(seen.values[-1].line)
+    return None

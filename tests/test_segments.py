@@ -1,0 +1,408 @@
+"""Values that a function reads on the way: a recording is a row of segments, and a call goes the way of its values.
+
+Every test compares with eager bit for bit, and says how many calls were replays."""
+
+import cgt_core as core
+import pytest
+import torch
+from helpers import counts, identical, in_threads, refill, replays_after, settle, tells, values
+from torch import nn
+from torch.nn import functional as F
+
+import cgt
+from cgt import segments
+
+
+def signed(device, sign, n=4):
+    """Numbers of one sign, each call's the same."""
+    return (values(device, n).abs() + 1) * sign
+
+
+def drive(function, calls, **options):
+    """The jitted function, after these calls agreed with eager, from the same random state."""
+    f = cgt.jit(function, **options)
+    for k, args in enumerate(calls):
+        torch.manual_seed(k)
+        want = function(*[a.clone() if isinstance(a, torch.Tensor) else a for a in args])
+        state = torch.rand(1)
+        torch.manual_seed(k)
+        assert identical(f(*args), want), k
+        assert torch.equal(torch.rand(1), state), k
+    return f
+
+
+def branch(x):
+    y = x * 2 + 1
+    if y.sum() > 0:
+        return y.relu() + 1
+    return y * -1
+
+
+def by_count(x):
+    n = int((x > 0).sum())
+    return x.sin().view(-1)[: n + 1] * n
+
+
+def by_place(x):
+    y = x.clone()
+    y[(x > 0).nonzero()[:, 0]] = 0.5
+    return y
+
+
+def masked(x):
+    kept = torch.arange(4, device=x.device)[x > 0]
+    return x[kept] * 2
+
+
+def as_list(x):
+    first, *_ = (x > 0).tolist()
+    return x * 3 if first else x / 3
+
+
+def on_the_host(x):
+    where = (x > 0).cpu()
+    return x + (1 if where.all() else 2)
+
+
+def twice(x):
+    y = x.sin()
+    if (y > 0).any():
+        y = y * 2
+        if (y > 1.5).all():
+            return y + 1
+    return y.cos()
+
+
+def the_same_twice(x):
+    positive = (x > 0).all()
+    y = x + 1 if positive else x - 1
+    return y * 2 if positive else y * 3
+
+
+def equal(x):
+    return x * 2 if torch.equal(x > 0, x > -1) else x * 3
+
+
+def until(x):
+    n = 0
+    while x.abs().max() > 0.5:
+        x, n = x * 0.5, n + 1
+    return x + n
+
+
+def in_place(x):
+    y = torch.zeros_like(x)
+    y.add_(x)
+    return y.mul_(2) if y.sum() > 0 else y
+
+
+READERS = [branch, by_count, by_place, masked, as_list, on_the_host, twice, the_same_twice, equal, until, in_place]
+
+
+@pytest.mark.parametrize("inputs", ["auto", "pinned", "copied"])
+@pytest.mark.parametrize("function", READERS, ids=lambda f: f.__name__)
+def test_call_goes_the_way_of_its_values(device, function, inputs):
+    one, two = signed(device, 1.0), signed(device, -1.0)
+    f = drive(function, [(one,)] * 4 + [(two,)] * 4, inputs=inputs)
+    s = cgt.stats(f)
+    assert (s.warmups, s.eager) == (1, 0) and s.records <= 3, s.reasons  # two, and one where the address moved
+    before = s.replays
+    for x in (one, two, one, one, two, two):
+        assert identical(f(x), function(x))
+    s = cgt.stats(f)
+    assert s.replays >= before + 5 and s.eager == 0, s.reasons
+
+
+@pytest.mark.parametrize("function", READERS, ids=lambda f: f.__name__)
+def test_value_that_changes_in_one_place_of_memory(device, function):
+    x, f = signed(device, 1.0), cgt.jit(function)
+    for k in range(24):
+        refill(x, (k % 3) - 1.5)
+        assert identical(f(x), function(x)), k
+    s = cgt.stats(f)
+    assert s.replays >= 17 and s.records <= 4, (s, s.reasons)
+
+
+def test_explain_names_the_values_and_their_lines(device):
+    f = drive(branch, [(signed(device, 1.0),)] * 3 + [(signed(device, -1.0),)] * 3, inputs="copied")
+    told = cgt.explain(f)
+    line = branch.__code__.co_firstlineno + 2
+    assert f"test_segments.py:{line} True" in told and f"test_segments.py:{line} False" in told
+
+
+def test_value_of_a_result_of_the_path(device):
+    first, second = cgt.jit(lambda x: x * 2), cgt.jit(branch)
+    for k in range(12):
+        x = signed(device, 1.0 if k % 4 < 2 else -1.0)
+        cgt.step()
+        assert identical(second(first(x)), branch(x * 2)), k
+    assert cgt.stats(second).replays >= 6 and cgt.stats(second).eager == 0
+
+
+def test_random_numbers_before_and_behind_a_read(device):
+    def function(x):
+        y = F.dropout(x, 0.5, True)
+        if (y.sum() > 3) & (x.sum() != 0):
+            return F.dropout(y, 0.5, True)
+        return y + torch.rand_like(y)
+
+    x = signed(device, 1.0, n=8)
+    f = cgt.jit(function)
+    torch.manual_seed(5)
+    want = [function(x) for _ in range(60)]
+    torch.manual_seed(5)
+    for k in range(60):
+        assert identical(f(x), want[k]), k
+    s = cgt.stats(f)
+    assert s.replays >= 50 and s.records == 2 and s.eager == 0, s.reasons
+
+
+def test_random_numbers_of_a_way_nobody_recorded_are_given_back(device):
+    """Past the limit a call runs eagerly, with the numbers that eager would have drawn."""
+
+    def function(x):
+        y = F.dropout(x, 0.5, True)
+        return y * int((y > 0).sum()) + torch.rand_like(y)
+
+    x = signed(device, 1.0, n=8)
+    f = cgt.jit(function, max_records=2)
+    torch.manual_seed(5)
+    want = [function(x) for _ in range(60)]
+    torch.manual_seed(5)
+    for k in range(60):
+        assert identical(f(x), want[k]), k
+    s = cgt.stats(f)
+    assert s.replays > 5 and s.eager > 5 and any("read a value at" in reason for reason in s.reasons), s.reasons
+
+
+@pytest.mark.parametrize("inputs", ["auto", "copied"])
+def test_it_is_differentiable(device, inputs):
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4)
+
+        def forward(self, x, mask):
+            h = F.dropout(self.a(x), 0.1, True)
+            return self.b(h if mask.all() else h * mask)
+
+    torch.manual_seed(3)
+    net, twin = Net().to(device), Net().to(device)
+    twin.load_state_dict(net.state_dict())
+    f = cgt.jit(net, inputs=inputs)
+    opts = [torch.optim.SGD(m.parameters(), 0.1) for m in (net, twin)]
+    for k in range(14):
+        x, mask = values(device, 3, 4, seed=k), torch.tensor([True, True, k % 5 < 3, True], device=device)
+        for model, opt in zip((f, twin), opts, strict=True):
+            torch.manual_seed(k)
+            opt.zero_grad()
+            model(x, mask).square().sum().backward()
+            opt.step()
+        assert all(map(torch.equal, net.parameters(), twin.parameters())), k
+    s = cgt.stats(f)
+    assert s.replays >= 8 and s.backward.replays >= 8, s.reasons
+
+
+def test_whole_step_that_looks_at_its_gradients(device):
+    def new():
+        torch.manual_seed(3)
+        model = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.2), nn.Linear(8, 1)).to(device)
+        opt, skipped = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9), torch.zeros((), device=device)
+
+        def step(x):
+            opt.zero_grad()
+            loss = model(x).square().mean()
+            loss.backward()
+            if torch.stack([p.grad.isfinite().all() for p in model.parameters()]).all():
+                opt.step()
+            else:
+                skipped.add_(1)
+            return loss.detach()
+
+        return model, skipped, step
+
+    (a, skipped, step), (b, want_skipped, want) = new(), new()
+    f = cgt.jit(step)
+    for k in range(20):
+        x = values(device, 5, 4, seed=k) * (float("inf") if k in (6, 7, 12) else 1.0)
+        torch.manual_seed(k)
+        loss = want(x)
+        torch.manual_seed(k)
+        got = f(x)
+        assert identical(got, loss) or (got.isnan() and loss.isnan()), k
+        for p, q in zip(a.parameters(), b.parameters(), strict=True):
+            assert torch.equal(p, q) and identical(p.grad.nan_to_num(), q.grad.nan_to_num()), k
+        assert torch.equal(skipped, want_skipped)
+    assert cgt.stats(f).replays >= 12, cgt.stats(f).reasons
+
+
+# --- what is not read ---------------------------------------------------------------------------------
+
+
+def accumulates(x, total):
+    total.add_(x)
+    return x * 2 if total.sum() > 0 else x
+
+
+def own_generator(x, generator):
+    y = torch.rand(4, device=x.device, generator=generator)
+    return x * 2 if y.sum() > 1 else x
+
+
+def large(x):
+    return x[(x.repeat(segments.VALUE_BYTES) > 0).nonzero()[:4, 0] % 4]
+
+
+@pytest.mark.parametrize("function", [accumulates, own_generator, large], ids=lambda f: f.__name__)
+def test_value_behind_what_may_not_happen_twice_is_not_read(device, function):
+    def more():
+        given = {accumulates: [torch.zeros(4, device=device)], own_generator: [torch.Generator(device)]}
+        return given.get(function, [])
+
+    f, mine, theirs, x = cgt.jit(function), more(), more(), signed(device, 1.0)
+    for k in range(6):
+        assert identical(f(x, *mine), function(x, *theirs)), k
+    s = cgt.stats(f)
+    assert s.replays == s.records == 0 and "test_segments.py" in " ".join(s.reasons)
+
+
+@tells("read_with_grads")
+def test_gradient_that_is_there_when_a_value_is_read(device):
+    """A replay that goes another way would have written over it."""
+
+    def new():
+        w = torch.ones(4, device=device, requires_grad=True)
+
+        def step(x):
+            if x.sum() > 0:
+                w.grad = None
+                (w * x).sum().backward()
+            return x + 1
+
+        return w, step
+
+    (w, step), (v, want) = new(), new()
+    f = cgt.jit(step)
+    for k in range(12):
+        x = signed(device, 1.0 if k % 3 else -1.0) * (k + 1)
+        assert identical(f(x), want(x)) and (w.grad is None) == (v.grad is None)
+        assert w.grad is None or torch.equal(w.grad, v.grad), k
+    assert any("Call zero_grad() before" in reason for reason in cgt.stats(f).reasons)
+
+
+@tells("reads_too_much")
+def test_more_values_than_there_is_room_for(device, monkeypatch):
+    def function(x):
+        for k in range(6):
+            if not (x > k).any():
+                break
+        return x + k
+
+    monkeypatch.setattr(segments, "ROOM_BYTES", 4 * segments.WORD)
+    f, x = cgt.jit(function), signed(device, 1.0) + 10
+    for _ in range(4):
+        assert identical(f(x), function(x))
+    s = cgt.stats(f)
+    assert s.replays == 0 and "too many" in " ".join(s.reasons)
+
+
+# --- limits, faults, errors ---------------------------------------------------------------------------
+
+
+@tells("another_value")
+def test_limit_and_what_it_says(device):
+    f = drive(by_count, [(signed(device, 1.0) * (torch.arange(4, device=device) < k),) for k in (0, 1, 2, 3) * 3],
+              max_records=2, inputs="copied")  # fmt: skip
+    s = cgt.stats(f)
+    line = f"test_segments.py:{by_count.__code__.co_firstlineno + 1}"
+    assert s.replays >= 2 and any(f"read a value at {__file__}" in r and line in r for r in s.reasons), s.reasons
+
+
+def test_user_sees_the_errors_of_eager(device):
+    def function(x):
+        y = x * 2
+        if (y > 0).any():
+            raise ValueError("positive")
+        return y
+
+    f, good, bad = cgt.jit(function, inputs="copied"), signed(device, -1.0), signed(device, 1.0)
+    for x in (good, good, good, bad, bad, bad, good, good):
+        if x is bad:
+            with pytest.raises(ValueError, match="positive"):
+                f(x)
+        else:
+            assert identical(f(x), function(x))
+    assert cgt.stats(f).replays >= 3
+
+
+@pytest.mark.parametrize("call", ["cut", "wait", "launch", "begin", "instantiate", "checkpoint"])
+def test_failed_driver_call_while_recording_is_undone(device, call):
+    books = core.books()
+    f, x = cgt.jit(branch), signed(device, 1.0)
+    f(x)
+    core.fault_set(call, 0, 2)
+    if call == "launch" or (call == "wait" and device.type == "cpu"):  # the host launches nothing while it records
+        f(x)
+        core.fault_set("", 0, 0)
+    else:
+        assert identical(f(x), branch(x))
+        core.fault_set("", 0, 0)
+        assert cgt.stats(f).records == 0 and core.books()["nodes"] == books["nodes"]
+    replays_after(f, x, calls=200)
+
+
+@pytest.mark.parametrize("call", ["launch", "wait", "patch"])
+@pytest.mark.parametrize("after", [0, 1])
+def test_failed_replay_raises_and_the_next_one_is_right(device, call, after):
+    if (call, after) in (("wait", 1), ("patch", 1)):
+        pytest.skip("there is one such call")
+    f, xs = cgt.jit(branch, inputs="copied"), [signed(device, 1.0), signed(device, 2.0)]
+    settle(f, branch, xs[0])
+    core.fault_set(call, after, 2)
+    with pytest.raises(cgt.CgtError, match="branch"):
+        f(xs[1])
+    for x in (*xs, -xs[0], -xs[0], -xs[1]):
+        assert identical(f(x), branch(x))
+
+
+def test_threads_with_ways_of_their_own(device):
+    def work(k):
+        f = cgt.jit(twice, inputs="copied")
+        for j in range(30):
+            x = signed(device, 1.0 if (j + k) % 3 else -1.0) * 2
+            assert identical(f(x).clone(), twice(x)), (k, j)
+        assert cgt.stats(f).replays > 5 or cgt.stats(f).eager > 5
+
+    in_threads(4, work)
+
+
+def test_one_function_in_several_threads(device):
+    f = cgt.jit(twice, inputs="copied")
+
+    def work(k):
+        for j in range(30):
+            x = signed(device, 1.0 if (j + k) % 3 else -1.0) * 2
+            assert identical(f(x).clone(), twice(x)), (k, j)
+
+    in_threads(4, work)
+    assert cgt.stats(f).replays > 20
+
+
+def test_segments_go_with_their_recording(device):
+    books = core.books()
+    f = drive(branch, [(signed(device, s),) for s in (1.0, 1.0, 1.0, -1.0, -1.0)], inputs="copied")
+    assert core.books()["reads"] == books["reads"] + 2
+    cgt.reset(f)
+    assert core.books()["reads"] == books["reads"]
+
+
+def test_it_pays_only_for_values_that_come_again(device, monkeypatch):
+    """Of a count that is another one at each call nothing is recorded for long."""
+    from cgt import options
+
+    monkeypatch.setattr(options, "OVERHEAD", 0.05)
+    f = cgt.jit(lambda x: x * int(x.sum()), inputs="copied")
+    for k in range(100):
+        x = torch.full((4,), k, device=device)
+        assert identical(f(x), x * (4 * k))
+    assert cgt.stats(f).records <= 4, cgt.explain(f)
