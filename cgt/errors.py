@@ -19,7 +19,7 @@ class CgtWarning(UserWarning):
 
 def host_read(op, line):
     return (
-        f"{op} at {line} needs a number on the host in the middle of the call. Read only the outcome of a comparison there "
+        f"{op} at {line} needs a value on the host in the middle of the call. Read only the outcome of a comparison there "
         "(if x.sum() > 0), and before anything from outside is written; or use torch.where, or return the tensor and read "
         "it outside."
     )

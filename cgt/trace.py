@@ -64,6 +64,7 @@ SEED = ("philox_seed", "philox_offset")
 COLLECTIVES = ("c10d", "_c10d_functional", "_c10d_functional_autograd", "symm_mem")
 COPIED_OUT = ("tolist", "__repr__")  # readers that keep nothing of the memory
 COPIES = frozenset(("_to_copy", "copy_", "_copy_from"))
+INDEX_PUT = frozenset("index_put index_put_ _index_put_impl_ _unsafe_index_put".split())
 REPLACES_MEMORY = frozenset("set_ resize_ resize_as_ _resize_output_ resize_storage_bytes_".split())
 
 
@@ -79,6 +80,7 @@ class OpFacts(NamedTuple):
     replaces: bool  # gives a tensor other memory
     absolute: bool  # counts from the start of the storage
     copies: bool  # from one device to another, too
+    moves: bool  # brings numbers of the host's to the GPU by a copy, which a capture forbids
 
 
 @functools.cache
@@ -89,7 +91,7 @@ def facts_of(op):
         packet, tape.writes(op), torch.Tag.nondeterministic_seeded in tags,
         torch.Tag.data_dependent_output in tags, packet in DYNAMIC or torch.Tag.dynamic_output_shape in tags,
         torch.Tag.inplace_view in tags, packet in REPLACES_MEMORY, packet in ABSOLUTE,
-        packet in COPIES,
+        packet in COPIES, packet in COPIES | INDEX_PUT,
     )  # fmt: skip
 
 
@@ -306,7 +308,7 @@ def see_op(seen, op, args, kwargs):
         kwargs = {k: exchange(seen, v) for k, v in kwargs.items()}
         instead = tensors_in(kwargs.values(), tensors_in(args, []))
     for_real = is_capture(seen) and constant and (facts.reads or facts.dynamic or is_to_host(inputs, kwargs))
-    if is_capture(seen) and not for_real and any(t.dim() or facts.copies for t in inputs if not t.is_cuda):
+    if is_capture(seen) and not for_real and any(t.dim() or facts.moves for t in inputs if not t.is_cuda):
         args, kwargs = (constants.on_device(seen, given) for given in (args, kwargs))
         instead = tensors_in(kwargs.values(), tensors_in(args, []))
     drawn = generator if generator is not None else torch.default_generator
@@ -331,7 +333,8 @@ def see_op(seen, op, args, kwargs):
             if t.is_cuda and t.device.index != torch.cuda.current_device():
                 refuse(seen, errors.other_device(str(op), line, t.device))
             if t.device.type == "cpu" and seen.driver == CUDA:  # seed and offset lie on the device in a capture
-                constant = packet in KEEPS_SEED or not facts.draws and all(is_guarded(seen, one) for one in inputs)
+                held = not facts.draws and all(is_guarded(seen, one) for one in inputs)
+                constant = constant or packet in KEEPS_SEED or held
     constants.note(seen, op, args, kwargs, constant, fresh, written, for_real)
     if is_host_recording(seen):
         append(seen, op, args, kwargs, results, fresh, bool(written))
@@ -583,7 +586,7 @@ def vet_mixed(seen, op, facts, kwargs, inputs, written, constant):
         return host_reason(seen, errors.host_read, op)
     for t in on_cpu:
         number = t.dim() == 0 and core.storage_id(t) not in seen.made
-        if core.storage_id(t) not in seen.constants and not (number and (not facts.copies or is_guarded(seen, t))):
+        if core.storage_id(t) not in seen.constants and not (number and (not facts.moves or is_guarded(seen, t))):
             return errors.cpu_tensor(str(op), user_line(seen), tuple(t.shape))
     external = any(not t.is_cuda and core.storage_id(t) not in seen.made for t in written)
     if external:

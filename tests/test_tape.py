@@ -449,8 +449,8 @@ def test_op_replays_bit_equal_to_eager_on_changed_values_and_on_moving_inputs(na
 
 REFUSED = {
     "item": (lambda a: a * a.sum().item(), "aten._local_scalar_dense", "torch.where"),
-    "number from a tensor": (lambda a: torch.full((2,), a[0, 0]), "aten._local_scalar", "a number on the host"),
-    "equal": (lambda a: torch.equal(a, a), "aten.equal", "number"),
+    "number from a tensor": (lambda a: torch.full((2,), a[0, 0]), "aten._local_scalar", "value"),
+    "equal": (lambda a: torch.equal(a, a), "aten.equal", "value"),
     "text of a tensor": (lambda a: (a * 1, str(a))[1], "", ""),
     "sizes from a tensor": (
         lambda a: [t * 1 for t in a.flatten().tensor_split((a[0, :2] > 0).long() + 1)],

@@ -106,12 +106,13 @@ cdef bytes record_cut(Table* t, uintptr_t at, int64_t nbytes, bytes value, bint 
         if stream != p.last_stream: code = d.order(p, stream)
         if code == 0:
             call = CALL_LAUNCH
-            p.last_stream = stream
             exec_ = rec_read(t, k).exec
             with nogil:
                 code = d.launch(exec_, stream, &error)
                 if code == 0: code = d.wait(stream)
-    begun = d.resume(&t.rec)        # whatever happened: what the function still does must not run
+    # Nobody waits for this stream, which captures again: what ran on it is done. Resume, whatever happened: what the
+    # function still does must not run.
+    begun = d.resume(&t.rec)
     check(t.rec.driver, code if code else begun, call if code else CALL_BEGIN)
     if value is None: value = PyBytes_FromStringAndSize(<char*>at, nbytes)
     rec_read(t, k).value = PyBytes_AS_STRING(value)

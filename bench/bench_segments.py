@@ -1,0 +1,84 @@
+"""What does a value cost that Python reads in the middle of a replayed call, over two graphs by hand?"""
+
+import torch
+from bench_call import N, chain
+
+import cgt
+
+
+def branching(device):
+    """Eight small kernels, a comparison, and eight more of one chain or the other."""
+    head, yes, no = (chain(device) for _ in range(3))
+
+    def f(x):
+        y = head(x)
+        if y.sum() > 0:
+            return yes(y)
+        return no(y)
+
+    return f, (head, yes, no)
+
+
+def by_hand(captured, parts, x):
+    """The same by two captured graphs for this input: replay, wait for the pinned word, replay; and the graphs."""
+    head, yes, no = parts
+    word = torch.zeros((), dtype=torch.bool, pin_memory=True)
+
+    def first(x):
+        y = head(x)
+        word.copy_(y.sum() > 0, non_blocking=True)
+        return y
+
+    one, y, _ = captured(first, x)
+    torch.cuda.synchronize()
+    two, *_ = captured(yes if word else no, y)
+    event = torch.cuda.Event()
+
+    def run():
+        one.replay()
+        event.record()
+        event.synchronize()
+        assert word
+        two.replay()
+
+    return run, (one, two)
+
+
+def test_branch_on_a_value(cuda, compare, captured, settled, figure):
+    """One way at each call, which is what most programs do: both sides wait for the GPU once."""
+    plain, parts = branching(cuda)
+    x = torch.rand(N, device=cuda)
+    f = settled(cgt.jit(plain), (x,))
+    run, graphs = by_hand(captured, parts, x)
+    names = {"f": f, "x": x, "plain": plain, "run": run, "graphs": graphs}
+    us = compare(names, cgt="f(x)", by_hand="run()", eager="plain(x)")
+    figure("branch on a value", us["cgt"], "µs")
+    figure("branch on a value over two replay() and a pinned read", us["cgt"] / us["by_hand"], "×", at_most=1.3)
+    figure("branch on a value over eager", us["cgt"] / us["eager"], "×")
+
+
+def test_branch_that_goes_either_way(device, compare, settled, figure):
+    """Another way at each call: what comes before the read is launched twice."""
+    plain, _ = branching(device)
+    x = torch.rand(N, device=device)
+    y = -1e6 * x
+    f = settled(cgt.jit(plain, inputs="copied"), (x,), (y,))
+    names = {"f": f, "x": x, "y": y, "plain": plain}
+    us = compare(names, calls=25, cgt="f(x); f(y)", eager="plain(x); plain(y)")
+    figure("branch on a value, either way in turns, over eager", us["cgt"] / us["eager"], "×")
+
+
+def test_loop_until_it_converges(device, compare, settled, figure):
+    """`while err > tol` of 100 rounds with six small kernels each, and a read in every round."""
+    a, b = (torch.rand(N, device=device) for _ in range(2))
+
+    def plain(x):
+        while (x - b).abs().max() > 1e-3:
+            x = (x - b) * 0.933 + b
+            a.sin()
+        return x
+
+    x = b + 1
+    f = settled(cgt.jit(plain), (x,))
+    us = compare({"f": f, "x": x, "plain": plain}, calls=3, rounds=30, cgt="f(x)", eager="plain(x)")
+    figure("while err > tol, 100 rounds: over eager", us["cgt"] / us["eager"], "×", at_most=0.5)
