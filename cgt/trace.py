@@ -586,7 +586,7 @@ def vet_mixed(seen, op, facts, kwargs, inputs, written, constant):
         return host_reason(seen, errors.host_read, op)
     for t in on_cpu:
         number = t.dim() == 0 and core.storage_id(t) not in seen.made
-        if core.storage_id(t) not in seen.constants and not (number and (not facts.moves or is_guarded(seen, t))):
+        if core.storage_id(t) not in seen.constants and not (number and (not facts.copies or is_guarded(seen, t))):
             return errors.cpu_tensor(str(op), user_line(seen), tuple(t.shape))
     external = any(not t.is_cuda and core.storage_id(t) not in seen.made for t in written)
     if external:

@@ -55,6 +55,22 @@ def dropped(wrap, device):
     return f, call
 
 
+def reading(wrap, device):
+    """Goes one way, then the other, behind random numbers."""
+    x = values(device, 4, 4).abs() + 1
+
+    @wrap
+    def f(x):
+        y = torch.nn.functional.dropout(x, 0.5)
+        return y * 2 if y.sum() > 0 else torch.rand_like(y) - y
+
+    def call():
+        torch.manual_seed(3)
+        return [f(x), f(-x), torch.rand(3, device=device)]
+
+    return f, call
+
+
 def checkpointed(wrap, device):
     w, x = values(device, 4, 4, seed=5).requires_grad_(), values(device, 4, 4)
     inner = lambda x: torch.nn.functional.dropout((x * w).tanh(), 0.5)  # noqa: E731
@@ -124,7 +140,7 @@ def reset(wrap, device):
 
 PROGRAMS = {
     p.__name__: p
-    for p in (inference, copied, differentiable, dropped, checkpointed, step, nested, eager, reset)
+    for p in (inference, copied, differentiable, dropped, reading, checkpointed, step, nested, eager, reset)
 }
 
 

@@ -70,7 +70,21 @@ def added(p, x, y):
     return x + p["w"] + p["b"], y + p["w"]
 
 
-FUNCTIONS = (scaled, curved, pair, dropped, stacked, detached, again, custom, added)
+def branched(p, x, y):
+    """The way depends on a value, and so does the graph that is left behind."""
+    z = dropped(p, x, y) if x.sum() > y.sum() else x * p["w"]
+    return z.tanh() if (z > 0).all() else z * p["b"]
+
+
+def weighed(p, x, y):
+    n = int((x > 0.5).sum() % 3)
+    z = x * p["w"]
+    for _ in range(n):
+        z = z.sin() * y
+    return z + n
+
+
+FUNCTIONS = (scaled, curved, pair, dropped, stacked, detached, again, custom, added, branched, weighed)
 
 index, which = st.integers(0, VARIABLES - 1), st.integers(0, 3)
 calls = st.tuples(st.just("call"), which, index, index, index)

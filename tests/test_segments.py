@@ -5,7 +5,7 @@ Every test compares with eager bit for bit, and says how many calls were replays
 import cgt_core as core
 import pytest
 import torch
-from helpers import counts, identical, in_threads, refill, replays_after, settle, tells, values
+from helpers import identical, in_threads, refill, replays_after, settle, tells, values
 from torch import nn
 from torch.nn import functional as F
 
@@ -200,7 +200,7 @@ def test_it_is_differentiable(device, inputs):
             opt.step()
         assert all(map(torch.equal, net.parameters(), twin.parameters())), k
     s = cgt.stats(f)
-    assert s.replays >= 8 and s.backward.replays >= 8, s.reasons
+    assert s.replays >= 8 and s.backward.replays >= 4, s.reasons  # addresses of gradients are learnt
 
 
 def test_whole_step_that_looks_at_its_gradients(device):
