@@ -52,6 +52,15 @@ def add(seen, t):
     seen.constants[core.storage_id(t)] = core.storage_name(t)
 
 
+def own(seen, t):
+    """One that is made beside the function, for good."""
+    sid = core.storage_id(t)
+    seen.keep.append(t)
+    seen.made[sid] = ""
+    seen.real[sid] = t
+    add(seen, t)
+
+
 def note(seen, op, args, kwargs, constant, fresh, written, is_real=False):
     """The op ran: what it made is constant or not, what it wrote is not any more unless all it had was. `is_real`: it
     did in a capture, too."""
@@ -66,9 +75,10 @@ def note(seen, op, args, kwargs, constant, fresh, written, is_real=False):
 
 
 def forget(seen, tensors):
-    """These are no constants, or not any more."""
+    """These are no constants, or not any more; nor is known what was read of them."""
     for t in tensors:
         seen.constants.pop(core.storage_id(t), None)
+        seen.known.pop(core.storage_id(t), None)
 
 
 def close(seen):

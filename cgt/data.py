@@ -291,6 +291,7 @@ class Seen:
     raw: set = fresh(set)  # memory whose address was asked for
     constants: dict = fresh(dict)  # memory that holds the same bytes at each replay -> what keeps that name its own
     values: list = fresh(list)  # segments.Value: what Python read on the way
+    known: dict = fresh(dict)  # memory -> parts of it (segments.part_of) that were read and not written since
     graded: set = fresh(set)  # ids of leaves that had still their old .grad at the last of these
     acts: bool = False  # it did something that may not happen twice, besides writing
     draws: bool = False  # random numbers of default generators

@@ -28,7 +28,7 @@ def host_read(op, line):
 def dynamic_shape(op, line):
     return (
         f"{op} at {line} makes a tensor whose shape depends on data. "
-        "Use a mask with torch.where, a fixed size, or index with mask.nonzero(as_tuple=True): a mask can be read."
+        "Use a mask with torch.where, a fixed size, or an index (x[x > 0]): a mask can be read."
     )
 
 

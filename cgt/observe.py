@@ -92,6 +92,17 @@ def tensors_in(values, into):
     return into
 
 
+def touch(seen, t):
+    """The run has to do with t. Is its memory from outside, and met for the first time?"""
+    sid = core.storage_id(t)
+    if sid in seen.made or sid in seen.buffers or sid in seen.touched:
+        return False
+    # Not the tensor: whoever holds the argument itself when the run is over is counted.
+    alias = core.alias(t) if core.is_plain(t) else t
+    seen.touched[sid] = seen.whole.get(sid, alias)
+    return True
+
+
 def held(seen):
     """The tensors that the run's ops returned, and aliases of ours, that somebody still holds."""
     ours = (r() for r in seen.results)

@@ -17,8 +17,8 @@ import cgt_core as core
 import torch
 from cgt_core import CUDA, HOST, SETS_GRAD
 
-from . import errors, tape
-from .observe import exchange, fix, is_capture, is_host_recording, refuse, unseen, user_line
+from . import constants, errors, tape
+from .observe import exchange, fix, is_capture, is_host_recording, refuse, touch, unseen, user_line
 
 VALUE_BYTES = 4096  # of one value: what takes longer to compare is no choice between ways
 ROOM_BYTES = 1 << 16  # for all values of one call
@@ -43,13 +43,28 @@ def room_of(device):
 
 
 def values_of(seen, inputs):
-    """Those of an op's inputs whose bytes decide what comes, or None where some may not be read."""
-    found = [t for t in inputs if t.numel() and core.storage_id(t) not in seen.constants]
+    """Those of an op's inputs whose bytes decide what comes and are not known yet, or None where some may not be read."""
+    found = [t for t in inputs if t.numel() and not is_known(seen, t)]
+    if not found:
+        return found
     if seen.graph is not None or seen.acts:
+        return None
+    if seen.driver == CUDA and core.is_in_node():  # in autograd's thread, which cannot end a capture of this one's
         return None
     if not all(sid in seen.made for sid in seen.written) or not all(is_small(seen, t) for t in found):
         return None
     return found
+
+
+def is_known(seen, t):
+    """Are t's bytes the same at each replay?"""
+    sid = core.storage_id(t)
+    return sid in seen.constants or part_of(t) in seen.known.get(sid, ())
+
+
+def part_of(t):
+    """Which part of its memory a tensor is."""
+    return core.address(t), t.dtype, tuple(t.shape), t.stride()
 
 
 def is_small(seen, t):
@@ -59,12 +74,45 @@ def is_small(seen, t):
 
 
 def read(seen, values):
-    """The function is about to read these: they are constants from here on."""
+    """The function is about to read these: from here on they are the same at each replay, until they are written."""
     line = user_line(seen)
     for t in values:
+        touch(seen, t)
+        seen.devices.add(t.device)
         value = leave(seen, t) if is_capture(seen) or is_host_recording(seen) else b""
         seen.values.append(Value(line, tuple(t.shape), t.dtype, value))
+        sid = core.storage_id(t)
+        seen.known.setdefault(sid, set()).add(part_of(t))
+        if sid in seen.made and t.is_contiguous() and t.numel() * t.element_size() == core.storage_bytes(t):
+            constants.add(seen, t)
+            if is_capture(seen):
+                seen.real[sid] = constants.for_real(seen, t.clone)
     seen.graded = {id(t) for t in seen.leaves if t.grad is not None and core.storage_id(t.grad) not in seen.made}
+
+
+def unmask(seen, args):
+    """The arguments of an op that indexes, with numbers of elements instead of masks, as PyTorch itself does it: then only
+    the masks are read, and not what they choose from. `args` if there are none, or they may not be read."""
+    masks = [t for t in args[1] if t is not None and t.dtype == torch.bool]
+    values = values_of(seen, masks) if masks else None
+    if values is None:
+        return args
+    read(seen, values)
+    indices = []
+    for t in args[1]:
+        if t is None or t.dtype != torch.bool:
+            indices.append(t)
+        elif is_capture(seen):
+            columns = constants.for_real(seen, lambda t=t: constants.stand_in(seen, t).nonzero().unbind(1))
+        else:
+            with unseen(seen):
+                columns = t.nonzero().unbind(1)
+        if t is not None and t.dtype == torch.bool:
+            indices.extend(columns)
+            for column in columns:
+                constants.own(seen, column)
+    core.replace_list(1, indices)
+    return (args[0], indices, *args[2:])
 
 
 def leave(seen, t):

@@ -26,6 +26,7 @@ from .observe import (
     references,
     refuse,
     tensors_in,
+    touch,
     user_line,
 )
 from .private import is_forward_ad, was_freed
@@ -65,6 +66,7 @@ COLLECTIVES = ("c10d", "_c10d_functional", "_c10d_functional_autograd", "symm_me
 COPIED_OUT = ("tolist", "__repr__")  # readers that keep nothing of the memory
 COPIES = frozenset(("_to_copy", "copy_", "_copy_from"))
 INDEX_PUT = frozenset("index_put index_put_ _index_put_impl_ _unsafe_index_put".split())
+INDEXES = INDEX_PUT | {"index", "_unsafe_index"}
 REPLACES_MEMORY = frozenset("set_ resize_ resize_as_ _resize_output_ resize_storage_bytes_".split())
 
 
@@ -232,12 +234,10 @@ def see_reader(seen, name, t):
     if name in COPIED_OUT and sid in seen.constants:
         return
     if name == "tolist":
-        if t.is_cuda:
-            return  # it copies it first: an op
         values = segments.values_of(seen, [t])
         if values is not None:
-            touch(seen, t)
-            segments.read(seen, values)
+            if not t.is_cuda:  # else it is copied first, by an op
+                segments.read(seen, values)
             return
     told = errors.read_behind if name == "ctc_loss" else errors.memory_read
     refuse(seen, told(name, user_line(seen)))
@@ -269,6 +269,9 @@ def see_op(seen, op, args, kwargs):
     if seen.reason is not None and not seen.recording and seen.graph is None:  # nothing else is asked of this warm-up
         seen.devices.update(t.device for t in (*inputs, *core.proceed(None)))
         return
+    if packet in INDEXES:
+        args = segments.unmask(seen, args)
+        inputs = tensors_in(kwargs.values(), tensors_in(args, []))
     if packet in ("lift_fresh", "lift_fresh_copy"):
         see_constant(seen, inputs[0])
         return
@@ -308,7 +311,8 @@ def see_op(seen, op, args, kwargs):
         kwargs = {k: exchange(seen, v) for k, v in kwargs.items()}
         instead = tensors_in(kwargs.values(), tensors_in(args, []))
     for_real = is_capture(seen) and constant and (facts.reads or facts.dynamic or is_to_host(inputs, kwargs))
-    if is_capture(seen) and not for_real and any(t.dim() or facts.moves for t in inputs if not t.is_cuda):
+    on_gpu = any(t.is_cuda for t in inputs) or torch.device(kwargs.get("device") or "cpu").type == "cuda"
+    if is_capture(seen) and on_gpu and not for_real and any(t.dim() or facts.moves for t in inputs if not t.is_cuda):
         args, kwargs = (constants.on_device(seen, given) for given in (args, kwargs))
         instead = tensors_in(kwargs.values(), tensors_in(args, []))
     drawn = generator if generator is not None else torch.default_generator
@@ -340,17 +344,6 @@ def see_op(seen, op, args, kwargs):
         append(seen, op, args, kwargs, results, fresh, bool(written))
     if written and seen.swaps:
         mirror(seen, written)
-
-
-def touch(seen, t):
-    """The run has to do with t. Is its memory from outside, and met for the first time?"""
-    sid = core.storage_id(t)
-    if sid in seen.made or sid in seen.buffers or sid in seen.touched:
-        return False
-    # Not the tensor: whoever holds the argument itself when the run is over is counted.
-    alias = core.alias(t) if core.is_plain(t) else t
-    seen.touched[sid] = seen.whole.get(sid, alias)
-    return True
 
 
 def hand_over_seed(op, args, kwargs):

@@ -76,6 +76,11 @@ def branched(p, x, y):
     return z.tanh() if (z > 0).all() else z * p["b"]
 
 
+def picked(p, x, y):
+    some = y.detach().abs() >= 0
+    return x * p["w"] + y.detach()[some].sum() * y
+
+
 def weighed(p, x, y):
     n = int((x > 0.5).sum() % 3)
     z = x * p["w"]
@@ -84,7 +89,7 @@ def weighed(p, x, y):
     return z + n
 
 
-FUNCTIONS = (scaled, curved, pair, dropped, stacked, detached, again, custom, added, branched, weighed)
+FUNCTIONS = (scaled, curved, pair, dropped, stacked, detached, again, custom, added, branched, picked, weighed)
 
 index, which = st.integers(0, VARIABLES - 1), st.integers(0, 3)
 calls = st.tuples(st.just("call"), which, index, index, index)

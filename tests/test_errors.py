@@ -127,9 +127,8 @@ def reason_table(device="cpu"):
 
     return [
         ("host_read", "aten._local_scalar_dense", branch, [branch_inside, branch_outside, branch_compared]),
-        ("dynamic_shape", "aten.index.Tensor", lambda x: x[x > 0].sum(),
-         [lambda x: torch.where(x > 0, x, 0).sum(), lambda x: x.topk(2).values.sum(),
-          lambda x: x[(x > 0).nonzero(as_tuple=True)].sum()]),
+        ("dynamic_shape", "aten.masked_select", lambda x: x.masked_select(x > 0).sum(),
+         [lambda x: torch.where(x > 0, x, 0).sum(), lambda x: x.topk(2).values.sum(), lambda x: x[x > 0].sum()]),
         ("memory_read", "Tensor.tolist", lambda x: x.tolist(), [lambda x: x * 1]),
         ("replaces_memory", "aten.resize_", resized, [resized_new, resized_old]),
         ("changes_shape", "aten.unsqueeze_", reshaped, [lambda x: x.unsqueeze(0) * 2]),

@@ -66,6 +66,7 @@ def counted(p, x, y):
 def chosen(p, x, y):
     z = y.clone()
     z[(x > 0.5).nonzero(as_tuple=True)] = 0.25
+    z[y < 0] += x[y < 0]
     return z + p["scale"]
 
 

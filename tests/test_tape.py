@@ -458,7 +458,7 @@ REFUSED = {
         "",
     ),
     "nonzero": (lambda a: a.nonzero(), "aten.nonzero", "shape depends on data"),
-    "mask as index": (lambda a: a[a > 0], "aten.index.Tensor", "shape depends on data"),
+    "chosen by a mask": (lambda a: a.masked_select(a > 0), "aten.masked_select", "shape depends on data"),
     "unique": (lambda a: a.unique(), "aten._unique2", "shape depends on data"),
     "resize_": (lambda a: a.clone().resize_(2).zero_(), "aten.resize_", "replaces the memory"),
     "set_": (lambda a: torch.empty(0).set_(a.clone()), "aten.set_", "replaces the memory"),

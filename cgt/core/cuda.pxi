@@ -72,8 +72,10 @@ cdef int cuda_restore(Recording* r, void* state, void** live, int n) noexcept:
     return ERROR_FOREIGN_MEMORY if code == 1 else code
 
 cdef int cuda_resume(Recording* r) noexcept:
+    cdef int code
+    if r.capturing: return 0
     # Thread-local: other threads may go on allocating and synchronizing while we record.
-    cdef int code = cu.cuStreamBeginCapture(
+    code = cu.cuStreamBeginCapture(
         cu_stream(r.stream), cu.CUstreamCaptureMode_enum.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL)
     if code: return code
     r.capturing = 1
@@ -198,6 +200,7 @@ cdef int cuda_cut(Recording* r, Read* read) noexcept:
     cdef size_t n = 0
     cdef int code = cu.cuStreamEndCapture(cu_stream(r.stream), &graph)
     cdef int told = fault(CALL_CUT)
+    if code == cu.cudaError_enum.CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD: return code      # it goes on
     r.capturing = 0
     cuda_mark(r.device, 0)
     read.graph = <void*>graph

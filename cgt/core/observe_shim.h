@@ -207,6 +207,17 @@ static bool passes(const c10::OperatorHandle& op) {
          c10::impl::tls_is_dispatch_key_excluded(c10::DispatchKey::Python);
 }
 
+// Call the op under way with another list of tensors (None: none) as argument k.
+static void observe_list(int k, PyObject* tensors) noexcept {
+  c10::List<std::optional<at::Tensor>> list;
+  for (Py_ssize_t j = 0; j < PyList_GET_SIZE(tensors); ++j) {
+    PyObject* one = PyList_GET_ITEM(tensors, j);
+    list.push_back(one == Py_None ? std::nullopt : std::optional<at::Tensor>(tensor_of(one)));
+  }
+  Stack& stack = *call_now->stack;
+  *(stack.end() - static_cast<ptrdiff_t>(call_now->op.schema().arguments().size()) + k) = c10::IValue(std::move(list));
+}
+
 // What the op under way is to return, in place of the tensors that it returned.
 static void observe_answer(PyObject* results) noexcept {
   Stack& stack = *call_now->stack;

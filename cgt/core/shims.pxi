@@ -136,6 +136,7 @@ cdef extern from "observe_shim.h" namespace "cgt":
     int observe_shown(int shown) noexcept
     PyObject* observe_proceed(PyObject* instead) noexcept
     void observe_answer(PyObject* results) noexcept
+    void observe_list(int k, PyObject* tensors) noexcept
     int observe_start() noexcept
     void reads_of(const char* name) except +
     void reads_tell(PyObject* function)

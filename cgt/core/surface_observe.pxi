@@ -122,6 +122,11 @@ def proceed(list instead):
     return taken(observe_proceed(<PyObject*>instead))
 
 
+def replace_list(int k, list tensors):
+    """Run the op that is observed now with these tensors, or None, as its argument number k."""
+    observe_list(k, <PyObject*>tensors)
+
+
 def answer(list results):
     """Return these tensors from the op that is observed now, in place of what it returned."""
     observe_answer(<PyObject*>results)

@@ -60,6 +60,11 @@ def storage_id(object t):
     return <uintptr_t>tensor_storage(<PyObject*>t)
 
 
+def storage_bytes(object t):
+    """Bytes of the memory that a tensor looks at part of."""
+    return storage_nbytes(<PyObject*>t)
+
+
 def storage_address(object t):
     """Where a tensor's storage begins."""
     return <uintptr_t>tensor_storage_ptr(<PyObject*>t)
