@@ -108,7 +108,13 @@ def in_place(x):
     return y.mul_(2) if y.sum() > 0 else y
 
 
-READERS = [branch, by_count, by_place, masked, masked_numbers, masked_writes, as_list, on_the_host, twice, the_same_twice, equal, until, in_place]
+def distributed(x):
+    """It checks its arguments."""
+    mean = x.abs()
+    return torch.distributions.Normal(mean, torch.ones_like(mean)).log_prob(x)
+
+
+READERS = [branch, by_count, by_place, masked, masked_numbers, masked_writes, as_list, on_the_host, twice, the_same_twice, equal, until, in_place, distributed]
 
 
 @pytest.mark.parametrize("inputs", ["auto", "pinned", "copied"])
