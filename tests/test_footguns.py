@@ -744,26 +744,6 @@ def test_jitted_module_is_a_function(device):
     assert cgt.stats(forward).replays >= 4
 
 
-@footgun("`torch.distributions` looks at its arguments")
-def test_distributions(device):
-    def draw(mean, **options):
-        torch.manual_seed(0)
-        return torch.distributions.Normal(mean, torch.ones_like(mean), **options).log_prob(mean + 1)
-
-    mean = ones(device)
-
-    def sample(options):
-        return cgt.jit(
-            lambda m: torch.distributions.Normal(m, torch.ones_like(m), **options).log_prob(m + 1)
-        )
-
-    for options, replays in (({}, 0), ({"validate_args": False}, 4)):
-        f = sample(options)
-        for _ in range(6):
-            assert torch.equal(f(mean), draw(mean))
-        assert not options or cgt.stats(f).replays == replays, cgt.explain(f)
-
-
 @footgun("A tensor stored in a list, attribute or global keeps the function from replaying")
 def test_tensor_that_outlives_the_call_without_being_returned_runs_eagerly(device):
     history, x = [], ones(device)

@@ -108,7 +108,13 @@ def in_place(x):
     return y.mul_(2) if y.sum() > 0 else y
 
 
-READERS = [branch, by_count, by_place, masked, masked_numbers, masked_writes, as_list, on_the_host, twice, the_same_twice, equal, until, in_place]
+def distributed(x):
+    """It checks its arguments."""
+    mean = x.abs()
+    return torch.distributions.Normal(mean, torch.ones_like(mean)).log_prob(x)
+
+
+READERS = [branch, by_count, by_place, masked, masked_numbers, masked_writes, as_list, on_the_host, twice, the_same_twice, equal, until, in_place, distributed]
 
 
 @pytest.mark.parametrize("inputs", ["auto", "pinned", "copied"])
@@ -347,6 +353,19 @@ def test_more_values_than_there_is_room_for(device, monkeypatch):
         assert identical(f(x), function(x))
     s = cgt.stats(f)
     assert s.replays == 0 and "too many" in " ".join(s.reasons)
+
+
+def test_mask_of_another_shape_is_eagers_error(device):
+    f, x = cgt.jit(lambda x, mask: x[mask] * 2, inputs="copied"), values(device, 6, 4)
+    masks = [torch.ones(n, dtype=torch.bool, device=device) for n in (6, 6, 6, 5, 7, 6)]
+    masks[3][:] = False
+    for mask in masks:
+        if len(mask) == 6:
+            assert identical(f(x, mask), x[mask] * 2)
+        else:
+            with pytest.raises(IndexError, match="shape of the mask"):
+                f(x, mask)
+    assert cgt.stats(f).replays >= 2
 
 
 # --- limits, faults, errors ---------------------------------------------------------------------------
