@@ -3,7 +3,7 @@
 import torch  # noqa: F401  first: the core's libraries are PyTorch's, and torch loads them in order
 
 # isort: split
-from .api import explain, jit, reset, stats, step
+from .api import explain, jit, require_replay, reset, stats, step
 from .errors import CgtError, CgtWarning
 
-__all__ = ["CgtError", "CgtWarning", "explain", "jit", "reset", "stats", "step"]
+__all__ = ["CgtError", "CgtWarning", "explain", "jit", "require_replay", "reset", "stats", "step"]

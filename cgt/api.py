@@ -1,6 +1,7 @@
 """The public functions."""
 
 import atexit
+import contextlib
 import functools
 import inspect
 import os
@@ -180,6 +181,27 @@ def explain(f=None):
     return core.held(lambda: report.explain_state(state))
 
 
+class require_replay(contextlib.ContextDecorator):
+    """Inside, a call of a jitted function that is not a replay raises instead of running: one that would be warmed,
+    recorded or run eagerly. For loops that are settled, where a slow call would be a defect. In all threads, since
+    autograd has threads of its own; blocks nest. Also a decorator.
+
+    Raises:
+        CgtError: at such a call, with the reason that `cgt.explain` would tell.
+
+    >>> import torch, cgt
+    >>> f, x = cgt.jit(torch.relu), torch.ones(2)
+    >>> for _ in range(3):
+    ...     y = f(x)
+    >>> with cgt.require_replay():
+    ...     y = f(x)
+    """
+
+    __slots__ = ()
+    __enter__ = core.require_begin  # compiled: no interrupt comes between the two
+    __exit__ = core.require_end
+
+
 def message_for_poisoned(made):
     """What touching an overwritten result says; called where its iteration ends."""
     frame = sys._getframe(1)
@@ -196,6 +218,11 @@ def error_for_failed(f, error):
     return CgtError(errors.replay_failed(name, error.args[2], error.args[1]))
 
 
+def error_for_unreplayed(f, reason):
+    """What a call raises that a verdict keeps from being replayed, where replays are required."""
+    return CgtError(errors.not_replayed(getattr(dispatch.SITES.get(f), "__qualname__", "a jitted function"), reason))
+
+
 def at_exit():
     """Graphs go before the CUDA context does."""
     for state in all_states():
@@ -203,6 +230,7 @@ def at_exit():
 
 
 core.FAILED[0] = error_for_failed
+core.UNREPLAYED[0] = error_for_unreplayed
 core.POISONED[0] = message_for_poisoned
 core.UNFLATTEN[0] = outside_dynamo(pytree.unflatten)
 core.SAME_VALUE[0] = outside_dynamo(pytree.same_value)

@@ -144,6 +144,7 @@ def attend(call):
     reason = wait(call, first)
     if reason is not None:
         return reason, None
+    vet_replay(state, lambda: why_new(call, first))
     run = warm if first or is_behind_warm_up(state, call.flat) else record_call
     kind = "warm" if run is warm else "record"
     with torch.profiler.record_function(f"cgt.{kind} {state.name}"):
@@ -171,6 +172,20 @@ def wait(call, first):
     return reason
 
 
+def vet_replay(state, reason):
+    """CgtError where replays are required: the call that is about to run is none. `reason()`: why."""
+    if core.is_required():
+        core.fn_count(state.f, "calls", -1)
+        raise errors.CgtError(errors.not_replayed(state.name, reason()))
+
+
+def why_new(call, first):
+    """A sentence on why a call would be warmed or recorded."""
+    place = (NONE, NONE) if first else place_in_tree(call.state, call.flat, call.flat.tensors)
+    known = not first and core.children(*place, call.state.f)
+    return why_missed(call, *place) if known else errors.unrecorded()
+
+
 def is_mine():
     """Is the mode around us that of a recording under way in this thread: are we being inlined?"""
     return RECORDING._is_owned()
@@ -182,6 +197,7 @@ def eager(call, reason, inlined=False):
     if inlined:
         core.fn_count(state.f, "calls", -1)
     else:
+        vet_replay(state, lambda: reason)
         count_eager(state, reason)
     if graph is None:
         return account.timed_eager(state.account, call.function, call.args, call.kwargs)

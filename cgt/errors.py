@@ -464,6 +464,14 @@ def limit(n, why):
     return f"recorded {n} times already (max_records); {why}"
 
 
+def not_replayed(name, reason):
+    return f"{name} is not replayed, as cgt.require_replay() demands: {reason}"
+
+
+def unrecorded():
+    return "such a call was not recorded yet. Call it outside first, until cgt.stats tells of replays."
+
+
 def new_kind():
     return "the first call with such arguments: recorded when one comes that is like it."
 

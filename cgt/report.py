@@ -127,23 +127,21 @@ def explain_node(state, node):
             if slot.binding in bindings
         ]
         if paths:
-            shown = ", ".join(paths[: options.EXPLAIN_ITEMS])
-            more = (
-                f" and {len(paths) - options.EXPLAIN_ITEMS} more"
-                if len(paths) > options.EXPLAIN_ITEMS
-                else ""
-            )
             extra = f" ({size(copied)} per call)" if name == "copied" else ""
-            lines.append(f"    {name}: {shown}{more}{extra}")
+            lines.append(f"    {name}: {some(paths)}{extra}")
     if kept.values:
-        shown = ", ".join(map(describe_value, kept.values[: options.EXPLAIN_ITEMS]))
-        more = f" and {len(kept.values) - options.EXPLAIN_ITEMS} more" if len(kept.values) > options.EXPLAIN_ITEMS else ""
-        lines.append(f"    for these values read on the way: {shown}{more}")
+        lines.append(f"    for these values read on the way: {some(list(map(describe_value, kept.values)))}")
     if kept.loose:
         lines.append(
             f"    not guarded: {len(kept.loose)} tensors reached in a way cgt cannot follow"
         )
     return lines
+
+
+def some(texts):
+    """The first of these, and how many more there are."""
+    more = len(texts) - options.EXPLAIN_ITEMS
+    return ", ".join(texts[: options.EXPLAIN_ITEMS]) + (f" and {more} more" if more > 0 else "")
 
 
 def describe_value(value):

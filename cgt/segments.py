@@ -93,26 +93,46 @@ def read(seen, values):
 def unmask(seen, args):
     """The arguments of an op that indexes, with numbers of elements instead of masks, as PyTorch itself does it: then only
     the masks are read, and not what they choose from. `args` if there are none, or they may not be read."""
-    masks = [t for t in args[1] if t is not None and t.dtype == torch.bool]
-    values = values_of(seen, masks) if masks else None
+    masks = [t for t in args[1] if is_mask(t)]
+    values = values_of(seen, masks) if masks and fit(args[0], args[1]) else None
     if values is None:
         return args
     read(seen, values)
     indices = []
     for t in args[1]:
-        if t is None or t.dtype != torch.bool:
+        if not is_mask(t):
             indices.append(t)
-        elif is_capture(seen):
-            columns = constants.for_real(seen, lambda t=t: constants.stand_in(seen, t).nonzero().unbind(1))
-        else:
-            with unseen(seen):
-                columns = t.nonzero().unbind(1)
-        if t is not None and t.dtype == torch.bool:
-            indices.extend(columns)
-            for column in columns:
-                constants.own(seen, column)
+            continue
+        columns = columns_of(seen, t)
+        for column in columns:
+            constants.own(seen, column)
+        indices.extend(columns)
     core.replace_list(1, indices)
     return (args[0], indices, *args[2:])
+
+
+def is_mask(index):
+    """Is this index a tensor that says of each element whether it is chosen?"""
+    return index is not None and index.dtype == torch.bool and index.dim() > 0
+
+
+def fit(t, indices):
+    """Has each mask the shape of what it chooses from? Else the op raises, and says so better."""
+    at = 0
+    for index in indices:
+        dims = index.dim() if is_mask(index) else 1
+        if is_mask(index) and index.shape != t.shape[at : at + dims]:
+            return False
+        at += dims
+    return True
+
+
+def columns_of(seen, mask):
+    """Where a mask that was read is true: one tensor for each of its dimensions."""
+    if is_capture(seen):
+        return constants.for_real(seen, lambda: constants.stand_in(seen, mask).nonzero().unbind(1))
+    with unseen(seen):
+        return mask.nonzero().unbind(1)
 
 
 def leave(seen, t):

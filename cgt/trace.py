@@ -311,8 +311,7 @@ def see_op(seen, op, args, kwargs):
         kwargs = {k: exchange(seen, v) for k, v in kwargs.items()}
         instead = tensors_in(kwargs.values(), tensors_in(args, []))
     for_real = is_capture(seen) and constant and (facts.reads or facts.dynamic or is_to_host(inputs, kwargs))
-    on_gpu = any(t.is_cuda for t in inputs) or torch.device(kwargs.get("device") or "cpu").type == "cuda"
-    if is_capture(seen) and on_gpu and not for_real and any(t.dim() or facts.moves for t in inputs if not t.is_cuda):
+    if is_capture(seen) and not for_real and brings_to_gpu(facts, kwargs, inputs):
         args, kwargs = (constants.on_device(seen, given) for given in (args, kwargs))
         instead = tensors_in(kwargs.values(), tensors_in(args, []))
     drawn = generator if generator is not None else torch.default_generator
@@ -520,6 +519,14 @@ def is_dynamic(facts, inputs):
     return facts.dynamic and (
         facts.packet != "index" or any(t.dtype in (torch.bool, torch.uint8) for t in inputs[1:])
     )
+
+
+def brings_to_gpu(facts, kwargs, inputs):
+    """Does an op in a capture need memory of the host's on the GPU? A number is an argument of a kernel, mostly; and what
+    has to do with the host alone runs there and then."""
+    if not any(t.is_cuda for t in inputs) and torch.device(kwargs.get("device") or "cpu").type != "cuda":
+        return False
+    return any(t.dim() or facts.moves for t in inputs if not t.is_cuda)
 
 
 def vet_kinds(seen, op, results):

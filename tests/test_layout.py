@@ -47,7 +47,7 @@ ORDER = [
     "__init__",
 ]
 FOUNDATIONS = {"errors", "options", "private"}  # import nothing of ours
-PUBLIC = {"jit", "step", "reset", "stats", "explain", "CgtError", "CgtWarning"}
+PUBLIC = {"jit", "step", "require_replay", "reset", "stats", "explain", "CgtError", "CgtWarning"}
 MOST_LINES = 1050
 
 

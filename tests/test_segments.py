@@ -355,6 +355,19 @@ def test_more_values_than_there_is_room_for(device, monkeypatch):
     assert s.replays == 0 and "too many" in " ".join(s.reasons)
 
 
+def test_mask_of_another_shape_is_eagers_error(device):
+    f, x = cgt.jit(lambda x, mask: x[mask] * 2, inputs="copied"), values(device, 6, 4)
+    masks = [torch.ones(n, dtype=torch.bool, device=device) for n in (6, 6, 6, 5, 7, 6)]
+    masks[3][:] = False
+    for mask in masks:
+        if len(mask) == 6:
+            assert identical(f(x, mask), x[mask] * 2)
+        else:
+            with pytest.raises(IndexError, match="shape of the mask"):
+                f(x, mask)
+    assert cgt.stats(f).replays >= 2
+
+
 # --- limits, faults, errors ---------------------------------------------------------------------------
 
 

@@ -6,6 +6,7 @@ from collections import namedtuple
 
 cdef object WEAKREF = weakref.ref
 FAILED = [None]            # (f, DriverError) -> the exception that a failed replay raises
+UNREPLAYED = [None]        # (f, reason) -> the exception of a call that is not a replay where one is required
 POISONED = [None]          # (line that made it) -> message; set once by the front end
 SAME_VALUE = [None]        # (recorded, value) -> bool for rare types; set once by the front end
 UNFLATTEN = [None]         # (program, tensors) -> result; set once by the front end
@@ -95,6 +96,24 @@ def fn_hopes(int f):
     """(how many calls in a row were alike, of those that a verdict kept from Python; how many recordings were freed
     that were never replayed)."""
     return fn_row(&TABLE, f).alike, fn_row(&TABLE, f).wasted
+
+
+def require_begin(block):
+    """A block begins in which a call that is not a replay raises. Blocks nest, in all threads together."""
+    global REPLAY_REQUIRED
+    REPLAY_REQUIRED += 1
+    return block
+
+
+def require_end(block, *error):
+    """It ends."""
+    global REPLAY_REQUIRED
+    REPLAY_REQUIRED -= 1
+
+
+def is_required():
+    """Is such a block under way?"""
+    return REPLAY_REQUIRED > 0
 
 
 def fn_unknown(int f):

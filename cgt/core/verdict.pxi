@@ -36,8 +36,13 @@ cdef PyObject* verdict_find(Table* t, id_t f, id_t s, id_t path, id_t parent, Py
         if e.fn != NONE: reason = verdict_stands(fn, &e.verdict, 0)
     return reason
 
+cdef int REPLAY_REQUIRED = 0        # so many blocks of require_replay are under way
+
 cdef object verdict_run(Table* t, id_t f, object reason, object function, object args, object kwargs, dict reasons):
-    """The call, eagerly and counted."""
+    """The call, eagerly and counted; or an error where a replay is required."""
+    if REPLAY_REQUIRED:
+        fn_row(t, f).calls -= 1
+        raise UNREPLAYED[0](f, reason)
     fn_row(t, f).eager += 1
     reasons[reason] = reasons.get(reason, 0) + 1
     return function(*args, **kwargs)
