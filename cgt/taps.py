@@ -6,6 +6,7 @@ whether the call is one of its own: `is_mine()`. What the calls mean is said whe
 impure.py); how torch's functions are called in this release, in private.py.
 """
 
+import _thread
 import contextlib
 import functools
 import operator
@@ -343,7 +344,8 @@ def tap_calls(started, methods, called):
     """A bracket: add the code objects that start or go on inside to the set `started`; add None if some
     could not be seen: somebody else's profiler is in the way. Before a builtin function of `methods` (by
     core.method_id) runs there is called(function, frame), the frame that calls it. Code of the program's other threads
-    is added only where this one may wait for them. Those are at some code when it begins, as autograd's threads are not."""
+    is added only where this one may wait for them. Those are at some code when it begins, as autograd's threads are not;
+    one that comes later is another's unless autograd works there for this run, or this thread started one."""
     aside, others = set(), set()
     listen = monitored if hasattr(sys, "monitoring") else profiled
     start, stop = listen(started, methods, called, others, aside)
@@ -366,13 +368,21 @@ MEETINGS = tuple(  # where threads wait for each other
 )
 
 
+THREAD_STARTS = {
+    core.method_id(getattr(_thread, name))
+    for name in ("start_new_thread", "start_joinable_thread")
+    if hasattr(_thread, name)
+}
+
+
 def monitored(started, methods, called, others, aside):
     """tap_calls from Python 3.12 on. Of torch's own calls those that are many are not looked at."""
-    events, tools = sys.monitoring.events, []
+    events, tools, me, spawned = sys.monitoring.events, [], threading.get_ident(), []
     name = f"cgt {id(tools)}"  # another thread may observe, too
 
     def start(code, _):
-        other = threading.get_ident() in others
+        thread = threading.get_ident()
+        other = thread in others or (thread != me and not spawned and core.observer() is None)
         if not str(sys._getframe(1).f_globals.get("__name__")).startswith("cgt."):
             (aside if other else started).add(code)
         return None if other else sys.monitoring.DISABLE  # for all threads
@@ -380,7 +390,10 @@ def monitored(started, methods, called, others, aside):
     def call(code, _, function, __):
         if code.co_filename.startswith(QUIET_FILES):
             return sys.monitoring.DISABLE
-        if core.method_id(function) in methods:
+        number = core.method_id(function)
+        if number in THREAD_STARTS and threading.get_ident() == me:
+            spawned.append(number)
+        if number in methods:
             called(function, sys._getframe(1))
         return None
 

@@ -12,7 +12,7 @@ import types
 
 import pytest
 import torch
-from helpers import profiled
+from helpers import counts, profiled
 from torch import nn
 
 import cgt
@@ -178,6 +178,35 @@ def test_code_that_runs_in_another_thread_counts(device, when, short_cool_down):
         scale["a"] = 2.0 if k < 8 else 3.0
         assert torch.equal(f(x), x * scale["a"]), k
     pool.shutdown()
+
+
+@pytest.mark.skipif(sys.version_info < (3, 12), reason="before 3.12 one that comes late is unseen, and told as that")
+def test_thread_that_another_one_starts_meanwhile_is_none_of_the_functions(device):
+    over = []
+
+    def spawn():
+        k = 0
+        while not over:
+            k, namespace = k + 1, {"limit": k}
+            exec(compile(f"def work{k}():\n    return limit", f"user{k}.py", "exec"), namespace)
+            thread = threading.Thread(target=namespace[f"work{k}"])
+            thread.start()
+            thread.join()
+
+    def function(x):
+        for _ in range(2000):
+            x = x + 1
+        return x
+
+    f, x, spawner = cgt.jit(function), torch.ones(3, device=device), threading.Thread(target=spawn)
+    spawner.start()
+    try:
+        for _ in range(4):
+            assert torch.equal(f(x), x + 2000)
+    finally:
+        over.append(True)
+        spawner.join()
+    assert counts(f) == (1, 1, 2, 0), cgt.stats(f).reasons
 
 
 @pytest.mark.parametrize("late", [False, True])
