@@ -292,7 +292,7 @@ class Seen:
     constants: dict = fresh(dict)  # memory that holds the same bytes at each replay -> what keeps that name its own
     values: list = fresh(list)  # segments.Value: what Python read on the way
     known: dict = fresh(dict)  # memory -> parts of it (segments.part_of) that were read and not written since
-    graded: set = fresh(set)  # ids of leaves that had still their old .grad at the last of these
+    graded: set = fresh(set)  # ids of leaves that had still their old .grad at one of these
     acts: bool = False  # it did something that may not happen twice, besides writing
     draws: bool = False  # random numbers of default generators
     steps: list = fresh(list)  # constants.Step: ops of a capture on constants that did not run for real yet

@@ -75,6 +75,8 @@ def is_small(seen, t):
 
 def read(seen, values):
     """The function is about to read these: from here on they are the same at each replay, until they are written."""
+    if not values:
+        return
     line = user_line(seen)
     for t in values:
         touch(seen, t)
@@ -87,7 +89,7 @@ def read(seen, values):
             constants.add(seen, t)
             if is_capture(seen):
                 seen.real[sid] = constants.for_real(seen, t.clone)
-    seen.graded = {id(t) for t in seen.leaves if t.grad is not None and core.storage_id(t.grad) not in seen.made}
+    seen.graded |= {id(t) for t in seen.leaves if t.grad is not None and core.storage_id(t.grad) not in seen.made}
 
 
 def unmask(seen, args):

@@ -339,6 +339,28 @@ def test_gradient_that_is_there_when_a_value_is_read(device):
     assert any("Call zero_grad() before" in reason for reason in cgt.stats(f).reasons)
 
 
+def test_gradient_that_is_there_at_the_first_of_two_reads(device):
+    def new():
+        w = torch.ones(4, device=device, requires_grad=True)
+
+        def step(x):
+            y = x.exp()
+            if (x > 0).all():
+                w.grad = None
+                (w * y).sum().backward()
+            return y * 2 if (y > 1).any() else y - 1
+
+        return w, step
+
+    (w, step), (v, want) = new(), new()
+    f = cgt.jit(step)
+    for k in range(12):
+        x = signed(device, 1.0 if k % 4 < 2 else -1.0)
+        assert identical(f(x), want(x)) and (w.grad is None) == (v.grad is None)
+        assert w.grad is None or torch.equal(w.grad, v.grad), k
+    assert any("Call zero_grad() before" in reason for reason in cgt.stats(f).reasons), cgt.explain(f)
+
+
 @tells("reads_too_much")
 def test_more_values_than_there_is_room_for(device, monkeypatch):
     def function(x):
