@@ -326,7 +326,8 @@ def vet_escapes(plan, seen, draft):
 
     def escapes(t):
         sid = core.storage_id(t)
-        number = plan.driver == CUDA and not t.is_cuda and sid in seen.constants  # the same at each call
+        # The same at each call; unless it came of a value, and another way has another one.
+        number = plan.driver == CUDA and not t.is_cuda and sid in seen.constants and not seen.values
         return sid not in known and sid in seen.made and not number
 
     alive = find_alive(seen, escapes)

@@ -361,6 +361,27 @@ def test_gradient_that_is_there_at_the_first_of_two_reads(device):
     assert any("Call zero_grad() before" in reason for reason in cgt.stats(f).reasons), cgt.explain(f)
 
 
+@pytest.mark.parametrize("what", ["number", "bool", "tensor", "on the host"])
+def test_value_that_the_function_keeps_is_todays(device, what):
+    kept = nn.Module()
+    kept.last = None
+
+    def function(x):
+        positive = x > 0
+        kept.last = {
+            "number": lambda: int(positive.sum()), "bool": lambda: bool(positive.all()),
+            "tensor": positive.nonzero, "on the host": positive.cpu,
+        }[what]()  # fmt: skip
+        return x * 2
+
+    f = cgt.jit(function, inputs="copied")
+    for k in range(16):
+        x = signed(device, 1.0 if k // 3 % 2 else -1.0)
+        assert identical(f(x), x * 2)
+        got, _ = kept.last, function(x)
+        assert identical(got, kept.last), k
+
+
 @tells("reads_too_much")
 def test_more_values_than_there_is_room_for(device, monkeypatch):
     def function(x):
