@@ -122,6 +122,7 @@ cdef struct Fn:
     int32_t patience            # of so many Python is told, or if a recording is replayed at last; 0: never
     int32_t wasted              # recordings freed that were never replayed
     uint64_t unknown            # of the values that the last call read, where no recording had them; or 0
+    int32_t vain                # by how many more calls than not segments ran for values nobody has; at most VAIN
     int64_t born                # a stale id is told by this
     int64_t calls, warmups, records, replays, eager, rebinds, copied_bytes, rescues, rescued_bytes
 

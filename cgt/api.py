@@ -211,16 +211,19 @@ def message_for_poisoned(made):
     return errors.poisoned(made, ended)
 
 
+def name_of(f):
+    """What messages call the function of this row."""
+    return getattr(dispatch.SITES.get(f), "__qualname__", "a jitted function")
+
+
 def error_for_failed(f, error):
     """What a call raises whose replay the driver refused: nothing was launched."""
-    site = dispatch.SITES.get(f)
-    name = getattr(site, "__qualname__", "a jitted function")
-    return CgtError(errors.replay_failed(name, error.args[2], error.args[1]))
+    return CgtError(errors.replay_failed(name_of(f), error.args[2], error.args[1]))
 
 
 def error_for_unreplayed(f, reason):
     """What a call raises that a verdict keeps from being replayed, where replays are required."""
-    return CgtError(errors.not_replayed(getattr(dispatch.SITES.get(f), "__qualname__", "a jitted function"), reason))
+    return CgtError(errors.not_replayed(name_of(f), reason))
 
 
 def at_exit():

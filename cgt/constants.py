@@ -37,14 +37,14 @@ class Step(NamedTuple):
     makes: list  # memory of its results
 
 
-def is_known(op, facts):
+def is_pure(op, facts):
     """Do this op's results depend on its arguments alone?"""
     return not (facts.draws or op.namespace not in KNOWN or facts.packet in READS_FILES)
 
 
 def is_constant(seen, op, facts, inputs):
     """Do this op's results depend on constants alone?"""
-    return is_known(op, facts) and all(core.storage_id(t) in seen.constants or not t.numel() for t in inputs)
+    return is_pure(op, facts) and all(core.storage_id(t) in seen.constants or not t.numel() for t in inputs)
 
 
 def add(seen, t):

@@ -438,7 +438,7 @@ def why_missed(call, path, parent):
         if kept is None or why in (MISS_SPEC, MISS_AMBIENT) or (why == FITS and not kept.values):
             continue
         if why == FITS:
-            return errors.another_value(sorted({value.line for value in kept.values}))
+            return errors.another_value(segments.lines_of(kept.values))
         if why == MISS_ALIVE:
             return errors.still_held(core.dead_line(node, index))
         if why == MISS_PLACE:
@@ -525,6 +525,7 @@ def warm(call):
     state.saves |= bool(describe.pending_in(seen, result))
     if state.graph is not None:
         prove(state.graph, seen, call.args)
+    reason = reason or vet_values(call, seen)
     if reason is not None and state.doubted:
         condemn(call, reason)  # and warm again after the cool-down
         count_eager(state, reason)
@@ -535,6 +536,16 @@ def warm(call):
     else:  # a first call may do what no other does: caches that are made lazily
         state.doubted = True
     return result
+
+
+def vet_values(call, seen):
+    """A sentence where the function reads values of which there are many, and these did not come before: recordings would
+    be for calls that never come again. Or None."""
+    wide = segments.wide(seen.values)
+    if not wide or math.isinf(options.OVERHEAD):
+        return None
+    new = account.meet(call.state.account, (*key_of(call), *(value.bytes for value in wide)))
+    return errors.varying_values(segments.lines_of(wide)) if new else None
 
 
 def note_leaves(state, seen, flat):

@@ -163,7 +163,14 @@ def reads_too_much(line):
 
 
 def another_value(lines):
-    return f"the function read a value at {', '.join(lines)} for which there is no recording yet."
+    return f"the function read a value at {lines} for which there is no recording yet."
+
+
+def varying_values(lines):
+    return (
+        f"the values that the function reads at {lines} have not come before, and a recording is for one of them alone. Read "
+        "what has few (mask.all()), or return the tensor and read it outside."
+    )
 
 
 def read_with_grads(line):

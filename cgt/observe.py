@@ -93,14 +93,15 @@ def tensors_in(values, into):
 
 
 def touch(seen, t):
-    """The run has to do with t. Is its memory from outside, and met for the first time?"""
+    """The run has to do with t: is its memory from outside, and met for the first time, then that is noted."""
     sid = core.storage_id(t)
     if sid in seen.made or sid in seen.buffers or sid in seen.touched:
-        return False
+        return
+    if core.is_in_node():
+        seen.passing.add(sid)
     # Not the tensor: whoever holds the argument itself when the run is over is counted.
     alias = core.alias(t) if core.is_plain(t) else t
     seen.touched[sid] = seen.whole.get(sid, alias)
-    return True
 
 
 def held(seen):

@@ -32,7 +32,7 @@ class Value(NamedTuple):
     line: str
     shape: tuple
     dtype: Any
-    bytes: bytes  # as the core compares them; of a warm-up empty
+    bytes: bytes  # as the core compares them
 
 
 def room_of(device):
@@ -75,13 +75,11 @@ def is_small(seen, t):
 
 def read(seen, values):
     """The function is about to read these: from here on they are the same at each replay, until they are written."""
-    if not values:
-        return
     line = user_line(seen)
     for t in values:
         touch(seen, t)
         seen.devices.add(t.device)
-        value = leave(seen, t) if is_capture(seen) or is_host_recording(seen) else b""
+        value = leave(seen, t) if is_capture(seen) or is_host_recording(seen) else bytes_of(seen, t)
         seen.values.append(Value(line, tuple(t.shape), t.dtype, value))
         sid = core.storage_id(t)
         seen.known.setdefault(sid, set()).add(part_of(t))
@@ -99,7 +97,8 @@ def unmask(seen, args):
     values = values_of(seen, masks) if masks and fit(args[0], args[1]) else None
     if values is None:
         return args
-    read(seen, values)
+    if values:
+        read(seen, values)
     indices = []
     for t in args[1]:
         if not is_mask(t):
@@ -158,9 +157,14 @@ def leave(seen, t):
 def leave_on_host(seen, t, room):
     """The op that made t ran for real: only a replay needs the tape."""
     with unseen(seen):
-        value = bytes(t.detach().contiguous().reshape(-1).view(torch.uint8).tolist())
         tape.copy_into(room.view(t.dtype).view(t.shape), fix(seen, exchange(seen, t)))
-    return core.cut(core.address(room), room.numel(), value, seen.draws)
+    return core.cut(core.address(room), room.numel(), bytes_of(seen, t), seen.draws)
+
+
+def bytes_of(seen, t):
+    """What lies there now; not in a capture."""
+    with unseen(seen):
+        return bytes(t.detach().contiguous().reshape(-1).view(torch.uint8).tolist())
 
 
 def leave_on_cuda(seen, t, room):
@@ -178,6 +182,16 @@ def cut(seen, at, nbytes):
         seen.again = True
         refuse(seen, errors.lost())
     return core.cut(at, nbytes, None, seen.draws)
+
+
+def wide(values):
+    """Those of which there are more than two."""
+    return [value for value in values if len(value.bytes) > 1]
+
+
+def lines_of(values):
+    """Where they are read."""
+    return ", ".join(sorted({value.line for value in values}))
 
 
 def vet(seen, draft):

@@ -236,7 +236,7 @@ def see_reader(seen, name, t):
     if name == "tolist":
         values = segments.values_of(seen, [t])
         if values is not None:
-            if not t.is_cuda:  # else it is copied first, by an op
+            if values and not t.is_cuda:  # else it is copied first, by an op
                 segments.read(seen, values)
             return
     told = errors.read_behind if name == "ctc_loss" else errors.memory_read
@@ -286,7 +286,7 @@ def see_op(seen, op, args, kwargs):
     written = tensors_in(written, [])
     constant = constants.is_constant(seen, op, facts, inputs)
     asks = (facts.reads or is_dynamic(facts, inputs) or is_to_host(inputs, kwargs)) and not constant
-    values = segments.values_of(seen, inputs) if asks and constants.is_known(op, facts) else None
+    values = segments.values_of(seen, inputs) if asks and constants.is_pure(op, facts) else None
     constant = constant or values is not None
     vet_op(seen, op, facts, args, kwargs, inputs, written, constant)
     known = set()
@@ -294,8 +294,7 @@ def see_op(seen, op, args, kwargs):
         sid = core.storage_id(t)
         known.add(sid)
         seen.devices.add(t.device)
-        if touch(seen, t) and core.is_in_node():
-            seen.passing.add(sid)
+        touch(seen, t)
     generator = kwargs.get("generator")
     if generator is not None:
         seen.generators[core.generator_id(generator)] = generator
@@ -318,7 +317,7 @@ def see_op(seen, op, args, kwargs):
     draws = facts.draws and drawn.device.type == "cpu"
     if draws:
         see_draw(seen, drawn, after=False)
-    if values is not None:
+    if values:
         segments.read(seen, values)
     results = constants.read(seen, inputs) if for_real else core.proceed(instead)
     seen.draws = seen.draws or facts.draws

@@ -314,8 +314,9 @@ static inline void generator_give_back(PyObject* generator, uint64_t advance, ui
     std::lock_guard<std::mutex> lock(g.mutex());
     auto now = cuda_generator(g)->philox_engine_inputs(0);
     if (now.first == seed && now.second == offset + (advance + 3) / 4 * 4) cuda_generator(g)->set_philox_offset_per_thread(offset);
-  } catch (const std::exception&) {
-    // a capture of somebody's own began: there the generator is not ours to move
+  } catch (const std::exception& e) {  // a capture of somebody's own, where it is not ours to move: its numbers are skipped
+    PyErr_SetString(PyExc_RuntimeError, e.what());
+    PyErr_WriteUnraisable(generator);
   }
 }
 

@@ -268,7 +268,7 @@ cdef object call(Table* t, id_t f, PyObject* args, PyObject* kwargs, object on_m
         while True:
             s = leaves_take(t, f, args, kwargs, &w)
             if s == NONE or fn_row(t, f).path == NONE:
-                reason = verdict_find(t, f, s, NONE, NONE, w.leaves)
+                reason = verdict_find(t, f, s, NONE, NONE, w.leaves, 0)
                 break
             path = leaf_path(t, f, w.leaves, spec_row(t, s).n_leaves)
             p = path_row(t, path)
@@ -287,19 +287,23 @@ cdef object call(Table* t, id_t f, PyObject* args, PyObject* kwargs, object on_m
                     # A rescued output may be an argument: its address changed, so look again.
                     if path_release(t, path, n, w.leaves, spec_row(t, s).n_leaves) == 0: break
                 if n == NONE:
-                    reason = verdict_find(t, f, s, path, parent, w.leaves)
+                    reason = verdict_find(t, f, s, path, parent, w.leaves, 0)
                     break
                 range_ = range_begin(fn_row(t, f).range_name)
                 try:
                     met = node_row(t, n).len[READS] != 0
                     if met:
                         parent = node_row(t, n).parent
-                        n = reads_meet(t, n, s, stream, w.leaves)
+                        # The values are not known: this call is like no other.
+                        if fn_row(t, f).vain == VAIN and fn_row(t, f).calls % TRY_AGAIN:
+                            reason = verdict_find(t, f, s, path, parent, w.leaves, fn_row(t, f).calls)
+                        n = reads_meet(t, n, s, stream, w.leaves) if reason is NULL else NONE
                     if n != NONE: result = replay(t, n, w.leaves, stream, True, True, met)
                 finally:
                     if range_ is not NULL: range_end(range_)
                 if n == NONE:
-                    reason = verdict_find(t, f, s, path, parent, w.leaves)
+                    if reason is NULL:
+                        reason = verdict_find(t, f, s, path, parent, w.leaves, fn_row(t, f).unknown)
                     break
             except DriverError as error:
                 raise FAILED[0](f, error) from error

@@ -5,6 +5,11 @@
 # What ran in vain until then wrote only memory that no other way needs (segments.py lets a recording read on no other
 # terms), and random numbers that it drew are given back.
 
+# A call for whose values there is no recording costs what ran until then and its own, eager, run. Where that is the rule,
+# a verdict that stands comes before the segments, for most calls.
+
+cdef enum: VAIN = 8, TRY_AGAIN = 32     # calls after which they run all the same
+
 cdef int patches_bind(Table* t, id_t n, void* exec_, Driver* d, PyObject** leaves) except -1:
     """Have the graph copy from today's inputs and draw from where the generators are; what did not move costs one
     compare."""
@@ -115,7 +120,7 @@ cdef id_t node_beside(Table* t, id_t n, id_t s, PyObject** leaves, int32_t known
 cdef id_t reads_meet(Table* t, id_t n, id_t s, void* stream, PyObject** leaves) except -2:
     """Run what comes before the last value that a call reads: the node whose values they were, n or a sibling; or NONE,
     and fns.unknown tells them apart. The caller holds the path's lock."""
-    cdef id_t path = node_row(t, n).path
+    cdef id_t f, path = node_row(t, n).path
     cdef Driver* d = &DRIVERS[path_row(t, path).driver]
     cdef int32_t known = 0, differs
     cdef bint host = path_row(t, path).driver == HOST
@@ -136,9 +141,14 @@ cdef id_t reads_meet(Table* t, id_t n, id_t s, void* stream, PyObject** leaves) 
         finally:
             if state is not NULL: rng_release(state, differs != NONE)
             if differs != NONE: words_give_back(t, n)
-        if differs == NONE: return n
+        if differs == NONE:
+            if fn_row(t, node_row(t, n).fn).vain > 0: fn_row(t, node_row(t, n).fn).vain -= 1
+            return n
         known = differs + 1
         path = node_row(t, n).path
         fn_row(t, node_row(t, n).fn).unknown = reads_key(t, n, known)
+        f = node_row(t, n).fn
         n = node_beside(t, n, s, leaves, known)
-        if n == NONE: return NONE
+        if n == NONE:
+            if fn_row(t, f).vain < VAIN: fn_row(t, f).vain += 1
+            return NONE

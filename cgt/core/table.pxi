@@ -326,6 +326,7 @@ cdef int table_check(Table* t) except -1:
     cdef Guard* g
     cdef Out* o
     cdef Effect* e
+    cdef Read* r
     for k in range(t.nodes.n):
         n = node_row(t, k)
         if not n.alive: continue
@@ -366,6 +367,9 @@ cdef int table_check(Table* t) except -1:
             assert g.binding != TWIN or node_guard(t, n, s.copy).binding == COPIED, "twin of a copied"
             assert g.odd or (g.binding in (UNUSED, PINNED) and s.from_node == NONE and not s.identity), "odd"
             assert s.from_node == NONE or is_ancestor(t, s.from_node, k), "an input off the path"
+        for j in range(n.len[READS]):
+            r = node_read(t, n, j)
+            assert r.value is not NULL and r.nbytes > 0, "a segment that leaves no value"
         for j in range(n.len[OUTS]):
             o = node_out(t, n, j)
             assert o.kind == FRESH or o.ref >= 0, "an output that refers to nothing"

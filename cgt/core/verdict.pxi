@@ -18,9 +18,10 @@ cdef inline bint is_patient(Fn* fn, uint64_t key) noexcept nogil:
     fn.like = key
     return fn.alike < fn.patience
 
-cdef PyObject* verdict_find(Table* t, id_t f, id_t s, id_t path, id_t parent, PyObject** leaves) noexcept nogil:
+cdef PyObject* verdict_find(Table* t, id_t f, id_t s, id_t path, id_t parent, PyObject** leaves,
+                            uint64_t values) noexcept nogil:
     """Why a call that no recording took runs eagerly, borrowed; or NULL, and Python decides. `s`, `path`: NONE
-    where they are not known."""
+    where they are not known. `values`: a number of those that it read on the way; calls with others are not alike."""
     cdef uint64_t ambient[3]
     cdef uint64_t key = 0
     cdef Fn* fn = fn_row(t, f)
@@ -29,7 +30,7 @@ cdef PyObject* verdict_find(Table* t, id_t f, id_t s, id_t path, id_t parent, Py
     if s != NONE and (fn.patience or spec_row(t, s).verdict.reason is not NULL):
         ambient_now(ambient)
         key = call_key(s, ambient, leaves, spec_row(t, s).n_leaves)
-    if reason is not NULL and fn.patience and s != NONE and not is_patient(fn, key): return NULL
+    if reason is not NULL and fn.patience and s != NONE and not is_patient(fn, key ^ values): return NULL
     if reason is NULL and s != NONE: reason = verdict_stands(fn, &spec_row(t, s).verdict, key)
     if reason is NULL and path != NONE:
         e = edge_find(t, path, parent, f)
