@@ -240,13 +240,14 @@ cdef struct Patch:              # a node of the graph whose parameters a replay 
     uint64_t advance            # how far one run moves it
     int32_t device
 
-cdef struct Read:               # the end of a segment: Python reads a value, on which depends what comes behind
-    void* graph                 # of the segment; as in a Node
+cdef struct Read:               # Python reads a value, on which depends what comes behind: the end of a segment, mostly
+    void* graph                 # of the segment; as in a Node. NULL: the value comes of the tape alone
     void* exec
+    void* tape                  # CUDA: ops of the host, which run beside the graphs; or NULL
     int32_t n_graph_nodes
-    int32_t draws               # it, or one before it, draws random numbers
+    int32_t draws               # it, or one before it, draws random numbers of the host's
     char* at                    # where the segment leaves the value, on the host
-    int64_t nbytes
+    int64_t nbytes              # 0: nothing is read, the tape runs for what it draws
     const char* value           # borrowed: what it must be
 
 cdef struct Effect:             # what a replay does to a tensor of the call that is not a result
@@ -308,6 +309,7 @@ cdef struct Recording:          # the one recording under way; dispatch.py's loc
     int32_t ran                 # what it recorded was launched, or ran while it was recorded
     void* graph
     void* exec
+    void* tape                  # CUDA: ops of the host since the last value that was read; or NULL
     void* state
     int32_t n_graph_nodes
     double seconds[4]           # Phase

@@ -77,8 +77,8 @@ def sequence(g):
 
 
 def graph(g, nodes=64, edges=256):
-    """Edges change, their number does not."""
-    ends = torch.randint(nodes, (2, edges), generator=g)
+    """One graph, whose features change; of another one at each call the layers would read another mask."""
+    ends = torch.randint(nodes, (2, edges), generator=torch.Generator().manual_seed(0))
     return {"x": torch.randn(nodes, 16, generator=g), "edge_index": ends}
 
 
@@ -98,10 +98,10 @@ def captioned(g):
 # --- libraries ---------------------------------------------------------------------------------
 
 
-def from_transformers(model, config, **sizes):
+def from_transformers(model, config, dtype=None, **sizes):
     import transformers
 
-    return getattr(transformers, model)(getattr(transformers, config)(**sizes))
+    return getattr(transformers, model)(getattr(transformers, config)(**sizes)).to(dtype)
 
 
 def clip():
@@ -486,7 +486,8 @@ FAMILIES = {
         "GPT2LMHeadModel", "GPT2Config", tokens, n_embd=64, n_layer=2, n_head=4, vocab_size=VOCABULARY
     ),
     "gpt_neox": text("GPTNeoXForCausalLM", "GPTNeoXConfig"),
-    "mixtral": decoder("MixtralForCausalLM", "MixtralConfig", num_local_experts=4),
+    # torch's grouped matmul reads on the host what goes to which expert, unless it is of bfloat16.
+    "mixtral": decoder("MixtralForCausalLM", "MixtralConfig", num_local_experts=4, dtype=torch.bfloat16),
     "mamba": other(
         "MambaForCausalLM", "MambaConfig", tokens,
         hidden_size=64, state_size=8, num_hidden_layers=2, vocab_size=VOCABULARY,

@@ -91,7 +91,8 @@ def read(seen, inputs):
     """Run the op under way, which needs the values of constants, or of what a segment left, in a capture; what it
     returned. What it made becomes memory of the recording: a copy that each replay makes anew, since the function may
     write it, or return it."""
-    real = for_real(seen, lambda: core.proceed([stand_in(seen, t) if t.is_cuda else t for t in inputs]))
+    instead = [stand_in(seen, t) if t.is_cuda else t for t in inputs]
+    real = for_real(seen, lambda: core.proceed(instead or None))
     results = []
     for t in real:
         if t.is_cuda:
@@ -103,6 +104,14 @@ def read(seen, inputs):
         results.append(t)
     core.answer(results)
     return results
+
+
+def lift(seen, line):
+    """The op under way brings Python's numbers to the GPU. A capture would copy them from memory of the host's that is
+    gone when it is replayed."""
+    for t in read(seen, []) if is_capture(seen) else core.proceed(None):
+        seen.made[core.storage_id(t)] = line
+        add(seen, t)
 
 
 def on_device(seen, value):

@@ -294,7 +294,8 @@ class Seen:
     known: dict = fresh(dict)  # memory -> parts of it (segments.part_of) that were read and not written since
     graded: set = fresh(set)  # ids of leaves that had still their old .grad at one of these
     acts: bool = False  # it did something that may not happen twice, besides writing
-    draws: bool = False  # random numbers of default generators
+    draws: bool = False  # random numbers of the host's
+    drawn: set = fresh(set)  # memory of the host in a function on the GPU that depends on them
     steps: list = fresh(list)  # constants.Step: ops of a capture on constants that did not run for real yet
     real: dict = fresh(dict)  # constant of a capture -> a tensor with what it will hold
     passing: set = fresh(set)  # memory that a surrounding backward hands through

@@ -144,13 +144,6 @@ def odd_tensor(path, kind):
     return f"{path} is {kind}. Use a plain, dense tensor, or leave this part outside of the jitted function."
 
 
-def host_constant(line):
-    return (
-        f"torch.tensor(...) at {line} copies Python values to the GPU at each call. "
-        "Make the tensor outside, use torch.full, or torch.tensor(...).to(device): then it is a constant."
-    )
-
-
 def cudnn_dropout(line):
     return (
         f"the recurrent layer at {line} draws its dropout from a random state of cuDNN's, which begins anew with each seed; "

@@ -32,6 +32,7 @@ class Before(NamedTuple):
     grads: list  # [(tensor, its .grad)]
     sources: list  # see impure.py
     histories: object  # of core.histories
+    random: object  # the state of the host's default generator
 
 
 def on_side_stream(device):
@@ -277,7 +278,7 @@ def snapshot(plan):
     """What a failed capture may have replaced by tensors that were never computed."""
     tensors = all_tensors(plan)
     grads = [(t, t.grad) for t in tensors if t.requires_grad and t.is_leaf]
-    return Before(plan.places, grads, plan.sources, core.histories(tensors))
+    return Before(plan.places, grads, plan.sources, core.histories(tensors), torch.default_generator.get_state())
 
 
 def restore_places(before, seen, tensors_only):
@@ -291,7 +292,7 @@ def restore_places(before, seen, tensors_only):
             and core.storage_id(value) in seen.made
         )
 
-    found, grads, sources, histories = before
+    found, grads, sources, histories, random = before
     core.histories_restore(histories)
     for p in found:
         if p.kind == places.DICT_LEN:
@@ -310,6 +311,8 @@ def restore_places(before, seen, tensors_only):
             tensor.grad = grad
     if not tensors_only:
         impure.put_back(sources)
+        if seen is not None and seen.draws:
+            torch.default_generator.set_state(random)
 
 
 def put_back(plan):
@@ -327,7 +330,7 @@ def undo(attempt):
     """A capture that was never launched: what it put into places may not stay."""
     if attempt.settled or attempt.before is None:
         return
-    restore_places(attempt.before, None, tensors_only=False)
+    restore_places(attempt.before, attempt.seen, tensors_only=False)
     core.abort()
     put_back(attempt.plan)
     attempt.settled = True

@@ -69,8 +69,8 @@ def part_of(t):
 
 def is_small(seen, t):
     """May the function read this tensor and be recorded?"""
-    here = t.is_cuda == (seen.driver == CUDA) and core.is_plain(t)
-    return here and not (t.is_floating_point() or t.is_complex()) and t.numel() * t.element_size() <= VALUE_BYTES
+    here = t.is_cuda == (seen.driver == CUDA) or core.storage_id(t) in seen.drawn
+    return here and core.is_plain(t) and not (t.is_floating_point() or t.is_complex()) and t.numel() * t.element_size() <= VALUE_BYTES
 
 
 def read(seen, values):
@@ -145,20 +145,18 @@ def leave(seen, t):
         return b""
     room = room_of(torch.cuda.current_device() if seen.driver == CUDA else -1)[at : at + nbytes]
     try:
-        value = (leave_on_host if seen.driver == HOST else leave_on_cuda)(seen, t, room)
+        return (leave_on_cuda if t.is_cuda else leave_on_host)(seen, t, room)
     except core.DriverError as error:
         refuse(seen, errors.recording_failed(error.args[1], user_line(seen)))
         return b""
-    for rng in seen.rng.values():
-        core.follow_generator(rng.handle)
-    return value
 
 
 def leave_on_host(seen, t, room):
     """The op that made t ran for real: only a replay needs the tape."""
     with unseen(seen):
         tape.copy_into(room.view(t.dtype).view(t.shape), fix(seen, exchange(seen, t)))
-    return core.cut(core.address(room), room.numel(), bytes_of(seen, t), seen.draws)
+    end = core.cut if seen.driver == HOST else core.aside
+    return end(core.address(room), room.numel(), bytes_of(seen, t), seen.draws)
 
 
 def bytes_of(seen, t):
@@ -172,7 +170,10 @@ def leave_on_cuda(seen, t, room):
     with unseen(seen):
         whole = exchange(seen, t).contiguous()
     core.fetch(core.address(room), whole, room.numel())
-    return core.with_paths(lambda: cut(seen, core.address(room), room.numel()))
+    value = core.with_paths(lambda: cut(seen, core.address(room), room.numel()))
+    for rng in seen.rng.values():
+        core.follow_generator(rng.handle)
+    return value
 
 
 def cut(seen, at, nbytes):

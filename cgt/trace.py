@@ -257,6 +257,9 @@ def see_op(seen, op, args, kwargs):
     if op.namespace == "profiler" or seen.inside:
         core.proceed(None)
         return
+    if core.lifts():
+        constants.lift(seen, user_line(seen))
+        return
     if seen.spent:
         spend(seen)
     if seen.saves and core.save_hooks() > 1:
@@ -266,6 +269,9 @@ def see_op(seen, op, args, kwargs):
     if packet in KEEPS_SEED:
         seen.seeds = True
     inputs = tensors_in(kwargs.values(), tensors_in(args, []))
+    for t in inputs:
+        if core.is_lone(t) and core.storage_id(t) not in seen.made:
+            see_number(seen, t)
     if seen.reason is not None and not seen.recording and seen.graph is None:  # nothing else is asked of this warm-up
         seen.devices.update(t.device for t in (*inputs, *core.proceed(None)))
         return
@@ -288,7 +294,8 @@ def see_op(seen, op, args, kwargs):
     asks = (facts.reads or is_dynamic(facts, inputs) or is_to_host(inputs, kwargs)) and not constant
     values = segments.values_of(seen, inputs) if asks and constants.is_pure(op, facts) else None
     constant = constant or values is not None
-    vet_op(seen, op, facts, args, kwargs, inputs, written, constant)
+    aside = is_aside(seen, op, facts, kwargs, inputs, written)
+    vet_op(seen, op, facts, args, kwargs, inputs, written, constant, aside)
     known = set()
     for t in inputs:
         sid = core.storage_id(t)
@@ -320,7 +327,7 @@ def see_op(seen, op, args, kwargs):
     if values:
         segments.read(seen, values)
     results = constants.read(seen, inputs) if for_real else core.proceed(instead)
-    seen.draws = seen.draws or facts.draws
+    seen.draws = seen.draws or draws
     seen.acts = seen.acts or op.namespace not in constants.KNOWN or (facts.draws and generator is not None)
     if draws:
         see_draw(seen, drawn, after=True)
@@ -336,9 +343,11 @@ def see_op(seen, op, args, kwargs):
                 refuse(seen, errors.other_device(str(op), line, t.device))
             if t.device.type == "cpu" and seen.driver == CUDA:  # seed and offset lie on the device in a capture
                 held = not facts.draws and all(is_guarded(seen, one) for one in inputs)
-                constant = constant or packet in KEEPS_SEED or held
+                constant = constant or packet in KEEPS_SEED or (held and not aside)
     constants.note(seen, op, args, kwargs, constant, fresh, written, for_real)
-    if is_host_recording(seen):
+    if aside:
+        seen.drawn.update(map(core.storage_id, fresh))
+    if is_host_recording(seen) or (aside and fresh and is_capture(seen)):
         append(seen, op, args, kwargs, results, fresh, bool(written))
     if written and seen.swaps:
         mirror(seen, written)
@@ -450,10 +459,7 @@ def mirror(seen, written):
 
 
 def see_constant(seen, t):
-    """torch.tensor(...) of Python values: the values are guarded, the memory is new every time. To the GPU it copies them
-    unseen, if there are any: PyTorch switches observers off."""
-    if t.is_cuda and t.numel():
-        refuse(seen, errors.host_constant(user_line(seen)))
+    """torch.tensor(...) of Python values: the values are guarded, the memory is new every time."""
     seen.made[core.storage_id(t)] = user_line(seen)
     constants.add(seen, t)
     seen.devices.add(t.device)
@@ -463,6 +469,13 @@ def see_constant(seen, t):
         seen.keep.append(value)
         tape.copy_into(t, value)
     core.proceed(None)
+
+
+def see_number(seen, t):
+    """One that C++ made of Python's: TorchScript does so, and shows it to nobody."""
+    seen.made[core.storage_id(t)] = user_line(seen)
+    seen.keep.append(core.alias(t))
+    constants.add(seen, t)
 
 
 def is_alias_made(seen, args, inputs):
@@ -484,7 +497,25 @@ def see_alias(seen, op):
         touch(seen, t)
 
 
-def vet_op(seen, op, facts, args, kwargs, inputs, written, constant):
+def is_aside(seen, op, facts, kwargs, inputs, written):
+    """Is this an op of the host's in a function on the GPU that draws random numbers, or works on such? It runs for real
+    while the function is recorded, and a replay runs it beside the graph."""
+    if seen.driver != CUDA or seen.graph is not None or written or op.namespace not in constants.KNOWN:
+        return False
+    if not is_hosts(kwargs, inputs):
+        return False
+    draws = facts.draws and kwargs.get("generator") is None
+    mine = [t for t in inputs if core.storage_id(t) not in seen.drawn]
+    fit = all(core.storage_id(t) in seen.constants or (not t.dim() and is_guarded(seen, t)) for t in mine)
+    return fit and (draws or len(mine) < len(inputs))
+
+
+def is_hosts(kwargs, inputs):
+    """Has an op to do with the host alone?"""
+    return not any(t.is_cuda for t in inputs) and torch.device(kwargs.get("device") or "cpu").type == "cpu"
+
+
+def vet_op(seen, op, facts, args, kwargs, inputs, written, constant, aside):
     """Refuse what a replay could not repeat."""
     line = None
     if is_forward_ad():
@@ -507,7 +538,7 @@ def vet_op(seen, op, facts, args, kwargs, inputs, written, constant):
         line = host_reason(seen, errors.host_read, op)
     elif facts.packet == "_cudnn_rnn" and args[11] and args[12]:  # dropout, train
         line = errors.cudnn_dropout(user_line(seen))
-    elif seen.driver == CUDA:
+    elif seen.driver == CUDA and not aside:
         line = vet_mixed(seen, op, facts, kwargs, inputs, written, constant)
     if line is not None:
         refuse(seen, line)
@@ -523,9 +554,7 @@ def is_dynamic(facts, inputs):
 def brings_to_gpu(facts, kwargs, inputs):
     """Does an op in a capture need memory of the host's on the GPU? A number is an argument of a kernel, mostly; and what
     has to do with the host alone runs there and then."""
-    if not any(t.is_cuda for t in inputs) and torch.device(kwargs.get("device") or "cpu").type != "cuda":
-        return False
-    return any(t.dim() or facts.moves for t in inputs if not t.is_cuda)
+    return not is_hosts(kwargs, inputs) and any(t.dim() or facts.moves for t in inputs if not t.is_cuda)
 
 
 def vet_kinds(seen, op, results):
@@ -577,7 +606,7 @@ def is_elsewhere(seen, t):
 def vet_mixed(seen, op, facts, kwargs, inputs, written, constant):
     """CPU tensors in a function on the GPU: only numbers that are guarded or constant."""
     on_cpu = [t for t in inputs if not t.is_cuda and t.numel()]
-    if facts.draws and len(on_cpu) == len(inputs) and torch.device(kwargs.get("device") or "cpu").type == "cpu":
+    if facts.draws and is_hosts(kwargs, inputs):
         return host_reason(seen, errors.cpu_state, op)
     if not on_cpu:
         return host_reason(seen, errors.host_read, op) if is_to_host(inputs, kwargs) and not constant else None

@@ -77,7 +77,35 @@ def unique(x):
     return x * int(ids[-1]) + n.sum()
 
 
-FUNCTIONS = [positions, mask, where, built_in_place, read_between, written_after, literal, moved, told, unique]
+def made_there(x):
+    """On the GPU Python's numbers come by a copy of the host's memory."""
+    t = torch.tensor([1.0, 2.0, 3.0, 4.0], device=x.device)
+    return torch.where(x > 2, torch.tensor(0.5, device=x.device), x * t) + t[1].item()
+
+
+def made_there_otherwise(x):
+    return x * x.new_tensor([2, 3, 4, 5]) + torch.as_tensor([0.25], dtype=torch.float64, device=x.device)
+
+
+def written_where_it_was_made(x):
+    total = torch.tensor([0.0], device=x.device)
+    total += x.sum()
+    return total * 2
+
+
+@torch.jit.script
+def scripted(x, n: int):
+    return x / torch.log(torch.tensor((n - 1) / 3)) + torch.tensor(n).type_as(x)
+
+
+def numbers_of_torchscript(x):
+    return scripted(x, 7) * x.shape[0]
+
+
+FUNCTIONS = [
+    positions, mask, where, built_in_place, read_between, written_after, literal, moved, told, unique,
+    made_there, made_there_otherwise, written_where_it_was_made, numbers_of_torchscript,
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("function", FUNCTIONS, ids=lambda f: f.__name__)

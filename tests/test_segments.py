@@ -211,6 +211,84 @@ def test_random_numbers_before_and_behind_a_read(device):
     assert s.replays >= 50 and s.records == 2 and s.eager == 0, s.reasons
 
 
+def drops_layers(x, chance=0.5):
+    """As LayerDrop does it: the die is cast on the host."""
+    for k in range(3):
+        if torch.rand([]) < chance:
+            continue
+        x = F.dropout(x * (k + 2), 0.2, True)
+    return x
+
+
+def draws_in_vain(x):
+    torch.rand([])
+    return x * 2
+
+
+def draws_between(x):
+    y = F.dropout(x, 0.5, True)
+    if (y.sum() > 3) & (x.sum() != 0):
+        return y * int(torch.randint(0, 2, ()))
+    n = torch.rand(3).argmax()
+    return y + torch.rand_like(y) * n.item()
+
+
+@pytest.mark.parametrize("function, records", [(drops_layers, 8), (draws_in_vain, 1), (draws_between, 5)])
+def test_random_numbers_of_the_host_choose_the_way(device, function, records):
+    x = signed(device, 1.0, n=8)
+    f = cgt.jit(function)
+    s = draw(f, function, x)
+    assert s.replays >= 40 and s.records <= records and s.eager == 0, s.reasons
+
+
+def test_random_numbers_of_the_host_of_a_way_nobody_recorded_are_given_back(device):
+    x = signed(device, 1.0, n=8)
+    function = lambda x: drops_layers(x, 0.2)  # noqa: E731
+    f = cgt.jit(function, max_records=2)
+    s = draw(f, function, x)
+    assert s.replays > 5 and s.eager > 5 and any("read a value at" in reason for reason in s.reasons), s.reasons
+
+
+def test_layers_that_are_dropped_in_training(device):
+    def new(wrap):
+        torch.manual_seed(3)
+        model = nn.ModuleList(nn.Linear(4, 4) for _ in range(3)).to(device)
+        opt = torch.optim.SGD(model.parameters(), 0.1)
+
+        @wrap
+        def step(x):
+            opt.zero_grad()
+            for layer in model:
+                if torch.rand([]) < 0.2:
+                    continue
+                x = F.dropout(layer(x), 0.1, True)
+            loss = x.square().sum() + sum(p.sum() for p in model.parameters()) * 1e-3
+            loss.backward()
+            opt.step()
+            return loss.detach()
+
+        return step, model
+
+    (step, model), (want, twin) = new(cgt.jit), new(lambda f: f)
+    for k in range(30):
+        x = values(device, 3, 4, seed=k)
+        torch.manual_seed(k)
+        expected, state = want(x), torch.get_rng_state()
+        torch.manual_seed(k)
+        assert identical(step(x), expected) and torch.equal(torch.get_rng_state(), state), k
+        assert all(map(torch.equal, model.parameters(), twin.parameters())), k
+    s = cgt.stats(step)
+    assert s.replays >= 15 and s.eager == 0, s.reasons
+
+
+def test_random_number_of_the_host_that_goes_to_the_gpu(device):
+    function = lambda x: x * torch.rand(()) + torch.rand(2).to(device).sum()  # noqa: E731
+    x = signed(device, 1.0)
+    f = cgt.jit(function)
+    s = draw(f, function, x, n=8)
+    assert s.replays >= 5 if device.type == "cpu" else any("changes or draws" in r or "a CPU tensor" in r for r in s.reasons)
+
+
 def test_random_numbers_of_a_way_nobody_recorded_are_given_back(device):
     """Past the limit a call runs eagerly, with the numbers that eager would have drawn."""
 

@@ -96,6 +96,8 @@ struct Call {
   c10::DispatchKeySet below;
   Stack* stack;
   c10::impl::LocalDispatchKeySet thread = c10::impl::tls_local_dispatch_key_set();
+  std::vector<c10::TensorImpl*> lone{};                    // arguments that nobody else holds
+  bool lifts = false;                                      // part of how Python's numbers become a tensor
   std::vector<std::pair<at::Tensor, at::Tensor>> given{};  // what the op was given, and what it got instead
   std::exception_ptr error{};                            // what the op threw, if that is not Python's
 };
@@ -201,11 +203,26 @@ static bool is_composite(const c10::OperatorHandle& op) {
          !op.hasKernelForDispatchKey(c10::DispatchKey::CPU) && !op.hasKernelForDispatchKey(c10::DispatchKey::CUDA);
 }
 
-// Is this op not for us? Where PyTorch lets no mode look it makes tensors of Python's numbers.
+static constexpr const char* LIFTS = "aten::_to_copy";
+
+// Where PyTorch lets no mode look it makes tensors of Python's numbers.
+static bool is_lifting() { return c10::impl::tls_is_dispatch_key_excluded(c10::DispatchKey::Python); }
+
+// Is this op not for us? Of those that make tensors of Python's numbers we want the one that brings them to a device.
 static bool passes(const c10::OperatorHandle& op) {
-  return paused || !observer_of_thread() || is_composite(op) ||
-         c10::impl::tls_is_dispatch_key_excluded(c10::DispatchKey::Python);
+  return paused || !observer_of_thread() || is_composite(op) || (is_lifting() && op.operator_name().name != LIFTS);
 }
+
+// Does a temporary of C++'s hold its number, which nobody has seen being made? (TorchScript makes such.)
+static bool is_lone(const c10::IValue& value) {
+  return value.isTensor() && value.toTensor().defined() && value.toTensor().use_count() == 1 &&
+         value.toTensor().is_cpu() && value.toTensor().dim() == 0;
+}
+static int observe_lone(PyObject* t) noexcept {
+  return call_now && std::count(call_now->lone.begin(), call_now->lone.end(), impl_of(t)) ? 1 : 0;
+}
+
+static int observe_lifts() noexcept { return call_now && call_now->lifts ? 1 : 0; }
 
 // Call the op under way with another list of tensors (None: none) as argument k.
 static void observe_list(int k, PyObject* tensors) noexcept {
@@ -240,6 +257,7 @@ static bool is_default(const c10::Argument& wanted, const c10::IValue& value) {
 static void observe_op(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
   Call call{op, keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, OBSERVED), stack};
   if (passes(op)) return op.redispatchBoxed(call.below, stack);
+  call.lifts = is_lifting();
   constexpr c10::DispatchKeySet above = c10::DispatchKeySet(c10::DispatchKeySet::FULL) -
                                         c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, OBSERVED);
   c10::impl::ExcludeDispatchKeyGuard ours(above);  // ops that `see` runs itself
@@ -249,6 +267,7 @@ static void observe_op(const c10::OperatorHandle& op, c10::DispatchKeySet keys, 
   // As an operator is called from Python: without what has its default value, as far as that is at the end.
   size_t n = 0, positional = 0;
   for (size_t k = 0; k < wanted.size(); ++k) {
+    if (is_lone(given[k])) call.lone.push_back(given[k].toTensor().unsafeGetTensorImpl());
     if (wanted[k].kwarg_only()) continue;
     ++n;
     if (!is_default(wanted[k], given[k])) positional = n;

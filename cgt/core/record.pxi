@@ -118,6 +118,24 @@ cdef bytes record_cut(Table* t, uintptr_t at, int64_t nbytes, bytes value, bint 
     rec_read(t, k).value = PyBytes_AS_STRING(value)
     return value
 
+cdef void* tape_now(Table* t) except NULL:
+    """Where ops of the host are recorded."""
+    if t.rec.driver == HOST: return t.rec.exec
+    if t.rec.tape is NULL: t.rec.tape = tape_new()
+    return t.rec.tape
+
+cdef int record_aside(Table* t, uintptr_t at, int64_t nbytes, bytes value, bint draws) except -1:
+    """What the host's ops, which ran while they were recorded, left at `at` is read next; the graph under way takes no
+    notice. The caller keeps `value`."""
+    cdef int32_t k = column_add(t, &t.rec_reads, 1)
+    cdef Read* r = rec_read(t, k)
+    r.at = <char*>at
+    r.nbytes = nbytes
+    r.value = PyBytes_AS_STRING(value)
+    r.draws = draws
+    r.tape, t.rec.tape = t.rec.tape, NULL
+    return 0
+
 cdef int record_end(Table* t, list advances) except -1:
     """`advances`: by how much a run moves each generator that has words, in their order."""
     cdef int32_t k, j = 0
@@ -125,6 +143,7 @@ cdef int record_end(Table* t, list advances) except -1:
         if rec_patch(t, k).kind != WORDS: continue
         rec_patch(t, k).advance = advances[j]
         j += 1
+    if t.rec.tape is not NULL: record_aside(t, 0, 0, b"", True)     # nobody reads it; eager draws all the same
     t.rec.seconds[CAPTURE] = now() - t.rec.seconds[CAPTURE]
     return check(t.rec.driver, DRIVERS[t.rec.driver].end(&t.rec, rec_patch(t, 0), t.rec_patches.n), CALL_END)
 
@@ -139,9 +158,10 @@ cdef void record_abort(Table* t) noexcept:
     cdef int32_t k
     if t.rec.active:
         DRIVERS[t.rec.driver].abort(&t.rec)
-        for k in range(t.rec_reads.n):
-            DRIVERS[t.rec.driver].destroy(rec_read(t, k).graph, rec_read(t, k).exec, NULL, NULL)
+        for k in range(t.rec_reads.n): read_free(t.rec.driver, rec_read(t, k))
         t.rec_reads.n = 0
+        if t.rec.tape is not NULL: tape_free(t.rec.tape)
+        t.rec.tape = NULL
         t.rec.active = 0
 
 cdef id_t dims_of(Table* t, id_t n, PyObject* x) except -1:
@@ -343,11 +363,12 @@ cdef int record_run_once(Table* t, list tensors) except -1:
     cdef Driver* d = &DRIVERS[t.rec.driver]
     cdef Path* p = path_row(t, path_of(t, t.rec.device))
     cdef void* stream = d.stream(p.device)
+    cdef void* first = exec_among(rec_read(t, 0), t.rec_reads.n, t.rec.exec)
     cdef string error
     cdef int32_t k
     stream_order(p, d, stream)
     for k in range(t.rec_patches.n):
-        if rec_patch(t, k).kind == WORDS: words_bind(rec_read(t, 0).exec if t.rec_reads.n else t.rec.exec, rec_patch(t, k), d)
+        if rec_patch(t, k).kind == WORDS: words_bind(first, rec_patch(t, k), d)
     t.rec.ran = 1
     check(t.rec.driver, d.launch(t.rec.exec, stream, &error), CALL_LAUNCH)
     for x in tensors:

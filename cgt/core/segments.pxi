@@ -39,7 +39,14 @@ cdef int patches_bind(Table* t, id_t n, void* exec_, Driver* d, PyObject** leave
 
 cdef inline void* first_exec(Table* t, Node* node) noexcept nogil:
     """What runs first: it copies the inputs and writes the words."""
-    return node_read(t, node, 0).exec if node.len[READS] else node.exec
+    return exec_among(node_read(t, node, 0), node.len[READS], node.exec)
+
+cdef inline void* exec_among(Read* reads, int32_t n, void* last) noexcept nogil:
+    """The first graph of a row of segments, of which some have none."""
+    cdef int32_t k
+    for k in range(n):
+        if reads[k].exec is not NULL: return reads[k].exec
+    return last
 
 cdef int32_t node_length(Table* t, Node* node) noexcept:
     """Ops, or nodes of graphs, of all its segments."""
@@ -58,7 +65,7 @@ cdef void words_give_back(Table* t, id_t n) noexcept:
 
 cdef bint read_holds(Read* r) noexcept nogil:
     """Is what the segment left the value of the recording?"""
-    return memcmp(r.at, r.value, r.nbytes) == 0
+    return r.nbytes == 0 or memcmp(r.at, r.value, r.nbytes) == 0
 
 cdef bint reads_agree(Table* t, id_t n, int32_t known) noexcept nogil:
     """Are the first `known` values, which lie on the host, those of node n?"""
@@ -74,13 +81,16 @@ cdef int32_t reads_run(Table* t, id_t n, Driver* d, void* stream, int32_t known)
     NONE."""
     cdef int driver = path_row(t, node_row(t, n).path).driver, code
     cdef void* exec_
+    cdef void* tape
     cdef string error
     cdef int32_t k = 0
     while k < node_row(t, n).len[READS]:
         exec_ = node_read(t, node_row(t, n), k).exec
+        tape = node_read(t, node_row(t, n), k).tape
         with nogil:
             code = d.launch(exec_, stream, &error)
-            if code == 0 and k >= known: code = d.wait(stream)
+            if code == 0 and tape is not NULL: code = DRIVERS[HOST].launch(tape, NULL, &error)
+            elif code == 0 and k >= known: code = d.wait(stream)
         if code != 0: raise driver_error(driver, code, CALL_LAUNCH, &error)
         if k >= known and not read_holds(node_read(t, node_row(t, n), k)): return k
         k += 1
@@ -123,14 +133,13 @@ cdef id_t reads_meet(Table* t, id_t n, id_t s, void* stream, PyObject** leaves) 
     cdef id_t f, path = node_row(t, n).path
     cdef Driver* d = &DRIVERS[path_row(t, path).driver]
     cdef int32_t known = 0, differs
-    cdef bint host = path_row(t, path).driver == HOST
     cdef void* state
     while True:
         stream_order(path_row(t, path), d, stream)
         patches_bind(t, n, first_exec(t, node_row(t, n)), d, leaves)
         state = NULL
         differs = NONE
-        if host and node_read(t, node_row(t, n), node_row(t, n).len[READS] - 1).draws:
+        if node_read(t, node_row(t, n), node_row(t, n).len[READS] - 1).draws:
             state = rng_keep()
             if state is NULL: raise_pending()
         try:

@@ -132,6 +132,16 @@ def answer(list results):
     observe_answer(<PyObject*>results)
 
 
+def is_lone(object t):
+    """Is this argument of the op that is observed now a number of the host's that nobody but the op holds?"""
+    return observe_lone(<PyObject*>t) != 0
+
+
+def lifts():
+    """Is the op that is observed now part of how PyTorch makes a tensor of Python's numbers?"""
+    return observe_lifts() != 0
+
+
 def reads_by(list names, object function):
     """Have function(name) called before each of these operators, where `observed` would not see it; set once."""
     for name in names: reads_of((<str>name).encode())

@@ -8,8 +8,8 @@ def begin(int driver, int device, uintptr_t stream, uintptr_t pool):
 
 
 def op(bytes name, bytes overload, tuple args, dict kwargs, tuple into):
-    """Append an op to the host driver's tape."""
-    if tape_add(TABLE.rec.exec, name, overload, <PyObject*>args, <PyObject*>kwargs,
+    """Append an op of the host's to the tape under way."""
+    if tape_add(tape_now(&TABLE), name, overload, <PyObject*>args, <PyObject*>kwargs,
                 <PyObject*>into) != 0: raise_pending()
 
 
@@ -78,6 +78,13 @@ def cut(uintptr_t at, int64_t nbytes, object value, bint draws):
     computed now, unless `value` tells them, because recording ran the ops. `draws`: random numbers were drawn so far.
     The caller holds the paths."""
     return record_cut(&TABLE, at, nbytes, value, draws)
+
+
+def aside(uintptr_t at, int64_t nbytes, bytes value, bint draws):
+    """The function on the GPU reads what its ops on the host left at `at`: `value`, which the caller keeps. No graph is
+    waited for."""
+    record_aside(&TABLE, at, nbytes, value, draws)
+    return value
 
 
 def follow_generator(uintptr_t handle):

@@ -231,6 +231,10 @@ cdef void edge_unlink(Table* t, id_t n) noexcept:
 
 # --- freeing ---
 
+cdef void read_free(int driver, Read* r) noexcept:
+    DRIVERS[driver].destroy(r.graph, r.exec, NULL, NULL)
+    if r.tape is not NULL: tape_free(r.tape)
+
 cdef void node_free(Table* t, id_t n) noexcept:
     """Free a node and all that were recorded behind it. What somebody holds of its outputs is moved
     to ordinary memory first; the path goes on from the parent."""
@@ -249,8 +253,7 @@ cdef void node_free(Table* t, id_t n) noexcept:
     p = path_row(t, node.path)
     if p.current == n: p.current = node.parent
     if p.stale == n: p.stale = node.parent
-    for k in range(node.len[READS]):
-        DRIVERS[p.driver].destroy(node_read(t, node, k).graph, node_read(t, node, k).exec, NULL, NULL)
+    for k in range(node.len[READS]): read_free(p.driver, node_read(t, node, k))
     DRIVERS[p.driver].destroy(node.graph, node.exec, node.pool, node.state)
     for k in range(node.len[OUTS]):
         owned[0] = node_out(t, node, k).tensor
@@ -369,7 +372,7 @@ cdef int table_check(Table* t) except -1:
             assert s.from_node == NONE or is_ancestor(t, s.from_node, k), "an input off the path"
         for j in range(n.len[READS]):
             r = node_read(t, n, j)
-            assert r.value is not NULL and r.nbytes > 0, "a segment that leaves no value"
+            assert r.value is not NULL and (r.nbytes > 0 or r.tape is not NULL), "a segment that leaves no value"
         for j in range(n.len[OUTS]):
             o = node_out(t, n, j)
             assert o.kind == FRESH or o.ref >= 0, "an output that refers to nothing"
