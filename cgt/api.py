@@ -237,7 +237,7 @@ core.UNREPLAYED[0] = error_for_unreplayed
 core.POISONED[0] = message_for_poisoned
 core.UNFLATTEN[0] = outside_dynamo(pytree.unflatten)
 core.SAME_VALUE[0] = outside_dynamo(pytree.same_value)
-core.reads_by(READ_BEHIND, outside_dynamo(trace.see_kernel))
+core.reads_by(READ_BEHIND, outside_dynamo(trace.see_kernel), outside_dynamo(trace.see_lift))
 core.TAPE_ERRORS[-1] = torch.linalg.LinAlgError
 core.max_path(options.MAX_GRAPHS)
 if not self_check():

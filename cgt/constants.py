@@ -91,27 +91,24 @@ def read(seen, inputs):
     """Run the op under way, which needs the values of constants, or of what a segment left, in a capture; what it
     returned. What it made becomes memory of the recording: a copy that each replay makes anew, since the function may
     write it, or return it."""
-    instead = [stand_in(seen, t) if t.is_cuda else t for t in inputs]
-    real = for_real(seen, lambda: core.proceed(instead or None))
-    results = []
-    for t in real:
-        if t.is_cuda:
-            seen.keep.append(t)
-            with unseen(seen):
-                mine = t.clone()
-            seen.real[core.storage_id(mine)] = t
-            t = mine
-        results.append(t)
+    results = for_real(seen, lambda: core.proceed([stand_in(seen, t) if t.is_cuda else t for t in inputs]))
+    return renew(seen, results)
+
+
+def renew(seen, results):
+    """Return from the op under way, in place of these tensors that were made for real, copies that each replay makes anew."""
+    results = [anew(seen, t) if t.is_cuda else t for t in results]
     core.answer(results)
     return results
 
 
-def lift(seen, line):
-    """The op under way brings Python's numbers to the GPU. A capture would copy them from memory of the host's that is
-    gone when it is replayed."""
-    for t in read(seen, []) if is_capture(seen) else core.proceed(None):
-        seen.made[core.storage_id(t)] = line
-        add(seen, t)
+def anew(seen, t):
+    """A copy of memory that was filled for real; each replay makes it."""
+    seen.keep.append(t)
+    with unseen(seen):
+        mine = t.clone()
+    seen.real[core.storage_id(mine)] = t
+    return mine
 
 
 def on_device(seen, value):
@@ -126,7 +123,12 @@ def on_device(seen, value):
 
 
 def for_real(seen, body):
-    """body(), now and nobody's, on a stream that the capture does not know; its end is waited for."""
+    """body(), now and nobody's, although a capture is under way."""
+    return core.within([elsewhere(seen)], body)
+
+
+def elsewhere(seen):
+    """A bracket: what is done inside runs for real, on a stream that the capture does not know, and is waited for."""
     device, current, inside = torch.cuda.current_device(), torch.cuda.current_stream(), seen.inside
     if device not in STREAMS:
         STREAMS[device] = torch.cuda.Stream(device)
@@ -137,16 +139,14 @@ def for_real(seen, body):
         torch.cuda.set_stream(STREAMS[device])
 
     def end():
-        torch.cuda.set_stream(current)
-        core.capture_relaxed(False)
-        seen.inside = inside
+        try:
+            STREAMS[device].synchronize()
+        finally:
+            torch.cuda.set_stream(current)
+            core.capture_relaxed(False)
+            seen.inside = inside
 
-    def run():
-        result = body()
-        STREAMS[device].synchronize()
-        return result
-
-    return core.within([(begin, end)], run)
+    return begin, end
 
 
 def stand_in(seen, t):

@@ -315,6 +315,7 @@ class Seen:
 
     # what it needs while it runs
     inside: bool = False  # ops are not the function's
+    lifted: Any = None  # what ends the bracket in which Python's numbers are brought to the GPU
     user: dict = fresh(dict)  # file -> is it the user's?
     fixed: dict = fresh(dict)  # memory from outside -> an alias of it that no rescue moves
     states: dict = fresh(dict)  # generator -> its state after the last draw

@@ -161,6 +161,19 @@ def see_kernel(name):
         seen.reason = errors.read_behind(name.replace("::", "."), user_line(seen))
 
 
+def see_lift(begins):
+    """torch.tensor brings Python's numbers to their device. A capture would copy them from memory of the host's that is
+    gone when it is replayed: they are brought for real."""
+    seen = seen_here()
+    if begins and seen is not None and is_capture(seen) and not seen.inside:
+        begin, end = constants.elsewhere(seen)
+        begin()
+        seen.lifted = end
+    elif not begins and seen is not None and seen.lifted is not None:
+        seen.lifted()
+        seen.lifted = None
+
+
 def pack(packed, results, t):
     """What autograd keeps of a tensor that it saves. Not the tensor: a result would hold its own graph. The
     graph holds this hook: it must not lead to `seen`, and with it to the call's arguments."""
@@ -256,9 +269,6 @@ def see_op(seen, op, args, kwargs):
         return
     if op.namespace == "profiler" or seen.inside:
         core.proceed(None)
-        return
-    if core.lifts():
-        constants.lift(seen, user_line(seen))
         return
     if seen.spent:
         spend(seen)
@@ -460,6 +470,9 @@ def mirror(seen, written):
 
 def see_constant(seen, t):
     """torch.tensor(...) of Python values: the values are guarded, the memory is new every time."""
+    core.proceed(None)
+    if is_capture(seen) and t.is_cuda and t.numel():
+        (t,) = constants.renew(seen, [t])
     seen.made[core.storage_id(t)] = user_line(seen)
     constants.add(seen, t)
     seen.devices.add(t.device)
@@ -468,7 +481,6 @@ def see_constant(seen, t):
         seen.memory.append(core.alias(t))
         seen.keep.append(value)
         tape.copy_into(t, value)
-    core.proceed(None)
 
 
 def see_number(seen, t):

@@ -269,6 +269,27 @@ def test_a_number_of_the_host_that_is_an_argument_is_guarded():
     assert cgt.stats(f).replays == 3 and cgt.stats(f).eager == 0
 
 
+class Scaled(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("scale", torch.tensor(2.0))
+
+    def forward(self, x):
+        return x * torch.log(self.scale) + torch.floor(self.scale).type_as(x)
+
+
+@pytest.mark.parametrize("inference", [False, True])
+def test_a_number_that_a_script_holds_is_no_temporary(device, inference):
+    model = torch.jit.script(Scaled())  # its buffer stays on the host
+    f, x = cgt.jit(lambda x: model(x)), values(device)
+    with torch.inference_mode(inference):
+        for k in range(8):
+            if k % 4 == 3:
+                model.scale = torch.tensor(float(k))
+            model.scale.add_(1)
+            assert same(f(x), model(x)), k
+
+
 def test_empty_tensor_is_made_in_the_call(device):
     """As caches of decoders begin; there is nothing to be copied to the GPU."""
     f = cgt.jit(lambda x: torch.cat([torch.tensor([], device=device, dtype=x.dtype), x * 2]))

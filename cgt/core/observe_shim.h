@@ -97,7 +97,6 @@ struct Call {
   Stack* stack;
   c10::impl::LocalDispatchKeySet thread = c10::impl::tls_local_dispatch_key_set();
   std::vector<c10::TensorImpl*> lone{};                    // arguments that nobody else holds
-  bool lifts = false;                                      // part of how Python's numbers become a tensor
   std::vector<std::pair<at::Tensor, at::Tensor>> given{};  // what the op was given, and what it got instead
   std::exception_ptr error{};                            // what the op threw, if that is not Python's
 };
@@ -203,26 +202,25 @@ static bool is_composite(const c10::OperatorHandle& op) {
          !op.hasKernelForDispatchKey(c10::DispatchKey::CPU) && !op.hasKernelForDispatchKey(c10::DispatchKey::CUDA);
 }
 
-static constexpr const char* LIFTS = "aten::_to_copy";
-
-// Where PyTorch lets no mode look it makes tensors of Python's numbers.
-static bool is_lifting() { return c10::impl::tls_is_dispatch_key_excluded(c10::DispatchKey::Python); }
-
-// Is this op not for us? Of those that make tensors of Python's numbers we want the one that brings them to a device.
+// Is this op not for us? Where PyTorch lets no mode look it makes tensors of Python's numbers.
 static bool passes(const c10::OperatorHandle& op) {
-  return paused || !observer_of_thread() || is_composite(op) || (is_lifting() && op.operator_name().name != LIFTS);
+  return paused || !observer_of_thread() || is_composite(op) ||
+         c10::impl::tls_is_dispatch_key_excluded(c10::DispatchKey::Python);
 }
 
-// Does a temporary of C++'s hold its number, which nobody has seen being made? (TorchScript makes such.)
-static bool is_lone(const c10::IValue& value) {
-  return value.isTensor() && value.toTensor().defined() && value.toTensor().use_count() == 1 &&
-         value.toTensor().is_cpu() && value.toTensor().dim() == 0;
+// Is this argument a number of the host's that only a temporary of C++'s holds? (TorchScript makes such of Python's.) The
+// stack counts, and beside it whoever called an unboxed kernel of autograd's.
+static bool is_lone(const c10::OperatorHandle& op, const c10::IValue& value) {
+  if (!value.isTensor() || !value.toTensor().defined()) return false;
+  const at::Tensor& t = value.toTensor();
+  if (!t.is_cpu() || t.dim() || t.unsafeGetTensorImpl()->pyobj_slot()->load_pyobj()) return false;
+  bool unboxed = !c10::InferenceMode::is_enabled() && t.key_set().has(c10::DispatchKey::AutogradCPU) &&
+                 op.hasKernelForDispatchKey(c10::DispatchKey::Autograd);
+  return t.use_count() <= (unboxed ? 2 : 1) && t.storage().use_count() == 1;
 }
 static int observe_lone(PyObject* t) noexcept {
   return call_now && std::count(call_now->lone.begin(), call_now->lone.end(), impl_of(t)) ? 1 : 0;
 }
-
-static int observe_lifts() noexcept { return call_now && call_now->lifts ? 1 : 0; }
 
 // Call the op under way with another list of tensors (None: none) as argument k.
 static void observe_list(int k, PyObject* tensors) noexcept {
@@ -257,7 +255,6 @@ static bool is_default(const c10::Argument& wanted, const c10::IValue& value) {
 static void observe_op(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
   Call call{op, keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, OBSERVED), stack};
   if (passes(op)) return op.redispatchBoxed(call.below, stack);
-  call.lifts = is_lifting();
   constexpr c10::DispatchKeySet above = c10::DispatchKeySet(c10::DispatchKeySet::FULL) -
                                         c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, OBSERVED);
   c10::impl::ExcludeDispatchKeyGuard ours(above);  // ops that `see` runs itself
@@ -267,7 +264,7 @@ static void observe_op(const c10::OperatorHandle& op, c10::DispatchKeySet keys, 
   // As an operator is called from Python: without what has its default value, as far as that is at the end.
   size_t n = 0, positional = 0;
   for (size_t k = 0; k < wanted.size(); ++k) {
-    if (is_lone(given[k])) call.lone.push_back(given[k].toTensor().unsafeGetTensorImpl());
+    if (is_lone(op, given[k])) call.lone.push_back(given[k].toTensor().unsafeGetTensorImpl());
     if (wanted[k].kwarg_only()) continue;
     ++n;
     if (!is_default(wanted[k], given[k])) positional = n;
@@ -315,11 +312,12 @@ static int observe_start() noexcept {
   }
 }
 
-// --- operators that read values and are not seen ------------------------------------------------------------------
-// Those that read lengths by pointer are made of others; and where torch.tensor reads its numbers no key of the thread's
-// counts. The profiler's callbacks come before every operator.
+// --- operators that are not seen ----------------------------------------------------------------------------------
+// Those that read lengths by pointer are made of others; and where torch.tensor reads its numbers, and brings them to
+// their device, no key of the thread's counts. The profiler's callbacks come before every operator.
 
 static constexpr const char* SCALAR = "aten::_local_scalar_dense";
+static constexpr const char* LIFT = "aten::_to_copy";
 
 static bool is_seen() {  // or part of an op that is
   return call_now || (c10::impl::tls_is_dispatch_key_included(OBSERVED) &&
@@ -327,34 +325,51 @@ static bool is_seen() {  // or part of an op that is
                       !c10::impl::tls_is_dispatch_key_excluded(c10::DispatchKey::Python));
 }
 
-static PyObject* on_read = nullptr;  // owned: called with the name of such an operator
+static bool is_lifting() { return !call_now && c10::impl::tls_is_dispatch_key_excluded(OBSERVED); }
+
+static PyObject* on_read = nullptr;  // owned: called with the name of an operator that reads
+static PyObject* on_lift = nullptr;  // owned: called before numbers are brought to their device, and behind
 static std::unordered_set<std::string> reads;
 
-static std::unique_ptr<at::ObserverContext> read_begins(const at::RecordFunction& op) {
+template <class... Args>
+static void tell(PyObject* function, const char* format, Args... args) {
+  PyGILState_STATE gil = PyGILState_Ensure();
+  PyObject* done = PyObject_CallFunction(function, format, args...);
+  if (!done) PyErr_WriteUnraisable(function);  // an exception could not pass through here
+  Py_XDECREF(done);
+  PyGILState_Release(gil);
+}
+
+struct Lifting : at::ObserverContext {};
+
+static std::unique_ptr<at::ObserverContext> op_begins(const at::RecordFunction& op) {
   auto name = op.operator_name();
   if (!name) return nullptr;
   std::string full = name->overload_name.empty() ? name->name : name->name + "." + name->overload_name;
-  if (!reads.count(full) || (full == SCALAR && is_seen())) return nullptr;
-  PyGILState_STATE gil = PyGILState_Ensure();
-  PyObject* done = PyObject_CallFunction(on_read, "s", full.c_str());
-  if (!done) PyErr_WriteUnraisable(on_read);  // an exception could not pass through here
-  Py_XDECREF(done);
-  PyGILState_Release(gil);
+  if (full == LIFT && is_lifting()) {
+    tell(on_lift, "i", 1);
+    return std::make_unique<Lifting>();
+  }
+  if (reads.count(full) && !(full == SCALAR && is_seen())) tell(on_read, "s", full.c_str());
   return nullptr;
+}
+
+static void op_ends(const at::RecordFunction&, at::ObserverContext* lifting) {
+  if (lifting) tell(on_lift, "i", 0);
 }
 
 static void reads_of(const char* name) { reads.insert(name); }
 
-static void reads_tell(PyObject* function) {
-  Py_XINCREF(function);
-  std::swap(on_read, function);
-  Py_XDECREF(function);
+static void reads_tell(PyObject* read, PyObject* lift) {
+  Py_INCREF(read), Py_INCREF(lift);
+  std::swap(on_read, read), std::swap(on_lift, lift);
+  Py_XDECREF(read), Py_XDECREF(lift);
 }
 
 // In this thread, and in autograd's when they work for it.
 static uint64_t reads_enter() {
   return at::addThreadLocalCallback(
-      at::RecordFunctionCallback(read_begins).scopes({at::RecordScope::FUNCTION}));
+      at::RecordFunctionCallback(op_begins, op_ends).scopes({at::RecordScope::FUNCTION}));
 }
 
 static void reads_leave(uint64_t handle) { at::removeCallback(handle); }

@@ -137,11 +137,10 @@ cdef extern from "observe_shim.h" namespace "cgt":
     PyObject* observe_proceed(PyObject* instead) noexcept
     void observe_answer(PyObject* results) noexcept
     int observe_lone(PyObject* t) noexcept
-    int observe_lifts() noexcept
     void observe_list(int k, PyObject* tensors) noexcept
     int observe_start() noexcept
     void reads_of(const char* name) except +
-    void reads_tell(PyObject* function)
+    void reads_tell(PyObject* read, PyObject* lift)
     uint64_t reads_enter() except +
     void reads_leave(uint64_t handle) except +
 

@@ -137,15 +137,11 @@ def is_lone(object t):
     return observe_lone(<PyObject*>t) != 0
 
 
-def lifts():
-    """Is the op that is observed now part of how PyTorch makes a tensor of Python's numbers?"""
-    return observe_lifts() != 0
-
-
-def reads_by(list names, object function):
-    """Have function(name) called before each of these operators, where `observed` would not see it; set once."""
+def reads_by(list names, object read, object lift):
+    """Have read(name) called before each of these operators, where `observed` would not see it; lift(1) before PyTorch brings
+    Python's numbers to their device, and lift(0) behind. Set once."""
     for name in names: reads_of((<str>name).encode())
-    reads_tell(<PyObject*>function)
+    reads_tell(<PyObject*>read, <PyObject*>lift)
 
 
 def reads_begin():
