@@ -78,6 +78,7 @@ cpdef enum:                 # OutKind: outs.kind
     VIEW                    # a view of slot `ref`, `shift` bytes from its start
     INPUT                   # the very tensor in slot `ref`
     AGAIN                   # the very tensor of output `ref`
+    PART                    # a view of output `ref`, which requires grad; `shift` bytes from its start
 
 cdef enum:                  # Policy: fns.outputs: what happens to a held output that is about to be overwritten
     RESCUE, POISON, BORROW
@@ -212,13 +213,13 @@ cdef struct Out:
     int32_t hidden              # not part of the result
     int32_t root                # it requires grad: handed out as a new tensor whose backward is the node's
     int32_t sharers             # FRESH: how many SHARED outputs refer to it
-    int32_t version             # _version when handed out
+    int32_t version             # _version when handed out; PART: which of them autograd makes first, from 0
     uint64_t keys
     uint32_t data_kind          # as of a Guard
     int32_t ndim
     id_t dim_at
     int64_t offset              # storage offset, elements
-    int64_t shift               # VIEW: bytes from the start of the slot's tensor
+    int64_t shift               # VIEW, PART: bytes from the start of the slot's tensor, or of the output's
     PyObject* proto             # owned: alias over the memory that the graph writes
     PyObject* line              # owned: where it was made, a str
     PyObject* tensor            # owned: what was handed out last; NULL: make a new one

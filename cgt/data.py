@@ -344,8 +344,8 @@ class OutRow(NamedTuple):
     kind: int  # OutKind in cgt_core.pxd
     ref: int  # output or slot it refers to
     proto: Any  # alias of the memory that the graph writes, or metadata alone
-    shift: int = 0  # VIEW: bytes from the start of the slot's tensor
-    version: int = 0  # _version when handed out
+    shift: int = 0  # VIEW, PART: bytes from the start of the slot's tensor, or of the output's
+    version: int = 0  # _version when handed out; PART: which of them autograd makes first, from 0
     grad_slot: int = NONE  # it becomes .grad of this slot's tensor
     hidden: bool = False  # not part of the result
     root: bool = False  # it requires grad

@@ -16,6 +16,7 @@ from cgt_core import (
     FRESH,
     INPUT,
     NONE,
+    PART,
     PINNED,
     SETS_GRAD,
     SHARED,
@@ -205,18 +206,38 @@ def describe_outs(plan, seen, out, slots, near):
     """One row per tensor of the result."""
     by_id = {id(s.example): k for k, s in reversed(list(enumerate(slots)))}
     outs, first_of, seen_ids = [], {}, {}
+    first = {id(t): k for k, t in reversed(list(enumerate(out.tensors)))}
     for path, t in zip(out.paths, out.tensors, strict=True):
         if id(t) in seen_ids:
             row = OutRow(AGAIN, seen_ids[id(t)], ghost(t))
         elif id(t) in by_id:
             row = OutRow(INPUT, by_id[id(t)], ghost(t))
+        elif is_part(seen, t) and id(t._base) in first:
+            row = OutRow(PART, first[id(t._base)], ghost(t), core.address(t) - core.address(t._base))
         else:
             row = describe_tensor(plan, seen, path, t, near, first_of, len(outs))
         if isinstance(row, str):
             return row
         seen_ids.setdefault(id(t), len(outs))
         outs.append(row)
-    return outs
+    return in_order_of_birth(outs, out.tensors)
+
+
+def in_order_of_birth(outs, tensors):
+    """The rows, of which those that autograd makes again know their turn: gradients that meet are summed in the order in
+    which the graph grew."""
+    parts = [k for k, o in enumerate(outs) if o.kind == PART]
+    parts.sort(key=lambda k: tensors[k].grad_fn._sequence_nr())
+    turn = {k: n for n, k in enumerate(parts)}
+    return [o._replace(version=turn[k]) if k in turn else o for k, o in enumerate(outs)]
+
+
+def is_part(seen, t):
+    """Is this a view of a tensor that the call made, and will the backward come to it through that? Autograd makes it
+    again; of views of another kind (a complex number's parts) nobody could tell."""
+    if type(t) is not torch.Tensor or not t._is_view() or not is_pending(seen, t) or not is_pending(seen, t._base):
+        return False
+    return t.dtype == t._base.dtype and t.is_conj() == t._base.is_conj() and t.is_neg() == t._base.is_neg()
 
 
 def ghost(t):

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import cgt_core as core
 import torch
-from cgt_core import AGAIN, CUDA, FRESH, INPUT, NONE, SHARED
+from cgt_core import AGAIN, CUDA, FRESH, INPUT, NONE, PART, SHARED
 
 from . import advice, describe, errors, impure, options, places, pytree, segments, tokens, trace
 from .data import Behind, Words
@@ -340,7 +340,8 @@ class Parts(NamedTuple):
     """What the call's result is made from again, if there will be no node after all."""
 
     program: tuple
-    given: list  # tensors of the result, or memory of theirs
+    given: list  # tensors of the result, or memory of theirs; None: comes of another one
+    outs: list  # their rows
     grads: list  # (tensor, what its .grad was)
     behind: Behind
 
@@ -348,18 +349,18 @@ class Parts(NamedTuple):
 def part_result(draft):
     """(Parts, the draft without the result): let go of the call's result, whose memory becomes the recording's. A
     replay hands out tensors of its own."""
-    given = []
-    for k, (kind, ref, proto, *_) in enumerate(draft.outs[: len(draft.out.tensors)]):
-        given.append(
-            proto if kind in (FRESH, SHARED) else given[ref] if kind == AGAIN
-            else draft.slots[ref].example if kind == INPUT else draft.out.tensors[k]
-        )  # fmt: skip
+    outs = draft.outs[: len(draft.out.tensors)]
+    given = [
+        o.proto if o.kind in (FRESH, SHARED) else None if o.kind in (AGAIN, PART)
+        else draft.slots[o.ref].example if o.kind == INPUT else t
+        for o, t in zip(outs, draft.out.tensors, strict=True)
+    ]  # fmt: skip
     for saved, *_ in draft.behind.saved:
         saved.tensor = None
     grads = [(draft.slots[e.slot].example, draft.outs[e.out].proto) for e in draft.effects if e.out != NONE]
     for owner, _ in grads:
         owner.grad = None  # the replay of this very call sets it
-    parts = Parts(draft.out.program, given, grads, draft.behind)
+    parts = Parts(draft.out.program, given, outs, grads, draft.behind)
     return parts, draft._replace(out=draft.out._replace(tensors=()))
 
 
@@ -369,6 +370,12 @@ def restore_result(seen, parts):
     for k, root in enumerate(parts.behind.roots):
         given[root] = core.view_like(given[root], given[root], 0)
         core.sinks_join(seen.sinks, k, given[root])
+    for k, (kind, ref, proto, shift, *_) in enumerate(parts.outs):
+        if kind == PART:
+            start = given[ref].storage_offset() + shift // proto.element_size()
+            given[k] = given[ref].as_strided(proto.shape, proto.stride(), start)
+        elif kind == AGAIN:
+            given[k] = given[ref]
     for one, base, like, shift in parts.behind.saved:
         one.tensor = core.view_like(base, like, shift)
         one.version = one.tensor._version

@@ -280,7 +280,7 @@ def see_op(seen, op, args, kwargs):
         seen.seeds = True
     inputs = tensors_in(kwargs.values(), tensors_in(args, []))
     for t in inputs:
-        if core.is_lone(t) and core.storage_id(t) not in seen.made:
+        if core.is_lone(t) and core.storage_id(t) not in seen.made and core.storage_id(t) not in seen.slots:
             see_number(seen, t)
     if seen.reason is not None and not seen.recording and seen.graph is None:  # nothing else is asked of this warm-up
         seen.devices.update(t.device for t in (*inputs, *core.proceed(None)))
@@ -484,7 +484,8 @@ def see_constant(seen, t):
 
 
 def see_number(seen, t):
-    """One that C++ made of Python's: TorchScript does so, and shows it to nobody."""
+    """One that C++ made of Python's numbers: TorchScript does so, and shows it to nobody. (A module of TorchScript, which could
+    keep one, is none that is recorded.)"""
     seen.made[core.storage_id(t)] = user_line(seen)
     seen.keep.append(core.alias(t))
     constants.add(seen, t)

@@ -89,7 +89,12 @@ def weighed(p, x, y):
     return z + n
 
 
-FUNCTIONS = (scaled, curved, pair, dropped, stacked, detached, again, custom, added, branched, picked, weighed)
+def viewed(p, x, y):
+    z = (x * p["w"]).tanh() + y
+    return z.view(2, -1).view(-1), z
+
+
+FUNCTIONS = (scaled, curved, pair, dropped, stacked, detached, again, custom, added, branched, picked, weighed, viewed)
 
 index, which = st.integers(0, VARIABLES - 1), st.integers(0, 3)
 calls = st.tuples(st.just("call"), which, index, index, index)

@@ -96,7 +96,7 @@ struct Call {
   c10::DispatchKeySet below;
   Stack* stack;
   c10::impl::LocalDispatchKeySet thread = c10::impl::tls_local_dispatch_key_set();
-  std::vector<c10::TensorImpl*> lone{};                    // arguments that nobody else holds
+  std::vector<c10::TensorImpl*> lone{};                    // arguments that Python did not know
   std::vector<std::pair<at::Tensor, at::Tensor>> given{};  // what the op was given, and what it got instead
   std::exception_ptr error{};                            // what the op threw, if that is not Python's
 };
@@ -208,15 +208,11 @@ static bool passes(const c10::OperatorHandle& op) {
          c10::impl::tls_is_dispatch_key_excluded(c10::DispatchKey::Python);
 }
 
-// Is this argument a number of the host's that only a temporary of C++'s holds? (TorchScript makes such of Python's.) The
-// stack counts, and beside it whoever called an unboxed kernel of autograd's.
-static bool is_lone(const c10::OperatorHandle& op, const c10::IValue& value) {
+// Is this argument a number of the host's that Python does not know? TorchScript makes such of Python's.
+static bool is_lone(const c10::IValue& value) {
   if (!value.isTensor() || !value.toTensor().defined()) return false;
   const at::Tensor& t = value.toTensor();
-  if (!t.is_cpu() || t.dim() || t.unsafeGetTensorImpl()->pyobj_slot()->load_pyobj()) return false;
-  bool unboxed = !c10::InferenceMode::is_enabled() && t.key_set().has(c10::DispatchKey::AutogradCPU) &&
-                 op.hasKernelForDispatchKey(c10::DispatchKey::Autograd);
-  return t.use_count() <= (unboxed ? 2 : 1) && t.storage().use_count() == 1;
+  return t.is_cpu() && !t.dim() && !t.unsafeGetTensorImpl()->pyobj_slot()->load_pyobj() && t.storage().use_count() == 1;
 }
 static int observe_lone(PyObject* t) noexcept {
   return call_now && std::count(call_now->lone.begin(), call_now->lone.end(), impl_of(t)) ? 1 : 0;
@@ -264,7 +260,7 @@ static void observe_op(const c10::OperatorHandle& op, c10::DispatchKeySet keys, 
   // As an operator is called from Python: without what has its default value, as far as that is at the end.
   size_t n = 0, positional = 0;
   for (size_t k = 0; k < wanted.size(); ++k) {
-    if (is_lone(op, given[k])) call.lone.push_back(given[k].toTensor().unsafeGetTensorImpl());
+    if (is_lone(given[k])) call.lone.push_back(given[k].toTensor().unsafeGetTensorImpl());
     if (wanted[k].kwarg_only()) continue;
     ++n;
     if (!is_default(wanted[k], given[k])) positional = n;

@@ -140,6 +140,27 @@ cdef inline PyObject* out_slot(Table* t, id_t n, Out* o, PyObject** leaves) noex
     cdef Node* node = node_row(t, n)
     return slot_tensor(t, node, o.ref, leaves)
 
+cdef int parts_give(Table* t, id_t n, PyObject** tensors, list views) except -1:
+    """Views of results that require grad, each in its turn; `views` owns them."""
+    cdef PyObject* made
+    cdef Out* o
+    cdef int32_t k = 0, turn = 0, n_given = node_row(t, n).n_given
+    while k < n_given:
+        o = node_out(t, node_row(t, n), k)
+        k += 1
+        if o.kind != PART or o.version != turn: continue
+        made = out_part(tensors[o.ref], o.shift, o.ndim, node_dim(t, node_row(t, n), o.dim_at))
+        if made is NULL: raise_pending()
+        views.append(<object>made)
+        Py_DECREFX(made)
+        tensors[k - 1] = made
+        turn += 1
+        k = 0
+    for k in range(n_given):
+        o = node_out(t, node_row(t, n), k)
+        if o.kind == AGAIN: tensors[k] = tensors[o.ref]
+    return 0
+
 cdef object outs_give(Table* t, id_t n, PyObject** leaves, void* backward):
     """The call's result. `backward`: the autograd node of what requires grad in it, or NULL."""
     cdef Node* node = node_row(t, n)
@@ -149,6 +170,7 @@ cdef object outs_give(Table* t, id_t n, PyObject** leaves, void* backward):
     cdef Out* o
     cdef id_t at = node.ret_at
     cdef int32_t k, next_ = 0
+    cdef bint parts = False
     if node.n_given == 1 and node.ret_n == 1 and node_out(t, node, 0).kind == FRESH \
             and backward is NULL:
         return <object>node_out(t, node, 0).tensor             # one tensor: the common result
@@ -175,6 +197,9 @@ cdef object outs_give(Table* t, id_t n, PyObject** leaves, void* backward):
                 tensors[k] = tensors[o.ref]
             elif o.kind == INPUT:
                 tensors[k] = out_slot(t, n, o, leaves)
+            elif o.kind == PART:
+                parts = True
+                tensors[k] = NULL
             else:
                 made = out_view(
                     out_slot(t, n, o, leaves), o.proto,
@@ -184,6 +209,7 @@ cdef object outs_give(Table* t, id_t n, PyObject** leaves, void* backward):
                 if views is None: views = []
                 views.append(<object>made)
                 Py_DECREFX(made)
+        if parts: parts_give(t, n, tensors, views)
         node = node_row(t, n)
         if node.ret_python:
             return UNFLATTEN[0](<object>node.ret_program,

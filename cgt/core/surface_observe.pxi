@@ -133,7 +133,7 @@ def answer(list results):
 
 
 def is_lone(object t):
-    """Is this argument of the op that is observed now a number of the host's that nobody but the op holds?"""
+    """Is this argument of the op that is observed now a number of the host's that Python did not know before?"""
     return observe_lone(<PyObject*>t) != 0
 
 
