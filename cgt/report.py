@@ -1,6 +1,7 @@
 """What cgt tells about itself: counters as a NamedTuple, and the same with reasons as text. Other threads free
 no rows meanwhile (core.held), but they count reasons, and a finalizer may ask about a row that is being freed."""
 
+import functools
 from typing import NamedTuple
 
 import cgt_core as core
@@ -130,7 +131,7 @@ def explain_node(state, node):
             extra = f" ({size(copied)} per call)" if name == "copied" else ""
             lines.append(f"    {name}: {some(paths)}{extra}")
     if kept.values:
-        lines.append(f"    for these values read on the way: {some(list(map(describe_value, kept.values)))}")
+        lines.append(f"    for these values read on the way: {some([f'{v.line} {describe_value(v)}' for v in kept.values])}")
     if kept.loose:
         lines.append(
             f"    not guarded: {len(kept.loose)} tensors reached in a way cgt cannot follow"
@@ -145,10 +146,10 @@ def some(texts):
 
 
 def describe_value(value):
-    """One that the function reads: where, and what it was."""
+    """What the function reads."""
     if value.shape:
-        return f"{value.line} {tuple(value.shape)} of {value.dtype}"
-    return f"{value.line} {torch.frombuffer(bytearray(value.bytes), dtype=value.dtype).item()}"
+        return f"{tuple(value.shape)} of {value.dtype}"
+    return str(torch.frombuffer(bytearray(value.bytes), dtype=value.dtype).item())
 
 
 def device_name(path):
@@ -156,13 +157,15 @@ def device_name(path):
     return "cpu" if path == 0 else f"cuda:{path - 1}"
 
 
-def describe_node(facts):
-    """What one recording is."""
-    unit = "ops" if facts.path == 0 else "graph nodes"
-    return (
-        f"{facts.graph_nodes} {unit}, replayed {facts.n_replay}x, results "
-        f"{size(facts.out_bytes)}"
-    )
+def describe_node(facts, before=0):
+    """What one recording is, behind so many segments that it shares with others."""
+    n = facts.graph_nodes - sum(facts.segments[:before])
+    return f"{describe_length(facts, n)}, replayed {facts.n_replay}x, results {size(facts.out_bytes)}"
+
+
+def describe_length(facts, n):
+    """How long a recording, or part of it, is."""
+    return f"{n} {'ops' if facts.path == 0 else 'graph nodes'}"
 
 
 def explain_tree(states):
@@ -186,12 +189,35 @@ def explain_tree(states):
 
 def explain_branch(owner, facts, here, parent, indent):
     """Lines on the recordings behind one node; deeper ones further in."""
-    lines = []
+    children = {}
     for node in here:
-        if facts[node].parent != parent:
-            continue
-        lines.append(f"{indent}{owner[node].name}: {describe_node(facts[node])}")
-        lines.extend(explain_branch(owner, facts, here, node, indent + "  "))
+        if facts[node].parent == parent:
+            children.setdefault(owner[node].f, []).append(node)
+    below = functools.partial(explain_branch, owner, facts, here)
+    return [
+        line for nodes in children.values()
+        for line in explain_ways(owner[nodes[0]], facts, nodes, 0, indent, owner[nodes[0]].name, below)
+    ]  # fmt: skip
+
+
+def explain_ways(state, facts, nodes, depth, indent, label, below):
+    """Lines on recordings of a function that read the same values so far, `depth` of them; what ran behind each, says
+    `below`."""
+    lines, ways = [], {}
+    for node in nodes:
+        values = state.keep[node].values if node in state.keep else []
+        if len(values) == depth:
+            lines.append(f"{indent}{label}: {describe_node(facts[node], depth)}")
+            lines.extend(below(node, indent + "  "))
+        else:
+            way = ways.setdefault((values[depth].line, facts[node].segments[depth]), {})
+            way.setdefault(values[depth], []).append(node)
+    for (line, length), way in ways.items():
+        one = facts[next(iter(way.values()))[0]]
+        lines.append(f"{indent}{label}: {describe_length(one, length)}, then a value is read at {line}")
+        for value, some_nodes in way.items():
+            told = describe_value(value)
+            lines.extend(explain_ways(state, facts, some_nodes, depth + 1, indent + "  ", told, below))
     return lines
 
 

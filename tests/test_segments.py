@@ -148,6 +148,19 @@ def test_explain_names_the_values_and_their_lines(device):
     assert f"test_segments.py:{line} True" in told and f"test_segments.py:{line} False" in told
 
 
+def test_explain_draws_the_ways(device):
+    """One segment that both ways share, then a line for each; and behind each what ran behind it."""
+    f, last = cgt.jit(twice), cgt.jit(lambda y: y + 1)
+    for k in range(9):
+        cgt.step()
+        last(f(torch.full((4,), (2.0, 0.5, -1.0)[k % 3], device=device)))
+    told = cgt.explain().splitlines()
+    head = next(k for k, line in enumerate(told) if line.startswith("  twice: ") and "then a value is read at" in line)
+    at = [(len(line) - len(line.lstrip()), line.split(":")[0].strip()) for line in told[head : head + 8]]
+    assert {(4, "True"), (4, "False"), (6, "True"), (6, "False")} <= set(at), told
+    assert sum("<lambda>" in name for _, name in at) == 3, told
+
+
 def test_value_of_a_result_of_the_path(device):
     first, second = cgt.jit(lambda x: x * 2), cgt.jit(branch)
     for k in range(12):

@@ -198,7 +198,7 @@ def nodes():
 
 
 SlotFacts = namedtuple("SlotFacts", "leaf binding written address from_node")
-NodeFacts = namedtuple("NodeFacts", "fn spec path parent depth children used n_replay graph_nodes slots copied out_bytes deads")
+NodeFacts = namedtuple("NodeFacts", "fn spec path parent depth children used n_replay graph_nodes slots copied out_bytes deads segments")
 
 
 def node_facts(int n):
@@ -220,7 +220,8 @@ def node_facts(int n):
                        for k in range(node.len[OUTS])
                        if node_out(&TABLE, node, k).kind == FRESH
                        and node_out(&TABLE, node, k).proto is not NULL]),      # being freed
-        deads=node.len[DEADS])
+        deads=node.len[DEADS],
+        segments=[node_read(&TABLE, node, k).n_graph_nodes for k in range(node.len[READS])])
 
 
 def node_misses(int path, int parent, int f, int spec, list tensors):
