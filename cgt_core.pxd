@@ -78,7 +78,7 @@ cpdef enum:                 # OutKind: outs.kind
     VIEW                    # a view of slot `ref`, `shift` bytes from its start
     INPUT                   # the very tensor in slot `ref`
     AGAIN                   # the very tensor of output `ref`
-    PART                    # a view of output `ref`, which requires grad; `shift` bytes from its start
+    PART                    # a view of output `ref` that autograd makes, since both require grad
 
 cdef enum:                  # Policy: fns.outputs: what happens to a held output that is about to be overwritten
     RESCUE, POISON, BORROW
@@ -219,9 +219,10 @@ cdef struct Out:
     int32_t ndim
     id_t dim_at
     int64_t offset              # storage offset, elements
-    int64_t shift               # VIEW, PART: bytes from the start of the slot's tensor, or of the output's
+    int64_t shift               # VIEW: bytes from the start of the slot's tensor
     PyObject* proto             # owned: alias over the memory that the graph writes
     PyObject* line              # owned: where it was made, a str
+    PyObject* ops               # owned: PART: what makes it (views.py); else an empty tuple
     PyObject* tensor            # owned: what was handed out last; NULL: make a new one
     void* storage               # FRESH, owned: StorageImpl handed out last over the group's memory; its
                                 # holders count, whatever became of the tensors; NULL: none

@@ -10,7 +10,7 @@ import sys
 import cgt_core as core
 import torch
 
-from . import dispatch, errors, options, pytree, report, trace
+from . import dispatch, errors, options, pytree, report, trace, views
 from .data import Options
 from .errors import CgtError
 from .observe import NOT_USER_CODE
@@ -236,6 +236,7 @@ core.FAILED[0] = error_for_failed
 core.UNREPLAYED[0] = error_for_unreplayed
 core.POISONED[0] = message_for_poisoned
 core.UNFLATTEN[0] = outside_dynamo(pytree.unflatten)
+core.MAKE_VIEW[0] = outside_dynamo(views.make)
 core.SAME_VALUE[0] = outside_dynamo(pytree.same_value)
 core.reads_by(READ_BEHIND, outside_dynamo(trace.see_kernel), outside_dynamo(trace.see_lift))
 core.TAPE_ERRORS[-1] = torch.linalg.LinAlgError

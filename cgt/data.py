@@ -296,6 +296,7 @@ class Seen:
     acts: bool = False  # it did something that may not happen twice, besides writing
     draws: bool = False  # random numbers of the host's
     drawn: set = fresh(set)  # memory of the host in a function on the GPU that depends on them
+    hosts: dict = fresh(dict)  # memory that an op of such a function made on the host -> what keeps that name its own
     steps: list = fresh(list)  # constants.Step: ops of a capture on constants that did not run for real yet
     real: dict = fresh(dict)  # constant of a capture -> a tensor with what it will hold
     passing: set = fresh(set)  # memory that a surrounding backward hands through
@@ -344,12 +345,13 @@ class OutRow(NamedTuple):
     kind: int  # OutKind in cgt_core.pxd
     ref: int  # output or slot it refers to
     proto: Any  # alias of the memory that the graph writes, or metadata alone
-    shift: int = 0  # VIEW, PART: bytes from the start of the slot's tensor, or of the output's
+    shift: int = 0  # VIEW: bytes from the start of the slot's tensor
     version: int = 0  # _version when handed out; PART: which of them autograd makes first, from 0
     grad_slot: int = NONE  # it becomes .grad of this slot's tensor
     hidden: bool = False  # not part of the result
     root: bool = False  # it requires grad
     line: str = ""  # where it was made
+    ops: tuple = ()  # PART: what makes it (views.py)
 
 
 class EffectRow(NamedTuple):

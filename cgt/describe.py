@@ -27,7 +27,7 @@ from cgt_core import (
     WRITES,
 )
 
-from . import errors, places, pytree, trace
+from . import errors, places, pytree, trace, views
 from .data import Draft, EffectRow, GradRow, OutRow, SlotRow
 from .observe import all_tensors, held, span
 
@@ -212,8 +212,8 @@ def describe_outs(plan, seen, out, slots, near):
             row = OutRow(AGAIN, seen_ids[id(t)], ghost(t))
         elif id(t) in by_id:
             row = OutRow(INPUT, by_id[id(t)], ghost(t))
-        elif is_part(seen, t) and id(t._base) in first:
-            row = OutRow(PART, first[id(t._base)], ghost(t), core.address(t) - core.address(t._base))
+        elif is_part(seen, t, first):
+            row = OutRow(PART, first[id(t._base)], ghost(t), ops=views.ops_of(t, t._base))
         else:
             row = describe_tensor(plan, seen, path, t, near, first_of, len(outs))
         if isinstance(row, str):
@@ -232,12 +232,11 @@ def in_order_of_birth(outs, tensors):
     return [o._replace(version=turn[k]) if k in turn else o for k, o in enumerate(outs)]
 
 
-def is_part(seen, t):
-    """Is this a view of a tensor that the call made, and will the backward come to it through that? Autograd makes it
-    again; of views of another kind (a complex number's parts) nobody could tell."""
-    if type(t) is not torch.Tensor or not t._is_view() or not is_pending(seen, t) or not is_pending(seen, t._base):
+def is_part(seen, t, results):
+    """Is this a view of one of these results, which autograd can make of it again?"""
+    if type(t) is not torch.Tensor or not t._is_view() or id(t._base) not in results:
         return False
-    return t.dtype == t._base.dtype and t.is_conj() == t._base.is_conj() and t.is_neg() == t._base.is_neg()
+    return is_pending(seen, t) and is_pending(seen, t._base) and views.ops_of(t, t._base) is not None
 
 
 def ghost(t):

@@ -14,7 +14,19 @@ import cgt_core as core
 import torch
 from cgt_core import AGAIN, CUDA, FRESH, INPUT, NONE, PART, SHARED
 
-from . import advice, describe, errors, impure, options, places, pytree, segments, tokens, trace
+from . import (
+    advice,
+    describe,
+    errors,
+    impure,
+    options,
+    places,
+    pytree,
+    segments,
+    tokens,
+    trace,
+    views,
+)
 from .data import Behind, Words
 from .observe import NOT_USER_CODE, all_tensors, held, observe_plan, span
 from .private import CAPTURE_CHECKS, clear_workspaces
@@ -370,12 +382,12 @@ def restore_result(seen, parts):
     for k, root in enumerate(parts.behind.roots):
         given[root] = core.view_like(given[root], given[root], 0)
         core.sinks_join(seen.sinks, k, given[root])
-    for k, (kind, ref, proto, shift, *_) in enumerate(parts.outs):
-        if kind == PART:
-            start = given[ref].storage_offset() + shift // proto.element_size()
-            given[k] = given[ref].as_strided(proto.shape, proto.stride(), start)
-        elif kind == AGAIN:
-            given[k] = given[ref]
+    for turn in sorted(o.version for o in parts.outs if o.kind == PART):
+        k, row = next((k, o) for k, o in enumerate(parts.outs) if o.kind == PART and o.version == turn)
+        given[k] = views.make(given[row.ref], row.ops)
+    for k, row in enumerate(parts.outs):
+        if row.kind == AGAIN:
+            given[k] = given[row.ref]
     for one, base, like, shift in parts.behind.saved:
         one.tensor = core.view_like(base, like, shift)
         one.version = one.tensor._version

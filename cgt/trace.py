@@ -280,7 +280,7 @@ def see_op(seen, op, args, kwargs):
         seen.seeds = True
     inputs = tensors_in(kwargs.values(), tensors_in(args, []))
     for t in inputs:
-        if core.is_lone(t) and core.storage_id(t) not in seen.made and core.storage_id(t) not in seen.slots:
+        if seen.driver == CUDA and core.is_lone(t) and core.storage_id(t) not in seen.slots.union(seen.hosts):
             see_number(seen, t)
     if seen.reason is not None and not seen.recording and seen.graph is None:  # nothing else is asked of this warm-up
         seen.devices.update(t.device for t in (*inputs, *core.proceed(None)))
@@ -351,8 +351,10 @@ def see_op(seen, op, args, kwargs):
             seen.devices.add(t.device)
             if t.is_cuda and t.device.index != torch.cuda.current_device():
                 refuse(seen, errors.other_device(str(op), line, t.device))
-            if t.device.type == "cpu" and seen.driver == CUDA:  # seed and offset lie on the device in a capture
+            if t.device.type == "cpu" and seen.driver == CUDA:
+                seen.hosts[core.storage_id(t)] = core.storage_name(t)
                 held = not facts.draws and all(is_guarded(seen, one) for one in inputs)
+                # Seed and offset lie on the device in a capture.
                 constant = constant or packet in KEEPS_SEED or (held and not aside)
     constants.note(seen, op, args, kwargs, constant, fresh, written, for_real)
     if aside:

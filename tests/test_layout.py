@@ -36,6 +36,7 @@ ORDER = [
     "tape",
     "segments",
     "trace",
+    "views",
     "describe",
     "record",
     "account",

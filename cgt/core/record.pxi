@@ -213,11 +213,11 @@ cdef int slot_fill(Table* t, id_t n, id_t k, object row) except -1:
     return 0
 
 cdef int out_fill(Table* t, id_t n, id_t k, object row) except -1:
-    """row: (kind, ref, proto, shift, version, grad_slot, hidden, root, line)"""
+    """row: (kind, ref, proto, shift, version, grad_slot, hidden, root, line, ops)"""
     cdef PyObject* x
     cdef Out* o
     cdef id_t dim_at
-    kind, ref, proto, shift, version, grad_slot, hidden, root, line = row
+    kind, ref, proto, shift, version, grad_slot, hidden, root, line, ops = row
     x = <PyObject*>proto
     dim_at = dims_of(t, n, x)
     o = node_out(t, node_row(t, n), k)
@@ -239,6 +239,8 @@ cdef int out_fill(Table* t, id_t n, id_t k, object row) except -1:
     o.proto = x
     Py_INCREF(line)
     o.line = <PyObject*>line
+    Py_INCREF(ops)
+    o.ops = <PyObject*>ops
     return 0
 
 cdef id_t program_add(Table* t, object program) except -1:

@@ -141,19 +141,16 @@ cdef inline PyObject* out_slot(Table* t, id_t n, Out* o, PyObject** leaves) noex
     return slot_tensor(t, node, o.ref, leaves)
 
 cdef int parts_give(Table* t, id_t n, PyObject** tensors, list views) except -1:
-    """Views of results that require grad, each in its turn; `views` owns them."""
-    cdef PyObject* made
+    """Views of results that require grad, made by autograd, each in its turn; `views` owns them."""
     cdef Out* o
     cdef int32_t k = 0, turn = 0, n_given = node_row(t, n).n_given
     while k < n_given:
         o = node_out(t, node_row(t, n), k)
         k += 1
         if o.kind != PART or o.version != turn: continue
-        made = out_part(tensors[o.ref], o.shift, o.ndim, node_dim(t, node_row(t, n), o.dim_at))
-        if made is NULL: raise_pending()
-        views.append(<object>made)
-        Py_DECREFX(made)
-        tensors[k - 1] = made
+        made = MAKE_VIEW[0](<object>tensors[o.ref], <object>o.ops)
+        views.append(made)
+        tensors[k - 1] = <PyObject*>made
         turn += 1
         k = 0
     for k in range(n_given):

@@ -55,7 +55,6 @@ cdef extern from "tensor_shim.h" namespace "cgt":
                        const int64_t* dims) noexcept
     PyObject* out_share(PyObject* first, PyObject* proto, uint64_t keys, int64_t offset, int ndim,
                         const int64_t* dims) noexcept
-    PyObject* out_part(PyObject* base, int64_t shift, int ndim, const int64_t* dims) noexcept
     PyObject* out_view(PyObject* base, PyObject* proto, uint64_t keys, int64_t shift, int ndim,
                        const int64_t* dims) noexcept
     PyObject* tensor_over(PyObject* base, PyObject* like, uint64_t keys, int64_t shift, int ndim,

@@ -10,6 +10,7 @@ UNREPLAYED = [None]        # (f, reason) -> the exception of a call that is not 
 POISONED = [None]          # (line that made it) -> message; set once by the front end
 SAME_VALUE = [None]        # (recorded, value) -> bool for rare types; set once by the front end
 UNFLATTEN = [None]         # (program, tensors) -> result; set once by the front end
+MAKE_VIEW = [None]         # (tensor, ops) -> what these make of it; set once by the front end
 
 table_start(&TABLE)
 dict_watch_start()

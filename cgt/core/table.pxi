@@ -231,6 +231,8 @@ cdef void edge_unlink(Table* t, id_t n) noexcept:
 
 # --- freeing ---
 
+cdef enum: OWNED = 4            # objects of an output's row
+
 cdef void read_free(int driver, Read* r) noexcept:
     DRIVERS[driver].destroy(r.graph, r.exec, NULL, NULL)
     if r.tape is not NULL: tape_free(r.tape)
@@ -243,7 +245,7 @@ cdef void node_free(Table* t, id_t n) noexcept:
     cdef id_t k, j
     cdef int part
     cdef id_t* freed
-    cdef PyObject* owned[3]
+    cdef PyObject* owned[OWNED]
     for k in range(t.nodes.n):
         if node_row(t, n).children == 0: break
         if node_row(t, k).alive and node_row(t, k).parent == n: node_free(t, k)
@@ -259,9 +261,10 @@ cdef void node_free(Table* t, id_t n) noexcept:
         owned[0] = node_out(t, node, k).tensor
         owned[1] = node_out(t, node, k).proto
         owned[2] = node_out(t, node, k).line
+        owned[3] = node_out(t, node, k).ops
         if node_out(t, node, k).kind == FRESH: storage_drop(node_out(t, node, k).storage)
         memset(node_out(t, node, k), 0, sizeof(Out))
-        for j in range(3):
+        for j in range(OWNED):
             # May run a finalizer: the row is already unlinked, and looked up again afterwards.
             Py_XDECREFX(owned[j])
             node = node_row(t, n)

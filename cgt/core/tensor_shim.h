@@ -323,18 +323,6 @@ static PyObject* tensor_over(PyObject* base, PyObject* proto, uint64_t keys, int
 }
 
 // An output that is a view of an input: a real view of today's input, as autograd knows views.
-// A view of `base` that autograd knows.
-static PyObject* out_part(PyObject* base, int64_t shift, int ndim, const int64_t* dims) noexcept {
-  try {
-    at::Tensor t(reinterpret_cast<PyTensor*>(base)->cdata);
-    return THPVariable_Wrap(t.as_strided(c10::IntArrayRef(dims, ndim), c10::IntArrayRef(dims + ndim, ndim),
-                                         t.storage_offset() + shift / static_cast<int64_t>(t.itemsize())));
-  } catch (const std::exception& e) {
-    PyErr_SetString(PyExc_RuntimeError, e.what());
-    return nullptr;
-  }
-}
-
 static PyObject* out_view(PyObject* base, PyObject* proto, uint64_t keys, int64_t shift, int ndim,
                           const int64_t* dims) noexcept {
   c10::TensorImpl* b = impl_of(base);
@@ -343,7 +331,15 @@ static PyObject* out_view(PyObject* base, PyObject* proto, uint64_t keys, int64_
   if (b->dtype() != impl_of(proto)->dtype() || b->key_set().raw_repr() != keys || shift % item ||
       autograd_state(b) != PLAIN_TENSOR)
     return tensor_over(base, proto, keys, shift, ndim, dims);
-  return out_part(base, shift, ndim, dims);
+  try {
+    at::Tensor t(reinterpret_cast<PyTensor*>(base)->cdata);
+    return THPVariable_Wrap(t.as_strided(c10::IntArrayRef(dims, ndim),
+                                         c10::IntArrayRef(dims + ndim, ndim),
+                                         b->storage_offset() + shift / item));
+  } catch (const std::exception& e) {
+    PyErr_SetString(PyExc_RuntimeError, e.what());
+    return nullptr;
+  }
 }
 
 // By how much a tensor's Python reference count rises while C++ holds references too. A property of
