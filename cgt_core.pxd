@@ -102,6 +102,8 @@ cpdef enum:                 # Miss: why a node did not accept a call; node_why s
 
 cpdef enum: HOST, CUDA      # DriverKind
 
+cpdef enum: BRANCH, LOOP    # ForkKind: one of two bodies runs; one body runs as long as the predicate says so
+
 cdef struct Verdict:            # calls run eagerly that no recording takes
     PyObject* reason            # owned, a str; NULL: none
     int64_t until               # the function was called so often
@@ -294,6 +296,11 @@ cdef struct Path:               # one per device: row 0 the host, row 1+i cuda:i
 cdef struct Column:             # a growable array
     void* rows
     int32_t n, cap, size
+
+cdef struct Fork:               # an op with bodies, while it is recorded
+    int32_t kind                # ForkKind
+    uint64_t condition          # CUDA: the handle that a kernel sets from the predicate
+    void* bodies[2]             # CUDA: CUgraph; host: tapes
 
 cdef struct Recording:          # the one recording under way; dispatch.py's lock guards it
     int32_t active

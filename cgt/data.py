@@ -111,6 +111,7 @@ class Kept(NamedTuple):
     loose: list  # aliases of memory that it reads and nothing of the above names
     seconds: tuple  # per phase of making it
     values: list  # of segments.Value
+    forks: list  # where they are
 
 
 @declared
@@ -295,6 +296,7 @@ class Seen:
     graded: set = fresh(set)  # ids of leaves that had still their old .grad at one of these
     acts: bool = False  # it did something that may not happen twice, besides writing
     draws: bool = False  # random numbers of default generators
+    forks: list = fresh(list)  # where there are some (forks.py)
     steps: list = fresh(list)  # constants.Step: ops of a capture on constants that did not run for real yet
     real: dict = fresh(dict)  # constant of a capture -> a tensor with what it will hold
     passing: set = fresh(set)  # memory that a surrounding backward hands through
@@ -314,6 +316,7 @@ class Seen:
 
     # what it needs while it runs
     inside: bool = False  # ops are not the function's
+    bodies: list = fresh(list)  # of the forks under way -> memory that each made
     user: dict = fresh(dict)  # file -> is it the user's?
     fixed: dict = fresh(dict)  # memory from outside -> an alias of it that no rescue moves
     states: dict = fresh(dict)  # generator -> its state after the last draw

@@ -21,6 +21,8 @@ import torch
 from .private import (
     COMPILED_FRAME,
     HIGHER_ORDER_CALL,
+    HOP_COMPILES,
+    HOP_WRAPPERS,
     KEEPS_GRAPH,
     SAVED_HOOKS_DISABLE,
     TO_DLPACK,
@@ -211,6 +213,25 @@ def tap_higher_order(is_mine, handle):
             core.observe(was)
 
     return HIGHER_ORDER.to(is_mine, call)
+
+
+FORKS = Tap(HOP_COMPILES)
+
+
+def tap_forks(is_mine, fork):
+    """A bracket: inside, where `is_mine()`, fork(name, args, plain) is called instead of what torch.cond and while_loop have
+    Dynamo compile, and that is plain()."""
+
+    def handle(plain, owner, name, args, kwargs):
+        compiled = functools.partial(plain, *args, **kwargs)
+        whose = HOP_WRAPPERS.get(getattr(args[0], "__name__", None)) if args else None
+        if whose is None:
+            return compiled()
+        if owner is torch:
+            return lambda *given: fork(whose, given, lambda: compiled()(*given))
+        return fork(whose, args[1], compiled)
+
+    return FORKS.to(is_mine, handle)
 
 
 # --- who reads values behind the dispatcher -----------------------------------------------------

@@ -15,7 +15,7 @@ import cgt_core as core
 import torch
 from cgt_core import CUDA, HOST
 
-from . import advice, constants, errors, impure, segments, tape
+from . import advice, constants, errors, forks, impure, segments, tape
 from .observe import (
     Unrecordable,
     exchange,
@@ -32,6 +32,7 @@ from .observe import (
 from .private import is_forward_ad, was_freed
 from .taps import (
     tap_compiled,
+    tap_forks,
     tap_higher_order,
     tap_kernels,
     tap_parallel,
@@ -119,7 +120,7 @@ def run(seen, function, args, kwargs):
         tap_states(is_mine, functools.partial(see_get_state, seen), functools.partial(see_set_state, seen)),
         tap_higher_order(is_mine, higher_order), *tap_parallel(is_mine, functools.partial(see_parallel, seen)),
         tap_compiled(is_mine, higher_order), (lambda: None, functools.partial(constants.close, seen)),
-        tap_kernels(), *regions, *packing(seen, is_mine), impure.tap(seen, is_mine),
+        tap_forks(is_mine, functools.partial(forks.see_fork, seen, forks.modules())), tap_kernels(), *regions, *packing(seen, is_mine), impure.tap(seen, is_mine),
     ]  # fmt: skip
     before = references(seen)
     called = functools.partial(core.observed, seen.returned, observer, function, args, kwargs)
@@ -275,7 +276,7 @@ def see_op(seen, op, args, kwargs):
     if packet in ("lift_fresh", "lift_fresh_copy"):
         see_constant(seen, inputs[0])
         return
-    if packet == "set_" and is_alias_made(seen, args, inputs):
+    if packet == "set_" and not seen.bodies and is_alias_made(seen, args, inputs):
         see_alias(seen, op)
         return
     written = [args[k] if k < len(args) else kwargs.get(name) for k, name in facts.writes]
@@ -289,6 +290,8 @@ def see_op(seen, op, args, kwargs):
     values = segments.values_of(seen, inputs) if asks and constants.is_pure(op, facts) else None
     constant = constant or values is not None
     vet_op(seen, op, facts, args, kwargs, inputs, written, constant)
+    if seen.bodies:
+        forks.vet_op(seen, op, facts, kwargs, written)
     known = set()
     for t in inputs:
         sid = core.storage_id(t)
@@ -327,6 +330,7 @@ def see_op(seen, op, args, kwargs):
     vet_kinds(seen, op, results)
     fresh = [t for t in results if core.storage_id(t) not in known]
     vet_effect(seen, op, fresh, written)
+    forks.note_made(seen, fresh)
     if fresh:
         line = user_line(seen)
         for t in fresh:
@@ -399,6 +403,8 @@ def see_region(seen, plain, region, inputs):
 
 def vet_region(seen, region, inputs, given):
     """Refuse a compiled region that a replay could not repeat."""
+    if seen.bodies:
+        refuse(seen, errors.body_acts("a compiled region", user_line(seen)))
     devices = {t.device for t in given} | {torch.device(name) for name in region.device_types}
     if seen.driver != CUDA or "cpu" in {d.type for d in devices}:
         refuse(seen, errors.compiled_on_host(user_line(seen)))
@@ -455,6 +461,7 @@ def see_constant(seen, t):
     if t.is_cuda and t.numel():
         refuse(seen, errors.host_constant(user_line(seen)))
     seen.made[core.storage_id(t)] = user_line(seen)
+    forks.note_made(seen, [t])
     constants.add(seen, t)
     seen.devices.add(t.device)
     if is_host_recording(seen):

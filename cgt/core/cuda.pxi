@@ -217,6 +217,14 @@ cdef int cuda_wait(void* stream) noexcept nogil:
     cdef int code = fault(CALL_WAIT)
     return code if code else cu.cuStreamSynchronize(cu_stream(stream))
 
+cdef int cuda_fork(Recording* r, Fork* f, PyObject* pred, void* stream) noexcept: return cu.cudaError_enum.CUDA_ERROR_NOT_SUPPORTED
+
+cdef int cuda_enter(Recording* r, void* body, void* stream) noexcept: return cu.cudaError_enum.CUDA_ERROR_NOT_SUPPORTED
+
+cdef int cuda_leave(Recording* r, void* body, void* stream) noexcept: return cu.cudaError_enum.CUDA_ERROR_NOT_SUPPORTED
+
+cdef int cuda_decide(Recording* r, uint64_t condition, PyObject* pred, void* stream) noexcept: return cu.cudaError_enum.CUDA_ERROR_NOT_SUPPORTED
+
 cdef int cuda_instantiate(Recording* r) noexcept:
     cdef cu.CUgraphExec exec_ = NULL
     cdef int code = fault(CALL_INSTANTIATE)
@@ -329,5 +337,6 @@ cdef void cuda_destroy(void* graph, void* exec_, void* pool, void* state) noexce
 
 DRIVERS[CUDA] = Driver(
     cuda_restore, cuda_begin, cuda_copy, cuda_words, cuda_spend, cuda_fetch, cuda_cut, cuda_resume, cuda_wait,
+    cuda_fork, cuda_enter, cuda_leave, cuda_decide,
     cuda_end, cuda_instantiate, cuda_checkpoint, cuda_abort, cuda_launch, cuda_patch, cuda_order, cuda_current_stream, cuda_rescue,
     cuda_destroy)
