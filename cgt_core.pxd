@@ -317,6 +317,7 @@ cdef struct Recording:          # the one recording under way; dispatch.py's loc
     void* exec
     void* state
     int32_t n_graph_nodes
+    int32_t n_inner             # CUDA: nodes of the bodies in the segment under way
     double seconds[4]           # Phase
 
 cdef enum: RESTORE, CAPTURE, INSTANTIATE, CHECKPOINT    # Phase

@@ -317,6 +317,7 @@ class Seen:
     # what it needs while it runs
     inside: bool = False  # ops are not the function's
     bodies: list = fresh(list)  # of the forks under way -> memory that each made
+    imagines: int = 0  # thread that runs a body on tensors without memory
     user: dict = fresh(dict)  # file -> is it the user's?
     fixed: dict = fresh(dict)  # memory from outside -> an alias of it that no rescue moves
     states: dict = fresh(dict)  # generator -> its state after the last draw

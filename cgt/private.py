@@ -12,11 +12,12 @@ import cgt_core as core
 import torch
 from torch._C._dynamo import eval_frame
 from torch._ops import OpOverload
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 
 __all__ = [
     "CAPTURE_CHECKS", "COMPILED_FRAME", "HIGHER_ORDER_CALL", "HOP_COMPILES", "HOP_WRAPPERS", "KEEPS_GRAPH", "READ_BEHIND", "SAVED_HOOKS_DISABLE",
-    "TO_DLPACK", "DispatchMode", "OpOverload", "clear_workspaces", "compilations", "compiled_switches", "graph_task",
+    "TO_DLPACK", "DispatchMode", "FakeTensorMode", "OpOverload", "clear_workspaces", "compilations", "compiled_switches", "graph_task",
     "inductor_is_there", "is_forward_ad", "may_donate", "mode_is_active", "outside_dynamo", "pop_saved_hooks",
     "push_saved_hooks", "region_call", "self_check", "sequence_number", "sharded_module", "was_freed",
 ]  # fmt: skip

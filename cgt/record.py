@@ -14,7 +14,19 @@ import cgt_core as core
 import torch
 from cgt_core import AGAIN, CUDA, FRESH, INPUT, NONE, SHARED
 
-from . import advice, describe, errors, impure, options, places, pytree, segments, tokens, trace
+from . import (
+    advice,
+    describe,
+    errors,
+    forks,
+    impure,
+    options,
+    places,
+    pytree,
+    segments,
+    tokens,
+    trace,
+)
 from .data import Behind, Words
 from .observe import NOT_USER_CODE, all_tensors, held, observe_plan, span
 from .private import CAPTURE_CHECKS, clear_workspaces
@@ -54,6 +66,7 @@ def stream_of(device):
     if device not in STREAMS:
         STREAMS[device] = torch.cuda.Stream(device)
         core.load_words_kernel(device)
+        forks.prepare(device, STREAMS[device])
         segments.room_of(device)  # none of these can be made in a capture
     return STREAMS[device]
 
@@ -208,7 +221,7 @@ def on_cuda(call, attempt):
 
     brackets = [
         places.collector_off(),  # a finalizer in a capture may call the driver
-        (clear_caches, clear_caches), on_side_stream(device), capture_hidden(stream),
+        (clear_caches, clear_caches), on_side_stream(device), capture_hidden(forks.STREAMS.values),
         own_accumulators(plan), (lambda: None, leave),
     ]  # fmt: skip
     try:

@@ -341,13 +341,13 @@ def tap_states(is_mine, get, set_):
     return STATES.to(is_mine, handle)
 
 
-def capture_hidden(stream):
-    """A bracket: while a function is recorded on this stream it is not told so: libraries that ask take another
+def capture_hidden(streams):
+    """A bracket: while a function is recorded on one of these streams() it is not told so: libraries that ask take another
     way in a capture (transformers: another attention kernel), and a replay would not be eager's."""
     plain = torch.cuda.is_current_stream_capturing
 
     def is_current_stream_capturing():
-        return plain() and torch.cuda.current_stream() != stream
+        return plain() and torch.cuda.current_stream() not in streams()
 
     hide = functools.partial(setattr, torch.cuda, "is_current_stream_capturing")
     return functools.partial(hide, is_current_stream_capturing), functools.partial(hide, plain)

@@ -352,7 +352,7 @@ def mutates(x):
 
 def mutates_closure(x):
     y = x.clone()
-    return torch.cond(x.sum() > 99, lambda: y.add_(1) * 2, lambda: y + 1), y
+    return torch.cond(x.sum() < 99, lambda: y.add_(1) * 2, lambda: y + 1), y
 
 
 def mutates_carried(x):
@@ -500,7 +500,7 @@ def test_a_body_that_does_more_than_compute(device):
             with torch.random.fork_rng(devices=[]):
                 return x + 1
 
-        return torch.cond(x.sum() > 99, forks, lambda x: x + 2, (x,))
+        return torch.cond(x.sum() > 99, lambda x: x + 2, forks, (x,))
 
     refused("may do more than compute", f, values(device, 5))
 

@@ -45,8 +45,6 @@ SENTENCES -= {"other_tensor", "beside"}  # test_identity.py
 SENTENCES -= {"impure", "outside_draw", "advanced"}  # test_impure.py
 SENTENCES -= {"scripted"}  # test_traced.py
 SENTENCES -= {"too_many_places", "new_code", "hidden_code"}  # test_code.py
-SENTENCES -= {"fork_in_backward", "fork_with_grad", "fork_raised", "fork_result"}  # test_control_flow.py
-SENTENCES -= {"body_writes", "body_acts", "body_draws"}
 SENTENCES -= {"higher_order_op", "compiled_on_host", "compiled_with_state", "compiles"}  # test_compile.py
 
 

@@ -198,6 +198,11 @@ def load_words_kernel(int device):
     check(CUDA, cuda_words_kernel(device, &kernel), CALL_WORDS)
 
 
+def load_decide_kernel(int device):
+    """Load the kernel that conditional nodes need; 0, or the driver's error where there are none of two bodies."""
+    return cuda_decide_kernel(device)
+
+
 def pool_new(int device, ids):
     """A private pool on a device; ids: torch.cuda.graph_pool_handle()."""
     cdef void* pool = cuda_pool_new(device, ids[0], ids[1])
