@@ -289,7 +289,7 @@ def imagined(seen, function, operands):
             if not all(isinstance(t, torch.Tensor) for t in leaves):
                 leave(seen, errors.fork_result(name, user_line(seen), NO_TENSORS))
             own = {core.storage_id(t) for t in leaves}.difference(map(core.storage_id, inputs))
-            if len(own) < len(leaves) or any(t._version for t in inputs):
+            if len(own) < len(leaves) or any(not t.is_inference() and t._version for t in inputs):
                 leave(seen, errors.fork_result(name, user_line(seen), NOT_ITS_OWN))
             return leaves, program
     finally:

@@ -1,8 +1,9 @@
 """torch.cond and while_loop inside a jitted function: one recording for all values, bit-equal to Python's if and while."""
 
+import cgt_core as core
 import pytest
 import torch
-from helpers import counts, identical, replays_after, tells, try_programs, values
+from helpers import counts, identical, in_threads, replays_after, tells, try_programs, values
 from hypothesis import strategies as st
 from torch import nn
 from torch._higher_order_ops import while_loop
@@ -332,6 +333,60 @@ def test_results_are_held_over_calls(device):
         want.append(x + 1 if x.sum() > 0 else x - 1)
         assert identical(got, want)
     assert cgt.stats(f).replays >= 6
+
+
+def test_in_a_differentiable_function(device):
+    """Where no gradient goes, a fork is an op like others."""
+    w = values(device, 5).requires_grad_()
+
+    def function(cond, loop, x):
+        y = x * w
+        with torch.no_grad():
+            scale = cond(y.sum() > 0, lambda y: y.sum() + 1, lambda y: y.mean(), (y,))
+            (scale,) = loop(lambda s: s > 1, lambda s: (s * 0.5,), (scale,))
+        return (y * scale).sum()
+
+    f = cgt.jit(lambda x: function(torch.cond, while_loop, x))
+    for (x,) in each_sign(device):
+        got, want = [], []
+        for to, y in ((got, f(x)), (want, function(python_cond, python_while, x))):
+            w.grad = None
+            y.backward()
+            to.extend((y.detach(), w.grad))
+        assert identical(got, want), cgt.explain(f)
+    assert cgt.stats(f).records == 1 and cgt.stats(f).replays >= 6, cgt.explain(f)
+
+
+@pytest.mark.parametrize("mode", [torch.inference_mode, torch.no_grad])
+def test_in_modes_without_autograd(device, mode):
+    with mode():
+        agree(branch, each_sign(device))
+        agree(count_up, [(*x, torch.tensor(k, device=device)) for k, x in enumerate(each_sign(device))])
+
+
+def test_a_driver_that_refuses(device, short_cool_down):
+    """At any of the calls that record a fork: eager then, and well again later."""
+    for k in range(6 if device.type == "cpu" else 1):
+        f = cgt.jit(lambda x: torch.cond(x.sum() > 0, lambda x: x + 1, lambda x: x - 1, (x,)))
+        x = values(device, 5, seed=k)
+        want = x + 1 if x.sum() > 0 else x - 1
+        assert identical(f(x), want)
+        core.fault_set("fork", k, 700)
+        assert identical(f(x), want)
+        core.fault_set("", 0, 0)
+        replays_after(f, x, calls=12)
+
+
+def test_functions_in_threads(device):
+    """Each thread's forks are its own."""
+
+    def work(k):
+        function = [branch, two_in_a_row, branch_in_branch][k]
+        f = cgt.jit(lambda x: function(torch.cond, while_loop, x))
+        for (x,) in each_sign(device):
+            assert identical(f(x), function(python_cond, python_while, x))
+
+    in_threads(3, work)
 
 
 def test_outside_of_a_jitted_function_nothing_changes(device):
