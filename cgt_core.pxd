@@ -103,6 +103,8 @@ cpdef enum:                 # Miss: why a node did not accept a call; node_why s
 
 cpdef enum: HOST, CUDA      # DriverKind
 
+cpdef enum: BRANCH, LOOP    # ForkKind: one of two bodies runs; one body runs as long as the predicate says so
+
 cdef struct Verdict:            # calls run eagerly that no recording takes
     PyObject* reason            # owned, a str; NULL: none
     int64_t until               # the function was called so often
@@ -298,6 +300,11 @@ cdef struct Column:             # a growable array
     void* rows
     int32_t n, cap, size
 
+cdef struct Fork:               # an op with bodies, while it is recorded
+    int32_t kind                # ForkKind
+    uint64_t condition          # CUDA: the handle that a kernel sets from the predicate
+    void* bodies[2]             # CUDA: CUgraph; host: tapes
+
 cdef struct Recording:          # the one recording under way; dispatch.py's lock guards it
     int32_t active
     int32_t driver, device
@@ -314,6 +321,7 @@ cdef struct Recording:          # the one recording under way; dispatch.py's loc
     void* tape                  # CUDA: ops of the host since the last value that was read; or NULL
     void* state
     int32_t n_graph_nodes
+    int32_t n_inner             # CUDA: nodes of the bodies in the segment under way
     double seconds[4]           # Phase
 
 cdef enum: RESTORE, CAPTURE, INSTANTIATE, CHECKPOINT    # Phase

@@ -111,6 +111,7 @@ class Kept(NamedTuple):
     loose: list  # aliases of memory that it reads and nothing of the above names
     seconds: tuple  # per phase of making it
     values: list  # of segments.Value
+    forks: list  # where they are
 
 
 @declared
@@ -297,6 +298,7 @@ class Seen:
     draws: bool = False  # random numbers of the host's
     drawn: set = fresh(set)  # memory of the host in a function on the GPU that depends on them
     hosts: dict = fresh(dict)  # memory that an op of such a function made on the host -> what keeps that name its own
+    forks: list = fresh(list)  # where there are some (forks.py)
     steps: list = fresh(list)  # constants.Step: ops of a capture on constants that did not run for real yet
     real: dict = fresh(dict)  # constant of a capture -> a tensor with what it will hold
     passing: set = fresh(set)  # memory that a surrounding backward hands through
@@ -317,6 +319,8 @@ class Seen:
     # what it needs while it runs
     inside: bool = False  # ops are not the function's
     lifted: Any = None  # what ends the bracket in which Python's numbers are brought to the GPU
+    bodies: list = fresh(list)  # of the forks under way -> memory that each made
+    imagines: int = 0  # thread that runs a body on tensors without memory
     user: dict = fresh(dict)  # file -> is it the user's?
     fixed: dict = fresh(dict)  # memory from outside -> an alias of it that no rescue moves
     states: dict = fresh(dict)  # generator -> its state after the last draw

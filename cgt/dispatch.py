@@ -813,6 +813,7 @@ def add_node(call, plan, seen, draft):
     kept = Kept(
         graph, site, (program, groups, [s.tensor for s in slots], seen.captured, seen.keep),
         [draft.paths[k] for k in used], place_paths, grads, loose, core.record_seconds(), seen.values,
+        seen.forks,
     )  # fmt: skip
     node = core.add_node(
         state.f, call.spec, plan.ambient, slots, outs, program, ret_python, effects, grads, groups,

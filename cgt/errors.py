@@ -226,6 +226,46 @@ def higher_order_op(op, line):
     )
 
 
+def fork_in_backward(name, line):
+    return f"torch's {name} at {line} runs in a backward. Call it in the forward, or outside the jitted function."
+
+
+def fork_with_grad(name, line):
+    return (
+        f"torch's {name} at {line} works on tensors that require grad, and its backward is PyTorch's own. Put it under "
+        "torch.no_grad(), or choose with `if` on a tensor, or with torch.where."
+    )
+
+
+def fork_raised(line, what):
+    return (
+        f"a body of torch's cond or while_loop raised while it was recorded ({line}; {what.rstrip('.')}). Each body is run once for "
+        "that, with the operands of the call: it must not raise for any."
+    )
+
+
+def fork_result(name, line, what):
+    return f"torch's {name} at {line} {what}. Return new tensors from each body, of the same kind; pass and return clones."
+
+
+def body_writes(op, line):
+    return (
+        f"{op} at {line}, in a body of torch's cond or while_loop, writes a tensor that the body did not make. Return the new "
+        "value instead."
+    )
+
+
+def body_acts(op, line):
+    return f"{op} at {line}, in a body of torch's cond or while_loop, may do more than compute. Call it outside of the body."
+
+
+def body_draws(op, line):
+    return (
+        f"{op} at {line}, in a body of torch's cond or while_loop, draws random numbers where a replay cannot know how many. Draw "
+        "them before, and pass them to the body; on the host, from the default generator."
+    )
+
+
 def compiled_on_host(line):
     return (
         f"code of torch.compile uses the CPU at {line}, in kernels that PyTorch's dispatcher does not see "

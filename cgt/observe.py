@@ -131,10 +131,10 @@ def user_line(seen):
 
 
 def refuse(seen, sentence):
-    """Note why this run cannot be replayed. In a CUDA capture nothing has run yet: leave."""
+    """Note why this run cannot be replayed. In a CUDA capture nothing has run yet, and what a body does is in vain: leave."""
     if seen.reason is None:
         seen.reason = sentence
-    if is_capture(seen):
+    if is_capture(seen) or seen.bodies:
         raise Unrecordable(sentence)
 
 

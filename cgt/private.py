@@ -12,11 +12,12 @@ import cgt_core as core
 import torch
 from torch._C._dynamo import eval_frame
 from torch._ops import OpOverload
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 
 __all__ = [
-    "CAPTURE_CHECKS", "COMPILED_FRAME", "HIGHER_ORDER_CALL", "KEEPS_GRAPH", "READ_BEHIND", "SAVED_HOOKS_DISABLE",
-    "TO_DLPACK", "DispatchMode", "OpOverload", "clear_workspaces", "compilations", "compiled_switches", "graph_task",
+    "CAPTURE_CHECKS", "COMPILED_FRAME", "HIGHER_ORDER_CALL", "HOP_COMPILES", "HOP_WRAPPERS", "KEEPS_GRAPH", "READ_BEHIND", "SAVED_HOOKS_DISABLE",
+    "TO_DLPACK", "DispatchMode", "FakeTensorMode", "OpOverload", "clear_workspaces", "compilations", "compiled_switches", "graph_task",
     "inductor_is_there", "is_forward_ad", "may_donate", "mode_is_active", "outside_dynamo", "pop_saved_hooks",
     "push_saved_hooks", "region_call", "self_check", "sequence_number", "sharded_module", "was_freed",
 ]  # fmt: skip
@@ -63,6 +64,10 @@ CAPTURE_CHECKS = frozenset(
 # What taps.py replaces, as (owner, name), and what it needs for that.
 
 HIGHER_ORDER_CALL = (torch._ops.HigherOrderOperator, "__call__")
+# What torch.cond and while_loop call, looked up then, when their arguments are checked (torch 2.13, 2.11), with a
+# function of theirs: that name -> whose.
+HOP_COMPILES = next(t for t in ((torch._higher_order_ops.utils, "_hop_compile_and_call"), (torch, "compile")) if hasattr(*t))
+HOP_WRAPPERS = {"_cond_op_wrapper": "cond", "_while_loop_op_wrapper": "while_loop"}
 SAVED_HOOKS_DISABLE = (torch._C._autograd, "_saved_tensors_hooks_disable")  # by torch.func's transforms
 KEEPS_GRAPH = (torch._C._autograd, "_get_current_graph_task_keep_graph")
 TO_DLPACK = [

@@ -18,6 +18,7 @@ from . import (
     advice,
     describe,
     errors,
+    forks,
     impure,
     options,
     places,
@@ -67,6 +68,7 @@ def stream_of(device):
     if device not in STREAMS:
         STREAMS[device] = torch.cuda.Stream(device)
         core.load_words_kernel(device)
+        forks.prepare(device, STREAMS[device])
         segments.room_of(device)  # none of these can be made in a capture
     return STREAMS[device]
 
@@ -221,7 +223,7 @@ def on_cuda(call, attempt):
 
     brackets = [
         places.collector_off(),  # a finalizer in a capture may call the driver
-        (clear_caches, clear_caches), on_side_stream(device), capture_hidden(stream),
+        (clear_caches, clear_caches), on_side_stream(device), capture_hidden(forks.STREAMS.values),
         own_accumulators(plan), (lambda: None, leave),
     ]  # fmt: skip
     try:

@@ -132,6 +132,8 @@ def explain_node(state, node):
             lines.append(f"    {name}: {some(paths)}{extra}")
     if kept.values:
         lines.append(f"    for these values read on the way: {some([f'{v.line} {describe_value(v)}' for v in kept.values])}")
+    if kept.forks:
+        lines.append(f"    with bodies that a replay chooses from: {some(kept.forks)}")
     if kept.loose:
         lines.append(
             f"    not guarded: {len(kept.loose)} tensors reached in a way cgt cannot follow"

@@ -47,7 +47,7 @@ def values_of(seen, inputs):
     found = [t for t in inputs if t.numel() and not is_known(seen, t)]
     if not found:
         return found
-    if seen.graph is not None or seen.acts:
+    if seen.graph is not None or seen.acts or seen.bodies:
         return None
     if seen.driver == CUDA and core.is_in_node():  # in autograd's thread, which cannot end a capture of this one's
         return None

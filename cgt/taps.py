@@ -21,6 +21,8 @@ import torch
 from .private import (
     COMPILED_FRAME,
     HIGHER_ORDER_CALL,
+    HOP_COMPILES,
+    HOP_WRAPPERS,
     KEEPS_GRAPH,
     SAVED_HOOKS_DISABLE,
     TO_DLPACK,
@@ -213,6 +215,25 @@ def tap_higher_order(is_mine, handle):
     return HIGHER_ORDER.to(is_mine, call)
 
 
+FORKS = Tap(HOP_COMPILES)
+
+
+def tap_forks(is_mine, fork):
+    """A bracket: inside, where `is_mine()`, fork(name, args, plain) is called instead of what torch.cond and while_loop have
+    Dynamo compile, and that is plain()."""
+
+    def handle(plain, owner, name, args, kwargs):
+        compiled = functools.partial(plain, *args, **kwargs)
+        whose = HOP_WRAPPERS.get(getattr(args[0], "__name__", None)) if args else None
+        if whose is None:
+            return compiled()
+        if owner is torch:
+            return lambda *given: fork(whose, given, lambda: compiled()(*given))
+        return fork(whose, args[1], compiled)
+
+    return FORKS.to(is_mine, handle)
+
+
 # --- who reads values behind the dispatcher -----------------------------------------------------
 
 # What hands a tensor's memory to somebody outside PyTorch. (A function mode would see it, too; but Dynamo
@@ -320,13 +341,13 @@ def tap_states(is_mine, get, set_):
     return STATES.to(is_mine, handle)
 
 
-def capture_hidden(stream):
-    """A bracket: while a function is recorded on this stream it is not told so: libraries that ask take another
+def capture_hidden(streams):
+    """A bracket: while a function is recorded on one of these streams() it is not told so: libraries that ask take another
     way in a capture (transformers: another attention kernel), and a replay would not be eager's."""
     plain = torch.cuda.is_current_stream_capturing
 
     def is_current_stream_capturing():
-        return plain() and torch.cuda.current_stream() != stream
+        return plain() and torch.cuda.current_stream() not in streams()
 
     hide = functools.partial(setattr, torch.cuda, "is_current_stream_capturing")
     return functools.partial(hide, is_current_stream_capturing), functools.partial(hide, plain)

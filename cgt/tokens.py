@@ -27,6 +27,8 @@ def see_draw(seen, generator, after):
 
 def see_get_state(seen, generator, plain):
     """The function reads a default generator's state."""
+    if seen.bodies:
+        refuse(seen, errors.body_acts("get_rng_state", user_line(seen)))
     seen.acts = True
     if generator.device.type == "cpu" or not seen.recording:
         with unseen(seen):
@@ -56,6 +58,8 @@ def note_token(seen, state, moved, generator, words):
 
 def see_set_state(seen, generator, state, plain):
     """The function sets a default generator's state: to a token, or it cannot be replayed."""
+    if seen.bodies:
+        refuse(seen, errors.body_acts("set_rng_state", user_line(seen)))
     seen.acts = True
     sid = core.storage_id(state)
     state, moved, words = token_of(seen, sid, state)

@@ -15,7 +15,7 @@ import cgt_core as core
 import torch
 from cgt_core import CUDA, HOST
 
-from . import advice, constants, errors, impure, segments, tape
+from . import advice, constants, errors, forks, impure, segments, tape
 from .observe import (
     Unrecordable,
     exchange,
@@ -32,6 +32,7 @@ from .observe import (
 from .private import is_forward_ad, was_freed
 from .taps import (
     tap_compiled,
+    tap_forks,
     tap_higher_order,
     tap_kernels,
     tap_parallel,
@@ -119,6 +120,7 @@ def run(seen, function, args, kwargs):
         tap_states(is_mine, functools.partial(see_get_state, seen), functools.partial(see_set_state, seen)),
         tap_higher_order(is_mine, higher_order), *tap_parallel(is_mine, functools.partial(see_parallel, seen)),
         tap_compiled(is_mine, higher_order), (lambda: None, functools.partial(constants.close, seen)),
+        tap_forks(lambda: is_mine() or forks.is_imagined(seen), functools.partial(forks.see_fork, seen, forks.modules())),
         tap_kernels(), *regions, *packing(seen, is_mine), impure.tap(seen, is_mine),
     ]  # fmt: skip
     before = references(seen)
@@ -291,7 +293,7 @@ def see_op(seen, op, args, kwargs):
     if packet in ("lift_fresh", "lift_fresh_copy"):
         see_constant(seen, inputs[0])
         return
-    if packet == "set_" and is_alias_made(seen, args, inputs):
+    if packet == "set_" and not seen.bodies and is_alias_made(seen, args, inputs):
         see_alias(seen, op)
         return
     written = [args[k] if k < len(args) else kwargs.get(name) for k, name in facts.writes]
@@ -306,6 +308,8 @@ def see_op(seen, op, args, kwargs):
     constant = constant or values is not None
     aside = is_aside(seen, op, facts, kwargs, inputs, written)
     vet_op(seen, op, facts, args, kwargs, inputs, written, constant, aside)
+    if seen.bodies:
+        forks.vet_op(seen, op, facts, kwargs, written)
     known = set()
     for t in inputs:
         sid = core.storage_id(t)
@@ -344,6 +348,7 @@ def see_op(seen, op, args, kwargs):
     vet_kinds(seen, op, results)
     fresh = [t for t in results if core.storage_id(t) not in known]
     vet_effect(seen, op, fresh, written)
+    forks.note_made(seen, fresh)
     if fresh:
         line = user_line(seen)
         for t in fresh:
@@ -420,6 +425,8 @@ def see_region(seen, plain, region, inputs):
 
 def vet_region(seen, region, inputs, given):
     """Refuse a compiled region that a replay could not repeat."""
+    if seen.bodies:
+        refuse(seen, errors.body_acts("a compiled region", user_line(seen)))
     devices = {t.device for t in given} | {torch.device(name) for name in region.device_types}
     if seen.driver != CUDA or "cpu" in {d.type for d in devices}:
         refuse(seen, errors.compiled_on_host(user_line(seen)))
@@ -476,6 +483,7 @@ def see_constant(seen, t):
     if is_capture(seen) and t.is_cuda and t.numel():
         (t,) = constants.renew(seen, [t])
     seen.made[core.storage_id(t)] = user_line(seen)
+    forks.note_made(seen, [t])
     constants.add(seen, t)
     seen.devices.add(t.device)
     if is_host_recording(seen):
@@ -515,7 +523,7 @@ def see_alias(seen, op):
 def is_aside(seen, op, facts, kwargs, inputs, written):
     """Is this an op of the host's in a function on the GPU that draws random numbers, or works on such? It runs for real
     while the function is recorded, and a replay runs it beside the graph."""
-    if seen.driver != CUDA or seen.graph is not None or written or op.namespace not in constants.KNOWN:
+    if seen.driver != CUDA or seen.graph is not None or seen.bodies or written or op.namespace not in constants.KNOWN:
         return False
     if not is_hosts(kwargs, inputs):
         return False

@@ -11,6 +11,7 @@ import contextlib
 import contextvars
 import ctypes
 import functools
+import io
 import multiprocessing
 import pathlib
 import random
@@ -21,6 +22,7 @@ import numpy
 import pytest
 import torch
 from helpers import counters, profiled
+from torch._higher_order_ops import while_loop
 
 import cgt
 
@@ -761,6 +763,24 @@ def test_tensor_that_outlives_the_call_without_being_returned_runs_eagerly(devic
 
 
 # --- where the function runs --------------------------------------------------------------------
+
+
+@footgun("Both bodies of torch.cond run when they are recorded, and an endless while_loop is endless")
+def test_bodies_run_for_their_recording(device):
+    x = ones(device)
+
+    def no(x):
+        print("no")
+        return x - 1
+
+    jitted = cgt.jit(lambda x: torch.cond(x.sum() > 0, lambda x: x + 1, no, (x,)))
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out):
+        assert firsts(jitted, x) == [2.0] * 6 and firsts(jitted, -x, calls=1) == [-2.0]
+    assert 1 <= out.getvalue().count("no") <= 3 and cgt.stats(jitted).replays >= 4
+    bounded = cgt.jit(lambda x: while_loop(lambda x, k: (x.sum() > 0) & (k < 5), lambda x, k: (x + 1, k + 1), (x, k)))  # instead
+    k = torch.zeros((), dtype=torch.int64, device=device)
+    assert [bounded(x)[1].item() for _ in range(4)] == [5] * 4 and cgt.stats(bounded).replays == 2
 
 
 @footgun("A function that reads a number of floating point runs eagerly")

@@ -35,6 +35,7 @@ ORDER = [
     "impure",
     "tape",
     "segments",
+    "forks",
     "trace",
     "views",
     "describe",

@@ -22,8 +22,34 @@ cdef const char* WORDS_PTX = b""".version 7.0
 }
 """
 
+# One thread tells a conditional node which way to go. The driver brings the function that it calls.
+cdef const char* DECIDE_PTX = b""".version 7.0
+.target sm_52
+.address_size 64
+.extern .func cudaGraphSetConditional(.param .b64 condition, .param .b32 value);
+.visible .entry cgt_decide(.param .u64 at, .param .u64 condition)
+{
+    .reg .b64 %rd<4>;
+    .reg .b32 %r<2>;
+    ld.param.u64 %rd1, [at];
+    ld.param.u64 %rd2, [condition];
+    cvta.to.global.u64 %rd3, %rd1;
+    ld.global.u8 %r1, [%rd3];
+    {
+    .param .b64 handle;
+    .param .b32 value;
+    st.param.b64 [handle], %rd2;
+    st.param.b32 [value], %r1;
+    call.uni cudaGraphSetConditional, (handle, value);
+    }
+    ret;
+}
+"""
+
 cdef enum: MAX_DEVICES = 64
 cdef cu.CUfunction WORDS_KERNEL[MAX_DEVICES]
+cdef cu.CUfunction DECIDE_KERNEL[MAX_DEVICES]
+cdef enum: HAS_ELSE = 12080           # the driver's version from which a conditional node can have two bodies
 
 cdef object cuda_error_name(int code):
     cdef const char* name = NULL
@@ -115,6 +141,15 @@ cdef int cuda_words_kernel(int device, cu.CUfunction* f) noexcept:
     f[0] = WORDS_KERNEL[device]
     return code
 
+cdef int cuda_decide_kernel(int device) noexcept:
+    """The same for the kernel of conditional nodes; an error where the driver knows none."""
+    cdef cu.CUmodule module = NULL
+    cdef int version = 0, code = cu.cuDriverGetVersion(&version)
+    if code or version < HAS_ELSE: return code if code else cu.cudaError_enum.CUDA_ERROR_NOT_SUPPORTED
+    if DECIDE_KERNEL[device] is not NULL: return 0
+    code = cu.cuModuleLoadData(&module, <const void*>DECIDE_PTX)
+    return code if code else cu.cuModuleGetFunction(&DECIDE_KERNEL[device], module, b"cgt_decide")
+
 cdef int cuda_words(Recording* r, Patch* p) noexcept:
     cdef int code = fault(CALL_WORDS)
     cdef cu.CUfunction kernel = NULL
@@ -187,7 +222,7 @@ cdef int cuda_end(Recording* r, Patch* patches, int32_t n_patches) noexcept:
         if code: return code
     code = cu.cuGraphGetNodes(graph, NULL, &n)
     if code: return code
-    r.n_graph_nodes = <int32_t>n
+    r.n_graph_nodes = <int32_t>n + r.n_inner
     return cuda_vet(graph, n) if n else 0
 
 cdef int cuda_fetch(Recording* r, PyObject* x, char* to, int64_t nbytes) noexcept:
@@ -208,7 +243,8 @@ cdef int cuda_cut(Recording* r, Read* read) noexcept:
     if code == 0: code = cu.cuGraphGetNodes(graph, NULL, &n)
     if code == 0: code = cuda_vet(graph, n)
     if code: return code
-    read.n_graph_nodes = <int32_t>n
+    read.n_graph_nodes = <int32_t>n + r.n_inner
+    r.n_inner = 0
     code = cu.cuGraphInstantiate(&exec_, graph, 0)
     read.exec = <void*>exec_
     return code
@@ -216,6 +252,57 @@ cdef int cuda_cut(Recording* r, Read* read) noexcept:
 cdef int cuda_wait(void* stream) noexcept nogil:
     cdef int code = fault(CALL_WAIT)
     return code if code else cu.cuStreamSynchronize(cu_stream(stream))
+
+cdef int cuda_decide(Recording* r, uint64_t condition, PyObject* pred, void* stream) noexcept:
+    cdef void* params[2]
+    cdef char* at = tensor_ptr(pred)
+    params[0], params[1] = &at, &condition
+    return cu.cuLaunchKernel(DECIDE_KERNEL[r.device], 1, 1, 1, 1, 1, 1, 0, cu_stream(stream), params, NULL)
+
+cdef int cuda_fork(Recording* r, Fork* f, PyObject* pred, void* stream) noexcept:
+    """A kernel that sets the condition, and behind it a conditional node, whose bodies are graphs without nodes."""
+    cdef cu.CUstreamCaptureStatus status
+    cdef cu.CUcontext context = NULL
+    cdef cu.CUgraph graph = NULL
+    cdef cu.CUgraphNode node = NULL
+    cdef const cu.CUgraphNode* last = NULL
+    cdef const cu.CUgraphEdgeData* edges = NULL
+    cdef cu.CUgraphNodeParams params
+    cdef size_t n = 0
+    cdef unsigned int k
+    cdef int code = fault(CALL_FORK)
+    memset(&params, 0, sizeof(params))
+    params.type = cu.CUgraphNodeType_enum.CU_GRAPH_NODE_TYPE_CONDITIONAL
+    params.conditional.type = (cu.CUgraphConditionalNodeType_enum.CU_GRAPH_COND_TYPE_IF if f.kind == BRANCH
+                               else cu.CUgraphConditionalNodeType_enum.CU_GRAPH_COND_TYPE_WHILE)
+    params.conditional.size = 2 if f.kind == BRANCH else 1
+    if code == 0: code = cu.cuCtxGetCurrent(&context)
+    if code == 0: code = cu.cuStreamGetCaptureInfo(cu_stream(stream), &status, NULL, &graph, &last, &edges, &n)
+    if code == 0: code = cu.cuGraphConditionalHandleCreate(&params.conditional.handle, graph, context, 0, 0)
+    if code == 0: code = cuda_decide(r, params.conditional.handle, pred, stream)
+    if code == 0: code = cu.cuStreamGetCaptureInfo(cu_stream(stream), &status, NULL, &graph, &last, &edges, &n)
+    params.conditional.ctx = context
+    if code == 0: code = cu.cuGraphAddNode(&node, graph, last, edges, n, &params)
+    if code: return code
+    for k in range(params.conditional.size): f.bodies[k] = <void*>params.conditional.phGraph_out[k]
+    f.condition = params.conditional.handle
+    return cu.cuStreamUpdateCaptureDependencies(
+        cu_stream(stream), &node, NULL, 1,
+        cu.CUstreamUpdateCaptureDependencies_flags_enum.CU_STREAM_SET_CAPTURE_DEPENDENCIES)
+
+cdef int cuda_enter(Recording* r, void* body, void* stream) noexcept:
+    return cu.cuStreamBeginCaptureToGraph(
+        cu_stream(stream), <cu.CUgraph>body, NULL, NULL, 0, cu.CUstreamCaptureMode_enum.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL)
+
+cdef int cuda_leave(Recording* r, void* body, void* stream) noexcept:
+    cdef cu.CUgraph graph = NULL
+    cdef size_t n = 0
+    cdef int code
+    if not cuda_joined(stream): return 0                 # it never began
+    code = cu.cuStreamEndCapture(cu_stream(stream), &graph)
+    if code == 0: code = cu.cuGraphGetNodes(<cu.CUgraph>body, NULL, &n)
+    r.n_inner += <int32_t>n
+    return cuda_vet(<cu.CUgraph>body, n) if code == 0 and n else code
 
 cdef int cuda_instantiate(Recording* r) noexcept:
     cdef cu.CUgraphExec exec_ = NULL
@@ -329,5 +416,6 @@ cdef void cuda_destroy(void* graph, void* exec_, void* pool, void* state) noexce
 
 DRIVERS[CUDA] = Driver(
     cuda_restore, cuda_begin, cuda_copy, cuda_words, cuda_spend, cuda_fetch, cuda_cut, cuda_resume, cuda_wait,
+    cuda_fork, cuda_enter, cuda_leave, cuda_decide,
     cuda_end, cuda_instantiate, cuda_checkpoint, cuda_abort, cuda_launch, cuda_patch, cuda_order, cuda_current_stream, cuda_rescue,
     cuda_destroy)

@@ -4,12 +4,12 @@
 
 cdef enum:                        # DriverCall, in the order of CALL_NAMES
     CALL_RESTORE, CALL_BEGIN, CALL_COPY, CALL_WORDS, CALL_END, CALL_INSTANTIATE, CALL_CHECKPOINT,
-    CALL_LAUNCH, CALL_PATCH, CALL_ORDER, CALL_MOVE, CALL_SPEND, CALL_CUT, CALL_WAIT, N_CALLS
+    CALL_LAUNCH, CALL_PATCH, CALL_ORDER, CALL_MOVE, CALL_SPEND, CALL_CUT, CALL_WAIT, CALL_FORK, N_CALLS
 
 # By TapeError; the last one, PyTorch's own LinAlgError, is set by the front end.
 TAPE_ERRORS = [None, RuntimeError, IndexError, ValueError, TypeError, NotImplementedError, RuntimeError]
 CALL_NAMES = ("restore", "begin", "copy", "words", "end", "instantiate", "checkpoint", "launch", "patch",
-              "order", "move", "spend", "cut", "wait")
+              "order", "move", "spend", "cut", "wait", "fork")
 
 cdef enum:                        # our own codes; the driver's are positive
     ERROR_HOST_MEMORY = -2        # the graph reads host memory that nobody owns
@@ -27,6 +27,10 @@ cdef struct Driver:
     int (*cut)(Recording* r, Read* read) noexcept        # a segment ends: its graph and exec
     int (*resume)(Recording* r) noexcept                 # the next one begins
     int (*wait)(void* stream) noexcept nogil             # for what was launched
+    int (*fork)(Recording* r, Fork* f, PyObject* pred, void* stream) noexcept    # record an op with bodies: these
+    int (*enter)(Recording* r, void* body, void* stream) noexcept    # what is recorded on this stream is in the body
+    int (*leave)(Recording* r, void* body, void* stream) noexcept    # no more
+    int (*decide)(Recording* r, uint64_t condition, PyObject* pred, void* stream) noexcept   # a body's last op: does it run again?
     int (*end)(Recording* r, Patch* patches, int32_t n) noexcept    # graph, n_graph_nodes
     int (*instantiate)(Recording* r) noexcept            # exec
     # The recording's memory becomes the pool's: made, outs are lists of tensors; live as in restore.

@@ -38,6 +38,21 @@ cdef int host_resume(Recording* r) noexcept: return 0
 
 cdef int host_wait(void* stream) noexcept nogil: return fault(CALL_WAIT)
 
+cdef int host_fork(Recording* r, Fork* f, PyObject* pred, void* stream) noexcept:
+    cdef int code = fault(CALL_FORK)
+    if code == 0: tape_fork(r.exec, pred, 2 if f.kind == BRANCH else 1, f.bodies)
+    return code
+
+cdef int host_enter(Recording* r, void* body, void* stream) noexcept:
+    r.exec = body
+    return 0
+
+cdef int host_leave(Recording* r, void* body, void* stream) noexcept:
+    r.exec = tape_outer(body)
+    return 0
+
+cdef int host_decide(Recording* r, uint64_t condition, PyObject* pred, void* stream) noexcept: return 0     # the tape looks itself
+
 cdef int host_end(Recording* r, Patch* patches, int32_t n) noexcept:
     r.n_graph_nodes = tape_length(r.exec)
     return fault(CALL_END)
@@ -50,13 +65,14 @@ cdef int host_checkpoint(Recording* r, PyObject* made, PyObject* outs, void** li
     return code if code else tape_plan(r.exec, made, outs, live, n)
 
 cdef void host_abort(Recording* r) noexcept:
+    while r.exec is not NULL and tape_outer(r.exec) is not NULL: r.exec = tape_outer(r.exec)
     host_destroy(NULL, r.exec, NULL, NULL)
     r.exec = NULL
 
 cdef int host_launch(void* exec_, void* stream, string* error) noexcept nogil:
     cdef int code = fault(CALL_LAUNCH)
     if code: return code
-    code = tape_run(exec_, error)
+    code = tape_run(exec_, 0, error)
     return ERROR_TAPE - code if code else 0
 
 cdef int host_patch(void* exec_, Patch* p) noexcept nogil:
@@ -76,5 +92,6 @@ cdef void host_destroy(void* graph, void* exec_, void* pool, void* state) noexce
 
 DRIVERS[HOST] = Driver(
     host_restore, host_begin, host_copy, host_words, host_spend, host_fetch, host_cut, host_resume, host_wait,
+    host_fork, host_enter, host_leave, host_decide,
     host_end, host_instantiate, host_checkpoint, host_abort, host_launch, host_patch, host_order, host_stream, host_rescue,
     host_destroy)

@@ -136,6 +136,24 @@ cdef int record_aside(Table* t, uintptr_t at, int64_t nbytes, bytes value, bint 
     r.tape, t.rec.tape = t.rec.tape, NULL
     return 0
 
+cdef tuple record_fork(Table* t, int kind, object pred, uintptr_t stream):
+    """An op whose bodies are recorded next: (its condition, the first body, the second)."""
+    cdef Fork f
+    memset(&f, 0, sizeof(Fork))
+    f.kind = kind
+    check(t.rec.driver, DRIVERS[t.rec.driver].fork(&t.rec, &f, <PyObject*>pred, <void*>stream), CALL_FORK)
+    return f.condition, <uintptr_t>f.bodies[0], <uintptr_t>f.bodies[1]
+
+cdef int record_last(Table* t) except -1:
+    """Run the op that was recorded last; on the host."""
+    cdef void* tape = t.rec.exec
+    cdef string error
+    cdef int code, was = observe_key(0)
+    with nogil: code = tape_run(tape, 1, &error)
+    observe_key(was)
+    if code != 0: raise driver_error(HOST, ERROR_TAPE - code, CALL_LAUNCH, &error)
+    return 0
+
 cdef int record_end(Table* t, list advances) except -1:
     """`advances`: by how much a run moves each generator that has words, in their order."""
     cdef int32_t k, j = 0

@@ -78,6 +78,9 @@ cdef extern from "tape_shim.h" namespace "cgt":
     void rng_release(void* state, int put_back) noexcept
     void tape_free(void* tape)
     int tape_length(void* tape)
+    void tape_fork(void* tape, PyObject* pred, int n, void** bodies) except +
+    void* tape_outer(void* tape) noexcept
+    void tape_pop(void* tape)
     void tape_spend(void* tape, PyObject* proto) noexcept
     int tape_copy(void* tape, PyObject* to, const void* source, int64_t nbytes)
     int tape_plan(void* tape, PyObject* made, PyObject* outs, void** busy, int n) noexcept
@@ -91,7 +94,7 @@ cdef extern from "tape_shim.h" namespace "cgt":
     int tape_add(void* tape, const char* name, const char* overload, PyObject* args,
                  PyObject* kwargs, PyObject* into) noexcept
     int tape_state(void* tape, PyObject* generator, PyObject* state, int sets) noexcept
-    int tape_run(void* tape, string* error) noexcept nogil   # 0, or which Python error it was
+    int tape_run(void* tape, int last, string* error) noexcept nogil     # 0, or which Python error it was
 
 cdef extern from "autograd_shim.h" namespace "cgt":
     ctypedef void (*released_fn)(int path, int64_t step) noexcept

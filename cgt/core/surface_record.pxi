@@ -92,6 +92,36 @@ def follow_generator(uintptr_t handle):
     generator_follow(<void*>handle, cuda_capture_id(&TABLE.rec))
 
 
+def fork(int kind, object pred, uintptr_t stream):
+    """Record an op with bodies, of which the bool `pred` chooses on `stream`: (condition, body, second body or 0)."""
+    return record_fork(&TABLE, kind, pred, stream)
+
+
+def fork_enter(uintptr_t body, uintptr_t stream):
+    """What is recorded from now on, on this stream, is in the body."""
+    check(TABLE.rec.driver, DRIVERS[TABLE.rec.driver].enter(&TABLE.rec, <void*>body, <void*>stream), CALL_FORK)
+
+
+def fork_leave(uintptr_t body, uintptr_t stream):
+    """No more."""
+    check(TABLE.rec.driver, DRIVERS[TABLE.rec.driver].leave(&TABLE.rec, <void*>body, <void*>stream), CALL_FORK)
+
+
+def fork_decide(uint64_t condition, object pred, uintptr_t stream):
+    """The end of a loop's body: `pred` says whether it runs once more."""
+    check(TABLE.rec.driver, DRIVERS[TABLE.rec.driver].decide(&TABLE.rec, condition, <PyObject*>pred, <void*>stream), CALL_FORK)
+
+
+def fork_run():
+    """Run the op whose bodies were recorded, on the host."""
+    record_last(&TABLE)
+
+
+def fork_drop():
+    """Take it back, on the host."""
+    tape_pop(TABLE.rec.exec)
+
+
 def end(list advances):
     """End what is recorded: there is a graph now."""
     record_end(&TABLE, advances)
@@ -173,6 +203,11 @@ def load_words_kernel(int device):
     """Load the kernel that writes seed and offset; a capture cannot."""
     cdef cu.CUfunction kernel = NULL
     check(CUDA, cuda_words_kernel(device, &kernel), CALL_WORDS)
+
+
+def load_decide_kernel(int device):
+    """Load the kernel that conditional nodes need; 0, or the driver's error where there are none of two bodies."""
+    return cuda_decide_kernel(device)
 
 
 def pool_new(int device, ids):

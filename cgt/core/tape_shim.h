@@ -16,6 +16,7 @@
 #include <c10/util/Exception.h>
 
 #include <climits>
+#include <memory>
 #include <queue>
 #include <set>
 #include <unordered_map>
@@ -26,13 +27,18 @@
 
 namespace cgt {
 
+struct Tape;
+
 struct TapeOp {
-  std::optional<c10::OperatorHandle> op;  // none: a generator's state is read into args[0], or set from it
+  // None: one of `bodies` is run as the bool args[0] says, or the only one as long as it does; or, without any, a
+  // generator's state is read into args[0], or set from it.
+  std::optional<c10::OperatorHandle> op;
   std::vector<c10::IValue> args;
   std::vector<at::Tensor> into;  // where results are copied; empty if the op writes in place
   at::Generator generator;
   bool sets = false;
   bool grad = c10::GradMode::is_enabled();  // some ops choose kernels by it
+  std::vector<std::shared_ptr<Tape>> bodies{};
 };
 
 struct TapeCopy {  // a copied slot: `nbytes` from today's input into the tape's own buffer
@@ -53,8 +59,9 @@ struct Block {
 static std::vector<Block*> BLOCKS;  // the GIL guards both
 static std::unordered_map<c10::StorageImpl*, Block*> BLOCK_OF;
 
-struct Tape {  // of a segment
+struct Tape {  // of a segment, or a body
   Tape* before = nullptr;  // of the segment before it, in the same recording
+  Tape* outer = nullptr;   // of a body: where its op is
   std::vector<TapeCopy> copies;
   std::vector<TapeOp> ops;
   std::vector<c10::Storage> planned;  // those that point to blocks
@@ -142,7 +149,32 @@ static void* tape_after(void* t) {
   return tape;
 }
 
-static int tape_length(void* t) { return static_cast<int>(static_cast<Tape*>(t)->ops.size()); }
+// Ops, those of bodies too.
+static int tape_length(void* t) {
+  int n = 0;
+  for (const TapeOp& row : static_cast<Tape*>(t)->ops) {
+    ++n;
+    for (const auto& body : row.bodies) n += tape_length(body.get());
+  }
+  return n;
+}
+
+// Append an op with one or two bodies, empty tapes, that `pred` chooses from.
+static void tape_fork(void* t, PyObject* pred, int n, void** bodies) {
+  auto* tape = static_cast<Tape*>(t);
+  tape->ops.push_back(TapeOp{std::nullopt, {c10::IValue(alias_of(pred))}, {}, {}});
+  for (int k = 0; k < n; ++k) {
+    auto body = std::make_shared<Tape>();
+    body->outer = tape;
+    bodies[k] = body.get();
+    tape->ops.back().bodies.push_back(std::move(body));
+  }
+}
+
+static void* tape_outer(void* t) noexcept { return static_cast<Tape*>(t)->outer; }
+
+// Take the last op back.
+static void tape_pop(void* t) { static_cast<Tape*>(t)->ops.pop_back(); }
 
 static void point(c10::StorageImpl* s, void* at) noexcept {
   s->set_data_ptr_noswap(c10::DataPtr(at, c10::DeviceType::CPU));
@@ -176,7 +208,8 @@ static int tape_copy(void* t, PyObject* to, const void* from, int64_t nbytes) {
 // What comes now does not need the memory of this result of the path. (A backward's: it has one segment.)
 static void tape_spend(void* t, PyObject* proto) noexcept {
   auto found = BLOCK_OF.find(storage_of(proto));
-  if (found != BLOCK_OF.end()) static_cast<Tape*>(t)->spent.push_back({found->second, tape_length(t) - 1});
+  auto* tape = static_cast<Tape*>(t);
+  if (found != BLOCK_OF.end()) tape->spent.push_back({found->second, static_cast<int>(tape->ops.size()) - 1});
 }
 
 static int64_t blocks_nbytes() noexcept {
@@ -206,6 +239,14 @@ static void live_at(std::unordered_map<c10::StorageImpl*, Life>& lives, const c1
   }
 }
 
+// All that a body touches is needed as long as its op runs, and it may run any number of times.
+static void live_at(std::unordered_map<c10::StorageImpl*, Life>& lives, const TapeOp& row, int op) {
+  for (const c10::IValue& v : row.args) live_at(lives, v, op);
+  for (const at::Tensor& v : row.into) live_at(lives, v, op);
+  for (const auto& body : row.bodies)
+    for (const TapeOp& inner : body->ops) live_at(lives, inner, op);
+}
+
 // Give every storage that the tape made a block of the pool: the smallest one that is large enough,
 // that the path does not need (`busy`: addresses) and that no storage of this tape needs at the same
 // time; else its own memory becomes a new block. Linear scan allocation (Poletto and Sarkar, 1999),
@@ -223,11 +264,7 @@ static int tape_plan(void* t, PyObject* made, PyObject* outs, void** busy, int n
     int at = 0;
     for (Tape* part : parts) {
       for (const TapeCopy& c : part->copies) live_at(lives, c.to, -1);
-      for (const TapeOp& row : part->ops) {
-        for (const c10::IValue& v : row.args) live_at(lives, v, at);
-        for (const at::Tensor& v : row.into) live_at(lives, v, at);
-        ++at;
-      }
+      for (const TapeOp& row : part->ops) live_at(lives, row, at++);
     }
     std::unordered_set<c10::StorageImpl*> kept;
     for (Py_ssize_t k = 0; k < PyList_GET_SIZE(outs); ++k) {
@@ -358,38 +395,54 @@ static void run_state(const TapeOp& row) {
 
 enum TapeError { TAPE_RAN, TAPE_RUNTIME, TAPE_INDEX, TAPE_VALUE, TAPE_TYPE, TAPE_ABSENT, TAPE_LINALG };
 
-// Run the tape. Called without the GIL. What an op throws is returned as text in `error`, and its
+// `stack`: one for the run; an op may run another tape.
+static void run_ops(const TapeOp* row, const TapeOp* end, std::vector<c10::IValue>* stack) {
+  for (; row != end; ++row) {
+    if (!row->bodies.empty()) {
+      const at::Tensor& pred = row->args[0].toTensor();
+      const auto holds = [&] { return *static_cast<const bool*>(pred.const_data_ptr()); };
+      const auto run = [&](const Tape& body) { run_ops(body.ops.data(), body.ops.data() + body.ops.size(), stack); };
+      if (row->bodies.size() == 2) run(*row->bodies[holds() ? 0 : 1]);
+      else while (holds()) run(*row->bodies[0]);
+      continue;
+    }
+    if (!row->op) {
+      run_state(*row);
+      continue;
+    }
+    if (c10::GradMode::is_enabled() != row->grad) c10::GradMode::set_enabled(row->grad);
+    stack->assign(row->args.begin(), row->args.end());
+    row->op->callBoxed(stack);
+    size_t k = 0;
+    for (const auto& value : *stack) {
+      if (k == row->into.size()) break;
+      // A result that was not asked for (output_mask) is undefined, and `into` has none for it.
+      if (value.isTensor()) {
+        if (value.toTensor().defined()) row->into[k++].copy_(value.toTensor());
+      } else if (value.isTensorList()) {
+        for (const at::Tensor& one : value.toTensorVector())
+          if (one.defined()) row->into[k++].copy_(one);
+      }
+    }
+  }
+}
+
+// Run the tape, or only its last op. Called without the GIL. What an op throws is returned as text in `error`, and its
 // kind, so that the caller raises what eager would have raised.
-static int tape_run(void* t, std::string* error) noexcept {
+static int tape_run(void* t, int last, std::string* error) noexcept {
   try {
     // The tape was recorded below autograd and autocast; it runs there too.
     at::AutoDispatchBelowADInplaceOrView below_autograd;
     c10::impl::ExcludeDispatchKeyGuard below_autocast(c10::autocast_dispatch_keyset);
     Tape* tape = static_cast<Tape*>(t);
-    for (const auto& c : tape->copies)
+    for (size_t k = 0; k < tape->copies.size() && !last; ++k) {
+      const TapeCopy& c = tape->copies[k];
       if (c.nbytes) memcpy(c.to.mutable_data_ptr(), c.from, static_cast<size_t>(c.nbytes));
-    c10::AutoGradMode restores(c10::GradMode::is_enabled());
-    std::vector<c10::IValue> stack;  // one for the run; an op may run another tape
-    for (const auto& row : tape->ops) {
-      if (!row.op) {
-        run_state(row);
-        continue;
-      }
-      if (c10::GradMode::is_enabled() != row.grad) c10::GradMode::set_enabled(row.grad);
-      stack.assign(row.args.begin(), row.args.end());
-      row.op->callBoxed(&stack);
-      size_t k = 0;
-      for (const auto& value : stack) {
-        if (k == row.into.size()) break;
-        // A result that was not asked for (output_mask) is undefined, and `into` has none for it.
-        if (value.isTensor()) {
-          if (value.toTensor().defined()) row.into[k++].copy_(value.toTensor());
-        } else if (value.isTensorList()) {
-          for (const at::Tensor& one : value.toTensorVector())
-            if (one.defined()) row.into[k++].copy_(one);
-        }
-      }
     }
+    c10::AutoGradMode restores(c10::GradMode::is_enabled());
+    std::vector<c10::IValue> stack;
+    const TapeOp* end = tape->ops.data() + tape->ops.size();
+    run_ops(last ? end - 1 : tape->ops.data(), end, &stack);
     return TAPE_RAN;
   } catch (const c10::IndexError& e) {
     *error = e.what_without_backtrace();
