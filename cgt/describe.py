@@ -11,6 +11,9 @@ import cgt_core as core
 import torch
 from cgt_core import (
     AGAIN,
+    BY_IDENTITY,
+    BY_TYPE,
+    BY_VALUE,
     COPIED,
     CUDA,
     FRESH,
@@ -26,7 +29,7 @@ from cgt_core import (
     WRITES,
 )
 
-from . import errors, places, pytree, trace
+from . import errors, moving, places, pytree, trace
 from .data import Draft, EffectRow, GradRow, OutRow, SlotRow
 from .observe import all_tensors, held, span
 
@@ -73,7 +76,8 @@ def rows(plan, seen, result, call):
     if isinstance(found, str):
         return found
     grads, sets, hidden = found
-    return Draft(slots, paths, near, [*outs, *hidden], [*writes, *sets], grads, out)
+    advances = [row for row in plan.moving.values() if row is not None]
+    return Draft(slots, paths, near, [*outs, *hidden], [*writes, *sets, *advances], grads, out)
 
 
 def flatten_result(seen, result):
@@ -301,10 +305,13 @@ def slots_before(plan):
     return zip(paths, all_tensors(plan), plan.was, strict=True)
 
 
-def vet_changes(plan):
+def vet_changes(plan, ran):
     """A sentence if the run left something else behind that a replay would not: other values in places
-    that are guarded, another mode, another requires_grad."""
-    changed = places.find_changed(plan.places, is_guarded_as) or places.find_grown(plan.sizes)
+    that are guarded, another mode, another requires_grad. `ran`: the function's code."""
+    place = places.find_changed(plan.places, is_guarded_as, plan.moving)
+    if place is not None:
+        return errors.changed_state(place.path, moving.line_of(place, ran))
+    changed = places.find_grown(plan.sizes)
     if changed is None:
         changed = next((path for path, t, was in slots_before(plan) if t.requires_grad != was.requires_grad), None)
         changed = changed and changed + ".requires_grad"
@@ -423,23 +430,24 @@ def used_slots(plan, draft):
     ]  # fmt: skip
 
 
-def group_places(found):
-    """Places by the dict that tells of them (the core skips a dict that did not change), the rest in
-    one group that is compared at each call."""
+def group_places(found, moving):
+    """(Places by the dict that tells of them (the core skips a dict that did not change), the rest in
+    one group that is compared at each call; the positions that they had.)"""
     groups, loose = {}, []
-    for p in found:
+    for k, p in enumerate(found):
         number = p.want if p.kind in (places.DICT_LEN, places.LIST_LEN) else 0
         number = p.key if p.kind == places.LIST_ITEM else number
         present = p.want is not places.MISSING
-        row = (p.kind, is_plain(p.want), p.home, p.key, p.want, present, number)
+        guard = BY_TYPE if k in moving else BY_VALUE if is_plain(p.want) else BY_IDENTITY
+        row = (p.kind, guard, p.home, p.key, p.want, present, number)
         teller = places.told_by(p)
         if teller is not None:
-            groups.setdefault(id(teller), (teller, []))[1].append((row, p.path))
+            groups.setdefault(id(teller), (teller, []))[1].append((row, k))
         else:
-            loose.append((row, p.path))
+            loose.append((row, k))
     ordered = list(groups.values()) + ([(None, loose)] if loose else [])
     rows = [(teller, [r for r, _ in members]) for teller, members in ordered]
-    return rows, [path for _, members in ordered for _, path in members]
+    return rows, [k for _, members in ordered for _, k in members]
 
 
 def is_guarded_as(then, now):

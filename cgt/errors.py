@@ -515,10 +515,11 @@ def forward_mode(line):
     )
 
 
-def changed_state(path):
+def changed_state(path, line=None):
+    where = f" (at {line})" if line else ""
     return (
-        f"{path} is changed by the function, which a replay would not do. Change it outside, or keep it in a "
-        "tensor and write that in place."
+        f"{path} is changed by the function{where}, which a replay would not do. Change it outside, keep it in a tensor and "
+        "write that in place, or only count in it (self.calls += 1): that replays if nothing else in the call reads it."
     )
 
 

@@ -76,6 +76,7 @@ class Found(NamedTuple):
     tensors: list  # (path, tensor) of every tensor met, in places or in what cannot change
     sizes: list  # (path, dict, how many entries it has) of what attributes could come to
     sources: list  # (path, object) of what gives another value each time: see is_source
+    owners: dict  # id of an object's __dict__ -> the object; None for a dict or list that was met elsewhere than at one place
     scripted: list  # paths of modules of TorchScript, whose parameters and attributes lie in C++
     passed: set  # code objects of functions that were met and not looked at, since they did not run
 
@@ -108,7 +109,7 @@ def find_places(function, roots=(), ran=None, arguments=(), most=None):
     to get to another one, a value must change that these read. To it come those that a backward will run. None: what any
     code reads to which the function leads. `arguments`: (path, tensor) of those that
     are given, of which only the hooks count."""
-    walk = Walk(Found([], [], [], [], [], [], set()), set(), {}, collections.deque(), [], {}, {}, {}, {}, {}, {}, {}, ran)
+    walk = Walk(Found([], [], [], [], [], {}, [], set()), set(), {}, collections.deque(), [], {}, {}, {}, {}, {}, {}, {}, ran)
     most = math.inf if most is None else most
     # Thousands of places are no garbage, and a finalizer could change what is looked at.
     return core.within([collector_off()], lambda: look_everywhere(walk, function, roots, arguments, most))
@@ -151,8 +152,10 @@ def look_everywhere(walk, function, roots, arguments, most):
 # What a visit does with an object is the rule for its type, in the table at the end.
 
 
-def visit(walk, thing, path):
+def visit(walk, thing, path, at_place=False):
     cls = type(thing)
+    if not at_place and (cls is dict or cls is list):
+        walk.found.owners[id(thing)] = None
     rule = walk.rules.get(id(cls), MISSING)
     if rule is MISSING:
         rule = walk.rules[id(cls)] = rule_for(cls)
@@ -171,7 +174,7 @@ def add(walk, kind, home, key, want, path):
 
 def add_and_visit(walk, kind, home, key, value, path):
     add(walk, kind, home, key, value, path)
-    visit(walk, value, path)
+    visit(walk, value, path, at_place=True)
 
 
 def is_simple(key):
@@ -610,6 +613,11 @@ def measure(walk):
     is no place for it."""
     layers = [layer for found in walk.layers.values() for layer in found]
     opened = [(path, own_dict(walk, thing)) for reader, thing, path in walk.open if reader in OPENED]
+    owned = [thing for reader, thing, _ in walk.open if reader in (read_instance, read_python_module)]
+    for thing in owned:
+        own = own_dict(walk, thing)
+        if walk.found.owners.setdefault(id(own), thing) is not thing:
+            walk.found.owners[id(own)] = None
     opened += [(NAME_OF(cls), behind_proxy(members)) for cls, members, ambient in layers if not ambient]
     walk.found.sizes.extend((path, own, len(own)) for path, own in opened if own is not None)
 
@@ -765,19 +773,26 @@ def settle_empties(found, lone, changed):
     found[:] = [settled.get(k, p) for k, p in enumerate(found) if id(p.home) not in gone]
 
 
-def find_changed(found, is_same):
-    """The path of a place that does not hold what it held when it was found, nor something for which
-    `is_same(then, now)`; or None."""
-    for place in found:
+def found_again(found):
+    """The same places, with what is there now."""
+    return [place._replace(want=value_at(place)) for place in found]
+
+
+def find_changed(found, is_same, moving=()):
+    """The first place that does not hold what it held when it was found, nor something for which
+    `is_same(then, now)`; or None. Those whose positions are `moving` may."""
+    for k, place in enumerate(found):
+        if k in moving:
+            continue
         if place.kind in (DICT_LEN, LIST_LEN):
             if len(place.home) != place.want:
-                return place.path
+                return place
         elif place.kind != EMPTY:
             now, emptiable = value_at(place), type(place.want) in EMPTIABLE
             if now is place.want or (emptiable and is_same_empty(now, place.want)):
                 continue
             if not is_same(place.want, now):
-                return place.path
+                return place
     return None
 
 

@@ -131,6 +131,7 @@ def explain_node(state, node):
             lines.append(f"    {name}: {some(paths)}{extra}")
     if kept.values:
         lines.append(f"    for these values read on the way: {some(list(map(describe_value, kept.values)))}")
+    lines.extend(f"    {describe_advance(advance)}" for advance in kept.advances)
     if kept.loose:
         lines.append(
             f"    not guarded: {len(kept.loose)} tensors reached in a way cgt cannot follow"
@@ -149,6 +150,14 @@ def describe_value(value):
     if value.shape:
         return f"{value.line} {tuple(value.shape)} of {value.dtype}"
     return f"{value.line} {torch.frombuffer(bytearray(value.bytes), dtype=value.dtype).item()}"
+
+
+def describe_advance(advance):
+    """What a replay does to a place."""
+    path, sign, by, times, lines = advance
+    verb = {"+": "advances", "-": "lowers", "*": "multiplies", "/": "divides"}[sign]
+    often = f", {times} times" if times > 1 else ""
+    return f"{verb} {path} by {by!r}{often} at {', '.join(sorted(set(lines)))}"
 
 
 def device_name(path):

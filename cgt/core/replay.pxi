@@ -193,7 +193,8 @@ cdef object outs_give(Table* t, id_t n, PyObject** leaves, void* backward):
         if tensors is not small: free(tensors)
 
 cdef int effects_happen(Table* t, id_t n, PyObject** leaves, bint bump) except -1:
-    """What the recording does to tensors besides their bytes: _version and .grad."""
+    """What the recording does besides writing bytes: to _version and .grad of tensors, and to numbers in places. Without
+    `bump`: some of it was done while it was recorded."""
     cdef Node* node = node_row(t, n)
     cdef Effect* e
     cdef PyObject* x
@@ -202,6 +203,9 @@ cdef int effects_happen(Table* t, id_t n, PyObject** leaves, bint bump) except -
     for k in range(node.len[EFFECTS]):
         node = node_row(t, n)               # setting a .grad may free what was there
         e = node_effect(t, node, k)
+        if e.kind == ADVANCES:
+            if bump: place_advance(t, n, e[0])
+            continue
         x = slot_tensor(t, node, e.slot, leaves)
         if e.kind == WRITES:
             if bump and e.bumps: tensor_bump(x, e.bumps)
