@@ -676,7 +676,7 @@ def draft_node(call, attempt):
 
 def find_moving(state, plan, seen):
     """The plan, with the places that the run advanced and did not read."""
-    rows = moving.find(plan.places, plan.owners, code_of(state), seen)
+    rows = moving.find(plan.places, plan.owners, code_of(state) | seen.ran, seen)
     plan.places.extend(moving.class_guards(plan.places, plan.owners, rows))
     return plan._replace(moving=rows)
 

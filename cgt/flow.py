@@ -77,6 +77,8 @@ def moves_of(code):
             if not one.opname.startswith(("LOAD", "IMPORT")):
                 walk.stores.add(key)
             opens = opens or (told if key[1] in OPENERS else None)
+        if one.opname == "MATCH_CLASS":  # positions are names that the class tells
+            opens = opens or told
         rule = RULES.get(one.opname, forget)
         rule(walk, at, one, told)
     advances = [row for row in walk.advances if row[0] not in walk.copies]
@@ -122,8 +124,44 @@ def computes_names(code):
 
 def that_disturb(fresh, known):
     """The code among `fresh` that reads or stores what `known` code only advances, or may come to it."""
-    names = {advance[:2] for code in known for advance in moves_of(code).advances}
-    return [one for one in fresh if names and (moves_of(one).opens or not names.isdisjoint(moves_of(one).others))]
+    names = {advance[:2] for code in known for advance in advances_of(code)}
+    moves = [(one, moves_of(one)) for one in disturbers(fresh, names)]
+    return [one for one, found in moves if found.opens or not names.isdisjoint(found.others)]
+
+
+@functools.lru_cache(KEPT)
+def advances_of(code):
+    """moves_of(code).advances, at once where there can be none."""
+    operations = code.co_code[::2].replace(b"\0", b"")  # without caches
+    return moves_of(code).advances if MAY_ADVANCE.search(operations) else ()
+
+
+def disturbers(codes, names):
+    """The code among this that could mention one of the (where, name), or open what it does not name."""
+    words = {word for _, name in names for word in words_in(name)}
+    return [code for code in codes if words and may_mention(code, words)]
+
+
+def words_in(name):
+    return [word for part in name for word in words_in(part)] if isinstance(name, tuple) else [name]
+
+
+def may_mention(code, words):
+    named = {*code.co_names, *code.co_freevars, *code.co_cellvars}
+    if not (named.isdisjoint(words) and named.isdisjoint(OPENERS) and named.isdisjoint(BY_NAME)):
+        return True
+    matches = MATCH_CLASS is not None and MATCH_CLASS in code.co_code[::2]
+    return matches or may_say(code.co_consts, {word for word in words if isinstance(word, str)})
+
+
+def may_say(constants, words):
+    """Is one of the words in a text among these?"""
+    for one in constants:
+        if isinstance(one, (tuple, frozenset)) and may_say(one, words):
+            return True
+        if isinstance(one, str) and any(word in one for word in words):
+            return True
+    return False
 
 
 # One rule for each kind of instruction: rule(walk, number of the instruction, it, its line).
@@ -300,5 +338,20 @@ OPENERS = frozenset(  # of whole objects, namespaces and frames
     "cell_contents f_locals f_globals _getframe currentframe getmembers getclosurevars attrgetter deepcopy asdict astuple "
     "dump dumps get_referents get_objects".split()
 )
+
+
+def one_of(*names):
+    """A pattern for one of these instructions, as far as this release has them."""
+    return b"[" + b"".join(re.escape(bytes([dis.opmap[name]])) for name in names if name in dis.opmap) + b"]"
+
+
+MAY_ADVANCE = re.compile(  # an operation, and soon a store
+    one_of("BINARY_OP", *OPERATORS)
+    + one_of(*"NOP EXTENDED_ARG SWAP ROT_TWO ROT_THREE LOAD_FAST LOAD_FAST_BORROW LOAD_FAST_CHECK".split())
+    + b"{0,6}"
+    + one_of("STORE_ATTR", "STORE_GLOBAL", "STORE_DEREF", "STORE_SUBSCR"),
+    re.DOTALL,
+)
+MATCH_CLASS = dis.opmap.get("MATCH_CLASS")
 BY_NAME = ("getattr", "setattr", "delattr")
 STATEFUL = tuple(folder for folder in BEARERS if re.search(r"\W(nn|amp|optim)\W", folder))  # torch's, ask for what is theirs

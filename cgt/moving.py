@@ -38,7 +38,7 @@ from cgt_core import (
 from . import places
 from .code import HOMES, is_ambient, is_compiled
 from .data import EffectRow
-from .flow import ATTRIBUTE, ENTRY, GLOBAL, VARIABLE, moves_of
+from .flow import ATTRIBUTE, ENTRY, GLOBAL, VARIABLE, advances_of, disturbers, moves_of
 from .places import CLASS_DICT_OF, MISSING, MODULE_OF, MRO_OF, Place, class_value, derives, value_at
 
 MOST_TIMES = 1024  # in one call
@@ -67,7 +67,7 @@ def find(found, owners, ran, seen):
     """{position of a place: EffectRow; or None, where this run did not come to it}, of those that the code of `ran`
     advances and does nothing else to."""
     known = code_of(ran)
-    if not known.advances or known.opens or any(map(is_compiled, ran)):
+    if not known.advances or known.opens:
         return {}
     files = {code.co_filename for code in seen.started if code is not None}
     if not files.isdisjoint(OPENING_FILES) or any(opens(p.want) for p in found):
@@ -75,9 +75,9 @@ def find(found, owners, ran, seen):
     holders = {}
     for p in found:
         holders.setdefault(id(p.want), []).append(p)
-    rows, beside = {}, [moves_of(code) for code in seen.beside]
+    rows, beside = {}, [moves_of(code) for code in disturbers(seen.beside, known.advances)]
     for k, place in enumerate(found):
-        if type(place.want) not in (int, float):
+        if not is_number(place.want):
             continue
         names = names_of(place, owners, holders, known)
         advances = [advance for name in names for advance in known.advances.get(name, ())]
@@ -95,15 +95,20 @@ def stores(moves, name):
     return any(name in one.stores or (name[0] == ENTRY and name[1][0] in one.others) for one in moves)
 
 
+def is_number(value):
+    return type(value) is int or type(value) is float  # not `in`: that is a metaclass's __eq__
+
+
 def code_of(ran):
     """Code of these code objects."""
-    moves = [moves_of(code) for code in ran]
-    advances, others = {}, {}
-    for advance in (advance for one in moves for advance in one.advances):
-        advances.setdefault((advance.where, advance.name), []).append(advance)
-    for one in moves if advances else ():
-        others |= one.others
-    return Code(advances, others, next((one.opens for one in moves if one.opens), None))
+    advances, others, opens = {}, {}, None
+    for advance in (advance for code in ran for advance in advances_of(code)):
+        advances.setdefault(advance[:2], []).append(advance)
+    for code in disturbers(ran, advances):
+        moves = moves_of(code)
+        others |= moves.others
+        opens = opens or moves.opens or (code.co_name if is_compiled(code) else None)
+    return Code(advances, others, opens)
 
 
 def names_of(place, owners, holders, known):
@@ -127,9 +132,10 @@ def names_of(place, owners, holders, known):
 
 def line_of(place, ran):
     """A line of the user's in this code that mentions the place and does not only advance it; or None."""
-    key = place.path if place.kind == CELL else place.key
+    if place.kind != CELL and not places.is_simple(place.key):
+        return None
     users = [moves_of(code).others for code in ran if not code.co_filename.startswith(HOMES)]
-    return next((line for others in users for (_, name), line in others.items() if name == key), None)
+    return next((line for others in users for name, line in others.items() if is_of(name, place)), None)
 
 
 def told(plan, ran):
@@ -150,7 +156,7 @@ def entry_names(place, owners, holders, known):
     """The same of an entry, which counts where all code asks the container for constant entries alone, and finds it at
     one place."""
     home, key, held = place.home, place.key, holders.get(id(place.home), ())
-    if type(home) not in (dict, list) or type(key) not in (str, int) or len(held) != 1:
+    if not (type(home) is dict or type(home) is list) or not places.is_simple(key) or len(held) != 1:
         return []
     containers = names_of(held[0], owners, holders, known)
     names = [(ENTRY, (container, key)) for container in containers]
@@ -166,21 +172,28 @@ def is_bare(owner, name):
     raw = class_value(cls, name)
     return (
         all(is_known(base) for base in MRO_OF(cls))
-        and class_value(cls, "__setattr__") in SETTERS
+        and is_one(class_value(cls, "__setattr__"), SETTERS)
         and class_value(cls, "__getattribute__") is object.__getattribute__
         and (base is None or not is_ambient(MODULE_OF(base)))
-        and (raw is MISSING or type(raw) in (int, float, bool, type(None), types.MemberDescriptorType))
+        and (raw is MISSING or is_one(type(raw), PLAIN_TYPES))
     )
 
 
 def is_known(cls):
-    """Does nobody read objects of this class as a whole? (repr() of a SimpleNamespace does.)"""
-    return cls in PLAIN_BASES or derives(cls, (torch.nn.Module,)) or not is_ambient(MODULE_OF(cls))
+    """Does nobody but Python code read objects of this class? (repr() of a SimpleNamespace does, and C code of others.)"""
+    if is_one(cls, PLAIN_BASES) or derives(cls, (torch.nn.Module,)):
+        return True
+    return not is_ambient(MODULE_OF(cls)) and not any(is_one(type(raw), COMPILED) for raw in CLASS_DICT_OF(cls).values())
+
+
+def is_one(thing, things):
+    """`in`, by identity."""
+    return any(thing is one for one in things)
 
 
 def opens(value):
     """Is this something that reads attributes whose names its caller does not say?"""
-    return id(value) in OPENING or type(value) in (operator.attrgetter, operator.methodcaller)
+    return id(value) in OPENING or is_one(type(value), (operator.attrgetter, operator.methodcaller))
 
 
 def class_guards(found, owners, moving):
@@ -238,6 +251,8 @@ def is_same(a, b):
 OPERATIONS = {"+": (PLUS, operator.add), "-": (MINUS, operator.sub), "*": (TIMES, operator.mul), "/": (OVER, operator.truediv)}
 SIGNS = {number: sign for sign, (number, _) in OPERATIONS.items()}
 SETTERS = (object.__setattr__, torch.nn.Module.__setattr__)
+PLAIN_TYPES = (int, float, bool, type(None), types.MemberDescriptorType)  # what a class may have under the name
+COMPILED = (types.WrapperDescriptorType, types.MethodDescriptorType, types.ClassMethodDescriptorType)
 PLAIN_BASES = (object, abc.ABC, typing.Generic, typing.Protocol)
 OPENING_FILES = frozenset(
     module.__file__ for module in (copy, pickle, dataclasses, inspect, json, json.encoder, pprint, torch.serialization)

@@ -387,6 +387,13 @@ def to_an_attribute_elsewhere(o, x):
     return x + int(str(o.other)[-2])
 
 
+def by_position(o, x):
+    o.calls += 1
+    match o:
+        case Data(y):
+            return x + y
+
+
 def whole_data(o, x):
     o.calls += 1
     return x + len(repr(o)) + (2 if o == Data(7) else 0)
@@ -396,13 +403,13 @@ SEEN = [
     condition, factor, kept_in_a_variable, passed_on, in_another_function, by_getattr, by_a_name_that_is_made, by_a_getter,
     by_a_getter_from_outside, by_another_name, by_vars, by_dict, by_a_copy, by_a_format, by_another_step,
     to_another_type, entry_by_a_variable, entry_of_all, entry_of_the_end, entry_by_an_alias, to_an_attribute_elsewhere,
-    whole_data,
+    whole_data, by_position,
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize("read", SEEN, ids=lambda f: f.__name__)
 def test_number_that_the_call_can_see_keeps_it_from_replaying(device, read):
-    f = agree(read, Data if read is whole_data else Holder, device)
+    f = agree(read, Data if read in (whole_data, by_position) else Holder, device)
     assert cgt.stats(f).replays == 0
     assert any("is changed by the function" in reason for reason in cgt.stats(f).reasons), cgt.explain(f)
 
