@@ -366,9 +366,10 @@ def tap_calls(started, methods, called, beside):
 
 def code_elsewhere():
     """Code objects that other threads are at."""
-    found = set()
-    for thread, frame in sys._current_frames().items():
-        while frame is not None and thread != threading.get_ident():
+    found, frames = set(), sys._current_frames()
+    del frames[threading.get_ident()]  # a frame that holds itself would hold its callers' tensors
+    for frame in frames.values():
+        while frame is not None:
             found.add(frame.f_code)
             frame = frame.f_back
     return found
