@@ -233,6 +233,9 @@ class Plan(NamedTuple):
     generators: list  # that the function can reach
     ambient: tuple
     sinks: Any  # of the core: where gradients end outside of the call
+    kept: list = []  # of places.Put
+    puts: list = []  # when it has run: (one of these, position of its place) to which something came
+    free: frozenset = frozenset()  # positions of the places of these that hold anything
     moving: dict = {}  # when it has run: position of a place that the call advances, and nobody in it sees -> the EffectRow, or None
 
 
@@ -360,12 +363,12 @@ class EffectRow(NamedTuple):
     """What a replay does besides its results."""
 
     kind: int  # EffectKind in cgt_core.pxd
-    slot: int  # whose tensor; ADVANCES: NONE
+    slot: int  # whose tensor; NONE where it is about a place
     bumps: int = 0  # WRITES: by how much _version moves
-    out: int = NONE  # SETS_GRAD: hidden output that becomes .grad; NONE: it becomes None
-    place: int = NONE  # ADVANCES: position of the place; in the core its row
+    out: int = NONE  # SETS_GRAD: hidden output that becomes .grad; NONE: it becomes None. PUTS, APPENDS: what comes to the place
+    place: int = NONE  # position of the place; in the core its row
     op: int = 0  # Operator in cgt_core.pxd
-    by: Any = None  # ADVANCES: the constant
+    by: Any = None  # ADVANCES, and PUTS and APPENDS without an output: the constant
     times: int = 0
 
 
@@ -432,7 +435,7 @@ def check_draft(draft):
         by_slot = o.kind in (VIEW, INPUT)
         assert NONE <= o.ref < (n_slots if by_slot else k) and NONE <= o.grad_slot < n_slots, o
     assert all(0 <= g.slot < n_slots for g in draft.grads), draft.grads
-    assert all((e.slot == NONE) == (e.kind == ADVANCES) and e.slot < n_slots and NONE <= e.out < n_outs for e in draft.effects)
+    assert all((e.slot == NONE) == (e.kind >= ADVANCES) and e.slot < n_slots and NONE <= e.out < n_outs for e in draft.effects)
     behind = draft.behind
     assert all((s.slot == NONE) != (s.out == NONE) and s.slot < n_slots and s.out < n_outs for s in behind.saves)
     assert set(behind.roots) <= set(range(n_outs)) and set(behind.flows) <= set(range(n_slots))

@@ -658,6 +658,7 @@ def draft_node(call, attempt):
         reason = vet_code(state, seen) or vet_spent(plan, seen)
         if reason is None:
             plan = attempt.plan = find_moving(state, plan, seen)
+            reason = errors.used_elsewhere(plan.kept[0].place.path) if plan.free is None else None
         draft = reason or describe.rows(plan, seen, attempt.result, call)
         if not isinstance(draft, str):
             if plan.graph is not None:
@@ -675,10 +676,15 @@ def draft_node(call, attempt):
 
 
 def find_moving(state, plan, seen):
-    """The plan, with the places that the run advanced and did not read."""
-    rows = moving.find(plan.places, plan.owners, code_of(state) | seen.ran, seen)
-    plan.places.extend(moving.class_guards(plan.places, plan.owners, rows))
-    return plan._replace(moving=rows)
+    """The plan, with the places that the run changed and did not read; `free` is None where that is not known."""
+    ran = code_of(state) | seen.ran
+    rows, found = moving.find(plan.places, plan.owners, ran, seen), moving.find_puts(plan, ran, seen, describe.is_guarded_as)
+    if found is None:
+        return plan._replace(free=None)
+    more, free, puts = found
+    plan.places.extend(more)
+    plan.places.extend(moving.class_guards(plan.places, plan.owners, [*rows, *free]))
+    return plan._replace(moving=rows, free=free, puts=puts)
 
 
 def code_of(state):
@@ -714,12 +720,12 @@ def make_node(call, attempt):
     """The draft becomes a node: attempt.node; or a sentence, and the call's result is as it was."""
     state, plan, seen = call.state, attempt.plan, attempt.seen
     attempt.result = None
-    parts, attempt.draft = record.part_result(attempt.draft)
+    parts, attempt.draft = record.part_result(plan, attempt.draft)
     reason = escaping(state, seen, describe.vet_aliases(seen, attempt.draft))
     reason = reason or escaping(state, seen, describe.vet_changes(plan, code_of(state)))
     reason = reason or record.instantiate() or record.checkpoint(plan, seen, attempt.draft)
     if reason is not None:
-        attempt.result = record.restore_result(seen, parts)
+        attempt.result = record.restore_result(plan, seen, parts)
         return reason
     del parts
     attempt.node = add_node(call, plan, seen, attempt.draft)
@@ -817,7 +823,7 @@ def add_node(call, plan, seen, draft):
         o._replace(ref=index[o.ref] if o.kind in (VIEW, INPUT) else o.ref, grad_slot=index[o.grad_slot])
         for o in draft.outs
     ]  # fmt: skip
-    groups, order = describe.group_places(plan.places, plan.moving)
+    groups, order = describe.group_places(plan.places, plan.moving, plan.free)
     row_at = {k: j for j, k in enumerate(order)} | {NONE: NONE}
     # Another thread may have moved the version of what this run did not touch.
     effects = [e._replace(slot=index[e.slot], place=row_at[e.place]) for e in draft.effects if e.slot in index]

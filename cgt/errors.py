@@ -530,6 +530,13 @@ def replaced(path):
     )
 
 
+def used_elsewhere(path):
+    return (
+        f"{path} is stored by the function while another thread, or code that ran for the first time, has to do with that name. "
+        "Let one thread at a time do so, or return the value and store it outside."
+    )
+
+
 def place_changed(path):
     return f"{path} changes from call to call. Pass it as a tensor, or keep it constant."
 

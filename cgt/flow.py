@@ -4,6 +4,9 @@
                            so nobody can tell what it is
     y = self.calls         it goes anywhere: one of the `others`, as is each store that is no advance
 
+    self.last = y          it is stored, and while nobody reads it, it may hold anything; so may a list to which all only
+    self.losses.append(y)  append
+
 Advances are sought where instructions follow each other, on a stack of what is known of each value. A jump, and each
 instruction that has no rule here, forgets the stack: so an opcode of another release of Python's hides an advance, and
 never makes one. All of it is worked out once for each code object.
@@ -15,7 +18,16 @@ import re
 import sys
 from typing import Any, NamedTuple
 
-from .code import BEARERS, KEPT, OPERATION_FIELD, name_of, second_argument, steps_of, texts_in
+from .code import (
+    BEARERS,
+    JUMPS,
+    KEPT,
+    OPERATION_FIELD,
+    name_of,
+    second_argument,
+    steps_of,
+    texts_in,
+)
 
 ATTRIBUTE, GLOBAL, VARIABLE, ENTRY = "attribute", "global", "variable", "entry"  # where a name is looked up
 
@@ -36,6 +48,8 @@ class Moves(NamedTuple):
     advances: tuple  # of Advance
     others: dict  # (where, name) -> the first line that reads or stores it another way
     stores: set  # all (where, name) that it stores or deletes
+    appends: set  # those of which it calls append()
+    reads: set  # those that it reads or deletes, but for advances and these
     opens: str | None  # a line that may come to what it does not name: vars(self), getattr(self, key); or None
 
 
@@ -67,7 +81,8 @@ class Walk(NamedTuple):
 def moves_of(code):
     """The Moves of a code object."""
     walk, opens, line = Walk([], {}, {}, [], {}, {}, set(), set()), None, ""
-    for at, one in enumerate(dis.get_instructions(code)):
+    instructions = list(dis.get_instructions(code))
+    for at, one in enumerate(instructions):
         line = line_of(one) or line
         told = f"{code.co_filename}:{line}"
         if one.is_jump_target:
@@ -82,11 +97,15 @@ def moves_of(code):
         rule = RULES.get(one.opname, forget)
         rule(walk, at, one, told)
     advances = [row for row in walk.advances if row[0] not in walk.copies]
-    clean = {at for row in advances for at in row[:2]} | walk.keys
-    clean |= {at for at, n in walk.opened.items() if n == 1 + walk.copies.get(at, 0)}
+    advanced = {at for row in advances for at in row[:2]} | walk.keys
+    clean = advanced | {at for at, n in walk.opened.items() if n == 1 + walk.copies.get(at, 0)}
     others = {key: told for (at, key), told in reversed(walk.lines.items()) if at not in clean}
     opens = None if code.co_filename.startswith(STATEFUL) else opens or computes_names(code)
-    return Moves(tuple(advance for _, _, advance in advances), others, walk.stores, opens)
+    asked = [(at, key) for at, key in walk.lines if at not in advanced and not instructions[at].opname.startswith("STORE")]
+    appends = {key for at, key in asked if is_append(instructions, at + 1)}
+    reads = {key for at, key in asked if not is_append(instructions, at + 1)}
+    reads |= {(ATTRIBUTE, one.argval) for one in instructions if is_called(one)}
+    return Moves(tuple(advance for _, _, advance in advances), others, walk.stores, appends, reads, opens)
 
 
 def line_of(instruction):
@@ -99,7 +118,7 @@ def mentions(one):
     """(where, name) of all that an instruction reads, stores or deletes by name. A method that is called does not count:
     numbers are none."""
     name = one.opname
-    if name == "LOAD_ATTR" and one.argval and one.arg & 1 and LOAD_ATTR_CALLS:
+    if is_called(one):
         return []
     where = MENTIONED.get(name)
     if where is not None:
@@ -110,6 +129,25 @@ def mentions(one):
     if isinstance(one.argval, str) and "{" in one.argval:  # "{0.calls}".format(self)
         words = re.findall(r"\w+", one.argval)
     return [(ATTRIBUTE, word) for word in words]
+
+
+def is_append(instructions, at):
+    """Does the one at this number begin a call of append(), in a straight line?"""
+    first, depth = instructions[at] if at < len(instructions) else None, 0
+    if first is None or not is_called(first) or first.argval != "append" or first.is_jump_target:
+        return False
+    for one in instructions[at:]:
+        if one.opcode in JUMPS:
+            return False
+        depth += dis.stack_effect(one.opcode, one.arg if one.opcode >= dis.HAVE_ARGUMENT else None)
+        if depth <= 0:
+            return depth == 0
+    return False
+
+
+def is_called(one):
+    """Does this instruction look up a method that is called then?"""
+    return one.opname == "LOAD_METHOD" or (one.opname == "LOAD_ATTR" and LOAD_ATTR_CALLS and bool(one.arg & 1))
 
 
 def computes_names(code):
@@ -123,10 +161,21 @@ def computes_names(code):
 
 
 def that_disturb(fresh, known):
-    """The code among `fresh` that reads or stores what `known` code only advances, or may come to it."""
+    """The code among `fresh` that reads what `known` code only advances, stores or appends to, or may come to it."""
+    if not fresh:
+        return []
     names = {advance[:2] for code in known for advance in advances_of(code)}
-    moves = [(one, moves_of(one)) for one in disturbers(fresh, names)]
-    return [one for one, found in moves if found.opens or not names.isdisjoint(found.others)]
+    kept = {name for code in keepers(known) for name in moves_of(code).stores | moves_of(code).appends}
+    moves = [(one, moves_of(one)) for one in disturbers(fresh, names | kept)]
+    return [
+        one for one, found in moves
+        if found.opens or not (names.isdisjoint(found.others) and kept.isdisjoint(found.reads))
+    ]  # fmt: skip
+
+
+def keepers(codes):
+    """The code among this that could store under a name, or append to what has one."""
+    return [code for code in codes if "append" in code.co_names or STORES.search(code.co_code[::2])]
 
 
 @functools.lru_cache(KEPT)
@@ -233,7 +282,7 @@ def load_name(walk, at, one, line):
 
 def load_attribute(walk, at, one, line):
     base = pop(walk)
-    if one.arg & 1 and LOAD_ATTR_CALLS:
+    if is_called(one):
         forget(walk, at, one, line)
     else:
         walk.stack.append(Value("read", (ATTRIBUTE, one.argval), at, base))
@@ -345,6 +394,7 @@ def one_of(*names):
     return b"[" + b"".join(re.escape(bytes([dis.opmap[name]])) for name in names if name in dis.opmap) + b"]"
 
 
+STORES = re.compile(one_of("STORE_ATTR", "STORE_GLOBAL", "STORE_DEREF"), re.DOTALL)
 MAY_ADVANCE = re.compile(  # an operation, and soon a store
     one_of("BINARY_OP", *OPERATORS)
     + one_of(*"NOP EXTENDED_ARG SWAP ROT_TWO ROT_THREE LOAD_FAST LOAD_FAST_BORROW LOAD_FAST_CHECK".split())

@@ -1,7 +1,8 @@
-"""Places that a call advances (`self.calls += 1`) and does not read otherwise. A replay does the same to what they hold
-then (core/places.pxi), and their guard asks for a number of that type only.
+"""Places that a call advances (`self.calls += 1`), stores to (`self.last = loss`) or appends to (`self.losses.append(loss)`)
+and does not read otherwise. A replay does the same to what they hold then (core/places.pxi). The guard of a number asks for its type
+only; what is stored over, and what is in a list that grows, is not looked at.
 
-Which they are is told when the function has run, by the bytecode of all code that ran (flow.py): each mention of
+Which numbers they are is told when the function has run, by the bytecode of all code that ran (flow.py): each mention of
 the place's name in it must be an advance. An attribute is told by its name alone, so code that reads another
 object's attribute of that name keeps it from being one, as do vars(self) and its kin. How often the call advanced it
 follows from what it held before and after: of whole numbers that are counted up and down the difference is all there
@@ -27,6 +28,7 @@ from cgt_core import (
     CELL,
     DICT_ITEM,
     LIST_ITEM,
+    LIST_LEN,
     MINUS,
     NONE,
     OVER,
@@ -35,7 +37,7 @@ from cgt_core import (
     TYPE_ATTR,
 )
 
-from . import places
+from . import flow, places
 from .code import HOMES, is_ambient, is_compiled
 from .data import EffectRow
 from .flow import ATTRIBUTE, ENTRY, GLOBAL, VARIABLE, advances_of, disturbers, moves_of
@@ -89,6 +91,29 @@ def find(found, owners, ran, seen):
     return rows
 
 
+def find_puts(plan, ran, seen, is_same):
+    """(rows for Plan.places, Plan.free, Plan.puts): of what the code of `ran` stores or
+    appends and does not read. A place that holds what it held is compared: it is not known whether it was stored anew.
+    None: this code reads one of them after all, or another thread has to do with one."""
+    rows, free, puts = [], [], []
+    keeps = keeper(ran) if plan.kept else None
+    beside = [moves_of(code) for code in disturbers(seen.beside, [put[:2] for put in plan.kept])]
+    for put in plan.kept:
+        at, place = len(plan.places) + len(rows), put.place
+        if place.kind == LIST_LEN:
+            at = next(k for k, p in enumerate(plan.places) if p.want is place.home)
+            changed = len(place.home) != place.want
+        else:
+            rows.append(place)
+            changed = not is_same(place.want, value_at(place))
+            free.extend([at] if changed else [])
+        how = keeps and keeps(put.where, put.name, put.owner, place.home if place.kind == LIST_LEN else None)
+        if how is None or (changed and any(put[:2] in (one.others.keys() | one.stores) for one in beside)):
+            return None
+        puts.extend([(put, at)] if changed else [])
+    return rows, frozenset(free), puts
+
+
 def stores(moves, name):
     """Does other code than the function's store under this name? That was at work meanwhile: by how much the call
     itself advanced the place is not known."""
@@ -109,6 +134,27 @@ def code_of(ran):
         others |= moves.others
         opens = opens or moves.opens or (code.co_name if is_compiled(code) else None)
     return Code(advances, others, opens)
+
+
+def keeper(ran):
+    """keeps(where, name, owner, value): does this code only store under the name ("store"), only append to what is there
+    ("append"), or something else (None)?"""
+    moves = [moves_of(code) for code in flow.keepers(ran)]
+    stores, appends = (set().union(*(getattr(one, field) for one in moves)) for field in ("stores", "appends"))
+    others = [moves_of(code) for code in disturbers(ran, stores | appends)]
+    if any(one.opens for one in others) or any(map(is_compiled, ran)):
+        return None
+    reads = set().union(*(one.reads for one in others))
+    reads.update(advance[:2] for one in others for advance in one.advances)
+
+    def keeps(where, name, owner, value):
+        found = [(where, name), (ATTRIBUTE, name)] if where == GLOBAL else [(where, name)]
+        stored, appended = not stores.isdisjoint(found), not appends.isdisjoint(found)
+        if stored == appended or not reads.isdisjoint(found) or (owner is not None and not is_bare(owner, name)):
+            return None
+        return "store" if stored else "append" if type(value) is list else None
+
+    return keeps
 
 
 def names_of(place, owners, holders, known):
@@ -143,7 +189,9 @@ def told(plan, ran):
     known = code_of(ran)
     rows = [(plan.places[k], row) for k, row in plan.moving.items() if row is not None]
     lines = {p.path: [a.line for name, found in known.advances.items() if is_of(name, p) for a in found] for p, _ in rows}
-    return [Advance(p.path, SIGNS[row.op], row.by, row.times, tuple(lines[p.path])) for p, row in rows]
+    numbers = [Advance(p.path, SIGNS[row.op], row.by, row.times, tuple(lines[p.path])) for p, row in rows]
+    puts = [Advance(put.place.path, "append" if put.place.kind == LIST_LEN else "=", None, 1, ()) for put, _ in plan.puts]
+    return numbers + puts
 
 
 def is_of(name, place):
@@ -196,11 +244,10 @@ def opens(value):
     return id(value) in OPENING or is_one(type(value), (operator.attrgetter, operator.methodcaller))
 
 
-def class_guards(found, owners, moving):
+def class_guards(found, owners, positions):
     """Places that tell whether storing an attribute is still what it was."""
     guards = {}
-    for k in moving:
-        place = found[k]
+    for place in map(found.__getitem__, positions):
         owner = place.home if place.kind == ATTR else owners.get(id(place.home))
         if place.kind not in (ATTR, DICT_ITEM) or owner is None or type(owner) is types.ModuleType:
             continue

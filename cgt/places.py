@@ -65,6 +65,15 @@ class Place(NamedTuple):
     path: str  # for messages: model.layers.0.weight, opt.param_groups[0]['lr']
 
 
+class Put(NamedTuple):
+    """A place that the code only stores to, or to whose list it only appends."""
+
+    where: str  # as of flow.Advance
+    name: str
+    owner: Any  # whose attribute it is; or None
+    place: Place  # LIST_LEN of the list that is appended to
+
+
 new_place = functools.partial(tuple.__new__, Place)  # what Place(...) does, in a third of the time
 
 
@@ -79,6 +88,7 @@ class Found(NamedTuple):
     owners: dict  # id of an object's __dict__ -> the object; None for a dict or list that was met elsewhere than at one place
     scripted: list  # paths of modules of TorchScript, whose parameters and attributes lie in C++
     passed: set  # code objects of functions that were met and not looked at, since they did not run
+    kept: list  # of Put
 
 
 class Walk(NamedTuple):
@@ -98,9 +108,10 @@ class Walk(NamedTuple):
     asks: dict  # id of class -> has it a __getattr__ of the user's?
     hits: dict  # this round's (id of class, id of names) -> what the class has under the names
     ran: set | None  # code objects that count; None: all
+    keeps: Any  # (where, name, owner, value) -> what the code that ran only does under this name: see moving.keeper
 
 
-def find_places(function, roots=(), ran=None, arguments=(), most=None):
+def find_places(function, roots=(), ran=None, arguments=(), most=None, keeps=None):
     """All places from which `function` can read or in which it can store, and what else there is in Found; or
     None if there are more than `most` places.
 
@@ -108,8 +119,8 @@ def find_places(function, roots=(), ran=None, arguments=(), most=None):
     `ran`: code objects; only what these read counts. That is enough for a run in which no other code ran:
     to get to another one, a value must change that these read. To it come those that a backward will run. None: what any
     code reads to which the function leads. `arguments`: (path, tensor) of those that
-    are given, of which only the hooks count."""
-    walk = Walk(Found([], [], [], [], [], {}, [], set()), set(), {}, collections.deque(), [], {}, {}, {}, {}, {}, {}, {}, ran)
+    are given, of which only the hooks count. `keeps`: see Walk."""
+    walk = Walk(Found([], [], [], [], [], {}, [], set(), []), set(), {}, collections.deque(), [], {}, {}, {}, {}, {}, {}, {}, ran, keeps)
     most = math.inf if most is None else most
     # Thousands of places are no garbage, and a finalizer could change what is looked at.
     return core.within([collector_off()], lambda: look_everywhere(walk, function, roots, arguments, most))
@@ -177,6 +188,19 @@ def add_and_visit(walk, kind, home, key, value, path):
     visit(walk, value, path, at_place=True)
 
 
+def is_kept(walk, kind, home, key, value, path, where, owner):
+    """Does the code only store there, or append to what is there? Then what is there is looked at by nobody."""
+    name = path if kind == CELL else key
+    how = walk.keeps(where, name, owner, value) if walk.keeps is not None else None
+    if how == "append":
+        add(walk, kind, home, key, value, path)
+    place = Place(LIST_LEN, value, None, len(value), path) if how == "append" else Place(kind, home, key, value, path)
+    if how is not None and (mark := ("kept", place.kind, id(place.home), name)) not in walk.known:
+        walk.known.add(mark)
+        walk.found.kept.append(Put(where, name, owner, place))
+    return how is not None
+
+
 def is_simple(key):
     return type(key) is str or type(key) is int  # not `in`: that is a metaclass's __eq__
 
@@ -222,13 +246,15 @@ def walk_function(walk, function, path):
                 value = cell.cell_contents
             except ValueError:  # the variable has no value yet
                 value = MISSING
-            add_and_visit(walk, CELL, cell, None, value, name)
+            if not is_kept(walk, CELL, cell, None, value, name, "variable", None):
+                add_and_visit(walk, CELL, cell, None, value, name)
     if ambient:
         visit(walk, dict_of(function).get("registry"), f"{path}.registry")  # of functools.singledispatch
         return
     for name in reads.globals:
-        if name in scope or not hasattr(builtins, name):
-            add_and_visit(walk, DICT_ITEM, scope, name, scope.get(name, MISSING), name)
+        value = scope.get(name, MISSING)
+        if (name in scope or not hasattr(builtins, name)) and not is_kept(walk, DICT_ITEM, scope, name, value, name, "global", None):
+            add_and_visit(walk, DICT_ITEM, scope, name, value, name)
     for name in reads.imports:  # absolute, or relative to the function's package
         for full_name in (name, f"{scope.get('__package__')}.{name}".rstrip(".")):
             visit(walk, sys.modules.get(full_name), full_name)
@@ -435,7 +461,7 @@ def add_lengths(walk, cls):
 def read_instance(walk, thing, path, names):
     own = own_dict(walk, thing)
     if own is not None:
-        read_dict(walk, own, path, names)
+        read_dict(walk, own, path, names, thing)
     for name, raw in class_hits(walk, type(thing), names):
         if type(raw) is types.MemberDescriptorType:  # __slots__
             try:
@@ -451,9 +477,11 @@ def read_instance(walk, thing, path, names):
                 add_class_value(walk, type(thing), name, raw, f"{path}.{name}")
 
 
-def read_dict(walk, own, path, names):
+def read_dict(walk, own, path, names, owner=None):
     for name in [] if names.isdisjoint(own) else [name for name in own if name in names]:
-        add_and_visit(walk, DICT_ITEM, own, name, own[name], f"{path}.{name}")
+        path_of = f"{path}.{name}"
+        if owner is None or not is_kept(walk, DICT_ITEM, own, name, own[name], path_of, "attribute", owner):
+            add_and_visit(walk, DICT_ITEM, own, name, own[name], path_of)
 
 
 def dict_of(thing):

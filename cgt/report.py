@@ -155,6 +155,8 @@ def describe_value(value):
 def describe_advance(advance):
     """What a replay does to a place."""
     path, sign, by, times, lines = advance
+    if by is None:
+        return f"appends to {path}" if sign == "append" else f"stores {path}"
     verb = {"+": "advances", "-": "lowers", "*": "multiplies", "/": "divides"}[sign]
     often = f", {times} times" if times > 1 else ""
     return f"{verb} {path} by {by!r}{often} at {', '.join(sorted(set(lines)))}"

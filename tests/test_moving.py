@@ -1,5 +1,6 @@
 """Numbers that a call advances (`self.calls += 1`) and does not read otherwise: the function replays, and each replay
-advances them as eager would. Where the call could see the number, it runs eagerly, with the line."""
+advances them as eager would. Where the call could see the number, it runs eagerly, with the line. (test_puts.py: what is
+stored and appended.)"""
 
 import collections
 import copy

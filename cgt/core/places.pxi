@@ -37,7 +37,7 @@ cdef int place_holds(Place p) except -1:
     return value_fits(p, now)
 
 cdef int value_fits(Place p, PyObject* now) except -1:
-    if now == p.want: return 1
+    if now == p.want or p.guard == NOT_AT_ALL: return 1
     if now is NULL or p.want is NULL or p.guard == BY_IDENTITY: return 0
     return plain_same(p.want, now) if p.guard == BY_VALUE else Py_TYPE_(now) == Py_TYPE_(p.want)
 
@@ -113,8 +113,8 @@ cdef int places_fill(Table* t, id_t n, object groups) except -1:
             at += 1
     return 0
 
-cdef object place_number(Place p):
-    """What a place holds that a call advances; None if it is gone: another thread took it away."""
+cdef object place_value(Place p):
+    """What a place holds that a call changes; None if it is gone: another thread took it away."""
     cdef PyObject* now = NULL
     if p.kind == DICT_ITEM:
         now = PyDict_GetItemWithError(p.home, p.key)
@@ -139,23 +139,32 @@ cdef int place_put(Place p, object value) except -1:
     return 0
 
 cdef int place_advance(Table* t, id_t n, Effect e) except -1:
-    """What the call's own `+=` does. The node's guard takes the new number, too: where nothing else was written since it
-    compared, it need not compare again."""
-    cdef Place p = node_place(t, node_row(t, n), e.place)[0]
-    cdef uint64_t epoch = dict_epoch, tag
-    cdef PyObject* home = node_tag(t, node_row(t, n), e.tag).home
+    """What the call's own `+=` does."""
     cdef int32_t k
-    value = place_number(p)
+    value = place_value(node_place(t, node_row(t, n), e.place)[0])
     if value is None: return 0
     by = <object>e.by
-    if home is not NULL: tag = dict_tag(home)
     for k in range(e.times):
         if e.op == PLUS: value = value + by
         elif e.op == MINUS: value = value - by
         elif e.op == TIMES: value = value * by
         else: value = value / by
-    place_put(p, value)
+    return place_change(t, n, e, value)
+
+cdef int place_change(Table* t, id_t n, Effect e, object value) except -1:
+    """The place holds this now. The node's guard takes it, too: where nothing else was written since it compared, it need
+    not compare again."""
+    cdef uint64_t epoch = dict_epoch, tag = 0
+    cdef PyObject* home = node_tag(t, node_row(t, n), e.tag).home
+    if home is not NULL: tag = dict_tag(home)
+    place_put(node_place(t, node_row(t, n), e.place)[0], value)
     if home is NULL: return 0
     if node_tag(t, node_row(t, n), e.tag).tag == tag: node_tag(t, node_row(t, n), e.tag).tag = dict_tag(home)
     if node_row(t, n).epoch == epoch: node_row(t, n).epoch = dict_epoch
+    return 0
+
+cdef int place_append(Table* t, id_t n, Effect e, object value) except -1:
+    """What the call's own append() does."""
+    entries = place_value(node_place(t, node_row(t, n), e.place)[0])
+    if type(entries) is list: (<list>entries).append(value)
     return 0
