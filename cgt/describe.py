@@ -315,7 +315,8 @@ def describe_puts(plan, seen, slots, paths, near, outs, out):
             row = outs[index[id(value)]]
             if row.kind == VIEW:
                 return errors.kept_argument(paths[row.ref])
-            if row.kind not in (FRESH, SHARED, INPUT) or (row.kind == INPUT and slots[row.ref].leaf == NONE):
+            is_grad = row.kind == SHARED and outs[row.ref].grad_slot != NONE  # of which there is one tensor alone
+            if row.kind not in (FRESH, SHARED, INPUT) or is_grad or (row.kind == INPUT and slots[row.ref].leaf == NONE):
                 return errors.changed_state(place.path)
             effects.append(EffectRow(kind, NONE, out=index[id(value)], place=at))
     return effects

@@ -232,7 +232,8 @@ def learn_backward(graph, seen):
     fresh = []
     if forward is not None:
         fresh = learn_code(forward, seen.ran & forward.passed)
-        fresh += learn_code(forward, set(flow.that_disturb(seen.ran - forward.ran - {None}, forward.ran)))
+        if graph.places:
+            fresh += learn_code(forward, set(flow.that_disturb(seen.ran - forward.ran - {None}, forward.ran)))
     if fresh:
         DOOMED.append((forward, GRAPHS))
     return fresh

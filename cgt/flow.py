@@ -19,7 +19,7 @@ import sys
 from typing import Any, NamedTuple
 
 from .code import (
-    BEARERS,
+    HOMES,
     JUMPS,
     KEPT,
     OPERATION_FIELD,
@@ -50,7 +50,7 @@ class Moves(NamedTuple):
     stores: set  # all (where, name) that it stores or deletes
     appends: set  # those of which it calls append()
     reads: set  # those that it reads or deletes, but for advances and these
-    opens: str | None  # a line that may come to what it does not name: vars(self), getattr(self, key); or None
+    opens: str | None  # a line of the user's that may come to what it does not name: vars(self), getattr(self, key); or None
 
 
 class Value(NamedTuple):
@@ -100,7 +100,7 @@ def moves_of(code):
     advanced = {at for row in advances for at in row[:2]} | walk.keys
     clean = advanced | {at for at, n in walk.opened.items() if n == 1 + walk.copies.get(at, 0)}
     others = {key: told for (at, key), told in reversed(walk.lines.items()) if at not in clean}
-    opens = None if code.co_filename.startswith(STATEFUL) else opens or computes_names(code)
+    opens = None if code.co_filename.startswith(HOMES) else opens or computes_names(code)
     asked = [(at, key) for at, key in walk.lines if at not in advanced and not instructions[at].opname.startswith("STORE")]
     appends = {key for at, key in asked if is_append(instructions, at + 1)}
     reads = {key for at, key in asked if not is_append(instructions, at + 1)}
@@ -404,4 +404,3 @@ MAY_ADVANCE = re.compile(  # an operation, and soon a store
 )
 MATCH_CLASS = dis.opmap.get("MATCH_CLASS")
 BY_NAME = ("getattr", "setattr", "delattr")
-STATEFUL = tuple(folder for folder in BEARERS if re.search(r"\W(nn|amp|optim)\W", folder))  # torch's, ask for what is theirs

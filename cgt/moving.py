@@ -71,8 +71,7 @@ def find(found, owners, ran, seen):
     known = code_of(ran)
     if not known.advances or known.opens:
         return {}
-    files = {code.co_filename for code in seen.started if code is not None}
-    if not files.isdisjoint(OPENING_FILES) or any(opens(p.want) for p in found):
+    if is_opened(found, seen):
         return {}
     holders = {}
     for p in found:
@@ -96,7 +95,7 @@ def find_puts(plan, ran, seen, is_same):
     appends and does not read. A place that holds what it held is compared: it is not known whether it was stored anew.
     None: this code reads one of them after all, or another thread has to do with one."""
     rows, free, puts = [], [], []
-    keeps = keeper(ran) if plan.kept else None
+    keeps = None if not plan.kept or is_opened(plan.places, seen) else keeper(ran)
     beside = [moves_of(code) for code in disturbers(seen.beside, [put[:2] for put in plan.kept])]
     for put in plan.kept:
         at, place = len(plan.places) + len(rows), put.place
@@ -104,8 +103,8 @@ def find_puts(plan, ran, seen, is_same):
             at = next(k for k, p in enumerate(plan.places) if p.want is place.home)
             changed = len(place.home) != place.want
         else:
-            rows.append(place)
             changed = not is_same(place.want, value_at(place))
+            rows.append(place._replace(want=None) if changed else place)  # nobody keeps what was there
             free.extend([at] if changed else [])
         how = keeps and keeps(put.where, put.name, put.owner, place.home if place.kind == LIST_LEN else None)
         if how is None or (changed and any(put[:2] in (one.others.keys() | one.stores) for one in beside)):
@@ -237,6 +236,12 @@ def is_known(cls):
 def is_one(thing, things):
     """`in`, by identity."""
     return any(thing is one for one in things)
+
+
+def is_opened(found, seen):
+    """Did the run do what may look at whole objects?"""
+    files = {code.co_filename for code in seen.started if code is not None}
+    return not files.isdisjoint(OPENING_FILES) or any(opens(p.want) for p in found)
 
 
 def opens(value):

@@ -195,7 +195,8 @@ def is_kept(walk, kind, home, key, value, path, where, owner):
     if how == "append":
         add(walk, kind, home, key, value, path)
     place = Place(LIST_LEN, value, None, len(value), path) if how == "append" else Place(kind, home, key, value, path)
-    if how is not None and (mark := ("kept", place.kind, id(place.home), name)) not in walk.known:
+    mark = ("kept", id(value)) if how == "append" else ("kept", id(home), name)
+    if how is not None and mark not in walk.known:
         walk.known.add(mark)
         walk.found.kept.append(Put(where, name, owner, place))
     return how is not None

@@ -2,6 +2,7 @@
 replays, and each replay does so as eager would. Where the call could see it, it runs eagerly."""
 
 import threading
+import weakref
 
 import pytest
 import torch
@@ -303,6 +304,56 @@ def test_differentiable_call_that_stores_runs_eagerly(device):
     _, want = outcomes(lambda f: f)
     f, got = outcomes(cgt.jit)
     assert same(got, want) and cgt.stats(f).replays == 0
+
+
+def test_object_that_is_stored_to_and_returned(device):
+    o = Log()
+
+    def function(x):
+        o.last = x * 2
+        return o
+
+    f = cgt.jit(function)
+    for k in range(6):
+        x = torch.full((3,), float(k), device=device)
+        assert f(x) is o and torch.equal(o.last, x * 2)
+    assert cgt.stats(f).replays == 4, cgt.explain(f)
+
+
+def test_what_was_stored_is_let_go_of(device):
+    o = Log()
+    f = cgt.jit(lambda x: append_twice(o, x))
+    for _ in range(4):
+        f(torch.ones(3, device=device))
+    last = weakref.ref(o.last.untyped_storage())
+    o.losses.clear()
+    f(torch.ones(3, device=device))
+    f(torch.ones(3, device=device))
+    assert last() is None or last() is not o.last.untyped_storage()
+    o.last = big = torch.ones(4, device=device)
+    f(torch.ones(3, device=device))
+    f = cgt.jit(lambda x: store_result(o, x))
+    o.last, gone = big, weakref.ref(big)
+    del big
+    for _ in range(4):
+        f(torch.ones(3, device=device))
+    assert gone() is None
+
+
+def test_list_under_two_names_grows_once(device):
+    o = Log()
+    o.sizes = o.losses
+
+    def function(x):
+        o.losses.append(x * 2)
+        o.sizes.append(x * 3)
+        return x + 1
+
+    f = cgt.jit(function)
+    for k in range(1, 8):
+        x = torch.full((3,), float(k), device=device)
+        f(x)
+        assert len(o.losses) == 2 * k and torch.equal(o.losses[-2], x * 2) and torch.equal(o.losses[-1], x * 3)
 
 
 def test_another_function_reads_what_is_stored(device):
