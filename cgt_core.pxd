@@ -93,9 +93,20 @@ cpdef enum:                 # PatchKind
 cpdef enum:                 # EffectKind
     WRITES                  # the graph writes the slot's tensor, and _version moves
     SETS_GRAD               # .grad of the slot's tensor is replaced
+    ADVANCES                # a place's number becomes itself, op, a constant
+    PUTS                    # an output or a constant comes to a place
+    APPENDS                 # the same, to the end of a place's list
+
+cpdef enum: PLUS, MINUS, TIMES, OVER    # Operator: effects.op
 
 cpdef enum:                 # PlaceKind
     DICT_ITEM, DICT_LEN, CELL, LIST_ITEM, LIST_LEN, TYPE_ATTR, ATTR, EMPTY
+
+cpdef enum:                 # PlaceGuard: places.guard: what must be as it was
+    BY_IDENTITY             # the object
+    BY_VALUE                # its type and value
+    BY_TYPE                 # its type: a number that the call advances, and nobody in it sees
+    NOT_AT_ALL              # the call stores something, and nobody in it sees what is there
 
 cpdef enum:                 # Miss: why a node did not accept a call; node_why says, dispatch.py explains
     FITS, MISS_SPEC, MISS_AMBIENT, MISS_META, MISS_POINTER, MISS_ALIGN, MISS_VALUE, MISS_OVERLAP,
@@ -254,11 +265,16 @@ cdef struct Read:               # Python reads a value, on which depends what co
     int64_t nbytes              # 0: nothing is read, the tape runs for what it draws
     const char* value           # borrowed: what it must be
 
-cdef struct Effect:             # what a replay does to a tensor of the call that is not a result
+cdef struct Effect:             # what a replay does besides its results
     int32_t kind                # EffectKind
-    id_t slot
+    id_t slot                   # whose tensor; NONE where it is about a place
     int32_t bumps               # WRITES: by how much _version moves
-    id_t out                    # SETS_GRAD: hidden output that becomes .grad, or NONE: it becomes None
+    id_t out                    # SETS_GRAD: hidden output that becomes .grad, or NONE: it becomes None; PUTS, APPENDS: or NONE
+    id_t place                  # which, relative to the node's places; or NONE
+    id_t tag                    # of that place, relative to the node's tags
+    int32_t op                  # ADVANCES: Operator
+    int32_t times
+    PyObject* by                # the constant, borrowed
 
 cdef struct Grad:               # what is guarded of a tensor that can have a .grad
     id_t slot
@@ -272,7 +288,7 @@ cdef struct Tag:                # places of one dict, skipped while the dict's t
 
 cdef struct Place:              # a value that the function can read without its arguments
     int32_t kind                # PlaceKind
-    int32_t plain               # compare by type and ==; else by identity
+    int32_t guard               # PlaceGuard
     PyObject* home              # borrowed
     PyObject* key
     PyObject* want              # NULL: must stay absent

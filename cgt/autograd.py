@@ -47,6 +47,7 @@ def complete(state, plan, seen, draft):
         reached=[(r.path, r.tensor) for r in plan.reached if r.owner == NONE], tokens=kept,
         recomputes=seen.hooked or bool(custom), forward=state.f, grads=n_grads,
         donates=any(map(may_donate, custom)), seeds=seen.seeds,
+        places=[plan.places[k] for k in plan.moving], owners=plan.owners,
     )  # fmt: skip
     return draft._replace(outs=outs, behind=Behind(roots, saves, saved, flows, len(joined), graph))
 
@@ -58,8 +59,8 @@ def vet_roots(draft, roots):
         if memory.count(sid) > 1:
             return errors.odd_root(draft.out.paths[k])
     for effect in draft.effects:
-        example = draft.slots[effect.slot].example
-        if effect.kind == WRITES and example.requires_grad and not example.is_leaf:
+        example = draft.slots[effect.slot].example if effect.kind == WRITES else None
+        if example is not None and example.requires_grad and not example.is_leaf:
             return errors.written_root(draft.paths[effect.slot])
     return None
 

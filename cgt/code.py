@@ -167,17 +167,20 @@ def probes(code, steps, texts):
 
 def second_argument(code, steps):
     """The text that is the second argument of the call whose callable the first of these steps loads; None: unclear.
-    The depth of the stack tells which argument a step begins."""
+    The depth of the stack tells which argument a step begins, and whether more is made of the text."""
     text, depth = None, 0
     base = dis.stack_effect(*steps[0])
     for operation, argument in steps:
         if operation in JUMPS:
             return None
-        if depth == base + 1:
+        begins = depth == base + 1
+        if begins:
             constant = code.co_consts[argument] if operation == LOAD_CONST else None
             text = constant if isinstance(constant, str) else None
         if operation != dis.opmap.get("CACHE"):
             depth += dis.stack_effect(operation, argument if operation >= dis.HAVE_ARGUMENT else None)
+            if depth == base + 2 and not begins:
+                text = None
         if depth <= 1 < base or depth < base:
             return text if depth == 1 else None
     return None

@@ -12,7 +12,7 @@ import functools
 import threading
 from typing import Any, NamedTuple
 
-from cgt_core import INPUT, NONE, VIEW
+from cgt_core import ADVANCES, INPUT, NONE, VIEW
 
 from . import options
 from .pytree import Flat
@@ -109,6 +109,7 @@ class Kept(NamedTuple):
     place_paths: list
     grads: list  # of GradRow
     loose: list  # aliases of memory that it reads and nothing of the above names
+    advances: list  # of Advance
     seconds: tuple  # per phase of making it
     values: list  # of segments.Value
     forks: list  # where they are
@@ -131,6 +132,8 @@ class Graph:
     seeds: bool  # its attention keeps random numbers on the device
     lock: Any = fresh(threading.RLock)
     loose: list = fresh(list)  # see Kept
+    places: list = fresh(list)  # that its forward advances: it may, too
+    owners: dict = fresh(dict)  # see Plan
     proven: bool = False  # it read only what belongs to its call
     node: int = NONE
 
@@ -219,6 +222,7 @@ class Plan(NamedTuple):
     lone: list  # positions of those that hold an empty container of their own
     sizes: list  # (path, dict, entries) of what attributes could come to
     sources: list  # of impure.states
+    owners: dict  # id of an object's __dict__ -> the object
     unguarded: list  # sentences
     changed: set  # paths of the places that kept other recordings from fitting
     moves: list  # (recording that this one replaces, leaf that moved)
@@ -230,6 +234,10 @@ class Plan(NamedTuple):
     generators: list  # that the function can reach
     ambient: tuple
     sinks: Any  # of the core: where gradients end outside of the call
+    kept: list = []  # of places.Put
+    puts: list = []  # when it has run: (one of these, position of its place) to which something came
+    free: frozenset = frozenset()  # positions of the places of these that hold anything
+    moving: dict = {}  # when it has run: position of a place that the call advances, and nobody in it sees -> the EffectRow, or None
 
 
 class Token(NamedTuple):
@@ -306,6 +314,7 @@ class Seen:
     generators: dict = fresh(dict)  # id -> generator that was given to an op
     saved: list = fresh(list)  # weak references to what autograd saved (trace.Saved)
     started: set = fresh(set)  # code objects
+    beside: set = fresh(set)  # those of other threads
     ran: set = fresh(set)  # those that are the function's; None among them: not all were seen
     returned: Any = None  # of the core: what ops returned, as far as somebody holds it
     results: list = fresh(list)  # weak references to more of these
@@ -359,12 +368,16 @@ class OutRow(NamedTuple):
 
 
 class EffectRow(NamedTuple):
-    """What a replay does to a tensor of the call that is not a result."""
+    """What a replay does besides its results."""
 
     kind: int  # EffectKind in cgt_core.pxd
-    slot: int
+    slot: int  # whose tensor; NONE where it is about a place
     bumps: int = 0  # WRITES: by how much _version moves
-    out: int = NONE  # SETS_GRAD: hidden output that becomes .grad; NONE: it becomes None
+    out: int = NONE  # SETS_GRAD: hidden output that becomes .grad; NONE: it becomes None. PUTS, APPENDS: what comes to the place
+    place: int = NONE  # position of the place; in the core its row
+    op: int = 0  # Operator in cgt_core.pxd
+    by: Any = None  # ADVANCES, and PUTS and APPENDS without an output: the constant
+    times: int = 0
 
 
 class GradRow(NamedTuple):
@@ -430,7 +443,7 @@ def check_draft(draft):
         by_slot = o.kind in (VIEW, INPUT)
         assert NONE <= o.ref < (n_slots if by_slot else k) and NONE <= o.grad_slot < n_slots, o
     assert all(0 <= g.slot < n_slots for g in draft.grads), draft.grads
-    assert all(0 <= e.slot < n_slots and NONE <= e.out < n_outs for e in draft.effects), draft.effects
+    assert all((e.slot == NONE) == (e.kind >= ADVANCES) and e.slot < n_slots and NONE <= e.out < n_outs for e in draft.effects)
     behind = draft.behind
     assert all((s.slot == NONE) != (s.out == NONE) and s.slot < n_slots and s.out < n_outs for s in behind.saves)
     assert set(behind.roots) <= set(range(n_outs)) and set(behind.flows) <= set(range(n_slots))

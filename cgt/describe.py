@@ -11,13 +11,20 @@ import cgt_core as core
 import torch
 from cgt_core import (
     AGAIN,
+    APPENDS,
+    BY_IDENTITY,
+    BY_TYPE,
+    BY_VALUE,
     COPIED,
     CUDA,
     FRESH,
     INPUT,
+    LIST_LEN,
     NONE,
+    NOT_AT_ALL,
     PART,
     PINNED,
+    PUTS,
     SETS_GRAD,
     SHARED,
     TWIN,
@@ -27,7 +34,7 @@ from cgt_core import (
     WRITES,
 )
 
-from . import errors, places, pytree, trace, views
+from . import errors, moving, places, pytree, trace, views
 from .data import Draft, EffectRow, GradRow, OutRow, SlotRow
 from .observe import all_tensors, held, span
 
@@ -74,7 +81,12 @@ def rows(plan, seen, result, call):
     if isinstance(found, str):
         return found
     grads, sets, hidden = found
-    return Draft(slots, paths, near, [*outs, *hidden], [*writes, *sets], grads, out)
+    advances = [row for row in plan.moving.values() if row is not None]
+    outs += hidden
+    puts = describe_puts(plan, seen, slots, paths, near, outs, out)
+    if isinstance(puts, str):
+        return puts
+    return Draft(slots, paths, near, outs, [*writes, *sets, *advances, *puts], grads, out)
 
 
 def flatten_result(seen, result):
@@ -299,6 +311,44 @@ def describe_grads(plan, seen, slots, near, outs, paths, identical):
     return grads, sets, hidden
 
 
+def describe_puts(plan, seen, slots, paths, near, outs, out):
+    """A row for each thing that the run left in a place. What is not part of the result becomes a hidden output."""
+    effects, by_id = [], {id(s.example): k for k, s in reversed(list(enumerate(slots)))}
+    first_of = {core.storage_id(o.proto): k for k, o in enumerate(outs) if o.kind == FRESH}
+    index = {id(t): k for k, t in reversed(list(enumerate(out.tensors)))}
+    for put, at in plan.puts:
+        kind, place = (APPENDS if put.place.kind == LIST_LEN else PUTS), put.place
+        for value in place.home[place.want :] if kind == APPENDS else [places.value_at(place)]:
+            if is_fixed(value):
+                effects.append(EffectRow(kind, NONE, place=at, by=value))
+                continue
+            if type(value) is not torch.Tensor or value.requires_grad:
+                return errors.changed_state(place.path)
+            if id(value) not in index:
+                k = by_id.get(id(value), NONE)
+                row = OutRow(INPUT, k, ghost(value), hidden=True) if k != NONE else describe_tensor(
+                    plan, seen, place.path, value, near, first_of, len(outs))  # fmt: skip
+                if isinstance(row, str):
+                    return row
+                index[id(value)] = len(outs)
+                outs.append(row._replace(hidden=True))
+            row = outs[index[id(value)]]
+            if row.kind == VIEW:
+                return errors.kept_argument(paths[row.ref])
+            is_grad = row.kind == SHARED and outs[row.ref].grad_slot != NONE  # of which there is one tensor alone
+            if row.kind not in (FRESH, SHARED, INPUT) or is_grad or (row.kind == INPUT and slots[row.ref].leaf == NONE):
+                return errors.changed_state(place.path)
+            effects.append(EffectRow(kind, NONE, out=index[id(value)], place=at))
+    return effects
+
+
+def is_fixed(value):
+    """Is this the same wherever it is?"""
+    if type(value) is tuple or type(value) is torch.Size:
+        return all(map(is_fixed, tuple.__iter__(value)))
+    return any(type(value) is kind for kind in (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device))
+
+
 def touches(seen, t):
     """Did an op touch t's gradient?"""
     return core.storage_id(t.grad) in seen.touched
@@ -321,10 +371,13 @@ def slots_before(plan):
     return zip(paths, all_tensors(plan), plan.was, strict=True)
 
 
-def vet_changes(plan):
+def vet_changes(plan, ran):
     """A sentence if the run left something else behind that a replay would not: other values in places
-    that are guarded, another mode, another requires_grad."""
-    changed = places.find_changed(plan.places, is_guarded_as) or places.find_grown(plan.sizes)
+    that are guarded, another mode, another requires_grad. `ran`: the function's code."""
+    place = places.find_changed(plan.places, is_guarded_as, {*plan.moving, *plan.free})
+    if place is not None:
+        return errors.changed_state(place.path, moving.line_of(place, ran))
+    changed = places.find_grown(plan.sizes)
     if changed is None:
         changed = next((path for path, t, was in slots_before(plan) if t.requires_grad != was.requires_grad), None)
         changed = changed and changed + ".requires_grad"
@@ -443,23 +496,24 @@ def used_slots(plan, draft):
     ]  # fmt: skip
 
 
-def group_places(found):
-    """Places by the dict that tells of them (the core skips a dict that did not change), the rest in
-    one group that is compared at each call."""
+def group_places(found, moving, free):
+    """(Places by the dict that tells of them (the core skips a dict that did not change), the rest in
+    one group that is compared at each call; the positions that they had.)"""
     groups, loose = {}, []
-    for p in found:
+    for k, p in enumerate(found):
         number = p.want if p.kind in (places.DICT_LEN, places.LIST_LEN) else 0
         number = p.key if p.kind == places.LIST_ITEM else number
         present = p.want is not places.MISSING
-        row = (p.kind, is_plain(p.want), p.home, p.key, p.want, present, number)
+        guard = NOT_AT_ALL if k in free else BY_TYPE if k in moving else BY_VALUE if is_plain(p.want) else BY_IDENTITY
+        row = (p.kind, guard, p.home, p.key, p.want, present, number)
         teller = places.told_by(p)
         if teller is not None:
-            groups.setdefault(id(teller), (teller, []))[1].append((row, p.path))
+            groups.setdefault(id(teller), (teller, []))[1].append((row, k))
         else:
-            loose.append((row, p.path))
+            loose.append((row, k))
     ordered = list(groups.values()) + ([(None, loose)] if loose else [])
     rows = [(teller, [r for r, _ in members]) for teller, members in ordered]
-    return rows, [path for _, members in ordered for _, path in members]
+    return rows, [k for _, members in ordered for _, k in members]
 
 
 def is_guarded_as(then, now):

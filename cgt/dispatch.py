@@ -40,7 +40,9 @@ from . import (
     autograd,
     describe,
     errors,
+    flow,
     impure,
+    moving,
     options,
     places,
     pytree,
@@ -227,7 +229,11 @@ def learn_backward(graph, seen):
     """What a backward reads is guarded by its forward, which is recorded anew if it passed over code that runs now. The
     code that can read more."""
     forward = forward_of(graph)
-    fresh = learn_code(forward, seen.ran & forward.passed) if forward is not None else []
+    fresh = []
+    if forward is not None:
+        fresh = learn_code(forward, seen.ran & forward.passed)
+        if graph.places:
+            fresh += learn_code(forward, set(flow.that_disturb(seen.ran - forward.ran - {None}, forward.ran)))
     if fresh:
         DOOMED.append((forward, GRAPHS))
     return fresh
@@ -650,7 +656,11 @@ def draft_node(call, attempt):
     note_leaves(state, seen, plan.flat)
     try:
         places.settle_empties(plan.places, plan.lone, plan.changed)
-        draft = vet_code(state, seen) or vet_spent(plan, seen) or describe.rows(plan, seen, attempt.result, call)
+        reason = vet_code(state, seen) or vet_spent(plan, seen)
+        if reason is None:
+            plan = attempt.plan = find_moving(state, plan, seen)
+            reason = errors.used_elsewhere(plan.kept[0].place.path) if plan.free is None else None
+        draft = reason or describe.rows(plan, seen, attempt.result, call)
         if not isinstance(draft, str):
             if plan.graph is not None:
                 plan.graph.proven = True
@@ -664,6 +674,24 @@ def draft_node(call, attempt):
         return draft
     attempt.draft = draft
     return None
+
+
+def find_moving(state, plan, seen):
+    """The plan, with the places that the run changed and did not read; `free` is None where that is not known."""
+    ran = code_of(state) | seen.ran
+    rows, found = moving.find(plan.places, plan.owners, ran, seen), moving.find_puts(plan, ran, seen, describe.is_guarded_as)
+    if found is None:
+        return plan._replace(free=None)
+    more, free, puts = found
+    plan.places.extend(more)
+    plan.places.extend(moving.class_guards(plan.places, plan.owners, [*rows, *free]))
+    return plan._replace(moving=rows, free=free, puts=puts)
+
+
+def code_of(state):
+    """The code that ran so far; a backward's counts as its forward's."""
+    owner = state if state.graph is None else forward_of(state.graph)
+    return owner.ran if owner is not None else set()
 
 
 def settle(call, attempt, reason):
@@ -693,12 +721,12 @@ def make_node(call, attempt):
     """The draft becomes a node: attempt.node; or a sentence, and the call's result is as it was."""
     state, plan, seen = call.state, attempt.plan, attempt.seen
     attempt.result = None
-    parts, attempt.draft = record.part_result(attempt.draft)
+    parts, attempt.draft = record.part_result(plan, attempt.draft)
     reason = escaping(state, seen, describe.vet_aliases(seen, attempt.draft))
-    reason = reason or escaping(state, seen, describe.vet_changes(plan))
+    reason = reason or escaping(state, seen, describe.vet_changes(plan, code_of(state)))
     reason = reason or record.instantiate() or record.checkpoint(plan, seen, attempt.draft)
     if reason is not None:
-        attempt.result = record.restore_result(seen, parts)
+        attempt.result = record.restore_result(plan, seen, parts)
         return reason
     del parts
     attempt.node = add_node(call, plan, seen, attempt.draft)
@@ -796,12 +824,13 @@ def add_node(call, plan, seen, draft):
         o._replace(ref=index[o.ref] if o.kind in (VIEW, INPUT) else o.ref, grad_slot=index[o.grad_slot])
         for o in draft.outs
     ]  # fmt: skip
+    groups, order = describe.group_places(plan.places, plan.moving, plan.free)
+    row_at = {k: j for j, k in enumerate(order)} | {NONE: NONE}
     # Another thread may have moved the version of what this run did not touch.
-    effects = [e._replace(slot=index[e.slot]) for e in draft.effects if e.slot in index]
+    effects = [e._replace(slot=index[e.slot], place=row_at[e.place]) for e in draft.effects if e.slot in index]
     grads = [g._replace(slot=index[g.slot]) for g in draft.grads]
     program = draft.out.program
     ret_python = any(op[0] in (pytree.DATACLASS, pytree.CUSTOM) for op in program)
-    groups, place_paths = describe.group_places(plan.places)
     site = None
     if graph is not None:
         autograd.cut(draft)
@@ -811,9 +840,9 @@ def add_node(call, plan, seen, draft):
     known = {core.storage_id(s.example) for s in slots} | set(seen.buffers) | set(seen.made)
     loose = [core.alias(t) for sid, t in seen.touched.items() if sid not in known]
     kept = Kept(
-        graph, site, (program, groups, [s.tensor for s in slots], seen.captured, seen.keep),
-        [draft.paths[k] for k in used], place_paths, grads, loose, core.record_seconds(), seen.values,
-        seen.forks,
+        graph, site, (program, groups, effects, [s.tensor for s in slots], seen.captured, seen.keep),
+        [draft.paths[k] for k in used], [plan.places[k].path for k in order], grads, loose, moving.told(plan, code_of(state)),
+        core.record_seconds(), seen.values, seen.forks,
     )  # fmt: skip
     node = core.add_node(
         state.f, call.spec, plan.ambient, slots, outs, program, ret_python, effects, grads, groups,

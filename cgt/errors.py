@@ -548,10 +548,11 @@ def forward_mode(line):
     )
 
 
-def changed_state(path):
+def changed_state(path, line=None):
+    where = f" (at {line})" if line else ""
     return (
-        f"{path} is changed by the function, which a replay would not do. Change it outside, or keep it in a "
-        "tensor and write that in place."
+        f"{path} is changed by the function{where}, which a replay would not do. Change it outside, keep it in a tensor and "
+        "write that in place, or only count in it (self.calls += 1): that replays if nothing else in the call reads it."
     )
 
 
@@ -559,6 +560,13 @@ def replaced(path):
     return (
         f"{path} gets other memory in the function (.data = ..., swap_tensors). Write its values in place: "
         "copy_() under torch.no_grad()."
+    )
+
+
+def used_elsewhere(path):
+    return (
+        f"{path} is stored by the function while another thread, or code that ran for the first time, has to do with that name. "
+        "Let one thread at a time do so, or return the value and store it outside."
     )
 
 

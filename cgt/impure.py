@@ -61,7 +61,7 @@ LOADERS = ("torch.serialization", "numpy.lib")  # what these read of files is wh
 def tap(seen, is_mine):
     """A bracket: inside, the code that starts is added to seen.started, and the first call of an impure builtin where
     `is_mine()` becomes the reason."""
-    return tap_calls(seen.started, IMPURE, functools.partial(note_call, seen, is_mine))
+    return tap_calls(seen.started, IMPURE, functools.partial(note_call, seen, is_mine), seen.beside)
 
 
 def code_of_function(started):

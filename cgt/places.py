@@ -65,6 +65,15 @@ class Place(NamedTuple):
     path: str  # for messages: model.layers.0.weight, opt.param_groups[0]['lr']
 
 
+class Put(NamedTuple):
+    """A place that the code only stores to, or to whose list it only appends."""
+
+    where: str  # as of flow.Advance
+    name: str
+    owner: Any  # whose attribute it is; or None
+    place: Place  # LIST_LEN of the list that is appended to
+
+
 new_place = functools.partial(tuple.__new__, Place)  # what Place(...) does, in a third of the time
 
 
@@ -76,8 +85,10 @@ class Found(NamedTuple):
     tensors: list  # (path, tensor) of every tensor met, in places or in what cannot change
     sizes: list  # (path, dict, how many entries it has) of what attributes could come to
     sources: list  # (path, object) of what gives another value each time: see is_source
+    owners: dict  # id of an object's __dict__ -> the object; None for a dict or list that was met elsewhere than at one place
     scripted: list  # paths of modules of TorchScript, whose parameters and attributes lie in C++
     passed: set  # code objects of functions that were met and not looked at, since they did not run
+    kept: list  # of Put
 
 
 class Walk(NamedTuple):
@@ -97,9 +108,10 @@ class Walk(NamedTuple):
     asks: dict  # id of class -> has it a __getattr__ of the user's?
     hits: dict  # this round's (id of class, id of names) -> what the class has under the names
     ran: set | None  # code objects that count; None: all
+    keeps: Any  # (where, name, owner, value) -> what the code that ran only does under this name: see moving.keeper
 
 
-def find_places(function, roots=(), ran=None, arguments=(), most=None):
+def find_places(function, roots=(), ran=None, arguments=(), most=None, keeps=None):
     """All places from which `function` can read or in which it can store, and what else there is in Found; or
     None if there are more than `most` places.
 
@@ -107,8 +119,8 @@ def find_places(function, roots=(), ran=None, arguments=(), most=None):
     `ran`: code objects; only what these read counts. That is enough for a run in which no other code ran:
     to get to another one, a value must change that these read. To it come those that a backward will run. None: what any
     code reads to which the function leads. `arguments`: (path, tensor) of those that
-    are given, of which only the hooks count."""
-    walk = Walk(Found([], [], [], [], [], [], set()), set(), {}, collections.deque(), [], {}, {}, {}, {}, {}, {}, {}, ran)
+    are given, of which only the hooks count. `keeps`: see Walk."""
+    walk = Walk(Found([], [], [], [], [], {}, [], set(), []), set(), {}, collections.deque(), [], {}, {}, {}, {}, {}, {}, {}, ran, keeps)
     most = math.inf if most is None else most
     # Thousands of places are no garbage, and a finalizer could change what is looked at.
     return core.within([collector_off()], lambda: look_everywhere(walk, function, roots, arguments, most))
@@ -151,8 +163,10 @@ def look_everywhere(walk, function, roots, arguments, most):
 # What a visit does with an object is the rule for its type, in the table at the end.
 
 
-def visit(walk, thing, path):
+def visit(walk, thing, path, at_place=False):
     cls = type(thing)
+    if not at_place and (cls is dict or cls is list):
+        walk.found.owners[id(thing)] = None
     rule = walk.rules.get(id(cls), MISSING)
     if rule is MISSING:
         rule = walk.rules[id(cls)] = rule_for(cls)
@@ -171,7 +185,21 @@ def add(walk, kind, home, key, want, path):
 
 def add_and_visit(walk, kind, home, key, value, path):
     add(walk, kind, home, key, value, path)
-    visit(walk, value, path)
+    visit(walk, value, path, at_place=True)
+
+
+def is_kept(walk, kind, home, key, value, path, where, owner):
+    """Does the code only store there, or append to what is there? Then what is there is looked at by nobody."""
+    name = path if kind == CELL else key
+    how = walk.keeps(where, name, owner, value) if walk.keeps is not None else None
+    if how == "append":
+        add(walk, kind, home, key, value, path)
+    place = Place(LIST_LEN, value, None, len(value), path) if how == "append" else Place(kind, home, key, value, path)
+    mark = ("kept", id(value)) if how == "append" else ("kept", id(home), name)
+    if how is not None and mark not in walk.known:
+        walk.known.add(mark)
+        walk.found.kept.append(Put(where, name, owner, place))
+    return how is not None
 
 
 def is_simple(key):
@@ -219,13 +247,15 @@ def walk_function(walk, function, path):
                 value = cell.cell_contents
             except ValueError:  # the variable has no value yet
                 value = MISSING
-            add_and_visit(walk, CELL, cell, None, value, name)
+            if not is_kept(walk, CELL, cell, None, value, name, "variable", None):
+                add_and_visit(walk, CELL, cell, None, value, name)
     if ambient:
         visit(walk, dict_of(function).get("registry"), f"{path}.registry")  # of functools.singledispatch
         return
     for name in reads.globals:
-        if name in scope or not hasattr(builtins, name):
-            add_and_visit(walk, DICT_ITEM, scope, name, scope.get(name, MISSING), name)
+        value = scope.get(name, MISSING)
+        if (name in scope or not hasattr(builtins, name)) and not is_kept(walk, DICT_ITEM, scope, name, value, name, "global", None):
+            add_and_visit(walk, DICT_ITEM, scope, name, value, name)
     for name in reads.imports:  # absolute, or relative to the function's package
         for full_name in (name, f"{scope.get('__package__')}.{name}".rstrip(".")):
             visit(walk, sys.modules.get(full_name), full_name)
@@ -432,7 +462,7 @@ def add_lengths(walk, cls):
 def read_instance(walk, thing, path, names):
     own = own_dict(walk, thing)
     if own is not None:
-        read_dict(walk, own, path, names)
+        read_dict(walk, own, path, names, thing)
     for name, raw in class_hits(walk, type(thing), names):
         if type(raw) is types.MemberDescriptorType:  # __slots__
             try:
@@ -448,9 +478,11 @@ def read_instance(walk, thing, path, names):
                 add_class_value(walk, type(thing), name, raw, f"{path}.{name}")
 
 
-def read_dict(walk, own, path, names):
+def read_dict(walk, own, path, names, owner=None):
     for name in [] if names.isdisjoint(own) else [name for name in own if name in names]:
-        add_and_visit(walk, DICT_ITEM, own, name, own[name], f"{path}.{name}")
+        path_of = f"{path}.{name}"
+        if owner is None or not is_kept(walk, DICT_ITEM, own, name, own[name], path_of, "attribute", owner):
+            add_and_visit(walk, DICT_ITEM, own, name, own[name], path_of)
 
 
 def dict_of(thing):
@@ -610,6 +642,11 @@ def measure(walk):
     is no place for it."""
     layers = [layer for found in walk.layers.values() for layer in found]
     opened = [(path, own_dict(walk, thing)) for reader, thing, path in walk.open if reader in OPENED]
+    owned = [thing for reader, thing, _ in walk.open if reader in (read_instance, read_python_module)]
+    for thing in owned:
+        own = own_dict(walk, thing)
+        if walk.found.owners.setdefault(id(own), thing) is not thing:
+            walk.found.owners[id(own)] = None
     opened += [(NAME_OF(cls), behind_proxy(members)) for cls, members, ambient in layers if not ambient]
     walk.found.sizes.extend((path, own, len(own)) for path, own in opened if own is not None)
 
@@ -765,19 +802,26 @@ def settle_empties(found, lone, changed):
     found[:] = [settled.get(k, p) for k, p in enumerate(found) if id(p.home) not in gone]
 
 
-def find_changed(found, is_same):
-    """The path of a place that does not hold what it held when it was found, nor something for which
-    `is_same(then, now)`; or None."""
-    for place in found:
+def found_again(found):
+    """The same places, with what is there now."""
+    return [place._replace(want=value_at(place)) for place in found]
+
+
+def find_changed(found, is_same, moving=()):
+    """The first place that does not hold what it held when it was found, nor something for which
+    `is_same(then, now)`; or None. Those whose positions are `moving` may."""
+    for k, place in enumerate(found):
+        if k in moving:
+            continue
         if place.kind in (DICT_LEN, LIST_LEN):
             if len(place.home) != place.want:
-                return place.path
+                return place
         elif place.kind != EMPTY:
             now, emptiable = value_at(place), type(place.want) in EMPTIABLE
             if now is place.want or (emptiable and is_same_empty(now, place.want)):
                 continue
             if not is_same(place.want, now):
-                return place.path
+                return place
     return None
 
 

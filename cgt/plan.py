@@ -7,7 +7,7 @@ import cgt_core as core
 import torch
 from cgt_core import CUDA, HOST, NONE
 
-from . import autograd, code, describe, errors, impure, options, places, pytree, trace
+from . import autograd, code, describe, errors, flow, impure, moving, options, places, pytree, trace
 from .data import Around, Plan, Reached, Was
 from .observe import span
 from .taps import is_reader
@@ -48,7 +48,7 @@ def survey(call):
     if graph is None:
         found = look_around(state, call.function, flat)
     else:
-        found = places.Found([], [], graph.reached, [], [], [], set())
+        found = places.Found(places.found_again(graph.places), [], graph.reached, [], [], graph.owners, [], set(), [])
     reason = refuse_around(flat, found)
     if reason is not None:
         return reason
@@ -75,7 +75,7 @@ def plan_call(call, around, parent, moves, changed):
     return Plan(
         flat=flat, driver=driver, parent=parent, graph=graph, saves=saves,
         reached=around.reached, also=around.also, places=found.places, lone=places.lone_empties(found.places),
-        sizes=found.sizes, sources=impure.states(found.sources), unguarded=found.notes, changed=changed,
+        sizes=found.sizes, sources=impure.states(found.sources), owners=found.owners, kept=found.kept, unguarded=found.notes, changed=changed,
         moves=moves, copied=copied, spent=autograd.find_spent(graph, flat, copied, driver, parent, call.args),
         grads={k: core.grad_id(t) for k, t in enumerate(tensors) if can_have_grad(t)},
         versions=[0 if t.is_inference() else t._version for t in tensors],
@@ -99,14 +99,16 @@ def look_around(state, function, flat):
     roots, arguments = [*flat.objects, *bearers_of_code(flat)], [*zip(flat.paths, flat.tensors, strict=True)]
     if runs_compiled(state):
         return places.find_places(function, roots, None, arguments, options.MAX_PLACES)
-    found = places.find_places(function, roots, state.ran, arguments)
+    # A backward may run code of the forward's again (recomputation), and would not be seen to keep anything.
+    keeps = state.opts.outputs == "rescue" and not (state.saves and torch.is_grad_enabled())
+    found = places.find_places(function, roots, state.ran, arguments, keeps=moving.keeper(state.ran) if keeps else None)
     state.passed |= found.passed
     return found
 
 
 def learn_code(state, ran):
     """From now on this counts. The code among it that can read what was not looked at so far."""
-    fresh = [] if runs_compiled(state) else code.that_reads_more(ran, state.ran)
+    fresh = [] if runs_compiled(state) else code.that_reads_more(ran, state.ran) + flow.that_disturb(ran - state.ran, state.ran)
     state.ran |= ran
     return fresh
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import cgt_core as core
 import torch
-from cgt_core import AGAIN, CUDA, FRESH, INPUT, NONE, PART, SHARED
+from cgt_core import AGAIN, APPENDS, CUDA, FRESH, INPUT, LIST_LEN, NONE, PART, PUTS, SETS_GRAD, SHARED
 
 from . import (
     advice,
@@ -292,7 +292,8 @@ def snapshot(plan):
     """What a failed capture may have replaced by tensors that were never computed."""
     tensors = all_tensors(plan)
     grads = [(t, t.grad) for t in tensors if t.requires_grad and t.is_leaf]
-    return Before(plan.places, grads, plan.sources, core.histories(tensors), torch.default_generator.get_state())
+    found = [*plan.places, *(put.place for put in plan.kept)]
+    return Before(found, grads, plan.sources, core.histories(tensors), torch.default_generator.get_state())
 
 
 def restore_places(before, seen, tensors_only):
@@ -357,10 +358,11 @@ class Parts(NamedTuple):
     given: list  # tensors of the result, or memory of theirs; None: comes of another one
     outs: list  # their rows
     grads: list  # (tensor, what its .grad was)
+    puts: list  # (EffectRow, what came to its place)
     behind: Behind
 
 
-def part_result(draft):
+def part_result(plan, draft):
     """(Parts, the draft without the result): let go of the call's result, whose memory becomes the recording's. A
     replay hands out tensors of its own."""
     outs = draft.outs[: len(draft.out.tensors)]
@@ -371,14 +373,30 @@ def part_result(draft):
     ]  # fmt: skip
     for saved, *_ in draft.behind.saved:
         saved.tensor = None
-    grads = [(draft.slots[e.slot].example, draft.outs[e.out].proto) for e in draft.effects if e.out != NONE]
+    grads = [(draft.slots[e.slot].example, draft.outs[e.out].proto) for e in draft.effects if e.kind == SETS_GRAD and e.out != NONE]
     for owner, _ in grads:
         owner.grad = None  # the replay of this very call sets it
-    parts = Parts(draft.out.program, given, outs, grads, draft.behind)
+    puts = [(e, put_of(draft, e, given)) for e in draft.effects if e.kind in (PUTS, APPENDS)]
+    for put, _ in plan.puts:  # and these
+        if put.place.kind == LIST_LEN:
+            del put.place.home[put.place.want :]
+        else:
+            places.put_back(put.place)
+    parts = Parts(draft.out.program, given, outs, grads, puts, draft.behind)
     return parts, draft._replace(out=draft.out._replace(tensors=()))
 
 
-def restore_result(seen, parts):
+def put_of(draft, effect, given):
+    """What came to a place, or the memory of it."""
+    if effect.out == NONE:
+        return effect.by
+    row = draft.outs[effect.out]
+    if effect.out < len(given):
+        return given[row.ref if row.kind == AGAIN else effect.out]
+    return draft.slots[row.ref].example if row.kind == INPUT else row.proto
+
+
+def restore_result(plan, seen, parts):
     """The call's result after all, over the memory in which it was made."""
     given = parts.given
     for k, root in enumerate(parts.behind.roots):
@@ -396,7 +414,14 @@ def restore_result(seen, parts):
         seen.results.append(weakref.ref(one.tensor))
     for owner, proto in parts.grads:
         owner.grad = proto
-    seen.results.extend(weakref.ref(t) for t in (*given, *(proto for _, proto in parts.grads)))
+    for effect, value in parts.puts:
+        place = plan.places[effect.place]
+        if effect.kind == PUTS:
+            places.put_back(place._replace(want=value))
+        else:
+            place.want.append(value)
+    puts = [value for _, value in parts.puts if isinstance(value, torch.Tensor)]
+    seen.results.extend(weakref.ref(t) for t in (*given, *(proto for _, proto in parts.grads), *puts))
     return pytree.unflatten(parts.program, given)
 
 

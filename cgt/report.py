@@ -134,6 +134,7 @@ def explain_node(state, node):
         lines.append(f"    for these values read on the way: {some([f'{v.line} {describe_value(v)}' for v in kept.values])}")
     if kept.forks:
         lines.append(f"    with bodies that a replay chooses from: {some(kept.forks)}")
+    lines.extend(f"    {describe_advance(advance)}" for advance in kept.advances)
     if kept.loose:
         lines.append(
             f"    not guarded: {len(kept.loose)} tensors reached in a way cgt cannot follow"
@@ -152,6 +153,16 @@ def describe_value(value):
     if value.shape:
         return f"{tuple(value.shape)} of {value.dtype}"
     return str(torch.frombuffer(bytearray(value.bytes), dtype=value.dtype).item())
+
+
+def describe_advance(advance):
+    """What a replay does to a place."""
+    path, sign, by, times, lines = advance
+    if by is None:
+        return f"appends to {path}" if sign == "append" else f"stores {path}"
+    verb = {"+": "advances", "-": "lowers", "*": "multiplies", "/": "divides"}[sign]
+    often = f", {times} times" if times > 1 else ""
+    return f"{verb} {path} by {by!r}{often} at {', '.join(sorted(set(lines)))}"
 
 
 def device_name(path):

@@ -361,11 +361,11 @@ QUIET_FILES = (
 )
 
 
-def tap_calls(started, methods, called):
+def tap_calls(started, methods, called, beside):
     """A bracket: add the code objects that start or go on inside to the set `started`; add None if some
     could not be seen: somebody else's profiler is in the way. Before a builtin function of `methods` (by
     core.method_id) runs there is called(function, frame), the frame that calls it. Code of the program's other threads
-    is added only where this one may wait for them. Those are at some code when it begins, as autograd's threads are not;
+    is added only where this one may wait for them, and to `beside` always. Those are at some code when it begins, as autograd's threads are not;
     one that comes later is another's unless autograd works there for this run, or this thread started one."""
     aside, others = set(), set()
     listen = monitored if hasattr(sys, "monitoring") else profiled
@@ -373,14 +373,27 @@ def tap_calls(started, methods, called):
 
     def begin():
         others.update(sys._current_frames().keys() - {threading.get_ident()})
+        beside.update(code_elsewhere())
         start()
 
     def end():
         stop()
+        beside.update(aside, code_elsewhere())
         if any(code is not None and code.co_filename.startswith(MEETINGS) for code in list(started)):
             started.update(aside)
 
     return begin, end
+
+
+def code_elsewhere():
+    """Code objects that other threads are at."""
+    found, frames = set(), sys._current_frames()
+    del frames[threading.get_ident()]  # a frame that holds itself would hold its callers' tensors
+    for frame in frames.values():
+        while frame is not None:
+            found.add(frame.f_code)
+            frame = frame.f_back
+    return found
 
 
 STANDARD = os.path.dirname(threading.__file__) + os.sep

@@ -104,7 +104,7 @@ def reshaped(x):
 def kept_in(holder):
     def f(x):
         holder.append(x * 2)
-        return x + 1
+        return x + 1 + 0 * len(holder)
 
     return f
 

@@ -69,16 +69,20 @@ def test_prints_happen_when_the_function_is_warmed_and_recorded(device, capsys):
     assert cgt.stats(jitted).replays >= 1
 
 
-@footgun("Appending a plain value to a list stops when replays begin")
+@footgun("Appending a plain value to a deque stops when replays begin")
 def test_appends_of_plain_values_happen_when_warmed_and_recorded(device):
     log, sink = [], collections.deque()
     jitted = cgt.jit(lambda x: (sink.append(len(x)), x * 2)[1])
     assert firsts(jitted, ones(device)) == [2.0] * 6
     assert len(sink) == 2 and counters(jitted) == (1, 1, 4, 0)
-    # A list that the function can read is guarded by its length: then it never replays.
-    jitted = cgt.jit(lambda x: (log.append(len(x)), x * 2)[1])
+    # A list that the function reads is guarded by its length: then it never replays.
+    jitted = cgt.jit(lambda x: (log.append(len(x)), x * len(log))[1])
     firsts(jitted, ones(device))
     assert len(log) == 6 and cgt.stats(jitted).replays == 0
+    log.clear()
+    jitted = cgt.jit(lambda x: (log.append(len(x)), x * 2)[1])  # instead: a list, and do not read it
+    firsts(jitted, ones(device))
+    assert len(log) == 6 and cgt.stats(jitted).replays == 4
     log.clear()
     jitted = cgt.jit(lambda x: x * 2)  # instead: append outside
     for _ in range(4):
@@ -746,10 +750,10 @@ def test_jitted_module_is_a_function(device):
     assert cgt.stats(forward).replays >= 4
 
 
-@footgun("A tensor stored in a list, attribute or global keeps the function from replaying")
+@footgun("A tensor stored where the function reads it keeps it from replaying")
 def test_tensor_that_outlives_the_call_without_being_returned_runs_eagerly(device):
     history, x = [], ones(device)
-    jitted = cgt.jit(lambda x: (history.append(x * 2), x + 1)[1])
+    jitted = cgt.jit(lambda x: (history.append(x * 2), x + len(history) - len(history) + 1)[1])
     for k in range(5):
         assert jitted(x * k)[0].item() == k + 1.0
     assert [h[0].item() for h in history] == [0.0, 2.0, 4.0, 6.0, 8.0]
@@ -760,6 +764,10 @@ def test_tensor_that_outlives_the_call_without_being_returned_runs_eagerly(devic
         history.append(jitted(x)[1])
     assert cgt.stats(jitted).replays == 3
     assert [h[0].item() for h in history[5:]] == [2.0] * 5
+    jitted = cgt.jit(lambda x: (history.append(x * 2), x + 1)[1])  # instead: do not read it
+    for k in range(5):
+        assert jitted(x * k)[0].item() == k + 1.0
+    assert [h[0].item() for h in history[10:]] == [0.0, 2.0, 4.0, 6.0, 8.0] and cgt.stats(jitted).replays == 3
 
 
 # --- where the function runs --------------------------------------------------------------------

@@ -108,7 +108,7 @@ def test_results_of_an_abandoned_recording_are_views_of_the_users_tensor(device)
 
     def function(x):
         kept.append(x * 2)
-        return x[1:]
+        return x[len(kept) - len(kept) + 1 :]
 
     f = cgt.jit(function)
     for k in range(6):

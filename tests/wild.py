@@ -17,11 +17,18 @@ VARIABLE = "CGT_TEST_SCALE"  # of the environment
 dropout = torch.nn.functional.dropout
 
 
+class Log:
+    """State that functions change and mostly do not read."""
+
+    def __init__(self):
+        self.calls, self.rate, self.losses, self.last = 0, 1.0, [], None
+
+
 def begin_world():
     """Another world like the first."""
     vars(W).clear()
     W.s, W.table = types.SimpleNamespace(last=None, n=2, shape=0), {"last": None}
-    W.found, W.counter = [], itertools.count()
+    W.found, W.counter, W.log = [], itertools.count(), Log()
     W.random, W.numpy = random.Random(3), numpy.random.default_rng(3)
     random.seed(3), numpy.random.seed(3), torch.manual_seed(7)
     os.environ[VARIABLE] = "1"
@@ -45,9 +52,9 @@ def world_now():
     drawn = (
         hash(random.getstate()), hash(W.random.getstate()), W.numpy.bit_generator.state["state"]["state"],
         numpy.random.get_state()[2], repr(W.counter), W.s.n, W.s.shape, len(W.found),
-        collectives() - W.collectives,
+        collectives() - W.collectives, W.log.calls, W.log.rate, len(W.log.losses),
     )  # fmt: skip
-    return [W.s.last, W.table["last"], *W.found[-3:]], drawn
+    return [W.s.last, W.table["last"], W.log.last, *W.found[-3:], *W.log.losses[-3:]], drawn
 
 
 # --- functions ------------------------------------------------------------------------------------
@@ -169,6 +176,30 @@ def reads_store(p, x, y):
     return x * W.s.n + y
 
 
+def counted(p, x, y):
+    W.log.calls += 1
+    W.log.rate *= 0.9
+    return x * p["w"] - y
+
+
+def logged(p, x, y):
+    W.log.losses.append((x.detach() * 2).sum())
+    W.log.last = y.detach().sin()
+    return x.detach() + W.log.last.cos()
+
+
+def logged_alone(p, x, y):
+    z = x.detach() * y.detach()
+    W.log.last = z
+    W.log.losses.append(z)
+    W.log.calls += 2
+    return z
+
+
+def reads_count(p, x, y):
+    return x * W.log.calls + y
+
+
 def draws_random(p, x, y):
     return x * random.random() + y
 
@@ -227,7 +258,9 @@ def exchanged(p, x, y):
 PLAIN = (scale, views, added, dropped)
 KEEPERS = (custom, custom_argument, custom_part, hooked, closed_over)
 ALONE = (scale, views, added, *KEEPERS)  # depend on nothing but arguments: may run at any time
-STORES = (appended, stored, stored_part, stored_made, stored_number, stored_item, reads_store)
+STORES = (
+    appended, stored, stored_part, stored_made, stored_number, stored_item, reads_store, counted, logged, logged_alone, reads_count,
+)  # fmt: skip
 DRAWS = (
     draws_random, draws_greedy, draws_own, draws_numpy, draws_numpy_own, draws_counter,
     draws_environment, draws_clock,

@@ -31,12 +31,15 @@ cdef int place_holds(Place p) except -1:
         if now is NULL:
             PyErr_Clear()
             return p.want is NULL
-        same = plain_same(p.want, now) if p.plain and p.want is not NULL else now == p.want
+        same = value_fits(p, now)
         Py_DECREFX(now)
         return same
-    if now == p.want: return 1
-    if now is NULL or p.want is NULL or not p.plain: return 0
-    return plain_same(p.want, now)
+    return value_fits(p, now)
+
+cdef int value_fits(Place p, PyObject* now) except -1:
+    if now == p.want or p.guard == NOT_AT_ALL: return 1
+    if now is NULL or p.want is NULL or p.guard == BY_IDENTITY: return 0
+    return plain_same(p.want, now) if p.guard == BY_VALUE else Py_TYPE_(now) == Py_TYPE_(p.want)
 
 cdef int empty_same(PyObject* want, PyObject* now) except -1:
     """Is this an empty container like the wanted one, that nobody but its place holds? Then nothing can
@@ -78,7 +81,7 @@ cdef int32_t places_hold(Table* t, id_t n) except -2:
     return NONE
 
 cdef int places_fill(Table* t, id_t n, object groups) except -1:
-    """groups: [(dict or None, [(kind, plain, holder, key, want, present, number), ...]), ...]. Those without a dict come last."""
+    """groups: [(dict or None, [(kind, guard, holder, key, want, present, number), ...]), ...]. Those without a dict come last."""
     cdef Node* node
     cdef Tag* w
     cdef Place* p
@@ -97,10 +100,10 @@ cdef int places_fill(Table* t, id_t n, object groups) except -1:
         w.tag = 0                           # unknown: compare once at the first call
         w.place_at = at
         w.place_n = <int32_t>len(rows)
-        for kind, plain, where, key, want, present, number in rows:
+        for kind, guard, where, key, want, present, number in rows:
             p = node_place(t, node, at)
             p.kind = kind
-            p.plain = plain
+            p.guard = guard
             p.home = <PyObject*>where
             p.key = <PyObject*>key
             p.want = <PyObject*>want if present else NULL
@@ -108,4 +111,60 @@ cdef int places_fill(Table* t, id_t n, object groups) except -1:
             if kind == ATTR: p.number = function_part(<PyObject*>where, <PyObject*>key)
             if w.home is not NULL: dict_guard(w.home, p.key if kind == DICT_ITEM else NULL)
             at += 1
+    return 0
+
+cdef object place_value(Place p):
+    """What a place holds that a call changes; None if it is gone: another thread took it away."""
+    cdef PyObject* now = NULL
+    if p.kind == DICT_ITEM:
+        now = PyDict_GetItemWithError(p.home, p.key)
+    elif p.kind == CELL:
+        now = PyCell_GET(p.home)
+    elif p.kind == LIST_ITEM:
+        if p.number < PyList_GET_SIZEX(p.home): now = PyList_GET_ITEMX(p.home, p.number)
+    else:
+        return getattr(<object>p.home, <object>p.key, None)
+    if now is NULL and PyErr_Occurred() is not NULL: raise_pending()
+    return <object>now if now is not NULL else None
+
+cdef int place_put(Place p, object value) except -1:
+    if p.kind == DICT_ITEM:
+        (<dict>p.home)[<object>p.key] = value
+    elif p.kind == CELL:
+        PyCell_Set(p.home, <PyObject*>value)
+    elif p.kind == LIST_ITEM:
+        (<list>p.home)[p.number] = value
+    else:
+        setattr(<object>p.home, <object>p.key, value)
+    return 0
+
+cdef int place_advance(Table* t, id_t n, Effect e) except -1:
+    """What the call's own `+=` does."""
+    cdef int32_t k
+    value = place_value(node_place(t, node_row(t, n), e.place)[0])
+    if value is None: return 0
+    by = <object>e.by
+    for k in range(e.times):
+        if e.op == PLUS: value = value + by
+        elif e.op == MINUS: value = value - by
+        elif e.op == TIMES: value = value * by
+        else: value = value / by
+    return place_change(t, n, e, value)
+
+cdef int place_change(Table* t, id_t n, Effect e, object value) except -1:
+    """The place holds this now. The node's guard takes it, too: where nothing else was written since it compared, it need
+    not compare again."""
+    cdef uint64_t epoch = dict_epoch, tag = 0
+    cdef PyObject* home = node_tag(t, node_row(t, n), e.tag).home
+    if home is not NULL: tag = dict_tag(home)
+    place_put(node_place(t, node_row(t, n), e.place)[0], value)
+    if home is NULL: return 0
+    if node_tag(t, node_row(t, n), e.tag).tag == tag: node_tag(t, node_row(t, n), e.tag).tag = dict_tag(home)
+    if node_row(t, n).epoch == epoch: node_row(t, n).epoch = dict_epoch
+    return 0
+
+cdef int place_append(Table* t, id_t n, Effect e, object value) except -1:
+    """What the call's own append() does."""
+    entries = place_value(node_place(t, node_row(t, n), e.place)[0])
+    if type(entries) is list: (<list>entries).append(value)
     return 0

@@ -303,10 +303,18 @@ cdef int backward_fill(Table* t, id_t n, tuple row) except -1:
     return 0
 
 cdef int effect_fill(Table* t, id_t n, id_t k, object row) except -1:
-    """row: (kind, slot, bumps, out)"""
+    """row: (kind, slot, bumps, out, place, op, by, times). Places are there."""
     cdef Effect* e = node_effect(t, node_row(t, n), k)
-    e.kind, e.slot, e.bumps, e.out = row
+    cdef Tag* w
+    cdef id_t j
+    kind, slot, bumps, out, place, op, by, times = row
+    e.kind, e.slot, e.bumps, e.out, e.place, e.op, e.times = kind, slot, bumps, out, place, op, times
+    e.by = <PyObject*>by
+    e.tag = NONE
     if e.kind == WRITES: node_row(t, n).writes = 1
+    for j in range(node_row(t, n).len[TAGS] if e.place != NONE else 0):
+        w = node_tag(t, node_row(t, n), j)
+        if w.place_at <= e.place < w.place_at + w.place_n: e.tag = j
     return 0
 
 cdef int grad_fill(Table* t, id_t n, id_t k, object row) except -1:
@@ -355,11 +363,11 @@ cdef id_t node_add(Table* t, id_t f, id_t spec, tuple ambient, list slots, list 
     for k in range(len(slots)): slot_fill(t, n, k, slots[k])
     part_add(t, n, OUTS, len(outs))
     for k in range(len(outs)): out_fill(t, n, k, outs[k])
-    part_add(t, n, EFFECTS, len(effects))
-    for k in range(len(effects)): effect_fill(t, n, k, effects[k])
     part_add(t, n, GRADS, len(grads))
     for k in range(len(grads)): grad_fill(t, n, k, grads[k])
     places_fill(t, n, groups)
+    part_add(t, n, EFFECTS, len(effects))
+    for k in range(len(effects)): effect_fill(t, n, k, effects[k])
     backward_fill(t, n, backward)
     k = program_add(t, ret_program)
     node = node_row(t, n)

@@ -215,8 +215,16 @@ cdef object outs_give(Table* t, id_t n, PyObject** leaves, void* backward):
     finally:
         if tensors is not small: free(tensors)
 
+cdef object effect_value(Table* t, id_t n, Effect* e, PyObject** leaves):
+    """What a place gets."""
+    cdef Out* o
+    if e.out == NONE: return <object>e.by
+    o = node_out(t, node_row(t, n), e.out)
+    return <object>(out_slot(t, n, o, leaves) if o.kind == INPUT else o.tensor)
+
 cdef int effects_happen(Table* t, id_t n, PyObject** leaves, bint bump) except -1:
-    """What the recording does to tensors besides their bytes: _version and .grad."""
+    """What the recording does besides writing bytes: to _version and .grad of tensors, and to numbers in places. Without
+    `bump`: some of it was done while it was recorded."""
     cdef Node* node = node_row(t, n)
     cdef Effect* e
     cdef PyObject* x
@@ -225,6 +233,15 @@ cdef int effects_happen(Table* t, id_t n, PyObject** leaves, bint bump) except -
     for k in range(node.len[EFFECTS]):
         node = node_row(t, n)               # setting a .grad may free what was there
         e = node_effect(t, node, k)
+        if e.kind == ADVANCES:
+            if bump: place_advance(t, n, e[0])
+            continue
+        if e.kind == PUTS:
+            place_change(t, n, e[0], effect_value(t, n, e, leaves))
+            continue
+        if e.kind == APPENDS:
+            place_append(t, n, e[0], effect_value(t, n, e, leaves))
+            continue
         x = slot_tensor(t, node, e.slot, leaves)
         if e.kind == WRITES:
             if bump and e.bumps: tensor_bump(x, e.bumps)
@@ -258,9 +275,9 @@ cdef object replay(Table* t, id_t n, PyObject** leaves, void* stream, bint launc
             with nogil:
                 code = d.launch(exec_, stream, &error)
             if code != 0: raise driver_error(driver, code, CALL_LAUNCH, &error)
+        effects_happen(t, n, leaves, bump)
         if path_row(t, path).shared and driver == CUDA and \
                 fn_row(t, node_row(t, n).fn).outputs == RESCUE: outs_part(t, n)
-        effects_happen(t, n, leaves, bump)
         if backward is not NULL: backward_arm(backward)
         if fn_row(t, node_row(t, n).fn).backward: backward_note(t, node_row(t, n), <PyObject*>result)
     finally:

@@ -198,6 +198,7 @@ cdef extern from "Python.h":
     Py_ssize_t PyDict_GET_SIZE(PyObject* d)
     PyObject* PyCell_GET(PyObject* cell)
     int PyCell_Check(PyObject* o)
+    int PyCell_Set(PyObject* cell, PyObject* value) except -1
     int PyList_CheckExact(PyObject* o)
     int PyDict_CheckExact(PyObject* o)
     Py_ssize_t Py_REFCNT(PyObject* o)

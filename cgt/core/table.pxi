@@ -358,7 +358,8 @@ cdef int table_check(Table* t) except -1:
         for j in range(n.len[FLOWS]): assert node_flow(t, n, j)[0] < n.len[SLOTS], "flows to no slot"
         for j in range(n.len[EFFECTS]):
             e = node_effect(t, n, j)
-            assert e.slot < n.len[SLOTS] and e.out < n.len[OUTS], "an effect on nothing"
+            assert e.slot < n.len[SLOTS] and e.out < n.len[OUTS] and e.place < n.len[PLACES], "an effect on nothing"
+            assert (e.kind >= ADVANCES) == (e.place != NONE) == (e.slot == NONE) == (e.tag != NONE), "an advance of no place"
             assert e.kind != WRITES or node_slot(t, n, e.slot).copy == NONE, "a written slot is never copied"
         for j in range(n.len[SLOTS]):
             s = node_slot(t, n, j)

@@ -1,0 +1,406 @@
+"""What a call stores (`self.last = loss`) or appends (`self.losses.append(loss)`) and does not read otherwise: the function
+replays, and each replay does so as eager would. Where the call could see it, it runs eagerly."""
+
+import threading
+import weakref
+
+import pytest
+import torch
+from helpers import in_threads, same, tells
+from torch import nn
+
+import cgt
+
+
+class Opaque:
+    """Made in the call."""
+
+
+class Log:
+    def __init__(self):
+        self.losses, self.sizes, self.last, self.given, self.size, self.mode = [], [], None, None, None, False
+
+
+HISTORY, LAST = [], None
+
+
+def store_result(o, x):
+    o.last = y = x * 2
+    return y
+
+
+def store_made(o, x):
+    o.last = x.sum()
+    o.given = x
+    o.size = x.shape
+    return x * 2
+
+
+def append_result(o, x):
+    y = x * 2
+    o.losses.append(y)
+    return y + 1, y
+
+
+def append_made(o, x):
+    y = x * 2
+    o.losses.append(y.sum())
+    o.losses.append(y.mean().clamp(max=3))
+    o.sizes.append(len(x))
+    return y
+
+
+def append_twice(o, x):
+    y = x.cos()
+    for _ in range(2):
+        o.losses.append(y)
+    o.last = y
+    return x + 1
+
+
+def store_parts(o, x):
+    y = x * 2
+    o.last, o.given = y[:2], y[1:]
+    return x + y
+
+
+def append_and_count(o, x):
+    o.size = 5
+    y = x - 1
+    if y.sum() > 0:
+        o.losses.append(y)
+    else:
+        o.sizes.append("less")
+    return y
+
+
+PUTS = [store_result, store_made, append_result, append_made, append_twice, store_parts, append_and_count]
+
+
+def puts_agree(function, device, n=14, between=lambda o, k: None, sizes=(3,), wrap=cgt.jit):
+    """As `agree`, of all that is held, which stays as it was: the jitted one and its object."""
+    ours, theirs = Log(), Log()
+    f = wrap(lambda x: function(ours, x))
+    for k in range(n):
+        between(ours, k), between(theirs, k)
+        x = torch.full((sizes[k % len(sizes)],), k - 4.5, device=device)
+        assert same(f(x), function(theirs, x)), k
+        assert same(vars(ours), vars(theirs)), k
+    return f, ours
+
+
+@pytest.mark.parametrize("put", PUTS, ids=lambda f: f.__name__)
+@pytest.mark.parametrize("sizes", [(3,), (3, 3, 3, 5, 5)], ids=["one size", "two sizes"])
+def test_what_is_only_stored_or_appended_is_by_replays_too(device, put, sizes):
+    f, o = puts_agree(put, device, sizes=sizes)
+    assert cgt.stats(f).replays >= (14 - 2 if sizes == (3,) else 6) - 2 * (put is append_and_count), cgt.explain(f)
+    if put is store_result:
+        result = f(torch.ones(3, device=device))
+        assert o.last is result
+
+
+def test_what_was_stored_is_its_holders(device):
+    def between(o, k):
+        if o.losses:
+            o.losses[-1].add_(k)
+        if k == 6:
+            o.losses.clear()
+        if k == 8:
+            o.losses = [o.losses.pop()]
+        if k == 10:
+            o.losses.insert(0, "text")
+
+    f, _ = puts_agree(append_made, device, between=between)
+    assert cgt.stats(f).replays >= 10, cgt.explain(f)
+
+
+def test_explain_tells_what_a_replay_stores(device):
+    f, _ = puts_agree(append_twice, device)
+    assert "stores ours.last" in cgt.explain(f) and "appends to ours.losses" in cgt.explain(f)
+
+
+def test_what_is_called_is_read(device):
+    o = Log()
+
+    def function(x):
+        y = o.last(x) if o.mode else x * 2
+        o.last = 3
+        return y
+
+    f, x = cgt.jit(function), torch.ones(3, device=device)
+    for k in range(12):
+        o.mode, o.last = k % 4 == 3, (torch.sin if k % 8 == 3 else torch.cos)
+        want = (o.last(x) if o.mode else x * 2).clone()
+        assert torch.equal(f(x), want) and o.last == 3, k
+
+
+def test_global_and_variable_that_are_only_stored(device):
+    found, last = [], None
+    HISTORY.clear()
+
+    def function(x):
+        global LAST
+        nonlocal last
+        last = x.sin()
+        LAST = x.cos()
+        HISTORY.append(LAST_OF(x))
+        found.append(x * 3)
+        return x * 2
+
+    f = cgt.jit(function)
+    for k in range(10):
+        x = torch.full((3,), float(k), device=device)
+        assert torch.equal(f(x), x * 2)
+        assert torch.equal(last, x.sin()) and torch.equal(LAST, x.cos())
+        assert len(found) == len(HISTORY) == k + 1
+    assert all(torch.equal(t, torch.full((3,), 3.0 * k, device=device)) for k, t in enumerate(found))
+    assert cgt.stats(f).replays == 8, cgt.explain(f)
+
+
+def LAST_OF(x):  # noqa: N802
+    return x.tan()
+
+
+def asks_length(o, x):
+    o.losses.append(x * 2)
+    return x * len(o.losses)
+
+
+def asks_last(o, x):
+    o.losses.append(x * 2)
+    return x + o.losses[-1]
+
+
+def asks_first(o, x):
+    o.losses.append(x * 2)
+    return x + o.losses[0]
+
+
+def asks_stored(o, x):
+    y = x if o.last is None else x + o.last
+    o.last = y * 2
+    return y
+
+
+def asks_in_another(o, x):
+    o.last = x * 2
+    return x + asked(o)
+
+
+def asked(o):
+    return o.last.sum()
+
+
+def returns_the_list(o, x):
+    o.losses.append(x * 2)
+    del o.losses[:-2]
+    return x, list(o.losses)
+
+
+def adds_in_place(o, x):
+    o.losses += [x * 2]
+    return x
+
+
+def stores_a_list(o, x):
+    o.last = [x * 2]
+    return x
+
+
+def stores_an_object(o, x):
+    o.last = Opaque()
+    return x
+
+
+def appends_and_turns(o, x):
+    o.losses.append(x * 2)
+    o.last = x.sin()
+    o.mode = not o.mode
+    return x * 3
+
+
+def asks_all(o, x):
+    o.losses.append(x * 2)
+    return x + len(vars(o)["losses"])
+
+
+ASKS = [
+    asks_length, asks_last, asks_first, asks_stored, asks_in_another, returns_the_list, adds_in_place, stores_a_list, stores_an_object,
+    appends_and_turns, asks_all,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("ask", ASKS, ids=lambda f: f.__name__)
+def test_what_is_stored_and_read_keeps_the_function_from_replaying(device, ask):
+    f, _ = puts_agree(ask, device)
+    assert cgt.stats(f).replays == 0, cgt.explain(f)
+
+
+@pytest.mark.parametrize("outputs", ["error", "borrow"])
+def test_what_is_stored_lasts_whatever_becomes_of_results(device, outputs):
+    f, _ = puts_agree(append_made, device, wrap=lambda f: cgt.jit(f, outputs=outputs))
+    assert cgt.stats(f).replays == 0
+
+
+def test_list_in_two_places_is_read_where_it_is_read(device):
+    o = Log()
+    both = (o.losses,)
+
+    def function(x):
+        o.losses.append(x * 2)
+        return x * len(both[0])
+
+    f = cgt.jit(function)
+    for k in range(1, 8):
+        assert torch.equal(f(torch.ones(3, device=device)), torch.full((3,), float(k), device=device))
+    assert cgt.stats(f).replays == 0
+
+
+def test_training_loop_that_keeps_its_losses(device):
+    def outcomes(wrap):
+        torch.manual_seed(0)
+        o, model = Log(), nn.Linear(3, 1).to(device)
+        optimizer, found = torch.optim.SGD(model.parameters(), lr=0.1), []
+
+        def step(x):
+            optimizer.zero_grad()
+            loss = model(x).square().sum()
+            loss.backward()
+            optimizer.step()
+            o.losses.append(loss.detach())
+            o.last = loss.detach()
+            o.size = len(x)
+
+        f = wrap(step)
+        for k in range(12):
+            f(torch.full((2, 3), 0.1 * k, device=device))
+            found.append(o.last.clone())
+            if k % 4 == 3:
+                cgt.step()
+        return f, [found, o.losses, o.size]
+
+    _, want = outcomes(lambda f: f)
+    f, got = outcomes(cgt.jit)
+    assert same(got, want) and cgt.stats(f).replays >= 6, cgt.explain(f)
+
+
+def test_differentiable_call_that_stores_runs_eagerly(device):
+    def outcomes(wrap):
+        o, w, found = Log(), torch.ones(3, device=device).requires_grad_(), []
+
+        def function(x):
+            y = (w * x).sin()
+            o.losses.append(y.detach().sum())
+            o.last = y
+            return y.sum()
+
+        f = wrap(function)
+        for k in range(8):
+            w.grad = None
+            f(torch.full((3,), 0.1 * k, device=device)).backward()
+            found += [w.grad.clone(), list(o.losses), o.last.requires_grad, o.last.detach().clone()]
+        return f, found
+
+    _, want = outcomes(lambda f: f)
+    f, got = outcomes(cgt.jit)
+    assert same(got, want) and cgt.stats(f).replays == 0
+
+
+def test_object_that_is_stored_to_and_returned(device):
+    o = Log()
+
+    def function(x):
+        o.last = x * 2
+        return o
+
+    f = cgt.jit(function)
+    for k in range(6):
+        x = torch.full((3,), float(k), device=device)
+        assert f(x) is o and torch.equal(o.last, x * 2)
+    assert cgt.stats(f).replays == 4, cgt.explain(f)
+
+
+def test_what_was_stored_is_let_go_of(device):
+    o = Log()
+    f = cgt.jit(lambda x: append_twice(o, x))
+    for _ in range(4):
+        f(torch.ones(3, device=device))
+    last = weakref.ref(o.last.untyped_storage())
+    o.losses.clear()
+    f(torch.ones(3, device=device))
+    f(torch.ones(3, device=device))
+    assert last() is None or last() is not o.last.untyped_storage()
+    o.last = big = torch.ones(4, device=device)
+    f(torch.ones(3, device=device))
+    f = cgt.jit(lambda x: store_result(o, x))
+    o.last, gone = big, weakref.ref(big)
+    del big
+    for _ in range(4):
+        f(torch.ones(3, device=device))
+    assert gone() is None
+
+
+def test_list_under_two_names_grows_once(device):
+    o = Log()
+    o.sizes = o.losses
+
+    def function(x):
+        o.losses.append(x * 2)
+        o.sizes.append(x * 3)
+        return x + 1
+
+    f = cgt.jit(function)
+    for k in range(1, 8):
+        x = torch.full((3,), float(k), device=device)
+        f(x)
+        assert len(o.losses) == 2 * k and torch.equal(o.losses[-2], x * 2) and torch.equal(o.losses[-1], x * 3)
+
+
+def test_another_function_reads_what_is_stored(device):
+    ours, theirs = Log(), Log()
+    f, g = cgt.jit(lambda x: store_made(ours, x)), cgt.jit(lambda x: x * ours.last)
+    for k in range(10):
+        x = torch.full((3,), float(k), device=device)
+        assert torch.equal(f(x), store_made(theirs, x)) and torch.equal(g(x), x * theirs.last)
+
+
+@tells("used_elsewhere")
+def test_what_another_thread_stores_meanwhile_is_not_taken_for_the_calls(device):
+    o, stop = Log(), threading.Event()
+
+    def others():
+        while not stop.is_set():
+            o.losses.append(None)
+            stop.wait(0.001)
+
+    thread = threading.Thread(target=others, daemon=True)
+    thread.start()
+    try:
+        f = cgt.jit(lambda x: append_result(o, x))
+        for _ in range(5):
+            f(torch.ones(3, device=device))
+    finally:
+        stop.set()
+        thread.join()
+    assert cgt.stats(f).replays == 0 and sum(t is not None for t in o.losses) == 5
+    assert any("another thread" in reason for reason in cgt.stats(f).reasons), cgt.explain(f)
+
+
+def test_threads_append_every_call(device):
+    o = Log()
+    def function(x):
+        o.losses.append(x.sum())
+        o.sizes.append(len(x))
+        return x * 2
+
+    f = cgt.jit(function)
+    for _ in range(3):
+        f(torch.ones(3, device=device))
+
+    def work(k):
+        for n in range(100):
+            f(torch.full((3,), float(n), device=device))
+
+    in_threads(3, work)
+    sums = sorted(float(t) for t in o.losses[3:])
+    assert sums == sorted([3.0 * n for n in range(100)] * 3) and len(o.sizes) == 303
