@@ -12,7 +12,19 @@ from typing import NamedTuple
 
 import cgt_core as core
 import torch
-from cgt_core import AGAIN, APPENDS, CUDA, FRESH, INPUT, LIST_LEN, NONE, PART, PUTS, SETS_GRAD, SHARED
+from cgt_core import (
+    AGAIN,
+    APPENDS,
+    CUDA,
+    FRESH,
+    INPUT,
+    LIST_LEN,
+    NONE,
+    PART,
+    PUTS,
+    SETS_GRAD,
+    SHARED,
+)
 
 from . import (
     advice,
