@@ -24,7 +24,7 @@ import cgt
 from cgt import options
 
 options.OVERHEAD = math.inf  # what is measured here is settled first; bench_account.py looks at the rest
-ROUNDS = 150
+ROUNDS = 100
 DEVICES = ["cpu"] + (["cuda"] if torch.cuda.is_available() else [])
 FIGURES = pytest.StashKey()
 
