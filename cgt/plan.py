@@ -10,7 +10,7 @@ from cgt_core import CUDA, HOST, NONE
 from . import autograd, code, describe, errors, flow, impure, moving, options, places, pytree, trace
 from .data import Around, Plan, Reached, Was
 from .observe import span
-from .taps import is_reader
+from .taps import is_alone, is_reader
 
 
 def leaf_devices(flat):
@@ -91,6 +91,9 @@ def refuse_around(flat, around):
     for path, value in [*flat.objects, *((p.path, p.want) for p in around.places)]:
         if is_reader(value):
             return errors.early_bound(path)
+    # What another thread puts there meanwhile could not be told from what a recording did that is undone.
+    if around.kept and not is_alone():
+        return errors.used_elsewhere(around.kept[0].place.path)
     return errors.scripted(around.scripted[0]) if around.scripted else None
 
 

@@ -53,7 +53,8 @@ FOREIGN_MEMORY = -4  # ERROR_FOREIGN_MEMORY in driver.pxi
 class Before(NamedTuple):
     """What a capture that fails may have changed."""
 
-    places: list
+    places: list  # the plan's own: who holds a container besides decides whether it is one of the call's own
+    kept: list  # more of them
     grads: list  # [(tensor, its .grad)]
     sources: list  # see impure.py
     histories: object  # of core.histories
@@ -229,6 +230,7 @@ def on_cuda(call, attempt):
         captured.append(True)
 
     def leave():
+        core.capture_relaxed(False)  # constants.elsewhere may have been interrupted
         core.restore_generators(handles)
         if not captured:
             core.abort()  # before the streams are joined again: nobody may wait for a capture
@@ -304,8 +306,9 @@ def snapshot(plan):
     """What a failed capture may have replaced by tensors that were never computed."""
     tensors = all_tensors(plan)
     grads = [(t, t.grad) for t in tensors if t.requires_grad and t.is_leaf]
-    found = [*plan.places, *(put.place for put in plan.kept)]
-    return Before(found, grads, plan.sources, core.histories(tensors), torch.default_generator.get_state())
+    kept = [put.place for put in plan.kept]
+    histories, random = core.histories(tensors), torch.default_generator.get_state()
+    return Before(plan.places, kept, grads, plan.sources, histories, random)
 
 
 def restore_places(before, seen, tensors_only):
@@ -319,9 +322,9 @@ def restore_places(before, seen, tensors_only):
             and core.storage_id(value) in seen.made
         )
 
-    found, grads, sources, histories, random = before
+    found, kept, grads, sources, histories, random = before
     core.histories_restore(histories)
-    for p in found:
+    for p in (*found, *kept):
         if p.kind == places.DICT_LEN:
             for key in [key for key, value in dict.items(p.home) if p.want == 0 and spoilt(value)]:
                 dict.__delitem__(p.home, key)

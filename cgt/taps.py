@@ -373,12 +373,12 @@ def tap_calls(started, methods, called, beside):
 
     def begin():
         others.update(sys._current_frames().keys() - {threading.get_ident()})
-        beside.update(code_elsewhere())
+        beside.update(*code_elsewhere())
         start()
 
     def end():
         stop()
-        beside.update(aside, code_elsewhere())
+        beside.update(aside, *code_elsewhere())
         if any(code is not None and code.co_filename.startswith(MEETINGS) for code in list(started)):
             started.update(aside)
 
@@ -386,14 +386,27 @@ def tap_calls(started, methods, called, beside):
 
 
 def code_elsewhere():
-    """Code objects that other threads are at."""
-    found, frames = set(), sys._current_frames()
+    """[code objects] that each of the other threads is at."""
+    found, frames = [], sys._current_frames()
     del frames[threading.get_ident()]  # a frame that holds itself would hold its callers' tensors
     for frame in frames.values():
+        found.append([])
         while frame is not None:
-            found.add(frame.f_code)
+            found[-1].append(frame.f_code)
             frame = frame.f_back
     return found
+
+
+# Threads that only watch, or bring data: of progress bars, of loaders, of whoever spreads tests over processes.
+BYSTANDERS = tuple(
+    name.replace("/", os.sep)
+    for name in ("tqdm/_monitor.py", "torch/utils/data/_utils/pin_memory.py", "execnet/gateway_base.py")
+)
+
+
+def is_alone():
+    """Does no other thread run Python that could be the program's?"""
+    return all(any(code.co_filename.endswith(BYSTANDERS) for code in stack) for stack in code_elsewhere())
 
 
 STANDARD = os.path.dirname(threading.__file__) + os.sep

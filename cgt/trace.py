@@ -168,9 +168,8 @@ def see_lift(begins):
     gone when it is replayed: they are brought for real."""
     seen = seen_here()
     if begins and seen is not None and is_capture(seen) and not seen.inside:
-        begin, end = constants.elsewhere(seen)
+        begin, seen.lifted = constants.elsewhere(seen)  # an interrupt between the two does no harm
         begin()
-        seen.lifted = end
     elif not begins and seen is not None and seen.lifted is not None:
         seen.lifted()
         seen.lifted = None

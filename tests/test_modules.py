@@ -436,13 +436,8 @@ def test_optimizer(device, cls, options, replays):
 
     s = compare(device, mlp, optimizer=optimizer)
     if device.type in replays:
-        return assert_replays(s, warmups=warmups_of(cls))
+        return assert_replays(s)
     assert_eager(s, cls.__name__ + ".step")
-
-
-def warmups_of(cls):
-    """ASGD's first step makes tensors of Python numbers, and no later one."""
-    return 2 if cls is optim.ASGD else 1
 
 
 def step_outside(twin, k):
@@ -469,7 +464,7 @@ def test_reason_names_the_option_of_the_optimizer(device, cls, options, replays)
     assert_eager(s, cls.__name__ + ".step", *words)
     outside = {} if helps else {"whole": False, "between": step_outside}
     s = compare(device, mlp, optimizer=lambda p: cls(p, **better), **outside)
-    assert_replays(s, warmups=warmups_of(cls) if on_cuda else 1)
+    assert_replays(s)
 
 
 class Branches(nn.Module):

@@ -12,6 +12,7 @@ from wild import KeptArgument
 import cgt
 from cgt import trace
 from cgt.observe import observe
+from cgt.private import outside_dynamo
 
 SQUARE = torch.tensor([[4.0, 1.0, 0.5], [1.0, 3.0, 0.2], [0.5, 0.2, 2.0]])
 
@@ -218,3 +219,21 @@ def test_refused_warm_up_looks_no_further_but_a_backward_is_proven_whole(device)
     driver = core.CUDA if device.type == "cuda" else core.HOST
     assert run(observe(driver)) == (True, False)
     assert run(observe(driver, graph=object())) == (True, True)
+
+
+def test_interrupt_where_no_exception_can_pass_is_raised_behind_it():
+    """The middle of PyTorch tells us of some operators; Ctrl-C may come while it does."""
+    stops = []
+
+    def stop(_):
+        stops.append(1)
+        raise KeyboardInterrupt
+
+    f = cgt.jit(lambda x: torch.tensor([x[0], x[1]]) * 2)  # which reads two numbers
+    try:
+        core.reads_by([], stop, stop)
+        with pytest.raises(KeyboardInterrupt):
+            f(torch.ones(3))
+    finally:
+        core.reads_by([], outside_dynamo(trace.see_kernel), outside_dynamo(trace.see_lift))
+    assert stops and all(torch.equal(f(torch.ones(3)), torch.full((2,), 2.0)) for _ in range(4))

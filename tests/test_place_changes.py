@@ -488,7 +488,7 @@ def test_a_failed_capture_leaves_slots_and_classes_as_they_were():
     found = places_of(step)
     ring.at, base.own, box.at, box.ring = 1, 2, 3, 4
     assert set(broken(found)) == {"len(Ring.__dict__)", "ring.at", "ring.own", "box.at", "box.ring"}
-    record.restore_places(record.Before(found, [], [], core.histories([]), None), None, tensors_only=False)
+    record.restore_places(record.Before(found, [], [], [], core.histories([]), None), None, tensors_only=False)
     assert broken(found) == []
     assert "at" not in vars(ring) and (base.at, base.own, box.at) == (0, 1, 0)
     assert not hasattr(box, "ring")

@@ -826,7 +826,7 @@ def test_a_failed_capture_leaves_empty_containers_empty():
     put(box.one, torch.ones(1))
     box.one = {"b": 2}
     put(box.other, 3)
-    record.restore_places(record.Before(found, [], [], core.histories([]), None), None, tensors_only=False)
+    record.restore_places(record.Before(found, [], [], [], core.histories([]), None), None, tensors_only=False)
     assert box.one is old and not box.one and not box.other
 
 

@@ -248,6 +248,17 @@ static bool is_default(const c10::Argument& wanted, const c10::IValue& value) {
   return wanted.default_value() && !value.isTensor() && *wanted.default_value() == value;
 }
 
+static thread_local PyObject* told_error = nullptr;  // owned: what Python raised where no exception could pass (`tell`)
+
+// Raise it, now that one can: -1.
+static int observe_told() noexcept {
+  if (!told_error) return 0;
+  PyObject* error = std::exchange(told_error, nullptr);
+  PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(error)), error);
+  Py_DECREF(error);
+  return -1;
+}
+
 static void observe_op(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
   Call call{op, keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, OBSERVED), stack};
   if (passes(op)) return op.redispatchBoxed(call.below, stack);
@@ -255,6 +266,7 @@ static void observe_op(const c10::OperatorHandle& op, c10::DispatchKeySet keys, 
                                         c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, OBSERVED);
   c10::impl::ExcludeDispatchKeyGuard ours(above);  // ops that `see` runs itself
   Gil gil;
+  if (observe_told() != 0) throw_python(nullptr);
   const auto& wanted = op.schema().arguments();
   const c10::IValue* given = &*(stack->end() - static_cast<ptrdiff_t>(wanted.size()));
   // As an operator is called from Python: without what has its default value, as far as that is at the end.
@@ -327,11 +339,19 @@ static PyObject* on_read = nullptr;  // owned: called with the name of an operat
 static PyObject* on_lift = nullptr;  // owned: called before numbers are brought to their device, and behind
 static std::unordered_set<std::string> reads;
 
+// Call it; an exception, which could not pass through here, is raised by the next op that is seen, or where the run ends.
 template <class... Args>
 static void tell(PyObject* function, const char* format, Args... args) {
   PyGILState_STATE gil = PyGILState_Ensure();
   PyObject* done = PyObject_CallFunction(function, format, args...);
-  if (!done) PyErr_WriteUnraisable(function);  // an exception could not pass through here
+  if (!done) {
+    PyObject *type, *error, *traceback;
+    PyErr_Fetch(&type, &error, &traceback);
+    PyErr_NormalizeException(&type, &error, &traceback);
+    if (traceback) PyException_SetTraceback(error, traceback);
+    Py_XDECREF(type), Py_XDECREF(traceback);
+    Py_XDECREF(std::exchange(told_error, error));
+  }
   Py_XDECREF(done);
   PyGILState_Release(gil);
 }

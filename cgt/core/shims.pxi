@@ -140,6 +140,7 @@ cdef extern from "observe_shim.h" namespace "cgt":
     PyObject* observe_proceed(PyObject* instead) noexcept
     void observe_answer(PyObject* results) noexcept
     int observe_lone(PyObject* t) noexcept
+    int observe_told() noexcept
     void observe_list(int k, PyObject* tensors) noexcept
     int observe_start() noexcept
     void reads_of(const char* name) except +

@@ -88,6 +88,7 @@ def observed(object results, object see, object function, tuple args, dict kwarg
         observe_shown(shown)
         observer_set(before)
         Py_XDECREFX(before)
+        if observe_told() != 0: raise_pending()
 
 
 def observed_op(object op, tuple args, dict kwargs):
