@@ -12,7 +12,7 @@ import functools
 import threading
 from typing import Any, NamedTuple
 
-from cgt_core import ADVANCES, INPUT, NONE, VIEW
+from cgt_core import ADVANCES, INPUT, NONE, PART, VIEW
 
 from . import options
 from .pytree import Flat
@@ -440,8 +440,8 @@ def check_draft(draft):
     for s in draft.slots:
         assert NONE <= s.same < n_slots and NONE <= s.owner < n_slots, s
     for k, o in enumerate(draft.outs):
-        by_slot = o.kind in (VIEW, INPUT)
-        assert NONE <= o.ref < (n_slots if by_slot else k) and NONE <= o.grad_slot < n_slots, o
+        last = n_slots if o.kind in (VIEW, INPUT) else n_outs if o.kind == PART else k  # a view may stand before its base
+        assert NONE <= o.ref < last and NONE <= o.grad_slot < n_slots, o
     assert all(0 <= g.slot < n_slots for g in draft.grads), draft.grads
     assert all((e.slot == NONE) == (e.kind >= ADVANCES) and e.slot < n_slots and NONE <= e.out < n_outs for e in draft.effects)
     behind = draft.behind
