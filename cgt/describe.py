@@ -220,12 +220,13 @@ def describe_outs(plan, seen, out, slots, near):
     outs, first_of, seen_ids = [], {}, {}
     first = {id(t): k for k, t in reversed(list(enumerate(out.tensors)))}
     for path, t in zip(out.paths, out.tensors, strict=True):
+        ops = ops_of_part(seen, t, first)
         if id(t) in seen_ids:
             row = OutRow(AGAIN, seen_ids[id(t)], ghost(t))
         elif id(t) in by_id:
             row = OutRow(INPUT, by_id[id(t)], ghost(t))
-        elif is_part(seen, t, first):
-            row = OutRow(PART, first[id(t._base)], ghost(t), ops=views.ops_of(t, t._base))
+        elif ops is not None:
+            row = OutRow(PART, first[id(t._base)], ghost(t), ops=ops)
         else:
             row = describe_tensor(plan, seen, path, t, near, first_of, len(outs))
         if isinstance(row, str):
@@ -244,11 +245,11 @@ def in_order_of_birth(outs, tensors):
     return [o._replace(version=turn[k]) if k in turn else o for k, o in enumerate(outs)]
 
 
-def is_part(seen, t, results):
-    """Is this a view of one of these results, which autograd can make of it again?"""
+def ops_of_part(seen, t, results):
+    """What autograd makes this of one of these results by, whose view it is; or None."""
     if type(t) is not torch.Tensor or not t._is_view() or id(t._base) not in results:
-        return False
-    return is_pending(seen, t) and is_pending(seen, t._base) and views.ops_of(t, t._base) is not None
+        return None
+    return views.ops_of(t, t._base) if is_pending(seen, t) and is_pending(seen, t._base) else None
 
 
 def ghost(t):

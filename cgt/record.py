@@ -405,9 +405,9 @@ def put_of(draft, effect, given):
     """What came to a place, or the memory of it."""
     if effect.out == NONE:
         return effect.by
-    row = draft.outs[effect.out]
     if effect.out < len(given):
-        return given[row.ref if row.kind == AGAIN else effect.out]
+        return given[effect.out]
+    row = draft.outs[effect.out]
     return draft.slots[row.ref].example if row.kind == INPUT else row.proto
 
 
@@ -417,9 +417,8 @@ def restore_result(plan, seen, parts):
     for k, root in enumerate(parts.behind.roots):
         given[root] = core.view_like(given[root], given[root], 0)
         core.sinks_join(seen.sinks, k, given[root])
-    for turn in sorted(o.version for o in parts.outs if o.kind == PART):
-        k, row = next((k, o) for k, o in enumerate(parts.outs) if o.kind == PART and o.version == turn)
-        given[k] = views.make(given[row.ref], row.ops)
+    for _, k in sorted((o.version, k) for k, o in enumerate(parts.outs) if o.kind == PART):
+        given[k] = views.make(given[parts.outs[k].ref], parts.outs[k].ops)
     for k, row in enumerate(parts.outs):
         if row.kind == AGAIN:
             given[k] = given[row.ref]

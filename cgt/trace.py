@@ -280,8 +280,8 @@ def see_op(seen, op, args, kwargs):
     if packet in KEEPS_SEED:
         seen.seeds = True
     inputs = tensors_in(kwargs.values(), tensors_in(args, []))
-    for t in inputs:
-        if seen.driver == CUDA and core.is_lone(t) and core.storage_id(t) not in seen.slots.union(seen.hosts):
+    if seen.driver == CUDA and not core.is_in_node():  # what a graph from outside saved may be another number each time
+        for t in filter(core.is_lone, inputs):
             see_number(seen, t)
     if seen.reason is not None and not seen.recording and seen.graph is None:  # nothing else is asked of this warm-up
         seen.devices.update(t.device for t in (*inputs, *core.proceed(None)))
@@ -495,7 +495,10 @@ def see_constant(seen, t):
 def see_number(seen, t):
     """One that C++ made of Python's numbers: TorchScript does so, and shows it to nobody. (A module of TorchScript, which could
     keep one, is none that is recorded.)"""
-    seen.made[core.storage_id(t)] = user_line(seen)
+    sid = core.storage_id(t)
+    if sid in seen.slots or sid in seen.hosts:
+        return
+    seen.made[sid] = user_line(seen)
     seen.keep.append(core.alias(t))
     constants.add(seen, t)
 
