@@ -385,28 +385,43 @@ def tap_calls(started, methods, called, beside):
     return begin, end
 
 
-def code_elsewhere():
-    """[code objects] that each of the other threads is at."""
+def stacks_elsewhere():
+    """[[frames], innermost first] of each of the other threads."""
     found, frames = [], sys._current_frames()
     del frames[threading.get_ident()]  # a frame that holds itself would hold its callers' tensors
     for frame in frames.values():
         found.append([])
         while frame is not None:
-            found[-1].append(frame.f_code)
+            found[-1].append(frame)
             frame = frame.f_back
     return found
 
 
-# Threads that only watch, or bring data: of progress bars, of loaders, of whoever spreads tests over processes.
-BYSTANDERS = tuple(
-    name.replace("/", os.sep)
-    for name in ("tqdm/_monitor.py", "torch/utils/data/_utils/pin_memory.py", "execnet/gateway_base.py")
-)
+def code_elsewhere():
+    """[code objects] that each of the other threads is at."""
+    return [[frame.f_code for frame in stack] for stack in stacks_elsewhere()]
+
+
+# Whose threads watch, bring data, talk to a notebook or spread tests over processes; and, between two pieces of work, PyTorch's compiler.
+BYSTANDERS = ("tqdm", "torch.utils.data._utils", "torch._inductor", "ipykernel", "IPython", "tornado", "zmq", "execnet")
 
 
 def is_alone():
     """Does no other thread run Python that could be the program's?"""
-    return all(any(code.co_filename.endswith(BYSTANDERS) for code in stack) for stack in code_elsewhere())
+    return all(is_idle(stack[0]) or is_bystander(stack) for stack in stacks_elsewhere())
+
+
+def is_idle(frame):
+    """Does it wait for work in a pool that has none?"""
+    of_pool = frame.f_code.co_filename.startswith(STANDARD) and frame.f_globals.get("__name__") == "concurrent.futures.thread"
+    return of_pool and "work_queue" in frame.f_locals and frame.f_locals["work_queue"].empty()
+
+
+def is_bystander(stack):
+    """Is it a bystander's, and runs nobody else's code?"""
+    names = [str(frame.f_globals.get("__name__")) for frame in stack]
+    owners = [name for name in names if name.split(".")[0] not in sys.stdlib_module_names]
+    return bool(owners) and all(f"{name}.".startswith(tuple(f"{who}." for who in BYSTANDERS)) for name in owners)
 
 
 STANDARD = os.path.dirname(threading.__file__) + os.sep

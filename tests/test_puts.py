@@ -3,6 +3,7 @@ replays, and each replay does so as eager would. Where the call could see it, it
 
 import threading
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -384,6 +385,63 @@ def test_what_another_thread_stores_meanwhile_is_not_taken_for_the_calls(device)
         thread.join()
     assert cgt.stats(f).replays == 0 and sum(t is not None for t in o.losses) == 5
     assert any("another thread" in reason for reason in cgt.stats(f).reasons), cgt.explain(f)
+
+
+def thread_of(names, stop):
+    """One whose stack is of modules of these names, the outermost first."""
+    call, ready = stop.wait, threading.Event()
+    for name in reversed(names):
+        space = {"__name__": name, "call": call, "ready": ready}
+        exec("def run():\n    ready.set()\n    call()", space)
+        call = space["run"]
+    thread = threading.Thread(target=call, daemon=True)
+    thread.start()
+    assert ready.wait(10)
+    return thread
+
+
+@pytest.mark.parametrize(
+    ("names", "disturbs"),
+    [
+        pytest.param(["tqdm._monitor"], False, id="progress bar"),
+        pytest.param(["ipykernel.thread", "tornado.platform.asyncio"], False, id="notebook"),
+        pytest.param(["ipykernel.thread", "tornado.platform.asyncio", "__main__"], True, id="cell of a notebook"),
+        pytest.param(["tqdmish"], True, id="name that begins alike"),
+        pytest.param([], True, id="waiting in the standard library"),
+    ],
+)
+def test_threads_that_only_watch_do_not_disturb(names, disturbs, device):
+    stop = threading.Event()
+    thread = thread_of(names, stop) if names else threading.Timer(60, int)
+    if not names:
+        thread.start()
+    try:
+        o = Log()
+        f = cgt.jit(lambda x: append_result(o, x))
+        for k in range(8):
+            f(torch.full((3,), float(k), device=device))
+        assert len(o.losses) == 8 and (cgt.stats(f).replays == 0) == disturbs, cgt.explain(f)
+    finally:
+        stop.set()
+        getattr(thread, "cancel", int)()
+        thread.join()
+
+
+def test_pool_without_work_does_not_disturb_and_one_with_work_does(device):
+    """torch.compile leaves one behind."""
+    with ThreadPoolExecutor(2) as pool:
+        pool.submit(int).result()
+        outcomes = []
+        for busy in (False, True):
+            done, o = threading.Event(), Log()
+            pending = pool.submit(done.wait) if busy else None
+            f = cgt.jit(lambda x, o=o: append_result(o, x))
+            for k in range(8):
+                f(torch.full((3,), float(k), device=device))
+            done.set()
+            assert len(o.losses) == 8 and (pending is None or pending.result())
+            outcomes.append(cgt.stats(f).replays > 0)
+    assert outcomes == [True, False]
 
 
 def test_threads_append_every_call(device):
