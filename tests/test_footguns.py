@@ -549,7 +549,7 @@ def test_views_among_results_share_memory_but_have_no_base(device):
 
 @footgun("A loss returned after its backward is detached")
 def test_loss_after_backward_is_detached_once_recorded(device):
-    w = torch.ones(3, device=device, requires_grad=True)
+    w, x = torch.ones(3, device=device, requires_grad=True), ones(device)
 
     def step(x):
         loss = (w * x).sum()
@@ -560,7 +560,7 @@ def test_loss_after_backward_is_detached_once_recorded(device):
     needs = []
     for k in range(5):
         w.grad = None
-        loss = jitted(ones(device))
+        loss = jitted(x)
         needs.append(loss.requires_grad)
         assert loss.item() == 3.0 and torch.equal(w.grad, ones(device)), k
         del loss
