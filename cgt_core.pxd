@@ -79,6 +79,7 @@ cpdef enum:                 # OutKind: outs.kind
     INPUT                   # the very tensor in slot `ref`
     AGAIN                   # the very tensor of output `ref`
     PART                    # a view of output `ref` that autograd makes, since both require grad
+    READOUT                 # no tensor: what ops[0] makes of memory of the host that the graph writes
 
 cdef enum:                  # Policy: fns.outputs: what happens to a held output that is about to be overwritten
     RESCUE, POISON, BORROW
@@ -173,6 +174,7 @@ cdef struct Node:
     int32_t joined_n            # to so many of its flows, the first, several edges of its graph lead
     PyObject* site              # borrowed: the jitted backward; NULL: no result requires grad
     int32_t n_given             # outputs of the result; hidden ones come behind
+    int32_t waits               # some output is a READOUT: made when the graph is done
     int32_t writes              # some slot is written: copied slots must not overlap it
     int32_t same_grads          # of some slots it is guarded which tensor .grad is
     int32_t ret_python          # the result needs pytree.unflatten
@@ -235,7 +237,7 @@ cdef struct Out:
     int64_t shift               # VIEW: bytes from the start of the slot's tensor
     PyObject* proto             # owned: alias over the memory that the graph writes
     PyObject* line              # owned: where it was made, a str
-    PyObject* ops               # owned: PART: what makes it (views.py); else an empty tuple
+    PyObject* ops               # owned: PART, READOUT: what makes it (views.py, readout.py); else an empty tuple
     PyObject* tensor            # owned: what was handed out last; NULL: make a new one
     void* storage               # FRESH, owned: StorageImpl handed out last over the group's memory; its
                                 # holders count, whatever became of the tensors; NULL: none

@@ -300,6 +300,9 @@ class Seen:
     raw: set = fresh(set)  # memory whose address was asked for
     constants: dict = fresh(dict)  # memory that holds the same bytes at each replay -> what keeps that name its own
     values: list = fresh(list)  # segments.Value: what Python read on the way
+    room: int = 0  # bytes on the host that values and readouts of the recording take
+    readouts: list = fresh(list)  # (pytree.Readout, on the host a copy of what it stands for)
+    handed: dict = fresh(dict)  # memory on the host that only the result gets -> what keeps that name its own
     known: dict = fresh(dict)  # memory -> parts of it (segments.part_of) that were read and not written since
     graded: set = fresh(set)  # ids of leaves that had still their old .grad at one of these
     acts: bool = False  # it did something that may not happen twice, besides writing
@@ -364,7 +367,7 @@ class OutRow(NamedTuple):
     hidden: bool = False  # not part of the result
     root: bool = False  # it requires grad
     line: str = ""  # where it was made
-    ops: tuple = ()  # PART: what makes it (views.py)
+    ops: tuple = ()  # PART: what makes it (views.py); READOUT: (what makes it of the bytes,)
 
 
 class EffectRow(NamedTuple):

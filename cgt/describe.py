@@ -25,8 +25,10 @@ from cgt_core import (
     PART,
     PINNED,
     PUTS,
+    READOUT,
     SETS_GRAD,
     SHARED,
+    TENSOR,
     TWIN,
     UNUSED,
     VALUE,
@@ -219,12 +221,15 @@ def describe_outs(plan, seen, out, slots, near):
     by_id = {id(s.example): k for k, s in reversed(list(enumerate(slots)))}
     outs, first_of, seen_ids = [], {}, {}
     first = {id(t): k for k, t in reversed(list(enumerate(out.tensors)))}
-    for path, t in zip(out.paths, out.tensors, strict=True):
+    leaves = [obj for kind, _, obj in out.program if kind == TENSOR]
+    for path, t, leaf in zip(out.paths, out.tensors, leaves, strict=True):
         ops = ops_of_part(seen, t, first)
         if id(t) in seen_ids:
             row = OutRow(AGAIN, seen_ids[id(t)], ghost(t))
         elif id(t) in by_id:
             row = OutRow(INPUT, by_id[id(t)], ghost(t))
+        elif type(leaf) is pytree.Readout:
+            row = OutRow(READOUT, NONE, t, line=leaf.line, ops=(leaf.make,))
         elif ops is not None:
             row = OutRow(PART, first[id(t._base)], ghost(t), ops=ops)
         else:

@@ -46,6 +46,7 @@ from . import (
     options,
     places,
     pytree,
+    readout,
     record,
     segments,
     tokens,
@@ -730,6 +731,7 @@ def make_node(call, attempt):
         return reason
     del parts
     attempt.node = add_node(call, plan, seen, attempt.draft)
+    readout.bring(seen)
     attempt.draft = attempt.seen = None
     return None
 
@@ -809,7 +811,7 @@ def abandon(call, attempt, reason):
     if graph is not None and not graph.proven:
         prove(graph, attempt.seen, call.flat.tensors)  # it ran for real: was it right?
     count_eager(state, reason)
-    return attempt.result
+    return readout.fill(attempt.seen, attempt.result)
 
 
 def add_node(call, plan, seen, draft):

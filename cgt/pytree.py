@@ -37,6 +37,31 @@ EXACT_TYPE = {TUPLE: tuple, LIST: list, DICT: dict}
 HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: a class made at run time, not a C type such as dict
 
 
+class Readout:
+    """A leaf of a result that is no tensor: what will be made of bytes on the host. Nobody looks at it (readout.py)."""
+
+    __slots__ = ("words", "make", "line")
+
+    def __init__(self, words, make, line):
+        self.words = words  # where a replay leaves the bytes
+        self.make = make  # of these, what is returned
+        self.line = line  # of the user's, that asks for it
+
+    def item(self):
+        return Readout(self.words.view(()), torch.Tensor.tolist, self.line)
+
+    def tolist(self):
+        return Readout(self.words[:], torch.Tensor.tolist, self.line)
+
+    def numpy(self):
+        return Readout(self.words[:], array_of, self.line)
+
+
+def array_of(words):
+    """An array of its own."""
+    return words.clone().numpy()
+
+
 class Flat(NamedTuple):
     program: tuple  # ops
     tensors: tuple  # tensor leaves, in order
@@ -205,6 +230,11 @@ def _flatten_into(out, value, path, static, ancestors, objects):
     if issubclass(type(value), torch.Tensor) and not is_static:  # a proxy would lie to isinstance
         out.program.append((TENSOR, 0, type(value)))
         out.tensors.append(value)
+        out.paths.append(path)
+        return
+    if type(value) is Readout:
+        out.program.append((TENSOR, 0, value))
+        out.tensors.append(value.words)
         out.paths.append(path)
         return
     opened = None if is_static else _open(value, path, objects)

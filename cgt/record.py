@@ -22,6 +22,7 @@ from cgt_core import (
     NONE,
     PART,
     PUTS,
+    READOUT,
     SETS_GRAD,
     SHARED,
 )
@@ -436,7 +437,8 @@ def restore_result(plan, seen, parts):
             place.want.append(value)
     puts = [value for _, value in parts.puts if isinstance(value, torch.Tensor)]
     seen.results.extend(weakref.ref(t) for t in (*given, *(proto for _, proto in parts.grads), *puts))
-    return pytree.unflatten(parts.program, given)
+    leaves = [pytree.Readout(t, *o.ops, o.line) if o.kind == READOUT else t for o, t in zip(parts.outs, given, strict=True)]
+    return pytree.unflatten(parts.program, leaves)
 
 
 def instantiate():

@@ -136,14 +136,22 @@ def columns_of(seen, mask):
         return mask.nonzero().unbind(1)
 
 
+def room_for(seen, t):
+    """Memory of the host for t's bytes, or None: there is too much already. Recordings that begin alike find what they
+    share at the same place."""
+    at, nbytes = seen.room, t.numel() * t.element_size()
+    if at + nbytes > ROOM_BYTES:
+        return None
+    seen.room += -(-nbytes // WORD) * WORD
+    return room_of(torch.cuda.current_device() if seen.driver == CUDA else -1)[at : at + nbytes]
+
+
 def leave(seen, t):
     """End a segment that leaves t's bytes where the host finds them; these."""
-    nbytes = t.numel() * t.element_size()
-    at = sum(-(-len(value.bytes) // WORD) * WORD for value in seen.values)
-    if at + nbytes > ROOM_BYTES:
+    room = room_for(seen, t)
+    if room is None:
         refuse(seen, errors.reads_too_much(user_line(seen)))
         return b""
-    room = room_of(torch.cuda.current_device() if seen.driver == CUDA else -1)[at : at + nbytes]
     try:
         return (leave_on_cuda if t.is_cuda else leave_on_host)(seen, t, room)
     except core.DriverError as error:

@@ -239,8 +239,8 @@ def tap_forks(is_mine, fork):
 # What hands a tensor's memory to somebody outside PyTorch. (A function mode would see it, too; but Dynamo
 # compiles once more for each stack of function modes, and random states belong to a compilation.)
 READS = "numpy tolist data_ptr __array__ __repr__ untyped_storage __dlpack__".split()
-READERS = Tap(*((torch.Tensor, name) for name in READS), *TO_DLPACK)
-PLAIN_READERS = {id(plain): plain for plain in (getattr(*target) for target in READERS.targets)}
+READERS = Tap(*((torch.Tensor, name) for name in (*READS, "item", "cpu")), *TO_DLPACK)  # these two are ops as well
+PLAIN_READERS = {id(plain): plain for plain in (getattr(*t) for t in READERS.targets if t[1] in READS or t in TO_DLPACK)}
 
 
 def is_reader(value):
@@ -251,13 +251,14 @@ def is_reader(value):
 
 
 def tap_readers(is_mine, read):
-    """A bracket: inside, where `is_mine()`, read(name, tensor) comes before each such call."""
+    """A bracket: inside, where `is_mine()`, read(name, tensor, its other arguments) comes before each such call, and is
+    its answer unless that is None."""
 
     def handle(plain, owner, name, args, kwargs):
-        given = [*args, *kwargs.values()]
+        given, answer = [*args, *kwargs.values()], None
         if given and not torch.compiler.is_compiling():  # its ops will be seen when they run
-            read(name, given[0])
-        return plain(*args, **kwargs)
+            answer = read(name, given[0], given[1:])
+        return plain(*args, **kwargs) if answer is None else answer
 
     return READERS.to(is_mine, handle)
 

@@ -15,7 +15,7 @@ import cgt_core as core
 import torch
 from cgt_core import CUDA, HOST
 
-from . import advice, constants, errors, forks, impure, segments, tape
+from . import advice, constants, errors, forks, impure, readout, segments, tape
 from .observe import (
     Unrecordable,
     exchange,
@@ -230,10 +230,14 @@ def see_higher_order(seen, op):
         refuse(seen, errors.higher_order_op(op.name(), user_line(seen)))
 
 
-def see_reader(seen, name, t):
-    """A method that reads memory: fatal on the host, where nobody could replay the reader."""
+def see_reader(seen, name, t, given):
+    """A method that reads memory: fatal on the host, where nobody could replay the reader. What it is to return, where that is
+    not its own affair."""
     if seen.inside:
-        return
+        return None
+    answer = readout.note(seen, name, t, given)
+    if answer is not None or name in readout.OPS:
+        return answer
     sid = core.storage_id(t)
     if seen.driver == CUDA and t.is_cuda and name in ("data_ptr", "untyped_storage"):
         # A kernel outside the dispatcher may read or write there: the address must stay.
@@ -244,17 +248,18 @@ def see_reader(seen, name, t):
             seen.written.add(sid)
             if sid in seen.swaps:
                 refuse(seen, errors.memory_read(name, user_line(seen)))
-        return
+        return None
     if name in COPIED_OUT and sid in seen.constants:
-        return
+        return None
     if name == "tolist":
         values = segments.values_of(seen, [t])
         if values is not None:
             if values and not t.is_cuda:  # else it is copied first, by an op
                 segments.read(seen, values)
-            return
+            return None
     told = errors.read_behind if name == "ctc_loss" else errors.memory_read
     refuse(seen, told(name, user_line(seen)))
+    return None
 
 
 def see_parallel(seen, name):

@@ -469,7 +469,7 @@ REFUSED = {
     ),
     "sparse": (lambda a: a.to_sparse().to_dense(), "aten._to_sparse", "Use a plain, dense tensor"),
     "numpy": (lambda a: float(a.numpy().sum()), "Tensor.numpy", "on the result"),
-    "tolist": (lambda a: a.tolist(), "Tensor.tolist", "on the result"),
+    "tolist": (lambda a: sum(a.flatten().tolist()), "Tensor.tolist", "on the result"),
     "data_ptr": (lambda a: a.data_ptr() != 0, "Tensor.data_ptr", "on the result"),
     "quantized": (
         lambda a: torch.quantize_per_tensor(a, 0.1, 0, torch.qint8).dequantize(),

@@ -197,6 +197,11 @@ cdef object outs_give(Table* t, id_t n, PyObject** leaves, void* backward):
             elif o.kind == PART:
                 parts = True
                 tensors[k] = NULL
+            elif o.kind == READOUT:
+                if views is None: views = []
+                what = (<object>o.ops)[0](<object>o.proto)
+                views.append(what)
+                tensors[k] = <PyObject*>what
             else:
                 made = out_view(
                     out_slot(t, n, o, leaves), o.proto,
@@ -253,11 +258,13 @@ cdef int effects_happen(Table* t, id_t n, PyObject** leaves, bint bump) except -
 
 cdef object replay(Table* t, id_t n, PyObject** leaves, void* stream, bint launch, bint bump, bint met):
     """Bind, take outputs, launch on the caller's current stream; n is the path's last node from now on. The caller holds
-    the path's lock. Outputs are taken before the GIL is let go. `met`: all segments but the last ran for this call."""
+    the path's lock. Outputs are taken before the GIL is let go, unless some are made of what the graph left on the host.
+    `met`: all segments but the last ran for this call."""
     cdef Node* node = node_row(t, n)
     cdef id_t path = node.path
     cdef Driver* d = &DRIVERS[path_row(t, path).driver]
     cdef int driver = path_row(t, path).driver, code
+    cdef int32_t waits = node.waits
     cdef void* exec_ = node.exec
     cdef void* backward = NULL
     cdef string error
@@ -266,7 +273,7 @@ cdef object replay(Table* t, id_t n, PyObject** leaves, void* stream, bint launc
     if launch and node_row(t, n).len[PATCHES] and not met: patches_bind(t, n, first_exec(t, node_row(t, n)), d, leaves)
     if node_row(t, n).site is not NULL: backward = backward_make(t, n, leaves)
     try:
-        result = outs_give(t, n, leaves, backward)
+        if not waits: result = outs_give(t, n, leaves, backward)
         path_row(t, path).current = n
         path_row(t, path).launches += 1
         t.launches += 1
@@ -274,7 +281,9 @@ cdef object replay(Table* t, id_t n, PyObject** leaves, void* stream, bint launc
         if launch:
             with nogil:
                 code = d.launch(exec_, stream, &error)
+                if code == 0 and waits: code = d.wait(stream)
             if code != 0: raise driver_error(driver, code, CALL_LAUNCH, &error)
+        if waits: result = outs_give(t, n, leaves, backward)
         effects_happen(t, n, leaves, bump)
         if path_row(t, path).shared and driver == CUDA and \
                 fn_row(t, node_row(t, n).fn).outputs == RESCUE: outs_part(t, n)

@@ -379,7 +379,7 @@ cdef int table_check(Table* t) except -1:
             assert r.value is not NULL and (r.nbytes > 0 or r.tape is not NULL), "a segment that leaves no value"
         for j in range(n.len[OUTS]):
             o = node_out(t, n, j)
-            assert o.kind == FRESH or o.ref >= 0, "an output that refers to nothing"
+            assert o.kind in (FRESH, READOUT) or o.ref >= 0, "an output that refers to nothing"
             assert o.kind != SHARED or node_out(t, n, o.ref).kind == FRESH, "shared of fresh"
     for k in range(t.paths.n):
         j = path_row(t, k).current

@@ -1,0 +1,121 @@
+"""What a function reads only to hand it out: `return loss.item()`, `return tokens.tolist()`, a copy of a result on the host.
+
+Nobody in the call looks at it (returns.py tells), so it chooses no way, ends no segment, and may be another one at each
+call. The graph leaves the bytes on the host with the rest of its work; a replay waits for it, and makes of them what the
+recorded call would have returned.
+
+While a function is recorded, a `Readout` (pytree.py) stands for what will be made, and comes to the result in its place.
+"""
+
+import operator
+import sys
+
+import cgt_core as core
+import torch
+from cgt_core import CUDA
+
+from . import errors, returns, segments, tape
+from .observe import exchange, fix, is_capture, is_host_recording, refuse, touch, unseen, user_line
+from .pytree import Readout
+
+HERE = __name__.rpartition(".")[0]
+MAKERS = {"item": torch.Tensor.tolist, "tolist": torch.Tensor.tolist, "cpu": torch.Tensor.clone}  # of the bytes on the host
+ANSWERS = ("item", "tolist", "numpy")  # what a Readout can be asked for in its turn
+OPS = ("item", "cpu")  # methods that an op will tell of
+HANDS_ON = (("torch.utils._contextlib", "decorate_context"),)  # code that returns what it was given
+
+
+def note(seen, name, t, given):
+    """The function calls a method of t, with or without arguments given. What it gets if only the result gets it; None: the
+    method's own answer."""
+    if core.storage_id(t) in seen.handed and name in ANSWERS:  # of a warm-up
+        with unseen(seen):
+            return getattr(t, name)()
+    if name not in MAKERS or given or not may_wait(seen, t, name) or not is_handed_out(sys._getframe(1)):
+        return None
+    touch(seen, t)
+    seen.devices.add(t.device)
+    if is_capture(seen) or is_host_recording(seen):
+        return leave(seen, name, t)
+    with unseen(seen):
+        answer = getattr(t, name)()
+    if name == "cpu":
+        seen.handed[core.storage_id(answer)] = core.alias(answer)
+    return answer
+
+
+def may_wait(seen, t, name):
+    """May these bytes come when the recording is over?"""
+    if seen.reason is not None or seen.graph is not None or seen.bodies or core.is_in_node():
+        return False
+    here = t.is_cuda == (seen.driver == CUDA) or not seen.recording
+    fits = t.numel() == 1 if name == "item" else 0 < t.numel() * t.element_size() <= segments.VALUE_BYTES
+    simple = type(t) in (torch.Tensor, torch.nn.Parameter) and core.is_plain(t) and not t.is_complex() and not t.is_neg()
+    return simple and here and fits and not segments.is_known(seen, t) and (name != "cpu" or (t.is_cuda and not t.requires_grad))
+
+
+def is_handed_out(frame):
+    """Does what the innermost frame that is not ours asks for come to the result of the recorded function alone?"""
+    while is_ours(frame):
+        frame = frame.f_back
+    if frame is None or not returns.only_returned(frame.f_code, frame.f_lasti, ANSWERS):
+        return False
+    frame = frame.f_back
+    while frame is not None and (frame.f_globals.get("__name__"), frame.f_code.co_name) in HANDS_ON:
+        frame = frame.f_back
+    return is_ours(frame)
+
+
+def is_ours(frame):
+    return frame is not None and str(frame.f_globals.get("__name__")).rpartition(".")[0] == HERE
+
+
+def leave(seen, name, t):
+    """Record that t's bytes come to the host: what stands for them."""
+    shape = () if name == "item" else tuple(t.shape)
+    with unseen(seen):
+        room, value = segments.room_for(seen, t), None
+        if room is None:
+            refuse(seen, errors.reads_too_much(user_line(seen)))
+            return None
+        words, t = room.view(t.dtype).view(shape), exchange(seen, t.detach())
+        if is_capture(seen):
+            core.fetch(core.address(words), t.contiguous(), room.numel())
+        else:
+            value = t.clone().view(shape)
+            tape.copy_into(words.view(t.shape), fix(seen, t))
+    one = Readout(words, MAKERS[name], user_line(seen))
+    seen.readouts.append((one, value))
+    return one
+
+
+def bring(seen):
+    """What the recording's own run computed comes to where a replay would leave it. The caller holds the paths."""
+    for one, value in seen.readouts:
+        if value is not None:
+            one.words.copy_(value)
+
+
+def fill(seen, result):
+    """The result, with what was computed in place of what stands for it: for a call that is no recording after all."""
+    if not seen.readouts:
+        return result
+    bring(seen)
+    if seen.driver == CUDA:
+        torch.cuda.current_stream().synchronize()
+    return filled(result, set())
+
+
+def filled(value, done):
+    """Tuples, lists and dicts alone can hold one; some of them may be the user's, and hold themselves."""
+    if type(value) is Readout:
+        return value.make(value.words)
+    if type(value) not in (list, dict, tuple) or id(value) in done:
+        return value
+    done.add(id(value))
+    if type(value) is tuple:
+        parts = tuple(filled(one, done) for one in value)
+        return value if all(map(operator.is_, parts, value)) else parts
+    for key, one in list(enumerate(value) if type(value) is list else value.items()):
+        value[key] = filled(one, done)
+    return value

@@ -1,0 +1,244 @@
+"""Does what a call gives go to the function's result, and nowhere else?
+
+    n = mask.sum().item()
+    return {"loss": loss.item(), "count": n}, y
+
+Both do: whatever they are, the function does the same. From the bytecode, along all ways from the call on: what is followed
+lies on the stack, in local variables, and in tuples, lists and dicts that are made around it. Each instruction that
+takes it and has no rule here uses it, so an opcode of another release of Python's hides a result, and never makes one.
+Nothing runs here; it is worked out once for each call in a code object.
+"""
+
+import bisect
+import dis
+import functools
+import inspect
+
+from .code import KEPT
+from .flow import OPENERS, is_called
+
+MOST_STEPS = 4000  # a function with so many ways is taken for one that uses it
+LAZY = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
+
+
+class Used(Exception):
+    """An instruction takes what is followed."""
+
+
+@functools.lru_cache(KEPT)
+def only_returned(code, offset, answers):
+    """Is the instruction at this offset the call of a method without arguments, and does what it gives only come to the
+    result of the code object? `answers`: names of methods that may be called of it, and give more of the like."""
+    if code.co_flags & LAZY or not OPENERS.isdisjoint(code.co_names):
+        return False
+    steps = [one for one in dis.get_instructions(code) if one.opname not in ("CACHE", "EXTENDED_ARG")]
+    at = bisect.bisect([one.offset for one in steps], offset) - 1
+    if at not in (called(steps, at - 1), called(steps, at - 2)):
+        return False
+    try:
+        return follow(code, steps, at + 1, answers)
+    except Used:
+        return False
+
+
+def called(steps, at):
+    """Where this instruction's method is called, if that is the next thing, and without arguments; or None."""
+    if at < 0 or not is_called(steps[at]):
+        return None
+    end = at + (2 if steps[at + 1].opname == "PRECALL" else 1)  # Python 3.11
+    fits = steps[end].opname in ("CALL", "CALL_METHOD") and not steps[end].arg
+    return None if not fits or any(one.is_jump_target for one in steps[at + 1 : end + 1]) else end
+
+
+def follow(code, steps, start, answers):
+    """Go all ways from instruction `start`, with what is followed on top of the stack. True, or Used."""
+    index = {one.offset: k for k, one in enumerate(steps)}
+    todo, done = [(start, (True,), frozenset())], set()
+    while todo:
+        state = todo.pop()
+        if state in done:
+            continue
+        done.add(state)
+        if len(done) > MOST_STEPS:
+            raise Used
+        at, stack, held = state
+        if held:  # a handler finds the variables, too, and nothing of them on its stack
+            todo += [(index[handler], (), held) for handler in handlers_of(code).get(steps[at].offset, ())]
+        if stack or held:
+            todo += [(to, bare(left), keeps) for to, left, keeps in ways(steps, index, at, [*stack], held, answers)]
+    return True
+
+
+def bare(stack):
+    """Without what lies below the lowest that is followed."""
+    return tuple(stack[stack.index(True) :]) if True in stack else ()
+
+
+@functools.lru_cache(KEPT)
+def handlers_of(code):
+    """{offset: offsets of the handlers to which an exception there leads}."""
+    found = {}
+    for entry in getattr(dis.Bytecode(code), "exception_entries", None) or ():  # from Python 3.11 on
+        for offset in range(entry.start, entry.end, 2):
+            found.setdefault(offset, set()).add(entry.target)
+    return found
+
+
+def ways(steps, index, at, stack, held, answers):
+    """[(next instruction, stack, variables)] behind this one. `stack`: of bools, is it what is followed? Changed."""
+    one = steps[at]
+    name, arg = one.opname, one.arg if one.opcode >= dis.HAVE_ARGUMENT else None
+    if name in ENDS:
+        if name != "RETURN_VALUE":
+            take(stack, 1)
+        return []
+    if name in LOCALS:
+        return [(at + 1, *LOCALS[name](stack, held, one.argval))]
+    if name in MOVES:
+        MOVES[name](stack, arg)
+        return [(at + 1, stack, held)]
+    if is_called(one) and True in stack[-1:] and one.argval in answers and called(steps, at) is not None:
+        return [(called(steps, at) + 1, stack, held)]
+    if one.opcode in dis.haslocal and not held.isdisjoint(one.argval if isinstance(one.argval, tuple) else (one.argval,)):
+        raise Used
+    if one.opcode in dis.hasjrel or one.opcode in dis.hasjabs:
+        to = index.get(one.argval)
+        if name not in JUMPS and (True in stack or to is None):
+            raise Used
+        found = [(to, shift(list(stack), one.opcode, arg, True), held)]
+        if name not in ALWAYS:
+            found.append((at + 1, shift(stack, one.opcode, arg, False), held))
+        return found
+    if name not in PUSHES and not name.startswith(LOADS) and True in stack:
+        raise Used
+    pushes = PUSHES.get(name, 0)
+    if is_called(one) or name == "LOAD_ATTR":
+        pushes = 1 + is_called(one)
+    change = dis.stack_effect(one.opcode, arg)
+    take(stack, pushes - change)
+    return [(at + 1, stack + [False] * (max(pushes, change) if name.startswith(LOADS) else pushes), held)]
+
+
+def take(stack, n):
+    """Pop n values, none of which is followed."""
+    if True in stack[max(len(stack) - n, 0) :]:
+        raise Used
+    del stack[max(len(stack) - n, 0) :]
+
+
+def shift(stack, opcode, arg, jump):
+    """The stack behind a jump, or behind one that did not happen; it looks at the value on top, if at any."""
+    change = dis.stack_effect(opcode, arg, jump=jump)
+    if dis.opname[opcode] not in ALWAYS and True in stack[-1:]:
+        raise Used
+    if change < 0:
+        take(stack, -change)
+    return stack + [False] * change
+
+
+def pop(stack):
+    return stack.pop() if stack else False
+
+
+def peek(stack, n):
+    """The stack, that deep at least."""
+    stack[:0] = [False] * (n - len(stack))
+    return stack
+
+
+def load_locals(stack, held, names):
+    names = names if isinstance(names, tuple) else (names,)
+    return stack + [name in held for name in names], held
+
+
+def store_local(stack, held, name):
+    return (stack, held | {name}) if pop(stack) else (stack, held - {name})
+
+
+def delete_local(stack, held, name):
+    return stack, held - {name}
+
+
+def copy(stack, n):
+    stack.append(peek(stack, n)[-n])
+
+
+def swap(stack, n):
+    peek(stack, n)
+    stack[-1], stack[-n] = stack[-n], stack[-1]
+
+
+def rotate(stack, n):
+    peek(stack, n)
+    stack.insert(-n + 1, stack[-1])
+    del stack[-1]
+
+
+def gather(stack, n):
+    """A tuple or list of the n values on top."""
+    peek(stack, n)
+    inside = stack[len(stack) - n :]
+    stack[len(stack) - n :] = [True in inside]
+
+
+def gather_pairs(stack, n):
+    """A dict: keys are looked at."""
+    peek(stack, 2 * n)
+    inside = stack[len(stack) - 2 * n :]
+    if True in inside[::2]:
+        raise Used
+    stack[len(stack) - 2 * n :] = [True in inside]
+
+
+def gather_values(stack, n):
+    """A dict, whose keys are a constant on top."""
+    take(stack, 1)
+    gather(stack, n)
+
+
+def put_in(stack, n):
+    """What is on top goes to the end of the list that lies n below."""
+    value = pop(stack)
+    peek(stack, n)
+    stack[-n] |= value
+
+
+LOCALS = {
+    **dict.fromkeys("LOAD_FAST LOAD_FAST_CHECK LOAD_FAST_BORROW".split(), load_locals),
+    **dict.fromkeys("LOAD_FAST_LOAD_FAST LOAD_FAST_BORROW_LOAD_FAST_BORROW".split(), load_locals),
+    "STORE_FAST": store_local,
+    "DELETE_FAST": delete_local,
+}
+MOVES = {
+    "POP_TOP": lambda stack, _: pop(stack) and None,
+    "COPY": copy,
+    "SWAP": swap,
+    "DUP_TOP": lambda stack, _: copy(stack, 1),  # these until Python 3.10
+    "ROT_TWO": lambda stack, _: rotate(stack, 2),
+    "ROT_THREE": lambda stack, _: rotate(stack, 3),
+    "ROT_FOUR": lambda stack, _: rotate(stack, 4),
+    "BUILD_TUPLE": gather,
+    "BUILD_LIST": gather,
+    "BUILD_MAP": gather_pairs,
+    "BUILD_CONST_KEY_MAP": gather_values,
+    "LIST_APPEND": put_in,
+}
+ENDS = ("RETURN_VALUE", "RETURN_CONST", "RAISE_VARARGS", "RERAISE")
+ALWAYS = tuple(name for name in dis.opmap if name.startswith("JUMP_") and "IF" not in name)
+JUMPS = (*ALWAYS, "FOR_ITER", *(name for name in dis.opmap if name.startswith(("POP_JUMP", "JUMP_IF"))))
+LOADS = ("LOAD_", "PUSH_NULL", "NOP", "RESUME", "KW_NAMES")  # they take nothing, but for attributes
+# Instructions that use what they take, and how much they push.
+PUSHES = {
+    **dict.fromkeys(
+        [name for name in dis.opmap if name.startswith(("UNARY_", "BINARY_", "INPLACE_", "CALL", "FORMAT_"))]
+        + "COMPARE_OP IS_OP CONTAINS_OP GET_ITER CONVERT_VALUE BUILD_STRING BUILD_SLICE BUILD_SET".split()
+        + "LIST_TO_TUPLE MAKE_FUNCTION TO_BOOL IMPORT_NAME".split(),
+        1,
+    ),
+    "BEFORE_WITH": 2,
+    **dict.fromkeys(
+        "PRECALL POP_EXCEPT STORE_ATTR STORE_SUBSCR STORE_SLICE STORE_GLOBAL STORE_DEREF STORE_NAME DELETE_ATTR DELETE_SUBSCR "
+        "LIST_EXTEND SET_UPDATE SET_ADD DICT_UPDATE DICT_MERGE MAP_ADD".split(),
+        0,
+    ),
+}
