@@ -85,6 +85,35 @@ def test_loop_until_it_converges(device, compare, settled, figure):
     figure("while err > tol, 100 rounds: over eager", us["cgt"] / us["eager"], "×", at_most=0.5)
 
 
+def test_number_that_is_returned(cuda, compare, captured, settled, figure):
+    """A call that returns a tensor and a number, over a graph by hand that copies the number to pinned memory."""
+    part, x = chain(cuda), torch.rand(N, device=cuda)
+    word = torch.zeros((), pin_memory=True)
+
+    def plain(x):
+        y = part(x)
+        return y, y.sum().item()
+
+    def whole(x):
+        y = part(x)
+        word.copy_(y.sum(), non_blocking=True)
+        return y
+
+    f = settled(cgt.jit(plain), (x,))
+    graph, *_ = captured(whole, x)
+    event = torch.cuda.Event()
+
+    def run():
+        graph.replay()
+        event.record()
+        event.synchronize()
+        return word.item()
+
+    us = compare({"f": f, "x": x, "plain": plain, "run": run}, cgt="f(x)", by_hand="run()", eager="plain(x)")
+    figure("number that is returned over replay() and a pinned read", us["cgt"] / us["by_hand"], "×", at_most=1.05)
+    figure("number that is returned over eager", us["cgt"] / us["eager"], "×")
+
+
 def test_structured_loop(device, compare, settled, figure):
     """The same loop by while_loop: one op, whatever the number of rounds."""
     a, b = (torch.rand(N, device=device) for _ in range(2))

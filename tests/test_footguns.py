@@ -791,7 +791,7 @@ def test_bodies_run_for_their_recording(device):
     assert [bounded(x)[1].item() for _ in range(4)] == [5] * 4 and cgt.stats(bounded).replays == 2
 
 
-@footgun("A function that reads a number of floating point runs eagerly")
+@footgun("A function that reads a number of floating point and looks at it runs eagerly")
 def test_branch_on_a_number_that_was_read_runs_eagerly(device):
     jitted = cgt.jit(lambda x: x * 2 if x.sum().item() > 0 else -x)
     x = ones(device)
@@ -801,6 +801,8 @@ def test_branch_on_a_number_that_was_read_runs_eagerly(device):
         jitted = cgt.jit(function)
         assert firsts(jitted, x) == [2.0] * 6 and firsts(jitted, -x, calls=1) == [1.0]
         assert cgt.stats(jitted).replays >= 4
+    returned = cgt.jit(lambda x: (x * 2, x.sum().item()))
+    assert [returned(x)[1] for _ in range(6)] == [3.0] * 6 and cgt.stats(returned).replays >= 4
 
 
 @footgun("Under torch.set_default_device or another mode every call runs eagerly")
