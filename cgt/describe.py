@@ -224,11 +224,13 @@ def describe_outs(plan, seen, out, slots, near):
     leaves = [obj for kind, _, obj in out.program if kind == TENSOR]
     for path, t, leaf in zip(out.paths, out.tensors, leaves, strict=True):
         ops = ops_of_part(seen, t, first)
-        if id(t) in seen_ids:
-            row = OutRow(AGAIN, seen_ids[id(t)], ghost(t))
+        told = type(leaf) is pytree.Readout
+        one = leaf if told else t
+        if id(one) in seen_ids:
+            row = OutRow(AGAIN, seen_ids[id(one)], ghost(t))
         elif id(t) in by_id:
             row = OutRow(INPUT, by_id[id(t)], ghost(t))
-        elif type(leaf) is pytree.Readout:
+        elif told:
             row = OutRow(READOUT, NONE, t, line=leaf.line, ops=(leaf.make,))
         elif ops is not None:
             row = OutRow(PART, first[id(t._base)], ghost(t), ops=ops)
@@ -236,7 +238,7 @@ def describe_outs(plan, seen, out, slots, near):
             row = describe_tensor(plan, seen, path, t, near, first_of, len(outs))
         if isinstance(row, str):
             return row
-        seen_ids.setdefault(id(t), len(outs))
+        seen_ids.setdefault(id(one), len(outs))
         outs.append(row)
     return in_order_of_birth(outs, out.tensors)
 

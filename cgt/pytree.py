@@ -48,13 +48,16 @@ class Readout:
         self.line = line  # of the user's, that asks for it
 
     def item(self):
-        return Readout(self.words.view(()), torch.Tensor.tolist, self.line)
+        return Readout(self.words, ITEM, self.line)
 
     def tolist(self):
-        return Readout(self.words[:], torch.Tensor.tolist, self.line)
+        return Readout(self.words, TOLIST, self.line)
 
     def numpy(self):
-        return Readout(self.words[:], array_of, self.line)
+        return Readout(self.words, array_of, self.line)
+
+
+ITEM, TOLIST = torch.Tensor.item, torch.Tensor.tolist  # as they are while nobody observes
 
 
 def array_of(words):
