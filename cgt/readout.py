@@ -22,7 +22,6 @@ HERE = __name__.rpartition(".")[0]
 MAKERS = {"item": torch.Tensor.tolist, "tolist": torch.Tensor.tolist, "cpu": torch.Tensor.clone}  # of the bytes on the host
 ANSWERS = ("item", "tolist", "numpy")  # what a Readout can be asked for in its turn
 OPS = ("item", "cpu")  # methods that an op will tell of
-HANDS_ON = (("torch.utils._contextlib", "decorate_context"),)  # code that returns what it was given
 
 
 def note(seen, name, t, given):
@@ -58,12 +57,7 @@ def is_handed_out(frame):
     """Does what the innermost frame that is not ours asks for come to the result of the recorded function alone?"""
     while is_ours(frame):
         frame = frame.f_back
-    if frame is None or not returns.only_returned(frame.f_code, frame.f_lasti, ANSWERS):
-        return False
-    frame = frame.f_back
-    while frame is not None and (frame.f_globals.get("__name__"), frame.f_code.co_name) in HANDS_ON:
-        frame = frame.f_back
-    return is_ours(frame)
+    return frame is not None and returns.only_returned(frame, ANSWERS, is_ours)
 
 
 def is_ours(frame):

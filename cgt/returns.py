@@ -7,14 +7,19 @@ Both do: whatever they are, the function does the same. From the bytecode, along
 lies on the stack, in local variables, and in tuples, lists and dicts that are made around it. Each instruction that
 takes it and has no rule here uses it, so an opcode of another release of Python's hides a result, and never makes one.
 Nothing runs here; it is worked out once for each call in a code object.
+
+Where the frame is a helper's, its result must in turn only come to the result of its caller. Who called it, the instruction at
+which that one stands or a function of C in between (map, a cache), Python does not tell: the function that the
+instruction calls is looked up, and must be the very one.
 """
 
 import bisect
 import dis
 import functools
 import inspect
+import types
 
-from .code import KEPT
+from .code import JUMPS, KEPT
 from .flow import OPENERS, is_called
 
 MOST_STEPS = 4000  # a function with so many ways is taken for one that uses it
@@ -25,20 +30,121 @@ class Used(Exception):
     """An instruction takes what is followed."""
 
 
-@functools.lru_cache(KEPT)
-def only_returned(code, offset, answers):
-    """Is the instruction at this offset the call of a method without arguments, and does what it gives only come to the
-    result of the code object? `answers`: names of methods that may be called of it, and give more of the like."""
-    if code.co_flags & LAZY or not OPENERS.isdisjoint(code.co_names):
+def only_returned(frame, answers, is_outer):
+    """Is this frame at the call of a method without arguments, and does what that gives only come to the result of the
+    outermost frame, behind which is_outer(frame) is? `answers`: names of methods that may be called of it, and give more
+    of the like."""
+    if not is_method_call(frame.f_code, frame.f_lasti):
         return False
-    steps = [one for one in dis.get_instructions(code) if one.opname not in ("CACHE", "EXTENDED_ARG")]
-    at = bisect.bisect([one.offset for one in steps], offset) - 1
-    if at not in (called(steps, at - 1), called(steps, at - 2)):
+    while comes_to_result(frame.f_code, frame.f_lasti, answers):
+        caller = frame.f_back
+        if is_outer(caller):
+            return True
+        if caller is None or called_at(caller) is not frame.f_code:
+            return False
+        frame = caller
+    return False
+
+
+@functools.lru_cache(KEPT)
+def steps_from(code):
+    """Its instructions."""
+    return [one for one in dis.get_instructions(code) if one.opname not in ("CACHE", "EXTENDED_ARG")]
+
+
+def step_at(code, offset):
+    """Number of the instruction that a frame is at."""
+    return bisect.bisect([one.offset for one in steps_from(code)], offset) - 1
+
+
+@functools.lru_cache(KEPT)
+def is_method_call(code, offset):
+    """Is the instruction at this offset the call of a method without arguments?"""
+    steps, at = steps_from(code), step_at(code, offset)
+    return at in (called(steps, at - 1), called(steps, at - 2))
+
+
+@functools.lru_cache(KEPT)
+def comes_to_result(code, offset, answers):
+    """Does what the call at this offset gives only come to the result of the code object?"""
+    steps, at = steps_from(code), step_at(code, offset)
+    if code.co_flags & LAZY or not OPENERS.isdisjoint(code.co_names) or not steps[at].opname.startswith("CALL"):
         return False
     try:
         return follow(code, steps, at + 1, answers)
     except Used:
         return False
+
+
+# --- who called a helper ------------------------------------------------------------------------
+
+
+def called_at(frame):
+    """The code of the Python function that the call at which a frame stands calls, or None: that cannot be told."""
+    names = callee_of(frame.f_code, frame.f_lasti)
+    if names is None:
+        return None
+    first, *more = names
+    variables = frame.f_locals
+    found = variables.get(first, frame.f_globals.get(first))
+    if type(variables) is dict and frame.f_code.co_flags & inspect.CO_OPTIMIZED:
+        variables.clear()  # a copy, until Python 3.12, that the frame keeps: it would hold what the function lets go of
+    for name in more:
+        own = getattr(found, "__dict__", None)
+        if type(own) is dict and name in own:
+            found = own[name]
+        else:  # a method; what a property gives is another function
+            found = inspect.getattr_static(type(found), name, None)
+            found = found.__func__ if isinstance(found, (staticmethod, classmethod)) else found
+    return found.__code__ if type(found) is types.FunctionType else None
+
+
+@functools.lru_cache(KEPT)
+def callee_of(code, offset):
+    """(variable, attribute, ...): what the call at this offset calls, if all between its look-up and the call is in a straight
+    line; or None."""
+    steps, end = steps_from(code), step_at(code, offset)
+    for at in range(end - 1, -1, -1):
+        if steps[at].opcode in JUMPS or steps[at + 1].is_jump_target:
+            return None
+        names = looked_up(steps, at)
+        if names is not None and ends_at(steps, at) == end:
+            return names
+    return None
+
+
+def looked_up(steps, at):
+    """(variable, attribute, ...) that is called later, where this instruction is the last of its look-up; or None."""
+    one, names = steps[at], []
+    if one.opname in NAMED:
+        is_callee = bool(one.arg & 1) if one.opname == "LOAD_GLOBAL" else at > 0 and steps[at - 1].opname == "PUSH_NULL"
+        return (one.argval,) if is_callee else None
+    if not is_called(one):
+        return None
+    while steps[at].opname in ("LOAD_ATTR", "LOAD_METHOD"):
+        names.insert(0, steps[at].argval)
+        at -= 1
+    return (steps[at].argval, *names) if steps[at].opname in NAMED else None
+
+
+def ends_at(steps, at):
+    """Number of the call that takes what was looked up by this instruction and pushed beside an empty place or itself."""
+    depth = 2
+    for k in range(at + 1, len(steps)):
+        one = steps[k]
+        arg = one.arg if one.opcode >= dis.HAVE_ARGUMENT else None
+        depth += dis.stack_effect(one.opcode, arg)
+        if one.opcode in JUMPS or depth < 1:
+            return None
+        if depth == 1:
+            return k if one.opname.startswith("CALL") else None
+    return None
+
+
+NAMED = ("LOAD_FAST", "LOAD_FAST_CHECK", "LOAD_FAST_BORROW", "LOAD_DEREF", "LOAD_GLOBAL")
+
+
+# --- what becomes of it -------------------------------------------------------------------------
 
 
 def called(steps, at):
@@ -101,9 +207,9 @@ def ways(steps, index, at, stack, held, answers):
         return [(called(steps, at) + 1, stack, held)]
     if one.opcode in dis.haslocal and not held.isdisjoint(one.argval if isinstance(one.argval, tuple) else (one.argval,)):
         raise Used
-    if one.opcode in dis.hasjrel or one.opcode in dis.hasjabs:
+    if one.opcode in JUMPS:
         to = index.get(one.argval)
-        if name not in JUMPS and (True in stack or to is None):
+        if name not in FOLLOWED and (True in stack or to is None):
             raise Used
         found = [(to, shift(list(stack), one.opcode, arg, True), held)]
         if name not in ALWAYS:
@@ -225,7 +331,7 @@ MOVES = {
 }
 ENDS = ("RETURN_VALUE", "RETURN_CONST", "RAISE_VARARGS", "RERAISE")
 ALWAYS = tuple(name for name in dis.opmap if name.startswith("JUMP_") and "IF" not in name)
-JUMPS = (*ALWAYS, "FOR_ITER", *(name for name in dis.opmap if name.startswith(("POP_JUMP", "JUMP_IF"))))
+FOLLOWED = (*ALWAYS, "FOR_ITER", *(name for name in dis.opmap if name.startswith(("POP_JUMP", "JUMP_IF"))))
 LOADS = ("LOAD_", "PUSH_NULL", "NOP", "RESUME", "KW_NAMES")  # they take nothing, but for attributes
 # Instructions that use what they take, and how much they push.
 PUSHES = {

@@ -1,6 +1,7 @@
 """Numbers and copies on the host that a function only hands out: it replays, and each call gets today's."""
 
-import dis
+import functools
+import weakref
 from collections import Counter
 
 import numpy as np
@@ -159,6 +160,7 @@ def test_whole_training_step_returns_its_loss(device):
 
     (eager, _), (ours, run) = program(lambda f: f), program(cgt.jit)
     assert ours == eager and cgt.stats(run).replays >= 8, cgt.explain(run)
+    assert f"waits for what it hands out on the host: {__file__}:" in cgt.explain(run)
 
 
 def test_decoding_one_token_at_a_time(device):
@@ -224,6 +226,84 @@ def test_threads_get_their_own(device):
             assert f(x) == 4.0 * k
 
     in_threads(4, work)
+
+
+def total_of(x):
+    return x.sum().item()
+
+
+def both_of(x, *, twice=False):
+    y = x * 2 if twice else x
+    n = total_of(y)
+    return n, x.max().item()
+
+
+class Measures:
+    def __init__(self):
+        self.inner = None
+
+    def largest(self, x):
+        return x.max().item()
+
+    @staticmethod
+    def smallest(x):
+        return x.min().item()
+
+    def both(self, x):
+        return self.largest(x), self.smallest(x), self.inner.largest(x * 2) if self.inner is None else self.inner.largest(x)
+
+
+def passed_through(function):
+    def call(*args, **kwargs):
+        y = torch.ones(2)
+        return function(*args, **kwargs), y
+
+    return call
+
+
+M = Measures()
+M.inner = Measures()
+HELPED = {
+    "a function": lambda x: (total_of(x), x * 2),
+    "with keywords": lambda x: both_of(x + 1, twice=True),
+    "a function of a function": lambda x: {"a": both_of(x), "b": total_of(x)},
+    "a method": lambda x: [M.largest(x), M.smallest(x)],
+    "a method of a method": lambda x: M.both(x),
+    "a decorator": passed_through(total_of),
+    "no_grad": torch.no_grad()(lambda x: total_of(x)),
+}
+
+
+@pytest.mark.parametrize("name", HELPED)
+def test_helpers_hand_out_numbers_too(name, device):
+    function = HELPED[name]
+    f = cgt.jit(function)
+    for x in inputs(device):
+        assert alike(f(x), function(x))
+    assert cgt.stats(f).replays >= 8, cgt.explain(f)
+
+
+def test_variables_of_a_caller_are_not_kept(device):
+    """Who called is asked for by names of variables; what lies in the others may go when the function lets it go."""
+    gone = []
+
+    def function(x):
+        y = x * 2
+        there = weakref.ref(y)
+        n = total_of(y)
+        del y
+        gone.append(there() is None)
+        return n
+
+    f, x = cgt.jit(function), torch.ones(3, device=device)
+    for _ in range(3):
+        assert f(x) == 6.0
+    assert all(gone) and len(gone) >= 2
+
+
+@functools.cache
+def cached(n):
+    return torch.full((3,), float(n)).sum().item()
 
 
 class Keeper:
@@ -294,12 +374,35 @@ class Keeper:
     def maps(self, x):
         return sum(map(torch.Tensor.item, (x[0], x[1])))
 
+    def maps_a_helper(self, x):
+        return sum(map(total_of, (x[:2], x[2:])))
+
+    def sorts_by_a_helper(self, x):
+        return sorted((x[:2], x[2:]), key=total_of)[0] * 2
+
+    def calls_a_cached_helper(self, x):
+        return cached(3), x * 2
+
+    def calls_through_partial(self, x):
+        return functools.partial(total_of, x)() + 1
+
+    def looks_at_what_a_helper_gives(self, x):
+        return 1 if total_of(x) > 0 else 2
+
+    def makes_it_by_a_property(self, x):
+        self.x = x * 2
+        return self.total
+
+    @property
+    def total(self):
+        return self.x.sum().item() + 1
+
     def unpacks(self, x):
         a, b = x[:2].tolist()
         return a - b
 
 
-@pytest.mark.parametrize("name", [name for name in vars(Keeper) if not name.startswith("_") and name not in ("kept", "parts")])
+@pytest.mark.parametrize("name", [name for name in vars(Keeper) if not name.startswith("_") and name not in ("kept", "parts", "total")])
 def test_number_that_is_looked_at_is_a_number(name, device):
     ours, theirs = Keeper(), Keeper()
     f, g = cgt.jit(getattr(ours, name)), getattr(theirs, name)
@@ -428,16 +531,18 @@ def function_of(text):
 def test_what_becomes_of_a_value(text, answer):
     """None: either is right, as Python's compiler has it."""
     code = function_of(text)
-    steps = [one for one in dis.get_instructions(code) if one.opname not in ("CACHE", "EXTENDED_ARG")]
+    steps = returns.steps_from(code)
     load = next(k for k, one in enumerate(steps) if one.argval == "item" and one.opname in ("LOAD_METHOD", "LOAD_ATTR"))
-    found = returns.only_returned(code, steps[returns.called(steps, load)].offset, ("numpy",))
+    offset = steps[returns.called(steps, load)].offset
+    assert returns.is_method_call(code, offset)
+    found = returns.comes_to_result(code, offset, ("numpy",))
     assert found is answer or answer is None
 
 
 def test_only_the_call_itself_counts():
     """What another call gives, from inside of which the tensor is read, is not the tensor's."""
     code = function_of("    return y(x)")
-    assert not any(returns.only_returned(code, k, ()) for k in range(0, len(code.co_code), 2))
+    assert not any(returns.is_method_call(code, k) for k in range(0, len(code.co_code), 2))
 
 
 # --- random programs -----------------------------------------------------------------------------

@@ -199,7 +199,7 @@ def nodes():
 
 
 SlotFacts = namedtuple("SlotFacts", "leaf binding written address from_node")
-NodeFacts = namedtuple("NodeFacts", "fn spec path parent depth children used n_replay graph_nodes slots copied out_bytes deads segments")
+NodeFacts = namedtuple("NodeFacts", "fn spec path parent depth children used n_replay graph_nodes slots copied out_bytes deads segments readouts")
 
 
 def node_facts(int n):
@@ -222,7 +222,9 @@ def node_facts(int n):
                        if node_out(&TABLE, node, k).kind == FRESH
                        and node_out(&TABLE, node, k).proto is not NULL]),      # being freed
         deads=node.len[DEADS],
-        segments=[node_read(&TABLE, node, k).n_graph_nodes for k in range(node.len[READS])])
+        segments=[node_read(&TABLE, node, k).n_graph_nodes for k in range(node.len[READS])],
+        readouts=[<object>node_out(&TABLE, node, k).line for k in range(node.len[OUTS])
+                  if node_out(&TABLE, node, k).kind == READOUT and node_out(&TABLE, node, k).line is not NULL])
 
 
 def node_misses(int path, int parent, int f, int spec, list tensors):
