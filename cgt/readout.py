@@ -24,13 +24,13 @@ ANSWERS = ("item", "tolist", "numpy")  # what a Readout can be asked for in its 
 OPS = ("item", "cpu")  # methods that an op will tell of
 
 
-def note(seen, name, t, given):
-    """The function calls a method of t, with or without arguments given. What it gets if only the result gets it; None: the
-    method's own answer."""
+def note(seen, name, t, given, runner):
+    """The function, which code `runner` runs, calls a method of t, with or without arguments given. What it gets if only the
+    result gets it; None: the method's own answer."""
     if core.storage_id(t) in seen.handed and name in ANSWERS:  # of a warm-up
         with unseen(seen):
             return getattr(t, name)()
-    if name not in MAKERS or given or not may_wait(seen, t, name) or not is_handed_out(sys._getframe(1)):
+    if name not in MAKERS or given or not may_wait(seen, t, name) or not is_handed_out(sys._getframe(1), runner):
         return None
     touch(seen, t)
     seen.devices.add(t.device)
@@ -53,15 +53,12 @@ def may_wait(seen, t, name):
     return simple and here and fits and not segments.is_known(seen, t) and (name != "cpu" or (t.is_cuda and not t.requires_grad))
 
 
-def is_handed_out(frame):
-    """Does what the innermost frame that is not ours asks for come to the result of the recorded function alone?"""
-    while is_ours(frame):
+def is_handed_out(frame, runner):
+    """Does what the innermost frame that is not ours asks for come to the result of the recorded function alone? (That of
+    a jitted function in it, which runs plainly there, comes to its caller.)"""
+    while frame is not None and str(frame.f_globals.get("__name__")).rpartition(".")[0] == HERE:
         frame = frame.f_back
-    return frame is not None and returns.only_returned(frame, ANSWERS, is_ours)
-
-
-def is_ours(frame):
-    return frame is not None and str(frame.f_globals.get("__name__")).rpartition(".")[0] == HERE
+    return frame is not None and returns.only_returned(frame, ANSWERS, runner)
 
 
 def leave(seen, name, t):

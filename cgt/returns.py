@@ -30,17 +30,17 @@ class Used(Exception):
     """An instruction takes what is followed."""
 
 
-def only_returned(frame, answers, is_outer):
+def only_returned(frame, answers, runner):
     """Is this frame at the call of a method without arguments, and does what that gives only come to the result of the
-    outermost frame, behind which is_outer(frame) is? `answers`: names of methods that may be called of it, and give more
+    outermost frame, which code `runner` runs? `answers`: names of methods that may be called of it, and give more
     of the like."""
     if not is_method_call(frame.f_code, frame.f_lasti):
         return False
     while comes_to_result(frame.f_code, frame.f_lasti, answers):
         caller = frame.f_back
-        if is_outer(caller):
-            return True
-        if caller is None or called_at(caller) is not frame.f_code:
+        if caller is None or caller.f_code is runner:
+            return caller is not None
+        if called_at(caller) is not frame.f_code:
             return False
         frame = caller
     return False

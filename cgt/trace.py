@@ -235,7 +235,9 @@ def see_reader(seen, name, t, given):
     not its own affair."""
     if seen.inside:
         return None
-    answer = readout.note(seen, name, t, given)
+    # On a stream of the function's own the bytes would leave before they are computed.
+    beside = is_capture(seen) and torch.cuda.current_stream() not in forks.STREAMS.values()
+    answer = None if beside else readout.note(seen, name, t, given, run.__code__)
     if answer is not None or name in readout.OPS:
         return answer
     sid = core.storage_id(t)

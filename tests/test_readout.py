@@ -255,7 +255,7 @@ class Measures:
 
 def passed_through(function):
     def call(*args, **kwargs):
-        y = torch.ones(2)
+        y = args[0] * 3
         return function(*args, **kwargs), y
 
     return call
@@ -281,6 +281,37 @@ def test_helpers_hand_out_numbers_too(name, device):
     for x in inputs(device):
         assert alike(f(x), function(x))
     assert cgt.stats(f).replays >= 8, cgt.explain(f)
+
+
+def test_number_of_a_jitted_function_inside_comes_to_its_caller(device):
+    inner = cgt.jit(total_of)
+
+    def function(x):
+        n = inner(x)
+        return x * n, inner(x * 2) > 0, inner(x + 1)
+
+    f = cgt.jit(function)
+    for x in inputs(device, 6):
+        assert alike(f(x), function(x)) and inner(x) == total_of(x)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="streams are CUDA's")
+def test_number_of_another_stream():
+    side = torch.cuda.Stream()
+
+    def function(x):
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            y = x
+            for _ in range(50):
+                y = torch.sin(y) + x
+            n = y.sum().item()
+        torch.cuda.current_stream().wait_stream(side)
+        return n, x * 2
+
+    f = cgt.jit(function)
+    for x in inputs("cuda", 6):
+        assert alike(f(x), function(x))
 
 
 def test_variables_of_a_caller_are_not_kept(device):
