@@ -78,11 +78,10 @@ def run_pytest(limit_s, *args, outcomes=None, variables=()):
             child.wait()
 
 
-def run_suite(folder, *args, variables=()):
-    """Run the tests, in a few processes, with these arguments and environment variables: how many passed,
-    failed and were skipped, and which failed. One that fails and then errs while it is put away is one;
-    one that began and never ended counts as failed."""
-    notes = folder / "outcomes"
+def begin_suite(pool, notes, *args, variables=()):
+    """Run the tests, in processes of the pool's, with these arguments and environment variables: a function that waits for
+    them, and tells how many passed, failed and were skipped, and which failed. One that fails and then errs while it
+    is put away is one; one that began and never ended counts as failed."""
     notes.write_text("")
 
     def run_part(k):
@@ -91,8 +90,12 @@ def run_suite(folder, *args, variables=()):
             TESTS_S, "tests", "-p", "bench.gpu", *args, outcomes=notes, variables=part
         )
 
-    with ThreadPoolExecutor(AT_ONCE) as pool:
-        statuses = list(pool.map(run_part, range(PARTS)))
+    parts = [pool.submit(run_part, k) for k in range(PARTS)]
+    return lambda: outcomes_of([part.result() for part in parts], notes)
+
+
+def outcomes_of(statuses, notes):
+    """What a suite's processes wrote down."""
     found = {}
     for line in notes.read_text().splitlines():
         outcome, test = line.split(" ", 1)
@@ -130,7 +133,7 @@ def pytest_runtest_logreport(report):
 
 
 def note(outcome, test):
-    """Append a line where run_suite looks."""
+    """Append a line where outcomes_of looks."""
     with open(os.environ[OUTCOMES], "a") as notes:
         notes.write(f"{outcome} {test}\n")
 
@@ -159,10 +162,13 @@ def main():
         sys.exit("No CUDA device here, and the record is of one. Try: --out bench/results/cpu.json")
 
     with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        record = {**facts, "suite": run_suite(folder)}
-        write(record, options.out)  # already now: the benches may take the machine with them
-        record["expandable_segments"] = run_suite(folder, "-k", "cuda", variables=SEGMENTS)
+        folder, record = Path(name), dict(facts)
+        with ThreadPoolExecutor(AT_ONCE) as pool:
+            suite = begin_suite(pool, folder / "suite")
+            other = begin_suite(pool, folder / "other", "-k", "cuda", variables=SEGMENTS)
+            for what, wait in (("suite", suite), ("expandable_segments", other)):
+                record[what] = wait()
+                write(record, options.out)  # already now: what comes next may take the machine with it, or the time
         record["bench"] = run_benches(folder, ["--compile"] if options.compile else [])
     write(record, options.out)
 
