@@ -109,6 +109,18 @@ def step(wrap, device):
     return f, call
 
 
+def told(wrap, device):
+    """Hands out numbers."""
+    x = values(device, 4, 4)
+    f = wrap(lambda x: (x * 2, x.sum().item(), [x.argmax().item()]))
+
+    def call():
+        y, n, (k,) = f(x)
+        return [y, torch.tensor(n), torch.tensor(k)]
+
+    return f, call
+
+
 def nested(wrap, device):
     x = values(device, 4, 4)
     inner = wrap(lambda x: x.sin() + 1)
@@ -140,7 +152,7 @@ def reset(wrap, device):
 
 PROGRAMS = {
     p.__name__: p
-    for p in (inference, copied, differentiable, dropped, reading, checkpointed, step, nested, eager, reset)
+    for p in (inference, copied, differentiable, dropped, reading, checkpointed, step, told, nested, eager, reset)
 }
 
 

@@ -83,7 +83,14 @@ def written(p, x, y):
     return x + y
 
 
-FUNCTIONS = (scale, both, write, views, wide, drop, passed_on, branch, counted, chosen, drawn, written)
+def told(p, x, y):
+    """Numbers that it only hands out, one of them on one way alone."""
+    z = x * p["scale"]
+    n = (z > y).sum().item()
+    return (n, z, y[0].item()) if y.sum() > x.sum() else [n, z - y]
+
+
+FUNCTIONS = (scale, both, write, views, wide, drop, passed_on, branch, counted, chosen, drawn, written, told)
 
 index = st.integers(0, VARIABLES - 1)
 action = st.one_of(
@@ -112,9 +119,11 @@ programs = st.fixed_dictionaries(
 
 
 def leaves(result):
-    """Tensors of a result, in order."""
+    """Tensors of a result, in order; numbers as such."""
     if isinstance(result, torch.Tensor):
         return [result]
+    if isinstance(result, (int, float)):
+        return [torch.tensor([float(result)])]
     values = result.values() if isinstance(result, dict) else result
     return [t for value in values for t in leaves(value)]
 

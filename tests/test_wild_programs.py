@@ -140,7 +140,7 @@ def run(program, device, functions, is_jitted):
         after = time.monotonic_ns()
         held.extend(made[: program["keep"]])
         variables[to] = [t for t in made if t.shape == (SIZE,)][-1]
-        return [before <= stamp <= after for stamp in plain]
+        return [repr(value) if isinstance(value, float) else before <= value <= after for value in plain]
 
     def backward(t):
         if not t.requires_grad:

@@ -255,9 +255,14 @@ def exchanged(p, x, y):
     return into - y
 
 
-PLAIN = (scale, views, added, dropped)
+def told(p, x, y):
+    z = x * p["w"] - y
+    return {"largest": z.max().item(), "z": z, "sum": x.sum().item()}
+
+
+PLAIN = (scale, views, added, dropped, told)
 KEEPERS = (custom, custom_argument, custom_part, hooked, closed_over)
-ALONE = (scale, views, added, *KEEPERS)  # depend on nothing but arguments: may run at any time
+ALONE = (scale, views, added, told, *KEEPERS)  # depend on nothing but arguments: may run at any time
 STORES = (
     appended, stored, stored_part, stored_made, stored_number, stored_item, reads_store, counted, logged, logged_alone, reads_count,
 )  # fmt: skip
