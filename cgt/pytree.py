@@ -18,6 +18,7 @@ A program keeps alive every constant and every type that it names, but no tensor
 import collections
 import dataclasses
 import enum
+import operator
 import struct
 import sys
 from typing import NamedTuple
@@ -38,14 +39,36 @@ HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: a class made at run time, not a C typ
 
 
 class Readout:
-    """A leaf of a result that is no tensor: what will be made of bytes on the host. Nobody looks at it (readout.py)."""
+    """A leaf of a result that is no tensor: what will be made of bytes on the host. Nobody looks at it (readout.py), but for
+    comparisons of a number."""
 
-    __slots__ = ("words", "make", "line")
+    __slots__ = ("words", "make", "line", "compare")
 
-    def __init__(self, words, make, line):
-        self.words = words  # where a replay leaves the bytes
+    def __init__(self, words, make, line, compare=None):
+        self.words = words  # where a replay leaves the bytes; None: it is only compared
         self.make = make  # of these, what is returned
         self.line = line  # of the user's, that asks for it
+        self.compare = compare  # (operator, other) -> bool, while the function runs
+
+    def __lt__(self, other):
+        return self.compare(operator.lt, other)
+
+    def __le__(self, other):
+        return self.compare(operator.le, other)
+
+    def __gt__(self, other):
+        return self.compare(operator.gt, other)
+
+    def __ge__(self, other):
+        return self.compare(operator.ge, other)
+
+    def __eq__(self, other):
+        return self.compare(operator.eq, other)
+
+    def __ne__(self, other):
+        return self.compare(operator.ne, other)
+
+    __hash__ = None
 
     def item(self):
         return Readout(self.words, ITEM, self.line)

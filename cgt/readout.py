@@ -1,12 +1,15 @@
-"""What a function reads only to hand it out: `return loss.item()`, `return tokens.tolist()`, a copy of a result on the host.
+"""What a function reads only to hand it out: `return loss.item()`, `return tokens.tolist()`, a copy of a result on the host;
+or only to compare it: `while err.item() > 1e-3:`.
 
-Nobody in the call looks at it (returns.py tells), so it chooses no way, ends no segment, and may be another one at each
-call. The graph leaves the bytes on the host with the rest of its work; a replay waits for it, and makes of them what the
-recorded call would have returned.
+What is handed out nobody in the call looks at (returns.py tells), so it chooses no way, ends no segment, and may be another
+one at each call. The graph leaves the bytes on the host with the rest of its work; a replay waits for it, and makes of
+them what the recorded call would have returned. What is compared is compared where it lies, and the outcome is read as
+any value (segments.py).
 
 While a function is recorded, a `Readout` (pytree.py) stands for what will be made, and comes to the result in its place.
 """
 
+import functools
 import operator
 import sys
 
@@ -19,23 +22,27 @@ from .observe import exchange, fix, is_capture, is_host_recording, refuse, touch
 from .pytree import Readout
 
 HERE = __name__.rpartition(".")[0]
+EXACT = 1 << 53  # whole numbers up to here are themselves as floats of 64 bits
 MAKERS = {"item": torch.Tensor.tolist, "tolist": torch.Tensor.tolist, "cpu": torch.Tensor.clone}  # of the bytes on the host
 ANSWERS = ("item", "tolist", "numpy")  # what a Readout can be asked for in its turn
 OPS = ("item", "cpu")  # methods that an op will tell of
 
 
 def note(seen, name, t, given, runner):
-    """The function, which code `runner` runs, calls a method of t, with or without arguments given. What it gets if only the
-    result gets it; None: the method's own answer."""
+    """The function, which code `runner` runs, calls a method of t, with or without arguments given. What it gets if only
+    comparisons and the result get it; None: the method's own answer."""
     if core.storage_id(t) in seen.handed and name in ANSWERS:  # of a warm-up
         with unseen(seen):
             return getattr(t, name)()
-    if name not in MAKERS or given or not may_wait(seen, t, name) or not is_handed_out(sys._getframe(1), runner):
+    if name not in MAKERS or given or not may_wait(seen, t, name):
+        return None
+    uses = uses_of(sys._getframe(1), runner)
+    if uses is None or (returns.COMPARED in uses and name != "item"):
         return None
     touch(seen, t)
     seen.devices.add(t.device)
     if is_capture(seen) or is_host_recording(seen):
-        return leave(seen, name, t)
+        return stand_in(seen, name, t, uses)
     with unseen(seen):
         answer = getattr(t, name)()
     if name == "cpu":
@@ -49,20 +56,49 @@ def may_wait(seen, t, name):
         return False
     here = t.is_cuda == (seen.driver == CUDA) or not seen.recording
     fits = t.numel() == 1 if name == "item" else 0 < t.numel() * t.element_size() <= segments.VALUE_BYTES
-    simple = type(t) in (torch.Tensor, torch.nn.Parameter) and core.is_plain(t) and not t.is_complex() and not t.is_neg()
+    simple = t.dtype != torch.uint64 and type(t) in (torch.Tensor, torch.nn.Parameter) and core.is_plain(t) and not t.is_complex() and not t.is_neg()
     return simple and here and fits and not segments.is_known(seen, t) and (name != "cpu" or (t.is_cuda and not t.requires_grad))
 
 
-def is_handed_out(frame, runner):
-    """Does what the innermost frame that is not ours asks for come to the result of the recorded function alone? (That of
-    a jitted function in it, which runs plainly there, comes to its caller.)"""
+def uses_of(frame, runner):
+    """What becomes of what the innermost frame that is not ours asks for, if it only comes to comparisons and the result of
+    the recorded function; else None. (The result of a jitted function in it, which runs plainly there, comes to its caller.)"""
     while frame is not None and str(frame.f_globals.get("__name__")).rpartition(".")[0] == HERE:
         frame = frame.f_back
-    return frame is not None and returns.only_returned(frame, ANSWERS, runner)
+    return frame and returns.only_returned(frame, ANSWERS, runner)
+
+
+def stand_in(seen, name, t, uses):
+    """What the function gets in place of what it asks for."""
+    compare = words = value = None
+    if returns.COMPARED in uses:  # with what it is now: t may be written before
+        wide = torch.float64 if t.is_floating_point() else torch.int64
+        compare = functools.partial(compared, t.detach().to(wide, copy=True).reshape(()), t.dtype)
+    if returns.RETURNED in uses:
+        found = leave(seen, name, t)
+        if found is None:
+            return None
+        words, value = found
+    one = Readout(words, MAKERS[name], user_line(seen), compare)
+    seen.readouts.append((one, value))
+    return one
+
+
+def compared(number, dtype, op, other):
+    """A comparison of a number, made where it lies and as Python makes it, in 64 bits: its outcome is read, of which there
+    are two. What cannot be compared so exactly is read itself."""
+    if type(other) is Readout:
+        theirs, other_dtype = other.compare.args
+        if theirs.dtype == number.dtype:
+            return bool(op(number, theirs))
+        other = theirs.to(other_dtype).item()
+    elif (type(other) in (int, bool) and abs(other) <= EXACT) or (type(other) is float and number.is_floating_point()):
+        return bool(op(number, other))
+    return op(number.to(dtype).item(), other)
 
 
 def leave(seen, name, t):
-    """Record that t's bytes come to the host: what stands for them."""
+    """Record that t's bytes come to the host: (where, on the host a copy of them), or None: there is no room."""
     shape = () if name == "item" else tuple(t.shape)
     with unseen(seen):
         room, value = segments.room_for(seen, t), None
@@ -75,9 +111,13 @@ def leave(seen, name, t):
         else:
             value = t.clone().view(shape)
             tape.copy_into(words.view(t.shape), fix(seen, t))
-    one = Readout(words, MAKERS[name], user_line(seen))
-    seen.readouts.append((one, value))
-    return one
+    return words, value
+
+
+def close(seen):
+    """The run is over: nothing is compared any more, and no recording holds what was."""
+    for one, _ in seen.readouts:
+        one.compare = None
 
 
 def bring(seen):

@@ -1,9 +1,9 @@
-"""Does what a call gives go to the function's result, and nowhere else?
+"""Does what a call gives go to comparisons and the function's result, and nowhere else?
 
     n = mask.sum().item()
     return {"loss": loss.item(), "count": n}, y
 
-Both do: whatever they are, the function does the same. From the bytecode, along all ways from the call on: what is followed
+Both do: whatever they are, the function does the same. (What is compared can see to it that it does.) From the bytecode, along all ways from the call on: what is followed
 lies on the stack, in local variables, and in tuples, lists and dicts that are made around it. Each instruction that
 takes it and has no rule here uses it, so an opcode of another release of Python's hides a result, and never makes one.
 Nothing runs here; it is worked out once for each call in a code object.
@@ -22,6 +22,7 @@ import types
 from .code import JUMPS, KEPT
 from .flow import OPENERS, is_called
 
+RETURNED, COMPARED = "returned", "compared"  # what may become of it
 MOST_STEPS = 4000  # a function with so many ways is taken for one that uses it
 LAZY = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 
@@ -31,19 +32,25 @@ class Used(Exception):
 
 
 def only_returned(frame, answers, runner):
-    """Is this frame at the call of a method without arguments, and does what that gives only come to the result of the
-    outermost frame, which code `runner` runs? `answers`: names of methods that may be called of it, and give more
-    of the like."""
+    """If this frame is at the call of a method without arguments, and what that gives only comes to comparisons and the
+    result of the outermost frame, which code `runner` runs: which of these two, RETURNED and COMPARED; else None.
+    `answers`: names of methods that may be called of it, and give more of the like."""
+    found = set()
     if not is_method_call(frame.f_code, frame.f_lasti):
-        return False
-    while comes_to_result(frame.f_code, frame.f_lasti, answers):
+        return None
+    while True:
+        uses = uses_of(frame.f_code, frame.f_lasti, answers)
+        if uses is None:
+            return None
+        found |= uses - {RETURNED}
         caller = frame.f_back
+        if RETURNED not in uses:
+            return found
         if caller is None or caller.f_code is runner:
-            return caller is not None
+            return found | {RETURNED} if caller is not None else None
         if called_at(caller) is not frame.f_code:
-            return False
+            return None
         frame = caller
-    return False
 
 
 @functools.lru_cache(KEPT)
@@ -65,15 +72,16 @@ def is_method_call(code, offset):
 
 
 @functools.lru_cache(KEPT)
-def comes_to_result(code, offset, answers):
-    """Does what the call at this offset gives only come to the result of the code object?"""
+def uses_of(code, offset, answers):
+    """What becomes of what the call at this offset gives, if it only comes to comparisons and the result of the code object:
+    {RETURNED, COMPARED} or less; else None."""
     steps, at = steps_from(code), step_at(code, offset)
     if code.co_flags & LAZY or not OPENERS.isdisjoint(code.co_names) or not steps[at].opname.startswith("CALL"):
-        return False
+        return None
     try:
-        return follow(code, steps, at + 1, answers)
+        return frozenset(follow(code, steps, at + 1, answers))
     except Used:
-        return False
+        return None
 
 
 # --- who called a helper ------------------------------------------------------------------------
@@ -157,8 +165,8 @@ def called(steps, at):
 
 
 def follow(code, steps, start, answers):
-    """Go all ways from instruction `start`, with what is followed on top of the stack. True, or Used."""
-    index = {one.offset: k for k, one in enumerate(steps)}
+    """Go all ways from instruction `start`, with what is followed on top of the stack: {RETURNED, COMPARED} or less, or Used."""
+    index, uses = {one.offset: k for k, one in enumerate(steps)}, set()
     todo, done = [(start, (True,), frozenset())], set()
     while todo:
         state = todo.pop()
@@ -168,11 +176,13 @@ def follow(code, steps, start, answers):
         if len(done) > MOST_STEPS:
             raise Used
         at, stack, held = state
+        if steps[at].opname in USES and True in stack[-2:]:
+            uses.add(USES[steps[at].opname])
         if held:  # a handler finds the variables, too, and nothing of them on its stack
             todo += [(index[handler], (), held) for handler in handlers_of(code).get(steps[at].offset, ())]
         if stack or held:
             todo += [(to, bare(left), keeps) for to, left, keeps in ways(steps, index, at, [*stack], held, answers)]
-    return True
+    return uses
 
 
 def bare(stack):
@@ -280,6 +290,11 @@ def rotate(stack, n):
     del stack[-1]
 
 
+def compare(stack, _):
+    peek(stack, 2)
+    stack[-2:] = [False]
+
+
 def gather(stack, n):
     """A tuple or list of the n values on top."""
     peek(stack, n)
@@ -315,8 +330,10 @@ LOCALS = {
     "STORE_FAST": store_local,
     "DELETE_FAST": delete_local,
 }
+USES = {"COMPARE_OP": COMPARED, "RETURN_VALUE": RETURNED}
 MOVES = {
     "POP_TOP": lambda stack, _: pop(stack) and None,
+    "COMPARE_OP": compare,
     "COPY": copy,
     "SWAP": swap,
     "DUP_TOP": lambda stack, _: copy(stack, 1),  # these until Python 3.10
@@ -337,7 +354,7 @@ LOADS = ("LOAD_", "PUSH_NULL", "NOP", "RESUME", "KW_NAMES")  # they take nothing
 PUSHES = {
     **dict.fromkeys(
         [name for name in dis.opmap if name.startswith(("UNARY_", "BINARY_", "INPLACE_", "CALL", "FORMAT_"))]
-        + "COMPARE_OP IS_OP CONTAINS_OP GET_ITER CONVERT_VALUE BUILD_STRING BUILD_SLICE BUILD_SET".split()
+        + "IS_OP CONTAINS_OP GET_ITER CONVERT_VALUE BUILD_STRING BUILD_SLICE BUILD_SET".split()
         + "LIST_TO_TUPLE MAKE_FUNCTION TO_BOOL IMPORT_NAME".split(),
         1,
     ),

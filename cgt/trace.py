@@ -120,6 +120,7 @@ def run(seen, function, args, kwargs):
         tap_states(is_mine, functools.partial(see_get_state, seen), functools.partial(see_set_state, seen)),
         tap_higher_order(is_mine, higher_order), *tap_parallel(is_mine, functools.partial(see_parallel, seen)),
         tap_compiled(is_mine, higher_order), (lambda: None, functools.partial(constants.close, seen)),
+        (lambda: None, functools.partial(readout.close, seen)),
         tap_forks(lambda: is_mine() or forks.is_imagined(seen), functools.partial(forks.see_fork, seen, forks.modules())),
         tap_kernels(), *regions, *packing(seen, is_mine), impure.tap(seen, is_mine),
     ]  # fmt: skip

@@ -209,7 +209,7 @@ def test_refused_warm_up_looks_no_further_but_a_backward_is_proven_whole(device)
 
     def run(seen):
         def f(x):
-            y = x * 2 if x.sum().item() > 0 else x
+            y = x * 2 if x.sum().item() * 1 > 0 else x
             return y + other
 
         x, other = torch.ones(2, device=device), torch.ones(2, device=device)

@@ -1,4 +1,5 @@
-"""Numbers and copies on the host that a function only hands out: it replays, and each call gets today's."""
+"""Numbers and copies on the host that a function only hands out: it replays, and each call gets today's. Numbers that it only
+compares: the outcome chooses the way."""
 
 import functools
 import weakref
@@ -226,6 +227,119 @@ def test_threads_get_their_own(device):
             assert f(x) == 4.0 * k
 
     in_threads(4, work)
+
+
+# --- comparisons ---------------------------------------------------------------------------------
+
+
+def positive(x):
+    return x * 2 if x.sum().item() > 0 else x - 1
+
+
+def between(x):
+    n = x.mean().item()
+    return (x + 1, n) if -0.5 < n <= 0.5 else (x - 1, n)
+
+
+def reflected(x):
+    return x * 2 if x[0].item() <= 0.25 else -x
+
+
+def of_two(x):
+    return x * 2 if x[0].item() < x[1].item() else x * 3
+
+
+def written_before(x):
+    y = x * 1
+    n = y.sum().item()
+    y.add_(100)
+    return y if n > 0 else -y
+
+
+def counts(x):
+    n = (x > 0).sum().item()
+    return x * 2 if n >= 2 else x * 3 if n == 1 else x
+
+
+def until(x):
+    rounds = 0
+    while x.abs().max().item() > 0.25 and rounds < 20:
+        x = x * 0.5
+        rounds = rounds + 1
+    return x, rounds
+
+
+def by_a_helper(x):
+    return x * 2 if total_of(x) > 0 else x
+
+
+def nothing_is_equal_to_it(x):
+    n = (x[0] * float("nan")).item()
+    return x * 2 if n != n else x
+
+
+def with_another_type(x):
+    return x * 2 if x.argmax().item() < 1.5 else x * 3
+
+
+def of_a_truth(x):
+    return x * 2 if (x.sum() > 0).item() == True else x  # noqa: E712
+
+
+COMPARED = [
+    positive, between, reflected, of_two, written_before, counts, until, by_a_helper, nothing_is_equal_to_it, with_another_type,
+    of_a_truth,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("function", COMPARED, ids=lambda f: f.__name__)
+def test_number_that_is_compared_chooses_by_the_outcome(function, device):
+    f, x = cgt.jit(function), torch.zeros(4, device=device)
+    for y in inputs(device, 40):
+        x.copy_(y)
+        assert alike(f(x), function(x))
+    assert cgt.stats(f).replays >= 20, cgt.explain(f)
+
+
+@pytest.mark.parametrize(
+    ("number", "dtype", "other"),
+    [
+        (0.1, torch.float32, 0.1), (0.1, torch.float64, 0.1), (0.1, torch.bfloat16, 0.1), (0.5, torch.float16, 0.5),
+        (float("inf"), torch.float32, 1e300), (float("nan"), torch.float32, 0.0), (-0.0, torch.float32, 0.0),
+        (2.0**53, torch.float64, 2**53), (2.0**53, torch.float64, 2**53 + 1), (1.0, torch.float32, True), (3, torch.int8, 300),
+        (2**62 + 1, torch.int64, 2**62), (2**53, torch.int64, float(2**53 + 2)), (255, torch.uint8, -1), (True, torch.bool, 1),
+        (1, torch.int32, 1.5), (2.5, torch.float32, 10**400),
+    ],
+)  # fmt: skip
+def test_comparison_is_pythons(number, dtype, other, device):
+    """To the last bit of 64, whatever the tensor has."""
+
+    def function(x):
+        return (
+            x.item() < other, x.item() <= other, x.item() > other, x.item() >= other, x.item() == other, x.item() != other,
+            other < x.item(), x.item() == x.item(), 1 if x.item() > other else 2,
+        )  # fmt: skip
+
+    x = torch.tensor(number, dtype=dtype, device=device)
+    f = cgt.jit(function)
+    for _ in range(4):
+        assert f(x) == function(x)
+
+
+def test_comparison_with_something_else_is_the_numbers(device):
+    t = torch.ones(2, device=device)
+
+    def function(x):
+        n = x.sum().item()
+        return n == None, n == "a", n != (1, 2)  # noqa: E711
+
+    f, g = cgt.jit(function), cgt.jit(lambda x: t > x.sum().item())
+    for x in inputs(device, 5):
+        assert f(x) == (False, False, True)
+        assert torch.equal(g(x), t > x.sum().item())
+
+
+# --- helpers -------------------------------------------------------------------------------------
 
 
 def total_of(x):
@@ -528,7 +642,7 @@ def function_of(text):
 @pytest.mark.parametrize(
     ("text", "answer"),
     [
-        ("    return x.item()", True),
+        ("    return x.item()", {"returned"}),
         ("    n = x.item(); m = n; return m, [n, {'a': m}]", True),
         ("    n = x.item()\n    while y:\n        y = y - 1\n    return n", True),
         ("    n = x.item()\n    with y:\n        z = y + 1\n    return n, z", True),
@@ -540,6 +654,13 @@ def function_of(text):
         ("    n = x.item()\n    del n\n    return y", True),
         ("    return x.item() + 1", False),
         ("    return x.item() is None", False),
+        ("    return 1 if x.item() > y else 2", {"compared"}),
+        ("    n = x.item()\n    return (n if 0 < n < 1 else 2), y", {"compared", "returned"}),
+        ("    n = x.item()\n    while n != y:\n        n = x.item()\n    return y", {"compared"}),
+        ("    return [x.item() == 1, (y, x.item())]", {"compared"}),
+        ("    return x.item() in y", False),
+        ("    return (x.item(), 1) == y", {"compared"}),
+        ("    return x.item() > 1 or x.item() + 1", {"compared"}),
         ("    return y(x.item())", False),
         ("    return {x.item(): 1}", False),
         ("    return {x.item()}", False),
@@ -566,8 +687,9 @@ def test_what_becomes_of_a_value(text, answer):
     load = next(k for k, one in enumerate(steps) if one.argval == "item" and one.opname in ("LOAD_METHOD", "LOAD_ATTR"))
     offset = steps[returns.called(steps, load)].offset
     assert returns.is_method_call(code, offset)
-    found = returns.comes_to_result(code, offset, ("numpy",))
-    assert found is answer or answer is None
+    found = returns.uses_of(code, offset, ("numpy",))
+    assert answer is None or (found is not None) == bool(answer)
+    assert not isinstance(answer, set) or found == answer
 
 
 def test_only_the_call_itself_counts():
@@ -578,8 +700,8 @@ def test_only_the_call_itself_counts():
 
 # --- random programs -----------------------------------------------------------------------------
 
-READS = ["{t}.sum().item()", "{t}.argmax().item()", "({t} > 0).any().item()", "{t}.tolist()", "{t}[0].item()"]
-MAKES = ["{t} * 2", "{t} + x", "torch.tanh({t})", "{t}.clone().mul_(0.5)", "{t} - {t}.mean()"]
+READS = ["{t}.mean().item() > 0.1", "{t}.sum().item()", "{t}.argmax().item()", "({t} > 0).any().item()", "{t}.tolist()", "{t}[0].item()"]
+MAKES = ["{t} * 2 if {t}.sum().item() > 1 else {t} - 1", "{t} * 2", "{t} + x", "torch.tanh({t})", "{t}.clone().mul_(0.5)", "{t} - {t}.mean()"]
 WRAPS = ["{v}", "({v}, {w})", "[{v}]", "{{'a': {v}, 'b': {w}}}", "[({v}, 1), {w}]"]
 USES = ["{t} + ({n} if isinstance({n}, int) else 0) % 2", "{t} if {n} else {t} + 1"]
 
