@@ -51,24 +51,27 @@ class Readout:
         self.compare = compare  # (operator, other) -> bool, while the function runs
 
     def __lt__(self, other):
-        return self.compare(operator.lt, other)
+        return self.asked(operator.lt, other)
 
     def __le__(self, other):
-        return self.compare(operator.le, other)
+        return self.asked(operator.le, other)
 
     def __gt__(self, other):
-        return self.compare(operator.gt, other)
+        return self.asked(operator.gt, other)
 
     def __ge__(self, other):
-        return self.compare(operator.ge, other)
+        return self.asked(operator.ge, other)
 
     def __eq__(self, other):
-        return self.compare(operator.eq, other)
+        return self.asked(operator.eq, other)
 
     def __ne__(self, other):
-        return self.compare(operator.ne, other)
+        return self.asked(operator.ne, other)
 
     __hash__ = None
+
+    def asked(self, op, other):
+        return NotImplemented if self.compare is None else self.compare(op, other)
 
     def item(self):
         return Readout(self.words, ITEM, self.line)

@@ -65,7 +65,7 @@ def uses_of(frame, runner):
     the recorded function; else None. (The result of a jitted function in it, which runs plainly there, comes to its caller.)"""
     while frame is not None and str(frame.f_globals.get("__name__")).rpartition(".")[0] == HERE:
         frame = frame.f_back
-    return frame and returns.only_returned(frame, ANSWERS, runner)
+    return frame and returns.uses_behind(frame, ANSWERS, runner)
 
 
 def stand_in(seen, name, t, uses):

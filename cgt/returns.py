@@ -3,10 +3,10 @@
     n = mask.sum().item()
     return {"loss": loss.item(), "count": n}, y
 
-Both do: whatever they are, the function does the same. (What is compared can see to it that it does.) From the bytecode, along all ways from the call on: what is followed
-lies on the stack, in local variables, and in tuples, lists and dicts that are made around it. Each instruction that
-takes it and has no rule here uses it, so an opcode of another release of Python's hides a result, and never makes one.
-Nothing runs here; it is worked out once for each call in a code object.
+Both do: whatever they are, the function does the same. (A comparison is told apart by its outcome.) From the bytecode, along
+all ways from the call on: what is followed lies on the stack, in local variables, and in tuples, lists and dicts that are
+made around it. Each instruction that takes it and has no rule here uses it, so an opcode of another release of Python's
+hides a result, and never makes one. Nothing runs here; it is worked out once for each call in a code object.
 
 Where the frame is a helper's, its result must in turn only come to the result of its caller. Who called it, the instruction at
 which that one stands or a function of C in between (map, a cache), Python does not tell: the function that the
@@ -31,26 +31,22 @@ class Used(Exception):
     """An instruction takes what is followed."""
 
 
-def only_returned(frame, answers, runner):
+def uses_behind(frame, answers, runner):
     """If this frame is at the call of a method without arguments, and what that gives only comes to comparisons and the
     result of the outermost frame, which code `runner` runs: which of these two, RETURNED and COMPARED; else None.
     `answers`: names of methods that may be called of it, and give more of the like."""
-    found = set()
-    if not is_method_call(frame.f_code, frame.f_lasti):
-        return None
-    while True:
-        uses = uses_of(frame.f_code, frame.f_lasti, answers)
+    found, caller = set(), frame
+    is_known = is_method_call(frame.f_code, frame.f_lasti)
+    while is_known:
+        frame, uses = caller, uses_of(caller.f_code, caller.f_lasti, answers)
         if uses is None:
             return None
-        found |= uses - {RETURNED}
+        found |= uses
         caller = frame.f_back
-        if RETURNED not in uses:
+        if RETURNED not in uses or caller.f_code is runner:
             return found
-        if caller is None or caller.f_code is runner:
-            return found | {RETURNED} if caller is not None else None
-        if called_at(caller) is not frame.f_code:
-            return None
-        frame = caller
+        is_known = called_at(caller) is frame.f_code
+    return None
 
 
 @functools.lru_cache(KEPT)
