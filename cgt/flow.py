@@ -133,16 +133,23 @@ def mentions(one):
 
 def is_append(instructions, at):
     """Does the one at this number begin a call of append(), in a straight line?"""
-    first, depth = instructions[at] if at < len(instructions) else None, 0
+    first = instructions[at] if at < len(instructions) else None
     if first is None or not is_called(first) or first.argval != "append" or first.is_jump_target:
         return False
-    for one in instructions[at:]:
+    return end_of_call(instructions, at) is not None
+
+
+def end_of_call(instructions, at):
+    """Number of the instruction that calls what this one looked up last, if all between is in a straight line; or None."""
+    depth = 2  # the function, and its object or nothing
+    for k in range(at + 1, len(instructions)):
+        one = instructions[k]
         if one.opcode in JUMPS:
-            return False
+            return None
         depth += dis.stack_effect(one.opcode, one.arg if one.opcode >= dis.HAVE_ARGUMENT else None)
-        if depth <= 0:
-            return depth == 0
-    return False
+        if depth <= 1:
+            return k if depth == 1 and one.opname.startswith("CALL") else None
+    return None
 
 
 def is_called(one):
@@ -224,19 +231,19 @@ def nothing(walk, at, one, line):
     pass
 
 
-def pop(walk):
-    return walk.stack.pop() if walk.stack else None
+def pop(stack):
+    return stack.pop() if stack else None
 
 
-def peek(walk, n):
+def peek(stack, n):
     """The nth value from the top, of a stack that is that deep."""
-    walk.stack[:0] = [None] * (n - len(walk.stack))
-    return walk.stack[-n]
+    stack[:0] = [None] * (n - len(stack))
+    return stack[-n] if n else None
 
 
 def copy(walk, n):
     """Push the nth value from the top once more."""
-    value = peek(walk, n)
+    value = peek(walk.stack, n)
     if value is not None and value.at >= 0:
         walk.copies[value.at] = walk.copies.get(value.at, 0) + 1
     walk.stack.append(value)
@@ -247,15 +254,15 @@ def copy_two(walk, at, one, line):
     copy(walk, 2)
 
 
-def swap(walk, n):
-    peek(walk, n)
-    walk.stack[-1], walk.stack[-n] = walk.stack[-n], walk.stack[-1]
+def swap(stack, n):
+    peek(stack, n)
+    stack[-1], stack[-n] = stack[-n], stack[-1]
 
 
-def rotate(walk, n):
-    peek(walk, n)
-    walk.stack.insert(-n + 1, walk.stack[-1])
-    del walk.stack[-1]
+def rotate(stack, n):
+    peek(stack, n)
+    stack.insert(-n + 1, stack[-1])
+    del stack[-1]
 
 
 def load_local(walk, at, one, line):
@@ -264,7 +271,7 @@ def load_local(walk, at, one, line):
 
 
 def store_local(walk, at, one, line):
-    pop(walk)
+    pop(walk.stack)
     walk.stored[one.argval] = walk.stored.get(one.argval, 0) + 1
 
 
@@ -281,7 +288,7 @@ def load_name(walk, at, one, line):
 
 
 def load_attribute(walk, at, one, line):
-    base = pop(walk)
+    base = pop(walk.stack)
     if is_called(one):
         forget(walk, at, one, line)
     else:
@@ -290,7 +297,7 @@ def load_attribute(walk, at, one, line):
 
 def entry_of(walk, at, line):
     """(the container, (ENTRY, name)) of the key and container on the stack, which are popped; or (None, None)."""
-    key, container = pop(walk), pop(walk)
+    key, container = pop(walk.stack), pop(walk.stack)
     simple = key is not None and key.kind == "constant" and type(key.name) in (str, int)
     if not simple or container is None or container.kind != "read":
         return None, None
@@ -310,7 +317,7 @@ def operate(walk, at, one, line):
     op = one.argrepr.removesuffix("=") if one.opname == "BINARY_OP" else OPERATORS[one.opname]
     if op == "[]":
         return load_entry(walk, at, one, line)
-    by, value = pop(walk), pop(walk)
+    by, value = pop(walk.stack), pop(walk.stack)
     if value is not None and value.kind == "constant" and op in ("+", "*"):
         by, value = value, by
     fits = value is not None and value.kind == "read" and by is not None and by.kind == "constant"
@@ -326,18 +333,18 @@ def store(walk, at, name, base, value, line):
 
 
 def store_name(walk, at, one, line):
-    store(walk, at, (MENTIONED[one.opname], one.argval), None, pop(walk), line)
+    store(walk, at, (MENTIONED[one.opname], one.argval), None, pop(walk.stack), line)
 
 
 def store_attribute(walk, at, one, line):
-    base, value = pop(walk), pop(walk)
+    base, value = pop(walk.stack), pop(walk.stack)
     if base is not None:
         store(walk, at, (ATTRIBUTE, one.argval), base, value, line)
 
 
 def store_entry(walk, at, one, line):
     container, name = entry_of(walk, at, line)
-    value = pop(walk)
+    value = pop(walk.stack)
     if container is not None:
         walk.stores.add(name)
         store(walk, at, name, container, value, line)
@@ -348,7 +355,7 @@ RULES = {
     **dict.fromkeys("LOAD_FAST LOAD_FAST_CHECK LOAD_FAST_BORROW".split(), load_local),
     **dict.fromkeys("LOAD_FAST_LOAD_FAST LOAD_FAST_BORROW_LOAD_FAST_BORROW".split(), load_local),
     "STORE_FAST": store_local,
-    "POP_TOP": lambda walk, at, one, line: pop(walk),
+    "POP_TOP": lambda walk, at, one, line: pop(walk.stack),
     **dict.fromkeys(("LOAD_CONST", "LOAD_SMALL_INT"), load_constant),
     **dict.fromkeys(("LOAD_GLOBAL", "LOAD_DEREF"), load_name),
     "LOAD_ATTR": load_attribute,
@@ -358,12 +365,12 @@ RULES = {
     "STORE_ATTR": store_attribute,
     "STORE_SUBSCR": store_entry,
     "COPY": lambda walk, at, one, line: copy(walk, one.arg),
-    "SWAP": lambda walk, at, one, line: swap(walk, one.arg),
+    "SWAP": lambda walk, at, one, line: swap(walk.stack, one.arg),
     "DUP_TOP": lambda walk, at, one, line: copy(walk, 1),  # these until Python 3.10
     "DUP_TOP_TWO": copy_two,
-    "ROT_TWO": lambda walk, at, one, line: rotate(walk, 2),
-    "ROT_THREE": lambda walk, at, one, line: rotate(walk, 3),
-    "ROT_FOUR": lambda walk, at, one, line: rotate(walk, 4),
+    "ROT_TWO": lambda walk, at, one, line: rotate(walk.stack, 2),
+    "ROT_THREE": lambda walk, at, one, line: rotate(walk.stack, 3),
+    "ROT_FOUR": lambda walk, at, one, line: rotate(walk.stack, 4),
 }
 OPERATORS = {
     f"{how}_{name}": op

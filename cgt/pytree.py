@@ -50,28 +50,11 @@ class Readout:
         self.line = line  # of the user's, that asks for it
         self.compare = compare  # (operator, other) -> bool, while the function runs
 
-    def __lt__(self, other):
-        return self.asked(operator.lt, other)
+    def _comparison(op):
+        return lambda self, other: NotImplemented if self.compare is None else self.compare(op, other)
 
-    def __le__(self, other):
-        return self.asked(operator.le, other)
-
-    def __gt__(self, other):
-        return self.asked(operator.gt, other)
-
-    def __ge__(self, other):
-        return self.asked(operator.ge, other)
-
-    def __eq__(self, other):
-        return self.asked(operator.eq, other)
-
-    def __ne__(self, other):
-        return self.asked(operator.ne, other)
-
-    __hash__ = None
-
-    def asked(self, op, other):
-        return NotImplemented if self.compare is None else self.compare(op, other)
+    __lt__, __le__, __gt__, __ge__ = map(_comparison, (operator.lt, operator.le, operator.gt, operator.ge))
+    __eq__, __ne__, __hash__ = _comparison(operator.eq), _comparison(operator.ne), None
 
     def item(self):
         return Readout(self.words, ITEM, self.line)

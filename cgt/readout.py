@@ -28,15 +28,15 @@ ANSWERS = ("item", "tolist", "numpy")  # what a Readout can be asked for in its 
 OPS = ("item", "cpu")  # methods that an op will tell of
 
 
-def note(seen, name, t, given, runner):
-    """The function, which code `runner` runs, calls a method of t, with or without arguments given. What it gets if only
+def note(seen, name, t, given, runner, function):
+    """The function, which code `runner` runs, or a helper calls a method of t, with or without arguments given. What it gets if only
     comparisons and the result get it; None: the method's own answer."""
     if core.storage_id(t) in seen.handed and name in ANSWERS:  # of a warm-up
         with unseen(seen):
             return getattr(t, name)()
     if name not in MAKERS or given or not may_wait(seen, t, name):
         return None
-    uses = uses_of(sys._getframe(1), runner)
+    uses = returns.uses_behind(asker(), ANSWERS, runner, function)
     if uses is None or (returns.COMPARED in uses and name != "item"):
         return None
     touch(seen, t)
@@ -60,12 +60,12 @@ def may_wait(seen, t, name):
     return simple and here and fits and not segments.is_known(seen, t) and (name != "cpu" or (t.is_cuda and not t.requires_grad))
 
 
-def uses_of(frame, runner):
-    """What becomes of what the innermost frame that is not ours asks for, if it only comes to comparisons and the result of
-    the recorded function; else None. (The result of a jitted function in it, which runs plainly there, comes to its caller.)"""
-    while frame is not None and str(frame.f_globals.get("__name__")).rpartition(".")[0] == HERE:
+def asker():
+    """The innermost frame that is not ours."""
+    frame = sys._getframe(1)
+    while str(frame.f_globals.get("__name__")).rpartition(".")[0] == HERE:
         frame = frame.f_back
-    return frame and returns.uses_behind(frame, ANSWERS, runner)
+    return frame
 
 
 def stand_in(seen, name, t, uses):

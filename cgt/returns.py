@@ -18,9 +18,10 @@ import dis
 import functools
 import inspect
 import types
+from typing import Any, NamedTuple
 
 from .code import JUMPS, KEPT
-from .flow import OPENERS, is_called
+from .flow import OPENERS, end_of_call, is_called, peek, pop, rotate, swap
 
 RETURNED, COMPARED = "returned", "compared"  # what may become of it
 MOST_STEPS = 4000  # a function with so many ways is taken for one that uses it
@@ -31,22 +32,24 @@ class Used(Exception):
     """An instruction takes what is followed."""
 
 
-def uses_behind(frame, answers, runner):
+def uses_behind(frame, answers, runner, function):
     """If this frame is at the call of a method without arguments, and what that gives only comes to comparisons and the
-    result of the outermost frame, which code `runner` runs: which of these two, RETURNED and COMPARED; else None.
-    `answers`: names of methods that may be called of it, and give more of the like."""
-    found, caller = set(), frame
-    is_known = is_method_call(frame.f_code, frame.f_lasti)
-    while is_known:
-        frame, uses = caller, uses_of(caller.f_code, caller.f_lasti, answers)
+    result of `function`, which code `runner` runs: which of these two, RETURNED and COMPARED; else None. `answers`:
+    names of methods that may be called of it, and give more of the like."""
+    if not is_method_call(frame.f_code, frame.f_lasti):
+        return None
+    frames = [frame]
+    while frames[-1].f_back is not None and frames[-1].f_back.f_code is not runner:
+        frames.append(frames[-1].f_back)
+    found = set()
+    for one in frames:
+        uses = uses_of(one.f_code, one.f_lasti, answers)
         if uses is None:
             return None
         found |= uses
-        caller = frame.f_back
-        if RETURNED not in uses or caller.f_code is runner:
-            return found
-        is_known = called_at(caller) is frame.f_code
-    return None
+        if RETURNED not in uses:
+            break
+    return found if RETURNED not in found or are_called_by_each_other(frames, function) else None
 
 
 @functools.lru_cache(KEPT)
@@ -83,24 +86,61 @@ def uses_of(code, offset, answers):
 # --- who called a helper ------------------------------------------------------------------------
 
 
-def called_at(frame):
-    """The code of the Python function that the call at which a frame stands calls, or None: that cannot be told."""
-    names = callee_of(frame.f_code, frame.f_lasti)
+class Entered(NamedTuple):
+    """A Python function that is called."""
+
+    function: Any
+    bound: tuple = ()  # the object whose method it is, if it is one
+
+
+def are_called_by_each_other(frames, function):
+    """Are these frames, the innermost first, those of `function` and of Python functions that each calls itself? Nothing is
+    asked of the frames' variables: that would change what somebody holds of them."""
+    who = entered(function)
+    for frame in reversed(frames):
+        if who is None or who.function.__code__ is not frame.f_code:
+            return False
+        if frame is not frames[0]:
+            who = called_by(who, frame.f_lasti)
+    return True
+
+
+def entered(one):
+    """What runs when this is called, or None: that cannot be told."""
+    while type(one) is functools.partial:  # which hands on what it gets
+        one = one.func
+    if type(one) is types.MethodType:
+        return Entered(one.__func__, (one.__self__,)) if type(one.__func__) is types.FunctionType else None
+    return Entered(one) if type(one) is types.FunctionType else None
+
+
+def called_by(who, offset):
+    """What a function calls at this offset, or None."""
+    names = callee_of(who.function.__code__, offset)
     if names is None:
         return None
-    first, *more = names
-    variables = frame.f_locals
-    found = variables.get(first, frame.f_globals.get(first))
-    if type(variables) is dict and frame.f_code.co_flags & inspect.CO_OPTIMIZED:
-        variables.clear()  # a copy, until Python 3.12, that the frame keeps: it would hold what the function lets go of
-    for name in more:
-        own = getattr(found, "__dict__", None)
-        if type(own) is dict and name in own:
-            found = own[name]
-        else:  # a method; what a property gives is another function
-            found = inspect.getattr_static(type(found), name, None)
-            found = found.__func__ if isinstance(found, (staticmethod, classmethod)) else found
-    return found.__code__ if type(found) is types.FunctionType else None
+    found = value_of(who, names[0])
+    for name in names[1:]:
+        owner, found = found, inspect.getattr_static(found, name, None)  # a property is no function
+    if type(found) in (staticmethod, classmethod):
+        return entered(found.__func__)
+    is_method = len(names) > 1 and type(found) is types.FunctionType and inspect.getattr_static(type(owner), name, None) is found
+    return Entered(found, (owner,)) if is_method else entered(found)
+
+
+def value_of(who, name):
+    """What a variable of a function is, if it never changes: a global, one of an outer function, the method's object."""
+    code = who.function.__code__
+    if name in code.co_freevars:
+        cell = who.function.__closure__[code.co_freevars.index(name)]
+        return cell.cell_contents if cell != EMPTY else None
+    if name not in code.co_varnames and name not in code.co_cellvars:
+        return who.function.__globals__.get(name)
+    stays = not any(one.argval == name and one.opname.startswith(("STORE_", "DELETE_")) for one in steps_from(code))
+    return who.bound[0] if who.bound and stays and code.co_argcount and name == code.co_varnames[0] else None
+
+
+EMPTY = types.CellType()
 
 
 @functools.lru_cache(KEPT)
@@ -112,7 +152,7 @@ def callee_of(code, offset):
         if steps[at].opcode in JUMPS or steps[at + 1].is_jump_target:
             return None
         names = looked_up(steps, at)
-        if names is not None and ends_at(steps, at) == end:
+        if names is not None and end_of_call(steps, at) == end:
             return names
     return None
 
@@ -129,20 +169,6 @@ def looked_up(steps, at):
         names.insert(0, steps[at].argval)
         at -= 1
     return (steps[at].argval, *names) if steps[at].opname in NAMED else None
-
-
-def ends_at(steps, at):
-    """Number of the call that takes what was looked up by this instruction and pushed beside an empty place or itself."""
-    depth = 2
-    for k in range(at + 1, len(steps)):
-        one = steps[k]
-        arg = one.arg if one.opcode >= dis.HAVE_ARGUMENT else None
-        depth += dis.stack_effect(one.opcode, arg)
-        if one.opcode in JUMPS or depth < 1:
-            return None
-        if depth == 1:
-            return k if one.opname.startswith("CALL") else None
-    return None
 
 
 NAMED = ("LOAD_FAST", "LOAD_FAST_CHECK", "LOAD_FAST_BORROW", "LOAD_DEREF", "LOAD_GLOBAL")
@@ -197,7 +223,8 @@ def handlers_of(code):
 
 
 def ways(steps, index, at, stack, held, answers):
-    """[(next instruction, stack, variables)] behind this one. `stack`: of bools, is it what is followed? Changed."""
+    """[(next instruction, stack, variables)] behind this one. `stack`: of True where it is what is followed,
+    else None. Changed."""
     one = steps[at]
     name, arg = one.opname, one.arg if one.opcode >= dis.HAVE_ARGUMENT else None
     if name in ENDS:
@@ -228,7 +255,7 @@ def ways(steps, index, at, stack, held, answers):
         pushes = 1 + is_called(one)
     change = dis.stack_effect(one.opcode, arg)
     take(stack, pushes - change)
-    return [(at + 1, stack + [False] * (max(pushes, change) if name.startswith(LOADS) else pushes), held)]
+    return [(at + 1, stack + [None] * (max(pushes, change) if name.startswith(LOADS) else pushes), held)]
 
 
 def take(stack, n):
@@ -245,22 +272,12 @@ def shift(stack, opcode, arg, jump):
         raise Used
     if change < 0:
         take(stack, -change)
-    return stack + [False] * change
-
-
-def pop(stack):
-    return stack.pop() if stack else False
-
-
-def peek(stack, n):
-    """The stack, that deep at least."""
-    stack[:0] = [False] * (n - len(stack))
-    return stack
+    return stack + [None] * change
 
 
 def load_locals(stack, held, names):
     names = names if isinstance(names, tuple) else (names,)
-    return stack + [name in held for name in names], held
+    return stack + [name in held or None for name in names], held
 
 
 def store_local(stack, held, name):
@@ -272,30 +289,19 @@ def delete_local(stack, held, name):
 
 
 def copy(stack, n):
-    stack.append(peek(stack, n)[-n])
-
-
-def swap(stack, n):
-    peek(stack, n)
-    stack[-1], stack[-n] = stack[-n], stack[-1]
-
-
-def rotate(stack, n):
-    peek(stack, n)
-    stack.insert(-n + 1, stack[-1])
-    del stack[-1]
+    stack.append(peek(stack, n))
 
 
 def compare(stack, _):
     peek(stack, 2)
-    stack[-2:] = [False]
+    stack[-2:] = [None]
 
 
 def gather(stack, n):
     """A tuple or list of the n values on top."""
     peek(stack, n)
     inside = stack[len(stack) - n :]
-    stack[len(stack) - n :] = [True in inside]
+    stack[len(stack) - n :] = [True in inside or None]
 
 
 def gather_pairs(stack, n):
@@ -304,7 +310,7 @@ def gather_pairs(stack, n):
     inside = stack[len(stack) - 2 * n :]
     if True in inside[::2]:
         raise Used
-    stack[len(stack) - 2 * n :] = [True in inside]
+    stack[len(stack) - 2 * n :] = [True in inside or None]
 
 
 def gather_values(stack, n):
@@ -317,7 +323,7 @@ def put_in(stack, n):
     """What is on top goes to the end of the list that lies n below."""
     value = pop(stack)
     peek(stack, n)
-    stack[-n] |= value
+    stack[-n] = stack[-n] or value
 
 
 LOCALS = {

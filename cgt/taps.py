@@ -415,7 +415,8 @@ def is_alone():
 def is_idle(frame):
     """Does it wait for work in a pool that has none?"""
     of_pool = frame.f_code.co_filename.startswith(STANDARD) and frame.f_globals.get("__name__") == "concurrent.futures.thread"
-    return of_pool and "work_queue" in frame.f_locals and frame.f_locals["work_queue"].empty()
+    variables = frame.f_locals if of_pool else {}
+    return "work_queue" in variables and "work_item" not in variables and variables["work_queue"].empty()
 
 
 def is_bystander(stack):

@@ -116,7 +116,7 @@ def run(seen, function, args, kwargs):
         is_mine, functools.partial(see_region, seen), functools.partial(see_compilation, seen)
     )
     brackets = [
-        tap_readers(is_mine, functools.partial(see_reader, seen)),
+        tap_readers(is_mine, functools.partial(see_reader, seen, function)),
         tap_states(is_mine, functools.partial(see_get_state, seen), functools.partial(see_set_state, seen)),
         tap_higher_order(is_mine, higher_order), *tap_parallel(is_mine, functools.partial(see_parallel, seen)),
         tap_compiled(is_mine, higher_order), (lambda: None, functools.partial(constants.close, seen)),
@@ -231,14 +231,14 @@ def see_higher_order(seen, op):
         refuse(seen, errors.higher_order_op(op.name(), user_line(seen)))
 
 
-def see_reader(seen, name, t, given):
+def see_reader(seen, function, name, t, given):
     """A method that reads memory: fatal on the host, where nobody could replay the reader. What it is to return, where that is
     not its own affair."""
     if seen.inside:
         return None
     # On a stream of the function's own the bytes would leave before they are computed.
     beside = is_capture(seen) and torch.cuda.current_stream() not in forks.STREAMS.values()
-    answer = None if beside else readout.note(seen, name, t, given, run.__code__)
+    answer = None if beside else readout.note(seen, name, t, given, run.__code__, function)
     if answer is not None or name in readout.OPS:
         return answer
     sid = core.storage_id(t)

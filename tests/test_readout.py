@@ -2,6 +2,7 @@
 compares: the outcome chooses the way."""
 
 import functools
+import sys
 import weakref
 from collections import Counter
 
@@ -444,6 +445,43 @@ def test_variables_of_a_caller_are_not_kept(device):
     for _ in range(3):
         assert f(x) == 6.0
     assert all(gone) and len(gone) >= 2
+
+
+NAMESPACES = []
+
+
+def looks_at_its_caller():
+    NAMESPACES.append(sys._getframe(1).f_locals)
+
+
+def holds_its_variables(x):
+    there = locals()
+    y = x * 2
+    return total_of(y), sorted(there)
+
+
+def is_looked_at(x):
+    looks_at_its_caller()
+    y = x * 2
+    n = total_of(y)
+    return n, sorted(NAMESPACES[-1])
+
+
+@pytest.mark.parametrize("function", [holds_its_variables, is_looked_at], ids=lambda f: f.__name__)
+def test_who_called_is_not_asked_of_a_frames_variables(function, device):
+    """Until Python 3.12 that would write to what somebody holds of them."""
+    f = cgt.jit(function)
+    for x in inputs(device, 5):
+        assert f(x) == function(x)
+
+
+@pytest.mark.parametrize("wrap", [functools.cache, functools.partial], ids=lambda f: f.__name__)
+def test_function_that_is_called_by_way_of_another_object(wrap, device):
+    """A cache must not keep what stands for a number; partial hands on what it gets."""
+    function = wrap(total_of)
+    f, x = cgt.jit(function), torch.ones(3, device=device)
+    assert [f(x) for _ in range(5)] == [3.0] * 5 and type(function(x)) is float
+    assert (cgt.stats(f).replays > 0) or wrap is functools.cache
 
 
 @functools.cache
