@@ -81,6 +81,7 @@ class State:
     refused: str | None = None  # why calls with gradients run eagerly
     saves: bool = False  # a result required grad
     doubted: bool = False  # a warm-up came to nothing
+    watched: bool = False  # the run before took nothing from iterators and files
     escapes: int = 0  # recordings of which something outlived the call
     pointers: dict = fresh(dict)  # path of an argument -> its last address
     moved: set = fresh(set)  # paths of arguments that move: they are copied

@@ -511,16 +511,16 @@ def note_warm(state, seen, flat, result, first):
     WARM["results"] += [weakref.ref(t) for t in made if core.storage_id(t) not in given]
 
 
-def warm(call):
-    """Run once eagerly, and learn what the function touches."""
+def warm(call, sources=()):
+    """Run once eagerly, and learn what the function touches. `sources`: what it must not take from, see impure.states."""
     began = time.perf_counter()
     state, flat = call.state, call.flat
     guess = CUDA if any(t.is_cuda for t in flat.tensors) else HOST
     seen = observe(guess, graph=state.graph)
-    before, sources = [describe.memory_of(t) for t in flat.tensors], impure.states(())
+    before, states = [describe.memory_of(t) for t in flat.tensors], impure.states(sources)
     result = trace.run(seen, call.function, call.args, call.kwargs)
     state.ran |= seen.ran - {None}  # what is hidden here must be seen when it is recorded
-    seen.reason = seen.reason or impure.vet(sources, seen)
+    seen.reason = seen.reason or impure.vet(states, seen)
     state.warm_seconds += time.perf_counter() - began
     note_warm(state, seen, flat, result, driver_of(state, flat) is None)
     driver = CUDA if any(d.type == "cuda" for d in seen.devices) else HOST if seen.devices else guess
@@ -533,7 +533,7 @@ def warm(call):
     if state.graph is not None:
         prove(state.graph, seen, call.args)
     reason = reason or vet_values(call, seen)
-    if reason is not None and state.doubted:
+    if reason is not None and (state.doubted or sources):
         condemn(call, reason)  # and warm again after the cool-down
         count_eager(state, reason)
         return result
@@ -576,7 +576,10 @@ def record_call(call):
 def record_node(call, attempt):
     """The same, within: a plan, a run, a draft, a node. Where one of these cannot be, what ran for real stands, and
     what did not is undone and runs eagerly."""
-    reason = prepare(call, attempt) or capture(call, attempt)
+    around = timed_survey(call)
+    if is_to_watch(call, around):
+        return warm(call, around.found.sources)
+    reason = prepare(call, attempt, around) or capture(call, attempt)
     if reason is None:
         reason = draft_node(call, attempt)
         # Nobody replays the recording before its own call has the result.
@@ -586,16 +589,32 @@ def record_node(call, attempt):
     if not attempt.passing:
         condemn(call, reason)
     record.undo(attempt)
+    if attempt.seen is not None and impure.vet(impure.lasting(attempt.plan.sources), attempt.seen):
+        raise errors.CgtError(errors.drawn_in_vain(call.state.name, reason))
     return eager(call, reason)
 
 
-def prepare(call, attempt):
+def timed_survey(call):
+    began = time.perf_counter()
+    around = survey(call)
+    call.state.look_seconds += time.perf_counter() - began
+    return around
+
+
+def is_to_watch(call, around):
+    """Must the function run once more, to see that it takes nothing from the iterators and files that it reaches? Of a
+    capture that does not stand that could not be undone. Each recording is made behind such a run."""
+    state = call.state
+    if isinstance(around, str) or driver_of(state, call.flat) == HOST or not impure.lasting(around.found.sources):
+        return False
+    state.watched = not state.watched
+    return state.watched
+
+
+def prepare(call, attempt, around):
     """attempt.plan: what is decided before the function runs; or the reason why nothing is recorded. Begins an
     iteration if the call does."""
     state, flat = call.state, call.flat
-    began = time.perf_counter()
-    around = survey(call)
-    state.look_seconds += time.perf_counter() - began
     if isinstance(around, str):
         return around
     path, parent = place_in_tree(state, flat, around.tensors)

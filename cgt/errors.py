@@ -87,6 +87,13 @@ def advanced(path):
     )
 
 
+def drawn_in_vain(name, why):
+    return (
+        f"{name} was being recorded, which came to nothing ({why}) The recording took something from an iterator or a file "
+        "that cannot be put back, so the call cannot run again. Call next() or read outside, and pass what comes as a tensor."
+    )
+
+
 def new_generator():
     return (
         "the function draws from a torch.Generator that it makes itself. "

@@ -112,6 +112,11 @@ def states(sources):
     return [(path, source, state_of(source)) for path, source in (*everybodys, *sources)]
 
 
+def lasting(before):
+    """Those whose state cannot be put back."""
+    return [one for one in before if not is_random(type(one[1]))]
+
+
 def vet(before, seen):
     """A sentence if something gave values since, or may have."""
     for path, source, state in before:

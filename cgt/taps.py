@@ -267,7 +267,7 @@ def tap_kernels():
     """A bracket: inside, kernels of operators that read behind the observer's back (private.READ_BEHIND) tell of it. Whom,
     says api.py."""
     handles = []
-    return lambda: handles.append(core.reads_begin()), lambda: handles and core.reads_end(handles.pop())
+    return functools.partial(core.reads_begin, handles), functools.partial(core.reads_end, handles)
 
 
 # --- autograd -------------------------------------------------------------------------------------
@@ -493,6 +493,6 @@ def monitored(started, methods, called, others, aside):
 
 def profiled(started, methods, called, others, aside):
     """tap_calls up to Python 3.11."""
-    mine = []
-    begin = functools.partial(core.calls_begin, methods, started, called, others, aside)
-    return lambda: mine.append(begin()), lambda: mine and core.calls_end(mine.pop())
+    handles = []
+    begin = functools.partial(core.calls_begin, handles, methods, started, called, others, aside)
+    return begin, functools.partial(core.calls_end, handles)

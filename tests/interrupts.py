@@ -188,6 +188,7 @@ def surroundings():
         "recording": core.books()["recording"],
         "RECORDING": dispatch.RECORDING._is_owned(),
         "hooks": core.save_hooks(),
+        "listeners": core.listeners(),
         "profile": sys.getprofile(),
         "tools": [sys.monitoring.get_tool(k) for k in range(6)]
         if hasattr(sys, "monitoring")

@@ -13,6 +13,7 @@ import os
 import random
 import secrets
 import time
+import types
 import uuid
 import warnings
 
@@ -153,9 +154,42 @@ def test_iterator_that_is_reached_and_rests_replays(device, make):
         return x * next(source) if more else x * 2
 
     jitted, x = cgt.jit(f), torch.ones(3, device=device)
-    for _ in range(5):
+    for _ in range(6):
         assert torch.equal(jitted(x), x * 2)
-    assert cgt.stats(jitted).replays == 3, cgt.explain(jitted)
+    assert cgt.stats(jitted).replays >= 3, cgt.explain(jitted)
+
+
+@pytest.mark.parametrize("make", SOURCES.values(), ids=SOURCES.keys())
+def test_iterator_that_a_differentiable_function_advances(device, make):
+    """A capture that a graph of autograd's comes out of does not stand in for eager."""
+
+    def outcomes(wrap):
+        source, w = make(), torch.ones(3, device=device).requires_grad_()
+        f, made = wrap(lambda w: w * next(source)), []
+        for _ in range(9):
+            f(w).sum().backward()
+            made.append(w.grad.tolist())
+        return f, made
+
+    _, want = outcomes(lambda f: f)
+    f, got = outcomes(cgt.jit)
+    assert got == want and cgt.stats(f).replays == 0
+
+
+def test_iterator_that_only_a_recording_advances_is_told(device):
+    """CUDA: the run before it, which watched, took nothing, and the capture cannot stand in for eager."""
+    source, s, w = itertools.count(), types.SimpleNamespace(on=False), torch.ones(3, device=device).requires_grad_()
+    f = cgt.jit(lambda w: w * (next(source) if s.on else 2))
+    for _ in range(2):
+        assert torch.equal(f(w), w * 2)
+    s.on, told = True, []
+    for k in range(5):
+        try:
+            assert torch.equal(f(w), w * k)
+        except cgt.CgtError as error:
+            told.append("cannot be put back" in str(error))
+    assert told == ([True] if device.type == "cuda" else []) and next(source) == 5
+    assert cgt.stats(f).replays == 0
 
 
 def test_data_loaders_iterator(device):

@@ -119,9 +119,12 @@ static void call_tap_end(uint64_t handle) {
   Py_DECREF(tap->called);
   delete tap;
 }
+
+static int call_tap_count() { return static_cast<int>(call_taps.size()); }
 #else
 static uint64_t call_tap_begin(PyObject*, PyObject*, PyObject*, PyObject*, PyObject*) { return 0; }
 static void call_tap_end(uint64_t) {}
+static int call_tap_count() { return 0; }
 #endif
 
 }  // namespace cgt

@@ -383,11 +383,19 @@ static void reads_tell(PyObject* read, PyObject* lift) {
 }
 
 // In this thread, and in autograd's when they work for it.
+static thread_local int reads_now = 0;
+
 static uint64_t reads_enter() {
+  reads_now++;
   return at::addThreadLocalCallback(
       at::RecordFunctionCallback(op_begins, op_ends).scopes({at::RecordScope::FUNCTION}));
 }
 
-static void reads_leave(uint64_t handle) { at::removeCallback(handle); }
+static void reads_leave(uint64_t handle) {
+  reads_now--;
+  at::removeCallback(handle);
+}
+
+static int reads_count() { return reads_now; }
 
 }  // namespace cgt

@@ -147,6 +147,7 @@ cdef extern from "observe_shim.h" namespace "cgt":
     void reads_tell(PyObject* read, PyObject* lift)
     uint64_t reads_enter() except +
     void reads_leave(uint64_t handle) except +
+    int reads_count()
 
 cdef extern from "cuda_shim.h" namespace "cgt":
     int cuda_current_device() noexcept nogil
@@ -180,6 +181,7 @@ cdef extern from "calls_shim.h" namespace "cgt":
     void* method_of(PyObject* function)
     uint64_t call_tap_begin(PyObject* methods, PyObject* started, PyObject* called, PyObject* others, PyObject* aside)
     void call_tap_end(uint64_t handle)
+    int call_tap_count()
 
 cdef extern from "dict_shim.h" namespace "cgt":
     PyObject* type_lookup(PyObject* tp, PyObject* name)

@@ -145,14 +145,15 @@ def reads_by(list names, object read, object lift):
     reads_tell(<PyObject*>read, <PyObject*>lift)
 
 
-def reads_begin():
-    """From now on, in this thread. A handle for reads_end."""
-    return reads_enter()
+def reads_begin(list handles):
+    """From now on, in this thread; for reads_end. (No signal is looked at between a beginning and its note: who returned a
+    handle to Python would lose it to an interrupt.)"""
+    handles.append(reads_enter())
 
 
-def reads_end(uint64_t handle):
+def reads_end(list handles):
     """No more."""
-    reads_leave(handle)
+    while handles: reads_leave(handles.pop())
 
 
 def method_id(function):
@@ -160,16 +161,21 @@ def method_id(function):
     return <uintptr_t>method_of(<PyObject*>function)
 
 
-def calls_begin(methods, set started, called, others, set aside):
+def calls_begin(list handles, methods, set started, called, others, set aside):
     """From now on code that starts or goes on comes into the set, and called(function, frame) comes before one of the
-    builtin functions whose method_id is among these. Code of the threads `others` comes into `aside`. A handle for calls_end."""
-    return call_tap_begin(
-        <PyObject*>methods, <PyObject*>started, <PyObject*>called, <PyObject*>others, <PyObject*>aside)
+    builtin functions whose method_id is among these. Code of the threads `others` comes into `aside`. For calls_end."""
+    handles.append(call_tap_begin(
+        <PyObject*>methods, <PyObject*>started, <PyObject*>called, <PyObject*>others, <PyObject*>aside))
 
 
-def calls_end(uint64_t handle):
+def calls_end(list handles):
     """No more. None is in the set if not all was seen: of a thread that came since, or has another profiler."""
-    call_tap_end(handle)
+    while handles: call_tap_end(handles.pop())
+
+
+def listeners():
+    """How many of these two are there now, the former in this thread?"""
+    return reads_count() + call_tap_count()
 
 
 def stream_is_capturing(int device):
