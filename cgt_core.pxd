@@ -111,7 +111,7 @@ cpdef enum:                 # PlaceGuard: places.guard: what must be as it was
 
 cpdef enum:                 # Miss: why a node did not accept a call; node_why says, dispatch.py explains
     FITS, MISS_SPEC, MISS_AMBIENT, MISS_META, MISS_POINTER, MISS_ALIGN, MISS_VALUE, MISS_OVERLAP,
-    MISS_GRAD, MISS_PLACE, MISS_ALIVE, MISS_SAME
+    MISS_GRAD, MISS_PLACE, MISS_ALIVE, MISS_SAME, MISS_DROPOUT
 
 cpdef enum: HOST, CUDA      # DriverKind
 
@@ -178,6 +178,8 @@ cdef struct Node:
     int32_t writes              # some slot is written: copied slots must not overlap it
     int32_t same_grads          # of some slots it is guarded which tensor .grad is
     int32_t ret_python          # the result needs pytree.unflatten
+    int64_t dropout             # number of the buffer with cuDNN's random state that it draws from; 0: it does not
+    PyObject* dropout_buffer    # borrowed: an alias of that
     PyObject* ret_program       # borrowed
     void* graph                 # CUDA: CUgraph; host: NULL
     void* exec                  # CUDA: CUgraphExec, NULL for a graph without nodes; host: the tape. Of the last segment

@@ -59,7 +59,7 @@ def units_of(ways, options):
         return [("program", "program")]
     parts = ["cgt"]
     if options.timed and options.device == "cuda":
-        parts += ["hand", "compile"] if options.compile else ["hand"]
+        parts += ["hand"] * options.hand + ["compile"] * options.compile
     return [(way, part) for part in parts for way in ways]
 
 
@@ -191,7 +191,7 @@ def run_zoo(options):
     families = chosen(options.patterns)
     order = {(name, way): k for k, (name, way) in enumerate((n, w) for n in families for w in families[n])}
     record = {**facts_of(options), "cells": []}
-    turn, writing = threading.Lock() if options.timed else nullcontext(), threading.Lock()
+    turn, writing = threading.Semaphore(options.turns) if options.timed else nullcontext(), threading.Lock()
 
     def run(name):
         cells = run_family(name, families[name], options, turn)
@@ -219,6 +219,8 @@ def arguments(given=None):
     parser.add_argument("--calls", type=int, default=200)
     parser.add_argument("--fresh", action="store_true", help="every batch in tensors of its own")
     parser.add_argument("--no-times", dest="timed", action="store_false", help="values alone")
+    parser.add_argument("--turns", type=int, default=1, metavar="N", help="processes that take times at once, in each cgt and eager by turns")
+    parser.add_argument("--no-hand", dest="hand", action="store_false", help="no hand-made graphs")
     parser.add_argument("--compile", action="store_true", help="torch.compile too: takes long")
     parser.add_argument("--limit", type=int, default=LIMIT_S, metavar="S", help="seconds for a cell")
     parser.add_argument("--out", type=Path, default=RECORD, help="the results; default: %(default)s")

@@ -86,6 +86,8 @@ class State:
     pointers: dict = fresh(dict)  # path of an argument -> its last address
     moved: set = fresh(set)  # paths of arguments that move: they are copied
     written: set = fresh(set)  # paths of arguments that the function writes
+    recurrent: bool = False  # it draws dropout from cuDNN's random state
+    hidden: bool = False  # kernels that are not seen read arguments where they lie: none is copied
     ran: set = fresh(set)  # code objects that ran so far: what these read is looked at
     passed: set = fresh(set)  # code objects that were met and did not run
     unguarded: list = fresh(list)  # sentences on what could not be guarded
@@ -290,6 +292,7 @@ class Seen:
     stay: list = fresh(list)  # (memory, address, bytes) of arguments that are not copied
     spent: dict = fresh(dict)  # argument that dies -> (its memory, holders of that before)
     whole: dict = fresh(dict)  # memory of these -> the tensor itself
+    before: set | None = None  # of a backward that is not captured, on the GPU: where memory began before it
     sinks: Any = None
 
     # what it showed
@@ -306,6 +309,7 @@ class Seen:
     handed: dict = fresh(dict)  # memory on the host that only the result gets -> what keeps that name its own
     known: dict = fresh(dict)  # memory -> parts of it (segments.part_of) that were read and not written since
     graded: set = fresh(set)  # ids of leaves that had still their old .grad at one of these
+    dropout: Any = None  # an alias of the buffer with cuDNN's random state, if it drew from that
     acts: bool = False  # it did something that may not happen twice, besides writing
     draws: bool = False  # random numbers of the host's
     drawn: set = fresh(set)  # memory of the host in a function on the GPU that depends on them
@@ -325,6 +329,7 @@ class Seen:
     kept: list = fresh(list)  # how many references to each argument it left behind
     hooked: bool = False  # other hooks for saved tensors beside ours: a checkpoint's, say
     seeds: bool = False  # an attention keeps random numbers for its backward
+    strays: bool = False  # ops met memory of the run's that no op had returned: kernels run that are not seen
     again: bool = False  # the next recording will fare better
     escaped: bool = False  # something of it outlived the call
     is_own: bool = False  # nobody but the call holds its result

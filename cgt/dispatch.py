@@ -138,7 +138,7 @@ def attend(call):
     """Warm or record: (None, the result); or (the reason why the call runs eagerly, None)."""
     state = call.state
     call = call._replace(flat=pytree.flatten_call(call.args, call.kwargs, *state.opts.static))
-    reason = verdict(call)
+    reason = verdict(call) or vet_dropout(call)
     if reason is not None:
         return reason, None
     if call.spec == NONE:
@@ -370,6 +370,18 @@ def verdict(call):
     return over_limit(call, *place_in_tree(state, flat, flat.tensors))
 
 
+def vet_dropout(call):
+    """A sentence if the function's recurrent layers begin with another random state of cuDNN's at this call, or None.
+    Recordings with the old one fit no call any more."""
+    state = call.state
+    if not state.recurrent or driver_of(state, call.flat) != CUDA:
+        return None
+    for n in core.fn_nodes(state.f):
+        if n in state.keep and core.node_is_spent(n):  # freeing one frees those behind it
+            drop_node(n)
+    return errors.cudnn_dropout("") if core.dropout_begins_anew(torch.cuda.current_device()) else None
+
+
 def over_limit(call, path, parent):
     """A reason to run eagerly because this place in the tree has enough recordings of the function,
     or None: there is room, or the cool-down is over and make_place finds some."""
@@ -520,6 +532,7 @@ def warm(call, sources=()):
     before, states = [describe.memory_of(t) for t in flat.tensors], impure.states(sources)
     result = trace.run(seen, call.function, call.args, call.kwargs)
     state.ran |= seen.ran - {None}  # what is hidden here must be seen when it is recorded
+    state.recurrent |= seen.dropout is not None
     seen.reason = seen.reason or impure.vet(states, seen)
     state.warm_seconds += time.perf_counter() - began
     note_warm(state, seen, flat, result, driver_of(state, flat) is None)
@@ -676,7 +689,7 @@ def draft_node(call, attempt):
     note_leaves(state, seen, plan.flat)
     try:
         places.settle_empties(plan.places, plan.lone, plan.changed)
-        reason = vet_code(state, seen) or vet_spent(plan, seen)
+        reason = vet_code(state, seen) or vet_spent(plan, seen) or vet_strays(state, seen)
         if reason is None:
             plan = attempt.plan = find_moving(state, plan, seen)
             reason = errors.used_elsewhere(plan.kept[0].place.path) if plan.free is None else None
@@ -802,6 +815,15 @@ def vet_spent(plan, seen):
     return errors.late_read()
 
 
+def vet_strays(state, seen):
+    """A sentence if kernels that no op shows may have read an argument past its copy, or None."""
+    state.hidden |= seen.strays
+    if not (seen.strays and seen.swaps):
+        return None
+    seen.again = True
+    return errors.hidden_kernels()
+
+
 # --- what becomes of it -----------------------------------------------------------------------
 
 
@@ -858,7 +880,8 @@ def add_node(call, plan, seen, draft):
         opts = state.opts._replace(outputs="rescue", inputs="auto", static=((), ()))
         site = new_site(autograd.backward_of(graph), state.name + BACKWARD, opts, graph)
     saves = [(index[save.slot], save.out) for save in behind.saves]
-    known = {core.storage_id(s.example) for s in slots} | set(seen.buffers) | set(seen.made)
+    drawn_from = [] if seen.dropout is None else [seen.dropout]  # guarded by itself
+    known = {core.storage_id(t) for t in (*(s.example for s in slots), *drawn_from)} | set(seen.buffers) | set(seen.made)
     loose = [core.alias(t) for sid, t in seen.touched.items() if sid not in known]
     kept = Kept(
         graph, site, (program, groups, effects, [s.tensor for s in slots], seen.captured, seen.keep),
@@ -870,7 +893,10 @@ def add_node(call, plan, seen, draft):
         list(plan.flat.tensors), (site, saves, [index[k] for k in behind.flows], behind.joined), state.keep, kept,
     )  # fmt: skip
     if graph is not None:
-        graph.node, graph.loose = node, loose
+        graph.node, graph.loose = node, loose + drawn_from
+    for buffer in drawn_from:
+        core.node_draws(node, torch.cuda.current_device(), buffer)
+        state.recurrent = True
     state.unguarded = plan.unguarded
     core.fn_count(state.f, "records")
     state.account.failed = 0

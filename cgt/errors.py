@@ -153,8 +153,8 @@ def odd_tensor(path, kind):
 
 def cudnn_dropout(line):
     return (
-        f"the recurrent layer at {line} draws its dropout from a random state of cuDNN's, which begins anew with each seed; "
-        "a replay would not. Give the layer dropout=0 and put torch.nn.Dropout between layers."
+        f"the recurrent layer{line} draws its dropout from a random state of cuDNN's, which begins anew at this call, since the "
+        "generator's seed was set. Seed less often, or give the layer dropout=0 and put torch.nn.Dropout between layers."
     )
 
 
@@ -334,6 +334,13 @@ def hidden_code():
     return (
         "a profiler, or a thread that the function started, hides which code ran, and so what it read. "
         "Record without the profiler, and start threads outside."
+    )
+
+
+def hidden_kernels():
+    return (
+        "kernels that no op shows (TorchScript fuses some) ran while arguments were copied, and may have read the originals. "
+        "From now on none is copied: pass tensors that stay in place."
     )
 
 

@@ -34,7 +34,8 @@ class Unrecordable(BaseException):
 
 def observe(driver, graph=None):
     """For a run that is not recorded. `graph`: it is a backward of this recorded graph."""
-    return Seen(driver, graph=graph, returned=core.results(), since=sequence_number())
+    before = core.allocations(torch.cuda.current_device()) if graph is not None and driver == CUDA else None
+    return Seen(driver, graph=graph, before=before, returned=core.results(), since=sequence_number())
 
 
 def observe_plan(plan, swaps):
@@ -97,11 +98,24 @@ def touch(seen, t):
     sid = core.storage_id(t)
     if sid in seen.made or sid in seen.buffers or sid in seen.touched:
         return
+    if is_stray(seen, t):
+        seen.made[sid] = user_line(seen)
+        seen.strays = True
+        return
     if core.is_in_node():
         seen.passing.add(sid)
     # Not the tensor: whoever holds the argument itself when the run is over is counted.
     alias = core.alias(t) if core.is_plain(t) else t
     seen.touched[sid] = seen.whole.get(sid, alias)
+
+
+def is_stray(seen, t):
+    """Was this memory, which no op had made, allocated since the run began?"""
+    if not t.is_cuda or core.storage_id(t) in seen.slots:
+        return False
+    if seen.before is not None:
+        return core.storage_address(t) not in seen.before
+    return is_capture(seen) and core.is_of_recording(t)
 
 
 def held(seen):

@@ -352,6 +352,9 @@ def see_op(seen, op, args, kwargs):
     seen.acts = seen.acts or op.namespace not in constants.KNOWN or (facts.draws and generator is not None)
     if draws:
         see_draw(seen, drawn, after=True)
+    if packet == "_cudnn_rnn" and args[11] and args[12]:  # dropout, train
+        seen.acts, seen.dropout = True, core.alias(args[15])
+        seen.keep.append(seen.dropout)
     vet_kinds(seen, op, results)
     fresh = [t for t in results if core.storage_id(t) not in known]
     vet_effect(seen, op, fresh, written)
@@ -569,8 +572,10 @@ def vet_op(seen, op, facts, args, kwargs, inputs, written, constant, aside):
         line = errors.other_device(str(op), user_line(seen), inputs[0].device)
     elif facts.packet in READS_INSIDE and any(t.is_cuda for t in inputs):
         line = host_reason(seen, errors.host_read, op)
-    elif facts.packet == "_cudnn_rnn" and args[11] and args[12]:  # dropout, train
-        line = errors.cudnn_dropout(user_line(seen))
+    elif facts.packet == "_cudnn_init_dropout_state" and is_capture(seen):
+        core.dropout_undo(torch.cuda.current_device())
+        seen.again = True
+        line = errors.cudnn_dropout(f" at {user_line(seen)}")
     elif seen.driver == CUDA and not aside:
         line = vet_mixed(seen, op, facts, kwargs, inputs, written, constant)
     if line is not None:

@@ -42,8 +42,8 @@ SENTENCES -= {"late_read"}  # test_memory.py
 SENTENCES -= {"early_bound", "read_behind"}  # test_taps.py
 SENTENCES -= {"changed_state", "replaced", "forward_mode", "misaligned"}  # test_side_effects.py
 SENTENCES -= {"other_tensor", "beside"}  # test_identity.py
-SENTENCES -= {"impure", "outside_draw", "advanced"}  # test_impure.py
-SENTENCES -= {"scripted"}  # test_traced.py
+SENTENCES -= {"impure", "outside_draw", "advanced", "drawn_in_vain"}  # test_impure.py
+SENTENCES -= {"scripted", "hidden_kernels"}  # test_traced.py
 SENTENCES -= {"too_many_places", "new_code", "hidden_code"}  # test_code.py
 SENTENCES -= {"higher_order_op", "compiled_on_host", "compiled_with_state", "compiles"}  # test_compile.py
 

@@ -1,6 +1,7 @@
 """Recurrent layers. On the GPU cuDNN takes their weights by `set_` over a storage, flattened or not."""
 
 import copy
+import types
 
 import pytest
 import torch
@@ -65,23 +66,93 @@ def test_training(device, model, way):
     assert cgt.stats(got[2]).replays >= 5, cgt.explain(got[2])
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="cuDNN's")
+CUDNN = pytest.mark.skipif(not torch.cuda.is_available(), reason="cuDNN's")
+
+
+def losses_of(layer, wrap, seeds, trains, beside=None):
+    """What a layer that drops gives for these seeds of the generator (None: it is left as it is), with what it learns."""
+    f, x, made = wrap(layer), torch.empty(5, 2, 4, device="cuda"), []
+    for k, seed in enumerate(seeds):
+        if seed is not None:
+            torch.manual_seed(seed)
+        layer.zero_grad()
+        with torch.set_grad_enabled(trains):
+            y = f(x.copy_(values("cuda", 5, 2, 4, seed=k)))[0]
+        if trains:
+            y.square().mean().backward()
+        made.append((y.detach().clone(), [p.grad.clone() for p in layer.parameters() if p.grad is not None]))
+        if beside is not None:
+            made.append((beside(x)[0].detach().clone(), []))
+    return f, made
+
+
+def check_dropout(layer, seeds, trains, beside=None):
+    _, want = losses_of(layer, lambda f: f, seeds, trains, beside)
+    f, got = losses_of(layer, cgt.jit, seeds, trains, beside)
+    for k, ((y, grads), (other, others)) in enumerate(zip(got, want, strict=True)):
+        assert torch.equal(y, other), f"call {k}"
+        torch.testing.assert_close(grads, others)  # cuDNN adds weights' gradients in any order
+    return cgt.stats(f), f
+
+
+@CUDNN
+@pytest.mark.parametrize("trains", [False, True], ids=["forward", "trained"])
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
+def test_dropout_of_cudnn(kind, trains):
+    """Its random state is a buffer that every such layer moves on; another one comes behind a seed."""
+    layer, other = (kind(4, 8, num_layers=2, dropout=0.5, device="cuda") for _ in range(2))
+    seeds = [3, *[None] * 11, 4, *[None] * 11]
+    told, f = check_dropout(layer, seeds, trains)
+    assert told.replays >= 16, cgt.explain(f)
+    told, f = check_dropout(layer, seeds, trains, beside=other)
+    assert told.replays >= 16, cgt.explain(f)
+
+
+@CUDNN
 @tells("cudnn_dropout")
 @pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
-def test_dropout_of_cudnn_runs_eagerly(kind):
-    """Its random state does not lie in torch's generator."""
-    layer, x = kind(4, 8, num_layers=2, dropout=0.5, device="cuda"), values("cuda", 5, 2, 4)
-    f = cgt.jit(layer)
-    for k in range(6):
-        torch.manual_seed(k)
-        got = flat(f(x))
-        torch.manual_seed(k)
-        assert all(torch.equal(a, b) for a, b in zip(got, flat(layer(x)), strict=True))
-    for _ in range(100):
-        f(x)
-    assert cgt.stats(f).replays == 0 and "cuDNN" in " ".join(cgt.stats(f).reasons)
-    layer.dropout = 0.0
-    cgt.reset(f)
-    for _ in range(5):
-        f(x)
-    assert cgt.stats(f).replays >= 3, cgt.explain(f)
+def test_dropout_of_cudnn_that_is_seeded_at_each_call(kind):
+    told, f = check_dropout(kind(4, 8, num_layers=2, dropout=0.5, device="cuda"), [*range(8)], False)
+    assert told.replays == 0 and "cuDNN" in " ".join(told.reasons), cgt.explain(f)
+
+
+@CUDNN
+@pytest.mark.parametrize("inference", [False, True])
+def test_random_state_of_cudnn_that_eager_made_anew(inference):
+    """Behind a seed another function's layer makes it; in inference mode nobody counts that."""
+    layer, other, x = *(nn.LSTM(4, 8, num_layers=2, dropout=0.5, device="cuda") for _ in range(2)), values("cuda", 5, 2, 4)
+
+    def outcomes(f):
+        made = []
+        for k in range(18):
+            if k % 6 == 0:
+                torch.manual_seed(k)
+                with torch.inference_mode(inference):
+                    other(x)
+            with torch.no_grad():
+                made.append(f(x)[0].clone())
+        return made
+
+    want, f = outcomes(layer), cgt.jit(layer)
+    assert all(map(torch.equal, outcomes(f), want)) and cgt.stats(f).replays >= 6, cgt.explain(f)
+
+
+@CUDNN
+def test_a_layer_that_drops_met_first_in_a_capture():
+    """PyTorch would fill its buffer in the capture, and leave it unfilled for all others."""
+    layer, x = nn.LSTM(4, 8, num_layers=2, dropout=0.5, device="cuda"), values("cuda", 5, 2, 4)
+
+    def outcomes(wrap):
+        s = types.SimpleNamespace(on=False)
+        f, made = wrap(lambda x: layer(x)[0] if s.on else x * 2), []
+        with torch.no_grad():
+            for k in range(14):
+                if k == 4:
+                    s.on = True
+                    torch.manual_seed(3)
+                made.append(f(x).clone())
+            made.append(layer(x)[0].clone())
+        return made, f
+
+    (want, _), (got, f) = outcomes(lambda f: f), outcomes(cgt.jit)
+    assert all(map(torch.equal, got, want)) and cgt.stats(f).replays >= 8, cgt.explain(f)

@@ -146,6 +146,43 @@ static int cuda_pool_checkpoint(void* pool, void** made, int n, void** state) no
   }
 }
 
+// Was the storage that begins at this address allocated in the recording under way? -1: an exception is set. Walks the pool.
+static int cuda_pool_made(void* pool, void* at) noexcept {
+  auto* p = static_cast<CudaPool*>(pool);
+  if (p->ours.count(at)) return 0;
+  try {
+    auto address = reinterpret_cast<size_t>(at);
+    for (const auto& segment : c10::cuda::CUDACachingAllocator::snapshot(p->id).segments)
+      if (segment.owner_private_pool_id == p->id && address - segment.address < segment.total_size) return 1;
+    return 0;
+  } catch (const std::exception& e) {
+    PyErr_SetString(PyExc_RuntimeError, e.what());
+    return -1;
+  }
+}
+
+// Add where each allocation of a device begins to a set of Python's. -1: an exception is set.
+static int cuda_allocations(int device, PyObject* into) noexcept {
+  try {
+    for (const auto& segment : c10::cuda::CUDACachingAllocator::snapshot().segments) {
+      size_t at = segment.address;
+      for (const auto& block : segment.blocks) {
+        if (block.allocated && segment.device == device) {
+          PyObject* number = PyLong_FromSize_t(at);
+          int code = number ? PySet_Add(into, number) : -1;
+          Py_XDECREF(number);
+          if (code) return -1;
+        }
+        at += block.size;
+      }
+    }
+    return 0;
+  } catch (const std::exception& e) {
+    PyErr_SetString(PyExc_RuntimeError, e.what());
+    return -1;
+  }
+}
+
 static void cuda_state_free(void* state) noexcept {
   delete static_cast<std::shared_ptr<c10::cuda::CUDACachingAllocator::AllocatorState>*>(state);
 }
@@ -192,6 +229,52 @@ static void cuda_mark(int device, int begin) noexcept {
 #endif
 }
 
+// --- cuDNN's dropout -----------------------------------------------------------------------------
+// The dropout between recurrent layers draws from a state in a buffer of PyTorch's, one per GPU, that every such layer
+// moves on. After the generator's seed was set the next one fills another buffer; a flag of the generator's says so, and
+// a recording is for one buffer. PyTorch shows neither: the flag is read past its access, and who makes a buffer is
+// counted on its way to the backend.
+
+static at::CUDAGeneratorImpl* cuda_generator(const at::Generator& g) {
+  return static_cast<at::CUDAGeneratorImpl*>(g.unsafeGetGeneratorImpl());
+}
+
+static std::atomic<int64_t> dropout_buffers{1};
+
+template <auto Flag>
+struct OpenedFlag {
+  friend std::atomic_flag& keeps_flag(at::CUDAGeneratorImpl& g) { return g.*Flag; }
+};
+std::atomic_flag& keeps_flag(at::CUDAGeneratorImpl& g);
+template struct OpenedFlag<&at::CUDAGeneratorImpl::no_reset_rnn_state_>;  // access is not checked here
+
+static std::atomic_flag& keeps_dropout(int device) {
+  return keeps_flag(*cuda_generator(at::globalContext().defaultGenerator({c10::kCUDA, static_cast<c10::DeviceIndex>(device)})));
+}
+
+// A number for the buffer that the next layer will use, or 0: it makes another one.
+static int64_t cuda_dropout_now(int device) noexcept {
+  auto& flag = keeps_dropout(device);
+  if (flag.test_and_set()) return dropout_buffers;
+  flag.clear();
+  return 0;
+}
+
+// The layer under way made no buffer after all: the next one will.
+static void cuda_dropout_undo(int device) noexcept { keeps_dropout(device).clear(); }
+
+static void dropout_buffer_made(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
+  dropout_buffers++;
+  op.redispatchBoxed(keys & c10::after_ADInplaceOrView_keyset, stack);
+}
+
+// Once, at import. (Inference mode passes it by: see node_why.)
+static void cuda_dropout_watch() {
+  static auto registered = c10::Dispatcher::singleton().registerImpl(
+      {"aten::_cudnn_init_dropout_state", ""}, c10::DispatchKey::ADInplaceOrView,
+      c10::KernelFunction::makeFromBoxedFunction<&dropout_buffer_made>(), std::nullopt, nullptr, "cgt");
+}
+
 // --- randomness --------------------------------------------------------------------------------
 // During a capture a generator's state is swapped for one of ours, whose seed and offset live in
 // two device words. RNG kernels then read the words; a replay writes them by a patched node.
@@ -202,10 +285,6 @@ struct GeneratorSwap {
   c10::intrusive_ptr<at::CUDAGeneratorState> ours;
   unsigned long long capture_id;
 };
-
-static at::CUDAGeneratorImpl* cuda_generator(const at::Generator& g) {
-  return static_cast<at::CUDAGeneratorImpl*>(g.unsafeGetGeneratorImpl());
-}
 
 static void* generator_swap(PyObject* generator, PyObject* seed_word, PyObject* offset_word,
                             unsigned long long capture_id) noexcept {
@@ -342,6 +421,11 @@ static int cuda_pool_nodes(void*) noexcept { return 0; }
 static int cuda_pool_restore(void*, void*, void**, int) noexcept { return cuda_absent(); }
 static int cuda_pool_spend(void*, void*) noexcept { return cuda_absent(); }
 static int cuda_pool_checkpoint(void*, void**, int, void**) noexcept { return cuda_absent(); }
+static int cuda_pool_made(void*, void*) noexcept { return 0; }
+static int cuda_allocations(int, PyObject*) noexcept { return 0; }
+static int64_t cuda_dropout_now(int) noexcept { return 1; }
+static void cuda_dropout_undo(int) noexcept {}
+static void cuda_dropout_watch() {}
 static void cuda_state_free(void*) noexcept {}
 static void cuda_pool_id(void*, unsigned long long*) noexcept {}
 static void cuda_mark(int, int) noexcept {}

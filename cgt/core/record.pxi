@@ -375,6 +375,7 @@ cdef id_t node_add(Table* t, id_t f, id_t spec, tuple ambient, list slots, list 
     node.ret_at = k
     node.ret_n = <int32_t>len(ret_program)
     node.ret_python = ret_python
+    node.dropout = 0
     node.ret_program = <PyObject*>ret_program
     node.graph = t.rec.graph
     node.exec = t.rec.exec

@@ -5,12 +5,18 @@ cdef int REUSE_OUTPUTS = 1        # 0 where private.py does not trust this torch
 
 cdef enum: SCRATCH = 32           # leaves of a call, or whatever else, that fit on the C stack
 
+cdef bint dropout_holds(Table* t, id_t n) noexcept:
+    """Would eager draw from this buffer? (In inference mode nobody counts them, but then PyTorch has let go of the old.)"""
+    return (cuda_dropout_now(path_row(t, node_row(t, n).path).device) == node_row(t, n).dropout
+            and storage_uses(node_row(t, n).dropout_buffer) > 1)
+
 cdef int64_t node_why(Table* t, id_t n, id_t s, uint64_t* ambient, PyObject** leaves) except -1:
     """FITS, or why the node does not take a call: a Miss and what it is about (guard_node). A hit and a report
     both ask here. Places come last: to compare one may call Python."""
     cdef int64_t why = guard_node(t, node_row(t, n), s, ambient, leaves)
     cdef int32_t k
     if why != FITS: return why
+    if node_row(t, n).dropout and not dropout_holds(t, n): return miss(MISS_DROPOUT, 0)
     k = deads_alive(t, node_row(t, n))
     if k != NONE: return miss(MISS_ALIVE, k)
     k = places_hold(t, n)

@@ -162,6 +162,11 @@ cdef extern from "cuda_shim.h" namespace "cgt":
     int cuda_pool_restore(void* pool, void* state, void** live, int n) noexcept
     int cuda_pool_spend(void* pool, void* at) noexcept
     int cuda_pool_checkpoint(void* pool, void** made, int n, void** state) noexcept
+    int cuda_pool_made(void* pool, void* at) noexcept
+    int64_t cuda_dropout_now(int device) noexcept
+    void cuda_dropout_undo(int device) noexcept
+    void cuda_dropout_watch() except +
+    int cuda_allocations(int device, PyObject* into) noexcept
     void cuda_state_free(void* state) noexcept
     int cuda_pool_begin(void* pool, void* stream, stream_test capturing) noexcept
     void cuda_pool_end(void* pool) noexcept

@@ -15,6 +15,7 @@ MAKE_VIEW = [None]         # (tensor, ops) -> what these make of it; set once by
 table_start(&TABLE)
 dict_watch_start()
 if observe_start() != 0: raise_pending()
+cuda_dropout_watch()
 
 
 cdef object taken(PyObject* made):
@@ -260,6 +261,26 @@ def dead_line(int n, int k):
     """Where the output was made that must be dead before node n runs: number k of them."""
     cdef Dead* d = node_dead(&TABLE, node_row(&TABLE, n), k)
     return <object>node_out(&TABLE, node_row(&TABLE, d.node), d.out).line
+
+
+def node_draws(int n, int device, object buffer):
+    """The node draws dropout from cuDNN's random state, of which this, kept alive by the caller, is the buffer."""
+    node_row(&TABLE, n).dropout, node_row(&TABLE, n).dropout_buffer = cuda_dropout_now(device) or -1, <PyObject*>buffer
+
+
+def node_is_spent(int n):
+    """Does the node draw from a buffer that no layer of eager's uses any more?"""
+    return node_row(&TABLE, n).dropout != 0 and not dropout_holds(&TABLE, n)
+
+
+def dropout_begins_anew(int device):
+    """Will the next recurrent layer of cuDNN's fill another buffer with random state?"""
+    return cuda_dropout_now(device) == 0
+
+
+def dropout_undo(int device):
+    """The buffer that is about to be filled will not be: let the next layer do it."""
+    cuda_dropout_undo(device)
 
 
 def node_drop(int n):

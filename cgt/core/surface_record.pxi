@@ -183,6 +183,20 @@ def recording_ran():
     return bool(TABLE.rec.ran)
 
 
+def is_of_recording(object t):
+    """Does a tensor on the GPU lie in memory that was allocated since the capture under way began?"""
+    cdef int made = cuda_pool_made(TABLE.rec.pool, tensor_storage_ptr(<PyObject*>t))
+    if made < 0: raise_pending()
+    return bool(made)
+
+
+def allocations(int device):
+    """Where what is allocated on a GPU begins: a set of addresses."""
+    cdef set found = set()
+    if cuda_allocations(device, <PyObject*>found): raise_pending()
+    return found
+
+
 def recorded_words():
     """[(seed, offset), ...] of the recording that was launched once, in the order of `words`."""
     return [(rec_patch(&TABLE, k).told[0], rec_patch(&TABLE, k).told[1])
