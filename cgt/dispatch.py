@@ -379,7 +379,7 @@ def vet_dropout(call):
     for n in core.fn_nodes(state.f):
         if n in state.keep and core.node_is_spent(n):  # freeing one frees those behind it
             drop_node(n)
-    return errors.cudnn_dropout("") if core.dropout_begins_anew(torch.cuda.current_device()) else None
+    return errors.cudnn_dropout() if core.dropout_begins_anew(torch.cuda.current_device()) else None
 
 
 def over_limit(call, path, parent):
@@ -530,8 +530,11 @@ def warm(call, sources=()):
     guess = CUDA if any(t.is_cuda for t in flat.tensors) else HOST
     seen = observe(guess, graph=state.graph)
     before, states = [describe.memory_of(t) for t in flat.tensors], impure.states(sources)
+    anew = guess == CUDA and core.dropout_begins_anew(torch.cuda.current_device())
     result = trace.run(seen, call.function, call.args, call.kwargs)
     state.ran |= seen.ran - {None}  # what is hidden here must be seen when it is recorded
+    if anew and not core.dropout_begins_anew(torch.cuda.current_device()):
+        seen.reason, state.recurrent = errors.cudnn_dropout(), True
     state.recurrent |= seen.dropout is not None
     seen.reason = seen.reason or impure.vet(states, seen)
     state.warm_seconds += time.perf_counter() - began
@@ -671,7 +674,7 @@ def capture(call, attempt):
     plan = attempt.plan
     reason = record.capture(call, attempt)
     if reason is not None:
-        attempt.passing = autograd.was_greedy(plan)
+        attempt.passing = autograd.was_greedy(plan) or (attempt.seen is not None and attempt.seen.again)
         return reason
     seen = attempt.seen
     seen.reason = seen.reason or impure.vet(plan.sources, seen)
@@ -817,8 +820,9 @@ def vet_spent(plan, seen):
 
 def vet_strays(state, seen):
     """A sentence if kernels that no op shows may have read an argument past its copy, or None."""
+    copies = seen.swaps and not (state.hidden and state.graph is not None)  # of which a backward is given the copies
     state.hidden |= seen.strays
-    if not (seen.strays and seen.swaps):
+    if not (seen.strays and copies):
         return None
     seen.again = True
     return errors.hidden_kernels()

@@ -151,9 +151,9 @@ def odd_tensor(path, kind):
     return f"{path} is {kind}. Use a plain, dense tensor, or leave this part outside of the jitted function."
 
 
-def cudnn_dropout(line):
+def cudnn_dropout():
     return (
-        f"the recurrent layer{line} draws its dropout from a random state of cuDNN's, which begins anew at this call, since the "
+        "a recurrent layer draws its dropout from a random state of cuDNN's, which begins anew at this call, since the "
         "generator's seed was set. Seed less often, or give the layer dropout=0 and put torch.nn.Dropout between layers."
     )
 

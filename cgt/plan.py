@@ -164,7 +164,7 @@ def choose_copied(state, flat, tensors, driver, parent, moved):
     is several arguments is copied once; so are arguments of a backward that begin at one address (the gradient of a
     sum is the sum's own, expanded)."""
     how = state.opts.inputs
-    if how == "pinned" or state.hidden:
+    if how == "pinned" or (state.hidden and state.graph is None):
         return []
     ranges = [(t, core.address(t), core.address(t) + span(t)) for t in tensors]
     written = {id(t) for path, t in zip(flat.paths, flat.tensors, strict=True) if path in state.written}

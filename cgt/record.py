@@ -42,7 +42,7 @@ from . import (
     views,
 )
 from .data import Behind, Words
-from .observe import NOT_USER_CODE, all_tensors, held, observe_plan, span
+from .observe import NOT_USER_CODE, all_tensors, exchange, held, observe_plan, span
 from .private import CAPTURE_CHECKS, clear_workspaces
 from .taps import NOTHING, capture_hidden
 
@@ -60,6 +60,7 @@ class Before(NamedTuple):
     sources: list  # see impure.py
     histories: object  # of core.histories
     random: object  # the state of the host's default generator
+    anew: bool = False  # the next recurrent layer would have filled another buffer with cuDNN's random state
 
 
 def on_side_stream(device):
@@ -167,6 +168,12 @@ def copy_leaves(plan, fills):
     return swaps, copies
 
 
+def arguments(call, seen):
+    """What the function is called with. Where kernels read arguments that no op shows, exchanging them at ops is not enough: a
+    backward, which asks no tensor who it is, gets the copies."""
+    return exchange(seen, call.args) if call.state.hidden and call.state.graph is not None else call.args
+
+
 def capture(call, attempt):
     """Run the function of a planned call once, under observation, while its ops are recorded: `seen` and `result`
     are filled. A sentence if nothing was recorded, and all is as before; None."""
@@ -183,7 +190,7 @@ def on_host(call, attempt):
         seen.copies = copies
         seen.memory.extend(buffer for _, buffer in swaps)
         torch.clear_autocast_cache()
-        attempt.result = trace.run(seen, call.function, call.args, call.kwargs)
+        attempt.result = trace.run(seen, call.function, arguments(call, seen), call.kwargs)
         torch.clear_autocast_cache()
         open_sinks(plan, seen, attempt.result)
         if seen.reason is None:
@@ -225,7 +232,7 @@ def on_cuda(call, attempt):
         for g, w, handle in zip(generators, word_pairs, handles, strict=True):
             seen.rng[core.generator_id(g)] = Words(handle, w, w)
             seen.made[core.storage_id(w)] = ""
-        attempt.result = trace.run(seen, call.function, call.args, call.kwargs)
+        attempt.result = trace.run(seen, call.function, arguments(call, seen), call.kwargs)
         open_sinks(plan, seen, attempt.result)
         core.end(core.restore_generators(handles))
         captured.append(True)
@@ -309,7 +316,8 @@ def snapshot(plan):
     grads = [(t, t.grad) for t in tensors if t.requires_grad and t.is_leaf]
     kept = [put.place for put in plan.kept]
     histories, random = core.histories(tensors), torch.default_generator.get_state()
-    return Before(plan.places, kept, grads, plan.sources, histories, random)
+    anew = core.dropout_begins_anew(torch.cuda.current_device())
+    return Before(plan.places, kept, grads, plan.sources, histories, random, anew)
 
 
 def restore_places(before, seen, tensors_only):
@@ -323,8 +331,12 @@ def restore_places(before, seen, tensors_only):
             and core.storage_id(value) in seen.made
         )
 
-    found, kept, grads, sources, histories, random = before
+    found, kept, grads, sources, histories, random, anew = before
     core.histories_restore(histories)
+    if anew and not core.dropout_begins_anew(torch.cuda.current_device()):
+        core.dropout_undo(torch.cuda.current_device())
+        if seen is not None:
+            seen.reason, seen.again = errors.cudnn_dropout(), True
     for p in (*found, *kept):
         if p.kind == places.DICT_LEN:
             for key in [key for key, value in dict.items(p.home) if p.want == 0 and spoilt(value)]:

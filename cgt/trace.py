@@ -573,9 +573,7 @@ def vet_op(seen, op, facts, args, kwargs, inputs, written, constant, aside):
     elif facts.packet in READS_INSIDE and any(t.is_cuda for t in inputs):
         line = host_reason(seen, errors.host_read, op)
     elif facts.packet == "_cudnn_init_dropout_state" and is_capture(seen):
-        core.dropout_undo(torch.cuda.current_device())
-        seen.again = True
-        line = errors.cudnn_dropout(f" at {user_line(seen)}")
+        line = errors.cudnn_dropout()
     elif seen.driver == CUDA and not aside:
         line = vet_mixed(seen, op, facts, kwargs, inputs, written, constant)
     if line is not None:
