@@ -5,5 +5,6 @@ import torch  # noqa: F401  first: the core's libraries are PyTorch's, and torch
 # isort: split
 from .api import explain, jit, require_replay, reset, stats, step
 from .errors import CgtError, CgtWarning
+from .islands import eager
 
-__all__ = ["CgtError", "CgtWarning", "explain", "jit", "require_replay", "reset", "stats", "step"]
+__all__ = ["CgtError", "CgtWarning", "eager", "explain", "jit", "require_replay", "reset", "stats", "step"]

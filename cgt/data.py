@@ -116,6 +116,7 @@ class Kept(NamedTuple):
     seconds: tuple  # per phase of making it
     values: list  # of segments.Value
     forks: list  # where they are
+    islands: list  # what runs eagerly between its segments, and where
 
 
 @declared
@@ -315,6 +316,9 @@ class Seen:
     drawn: set = fresh(set)  # memory of the host in a function on the GPU that depends on them
     hosts: dict = fresh(dict)  # memory that an op of such a function made on the host -> what keeps that name its own
     forks: list = fresh(list)  # where there are some (forks.py)
+    islands: list = fresh(list)  # islands.Island: what runs eagerly between segments
+    answers: list = fresh(list)  # islands.Answer: what came of those
+    sources: list = fresh(list)  # of impure.states
     steps: list = fresh(list)  # constants.Step: ops of a capture on constants that did not run for real yet
     real: dict = fresh(dict)  # constant of a capture -> a tensor with what it will hold
     passing: set = fresh(set)  # memory that a surrounding backward hands through

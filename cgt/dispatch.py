@@ -42,6 +42,7 @@ from . import (
     errors,
     flow,
     impure,
+    islands,
     moving,
     options,
     places,
@@ -116,6 +117,9 @@ def miss(call):
         refuse_gradients(graph, errors.refused_backward("batched" in kwargs))
         told = errors.batched_gradients if "batched" in kwargs else errors.create_graph
         raise errors.CgtError(told(state.name.removesuffix(BACKWARD)))
+    due = islands.take_due()
+    if due is not None:
+        return again(call, errors.island_differs(state.name), due)
     if graph is not None and "changed" in kwargs:  # right if nothing reads it, as in eager
         return eager(call, errors.saved_changed())
     kind = core.blocker()
@@ -132,6 +136,12 @@ def miss(call):
     finally:
         sweep()
     return result if reason is None else eager(call, reason)
+
+
+def again(call, reason, answers):
+    """Run the function eagerly where eager parts of its call ran already: they are answered with what came of them."""
+    body = functools.partial(islands.answering, answers, functools.partial(eager, call, reason))
+    return core.with_paths(body)  # jitted functions inside are plain: these parts are not theirs
 
 
 def attend(call):
@@ -529,14 +539,14 @@ def warm(call, sources=()):
     state, flat = call.state, call.flat
     guess = CUDA if any(t.is_cuda for t in flat.tensors) else HOST
     seen = observe(guess, graph=state.graph)
-    before, states = [describe.memory_of(t) for t in flat.tensors], impure.states(sources)
+    before, seen.sources = [describe.memory_of(t) for t in flat.tensors], impure.states(sources)
     anew = guess == CUDA and core.dropout_begins_anew(torch.cuda.current_device())
     result = trace.run(seen, call.function, call.args, call.kwargs)
     state.ran |= seen.ran - {None}  # what is hidden here must be seen when it is recorded
     if anew and not core.dropout_begins_anew(torch.cuda.current_device()):
         seen.reason, state.recurrent = errors.cudnn_dropout(), True
     state.recurrent |= seen.dropout is not None
-    seen.reason = seen.reason or impure.vet(states, seen)
+    seen.reason = seen.reason or impure.vet(seen.sources, seen)
     state.warm_seconds += time.perf_counter() - began
     note_warm(state, seen, flat, result, driver_of(state, flat) is None)
     driver = CUDA if any(d.type == "cuda" for d in seen.devices) else HOST if seen.devices else guess
@@ -596,6 +606,7 @@ def record_node(call, attempt):
     if is_to_watch(call, around):
         return warm(call, around.found.sources)
     reason = prepare(call, attempt, around) or capture(call, attempt)
+    answers = attempt.seen.answers if attempt.seen is not None else []
     if reason is None:
         reason = draft_node(call, attempt)
         # Nobody replays the recording before its own call has the result.
@@ -607,7 +618,7 @@ def record_node(call, attempt):
     record.undo(attempt)
     if attempt.seen is not None and impure.vet(impure.lasting(attempt.plan.sources), attempt.seen):
         raise errors.CgtError(errors.drawn_in_vain(call.state.name, reason))
-    return eager(call, reason)
+    return again(call, reason, answers) if answers else eager(call, reason)
 
 
 def timed_survey(call):
@@ -692,7 +703,7 @@ def draft_node(call, attempt):
     note_leaves(state, seen, plan.flat)
     try:
         places.settle_empties(plan.places, plan.lone, plan.changed)
-        reason = vet_code(state, seen) or vet_spent(plan, seen) or vet_strays(state, seen)
+        reason = vet_code(state, seen) or vet_spent(plan, seen) or vet_strays(state, seen) or islands.vet_objects(call.function, plan, seen)
         if reason is None:
             plan = attempt.plan = find_moving(state, plan, seen)
             reason = errors.used_elsewhere(plan.kept[0].place.path) if plan.free is None else None
@@ -890,7 +901,7 @@ def add_node(call, plan, seen, draft):
     kept = Kept(
         graph, site, (program, groups, effects, [s.tensor for s in slots], seen.captured, seen.keep),
         [draft.paths[k] for k in used], [plan.places[k].path for k in order], grads, loose, moving.told(plan, code_of(state)),
-        core.record_seconds(), seen.values, seen.forks,
+        core.record_seconds(), seen.values, seen.forks, islands.told(seen),
     )  # fmt: skip
     node = core.add_node(
         state.f, call.spec, plan.ambient, slots, outs, program, ret_python, effects, grads, groups,
@@ -910,7 +921,7 @@ def add_node(call, plan, seen, draft):
 def reset_state(state):
     """Free a function's recordings; what it learnt about its arguments goes too. From inside a
     function that is being warmed or recorded, when that is done: its rows are in use."""
-    if is_mine():
+    if is_mine() or core.paths_mine():
         DOOMED.append((state, None))
         return
 

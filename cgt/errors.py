@@ -87,6 +87,34 @@ def advanced(path):
     )
 
 
+ISLANDS = {  # why a function marked cgt.eager has no place in a recording
+    "in_backward": "is called in a backward or in a body of torch.cond or while_loop. Call it outside",
+    "behind_writes": "is called behind writes to tensors from outside, which could not be undone if the call went another way. "
+    "Call it before them, or outside",
+    "elsewhere": "takes or returns a tensor that is not on the device of the jitted function. Move it inside the eager part",
+    "odd": "takes or returns a tensor that no recording can hold. Use plain, dense tensors",
+    "gradients": "takes or returns a tensor that requires grad. Call it under torch.no_grad(), or detach the tensor",
+    "returns_arguments": "returns memory of its arguments. Return a copy",
+    "returns_objects": "returns an object that a recording cannot compare. Return tensors, numbers and strings",
+    "objects": "takes an object that the jitted function made, or found where cgt does not look. Make it outside",
+    "writes": "writes to an argument from outside. Return what it computes, and write that",
+    "draws": "draws torch's random numbers. Draw outside of it, and pass them",
+    "changes_containers": "changes a list or dict among its arguments, of which it has a copy. Return what it finds",
+    "another_order": "was called in another order when its call ran once more. Let the jitted function do the same each time",
+}
+
+
+def island(name, line, why):
+    return f"{name}, which is to run eagerly (cgt.eager), at {line}, {ISLANDS[why]}."
+
+
+def island_differs(name):
+    return (
+        f"what the eager parts of {name} returned, or changed, was not what it was when the call was recorded: the rest ran eagerly. "
+        "Let them return tensors of the same shapes, and nothing that Python code goes by."
+    )
+
+
 def drawn_in_vain(name, why):
     return (
         f"{name} was being recorded, which came to nothing ({why}) The recording took something from an iterator or a file "

@@ -112,6 +112,11 @@ def states(sources):
     return [(path, source, state_of(source)) for path, source in (*everybodys, *sources)]
 
 
+def states_now(before):
+    """The same sources, with their states as they are now."""
+    return [(path, source, state_of(source)) for path, source, _ in before]
+
+
 def lasting(before):
     """Those whose state cannot be put back."""
     return [one for one in before if not is_random(type(one[1]))]

@@ -137,13 +137,13 @@ def close(attempt):
     attempt.settled = True
 
 
-def buffer_for(t):
+def buffer_for(t, inference=None):
     """Memory for a copied slot, in the input's own alignment class: kernels choose their vector
-    width, and reductions their order, by the address."""
+    width, and reductions their order, by the address. `inference`: may it be written in that mode alone? As t."""
     n, align = span(t), options.ALIGN[t.device.type]
     shift = core.address(t) % align
     empty = functools.partial(torch.empty, shift + n, dtype=torch.uint8, device=t.device)
-    room = core.in_inference(t.is_inference(), empty)  # views of it are to be what views of t are
+    room = core.in_inference(t.is_inference() if inference is None else inference, empty)  # views of it are to be what views of t are
     assert core.address(room) % align == 0, f"PyTorch's allocator aligns to {align} bytes"
     return room[shift:]
 

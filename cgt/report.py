@@ -134,6 +134,8 @@ def explain_node(state, node):
         lines.append(f"    for these values read on the way: {some([f'{v.line} {describe_value(v)}' for v in kept.values])}")
     if facts.readouts:
         lines.append(f"    waits for what it hands out on the host: {some(facts.readouts)}")
+    if kept.islands:
+        lines.append(f"    runs eagerly between its graphs: {some(kept.islands)}")
     if kept.forks:
         lines.append(f"    with bodies that a replay chooses from: {some(kept.forks)}")
     lines.extend(f"    {describe_advance(advance)}" for advance in kept.advances)

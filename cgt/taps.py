@@ -491,6 +491,12 @@ def monitored(started, methods, called, others, aside):
     return begin, end
 
 
+def look_again():
+    """Code that started is added again if it starts again: somebody took it out."""
+    if hasattr(sys, "monitoring"):
+        sys.monitoring.restart_events()
+
+
 def profiled(started, methods, called, others, aside):
     """tap_calls up to Python 3.11."""
     handles = []

@@ -44,6 +44,7 @@ ORDER = [
     "views",
     "describe",
     "record",
+    "islands",
     "account",
     "autograd",
     "plan",
@@ -53,7 +54,7 @@ ORDER = [
     "__init__",
 ]
 FOUNDATIONS = {"errors", "options", "private"}  # import nothing of ours
-PUBLIC = {"jit", "step", "require_replay", "reset", "stats", "explain", "CgtError", "CgtWarning"}
+PUBLIC = {"jit", "step", "eager", "require_replay", "reset", "stats", "explain", "CgtError", "CgtWarning"}
 MOST_LINES = 1050
 
 

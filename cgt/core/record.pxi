@@ -86,9 +86,10 @@ cdef int record_spend(Table* t, PyObject* x) except -1:
 
 cdef inline Read* rec_read(Table* t, int32_t k) noexcept nogil: return <Read*>t.rec_reads.rows + k
 
-cdef bytes record_cut(Table* t, uintptr_t at, int64_t nbytes, bytes value, bint draws):
+cdef bytes record_cut(Table* t, uintptr_t at, int64_t nbytes, bytes value, bint draws, PyObject* island):
     """What was recorded is a segment: it runs now, and leaves at `at` what Python reads next. These bytes. `value`:
-    them, where recording ran the segment already. The caller holds the path's lock, and it is not lost."""
+    them, where recording ran the segment already. `island`: what a replay calls behind it, kept alive by the caller. The
+    caller holds the path's lock, and it is not lost."""
     cdef Driver* d = &DRIVERS[t.rec.driver]
     cdef int32_t k = column_add(t, &t.rec_reads, 1)
     cdef Path* p = path_row(t, t.rec.device + 1)
@@ -99,6 +100,7 @@ cdef bytes record_cut(Table* t, uintptr_t at, int64_t nbytes, bytes value, bint 
     rec_read(t, k).at = <char*>at
     rec_read(t, k).nbytes = nbytes
     rec_read(t, k).draws = draws
+    rec_read(t, k).island = island
     t.rec.cuts += 1
     code = d.cut(&t.rec, rec_read(t, k))
     if code == 0 and value is None:
@@ -134,6 +136,7 @@ cdef int record_aside(Table* t, uintptr_t at, int64_t nbytes, bytes value, bint 
     r.value = PyBytes_AS_STRING(value)
     r.draws = draws
     r.tape, t.rec.tape = t.rec.tape, NULL
+    r.island = NULL
     return 0
 
 cdef tuple record_fork(Table* t, int kind, object pred, uintptr_t stream):

@@ -306,7 +306,8 @@ cdef object call(Table* t, id_t f, PyObject* args, PyObject* kwargs, object on_m
     cdef id_t s = NONE, n, path, parent
     cdef PyObject* reason = NULL
     cdef Path* p
-    cdef bint met
+    cdef bint met, split
+    cdef int32_t k
     cdef void* range_
     cdef void* stream = NULL
     fn_row(t, f).calls += 1
@@ -347,6 +348,8 @@ cdef object call(Table* t, id_t f, PyObject* args, PyObject* kwargs, object on_m
                 range_ = range_begin(fn_row(t, f).range_name)
                 try:
                     met = node_row(t, n).len[READS] != 0
+                    split = met and has_islands(t, n)
+                    if split: held = [<object>w.leaves[k] for k in range(spec_row(t, s).n_leaves)]     # whatever runs between
                     if met:
                         parent = node_row(t, n).parent
                         # The values are not known: this call is like no other.
@@ -357,7 +360,7 @@ cdef object call(Table* t, id_t f, PyObject* args, PyObject* kwargs, object on_m
                 finally:
                     if range_ is not NULL: range_end(range_)
                 if n == NONE:
-                    if reason is NULL:
+                    if reason is NULL and not split:
                         reason = verdict_find(t, f, s, path, parent, w.leaves, fn_row(t, f).unknown)
                     break
             except DriverError as error:

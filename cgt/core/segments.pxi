@@ -68,30 +68,51 @@ cdef bint read_holds(Read* r) noexcept nogil:
     return r.nbytes == 0 or memcmp(r.at, r.value, r.nbytes) == 0
 
 cdef bint reads_agree(Table* t, id_t n, int32_t known) noexcept nogil:
-    """Are the first `known` values, which lie on the host, those of node n?"""
+    """Are the first `known` values, which lie on the host, those of node n, and nothing else is among them?"""
     cdef Node* node = node_row(t, n)
     cdef int32_t k
     if node.len[READS] < known: return False
     for k in range(known):
-        if not read_holds(node_read(t, node, k)): return False
+        if node_read(t, node, k).island is not NULL or not read_holds(node_read(t, node, k)): return False
     return True
 
-cdef int32_t reads_run(Table* t, id_t n, Driver* d, void* stream, int32_t known) except -2:
+cdef bint has_islands(Table* t, id_t n) noexcept:
+    """Does Python code run between the node's segments?"""
+    cdef int32_t k
+    for k in range(node_row(t, n).len[READS]):
+        if node_read(t, node_row(t, n), k).island is not NULL: return True
+    return False
+
+cdef bint island_holds(Table* t, id_t n, id_t s, PyObject* island, PyObject** leaves) except -1:
+    """Run what the user runs between two segments: does the call go on as it was recorded? That code may have changed
+    whatever guards compared before."""
+    cdef uint64_t ambient[3]
+    if not (<object>island)(): return False
+    ambient_now(ambient)
+    return node_why(t, n, s, ambient, leaves) == FITS
+
+cdef int32_t reads_run(Table* t, id_t n, id_t s, Driver* d, void* stream, PyObject** leaves, int32_t known,
+                       PyObject** island) except -2:
     """Run node n's segments but the last, of which the first `known` values are known: the first that is another, or
-    NONE."""
+    NONE. `island`: the last one that ran."""
     cdef int driver = path_row(t, node_row(t, n).path).driver, code
     cdef void* exec_
     cdef void* tape
+    cdef PyObject* part
     cdef string error
     cdef int32_t k = 0
     while k < node_row(t, n).len[READS]:
         exec_ = node_read(t, node_row(t, n), k).exec
         tape = node_read(t, node_row(t, n), k).tape
+        part = node_read(t, node_row(t, n), k).island
         with nogil:
             code = d.launch(exec_, stream, &error)
             if code == 0 and tape is not NULL: code = DRIVERS[HOST].launch(tape, NULL, &error)
-            elif code == 0 and k >= known: code = d.wait(stream)
+            elif code == 0 and part is NULL and k >= known: code = d.wait(stream)
         if code != 0: raise driver_error(driver, code, CALL_LAUNCH, &error)
+        if part is not NULL:
+            island[0] = part
+            if not island_holds(t, n, s, part, leaves): return k
         if k >= known and not read_holds(node_read(t, node_row(t, n), k)): return k
         k += 1
     return NONE
@@ -134,6 +155,7 @@ cdef id_t reads_meet(Table* t, id_t n, id_t s, void* stream, PyObject** leaves) 
     cdef Driver* d = &DRIVERS[path_row(t, path).driver]
     cdef int32_t known = 0, differs
     cdef void* state
+    cdef PyObject* island = NULL
     while True:
         stream_order(path_row(t, path), d, stream)
         patches_bind(t, n, first_exec(t, node_row(t, n)), d, leaves)
@@ -143,20 +165,26 @@ cdef id_t reads_meet(Table* t, id_t n, id_t s, void* stream, PyObject** leaves) 
             state = rng_keep()
             if state is NULL: raise_pending()
         try:
-            differs = reads_run(t, n, d, stream, known)
+            differs = reads_run(t, n, s, d, stream, leaves, known, &island)
         except BaseException:
             differs = 0
+            if island is not NULL: (<object>island).leave(False)
             raise
         finally:
             if state is not NULL: rng_release(state, differs != NONE)
             if differs != NONE: words_give_back(t, n)
         if differs == NONE:
+            if island is not NULL: (<object>island).leave(False)
             if fn_row(t, node_row(t, n).fn).vain > 0: fn_row(t, node_row(t, n).fn).vain -= 1
             return n
         known = differs + 1
         path = node_row(t, n).path
         fn_row(t, node_row(t, n).fn).unknown = reads_key(t, n, known)
         f = node_row(t, n).fn
+        if island is not NULL:      # what ran cannot run again: the call is Python's, which has what came of it
+            (<object>island).leave(True)
+            if fn_row(t, f).vain < VAIN: fn_row(t, f).vain += 1
+            return NONE
         n = node_beside(t, n, s, leaves, known)
         if n == NONE:
             if fn_row(t, f).vain < VAIN: fn_row(t, f).vain += 1

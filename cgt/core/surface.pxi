@@ -210,7 +210,12 @@ def node_facts(int n):
     cdef Guard* g
     written = {node_effect(&TABLE, node, k).slot for k in range(node.len[EFFECTS])
                if node_effect(&TABLE, node, k).kind == WRITES}
-    slots = []
+    slots, segments, so_far = [], [], 0
+    for k in range(node.len[READS]):        # up to each value
+        so_far += node_read(&TABLE, node, k).n_graph_nodes
+        if node_read(&TABLE, node, k).island is NULL:
+            segments.append(so_far)
+            so_far = 0
     for k in range(node.len[SLOTS]):
         s, g = node_slot(&TABLE, node, k), node_guard(&TABLE, node, k)
         slots.append(SlotFacts(g.leaf, g.binding, k in written, <uintptr_t>slot_ptr(&TABLE, node, k), s.from_node))
@@ -223,7 +228,7 @@ def node_facts(int n):
                        if node_out(&TABLE, node, k).kind == FRESH
                        and node_out(&TABLE, node, k).proto is not NULL]),      # being freed
         deads=node.len[DEADS],
-        segments=[node_read(&TABLE, node, k).n_graph_nodes for k in range(node.len[READS])],
+        segments=segments,
         readouts=[<object>node_out(&TABLE, node, k).line for k in range(node.len[OUTS])
                   if node_out(&TABLE, node, k).kind == READOUT and node_out(&TABLE, node, k).line is not NULL])
 

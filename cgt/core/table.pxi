@@ -376,7 +376,7 @@ cdef int table_check(Table* t) except -1:
             assert s.from_node == NONE or is_ancestor(t, s.from_node, k), "an input off the path"
         for j in range(n.len[READS]):
             r = node_read(t, n, j)
-            assert r.value is not NULL and (r.nbytes > 0 or r.tape is not NULL), "a segment that leaves no value"
+            assert r.value is not NULL and (r.nbytes > 0 or r.tape is not NULL or r.island is not NULL), "a segment that leaves no value"
         for j in range(n.len[OUTS]):
             o = node_out(t, n, j)
             assert o.kind in (FRESH, READOUT) or o.ref >= 0, "an output that refers to nothing"

@@ -1,0 +1,356 @@
+"""Parts of a call that run eagerly between two of its graphs: functions marked `cgt.eager`.
+
+What was recorded until then becomes a segment (segments.py). It runs, then the function does, then recording goes on behind
+it; so does each replay. The function is given copies of its tensors, since it may keep them, and what it writes there is
+written back; what it returns comes into memory of the recording by a copy. Its code is not looked at: it runs anyway. What it
+changes that the rest reads is guarded once more behind it.
+
+It runs once per call. Where the call turns out to go another way than the recording, or nothing can be recorded, the
+jitted function runs from the top, eagerly, and the part is answered with what it returned. So what comes before it
+may happen twice, and it stands on the terms of a read.
+"""
+
+import functools
+import threading
+from typing import Any, NamedTuple
+
+import cgt_core as core
+import torch
+from cgt_core import CUDA
+from torch.utils import _pytree
+
+from . import constants, describe, errors, impure, tape, trace
+from .observe import exchange, fix, is_capture, is_host_recording, refuse, touch, unseen, user_line
+from .private import outside_dynamo
+from .pytree import PLAIN_TYPES
+from .record import buffer_for, fill
+from .taps import look_again
+
+LOCAL = threading.local()  # of this thread: `ran`, what the replay under way ran; `due`, answers of a call that runs once more
+
+
+class Answer(NamedTuple):
+    """What one run of such a part came to."""
+
+    function: Any
+    result: Any
+    error: BaseException | None
+    written: list  # [(which of the arguments' leaves, what the part made of it)]
+
+
+def eager(function):
+    """Mark a function that runs eagerly wherever it is called: inside of a jitted one it is called between two of its
+    graphs, by every replay, with the values of that call. For what no graph can hold: an environment's step, a
+    callback, a solver of another library. Outside of jitted functions it does nothing.
+
+    Its arguments and results are tensors on the device of the jitted function, numbers, strings, and lists, tuples and dicts
+    of these; arguments may be other objects too. No gradients flow through it, it draws no random numbers of torch's, and
+    may come only before the jitted function writes to anything from outside: else the whole call runs eagerly, with a
+    reason. It must not wait for another thread that calls jitted functions.
+
+    Raises:
+        TypeError: `function` cannot be called, or is a class.
+
+    >>> import torch, cgt
+    >>> @cgt.eager
+    ... def log(y):
+    ...     print(y.tolist())
+    >>> @cgt.jit
+    ... def f(x):
+    ...     y = x * 2
+    ...     log(y)
+    ...     return y + 1
+    >>> y = f(torch.ones(2))
+    [2.0, 2.0]
+    """
+    if isinstance(function, type) or not callable(function):
+        raise TypeError(errors.not_a_function(repr(function)))
+
+    @outside_dynamo
+    @functools.wraps(function)
+    def call(*args, **kwargs):
+        due = getattr(LOCAL, "due", None)
+        if due:
+            return answer(due, function, args, kwargs)
+        seen = trace.seen_here()
+        if seen is None or seen.inside:
+            return function(*args, **kwargs)
+        return meet(seen, function, args, kwargs)
+
+    return call
+
+
+# --- a run that is observed ------------------------------------------------------------------------
+
+
+def meet(seen, function, args, kwargs):
+    """The function is called in a run under observation."""
+    line = user_line(seen)
+    leaves, spec = _pytree.tree_flatten((args, kwargs))
+    tensors = [t for t in leaves if isinstance(t, torch.Tensor)]
+    for t in tensors:
+        touch(seen, t)
+    why = vet(seen, tensors)
+    if why is not None:
+        refuse(seen, errors.island(function.__qualname__, line, why))
+    if is_capture(seen) or (is_host_recording(seen) and seen.reason is None):
+        return record(seen, function, leaves, spec, line)
+    result = beside(seen, lambda: function(*args, **kwargs))
+    why = vet_result(seen, result, tensors)
+    if why is not None:
+        refuse(seen, errors.island(function.__qualname__, line, why))
+    for t in tensors_of(result):
+        seen.made.setdefault(core.storage_id(t), line)
+    return result
+
+
+def vet(seen, tensors):
+    """Why no recording can have such a part here, or None."""
+    if seen.graph is not None or seen.bodies or (seen.driver == CUDA and core.is_in_node()):
+        return "in_backward"
+    if seen.acts or not all(sid in seen.made for sid in seen.written):
+        return "behind_writes"
+    return vet_tensors(seen, tensors)
+
+
+def vet_tensors(seen, tensors):
+    if any(t.is_cuda != (seen.driver == CUDA) and t.numel() for t in tensors):
+        return "elsewhere"
+    if not all(core.is_plain(t) and t.layout == torch.strided for t in tensors):
+        return "odd"
+    return "gradients" if torch.is_grad_enabled() and any(t.requires_grad for t in tensors) else None
+
+
+def vet_result(seen, result, given):
+    """Why no recording can hold what the part returned, or None."""
+    leaves, tensors = _pytree.tree_leaves(result), tensors_of(result)
+    memory = {core.storage_id(t) for t in given if isinstance(t, torch.Tensor)}
+    if any(core.storage_id(t) in memory for t in tensors):
+        return "returns_arguments"
+    if not all(isinstance(x, torch.Tensor) or type(x) in PLAIN_TYPES for x in leaves):
+        return "returns_objects"
+    return vet_tensors(seen, tensors)
+
+
+def tensors_of(result):
+    return [t for t in _pytree.tree_leaves(result) if isinstance(t, torch.Tensor)]
+
+
+def beside(seen, body):
+    """body(), of which nobody looks at the ops or the code, nor at what it draws from."""
+    drawn = impure.vet(seen.sources, seen)
+    if drawn is not None:
+        refuse(seen, drawn)
+    started, gpu = set(seen.started), seen.driver == CUDA and not is_capture(seen)  # where it refuses by itself to draw
+    try:
+        result, drew = paused(lambda: watched(body, gpu))
+    finally:
+        seen.started.intersection_update(started)
+        look_again()
+        seen.sources[:] = impure.states_now(seen.sources)
+    if drew:
+        refuse(seen, errors.island("an eager part", user_line(seen), "draws"))
+    return result
+
+
+def paused(body):
+    """body(), of which no observer hears."""
+    return core.within([(functools.partial(core.pause, 1), functools.partial(core.pause, -1))], body)
+
+
+def watched(body, gpu):
+    """(body(), did torch's generators move meanwhile?)"""
+    generators = [torch.default_generator, *([torch.cuda.default_generators[torch.cuda.current_device()]] if gpu else [])]
+    before = [g.get_state() for g in generators]
+    result = body()
+    return result, not all(map(torch.equal, before, [g.get_state() for g in generators]))
+
+
+def record(seen, function, leaves, spec, line):
+    """End a segment that leaves the arguments in memory of the part's own, run the function behind it, and bring what it
+    returned into memory of the recording."""
+    given = [bring_out(seen, x) if isinstance(x, torch.Tensor) else x for x in leaves]
+    island = Island(function, given, spec, line, seen.driver == CUDA, not seen.islands)
+    seen.islands.append(island)
+    seen.keep.append(island)
+    if is_capture(seen):
+        core.with_paths(lambda: segment(seen, island))
+        for rng in seen.rng.values():
+            core.follow_generator(rng.handle)
+        done = constants.for_real(seen, lambda: beside(seen, lambda: island.run(seen.answers)))
+    else:
+        core.cut(0, 0, b"", seen.draws, island)
+        done = beside(seen, lambda: island.run(seen.answers))
+    why = vet_result(seen, done.result, island.given)
+    if any(core.storage_id(leaves[k]) not in seen.made for k, _ in done.written):
+        why = "writes"
+    if why is not None:
+        refuse(seen, errors.island(function.__qualname__, line, why))
+        return done.result
+    for k, _ in done.written:
+        slim(leaves[k]).copy_(slim(island.leaves[k]))
+    real = functools.partial(constants.for_real, seen) if is_capture(seen) else lambda body: body()
+    real(lambda: paused(lambda: island.settle(done)))
+    return _pytree.tree_unflatten([bring_in(seen, x) if isinstance(x, torch.Tensor) else x for x in island.result], island.out)
+
+
+def bring_out(seen, t):
+    """Memory, laid out as t is, into which each replay copies t."""
+    room = constants.for_real(seen, lambda: buffer_for(t)) if is_capture(seen) else buffer_for(t)
+    mine = core.view_like(room, t, 0)
+    with unseen(seen):
+        slim(mine).copy_(slim(exchange(seen, t)))
+    if not is_capture(seen):
+        tape.copy_into(slim(mine), fix(seen, slim(exchange(seen, t))))
+    seen.made[core.storage_id(mine)] = ""
+    return mine
+
+
+def bring_in(seen, mine):
+    """A tensor of the recording, into which each replay copies this."""
+    seen.made[core.storage_id(mine)] = ""
+    return mine.clone()
+
+
+def slim(t):
+    """t, with one element along dimensions in which it is only repeated."""
+    return t[tuple(slice(None) if n else slice(1) for n in t.stride())] if t.dim() else t
+
+
+def vet_objects(function, plan, seen):
+    """A sentence if a replay could not give a part the objects that it was given, or None."""
+    roots = (function, getattr(function, "__self__", None))
+    known = {id(obj) for _, obj in plan.flat.objects} | {id(p.want) for p in plan.places} | set(map(id, roots))
+    for island in seen.islands:
+        objects = [x for x in island.leaves if not isinstance(x, torch.Tensor) and type(x) not in PLAIN_TYPES]
+        if not all(id(x) in known or describe.is_constant(x) for x in objects):
+            return errors.island(island.function.__qualname__, island.line, "objects")
+    return None
+
+
+def told(seen):
+    """[what runs eagerly, and where]"""
+    return [f"{island.function.__qualname__} at {island.line}" for island in seen.islands]
+
+
+def segment(seen, island):
+    """The caller holds the paths."""
+    if core.lost():
+        seen.again = True
+        refuse(seen, errors.lost())
+    core.cut(0, 0, None, seen.draws, island)
+
+
+
+class Island:
+    """A function that replays call between two segments, with what it is given and what it returned."""
+
+    __slots__ = ("first", "function", "given", "leaves", "line", "on_gpu", "out", "result", "spec", "writes")
+
+    def __init__(self, function, leaves, spec, line, on_gpu, first):
+        self.function, self.leaves, self.spec, self.line, self.on_gpu = function, leaves, spec, line, on_gpu
+        self.first = first  # of its call
+        self.given, self.writes = [], []  # copies of the arguments, of the last run; those of them that it wrote
+        self.result, self.out = [], None  # leaves of what it returned; tensors are where replays bring them
+
+    def __call__(self):
+        """For the core, behind the segment: does the call go on as it was recorded?"""
+        if self.first:
+            LOCAL.ran = []
+        done, drew = watched(functools.partial(self.run, LOCAL.ran), self.on_gpu)
+        self.given = []
+        if drew:
+            raise errors.CgtError(errors.island(self.function.__qualname__, self.line, "draws"))
+        return self.takes(done)
+
+    def leave(self, due):
+        """For the core: no more segments run. `due`: the call goes another way."""
+        LOCAL.due, LOCAL.ran = LOCAL.ran if due else None, None
+
+    def run(self, answers):
+        """Call the function with copies of its arguments; the Answer, which comes to `answers`, too."""
+        self.given = [copied(x) if isinstance(x, torch.Tensor) else x for x in self.leaves]
+        args, kwargs = _pytree.tree_unflatten(self.given, self.spec)
+        try:
+            result = self.function(*args, **kwargs)
+        except BaseException as error:
+            answers.append(Answer(self.function, None, error, []))
+            raise
+        written = [(k, t) for k, t in enumerate(self.given) if isinstance(t, torch.Tensor) and t._version]
+        answers.append(Answer(self.function, result, None, written))
+        leaves, spec = _pytree.tree_flatten((args, kwargs))
+        if spec != self.spec or any(a is not b for a, b in zip(leaves, self.given, strict=True)):
+            raise errors.CgtError(errors.island(self.function.__qualname__, self.line, "changes_containers"))
+        for k, t in written:
+            slim(self.leaves[k]).copy_(slim(t.detach()))
+        return answers[-1]
+
+    def settle(self, done):
+        """This is what it does, as far as the recording depends on it."""
+        leaves, self.out = _pytree.tree_flatten(done.result)
+        self.result = [x.detach().clone() if isinstance(x, torch.Tensor) else x for x in leaves]
+        self.writes, self.given = [k for k, _ in done.written], []
+
+    def takes(self, done):
+        """Bring what it returned to where the recording reads it, if it is like what was recorded."""
+        leaves, out = _pytree.tree_flatten(done.result)
+        if out != self.out or not all(map(alike, leaves, self.result)) or not {k for k, _ in done.written} <= set(self.writes):
+            return False
+        for mine, x in zip(self.result, leaves, strict=True):
+            if isinstance(mine, torch.Tensor):
+                mine.copy_(x)  # neither requires grad
+        return True
+
+
+def copied(t):
+    """A tensor of the part's own, laid out as this one is; also in inference mode one that tells whether it was written."""
+
+    def make():
+        room = buffer_for(t, inference=False)
+        fill(room, t)
+        return room.view(t.dtype).as_strided(t.shape, t.stride())
+
+    return core.in_inference(False, make)
+
+
+def alike(x, was):
+    """Can the recording go on with this part of a result? Plain values are compared bit for bit: 0.0 is not -0.0, and a
+    NaN is itself."""
+    if type(x) is not type(was):
+        return False
+    if not isinstance(x, torch.Tensor):
+        return repr(x) == repr(was)
+    facts = [(t.shape, t.stride(), t.dtype, t.device, t.requires_grad) for t in (x, was)]
+    return facts[0] == facts[1] and core.is_plain(x)
+
+
+# --- a call that runs once more ----------------------------------------------------------------------
+
+
+def take_due():
+    """Answers of the replay that just found that its call goes another way; none mostly."""
+    due, LOCAL.due = getattr(LOCAL, "due", None), None
+    return due
+
+
+def answering(answers, body):
+    """body(), which runs a call's function once more: parts that ran already are not run again. The caller holds the paths, so
+    that jitted functions inside are plain."""
+    LOCAL.due = list(answers)
+    try:
+        return body()
+    finally:
+        LOCAL.due = None
+
+
+def answer(due, function, args, kwargs):
+    """What came of this call when it was made."""
+    done = due.pop(0)
+    if done.function is not function:
+        raise errors.CgtError(errors.island(function.__qualname__, "its second run", "another_order"))
+    leaves = _pytree.tree_leaves((args, kwargs))
+    for k, t in done.written:
+        slim(leaves[k]).copy_(slim(t))
+    if done.error is not None:
+        raise done.error
+    return done.result
