@@ -295,6 +295,7 @@ class Seen:
     whole: dict = fresh(dict)  # memory of these -> the tensor itself
     before: set | None = None  # of a backward that is not captured, on the GPU: where memory began before it
     sinks: Any = None
+    plan: "Plan | None" = None  # what is recorded
 
     # what it showed
     reason: str | None = None  # the first thing that forbids replay
@@ -316,7 +317,7 @@ class Seen:
     drawn: set = fresh(set)  # memory of the host in a function on the GPU that depends on them
     hosts: dict = fresh(dict)  # memory that an op of such a function made on the host -> what keeps that name its own
     forks: list = fresh(list)  # where there are some (forks.py)
-    islands: list = fresh(list)  # islands.Island: what runs eagerly between segments
+    islands: list = fresh(list)  # (islands.Island, what the function calls it by): what runs eagerly between segments
     answers: list = fresh(list)  # islands.Answer: what came of those
     sources: list = fresh(list)  # of impure.states
     steps: list = fresh(list)  # constants.Step: ops of a capture on constants that did not run for real yet

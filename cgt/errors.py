@@ -91,12 +91,15 @@ ISLANDS = {  # why a function marked cgt.eager has no place in a recording
     "in_backward": "is called in a backward or in a body of torch.cond or while_loop. Call it outside",
     "behind_writes": "is called behind writes to tensors from outside, which could not be undone if the call went another way. "
     "Call it before them, or outside",
+    "behind_changes": "is called behind changes to Python state, or to a .grad, which a replay makes at its end. Call it before "
+    "them, or outside",
+    "changes": "changed state that the jitted function can read while it was recorded. Return what it finds",
     "elsewhere": "takes or returns a tensor that is not on the device of the jitted function. Move it inside the eager part",
     "odd": "takes or returns a tensor that no recording can hold. Use plain, dense tensors",
     "gradients": "takes or returns a tensor that requires grad. Call it under torch.no_grad(), or detach the tensor",
     "returns_arguments": "returns memory of its arguments. Return a copy",
     "returns_objects": "returns an object that a recording cannot compare. Return tensors, numbers and strings",
-    "objects": "takes an object that the jitted function made, or found where cgt does not look. Make it outside",
+    "objects": "is, or takes, an object that the jitted function made, or found where cgt does not look. Make it outside",
     "writes": "writes to an argument from outside. Return what it computes, and write that",
     "draws": "draws torch's random numbers. Draw outside of it, and pass them",
     "changes_containers": "changes a list or dict among its arguments, of which it has a copy. Return what it finds",

@@ -19,8 +19,18 @@ import torch
 from cgt_core import CUDA
 from torch.utils import _pytree
 
-from . import constants, describe, errors, impure, tape, trace
-from .observe import exchange, fix, is_capture, is_host_recording, refuse, touch, unseen, user_line
+from . import constants, describe, errors, impure, places, tape, trace
+from .observe import (
+    all_tensors,
+    exchange,
+    fix,
+    is_capture,
+    is_host_recording,
+    refuse,
+    touch,
+    unseen,
+    user_line,
+)
 from .private import outside_dynamo
 from .pytree import PLAIN_TYPES
 from .record import buffer_for, fill
@@ -75,7 +85,7 @@ def eager(function):
         seen = trace.seen_here()
         if seen is None or seen.inside:
             return function(*args, **kwargs)
-        return meet(seen, function, args, kwargs)
+        return meet(seen, call, function, args, kwargs)
 
     return call
 
@@ -83,18 +93,18 @@ def eager(function):
 # --- a run that is observed ------------------------------------------------------------------------
 
 
-def meet(seen, function, args, kwargs):
-    """The function is called in a run under observation."""
+def meet(seen, call, function, args, kwargs):
+    """The function is called, by `call`, in a run under observation."""
     line = user_line(seen)
     leaves, spec = _pytree.tree_flatten((args, kwargs))
     tensors = [t for t in leaves if isinstance(t, torch.Tensor)]
     for t in tensors:
         touch(seen, t)
-    why = vet(seen, tensors)
+    why = "behind_changes" if has_changed(seen.plan) else vet(seen, tensors)  # a replay changes things at its end
     if why is not None:
         refuse(seen, errors.island(function.__qualname__, line, why))
     if is_capture(seen) or (is_host_recording(seen) and seen.reason is None):
-        return record(seen, function, leaves, spec, line)
+        return record(seen, call, function, leaves, spec, line)
     result = beside(seen, lambda: function(*args, **kwargs))
     why = vet_result(seen, result, tensors)
     if why is not None:
@@ -136,6 +146,19 @@ def tensors_of(result):
     return [t for t in _pytree.tree_leaves(result) if isinstance(t, torch.Tensor)]
 
 
+def has_changed(plan):
+    """Is something that guards compare, or that the call is known to store, not what it was when the recording began?"""
+    if plan is None:
+        return False
+    stored = any(
+        len(put.place.home) != put.place.want if put.place.kind == places.LIST_LEN else places.value_at(put.place) is not put.place.want
+        for put in plan.kept
+    )
+    tensors = all_tensors(plan)
+    graded = any(core.grad_id(tensors[k]) != before for k, before in plan.grads.items())
+    return stored or graded or places.find_changed(plan.places, describe.is_guarded_as, set()) is not None
+
+
 def beside(seen, body):
     """body(), of which nobody looks at the ops or the code, nor at what it draws from."""
     drawn = impure.vet(seen.sources, seen)
@@ -166,12 +189,12 @@ def watched(body, gpu):
     return result, not all(map(torch.equal, before, [g.get_state() for g in generators]))
 
 
-def record(seen, function, leaves, spec, line):
+def record(seen, call, function, leaves, spec, line):
     """End a segment that leaves the arguments in memory of the part's own, run the function behind it, and bring what it
     returned into memory of the recording."""
     given = [bring_out(seen, x) if isinstance(x, torch.Tensor) else x for x in leaves]
     island = Island(function, given, spec, line, seen.driver == CUDA, not seen.islands)
-    seen.islands.append(island)
+    seen.islands.append((island, call))
     seen.keep.append(island)
     if is_capture(seen):
         core.with_paths(lambda: segment(seen, island))
@@ -184,6 +207,7 @@ def record(seen, function, leaves, spec, line):
     why = vet_result(seen, done.result, island.given)
     if any(core.storage_id(leaves[k]) not in seen.made for k, _ in done.written):
         why = "writes"
+    why = why or ("changes" if has_changed(seen.plan) else None)
     if why is not None:
         refuse(seen, errors.island(function.__qualname__, line, why))
         return done.result
@@ -218,19 +242,19 @@ def slim(t):
 
 
 def vet_objects(function, plan, seen):
-    """A sentence if a replay could not give a part the objects that it was given, or None."""
+    """A sentence if a replay could not know a part, or give it the objects that it was given; or None."""
     roots = (function, getattr(function, "__self__", None))
     known = {id(obj) for _, obj in plan.flat.objects} | {id(p.want) for p in plan.places} | set(map(id, roots))
-    for island in seen.islands:
+    for island, call in seen.islands:
         objects = [x for x in island.leaves if not isinstance(x, torch.Tensor) and type(x) not in PLAIN_TYPES]
-        if not all(id(x) in known or describe.is_constant(x) for x in objects):
+        if id(call) not in known or not all(id(x) in known or describe.is_constant(x) for x in objects):
             return errors.island(island.function.__qualname__, island.line, "objects")
     return None
 
 
 def told(seen):
     """[what runs eagerly, and where]"""
-    return [f"{island.function.__qualname__} at {island.line}" for island in seen.islands]
+    return [f"{island.function.__qualname__} at {island.line}" for island, _ in seen.islands]
 
 
 def segment(seen, island):
@@ -346,7 +370,7 @@ def answering(answers, body):
 def answer(due, function, args, kwargs):
     """What came of this call when it was made."""
     done = due.pop(0)
-    if done.function is not function:
+    if getattr(done.function, "__code__", done.function) is not getattr(function, "__code__", function):
         raise errors.CgtError(errors.island(function.__qualname__, "its second run", "another_order"))
     leaves = _pytree.tree_leaves((args, kwargs))
     for k, t in done.written:

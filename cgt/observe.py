@@ -44,7 +44,7 @@ def observe_plan(plan, swaps):
         plan.driver, recording=True, parent=plan.parent, saves=plan.saves, graph=plan.graph,
         arguments=plan.flat.tensors, leaves=[all_tensors(plan)[k] for k in plan.grads], reachable=plan.generators, sinks=plan.sinks,
         whole={core.storage_id(t): t for _, t in plan.spent},
-        sources=plan.sources, slots=frozenset(map(core.storage_id, all_tensors(plan))),
+        plan=plan, sources=plan.sources, slots=frozenset(map(core.storage_id, all_tensors(plan))),
         returned=core.results(), since=sequence_number(),
     )  # fmt: skip
     note_swaps(seen, swaps)

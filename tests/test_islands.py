@@ -1,5 +1,6 @@
 """Functions that run eagerly between two graphs of a recording (cgt.eager)."""
 
+import os
 import random
 import threading
 import time
@@ -8,7 +9,8 @@ import types
 import cgt_core as core
 import pytest
 import torch
-from helpers import same, tells, values
+from helpers import STEPS, same, says_step, tells, try_programs, values
+from hypothesis import strategies as st
 from torch import nn
 
 import cgt
@@ -239,6 +241,40 @@ def test_what_it_changes_is_guarded_behind_it(device):
     assert cgt.stats(f).replays >= 6, cgt.explain(f)
 
 
+@pytest.mark.parametrize("change", ["count", "store", "append", "grad"])
+def test_a_part_that_could_see_what_the_call_changed_before(device, change):
+    """A replay changes it at its end."""
+
+    def outcomes(wrap):
+        w, log, world = torch.ones(3, device=device).requires_grad_(), [], World()
+
+        @cgt.eager
+        def part(x):
+            log.append((world.calls, world.scale, len(world.seen), None if w.grad is None else w.grad.clone()))
+
+        def f(x):
+            if change == "count":
+                world.calls += 1
+            elif change == "store":
+                world.scale = x * 2
+            elif change == "append":
+                world.seen.append(x * 2)
+            else:
+                (w * x).sum().backward()
+            part(x)
+            return x + 1
+
+        f = wrap(f)
+        for k in range(8):
+            w.grad = None
+            f(torch.full((3,), float(k), device=device))
+        return [t for row in log for t in row if t is not None], f
+
+    (want, _), (got, f) = outcomes(lambda f: f), outcomes(cgt.jit)
+    assert len(want) == len(got) and all(same(a, b) for a, b in zip(got, want, strict=True))
+    assert cgt.stats(f).replays == 0 and "behind changes" in " ".join(cgt.stats(f).reasons), cgt.explain(f)
+
+
 def test_exceptions_are_the_users_own_and_come_once(device):
     calls = []
 
@@ -350,8 +386,10 @@ def test_reasons(device):
     check(lambda x: cgt.eager(lambda y: y)(x * 2) + 1, "returns memory of its arguments")
     check(lambda x: x * len(cgt.eager(lambda y: {1, 2})(x)), "returns an object")
     check(lambda x: x + cgt.eager(lambda y: torch.rand(3).to(device) * 0)(x), "draws torch's random numbers")
-    check(lambda x: cgt.eager(lambda o, y: y * 2)(World(), x + 1), "takes an object that the jitted function made")
-    check(lambda x: x + cgt.eager(lambda y: y.add_(0) * 0)(x), "writes to an argument from outside")
+    check(lambda x: cgt.eager(lambda o, y: y * 2)(World(), x + 1), "object that the jitted function made")
+    check(lambda x: cgt.eager(lambda y: y * 2)(x + 1), "object that the jitted function made")
+    writer = cgt.eager(lambda y: y.add_(0) * 0)
+    check(lambda x: x + writer(x), "writes to an argument from outside")
     if device.type == "cuda":
         check(lambda x: x + cgt.eager(lambda y: y.cpu())(x).sum().to(device), "not on the device")
     else:
@@ -384,3 +422,125 @@ def test_threads(device):
         t.join(60)
     assert not wrong and world.calls == 150
     assert cgt.stats(f).replays > 0, cgt.explain(f)
+
+
+# --- random programs --------------------------------------------------------------------------------
+
+
+class Scene:
+    """What a random program works with; every second value is rare."""
+
+    def __init__(self, device):
+        self.log, self.calls, self.flag, self.state = [], 0, False, torch.zeros(4, device=device)
+        self.n, self.last = 0, None
+
+    @cgt.eager
+    def look(self, y):
+        self.calls += 1
+        self.log.append(y.clone())  # eager hands out the tensor itself, which may be written
+        self.log.append(torch.tensor(self.n) if self.last is None else self.last.clone())
+
+    @cgt.eager
+    def solve(self, y, c):
+        self.calls += 1
+        return {"y": y.flip(0) * c, "rest": (y[:2] + 1, self.calls % 9 == 0)}
+
+    @cgt.eager
+    def shapes(self, y):
+        self.calls += 1
+        return y[: 2 + (self.calls % 7 == 0)] * 2
+
+    @cgt.eager
+    def write(self, y):
+        self.calls += 1
+        if self.calls % 5:
+            y[1:] += 1
+
+    @cgt.eager
+    def number(self, y):
+        self.calls += 1
+        return int(y[0].item() > 2)
+
+    @cgt.eager
+    def turn(self, y):
+        self.calls += 1
+        self.flag = self.calls % 6 == 0
+
+    @cgt.eager
+    def fail(self, y):
+        self.calls += 1
+        if self.calls % 8 == 0:
+            raise KeyError(self.calls)
+
+
+def act(scene, program, x):
+    y = x * 2
+    for kind, c in program:
+        if kind == "op":
+            y = (y + c).sin()
+        elif kind == "in place":
+            y[0] = y[1] * c
+        elif kind == "look":
+            scene.look(y[c:])
+        elif kind == "solve":
+            found = scene.solve(y, c)
+            y = found["y"] + found["rest"][0].sum()
+            if found["rest"][1]:
+                y = y * 0.5
+        elif kind == "shapes":
+            y = y + scene.shapes(y).sum()
+        elif kind == "write":
+            scene.write(y)
+        elif kind == "number":
+            y = y * (1 + scene.number(y))
+        elif kind == "turn":
+            scene.turn(y)
+            y = y - 1 if scene.flag else y + 1
+        elif kind == "fail":
+            scene.fail(y)
+        elif kind == "read":
+            y = y + c if y.sum() > 0 else y - c
+        elif kind == "count":
+            scene.n += 1
+        elif kind == "store":
+            scene.last = y.detach() * c
+        elif kind == "outside":
+            scene.state.add_(y.detach())
+    return y
+
+
+KINDS = ("op", "in place", "look", "solve", "shapes", "write", "number", "turn", "fail", "read", "outside", "count", "store")
+
+
+def outcomes(program, device, wrap, steps):
+    scene = Scene(device)
+    f, made = wrap(lambda x: act(scene, program, x)), []
+    x = torch.empty(4, device=device)
+    for k in range(16):
+        if says_step(steps, k):
+            cgt.step()
+        try:
+            made.append(f(x.copy_(values(device, 4, seed=k % 5))).clone())
+        except KeyError as error:
+            made.append(error.args)
+        made.append((scene.calls, scene.flag, scene.state.clone()))
+    return made, [t.clone() for t in scene.log], f
+
+
+def test_random_programs_with_eager_parts(device):
+    replays = []
+
+    def check(drawn):
+        program, steps = drawn
+        want, log, _ = outcomes(program, device, lambda f: f, steps)
+        got, ours, f = outcomes(program, device, cgt.jit, steps)
+        core.check_table()
+        assert len(got) == len(want) and len(ours) == len(log)
+        for k, (a, b) in enumerate(zip(got + ours, want + log, strict=True)):
+            assert same(a, b), f"{k}: {a} but {b}"
+        replays.append(cgt.stats(f).replays)
+
+    programs = st.lists(st.tuples(st.sampled_from(KINDS), st.integers(0, 3)), min_size=1, max_size=5)
+    few = 25 if device.type == "cuda" else 60
+    try_programs(st.tuples(programs, st.sampled_from(STEPS)), check, int(os.environ.get("CGT_PROGRAMS", few)))
+    assert sum(replays) > len(replays)
