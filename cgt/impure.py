@@ -132,7 +132,7 @@ def vet(before, seen):
 
 
 def has_moved(source, state, started):
-    hidden = None in started or any(map(is_compiled, started))
+    hidden = None in started or any(map(is_compiled, list(started)))  # a run under way still adds some
     for part in () if is_random(type(source)) else parts(state):
         ran = type(part) is types.CodeType and (hidden or part in started)
         if ran or part is UNKNOWN:
