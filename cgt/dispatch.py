@@ -94,8 +94,9 @@ def new_site(function, name, opts, graph=None):
         state = State(f, born, name, opts, graph, range_name)
 
         @outside_dynamo
-        def on_miss(spec, args, kwargs):
-            return miss(Call(state, function, spec, None, args, kwargs))
+        def on_miss(spec, args, kwargs, due=False):
+            call = Call(state, function, spec, None, args, kwargs)
+            return again(call, errors.island_differs(name), islands.take_left()) if due else miss(call)
 
         @outside_dynamo
         def plain(*args, **kwargs):
@@ -117,9 +118,6 @@ def miss(call):
         refuse_gradients(graph, errors.refused_backward("batched" in kwargs))
         told = errors.batched_gradients if "batched" in kwargs else errors.create_graph
         raise errors.CgtError(told(state.name.removesuffix(BACKWARD)))
-    due = islands.take_due()
-    if due is not None:
-        return again(call, errors.island_differs(state.name), due)
     if graph is not None and "changed" in kwargs:  # right if nothing reads it, as in eager
         return eager(call, errors.saved_changed())
     kind = core.blocker()

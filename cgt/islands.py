@@ -36,7 +36,9 @@ from .pytree import PLAIN_TYPES
 from .record import buffer_for, fill
 from .taps import look_again
 
-LOCAL = threading.local()  # of this thread: `ran`, what the replay under way ran; `due`, answers of a call that runs once more
+# Of this thread: `ran`, what the replay under way ran; `left`, the same of one whose call went another way, until that is taken;
+# `due`, answers of a call that runs once more.
+LOCAL = threading.local()
 
 
 class Answer(NamedTuple):
@@ -289,7 +291,7 @@ class Island:
 
     def leave(self, due):
         """For the core: no more segments run. `due`: the call goes another way."""
-        LOCAL.due, LOCAL.ran = LOCAL.ran if due else None, None
+        LOCAL.left, LOCAL.ran = LOCAL.ran if due else None, None
 
     def run(self, answers):
         """Call the function with copies of its arguments; the Answer, which comes to `answers`, too."""
@@ -351,10 +353,10 @@ def alike(x, was):
 # --- a call that runs once more ----------------------------------------------------------------------
 
 
-def take_due():
-    """Answers of the replay that just found that its call goes another way; none mostly."""
-    due, LOCAL.due = getattr(LOCAL, "due", None), None
-    return due
+def take_left():
+    """Answers of the replay that just found that its call goes another way."""
+    left, LOCAL.left = LOCAL.left, None
+    return left
 
 
 def answering(answers, body):

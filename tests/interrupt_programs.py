@@ -135,6 +135,19 @@ def eager(wrap, device):
     return f, lambda: [f(x)]
 
 
+def parted(wrap, device):
+    """Runs partly eagerly, and seldom otherwise."""
+    x, calls = values(device, 4, 4), []
+
+    @cgt.eager
+    def part(y):
+        calls.append(0)
+        return y.flip(0)[: 3 + (len(calls) % 3 > 0)] * 2
+
+    f = wrap(lambda x: part(x + 1).sum(0) - x)
+    return f, lambda: [f(x) * 0]  # how often it ran depends on the interrupt
+
+
 def reset(wrap, device):
     """Records, replays, and is reset, each time."""
     x, is_jitted = values(device, 4, 4), wrap is not plain
@@ -152,7 +165,7 @@ def reset(wrap, device):
 
 PROGRAMS = {
     p.__name__: p
-    for p in (inference, copied, differentiable, dropped, reading, checkpointed, step, told, nested, eager, reset)
+    for p in (inference, copied, differentiable, dropped, reading, checkpointed, step, told, nested, parted, eager, reset)
 }
 
 

@@ -306,7 +306,7 @@ cdef object call(Table* t, id_t f, PyObject* args, PyObject* kwargs, object on_m
     cdef id_t s = NONE, n, path, parent
     cdef PyObject* reason = NULL
     cdef Path* p
-    cdef bint met, split
+    cdef bint met, due = False
     cdef int32_t k
     cdef void* range_
     cdef void* stream = NULL
@@ -348,19 +348,18 @@ cdef object call(Table* t, id_t f, PyObject* args, PyObject* kwargs, object on_m
                 range_ = range_begin(fn_row(t, f).range_name)
                 try:
                     met = node_row(t, n).len[READS] != 0
-                    split = met and has_islands(t, n)
-                    if split: held = [<object>w.leaves[k] for k in range(spec_row(t, s).n_leaves)]     # whatever runs between
+                    if met and has_islands(t, n): held = [<object>w.leaves[k] for k in range(spec_row(t, s).n_leaves)]     # whatever runs between
                     if met:
                         parent = node_row(t, n).parent
                         # The values are not known: this call is like no other.
                         if fn_row(t, f).vain == VAIN and fn_row(t, f).calls % TRY_AGAIN:
                             reason = verdict_find(t, f, s, path, parent, w.leaves, fn_row(t, f).calls)
-                        n = reads_meet(t, n, s, stream, w.leaves) if reason is NULL else NONE
+                        n = reads_meet(t, n, s, stream, w.leaves, &due) if reason is NULL else NONE
                     if n != NONE: result = replay(t, n, w.leaves, stream, True, True, met)
                 finally:
                     if range_ is not NULL: range_end(range_)
                 if n == NONE:
-                    if reason is NULL and not split:
+                    if reason is NULL and not due:
                         reason = verdict_find(t, f, s, path, parent, w.leaves, fn_row(t, f).unknown)
                     break
             except DriverError as error:
@@ -377,4 +376,4 @@ cdef object call(Table* t, id_t f, PyObject* args, PyObject* kwargs, object on_m
         if reason is not NULL: why = <object>reason     # before a finalizer can drop the verdict
         Py_XDECREFX(w.hold)
     if why is not None: return verdict_run(t, f, why, function, <object>args, <object>kwargs, reasons)
-    return on_miss(s, <object>args, <object>kwargs)
+    return on_miss(s, <object>args, <object>kwargs, due)

@@ -148,9 +148,10 @@ cdef id_t node_beside(Table* t, id_t n, id_t s, PyObject** leaves, int32_t known
         m = node_row(t, m).next
     return NONE
 
-cdef id_t reads_meet(Table* t, id_t n, id_t s, void* stream, PyObject** leaves) except -2:
+cdef id_t reads_meet(Table* t, id_t n, id_t s, void* stream, PyObject** leaves, bint* due) except -2:
     """Run what comes before the last value that a call reads: the node whose values they were, n or a sibling; or NONE,
-    and fns.unknown tells them apart. The caller holds the path's lock."""
+    and fns.unknown tells them apart. `due`: Python code ran on the way, which must not run again. The caller holds the
+    path's lock."""
     cdef id_t f, path = node_row(t, n).path
     cdef Driver* d = &DRIVERS[path_row(t, path).driver]
     cdef int32_t known = 0, differs
@@ -183,6 +184,7 @@ cdef id_t reads_meet(Table* t, id_t n, id_t s, void* stream, PyObject** leaves) 
         f = node_row(t, n).fn
         if island is not NULL:      # what ran cannot run again: the call is Python's, which has what came of it
             (<object>island).leave(True)
+            due[0] = True
             if fn_row(t, f).vain < VAIN: fn_row(t, f).vain += 1
             return NONE
         n = node_beside(t, n, s, leaves, known)
