@@ -293,7 +293,8 @@ class Seen:
     stay: list = fresh(list)  # (memory, address, bytes) of arguments that are not copied
     spent: dict = fresh(dict)  # argument that dies -> (its memory, holders of that before)
     whole: dict = fresh(dict)  # memory of these -> the tensor itself
-    before: set | None = None  # of a backward that is not captured, on the GPU: where memory began before it
+    allocated: set | None = None  # of a backward that is not captured, on the GPU: where memory began before it
+    undo: Any = None  # record.Before: what a capture that comes to nothing puts back
     sinks: Any = None
     plan: "Plan | None" = None  # what is recorded
 
@@ -314,6 +315,7 @@ class Seen:
     dropout: Any = None  # an alias of the buffer with cuDNN's random state, if it drew from that
     acts: bool = False  # it did something that may not happen twice, besides writing
     draws: bool = False  # random numbers of the host's
+    random: bool = False  # random numbers, of whatever generator
     drawn: set = fresh(set)  # memory of the host in a function on the GPU that depends on them
     hosts: dict = fresh(dict)  # memory that an op of such a function made on the host -> what keeps that name its own
     forks: list = fresh(list)  # where there are some (forks.py)

@@ -96,6 +96,14 @@ def flatten_result(seen, result):
     return pytree.flatten_result(result, lambda t: core.storage_id(t) in seen.made, seen.is_own)
 
 
+def tensors_of(seen, result):
+    """The tensors of a result, or none if it cannot be flattened, which is told elsewhere."""
+    try:
+        return flatten_result(seen, result).tensors
+    except errors.CgtError:
+        return ()
+
+
 def describe_slots(plan, seen):
     """(a row per argument leaf, then one per reached tensor; their paths; which of them the run wrote)."""
     flat, reached = plan.flat, plan.reached
@@ -169,11 +177,7 @@ def vet_backward(graph, seen, tensors):
 def pending_in(seen, result, given=()):
     """The tensors of a result, each once, through which a later backward will go; but for those whose
     id is among `given`."""
-    try:
-        tensors = flatten_result(seen, result).tensors
-    except errors.CgtError:
-        return []  # told by `rows`
-    found = {id(t): t for t in tensors if id(t) not in given}
+    found = {id(t): t for t in tensors_of(seen, result) if id(t) not in given}
     return [t for t in found.values() if is_pending(seen, t)]
 
 

@@ -54,7 +54,7 @@ from . import (
     trace,
 )
 from .data import LEARNT, Attempt, Call, Kept, State, Verdict, check_draft
-from .observe import observe
+from .observe import note_strays, observe
 from .plan import (
     device_of,
     driver_of,
@@ -214,7 +214,7 @@ def eager(call, reason, inlined=False):
         return account.timed_eager(state.account, call.function, call.args, call.kwargs)
     if graph.proven:
         return call.function(*call.args, **call.kwargs)
-    seen = observe(graph.driver, graph=graph)
+    seen = observe(graph.driver, graph, readable(graph, call.args))
     result = trace.run(seen, call.function, call.args, call.kwargs)
     prove(graph, seen, call.args)
     return result
@@ -223,10 +223,14 @@ def eager(call, reason, inlined=False):
 # --- backwards --------------------------------------------------------------------------------
 
 
+def readable(graph, leaves):
+    """What a recorded graph may read in a call."""
+    return [*(t for t in leaves if isinstance(t, torch.Tensor)), *(t for _, t in graph.reached), *graph.loose]
+
+
 def prove(graph, seen, leaves):
     """A recorded graph was run under observation: did it read only what belongs to the call?"""
-    tensors = [t for t in leaves if isinstance(t, torch.Tensor)]
-    reason = describe.vet_backward(graph, seen, [*tensors, *(t for _, t in graph.reached)])
+    reason = describe.vet_backward(graph, seen, readable(graph, leaves))
     if reason is None:
         graph.proven = None not in seen.ran
     else:
@@ -523,10 +527,7 @@ def note_warm(state, seen, flat, result, first):
     WARM["runs"] += first
     state.warmed = WARM["runs"]
     given = {core.storage_id(t) for t in flat.tensors}
-    try:
-        made = describe.flatten_result(seen, result).tensors
-    except errors.CgtError:  # told when it is recorded
-        made = ()
+    made = describe.tensors_of(seen, result)
     WARM["results"] = [r for r in WARM["results"] if r() is not None]
     WARM["results"] += [weakref.ref(t) for t in made if core.storage_id(t) not in given]
 
@@ -536,7 +537,7 @@ def warm(call, sources=()):
     began = time.perf_counter()
     state, flat = call.state, call.flat
     guess = CUDA if any(t.is_cuda for t in flat.tensors) else HOST
-    seen = observe(guess, graph=state.graph)
+    seen = observe(guess, state.graph, None if state.graph is None else readable(state.graph, call.args))
     before, seen.sources = [describe.memory_of(t) for t in flat.tensors], impure.states(sources)
     anew = guess == CUDA and core.dropout_begins_anew(torch.cuda.current_device())
     result = trace.run(seen, call.function, call.args, call.kwargs)
@@ -700,8 +701,9 @@ def draft_node(call, attempt):
     state, plan, seen = call.state, attempt.plan, attempt.seen
     note_leaves(state, seen, plan.flat)
     try:
+        note_strays(seen, describe.tensors_of(seen, attempt.result))
         places.settle_empties(plan.places, plan.lone, plan.changed)
-        reason = vet_code(state, seen) or vet_spent(plan, seen) or vet_strays(state, seen) or islands.vet_objects(call.function, plan, seen)
+        reason = vet_code(state, seen) or vet_spent(plan, seen) or vet_strays(state, seen) or islands.vet_parts(call.function, plan, seen)
         if reason is None:
             plan = attempt.plan = find_moving(state, plan, seen)
             reason = errors.used_elsewhere(plan.kept[0].place.path) if plan.free is None else None

@@ -102,6 +102,7 @@ ISLANDS = {  # why a function marked cgt.eager has no place in a recording
     "objects": "is, or takes, an object that the jitted function made, or found where cgt does not look. Make it outside",
     "writes": "writes to an argument from outside. Return what it computes, and write that",
     "draws": "draws torch's random numbers. Draw outside of it, and pass them",
+    "beside_draws": "is called by a function that draws torch's random numbers. Draw outside, and pass them",
     "changes_containers": "changes a list or dict among its arguments, of which it has a copy. Return what it finds",
     "another_order": "was called in another order when its call ran once more. Let the jitted function do the same each time",
 }

@@ -33,7 +33,7 @@ from .observe import (
 )
 from .private import outside_dynamo
 from .pytree import PLAIN_TYPES
-from .record import buffer_for, fill
+from .record import accept, buffer_for, fill
 from .taps import look_again
 
 # Of this thread: `ran`, what the replay under way ran; `left`, the same of one whose call went another way, until that is taken;
@@ -56,9 +56,10 @@ def eager(function):
     callback, a solver of another library. Outside of jitted functions it does nothing.
 
     Its arguments and results are tensors on the device of the jitted function, numbers, strings, and lists, tuples and dicts
-    of these; arguments may be other objects too. No gradients flow through it, it draws no random numbers of torch's, and
-    may come only before the jitted function writes to anything from outside: else the whole call runs eagerly, with a
-    reason. It must not wait for another thread that calls jitted functions.
+    of these; arguments may be other objects too. Its tensors are copies, which it may keep, and write to by torch's
+    operators. No gradients flow through it, neither it nor the jitted function draws torch's random numbers, and it may come
+    only before the jitted function writes to anything from outside: else the whole call runs eagerly, with a reason. It must
+    not wait for another thread that calls jitted functions.
 
     Raises:
         TypeError: `function` cannot be called, or is a class.
@@ -195,17 +196,21 @@ def record(seen, call, function, leaves, spec, line):
     """End a segment that leaves the arguments in memory of the part's own, run the function behind it, and bring what it
     returned into memory of the recording."""
     given = [bring_out(seen, x) if isinstance(x, torch.Tensor) else x for x in leaves]
-    island = Island(function, given, spec, line, seen.driver == CUDA, not seen.islands)
+    island = Island(function, given, spec, line, not seen.islands)
     seen.islands.append((island, call))
     seen.keep.append(island)
+    real = functools.partial(constants.for_real, seen) if is_capture(seen) else lambda body: body()
     if is_capture(seen):
         core.with_paths(lambda: segment(seen, island))
         for rng in seen.rng.values():
             core.follow_generator(rng.handle)
-        done = constants.for_real(seen, lambda: beside(seen, lambda: island.run(seen.answers)))
     else:
         core.cut(0, 0, b"", seen.draws, island)
-        done = beside(seen, lambda: island.run(seen.answers))
+    try:
+        done = real(lambda: beside(seen, lambda: island.run(seen.answers)))
+    finally:
+        if seen.undo is not None:
+            accept(seen.undo)
     why = vet_result(seen, done.result, island.given)
     if any(core.storage_id(leaves[k]) not in seen.made for k, _ in done.written):
         why = "writes"
@@ -215,7 +220,6 @@ def record(seen, call, function, leaves, spec, line):
         return done.result
     for k, _ in done.written:
         slim(leaves[k]).copy_(slim(island.leaves[k]))
-    real = functools.partial(constants.for_real, seen) if is_capture(seen) else lambda body: body()
     real(lambda: paused(lambda: island.settle(done)))
     return _pytree.tree_unflatten([bring_in(seen, x) if isinstance(x, torch.Tensor) else x for x in island.result], island.out)
 
@@ -243,14 +247,17 @@ def slim(t):
     return t[tuple(slice(None) if n else slice(1) for n in t.stride())] if t.dim() else t
 
 
-def vet_objects(function, plan, seen):
-    """A sentence if a replay could not know a part, or give it the objects that it was given; or None."""
+def vet_parts(function, plan, seen):
+    """A sentence if a replay could not know a part, or give it the objects that it was given, or if random numbers would come in
+    another order; or None."""
     roots = (function, getattr(function, "__self__", None))
     known = {id(obj) for _, obj in plan.flat.objects} | {id(p.want) for p in plan.places} | set(map(id, roots))
     for island, call in seen.islands:
         objects = [x for x in island.leaves if not isinstance(x, torch.Tensor) and type(x) not in PLAIN_TYPES]
         if id(call) not in known or not all(id(x) in known or describe.is_constant(x) for x in objects):
             return errors.island(island.function.__qualname__, island.line, "objects")
+        if seen.random:  # what the part draws would come behind all that the recording does
+            return errors.island(island.function.__qualname__, island.line, "beside_draws")
     return None
 
 
@@ -271,10 +278,10 @@ def segment(seen, island):
 class Island:
     """A function that replays call between two segments, with what it is given and what it returned."""
 
-    __slots__ = ("first", "function", "given", "leaves", "line", "on_gpu", "out", "result", "spec", "writes")
+    __slots__ = ("first", "function", "given", "leaves", "line", "out", "result", "spec", "writes")
 
-    def __init__(self, function, leaves, spec, line, on_gpu, first):
-        self.function, self.leaves, self.spec, self.line, self.on_gpu = function, leaves, spec, line, on_gpu
+    def __init__(self, function, leaves, spec, line, first):
+        self.function, self.leaves, self.spec, self.line = function, leaves, spec, line
         self.first = first  # of its call
         self.given, self.writes = [], []  # copies of the arguments, of the last run; those of them that it wrote
         self.result, self.out = [], None  # leaves of what it returned; tensors are where replays bring them
@@ -283,10 +290,8 @@ class Island:
         """For the core, behind the segment: does the call go on as it was recorded?"""
         if self.first:
             LOCAL.ran = []
-        done, drew = watched(functools.partial(self.run, LOCAL.ran), self.on_gpu)
+        done = self.run(LOCAL.ran)
         self.given = []
-        if drew:
-            raise errors.CgtError(errors.island(self.function.__qualname__, self.line, "draws"))
         return self.takes(done)
 
     def leave(self, due):

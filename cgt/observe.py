@@ -32,10 +32,11 @@ class Unrecordable(BaseException):
     own `except Exception` does not catch it. Never reaches the user."""
 
 
-def observe(driver, graph=None):
-    """For a run that is not recorded. `graph`: it is a backward of this recorded graph."""
-    before = core.allocations(torch.cuda.current_device()) if graph is not None and driver == CUDA else None
-    return Seen(driver, graph=graph, before=before, returned=core.results(), since=sequence_number())
+def observe(driver, graph=None, given=None):
+    """For a run that is not recorded. `graph`: it is a backward of this recorded graph; `given`: what that may read."""
+    allocated = core.allocations(torch.cuda.current_device()) if given is not None and driver == CUDA else None
+    slots = frozenset(map(core.storage_id, given or ()))
+    return Seen(driver, graph=graph, slots=slots, allocated=allocated, returned=core.results(), since=sequence_number())
 
 
 def observe_plan(plan, swaps):
@@ -113,9 +114,17 @@ def is_stray(seen, t):
     """Was this memory, which no op had made, allocated since the run began?"""
     if not t.is_cuda or core.storage_id(t) in seen.slots:
         return False
-    if seen.before is not None:
-        return core.storage_address(t) not in seen.before
+    if seen.allocated is not None:
+        return core.storage_address(t) not in seen.allocated
     return is_capture(seen) and core.is_of_recording(t)
+
+
+def note_strays(seen, tensors):
+    """The same of what comes out of the run, where no op may have met it."""
+    for t in tensors:
+        if core.storage_id(t) not in seen.made and core.storage_id(t) not in seen.buffers and is_stray(seen, t):
+            seen.made[core.storage_id(t)] = ""
+            seen.strays = True
 
 
 def held(seen):

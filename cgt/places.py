@@ -825,6 +825,13 @@ def find_changed(found, is_same, moving=()):
     return None
 
 
+def as_now(place):
+    """The place with what it holds now."""
+    if place.kind in (DICT_LEN, LIST_LEN):
+        return place._replace(want=len(place.home))
+    return place if place.kind == EMPTY else place._replace(want=value_at(place))
+
+
 def references(place):
     """How many references there are to the wanted value, that of this row included."""
     return sys.getrefcount(place.want) - COUNTING

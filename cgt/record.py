@@ -227,14 +227,16 @@ def on_cuda(call, attempt):
             core.swap_generator(g, w[0:1], w[1:2], handles)
         swaps, copies = copy_leaves(plan, fills=False)
         seen = attempt.seen = observe_plan(plan, swaps)
-        seen.copies, seen.captured = copies, generators
+        seen.copies, seen.captured, seen.undo = copies, generators, attempt.before
         seen.keep.extend(word_pairs)
         for g, w, handle in zip(generators, word_pairs, handles, strict=True):
             seen.rng[core.generator_id(g)] = Words(handle, w, w)
             seen.made[core.storage_id(w)] = ""
         attempt.result = trace.run(seen, call.function, arguments(call, seen), call.kwargs)
         open_sinks(plan, seen, attempt.result)
-        core.end(core.restore_generators(handles))
+        advances = core.restore_generators(handles)
+        seen.random |= any(advances)
+        core.end(advances)
         captured.append(True)
 
     def leave():
@@ -318,6 +320,13 @@ def snapshot(plan):
     histories, random = core.histories(tensors), torch.default_generator.get_state()
     anew = core.dropout_begins_anew(torch.cuda.current_device())
     return Before(plan.places, kept, grads, plan.sources, histories, random, anew)
+
+
+def accept(before):
+    """Whatever a capture that comes to nothing puts back, what is there now was changed for real."""
+    before.places[:] = map(places.as_now, before.places)
+    before.kept[:] = map(places.as_now, before.kept)
+    before.grads[:] = [(t, t.grad) for t, _ in before.grads]
 
 
 def restore_places(before, seen, tensors_only):

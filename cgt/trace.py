@@ -347,7 +347,7 @@ def see_op(seen, op, args, kwargs):
     if values:
         segments.read(seen, values)
     results = constants.read(seen, inputs) if for_real else core.proceed(instead)
-    seen.draws = seen.draws or draws
+    seen.draws, seen.random = seen.draws or draws, seen.random or facts.draws
     seen.acts = seen.acts or op.namespace not in constants.KNOWN or (facts.draws and generator is not None)
     if draws:
         see_draw(seen, drawn, after=True)

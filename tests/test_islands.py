@@ -296,6 +296,34 @@ def test_exceptions_are_the_users_own_and_come_once(device):
     core.check_table()
 
 
+def test_what_a_part_changed_stays_where_its_recording_comes_to_nothing(device):
+    """An undone capture puts the function's changes back, and not the part's; also where that raised."""
+
+    def outcomes(wrap):
+        s, made = types.SimpleNamespace(n=0), []
+
+        @cgt.eager
+        def part(x):
+            s.n += 1
+            if s.n % 5 == 3:
+                raise KeyError(s.n)
+            return x * 2
+
+        @wrap
+        def f(x):
+            return part(x + 1) * (1 if s.n >= 0 else 2)
+
+        for k in range(12):
+            try:
+                made.append(f(torch.full((3,), float(k), device=device)))
+            except KeyError as error:
+                made.append(error.args)
+            made.append(s.n)
+        return made
+
+    assert all(map(same, outcomes(cgt.jit), outcomes(lambda f: f)))
+
+
 def test_a_part_that_calls_jitted_functions_and_resets(device):
     inner = cgt.jit(lambda x: x.sin() + 1)
     calls = []
@@ -390,6 +418,7 @@ def test_reasons(device):
     check(lambda x: cgt.eager(lambda y: y * 2)(x + 1), "object that the jitted function made")
     writer = cgt.eager(lambda y: y.add_(0) * 0)
     check(lambda x: x + writer(x), "writes to an argument from outside")
+    check(lambda x: torch.dropout(x, 0.5, True) * 0 + part(x), "draws torch's random numbers")
     if device.type == "cuda":
         check(lambda x: x + cgt.eager(lambda y: y.cpu())(x).sum().to(device), "not on the device")
     else:

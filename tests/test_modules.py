@@ -285,13 +285,13 @@ def test_module(device, kind, name):
     s = compare(device, MODULES[kind][name], kind=kind)
     if device.type == "cuda" and name in EAGER_ON_CUDA:
         return assert_eager(s, EAGER_ON_CUDA[name])
-    assert_replays(s)
+    # The first call fills the buffer from which cuDNN draws its dropout.
+    assert_replays(s, warmups=2 if device.type == "cuda" and name == "lstm" else 1)
 
 
 EAGER_ON_CUDA = {  # with words of the reason
     "orthogonal matrix_exp": "recording failed",  # these two read results on the host
     "orthogonal cayley": "recording failed",
-    "lstm": "cuDNN",  # its dropout between layers
 }  # fmt: skip
 
 

@@ -207,18 +207,18 @@ def test_what_an_op_raises_is_eagers(device):
 def test_refused_warm_up_looks_no_further_but_a_backward_is_proven_whole(device):
     """What a backward reads after a value was read on the host counts: it is proven by that run."""
 
-    def run(seen):
+    def run(**kind):
         def f(x):
             y = x * 2 if x.sum().item() * 1 > 0 else x
             return y + other
 
         x, other = torch.ones(2, device=device), torch.ones(2, device=device)
+        seen = observe(core.CUDA if device.type == "cuda" else core.HOST, **kind)
         assert torch.equal(trace.run(seen, f, (x,), {}), x * 2 + other)
         return core.storage_id(x) in seen.touched, core.storage_id(other) in seen.touched
 
-    driver = core.CUDA if device.type == "cuda" else core.HOST
-    assert run(observe(driver)) == (True, False)
-    assert run(observe(driver, graph=object())) == (True, True)
+    assert run() == (True, False)
+    assert run(graph=object(), given=()) == (True, True)
 
 
 def test_interrupt_where_no_exception_can_pass_is_raised_behind_it():
