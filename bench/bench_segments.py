@@ -69,6 +69,21 @@ def test_branch_that_goes_either_way(device, compare, settled, figure):
     figure("branch on a value, either way in turns, over eager", us["cgt"] / us["eager"], "×")
 
 
+def test_eager_part_between_two_chains(device, compare, settled, figure):
+    """A function marked cgt.eager behind eight small kernels, and eight more behind it."""
+    head, tail = chain(device), chain(device)
+    part = cgt.eager(lambda y: y * 2)
+
+    def f(x):
+        return tail(part(head(x)))
+
+    x = torch.rand(N, device=device)
+    names = {"f": settled(cgt.jit(f), (x,)), "x": x, "plain": f}
+    us = compare(names, cgt="f(x)", eager="plain(x)")
+    figure("two chains with an eager part between them", us["cgt"], "µs")
+    figure("two chains with an eager part between them over eager", us["cgt"] / us["eager"], "×", at_most=1)
+
+
 def test_loop_until_it_converges(device, compare, settled, figure):
     """`while err > tol` of 100 rounds with six small kernels each, and a read in every round."""
     a, b = (torch.rand(N, device=device) for _ in range(2))

@@ -138,6 +138,8 @@ def miss(call):
 
 def again(call, reason, answers):
     """Run the function eagerly where eager parts of its call ran already: they are answered with what came of them."""
+    if any(answer.unsafe for answer in answers):
+        raise errors.CgtError(errors.island_unsafe(call.state.name, reason))
     body = functools.partial(islands.answering, answers, functools.partial(eager, call, reason))
     return core.with_paths(body)  # jitted functions inside are plain: these parts are not theirs
 
@@ -909,6 +911,7 @@ def add_node(call, plan, seen, draft):
     )  # fmt: skip
     if graph is not None:
         graph.node, graph.loose = node, loose + drawn_from
+    islands.settle(seen, plan)
     for buffer in drawn_from:
         core.node_draws(node, torch.cuda.current_device(), buffer)
         state.recurrent = True

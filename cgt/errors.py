@@ -119,6 +119,13 @@ def island_differs(name):
     )
 
 
+def island_unsafe(name, why):
+    return (
+        f"an eager part (cgt.eager) of {name} wrote to a tensor from outside, or changed a list, dict or gradient that {name} can read, "
+        f"and the rest of the call could not be replayed ({why}) It cannot run again. Let the part return what it finds."
+    )
+
+
 def drawn_in_vain(name, why):
     return (
         f"{name} was being recorded, which came to nothing ({why}) The recording took something from an iterator or a file "

@@ -19,7 +19,7 @@ import torch
 from cgt_core import CUDA
 from torch.utils import _pytree
 
-from . import constants, describe, errors, impure, places, tape, trace
+from . import constants, describe, errors, impure, options, places, tape, trace
 from .observe import (
     all_tensors,
     exchange,
@@ -48,6 +48,8 @@ class Answer(NamedTuple):
     result: Any
     error: BaseException | None
     written: list  # [(which of the arguments' leaves, what the part made of it)]
+    changes: list = []  # places that guards compare, with what it put there; meanwhile they hold what they did
+    unsafe: bool = False  # it changed more than that
 
 
 def eager(function):
@@ -196,7 +198,8 @@ def record(seen, call, function, leaves, spec, line):
     """End a segment that leaves the arguments in memory of the part's own, run the function behind it, and bring what it
     returned into memory of the recording."""
     given = [bring_out(seen, x) if isinstance(x, torch.Tensor) else x for x in leaves]
-    island = Island(function, given, spec, line, not seen.islands)
+    alike = [isinstance(x, torch.Tensor) and is_cloned_alike(x) for x in given]
+    island = Island(function, given, alike, spec, line, not seen.islands)
     seen.islands.append((island, call))
     seen.keep.append(island)
     real = functools.partial(constants.for_real, seen) if is_capture(seen) else lambda body: body()
@@ -206,11 +209,12 @@ def record(seen, call, function, leaves, spec, line):
             core.follow_generator(rng.handle)
     else:
         core.cut(0, 0, b"", seen.draws, island)
+    before = len(seen.answers)
     try:
         done = real(lambda: beside(seen, lambda: island.run(seen.answers)))
     finally:
-        if seen.undo is not None:
-            accept(seen.undo)
+        if seen.undo is not None and len(seen.answers) > before:
+            note_changes(seen)
     why = vet_result(seen, done.result, island.given)
     if any(core.storage_id(leaves[k]) not in seen.made for k, _ in done.written):
         why = "writes"
@@ -221,7 +225,24 @@ def record(seen, call, function, leaves, spec, line):
     for k, _ in done.written:
         slim(leaves[k]).copy_(slim(island.leaves[k]))
     real(lambda: paused(lambda: island.settle(done)))
-    return _pytree.tree_unflatten([bring_in(seen, x) if isinstance(x, torch.Tensor) else x for x in island.result], island.out)
+    return unflatten([bring_in(seen, x) if isinstance(x, torch.Tensor) else x for x in island.result], island.out)
+
+
+def note_changes(seen):
+    """What the part changed for real, while the capture around it may come to nothing."""
+    plan, tensors = seen.plan, all_tensors(seen.plan)
+    singles, more = places.differing(plan.places, describe.is_guarded_as)
+    wrote = any(not t.is_inference() and t._version != v for t, v in zip(tensors, plan.versions, strict=True))
+    graded = any(core.grad_id(tensors[k]) != was for k, was in plan.grads.items())
+    seen.answers[-1] = seen.answers[-1]._replace(changes=list(map(places.as_now, singles)), unsafe=more or wrote or graded)
+    accept(seen.undo)
+
+
+def settle(seen, plan):
+    """The recording becomes a node: what its guards compare, that its parts must not have changed where it is left."""
+    free = {*plan.moving, *plan.free}
+    for island, _ in seen.islands:
+        island.places = [p for k, p in enumerate(plan.places) if k not in free]
 
 
 def bring_out(seen, t):
@@ -278,11 +299,13 @@ def segment(seen, island):
 class Island:
     """A function that replays call between two segments, with what it is given and what it returned."""
 
-    __slots__ = ("first", "function", "given", "leaves", "line", "out", "result", "spec", "writes")
+    __slots__ = ("alike", "first", "function", "given", "is_flat", "leaves", "line", "out", "places", "result", "spec", "writes")
 
-    def __init__(self, function, leaves, spec, line, first):
-        self.function, self.leaves, self.spec, self.line = function, leaves, spec, line
+    def __init__(self, function, leaves, alike, spec, line, first):
+        self.function, self.leaves, self.alike, self.spec, self.line = function, leaves, alike, spec, line
+        self.is_flat = spec == _pytree.tree_structure((tuple(leaves), {}))  # no keywords, no containers
         self.first = first  # of its call
+        self.places = []  # of the recording
         self.given, self.writes = [], []  # copies of the arguments, of the last run; those of them that it wrote
         self.result, self.out = [], None  # leaves of what it returned; tensors are where replays bring them
 
@@ -294,14 +317,22 @@ class Island:
         self.given = []
         return self.takes(done)
 
-    def leave(self, due):
-        """For the core: no more segments run. `due`: the call goes another way."""
-        LOCAL.left, LOCAL.ran = LOCAL.ran if due else None, None
+    def leave(self, due, wrote):
+        """For the core: no more segments run. `due`: the call goes another way, from the top, where all is as it was until this
+        part, the last that ran, is called again; guards stood before it. `wrote`: to tensors from outside, which is not
+        undone."""
+        ran, LOCAL.left, LOCAL.ran = LOCAL.ran, None, None
+        if due:
+            singles, more = places.differing(self.places, describe.is_guarded_as)
+            changes = list(map(places.as_now, singles))
+            for place in singles:
+                places.put_back(place)
+            LOCAL.left = [*ran[:-1], ran[-1]._replace(changes=changes, unsafe=more or wrote)]
 
     def run(self, answers):
         """Call the function with copies of its arguments; the Answer, which comes to `answers`, too."""
-        self.given = [copied(x) if isinstance(x, torch.Tensor) else x for x in self.leaves]
-        args, kwargs = _pytree.tree_unflatten(self.given, self.spec)
+        self.given = [x.clone() if alike else copied(x) for x, alike in zip(self.leaves, self.alike, strict=True)]
+        args, kwargs = (self.given, {}) if self.is_flat else _pytree.tree_unflatten(self.given, self.spec)
         try:
             result = self.function(*args, **kwargs)
         except BaseException as error:
@@ -309,22 +340,23 @@ class Island:
             raise
         written = [(k, t) for k, t in enumerate(self.given) if isinstance(t, torch.Tensor) and t._version]
         answers.append(Answer(self.function, result, None, written))
-        leaves, spec = _pytree.tree_flatten((args, kwargs))
-        if spec != self.spec or any(a is not b for a, b in zip(leaves, self.given, strict=True)):
-            raise errors.CgtError(errors.island(self.function.__qualname__, self.line, "changes_containers"))
+        if not self.is_flat:
+            leaves, spec = _pytree.tree_flatten((args, kwargs))
+            if spec != self.spec or any(a is not b for a, b in zip(leaves, self.given, strict=True)):
+                raise errors.CgtError(errors.island(self.function.__qualname__, self.line, "changes_containers"))
         for k, t in written:
             slim(self.leaves[k]).copy_(slim(t.detach()))
         return answers[-1]
 
     def settle(self, done):
         """This is what it does, as far as the recording depends on it."""
-        leaves, self.out = _pytree.tree_flatten(done.result)
+        leaves, self.out = flatten(done.result)
         self.result = [x.detach().clone() if isinstance(x, torch.Tensor) else x for x in leaves]
         self.writes, self.given = [k for k, _ in done.written], []
 
     def takes(self, done):
         """Bring what it returned to where the recording reads it, if it is like what was recorded."""
-        leaves, out = _pytree.tree_flatten(done.result)
+        leaves, out = flatten(done.result)
         if out != self.out or not all(map(alike, leaves, self.result)) or not {k for k, _ in done.written} <= set(self.writes):
             return False
         for mine, x in zip(self.result, leaves, strict=True):
@@ -333,8 +365,27 @@ class Island:
         return True
 
 
+def flatten(result):
+    """(leaves, structure) of what a part returned; None is that of a leaf."""
+    if isinstance(result, torch.Tensor) or type(result) in PLAIN_TYPES:
+        return [result], None
+    return _pytree.tree_flatten(result)
+
+
+def unflatten(leaves, structure):
+    return leaves[0] if structure is None else _pytree.tree_unflatten(leaves, structure)
+
+
+def is_cloned_alike(t):
+    """Has a clone of t its layout, alignment, and a version?"""
+    return not t.is_inference() and t.is_contiguous() and core.address(t) % options.ALIGN[t.device.type] == 0
+
+
 def copied(t):
-    """A tensor of the part's own, laid out as this one is; also in inference mode one that tells whether it was written."""
+    """A plain value; or a tensor of the part's own, laid out as this one is, also in inference mode one that tells whether it
+    was written."""
+    if not isinstance(t, torch.Tensor):
+        return t
 
     def make():
         room = buffer_for(t, inference=False)
@@ -382,6 +433,8 @@ def answer(due, function, args, kwargs):
     leaves = _pytree.tree_leaves((args, kwargs))
     for k, t in done.written:
         slim(leaves[k]).copy_(slim(t))
+    for place in done.changes:
+        places.put_back(place)
     if done.error is not None:
         raise done.error
     return done.result

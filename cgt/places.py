@@ -832,6 +832,13 @@ def as_now(place):
     return place if place.kind == EMPTY else place._replace(want=value_at(place))
 
 
+def differing(found, is_same):
+    """([place that holds something else than it did], is there more that differs: a length?)."""
+    changed = [p for p in found if p.kind != EMPTY and find_changed([p], is_same) is not None]
+    singles = [p for p in changed if p.kind not in (DICT_LEN, LIST_LEN)]
+    return singles, len(singles) < len(changed)
+
+
 def references(place):
     """How many references there are to the wanted value, that of this row included."""
     return sys.getrefcount(place.want) - COUNTING

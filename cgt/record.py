@@ -323,8 +323,9 @@ def snapshot(plan):
 
 
 def accept(before):
-    """Whatever a capture that comes to nothing puts back, what is there now was changed for real."""
-    before.places[:] = map(places.as_now, before.places)
+    """What is there now was changed for real: a capture that comes to nothing does not put it back, but for places that hold one
+    object."""
+    before.places[:] = [places.as_now(p) if p.kind in (places.DICT_LEN, places.LIST_LEN) else p for p in before.places]
     before.kept[:] = map(places.as_now, before.kept)
     before.grads[:] = [(t, t.grad) for t, _ in before.grads]
 

@@ -809,6 +809,32 @@ def test_number_that_is_worked_with_runs_eagerly(device):
     assert [returned(x)[1] for _ in range(6)] == [3.0] * 6 and cgt.stats(returned).replays >= 4
 
 
+@footgun("A function marked cgt.eager gets copies, and is called with what the recording was")
+def test_eager_parts_get_copies(device):
+    kept, calls = [], []
+
+    @cgt.eager
+    def part(y):
+        kept.append(y)
+        calls.append(0)
+        return y[: 2 if len(calls) == 5 else 3] * 2  # not like what was recorded: the rest of that call is eager
+
+    @cgt.jit
+    def f(x):
+        y = x * 2
+        n = part(y).sum()
+        y[0] = 7
+        return y + n
+
+    x = ones(device)
+    assert firsts(f, x, calls=8) == [19.0] * 4 + [15.0] + [19.0] * 3
+    assert [t[0].item() for t in kept[2:4]] == [2.0, 2.0]  # where a replay called it: not 7
+    assert cgt.stats(f).replays >= 4 and len(calls) == 8, cgt.explain(f)
+    keep = cgt.eager(lambda y: kept.append(y.clone()))  # instead
+    f = cgt.jit(lambda x: (keep(x), x + 1)[1])
+    assert firsts(f, x) == [2.0] * 6 and [t[0].item() for t in kept[-6:]] == [1.0] * 6
+
+
 @footgun("Under torch.set_default_device or another mode every call runs eagerly")
 def test_default_device_is_a_mode_that_switches_recording_off(device):
     jitted = cgt.jit(lambda x: x * 2)

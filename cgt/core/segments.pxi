@@ -83,6 +83,18 @@ cdef bint has_islands(Table* t, id_t n) noexcept:
         if node_read(t, node_row(t, n), k).island is not NULL: return True
     return False
 
+cdef uint64_t slots_versions(Table* t, id_t n, PyObject** leaves) noexcept:
+    """One number of how often each tensor that the node reads from outside was written."""
+    cdef Node* node = node_row(t, n)
+    cdef uint64_t h = 1
+    cdef PyObject* x
+    cdef int32_t k
+    for k in range(node.len[SLOTS]):
+        if node_guard(t, node, k).leaf == NONE and node_guard(t, node, k).grad_of != NONE: continue
+        x = slot_tensor(t, node, k, leaves)
+        h = (h ^ <uint64_t>tensor_version(x)) * <uint64_t>0x100000001B3
+    return h
+
 cdef bint island_holds(Table* t, id_t n, id_t s, PyObject* island, PyObject** leaves) except -1:
     """Run what the user runs between two segments: does the call go on as it was recorded? That code may have changed
     whatever guards compared before."""
@@ -155,6 +167,7 @@ cdef id_t reads_meet(Table* t, id_t n, id_t s, void* stream, PyObject** leaves, 
     cdef id_t f, path = node_row(t, n).path
     cdef Driver* d = &DRIVERS[path_row(t, path).driver]
     cdef int32_t known = 0, differs
+    cdef uint64_t versions = 0
     cdef void* state
     cdef PyObject* island = NULL
     while True:
@@ -162,6 +175,7 @@ cdef id_t reads_meet(Table* t, id_t n, id_t s, void* stream, PyObject** leaves, 
         patches_bind(t, n, first_exec(t, node_row(t, n)), d, leaves)
         state = NULL
         differs = NONE
+        if has_islands(t, n): versions = slots_versions(t, n, leaves)
         if node_read(t, node_row(t, n), node_row(t, n).len[READS] - 1).draws:
             state = rng_keep()
             if state is NULL: raise_pending()
@@ -169,13 +183,13 @@ cdef id_t reads_meet(Table* t, id_t n, id_t s, void* stream, PyObject** leaves, 
             differs = reads_run(t, n, s, d, stream, leaves, known, &island)
         except BaseException:
             differs = 0
-            if island is not NULL: (<object>island).leave(False)
+            if island is not NULL: (<object>island).leave(False, False)
             raise
         finally:
             if state is not NULL: rng_release(state, differs != NONE)
             if differs != NONE: words_give_back(t, n)
         if differs == NONE:
-            if island is not NULL: (<object>island).leave(False)
+            if island is not NULL: (<object>island).leave(False, False)
             if fn_row(t, node_row(t, n).fn).vain > 0: fn_row(t, node_row(t, n).fn).vain -= 1
             return n
         known = differs + 1
@@ -183,7 +197,7 @@ cdef id_t reads_meet(Table* t, id_t n, id_t s, void* stream, PyObject** leaves, 
         fn_row(t, node_row(t, n).fn).unknown = reads_key(t, n, known)
         f = node_row(t, n).fn
         if island is not NULL:      # what ran cannot run again: the call is Python's, which has what came of it
-            (<object>island).leave(True)
+            (<object>island).leave(True, slots_versions(t, n, leaves) != versions)
             due[0] = True
             if fn_row(t, f).vain < VAIN: fn_row(t, f).vain += 1
             return NONE

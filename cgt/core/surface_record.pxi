@@ -77,7 +77,7 @@ def cut(uintptr_t at, int64_t nbytes, object value, bint draws, object island=No
     """A segment ends, behind which the function reads what lies at `at`: these bytes, which the caller keeps. They are
     computed now, unless `value` tells them, because recording ran the ops. `draws`: random numbers were drawn so far.
     `island`: there is nothing to read, a replay calls this, which says whether the call goes on as it was recorded; or
-    leaves with it (island.leave(due)). The caller holds the paths."""
+    leaves with it (island.leave(due, wrote)). The caller holds the paths."""
     return record_cut(&TABLE, at, nbytes, value, draws, <PyObject*>island if island is not None else NULL)
 
 
