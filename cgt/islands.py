@@ -65,6 +65,8 @@ def eager(function):
 
     Raises:
         TypeError: `function` cannot be called, or is a class.
+        CgtError: by the jitted function, where the part wrote to a tensor from outside, or grew a list that the jitted
+            function reads, in a call that goes another way than any recording.
 
     >>> import torch, cgt
     >>> @cgt.eager
