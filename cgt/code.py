@@ -42,7 +42,7 @@ def is_read_in(filename):
     if filename.startswith(BEARERS):
         return not filename.endswith(ABOUT_MODULES)
     if filename.startswith((*HOMES, "<frozen ")):
-        return False
+        return filename == DEMO  # a user's program
     for folder in ("site-packages", "dist-packages"):
         _, found, inside = filename.rpartition(f"{os.sep}{folder}{os.sep}")
         if found:
@@ -55,6 +55,7 @@ def folder_of(module):
 
 
 HOMES = (folder_of(torch), os.path.dirname(__file__) + os.sep)
+DEMO = os.path.join(os.path.dirname(__file__), "__main__.py")
 STANDARD = folder_of(os)  # and of what was installed beside it
 BEARERS = tuple(
     HOMES[0] + name.replace("/", os.sep)
