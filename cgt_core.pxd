@@ -269,6 +269,7 @@ cdef struct Read:               # Python reads a value, on which depends what co
     int64_t nbytes              # 0: nothing is read, the tape runs for what it draws
     const char* value           # borrowed: what it must be
     PyObject* island            # borrowed: Python to call when the segment was launched, instead of a value; or NULL
+    int32_t pure                # that is an op alone: it may run twice, and changes nothing that guards compare
 
 cdef struct Effect:             # what a replay does besides its results
     int32_t kind                # EffectKind

@@ -84,6 +84,34 @@ def test_eager_part_between_two_chains(device, compare, settled, figure):
     figure("two chains with an eager part between them over eager", us["cgt"] / us["eager"], "×", at_most=1)
 
 
+def test_linear_algebra(cuda, compare, settled, figure):
+    """A Kalman filter's step for 64 robots, which checks that its solve did not fail, and a projection to rotations, whose SVD no
+    graph holds."""
+    n, eye = 64, torch.eye(6, device=cuda)
+    state, cov = torch.zeros(n, 6, 1, device=cuda), eye.repeat(n, 1, 1)
+    move, look = eye + torch.randn(6, 6, device=cuda) * 0.01, torch.randn(3, 6, device=cuda)
+
+    def kalman(seen):
+        x, p = move @ state, move @ cov @ move.mT + 0.01 * eye
+        s = look @ p @ look.mT + 0.1 * eye[:3, :3]
+        gain = torch.linalg.solve(s, look @ p).mT
+        state.copy_(x + gain @ (seen - look @ x))
+        cov.copy_((eye - gain @ look) @ p)
+        return state[:, :3]
+
+    def rotations(a):
+        u, _, v = torch.linalg.svd(a + 0.1 * a.mT)
+        turn = torch.ones(n, 3, device=cuda)
+        turn[:, 2] = torch.linalg.det(u @ v)
+        return (u * turn.unsqueeze(1)) @ v
+
+    for what, plain, shape in (("Kalman step, 64 robots", kalman, (n, 3, 1)), ("nearest rotations by SVD, 64", rotations, (n, 3, 3))):
+        given = torch.randn(*shape, device=cuda)
+        names = {"f": settled(cgt.jit(plain), (given,)), "x": given, "plain": plain}
+        us = compare(names, calls=25, cgt="f(x)", eager="plain(x)")
+        figure(f"{what}: over eager", us["cgt"] / us["eager"], "×", at_most=1)
+
+
 def test_loop_until_it_converges(device, compare, settled, figure):
     """`while err > tol` of 100 rounds with six small kernels each, and a read in every round."""
     a, b = (torch.rand(N, device=device) for _ in range(2))

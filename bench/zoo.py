@@ -85,7 +85,7 @@ def run_worker(name, units, options, turn):
     """Answers of one worker, in the order of the units. The last one tells of its end, if that came early and
     not because it left the rest to another."""
     job = {"name": name, "units": units, "device": options.device, "calls": options.calls}
-    job |= {"fresh": options.fresh, "timed": options.timed}
+    job |= {"fresh": options.fresh, "timed": options.timed, "deterministic": options.deterministic}
     command = [sys.executable, "-X", "faulthandler", "-m", "bench.zoo_cells", json.dumps(job)]
     answers = []
     with tempfile.TemporaryFile("w+") as heard:
@@ -116,6 +116,8 @@ def run_worker(name, units, options, turn):
 def environment(options):
     """The workers'. On the host one thread each: the same sums at every run, and steadier times."""
     quiet = {"TRANSFORMERS_VERBOSITY": "error", "HF_HUB_OFFLINE": "1"}
+    if options.deterministic:
+        quiet["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"  # torch.use_deterministic_algorithms asks for it
     threads = {"OMP_NUM_THREADS": "1"} if options.device == "cpu" else {}
     return os.environ | quiet | threads
 
@@ -218,6 +220,7 @@ def arguments(given=None):
     parser.add_argument("--jobs", type=int, default=max(1, cores // 4), help="processes at once")
     parser.add_argument("--calls", type=int, default=200)
     parser.add_argument("--fresh", action="store_true", help="every batch in tensors of its own")
+    parser.add_argument("--deterministic", action="store_true", help="PyTorch's deterministic algorithms, so that eager equals itself")
     parser.add_argument("--no-times", dest="timed", action="store_false", help="values alone")
     parser.add_argument("--turns", type=int, default=1, metavar="N", help="processes that take times at once, in each cgt and eager by turns")
     parser.add_argument("--no-hand", dest="hand", action="store_false", help="no hand-made graphs")

@@ -391,6 +391,9 @@ def main():
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
     warnings.simplefilter("ignore")
+    if job["deterministic"]:
+        torch.use_deterministic_algorithms(True, warn_only=True)
+        torch.backends.cudnn.deterministic = True
     device, name = torch.device(job["device"]), job["name"]
     family = FAMILIES[name] if name in FAMILIES else PROGRAMS[name]
     try:

@@ -87,6 +87,7 @@ class State:
     moved: set = fresh(set)  # paths of arguments that move: they are copied
     written: set = fresh(set)  # paths of arguments that the function writes
     recurrent: bool = False  # it draws dropout from cuDNN's random state
+    apart: set = fresh(set)  # ops that a capture forbade: they run eagerly between two graphs
     hidden: bool = False  # kernels that are not seen read arguments where they lie: none is copied
     ran: set = fresh(set)  # code objects that ran so far: what these read is looked at
     passed: set = fresh(set)  # code objects that were met and did not run
@@ -321,6 +322,8 @@ class Seen:
     forks: list = fresh(list)  # where there are some (forks.py)
     islands: list = fresh(list)  # (islands.Island, what the function calls it by): what runs eagerly between segments
     answers: list = fresh(list)  # islands.Answer: what came of those
+    parts: list = fresh(list)  # apart.Apart: ops that run so
+    apart: set = fresh(set)  # ops that run so here, the function's own set
     sources: list = fresh(list)  # of impure.states
     steps: list = fresh(list)  # constants.Step: ops of a capture on constants that did not run for real yet
     real: dict = fresh(dict)  # constant of a capture -> a tensor with what it will hold

@@ -25,6 +25,13 @@ def host_read(op, line):
     )
 
 
+def op_apart(op, line):
+    return (
+        f"{op} at {line} cannot be captured. It runs between two graphs where nothing from outside was written before it, and not in a "
+        "backward. Call it first, or outside."
+    )
+
+
 def dynamic_shape(op, line):
     return (
         f"{op} at {line} makes a tensor whose shape depends on data. "

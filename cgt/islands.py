@@ -19,21 +19,21 @@ import torch
 from cgt_core import CUDA
 from torch.utils import _pytree
 
-from . import constants, describe, errors, impure, options, places, tape, trace
+from . import constants, describe, errors, impure, options, places, segments, trace
+from .apart import bring_in, bring_out, end_segment, slim
 from .observe import (
     all_tensors,
-    exchange,
-    fix,
+    buffer_for,
+    fill,
     is_capture,
     is_host_recording,
     refuse,
     touch,
-    unseen,
     user_line,
 )
 from .private import outside_dynamo
 from .pytree import PLAIN_TYPES
-from .record import accept, buffer_for, fill
+from .record import accept
 from .taps import look_again
 
 # Of this thread: `ran`, what the replay under way ran; `left`, the same of one whose call went another way, until that is taken;
@@ -125,7 +125,7 @@ def vet(seen, tensors):
     """Why no recording can have such a part here, or None."""
     if seen.graph is not None or seen.bodies or (seen.driver == CUDA and core.is_in_node()):
         return "in_backward"
-    if seen.acts or not all(sid in seen.made for sid in seen.written):
+    if not segments.may_end(seen):
         return "behind_writes"
     return vet_tensors(seen, tensors)
 
@@ -205,12 +205,7 @@ def record(seen, call, function, leaves, spec, line):
     seen.islands.append((island, call))
     seen.keep.append(island)
     real = functools.partial(constants.for_real, seen) if is_capture(seen) else lambda body: body()
-    if is_capture(seen):
-        core.with_paths(lambda: segment(seen, island))
-        for rng in seen.rng.values():
-            core.follow_generator(rng.handle)
-    else:
-        core.cut(0, 0, b"", seen.draws, island)
+    end_segment(seen, island)
     before = len(seen.answers)
     try:
         done = real(lambda: beside(seen, lambda: island.run(seen.answers)))
@@ -247,29 +242,6 @@ def settle(seen, plan):
         island.places = [p for k, p in enumerate(plan.places) if k not in free]
 
 
-def bring_out(seen, t):
-    """Memory, laid out as t is, into which each replay copies t."""
-    room = constants.for_real(seen, lambda: buffer_for(t)) if is_capture(seen) else buffer_for(t)
-    mine = core.view_like(room, t, 0)
-    with unseen(seen):
-        slim(mine).copy_(slim(exchange(seen, t)))
-    if not is_capture(seen):
-        tape.copy_into(slim(mine), fix(seen, slim(exchange(seen, t))))
-    seen.made[core.storage_id(mine)] = ""
-    return mine
-
-
-def bring_in(seen, mine):
-    """A tensor of the recording, into which each replay copies this."""
-    seen.made[core.storage_id(mine)] = ""
-    return mine.clone()
-
-
-def slim(t):
-    """t, with one element along dimensions in which it is only repeated."""
-    return t[tuple(slice(None) if n else slice(1) for n in t.stride())] if t.dim() else t
-
-
 def vet_parts(function, plan, seen):
     """A sentence if a replay could not know a part, or give it the objects that it was given, or if random numbers would come in
     another order; or None."""
@@ -286,16 +258,8 @@ def vet_parts(function, plan, seen):
 
 def told(seen):
     """[what runs eagerly, and where]"""
-    return [f"{island.function.__qualname__} at {island.line}" for island, _ in seen.islands]
-
-
-def segment(seen, island):
-    """The caller holds the paths."""
-    if core.lost():
-        seen.again = True
-        refuse(seen, errors.lost())
-    core.cut(0, 0, None, seen.draws, island)
-
+    parts = [(island.function.__qualname__, island.line) for island, _ in seen.islands] + [(str(part.op), part.line) for part in seen.parts]
+    return [f"{name} at {line}" for name, line in parts]
 
 
 class Island:

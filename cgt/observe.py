@@ -7,6 +7,7 @@ copied slot after all, the buffer is copied back at once and the slot is pinned.
 """
 
 import contextlib
+import functools
 import os
 import sys
 
@@ -14,7 +15,7 @@ import cgt_core as core
 import torch
 from cgt_core import CUDA, HOST
 
-from . import errors
+from . import errors, options
 from .data import Seen, Swap
 from .private import sequence_number
 
@@ -77,6 +78,24 @@ def span(t):
         return 0
     last = sum((n - 1) * s for n, s in zip(t.shape, t.stride(), strict=True))
     return (last + 1) * t.element_size()
+
+
+def buffer_for(t, inference=None):
+    """Memory for a copied slot, in the input's own alignment class: kernels choose their vector
+    width, and reductions their order, by the address. `inference`: may it be written in that mode alone? As t."""
+    n, align = span(t), options.ALIGN[t.device.type]
+    shift = core.address(t) % align
+    empty = functools.partial(torch.empty, shift + n, dtype=torch.uint8, device=t.device)
+    room = core.in_inference(t.is_inference() if inference is None else inference, empty)  # views of it are to be what views of t are
+    assert core.address(room) % align == 0, f"PyTorch's allocator aligns to {align} bytes"
+    return room[shift:]
+
+
+def fill(buffer, t):
+    """Copy the bytes of t's span, gaps and overlaps included, as the copy node will."""
+    whole = core.fixed(t).view(torch.uint8)
+    start = core.address(t) - core.storage_address(t)
+    buffer.copy_(whole[start : start + buffer.numel()])
 
 
 def holders(tensors):

@@ -33,7 +33,6 @@ from . import (
     errors,
     forks,
     impure,
-    options,
     places,
     pytree,
     segments,
@@ -42,7 +41,16 @@ from . import (
     views,
 )
 from .data import Behind, Words
-from .observe import NOT_USER_CODE, all_tensors, exchange, held, observe_plan, span
+from .observe import (
+    NOT_USER_CODE,
+    all_tensors,
+    buffer_for,
+    exchange,
+    fill,
+    held,
+    observe_plan,
+    span,
+)
 from .private import CAPTURE_CHECKS, clear_workspaces
 from .taps import NOTHING, capture_hidden
 
@@ -137,24 +145,6 @@ def close(attempt):
     attempt.settled = True
 
 
-def buffer_for(t, inference=None):
-    """Memory for a copied slot, in the input's own alignment class: kernels choose their vector
-    width, and reductions their order, by the address. `inference`: may it be written in that mode alone? As t."""
-    n, align = span(t), options.ALIGN[t.device.type]
-    shift = core.address(t) % align
-    empty = functools.partial(torch.empty, shift + n, dtype=torch.uint8, device=t.device)
-    room = core.in_inference(t.is_inference() if inference is None else inference, empty)  # views of it are to be what views of t are
-    assert core.address(room) % align == 0, f"PyTorch's allocator aligns to {align} bytes"
-    return room[shift:]
-
-
-def fill(buffer, t):
-    """Copy the bytes of t's span, gaps and overlaps included, as the copy node will."""
-    whole = core.fixed(t).view(torch.uint8)
-    start = core.address(t) - core.storage_address(t)
-    buffer.copy_(whole[start : start + buffer.numel()])
-
-
 def copy_leaves(plan, fills):
     """[(leaf tensor, buffer), ...] of the slots that the recording copies, {leaf: its copy in the core}."""
     swaps, copies = [], {}
@@ -187,7 +177,7 @@ def on_host(call, attempt):
         begin(attempt, -1, 0)
         swaps, copies = copy_leaves(plan, fills=True)
         seen = attempt.seen = observe_plan(plan, swaps)
-        seen.copies = copies
+        seen.copies, seen.apart = copies, call.state.apart
         seen.memory.extend(buffer for _, buffer in swaps)
         torch.clear_autocast_cache()
         attempt.result = trace.run(seen, call.function, arguments(call, seen), call.kwargs)
@@ -227,7 +217,7 @@ def on_cuda(call, attempt):
             core.swap_generator(g, w[0:1], w[1:2], handles)
         swaps, copies = copy_leaves(plan, fills=False)
         seen = attempt.seen = observe_plan(plan, swaps)
-        seen.copies, seen.captured, seen.undo = copies, generators, attempt.before
+        seen.copies, seen.apart, seen.captured, seen.undo = copies, call.state.apart, generators, attempt.before
         seen.keep.extend(word_pairs)
         for g, w, handle in zip(generators, word_pairs, handles, strict=True):
             seen.rng[core.generator_id(g)] = Words(handle, w, w)

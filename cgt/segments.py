@@ -20,10 +20,20 @@ from cgt_core import CUDA, HOST, SETS_GRAD
 from . import constants, errors, tape
 from .observe import exchange, fix, is_capture, is_host_recording, refuse, touch, unseen, user_line
 
+aten = torch.ops.aten
+
 VALUE_BYTES = 4096  # of one value: what takes longer to compare is no choice between ways
 ROOM_BYTES = 1 << 16  # for all values of one call
 WORD = 8  # values begin at multiples of it
 ROOMS = {}  # device, -1 the host -> where segments leave their values; pinned, since the GPU writes there
+
+
+# Ops that look at any numbers but tell one truth, and the ops that compute it where they lie, as PyTorch does.
+OUTCOMES = {
+    "equal": (aten.eq.Tensor, aten.all.default),
+    "allclose": (aten.isclose.default, aten.all.default),
+    "_linalg_check_errors": (None, aten.any.default),  # did any decomposition fail?
+}
 
 
 class Value(NamedTuple):
@@ -47,13 +57,43 @@ def values_of(seen, inputs):
     found = [t for t in inputs if t.numel() and not is_known(seen, t)]
     if not found:
         return found
+    return found if may_end(seen) and all(is_small(seen, t) for t in found) else None
+
+
+def may_end(seen):
+    """May a segment end here, behind which the call can turn out to go another way?"""
     if seen.graph is not None or seen.acts or seen.bodies:
-        return None
+        return False
     if seen.driver == CUDA and core.is_in_node():  # in autograd's thread, which cannot end a capture of this one's
-        return None
-    if not all(sid in seen.made for sid in seen.written) or not all(is_small(seen, t) for t in found):
-        return None
-    return found
+        return False
+    return all(sid in seen.made for sid in seen.written)
+
+
+def tells(seen, packet, inputs):
+    """May the outcome of this op be read here?"""
+    if packet not in OUTCOMES or not may_end(seen):
+        return False
+    return all(core.is_plain(t) and t.is_cuda == (seen.driver == CUDA) for t in inputs)
+
+
+def outcome(seen, packet, args, inputs):
+    """What is to be read in place of an op's arguments: one truth value; nothing, where it does not hang on their values."""
+    first, last = OUTCOMES[packet]
+    if packet == "equal" and (inputs[0].shape != inputs[1].shape or part_of(inputs[0]) == part_of(inputs[1])):
+        return []
+    return [compute(seen, last, args[0] if first is None else compute(seen, first, *args))]
+
+
+def compute(seen, op, *args):
+    """An op of ours, where the function's own would be recorded; the tensor that it makes."""
+    args = exchange(seen, list(args))
+    with unseen(seen):
+        made = op(*args)
+    seen.made[core.storage_id(made)] = ""
+    if is_host_recording(seen):
+        seen.memory.append(core.alias(made))
+        tape.append(op, fix(seen, args), {}, [made])
+    return made
 
 
 def is_known(seen, t):
@@ -104,10 +144,7 @@ def unmask(seen, args):
         if not is_mask(t):
             indices.append(t)
             continue
-        columns = columns_of(seen, t)
-        for column in columns:
-            constants.own(seen, column)
-        indices.extend(columns)
+        indices.extend(columns_of(seen, t, t.shape))
     core.replace_list(1, indices)
     return (args[0], indices, *args[2:])
 
@@ -128,12 +165,27 @@ def fit(t, indices):
     return True
 
 
-def columns_of(seen, mask):
-    """Where a mask that was read is true: one tensor for each of its dimensions."""
+def columns_of(seen, mask, shape):
+    """Where a mask that was read is true, expanded to this shape: one tensor for each of its dimensions."""
     if is_capture(seen):
-        return constants.for_real(seen, lambda: constants.stand_in(seen, mask).nonzero().unbind(1))
-    with unseen(seen):
-        return mask.nonzero().unbind(1)
+        columns = constants.for_real(seen, lambda: constants.stand_in(seen, mask).expand(shape).nonzero().unbind(1))
+    else:
+        with unseen(seen):
+            columns = mask.expand(shape).nonzero().unbind(1)
+    for column in columns:
+        constants.own(seen, column)
+    return columns
+
+
+def select(seen, t, mask):
+    """In a capture: return from masked_select, of whose arguments the mask was read, what an index takes; the tensor."""
+    shape = torch.broadcast_shapes(t.shape, mask.shape)
+    columns = columns_of(seen, mask, shape)
+    # For its shape alone: t is not computed yet.
+    constants.for_real(seen, lambda: core.proceed([exchange(seen, t), constants.stand_in(seen, mask)]))
+    results = [compute(seen, aten.index.Tensor, exchange(seen, t).expand(shape), list(columns))]
+    core.answer(results)
+    return results
 
 
 def room_for(seen, t):

@@ -15,7 +15,7 @@ import cgt_core as core
 import torch
 from cgt_core import CUDA, HOST
 
-from . import advice, constants, errors, forks, impure, readout, segments, tape
+from . import advice, apart, constants, errors, forks, impure, readout, segments, tape
 from .observe import (
     Unrecordable,
     exchange,
@@ -52,7 +52,7 @@ SILENT_WRITES = frozenset(
 )
 # Ops that count from the start of the storage, which a copied slot's buffer does not have.
 ABSOLUTE = frozenset(("as_strided", "as_strided_", "as_strided_copy", "as_strided_scatter"))
-READS_INSIDE = frozenset(("_linalg_eigh",))  # on the GPU: cuSOLVER's handle is broken after a capture (torch 2.11)
+CHECKS = frozenset(("_linalg_check_errors",))
 DYNAMIC = frozenset(("_pack_padded_sequence",))  # by lengths on the host, though it has no tag for that
 # Ops that keep seed and offset of their random numbers for a backward: on the device where a capture is under way, on the
 # host elsewhere; and their backwards, which look for them there.
@@ -78,6 +78,7 @@ class OpFacts(NamedTuple):
     writes: tuple  # positions and names of the arguments that it writes
     draws: bool  # takes random numbers
     reads: bool  # its result depends on values that Python sees
+    checks: bool  # whether it raises does
     dynamic: bool  # the shape of its result depends on values
     reshapes: bool  # changes a tensor's shape in place
     replaces: bool  # gives a tensor other memory
@@ -92,7 +93,7 @@ def facts_of(op):
     packet, tags = op.overloadpacket.__name__, op.tags
     return OpFacts(
         packet, tape.writes(op), torch.Tag.nondeterministic_seeded in tags,
-        torch.Tag.data_dependent_output in tags, packet in DYNAMIC or torch.Tag.dynamic_output_shape in tags,
+        torch.Tag.data_dependent_output in tags, packet in CHECKS, packet in DYNAMIC or torch.Tag.dynamic_output_shape in tags,
         torch.Tag.inplace_view in tags, packet in REPLACES_MEMORY, packet in ABSOLUTE,
         packet in COPIES, packet in COPIES | INDEX_PUT,
     )  # fmt: skip
@@ -309,11 +310,16 @@ def see_op(seen, op, args, kwargs):
         written += inputs
     written = tensors_in(written, [])
     constant = constants.is_constant(seen, op, facts, inputs)
-    asks = (facts.reads or is_dynamic(facts, inputs) or is_to_host(inputs, kwargs)) and not constant
+    asks = (reads_here(seen, facts) or is_dynamic(facts, inputs) or is_to_host(inputs, kwargs)) and not constant
     values = segments.values_of(seen, inputs) if asks and constants.is_pure(op, facts) else None
-    constant = constant or values is not None
+    tells = asks and values is None and segments.tells(seen, packet, inputs)
+    constant = constant or values is not None or tells
+    if asks and not constant and packet == "masked_select":
+        values = segments.values_of(seen, inputs[1:])
+    selects = asks and not constant and values is not None
     aside = is_aside(seen, op, facts, kwargs, inputs, written)
-    vet_op(seen, op, facts, args, kwargs, inputs, written, constant, aside)
+    apart_op = apart.is_one(seen, op, facts, inputs)
+    vet_op(seen, op, facts, args, kwargs, inputs, written, constant or selects, aside)
     if seen.bodies:
         forks.vet_op(seen, op, facts, kwargs, written)
     known = set()
@@ -336,7 +342,8 @@ def see_op(seen, op, args, kwargs):
         args = exchange(seen, args)
         kwargs = {k: exchange(seen, v) for k, v in kwargs.items()}
         instead = tensors_in(kwargs.values(), tensors_in(args, []))
-    for_real = is_capture(seen) and constant and (facts.reads or facts.dynamic or is_to_host(inputs, kwargs))
+    for_real = is_capture(seen) and constant and (reads_here(seen, facts) or facts.dynamic or apart_op or is_to_host(inputs, kwargs))
+    between = apart_op and not constant and seen.recording and seen.reason is None
     if is_capture(seen) and not for_real and brings_to_gpu(facts, kwargs, inputs):
         args, kwargs = (constants.on_device(seen, given) for given in (args, kwargs))
         instead = tensors_in(kwargs.values(), tensors_in(args, []))
@@ -344,9 +351,22 @@ def see_op(seen, op, args, kwargs):
     draws = facts.draws and drawn.device.type == "cpu"
     if draws:
         see_draw(seen, drawn, after=False)
+    if tells:
+        values = segments.outcome(seen, packet, args, inputs)
     if values:
         segments.read(seen, values)
-    results = constants.read(seen, inputs) if for_real else core.proceed(instead)
+    if selects and is_capture(seen):
+        results = segments.select(seen, *inputs)
+    elif for_real:
+        results = constants.read(seen, inputs)
+    elif between:
+        results = apart.record(seen, op, args, kwargs)
+    else:
+        try:
+            results = core.proceed(instead)
+        except Exception as error:
+            apart.learn(seen, op, facts, written, error)
+            raise
     seen.draws, seen.random = seen.draws or draws, seen.random or facts.draws
     seen.acts = seen.acts or op.namespace not in constants.KNOWN or (facts.draws and generator is not None)
     if draws:
@@ -373,7 +393,7 @@ def see_op(seen, op, args, kwargs):
     constants.note(seen, op, args, kwargs, constant, fresh, written, for_real)
     if aside:
         seen.drawn.update(map(core.storage_id, fresh))
-    if is_host_recording(seen) or (aside and fresh and is_capture(seen)):
+    if (is_host_recording(seen) and not between) or (aside and fresh and is_capture(seen)):
         append(seen, op, args, kwargs, results, fresh, bool(written))
     if written and seen.swaps:
         mirror(seen, written)
@@ -555,7 +575,7 @@ def vet_op(seen, op, facts, args, kwargs, inputs, written, constant, aside):
     line = None
     if is_forward_ad():
         line = errors.forward_mode(user_line(seen))
-    elif facts.reads and not constant:
+    elif reads_here(seen, facts) and not constant:
         line = host_reason(seen, errors.host_read, op)
     elif is_dynamic(facts, inputs) and not constant:
         line = errors.dynamic_shape(str(op), user_line(seen))
@@ -569,8 +589,8 @@ def vet_op(seen, op, facts, args, kwargs, inputs, written, constant, aside):
         line = errors.layout(str(op), user_line(seen), odd_kind(inputs))
     elif any(is_elsewhere(seen, t) for t in inputs):
         line = errors.other_device(str(op), user_line(seen), inputs[0].device)
-    elif facts.packet in READS_INSIDE and any(t.is_cuda for t in inputs):
-        line = host_reason(seen, errors.host_read, op)
+    elif apart.is_one(seen, op, facts, inputs) and not constant and not segments.may_end(seen):
+        line = host_reason(seen, errors.op_apart, op)
     elif facts.packet == "_cudnn_init_dropout_state" and is_capture(seen):
         line = errors.cudnn_dropout()
     elif seen.driver == CUDA and not aside:
@@ -579,8 +599,15 @@ def vet_op(seen, op, facts, args, kwargs, inputs, written, constant, aside):
         refuse(seen, line)
 
 
+def reads_here(seen, facts):
+    """Does what an op does depend on values that the host sees, and is that not the tape's own affair?"""
+    return facts.reads or (facts.checks and seen.driver == CUDA)
+
+
 def is_dynamic(facts, inputs):
     """Does the shape of an op's result depend on values?"""
+    if facts.packet in apart.KNOWN and any(t.is_cuda for t in inputs):
+        return False
     return facts.dynamic and (
         facts.packet != "index" or any(t.dtype in (torch.bool, torch.uint8) for t in inputs[1:])
     )

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import cgt
+from cgt import dispatch
 
 
 class World:
@@ -535,6 +536,8 @@ def act(scene, program, x):
             y = (y + c).sin()
         elif kind == "in place":
             y[0] = y[1] * c
+        elif kind == "apart":
+            y = y + torch.linalg.svdvals(y.detach().view(2, 2)).repeat(2) * 0.1
         elif kind == "look":
             scene.look(y[c:])
         elif kind == "solve":
@@ -570,12 +573,14 @@ def act(scene, program, x):
     return y
 
 
-KINDS = ("op", "in place", "look", "solve", "shapes", "write", "number", "turn", "fail", "read", "outside", "count", "store", "flag", "state", "bias")
+KINDS = ("op", "in place", "apart", "look", "solve", "shapes", "write", "number", "turn", "fail", "read", "outside", "count", "store", "flag", "state", "bias")
 
 
 def outcomes(program, device, wrap, steps):
     scene = Scene(device)
     f, made = wrap(lambda x: act(scene, program, x)), []
+    if device.type == "cpu" and hasattr(f, dispatch.ATTRIBUTE):  # what a CUDA capture finds out
+        getattr(f, dispatch.ATTRIBUTE).apart.add(torch.ops.aten._linalg_svd.default)
     x = torch.empty(4, device=device)
     for k in range(16):
         if says_step(steps, k):

@@ -38,6 +38,7 @@ ORDER = [
     "impure",
     "tape",
     "segments",
+    "apart",
     "readout",
     "forks",
     "trace",

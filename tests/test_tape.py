@@ -450,7 +450,6 @@ def test_op_replays_bit_equal_to_eager_on_changed_values_and_on_moving_inputs(na
 REFUSED = {
     "item": (lambda a: a * a.sum().item(), "aten._local_scalar_dense", "torch.where"),
     "number from a tensor": (lambda a: torch.full((2,), a[0, 0]), "aten._local_scalar", "value"),
-    "equal": (lambda a: torch.equal(a, a), "aten.equal", "value"),
     "text of a tensor": (lambda a: (a * 1, str(a))[1], "", ""),
     "sizes from a tensor": (
         lambda a: [t * 1 for t in a.flatten().tensor_split((a[0, :2] > 0).long() + 1)],
@@ -458,7 +457,6 @@ REFUSED = {
         "",
     ),
     "nonzero": (lambda a: a.nonzero(), "aten.nonzero", "shape depends on data"),
-    "chosen by a mask": (lambda a: a.masked_select(a > 0), "aten.masked_select", "shape depends on data"),
     "unique": (lambda a: a.unique(), "aten._unique2", "shape depends on data"),
     "resize_": (lambda a: a.clone().resize_(2).zero_(), "aten.resize_", "replaces the memory"),
     "set_": (lambda a: torch.empty(0).set_(a.clone()), "aten.set_", "replaces the memory"),

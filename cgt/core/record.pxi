@@ -86,7 +86,7 @@ cdef int record_spend(Table* t, PyObject* x) except -1:
 
 cdef inline Read* rec_read(Table* t, int32_t k) noexcept nogil: return <Read*>t.rec_reads.rows + k
 
-cdef bytes record_cut(Table* t, uintptr_t at, int64_t nbytes, bytes value, bint draws, PyObject* island):
+cdef bytes record_cut(Table* t, uintptr_t at, int64_t nbytes, bytes value, bint draws, PyObject* island, bint pure):
     """What was recorded is a segment: it runs now, and leaves at `at` what Python reads next. These bytes. `value`:
     them, where recording ran the segment already. `island`: what a replay calls behind it, kept alive by the caller. The
     caller holds the path's lock, and it is not lost."""
@@ -101,6 +101,7 @@ cdef bytes record_cut(Table* t, uintptr_t at, int64_t nbytes, bytes value, bint 
     rec_read(t, k).nbytes = nbytes
     rec_read(t, k).draws = draws
     rec_read(t, k).island = island
+    rec_read(t, k).pure = pure
     t.rec.cuts += 1
     code = d.cut(&t.rec, rec_read(t, k))
     if code == 0 and value is None:
@@ -137,6 +138,7 @@ cdef int record_aside(Table* t, uintptr_t at, int64_t nbytes, bytes value, bint 
     r.draws = draws
     r.tape, t.rec.tape = t.rec.tape, NULL
     r.island = NULL
+    r.pure = False
     return 0
 
 cdef tuple record_fork(Table* t, int kind, object pred, uintptr_t stream):

@@ -73,14 +73,17 @@ cdef bint reads_agree(Table* t, id_t n, int32_t known) noexcept nogil:
     cdef int32_t k
     if node.len[READS] < known: return False
     for k in range(known):
-        if node_read(t, node, k).island is not NULL or not read_holds(node_read(t, node, k)): return False
+        if node_read(t, node, k).island is not NULL and not node_read(t, node, k).pure: return False
+        if not read_holds(node_read(t, node, k)): return False
     return True
 
 cdef bint has_islands(Table* t, id_t n) noexcept:
-    """Does Python code run between the node's segments?"""
+    """Does the user's code run between the node's segments?"""
+    cdef Read* r
     cdef int32_t k
     for k in range(node_row(t, n).len[READS]):
-        if node_read(t, node_row(t, n), k).island is not NULL: return True
+        r = node_read(t, node_row(t, n), k)
+        if r.island is not NULL and not r.pure: return True
     return False
 
 cdef uint64_t slots_versions(Table* t, id_t n, PyObject** leaves) noexcept:
@@ -106,7 +109,7 @@ cdef bint island_holds(Table* t, id_t n, id_t s, PyObject* island, PyObject** le
 cdef int32_t reads_run(Table* t, id_t n, id_t s, Driver* d, void* stream, PyObject** leaves, int32_t known,
                        PyObject** island) except -2:
     """Run node n's segments but the last, of which the first `known` values are known: the first that is another, or
-    NONE. `island`: the last one that ran."""
+    NONE. `island`: the last that may not run again."""
     cdef int driver = path_row(t, node_row(t, n).path).driver, code
     cdef void* exec_
     cdef void* tape
@@ -122,7 +125,8 @@ cdef int32_t reads_run(Table* t, id_t n, id_t s, Driver* d, void* stream, PyObje
             if code == 0 and tape is not NULL: code = DRIVERS[HOST].launch(tape, NULL, &error)
             elif code == 0 and part is NULL and k >= known: code = d.wait(stream)
         if code != 0: raise driver_error(driver, code, CALL_LAUNCH, &error)
-        if part is not NULL:
+        if part is not NULL and node_read(t, node_row(t, n), k).pure: (<object>part)()
+        elif part is not NULL:
             island[0] = part
             if not island_holds(t, n, s, part, leaves): return k
         if k >= known and not read_holds(node_read(t, node_row(t, n), k)): return k

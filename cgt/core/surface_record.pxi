@@ -73,12 +73,13 @@ def fetch(uintptr_t to, object x, int64_t nbytes):
     check(TABLE.rec.driver, DRIVERS[TABLE.rec.driver].fetch(&TABLE.rec, <PyObject*>x, <char*>to, nbytes), CALL_CUT)
 
 
-def cut(uintptr_t at, int64_t nbytes, object value, bint draws, object island=None):
+def cut(uintptr_t at, int64_t nbytes, object value, bint draws, object island=None, bint pure=False):
     """A segment ends, behind which the function reads what lies at `at`: these bytes, which the caller keeps. They are
     computed now, unless `value` tells them, because recording ran the ops. `draws`: random numbers were drawn so far.
     `island`: there is nothing to read, a replay calls this, which says whether the call goes on as it was recorded; or
-    leaves with it (island.leave(due, wrote)). The caller holds the paths."""
-    return record_cut(&TABLE, at, nbytes, value, draws, <PyObject*>island if island is not None else NULL)
+    leaves with it (island.leave(due, wrote)). `pure`: it is asked for nothing, and may be called twice. The caller holds the
+    paths."""
+    return record_cut(&TABLE, at, nbytes, value, draws, <PyObject*>island if island is not None else NULL, pure)
 
 
 def aside(uintptr_t at, int64_t nbytes, bytes value, bint draws):

@@ -1,0 +1,118 @@
+"""Ops that no graph can hold (cuSOLVER's, mostly), and what else runs between two graphs of a recording: how its tensors leave
+the one and come into the next.
+
+What such an op returns depends on its arguments alone, so it runs again wherever its call does, and nobody must remember
+what came of it. Which ops these are, failed captures tell.
+"""
+
+import cgt_core as core
+import torch
+from torch.utils import _pytree
+
+from . import constants, errors, segments, tape
+from .observe import buffer_for, exchange, fix, is_capture, refuse, tensors_in, unseen, user_line
+
+# On the GPU, without trying: a capture breaks cuSOLVER's handle (torch 2.11); and lstsq, the shapes of whose results depend on
+# values with other drivers than the GPU's.
+KNOWN = frozenset(("_linalg_eigh", "linalg_lstsq"))
+
+
+class Apart:
+    """An op that replays call between two segments."""
+
+    __slots__ = ("args", "kwargs", "line", "op", "results")
+
+    def __init__(self, op, args, kwargs, line):
+        self.op, self.args, self.kwargs, self.line = op, args, kwargs, line
+        self.results = []  # tensors to which replays bring what it returns
+
+    def __call__(self):
+        """For the core, behind the segment that leaves its arguments."""
+        made = tensors_in((self.op(*self.args, **self.kwargs),), [])
+        for mine, x in zip(self.results, made, strict=True):
+            mine.copy_(x)
+
+
+def record(seen, op, args, kwargs):
+    """End a segment in front of the op under way, run it for real, and have it return copies that each replay makes anew; these."""
+    given, spec = _pytree.tree_flatten((args, kwargs))
+    given = [bring_out(seen, x) if isinstance(x, torch.Tensor) else x for x in given]
+    part = Apart(op, *_pytree.tree_unflatten(given, spec), user_line(seen))
+    seen.parts.append(part)
+    seen.keep.append(part)
+    end_segment(seen, part)
+
+    def run():
+        with unseen(seen):
+            part.results = [x.clone() for x in core.proceed(tensors_in(given, []))]
+
+    constants.for_real(seen, run) if is_capture(seen) else run()
+    with unseen(seen):
+        results = [bring_in(seen, mine) for mine in part.results]
+    if not is_capture(seen):  # no op that the tape was told of
+        for x, mine in zip(results, part.results, strict=True):
+            seen.memory.append(core.alias(x))
+            tape.copy_into(x, mine)
+    core.answer(results)
+    return results
+
+
+def is_one(seen, op, facts, inputs):
+    """Is this an op that no graph can hold?"""
+    return op in seen.apart or (facts.packet in KNOWN and any(t.is_cuda for t in inputs))
+
+
+def learn(seen, op, facts, written, error):
+    """An op failed: if that was because of the capture, the next recording runs it between two graphs, where that is possible."""
+    if is_capture(seen) and "captur" in str(error) and constants.is_pure(op, facts) and not (written or facts.dynamic):
+        if segments.may_end(seen):
+            seen.apart.add(op)
+            seen.again = True
+        else:
+            seen.reason = seen.reason or errors.op_apart(str(op), user_line(seen))
+
+
+# --- tensors and segments --------------------------------------------------------------------------
+
+
+def bring_out(seen, t):
+    """Memory, laid out as t is, into which each replay copies t."""
+    room = constants.for_real(seen, lambda: buffer_for(t)) if is_capture(seen) else buffer_for(t)
+    mine = core.view_like(room, t, 0)
+    with unseen(seen):
+        slim(mine).copy_(slim(exchange(seen, t)))
+    if not is_capture(seen):
+        tape.copy_into(slim(mine), fix(seen, slim(exchange(seen, t))))
+    seen.made[core.storage_id(mine)] = ""
+    return mine
+
+
+def bring_in(seen, mine):
+    """A tensor of the recording, into which each replay copies this."""
+    seen.made[core.storage_id(mine)] = ""
+    return mine.clone()
+
+
+def slim(t):
+    """t, with one element along dimensions in which it is only repeated."""
+    return t[tuple(slice(None) if n else slice(1) for n in t.stride())] if t.dim() else t
+
+
+def end_segment(seen, island):
+    """Replays call it behind what was recorded until here, which runs now."""
+    if is_capture(seen):
+        core.with_paths(lambda: segment(seen, island))
+        for rng in seen.rng.values():
+            core.follow_generator(rng.handle)
+    else:
+        core.cut(0, 0, b"", seen.draws, island, isinstance(island, Apart))
+
+
+def segment(seen, island):
+    """The caller holds the paths."""
+    if core.lost():
+        seen.again = True
+        refuse(seen, errors.lost())
+    core.cut(0, 0, None, seen.draws, island, isinstance(island, Apart))
+
+

@@ -1,0 +1,274 @@
+"""Ops that no graph can hold run between two graphs of a recording; others tell one truth of many numbers, which is read.
+
+On CUDA a capture that fails tells which ops these are; on the host, where every op has a place on the tape, a test does."""
+
+import pytest
+import torch
+from helpers import calls, counts, identical, same, square_values, tells, values
+from torch import nn
+
+import cgt
+from cgt import apart, dispatch
+
+aten, L = torch.ops.aten, torch.linalg
+
+
+def spd(device, n=4, batch=3):
+    """Symmetric matrices with a margin."""
+    a = values(device, batch, n, n)
+    return a @ a.mT + n * torch.eye(n, device=device)
+
+
+def singular_values(x):
+    u, s, v = L.svd(x * 2, full_matrices=False)
+    return (u * s.unsqueeze(-2)) @ v, s.sum() + x.sum()
+
+
+OPS = {  # name: (function, the op that a capture forbids, or None: it is checked afterwards)
+    "svd": (singular_values, aten._linalg_svd.default),
+    "singular values alone": (lambda x: L.svdvals(x) * 2, aten._linalg_svd.default),
+    "pinv": (lambda x: L.pinv(x) @ x, aten.linalg_pinv.atol_rtol_tensor),
+    "eigh": (lambda x: L.eigh(x + x.mT), aten._linalg_eigh.default),
+    "eig": (lambda x: L.eig(x)[0].abs(), aten.linalg_eig.default),
+    "matrix_exp": (lambda x: L.matrix_exp(x * 0.01) @ x, aten.linalg_matrix_exp.default),
+    "lstsq": (lambda x: L.lstsq(x, x[..., :1] * 2)[0] + 1, aten.linalg_lstsq.default),
+    "histc": (lambda x: torch.histc(x.sin(), 5) + 1, aten.histc.default),
+    "inv": (lambda x: L.inv(x) @ x, None),
+    "inv of one": (lambda x: L.inv(x[0]) @ x, None),
+    "solve": (lambda x: L.solve(x, x[..., :2] + 1), None),
+    "cholesky": (lambda x: torch.cholesky_inverse(L.cholesky(x)[0]), None),
+    "lu_factor": (lambda x: L.lu_solve(*L.lu_factor(x), x[..., :1]), None),
+}
+
+
+def jit_with(function, device, *ops):
+    """Jitted, and told of these ops what a CUDA capture finds out."""
+    f = cgt.jit(function)
+    if device.type == "cpu":
+        getattr(f, dispatch.ATTRIBUTE).apart.update(op for op in ops if op is not None)
+    return f
+
+
+@pytest.mark.parametrize("name", OPS)
+def test_linear_algebra_replays(device, name):
+    function, op = OPS[name]
+    if name == "lstsq" and device.type == "cpu":
+        pytest.skip("the host's results have shapes that depend on values")
+    f, x = jit_with(function, device, op), spd(device)
+    learnt = device.type == "cuda" and op is not None and op.overloadpacket.__name__ not in apart.KNOWN
+    for k in range(8):
+        x.copy_(spd(device) + k * torch.eye(4, device=device))
+        assert identical(f(x), function(x)), k
+    assert counts(f) == (1, 1, 6 - learnt, learnt), cgt.stats(f).reasons
+    if op is not None:
+        assert f"runs eagerly between its graphs: {op} at {__file__}" in cgt.explain(f)
+
+
+def test_two_of_them_and_a_branch_behind(device):
+    """Such an op runs again where a value goes another way."""
+
+    def function(x):
+        s = L.svdvals(x + 1)
+        y = L.matrix_exp(x * 0.01) * s.sum()
+        if s[..., 0].sum() > 150:
+            return y * 2
+        return y - torch.rand(1, device=x.device)
+
+    f = jit_with(function, device, aten._linalg_svd.default, aten.linalg_matrix_exp.default)
+    x = spd(device)
+    for k in range(40):
+        x.copy_(spd(device) * (1 if k % 3 else 9))
+        torch.manual_seed(k)
+        want = function(x)
+        state = torch.rand(1, device=device)
+        torch.manual_seed(k)
+        assert identical(f(x), want)
+        assert torch.equal(torch.rand(1, device=device), state)
+    s = cgt.stats(f)
+    assert s.records == 2 and s.replays > 30, s.reasons
+    assert cgt.explain(f).count("runs eagerly between its graphs") == 2
+
+
+def test_whose_argument_moves(device):
+    """The op is given a copy of it, wherever it lies."""
+    f = jit_with(singular_values, device, aten._linalg_svd.default)
+    for k in range(12):
+        x = spd(device) + k
+        assert identical(f(x), singular_values(x))
+    assert cgt.stats(f).replays > 6, cgt.stats(f).reasons
+
+
+@pytest.mark.parametrize("mode", ["no_grad", "inference_mode", "autocast"])
+def test_in_modes(device, mode):
+    modes = {"no_grad": torch.no_grad, "inference_mode": torch.inference_mode, "autocast": lambda: torch.autocast(device.type, torch.bfloat16)}
+    x = square_values(device)
+
+    def function(x):
+        return L.matrix_exp(x @ x * 0.01), L.svdvals(x.float())
+
+    f = jit_with(lambda x: function(x), device, aten._linalg_svd.default)  # autocast makes matrix_exp's argument another one
+    with modes[mode]():
+        for _ in range(8):
+            assert identical(f(x), function(x))
+    assert cgt.stats(f).replays >= 4, cgt.stats(f).reasons
+
+
+@pytest.mark.parametrize("name", ["svd", "solve", "lu_factor"])
+def test_in_a_training_step(device, name):
+    def run(wrap):
+        torch.manual_seed(0)
+        layer = nn.Linear(4, 4, device=device)
+        optimizer = torch.optim.SGD(layer.parameters(), 0.001, momentum=0.9)
+        x = torch.empty(3, 4, 4, device=device)
+
+        def step(x):
+            optimizer.zero_grad()
+            loss = OPS[name][0](layer(x) + 9 * torch.eye(4, device=device))[0].mean()
+            loss.backward()
+            optimizer.step()
+            return loss.detach()
+
+        f, losses = wrap(step), []
+        for k in range(10):
+            losses.append(f(x.copy_(spd(device) + k)).clone())
+        return losses, [p.detach().clone() for p in layer.parameters()], f
+
+    want = run(lambda step: step)[:2]
+    *got, f = run(lambda step: jit_with(step, device, OPS[name][1]))
+    assert same(got, list(want))
+    assert cgt.stats(f).replays >= 6, cgt.stats(f).reasons
+
+
+def test_in_a_model_that_is_trained_from_outside(device):
+    layer, x = nn.Linear(4, 4, device=device), spd(device)
+    f = jit_with(lambda x: L.inv(layer(x) + 9 * torch.eye(4, device=device)) + L.svdvals(layer(x)).sum(), device, aten._linalg_svd.default)
+    for k in range(8):
+        x.copy_(spd(device) + k)
+        grads = []
+        for one in (f, f.__wrapped__):
+            layer.zero_grad()
+            one(x).sum().backward()
+            grads.append([p.grad for p in layer.parameters()])
+        assert same(*grads)
+    assert cgt.stats(f).replays >= 4, cgt.stats(f).reasons
+
+
+@tells("op_apart")
+@pytest.mark.parametrize("where", ["behind writes", "in a backward"])
+def test_where_no_graph_may_end(device, where):
+    state = torch.zeros(3, 4, 4, device=device)
+
+    def writes(x):
+        state.add_(x)
+        return L.svdvals(state)
+
+    def backward(x):
+        w = x.detach().requires_grad_()
+        return torch.autograd.grad((L.matrix_exp(w * 0.01) @ x).sum(), w)[0]
+
+    function = writes if where == "behind writes" else backward
+    f, x, total = jit_with(function, device, aten._linalg_svd.default, aten.linalg_matrix_exp.default), spd(device), 0
+    if where == "in a backward" and device.type == "cpu":
+        pytest.skip("the tape records it in the same thread")
+    for _ in range(5):
+        total = total + x
+        want = L.svdvals(total) if where == "behind writes" else function(x)
+        assert identical(f(x), want)
+    s = cgt.stats(f)
+    assert s.replays == 0 and any("cannot be captured" in reason and __file__ in reason for reason in s.reasons), s.reasons
+
+
+def test_what_fails_raises_eagers_error(device):
+    """A check that fails goes another way: there eager raises. What comes next replays again."""
+    function = lambda x: L.solve(x, x[..., :1]) + L.inv(x)[..., :1]  # noqa: E731
+    f, x = cgt.jit(function), spd(device)
+    calls(f, 3, x)
+    x[1].zero_()
+    with pytest.raises(L.LinAlgError, match="(?i)singular"):
+        f(x)
+    x.copy_(spd(device))
+    before = cgt.stats(f).replays
+    assert identical(f(x), function(x))
+    assert cgt.stats(f).replays == before + 1
+
+
+def test_an_op_that_fails_between_graphs(device):
+    """Its own error, as in eager."""
+    f, x = jit_with(lambda x: L.eigh(x * 1)[0] + 1, device, aten._linalg_eigh.default), spd(device)
+    calls(f, 3, x)
+    x[0, 0, 0] = float("nan")
+    failed = []
+    for one in (f.__wrapped__, f):
+        try:
+            failed.append(one(x))
+        except L.LinAlgError as error:
+            failed.append(type(error))
+    assert identical(*failed)
+    x.copy_(spd(device))
+    before = cgt.stats(f).replays
+    assert identical(f(x), f.__wrapped__(x))
+    assert cgt.stats(f).replays == before + 1
+
+
+# --- one truth of many numbers -------------------------------------------------------------------
+
+
+def compared(x, y):
+    if torch.equal(x, y):
+        return x + 1
+    if torch.allclose(x, y, atol=0.1):
+        return x * 2
+    return x - y
+
+
+def test_equal_and_allclose(device):
+    f, x = cgt.jit(compared), values(device)
+    y = x.clone()
+    for k in range(40):
+        x.copy_(values(device, seed=k))
+        y.copy_(x + (0, 0.01, 1)[k % 3])
+        assert identical(f(x, y), compared(x, y)), k
+    s = cgt.stats(f)
+    assert s.records == 3 and s.replays > 20, s.reasons
+
+
+@pytest.mark.parametrize("pair", ["itself", "another shape", "nothing", "nan"])
+def test_equal_where_no_number_is_asked(device, pair):
+    x = values(device)
+    x[0, 0] = float("nan")
+    other = {"itself": x, "another shape": x[:2], "nothing": x[:0], "nan": x.clone()}[pair]
+    function = lambda x, y: x + 1 if torch.equal(x if pair != "nothing" else x[:0], y) else x - 1  # noqa: E731
+    f = cgt.jit(function)
+    for _ in range(6):
+        assert identical(f(x, other), function(x, other))
+    assert cgt.stats(f).replays >= 3, cgt.stats(f).reasons
+
+
+@pytest.mark.parametrize("kind", ["constant", "argument", "broadcast"])
+def test_masked_select(device, kind):
+    def function(x, mask):
+        if kind == "constant":
+            mask = torch.ones(4, 3, dtype=torch.bool, device=device).triu()
+        return (x * 2).masked_select(mask) + 1
+
+    x = values(device)
+    mask = (x[:1] if kind == "broadcast" else x) > 0
+    f = cgt.jit(function)
+    for k in range(8):
+        x.copy_(values(device, seed=k))
+        assert identical(f(x, mask), function(x, mask))
+    assert cgt.stats(f).replays >= 5, cgt.stats(f).reasons
+
+
+def test_masked_select_with_gradients(device):
+    mask, layer = torch.tensor([True, False, True], device=device), nn.Linear(3, 3, device=device)
+    f, x = cgt.jit(lambda x: layer(x).masked_select(mask) * 2), values(device)
+    for k in range(8):
+        x.copy_(values(device, seed=k))
+        grads = []
+        for one in (f, f.__wrapped__):
+            layer.zero_grad()
+            one(x).square().sum().backward()
+            grads.append([p.grad for p in layer.parameters()])
+        assert same(*grads)
+    assert cgt.stats(f).replays >= 4, cgt.stats(f).reasons
