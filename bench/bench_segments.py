@@ -1,5 +1,6 @@
 """What does a value cost that Python reads in the middle of a replayed call, over two graphs by hand?"""
 
+import pytest
 import torch
 from bench_call import N, chain
 from torch._higher_order_ops import while_loop
@@ -84,7 +85,8 @@ def test_eager_part_between_two_chains(device, compare, settled, figure):
     figure("two chains with an eager part between them over eager", us["cgt"] / us["eager"], "×", at_most=1)
 
 
-def test_linear_algebra(cuda, compare, settled, figure):
+@pytest.mark.parametrize("what", ["Kalman step, 64 robots", "nearest rotations by SVD, 64"])
+def test_linear_algebra(cuda, compare, settled, figure, what):
     """A Kalman filter's step for 64 robots, which checks that its solve did not fail, and a projection to rotations, whose SVD no
     graph holds."""
     n, eye = 64, torch.eye(6, device=cuda)
@@ -105,11 +107,11 @@ def test_linear_algebra(cuda, compare, settled, figure):
         turn[:, 2] = torch.linalg.det(u @ v)
         return (u * turn.unsqueeze(1)) @ v
 
-    for what, plain, shape in (("Kalman step, 64 robots", kalman, (n, 3, 1)), ("nearest rotations by SVD, 64", rotations, (n, 3, 3))):
-        given = torch.randn(*shape, device=cuda)
-        names = {"f": settled(cgt.jit(plain), (given,)), "x": given, "plain": plain}
-        us = compare(names, calls=25, cgt="f(x)", eager="plain(x)")
-        figure(f"{what}: over eager", us["cgt"] / us["eager"], "×", at_most=1)
+    plain, shape = (kalman, (n, 3, 1)) if what.startswith("Kalman") else (rotations, (n, 3, 3))
+    given = torch.randn(*shape, device=cuda)
+    names = {"f": settled(cgt.jit(plain), (given,)), "x": given, "plain": plain}
+    us = compare(names, calls=25, cgt="f(x)", eager="plain(x)")
+    figure(f"{what}: over eager", us["cgt"] / us["eager"], "×", at_most=1)
 
 
 def test_loop_until_it_converges(device, compare, settled, figure):

@@ -27,8 +27,8 @@ def host_read(op, line):
 
 def op_apart(op, line):
     return (
-        f"{op} at {line} cannot be captured. It runs between two graphs where nothing from outside was written before it, and not in a "
-        "backward. Call it first, or outside."
+        f"{op} at {line} cannot be captured. It runs between two graphs from now on; but not in a backward, and not behind writes to "
+        "anything from outside. There call it first, or outside."
     )
 
 
@@ -388,6 +388,10 @@ def hidden_kernels():
         "kernels that no op shows (TorchScript fuses some) ran while arguments were copied, and may have read the originals. "
         "From now on none is copied: pass tensors that stay in place."
     )
+
+
+def imports(file):
+    return f"the call imported {file}, and so ran code that other calls do not: recorded when one comes that imports nothing."
 
 
 def new_code(code):

@@ -73,6 +73,13 @@ def code_of_function(started):
     return {inner for c in mine for inner in family(c)} | ({None} & started)
 
 
+def imported(started):
+    """The file of a module that was imported, and is not a library's: with it ran code that no later call runs. Or None."""
+    bodies = [c for c in list(started) if c is not None and c.co_name == "<module>" and is_read(c)]
+    files = {getattr(module, "__dict__", {}).get("__file__") for module in list(sys.modules.values())} if bodies else ()
+    return next((c.co_filename for c in bodies if c.co_filename in files), None)  # else somebody's exec
+
+
 def collectors():
     """Code that is told of garbage collections, whenever one comes (hypothesis has some)."""
     return {getattr(callback, "__code__", None) for callback in gc.callbacks}

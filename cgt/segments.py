@@ -179,7 +179,8 @@ def columns_of(seen, mask, shape):
 
 def select(seen, t, mask):
     """In a capture: return from masked_select, of whose arguments the mask was read, what an index takes; the tensor."""
-    shape = torch.broadcast_shapes(t.shape, mask.shape)
+    with unseen(seen):
+        shape = aten.broadcast_tensors.default([t, mask])[0].shape  # the form in Python imports sympy
     columns = columns_of(seen, mask, shape)
     # For its shape alone: t is not computed yet.
     constants.for_real(seen, lambda: core.proceed([exchange(seen, t), constants.stand_in(seen, mask)]))

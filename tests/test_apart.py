@@ -175,7 +175,8 @@ def test_where_no_graph_may_end(device, where):
         want = L.svdvals(total) if where == "behind writes" else function(x)
         assert identical(f(x), want)
     s = cgt.stats(f)
-    assert s.replays == 0 and any("cannot be captured" in reason and __file__ in reason for reason in s.reasons), s.reasons
+    assert s.replays == 0 and any("cannot be captured" in reason for reason in s.reasons), s.reasons
+    assert where == "in a backward" or all(__file__ in reason for reason in s.reasons)  # there it is autograd's line
 
 
 def test_what_fails_raises_eagers_error(device):

@@ -5,14 +5,16 @@ import collections
 import concurrent.futures
 import dataclasses
 import dis
+import importlib
 import inspect
+import re
 import sys
 import threading
 import types
 
 import pytest
 import torch
-from helpers import counts, profiled
+from helpers import counts, profiled, tells
 from torch import nn
 
 import cgt
@@ -253,3 +255,60 @@ def test_the_demo_is_a_users_program_although_it_lies_beside_the_library():
 
     assert is_read(demo.train.__code__) and is_read(demo.Writer.forward.__code__)
     assert not is_read(cgt.jit.__code__)
+
+
+# --- modules that a call imports ------------------------------------------------------------------
+
+LATE = """
+TABLE = {k: [k] for k in range(3000)}
+
+def look(table):
+    return sum(entry[0] for entry in table.values())
+
+SIZE = look(TABLE)
+
+def double(x):
+    return x * 2
+"""
+
+
+@tells("imports")
+@pytest.mark.parametrize("first", [True, False])
+def test_what_runs_in_an_import_is_not_the_functions(device, tmp_path, monkeypatch, first):
+    """sympy's 900,000 places kept torch.broadcast_shapes for half a minute."""
+    name = f"imported_late_{first}_{device.type}"
+    (tmp_path / f"{name}.py").write_text(LATE)
+    monkeypatch.syspath_prepend(tmp_path)
+    state = {"late": first}
+
+    def f(x):
+        if state["late"]:
+            return importlib.import_module(name).double(x) + 1
+        return x - 1
+
+    g, x = cgt.jit(f), torch.ones(3, device=device)
+    for k in range(10):
+        state["late"] = first or k > 2
+        assert torch.equal(g(x), f(x) if name in sys.modules else x - 1 if not state["late"] else x * 2 + 1)
+    s = cgt.stats(g)
+    assert s.replays >= 4, s.reasons
+    places = re.search(r"up to ([\d,]+) places", cgt.explain(g))
+    assert int(places[1]) < 100
+    if not first:
+        assert any(str(tmp_path) in reason for reason in s.reasons), s.reasons
+    sys.modules.pop(name)
+
+
+def test_a_function_that_imports_anew_at_each_call_runs_eagerly(device, tmp_path, monkeypatch):
+    (tmp_path / "imported_always.py").write_text(LATE)
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def f(x):
+        sys.modules.pop("imported_always", None)
+        return importlib.import_module("imported_always").double(x)
+
+    g, x = cgt.jit(f), torch.ones(3, device=device)
+    for _ in range(6):
+        assert torch.equal(g(x), x * 2)
+    s = cgt.stats(g)
+    assert s.replays == 0 and any("imported" in reason for reason in s.reasons), s.reasons
