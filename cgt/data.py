@@ -311,7 +311,7 @@ class Seen:
     room: int = 0  # bytes on the host that values and readouts of the recording take
     readouts: list = fresh(list)  # (pytree.Readout, on the host a copy of what it stands for)
     handed: dict = fresh(dict)  # memory on the host that only the result gets -> what keeps that name its own
-    imported: str | None = None  # file of a module that it imported
+    imported: set = fresh(set)  # files of modules whose bodies ran
     known: dict = fresh(dict)  # memory -> parts of it (segments.part_of) that were read and not written since
     graded: set = fresh(set)  # ids of leaves that had still their old .grad at one of these
     dropout: Any = None  # an alias of the buffer with cuDNN's random state, if it drew from that

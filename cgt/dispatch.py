@@ -543,8 +543,7 @@ def warm(call, sources=()):
     before, seen.sources = [describe.memory_of(t) for t in flat.tensors], impure.states(sources)
     anew = guess == CUDA and core.dropout_begins_anew(torch.cuda.current_device())
     result = trace.run(seen, call.function, call.args, call.kwargs)
-    if seen.imported is None:
-        state.ran |= seen.ran - {None}  # what is hidden here must be seen when it is recorded
+    state.ran |= seen.ran - {None}  # what is hidden here must be seen when it is recorded
     if anew and not core.dropout_begins_anew(torch.cuda.current_device()):
         seen.reason, state.recurrent = errors.cudnn_dropout(), True
     state.recurrent |= seen.dropout is not None
@@ -560,7 +559,7 @@ def warm(call, sources=()):
     state.saves |= bool(describe.pending_in(seen, result))
     if state.graph is not None:
         prove(state.graph, seen, call.args)
-    reason = reason or (seen.imported and errors.imports(seen.imported)) or vet_values(call, seen)
+    reason = reason or vet_values(call, seen)
     if reason is not None and (state.doubted or sources):
         condemn(call, reason)  # and warm again after the cool-down
         count_eager(state, reason)
@@ -817,9 +816,9 @@ def vet_code(state, seen):
     if None in seen.ran:
         seen.again = True
         return errors.hidden_code()
-    if seen.imported is not None:
+    if seen.imported:
         seen.again = True
-        return errors.imports(seen.imported)
+        return errors.imports(min(seen.imported))
     fresh = learn_code(state, seen.ran) if state.graph is None else learn_backward(state.graph, seen)
     if not fresh:
         return None

@@ -64,20 +64,20 @@ def tap(seen, is_mine):
     return tap_calls(seen.started, IMPURE, functools.partial(note_call, seen, is_mine), seen.beside)
 
 
-def code_of_function(started):
-    """The code among this that is the function's, with its inner code: not that of libraries, nor that of who is told of
-    garbage collections. None in it: some was not seen."""
+def code_of_function(started, imported):
+    """The code among this that is the function's, with its inner code: not that of libraries, nor of modules that were just
+    imported, nor that of who is told of garbage collections. None in it: some was not seen."""
     collecting = collectors()
     mine = [c for c in list(started) if c is not None]  # a list: other threads' last events may still come
-    mine = [c for c in mine if (is_read(c) and c not in collecting) or is_compiled(c)]
+    mine = [c for c in mine if (is_read(c) and c not in collecting and c.co_filename not in imported) or is_compiled(c)]
     return {inner for c in mine for inner in family(c)} | ({None} & started)
 
 
 def imported(started):
-    """The file of a module that was imported, and is not a library's: with it ran code that no later call runs. Or None."""
-    bodies = [c for c in list(started) if c is not None and c.co_name == "<module>" and is_read(c)]
-    files = {getattr(module, "__dict__", {}).get("__file__") for module in list(sys.modules.values())} if bodies else ()
-    return next((c.co_filename for c in bodies if c.co_filename in files), None)  # else somebody's exec
+    """The files of modules that were imported and are not libraries': with their bodies ran code that later calls do not run."""
+    bodies = {c.co_filename for c in list(started) if c is not None and c.co_name == "<module>" and is_read(c)}
+    modules = sys.modules.values() if bodies else ()
+    return bodies & {getattr(module, "__dict__", {}).get("__file__") for module in list(modules)}  # the rest is somebody's exec
 
 
 def collectors():

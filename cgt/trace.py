@@ -129,7 +129,8 @@ def run(seen, function, args, kwargs):
     called = functools.partial(core.observed, seen.returned, observer, function, args, kwargs)
     result = core.within(brackets, called)
     seen.is_own = sys.getrefcount(result) <= 2  # ours and the question's
-    seen.ran, seen.imported = impure.code_of_function(seen.started), impure.imported(seen.started)
+    seen.imported = impure.imported(seen.started)
+    seen.ran = impure.code_of_function(seen.started, seen.imported)
     if seen.saves:
         if before != references(seen):
             gc.collect()  # cycles are not holders
