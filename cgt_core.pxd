@@ -108,6 +108,7 @@ cpdef enum:                 # PlaceGuard: places.guard: what must be as it was
     BY_VALUE                # its type and value
     BY_TYPE                 # its type: a number that the call advances, and nobody in it sees
     NOT_AT_ALL              # the call stores something, and nobody in it sees what is there
+    FOLLOWS                 # its type: the tensor that is there now is a slot's
 
 cpdef enum:                 # Miss: why a node did not accept a call; node_why says, dispatch.py explains
     FITS, MISS_SPEC, MISS_AMBIENT, MISS_META, MISS_POINTER, MISS_ALIGN, MISS_VALUE, MISS_OVERLAP,
@@ -177,6 +178,7 @@ cdef struct Node:
     int32_t waits               # some output is a READOUT: made when the graph is done
     int32_t writes              # some slot is written: copied slots must not overlap it
     int32_t same_grads          # of some slots it is guarded which tensor .grad is
+    int32_t follows             # the tensors of some slots are what places hold; 2: others came since they were told apart
     int32_t ret_python          # the result needs pytree.unflatten
     int64_t dropout             # number of the buffer with cuDNN's random state that it draws from; 0: it does not
     PyObject* dropout_buffer    # borrowed: an alias of that
@@ -198,7 +200,7 @@ cdef struct Dead:               # a fresh output whose memory a descendant may u
     id_t out                    # relative to the node's outs
 
 cdef struct Guard:              # what each hit compares of a slot's tensor; the row of its Slot, 48 bytes
-    PyObject* tensor            # the reached tensor, borrowed; of a leaf: what it must be, being reached, too
+    PyObject* tensor            # the reached tensor, borrowed, but where it follows; of a leaf: what it must be, being reached, too
     uint64_t keys               # dispatch key set
     char* ptr
     int32_t leaf                # which tensor leaf; NONE for one reached by closure, module or .grad
@@ -221,6 +223,7 @@ cdef struct Slot:               # the rest
     int32_t apart               # and it is that of no other slot (gradients flow to it)
     int32_t align               # data pointer modulo align_of (guard.pxi)
     id_t copy                   # COPIED: index into the node's patches; TWIN: the copied slot; or NONE
+    int32_t follows             # its tensor, which is owned, is what a place holds
     char value[16]              # VALUE only: itemsize bytes
 
 cdef struct Out:
@@ -299,6 +302,7 @@ cdef struct Place:              # a value that the function can read without its
     PyObject* key
     PyObject* want              # NULL: must stay absent
     int64_t number              # *_LEN and LIST_ITEM; ATTR: function_part
+    id_t slot                   # FOLLOWS: whose tensor it is
 
 cdef struct Path:               # one per device: row 0 the host, row 1+i cuda:i
     int32_t driver              # DriverKind

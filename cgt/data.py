@@ -83,9 +83,12 @@ class State:
     doubted: bool = False  # a warm-up came to nothing
     watched: bool = False  # the run before took nothing from iterators and files
     escapes: int = 0  # recordings of which something outlived the call
-    pointers: dict = fresh(dict)  # path of an argument -> its last address
-    moved: set = fresh(set)  # paths of arguments that move: they are copied
-    written: set = fresh(set)  # paths of arguments that the function writes
+    pointers: dict = fresh(dict)  # path of an argument, or of what it reaches -> its last address
+    moved: set = fresh(set)  # of these, those that move: they are copied
+    written: set = fresh(set)  # and those that the function writes
+    followed: set = fresh(set)  # paths of places in which other tensors came
+    replaced: set = fresh(set)  # of these, to which it stores them itself
+    asks_which: bool = False  # it is not the same to it which tensor lies in a place
     recurrent: bool = False  # it draws dropout from cuDNN's random state
     apart: set = fresh(set)  # ops that a capture forbade: they run eagerly between two graphs
     hidden: bool = False  # kernels that are not seen read arguments where they lie: none is copied
@@ -111,6 +114,7 @@ class Kept(NamedTuple):
     objects: tuple  # what its rows in the core borrow
     slot_paths: list
     place_paths: list
+    followable: dict  # path of a place that could be followed -> is it?
     grads: list  # of GradRow
     loose: list  # aliases of memory that it reads and nothing of the above names
     advances: list  # of Advance
@@ -230,8 +234,10 @@ class Plan(NamedTuple):
     owners: dict  # id of an object's __dict__ -> the object
     unguarded: list  # sentences
     changed: set  # paths of the places that kept other recordings from fitting
-    moves: list  # (recording that this one replaces, leaf that moved)
-    copied: list  # leaves that the graph copies from wherever they are
+    follows: dict  # position of a place -> the slot whose tensor is what lies there
+    followable: dict  # path of a place that could be followed -> (its position, the slot)
+    moves: list  # (recording that this one replaces, slot that moved, is it rather followed for the first time?)
+    copied: list  # slots that the graph copies from wherever they are
     spent: list  # (index, tensor) of arguments that die with this backward
     grads: dict  # slot -> identity of its .grad, of leaf tensors
     versions: list  # _version of each slot's tensor
@@ -315,6 +321,7 @@ class Seen:
     known: dict = fresh(dict)  # memory -> parts of it (segments.part_of) that were read and not written since
     graded: set = fresh(set)  # ids of leaves that had still their old .grad at one of these
     dropout: Any = None  # an alias of the buffer with cuDNN's random state, if it drew from that
+    asks_which: bool = False  # it is not the same to it which tensor lies in a place
     acts: bool = False  # it did something that may not happen twice, besides writing
     draws: bool = False  # random numbers of the host's
     random: bool = False  # random numbers, of whatever generator

@@ -17,6 +17,7 @@ from cgt_core import (
     BY_VALUE,
     COPIED,
     CUDA,
+    FOLLOWS,
     FRESH,
     INPUT,
     LIST_LEN,
@@ -106,11 +107,11 @@ def tensors_of(seen, result):
 
 def describe_slots(plan, seen):
     """(a row per argument leaf, then one per reached tensor; their paths; which of them the run wrote)."""
-    flat, reached = plan.flat, plan.reached
+    flat, reached, tensors = plan.flat, plan.reached, all_tensors(plan)
     slots, paths, writes, bumped, first_of = [], [], [], set(), {}
-    at = collections.Counter(map(core.address, {id(t): t for t in all_tensors(plan)}.values()))
+    at = collections.Counter(map(core.address, {id(t): t for t in tensors}.values()))
     copied = copied_with(plan, seen)
-    for k, t in enumerate(all_tensors(plan)):
+    for k, t in enumerate(tensors):
         is_leaf = k < len(flat.tensors)
         sid = core.storage_id(t)
         owner = NONE if is_leaf else reached[k - len(flat.tensors)].owner
@@ -128,7 +129,7 @@ def describe_slots(plan, seen):
             binding = UNUSED
         elif plan.driver == CUDA and not t.is_cuda:
             binding = VALUE
-        elif id(t) in copied and id(flat.tensors[copied[id(t)]]) not in seen.mirrored:
+        elif id(t) in copied and id(tensors[copied[id(t)]]) not in seen.mirrored:
             binding = COPIED if k == copied[id(t)] else TWIN
         else:
             binding = PINNED
@@ -152,11 +153,11 @@ def describe_slots(plan, seen):
 
 
 def copied_with(plan, seen):
-    """id of a tensor -> the leaf from whose copy it is read: its own, or that of one at its address that it lies in."""
-    tensors, copied = plan.flat.tensors, {}
+    """id of a tensor -> the slot from whose copy it is read: its own, or that of one at its address that it lies in."""
+    tensors, copied = all_tensors(plan), {}
     for k in seen.copies:
         base = tensors[k]
-        for t in tensors if plan.graph is not None else ():
+        for t in plan.flat.tensors if plan.graph is not None else ():
             here = core.storage_id(t), core.address(t), t.dtype
             if here == (core.storage_id(base), core.address(base), base.dtype) and span(t) <= span(base):
                 copied.setdefault(id(t), k)
@@ -511,7 +512,7 @@ def used_slots(plan, draft):
     ]  # fmt: skip
 
 
-def group_places(found, moving, free):
+def group_places(found, moving, free, follows):
     """(Places by the dict that tells of them (the core skips a dict that did not change), the rest in
     one group that is compared at each call; the positions that they had.)"""
     groups, loose = {}, []
@@ -520,7 +521,10 @@ def group_places(found, moving, free):
         number = p.key if p.kind == places.LIST_ITEM else number
         present = p.want is not places.MISSING
         guard = NOT_AT_ALL if k in free else BY_TYPE if k in moving else BY_VALUE if is_plain(p.want) else BY_IDENTITY
-        row = (p.kind, guard, p.home, p.key, p.want, present, number)
+        if k in follows:
+            guard = FOLLOWS
+        want = None if k in follows else p.want  # which the core owns
+        row = (p.kind, guard, p.home, p.key, want, present, number, follows.get(k, NONE))
         teller = places.told_by(p)
         if teller is not None:
             groups.setdefault(id(teller), (teller, []))[1].append((row, k))

@@ -54,10 +54,12 @@ from . import (
     trace,
 )
 from .data import LEARNT, Attempt, Call, Kept, State, Verdict, check_draft
-from .observe import note_strays, observe
+from .observe import all_tensors, note_strays, observe
+from .places import Put
 from .plan import (
     device_of,
     driver_of,
+    find_followable,
     leaf_devices,
     learn_code,
     misses,
@@ -176,13 +178,19 @@ def wait(call, first):
             core.verdict_fn(f, errors.new_kind(), core.fn_counts(f)[0] + new, 2)
         return errors.new_kind()
     place = (NONE, NONE) if first else place_in_tree(state, call.flat, call.flat.tensors)
-    missed = [] if first else misses(call, *place)
+    missed = [] if first else [miss for miss in misses(call, *place) if not is_learnt(state, *miss)]
     n = account.waits(state.account, f, missed, state.opts.max_records)
     if n == 0:
         return None
     reason = account.reason(state.account, n, lambda: why_missed(call, *place))
     core.verdict_fn(f, reason, core.fn_counts(f)[0] + n, account.heard(state.account))
     return reason
+
+
+def is_learnt(state, node, why, index):
+    """Is this a miss that will not come again, since what lies in that place is followed from now on?"""
+    kept = state.keep[node]
+    return why == MISS_PLACE and kept.followable.get(kept.place_paths[index]) is False and kept.place_paths[index] not in state.followed
 
 
 def vet_replay(state, reason):
@@ -551,7 +559,7 @@ def warm(call, sources=()):
     state.warm_seconds += time.perf_counter() - began
     note_warm(state, seen, flat, result, driver_of(state, flat) is None)
     driver = CUDA if any(d.type == "cuda" for d in seen.devices) else HOST if seen.devices else guess
-    note_leaves(state, seen, flat)
+    note_tensors(state, seen, zip(flat.paths, flat.tensors, strict=True))
     reason = seen.reason if guess == driver else None
     for path, t, was in zip(flat.paths, flat.tensors, before, strict=True):
         if describe.memory_of(t) != was:  # a capture could not always be undone
@@ -582,11 +590,13 @@ def vet_values(call, seen):
     return errors.varying_values(segments.lines_of(wide)) if new else None
 
 
-def note_leaves(state, seen, flat):
-    """Remember where each argument was and which ones the function writes."""
-    for path, tensor in zip(flat.paths, flat.tensors, strict=True):
+def note_tensors(state, seen, named):
+    """Remember where each argument was, and what the function reaches, and which of them it writes."""
+    state.asks_which |= seen.asks_which
+    fixed = seen.written | seen.raw
+    for path, tensor in named:
         state.pointers[path] = core.address(tensor)
-        if core.storage_id(tensor) in seen.written | seen.raw:
+        if core.storage_id(tensor) in fixed:
             state.written.add(path)
 
 
@@ -653,32 +663,48 @@ def prepare(call, attempt, around):
     make_place(state, path, parent)
     make_room(state)
     missed = misses(call, path, parent)
-    moves = note_moves(state, flat, missed)
+    followable = find_followable(call, around)
+    moves = note_moves(state, around.tensors, missed, followable)
     try:
         core.with_paths(functools.partial(core.go_on, device_of(state, flat), parent, around.tensors))
     except core.DriverError as error:  # no memory for what the last iteration left held
         attempt.passing = True
         return record.failure(error)
     changed = {state.keep[node].place_paths[index] for node, why, index in missed if why == MISS_PLACE}
-    plan = plan_call(call, around, parent, moves, changed)
+    plan = plan_call(call, around, parent, followable, moves, changed)
     if isinstance(plan, str):
         return plan
     attempt.plan = plan
     return None
 
 
-def note_moves(state, flat, missed):
-    """Arguments whose address moved since a pinned recording are copied from now on, if they can be.
-    Returns [(recording, leaf that moved)]: what a recording with a copy will replace."""
+def note_moves(state, tensors, missed, followable):
+    """What the function finds in a place where another tensor came is followed from now on, and arguments whose address
+    moved since a pinned recording are copied, if they can be; so is what is followed. Returns the plan's moves."""
     moves = []
     for node, why, index in missed:
-        if why != MISS_POINTER:
+        kept = state.keep[node]
+        if why == MISS_PLACE:
+            name, slot = kept.place_paths[index], None
+        elif why == MISS_POINTER:
+            slot = core.node_facts(node).slots[index]
+            name = kept.slot_paths[index]
+        else:
             continue
-        slot = core.node_facts(node).slots[index]
-        if slot.leaf != NONE and not slot.written and state.opts.inputs == "auto":
-            state.moved.add(flat.paths[slot.leaf])
-            moves.append((node, slot.leaf))
+        if kept.followable.get(name) is False and name in followable:
+            state.followed |= {name, *others_in(kept, node, followable, tensors)}
+            moves.append((node, followable[name][1], True))
+        elif slot is not None and not slot.written and state.opts.inputs == "auto" and (slot.leaf != NONE or name in followable):
+            state.moved.add(name)
+            moves.append((node, slot.leaf if slot.leaf != NONE else followable[name][1], False))
     return moves
+
+
+def others_in(kept, node, followable, tensors):
+    """Paths of places in which another tensor lies than this recording found."""
+    at = {path: k for k, path in enumerate(kept.slot_paths)}
+    mine = [(path, at[path], tensors[slot]) for path, (_, slot) in followable.items() if path in at]
+    return [path for path, k, t in mine if not core.slot_holds(node, k, t)]
 
 
 def capture(call, attempt):
@@ -701,14 +727,15 @@ def capture(call, attempt):
 def draft_node(call, attempt):
     """Describe what was recorded: attempt.draft, or a sentence that says why it cannot be a node."""
     state, plan, seen = call.state, attempt.plan, attempt.seen
-    note_leaves(state, seen, plan.flat)
+    note_tensors(state, seen, zip([*plan.flat.paths, *(r.path for r in plan.reached)], all_tensors(plan), strict=True))
     try:
         note_strays(seen, describe.tensors_of(seen, attempt.result))
         places.settle_empties(plan.places, plan.lone, plan.changed)
-        reason = vet_code(state, seen) or vet_spent(plan, seen) or vet_strays(state, seen) or islands.vet_parts(call.function, plan, seen)
+        reason = vet_code(state, seen) or vet_spent(plan, seen) or vet_strays(state, seen) or vet_follows(plan, seen)
+        reason = reason or islands.vet_parts(call.function, plan, seen)
         if reason is None:
             plan = attempt.plan = find_moving(state, plan, seen)
-            reason = errors.used_elsewhere(plan.kept[0].place.path) if plan.free is None else None
+            reason = errors.used_elsewhere(plan.kept[0].place.path) if plan.free is None else learn_replaced(state, plan, seen)
         draft = reason or describe.rows(plan, seen, attempt.result, call)
         if not isinstance(draft, str):
             if plan.graph is not None:
@@ -733,8 +760,27 @@ def find_moving(state, plan, seen):
         return plan._replace(free=None)
     more, free, puts = found
     plan.places.extend(more)
+    replaced = [k for k in plan.follows if state.opts.outputs == "rescue" and is_replaced(plan.places[k])]
+    free, puts = free.union(replaced), puts + [(Put("", "", None, plan.places[k]), k) for k in replaced]
     plan.places.extend(moving.class_guards(plan.places, plan.owners, [*rows, *free]))
     return plan._replace(moving=rows, free=free, puts=puts)
+
+
+def is_replaced(place):
+    """Did the run put another tensor there? As it was read before, its place is followed, and as a replay stores it, free."""
+    now = places.value_at(place)
+    return now is not place.want and type(now) is torch.Tensor
+
+
+def learn_replaced(state, plan, seen):
+    """A sentence if the run put other tensors into places that it read and that are not followed yet, or None."""
+    names = [path for path, (k, _) in plan.followable.items() if k not in plan.follows and is_replaced(plan.places[k])]
+    if not names or seen.asks_which or state.opts.outputs != "rescue":  # it lasts, whatever becomes of results
+        return None
+    state.followed.update(names)
+    state.replaced.update(names)
+    seen.again = True
+    return errors.follows(names[0])
 
 
 def code_of(state):
@@ -788,8 +834,8 @@ def run_node(call, attempt):
     """Run the recording for the call that made it; what it replaces goes. The caller holds the paths."""
     plan = attempt.plan
     result = core.run_node(attempt.node, list(plan.flat.tensors), plan.driver == CUDA)
-    for old, leaf in plan.moves:
-        if leaf in plan.copied:
+    for old, slot, first in plan.moves:
+        if slot in plan.copied or (first and slot in plan.follows.values()):
             core.node_replace(old)
     bury()
     attempt.settled = True
@@ -832,6 +878,14 @@ def vet_spent(plan, seen):
         return None
     seen.again = True
     return errors.late_read()
+
+
+def vet_follows(plan, seen):
+    """A sentence if it is not the same which tensor lies in a place that is followed, or None."""
+    if not (seen.asks_which and plan.follows):
+        return None
+    seen.again = True
+    return errors.asks_which(plan.places[min(plan.follows)].path)
 
 
 def vet_strays(state, seen):
@@ -887,7 +941,10 @@ def add_node(call, plan, seen, draft):
         o._replace(ref=index[o.ref] if o.kind in (VIEW, INPUT) else o.ref, grad_slot=index[o.grad_slot])
         for o in draft.outs
     ]  # fmt: skip
-    groups, order = describe.group_places(plan.places, plan.moving, plan.free)
+    follows = {k: index[slot] for k, slot in plan.follows.items()}
+    followable = {path: k in follows for path, (k, _) in plan.followable.items()}
+    mine = [None if k in follows.values() else s.tensor for k, s in enumerate(slots)]
+    groups, order = describe.group_places(plan.places, plan.moving, plan.free, follows)
     row_at = {k: j for j, k in enumerate(order)} | {NONE: NONE}
     # Another thread may have moved the version of what this run did not touch.
     effects = [e._replace(slot=index[e.slot], place=row_at[e.place]) for e in draft.effects if e.slot in index]
@@ -904,8 +961,8 @@ def add_node(call, plan, seen, draft):
     known = {core.storage_id(t) for t in (*(s.example for s in slots), *drawn_from)} | set(seen.buffers) | set(seen.made)
     loose = [core.alias(t) for sid, t in seen.touched.items() if sid not in known]
     kept = Kept(
-        graph, site, (program, groups, effects, [s.tensor for s in slots], seen.captured, seen.keep),
-        [draft.paths[k] for k in used], [plan.places[k].path for k in order], grads, loose, moving.told(plan, code_of(state)),
+        graph, site, (program, groups, effects, mine, seen.captured, seen.keep),
+        [draft.paths[k] for k in used], [plan.places[k].path for k in order], followable, grads, loose, moving.told(plan, code_of(state)),
         core.record_seconds(), seen.values, seen.forks, islands.told(seen),
     )  # fmt: skip
     node = core.add_node(

@@ -126,6 +126,17 @@ def island_differs(name):
     )
 
 
+def follows(path):
+    return f"the function puts another tensor into {path}, which it reads: followed from the next call on."
+
+
+def asks_which(path):
+    return (
+        f"the function asks which tensor lies in {path}, by its hash or id, or calls an eager part (cgt.eager), which could replace it: from "
+        "the next call on each one is recorded."
+    )
+
+
 def island_unsafe(name, why):
     return (
         f"an eager part (cgt.eager) of {name} wrote to a tensor from outside, or changed a list, dict or gradient that {name} can read, "

@@ -23,9 +23,10 @@ import types
 import warnings
 
 import cgt_core as core
+import torch
 
 from . import errors
-from .code import LIBRARIES, family, is_ambient, is_compiled, is_read
+from .code import LIBRARIES, code_reads, family, is_ambient, is_compiled, is_read
 from .places import is_random
 from .private import outside_dynamo
 from .taps import tap_calls
@@ -71,6 +72,11 @@ def code_of_function(started, imported):
     mine = [c for c in list(started) if c is not None]  # a list: other threads' last events may still come
     mine = [c for c in mine if (is_read(c) and c not in collecting and c.co_filename not in imported) or is_compiled(c)]
     return {inner for c in mine for inner in family(c)} | ({None} & started)
+
+
+def asks_which(started, ran):
+    """Was it asked which tensor one is, past its values: by hash, as a key is, or by id? (What `is` tells is guarded.)"""
+    return torch.Tensor.__hash__.__code__ in started or any("id" in code_reads(c).globals for c in ran if c is not None)
 
 
 def imported(started):

@@ -102,6 +102,7 @@ def eager(function):
 
 def meet(seen, call, function, args, kwargs):
     """The function is called, by `call`, in a run under observation."""
+    seen.asks_which = True  # it may put other tensors into places in the middle of the call
     line = user_line(seen)
     leaves, spec = _pytree.tree_flatten((args, kwargs))
     tensors = [t for t in leaves if isinstance(t, torch.Tensor)]

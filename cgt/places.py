@@ -89,6 +89,7 @@ class Found(NamedTuple):
     scripted: list  # paths of modules of TorchScript, whose parameters and attributes lie in C++
     passed: set  # code objects of functions that were met and not looked at, since they did not run
     kept: list  # of Put
+    shared: set  # ids of tensors that were met more than once
 
 
 class Walk(NamedTuple):
@@ -120,7 +121,7 @@ def find_places(function, roots=(), ran=None, arguments=(), most=None, keeps=Non
     to get to another one, a value must change that these read. To it come those that a backward will run. None: what any
     code reads to which the function leads. `arguments`: (path, tensor) of those that
     are given, of which only the hooks count. `keeps`: see Walk."""
-    walk = Walk(Found([], [], [], [], [], {}, [], set(), []), set(), {}, collections.deque(), [], {}, {}, {}, {}, {}, {}, {}, ran, keeps)
+    walk = Walk(Found([], [], [], [], [], {}, [], set(), [], set()), set(), {}, collections.deque(), [], {}, {}, {}, {}, {}, {}, {}, ran, keeps)
     most = math.inf if most is None else most
     # Thousands of places are no garbage, and a finalizer could change what is looked at.
     return core.within([collector_off()], lambda: look_everywhere(walk, function, roots, arguments, most))
@@ -170,9 +171,13 @@ def visit(walk, thing, path, at_place=False):
     rule = walk.rules.get(id(cls), MISSING)
     if rule is MISSING:
         rule = walk.rules[id(cls)] = rule_for(cls)
-    if rule is not None and id(thing) not in walk.seen:
+    if rule is None:
+        return
+    if id(thing) not in walk.seen:
         walk.seen[id(thing)] = thing
         walk.todo.append((rule, thing, path))
+    elif rule is walk_tensor:
+        walk.found.shared.add(id(thing))
 
 
 def add(walk, kind, home, key, want, path):
@@ -682,6 +687,19 @@ def read_argument(walk, tensor, path, names):
     if any(getattr(tensor, field) for field in TENSOR_HOOKS):
         visit(walk, tensor, path)  # another tensor would have other hooks: it must be this one
     read_tensor(walk, tensor, path, names)
+
+
+def of_tensors(found):
+    """{position: id of the tensor} of the places that alone lead to one: another may come there, and it is that which the
+    function finds. Not where the tensor has hooks that are places, or attributes, which could lead back to the function: the
+    core's hold is hidden from the garbage collector."""
+    homes, alone = {id(p.home) for p in found.places}, {}
+    for k, p in enumerate(found.places):
+        if p.kind in (DICT_ITEM, CELL, LIST_ITEM) and issubclass(type(p.want), torch.Tensor) and id(p.want) not in found.shared:
+            own = object.__getattribute__(p.want, "__dict__")
+            if homes.isdisjoint((id(p.want), id(own))) and not own:
+                alone[k] = id(p.want)
+    return alone
 
 
 def told_by(place):

@@ -48,7 +48,7 @@ def survey(call):
     if graph is None:
         found = look_around(state, call.function, flat)
     else:
-        found = places.Found(places.found_again(graph.places), [], graph.reached, [], [], graph.owners, [], set(), [])
+        found = places.Found(places.found_again(graph.places), [], graph.reached, [], [], graph.owners, [], set(), [], set())
     reason = refuse_around(flat, found)
     if reason is not None:
         return reason
@@ -59,9 +59,25 @@ def survey(call):
     return Around(found, reached, also, [*flat.tensors, *(one.tensor for one in reached)])
 
 
-def plan_call(call, around, parent, moves, changed):
-    """The Plan of a call that goes behind `parent`, or a sentence. `moves`: [(recording that it replaces, leaf that
-    moved)]. `changed`: paths of places that kept others from fitting."""
+def find_followable(call, around):
+    """{path: (position of its place, slot)} of reached tensors in whose place another may come, without a gradient's noticing."""
+    state, flat, found = call.state, call.flat, around.found
+    grad = torch.is_grad_enabled()
+    if state.graph is not None or state.asks_which or (state.saves and grad):
+        return {}
+    at = {id(r.tensor): (k + len(flat.tensors), r.path) for k, r in enumerate(around.reached) if r.owner == NONE}
+    owners = {r.owner for r in around.reached} | {owner for _, owner in around.also.values()}
+    followable = {}
+    for k, one in places.of_tensors(found).items():
+        slot, path = at.get(one, (NONE, None))
+        if slot != NONE and slot not in owners and not (grad and around.tensors[slot].requires_grad):
+            followable[path] = (k, slot)
+    return followable
+
+
+def plan_call(call, around, parent, followable, moves, changed):
+    """The Plan of a call that goes behind `parent`, or a sentence. `followable`: see find_followable. `moves`: as of Plan.
+    `changed`: paths of places that kept others from fitting."""
     state, flat, graph, found, tensors = call.state, call.flat, call.state.graph, around.found, around.tensors
     driver = driver_of(state, flat)
     sinks = core.sinks_new(tensors)  # autograd's accumulators are made on the caller's stream, if there are none
@@ -71,12 +87,18 @@ def plan_call(call, around, parent, moves, changed):
         k = core.sinks_hooked(sinks)
         if k >= 0:
             return errors.hooked_leaf([*flat.paths, *(one.path for one in around.reached)][k])
-    copied = choose_copied(state, flat, tensors, driver, parent, [leaf for _, leaf in moves])
+    followed = {path: at for path, at in followable.items() if path in state.followed}
+    stored = next((path for path in followed if path in state.replaced), None)
+    if stored is not None and not is_alone():
+        return errors.used_elsewhere(stored)
+    named = [*enumerate(flat.paths), *((slot, path) for path, (_, slot) in followed.items())]
+    copied = choose_copied(state, named, tensors, len(flat.tensors), driver, parent, [slot for _, slot, first in moves if not first])
     return Plan(
         flat=flat, driver=driver, parent=parent, graph=graph, saves=saves,
         reached=around.reached, also=around.also, places=found.places, lone=places.lone_empties(found.places),
         sizes=found.sizes, sources=impure.states(found.sources), owners=found.owners, kept=found.kept, unguarded=found.notes, changed=changed,
-        moves=moves, copied=copied, spent=autograd.find_spent(graph, flat, copied, driver, parent, call.args),
+        followable=followable, follows=dict(followed.values()), moves=moves, copied=copied,
+        spent=autograd.find_spent(graph, flat, copied, driver, parent, call.args),
         grads={k: core.grad_id(t) for k, t in enumerate(tensors) if can_have_grad(t)},
         versions=[0 if t.is_inference() else t._version for t in tensors],
         was=[Was(describe.memory_of(t), t.requires_grad, alias_of(t, driver, parent)) for t in tensors],
@@ -158,18 +180,19 @@ def reach_generators(found, flat):
     return [g for g in objects if torch.Generator in type(g).__mro__]  # isinstance asks a metaclass, in Python
 
 
-def choose_copied(state, flat, tensors, driver, parent, moved):
-    """Leaves (by index) that the graph copies from wherever they are. The rest is pinned, above all
-    results of the path, whose memory stays where it is; unless they moved at this very place. A tensor that
-    is several arguments is copied once; so are arguments of a backward that begin at one address (the gradient of a
-    sum is the sum's own, expanded)."""
+def choose_copied(state, named, tensors, leaves, driver, parent, moved):
+    """Slots that the graph copies from wherever they are, of these ([(slot, path), ...]: arguments, and what is followed). The
+    rest is pinned, above all results of the path, whose memory stays where it is; unless they moved at this very place. A tensor
+    that is several arguments is copied once; so are arguments of a backward that begin at one address (the gradient of a
+    sum is the sum's own, expanded). `leaves`: so many of the tensors are arguments."""
     how = state.opts.inputs
     if how == "pinned" or (state.hidden and state.graph is None):
         return []
     ranges = [(t, core.address(t), core.address(t) + span(t)) for t in tensors]
-    written = {id(t) for path, t in zip(flat.paths, flat.tensors, strict=True) if path in state.written}
+    written = {id(tensors[k]) for k, path in named if path in state.written}
     chosen = []
-    for k, (path, t) in enumerate(zip(flat.paths, flat.tensors, strict=True)):
+    for k, path in named:
+        t = tensors[k]
         if id(t) in written or type(t) is not torch.Tensor or t.layout != torch.strided:
             continue
         if t.is_cuda != (driver == CUDA):
@@ -185,13 +208,13 @@ def choose_copied(state, flat, tensors, driver, parent, moved):
         _, lo, hi = ranges[k]
         beside = [(j, x, a, b) for j, (x, a, b) in enumerate(ranges) if x is not t and a < hi and lo < b]
         as_one = state.graph is not None and all(
-            a == lo and x.dtype == t.dtype and id(x) not in written and j < len(flat.tensors) for j, x, a, _ in beside
+            a == lo and x.dtype == t.dtype and id(x) not in written and j < leaves for j, x, a, _ in beside
         )
         if beside and not as_one:
             continue  # shares bytes with another tensor: a copy would part them
         if any(b > hi or (b == hi and j < k) for j, _, _, b in beside):
             continue  # lies in another one, which is copied
-        if not any(flat.tensors[j] is t for j in chosen):
+        if not any(tensors[j] is t for j in chosen):
             chosen.append(k)
     return chosen
 

@@ -146,10 +146,10 @@ def close(attempt):
 
 
 def copy_leaves(plan, fills):
-    """[(leaf tensor, buffer), ...] of the slots that the recording copies, {leaf: its copy in the core}."""
-    swaps, copies = [], {}
+    """[(tensor, buffer), ...] of the slots that the recording copies, {slot: its copy in the core}."""
+    tensors, swaps, copies = all_tensors(plan), [], {}
     for k in plan.copied:
-        t = plan.flat.tensors[k]
+        t = tensors[k]
         buffer = buffer_for(t)
         if fills:
             fill(buffer, t)

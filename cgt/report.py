@@ -123,7 +123,7 @@ def explain_node(state, node):
     # A twin is read from the copy of the slot that it equals.
     for name, bindings in (("pinned", (PINNED,)), ("copied", (COPIED, TWIN)), ("by value", (VALUE,))):
         paths = [
-            path + (" (written)" if slot.written else "")
+            path + (" (followed)" if kept.followable.get(path) else "") + (" (written)" if slot.written else "")
             for path, slot in zip(kept.slot_paths, slots, strict=True)
             if slot.binding in bindings
         ]

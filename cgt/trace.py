@@ -131,6 +131,7 @@ def run(seen, function, args, kwargs):
     seen.is_own = sys.getrefcount(result) <= 2  # ours and the question's
     seen.imported = impure.imported(seen.started)
     seen.ran = impure.code_of_function(seen.started, seen.imported)
+    seen.asks_which |= impure.asks_which(seen.started, seen.ran)
     if seen.saves:
         if before != references(seen):
             gc.collect()  # cycles are not holders

@@ -226,8 +226,7 @@ def asks_all(o, x):
 
 
 ASKS = [
-    asks_length, asks_last, asks_first, asks_stored, asks_in_another, returns_the_list, adds_in_place, stores_a_list, stores_an_object,
-    appends_and_turns, asks_all,
+    asks_length, asks_last, asks_first, returns_the_list, adds_in_place, stores_a_list, stores_an_object, appends_and_turns, asks_all,
 ]  # fmt: skip
 
 
@@ -237,9 +236,16 @@ def test_what_is_stored_and_read_keeps_the_function_from_replaying(device, ask):
     assert cgt.stats(f).replays == 0, cgt.explain(f)
 
 
+@pytest.mark.parametrize("ask", [asks_stored, asks_in_another], ids=lambda f: f.__name__)
+def test_a_tensor_that_is_stored_and_read_is_followed(device, ask):
+    f, _ = puts_agree(ask, device)
+    assert cgt.stats(f).replays >= 10, cgt.explain(f)
+
+
+@pytest.mark.parametrize("store", [append_made, asks_stored], ids=lambda f: f.__name__)
 @pytest.mark.parametrize("outputs", ["error", "borrow"])
-def test_what_is_stored_lasts_whatever_becomes_of_results(device, outputs):
-    f, _ = puts_agree(append_made, device, wrap=lambda f: cgt.jit(f, outputs=outputs))
+def test_what_is_stored_lasts_whatever_becomes_of_results(device, outputs, store):
+    f, _ = puts_agree(store, device, wrap=lambda f: cgt.jit(f, outputs=outputs))
     assert cgt.stats(f).replays == 0
 
 

@@ -175,18 +175,22 @@ REACHED = {
 }
 
 
+# Another tensor in one place, or other memory of that one: copied once it came. (The other changes of "data" are of shapes.)
+FOLLOWED = {("closure", 1), ("global", 1), ("python_module", 1), ("dataclass", 1), ("data", 1), ("data", 4)}
+
+
 @pytest.mark.parametrize("name", REACHED)
 def test_a_replaced_tensor_is_never_stale(device, name):
     function, changes = REACHED[name](device)
     f = cgt.jit(function, max_records=16)
     x = values(device, seed=9)
     settle(f, function, x)
-    for change in changes:
+    for k, change in enumerate(changes):
         before = function(x)
         change()
         assert not same(before, function(x))  # the change is one
-        recorded_then_replayed(f, function, x)
-    assert counts(f) == (1, 1 + len(changes), 1 + len(changes), 0)
+        (replayed if (name, k) in FOLLOWED else recorded_then_replayed)(f, function, x)
+    assert cgt.stats(f).eager == 0
 
 
 def test_a_tensor_changed_in_place_replays(device):

@@ -42,7 +42,15 @@ cdef int64_t guard_odd(Table* t, Node* n, int32_t k, PyObject** leaves) noexcept
     elif g.binding == VALUE:
         if memcmp(p, s.value, g.itemsize) != 0: return miss(MISS_VALUE, k)
     if s.identity and not guard_identity(t, n, k, x, leaves): return miss(MISS_SAME, k)
+    if s.follows and is_argument(t, n, x, leaves): return miss(MISS_SAME, k)
     return FITS
+
+cdef bint is_argument(Table* t, Node* n, PyObject* x, PyObject** leaves) noexcept nogil:
+    """Is this tensor an argument of the call? (When it was recorded, what is followed was none.)"""
+    cdef int32_t k
+    for k in range(spec_row(t, n.spec).n_leaves):
+        if leaves[k] == x: return True
+    return False
 
 cdef bint guard_identity(Table* t, Node* n, int32_t k, PyObject* x, PyObject** leaves) noexcept nogil:
     """Is argument x to the rest of the call what it was: the tensor in a place, a .grad, another argument, or

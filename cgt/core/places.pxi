@@ -1,22 +1,23 @@
 # Values that a function reads without its arguments: globals, closure cells, attributes. Most lie in dicts, and are
 # compared only where one was written since (dict_shim.h), so this chapter may call Python.
 
+cdef PyObject* place_now(Place p) noexcept:
+    """What lies in a dict, a cell or a list, borrowed; NULL: nothing, or an error."""
+    if p.kind == DICT_ITEM: return PyDict_GetItemWithError(p.home, p.key)
+    if p.kind == CELL: return PyCell_GET(p.home)
+    return PyList_GET_ITEMX(p.home, p.number) if p.number < PyList_GET_SIZEX(p.home) else NULL
+
 cdef int place_holds(Place p) except -1:
     """Is the value still what it was when the node was recorded?"""
     cdef PyObject* now = NULL
     cdef int same
-    if p.kind == DICT_ITEM:
-        now = PyDict_GetItemWithError(p.home, p.key)
+    if p.kind in (DICT_ITEM, CELL, LIST_ITEM):
+        now = place_now(p)
         if now is NULL and PyErr_Occurred() is not NULL: return -1
     elif p.kind == DICT_LEN:
         return PyDict_GET_SIZE(p.home) == p.number
-    elif p.kind == CELL:
-        now = PyCell_GET(p.home)
     elif p.kind == LIST_LEN:
         return PyList_GET_SIZEX(p.home) == p.number
-    elif p.kind == LIST_ITEM:
-        if p.number >= PyList_GET_SIZEX(p.home): return 0
-        now = PyList_GET_ITEMX(p.home, p.number)
     elif p.kind == EMPTY:
         now = PyCell_GET(p.home) if PyCell_Check(p.home) else \
             PyDict_GetItemWithError(p.home, p.key)
@@ -49,13 +50,45 @@ cdef int empty_same(PyObject* want, PyObject* now) except -1:
     if PyDict_GET_SIZE(now) != 0: return 0
     return PyDict_CheckExact(now) or (<object>now).default_factory is (<object>want).default_factory
 
+cdef int place_follow(Table* t, id_t n, id_t j) except -1:
+    """The tensor in the node's place j is its slot's from now on, if it is one of that type. The row owns it: what is
+    compared and bound later must not have gone meanwhile."""
+    cdef Place* p = node_place(t, node_row(t, n), j)
+    cdef Guard* g
+    cdef PyObject* now = place_now(p[0])
+    if now == p.want: return 1
+    if now is NULL: return -1 if PyErr_Occurred() is not NULL else 0
+    if Py_TYPE_(now) != Py_TYPE_(p.want) or tensor_has_attributes(now): return 0
+    g = node_guard(t, node_row(t, n), p.slot)
+    before = <object>g.tensor           # let go of when the rows are right: that may come to code of Python's
+    Py_DECREFX(g.tensor)
+    Py_INCREF(<object>now)
+    g.tensor = p.want = now
+    node_row(t, n).follows = 2
+    return 1
+
+cdef int32_t follows_same(Table* t, id_t n) noexcept nogil:
+    """A slot that follows a place and now has the tensor of another one, that is reached too, or NONE: they were two."""
+    cdef Node* node = node_row(t, n)
+    cdef Guard* other
+    cdef int32_t k, j
+    for k in range(node.len[SLOTS]):
+        if not node_slot(t, node, k).follows: continue
+        for j in range(node.len[SLOTS]):
+            other = node_guard(t, node, j)
+            if j != k and other.leaf == NONE and other.tensor == node_guard(t, node, k).tensor: return k
+    node.follows = 1
+    return NONE
+
 cdef int32_t tag_holds(Table* t, id_t n, int32_t k) except -2:
     """NONE if the places of the node's tag k hold, else the index of the first that does not. Rows are looked up for
     each: a comparison may come to code of Python's, and another thread may record meanwhile."""
     cdef int32_t j = node_tag(t, node_row(t, n), k).place_at
     cdef int32_t end = j + node_tag(t, node_row(t, n), k).place_n
     for j in range(j, end):
-        if not place_holds(node_place(t, node_row(t, n), j)[0]): return j
+        if node_place(t, node_row(t, n), j).guard == FOLLOWS:
+            if not place_follow(t, n, j): return j
+        elif not place_holds(node_place(t, node_row(t, n), j)[0]): return j
     if CGT_DEBUG and k == 0: table_move(t)
     return NONE
 
@@ -81,7 +114,8 @@ cdef int32_t places_hold(Table* t, id_t n) except -2:
     return NONE
 
 cdef int places_fill(Table* t, id_t n, object groups) except -1:
-    """groups: [(dict or None, [(kind, guard, holder, key, want, present, number), ...]), ...]. Those without a dict come last."""
+    """groups: [(dict or None, [(kind, guard, holder, key, want, present, number, slot), ...]), ...]. Those without a dict come
+    last. The slots are filled."""
     cdef Node* node
     cdef Tag* w
     cdef Place* p
@@ -100,7 +134,7 @@ cdef int places_fill(Table* t, id_t n, object groups) except -1:
         w.tag = 0                           # unknown: compare once at the first call
         w.place_at = at
         w.place_n = <int32_t>len(rows)
-        for kind, guard, where, key, want, present, number in rows:
+        for kind, guard, where, key, want, present, number, slot in rows:
             p = node_place(t, node, at)
             p.kind = kind
             p.guard = guard
@@ -108,6 +142,11 @@ cdef int places_fill(Table* t, id_t n, object groups) except -1:
             p.key = <PyObject*>key
             p.want = <PyObject*>want if present else NULL
             p.number = number
+            p.slot = slot
+            if guard == FOLLOWS:
+                p.want = node_guard(t, node, p.slot).tensor
+                Py_INCREF(<object>p.want)
+                node_slot(t, node, p.slot).follows = node.follows = node_guard(t, node, p.slot).odd = True
             if kind == ATTR: p.number = function_part(<PyObject*>where, <PyObject*>key)
             if w.home is not NULL: dict_guard(w.home, p.key if kind == DICT_ITEM else NULL)
             at += 1
@@ -115,15 +154,9 @@ cdef int places_fill(Table* t, id_t n, object groups) except -1:
 
 cdef object place_value(Place p):
     """What a place holds that a call changes; None if it is gone: another thread took it away."""
-    cdef PyObject* now = NULL
-    if p.kind == DICT_ITEM:
-        now = PyDict_GetItemWithError(p.home, p.key)
-    elif p.kind == CELL:
-        now = PyCell_GET(p.home)
-    elif p.kind == LIST_ITEM:
-        if p.number < PyList_GET_SIZEX(p.home): now = PyList_GET_ITEMX(p.home, p.number)
-    else:
-        return getattr(<object>p.home, <object>p.key, None)
+    cdef PyObject* now
+    if p.kind not in (DICT_ITEM, CELL, LIST_ITEM): return getattr(<object>p.home, <object>p.key, None)
+    now = place_now(p)
     if now is NULL and PyErr_Occurred() is not NULL: raise_pending()
     return <object>now if now is not NULL else None
 
@@ -156,6 +189,7 @@ cdef int place_change(Table* t, id_t n, Effect e, object value) except -1:
     not compare again."""
     cdef uint64_t epoch = dict_epoch, tag = 0
     cdef PyObject* home = node_tag(t, node_row(t, n), e.tag).home
+    if node_place(t, node_row(t, n), e.place).guard == FOLLOWS: home = NULL      # the next call has to look
     if home is not NULL: tag = dict_tag(home)
     place_put(node_place(t, node_row(t, n), e.place)[0], value)
     if home is NULL: return 0

@@ -224,6 +224,7 @@ cdef int slot_fill(Table* t, id_t n, id_t k, object row) except -1:
     s.copy = copy
     s.align = <int32_t>(<uintptr_t>g.ptr % align_of(node_row(t, n)))
     s.from_node = NONE
+    s.follows = False
     if g.binding == PINNED:
         s.from_node = path_output(t, node_row(t, n).parent, x, &s.from_out)
         if s.from_node != NONE: s.shift = g.ptr - tensor_storage_ptr(x)
@@ -353,6 +354,7 @@ cdef id_t node_add(Table* t, id_t f, id_t spec, tuple ambient, list slots, list 
     node.parent = t.rec.parent
     node.depth = node_row(t, node.parent).depth + 1 if node.parent != NONE else 0
     node.pin_leaf = NONE
+    node.follows = False
     node.ambient[0], node.ambient[1], node.ambient[2] = ambient
     tensors = borrowed(leaves)
     node.key = call_key(spec, node.ambient, tensors, <int32_t>len(leaves))

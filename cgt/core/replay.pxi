@@ -12,13 +12,20 @@ cdef bint dropout_holds(Table* t, id_t n) noexcept:
 
 cdef int64_t node_why(Table* t, id_t n, id_t s, uint64_t* ambient, PyObject** leaves) except -1:
     """FITS, or why the node does not take a call: a Miss and what it is about (guard_node). A hit and a report
-    both ask here. Places come last: to compare one may call Python."""
-    cdef int64_t why = guard_node(t, node_row(t, n), s, ambient, leaves)
+    both ask here. Places come last, since to compare one may call Python, but where they tell what a slot's tensor is."""
+    cdef int64_t why
     cdef int32_t k
+    if node_row(t, n).follows:
+        k = places_hold(t, n)
+        if k != NONE: return miss(MISS_PLACE, k)
+        k = follows_same(t, n) if node_row(t, n).follows > 1 else NONE
+        if k != NONE: return miss(MISS_SAME, k)
+    why = guard_node(t, node_row(t, n), s, ambient, leaves)
     if why != FITS: return why
     if node_row(t, n).dropout and not dropout_holds(t, n): return miss(MISS_DROPOUT, 0)
     k = deads_alive(t, node_row(t, n))
     if k != NONE: return miss(MISS_ALIVE, k)
+    if node_row(t, n).follows: return FITS
     k = places_hold(t, n)
     return FITS if k == NONE else miss(MISS_PLACE, k)
 

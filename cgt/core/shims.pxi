@@ -59,6 +59,7 @@ cdef extern from "tensor_shim.h" namespace "cgt":
                        const int64_t* dims) noexcept
     PyObject* tensor_over(PyObject* base, PyObject* like, uint64_t keys, int64_t shift, int ndim,
                           const int64_t* dims) noexcept
+    bint tensor_has_attributes(PyObject* o) noexcept nogil
     void out_reset(PyObject* o)
     void out_set_version(PyObject* o, int version)
     void out_share_version(PyObject* o, PyObject* first)

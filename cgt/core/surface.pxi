@@ -252,6 +252,11 @@ def node_misses(int path, int parent, int f, int spec, list tensors):
     return rows
 
 
+def slot_holds(int n, int k, object x):
+    """Is this what the function found where slot k of node n was reached?"""
+    return node_guard(&TABLE, node_row(&TABLE, n), k).tensor == <PyObject*>x
+
+
 def slot_addresses(int n, int k, list tensors):
     """(address that slot k of node n wants, address it has in a call with these leaves)."""
     cdef Node* node = node_row(&TABLE, n)

@@ -246,6 +246,7 @@ cdef void node_free(Table* t, id_t n) noexcept:
     cdef int part
     cdef id_t* freed
     cdef PyObject* owned[OWNED]
+    cdef list followed = []
     for k in range(t.nodes.n):
         if node_row(t, n).children == 0: break
         if node_row(t, k).alive and node_row(t, k).parent == n: node_free(t, k)
@@ -268,6 +269,10 @@ cdef void node_free(Table* t, id_t n) noexcept:
             # May run a finalizer: the row is already unlinked, and looked up again afterwards.
             Py_XDECREFX(owned[j])
             node = node_row(t, n)
+    for k in range(node.len[SLOTS] if node.follows else 0):
+        if not node_slot(t, node, k).follows: continue
+        followed.append(<object>node_guard(t, node, k).tensor)      # let go of when the row is free
+        Py_DECREFX(node_guard(t, node, k).tensor)
     if node.n_replay == 0: fn_row(t, node.fn).wasted += 1
     node.alive = 0
     ops_cut(t, node.ret_at, node.ret_n)
@@ -367,12 +372,13 @@ cdef int table_check(Table* t) except -1:
             assert g.leaf != NONE or (g.tensor is not NULL) + (g.grad_of != NONE) == 1, \
                 "a slot is a leaf, reached, or a gradient"
             assert g.grad_of < n.len[SLOTS], "a gradient of no slot"
+            assert not s.follows or (n.follows and g.leaf == NONE and g.grad_of == NONE), "a slot that follows no place"
             assert s.same < j and (g.leaf != NONE or not s.identity), "the same as an earlier leaf"
             assert g.leaf < spec_row(t, n.spec).n_leaves, "a slot beyond the leaves"
             assert (g.binding in (COPIED, TWIN)) == (s.copy != NONE), "a copied slot has a copy"
             assert g.binding != COPIED or node_patch(t, n, s.copy).slot == j, "a copy of another slot"
             assert g.binding != TWIN or node_guard(t, n, s.copy).binding == COPIED, "twin of a copied"
-            assert g.odd or (g.binding in (UNUSED, PINNED) and s.from_node == NONE and not s.identity), "odd"
+            assert g.odd or (g.binding in (UNUSED, PINNED) and s.from_node == NONE and not s.identity and not s.follows), "odd"
             assert s.from_node == NONE or is_ancestor(t, s.from_node, k), "an input off the path"
         for j in range(n.len[READS]):
             r = node_read(t, n, j)

@@ -386,6 +386,12 @@ static inline PyObject* storage_hold_name(PyObject* o) noexcept {
   return capsule;
 }
 
+// Did somebody leave Python attributes on a tensor?
+static inline bool tensor_has_attributes(PyObject* o) {
+  PyObject** d = _PyObject_GetDictPtr(o);
+  return d && *d && PyDict_GET_SIZE(*d);
+}
+
 // Take off what a user left on a returned tensor: autograd metadata (grad_fn, .grad,
 // requires_grad, hooks), Python attributes, version. Unheld outputs only.
 static inline void out_reset(PyObject* o) {
@@ -394,8 +400,7 @@ static inline void out_reset(PyObject* o) {
   PyTensor* p = reinterpret_cast<PyTensor*>(o);
   if (C10_UNLIKELY(p->backward_hooks != nullptr)) Py_CLEAR(p->backward_hooks);
   if (C10_UNLIKELY(p->post_accumulate_grad_hooks != nullptr)) Py_CLEAR(p->post_accumulate_grad_hooks);
-  PyObject** d = _PyObject_GetDictPtr(o);
-  if (C10_UNLIKELY(d && *d && PyDict_GET_SIZE(*d))) PyDict_Clear(*d);
+  if (C10_UNLIKELY(tensor_has_attributes(o))) PyDict_Clear(*_PyObject_GetDictPtr(o));
 }
 
 static inline void out_set_version(PyObject* o, int version) {

@@ -1,0 +1,507 @@
+"""What lies in a place when a function is called: another tensor there is that slot's, as if it had been handed in.
+
+`m.h = f(x)`, `box["y"] = a(x)`, load_state_dict(assign=True): every test compares with eager bit for bit, and says how many
+calls were replays."""
+
+import gc
+import os
+import threading
+import types
+import weakref
+
+import cgt_core as core
+import pytest
+import torch
+from helpers import STEPS, assert_same, counts, identical, says_step, tells, try_programs, values
+from hypothesis import strategies as st
+from torch import nn
+
+import cgt
+
+
+@pytest.fixture(params=[False, True], ids=["no step", "step"])
+def begin(request):
+    return cgt.step if request.param else lambda: None
+
+
+def square(device, seed=1):
+    return values(device, 4, 4, seed=seed)
+
+
+# --- a result of the path ----------------------------------------------------------------------
+
+
+def test_a_result_in_a_dict(device, begin):
+    """box["y"] = a(x), and b reads it: the same node's output at each iteration."""
+    box, w, x = {}, square(device), square(device)
+    a, b = cgt.jit(lambda x: x @ w), cgt.jit(lambda: box["y"] * 2)
+    for k in range(20):
+        begin()
+        box["y"] = a(x.copy_(square(device, k)))
+        assert identical(b(), (x @ w) * 2)
+    assert counts(b) == (1, 2, 17, 0) and "pinned: box['y'] (followed)" in cgt.explain(b)
+    assert cgt.stats(b).copied_bytes == 0
+
+
+def test_state_that_is_replaced_by_a_result(device):
+    """m.h = f(x): it lies elsewhere each time, and is copied."""
+    m = types.SimpleNamespace(h=square(device), w=square(device, 2))
+    f, x, h = cgt.jit(lambda x: torch.tanh(x + m.h @ m.w)), square(device), m.h.clone()
+    for k in range(20):
+        cgt.step()
+        m.h = f(x.copy_(square(device, k)))
+        h = torch.tanh(x + h @ m.w)
+        assert identical(m.h, h)
+    assert counts(f) == (1, 2, 17, 0) and "copied: m.h (followed)" in cgt.explain(f)
+
+
+def test_two_states_that_change_places(device, begin):
+    m = types.SimpleNamespace(a=square(device), b=square(device, 2))
+    f, x = cgt.jit(lambda x: (torch.tanh(x + m.a), m.b * 0.5)), square(device)
+    a, b = m.a, m.b
+    for k in range(40):
+        begin()
+        x.copy_(square(device, k))
+        m.b, m.a = f(x)
+        a, b = b * 0.5, torch.tanh(x + a)
+        assert identical((m.a, m.b), (a, b))
+    assert cgt.stats(f).replays > 15 and cgt.stats(f).eager == 0, cgt.stats(f).reasons
+
+
+@pytest.mark.parametrize("place", ["list", "cell", "global", "buffer"])
+def test_wherever_it_lies(device, place):
+    rows, scope, model = [square(device)], {}, nn.Module()
+    model.register_buffer("state", square(device))
+    cell = square(device)
+
+    def from_cell(x):
+        return x + cell
+
+    exec("def from_global(x):\n    return x + STATE", scope)
+    functions = {"list": lambda x: x + rows[0], "cell": from_cell, "global": scope["from_global"], "buffer": lambda x: x + model.state}
+    f, x, keep = cgt.jit(functions[place]), square(device), []
+    for k in range(12):
+        t = square(device, k)
+        rows[0] = cell = scope["STATE"] = model.state = t
+        keep.append(t)
+        assert identical(f(x), x + t)
+    assert counts(f) == (1, 2, 9, 0), cgt.explain(f)
+
+
+# --- state that the function itself replaces ------------------------------------------------------
+
+
+class Recurrent(nn.Module):
+    """h = tanh(x w + h u), kept by itself."""
+
+    def __init__(self, device):
+        super().__init__()
+        self.w, self.u = nn.Parameter(square(device)), nn.Parameter(square(device, 2))
+        self.register_buffer("h", torch.zeros(4, 4, device=device))
+        self.calls, self.last = 0, None
+
+    def forward(self, x):
+        h = torch.tanh(x @ self.w + self.h @ self.u)
+        self.h = h.detach()
+        self.calls += 1
+        return h.sum(1)
+
+
+@tells("follows")
+def test_a_module_that_keeps_its_state(device, begin):
+    model, other, x = Recurrent(device), Recurrent(device), square(device)
+    other.load_state_dict(model.state_dict())
+    f = cgt.jit(model)
+    with torch.no_grad():
+        for k in range(24):
+            begin()
+            x.copy_(square(device, k))
+            assert identical(f(x), other(x)) and identical(model.h, other.h) and model.calls == other.calls
+            if k == 15:
+                model.h = other.h = torch.ones_like(x)
+    s = cgt.stats(f)
+    assert s.replays >= 19 and s.eager == 1, s.reasons
+    assert any("followed from the next call on" in reason for reason in s.reasons)
+
+
+def test_state_of_a_model_that_is_trained_keeps_its_graph(device):
+    """Where gradients go through a result, nothing is followed: values are eager's."""
+    model, other, x = Recurrent(device), Recurrent(device), square(device)
+    other.load_state_dict(model.state_dict())
+    f = cgt.jit(model)
+    for k in range(8):
+        x.copy_(square(device, k))
+        for one, call in ((model, f), (other, other)):
+            one.zero_grad()
+            call(x).sum().backward()
+        assert identical(model.h, other.h)
+        assert all(identical(p.grad, q.grad) for p, q in zip(model.parameters(), other.parameters(), strict=True))
+
+
+def test_an_accumulator_that_is_returned_too(device, begin):
+    """y = s.total = s.total + x: one tensor, twice."""
+    s, x = types.SimpleNamespace(total=torch.zeros(4, 4, device=device)), square(device)
+
+    def function(x):
+        s.total = s.total * 0.5 + x
+        return s.total
+
+    f, want = cgt.jit(function), s.total
+    for k in range(20):
+        begin()
+        want = want * 0.5 + x.copy_(square(device, k))
+        got = f(x)
+        assert got is s.total and identical(got, want)
+    assert cgt.stats(f).replays >= 16, cgt.stats(f).reasons
+
+
+def test_while_another_thread_runs_it_is_not_recorded(device, short_cool_down):
+    """A capture would show it tensors that were never computed."""
+    s, x, stop = types.SimpleNamespace(h=torch.zeros(4, 4, device=device)), square(device), threading.Event()
+    thread = threading.Thread(target=stop.wait, daemon=True)
+
+    def function(x):
+        s.h = s.h * 0.5 + x
+        return s.h.sum()
+
+    f, want = cgt.jit(function), s.h
+    thread.start()
+    try:
+        for k in range(8):
+            want = want * 0.5 + x.copy_(square(device, k))
+            assert identical(f(x), want.sum()) and identical(s.h, want)
+        assert any("another thread" in reason for reason in cgt.stats(f).reasons) and cgt.stats(f).replays == 0
+    finally:
+        stop.set()
+        thread.join()
+    for k in range(60):
+        want = want * 0.5 + x.copy_(square(device, k))
+        assert identical(f(x), want.sum()) and identical(s.h, want)
+    assert cgt.stats(f).replays > 10, cgt.stats(f).reasons
+
+
+def test_a_call_that_fails_leaves_the_state_as_it_was(device):
+    s, x = types.SimpleNamespace(h=torch.zeros(4, 4, device=device)), square(device)
+
+    def function(x, w):
+        h = s.h + x
+        s.h = h
+        return h @ w
+
+    f = cgt.jit(function)
+    for _ in range(4):
+        f(x, x)
+    for one in (f, function):  # eager stores before it fails
+        before = s.h
+        with pytest.raises(RuntimeError):
+            one(x, x[:3])
+        assert identical(s.h, before + x)
+    before = s.h
+    f(x, x)
+    assert identical(s.h, before + x)
+
+
+# --- parameters ----------------------------------------------------------------------------------
+
+
+def test_sets_of_weights_that_take_turns(device):
+    """load_state_dict(assign=True) of three sets: one recording for each."""
+    layer, x = nn.Sequential(nn.Linear(4, 4, device=device), nn.Tanh(), nn.Linear(4, 4, device=device)), square(device)
+    sets = [{name: values(device, *t.shape, seed=k) for name, t in layer.state_dict().items()} for k in range(3)]
+    f = cgt.jit(lambda x: layer(x))
+    with torch.no_grad():
+        for k in range(40):
+            layer.load_state_dict(sets[k * 7 % 3], assign=True)
+            assert identical(f(x.copy_(square(device, k))), layer(x))
+    s = cgt.stats(f)
+    assert s.records <= 5 and s.replays >= 34 and s.eager == 0, s.reasons
+
+
+def test_data_that_is_replaced_follows_its_own_rules(device):
+    """`.data =` gives a tensor other memory; another one in its place is another matter."""
+    layer, x = nn.Linear(4, 4, device=device), square(device)
+    f, keep = cgt.jit(lambda x: layer(x)), []
+    with torch.no_grad():
+        for k in range(10):
+            keep.append(square(device, k))
+            if k % 2:
+                layer.weight.data = keep[-1]
+            else:
+                layer.weight = nn.Parameter(keep[-1])
+            assert identical(f(x), layer(x))
+
+
+def test_parameters_with_gradients_are_not_followed(device):
+    """Gradients belong to one tensor."""
+    layer, x = nn.Linear(4, 4, device=device), square(device)
+    f = cgt.jit(lambda x: layer(x).sum())
+    for k in range(8):
+        layer.weight = nn.Parameter(square(device, k))
+        f(x).backward()
+        want = layer.weight.grad.clone()
+        layer.weight.grad = layer.bias.grad = None
+        layer(x).sum().backward()
+        assert identical(layer.weight.grad, want)
+        layer.weight.grad = layer.bias.grad = None
+    assert "(followed)" not in cgt.explain(f)
+
+
+# --- what must not be taken for the same ------------------------------------------------------------
+
+
+def settled(function, *args, places, device, n=6):
+    """Jitted, and following m.h since other tensors came there."""
+    f = cgt.jit(function)
+    for k in range(n):
+        places.h = square(device, k)
+        assert identical(f(*args), function(*args))
+    assert "(followed)" in cgt.explain(f), cgt.explain(f)
+    return f
+
+
+@pytest.mark.parametrize("other", ["shape", "dtype", "strides", "parameter", "none", "number", "absent", "requires grad"])
+def test_something_else_came_there(device, other):
+    m, x = types.SimpleNamespace(h=None), square(device)
+
+    def function(x):
+        h = getattr(m, "h", None)
+        return x + 1 if h is None else x * h
+
+    f = settled(function, x, places=m, device=device)
+    came = {
+        "shape": lambda: values(device, 1, 4), "dtype": lambda: square(device).double(), "strides": lambda: square(device).t(),
+        "parameter": lambda: nn.Parameter(square(device)), "none": lambda: None, "number": lambda: 2.5,
+        "requires grad": lambda: square(device).requires_grad_(),
+    }  # fmt: skip
+    for k in range(6):
+        if other == "absent":
+            del m.h
+        else:
+            m.h = came[other]()
+        got, want = f(x), function(x)
+        assert identical(got.detach(), want.detach()) and got.requires_grad == want.requires_grad
+        m.h = square(device, k)
+        assert identical(f(x), function(x))
+    if other not in ("parameter", "requires grad"):  # a graph of autograd's belongs to one tensor
+        assert cgt.stats(f).replays > 5, cgt.stats(f).reasons
+
+
+@pytest.mark.parametrize("scale", [None, 2.0])
+def test_a_tensor_that_is_asked_for_attributes_is_not_followed(device, scale):
+    m, x = types.SimpleNamespace(h=None), square(device)
+
+    def function(x):
+        return x * m.h * getattr(m.h, "scale", 1.0)
+
+    f = cgt.jit(function)
+    for k in range(12):
+        m.h = square(device, k)
+        if scale is not None:
+            m.h.scale = scale + k % 2
+        elif k > 6:
+            m.h.scale = 3.0
+        assert identical(f(x), function(x)), k
+
+
+def test_a_tensor_that_something_else_leads_to_is_not_followed(device):
+    """A tuple holds it, too: another one in the place is not another one there."""
+    m, x = types.SimpleNamespace(h=square(device)), square(device)
+    pair = (m.h, 1)
+
+    def function(x):
+        return x * m.h + pair[0]
+
+    f = cgt.jit(function)
+    for k in range(8):
+        m.h = square(device, k) if k % 2 else pair[0]
+        assert identical(f(x), function(x)), k
+
+
+def test_the_place_comes_to_hold_an_argument_or_what_another_holds(device):
+    m, x = types.SimpleNamespace(h=square(device), g=square(device, 2)), square(device)
+
+    def function(x):
+        m.g.add_(1)
+        return x * m.h + m.g
+
+    f = cgt.jit(function)
+    for k in range(24):
+        m.h = (square(device, k), x, m.g, m.g[:], m.g.view(4, 4))[k % 5]
+        want_g = m.g + 1
+        h = m.h if k % 5 < 2 else want_g
+        want = x * h + want_g
+        assert identical(f(x), want), k
+        assert identical(m.g, want_g)
+    assert cgt.stats(f).replays > 0
+
+
+@pytest.mark.parametrize("how", ["hash", "id", "is an argument", "is another"])
+def test_where_it_is_asked_which_tensor_it_is(device, how):
+    homes = [square(device, k) for k in range(3)]
+    m, x, scale = types.SimpleNamespace(h=homes[0], g=homes[1]), square(device), {t: float(k) for k, t in enumerate(homes)}
+    by_id = {id(t): k for t, k in scale.items()}
+    functions = {
+        "hash": lambda x: x * scale[m.h], "id": lambda x: x * by_id[id(m.h)],
+        "is an argument": lambda x: x + m.h if m.h is x else x - m.h, "is another": lambda x: x * m.h if m.h is m.g else x - m.h,
+    }  # fmt: skip
+    function = functions[how]
+    f = cgt.jit(function)
+    for k in range(30):
+        m.h = homes[k * 7 % 3]
+        args = (homes[k % 3] if how == "is an argument" else x,)
+        assert identical(f(*args), function(*args)), k
+    assert cgt.stats(f).replays > 10, cgt.stats(f).reasons
+
+
+def test_it_is_returned(device):
+    """The tensor itself, today's; a view is one of today's."""
+    m, x = types.SimpleNamespace(h=None), square(device)
+    f = settled(lambda x: (m.h, m.h[1:], x + m.h), x, places=m, device=device)
+    for k in range(4):
+        m.h = square(device, k)
+        one, part, _ = f(x)
+        assert one is m.h and part._base is m.h and identical(part, m.h[1:])
+    assert cgt.stats(f).replays >= 4
+
+
+def test_it_is_written(device):
+    """In the memory where it lies: each address has a recording."""
+    m, x = types.SimpleNamespace(h=None), square(device)
+    homes = [square(device, k) for k in range(3)]
+
+    def function(x):
+        m.h.mul_(0.5).add_(x)
+        return m.h * 2
+
+    f = cgt.jit(function)
+    for k in range(30):
+        m.h = homes[k % 3]
+        version, want = m.h._version, m.h * 0.5 + x
+        assert identical(f(x), want * 2)
+        assert identical(m.h, want) and m.h._version == version + 2
+    s = cgt.stats(f)
+    assert s.records <= 5 and s.replays > 20, s.reasons
+
+
+def test_nothing_is_kept_that_is_not_read_any_more(device):
+    """The last one that was found, and no other; that goes with the recording."""
+    m, x = types.SimpleNamespace(h=None), square(device)
+    f = settled(lambda x: x * m.h, x, places=m, device=device)
+    gone = []
+    for k in range(5):
+        m.h = square(device, k)
+        gone.append(weakref.ref(m.h))
+        f(x)
+    m.h = None
+    gc.collect()
+    assert [ref() is None for ref in gone] == [True] * 4 + [False]
+    cgt.reset(f)
+    gc.collect()
+    assert gone[-1]() is None
+
+
+def test_a_finalizer_that_comes_to_the_function_again(device):
+    """What a place held is let go of in the middle of a guard."""
+    m, x = types.SimpleNamespace(h=None), square(device)
+    f = settled(lambda x: x * m.h, x, places=m, device=device)
+    for k in range(6):
+        m.h = square(device, k)
+        weakref.finalize(m.h, lambda: (m.h is not None and f(x), cgt.reset(f) if k == 3 else None))
+        want = x * m.h
+        assert identical(f(x), want)
+    core.check_table()
+    m.h = None  # or its finalizer would keep f, and f it
+    cgt.reset(f)
+
+
+@tells("asks_which")
+def test_not_beside_functions_that_run_eagerly(device):
+    """They could put another tensor there in the middle of a call."""
+    m, x = types.SimpleNamespace(h=square(device), parted=False), square(device)
+
+    @cgt.eager
+    def part(y):
+        m.h = square(device, 9)
+
+    def function(x):
+        y = x * m.h
+        if m.parted:
+            part(y)
+        return y + m.h
+
+    f = cgt.jit(function)
+    for k in range(16):
+        m.parted = k > 6
+        m.h = square(device, k)
+        first = m.h
+        got = f(x)
+        assert identical(got, x * first + m.h), k
+
+
+# --- random programs ---------------------------------------------------------------------------------
+
+
+class Scene:
+    def __init__(self, device):
+        self.device, self.k = device, 0
+        self.a, self.b = square(device), square(device, 2)
+        self.rows, self.inner = [square(device, 3)], {"c": square(device, 4)}
+        self.pair = (self.a, self.b)
+
+    def fresh(self):
+        self.k += 1
+        return square(self.device, self.k)
+
+
+READS = {
+    "a": lambda s, x: x + s.a, "b": lambda s, x: x * s.b, "row": lambda s, x: x - s.rows[0], "inner": lambda s, x: x.sin() + s.inner["c"],
+    "pair": lambda s, x: x + s.pair[0], "write a": lambda s, x: x + s.a.add_(0.5), "write c": lambda s, x: x + s.inner["c"].mul_(0.5),
+    "turn a": lambda s, x: setattr(s, "a", torch.tanh(s.a + x)) or x + 1, "turn c": lambda s, x: s.inner.update(c=s.inner["c"] * x) or x,
+    "turn row": lambda s, x: s.rows.__setitem__(0, x * 0.5) or x, "keep x": lambda s, x: setattr(s, "b", x) or x,
+    "turn both": lambda s, x: vars(s).update(a=s.b, b=s.a) or x, "turn twice": lambda s, x: x + [setattr(s, "a", s.a * 0.5) for _ in "ab"].count(s.a),
+    "shape": lambda s, x: x * s.a.shape[0], "same": lambda s, x: x + 1 if s.a is s.b else x - 1, "view": lambda s, x: x + s.b.t(),
+}  # fmt: skip
+CHANGES = {
+    "a": lambda s, y: setattr(s, "a", s.fresh()), "b": lambda s, y: setattr(s, "b", y), "row": lambda s, y: s.rows.__setitem__(0, s.fresh()),
+    "inner": lambda s, y: s.inner.__setitem__("c", y.clone()), "swap": lambda s, y: vars(s).update(a=s.b, b=s.a),
+    "alias": lambda s, y: setattr(s, "a", s.b), "part": lambda s, y: setattr(s, "a", s.b[:]), "pair": lambda s, y: setattr(s, "pair", (s.b, s.a)),
+    "back": lambda s, y: setattr(s, "a", s.pair[0]), "wide": lambda s, y: setattr(s, "b", s.fresh()[:1].clone()), "none": lambda s, y: None,
+    "result": lambda s, y: setattr(s, "a", y), "turned": lambda s, y: setattr(s, "b", s.b.t()),
+}  # fmt: skip
+
+
+def run(program, device, wrap):
+    reads, changes, steps, grad = program
+    scene, made = Scene(device), []
+
+    def function(x):
+        for name in reads:
+            x = torch.tanh(READS[name](scene, x))
+        return x * 2
+
+    f, x = wrap(function), torch.empty(4, 4, device=device)
+    with torch.set_grad_enabled(grad):
+        for k in range(24):
+            if says_step(steps, k):
+                cgt.step()
+            y = f(x.copy_(square(device, k % 5)))
+            made.append([t.clone() for t in (y, scene.a, scene.b, scene.rows[0], scene.inner["c"])])
+            CHANGES[changes[k % len(changes)]](scene, y)
+    return made, f
+
+
+def test_random_programs_that_replace_what_they_read(device):
+    replays = []
+
+    def check(program):
+        want, _ = run(program, device, lambda f: f)
+        got, f = run(program, device, cgt.jit)
+        core.check_table()
+        for k, (a, b) in enumerate(zip(got, want, strict=True)):
+            assert_same(a, b), k
+        replays.append(cgt.stats(f).replays)
+
+    some = lambda names: st.lists(st.sampled_from(sorted(names)), min_size=1, max_size=4)  # noqa: E731
+    few = 25 if device.type == "cuda" else 60
+    try_programs(st.tuples(some(READS), some(CHANGES), st.sampled_from(STEPS), st.booleans()), check, int(os.environ.get("CGT_PROGRAMS", few)))
+    assert sum(replays) > 4 * len(replays)
