@@ -17,6 +17,9 @@ from hypothesis import strategies as st
 from torch import nn
 
 import cgt
+from cgt import dispatch
+
+L = torch.linalg
 
 
 @pytest.fixture(params=[False, True], ids=["no step", "step"])
@@ -504,4 +507,74 @@ def test_random_programs_that_replace_what_they_read(device):
     some = lambda names: st.lists(st.sampled_from(sorted(names)), min_size=1, max_size=4)  # noqa: E731
     few = 25 if device.type == "cuda" else 60
     try_programs(st.tuples(some(READS), some(CHANGES), st.sampled_from(STEPS), st.booleans()), check, int(os.environ.get("CGT_PROGRAMS", few)))
+    assert sum(replays) > 4 * len(replays)
+
+
+class Model(nn.Module):
+    def __init__(self, device):
+        super().__init__()
+        self.register_buffer("b", square(device))
+        self.a, self.c, self.rows = square(device, 2), square(device, 3), [square(device, 4)]
+        self.n, self.last = 0, None
+
+
+def turn_buffer(m, x):
+    m.b = torch.sin(m.b * x)
+    return x
+
+
+INSIDE = {  # what a call does besides, on the way
+    "turn": lambda m, x: setattr(m, "a", torch.tanh(m.a + x)) or x, "read": lambda m, x: x * 2 if m.c.sum() > 0 else x - 1,
+    "rand": lambda m, x: x + torch.rand(4, 4, device=x.device), "apart": lambda m, x: x + L.svdvals(m.a.detach() + x.detach()) * 0.1,
+    "count": lambda m, x: setattr(m, "n", m.n + 1) or x, "store": lambda m, x: setattr(m, "last", x * 2) or x, "add": lambda m, x: x + m.a,
+    "buffer": lambda m, x: x * m.b, "turn buffer": turn_buffer, "keep": lambda m, x: setattr(m, "c", x) or x,
+    "write": lambda m, x: x + m.c.mul_(0.5).sum(), "row": lambda m, x: m.rows.__setitem__(0, x * 0.5) or x + m.rows[0],
+}  # fmt: skip
+OUTSIDE = {  # what is done between two calls
+    "nothing": lambda m, y: None, "fresh": lambda m, y: setattr(m, "a", y.detach() * 0 + 0.3), "result": lambda m, y: setattr(m, "c", y.detach()),
+    "same": lambda m, y: setattr(m, "b", m.b.clone()), "swap": lambda m, y: vars(m).update(a=m.c, c=m.a), "alias": lambda m, y: setattr(m, "c", m.a),
+    "grad": lambda m, y: torch.set_grad_enabled(not torch.is_grad_enabled()),
+}  # fmt: skip
+
+
+def run_mixed(program, device, wrap):
+    inside, outside, steps = program
+    m, made = Model(device), []
+
+    def function(x):
+        for name in inside:
+            x = torch.tanh(INSIDE[name](m, x))
+        return x + 0
+
+    f, other, x = wrap(function), wrap(lambda x: x + m.a.sum() + m.b), torch.empty(4, 4, device=device)
+    if device.type == "cpu" and hasattr(f, dispatch.ATTRIBUTE):  # what a CUDA capture finds out
+        getattr(f, dispatch.ATTRIBUTE).apart.add(torch.ops.aten._linalg_svd.default)
+    torch.manual_seed(1)
+    with torch.no_grad():
+        for k in range(24):
+            if says_step(steps, k):
+                cgt.step()
+            y = f(x.copy_(square(device, k % 4)))
+            last = x if m.last is None else m.last
+            made.append([t.clone() for t in (y, other(x), m.a, m.b, m.c, m.rows[0], last)] + [m.n])
+            OUTSIDE[outside[k % len(outside)]](m, y)
+    return made, f
+
+
+def test_random_programs_that_mix_it_with_the_rest(device):
+    """Values read on the way, ops between graphs, random numbers, counters, stores, writes, and a second function."""
+    replays = []
+
+    def check(program):
+        want, _ = run_mixed(program, device, lambda f: f)
+        got, f = run_mixed(program, device, cgt.jit)
+        core.check_table()
+        for k, (a, b) in enumerate(zip(got, want, strict=True)):
+            assert all(map(identical, a, b)), k
+        replays.append(cgt.stats(f).replays)
+
+    names = lambda among, most: st.lists(st.sampled_from(sorted(among)), min_size=1, max_size=most)  # noqa: E731
+    few = 15 if device.type == "cuda" else 60
+    programs = st.tuples(names(INSIDE, 6), names(OUTSIDE, 5), st.sampled_from(STEPS))
+    try_programs(programs, check, int(os.environ.get("CGT_PROGRAMS", few)))
     assert sum(replays) > 4 * len(replays)
