@@ -10,7 +10,7 @@ import torch
 from torch.utils import _pytree
 
 from . import constants, errors, segments, tape
-from .observe import buffer_for, exchange, fix, is_capture, refuse, tensors_in, unseen, user_line
+from .observe import buffer_for, exchange, fix, is_capture, tensors_in, unseen, user_line
 
 # On the GPU, without trying: a capture breaks cuSOLVER's handle (torch 2.11); and lstsq, the shapes of whose results depend on
 # values with other drivers than the GPU's.
@@ -97,21 +97,10 @@ def slim(t):
     return t[tuple(slice(None) if n else slice(1) for n in t.stride())] if t.dim() else t
 
 
-def end_segment(seen, island):
+def end_segment(seen, part):
     """Replays call it behind what was recorded until here, which runs now."""
+    pure = isinstance(part, Apart)
     if is_capture(seen):
-        core.with_paths(lambda: segment(seen, island))
-        for rng in seen.rng.values():
-            core.follow_generator(rng.handle)
+        segments.end_capture(seen, part=part, pure=pure)
     else:
-        core.cut(0, 0, b"", seen.draws, island, isinstance(island, Apart))
-
-
-def segment(seen, island):
-    """The caller holds the paths."""
-    if core.lost():
-        seen.again = True
-        refuse(seen, errors.lost())
-    core.cut(0, 0, None, seen.draws, island, isinstance(island, Apart))
-
-
+        core.cut(0, 0, b"", seen.draws, part, pure)

@@ -152,6 +152,13 @@ def describe_slots(plan, seen):
     return slots, paths, writes
 
 
+def loose_in(plan, seen):
+    """Aliases of memory that the run read, and neither argument nor place leads to."""
+    drawn_from = [] if seen.dropout is None else [seen.dropout]  # guarded by itself
+    known = {core.storage_id(t) for t in (*all_tensors(plan), *drawn_from)}.union(seen.buffers, seen.made)
+    return [core.alias(t) for sid, t in seen.touched.items() if sid not in known]
+
+
 def copied_with(plan, seen):
     """id of a tensor -> the slot from whose copy it is read: its own, or that of one at its address that it lies in."""
     tensors, copied = all_tensors(plan), {}
@@ -520,10 +527,9 @@ def group_places(found, moving, free, follows):
         number = p.want if p.kind in (places.DICT_LEN, places.LIST_LEN) else 0
         number = p.key if p.kind == places.LIST_ITEM else number
         present = p.want is not places.MISSING
-        guard = NOT_AT_ALL if k in free else BY_TYPE if k in moving else BY_VALUE if is_plain(p.want) else BY_IDENTITY
-        if k in follows:
-            guard = FOLLOWS
-        want = None if k in follows else p.want  # which the core owns
+        guard = BY_VALUE if is_plain(p.want) else BY_IDENTITY
+        guard = FOLLOWS if k in follows else NOT_AT_ALL if k in free else BY_TYPE if k in moving else guard
+        want = None if k in follows else p.want  # the core has it from the slot
         row = (p.kind, guard, p.home, p.key, want, present, number, follows.get(k, NONE))
         teller = places.told_by(p)
         if teller is not None:

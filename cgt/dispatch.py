@@ -55,7 +55,6 @@ from . import (
 )
 from .data import LEARNT, Attempt, Call, Kept, State, Verdict, check_draft
 from .observe import all_tensors, note_strays, observe
-from .places import Put
 from .plan import (
     device_of,
     driver_of,
@@ -731,7 +730,7 @@ def draft_node(call, attempt):
     try:
         note_strays(seen, describe.tensors_of(seen, attempt.result))
         places.settle_empties(plan.places, plan.lone, plan.changed)
-        reason = vet_code(state, seen) or vet_spent(plan, seen) or vet_strays(state, seen) or vet_follows(plan, seen)
+        reason = vet_code(state, seen) or vet_spent(plan, seen) or vet_strays(state, seen) or vet_follows(state, plan, seen)
         reason = reason or islands.vet_parts(call.function, plan, seen)
         if reason is None:
             plan = attempt.plan = find_moving(state, plan, seen)
@@ -761,7 +760,7 @@ def find_moving(state, plan, seen):
     more, free, puts = found
     plan.places.extend(more)
     replaced = [k for k in plan.follows if state.opts.outputs == "rescue" and is_replaced(plan.places[k])]
-    free, puts = free.union(replaced), puts + [(Put("", "", None, plan.places[k]), k) for k in replaced]
+    free, puts = free.union(replaced), puts + [(places.Put("", "", None, plan.places[k]), k) for k in replaced]
     plan.places.extend(moving.class_guards(plan.places, plan.owners, [*rows, *free]))
     return plan._replace(moving=rows, free=free, puts=puts)
 
@@ -880,8 +879,11 @@ def vet_spent(plan, seen):
     return errors.late_read()
 
 
-def vet_follows(plan, seen):
-    """A sentence if it is not the same which tensor lies in a place that is followed, or None."""
+def vet_follows(state, plan, seen):
+    """A sentence if it is not the same which tensor lies in a place that is followed, or None. Where the function comes to tensors
+    in ways that cannot be followed (a set, a distribution), these may be what lies in a place, too, at one call and not at another."""
+    if plan.graph is None and describe.loose_in(plan, seen):
+        state.asks_which = seen.asks_which = True
     if not (seen.asks_which and plan.follows):
         return None
     seen.again = True
@@ -958,8 +960,7 @@ def add_node(call, plan, seen, draft):
         site = new_site(autograd.backward_of(graph), state.name + BACKWARD, opts, graph)
     saves = [(index[save.slot], save.out) for save in behind.saves]
     drawn_from = [] if seen.dropout is None else [seen.dropout]  # guarded by itself
-    known = {core.storage_id(t) for t in (*(s.example for s in slots), *drawn_from)} | set(seen.buffers) | set(seen.made)
-    loose = [core.alias(t) for sid, t in seen.touched.items() if sid not in known]
+    loose = describe.loose_in(plan, seen)
     kept = Kept(
         graph, site, (program, groups, effects, mine, seen.captured, seen.keep),
         [draft.paths[k] for k in used], [plan.places[k].path for k in order], followable, grads, loose, moving.told(plan, code_of(state)),

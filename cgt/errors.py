@@ -132,8 +132,8 @@ def follows(path):
 
 def asks_which(path):
     return (
-        f"the function asks which tensor lies in {path}, by its hash or id, or calls an eager part (cgt.eager), which could replace it: from "
-        "the next call on each one is recorded."
+        f"the function asks which tensor lies in {path}, by its hash or id; or it calls an eager part (cgt.eager), which could replace it; or "
+        "comes to tensors through what is not looked into (a set, a deque). From the next call on each one is recorded."
     )
 
 

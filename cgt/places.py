@@ -693,12 +693,11 @@ def of_tensors(found):
     """{position: id of the tensor} of the places that alone lead to one: another may come there, and it is that which the
     function finds. Not where the tensor has hooks that are places, or attributes, which could lead back to the function: the
     core's hold is hidden from the garbage collector."""
-    homes, alone = {id(p.home) for p in found.places}, {}
+    others, alone = {id(p.home) for p in found.places} | found.shared, {}
     for k, p in enumerate(found.places):
-        if p.kind in (DICT_ITEM, CELL, LIST_ITEM) and issubclass(type(p.want), torch.Tensor) and id(p.want) not in found.shared:
-            own = object.__getattribute__(p.want, "__dict__")
-            if homes.isdisjoint((id(p.want), id(own))) and not own:
-                alone[k] = id(p.want)
+        is_tensor = p.kind in (DICT_ITEM, CELL, LIST_ITEM) and issubclass(type(p.want), torch.Tensor)
+        if is_tensor and id(p.want) not in others and not core.has_attributes(p.want):
+            alone[k] = id(p.want)
     return alone
 
 

@@ -77,9 +77,10 @@ def tells(seen, packet, inputs):
 
 
 def outcome(seen, packet, args, inputs):
-    """What is to be read in place of an op's arguments: one truth value; nothing, where it does not hang on their values."""
+    """What is to be read in place of an op's arguments: one truth value; nothing, where shapes decide. (A tensor is not equal
+    to itself where it holds a NaN.)"""
     first, last = OUTCOMES[packet]
-    if packet == "equal" and (inputs[0].shape != inputs[1].shape or part_of(inputs[0]) == part_of(inputs[1])):
+    if packet == "equal" and inputs[0].shape != inputs[1].shape:
         return []
     return [compute(seen, last, args[0] if first is None else compute(seen, first, *args))]
 
@@ -231,19 +232,24 @@ def leave_on_cuda(seen, t, room):
     with unseen(seen):
         whole = exchange(seen, t).contiguous()
     core.fetch(core.address(room), whole, room.numel())
-    value = core.with_paths(lambda: cut(seen, core.address(room), room.numel()))
+    return end_capture(seen, core.address(room), room.numel())
+
+
+def end_capture(seen, at=0, nbytes=0, part=None, pure=False):
+    """End a segment of a capture, which runs now; the bytes that it leaves. `part`: what replays call behind it; is it `pure`?"""
+    value = core.with_paths(lambda: cut(seen, at, nbytes, part, pure))
     for rng in seen.rng.values():
         core.follow_generator(rng.handle)
     return value
 
 
-def cut(seen, at, nbytes):
+def cut(seen, at, nbytes, part, pure):
     """The caller holds the paths: what runs now overwrites what another thread may have got meanwhile, unless the path
     stands still."""
     if core.lost():
         seen.again = True
         refuse(seen, errors.lost())
-    return core.cut(at, nbytes, None, seen.draws)
+    return core.cut(at, nbytes, None, seen.draws, part, pure)
 
 
 def wide(values):

@@ -322,6 +322,8 @@ def see_op(seen, op, args, kwargs):
     aside = is_aside(seen, op, facts, kwargs, inputs, written)
     apart_op = apart.is_one(seen, op, facts, inputs)
     vet_op(seen, op, facts, args, kwargs, inputs, written, constant or selects, aside)
+    if apart_op and not constant and not segments.may_end(seen):
+        refuse(seen, host_reason(seen, errors.op_apart, op))
     if seen.bodies:
         forks.vet_op(seen, op, facts, kwargs, written)
     known = set()
@@ -591,8 +593,6 @@ def vet_op(seen, op, facts, args, kwargs, inputs, written, constant, aside):
         line = errors.layout(str(op), user_line(seen), odd_kind(inputs))
     elif any(is_elsewhere(seen, t) for t in inputs):
         line = errors.other_device(str(op), user_line(seen), inputs[0].device)
-    elif apart.is_one(seen, op, facts, inputs) and not constant and not segments.may_end(seen):
-        line = host_reason(seen, errors.op_apart, op)
     elif facts.packet == "_cudnn_init_dropout_state" and is_capture(seen):
         line = errors.cudnn_dropout()
     elif seen.driver == CUDA and not aside:

@@ -245,6 +245,17 @@ def test_equal_where_no_number_is_asked(device, pair):
     assert cgt.stats(f).replays >= 3, cgt.stats(f).reasons
 
 
+def test_a_tensor_is_not_equal_to_itself_where_it_holds_a_nan(device):
+    """Which another call may not."""
+    f, x = cgt.jit(lambda x: x + 1 if torch.equal(x, x) else x.nan_to_num() - 1), values(device)
+    for k in range(20):
+        x.copy_(values(device, seed=k))
+        if k % 3 == 0:
+            x[0, 0] = float("nan")
+        assert identical(f(x), f.__wrapped__(x)), k
+    assert cgt.stats(f).replays > 10, cgt.stats(f).reasons
+
+
 @pytest.mark.parametrize("kind", ["constant", "argument", "broadcast"])
 def test_masked_select(device, kind):
     def function(x, mask):

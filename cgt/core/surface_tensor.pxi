@@ -40,6 +40,11 @@ def version_counter(object t):
     return <uintptr_t>tensor_counter(<PyObject*>t)
 
 
+def has_attributes(object t):
+    """Did somebody leave Python attributes on a tensor?"""
+    return tensor_has_attributes(<PyObject*>t)
+
+
 def dtype_number(object t):
     """A tensor's dtype as PyTorch's ScalarType number."""
     return tensor_dtype(<PyObject*>t)
