@@ -12,6 +12,7 @@
 #                      ├───► outs   [ FRESH SHARED VIEW | ...      ]   what the call hands out
 #                      ├───► ops    [ ...                          ]   the pytree of the result
 #                      ├───► patches            what of the graph is set before a launch
+#                      ├───► numbers            what a call's numbers come to, on their way into the graph
 #                      ├───► reads              values that Python reads on the way, each behind a graph of its own
 #                      ├───► effects            what a replay does to the call's tensors besides their bytes
 #                      ├───► grads, tags ──► places
@@ -60,6 +61,7 @@ cpdef enum:                 # Kind: ops.kind, and what ops.obj is
     NAMEDTUPLE              # type
     DATACLASS               # (type, names of the attributes, how many the instance's dict has)
     CUSTOM                  # (type, flatten_fn, context, unflatten_fn), as registered with torch
+    LIVE                    # the exact type of a number that may be another one at each call
 
 cpdef enum:                 # Binding: slots.binding, decided by dispatch.py when the node is recorded
     UNUSED                  # the function never touched it: only an argument's metadata is guarded
@@ -85,11 +87,12 @@ cdef enum:                  # Policy: fns.outputs: what happens to a held output
     RESCUE, POISON, BORROW
 
 cpdef enum:                 # Part: kinds of rows of which a node has a slice; see PARTS in table.pxi
-    SLOTS, GUARDS, OUTS, PATCHES, EFFECTS, GRADS, TAGS, PLACES, DIMS, DEADS, SAVES, FLOWS, READS, N_PARTS
+    SLOTS, GUARDS, OUTS, PATCHES, EFFECTS, GRADS, TAGS, PLACES, DIMS, DEADS, SAVES, FLOWS, READS, NUMBERS, N_PARTS
 
 cpdef enum:                 # PatchKind
     COPY_SOURCE             # a copied slot's copy node reads from today's address
     WORDS                   # the node that writes a generator's two words writes today's
+    SCALAR                  # an argument of an op, or a word of a kernel's arguments, that comes of a number
 
 cpdef enum:                 # EffectKind
     WRITES                  # the graph writes the slot's tensor, and _version moves
@@ -100,6 +103,19 @@ cpdef enum:                 # EffectKind
 
 cpdef enum: PLUS, MINUS, TIMES, OVER    # Operator: effects.op
 
+cpdef enum:                 # NumberOp: numbers.op
+    AT_PLACE                # what place a holds
+    IN_CALL                 # the call's number a
+    EQUALS                  # a constant
+    ADDED, SUBTRACTED, MULTIPLIED, DIVIDED, FLOORED, REMAINDER, RAISED, NEGATED, ABSOLUTE, AS_FLOAT, AS_INT
+    LOOKED_UP               # what a table has at number a
+    LESS, AT_MOST, SAME_AS, OTHER_THAN, MORE, AT_LEAST      # 0 or 1
+
+cpdef enum:                 # Form: what a kernel is given of a number
+    AS_F64, AS_I64, AS_F32, AS_I32, AS_F16, AS_BF16
+    INVERSE_F64, INVERSE_F32    # 1 / number in 64 bits, rounded to so many
+    INVERSE_OF_F32              # 1 / number, both in 32 bits
+
 cpdef enum:                 # PlaceKind
     DICT_ITEM, DICT_LEN, CELL, LIST_ITEM, LIST_LEN, TYPE_ATTR, ATTR, EMPTY
 
@@ -109,10 +125,11 @@ cpdef enum:                 # PlaceGuard: places.guard: what must be as it was
     BY_TYPE                 # its type: a number that the call advances, and nobody in it sees
     NOT_AT_ALL              # the call stores something, and nobody in it sees what is there
     FOLLOWS                 # its type: the tensor that is there now is a slot's
+    IS_NUMBER               # its type: the number that is there now is one of the node's numbers
 
 cpdef enum:                 # Miss: why a node did not accept a call; node_why says, dispatch.py explains
     FITS, MISS_SPEC, MISS_AMBIENT, MISS_META, MISS_POINTER, MISS_ALIGN, MISS_VALUE, MISS_OVERLAP,
-    MISS_GRAD, MISS_PLACE, MISS_ALIVE, MISS_SAME, MISS_DROPOUT
+    MISS_GRAD, MISS_PLACE, MISS_ALIVE, MISS_SAME, MISS_DROPOUT, MISS_NUMBER
 
 cpdef enum: HOST, CUDA      # DriverKind
 
@@ -147,6 +164,7 @@ cdef struct Spec:
     id_t fn, next
     id_t op_at, op_n
     int32_t n_leaves
+    int32_t n_numbers           # live ones, which stand behind the leaves
     uint64_t shape              # of the program without its plain values: equal shapes, equal op numbers
     Verdict verdict             # on calls like the last that had one
 
@@ -179,6 +197,7 @@ cdef struct Node:
     int32_t writes              # some slot is written: copied slots must not overlap it
     int32_t same_grads          # of some slots it is guarded which tensor .grad is
     int32_t follows             # the tensors of some slots are what places hold; 2: others came since they were told apart
+    int32_t stale               # some number is another one than the graph was told
     int32_t ret_python          # the result needs pytree.unflatten
     int64_t dropout             # number of the buffer with cuDNN's random state that it draws from; 0: it does not
     PyObject* dropout_buffer    # borrowed: an alias of that
@@ -258,9 +277,22 @@ cdef struct Patch:              # a node of the graph whose parameters a replay 
     char* to                    # where it writes: nbytes, or two words of 64 bits
     int64_t nbytes
     uint64_t told[2]            # what the exec was told last: an address; seed and offset
+    id_t number                 # SCALAR: which; or NONE
+    int32_t at, part            # SCALAR, host: argument of the op, element of that or NONE. CUDA: offset in bytes, Form
+    id_t segment                # SCALAR: of which read it is the segment; NONE: of the last
     PyObject* generator         # WORDS, borrowed
     uint64_t advance            # how far one run moves it
     int32_t device
+
+cdef struct Number:             # a step of what is computed from numbers that a call finds, as Python computed it
+    int32_t op                  # NumberOp
+    id_t a, b                   # rows of this part, or where it comes from
+    int8_t is_float             # its value is f, else i
+    int8_t must                 # the recording is for this value alone: want
+    double f, want_f
+    int64_t i, want_i
+    const char* table           # LOOKED_UP: so many numbers of its kind, kept alive by the node's owner
+    int64_t length
 
 cdef struct Read:               # Python reads a value, on which depends what comes behind: the end of a segment, mostly
     void* graph                 # of the segment; as in a Node. NULL: the value comes of the tape alone
@@ -281,6 +313,7 @@ cdef struct Effect:             # what a replay does besides its results
     id_t out                    # SETS_GRAD: hidden output that becomes .grad, or NONE: it becomes None; PUTS, APPENDS: or NONE
     id_t place                  # which, relative to the node's places; or NONE
     id_t tag                    # of that place, relative to the node's tags
+    id_t number                 # PUTS, APPENDS: the number that comes to it; or NONE
     int32_t op                  # ADVANCES: Operator
     int32_t times
     PyObject* by                # the constant, borrowed
@@ -302,7 +335,7 @@ cdef struct Place:              # a value that the function can read without its
     PyObject* key
     PyObject* want              # NULL: must stay absent
     int64_t number              # *_LEN and LIST_ITEM; ATTR: function_part
-    id_t slot                   # FOLLOWS: whose tensor it is
+    id_t slot                   # FOLLOWS: whose tensor it is; IS_NUMBER: which number
 
 cdef struct Path:               # one per device: row 0 the host, row 1+i cuda:i
     int32_t driver              # DriverKind
@@ -357,6 +390,7 @@ cdef struct Table:
     Column parts[N_PARTS]       # of all nodes
     Recording rec
     Column rec_patches, rec_deads, rec_reads
+    Column rec_vain             # nodes of the capture under way that are to be taken out
     Column rec_live             # addresses of the path's memory that must stay as it is
     Column freed                # (fn, node) pairs that Python has not been told of yet
     int32_t n_edges             # rows in use

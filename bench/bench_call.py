@@ -108,6 +108,66 @@ def test_hit_with_an_input_that_moves(cuda, compare, captured, settled, figure):
     figure("hit with one moving input over copy_() + replay()", over[1], "×")
 
 
+def test_hit_with_a_changed_number(device, compare, figure):
+    """One number that is another one at each call, in one op and in ten, over the same function with one that stays."""
+    x, rates = torch.rand(N, device=device), [0.5 + 1e-3 * k for k in range(1000)]
+
+    def one(x, rate):
+        return x * rate
+
+    def ten(x, rate):
+        for _ in range(10):
+            x = x * rate
+        return x
+
+    with torch.no_grad():
+        jitted = {name: cgt.jit(function, dynamic=("rate",)) for name, function in {"one": one, "ten": ten}.items()}
+        for f in jitted.values():
+            for rate in rates[:20]:
+                f(x, rate)
+        us = compare(
+            {"x": x, "rates": iter(rates * 10_000), **jitted},
+            same="one(x, 0.5)", changed="one(x, next(rates))", same_in_ten="ten(x, 0.5)", changed_in_ten="ten(x, next(rates))",
+        )  # fmt: skip
+    for f in jitted.values():
+        assert cgt.stats(f).records == 1, cgt.explain(f)
+    figure("hit with a changed number over the same one", us["changed"] - us["same"], "+ µs", at_most=0.5)
+    more = (us["changed_in_ten"] - us["same_in_ten"] - us["changed"] + us["same"]) / 9
+    figure("each further op with that number", more, "+ µs", at_most=0.25)
+
+
+def test_learning_rate_on_a_schedule(device, compare, figure):
+    """A whole training step with another learning rate at each call, over eager."""
+    torch.manual_seed(0)
+    model = mlp(device, 4)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+    x, schedule = torch.rand(32, 256, device=device), iter([1e-3 / (1 + k % 977) for k in range(1_000_000)])
+
+    def body():
+        optimizer.zero_grad()
+        loss = model(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    def stepping(run):
+        def step(rate):
+            optimizer.param_groups[0]["lr"] = rate
+            return run()
+
+        return step
+
+    jitted = cgt.jit(body)
+    names = {"eager": stepping(body), "f": stepping(jitted), "schedule": schedule}
+    for _ in range(20):
+        names["f"](next(schedule))
+    before = cgt.stats(jitted)
+    us = compare(names, calls=20, cgt="f(next(schedule))", eager="eager(next(schedule))")
+    s = cgt.stats(jitted)
+    assert s.records <= 3 and s.replays - before.replays == s.calls - before.calls, cgt.explain(jitted)
+    figure("training step with a schedule over eager", us["cgt"] / us["eager"], "×", at_most=0.6)
+
+
 def test_hit_while_the_last_result_is_held(cuda, compare, captured, settled, figure):
     """`out = f(x)` in a loop: the last result is still held when its memory is overwritten, so it
     is rescued. By hand: replay(), then clone()."""

@@ -18,7 +18,7 @@ from .private import READ_BEHIND, outside_dynamo, self_check
 
 
 def jit(fn=None, *, static_argnums=(), static_argnames=(), max_records=options.MAX_RECORDS,
-        max_graphs=options.MAX_GRAPHS, outputs="rescue", inputs="auto"):  # fmt: skip
+        max_graphs=options.MAX_GRAPHS, outputs="rescue", inputs="auto", dynamic=()):  # fmt: skip
     """Record what `fn` does and replay it at every later call that the recording fits.
 
     The first call runs `fn` and observes it, the second records, the third replays: on the GPU as a
@@ -39,6 +39,8 @@ def jit(fn=None, *, static_argnums=(), static_argnames=(), max_records=options.M
             lets it be overwritten.
         inputs: "auto" pins tensors whose address is stable and copies the rest inside the graph;
             "pinned" records again when an address changes; "copied" copies every plain argument.
+        dynamic: names of arguments that are numbers and other ones at each call. One that changes is
+            found out by itself, at the price of a call or two; this says it beforehand.
 
     Returns:
         A function with the name, docstring and signature of `fn`, which is its `__wrapped__`.
@@ -57,13 +59,14 @@ def jit(fn=None, *, static_argnums=(), static_argnames=(), max_records=options.M
     >>> cgt.stats(f).replays
     1
     """
-    opts = check_options(static_argnums, static_argnames, max_records, max_graphs, outputs, inputs)
+    opts = check_options(static_argnums, static_argnames, max_records, max_graphs, outputs, inputs, dynamic)
     if fn is None:
         return functools.partial(
             jit, static_argnums=static_argnums, static_argnames=static_argnames,
-            max_records=max_records, max_graphs=max_graphs, outputs=outputs, inputs=inputs,
+            max_records=max_records, max_graphs=max_graphs, outputs=outputs, inputs=inputs, dynamic=dynamic,
         )  # fmt: skip
     check_function(fn)
+    check_dynamic(fn, opts.dynamic)
     name = getattr(fn, "__qualname__", None) or getattr(fn, "__name__", type(fn).__name__)
     site = dispatch.new_site(fn, name, opts)
     state = getattr(site, dispatch.ATTRIBUTE)
@@ -78,7 +81,7 @@ def jit(fn=None, *, static_argnums=(), static_argnames=(), max_records=options.M
     return site
 
 
-def check_options(static_argnums, static_argnames, max_records, max_graphs, outputs, inputs):
+def check_options(static_argnums, static_argnames, max_records, max_graphs, outputs, inputs, dynamic):
     """Options as dispatch.py reads them; CgtError names the bad one."""
     if outputs not in options.OUTPUTS:
         raise CgtError(errors.bad_option("outputs", outputs, f"one of {options.OUTPUTS}"))
@@ -93,7 +96,18 @@ def check_options(static_argnums, static_argnames, max_records, max_graphs, outp
         raise CgtError(errors.bad_option("static_argnums", static_argnums, "ints"))
     if not all(isinstance(n, str) for n in names):
         raise CgtError(errors.bad_option("static_argnames", static_argnames, "strings"))
-    return Options((nums, names), max_records, max_graphs, outputs, inputs)
+    dynamic = (dynamic,) if isinstance(dynamic, str) else tuple(dynamic)
+    if not all(isinstance(n, str) for n in dynamic):
+        raise CgtError(errors.bad_option("dynamic", dynamic, "strings"))
+    return Options((nums, names), max_records, max_graphs, outputs, inputs, dynamic)
+
+
+def check_dynamic(fn, names):
+    """CgtError where an argument is named that the function does not have."""
+    known = inspect.signature(fn.forward if isinstance(fn, torch.nn.Module) else fn).parameters if names else {}
+    for name in names:
+        if name not in known and not any(p.kind == p.VAR_KEYWORD for p in known.values()):
+            raise CgtError(errors.bad_option("dynamic", name, f"one of {tuple(known)}"))
 
 
 def check_function(fn):

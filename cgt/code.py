@@ -120,6 +120,36 @@ def code_reads(code):
     return reads
 
 
+@functools.lru_cache(KEPT)
+def asks_type(code):
+    """The line at which this code asks for the exact type of something, and not only for the type's name, method or text, or
+    of `self`; or None. (isinstance() asks for no exact type.)"""
+    if "type" not in code.co_names:
+        return None
+    steps, line = [], code.co_firstlineno
+    for one in dis.get_instructions(code):
+        line = one.starts_line if type(one.starts_line) is int else getattr(one, "line_number", None) or line
+        if one.opname not in NO_STEPS:
+            steps.append((one.opname, one.argval, line))
+    for at, (name, value, line) in enumerate(steps):
+        if not (name in ("LOAD_GLOBAL", "LOAD_NAME") and value == "type"):
+            continue
+        call = next((k for k in range(at + 1, len(steps)) if steps[k][0].startswith("CALL")), None)
+        if call is None or call + 1 >= len(steps):
+            return f"{code.co_filename}:{line}"
+        of_self = call == at + 2 and steps[at + 1][0] in VARIABLES and steps[at + 1][1] in ("self", "cls")
+        as_text = at > 0 and steps[at - 1][:2] in TEXTS
+        given = call == at + 1  # isinstance(x, type): it is not called
+        if not (given or of_self or as_text or steps[call + 1][0].startswith(("LOAD_ATTR", "LOAD_METHOD", "FORMAT"))):
+            return f"{code.co_filename}:{line}"
+    return None
+
+
+VARIABLES = ("LOAD_FAST", "LOAD_FAST_BORROW", "LOAD_DEREF")
+TEXTS = tuple((load, name) for load in ("LOAD_GLOBAL", "LOAD_NAME") for name in ("str", "repr", "print"))
+NO_STEPS = ("CACHE", "PRECALL", "PUSH_NULL", "EXTENDED_ARG", "RESUME", "NOP")
+
+
 def steps_of(code):
     """(operation, argument) of each instruction."""
     raw, extended = code.co_code, 0

@@ -59,6 +59,7 @@ class Options(NamedTuple):
     max_graphs: int
     outputs: str
     inputs: str
+    dynamic: tuple  # names of arguments that are live from the beginning
 
 
 @declared
@@ -71,6 +72,7 @@ class State:
     opts: Options
     graph: "Graph | None" = None  # what it runs, if it is the backward of a recording
     range: str = ""  # what profilers show around a replay; kept for the row
+    dynamic: set = fresh(set)  # paths of arguments that the user says are live
     keep: dict = fresh(dict)  # node -> Kept
     programs: dict = fresh(dict)  # spec -> (program, paths); filled by the core
     drivers: dict = fresh(dict)  # kinds of device among the arguments -> driver, once warmed
@@ -88,6 +90,11 @@ class State:
     written: set = fresh(set)  # and those that the function writes
     followed: set = fresh(set)  # paths of places in which other tensors came
     replaced: set = fresh(set)  # of these, to which it stores them itself
+    live: set = fresh(set)  # paths of numbers that are others at each call: arguments, and what lies in places
+    exact: dict = fresh(dict)  # of these, those that more than its ops depend on -> the line
+    looks: dict = fresh(dict)  # path -> recordings for one value of what comes of it
+    untraced: str | None = None  # why none can be
+    numbers: dict = fresh(dict)  # path of an argument -> the last number that Python saw there
     asks_which: bool = False  # it is not the same to it which tensor lies in a place
     recurrent: bool = False  # it draws dropout from cuDNN's random state
     apart: set = fresh(set)  # ops that a capture forbade: they run eagerly between two graphs
@@ -102,7 +109,7 @@ class State:
 
 
 # What reset() makes a function forget; bury() empties `keep`.
-STAYS = frozenset("f born name opts graph range keep reasons past ran warmed warm_seconds look_seconds".split())
+STAYS = frozenset("f born name opts graph dynamic range keep reasons past ran warmed warm_seconds look_seconds".split())
 LEARNT = tuple(f.name for f in dataclasses.fields(State) if f.name not in STAYS)
 
 
@@ -118,6 +125,7 @@ class Kept(NamedTuple):
     grads: list  # of GradRow
     loose: list  # aliases of memory that it reads and nothing of the above names
     advances: list  # of Advance
+    numbers: Any  # of live.Told
     seconds: tuple  # per phase of making it
     values: list  # of segments.Value
     forks: list  # where they are
@@ -232,6 +240,7 @@ class Plan(NamedTuple):
     sizes: list  # (path, dict, entries) of what attributes could come to
     sources: list  # of impure.states
     owners: dict  # id of an object's __dict__ -> the object
+    live: list  # of live.Source
     unguarded: list  # sentences
     changed: set  # paths of the places that kept other recordings from fitting
     follows: dict  # position of a place -> the slot whose tensor is what lies there
@@ -248,6 +257,7 @@ class Plan(NamedTuple):
     kept: list = []  # of places.Put
     puts: list = []  # when it has run: (one of these, position of its place) to which something came
     free: frozenset = frozenset()  # positions of the places of these that hold anything
+    stored: dict = {}  # when it has run: position of a place that it changed -> the number, of live.Trace, that came to it
     moving: dict = {}  # when it has run: position of a place that the call advances, and nobody in it sees -> the EffectRow, or None
 
 
@@ -304,6 +314,8 @@ class Seen:
     undo: Any = None  # record.Before: what a capture that comes to nothing puts back
     sinks: Any = None
     plan: "Plan | None" = None  # what is recorded
+    live: Any = None  # live.Trace: what it does with the plan's numbers
+    untraced: str | None = None  # why the function can have none
 
     # what it showed
     reason: str | None = None  # the first thing that forbids replay
@@ -405,6 +417,7 @@ class EffectRow(NamedTuple):
     op: int = 0  # Operator in cgt_core.pxd
     by: Any = None  # ADVANCES, and PUTS and APPENDS without an output: the constant
     times: int = 0
+    number: int = NONE  # PUTS, APPENDS: of the node's numbers, the one that comes to it
 
 
 class GradRow(NamedTuple):

@@ -20,6 +20,7 @@ from cgt_core import (
     FOLLOWS,
     FRESH,
     INPUT,
+    IS_NUMBER,
     LIST_LEN,
     NONE,
     NOT_AT_ALL,
@@ -37,7 +38,7 @@ from cgt_core import (
     WRITES,
 )
 
-from . import errors, moving, places, pytree, trace, views
+from . import errors, live, moving, places, pytree, trace, views
 from .data import Draft, EffectRow, GradRow, OutRow, SlotRow
 from .observe import all_tensors, held, span
 
@@ -341,9 +342,9 @@ def describe_puts(plan, seen, slots, paths, near, outs, out):
     index = {id(t): k for k, t in reversed(list(enumerate(out.tensors)))}
     for put, at in plan.puts:
         kind, place = (APPENDS if put.place.kind == LIST_LEN else PUTS), put.place
-        for value in place.home[place.want :] if kind == APPENDS else [places.value_at(place)]:
+        for j, value in enumerate(place.home[place.want :] if kind == APPENDS else [places.value_at(place)]):
             if is_fixed(value):
-                effects.append(EffectRow(kind, NONE, place=at, by=value))
+                effects.append(EffectRow(kind, NONE, place=at, by=value, number=live.number_put(seen, place, j)))
                 continue
             if type(value) is not torch.Tensor or value.requires_grad:
                 return errors.changed_state(place.path)
@@ -397,7 +398,7 @@ def slots_before(plan):
 def vet_changes(plan, ran):
     """A sentence if the run left something else behind that a replay would not: other values in places
     that are guarded, another mode, another requires_grad. `ran`: the function's code."""
-    place = places.find_changed(plan.places, is_guarded_as, {*plan.moving, *plan.free})
+    place = places.find_changed(plan.places, is_guarded_as, {*plan.moving, *plan.free, *plan.stored})
     if place is not None:
         return errors.changed_state(place.path, moving.line_of(place, ran))
     changed = places.find_grown(plan.sizes)
@@ -519,7 +520,7 @@ def used_slots(plan, draft):
     ]  # fmt: skip
 
 
-def group_places(found, moving, free, follows):
+def group_places(found, moving, free, follows, numbers):
     """(Places by the dict that tells of them (the core skips a dict that did not change), the rest in
     one group that is compared at each call; the positions that they had.)"""
     groups, loose = {}, []
@@ -528,9 +529,9 @@ def group_places(found, moving, free, follows):
         number = p.key if p.kind == places.LIST_ITEM else number
         present = p.want is not places.MISSING
         guard = BY_VALUE if is_plain(p.want) else BY_IDENTITY
-        guard = FOLLOWS if k in follows else NOT_AT_ALL if k in free else BY_TYPE if k in moving else guard
+        guard = IS_NUMBER if k in numbers else FOLLOWS if k in follows else NOT_AT_ALL if k in free else BY_TYPE if k in moving else guard
         want = None if k in follows else p.want  # the core has it from the slot
-        row = (p.kind, guard, p.home, p.key, want, present, number, follows.get(k, NONE))
+        row = (p.kind, guard, p.home, p.key, want, present, number, numbers.get(k, follows.get(k, NONE)))
         teller = places.told_by(p)
         if teller is not None:
             groups.setdefault(id(teller), (teller, []))[1].append((row, k))

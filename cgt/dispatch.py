@@ -19,14 +19,17 @@ import weakref
 import cgt_core as core
 import torch
 from cgt_core import (
+    AT_PLACE,
     CUDA,
     FITS,
     HOST,
     INPUT,
+    LIVE,
     MISS_ALIGN,
     MISS_ALIVE,
     MISS_AMBIENT,
     MISS_GRAD,
+    MISS_NUMBER,
     MISS_PLACE,
     MISS_POINTER,
     MISS_SAME,
@@ -43,6 +46,7 @@ from . import (
     flow,
     impure,
     islands,
+    live,
     moving,
     options,
     places,
@@ -61,10 +65,12 @@ from .plan import (
     find_followable,
     leaf_devices,
     learn_code,
+    leaves_of,
     misses,
     place_in_tree,
     plan_call,
     survey,
+    why_untraced,
 )
 from .private import is_forward_ad, outside_dynamo
 
@@ -93,6 +99,8 @@ def new_site(function, name, opts, graph=None):
 
     def build(f, born):
         state = State(f, born, name, opts, graph, range_name)
+        state.dynamic = live.paths_of_arguments(function, opts.dynamic)
+        state.live |= state.dynamic
 
         @outside_dynamo
         def on_miss(spec, args, kwargs, due=False):
@@ -148,11 +156,12 @@ def again(call, reason, answers):
 def attend(call):
     """Warm or record: (None, the result); or (the reason why the call runs eagerly, None)."""
     state = call.state
-    call = call._replace(flat=pytree.flatten_call(call.args, call.kwargs, *state.opts.static))
+    live.learn_arguments(state, call.args, call.kwargs)
+    call = call._replace(flat=pytree.flatten_call(call.args, call.kwargs, *state.opts.static, state.live))
     reason = verdict(call) or vet_dropout(call)
     if reason is not None:
         return reason, None
-    if call.spec == NONE:
+    if call.spec == NONE or not is_spec(state, call.spec, call.flat):
         call = call._replace(spec=find_spec(state, call.flat))
     first = driver_of(state, call.flat) is None
     reason = wait(call, first)
@@ -187,9 +196,13 @@ def wait(call, first):
 
 
 def is_learnt(state, node, why, index):
-    """Is this a miss that will not come again, since what lies in that place is followed from now on?"""
-    kept = state.keep[node]
-    return why == MISS_PLACE and kept.followable.get(kept.place_paths[index]) is False and kept.place_paths[index] not in state.followed
+    """Is this a miss that will not come again, since what lies in that place is followed, or live, from now on?"""
+    if why != MISS_PLACE:
+        return False
+    kept, path = state.keep[node], state.keep[node].place_paths[index]
+    if path in kept.numbers.places and path not in state.live and path not in state.exact:
+        return True
+    return kept.followable.get(path) is False and path not in state.followed
 
 
 def vet_replay(state, reason):
@@ -297,6 +310,12 @@ def drop_graphs(state):
 # --- specs, verdicts, limits ------------------------------------------------------------------
 
 
+def is_spec(state, spec, flat):
+    """Is this the structure of these arguments, with the numbers that are live by now?"""
+    program, _ = state.programs[spec]
+    return sum(kind == LIVE for kind, _, _ in program) == len(flat.numbers)
+
+
 def find_spec(state, flat):
     """Add a spec for these arguments. Objects compared by identity are held weakly if they can be:
     a dead one takes its spec and recordings along."""
@@ -311,7 +330,7 @@ def find_spec(state, flat):
     if len(state.programs) >= options.MAX_SPECS:
         used = {core.node_facts(n).spec for n in core.fn_nodes(f)}
         DOOMED.append((state, next((s for s in state.programs if s not in used), NONE)))
-    spec_of.append(core.spec_add(f, program, len(flat.tensors), state.programs, flat.paths))
+    spec_of.append(core.spec_add(f, program, len(flat.tensors), len(flat.numbers), state.programs, flat.paths))
     return spec_of[0]
 
 
@@ -485,6 +504,8 @@ def why_missed(call, path, parent):
             return errors.place_changed(kept.place_paths[index])
         if why == MISS_GRAD:
             return errors.place_changed(kept.slot_paths[kept.grads[index].slot] + ".grad")
+        if why == MISS_NUMBER:
+            return errors.number_decides(*kept.numbers.decides.get(index, ("a number", "no line")))
         name = kept.slot_paths[index]
         if why == MISS_POINTER:
             return errors.moved(name, *core.slot_addresses(node, index, tensors))
@@ -664,12 +685,13 @@ def prepare(call, attempt, around):
     missed = misses(call, path, parent)
     followable = find_followable(call, around)
     moves = note_moves(state, around.tensors, missed, followable)
+    live.learn_places(state, around.found.places, [state.keep[node] for node, why, _ in missed if why == MISS_PLACE], misplaced(state, missed))
     try:
         core.with_paths(functools.partial(core.go_on, device_of(state, flat), parent, around.tensors))
     except core.DriverError as error:  # no memory for what the last iteration left held
         attempt.passing = True
         return record.failure(error)
-    changed = {state.keep[node].place_paths[index] for node, why, index in missed if why == MISS_PLACE}
+    changed = misplaced(state, missed)
     plan = plan_call(call, around, parent, followable, moves, changed)
     if isinstance(plan, str):
         return plan
@@ -699,6 +721,11 @@ def note_moves(state, tensors, missed, followable):
     return moves
 
 
+def misplaced(state, missed):
+    """Paths of the places that kept recordings from fitting."""
+    return {state.keep[node].place_paths[index] for node, why, index in missed if why == MISS_PLACE}
+
+
 def others_in(kept, node, followable, tensors):
     """Paths of places in which another tensor lies than this recording found."""
     at = {path: k for k, path in enumerate(kept.slot_paths)}
@@ -710,6 +737,10 @@ def capture(call, attempt):
     """Run the function while it is recorded. A sentence if nothing ran, or None."""
     plan = attempt.plan
     reason = record.capture(call, attempt)
+    if attempt.seen is not None:
+        live.blame(call.state, attempt.seen, reason or attempt.seen.reason)
+    if attempt.seen is not None and attempt.seen.untraced is not None:
+        call.state.untraced = attempt.seen.untraced
     if reason is not None:
         attempt.passing = autograd.was_greedy(plan) or (attempt.seen is not None and attempt.seen.again)
         return reason
@@ -735,6 +766,7 @@ def draft_node(call, attempt):
         if reason is None:
             plan = attempt.plan = find_moving(state, plan, seen)
             reason = errors.used_elsewhere(plan.kept[0].place.path) if plan.free is None else learn_replaced(state, plan, seen)
+            reason = reason or live.learn_stored(state, plan, seen, why_untraced(state, plan.saves))
         draft = reason or describe.rows(plan, seen, attempt.result, call)
         if not isinstance(draft, str):
             if plan.graph is not None:
@@ -760,9 +792,11 @@ def find_moving(state, plan, seen):
     more, free, puts = found
     plan.places.extend(more)
     replaced = [k for k in plan.follows if state.opts.outputs == "rescue" and is_replaced(plan.places[k])]
-    free, puts = free.union(replaced), puts + [(places.Put("", "", None, plan.places[k]), k) for k in replaced]
-    plan.places.extend(moving.class_guards(plan.places, plan.owners, [*rows, *free]))
-    return plan._replace(moving=rows, free=free, puts=puts)
+    stored = {k: row for k, row in live.stored_in(seen, plan.places).items() if k not in free and k not in rows}
+    puts = puts + [(places.Put("", "", None, plan.places[k]), k) for k in (*replaced, *stored)]
+    free = free.union(replaced)
+    plan.places.extend(moving.class_guards(plan.places, plan.owners, [*rows, *free, *stored]))
+    return plan._replace(moving=rows, free=free, puts=puts, stored=stored)
 
 
 def is_replaced(place):
@@ -832,7 +866,7 @@ def make_node(call, attempt):
 def run_node(call, attempt):
     """Run the recording for the call that made it; what it replaces goes. The caller holds the paths."""
     plan = attempt.plan
-    result = core.run_node(attempt.node, list(plan.flat.tensors), plan.driver == CUDA)
+    result = core.run_node(attempt.node, leaves_of(plan.flat), plan.driver == CUDA)
     for old, slot, first in plan.moves:
         if slot in plan.copied or (first and slot in plan.follows.values()):
             core.node_replace(old)
@@ -946,7 +980,8 @@ def add_node(call, plan, seen, draft):
     follows = {k: index[slot] for k, slot in plan.follows.items()}
     followable = {path: k in follows for path, (k, _) in plan.followable.items()}
     mine = [None if k in follows.values() else s.tensor for k, s in enumerate(slots)]
-    groups, order = describe.group_places(plan.places, plan.moving, plan.free, follows)
+    taken = {s.at: k for k, s in enumerate(plan.live) if s.op == AT_PLACE}
+    groups, order = describe.group_places(plan.places, plan.moving, plan.free, follows, taken)
     row_at = {k: j for j, k in enumerate(order)} | {NONE: NONE}
     # Another thread may have moved the version of what this run did not touch.
     effects = [e._replace(slot=index[e.slot], place=row_at[e.place]) for e in draft.effects if e.slot in index]
@@ -956,7 +991,7 @@ def add_node(call, plan, seen, draft):
     site = None
     if graph is not None:
         autograd.cut(draft)
-        opts = state.opts._replace(outputs="rescue", inputs="auto", static=((), ()))
+        opts = state.opts._replace(outputs="rescue", inputs="auto", static=((), ()), dynamic=())
         site = new_site(autograd.backward_of(graph), state.name + BACKWARD, opts, graph)
     saves = [(index[save.slot], save.out) for save in behind.saves]
     drawn_from = [] if seen.dropout is None else [seen.dropout]  # guarded by itself
@@ -964,11 +999,13 @@ def add_node(call, plan, seen, draft):
     kept = Kept(
         graph, site, (program, groups, effects, mine, seen.captured, seen.keep),
         [draft.paths[k] for k in used], [plan.places[k].path for k in order], followable, grads, loose, moving.told(plan, code_of(state)),
+        live.told(seen.live, plan.places),
         core.record_seconds(), seen.values, seen.forks, islands.told(seen),
     )  # fmt: skip
     node = core.add_node(
         state.f, call.spec, plan.ambient, slots, outs, program, ret_python, effects, grads, groups,
-        list(plan.flat.tensors), (site, saves, [index[k] for k in behind.flows], behind.joined), state.keep, kept,
+        list(plan.flat.tensors), (site, saves, [index[k] for k in behind.flows], behind.joined),
+        live.rows_of(seen.live, row_at), state.keep, kept,
     )  # fmt: skip
     if graph is not None:
         graph.node, graph.loose = node, loose + drawn_from
@@ -1004,5 +1041,6 @@ def forget(state):
     core.fn_reset(state.f)
     # What it runs stays, too: a backward may be pending, or just be at it in another thread.
     fresh = State(state.f, state.born, state.name, state.opts, state.graph)
+    fresh.live |= state.dynamic
     for name in LEARNT:
         setattr(state, name, getattr(fresh, name))

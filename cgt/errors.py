@@ -130,6 +130,38 @@ def follows(path):
     return f"the function puts another tensor into {path}, which it reads: followed from the next call on."
 
 
+def stores_number(path):
+    return f"the function changes the number in {path}, which it reads: from the next call on it is computed at each."
+
+
+def number_kept(path):
+    return f"something that is computed from {path}, a number that changes from call to call, outlives the call. Pass it as a tensor."
+
+
+def number_saved():
+    return "a backward outside of the function, compiled code or another thread may look at it"
+
+
+def number_type(line):
+    return f"the function asks for an exact type with type(x), at {line}: there a number that changes is recorded by itself. isinstance() would not keep it from that."
+
+
+def row_written(line):
+    return f"what a number chose from is written past it, at {line}, or the row that it chose: each such number is recorded by itself."
+
+
+def row_kept():
+    return "a row that a number chose from a tensor outlives the call, to which it is a view of that tensor: each such number is recorded by itself."
+
+
+def number_raised(text):
+    return f"with a stand-in for a number the function raised {text}: each number is recorded by itself."
+
+
+def number_decides(path, line):
+    return f"{path} is looked at by more than ops ({line}): each number there is recorded by itself. Pass it as a tensor, or compute with it only."
+
+
 def asks_which(path):
     return (
         f"the function asks which tensor lies in {path}, by its hash or id; or it calls an eager part (cgt.eager), which could replace it; or "

@@ -19,7 +19,7 @@ import torch
 from cgt_core import CUDA
 from torch.utils import _pytree
 
-from . import constants, describe, errors, impure, options, places, segments, trace
+from . import constants, describe, errors, impure, live, options, places, segments, trace
 from .apart import bring_in, bring_out, end_segment, slim
 from .observe import (
     all_tensors,
@@ -104,7 +104,10 @@ def meet(seen, call, function, args, kwargs):
     """The function is called, by `call`, in a run under observation."""
     seen.asks_which = True  # it may put other tensors into places in the middle of the call
     line = user_line(seen)
+    live.settle_all(seen)
     leaves, spec = _pytree.tree_flatten((args, kwargs))
+    leaves = list(map(live.settle, leaves))
+    args, kwargs = _pytree.tree_unflatten(leaves, spec)
     tensors = [t for t in leaves if isinstance(t, torch.Tensor)]
     for t in tensors:
         touch(seen, t)

@@ -7,7 +7,20 @@ import cgt_core as core
 import torch
 from cgt_core import CUDA, HOST, NONE
 
-from . import autograd, code, describe, errors, flow, impure, moving, options, places, pytree, trace
+from . import (
+    autograd,
+    code,
+    describe,
+    errors,
+    flow,
+    impure,
+    live,
+    moving,
+    options,
+    places,
+    pytree,
+    trace,
+)
 from .data import Around, Plan, Reached, Was
 from .observe import span
 from .taps import is_alone, is_reader
@@ -39,7 +52,12 @@ def place_in_tree(state, flat, tensors):
 
 def misses(call, path, parent):
     """[(recording, why, index)]: why those here of the call's structure do not take it; newest match first."""
-    return core.node_misses(path, parent, call.state.f, call.spec, list(call.flat.tensors))
+    return core.node_misses(path, parent, call.state.f, call.spec, leaves_of(call.flat))
+
+
+def leaves_of(flat):
+    """What the core takes of a call: its tensors, then its live numbers."""
+    return [*flat.tensors, *(value for _, value in flat.numbers)]
 
 
 def survey(call):
@@ -93,10 +111,11 @@ def plan_call(call, around, parent, followable, moves, changed):
         return errors.used_elsewhere(stored)
     named = [*enumerate(flat.paths), *((slot, path) for path, (_, slot) in followed.items())]
     copied = choose_copied(state, named, tensors, len(flat.tensors), driver, parent, [slot for _, slot, first in moves if not first])
+    sources = live.sources_of(flat, found.places, state, why_untraced(state, saves))
     return Plan(
         flat=flat, driver=driver, parent=parent, graph=graph, saves=saves,
         reached=around.reached, also=around.also, places=found.places, lone=places.lone_empties(found.places),
-        sizes=found.sizes, sources=impure.states(found.sources), owners=found.owners, kept=found.kept, unguarded=found.notes, changed=changed,
+        sizes=found.sizes, sources=impure.states(found.sources), owners=found.owners, kept=found.kept, live=sources, unguarded=found.notes, changed=changed,
         followable=followable, follows=dict(followed.values()), moves=moves, copied=copied,
         spent=autograd.find_spent(graph, flat, copied, driver, parent, call.args),
         grads={k: core.grad_id(t) for k, t in enumerate(tensors) if can_have_grad(t)},
@@ -104,6 +123,14 @@ def plan_call(call, around, parent, followable, moves, changed):
         was=[Was(describe.memory_of(t), t.requires_grad, alias_of(t, driver, parent)) for t in tensors],
         generators=reach_generators(found.places, flat), ambient=core.ambient(), sinks=sinks,
     )  # fmt: skip
+
+
+def why_untraced(state, saves):
+    """Why no run of this function can have live numbers, or None. Autograd would keep them for a backward that no run sees, Dynamo
+    compiles for their type, other threads would find the stand-ins, and type(x) tells them from numbers."""
+    if state.graph is not None or saves or runs_compiled(state) or not is_alone():
+        return errors.number_saved()
+    return state.untraced or live.asker(state.ran | state.passed)
 
 
 def refuse_around(flat, around):

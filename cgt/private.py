@@ -19,8 +19,11 @@ __all__ = [
     "CAPTURE_CHECKS", "COMPILED_FRAME", "HIGHER_ORDER_CALL", "HOP_COMPILES", "HOP_WRAPPERS", "KEEPS_GRAPH", "READ_BEHIND", "SAVED_HOOKS_DISABLE",
     "TO_DLPACK", "DispatchMode", "FakeTensorMode", "OpOverload", "clear_workspaces", "compilations", "compiled_switches", "graph_task",
     "inductor_is_there", "is_forward_ad", "may_donate", "mode_is_active", "outside_dynamo", "pop_saved_hooks",
-    "push_saved_hooks", "region_call", "self_check", "sequence_number", "sharded_module", "was_freed",
+    "push_saved_hooks", "region_call", "self_check", "sequence_number", "sharded_module", "was_freed", "without_torch_function",
 ]  # fmt: skip
+
+
+without_torch_function = torch._C.DisableTorchFunctionSubclass
 
 
 class DispatchMode(TorchDispatchMode):

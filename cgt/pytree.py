@@ -24,7 +24,19 @@ import sys
 from typing import NamedTuple
 
 import torch
-from cgt_core import CUSTOM, DATACLASS, DICT, EQUAL, LIST, NAMEDTUPLE, PLAIN, SAME, TENSOR, TUPLE
+from cgt_core import (
+    CUSTOM,
+    DATACLASS,
+    DICT,
+    EQUAL,
+    LIST,
+    LIVE,
+    NAMEDTUPLE,
+    PLAIN,
+    SAME,
+    TENSOR,
+    TUPLE,
+)
 from torch.utils import _pytree as torch_pytree
 
 from .errors import CgtError
@@ -36,6 +48,9 @@ PLAIN_TYPES = frozenset(
 HASHABLE_INSTEAD = {list: "a tuple", dict: "a tuple of its items", set: "a frozenset"}
 EXACT_TYPE = {TUPLE: tuple, LIST: list, DICT: dict}
 HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: a class made at run time, not a C type such as dict
+
+
+MOST = 1 << 62  # a whole number that is live is no larger: C computes with it
 
 
 class Readout:
@@ -79,13 +94,14 @@ class Flat(NamedTuple):
     tensors: tuple  # tensor leaves, in order
     paths: tuple  # of each tensor leaf: "args[0]['x'].w"
     objects: tuple  # (path, object) of every SAME and EQUAL leaf, in order
+    numbers: tuple = ()  # (path, number) of every LIVE leaf, in order
 
 
-def flatten(tree, path, static=(), objects=None):
+def flatten(tree, path, static=(), objects=None, live=()):
     """Flatten `tree`. Paths start with `path`; a subtree whose path is in `static` is one leaf. `objects`: opens those
-    that it knows as dataclasses are."""
-    out = Flat([], [], [], [])
-    _flatten_into(out, tree, path, frozenset(static), {}, objects)
+    that it knows as dataclasses are. `live`: paths of what may be another number of its type at each call."""
+    out = Flat([], [], [], [], [])
+    _flatten_into(out, tree, path, frozenset(static), {}, objects, live)
     return Flat(*map(tuple, out))
 
 
@@ -177,11 +193,11 @@ def _holds(value, is_made, ancestors):
     return any(_holds(child, is_made, ancestors) for child in children)
 
 
-def flatten_call(args, kwargs, static_argnums=(), static_names=()):
-    """Flatten a call: its program is that of `args` followed by that of `kwargs`."""
+def flatten_call(args, kwargs, static_argnums=(), static_names=(), live=()):
+    """Flatten a call: its program is that of `args` followed by that of `kwargs`. `live`: see flatten."""
     static = {f"args[{i + len(args) if i < 0 else i}]" for i in static_argnums}
     static |= {f"kwargs[{name!r}]" for name in static_names}
-    positional, named = flatten(args, "args", static), flatten(kwargs, "kwargs", static)
+    positional, named = flatten(args, "args", static, live=live), flatten(kwargs, "kwargs", static, live=live)
     return Flat(*(left + right for left, right in zip(positional, named, strict=True)))
 
 
@@ -235,7 +251,7 @@ def same_value(recorded, value):
         return False
 
 
-def _flatten_into(out, value, path, static, ancestors, objects):
+def _flatten_into(out, value, path, static, ancestors, objects, live=()):
     """Append to the four lists of `out`. `ancestors` maps the id of each open container to its
     path; every one of them is alive further up the stack, so no id is reused."""
     is_static = path in static
@@ -248,6 +264,10 @@ def _flatten_into(out, value, path, static, ancestors, objects):
         out.program.append((TENSOR, 0, value))
         out.tensors.append(value.words)
         out.paths.append(path)
+        return
+    if path in live and not is_static and (type(value) is float or (type(value) is int and abs(value) <= MOST)):
+        out.program.append((LIVE, 0, type(value)))
+        out.numbers.append((path, value))
         return
     opened = None if is_static else _open(value, path, objects)
     if opened is None:
@@ -264,7 +284,7 @@ def _flatten_into(out, value, path, static, ancestors, objects):
         )
     out.program.append(op)
     for child, step in zip(children, steps, strict=True):
-        _flatten_into(out, child, path + step, static, ancestors, objects)
+        _flatten_into(out, child, path + step, static, ancestors, objects, live)
     del ancestors[id(value)]
 
 
@@ -393,6 +413,8 @@ def _match(ops, value, tensors):
     kind, n, obj = next(ops)
     if kind == TENSOR:
         tensors.append(value)
+        return type(value) is obj
+    if kind == LIVE:
         return type(value) is obj
     if kind == SAME:
         return value is obj

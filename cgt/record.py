@@ -33,6 +33,7 @@ from . import (
     errors,
     forks,
     impure,
+    live,
     places,
     pytree,
     segments,
@@ -43,6 +44,7 @@ from . import (
 from .data import Behind, Words
 from .observe import (
     NOT_USER_CODE,
+    Unrecordable,
     all_tensors,
     buffer_for,
     exchange,
@@ -191,6 +193,12 @@ def on_host(call, attempt):
         if attempt.seen is None:
             return reason
         attempt.seen.reason = reason  # the function ran: its result stands, only the recording is lost
+    except (Unrecordable, Exception) as error:
+        reason = live.why_repeated(attempt.seen, error)
+        if reason is None:
+            raise
+        core.abort()
+        return reason
     return None
 
 

@@ -134,6 +134,12 @@ def explain_node(state, node):
         lines.append(f"    for these values read on the way: {some([f'{v.line} {describe_value(v)}' for v in kept.values])}")
     if facts.readouts:
         lines.append(f"    waits for what it hands out on the host: {some(facts.readouts)}")
+    changing = [path for path, line in kept.numbers.sources if line is None]
+    if changing:
+        lines.append(f"    live: {some(changing)}")
+    fixed = [f"{path} ({line})" for path, line in kept.numbers.sources if line is not None]
+    if fixed:
+        lines.append(f"    for this number alone: {some(fixed)}")
     if kept.islands:
         lines.append(f"    runs eagerly between its graphs: {some(kept.islands)}")
     if kept.forks:

@@ -263,6 +263,15 @@ def tap_readers(is_mine, read):
     return READERS.to(is_mine, handle)
 
 
+# (Never __getitem__: put back, it leaves a slot in the type by which every tensor is a sequence to C.)
+MAKERS = Tap((torch, "tensor"), (torch, "as_tensor"))
+
+
+def tap_makers(is_mine, make):
+    """A bracket: inside, where `is_mine()`, make(plain, name, args, kwargs) is called for what makes tensors of Python's numbers."""
+    return MAKERS.to(is_mine, lambda plain, owner, name, args, kwargs: make(plain, name, args, kwargs))
+
+
 def tap_kernels():
     """A bracket: inside, kernels of operators that read behind the observer's back (private.READ_BEHIND) tell of it. Whom,
     says api.py."""

@@ -15,7 +15,19 @@ import cgt_core as core
 import torch
 from cgt_core import CUDA, HOST
 
-from . import advice, apart, constants, errors, forks, impure, readout, segments, tape
+from . import (
+    advice,
+    apart,
+    constants,
+    errors,
+    forks,
+    impure,
+    live,
+    readout,
+    scalars,
+    segments,
+    tape,
+)
 from .observe import (
     Unrecordable,
     exchange,
@@ -123,11 +135,11 @@ def run(seen, function, args, kwargs):
         tap_compiled(is_mine, higher_order), (lambda: None, functools.partial(constants.close, seen)),
         (lambda: None, functools.partial(readout.close, seen)),
         tap_forks(lambda: is_mine() or forks.is_imagined(seen), functools.partial(forks.see_fork, seen, forks.modules())),
-        tap_kernels(), *regions, *packing(seen, is_mine), impure.tap(seen, is_mine),
+        tap_kernels(), *regions, *packing(seen, is_mine), impure.tap(seen, is_mine), live.tap(seen, is_mine),
     ]  # fmt: skip
     before = references(seen)
-    called = functools.partial(core.observed, seen.returned, observer, function, args, kwargs)
-    result = core.within(brackets, called)
+    called = functools.partial(given, seen, observer, function, args, kwargs)
+    result = live.close(seen, core.within(brackets, called))
     seen.is_own = sys.getrefcount(result) <= 2  # ours and the question's
     seen.imported = impure.imported(seen.started)
     seen.ran = impure.code_of_function(seen.started, seen.imported)
@@ -143,6 +155,11 @@ def run(seen, function, args, kwargs):
         if any(rng.at is not rng.words for rng in seen.rng.values()):
             refuse(seen, errors.reseeded(user_line(seen)))
     return result
+
+
+def given(seen, observer, function, args, kwargs):
+    """Call the function, which is observed, with what is to stand for its arguments."""
+    return core.observed(seen.returned, observer, function, *live.arguments(seen, args, kwargs))
 
 
 def packing(seen, is_mine):
@@ -233,14 +250,14 @@ def see_higher_order(seen, op):
         refuse(seen, errors.higher_order_op(op.name(), user_line(seen)))
 
 
-def see_reader(seen, function, name, t, given):
+def see_reader(seen, function, name, t, arguments):
     """A method that reads memory: fatal on the host, where nobody could replay the reader. What it is to return, where that is
     not its own affair."""
     if seen.inside:
         return None
     # On a stream of the function's own the bytes would leave before they are computed.
     beside = is_capture(seen) and torch.cuda.current_stream() not in forks.STREAMS.values()
-    answer = None if beside else readout.note(seen, name, t, given, run.__code__, function)
+    answer = None if beside else readout.note(seen, name, t, arguments, given.__code__, function)
     if answer is not None or name in readout.OPS:
         return answer
     sid = core.storage_id(t)
@@ -278,6 +295,8 @@ def see_op(seen, op, args, kwargs):
     if op is None:
         refuse(seen, errors.mode_inside(user_line(seen)))
         return
+    if seen.live is not None:
+        live.watch(seen)
     if op.namespace == "profiler" or seen.inside:
         core.proceed(None)
         return
@@ -311,7 +330,10 @@ def see_op(seen, op, args, kwargs):
     if op.namespace == "c10d":
         written += inputs
     written = tensors_in(written, [])
-    constant = constants.is_constant(seen, op, facts, inputs)
+    if written and seen.live is not None:
+        live.see_written(seen, written)
+    numbers = live.note(seen, op, facts, args, kwargs, seen.driver == CUDA and is_hosts(kwargs, inputs)) if seen.live is not None else []
+    constant = not numbers and constants.is_constant(seen, op, facts, inputs)
     asks = (reads_here(seen, facts) or is_dynamic(facts, inputs) or is_to_host(inputs, kwargs)) and not constant
     values = segments.values_of(seen, inputs) if asks and constants.is_pure(op, facts) else None
     tells = asks and values is None and segments.tells(seen, packet, inputs)
@@ -366,11 +388,14 @@ def see_op(seen, op, args, kwargs):
     elif between:
         results = apart.record(seen, op, args, kwargs)
     else:
+        before = core.graph_length() if numbers and is_capture(seen) else 0
         try:
             results = core.proceed(instead)
         except Exception as error:
             apart.learn(seen, op, facts, written, error)
             raise
+    if numbers and is_capture(seen) and not scalars.record(seen, op, args, kwargs, numbers, before):
+        live.pin_all(seen, numbers)
     seen.draws, seen.random = seen.draws or draws, seen.random or facts.draws
     seen.acts = seen.acts or op.namespace not in constants.KNOWN or (facts.draws and generator is not None)
     if draws:
@@ -398,7 +423,7 @@ def see_op(seen, op, args, kwargs):
     if aside:
         seen.drawn.update(map(core.storage_id, fresh))
     if (is_host_recording(seen) and not between) or (aside and fresh and is_capture(seen)):
-        append(seen, op, args, kwargs, results, fresh, bool(written))
+        append(seen, op, args, kwargs, results, fresh, bool(written), numbers)
     if written and seen.swaps:
         mirror(seen, written)
 
@@ -476,8 +501,8 @@ def see_compilation(seen):
         refuse(seen, errors.compiles(user_line(seen)))
 
 
-def append(seen, op, args, kwargs, results, fresh, writes):
-    """Put the op on the host's tape, unless it is a view."""
+def append(seen, op, args, kwargs, results, fresh, writes, numbers):
+    """Put the op on the host's tape, unless it is a view. `numbers`: see live.note."""
     # A freed storage's address could come back.
     seen.memory.extend(map(core.alias, filter(core.is_plain, fresh)))
     if seen.reason is not None or facts_of(op).reshapes or not (fresh or writes or not results):
@@ -488,6 +513,8 @@ def append(seen, op, args, kwargs, results, fresh, writes):
     try:
         kwargs = {k: fix(seen, v) for k, v in kwargs.items()}
         tape.append(op, fix(seen, args), kwargs, fresh)
+        for k, part, row in numbers:
+            core.scalar(row, seen.live.steps[row].value, k, part)
     except Exception as error:  # an argument without a boxed form: the op ran, so go on eagerly
         refuse(seen, errors.untaped_op(str(op), user_line(seen), str(error)))
 

@@ -48,6 +48,12 @@ def dropout(device, wrap):
     return [f(square(device, k)) for k in range(CALLS)]
 
 
+def number_that_changes(device, wrap):
+    table = [0.5 + k / 16 for k in range(CALLS)]
+    f, x = wrap(lambda x, lr, t: x.mul(lr).add_(x, alpha=-lr) * table[t] + torch._foreach_add([x, x], [lr, 2 * lr])[1]), square(device)
+    return [f(x, 0.125 * (k + 1), k) for k in range(CALLS)]
+
+
 def branches(device, wrap):
     f = wrap(lambda x: x * 2 if x.sum() > 0 else x[x > 0] - 1)
     return [f(square(device, 3).abs() * (1 if k % 2 else -1)) for k in range(CALLS)]
@@ -109,7 +115,7 @@ def whole_step(device, wrap):
 
 
 PROGRAMS = (
-    pinned_and_copied, results_that_are_held, dropout, branches, number_handed_out, op_between_graphs, state_that_is_replaced,
+    pinned_and_copied, results_that_are_held, dropout, number_that_changes, branches, number_handed_out, op_between_graphs, state_that_is_replaced,
     control_flow, trained_from_outside, whole_step,
 )  # fmt: skip
 

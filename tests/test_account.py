@@ -43,7 +43,7 @@ class Thing:
 
 GROWING = {  # each call is another one
     "shapes": (lambda x: x * 2, lambda device: ((values(device, k + 1),) for k in range(100))),
-    "numbers": (lambda x, k: x * k, lambda device: ((values(device), float(k)) for k in range(100))),
+    "texts": (lambda x, k: x * float(k), lambda device: ((values(device), str(k)) for k in range(100))),
     "objects": (lambda x, o: x * o.scale, lambda device: ((values(device), Thing()) for k in range(100))),
 }
 
@@ -59,9 +59,9 @@ def test_calls_that_never_come_again_are_not_recorded(device, f, calls):
 
 @tells("does_not_pay")
 def test_more_kinds_than_there_is_room_for_must_pay(device):
-    """As the time steps of a sampler do, which come again with each sample."""
-    f, x = cgt.jit(lambda x, k: x * k), values(device)
-    s = run(f, [(x, float(k % 12)) for k in range(400)])
+    """As names of layers do, which come again with each sample."""
+    f, x = cgt.jit(lambda x, k: x * float(k)), values(device)
+    s = run(f, [(x, str(k % 12)) for k in range(400)])
     assert s.records <= 2 and s.replays <= 70
     told = next(r for r in s.reasons if r.startswith("recordings do not pay so far"))
     assert "Keep to a few shapes and values" in told
@@ -69,9 +69,9 @@ def test_more_kinds_than_there_is_room_for_must_pay(device):
 
 def test_value_in_a_module_that_changes_at_each_call_is_recorded_once(device):
     thing, x = Thing(), values(device)
-    f = cgt.jit(lambda x: x * thing.scale)
+    f = cgt.jit(lambda x: x * float(thing.scale))
     for k in range(60):
-        thing.scale = float(k)
+        thing.scale = str(k)
         assert torch.equal(f(x), x * float(k))
     s = cgt.stats(f)
     # Calls look alike, so it is tried once more.

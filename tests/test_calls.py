@@ -418,7 +418,9 @@ def describe(x, value):
 def test_another_static_value_is_another_child(device, one, other):
     f = cgt.jit(describe)
     x = values(device)
-    for value, expected in [(one, (1, 1, 1, 0)), (other, (1, 2, 2, 0)), (one, (1, 2, 4, 0))]:
+    # A number that changes is looked at by itself from then on: the first recording knew it as a constant.
+    last = (1, 3, 3, 0) if type(one) is type(other) and (type(one) is float or (type(one) is int and one < 2**62)) else (1, 2, 4, 0)
+    for value, expected in [(one, (1, 1, 1, 0)), (other, (1, 2, 2, 0)), (one, last)]:
         for _ in range(3 if expected[1] == 1 else 2):
             assert same(f(x, value), describe(x, value))
         assert counts(f) == expected
@@ -543,13 +545,13 @@ def test_past_max_records_calls_run_eagerly_with_both_addresses_and_recover(devi
 
 def test_past_max_records_the_reason_names_the_value_that_changes(device):
     class Config:
-        scale = 0.0
+        scale = "0"
 
     config = Config()
-    f = cgt.jit(lambda x: x * config.scale, max_records=2)
+    f = cgt.jit(lambda x: x * float(config.scale), max_records=2)
     x = values(device)
     for k in range(5):
-        config.scale = float(k)
+        config.scale = str(k)
         assert same(f(x), x * float(k))
     assert counts(f) == (1, 2, 0, 2)
     assert "config.scale" in cgt.explain(f)

@@ -90,8 +90,8 @@ def test_appends_of_plain_values_happen_when_warmed_and_recorded(device):
     assert len(log) == 4 and cgt.stats(jitted).replays >= 1
 
 
-@footgun("A counter that the function reads and changes keeps it from replaying")
-def test_counter_that_the_function_advances_is_right_but_never_replays(device):
+@footgun("A counter that the function reads and looks at keeps it from replaying")
+def test_counter_that_the_function_computes_with_replays_and_one_that_it_looks_at_does_not(device):
     steps = 0
 
     def f(x):
@@ -100,6 +100,16 @@ def test_counter_that_the_function_advances_is_right_but_never_replays(device):
         return x * steps
 
     jitted = cgt.jit(f)
+    assert firsts(jitted, ones(device)) == [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]
+    assert counters(jitted) == (1, 1, 3, 1)
+    steps = 0
+
+    def looks(x):
+        nonlocal steps
+        steps += 1
+        return x * float(str(steps))
+
+    jitted = cgt.jit(looks)
     assert firsts(jitted, ones(device)) == [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]
     assert cgt.stats(jitted).replays == 0
     count = torch.zeros((), device=device)
@@ -432,12 +442,15 @@ def test_dict_with_another_order_of_keys_is_recorded_for_itself(device):
     assert counters(jitted) == (1, 2, 5, 0)
 
 
-@footgun("Every new shape, dtype or plain value is a new recording")
+@footgun("Every new shape, dtype, string or number that is looked at is a new recording")
 def test_each_new_value_records_and_past_the_limit_runs_eagerly(device):
     x = ones(device)
-    jitted = cgt.jit(lambda x, k: x * k, max_records=3)
+    jitted = cgt.jit(lambda x, k: x * float(str(k)), max_records=3)
     assert [firsts(jitted, x, k, calls=1)[0] for k in range(6)] == [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]
     assert counters(jitted) == (1, 3, 0, 2)
+    jitted = cgt.jit(lambda x, k: x * k)  # one that is only computed with
+    assert [firsts(jitted, x, k, calls=1)[0] for k in range(6)] == [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]
+    assert counters(jitted) == (1, 1, 4, 0)
     jitted = cgt.jit(lambda x, k: x * k)  # instead: a tensor, whose value may change
     k = torch.zeros((), device=device)
     for value in range(6):

@@ -34,6 +34,8 @@ ORDER = [
     "flow",
     "returns",
     "places",
+    "live",
+    "scalars",
     "moving",
     "impure",
     "tape",
@@ -173,6 +175,7 @@ def test_only_the_shims_include_torch_headers():
             "tape_shim.h",
             "autograd_shim.h",
             "observe_shim.h",
+            "numbers_shim.h",
         )
     }
     assert read(CORE / "tensor_shim.h") and read(CORE / "cuda_shim.h")

@@ -518,9 +518,10 @@ def test_schedule_that_steps_outside(device, name):
             twin.schedule.step(*([twin.last.item()] if name == "plateau" else []))
 
     s = compare(device, mlp, optimizer=optimizer, between=between)
-    if values < N:
-        assert s.eager == 0 and s.records <= values and s.replays >= N - 1 - values, s.reasons
-    assert all("['lr']" in reason for reason in s.reasons), s.reasons
+    if name != "cycle of rate and betas":  # which are tuples
+        most = min(values, 3)
+        assert s.eager == 0 and s.records <= most and s.replays >= N - 1 - most, s.reasons
+    assert all("['lr']" in reason or "['betas']" in reason for reason in s.reasons), s.reasons
 
 
 def test_schedule_that_steps_inside(device):

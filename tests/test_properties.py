@@ -430,13 +430,13 @@ class Judge:
     """The functions under test, jitted by one of the two; inputs are never freed in between."""
 
     def __init__(self, transform):
-        self.scale, self.weight = 1.0, torch.ones(4)
+        self.scale, self.weight = "1", torch.ones(4)  # a number that changes is live to cgt, and not to the model
         self.inputs = [torch.arange(4.0)]
         self.total = torch.zeros(4)
         self.everything = [self.weight]
 
         def multiply(x, k):
-            return x * weight.view(x.shape) * scale + k, x.view(-1)[1:]
+            return x * weight.view(x.shape) * float(scale) + int(k), x.view(-1)[1:]
 
         def accumulate(x, total):
             total.add_(x.sum())
@@ -450,7 +450,7 @@ class Judge:
     def do(self, what, k):
         """One action; the results of a call."""
         if what == "multiply":
-            return self.functions[0](self.inputs[-1], k % 2)
+            return self.functions[0](self.inputs[-1], str(k % 2))
         if what == "accumulate":
             result = self.functions[1](self.inputs[-1], self.total)
             assert result["total"] is self.total
@@ -462,7 +462,7 @@ class Judge:
         elif what == "write input":
             self.inputs[-1].add_(k)
         elif what == "scale":
-            self.cells["scale"].cell_contents = float(k % 2)
+            self.cells["scale"].cell_contents = str(k % 2)
         elif what == "write weight":
             self.cells["weight"].cell_contents.mul_(0.5)
         elif what == "new weight":

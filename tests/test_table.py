@@ -122,7 +122,7 @@ def test_specs_are_freed_with_their_function_or_alone(rows):
     f, born = rows()
     before = core.books()
     programs = [program_of(1), program_of(torch.ones(1), [2, "x"]), program_of(a=torch.ones(1))]
-    specs = [core.spec_add(f, *program, {}, ()) for program in programs]
+    specs = [core.spec_add(f, *program, 0, {}, ()) for program in programs]
     after = core.books()
     assert after["specs"] == before["specs"] + 3
     assert after["ops"] == before["ops"] + sum(len(program) for program, _ in programs)
@@ -146,7 +146,7 @@ def test_row_of_a_function_that_could_not_be_built_goes():
 def test_reset_keeps_counters(rows):
     f, _ = rows()
     core.fn_count(f, "eager", 5)
-    core.spec_add(f, *program_of(1), {}, ())
+    core.spec_add(f, *program_of(1), 0, {}, ())
     core.fn_reset(f)
     assert core.fn_counts(f)[4] == 5 and core.books()["specs"] == 0
 
@@ -186,7 +186,7 @@ def test_functions_and_specs_made_and_freed_in_any_order_balance(actions):
             continue
         elif what == "spec":
             program, leaves = programs[numbers[1]]
-            alive[key][core.spec_add(key[0], program, leaves, {}, ())] = len(program)
+            alive[key][core.spec_add(key[0], program, leaves, 0, {}, ())] = len(program)
         elif what == "drop spec" and alive[key]:
             spec = list(alive[key])[numbers[1] % len(alive[key])]
             core.spec_free_if(*key, spec)
@@ -298,29 +298,29 @@ def test_copied_slots_are_counted_in_bytes(device):
 
 
 def test_newest_match_comes_first(device):
-    f = cgt.jit(lambda x, k: x * k)
+    f = cgt.jit(lambda x, k: x * int(k))
     x = torch.ones(4, device=device)
-    f(x, 0)
+    f(x, "0")
     for k in range(3):
-        f(x, k)
+        f(x, str(k))
     number, path = state_of(f).f, index_of(device) + 1
     newest = core.children(path, NONE, number)
     used = [core.node_facts(n).used for n in newest]
     assert len(used) == 3 and used == sorted(used, reverse=True)
     assert core.fn_nodes(number) == newest
-    f(x, 0)
+    f(x, "0")
     assert core.children(path, NONE, number) == [newest[2], newest[0], newest[1]]
     assert core.fn_nodes(number) == [newest[2], newest[0], newest[1]]
-    f(x, 2)
+    f(x, "2")
     assert core.children(path, NONE, number) == [newest[0], newest[2], newest[1]]
 
 
 def test_dropping_a_recording_leaves_the_others(device):
-    f = cgt.jit(lambda x, k: (x * k, [x, x.sum()]))
+    f = cgt.jit(lambda x, k: (x * int(k), [x, x.sum()]))
     x = torch.ones(4, device=device)
-    f(x, 0)
+    f(x, "0")
     for k in range(4):
-        f(x, k)
+        f(x, str(k))
     nodes = core.fn_nodes(state_of(f).f)
     for node in (nodes[1], nodes[3]):
         dispatch.drop_node(node)
@@ -328,7 +328,7 @@ def test_dropping_a_recording_leaves_the_others(device):
     assert core.fn_nodes(state_of(f).f) == [nodes[0], nodes[2]]
     replays = cgt.stats(f).replays
     for k in (3, 1):
-        y, (z, total) = f(x, k)
+        y, (z, total) = f(x, str(k))
         assert torch.equal(y, x * k) and z is x and total.item() == 4.0
     assert cgt.stats(f).replays == replays + 2
 
@@ -482,20 +482,20 @@ def test_reset_frees_what_other_functions_recorded_behind(device):
 
 def test_children_are_those_of_one_place_newest_match_first(device):
     path, x = index_of(device) + 1, torch.ones(4, device=device)
-    f, g = recorded(lambda x: x * 2, x), cgt.jit(lambda x, k: x * k)
+    f, g = recorded(lambda x: x * 2, x), cgt.jit(lambda x, k: x * int(k))
     (root,) = nodes_of(f)
     name = state_of(g).f
-    g(x, 0)
+    g(x, "0")
 
     def behind(k):
         cgt.step()
         y = f(x)
-        assert torch.equal(y, x * 2) and torch.equal(g(x, k), x * k)
+        assert torch.equal(y, x * 2) and torch.equal(g(x, str(k)), x * k)
         return come_to(device)
 
     first, second, third = (behind(k) for k in range(3))
     cgt.step()
-    g(x, 0)
+    g(x, "0")
     alone = come_to(device)
     assert core.children(path, root, name) == [third, second, first]
     assert core.children(path, NONE, name) == [alone] and core.children(path, alone, name) == []
@@ -511,9 +511,9 @@ def test_children_are_those_of_one_place_newest_match_first(device):
 
 
 def test_oldest_leaf_goes_first_and_never_the_node_that_the_path_has_come_to(device):
-    x, f = torch.ones(4, device=device), cgt.jit(lambda x, k: x * k)
-    f(x, 0)
-    for k in (0, 1, 2, 3, 1, 0):
+    x, f = torch.ones(4, device=device), cgt.jit(lambda x, k: x * int(k))
+    f(x, "0")
+    for k in "012310":
         f(x, k)
     uses = nodes_of(f)[::-1]  # of k = 2, 3, 1, 0
     assert uses[-1] == come_to(device)
@@ -521,7 +521,7 @@ def test_oldest_leaf_goes_first_and_never_the_node_that_the_path_has_come_to(dev
         assert core.node_oldest() == node
         dispatch.drop_node(node)
     assert core.node_oldest() is None and core.nodes() == uses[-1:]
-    assert torch.equal(f(x, 0), torch.zeros_like(x))
+    assert torch.equal(f(x, "0"), torch.zeros_like(x))
     cgt.step()
     assert core.node_oldest() == uses[-1], "the path has come to no node"
 

@@ -227,7 +227,7 @@ def test_learning_rate_changed_in_the_group_takes_effect_at_the_next_step(device
             trainer.opt.param_groups[0]["lr"] *= 0.5
 
     s = compare(device, between, optimizer="momentum")
-    assert counts(s) == (1, 3, N - 4, 0), s.reasons
+    assert counts(s) == (1, 2, N - 3, 0), s.reasons
 
 
 def test_learning_rate_that_comes_back_finds_its_recording(device):

@@ -118,14 +118,14 @@ def test_two_ways_through_the_program_are_five_recordings(device):
 
 @pytest.mark.parametrize("behind", [False, True], ids=["first", "behind another"])
 def test_64_siblings_replay_and_move_to_the_front(device, behind):
-    f, root = cgt.jit(lambda x, k: x + k, max_records=64), cgt.jit(two)
+    f, root = cgt.jit(lambda x, k: x + int(k), max_records=64), cgt.jit(two)
     x = numbers(device)
-    root(x), f(x, 0)
+    root(x), f(x, "0")
 
     def call(k):
         cgt.step()
         y = root(x) if behind else x
-        assert same(f(y, k), (two(x) if behind else x) + k)
+        assert same(f(y, str(k)), (two(x) if behind else x) + k)
 
     for k in range(64):
         call(k)
@@ -505,15 +505,15 @@ def test_poisoned_results_of_the_path_name_both_lines(device):
 
 def test_max_records_counts_per_parent(device):
     a, b = cgt.jit(one), cgt.jit(two)
-    f = cgt.jit(lambda x, k: x * k, max_records=2)
+    f = cgt.jit(lambda x, k: x * int(k), max_records=2)
     x = numbers(device)
-    a(x), b(x), f(x, 0)
+    a(x), b(x), f(x, "0")
 
     def call(parent, *ks):
         for k in ks:
             cgt.step()
             y = parent(x)
-            assert same(f(y, k), y * k)
+            assert same(f(y, str(k)), y * k)
         return counts(f)
 
     assert call(a, 0, 1, 2) == (1, 2, 0, 1)
@@ -542,13 +542,13 @@ def test_reason_for_the_limit_names_the_slot_and_both_addresses(device, name):
 
 def test_limit_ends_after_its_cool_down(device, short_cool_down):
     a = cgt.jit(one)
-    f = cgt.jit(lambda x, k: x * k, max_records=2)
+    f = cgt.jit(lambda x, k: x * int(k), max_records=2)
     x = numbers(device)
-    a(x), f(x, 0)
+    a(x), f(x, "0")
     for k in range(8):
         for _ in range(6):
             cgt.step()
-            assert same(f(a(x), k), one(x) * k)
+            assert same(f(a(x), str(k)), one(x) * k)
     warmups, records, replays, eager = counts(f)
     assert (warmups, records) == (1, 8) and 0 < eager <= 6 * 4 and replays >= 6 + 2 * 5
     assert len(nodes_of(f)) == 2 and len(nodes_of(a)) == 1
@@ -562,16 +562,16 @@ def test_bad_max_graphs_is_refused_with_its_name(device, bad):
 
 def test_leaf_that_ran_longest_ago_makes_room_and_what_is_held_stays(device):
     room = len(core.nodes()) + 4
-    f, root = (cgt.jit(h, max_graphs=room) for h in (lambda x, k: x + k, one))
+    f, root = (cgt.jit(h, max_graphs=room) for h in (lambda x, k: x + int(k), one))
     x = numbers(device)
-    root(x), f(x, 0)
+    root(x), f(x, "0")
     held = []
 
     def call(*ks):
         for k in ks:
             refill(x, len(held))
             cgt.step()
-            held.append((f(root(x), k), one(x) + k))
+            held.append((f(root(x), str(k)), one(x) + k))
             assert same(*held[-1]) and len(core.nodes()) <= room
         return counts(f)
 

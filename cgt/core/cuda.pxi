@@ -220,7 +220,8 @@ cdef int cuda_end(Recording* r, Patch* patches, int32_t n_patches) noexcept:
         # The words come first in the stream, so taking unused ones out loses no order.
         code = cu.cuGraphDestroyNode(<cu.CUgraphNode>patches[k].handle)
         if code: return code
-    code = cu.cuGraphGetNodes(graph, NULL, &n)
+    code = cuda_thin(&TABLE.rec_vain)
+    if code == 0: code = cu.cuGraphGetNodes(graph, NULL, &n)
     if code: return code
     r.n_graph_nodes = <int32_t>n + r.n_inner
     return cuda_vet(graph, n) if n else 0
@@ -240,6 +241,7 @@ cdef int cuda_cut(Recording* r, Read* read) noexcept:
     cuda_mark(r.device, 0)
     read.graph = <void*>graph
     if code == 0: code = told
+    if code == 0: code = cuda_thin(&TABLE.rec_vain)
     if code == 0: code = cu.cuGraphGetNodes(graph, NULL, &n)
     if code == 0: code = cuda_vet(graph, n)
     if code: return code
@@ -383,6 +385,126 @@ cdef int cuda_patch_words(void* exec_, Patch* p) noexcept nogil:
     return cu.cuGraphExecKernelNodeSetParams(
         <cu.CUgraphExec>exec_, <cu.CUgraphNode>p.handle, &k)
 
+# --- numbers among a kernel's arguments ---
+
+cdef struct Kernel:                 # what a node's kernel is launched with, as the exec was told last
+    cu.CUDA_KERNEL_NODE_PARAMS params
+    int32_t n, users                # arguments; patches that write here
+    void* args[1]                   # n of them, and behind these their bytes
+
+cdef int kernel_param(cu.CUDA_KERNEL_NODE_PARAMS* params, size_t k, size_t* offset, size_t* size) noexcept:
+    """Where argument k lies, in a kernel that is known as a function or as a kernel of a library."""
+    if params.func is not NULL: return cu.cuFuncGetParamInfo(params.func, k, offset, size)
+    return cu.cuKernelGetParamInfo(params.kern, k, offset, size)
+
+cdef Kernel* kernel_take(cu.CUgraphNode node) except NULL:
+    """A kernel node's parameters, in memory of ours."""
+    cdef cu.CUDA_KERNEL_NODE_PARAMS params
+    cdef size_t n = 0, k, offset = 0, size = 0, end = 0
+    cdef Kernel* kernel
+    cdef char* at
+    check(CUDA, cu.cuGraphKernelNodeGetParams(node, &params), CALL_CUT)
+    while params.kernelParams is not NULL and kernel_param(&params, n, &offset, &size) == 0:
+        n += 1
+        end = offset + size
+    kernel = <Kernel*>malloc(sizeof(Kernel) + n * sizeof(void*) + end)
+    if kernel is NULL: raise MemoryError()
+    kernel.params, kernel.n, kernel.users = params, <int32_t>n, 0
+    at = <char*>&kernel.args[n]
+    for k in range(n):
+        kernel_param(&params, k, &offset, &size)
+        kernel.args[k] = at + offset
+        memcpy(at + offset, params.kernelParams[k], size)
+    kernel.params.kernelParams = kernel.args
+    return kernel
+
+cdef void cuda_scalar_free(Patch* p) noexcept:
+    cdef Kernel* kernel = <Kernel*>p.to
+    kernel.users -= 1
+    if kernel.users == 0: free(kernel)
+
+cdef int cuda_scalar(void* exec_, Patch* p, Number* r) noexcept:
+    cdef int code = fault(CALL_PATCH)
+    cdef char* at
+    if code: return code
+    at = <char*>&(<Kernel*>p.to).args[(<Kernel*>p.to).n] + p.at
+    form_write(p.part, r.is_float, r.f, r.i, at)
+    return 0
+
+cdef int cuda_scalar_done(void* exec_, Patch* p) noexcept:
+    return cu.cuGraphExecKernelNodeSetParams(<cu.CUgraphExec>exec_, <cu.CUgraphNode>p.handle, &(<Kernel*>p.to).params)
+
+cdef tuple cuda_shot(cu.CUgraphNode node):
+    """(handle, kind, what must be the same, [(offset, bytes) of each argument]) of a node; kind 0: a kernel."""
+    cdef cu.CUgraphNodeType kind
+    cdef cu.CUDA_KERNEL_NODE_PARAMS* p
+    cdef cu.CUDA_MEMSET_NODE_PARAMS fill
+    cdef Kernel* kernel
+    cdef size_t offset = 0, size = 0
+    cdef int32_t k
+    check(CUDA, cu.cuGraphNodeGetType(node, &kind), CALL_CUT)
+    if kind == cu.CUgraphNodeType.CU_GRAPH_NODE_TYPE_MEMSET:
+        check(CUDA, cu.cuGraphMemsetNodeGetParams(node, &fill), CALL_CUT)
+        return <uintptr_t>node, <int>kind, (fill.elementSize, fill.width, fill.height, fill.value), ()
+    if kind != cu.CUgraphNodeType.CU_GRAPH_NODE_TYPE_KERNEL: return <uintptr_t>node, <int>kind, (), ()
+    kernel = kernel_take(node)
+    p = &kernel.params
+    shape = (<uintptr_t>p.func, <uintptr_t>p.kern, p.gridDimX, p.gridDimY, p.gridDimZ, p.blockDimX, p.blockDimY, p.blockDimZ,
+             p.sharedMemBytes)
+    params = []
+    for k in range(kernel.n):
+        kernel_param(p, k, &offset, &size)
+        params.append((offset, PyBytes_FromStringAndSize(<char*>kernel.args[k], size)))
+    free(kernel)
+    return <uintptr_t>node, <int>kind, shape, tuple(params)
+
+cdef list cuda_nodes(Recording* r):
+    """The nodes of the capture under way, in the order in which they were made."""
+    cdef cu.CUstreamCaptureStatus status
+    cdef cu.CUgraph graph = NULL
+    cdef cu.CUgraphNode* nodes
+    cdef size_t n = 0, k
+    check(CUDA, cu.cuStreamGetCaptureInfo(cu_stream(r.stream), &status, NULL, &graph, NULL, NULL, NULL), CALL_CUT)
+    check(CUDA, cu.cuGraphGetNodes(graph, NULL, &n), CALL_CUT)
+    if n == 0: return []
+    nodes = <cu.CUgraphNode*>malloc(n * sizeof(cu.CUgraphNode))
+    if nodes is NULL: raise MemoryError()
+    try:
+        check(CUDA, cu.cuGraphGetNodes(graph, nodes, &n), CALL_CUT)
+        return [<uintptr_t>nodes[k] for k in range(n)]
+    finally:
+        free(nodes)
+
+cdef list cuda_mark_here(Recording* r):
+    """The nodes behind which the stream's next one will stand."""
+    cdef cu.CUstreamCaptureStatus status
+    cdef const cu.CUgraphNode* last = NULL
+    cdef size_t n = 0, k
+    check(CUDA, cu.cuStreamGetCaptureInfo(cu_stream(r.stream), &status, NULL, NULL, &last, NULL, &n), CALL_CUT)
+    return [<uintptr_t>last[k] for k in range(n)]
+
+cdef int cuda_back(Recording* r, list mark) except -1:
+    """What the stream captures next comes behind these nodes, whatever it captured since."""
+    cdef cu.CUgraphNode* nodes = <cu.CUgraphNode*>malloc((len(mark) + 1) * sizeof(cu.CUgraphNode))
+    cdef size_t k
+    cdef int code
+    if nodes is NULL: raise MemoryError()
+    for k in range(len(mark)): nodes[k] = <cu.CUgraphNode><uintptr_t>mark[k]
+    code = cu.cuStreamUpdateCaptureDependencies(
+        cu_stream(r.stream), nodes, NULL, len(mark),
+        cu.CUstreamUpdateCaptureDependencies_flags_enum.CU_STREAM_SET_CAPTURE_DEPENDENCIES)
+    free(nodes)
+    return check(CUDA, code, CALL_CUT)
+
+cdef int cuda_thin(Column* vain) noexcept:
+    """Take out nodes that were captured to look at. Nothing stands behind them."""
+    cdef int code = 0
+    cdef int32_t k
+    for k in range(vain.n - 1, -1, -1):
+        if code == 0: code = cu.cuGraphDestroyNode((<cu.CUgraphNode*>vain.rows)[k])
+    vain.n = 0
+    return code
+
 cdef int cuda_order(Path* p, void* stream) noexcept nogil:
     cdef cu.CUevent event = NULL
     cdef int code = fault(CALL_ORDER)
@@ -417,5 +539,6 @@ cdef void cuda_destroy(void* graph, void* exec_, void* pool, void* state) noexce
 DRIVERS[CUDA] = Driver(
     cuda_restore, cuda_begin, cuda_copy, cuda_words, cuda_spend, cuda_fetch, cuda_cut, cuda_resume, cuda_wait,
     cuda_fork, cuda_enter, cuda_leave, cuda_decide,
-    cuda_end, cuda_instantiate, cuda_checkpoint, cuda_abort, cuda_launch, cuda_patch, cuda_order, cuda_current_stream, cuda_rescue,
+    cuda_end, cuda_instantiate, cuda_checkpoint, cuda_abort, cuda_launch, cuda_patch, cuda_scalar, cuda_scalar_done, cuda_scalar_free,
+    cuda_order, cuda_current_stream, cuda_rescue,
     cuda_destroy)

@@ -38,6 +38,9 @@ cdef struct Driver:
     void (*abort)(Recording* r) noexcept                 # undo begin, whatever happened since
     int (*launch)(void* exec_, void* stream, string* error) noexcept nogil
     int (*patch)(void* exec_, Patch* p) noexcept nogil   # tell the exec p.told
+    int (*scalar)(void* exec_, Patch* p, Number* r) noexcept     # tell it a number
+    int (*scalar_done)(void* exec_, Patch* p) noexcept   # that was the last for this op
+    void (*scalar_free)(Patch* p) noexcept
     int (*order)(Path* p, void* stream) noexcept nogil   # stream waits for the path's last launch
     void* (*stream)(int device) noexcept nogil           # the caller's current stream
     int (*rescue)(void* held, PyObject* proto, int device) noexcept   # part a holder's storage and proto's

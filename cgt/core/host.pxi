@@ -80,6 +80,15 @@ cdef int host_patch(void* exec_, Patch* p) noexcept nogil:
     if code == 0: tape_patch_copy(exec_, <int><uintptr_t>p.handle, <const char*><uintptr_t>p.told[0])
     return code
 
+cdef int host_scalar(void* exec_, Patch* p, Number* r) noexcept:
+    cdef int code = fault(CALL_PATCH)
+    if code == 0: tape_scalar(exec_, <int><uintptr_t>p.handle, p.at, p.part, r.is_float, r.f, r.i)
+    return code
+
+cdef int host_scalar_done(void* exec_, Patch* p) noexcept: return 0
+
+cdef void host_scalar_free(Patch* p) noexcept: pass
+
 cdef int host_order(Path* p, void* stream) noexcept nogil: return 0
 
 cdef void* host_stream(int device) noexcept nogil: return NULL
@@ -93,5 +102,6 @@ cdef void host_destroy(void* graph, void* exec_, void* pool, void* state) noexce
 DRIVERS[HOST] = Driver(
     host_restore, host_begin, host_copy, host_words, host_spend, host_fetch, host_cut, host_resume, host_wait,
     host_fork, host_enter, host_leave, host_decide,
-    host_end, host_instantiate, host_checkpoint, host_abort, host_launch, host_patch, host_order, host_stream, host_rescue,
+    host_end, host_instantiate, host_checkpoint, host_abort, host_launch, host_patch, host_scalar, host_scalar_done, host_scalar_free,
+    host_order, host_stream, host_rescue,
     host_destroy)

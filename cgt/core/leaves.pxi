@@ -28,12 +28,21 @@ cdef inline int plain_same(PyObject* a, PyObject* b) except -1:
         return PyObject_RichCompareBoolX(a, b, Py_EQ)
     return SAME_VALUE[0](<object>a, <object>b)      # ranges, slices, tuples, numpy scalars, enums ...
 
+cdef inline bint number_fits(PyObject* x) noexcept:
+    """Can C compute with this float or int? (live.MOST)"""
+    cdef int overflow = 0
+    cdef int64_t i
+    if Py_TYPE_(x) != INT_TYPE: return True
+    i = PyLong_AsLongLongAndOverflow(x, &overflow)
+    return overflow == 0 and -(<int64_t>1 << 62) <= i <= <int64_t>1 << 62
+
 ABSENT = object()       # what no op accepts
 
 cdef struct Walk:
     Table* table
     PyObject** leaves
     int32_t n_leaves
+    int32_t first_number, n_numbers     # live numbers come behind the leaves of this spec
     PyObject* hold                 # list that keeps what a registered type's flatten made, or NULL
     id_t differs_at                # the op whose plain value was not `differs`; NONE if another kind
     PyObject* differs
@@ -67,6 +76,11 @@ cdef id_t walk(Walk* w, id_t at, PyObject* x) except -2:
             w.differs_at = at
             w.differs = x
         return NONE
+    if op.kind == LIVE:
+        if tp != op.obj or not number_fits(x): return NONE
+        w.leaves[w.first_number + w.n_numbers] = x
+        w.n_numbers += 1
+        return at + 1
     if op.kind == SAME:
         # `obj` is the object, or a weak reference to it where the object allows one: a dead
         # object's address may be another one's today.
@@ -139,7 +153,8 @@ cdef id_t leaves_take(Table* t, id_t f, PyObject* args, PyObject* kwargs, Walk* 
             before = s
             s = spec_row(t, s).next
             continue
-        w.n_leaves = 0
+        w.n_leaves = w.n_numbers = 0
+        w.first_number = spec_row(t, s).n_leaves
         w.differs_at = NONE
         at = walk(w, spec_row(t, s).op_at, args)
         if at != NONE: at = walk(w, at, kwargs)

@@ -91,6 +91,11 @@ static int observe_shown(int shown) noexcept {
 
 // --- one op -------------------------------------------------------------------------------------------------------
 
+struct OpNumber {  // an argument that is one of live.py's numbers
+  int arg, part;    // which, and which element of that list, or -1
+  PyObject* node;   // owned
+};
+
 struct Call {
   const c10::OperatorHandle& op;
   c10::DispatchKeySet below;
@@ -99,6 +104,12 @@ struct Call {
   std::vector<c10::TensorImpl*> lone{};                    // arguments that Python did not know
   std::vector<std::pair<at::Tensor, at::Tensor>> given{};  // what the op was given, and what it got instead
   std::exception_ptr error{};                            // what the op threw, if that is not Python's
+  std::vector<OpNumber> numbers{};
+  ~Call() {
+    if (numbers.empty()) return;
+    Gil gil;
+    for (const OpNumber& one : numbers) Py_DECREF(one.node);
+  }
 };
 static thread_local Call* call_now = nullptr;
 
@@ -259,9 +270,101 @@ static int observe_told() noexcept {
   return -1;
 }
 
+// --- numbers that are live (live.py) --------------------------------------------------------------------------------
+// PyTorch carries them as symbols, and to where it wants a tensor as a tensor without a value, whose Python object knows
+// the symbol. Kernels get the number.
+
+static PyObject* number_node = nullptr;         // the class of live.py's nodes
+static std::atomic<int> numbers_watched{0};     // runs that have any
+static void numbers_are(PyObject* node) { number_node = Py_NewRef(node); }
+static void numbers_watch(int by) noexcept { numbers_watched += by; }
+
+// The node behind a symbol, owned; NULL: it is not one of ours.
+static PyObject* node_of(PyObject* symbol) {
+  PyObject* node = symbol ? PyObject_GetAttrString(symbol, "node") : nullptr;
+  if (!node) PyErr_Clear();
+  if (node && reinterpret_cast<PyObject*>(Py_TYPE(node)) != number_node) Py_CLEAR(node);
+  return node;
+}
+
+static c10::IValue number_of(PyObject* node) {
+  PyObject* value = PyObject_GetAttrString(node, "value");
+  if (!value) throw_python(nullptr);
+  c10::IValue number = PyFloat_Check(value) ? c10::IValue(PyFloat_AS_DOUBLE(value))
+                                            : c10::IValue(static_cast<int64_t>(PyLong_AsLongLong(value)));
+  Py_DECREF(value);
+  return number;
+}
+
+static void plain_number(c10::IValue& value, int arg, int part, std::vector<OpNumber>& found) {
+  if (value.isSymInt() || value.isSymFloat()) {
+    pybind11::object symbol = torch::jit::toPyObject(value);
+    PyObject* node = node_of(symbol.ptr());
+    if (!node) return;
+    value = number_of(node);
+    found.push_back({arg, part, node});
+  } else if (value.isTensor() && value.toTensor().defined() && value.toTensor().unsafeGetTensorImpl()->is_wrapped_number()) {
+    const at::Tensor& t = value.toTensor();
+    if (!t.unsafeGetTensorImpl()->pyobj_slot()->load_pyobj()) return;
+    pybind11::object wrapped = pybind11::reinterpret_steal<pybind11::object>(THPVariable_Wrap(t));
+    PyObject* symbol = PyObject_GetAttrString(wrapped.ptr(), "_wrapped_number");
+    if (!symbol) return PyErr_Clear();
+    PyObject* node = node_of(symbol);
+    Py_DECREF(symbol);
+    if (!node) return;
+    c10::IValue number = number_of(node);
+    if (number.isDouble()) *static_cast<double*>(t.mutable_data_ptr()) = number.toDouble();
+    else *static_cast<int64_t*>(t.mutable_data_ptr()) = number.toInt();
+    at::Tensor plain = c10::scalar_to_tensor(number.isDouble() ? c10::Scalar(number.toDouble()) : c10::Scalar(number.toInt()));  // autograd may have saved the other, which tells the symbol in a backward, too
+    plain.unsafeGetTensorImpl()->set_wrapped_number(true);
+    value = std::move(plain);
+    found.push_back({arg, part, node});
+  } else if (part < 0 && value.isList()) {
+    c10::List<c10::IValue> list = value.toList();
+    for (size_t k = 0; k < list.size(); ++k) {
+      c10::IValue one = list.get(k);
+      if (!one.isSymInt() && !one.isSymFloat()) continue;
+      plain_number(one, arg, static_cast<int>(k), found);
+      list.set(k, one);
+    }
+  }
+}
+
+// [(argument, element or -1, node), ...] of the op under way.
+static PyObject* observe_numbers() noexcept {
+  PyObject* list = PyList_New(0);
+  for (const OpNumber& one : call_now->numbers) {
+    PyObject* row = list ? Py_BuildValue("(iiO)", one.arg, one.part, one.node) : nullptr;
+    if (list && (!row || PyList_Append(list, row) != 0)) Py_CLEAR(list);
+    Py_XDECREF(row);
+  }
+  return list;
+}
+
+static void plain_numbers(Call& call) {
+  Gil gil;
+  Stack& stack = *call.stack;
+  size_t n = call.op.schema().arguments().size();
+  for (size_t k = 0; k < n; ++k) plain_number(*(stack.end() - static_cast<ptrdiff_t>(n - k)), static_cast<int>(k), -1, call.numbers);
+}
+
+// Where no run sees the op, the recording is for these numbers alone.
+static void settle_numbers(Call& call) {
+  Gil gil;
+  for (const OpNumber& one : call.numbers) {
+    PyObject* done = PyObject_CallMethod(one.node, "plain", nullptr);
+    if (!done) throw_python(nullptr);
+    Py_DECREF(done);
+  }
+}
+
 static void observe_op(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
   Call call{op, keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, OBSERVED), stack};
-  if (passes(op)) return op.redispatchBoxed(call.below, stack);
+  if (numbers_watched && !is_composite(op)) plain_numbers(call);
+  if (passes(op)) {
+    if (!call.numbers.empty()) settle_numbers(call);
+    return op.redispatchBoxed(call.below, stack);
+  }
   constexpr c10::DispatchKeySet above = c10::DispatchKeySet(c10::DispatchKeySet::FULL) -
                                         c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, OBSERVED);
   c10::impl::ExcludeDispatchKeyGuard ours(above);  // ops that `see` runs itself

@@ -67,6 +67,26 @@ cdef int place_follow(Table* t, id_t n, id_t j) except -1:
     node_row(t, n).follows = 2
     return 1
 
+cdef int place_take(Table* t, id_t n, id_t j) except -1:
+    """The number in the node's place j is today's, if C can hold it."""
+    cdef Place* p = node_place(t, node_row(t, n), j)
+    cdef PyObject* now
+    cdef int took
+    if p.kind in (DICT_ITEM, CELL, LIST_ITEM):
+        now = place_now(p[0])
+        if now is NULL: return -1 if PyErr_Occurred() is not NULL else 0
+        took = number_take(node_number(t, node_row(t, n), p.slot), now)
+    else:
+        now = PyObject_GetAttrX(p.home, p.key)
+        if now is NULL:
+            PyErr_Clear()
+            return 0
+        p = node_place(t, node_row(t, n), j)            # it may have come to Python
+        took = number_take(node_number(t, node_row(t, n), p.slot), now)
+        Py_DECREFX(now)
+    if took == 2: node_row(t, n).stale = 1
+    return took
+
 cdef int32_t follows_same(Table* t, id_t n) noexcept nogil:
     """A slot that follows a place and now has the tensor of another one, that is reached too, or NONE: they were two."""
     cdef Node* node = node_row(t, n)
@@ -88,6 +108,8 @@ cdef int32_t tag_holds(Table* t, id_t n, int32_t k) except -2:
     for j in range(j, end):
         if node_place(t, node_row(t, n), j).guard == FOLLOWS:
             if not place_follow(t, n, j): return j
+        elif node_place(t, node_row(t, n), j).guard == IS_NUMBER:
+            if not place_take(t, n, j): return j
         elif not place_holds(node_place(t, node_row(t, n), j)[0]): return j
     if CGT_DEBUG and k == 0: table_move(t)
     return NONE
@@ -185,11 +207,11 @@ cdef int place_advance(Table* t, id_t n, Effect e) except -1:
     return place_change(t, n, e, value)
 
 cdef int place_change(Table* t, id_t n, Effect e, object value) except -1:
-    """The place holds this now. The node's guard takes it, too: where nothing else was written since it compared, it need
-    not compare again."""
+    """The place holds this now. A guard that does not look at the value takes it, too: where nothing else was written since it
+    compared, it need not compare again."""
     cdef uint64_t epoch = dict_epoch, tag = 0
     cdef PyObject* home = node_tag(t, node_row(t, n), e.tag).home
-    if node_place(t, node_row(t, n), e.place).guard == FOLLOWS: home = NULL      # the next call has to look
+    if node_place(t, node_row(t, n), e.place).guard not in (BY_TYPE, NOT_AT_ALL): home = NULL   # the next call has to look
     if home is not NULL: tag = dict_tag(home)
     place_put(node_place(t, node_row(t, n), e.place)[0], value)
     if home is NULL: return 0

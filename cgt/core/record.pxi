@@ -7,7 +7,7 @@ cdef int record_begin(Table* t, int driver, int device, uintptr_t stream, uintpt
     cdef void* state = NULL
     assert not t.rec.active, "one recording at a time: dispatch.py holds the lock"
     memset(&t.rec, 0, sizeof(Recording))
-    t.rec_patches.n = t.rec_reads.n = 0
+    t.rec_patches.n = t.rec_reads.n = t.rec_vain.n = 0
     t.rec.driver = driver
     t.rec.device = device
     t.rec.stream = <void*>stream
@@ -67,6 +67,36 @@ cdef int32_t record_copy(Table* t, object to, object source, int64_t nbytes) exc
     p.nbytes = nbytes
     if nbytes: check(t.rec.driver, DRIVERS[t.rec.driver].copy(&t.rec, p, <PyObject*>to), CALL_COPY)
     return k
+
+cdef int record_scalar(Table* t, id_t number, object value, int32_t at, int32_t part) except -1:
+    """An argument of the tape's last op comes of a number."""
+    cdef Patch* p = rec_patch(t, column_add(t, &t.rec_patches, 1))
+    p.kind = SCALAR
+    p.slot = NONE
+    p.number, p.at, p.part, p.segment = number, at, part, t.rec_reads.n
+    p.told[0] = number_bits(value)
+    p.handle = <void*><uintptr_t>tape_last(t.rec.exec)
+    return 0
+
+cdef int record_words_of(Table* t, uintptr_t node, list words) except -1:
+    """words: [(offset, form, number, its value now), ...] among the arguments of a kernel that was captured."""
+    cdef Kernel* kernel = kernel_take(<cu.CUgraphNode>node)
+    cdef Patch* p
+    try:
+        column_add(t, &t.rec_patches, <int32_t>len(words))
+        t.rec_patches.n -= <int32_t>len(words)          # there is room: nothing below fails half-way
+        for at, form, number, value in words:
+            bits = number_bits(value)
+            p = rec_patch(t, column_add(t, &t.rec_patches, 1))
+            p.kind = SCALAR
+            p.slot = NONE
+            p.number, p.at, p.part, p.segment, p.told[0] = number, at, form, t.rec_reads.n, bits
+            p.handle = <void*>node
+            p.to = <char*>kernel
+            kernel.users += 1
+    finally:
+        if kernel.users == 0: free(kernel)
+    return 0
 
 cdef int record_spend(Table* t, PyObject* x) except -1:
     """The recording does not need x, a result of its path, from here on; and nobody else will."""
@@ -183,6 +213,9 @@ cdef void record_abort(Table* t) noexcept:
         DRIVERS[t.rec.driver].abort(&t.rec)
         for k in range(t.rec_reads.n): read_free(t.rec.driver, rec_read(t, k))
         t.rec_reads.n = 0
+        for k in range(t.rec_patches.n):
+            if rec_patch(t, k).kind == SCALAR: DRIVERS[t.rec.driver].scalar_free(rec_patch(t, k))
+        t.rec_patches.n = t.rec_vain.n = 0
         if t.rec.tape is not NULL: tape_free(t.rec.tape)
         t.rec.tape = NULL
         t.rec.active = 0
@@ -310,12 +343,12 @@ cdef int backward_fill(Table* t, id_t n, tuple row) except -1:
     return 0
 
 cdef int effect_fill(Table* t, id_t n, id_t k, object row) except -1:
-    """row: (kind, slot, bumps, out, place, op, by, times). Places are there."""
+    """row: (kind, slot, bumps, out, place, op, by, times, number). Places are there."""
     cdef Effect* e = node_effect(t, node_row(t, n), k)
     cdef Tag* w
     cdef id_t j
-    kind, slot, bumps, out, place, op, by, times = row
-    e.kind, e.slot, e.bumps, e.out, e.place, e.op, e.times = kind, slot, bumps, out, place, op, times
+    kind, slot, bumps, out, place, op, by, times, number = row
+    e.kind, e.slot, e.bumps, e.out, e.place, e.op, e.times, e.number = kind, slot, bumps, out, place, op, times, number
     e.by = <PyObject*>by
     e.tag = NONE
     if e.kind == WRITES: node_row(t, n).writes = 1
@@ -342,7 +375,7 @@ cdef int part_copy(Table* t, id_t n, int part, Column* rows) except -1:
 
 cdef id_t node_add(Table* t, id_t f, id_t spec, tuple ambient, list slots, list outs,
                    object ret_program, bint ret_python, list effects, list grads, list groups,
-                   list leaves, tuple backward) except -1:
+                   list leaves, tuple backward, list numbers) except -1:
     """A row for the recording that just ended; it takes over graph, exec and state."""
     cdef id_t n = row_take(t, &t.nodes)
     cdef Node* node = node_row(t, n)
@@ -365,7 +398,10 @@ cdef id_t node_add(Table* t, id_t f, id_t spec, tuple ambient, list slots, list 
     part_copy(t, n, DEADS, &t.rec_deads)
     part_copy(t, n, PATCHES, &t.rec_patches)
     part_copy(t, n, READS, &t.rec_reads)
+    for k in range(node_row(t, n).len[PATCHES]):
+        if node_patch(t, node_row(t, n), k).segment == t.rec_reads.n: node_patch(t, node_row(t, n), k).segment = NONE
     t.rec_reads.n = 0
+    numbers_fill(t, n, numbers)
     part_add(t, n, SLOTS, len(slots))
     part_add(t, n, GUARDS, len(slots))
     for k in range(len(slots)): slot_fill(t, n, k, slots[k])

@@ -25,9 +25,10 @@ cdef int64_t node_why(Table* t, id_t n, id_t s, uint64_t* ambient, PyObject** le
     if node_row(t, n).dropout and not dropout_holds(t, n): return miss(MISS_DROPOUT, 0)
     k = deads_alive(t, node_row(t, n))
     if k != NONE: return miss(MISS_ALIVE, k)
-    if node_row(t, n).follows: return FITS
-    k = places_hold(t, n)
-    return FITS if k == NONE else miss(MISS_PLACE, k)
+    k = NONE if node_row(t, n).follows else places_hold(t, n)
+    if k != NONE: return miss(MISS_PLACE, k)
+    k = numbers_meet(t, n, s, leaves) if node_row(t, n).len[NUMBERS] else NONE
+    return FITS if k == NONE else miss(MISS_NUMBER, k)
 
 cdef id_t guard_match(Table* t, id_t path, id_t parent, id_t f, id_t s, PyObject** leaves) except -2:
     """The child of `parent` for f that accepts these leaves, moved to the front; or NONE. The newest
@@ -236,6 +237,7 @@ cdef object outs_give(Table* t, id_t n, PyObject** leaves, void* backward):
 cdef object effect_value(Table* t, id_t n, Effect* e, PyObject** leaves):
     """What a place gets."""
     cdef Out* o
+    if e.number != NONE: return number_value(node_number(t, node_row(t, n), e.number))
     if e.out == NONE: return <object>e.by
     o = node_out(t, node_row(t, n), e.out)
     return <object>(out_slot(t, n, o, leaves) if o.kind == INPUT else o.tensor)
@@ -283,6 +285,7 @@ cdef object replay(Table* t, id_t n, PyObject** leaves, void* stream, bint launc
     cdef string error
     stream_order(path_row(t, path), d, stream)
     outs_ready(t, n)
+    if node_row(t, n).stale: scalars_bind(t, n, d)
     if launch and node_row(t, n).len[PATCHES] and not met: patches_bind(t, n, first_exec(t, node_row(t, n)), d, leaves)
     if node_row(t, n).site is not NULL: backward = backward_make(t, n, leaves)
     try:

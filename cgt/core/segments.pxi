@@ -176,6 +176,7 @@ cdef id_t reads_meet(Table* t, id_t n, id_t s, void* stream, PyObject** leaves, 
     cdef PyObject* island = NULL
     while True:
         stream_order(path_row(t, path), d, stream)
+        if node_row(t, n).stale: scalars_bind(t, n, d)
         patches_bind(t, n, first_exec(t, node_row(t, n)), d, leaves)
         state = NULL
         differs = NONE

@@ -94,8 +94,26 @@ cdef extern from "tape_shim.h" namespace "cgt":
     void tape_patch_copy(void* tape, int k, const void* source) noexcept nogil
     int tape_add(void* tape, const char* name, const char* overload, PyObject* args,
                  PyObject* kwargs, PyObject* into) noexcept
+    int tape_last(void* tape) noexcept
+    void tape_scalar(void* tape, int op, int arg, int part, int is_float, double f, int64_t i) noexcept nogil
     int tape_state(void* tape, PyObject* generator, PyObject* state, int sets) noexcept
     int tape_run(void* tape, int last, string* error) noexcept nogil     # 0, or which Python error it was
+
+cdef extern from "<cmath>" namespace "std" nogil:
+    double pow(double, double)
+    double fmod(double, double)
+    double floor(double)
+    double copysign(double, double)
+    double fabs(double)
+    double trunc(double)
+    bint isfinite(double)
+
+cdef extern from "numbers_shim.h" namespace "cgt" nogil:
+    const int64_t EXACT
+    bint sum_fits(int64_t a, int64_t b, int64_t* c) noexcept
+    bint difference_fits(int64_t a, int64_t b, int64_t* c) noexcept
+    bint product_fits(int64_t a, int64_t b, int64_t* c) noexcept
+    void form_write(int form, int is_float, double f, int64_t i, char* at) noexcept
 
 cdef extern from "autograd_shim.h" namespace "cgt":
     ctypedef void (*released_fn)(int path, int64_t step) noexcept
@@ -141,6 +159,9 @@ cdef extern from "observe_shim.h" namespace "cgt":
     PyObject* observe_proceed(PyObject* instead) noexcept
     void observe_answer(PyObject* results) noexcept
     int observe_lone(PyObject* t) noexcept
+    void numbers_are_ "cgt::numbers_are"(PyObject* node)
+    void numbers_watch_ "cgt::numbers_watch"(int by) noexcept
+    PyObject* observe_numbers() noexcept
     int observe_told() noexcept
     void observe_list(int k, PyObject* tensors) noexcept
     int observe_start() noexcept
@@ -228,6 +249,7 @@ cdef extern from "Python.h":
     PyObject* TRUE "Py_True"
     PyObject* FLOAT_TYPE "(PyObject*)&PyFloat_Type"
     PyObject* COMPLEX_TYPE "(PyObject*)&PyComplex_Type"
+    int64_t PyLong_AsLongLongAndOverflow(PyObject* o, int* overflow)
     PyObject* INT_TYPE "(PyObject*)&PyLong_Type"
     PyObject* STR_TYPE "(PyObject*)&PyUnicode_Type"
     PyObject* BYTES_TYPE "(PyObject*)&PyBytes_Type"

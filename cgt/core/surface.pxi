@@ -133,8 +133,9 @@ def fn_nodes(int f):
     return [k for _, k in sorted(ids)]
 
 
-def spec_add(int f, object program, int n_leaves, dict programs, object paths):
-    """A spec for a function. programs[spec] becomes (program, paths): its objects must stay alive."""
+def spec_add(int f, object program, int n_leaves, int n_numbers, dict programs, object paths):
+    """A spec for a function, with so many tensors and live numbers. programs[spec] becomes (program, paths): its objects must
+    stay alive."""
     cdef id_t s = row_take(&TABLE, &TABLE.specs)
     cdef id_t at = program_add(&TABLE, program)
     cdef Spec* spec = spec_row(&TABLE, s)
@@ -142,12 +143,12 @@ def spec_add(int f, object program, int n_leaves, dict programs, object paths):
     spec.fn = f
     spec.op_at = at
     spec.op_n = <int32_t>len(program)
-    spec.n_leaves = n_leaves
+    spec.n_leaves, spec.n_numbers = n_leaves, n_numbers
     spec.shape = program_shape(&TABLE, at, spec.op_n)
     spec.next = fn.first_spec
     fn.first_spec = s
     # A mismatch can be found as late as the last leaf of the longest program.
-    if n_leaves > fn.max_leaves: fn.max_leaves = n_leaves
+    if n_leaves + n_numbers > fn.max_leaves: fn.max_leaves = n_leaves + n_numbers
     programs[s] = (program, paths)
     return s
 

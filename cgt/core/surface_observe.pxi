@@ -138,6 +138,21 @@ def is_lone(object t):
     return observe_lone(<PyObject*>t) != 0
 
 
+def numbers_are(node):
+    """The class of what PyTorch's symbolic numbers lead to where they are ours (live.py). Set once."""
+    numbers_are_(<PyObject*>node)
+
+
+def numbers_watch(int by):
+    """A run with live numbers begins (1) or is over (-1)."""
+    numbers_watch_(by)
+
+
+def numbers_of_op():
+    """[(argument, element of that list or NONE, node), ...] of the op that is observed now: what is live among its numbers."""
+    return taken(observe_numbers())
+
+
 def reads_by(list names, object read, object lift):
     """Have read(name) called before each of these operators, where `observed` would not see it; lift(1) before PyTorch brings
     Python's numbers to their device, and lift(0) behind. Set once."""

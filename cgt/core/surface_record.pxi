@@ -13,6 +13,42 @@ def op(bytes name, bytes overload, tuple args, dict kwargs, tuple into):
                 <PyObject*>into) != 0: raise_pending()
 
 
+def scalar(int number, object value, int at, int part):
+    """The op recorded last has this number, which is `value` now, as argument `at`, or as element `part` of it (NONE: it is no
+    list). Where it is on the host's tape; a kernel's is found by `scalars_found`."""
+    record_scalar(&TABLE, number, value, at, part)
+
+
+def graph_length():
+    """How many nodes the capture under way has."""
+    return len(cuda_nodes(&TABLE.rec))
+
+
+def graph_mark():
+    """The nodes behind which the stream's next one will stand."""
+    return cuda_mark_here(&TABLE.rec)
+
+
+def graph_shots(int first):
+    """[(handle, kind, what must be the same, ((offset, bytes), ...)), ...] of the nodes from this one on; kind 0: kernels, with
+    their arguments."""
+    return [cuda_shot(<cu.CUgraphNode><uintptr_t>node) for node in cuda_nodes(&TABLE.rec)[first:]]
+
+
+def graph_back(int first, list mark):
+    """Nodes from this one on are taken out when the graph is complete; what comes next stands behind `mark`."""
+    cdef int32_t k
+    for node in cuda_nodes(&TABLE.rec)[first:]:
+        k = column_add(&TABLE, &TABLE.rec_vain, 1)
+        (<void**>TABLE.rec_vain.rows)[k] = <void*><uintptr_t>node
+    cuda_back(&TABLE.rec, mark)
+
+
+def scalar_words(uintptr_t node, list words):
+    """A captured kernel's arguments have these words of numbers: [(offset, form, number, its value now), ...]."""
+    record_words_of(&TABLE, node, words)
+
+
 def state_op(object generator, object state, bint sets):
     """Append to the host driver's tape: a generator's state is read into a tensor, or set from it."""
     tape_state(TABLE.rec.exec, <PyObject*>generator, <PyObject*>state, sets)
@@ -151,12 +187,12 @@ def lost():
 
 
 def add_node(int f, int spec, tuple ambient, list slots, list outs, object ret_program,
-             bint ret_python, list effects, list grads, list groups, list leaves, tuple backward, dict keep,
+             bint ret_python, list effects, list grads, list groups, list leaves, tuple backward, list numbers, dict keep,
              object kept):
     """Make the recording a node of f. leaves: the call's tensors. backward: see backward_fill. keep[node] becomes
     `kept`: what the rows borrow must stay alive."""
     cdef id_t n = node_add(&TABLE, f, spec, ambient, slots, outs, ret_program, ret_python, effects, grads,
-                           groups, leaves, backward)
+                           groups, leaves, backward, numbers)
     keep[n] = kept
     return n
 

@@ -1,6 +1,11 @@
 # What Python asks of tensors and their memory.
 
 
+def set_version(object t, int version):
+    """What `_version` of a tensor is from now on: kernels of foreach ops count, too, where they are captured in vain."""
+    out_set_version(<PyObject*>t, version)
+
+
 def alias(object t):
     """A detached tensor over the same storage with the same metadata."""
     return taken(tensor_alias(<PyObject*>t))

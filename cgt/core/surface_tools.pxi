@@ -1,6 +1,16 @@
 # For tests, benches and reports; and for after a fork.
 
 
+def tuple_put(tuple holder, object one, object other):
+    """Put another object where a tuple holds this one: it stood for that while a function was recorded."""
+    cdef Py_ssize_t k
+    for k in range(PyTuple_GET_SIZE(holder)):
+        if PyTuple_GET_ITEMX(<PyObject*>holder, k) != <PyObject*>one: continue
+        Py_INCREF(other)
+        PyTuple_SET_ITEM(holder, k, other)
+        Py_DECREFX(<PyObject*>one)
+
+
 def forget():
     """After fork: the parent's CUDA context is not ours. Drop rows without touching the driver."""
     cdef id_t n

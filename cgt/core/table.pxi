@@ -60,7 +60,7 @@ cdef object PARTS = (
     ("slots", sizeof(Slot)), ("guards", sizeof(Guard)), ("outs", sizeof(Out)), ("patches", sizeof(Patch)),
     ("effects", sizeof(Effect)), ("grads", sizeof(Grad)), ("tags", sizeof(Tag)), ("places", sizeof(Place)),
     ("dims", sizeof(int64_t)), ("deads", sizeof(Dead)), ("saves", sizeof(Save)), ("flows", sizeof(id_t)),
-    ("reads", sizeof(Read)))
+    ("reads", sizeof(Read)), ("numbers", sizeof(Number)))
 
 cdef inline Slot* node_slot(Table* t, Node* n, id_t k) noexcept nogil: return <Slot*>t.parts[SLOTS].rows + n.at[SLOTS] + k
 cdef inline Guard* node_guard(Table* t, Node* n, id_t k) noexcept nogil: return <Guard*>t.parts[GUARDS].rows + n.at[GUARDS] + k
@@ -75,6 +75,8 @@ cdef inline Dead* node_dead(Table* t, Node* n, id_t k) noexcept nogil: return <D
 cdef inline Save* node_save(Table* t, Node* n, id_t k) noexcept nogil: return <Save*>t.parts[SAVES].rows + n.at[SAVES] + k
 cdef inline id_t* node_flow(Table* t, Node* n, id_t k) noexcept nogil: return <id_t*>t.parts[FLOWS].rows + n.at[FLOWS] + k
 cdef inline Read* node_read(Table* t, Node* n, id_t k) noexcept nogil: return <Read*>t.parts[READS].rows + n.at[READS] + k
+
+cdef inline Number* node_number(Table* t, Node* n, id_t k) noexcept nogil: return <Number*>t.parts[NUMBERS].rows + n.at[NUMBERS] + k
 
 cdef id_t part_add(Table* t, id_t n, int part, Py_ssize_t count) except -1:
     """Append rows to node n's slice, behind which no other node's lies; the index of the first in the slice."""
@@ -104,6 +106,7 @@ cdef int table_start(Table* t) except -1:
     column_start(&t.rec_patches, sizeof(Patch))
     column_start(&t.rec_deads, sizeof(Dead))
     column_start(&t.rec_reads, sizeof(Read))
+    column_start(&t.rec_vain, sizeof(void*))
     column_start(&t.rec_live, sizeof(void*))
     column_start(&t.freed, 2 * sizeof(id_t))
     edges_make(t, 64)
@@ -257,6 +260,8 @@ cdef void node_free(Table* t, id_t n) noexcept:
     if p.current == n: p.current = node.parent
     if p.stale == n: p.stale = node.parent
     for k in range(node.len[READS]): read_free(p.driver, node_read(t, node, k))
+    for k in range(node.len[PATCHES]):
+        if node_patch(t, node, k).kind == SCALAR: DRIVERS[p.driver].scalar_free(node_patch(t, node, k))
     DRIVERS[p.driver].destroy(node.graph, node.exec, node.pool, node.state)
     for k in range(node.len[OUTS]):
         owned[0] = node_out(t, node, k).tensor
@@ -338,6 +343,8 @@ cdef int table_check(Table* t) except -1:
     cdef Out* o
     cdef Effect* e
     cdef Read* r
+    cdef Place* q
+    cdef Number* w
     for k in range(t.nodes.n):
         n = node_row(t, k)
         if not n.alive: continue
@@ -380,6 +387,14 @@ cdef int table_check(Table* t) except -1:
             assert g.binding != TWIN or node_guard(t, n, s.copy).binding == COPIED, "twin of a copied"
             assert g.odd or (g.binding in (UNUSED, PINNED) and s.from_node == NONE and not s.identity and not s.follows), "odd"
             assert s.from_node == NONE or is_ancestor(t, s.from_node, k), "an input off the path"
+        for j in range(n.len[PLACES]):
+            q = node_place(t, n, j)
+            assert q.guard != IS_NUMBER or node_number(t, n, q.slot).op == AT_PLACE, "a place of no number"
+        for j in range(n.len[NUMBERS]):
+            w = node_number(t, n, j)
+            assert w.op != AT_PLACE or node_place(t, n, w.a).guard == IS_NUMBER, "a number of no place"
+            assert w.op != IN_CALL or w.a < spec_row(t, n.spec).n_numbers, "a number that no call has"
+            assert w.op <= EQUALS or (w.a < j and w.b < j), "a number that comes of a later one"
         for j in range(n.len[READS]):
             r = node_read(t, n, j)
             assert r.value is not NULL and (r.nbytes > 0 or r.tape is not NULL or r.island is not NULL), "a segment that leaves no value"

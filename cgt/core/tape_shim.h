@@ -374,6 +374,23 @@ static int tape_add(void* t, const char* name, const char* overload, PyObject* a
   }
 }
 
+// The index of the op that was appended last.
+static int tape_last(void* t) noexcept { return static_cast<int>(static_cast<Tape*>(t)->ops.size()) - 1; }
+
+// Give an op another number as argument, or as one element of a list that is one.
+static void tape_scalar(void* t, int op, int arg, int part, int is_float, double f, int64_t i) noexcept {
+  c10::IValue& value = static_cast<Tape*>(t)->ops[op].args[arg];
+  c10::IValue number = is_float ? c10::IValue(f) : c10::IValue(i);
+  if (part >= 0) {
+    value.toList().set(part, number);
+  } else if (value.isTensor()) {  // as value_of made it
+    void* at = value.toTensor().mutable_data_ptr();
+    is_float ? memcpy(at, &f, sizeof f) : memcpy(at, &i, sizeof i);
+  } else {
+    value = std::move(number);
+  }
+}
+
 // Append the reading of a generator's state into `state`, or the setting from it.
 static int tape_state(void* t, PyObject* generator, PyObject* state, int sets) noexcept {
   TapeOp row{std::nullopt, {c10::IValue(alias_of(state))}, {},

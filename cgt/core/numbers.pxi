@@ -1,0 +1,234 @@
+# Numbers that may be others at each call: an argument, a place's. What the function computes of them on their way into its
+# ops is a row of steps (live.py wrote them down); a hit takes today's numbers, does these steps as Python does, and tells the
+# graph. A comparison is a step whose outcome the recording is for.
+#
+# Only what C does bit for bit as Python is done here: IEEE 754 arithmetic in 64 bits, and libm's pow, which Python calls. What
+# Python would raise for, or answer with a longer integer, is a miss: then Python does it.
+
+cdef int number_take(Number* r, PyObject* x) except -1:
+    """Today's number: 1 if it is the same as before, 2 if another; 0: it is none that C can hold."""
+    cdef int overflow = 0
+    cdef double f
+    cdef int64_t i
+    if Py_TYPE_(x) == FLOAT_TYPE:
+        f = PyFloat_AS_DOUBLE(x)
+        if not r.is_float: return 0
+        if memcmp(&f, &r.f, sizeof(double)) == 0: return 1
+        r.f = f
+        return 2
+    if Py_TYPE_(x) != INT_TYPE or r.is_float: return 0
+    i = PyLong_AsLongLongAndOverflow(x, &overflow)
+    if overflow: return 0
+    if i == r.i: return 1
+    r.i = i
+    return 2
+
+cdef inline bint whole_fits(Number* r) noexcept nogil: return r.is_float or -EXACT <= r.i <= EXACT
+
+cdef inline double as_float(Number* r) noexcept nogil: return r.f if r.is_float else <double>r.i
+
+cdef bint number_raise(Number* r, Number* a, Number* b) noexcept nogil:
+    """a ** b, where Python's answer is pow's."""
+    cdef int64_t base, result = 1, k
+    cdef double x, y
+    if not (a.is_float or b.is_float) and b.i >= 0:
+        base, k = a.i, b.i
+        while k:
+            if k & 1 and not product_fits(result, base, &result): return False
+            k >>= 1
+            if k and not product_fits(base, base, &base): return False
+        r.i = result
+        return not r.is_float
+    if not (whole_fits(a) and whole_fits(b)) or not r.is_float: return False
+    x, y = as_float(a), as_float(b)
+    if not (isfinite(x) and isfinite(y)) or (x == 0 and y < 0) or (x < 0 and y != floor(y)): return False
+    r.f = pow(x, y)
+    return isfinite(r.f)
+
+cdef bint number_part(Number* r, Number* a, Number* b) noexcept nogil:
+    """a // b or a % b: Python's rest has the sign of b."""
+    cdef double x, y, rest, whole
+    cdef int64_t q, m
+    if not r.is_float:
+        if b.i == 0 or (b.i == -1 and a.i == -<int64_t>0x7fffffffffffffff - 1): return False
+        q = c_div(a.i, b.i)
+        m = a.i - q * b.i
+        if m != 0 and (m < 0) != (b.i < 0):
+            q -= 1
+            m += b.i
+        r.i = q if r.op == FLOORED else m
+        return True
+    if not (whole_fits(a) and whole_fits(b)): return False
+    x, y = as_float(a), as_float(b)
+    if y == 0 or not (isfinite(x) and isfinite(y)): return False
+    rest = fmod(x, y)
+    whole = (x - rest) / y
+    if rest != 0:
+        if (y < 0) != (rest < 0):
+            rest += y
+            whole -= 1.0
+    else:
+        rest = copysign(0.0, y)
+    if r.op == REMAINDER:
+        r.f = rest
+        return True
+    if whole != 0:
+        r.f = floor(whole)
+        if whole - r.f > 0.5: r.f += 1.0
+    else:
+        r.f = copysign(0.0, x / y)
+    return isfinite(r.f)
+
+cdef inline int64_t c_div(int64_t a, int64_t b) noexcept nogil:
+    """Towards zero; b is not 0, and the quotient fits."""
+    return a // b
+
+cdef bint number_compare(Number* r, Number* a, Number* b) noexcept nogil:
+    cdef double x, y
+    cdef int order          # of a to b: -1, 0, 1; 2: none
+    if a.is_float or b.is_float:
+        if not (whole_fits(a) and whole_fits(b)): return False
+        x, y = as_float(a), as_float(b)
+        order = -1 if x < y else 1 if x > y else 0 if x == y else 2
+    else:
+        order = -1 if a.i < b.i else 1 if a.i > b.i else 0
+    if r.op == LESS: r.i = order == -1
+    elif r.op == AT_MOST: r.i = order == -1 or order == 0
+    elif r.op == SAME_AS: r.i = order == 0
+    elif r.op == OTHER_THAN: r.i = order != 0
+    elif r.op == MORE: r.i = order == 1
+    else: r.i = order == 1 or order == 0
+    return True
+
+cdef bint number_look_up(Number* r, Number* a) noexcept nogil:
+    """The table's entry, counted from the end if the index is negative."""
+    cdef int64_t k = a.i + r.length if a.i < 0 else a.i
+    if k < 0 or k >= r.length: return False
+    if r.is_float: memcpy(&r.f, r.table + 8 * k, 8)
+    else: memcpy(&r.i, r.table + 8 * k, 8)
+    return True
+
+cdef bint number_step(Number* r, Number* a, Number* b) noexcept nogil:
+    """One step from its operands; False: C cannot tell."""
+    cdef double x, y
+    if r.op >= LESS: return number_compare(r, a, b)
+    if r.op == RAISED: return number_raise(r, a, b)
+    if r.op == FLOORED or r.op == REMAINDER: return number_part(r, a, b)
+    if r.op == LOOKED_UP: return number_look_up(r, a)
+    if r.op == AS_FLOAT:
+        if not whole_fits(a): return False
+        r.f = as_float(a)
+        return True
+    if r.op == AS_INT:
+        if a.is_float and not -EXACT <= a.f <= EXACT: return False
+        r.i = <int64_t>trunc(a.f) if a.is_float else a.i
+        return True
+    if r.op == NEGATED or r.op == ABSOLUTE:
+        if r.is_float: r.f = -a.f if r.op == NEGATED else fabs(a.f)
+        elif r.op == NEGATED or a.i < 0: return difference_fits(0, a.i, &r.i)
+        else: r.i = a.i
+        return True
+    if not r.is_float:
+        if r.op == ADDED: return sum_fits(a.i, b.i, &r.i)
+        if r.op == SUBTRACTED: return difference_fits(a.i, b.i, &r.i)
+        return product_fits(a.i, b.i, &r.i)
+    if not (whole_fits(a) and whole_fits(b)): return False
+    x, y = as_float(a), as_float(b)
+    if r.op == ADDED: r.f = x + y
+    elif r.op == SUBTRACTED: r.f = x - y
+    elif r.op == MULTIPLIED: r.f = x * y
+    elif y == 0: return False
+    else: r.f = x / y
+    return True
+
+cdef int32_t numbers_meet(Table* t, id_t n, id_t s, PyObject** leaves) except -2:
+    """Take the call's numbers and do all steps, if one is another than last time: NONE, or the first with which the
+    recording cannot be. Those in places were taken where these were compared."""
+    cdef Node* node = node_row(t, n)
+    cdef Number* first = node_number(t, node, 0)
+    cdef Number* r
+    cdef Patch* p
+    cdef int32_t k
+    cdef int took
+    for k in range(node.len[NUMBERS]):
+        r = first + k
+        if r.op >= EQUALS: break                # where they come from stands first
+        if r.op != IN_CALL: continue
+        took = number_take(r, leaves[spec_row(t, s).n_leaves + r.a])
+        if took == 0: return k
+        if took == 2: node.stale = 1
+    if not node.stale: return NONE
+    for k in range(node.len[NUMBERS]):
+        r = first + k
+        if r.op > EQUALS and not number_step(r, first + r.a, first + r.b): return k
+        if r.must and (memcmp(&r.f, &r.want_f, sizeof(double)) != 0 if r.is_float else r.i != r.want_i): return k
+    for k in range(node.len[PATCHES] if path_row(t, node.path).driver == CUDA else 0):
+        p = node_patch(t, node, k)
+        if p.kind == SCALAR and not form_fits(p.part, first + p.number): return p.number
+    return NONE
+
+cdef uint64_t number_bits(object value) except? 0:
+    """Of a Python float or int, as scalars_bind compares them."""
+    cdef double f
+    cdef int64_t i
+    cdef uint64_t bits
+    if type(value) is float:
+        f = value
+        memcpy(&bits, &f, sizeof(bits))
+    else:
+        i = value
+        memcpy(&bits, &i, sizeof(bits))
+    return bits
+
+cdef bint form_fits(int form, Number* r) noexcept nogil:
+    """Would PyTorch convert this number without a word, and ask no kernel of another kind to compute with it?"""
+    if r.is_float and not isfinite(r.f): return False
+    if form == AS_F64 or form == AS_I64: return True
+    if form == AS_I32: return -<int64_t>0x80000000 <= r.i <= <int64_t>0x7fffffff
+    if form >= INVERSE_F64: return as_float(r) != 0
+    return fabs(as_float(r)) <= (65504.0 if form == AS_F16 else 3.3895313892515355e38 if form == AS_BF16 else 3.4028234663852886e38)
+
+cdef object number_value(Number* r): return r.f if r.is_float else r.i
+
+cdef int numbers_fill(Table* t, id_t n, list rows) except -1:
+    """rows: [(op, a, b, value, must, (address, length) of a table or None), ...]"""
+    cdef Number* r
+    cdef id_t k
+    part_add(t, n, NUMBERS, len(rows))
+    for k in range(len(rows)):
+        r = node_number(t, node_row(t, n), k)
+        op, a, b, value, must, table = rows[k]
+        if table is not None: r.table, r.length = <const char*><uintptr_t>table[0], table[1]
+        r.op, r.a, r.b, r.must, r.is_float = op, a, b, must, type(value) is float
+        if r.is_float: r.f = r.want_f = value
+        else: r.i = r.want_i = value
+    return 0
+
+cdef int scalars_bind(Table* t, id_t n, Driver* d) except -1:
+    """Tell the graphs what came of the numbers, where it is another value."""
+    cdef Node* node = node_row(t, n)
+    cdef Number* r
+    cdef Patch* p
+    cdef Patch* last = NULL
+    cdef uint64_t bits
+    cdef int32_t k
+    cdef int code = 0
+    for k in range(node.len[PATCHES]):
+        p = node_patch(t, node, k)
+        if p.kind != SCALAR: continue
+        r = node_number(t, node, p.number)
+        if r.is_float: memcpy(&bits, &r.f, sizeof(bits))
+        else: memcpy(&bits, &r.i, sizeof(bits))
+        if bits == p.told[0]: continue
+        if last is not NULL and last.to != p.to: code = d.scalar_done(scalar_exec(t, node, last), last)
+        if code == 0: code = d.scalar(scalar_exec(t, node, p), p, r)
+        if code: break
+        p.told[0] = bits
+        last = p
+    if code == 0 and last is not NULL: code = d.scalar_done(scalar_exec(t, node, last), last)
+    if code == 0: node.stale = 0
+    return check(path_row(t, node.path).driver, code, CALL_PATCH)
+
+cdef inline void* scalar_exec(Table* t, Node* node, Patch* p) noexcept nogil:
+    """Of the segment that the patch belongs to."""
+    return node.exec if p.segment == NONE else node_read(t, node, p.segment).exec

@@ -1,0 +1,862 @@
+"""Numbers that are others at each call: a learning rate on a schedule, a sampler's `t`, an annealed temperature, `self.step`.
+
+What a function does with such a number can be recorded once for all its values if all of it is known: which steps of arithmetic
+lead from it into which arguments of which ops, and how each comparison turned out. So while the function is recorded a stand-in
+takes the number's place, in the argument or where the code finds it. To Python it is a float or an int; each step of arithmetic
+makes another stand-in and is written down, and PyTorch's own symbolic numbers carry it into ops. A comparison is answered, and
+the recording is for that answer. Whatever else looks at the number (range(), math.sin, an index, a length, a string) gets the
+number itself, and the recording is for that number: it is *exact*, with the line that made it so.
+
+A hit takes today's numbers, does the same steps (core/numbers.pxi), and tells the graph where one comes to another value.
+
+Source of the method: torch.compile's symbolic numbers (torch.SymFloat and what is around it), here with a value
+for every number, and without guards that need a solver.
+"""
+
+import array
+import collections
+import functools
+import gc
+import inspect
+import operator
+import sys
+import types
+import weakref
+from typing import Any, NamedTuple
+
+import cgt_core as core
+import torch
+from cgt_core import (
+    ABSOLUTE,
+    ADDED,
+    AS_FLOAT,
+    AS_INT,
+    AT_LEAST,
+    AT_MOST,
+    AT_PLACE,
+    CUDA,
+    DIVIDED,
+    EQUALS,
+    FLOORED,
+    IN_CALL,
+    LESS,
+    LOOKED_UP,
+    MORE,
+    MULTIPLIED,
+    NEGATED,
+    NONE,
+    OTHER_THAN,
+    RAISED,
+    REMAINDER,
+    SAME_AS,
+    SUBTRACTED,
+)
+
+from . import errors, places, pytree
+from .code import asks_type, is_read
+from .observe import NOT_USER_CODE, Unrecordable, is_capture, refuse, user_line
+from .private import without_torch_function
+from .taps import tap_makers
+
+MOST = pytree.MOST
+MAX_TABLE = 1 << 16  # entries
+ROW = 8  # fields of a place's row: the third is where it is, the fifth what it held (describe.py)
+MOST_LOOKS = 4  # recordings for one value of what was computed from a number, before each number is one of its own
+MAX_STEPS = 4096  # of one recording: what computes more with a number is a loop that wants another form
+
+# Ops whose kernels take a number as an argument and choose nothing by it but what they compute: no shape, no type, no other
+# kernel. (`pow` has kernels of its own for 2 and 0.5, `addmm` one for beta = 0, `arange` a length.)
+TAKES = frozenset(
+    "add add_ sub sub_ rsub mul mul_ div div_ lerp lerp_ addcmul addcmul_ addcdiv addcdiv_ fill fill_ full full_like new_full scalar_tensor"
+    " masked_fill masked_fill_ where clamp clamp_ clamp_min clamp_min_ clamp_max clamp_max_ eq ne lt le gt ge"
+    " _foreach_add _foreach_add_ _foreach_sub _foreach_sub_ _foreach_mul _foreach_mul_ _foreach_div _foreach_div_"
+    " _foreach_addcmul _foreach_addcmul_ _foreach_addcdiv _foreach_addcdiv_ _foreach_lerp _foreach_lerp_"
+    " _foreach_clamp_min _foreach_clamp_min_ _foreach_clamp_max _foreach_clamp_max_".split()
+)
+# Ops of an optimizer whose number is a float to their schema: PyTorch's parser asks for its value, and nothing comes between
+# that and the op.
+PARSES = frozenset("_fused_adam_ _fused_adamw_ _fused_sgd_ _fused_adagrad_".split())
+PARSER = "python_arg_parser"
+KINDS = ("number", "Tensor")  # types of arguments, as schemas name them; of a list's elements
+HOLD = (places.DICT_ITEM, places.CELL, places.LIST_ITEM, places.ATTR)  # places in which a number can lie
+
+
+class Source(NamedTuple):
+    """Where a number comes from."""
+
+    path: str
+    op: int  # AT_PLACE, IN_CALL
+    at: int  # position of the place, or which of the call's numbers
+    value: Any
+    exact: str | None  # known: the line of what looks at it otherwise
+
+
+class Step(NamedTuple):
+    """A row of `numbers` in the core."""
+
+    op: int
+    a: int
+    b: int
+    value: Any  # what it was in the recorded call
+    table: int = NONE  # LOOKED_UP: which
+
+
+class Trace:
+    """What one run does with its numbers."""
+
+    def __init__(self, sources, line):
+        self.sources, self.line = sources, line  # line(): where the user's code is
+        self.chooses = self.choose = None  # (tensor, index): can the row be chosen at each replay; the row
+        self.steps = [Step(s.op, s.at, NONE, s.value) for s in sources]
+        self.known = {}  # Step -> its row
+        self.exact = {k: s.exact for k, s in enumerate(sources) if s.exact}  # row that the recording is for one value of -> the line that made it so
+        self.stored = {}  # (id of a place's home, its key; of a list, the index) -> the row that came to it
+        self.overwritten = set()  # rows of sources whose places were stored to, be it what they held
+        self.over = False
+        self.started, self.asked = 0, set()  # code that was looked at (watch)
+        self.rows_of = {}  # memory of tensors that a number chose rows of, and of these -> what keeps that name its own
+        self.chosen = set()  # memory of these rows
+        self.tables = []  # (proxy, the list or tuple that it stands for, array of its numbers)
+        self.bypassed = False  # somebody led to a table past its place, and changed it
+        self.parsed = []  # rows whose values PyTorch's parser asked for since the last op
+        self.made = []  # weak references to the stand-ins; a WeakSet would ask them for their hash
+        self.stand_ins = [s.value if s.exact else self.stand_in(k) for k, s in enumerate(sources)]
+
+    def stand_in(self, row):
+        """A number that is a float or an int to Python."""
+        value = self.steps[row].value
+        made = (Float if type(value) is float else Int)(Node(self, row, value))
+        self.made.append(weakref.ref(made))
+        return made
+
+    def alive(self):
+        return [one for one in (ref() for ref in self.made) if one is not None]
+
+    def table_of(self, entries):
+        """What stands for a list or tuple of numbers."""
+        proxy = TABLES[type(entries)](entries)
+        proxy.trace, proxy.at = self, len(self.tables)
+        self.tables.append((proxy, entries, array.array("d" if type(entries[0]) is float else "q", entries)))
+        return proxy
+
+    def look_up(self, at, index):
+        """Entry `index`, a stand-in, of a table."""
+        entries, row = self.tables[at][1], self.row_of(index)
+        if self.over or row == NONE or getattr(self.tables[at][0], "written", False):
+            return entries[settle(index)]
+        return self.stand_in(self.add(Step(LOOKED_UP, row, row, entries[index.node.value], at)))
+
+    def row_of(self, x):
+        """The row of an operand: one of ours, or a constant; NONE for what no row can be."""
+        if type(x) in STAND_INS:
+            return x.node.row if x.node.trace is self else NONE
+        if type(x) is bool:
+            x = int(x)
+        if type(x) not in (int, float) or (type(x) is int and abs(x) > MOST):
+            return NONE
+        return self.add(Step(EQUALS, NONE, NONE, x))
+
+    def add(self, step):
+        key = (*step[:3], step.table, type(step.value), step.value.hex() if type(step.value) is float else step.value)
+        row = self.known.get(key)
+        if row is None:
+            row = self.known[key] = len(self.steps)
+            self.steps.append(step)
+        return row
+
+    def pin(self, row):
+        """The recording is for this value of a row alone. NONE: of what comes of such values."""
+        if not self.over and row != NONE and self.steps[row].op != EQUALS:
+            self.exact.setdefault(row, self.line())
+
+    def step(self, op, function, *operands):
+        """What Python makes of the operands: a stand-in, where it is a number and C can do the same."""
+        rows = [NONE, NONE] if self.over or len(self.steps) > MAX_STEPS else [self.row_of(x) for x in operands]
+        plain = [plain_of(x) for x in operands]
+        if NONE in rows:
+            for x in operands:
+                pin(x)
+            return function(*plain)
+        try:
+            value = function(*plain)
+        except Exception:  # division by zero, say: of these numbers, not of others
+            for row in rows:
+                self.pin(row)
+            raise
+        if type(value) is bool:
+            self.pin(self.add(Step(op, *rows, int(value))))
+            return value
+        if type(value) not in (int, float) or (type(value) is int and abs(value) > MOST) or value != value:
+            for row in rows:
+                self.pin(row)
+            return value
+        return self.stand_in(self.add(Step(op, rows[0], rows[-1], value)))
+
+
+class Node:
+    """What PyTorch's C++ knows of a stand-in: the protocol of torch.SymFloat and torch.SymInt. It asks for the value where it
+    cannot carry the symbol."""
+
+    def __init__(self, trace, row, value):
+        self.trace, self.row, self.value = trace, row, value
+
+    def plain(self, *_):
+        self.trace.pin(self.row)
+        return self.value
+
+    guard_int = guard_bool = guard_size_oblivious = int_ = float_ = bool_ = plain
+
+    def guard_float(self, file, _):
+        if PARSER not in file or self.trace.over:
+            return self.plain()
+        self.trace.parsed.append(self.row)
+        return self.value
+
+    def is_int(self):
+        return type(self.value) is int
+
+    def is_float(self):
+        return type(self.value) is float
+
+    def is_bool(self):
+        return type(self.value) is bool
+
+    def is_symbolic(self):
+        return True
+
+    def is_constant(self):
+        return False
+
+    is_nested_int = is_constant
+
+    def maybe_as_int(self):
+        return None
+
+    maybe_as_float = maybe_as_bool = maybe_as_int
+
+    def has_hint(self):
+        return True
+
+    def wrap_int(self, value):
+        return Node(self.trace, NONE if type(value) is bool else self.trace.row_of(value), value)
+
+    wrap_float = wrap_bool = wrap_int
+
+    def made(self, op, function, *others):
+        """C++ computes with it, to see whether an index fits, say."""
+        result = self.trace.step(op, function, *(STAND_IN[type(one.value)](one) for one in (self, *others)))
+        return result.node if type(result) in STAND_INS else self.wrap_int(result)
+
+    def str(self):
+        return str(self.plain())
+
+    _graph_repr = str
+
+
+def plain_of(x):
+    return x.node.value if type(x) in STAND_INS else x
+
+
+def pin(x):
+    if type(x) in STAND_INS:
+        x.node.trace.pin(x.node.row)
+
+
+def settle(x):
+    """The number itself: the recording is for it alone."""
+    pin(x)
+    return plain_of(x)
+
+
+def binary(op, function):
+    """The two methods of an operator, for the left and for the right operand."""
+
+    def left(self, other):
+        if is_foreign(other):
+            return NotImplemented
+        return self.node.trace.step(op, function, self, other)
+
+    def right(self, other):
+        if is_foreign(other):
+            return NotImplemented
+        return self.node.trace.step(op, function, other, self)
+
+    return left, right
+
+
+def is_foreign(other):
+    """Does the other operand decide what an operator does: a tensor, an array, a number of somebody's?"""
+    return type(other) not in (Float, Int, float, int, bool)
+
+
+def compared(op, function):
+    return lambda self, other: NotImplemented if is_foreign(other) else self.node.trace.step(op, function, self, other)
+
+
+def unary(op, function):
+    return lambda self: self.node.trace.step(op, function, self)
+
+
+def exact(name):
+    """A method of numbers for which there is no step."""
+    return lambda self, *args: getattr(settle(self), name)(*map(settle, args))
+
+
+def node_method(op, function):
+    return lambda self, *others: self.made(op, function, *others)
+
+
+OPERATORS = {
+    "add": (ADDED, operator.add), "sub": (SUBTRACTED, operator.sub), "mul": (MULTIPLIED, operator.mul),
+    "truediv": (DIVIDED, operator.truediv), "floordiv": (FLOORED, operator.floordiv), "mod": (REMAINDER, operator.mod),
+    "pow": (RAISED, operator.pow),
+}  # fmt: skip
+COMPARISONS = {
+    "lt": (LESS, operator.lt), "le": (AT_MOST, operator.le), "eq": (SAME_AS, operator.eq), "ne": (OTHER_THAN, operator.ne),
+    "gt": (MORE, operator.gt), "ge": (AT_LEAST, operator.ge),
+}  # fmt: skip
+EXACT = (
+    "__str__ __repr__ __format__ __hash__ __round__ __floor__ __ceil__ __divmod__ __rdivmod__ __reduce_ex__ __complex__ __getnewargs__"
+    " is_integer as_integer_ratio hex conjugate bit_length bit_count to_bytes __and__ __or__ __xor__ __lshift__ __rshift__ __rand__ __ror__"
+    " __rxor__ __rlshift__ __rrshift__ __invert__ __copy__"
+).split()
+
+
+def as_array(number, *dtype):
+    """numpy asks; so it is there."""
+    return sys.modules["numpy"].asarray(settle(number), *dtype)
+
+
+def methods(kind):
+    """What a stand-in for a float or an int does."""
+    made = {
+        "__class__": property(lambda self: kind), "__module__": "builtins",  # as its type's text says
+        "__neg__": unary(NEGATED, operator.neg), "__abs__": unary(ABSOLUTE, operator.abs),
+        "__pos__": lambda self: self,
+        "__bool__": lambda self: self.node.trace.step(OTHER_THAN, operator.ne, self, kind(0)),
+        "__float__": lambda self: settle(self.node.trace.step(AS_FLOAT, float, self)),
+        "__int__": lambda self: settle(self.node.trace.step(AS_INT, int, self)), "__trunc__": unary(AS_INT, int),
+        "__torch_function__": classmethod(carried), "__deepcopy__": lambda self, memo: settle(self),
+        "real": property(lambda self: self), "imag": property(lambda self: kind(0)),
+        "__array__": lambda self, *args, **kwargs: as_array(self, *args),
+        "numerator": property(lambda self: self), "denominator": property(lambda self: 1),
+    }  # fmt: skip
+    for name, how in OPERATORS.items():
+        made[f"__{name}__"], made[f"__r{name}__"] = binary(*how)
+    made |= {f"__{name}__": compared(*how) for name, how in COMPARISONS.items()}
+    made |= {name: exact(name) for name in EXACT if hasattr(kind, name) or name == "__copy__"}
+    made["__copy__"] = lambda self: self
+    if kind is int:
+        made["__index__"] = settle
+    return made
+
+
+GETITEM = torch.Tensor.__getitem__
+
+
+def carried(cls, function, types, args=(), kwargs=None):
+    """PyTorch is given one of ours where it expects a tensor or a number. While the run lasts it carries it into the op; later
+    it gets the number."""
+    kwargs = kwargs or {}
+    if any(x.node.trace.over for x in (*args, *kwargs.values()) if type(x) in STAND_INS):
+        args, kwargs = [plain_of(x) for x in args], {k: plain_of(x) for k, x in kwargs.items()}
+    elif function is GETITEM and type(args[1]) is Int and args[1].node.trace.chooses(args[0]):
+        return args[1].node.trace.choose(*args)
+    with without_torch_function():
+        return function(*args, **kwargs)
+
+
+# What stands for a number: its type is what `type(x)` says, and a float or an int what isinstance() does.
+Float = type("float", (torch.SymFloat,), methods(float))
+Int = type("int", (torch.SymInt,), methods(int))
+STAND_INS = (Float, Int)
+
+
+def entry(plain):
+    """Indexing of a table."""
+    return lambda self, k: self.trace.look_up(self.at, k) if type(k) is Int else plain(self, k)
+
+
+def writer(name):
+    """A method that changes a table: it changes the list that this stands for, too, to which others may lead."""
+    plain = getattr(list, name)
+
+    def write(self, *args, **kwargs):
+        self.written = True
+        plain(self.trace.tables[self.at][1], *args, **kwargs)
+        result = plain(self, *args, **kwargs)
+        return self if name in ("__iadd__", "__imul__") else result
+
+    return write
+
+
+WRITERS = "append extend insert remove pop clear sort reverse __setitem__ __delitem__ __iadd__ __imul__".split()
+Table = type(
+    "list", (list,),
+    {"__getitem__": entry(list.__getitem__), "__class__": property(lambda self: list), "__module__": "builtins"} | {name: writer(name) for name in WRITERS},
+)  # fmt: skip
+Row = type("tuple", (tuple,), {"__getitem__": entry(tuple.__getitem__), "__class__": property(lambda self: tuple), "__module__": "builtins"})
+TABLES = {list: Table, tuple: Row}
+STAND_IN = {float: Float, int: Int}
+for _name, _how in (*OPERATORS.items(), *COMPARISONS.items(), ("neg", (NEGATED, operator.neg)), ("sym_float", (AS_FLOAT, float))):
+    setattr(Node, _name, node_method(*_how))
+Node.float_truediv = Node.int_truediv = Node.truediv
+Node.int_floordiv, Node.float_pow, Node.pow_by_natural = Node.floordiv, Node.pow, Node.pow
+core.numbers_are(Node)
+
+
+# --- which numbers are live -------------------------------------------------------------------
+
+
+def paths_of_arguments(function, names):
+    """Where arguments of these names can be in a call."""
+    if not names:
+        return set()
+    positions = inspect.signature(getattr(function, "forward", function)).parameters
+    return {f"kwargs[{name!r}]" for name in names} | {f"args[{k}]" for k, name in enumerate(positions) if name in names}
+
+
+def learn_arguments(state, args, kwargs):
+    """Numbers among a call's arguments that were others at one before are live from now on."""
+    named = [(f"args[{k}]", x) for k, x in enumerate(args)] + [(f"kwargs[{k!r}]", x) for k, x in kwargs.items()]
+    for path, x in named:
+        if type(x) not in (int, float):
+            continue
+        before = state.numbers.setdefault(path, x)
+        if type(before) is type(x) and not pytree.same_value(before, x):
+            state.live.add(path)
+
+
+def learn_places(state, found, kept, misplaced):
+    """Numbers in places that were others when something was recorded are live from now on. `misplaced`: paths that kept one of
+    these recordings, `kept`, from fitting; where one changed, all that did are learnt."""
+    if not any(path in misplaced for one in kept for path in one.numbers.places):
+        return
+    for p in found:
+        was = [one.numbers.places.get(p.path) for one in kept]
+        if is_source(p) and any(type(one) is type(p.want) and not pytree.same_value(one, p.want) for one in was):
+            state.live.add(p.path)
+
+
+def learn_stored(state, plan, seen, untraced):
+    """A sentence if the run changed numbers in places that it read and that were not live yet, or None."""
+    learn_exact(state, seen.live)
+    if untraced is not None:
+        return None
+    known = {*plan.moving, *plan.free, *(s.at for s in plan.live if s.op == AT_PLACE)}
+    changed = (p for k, p in enumerate(plan.places) if k not in known and is_source(p) and p.path not in state.exact)
+    names = {p.path for p in changed if type(now := places.value_at(p)) is type(p.want) and not pytree.same_value(now, p.want)}
+    if not names:
+        return None
+    state.live |= names
+    seen.again = True
+    return errors.stores_number(min(names))
+
+
+# --- a run ------------------------------------------------------------------------------------
+
+
+def sources_of(flat, found, state, untraced):
+    """[Source] of what is to be live: the call's numbers, and what lies in places that held other numbers. `untraced`: a sentence
+    that says why no run of the function can have any, or None."""
+    sources = [Source(path, IN_CALL, k, value, untraced or state.exact.get(path)) for k, (path, value) in enumerate(flat.numbers)]
+    wanted = () if untraced else state.live - state.exact.keys()
+    sources += [Source(p.path, AT_PLACE, k, p.want, None) for k, p in enumerate(found) if p.path in wanted and is_source(p)]
+    return sources
+
+
+def is_source(place):
+    return type(place.want) in (int, float) and place.kind in HOLD and abs(place.want) <= MOST
+
+
+def is_table(place):
+    """Does a list or tuple of numbers of one kind lie there, that a whole number can choose from?"""
+    entries = place.want
+    if place.kind not in HOLD or type(entries) not in TABLES or not 1 < len(entries) <= MAX_TABLE:
+        return False
+    kind = type(entries[0])
+    fit = kind in (int, float) and all(type(x) is kind and (kind is float or abs(x) <= MOST) for x in entries)
+    return fit and (type(entries) is tuple or is_alone_there(place))
+
+
+def is_alone_there(place):
+    """Does no other way lead to this list, by which it could be changed past what stands for it?"""
+    if not any(is_strange(holder, place) for holder in gc.get_referrers(place.want)):
+        return True
+    gc.collect()  # cycles are not holders
+    return not any(is_strange(holder, place) for holder in gc.get_referrers(place.want))
+
+
+def is_strange(holder, place):
+    """Is this no place of ours, no row of a recording, not where the list lies, and no variable of what is running?"""
+    row = type(holder) is tuple and len(holder) == ROW and (holder[2] is place.want or holder[4] is place.want)
+    return not (row or type(holder) is places.Place or holder is place.home or type(holder) in (types.FrameType, types.GeneratorType))
+
+
+def tap(seen, is_mine):
+    """A bracket: the numbers of the run's plan are live in it. No stand-in is left in a place."""
+    plan = seen.plan
+    if plan is None or not plan.live:
+        return lambda: None, lambda: None
+    trace = seen.live = Trace(plan.live, functools.partial(user_line, seen))
+    trace.chooses, trace.choose = functools.partial(can_choose, seen), functools.partial(choose, seen)
+    held = [(plan.places[s.at], one) for s, one in zip(trace.sources, trace.stand_ins, strict=True) if s.op == AT_PLACE]
+    if any(type(one) is Int for one in trace.stand_ins):
+        homes = {id(plan.places[s.at].home) for s in trace.sources if s.op == AT_PLACE}
+        held += [(place, trace.table_of(place.want)) for place in plan.places if is_table(place) and id(place.want) not in homes]
+    makers = tap_makers(is_mine, functools.partial(make, seen))
+
+    def begin():
+        core.numbers_watch(1)
+        makers[0]()
+        for place, stand_in in held:
+            places.put_back(place._replace(want=stand_in))
+
+    def end():
+        makers[1]()
+        core.numbers_watch(-1)
+        for place, stand_in in held:
+            if places.value_at(place) is stand_in:
+                places.put_back(place)
+            elif type(stand_in) in STAND_INS:
+                trace.overwritten.add(stand_in.node.row)
+        held.clear()
+        trace.bypassed = not all(same_entries(proxy, entries) for proxy, entries, _ in trace.tables)
+        for place in (*plan.places, *(put.place for put in plan.kept)):
+            unwrap(trace, place)
+        for proxy, entries, _ in trace.tables:
+            if getattr(proxy, "written", False):
+                list.__setitem__(proxy, slice(None), entries)
+        trace.stand_ins = ()
+
+    return begin, end
+
+
+def make(seen, plain, name, args, kwargs):
+    """torch.tensor and as_tensor, which would look at a number: of live ones an op does the same."""
+    options = kwargs if name == "tensor" or len(args) < 2 else {**dict(zip(("dtype", "device"), args[1:], strict=False)), **kwargs}
+    if seen.live.over or seen.inside or not args or options.get("requires_grad") or not is_live(args[0]):
+        return plain(*args, **kwargs)
+    return filled_with(args[0], options)
+
+
+def choose(seen, t, index):
+    """t[index]: an op copies the row. Nobody may write either of the two (see_written): eager's is a view."""
+    trace, length = seen.live, t.shape[0]
+    if not -length <= index < length:
+        raise IndexError(f"index {settle(index)} is out of bounds for dimension 0 with size {length}")
+    at = torch.full((1,), index if index >= 0 else index + length, dtype=torch.int64, device=t.device)
+    row = t.index_select(0, at).view(t.shape[1:])
+    trace.rows_of.update({core.storage_id(one): core.storage_name(one) for one in (row, t)})
+    trace.chosen.add(core.storage_id(row))
+    return row
+
+
+def can_choose(seen, t):
+    if seen.inside or type(t) not in (torch.Tensor, torch.nn.Parameter):
+        return False
+    here = t.is_cuda == (seen.driver == CUDA)
+    return here and seen.reason is None and not seen.bodies and core.is_plain(t) and t.dim() > 0 and t.is_contiguous() and not t.requires_grad
+
+
+def see_written(seen, written):
+    """An op is about to write: not to a row that was chosen, nor where it was chosen from. Eager's row is a view."""
+    if any(core.storage_id(t) in seen.live.rows_of for t in written):
+        leave(seen, errors.row_written(user_line(seen)))
+
+
+def is_live(data):
+    return type(data) in STAND_INS or (type(data) in (list, tuple) and any(type(x) in STAND_INS for x in data))
+
+
+def filled_with(data, options):
+    """A tensor of live numbers; of a list of one and the same, or of several."""
+    options = {name: options[name] for name in ("dtype", "device") if options.get(name) is not None}
+    if type(data) in STAND_INS:
+        return torch.full((), data, **options)
+    if all(x is data[0] for x in data):
+        return torch.full((len(data),), data[0], **options)
+    if "dtype" not in options and any(isinstance(x, float) for x in data):
+        options["dtype"] = torch.get_default_dtype()
+    return torch.stack([torch.full((), x, **options) for x in data])
+
+
+def unwrap(trace, place):
+    """The number itself in a place where the function put a stand-in."""
+    if place.kind == places.LIST_LEN:
+        for k in range(place.want, len(place.home)):
+            one = place.home[k]
+            if type(one) in STAND_INS:
+                trace.stored[id(place.home), k] = one.node.row
+                place.home[k] = one.node.value
+    elif place.kind in HOLD:
+        now = places.value_at(place)
+        if type(now) in STAND_INS:
+            trace.stored[id(place.home), place.key] = now.node.row
+            places.put_back(place._replace(want=now.node.value))
+
+
+def number_put(seen, place, k):
+    """Which number came to a place, as the k-th of those appended if it is a list; NONE: it is a constant."""
+    if seen.live is None:
+        return NONE
+    return seen.live.stored.get((id(place.home), place.want + k if place.kind == places.LIST_LEN else place.key), NONE)
+
+
+def stands_for(trace, then, now):
+    """Is this the stand-in of a number that a place held?"""
+    return type(now) in STAND_INS and now.node.row < len(trace.sources) and trace.sources[now.node.row].value is then
+
+
+def stored_in(seen, found):
+    """{position: number, or NONE: a constant} of these places that a number came to, or that held one that was live and were stored
+    to: the constant may be what they held in this call, not in the next."""
+    trace = seen.live
+    if trace is None:
+        return {}
+    rows = {k: number_put(seen, place, 0) for k, place in enumerate(found) if place.kind in HOLD}
+    changed = {s.at for k, s in enumerate(trace.sources) if s.op == AT_PLACE and k in trace.overwritten - trace.exact.keys()}
+    changed |= {s.at for s in trace.sources if s.op == AT_PLACE and places.value_at(found[s.at]) is not found[s.at].want}
+    return {k: row for k, row in rows.items() if row != NONE or k in changed}
+
+
+def arguments(seen, args, kwargs):
+    """The call's arguments, with stand-ins for its numbers."""
+    if seen.live is None:
+        return args, kwargs
+    given = {s.path: x for s, x in zip(seen.live.sources, seen.live.stand_ins, strict=True) if s.op == IN_CALL}
+    args = tuple(given.get(f"args[{k}]", x) for k, x in enumerate(args))
+    return args, {k: given.get(f"kwargs[{k!r}]", x) for k, x in kwargs.items()}
+
+
+def note_parsed(trace, op, args, kwargs, takes):
+    """The same of numbers that the parser asked for since the last op: each is the one argument of that value, or exact."""
+    rows, trace.parsed, taken = trace.parsed, [], []
+    for row in rows:
+        value = trace.steps[row].value if row != NONE else None
+        given = [args[k] if k < len(args) else kwargs.get(a.name) for k, a in enumerate(op._schema.arguments)]
+        fits = [k for k, x in enumerate(given) if takes and type(x) is float and pytree.same_value(x, value)]
+        if len(fits) == 1:
+            taken.append((fits[0], NONE, row))
+        else:
+            trace.pin(row)
+    return taken
+
+
+def note(seen, op, facts, args, kwargs, beside):
+    """The op under way was given numbers of ours. [(argument, element or NONE, row)] of those that it takes at each replay; of
+    the others the recording is for the value. `beside`: it runs on the host, and what is recorded is a graph."""
+    taken = note_parsed(seen.live, op, args, kwargs, facts.packet in PARSES and not beside and not seen.bodies)
+    plain = beside or seen.bodies or facts.draws or facts.packet not in TAKES or seen.reason is not None or seen.live is None
+    for k, part, node in core.numbers_of_op():
+        if plain or node.trace is not seen.live or not takes_number(op, k):
+            node.plain()
+        else:
+            taken.append((k, part, node.row))
+    return taken
+
+
+def pin_all(seen, numbers):
+    """The recording is for these numbers alone after all."""
+    for _, _, row in numbers:
+        seen.live.pin(row)
+
+
+@functools.cache
+def takes_number(op, k):
+    """Is argument k of the op a number, a list of such, or a tensor, which may be one?"""
+    return str(op._schema.arguments[k].type).replace("Optional[", "").replace("List[", "").rstrip("]") in KINDS
+
+
+def settle_all(seen):
+    """From here on the numbers are themselves: what comes now looks at them in ways of its own."""
+    if seen.live is None:
+        return
+    for k, source in enumerate(seen.live.sources):
+        seen.live.pin(k)
+        if source.op == AT_PLACE and type(places.value_at(seen.plan.places[source.at])) in STAND_INS:
+            places.put_back(seen.plan.places[source.at])
+
+
+def close(seen, result):
+    """The run is over: the result, with numbers in place of stand-ins. Nobody may keep one."""
+    trace = seen.live
+    if trace is None:
+        return result
+    watch(seen)
+    for row in trace.parsed:
+        trace.pin(row)
+    result = filled(result, set())
+    if trace.alive():
+        gc.collect()  # cycles are not holders
+    escaped = trace.alive()
+    trace.over = True
+    for one in escaped:
+        replace(one, one.node.value)
+    for proxy, entries, _ in trace.tables:
+        replace(proxy, entries)
+    if trace.bypassed:
+        leave(seen, errors.row_written(trace.line()))
+    seen.keep.extend(numbers for _, _, numbers in trace.tables)
+    if trace.chosen and any(core.storage_id(t) in trace.chosen for t in core.alive(seen.returned)):
+        seen.untraced = errors.row_kept()
+        if is_capture(seen) or may_repeat(seen):
+            raise Unrecordable(seen.untraced)
+        refuse(seen, seen.untraced)  # the values are right; what it is no view of is somewhere else
+    if escaped:
+        refuse(seen, errors.number_kept(trace.sources[0].path))
+    return result
+
+
+def filled(value, done):
+    """A result with numbers in place of stand-ins, of which the recording is for the value."""
+    if type(value) in STAND_INS:
+        return settle(value)
+    if type(value) not in (list, dict, tuple) or id(value) in done:
+        return value
+    done.add(id(value))
+    if type(value) is tuple:
+        parts = tuple(filled(one, done) for one in value)
+        return value if all(map(operator.is_, parts, value)) else parts
+    for key, one in list(enumerate(value) if type(value) is list else value.items()):
+        value[key] = filled(one, done)
+    return value
+
+
+def replace(one, number):
+    """Put the number where somebody keeps a stand-in: containers, variables, attributes in slots. (What a C library may have
+    hidden in its own remains one, which computes as the number does.)"""
+    for holder in gc.get_referrers(one):
+        exchange_in(holder, one, number)
+
+
+def exchange_in(holder, one, number):
+    """No inner function here may have one of these: the cell would be a holder, too."""
+    kind = type(holder)
+    if kind is dict:
+        for key in list(holder):
+            value = holder.pop(key)
+            holder[number if key is one else key] = number if value is one else value
+    elif kind is list or kind is collections.deque:
+        for k, value in enumerate(holder):
+            if value is one:
+                holder[k] = number
+    elif kind is set:
+        holder.remove(one)
+        holder.add(number)
+    elif kind is types.CellType:
+        holder.cell_contents = number
+    elif issubclass(kind, tuple):
+        core.tuple_put(holder, one, number)
+    else:
+        for cls in kind.__mro__:
+            for name in vars(cls).get("__slots__", ()):
+                if getattr(holder, name, None) is one:
+                    setattr(holder, name, number)
+
+
+def same_entries(proxy, entries):
+    return len(proxy) == len(entries) and all(map(operator.is_, list.__iter__(proxy) if type(entries) is list else proxy, entries))
+
+
+def asker(codes):
+    """The line at which code of the user's or of a library's, among this, asks for an exact type; or None. PyTorch's own asks for no
+    number's."""
+    mine = (c for c in codes if c is not None and not c.co_filename.startswith(NOT_USER_CODE))
+    return next(filter(None, map(asks_type, mine)), None)
+
+
+def watch(seen):
+    """Code that started since asks for exact types: leave before it does more, if what was done can be done again."""
+    trace = seen.live
+    if len(seen.started) == trace.started or trace.over:
+        return
+    trace.started = len(seen.started)
+    fresh = [c for c in list(seen.started) if c is not None and c not in trace.asked]
+    trace.asked.update(fresh)
+    line = asker(filter(is_read, fresh))
+    if line is not None and not all(k in trace.exact for k in range(len(trace.sources))):
+        leave(seen, errors.number_type(line))
+
+
+def leave(seen, sentence):
+    """The run came to code that tells stand-ins from numbers."""
+    if not is_capture(seen) and not may_repeat(seen):
+        raise errors.CgtError(sentence)
+    seen.untraced = sentence
+    raise Unrecordable(sentence)
+
+
+def blame(state, seen, reason):
+    """A run with live numbers came to nothing: the next one has none, if that helps."""
+    if reason is None or seen.again or seen.live is None or state.untraced is not None:
+        return
+    if not all(k in seen.live.exact for k in range(len(seen.live.sources))):
+        state.untraced, seen.again = reason, True
+
+
+def why_repeated(seen, error):
+    """A sentence if a run on the host that raised this is to run again with the numbers themselves, or None."""
+    if seen is None or seen.live is None:
+        return None
+    if seen.untraced is None and isinstance(error, Exception) and may_repeat(seen):
+        seen.untraced = errors.number_raised(f"{type(error).__name__}: {error}")
+    if seen.untraced is not None:
+        seen.again = True
+    return seen.untraced
+
+
+def may_repeat(seen):
+    """Did the run nothing so far that a second one would do again?"""
+    if seen.random or seen.draws or seen.acts or not all(sid in seen.made for sid in seen.written):
+        return False
+    same = places.find_changed(seen.plan.places, lambda then, now: then is now or stands_for(seen.live, then, now)) is None
+    return same and all(len(put.place.home) == put.place.want if put.place.kind == places.LIST_LEN
+                        else places.value_at(put.place) is put.place.want for put in seen.plan.kept)  # fmt: skip
+
+
+def rows_of(trace, row_at):
+    """The core's rows: (op, a, b, value, is the recording for it alone?). `row_at`: position of a place -> its row there."""
+    if trace is None:
+        return []
+    tables = [(numbers.buffer_info()[0], len(numbers)) for _, _, numbers in trace.tables] + [None]  # NONE: none
+    return [
+        (s.op, row_at[s.a] if s.op == AT_PLACE else s.a, s.b, s.value, k in trace.exact, tables[s.table])
+        for k, s in enumerate(trace.steps)
+    ]  # fmt: skip
+
+
+class Told(NamedTuple):
+    """For messages."""
+
+    places: dict  # path of one in which a number lies -> what it was
+    sources: list  # (path, the line that made it exact, or None)
+    decides: dict  # row that the recording is for alone -> (path of a source, line)
+
+
+def told(trace, found):
+    lie = {p.path: p.want for p in found if is_source(p)}
+    if trace is None:
+        return Told(lie, [], {})
+    sources = [(s.path, trace.exact.get(k)) for k, s in enumerate(trace.sources)]
+    return Told(lie, sources, {row: (trace.sources[source_of(trace, row)].path, line) for row, line in trace.exact.items()})
+
+
+def source_of(trace, row):
+    """A source that the row comes of."""
+    while trace.steps[row].op > EQUALS:
+        step = trace.steps[row]
+        row = step.b if trace.steps[step.a].op == EQUALS else step.a
+    return row
+
+
+def learn_exact(state, trace):
+    """Numbers that more than ops depend on are not live any more; nor those of which what comes of them was looked at several
+    times, each time another one."""
+    for row, line in ({} if trace is None else trace.exact).items():
+        source = trace.sources[source_of(trace, row)]
+        if source.exact is not None or trace.steps[row].op >= LESS:
+            continue
+        looks = state.looks[source.path] = state.looks.get(source.path, 0) + 1
+        if row < len(trace.sources) or looks >= MOST_LOOKS:
+            state.exact[source.path] = line
