@@ -106,8 +106,10 @@ cpdef enum: PLUS, MINUS, TIMES, OVER    # Operator: effects.op
 cpdef enum:                 # NumberOp: numbers.op
     AT_PLACE                # what place a holds
     IN_CALL                 # the call's number a
+    IN_TENSOR               # what the tensor of slot a holds, on the host
     EQUALS                  # a constant
     ADDED, SUBTRACTED, MULTIPLIED, DIVIDED, FLOORED, REMAINDER, RAISED, NEGATED, ABSOLUTE, AS_FLOAT, AS_INT
+    ROUNDED                 # to 32 bits
     LOOKED_UP               # what a table has at number a
     LESS, AT_MOST, SAME_AS, OTHER_THAN, MORE, AT_LEAST      # 0 or 1
 
@@ -313,7 +315,7 @@ cdef struct Effect:             # what a replay does besides its results
     id_t out                    # SETS_GRAD: hidden output that becomes .grad, or NONE: it becomes None; PUTS, APPENDS: or NONE
     id_t place                  # which, relative to the node's places; or NONE
     id_t tag                    # of that place, relative to the node's tags
-    id_t number                 # PUTS, APPENDS: the number that comes to it; or NONE
+    id_t number                 # PUTS, APPENDS, WRITES: the number that comes to it; or NONE
     int32_t op                  # ADVANCES: Operator
     int32_t times
     PyObject* by                # the constant, borrowed

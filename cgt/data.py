@@ -95,6 +95,8 @@ class State:
     looks: dict = fresh(dict)  # path -> recordings for one value of what comes of it
     untraced: str | None = None  # why none can be
     numbers: dict = fresh(dict)  # path of an argument -> the last number that Python saw there
+    counters: set = fresh(set)  # paths of tensors of the host's that it counts in and asks for their numbers
+    asked: set = fresh(set)  # the same by memory, of runs that do not know paths
     asks_which: bool = False  # it is not the same to it which tensor lies in a place
     recurrent: bool = False  # it draws dropout from cuDNN's random state
     apart: set = fresh(set)  # ops that a capture forbade: they run eagerly between two graphs
@@ -328,6 +330,7 @@ class Seen:
     values: list = fresh(list)  # segments.Value: what Python read on the way
     room: int = 0  # bytes on the host that values and readouts of the recording take
     readouts: list = fresh(list)  # (pytree.Readout, on the host a copy of what it stands for)
+    asked: set = fresh(set)  # memory of the host's from outside that counts, see counters.py
     handed: dict = fresh(dict)  # memory on the host that only the result gets -> what keeps that name its own
     imported: set = fresh(set)  # files of modules whose bodies ran
     known: dict = fresh(dict)  # memory -> parts of it (segments.part_of) that were read and not written since
@@ -417,7 +420,7 @@ class EffectRow(NamedTuple):
     op: int = 0  # Operator in cgt_core.pxd
     by: Any = None  # ADVANCES, and PUTS and APPENDS without an output: the constant
     times: int = 0
-    number: int = NONE  # PUTS, APPENDS: of the node's numbers, the one that comes to it
+    number: int = NONE  # PUTS, APPENDS, WRITES: of the node's numbers, the one that comes to it
 
 
 class GradRow(NamedTuple):

@@ -19,6 +19,7 @@ from cgt_core import (
     CUDA,
     FOLLOWS,
     FRESH,
+    IN_TENSOR,
     INPUT,
     IS_NUMBER,
     LIST_LEN,
@@ -38,7 +39,7 @@ from cgt_core import (
     WRITES,
 )
 
-from . import errors, live, moving, places, pytree, trace, views
+from . import counters, errors, live, moving, places, pytree, trace, views
 from .data import Draft, EffectRow, GradRow, OutRow, SlotRow
 from .observe import all_tensors, held, span
 
@@ -111,7 +112,7 @@ def describe_slots(plan, seen):
     flat, reached, tensors = plan.flat, plan.reached, all_tensors(plan)
     slots, paths, writes, bumped, first_of = [], [], [], set(), {}
     at = collections.Counter(map(core.address, {id(t): t for t in tensors}.values()))
-    copied = copied_with(plan, seen)
+    copied, in_tensors = copied_with(plan, seen), {s.at for s in plan.live if s.op == IN_TENSOR}
     for k, t in enumerate(tensors):
         is_leaf = k < len(flat.tensors)
         sid = core.storage_id(t)
@@ -129,7 +130,7 @@ def describe_slots(plan, seen):
         if not touched:
             binding = UNUSED
         elif plan.driver == CUDA and not t.is_cuda:
-            binding = VALUE
+            binding = PINNED if k in in_tensors else VALUE
         elif id(t) in copied and id(tensors[copied[id(t)]]) not in seen.mirrored:
             binding = COPIED if k == copied[id(t)] else TWIN
         else:
@@ -150,7 +151,7 @@ def describe_slots(plan, seen):
             kept, leaf = t if owner == NONE else None, NONE
         slots.append(SlotRow(leaf, kept, t, binding, copy, same, apart, owner))
         paths.append(path)
-    return slots, paths, writes
+    return slots, paths, counters.with_numbers(seen, writes, tensors)
 
 
 def loose_in(plan, seen):

@@ -41,6 +41,7 @@ from cgt_core import (
 from . import (
     account,
     autograd,
+    counters,
     describe,
     errors,
     flow,
@@ -571,6 +572,7 @@ def warm(call, sources=()):
     before, seen.sources = [describe.memory_of(t) for t in flat.tensors], impure.states(sources)
     anew = guess == CUDA and core.dropout_begins_anew(torch.cuda.current_device())
     result = trace.run(seen, call.function, call.args, call.kwargs)
+    counters.learn(state, None, seen, None)
     state.ran |= seen.ran - {None}  # what is hidden here must be seen when it is recorded
     if anew and not core.dropout_begins_anew(torch.cuda.current_device()):
         seen.reason, state.recurrent = errors.cudnn_dropout(), True
@@ -737,14 +739,15 @@ def capture(call, attempt):
     """Run the function while it is recorded. A sentence if nothing ran, or None."""
     plan = attempt.plan
     reason = record.capture(call, attempt)
-    if attempt.seen is not None:
-        live.blame(call.state, attempt.seen, reason or attempt.seen.reason)
-    if attempt.seen is not None and attempt.seen.untraced is not None:
-        call.state.untraced = attempt.seen.untraced
-    if reason is not None:
-        attempt.passing = autograd.was_greedy(plan) or (attempt.seen is not None and attempt.seen.again)
-        return reason
     seen = attempt.seen
+    if seen is not None:
+        told = counters.learn(call.state, plan, seen, why_untraced(call.state, plan.saves))
+        reason, seen.reason = reason and (told or reason), told or seen.reason
+        live.blame(call.state, seen, reason or seen.reason)
+        call.state.untraced = seen.untraced or call.state.untraced
+    if reason is not None:
+        attempt.passing = autograd.was_greedy(plan) or (seen is not None and seen.again)
+        return reason
     seen.reason = seen.reason or impure.vet(plan.sources, seen)
     moved = describe.find_moved(plan)
     if moved and plan.driver == CUDA:  # into a capture that has not run
@@ -1005,7 +1008,7 @@ def add_node(call, plan, seen, draft):
     node = core.add_node(
         state.f, call.spec, plan.ambient, slots, outs, program, ret_python, effects, grads, groups,
         list(plan.flat.tensors), (site, saves, [index[k] for k in behind.flows], behind.joined),
-        live.rows_of(seen.live, row_at), state.keep, kept,
+        live.rows_of(seen.live, row_at, index), state.keep, kept,
     )  # fmt: skip
     if graph is not None:
         graph.node, graph.loose = node, loose + drawn_from

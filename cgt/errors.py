@@ -134,6 +134,14 @@ def stores_number(path):
     return f"the function changes the number in {path}, which it reads: from the next call on it is computed at each."
 
 
+def reads_counter(path):
+    return f"the function asks for the number in {path}, a tensor on the CPU: from the next call on it is computed at each."
+
+
+def counter_used(path, what, line):
+    return f"{what} at {line} uses {path}, a tensor on the CPU in which the call counted before: from the next call on an ordinary one."
+
+
 def number_kept(path):
     return f"something that is computed from {path}, a number that changes from call to call, outlives the call. Pass it as a tensor."
 

@@ -19,7 +19,7 @@ import torch
 from cgt_core import CUDA
 from torch.utils import _pytree
 
-from . import constants, describe, errors, impure, live, options, places, segments, trace
+from . import constants, counters, describe, errors, impure, live, options, places, segments, trace
 from .apart import bring_in, bring_out, end_segment, slim
 from .observe import (
     all_tensors,
@@ -104,6 +104,7 @@ def meet(seen, call, function, args, kwargs):
     """The function is called, by `call`, in a run under observation."""
     seen.asks_which = True  # it may put other tensors into places in the middle of the call
     line = user_line(seen)
+    counters.end(seen)
     live.settle_all(seen)
     leaves, spec = _pytree.tree_flatten((args, kwargs))
     leaves = list(map(live.settle, leaves))

@@ -39,6 +39,7 @@ from cgt_core import (
     EQUALS,
     FLOORED,
     IN_CALL,
+    IN_TENSOR,
     LESS,
     LOOKED_UP,
     MORE,
@@ -85,8 +86,8 @@ class Source(NamedTuple):
     """Where a number comes from."""
 
     path: str
-    op: int  # AT_PLACE, IN_CALL
-    at: int  # position of the place, or which of the call's numbers
+    op: int  # AT_PLACE, IN_CALL, IN_TENSOR
+    at: int  # position of the place, which of the call's numbers, or the slot
     value: Any
     exact: str | None  # known: the line of what looks at it otherwise
 
@@ -120,7 +121,9 @@ class Trace:
         self.bypassed = False  # somebody led to a table past its place, and changed it
         self.parsed = []  # rows whose values PyTorch's parser asked for since the last op
         self.made = []  # weak references to the stand-ins; a WeakSet would ask them for their hash
-        self.stand_ins = [s.value if s.exact else self.stand_in(k) for k, s in enumerate(sources)]
+        self.stand_ins = [s.value if s.exact or s.op == IN_TENSOR else self.stand_in(k) for k, s in enumerate(sources)]
+        self.counters = {}  # memory of the host's -> counters.Counter
+        self.uncounted = {}  # path of one that is none after all -> the line
 
     def stand_in(self, row):
         """A number that is a float or an int to Python."""
@@ -815,13 +818,15 @@ def may_repeat(seen):
                         else places.value_at(put.place) is put.place.want for put in seen.plan.kept)  # fmt: skip
 
 
-def rows_of(trace, row_at):
-    """The core's rows: (op, a, b, value, is the recording for it alone?). `row_at`: position of a place -> its row there."""
+def rows_of(trace, row_at, slot_at):
+    """The core's rows: (op, a, b, value, is the recording for it alone?). `row_at`: position of a place -> its row there; `slot_at`:
+    the same of slots."""
     if trace is None:
         return []
     tables = [(numbers.buffer_info()[0], len(numbers)) for _, _, numbers in trace.tables] + [None]  # NONE: none
+    at = {AT_PLACE: row_at, IN_TENSOR: slot_at}
     return [
-        (s.op, row_at[s.a] if s.op == AT_PLACE else s.a, s.b, s.value, k in trace.exact, tables[s.table])
+        (s.op, at[s.op][s.a] if s.op in at else s.a, s.b, s.value, k in trace.exact, tables[s.table])
         for k, s in enumerate(trace.steps)
     ]  # fmt: skip
 

@@ -10,6 +10,7 @@ from cgt_core import CUDA, HOST, NONE
 from . import (
     autograd,
     code,
+    counters,
     describe,
     errors,
     flow,
@@ -111,7 +112,10 @@ def plan_call(call, around, parent, followable, moves, changed):
         return errors.used_elsewhere(stored)
     named = [*enumerate(flat.paths), *((slot, path) for path, (_, slot) in followed.items())]
     copied = choose_copied(state, named, tensors, len(flat.tensors), driver, parent, [slot for _, slot, first in moves if not first])
-    sources = live.sources_of(flat, found.places, state, why_untraced(state, saves))
+    untraced = why_untraced(state, saves)
+    sources = live.sources_of(flat, found.places, state, untraced)
+    if untraced is None:
+        sources += counters.sources_of(state, tensors, [*flat.paths, *(one.path for one in around.reached)])
     return Plan(
         flat=flat, driver=driver, parent=parent, graph=graph, saves=saves,
         reached=around.reached, also=around.also, places=found.places, lone=places.lone_empties(found.places),

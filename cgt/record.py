@@ -29,6 +29,7 @@ from cgt_core import (
 
 from . import (
     advice,
+    counters,
     describe,
     errors,
     forks,
@@ -71,6 +72,7 @@ class Before(NamedTuple):
     histories: object  # of core.histories
     random: object  # the state of the host's default generator
     anew: bool = False  # the next recurrent layer would have filled another buffer with cuDNN's random state
+    counters: list = []  # of counters.snapshot
 
 
 def on_side_stream(device):
@@ -317,7 +319,7 @@ def snapshot(plan):
     kept = [put.place for put in plan.kept]
     histories, random = core.histories(tensors), torch.default_generator.get_state()
     anew = core.dropout_begins_anew(torch.cuda.current_device())
-    return Before(plan.places, kept, grads, plan.sources, histories, random, anew)
+    return Before(plan.places, kept, grads, plan.sources, histories, random, anew, counters.snapshot(plan))
 
 
 def accept(before):
@@ -326,6 +328,7 @@ def accept(before):
     before.places[:] = [places.as_now(p) if p.kind in (places.DICT_LEN, places.LIST_LEN) else p for p in before.places]
     before.kept[:] = map(places.as_now, before.kept)
     before.grads[:] = [(t, t.grad) for t, _ in before.grads]
+    before.counters[:] = counters.as_now(before.counters)
 
 
 def restore_places(before, seen, tensors_only):
@@ -339,7 +342,8 @@ def restore_places(before, seen, tensors_only):
             and core.storage_id(value) in seen.made
         )
 
-    found, kept, grads, sources, histories, random, anew = before
+    found, kept, grads, sources, histories, random, anew, counted = before
+    counters.put_back(counted)
     core.histories_restore(histories)
     if anew and not core.dropout_begins_anew(torch.cuda.current_device()):
         core.dropout_undo(torch.cuda.current_device())

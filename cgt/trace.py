@@ -19,6 +19,7 @@ from . import (
     advice,
     apart,
     constants,
+    counters,
     errors,
     forks,
     impure,
@@ -137,6 +138,7 @@ def run(seen, function, args, kwargs):
         tap_forks(lambda: is_mine() or forks.is_imagined(seen), functools.partial(forks.see_fork, seen, forks.modules())),
         tap_kernels(), *regions, *packing(seen, is_mine), impure.tap(seen, is_mine), live.tap(seen, is_mine),
     ]  # fmt: skip
+    counters.begin(seen)
     before = references(seen)
     called = functools.partial(given, seen, observer, function, args, kwargs)
     result = live.close(seen, core.within(brackets, called))
@@ -255,6 +257,9 @@ def see_reader(seen, function, name, t, arguments):
     not its own affair."""
     if seen.inside:
         return None
+    number = counters.ask(seen, name, t)
+    if number is not None:
+        return number
     # On a stream of the function's own the bytes would leave before they are computed.
     beside = is_capture(seen) and torch.cuda.current_stream() not in forks.STREAMS.values()
     answer = None if beside else readout.note(seen, name, t, arguments, given.__code__, function)
@@ -330,11 +335,14 @@ def see_op(seen, op, args, kwargs):
     if op.namespace == "c10d":
         written += inputs
     written = tensors_in(written, [])
+    if counters.see(seen, op, facts, args, kwargs, inputs):
+        return
     if written and seen.live is not None:
         live.see_written(seen, written)
     numbers = live.note(seen, op, facts, args, kwargs, seen.driver == CUDA and is_hosts(kwargs, inputs)) if seen.live is not None else []
     constant = not numbers and constants.is_constant(seen, op, facts, inputs)
-    asks = (reads_here(seen, facts) or is_dynamic(facts, inputs) or is_to_host(inputs, kwargs)) and not constant
+    counts = counters.passes(seen, facts, args, inputs, written)
+    asks = (reads_here(seen, facts) or is_dynamic(facts, inputs) or is_to_host(inputs, kwargs)) and not (constant or counts)
     values = segments.values_of(seen, inputs) if asks and constants.is_pure(op, facts) else None
     tells = asks and values is None and segments.tells(seen, packet, inputs)
     constant = constant or values is not None or tells
@@ -343,7 +351,8 @@ def see_op(seen, op, args, kwargs):
     selects = asks and not constant and values is not None
     aside = is_aside(seen, op, facts, kwargs, inputs, written)
     apart_op = apart.is_one(seen, op, facts, inputs)
-    vet_op(seen, op, facts, args, kwargs, inputs, written, constant or selects, aside)
+    if not counts:
+        vet_op(seen, op, facts, args, kwargs, inputs, written, constant or selects, aside)
     if apart_op and not constant and not segments.may_end(seen):
         refuse(seen, host_reason(seen, errors.op_apart, op))
     if seen.bodies:

@@ -23,6 +23,35 @@ cdef int number_take(Number* r, PyObject* x) except -1:
     r.i = i
     return 2
 
+cdef int number_read(Number* r, const char* at, int itemsize) noexcept nogil:
+    """The same of a number in memory, of r's kind."""
+    cdef float narrow
+    cdef int32_t short
+    cdef double f
+    cdef int64_t i
+    if r.is_float:
+        if itemsize == 4:
+            memcpy(&narrow, at, 4)
+            f = narrow
+        else: memcpy(&f, at, 8)
+        if memcmp(&f, &r.f, sizeof(double)) == 0: return 1
+        r.f = f
+        return 2
+    if itemsize == 4:
+        memcpy(&short, at, 4)
+        i = short
+    else: memcpy(&i, at, 8)
+    if i == r.i: return 1
+    r.i = i
+    return 2
+
+cdef void number_write(Number* r, char* at, int itemsize) noexcept nogil:
+    cdef float narrow = <float>r.f
+    cdef int32_t short = <int32_t>r.i
+    if itemsize == 8: memcpy(at, &r.f if r.is_float else <void*>&r.i, 8)
+    elif r.is_float: memcpy(at, &narrow, 4)
+    else: memcpy(at, &short, 4)
+
 cdef inline bint whole_fits(Number* r) noexcept nogil: return r.is_float or -EXACT <= r.i <= EXACT
 
 cdef inline double as_float(Number* r) noexcept nogil: return r.f if r.is_float else <double>r.i
@@ -123,6 +152,9 @@ cdef bint number_step(Number* r, Number* a, Number* b) noexcept nogil:
         if a.is_float and not -EXACT <= a.f <= EXACT: return False
         r.i = <int64_t>trunc(a.f) if a.is_float else a.i
         return True
+    if r.op == ROUNDED:
+        r.f = <double><float>as_float(a)
+        return whole_fits(a) and isfinite(r.f)
     if r.op == NEGATED or r.op == ABSOLUTE:
         if r.is_float: r.f = -a.f if r.op == NEGATED else fabs(a.f)
         elif r.op == NEGATED or a.i < 0: return difference_fits(0, a.i, &r.i)
@@ -149,12 +181,15 @@ cdef int32_t numbers_meet(Table* t, id_t n, id_t s, PyObject** leaves) except -2
     cdef Number* r
     cdef Patch* p
     cdef int32_t k
-    cdef int took
+    cdef int took, size
     for k in range(node.len[NUMBERS]):
         r = first + k
         if r.op >= EQUALS: break                # where they come from stands first
-        if r.op != IN_CALL: continue
-        took = number_take(r, leaves[spec_row(t, s).n_leaves + r.a])
+        if r.op == AT_PLACE: continue
+        if r.op == IN_CALL: took = number_take(r, leaves[spec_row(t, s).n_leaves + r.a])
+        else:
+            size = node_guard(t, node, r.a).itemsize
+            took = number_read(r, tensor_at(slot_tensor(t, node, r.a, leaves), size), size)
         if took == 0: return k
         if took == 2: node.stale = 1
     if not node.stale: return NONE

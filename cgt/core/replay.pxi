@@ -242,6 +242,11 @@ cdef object effect_value(Table* t, id_t n, Effect* e, PyObject** leaves):
     o = node_out(t, node_row(t, n), e.out)
     return <object>(out_slot(t, n, o, leaves) if o.kind == INPUT else o.tensor)
 
+cdef inline void number_put(Table* t, Node* node, Effect* e, PyObject* x) noexcept nogil:
+    """Into a tensor's memory on the host."""
+    cdef int size = node_guard(t, node, e.slot).itemsize
+    number_write(node_number(t, node, e.number), tensor_at(x, size), size)
+
 cdef int effects_happen(Table* t, id_t n, PyObject** leaves, bint bump) except -1:
     """What the recording does besides writing bytes: to _version and .grad of tensors, and to numbers in places. Without
     `bump`: some of it was done while it was recorded."""
@@ -264,6 +269,7 @@ cdef int effects_happen(Table* t, id_t n, PyObject** leaves, bint bump) except -
             continue
         x = slot_tensor(t, node, e.slot, leaves)
         if e.kind == WRITES:
+            if e.number != NONE: number_put(t, node, e, x)
             if bump and e.bumps: tensor_bump(x, e.bumps)
             continue
         made = node_out(t, node, e.out).tensor if e.out != NONE else NULL
