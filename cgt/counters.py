@@ -1,7 +1,7 @@
 """Numbers that lie in 0-dim tensors of the host's and are asked for: `step` in the state of PyTorch's optimizers.
 
     step += 1
-    param.addcdiv_(exp_avg, denom, value=-lr / (1 - beta1 ** step.item()))
+    param.addcdiv_(average, root, value=-lr / (1 - 0.9 ** step.item()))
 
 What is read there is another number at each call, so a recording for its value would serve one call. It is a live number
 (live.py) that lies in a tensor's memory: item() gives a stand-in, an op that adds a number is a step, and a replay writes what
@@ -10,6 +10,7 @@ is an ordinary one from the next recording on.
 """
 
 import array
+import collections
 import math
 import operator
 from typing import Any
@@ -27,13 +28,12 @@ from cgt_core import (
     ROUNDED,
     SAME_AS,
     SUBTRACTED,
-    WRITES,
 )
 
 from . import errors
 from .data import declared
 from .live import STAND_INS, Source, Step, plain_of
-from .observe import all_tensors, refuse, touch, unseen, user_line
+from .observe import all_tensors, refuse, unseen, user_line
 
 WIDE = {torch.float64, torch.int64}  # dtypes whose arithmetic is Python's
 DTYPES = WIDE | {torch.float32}
@@ -64,12 +64,16 @@ def fits(t):
 # --- which they are ---------------------------------------------------------------------------
 
 
-def sources_of(state, tensors, paths):
+def sources_of(state, flat, reached):
     """[live.Source] of the counters among a plan's tensors."""
-    asked = [k for k, t in enumerate(tensors) if (paths[k] in state.counters or core.storage_id(t) in state.asked) and fits(t)]
-    names = [core.storage_id(tensors[k]) for k in asked]
-    alone = [k for k, sid in zip(asked, names, strict=True) if names.count(sid) == 1 and paths[k] not in state.exact]
-    return [Source(paths[k], IN_TENSOR, k, value, None) for k in alone if math.isfinite(value := tensors[k].item())]
+    named = [*zip(flat.paths, flat.tensors, strict=True), *((r.path, r.tensor if r.owner == NONE else None) for r in reached)]
+    counts = collections.Counter(core.storage_id(t) for _, t in named if t is not None)
+    asked = [
+        (k, path, t) for k, (path, t) in enumerate(named)
+        if t is not None and (path in state.counters or core.storage_id(t) in state.asked) and path not in state.exact and fits(t)
+    ]  # fmt: skip
+    alone = [(k, path, t.item()) for k, path, t in asked if counts[core.storage_id(t)] == 1]
+    return [Source(path, IN_TENSOR, k, value, None) for k, path, value in alone if math.isfinite(value)]
 
 
 def learn(state, plan, seen, untraced):
@@ -99,7 +103,6 @@ def begin(seen):
         if source.op != IN_TENSOR:
             continue
         t = all_tensors(seen.plan)[source.at]
-        touch(seen, t)
         alike = first.setdefault((t.dtype, source.value), row)
         if alike != row:
             trace.pin(trace.add(Step(SAME_AS, alike, row, 1)))
@@ -113,7 +116,7 @@ def ask(seen, name, t):
     one = seen.live.counters.get(core.storage_id(t)) if seen.live is not None else None
     if one is not None:
         return None if seen.live.over else seen.live.stand_in(one.row)
-    if may_count(seen, t):
+    if may_count(seen, t) or (not seen.recording and core.storage_id(t) in seen.constants and fits(t)):  # which this call begins
         seen.asked.add(core.storage_id(t))
     return None
 
@@ -125,14 +128,13 @@ def may_count(seen, t):
 
 def passes(seen, facts, args, inputs, written):
     """Does an op of a warm-up do what a recording will do with counters?"""
-    if seen.recording:
-        return False
     if not written:
-        return facts.reads and bool(inputs) and all(core.storage_id(t) in seen.asked for t in inputs)
+        names = set(map(core.storage_id, inputs))
+        return facts.reads and not seen.recording and bool(names) and names <= seen.asked - seen.made.keys()
     if seen.driver != CUDA or not all(may_count(seen, t) for t in written) or changes(seen, facts, args, {}) is None:
         return False
     seen.asked.update(map(core.storage_id, written))
-    return True
+    return not seen.recording
 
 
 def see(seen, op, facts, args, kwargs, inputs):
@@ -223,12 +225,10 @@ def end(seen):
 # --- a recording ------------------------------------------------------------------------------
 
 
-def with_numbers(seen, writes, tensors):
-    """These rows of what a replay writes, with the number that comes to a counter's memory."""
-    if seen.live is None:
-        return writes
-    rows = {core.storage_id(one.tensor): one.row for one in seen.live.counters.values() if one.moved}
-    return [e._replace(number=rows.get(core.storage_id(tensors[e.slot]), e.number)) if e.kind == WRITES else e for e in writes]
+def rows_of(seen):
+    """{memory: the row of the number that a replay leaves there}"""
+    found = seen.live.counters.items() if seen.live is not None else ()
+    return {sid: one.row for sid, one in found if one.moved}
 
 
 def snapshot(plan):

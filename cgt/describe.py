@@ -19,7 +19,6 @@ from cgt_core import (
     CUDA,
     FOLLOWS,
     FRESH,
-    IN_TENSOR,
     INPUT,
     IS_NUMBER,
     LIST_LEN,
@@ -112,7 +111,7 @@ def describe_slots(plan, seen):
     flat, reached, tensors = plan.flat, plan.reached, all_tensors(plan)
     slots, paths, writes, bumped, first_of = [], [], [], set(), {}
     at = collections.Counter(map(core.address, {id(t): t for t in tensors}.values()))
-    copied, in_tensors = copied_with(plan, seen), {s.at for s in plan.live if s.op == IN_TENSOR}
+    copied, counted = copied_with(plan, seen), counters.rows_of(seen)
     for k, t in enumerate(tensors):
         is_leaf = k < len(flat.tensors)
         sid = core.storage_id(t)
@@ -130,7 +129,7 @@ def describe_slots(plan, seen):
         if not touched:
             binding = UNUSED
         elif plan.driver == CUDA and not t.is_cuda:
-            binding = PINNED if k in in_tensors else VALUE
+            binding = PINNED if sid in counted else VALUE
         elif id(t) in copied and id(tensors[copied[id(t)]]) not in seen.mirrored:
             binding = COPIED if k == copied[id(t)] else TWIN
         else:
@@ -151,7 +150,7 @@ def describe_slots(plan, seen):
             kept, leaf = t if owner == NONE else None, NONE
         slots.append(SlotRow(leaf, kept, t, binding, copy, same, apart, owner))
         paths.append(path)
-    return slots, paths, counters.with_numbers(seen, writes, tensors)
+    return slots, paths, [e._replace(number=counted.get(core.storage_id(tensors[e.slot]), NONE)) for e in writes]
 
 
 def loose_in(plan, seen):

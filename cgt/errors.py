@@ -135,7 +135,7 @@ def stores_number(path):
 
 
 def reads_counter(path):
-    return f"the function asks for the number in {path}, a tensor on the CPU: from the next call on it is computed at each."
+    return f"the function counts in {path}, a tensor on the CPU, or asks for its number: from the next call on it is computed at each."
 
 
 def counter_used(path, what, line):

@@ -115,7 +115,7 @@ def plan_call(call, around, parent, followable, moves, changed):
     untraced = why_untraced(state, saves)
     sources = live.sources_of(flat, found.places, state, untraced)
     if untraced is None:
-        sources += counters.sources_of(state, tensors, [*flat.paths, *(one.path for one in around.reached)])
+        sources += counters.sources_of(state, flat, around.reached)
     return Plan(
         flat=flat, driver=driver, parent=parent, graph=graph, saves=saves,
         reached=around.reached, also=around.also, places=found.places, lone=places.lone_empties(found.places),

@@ -35,6 +35,7 @@ ORDER = [
     "returns",
     "places",
     "live",
+    "counters",
     "scalars",
     "moving",
     "impure",

@@ -501,7 +501,8 @@ def test_evaluation_between_steps_sees_the_new_parameters(device):
     assert counts(cgt.stats(predict)) == (1, 1, N // 3 - 2, 0)
 
 
-def test_adam_that_reads_its_step_on_the_host_is_right_and_says_why(device):
+def test_adam_that_reads_its_step_on_the_host(device):
+    """As it is without options."""
     def train(wrap):
         torch.manual_seed(0)
         model = Net().to(device)
@@ -524,10 +525,7 @@ def test_adam_that_reads_its_step_on_the_host_is_right_and_says_why(device):
     assert all(torch.equal(a, b) for a, b in zip(got, want, strict=True))
     assert_same(got_state, want_state)
     s = cgt.stats(f)
-    assert (s.replays, s.eager) == (0, 11)
-    (reason,) = s.reasons
-    helps = "capturable=True" if device.type == "cuda" else "fused=True"
-    assert f"AdamW.step at {__file__}" in reason and helps in reason
+    assert counts(s) == (1, 1, 10, 0), s.reasons
 
 
 def test_advice_for_adam_helps(device):

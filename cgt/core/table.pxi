@@ -394,7 +394,7 @@ cdef int table_check(Table* t) except -1:
             w = node_number(t, n, j)
             assert w.op != AT_PLACE or node_place(t, n, w.a).guard == IS_NUMBER, "a number of no place"
             assert w.op != IN_CALL or w.a < spec_row(t, n.spec).n_numbers, "a number that no call has"
-            assert w.op != IN_TENSOR or node_guard(t, n, w.a).binding == PINNED, "a number in no tensor"
+            assert w.op != IN_TENSOR or w.a < n.len[SLOTS], "a number in no tensor"
             assert w.op <= EQUALS or (w.a < j and w.b < j), "a number that comes of a later one"
         for j in range(n.len[READS]):
             r = node_read(t, n, j)
