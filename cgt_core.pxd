@@ -106,7 +106,7 @@ cpdef enum: PLUS, MINUS, TIMES, OVER    # Operator: effects.op
 cpdef enum:                 # NumberOp: numbers.op
     AT_PLACE                # what place a holds
     IN_CALL                 # the call's number a
-    IN_TENSOR               # what the tensor of slot a holds, on the host
+    IN_TENSOR               # what the tensor of slot a holds, on the host; the same as number b, if that is one
     EQUALS                  # a constant
     ADDED, SUBTRACTED, MULTIPLIED, DIVIDED, FLOORED, REMAINDER, RAISED, NEGATED, ABSOLUTE, AS_FLOAT, AS_INT
     ROUNDED                 # to 32 bits

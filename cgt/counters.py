@@ -26,7 +26,6 @@ from cgt_core import (
     MULTIPLIED,
     NONE,
     ROUNDED,
-    SAME_AS,
     SUBTRACTED,
 )
 
@@ -103,9 +102,9 @@ def begin(seen):
         if source.op != IN_TENSOR:
             continue
         t = all_tensors(seen.plan)[source.at]
-        alike = first.setdefault((t.dtype, source.value), row)
+        alike = first.setdefault((t.dtype, repr(source.value)), row)
         if alike != row:
-            trace.pin(trace.add(Step(SAME_AS, alike, row, 1)))
+            trace.steps[row] = trace.steps[row]._replace(b=alike)
         trace.counters[core.storage_id(t)] = Counter(source.path, t, row, alike)
 
 

@@ -506,7 +506,7 @@ def why_missed(call, path, parent):
         if why == MISS_GRAD:
             return errors.place_changed(kept.slot_paths[kept.grads[index].slot] + ".grad")
         if why == MISS_NUMBER:
-            return errors.number_decides(*kept.numbers.decides.get(index, ("a number", "no line")))
+            return kept.numbers.decides.get(index) or errors.number_decides("a number", "no line")
         name = kept.slot_paths[index]
         if why == MISS_POINTER:
             return errors.moved(name, *core.slot_addresses(node, index, tensors))

@@ -142,6 +142,10 @@ def counter_used(path, what, line):
     return f"{what} at {line} uses {path}, a tensor on the CPU in which the call counted before: from the next call on an ordinary one."
 
 
+def counters_part(path, other):
+    return f"{path} and {other} held the same number when this was recorded, and do not any more: recorded anew."
+
+
 def number_kept(path):
     return f"something that is computed from {path}, a number that changes from call to call, outlives the call. Pass it as a tensor."
 

@@ -836,7 +836,7 @@ class Told(NamedTuple):
 
     places: dict  # path of one in which a number lies -> what it was
     sources: list  # (path, the line that made it exact, or None)
-    decides: dict  # row that the recording is for alone -> (path of a source, line)
+    decides: dict  # row that the recording is for alone -> a sentence
 
 
 def told(trace, found):
@@ -844,7 +844,10 @@ def told(trace, found):
     if trace is None:
         return Told(lie, [], {})
     sources = [(s.path, trace.exact.get(k)) for k, s in enumerate(trace.sources)]
-    return Told(lie, sources, {row: (trace.sources[source_of(trace, row)].path, line) for row, line in trace.exact.items()})
+    paths = [s.path for s in trace.sources]
+    decides = {row: errors.number_decides(paths[source_of(trace, row)], line) for row, line in trace.exact.items()}
+    parted = {k: errors.counters_part(paths[k], paths[trace.steps[k].b]) for k, _ in enumerate(paths) if trace.steps[k].b != NONE}
+    return Told(lie, sources, parted | decides)
 
 
 def source_of(trace, row):
@@ -859,9 +862,11 @@ def learn_exact(state, trace):
     """Numbers that more than ops depend on are not live any more; nor those of which what comes of them was looked at several
     times, each time another one."""
     for row, line in ({} if trace is None else trace.exact).items():
-        source = trace.sources[source_of(trace, row)]
-        if source.exact is not None or trace.steps[row].op >= LESS:
+        at = source_of(trace, row)
+        if trace.sources[at].exact is not None or trace.steps[row].op >= LESS:
             continue
-        looks = state.looks[source.path] = state.looks.get(source.path, 0) + 1
+        path = trace.sources[at].path
+        looks = state.looks[path] = state.looks.get(path, 0) + 1
         if row < len(trace.sources) or looks >= MOST_LOOKS:
-            state.exact[source.path] = line
+            alike = [s.path for k, s in enumerate(trace.sources) if s.op == IN_TENSOR and trace.steps[k].b == at]
+            state.exact.update(dict.fromkeys((path, *alike), line))

@@ -111,6 +111,35 @@ def test_those_that_are_at_the_same_number_are_one_until_they_part(device):
     assert cgt.stats(f).records >= 2, cgt.explain(f)
 
 
+@tells("counters_part")
+def test_those_that_part_are_told(device):
+    def function(x, c, d):
+        return x * c.item() * d.item()
+
+    def poke(k, c, d):
+        c.fill_(k)
+        d.fill_(k + (k % 2 if k > 8 else 0))
+
+    (c, d), x = (torch.tensor(0.0), torch.tensor(0.0)), values(device, 8)
+    f = cgt.jit(lambda x: function(x, c, d), max_records=1)
+    for k in range(CALLS):
+        poke(k, c, d)
+        assert identical(f(x), function(x, c, d))
+    assert "c and d held the same number" in " ".join(cgt.stats(f).reasons).replace("d and c", "c and d"), cgt.explain(f)
+
+
+def test_zeros_of_either_sign(device):
+    """They are equal, and not the same."""
+    def function(x, c, d):
+        return torch.full_like(x, c.item()).add(0, alpha=1).copysign(torch.full_like(x, d.item()))
+
+    def poke(k, c, d):
+        c.fill_(0.5 if k < 6 else 0.0)
+        d.fill_(0.5 if k < 6 else -0.0 if k % 2 else 0.0)
+
+    agree(device, function, [(0.5, F32)] * 2, most=4, eager=CALLS, poke=poke)
+
+
 def test_comparisons_are_what_a_recording_is_for(device):
     def function(x, c):
         c += 1

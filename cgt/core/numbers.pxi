@@ -190,6 +190,7 @@ cdef int32_t numbers_meet(Table* t, id_t n, id_t s, PyObject** leaves) except -2
         else:
             size = node_guard(t, node, r.a).itemsize
             took = number_read(r, tensor_at(slot_tensor(t, node, r.a, leaves), size), size)
+            if r.b != NONE and (memcmp(&r.f, &first[r.b].f, 8) if r.is_float else r.i != first[r.b].i): return k
         if took == 0: return k
         if took == 2: node.stale = 1
     if not node.stale: return NONE
