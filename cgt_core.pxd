@@ -104,7 +104,7 @@ cpdef enum:                 # EffectKind
 cpdef enum: PLUS, MINUS, TIMES, OVER    # Operator: effects.op
 
 cpdef enum:                 # NumberOp: numbers.op
-    AT_PLACE                # what place a holds
+    AT_PLACE                # what place a holds, or element b of that
     IN_CALL                 # the call's number a
     IN_TENSOR               # what the tensor of slot a holds, on the host; the same as number b, if that is one
     EQUALS                  # a constant
@@ -337,7 +337,7 @@ cdef struct Place:              # a value that the function can read without its
     PyObject* key
     PyObject* want              # NULL: must stay absent
     int64_t number              # *_LEN and LIST_ITEM; ATTR: function_part
-    id_t slot                   # FOLLOWS: whose tensor it is; IS_NUMBER: which number
+    id_t slot                   # FOLLOWS: whose tensor it is; IS_NUMBER: which number, or the first of a tuple's
 
 cdef struct Path:               # one per device: row 0 the host, row 1+i cuda:i
     int32_t driver              # DriverKind

@@ -983,7 +983,7 @@ def add_node(call, plan, seen, draft):
     follows = {k: index[slot] for k, slot in plan.follows.items()}
     followable = {path: k in follows for path, (k, _) in plan.followable.items()}
     mine = [None if k in follows.values() else s.tensor for k, s in enumerate(slots)]
-    taken = {s.at: k for k, s in enumerate(plan.live) if s.op == AT_PLACE}
+    taken = {s.at: k for k, s in reversed([*enumerate(plan.live)]) if s.op == AT_PLACE}  # a tuple's first number
     groups, order = describe.group_places(plan.places, plan.moving, plan.free, follows, taken)
     row_at = {k: j for j, k in enumerate(order)} | {NONE: NONE}
     # Another thread may have moved the version of what this run did not touch.

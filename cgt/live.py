@@ -62,6 +62,7 @@ from .taps import tap_makers
 MOST = pytree.MOST
 MAX_TABLE = 1 << 16  # entries
 ROW = 8  # fields of a place's row: the third is where it is, the fifth what it held (describe.py)
+MOST_PARTS = 8  # numbers of a tuple: `betas`
 MOST_LOOKS = 4  # recordings for one value of what was computed from a number, before each number is one of its own
 MAX_STEPS = 4096  # of one recording: what computes more with a number is a loop that wants another form
 
@@ -90,6 +91,7 @@ class Source(NamedTuple):
     at: int  # position of the place, which of the call's numbers, or the slot
     value: Any
     exact: str | None  # known: the line of what looks at it otherwise
+    part: int = NONE  # of a tuple in a place, which element
 
 
 class Step(NamedTuple):
@@ -108,7 +110,8 @@ class Trace:
     def __init__(self, sources, line):
         self.sources, self.line = sources, line  # line(): where the user's code is
         self.chooses = self.choose = None  # (tensor, index): can the row be chosen at each replay; the row
-        self.steps = [Step(s.op, s.at, NONE, s.value) for s in sources]
+        self.steps = [Step(s.op, s.at, s.part, s.value) for s in sources]
+        self.held = {}  # position of a place -> what lies there instead of its numbers
         self.known = {}  # Step -> its row
         self.exact = {k: s.exact for k, s in enumerate(sources) if s.exact}  # row that the recording is for one value of -> the line that made it so
         self.stored = {}  # (id of a place's home, its key; of a list, the index) -> the row that came to it
@@ -437,8 +440,15 @@ def learn_places(state, found, kept, misplaced):
         return
     for p in found:
         was = [one.numbers.places.get(p.path) for one in kept]
-        if is_source(p) and any(type(one) is type(p.want) and not pytree.same_value(one, p.want) for one in was):
+        if is_source(p) and any(is_like(one, p.want) and not pytree.same_value(one, p.want) for one in was):
             state.live.add(p.path)
+
+
+def is_like(one, other):
+    """Are these numbers of one type, or tuples of such?"""
+    if type(one) is tuple and type(other) is tuple:
+        return list(map(type, one)) == list(map(type, other))
+    return type(one) is type(other)
 
 
 def learn_stored(state, plan, seen, untraced):
@@ -447,7 +457,7 @@ def learn_stored(state, plan, seen, untraced):
     if untraced is not None:
         return None
     known = {*plan.moving, *plan.free, *(s.at for s in plan.live if s.op == AT_PLACE)}
-    changed = (p for k, p in enumerate(plan.places) if k not in known and is_source(p) and p.path not in state.exact)
+    changed = (p for k, p in enumerate(plan.places) if k not in known and len(numbers_in(p)) == 1 and p.path not in state.exact)
     names = {p.path for p in changed if type(now := places.value_at(p)) is type(p.want) and not pytree.same_value(now, p.want)}
     if not names:
         return None
@@ -464,12 +474,24 @@ def sources_of(flat, found, state, untraced):
     that says why no run of the function can have any, or None."""
     sources = [Source(path, IN_CALL, k, value, untraced or state.exact.get(path)) for k, (path, value) in enumerate(flat.numbers)]
     wanted = () if untraced else state.live - state.exact.keys()
-    sources += [Source(p.path, AT_PLACE, k, p.want, None) for k, p in enumerate(found) if p.path in wanted and is_source(p)]
+    for k, p in enumerate(found):
+        numbers = numbers_in(p) if p.path in wanted else []
+        more = [Source(p.path + name, AT_PLACE, k, x, state.exact.get(p.path + name), part) for name, part, x in numbers]
+        sources += more if any(s.exact is None for s in more) else []
     return sources
 
 
+def numbers_in(place):
+    """[(what follows its path, element or NONE, number)] of a place in which a number lies, or a short tuple of such; else []."""
+    if place.kind not in HOLD:
+        return []
+    want = place.want
+    numbers = [(f"[{k}]", k, x) for k, x in enumerate(want)] if type(want) is tuple and len(want) <= MOST_PARTS else [("", NONE, want)]
+    return numbers if all(type(x) in (int, float) and abs(x) <= MOST for _, _, x in numbers) else []
+
+
 def is_source(place):
-    return type(place.want) in (int, float) and place.kind in HOLD and abs(place.want) <= MOST
+    return bool(numbers_in(place))
 
 
 def is_table(place):
@@ -503,10 +525,14 @@ def tap(seen, is_mine):
         return lambda: None, lambda: None
     trace = seen.live = Trace(plan.live, functools.partial(user_line, seen))
     trace.chooses, trace.choose = functools.partial(can_choose, seen), functools.partial(choose, seen)
-    held = [(plan.places[s.at], one) for s, one in zip(trace.sources, trace.stand_ins, strict=True) if s.op == AT_PLACE]
+    for s, one in zip(trace.sources, trace.stand_ins, strict=True):
+        if s.op == AT_PLACE:
+            trace.held[s.at] = one if s.part == NONE else (*trace.held.get(s.at, ()), one)
+    held = [(plan.places[k], one) for k, one in trace.held.items()]
     if any(type(one) is Int for one in trace.stand_ins):
-        homes = {id(plan.places[s.at].home) for s in trace.sources if s.op == AT_PLACE}
-        held += [(place, trace.table_of(place.want)) for place in plan.places if is_table(place) and id(place.want) not in homes]
+        homes = {id(plan.places[k].home) for k in trace.held}
+        tables = (p for k, p in enumerate(plan.places) if k not in trace.held and is_table(p) and id(p.want) not in homes)
+        held += [(place, trace.table_of(place.want)) for place in tables]
     makers = tap_makers(is_mine, functools.partial(make, seen))
 
     def begin():
@@ -521,9 +547,11 @@ def tap(seen, is_mine):
         for place, stand_in in held:
             if places.value_at(place) is stand_in:
                 places.put_back(place)
-            elif type(stand_in) in STAND_INS:
-                trace.overwritten.add(stand_in.node.row)
+            else:
+                parts = stand_in if type(stand_in) is tuple else (stand_in,)
+                trace.overwritten.update(one.node.row for one in parts if type(one) in STAND_INS)
         held.clear()
+        trace.held = dict.fromkeys(trace.held)
         trace.bypassed = not all(same_entries(proxy, entries) for proxy, entries, _ in trace.tables)
         for place in (*plan.places, *(put.place for put in plan.kept)):
             unwrap(trace, place)
@@ -594,6 +622,8 @@ def unwrap(trace, place):
                 place.home[k] = one.node.value
     elif place.kind in HOLD:
         now = places.value_at(place)
+        if type(now) is tuple and any(type(one) in STAND_INS for one in now):
+            places.put_back(place._replace(want=tuple(map(settle, now))))
         if type(now) in STAND_INS:
             trace.stored[id(place.home), place.key] = now.node.row
             places.put_back(place._replace(want=now.node.value))
@@ -607,7 +637,9 @@ def number_put(seen, place, k):
 
 
 def stands_for(trace, then, now):
-    """Is this the stand-in of a number that a place held?"""
+    """Is this the stand-in of a number that a place held, or a tuple of such?"""
+    if type(then) is tuple and type(now) is tuple and len(then) == len(now):
+        return all(was is one or stands_for(trace, was, one) for was, one in zip(then, now, strict=True))
     return type(now) in STAND_INS and now.node.row < len(trace.sources) and trace.sources[now.node.row].value is then
 
 
@@ -675,10 +707,11 @@ def settle_all(seen):
     """From here on the numbers are themselves: what comes now looks at them in ways of its own."""
     if seen.live is None:
         return
-    for k, source in enumerate(seen.live.sources):
+    for k, _ in enumerate(seen.live.sources):
         seen.live.pin(k)
-        if source.op == AT_PLACE and type(places.value_at(seen.plan.places[source.at])) in STAND_INS:
-            places.put_back(seen.plan.places[source.at])
+    for k, one in seen.live.held.items():
+        if one is not None and places.value_at(seen.plan.places[k]) is one:
+            places.put_back(seen.plan.places[k])
 
 
 def close(seen, result):
@@ -846,7 +879,7 @@ def told(trace, found):
     sources = [(s.path, trace.exact.get(k)) for k, s in enumerate(trace.sources)]
     paths = [s.path for s in trace.sources]
     decides = {row: errors.number_decides(paths[source_of(trace, row)], line) for row, line in trace.exact.items()}
-    parted = {k: errors.counters_part(paths[k], paths[trace.steps[k].b]) for k, _ in enumerate(paths) if trace.steps[k].b != NONE}
+    parted = {k: errors.counters_part(paths[k], paths[trace.steps[k].b]) for k, s in enumerate(trace.sources) if s.op == IN_TENSOR and trace.steps[k].b != NONE}
     return Told(lie, sources, parted | decides)
 
 

@@ -67,6 +67,19 @@ cdef int place_follow(Table* t, id_t n, id_t j) except -1:
     node_row(t, n).follows = 2
     return 1
 
+cdef int numbers_take(Table* t, id_t n, Place* p, PyObject* now) except -1:
+    """As number_take, of the number in a place or those of a tuple there."""
+    cdef Number* first = node_number(t, node_row(t, n), p.slot)
+    cdef Py_ssize_t k
+    cdef int took, all_took = 1
+    if Py_TYPE_(p.want) != TUPLE_TYPE: return number_take(first, now)
+    if Py_TYPE_(now) != TUPLE_TYPE or PyTuple_GET_SIZEX(now) != PyTuple_GET_SIZEX(p.want): return 0
+    for k in range(PyTuple_GET_SIZEX(now)):
+        took = number_take(first + k, PyTuple_GET_ITEMX(now, k))
+        if took == 0: return 0
+        if took == 2: all_took = 2
+    return all_took
+
 cdef int place_take(Table* t, id_t n, id_t j) except -1:
     """The number in the node's place j is today's, if C can hold it."""
     cdef Place* p = node_place(t, node_row(t, n), j)
@@ -75,14 +88,14 @@ cdef int place_take(Table* t, id_t n, id_t j) except -1:
     if p.kind in (DICT_ITEM, CELL, LIST_ITEM):
         now = place_now(p[0])
         if now is NULL: return -1 if PyErr_Occurred() is not NULL else 0
-        took = number_take(node_number(t, node_row(t, n), p.slot), now)
+        took = numbers_take(t, n, p, now)
     else:
         now = PyObject_GetAttrX(p.home, p.key)
         if now is NULL:
             PyErr_Clear()
             return 0
         p = node_place(t, node_row(t, n), j)            # it may have come to Python
-        took = number_take(node_number(t, node_row(t, n), p.slot), now)
+        took = numbers_take(t, n, p, now)
         Py_DECREFX(now)
     if took == 2: node_row(t, n).stale = 1
     return took
