@@ -5,6 +5,7 @@
 # make gpu     the suite and the benches on a machine with a CUDA device; installs nothing
 # make lint    ruff, cython-lint, and the structure rules of tests/test_layout.py
 # make ext     the release build, beside its source
+# make wheel   a source distribution and a wheel for this Python and this torch into dist/, tried in an empty folder
 # make clean   removes what was built (not .venv)
 #
 # Without PYTHON, everything lives in .venv, made once from requirements.txt.
@@ -14,7 +15,7 @@ SHELL       := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := test
 .NOTPARALLEL:
-.PHONY: demo test bench zoo gpu lint ext clean
+.PHONY: demo test bench zoo gpu lint ext wheel clean
 
 export PYTHONUNBUFFERED := 1
 
@@ -70,6 +71,13 @@ lint: $(READY)
 
 ext: $(READY)
 	$(PY) $(BUILD)
+
+# The wheel is made from the source distribution, so that this is whole, too.
+wheel: $(READY)
+	rm -rf dist *.egg-info
+	$(PY) setup.py -q sdist
+	CGT_LABEL=1 $(PY) -m pip -q wheel --no-build-isolation --no-deps -w dist dist/*.tar.gz
+	$(PY) tests/installed.py dist/*.whl
 
 .venv/ready: requirements.txt
 	python3 -m venv .venv

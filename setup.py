@@ -1,20 +1,25 @@
-"""Build the one extension, `cgt_core`: `python setup.py build_ext --inplace`, or `make ext`.
+"""Build the one extension, `cgt_core`: `python setup.py build_ext --inplace`, or `make ext`; a wheel: `make wheel`.
 
     CGT_DEBUG=1       the checked build: table_check() after every record, arrays that move, -O1 -g
     CGT_WITH_CUDA=0/1 build without / with PyTorch's CUDA half; by default what the installed torch has
+    CGT_LABEL=1       the version says which torch it was built against: 0.5.0+torch2.13
     CUDA_HOME         where to look for cuda.h first
 
-The settings that need no thought are in pyproject.toml. Here is what does: which cuda.h fits the installed
-cuda-bindings, and how to stop with a sentence when none does. Both kinds of build keep their own folder under
-build/, so that changing between them compiles nothing that is up to date.
+The settings that need no thought are in pyproject.toml. Here is what does: which CUDA headers fit the installed
+cuda-bindings, how to stop with a sentence when none do, and that what is built works with this torch alone. Both kinds of
+build keep their own folder under build/, so that changing between them compiles nothing that is up to date.
 """
 
 import importlib.metadata
 import importlib.util
+import json
 import os
 import re
+import shlex
+import subprocess
 import sys
 import sysconfig
+import tempfile
 from pathlib import Path
 
 import Cython
@@ -27,16 +32,17 @@ HERE = Path(__file__).resolve().parent
 DEBUG = os.environ.get("CGT_DEBUG", "0") == "1"
 WITH_CUDA = os.environ.get("CGT_WITH_CUDA", str(int(torch.version.cuda is not None))) == "1"
 
-# cuda-bindings names the driver's structs as its own CUDA release spells them, and an older cuda.h lacks the newest.
-# Measured against CUDA 13.0's cuda.h: bindings 13.0 to 13.4 compile, 13.5.0 does not.
-MINORS_AHEAD = 4
 
+# --- CUDA's headers and cuda-bindings: the pair ---------------------------------------------------------------------
 
-# --- cuda.h and cuda-bindings: the pair ---------------------------------------------------------------------------
+# cuda-bindings names the driver's structs as its own CUDA release spells them, so an older cuda.h may lack some. Which pairs
+# fit no number tells: these lines do.
+PROBE = "from cuda.bindings.cydriver cimport cuInit\ndef probe(): return cuInit(0)\n"
+CUDA_PROBE = 'cdef extern from "cuda_runtime_api.h":\n    pass\n'
+
 
 def header_folders():
-    """Folders that hold a cuda.h, in the order in which they are tried. cydriver also includes cudaProfiler.h (two
-    functions that nobody here calls), which is a wheel of its own but the same folder."""
+    """Folders with a cuda.h, in the order in which they are tried."""
     folders = [Path(os.environ[name], "include") for name in ("CUDA_HOME", "CUDA_PATH") if os.environ.get(name)]
     nvidia = importlib.util.find_spec("nvidia")  # a namespace package, spread over several wheels
     for root in nvidia.submodule_search_locations if nvidia else ():
@@ -45,49 +51,73 @@ def header_folders():
     from torch.utils.cpp_extension import CUDA_HOME
     if CUDA_HOME:
         folders.append(Path(CUDA_HOME, "include"))
-    headers = ("cuda.h", "cudaProfiler.h")
-    return [folder for folder in folders if all((folder / header).is_file() for header in headers)]
+    return [folder for folder in dict.fromkeys(folders) if (folder / "cuda.h").is_file()]
 
 
 def header_version(folder):
-    """(major, minor) of the cuda.h in `folder`: CUDA_VERSION is 1000 * major + 10 * minor."""
+    """'13.0', of the cuda.h in `folder`: CUDA_VERSION is 1000 * major + 10 * minor."""
     found = re.search(r"^#define\s+CUDA_VERSION\s+(\d+)", (folder / "cuda.h").read_text(errors="replace"), re.M)
     number = int(found.group(1)) if found else 0
-    return number // 1000, number % 1000 // 10
+    return f"{number // 1000}.{number % 1000 // 10}"
 
 
 def bindings_version():
     try:
-        version = importlib.metadata.version("cuda-bindings")
+        return importlib.metadata.version("cuda-bindings")
     except importlib.metadata.PackageNotFoundError:
-        sys.exit("cgt cannot be built: cuda-bindings is not installed. Install it: pip install 'cuda-bindings>=13.0'.")
-    return tuple(int(part) for part in version.split(".")[:2])
+        sys.exit("cgt cannot be built: cuda-bindings is not installed. Install it: pip install 'cuda-bindings>=13.0,<14'.")
 
 
-def fits(header, bindings):
-    return header[0] == bindings[0] and bindings[1] - header[1] <= MINORS_AHEAD
+def compiler():
+    return shlex.split(os.environ.get("CXX") or sysconfig.get_config_var("CXX") or "c++")
+
+
+def complaint(folder, probe):
+    """What the compiler says first of these headers, or None: they fit. `probe`: PROBE in C++."""
+    includes = [f"-I{path}" for path in (folder, sysconfig.get_paths()["include"])]
+    try:
+        done = subprocess.run([*compiler(), "-std=c++20", "-fsyntax-only", *includes, str(probe)], capture_output=True, text=True)
+    except OSError as error:
+        sys.exit(f"cgt cannot be built: there is no C++ compiler ({error}). Install one (g++ 10 or later, or set CXX).")
+    said = [line for line in done.stderr.splitlines() if "error" in line]
+    return (said or [done.stderr.strip() or "it failed"])[0] if done.returncode else None
 
 
 def choose_header():
-    """The first folder whose cuda.h fits the installed cuda-bindings, or the end of the build in a sentence."""
+    """The first folder that compiles with the installed cuda-bindings, or the end of the build in a sentence. What fitted
+    once is not asked again."""
     bindings, folders = bindings_version(), header_folders()
-    for folder in folders:
-        if fits(header_version(folder), bindings):
-            return folder
-    wanted = "{}.{}".format(*bindings)
-    wheels = f"pip install 'nvidia-cuda-runtime=={bindings[0]}.*' 'nvidia-cuda-profiler-api=={bindings[0]}.*'"
-    if not folders:
-        sys.exit(
-            "cgt cannot be built: no folder with cuda.h and cudaProfiler.h was found, and the compiler needs them (a GPU "
-            f"is not needed). Two ways to get them: {wheels}, which bring the headers alone; or install the CUDA "
-            f"toolkit {bindings[0]} and set CUDA_HOME to its folder."
-        )
-    seen = ", ".join("CUDA {}.{} in {}".format(*header_version(folder), folder) for folder in folders)
-    major, minor = header_version(folders[0])
-    sys.exit(
-        f"cgt cannot be built: cuda-bindings {wanted} does not compile against this cuda.h ({seen}). They must have the "
-        f"same major version, and cuda-bindings may be at most {MINORS_AHEAD} minor versions ahead. Either install a "
-        f"cuda.h that fits: {wheels}; or cuda-bindings that fit the header: pip install 'cuda-bindings=={major}.{minor}.*'."
+    known, key = HERE / "build" / "headers.json", " ".join((bindings, Cython.__version__, str(WITH_CUDA), *compiler(), *map(str, folders)))
+    chosen = json.loads(known.read_text()) if known.is_file() else {}
+    if key in chosen:
+        return Path(chosen[key])
+    complaints = {}
+    with tempfile.TemporaryDirectory() as folder:
+        probe = Path(folder, "probe.pyx")
+        probe.write_text(PROBE + CUDA_PROBE * WITH_CUDA)
+        roots = [sysconfig.get_path("platlib"), sysconfig.get_path("purelib"), *sys.path]
+        subprocess.run([sys.executable, "-m", "cython", "--cplus", "-3", *(f"-I{root}" for root in roots if root), str(probe)], check=True)
+        for one in folders:
+            complaints[one] = complaint(one, probe.with_suffix(".cpp"))
+            if complaints[one] is None:
+                known.parent.mkdir(exist_ok=True)
+                known.write_text(json.dumps({**chosen, key: str(one)}))
+                return one
+    sys.exit(no_header(bindings, complaints))
+
+
+def no_header(bindings, complaints):
+    """The sentence for a build that ends here."""
+    major, minor = bindings.split(".")[:2]
+    wheels = " ".join(f"'nvidia-cuda-{part}=={major}.{minor}.*'" for part in ("runtime", "crt", "profiler-api"))
+    ways = f"pip install {wheels}, which bring the headers alone; or install the CUDA toolkit {major}.{minor} and set CUDA_HOME to its folder."
+    if not complaints:
+        return f"cgt cannot be built: no folder with cuda.h was found, and the compiler needs it (a GPU is not needed). Two ways to get it: {ways}"
+    seen = "\n".join(f"  CUDA {header_version(folder)} in {folder}: {text}" for folder, text in complaints.items())
+    version = header_version(next(iter(complaints)))
+    return (
+        f"cgt cannot be built: cuda-bindings {bindings} do not compile with the CUDA headers that are here.\n{seen}\n"
+        f"Either get headers that fit: {ways} Or cuda-bindings that fit the headers: pip install 'cuda-bindings=={version}.*'."
     )
 
 
@@ -104,9 +134,9 @@ def make_extension():
     torch_lib = str(Path(torch.__file__).parent / "lib")
     major, minor = torch_version()
     print(
-        "cgt: {} build, torch {}, {} CUDA half, cuda.h {}.{} from {}".format(
+        "cgt: {} build, torch {}, {} CUDA half, cuda.h {} from {}".format(
             "debug" if DEBUG else "release", torch.__version__, "with" if WITH_CUDA else "without",
-            *header_version(cuda_include), cuda_include,
+            header_version(cuda_include), cuda_include,
         )
     )
     return Extension(
@@ -153,22 +183,38 @@ class build_ext_in_place(build_ext):
         self.force = compile_all
 
 
-os.chdir(HERE)
-setup(
-    ext_modules=cythonize(
-        [make_extension()],
-        # Keyed by what it was generated from: another Cython or other bindings generate other C++.
-        build_dir="build/cython-{}-bindings{}.{}".format(Cython.__version__, *bindings_version()),
-        include_path=[".", sysconfig.get_path("platlib"), sysconfig.get_path("purelib")],
-        compiler_directives={
-            "language_level": 3,
-            "boundscheck": False,
-            "wraparound": False,
-            "cdivision": True,
-            "binding": True,
-            "embedsignature": False,
-        },
-    ),
-    cmdclass={"build_ext": build_ext_in_place},
-    options={"build": {"build_temp": f"{build_folder()}/obj", "build_lib": f"{build_folder()}/lib"}},
-)
+# --- the package --------------------------------------------------------------------------------------------------
+
+def version():
+    """What cgt/__init__.py says, and with CGT_LABEL which torch."""
+    said = re.search(r'^__version__ = "(.+)"', (HERE / "cgt/__init__.py").read_text(), re.M).group(1)
+    return said + ("+torch{}.{}".format(*torch_version()) if os.environ.get("CGT_LABEL", "0") == "1" else "")
+
+
+def main():
+    os.chdir(HERE)
+    setup(
+        version=version(),
+        # The core is compiled against one minor release of torch, whose C++ is another in the next.
+        install_requires=["torch=={}.{}.*".format(*torch_version()), "cuda-bindings>=13.0,<14"],
+        ext_modules=cythonize(
+            [make_extension()],
+            # Keyed by what it was generated from: another Cython or other bindings generate other C++.
+            build_dir=f"build/cython-{Cython.__version__}-bindings{bindings_version()}",
+            include_path=[".", sysconfig.get_path("platlib"), sysconfig.get_path("purelib")],
+            compiler_directives={
+                "language_level": 3,
+                "boundscheck": False,
+                "wraparound": False,
+                "cdivision": True,
+                "binding": True,
+                "embedsignature": False,
+            },
+        ),
+        cmdclass={"build_ext": build_ext_in_place},
+        options={"build": {"build_temp": f"{build_folder()}/obj", "build_lib": f"{build_folder()}/lib"}},
+    )
+
+
+if __name__ == "__main__":
+    main()

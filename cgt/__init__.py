@@ -1,10 +1,20 @@
 """Record what a PyTorch function does on the GPU and replay it as a CUDA graph, safely."""
 
-import torch  # noqa: F401  first: the core's libraries are PyTorch's, and torch loads them in order
+import torch  # first: the core's libraries are PyTorch's, and torch loads them in order
 
 # isort: split
-from .api import explain, jit, require_replay, reset, stats, step
-from .errors import CgtError, CgtWarning
-from .islands import eager
+from .errors import CgtError, CgtWarning, other_torch
+
+__version__ = "0.5.0"
+
+try:
+    import cgt_core
+except ImportError as error:  # a symbol that this torch does not have; or it was not built
+    raise ImportError(other_torch(__version__, torch.__version__, str(error))) from error
+if cgt_core.built_against() != tuple(map(int, torch.__version__.split(".")[:2])):
+    raise ImportError(other_torch(__version__, torch.__version__, "built against torch {}.{}".format(*cgt_core.built_against())))
+
+from .api import explain, jit, require_replay, reset, stats, step  # noqa: E402
+from .islands import eager  # noqa: E402
 
 __all__ = ["CgtError", "CgtWarning", "eager", "explain", "jit", "require_replay", "reset", "stats", "step"]

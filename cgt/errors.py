@@ -17,6 +17,13 @@ class CgtWarning(UserWarning):
 # --- reasons: why a call was not replayed -----------------------------------------------------
 
 
+def other_torch(version, now, why):
+    return (
+        f"cgt {version} cannot be loaded with torch {now} ({why}). Its core belongs to the torch that it was built against: build it "
+        "again with this one, pip install --no-build-isolation --force-reinstall --no-deps cgt (or make ext, where its sources are)."
+    )
+
+
 def host_read(op, line):
     return (
         f"{op} at {line} needs a value on the host in the middle of the call. Read only the outcome of a comparison there "

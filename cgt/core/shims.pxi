@@ -2,6 +2,7 @@
 
 cdef extern from "debug.h":
     const bint CGT_DEBUG
+    const int CGT_TORCH_MAJOR, CGT_TORCH_MINOR
 
 cdef extern from "tensor_shim.h" namespace "cgt" nogil:
     uint64_t tensor_keys(PyObject* t)

@@ -49,6 +49,11 @@ def check_table():
     table_check(&TABLE)
 
 
+def built_against():
+    """(major, minor) of the torch whose headers this was compiled with."""
+    return CGT_TORCH_MAJOR, CGT_TORCH_MINOR
+
+
 def debug_build():
     """Was this built with CGT_DEBUG=1?"""
     return bool(CGT_DEBUG)
