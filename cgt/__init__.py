@@ -3,16 +3,17 @@
 import torch  # first: the core's libraries are PyTorch's, and torch loads them in order
 
 # isort: split
-from .errors import CgtError, CgtWarning, other_torch
+from . import errors
+from .errors import CgtError, CgtWarning
 
 __version__ = "0.5.0"
 
 try:
     import cgt_core
 except ImportError as error:  # a symbol that this torch does not have; or it was not built
-    raise ImportError(other_torch(__version__, torch.__version__, str(error))) from error
+    raise ImportError(errors.other_torch(__version__, torch.__version__, str(error))) from error
 if cgt_core.built_against() != tuple(map(int, torch.__version__.split(".")[:2])):
-    raise ImportError(other_torch(__version__, torch.__version__, "built against torch {}.{}".format(*cgt_core.built_against())))
+    raise ImportError(errors.other_torch(__version__, torch.__version__, "built against torch {}.{}".format(*cgt_core.built_against())))
 
 from .api import explain, jit, require_replay, reset, stats, step  # noqa: E402
 from .islands import eager  # noqa: E402
