@@ -21,19 +21,11 @@ import torch
 from cgt_core import (
     AT_PLACE,
     CUDA,
-    FITS,
     HOST,
     INPUT,
     LIVE,
-    MISS_ALIGN,
-    MISS_ALIVE,
-    MISS_AMBIENT,
-    MISS_GRAD,
-    MISS_NUMBER,
     MISS_PLACE,
     MISS_POINTER,
-    MISS_SAME,
-    MISS_SPEC,
     NONE,
     VIEW,
 )
@@ -57,8 +49,9 @@ from . import (
     segments,
     tokens,
     trace,
+    verdicts,
 )
-from .data import LEARNT, Attempt, Call, Kept, State, Verdict, check_draft
+from .data import LEARNT, Attempt, Call, Kept, State, check_draft
 from .observe import all_tensors, note_strays, observe
 from .plan import (
     device_of,
@@ -73,7 +66,7 @@ from .plan import (
     survey,
     why_untraced,
 )
-from .private import is_forward_ad, outside_dynamo
+from .private import outside_dynamo
 
 ATTRIBUTE = "_cgt_state"  # of a jitted function: its state
 BACKWARD = ".backward"  # behind the name of the function whose backward it is
@@ -159,65 +152,20 @@ def attend(call):
     state = call.state
     live.learn_arguments(state, call.args, call.kwargs)
     call = call._replace(flat=pytree.flatten_call(call.args, call.kwargs, *state.opts.static, state.live))
-    reason = verdict(call) or vet_dropout(call)
+    reason = verdicts.find(call) or vet_dropout(call)
     if reason is not None:
         return reason, None
     if call.spec == NONE or not is_spec(state, call.spec, call.flat):
         call = call._replace(spec=find_spec(state, call.flat))
     first = driver_of(state, call.flat) is None
-    reason = wait(call, first)
+    reason = verdicts.wait(call, first)
     if reason is not None:
         return reason, None
-    vet_replay(state, lambda: why_new(call, first))
+    verdicts.vet_replay(state, lambda: verdicts.why_new(call, first))
     run = warm if first or is_behind_warm_up(state, call.flat) else record_call
     kind = "warm" if run is warm else "record"
     with torch.profiler.record_function(f"cgt.{kind} {state.name}"):
         return None, account.timed(state.account, run, call, first=core.fn_counts(state.f)[0] == 1)
-
-
-def wait(call, first):
-    """A reason to run eagerly since another recording would not pay yet, or None. Backwards are recorded as
-    their forwards are."""
-    state, f = call.state, call.state.f
-    if state.graph is not None or math.isinf(options.OVERHEAD):
-        return None
-    new = account.meet(state.account, (*key_of(call), core.fn_unknown(f)))
-    if new and not first:
-        if new > 1:
-            core.verdict_fn(f, errors.new_kind(), core.fn_counts(f)[0] + new, 2)
-        return errors.new_kind()
-    place = (NONE, NONE) if first else place_in_tree(state, call.flat, call.flat.tensors)
-    missed = [] if first else [miss for miss in misses(call, *place) if not is_learnt(state, *miss)]
-    n = account.waits(state.account, f, missed, state.opts.max_records)
-    if n == 0:
-        return None
-    reason = account.reason(state.account, n, lambda: why_missed(call, *place))
-    core.verdict_fn(f, reason, core.fn_counts(f)[0] + n, account.heard(state.account))
-    return reason
-
-
-def is_learnt(state, node, why, index):
-    """Is this a miss that will not come again, since what lies in that place is followed, or live, from now on?"""
-    if why != MISS_PLACE:
-        return False
-    kept, path = state.keep[node], state.keep[node].place_paths[index]
-    if path in kept.numbers.places and path not in state.live and path not in state.exact:
-        return True
-    return kept.followable.get(path) is False and path not in state.followed
-
-
-def vet_replay(state, reason):
-    """CgtError where replays are required: the call that is about to run is none. `reason()`: why."""
-    if core.is_required():
-        core.fn_count(state.f, "calls", -1)
-        raise errors.CgtError(errors.not_replayed(state.name, reason()))
-
-
-def why_new(call, first):
-    """A sentence on why a call would be warmed or recorded."""
-    place = (NONE, NONE) if first else place_in_tree(call.state, call.flat, call.flat.tensors)
-    known = not first and core.children(*place, call.state.f)
-    return why_missed(call, *place) if known else errors.unrecorded()
 
 
 def is_mine():
@@ -231,8 +179,8 @@ def eager(call, reason, inlined=False):
     if inlined:
         core.fn_count(state.f, "calls", -1)
     else:
-        vet_replay(state, lambda: reason)
-        count_eager(state, reason)
+        verdicts.vet_replay(state, lambda: reason)
+        verdicts.count_eager(state, reason)
     if graph is None:
         return account.timed_eager(state.account, call.function, call.args, call.kwargs)
     if graph.proven:
@@ -388,29 +336,6 @@ def free_spec(state, spec):
     core.spec_free_if(state.f, state.born, spec)
 
 
-def verdict(call):
-    """A reason to run eagerly, or None. Verdicts and limits end after a cool-down of calls."""
-    state, flat = call.state, call.flat
-    for path, tensor in zip(flat.paths, flat.tensors, strict=True):
-        if type(tensor) not in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer):
-            return errors.subclass(path, type(tensor).__name__)
-        if not core.is_plain(tensor):
-            return errors.odd_tensor(path, trace.odd_kind([tensor]))
-    calls = core.fn_counts(state.f)[0]
-    if state.refused and torch.is_grad_enabled():
-        tell_core(call, state.refused, calls + options.COOL_DOWN[1])
-        return state.refused
-    if is_forward_ad():
-        return errors.forward_mode("around the call")
-    for key in (None, key_of(call)):
-        standing = state.verdicts.get(key)
-        if standing is not None and calls < standing.until:
-            return standing.reason
-    if driver_of(state, flat) is None:
-        return None
-    return over_limit(call, *place_in_tree(state, flat, flat.tensors))
-
-
 def vet_dropout(call):
     """A sentence if the function's recurrent layers begin with another random state of cuDNN's at this call, or None.
     Recordings with the old one fit no call any more."""
@@ -423,99 +348,12 @@ def vet_dropout(call):
     return errors.cudnn_dropout() if core.dropout_begins_anew(torch.cuda.current_device()) else None
 
 
-def over_limit(call, path, parent):
-    """A reason to run eagerly because this place in the tree has enough recordings of the function,
-    or None: there is room, or the cool-down is over and make_place finds some."""
-    state = call.state
-    nodes = core.children(path, parent, state.f)
-    if len(nodes) < state.opts.max_records:
-        return None
-    calls = core.fn_counts(state.f)[0]
-    until, length = state.cool.get((path, parent), (0, options.COOL_DOWN[0]))
-    if until == 0:
-        until = calls + length
-        state.cool[path, parent] = (until, min(2 * length, options.COOL_DOWN[1]))
-    if calls < until:
-        reason = errors.limit(len(nodes), why_missed(call, path, parent))
-        if state.graph is None:
-            core.verdict_place(path, parent, state.f, reason, until)
-        return reason
-    return None
-
-
 def make_place(state, path, parent):
     """Room for one more recording of the function there: after the cool-down the one matched longest ago goes."""
     nodes = core.children(path, parent, state.f)
     if len(nodes) >= state.opts.max_records:
         state.cool[path, parent] = (0, state.cool[path, parent][1])
         drop_node(nodes[-1])
-
-
-def key_of(call):
-    """What a verdict is about: structure, ambient state and shapes."""
-    return call.spec, core.ambient(), tuple((t.shape, t.dtype, t.device) for t in call.flat.tensors)
-
-
-def condemn(call, reason):
-    """Run eagerly from now on, until a cool-down that doubles with each verdict. A function with
-    many verdicts and no recording gets one for all its calls: new shapes will not help it."""
-    state, verdicts = call.state, call.state.verdicts
-    account.note_failure(state.account, reason)
-    many = len(verdicts) >= options.MAX_VERDICTS and not core.fn_nodes(state.f)
-    key = None if many else key_of(call)
-    length = min(2 * verdicts[key].length, options.COOL_DOWN[1]) if key in verdicts else options.COOL_DOWN[0]
-    if len(verdicts) > options.MAX_SPECS:
-        verdicts.clear()
-    until = core.fn_counts(state.f)[0] + length
-    verdicts[key] = Verdict(reason, until, length)
-    if key is None and state.graph is None:
-        core.verdict_fn(state.f, reason, until)
-    elif key is not None:
-        tell_core(call, reason, until)
-
-
-def tell_core(call, reason, until):
-    """Calls like this one, which no recording takes, need not ask Python before the function was called so often.
-    What autograd calls looks at more than its arguments."""
-    if call.state.graph is None and call.spec in call.state.programs:
-        core.verdict_spec(call.spec, list(call.flat.tensors), reason, until)
-
-
-def count_eager(state, reason):
-    """A call that had to run eagerly, and why. Reasons that name addresses would never end: the oldest go."""
-    core.fn_count(state.f, "eager")
-    reasons = state.reasons
-    reasons[reason] = reasons.get(reason, 0) + 1
-    if len(reasons) > options.MAX_REASONS:
-        del reasons[next(iter(reasons))]
-
-
-def why_missed(call, path, parent):
-    """A sentence on what the newest recording of this structure did not accept."""
-    state, tensors = call.state, list(call.flat.tensors)
-    for node, why, index in misses(call, path, parent):
-        kept = state.keep.get(node)
-        if kept is None or why in (MISS_SPEC, MISS_AMBIENT) or (why == FITS and not kept.values):
-            continue
-        if why == FITS:
-            return errors.another_value(segments.lines_of(kept.values))
-        if why == MISS_ALIVE:
-            return errors.still_held(core.dead_line(node, index))
-        if why == MISS_PLACE:
-            return errors.place_changed(kept.place_paths[index])
-        if why == MISS_GRAD:
-            return errors.place_changed(kept.slot_paths[kept.grads[index].slot] + ".grad")
-        if why == MISS_NUMBER:
-            return kept.numbers.decides.get(index) or errors.number_decides("a number", "no line")
-        name = kept.slot_paths[index]
-        if why == MISS_POINTER:
-            return errors.moved(name, *core.slot_addresses(node, index, tensors))
-        if why == MISS_ALIGN:
-            return errors.misaligned(name)
-        if why == MISS_SAME:
-            return errors.other_tensor(name)
-        return errors.arguments_changed(name)
-    return errors.arguments_changed("a number, string or structure among the arguments, or a mode of torch,")
 
 
 def drop_node(node):
@@ -591,8 +429,8 @@ def warm(call, sources=()):
         prove(state.graph, seen, call.args)
     reason = reason or vet_values(call, seen)
     if reason is not None and (state.doubted or sources):
-        condemn(call, reason)  # and warm again after the cool-down
-        count_eager(state, reason)
+        verdicts.condemn(call, reason)  # and warm again after the cool-down
+        verdicts.count_eager(state, reason)
         return result
     core.fn_count(state.f, "warmups")
     if reason is None:
@@ -608,7 +446,7 @@ def vet_values(call, seen):
     wide = segments.wide(seen.values)
     if not wide or math.isinf(options.OVERHEAD):
         return None
-    new = account.meet(call.state.account, (*key_of(call), *(value.bytes for value in wide)))
+    new = account.meet(call.state.account, (*verdicts.key_of(call), *(value.bytes for value in wide)))
     return errors.varying_values(segments.lines_of(wide)) if new else None
 
 
@@ -647,7 +485,7 @@ def record_node(call, attempt):
         if reason is None:
             return result
     if not attempt.passing:
-        condemn(call, reason)
+        verdicts.condemn(call, reason)
     record.undo(attempt)
     if attempt.seen is not None and impure.vet(impure.lasting(attempt.plan.sources), attempt.seen):
         raise errors.CgtError(errors.drawn_in_vain(call.state.name, reason))
@@ -678,7 +516,7 @@ def prepare(call, attempt, around):
     if isinstance(around, str):
         return around
     path, parent = place_in_tree(state, flat, around.tensors)
-    reason = over_limit(call, path, parent)
+    reason = verdicts.over_limit(call, path, parent)
     attempt.passing = reason is not None
     if reason is not None:
         return reason
@@ -961,10 +799,10 @@ def abandon(call, attempt, reason):
     core.abort()
     attempt.settled = True
     if not attempt.passing:
-        condemn(call, reason)
+        verdicts.condemn(call, reason)
     if graph is not None and not graph.proven:
         prove(graph, attempt.seen, call.flat.tensors)  # it ran for real: was it right?
-    count_eager(state, reason)
+    verdicts.count_eager(state, reason)
     return readout.fill(attempt.seen, attempt.result)
 
 

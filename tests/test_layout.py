@@ -52,6 +52,7 @@ ORDER = [
     "account",
     "autograd",
     "plan",
+    "verdicts",
     "dispatch",
     "report",
     "api",

@@ -1,0 +1,183 @@
+"""Why a call runs eagerly: it cannot be recorded, recordings do not pay, there are enough of them, or an attempt came to nothing.
+
+A reason is a sentence. What is decided for calls to come is told to the core (core/verdict.pxi), which then does not ask again
+until a cool-down has ended.
+"""
+
+import math
+
+import cgt_core as core
+import torch
+from cgt_core import (
+    FITS,
+    MISS_ALIGN,
+    MISS_ALIVE,
+    MISS_AMBIENT,
+    MISS_GRAD,
+    MISS_NUMBER,
+    MISS_PLACE,
+    MISS_POINTER,
+    MISS_SAME,
+    MISS_SPEC,
+    NONE,
+)
+
+from . import account, errors, options, segments, trace
+from .data import Verdict
+from .plan import driver_of, misses, place_in_tree
+from .private import is_forward_ad
+
+
+def find(call):
+    """A reason to run eagerly, or None. Verdicts and limits end after a cool-down of calls."""
+    state, flat = call.state, call.flat
+    for path, tensor in zip(flat.paths, flat.tensors, strict=True):
+        if type(tensor) not in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer):
+            return errors.subclass(path, type(tensor).__name__)
+        if not core.is_plain(tensor):
+            return errors.odd_tensor(path, trace.odd_kind([tensor]))
+    calls = core.fn_counts(state.f)[0]
+    if state.refused and torch.is_grad_enabled():
+        tell_core(call, state.refused, calls + options.COOL_DOWN[1])
+        return state.refused
+    if is_forward_ad():
+        return errors.forward_mode("around the call")
+    for key in (None, key_of(call)):
+        standing = state.verdicts.get(key)
+        if standing is not None and calls < standing.until:
+            return standing.reason
+    if driver_of(state, flat) is None:
+        return None
+    return over_limit(call, *place_in_tree(state, flat, flat.tensors))
+
+
+def over_limit(call, path, parent):
+    """A reason to run eagerly because this place in the tree has enough recordings of the function,
+    or None: there is room, or the cool-down is over and make_place finds some."""
+    state = call.state
+    nodes = core.children(path, parent, state.f)
+    if len(nodes) < state.opts.max_records:
+        return None
+    calls = core.fn_counts(state.f)[0]
+    until, length = state.cool.get((path, parent), (0, options.COOL_DOWN[0]))
+    if until == 0:
+        until = calls + length
+        state.cool[path, parent] = (until, min(2 * length, options.COOL_DOWN[1]))
+    if calls < until:
+        reason = errors.limit(len(nodes), why_missed(call, path, parent))
+        if state.graph is None:
+            core.verdict_place(path, parent, state.f, reason, until)
+        return reason
+    return None
+
+
+def wait(call, first):
+    """A reason to run eagerly since another recording would not pay yet, or None. Backwards are recorded as
+    their forwards are."""
+    state, f = call.state, call.state.f
+    if state.graph is not None or math.isinf(options.OVERHEAD):
+        return None
+    new = account.meet(state.account, (*key_of(call), core.fn_unknown(f)))
+    if new and not first:
+        if new > 1:
+            core.verdict_fn(f, errors.new_kind(), core.fn_counts(f)[0] + new, 2)
+        return errors.new_kind()
+    place = (NONE, NONE) if first else place_in_tree(state, call.flat, call.flat.tensors)
+    missed = [] if first else [miss for miss in misses(call, *place) if not is_learnt(state, *miss)]
+    n = account.waits(state.account, f, missed, state.opts.max_records)
+    if n == 0:
+        return None
+    reason = account.reason(state.account, n, lambda: why_missed(call, *place))
+    core.verdict_fn(f, reason, core.fn_counts(f)[0] + n, account.heard(state.account))
+    return reason
+
+
+def is_learnt(state, node, why, index):
+    """Is this a miss that will not come again, since what lies in that place is followed, or live, from now on?"""
+    if why != MISS_PLACE:
+        return False
+    kept, path = state.keep[node], state.keep[node].place_paths[index]
+    if path in kept.numbers.places and path not in state.live and path not in state.exact:
+        return True
+    return kept.followable.get(path) is False and path not in state.followed
+
+
+def key_of(call):
+    """What a verdict is about: structure, ambient state and shapes."""
+    return call.spec, core.ambient(), tuple((t.shape, t.dtype, t.device) for t in call.flat.tensors)
+
+
+def condemn(call, reason):
+    """Run eagerly from now on, until a cool-down that doubles with each verdict. A function with
+    many verdicts and no recording gets one for all its calls: new shapes will not help it."""
+    state, verdicts = call.state, call.state.verdicts
+    account.note_failure(state.account, reason)
+    many = len(verdicts) >= options.MAX_VERDICTS and not core.fn_nodes(state.f)
+    key = None if many else key_of(call)
+    length = min(2 * verdicts[key].length, options.COOL_DOWN[1]) if key in verdicts else options.COOL_DOWN[0]
+    if len(verdicts) > options.MAX_SPECS:
+        verdicts.clear()
+    until = core.fn_counts(state.f)[0] + length
+    verdicts[key] = Verdict(reason, until, length)
+    if key is None and state.graph is None:
+        core.verdict_fn(state.f, reason, until)
+    elif key is not None:
+        tell_core(call, reason, until)
+
+
+def tell_core(call, reason, until):
+    """Calls like this one, which no recording takes, need not ask Python before the function was called so often.
+    What autograd calls looks at more than its arguments."""
+    if call.state.graph is None and call.spec in call.state.programs:
+        core.verdict_spec(call.spec, list(call.flat.tensors), reason, until)
+
+
+def why_missed(call, path, parent):
+    """A sentence on what the newest recording of this structure did not accept."""
+    state, tensors = call.state, list(call.flat.tensors)
+    for node, why, index in misses(call, path, parent):
+        kept = state.keep.get(node)
+        if kept is None or why in (MISS_SPEC, MISS_AMBIENT) or (why == FITS and not kept.values):
+            continue
+        if why == FITS:
+            return errors.another_value(segments.lines_of(kept.values))
+        if why == MISS_ALIVE:
+            return errors.still_held(core.dead_line(node, index))
+        if why == MISS_PLACE:
+            return errors.place_changed(kept.place_paths[index])
+        if why == MISS_GRAD:
+            return errors.place_changed(kept.slot_paths[kept.grads[index].slot] + ".grad")
+        if why == MISS_NUMBER:
+            return kept.numbers.decides.get(index) or errors.number_decides("a number", "no line")
+        name = kept.slot_paths[index]
+        if why == MISS_POINTER:
+            return errors.moved(name, *core.slot_addresses(node, index, tensors))
+        if why == MISS_ALIGN:
+            return errors.misaligned(name)
+        if why == MISS_SAME:
+            return errors.other_tensor(name)
+        return errors.arguments_changed(name)
+    return errors.arguments_changed("a number, string or structure among the arguments, or a mode of torch,")
+
+
+def why_new(call, first):
+    """A sentence on why a call would be warmed or recorded."""
+    place = (NONE, NONE) if first else place_in_tree(call.state, call.flat, call.flat.tensors)
+    known = not first and core.children(*place, call.state.f)
+    return why_missed(call, *place) if known else errors.unrecorded()
+
+
+def vet_replay(state, reason):
+    """CgtError where replays are required: the call that is about to run is none. `reason()`: why."""
+    if core.is_required():
+        core.fn_count(state.f, "calls", -1)
+        raise errors.CgtError(errors.not_replayed(state.name, reason()))
+
+
+def count_eager(state, reason):
+    """A call that had to run eagerly, and why. Reasons that name addresses would never end: the oldest go."""
+    core.fn_count(state.f, "eager")
+    reasons = state.reasons
+    reasons[reason] = reasons.get(reason, 0) + 1
+    if len(reasons) > options.MAX_REASONS:
+        del reasons[next(iter(reasons))]
