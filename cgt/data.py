@@ -105,13 +105,14 @@ class State:
     passed: set = fresh(set)  # code objects that were met and did not run
     unguarded: list = fresh(list)  # sentences on what could not be guarded
     past: list = dataclasses.field(default_factory=lambda: [0] * 10)  # counters of freed backwards
+    warned: bool = False  # of calls of which none was replayed
     warmed: int = 0  # warm-ups of all functions when it was warmed last
     warm_seconds: float = 0.0
     look_seconds: float = 0.0  # spent on finding what its code can read
 
 
 # What reset() makes a function forget; bury() empties `keep`.
-STAYS = frozenset("f born name opts graph dynamic range keep reasons past ran warmed warm_seconds look_seconds".split())
+STAYS = frozenset("f born name opts graph dynamic range keep reasons past ran warned warmed warm_seconds look_seconds".split())
 LEARNT = tuple(f.name for f in dataclasses.fields(State) if f.name not in STAYS)
 
 
@@ -475,6 +476,7 @@ class Attempt:
     overtaken: bool = False  # another thread moved the path on while it was planned
     passing: bool = False  # why it fails is no verdict: the next one may fare better
     settled: bool = False  # nothing is left to be put back
+    verdict: str | None = None  # why calls like this one run eagerly from now on
 
 
 def check_draft(draft):

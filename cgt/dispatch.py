@@ -40,6 +40,7 @@ from . import (
     impure,
     islands,
     live,
+    logs,
     moving,
     options,
     places,
@@ -79,6 +80,7 @@ RECORDING = threading.RLock()  # around warming and recording, in the whole proc
 # Freed at the end of the miss, at the next miss or at the next step, never in the middle of a call.
 DOOMED = []
 GRAPHS = "graphs"
+FOREVER = 1 << 62  # calls
 WARM = {"runs": 0, "results": []}  # functions warmed so far; weak references to what that returned
 
 
@@ -109,9 +111,16 @@ def new_site(function, name, opts, graph=None):
         setattr(site, ATTRIBUTE, state)
         weakref.finalize(site, DOOMED.append, (f, born)).atexit = False
         SITES[f] = site
+        disable(f)
         return site
 
     return core.fn_add(options.OUTPUTS.index(opts.outputs), graph is not None, range_name, build)
+
+
+def disable(f):
+    """Where the user wants no cgt, no call comes to Python: all run eagerly."""
+    if options.DISABLED:
+        core.verdict_fn(f, errors.disabled(), FOREVER)
 
 
 def miss(call):
@@ -127,7 +136,9 @@ def miss(call):
     if kind == 0 and torch.cuda.is_initialized() and core.stream_is_capturing(torch.cuda.current_device()):
         kind = 4
     if kind:
-        return eager(call, errors.blocked(kind), kind == 1 and is_mine())
+        inlined = kind == 1 and is_mine()
+        verdicts.vet_strict(state, None if inlined else errors.blocked(kind))
+        return eager(call, errors.blocked(kind), inlined)
     if core.paths_mine():  # a finalizer called us in the middle of a call
         return call.function(*call.args, **kwargs)
     sweep()
@@ -152,7 +163,9 @@ def attend(call):
     state = call.state
     live.learn_arguments(state, call.args, call.kwargs)
     call = call._replace(flat=pytree.flatten_call(call.args, call.kwargs, *state.opts.static, state.live))
-    reason = verdicts.find(call) or vet_dropout(call)
+    reason = verdicts.find(call)
+    verdicts.vet_strict(state, reason)
+    reason = reason or vet_dropout(call)
     if reason is not None:
         return reason, None
     if call.spec == NONE or not is_spec(state, call.spec, call.flat):
@@ -164,8 +177,12 @@ def attend(call):
     verdicts.vet_replay(state, lambda: verdicts.why_new(call, first))
     run = warm if first or is_behind_warm_up(state, call.flat) else record_call
     kind = "warm" if run is warm else "record"
+    why, before = logs.listens("record") and verdicts.why_new(call, first), core.fn_counts(state.f)[1:3]
     with torch.profiler.record_function(f"cgt.{kind} {state.name}"):
-        return None, account.timed(state.account, run, call, first=core.fn_counts(state.f)[0] == 1)
+        result = account.timed(state.account, run, call, first=core.fn_counts(state.f)[0] == 1)
+    if why and core.fn_counts(state.f)[1:3] != before:
+        logs.tell("record", errors.told_record, state.name, kind, state.account.last, why)
+    return None, result
 
 
 def is_mine():
@@ -353,6 +370,7 @@ def make_place(state, path, parent):
     nodes = core.children(path, parent, state.f)
     if len(nodes) >= state.opts.max_records:
         state.cool[path, parent] = (0, state.cool[path, parent][1])
+        logs.tell("evict", errors.told_evict, state.name, len(nodes))
         drop_node(nodes[-1])
 
 
@@ -375,6 +393,7 @@ def make_room(state):
         node = core.node_oldest()
         if node is None:
             return
+        logs.tell("evict", errors.told_evict, state.name, len(core.nodes()))
         drop_node(node)
 
 
@@ -431,6 +450,7 @@ def warm(call, sources=()):
     if reason is not None and (state.doubted or sources):
         verdicts.condemn(call, reason)  # and warm again after the cool-down
         verdicts.count_eager(state, reason)
+        verdicts.vet_strict(state, reason)
         return result
     core.fn_count(state.f, "warmups")
     if reason is None:
@@ -467,7 +487,9 @@ def record_call(call):
     """Record the call as a node and return its result. Whatever happens, the recording is over then."""
     attempt = Attempt()
     body = functools.partial(record_node, call, attempt)
-    return core.within([(lambda: None, functools.partial(record.close, attempt))], body)
+    result = core.within([(lambda: None, functools.partial(record.close, attempt))], body)
+    verdicts.vet_strict(call.state, attempt.verdict)
+    return result
 
 
 def record_node(call, attempt):
@@ -485,6 +507,7 @@ def record_node(call, attempt):
         if reason is None:
             return result
     if not attempt.passing:
+        attempt.verdict = reason
         verdicts.condemn(call, reason)
     record.undo(attempt)
     if attempt.seen is not None and impure.vet(impure.lasting(attempt.plan.sources), attempt.seen):
@@ -799,6 +822,7 @@ def abandon(call, attempt, reason):
     core.abort()
     attempt.settled = True
     if not attempt.passing:
+        attempt.verdict = reason
         verdicts.condemn(call, reason)
     if graph is not None and not graph.proven:
         prove(graph, attempt.seen, call.flat.tensors)  # it ran for real: was it right?
@@ -880,6 +904,7 @@ def forget(state):
     if not core.fn_is(state.f, state.born):
         return  # collected since
     core.fn_reset(state.f)
+    disable(state.f)
     # What it runs stays, too: a backward may be pending, or just be at it in another thread.
     fresh = State(state.f, state.born, state.name, state.opts, state.graph)
     fresh.live |= state.dynamic

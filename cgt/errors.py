@@ -634,6 +634,42 @@ def not_replayed(name, reason):
     return f"{name} is not replayed, as cgt.require_replay() demands: {reason}"
 
 
+def strict(name, reason):
+    return f"{name} is not replayed, as CGT_STRICT=1 demands: {reason}"
+
+
+def bad_switch(name, value, expected):
+    return f"{name}={value}: expected {expected}."
+
+
+def disabled():
+    return "CGT_DISABLE=1: jitted functions are plain ones."
+
+
+def never_replayed(name, calls, reason):
+    return (
+        f"none of {calls} calls of {name} was replayed. Mostly: {reason} (cgt.explain({name.rpartition('.')[2]}) tells the rest; this is "
+        "said once for each function.)"
+    )
+
+
+def told_miss(name, reason):
+    return f"{name} runs eagerly: {reason}"
+
+
+def told_record(name, kind, seconds, why):
+    done = f"{name}: {kind}ed in {seconds * 1e3:.1f} ms"
+    return done if why == unrecorded() else f"{done}: {why}"
+
+
+def told_rescue(name, size, line):
+    return f"a result of {name} ({size} B, made at {line}) is still held where a replay is about to overwrite it: moved"
+
+
+def told_evict(name, count):
+    return f"the recording that ran longest ago goes, to make room for one of {name}: there are {count}"
+
+
 def unrecorded():
     return "such a call was not recorded yet. Call it outside first, until cgt.stats tells of replays."
 

@@ -2,6 +2,15 @@
 
 import os
 
+
+def is_on(name):
+    return os.environ.get(name, "") not in ("", "0")
+
+
+DISABLED = is_on("CGT_DISABLE")  # jitted functions are plain ones: is it cgt?
+STRICT = is_on("CGT_STRICT")  # what cannot be replayed raises
+LOG = tuple(filter(None, os.environ.get("CGT_LOG", "").replace(" ", "").split(",")))  # see logs.py
+WARN_AFTER = 20  # calls of a function of which none was replayed, which is then said once
 OUTPUTS = ("rescue", "error", "borrow")  # numbers are those of Policy in cgt_core.pxd
 INPUTS = ("auto", "pinned", "copied")
 MAX_RECORDS = int(os.environ.get("CGT_MAX_RECORDS", "8"))
@@ -12,7 +21,7 @@ MAX_GRAPHS = int(os.environ.get("CGT_MAX_GRAPHS", "1024"))
 # record again; doubles with every further verdict, up to the second number.
 COOL_DOWN = (64, 4096)
 # Share of eager's time that recordings which are not replayed may cost a function; inf: record at every miss.
-OVERHEAD = float(os.environ.get("CGT_OVERHEAD", "0.05"))
+OVERHEAD = float("inf") if STRICT else float(os.environ.get("CGT_OVERHEAD", "0.05"))
 PATIENCE = 32  # calls alike in a row after which one is recorded all the same; times itself with each
 MAX_SPECS = 64  # argument structures kept per function; the oldest without a recording goes
 MAX_VERDICTS = 4  # reasons against single calls, before one against the function

@@ -22,7 +22,7 @@ from cgt_core import (
     NONE,
 )
 
-from . import account, errors, options, segments, trace
+from . import account, errors, logs, options, segments, trace
 from .data import Verdict
 from .plan import driver_of, misses, place_in_tree
 from .private import is_forward_ad
@@ -38,13 +38,14 @@ def find(call):
             return errors.odd_tensor(path, trace.odd_kind([tensor]))
     calls = core.fn_counts(state.f)[0]
     if state.refused and torch.is_grad_enabled():
-        tell_core(call, state.refused, calls + options.COOL_DOWN[1])
+        hand_over(call, call.spec, state.refused, calls + options.COOL_DOWN[1])
         return state.refused
     if is_forward_ad():
         return errors.forward_mode("around the call")
     for key in (None, key_of(call)):
         standing = state.verdicts.get(key)
         if standing is not None and calls < standing.until:
+            hand_over(call, key, standing.reason, standing.until)
             return standing.reason
     if driver_of(state, flat) is None:
         return None
@@ -65,7 +66,7 @@ def over_limit(call, path, parent):
         state.cool[path, parent] = (until, min(2 * length, options.COOL_DOWN[1]))
     if calls < until:
         reason = errors.limit(len(nodes), why_missed(call, path, parent))
-        if state.graph is None:
+        if state.graph is None and not options.STRICT:
             core.verdict_place(path, parent, state.f, reason, until)
         return reason
     return None
@@ -119,17 +120,24 @@ def condemn(call, reason):
         verdicts.clear()
     until = core.fn_counts(state.f)[0] + length
     verdicts[key] = Verdict(reason, until, length)
-    if key is None and state.graph is None:
-        core.verdict_fn(state.f, reason, until)
-    elif key is not None:
-        tell_core(call, reason, until)
+    hand_over(call, key, reason, until)
 
 
-def tell_core(call, reason, until):
-    """Calls like this one, which no recording takes, need not ask Python before the function was called so often.
+def hand_over(call, key, reason, until):
+    """Calls that a verdict is about, and that no recording takes, need not ask Python before the function was called so often.
     What autograd calls looks at more than its arguments."""
-    if call.state.graph is None and call.spec in call.state.programs:
-        core.verdict_spec(call.spec, list(call.flat.tensors), reason, until)
+    state = call.state
+    if state.graph is not None or options.STRICT:  # which wants to hear of each
+        return
+    if key is None:
+        core.verdict_fn(state.f, reason, asked_by(state, until))
+    elif call.spec in state.programs:
+        core.verdict_spec(call.spec, list(call.flat.tensors), reason, asked_by(state, until))
+
+
+def asked_by(state, until):
+    """Python is asked once before, when it is time to say that nothing was replayed (logs.py)."""
+    return until if state.warned or core.fn_counts(state.f)[0] >= options.WARN_AFTER else min(until, options.WARN_AFTER)
 
 
 def why_missed(call, path, parent):
@@ -174,10 +182,18 @@ def vet_replay(state, reason):
         raise errors.CgtError(errors.not_replayed(state.name, reason()))
 
 
+def vet_strict(state, reason):
+    """CgtError where the user wants no call to run eagerly for good."""
+    if options.STRICT and reason is not None:
+        raise errors.CgtError(errors.strict(state.name, reason))
+
+
 def count_eager(state, reason):
     """A call that had to run eagerly, and why. Reasons that name addresses would never end: the oldest go."""
     core.fn_count(state.f, "eager")
+    logs.tell("miss", errors.told_miss, state.name, reason)
     reasons = state.reasons
     reasons[reason] = reasons.get(reason, 0) + 1
     if len(reasons) > options.MAX_REASONS:
         del reasons[next(iter(reasons))]
+    logs.warn_of_nothing(state)

@@ -52,6 +52,7 @@ ORDER = [
     "account",
     "autograd",
     "plan",
+    "logs",
     "verdicts",
     "dispatch",
     "report",

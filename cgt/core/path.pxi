@@ -101,6 +101,7 @@ cdef int group_rescue(Table* t, id_t n, int32_t k) except -1:
     cdef Fn* fn = fn_row(t, node.fn)
     cdef Path* p = path_row(t, node.path)
     cdef PyObject* proto = node_out(t, node, k).proto
+    cdef PyObject* line
     cdef Driver* d = &DRIVERS[p.driver]
     stream_order(p, d, d.stream(p.device))
     if d.rescue(node_out(t, node, k).storage, proto, p.device) != 0:
@@ -109,6 +110,9 @@ cdef int group_rescue(Table* t, id_t n, int32_t k) except -1:
     fn.rescues += 1
     fn.rescued_bytes += storage_nbytes(proto)
     group_forget(t, n, k)
+    if RESCUED[0] is not None:
+        line = node_out(t, node_row(t, n), k).line
+        RESCUED[0](node_row(t, n).fn, storage_nbytes(proto), <object>line if line is not NULL else "")
     return 0
 
 cdef int group_poison(Table* t, id_t n, int32_t k, object text) except -1:

@@ -6,6 +6,7 @@ from collections import namedtuple
 
 cdef object WEAKREF = weakref.ref
 FAILED = [None]            # (f, DriverError) -> the exception that a failed replay raises
+RESCUED = [None]           # (f, bytes, line) of a result that was moved, where somebody listens
 UNREPLAYED = [None]        # (f, reason) -> the exception of a call that is not a replay where one is required
 POISONED = [None]          # (line that made it) -> message; set once by the front end
 SAME_VALUE = [None]        # (recorded, value) -> bool for rare types; set once by the front end
