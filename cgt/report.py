@@ -83,13 +83,9 @@ def pool_bytes(paths):
 
 
 def explain_state(state):
-    """What happened to the calls of one function, as text."""
+    """What happened to the calls of one function, as text: the verdict, what to change, what was recorded."""
     s = stats_of([state])
-    name = state.name
-    lines = [
-        f"{name}: {s.calls} calls = {s.warmups} warmed + {s.records} recorded + {s.replays} replayed"
-        f" + {s.eager} eager"
-    ]
+    lines = [*verdict(state.name, s), f"  {s.calls} calls = {s.warmups} warmed + {s.records} recorded + {s.replays} replayed + {s.eager} eager"]
     for node in core.fn_nodes(state.f):
         if node in state.keep:
             lines.extend(explain_node(state, node))
@@ -101,13 +97,23 @@ def explain_state(state):
             f"  rescues: {s.rescues} outputs ({size(s.rescued_bytes)}) were still held when the next "
             "iteration overwrote them; drop them earlier to save the copies"
         )
-    for text, n in sorted(s.reasons.items(), key=lambda r: -r[1])[: options.EXPLAIN_ITEMS]:
-        lines.append(f"  eager {n}x: {text}")
     for site in backwards_of(state):
         lines.extend("  " + line for line in explain_state(getattr(site, ATTRIBUTE)).splitlines())
     for text in state.unguarded[: options.EXPLAIN_ITEMS]:
         lines.append(f"  not guarded: {text}")
     return "\n".join(lines)
+
+
+def verdict(name, s):
+    """Lines: how many calls replayed, and why the others did not, the commonest reason first."""
+    head = f"{name}: {s.replays} of {s.calls} calls replayed"
+    if not s.reasons:
+        return [head + ("." if s.replays or s.calls > 2 else ": the first warms, the second records.")]
+    reasons = sorted(s.reasons.items(), key=lambda r: -r[1])
+    told = [f"  {k + 1}. ({n}x) {text}" for k, (text, n) in enumerate(reasons[: options.EXPLAIN_ITEMS])]
+    more = len(reasons) - len(told)
+    lasting = "One reason" if len(reasons) == 1 else f"{len(reasons)} reasons"
+    return [f"{head}, {s.eager} ran eagerly. {lasting}, with what helps:", *told, *([f"  and {more} more"] if more > 0 else [])]
 
 
 def explain_node(state, node):

@@ -2,9 +2,11 @@
 
 import logging
 import os
+import re
 import subprocess
 import sys
 import warnings
+from pathlib import Path
 
 import pytest
 import torch
@@ -132,3 +134,12 @@ def test_function_that_never_replays_says_so_once(device):
         warnings.simplefilter("error")
         calls(fine, 50, x)
         calls(f, 50, x)
+
+
+def test_the_page_tells_every_switch():
+    root = Path(__file__).resolve().parent.parent
+    page = (root / "docs" / "environment.md").read_text()
+    told = set(re.findall(r"^\| `(\w+)`", page, re.M))
+    sources = [path.read_text() for path in [*(root / "cgt").glob("*.py"), root / "setup.py"]]
+    read = {name for text in sources for name in re.findall(r"\"(CGT_[A-Z_]+)\"", text)} - {"CGT_TORCH_MAJOR", "CGT_TORCH_MINOR"}
+    assert told - {"CUDA_HOME"} == read
