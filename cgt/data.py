@@ -105,6 +105,7 @@ class State:
     passed: set = fresh(set)  # code objects that were met and did not run
     unguarded: list = fresh(list)  # sentences on what could not be guarded
     past: list = dataclasses.field(default_factory=lambda: [0] * 10)  # counters of freed backwards
+    blockers: dict | None = None  # doctor.py: all that its runs met
     warned: bool = False  # of calls of which none was replayed
     warmed: int = 0  # warm-ups of all functions when it was warmed last
     warm_seconds: float = 0.0
@@ -112,7 +113,7 @@ class State:
 
 
 # What reset() makes a function forget; bury() empties `keep`.
-STAYS = frozenset("f born name opts graph dynamic range keep reasons past ran warned warmed warm_seconds look_seconds".split())
+STAYS = frozenset("f born name opts graph dynamic range keep reasons past ran blockers warned warmed warm_seconds look_seconds".split())
 LEARNT = tuple(f.name for f in dataclasses.fields(State) if f.name not in STAYS)
 
 
@@ -319,6 +320,8 @@ class Seen:
     plan: "Plan | None" = None  # what is recorded
     live: Any = None  # live.Trace: what it does with the plan's numbers
     untraced: str | None = None  # why the function can have none
+
+    blockers: dict | None = None  # all that forbids replay -> how often, where somebody asks
 
     # what it showed
     reason: str | None = None  # the first thing that forbids replay

@@ -53,7 +53,7 @@ from . import (
     verdicts,
 )
 from .data import LEARNT, Attempt, Call, Kept, State, check_draft
-from .observe import all_tensors, note_strays, observe
+from .observe import all_tensors, asks_on, note_reason, note_strays, observe
 from .plan import (
     device_of,
     driver_of,
@@ -81,6 +81,7 @@ RECORDING = threading.RLock()  # around warming and recording, in the whole proc
 DOOMED = []
 GRAPHS = "graphs"
 FOREVER = 1 << 62  # calls
+WATCHED = []  # lists to which new functions are added: doctor.py wants to know all that they meet
 WARM = {"runs": 0, "results": []}  # functions warmed so far; weak references to what that returned
 
 
@@ -112,6 +113,9 @@ def new_site(function, name, opts, graph=None):
         weakref.finalize(site, DOOMED.append, (f, born)).atexit = False
         SITES[f] = site
         disable(f)
+        for sites in WATCHED if graph is None else ():
+            state.blockers = {}
+            sites.append(site)
         return site
 
     return core.fn_add(options.OUTPUTS.index(opts.outputs), graph is not None, range_name, build)
@@ -424,8 +428,12 @@ def warm(call, sources=()):
     """Run once eagerly, and learn what the function touches. `sources`: what it must not take from, see impure.states."""
     began = time.perf_counter()
     state, flat = call.state, call.flat
+    around = survey(call) if state.blockers is not None and state.ran else None
+    if around is not None:
+        sources = () if isinstance(around, str) else around.found.sources
     guess = CUDA if any(t.is_cuda for t in flat.tensors) else HOST
     seen = observe(guess, state.graph, None if state.graph is None else readable(state.graph, call.args))
+    seen.blockers = state.blockers
     before, seen.sources = [describe.memory_of(t) for t in flat.tensors], impure.states(sources)
     anew = guess == CUDA and core.dropout_begins_anew(torch.cuda.current_device())
     result = trace.run(seen, call.function, call.args, call.kwargs)
@@ -434,7 +442,8 @@ def warm(call, sources=()):
     if anew and not core.dropout_begins_anew(torch.cuda.current_device()):
         seen.reason, state.recurrent = errors.cudnn_dropout(), True
     state.recurrent |= seen.dropout is not None
-    seen.reason = seen.reason or impure.vet(seen.sources, seen)
+    for text in (*([around] if isinstance(around, str) else ()), *(impure.moved(seen.sources, seen) if asks_on(seen) else ())):
+        note_reason(seen, text)
     state.warm_seconds += time.perf_counter() - began
     note_warm(state, seen, flat, result, driver_of(state, flat) is None)
     driver = CUDA if any(d.type == "cuda" for d in seen.devices) else HOST if seen.devices else guess

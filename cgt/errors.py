@@ -642,6 +642,14 @@ def bad_switch(name, value, expected):
     return f"{name}={value}: expected {expected}."
 
 
+def waits(line):
+    return f"each call waits for a value that is read at {line}, and each value that comes again has a recording."
+
+
+def nothing_jitted(script):
+    return f"{script} jits nothing: mark a function with @cgt.jit, or ask cgt.doctor(f, *args) about one."
+
+
 def disabled():
     return "CGT_DISABLE=1: jitted functions are plain ones."
 

@@ -27,6 +27,7 @@ import torch
 
 from . import errors
 from .code import LIBRARIES, code_reads, family, is_ambient, is_compiled, is_read
+from .observe import asks_on, note_reason
 from .places import is_random
 from .private import outside_dynamo
 from .taps import tap_calls
@@ -94,9 +95,9 @@ def collectors():
 @outside_dynamo
 def note_call(seen, is_mine, function, frame):
     """One of them is about to be called. No exception may leave: in a capture the reason is told at its end."""
-    line = line_of_caller(frame) if seen.reason is None and is_mine() else None
+    line = line_of_caller(frame) if asks_on(seen) and is_mine() else None
     if line is not None:
-        seen.reason = errors.impure(IMPURE[core.method_id(function)], line)
+        note_reason(seen, errors.impure(IMPURE[core.method_id(function)], line))
 
 
 def line_of_caller(frame):
@@ -137,11 +138,14 @@ def lasting(before):
 
 def vet(before, seen):
     """A sentence if something gave values since, or may have."""
+    return next(moved(before, seen), None)
+
+
+def moved(before, seen):
+    """A sentence for each that did."""
     for path, source, state in before:
         if has_moved(source, state, seen.started):
-            told = errors.outside_draw if is_random(type(source)) else errors.advanced
-            return told(path)
-    return None
+            yield (errors.outside_draw if is_random(type(source)) else errors.advanced)(path)
 
 
 def has_moved(source, state, started):

@@ -172,10 +172,22 @@ def user_line(seen):
     return "the backward pass"
 
 
-def refuse(seen, sentence):
-    """Note why this run cannot be replayed. In a CUDA capture nothing has run yet, and what a body does is in vain: leave."""
+def note_reason(seen, sentence):
+    """The first is why the run cannot be replayed; all of them are kept where somebody asks for them (doctor.py)."""
     if seen.reason is None:
         seen.reason = sentence
+    if seen.blockers is not None:
+        seen.blockers[sentence] = seen.blockers.get(sentence, 0) + 1
+
+
+def asks_on(seen):
+    """Is it of any use to look for another reason?"""
+    return seen.reason is None or seen.blockers is not None
+
+
+def refuse(seen, sentence):
+    """Note why this run cannot be replayed. In a CUDA capture nothing has run yet, and what a body does is in vain: leave."""
+    note_reason(seen, sentence)
     if is_capture(seen) or seen.bodies:
         raise Unrecordable(sentence)
 

@@ -31,11 +31,13 @@ from . import (
 )
 from .observe import (
     Unrecordable,
+    asks_on,
     exchange,
     fix,
     holders,
     is_capture,
     is_host_recording,
+    note_reason,
     references,
     refuse,
     tensors_in,
@@ -181,8 +183,8 @@ def see_kernel(name):
     """An operator is about to run that reads values for which a replay has no op. It comes from the middle of
     PyTorch: no exception may leave, even in a capture."""
     seen = seen_here()
-    if seen is not None and not seen.inside and seen.reason is None:
-        seen.reason = errors.read_behind(name.replace("::", "."), user_line(seen))
+    if seen is not None and not seen.inside and asks_on(seen):
+        note_reason(seen, errors.read_behind(name.replace("::", "."), user_line(seen)))
 
 
 def see_lift(begins):
@@ -317,7 +319,7 @@ def see_op(seen, op, args, kwargs):
     if seen.driver == CUDA and not core.is_in_node():  # what a graph from outside saved may be another number each time
         for t in filter(core.is_lone, inputs):
             see_number(seen, t)
-    if seen.reason is not None and not seen.recording and seen.graph is None:  # nothing else is asked of this warm-up
+    if not asks_on(seen) and not seen.recording and seen.graph is None:  # nothing else is asked of this warm-up
         seen.devices.update(t.device for t in (*inputs, *core.proceed(None)))
         return
     if packet in INDEXES:
@@ -691,7 +693,7 @@ def odd_kind(tensors):
 def host_reason(seen, sentence, op):
     """The sentence on an op that needs the host, or the one that tells an optimizer's user what helps."""
     line = user_line(seen)
-    if seen.reason is not None:  # only the first is told
+    if not asks_on(seen):  # it is not told
         return sentence(str(op), line)
     return advice.step_reason(sys._getframe(1), line) or sentence(str(op), line)
 

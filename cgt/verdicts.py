@@ -76,7 +76,7 @@ def wait(call, first):
     """A reason to run eagerly since another recording would not pay yet, or None. Backwards are recorded as
     their forwards are."""
     state, f = call.state, call.state.f
-    if state.graph is not None or math.isinf(options.OVERHEAD):
+    if state.graph is not None or math.isinf(options.OVERHEAD) or state.blockers is not None:
         return None
     new = account.meet(state.account, (*key_of(call), core.fn_unknown(f)))
     if new and not first:

@@ -1,0 +1,90 @@
+"""What keeps calls of a function from being replayed: all of it at once, and of use without ever jitting."""
+
+import runpy
+import sys
+import warnings
+from typing import NamedTuple
+
+import cgt_core as core
+
+from . import dispatch, errors, report
+from .api import jit
+
+TRIES = 6  # calls: one warms, one records, one replays; what is learnt on the way asks for others
+
+
+class Finding(NamedTuple):
+    """One thing, with its line and what helps."""
+
+    times: int
+    text: str
+
+
+class Diagnosis(NamedTuple):
+    """What was found. Prints as text."""
+
+    name: str
+    calls: int
+    replays: int
+    findings: tuple  # of Finding: what keeps calls from being replayed, as the function met it
+    slow: tuple  # texts: it replays, and this costs
+
+    def __str__(self):
+        head = f"{self.name}: {self.replays} of {self.calls} calls replayed."
+        if self.findings:
+            head += f" {len(self.findings)} {'thing' if len(self.findings) == 1 else 'things'} to change:"
+        told = [f"  {k + 1}. ({one.times}x) {one.text}" for k, one in enumerate(self.findings)]
+        return "\n".join([head, *told, *(f"  note: {text}" for text in self.slow)])
+
+
+def doctor(fn, *args, **kwargs):
+    """Call `fn` a few times and tell everything that keeps it from being replayed: each line, not only the first.
+
+    The calls are those of a function of its own, made by `cgt.jit(fn)`. Where something is found two calls are made, both plain;
+    else one warms, one records and one is a replay. What the function does it does each time.
+
+    Args:
+        fn: what `cgt.jit` takes, or what it made.
+        args, kwargs: of a call, as the program makes it.
+
+    Returns:
+        A `Diagnosis`, to print: `name`, `calls`, `replays`, `findings` (each with `times` in a call and `text`), `slow`.
+
+    Raises:
+        What `fn` raises; TypeError as `cgt.jit`.
+
+    >>> import torch, cgt
+    >>> found = cgt.doctor(lambda x: x * x.sum().item(), torch.ones(2))
+    >>> found.replays, len(found.findings)
+    (0, 1)
+    """
+    site = jit(getattr(fn, "__wrapped__", fn) if hasattr(fn, dispatch.ATTRIBUTE) else fn)
+    state = getattr(site, dispatch.ATTRIBUTE)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", errors.CgtWarning)
+        for _ in range(TRIES):
+            state.blockers = {}
+            site(*args, **kwargs)
+            if state.verdicts or core.fn_counts(state.f)[3]:
+                break
+    return diagnosis(state)
+
+
+def diagnosis(state):
+    """What a function's runs met."""
+    s = report.stats_of([state])
+    found = state.blockers or ({} if s.replays else s.reasons)
+    slow = dict.fromkeys(errors.waits(v.line) for kept in list(state.keep.values()) for v in kept.values)
+    return Diagnosis(state.name, s.calls, s.replays, tuple(Finding(n, text) for text, n in found.items()), tuple(slow))
+
+
+def examine(script, arguments):
+    """Run a script as a program, and print what became of each function that it jits."""
+    sites, sys.argv = [], [script, *arguments]
+    dispatch.WATCHED.append(sites)
+    try:
+        runpy.run_path(script, run_name="__main__")
+    finally:
+        dispatch.WATCHED.remove(sites)
+        told = [str(diagnosis(getattr(site, dispatch.ATTRIBUTE))) for site in sites]
+        print("\n".join(told or [errors.nothing_jitted(script)]))
