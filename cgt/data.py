@@ -245,6 +245,7 @@ class Plan(NamedTuple):
     sources: list  # of impure.states
     owners: dict  # id of an object's __dict__ -> the object
     live: list  # of live.Source
+    wary: bool  # the user's code is given none of them
     unguarded: list  # sentences
     changed: set  # paths of the places that kept other recordings from fitting
     follows: dict  # position of a place -> the slot whose tensor is what lies there

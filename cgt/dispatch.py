@@ -65,6 +65,7 @@ from .plan import (
     place_in_tree,
     plan_call,
     survey,
+    why_uncounted,
     why_untraced,
 )
 from .private import outside_dynamo
@@ -611,7 +612,7 @@ def capture(call, attempt):
     reason = record.capture(call, attempt)
     seen = attempt.seen
     if seen is not None:
-        told = counters.learn(call.state, plan, seen, why_untraced(call.state, plan.saves))
+        told = counters.learn(call.state, plan, seen, why_uncounted(call.state, plan.saves))
         reason, seen.reason = reason and (told or reason), told or seen.reason
         live.blame(call.state, seen, reason or seen.reason)
         call.state.untraced = seen.untraced or call.state.untraced

@@ -811,7 +811,7 @@ def watch(seen):
     fresh = [c for c in list(seen.started) if c is not None and c not in trace.asked]
     trace.asked.update(fresh)
     line = asker(filter(is_read, fresh))
-    if line is not None and not all(k in trace.exact for k in range(len(trace.sources))):
+    if line is not None and not all(k in trace.exact or s.op == IN_TENSOR for k, s in enumerate(trace.sources)):
         leave(seen, errors.number_type(line))
 
 

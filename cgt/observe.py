@@ -28,6 +28,9 @@ NOT_USER_CODE = (
 )
 
 
+HERE = __name__.rpartition(".")[0]
+
+
 class Unrecordable(BaseException):
     """Leaves the user's function in the middle of a capture; not an Exception, so that the user's
     own `except Exception` does not catch it. Never reaches the user."""
@@ -200,6 +203,14 @@ def is_capture(seen):
 def is_host_recording(seen):
     """Is a tape being written that will be kept?"""
     return seen.recording and seen.driver == HOST and seen.reason is None
+
+
+def asker():
+    """The innermost frame that is not ours."""
+    frame = sys._getframe(1)
+    while str(frame.f_globals.get("__name__")).rpartition(".")[0] == HERE:
+        frame = frame.f_back
+    return frame
 
 
 @contextlib.contextmanager

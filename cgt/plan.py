@@ -114,12 +114,12 @@ def plan_call(call, around, parent, followable, moves, changed):
     copied = choose_copied(state, named, tensors, len(flat.tensors), driver, parent, [slot for _, slot, first in moves if not first])
     untraced = why_untraced(state, saves)
     sources = live.sources_of(flat, found.places, state, untraced)
-    if untraced is None:
+    if why_uncounted(state, saves) is None:
         sources += counters.sources_of(state, flat, around.reached)
     return Plan(
         flat=flat, driver=driver, parent=parent, graph=graph, saves=saves,
         reached=around.reached, also=around.also, places=found.places, lone=places.lone_empties(found.places),
-        sizes=found.sizes, sources=impure.states(found.sources), owners=found.owners, kept=found.kept, live=sources, unguarded=found.notes, changed=changed,
+        sizes=found.sizes, sources=impure.states(found.sources), owners=found.owners, kept=found.kept, live=sources, wary=untraced is not None, unguarded=found.notes, changed=changed,
         followable=followable, follows=dict(followed.values()), moves=moves, copied=copied,
         spent=autograd.find_spent(graph, flat, copied, driver, parent, call.args),
         grads={k: core.grad_id(t) for k, t in enumerate(tensors) if can_have_grad(t)},
@@ -129,12 +129,17 @@ def plan_call(call, around, parent, followable, moves, changed):
     )  # fmt: skip
 
 
-def why_untraced(state, saves):
+def why_uncounted(state, saves):
     """Why no run of this function can have live numbers, or None. Autograd would keep them for a backward that no run sees, Dynamo
-    compiles for their type, other threads would find the stand-ins, and type(x) tells them from numbers."""
+    compiles for their type, other threads would find the stand-ins."""
     if state.graph is not None or saves or runs_compiled(state) or not is_alone():
         return errors.number_saved()
-    return state.untraced or live.asker(state.ran | state.passed)
+    return state.untraced
+
+
+def why_untraced(state, saves):
+    """The same of numbers that code of the user's sees: type(x) tells stand-ins from them."""
+    return why_uncounted(state, saves) or live.asker(state.ran | state.passed)
 
 
 def refuse_around(flat, around):

@@ -11,17 +11,25 @@ While a function is recorded, a `Readout` (pytree.py) stands for what will be ma
 
 import functools
 import operator
-import sys
 
 import cgt_core as core
 import torch
 from cgt_core import CUDA
 
 from . import errors, returns, segments, tape
-from .observe import exchange, fix, is_capture, is_host_recording, refuse, touch, unseen, user_line
+from .observe import (
+    asker,
+    exchange,
+    fix,
+    is_capture,
+    is_host_recording,
+    refuse,
+    touch,
+    unseen,
+    user_line,
+)
 from .pytree import Readout
 
-HERE = __name__.rpartition(".")[0]
 EXACT = 1 << 53  # whole numbers up to here are themselves as floats of 64 bits
 MAKERS = {"item": torch.Tensor.tolist, "tolist": torch.Tensor.tolist, "cpu": torch.Tensor.clone}  # of the bytes on the host
 ANSWERS = ("item", "tolist", "numpy")  # what a Readout can be asked for in its turn
@@ -58,14 +66,6 @@ def may_wait(seen, t, name):
     fits = t.numel() == 1 if name == "item" else 0 < t.numel() * t.element_size() <= segments.VALUE_BYTES
     simple = t.dtype != torch.uint64 and type(t) in (torch.Tensor, torch.nn.Parameter) and core.is_plain(t) and not t.is_complex() and not t.is_neg()
     return simple and here and fits and not segments.is_known(seen, t) and (name != "cpu" or (t.is_cuda and not t.requires_grad))
-
-
-def asker():
-    """The innermost frame that is not ours."""
-    frame = sys._getframe(1)
-    while str(frame.f_globals.get("__name__")).rpartition(".")[0] == HERE:
-        frame = frame.f_back
-    return frame
 
 
 def stand_in(seen, name, t, uses):

@@ -270,6 +270,21 @@ def assert_twins(ours, theirs):
         assert {k: (v.tolist(), v._version) for k, v in mine.items()} == {k: (v.tolist(), v._version) for k, v in other.items()}
 
 
+def test_function_that_asks_for_a_type(device):
+    """Its numbers are not live; those of PyTorch's own code are none of its business."""
+    ours, theirs = (twin(device, torch.optim.Adam) for _ in range(2))
+
+    def function(one):
+        return lambda x: one[2](x if type(x) is torch.Tensor else x[0])
+
+    f = cgt.jit(function(ours))
+    for k in range(CALLS):
+        x = values(device, 5, 8, seed=k)
+        assert identical(f(x), function(theirs)(x)), cgt.explain(f)
+        assert_twins(ours, theirs)
+    assert cgt.stats(f).replays >= CALLS - 8, cgt.explain(f)
+
+
 @tells("reads_counter")
 @pytest.mark.parametrize("each", [False, True])
 def test_state_that_is_loaded_in_the_middle(device, each):
