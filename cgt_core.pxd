@@ -110,6 +110,7 @@ cpdef enum:                 # NumberOp: numbers.op
     EQUALS                  # a constant
     ADDED, SUBTRACTED, MULTIPLIED, DIVIDED, FLOORED, REMAINDER, RAISED, NEGATED, ABSOLUTE, AS_FLOAT, AS_INT
     ROUNDED                 # to 32 bits
+    ROOT, EXPONENTIAL, LOGARITHM, SINE, COSINE, TANGENT, HYPERBOLIC         # what Python's math does: sqrt, exp, log, sin, cos, tan, tanh
     LOOKED_UP               # what a table has at number a
     LESS, AT_MOST, SAME_AS, OTHER_THAN, MORE, AT_LEAST      # 0 or 1
 

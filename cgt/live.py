@@ -4,7 +4,7 @@ What a function does with such a number can be recorded once for all its values 
 lead from it into which arguments of which ops, and how each comparison turned out. So while the function is recorded a stand-in
 takes the number's place, in the argument or where the code finds it. To Python it is a float or an int; each step of arithmetic
 makes another stand-in and is written down, and PyTorch's own symbolic numbers carry it into ops. A comparison is answered, and
-the recording is for that answer. Whatever else looks at the number (range(), math.sin, an index, a length, a string) gets the
+the recording is for that answer. Whatever else looks at the number (range(), math.gamma, an index, a length, a string) gets the
 number itself, and the recording is for that number: it is *exact*, with the line that made it so.
 
 A hit takes today's numbers, does the same steps (core/numbers.pxi), and tells the graph where one comes to another value.
@@ -34,13 +34,17 @@ from cgt_core import (
     AT_LEAST,
     AT_MOST,
     AT_PLACE,
+    COSINE,
     CUDA,
     DIVIDED,
     EQUALS,
+    EXPONENTIAL,
     FLOORED,
+    HYPERBOLIC,
     IN_CALL,
     IN_TENSOR,
     LESS,
+    LOGARITHM,
     LOOKED_UP,
     MORE,
     MULTIPLIED,
@@ -49,15 +53,18 @@ from cgt_core import (
     OTHER_THAN,
     RAISED,
     REMAINDER,
+    ROOT,
     SAME_AS,
+    SINE,
     SUBTRACTED,
+    TANGENT,
 )
 
 from . import errors, places, pytree
 from .code import asks_type, is_read
 from .observe import NOT_USER_CODE, Unrecordable, is_capture, refuse, user_line
 from .private import without_torch_function
-from .taps import tap_makers
+from .taps import tap_makers, tap_math
 
 MOST = pytree.MOST
 MAX_TABLE = 1 << 16  # entries
@@ -321,6 +328,7 @@ COMPARISONS = {
     "lt": (LESS, operator.lt), "le": (AT_MOST, operator.le), "eq": (SAME_AS, operator.eq), "ne": (OTHER_THAN, operator.ne),
     "gt": (MORE, operator.gt), "ge": (AT_LEAST, operator.ge),
 }  # fmt: skip
+MATH = {"sqrt": ROOT, "exp": EXPONENTIAL, "log": LOGARITHM, "sin": SINE, "cos": COSINE, "tan": TANGENT, "tanh": HYPERBOLIC}
 EXACT = (
     "__str__ __repr__ __format__ __hash__ __round__ __floor__ __ceil__ __divmod__ __rdivmod__ __reduce_ex__ __complex__ __getnewargs__"
     " is_integer as_integer_ratio hex conjugate bit_length bit_count to_bytes __and__ __or__ __xor__ __lshift__ __rshift__ __rand__ __ror__"
@@ -533,15 +541,17 @@ def tap(seen, is_mine):
         homes = {id(plan.places[k].home) for k in trace.held}
         tables = (p for k, p in enumerate(plan.places) if k not in trace.held and is_table(p) and id(p.want) not in homes)
         held += [(place, trace.table_of(place.want)) for place in tables]
-    makers = tap_makers(is_mine, functools.partial(make, seen))
+    makers, functions = tap_makers(is_mine, functools.partial(make, seen)), tap_math(is_mine, functools.partial(compute, seen))
 
     def begin():
         core.numbers_watch(1)
         makers[0]()
+        functions[0]()
         for place, stand_in in held:
             places.put_back(place._replace(want=stand_in))
 
     def end():
+        functions[1]()
         makers[1]()
         core.numbers_watch(-1)
         for place, stand_in in held:
@@ -569,6 +579,13 @@ def make(seen, plain, name, args, kwargs):
     if seen.live.over or seen.inside or not args or options.get("requires_grad") or not is_live(args[0]):
         return plain(*args, **kwargs)
     return filled_with(args[0], options)
+
+
+def compute(seen, plain, name, args):
+    """A function of Python's math, of a live number."""
+    if seen.live.over or len(args) != 1 or type(args[0]) not in STAND_INS or args[0].node.trace is not seen.live:
+        return plain(*args)
+    return seen.live.step(MATH[name], plain, args[0])
 
 
 def choose(seen, t, index):

@@ -9,6 +9,7 @@ impure.py); how torch's functions are called in this release, in private.py.
 import _thread
 import contextlib
 import functools
+import math
 import operator
 import os
 import sys
@@ -270,6 +271,14 @@ MAKERS = Tap((torch, "tensor"), (torch, "as_tensor"))
 def tap_makers(is_mine, make):
     """A bracket: inside, where `is_mine()`, make(plain, name, args, kwargs) is called for what makes tensors of Python's numbers."""
     return MAKERS.to(is_mine, lambda plain, owner, name, args, kwargs: make(plain, name, args, kwargs))
+
+
+FUNCTIONS = Tap(*((math, name) for name in ("sqrt", "exp", "log", "sin", "cos", "tan", "tanh")))
+
+
+def tap_math(is_mine, compute):
+    """A bracket: inside, where `is_mine()`, compute(plain, name, args) is called for these functions of Python's."""
+    return FUNCTIONS.to(is_mine, lambda plain, owner, name, args, kwargs: compute(plain, name, args))
 
 
 def tap_kernels():

@@ -137,6 +137,21 @@ cdef bint number_look_up(Number* r, Number* a) noexcept nogil:
     else: memcpy(&r.i, r.table + 8 * k, 8)
     return True
 
+cdef bint number_function(Number* r, Number* a) noexcept nogil:
+    """What libm says, whom Python's math asks, too."""
+    cdef double x
+    if not whole_fits(a): return False
+    x = as_float(a)
+    if not isfinite(x) or (r.op == ROOT and x < 0) or (r.op == LOGARITHM and x <= 0): return False
+    if r.op == ROOT: r.f = sqrt(x)
+    elif r.op == EXPONENTIAL: r.f = exp(x)
+    elif r.op == LOGARITHM: r.f = log(x)
+    elif r.op == SINE: r.f = sin(x)
+    elif r.op == COSINE: r.f = cos(x)
+    elif r.op == TANGENT: r.f = tan(x)
+    else: r.f = tanh(x)
+    return isfinite(r.f)
+
 cdef bint number_step(Number* r, Number* a, Number* b) noexcept nogil:
     """One step from its operands; False: C cannot tell."""
     cdef double x, y
@@ -155,6 +170,7 @@ cdef bint number_step(Number* r, Number* a, Number* b) noexcept nogil:
     if r.op == ROUNDED:
         r.f = <double><float>as_float(a)
         return whole_fits(a) and isfinite(r.f)
+    if ROOT <= r.op <= HYPERBOLIC: return number_function(r, a)
     if r.op == NEGATED or r.op == ABSOLUTE:
         if r.is_float: r.f = -a.f if r.op == NEGATED else fabs(a.f)
         elif r.op == NEGATED or a.i < 0: return difference_fits(0, a.i, &r.i)
