@@ -2,6 +2,7 @@
 builds one and uses it from an empty folder.)"""
 
 import importlib.util
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -83,9 +84,9 @@ def test_version(build, monkeypatch):
 
 @release_only
 def test_source_distribution_has_what_the_repository_has(tmp_path):
-    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True)
-    if listed.returncode:
-        pytest.skip("these sources are no repository")
+    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True) if shutil.which("git") else None
+    if listed is None or listed.returncode:
+        pytest.skip("these sources are no repository, or there is no git")
     subprocess.run([sys.executable, "setup.py", "-q", "egg_info", "--egg-base", tmp_path, "sdist", "--dist-dir", tmp_path], cwd=ROOT, check=True)
     (made,) = tmp_path.glob("*.tar.gz")
     with tarfile.open(made) as archive:
