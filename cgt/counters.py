@@ -41,6 +41,7 @@ STEPS = {
     for head in ("", "_foreach_")
     for name, how in (("add", (ADDED, operator.add)), ("sub", (SUBTRACTED, operator.sub)), ("mul", (MULTIPLIED, operator.mul)), ("div", (DIVIDED, operator.truediv)))
 }  # fmt: skip
+JOIN_TRIES = 2  # recordings thrown away in a row: one that makes them, one that finds them in their places
 
 
 @declared
@@ -77,18 +78,28 @@ def sources_of(state, flat, reached):
 
 def learn(state, plan, seen, untraced):
     """After a run: what was asked is a counter from the next one on. A sentence if that helps the recording, or None."""
-    if seen.live is not None:
+    joined = seen.live is not None and seen.live.joined and may_join(state)
+    if joined:
+        seen.live.exact.clear()  # what it found is not learnt
+    elif seen.live is not None:
         state.exact.update(seen.live.uncounted)
     state.asked |= seen.asked
     if plan is None or untraced is not None:
         return None
     paths, known = [*plan.flat.paths, *(r.path for r in plan.reached)], state.counters | state.exact.keys()
     fresh = [path for path, t in zip(paths, all_tensors(plan), strict=True) if core.storage_id(t) in seen.asked and path not in known]
-    if not fresh:
+    if not (fresh or joined):
         return None
     state.counters.update(fresh)
     seen.again = True
-    return errors.reads_counter(fresh[0])
+    return errors.reads_counter(fresh[0]) if fresh else errors.counters_join(seen.live.joined)
+
+
+def may_join(state):
+    """Others joined those that are known: is it worth another try? A function that makes some at each call will not replay."""
+    replays, (before, tries) = core.fn_counts(state.f)[3], state.joined
+    state.joined = (replays, tries + 1 if replays == before else 1)
+    return state.joined[1] <= JOIN_TRIES
 
 
 # --- a run ------------------------------------------------------------------------------------
@@ -145,7 +156,10 @@ def see(seen, op, facts, args, kwargs, inputs):
     if not found:
         return False
     by = changes(seen, facts, args, kwargs)
-    if by is None or [core.storage_id(t) for t in listed(args[0])] != list(found):
+    counted = [core.storage_id(t) for t in listed(args[0])] if by is not None else []
+    if counted != list(found):
+        if counted and all(core.storage_id(t) in found or core.storage_id(t) in seen.constants or may_count(seen, t) for t in listed(args[0])):
+            seen.live.joined = user_line(seen)
         for one in found.values():
             give_up(seen, one, str(op))
         return False
@@ -241,7 +255,6 @@ def as_now(before):
 
 
 def put_back(before):
-    for t, was, version in before:
-        if t._version != version:
-            t.data.copy_(was)
-            core.set_version(t, version)
+    for t, was, version in before:  # an op that was left in the middle has not raised the version yet
+        t.data.copy_(was)
+        core.set_version(t, version)

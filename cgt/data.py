@@ -97,6 +97,7 @@ class State:
     numbers: dict = fresh(dict)  # path of an argument -> the last number that Python saw there
     counters: set = fresh(set)  # paths of tensors of the host's that it counts in and asks for their numbers
     asked: set = fresh(set)  # the same by memory, of runs that do not know paths
+    joined: tuple = (-1, 0)  # replays when others joined them last, and how often they did since
     asks_which: bool = False  # it is not the same to it which tensor lies in a place
     recurrent: bool = False  # it draws dropout from cuDNN's random state
     apart: set = fresh(set)  # ops that a capture forbade: they run eagerly between two graphs

@@ -149,6 +149,10 @@ def counter_used(path, what, line):
     return f"{what} at {line} uses {path}, a tensor on the CPU in which the call counted before: from the next call on an ordinary one."
 
 
+def counters_join(line):
+    return f"the function counts in further tensors on the CPU at {line}, along with those that were known: from the next call on all are."
+
+
 def counters_part(path, other):
     return f"{path} and {other} held the same number when this was recorded, and do not any more: recorded anew."
 

@@ -134,6 +134,7 @@ class Trace:
         self.stand_ins = [s.value if s.exact or s.op == IN_TENSOR else self.stand_in(k) for k, s in enumerate(sources)]
         self.counters = {}  # memory of the host's -> counters.Counter
         self.uncounted = {}  # path of one that is none after all -> the line
+        self.joined = None  # the line where it counts in some together with tensors that this call makes
 
     def stand_in(self, row):
         """A number that is a float or an int to Python."""

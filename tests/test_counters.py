@@ -185,7 +185,8 @@ ORDINARY = {  # what else is done to a counter: none replays, and all are right
 @pytest.mark.parametrize("use", list(ORDINARY))
 def test_what_else_is_done_to_a_counter(device, use):
     f = agree(device, ORDINARY[use], [(1.0, F64)], most=CALLS, eager=CALLS)
-    assert "in which the call counted before" in " ".join(cgt.stats(f).reasons) or use not in ("used behind", "set")
+    why = {"used behind": "in which the call counted before", "set": "in which the call counted before" if device.type == "cpu" else "changes or draws a CPU tensor"}
+    assert why.get(use, "") in " ".join(cgt.stats(f).reasons)
 
 
 def test_sums_that_do_not_fit(device):
@@ -303,9 +304,11 @@ def test_state_that_is_loaded_in_the_middle(device, each):
     assert s.replays >= CALLS - 10 and any("or asks for its number" in reason for reason in s.reasons), cgt.explain(f)
 
 
-def test_parameters_that_join_later(device):
+@tells("counters_join")
+@pytest.mark.parametrize("each", [False, True])
+def test_parameters_that_join_later(device, each):
     """Their steps lag behind: each way to count has its recording."""
-    ours, theirs = (twin(device, torch.optim.Adam) for _ in range(2))
+    ours, theirs = (twin(device, torch.optim.Adam, foreach=each) for _ in range(2))
     f = cgt.jit(ours[2])
     for k in range(CALLS):
         for model, *_ in (ours, theirs):
