@@ -1,5 +1,6 @@
 # make demo    the tutorial, then a small transformer: what was warmed, recorded and replayed
 # make test    lint, the suite on the checked build, the suite on the release build
+# make audit   the suite once more, each replay compared with eager
 # make bench   ratios to floors measured in the same run
 # make zoo     models of many libraries, eager and jitted, into docs/zoo.md; INSTALL=1 installs the libraries into .venv
 # make gpu     the suite and the benches on a machine with a CUDA device; installs nothing
@@ -15,7 +16,7 @@ SHELL       := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := test
 .NOTPARALLEL:
-.PHONY: demo test bench zoo gpu lint ext wheel clean
+.PHONY: demo test audit bench zoo gpu lint ext wheel clean
 
 export PYTHONUNBUFFERED := 1
 
@@ -43,6 +44,9 @@ test: lint
 	$(PY) -m pytest $(WORKERS) || { status=$$?; $(PY) $(BUILD); exit $$status; }
 	$(PY) $(BUILD)
 	$(PY) -m pytest $(WORKERS)
+
+audit: ext
+	CGT_AUDIT=every:1 $(PY) -m pytest $(WORKERS)
 
 bench: ext
 	$(PY) $(BENCH)

@@ -160,6 +160,7 @@ cdef struct Fn:
     uint64_t unknown            # of the values that the last call read, where no recording had them; or 0
     int32_t vain                # by how many more calls than not segments ran for values nobody has; at most VAIN
     int64_t born                # a stale id is told by this
+    int64_t audit_at            # the call with this number is compared with eager; 0: none
     int64_t calls, warmups, records, replays, eager, rebinds, copied_bytes, rescues, rescued_bytes
 
 cdef struct Spec:

@@ -11,6 +11,7 @@ import cgt_core as core
 import torch
 
 from . import dispatch, errors, logs, options, pytree, report, trace, views
+from .audit import parse as audit_of
 from .data import Options
 from .errors import CgtError
 from .observe import NOT_USER_CODE
@@ -18,7 +19,7 @@ from .private import READ_BEHIND, outside_dynamo, self_check
 
 
 def jit(fn=None, *, static_argnums=(), static_argnames=(), max_records=options.MAX_RECORDS,
-        max_graphs=options.MAX_GRAPHS, outputs="rescue", inputs="auto", dynamic=()):  # fmt: skip
+        max_graphs=options.MAX_GRAPHS, outputs="rescue", inputs="auto", dynamic=(), audit=None):  # fmt: skip
     """Record what `fn` does and replay it at every later call that the recording fits.
 
     The first call runs `fn` and observes it, the second records, the third replays: on the GPU as a
@@ -41,6 +42,10 @@ def jit(fn=None, *, static_argnums=(), static_argnames=(), max_records=options.M
             "pinned" records again when an address changes; "copied" copies every plain argument.
         dynamic: names of arguments that are numbers and other ones at each call. One that changes is
             found out by itself, at the price of a call or two; this says it beforehand.
+        audit: "first:2,every:1000": the first two replays of each recording, and then each 1000th call, run
+            eagerly, too, from the same state, and are compared bit by bit; with rtol:1e-5 or atol:1e-8 beside,
+            as `torch.allclose` does. Where they part, eager's values stand, the recording goes, and a
+            `CgtWarning` names what is different. Environment: CGT_AUDIT.
 
     Returns:
         A function with the name, docstring and signature of `fn`, which is its `__wrapped__`.
@@ -59,11 +64,11 @@ def jit(fn=None, *, static_argnums=(), static_argnames=(), max_records=options.M
     >>> cgt.stats(f).replays
     1
     """
-    opts = check_options(static_argnums, static_argnames, max_records, max_graphs, outputs, inputs, dynamic)
+    opts = check_options(static_argnums, static_argnames, max_records, max_graphs, outputs, inputs, dynamic, audit)
     if fn is None:
         return functools.partial(
             jit, static_argnums=static_argnums, static_argnames=static_argnames,
-            max_records=max_records, max_graphs=max_graphs, outputs=outputs, inputs=inputs, dynamic=dynamic,
+            max_records=max_records, max_graphs=max_graphs, outputs=outputs, inputs=inputs, dynamic=dynamic, audit=audit,
         )  # fmt: skip
     check_function(fn)
     check_dynamic(fn, opts.dynamic)
@@ -81,7 +86,7 @@ def jit(fn=None, *, static_argnums=(), static_argnames=(), max_records=options.M
     return site
 
 
-def check_options(static_argnums, static_argnames, max_records, max_graphs, outputs, inputs, dynamic):
+def check_options(static_argnums, static_argnames, max_records, max_graphs, outputs, inputs, dynamic, audit):
     """Options as dispatch.py reads them; CgtError names the bad one."""
     if outputs not in options.OUTPUTS:
         raise CgtError(errors.bad_option("outputs", outputs, f"one of {options.OUTPUTS}"))
@@ -99,7 +104,12 @@ def check_options(static_argnums, static_argnames, max_records, max_graphs, outp
     dynamic = (dynamic,) if isinstance(dynamic, str) else tuple(dynamic)
     if not all(isinstance(n, str) for n in dynamic):
         raise CgtError(errors.bad_option("dynamic", dynamic, "strings"))
-    return Options((nums, names), max_records, max_graphs, outputs, inputs, dynamic)
+    try:
+        audits = audit_of(options.AUDIT if audit is None else audit)
+    except (ValueError, AttributeError) as error:
+        told = "like 'first:2,every:1000' (also rtol:1e-5, atol:1e-8)"
+        raise CgtError(errors.bad_option("audit", audit, told) if audit is not None else errors.bad_switch("CGT_AUDIT", options.AUDIT, told)) from error
+    return Options((nums, names), max_records, max_graphs, outputs, inputs, dynamic, audits)
 
 
 def check_dynamic(fn, names):

@@ -60,6 +60,27 @@ class Options(NamedTuple):
     outputs: str
     inputs: str
     dynamic: tuple  # names of arguments that are live from the beginning
+    audit: "Audits | None"
+
+
+class Audits(NamedTuple):
+    """Which replays are compared with eager, see audit.py."""
+
+    first: int  # of each recording
+    every: int  # calls, after these; 0: none
+    rtol: float = 0.0  # as of torch.allclose
+    atol: float = 0.0
+
+
+class NotedOp(NamedTuple):
+    """An op of a run that is to be compared with another one."""
+
+    op: str
+    line: str
+    operands: tuple  # of str
+
+
+LIVE_NUMBER = "a number that changes"  # such an operand
 
 
 @declared
@@ -108,13 +129,17 @@ class State:
     past: list = dataclasses.field(default_factory=lambda: [0] * 10)  # counters of freed backwards
     blockers: dict | None = None  # doctor.py: all that its runs met
     warned: bool = False  # of calls of which none was replayed
+    audits_left: int = 0  # of the first replays of the last recording
+    audits_missed: int = 0  # calls in a row that were to be compared, and were no replays
+    audited: int = 0  # replays that were compared with eager
+    mismatches: int = 0  # and were not the same
     warmed: int = 0  # warm-ups of all functions when it was warmed last
     warm_seconds: float = 0.0
     look_seconds: float = 0.0  # spent on finding what its code can read
 
 
 # What reset() makes a function forget; bury() empties `keep`.
-STAYS = frozenset("f born name opts graph dynamic range keep reasons past ran blockers warned warmed warm_seconds look_seconds".split())
+STAYS = frozenset("f born name opts graph dynamic range keep reasons past ran blockers warned audited mismatches warmed warm_seconds look_seconds".split())
 LEARNT = tuple(f.name for f in dataclasses.fields(State) if f.name not in STAYS)
 
 
@@ -135,6 +160,7 @@ class Kept(NamedTuple):
     values: list  # of segments.Value
     forks: list  # where they are
     islands: list  # what runs eagerly between its segments, and where
+    ops: list | None  # of NotedOp, where replays are compared with eager
 
 
 @declared
@@ -324,6 +350,7 @@ class Seen:
     untraced: str | None = None  # why the function can have none
 
     blockers: dict | None = None  # all that forbids replay -> how often, where somebody asks
+    ops: list | None = None  # of NotedOp, where somebody asks
 
     # what it showed
     reason: str | None = None  # the first thing that forbids replay

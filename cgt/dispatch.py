@@ -32,6 +32,7 @@ from cgt_core import (
 
 from . import (
     account,
+    audit,
     autograd,
     counters,
     describe,
@@ -101,8 +102,10 @@ def new_site(function, name, opts, graph=None):
         state.live |= state.dynamic
 
         @outside_dynamo
-        def on_miss(spec, args, kwargs, due=False):
+        def on_miss(spec, args, kwargs, due=False, audited=False):
             call = Call(state, function, spec, None, args, kwargs)
+            if audited:
+                return compare(call)
             return again(call, errors.island_differs(name), islands.take_left()) if due else miss(call)
 
         @outside_dynamo
@@ -153,6 +156,23 @@ def miss(call):
     finally:
         sweep()
     return result if reason is None else eager(call, reason)
+
+
+def compare(call):
+    """A call that audit.py is to look at."""
+    replay = functools.partial(SITES[call.state.f], *call.args, **call.kwargs)
+    if core.blocker() or core.paths_mine():  # it is part of a recording, or of somebody's capture
+        audit.plan_next(call.state, False)
+        return replay()
+    return core.locked(RECORDING, functools.partial(audit.run, call, replay, give_up), replay)
+
+
+def give_up(node, call, reason):
+    """Do without this recording, which was wrong for the call."""
+    call = call._replace(spec=core.node_facts(node).spec)
+    drop_node(node)
+    verdicts.condemn(call, reason)
+    call.state.reasons[reason] = call.state.reasons.get(reason, 0) + 1
 
 
 def again(call, reason, answers):
@@ -866,7 +886,7 @@ def add_node(call, plan, seen, draft):
     site = None
     if graph is not None:
         autograd.cut(draft)
-        opts = state.opts._replace(outputs="rescue", inputs="auto", static=((), ()), dynamic=())
+        opts = state.opts._replace(outputs="rescue", inputs="auto", static=((), ()), dynamic=(), audit=None)
         site = new_site(autograd.backward_of(graph), state.name + BACKWARD, opts, graph)
     saves = [(index[save.slot], save.out) for save in behind.saves]
     drawn_from = [] if seen.dropout is None else [seen.dropout]  # guarded by itself
@@ -875,7 +895,7 @@ def add_node(call, plan, seen, draft):
         graph, site, (program, groups, effects, mine, seen.captured, seen.keep),
         [draft.paths[k] for k in used], [plan.places[k].path for k in order], followable, grads, loose, moving.told(plan, code_of(state)),
         live.told(seen.live, plan.places),
-        core.record_seconds(), seen.values, seen.forks, islands.told(seen),
+        core.record_seconds(), seen.values, seen.forks, islands.told(seen), seen.ops,
     )  # fmt: skip
     node = core.add_node(
         state.f, call.spec, plan.ambient, slots, outs, program, ret_python, effects, grads, groups,
@@ -891,6 +911,7 @@ def add_node(call, plan, seen, draft):
     state.unguarded = plan.unguarded
     core.fn_count(state.f, "records")
     state.account.failed = 0
+    audit.begin(state)
     return node
 
 

@@ -149,6 +149,14 @@ def counter_used(path, what, line):
     return f"{what} at {line} uses {path}, a tensor on the CPU in which the call counted before: from the next call on an ordinary one."
 
 
+def audit(name, told, other):
+    return f"audit of {name}: a replay was not what eager is: {told}. Eager's values stand, and the recording is dropped.{other} Report this: it is a defect of cgt, or code that it cannot see changes memory."
+
+
+def other_op(now, recorded):
+    return f" The first op that is another one: {now}, recorded as {recorded}."
+
+
 def counters_join(line):
     return f"the function counts in further tensors on the CPU at {line}, along with those that were known: from the next call on all are."
 

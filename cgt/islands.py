@@ -37,7 +37,7 @@ from .record import accept
 from .taps import look_again
 
 # Of this thread: `ran`, what the replay under way ran; `left`, the same of one whose call went another way, until that is taken;
-# `due`, answers of a call that runs once more.
+# `kept`, of the last one, where somebody asks; `due`, answers of a call that runs once more.
 LOCAL = threading.local()
 
 
@@ -293,6 +293,8 @@ class Island:
         part, the last that ran, is called again; guards stood before it. `wrote`: to tensors from outside, which is not
         undone."""
         ran, LOCAL.left, LOCAL.ran = LOCAL.ran, None, None
+        if getattr(LOCAL, "kept", None) is not None:
+            LOCAL.kept = ran
         if due:
             singles, more = places.differing(self.places, describe.is_guarded_as)
             changes = list(map(places.as_now, singles))
@@ -375,6 +377,16 @@ def alike(x, was):
         return repr(x) == repr(was)
     facts = [(t.shape, t.stride(), t.dtype, t.device, t.requires_grad) for t in (x, was)]
     return facts[0] == facts[1] and core.is_plain(x)
+
+
+def keep_answers():
+    """Of the replay that this thread makes next, until they are taken."""
+    LOCAL.kept = []
+
+
+def take_answers():
+    kept, LOCAL.kept = LOCAL.kept, None
+    return kept
 
 
 # --- a call that runs once more ----------------------------------------------------------------------

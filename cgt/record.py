@@ -181,7 +181,7 @@ def on_host(call, attempt):
         begin(attempt, -1, 0)
         swaps, copies = copy_leaves(plan, fills=True)
         seen = attempt.seen = observe_plan(plan, swaps)
-        seen.blockers = call.state.blockers
+        seen.blockers, seen.ops = call.state.blockers, [] if call.state.opts.audit is not None else None
         seen.copies, seen.apart = copies, call.state.apart
         seen.memory.extend(buffer for _, buffer in swaps)
         torch.clear_autocast_cache()
@@ -228,7 +228,7 @@ def on_cuda(call, attempt):
             core.swap_generator(g, w[0:1], w[1:2], handles)
         swaps, copies = copy_leaves(plan, fills=False)
         seen = attempt.seen = observe_plan(plan, swaps)
-        seen.blockers = call.state.blockers
+        seen.blockers, seen.ops = call.state.blockers, [] if call.state.opts.audit is not None else None
         seen.copies, seen.apart, seen.captured, seen.undo = copies, call.state.apart, generators, attempt.before
         seen.keep.extend(word_pairs)
         for g, w, handle in zip(generators, word_pairs, handles, strict=True):

@@ -92,6 +92,9 @@ def explain_state(state):
     if s.records:
         most = max((len(kept.place_paths) for kept in list(state.keep.values())), default=0)
         lines.append(f"  looked around in {1e3 * state.look_seconds:.2f} ms: up to {most} places guarded")
+    if state.audited:
+        alike = f"{state.mismatches} were not the same" if state.mismatches else "all alike"
+        lines.append(f"  compared with eager: {state.audited} replays, {alike}")
     if s.rescues:
         lines.append(
             f"  rescues: {s.rescues} outputs ({size(s.rescued_bytes)}) were still held when the next "

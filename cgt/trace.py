@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import cgt_core as core
 import torch
-from cgt_core import CUDA, HOST
+from cgt_core import CUDA, HOST, NONE
 
 from . import (
     advice,
@@ -29,6 +29,7 @@ from . import (
     segments,
     tape,
 )
+from .data import LIVE_NUMBER, NotedOp
 from .observe import (
     Unrecordable,
     asks_on,
@@ -296,6 +297,23 @@ def see_parallel(seen, name):
     refuse(seen, errors.parallel_module(name, user_line(seen)))
 
 
+def noted(seen, op, args, kwargs):
+    """The op, to be compared with that of another run."""
+    live_at = {(k, part) for k, part, _ in core.numbers_of_op()}
+    operands = [told_operand(x, (k, NONE) in live_at or (k, 0) in live_at) for k, x in enumerate(args)]
+    return NotedOp(str(op), user_line(seen), (*operands, *(f"{name}={told_operand(x, False)}" for name, x in kwargs.items())))
+
+
+def told_operand(x, is_live):
+    if is_live:
+        return LIVE_NUMBER
+    if isinstance(x, torch.Tensor):
+        return f"{str(x.dtype).removeprefix('torch.')}{list(x.shape)}"
+    if type(x) in (list, tuple):
+        return f"[{', '.join(told_operand(one, False) for one in x)}]"
+    return str(x) if type(x) is not torch.Generator else "generator"
+
+
 def see_op(seen, op, args, kwargs):
     """One op: exchange copied slots, run it, note what it read, made and wrote. None: one that a dispatch mode will see
     instead of us."""
@@ -307,6 +325,8 @@ def see_op(seen, op, args, kwargs):
     if op.namespace == "profiler" or seen.inside:
         core.proceed(None)
         return
+    if seen.ops is not None:
+        seen.ops.append(noted(seen, op, args, kwargs))
     if seen.spent:
         spend(seen)
     if seen.saves and core.save_hooks() > 1:

@@ -27,6 +27,15 @@ def device(request):
     return torch.device(request.param)
 
 
+def pytest_collection_modifyitems(items):
+    """`make audit` compares each replay with eager, and so runs functions once more than these tests count, or finds what
+    they show."""
+    for item in items if options.AUDIT else ():
+        why = "documented differences" if item.path.name == "test_footguns.py" else getattr(item.function, "not_audited", None)
+        if why is not None:
+            item.add_marker(pytest.mark.skip(reason=f"with CGT_AUDIT: {why}"))
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item, call):
     """Tell the fixture below whether the test itself passed."""

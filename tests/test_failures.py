@@ -13,7 +13,7 @@ import warnings
 import pytest
 import torch
 from helpers import assert_same as same
-from helpers import counters, replays_after, tells
+from helpers import counters, not_audited, replays_after, tells
 
 # isort: split
 import cgt_core as core
@@ -29,6 +29,7 @@ RECORDING_CALLS = ["begin", "copy", "end", "instantiate"]
 CUDA_CALLS = ["words", "launch", "order"]  # of the call that records; the host has none of them
 
 
+@not_audited("it counts runs of the function")
 @pytest.mark.parametrize("call", RECORDING_CALLS + CUDA_CALLS)
 @tells("recording_failed")
 def test_failed_recording_costs_one_eager_call_and_a_reason(device, call):
@@ -370,6 +371,7 @@ def test_garbage_collector_that_was_off_stays_off(device):
     replays_after(f, x)
 
 
+@not_audited("it counts runs of the function")
 def test_warnings_of_the_function_come_when_it_runs(device):
     x = torch.ones(3, device=device)
 

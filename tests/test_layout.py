@@ -54,6 +54,7 @@ ORDER = [
     "plan",
     "logs",
     "verdicts",
+    "audit",
     "dispatch",
     "report",
     "api",
@@ -309,7 +310,7 @@ def test_comments_name_what_exists():
 
 
 FOREIGN_IN_PYTHON = {  # functions and words of torch, Python and the environment
-    "item", "relu", "tolist", "no_grad", "flags", "pin_memory", "KW_NAMES", "CGT_MAX_GRAPHS", "dis.py",
+    "item", "relu", "tolist", "no_grad", "flags", "pin_memory", "KW_NAMES", "CGT_MAX_GRAPHS", "CGT_AUDIT", "dis.py",
 }  # fmt: skip
 
 

@@ -82,6 +82,11 @@ def fn_count(int f, str column, int64_t by=1):
     else: raise KeyError(column)
 
 
+def fn_audit(int f, int64_t at):
+    """Python takes the call with that number; 0: none."""
+    fn_row(&TABLE, f).audit_at = at
+
+
 def fn_counts(int f):
     """(calls, warmups, records, replays, eager, rebinds, copied_bytes, rescues, rescued_bytes,
     graph_nodes)"""

@@ -1,0 +1,353 @@
+"""Replays that are compared with eager: nothing is noticed where they agree, and each of ten planted faults is found, with
+eager's values for the call that found it and for all after."""
+
+import functools
+import gc
+import random
+import time
+import warnings
+
+import numpy
+import pytest
+import torch
+from helpers import identical, tells, values
+from torch import nn
+
+import cgt
+from cgt import audit, describe, dispatch, impure, live
+
+CALLS = 24
+EVERY = "every:1"
+
+
+def state_of(f):
+    return getattr(f, dispatch.ATTRIBUTE)
+
+
+# --- where all is well ----------------------------------------------------------------------------
+
+
+class Model:
+    """All that a call may change."""
+
+    def __init__(self, device, each=None):
+        torch.manual_seed(3)
+        random.seed(3)
+        self.net = nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.Dropout(), nn.Linear(16, 4)).to(device)
+        self.optimizer = torch.optim.AdamW(self.net.parameters(), foreach=each)
+        self.losses, self.calls, self.state = [], 0, torch.zeros(4, device=device)
+
+    def step(self, x):
+        self.optimizer.zero_grad()
+        y = self.net(x)
+        loss = y.square().mean()
+        loss.backward()
+        self.optimizer.step()
+        self.calls += 1
+        self.losses.append(loss.detach())
+        self.state.mul_(0.9).add_(y.detach().mean(0))
+        return {"loss": loss.detach(), "first": y[0].detach(), "number": loss.item()}
+
+    def __getstate__(self):
+        tensors = [*self.net.state_dict().values(), *self.losses, self.state]
+        steps = [(s["step"].item(), s["step"]._version) for s in self.optimizer.state.values()]
+        return [t.tolist() for t in tensors], [p.grad.tolist() for p in self.net.parameters()], steps, self.calls
+
+
+@pytest.mark.parametrize("schedule", ["every:1", "first:2", "first:1,every:3"])
+def test_a_training_step_that_is_compared_is_eagers(device, schedule):
+    ours, theirs = Model(device), Model(device)
+    f = cgt.jit(ours.step, audit=schedule)
+    for k in range(CALLS):
+        x = values(device, 5, 8, seed=k)
+        torch.manual_seed(k)
+        want = theirs.step(x)
+        torch.manual_seed(k)
+        got = f(x)
+        assert all(identical(got[name], want[name]) for name in ("loss", "first")) and got["number"] == want["number"]
+        assert ours.__getstate__() == theirs.__getstate__(), cgt.explain(f)
+        versions = [[p._version for p in model.net.parameters()] for model in (ours, theirs)]
+        assert versions[0] == versions[1]
+    state, replays = state_of(f), cgt.stats(f).replays
+    assert replays >= CALLS - 4 and state.mismatches == 0, cgt.explain(f)
+    expected = {"every:1": replays, "first:2": 2}.get(schedule, 1 + (replays - 1) // 3)
+    assert abs(state.audited - expected) <= (schedule != "first:2"), (state.audited, replays)
+    assert f"compared with eager: {state.audited} replays, all alike" in cgt.explain(f)
+
+
+def test_forward_of_a_model_that_is_trained_outside(device):
+    torch.manual_seed(1)
+    net = nn.Linear(8, 4).to(device)
+    f = cgt.jit(net, audit=EVERY)
+    for k in range(8):
+        x = values(device, 5, 8, seed=k)
+        f(x).sum().backward()
+        net.zero_grad(set_to_none=False)
+    assert cgt.stats(f).replays >= 5 and state_of(f).audited >= 5 and state_of(f).mismatches == 0
+
+
+def test_two_functions_of_a_path_and_one_inside_another(device):
+    inner = cgt.jit(lambda x: x.sin(), audit=EVERY)
+    outer = cgt.jit(lambda x: inner(x) + 1, audit=EVERY)
+    last, x = cgt.jit(lambda y: y * 2, audit=EVERY), values(device)
+    for _ in range(CALLS):
+        cgt.step()
+        assert identical(last(outer(x)), (x.sin() + 1) * 2)
+    for f in (outer, last):
+        assert cgt.stats(f).replays >= CALLS - 4 and state_of(f).audited and not state_of(f).mismatches, cgt.explain(f)
+
+
+def test_eager_parts_run_once(device):
+    seen = []
+
+    @cgt.eager
+    def look(y):
+        seen.append(random.random())
+        return y + seen[-1]
+
+    f, x = cgt.jit(lambda x: look(x * 2) + 1, audit=EVERY), values(device)
+    for k in range(8):
+        got = f(x)
+        assert identical(got, x * 2 + seen[-1] + 1) and len(seen) == k + 1
+    assert state_of(f).audited >= 4 and not state_of(f).mismatches, cgt.explain(f)
+
+
+def test_values_read_on_the_way(device):
+    f = cgt.jit(lambda x: x + 1 if x.sum() > 0 else x - 1, audit=EVERY)
+    for k in range(CALLS):
+        x = values(device, seed=k)
+        assert identical(f(x), x + 1 if x.sum() > 0 else x - 1)
+    assert state_of(f).audited > 10 and not state_of(f).mismatches, cgt.explain(f)
+
+
+def test_tolerances(device):
+    noise = functools.partial(time.perf_counter)
+    for schedule, parts in ((EVERY, True), ("every:1,atol:1e9", False)):
+        f = cgt.jit(lambda x: x * noise(), audit=schedule)
+        x = values(device).double()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", cgt.CgtWarning)
+            for _ in range(6):
+                f(x)
+        assert bool(state_of(f).mismatches) == parts
+
+
+# --- planted faults -------------------------------------------------------------------------------
+
+
+class Holder:
+    pass
+
+
+def stale_scalar(device):
+    """An array in a closure is guarded by identity."""
+    x, scale = values(device), numpy.ones(1)
+
+    def call(f, k):
+        scale[0] = 1.0 + (k >= 5)
+        return f(x)
+
+    return lambda x: (x + 1) * float(scale[0]), call
+
+
+def stale_closure_tensor(device):
+    """A name that is computed is not followed."""
+    holder, x = Holder(), values(device)
+    holder.weight, other = values(device, seed=2), values(device, seed=3)
+
+    def call(f, k):
+        if k == 5:
+            holder.weight = other
+        return f(x)
+
+    return lambda x: x * vars(holder)["wei" + "ght".lower()], call
+
+
+def wrong_number(device, monkeypatch):
+    """A step of a live number becomes another one."""
+    rows_of = live.rows_of
+
+    def wrong(trace, *rest):
+        return [(op if op != live.MULTIPLIED else live.ADDED, *more) for op, *more in rows_of(trace, *rest)]
+
+    monkeypatch.setattr(live, "rows_of", wrong)
+    x = values(device)
+    return lambda x, t: x + t * 3.0, lambda f, k: f(x, 0.5 + k)
+
+
+def overwritten_result(device, monkeypatch):
+    """One of two results lies where the other one does."""
+    rows = describe.rows
+
+    def wrong(*args):
+        draft = rows(*args)
+        return draft._replace(outs=[draft.outs[0], draft.outs[0]._replace(kind=describe.AGAIN, ref=0), *draft.outs[2:]])
+
+    monkeypatch.setattr(describe, "rows", wrong)
+    x = values(device)
+    return lambda x: (x + 1, x + 2), lambda f, k: f(x)
+
+
+def random_numbers_that_stay(device):
+    """Eager draws, and the replay does not."""
+    x, switch = values(device), numpy.zeros(1)
+
+    def function(x):
+        if switch[0]:
+            torch.rand(3, device=x.device)
+        return x + 1
+
+    def call(f, k):
+        switch[0] = k >= 5
+        return f(x)
+
+    return function, call
+
+
+def missed_write(device):
+    """What decides whether it writes is not compared."""
+    x, state, switch = values(device), torch.zeros(3, device=device), numpy.zeros(1)
+
+    def function(x):
+        y = x + state
+        if switch[0]:
+            state.add_(1)
+        return y
+
+    def call(f, k):
+        switch[0] = k >= 5
+        return f(x)
+
+    return function, call
+
+
+def wrong_edge(device):
+    x, switch = values(device), numpy.ones(1)
+
+    def call(f, k):
+        switch[0] = 1 if k < 5 else -1
+        return f(x)
+
+    return lambda x: x.sin() if switch[0] > 0 else x.cos(), call
+
+
+def poisoned_constant(device):
+    """Somebody writes into memory of the recording."""
+    x = values(device)
+    mark = 1234.5
+
+    def call(f, k):
+        if k == 5:
+            for one in gc.get_objects():
+                if type(one) is torch.Tensor and one.dtype == torch.float32 and one.numel() == 3 and one.device == x.device and one[0] == mark:
+                    one.data.fill_(7.0)
+        return f(x)
+
+    return lambda x: x + torch.tensor([mark, 2.0, 3.0], device=x.device), call
+
+
+def frozen_random(device, monkeypatch):
+    monkeypatch.setattr(impure, "moved", lambda before, seen: iter(()))
+    x = values(device)
+    draw = functools.partial(random.Random.random, random._inst)
+    return lambda x: x * draw(), lambda f, k: f(x)
+
+
+def frozen_clock(device):
+    x = values(device).double()
+    read = functools.partial(time.perf_counter)
+    return lambda x: x * read(), lambda f, k: f(x)
+
+
+FAULTS = [
+    stale_scalar, stale_closure_tensor, wrong_number, overwritten_result, random_numbers_that_stay, missed_write, wrong_edge,
+    poisoned_constant, frozen_random, frozen_clock,
+]  # fmt: skip
+TELLS = {  # what a message has to name
+    stale_scalar: "aten.mul.Tensor(float32[4, 3], 2.0)", wrong_edge: "aten.cos.default", missed_write: "is written by eager, and not by the replay",
+    overwritten_result: "result[1] differs in", frozen_random: "aten.mul.Tensor", frozen_clock: "aten.mul.Tensor",
+    random_numbers_that_stay: "torch's random generator of", poisoned_constant: "result differs in 12 of 12 elements, by at most",
+}  # fmt: skip
+
+
+@tells("audit", "other_op")
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
+def test_planted_fault(device, fault, monkeypatch):
+    patched = (monkeypatch,) if fault.__code__.co_argcount > 1 else ()
+    function, call = fault(device, *patched)
+    f = cgt.jit(function, audit=EVERY)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        got = [call(f, k) for k in range(12)]
+    said = [str(one.message) for one in told if "audit of" in str(one.message)]
+    state = state_of(f)
+    assert len(said) == state.mismatches >= 1, cgt.explain(f)
+    assert all("Eager's values stand" in text and TELLS.get(fault, "") in text for text in said), said
+    assert cgt.stats(f).reasons.keys() >= set(said)
+    if fault in (frozen_random, frozen_clock):
+        return  # the function itself gives another value at each call
+    function, call = fault(device, *patched)
+    for k in range(12):
+        want = call(function, k)
+        if fault is overwritten_result and k == 1:
+            continue  # the call that records gets what the recording hands out, and is not compared
+        assert all(map(identical, got[k], want)) if type(want) is tuple else identical(got[k], want), k
+
+
+def test_draws_behind_a_mismatch_are_eagers(device):
+    """The state that stands is that of one run."""
+    states = []
+    for wrap in (functools.partial(cgt.jit, audit=EVERY), lambda function: function):
+        torch.manual_seed(5)
+        function, call = random_numbers_that_stay(device)
+        f = wrap(function)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", cgt.CgtWarning)
+            for k in range(12):
+                call(f, k)
+        states.append(torch.rand(8, device=device))
+    assert identical(*states)
+
+
+def test_eager_that_raises_where_the_replay_does_not(device):
+    x, switch = values(device), numpy.zeros(1)
+
+    def function(x):
+        if switch[0]:
+            raise ValueError("mine")
+        return x + 1
+
+    f = cgt.jit(function, audit=EVERY)
+    for _ in range(4):
+        f(x)
+    switch[0] = 1
+    with pytest.raises(ValueError, match="mine"), pytest.warns(cgt.CgtWarning, match="eager raises ValueError"):
+        f(x)
+    assert cgt.stats(f).graph_nodes == 0
+
+
+# --- options --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("text", ["often", "first:-1", "first:0.5", "every:2,each:3", "rtol:1e-5", "every", "every:nan"])
+def test_schedules_that_are_none(text):
+    with pytest.raises(cgt.CgtError, match="audit"):
+        cgt.jit(torch.sin, audit=text)
+
+
+def test_schedules():
+    assert audit.parse("") is None and audit.parse("first:2, every:1000") == (2, 1000, 0.0, 0.0)
+    assert audit.parse("every:10,rtol:1e-5,atol:1e-8") == (0, 10, 1e-5, 1e-8)
+
+
+def test_calls_that_do_not_replay_are_not_looked_at_for_ever(device, monkeypatch):
+    """Each look at what the function can read costs."""
+    looks = []
+    will_replay = audit.will_replay
+    monkeypatch.setattr(audit, "will_replay", lambda call: looks.append(1) or will_replay(call))
+    f = cgt.jit(lambda x: x + 1, audit=EVERY, max_records=1)
+    for _ in range(3):
+        f(values(device))
+    for k in range(200):
+        f(values(device, 1 + k % 100))
+    assert len(looks) < 20
