@@ -159,7 +159,7 @@ def looks(x, k=0):
 
 
 CALLS = {  # from a tensor to calls that are a recording each, and how these differ
-    "number": lambda x, n: [(x, k) for k in range(n)],
+    "text": lambda x, n: [(x, str(k)) for k in range(n)],  # a number would be live
     "shape": lambda x, n: [(x[: k + 1],) for k in range(n)],
     "address": lambda x, n: [(x.clone(),) for _ in range(n)],
 }
@@ -167,7 +167,7 @@ CALLS = {  # from a tensor to calls that are a recording each, and how these dif
 
 @pytest.mark.parametrize("apart", CALLS)
 def test_siblings_that_do_not_match(device, compare, settled, figure, apart):
-    """Children that differ by one number, by their input's shape or by its address alone. `newest`:
+    """Children that differ by one string, by their input's shape or by its address alone. `newest`:
     the guard finds the child that matched last. `turns`: calls that alternate between two children, so
     it is always the second. `last`: the guard goes round all of them, so it is always the last, and
     passes all others by."""

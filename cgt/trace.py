@@ -674,9 +674,11 @@ def is_dynamic(facts, inputs):
 
 
 def brings_to_gpu(facts, kwargs, inputs):
-    """Does an op in a capture need memory of the host's on the GPU? A number is an argument of a kernel, mostly; and what
-    has to do with the host alone runs there and then."""
-    return not is_hosts(kwargs, inputs) and any(t.dim() or facts.moves for t in inputs if not t.is_cuda)
+    """Does an op in a capture need memory of the host's on the GPU? A number is an argument of a kernel, mostly; where a mask says
+    what it replaces, too (PyTorch fills then, and else counts the mask's elements); and what has to do with the host alone runs
+    there and then."""
+    moves = facts.moves and not (facts.packet in INDEX_PUT and any(t.dtype == torch.bool for t in inputs[1:-1]))
+    return not is_hosts(kwargs, inputs) and any(t.dim() or moves for t in inputs if not t.is_cuda)
 
 
 def vet_kinds(seen, op, results):
