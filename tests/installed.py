@@ -23,6 +23,8 @@ def step(x):
     optimizer.step()
     return loss.detach()
 
+from pathlib import Path
+assert {{"py.typed", "__init__.pyi"}} <= {{p.name for p in Path(cgt.__file__).parent.iterdir()}}
 losses = [step(torch.ones(2, 4)).item() for _ in range(8)]
 assert cgt.stats(step).replays >= 4 and losses[-1] < losses[0], cgt.explain(step)
 print("cgt", said, "installed, imported, replayed")

@@ -1,0 +1,80 @@
+# What a type checker knows of cgt. tests/test_types.py holds it to the functions themselves.
+
+from collections.abc import Callable, Iterable
+from contextlib import ContextDecorator
+from types import TracebackType
+from typing import Any, NamedTuple, ParamSpec, TypeVar, overload
+
+P = ParamSpec("P")
+R = TypeVar("R")
+F = TypeVar("F", bound=Callable[..., Any])
+
+__version__: str
+__all__ = ["CgtError", "CgtWarning", "doctor", "eager", "explain", "jit", "require_replay", "reset", "stats", "step"]
+
+class CgtError(RuntimeError): ...
+class CgtWarning(UserWarning): ...
+
+class Stats(NamedTuple):
+    calls: int
+    warmups: int
+    records: int
+    replays: int
+    eager: int
+    rebinds: int
+    copied_bytes: int
+    rescues: int
+    rescued_bytes: int
+    graph_nodes: int
+    pool_bytes: int
+    reasons: dict[str, int]
+    seconds: dict[str, float]
+    backward: Stats | None
+
+class Finding(NamedTuple):
+    times: int
+    text: str
+
+class Diagnosis(NamedTuple):
+    name: str
+    calls: int
+    replays: int
+    findings: tuple[Finding, ...]
+    slow: tuple[str, ...]
+
+@overload
+def jit(
+    fn: Callable[P, R],
+    *,
+    static_argnums: int | Iterable[int] = ...,
+    static_argnames: str | Iterable[str] = ...,
+    max_records: int = ...,
+    max_graphs: int = ...,
+    outputs: str = ...,
+    inputs: str = ...,
+    dynamic: str | Iterable[str] = ...,
+    audit: str | None = ...,
+) -> Callable[P, R]: ...
+@overload
+def jit(
+    fn: None = None,
+    *,
+    static_argnums: int | Iterable[int] = ...,
+    static_argnames: str | Iterable[str] = ...,
+    max_records: int = ...,
+    max_graphs: int = ...,
+    outputs: str = ...,
+    inputs: str = ...,
+    dynamic: str | Iterable[str] = ...,
+    audit: str | None = ...,
+) -> Callable[[Callable[P, R]], Callable[P, R]]: ...
+def step() -> None: ...
+def reset(f: Callable[..., Any] | None = None) -> None: ...
+def stats(f: Callable[..., Any] | None = None) -> Stats: ...
+def explain(f: Callable[..., Any] | None = None) -> str: ...
+def doctor(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Diagnosis: ...
+def eager(function: F) -> F: ...
+
+class require_replay(ContextDecorator):
+    def __enter__(self) -> require_replay: ...
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None: ...
