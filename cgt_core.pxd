@@ -211,6 +211,7 @@ cdef struct Node:
     void* pool                  # CUDA: the pool it lives in; host: NULL
     void* state                 # CUDA: the allocator's state after it; host: NULL
     int32_t n_graph_nodes
+    int64_t exec_bytes          # CUDA: of the device, that the driver took for it; it takes pieces of some MiB, and not for each
     int64_t n_replay
 
 cdef struct Edge:               # a row of an open-addressed hash table; fn NONE: free
@@ -385,6 +386,7 @@ cdef struct Recording:          # the one recording under way; dispatch.py's loc
     void* state
     int32_t n_graph_nodes
     int32_t n_inner             # CUDA: nodes of the bodies in the segment under way
+    int64_t exec_bytes          # of the device, that the driver took for what is launched
     double seconds[4]           # Phase
 
 cdef enum: RESTORE, CAPTURE, INSTANTIATE, CHECKPOINT    # Phase

@@ -10,7 +10,7 @@ R = TypeVar("R")
 F = TypeVar("F", bound=Callable[..., Any])
 
 __version__: str
-__all__ = ["CgtError", "CgtWarning", "doctor", "eager", "explain", "jit", "require_replay", "reset", "stats", "step"]
+__all__ = ["CgtError", "CgtWarning", "doctor", "eager", "explain", "jit", "memory", "require_replay", "reset", "stats", "step"]
 
 class CgtError(RuntimeError): ...
 class CgtWarning(UserWarning): ...
@@ -30,6 +30,19 @@ class Stats(NamedTuple):
     reasons: dict[str, int]
     seconds: dict[str, float]
     backward: Stats | None
+
+class Recording(NamedTuple):
+    name: str
+    device: str
+    replays: int
+    results: int
+    copies: int
+    executable: int
+    lines: dict[str, int]
+
+class Memory(NamedTuple):
+    pools: dict[str, int]
+    recordings: tuple[Recording, ...]
 
 class Finding(NamedTuple):
     times: int
@@ -54,6 +67,7 @@ def jit(
     inputs: str = ...,
     dynamic: str | Iterable[str] = ...,
     audit: str | None = ...,
+    memory_budget: int | str | None = ...,
 ) -> Callable[P, R]: ...
 @overload
 def jit(
@@ -67,10 +81,12 @@ def jit(
     inputs: str = ...,
     dynamic: str | Iterable[str] = ...,
     audit: str | None = ...,
+    memory_budget: int | str | None = ...,
 ) -> Callable[[Callable[P, R]], Callable[P, R]]: ...
 def step() -> None: ...
 def reset(f: Callable[..., Any] | None = None) -> None: ...
 def stats(f: Callable[..., Any] | None = None) -> Stats: ...
+def memory() -> Memory: ...
 def explain(f: Callable[..., Any] | None = None) -> str: ...
 def doctor(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Diagnosis: ...
 def eager(function: F) -> F: ...

@@ -10,16 +10,18 @@ import sys
 import cgt_core as core
 import torch
 
-from . import dispatch, errors, logs, options, pytree, report, trace, views
+from . import budget, dispatch, errors, logs, options, pytree, report, trace, views
 from .audit import parse as audit_of
 from .data import Options
 from .errors import CgtError
 from .observe import NOT_USER_CODE
 from .private import READ_BEHIND, outside_dynamo, self_check
 
+SCHEDULE, BYTES = "like 'first:2,every:1000' (also rtol:1e-5, atol:1e-8)", "bytes, or like '2GiB'"  # what options are to be
+
 
 def jit(fn=None, *, static_argnums=(), static_argnames=(), max_records=options.MAX_RECORDS,
-        max_graphs=options.MAX_GRAPHS, outputs="rescue", inputs="auto", dynamic=(), audit=None):  # fmt: skip
+        max_graphs=options.MAX_GRAPHS, outputs="rescue", inputs="auto", dynamic=(), audit=None, memory_budget=None):  # fmt: skip
     """Record what `fn` does and replay it at every later call that the recording fits.
 
     The first call runs `fn` and observes it, the second records, the third replays: on the GPU as a
@@ -46,6 +48,9 @@ def jit(fn=None, *, static_argnums=(), static_argnames=(), max_records=options.M
             eagerly, too, from the same state, and are compared bit by bit; with rtol:1e-5 or atol:1e-8 beside,
             as `torch.allclose` does. Where they part, eager's values stand, the recording goes, and a
             `CgtWarning` names what is different. Environment: CGT_AUDIT.
+        memory_budget: bytes, or "2GiB", that the recordings of the whole process may hold when another one of
+            this function is made: else those go that ran longest ago and have none behind them. What counts is what
+            `cgt.memory` tells of each. Environment: CGT_MEMORY_BUDGET.
 
     Returns:
         A function with the name, docstring and signature of `fn`, which is its `__wrapped__`.
@@ -64,11 +69,11 @@ def jit(fn=None, *, static_argnums=(), static_argnames=(), max_records=options.M
     >>> cgt.stats(f).replays
     1
     """
-    opts = check_options(static_argnums, static_argnames, max_records, max_graphs, outputs, inputs, dynamic, audit)
+    opts = check_options(static_argnums, static_argnames, max_records, max_graphs, outputs, inputs, dynamic, audit, memory_budget)
     if fn is None:
         return functools.partial(
             jit, static_argnums=static_argnums, static_argnames=static_argnames,
-            max_records=max_records, max_graphs=max_graphs, outputs=outputs, inputs=inputs, dynamic=dynamic, audit=audit,
+            max_records=max_records, max_graphs=max_graphs, outputs=outputs, inputs=inputs, dynamic=dynamic, audit=audit, memory_budget=memory_budget,
         )  # fmt: skip
     check_function(fn)
     check_dynamic(fn, opts.dynamic)
@@ -86,7 +91,7 @@ def jit(fn=None, *, static_argnums=(), static_argnames=(), max_records=options.M
     return site
 
 
-def check_options(static_argnums, static_argnames, max_records, max_graphs, outputs, inputs, dynamic, audit):
+def check_options(static_argnums, static_argnames, max_records, max_graphs, outputs, inputs, dynamic, audit, memory_budget):
     """Options as dispatch.py reads them; CgtError names the bad one."""
     if outputs not in options.OUTPUTS:
         raise CgtError(errors.bad_option("outputs", outputs, f"one of {options.OUTPUTS}"))
@@ -107,9 +112,14 @@ def check_options(static_argnums, static_argnames, max_records, max_graphs, outp
     try:
         audits = audit_of(options.AUDIT if audit is None else audit)
     except (ValueError, AttributeError) as error:
-        told = "like 'first:2,every:1000' (also rtol:1e-5, atol:1e-8)"
-        raise CgtError(errors.bad_option("audit", audit, told) if audit is not None else errors.bad_switch("CGT_AUDIT", options.AUDIT, told)) from error
-    return Options((nums, names), max_records, max_graphs, outputs, inputs, dynamic, audits)
+        told = errors.bad_option("audit", audit, SCHEDULE) if audit is not None else errors.bad_switch("CGT_AUDIT", options.AUDIT, SCHEDULE)
+        raise CgtError(told) from error
+    try:
+        most = budget.parse(options.MEMORY_BUDGET if memory_budget is None else memory_budget)
+    except ValueError as error:
+        told = errors.bad_option("memory_budget", memory_budget, BYTES) if memory_budget is not None else errors.bad_switch("CGT_MEMORY_BUDGET", options.MEMORY_BUDGET, BYTES)
+        raise CgtError(told) from error
+    return Options((nums, names), max_records, max_graphs, outputs, inputs, dynamic, audits, most)
 
 
 def check_dynamic(fn, names):
@@ -203,6 +213,22 @@ def explain(f=None):
         return core.held(lambda: report.explain_tree(all_states()))
     state = state_of(f)
     return core.held(lambda: report.explain_state(state))
+
+
+def memory() -> report.Memory:
+    """What recordings hold of each device's memory, to print: a `NamedTuple` of `pools` (device -> bytes that cgt's pool has of
+    PyTorch's allocator) and `recordings`, each with `name`, `device`, `replays`, and in bytes `results`, `copies` (of inputs),
+    `executable` (what the driver took for its graph; it takes pieces of some MiB, so that a sum is right, and one may be 0) and
+    `lines` (where in the program results were made -> bytes). What a recording needs only while it runs is the pool's, for all.
+
+    >>> import torch, cgt
+    >>> f, x = cgt.jit(torch.relu), torch.ones(1000)
+    >>> for _ in range(3):
+    ...     y = f(x)
+    >>> [one.results for one in cgt.memory().recordings if one.name == "relu"]
+    [4000]
+    """
+    return core.held(lambda: report.memory_of(all_states()))
 
 
 class require_replay(contextlib.ContextDecorator):

@@ -61,6 +61,7 @@ class Options(NamedTuple):
     inputs: str
     dynamic: tuple  # names of arguments that are live from the beginning
     audit: "Audits | None"
+    memory_budget: int | None  # bytes, of the whole process
 
 
 class Audits(NamedTuple):
@@ -507,6 +508,7 @@ class Attempt:
     node: int = NONE
     overtaken: bool = False  # another thread moved the path on while it was planned
     passing: bool = False  # why it fails is no verdict: the next one may fare better
+    starved: bool = False  # the device had no memory left
     settled: bool = False  # nothing is left to be put back
     verdict: str | None = None  # why calls like this one run eagerly from now on
 

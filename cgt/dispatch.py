@@ -53,6 +53,7 @@ from . import (
     trace,
     verdicts,
 )
+from . import budget as budgets
 from .data import LEARNT, Attempt, Call, Kept, State, check_draft
 from .observe import all_tensors, asks_on, note_reason, note_strays, observe
 from .plan import (
@@ -152,10 +153,14 @@ def miss(call):
     sweep()
     busy = functools.partial(eager, call, errors.busy())
     try:
-        reason, result = core.locked(RECORDING, functools.partial(attend, call), lambda: (None, busy()))
-    finally:
-        sweep()
-    return result if reason is None else eager(call, reason)
+        try:
+            reason, result = core.locked(RECORDING, functools.partial(attend, call), lambda: (None, busy()))
+        finally:
+            sweep()
+        return result if reason is None else eager(call, reason)
+    except torch.OutOfMemoryError:  # it is the user's: who catches it, and tries again with less, finds more
+        make_way(call.state)
+        raise
 
 
 def compare(call):
@@ -414,12 +419,30 @@ def drop_node(node):
 
 def make_room(state):
     """Free recordings that ran longest ago, leaves first, until there is room for another one."""
-    while len(core.nodes()) >= state.opts.max_graphs:
-        node = core.node_oldest()
-        if node is None:
+    most = state.opts.memory_budget
+    while len(core.nodes()) >= state.opts.max_graphs or (most is not None and budgets.held() > most):
+        if not evict(state):
             return
+
+
+def evict(state):
+    """Free the recording that ran longest ago and has none behind it, if there is one."""
+    node = core.node_oldest()
+    if node is not None:
         logs.tell("evict", errors.told_evict, state.name, len(core.nodes()))
         drop_node(node)
+    return node is not None
+
+
+def make_way(state):
+    """The device has no memory left: what could be recorded again goes, and so do pools that are empty. Was there something?"""
+    n = len(core.nodes())
+    while evict(state):
+        pass
+    record.release_pools()
+    if torch.cuda.is_initialized():
+        torch.cuda.empty_cache()
+    return len(core.nodes()) < n
 
 
 # --- warm --------------------------------------------------------------------------------------
@@ -529,6 +552,8 @@ def record_node(call, attempt):
     if is_to_watch(call, around):
         return warm(call, around.found.sources)
     reason = prepare(call, attempt, around) or capture(call, attempt)
+    if attempt.starved:
+        attempt.passing |= make_way(call.state)  # the next call has their memory, and so has this one, which runs eagerly
     answers = attempt.seen.answers if attempt.seen is not None else []
     if reason is None:
         reason = draft_node(call, attempt)

@@ -770,10 +770,25 @@ def still_held(line):
     )
 
 
-def arguments_changed(path):
+def arguments_changed(path, then=None, now=None):
+    told = f" (recorded with {then}, called with {now})" if then != now else ""
     return (
-        f"{path} has another shape, dtype or value at each call. Keep to a few shapes and values (a number that "
+        f"{path}{told} has another shape, dtype or value at each call. Keep to a few shapes and values (a number that "
         "changes: pass it as a tensor)."
+    )
+
+
+def another_mode():
+    return (
+        "a mode of torch (gradients, autocast, inference, deterministic algorithms, the default dtype) is another one than when it was "
+        "recorded. Enter it inside the jitted function, or keep to a few."
+    )
+
+
+def another_way():
+    return (
+        "what ran before it in this iteration is another recording, or none, than when it was recorded: each way through the program "
+        "has its own, which goes with that."
     )
 
 

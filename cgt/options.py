@@ -18,6 +18,8 @@ MAX_RECORDS = int(os.environ.get("CGT_MAX_RECORDS", "8"))
 # Recordings in the whole process, past which those go that ran longest ago and have none behind them;
 # also the longest path of one iteration.
 MAX_GRAPHS = int(os.environ.get("CGT_MAX_GRAPHS", "1024"))
+# Bytes that the recordings of the process may hold, of results, copies of inputs and what the driver takes, before another one is made; None: any.
+MEMORY_BUDGET = os.environ.get("CGT_MEMORY_BUDGET") or None
 # Calls that a function runs eagerly, after a verdict or past the re-record limit, before it may
 # record again; doubles with every further verdict, up to the second number.
 COOL_DOWN = (64, 4096)

@@ -211,6 +211,44 @@ def unflatten_call(program, tensors):
     return _build_all(program, tensors, 2)
 
 
+def first_difference(program, args, kwargs):
+    """(path, what a call had that this program is of, what this one has), as texts, of the first plain value or container in
+    which they differ; or None. For messages."""
+    then, now = dict(leaves_of_program(program)), dict(leaves_of({"args": args, "kwargs": kwargs}))
+    for path in dict.fromkeys((*then, *now)) if then else ():
+        was, one = then.get(path, Stand.NOTHING), now.get(path, Stand.NOTHING)
+        one = Stand.TENSOR if isinstance(one, torch.Tensor) else one
+        if was is not Stand.ANY and was is not one and not same_value(was, one):
+            return path, told_leaf(was), told_leaf(one)
+    return None
+
+
+def leaves_of_program(program):
+    """[(path, leaf)] of the calls that it is of, if it names but containers that torch's pytrees know, too; else []."""
+    told = [op if op[0] not in (TENSOR, LIVE, SAME, EQUAL) else (PLAIN, 0, Stand.TENSOR if op[0] == TENSOR else Stand.ANY) for op in program]
+    if {op[0] for op in told} - {PLAIN, TUPLE, LIST, DICT, NAMEDTUPLE}:
+        return []
+    args, kwargs = unflatten_call(told, [])
+    return leaves_of({"args": args, "kwargs": kwargs})
+
+
+def told_leaf(x):
+    return x.value if isinstance(x, Stand) else repr(x)[:40]
+
+
+class Stand(enum.Enum):
+    """What stands for a leaf in a message."""
+
+    TENSOR = "a tensor"
+    ANY = "anything"
+    NOTHING = "nothing"
+
+
+def leaves_of(tree):
+    found = ((torch_pytree.keystr(path), leaf) for path, leaf in torch_pytree.tree_flatten_with_path(tree)[0])
+    return [(path[2:].replace("']", "", 1), leaf) for path, leaf in found]
+
+
 def matches(program, tree):
     """The tensor leaves of `tree` if `program` describes it, else None."""
     return _match_all(program, (tree,))

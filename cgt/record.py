@@ -258,6 +258,7 @@ def on_cuda(call, attempt):
         if is_stop(error):  # no second run will follow
             raise
         attempt.result = None
+        attempt.starved = isinstance(error, torch.OutOfMemoryError)
         restore_places(attempt.before, attempt.seen, tensors_only=False)
         attempt.settled = True
         return (attempt.seen and attempt.seen.reason) or failure(error)

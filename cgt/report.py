@@ -8,7 +8,7 @@ import cgt_core as core
 import torch
 from cgt_core import COPIED, NONE, PINNED, TWIN, VALUE
 
-from . import options
+from . import options, pytree
 from .dispatch import ATTRIBUTE
 
 
@@ -59,6 +59,51 @@ def stats_of(states):
     return Stats(*totals, bytes_, reasons, seconds, backward)
 
 
+class Recording(NamedTuple):
+    """What one recording holds, in bytes."""
+
+    name: str
+    device: str
+    replays: int
+    results: int
+    copies: int  # of inputs
+    executable: int
+    lines: dict[str, int]  # where results were made
+
+
+class Memory(NamedTuple):
+    """What recordings hold. Prints as text."""
+
+    pools: dict[str, int]
+    recordings: tuple[Recording, ...]
+
+    def __str__(self):
+        lines = []
+        for device, total in self.pools.items():
+            here = sorted((one for one in self.recordings if one.device == device), key=lambda one: -sum(one[3:6]))
+            lines.append(f"{device}: pool {size(total)}, {len(here)} recordings hold {size(sum(sum(one[3:6]) for one in here))}")
+            for one in here:
+                made = sorted(one.lines.items(), key=lambda entry: -entry[1])
+                lines.append(
+                    f"  {one.name}: results {size(one.results)}, copies of inputs {size(one.copies)}, executable {size(one.executable)}; replayed {one.replays}x"
+                )
+                lines += [f"    {size(n)} made at {line or 'a line that is not known'}" for line, n in made[: options.EXPLAIN_ITEMS]]
+        return "\n".join(lines) if lines else "nothing is recorded"
+
+
+def memory_of(states):
+    """Of the recordings of these functions, and of the pools that they are in."""
+    found, paths = [], set()
+    for state in states:
+        for node in core.fn_nodes(state.f):
+            facts, lines = core.node_facts(node), {}
+            for line, n in facts.outs:
+                lines[line] = lines.get(line, 0) + n
+            paths.add(facts.path)
+            found.append(Recording(state.name, device_name(facts.path), facts.n_replay, facts.out_bytes, facts.copied, facts.exec_bytes, lines))
+    return Memory({device_name(path): pool_bytes({path}) for path in sorted(paths)}, tuple(found))
+
+
 def add(a, b):
     """Counters of two functions together."""
     return [x + y for x, y in zip(a, b, strict=False)]
@@ -86,9 +131,10 @@ def explain_state(state):
     """What happened to the calls of one function, as text: the verdict, what to change, what was recorded."""
     s = stats_of([state])
     lines = [*verdict(state.name, s), f"  {s.calls} calls = {s.warmups} warmed + {s.records} recorded + {s.replays} replayed + {s.eager} eager"]
+    apart = told_apart(state)
     for node in core.fn_nodes(state.f):
         if node in state.keep:
-            lines.extend(explain_node(state, node))
+            lines.extend(explain_node(state, node, apart[node]))
     if s.records:
         most = max((len(kept.place_paths) for kept in list(state.keep.values())), default=0)
         lines.append(f"  looked around in {1e3 * state.look_seconds:.2f} ms: up to {most} places guarded")
@@ -119,8 +165,21 @@ def verdict(name, s):
     return [f"{head}, {s.eager} ran eagerly. {lasting}, with what helps:", *told, *([f"  and {more} more"] if more > 0 else [])]
 
 
-def explain_node(state, node):
-    """Lines on one recording: what it holds and how its inputs are bound."""
+def told_apart(state):
+    """{recording: {path: the argument's shape or value, as text}} of arguments in which they are not all alike."""
+    told = {}
+    for node in core.fn_nodes(state.f):
+        facts, kept = core.node_facts(node), state.keep.get(node)
+        told[node] = {path: pytree.told_leaf(x) for path, x in pytree.leaves_of_program(state.programs[facts.spec][0]) if not isinstance(x, pytree.Stand)}
+        shapes = zip(kept.slot_paths, facts.slots, strict=True) if kept is not None else ()
+        told[node] |= {path: str(core.slot_shape(node, k)) for k, (path, slot) in enumerate(shapes) if slot.leaf != NONE}
+    paths = {path for one in told.values() for path in one}
+    other = {path for path in paths if len({one.get(path) for one in told.values()}) > 1}
+    return {node: {path: text for path, text in one.items() if path in other} for node, one in told.items()}
+
+
+def explain_node(state, node, apart):
+    """Lines on one recording: what tells it from the others, what it holds and how its inputs are bound."""
     facts = core.node_facts(node)
     slots, copied = facts.slots, facts.copied
     kept = state.keep[node]
@@ -129,6 +188,8 @@ def explain_node(state, node):
         f"  recording on {device_name(path)}: {describe_node(facts)}",
         "    made in ms: " + ", ".join(f"{phase} {1e3 * t:.2f}" for phase, t in seconds),
     ]
+    if apart:
+        lines.insert(1, f"    for {some([f'{path} = {text}' for path, text in apart.items()])}")
     # A twin is read from the copy of the slot that it equals.
     for name, bindings in (("pinned", (PINNED,)), ("copied", (COPIED, TWIN)), ("by value", (VALUE,))):
         paths = [

@@ -22,7 +22,7 @@ from cgt_core import (
     NONE,
 )
 
-from . import account, errors, logs, options, segments, trace
+from . import account, errors, logs, options, pytree, segments, trace
 from .data import Verdict
 from .plan import driver_of, misses, place_in_tree
 from .private import is_forward_ad
@@ -145,7 +145,13 @@ def why_missed(call, path, parent):
     state, tensors = call.state, list(call.flat.tensors)
     for node, why, index in misses(call, path, parent):
         kept = state.keep.get(node)
-        if kept is None or why in (MISS_SPEC, MISS_AMBIENT) or (why == FITS and not kept.values):
+        if why == MISS_SPEC:
+            found = pytree.first_difference(state.programs[core.node_facts(node).spec][0], call.args, call.kwargs)
+            if found is not None:
+                return errors.arguments_changed(*found)
+        if why == MISS_AMBIENT:
+            return errors.another_mode()
+        if kept is None or why == MISS_SPEC or (why == FITS and not kept.values):
             continue
         if why == FITS:
             return errors.another_value(segments.lines_of(kept.values))
@@ -164,8 +170,11 @@ def why_missed(call, path, parent):
             return errors.misaligned(name)
         if why == MISS_SAME:
             return errors.other_tensor(name)
-        return errors.arguments_changed(name)
-    return errors.arguments_changed("a number, string or structure among the arguments, or a mode of torch,")
+        leaf = core.node_facts(node).slots[index].leaf
+        return errors.arguments_changed(name, core.slot_shape(node, index), tuple(tensors[leaf].shape) if leaf != NONE else None)
+    if core.fn_counts(state.f)[2] and not core.children(path, parent, state.f):
+        return errors.another_way()
+    return errors.arguments_changed("a number, string or structure among the arguments")
 
 
 def why_new(call, first):

@@ -22,7 +22,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import cgt
-from cgt import advice, errors, record, trace
+from cgt import advice, errors, options, record, trace
 from cgt.observe import observe
 
 pytestmark = pytest.mark.usefixtures("short_cool_down", "nothing_left_behind")
@@ -553,8 +553,53 @@ def test_shapes_that_change_at_each_call_reach_the_limit_which_names_the_argumen
         same(f({"x": x}), x * 2)
     assert counters(f) == (1, 2, 0, 2)
     reasons = " ".join(cgt.stats(f).reasons)
-    assert "recorded 2 times" in reasons and "args[0]['x'] has another shape" in reasons
+    assert "recorded 2 times" in reasons and "args[0]['x'] (recorded with (" in reasons
     replays_after(f, {"x": torch.ones(4, device=device)})
+
+
+def test_a_plain_argument_that_differs_is_named_with_both_values(device):
+    """A string, a key, a tensor instead of a number: each as the user wrote it. And recordings are told apart by it."""
+    x = torch.ones(3, device=device)
+    for mode, more, part in (
+        ("b", {"k": (1, None)}, "args[1] (recorded with 'a', called with 'b')"),
+        ("a", {"k": (1, True)}, "args[2]['k'][1] (recorded with None, called with True)"),
+        ("a", {"j": 2}, "args[2]['k'][0] (recorded with 1, called with nothing)"),
+        (x, {"k": (1, None)}, "args[1] (recorded with 'a', called with a tensor)"),
+    ):
+        f = cgt.jit(lambda x, mode, more: x * 2, max_records=1)
+        for _ in range(3):
+            f(x, "a", {"k": (1, None)})
+        same(f(x, mode, more), x * 2)
+        assert part in " ".join(cgt.stats(f).reasons)
+    f = cgt.jit(lambda x, mode: x * 2)
+    for size in (3, 3, 4):
+        for mode in ("a", "b", "a"):
+            f(torch.ones(size, device=device), mode)
+    assert "for args[1] = 'a', args[0] = (3,)" in cgt.explain(f) and "for args[1] = 'b', args[0] = (4,)" in cgt.explain(f)
+
+
+@tells("another_mode")
+def test_a_mode_of_torch_that_differs_is_told(device):
+    f, x = cgt.jit(lambda x: x * 2, max_records=1), torch.ones(3, device=device)
+    for _ in range(3):
+        f(x)
+    with torch.inference_mode():
+        same(f(x), x * 2)
+    assert "a mode of torch (gradients," in " ".join(cgt.stats(f).reasons)
+
+
+@tells("another_way")
+def test_another_way_through_the_program_is_told(device, monkeypatch):
+    """What ran before it is another recording: nothing of its arguments is to blame."""
+    monkeypatch.setattr(options, "OVERHEAD", 0.05)
+    last, x = cgt.jit(lambda y: y + 1), torch.ones(3, device=device)
+    for k in range(24):
+        first = cgt.jit(lambda x: x * k)
+        for _ in range(3):
+            first(x)
+        cgt.step()
+        same(last(first(x)), x * k + 1)
+    assert "what ran before it in this iteration" in " ".join(cgt.stats(last).reasons), cgt.explain(last)
 
 
 @tells("lost")

@@ -55,6 +55,7 @@ ORDER = [
     "logs",
     "verdicts",
     "audit",
+    "budget",
     "dispatch",
     "report",
     "api",
@@ -62,7 +63,7 @@ ORDER = [
     "__init__",
 ]
 FOUNDATIONS = {"errors", "options", "private"}  # import nothing of ours
-PUBLIC = {"jit", "step", "doctor", "eager", "require_replay", "reset", "stats", "explain", "CgtError", "CgtWarning"}
+PUBLIC = {"jit", "step", "doctor", "eager", "require_replay", "reset", "stats", "explain", "memory", "CgtError", "CgtWarning"}
 MOST_LINES = 1050
 
 
@@ -310,7 +311,7 @@ def test_comments_name_what_exists():
 
 
 FOREIGN_IN_PYTHON = {  # functions and words of torch, Python and the environment
-    "item", "relu", "tolist", "no_grad", "flags", "pin_memory", "KW_NAMES", "CGT_MAX_GRAPHS", "CGT_AUDIT", "dis.py",
+    "item", "relu", "tolist", "no_grad", "flags", "pin_memory", "KW_NAMES", "CGT_MAX_GRAPHS", "CGT_AUDIT", "CGT_MEMORY_BUDGET", "dis.py",
 }  # fmt: skip
 
 

@@ -13,7 +13,7 @@ import pytest
 
 import cgt
 from cgt.doctor import Diagnosis, Finding
-from cgt.report import Stats
+from cgt.report import Memory, Recording, Stats
 
 ROOT = Path(__file__).resolve().parent.parent
 TYPED = ROOT / "tests" / "typed"
@@ -34,7 +34,7 @@ def bodies(kind):
 
 def test_the_stub_tells_of_all_that_is_public():
     told = {*bodies(ast.FunctionDef), *bodies(ast.ClassDef)}
-    assert told == {*cgt.__all__, "Stats", "Finding", "Diagnosis"}
+    assert told == {*cgt.__all__, "Stats", "Recording", "Memory", "Finding", "Diagnosis"}
     names = next(ast.literal_eval(one.value) for one in STUB.body if isinstance(one, ast.Assign) and one.targets[0].id == "__all__")
     assert names == cgt.__all__
 
@@ -46,9 +46,9 @@ def test_the_stub_has_the_functions_parameters(name):
         assert [arg.arg for arg in given if arg is not None] == list(inspect.signature(getattr(cgt, name)).parameters)
 
 
-@pytest.mark.parametrize("cls", [Stats, Finding, Diagnosis])
+@pytest.mark.parametrize("cls", [Stats, Recording, Memory, Finding, Diagnosis])
 def test_the_stub_has_the_fields(cls):
-    fields = [one.target.id for one in bodies(ast.ClassDef)[cls.__name__].body]
+    fields = [one.target.id for one in bodies(ast.ClassDef)[cls.__name__].body if isinstance(one, ast.AnnAssign)]
     assert fields == list(cls._fields)
 
 

@@ -308,11 +308,15 @@ cdef int cuda_leave(Recording* r, void* body, void* stream) noexcept:
 
 cdef int cuda_instantiate(Recording* r) noexcept:
     cdef cu.CUgraphExec exec_ = NULL
+    cdef size_t before = 0, after = 0, total = 0
     cdef int code = fault(CALL_INSTANTIATE)
     if code or r.n_graph_nodes == 0: return code         # only views: nothing to launch
+    cu.cuMemGetInfo(&before, &total)
     code = cu.cuGraphInstantiate(&exec_, <cu.CUgraph>r.graph, 0)
     r.exec = <void*>exec_
-    return code if code else cu.cuGraphUpload(exec_, cu_stream(r.stream))
+    if code == 0: code = cu.cuGraphUpload(exec_, cu_stream(r.stream))
+    if cu.cuMemGetInfo(&after, &total) == 0 and after < before: r.exec_bytes += before - after
+    return code
 
 cdef int cuda_checkpoint(Recording* r, PyObject* made, PyObject* outs, void** live, int n) noexcept:
     """`live` is still allocated since restore. The blocks of `outs` stay allocated, without owners,

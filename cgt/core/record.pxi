@@ -426,6 +426,7 @@ cdef id_t node_add(Table* t, id_t f, id_t spec, tuple ambient, list slots, list 
     node.pool = t.rec.pool
     if node.pool is not NULL: cuda_pool_count(node.pool, 1)
     node.n_graph_nodes = t.rec.n_graph_nodes
+    node.exec_bytes = t.rec.exec_bytes
     t.rec.active = 0
     if CGT_DEBUG: table_check(t)
     return n

@@ -207,7 +207,7 @@ def nodes():
 
 
 SlotFacts = namedtuple("SlotFacts", "leaf binding written address from_node")
-NodeFacts = namedtuple("NodeFacts", "fn spec path parent depth children used n_replay graph_nodes slots copied out_bytes deads segments readouts")
+NodeFacts = namedtuple("NodeFacts", "fn spec path parent depth children used n_replay graph_nodes slots copied out_bytes exec_bytes outs deads segments readouts")
 
 
 def node_facts(int n):
@@ -234,6 +234,11 @@ def node_facts(int n):
                        for k in range(node.len[OUTS])
                        if node_out(&TABLE, node, k).kind == FRESH
                        and node_out(&TABLE, node, k).proto is not NULL]),      # being freed
+        exec_bytes=node.exec_bytes,
+        outs=[(<object>node_out(&TABLE, node, k).line if node_out(&TABLE, node, k).line is not NULL else "",
+               storage_nbytes(node_out(&TABLE, node, k).proto))
+              for k in range(node.len[OUTS])
+              if node_out(&TABLE, node, k).kind == FRESH and node_out(&TABLE, node, k).proto is not NULL],
         deads=node.len[DEADS],
         segments=segments,
         readouts=[<object>node_out(&TABLE, node, k).line for k in range(node.len[OUTS])
@@ -262,6 +267,13 @@ def node_misses(int path, int parent, int f, int spec, list tensors):
 def slot_holds(int n, int k, object x):
     """Is this what the function found where slot k of node n was reached?"""
     return node_guard(&TABLE, node_row(&TABLE, n), k).tensor == <PyObject*>x
+
+
+def slot_shape(int n, int k):
+    """The sizes that slot k of node n wants."""
+    cdef Guard* g = node_guard(&TABLE, node_row(&TABLE, n), k)
+    cdef int64_t* dims = node_dim(&TABLE, node_row(&TABLE, n), 0) + g.dim_at
+    return tuple([dims[j] for j in range(g.ndim)])
 
 
 def slot_addresses(int n, int k, list tensors):
