@@ -66,8 +66,13 @@ def balanced_books(request):
     assert not after["recording"]
     if getattr(request.node, "passed", False):  # a failed test's traceback holds its functions
         more = {k: (before[k], n) for k, n in after.items() if n > before[k]}
-        assert not more, "rows outlive the functions that own them"
+        assert not more, ("rows outlive the functions that own them", holders_of_functions())
         gc.freeze()  # what is still here was imported: the next collections need not look at it
+
+
+def holders_of_functions():
+    """Who holds the jitted functions that are still there: for a message."""
+    return [(site.__qualname__, [str(type(one)) for one in gc.get_referrers(site)]) for site in dispatch.sites()]
 
 
 @pytest.fixture
