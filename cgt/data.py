@@ -109,6 +109,7 @@ class State:
     escapes: int = 0  # recordings of which something outlived the call
     pointers: dict = fresh(dict)  # path of an argument, or of what it reaches -> its last address
     moved: set = fresh(set)  # of these, those that move: they are copied
+    swaps: dict = fresh(dict)  # of these -> (how often it moved soon after it had moved before, in which call it did last)
     written: set = fresh(set)  # and those that the function writes
     followed: set = fresh(set)  # paths of places in which other tensors came
     replaced: set = fresh(set)  # of these, to which it stores them itself

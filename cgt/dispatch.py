@@ -27,6 +27,7 @@ from cgt_core import (
     MISS_PLACE,
     MISS_POINTER,
     NONE,
+    PINNED,
     VIEW,
 )
 
@@ -634,9 +635,24 @@ def note_moves(state, tensors, missed, followable):
             state.followed |= {name, *others_in(kept, node, followable, tensors)}
             moves.append((node, followable[name][1], True))
         elif slot is not None and not slot.written and state.opts.inputs == "auto" and (slot.leaf != NONE or name in followable):
-            state.moved.add(name)
+            for path in {name, *moved_too(kept, node, followable, tensors)}:
+                state.moved.add(path)
+                note_swap(state, path)
             moves.append((node, slot.leaf if slot.leaf != NONE else followable[name][1], False))
     return moves
+
+
+def moved_too(kept, node, followable, tensors):
+    """Paths of places whose tensor lies elsewhere than this recording found it: a guard stops at the first."""
+    slots = core.node_facts(node).slots
+    at = [(path, slot, followable[path][1]) for path, slot in zip(kept.slot_paths, slots, strict=True) if path in followable]
+    return [path for path, slot, k in at if slot.binding == PINNED and not slot.written and slot.address != core.address(tensors[k])]
+
+
+def note_swap(state, name):
+    """A copy of a parameter at each replay must cost less than a recording for each: it does where it is replaced all the time."""
+    calls, (times, last) = core.fn_counts(state.f)[0], state.swaps.get(name, (0, -options.SWAPPED_SOON))
+    state.swaps[name] = (times + 1 if calls - last < options.SWAPPED_SOON else 1, calls)
 
 
 def misplaced(state, missed):

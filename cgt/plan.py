@@ -229,7 +229,7 @@ def choose_copied(state, named, tensors, leaves, driver, parent, moved):
     chosen = []
     for k, path in named:
         t = tensors[k]
-        if id(t) in written or type(t) is not torch.Tensor or t.layout != torch.strided:
+        if id(t) in written or not (type(t) is torch.Tensor or is_swapped(state, path, t)) or t.layout != torch.strided:
             continue
         if t.is_cuda != (driver == CUDA):
             continue
@@ -253,6 +253,12 @@ def choose_copied(state, named, tensors, leaves, driver, parent, moved):
         if not any(tensors[j] is t for j in chosen):
             chosen.append(k)
     return chosen
+
+
+def is_swapped(state, path, t):
+    """Is it a parameter that no gradient flows to, and another one every few calls?"""
+    through = torch.is_grad_enabled() and t.requires_grad
+    return type(t) is torch.nn.Parameter and not through and state.swaps.get(path, (0, 0))[0] >= options.SWAPS
 
 
 def can_have_grad(t):

@@ -221,6 +221,30 @@ def test_sets_of_weights_that_take_turns(device):
     assert s.records <= 5 and s.replays >= 34 and s.eager == 0, s.reasons
 
 
+def test_weights_that_are_others_every_few_calls_are_copied(device):
+    """load_state_dict(assign=True) of fresh tensors: a recording for each would never end, so replays copy, all of them at once."""
+    net = nn.Sequential(*(nn.Linear(8, 8, device=device) for _ in range(6))).requires_grad_(False)
+    f, x = cgt.jit(lambda x: net(x)), values(device, 4, 8)
+    with torch.no_grad():
+        for k in range(60):
+            if k % 2:
+                net.load_state_dict({name: t * 1.01 for name, t in net.state_dict().items()}, assign=True)
+            assert identical(f(x), net(x)), k
+    s = cgt.stats(f)
+    assert s.records <= 6 and s.replays >= 52 and s.eager == 0, cgt.explain(f)
+
+
+def test_weights_that_are_replaced_now_and_then_are_not_copied(device):
+    """A copy at each replay would cost more than the recordings."""
+    net = nn.Linear(8, 8, device=device).requires_grad_(False)
+    f, x = cgt.jit(lambda x: net(x)), values(device, 4, 8)
+    for k in range(400):
+        if k % 80 == 79:
+            net.weight = nn.Parameter(net.weight * 1.01, requires_grad=False)
+        assert identical(f(x), net(x)), k
+    assert cgt.stats(f).copied_bytes == 0 and cgt.stats(f).records <= 6, cgt.explain(f)
+
+
 def test_data_that_is_replaced_follows_its_own_rules(device):
     """`.data =` gives a tensor other memory; another one in its place is another matter."""
     layer, x = nn.Linear(4, 4, device=device), square(device)
