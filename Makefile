@@ -3,6 +3,7 @@
 # make audit   the suite once more, each replay compared with eager
 # make bench   ratios to floors measured in the same run
 # make zoo     models of many libraries, eager and jitted, into docs/zoo.md; INSTALL=1 installs the libraries into .venv
+# make docs    the site, into build/site; INSTALL=1 installs what builds it into .venv
 # make gpu     the suite and the benches on a machine with a CUDA device; installs nothing
 # make lint    ruff, cython-lint, and the structure rules of tests/test_layout.py
 # make ext     the release build, beside its source
@@ -16,7 +17,7 @@ SHELL       := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := test
 .NOTPARALLEL:
-.PHONY: demo test audit bench zoo gpu lint ext wheel clean
+.PHONY: demo test audit bench zoo docs gpu lint ext wheel clean
 
 export PYTHONUNBUFFERED := 1
 
@@ -31,7 +32,9 @@ endif
 BUILD := setup.py -q build_ext --inplace
 BENCH := -m pytest bench --benchmark-disable-gc --benchmark-sort=name --benchmark-columns=median,iqr,rounds
 
+demo: OF := /3
 demo: ext
+	@echo "3/3  docs/from_scratch.py: the idea in plain Python; then the demo (about half a minute on a CPU)"
 	$(PY) docs/from_scratch.py
 	$(PY) -m cgt
 
@@ -39,7 +42,7 @@ demo: ext
 WORKERS = $$($(call has,xdist) && printf -- --numprocesses=2)
 test: lint
 	$(PY) setup.py -q --name > /dev/null    # Cython's part, from which both builds are then compiled side by side
-	CGT_DEBUG=1 $(PY) setup.py -q build_ext & checked=$$!; $(PY) setup.py -q build_ext; wait $$checked
+	CGT_DEBUG=1 $(PY) setup.py -q build_ext 2> >(cat >&2) & checked=$$!; $(PY) setup.py -q build_ext; wait $$checked  # one of them may rewrite a line
 	CGT_DEBUG=1 $(PY) $(BUILD)
 	$(PY) -m pytest $(WORKERS) || { status=$$?; $(PY) $(BUILD); exit $$status; }
 	$(PY) $(BUILD)
@@ -55,6 +58,10 @@ bench: ext
 zoo: ext
 	$(if $(and $(READY),$(INSTALL)),$(PY) -m pip install -q -r bench/requirements-zoo.txt)
 	$(PY) -m bench.zoo --write docs/zoo.md
+
+docs: $(READY)
+	$(if $(and $(READY),$(INSTALL)),$(PY) -m pip install -q -r docs/requirements.txt)
+	$(PY) -m mkdocs build --strict
 
 # The interpreter that is there, with its CUDA build of torch.
 gpu: PY := $(or $(PYTHON),python3)
@@ -73,7 +80,9 @@ lint: $(READY)
 	else echo "cython-lint is not installed: skipped"; fi
 	$(PY) -m pytest --noconftest tests/test_layout.py
 
+# $(OF): "/3" where these are the steps of `make demo`.
 ext: $(READY)
+	@$(if $(OF),echo "2$(OF)  building the extension with Cython and the C++ compiler (about a minute on two cores; nothing if it is there)")
 	$(PY) $(BUILD)
 
 # The wheel is made from the source distribution, so that this is whole, too.
@@ -84,8 +93,10 @@ wheel: $(READY)
 	$(PY) tests/installed.py dist/*.whl
 
 .venv/ready: requirements.txt
+	@echo "$(if $(OF),1$(OF)  )installing PyTorch and the tools that build and test into .venv (about a minute, and the downloads)"
 	python3 -m venv .venv
-	$(PY) -m pip install -q -r requirements.txt
+	$(PY) -m pip install --disable-pip-version-check -q "pip>=25.1"    # the first that shows how far it is with installing
+	$(PY) -m pip install --progress-bar on -r requirements.txt
 	touch $@
 
 clean:

@@ -99,6 +99,7 @@ cpdef enum:                 # EffectKind
     SETS_GRAD               # .grad of the slot's tensor is replaced
     ADVANCES                # a place's number becomes itself, op, a constant
     PUTS                    # an output or a constant comes to a place
+    PUTS_TUPLE              # a tuple of outputs does
     APPENDS                 # the same, to the end of a place's list
 
 cpdef enum: PLUS, MINUS, TIMES, OVER    # Operator: effects.op
@@ -321,7 +322,7 @@ cdef struct Effect:             # what a replay does besides its results
     id_t number                 # PUTS, APPENDS, WRITES: the number that comes to it; or NONE
     int32_t op                  # ADVANCES: Operator
     int32_t times
-    PyObject* by                # the constant, borrowed
+    PyObject* by                # the constant, or which outputs, borrowed
 
 cdef struct Grad:               # what is guarded of a tensor that can have a .grad
     id_t slot
@@ -340,7 +341,8 @@ cdef struct Place:              # a value that the function can read without its
     PyObject* key
     PyObject* want              # NULL: must stay absent
     int64_t number              # *_LEN and LIST_ITEM; ATTR: function_part
-    id_t slot                   # FOLLOWS: whose tensor it is; IS_NUMBER: which number, or the first of a tuple's
+    id_t slot                   # FOLLOWS: whose tensor it is, or the first of a tuple's; IS_NUMBER: which number, or the first of a tuple's
+    int32_t items               # FOLLOWS: of a tuple with so many; 0: the tensor itself
 
 cdef struct Path:               # one per device: row 0 the host, row 1+i cuda:i
     int32_t driver              # DriverKind
@@ -349,6 +351,7 @@ cdef struct Path:               # one per device: row 0 the host, row 1+i cuda:i
     unsigned long owner         # thread that holds it, or 0
     unsigned long thread        # the first thread that called on this device
     int32_t shared              # another one did, too
+    int32_t settles             # the next path_wait gives the first one time
     void* last_stream           # of the last launch; another one waits for it
     void* event
     int64_t step                # iteration

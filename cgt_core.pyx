@@ -12,6 +12,7 @@ from libc.stdlib cimport free, malloc
 from libc.string cimport memcmp, memcpy, memmove, memset
 from libcpp.string cimport string
 from posix.time cimport CLOCK_MONOTONIC, clock_gettime, timespec
+from posix.unistd cimport usleep
 from cuda.bindings cimport cydriver as cu
 
 import sys

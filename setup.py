@@ -10,6 +10,7 @@ cuda-bindings, how to stop with a sentence when none do, and that what is built 
 build keep their own folder under build/, so that changing between them compiles nothing that is up to date.
 """
 
+import contextlib
 import importlib.metadata
 import importlib.util
 import json
@@ -20,6 +21,8 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
+import threading
+import time
 from pathlib import Path
 
 import Cython
@@ -31,6 +34,47 @@ from setuptools.command.build_ext import build_ext
 HERE = Path(__file__).resolve().parent
 DEBUG = os.environ.get("CGT_DEBUG", "0") == "1"
 WITH_CUDA = os.environ.get("CGT_WITH_CUDA", str(int(torch.version.cuda is not None))) == "1"
+
+
+# --- how far it is ------------------------------------------------------------------------------------------------------
+
+# Seconds on a machine of two cores. How long Cython took here tells how fast this one is.
+SECONDS = {"Cython": 4, "release": 45, "checked": 55}
+pace = 1.0
+
+
+@contextlib.contextmanager
+def told(what, seconds, first=1.0, later=30.0):
+    """Tell on stderr what is done and how long it may still take: on a terminal a line that is written anew each second,
+    elsewhere a line after `first` seconds, one every `later` seconds and one at the end. What is done sooner is not told."""
+    terminal, began, over, lines = sys.stderr.isatty(), time.monotonic(), threading.Event(), []
+
+    def say(text, end):
+        lines.append(text)
+        print(f"\r{text}\033[K" if terminal else text, end="" if terminal and not end else "\n", file=sys.stderr, flush=True)
+
+    def tick():
+        while not over.wait(first if terminal or not lines else later):
+            gone = time.monotonic() - began
+            left = f"about {clock(seconds - gone)} left" if gone < seconds else "longer than expected"
+            say(f"  {what}: {clock(gone)}, {left}", end=False)
+
+    thread = threading.Thread(target=tick, daemon=True)
+    thread.start()
+    done = "failed"
+    try:
+        yield
+        done = "done"
+    finally:
+        over.set()
+        thread.join()
+        if lines:
+            say(f"  {what}: {done} after {clock(time.monotonic() - began)}", end=True)
+
+
+def clock(seconds):
+    """'1:05'"""
+    return f"{int(seconds) // 60}:{int(seconds) % 60:02}"
 
 
 # --- CUDA's headers and cuda-bindings: the pair ---------------------------------------------------------------------
@@ -177,6 +221,11 @@ class build_ext_in_place(build_ext):
     """setuptools keeps the newer file when it copies the result beside the source. Going back from a debug build to an
     older release build that is still fresh must copy the older one."""
 
+    def build_extension(self, ext):
+        kind = "checked" if DEBUG else "release"
+        with told(f"C++ compiler, {kind} build of {ext.name}", SECONDS[kind] * pace):
+            super().build_extension(ext)
+
     def copy_extensions_to_source(self):
         compile_all, self.force = self.force, True
         super().copy_extensions_to_source()
@@ -191,14 +240,13 @@ def version():
     return said + ("+torch{}.{}".format(*torch_version()) if os.environ.get("CGT_LABEL", "0") == "1" else "")
 
 
-def main():
-    os.chdir(HERE)
-    setup(
-        version=version(),
-        # The core is compiled against one minor release of torch, whose C++ is another in the next.
-        install_requires=["torch=={}.{}.*".format(*torch_version()), "cuda-bindings>=13.0,<14"],
-        ext_modules=cythonize(
-            [make_extension()],
+def to_cpp(extension):
+    """Cython's part."""
+    global pace
+    began = time.monotonic()
+    with told("Cython, from cgt_core.pyx to C++", SECONDS["Cython"]):
+        made = cythonize(
+            [extension],
             # Keyed by what it was generated from: another Cython or other bindings generate other C++.
             build_dir=f"build/cython-{Cython.__version__}-bindings{bindings_version()}",
             include_path=[".", sysconfig.get_path("platlib"), sysconfig.get_path("purelib")],
@@ -210,7 +258,19 @@ def main():
                 "binding": True,
                 "embedsignature": False,
             },
-        ),
+        )
+    took = time.monotonic() - began
+    pace = took / SECONDS["Cython"] if took > 1 else 1.0  # or it was up to date
+    return made
+
+
+def main():
+    os.chdir(HERE)
+    setup(
+        version=version(),
+        # The core is compiled against one minor release of torch, whose C++ is another in the next.
+        install_requires=["torch=={}.{}.*".format(*torch_version()), "cuda-bindings>=13.0,<14"],
+        ext_modules=to_cpp(make_extension()),
         cmdclass={"build_ext": build_ext_in_place},
         options={"build": {"build_temp": f"{build_folder()}/obj", "build_lib": f"{build_folder()}/lib"}},
     )

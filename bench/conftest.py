@@ -142,7 +142,7 @@ def compare(benchmark):
 @pytest.fixture
 def figure(benchmark, request):
     """figure(what, value, unit, at_most=None): state a number, and whether it is as small as it
-    must be. A detail is not for README."""
+    must be. A detail is not for docs/figures.md."""
 
     def state(what, value, unit, at_most=None, detail=False):
         on = request.node.funcargs

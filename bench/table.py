@@ -1,7 +1,7 @@
-"""The README's measured table, from the record of the last `make gpu`.
+"""The measured tables of README and docs/figures.md, from the record of the last `make gpu`.
 
-`python bench/table.py` prints it; with `--write README.md` it replaces what stands there between
-<!-- measured --> and <!-- /measured -->.
+`python bench/table.py` prints them; `--write README.md` puts six rows into README and all figures into
+docs/figures.md beside it, each between <!-- its name --> and <!-- /its name -->.
 """
 
 import argparse
@@ -11,7 +11,15 @@ import sys
 from pathlib import Path
 
 RECORD = Path(__file__).resolve().parent / "results" / "gpu.json"
-MARKED = re.compile(r"(?<=<!-- measured -->\n).*?(?=<!-- /measured -->)", re.S)
+PAGES = {"README.md": "headline", "docs/figures.md": "measured"}  # page -> its table
+HEADLINE = {  # bench -> what its row is called; all are wall time of a training step
+    "test_whole_step_with_adam": "4 linear layers, batch 32, Adam",
+    "test_forward_and_backward_of_a_jitted_model[32-0.35]": "32 linear layers, batch 32, no optimizer",
+    "test_fifty_steps[ResNet-18]": "ResNet-18, batch 8",
+    "test_fifty_steps[Mask R-CNN]": "Mask R-CNN, 2 images",
+    "test_fifty_steps[DLRM]": "DLRM, batch 2048",
+    "test_fifty_steps[BERT]": "BERT of 4 layers, batch 8",
+}
 
 
 def number(value):
@@ -20,7 +28,22 @@ def number(value):
     return f"{value:.0f}" if whole else f"{value:.3g}"
 
 
-def table(record):
+def headline_rows(record):
+    """[(row, µs on the clock eager, with cgt)], what gains most first."""
+    us = {row["bench"]: row["us"] for row in record["bench"]["benches"]}
+    wall = [(told, *(us[bench].get(f"{kind}_wall", us[bench][kind]) for kind in ("eager", "cgt"))) for bench, told in HEADLINE.items()]
+    return sorted(wall, key=lambda row: row[2] / row[1])
+
+
+def headline(record):
+    """Markdown: the six rows of README."""
+    lines = ["| wall time of a step | eager | cgt | |", "|---|--:|--:|--:|"]
+    for told, eager, ours in headline_rows(record):
+        lines.append(f"| {told} | {number(eager / 1e3)} ms | {number(ours / 1e3)} ms | {number(eager / ours)} × faster |")
+    return "\n".join([*lines, "", f"{record['device']}, torch {record['torch']}, Python {record['python']}."]) + "\n"
+
+
+def measured(record):
     """Markdown: what was measured on, the suite, and a row per figure of the CUDA driver; those
     with a bound come first."""
     suite, other = record["suite"], record["expandable_segments"]
@@ -52,21 +75,39 @@ def with_unit(value, unit):
     return f"{sign}{number(value)} {unit}".strip()
 
 
+TABLES = {"headline": headline, "measured": measured}
+
+
+def between(name):
+    """Where a table stands in a page."""
+    return re.compile(rf"(?<=<!-- {name} -->\n\n).*?(?=\n<!-- /{name} -->)", re.S)
+
+
+def with_table(page, name, record):
+    """The page with today's table, or None: it has no place for one."""
+    text, n = between(name).subn(lambda _: TABLES[name](record), page)
+    return text if n == 1 else None
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--record", type=Path, default=RECORD, help="default: the last one")
-    parser.add_argument("--write", type=Path, metavar="FILE", help="put it between the markers")
+    parser.add_argument("--write", type=Path, metavar="README.md", help="put them into it, and into the pages beside it")
     options = parser.parse_args()
     if not options.record.exists():
         sys.exit(f"There is no record yet: {options.record.name} is written by `make gpu`.")
-    text = table(json.loads(options.record.read_text()))
+    record = json.loads(options.record.read_text())
     if options.write is None:
-        print(text, end="")
+        print(*(make(record) for make in TABLES.values()), sep="\n", end="")
         return
-    page = options.write.read_text()
-    if not MARKED.search(page):
-        sys.exit(f"{options.write} has no lines <!-- measured --> and <!-- /measured -->.")
-    options.write.write_text(MARKED.sub(lambda _: text, page, count=1))
+    made = {}
+    for name, table in PAGES.items():
+        path = options.write if name == "README.md" else options.write.parent / name
+        made[path] = with_table(path.read_text(), table, record)
+        if made[path] is None:
+            sys.exit(f"{path} has no lines <!-- {table} --> and <!-- /{table} -->, or several.")
+    for path, text in made.items():
+        path.write_text(text)
 
 
 if __name__ == "__main__":

@@ -15,8 +15,9 @@ except ImportError as error:  # a symbol that this torch does not have; or it wa
 if cgt_core.built_against() != tuple(map(int, torch.__version__.split(".")[:2])):
     raise ImportError(errors.other_torch(__version__, torch.__version__, "built against torch {}.{}".format(*cgt_core.built_against())))
 
-from .api import explain, jit, memory, require_replay, reset, stats, step  # noqa: E402
+from .api import explain, jit, memory, require_replay, reset, show, stats, step  # noqa: E402
 from .doctor import doctor  # noqa: E402
 from .islands import eager  # noqa: E402
+from .probes import tap, tapped  # noqa: E402
 
-__all__ = ["CgtError", "CgtWarning", "doctor", "eager", "explain", "jit", "memory", "require_replay", "reset", "stats", "step"]
+__all__ = ["CgtError", "CgtWarning", "doctor", "eager", "explain", "jit", "memory", "require_replay", "reset", "show", "stats", "step", "tap", "tapped"]

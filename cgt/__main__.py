@@ -151,16 +151,20 @@ def progress(items, total, label):
         from tqdm import tqdm
     except ImportError:
         return plain_progress(items, total, label)
-    return tqdm(items, label, total, mininterval=0.5, leave=False)
+    if not sys.stderr.isatty():  # it would write a line anew where every line stays
+        return plain_progress(items, total, label)
+    return tqdm(items, label, total, mininterval=0.2, leave=False)
 
 
 def plain_progress(items, total, label):
-    last = time.monotonic()
-    for i, item in enumerate(items):
+    began = last = time.monotonic()
+    for done, item in enumerate(items):
+        now = time.monotonic()
+        if done and now - last > 3:
+            last = now
+            left = (now - began) / done * (total - done)
+            print(f"{label}: step {done} of {total}, about {left:.0f} s left", flush=True)
         yield item
-        if time.monotonic() - last > 3:
-            last = time.monotonic()
-            print(f"{label}: step {i + 1} of {total}", flush=True)
 
 
 def first_difference(ours, theirs):
@@ -237,7 +241,7 @@ def main():
     if i is not None:
         print(coloured(f"the losses are not eager's: step {i}, cgt {losses[i]!r}, eager {eager_losses[i]!r}", RED))
         return 1
-    print(coloured(f"{eager / ours:.1f} x faster than eager, {options.steps} losses bit-equal", GREEN))
+    print(coloured(f"{eager / ours:.1f} × faster, {options.steps} losses bit-equal", GREEN))
     return 0
 
 

@@ -64,11 +64,16 @@ def is_one(seen, op, facts, inputs):
 
 def learn(seen, op, facts, written, error):
     """An op failed: if that was because of the capture, the next recording runs it between two graphs, where that is possible."""
-    if is_capture(seen) and "captur" in str(error) and constants.is_pure(op, facts) and not (written or facts.dynamic):
+    if is_capture(seen) and "captur" in str(error) and not is_broken(error) and constants.is_pure(op, facts) and not (written or facts.dynamic):
         seen.reason = seen.reason or errors.op_apart(str(op), user_line(seen))
         if segments.may_end(seen):
             seen.apart.add(op)
             seen.again = True
+
+
+def is_broken(error):
+    """Had something else ended the capture already (another thread that waited for the whole device)? The driver's words."""
+    return "previous error during capture" in str(error)
 
 
 # --- tensors and segments --------------------------------------------------------------------------

@@ -5,12 +5,24 @@ import contextlib
 import functools
 import inspect
 import os
+import pathlib
 import sys
 
 import cgt_core as core
 import torch
 
-from . import budget, dispatch, errors, logs, options, pytree, report, trace, views
+from . import (
+    budget,
+    dispatch,
+    draw,
+    errors,
+    logs,
+    options,
+    pytree,
+    report,
+    trace,
+    views,
+)
 from .audit import parse as audit_of
 from .data import Options
 from .errors import CgtError
@@ -213,6 +225,29 @@ def explain(f=None):
         return core.held(lambda: report.explain_tree(all_states()))
     state = state_of(f)
     return core.held(lambda: report.explain_state(state))
+
+
+def show(f, path):
+    """Draw the recordings of `f` into a file: what `explain` says, as a tree, in which an edge tells the value that was read or what ran
+    before.
+
+    Args:
+        f: a function made by `cgt.jit`.
+        path: where to. `tree.html` is a page that unfolds each recording to its ops, with file and line; `tree.svg` a
+            drawing; `tree.dot` is for Graphviz. None of them refers to anything outside of it.
+
+    Raises:
+        CgtError: `f` was not made by `cgt.jit`, or the path ends otherwise.
+    """
+    state, path = state_of(f), pathlib.Path(path)
+    if path.suffix not in draw.FORMATS:
+        raise CgtError(errors.no_drawing(str(path), list(draw.FORMATS)))
+
+    def block():
+        owners = {node: one for one in all_states() for node in core.fn_nodes(one.f)}
+        return draw.block_of(state, owners)
+
+    path.write_text(draw.FORMATS[path.suffix](core.held(block)), encoding="utf-8")
 
 
 def memory() -> report.Memory:

@@ -18,6 +18,7 @@ import types
 from typing import NamedTuple
 
 import torch
+import typing_extensions
 
 KEPT = 1 << 14  # code objects of which it is remembered what they read
 
@@ -54,7 +55,8 @@ def folder_of(module):
     return os.path.dirname(module.__file__) + os.sep
 
 
-HOMES = (folder_of(torch), os.path.dirname(__file__) + os.sep)
+# torch's own, with what it brings to make classes by, and ours.
+HOMES = (folder_of(torch), os.path.dirname(__file__) + os.sep, typing_extensions.__file__)
 DEMO = os.path.join(os.path.dirname(__file__), "__main__.py")
 STANDARD = folder_of(os)  # and of what was installed beside it
 BEARERS = tuple(

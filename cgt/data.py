@@ -153,7 +153,7 @@ class Kept(NamedTuple):
     objects: tuple  # what its rows in the core borrow
     slot_paths: list
     place_paths: list
-    followable: dict  # path of a place that could be followed -> is it?
+    followable: dict  # path of a place that could be followed, or of a tensor in a tuple there -> is it?
     grads: list  # of GradRow
     loose: list  # aliases of memory that it reads and nothing of the above names
     advances: list  # of Advance
@@ -163,6 +163,7 @@ class Kept(NamedTuple):
     forks: list  # where they are
     islands: list  # what runs eagerly between its segments, and where
     ops: list | None  # of NotedOp, where replays are compared with eager
+    trail: list  # (op, line) of each op that made or wrote something
 
 
 @declared
@@ -277,8 +278,8 @@ class Plan(NamedTuple):
     wary: bool  # the user's code is given none of them
     unguarded: list  # sentences
     changed: set  # paths of the places that kept other recordings from fitting
-    follows: dict  # position of a place -> the slot whose tensor is what lies there
-    followable: dict  # path of a place that could be followed -> (its position, the slot)
+    follows: dict  # position of a place -> [the slot whose tensor is what lies there], or those of a tuple there
+    followable: dict  # path of a tensor whose place could be followed -> (position of that, the slot)
     moves: list  # (recording that this one replaces, slot that moved, is it rather followed for the first time?)
     copied: list  # slots that the graph copies from wherever they are
     spent: list  # (index, tensor) of arguments that die with this backward
@@ -288,6 +289,7 @@ class Plan(NamedTuple):
     generators: list  # that the function can reach
     ambient: tuple
     sinks: Any  # of the core: where gradients end outside of the call
+    summed: list = []  # positions of places with live numbers that are only read for sums that come there again
     kept: list = []  # of places.Put
     puts: list = []  # when it has run: (one of these, position of its place) to which something came
     free: frozenset = frozenset()  # positions of the places of these that hold anything
@@ -353,6 +355,7 @@ class Seen:
 
     blockers: dict | None = None  # all that forbids replay -> how often, where somebody asks
     ops: list | None = None  # of NotedOp, where somebody asks
+    trail: list = fresh(list)  # (op, line) of each that made or wrote something
 
     # what it showed
     reason: str | None = None  # the first thing that forbids replay
@@ -365,6 +368,10 @@ class Seen:
     values: list = fresh(list)  # segments.Value: what Python read on the way
     room: int = 0  # bytes on the host that values and readouts of the recording take
     readouts: list = fresh(list)  # (pytree.Readout, on the host a copy of what it stands for)
+    own: list = fresh(list)  # of places.Place: cgt's own that the run changed (probes.py, finite.py)
+    finite: list = fresh(list)  # (op, line, where the magnitudes of its inputs and of its results come, does it name an infinity, a NaN)
+    measured: list = fresh(list)  # memory of the tensors whose magnitudes are taken
+    numbers: dict = fresh(dict)  # id of a number of float() that stands for one -> (that number, the Readout)
     asked: set = fresh(set)  # memory of the host's from outside that counts, see counters.py
     handed: dict = fresh(dict)  # memory on the host that only the result gets -> what keeps that name its own
     imported: set = fresh(set)  # files of modules whose bodies ran
@@ -453,7 +460,7 @@ class EffectRow(NamedTuple):
     out: int = NONE  # SETS_GRAD: hidden output that becomes .grad; NONE: it becomes None. PUTS, APPENDS: what comes to the place
     place: int = NONE  # position of the place; in the core its row
     op: int = 0  # Operator in cgt_core.pxd
-    by: Any = None  # ADVANCES, and PUTS and APPENDS without an output: the constant
+    by: Any = None  # ADVANCES, and PUTS and APPENDS without an output: the constant; PUTS_TUPLE: which outputs
     times: int = 0
     number: int = NONE  # PUTS, APPENDS, WRITES: of the node's numbers, the one that comes to it
 

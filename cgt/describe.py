@@ -27,6 +27,7 @@ from cgt_core import (
     PART,
     PINNED,
     PUTS,
+    PUTS_TUPLE,
     READOUT,
     SETS_GRAD,
     SHARED,
@@ -38,7 +39,17 @@ from cgt_core import (
     WRITES,
 )
 
-from . import counters, errors, live, moving, places, pytree, trace, views
+from . import (
+    counters,
+    errors,
+    live,
+    moving,
+    places,
+    pytree,
+    readout,
+    trace,
+    views,
+)
 from .data import Draft, EffectRow, GradRow, OutRow, SlotRow
 from .observe import all_tensors, held, span
 
@@ -87,7 +98,7 @@ def rows(plan, seen, result, call):
     grads, sets, hidden = found
     advances = [row for row in plan.moving.values() if row is not None]
     outs += hidden
-    puts = describe_puts(plan, seen, slots, paths, near, outs, out)
+    puts = describe_puts(plan, seen, slots, paths, near, outs, out, result)
     if isinstance(puts, str):
         return puts
     return Draft(slots, paths, near, outs, [*writes, *sets, *advances, *puts], grads, out)
@@ -95,7 +106,7 @@ def rows(plan, seen, result, call):
 
 def flatten_result(seen, result):
     """The result as a program and tensors."""
-    return pytree.flatten_result(result, lambda t: core.storage_id(t) in seen.made, seen.is_own)
+    return pytree.flatten_result(readout.marked(seen, result), lambda t: core.storage_id(t) in seen.made, seen.is_own)
 
 
 def tensors_of(seen, result):
@@ -335,34 +346,51 @@ def describe_grads(plan, seen, slots, near, outs, paths, identical):
     return grads, sets, hidden
 
 
-def describe_puts(plan, seen, slots, paths, near, outs, out):
+def describe_puts(plan, seen, slots, paths, near, outs, out, result):
     """A row for each thing that the run left in a place. What is not part of the result becomes a hidden output."""
     effects, by_id = [], {id(s.example): k for k, s in reversed(list(enumerate(slots)))}
     first_of = {core.storage_id(o.proto): k for k, o in enumerate(outs) if o.kind == FRESH}
     index = {id(t): k for k, t in reversed(list(enumerate(out.tensors)))}
-    for put, at in plan.puts:
-        kind, place = (APPENDS if put.place.kind == LIST_LEN else PUTS), put.place
-        for j, value in enumerate(place.home[place.want :] if kind == APPENDS else [places.value_at(place)]):
+    came = [(p, at, p.home[p.want :] if p.kind == LIST_LEN else [places.value_at(p)]) for p, at in ((put.place, at) for put, at in plan.puts)]
+    shared = readout.shared_in([result, *(values for _, _, values in came)]) if seen.readouts else set()
+
+    def why_not(place, t):
+        """See to it that this tensor is an output, index[id(t)]; or a sentence."""
+        if type(t) is not torch.Tensor or t.requires_grad:
+            return errors.changed_state(place.path)
+        if id(t) not in index:
+            k = by_id.get(id(t), NONE)
+            row = OutRow(INPUT, k, ghost(t), hidden=True) if k != NONE else describe_tensor(
+                plan, seen, place.path, t, near, first_of, len(outs))  # fmt: skip
+            if isinstance(row, str):
+                return row
+            index[id(t)] = len(outs)
+            outs.append(row._replace(hidden=True))
+        row = outs[index[id(t)]]
+        if row.kind == VIEW:
+            return errors.kept_argument(paths[row.ref])
+        is_grad = row.kind == SHARED and outs[row.ref].grad_slot != NONE  # of which there is one tensor alone
+        if row.kind not in (FRESH, SHARED, INPUT) or is_grad or (row.kind == INPUT and slots[row.ref].leaf == NONE):
+            return errors.changed_state(place.path)
+        return None
+
+    for place, at, values in came:
+        kind = APPENDS if place.kind == LIST_LEN else PUTS
+        for j, value in enumerate(readout.marked(seen, values)):
+            told = (value, value.make) if type(value) is pytree.Readout else None if plan.live else readout.pattern(value, is_fixed, shared)
+            if told is not None:
+                effects.append(EffectRow(kind, NONE, out=len(outs), place=at))
+                outs.append(OutRow(READOUT, NONE, told[0].words, hidden=True, line=told[0].line, ops=told[1:]))
+                continue
             if is_fixed(value):
                 effects.append(EffectRow(kind, NONE, place=at, by=value, number=live.number_put(seen, place, j)))
                 continue
-            if type(value) is not torch.Tensor or value.requires_grad:
-                return errors.changed_state(place.path)
-            if id(value) not in index:
-                k = by_id.get(id(value), NONE)
-                row = OutRow(INPUT, k, ghost(value), hidden=True) if k != NONE else describe_tensor(
-                    plan, seen, place.path, value, near, first_of, len(outs))  # fmt: skip
-                if isinstance(row, str):
-                    return row
-                index[id(value)] = len(outs)
-                outs.append(row._replace(hidden=True))
-            row = outs[index[id(value)]]
-            if row.kind == VIEW:
-                return errors.kept_argument(paths[row.ref])
-            is_grad = row.kind == SHARED and outs[row.ref].grad_slot != NONE  # of which there is one tensor alone
-            if row.kind not in (FRESH, SHARED, INPUT) or is_grad or (row.kind == INPUT and slots[row.ref].leaf == NONE):
-                return errors.changed_state(place.path)
-            effects.append(EffectRow(kind, NONE, out=index[id(value)], place=at))
+            tensors = () if type(value) is tuple and at not in plan.follows else places.tensors_at(value)
+            reason = next(filter(None, (why_not(place, t) for t in tensors)), None if tensors else errors.changed_state(place.path))
+            if reason is not None:
+                return reason
+            which = tuple(index[id(t)] for t in tensors)
+            effects.append(EffectRow(PUTS_TUPLE, NONE, place=at, by=which) if type(value) is tuple else EffectRow(kind, NONE, out=which[0], place=at))
     return effects
 
 
@@ -513,6 +541,7 @@ def used_slots(plan, draft):
     used = {*draft.behind.flows, *(s.slot for s in draft.behind.saves), *(g.slot for g in draft.grads)}
     used |= {o.ref for o in draft.outs if o.kind in (VIEW, INPUT)}
     used |= {s.owner for s in draft.slots if s.binding != UNUSED}
+    used.update(*plan.follows.values())
     met = plan.graph is None
     return [
         k for k, s in enumerate(draft.slots)
@@ -531,7 +560,9 @@ def group_places(found, moving, free, follows, numbers):
         guard = BY_VALUE if is_plain(p.want) else BY_IDENTITY
         guard = IS_NUMBER if k in numbers else FOLLOWS if k in follows else NOT_AT_ALL if k in free else BY_TYPE if k in moving else guard
         want = None if k in follows else p.want  # the core has it from the slot
-        row = (p.kind, guard, p.home, p.key, want, present, number, numbers.get(k, follows.get(k, NONE)))
+        slots = follows.get(k, [NONE])
+        items = len(slots) if k in follows and type(p.want) is tuple else 0
+        row = (p.kind, guard, p.home, p.key, want, present, number, numbers.get(k, slots[0]), items)
         teller = places.told_by(p)
         if teller is not None:
             groups.setdefault(id(teller), (teller, []))[1].append((row, k))

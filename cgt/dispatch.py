@@ -603,7 +603,7 @@ def prepare(call, attempt, around):
     make_room(state)
     missed = misses(call, path, parent)
     followable = find_followable(call, around)
-    moves = note_moves(state, around.tensors, missed, followable)
+    moves = note_moves(state, around, missed, followable)
     live.learn_places(state, around.found.places, [state.keep[node] for node, why, _ in missed if why == MISS_PLACE], misplaced(state, missed))
     try:
         core.with_paths(functools.partial(core.go_on, device_of(state, flat), parent, around.tensors))
@@ -618,21 +618,22 @@ def prepare(call, attempt, around):
     return None
 
 
-def note_moves(state, tensors, missed, followable):
+def note_moves(state, around, missed, followable):
     """What the function finds in a place where another tensor came is followed from now on, and arguments whose address
     moved since a pinned recording are copied, if they can be; so is what is followed. Returns the plan's moves."""
-    moves = []
+    moves, tensors = [], around.tensors
     for node, why, index in missed:
         kept = state.keep[node]
         if why == MISS_PLACE:
-            name, slot = kept.place_paths[index], None
+            slot, place = None, kept.place_paths[index]
+            name = next((name for name, (k, _) in followable.items() if around.found.places[k].path == place), place)  # the first of a tuple
         elif why == MISS_POINTER:
             slot = core.node_facts(node).slots[index]
-            name = kept.slot_paths[index]
+            name = place = kept.slot_paths[index]
         else:
             continue
         if kept.followable.get(name) is False and name in followable:
-            state.followed |= {name, *others_in(kept, node, followable, tensors)}
+            state.followed |= {place, name, *others_in(kept, node, followable, tensors)}
             moves.append((node, followable[name][1], True))
         elif slot is not None and not slot.written and state.opts.inputs == "auto" and (slot.leaf != NONE or name in followable):
             for path in {name, *moved_too(kept, node, followable, tensors)}:
@@ -652,7 +653,8 @@ def moved_too(kept, node, followable, tensors):
 def note_swap(state, name):
     """A copy of a parameter at each replay must cost less than a recording for each: it does where it is replaced all the time."""
     calls, (times, last) = core.fn_counts(state.f)[0], state.swaps.get(name, (0, -options.SWAPPED_SOON))
-    state.swaps[name] = (times + 1 if calls - last < options.SWAPPED_SOON else 1, calls)
+    if last != calls:  # several recordings miss it in one call
+        state.swaps[name] = (times + 1 if calls - last < options.SWAPPED_SOON else 1, calls)
 
 
 def misplaced(state, missed):
@@ -729,20 +731,27 @@ def find_moving(state, plan, seen):
     replaced = [k for k in plan.follows if state.opts.outputs == "rescue" and is_replaced(plan.places[k])]
     stored = {k: row for k, row in live.stored_in(seen, plan.places).items() if k not in free and k not in rows}
     puts = puts + [(places.Put("", "", None, plan.places[k]), k) for k in (*replaced, *stored)]
-    free = free.union(replaced)
+    own = range(len(plan.places), len(plan.places) + len(seen.own))
+    puts += [(places.Put("", "", None, place), k) for k, place in zip(own, seen.own, strict=True)]
+    plan.places.extend(place._replace(want=None) for place in seen.own)
+    free = free.union(replaced, own)
     plan.places.extend(moving.class_guards(plan.places, plan.owners, [*rows, *free, *stored]))
     return plan._replace(moving=rows, free=free, puts=puts, stored=stored)
 
 
 def is_replaced(place):
-    """Did the run put another tensor there? As it was read before, its place is followed, and as a replay stores it, free."""
+    """Did the run put another tensor there, or another tuple of them? As it was read before, its place is followed, and as a replay
+    stores it, free."""
     now = places.value_at(place)
-    return now is not place.want and type(now) is torch.Tensor
+    then, ones = (places.tensors_at(value) for value in (place.want, now))
+    alike = len(ones) == len(then) > 0 and (type(now) is tuple) == (type(place.want) is tuple)
+    return now is not place.want and alike and all(type(one) is torch.Tensor for one in ones)
 
 
 def learn_replaced(state, plan, seen):
     """A sentence if the run put other tensors into places that it read and that are not followed yet, or None."""
-    names = [path for path, (k, _) in plan.followable.items() if k not in plan.follows and is_replaced(plan.places[k])]
+    at = {k for k, _ in plan.followable.values() if k not in plan.follows and is_replaced(plan.places[k])}
+    names = [plan.places[k].path for k in sorted(at)] + [path for path, (k, _) in plan.followable.items() if k in at]
     if not names or seen.asks_which or state.opts.outputs != "rescue":  # it lasts, whatever becomes of results
         return None
     state.followed.update(names)
@@ -803,7 +812,7 @@ def run_node(call, attempt):
     plan = attempt.plan
     result = core.run_node(attempt.node, leaves_of(plan.flat), plan.driver == CUDA)
     for old, slot, first in plan.moves:
-        if slot in plan.copied or (first and slot in plan.follows.values()):
+        if slot in plan.copied or (first and any(slot in slots for slots in plan.follows.values())):
             core.node_replace(old)
     bury()
     attempt.settled = True
@@ -913,9 +922,9 @@ def add_node(call, plan, seen, draft):
         o._replace(ref=index[o.ref] if o.kind in (VIEW, INPUT) else o.ref, grad_slot=index[o.grad_slot])
         for o in draft.outs
     ]  # fmt: skip
-    follows = {k: index[slot] for k, slot in plan.follows.items()}
-    followable = {path: k in follows for path, (k, _) in plan.followable.items()}
-    mine = [None if k in follows.values() else s.tensor for k, s in enumerate(slots)]
+    follows = {k: [index[slot] for slot in slots] for k, slots in plan.follows.items()}
+    followable = {path: k in follows for at, (k, _) in plan.followable.items() for path in (at, plan.places[k].path)}
+    mine = [None if any(k in slots for slots in follows.values()) else s.tensor for k, s in enumerate(slots)]
     taken = {s.at: k for k, s in reversed([*enumerate(plan.live)]) if s.op == AT_PLACE}  # a tuple's first number
     groups, order = describe.group_places(plan.places, plan.moving, plan.free, follows, taken)
     row_at = {k: j for j, k in enumerate(order)} | {NONE: NONE}
@@ -936,7 +945,7 @@ def add_node(call, plan, seen, draft):
         graph, site, (program, groups, effects, mine, seen.captured, seen.keep),
         [draft.paths[k] for k in used], [plan.places[k].path for k in order], followable, grads, loose, moving.told(plan, code_of(state)),
         live.told(seen.live, plan.places),
-        core.record_seconds(), seen.values, seen.forks, islands.told(seen), seen.ops,
+        core.record_seconds(), seen.values, seen.forks, islands.told(seen), seen.ops, seen.trail,
     )  # fmt: skip
     node = core.add_node(
         state.f, call.spec, plan.ambient, slots, outs, program, ret_python, effects, grads, groups,

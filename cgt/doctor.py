@@ -2,6 +2,7 @@
 
 import runpy
 import sys
+import time
 import warnings
 from typing import NamedTuple
 
@@ -28,9 +29,12 @@ class Diagnosis(NamedTuple):
     replays: int
     findings: tuple  # of Finding: what keeps calls from being replayed, as the function met it
     slow: tuple  # texts: it replays, and this costs
+    seconds: float | None = None  # that a plain call kept the CPU, where something was found
 
     def __str__(self):
         head = f"{self.name}: {self.replays} of {self.calls} calls replayed."
+        if self.seconds is not None:
+            head += f" A plain call keeps the CPU for {1e6 * self.seconds:,.0f} µs, a replay for a few."
         if self.findings:
             head += f" {len(self.findings)} {'thing' if len(self.findings) == 1 else 'things'} to change:"
         told = [f"  {k + 1}. ({one.times}x) {one.text}" for k, one in enumerate(self.findings)]
@@ -40,7 +44,7 @@ class Diagnosis(NamedTuple):
 def doctor(fn, *args, **kwargs):
     """Call `fn` a few times and tell everything that keeps it from being replayed: each line, not only the first.
 
-    The calls are those of a function of its own, made by `cgt.jit(fn)`. Where something is found two calls are made, both plain;
+    The calls are those of a function of its own, made by `cgt.jit(fn)`. Where something is found three calls are made, all plain, the last of which is timed;
     else one warms, one records and one is a replay. What the function does it does each time.
 
     Args:
@@ -48,7 +52,8 @@ def doctor(fn, *args, **kwargs):
         args, kwargs: of a call, as the program makes it.
 
     Returns:
-        A `Diagnosis`, to print: `name`, `calls`, `replays`, `findings` (each with `times` in a call and `text`), `slow`.
+        A `Diagnosis`, to print: `name`, `calls`, `replays`, `findings` (each with `times` in a call and `text`), `slow`,
+        `seconds`.
 
     Raises:
         What `fn` raises; TypeError as `cgt.jit`.
@@ -67,7 +72,12 @@ def doctor(fn, *args, **kwargs):
             site(*args, **kwargs)
             if state.verdicts or core.fn_counts(state.f)[3]:
                 break
-    return diagnosis(state)
+    found = diagnosis(state)
+    if not found.findings:
+        return found
+    began = time.perf_counter()
+    site.__wrapped__(*args, **kwargs)
+    return found._replace(seconds=time.perf_counter() - began)
 
 
 def diagnosis(state):

@@ -5,6 +5,10 @@ eagerly") is said by `explain`. The core knows no words: `DriverError` carries f
 `recording_failed` makes the sentence.
 """
 
+import functools
+
+CODES = {}  # number -> the sentence's function
+
 
 class CgtError(RuntimeError):
     """cgt cannot do what was asked; the message says where, why and what to try."""
@@ -14,9 +18,28 @@ class CgtWarning(UserWarning):
     """cgt did what was asked, but probably not the way the user hoped."""
 
 
+def code(number):
+    """A sentence begins with its code, by which docs/troubleshooting.md tells of it. A code whose sentence goes is never used again. The first
+    digit is what it is about: 1 values that Python reads, 2 tensors and their memory, 3 what Python keeps, 4 autograd, 5 whether a call is
+    recorded at all, 6 parts that run otherwise, 7 devices and the driver, 8 arguments of cgt's functions, 9 installing."""
+
+    def mark(sentence):
+        @functools.wraps(sentence)
+        def coded(*args, **kwargs):
+            return f"CGT{number}: {sentence(*args, **kwargs)}"
+
+        if number in CODES:
+            raise ValueError(f"CGT{number} is another sentence's code")
+        CODES[number] = coded
+        return coded
+
+    return mark
+
+
 # --- reasons: why a call was not replayed -----------------------------------------------------
 
 
+@code(901)
 def other_torch(version, now, why):
     return (
         f"cgt {version} cannot be loaded with torch {now} ({why}). Its core belongs to the torch that it was built against: build it "
@@ -24,6 +47,22 @@ def other_torch(version, now, why):
     )
 
 
+@code(227)
+def not_finite(name, what, op, line):
+    return f"a replay of {name} made the first {what} in {op} at {line}: what this op was given had none."
+
+
+@code(807)
+def no_tap(name, t):
+    return f"cgt.tap() takes a name and a tensor, not a {name} and a {t}."
+
+
+@code(808)
+def tapped_inside():
+    return "cgt.tapped() is for outside of jitted functions: a replay would not look again. Pass the tensor to the function."
+
+
+@code(101)
 def host_read(op, line):
     return (
         f"{op} at {line} needs a value on the host in the middle of the call. Read only the outcome of a comparison there "
@@ -32,6 +71,7 @@ def host_read(op, line):
     )
 
 
+@code(601)
 def op_apart(op, line):
     return (
         f"{op} at {line} cannot be captured. It runs between two graphs from now on; but not in a backward, and not behind writes to "
@@ -39,6 +79,15 @@ def op_apart(op, line):
     )
 
 
+@code(706)
+def capture_broken():
+    return (
+        "another thread called what the driver forbids while a capture is under way (torch.cuda.synchronize() waits for the whole device), "
+        "which ended this recording. Wait for a stream or an event there, or call each function twice before."
+    )
+
+
+@code(102)
 def dynamic_shape(op, line):
     return (
         f"{op} at {line} makes a tensor whose shape depends on data. "
@@ -46,6 +95,7 @@ def dynamic_shape(op, line):
     )
 
 
+@code(108)
 def memory_read(name, line):
     return (
         f"Tensor.{name} at {line} hands out a tensor's memory behind PyTorch's back. "
@@ -53,12 +103,14 @@ def memory_read(name, line):
     )
 
 
+@code(212)
 def replaces_memory(op, line):
     return (
         f"{op} at {line} replaces the memory of a tensor. Make a new tensor, or copy_ into the old."
     )
 
 
+@code(213)
 def absolute(op, line):
     return (
         f"{op} at {line} counts from the start of an argument's memory, and the argument moves. "
@@ -66,6 +118,7 @@ def absolute(op, line):
     )
 
 
+@code(701)
 def beside(line):
     return (
         f"{line} reads memory around an argument that moves (its _base, or past its end). Pass the whole tensor as an "
@@ -73,6 +126,7 @@ def beside(line):
     )
 
 
+@code(304)
 def reseeded(line):
     return (
         f"the state of a random generator was set inside the function (seen at {line}); a replay "
@@ -80,6 +134,7 @@ def reseeded(line):
     )
 
 
+@code(301)
 def impure(name, line):
     return (
         f"{name}() at {line} gives another value at each call, and a replay would repeat the recorded one. Call it "
@@ -87,6 +142,7 @@ def impure(name, line):
     )
 
 
+@code(302)
 def outside_draw(path):
     return (
         f"the function draws from {path}, and a replay would repeat the recorded numbers. Draw with torch "
@@ -94,6 +150,7 @@ def outside_draw(path):
     )
 
 
+@code(303)
 def advanced(path):
     return (
         f"{path} is an iterator or a file from which the function takes what comes next, or which cannot be asked whether "
@@ -122,10 +179,12 @@ ISLANDS = {  # why a function marked cgt.eager has no place in a recording
 }
 
 
+@code(602)
 def island(name, line, why):
     return f"{name}, which is to run eagerly (cgt.eager), at {line}, {ISLANDS[why]}."
 
 
+@code(603)
 def island_differs(name):
     return (
         f"what the eager parts of {name} returned, or changed, was not what it was when the call was recorded: the rest ran eagerly. "
@@ -133,22 +192,27 @@ def island_differs(name):
     )
 
 
+@code(308)
 def follows(path):
     return f"the function puts another tensor into {path}, which it reads: followed from the next call on."
 
 
+@code(115)
 def stores_number(path):
     return f"the function changes the number in {path}, which it reads: from the next call on it is computed at each."
 
 
+@code(116)
 def reads_counter(path):
     return f"the function counts in {path}, a tensor on the CPU, or asks for its number: from the next call on it is computed at each."
 
 
+@code(117)
 def counter_used(path, what, line):
     return f"{what} at {line} uses {path}, a tensor on the CPU in which the call counted before: from the next call on an ordinary one."
 
 
+@code(225)
 def audit(name, told, other):
     return f"audit of {name}: a replay was not what eager is: {told}. Eager's values stand, and the recording is dropped.{other} Report this: it is a defect of cgt, or code that it cannot see changes memory."
 
@@ -157,42 +221,52 @@ def other_op(now, recorded):
     return f" The first op that is another one: {now}, recorded as {recorded}."
 
 
+@code(118)
 def counters_join(line):
     return f"the function counts in further tensors on the CPU at {line}, along with those that were known: from the next call on all are."
 
 
+@code(119)
 def counters_part(path, other):
     return f"{path} and {other} held the same number when this was recorded, and do not any more: recorded anew."
 
 
+@code(112)
 def number_kept(path):
     return f"something that is computed from {path}, a number that changes from call to call, outlives the call. Pass it as a tensor."
 
 
+@code(113)
 def number_saved():
     return "a backward outside of the function, compiled code or another thread may look at it"
 
 
+@code(114)
 def number_type(line):
     return f"the function asks for an exact type with type(x), at {line}: there a number that changes is recorded by itself. isinstance() would not keep it from that."
 
 
+@code(317)
 def row_written(line):
     return f"what a number chose from is written past it, at {line}, or the row that it chose: each such number is recorded by itself."
 
 
+@code(318)
 def row_kept():
     return "a row that a number chose from a tensor outlives the call, to which it is a view of that tensor: each such number is recorded by itself."
 
 
+@code(111)
 def number_raised(text):
     return f"with a stand-in for a number the function raised {text}: each number is recorded by itself."
 
 
+@code(110)
 def number_decides(path, line):
     return f"{path} is looked at by more than ops ({line}): each number there is recorded by itself. Pass it as a tensor, or compute with it only."
 
 
+@code(309)
 def asks_which(path):
     return (
         f"the function asks which tensor lies in {path}, by its hash or id; or it calls an eager part (cgt.eager), which could replace it; or "
@@ -200,6 +274,7 @@ def asks_which(path):
     )
 
 
+@code(604)
 def island_unsafe(name, why):
     return (
         f"an eager part (cgt.eager) of {name} wrote to a tensor from outside, or changed a list, dict or gradient that {name} can read, "
@@ -207,6 +282,7 @@ def island_unsafe(name, why):
     )
 
 
+@code(310)
 def drawn_in_vain(name, why):
     return (
         f"{name} was being recorded, which came to nothing ({why}) The recording took something from an iterator or a file "
@@ -214,6 +290,7 @@ def drawn_in_vain(name, why):
     )
 
 
+@code(311)
 def new_generator():
     return (
         "the function draws from a torch.Generator that it makes itself. "
@@ -221,6 +298,7 @@ def new_generator():
     )
 
 
+@code(214)
 def changes_shape(op, line):
     return (
         f"{op} at {line} changes the shape of a tensor from outside in place. "
@@ -228,6 +306,7 @@ def changes_shape(op, line):
     )
 
 
+@code(702)
 def other_device(op, line, device):
     return (
         f"{op} at {line} works on {device}, which is not the current device. "
@@ -235,10 +314,12 @@ def other_device(op, line, device):
     )
 
 
+@code(215)
 def layout(op, line, kind):
     return f"{op} at {line} works on {kind}. Use a plain, dense tensor."
 
 
+@code(703)
 def collective(op, line):
     return (
         f"{op} at {line} exchanges data with other processes, which the host driver's tape cannot repeat. Call it "
@@ -246,6 +327,7 @@ def collective(op, line):
     )
 
 
+@code(223)
 def unknown_effect(op, line):
     return (
         f"{op} at {line} returns nothing new and does not say what it writes. Declare it (mutates_args of "
@@ -253,6 +335,7 @@ def unknown_effect(op, line):
     )
 
 
+@code(319)
 def parallel_module(name, line):
     return (
         f"{name}'s forward at {line} prepares the exchange of gradients that its backward will do. Jit what it wraps: "
@@ -260,6 +343,7 @@ def parallel_module(name, line):
     )
 
 
+@code(416)
 def hooked_leaf(path):
     return (
         f"the function can run a backward to {path}, on whose accumulator of gradients somebody put a hook "
@@ -267,10 +351,12 @@ def hooked_leaf(path):
     )
 
 
+@code(216)
 def odd_tensor(path, kind):
     return f"{path} is {kind}. Use a plain, dense tensor, or leave this part outside of the jitted function."
 
 
+@code(704)
 def cudnn_dropout():
     return (
         "a recurrent layer draws its dropout from a random state of cuDNN's, which begins anew at this call, since the "
@@ -278,14 +364,17 @@ def cudnn_dropout():
     )
 
 
+@code(103)
 def reads_too_much(line):
     return f"the values that the function reads on the way, up to {line}, are too many. Read fewer, or outside."
 
 
+@code(104)
 def another_value(lines):
     return f"the function read a value at {lines} for which there is no recording yet."
 
 
+@code(105)
 def varying_values(lines):
     return (
         f"the values that the function reads at {lines} have not come before, and a recording is for one of them alone. Read "
@@ -293,6 +382,7 @@ def varying_values(lines):
     )
 
 
+@code(106)
 def read_with_grads(line):
     return (
         f"a value is read at {line} while gradients of an earlier backward are there, which the function then replaces. "
@@ -300,6 +390,7 @@ def read_with_grads(line):
     )
 
 
+@code(219)
 def cpu_tensor(op, line, shape):
     return (
         f"{op} at {line} uses a CPU tensor of shape {shape} in a function on the GPU. "
@@ -307,6 +398,7 @@ def cpu_tensor(op, line, shape):
     )
 
 
+@code(220)
 def cpu_state(op, line):
     return (
         f"{op} at {line} changes or draws a CPU tensor in a function on the GPU. "
@@ -314,6 +406,7 @@ def cpu_state(op, line):
     )
 
 
+@code(418)
 def optimizer_option(name, line, option):
     return (
         f"{name}.step at {line} keeps numbers on the host that change at each step. "
@@ -321,6 +414,7 @@ def optimizer_option(name, line, option):
     )
 
 
+@code(419)
 def optimizer_outside(name, line):
     return (
         f"{name}.step at {line} needs numbers on the host, and no option of {name} changes that. "
@@ -328,6 +422,7 @@ def optimizer_outside(name, line):
     )
 
 
+@code(420)
 def scaler_option(name, line, option):
     return (
         f"GradScaler.step at {line} needs to know on the host whether to skip the step of {name}. "
@@ -335,6 +430,7 @@ def scaler_option(name, line, option):
     )
 
 
+@code(421)
 def scaler_outside(name, line):
     return (
         f"GradScaler.step at {line} needs to know on the host whether to skip the step of {name}. "
@@ -342,10 +438,12 @@ def scaler_outside(name, line):
     )
 
 
+@code(221)
 def odd_op(op, line):
     return f"{op} at {line} returns new tensors and views at once. Mark the place eager."
 
 
+@code(605)
 def higher_order_op(op, line):
     return (
         f"{op} at {line} is a higher-order op, whose inner ops cgt does not see. Call it outside the "
@@ -353,10 +451,12 @@ def higher_order_op(op, line):
     )
 
 
+@code(606)
 def fork_in_backward(name, line):
     return f"torch's {name} at {line} runs in a backward. Call it in the forward, or outside the jitted function."
 
 
+@code(607)
 def fork_with_grad(name, line):
     return (
         f"torch's {name} at {line} works on tensors that require grad, and its backward is PyTorch's own. Put it under "
@@ -364,6 +464,7 @@ def fork_with_grad(name, line):
     )
 
 
+@code(608)
 def fork_raised(line, what):
     return (
         f"a body of torch's cond or while_loop raised while it was recorded ({line}; {what.rstrip('.')}). Each body is run once for "
@@ -371,10 +472,12 @@ def fork_raised(line, what):
     )
 
 
+@code(609)
 def fork_result(name, line, what):
     return f"torch's {name} at {line} {what}. Return new tensors from each body, of the same kind; pass and return clones."
 
 
+@code(610)
 def body_writes(op, line):
     return (
         f"{op} at {line}, in a body of torch's cond or while_loop, writes a tensor that the body did not make. Return the new "
@@ -382,10 +485,12 @@ def body_writes(op, line):
     )
 
 
+@code(611)
 def body_acts(op, line):
     return f"{op} at {line}, in a body of torch's cond or while_loop, may do more than compute. Call it outside of the body."
 
 
+@code(612)
 def body_draws(op, line):
     return (
         f"{op} at {line}, in a body of torch's cond or while_loop, draws random numbers where a replay cannot know how many. Draw "
@@ -393,6 +498,7 @@ def body_draws(op, line):
     )
 
 
+@code(614)
 def compiled_on_host(line):
     return (
         f"code of torch.compile uses the CPU at {line}, in kernels that PyTorch's dispatcher does not see "
@@ -400,6 +506,7 @@ def compiled_on_host(line):
     )
 
 
+@code(615)
 def compiled_with_state(line):
     return (
         f"code of torch.compile at {line} brings CUDA graphs or random states of its own. "
@@ -407,6 +514,7 @@ def compiled_with_state(line):
     )
 
 
+@code(613)
 def compiles(line):
     return (
         f"torch.compile compiled while {line} was being recorded. The compiled code is recorded later; "
@@ -414,10 +522,12 @@ def compiles(line):
     )
 
 
+@code(222)
 def untaped_op(op, line, why):
     return f"{op} at {line} cannot be put on the host driver's tape ({why})."
 
 
+@code(401)
 def odd_root(path):
     return (
         f"{path} requires grad and shares memory with an argument or with another such result. "
@@ -425,6 +535,7 @@ def odd_root(path):
     )
 
 
+@code(402)
 def made_leaf(path):
     return (
         f"{path} is a leaf that the function makes and that requires grad. "
@@ -432,6 +543,7 @@ def made_leaf(path):
     )
 
 
+@code(403)
 def outer_graph(line):
     return (
         f"gradients would flow ({line}) to something that cgt cannot follow: a graph made before the call, or a "
@@ -439,10 +551,12 @@ def outer_graph(line):
     )
 
 
+@code(404)
 def written_root(path):
     return f"{path} requires grad and is written in place. Return the new value instead."
 
 
+@code(315)
 def too_many_places():
     return (
         "the function's code can read too much to guard it all, and torch.compile hides which "
@@ -450,6 +564,7 @@ def too_many_places():
     )
 
 
+@code(314)
 def hidden_code():
     return (
         "a profiler, or a thread that the function started, hides which code ran, and so what it read. "
@@ -457,6 +572,7 @@ def hidden_code():
     )
 
 
+@code(616)
 def hidden_kernels():
     return (
         "kernels that no op shows (TorchScript fuses some) ran while arguments were copied, and may have read the originals. "
@@ -464,19 +580,23 @@ def hidden_kernels():
     )
 
 
+@code(312)
 def imports(file):
     return f"the call imported {file}, and so ran code that other calls do not: recorded when one comes that imports nothing."
 
 
+@code(313)
 def new_code(code):
     place = f"{code.co_name} at {code.co_filename}:{code.co_firstlineno}"
     return f"code ran for the first time ({place}); what it reads is guarded from the next call on."
 
 
+@code(405)
 def first_gradient():
     return "the result requires grad for the first time: from the next call on it is recorded so."
 
 
+@code(406)
 def backward_reads(line):
     return (
         f"the backward of this function, at {line}, reads a tensor that autograd did not save (a hook, a "
@@ -485,6 +605,7 @@ def backward_reads(line):
     )
 
 
+@code(207)
 def kept_argument(path):
     return (
         f"something keeps {path}, or a view of it, beyond the call (an attribute, a hook, a custom autograd.Function or a "
@@ -493,10 +614,12 @@ def kept_argument(path):
     )
 
 
+@code(407)
 def stale_backward(why):
     return f"this backward belongs to a replayed call, and {why}"
 
 
+@code(408)
 def create_graph(name):
     return (
         f"create_graph=True through a replayed call of {name}: its backward is a recording, which has no "
@@ -505,12 +628,14 @@ def create_graph(name):
     )
 
 
+@code(409)
 def refused_backward(batched):
     if batched:
         return "a backward through it was given batched gradients (vmap, is_grads_batched)."
     return "a backward through it asked for create_graph=True."
 
 
+@code(410)
 def batched_gradients(name):
     return (
         f"batched gradients (vmap, is_grads_batched) through a replayed call of {name}: its backward is a recording "
@@ -518,6 +643,7 @@ def batched_gradients(name):
     )
 
 
+@code(411)
 def transforms(line):
     return (
         f"{line} differentiates with torch.func, which does not work where a later backward's needs are watched. Return a "
@@ -525,6 +651,7 @@ def transforms(line):
     )
 
 
+@code(511)
 def mode_inside(line):
     return (
         f"a dispatch mode is active at {line}: it sees the ops that run, and a replay runs none. "
@@ -532,6 +659,7 @@ def mode_inside(line):
     )
 
 
+@code(107)
 def read_behind(op, line):
     return (
         f"{op} at {line} reads values where no replay could repeat it. Keep tensors (torch.stack instead of torch.tensor "
@@ -539,6 +667,7 @@ def read_behind(op, line):
     )
 
 
+@code(412)
 def late_read():
     """A backward asked again for what it seemed to need no more."""
     return (
@@ -547,6 +676,7 @@ def late_read():
     )
 
 
+@code(320)
 def early_bound(path):
     return (
         f"{path} reads a tensor's memory and was looked up before cgt could watch it. Look it up where it "
@@ -554,6 +684,7 @@ def early_bound(path):
     )
 
 
+@code(316)
 def scripted(path):
     return (
         f"{path} is a module of TorchScript (torch.jit.script, trace, load), whose mode, parameters and attributes no "
@@ -561,13 +692,17 @@ def scripted(path):
     )
 
 
-def modified(shape):
+@code(413)
+def modified(shape, *versions):
+    """versions: now and then, where PyTorch's own node asks for the tensor; it would say the same."""
+    which = ", is at version {}; expected version {} instead".format(*versions) if versions else ""
     return (
         "one of the variables needed for gradient computation has been modified by an inplace "
-        f"operation: a tensor of shape {shape} that was saved for the backward."
+        f"operation: a tensor of shape {shape} that was saved for the backward{which}."
     )
 
 
+@code(414)
 def saved_changed():
     return (
         "a tensor that the forward saved was modified in place before the backward. Modify it after "
@@ -575,6 +710,7 @@ def saved_changed():
     )
 
 
+@code(208)
 def strange_output(path, kind):
     return (
         f"{path} is a {kind}, which cgt cannot rebuild at a replay. Return tensors in tuples, lists, "
@@ -582,22 +718,27 @@ def strange_output(path, kind):
     )
 
 
+@code(209)
 def unknown_output(path):
     return f"{path} is a tensor that cgt did not see being made. Make it with PyTorch ops."
 
 
+@code(210)
 def host_output(path):
     return f"{path} is a CPU tensor made in a function on the GPU. Return a GPU tensor."
 
 
+@code(217)
 def subclass(path, kind):
     return f"{path} is a {kind}, a tensor subclass. Pass plain tensors."
 
 
+@code(206)
 def changed_arguments(path):
     return f"the function changes the structure of {path}. Return the new value instead."
 
 
+@code(211)
 def kept_tensor(line, held_by):
     return (
         f"a tensor made at {line} outlives the call{held_by}. "
@@ -605,19 +746,23 @@ def kept_tensor(line, held_by):
     )
 
 
+@code(415)
 def foreign_grad(path):
     return f"{path}.grad is set to a tensor from outside. Assign it outside the jitted function."
 
 
+@code(705)
 def recording_failed(name, line):
     where = f" after {line}" if line else ""
     return f"recording failed{where}: {name}."
 
 
+@code(508)
 def busy():
     return "another thread was recording."
 
 
+@code(509)
 def lost():
     return (
         "the iteration went on while this was recorded: another thread ran, or the function itself "
@@ -625,6 +770,7 @@ def lost():
     )
 
 
+@code(510)
 def blocked(kind):
     return (
         "",
@@ -638,34 +784,42 @@ def blocked(kind):
     )[kind]
 
 
+@code(502)
 def limit(n, why):
     return f"recorded {n} times already (max_records); {why}"
 
 
+@code(514)
 def not_replayed(name, reason):
     return f"{name} is not replayed, as cgt.require_replay() demands: {reason}"
 
 
+@code(515)
 def strict(name, reason):
     return f"{name} is not replayed, as CGT_STRICT=1 demands: {reason}"
 
 
+@code(804)
 def bad_switch(name, value, expected):
     return f"{name}={value}: expected {expected}."
 
 
+@code(120)
 def waits(line):
     return f"each call waits for a value that is read at {line}, and each value that comes again has a recording."
 
 
+@code(516)
 def nothing_jitted(script):
     return f"{script} jits nothing: mark a function with @cgt.jit, or ask cgt.doctor(f, *args) about one."
 
 
+@code(512)
 def disabled():
     return "CGT_DISABLE=1: jitted functions are plain ones."
 
 
+@code(513)
 def never_replayed(name, calls, reason):
     return (
         f"none of {calls} calls of {name} was replayed. Mostly: {reason} (cgt.explain({name.rpartition('.')[2]}) tells the rest; this is "
@@ -690,18 +844,22 @@ def told_evict(name, count):
     return f"the recording that ran longest ago goes, to make room for one of {name}: there are {count}"
 
 
+@code(501)
 def unrecorded():
     return "such a call was not recorded yet. Call it outside first, until cgt.stats tells of replays."
 
 
+@code(504)
 def new_kind():
     return "the first call with such arguments: recorded when one comes that is like it."
 
 
+@code(505)
 def timed():
     return "timed as it is: a recording was not replayed yet, and another one must pay."
 
 
+@code(503)
 def does_not_pay(spent, eager, calls, why):
     return (
         f"recordings do not pay so far: with the next one they take {1e3 * spent:.1f} ms, an eager call {1e6 * eager:.0f} µs, "
@@ -709,13 +867,17 @@ def does_not_pay(spent, eager, calls, why):
     )
 
 
-def moved(path, before, now):
+@code(202)
+def moved(path, *addresses):
+    """addresses: then and now, in a debug build."""
+    at = " ({:#x} then, {:#x} now)".format(*addresses) if addresses else ""
     return (
-        f"{path} had address {before:#x} when it was recorded and has {now:#x} now, and no copy can stand for it: "
+        f"{path} lies elsewhere than when it was recorded{at}, and no copy can stand for it: "
         "it is written, no argument, a view of another one, or inputs='pinned'. Reuse the tensor (copy_ into it)."
     )
 
 
+@code(203)
 def misaligned(path):
     return (
         f"{path} begins at another remainder of 512 bytes (64 on the CPU) at each call, a slice of a larger "
@@ -723,6 +885,7 @@ def misaligned(path):
     )
 
 
+@code(417)
 def forward_mode(line):
     return (
         f"the call differentiates in forward mode ({line}), whose tangents no recording knows. Use reverse "
@@ -730,6 +893,7 @@ def forward_mode(line):
     )
 
 
+@code(305)
 def changed_state(path, line=None):
     where = f" (at {line})" if line else ""
     return (
@@ -738,6 +902,7 @@ def changed_state(path, line=None):
     )
 
 
+@code(218)
 def replaced(path):
     return (
         f"{path} gets other memory in the function (.data = ..., swap_tensors). Write its values in place: "
@@ -745,6 +910,7 @@ def replaced(path):
     )
 
 
+@code(306)
 def used_elsewhere(path):
     return (
         f"{path} is stored by the function while another thread, or code that ran for the first time, has to do with that name. "
@@ -752,10 +918,12 @@ def used_elsewhere(path):
     )
 
 
+@code(307)
 def place_changed(path):
     return f"{path} changes from call to call. Pass it as a tensor, or keep it constant."
 
 
+@code(204)
 def other_tensor(path):
     return (
         f"{path} is now and then the very tensor that is also another argument, in a variable or a .grad that the "
@@ -763,6 +931,7 @@ def other_tensor(path):
     )
 
 
+@code(205)
 def still_held(line):
     return (
         f"the result made at {line} had been dropped when this call was recorded and is still held now. "
@@ -770,6 +939,7 @@ def still_held(line):
     )
 
 
+@code(201)
 def arguments_changed(path, then=None, now=None):
     told = f" (recorded with {then}, called with {now})" if then != now else ""
     return (
@@ -778,6 +948,15 @@ def arguments_changed(path, then=None, now=None):
     )
 
 
+@code(109)
+def number_on_host(path):
+    return (
+        f"{path} is a tensor on the CPU, of one number, which is another one at each call. Pass the number as Python has it "
+        "(one recording serves all its values), or in a tensor on the GPU."
+    )
+
+
+@code(506)
 def another_mode():
     return (
         "a mode of torch (gradients, autocast, inference, deterministic algorithms, the default dtype) is another one than when it was "
@@ -785,6 +964,7 @@ def another_mode():
     )
 
 
+@code(507)
 def another_way():
     return (
         "what ran before it in this iteration is another recording, or none, than when it was recorded: each way through the program "
@@ -795,10 +975,12 @@ def another_way():
 # --- errors -----------------------------------------------------------------------------------
 
 
+@code(801)
 def not_a_function(what):
     return f"cgt.jit takes a function or an nn.Module, not {what}."
 
 
+@code(802)
 def no_generator_function(name, kind):
     return (
         f"{name} is {kind}: its body runs after the call, so there is nothing to record. "
@@ -806,10 +988,12 @@ def no_generator_function(name, kind):
     )
 
 
+@code(803)
 def bad_option(name, value, allowed):
     return f"cgt.jit({name}={value!r}): expected {allowed}."
 
 
+@code(707)
 def replay_failed(name, call, why):
     return (
         f"replaying {name} failed at the driver's {call} call: {why}. Nothing was launched; "
@@ -817,10 +1001,17 @@ def replay_failed(name, call, why):
     )
 
 
+@code(806)
+def no_drawing(path, known):
+    return f"cgt.show draws into a file whose name ends in {', '.join(known[:-1])} or {known[-1]}, not {path}."
+
+
+@code(805)
 def not_jitted(what):
     return f"{what!r} was not made by cgt.jit."
 
 
+@code(224)
 def poisoned(made, ended):
     return (
         f"this output of a jitted function (made at {made}) was overwritten when {ended} began a new "

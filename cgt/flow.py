@@ -7,6 +7,8 @@
     self.last = y          it is stored, and while nobody reads it, it may hold anything; so may a list to which all only
     self.losses.append(y)  append
 
+    self.total += y        a *sum*: what it holds goes into arithmetic of which the result goes back
+
 Advances are sought where instructions follow each other, on a stack of what is known of each value. A jump, and each
 instruction that has no rule here, forgets the stack: so an opcode of another release of Python's hides an advance, and
 never makes one. All of it is worked out once for each code object.
@@ -50,18 +52,30 @@ class Moves(NamedTuple):
     stores: set  # all (where, name) that it stores or deletes
     appends: set  # those of which it calls append()
     reads: set  # those that it reads or deletes, but for advances and these
+    beside: set  # the same but for what goes into sums of theirs
+    operands: dict  # offset of an operation -> the Names of what its left operand is made of by arithmetic
+    sums: dict  # offset of a store -> the Names of where what was read goes back to, if that is a sum
     opens: str | None  # a line of the user's that may come to what it does not name: vars(self), getattr(self, key); or None
+
+
+class Names(NamedTuple):
+    """What leads to a value: a variable, and attributes of attributes."""
+
+    where: str  # where the last one is looked up
+    names: tuple
 
 
 class Value(NamedTuple):
     """What is known of a value on the stack."""
 
-    kind: str  # local, constant, read or advanced
+    kind: str  # local, constant, read, advanced or computed
     name: Any  # of a local: the name and how often it was stored; of a constant: the value; else (where, name)
     at: int = -1  # the instruction that made it; of an advanced one: that read it
     base: Any = None  # the Value whose attribute or entry it is
     op: str = ""
     by: Any = None
+    reads: tuple = ()  # of a computed one: the Values that were read for it
+    whole: bool = False  # and it is made of these and constants alone
 
 
 class Walk(NamedTuple):
@@ -71,6 +85,8 @@ class Walk(NamedTuple):
     stored: dict  # local -> how often it was stored
     lines: dict  # (instruction, (where, name)) -> line
     advances: list  # (instruction that reads, instruction that stores, Advance)
+    operands: dict  # instruction of an operation -> the Values that were read for its left operand, if it is whole
+    sums: list  # (instruction that stores, the Values that were read there)
     copies: dict  # instruction that read -> how often what it gave was copied
     opened: dict  # the same -> of how many of these an entry was asked for, by a constant
     keys: set  # instructions that load such a constant
@@ -80,7 +96,7 @@ class Walk(NamedTuple):
 @functools.lru_cache(KEPT)
 def moves_of(code):
     """The Moves of a code object."""
-    walk, opens, line = Walk([], {}, {}, [], {}, {}, set(), set()), None, ""
+    walk, opens, line = Walk([], {}, {}, [], {}, [], {}, {}, set(), set()), None, ""
     instructions = list(dis.get_instructions(code))
     for at, one in enumerate(instructions):
         line = line_of(one) or line
@@ -104,8 +120,31 @@ def moves_of(code):
     asked = [(at, key) for at, key in walk.lines if at not in advanced and not instructions[at].opname.startswith("STORE")]
     appends = {key for at, key in asked if is_append(instructions, at + 1)}
     reads = {key for at, key in asked if not is_append(instructions, at + 1)}
-    reads |= {(ATTRIBUTE, one.argval) for one in instructions if is_called(one)}
-    return Moves(tuple(advance for _, _, advance in advances), others, walk.stores, appends, reads, opens)
+    called = {(ATTRIBUTE, one.argval) for one in instructions if is_called(one)}
+    sums = [(at, read) for at, read in walk.sums if not any(one.at in walk.copies for one in read)]
+    summed = {one.at for _, read in sums for one in read}
+    beside = {key for at, key in asked if at not in summed and not is_append(instructions, at + 1)}
+    back = {instructions[at].offset: names_to(read[0]) for at, read in sums}
+    operands = {instructions[at].offset: tuple(map(names_to, read)) for at, read in walk.operands.items()}
+    return Moves(
+        tuple(advance for _, _, advance in advances), others, walk.stores, appends, reads | called, beside | called,
+        {at: names for at, names in operands.items() if None not in names}, {at: names for at, names in back.items() if names}, opens,
+    )  # fmt: skip
+
+
+def names_to(value):
+    """The Names of a Value that was read; None: they do not tell."""
+    names, where = [], value.name[0]
+    while value.kind == "read" and value.name[0] == ATTRIBUTE and value.base is not None:
+        names.insert(0, value.name[1])
+        value = value.base
+    if value.kind == "local":
+        names.insert(0, value.name[0])
+    elif value.kind == "read" and value.name[0] in (GLOBAL, VARIABLE):
+        names.insert(0, value.name[1])
+    else:
+        return None
+    return Names(where, tuple(names))
 
 
 def line_of(instruction):
@@ -282,7 +321,7 @@ def load_constant(walk, at, one, line):
 
 def load_name(walk, at, one, line):
     if one.opname == "LOAD_GLOBAL" and one.arg & 1 and LOAD_GLOBAL_CALLS:
-        forget(walk, at, one, line)
+        walk.stack.extend((None, None))
     else:
         walk.stack.append(Value("read", (MENTIONED[one.opname], one.argval), at))
 
@@ -290,9 +329,14 @@ def load_name(walk, at, one, line):
 def load_attribute(walk, at, one, line):
     base = pop(walk.stack)
     if is_called(one):
-        forget(walk, at, one, line)
+        walk.stack.extend((None, None))
     else:
         walk.stack.append(Value("read", (ATTRIBUTE, one.argval), at, base))
+
+
+def load_method(walk, at, one, line):
+    pop(walk.stack)
+    walk.stack.extend((None, None))
 
 
 def entry_of(walk, at, line):
@@ -313,23 +357,68 @@ def load_entry(walk, at, one, line):
     walk.stack.append(container and Value("read", name, at, container))
 
 
+def operator_of(one):
+    """The sign of the operator, in place or not, or None."""
+    return one.argrepr.removesuffix("=") if one.opname == "BINARY_OP" else OPERATORS.get(one.opname)
+
+
 def operate(walk, at, one, line):
-    op = one.argrepr.removesuffix("=") if one.opname == "BINARY_OP" else OPERATORS[one.opname]
+    op = operator_of(one)
     if op == "[]":
         return load_entry(walk, at, one, line)
     by, value = pop(walk.stack), pop(walk.stack)
+    made = computed(value, by) if op in ARITHMETIC else None
+    if made is not None and is_whole(value):
+        walk.operands[at] = reads_of(value)
     if value is not None and value.kind == "constant" and op in ("+", "*"):
         by, value = value, by
     fits = value is not None and value.kind == "read" and by is not None and by.kind == "constant"
-    known = fits and op in ("+", "-", "*", "/") and type(by.name) in (int, float) and not (op == "/" and by.name == 0)
-    walk.stack.append(Value("advanced", value.name, value.at, value.base, op, by.name) if known else None)
+    known = fits and op in ARITHMETIC and type(by.name) in (int, float) and not (op == "/" and by.name == 0)
+    walk.stack.append(Value("advanced", value.name, value.at, value.base, op, by.name) if known else made)
     return None
+
+
+def reads_of(value):
+    """The Values that were read for this one."""
+    if value is None or value.kind == "read":
+        return () if value is None else (value,)
+    return (Value("read", value.name, value.at, value.base),) if value.kind == "advanced" else value.reads
+
+
+def is_whole(value):
+    """Is it made of constants and of what was read, by arithmetic?"""
+    return value is not None and (value.whole or value.kind in ("constant", "read", "advanced"))
+
+
+def computed(*operands):
+    """What arithmetic makes of these Values."""
+    return Value("computed", None, reads=sum(map(reads_of, operands), ()), whole=all(map(is_whole, operands)))
+
+
+def drop(walk, at, one, line):
+    """It takes values and gives none."""
+    for _ in range(-dis.stack_effect(one.opcode, one.arg)):
+        pop(walk.stack)
+
+
+def make(walk, at, one, line):
+    """It takes values and gives one of which nothing is known."""
+    for _ in range(1 - dis.stack_effect(one.opcode, one.arg)):
+        pop(walk.stack)
+    walk.stack.append(None)
+
+
+def push_null(walk, at, one, line):
+    walk.stack.append(None)
 
 
 def store(walk, at, name, base, value, line):
     """`value` goes where `name` says."""
     if value is not None and value.kind == "advanced" and value.name == name and value.base == base:
         walk.advances.append((value.at, at, Advance(*name, value.op, value.by, line)))
+    read = tuple(one for one in reads_of(value) if one.name == name and one.base == base)
+    if read:
+        walk.sums.append((at, read))
 
 
 def store_name(walk, at, one, line):
@@ -351,7 +440,15 @@ def store_entry(walk, at, one, line):
 
 
 RULES = {
-    **dict.fromkeys("NOP RESUME CACHE EXTENDED_ARG PRECALL NOT_TAKEN".split(), nothing),
+    **dict.fromkeys("NOP RESUME CACHE EXTENDED_ARG NOT_TAKEN KW_NAMES".split(), nothing),
+    **dict.fromkeys(
+        "CALL CALL_FUNCTION CALL_METHOD CALL_KW CALL_FUNCTION_KW COMPARE_OP IS_OP CONTAINS_OP UNARY_NEGATIVE UNARY_NOT UNARY_INVERT "
+        "BUILD_TUPLE BUILD_LIST BUILD_MAP BUILD_CONST_KEY_MAP BUILD_SLICE BINARY_SLICE".split(),
+        make,
+    ),
+    "PRECALL": drop,
+    "PUSH_NULL": push_null,
+    "LOAD_METHOD": load_method,
     **dict.fromkeys("LOAD_FAST LOAD_FAST_CHECK LOAD_FAST_BORROW".split(), load_local),
     **dict.fromkeys("LOAD_FAST_LOAD_FAST LOAD_FAST_BORROW_LOAD_FAST_BORROW".split(), load_local),
     "STORE_FAST": store_local,
@@ -372,6 +469,7 @@ RULES = {
     "ROT_THREE": lambda walk, at, one, line: rotate(walk.stack, 3),
     "ROT_FOUR": lambda walk, at, one, line: rotate(walk.stack, 4),
 }
+ARITHMETIC = ("+", "-", "*", "/")
 OPERATORS = {
     f"{how}_{name}": op
     for how in ("BINARY", "INPLACE")

@@ -19,7 +19,19 @@ import torch
 from cgt_core import CUDA
 from torch.utils import _pytree
 
-from . import constants, counters, describe, errors, impure, live, options, places, segments, trace
+from . import (
+    constants,
+    counters,
+    describe,
+    errors,
+    impure,
+    live,
+    options,
+    places,
+    readout,
+    segments,
+    trace,
+)
 from .apart import bring_in, bring_out, end_segment, slim
 from .observe import (
     all_tensors,
@@ -115,6 +127,7 @@ def meet(seen, call, function, args, kwargs):
     why = "behind_changes" if has_changed(seen.plan) else vet(seen, tensors)  # a replay changes things at its end
     if why is not None:
         refuse(seen, errors.island(function.__qualname__, line, why))
+        readout.fill(seen, None)  # on the host it runs all the same, and may look
     if is_capture(seen) or (is_host_recording(seen) and seen.reason is None):
         return record(seen, call, function, leaves, spec, line)
     result = beside(seen, lambda: function(*args, **kwargs))

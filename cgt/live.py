@@ -68,7 +68,7 @@ from .taps import tap_makers, tap_math
 
 MOST = pytree.MOST
 MAX_TABLE = 1 << 16  # entries
-ROW = 8  # fields of a place's row: the third is where it is, the fifth what it held (describe.py)
+ROW = 9  # fields of a place's row: the third is where it is, the fifth what it held (describe.py)
 MOST_PARTS = 8  # numbers of a tuple: `betas`
 MOST_LOOKS = 4  # recordings for one value of what was computed from a number, before each number is one of its own
 MAX_STEPS = 4096  # of one recording: what computes more with a number is a loop that wants another form
@@ -325,6 +325,7 @@ OPERATORS = {
     "truediv": (DIVIDED, operator.truediv), "floordiv": (FLOORED, operator.floordiv), "mod": (REMAINDER, operator.mod),
     "pow": (RAISED, operator.pow),
 }  # fmt: skip
+PYTHON = dict(OPERATORS[name] for name in ("add", "sub", "mul", "truediv"))
 COMPARISONS = {
     "lt": (LESS, operator.lt), "le": (AT_MOST, operator.le), "eq": (SAME_AS, operator.eq), "ne": (OTHER_THAN, operator.ne),
     "gt": (MORE, operator.gt), "ge": (AT_LEAST, operator.ge),
@@ -488,6 +489,39 @@ def sources_of(flat, found, state, untraced):
         more = [Source(p.path + name, AT_PLACE, k, x, state.exact.get(p.path + name), part) for name, part, x in numbers]
         sources += more if any(s.exact is None for s in more) else []
     return sources
+
+
+def formula(x, at, place):
+    """What makes the number that this stands for anew, of what lies in `place`, at this position, and of constants. Of what else it comes
+    of the recording is for the value."""
+    trace, row = x.node.trace, x.node.row
+    return x.node.value if trace.over or row == NONE else formula_of(trace, row, at, place)
+
+
+def formula_of(trace, row, at, place):
+    step = trace.steps[row]
+    if row < len(trace.sources):
+        source = trace.sources[row]
+        if place is not None and source[1:3] == (AT_PLACE, at) and source.part == NONE and row not in trace.exact:
+            return functools.partial(lying, place)
+    elif step.op == EQUALS:
+        return step.value
+    elif step.op in PYTHON:
+        parts = [formula_of(trace, one, at, place) for one in (step.a, step.b)]
+        if any(map(callable, parts)):
+            return functools.partial(calculate, PYTHON[step.op], *parts)
+    trace.pin(row)
+    return step.value
+
+
+def calculate(function, *parts):
+    return function(*(part() if callable(part) else part for part in parts))
+
+
+def lying(place):
+    """The number that is there; while the function's own result is, what it held before."""
+    now = places.value_at(place)
+    return now if type(now) in (int, float) else place.want
 
 
 def numbers_in(place):

@@ -37,7 +37,7 @@ from cgt_core import (
     TYPE_ATTR,
 )
 
-from . import flow, places
+from . import flow, places, readout
 from .code import HOMES, is_ambient, is_compiled
 from .data import EffectRow
 from .flow import ATTRIBUTE, ENTRY, GLOBAL, VARIABLE, advances_of, disturbers, moves_of
@@ -103,7 +103,8 @@ def find_puts(plan, ran, seen, is_same):
             at = next(k for k, p in enumerate(plan.places) if p.want is place.home)
             changed = len(place.home) != place.want
         else:
-            changed = not is_same(place.want, value_at(place))
+            now = value_at(place)
+            changed = readout.marked(seen, now) is not now or not is_same(place.want, now)
             rows.append(place._replace(want=None) if changed else place)  # nobody keeps what was there
             free.extend([at] if changed else [])
         how = keeps and keeps(put.where, put.name, put.owner, place.home if place.kind == LIST_LEN else None)
@@ -154,6 +155,16 @@ def keeper(ran):
         return "store" if stored else "append" if type(value) is list else None
 
     return keeps
+
+
+def summed(found, owners, ran, positions):
+    """Those of these places that the code of `ran` reads for sums alone, of which the result comes there again (flow.py)."""
+    holders, known = {id(p.want): [p] for p in found}, Code({}, {}, None)
+    names = {k: [name for name in names_of(found[k], owners, holders, known) if name[0] != ENTRY] for k in positions}
+    moves = [moves_of(code) for code in disturbers(ran, [name for found in names.values() for name in found])]
+    if any(one.opens for one in moves) or any(map(is_compiled, ran)):
+        return []
+    return [k for k, mine in names.items() if mine and not any(name in one.beside for name in mine for one in moves)]
 
 
 def names_of(place, owners, holders, known):

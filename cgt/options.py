@@ -10,6 +10,7 @@ def is_on(name):
 DISABLED = is_on("CGT_DISABLE")  # jitted functions are plain ones: is it cgt?
 STRICT = is_on("CGT_STRICT")  # what cannot be replayed raises
 LOG = tuple(filter(None, os.environ.get("CGT_LOG", "").replace(" ", "").split(",")))  # see logs.py
+NAN = is_on("CGT_NAN")  # recordings tell which op made the first NaN or infinity, see finite.py
 AUDIT = os.environ.get("CGT_AUDIT", "")  # see cgt.jit
 WARN_AFTER = 20  # calls of a function of which none was replayed, which is then said once
 OUTPUTS = ("rescue", "error", "borrow")  # numbers are those of Policy in cgt_core.pxd

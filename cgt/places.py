@@ -89,7 +89,7 @@ class Found(NamedTuple):
     scripted: list  # paths of modules of TorchScript, whose parameters and attributes lie in C++
     passed: set  # code objects of functions that were met and not looked at, since they did not run
     kept: list  # of Put
-    shared: set  # ids of tensors that were met more than once
+    shared: set  # ids of tensors and tuples that were met more than once
 
 
 class Walk(NamedTuple):
@@ -176,7 +176,7 @@ def visit(walk, thing, path, at_place=False):
     if id(thing) not in walk.seen:
         walk.seen[id(thing)] = thing
         walk.todo.append((rule, thing, path))
-    elif rule is walk_tensor:
+    elif rule is walk_tensor or rule is walk_tuple:
         walk.found.shared.add(id(thing))
 
 
@@ -689,16 +689,11 @@ def read_argument(walk, tensor, path, names):
     read_tensor(walk, tensor, path, names)
 
 
-def of_tensors(found):
-    """{position: id of the tensor} of the places that alone lead to one: another may come there, and it is that which the
-    function finds. Not where the tensor has hooks that are places, or attributes, which could lead back to the function: the
-    core's hold is hidden from the garbage collector."""
-    others, alone = {id(p.home) for p in found.places} | found.shared, {}
-    for k, p in enumerate(found.places):
-        is_tensor = p.kind in (DICT_ITEM, CELL, LIST_ITEM) and issubclass(type(p.want), torch.Tensor)
-        if is_tensor and id(p.want) not in others and not core.has_attributes(p.want):
-            alone[k] = id(p.want)
-    return alone
+def tensors_at(value):
+    """(the tensor,), or the tensors of a tuple of nothing else; or ()."""
+    if type(value) is tuple:
+        return value if all(issubclass(type(one), torch.Tensor) for one in value) else ()
+    return (value,) if issubclass(type(value), torch.Tensor) else ()
 
 
 def told_by(place):

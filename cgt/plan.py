@@ -5,7 +5,7 @@ import enum
 
 import cgt_core as core
 import torch
-from cgt_core import CUDA, HOST, NONE
+from cgt_core import AT_PLACE, CUDA, HOST, NONE
 
 from . import (
     autograd,
@@ -79,7 +79,8 @@ def survey(call):
 
 
 def find_followable(call, around):
-    """{path: (position of its place, slot)} of reached tensors in whose place another may come, without a gradient's noticing."""
+    """{path: (position of its place, slot)} of reached tensors in whose place another may come, without a gradient's noticing; or in
+    that of the tuple in which they are, whose slots are consecutive."""
     state, flat, found = call.state, call.flat, around.found
     grad = torch.is_grad_enabled()
     if state.graph is not None or state.asks_which or (state.saves and grad):
@@ -87,11 +88,27 @@ def find_followable(call, around):
     at = {id(r.tensor): (k + len(flat.tensors), r.path) for k, r in enumerate(around.reached) if r.owner == NONE}
     owners = {r.owner for r in around.reached} | {owner for _, owner in around.also.values()}
     followable = {}
-    for k, one in places.of_tensors(found).items():
-        slot, path = at.get(one, (NONE, None))
-        if slot != NONE and slot not in owners and not (grad and around.tensors[slot].requires_grad):
-            followable[path] = (k, slot)
+    for k, ones in alone_in_places(found).items():
+        slots = [at.get(one, (NONE, None)) for one in ones]
+        fit = all(slot != NONE and slot not in owners and not (grad and around.tensors[slot].requires_grad) for slot, _ in slots)
+        if fit and [slot for slot, _ in slots] == list(range(slots[0][0], slots[0][0] + len(slots))):
+            followable |= {path: (k, slot) for slot, path in slots}
     return followable
+
+
+def alone_in_places(found):
+    """{position: ids of tensors} of the places that alone lead to one, or to a tuple of such: others may come there, and it is these
+    which the function finds. Not where the tensor has hooks that are places, or attributes, which could lead back to the function: the
+    core's hold is hidden from the garbage collector."""
+    others, alone = {id(p.home) for p in found.places} | found.shared, {}
+    for k, p in enumerate(found.places):
+        if p.kind not in (places.DICT_ITEM, places.CELL, places.LIST_ITEM):
+            continue
+        ones = places.tensors_at(p.want)
+        ids = tuple(map(id, ones))
+        if ones and len(set(ids)) == len(ids) and others.isdisjoint((id(p.want), *ids)) and not any(map(core.has_attributes, ones)):
+            alone[k] = ids
+    return alone
 
 
 def plan_call(call, around, parent, followable, moves, changed):
@@ -106,7 +123,9 @@ def plan_call(call, around, parent, followable, moves, changed):
         k = core.sinks_hooked(sinks)
         if k >= 0:
             return errors.hooked_leaf([*flat.paths, *(one.path for one in around.reached)][k])
-    followed = {path: at for path, at in followable.items() if path in state.followed}
+    at = {k for path, (k, _) in followable.items() if path in state.followed}
+    followed = {path: (k, slot) for path, (k, slot) in followable.items() if k in at}
+    follows = {k: [slot for one, slot in followed.values() if one == k] for k in at}
     stored = next((path for path in followed if path in state.replaced), None)
     if stored is not None and not is_alone():
         return errors.used_elsewhere(stored)
@@ -114,13 +133,16 @@ def plan_call(call, around, parent, followable, moves, changed):
     copied = choose_copied(state, named, tensors, len(flat.tensors), driver, parent, [slot for _, slot, first in moves if not first])
     untraced = why_untraced(state, saves)
     sources = live.sources_of(flat, found.places, state, untraced)
+    sums = [s.at for s in sources if s.op == AT_PLACE and s.part == NONE and s.exact is None]
+    may_sum = sums and state.opts.outputs == "rescue" and not (saves or graph)
     if why_uncounted(state, saves) is None:
         sources += counters.sources_of(state, flat, around.reached)
     return Plan(
         flat=flat, driver=driver, parent=parent, graph=graph, saves=saves,
         reached=around.reached, also=around.also, places=found.places, lone=places.lone_empties(found.places),
-        sizes=found.sizes, sources=impure.states(found.sources), owners=found.owners, kept=found.kept, live=sources, wary=untraced is not None, unguarded=found.notes, changed=changed,
-        followable=followable, follows=dict(followed.values()), moves=moves, copied=copied,
+        sizes=found.sizes, sources=impure.states(found.sources), owners=found.owners, kept=found.kept, live=sources,
+        summed=moving.summed(found.places, found.owners, state.ran, sums) if may_sum else [], wary=untraced is not None, unguarded=found.notes, changed=changed,
+        followable=followable, follows=follows, moves=moves, copied=copied,
         spent=autograd.find_spent(graph, flat, copied, driver, parent, call.args),
         grads={k: core.grad_id(t) for k, t in enumerate(tensors) if can_have_grad(t)},
         versions=[0 if t.is_inference() else t._version for t in tensors],

@@ -55,21 +55,39 @@ MOST = 1 << 62  # a whole number that is live is no larger: C computes with it
 
 class Readout:
     """A leaf of a result that is no tensor: what will be made of bytes on the host. Nobody looks at it (readout.py), but for
-    comparisons of a number."""
+    comparisons and arithmetic of a number."""
 
-    __slots__ = ("words", "make", "line", "compare")
+    __slots__ = ("words", "make", "line", "compare", "compute", "read")
+    __array_ufunc__ = None  # numpy leaves arithmetic to it
 
-    def __init__(self, words, make, line, compare=None):
+    def __init__(self, words, make, line, compare=None, compute=None, read=None):
         self.words = words  # where a replay leaves the bytes; None: it is only compared
         self.make = make  # of these, what is returned
         self.line = line  # of the user's, that asks for it
         self.compare = compare  # (operator, other) -> bool, while the function runs
+        self.compute = compute  # (operator, operands) -> what arithmetic gives, while the function runs
+        self.read = read  # () -> the number, while the function runs
 
     def _comparison(op):
         return lambda self, other: NotImplemented if self.compare is None else self.compare(op, other)
 
     __lt__, __le__, __gt__, __ge__ = map(_comparison, (operator.lt, operator.le, operator.gt, operator.ge))
     __eq__, __ne__, __hash__ = _comparison(operator.eq), _comparison(operator.ne), None
+
+    def _arithmetic(op):
+        def left(self, *others):
+            return NotImplemented if self.compute is None else self.compute(op, (self, *others))
+
+        def right(self, other):
+            return NotImplemented if self.compute is None else self.compute(op, (other, self))
+
+        return left, right
+
+    __neg__, _ = _arithmetic(operator.neg)
+    __add__, __radd__ = _arithmetic(operator.add)
+    __sub__, __rsub__ = _arithmetic(operator.sub)
+    __mul__, __rmul__ = _arithmetic(operator.mul)
+    __truediv__, __rtruediv__ = _arithmetic(operator.truediv)
 
     def item(self):
         return Readout(self.words, ITEM, self.line)

@@ -22,6 +22,7 @@ from cgt_core import (
     NONE,
     PART,
     PUTS,
+    PUTS_TUPLE,
     READOUT,
     SETS_GRAD,
     SHARED,
@@ -29,20 +30,23 @@ from cgt_core import (
 
 from . import (
     advice,
+    apart,
     counters,
     describe,
     errors,
+    finite,
     forks,
     impure,
     live,
     places,
     pytree,
+    readout,
     segments,
     tokens,
     trace,
     views,
 )
-from .data import Behind, Words
+from .data import Behind, EffectRow, Words
 from .observe import (
     NOT_USER_CODE,
     Unrecordable,
@@ -55,7 +59,7 @@ from .observe import (
     span,
 )
 from .private import CAPTURE_CHECKS, clear_workspaces
-from .taps import NOTHING, capture_hidden
+from .taps import NOTHING, capture_hidden, tap_exports
 
 POOLS = {}  # device index -> the pool (a handle of the core's) in which to record
 STREAMS = {}  # device index -> the side stream that records; one, since blocks belong to it
@@ -177,6 +181,7 @@ def capture(call, attempt):
 def on_host(call, attempt):
     """The function runs for real while the tape is written. What it raises is the user's own."""
     plan = attempt.plan
+    finite.ready(-1)
     try:
         begin(attempt, -1, 0)
         swaps, copies = copy_leaves(plan, fills=True)
@@ -199,6 +204,8 @@ def on_host(call, attempt):
     except (Unrecordable, Exception) as error:
         reason = live.why_repeated(attempt.seen, error)
         if reason is None:
+            if attempt.seen is not None:
+                readout.fill(attempt.seen, None)
             raise
         core.abort()
         return reason
@@ -218,6 +225,8 @@ def on_cuda(call, attempt):
     word_pairs = [torch.zeros(2, dtype=torch.int64, device="cuda") for _ in generators]
     attempt.before = snapshot(plan)
     handles, captured = [], []
+    tap_exports(leaves)
+    finite.ready(device)
 
     def run():
         torch.cuda.current_blas_handle()  # one per thread, and none can be made in a capture
@@ -258,11 +267,18 @@ def on_cuda(call, attempt):
         if is_stop(error):  # no second run will follow
             raise
         attempt.result = None
-        attempt.starved = isinstance(error, torch.OutOfMemoryError)
+        attempt.starved, broken = isinstance(error, torch.OutOfMemoryError), apart.is_broken(error)
+        attempt.passing |= broken
         restore_places(attempt.before, attempt.seen, tensors_only=False)
         attempt.settled = True
-        return (attempt.seen and attempt.seen.reason) or failure(error)
+        return errors.capture_broken() if broken else (attempt.seen and attempt.seen.reason) or failure(error)
     return None
+
+
+def leaves(t):
+    """A tensor's address is about to leave PyTorch. If it is a result, what keeps the address is to find it there for good."""
+    if isinstance(t, torch.Tensor) and t.is_cuda and core.observer() is None and not torch.cuda.is_current_stream_capturing():
+        core.held(functools.partial(core.part, t))
 
 
 def clear_caches():
@@ -340,9 +356,8 @@ def restore_places(before, seen, tensors_only):
 
     def spoilt(value):
         return not tensors_only or (
-            isinstance(value, torch.Tensor)
-            and seen is not None
-            and core.storage_id(value) in seen.made
+            seen is not None
+            and any(core.storage_id(t) in seen.made for t in places.tensors_at(value))
         )
 
     found, kept, grads, sources, histories, random, anew, counted = before
@@ -419,7 +434,7 @@ def part_result(plan, draft):
     grads = [(draft.slots[e.slot].example, draft.outs[e.out].proto) for e in draft.effects if e.kind == SETS_GRAD and e.out != NONE]
     for owner, _ in grads:
         owner.grad = None  # the replay of this very call sets it
-    puts = [(e, put_of(draft, e, given)) for e in draft.effects if e.kind in (PUTS, APPENDS)]
+    puts = [(e, put_of(draft, e, given)) for e in draft.effects if e.kind in (PUTS, PUTS_TUPLE, APPENDS)]
     for put, _ in plan.puts:  # and these
         if put.place.kind == LIST_LEN:
             del put.place.home[put.place.want :]
@@ -431,11 +446,15 @@ def part_result(plan, draft):
 
 def put_of(draft, effect, given):
     """What came to a place, or the memory of it."""
+    if effect.kind == PUTS_TUPLE:
+        return tuple(put_of(draft, EffectRow(PUTS, NONE, out=k), given) for k in effect.by)
     if effect.out == NONE:
         return effect.by
     if effect.out < len(given):
         return given[effect.out]
     row = draft.outs[effect.out]
+    if row.kind == READOUT:
+        return pytree.Readout(row.proto, *row.ops, row.line)
     return draft.slots[row.ref].example if row.kind == INPUT else row.proto
 
 
@@ -458,11 +477,11 @@ def restore_result(plan, seen, parts):
         owner.grad = proto
     for effect, value in parts.puts:
         place = plan.places[effect.place]
-        if effect.kind == PUTS:
-            places.put_back(place._replace(want=value))
-        else:
+        if effect.kind == APPENDS:
             place.want.append(value)
-    puts = [value for _, value in parts.puts if isinstance(value, torch.Tensor)]
+        else:
+            places.put_back(place._replace(want=value))
+    puts = [t for _, value in parts.puts for t in places.tensors_at(value)]
     seen.results.extend(weakref.ref(t) for t in (*given, *(proto for _, proto in parts.grads), *puts))
     leaves = [pytree.Readout(t, *o.ops, o.line) if o.kind == READOUT else t for o, t in zip(parts.outs, given, strict=True)]
     return pytree.unflatten(parts.program, leaves)

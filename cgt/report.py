@@ -130,7 +130,7 @@ def pool_bytes(paths):
 def explain_state(state):
     """What happened to the calls of one function, as text: the verdict, what to change, what was recorded."""
     s = stats_of([state])
-    lines = [*verdict(state.name, s), f"  {s.calls} calls = {s.warmups} warmed + {s.records} recorded + {s.replays} replayed + {s.eager} eager"]
+    lines = [*verdict(state.name, s), f"  {describe_counts(s)}"]
     apart = told_apart(state)
     for node in core.fn_nodes(state.f):
         if node in state.keep:
@@ -142,15 +142,21 @@ def explain_state(state):
         alike = f"{state.mismatches} were not the same" if state.mismatches else "all alike"
         lines.append(f"  compared with eager: {state.audited} replays, {alike}")
     if s.rescues:
-        lines.append(
-            f"  rescues: {s.rescues} outputs ({size(s.rescued_bytes)}) were still held when the next "
-            "iteration overwrote them; drop them earlier to save the copies"
-        )
+        lines.append(f"  {describe_rescues(s)}")
     for site in backwards_of(state):
         lines.extend("  " + line for line in explain_state(getattr(site, ATTRIBUTE)).splitlines())
     for text in state.unguarded[: options.EXPLAIN_ITEMS]:
         lines.append(f"  not guarded: {text}")
     return "\n".join(lines)
+
+
+def describe_counts(s):
+    return f"{s.calls} calls = {s.warmups} warmed + {s.records} recorded + {s.replays} replayed + {s.eager} eager"
+
+
+def describe_rescues(s):
+    held = f"{s.rescues} outputs ({size(s.rescued_bytes)}) were still held when the next iteration overwrote them"
+    return f"rescues: {held}; drop them earlier to save the copies"
 
 
 def verdict(name, s):

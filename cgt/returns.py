@@ -1,9 +1,13 @@
-"""Does what a call gives go to comparisons and the function's result, and nowhere else?
+"""Does what a call gives go to comparisons, arithmetic, the function's result and places where it is kept, and nowhere else?
 
     n = mask.sum().item()
+    self.losses.append(loss.item())
+    self.last = float(loss)
+    self.total += loss.item() * len(x)
     return {"loss": loss.item(), "count": n}, y
 
-Both do: whatever they are, the function does the same. (A comparison is told apart by its outcome.) From the bytecode, along
+All do: whatever they are, the function does the same. (A comparison is told apart by its outcome; that nobody reads what is kept,
+moving.py tells; what arithmetic makes of it is followed in its turn, where the left operand is it, or a number.) From the bytecode, along
 all ways from the call on: what is followed lies on the stack, in local variables, and in tuples, lists and dicts that are
 made around it. Each instruction that takes it and has no rule here uses it, so an opcode of another release of Python's
 hides a result, and never makes one. Nothing runs here; it is worked out once for each call in a code object.
@@ -16,40 +20,145 @@ instruction calls is looked up, and must be the very one.
 import bisect
 import dis
 import functools
-import inspect
 import types
 from typing import Any, NamedTuple
 
-from .code import JUMPS, KEPT
-from .flow import OPENERS, end_of_call, is_called, peek, pop, rotate, swap
+import torch
+from cgt_core import ATTR
 
-RETURNED, COMPARED = "returned", "compared"  # what may become of it
+from .code import JUMPS, KEPT
+from .flow import (
+    ARITHMETIC,
+    ATTRIBUTE,
+    GLOBAL,
+    OPENERS,
+    VARIABLE,
+    end_of_call,
+    is_called,
+    moves_of,
+    operator_of,
+    peek,
+    pop,
+    rotate,
+    swap,
+)
+from .places import (
+    MISSING,
+    Place,
+    class_value,
+    dict_of,
+    is_builtin_descriptor,
+    value_at,
+)
+from .pytree import Readout
+
+RETURNED, COMPARED, COMPUTED = "returned", "compared", "computed"  # what may become of it, and Keeping
 MOST_STEPS = 4000  # a function with so many ways is taken for one that uses it
-LAZY = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
+LAZY = 0x20 | 0x80 | 0x200  # flags of generators, coroutines and both
 
 
 class Used(Exception):
     """An instruction takes what is followed."""
 
 
-def uses_behind(frame, answers, runner, function):
-    """If this frame is at the call of a method without arguments, and what that gives only comes to comparisons and the
-    result of `function`, which code `runner` runs: which of these two, RETURNED and COMPARED; else None. `answers`:
-    names of methods that may be called of it, and give more of the like."""
-    if not is_method_call(frame.f_code, frame.f_lasti):
+class Keeping(NamedTuple):
+    """It is stored, or appended to a list."""
+
+    where: str  # as of flow.Advance
+    names: tuple  # (variable, attribute, ...): what is stored to, or the list
+    appends: bool  # where says nothing then
+
+
+class Operand(NamedTuple):
+    """It is the right operand of arithmetic, and the left one is made of what is found here: it must be a number."""
+
+    names: tuple
+
+
+class Kept(NamedTuple):
+    """Keeping, of objects."""
+
+    home: Any  # whose attribute it becomes, the scope or cell, or the list
+    name: str | None  # the attribute or global; None of a cell and a list
+
+
+def uses_behind(frame, answers, runner, function, args):
+    """If this frame is at the call of a method without arguments, or of float(), and what that gives only comes to comparisons,
+    arithmetic, what is found here by name and to the result of `function`, which code `runner` runs with `args`: [RETURNED,
+    COMPARED, COMPUTED, Kept, ...] or less; else None. `answers`: names of methods that may be called of it, and give more of the like."""
+    if not (is_method_call(frame.f_code, frame.f_lasti) or is_float(frame)):
         return None
     frames = [frame]
     while frames[-1].f_back is not None and frames[-1].f_back.f_code is not runner:
         frames.append(frames[-1].f_back)
-    found = set()
-    for one in frames:
+    found, callers = [], None
+    for k, one in enumerate(frames):
         uses = uses_of(one.f_code, one.f_lasti, answers)
         if uses is None:
             return None
-        found |= uses
-        if RETURNED not in uses:
+        if callers is None and uses - {COMPARED}:
+            callers = called_by_each_other(frames, function, args)
+            if callers is None:
+                return None
+        if COMPUTED in found and COMPARED in uses:
+            return None
+        if not all(is_number(callers[k], use.names) for use in uses if type(use) is Operand):
+            return None
+        ends = RETURNED not in uses or one is frames[-1]  # else its caller has it
+        found += [kept(callers[k], use) if type(use) is Keeping else use for use in uses if type(use) is not Operand and (ends or use != RETURNED)]
+        if ends:
             break
-    return found if RETURNED not in found or are_called_by_each_other(frames, function) else None
+    return None if None in found else found
+
+
+def is_float(frame):
+    """Is it at a call of Python's float() of one argument?"""
+    code, at = frame.f_code, frame.f_lasti
+    is_it = frame.f_globals.get("float") is None and frame.f_builtins.get("float") is float
+    return is_it and steps_from(code)[step_at(code, at)].arg == 1 and callee_of(code, at) == ("float",)
+
+
+def is_number(who, names):
+    """Is this, in this function, a number of Python's, or what stands for one?"""
+    value = attribute_of(value_of(who, names[0]), names[1:])
+    return type(value) is Readout or value.__class__ is float or value.__class__ is int
+
+
+def kept(who, use):
+    """The Kept of a Keeping in this function; None: that cannot be told."""
+    function, (name, *more) = who.function, use.names
+    if use.appends:
+        found = attribute_of(value_of(who, name), more)
+        return Kept(found, None) if type(found) is list else None
+    if use.where == ATTRIBUTE:
+        owner = attribute_of(value_of(who, name), more[:-1])
+        return Kept(owner, more[-1]) if owner is not None else None
+    if use.where == GLOBAL:
+        return Kept(function.__globals__, name)
+    free = function.__code__.co_freevars
+    return Kept(function.__closure__[free.index(name)], None) if name in free else None
+
+
+def attribute_of(found, names):
+    """What lies under this attribute of this attribute ..., or None."""
+    for name in names:
+        found = look(found, name)
+    return found
+
+
+def look(thing, name):
+    """What an attribute is, as far as that runs nothing; or None. A method is the function, or what makes one of it."""
+    if isinstance(thing, type):
+        raw = class_value(thing, name)
+        return None if raw is MISSING else raw
+    raw, own = class_value(type(thing), name), dict_of(thing) or {}
+    if is_builtin_descriptor(raw):
+        now = value_at(Place(ATTR, thing, name, None, ""))
+        return None if now is MISSING else now
+    if name in own and not hasattr(type(raw), "__set__"):
+        return own[name]
+    below = own.get("_modules") if isinstance(thing, torch.nn.Module) else None
+    return below[name] if below and name in below else None if raw is MISSING else raw
 
 
 @functools.lru_cache(KEPT)
@@ -72,8 +181,8 @@ def is_method_call(code, offset):
 
 @functools.lru_cache(KEPT)
 def uses_of(code, offset, answers):
-    """What becomes of what the call at this offset gives, if it only comes to comparisons and the result of the code object:
-    {RETURNED, COMPARED} or less; else None."""
+    """What becomes of what the call at this offset gives, if it only comes to comparisons, the result of the code object
+    and places: {RETURNED, COMPARED, Keeping, ...} or less; else None."""
     steps, at = steps_from(code), step_at(code, offset)
     if code.co_flags & LAZY or not OPENERS.isdisjoint(code.co_names) or not steps[at].opname.startswith("CALL"):
         return None
@@ -90,19 +199,22 @@ class Entered(NamedTuple):
     """A Python function that is called."""
 
     function: Any
-    bound: tuple = ()  # the object whose method it is, if it is one
+    first: tuple = ()  # its first arguments, of which more is not known: the object whose method it is
 
 
-def are_called_by_each_other(frames, function):
-    """Are these frames, the innermost first, those of `function` and of Python functions that each calls itself? Nothing is
-    asked of the frames' variables: that would change what somebody holds of them."""
-    who = entered(function)
+def called_by_each_other(frames, function, args):
+    """The Entered of these frames, the innermost first, if they are those of `function`, called with `args`, and of Python functions
+    that each calls itself; else None. Nothing is asked of the frames' variables: that would change what somebody holds of them."""
+    who, callers = entered(function), []
+    if who is not None and type(function) is not functools.partial:
+        who = who._replace(first=(*who.first, *args))
     for frame in reversed(frames):
         if who is None or who.function.__code__ is not frame.f_code:
-            return False
+            return None
+        callers.insert(0, who)
         if frame is not frames[0]:
             who = called_by(who, frame.f_lasti)
-    return True
+    return callers
 
 
 def entered(one):
@@ -120,11 +232,14 @@ def called_by(who, offset):
     if names is None:
         return None
     found = value_of(who, names[0])
+    if who.function.__code__ is DECORATED and names == ("func",):  # func(*args, **kwargs)
+        inner = entered(found)
+        return inner and inner._replace(first=(*inner.first, *who.first))
     for name in names[1:]:
-        owner, found = found, inspect.getattr_static(found, name, None)  # a property is no function
+        owner, found = found, look(found, name)  # a property is no function
     if type(found) in (staticmethod, classmethod):
         return entered(found.__func__)
-    is_method = len(names) > 1 and type(found) is types.FunctionType and inspect.getattr_static(type(owner), name, None) is found
+    is_method = len(names) > 1 and type(found) is types.FunctionType and class_value(type(owner), name) is found
     return Entered(found, (owner,)) if is_method else entered(found)
 
 
@@ -136,11 +251,18 @@ def value_of(who, name):
         return cell.cell_contents if cell != EMPTY else None
     if name not in code.co_varnames and name not in code.co_cellvars:
         return who.function.__globals__.get(name)
-    stays = not any(one.argval == name and one.opname.startswith(("STORE_", "DELETE_")) for one in steps_from(code))
-    return who.bound[0] if who.bound and stays and code.co_argcount and name == code.co_varnames[0] else None
+    stays = not any(name in names_in(one) and one.opname.startswith(("STORE_", "DELETE_")) for one in steps_from(code))
+    known = dict(zip(code.co_varnames[: code.co_argcount], who.first, strict=False))
+    return known.get(name) if stays else None
+
+
+def names_in(one):
+    """The variables that an instruction names: from Python 3.13 on some name two."""
+    return one.argval if type(one.argval) is tuple else (one.argval,)
 
 
 EMPTY = types.CellType()
+DECORATED = torch.no_grad()(lambda: None).__code__  # of all functions under torch's modes as decorators
 
 
 @functools.lru_cache(KEPT)
@@ -171,6 +293,16 @@ def looked_up(steps, at):
     return (steps[at].argval, *names) if steps[at].opname in NAMED else None
 
 
+def names_below(steps, at):
+    """(variable, attribute, ...) of what this instruction and those before it put on the stack, or None."""
+    names = []
+    while steps[at].opname == "LOAD_ATTR" and not is_called(steps[at]):
+        names.insert(0, steps[at].argval)
+        at -= 1
+    is_variable = steps[at].opname in NAMED or steps[at].opname.startswith("LOAD_FAST_")
+    return (names_in(steps[at])[-1], *names) if is_variable else None
+
+
 NAMED = ("LOAD_FAST", "LOAD_FAST_CHECK", "LOAD_FAST_BORROW", "LOAD_DEREF", "LOAD_GLOBAL")
 
 
@@ -189,7 +321,7 @@ def called(steps, at):
 def follow(code, steps, start, answers):
     """Go all ways from instruction `start`, with what is followed on top of the stack: {RETURNED, COMPARED} or less, or Used."""
     index, uses = {one.offset: k for k, one in enumerate(steps)}, set()
-    todo, done = [(start, (True,), frozenset())], set()
+    todo, done = [(start, (True,), frozenset(), False)], set()
     while todo:
         state = todo.pop()
         if state in done:
@@ -197,14 +329,51 @@ def follow(code, steps, start, answers):
         done.add(state)
         if len(done) > MOST_STEPS:
             raise Used
-        at, stack, held = state
+        at, stack, held, changed = state  # by arithmetic
         if steps[at].opname in USES and True in stack[-2:]:
+            if changed and USES[steps[at].opname] is COMPARED:
+                raise Used
             uses.add(USES[steps[at].opname])
+        computed = operation_at(code, steps[at], stack)
+        if computed is not None:
+            uses |= computed
+            todo.append((at + 1, bare((*stack[: -1 if steps[at].opname == NEGATIVE else -2], True)), held, True))
+        keeping = keeping_at(code, steps, at, stack)
+        if keeping is not None:
+            uses.add(keeping)
+            stack = (*stack[:-2], *[None] * len(stack[-2:]))
         if held:  # a handler finds the variables, too, and nothing of them on its stack
-            todo += [(index[handler], (), held) for handler in handlers_of(code).get(steps[at].offset, ())]
-        if stack or held:
-            todo += [(to, bare(left), keeps) for to, left, keeps in ways(steps, index, at, [*stack], held, answers)]
+            todo += [(index[handler], (), held, changed) for handler in handlers_of(code).get(steps[at].offset, ())]
+        if (stack or held) and computed is None:
+            todo += [(to, bare(left), keeps, changed) for to, left, keeps in ways(steps, index, at, [*stack], held, answers)]
     return uses
+
+
+def operation_at(code, one, stack):
+    """What else is used, if this instruction computes with what is followed: {COMPUTED, Operand, ...}; else None."""
+    if one.opname == NEGATIVE:
+        return {COMPUTED} if stack[-1:] == (True,) else None
+    if operator_of(one) not in ARITHMETIC or True not in stack[-2:]:
+        return None
+    left = () if len(stack) > 1 and stack[-2] else moves_of(code).operands.get(one.offset)
+    return None if left is None else {COMPUTED, *(Operand(read.names) for read in left)}
+
+
+def keeping_at(code, steps, at, stack):
+    """The Keeping, if this instruction does nothing else to what is followed."""
+    one = steps[at]
+    if one.opname == "STORE_ATTR" and stack[-2:] == (True, None):
+        names = names_below(steps, at - 1)
+        if names is not None and not any(one.is_jump_target for one in steps[at - len(names) + 1 : at + 1]):
+            return Keeping(ATTRIBUTE, (*names, one.argval), False)
+        back = moves_of(code).sums.get(one.offset)
+        return Keeping(*back, False) if back else None
+    if one.opname in ("STORE_GLOBAL", "STORE_DEREF") and stack[-1:] == (True,):
+        return Keeping(GLOBAL if one.opname == "STORE_GLOBAL" else VARIABLE, (one.argval,), False)
+    if one.opname in ("PRECALL", "CALL", "CALL_METHOD") and one.arg == 1 and stack[-1:] == (True,):
+        names = callee_of(code, steps[at + (one.opname == "PRECALL")].offset)  # Python 3.11 has both
+        return Keeping("", names[:-1], True) if names and len(names) > 1 and names[-1] == "append" else None
+    return None
 
 
 def bare(stack):
@@ -350,6 +519,7 @@ MOVES = {
 }
 ENDS = ("RETURN_VALUE", "RETURN_CONST", "RAISE_VARARGS", "RERAISE")
 ALWAYS = tuple(name for name in dis.opmap if name.startswith("JUMP_") and "IF" not in name)
+NEGATIVE = "UNARY_NEGATIVE"
 FOLLOWED = (*ALWAYS, "FOR_ITER", *(name for name in dis.opmap if name.startswith(("POP_JUMP", "JUMP_IF"))))
 LOADS = ("LOAD_", "PUSH_NULL", "NOP", "RESUME", "KW_NAMES")  # they take nothing, but for attributes
 # Instructions that use what they take, and how much they push.

@@ -11,6 +11,7 @@ it runs, must have been taken away before the read. Numbers of floating point ar
 each call.
 """
 
+import functools
 from typing import Any, NamedTuple
 
 import cgt_core as core
@@ -48,7 +49,8 @@ class Value(NamedTuple):
 def room_of(device):
     """Memory of the host for the values of one call on this device. The path's lock guards it."""
     if device not in ROOMS:
-        ROOMS[device] = torch.zeros(ROOM_BYTES, dtype=torch.uint8, pin_memory=device >= 0)
+        empty = functools.partial(torch.zeros, ROOM_BYTES, dtype=torch.uint8, pin_memory=device >= 0)
+        ROOMS[device] = core.in_inference(False, empty)  # written in any mode
     return ROOMS[device]
 
 

@@ -240,8 +240,34 @@ def tap_forks(is_mine, fork):
 # What hands a tensor's memory to somebody outside PyTorch. (A function mode would see it, too; but Dynamo
 # compiles once more for each stack of function modes, and random states belong to a compilation.)
 READS = "numpy tolist data_ptr __array__ __repr__ untyped_storage __dlpack__".split()
-READERS = Tap(*((torch.Tensor, name) for name in (*READS, "item", "cpu")), *TO_DLPACK)  # these two are ops as well
+READERS = Tap(*((torch.Tensor, name) for name in (*READS, "item", "cpu", "__float__")), *TO_DLPACK)  # these three are ops as well
 PLAIN_READERS = {id(plain): plain for plain in (getattr(*t) for t in READERS.targets if t[1] in READS or t in TO_DLPACK)}
+
+
+EXPORTS = Tap((torch.Tensor, "__dlpack__"), *TO_DLPACK)
+INTERFACE = "__cuda_array_interface__"
+
+
+def tap_exports(leaves):
+    """From now on, once for all, leaves(tensor) comes before a tensor's address goes to a library that may keep it. (An address that
+    left in C, by the table of functions that DLPack has, or as a plain number, nobody sees.)"""
+    if EXPORTS.handlers:
+        return
+
+    def handle(plain, owner, name, args, kwargs):
+        leaves(next(iter((*args, *kwargs.values())), None))
+        return plain(*args, **kwargs)
+
+    plain = vars(torch.Tensor)[INTERFACE]
+
+    def interface(self):
+        leaves(self)
+        return plain.__get__(self)
+
+    EXPORTS.begin([lambda: True, handle])
+    for target in EXPORTS.targets:
+        PLAIN_READERS[id(getattr(*target))] = getattr(*target)
+    setattr(torch.Tensor, INTERFACE, property(interface, doc=plain.__doc__))
 
 
 def is_reader(value):

@@ -21,6 +21,7 @@ from . import (
     constants,
     counters,
     errors,
+    finite,
     forks,
     impure,
     live,
@@ -133,7 +134,7 @@ def run(seen, function, args, kwargs):
         is_mine, functools.partial(see_region, seen), functools.partial(see_compilation, seen)
     )
     brackets = [
-        tap_readers(is_mine, functools.partial(see_reader, seen, function)),
+        tap_readers(is_mine, functools.partial(see_reader, seen, function, args)),
         tap_states(is_mine, functools.partial(see_get_state, seen), functools.partial(see_set_state, seen)),
         tap_higher_order(is_mine, higher_order), *tap_parallel(is_mine, functools.partial(see_parallel, seen)),
         tap_compiled(is_mine, higher_order), (lambda: None, functools.partial(constants.close, seen)),
@@ -145,6 +146,7 @@ def run(seen, function, args, kwargs):
     before = references(seen)
     called = functools.partial(given, seen, observer, function, args, kwargs)
     result = live.close(seen, core.within(brackets, called))
+    finite.close(seen, getattr(function, "__qualname__", "a function"))
     seen.is_own = sys.getrefcount(result) <= 2  # ours and the question's
     seen.imported = impure.imported(seen.started)
     seen.ran = impure.code_of_function(seen.started, seen.imported)
@@ -225,7 +227,7 @@ def unpack(saved):
             leaves.was_read(saved.at, id(saved))
         return core.view_like(leaves.tensors[saved.at], saved.like, saved.shift)
     if not saved.tensor.is_inference() and saved.tensor._version != saved.version:
-        raise RuntimeError(errors.modified(tuple(saved.tensor.shape)))
+        raise RuntimeError(errors.modified(tuple(saved.tensor.shape), saved.tensor._version, saved.version))
     return saved.tensor
 
 
@@ -255,7 +257,7 @@ def see_higher_order(seen, op):
         refuse(seen, errors.higher_order_op(op.name(), user_line(seen)))
 
 
-def see_reader(seen, function, name, t, arguments):
+def see_reader(seen, function, args, name, t, arguments):
     """A method that reads memory: fatal on the host, where nobody could replay the reader. What it is to return, where that is
     not its own affair."""
     if seen.inside:
@@ -265,7 +267,7 @@ def see_reader(seen, function, name, t, arguments):
         return number
     # On a stream of the function's own the bytes would leave before they are computed.
     beside = is_capture(seen) and torch.cuda.current_stream() not in forks.STREAMS.values()
-    answer = None if beside else readout.note(seen, name, t, arguments, given.__code__, function)
+    answer = None if beside else readout.note(seen, name, t, arguments, given.__code__, function, args)
     if answer is not None or name in readout.OPS:
         return answer
     sid = core.storage_id(t)
@@ -438,8 +440,10 @@ def see_op(seen, op, args, kwargs):
     fresh = [t for t in results if core.storage_id(t) not in known]
     vet_effect(seen, op, fresh, written)
     forks.note_made(seen, fresh)
+    line = user_line(seen) if fresh or (written and seen.recording) else ""
+    if line and seen.recording:
+        seen.trail.append((op, line))
     if fresh:
-        line = user_line(seen)
         for t in fresh:
             seen.made[core.storage_id(t)] = line
             seen.devices.add(t.device)
@@ -457,6 +461,7 @@ def see_op(seen, op, args, kwargs):
         append(seen, op, args, kwargs, results, fresh, bool(written), numbers)
     if written and seen.swaps:
         mirror(seen, written)
+    finite.note(seen, op, args, kwargs, inputs, fresh, written)
 
 
 def hand_over_seed(op, args, kwargs):

@@ -19,6 +19,7 @@ from cgt_core import (
     MISS_POINTER,
     MISS_SAME,
     MISS_SPEC,
+    MISS_VALUE,
     NONE,
 )
 
@@ -165,11 +166,13 @@ def why_missed(call, path, parent):
             return kept.numbers.decides.get(index) or errors.number_decides("a number", "no line")
         name = kept.slot_paths[index]
         if why == MISS_POINTER:
-            return errors.moved(name, *core.slot_addresses(node, index, tensors))
+            return errors.moved(name, *(core.slot_addresses(node, index, tensors) if core.debug_build() else ()))
         if why == MISS_ALIGN:
             return errors.misaligned(name)
         if why == MISS_SAME:
             return errors.other_tensor(name)
+        if why == MISS_VALUE:
+            return errors.number_on_host(name)
         leaf = core.node_facts(node).slots[index].leaf
         return errors.arguments_changed(name, core.slot_shape(node, index), tuple(tensors[leaf].shape) if leaf != NONE else None)
     if core.fn_counts(state.f)[2] and not core.children(path, parent, state.f):

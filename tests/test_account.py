@@ -54,7 +54,7 @@ def test_calls_that_never_come_again_are_not_recorded(device, f, calls):
     s = run(cgt.jit(f), calls(device))
     assert (s.warmups, s.records, s.replays, s.eager) == (1, 0, 0, 99)
     (told,) = s.reasons
-    assert told.startswith("the first call with such arguments")
+    assert "the first call with such arguments" in told
 
 
 @tells("does_not_pay")
@@ -63,7 +63,7 @@ def test_more_kinds_than_there_is_room_for_must_pay(device):
     f, x = cgt.jit(lambda x, k: x * float(k)), values(device)
     s = run(f, [(x, str(k % 12)) for k in range(400)])
     assert s.records <= 2 and s.replays <= 70
-    told = next(r for r in s.reasons if r.startswith("recordings do not pay so far"))
+    told = next(r for r in s.reasons if "recordings do not pay so far" in r)
     assert "Keep to a few shapes and values" in told
 
 

@@ -164,7 +164,7 @@ def run(program, device, functions):
                 t.square().sum().backward(retain_graph=retain)
         except RuntimeError as error:
             zero(), kept.clear()  # some gradients may have arrived, in another order than in eager
-            # "is at version": a node of PyTorch's own complains, in a history that cgt did not make
+            # "is at version": a node of PyTorch's own complains, in a history that no recording made
             told = "second time" in str(error) or (
                 "inplace" in str(error) and (how == "grad" or "is at version" in str(error))
             )

@@ -9,6 +9,7 @@ import functools
 import math
 from typing import NamedTuple
 
+import cgt_core as core
 import numpy as np
 import pytest
 import torch
@@ -517,7 +518,7 @@ def test_shapes_dtypes_and_strides_are_children_and_going_back_replays(device):
 # --- limits and options -----------------------------------------------------------------------
 
 
-def test_past_max_records_calls_run_eagerly_with_both_addresses_and_recover(device, monkeypatch):
+def test_past_max_records_calls_run_eagerly_and_recover(device, monkeypatch):
     monkeypatch.setattr(dispatch.options, "COOL_DOWN", (3, 8))
     f = cgt.jit(lambda t: t["x"] + 1, inputs="pinned", max_records=2)
     inputs = [values(device, seed=k) for k in range(20)]
@@ -529,7 +530,7 @@ def test_past_max_records_calls_run_eagerly_with_both_addresses_and_recover(devi
         assert counts(f) == (1, 2, 0, k + 1)
         ((reason, times),) = cgt.stats(f).reasons.items()  # found once for all calls of the cool-down
         assert times == k + 1 and "args[0]['x']" in reason and "max_records" in reason
-        assert hex(inputs[2].data_ptr()) in reason and hex(inputs[3].data_ptr()) in reason
+        assert all((hex(inputs[k].data_ptr()) in reason) == core.debug_build() for k in (2, 3))
     assert same(f({"x": inputs[2]}), inputs[2] + 1)  # what is recorded still replays
     assert counts(f) == (1, 2, 1, 3)
     for _ in range(2):  # the cool-down is over: the recording that matched longest ago makes room

@@ -163,7 +163,7 @@ def test_module_that_exchanges_gradients_runs_eagerly(processes, run):
     for found in processes:
         right, (_, records, replays, eager), reasons = found[run.__name__]
         assert right and (records, replays) == (0, 0) and eager >= CALLS - 1
-        assert all(reason.startswith("DistributedDataParallel's forward at ") for reason in reasons)
+        assert all("DistributedDataParallel's forward at " in reason for reason in reasons)
 
 
 def test_what_such_a_module_wraps_can_be_jitted(processes):

@@ -465,7 +465,7 @@ def test_compiled_function_inside_a_jitted_one_inside_a_compiled_one(device):
     outer = torch.compile(lambda x: f(x + 1).cos(), backend="aot_eager")
     x = torch.randn(8, device=device)
     assert_equal(outcomes(outer, x), [((x + 1).sin() * 2 + 1).cos()] * N)
-    assert_replays(f)
+    assert cgt.stats(f).replays >= N - 3, cgt.explain(f)  # x + 1 may lie elsewhere at each call
 
 
 def test_call_that_is_known_to_run_eagerly_is_not_compiled_behind_a_graph_break(device):

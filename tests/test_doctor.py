@@ -66,7 +66,7 @@ def test_function_without_any(device):
 @tells("waits")
 def test_what_costs_is_told(device):
     found = cgt.doctor(lambda x: x * 2 if x.sum() > 0 else x, values(device))
-    assert found.replays and any(f"read at {__file__}" in text for text in found.slow) and "note: each call waits" in str(found)
+    assert found.replays and any(f"read at {__file__}" in text for text in found.slow) and "note: CGT120: each call waits" in str(found)
 
 
 def test_jitted_functions_are_examined_as_plain_ones(device):

@@ -21,10 +21,11 @@ import time
 import numpy
 import pytest
 import torch
-from helpers import counters, profiled
+from helpers import counters, in_threads, profiled, tells
 from torch._higher_order_ops import while_loop
 
 import cgt
+from cgt import trace
 
 PAGE = pathlib.Path(__file__).parent.parent / "docs" / "footguns.md"
 TITLES = []
@@ -614,6 +615,12 @@ def test_history_that_was_used_up_behind_an_unused_result(device):
     with pytest.raises(RuntimeError, match="inplace"):
         jitted(history, ones(device))[1].sum().backward()
 
+    scale = torch.ones(3, device=device)
+    history = cgt.jit(lambda a: a * scale)(w * 1)  # its first call: PyTorch's own graph
+    scale.mul_(2)
+    with pytest.raises(RuntimeError, match="inplace.* is at version 1; expected version 0 instead"):
+        jitted(history, ones(device))[1].sum().backward()
+
     class Third(torch.autograd.Function):
         @staticmethod
         def forward(ctx, a):
@@ -876,6 +883,48 @@ def test_cpu_tensor_in_a_gpu_function_runs_eagerly():
     assert firsts(jitted, x, torch.tensor(2.0)) == [3.0] * 6
     assert firsts(jitted, x, torch.tensor(5.0)) == [6.0] * 6
     assert cgt.stats(jitted).replays == 9
+
+
+@footgun("The address of a result may be another one later, while you hold it")
+def test_address_of_a_result(device):
+    jitted, x = cgt.jit(lambda x: x + 1), ones(device)
+    firsts(jitted, x, calls=3)
+    kept = jitted(x).clone()  # instead
+    held = jitted(x)
+    left, copied = held.data_ptr(), kept.data_ptr()
+    exported = torch.from_dlpack(jitted(x * 3))
+    exported_at = exported.data_ptr()
+    assert firsts(jitted, x * 5, calls=3) == [6.0] * 3
+    assert held[0].item() == kept[0].item() == 2.0 and kept.data_ptr() == copied
+    assert exported[0].item() == 4.0 and exported.data_ptr() == exported_at
+    assert (held.data_ptr() == left) == (device.type == "cpu")
+
+
+@footgun("While one thread records, torch.cuda.synchronize() in another one fails")
+@tells("capture_broken")
+def test_synchronize_while_another_thread_records(monkeypatch):
+    if not torch.cuda.is_available():
+        pytest.skip("says something about GPUs")
+    plain, found = trace.run, []
+
+    def wait():
+        for how in (torch.cuda.synchronize, torch.cuda.Stream().synchronize):
+            try:
+                how()
+                found.append("")
+            except RuntimeError as error:
+                found.append(str(error))
+
+    def run(seen, *call):
+        if seen.recording and not found:
+            in_threads(1, lambda _: wait())
+        return plain(seen, *call)
+
+    monkeypatch.setattr(trace, "run", run)
+    jitted = cgt.jit(lambda x: x + 1)
+    assert firsts(jitted, ones("cuda")) == [2.0] * 6 and cgt.stats(jitted).replays == 3, (found, cgt.explain(jitted))
+    assert "another thread called what the driver forbids" in " ".join(cgt.stats(jitted).reasons)
+    assert "captur" in found[0] and found[1] == "", found
 
 
 @footgun("While other profilers take all of Python's hooks, nothing is recorded")

@@ -2,10 +2,12 @@
 builds one and uses it from an empty folder.)"""
 
 import importlib.util
+import io
 import shutil
 import subprocess
 import sys
 import tarfile
+import time
 from pathlib import Path
 
 import cgt_core as core
@@ -57,6 +59,35 @@ def test_headers_that_do_not_compile_are_told_with_what_helps(build, monkeypatch
     major, minor = build.bindings_version().split(".")[:2]
     for words in ("CUDA 13.2 in", "#error of another release", f"'nvidia-cuda-crt=={major}.{minor}.*'", "cuda-bindings==13.2.*", "CUDA_HOME"):
         assert words in stopped.value.code
+
+
+class Terminal(io.StringIO):
+    isatty = staticmethod(lambda: True)
+
+
+@pytest.mark.parametrize("made", [io.StringIO, Terminal])
+def test_a_build_tells_how_far_it_is(build, monkeypatch, made):
+    """On a terminal in a line that is written anew, elsewhere in few lines; nothing of what is up to date."""
+    out = made()
+    monkeypatch.setattr(sys, "stderr", out)
+    with build.told("at once", 60):
+        pass
+    assert out.getvalue() == ""
+    with build.told("compiling", 60, first=0.01):
+        while "left" not in out.getvalue():
+            time.sleep(0.01)
+    with pytest.raises(ValueError), build.told("linking", 0, first=0.01):
+        while "expected" not in out.getvalue():
+            time.sleep(0.01)
+        raise ValueError
+    lines = [line.removesuffix("\033[K") for line in out.getvalue().replace("\r", "\n").splitlines() if line]
+    assert list(dict.fromkeys(lines)) == [
+        "  compiling: 0:00, about 0:59 left",
+        "  compiling: done after 0:00",
+        "  linking: 0:00, longer than expected",
+        "  linking: failed after 0:00",
+    ]
+    assert out.getvalue().count("\n") == (2 if out.isatty() else 4)
 
 
 def test_no_headers_no_bindings_no_compiler(build, monkeypatch, tmp_path):

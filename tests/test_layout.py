@@ -32,23 +32,25 @@ ORDER = [
     "constants",
     "code",
     "flow",
-    "returns",
     "places",
+    "returns",
     "live",
     "counters",
     "scalars",
-    "moving",
     "impure",
     "tape",
     "segments",
     "apart",
     "readout",
+    "moving",
+    "finite",
     "forks",
     "trace",
     "views",
     "describe",
     "record",
     "islands",
+    "probes",
     "account",
     "autograd",
     "plan",
@@ -58,12 +60,13 @@ ORDER = [
     "budget",
     "dispatch",
     "report",
+    "draw",
     "api",
     "doctor",
     "__init__",
 ]
 FOUNDATIONS = {"errors", "options", "private"}  # import nothing of ours
-PUBLIC = {"jit", "step", "doctor", "eager", "require_replay", "reset", "stats", "explain", "memory", "CgtError", "CgtWarning"}
+PUBLIC = {"jit", "step", "doctor", "eager", "require_replay", "reset", "stats", "explain", "show", "memory", "tap", "tapped", "CgtError", "CgtWarning"}
 MOST_LINES = 1050
 
 
@@ -108,7 +111,7 @@ def sources():
         folders[:] = [
             name
             for name in folders
-            if name == ".ci" or not (name.startswith(".") or name in ("build", "dist"))
+            if name in (".ci", ".github") or not (name.startswith(".") or name in ("build", "dist"))
         ]
         found += [
             Path(folder, name)
@@ -311,7 +314,7 @@ def test_comments_name_what_exists():
 
 
 FOREIGN_IN_PYTHON = {  # functions and words of torch, Python and the environment
-    "item", "relu", "tolist", "no_grad", "flags", "pin_memory", "KW_NAMES", "CGT_MAX_GRAPHS", "CGT_AUDIT", "CGT_MEMORY_BUDGET", "dis.py",
+    "item", "relu", "tolist", "no_grad", "flags", "pin_memory", "KW_NAMES", "CGT_MAX_GRAPHS", "CGT_AUDIT", "CGT_MEMORY_BUDGET", "CGT_NAN", "dis.py",
 }  # fmt: skip
 
 
@@ -447,6 +450,30 @@ def test_public_names_have_docstrings(name):
     ]
     assert found, f"{name} is defined in none of cgt/*.py"
     assert any(ast.get_docstring(node) for node in found), f"{name} has no docstring"
+
+
+# --- continuous integration -------------------------------------------------------------------------------------------
+
+
+def test_continuous_integration_runs_what_people_run():
+    # A command that only a service runs is one that nobody can try.
+    if not (ROOT / ".ci").is_dir():
+        pytest.skip("a source distribution has no continuous integration")
+    workflow, script, makefile = read(ROOT / ".github/workflows/ci.yml"), read(ROOT / ".ci/run"), read(ROOT / "Makefile")
+    commands = re.findall(r"^ +- run: (.+)$", workflow, re.M)
+    assert commands == [".ci/run", "make docs INSTALL=1"]
+    made = re.findall(r"^make (\w+)", "\n".join([script, *commands]), re.M)
+    assert made == ["test", "wheel", "docs"] and all(re.search(rf"^{target}:", makefile, re.M) for target in made)
+
+
+def test_continuous_integration_has_the_pythons_that_are_promised():
+    if not (ROOT / ".ci").is_dir():
+        pytest.skip("a source distribution has no continuous integration")
+    workflow, project = read(ROOT / ".github/workflows/ci.yml"), read(ROOT / "pyproject.toml")
+    matrix = re.findall(r'"3\.(\d+)"', re.search(r"^ +python: \[(.*)\]$", workflow, re.M)[1])
+    least = re.search(r'^requires-python = ">=3\.(\d+)"$', project, re.M)[1]
+    assert matrix == re.findall(r'"Programming Language :: Python :: 3\.(\d+)"', project)
+    assert all(int(minor) >= int(least) for minor in [*matrix, *re.findall(r'python-version: "3\.(\d+)"', workflow)])
 
 
 # --- everywhere -------------------------------------------------------------------------------------------------------

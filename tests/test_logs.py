@@ -79,13 +79,13 @@ def test_environment_turns_logs_on():
 
 @tells("bad_switch")
 def test_unknown_kind_of_log_is_told():
-    assert "CgtError: CGT_LOG=miss,bogus: expected some of record, miss, rescue, evict, or all." in run(CGT_LOG="miss,bogus").stderr
+    assert "CgtError: CGT804: CGT_LOG=miss,bogus: expected some of record, miss, rescue, evict, or all." in run(CGT_LOG="miss,bogus").stderr
 
 
 @tells("disabled")
 def test_switched_off():
     done = run(CGT_DISABLE="1")
-    assert done.stdout.split() == "0 5 0 CGT_DISABLE=1: jitted functions are plain ones.".split() and done.stderr == "", done
+    assert done.stdout.split() == "0 5 0 CGT512: CGT_DISABLE=1: jitted functions are plain ones.".split() and done.stderr == "", done
 
 
 def test_switched_off_stays_off(monkeypatch):
@@ -139,7 +139,16 @@ def test_function_that_never_replays_says_so_once(device):
 def test_the_page_tells_every_switch():
     root = Path(__file__).resolve().parent.parent
     page = (root / "docs" / "environment.md").read_text()
-    told = set(re.findall(r"^\| `(\w+)`", page, re.M))
+    told = dict(re.findall(r"^\| `(\w+)` \| ([^|]*?) ?\|", page, re.M))
     sources = [path.read_text() for path in [*(root / "cgt").glob("*.py"), root / "setup.py"]]
-    read = {name for text in sources for name in re.findall(r"\"(CGT_[A-Z_]+)\"", text)} - {"CGT_TORCH_MAJOR", "CGT_TORCH_MINOR"}
-    assert told - {"CUDA_HOME"} == read
+    read = {name for text in sources for name in re.findall(r"\"(CGT_[A-Z_]+|CUDA_[A-Z]+|CXX)\"", text)}
+    assert set(told) == read - {"CGT_TORCH_MAJOR", "CGT_TORCH_MINOR"}  # those are the compiler's
+
+
+def test_the_page_tells_the_defaults():
+    root = Path(__file__).resolve().parent.parent
+    told = dict(re.findall(r"^\| `(\w+)` \| ([^|]*?) ?\|", (root / "docs" / "environment.md").read_text(), re.M))
+    sources = "\n".join((root / name).read_text() for name in ("cgt/options.py", "setup.py"))
+    defaults = dict(re.findall(r"environ\.get\(\"(\w+)\", \"([^\"]*)\"\)", sources)) | dict.fromkeys(re.findall(r"is_on\(\"(\w+)\"\)", sources), "0")
+    assert {"CGT_OVERHEAD", "CGT_MAX_PLACES", "CGT_STRICT", "CGT_DEBUG", "CGT_AUDIT"} <= set(defaults)
+    assert {name: told[name] for name in defaults} == defaults

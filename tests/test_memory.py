@@ -313,7 +313,7 @@ def test_a_failure_while_it_is_let_go_of(device):
     failed = []
     fs = compare(device, step, halves(device), iterations=4)
     reasons = [reason for f in fs for reason in cgt.stats(f).backward.reasons]
-    assert any(reason.startswith("recording failed") for reason in reasons), reasons
+    assert any("recording failed" in reason for reason in reasons), reasons
 
 
 def test_after_step_and_with_an_optimizer(device):

@@ -148,7 +148,7 @@ def test_odd_tensor_of_which_only_the_shape_is_read(make, device):
     t = make(square_values(device))
     x = square_values(device, seed=2)
     reason = runs_eagerly(lambda x: x * t.dim(), x, kind)
-    assert reason.startswith("t is ")
+    assert ": t is " in reason
 
 
 def test_odd_tensor_that_is_made_inside(make, device):

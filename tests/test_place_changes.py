@@ -24,7 +24,7 @@ from cgt import places, record
 SCALE = 2.0
 
 
-def agree_with_a_change(make, change, n=10, replays=6):
+def agree_with_a_change(make, change, n=12, replays=6):
     """`make()` -> (function of a number, state): let an eager and a jitted one meet `change(state)` at
     their sixth call; the jitted one's stats."""
     (eager, theirs), (plain, ours) = make(), make()

@@ -9,12 +9,12 @@ from collections import Counter
 import numpy as np
 import pytest
 import torch
-from helpers import in_threads, try_programs
+from helpers import in_threads, try_programs, values
 from hypothesis import strategies as st
 from torch import nn
 
 import cgt
-from cgt import returns
+from cgt import returns, segments
 
 
 def one(x):
@@ -690,7 +690,21 @@ def function_of(text):
         ("    n = x.item()\n    return 1", True),
         ("    n = x.item()\n    n = 2\n    return n + 1", True),
         ("    n = x.item()\n    del n\n    return y", True),
-        ("    return x.item() + 1", False),
+        ("    return x.item() + 1", {"computed", "returned"}),
+        ("    return 1 - x.item() / 2 * y", {"computed", "returned"}),
+        ("    n = -x.item()\n    n -= y\n    return n", {"computed", "returned"}),
+        ("    return ~x.item(), x", False),
+        ("    n = x.item()\n    return n * 2 if n > 1 else y", {"compared", "computed", "returned"}),
+        ("    return x.item() * 2 > 1", False),
+        ("    return x.item() ** 2", False),
+        ("    return y - x.item()", False),
+        ("    y -= x.item()\n    return y", False),
+        ("    return y.n * 2 - x.item()", {"computed", "returned", (("y", "n"),)}),
+        ("    y.n += x.item()", {"computed", (("y", "n"),), ("attribute", ("y", "n"), False)}),
+        ("    y.a.n = 2 + y.a.n / x.item()", {"computed", (("y", "a", "n"),), ("attribute", ("y", "a", "n"), False)}),
+        ("    y.n = (0 if y else y.n) + x.item()", False),
+        ("    y.n += x.item() + y()", {"computed", (("y", "n"),), ("attribute", ("y", "n"), False)}),
+        ("    y[0] += x.item()", False),
         ("    return x.item() is None", False),
         ("    return 1 if x.item() > y else 2", {"compared"}),
         ("    n = x.item()\n    return (n if 0 < n < 1 else 2), y", {"compared", "returned"}),
@@ -702,11 +716,19 @@ def function_of(text):
         ("    return y(x.item())", False),
         ("    return {x.item(): 1}", False),
         ("    return {x.item()}", False),
-        ("    y.n = x.item()", False),
+        ("    y.n = x.item()", {("attribute", ("y", "n"), False)}),
+        ("    y.a.n = n = x.item()\n    return n", {"returned", ("attribute", ("y", "a", "n"), False)}),
+        ("    y.a.append(x.item())", {("", ("y", "a"), True)}),
+        ("    y.append((1, x.item()))", {("", ("y",), True)}),
+        ("    y.append(x.item(), 1)", False),
+        ("    y().append(x.item())", False),
+        ("    y().n = x.item()", False),
+        ("    y.extend([x.item()])", False),
+        ("    global G\n    G = x.item()", {("global", ("G",), False)}),
         ("    y[0] = x.item()", False),
         ("    n = x.item()\n    return [n for _ in y]", None),
-        ("    n = x.item()\n    def g(): return n\n    return g", False),
-        ("    n = x.item()\n    try:\n        y()\n    except ValueError:\n        return n + 1\n    return n", False),
+        ("    n = x.item()\n    def g(): return n\n    return g", {("variable", ("n",), False)}),
+        ("    n = x.item()\n    try:\n        y()\n    except ValueError:\n        return n + 1\n    return n", {"computed", "returned"}),
         ("    n = x.item()\n    try:\n        y()\n    finally:\n        print(n)\n    return n", False),
         ("    n = x.item()\n    while y:\n        y = y - n\n    return n", False),
         ("    n = x.item()\n    yield n", False),
@@ -728,6 +750,16 @@ def test_what_becomes_of_a_value(text, answer):
     found = returns.uses_of(code, offset, ("numpy",))
     assert answer is None or (found is not None) == bool(answer)
     assert not isinstance(answer, set) or found == answer
+
+
+def test_memory_for_numbers_may_be_made_in_inference_mode(device, monkeypatch):
+    monkeypatch.setattr(segments, "ROOMS", {})
+    f, g = cgt.jit(lambda x: x.sum().item()), cgt.jit(torch.inference_mode()(lambda x: x.max().item()))
+    x = values(device)
+    with torch.inference_mode():
+        assert [f(x) for _ in range(4)] == [x.sum().item()] * 4
+    assert [f(x) for _ in range(4)] == [x.sum().item()] * 4 and [g(x) for _ in range(4)] == [x.max().item()] * 4
+    assert cgt.stats(f).replays >= 4 and cgt.stats(g).replays >= 2, cgt.explain(g)
 
 
 def test_only_the_call_itself_counts():

@@ -1,13 +1,15 @@
-"""The record of the last run on a GPU, and the table that README shows of it."""
+"""The record of the last run on a GPU, and the tables that README and docs/figures.md show of it."""
 
 import json
 import re
+import subprocess
+import sys
 import warnings
 
 import pytest
 
 from bench.gpu import RECORD, ROOT, source_hash
-from bench.table import MARKED, table, with_unit
+from bench.table import HEADLINE, PAGES, between, headline_rows, measured, with_table, with_unit
 
 FIGURE = {
     "what": "hit", "device": "cuda", "value": 0.24, "unit": "+ µs", "at_most": 0.6, "met": True,
@@ -46,16 +48,39 @@ def test_the_record_names_no_machine(record):
     assert not re.search(r'"/|[^\w]/(home|root|tmp|usr|work)/', json.dumps(record))
 
 
-def test_readme_shows_the_record(record):
-    page = ROOT / "README.md"
-    shown = MARKED.search(page.read_text()) if page.exists() else None
-    if shown is None:
-        pytest.skip("README has no <!-- measured --> part")
-    assert shown.group() == table(record), "run: python bench/table.py --write README.md"
+@pytest.mark.parametrize("page, table", PAGES.items())
+def test_pages_show_the_record(record, page, table):
+    text = (ROOT / page).read_text()
+    assert text == with_table(text, table, record), "run: python bench/table.py --write README.md"
+
+
+def test_readme_has_six_rows_one_plot_and_no_other_figure(record):
+    page = (ROOT / "README.md").read_text()
+    shown = between("headline").search(page).group()
+    assert shown.count("× faster") == len(headline_rows(record)) == len(HEADLINE) == 6
+    prose = re.sub(r"^```.*?^```$", "", page.replace(shown, ""), flags=re.M | re.S)
+    assert not re.search(r"\d\s*(µs|ns|ms|×|x faster|%)", prose), "a figure that nothing holds to the record"
+    assert re.findall(r"!\[[^\]]*\]\(([^)]*)\)", page) == ["docs/plots/headline.svg"]
+    assert len(page.splitlines()) <= 120, "README is one page: what is longer has a page of its own in docs"
+
+
+def test_writing_readme_writes_the_pages_beside_it(record, tmp_path):
+    (tmp_path / "docs").mkdir()
+    for page, table in PAGES.items():
+        (tmp_path / page).write_text(f"above\n\n<!-- {table} -->\n\nold\n\n<!-- /{table} -->\n\nbelow\n")
+    command = [sys.executable, ROOT / "bench" / "table.py", "--write", tmp_path / "README.md"]
+    subprocess.run(command, check=True)
+    for page, table in PAGES.items():
+        text = (tmp_path / page).read_text()
+        assert text == with_table(text, table, record) and text.startswith("above\n") and text.endswith("below\n")
+        assert "old" not in text
+    (tmp_path / "README.md").write_text("no place")
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode and "has no lines <!-- headline -->" in done.stderr
 
 
 def test_table_has_bounded_figures_of_the_gpu_first():
-    assert table(MADE_UP).splitlines()[4:] == [
+    assert measured(MADE_UP).splitlines()[4:] == [
         "| hit | + 0.24 µs | + 0.6 µs | met |",
         "| slow | + 0.7 µs | + 0.6 µs | missed |",
         "| free | + 0.24 µs |  |  |",

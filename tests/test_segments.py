@@ -585,8 +585,9 @@ def test_one_function_in_several_threads(device):
             x = signed(device, 1.0 if (j + k) % 3 else -1.0) * 2
             assert identical(f(x).clone(), twice(x)), (k, j)
 
-    in_threads(4, work)
-    assert cgt.stats(f).replays > 20
+    for _ in range(3):  # the others run eagerly while one records
+        in_threads(4, work)
+    assert cgt.stats(f).replays > 20, cgt.explain(f)
 
 
 def test_segments_go_with_their_recording(device):

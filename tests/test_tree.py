@@ -525,7 +525,7 @@ def test_max_records_counts_per_parent(device):
 
 
 @pytest.mark.parametrize("name", ["args[0]", "w"])
-def test_reason_for_the_limit_names_the_slot_and_both_addresses(device, name):
+def test_reason_for_the_limit_names_the_slot(device, name):
     w = numbers(device)
     f = cgt.jit(two if name != "w" else lambda x: w * 2, inputs="pinned", max_records=1)
     x, y = numbers(device), numbers(device)
@@ -535,9 +535,8 @@ def test_reason_for_the_limit_names_the_slot_and_both_addresses(device, name):
         assert same(f(x if name == "w" else t), two(t))
     assert counts(f) == (1, 1, 0, 1)
     (reason,) = cgt.stats(f).reasons
-    assert all(text in reason for text in (name, f"{x.data_ptr():#x}", f"{y.data_ptr():#x}")), (
-        reason
-    )
+    assert f"{name} lies elsewhere" in reason
+    assert all((hex(t.data_ptr()) in reason) == core.debug_build() for t in (x, y)), reason
 
 
 def test_limit_ends_after_its_cool_down(device, short_cool_down):
@@ -796,7 +795,7 @@ def test_failed_recording_is_eager_leaks_nothing_and_ends(device, short_cool_dow
     run()
     assert counts(f) == (1, 0, 0, 1)
     (reason,) = cgt.stats(f).reasons
-    assert reason.startswith("recording failed")
+    assert "recording failed" in reason
     gc.collect()
     assert core.books() == books
     core.check_table()

@@ -490,7 +490,7 @@ cdef list cuda_mark_here(Recording* r):
 cdef int cuda_back(Recording* r, list mark) except -1:
     """What the stream captures next comes behind these nodes, whatever it captured since."""
     cdef cu.CUgraphNode* nodes = <cu.CUgraphNode*>malloc((len(mark) + 1) * sizeof(cu.CUgraphNode))
-    cdef size_t k
+    cdef Py_ssize_t k
     cdef int code
     if nodes is NULL: raise MemoryError()
     for k in range(len(mark)): nodes[k] = <cu.CUgraphNode><uintptr_t>mark[k]

@@ -3,30 +3,42 @@
 # path becomes `stale`: what somebody holds of it overlaps whatever runs next, so it is released
 # before the next launch, and not earlier, since what is dropped until then costs nothing.
 
+cdef enum: SETTLING = 100_000   # microseconds, once for each device
+
 cdef int path_hold(Path* p) noexcept:
     """path_lock for who makes no call."""
     if not (<mutex*>p.lock).try_lock(): return 0
     p.owner = PyThread_get_thread_ident()
     return 1
 
-cdef int path_lock(Path* p) noexcept:
-    """1: taken at once. 0: waited without the GIL, so the table may have changed: not taken."""
-    if path_hold(p):
-        if in_backward(): return 1          # in autograd's thread, for a caller that waits
-        if p.thread == 0: p.thread = p.owner
-        if p.thread != p.owner: p.shared = 1
-        return 1
-    return 0
-
-cdef void path_wait(void* lock) noexcept:
-    # The GIL is the outermost lock: never wait for this one while holding it.
-    with nogil:
-        (<mutex*>lock).lock()
-        (<mutex*>lock).unlock()
-
 cdef void path_unlock(Path* p) noexcept:
     p.owner = 0
     (<mutex*>p.lock).unlock()
+
+cdef int path_lock(Path* p) noexcept:
+    """1: taken at once. 0: not taken, and path_wait comes next, behind which the table may have changed."""
+    if path_hold(p):
+        if in_backward(): return 1          # in autograd's thread, for a caller that waits
+        if p.thread == 0: p.thread = p.owner
+        if p.thread == p.owner or p.shared: return 1
+        p.shared = 1
+        if p.driver != CUDA: return 1
+        p.settles = 1
+        path_unlock(p)
+    return 0
+
+cdef void path_wait(Path* p) noexcept:
+    """The GIL is the outermost lock: never wait for this one while holding it. A path that another thread's first call finds in use: the
+    first thread may hold a result, have read its address and not yet queued the kernel that reads it. Nobody sees that,
+    so it gets the time (outs_part looks after all later results)."""
+    cdef void* lock = p.lock
+    cdef bint settles = p.settles
+    p.settles = 0
+    with nogil:
+        if settles: usleep(SETTLING)
+        else:
+            (<mutex*>lock).lock()
+            (<mutex*>lock).unlock()
 
 cdef int stream_order(Path* p, Driver* d, void* stream) except -1:
     """Calls on a device are ordered, whatever stream they come on: they share one pool."""

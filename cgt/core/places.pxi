@@ -51,21 +51,30 @@ cdef int empty_same(PyObject* want, PyObject* now) except -1:
     return PyDict_CheckExact(now) or (<object>now).default_factory is (<object>want).default_factory
 
 cdef int place_follow(Table* t, id_t n, id_t j) except -1:
-    """The tensor in the node's place j is its slot's from now on, if it is one of that type. The row owns it: what is
-    compared and bound later must not have gone meanwhile."""
+    """The tensor in the node's place j is its slot's from now on, if it is one of that type; so are those of a tuple there."""
     cdef Place* p = node_place(t, node_row(t, n), j)
-    cdef Guard* g
+    cdef int32_t k, items = p.items
+    cdef id_t slot = p.slot
     cdef PyObject* now = place_now(p[0])
-    if now == p.want: return 1
     if now is NULL: return -1 if PyErr_Occurred() is not NULL else 0
-    if Py_TYPE_(now) != Py_TYPE_(p.want) or tensor_has_attributes(now): return 0
-    g = node_guard(t, node_row(t, n), p.slot)
+    if not items: return slot_follow(t, n, slot, now)
+    if Py_TYPE_(now) != TUPLE_TYPE or PyTuple_GET_SIZEX(now) != items: return 0
+    held = <object>now                  # what is let go of may come to code of Python's
+    for k in range(items):
+        if not slot_follow(t, n, slot + k, PyTuple_GET_ITEMX(now, k)): return 0
+    return 1
+
+cdef bint slot_follow(Table* t, id_t n, id_t k, PyObject* now):
+    """The row owns the tensor: what is compared and bound later must not have gone meanwhile."""
+    cdef Guard* g = node_guard(t, node_row(t, n), k)
+    if now == g.tensor: return True
+    if Py_TYPE_(now) != Py_TYPE_(g.tensor) or tensor_has_attributes(now): return False
     before = <object>g.tensor           # let go of when the rows are right: that may come to code of Python's
     Py_DECREFX(g.tensor)
     Py_INCREF(<object>now)
-    g.tensor = p.want = now
+    g.tensor = now
     node_row(t, n).follows = 2
-    return 1
+    return True
 
 cdef int numbers_take(Table* t, id_t n, Place* p, PyObject* now) except -1:
     """As number_take, of the number in a place or those of a tuple there."""
@@ -149,7 +158,7 @@ cdef int32_t places_hold(Table* t, id_t n) except -2:
     return NONE
 
 cdef int places_fill(Table* t, id_t n, object groups) except -1:
-    """groups: [(dict or None, [(kind, guard, holder, key, want, present, number, slot), ...]), ...]. Those without a dict come
+    """groups: [(dict or None, [(kind, guard, holder, key, want, present, number, slot, items), ...]), ...]. Those without a dict come
     last. The slots are filled."""
     cdef Node* node
     cdef Tag* w
@@ -169,7 +178,7 @@ cdef int places_fill(Table* t, id_t n, object groups) except -1:
         w.tag = 0                           # unknown: compare once at the first call
         w.place_at = at
         w.place_n = <int32_t>len(rows)
-        for kind, guard, where, key, want, present, number, slot in rows:
+        for kind, guard, where, key, want, present, number, slot, items in rows:
             p = node_place(t, node, at)
             p.kind = kind
             p.guard = guard
@@ -178,10 +187,10 @@ cdef int places_fill(Table* t, id_t n, object groups) except -1:
             p.want = <PyObject*>want if present else NULL
             p.number = number
             p.slot = slot
-            if guard == FOLLOWS:
-                p.want = node_guard(t, node, p.slot).tensor
-                Py_INCREF(<object>p.want)
-                node_slot(t, node, p.slot).follows = node.follows = node_guard(t, node, p.slot).odd = True
+            p.items = items
+            for followed in range(slot, slot + max(items, 1)) if guard == FOLLOWS else ():
+                Py_INCREF(<object>node_guard(t, node, followed).tensor)
+                node_slot(t, node, followed).follows = node.follows = node_guard(t, node, followed).odd = True
             if kind == ATTR: p.number = function_part(<PyObject*>where, <PyObject*>key)
             if w.home is not NULL: dict_guard(w.home, p.key if kind == DICT_ITEM else NULL)
             at += 1

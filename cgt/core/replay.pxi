@@ -240,7 +240,17 @@ cdef object effect_value(Table* t, id_t n, Effect* e, PyObject** leaves):
     if e.number != NONE: return number_value(node_number(t, node_row(t, n), e.number))
     if e.out == NONE: return <object>e.by
     o = node_out(t, node_row(t, n), e.out)
+    if o.kind == READOUT: return (<object>o.ops)[0](<object>o.proto)
     return <object>(out_slot(t, n, o, leaves) if o.kind == INPUT else o.tensor)
+
+cdef tuple tuple_of_outs(Table* t, id_t n, tuple which, PyObject** leaves):
+    """A new tuple of these outputs."""
+    cdef list made = []
+    cdef Out* o
+    for k in which:
+        o = node_out(t, node_row(t, n), k)
+        made.append(<object>(out_slot(t, n, o, leaves) if o.kind == INPUT else o.tensor))
+    return tuple(made)
 
 cdef inline void number_put(Table* t, Node* node, Effect* e, PyObject* x) noexcept nogil:
     """Into a tensor's memory on the host."""
@@ -263,6 +273,9 @@ cdef int effects_happen(Table* t, id_t n, PyObject** leaves, bint bump) except -
             continue
         if e.kind == PUTS:
             place_change(t, n, e[0], effect_value(t, n, e, leaves))
+            continue
+        if e.kind == PUTS_TUPLE:
+            place_change(t, n, e[0], tuple_of_outs(t, n, <tuple>e.by, leaves))
             continue
         if e.kind == APPENDS:
             place_append(t, n, e[0], effect_value(t, n, e, leaves))
@@ -354,7 +367,7 @@ cdef object call(Table* t, id_t f, PyObject* args, PyObject* kwargs, object on_m
                 if cuda_capturing(stream): break
             if p.owner == PyThread_get_thread_ident(): break   # a finalizer called us mid-call
             if not path_lock(p):
-                path_wait(p.lock)
+                path_wait(p)
                 continue
             try:
                 while True:

@@ -394,7 +394,7 @@ def step():
     cdef id_t k
     for k in range(TABLE.paths.n):
         if not mine:
-            while not path_hold(path_row(&TABLE, k)): path_wait(path_row(&TABLE, k).lock)
+            while not path_hold(path_row(&TABLE, k)): path_wait(path_row(&TABLE, k))
         try:
             path_step(&TABLE, k)
         finally:
@@ -433,7 +433,7 @@ def paths_lock():
     cdef id_t k
     for k in range(TABLE.paths.n):
         while not path_lock(path_row(&TABLE, k)):
-            path_wait(path_row(&TABLE, k).lock)
+            path_wait(path_row(&TABLE, k))
 
 
 def paths_unlock():
@@ -454,6 +454,20 @@ def with_paths(object body):
         return body()
     finally:
         paths_unlock()
+
+
+def part(object t):
+    """Move a result's memory out of its recording's, if t lies in a CUDA recording's results: its address is about to leave PyTorch, and
+    no rescue could follow it. The caller holds the paths."""
+    cdef void* storage = tensor_storage(<PyObject*>t)
+    cdef id_t n
+    cdef int32_t k
+    for n in range(TABLE.nodes.n):
+        if not node_row(&TABLE, n).alive or path_row(&TABLE, node_row(&TABLE, n).path).driver != CUDA: continue
+        for k in range(node_row(&TABLE, n).len[OUTS]):
+            if node_out(&TABLE, node_row(&TABLE, n), k).kind == FRESH and node_out(&TABLE, node_row(&TABLE, n), k).storage == storage:
+                group_rescue(&TABLE, n, k)
+                return
 
 
 def held(object body):
