@@ -69,7 +69,7 @@ def jit(fn=None, *, static_argnums=(), static_argnames=(), max_records=options.M
 
     Raises:
         TypeError: `fn` is not callable, or is a generator or coroutine function.
-        CgtError: an unknown option value; at a call: an argument that cannot be compared.
+        CgtError: an unknown option value; at a call: a static argument that cannot be compared.
 
     >>> import torch, cgt
     >>> @cgt.jit

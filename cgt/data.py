@@ -103,6 +103,7 @@ class State:
     verdicts: dict = fresh(dict)  # (spec, ambient state, shapes), or None for all -> Verdict
     cool: dict = fresh(dict)  # (path, parent) -> (until, length), where there are enough recordings
     refused: str | None = None  # why calls with gradients run eagerly
+    incomparable: int = 0  # calls in a row with arguments that cannot be compared
     saves: bool = False  # a result required grad
     doubted: bool = False  # a warm-up came to nothing
     watched: bool = False  # the run before took nothing from iterators and files

@@ -193,7 +193,14 @@ def attend(call):
     """Warm or record: (None, the result); or (the reason why the call runs eagerly, None)."""
     state = call.state
     live.learn_arguments(state, call.args, call.kwargs)
-    call = call._replace(flat=pytree.flatten_call(call.args, call.kwargs, *state.opts.static, state.live))
+    try:
+        call = call._replace(flat=pytree.flatten_call(call.args, call.kwargs, *state.opts.static, state.live))
+    except pytree.Incomparable as error:
+        reason = str(error)
+        verdicts.note_incomparable(state, reason)
+        verdicts.vet_strict(state, reason)
+        return reason, None
+    state.incomparable = 0
     reason = verdicts.find(call)
     verdicts.vet_strict(state, reason)
     reason = reason or vet_dropout(call)

@@ -733,6 +733,11 @@ def subclass(path, kind):
     return f"{path} is a {kind}, a tensor subclass. Pass plain tensors."
 
 
+@code(228)
+def not_compared(path, what, instead):
+    return f"{path} {what}, and cgt cannot compare it from call to call. {instead}"
+
+
 @code(206)
 def changed_arguments(path):
     return f"the function changes the structure of {path}. Return the new value instead."

@@ -39,6 +39,7 @@ from cgt_core import (
 )
 from torch.utils import _pytree as torch_pytree
 
+from . import errors
 from .errors import CgtError
 
 PLAIN_TYPES = frozenset(
@@ -48,6 +49,10 @@ PLAIN_TYPES = frozenset(
 HASHABLE_INSTEAD = {list: "a tuple", dict: "a tuple of its items", set: "a frozenset"}
 EXACT_TYPE = {TUPLE: tuple, LIST: list, DICT: dict}
 HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: a class made at run time, not a C type such as dict
+
+
+class Incomparable(CgtError):
+    """An argument that no later call can be compared by, although nothing was said of it."""
 
 
 MOST = 1 << 62  # a whole number that is live is no larger: C computes with it
@@ -334,9 +339,8 @@ def _flatten_into(out, value, path, static, ancestors, objects, live=()):
         return
     op, children, steps = opened
     if ancestors.setdefault(id(value), path) != path:
-        raise CgtError(
-            f"{ancestors[id(value)]} contains itself, at {path}: cgt needs a tree that ends. "
-            f"Pass its parts as separate arguments."
+        raise Incomparable(
+            errors.not_compared(ancestors[id(value)], f"contains itself, at {path}", "Pass its parts as separate arguments.")
         )
     out.program.append(op)
     for child, step in zip(children, steps, strict=True):
@@ -395,11 +399,8 @@ def _leaf_kind(value, path, is_static):
             _check_comparable((value.start, value.stop, value.step), path)
         return PLAIN
     if _is_numpy(kind) and hasattr(kind, "__array__"):
-        raise CgtError(
-            f"{path} is a {kind.__module__}.{kind.__qualname__}: cgt cannot compare it cheaply "
-            f"from call to call. Pass a tensor (torch.from_numpy), or make it a closure value or "
-            f"an attribute."
-        )
+        error = CgtError if is_static else Incomparable
+        raise error(errors.not_compared(path, f"is a {kind.__module__}.{kind.__qualname__}", "Pass a tensor: torch.from_numpy(array)."))
     try:
         hash(value)
     except Exception as error:
@@ -413,29 +414,25 @@ def _leaf_kind(value, path, is_static):
     has_value = kind.__eq__ is not object.__eq__ and kind.__hash__ is not object.__hash__
     if not is_static and (isinstance(value, torch.nn.Module) or not has_value):
         return SAME
-    _check_comparable(value, path)
+    _check_comparable(value, path, CgtError if is_static else Incomparable)
     return EQUAL
 
 
-def _check_comparable(value, path):
+def _check_comparable(value, path, error=Incomparable):
     """Refuse what == cannot compare with tomorrow's value, now and not as misses later."""
     if _is_plain(value):
         return
     if _holds_tensor(value):
-        raise CgtError(
-            f"{path} is compared as a whole, but it is or holds a tensor, and == of tensors is no "
-            f"yes or no. Pass the tensor as an argument that is not static."
-        )
+        what = "is compared as a whole, but it is or holds a tensor, whose == is no yes or no"
+        raise error(errors.not_compared(path, what, "Pass the tensor as an argument that is not static."))
     try:
         equal = value == value
-    except Exception as error:
-        equal = error
+    except Exception as failure:
+        equal = failure
     if equal is not True:
-        raise CgtError(
-            f"{path} is a {type(value).__qualname__} whose == with itself gives {equal!r}: cgt "
-            f"needs True or False to tell two calls apart. Mend __eq__, or drop __eq__ and "
-            f"__hash__ to have cgt compare it by identity."
-        ) from (equal if isinstance(equal, Exception) else None)
+        what = f"is a {type(value).__qualname__} whose == with itself gives {equal!r}"
+        instead = "Mend __eq__, or drop __eq__ and __hash__ to have it compared by identity."
+        raise error(errors.not_compared(path, what, instead)) from (equal if isinstance(equal, Exception) else None)
 
 
 def _holds_tensor(value):

@@ -124,6 +124,17 @@ def condemn(call, reason):
     hand_over(call, key, reason, until)
 
 
+def note_incomparable(state, reason):
+    """A call came with arguments that no other call can be compared by. Where many did, those to come most likely do, too: Python is not
+    asked for a while."""
+    state.incomparable += 1
+    if state.blockers is not None:
+        state.blockers[reason] = state.blockers.get(reason, 0) + 1
+    if state.incomparable >= options.MAX_VERDICTS and state.graph is None and not options.STRICT:
+        length = min(options.COOL_DOWN[0] * state.incomparable, options.COOL_DOWN[1])
+        core.verdict_fn(state.f, reason, asked_by(state, core.fn_counts(state.f)[0] + length))
+
+
 def hand_over(call, key, reason, until):
     """Calls that a verdict is about, and that no recording takes, need not ask Python before the function was called so often.
     What autograd calls looks at more than its arguments."""

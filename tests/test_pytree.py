@@ -630,8 +630,8 @@ def cyclic_dataclass():
 
 
 ERRORS = {
-    "numpy": ({"x": numpy.ones(2)}, "args[0]['x'] is a numpy.ndarray: cgt cannot compare it"),
-    "numpy masked": (numpy.ma.ones(2), "args[0] is a numpy.ma.MaskedArray: cgt cannot compare"),
+    "numpy": ({"x": numpy.ones(2)}, "args[0]['x'] is a numpy.ndarray, and cgt cannot compare it"),
+    "numpy masked": (numpy.ma.ones(2), "args[0] is a numpy.ma.MaskedArray, and cgt cannot compare"),
     "cycle": (cyclic_list(), "args[0] contains itself, at args[0][1]['self']"),
     "cycle, dataclass": ([cyclic_dataclass()], "args[0][0] contains itself, at args[0][0].y[0]"),
     "== raises": ([BrokenHashed()], "args[0][0] is a BrokenHashed whose == with itself gives Zero"),
@@ -648,7 +648,7 @@ STATIC_ERRORS = {
     "tensor": (torch.ones(2), "args[0] is compared as a whole, but it is or holds a", "static."),
     "tuple": ((torch.ones(2),), "args[0] is compared as a whole, but it is or holds", "static."),
     "dataclass": (Slotted(torch.ones(2), 1), "args[0] is compared as a whole", "static."),
-    "numpy": (numpy.ones(1), "args[0] is a numpy.ndarray", "an attribute."),
+    "numpy": (numpy.ones(1), "args[0] is a numpy.ndarray", "(array)."),
 }
 
 
@@ -657,15 +657,15 @@ def test_an_error_names_the_leaf_and_what_to_do(value, start):
     with pytest.raises(CgtError) as caught:
         flatten_call((value,), {})
     message = str(caught.value)
-    assert message.startswith(start)
-    assert message.endswith(".") and (": " in message or ". " in message)
+    assert message.startswith(f"CGT228: {start}")
+    assert message.endswith(".") and ". " in message
 
 
 @pytest.mark.parametrize(("value", "start", "end"), STATIC_ERRORS.values(), ids=STATIC_ERRORS)
 def test_a_static_argument_that_cannot_be_compared_is_refused(value, start, end):
     with pytest.raises(CgtError) as caught:
         flatten_call((value,), {}, static_argnums=(0,))
-    assert str(caught.value).startswith(start) and str(caught.value).endswith(end)
+    assert str(caught.value).removeprefix("CGT228: ").startswith(start) and str(caught.value).endswith(end)
 
 
 def test_the_advice_of_the_errors_works():
