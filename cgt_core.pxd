@@ -14,6 +14,7 @@
 #                      ├───► patches            what of the graph is set before a launch
 #                      ├───► numbers            what a call's numbers come to, on their way into the graph
 #                      ├───► reads              values that Python reads on the way, each behind a graph of its own
+#                      ├───► undos              what these graphs overwrite, and where it is kept until the last value is known
 #                      ├───► effects            what a replay does to the call's tensors besides their bytes
 #                      ├───► grads, tags ──► places
 #                      ├───► saves, flows       what its backward needs, and where gradients go
@@ -87,7 +88,7 @@ cdef enum:                  # Policy: fns.outputs: what happens to a held output
     RESCUE, POISON, BORROW
 
 cpdef enum:                 # Part: kinds of rows of which a node has a slice; see PARTS in table.pxi
-    SLOTS, GUARDS, OUTS, PATCHES, EFFECTS, GRADS, TAGS, PLACES, DIMS, DEADS, SAVES, FLOWS, READS, NUMBERS, N_PARTS
+    SLOTS, GUARDS, OUTS, PATCHES, EFFECTS, GRADS, TAGS, PLACES, DIMS, DEADS, SAVES, FLOWS, READS, NUMBERS, UNDOS, N_PARTS
 
 cpdef enum:                 # PatchKind
     COPY_SOURCE             # a copied slot's copy node reads from today's address
@@ -199,6 +200,7 @@ cdef struct Node:
     PyObject* site              # borrowed: the jitted backward; NULL: no result requires grad
     int32_t n_given             # outputs of the result; hidden ones come behind
     int32_t waits               # some output is a READOUT: made when the graph is done
+    int32_t keeps_grads         # a .grad that it replaces is still there when it reads a value
     int32_t writes              # some slot is written: copied slots must not overlap it
     int32_t same_grads          # of some slots it is guarded which tensor .grad is
     int32_t follows             # the tensors of some slots are what places hold; 2: others came since they were told apart
@@ -311,6 +313,12 @@ cdef struct Read:               # Python reads a value, on which depends what co
     const char* value           # borrowed: what it must be
     PyObject* island            # borrowed: Python to call when the segment was launched, instead of a value; or NULL
     int32_t pure                # that is an op alone: it may run twice, and changes nothing that guards compare
+
+cdef struct Undo:               # memory from outside that a segment overwrites, with a value read behind it
+    PyObject* to                # borrowed: a tensor of its bytes
+    PyObject* saved             # borrowed: and of those where the recording copies it first. On the host memory moves
+    int64_t nbytes
+    id_t segment                # which one does both
 
 cdef struct Effect:             # what a replay does besides its results
     int32_t kind                # EffectKind

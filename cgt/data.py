@@ -103,6 +103,7 @@ class State:
     verdicts: dict = fresh(dict)  # (spec, ambient state, shapes), or None for all -> Verdict
     cool: dict = fresh(dict)  # (path, parent) -> (until, length), where there are enough recordings
     refused: str | None = None  # why calls with gradients run eagerly
+    late: int = 0  # so many values it reads until the last behind a write to memory from outside
     incomparable: int = 0  # calls in a row with arguments that cannot be compared
     saves: bool = False  # a result required grad
     doubted: bool = False  # a warm-up came to nothing
@@ -348,7 +349,7 @@ class Seen:
     spent: dict = fresh(dict)  # argument that dies -> (its memory, holders of that before)
     whole: dict = fresh(dict)  # memory of these -> the tensor itself
     allocated: set | None = None  # of a backward that is not captured, on the GPU: where memory began before it
-    undo: Any = None  # record.Before: what a capture that comes to nothing puts back
+    before: Any = None  # record.Before: what a capture that comes to nothing puts back
     sinks: Any = None
     plan: "Plan | None" = None  # what is recorded
     live: Any = None  # live.Trace: what it does with the plan's numbers
@@ -378,6 +379,12 @@ class Seen:
     imported: set = fresh(set)  # files of modules whose bodies ran
     known: dict = fresh(dict)  # memory -> parts of it (segments.part_of) that were read and not written since
     graded: set = fresh(set)  # ids of leaves that had still their old .grad at one of these
+    missed: set = fresh(set)  # of these, those of which that could not be seen to
+    filled: list = fresh(list)  # on the GPU: all that was free of the pool then, so that no new .grad lies where something ran before
+    late: int = 0  # so many values came until the last that was read behind a write to memory from outside
+    undos: list = fresh(list)  # of Undo, where writes before such reads are to be undone
+    until: int = 0  # the value behind which none is expected
+    undone: set = fresh(set)  # memory of which all writes are
     dropout: Any = None  # an alias of the buffer with cuDNN's random state, if it drew from that
     asks_which: bool = False  # it is not the same to it which tensor lies in a place
     acts: bool = False  # it did something that may not happen twice, besides writing
@@ -421,6 +428,7 @@ class Seen:
     tokens: dict = fresh(dict)  # memory of a state -> Token
     rng: dict = fresh(dict)  # generator -> Words
     captured: list = fresh(list)  # generators
+    pool: Any = None  # on the GPU: PyTorch's name of the pool
     keep: list = fresh(list)  # objects that a replay needs
     memory: list = fresh(list)  # memory that a tape needs
 
@@ -492,6 +500,15 @@ class Behind(NamedTuple):
     graph: Graph | None = None
 
 
+class Undo(NamedTuple):
+    """Memory from outside that a segment overwrites."""
+
+    to: Any  # a tensor of its bytes
+    saved: Any  # one of those to which the segment copies it first
+    nbytes: int
+    segment: int
+
+
 class Draft(NamedTuple):
     """A node's rows, before it is one."""
 
@@ -503,6 +520,7 @@ class Draft(NamedTuple):
     grads: list  # of GradRow
     out: Flat  # the result
     behind: Behind = Behind()
+    keeps_grads: bool = False  # some .grad that it replaces was there when it read a value
 
 
 @declared

@@ -490,6 +490,7 @@ def warm(call, sources=()):
     anew = guess == CUDA and core.dropout_begins_anew(torch.cuda.current_device())
     result = trace.run(seen, call.function, call.args, call.kwargs)
     counters.learn(state, None, seen, None)
+    state.late = max(state.late, seen.late)
     state.ran |= seen.ran - {None}  # what is hidden here must be seen when it is recorded
     if anew and not core.dropout_begins_anew(torch.cuda.current_device()):
         seen.reason, state.recurrent = errors.cudnn_dropout(), True
@@ -682,6 +683,7 @@ def capture(call, attempt):
     reason = record.capture(call, attempt)
     seen = attempt.seen
     if seen is not None:
+        call.state.late = max(call.state.late, seen.late)
         told = counters.learn(call.state, plan, seen, why_uncounted(call.state, plan.saves))
         reason, seen.reason = reason and (told or reason), told or seen.reason
         live.blame(call.state, seen, reason or seen.reason)
@@ -718,7 +720,8 @@ def draft_node(call, attempt):
             draft = autograd.complete(state, plan, seen, draft)
         tokens.drop_words(seen)
         if not isinstance(draft, str):
-            draft = segments.vet(seen, draft) or escaping(state, seen, describe.vet_escapes(plan, seen, draft)) or draft
+            reason, keeps = segments.vet(seen, draft)
+            draft = reason or escaping(state, seen, describe.vet_escapes(plan, seen, draft)) or draft._replace(keeps_grads=keeps)
     except Exception as error:  # a gap of ours must not become the user's crash: the result stands
         draft = record.failure(error)
     if isinstance(draft, str):
@@ -827,8 +830,9 @@ def run_node(call, attempt):
 
 
 def unmake_node(call, attempt):
-    """It was never launched."""
+    """It was never launched, but for segments."""
     if attempt.node != NONE:
+        core.undo_writes(attempt.node)
         drop_node(attempt.node)
         core.fn_count(call.state.f, "records", -1)
 
@@ -957,7 +961,7 @@ def add_node(call, plan, seen, draft):
     node = core.add_node(
         state.f, call.spec, plan.ambient, slots, outs, program, ret_python, effects, grads, groups,
         list(plan.flat.tensors), (site, saves, [index[k] for k in behind.flows], behind.joined),
-        live.rows_of(seen.live, row_at, index), state.keep, kept,
+        live.rows_of(seen.live, row_at, index), list(map(tuple, seen.undos)), draft.keeps_grads, state.keep, kept,
     )  # fmt: skip
     if graph is not None:
         graph.node, graph.loose = node, loose + drawn_from

@@ -66,8 +66,7 @@ def tapped_inside():
 def host_read(op, line):
     return (
         f"{op} at {line} needs a value on the host in the middle of the call. Read only the outcome of a comparison there "
-        "(if x.sum() > 0), and before anything from outside is written; or use torch.where, or return the number or the "
-        "tensor and look at it outside."
+        "(if x.sum() > 0); or use torch.where, or return the number or the tensor and look at it outside."
     )
 
 

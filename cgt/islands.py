@@ -228,7 +228,7 @@ def record(seen, call, function, leaves, spec, line):
     try:
         done = real(lambda: beside(seen, lambda: island.run(seen.answers)))
     finally:
-        if seen.undo is not None and len(seen.answers) > before:
+        if seen.before is not None and len(seen.answers) > before:
             note_changes(seen)
     why = vet_result(seen, done.result, island.given)
     if any(core.storage_id(leaves[k]) not in seen.made for k, _ in done.written):
@@ -250,7 +250,7 @@ def note_changes(seen):
     wrote = any(not t.is_inference() and t._version != v for t, v in zip(tensors, plan.versions, strict=True))
     graded = any(core.grad_id(tensors[k]) != was for k, was in plan.grads.items())
     seen.answers[-1] = seen.answers[-1]._replace(changes=list(map(places.as_now, singles)), unsafe=more or wrote or graded)
-    accept(seen.undo)
+    accept(seen.before)
 
 
 def settle(seen, plan):

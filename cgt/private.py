@@ -157,6 +157,19 @@ def clear_workspaces():
         clear()
 
 
+def fill_pool(device, pool):
+    """Allocate, in this thread and on its stream, all that is free of a pool of the caching allocator's, to which allocations go: a list of
+    tensors. None: there is some that cannot be had so."""
+    filled = []
+    for _ in range(3):
+        blocks = [b for s in torch.cuda.memory_snapshot(pool) if s["device"] == device for b in s["blocks"]]
+        free = [b["size"] for b in blocks if b["state"] == "inactive"]
+        if not free:
+            return filled
+        filled.extend(torch.empty(size, dtype=torch.uint8, device="cuda") for size in free)
+    return None
+
+
 def self_check():
     """Hold what the core believes about tensors against what PyTorch says, once at import.
 

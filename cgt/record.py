@@ -17,6 +17,7 @@ from cgt_core import (
     APPENDS,
     CUDA,
     FRESH,
+    HOST,
     INPUT,
     LIST_LEN,
     NONE,
@@ -62,6 +63,7 @@ from .private import CAPTURE_CHECKS, clear_workspaces
 from .taps import NOTHING, capture_hidden, tap_exports
 
 POOLS = {}  # device index -> the pool (a handle of the core's) in which to record
+HANDLES = {}  # the same -> what PyTorch calls it
 STREAMS = {}  # device index -> the side stream that records; one, since blocks belong to it
 FOREIGN_MEMORY = -4  # ERROR_FOREIGN_MEMORY in driver.pxi
 
@@ -107,7 +109,8 @@ def stream_of(device):
 def pool_of(device):
     """The device's private pool: one for all recordings, until it is empty or spoilt."""
     if device not in POOLS:
-        POOLS[device] = core.pool_new(device, torch.cuda.graph_pool_handle())
+        HANDLES[device] = torch.cuda.graph_pool_handle()
+        POOLS[device] = core.pool_new(device, HANDLES[device])
     return POOLS[device]
 
 
@@ -187,7 +190,7 @@ def on_host(call, attempt):
         swaps, copies = copy_leaves(plan, fills=True)
         seen = attempt.seen = observe_plan(plan, swaps)
         seen.blockers, seen.ops = call.state.blockers, [] if call.state.opts.audit is not None else None
-        seen.copies, seen.apart = copies, call.state.apart
+        seen.copies, seen.apart, seen.until = copies, call.state.apart, call.state.late
         seen.memory.extend(buffer for _, buffer in swaps)
         torch.clear_autocast_cache()
         attempt.result = trace.run(seen, call.function, arguments(call, seen), call.kwargs)
@@ -238,7 +241,8 @@ def on_cuda(call, attempt):
         swaps, copies = copy_leaves(plan, fills=False)
         seen = attempt.seen = observe_plan(plan, swaps)
         seen.blockers, seen.ops = call.state.blockers, [] if call.state.opts.audit is not None else None
-        seen.copies, seen.apart, seen.captured, seen.undo = copies, call.state.apart, generators, attempt.before
+        seen.copies, seen.apart, seen.captured, seen.before = copies, call.state.apart, generators, attempt.before
+        seen.pool, seen.until = HANDLES[device], call.state.late
         seen.keep.extend(word_pairs)
         for g, w, handle in zip(generators, word_pairs, handles, strict=True):
             seen.rng[core.generator_id(g)] = Words(handle, w, w)
@@ -254,7 +258,7 @@ def on_cuda(call, attempt):
         core.capture_relaxed(False)  # constants.elsewhere may have been interrupted
         core.restore_generators(handles)
         if not captured:
-            core.abort()  # before the streams are joined again: nobody may wait for a capture
+            abort(attempt)  # before the streams are joined again: nobody may wait for a capture
 
     brackets = [
         places.collector_off(),  # a finalizer in a capture may call the driver
@@ -404,9 +408,17 @@ def undo(attempt):
     if attempt.settled or attempt.before is None:
         return
     restore_places(attempt.before, attempt.seen, tensors_only=False)
-    core.abort()
+    abort(attempt)
     put_back(attempt.plan)
     attempt.settled = True
+
+
+def abort(attempt):
+    """End a capture that comes to nothing. Memory that its segments wrote is as it was."""
+    ran = core.segments_ran()
+    core.abort()
+    if attempt.seen is not None:
+        segments.undo(attempt.seen, ran)
 
 
 class Parts(NamedTuple):
@@ -499,12 +511,15 @@ def instantiate():
 def checkpoint(plan, seen, draft):
     """Make the recording's memory the pool's; or a sentence that says why there can be no node."""
     outs = [o.proto for o in draft.outs if o.kind == FRESH]
-    if plan.driver == CUDA:
+    early = [draft.outs[e.out].proto for e in draft.effects if e.kind == SETS_GRAD and e.out != NONE] if draft.keeps_grads else []
+    if plan.driver == HOST:
+        outs.extend(one.saved for one in seen.undos)
+    else:
         # A result may be a view of a copied argument's buffer, which is then still allocated.
         buffers = [swap.buffer for swap in seen.buffers.values()]
         outs.extend(buffer for buffer in buffers if core.storage_address(buffer))  # not let go of
     try:
-        core.checkpoint(seen.memory, outs)
+        core.checkpoint(seen.memory, outs, early)
     except core.DriverError as error:
         return errors.recording_failed(error.args[1], "")
     seen.memory.clear()

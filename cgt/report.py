@@ -208,6 +208,8 @@ def explain_node(state, node, apart):
             lines.append(f"    {name}: {some(paths)}{extra}")
     if kept.values:
         lines.append(f"    for these values read on the way: {some([f'{v.line} {describe_value(v)}' for v in kept.values])}")
+    if facts.saved:
+        lines.append(f"    keeps what it overwrites until these are read: {size(facts.saved)} per call")
     if facts.readouts:
         lines.append(f"    waits for what it hands out on the host: {some(facts.readouts)}")
     changing = [path for path, line in kept.numbers.sources if line is None]

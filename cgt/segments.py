@@ -5,10 +5,10 @@ recording is for that value alone. What comes of it from there on is a constant;
 segment by segment, and goes another way where a value is another.
 
 A replay may find in the middle that the call goes a way nobody recorded: then the function is run from the top. So
-what comes before a read may happen twice, and nobody may miss what it overwrites. It may write what the call made, draw
-random numbers (they are given back), and nothing else; and a .grad that the recording sets, which is not rescued before
-it runs, must have been taken away before the read. Numbers of floating point are not read: they are other ones at
-each call.
+what comes before a read may happen twice, and is undone before: random numbers are given back, and memory from outside that is
+written is copied first, where the function is known to read behind that. A .grad that the recording sets is not rescued before it runs:
+one that is still there when a value is read must not lie where something ran until then. Numbers of floating point are not read: they are
+other ones at each call.
 """
 
 import functools
@@ -19,12 +19,25 @@ import torch
 from cgt_core import CUDA, HOST, SETS_GRAD
 
 from . import constants, errors, tape
-from .observe import exchange, fix, is_capture, is_host_recording, refuse, touch, unseen, user_line
+from .data import Undo
+from .observe import (
+    exchange,
+    fix,
+    is_capture,
+    is_host_recording,
+    refuse,
+    span,
+    touch,
+    unseen,
+    user_line,
+)
+from .private import fill_pool
 
 aten = torch.ops.aten
 
 VALUE_BYTES = 4096  # of one value: what takes longer to compare is no choice between ways
 ROOM_BYTES = 1 << 16  # for all values of one call
+MANY = 1 << 30
 WORD = 8  # values begin at multiples of it
 ROOMS = {}  # device, -1 the host -> where segments leave their values; pinned, since the GPU writes there
 
@@ -59,23 +72,77 @@ def values_of(seen, inputs):
     found = [t for t in inputs if t.numel() and not is_known(seen, t)]
     if not found:
         return found
-    return found if may_end(seen) and all(is_small(seen, t) for t in found) else None
+    return found if all(is_small(seen, t) for t in found) and may_read(seen) else None
+
+
+def is_between(seen):
+    """Is this a point of the function's own at which a segment can end?"""
+    if seen.graph is not None or seen.acts or seen.bodies:
+        return False
+    return not (seen.driver == CUDA and core.is_in_node())  # in autograd's thread, which cannot end a capture of this one's
 
 
 def may_end(seen):
+    """May a segment end here, behind which something runs that must not run twice?"""
+    return is_between(seen) and all(sid in seen.made for sid in seen.written)
+
+
+def may_read(seen):
     """May a segment end here, behind which the call can turn out to go another way?"""
-    if seen.graph is not None or seen.acts or seen.bodies:
+    if not is_between(seen):
         return False
-    if seen.driver == CUDA and core.is_in_node():  # in autograd's thread, which cannot end a capture of this one's
+    outside = seen.written - seen.made.keys()
+    if not outside:
+        return True
+    if seen.islands:
         return False
-    return all(sid in seen.made for sid in seen.written)
+    turn = len(seen.values) + 1
+    if not seen.recording:
+        seen.late = turn
+        return True
+    if turn > seen.until:
+        seen.late, seen.again = MANY, True  # the next recording undoes them all
+        return False
+    counted = seen.live.counters if seen.live is not None else ()  # these are put back, or not touched before the call is over
+    return all((sid in seen.undone and sid not in seen.raw) or sid in counted for sid in outside)
+
+
+def save(seen, written):
+    """An op is about to write these: what lies there is copied first, if it is from outside and was not copied yet."""
+    for t in written if len(seen.values) < seen.until else ():
+        sid, nbytes = core.storage_id(t), span(t)
+        if not nbytes or sid in seen.made or sid in seen.buffers or sid in seen.swaps or not (core.is_plain(t) and t.is_cuda == (seen.driver == CUDA)):
+            continue
+        if sid not in seen.undone and sid in seen.written:  # somebody wrote past us
+            continue
+        seen.undone.add(sid)
+        at = core.address(t)
+        if any(core.address(u.to) <= at and at + nbytes <= core.address(u.to) + u.nbytes for u in seen.undos):
+            continue
+        with unseen(seen):
+            copy = core.in_inference(False, functools.partial(torch.empty, nbytes, dtype=torch.uint8, device=t.device))
+            to = core.view_like(fix(seen, t), copy, 0)
+            if is_capture(seen):
+                aten.copy_.default(copy, to)
+            else:
+                tape.copy_into(copy, to)
+        seen.made[core.storage_id(copy)] = ""
+        seen.memory.append(core.alias(copy))
+        saved = core.fixed(copy) if seen.driver == CUDA else copy
+        seen.keep += [to, saved]
+        seen.undos.append(Undo(to, saved, nbytes, core.segments_ran()))
+
+
+def undo(seen, ran):
+    """A capture came to nothing of which so many segments ran: what they wrote outside is as it was."""
+    for one in reversed(seen.undos):
+        if one.segment < ran:
+            core.move_bytes(torch.cuda.current_device(), core.address(one.to), core.address(one.saved), one.nbytes)
 
 
 def tells(seen, packet, inputs):
     """May the outcome of this op be read here?"""
-    if packet not in OUTCOMES or not may_end(seen):
-        return False
-    return all(core.is_plain(t) and t.is_cuda == (seen.driver == CUDA) for t in inputs)
+    return packet in OUTCOMES and all(core.is_plain(t) and t.is_cuda == (seen.driver == CUDA) for t in inputs) and may_read(seen)
 
 
 def outcome(seen, packet, args, inputs):
@@ -130,7 +197,19 @@ def read(seen, values):
             constants.add(seen, t)
             if is_capture(seen):
                 seen.real[sid] = constants.for_real(seen, t.clone)
-    seen.graded |= {id(t) for t in seen.leaves if t.grad is not None and core.storage_id(t.grad) not in seen.made}
+    note_grads(seen)
+
+
+def note_grads(seen):
+    """Where the call goes another way here, gradients of an earlier backward must be what they were: what comes may only lie where
+    nothing ran so far."""
+    graded = {id(t) for t in seen.leaves if t.grad is not None and core.storage_id(t.grad) not in seen.made}
+    if graded and is_capture(seen):
+        with unseen(seen):
+            filled = fill_pool(torch.cuda.current_device(), seen.pool)
+        seen.missed |= graded if filled is None else set()
+        seen.filled.extend(filled or ())
+    seen.graded |= graded
 
 
 def unmask(seen, args):
@@ -150,6 +229,12 @@ def unmask(seen, args):
         indices.extend(columns_of(seen, t, t.shape))
     core.replace_list(1, indices)
     return (args[0], indices, *args[2:])
+
+
+def fills(t, indices, value, accumulate=False, unsafe=False):
+    """Does PyTorch fill where a mask says, for which nobody asks where that is? As canDispatchToMaskedFill in TensorAdvancedIndexing.cpp."""
+    chosen = [index for index in indices if index is not None]
+    return not accumulate and value.numel() == 1 and not value.is_cuda and len(chosen) == 1 and is_mask(chosen[0])
 
 
 def is_mask(index):
@@ -265,11 +350,11 @@ def lines_of(values):
 
 
 def vet(seen, draft):
-    """A sentence if a replay that goes another way could miss a .grad that was overwritten, or None."""
+    """(A sentence if a replay that goes another way could miss a .grad that was overwritten, or None; must some be looked after?)"""
     if not seen.values:
-        return None
+        return None, False
     read = {s.owner for s in draft.slots if core.storage_id(s.example) in seen.touched}
-    for e in draft.effects:
-        if e.kind == SETS_GRAD and (e.slot in read or id(draft.slots[e.slot].example) in seen.graded):
-            return errors.read_with_grads(seen.values[-1].line)
-    return None
+    sets = [(e.slot, id(draft.slots[e.slot].example)) for e in draft.effects if e.kind == SETS_GRAD]
+    if any(slot in read or leaf in seen.missed for slot, leaf in sets):
+        return errors.read_with_grads(seen.values[-1].line), False
+    return None, any(leaf in seen.graded for _, leaf in sets)

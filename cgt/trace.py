@@ -344,7 +344,7 @@ def see_op(seen, op, args, kwargs):
     if not asks_on(seen) and not seen.recording and seen.graph is None:  # nothing else is asked of this warm-up
         seen.devices.update(t.device for t in (*inputs, *core.proceed(None)))
         return
-    if packet in INDEXES:
+    if packet in INDEXES and not (packet in INDEX_PUT and segments.fills(*args)):
         args = segments.unmask(seen, args)
         inputs = tensors_in(kwargs.values(), tensors_in(args, []))
     if packet in ("lift_fresh", "lift_fresh_copy"):
@@ -390,6 +390,8 @@ def see_op(seen, op, args, kwargs):
     generator = kwargs.get("generator")
     if generator is not None:
         seen.generators[core.generator_id(generator)] = generator
+    if written and seen.until:
+        segments.save(seen, written)
     for t in written:
         seen.written.add(core.storage_id(t))
     instead = seeds_on_host(op, args, kwargs) if packet in KEEPS_SEED and not seen.recording else None

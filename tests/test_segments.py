@@ -385,11 +385,6 @@ def test_whole_step_that_looks_at_its_gradients(device):
 # --- what is not read ---------------------------------------------------------------------------------
 
 
-def accumulates(x, total):
-    total.add_(x)
-    return x * 2 if total.sum() > 0 else x
-
-
 def own_generator(x, generator):
     y = torch.rand(4, device=x.device, generator=generator)
     return x * 2 if y.sum() > 1 else x
@@ -399,11 +394,10 @@ def large(x):
     return x.repeat(segments.VALUE_BYTES)[x.repeat(segments.VALUE_BYTES) > 0][:4]
 
 
-@pytest.mark.parametrize("function", [accumulates, own_generator, large], ids=lambda f: f.__name__)
+@pytest.mark.parametrize("function", [own_generator, large], ids=lambda f: f.__name__)
 def test_value_behind_what_may_not_happen_twice_is_not_read(device, function):
     def more():
-        given = {accumulates: [torch.zeros(4, device=device)], own_generator: [torch.Generator(device)]}
-        return given.get(function, [])
+        return [torch.Generator(device)] if function is own_generator else []
 
     f, mine, theirs, x = cgt.jit(function), more(), more(), signed(device, 1.0)
     for k in range(6):
@@ -412,9 +406,8 @@ def test_value_behind_what_may_not_happen_twice_is_not_read(device, function):
     assert s.replays == s.records == 0 and "test_segments.py" in " ".join(s.reasons)
 
 
-@tells("read_with_grads")
 def test_gradient_that_is_there_when_a_value_is_read(device):
-    """A replay that goes another way would have written over it."""
+    """A replay that goes another way must not have written over it."""
 
     def new():
         w = torch.ones(4, device=device, requires_grad=True)
@@ -433,7 +426,7 @@ def test_gradient_that_is_there_when_a_value_is_read(device):
         x = signed(device, 1.0 if k % 3 else -1.0) * (k + 1)
         assert identical(f(x), want(x)) and (w.grad is None) == (v.grad is None)
         assert w.grad is None or torch.equal(w.grad, v.grad), k
-    assert any("Call zero_grad() before" in reason for reason in cgt.stats(f).reasons)
+    assert cgt.stats(f).replays >= 4, cgt.explain(f)
 
 
 def test_gradient_that_is_there_at_the_first_of_two_reads(device):
@@ -455,7 +448,7 @@ def test_gradient_that_is_there_at_the_first_of_two_reads(device):
         x = signed(device, 1.0 if k % 4 < 2 else -1.0)
         assert identical(f(x), want(x)) and (w.grad is None) == (v.grad is None)
         assert w.grad is None or torch.equal(w.grad, v.grad), k
-    assert any("Call zero_grad() before" in reason for reason in cgt.stats(f).reasons), cgt.explain(f)
+    assert cgt.stats(f).replays >= 4, cgt.explain(f)
 
 
 @pytest.mark.parametrize("what", ["number", "bool", "tensor", "on the host"])

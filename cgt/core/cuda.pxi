@@ -318,7 +318,7 @@ cdef int cuda_instantiate(Recording* r) noexcept:
     if cu.cuMemGetInfo(&after, &total) == 0 and after < before: r.exec_bytes += before - after
     return code
 
-cdef int cuda_checkpoint(Recording* r, PyObject* made, PyObject* outs, void** live, int n) noexcept:
+cdef int cuda_checkpoint(Recording* r, PyObject* made, PyObject* outs, PyObject* early, void** live, int n) noexcept:
     """`live` is still allocated since restore. The blocks of `outs` stay allocated, without owners,
     until a restore finds that nobody holds them."""
     cdef int code = fault(CALL_CHECKPOINT)
@@ -544,5 +544,5 @@ DRIVERS[CUDA] = Driver(
     cuda_restore, cuda_begin, cuda_copy, cuda_words, cuda_spend, cuda_fetch, cuda_cut, cuda_resume, cuda_wait,
     cuda_fork, cuda_enter, cuda_leave, cuda_decide,
     cuda_end, cuda_instantiate, cuda_checkpoint, cuda_abort, cuda_launch, cuda_patch, cuda_scalar, cuda_scalar_done, cuda_scalar_free,
-    cuda_order, cuda_current_stream, cuda_rescue,
+    cuda_order, cuda_current_stream, cuda_move, cuda_rescue,
     cuda_destroy)

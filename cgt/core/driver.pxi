@@ -34,7 +34,8 @@ cdef struct Driver:
     int (*end)(Recording* r, Patch* patches, int32_t n) noexcept    # graph, n_graph_nodes
     int (*instantiate)(Recording* r) noexcept            # exec
     # The recording's memory becomes the pool's: made, outs are lists of tensors; live as in restore.
-    int (*checkpoint)(Recording* r, PyObject* made, PyObject* outs, void** live, int n) noexcept
+    # `early`: of outs, those whose bytes must last until the recording itself writes them.
+    int (*checkpoint)(Recording* r, PyObject* made, PyObject* outs, PyObject* early, void** live, int n) noexcept
     void (*abort)(Recording* r) noexcept                 # undo begin, whatever happened since
     int (*launch)(void* exec_, void* stream, string* error) noexcept nogil
     int (*patch)(void* exec_, Patch* p) noexcept nogil   # tell the exec p.told
@@ -43,6 +44,7 @@ cdef struct Driver:
     void (*scalar_free)(Patch* p) noexcept
     int (*order)(Path* p, void* stream) noexcept nogil   # stream waits for the path's last launch
     void* (*stream)(int device) noexcept nogil           # the caller's current stream
+    int (*move)(void* to, const void* source, int64_t nbytes, int device) noexcept nogil     # on the caller's current stream
     int (*rescue)(void* held, PyObject* proto, int device) noexcept   # part a holder's storage and proto's
     void (*destroy)(void* graph, void* exec_, void* pool, void* state) noexcept
 

@@ -60,9 +60,9 @@ cdef int host_end(Recording* r, Patch* patches, int32_t n) noexcept:
 cdef int host_instantiate(Recording* r) noexcept:
     return fault(CALL_INSTANTIATE)
 
-cdef int host_checkpoint(Recording* r, PyObject* made, PyObject* outs, void** live, int n) noexcept:
+cdef int host_checkpoint(Recording* r, PyObject* made, PyObject* outs, PyObject* early, void** live, int n) noexcept:
     cdef int code = fault(CALL_CHECKPOINT)
-    return code if code else tape_plan(r.exec, made, outs, live, n)
+    return code if code else tape_plan(r.exec, made, outs, early, live, n)
 
 cdef void host_abort(Recording* r) noexcept:
     while r.exec is not NULL and tape_outer(r.exec) is not NULL: r.exec = tape_outer(r.exec)
@@ -93,6 +93,11 @@ cdef int host_order(Path* p, void* stream) noexcept nogil: return 0
 
 cdef void* host_stream(int device) noexcept nogil: return NULL
 
+cdef int host_move(void* to, const void* source, int64_t nbytes, int device) noexcept nogil:
+    cdef int code = fault(CALL_MOVE)
+    if code == 0: memcpy(to, source, nbytes)
+    return code
+
 cdef int host_rescue(void* held, PyObject* proto, int device) noexcept:
     return -1 if fault(CALL_MOVE) else host_give_away(held, proto)
 
@@ -103,5 +108,5 @@ DRIVERS[HOST] = Driver(
     host_restore, host_begin, host_copy, host_words, host_spend, host_fetch, host_cut, host_resume, host_wait,
     host_fork, host_enter, host_leave, host_decide,
     host_end, host_instantiate, host_checkpoint, host_abort, host_launch, host_patch, host_scalar, host_scalar_done, host_scalar_free,
-    host_order, host_stream, host_rescue,
+    host_order, host_stream, host_move, host_rescue,
     host_destroy)

@@ -35,10 +35,10 @@ cdef bint record_lost(Table* t) noexcept:
     return (p.current != t.rec.parent or p.step != t.rec.step or p.launches != t.rec.launches
             or p.stale != NONE)
 
-cdef int record_checkpoint(Table* t, list made, list outs) except -1:
+cdef int record_checkpoint(Table* t, list made, list outs, list early) except -1:
     cdef int code
     t.rec.seconds[CHECKPOINT] = now()
-    code = DRIVERS[t.rec.driver].checkpoint(&t.rec, <PyObject*>made, <PyObject*>outs,
+    code = DRIVERS[t.rec.driver].checkpoint(&t.rec, <PyObject*>made, <PyObject*>outs, <PyObject*>early,
                                             <void**>t.rec_live.rows, t.rec_live.n)
     t.rec.seconds[CHECKPOINT] = now() - t.rec.seconds[CHECKPOINT]
     return check(t.rec.driver, code, CALL_CHECKPOINT)
@@ -366,6 +366,17 @@ cdef int grad_fill(Table* t, id_t n, id_t k, object row) except -1:
     node_row(t, n).same_grads |= g.was is not NULL
     return 0
 
+cdef int undos_fill(Table* t, id_t n, list undos) except -1:
+    """rows: (to, saved, nbytes, segment)"""
+    cdef Undo* u
+    cdef id_t k
+    part_add(t, n, UNDOS, len(undos))
+    for k in range(len(undos)):
+        to, saved, nbytes, segment = undos[k]
+        u = node_undo(t, node_row(t, n), k)
+        u.to, u.saved, u.nbytes, u.segment = <PyObject*>to, <PyObject*>saved, nbytes, segment
+    return 0
+
 cdef int part_copy(Table* t, id_t n, int part, Column* rows) except -1:
     """Give node n these rows."""
     part_add(t, n, part, rows.n)
@@ -375,7 +386,7 @@ cdef int part_copy(Table* t, id_t n, int part, Column* rows) except -1:
 
 cdef id_t node_add(Table* t, id_t f, id_t spec, tuple ambient, list slots, list outs,
                    object ret_program, bint ret_python, list effects, list grads, list groups,
-                   list leaves, tuple backward, list numbers) except -1:
+                   list leaves, tuple backward, list numbers, list undos, bint keeps_grads) except -1:
     """A row for the recording that just ended; it takes over graph, exec and state."""
     cdef id_t n = row_take(t, &t.nodes)
     cdef Node* node = node_row(t, n)
@@ -402,6 +413,8 @@ cdef id_t node_add(Table* t, id_t f, id_t spec, tuple ambient, list slots, list 
         if node_patch(t, node_row(t, n), k).segment == t.rec_reads.n: node_patch(t, node_row(t, n), k).segment = NONE
     t.rec_reads.n = 0
     numbers_fill(t, n, numbers)
+    undos_fill(t, n, undos)
+    node_row(t, n).keeps_grads = keeps_grads
     part_add(t, n, SLOTS, len(slots))
     part_add(t, n, GUARDS, len(slots))
     for k in range(len(slots)): slot_fill(t, n, k, slots[k])

@@ -2,8 +2,8 @@
 # leaves on the host. A call runs one after the other and looks whether the values are those of the recording; where one
 # is not, the sibling with that value goes on, and if there is none the call is Python's.
 #
-# What ran in vain until then wrote only memory that no other way needs (segments.py lets a recording read on no other
-# terms), and random numbers that it drew are given back.
+# What ran in vain until then is undone: random numbers that it drew are given back, what it wrote outside was saved before, and
+# besides it wrote only memory that no other way needs (segments.py lets a recording read on no other terms).
 
 # A call for whose values there is no recording costs what ran until then and its own, eager, run. Where that is the rule,
 # a verdict that stands comes before the segments, for most calls.
@@ -133,6 +133,18 @@ cdef int32_t reads_run(Table* t, id_t n, id_t s, Driver* d, void* stream, PyObje
         k += 1
     return NONE
 
+cdef int writes_undo(Table* t, id_t n, int32_t last) except -1:
+    """The call goes another way behind segment `last`: what the segments until then overwrote is as it was, the first write last."""
+    cdef Node* node = node_row(t, n)
+    cdef Path* p = path_row(t, node.path)
+    cdef Undo* u
+    cdef int32_t k
+    for k in range(node.len[UNDOS] - 1, -1, -1):
+        u = node_undo(t, node, k)
+        if u.segment > last: continue
+        check(p.driver, DRIVERS[p.driver].move(tensor_ptr(u.to), tensor_ptr(u.saved), u.nbytes, p.device), CALL_MOVE)
+    return 0
+
 cdef uint64_t reads_key(Table* t, id_t n, int32_t known) noexcept:
     """One number of the values that lie on the host; never 0."""
     cdef uint64_t h = <uint64_t>known
@@ -197,6 +209,8 @@ cdef id_t reads_meet(Table* t, id_t n, id_t s, void* stream, PyObject** leaves, 
             if island is not NULL: (<object>island).leave(False, False)
             if fn_row(t, node_row(t, n).fn).vain > 0: fn_row(t, node_row(t, n).fn).vain -= 1
             return n
+        if node_row(t, n).len[UNDOS]: writes_undo(t, n, differs)
+        if node_row(t, n).keeps_grads: outs_release(t, n, leaves, spec_row(t, s).n_leaves, False)
         known = differs + 1
         path = node_row(t, n).path
         fn_row(t, node_row(t, n).fn).unknown = reads_key(t, n, known)

@@ -85,7 +85,7 @@ cdef extern from "tape_shim.h" namespace "cgt":
     void tape_pop(void* tape)
     void tape_spend(void* tape, PyObject* proto) noexcept
     int tape_copy(void* tape, PyObject* to, const void* source, int64_t nbytes)
-    int tape_plan(void* tape, PyObject* made, PyObject* outs, void** busy, int n) noexcept
+    int tape_plan(void* tape, PyObject* made, PyObject* outs, PyObject* early, void** busy, int n) noexcept
     int64_t blocks_nbytes() noexcept
     int host_give_away(void* held, PyObject* proto) noexcept
     void* range_begin(PyObject* name) noexcept

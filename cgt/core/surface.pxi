@@ -207,7 +207,7 @@ def nodes():
 
 
 SlotFacts = namedtuple("SlotFacts", "leaf binding written address from_node")
-NodeFacts = namedtuple("NodeFacts", "fn spec path parent depth children used n_replay graph_nodes slots copied out_bytes exec_bytes outs deads segments readouts")
+NodeFacts = namedtuple("NodeFacts", "fn spec path parent depth children used n_replay graph_nodes slots copied out_bytes exec_bytes outs deads segments readouts saved")
 
 
 def node_facts(int n):
@@ -242,7 +242,8 @@ def node_facts(int n):
         deads=node.len[DEADS],
         segments=segments,
         readouts=[<object>node_out(&TABLE, node, k).line for k in range(node.len[OUTS])
-                  if node_out(&TABLE, node, k).kind == READOUT and node_out(&TABLE, node, k).line is not NULL])
+                  if node_out(&TABLE, node, k).kind == READOUT and node_out(&TABLE, node, k).line is not NULL],
+        saved=sum([node_undo(&TABLE, node, k).nbytes for k in range(node.len[UNDOS])]))
 
 
 def node_misses(int path, int parent, int f, int spec, list tensors):

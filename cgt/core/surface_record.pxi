@@ -165,10 +165,11 @@ def end(list advances):
     record_end(&TABLE, advances)
 
 
-def checkpoint(list made, list outs):
+def checkpoint(list made, list outs, list early):
     """The recording is complete. Tensors it made become memory of the pool: `outs` as long as the
-    path needs them, the others as long as the recording runs."""
-    record_checkpoint(&TABLE, made, outs)
+    path needs them, the others as long as the recording runs. `early`: of outs, on the host, those of whose memory nothing else
+    may be used while it runs."""
+    record_checkpoint(&TABLE, made, outs, early)
 
 
 def instantiate():
@@ -181,18 +182,34 @@ def abort():
     record_abort(&TABLE)
 
 
+def move_bytes(int device, uintptr_t to, uintptr_t source, int64_t nbytes):
+    """Copy them, in the order of the caller's current stream; -1: the host."""
+    cdef int driver = CUDA if device >= 0 else HOST
+    check(driver, DRIVERS[driver].move(<void*>to, <const void*>source, nbytes, device), CALL_MOVE)
+
+
+def undo_writes(int n):
+    """What the segments of node n but the last overwrote outside is as it was."""
+    writes_undo(&TABLE, n, node_row(&TABLE, n).len[READS] - 1)
+
+
+def segments_ran():
+    """Segments of the recording under way, which ran when they ended."""
+    return TABLE.rec_reads.n
+
+
 def lost():
     """Did another thread move the path on while this was recorded? Then it cannot run here."""
     return record_lost(&TABLE)
 
 
 def add_node(int f, int spec, tuple ambient, list slots, list outs, object ret_program,
-             bint ret_python, list effects, list grads, list groups, list leaves, tuple backward, list numbers, dict keep,
-             object kept):
+             bint ret_python, list effects, list grads, list groups, list leaves, tuple backward, list numbers, list undos,
+             bint keeps_grads, dict keep, object kept):
     """Make the recording a node of f. leaves: the call's tensors. backward: see backward_fill. keep[node] becomes
     `kept`: what the rows borrow must stay alive."""
     cdef id_t n = node_add(&TABLE, f, spec, ambient, slots, outs, ret_program, ret_python, effects, grads,
-                           groups, leaves, backward, numbers)
+                           groups, leaves, backward, numbers, undos, keeps_grads)
     keep[n] = kept
     return n
 

@@ -60,7 +60,7 @@ cdef object PARTS = (
     ("slots", sizeof(Slot)), ("guards", sizeof(Guard)), ("outs", sizeof(Out)), ("patches", sizeof(Patch)),
     ("effects", sizeof(Effect)), ("grads", sizeof(Grad)), ("tags", sizeof(Tag)), ("places", sizeof(Place)),
     ("dims", sizeof(int64_t)), ("deads", sizeof(Dead)), ("saves", sizeof(Save)), ("flows", sizeof(id_t)),
-    ("reads", sizeof(Read)), ("numbers", sizeof(Number)))
+    ("reads", sizeof(Read)), ("numbers", sizeof(Number)), ("undos", sizeof(Undo)))
 
 cdef inline Slot* node_slot(Table* t, Node* n, id_t k) noexcept nogil: return <Slot*>t.parts[SLOTS].rows + n.at[SLOTS] + k
 cdef inline Guard* node_guard(Table* t, Node* n, id_t k) noexcept nogil: return <Guard*>t.parts[GUARDS].rows + n.at[GUARDS] + k
@@ -76,6 +76,7 @@ cdef inline Save* node_save(Table* t, Node* n, id_t k) noexcept nogil: return <S
 cdef inline id_t* node_flow(Table* t, Node* n, id_t k) noexcept nogil: return <id_t*>t.parts[FLOWS].rows + n.at[FLOWS] + k
 cdef inline Read* node_read(Table* t, Node* n, id_t k) noexcept nogil: return <Read*>t.parts[READS].rows + n.at[READS] + k
 
+cdef inline Undo* node_undo(Table* t, Node* n, id_t k) noexcept nogil: return <Undo*>t.parts[UNDOS].rows + n.at[UNDOS] + k
 cdef inline Number* node_number(Table* t, Node* n, id_t k) noexcept nogil: return <Number*>t.parts[NUMBERS].rows + n.at[NUMBERS] + k
 
 cdef id_t part_add(Table* t, id_t n, int part, Py_ssize_t count) except -1:
@@ -343,6 +344,7 @@ cdef int table_check(Table* t) except -1:
     cdef Out* o
     cdef Effect* e
     cdef Read* r
+    cdef Undo* u
     cdef Place* q
     cdef Number* w
     for k in range(t.nodes.n):
@@ -399,6 +401,10 @@ cdef int table_check(Table* t) except -1:
         for j in range(n.len[READS]):
             r = node_read(t, n, j)
             assert r.value is not NULL and (r.nbytes > 0 or r.tape is not NULL or r.island is not NULL), "a segment that leaves no value"
+        for j in range(n.len[UNDOS]):
+            u = node_undo(t, n, j)
+            assert u.nbytes > 0 and 0 <= u.segment <= n.len[READS], "what no segment overwrites"
+            assert j == 0 or node_undo(t, n, j - 1).segment <= u.segment, "undone in another order"
         for j in range(n.len[OUTS]):
             o = node_out(t, n, j)
             assert o.kind in (FRESH, READOUT) or o.ref >= 0, "an output that refers to nothing"

@@ -251,7 +251,7 @@ static void live_at(std::unordered_map<c10::StorageImpl*, Life>& lives, const Ta
 // that the path does not need (`busy`: addresses) and that no storage of this tape needs at the same
 // time; else its own memory becomes a new block. Linear scan allocation (Poletto and Sarkar, 1999),
 // by storages instead of registers. `made`: tensors over those storages; `outs`: those that live on.
-static int tape_plan(void* t, PyObject* made, PyObject* outs, void** busy, int n_busy) noexcept {
+static int tape_plan(void* t, PyObject* made, PyObject* outs, PyObject* early, void** busy, int n_busy) noexcept {
   try {
     Tape* tape = static_cast<Tape*>(t);
     std::unordered_map<c10::StorageImpl*, Life> lives;
@@ -273,6 +273,10 @@ static int tape_plan(void* t, PyObject* made, PyObject* outs, void** busy, int n
       kept.insert(found->first);
       found->second.first = std::min(found->second.first, INT_MAX - 1);
       found->second.last = INT_MAX;
+    }
+    for (Py_ssize_t k = 0; k < PyList_GET_SIZE(early); ++k) {
+      auto found = lives.find(storage_of(PyList_GET_ITEM(early, k)));
+      if (found != lives.end()) found->second.first = -1;
     }
     std::vector<Life> order;
     for (const auto& life : lives)
