@@ -51,7 +51,7 @@ from . import (
     views,
 )
 from .data import Draft, EffectRow, GradRow, OutRow, SlotRow
-from .observe import all_tensors, held, span
+from .observe import all_tensors, collect, held, span
 
 DEFAULT_GENERATORS = (torch.default_generator, *torch.cuda.default_generators)
 CODE = (type, types.ModuleType, types.FunctionType, types.MethodType, types.CodeType, torch.Tensor)
@@ -487,7 +487,7 @@ def find_kept_view(plan, seen, draft):
             return None
         if attempt == 0:
             del kept
-            gc.collect()  # cycles are not holders
+            collect()
     return path_of[core.storage_id(kept[0])]
 
 
@@ -528,7 +528,7 @@ def find_alive(seen, is_wanted):
         alive = [t for t in held(seen) if t.numel() and is_wanted(t)]
         if alive and attempt == 0:
             del alive
-            gc.collect()  # cycles are not holders
+            collect()
         else:
             break
     return alive

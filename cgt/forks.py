@@ -8,7 +8,6 @@ that is not is left before it did harm, and the call is PyTorch's own.
 """
 
 import functools
-import gc
 import sys
 import threading
 
@@ -18,7 +17,7 @@ from cgt_core import BRANCH, CUDA, HOST, LOOP
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from . import constants, errors, options
-from .observe import Unrecordable, is_capture, refuse, tensors_in, unseen, user_line
+from .observe import Unrecordable, collect, is_capture, refuse, tensors_in, unseen, user_line
 from .private import FakeTensorMode
 from .tokens import see_draw
 
@@ -384,7 +383,7 @@ def vet_result(seen, name, leaves, made):
     mine = made.difference(ids)
     if mine and mine & held(seen):
         if not is_capture(seen):  # where a finalizer may call the driver
-            gc.collect()  # cycles are not holders
+            collect()
         if mine & held(seen):
             leave(seen, errors.fork_result(name, line, "has a body that keeps a tensor beyond its end"))
 

@@ -62,7 +62,7 @@ from cgt_core import (
 
 from . import errors, places, pytree
 from .code import asks_type, is_read
-from .observe import NOT_USER_CODE, Unrecordable, is_capture, refuse, user_line
+from .observe import NOT_USER_CODE, Unrecordable, collect, is_capture, refuse, user_line
 from .private import without_torch_function
 from .taps import tap_makers, tap_math
 
@@ -551,7 +551,7 @@ def is_alone_there(place):
     """Does no other way lead to this list, by which it could be changed past what stands for it?"""
     if not any(is_strange(holder, place) for holder in gc.get_referrers(place.want)):
         return True
-    gc.collect()  # cycles are not holders
+    collect()
     return not any(is_strange(holder, place) for holder in gc.get_referrers(place.want))
 
 
@@ -776,7 +776,7 @@ def close(seen, result):
         trace.pin(row)
     result = filled(result, set())
     if trace.alive():
-        gc.collect()  # cycles are not holders
+        collect()
     escaped = trace.alive()
     trace.over = True
     for one in escaped:

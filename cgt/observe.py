@@ -8,6 +8,7 @@ copied slot after all, the buffer is copied back at once and the slot is pinned.
 
 import contextlib
 import functools
+import gc
 import os
 import sys
 
@@ -99,6 +100,12 @@ def fill(buffer, t):
     whole = core.fixed(t).view(torch.uint8)
     start = core.address(t) - core.storage_address(t)
     buffer.copy_(whole[start : start + buffer.numel()])
+
+
+def collect():
+    """Free the cycles that the run made: they are not holders. The collector did not run meanwhile, so they are young; those that are
+    not would cost a walk through all objects of the process."""
+    gc.collect(1)
 
 
 def holders(tensors):

@@ -193,7 +193,8 @@ def on_host(call, attempt):
         seen.copies, seen.apart, seen.until = copies, call.state.apart, call.state.late
         seen.memory.extend(buffer for _, buffer in swaps)
         torch.clear_autocast_cache()
-        attempt.result = trace.run(seen, call.function, arguments(call, seen), call.kwargs)
+        observed = functools.partial(trace.run, seen, call.function, arguments(call, seen), call.kwargs)
+        attempt.result = core.within([places.collector_off()], observed)  # cycles of the run stay young
         torch.clear_autocast_cache()
         open_sinks(plan, seen, attempt.result)
         if seen.reason is None:

@@ -6,7 +6,6 @@ states behind the dispatcher's back are tapped one by one (taps.py).
 """
 
 import functools
-import gc
 import sys
 import weakref
 from typing import NamedTuple
@@ -34,6 +33,7 @@ from .data import LIVE_NUMBER, NotedOp
 from .observe import (
     Unrecordable,
     asks_on,
+    collect,
     exchange,
     fix,
     holders,
@@ -153,7 +153,7 @@ def run(seen, function, args, kwargs):
     seen.asks_which |= impure.asks_which(seen.started, seen.ran)
     if seen.saves:
         if before != references(seen):
-            gc.collect()  # cycles are not holders
+            collect()
         seen.kept = [now - then for then, now in zip(before, references(seen), strict=True)]
     if seen.recording and not saw_regions():
         refuse(seen, errors.compiles("the function"))
