@@ -380,7 +380,7 @@ class Seen:
     known: dict = fresh(dict)  # memory -> parts of it (segments.part_of) that were read and not written since
     graded: set = fresh(set)  # ids of leaves that had still their old .grad at one of these
     missed: set = fresh(set)  # of these, those of which that could not be seen to
-    filled: list = fresh(list)  # on the GPU: all that was free of the pool then, so that no new .grad lies where something ran before
+    spare: list = fresh(list)  # on the GPU: memory of the pool that nothing else may take before the recording is over
     late: int = 0  # so many values came until the last that was read behind a write to memory from outside
     undos: list = fresh(list)  # of Undo, where writes before such reads are to be undone
     until: int = 0  # the value behind which none is expected

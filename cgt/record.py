@@ -520,6 +520,7 @@ def checkpoint(plan, seen, draft):
         buffers = [swap.buffer for swap in seen.buffers.values()]
         outs.extend(buffer for buffer in buffers if core.storage_address(buffer))  # not let go of
     try:
+        seen.spare.clear()
         core.checkpoint(seen.memory, outs, early)
     except core.DriverError as error:
         return errors.recording_failed(error.args[1], "")

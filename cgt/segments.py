@@ -127,7 +127,7 @@ def save(seen, written):
             else:
                 tape.copy_into(copy, to)
         seen.made[core.storage_id(copy)] = ""
-        seen.memory.append(core.alias(copy))
+        (seen.spare if seen.driver == CUDA else seen.memory).append(core.alias(copy))
         saved = core.fixed(copy) if seen.driver == CUDA else copy
         seen.keep += [to, saved]
         seen.undos.append(Undo(to, saved, nbytes, core.segments_ran()))
@@ -208,7 +208,7 @@ def note_grads(seen):
         with unseen(seen):
             filled = fill_pool(torch.cuda.current_device(), seen.pool)
         seen.missed |= graded if filled is None else set()
-        seen.filled.extend(filled or ())
+        seen.spare.extend(filled or ())
     seen.graded |= graded
 
 
