@@ -119,6 +119,7 @@ class State:
     exact: dict = fresh(dict)  # of these, those that more than its ops depend on -> the line
     looks: dict = fresh(dict)  # path -> recordings for one value of what comes of it
     untraced: str | None = None  # why none can be
+    blamed: str | None = None  # the same, where that is only to be tried
     numbers: dict = fresh(dict)  # path of an argument -> the last number that Python saw there
     counters: set = fresh(set)  # paths of tensors of the host's that it counts in and asks for their numbers
     asked: set = fresh(set)  # the same by memory, of runs that do not know paths

@@ -571,7 +571,7 @@ def record_node(call, attempt):
         if reason is None:
             return result
     if not attempt.passing:
-        attempt.verdict = reason
+        attempt.verdict = reason = live.absolve(call.state, reason)
         verdicts.condemn(call, reason)
     record.undo(attempt)
     if attempt.seen is not None and impure.vet(impure.lasting(attempt.plan.sources), attempt.seen):
@@ -913,7 +913,7 @@ def abandon(call, attempt, reason):
     core.abort()
     attempt.settled = True
     if not attempt.passing:
-        attempt.verdict = reason
+        attempt.verdict = reason = live.absolve(state, reason)
         verdicts.condemn(call, reason)
     if graph is not None and not graph.proven:
         prove(graph, attempt.seen, call.flat.tensors)  # it ran for real: was it right?
@@ -971,7 +971,7 @@ def add_node(call, plan, seen, draft):
         state.recurrent = True
     state.unguarded = plan.unguarded
     core.fn_count(state.f, "records")
-    state.account.failed = 0
+    state.account.failed, state.blamed = 0, None
     audit.begin(state)
     return node
 

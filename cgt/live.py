@@ -881,6 +881,16 @@ def blame(state, seen, reason):
         return
     if not all(k in seen.live.exact for k in range(len(seen.live.sources))):
         state.untraced, seen.again = reason, True
+        state.blamed = reason
+
+
+def absolve(state, reason):
+    """Why a run came to nothing. If the one before it, with live numbers, did, too, they were not to blame, and it says more: what is
+    computed of them was still followed."""
+    if state.blamed is None:
+        return reason
+    reason, state.untraced, state.blamed = state.blamed, None, None
+    return reason
 
 
 def why_repeated(seen, error):
