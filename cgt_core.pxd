@@ -114,6 +114,7 @@ cpdef enum:                 # NumberOp: numbers.op
     ROUNDED                 # to 32 bits
     ROOT, EXPONENTIAL, LOGARITHM, SINE, COSINE, TANGENT, HYPERBOLIC         # what Python's math does: sqrt, exp, log, sin, cos, tan, tanh
     LOOKED_UP               # what a table has at number a
+    AT_READ                 # what read a leaves on the host, in 64 bits
     LESS, AT_MOST, SAME_AS, OTHER_THAN, MORE, AT_LEAST      # 0 or 1
 
 cpdef enum:                 # Form: what a kernel is given of a number
@@ -216,6 +217,7 @@ cdef struct Node:
     int32_t n_graph_nodes
     int64_t exec_bytes          # CUDA: of the device, that the driver took for it; it takes pieces of some MiB, and not for each
     int64_t n_replay
+    int64_t tried               # in which call of its function its segments ran last
 
 cdef struct Edge:               # a row of an open-addressed hash table; fn NONE: free
     id_t path, parent, fn
@@ -299,6 +301,7 @@ cdef struct Number:             # a step of what is computed from numbers that a
     int8_t must                 # the recording is for this value alone: want
     double f, want_f
     int64_t i, want_i
+    id_t after                  # it is known when this read has run; NONE: before the first
     const char* table           # LOOKED_UP: so many numbers of its kind, kept alive by the node's owner
     int64_t length
 
@@ -311,6 +314,7 @@ cdef struct Read:               # Python reads a value, on which depends what co
     char* at                    # where the segment leaves the value, on the host
     int64_t nbytes              # 0: nothing is read, the tape runs for what it draws
     const char* value           # borrowed: what it must be
+    id_t number                 # it may be any: this number of the node's; or NONE
     PyObject* island            # borrowed: Python to call when the segment was launched, instead of a value; or NULL
     int32_t pure                # that is an op alone: it may run twice, and changes nothing that guards compare
 

@@ -117,6 +117,7 @@ class State:
     replaced: set = fresh(set)  # of these, to which it stores them itself
     live: set = fresh(set)  # paths of numbers that are others at each call: arguments, and what lies in places
     exact: dict = fresh(dict)  # of these, those that more than its ops depend on -> the line
+    computes: bool | None = None  # it reads numbers on the way and computes with them; False: and looks at them in other ways, too
     looks: dict = fresh(dict)  # path -> recordings for one value of what comes of it
     untraced: str | None = None  # why none can be
     blamed: str | None = None  # the same, where that is only to be tried
@@ -279,6 +280,7 @@ class Plan(NamedTuple):
     owners: dict  # id of an object's __dict__ -> the object
     live: list  # of live.Source
     wary: bool  # the user's code is given none of them
+    computes: bool | None  # numbers that it reads on the way are live, too; None: it read none so far
     unguarded: list  # sentences
     changed: set  # paths of the places that kept other recordings from fitting
     follows: dict  # position of a place -> [the slot whose tensor is what lies there], or those of a tuple there
@@ -353,6 +355,7 @@ class Seen:
     before: Any = None  # record.Before: what a capture that comes to nothing puts back
     sinks: Any = None
     plan: "Plan | None" = None  # what is recorded
+    computes: bool | None = False  # may it compute with numbers that it reads on the way? None: the next recording may
     live: Any = None  # live.Trace: what it does with the plan's numbers
     untraced: str | None = None  # why the function can have none
 
@@ -378,6 +381,7 @@ class Seen:
     asked: set = fresh(set)  # memory of the host's from outside that counts, see counters.py
     handed: dict = fresh(dict)  # memory on the host that only the result gets -> what keeps that name its own
     imported: set = fresh(set)  # files of modules whose bodies ran
+    computed: bool | None = None  # with some it did; False: and more depends on one than ops and comparisons
     known: dict = fresh(dict)  # memory -> parts of it (segments.part_of) that were read and not written since
     graded: set = fresh(set)  # ids of leaves that had still their old .grad at one of these
     missed: set = fresh(set)  # of these, those of which that could not be seen to

@@ -485,12 +485,13 @@ def warm(call, sources=()):
         sources = () if isinstance(around, str) else around.found.sources
     guess = CUDA if any(t.is_cuda for t in flat.tensors) else HOST
     seen = observe(guess, state.graph, None if state.graph is None else readable(state.graph, call.args))
-    seen.blockers = state.blockers
+    seen.blockers, seen.computes = state.blockers, state.computes is not False and state.graph is None
     before, seen.sources = [describe.memory_of(t) for t in flat.tensors], impure.states(sources)
     anew = guess == CUDA and core.dropout_begins_anew(torch.cuda.current_device())
     result = trace.run(seen, call.function, call.args, call.kwargs)
     counters.learn(state, None, seen, None)
     state.late = max(state.late, seen.late)
+    state.computes = seen.computed if state.computes is None else state.computes
     state.ran |= seen.ran - {None}  # what is hidden here must be seen when it is recorded
     if anew and not core.dropout_begins_anew(torch.cuda.current_device()):
         seen.reason, state.recurrent = errors.cudnn_dropout(), True
@@ -684,6 +685,7 @@ def capture(call, attempt):
     seen = attempt.seen
     if seen is not None:
         call.state.late = max(call.state.late, seen.late)
+        call.state.computes = call.state.computes if seen.computed is None else seen.computed
         told = counters.learn(call.state, plan, seen, why_uncounted(call.state, plan.saves))
         reason, seen.reason = reason and (told or reason), told or seen.reason
         live.blame(call.state, seen, reason or seen.reason)
@@ -961,7 +963,7 @@ def add_node(call, plan, seen, draft):
     node = core.add_node(
         state.f, call.spec, plan.ambient, slots, outs, program, ret_python, effects, grads, groups,
         list(plan.flat.tensors), (site, saves, [index[k] for k in behind.flows], behind.joined),
-        live.rows_of(seen.live, row_at, index), list(map(tuple, seen.undos)), draft.keeps_grads, state.keep, kept,
+        live.rows_of(seen.live, row_at, index), segments.undo_rows(seen), draft.keeps_grads, state.keep, kept,
     )  # fmt: skip
     if graph is not None:
         graph.node, graph.loose = node, loose + drawn_from

@@ -66,7 +66,8 @@ def tapped_inside():
 def host_read(op, line):
     return (
         f"{op} at {line} needs a value on the host in the middle of the call. Read only the outcome of a comparison there "
-        "(if x.sum() > 0); or use torch.where, or return the number or the tensor and look at it outside."
+        "(if x.sum() > 0), or a number that item() gives and that goes into ops alone; or use torch.where, or return the number or the "
+        "tensor and look at it outside."
     )
 
 

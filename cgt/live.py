@@ -34,6 +34,7 @@ from cgt_core import (
     AT_LEAST,
     AT_MOST,
     AT_PLACE,
+    AT_READ,
     COSINE,
     CUDA,
     DIVIDED,
@@ -68,6 +69,7 @@ from .taps import tap_makers, tap_math
 
 MOST = pytree.MOST
 MAX_TABLE = 1 << 16  # entries
+READ = "a number that is read on the way"
 ROW = 9  # fields of a place's row: the third is where it is, the fifth what it held (describe.py)
 MOST_PARTS = 8  # numbers of a tuple: `betas`
 MOST_LOOKS = 4  # recordings for one value of what was computed from a number, before each number is one of its own
@@ -129,6 +131,8 @@ class Trace:
         self.chosen = set()  # memory of these rows
         self.tables = []  # (proxy, the list or tuple that it stands for, array of its numbers)
         self.bypassed = False  # somebody led to a table past its place, and changed it
+        self.reads = {}  # row of a number that was read on the way -> the line
+        self.hands = {}  # such a row -> what makes of it what a result holds
         self.parsed = []  # rows whose values PyTorch's parser asked for since the last op
         self.made = []  # weak references to the stand-ins; a WeakSet would ask them for their hash
         self.stand_ins = [s.value if s.exact or s.op == IN_TENSOR else self.stand_in(k) for k, s in enumerate(sources)]
@@ -142,6 +146,12 @@ class Trace:
         made = (Float if type(value) is float else Int)(Node(self, row, value))
         self.made.append(weakref.ref(made))
         return made
+
+    def came(self, read, value, line, hand):
+        """A number that read left on the host, whatever it is at another call. `hand()`: what a result holds of it."""
+        row = self.add(Step(AT_READ, read, NONE, value))
+        self.reads[row], self.hands[row] = line, hand
+        return self.stand_in(row)
 
     def alive(self):
         return [one for one in (ref() for ref in self.made) if one is not None]
@@ -564,7 +574,7 @@ def is_strange(holder, place):
 def tap(seen, is_mine):
     """A bracket: the numbers of the run's plan are live in it. No stand-in is left in a place."""
     plan = seen.plan
-    if plan is None or not plan.live:
+    if plan is None or not (plan.live or plan.computes):
         return lambda: None, lambda: None
     trace = seen.live = Trace(plan.live, functools.partial(user_line, seen))
     trace.chooses, trace.choose = functools.partial(can_choose, seen), functools.partial(choose, seen)
@@ -792,14 +802,28 @@ def close(seen, result):
             raise Unrecordable(seen.untraced)
         refuse(seen, seen.untraced)  # the values are right; what it is no view of is somewhere else
     if escaped:
-        refuse(seen, errors.number_kept(trace.sources[0].path))
+        refuse(seen, errors.number_kept(trace.sources[0].path if trace.sources else READ))
+    line = looked_at(trace)
+    if line is not None:
+        seen.computed = False
+        refuse(seen, errors.host_read("Tensor.item", line))
     return result
 
 
+def looked_at(trace):
+    """The line at which a number was read on which more than ops and comparisons depends, or None."""
+    lines = dict(trace.reads)
+    for row, step in enumerate(trace.steps):
+        if step.op > EQUALS and step.op != AT_READ and (step.a in lines or step.b in lines):
+            lines[row] = lines.get(step.a) or lines[step.b]
+    return next((lines[row] for row in trace.exact if row in lines and trace.steps[row].op < LESS), None)
+
+
 def filled(value, done):
-    """A result with numbers in place of stand-ins, of which the recording is for the value."""
+    """A result with numbers in place of stand-ins, of which the recording is for the value; or with what holds those that were read."""
     if type(value) in STAND_INS:
-        return settle(value)
+        hand = value.node.trace.hands.get(value.node.row)
+        return settle(value) if hand is None else hand()
     if type(value) not in (list, dict, tuple) or id(value) in done:
         return value
     done.add(id(value))
@@ -869,7 +893,7 @@ def watch(seen):
 
 def leave(seen, sentence):
     """The run came to code that tells stand-ins from numbers."""
-    if not is_capture(seen) and not may_repeat(seen):
+    if not (is_capture(seen) or seen.before is not None or may_repeat(seen)):
         raise errors.CgtError(sentence)
     seen.untraced = sentence
     raise Unrecordable(sentence)
@@ -940,14 +964,16 @@ def told(trace, found):
         return Told(lie, [], {})
     sources = [(s.path, trace.exact.get(k)) for k, s in enumerate(trace.sources)]
     paths = [s.path for s in trace.sources]
-    decides = {row: errors.number_decides(paths[source_of(trace, row)], line) for row, line in trace.exact.items()}
+    decides = {row: errors.number_decides([*paths, READ][source_of(trace, row)], line) for row, line in trace.exact.items()}  # NONE: the last
     parted = {k: errors.counters_part(paths[k], paths[trace.steps[k].b]) for k, s in enumerate(trace.sources) if s.op == IN_TENSOR and trace.steps[k].b != NONE}
     return Told(lie, sources, parted | decides)
 
 
 def source_of(trace, row):
-    """A source that the row comes of."""
+    """A source that the row comes of; or NONE: a number that was read on the way."""
     while trace.steps[row].op > EQUALS:
+        if trace.steps[row].op == AT_READ:
+            return NONE
         step = trace.steps[row]
         row = step.b if trace.steps[step.a].op == EQUALS else step.a
     return row
@@ -958,7 +984,7 @@ def learn_exact(state, trace):
     times, each time another one."""
     for row, line in ({} if trace is None else trace.exact).items():
         at = source_of(trace, row)
-        if trace.sources[at].exact is not None or trace.steps[row].op >= LESS:
+        if at == NONE or trace.sources[at].exact is not None or trace.steps[row].op >= LESS:
             continue
         path = trace.sources[at].path
         looks = state.looks[path] = state.looks.get(path, 0) + 1

@@ -190,7 +190,9 @@ def on_host(call, attempt):
         swaps, copies = copy_leaves(plan, fills=True)
         seen = attempt.seen = observe_plan(plan, swaps)
         seen.blockers, seen.ops = call.state.blockers, [] if call.state.opts.audit is not None else None
-        seen.copies, seen.apart, seen.until = copies, call.state.apart, call.state.late
+        seen.copies, seen.apart, seen.until, seen.computes = copies, call.state.apart, call.state.late, plan.computes
+        if plan.computes:  # code that is given a number of ours may raise where eager's would not
+            attempt.before = seen.before = snapshot(plan)
         seen.memory.extend(buffer for _, buffer in swaps)
         torch.clear_autocast_cache()
         observed = functools.partial(trace.run, seen, call.function, arguments(call, seen), call.kwargs)
@@ -207,12 +209,20 @@ def on_host(call, attempt):
         attempt.seen.reason = reason  # the function ran: its result stands, only the recording is lost
     except (Unrecordable, Exception) as error:
         reason = live.why_repeated(attempt.seen, error)
+        if reason is None and attempt.before is not None and not attempt.seen.acts:
+            restore_places(attempt.before, attempt.seen, tensors_only=False)
+            segments.undo(attempt.seen, 0)
+            put_back(plan)
+            reason = attempt.seen.untraced or errors.number_raised(f"{type(error).__name__}: {error}")
+            attempt.seen.computed = False
         if reason is None:
             if attempt.seen is not None:
                 readout.fill(attempt.seen, None)
             raise
         core.abort()
         return reason
+    finally:
+        attempt.before = None  # what ran stands, or was undone
     return None
 
 
@@ -243,7 +253,7 @@ def on_cuda(call, attempt):
         seen = attempt.seen = observe_plan(plan, swaps)
         seen.blockers, seen.ops = call.state.blockers, [] if call.state.opts.audit is not None else None
         seen.copies, seen.apart, seen.captured, seen.before = copies, call.state.apart, generators, attempt.before
-        seen.pool, seen.until = HANDLES[device], call.state.late
+        seen.pool, seen.until, seen.computes = HANDLES[device], call.state.late, plan.computes
         seen.keep.extend(word_pairs)
         for g, w, handle in zip(generators, word_pairs, handles, strict=True):
             seen.rng[core.generator_id(g)] = Words(handle, w, w)
@@ -342,7 +352,7 @@ def snapshot(plan):
     grads = [(t, t.grad) for t in tensors if t.requires_grad and t.is_leaf]
     kept = [put.place for put in plan.kept]
     histories, random = core.histories(tensors), torch.default_generator.get_state()
-    anew = core.dropout_begins_anew(torch.cuda.current_device())
+    anew = plan.driver == CUDA and core.dropout_begins_anew(torch.cuda.current_device())
     return Before(plan.places, kept, grads, plan.sources, histories, random, anew, counters.snapshot(plan))
 
 
@@ -497,6 +507,7 @@ def restore_result(plan, seen, parts):
     puts = [t for _, value in parts.puts for t in places.tensors_at(value)]
     seen.results.extend(weakref.ref(t) for t in (*given, *(proto for _, proto in parts.grads), *puts))
     leaves = [pytree.Readout(t, *o.ops, o.line) if o.kind == READOUT else t for o, t in zip(parts.outs, given, strict=True)]
+    leaves = [leaves[o.ref] if o.kind == AGAIN else leaf for o, leaf in zip(parts.outs, leaves, strict=True)]
     return pytree.unflatten(parts.program, leaves)
 
 

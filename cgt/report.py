@@ -238,6 +238,8 @@ def some(texts):
 
 def describe_value(value):
     """What the function reads."""
+    if value.dtype is None:
+        return "any number"
     if value.shape:
         return f"{tuple(value.shape)} of {value.dtype}"
     return str(torch.frombuffer(bytearray(value.bytes), dtype=value.dtype).item())

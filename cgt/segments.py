@@ -12,6 +12,8 @@ other ones at each call.
 """
 
 import functools
+import math
+import struct
 from typing import Any, NamedTuple
 
 import cgt_core as core
@@ -32,6 +34,7 @@ from .observe import (
     user_line,
 )
 from .private import fill_pool
+from .pytree import Readout
 
 aten = torch.ops.aten
 
@@ -108,8 +111,11 @@ def may_read(seen):
 
 
 def save(seen, written):
-    """An op is about to write these: what lies there is copied first, if it is from outside and was not copied yet."""
-    for t in written if len(seen.values) < seen.until else ():
+    """An op is about to write these: what lies there is copied first, if it is from outside and was not copied yet. On the host for real, too,
+    where the run may have to be undone."""
+    lasts = len(seen.values) < seen.until
+    undoes = seen.before is not None and not is_capture(seen)
+    for t in written if lasts or undoes else ():
         sid, nbytes = core.storage_id(t), span(t)
         if not nbytes or sid in seen.made or sid in seen.buffers or sid in seen.swaps or not (core.is_plain(t) and t.is_cuda == (seen.driver == CUDA)):
             continue
@@ -122,22 +128,28 @@ def save(seen, written):
         with unseen(seen):
             copy = core.in_inference(False, functools.partial(torch.empty, nbytes, dtype=torch.uint8, device=t.device))
             to = core.view_like(fix(seen, t), copy, 0)
-            if is_capture(seen):
+            if is_capture(seen) or undoes:
                 aten.copy_.default(copy, to)
-            else:
+            if lasts and is_host_recording(seen):
                 tape.copy_into(copy, to)
         seen.made[core.storage_id(copy)] = ""
         (seen.spare if seen.driver == CUDA else seen.memory).append(core.alias(copy))
         saved = core.fixed(copy) if seen.driver == CUDA else copy
         seen.keep += [to, saved]
-        seen.undos.append(Undo(to, saved, nbytes, core.segments_ran()))
+        seen.undos.append(Undo(to, saved, nbytes, core.segments_ran() if lasts else MANY))
 
 
 def undo(seen, ran):
-    """A capture came to nothing of which so many segments ran: what they wrote outside is as it was."""
+    """A recording came to nothing of which so many segments ran, on the host all of it: what they wrote outside is as it was."""
+    device = torch.cuda.current_device() if seen.driver == CUDA else -1
     for one in reversed(seen.undos):
-        if one.segment < ran:
-            core.move_bytes(torch.cuda.current_device(), core.address(one.to), core.address(one.saved), one.nbytes)
+        if one.segment < ran or seen.driver == HOST:
+            core.move_bytes(device, core.address(one.to), core.address(one.saved), one.nbytes)
+
+
+def undo_rows(seen):
+    """The core's rows: of what a value is read behind."""
+    return [tuple(one) for one in seen.undos if one.segment != MANY]
 
 
 def tells(seen, packet, inputs):
@@ -198,6 +210,74 @@ def read(seen, values):
             if is_capture(seen):
                 seen.real[sid] = constants.for_real(seen, t.clone)
     note_grads(seen)
+
+
+def read_number(seen, t):
+    """What item() of a tensor of floating point is to return, where the function computes with it: the number in a warm-up, and a live one
+    in a recording, which is for any; None: it is read as other values are."""
+    if not may_compute(seen, t):
+        return None
+    touch(seen, t)
+    seen.devices.add(t.device)
+    line = user_line(seen)
+    left = leave_number(seen, t) if seen.recording else None
+    if seen.recording and left is None:
+        return None
+    with unseen(seen):
+        number = t.item() if left is None else left[0]
+    seen.computed = True
+    seen.values.append(Value(line, (), None, b""))
+    note_grads(seen)
+    return number if left is None else seen.live.came(core.segments_ran() - 1, number, line, functools.cache(functools.partial(hand, seen, *left, line)))
+
+
+def hand(seen, number, room, line):
+    """What a result holds of a number that was read: at each replay that of its call."""
+    with unseen(seen):
+        one = Readout(room.view(torch.float64).view(()), torch.Tensor.tolist, line)
+        seen.readouts.append((one, torch.tensor(number, dtype=torch.float64) if seen.driver == HOST else None))
+    return one
+
+
+def may_compute(seen, t):
+    """Can the number in this tensor be any at each replay?"""
+    if seen.computes is False or seen.reason is not None:
+        return False
+    simple = type(t) in (torch.Tensor, torch.nn.Parameter) and core.is_plain(t) and t.numel() == 1 and t.is_floating_point()
+    here = not seen.recording or t.is_cuda == (seen.driver == CUDA)
+    if not (simple and here) or is_known(seen, t):
+        return False
+    if seen.computes is None:
+        seen.computed = seen.again = True
+        return False
+    return not (seen.recording and seen.live.over) and may_read(seen)
+
+
+def leave_number(seen, t):
+    """End a segment that leaves t's number on the host, in 64 bits: (the number, where). None: it is none with which C computes."""
+    with unseen(seen):
+        wide = (exchange(seen, t) if is_capture(seen) else t).detach().to(torch.float64).reshape(1)
+        room = room_for(seen, wide)
+    if room is None:
+        refuse(seen, errors.reads_too_much(user_line(seen)))
+        return None
+    try:
+        if is_capture(seen):
+            core.fetch(core.address(room), wide, room.numel())
+            value = end_capture(seen, core.address(room), room.numel())
+        else:
+            with unseen(seen):
+                tape.copy_into(room.view(torch.float64).view(t.shape), fix(seen, exchange(seen, t)))
+            value = core.cut(core.address(room), room.numel(), bytes_of(seen, wide), seen.draws)
+    except core.DriverError as error:
+        refuse(seen, errors.recording_failed(error.args[1], user_line(seen)))
+        return None
+    seen.keep.append(value)
+    (number,) = struct.unpack("d", value)
+    if not math.isfinite(number):
+        refuse(seen, errors.host_read("Tensor.item", user_line(seen)))
+        return None
+    return number, room
 
 
 def note_grads(seen):

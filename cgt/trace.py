@@ -268,6 +268,8 @@ def see_reader(seen, function, args, name, t, arguments):
     # On a stream of the function's own the bytes would leave before they are computed.
     beside = is_capture(seen) and torch.cuda.current_stream() not in forks.STREAMS.values()
     answer = None if beside else readout.note(seen, name, t, arguments, given.__code__, function, args)
+    if answer is None and name == "item":
+        answer = segments.read_number(seen, t)
     if answer is not None or name in readout.OPS:
         return answer
     sid = core.storage_id(t)
@@ -390,7 +392,7 @@ def see_op(seen, op, args, kwargs):
     generator = kwargs.get("generator")
     if generator is not None:
         seen.generators[core.generator_id(generator)] = generator
-    if written and seen.until:
+    if written and (seen.until or seen.before is not None):
         segments.save(seen, written)
     for t in written:
         seen.written.add(core.storage_id(t))

@@ -20,7 +20,7 @@ COUNTED, DRAWN = iter(range(1 << 62)), np.random.default_rng(0)
 
 def troubled(x):
     """Twelve things that no recording can hold."""
-    a = x.sum().item()
+    a = float(x.sum())
     x = x * a
     b = x.detach().cpu().numpy().sum()
     c = random.random()
@@ -88,8 +88,8 @@ def fine(x):
 
 @cgt.jit
 def bad(x):
-    y = x * x.sum().item()
-    return y + x.max().item()
+    y = x * float(x.sum())
+    return y + float(x.max())
 
 if __name__ == "__main__":
     x = torch.ones(3)

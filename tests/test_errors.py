@@ -69,7 +69,7 @@ LIBRARY.impl("odd", lambda x: (x.view(-1), x * 2), "CompositeExplicitAutograd")
 
 
 def branch(x):
-    return x * 2 if x.sum().item() * 1 > 0 else -x
+    return x * 2 if float(x.sum()) * 1 > 0 else -x
 
 
 def branch_compared(x):
@@ -226,6 +226,7 @@ def test_scaler_whose_step_asks_the_host_is_told_with_what_helps(device, fused):
             scaler.scale((w * x).sum()).backward()
             if whole:
                 update()
+                return type(x) is Odd  # so that no number stands in for another
 
         return cgt.jit(step), (lambda: None) if whole else update
 

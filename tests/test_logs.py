@@ -21,7 +21,7 @@ PROGRAM = """
 import torch, cgt
 @cgt.jit
 def f(x): return x * 2
-g = cgt.jit(lambda x: x * x.sum().item())
+g = cgt.jit(lambda x: x * float(x.sum()))
 held = [f(torch.ones(3)) for _ in range(4)]
 with cgt.require_replay():
     held.append(f(torch.ones(3)))
@@ -37,7 +37,7 @@ def run(**switches):
 
 
 def eager(x):
-    return x * x.sum().item()
+    return x * float(x.sum())
 
 
 @tells("told_miss", "told_record")

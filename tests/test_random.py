@@ -423,7 +423,7 @@ def test_exception_after_a_draw_leaves_the_generator_as_in_eager(device):
 def test_function_that_cannot_be_recorded_draws_once(device):
     def draw(x):
         y = torch.rand_like(x)
-        return y * (y.sum().item() * 1 > 0) + torch.rand_like(x)
+        return y * (float(y.sum()) * 1 > 0) + torch.rand_like(x)
 
     def run(f):
         torch.manual_seed(6)

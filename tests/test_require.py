@@ -42,7 +42,7 @@ def test_call_that_is_none_raises_before_it_runs(device):
 
 
 def test_reasons_are_those_of_explain(device):
-    eager, x = cgt.jit(lambda x: x * x.sum().item()), values(device)
+    eager, x = cgt.jit(lambda x: x * float(x.sum())), values(device)
     calls(eager, 4, x)
     required(eager, x, match="needs a value on the host")
     f = jit_warm(lambda x, n: x * n, x, 2.0, max_records=1)

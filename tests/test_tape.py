@@ -448,7 +448,7 @@ def test_op_replays_bit_equal_to_eager_on_changed_values_and_on_moving_inputs(na
 # --- ops that no tape can replay: eager, with a reason that names op and line -------------------
 
 REFUSED = {
-    "item": (lambda a: a * a.sum().item(), "aten._local_scalar_dense", "torch.where"),
+    "item": (lambda a: a * float(a.sum()), "aten._local_scalar_dense", "torch.where"),
     "number from a tensor": (lambda a: torch.full((2,), a[0, 0]), "aten._local_scalar", "value"),
     "text of a tensor": (lambda a: (a * 1, str(a))[1], "", ""),
     "sizes from a tensor": (

@@ -210,14 +210,33 @@ cdef int32_t numbers_meet(Table* t, id_t n, id_t s, PyObject** leaves) except -2
         if took == 0: return k
         if took == 2: node.stale = 1
     if not node.stale: return NONE
+    return numbers_do(t, n, NONE)
+
+cdef int32_t numbers_do(Table* t, id_t n, id_t after) noexcept:
+    """All steps that are known behind this read, or before the first: NONE, or the first with which the recording cannot be."""
+    cdef Node* node = node_row(t, n)
+    cdef Number* first = node_number(t, node, 0)
+    cdef Number* r
+    cdef Patch* p
+    cdef int32_t k
     for k in range(node.len[NUMBERS]):
         r = first + k
-        if r.op > EQUALS and not number_step(r, first + r.a, first + r.b): return k
+        if r.after != after: continue
+        if r.op > EQUALS and r.op != AT_READ and not number_step(r, first + r.a, first + r.b): return k
         if r.must and (memcmp(&r.f, &r.want_f, sizeof(double)) != 0 if r.is_float else r.i != r.want_i): return k
     for k in range(node.len[PATCHES] if path_row(t, node.path).driver == CUDA else 0):
         p = node_patch(t, node, k)
-        if p.kind == SCALAR and not form_fits(p.part, first + p.number): return p.number
+        if p.kind == SCALAR and first[p.number].after == after and not form_fits(p.part, first + p.number): return p.number
     return NONE
+
+cdef bint number_comes(Table* t, id_t n, id_t read, Driver* d) except -1:
+    """A number was read, whatever it is: the graphs that run behind it are told what comes of it. Can the recording be with it?"""
+    cdef Node* node = node_row(t, n)
+    cdef Read* r = node_read(t, node, read)
+    number_read(node_number(t, node, r.number), r.at, 8)
+    if numbers_do(t, n, read) != NONE: return False
+    scalars_bind(t, n, d, read)
+    return True
 
 cdef uint64_t number_bits(object value) except? 0:
     """Of a Python float or int, as scalars_bind compares them."""
@@ -250,14 +269,21 @@ cdef int numbers_fill(Table* t, id_t n, list rows) except -1:
     for k in range(len(rows)):
         r = node_number(t, node_row(t, n), k)
         op, a, b, value, must, table = rows[k]
+        r.after = NONE
+        if op == AT_READ:
+            r.after = a
+            node_read(t, node_row(t, n), a).number = k
+        elif op > EQUALS:
+            r.after = max(node_number(t, node_row(t, n), a).after, node_number(t, node_row(t, n), b).after)
         if table is not None: r.table, r.length = <const char*><uintptr_t>table[0], table[1]
         r.op, r.a, r.b, r.must, r.is_float = op, a, b, must, type(value) is float
         if r.is_float: r.f = r.want_f = value
         else: r.i = r.want_i = value
     return 0
 
-cdef int scalars_bind(Table* t, id_t n, Driver* d) except -1:
-    """Tell the graphs what came of the numbers, where it is another value."""
+cdef int scalars_bind(Table* t, id_t n, Driver* d, id_t after=NONE) except -1:
+    """Tell the graphs what came of the numbers, where it is another value: of those that are known behind this read, or before the
+    first."""
     cdef Node* node = node_row(t, n)
     cdef Number* r
     cdef Patch* p
@@ -269,6 +295,7 @@ cdef int scalars_bind(Table* t, id_t n, Driver* d) except -1:
         p = node_patch(t, node, k)
         if p.kind != SCALAR: continue
         r = node_number(t, node, p.number)
+        if r.after != after: continue
         if r.is_float: memcpy(&bits, &r.f, sizeof(bits))
         else: memcpy(&bits, &r.i, sizeof(bits))
         if bits == p.told[0]: continue
@@ -278,7 +305,7 @@ cdef int scalars_bind(Table* t, id_t n, Driver* d) except -1:
         p.told[0] = bits
         last = p
     if code == 0 and last is not NULL: code = d.scalar_done(scalar_exec(t, node, last), last)
-    if code == 0: node.stale = 0
+    if code == 0 and after == NONE: node.stale = 0
     return check(path_row(t, node.path).driver, code, CALL_PATCH)
 
 cdef inline void* scalar_exec(Table* t, Node* node, Patch* p) noexcept nogil:

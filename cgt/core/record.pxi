@@ -132,6 +132,7 @@ cdef bytes record_cut(Table* t, uintptr_t at, int64_t nbytes, bytes value, bint 
     rec_read(t, k).draws = draws
     rec_read(t, k).island = island
     rec_read(t, k).pure = pure
+    rec_read(t, k).number = NONE
     t.rec.cuts += 1
     code = d.cut(&t.rec, rec_read(t, k))
     if code == 0 and value is None:
@@ -169,6 +170,7 @@ cdef int record_aside(Table* t, uintptr_t at, int64_t nbytes, bytes value, bint 
     r.tape, t.rec.tape = t.rec.tape, NULL
     r.island = NULL
     r.pure = False
+    r.number = NONE
     return 0
 
 cdef tuple record_fork(Table* t, int kind, object pred, uintptr_t stream):

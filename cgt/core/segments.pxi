@@ -64,8 +64,8 @@ cdef void words_give_back(Table* t, id_t n) noexcept:
         if p.kind == WORDS and p.advance: generator_give_back(p.generator, p.advance, p.told[0], p.told[1])
 
 cdef bint read_holds(Read* r) noexcept nogil:
-    """Is what the segment left the value of the recording?"""
-    return r.nbytes == 0 or memcmp(r.at, r.value, r.nbytes) == 0
+    """Is what the segment left the value of the recording, if it must be?"""
+    return r.nbytes == 0 or r.number != NONE or memcmp(r.at, r.value, r.nbytes) == 0
 
 cdef bint reads_agree(Table* t, id_t n, int32_t known) noexcept nogil:
     """Are the first `known` values, which lie on the host, those of node n, and nothing else is among them?"""
@@ -114,22 +114,25 @@ cdef int32_t reads_run(Table* t, id_t n, id_t s, Driver* d, void* stream, PyObje
     cdef void* exec_
     cdef void* tape
     cdef PyObject* part
+    cdef bint waits
     cdef string error
     cdef int32_t k = 0
     while k < node_row(t, n).len[READS]:
         exec_ = node_read(t, node_row(t, n), k).exec
         tape = node_read(t, node_row(t, n), k).tape
         part = node_read(t, node_row(t, n), k).island
+        waits = k >= known or node_read(t, node_row(t, n), k).number != NONE
         with nogil:
             code = d.launch(exec_, stream, &error)
             if code == 0 and tape is not NULL: code = DRIVERS[HOST].launch(tape, NULL, &error)
-            elif code == 0 and part is NULL and k >= known: code = d.wait(stream)
+            elif code == 0 and part is NULL and waits: code = d.wait(stream)
         if code != 0: raise driver_error(driver, code, CALL_LAUNCH, &error)
         if part is not NULL and node_read(t, node_row(t, n), k).pure: (<object>part)()
         elif part is not NULL:
             island[0] = part
             if not island_holds(t, n, s, part, leaves): return k
         if k >= known and not read_holds(node_read(t, node_row(t, n), k)): return k
+        if node_read(t, node_row(t, n), k).number != NONE and not number_comes(t, n, k, d): return k
         k += 1
     return NONE
 
@@ -153,18 +156,20 @@ cdef uint64_t reads_key(Table* t, id_t n, int32_t known) noexcept:
     cdef int64_t j
     for k in range(known):
         r = node_read(t, node_row(t, n), k)
+        if r.number != NONE: continue
         for j in range(r.nbytes): h = (h ^ <uint64_t><unsigned char>r.at[j]) * <uint64_t>0x100000001B3
     return h | 1
 
 cdef id_t node_beside(Table* t, id_t n, id_t s, PyObject** leaves, int32_t known) except -2:
-    """A sibling of node n that accepts the call and these first values, moved to the front; or NONE."""
+    """A sibling of node n that accepts the call and these first values, moved to the front; or NONE. One that was tried found a number
+    with which it cannot be."""
     cdef uint64_t ambient[3]
     cdef Node* node = node_row(t, n)
     cdef Edge* e = edge_find(t, node.path, node.parent, node.fn)
     cdef id_t m = e.first, before = NONE
     ambient_now(ambient)
     while m != NONE:
-        if m != n and reads_agree(t, m, known) and node_why(t, m, s, ambient, leaves) == FITS:
+        if node_row(t, m).tried != fn_row(t, node_row(t, n).fn).calls and reads_agree(t, m, known) and node_why(t, m, s, ambient, leaves) == FITS:
             if before != NONE:
                 node = node_row(t, m)
                 node_row(t, before).next = node.next
@@ -187,6 +192,7 @@ cdef id_t reads_meet(Table* t, id_t n, id_t s, void* stream, PyObject** leaves, 
     cdef void* state
     cdef PyObject* island = NULL
     while True:
+        node_row(t, n).tried = fn_row(t, node_row(t, n).fn).calls
         stream_order(path_row(t, path), d, stream)
         if node_row(t, n).stale: scalars_bind(t, n, d)
         patches_bind(t, n, first_exec(t, node_row(t, n)), d, leaves)

@@ -397,9 +397,11 @@ cdef int table_check(Table* t) except -1:
             assert w.op != AT_PLACE or node_place(t, n, w.a).guard == IS_NUMBER, "a number of no place"
             assert w.op != IN_CALL or w.a < spec_row(t, n.spec).n_numbers, "a number that no call has"
             assert w.op != IN_TENSOR or w.a < n.len[SLOTS], "a number in no tensor"
-            assert w.op <= EQUALS or (w.a < j and w.b < j), "a number that comes of a later one"
+            assert w.op <= EQUALS or w.op == AT_READ or (w.a < j and w.b < j), "a number that comes of a later one"
+            assert w.after < n.len[READS], "a number that never comes"
         for j in range(n.len[READS]):
             r = node_read(t, n, j)
+            assert r.number == NONE or (r.number < n.len[NUMBERS] and node_number(t, n, r.number).op == AT_READ and r.nbytes == 8), "a number that is read"
             assert r.value is not NULL and (r.nbytes > 0 or r.tape is not NULL or r.island is not NULL), "a segment that leaves no value"
         for j in range(n.len[UNDOS]):
             u = node_undo(t, n, j)
