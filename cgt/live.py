@@ -776,9 +776,9 @@ def settle_all(seen):
             places.put_back(seen.plan.places[k])
 
 
-def close(seen, result):
-    """The run is over: the result, with numbers in place of stand-ins. Nobody may keep one."""
-    trace = seen.live
+def close(seen, box):
+    """The run is over: the result, which lies alone in the box, with numbers in place of stand-ins. Nobody may keep one."""
+    trace, result = seen.live, box.pop()
     if trace is None:
         return result
     watch(seen)

@@ -145,7 +145,7 @@ def run(seen, function, args, kwargs):
     counters.begin(seen)
     before = references(seen)
     called = functools.partial(given, seen, observer, function, args, kwargs)
-    result = live.close(seen, core.within(brackets, called))
+    result = live.close(seen, [core.within(brackets, called)])  # a caller's stack may hold what it passes
     finite.close(seen, getattr(function, "__qualname__", "a function"))
     seen.is_own = sys.getrefcount(result) <= 2  # ours and the question's
     seen.imported = impure.imported(seen.started)
@@ -268,7 +268,7 @@ def see_reader(seen, function, args, name, t, arguments):
     # On a stream of the function's own the bytes would leave before they are computed.
     beside = is_capture(seen) and torch.cuda.current_stream() not in forks.STREAMS.values()
     answer = None if beside else readout.note(seen, name, t, arguments, given.__code__, function, args)
-    if answer is None and name == "item":
+    if answer is None and name == "item" and not beside:
         answer = segments.read_number(seen, t)
     if answer is not None or name in readout.OPS:
         return answer

@@ -470,7 +470,7 @@ def test_compiled_function_inside_a_jitted_one_inside_a_compiled_one(device):
 
 def test_call_that_is_known_to_run_eagerly_is_not_compiled_behind_a_graph_break(device):
     def plain(x):
-        return x.sin() if x.sum().item() * 1 > 0 else x.cos()
+        return x.sin() if float(x.sum()) * 1 > 0 else x.cos()
 
     f, x, compiled = cgt.jit(plain), torch.ones(3, device=device), []
     for _ in range(4):

@@ -133,11 +133,11 @@ def test_a_result_that_is_constant_belongs_to_its_caller(device):
 @pytest.mark.parametrize(
     "function",
     [
-        lambda x: x * (x.new_zeros(4) + x).sum().item(),
-        lambda x: x * torch.zeros_like(x).copy_(x).sum().item(),
-        lambda x: x * torch.rand(4, device=x.device).sum().item(),
-        lambda x: x * torch.zeros(4, device=x.device).bernoulli_().sum().item(),
-        lambda x: x * torch.where(x > 0, 1.0, 0.0).sum().item(),
+        lambda x: x * float((x.new_zeros(4) + x).sum()),
+        lambda x: x * float(torch.zeros_like(x).copy_(x).sum()),
+        lambda x: x * float(torch.rand(4, device=x.device).sum()),
+        lambda x: x * float(torch.zeros(4, device=x.device).bernoulli_().sum()),
+        lambda x: x * float(torch.where(x > 0, 1.0, 0.0).sum()),
     ],
 )  # fmt: skip
 def test_what_depends_on_more_is_not(device, function):

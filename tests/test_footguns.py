@@ -811,7 +811,7 @@ def test_bodies_run_for_their_recording(device):
     assert [bounded(x)[1].item() for _ in range(4)] == [5] * 4 and cgt.stats(bounded).replays == 2
 
 
-@footgun("A function that reads a number of floating point and works with it runs eagerly")
+@footgun("A number that is read and becomes a text, an index or C's keeps the function from replaying")
 def test_number_that_is_worked_with_runs_eagerly(device):
     jitted = cgt.jit(lambda x: x * 2 if float(x.sum()) + 1 > 0 else -x)
     x = ones(device)
@@ -819,7 +819,7 @@ def test_number_that_is_worked_with_runs_eagerly(device):
     assert cgt.stats(jitted).replays == 0
     ways = (
         lambda x: torch.where(x.sum() > 0, x * 2, -x), lambda x: x * 2 if x.sum() > 0 else -x,
-        lambda x: x * 2 if x.sum().item() > 0 else -x,
+        lambda x: x * 2 if x.sum().item() > 0 else -x, lambda x: x * 2 if x.sum().item() + 1 > 0 else -x,
     )  # fmt: skip
     for function in ways:  # instead
         jitted = cgt.jit(function)

@@ -14,7 +14,7 @@ from torch.optim import lr_scheduler as S
 from torch.optim import swa_utils
 
 import cgt
-from cgt import counters
+from cgt import counters, segments
 
 pytestmark = pytest.mark.skipif(core.debug_build(), reason="long, and the same in both builds: the release suite does it")
 
@@ -405,7 +405,7 @@ def test_average_written_by_hand(device):
 
 # --- optimizers --------------------------------------------------------------------------------
 
-ALWAYS, CUDA, NEVER = ("cpu", "cuda"), ("cuda",), ()
+ALWAYS, CUDA, SOME = ("cpu", "cuda"), ("cuda",), ("some",)  # SOME: a few of its calls, for numbers that Python looks at
 EACH, FUSED, CAPTURABLE = {"foreach": True}, {"fused": True}, {"capturable": True}
 COUNTING = [  # in tensors on the CPU, whose numbers most of them ask for
     (optim.Adam, {}), (optim.Adam, EACH), (optim.Adam, {"amsgrad": True, "weight_decay": 0.1}), (optim.AdamW, {}), (optim.AdamW, EACH),
@@ -419,9 +419,9 @@ OPTIMIZERS = [  # with the devices on which it replays
     *((cls, options, ALWAYS) for cls, options in COUNTING),
     (optim.Adam, FUSED, ALWAYS), (optim.Adam, CAPTURABLE, CUDA), (optim.Adam, FUSED | CAPTURABLE | {"amsgrad": True}, ALWAYS),
     (optim.AdamW, FUSED, ALWAYS), (optim.AdamW, EACH | CAPTURABLE, CUDA), (optim.Adamax, CAPTURABLE, CUDA),
-    (optim.NAdam, CAPTURABLE, CUDA), (optim.RAdam, CAPTURABLE, CUDA), (optim.ASGD, {}, NEVER), (optim.ASGD, CAPTURABLE, CUDA),
+    (optim.NAdam, CAPTURABLE, CUDA), (optim.RAdam, CAPTURABLE, CUDA), (optim.ASGD, {}, SOME), (optim.ASGD, CAPTURABLE, CUDA),
     (optim.Adagrad, FUSED, ("cpu",)), (optim.Adadelta, CAPTURABLE, CUDA), (optim.RMSprop, CAPTURABLE, CUDA), (optim.Rprop, CAPTURABLE, CUDA),
-    (optim.Adafactor, {}, NEVER), (getattr(optim, "Muon", None), {}, ALWAYS),
+    (optim.Adafactor, {}, SOME), (getattr(optim, "Muon", None), {}, ALWAYS),
 ]  # fmt: skip
 
 
@@ -441,6 +441,9 @@ def test_optimizer(device, cls, options, replays):
 
     n = 2 * N if cls is optim.RAdam else N  # which computes in another way after five steps
     s = compare(device, mlp, optimizer=optimizer, n=n)
+    if replays == SOME:
+        assert s.replays or any(cls.__name__ + ".step" in reason for reason in s.reasons), s.reasons
+        return
     if device.type not in replays:
         assert s.replays == 0 and any(cls.__name__ + ".step" in reason for reason in s.reasons), s.reasons
         return
@@ -457,8 +460,9 @@ UNTRACED = [(optim.ASGD, {}), (optim.Adafactor, {}), *COUNTING]
 
 @pytest.mark.parametrize("cls, options", UNTRACED, ids=name_of)
 def test_reason_names_the_option_of_the_optimizer(device, monkeypatch, cls, options):
-    """Where its steps cannot be counted."""
+    """Where its steps cannot be counted, nor computed with."""
     monkeypatch.setattr(counters, "fits", lambda _: False)
+    monkeypatch.setattr(segments, "may_compute", lambda *_: False)
     on_cuda = device.type == "cuda"
     if not on_cuda and cls in (optim.Adadelta, optim.RMSprop, optim.Rprop):
         pytest.skip("it only counts, which a tape does, too")
@@ -647,10 +651,7 @@ def test_gradient_scaling_with_steps_that_are_skipped(device, name, inside, clip
 
     options = {"new": scaled_twin, "between": between, "spoil": (2, 6), "n": 12}
     s = compare(device, SCALED[name], dtype, clip, inside, **options)
-    if inside and "fused" not in name:
-        advice = "step and update outside" if name == "rmsprop" else "fused=True"
-        if name == "adam" and device.type == "cuda":
-            advice += ", capturable=True"
-        assert_eager(s, "GradScaler.step", advice, n=12)
+    if inside and "fused" not in name:  # whether a step is skipped is read on the way
+        assert s.replays >= 6, s.reasons
     else:
         assert_replays(s, n=12)

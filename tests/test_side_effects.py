@@ -294,7 +294,7 @@ def test_reasons_do_not_grow_without_end(device, monkeypatch):
     here = {}
     f, x = cgt.jit(lambda x: here["part"](x)), torch.ones(3, device=device)
     for k in range(150):  # the reason names another line each time
-        exec("\n" * k + "def part(x): return x * x.sum().item()", here)
+        exec("\n" * k + "def part(x): return x * float(x.sum())", here)
         assert all(torch.equal(f(x), x * 3) for _ in range(3))
     assert 1 < len(cgt.stats(f).reasons) <= 64
 
