@@ -630,7 +630,16 @@ def compute(seen, plain, name, args):
     """A function of Python's math, of a live number."""
     if seen.live.over or len(args) != 1 or type(args[0]) not in STAND_INS or args[0].node.trace is not seen.live:
         return plain(*args)
-    return seen.live.step(MATH[name], plain, args[0])
+    return seen.live.step(MATH[name], plain, args[0]) if name in MATH else is_kind(seen.live, name, args[0])
+
+
+def is_kind(trace, name, x):
+    """isfinite, isnan and isinf, told by comparisons: what is no number is not equal to itself, and only what is finite less itself is 0."""
+    finite = name != "isnan" and trace.step(SAME_AS, operator.eq, trace.step(SUBTRACTED, operator.sub, x, x), 0.0)
+    if name == "isfinite":
+        return finite
+    nan = not finite and trace.step(OTHER_THAN, operator.ne, x, x)
+    return nan if name == "isnan" else not (finite or nan)
 
 
 def choose(seen, t, index):
