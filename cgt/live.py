@@ -628,9 +628,12 @@ def make(seen, plain, name, args, kwargs):
 
 def compute(seen, plain, name, args):
     """A function of Python's math, of a live number."""
-    if seen.live.over or len(args) != 1 or type(args[0]) not in STAND_INS or args[0].node.trace is not seen.live:
+    trace = seen.live
+    if trace.over or len(args) != 1 + (name == "pow") or not any(type(x) in STAND_INS and x.node.trace is trace for x in args):
         return plain(*args)
-    return seen.live.step(MATH[name], plain, args[0]) if name in MATH else is_kind(seen.live, name, args[0])
+    if name == "pow":  # of floats, whatever it is given
+        return trace.step(RAISED, plain, *(trace.step(AS_FLOAT, float, x) if type(x) is Int else x for x in args))
+    return trace.step(MATH[name], plain, args[0]) if name in MATH else is_kind(trace, name, args[0])
 
 
 def is_kind(trace, name, x):

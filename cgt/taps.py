@@ -299,7 +299,7 @@ def tap_makers(is_mine, make):
     return MAKERS.to(is_mine, lambda plain, owner, name, args, kwargs: make(plain, name, args, kwargs))
 
 
-FUNCTIONS = Tap(*((math, name) for name in ("sqrt", "exp", "log", "sin", "cos", "tan", "tanh", "isfinite", "isnan", "isinf")))
+FUNCTIONS = Tap(*((math, name) for name in ("sqrt", "exp", "log", "sin", "cos", "tan", "tanh", "pow", "isfinite", "isnan", "isinf")))
 
 
 def tap_math(is_mine, compute):
