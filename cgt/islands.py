@@ -228,7 +228,7 @@ def record(seen, call, function, leaves, spec, line):
     try:
         done = real(lambda: beside(seen, lambda: island.run(seen.answers)))
     finally:
-        if seen.before is not None and len(seen.answers) > before:
+        if is_capture(seen) and len(seen.answers) > before:
             note_changes(seen)
     why = vet_result(seen, done.result, island.given)
     if any(core.storage_id(leaves[k]) not in seen.made for k, _ in done.written):

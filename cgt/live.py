@@ -905,7 +905,7 @@ def watch(seen):
 
 def leave(seen, sentence):
     """The run came to code that tells stand-ins from numbers."""
-    if not (is_capture(seen) or seen.before is not None or may_repeat(seen)):
+    if not (is_capture(seen) or may_undo(seen) or may_repeat(seen)):
         raise errors.CgtError(sentence)
     seen.untraced = sentence
     raise Unrecordable(sentence)
@@ -933,11 +933,16 @@ def why_repeated(seen, error):
     """A sentence if a run on the host that raised this is to run again with the numbers themselves, or None."""
     if seen is None or seen.live is None:
         return None
-    if seen.untraced is None and isinstance(error, Exception) and may_repeat(seen):
+    if seen.untraced is None and isinstance(error, Exception) and (may_undo(seen) or may_repeat(seen)):
         seen.untraced = errors.number_raised(f"{type(error).__name__}: {error}")
     if seen.untraced is not None:
         seen.again = True
     return seen.untraced
+
+
+def may_undo(seen):
+    """Can all be undone that a run on the host did so far?"""
+    return seen is not None and seen.before is not None and not (seen.acts or seen.islands)
 
 
 def may_repeat(seen):

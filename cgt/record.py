@@ -209,12 +209,10 @@ def on_host(call, attempt):
         attempt.seen.reason = reason  # the function ran: its result stands, only the recording is lost
     except (Unrecordable, Exception) as error:
         reason = live.why_repeated(attempt.seen, error)
-        if reason is None and attempt.before is not None and not attempt.seen.acts:
+        if live.may_undo(attempt.seen):
             restore_places(attempt.before, attempt.seen, tensors_only=False)
             segments.undo(attempt.seen, 0)
             put_back(plan)
-            reason = attempt.seen.untraced or errors.number_raised(f"{type(error).__name__}: {error}")
-            attempt.seen.computed = False
         if reason is None:
             if attempt.seen is not None:
                 readout.fill(attempt.seen, None)
@@ -525,7 +523,7 @@ def checkpoint(plan, seen, draft):
     outs = [o.proto for o in draft.outs if o.kind == FRESH]
     early = [draft.outs[e.out].proto for e in draft.effects if e.kind == SETS_GRAD and e.out != NONE] if draft.keeps_grads else []
     if plan.driver == HOST:
-        outs.extend(one.saved for one in seen.undos)
+        outs.extend(saved for _, saved, *_ in segments.undo_rows(seen))
     else:
         # A result may be a view of a copied argument's buffer, which is then still allocated.
         buffers = [swap.buffer for swap in seen.buffers.values()]

@@ -133,9 +133,10 @@ def save(seen, written):
             if lasts and is_host_recording(seen):
                 tape.copy_into(copy, to)
         seen.made[core.storage_id(copy)] = ""
-        (seen.spare if seen.driver == CUDA else seen.memory).append(core.alias(copy))
         saved = core.fixed(copy) if seen.driver == CUDA else copy
-        seen.keep += [to, saved]
+        if lasts:
+            (seen.spare if seen.driver == CUDA else seen.memory).append(core.alias(copy))
+            seen.keep += [to, saved]
         seen.undos.append(Undo(to, saved, nbytes, core.segments_ran() if lasts else MANY))
 
 

@@ -134,6 +134,34 @@ def by_type(o, x):
     return x * n if type(n) is float else x
 
 
+def is_float(n):
+    return type(n) is float
+
+
+def by_type_in_the_second_call(o, x):
+    """Code that tells a stand-in from a number, and was not met before: behind writes, and between."""
+    o.memory.add_(x[0])
+    o.total += 1
+    n = x.mean().item()
+    o.memory.mul_(n + 1)
+    o.log.append(n)
+    if o.total == 2:
+        o.last = is_float(n)
+    o.memory.sub_(x[1])
+    return x * n
+
+
+def raises_in_the_second_call(o, x):
+    o.memory.add_(x[0])
+    o.log.append(1)
+    n = x.mean().item()
+    o.w = x * torch.rand_like(x)
+    o.memory.mul_(n + 1)
+    if len(o.log) == 2:
+        o.last = json.dumps(n)
+    return x * n
+
+
 def returns_more(o, x):
     n = x.mean().item()
     return x * n, n * 2, {"n": n}
@@ -144,7 +172,7 @@ def raises(o, x):
     return x * (1 / x[0, 0].clamp(min=0).item())
 
 
-OTHERS = [as_text, as_an_int, to_c, by_type, returns_more, raises]
+OTHERS = [as_text, as_an_int, to_c, by_type, by_type_in_the_second_call, raises_in_the_second_call, returns_more, raises]
 
 
 def run(function, o, x):
