@@ -389,7 +389,7 @@ class Seen:
     late: int = 0  # so many values came until the last that was read behind a write to memory from outside
     undos: list = fresh(list)  # of Undo, where writes before such reads are to be undone
     until: int = 0  # the value behind which none is expected
-    undone: set = fresh(set)  # memory of which all writes are
+    undone: dict = fresh(dict)  # memory of which all writes are -> [(address, bytes)] of the parts that were copied
     dropout: Any = None  # an alias of the buffer with cuDNN's random state, if it drew from that
     asks_which: bool = False  # it is not the same to it which tensor lies in a place
     acts: bool = False  # it did something that may not happen twice, besides writing

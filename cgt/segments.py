@@ -121,10 +121,10 @@ def save(seen, written):
             continue
         if sid not in seen.undone and sid in seen.written:  # somebody wrote past us
             continue
-        seen.undone.add(sid)
-        at = core.address(t)
-        if any(core.address(u.to) <= at and at + nbytes <= core.address(u.to) + u.nbytes for u in seen.undos):
+        at, spans = core.address(t), seen.undone.setdefault(sid, [])
+        if any(lo <= at and at + nbytes <= lo + n for lo, n in spans):
             continue
+        spans.append((at, nbytes))
         with unseen(seen):
             copy = core.in_inference(False, functools.partial(torch.empty, nbytes, dtype=torch.uint8, device=t.device))
             to = core.view_like(fix(seen, t), copy, 0)
