@@ -211,10 +211,9 @@ def backward_of(graph):
         return own(core.sinks_take(graph.sinks, graph.flows), leaves[graph.grads :])
 
     def backward(spent, *leaves, changed=()):
-        with graph.lock:
-            brackets = [tap_states_of(graph), tap_keeps_of(graph, spent), (lambda: None, graph.leaves.end)]
-            if hides:
-                brackets.append((lambda: away(True), lambda: away(False)))
-            return core.within(brackets, lambda: run(leaves, changed))
+        brackets = [tap_states_of(graph), tap_keeps_of(graph, spent), (lambda: None, graph.leaves.end)]
+        if hides:
+            brackets.append((lambda: away(True), lambda: away(False)))
+        return core.holding(graph.lock, lambda: core.within(brackets, lambda: run(leaves, changed)))
 
     return backward

@@ -104,18 +104,25 @@ def renew(seen, results):
 
 def anew(seen, t):
     """A copy of memory that was filled for real; each replay makes it."""
-    seen.keep.append(t)
+    hold(seen, t)
     with unseen(seen):
         mine = t.clone()
     seen.real[core.storage_id(mine)] = t
     return mine
 
 
+def hold(seen, t):
+    """The recording has this, which was filled for real, for good. It is none of the call's own, whose memory it may be named after."""
+    seen.keep.append(t)
+    seen.made.pop(core.storage_id(t), None)
+    forget(seen, [t])
+
+
 def on_device(seen, value):
     """An op's argument, with constants of the host's as tensors on the device: a replay finds their bytes there."""
     if isinstance(value, torch.Tensor) and not value.is_cuda and value.numel():
         copy = for_real(seen, lambda: value.to("cuda"))
-        seen.keep.append(copy)
+        hold(seen, copy)
         return copy
     if isinstance(value, (list, tuple)):
         return type(value)([on_device(seen, v) for v in value])

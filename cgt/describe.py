@@ -17,6 +17,8 @@ from cgt_core import (
     BY_VALUE,
     COPIED,
     CUDA,
+    DICT_LEN,
+    EMPTY,
     FOLLOWS,
     FRESH,
     INPUT,
@@ -472,6 +474,29 @@ def vet_escapes(plan, seen, draft):
     ]  # fmt: skip
     held_by = f", held by {names[0]}" if names else ""
     return errors.kept_tensor(seen.made.get(core.storage_id(alive[0]), "get_rng_state()"), held_by)
+
+
+def vet_shared(plan, seen, result):
+    """A sentence if somebody else holds a list or dict of the result that has to do with what the call made, or came to a place: it
+    must stay the very one that the function returned. Asked before the result is taken apart."""
+    ones = [p for p in plan.places if p.kind not in (DICT_LEN, LIST_LEN, EMPTY)]
+    came = {id(places.value_at(p)) for p in ones if places.value_at(p) is not p.want}
+
+    def is_made(leaf):
+        return type(leaf) is pytree.Readout or (isinstance(leaf, torch.Tensor) and core.storage_id(leaf) in seen.made)
+
+    for attempt in range(2):
+        shared = pytree.find_shared(result, seen.is_own)
+        made = next((leaf for one in shared for leaf in pytree.leaves_in(one) if is_made(leaf)), None)
+        if made is None and not any(id(one) in came for one in shared):
+            return None
+        if attempt == 0:
+            del shared, made
+            collect()
+    if isinstance(made, torch.Tensor):
+        return errors.kept_tensor(seen.made[core.storage_id(made)], "")
+    held = (p.path for p in ones if any(places.value_at(p) is one for one in shared))
+    return errors.changed_state(next(held, "a list or dict of the result"))
 
 
 def find_kept_view(plan, seen, draft):

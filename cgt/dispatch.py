@@ -691,7 +691,7 @@ def capture(call, attempt):
         live.blame(call.state, seen, reason or seen.reason)
         call.state.untraced = seen.untraced or call.state.untraced
     if reason is not None:
-        attempt.passing = autograd.was_greedy(plan) or (seen is not None and seen.again)
+        attempt.passing |= autograd.was_greedy(plan) or (seen is not None and seen.again)
         return reason
     seen.reason = seen.reason or impure.vet(plan.sources, seen)
     moved = describe.find_moved(plan)
@@ -723,6 +723,7 @@ def draft_node(call, attempt):
         tokens.drop_words(seen)
         if not isinstance(draft, str):
             reason, keeps = segments.vet(seen, draft)
+            reason = reason or escaping(state, seen, describe.vet_shared(plan, seen, attempt.result))
             draft = reason or escaping(state, seen, describe.vet_escapes(plan, seen, draft)) or draft._replace(keeps_grads=keeps)
     except Exception as error:  # a gap of ours must not become the user's crash: the result stands
         draft = record.failure(error)

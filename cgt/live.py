@@ -126,6 +126,7 @@ class Trace:
         self.stored = {}  # (id of a place's home, its key; of a list, the index) -> the row that came to it
         self.overwritten = set()  # rows of sources whose places were stored to, be it what they held
         self.over = False
+        self.give_up = None  # of a capture: leave it, with the line at which a number was read
         self.started, self.asked = 0, set()  # code that was looked at (watch)
         self.rows_of = {}  # memory of tensors that a number chose rows of, and of these -> what keeps that name its own
         self.chosen = set()  # memory of these rows
@@ -192,6 +193,9 @@ class Trace:
         """The recording is for this value of a row alone. NONE: of what comes of such values."""
         if not self.over and row != NONE and self.steps[row].op != EQUALS:
             self.exact.setdefault(row, self.line())
+            line = looked_at(self) if self.give_up is not None else None
+            if line is not None:  # an array that is given the number, say, is changed for good
+                self.give_up(line)
 
     def step(self, op, function, *operands):
         """What Python makes of the operands: a stand-in, where it is a number and C can do the same."""
@@ -578,6 +582,7 @@ def tap(seen, is_mine):
         return lambda: None, lambda: None
     trace = seen.live = Trace(plan.live, functools.partial(user_line, seen))
     trace.chooses, trace.choose = functools.partial(can_choose, seen), functools.partial(choose, seen)
+    trace.give_up = functools.partial(give_up, seen) if is_capture(seen) else None
     for s, one in zip(trace.sources, trace.stand_ins, strict=True):
         if s.op == AT_PLACE:
             trace.held[s.at] = one if s.part == NONE else (*trace.held.get(s.at, ()), one)
@@ -589,7 +594,7 @@ def tap(seen, is_mine):
     makers, functions = tap_makers(is_mine, functools.partial(make, seen)), tap_math(is_mine, functools.partial(compute, seen))
 
     def begin():
-        core.numbers_watch(1)
+        core.numbers_watch(trace, True)
         makers[0]()
         functions[0]()
         for place, stand_in in held:
@@ -598,7 +603,7 @@ def tap(seen, is_mine):
     def end():
         functions[1]()
         makers[1]()
-        core.numbers_watch(-1)
+        core.numbers_watch(trace, False)
         for place, stand_in in held:
             if places.value_at(place) is stand_in:
                 places.put_back(place)
@@ -817,9 +822,20 @@ def close(seen, box):
         refuse(seen, errors.number_kept(trace.sources[0].path if trace.sources else READ))
     line = looked_at(trace)
     if line is not None:
-        seen.computed = False
-        refuse(seen, errors.host_read("Tensor.item", line))
+        refuse_read(seen, line)
     return result
+
+
+def refuse_read(seen, line):
+    """More than ops and comparisons depends on a number that was read at this line: it is not computed with at the next try."""
+    seen.computed = False
+    refuse(seen, errors.host_read("Tensor.item", line))
+
+
+def give_up(seen, line):
+    """The same in the middle of a capture, whose function runs again: before it does more."""
+    refuse_read(seen, line)
+    raise Unrecordable(seen.reason)
 
 
 def looked_at(trace):

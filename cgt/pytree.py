@@ -141,6 +141,21 @@ def flatten_result(result, is_made, is_own):
     return flatten(result, "result") if is_shared else flat
 
 
+def find_shared(result, is_own):
+    """The lists and dicts of a result that somebody else holds, too. is_own: see flatten_result."""
+    ones = [one for one in _met_in(result) if issubclass(type(one), (list, dict))]
+    inside = _holders_inside(result, ())
+    return [
+        one for one, n in zip(ones, _references(ones), strict=True)
+        if (not is_own if one is result else n - PASSING > inside[id(one)])
+    ]  # fmt: skip
+
+
+def leaves_in(tree):
+    """What is in tuples, lists and dicts and is none of them."""
+    return [one for one in _met_in(tree) if not issubclass(type(one), (tuple, list, dict))]
+
+
 class Objects:
     """Which objects of a result can be made anew."""
 
@@ -180,6 +195,19 @@ def _holders_inside(root, opened):
         found.update(map(id, children))
         todo += children
     return found
+
+
+def _met_in(root):
+    """What a tree of tuples, lists and dicts consists of, each once."""
+    todo, met = [root], {}
+    while todo:
+        one = todo.pop()
+        if id(one) in met:
+            continue
+        met[id(one)] = one
+        if issubclass(type(one), (tuple, list, dict)):
+            todo += dict.values(one) if issubclass(type(one), dict) else one
+    return list(met.values())
 
 
 PASSING = _references([object()])[0]  # what holds an object while it is counted: a list, a name, an argument

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import cgt_core as core
 import torch
-from cgt_core import CUDA, HOST, SETS_GRAD
+from cgt_core import CUDA, HOST, NONE, SETS_GRAD
 
 from . import constants, errors, tape
 from .data import Undo
@@ -287,9 +287,9 @@ def note_grads(seen):
     graded = {id(t) for t in seen.leaves if t.grad is not None and core.storage_id(t.grad) not in seen.made}
     if graded and is_capture(seen):
         with unseen(seen):
-            filled = fill_pool(torch.cuda.current_device(), seen.pool)
-        seen.missed |= graded if filled is None else set()
-        seen.spare.extend(filled or ())
+            filled, left = fill_pool(seen.pool)
+        seen.spare.extend(filled)
+        seen.unfilled.extend(left)
     seen.graded |= graded
 
 
@@ -435,7 +435,10 @@ def vet(seen, draft):
     if not seen.values:
         return None, False
     read = {s.owner for s in draft.slots if core.storage_id(s.example) in seen.touched}
-    sets = [(e.slot, id(draft.slots[e.slot].example)) for e in draft.effects if e.kind == SETS_GRAD]
-    if any(slot in read or leaf in seen.missed for slot, leaf in sets):
+    sets = [e for e in draft.effects if e.kind == SETS_GRAD]
+    graded = any(id(draft.slots[e.slot].example) in seen.graded for e in sets)
+    lie = [core.address(draft.outs[e.out].proto) for e in sets if e.out != NONE]
+    over = any(lo <= at < lo + n for lo, n in seen.unfilled for at in lie)
+    if any(e.slot in read for e in sets) or (graded and over):
         return errors.read_with_grads(seen.values[-1].line), False
-    return None, any(leaf in seen.graded for _, leaf in sets)
+    return None, graded

@@ -54,20 +54,19 @@ class Tap:
     def to(self, is_mine, handle):
         """A bracket: inside, handle(plain, owner, name, args, kwargs) is called instead of the functions."""
         handler = [is_mine, handle]
-        return functools.partial(self.begin, handler), functools.partial(self.end, handler)
+        begin, end = functools.partial(self.begin, handler), functools.partial(self.end, handler)
+        return functools.partial(core.holding, self.lock, begin), functools.partial(core.holding, self.lock, end)
 
     def begin(self, handler):
-        with self.lock:
-            if not self.handlers:
-                self.restore()  # an install that was interrupted
-                self.install()
-            self.handlers = (handler, *self.handlers)
+        if not self.handlers:
+            self.restore()  # an install that was interrupted
+            self.install()
+        self.handlers = (handler, *self.handlers)
 
     def end(self, handler):
-        with self.lock:
-            self.handlers = tuple(h for h in self.handlers if h is not handler)
-            if not self.handlers:
-                self.restore()
+        self.handlers = tuple(h for h in self.handlers if h is not handler)
+        if not self.handlers:
+            self.restore()
 
     def install(self):
         self.plain = [(owner, name, vars(owner).get(name)) for owner, name in self.targets]

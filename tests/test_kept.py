@@ -440,6 +440,17 @@ def test_explain_tells_what_is_kept(device):
     assert "waits for what it hands out on the host" in told and "test_kept.py" in told, told
 
 
+@pytest.mark.parametrize("line", ["o.last = [n]", "o.last = {'n': n}", "o.last = [x * n]", "o.last = [[n, 1], 2]", "o.last = [1, 2]"])
+def test_a_list_that_is_kept_and_returned_is_one(device, line):
+    """The function must not tell them apart afterwards, recorded or not."""
+    function = make_function(["n = x.sum().item()", line, "out.append(o.last)"])
+    f, mine, theirs = cgt.jit(function), Log(), Log()
+    for k in range(8):
+        x = values(device, seed=k)
+        (_, [got]), (_, [want]) = f(mine, x), function(theirs, x)
+        assert got is mine.last and alike(got, want) and alike(state(mine), state(theirs)), (k, cgt.explain(f))
+
+
 # --- random programs --------------------------------------------------------------------------------
 
 LINES = [

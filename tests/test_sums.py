@@ -166,7 +166,8 @@ def test_global_and_variable(device):
         f(x)
         want = want[0] + x.sum().item(), want[1] * 0.5 + x.max().item()
         assert want == (TOTAL, total), k
-    assert cgt.stats(f).replays >= 9, cgt.explain(f)
+    # On a GPU what a place is for is learnt in a capture, of which nothing is kept.
+    assert cgt.stats(f).replays >= (9 if device.type == "cpu" else 8), cgt.explain(f)
 
 
 def test_trainer(device):

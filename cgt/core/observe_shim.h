@@ -275,9 +275,14 @@ static int observe_told() noexcept {
 // the symbol. Kernels get the number.
 
 static PyObject* number_node = nullptr;         // the class of live.py's nodes
-static std::atomic<int> numbers_watched{0};     // runs that have any
+static std::unordered_set<const void*> number_runs;     // runs that have any; the GIL guards it
+static std::atomic<bool> numbers_watched{false};        // is there one?
 static void numbers_are(PyObject* node) { number_node = Py_NewRef(node); }
-static void numbers_watch(int by) noexcept { numbers_watched += by; }
+// As often as it likes: what an interrupt cuts short is done again.
+static void numbers_watch(const void* run, bool on) {
+  on ? (void)number_runs.insert(run) : (void)number_runs.erase(run);
+  numbers_watched = !number_runs.empty();
+}
 
 // The node behind a symbol, owned; NULL: it is not one of ours.
 static PyObject* node_of(PyObject* symbol) {

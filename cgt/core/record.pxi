@@ -127,6 +127,7 @@ cdef bytes record_cut(Table* t, uintptr_t at, int64_t nbytes, bytes value, bint 
     cdef void* exec_
     cdef string error
     cdef int code, begun, call = CALL_CUT
+    cdef bint ran = value is not None
     rec_read(t, k).at = <char*>at
     rec_read(t, k).nbytes = nbytes
     rec_read(t, k).draws = draws
@@ -143,10 +144,14 @@ cdef bytes record_cut(Table* t, uintptr_t at, int64_t nbytes, bytes value, bint 
             exec_ = rec_read(t, k).exec
             with nogil:
                 code = d.launch(exec_, stream, &error)
-                if code == 0: code = d.wait(stream)
+                ran = code == 0
+                if ran: code = d.wait(stream)
     # Nobody waits for this stream, which captures again: what ran on it is done. Resume, whatever happened: what the
     # function still does must not run.
     begun = d.resume(&t.rec)
+    if not ran:                     # what it was to write is not undone
+        read_free(t.rec.driver, rec_read(t, k))
+        t.rec_reads.n -= 1
     check(t.rec.driver, code if code else begun, call if code else CALL_BEGIN)
     if value is None: value = PyBytes_FromStringAndSize(<char*>at, nbytes)
     rec_read(t, k).value = PyBytes_AS_STRING(value)

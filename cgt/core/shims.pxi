@@ -168,7 +168,7 @@ cdef extern from "observe_shim.h" namespace "cgt":
     void observe_answer(PyObject* results) noexcept
     int observe_lone(PyObject* t) noexcept
     void numbers_are_ "cgt::numbers_are"(PyObject* node)
-    void numbers_watch_ "cgt::numbers_watch"(int by) noexcept
+    void numbers_watch_ "cgt::numbers_watch"(const void* run, bint on) except +
     PyObject* observe_numbers() noexcept
     int observe_told() noexcept
     void observe_list(int k, PyObject* tensors) noexcept

@@ -483,3 +483,13 @@ def locked(object lock, object body, object busy):
         return body()
     finally:
         lock.release()
+
+
+def holding(object lock, object body):
+    """body(), while the lock is held. A with statement would keep it if an interrupt came as it ends, where somebody watches calls (Python
+    3.12 and later)."""
+    lock.acquire()
+    try:
+        return body()
+    finally:
+        lock.release()

@@ -143,9 +143,9 @@ def numbers_are(node):
     numbers_are_(<PyObject*>node)
 
 
-def numbers_watch(int by):
-    """A run with live numbers begins (1) or is over (-1)."""
-    numbers_watch_(by)
+def numbers_watch(object run, bint on):
+    """A run with live numbers begins or is over, which may be said again."""
+    numbers_watch_(<const void*><PyObject*>run, on)
 
 
 def numbers_of_op():
