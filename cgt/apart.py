@@ -10,7 +10,16 @@ import torch
 from torch.utils import _pytree
 
 from . import constants, errors, segments, tape
-from .observe import buffer_for, exchange, fix, is_capture, tensors_in, unseen, user_line
+from .observe import (
+    buffer_for,
+    exchange,
+    fix,
+    is_capture,
+    note_memory,
+    tensors_in,
+    unseen,
+    user_line,
+)
 
 # On the GPU, without trying: a capture breaks cuSOLVER's handle (torch 2.11); and lstsq, the shapes of whose results depend on
 # values with other drivers than the GPU's.
@@ -87,13 +96,13 @@ def bring_out(seen, t):
         slim(mine).copy_(slim(exchange(seen, t)))
     if not is_capture(seen):
         tape.copy_into(slim(mine), fix(seen, slim(exchange(seen, t))))
-    seen.made[core.storage_id(mine)] = ""
+    note_memory(seen, mine)
     return mine
 
 
 def bring_in(seen, mine):
     """A tensor of the recording, into which each replay copies this."""
-    seen.made[core.storage_id(mine)] = ""
+    note_memory(seen, mine)
     return mine.clone()
 
 

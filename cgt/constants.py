@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import cgt_core as core
 import torch
 
-from .observe import exchange, is_capture, tensors_in, unseen
+from .observe import exchange, is_capture, note_memory, tensors_in, unseen
 
 KNOWN = ("aten", "prims", "prim")  # whose ops have no other source than their arguments
 READS_FILES = ("from_file",)
@@ -56,7 +56,7 @@ def own(seen, t):
     """One that is made beside the function, for good."""
     sid = core.storage_id(t)
     seen.keep.append(t)
-    seen.made[sid] = ""
+    note_memory(seen, t)
     seen.real[sid] = t
     add(seen, t)
 
@@ -104,25 +104,18 @@ def renew(seen, results):
 
 def anew(seen, t):
     """A copy of memory that was filled for real; each replay makes it."""
-    hold(seen, t)
+    seen.keep.append(t)
     with unseen(seen):
         mine = t.clone()
     seen.real[core.storage_id(mine)] = t
     return mine
 
 
-def hold(seen, t):
-    """The recording has this, which was filled for real, for good. It is none of the call's own, whose memory it may be named after."""
-    seen.keep.append(t)
-    seen.made.pop(core.storage_id(t), None)
-    forget(seen, [t])
-
-
 def on_device(seen, value):
     """An op's argument, with constants of the host's as tensors on the device: a replay finds their bytes there."""
     if isinstance(value, torch.Tensor) and not value.is_cuda and value.numel():
         copy = for_real(seen, lambda: value.to("cuda"))
-        hold(seen, copy)
+        seen.keep.append(copy)
         return copy
     if isinstance(value, (list, tuple)):
         return type(value)([on_device(seen, v) for v in value])

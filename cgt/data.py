@@ -366,6 +366,7 @@ class Seen:
     # what it showed
     reason: str | None = None  # the first thing that forbids replay
     made: dict = fresh(dict)  # memory -> line that made it
+    names: list = fresh(list)  # in a recording: what keeps the names of these their own
     touched: dict = fresh(dict)  # memory from outside -> a tensor of it
     written: set = fresh(set)
     mirrored: set = fresh(set)  # ids of copied leaves that were written after all

@@ -129,7 +129,7 @@ def touch(seen, t):
     if sid in seen.made or sid in seen.buffers or sid in seen.touched:
         return
     if is_stray(seen, t):
-        seen.made[sid] = user_line(seen)
+        note_memory(seen, t, user_line(seen))
         seen.strays = True
         return
     if core.is_in_node():
@@ -152,8 +152,16 @@ def note_strays(seen, tensors):
     """The same of what comes out of the run, where no op may have met it."""
     for t in tensors:
         if core.storage_id(t) not in seen.made and core.storage_id(t) not in seen.buffers and is_stray(seen, t):
-            seen.made[core.storage_id(t)] = ""
+            note_memory(seen, t)
             seen.strays = True
+
+
+def note_memory(seen, t, line=""):
+    """The call made this memory, at a line of the user's. While a recording lasts, the name of memory that died is not given to
+    other: what was noted by it is not said of that."""
+    seen.made[core.storage_id(t)] = line
+    if seen.recording:
+        seen.names.append(core.storage_name(t))
 
 
 def held(seen):

@@ -56,6 +56,7 @@ from .observe import (
     exchange,
     fill,
     held,
+    note_memory,
     observe_plan,
     span,
 )
@@ -255,7 +256,7 @@ def on_cuda(call, attempt):
         seen.keep.extend(word_pairs)
         for g, w, handle in zip(generators, word_pairs, handles, strict=True):
             seen.rng[core.generator_id(g)] = Words(handle, w, w)
-            seen.made[core.storage_id(w)] = ""
+            note_memory(seen, w)
         attempt.result = trace.run(seen, call.function, arguments(call, seen), call.kwargs)
         open_sinks(plan, seen, attempt.result)
         advances = core.restore_generators(handles)

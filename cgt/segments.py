@@ -27,6 +27,7 @@ from .observe import (
     fix,
     is_capture,
     is_host_recording,
+    note_memory,
     refuse,
     span,
     touch,
@@ -132,7 +133,7 @@ def save(seen, written):
                 aten.copy_.default(copy, to)
             if lasts and is_host_recording(seen):
                 tape.copy_into(copy, to)
-        seen.made[core.storage_id(copy)] = ""
+        note_memory(seen, copy)
         saved = core.fixed(copy) if seen.driver == CUDA else copy
         if lasts:
             (seen.spare if seen.driver == CUDA else seen.memory).append(core.alias(copy))
@@ -172,7 +173,7 @@ def compute(seen, op, *args):
     args = exchange(seen, list(args))
     with unseen(seen):
         made = op(*args)
-    seen.made[core.storage_id(made)] = ""
+    note_memory(seen, made)
     if is_host_recording(seen):
         seen.memory.append(core.alias(made))
         tape.append(op, fix(seen, args), {}, [made])

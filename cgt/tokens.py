@@ -13,7 +13,7 @@ import torch
 
 from . import errors
 from .data import Token
-from .observe import exchange, fix, is_host_recording, refuse, unseen, user_line
+from .observe import exchange, fix, is_host_recording, note_memory, refuse, unseen, user_line
 
 
 def see_draw(seen, generator, after):
@@ -35,7 +35,7 @@ def see_get_state(seen, generator, plain):
             state = plain()
             note_token(seen, state, 0, generator, None)
             if is_host_recording(seen):
-                seen.made[core.storage_id(state)] = user_line(seen)
+                note_memory(seen, state, user_line(seen))
                 seen.memory.append(seen.keep.pop())
                 core.state_op(generator, state, False)
         return state

@@ -39,6 +39,7 @@ from .observe import (
     holders,
     is_capture,
     is_host_recording,
+    note_memory,
     note_reason,
     references,
     refuse,
@@ -449,7 +450,7 @@ def see_op(seen, op, args, kwargs):
         seen.trail.append((op, line))
     if fresh:
         for t in fresh:
-            seen.made[core.storage_id(t)] = line
+            note_memory(seen, t, line)
             seen.devices.add(t.device)
             if t.is_cuda and t.device.index != torch.cuda.current_device():
                 refuse(seen, errors.other_device(str(op), line, t.device))
@@ -510,7 +511,7 @@ def see_region(seen, plain, region, inputs):
     made = tensors_in((results,), [])
     for t in made:
         if core.storage_id(t) not in known:
-            seen.made[core.storage_id(t)] = line
+            note_memory(seen, t, line)
             seen.devices.add(t.device)
     constants.forget(seen, [*made, *written])
     if seen.driver == CUDA and not all(t.is_cuda for t in made):
@@ -582,7 +583,7 @@ def see_constant(seen, t):
     core.proceed(None)
     if is_capture(seen) and t.is_cuda and t.numel():
         (t,) = constants.renew(seen, [t])
-    seen.made[core.storage_id(t)] = user_line(seen)
+    note_memory(seen, t, user_line(seen))
     forks.note_made(seen, [t])
     constants.add(seen, t)
     seen.devices.add(t.device)
@@ -599,7 +600,7 @@ def see_number(seen, t):
     sid = core.storage_id(t)
     if sid in seen.slots or sid in seen.hosts:
         return
-    seen.made[sid] = user_line(seen)
+    note_memory(seen, t, user_line(seen))
     seen.keep.append(core.alias(t))
     constants.add(seen, t)
 
