@@ -67,7 +67,7 @@ cpdef enum:                 # Kind: ops.kind, and what ops.obj is
 cpdef enum:                 # Binding: slots.binding, decided by dispatch.py when the node is recorded
     UNUSED                  # the function never touched it: only an argument's metadata is guarded
     PINNED                  # the graph reads this address: the pointer must be the same
-    COPIED                  # the graph copies from today's address first: same alignment class
+    COPIED                  # the graph copies from today's address first, and back if it writes it: same alignment class
     VALUE                   # a CPU number baked into kernels: the bytes must be the same
     TWIN                    # the same tensor as a copied slot: both must be at one address
 
@@ -92,6 +92,7 @@ cpdef enum:                 # Part: kinds of rows of which a node has a slice; s
 
 cpdef enum:                 # PatchKind
     COPY_SOURCE             # a copied slot's copy node reads from today's address
+    COPY_BACK               # and behind all else another one writes there, if the slot is written
     WORDS                   # the node that writes a generator's two words writes today's
     SCALAR                  # an argument of an op, or a word of a kernel's arguments, that comes of a number
 
@@ -252,6 +253,7 @@ cdef struct Slot:               # the rest
     int32_t apart               # and it is that of no other slot (gradients flow to it)
     int32_t align               # data pointer modulo align_of (guard.pxi)
     id_t copy                   # COPIED: index into the node's patches; TWIN: the copied slot; or NONE
+    id_t back                   # COPIED, and written: the patch that copies back; or NONE
     int32_t follows             # its tensor, which is owned, is what a place holds
     char value[16]              # VALUE only: itemsize bytes
 
@@ -282,9 +284,9 @@ cdef struct Save:               # a tensor that the backward gets, behind the gr
 
 cdef struct Patch:              # a node of the graph whose parameters a replay sets, where they changed since the last time
     int32_t kind                # PatchKind
-    id_t slot                   # COPY_SOURCE: whose tensor it copies; NONE: the recording does without it
+    id_t slot                   # a copy's: whose tensor it is about; NONE: the recording does without it
     void* handle                # CUDA: CUgraphNode; host: number of the tape's op
-    char* to                    # where it writes: nbytes, or two words of 64 bits
+    char* to                    # where it writes: nbytes, or two words of 64 bits; COPY_BACK: where it reads
     int64_t nbytes
     uint64_t told[2]            # what the exec was told last: an address; seed and offset
     id_t number                 # SCALAR: which; or NONE

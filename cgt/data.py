@@ -113,6 +113,7 @@ class State:
     moved: set = fresh(set)  # of these, those that move: they are copied
     swaps: dict = fresh(dict)  # of these -> (how often it moved soon after it had moved before, in which call it did last)
     written: set = fresh(set)  # and those that the function writes
+    fixed: set = fresh(set)  # of these, those of which somebody may have the address
     followed: set = fresh(set)  # paths of places in which other tensors came
     replaced: set = fresh(set)  # of these, to which it stores them itself
     live: set = fresh(set)  # paths of numbers that are others at each call: arguments, and what lies in places
@@ -287,6 +288,8 @@ class Plan(NamedTuple):
     followable: dict  # path of a tensor whose place could be followed -> (position of that, the slot)
     moves: list  # (recording that this one replaces, slot that moved, is it rather followed for the first time?)
     copied: list  # slots that the graph copies from wherever they are
+    carries: frozenset  # ids of the tensors of those of them that the function may write: the graph copies back
+    shared: frozenset  # and of those that share bytes with others
     spent: list  # (index, tensor) of arguments that die with this backward
     grads: dict  # slot -> identity of its .grad, of leaf tensors
     versions: list  # _version of each slot's tensor
@@ -370,6 +373,10 @@ class Seen:
     touched: dict = fresh(dict)  # memory from outside -> a tensor of it
     written: set = fresh(set)
     mirrored: set = fresh(set)  # ids of copied leaves that were written after all
+    carries: frozenset = frozenset()  # ids of those that may be: the recording copies back
+    carried: set = fresh(set)  # of these, those that were
+    shared: list = fresh(list)  # Swap of those that share bytes with other tensors of the call, of which none was ever written
+    backs: dict = fresh(dict)  # slot of one of these -> its copy in the core for the way back
     raw: set = fresh(set)  # memory whose address was asked for
     constants: dict = fresh(dict)  # memory that holds the same bytes at each replay -> what keeps that name its own
     values: list = fresh(list)  # segments.Value: what Python read on the way
@@ -451,6 +458,7 @@ class SlotRow(NamedTuple):
     same: int  # it is the very tensor of this slot; or NONE
     apart: bool  # and it is that of no other slot
     owner: int  # it is .grad of this slot; or NONE
+    back: int  # COPIED, and written: its copy in the core for the way back; or NONE
 
 
 class OutRow(NamedTuple):

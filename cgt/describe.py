@@ -148,6 +148,7 @@ def describe_slots(plan, seen):
         else:
             binding = PINNED
         copy = {COPIED: seen.copies.get(k), TWIN: copied.get(id(t))}.get(binding, NONE)
+        back = seen.backs.get(k, NONE) if binding == COPIED else NONE
         # A gradient is found at the call, and nobody but its owner holds it.
         same, apart = NONE, False
         if is_leaf:
@@ -161,7 +162,7 @@ def describe_slots(plan, seen):
         else:
             path, _, owner = reached[k - len(flat.tensors)]
             kept, leaf = t if owner == NONE else None, NONE
-        slots.append(SlotRow(leaf, kept, t, binding, copy, same, apart, owner))
+        slots.append(SlotRow(leaf, kept, t, binding, copy, same, apart, owner, back))
         paths.append(path)
     return slots, paths, [e._replace(number=counted.get(core.storage_id(tensors[e.slot]), NONE)) for e in writes]
 

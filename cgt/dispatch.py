@@ -64,6 +64,7 @@ from .plan import (
     leaf_devices,
     learn_code,
     leaves_of,
+    may_carry,
     misses,
     place_in_tree,
     plan_call,
@@ -536,11 +537,12 @@ def vet_values(call, seen):
 def note_tensors(state, seen, named):
     """Remember where each argument was, and what the function reaches, and which of them it writes."""
     state.asks_which |= seen.asks_which
-    fixed = seen.written | seen.raw
     for path, tensor in named:
-        state.pointers[path] = core.address(tensor)
-        if core.storage_id(tensor) in fixed:
+        state.pointers[path], sid = core.address(tensor), core.storage_id(tensor)
+        if sid in seen.written or sid in seen.raw:
             state.written.add(path)
+        if sid in seen.raw:
+            state.fixed.add(path)
 
 
 # --- record ------------------------------------------------------------------------------------
@@ -644,19 +646,23 @@ def note_moves(state, around, missed, followable):
         if kept.followable.get(name) is False and name in followable:
             state.followed |= {place, name, *others_in(kept, node, followable, tensors)}
             moves.append((node, followable[name][1], True))
-        elif slot is not None and not slot.written and state.opts.inputs == "auto" and (slot.leaf != NONE or name in followable):
-            for path in {name, *moved_too(kept, node, followable, tensors)}:
+        elif slot is not None and state.opts.inputs == "auto" and (slot.leaf != NONE or name in followable):
+            at = slot.leaf if slot.leaf != NONE else followable[name][1]
+            if slot.written and not may_carry(state, name, tensors[at]):
+                continue
+            for path in {name, *moved_too(state, kept, node, followable, tensors)}:
                 state.moved.add(path)
                 note_swap(state, path)
-            moves.append((node, slot.leaf if slot.leaf != NONE else followable[name][1], False))
+            moves.append((node, at, False))
     return moves
 
 
-def moved_too(kept, node, followable, tensors):
-    """Paths of places whose tensor lies elsewhere than this recording found it: a guard stops at the first."""
+def moved_too(state, kept, node, followable, tensors):
+    """Paths of places whose tensor lies elsewhere than this recording found it, and may: a guard stops at the first."""
     slots = core.node_facts(node).slots
-    at = [(path, slot, followable[path][1]) for path, slot in zip(kept.slot_paths, slots, strict=True) if path in followable]
-    return [path for path, slot, k in at if slot.binding == PINNED and not slot.written and slot.address != core.address(tensors[k])]
+    at = [(path, slot, tensors[followable[path][1]]) for path, slot in zip(kept.slot_paths, slots, strict=True) if path in followable]
+    moved = [(path, slot, t) for path, slot, t in at if slot.binding == PINNED and slot.address != core.address(t)]
+    return [path for path, slot, t in moved if not slot.written or may_carry(state, path, t)]
 
 
 def note_swap(state, name):

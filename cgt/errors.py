@@ -126,6 +126,14 @@ def beside(line):
     )
 
 
+@code(229)
+def shared_and_written(line):
+    return (
+        f"{line} writes an argument that shares memory with another one, for the first time. From the next recording on both are where "
+        "they are: pass tensors that stay in place, or the whole tensor, and take the parts inside."
+    )
+
+
 @code(304)
 def reseeded(line):
     return (
@@ -878,7 +886,8 @@ def moved(path, *addresses):
     at = " ({:#x} then, {:#x} now)".format(*addresses) if addresses else ""
     return (
         f"{path} lies elsewhere than when it was recorded{at}, and no copy can stand for it: "
-        "it is written, no argument, a view of another one, or inputs='pinned'. Reuse the tensor (copy_ into it)."
+        "it is written and large, a part of other memory or in need of gradients; no argument; a view of another one; or inputs='pinned'. "
+        "Reuse the tensor (copy_ into it)."
     )
 
 

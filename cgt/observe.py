@@ -49,11 +49,12 @@ def observe_plan(plan, swaps):
     seen = Seen(
         plan.driver, recording=True, parent=plan.parent, saves=plan.saves, graph=plan.graph,
         arguments=plan.flat.tensors, leaves=[all_tensors(plan)[k] for k in plan.grads], reachable=plan.generators, sinks=plan.sinks,
-        whole={core.storage_id(t): t for _, t in plan.spent},
+        whole={core.storage_id(t): t for _, t in plan.spent}, carries=plan.carries,
         plan=plan, sources=plan.sources, slots=frozenset(map(core.storage_id, all_tensors(plan))),
         returned=core.results(), since=sequence_number(),
     )  # fmt: skip
     note_swaps(seen, swaps)
+    seen.shared = [row for rows in seen.swaps.values() for row in rows if id(row.leaf) in plan.shared]
     copies = {id(leaf): buffer for leaf, buffer in swaps}
     stay = [t for t in all_tensors(plan) if id(t) not in copies] if swaps else ()
     seen.stay = [(core.storage_id(t), core.address(t), span(t)) for t in stay]
@@ -238,6 +239,11 @@ def unseen(seen):
         seen.inside = before
 
 
+def swap_of(seen, sid, at, end):
+    """The copied slot in whose copy ops find this part of a storage; or None."""
+    return next((row for row in seen.swaps[sid] if row.lo <= at and end <= row.hi), None)
+
+
 def exchange(seen, value):
     """The argument with copied slots replaced by their buffers."""
     if isinstance(value, torch.Tensor):
@@ -245,9 +251,9 @@ def exchange(seen, value):
         if sid not in seen.swaps or not value.numel():
             return value
         at, end = core.address(value), core.address(value) + span(value)
-        for lo, hi, buffer, _ in seen.swaps[sid]:
-            if lo <= at and end <= hi:
-                return core.view_like(buffer, value, at - lo)
+        row = swap_of(seen, sid, at, end)
+        if row is not None:
+            return core.view_like(row.buffer, value, at - row.lo)
         if not any(s == sid and lo <= at and end <= lo + n for s, lo, n in seen.stay):
             refuse(seen, errors.beside(user_line(seen)))
         return value

@@ -115,14 +115,14 @@ def plan_call(call, around, parent, followable, moves, changed):
     """The Plan of a call that goes behind `parent`, or a sentence. `followable`: see find_followable. `moves`: as of Plan.
     `changed`: paths of places that kept others from fitting."""
     state, flat, graph, found, tensors = call.state, call.flat, call.state.graph, around.found, around.tensors
-    driver = driver_of(state, flat)
+    driver, paths = driver_of(state, flat), [*flat.paths, *(one.path for one in around.reached)]
     sinks = core.sinks_new(tensors)  # autograd's accumulators are made on the caller's stream, if there are none
     saves = state.saves and torch.is_grad_enabled()
     if not saves and graph is None and torch.is_grad_enabled():
         # A backward inside of the call would be recorded past hooks on accumulators, which a capture does not even meet.
         k = core.sinks_hooked(sinks)
         if k >= 0:
-            return errors.hooked_leaf([*flat.paths, *(one.path for one in around.reached)][k])
+            return errors.hooked_leaf(paths[k])
     at = {k for path, (k, _) in followable.items() if path in state.followed}
     followed = {path: (k, slot) for path, (k, slot) in followable.items() if k in at}
     follows = {k: [slot for one, slot in followed.values() if one == k] for k in at}
@@ -130,7 +130,9 @@ def plan_call(call, around, parent, followable, moves, changed):
     if stored is not None and not is_alone():
         return errors.used_elsewhere(stored)
     named = [*enumerate(flat.paths), *((slot, path) for path, (_, slot) in followed.items())]
-    copied = choose_copied(state, named, tensors, len(flat.tensors), driver, parent, [slot for _, slot, first in moves if not first])
+    written = {id(t) for t, path in zip(tensors, paths, strict=True) if path in state.written}
+    copied, shared = choose_copied(state, named, tensors, written, len(flat.tensors), driver, parent, [slot for _, slot, first in moves if not first])
+    carries = frozenset(id(tensors[k]) for k in copied if id(tensors[k]) in written)
     untraced = why_untraced(state, saves)
     sources = live.sources_of(flat, found.places, state, untraced)
     sums = [s.at for s in sources if s.op == AT_PLACE and s.part == NONE and s.exact is None]
@@ -143,7 +145,7 @@ def plan_call(call, around, parent, followable, moves, changed):
         sizes=found.sizes, sources=impure.states(found.sources), owners=found.owners, kept=found.kept, live=sources,
         summed=moving.summed(found.places, found.owners, state.ran, sums) if may_sum else [], wary=untraced is not None,
         computes=state.computes if untraced is None and graph is None else False, unguarded=found.notes, changed=changed,
-        followable=followable, follows=follows, moves=moves, copied=copied,
+        followable=followable, follows=follows, moves=moves, copied=copied, carries=carries, shared=shared,
         spent=autograd.find_spent(graph, flat, copied, driver, parent, call.args),
         grads={k: core.grad_id(t) for k, t in enumerate(tensors) if can_have_grad(t)},
         versions=[0 if t.is_inference() else t._version for t in tensors],
@@ -239,20 +241,21 @@ def reach_generators(found, flat):
     return [g for g in objects if torch.Generator in type(g).__mro__]  # isinstance asks a metaclass, in Python
 
 
-def choose_copied(state, named, tensors, leaves, driver, parent, moved):
-    """Slots that the graph copies from wherever they are, of these ([(slot, path), ...]: arguments, and what is followed). The
-    rest is pinned, above all results of the path, whose memory stays where it is; unless they moved at this very place. A tensor
-    that is several arguments is copied once; so are arguments of a backward that begin at one address (the gradient of a
-    sum is the sum's own, expanded). `leaves`: so many of the tensors are arguments."""
+def choose_copied(state, named, tensors, written, leaves, driver, parent, moved):
+    """(slots that the graph copies from wherever they are, of these ([(slot, path), ...]: arguments, and what is followed); ids of those
+    tensors among them that share bytes). The rest is pinned, above all results of the path, whose memory stays where it is; unless they
+    moved at this very place. A tensor that is several arguments is copied once; so are arguments of a backward that begin at one address
+    (the gradient of a sum is the sum's own, expanded). `written`: ids of the tensors that it writes. `leaves`: so many are arguments."""
     how = state.opts.inputs
     if how == "pinned" or (state.hidden and state.graph is None):
-        return []
+        return [], frozenset()
     ranges = [(t, core.address(t), core.address(t) + span(t)) for t in tensors]
-    written = {id(tensors[k]) for k, path in named if path in state.written}
-    chosen = []
+    chosen, shared = [], set()
     for k, path in named:
         t = tensors[k]
-        if id(t) in written or not (type(t) is torch.Tensor or is_swapped(state, path, t)) or t.layout != torch.strided:
+        if not (type(t) is torch.Tensor or is_swapped(state, path, t)) or t.layout != torch.strided:
+            continue
+        if id(t) in written and not may_carry(state, path, t):
             continue
         if t.is_cuda != (driver == CUDA):
             continue
@@ -266,16 +269,32 @@ def choose_copied(state, named, tensors, leaves, driver, parent, moved):
                 continue
         _, lo, hi = ranges[k]
         beside = [(j, x, a, b) for j, (x, a, b) in enumerate(ranges) if x is not t and a < hi and lo < b]
-        as_one = state.graph is not None and all(
-            a == lo and x.dtype == t.dtype and id(x) not in written and j < leaves for j, x, a, _ in beside
-        )
-        if beside and not as_one:
-            continue  # shares bytes with another tensor: a copy would part them
-        if any(b > hi or (b == hi and j < k) for j, _, _, b in beside):
+        if any(id(x) in written for x in (t, *(x for _, x, _, _ in beside))) and beside:
+            continue  # shares bytes that are written: a copy would part them
+        if state.graph is not None and not all(a == lo and x.dtype == t.dtype and j < leaves for j, x, a, _ in beside):
+            continue
+        if state.graph is not None and any(b > hi or (b == hi and j < k) for j, _, _, b in beside):
             continue  # lies in another one, which is copied
         if not any(tensors[j] is t for j in chosen):
             chosen.append(k)
-    return chosen
+        if beside:
+            shared.add(id(t))
+    return [k for k in chosen if id(tensors[k]) not in written or stands_alone(tensors[k], tensors)], frozenset(shared)
+
+
+def stands_alone(t, tensors):
+    """Does no other one of these share t's storage, or count its writes? By these it is known what was written."""
+    storage, counter = core.storage_id(t), core.version_counter(t)
+    return all(x is t or (core.storage_id(x) != storage and not (counter and core.version_counter(x) == counter)) for x in tensors)
+
+
+def may_carry(state, path, t):
+    """Can the graph write a copy of this tensor, and copy it back behind all else? Its bytes must be its own, gaps belong to others."""
+    if state.graph is not None or (state.saves and torch.is_grad_enabled()) or state.opts.inputs != "auto":
+        return False
+    if t.requires_grad or path in state.fixed:
+        return False
+    return span(t) == t.numel() * t.element_size() <= options.MAX_CARRIED[t.device.type == "cuda"]
 
 
 def is_swapped(state, path, t):

@@ -101,7 +101,7 @@ def stream_of(device):
     """The device's side stream, made once."""
     if device not in STREAMS:
         STREAMS[device] = torch.cuda.Stream(device)
-        core.load_words_kernel(device)
+        core.load_kernels(device)
         forks.prepare(device, STREAMS[device])
         segments.room_of(device)  # none of these can be made in a capture
     return STREAMS[device]
@@ -170,6 +170,16 @@ def copy_leaves(plan, fills):
     return swaps, copies
 
 
+def copy_back(plan, seen):
+    """Record, behind all else, that what was written in copies comes to where the user has it."""
+    tensors = all_tensors(plan)
+    for k in plan.copied:
+        t = tensors[k]
+        if id(t) in seen.carried:
+            (buffer,) = (swap.buffer for swap in seen.swaps[core.storage_id(t)] if swap.leaf is t)
+            seen.backs[k] = core.copy_back(buffer, t, span(t))
+
+
 def arguments(call, seen):
     """What the function is called with. Where kernels read arguments that no op shows, exchanging them at ops is not enough: a
     backward, which asks no tensor who it is, gets the copies."""
@@ -201,6 +211,7 @@ def on_host(call, attempt):
         torch.clear_autocast_cache()
         open_sinks(plan, seen, attempt.result)
         if seen.reason is None:
+            copy_back(plan, seen)
             core.end([])
     except core.DriverError as error:
         core.abort()
@@ -259,6 +270,7 @@ def on_cuda(call, attempt):
             note_memory(seen, w)
         attempt.result = trace.run(seen, call.function, arguments(call, seen), call.kwargs)
         open_sinks(plan, seen, attempt.result)
+        copy_back(plan, seen)
         advances = core.restore_generators(handles)
         seen.random |= any(advances)
         core.end(advances)

@@ -204,7 +204,8 @@ def explain_node(state, node, apart):
             if slot.binding in bindings
         ]
         if paths:
-            extra = f" ({size(copied)} per call)" if name == "copied" else ""
+            back = f", {size(facts.back)} back" if facts.back else ""
+            extra = f" ({size(copied)} per call{back})" if name == "copied" else ""
             lines.append(f"    {name}: {some(paths)}{extra}")
     if kept.values:
         lines.append(f"    for these values read on the way: {some([f'{v.line} {describe_value(v)}' for v in kept.values])}")

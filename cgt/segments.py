@@ -96,6 +96,7 @@ def may_read(seen):
     if not is_between(seen):
         return False
     outside = seen.written - seen.made.keys()
+    outside = {sid for sid in outside if not is_carried(seen, sid)}
     if not outside:
         return True
     if seen.islands:
@@ -111,6 +112,11 @@ def may_read(seen):
     return all((sid in seen.undone and sid not in seen.raw) or sid in counted for sid in outside)
 
 
+def is_carried(seen, sid):
+    """Is this written in a copy, which comes to it when all is over?"""
+    return sid in seen.swaps and id(seen.swaps[sid][0].leaf) in seen.carried
+
+
 def save(seen, written):
     """An op is about to write these: what lies there is copied first, if it is from outside and was not copied yet. On the host for real, too,
     where the run may have to be undone."""
@@ -118,7 +124,10 @@ def save(seen, written):
     undoes = seen.before is not None and not is_capture(seen)
     for t in written if lasts or undoes else ():
         sid, nbytes = core.storage_id(t), span(t)
-        if not nbytes or sid in seen.made or sid in seen.buffers or sid in seen.swaps or not (core.is_plain(t) and t.is_cuda == (seen.driver == CUDA)):
+        keeps = lasts and sid not in seen.swaps
+        if not nbytes or sid in seen.made or sid in seen.buffers or not (core.is_plain(t) and t.is_cuda == (seen.driver == CUDA)):
+            continue
+        if not (keeps or undoes):
             continue
         if sid not in seen.undone and sid in seen.written:  # somebody wrote past us
             continue
@@ -131,14 +140,14 @@ def save(seen, written):
             to = core.view_like(fix(seen, t), copy, 0)
             if is_capture(seen) or undoes:
                 aten.copy_.default(copy, to)
-            if lasts and is_host_recording(seen):
+            if keeps and is_host_recording(seen):
                 tape.copy_into(copy, to)
         note_memory(seen, copy)
         saved = core.fixed(copy) if seen.driver == CUDA else copy
-        if lasts:
+        if keeps:
             (seen.spare if seen.driver == CUDA else seen.memory).append(core.alias(copy))
             seen.keep += [to, saved]
-        seen.undos.append(Undo(to, saved, nbytes, core.segments_ran() if lasts else MANY))
+        seen.undos.append(Undo(to, saved, nbytes, core.segments_ran() if keeps else MANY))
 
 
 def undo(seen, ran):

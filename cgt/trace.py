@@ -35,6 +35,7 @@ from .observe import (
     asks_on,
     collect,
     exchange,
+    fill,
     fix,
     holders,
     is_capture,
@@ -43,6 +44,8 @@ from .observe import (
     note_reason,
     references,
     refuse,
+    span,
+    swap_of,
     tensors_in,
     touch,
     user_line,
@@ -561,21 +564,43 @@ def append(seen, op, args, kwargs, results, fresh, writes, numbers):
 
 
 def mirror(seen, written):
-    """A copied slot was written through its buffer: bring the user's memory up to date."""
-    rows = {}
-    for t in written:
-        sid = core.storage_id(t)
-        if sid in seen.buffers:
-            rows[sid] = seen.buffers[sid]
-        for row in seen.swaps.get(sid, ()):
-            rows[core.storage_id(row[2])] = row
-    for _, _, buffer, leaf in rows.values():
-        seen.mirrored.add(id(leaf))
-        seen.written.add(core.storage_id(leaf))
-        to, source = core.alias(leaf), core.view_like(buffer, leaf, 0)
+    """A copied slot was written through its buffer: bring the user's memory up to date. Where that is done behind all else, only on the
+    host, where code may look meanwhile."""
+    for row in {core.storage_id(row.buffer): row for t in written for row in copies_of(seen, t)}.values():
+        sid, carries = core.storage_id(row.leaf), id(row.leaf) in seen.carries
+        # What is written is known by its storage.
+        (seen.carried if carries else seen.mirrored).update(id(one.leaf) for one in seen.swaps[sid])
+        seen.written.add(sid)
+        if carries and is_capture(seen):
+            continue
+        to, source = core.alias(row.leaf), core.view_like(row.buffer, row.leaf, 0)
         aten.copy_.default(to, source)
-        if is_host_recording(seen):
+        if is_host_recording(seen) and not carries:
             tape.copy_into(fix(seen, to), source)
+    if seen.shared:
+        renew_shared(seen, written)
+
+
+def copies_of(seen, t):
+    """[Swap] of the copied slot in whose copy t lies, or of all that it may have to do with."""
+    sid = core.storage_id(t)
+    if sid in seen.buffers:
+        return [seen.buffers[sid]]
+    row = swap_of(seen, sid, core.address(t), core.address(t) + span(t)) if sid in seen.swaps else None
+    return [row] if row is not None else seen.swaps.get(sid, [])
+
+
+def renew_shared(seen, written):
+    """Copies of what shares bytes with a tensor that was written, though no run before had done so. From the next recording on
+    they are where they are."""
+    for t in written:
+        mine = copies_of(seen, t)
+        lo, hi = (mine[0].lo, mine[0].hi) if mine else (core.address(t), core.address(t) + span(t))
+        for row in seen.shared:
+            if all(row is not one for one in mine) and row.lo < hi and lo < row.hi:
+                fill(row.buffer, row.leaf)
+                seen.again = True
+                refuse(seen, errors.shared_and_written(user_line(seen)))
 
 
 def see_constant(seen, t):

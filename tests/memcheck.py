@@ -34,6 +34,17 @@ def pinned_and_copied(device, wrap):
     return [f(x.copy_(square(device, k)), square(device, k + 5)) for k in range(CALLS)]
 
 
+def written_wherever_it_lies(device, wrap):
+    """Sizes and offsets that are no multiples of 16 bytes, and what the driver copies itself."""
+    f, seen = wrap(lambda x, y: (x.mul_(2).add_(y), y.sub_(1))[0].sum()), []
+    for n in (1, 7, 1000, 300_001):
+        for k in range(CALLS):
+            base = values(device, n + 9, seed=k).clone()
+            x, y = base[3 : 3 + n], values(device, n, seed=k + 1).clone()
+            seen += [f(x, y), x.sum(), y.sum(), base.sum()]
+    return seen
+
+
 def results_that_are_held(device, wrap):
     f, held = wrap(lambda x: (x.sin(), x.cos().t())), []
     for k in range(CALLS):
@@ -115,7 +126,7 @@ def whole_step(device, wrap):
 
 
 PROGRAMS = (
-    pinned_and_copied, results_that_are_held, dropout, number_that_changes, branches, number_handed_out, op_between_graphs, state_that_is_replaced,
+    pinned_and_copied, written_wherever_it_lies, results_that_are_held, dropout, number_that_changes, branches, number_handed_out, op_between_graphs, state_that_is_replaced,
     control_flow, trained_from_outside, whole_step,
 )  # fmt: skip
 

@@ -4,9 +4,12 @@
 # Sources: CUDA driver API, "Graph Management" and "Stream Management". An exec has no getters, so
 # Patch.told is a shadow of what it was told. In-flight launches keep old values.
 
-# One thread writes the two words that RNG kernels read. A kernel node, because one patch then sets
+# cgt_words: one thread writes the two words that RNG kernels read. A kernel node, because one patch then sets
 # both 64-bit words; memset nodes would need four.
-cdef const char* WORDS_PTX = b""".version 7.0
+# cgt_copy: n bytes, 16 at a time but for what comes before and behind the first and last multiple of 16: both
+# addresses have the same remainder. The driver looks up what memory a copy node is about each time that it is set,
+# and what a kernel gets are numbers to it.
+cdef const char* KERNELS_PTX = b""".version 7.0
 .target sm_52
 .address_size 64
 .visible .entry cgt_words(.param .u64 at, .param .u64 seed, .param .u64 offset)
@@ -18,6 +21,61 @@ cdef const char* WORDS_PTX = b""".version 7.0
     cvta.to.global.u64 %rd4, %rd1;
     st.global.u64 [%rd4], %rd2;
     st.global.u64 [%rd4+8], %rd3;
+    ret;
+}
+.visible .entry cgt_copy(.param .u64 to, .param .u64 source, .param .u64 n)
+{
+    .reg .pred %p<4>;
+    .reg .b32 %r<10>;
+    .reg .b64 %rd<24>;
+    ld.param.u64 %rd1, [to];
+    ld.param.u64 %rd2, [source];
+    ld.param.u64 %rd3, [n];
+    cvta.to.global.u64 %rd1, %rd1;
+    cvta.to.global.u64 %rd2, %rd2;
+    mov.u32 %r1, %ctaid.x;
+    mov.u32 %r2, %ntid.x;
+    mov.u32 %r3, %tid.x;
+    mov.u32 %r4, %nctaid.x;
+    cvt.u64.u32 %rd5, %r3;
+    mad.wide.u32 %rd4, %r1, %r2, %rd5;      // which thread
+    mul.wide.u32 %rd6, %r4, %r2;            // of so many
+    neg.s64 %rd7, %rd2;
+    and.b64 %rd7, %rd7, 15;
+    min.u64 %rd7, %rd7, %rd3;               // bytes before the first multiple of 16
+    sub.u64 %rd8, %rd3, %rd7;
+    shr.u64 %rd9, %rd8, 4;                  // vectors
+    and.b64 %rd10, %rd8, 15;                // bytes behind them
+    add.u64 %rd11, %rd1, %rd7;
+    add.u64 %rd12, %rd2, %rd7;
+    mov.u64 %rd13, %rd4;
+NEXT:
+    setp.ge.u64 %p1, %rd13, %rd9;
+    @%p1 bra BEFORE;
+    shl.b64 %rd14, %rd13, 4;
+    add.u64 %rd15, %rd12, %rd14;
+    add.u64 %rd16, %rd11, %rd14;
+    ld.global.v4.u32 {%r5, %r6, %r7, %r8}, [%rd15];
+    st.global.v4.u32 [%rd16], {%r5, %r6, %r7, %r8};
+    add.u64 %rd13, %rd13, %rd6;
+    bra NEXT;
+BEFORE:
+    setp.ge.u64 %p2, %rd4, %rd7;
+    @%p2 bra BEHIND;
+    add.u64 %rd17, %rd2, %rd4;
+    add.u64 %rd18, %rd1, %rd4;
+    ld.global.u8 %r9, [%rd17];
+    st.global.u8 [%rd18], %r9;
+BEHIND:
+    setp.ge.u64 %p3, %rd4, %rd10;
+    @%p3 bra END;
+    shl.b64 %rd19, %rd9, 4;
+    add.u64 %rd20, %rd19, %rd4;
+    add.u64 %rd21, %rd12, %rd20;
+    add.u64 %rd22, %rd11, %rd20;
+    ld.global.u8 %r9, [%rd21];
+    st.global.u8 [%rd22], %r9;
+END:
     ret;
 }
 """
@@ -48,6 +106,8 @@ cdef const char* DECIDE_PTX = b""".version 7.0
 
 cdef enum: MAX_DEVICES = 64
 cdef cu.CUfunction WORDS_KERNEL[MAX_DEVICES]
+cdef cu.CUfunction COPY_KERNEL[MAX_DEVICES]
+cdef enum: COPY_THREADS = 256, COPY_BLOCKS = 264, KERNEL_COPIES = 1 << 20     # bytes up to which a kernel copies
 cdef cu.CUfunction DECIDE_KERNEL[MAX_DEVICES]
 cdef enum: HAS_ELSE = 12080           # the driver's version from which a conditional node can have two bodies
 
@@ -121,25 +181,47 @@ cdef unsigned long long cuda_capture_id(Recording* r) noexcept:
     cu.cuStreamGetCaptureInfo(cu_stream(r.stream), &status, &capture_id, NULL, NULL, NULL, NULL)
     return capture_id
 
+cdef struct CopyArgs:
+    cu.CUdeviceptr to, source
+    uint64_t nbytes
+    void* params[3]                     # of cgt_copy: where these are
+
+cdef void copy_args(Patch* p, CopyArgs* a) noexcept nogil:
+    a.to = <cu.CUdeviceptr><uintptr_t>p.to if p.kind == COPY_SOURCE else <cu.CUdeviceptr>p.told[0]
+    a.source = <cu.CUdeviceptr>p.told[0] if p.kind == COPY_SOURCE else <cu.CUdeviceptr><uintptr_t>p.to
+    a.nbytes = <uint64_t>p.nbytes
+    a.params[0], a.params[1], a.params[2] = &a.to, &a.source, &a.nbytes
+
+cdef inline bint copied_by_kernel(Patch* p) noexcept nogil:
+    return p.nbytes <= KERNEL_COPIES and (<uintptr_t>p.to ^ p.told[0]) % 16 == 0
+
+cdef inline unsigned int copy_blocks(Patch* p) noexcept nogil:
+    cdef int64_t n = p.nbytes // (16 * COPY_THREADS) + 1
+    return <unsigned int>(n if n < COPY_BLOCKS else COPY_BLOCKS)
+
 cdef int cuda_copy(Recording* r, Patch* p, PyObject* to) noexcept:
     cdef int code = fault(CALL_COPY)
     cdef cu.CUgraphNode node = NULL
+    cdef CopyArgs a
     if code: return code
-    code = cu.cuMemcpyDtoDAsync(<cu.CUdeviceptr><uintptr_t>p.to, <cu.CUdeviceptr>p.told[0],
-                                p.nbytes, cu_stream(r.stream))
+    copy_args(p, &a)
+    p.device = r.device
+    if copied_by_kernel(p):
+        code = cu.cuLaunchKernel(COPY_KERNEL[r.device], copy_blocks(p), 1, 1, COPY_THREADS, 1, 1, 0, cu_stream(r.stream), a.params, NULL)
+    else:
+        code = cu.cuMemcpyDtoDAsync(a.to, a.source, a.nbytes, cu_stream(r.stream))
     if code == 0: code = cuda_last_node(r.stream, &node)
     p.handle = <void*>node
     return code
 
-cdef int cuda_words_kernel(int device, cu.CUfunction* f) noexcept:
-    """Load the words kernel once per device; before a capture, since loading is not capturable."""
+cdef int cuda_load_kernels(int device) noexcept:
+    """Once per device; before a capture, since loading is not capturable."""
     cdef cu.CUmodule module = NULL
-    cdef int code = 0
-    if WORDS_KERNEL[device] is NULL:
-        code = cu.cuModuleLoadData(&module, <const void*>WORDS_PTX)
-        if code == 0: code = cu.cuModuleGetFunction(&WORDS_KERNEL[device], module, b"cgt_words")
-    f[0] = WORDS_KERNEL[device]
-    return code
+    cdef int code
+    if WORDS_KERNEL[device] is not NULL: return 0
+    code = cu.cuModuleLoadData(&module, <const void*>KERNELS_PTX)
+    if code == 0: code = cu.cuModuleGetFunction(&COPY_KERNEL[device], module, b"cgt_copy")
+    return code if code else cu.cuModuleGetFunction(&WORDS_KERNEL[device], module, b"cgt_words")
 
 cdef int cuda_decide_kernel(int device) noexcept:
     """The same for the kernel of conditional nodes; an error where the driver knows none."""
@@ -152,14 +234,11 @@ cdef int cuda_decide_kernel(int device) noexcept:
 
 cdef int cuda_words(Recording* r, Patch* p) noexcept:
     cdef int code = fault(CALL_WORDS)
-    cdef cu.CUfunction kernel = NULL
     cdef cu.CUgraphNode node = NULL
     cdef void* params[3]
     if code: return code
-    code = cuda_words_kernel(r.device, &kernel)
-    if code: return code
     params[0], params[1], params[2] = &p.to, &p.told[0], &p.told[1]
-    code = cu.cuLaunchKernel(kernel, 1, 1, 1, 1, 1, 1, 0, cu_stream(r.stream), params, NULL)
+    code = cu.cuLaunchKernel(WORDS_KERNEL[r.device], 1, 1, 1, 1, 1, 1, 0, cu_stream(r.stream), params, NULL)
     if code == 0: code = cuda_last_node(r.stream, &node)
     p.handle = <void*>node
     return code
@@ -360,17 +439,26 @@ cdef int cuda_launch(void* exec_, void* stream, string* error) noexcept nogil:
 cdef int cuda_patch(void* exec_, Patch* p) noexcept nogil:
     cdef int code = fault(CALL_PATCH)
     if code: return code
-    return cuda_patch_copy(exec_, p) if p.kind == COPY_SOURCE else cuda_patch_words(exec_, p)
+    return cuda_patch_words(exec_, p) if p.kind == WORDS else cuda_patch_copy(exec_, p)
 
 cdef int cuda_patch_copy(void* exec_, Patch* p) noexcept nogil:
+    cdef CopyArgs a
+    cdef cu.CUDA_KERNEL_NODE_PARAMS k
     cdef cu.CUDA_MEMCPY3D m
     cdef cu.CUcontext context = NULL
     cdef int code
+    copy_args(p, &a)
+    if copied_by_kernel(p):
+        memset(&k, 0, sizeof(k))
+        k.func = COPY_KERNEL[p.device]
+        k.gridDimX, k.gridDimY, k.gridDimZ = copy_blocks(p), 1, 1
+        k.blockDimX, k.blockDimY, k.blockDimZ = COPY_THREADS, 1, 1
+        k.kernelParams = a.params
+        return cu.cuGraphExecKernelNodeSetParams(<cu.CUgraphExec>exec_, <cu.CUgraphNode>p.handle, &k)
     memset(&m, 0, sizeof(m))
     m.srcMemoryType = m.dstMemoryType = cu.CUmemorytype_enum.CU_MEMORYTYPE_DEVICE
-    m.srcDevice = <cu.CUdeviceptr>p.told[0]
-    m.dstDevice = <cu.CUdeviceptr><uintptr_t>p.to
-    m.WidthInBytes = p.nbytes
+    m.srcDevice, m.dstDevice = a.source, a.to
+    m.WidthInBytes = a.nbytes
     m.Height = m.Depth = 1
     code = cu.cuCtxGetCurrent(&context)
     if code: return code

@@ -36,7 +36,7 @@ cdef int64_t guard_odd(Table* t, Node* n, int32_t k, PyObject** leaves) noexcept
         if p != slot_ptr(t, n, k): return miss(MISS_POINTER, k)
     elif g.binding == COPIED:
         if <int32_t>(<uintptr_t>p % align_of(n)) != s.align: return miss(MISS_ALIGN, k)
-        if n.writes and guard_overlaps(t, n, x, leaves): return miss(MISS_OVERLAP, k)
+        if n.writes and guard_overlaps(t, n, k, x, leaves): return miss(MISS_OVERLAP, k)
     elif g.binding == TWIN:
         if p != tensor_at(slot_tensor(t, n, s.copy, leaves), g.itemsize): return miss(MISS_POINTER, k)
     elif g.binding == VALUE:
@@ -68,10 +68,17 @@ cdef bint guard_identity(Table* t, Node* n, int32_t k, PyObject* x, PyObject** l
         if (s.same == NONE or same != s.same) and slot_tensor(t, n, j, leaves) == x: return False
     return True
 
-cdef int guard_overlaps(Table* t, Node* n, PyObject* x, PyObject** leaves) noexcept nogil:
-    """Does a tensor that is copied beforehand share bytes with one that the graph writes?"""
+cdef int guard_overlaps(Table* t, Node* n, int32_t at, PyObject* x, PyObject** leaves) noexcept nogil:
+    """Does a tensor that is copied beforehand share bytes with one that the graph writes? One that is written itself, and copied
+    back, with any other that the graph has to do with?"""
     cdef int32_t k
     cdef PyObject* w
+    for k in range(n.len[SLOTS] if node_slot(t, n, at).back != NONE else 0):
+        if k == at or node_guard(t, n, k).binding == UNUSED: continue
+        if node_guard(t, n, k).binding == TWIN and node_slot(t, n, k).copy == at: continue
+        w = slot_tensor(t, n, k, leaves)
+        if w is not NULL and tensor_overlaps(w, x): return 1
+    if node_slot(t, n, at).back != NONE: return 0
     for k in range(n.len[EFFECTS]):
         if node_effect(t, n, k).kind != WRITES: continue
         w = slot_tensor(t, n, node_effect(t, n, k).slot, leaves)

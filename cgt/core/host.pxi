@@ -14,7 +14,7 @@ cdef int host_begin(Recording* r) noexcept:
 cdef int host_copy(Recording* r, Patch* p, PyObject* to) noexcept:
     cdef int code = fault(CALL_COPY)
     if code: return code
-    p.handle = <void*><uintptr_t>tape_copy(r.exec, to, <const char*><uintptr_t>p.told[0], p.nbytes)
+    p.handle = <void*><uintptr_t>tape_copy(r.exec, to, <char*><uintptr_t>p.told[0], p.nbytes, p.kind == COPY_BACK)
     return 0
 
 cdef int host_words(Recording* r, Patch* p) noexcept: return 0
@@ -77,7 +77,7 @@ cdef int host_launch(void* exec_, void* stream, string* error) noexcept nogil:
 
 cdef int host_patch(void* exec_, Patch* p) noexcept nogil:
     cdef int code = fault(CALL_PATCH)
-    if code == 0: tape_patch_copy(exec_, <int><uintptr_t>p.handle, <const char*><uintptr_t>p.told[0])
+    if code == 0: tape_patch_copy(exec_, <int><uintptr_t>p.handle, <char*><uintptr_t>p.told[0])
     return code
 
 cdef int host_scalar(void* exec_, Patch* p, Number* r) noexcept:

@@ -56,16 +56,17 @@ cdef int record_words(Table* t, object generator, object seed_word, object offse
     p.told[0], p.told[1] = now
     return check(t.rec.driver, DRIVERS[t.rec.driver].words(&t.rec, p), CALL_WORDS)
 
-cdef int32_t record_copy(Table* t, object to, object source, int64_t nbytes) except -1:
-    """The copy node of a copied slot; its index among the recording's patches."""
+cdef int32_t record_copy(Table* t, int kind, object buffer, object x, int64_t nbytes) except -1:
+    """A copy node of a copied slot, whose tensor is x today: into the buffer or out of it; its index among the recording's
+    patches."""
     cdef int32_t k = column_add(t, &t.rec_patches, 1)
     cdef Patch* p = rec_patch(t, k)
-    p.kind = COPY_SOURCE
+    p.kind = kind
     p.slot = NONE
-    p.to = tensor_ptr(<PyObject*>to)
-    p.told[0] = <uintptr_t>tensor_ptr(<PyObject*>source)
+    p.to = tensor_ptr(<PyObject*>buffer)
+    p.told[0] = <uintptr_t>tensor_ptr(<PyObject*>x)
     p.nbytes = nbytes
-    if nbytes: check(t.rec.driver, DRIVERS[t.rec.driver].copy(&t.rec, p, <PyObject*>to), CALL_COPY)
+    if nbytes: check(t.rec.driver, DRIVERS[t.rec.driver].copy(&t.rec, p, <PyObject*>buffer), CALL_COPY)
     return k
 
 cdef int record_scalar(Table* t, id_t number, object value, int32_t at, int32_t part) except -1:
@@ -237,12 +238,12 @@ cdef id_t dims_of(Table* t, id_t n, PyObject* x) except -1:
     return at
 
 cdef int slot_fill(Table* t, id_t n, id_t k, object row) except -1:
-    """row: (leaf, tensor, example, binding, copy, same, apart, grad_of)"""
+    """row: (leaf, tensor, example, binding, copy, same, apart, grad_of, back)"""
     cdef PyObject* x
     cdef Slot* s
     cdef Guard* g
     cdef id_t dim_at
-    leaf, tensor, example, binding, copy, same, apart, grad_of = row
+    leaf, tensor, example, binding, copy, same, apart, grad_of, back = row
     x = <PyObject*>example
     dim_at = dims_of(t, n, x)
     s, g = node_slot(t, node_row(t, n), k), node_guard(t, node_row(t, n), k)
@@ -261,7 +262,7 @@ cdef int slot_fill(Table* t, id_t n, id_t k, object row) except -1:
     s.same = same
     s.apart = apart
     s.identity = g.leaf != NONE and (g.tensor is not NULL or g.grad_of != NONE or s.same != NONE or s.apart)
-    s.copy = copy
+    s.copy, s.back = copy, back
     s.align = <int32_t>(<uintptr_t>g.ptr % align_of(node_row(t, n)))
     s.from_node = NONE
     s.follows = False
@@ -272,6 +273,7 @@ cdef int slot_fill(Table* t, id_t n, id_t k, object row) except -1:
         memcpy(s.value, g.ptr, g.itemsize)
     g.odd = s.identity or s.from_node != NONE or not (g.binding == UNUSED or g.binding == PINNED)
     if g.binding == COPIED: node_patch(t, node_row(t, n), s.copy).slot = k
+    if s.back != NONE: node_patch(t, node_row(t, n), s.back).slot = k
     if g.leaf != NONE and g.binding == PINNED and s.from_node == NONE and node_row(t, n).pin_leaf == NONE:
         node_row(t, n).pin_leaf, node_row(t, n).pin = g.leaf, g.ptr
     return 0

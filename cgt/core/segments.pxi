@@ -11,8 +11,8 @@
 cdef enum: VAIN = 8, TRY_AGAIN = 32     # calls after which they run all the same
 
 cdef int patches_bind(Table* t, id_t n, void* exec_, Driver* d, PyObject** leaves) except -1:
-    """Have the graph copy from today's inputs and draw from where the generators are; what did not move costs one
-    compare."""
+    """Have the graph copy from today's inputs, and to them, and draw from where the generators are; what did not move costs one
+    compare. `exec_`: the first of the node's."""
     cdef Node* node = node_row(t, n)
     cdef Patch* p
     cdef Fn* fn = fn_row(t, node.fn)
@@ -31,10 +31,10 @@ cdef int patches_bind(Table* t, id_t n, void* exec_, Driver* d, PyObject** leave
         if p.nbytes:
             before = p.told[0]
             p.told[0] = source
-            code = d.patch(exec_, p)
+            code = d.patch(exec_ if p.kind == COPY_SOURCE else node.exec, p)
             if code != 0: p.told[0] = before       # the shadow tells what the exec was really told
             check(path_row(t, node.path).driver, code, CALL_PATCH)
-        fn.rebinds += 1
+        fn.rebinds += p.kind == COPY_SOURCE
     return 0
 
 cdef inline void* first_exec(Table* t, Node* node) noexcept nogil:

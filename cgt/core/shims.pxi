@@ -84,7 +84,7 @@ cdef extern from "tape_shim.h" namespace "cgt":
     void* tape_outer(void* tape) noexcept
     void tape_pop(void* tape)
     void tape_spend(void* tape, PyObject* proto) noexcept
-    int tape_copy(void* tape, PyObject* to, const void* source, int64_t nbytes)
+    int tape_copy(void* tape, PyObject* mine, void* theirs, int64_t nbytes, bint back)
     int tape_plan(void* tape, PyObject* made, PyObject* outs, PyObject* early, void** busy, int n) noexcept
     int64_t blocks_nbytes() noexcept
     int host_give_away(void* held, PyObject* proto) noexcept
@@ -92,7 +92,7 @@ cdef extern from "tape_shim.h" namespace "cgt":
     void range_end(void* range_) noexcept
     void* warnings_off() noexcept
     void warnings_on(void* before) noexcept
-    void tape_patch_copy(void* tape, int k, const void* source) noexcept nogil
+    void tape_patch_copy(void* tape, int k, void* theirs) noexcept nogil
     int tape_add(void* tape, const char* name, const char* overload, PyObject* args,
                  PyObject* kwargs, PyObject* into) noexcept
     int tape_last(void* tape) noexcept

@@ -207,7 +207,7 @@ def nodes():
 
 
 SlotFacts = namedtuple("SlotFacts", "leaf binding written address from_node")
-NodeFacts = namedtuple("NodeFacts", "fn spec path parent depth children used n_replay graph_nodes slots copied out_bytes exec_bytes outs deads segments readouts saved")
+NodeFacts = namedtuple("NodeFacts", "fn spec path parent depth children used n_replay graph_nodes slots copied out_bytes exec_bytes outs deads segments readouts saved back")
 
 
 def node_facts(int n):
@@ -229,7 +229,8 @@ def node_facts(int n):
     return NodeFacts(
         node.fn, node.spec, node.path, node.parent, node.depth, node.children, node.used, node.n_replay,
         node_length(&TABLE, node), tuple(slots),
-        copied=sum([node_patch(&TABLE, node, k).nbytes for k in range(node.len[PATCHES])]),
+        copied=sum([node_patch(&TABLE, node, k).nbytes for k in range(node.len[PATCHES]) if node_patch(&TABLE, node, k).kind == COPY_SOURCE]),
+        back=sum([node_patch(&TABLE, node, k).nbytes for k in range(node.len[PATCHES]) if node_patch(&TABLE, node, k).kind == COPY_BACK]),
         out_bytes=sum([storage_nbytes(node_out(&TABLE, node, k).proto)
                        for k in range(node.len[OUTS])
                        if node_out(&TABLE, node, k).kind == FRESH

@@ -56,7 +56,12 @@ def state_op(object generator, object state, bint sets):
 
 def copy(object to, object source, int64_t nbytes):
     """Record the copy node of a copied slot."""
-    return record_copy(&TABLE, to, source, nbytes)
+    return record_copy(&TABLE, COPY_SOURCE, to, source, nbytes)
+
+
+def copy_back(object source, object to, int64_t nbytes):
+    """The same for the way back, behind all else that is recorded."""
+    return record_copy(&TABLE, COPY_BACK, source, to, nbytes)
 
 
 def generator_now(object generator):
@@ -268,10 +273,9 @@ def capture_relaxed(bint on):
     cuda_relaxed(on)
 
 
-def load_words_kernel(int device):
-    """Load the kernel that writes seed and offset; a capture cannot."""
-    cdef cu.CUfunction kernel = NULL
-    check(CUDA, cuda_words_kernel(device, &kernel), CALL_WORDS)
+def load_kernels(int device):
+    """Load the kernels that write seed and offset, and copy; a capture cannot."""
+    check(CUDA, cuda_load_kernels(device), CALL_WORDS)
 
 
 def load_decide_kernel(int device):

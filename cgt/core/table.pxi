@@ -336,7 +336,7 @@ cdef int is_ancestor(Table* t, id_t m, id_t n) noexcept:
 
 cdef int table_check(Table* t) except -1:
     """Every slice inside its column, every link to a living row, every reference inside its node."""
-    cdef id_t k, j
+    cdef id_t k, j, m
     cdef int part
     cdef Node* n
     cdef Slot* s
@@ -374,7 +374,9 @@ cdef int table_check(Table* t) except -1:
             e = node_effect(t, n, j)
             assert e.slot < n.len[SLOTS] and e.out < n.len[OUTS] and e.place < n.len[PLACES], "an effect on nothing"
             assert (e.kind >= ADVANCES) == (e.place != NONE) == (e.slot == NONE) == (e.tag != NONE), "an advance of no place"
-            assert e.kind != WRITES or node_slot(t, n, e.slot).copy == NONE, "a written slot is never copied"
+            if e.kind == WRITES and node_slot(t, n, e.slot).copy != NONE:
+                m = node_slot(t, n, e.slot).copy if node_guard(t, n, e.slot).binding == TWIN else e.slot
+                assert node_slot(t, n, m).back != NONE, "a written slot is copied and stays there"
         for j in range(n.len[SLOTS]):
             s = node_slot(t, n, j)
             g = node_guard(t, n, j)
@@ -386,6 +388,7 @@ cdef int table_check(Table* t) except -1:
             assert g.leaf < spec_row(t, n.spec).n_leaves, "a slot beyond the leaves"
             assert (g.binding in (COPIED, TWIN)) == (s.copy != NONE), "a copied slot has a copy"
             assert g.binding != COPIED or node_patch(t, n, s.copy).slot == j, "a copy of another slot"
+            assert s.back == NONE or (g.binding == COPIED and node_patch(t, n, s.back).slot == j), "the way back of another slot"
             assert g.binding != TWIN or node_guard(t, n, s.copy).binding == COPIED, "twin of a copied"
             assert g.odd or (g.binding in (UNUSED, PINNED) and s.from_node == NONE and not s.identity and not s.follows), "odd"
             assert s.from_node == NONE or is_ancestor(t, s.from_node, k), "an input off the path"

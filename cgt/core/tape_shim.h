@@ -41,10 +41,11 @@ struct TapeOp {
   std::vector<std::shared_ptr<Tape>> bodies{};
 };
 
-struct TapeCopy {  // a copied slot: `nbytes` from today's input into the tape's own buffer
-  at::Tensor to;
-  const void* from;
+struct TapeCopy {  // a copied slot: `nbytes` from today's input into the tape's own buffer, before all ops; or `back`, behind them
+  at::Tensor mine;
+  void* theirs;
   int64_t nbytes;
+  bool back;
 };
 
 // The host's pool: memory that storages of any number of tapes share, as long as no two of them need
@@ -199,9 +200,9 @@ static void tape_free(void* t) noexcept {
   delete tape;
 }
 
-static int tape_copy(void* t, PyObject* to, const void* from, int64_t nbytes) {
+static int tape_copy(void* t, PyObject* mine, void* theirs, int64_t nbytes, bool back) {
   auto& c = static_cast<Tape*>(t)->copies;
-  c.push_back({alias_of(to), from, nbytes});
+  c.push_back({alias_of(mine), theirs, nbytes, back});
   return static_cast<int>(c.size()) - 1;
 }
 
@@ -263,8 +264,11 @@ static int tape_plan(void* t, PyObject* made, PyObject* outs, PyObject* early, v
     for (Tape* part = tape; part; part = part->before) parts.insert(parts.begin(), part);
     int at = 0;
     for (Tape* part : parts) {
-      for (const TapeCopy& c : part->copies) live_at(lives, c.to, -1);
+      for (const TapeCopy& c : part->copies)
+        if (!c.back) live_at(lives, c.mine, -1);
       for (const TapeOp& row : part->ops) live_at(lives, row, at++);
+      for (const TapeCopy& c : part->copies)
+        if (c.back) live_at(lives, c.mine, at);
     }
     std::unordered_set<c10::StorageImpl*> kept;
     for (Py_ssize_t k = 0; k < PyList_GET_SIZE(outs); ++k) {
@@ -340,8 +344,8 @@ static int host_give_away(void* held, PyObject* proto) noexcept {
   }
 }
 
-static inline void tape_patch_copy(void* t, int k, const void* from) noexcept {
-  static_cast<Tape*>(t)->copies[k].from = from;
+static inline void tape_patch_copy(void* t, int k, void* theirs) noexcept {
+  static_cast<Tape*>(t)->copies[k].theirs = theirs;
 }
 
 // Append one op. `args` is a tuple in schema order, `kwargs` a dict, `into` a tuple of tensors.
@@ -448,6 +452,15 @@ static void run_ops(const TapeOp* row, const TapeOp* end, std::vector<c10::IValu
   }
 }
 
+// Behind the ops, and where one of them throws, too: what eager has written until then stays written.
+struct CopyBack {
+  const std::vector<TapeCopy>& copies;
+  ~CopyBack() {
+    for (const TapeCopy& c : copies)
+      if (c.back) memcpy(c.theirs, c.mine.const_data_ptr(), static_cast<size_t>(c.nbytes));
+  }
+};
+
 // Run the tape, or only its last op. Called without the GIL. What an op throws is returned as text in `error`, and its
 // kind, so that the caller raises what eager would have raised.
 static int tape_run(void* t, int last, std::string* error) noexcept {
@@ -456,10 +469,11 @@ static int tape_run(void* t, int last, std::string* error) noexcept {
     at::AutoDispatchBelowADInplaceOrView below_autograd;
     c10::impl::ExcludeDispatchKeyGuard below_autocast(c10::autocast_dispatch_keyset);
     Tape* tape = static_cast<Tape*>(t);
-    for (size_t k = 0; k < tape->copies.size() && !last; ++k) {
-      const TapeCopy& c = tape->copies[k];
-      if (c.nbytes) memcpy(c.to.mutable_data_ptr(), c.from, static_cast<size_t>(c.nbytes));
-    }
+    static const std::vector<TapeCopy> none;
+    const std::vector<TapeCopy>& copies = last ? none : tape->copies;
+    for (const TapeCopy& c : copies)
+      if (c.nbytes && !c.back) memcpy(c.mine.mutable_data_ptr(), c.theirs, static_cast<size_t>(c.nbytes));
+    CopyBack back{copies};
     c10::AutoGradMode restores(c10::GradMode::is_enabled());
     std::vector<c10::IValue> stack;
     const TapeOp* end = tape->ops.data() + tape->ops.size();
