@@ -247,13 +247,14 @@ cdef struct Guard:              # what each hit compares of a slot's tensor; the
 cdef struct Slot:               # the rest
     id_t from_node              # PINNED: it is output `from_out` of this ancestor, wherever that is; or NONE
     id_t from_out
-    int64_t shift               # bytes from the start of that output
+    int64_t shift               # bytes from the start of that output; COPIED: from `beside`
     int32_t identity            # of a leaf: it matters which tensor it is, by `tensor`, grad_of, same or apart
     id_t same                   # it is the very tensor of this slot of the node's; or NONE
     int32_t apart               # and it is that of no other slot (gradients flow to it)
     int32_t align               # data pointer modulo align_of (guard.pxi)
     id_t copy                   # COPIED: index into the node's patches; TWIN: the copied slot; or NONE
     id_t back                   # COPIED, and written: the patch that copies back; or NONE
+    id_t beside                 # COPIED: it shares bytes with this earlier one, and lies `shift` bytes behind it; or NONE
     int32_t follows             # its tensor, which is owned, is what a place holds
     char value[16]              # VALUE only: itemsize bytes
 

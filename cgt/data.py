@@ -289,7 +289,7 @@ class Plan(NamedTuple):
     moves: list  # (recording that this one replaces, slot that moved, is it rather followed for the first time?)
     copied: list  # slots that the graph copies from wherever they are
     carries: frozenset  # ids of the tensors of those of them that the function may write: the graph copies back
-    shared: frozenset  # and of those that share bytes with others
+    beside: dict  # {slot: slots} of those that share bytes with others, which are copied, too
     spent: list  # (index, tensor) of arguments that die with this backward
     grads: dict  # slot -> identity of its .grad, of leaf tensors
     versions: list  # _version of each slot's tensor
@@ -459,6 +459,7 @@ class SlotRow(NamedTuple):
     apart: bool  # and it is that of no other slot
     owner: int  # it is .grad of this slot; or NONE
     back: int  # COPIED, and written: its copy in the core for the way back; or NONE
+    beside: int  # COPIED: the earlier slot with which it shares bytes; or NONE
 
 
 class OutRow(NamedTuple):

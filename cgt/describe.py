@@ -162,7 +162,8 @@ def describe_slots(plan, seen):
         else:
             path, _, owner = reached[k - len(flat.tensors)]
             kept, leaf = t if owner == NONE else None, NONE
-        slots.append(SlotRow(leaf, kept, t, binding, copy, same, apart, owner, back))
+        beside = next((j for j in plan.beside.get(k, ()) if j < k and slots[j].binding == COPIED), NONE) if binding == COPIED else NONE
+        slots.append(SlotRow(leaf, kept, t, binding, copy, same, apart, owner, back, beside))
         paths.append(path)
     return slots, paths, [e._replace(number=counted.get(core.storage_id(tensors[e.slot]), NONE)) for e in writes]
 

@@ -54,7 +54,8 @@ def observe_plan(plan, swaps):
         returned=core.results(), since=sequence_number(),
     )  # fmt: skip
     note_swaps(seen, swaps)
-    seen.shared = [row for rows in seen.swaps.values() for row in rows if id(row.leaf) in plan.shared]
+    shared = {id(all_tensors(plan)[k]) for k in plan.beside}
+    seen.shared = [row for rows in seen.swaps.values() for row in rows if id(row.leaf) in shared]
     copies = {id(leaf): buffer for leaf, buffer in swaps}
     stay = [t for t in all_tensors(plan) if id(t) not in copies] if swaps else ()
     seen.stay = [(core.storage_id(t), core.address(t), span(t)) for t in stay]

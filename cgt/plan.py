@@ -131,7 +131,7 @@ def plan_call(call, around, parent, followable, moves, changed):
         return errors.used_elsewhere(stored)
     named = [*enumerate(flat.paths), *((slot, path) for path, (_, slot) in followed.items())]
     written = {id(t) for t, path in zip(tensors, paths, strict=True) if path in state.written}
-    copied, shared = choose_copied(state, named, tensors, written, len(flat.tensors), driver, parent, [slot for _, slot, first in moves if not first])
+    copied, beside = choose_copied(state, named, tensors, written, len(flat.tensors), driver, parent, [slot for _, slot, first in moves if not first])
     carries = frozenset(id(tensors[k]) for k in copied if id(tensors[k]) in written)
     untraced = why_untraced(state, saves)
     sources = live.sources_of(flat, found.places, state, untraced)
@@ -145,7 +145,7 @@ def plan_call(call, around, parent, followable, moves, changed):
         sizes=found.sizes, sources=impure.states(found.sources), owners=found.owners, kept=found.kept, live=sources,
         summed=moving.summed(found.places, found.owners, state.ran, sums) if may_sum else [], wary=untraced is not None,
         computes=state.computes if untraced is None and graph is None else False, unguarded=found.notes, changed=changed,
-        followable=followable, follows=follows, moves=moves, copied=copied, carries=carries, shared=shared,
+        followable=followable, follows=follows, moves=moves, copied=copied, carries=carries, beside=beside,
         spent=autograd.find_spent(graph, flat, copied, driver, parent, call.args),
         grads={k: core.grad_id(t) for k, t in enumerate(tensors) if can_have_grad(t)},
         versions=[0 if t.is_inference() else t._version for t in tensors],
@@ -242,15 +242,15 @@ def reach_generators(found, flat):
 
 
 def choose_copied(state, named, tensors, written, leaves, driver, parent, moved):
-    """(slots that the graph copies from wherever they are, of these ([(slot, path), ...]: arguments, and what is followed); ids of those
-    tensors among them that share bytes). The rest is pinned, above all results of the path, whose memory stays where it is; unless they
+    """(slots that the graph copies from wherever they are, of these ([(slot, path), ...]: arguments, and what is followed); {slot: slots
+    with which it shares bytes} of those of them that do). The rest is pinned, above all results of the path, whose memory stays where it is; unless they
     moved at this very place. A tensor that is several arguments is copied once; so are arguments of a backward that begin at one address
     (the gradient of a sum is the sum's own, expanded). `written`: ids of the tensors that it writes. `leaves`: so many are arguments."""
     how = state.opts.inputs
     if how == "pinned" or (state.hidden and state.graph is None):
-        return [], frozenset()
+        return [], {}
     ranges = [(t, core.address(t), core.address(t) + span(t)) for t in tensors]
-    chosen, shared = [], set()
+    chosen, neighbours = [], {}
     for k, path in named:
         t = tensors[k]
         if not (type(t) is torch.Tensor or is_swapped(state, path, t)) or t.layout != torch.strided:
@@ -269,17 +269,21 @@ def choose_copied(state, named, tensors, written, leaves, driver, parent, moved)
                 continue
         _, lo, hi = ranges[k]
         beside = [(j, x, a, b) for j, (x, a, b) in enumerate(ranges) if x is not t and a < hi and lo < b]
-        if any(id(x) in written for x in (t, *(x for _, x, _, _ in beside))) and beside:
-            continue  # shares bytes that are written: a copy would part them
+        if any(id(x) in written or (x.requires_grad and state.graph is None) for x in (t, *(x for _, x, _, _ in beside))) and beside:
+            continue  # shares bytes that are written, or to which gradients flow: a copy would part them
         if state.graph is not None and not all(a == lo and x.dtype == t.dtype and j < leaves for j, x, a, _ in beside):
             continue
         if state.graph is not None and any(b > hi or (b == hi and j < k) for j, _, _, b in beside):
             continue  # lies in another one, which is copied
         if not any(tensors[j] is t for j in chosen):
             chosen.append(k)
-        if beside:
-            shared.add(id(t))
-    return [k for k in chosen if id(tensors[k]) not in written or stands_alone(tensors[k], tensors)], frozenset(shared)
+            if beside and state.graph is None:
+                neighbours[k] = [j for j, *_ in beside]
+    chosen = [k for k in chosen if id(tensors[k]) not in written or stands_alone(tensors[k], tensors)]
+    for _ in range(len(neighbours)):  # what shares bytes is copied with all the others, or not at all
+        mine = {id(tensors[k]) for k in chosen}
+        chosen = [k for k in chosen if all(id(tensors[j]) in mine for j in neighbours.get(k, ()))]
+    return chosen, {k: js for k, js in neighbours.items() if k in chosen}
 
 
 def stands_alone(t, tensors):

@@ -332,6 +332,24 @@ def test_parts_of_one_tensor_are_copied_each(device):
     assert counts(f) == (1, 1, 18, 0), cgt.explain(f)
 
 
+@pytest.mark.parametrize("second", ["further on", "inside", "the same", "of another type"])
+def test_parts_that_lie_otherwise_at_another_call(device, second):
+    """An op on a part of the one may be recorded on the copy of the other."""
+
+    def function(a, b):
+        return a[1:].sum() * 2 + b[0] - b[-1], b[:2] * a[:2]
+
+    def make(k):
+        t = fresh(device, 40, seed=k)
+        if k % 4 == 3:
+            return t[:16], t.roll(1)[:16] if second != "of another type" else t.roll(1)[:16].int()
+        b = {"further on": t[4:20], "inside": t[2:14], "the same": t[:16].detach(), "of another type": t.view(torch.int32)[4:20]}[second]
+        return t[:16], b
+
+    f, _ = agree(device, function, make, n=24)
+    assert cgt.stats(f).replays >= 14, cgt.explain(f)
+
+
 @tells("shared_and_written")
 def test_one_of_them_is_written_after_all(device):
     def function(a, b, write):

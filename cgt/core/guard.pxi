@@ -25,6 +25,10 @@ cdef inline char* slot_ptr(Table* t, Node* n, id_t k) noexcept nogil:
     return tensor_storage_ptr(
         node_out(t, node_row(t, s.from_node), s.from_out).proto) + s.shift
 
+cdef inline char* slot_at(Table* t, Node* n, id_t k, PyObject** leaves) noexcept nogil:
+    """Where slot k's tensor begins today."""
+    return tensor_at(slot_tensor(t, n, k, leaves), node_guard(t, n, k).itemsize)
+
 cdef int64_t guard_odd(Table* t, Node* n, int32_t k, PyObject** leaves) noexcept nogil:
     """What a slot guards besides its row of guards, which fits: an address that is found today, bytes, which of
     several tensors it is."""
@@ -36,6 +40,7 @@ cdef int64_t guard_odd(Table* t, Node* n, int32_t k, PyObject** leaves) noexcept
         if p != slot_ptr(t, n, k): return miss(MISS_POINTER, k)
     elif g.binding == COPIED:
         if <int32_t>(<uintptr_t>p % align_of(n)) != s.align: return miss(MISS_ALIGN, k)
+        if s.beside != NONE and p - slot_at(t, n, s.beside, leaves) != s.shift: return miss(MISS_OVERLAP, k)
         if n.writes and guard_overlaps(t, n, k, x, leaves): return miss(MISS_OVERLAP, k)
     elif g.binding == TWIN:
         if p != tensor_at(slot_tensor(t, n, s.copy, leaves), g.itemsize): return miss(MISS_POINTER, k)

@@ -238,12 +238,12 @@ cdef id_t dims_of(Table* t, id_t n, PyObject* x) except -1:
     return at
 
 cdef int slot_fill(Table* t, id_t n, id_t k, object row) except -1:
-    """row: (leaf, tensor, example, binding, copy, same, apart, grad_of, back)"""
+    """row: (leaf, tensor, example, binding, copy, same, apart, grad_of, back, beside)"""
     cdef PyObject* x
     cdef Slot* s
     cdef Guard* g
     cdef id_t dim_at
-    leaf, tensor, example, binding, copy, same, apart, grad_of, back = row
+    leaf, tensor, example, binding, copy, same, apart, grad_of, back, beside = row
     x = <PyObject*>example
     dim_at = dims_of(t, n, x)
     s, g = node_slot(t, node_row(t, n), k), node_guard(t, node_row(t, n), k)
@@ -262,7 +262,7 @@ cdef int slot_fill(Table* t, id_t n, id_t k, object row) except -1:
     s.same = same
     s.apart = apart
     s.identity = g.leaf != NONE and (g.tensor is not NULL or g.grad_of != NONE or s.same != NONE or s.apart)
-    s.copy, s.back = copy, back
+    s.copy, s.back, s.beside = copy, back, beside
     s.align = <int32_t>(<uintptr_t>g.ptr % align_of(node_row(t, n)))
     s.from_node = NONE
     s.follows = False
@@ -273,6 +273,7 @@ cdef int slot_fill(Table* t, id_t n, id_t k, object row) except -1:
         memcpy(s.value, g.ptr, g.itemsize)
     g.odd = s.identity or s.from_node != NONE or not (g.binding == UNUSED or g.binding == PINNED)
     if g.binding == COPIED: node_patch(t, node_row(t, n), s.copy).slot = k
+    if s.beside != NONE: s.shift = g.ptr - node_guard(t, node_row(t, n), s.beside).ptr
     if s.back != NONE: node_patch(t, node_row(t, n), s.back).slot = k
     if g.leaf != NONE and g.binding == PINNED and s.from_node == NONE and node_row(t, n).pin_leaf == NONE:
         node_row(t, n).pin_leaf, node_row(t, n).pin = g.leaf, g.ptr

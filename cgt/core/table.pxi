@@ -388,6 +388,7 @@ cdef int table_check(Table* t) except -1:
             assert g.leaf < spec_row(t, n.spec).n_leaves, "a slot beyond the leaves"
             assert (g.binding in (COPIED, TWIN)) == (s.copy != NONE), "a copied slot has a copy"
             assert g.binding != COPIED or node_patch(t, n, s.copy).slot == j, "a copy of another slot"
+            assert s.beside == NONE or (g.binding == COPIED and s.beside < j and node_guard(t, n, s.beside).binding == COPIED), "beside none"
             assert s.back == NONE or (g.binding == COPIED and node_patch(t, n, s.back).slot == j), "the way back of another slot"
             assert g.binding != TWIN or node_guard(t, n, s.copy).binding == COPIED, "twin of a copied"
             assert g.odd or (g.binding in (UNUSED, PINNED) and s.from_node == NONE and not s.identity and not s.follows), "odd"
