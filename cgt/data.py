@@ -441,7 +441,7 @@ class Seen:
     tokens: dict = fresh(dict)  # memory of a state -> Token
     rng: dict = fresh(dict)  # generator -> Words
     captured: list = fresh(list)  # generators
-    pool: Any = None  # on the GPU: PyTorch's name of the pool
+    pool: int = 0  # on the GPU: the pool, a handle of the core's
     keep: list = fresh(list)  # objects that a replay needs
     memory: list = fresh(list)  # memory that a tape needs
 

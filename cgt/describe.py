@@ -143,7 +143,7 @@ def describe_slots(plan, seen):
             binding = UNUSED
         elif plan.driver == CUDA and not t.is_cuda:
             binding = PINNED if sid in counted else VALUE
-        elif id(t) in copied and id(tensors[copied[id(t)]]) not in seen.mirrored:
+        elif id(t) in copied and id(tensors[copied[id(t)]]) not in seen.mirrored and (sid not in seen.written or copied[id(t)] in seen.backs):
             binding = COPIED if k == copied[id(t)] else TWIN
         else:
             binding = PINNED

@@ -296,7 +296,7 @@ def may_carry(state, path, t):
     """Can the graph write a copy of this tensor, and copy it back behind all else? Its bytes must be its own, gaps belong to others."""
     if state.graph is not None or (state.saves and torch.is_grad_enabled()) or state.opts.inputs != "auto":
         return False
-    if t.requires_grad or path in state.fixed:
+    if t.requires_grad or path in state.fixed or not (t.is_cuda or t.dim()):  # numbers of the host's may be counted in
         return False
     return span(t) == t.numel() * t.element_size() <= options.MAX_CARRIED[t.device.type == "cuda"]
 

@@ -5,7 +5,6 @@ with torch 2.11.0+cu130 and 2.13.0 (CPU). Imports nothing of cgt's but the core.
 """
 
 import inspect
-import itertools
 import sys
 import warnings
 
@@ -18,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatc
 
 __all__ = [
     "CAPTURE_CHECKS", "COMPILED_FRAME", "HIGHER_ORDER_CALL", "HOP_COMPILES", "HOP_WRAPPERS", "KEEPS_GRAPH", "READ_BEHIND", "SAVED_HOOKS_DISABLE",
-    "TO_DLPACK", "DispatchMode", "FakeTensorMode", "OpOverload", "clear_workspaces", "compilations", "compiled_switches", "fill_pool", "graph_task",
+    "TO_DLPACK", "DispatchMode", "FakeTensorMode", "OpOverload", "clear_workspaces", "compilations", "compiled_switches", "graph_task",
     "inductor_is_there", "is_forward_ad", "may_donate", "mode_is_active", "outside_dynamo", "pop_saved_hooks",
     "push_saved_hooks", "region_call", "self_check", "sequence_number", "sharded_module", "was_freed", "without_torch_function",
 ]  # fmt: skip
@@ -156,32 +155,6 @@ def clear_workspaces():
     clear = getattr(torch._C, "_cuda_clearCublasWorkspaces", None)
     if clear is not None:
         clear()
-
-
-SMALL = 1 << 20  # bytes: what is larger does not come from a small segment (kSmallSize in CUDACachingAllocator.cpp)
-
-
-def fill_pool(pool):
-    """Allocate, in this thread and on its stream, what is free there of a pool of the caching allocator's, to which allocations go:
-    ([tensor, ...], [(address, bytes), ...] of what could not be had: another stream's)."""
-    stream, filled = torch.cuda.current_stream(), []
-    for again in range(3):  # of two blocks alike the allocator takes which it likes
-        free = [
-            (s, at, b["size"]) for s in torch.cuda.memory_snapshot(pool) if s["device"] == stream.device_index
-            for at, b in zip(addresses(s), s["blocks"], strict=True) if b["state"] == "inactive"
-        ]  # fmt: skip
-        mine = [(s, size) for s, _, size in free if s["stream"] == stream.cuda_stream and again < 2]
-        if not mine:
-            break
-        parts = [(size, SMALL if s["segment_type"] == "small" else size) for s, size in mine]
-        sizes = [min(most, size - at) for size, most in parts for at in range(0, size, most)]
-        filled.extend(torch.empty(size, dtype=torch.uint8, device="cuda") for size in sorted(sizes))
-    return filled, [(at, size) for _, at, size in free]
-
-
-def addresses(segment):
-    """Of a segment's blocks, which lie behind each other."""
-    return itertools.accumulate([segment["address"], *(b["size"] for b in segment["blocks"][:-1])])
 
 
 def self_check():

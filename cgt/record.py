@@ -64,7 +64,6 @@ from .private import CAPTURE_CHECKS, clear_workspaces
 from .taps import NOTHING, capture_hidden, tap_exports
 
 POOLS = {}  # device index -> the pool (a handle of the core's) in which to record
-HANDLES = {}  # the same -> what PyTorch calls it
 STREAMS = {}  # device index -> the side stream that records; one, since blocks belong to it
 FOREIGN_MEMORY = -4  # ERROR_FOREIGN_MEMORY in driver.pxi
 
@@ -110,8 +109,7 @@ def stream_of(device):
 def pool_of(device):
     """The device's private pool: one for all recordings, until it is empty or spoilt."""
     if device not in POOLS:
-        HANDLES[device] = torch.cuda.graph_pool_handle()
-        POOLS[device] = core.pool_new(device, HANDLES[device])
+        POOLS[device] = core.pool_new(device, torch.cuda.graph_pool_handle())
     return POOLS[device]
 
 
@@ -263,7 +261,7 @@ def on_cuda(call, attempt):
         seen = attempt.seen = observe_plan(plan, swaps)
         seen.blockers, seen.ops = call.state.blockers, [] if call.state.opts.audit is not None else None
         seen.copies, seen.apart, seen.captured, seen.before = copies, call.state.apart, generators, attempt.before
-        seen.pool, seen.until, seen.computes = HANDLES[device], call.state.late, plan.computes
+        seen.pool, seen.until, seen.computes = POOLS[device], call.state.late, plan.computes
         seen.keep.extend(word_pairs)
         for g, w, handle in zip(generators, word_pairs, handles, strict=True):
             seen.rng[core.generator_id(g)] = Words(handle, w, w)

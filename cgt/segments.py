@@ -34,7 +34,6 @@ from .observe import (
     unseen,
     user_line,
 )
-from .private import fill_pool
 from .pytree import Readout
 
 aten = torch.ops.aten
@@ -43,6 +42,7 @@ VALUE_BYTES = 4096  # of one value: what takes longer to compare is no choice be
 ROOM_BYTES = 1 << 16  # for all values of one call
 MANY = 1 << 30
 WORD = 8  # values begin at multiples of it
+SMALL = 1 << 20  # bytes: what is larger does not come from a small segment (kSmallSize in CUDACachingAllocator.cpp)
 ROOMS = {}  # device, -1 the host -> where segments leave their values; pinned, since the GPU writes there
 
 
@@ -297,10 +297,22 @@ def note_grads(seen):
     graded = {id(t) for t in seen.leaves if t.grad is not None and core.storage_id(t.grad) not in seen.made}
     if graded and is_capture(seen):
         with unseen(seen):
-            filled, left = fill_pool(seen.pool)
-        seen.spare.extend(filled)
-        seen.unfilled.extend(left)
+            seen.spare.extend(fill_pool(seen, torch.cuda.current_stream().cuda_stream))
     seen.graded |= graded
+
+
+def fill_pool(seen, stream):
+    """Allocate what is free of the pool on this stream, which is the thread's: tensors. What cannot be had is noted: another stream's."""
+    filled = []
+    for again in (True, True, False):  # of two blocks alike the allocator takes which it likes
+        free = core.pool_free(seen.pool, stream)
+        mine = [(nbytes, SMALL if small else nbytes) for _, nbytes, small, here in free if here and again]
+        if not mine:
+            break
+        sizes = [min(most, nbytes - at) for nbytes, most in mine for at in range(0, nbytes, most)]
+        filled.extend(torch.empty(size, dtype=torch.uint8, device="cuda") for size in sorted(sizes))
+    seen.unfilled.extend((at, nbytes) for at, nbytes, *_ in free)
+    return filled
 
 
 def unmask(seen, args):

@@ -8,7 +8,6 @@ import contextlib
 import dataclasses
 import enum
 import inspect
-import os
 import sys
 import threading
 
@@ -255,9 +254,9 @@ def says_step(how, k):
     return {"never": False, "each": True, "late": k > 1, "early": k < 3}[how]
 
 
-def try_programs(programs, check, most):
+def try_programs(programs, check, most, fewer=True):
     """check(program) for so many programs of a strategy, however long each takes; for half as many on the checked build, which is slower."""
-    most = -(-most // 2) if core.debug_build() and "CGT_PROGRAMS" not in os.environ else most
+    most = -(-most // 2) if core.debug_build() and fewer else most
 
     def one(program):
         check(program)  # given() minds what a test returns

@@ -529,7 +529,7 @@ def test_a_sequence_that_repeats_settles_into_replays(device, sequence):
 @relaxed
 @given(sequence=some.lists(keys, min_size=2, max_size=12))
 def test_writes_land_in_the_callers_memory_and_known_addresses_replay(device, sequence):
-    f = cgt.jit(write, max_records=64)
+    f = cgt.jit(write, max_records=64, inputs="pinned")
     mine, theirs = buffers_on(device), buffers_on(device)
     recorded, expected = set(), [1, 0, 0, 0]
     for k, key in enumerate(sequence * 2):

@@ -275,7 +275,7 @@ def process_group(device):
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_wild_programs_agree_with_eager_after_every_action(device, process_group, family):
-    try_programs(programs(family), lambda program: check(program, device), how_many(device))
+    try_programs(programs(family), lambda program: check(program, device), how_many(device), fewer=False)
     assert threading.active_count() < 20
 
 

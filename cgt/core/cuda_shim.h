@@ -161,6 +161,32 @@ static int cuda_pool_made(void* pool, void* at) noexcept {
   }
 }
 
+// Append what is free of the pool to a list of Python's: (address, bytes, is its segment a small one?, is it of this stream?).
+// -1: an exception is set. (PyTorch's own torch.cuda.memory_snapshot makes dicts of all that was ever traced, too.)
+static int cuda_pool_free(void* pool, void* stream, PyObject* into) noexcept {
+  auto* p = static_cast<CudaPool*>(pool);
+  try {
+    for (const auto& segment : c10::cuda::CUDACachingAllocator::snapshot(p->id, false).segments) {
+      if (segment.owner_private_pool_id != p->id || segment.device != p->device) continue;
+      size_t at = segment.address;
+      for (const auto& block : segment.blocks) {
+        if (!block.active) {
+          PyObject* row = Py_BuildValue("(KKii)", static_cast<unsigned long long>(at), static_cast<unsigned long long>(block.size),
+                                        !segment.is_large, segment.stream == stream);
+          int code = row ? PyList_Append(into, row) : -1;
+          Py_XDECREF(row);
+          if (code) return -1;
+        }
+        at += block.size;
+      }
+    }
+    return 0;
+  } catch (const std::exception& e) {
+    PyErr_SetString(PyExc_RuntimeError, e.what());
+    return -1;
+  }
+}
+
 // Add where each allocation of a device begins to a set of Python's. -1: an exception is set.
 static int cuda_allocations(int device, PyObject* into) noexcept {
   try {
@@ -422,6 +448,7 @@ static int cuda_pool_restore(void*, void*, void**, int) noexcept { return cuda_a
 static int cuda_pool_spend(void*, void*) noexcept { return cuda_absent(); }
 static int cuda_pool_checkpoint(void*, void**, int, void**) noexcept { return cuda_absent(); }
 static int cuda_pool_made(void*, void*) noexcept { return 0; }
+static int cuda_pool_free(void*, void*, PyObject*) noexcept { return 0; }
 static int cuda_allocations(int, PyObject*) noexcept { return 0; }
 static int64_t cuda_dropout_now(int) noexcept { return 1; }
 static void cuda_dropout_undo(int) noexcept {}

@@ -243,6 +243,13 @@ def recording_ran():
     return bool(TABLE.rec.ran)
 
 
+def pool_free(uintptr_t pool, uintptr_t stream):
+    """[(address, bytes, is its segment a small one?, is it of this stream?), ...] of what is free of a pool."""
+    found = []
+    if cuda_pool_free(<void*>pool, <void*>stream, <PyObject*>found) != 0: raise_pending()
+    return found
+
+
 def is_of_recording(object t):
     """Does a tensor on the GPU lie in memory that was allocated since the capture under way began?"""
     cdef int made = cuda_pool_made(TABLE.rec.pool, tensor_storage_ptr(<PyObject*>t))
