@@ -22,10 +22,11 @@ RECORD = ROOT / "bench" / "results" / "gpu.json"
 SOURCES = ("cgt_core.pyx", "cgt_core.pxd", "setup.py", "cgt/**/*.py", "cgt/**/*.pxi", "cgt/**/*.h")
 OUTCOMES = "CGT_OUTCOMES"  # names the file that the tests' outcomes go to
 PART = "CGT_PART"  # which of the tests a process runs, of PARTS
-PARTS, AT_ONCE = 29, 15  # processes; odd, since most tests come in pairs, one for each device
+PARTS, AT_ONCE = 43, 15  # processes; odd, since most tests come in pairs, one for each device
 TESTS_S, BENCHES_S = 300, 240  # seconds that each may take
 # The allocator's other way to lay out segments: the tests of the GPU again, with it.
 SEGMENTS = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
+SECTIONS = ("suite", "expandable_segments", "bench")  # of the record
 
 
 def source_hash(root=ROOT):
@@ -156,34 +157,46 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, default=RECORD, help="default: bench/results/gpu.json")
     parser.add_argument("--compile", action="store_true", help="measure torch.compile too")
+    parser.add_argument("--only", nargs="+", choices=SECTIONS, default=SECTIONS, help="the rest of the record stays, and says of which sources it is")
     options = parser.parse_args()
     facts = machine()
     if facts["device"] == "CPU" and options.out.resolve() == RECORD:
         sys.exit("No CUDA device here, and the record is of one. Try: --out bench/results/cpu.json")
 
     with tempfile.TemporaryDirectory() as name:
-        folder, record = Path(name), dict(facts)
+        folder, record = Path(name), {**facts, **kept(options.only)}
         with ThreadPoolExecutor(AT_ONCE) as pool:
-            suite = begin_suite(pool, folder / "suite")
-            other = begin_suite(pool, folder / "other", "-k", "cuda", variables=SEGMENTS)
-            for what, wait in (("suite", suite), ("expandable_segments", other)):
+            waits = {}
+            if "suite" in options.only:
+                waits["suite"] = begin_suite(pool, folder / "suite")
+            if "expandable_segments" in options.only:
+                waits["expandable_segments"] = begin_suite(pool, folder / "other", "-k", "cuda", variables=SEGMENTS)
+            for what, wait in waits.items():
                 record[what] = wait()
                 write(record, options.out)  # already now: what comes next may take the machine with it, or the time
-        record["bench"] = run_benches(folder, ["--compile"] if options.compile else [])
+        if "bench" in options.only:
+            record["bench"] = run_benches(folder, ["--compile"] if options.compile else [])
     write(record, options.out)
 
-    suite, other, bench = record["suite"], record["expandable_segments"], record["bench"]
-    figures = [figure for row in bench["benches"] for figure in row["figures"]]
+    ran = {what: record[what] for what in options.only}
+    figures = [figure for row in ran.get("bench", {"benches": []})["benches"] for figure in row["figures"]]
     print(f"\n{facts['device']}: {len(figures)} figures")
-    for what, run in (("tests", suite), ("the GPU's with expandable segments", other)):
-        print(f"{what}:", ", ".join(f"{run[o]} {o}" for o in ("passed", "failed", "skipped")))
-        for name in run["failures"]:
+    for what in [what for what in ran if what != "bench"]:
+        print(f"{what}:", ", ".join(f"{ran[what][o]} {o}" for o in ("passed", "failed", "skipped")))
+        for name in ran[what]["failures"]:
             print(f"  failed: {name}")
     for f in figures:
         if f["met"] is False:
             bound = f"{f['value']:g} {f['unit']}, at most {f['at_most']:g}"
             print(f"  missed: {f['what']}, {f['device']}: {bound}")
-    sys.exit(any(run["status"] != 0 for run in (suite, other, bench)))
+    sys.exit(any(run["status"] != 0 for run in ran.values()))
+
+
+def kept(anew):
+    """The sections of the record there is that are not made anew, each with the sources that it speaks for."""
+    old = json.loads(RECORD.read_text()) if RECORD.exists() else {}
+    said = {name: old[name] for name in ("commit", "source_hash") if name in old}
+    return {what: {**said, **old[what]} for what in SECTIONS if what in old and what not in anew}
 
 
 def write(record, out):
