@@ -66,6 +66,8 @@ from .tokens import see_draw, see_get_state, see_set_state
 
 aten = torch.ops.aten
 
+# Which arguments of cuDNN's recurrent ops are the share that is dropped, whether it trains, and the buffer from which that is drawn.
+DROPOUT = {"_cudnn_rnn": (11, 12, 15), "_cudnn_rnn_backward": (15, 16, 19)}
 # Ops that write running mean and variance (arguments 3 and 4) in training (argument 5) without
 # saying so in their schema.
 SILENT_WRITES = frozenset(
@@ -441,9 +443,8 @@ def see_op(seen, op, args, kwargs):
     seen.acts = seen.acts or op.namespace not in constants.KNOWN or (facts.draws and generator is not None)
     if draws:
         see_draw(seen, drawn, after=True)
-    if packet == "_cudnn_rnn" and args[11] and args[12]:  # dropout, train
-        seen.acts, seen.dropout = True, core.alias(args[15])
-        seen.keep.append(seen.dropout)
+    if packet in DROPOUT:
+        see_dropout(seen, packet, *(args[k] for k in DROPOUT[packet]))
     vet_kinds(seen, op, results)
     fresh = [t for t in results if core.storage_id(t) not in known]
     vet_effect(seen, op, fresh, written)
@@ -470,6 +471,16 @@ def see_op(seen, op, args, kwargs):
     if written and seen.swaps:
         mirror(seen, written)
     finite.note(seen, op, args, kwargs, inputs, fresh, written)
+
+
+def see_dropout(seen, packet, dropout, train, buffer):
+    """cuDNN's recurrent layers are handed its buffer of random state wherever the process has one, and read it if they drop."""
+    if not (dropout and train):
+        if buffer is not None and seen.dropout is None:
+            seen.touched.pop(core.storage_id(buffer), None)
+    elif packet == "_cudnn_rnn":
+        seen.acts, seen.dropout = True, core.alias(buffer)
+        seen.keep.append(seen.dropout)
 
 
 def hand_over_seed(op, args, kwargs):

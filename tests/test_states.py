@@ -45,6 +45,18 @@ class Layers(Policy):
         return y
 
 
+def test_layers_where_the_process_has_a_buffer_of_random_state(device):
+    """cuDNN is handed it by all recurrent layers once one has trained with dropout; these do not read it."""
+    nn.LSTM(4, 4, num_layers=2, dropout=0.5).to(device)(square(device, 1)[None])
+    mine, theirs = Layers(device), Layers(device)
+    act = cgt.jit(mine)
+    with torch.no_grad():
+        for k in range(20):
+            x = square(device, k)
+            assert identical(act(x), theirs(x)) and identical(mine.state, theirs.state), k
+    assert cgt.stats(act).replays >= 14, cgt.explain(act)
+
+
 @pytest.mark.parametrize("begins", [False, True], ids=["no step", "step"])
 @pytest.mark.parametrize("make", [Policy, Layers])
 def test_recurrent_policy(device, make, begins):
