@@ -22,7 +22,7 @@ RECORD = ROOT / "bench" / "results" / "gpu.json"
 SOURCES = ("cgt_core.pyx", "cgt_core.pxd", "setup.py", "cgt/**/*.py", "cgt/**/*.pxi", "cgt/**/*.h")
 OUTCOMES = "CGT_OUTCOMES"  # names the file that the tests' outcomes go to
 PART = "CGT_PART"  # which of the tests a process runs, of PARTS
-PARTS, AT_ONCE = 43, 15  # processes; odd, since most tests come in pairs, one for each device
+PARTS, AT_ONCE = 29, 15  # processes; odd, since most tests come in pairs, one for each device
 TESTS_S, BENCHES_S = 300, 240  # seconds that each may take
 # The allocator's other way to lay out segments: the tests of the GPU again, with it.
 SEGMENTS = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}

@@ -8,7 +8,7 @@ import warnings
 
 import pytest
 
-from bench.gpu import RECORD, ROOT, source_hash
+from bench.gpu import RECORD, ROOT, SECTIONS, kept, source_hash
 from bench.table import HEADLINE, PAGES, between, headline_rows, measured, with_table, with_unit
 
 FIGURE = {
@@ -41,6 +41,13 @@ def test_the_record_speaks_for_these_sources(record):
     """A warning and no failure: whoever changes a line need not have a GPU."""
     if record["source_hash"] != source_hash():
         warnings.warn(f"{RECORD.name} is older than the sources: run `make gpu`", stacklevel=1)
+
+
+def test_a_section_that_is_not_made_anew_says_of_which_sources_it_is(record):
+    assert kept(SECTIONS) == {}
+    stays = kept(["suite"])
+    assert set(stays) == {"expandable_segments", "bench"} and all(one["source_hash"] and one["commit"] for one in stays.values())
+    assert stays["bench"]["benches"] == record["bench"]["benches"]
 
 
 def test_the_record_names_no_machine(record):
