@@ -193,7 +193,7 @@ class Trace:
         """The recording is for this value of a row alone. NONE: of what comes of such values."""
         if not self.over and row != NONE and self.steps[row].op != EQUALS:
             self.exact.setdefault(row, self.line())
-            line = looked_at(self) if self.give_up is not None else None
+            line = looked_at(self) if self.reads and self.give_up is not None else None
             if line is not None:  # an array that is given the number, say, is changed for good
                 self.give_up(line)
 
