@@ -207,7 +207,7 @@ def attend(call):
     reason = reason or vet_dropout(call)
     if reason is not None:
         return reason, None
-    if call.spec == NONE or not is_spec(state, call.spec, call.flat):
+    if not is_spec(call):
         call = call._replace(spec=find_spec(state, call.flat))
     first = driver_of(state, call.flat) is None
     reason = verdicts.wait(call, first)
@@ -315,10 +315,13 @@ def drop_graphs(state):
 # --- specs, verdicts, limits ------------------------------------------------------------------
 
 
-def is_spec(state, spec, flat):
-    """Is this the structure of these arguments, with the numbers that are live by now?"""
-    program, _ = state.programs[spec]
-    return sum(kind == LIVE for kind, _, _ in program) == len(flat.numbers)
+def is_spec(call):
+    """Is the call's spec the structure of its arguments, with the numbers that are live by now? Between the core's answer
+    and the lock another thread may have reset the function: the spec's row is free then, or another structure's."""
+    program, _ = call.state.programs.get(call.spec, (None, None))
+    if program is None or pytree.matches_call(program, call.args, call.kwargs) is None:
+        return False
+    return sum(kind == LIVE for kind, _, _ in program) == len(call.flat.numbers)
 
 
 def find_spec(state, flat):

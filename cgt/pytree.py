@@ -21,6 +21,7 @@ import enum
 import operator
 import struct
 import sys
+import weakref
 from typing import NamedTuple
 
 import torch
@@ -497,8 +498,8 @@ def _match(ops, value, tensors):
         return type(value) is obj
     if kind == LIVE:
         return type(value) is obj
-    if kind == SAME:
-        return value is obj
+    if kind == SAME:  # held weakly where it can be, see dispatch.find_spec
+        return value is obj or (type(value) is not weakref.ref and type(obj) is weakref.ref and value is obj())
     if kind in (PLAIN, EQUAL):
         return same_value(obj, value)
     children = _children(value, kind, obj)

@@ -86,6 +86,17 @@ def test_forward_of_a_model_that_is_trained_outside(device):
     assert cgt.stats(f).replays >= 5 and state_of(f).audited >= 5 and state_of(f).mismatches == 0
 
 
+def test_a_method_and_a_module_that_is_an_argument(device):
+    """Objects that are compared by identity are held weakly."""
+    model, inputs = Model(device), values(device, 5, 8)
+    model.net.eval()
+    functions = cgt.jit(lambda model, x: model.net(x), audit=EVERY), cgt.jit(lambda net, x: net(x), audit=EVERY)
+    for f, owner in zip(functions, (model, model.net), strict=True):
+        for _ in range(8):
+            assert identical(f(owner, inputs), model.net(inputs))
+        assert cgt.stats(f).replays >= 5 and state_of(f).audited >= 5 and not state_of(f).mismatches, cgt.explain(f)
+
+
 def test_two_functions_of_a_path_and_one_inside_another(device):
     inner = cgt.jit(lambda x: x.sin(), audit=EVERY)
     outer = cgt.jit(lambda x: inner(x) + 1, audit=EVERY)

@@ -10,6 +10,7 @@ import torch
 from helpers import calls, in_threads, values
 
 import cgt
+from cgt import dispatch
 from cgt.api import all_states
 
 ROOT = pathlib.Path(__file__).parent.parent
@@ -25,6 +26,28 @@ def test_threads_that_call_reset_and_step_agree_with_eager_and_never_hang(device
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-6000:]
     assert int(done.stdout.split()[2]) > 0  # replays
+
+
+@pytest.mark.parametrize("number", [2, 3])
+def test_a_function_that_is_reset_behind_a_call_that_looked_for_its_recording(device, number, monkeypatch):
+    """As another thread may do before the call has the lock: the structure that was found is gone, or another one has
+    its place."""
+    f, x, y = cgt.jit(lambda x, n: x * n), values(device), values(device, 2, 5)
+    calls(f, 3, x, 2)
+    sweep = dispatch.sweep
+
+    def reset():
+        monkeypatch.setattr(dispatch, "sweep", sweep)
+        cgt.reset(f)
+        if number != 2:
+            calls(f, 3, x, number)
+
+    monkeypatch.setattr(dispatch, "sweep", reset)
+    assert torch.equal(f(y, 2), y * 2)
+    for n in {2, number}:
+        for _ in range(6):
+            assert torch.equal(f(y, n), y * n)
+    assert cgt.stats(f).replays >= 3 * (number - 1), cgt.explain(f)
 
 
 def test_reports_may_be_asked_for_while_a_recording_is_freed(device):
