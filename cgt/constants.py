@@ -140,6 +140,7 @@ def elsewhere(seen):
 
     def end():
         try:
+            core.capture_relaxed(True)  # again, where an interrupt came below: the capture would break
             STREAMS[device].synchronize()
         finally:
             torch.cuda.set_stream(current)

@@ -20,8 +20,8 @@ def save_hooks():
 
 def within(list brackets, object body):
     """body(), with what each bracket begins: a pair of functions, of which the second puts back whatever the first one
-    did, as far as it got. Nothing leaves one of those out: an exception that comes while it runs (a signal's, say) is
-    raised when all have been through."""
+    did, as far as it got, and may be called again. Nothing leaves one of those out: an exception that comes while it runs
+    (a signal's, say) is raised when all have been through; of several the last, but none in place of a Ctrl-C."""
     cdef int n = 0, attempt
     result = error = None
     try:
@@ -38,7 +38,7 @@ def within(list brackets, object body):
                 brackets[n][1]()
                 break
             except BaseException as raised:
-                error = raised
+                if not isinstance(error, (KeyboardInterrupt, SystemExit)): error = raised
     if error is not None: raise error
     return result
 
