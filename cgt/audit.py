@@ -7,6 +7,7 @@ state stand. Where not, eager's do, which ran last; the recording is dropped, an
 What the function does besides, prints, files, happens twice in such a call; its parts marked `cgt.eager` run once.
 """
 
+import contextlib
 import functools
 import math
 import warnings
@@ -18,7 +19,7 @@ from cgt_core import FITS, NONE
 
 from . import errors, impure, islands, places, pytree, trace
 from .data import LIVE_NUMBER, Audits
-from .observe import buffer_for, fill, observe
+from .observe import buffer_for, fill, observe, version_of
 from .plan import device_of, driver_of, misses, place_in_tree, reach_generators, survey
 
 LENGTHS = (places.DICT_LEN, places.LIST_LEN)
@@ -61,9 +62,10 @@ def plan_next(state, compared):
 
 def run(call, replay, drop):
     """A call that is due; its result. `replay()`: make it. `drop(node, call, reason)`: do without that recording for a while."""
-    state = call.state
-    call = call._replace(flat=pytree.flatten_call(call.args, call.kwargs, *state.opts.static, state.live))
-    scope = find_scope(call) if will_replay(call) else None
+    state, scope = call.state, None
+    with contextlib.suppress(pytree.Incomparable):
+        call = call._replace(flat=pytree.flatten_call(call.args, call.kwargs, *state.opts.static, state.live))
+        scope = find_scope(call) if will_replay(call) else None
     compared, result = compare(call, scope, replay, drop) if scope is not None else (False, replay())
     state.audits_left = max(0, state.audits_left - compared)
     plan_next(state, compared)
@@ -85,13 +87,13 @@ def compare(call, scope, replay, drop):
     """(were both made, the call's result)"""
     state, replayed = call.state, core.fn_counts(call.state.f)[3]
     before = take(scope)
-    islands.keep_answers()
+    islands.keep_answers(scope.tensors)
     try:
         result = replay()
     finally:
         answers = islands.take_answers()
-    if core.fn_counts(state.f)[3] == replayed:
-        return False, result
+    if core.fn_counts(state.f)[3] == replayed or any(answer.unsafe for answer in answers):
+        return False, result  # no replay, or what its parts wrote to is not known as it was before
     node = core.path_state(scope.device)[1]
     mine = Result.of(result)
     after = take(scope)
@@ -211,7 +213,7 @@ def is_bytes(t):
 
 
 def keep(t, written):
-    return Kept(t, bytes_of(t) if written else None, 0 if t.is_inference() else t._version)
+    return Kept(t, bytes_of(t) if written else None, version_of(t))
 
 
 def put_bytes(t, kept):

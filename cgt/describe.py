@@ -53,7 +53,7 @@ from . import (
     views,
 )
 from .data import Draft, EffectRow, GradRow, OutRow, SlotRow
-from .observe import all_tensors, collect, held, span
+from .observe import all_tensors, collect, held, span, version_of
 
 DEFAULT_GENERATORS = (torch.default_generator, *torch.cuda.default_generators)
 CODE = (type, types.ModuleType, types.FunctionType, types.MethodType, types.CodeType, torch.Tensor)
@@ -131,7 +131,7 @@ def describe_slots(plan, seen):
         owner = NONE if is_leaf else reached[k - len(flat.tensors)].owner
         touched = sid in seen.touched or sid in seen.written
         touched |= seen.strays and owner == NONE and (t.is_cuda or not t.dim())  # by a kernel that was not seen, perhaps
-        version = 0 if t.is_inference() else t._version
+        version = version_of(t)
         bumps = version - plan.versions[k]
         if core.version_counter(t) in bumped:
             bumps = 0  # a view: it shares the counter that is already moved
@@ -306,7 +306,7 @@ def describe_tensor(plan, seen, path, t, near, first_of, index, grad_slot=NONE):
     if plan.driver == CUDA and not t.is_cuda:
         return errors.host_output(path)
     sid = core.storage_id(t)
-    version = 0 if t.is_inference() else t._version
+    version = version_of(t)
     k, base = slot_at(t, near)
     if k == NONE and sid in seen.buffers:
         base, leaf = seen.buffers[sid][2:]

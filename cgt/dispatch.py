@@ -171,6 +171,7 @@ def compare(call):
     if core.blocker() or core.paths_mine():  # it is part of a recording, or of somebody's capture
         audit.plan_next(call.state, False)
         return replay()
+    sweep()  # a miss inside of it cannot
     return core.locked(RECORDING, functools.partial(audit.run, call, replay, give_up), replay)
 
 

@@ -42,6 +42,7 @@ from .observe import (
     refuse,
     touch,
     user_line,
+    version_of,
 )
 from .private import outside_dynamo
 from .pytree import PLAIN_TYPES
@@ -49,7 +50,8 @@ from .record import accept
 from .taps import look_again
 
 # Of this thread: `ran`, what the replay under way ran; `left`, the same of one whose call went another way, until that is taken;
-# `kept`, of the last one, where somebody asks; `due`, answers of a call that runs once more.
+# `kept`, of the last one, where somebody asks, and `watched`, tensors that its parts should leave alone; `due`, answers of a
+# call that runs once more.
 LOCAL = threading.local()
 
 
@@ -247,7 +249,7 @@ def note_changes(seen):
     """What the part changed for real, while the capture around it may come to nothing."""
     plan, tensors = seen.plan, all_tensors(seen.plan)
     singles, more = places.differing(plan.places, describe.is_guarded_as)
-    wrote = any(not t.is_inference() and t._version != v for t, v in zip(tensors, plan.versions, strict=True))
+    wrote = any(version_of(t) != v for t, v in zip(tensors, plan.versions, strict=True))
     graded = any(core.grad_id(tensors[k]) != was for k, was in plan.grads.items())
     seen.answers[-1] = seen.answers[-1]._replace(changes=list(map(places.as_now, singles)), unsafe=more or wrote or graded)
     accept(seen.before)
@@ -297,7 +299,11 @@ class Island:
         """For the core, behind the segment: does the call go on as it was recorded?"""
         if self.first:
             LOCAL.ran = []
+        watched = getattr(LOCAL, "watched", ())
+        before = list(map(version_of, watched))
         done = self.run(LOCAL.ran)
+        if list(map(version_of, watched)) != before:
+            LOCAL.ran[-1] = done._replace(unsafe=True)
         self.given = []
         return self.takes(done)
 
@@ -392,13 +398,13 @@ def alike(x, was):
     return facts[0] == facts[1] and core.is_plain(x)
 
 
-def keep_answers():
-    """Of the replay that this thread makes next, until they are taken."""
-    LOCAL.kept = []
+def keep_answers(tensors):
+    """Of the replay that this thread makes next, until they are taken; those whose parts wrote to these tensors are unsafe."""
+    LOCAL.kept, LOCAL.watched = [], tensors
 
 
 def take_answers():
-    kept, LOCAL.kept = LOCAL.kept, None
+    kept, LOCAL.kept, LOCAL.watched = LOCAL.kept, None, ()
     return kept
 
 

@@ -86,6 +86,11 @@ def span(t):
     return (last + 1) * t.element_size()
 
 
+def version_of(t):
+    """How often it was written; 0 where nothing counts that, in inference mode."""
+    return 0 if t.is_inference() else t._version
+
+
 def buffer_for(t, inference=None):
     """Memory for a copied slot, in the input's own alignment class: kernels choose their vector
     width, and reductions their order, by the address. `inference`: may it be written in that mode alone? As t."""

@@ -23,7 +23,7 @@ from . import (
     trace,
 )
 from .data import Around, Plan, Reached, Was
-from .observe import span
+from .observe import span, version_of
 from .taps import is_alone, is_reader
 
 
@@ -148,7 +148,7 @@ def plan_call(call, around, parent, followable, moves, changed):
         followable=followable, follows=follows, moves=moves, copied=copied, carries=carries, beside=beside,
         spent=autograd.find_spent(graph, flat, copied, driver, parent, call.args),
         grads={k: core.grad_id(t) for k, t in enumerate(tensors) if can_have_grad(t)},
-        versions=[0 if t.is_inference() else t._version for t in tensors],
+        versions=[version_of(t) for t in tensors],
         was=[Was(describe.memory_of(t), t.requires_grad, alias_of(t, driver, parent)) for t in tensors],
         generators=reach_generators(found.places, flat), ambient=core.ambient(), sinks=sinks,
     )  # fmt: skip

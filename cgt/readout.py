@@ -122,7 +122,7 @@ def stand_in(seen, name, t, uses):
     if returns.COMPUTED in uses:
         at = summed_in(seen.plan, uses)
         one.compute = functools.partial(computed, None if at is None else seen.plan.places[at], at)
-        one.read = functools.partial(read, seen, [t, version_of(t), value])
+        one.read = functools.partial(read, seen, [t, None if t.is_inference() else t._version, value])
     seen.readouts.append((one, value))
     if name != FLOAT:
         return one
@@ -165,15 +165,10 @@ def number_of(x):
     return x.read() if type(x) is Readout else x
 
 
-def version_of(t):
-    """How often it was written; None: it does not count."""
-    return None if t.is_inference() else t._version
-
-
 def read(seen, known):
     """The number after all, as if it had not been known what becomes of it."""
     t, version, value = known
-    if version is not None and version_of(t) == version:
+    if version is not None and t._version == version:
         return t.item()
     refuse(seen, errors.host_read("Tensor.item", user_line(seen)))
     if value is None:

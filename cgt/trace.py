@@ -49,6 +49,7 @@ from .observe import (
     tensors_in,
     touch,
     user_line,
+    version_of,
 )
 from .private import is_forward_ad, was_freed
 from .taps import (
@@ -213,7 +214,7 @@ def pack(packed, results, t):
     graph holds this hook: it must not lead to `seen`, and with it to the call's arguments."""
     saved = Saved()
     saved.tensor = core.view_like(t, t, 0) if core.is_plain(t) else t.detach()
-    saved.version = 0 if t.is_inference() else t._version
+    saved.version = version_of(t)
     packed.append(weakref.ref(saved))
     results.append(weakref.ref(saved.tensor))
     return saved

@@ -123,6 +123,36 @@ def test_eager_parts_run_once(device):
     assert state_of(f).audited >= 4 and not state_of(f).mismatches, cgt.explain(f)
 
 
+def test_a_part_that_writes_what_was_read_before_is_not_compared(device):
+    """It does not run again, and what it wrote to is eager's input."""
+    calls, state = [], torch.zeros(3, device=device)
+
+    @cgt.eager
+    def part(y):
+        calls.append(1)
+        if len(calls) % 4 == 0:
+            state.add_(1)
+
+    def function(x):
+        y = x * 2 + state
+        part(y)
+        return y
+
+    f, x = cgt.jit(function, audit=EVERY), values(device, 3)
+    for k in range(12):
+        assert identical(f(x), x * 2 + k // 4)
+    assert state.tolist() == [3.0] * 3 and len(calls) == 12
+    assert cgt.stats(f).replays >= 8 and state_of(f).audited >= 5 and not state_of(f).mismatches, cgt.explain(f)
+
+
+def test_arguments_that_cannot_be_compared(device):
+    f, x = cgt.jit(lambda x, n: x * 2, audit=EVERY), values(device)
+    for k in range(CALLS):
+        array = numpy.ones(2)
+        assert identical(f(x, array if k % 3 == 0 else 1), x * 2)
+    assert cgt.stats(f).replays >= 8 and state_of(f).audited >= 8 and not state_of(f).mismatches, cgt.explain(f)
+
+
 def test_values_read_on_the_way(device):
     f = cgt.jit(lambda x: x + 1 if x.sum() > 0 else x - 1, audit=EVERY)
     for k in range(CALLS):
