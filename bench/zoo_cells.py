@@ -129,21 +129,21 @@ def draw(family, device):
     return [{name: x.to(device) for name, x in batch.items()} for batch in drawn]
 
 
-def play(players, batches, calls, fresh, device):
-    """[(values, seconds)] for each player, a function and what begins its iterations. They take turns, so that
-    what disturbs one disturbs the others, and each sees random numbers as if it were alone. A batch is copied
+def play(players, batches, calls, turn, fresh, device):
+    """[(values, seconds)] for each player, a function and what begins its iterations. They take turns, of so many calls, so
+    that what disturbs one disturbs the others, and each sees random numbers as if it were alone. A batch is copied
     into the same tensors each time, or comes in fresh ones."""
     seed(1)
     states = [random_state()] * len(players)
     buffers = [{name: x.clone() for name, x in batches[0].items()} for _ in players]
     values, seconds = [[] for _ in players], [0.0] * len(players)
     gc.collect()
-    for first in range(0, calls, TURN):
+    for first in range(0, calls, turn):
         for i, (f, begin_iteration) in enumerate(players):
             set_random_state(states[i])
             wait(device)
             began = clock(device)
-            for k in range(first, min(first + TURN, calls)):
+            for k in range(first, min(first + turn, calls)):
                 batch = batches[k % BATCHES]
                 begin_iteration()
                 if fresh:
@@ -249,7 +249,7 @@ def with_cgt(family, way, device, calls, fresh, timed):
         used = [use(way, model, jit) for model, jit in zip(models, jits, strict=True)]
         begins = [cgt.step if jit is cgt.jit and way != "jit" else nothing for jit in jits]
         players = [(f, begin) for (f, _), begin in zip(used, begins, strict=True)]
-        played = play(players, batches, n, fresh, device)
+        played = play(players, batches, n, n if family.parted else TURN, fresh, device)
         weights = [[x.detach().clone() for x in model.state_dict().values()] for model in models]
         rows = zip(used, played, weights, strict=True)
         return [(f, jitted, values + at_end, s) for (f, jitted), (values, s), at_end in rows]

@@ -27,11 +27,13 @@ IMAGE = 32  # pixels a side
 
 
 class Family(NamedTuple):
-    """`build()` makes the model; `draw(generator)` a batch on the host: name -> tensor."""
+    """`build()` makes the model; `draw(generator)` a batch on the host: name -> tensor. `parted`: eager and jitted run one after
+    the other, not by turns, since each turn sets the generators, with which cuDNN's recurrent layers begin their dropout anew."""
 
     library: str
     build: Callable
     draw: Callable
+    parted: bool = False
 
 
 class Program(NamedTuple):
@@ -538,8 +540,8 @@ FAMILIES = {
     "graph_sage": geometric("GraphSAGE"),
     "gin": geometric("GIN"),
     "encoder_padded": plain(encoder, masked_sequence),
-    "lstm": plain(partial(Recurrent, nn.LSTM), sequence),
-    "gru": plain(partial(Recurrent, nn.GRU), sequence),
+    "lstm": plain(partial(Recurrent, nn.LSTM), sequence)._replace(parted=True),
+    "gru": plain(partial(Recurrent, nn.GRU), sequence)._replace(parted=True),
     "mlp_batchnorm": plain(mlp, vector),
     "unet": plain(UNet, image),
     "dlrm": plain(DLRM, clicks),

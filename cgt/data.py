@@ -128,6 +128,7 @@ class State:
     joined: tuple = (-1, 0)  # replays when others joined them last, and how often they did since
     asks_which: bool = False  # it is not the same to it which tensor lies in a place
     recurrent: bool = False  # it draws dropout from cuDNN's random state
+    lone_tables: dict = fresh(dict)  # path of a list of numbers to which no other way led -> its Place
     apart: set = fresh(set)  # ops that a capture forbade: they run eagerly between two graphs
     hidden: bool = False  # kernels that are not seen read arguments where they lie: none is copied
     ran: set = fresh(set)  # code objects that ran so far: what these read is looked at
@@ -297,6 +298,7 @@ class Plan(NamedTuple):
     generators: list  # that the function can reach
     ambient: tuple
     sinks: Any  # of the core: where gradients end outside of the call
+    lone_tables: dict = {}  # the state's
     summed: list = []  # positions of places with live numbers that are only read for sums that come there again
     kept: list = []  # of places.Put
     puts: list = []  # when it has run: (one of these, position of its place) to which something came

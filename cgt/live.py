@@ -113,6 +113,14 @@ class Step(NamedTuple):
     table: int = NONE  # LOOKED_UP: which
 
 
+class Entries(NamedTuple):
+    """A list or tuple of numbers from which a number that changes may choose."""
+
+    proxy: Any  # what lies in its place meanwhile
+    entries: Any  # itself
+    numbers: array.array
+
+
 class Trace:
     """What one run does with its numbers."""
 
@@ -130,7 +138,7 @@ class Trace:
         self.started, self.asked = 0, set()  # code that was looked at (watch)
         self.rows_of = {}  # memory of tensors that a number chose rows of, and of these -> what keeps that name its own
         self.chosen = set()  # memory of these rows
-        self.tables = []  # (proxy, the list or tuple that it stands for, array of its numbers)
+        self.tables = []  # of Entries
         self.bypassed = False  # somebody led to a table past its place, and changed it
         self.reads = {}  # row of a number that was read on the way -> the line
         self.hands = {}  # such a row -> what makes of it what a result holds
@@ -161,13 +169,13 @@ class Trace:
         """What stands for a list or tuple of numbers."""
         proxy = TABLES[type(entries)](entries)
         proxy.trace, proxy.at = self, len(self.tables)
-        self.tables.append((proxy, entries, array.array("d" if type(entries[0]) is float else "q", entries)))
+        self.tables.append(Entries(proxy, entries, array.array("d" if type(entries[0]) is float else "q", entries)))
         return proxy
 
     def look_up(self, at, index):
         """Entry `index`, a stand-in, of a table."""
-        entries, row = self.tables[at][1], self.row_of(index)
-        if self.over or row == NONE or getattr(self.tables[at][0], "written", False):
+        (proxy, entries, _), row = self.tables[at], self.row_of(index)
+        if self.over or row == NONE or getattr(proxy, "written", False):
             return entries[settle(index)]
         return self.stand_in(self.add(Step(LOOKED_UP, row, row, entries[index.node.value], at)))
 
@@ -413,7 +421,7 @@ def writer(name):
 
     def write(self, *args, **kwargs):
         self.written = True
-        plain(self.trace.tables[self.at][1], *args, **kwargs)
+        plain(self.trace.tables[self.at].entries, *args, **kwargs)
         result = plain(self, *args, **kwargs)
         return self if name in ("__iadd__", "__imul__") else result
 
@@ -558,21 +566,33 @@ def is_table(place):
         return False
     kind = type(entries[0])
     fit = kind in (int, float) and all(type(x) is kind and (kind is float or abs(x) <= MOST) for x in entries)
-    return fit and (type(entries) is tuple or is_alone_there(place))
+    return fit
 
 
-def is_alone_there(place):
-    """Does no other way lead to this list, by which it could be changed past what stands for it?"""
-    if not any(is_strange(holder, place) for holder in gc.get_referrers(place.want)):
-        return True
-    collect()
-    return not any(is_strange(holder, place) for holder in gc.get_referrers(place.want))
+def vet_tables(tables, lone):
+    """Those of these places whose tables cannot be changed past what stands for them: no other way leads to the list. `lone`:
+    path -> Place for which that was found, since to ask is to look at all that lives."""
+    lists = [p for p in tables if type(p.want) is list and (p.path not in lone or lone[p.path].want is not p.want)]
+    shared = strange_ways(lists)
+    if shared:
+        collect()
+        shared = strange_ways(lists)
+    lone.update((p.path, p) for p in lists if id(p.want) not in shared)
+    return [p for p in tables if id(p.want) not in shared]
+
+
+def strange_ways(tables):
+    """ids of the lists to which more leads than what is known."""
+    known = {id(p.want): p for p in tables}
+    holders = gc.get_referrers(*(p.want for p in tables)) if tables else ()
+    return {id(x) for one in holders for x in gc.get_referents(one) if id(x) in known and is_strange(one, known[id(x)])}
 
 
 def is_strange(holder, place):
     """Is this no place of ours, no row of a recording, not where the list lies, and no variable of what is running?"""
     row = type(holder) is tuple and len(holder) == ROW and (holder[2] is place.want or holder[4] is place.want)
-    return not (row or type(holder) is places.Place or holder is place.home or type(holder) in (types.FrameType, types.GeneratorType))
+    ours = row or type(holder) in (places.Place, Entries)
+    return not (ours or holder is place.home or type(holder) in (types.FrameType, types.GeneratorType))
 
 
 def tap(seen, is_mine):
@@ -589,8 +609,8 @@ def tap(seen, is_mine):
     held = [(plan.places[k], one) for k, one in trace.held.items()]
     if any(type(one) is Int for one in trace.stand_ins):
         homes = {id(plan.places[k].home) for k in trace.held}
-        tables = (p for k, p in enumerate(plan.places) if k not in trace.held and is_table(p) and id(p.want) not in homes)
-        held += [(place, trace.table_of(place.want)) for place in tables]
+        tables = [p for k, p in enumerate(plan.places) if k not in trace.held and is_table(p) and id(p.want) not in homes]
+        held += [(place, trace.table_of(place.want)) for place in vet_tables(tables, plan.lone_tables)]
     makers, functions = tap_makers(is_mine, functools.partial(make, seen)), tap_math(is_mine, functools.partial(compute, seen))
 
     def begin():
@@ -809,7 +829,8 @@ def close(seen, box):
     for one in escaped:
         replace(one, one.node.value)
     for proxy, entries, _ in trace.tables:
-        replace(proxy, entries)
+        if sys.getrefcount(proxy) > 3:  # the row's, ours and the question's: to look for holders is to look at all that lives
+            replace(proxy, entries)
     if trace.bypassed:
         leave(seen, errors.row_written(trace.line()))
     seen.keep.extend(numbers for _, _, numbers in trace.tables)

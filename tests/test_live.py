@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import cgt
+from cgt import live
 
 CALLS = 30
 relaxed = settings(deadline=None, suppress_health_check=list(HealthCheck))
@@ -301,6 +302,18 @@ def test_tables_stay_the_user_s(device):
         del mine[4:]
     with pytest.raises(IndexError):
         f(values(device, 8), 9)
+
+
+def test_all_that_lives_is_looked_at_once_for_a_table(device, monkeypatch):
+    """It takes longer than the recording."""
+    table, looks, ways = [0.5, 0.25, 0.125, 1.0], [], live.strange_ways
+    monkeypatch.setattr(live, "strange_ways", lambda tables: looks.extend(id(p.want) for p in tables) or ways(tables))
+    f = cgt.jit(lambda x, t: x * table[t])
+    for n in (3, 4, 5):
+        for t in (0, 1, 2, 3, 1, 2):
+            assert torch.equal(f(values(device, n), t), values(device, n) * table[t])
+    assert cgt.stats(f).records >= 3 and cgt.stats(f).replays >= 9, cgt.explain(f)
+    assert looks == [id(table)]
 
 
 def test_tables_to_which_two_ways_lead(device):
