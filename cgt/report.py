@@ -215,7 +215,7 @@ def explain_node(state, node, apart):
         lines.append(f"    waits for what it hands out on the host: {some(facts.readouts)}")
     changing = [path for path, line in kept.numbers.sources if line is None]
     if changing:
-        lines.append(f"    live: {some(changing)}")
+        lines.append(f"    live: {some(changing)} ({facts.words} {'word' if facts.words == 1 else 'words'} of its ops)")
     fixed = [f"{path} ({line})" for path, line in kept.numbers.sources if line is not None]
     if fixed:
         lines.append(f"    for this number alone: {some(fixed)}")

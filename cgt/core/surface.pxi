@@ -207,7 +207,7 @@ def nodes():
 
 
 SlotFacts = namedtuple("SlotFacts", "leaf binding written address from_node")
-NodeFacts = namedtuple("NodeFacts", "fn spec path parent depth children used n_replay graph_nodes slots copied out_bytes exec_bytes outs deads segments readouts saved back")
+NodeFacts = namedtuple("NodeFacts", "fn spec path parent depth children used n_replay graph_nodes slots copied out_bytes exec_bytes outs deads segments readouts saved back words")
 
 
 def node_facts(int n):
@@ -244,7 +244,8 @@ def node_facts(int n):
         segments=segments,
         readouts=[<object>node_out(&TABLE, node, k).line for k in range(node.len[OUTS])
                   if node_out(&TABLE, node, k).kind == READOUT and node_out(&TABLE, node, k).line is not NULL],
-        saved=sum([node_undo(&TABLE, node, k).nbytes for k in range(node.len[UNDOS])]))
+        saved=sum([node_undo(&TABLE, node, k).nbytes for k in range(node.len[UNDOS])]),
+        words=sum([node_patch(&TABLE, node, k).kind == SCALAR for k in range(node.len[PATCHES])]))
 
 
 def node_misses(int path, int parent, int f, int spec, list tensors):
