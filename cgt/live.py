@@ -76,10 +76,12 @@ MOST_LOOKS = 4  # recordings for one value of what was computed from a number, b
 MAX_STEPS = 4096  # of one recording: what computes more with a number is a loop that wants another form
 
 # Ops whose kernels take a number as an argument and choose nothing by it but what they compute: no shape, no type, no other
-# kernel. (`pow` has kernels of its own for 2 and 0.5, `addmm` one for beta = 0, `arange` a length.)
+# kernel. (`pow` has kernels of its own for 2 and 0.5, `addmm` one for beta = 0, `div` with a rounding_mode one for division by 0,
+# `arange` a length.)
 TAKES = frozenset(
     "add add_ sub sub_ rsub mul mul_ div div_ lerp lerp_ addcmul addcmul_ addcdiv addcdiv_ fill fill_ full full_like new_full scalar_tensor"
     " masked_fill masked_fill_ where clamp clamp_ clamp_min clamp_min_ clamp_max clamp_max_ eq ne lt le gt ge"
+    " remainder remainder_ fmod fmod_ leaky_relu leaky_relu_ elu elu_ threshold threshold_ softplus hardshrink"
     " _foreach_add _foreach_add_ _foreach_sub _foreach_sub_ _foreach_mul _foreach_mul_ _foreach_div _foreach_div_"
     " _foreach_addcmul _foreach_addcmul_ _foreach_addcdiv _foreach_addcdiv_ _foreach_lerp _foreach_lerp_"
     " _foreach_clamp_min _foreach_clamp_min_ _foreach_clamp_max _foreach_clamp_max_".split()
@@ -781,7 +783,7 @@ def note(seen, op, facts, args, kwargs, beside):
     """The op under way was given numbers of ours. [(argument, element or NONE, row)] of those that it takes at each replay; of
     the others the recording is for the value. `beside`: it runs on the host, and what is recorded is a graph."""
     taken = note_parsed(seen.live, op, args, kwargs, facts.packet in PARSES and not beside and not seen.bodies)
-    plain = beside or seen.bodies or facts.draws or facts.packet not in TAKES or seen.reason is not None or seen.live is None
+    plain = beside or seen.bodies or facts.draws or not takes(op, facts) or seen.reason is not None or seen.live is None
     for k, part, node in core.numbers_of_op():
         if plain or node.trace is not seen.live or not takes_number(op, k):
             node.plain()
@@ -794,6 +796,10 @@ def pin_all(seen, numbers):
     """The recording is for these numbers alone after all."""
     for _, _, row in numbers:
         seen.live.pin(row)
+
+
+def takes(op, facts):
+    return facts.packet in TAKES and not op._overloadname.endswith("_mode")
 
 
 @functools.cache

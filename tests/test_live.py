@@ -10,6 +10,7 @@ from helpers import identical, tells, values
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import nn
+from torch.nn import functional as F
 
 import cgt
 from cgt import live
@@ -63,6 +64,9 @@ ARGUMENTS = {
     "half": lambda x, lr: x.half() * lr + lr,
     "bfloat16": lambda x, lr: torch.full_like(x, lr, dtype=torch.bfloat16) * x.bfloat16() / (1 + lr),
     "double": lambda x, lr: x.double() * lr / (lr + 1),
+    "remainder": lambda x, lr: x % lr + torch.fmod(x, -lr) + lr % (x + 4) + (x * 9).long() % 4,
+    "activations": lambda x, lr: F.leaky_relu(x, lr) + F.elu(x, lr) + F.threshold(x, lr, -lr) + F.softplus(x, 1 + lr) + F.hardshrink(x, lr),
+    "activations, bfloat16": lambda x, lr: F.leaky_relu_(x.bfloat16(), lr) * F.elu(x.bfloat16(), lr) + F.softplus(x.bfloat16(), lr),
     "unused": lambda x, lr: x + 1,
 }
 
@@ -70,6 +74,11 @@ ARGUMENTS = {
 @pytest.mark.parametrize("name", ARGUMENTS)
 def test_one_recording_serves_all_numbers(device, name):
     agree(argument(ARGUMENTS[name])(device), RATES, most=4)
+
+
+@pytest.mark.parametrize("mode", ["floor", "trunc"])
+def test_division_by_zero_has_a_kernel_of_its_own(device, mode):
+    agree(argument(lambda x, lr: torch.div(x, lr, rounding_mode=mode))(device), [0.5, 0.25, 0.0, -0.0, 2.0, 0.0] * 3, most=8, replays=6)
 
 
 WHOLE = {
