@@ -67,6 +67,7 @@ docs: $(READY)
 gpu: PY := $(or $(PYTHON),python3)
 gpu:
 	$(PY) $(BUILD)
+	$(PY) -m bench.patches --write docs/patches.md
 	$(PY) bench/gpu.py
 
 # A linter that a given interpreter lacks is skipped, and said so; .venv has them all. cython-lint reads file by file and

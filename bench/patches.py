@@ -43,7 +43,7 @@ class Row(NamedTuple):
 
 def of_inputs(make, index):
     """{name: (function, inputs at each call)}."""
-    w, b, image = make(64, 64), make(64), make(2, 8, 16, 16)
+    w, b = make(64, 64), make(64)
     kernel, table, q = make(8, 8, 3, 3), make(32, 64), make(2, 4, 16, 32)
     x = lambda: (make(32, 64),)  # noqa: E731
     picture, heads = (lambda: (make(2, 8, 16, 16),)), (lambda: (make(2, 4, 16, 32),))
