@@ -13,7 +13,6 @@ Source of the method: torch.compile's symbolic numbers (torch.SymFloat and what 
 for every number, and without guards that need a solver.
 """
 
-import array
 import collections
 import functools
 import gc
@@ -61,16 +60,14 @@ from cgt_core import (
     TANGENT,
 )
 
-from . import errors, places, pytree
+from . import errors, places, pytree, tables
 from .code import asks_type, is_read
 from .observe import NOT_USER_CODE, Unrecordable, collect, is_capture, refuse, user_line
 from .private import without_torch_function
 from .taps import tap_makers, tap_math
 
 MOST = pytree.MOST
-MAX_TABLE = 1 << 16  # entries
 READ = "a number that is read on the way"
-ROW = 9  # fields of a place's row: the third is where it is, the fifth what it held (describe.py)
 MOST_PARTS = 8  # numbers of a tuple: `betas`
 MOST_LOOKS = 4  # recordings for one value of what was computed from a number, before each number is one of its own
 MAX_STEPS = 4096  # of one recording: what computes more with a number is a loop that wants another form
@@ -91,7 +88,6 @@ TAKES = frozenset(
 PARSES = frozenset("_fused_adam_ _fused_adamw_ _fused_sgd_ _fused_adagrad_".split())
 PARSER = "python_arg_parser"
 KINDS = ("number", "Tensor")  # types of arguments, as schemas name them; of a list's elements
-HOLD = (places.DICT_ITEM, places.CELL, places.LIST_ITEM, places.ATTR)  # places in which a number can lie
 
 
 class Source(NamedTuple):
@@ -115,14 +111,6 @@ class Step(NamedTuple):
     table: int = NONE  # LOOKED_UP: which
 
 
-class Entries(NamedTuple):
-    """A list or tuple of numbers from which a number that changes may choose."""
-
-    proxy: Any  # what lies in its place meanwhile
-    entries: Any  # itself
-    numbers: array.array
-
-
 class Trace:
     """What one run does with its numbers."""
 
@@ -140,7 +128,7 @@ class Trace:
         self.started, self.asked = 0, set()  # code that was looked at (watch)
         self.rows_of = {}  # memory of tensors that a number chose rows of, and of these -> what keeps that name its own
         self.chosen = set()  # memory of these rows
-        self.tables = []  # of Entries
+        self.tables = []  # of tables.Table
         self.bypassed = False  # somebody led to a table past its place, and changed it
         self.reads = {}  # row of a number that was read on the way -> the line
         self.hands = {}  # such a row -> what makes of it what a result holds
@@ -171,7 +159,7 @@ class Trace:
         """What stands for a list or tuple of numbers."""
         proxy = TABLES[type(entries)](entries)
         proxy.trace, proxy.at = self, len(self.tables)
-        self.tables.append(Entries(proxy, entries, array.array("d" if type(entries[0]) is float else "q", entries)))
+        self.tables.append(tables.Table(proxy, entries, tables.as_array(entries)))
         return proxy
 
     def look_up(self, at, index):
@@ -550,7 +538,7 @@ def lying(place):
 
 def numbers_in(place):
     """[(what follows its path, element or NONE, number)] of a place in which a number lies, or a short tuple of such; else []."""
-    if place.kind not in HOLD:
+    if place.kind not in places.HOLD_NUMBERS:
         return []
     want = place.want
     numbers = [(f"[{k}]", k, x) for k, x in enumerate(want)] if type(want) is tuple and len(want) <= MOST_PARTS else [("", NONE, want)]
@@ -559,42 +547,6 @@ def numbers_in(place):
 
 def is_source(place):
     return bool(numbers_in(place))
-
-
-def is_table(place):
-    """Does a list or tuple of numbers of one kind lie there, that a whole number can choose from?"""
-    entries = place.want
-    if place.kind not in HOLD or type(entries) not in TABLES or not 1 < len(entries) <= MAX_TABLE:
-        return False
-    kind = type(entries[0])
-    fit = kind in (int, float) and all(type(x) is kind and (kind is float or abs(x) <= MOST) for x in entries)
-    return fit
-
-
-def vet_tables(tables, lone):
-    """Those of these places whose tables cannot be changed past what stands for them: no other way leads to the list. `lone`:
-    path -> Place for which that was found, since to ask is to look at all that lives."""
-    lists = [p for p in tables if type(p.want) is list and (p.path not in lone or lone[p.path].want is not p.want)]
-    shared = strange_ways(lists)
-    if shared:
-        collect()
-        shared = strange_ways(lists)
-    lone.update((p.path, p) for p in lists if id(p.want) not in shared)
-    return [p for p in tables if id(p.want) not in shared]
-
-
-def strange_ways(tables):
-    """ids of the lists to which more leads than what is known."""
-    known = {id(p.want): p for p in tables}
-    holders = gc.get_referrers(*(p.want for p in tables)) if tables else ()
-    return {id(x) for one in holders for x in gc.get_referents(one) if id(x) in known and is_strange(one, known[id(x)])}
-
-
-def is_strange(holder, place):
-    """Is this no place of ours, no row of a recording, not where the list lies, and no variable of what is running?"""
-    row = type(holder) is tuple and len(holder) == ROW and (holder[2] is place.want or holder[4] is place.want)
-    ours = row or type(holder) in (places.Place, Entries)
-    return not (ours or holder is place.home or type(holder) in (types.FrameType, types.GeneratorType))
 
 
 def tap(seen, is_mine):
@@ -611,8 +563,8 @@ def tap(seen, is_mine):
     held = [(plan.places[k], one) for k, one in trace.held.items()]
     if any(type(one) is Int for one in trace.stand_ins):
         homes = {id(plan.places[k].home) for k in trace.held}
-        tables = [p for k, p in enumerate(plan.places) if k not in trace.held and is_table(p) and id(p.want) not in homes]
-        held += [(place, trace.table_of(place.want)) for place in vet_tables(tables, plan.lone_tables)]
+        whole = [p for k, p in enumerate(plan.places) if k not in trace.held and id(p.want) not in homes]
+        held += [(place, trace.table_of(place.want)) for place in tables.find(whole, plan.lone_tables)]
     makers, functions = tap_makers(is_mine, functools.partial(make, seen)), tap_math(is_mine, functools.partial(compute, seen))
 
     def begin():
@@ -634,7 +586,7 @@ def tap(seen, is_mine):
                 trace.overwritten.update(one.node.row for one in parts if type(one) in STAND_INS)
         held.clear()
         trace.held = dict.fromkeys(trace.held)
-        trace.bypassed = not all(same_entries(proxy, entries) for proxy, entries, _ in trace.tables)
+        trace.bypassed = not all(map(tables.is_as_it_was, trace.tables))
         for place in (*plan.places, *(put.place for put in plan.kept)):
             unwrap(trace, place)
         for proxy, entries, _ in trace.tables:
@@ -721,7 +673,7 @@ def unwrap(trace, place):
             if type(one) in STAND_INS:
                 trace.stored[id(place.home), k] = one.node.row
                 place.home[k] = one.node.value
-    elif place.kind in HOLD:
+    elif place.kind in places.HOLD_NUMBERS:
         now = places.value_at(place)
         if type(now) is tuple and any(type(one) in STAND_INS for one in now):
             places.put_back(place._replace(want=tuple(map(settle, now))))
@@ -750,7 +702,7 @@ def stored_in(seen, found):
     trace = seen.live
     if trace is None:
         return {}
-    rows = {k: number_put(seen, place, 0) for k, place in enumerate(found) if place.kind in HOLD}
+    rows = {k: number_put(seen, place, 0) for k, place in enumerate(found) if place.kind in places.HOLD_NUMBERS}
     changed = {s.at for k, s in enumerate(trace.sources) if s.op == AT_PLACE and k in trace.overwritten - trace.exact.keys()}
     changed |= {s.at for s in trace.sources if s.op == AT_PLACE and places.value_at(found[s.at]) is not found[s.at].want}
     return {k: row for k, row in rows.items() if row != NONE or k in changed}
@@ -920,10 +872,6 @@ def exchange_in(holder, one, number):
             for name in vars(cls).get("__slots__", ()):
                 if getattr(holder, name, None) is one:
                     setattr(holder, name, number)
-
-
-def same_entries(proxy, entries):
-    return len(proxy) == len(entries) and all(map(operator.is_, list.__iter__(proxy) if type(entries) is list else proxy, entries))
 
 
 def asker(codes):

@@ -74,6 +74,7 @@ class Put(NamedTuple):
     place: Place  # LIST_LEN of the list that is appended to
 
 
+HOLD_NUMBERS = (DICT_ITEM, CELL, LIST_ITEM, ATTR)  # kinds of places in which a number can lie
 new_place = functools.partial(tuple.__new__, Place)  # what Place(...) does, in a third of the time
 
 

@@ -34,6 +34,7 @@ ORDER = [
     "flow",
     "places",
     "returns",
+    "tables",
     "live",
     "counters",
     "scalars",

@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import cgt
-from cgt import live
+from cgt import tables
 
 CALLS = 30
 relaxed = settings(deadline=None, suppress_health_check=list(HealthCheck))
@@ -315,8 +315,8 @@ def test_tables_stay_the_user_s(device):
 
 def test_all_that_lives_is_looked_at_once_for_a_table(device, monkeypatch):
     """It takes longer than the recording."""
-    table, looks, ways = [0.5, 0.25, 0.125, 1.0], [], live.strange_ways
-    monkeypatch.setattr(live, "strange_ways", lambda tables: looks.extend(id(p.want) for p in tables) or ways(tables))
+    table, looks, ways = [0.5, 0.25, 0.125, 1.0], [], tables.strange_ways
+    monkeypatch.setattr(tables, "strange_ways", lambda lists: looks.extend(id(p.want) for p in lists) or ways(lists))
     f = cgt.jit(lambda x, t: x * table[t])
     for n in (3, 4, 5):
         for t in (0, 1, 2, 3, 1, 2):

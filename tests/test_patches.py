@@ -5,8 +5,9 @@ import re
 
 import pytest
 import torch
-from bench.patches import RECORD, ROOT, page, tried
 from helpers import values
+
+from bench.patches import RECORD, ROOT, page, tried
 
 
 def test_rows_tell_what_became_of_a_function(device):
