@@ -17,6 +17,7 @@ import collections
 import functools
 import gc
 import inspect
+import math
 import operator
 import sys
 import types
@@ -231,6 +232,7 @@ class Node:
         return self.value
 
     guard_int = guard_bool = guard_size_oblivious = int_ = float_ = bool_ = plain
+    expect_true = guard_or_false = guard_or_true = statically_known_true = plain
 
     def guard_float(self, file, _):
         if PARSER not in file or self.trace.over:
@@ -272,6 +274,9 @@ class Node:
         """C++ computes with it, to see whether an index fits, say."""
         result = self.trace.step(op, function, *(STAND_IN[type(one.value)](one) for one in (self, *others)))
         return result.node if type(result) in STAND_INS else self.wrap_int(result)
+
+    def clone(self):
+        return self
 
     def str(self):
         return str(self.plain())
@@ -330,6 +335,11 @@ def exact(name):
 
 def node_method(op, function):
     return lambda self, *others: self.made(op, function, *others)
+
+
+def exact_node(function):
+    """The same where there is no step."""
+    return lambda self, *others: self.wrap_int(function(*(one.plain() for one in (self, *others))))
 
 
 OPERATORS = {
@@ -430,6 +440,11 @@ for _name, _how in (*OPERATORS.items(), *COMPARISONS.items(), ("neg", (NEGATED, 
     setattr(Node, _name, node_method(*_how))
 Node.float_truediv = Node.int_truediv = Node.truediv
 Node.int_floordiv, Node.float_pow, Node.pow_by_natural = Node.floordiv, Node.pow, Node.pow
+for _name, _function in (
+    ("ceil", math.ceil), ("floor", math.floor), ("sym_max", max), ("sym_min", min), ("sym_and", operator.and_), ("sym_or", operator.or_),
+    ("sym_not", operator.not_), ("sym_ite", lambda condition, one, other: one if condition else other),
+):  # fmt: skip
+    setattr(Node, _name, exact_node(_function))
 core.numbers_are(Node)
 
 

@@ -104,9 +104,14 @@ def buffer_for(t, inference=None):
 
 def fill(buffer, t):
     """Copy the bytes of t's span, gaps and overlaps included, as the copy node will."""
-    whole = core.fixed(t).view(torch.uint8)
-    start = core.address(t) - core.storage_address(t)
-    buffer.copy_(whole[start : start + buffer.numel()])
+
+    def copy():
+        whole = core.fixed(t).view(torch.uint8)
+        start = core.address(t) - core.storage_address(t)
+        buffer.copy_(whole[start : start + buffer.numel()])
+
+    # The function may enter inference mode itself, and be given its own results.
+    core.in_inference(buffer.is_inference() or torch.is_inference_mode_enabled(), copy)
 
 
 def collect():

@@ -3,7 +3,7 @@ mode whole, and tensors are of another kind. All against an eager twin."""
 
 import pytest
 import torch
-from helpers import counts, values
+from helpers import counts, identical, values
 from torch import nn
 
 import cgt
@@ -76,6 +76,25 @@ def test_kernels_that_are_chosen_by_grad_mode(device):
     torch.manual_seed(0)
     lstm = nn.LSTM(2, 3, 2, bidirectional=True).to(device)
     both(lambda x: lstm(x)[0].abs().sum(0), INSIDE, lambda k: values(device, 4, 3, 2, seed=k), 10)
+
+
+@pytest.mark.parametrize("writes", [False, True])
+def test_results_that_are_given_back_from_outside_of_the_mode(device, writes):
+    """A state that goes round: `x = f(x)`, with the mode inside."""
+
+    @torch.inference_mode()
+    def function(x, y):
+        if writes:
+            y.add_(x.mean())
+        return x.tanh() + y, y * 2
+
+    f = cgt.jit(function)
+    mine, theirs = ((values(device, 2, 8), values(device, 2, 8, seed=2)) for _ in range(2))
+    for k in range(12):
+        cgt.step()
+        mine, theirs = f(*mine), function(*theirs)
+        assert all(identical(a, b) and a.is_inference() for a, b in zip(mine, theirs, strict=True)), k
+    assert cgt.stats(f).replays >= 8, cgt.explain(f)
 
 
 def test_result_of_an_inner_inference_mode_is_an_inference_tensor(device):

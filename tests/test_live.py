@@ -2,6 +2,8 @@
 
 import math
 import os
+import pathlib
+import re
 import types
 
 import pytest
@@ -13,7 +15,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import cgt
-from cgt import tables
+from cgt import live, tables
 
 CALLS = 30
 relaxed = settings(deadline=None, suppress_health_check=list(HealthCheck))
@@ -79,6 +81,46 @@ def test_one_recording_serves_all_numbers(device, name):
 @pytest.mark.parametrize("mode", ["floor", "trunc"])
 def test_division_by_zero_has_a_kernel_of_its_own(device, mode):
     agree(argument(lambda x, lr: torch.div(x, lr, rounding_mode=mode))(device), [0.5, 0.25, 0.0, -0.0, 2.0, 0.0] * 3, most=8, replays=6)
+
+
+def test_all_that_pytorch_may_ask_a_number_is_answered():
+    """Of this release: an AttributeError in the middle of a call is the user's."""
+    header = pathlib.Path(torch.__file__).parent / "include/torch/csrc/utils/python_symnode.h"
+    text = header.read_text()
+    asked = {*re.findall(r'attr\("(\w+)"\)', text), *re.findall(r"c10::SymNode (\w+)\(", text)} - {"dispatch_common_", "dispatch_sym_ite_"}
+    assert len(asked) > 40 and {name for name in asked if not hasattr(live.Node, name)} <= {"n"}  # a constructor's argument
+
+
+INDICES = {
+    "read a slice": lambda x, t: x[t % 5 : t % 5 + 2] * 2,
+    "read an element": lambda x, t: x.view(4, 2)[:, t % 2] * 2,
+    "from the end": lambda x, t: x[-(t % 3) - 1 :].sum(),
+    "write a slice": lambda x, t: x.clone().index_fill_(0, torch.tensor([0], device=x.device), 1)[t % 5 : t % 5 + 2].mul_(2),
+    "set a slice": lambda x, t: set_in(x.clone(), slice(t % 5, t % 5 + 2), 7.0),
+    "set an element": lambda x, t: set_in(x.clone().view(4, 2), (slice(None), t % 2), x[:4]),
+    "narrow": lambda x, t: x.narrow(0, t % 5, 2) + 1,
+    "split": lambda x, t: x.split([t % 4 + 1, 7 - t % 4])[0] * 2,
+    "view": lambda x, t: x.view(t % 2 + 1, -1).sum(0),
+}
+
+
+def set_in(x, at, value):
+    x[at] = value
+    return x
+
+
+@pytest.mark.parametrize("draws", [False, True])
+@pytest.mark.parametrize("name", INDICES)
+def test_numbers_that_are_indices(device, name, draws):
+    """Few values of them, each with a recording of its own; also where the function cannot be run again, since it drew."""
+    function = INDICES[name]
+    with_dropout = lambda x, t: F.dropout(function(x, t).float(), 0.5)  # noqa: E731
+    x, f = values(device, 8), cgt.jit(with_dropout if draws else function, max_records=16)
+    for k in range(CALLS):
+        torch.manual_seed(k)
+        got = f(x, k)
+        torch.manual_seed(k)
+        assert identical(got, f.__wrapped__(x, k))
 
 
 WHOLE = {
