@@ -394,6 +394,7 @@ class Seen:
     computed: bool | None = None  # with some it did; False: and more depends on one than ops and comparisons
     known: dict = fresh(dict)  # memory -> parts of it (segments.part_of) that were read and not written since
     graded: set = fresh(set)  # ids of leaves that had still their old .grad at one of these
+    graded_last: set = fresh(set)  # and at the last
     unfilled: list = fresh(list)  # (address, bytes) of memory in which it must not be set anew: something ran there before
     spare: list = fresh(list)  # on the GPU: memory of the pool that nothing else may take before the recording is over
     late: int = 0  # so many values came until the last that was read behind a write to memory from outside

@@ -299,6 +299,7 @@ def note_grads(seen):
         with unseen(seen):
             seen.spare.extend(fill_pool(seen, torch.cuda.current_stream().cuda_stream))
     seen.graded |= graded
+    seen.graded_last = graded
 
 
 def fill_pool(seen, stream):
@@ -461,6 +462,8 @@ def vet(seen, draft):
     graded = any(id(draft.slots[e.slot].example) in seen.graded for e in sets)
     lie = [core.address(draft.outs[e.out].proto) for e in sets if e.out != NONE]
     over = any(lo <= at < lo + n for lo, n in seen.unfilled for at in lie)
-    if any(e.slot in read for e in sets) or (graded and over):
+    # One that is taken away, and not replaced, behind the last value: nothing ran that it could miss.
+    taken = {e.slot for e in sets if e.out == NONE and id(draft.slots[e.slot].example) in seen.graded_last}
+    if any(e.slot in read and e.slot not in taken for e in sets) or (graded and over):
         return errors.read_with_grads(seen.values[-1].line), False
     return None, graded

@@ -222,6 +222,60 @@ def test_old_gradient_that_was_looked_at_is_a_reason(device):
     assert any("Call zero_grad() before" in reason for reason in cgt.stats(f).reasons), cgt.explain(f)
 
 
+@pytest.mark.parametrize("jitted", ["both", "update"])
+@pytest.mark.parametrize("how", ["raises", "skips", "asks again"])
+def test_update_that_clips_checks_and_takes_the_gradients_away(device, how, jitted):
+    """Accumulation as people write it. A value is read while the gradients of earlier calls are there, and they are gone when
+    the call is over; where it goes another way, or raises, they are what they were."""
+
+    def programs(wrap_micro, wrap_update):
+        torch.manual_seed(2)
+        net = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 4)).to(device)
+        optimizer = torch.optim.AdamW(net.parameters(), lr=0.1)
+
+        def micro(x):
+            loss = net(x).square().mean() / 2
+            loss.backward()
+            return loss.detach()
+
+        def update():
+            norm = nn.utils.clip_grad_norm_(net.parameters(), 0.1, error_if_nonfinite=how == "raises")
+            if how != "raises" and not torch.isfinite(norm):
+                optimizer.zero_grad()
+                return norm * 0 - 1
+            optimizer.step()
+            optimizer.zero_grad()
+            if how == "asks again" and norm > 0.2:
+                return norm * 2
+            return norm
+
+        return net, wrap_micro(micro), wrap_update(update)
+
+    plain = lambda function: function  # noqa: E731
+    net, micro, update = programs(cgt.jit if jitted == "both" else plain, cgt.jit)
+    twin, micro_of_twin, update_of_twin = programs(plain, plain)
+    for k in range(60):
+        if k % 2 == 0:
+            cgt.step()
+        x = values(device, 4, 8, seed=k) * (float("nan") if k in (21, 22, 37) else 1 + k % 5)
+        assert identical(micro(x), micro_of_twin(x)), k
+        if k % 2:
+            got, want = (outcome(one) for one in (update, update_of_twin))
+            assert type(got) is type(want) and (isinstance(got, RuntimeError) or identical(got, want)), k
+        for a, b in zip(net.parameters(), twin.parameters(), strict=True):
+            assert identical(a.detach(), b.detach()), k
+            assert (a.grad is None) == (b.grad is None) and (a.grad is None or identical(a.grad, b.grad)), k
+    if how != "asks again" and jitted == "both":  # gradients of eager's lie elsewhere each time
+        assert cgt.stats(update).replays >= 20, cgt.explain(update)
+
+
+def outcome(function):
+    try:
+        return function()
+    except RuntimeError as error:
+        return error
+
+
 def test_arguments_and_results_of_the_path(device):
     """What is written is an argument, or what another recording returned."""
     first = cgt.jit(lambda x: x * 2)
