@@ -200,7 +200,7 @@ def on_host(call, attempt):
         seen = attempt.seen = observe_plan(plan, swaps)
         seen.blockers, seen.ops = call.state.blockers, [] if call.state.opts.audit is not None else None
         seen.copies, seen.apart, seen.until, seen.computes = copies, call.state.apart, call.state.late, plan.computes
-        if plan.computes:  # code that is given a number of ours may raise where eager's would not
+        if plan.computes or plan.live:  # code that is given a number of ours may raise where eager's would not
             attempt.before = seen.before = snapshot(plan)
         seen.memory.extend(buffer for _, buffer in swaps)
         torch.clear_autocast_cache()

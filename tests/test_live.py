@@ -123,6 +123,58 @@ def test_numbers_that_are_indices(device, name, draws):
         assert identical(got, f.__wrapped__(x, k))
 
 
+ODD = {  # what PyTorch's parser does not take a number of ours for
+    "zeros": lambda x, n: torch.zeros(n % 3 + 1, 8, device=x.device) + x,
+    "expand": lambda x, n: x[:1].expand(n % 3 + 1, -1).sum() + x,
+    "interpolate": lambda x, n: F.interpolate(x.view(1, 1, 2, 4), size=(n % 3 + 2, 4)).sum() + x,
+}
+
+
+class Acts:
+    """What a function may have done before it raises."""
+
+    def __init__(self, device):
+        torch.manual_seed(5)
+        self.total, self.calls, self.log, self.seen = torch.zeros(8, device=device), 0, [], {"calls": 0}
+        self.net = nn.Linear(8, 1).to(device)
+        self.adam = torch.optim.Adam(self.net.parameters(), lr=0.1)
+
+    def act(self, how, x):
+        if how == "draws":
+            return x + torch.rand(8, device=x.device)
+        if how == "writes":
+            self.total.add_(x)
+        elif how == "counts":
+            self.calls += 1
+            self.seen["calls"] += 1
+        elif how == "appends":
+            self.log.append(x * 2)
+        elif how == "trains":
+            self.adam.zero_grad()
+            self.net(x).sum().backward()
+            self.adam.step()
+        return x
+
+    def state(self):
+        return [self.total.clone(), self.calls, dict(self.seen), [t.clone() for t in self.log], [p.detach().clone() for p in self.net.parameters()]]
+
+
+@pytest.mark.parametrize("how", ["draws", "writes", "counts", "appends", "trains"])
+@pytest.mark.parametrize("name", ODD)
+def test_what_raises_for_a_stand_in_is_as_if_it_had_not_run(device, name, how):
+    """On the host the function runs for real while it is recorded."""
+    ours, theirs = Acts(device), Acts(device)
+    f = cgt.jit(lambda x, n: ODD[name](ours.act(how, x), n))
+    for k in range(24):
+        x = values(device, 8, seed=k)
+        torch.manual_seed(k)
+        got = f(x, k)
+        torch.manual_seed(k)
+        assert identical(got, ODD[name](theirs.act(how, x), k)), k
+        mine, wanted = ours.state(), theirs.state()
+        assert mine[1:3] == wanted[1:3] and all(map(identical, (mine[0], *mine[3], *mine[4]), (wanted[0], *wanted[3], *wanted[4]))), k
+
+
 WHOLE = {
     "factor": lambda x, t: x * t,
     "weight": lambda x, t: x * (t / 1000) + (1 - t / 1000),
