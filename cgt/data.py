@@ -107,6 +107,7 @@ class State:
     incomparable: int = 0  # calls in a row with arguments that cannot be compared
     saves: bool = False  # a result required grad
     doubted: bool = False  # a warm-up came to nothing
+    strangers: int = 0  # warm-ups that read values which had not come before
     watched: bool = False  # the run before took nothing from iterators and files
     escapes: int = 0  # recordings of which something outlived the call
     pointers: dict = fresh(dict)  # path of an argument, or of what it reaches -> its last address

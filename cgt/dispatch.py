@@ -514,8 +514,11 @@ def warm(call, sources=()):
     state.saves |= bool(describe.pending_in(seen, result))
     if state.graph is not None:
         prove(state.graph, seen, call.args)
-    reason = reason or vet_values(call, seen)
-    if reason is not None and (state.doubted or sources):
+    strange = vet_values(call, seen) if reason is None else None
+    if reason is None and strange is not None:
+        state.strangers += 1
+        reason = strange
+    if reason is not None and (state.doubted or sources) and not (strange and state.strangers < segments.tries(seen.values)):
         verdicts.condemn(call, reason)  # and warm again after the cool-down
         verdicts.count_eager(state, reason)
         verdicts.vet_strict(state, reason)

@@ -27,6 +27,8 @@ COOL_DOWN = (64, 4096)
 # Share of eager's time that recordings which are not replayed may cost a function; inf: record at every miss.
 OVERHEAD = float("inf") if STRICT else float(os.environ.get("CGT_OVERHEAD", "0.05"))
 PATIENCE = 32  # calls alike in a row after which one is recorded all the same; times itself with each
+# Warm-ups of a function that reads values, until one is met that came before: of numbers, which often are of few, and of masks.
+TRIES_OF_NUMBERS, TRIES_OF_MASKS = 6, 3
 MAX_SPECS = 64  # argument structures kept per function; the oldest without a recording goes
 MAX_VERDICTS = 4  # reasons against single calls, before one against the function
 ESCAPE_TRIES = 2  # recordings thrown away because a tensor outlived the call, before a verdict

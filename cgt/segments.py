@@ -20,7 +20,7 @@ import cgt_core as core
 import torch
 from cgt_core import CUDA, HOST, NONE, SETS_GRAD
 
-from . import constants, errors, tape
+from . import constants, errors, options, tape
 from .data import Undo
 from .observe import (
     exchange,
@@ -446,6 +446,11 @@ def cut(seen, at, nbytes, part, pure):
 def wide(values):
     """Those of which there are more than two."""
     return [value for value in values if len(value.bytes) > 1]
+
+
+def tries(values):
+    """Warm-ups in which one that came before may be met."""
+    return options.TRIES_OF_NUMBERS if all(len(value.bytes) <= 8 for value in values) else options.TRIES_OF_MASKS
 
 
 def lines_of(values):
