@@ -863,8 +863,13 @@ def unrecorded():
 
 
 @code(504)
-def new_kind():
-    return "the first call with such arguments: recorded when one comes that is like it."
+def new_kind(path=None):
+    if path is None:
+        return "the first call with such arguments: recorded when one comes that is like it."
+    return (
+        f"the first call with such arguments: {path} is another one at each call. Recorded when one comes that is like it. Keep it to a few "
+        "values, or pass it by itself as a float, an int or a tensor."
+    )
 
 
 @code(505)

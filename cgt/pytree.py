@@ -277,7 +277,8 @@ def first_difference(program, args, kwargs):
 
 def leaves_of_program(program):
     """[(path, leaf)] of the calls that it is of, if it names but containers that torch's pytrees know, too; else []."""
-    told = [op if op[0] not in (TENSOR, LIVE, SAME, EQUAL) else (PLAIN, 0, Stand.TENSOR if op[0] == TENSOR else Stand.ANY) for op in program]
+    stands = {TENSOR: Stand.TENSOR, LIVE: Stand.ANY, SAME: Stand.ANY}
+    told = [(PLAIN, 0, stands.get(op[0], op[2])) if op[0] in (*stands, EQUAL) else op for op in program]
     if {op[0] for op in told} - {PLAIN, TUPLE, LIST, DICT, NAMEDTUPLE}:
         return []
     args, kwargs = unflatten_call(told, [])

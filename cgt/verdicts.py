@@ -82,8 +82,8 @@ def wait(call, first):
     new = account.meet(state.account, (*key_of(call), core.fn_unknown(f)))
     if new and not first:
         if new > 1:
-            core.verdict_fn(f, errors.new_kind(), core.fn_counts(f)[0] + new, 2)
-        return errors.new_kind()
+            core.verdict_fn(f, errors.new_kind(varying(call)), core.fn_counts(f)[0] + new, 2)
+        return errors.new_kind(varying(call) if new > 1 else None)
     place = (NONE, NONE) if first else place_in_tree(state, call.flat, call.flat.tensors)
     missed = [] if first else [miss for miss in misses(call, *place) if not is_learnt(state, *miss)]
     n = account.waits(state.account, f, missed, state.opts.max_records)
@@ -92,6 +92,13 @@ def wait(call, first):
     reason = account.reason(state.account, n, lambda: why_missed(call, *place))
     core.verdict_fn(f, reason, core.fn_counts(f)[0] + n, account.heard(state.account))
     return reason
+
+
+def varying(call):
+    """The first argument in which the call's structure is not that of the one before it, or None."""
+    programs = [program for spec, (program, _) in call.state.programs.items() if spec != call.spec]
+    found = pytree.first_difference(programs[-1], call.args, call.kwargs) if programs else None
+    return None if found is None else found[0]
 
 
 def is_learnt(state, node, why, index):
