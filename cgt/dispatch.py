@@ -73,6 +73,7 @@ from .plan import (
     why_untraced,
 )
 from .private import outside_dynamo
+from .taps import threads_beside
 
 ATTRIBUTE = "_cgt_state"  # of a jitted function: its state
 BACKWARD = ".backward"  # behind the name of the function whose backward it is
@@ -581,8 +582,7 @@ def record_node(call, attempt):
         if reason is None:
             return result
     if not attempt.passing:
-        attempt.verdict = reason = live.absolve(call.state, reason)
-        verdicts.condemn(call, reason)
+        reason = condemned(call, attempt, reason)
     record.undo(attempt)
     if attempt.seen is not None and impure.vet(impure.lasting(attempt.plan.sources), attempt.seen):
         raise errors.CgtError(errors.drawn_in_vain(call.state.name, reason))
@@ -929,12 +929,18 @@ def abandon(call, attempt, reason):
     core.abort()
     attempt.settled = True
     if not attempt.passing:
-        attempt.verdict = reason = live.absolve(state, reason)
-        verdicts.condemn(call, reason)
+        reason = condemned(call, attempt, reason)
     if graph is not None and not graph.proven:
         prove(graph, attempt.seen, call.flat.tensors)  # it ran for real: was it right?
     verdicts.count_eager(state, reason)
     return readout.fill(attempt.seen, attempt.result)
+
+
+def condemned(call, attempt, reason):
+    """Nothing like this call is recorded for a while: the reason, in which threads are named that may be why."""
+    attempt.verdict = reason = errors.beside_threads(live.absolve(call.state, reason), threads_beside())
+    verdicts.condemn(call, reason)
+    return reason
 
 
 def add_node(call, plan, seen, draft):

@@ -929,6 +929,17 @@ def replaced(path):
     )
 
 
+ALONE = ("CGT110", "CGT305", "CGT307", "CGT418", "CGT419")  # what is known of numbers and places only where no other thread runs Python
+
+
+def beside_threads(reason, names):
+    """The same, where threads may be why."""
+    if not names or not reason.startswith(ALONE):
+        return reason
+    also = "another thread" if len(names) == 1 else f"{len(names)} other threads"
+    return f"{reason} Or end {also} ({', '.join(names[:3])}) while it is recorded: then nobody else can see the numbers, and they may change."
+
+
 @code(306)
 def used_elsewhere(path):
     return (

@@ -430,29 +430,42 @@ def tap_calls(started, methods, called, beside):
 
 
 def stacks_elsewhere():
-    """[[frames], innermost first] of each of the other threads."""
-    found, frames = [], sys._current_frames()
+    """{thread: [frames], innermost first} of the other threads."""
+    found, frames = {}, sys._current_frames()
     del frames[threading.get_ident()]  # a frame that holds itself would hold its callers' tensors
-    for frame in frames.values():
-        found.append([])
+    for thread, frame in frames.items():
+        found[thread] = []
         while frame is not None:
-            found[-1].append(frame)
+            found[thread].append(frame)
             frame = frame.f_back
     return found
 
 
 def code_elsewhere():
     """[code objects] that each of the other threads is at."""
-    return [[frame.f_code for frame in stack] for stack in stacks_elsewhere()]
+    return [[frame.f_code for frame in stack] for stack in stacks_elsewhere().values()]
 
 
-# Whose threads watch, bring data, talk to a notebook or spread tests over processes; and, between two pieces of work, PyTorch's compiler.
-BYSTANDERS = ("tqdm", "torch.utils.data._utils", "torch._inductor", "ipykernel", "IPython", "tornado", "zmq", "execnet")
+# Whose threads watch, bring data, write logs, talk to a notebook or spread tests over processes; and, between two pieces of work, PyTorch's
+# compiler.
+BYSTANDERS = (
+    "tqdm", "torch.utils.data._utils", "torch.multiprocessing", "torch._inductor", "ipykernel", "IPython", "tornado", "zmq", "execnet",
+    "tensorboard", "tensorboardX", "wandb",
+)  # fmt: skip
+# Modules of Python's own whose threads bring to other processes what they are given, as those of a DataLoader with workers do.
+CARRIERS = ("multiprocessing.queues", "concurrent.futures.process")
 
 
 def is_alone():
     """Does no other thread run Python that could be the program's?"""
-    return all(is_idle(stack[0]) or is_bystander(stack) for stack in stacks_elsewhere())
+    return not threads_beside()
+
+
+def threads_beside():
+    """Names of the other threads that do."""
+    beside = [thread for thread, stack in stacks_elsewhere().items() if not (is_idle(stack[0]) or is_bystander(stack))]
+    names = {thread.ident: thread.name for thread in threading.enumerate()} if beside else {}
+    return [names.get(thread, str(thread)) for thread in beside]
 
 
 def is_idle(frame):
@@ -466,7 +479,8 @@ def is_bystander(stack):
     """Is it a bystander's, and runs nobody else's code?"""
     names = [str(frame.f_globals.get("__name__")) for frame in stack]
     owners = [name for name in names if name.split(".")[0] not in sys.stdlib_module_names]
-    return bool(owners) and all(f"{name}.".startswith(tuple(f"{who}." for who in BYSTANDERS)) for name in owners)
+    known = bool(owners) or any(name in CARRIERS and frame.f_code.co_filename.startswith(STANDARD) for name, frame in zip(names, stack, strict=True))
+    return known and all(f"{name}.".startswith(tuple(f"{who}." for who in BYSTANDERS)) for name in owners)
 
 
 STANDARD = os.path.dirname(threading.__file__) + os.sep

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from helpers import in_threads, same, tells
+from helpers import in_threads, same, tells, values
 from torch import nn
 
 import cgt
@@ -430,6 +430,52 @@ def test_threads_that_only_watch_do_not_disturb(names, disturbs, device):
     finally:
         stop.set()
         getattr(thread, "cancel", int)()
+        thread.join()
+
+
+@pytest.mark.parametrize("pin", [False, True])
+def test_a_loader_with_workers_does_not_disturb(pin, device):
+    """It feeds each of them by a thread of its own, and pins by another one."""
+    if pin and device.type == "cpu":
+        pytest.skip("pins for a GPU")
+    data = torch.utils.data.TensorDataset(values("cpu", 64, 4))
+    loader = torch.utils.data.DataLoader(data, batch_size=4, num_workers=1, persistent_workers=True, pin_memory=pin)
+    nets = [nn.Linear(4, 4, device=device) for _ in range(2)]
+    nets[1].load_state_dict(nets[0].state_dict())
+    adams = [torch.optim.Adam(net.parameters()) for net in nets]
+
+    def step(net, adam, x):
+        adam.zero_grad()
+        net(x).square().mean().backward()
+        adam.step()
+
+    f = cgt.jit(lambda x: step(nets[0], adams[0], x))
+    for _ in range(2):
+        for (x,) in loader:
+            f(x.to(device))
+            step(nets[1], adams[1], x.to(device))
+    assert all(torch.equal(a, b) for a, b in zip(nets[0].parameters(), nets[1].parameters(), strict=True))
+    assert cgt.stats(f).replays >= 20, cgt.explain(f)
+
+
+def test_the_thread_is_named_that_keeps_numbers_from_being_live(device):
+    stop = threading.Event()
+    thread = threading.Thread(target=lambda: stop.wait(), name="my sleeper", daemon=True)
+    thread.start()
+    try:
+        o = Log()
+        o.scale = 0.0
+
+        def function(x):
+            o.scale += 1
+            return x * o.scale
+
+        f = cgt.jit(function)
+        for k in range(8):
+            assert torch.equal(f(torch.ones(3, device=device)), torch.full((3,), k + 1.0, device=device))
+        assert any("Or end another thread (my sleeper) while it is recorded" in reason for reason in cgt.stats(f).reasons), cgt.stats(f).reasons
+    finally:
+        stop.set()
         thread.join()
 
 
