@@ -67,6 +67,7 @@ from .plan import (
     may_carry,
     misses,
     place_in_tree,
+    places_first,
     plan_call,
     survey,
     why_uncounted,
@@ -619,7 +620,7 @@ def prepare(call, attempt, around):
         return reason
     make_place(state, path, parent)
     make_room(state)
-    missed = misses(call, path, parent)
+    missed = places_first(misses(call, path, parent))
     followable = find_followable(call, around)
     moves = note_moves(state, around, missed, followable)
     live.learn_places(state, around.found.places, [state.keep[node] for node, why, _ in missed if why == MISS_PLACE], misplaced(state, missed))

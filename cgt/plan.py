@@ -5,7 +5,7 @@ import enum
 
 import cgt_core as core
 import torch
-from cgt_core import AT_PLACE, CUDA, HOST, NONE
+from cgt_core import AT_PLACE, CUDA, HOST, MISS_META, MISS_PLACE, NONE
 
 from . import (
     autograd,
@@ -54,6 +54,16 @@ def place_in_tree(state, flat, tensors):
 def misses(call, path, parent):
     """[(recording, why, index)]: why those here of the call's structure do not take it; newest match first."""
     return core.node_misses(path, parent, call.state.f, call.spec, leaves_of(call.flat))
+
+
+def places_first(missed):
+    """The same, where a place is why if one is: a guard tells of shapes before it looks at places, but what lies in them
+    will be followed, or live, and the recording made anew."""
+    told = []
+    for node, why, index in missed:
+        place = core.node_misplaced(node) if why == MISS_META else NONE
+        told.append((node, why, index) if place == NONE else (node, MISS_PLACE, place))
+    return told
 
 
 def leaves_of(flat):

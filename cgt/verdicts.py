@@ -14,6 +14,7 @@ from cgt_core import (
     MISS_ALIVE,
     MISS_AMBIENT,
     MISS_GRAD,
+    MISS_META,
     MISS_NUMBER,
     MISS_PLACE,
     MISS_POINTER,
@@ -85,7 +86,7 @@ def wait(call, first):
             core.verdict_fn(f, errors.new_kind(varying(call)), core.fn_counts(f)[0] + new, 2)
         return errors.new_kind(varying(call) if new > 1 else None)
     place = (NONE, NONE) if first else place_in_tree(state, call.flat, call.flat.tensors)
-    missed = [] if first else [miss for miss in misses(call, *place) if not is_learnt(state, *miss)]
+    missed = [] if first else [miss for miss in misses(call, *place) if not (is_learnt(state, *miss) or is_outdated(state, *miss))]
     n = account.waits(state.account, f, missed, state.opts.max_records)
     if n == 0:
         return None
@@ -106,8 +107,8 @@ def is_learnt(state, node, why, index):
     if why != MISS_PLACE:
         return False
     kept, path = state.keep[node], state.keep[node].place_paths[index]
-    if path in kept.numbers.places and path not in state.live and path not in state.exact:
-        return True
+    if path in kept.numbers.places and path not in state.exact:  # it was recorded for one number, and others follow it already
+        return path not in state.live or any((path, None) in one.numbers.sources for one in state.keep.values())
     return kept.followable.get(path) is False and path not in state.followed
 
 
@@ -157,6 +158,13 @@ def hand_over(call, key, reason, until):
 def asked_by(state, until):
     """Python is asked once before, when it is time to say that nothing was replayed (logs.py)."""
     return until if state.warned or core.fn_counts(state.f)[0] >= options.WARN_AFTER else min(until, options.WARN_AFTER)
+
+
+def is_outdated(state, node, why, index):
+    """Is this recording for another shape, and for a number that has changed besides? It tells nothing of whether one for this shape,
+    which follows the number, pays."""
+    place = core.node_misplaced(node) if why == MISS_META else NONE
+    return place != NONE and state.keep[node].place_paths[place] in state.keep[node].numbers.places
 
 
 def why_missed(call, path, parent):

@@ -10,6 +10,7 @@ import torch
 from helpers import tells, values
 from hypothesis import HealthCheck, given, settings
 from test_programs import check, programs
+from torch import nn
 
 # isort: split
 import cgt_core as core
@@ -63,6 +64,29 @@ def test_the_argument_that_is_another_one_at_each_call_is_named(device, wrap):
     named = {"args[1]", "args[1]['t'][0]", "args[1].k"}
     reasons = cgt.stats(f).reasons
     assert any(f"such arguments: {path} is another one at each call" in reason for reason in reasons for path in named), reasons
+
+
+def test_a_few_shapes_and_a_rate_that_moves(device):
+    """Each recording is for one shape, and at first for one rate."""
+    nets = [nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8)).to(device) for _ in range(2)]
+    nets[1].load_state_dict(nets[0].state_dict())
+    adams = [torch.optim.AdamW(net.parameters(), lr=1e-3) for net in nets]
+    rates = [torch.optim.lr_scheduler.LambdaLR(adam, lambda t: min(1.0, t / 100)) for adam in adams]
+
+    def step(k, x):
+        adams[k].zero_grad()
+        loss = nets[k](x).square().mean()
+        loss.backward()
+        adams[k].step()
+        return loss.detach()
+
+    f = cgt.jit(lambda x: step(0, x))
+    for k in range(200):
+        x = values(device, 4, (8, 12, 16)[k * k % 7 % 3], 8, seed=k)
+        assert torch.equal(f(x), step(1, x)), k
+        for rate in rates:
+            rate.step()
+    assert cgt.stats(f).replays >= 120 and cgt.stats(f).records <= 8, cgt.explain(f)
 
 
 @tells("new_kind")

@@ -248,6 +248,11 @@ def node_facts(int n):
         words=sum([node_patch(&TABLE, node, k).kind == SCALAR for k in range(node.len[PATCHES])]))
 
 
+def node_misplaced(int n):
+    """Which place of the node's holds something else now than its guard wants, or NONE."""
+    return places_hold(&TABLE, n)
+
+
 def node_misses(int path, int parent, int f, int spec, list tensors):
     """Why each of these children does not take this call: [(node, Miss, index), ...]. For messages
     and for the choice between pinned and copied."""
