@@ -2,6 +2,7 @@
 no rows meanwhile (core.held), but they count reasons, and a finalizer may ask about a row that is being freed."""
 
 import functools
+import re
 from typing import NamedTuple
 
 import cgt_core as core
@@ -32,6 +33,7 @@ class Stats(NamedTuple):
 
 
 COUNTERS = Stats._fields[:10]  # what core.fn_counts tells
+MEASURED = re.compile(r"\d[\d.]* (?=(ms|µs|calls)\b)")
 PHASES = ("restore", "capture", "instantiate", "checkpoint")  # Phase in cgt_core.pxd
 
 
@@ -164,7 +166,10 @@ def verdict(name, s):
     head = f"{name}: {s.replays} of {s.calls} calls replayed"
     if not s.reasons:
         return [head + ("." if s.replays or s.calls > 2 else ": the first warms, the second records.")]
-    reasons = sorted(s.reasons.items(), key=lambda r: -r[1])
+    alike = {}
+    for text, n in sorted(s.reasons.items(), key=lambda r: -r[1]):  # which differ in what was measured
+        alike.setdefault(MEASURED.sub("", text), [text, 0])[1] += n
+    reasons = sorted(alike.values(), key=lambda r: -r[1])
     told = [f"  {k + 1}. ({n}x) {text}" for k, (text, n) in enumerate(reasons[: options.EXPLAIN_ITEMS])]
     more = len(reasons) - len(told)
     lasting = "One reason" if len(reasons) == 1 else f"{len(reasons)} reasons"
