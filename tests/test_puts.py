@@ -458,6 +458,7 @@ def test_a_loader_with_workers_does_not_disturb(pin, device):
     assert cgt.stats(f).replays >= 20, cgt.explain(f)
 
 
+@tells("beside_threads")
 def test_the_thread_is_named_that_keeps_numbers_from_being_live(device):
     stop = threading.Event()
     thread = threading.Thread(target=lambda: stop.wait(), name="my sleeper", daemon=True)

@@ -60,7 +60,7 @@ def test_state_that_comes_back_to_an_earlier_value_is_as_in_eager(device, change
     if change in (table, order):  # numbers
         assert cgt.stats(f).replays >= 8, cgt.explain(f)
         return
-    assert cgt.stats(f).replays == 0
+    assert change is ring or cgt.stats(f).replays == 0  # it is put at an index, for each of which there may be a recording
     assert any("is changed by the function" in reason for reason in cgt.stats(f).reasons)
 
 
