@@ -10,8 +10,10 @@ import json
 from pathlib import Path
 from typing import NamedTuple
 
+import torch  # before the core, whose libraries are torch's
+
+# isort: split
 import cgt_core as core
-import torch
 import torch.nn.functional as F
 from cgt_core import COPIED, PINNED, UNUSED
 
@@ -127,6 +129,7 @@ def tried(name, varies, function, given, device):
     elif used is not None:
         how = f"{used.words} told" if used.words else "no op is given it"
     why = max(s.reasons, key=s.reasons.get, default="") if s.replays < CALLS // 2 else ""
+    why = why.replace(f"{ROOT}/", "")
     return Row(name, varies, s.replays, s.records, s.graph_nodes // max(1, s.records), how, bool(equal), why)
 
 

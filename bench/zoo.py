@@ -34,7 +34,7 @@ import torch
 
 from .gpu import ROOT, machine
 from .zoo_families import FAMILIES, PROGRAMS
-from .zoo_page import page, summary
+from .zoo_page import page, slower, summary
 
 RECORD = ROOT / "bench" / "results" / "zoo.json"
 WAYS = ("infer", "jit", "step")
@@ -208,7 +208,27 @@ def run_zoo(options):
             list(pool.map(run, families))
         finally:
             pool.shutdown(wait=False, cancel_futures=True)  # after Ctrl-C: what has not begun
+    if options.turns > 1:
+        measure_alone(record, options)
     return record
+
+
+def measure_alone(record, options):
+    """What was slower while others took times, too, is told by a run of its own."""
+    for cell in list(filter(slower, record["cells"])):
+        (found,) = run_family(cell["family"], [cell["way"]], options, nullcontext())
+        if found["outcome"] == "ran":
+            put_alone(record, found)
+            print("alone:", one_line(found), flush=True)
+    if options.out:
+        write(record, options.out)
+
+
+def put_alone(record, found):
+    """A cell in the place of the one that was measured beside others."""
+    for k, cell in enumerate(record["cells"]):
+        if (cell["family"], cell["way"]) == (found["family"], found["way"]):
+            record["cells"][k] = found | {"alone": True}
 
 
 def arguments(given=None):

@@ -77,6 +77,7 @@ def page(record):
         *([HOST, ""] if record["device"] == "CPU" else []),
         f"**{summary(record)}**",
         "",
+        *alone_lines(record["cells"]),
         "\n".join(columns).format(calls=record["calls"], harm=HARM),
         "",
         *table(families, compared, record["calls"], numbers),
@@ -89,6 +90,12 @@ def page(record):
         lines += ["", "## Reasons", ""]
         lines += [reason_line(text, n, record["cells"]) for text, n in numbers.items()]
     return "\n".join(lines) + "\n"
+
+
+def alone_lines(cells):
+    """Which cells are told by a second run, for which nothing ran beside them."""
+    names = [f"{c['family']}/{c['way']}" for c in cells if c.get("alone")]
+    return [f"Measured again alone, since they were slower while other cells took their times: {', '.join(names)}.", ""] if names else []
 
 
 def numbered(cells):
