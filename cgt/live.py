@@ -809,7 +809,7 @@ def close(seen, box):
     seen.keep.extend(numbers for _, _, numbers in trace.tables)
     if trace.chosen and any(core.storage_id(t) in trace.chosen for t in core.alive(seen.returned)):
         seen.untraced = errors.row_kept()
-        if is_capture(seen) or may_repeat(seen):
+        if is_capture(seen) or may_undo(seen) or may_repeat(seen):
             raise Unrecordable(seen.untraced)
         refuse(seen, seen.untraced)  # the values are right; what it is no view of is somewhere else
     if escaped:

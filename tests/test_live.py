@@ -130,6 +130,23 @@ ODD = {  # what PyTorch's parser does not take a number of ours for
 }
 
 
+@pytest.mark.parametrize("draws", [False, True])
+def test_a_row_that_is_returned_is_the_users_memory_whatever_was_written_before(device, draws):
+    """Eager's result is a view: what comes to that row later is seen in it."""
+    held = []
+    for wrap in (lambda function: function, cgt.jit):
+        table = torch.zeros(6, 4, device=device)
+
+        def a(x, k, table=table):
+            table[k % 6] = F.dropout(x, 0.5) if draws else x
+            return table[k % 6], table.mean(0)
+
+        f = wrap(a)
+        torch.manual_seed(3)
+        held.append([f(values(device, 4, seed=k), k) for k in range(20)] + [(table, table)])
+    assert all(identical(mine, theirs) for one, other in zip(*held, strict=True) for mine, theirs in zip(one, other, strict=True))
+
+
 class Acts:
     """What a function may have done before it raises."""
 
