@@ -1,10 +1,10 @@
 """The zoo's results as a page: a line that sums up, a row per cell, and every reason with the cells that it stopped."""
 
-import re
 from collections import Counter
 
+from cgt.report import MEASURED
+
 HARM = 1.05  # times eager: past it a cell is slower
-VARYING = re.compile(r"\d[\d.]* (?=(ms|µs|s|calls|times already)\b)")  # numbers that make no other reason
 
 HOST = (
     "This is the host's: a recording is a tape of ATen calls, and a replay saves the Python around them. On a machine "
@@ -148,7 +148,7 @@ def kinds(cell):
     """Reason -> calls, without the numbers that differ from call to call."""
     found = Counter()
     for text, calls in cell.get("reasons", {}).items():
-        found[VARYING.sub("… ", text)] += calls
+        found[MEASURED.sub("… ", text)] += calls
     return found
 
 

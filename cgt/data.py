@@ -37,6 +37,7 @@ class Account:
     last: float = 0.0  # of these, on the last of them
     met: dict = fresh(dict)  # kinds of calls that came so far, each with the spec in front; oldest first
     strange: int = 0  # calls in a row that were of a new kind
+    varies: str | None = None  # the argument that was another one at each of these, if that is known
     failed: int = 0  # recordings in a row that came to nothing
     why: str | None = None  # the reason of the last of these
     eager: float | None = None  # seconds of the fastest eager call; None before the first
@@ -282,6 +283,7 @@ class Plan(NamedTuple):
     sources: list  # of impure.states
     owners: dict  # id of an object's __dict__ -> the object
     live: list  # of live.Source
+    lone_tables: dict  # the state's
     wary: bool  # the user's code is given none of them
     computes: bool | None  # numbers that it reads on the way are live, too; None: it read none so far
     unguarded: list  # sentences
@@ -299,7 +301,6 @@ class Plan(NamedTuple):
     generators: list  # that the function can reach
     ambient: tuple
     sinks: Any  # of the core: where gradients end outside of the call
-    lone_tables: dict = {}  # the state's
     summed: list = []  # positions of places with live numbers that are only read for sums that come there again
     kept: list = []  # of places.Put
     puts: list = []  # when it has run: (one of these, position of its place) to which something came

@@ -517,10 +517,10 @@ def warm(call, sources=()):
     if state.graph is not None:
         prove(state.graph, seen, call.args)
     strange = vet_values(call, seen) if reason is None else None
-    if reason is None and strange is not None:
-        state.strangers += 1
-        reason = strange
-    if reason is not None and (state.doubted or sources) and not (strange and state.strangers < segments.tries(seen.values)):
+    state.strangers += strange is not None
+    waits = strange is not None and state.strangers < segments.tries(seen.values)
+    reason = reason or strange
+    if reason is not None and (state.doubted or sources) and not waits:
         verdicts.condemn(call, reason)  # and warm again after the cool-down
         verdicts.count_eager(state, reason)
         verdicts.vet_strict(state, reason)

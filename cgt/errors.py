@@ -929,15 +929,13 @@ def replaced(path):
     )
 
 
-ALONE = ("CGT110", "CGT305", "CGT307", "CGT418", "CGT419")  # what is known of numbers and places only where no other thread runs Python
-
-
 def beside_threads(reason, names):
-    """The same, where threads may be why."""
-    if not names or not reason.startswith(ALONE):
+    """The same, with what is not followed where other threads run Python; they may be why."""
+    numbers = (number_decides, changed_state, place_changed, optimizer_option, optimizer_outside)
+    if not names or not reason.startswith(tuple(f"CGT{n}:" for n, sentence in CODES.items() if sentence in numbers)):
         return reason
-    also = "another thread" if len(names) == 1 else f"{len(names)} other threads"
-    return f"{reason} Or end {also} ({', '.join(names[:3])}) while it is recorded: then nobody else can see the numbers, and they may change."
+    also = "Another thread runs" if len(names) == 1 else f"{len(names)} other threads run"
+    return f"{reason} {also} Python meanwhile ({', '.join(names[:3])}), and could see a number of the function's that changes: none is followed then."
 
 
 @code(306)

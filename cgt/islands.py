@@ -299,13 +299,17 @@ class Island:
         """For the core, behind the segment: does the call go on as it was recorded?"""
         if self.first:
             LOCAL.ran = []
-        watched = getattr(LOCAL, "watched", ())
-        before = list(map(version_of, watched))
-        done = self.run(LOCAL.ran)
-        if list(map(version_of, watched)) != before:
-            LOCAL.ran[-1] = done._replace(unsafe=True)
+        done = self.run_watched() if getattr(LOCAL, "watched", ()) else self.run(LOCAL.ran)
         self.given = []
         return self.takes(done)
+
+    def run_watched(self):
+        """run(), and see whether it wrote to the tensors that it should leave alone."""
+        before = list(map(version_of, LOCAL.watched))
+        done = self.run(LOCAL.ran)
+        if list(map(version_of, LOCAL.watched)) != before:
+            LOCAL.ran[-1] = done._replace(unsafe=True)
+        return done
 
     def leave(self, due, wrote):
         """For the core: no more segments run. `due`: the call goes another way, from the top, where all is as it was until this

@@ -160,7 +160,7 @@ class Trace:
         """What stands for a list or tuple of numbers."""
         proxy = TABLES[type(entries)](entries)
         proxy.trace, proxy.at = self, len(self.tables)
-        self.tables.append(tables.Table(proxy, entries, tables.as_array(entries)))
+        self.tables.append(tables.new(proxy, entries))
         return proxy
 
     def look_up(self, at, index):
@@ -801,9 +801,8 @@ def close(seen, box):
     trace.over = True
     for one in escaped:
         replace(one, one.node.value)
-    for proxy, entries, _ in trace.tables:
-        if sys.getrefcount(proxy) > 3:  # the row's, ours and the question's: to look for holders is to look at all that lives
-            replace(proxy, entries)
+    for table in filter(tables.is_kept, trace.tables):
+        replace(table.proxy, table.entries)
     if trace.bypassed:
         leave(seen, errors.row_written(trace.line()))
     seen.keep.extend(numbers for _, _, numbers in trace.tables)

@@ -152,8 +152,8 @@ def plan_call(call, around, parent, followable, moves, changed):
     return Plan(
         flat=flat, driver=driver, parent=parent, graph=graph, saves=saves,
         reached=around.reached, also=around.also, places=found.places, lone=places.lone_empties(found.places),
-        sizes=found.sizes, sources=impure.states(found.sources), owners=found.owners, kept=found.kept, live=sources,
-        lone_tables=state.lone_tables, summed=moving.summed(found.places, found.owners, state.ran, sums) if may_sum else [], wary=untraced is not None,
+        sizes=found.sizes, sources=impure.states(found.sources), owners=found.owners, kept=found.kept, live=sources, lone_tables=state.lone_tables,
+        summed=moving.summed(found.places, found.owners, state.ran, sums) if may_sum else [], wary=untraced is not None,
         computes=state.computes if untraced is None and graph is None else False, unguarded=found.notes, changed=changed,
         followable=followable, follows=follows, moves=moves, copied=copied, carries=carries, beside=beside,
         spent=autograd.find_spent(graph, flat, copied, driver, parent, call.args),

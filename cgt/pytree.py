@@ -286,7 +286,12 @@ def leaves_of_program(program):
 
 
 def told_leaf(x):
-    return x.value if isinstance(x, Stand) else repr(x)[:40]
+    if isinstance(x, Stand):
+        return x.value
+    try:
+        return repr(x)[:40]
+    except Exception:  # the user's own, which no message of ours may raise
+        return f"a {type(x).__qualname__}"
 
 
 class Stand(enum.Enum):

@@ -33,7 +33,7 @@ class Stats(NamedTuple):
 
 
 COUNTERS = Stats._fields[:10]  # what core.fn_counts tells
-MEASURED = re.compile(r"\d[\d.]* (?=(ms|µs|calls)\b)")
+MEASURED = re.compile(r"\d[\d.]* (?=(ms|µs|s|calls|times already)\b)")  # numbers that make no other reason
 PHASES = ("restore", "capture", "instantiate", "checkpoint")  # Phase in cgt_core.pxd
 
 

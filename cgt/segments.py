@@ -450,7 +450,7 @@ def wide(values):
 
 def tries(values):
     """Warm-ups in which one that came before may be met."""
-    return options.TRIES_OF_NUMBERS if all(len(value.bytes) <= 8 for value in values) else options.TRIES_OF_MASKS
+    return options.TRIES_OF_NUMBERS if all(math.prod(value.shape) == 1 for value in values) else options.TRIES_OF_MASKS
 
 
 def lines_of(values):

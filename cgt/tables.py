@@ -7,13 +7,14 @@ so no other way may lead to it.
 import array
 import gc
 import operator
+import sys
 import types
 from typing import Any, NamedTuple
 
 from . import places, pytree
 from .observe import collect
 
-MOST_ENTRIES = 1 << 16
+MAX_ENTRIES = 1 << 16
 ROW = 9  # fields of a place's row: the third is where it is, the fifth what it held (describe.py)
 
 
@@ -25,8 +26,17 @@ class Table(NamedTuple):
     numbers: array.array
 
 
-def as_array(entries):
-    return array.array("d" if type(entries[0]) is float else "q", entries)
+def new(proxy, entries):
+    return Table(proxy, entries, array.array("d" if type(entries[0]) is float else "q", entries))
+
+
+def is_kept(table):
+    """Has somebody kept what lay in its place? Who, tells but a look at all that lives."""
+    return sys.getrefcount(table.proxy) > ALONE
+
+
+_one = Table(object(), (), array.array("q"))
+ALONE = sys.getrefcount(_one.proxy)  # the row's reference and the question's, as this Python counts them
 
 
 def is_as_it_was(table):
@@ -51,7 +61,7 @@ def find(found, lone):
 def is_table(place):
     """Does a list or tuple of numbers of one kind lie there, that a whole number can choose from?"""
     entries = place.want
-    if place.kind not in places.HOLD_NUMBERS or type(entries) not in (list, tuple) or not 1 < len(entries) <= MOST_ENTRIES:
+    if place.kind not in places.HOLD_NUMBERS or type(entries) not in (list, tuple) or not 1 < len(entries) <= MAX_ENTRIES:
         return False
     kind = type(entries[0])
     return kind in (int, float) and all(type(x) is kind and (kind is float or abs(x) <= pytree.MOST) for x in entries)

@@ -14,7 +14,6 @@ from cgt_core import (
     MISS_ALIVE,
     MISS_AMBIENT,
     MISS_GRAD,
-    MISS_META,
     MISS_NUMBER,
     MISS_PLACE,
     MISS_POINTER,
@@ -26,7 +25,7 @@ from cgt_core import (
 
 from . import account, errors, logs, options, pytree, segments, trace
 from .data import Verdict
-from .plan import driver_of, misses, place_in_tree
+from .plan import driver_of, misses, place_in_tree, places_first
 from .private import is_forward_ad
 
 
@@ -82,11 +81,15 @@ def wait(call, first):
         return None
     new = account.meet(state.account, (*key_of(call), core.fn_unknown(f)))
     if new and not first:
-        if new > 1:
-            core.verdict_fn(f, errors.new_kind(varying(call)), core.fn_counts(f)[0] + new, 2)
-        return errors.new_kind(varying(call) if new > 1 else None)
+        if new == 1:
+            return errors.new_kind()
+        if new < options.COOL_DOWN[0]:  # to compare the calls costs more than many a call
+            state.account.varies = varying(call)
+        reason = errors.new_kind(state.account.varies)
+        core.verdict_fn(f, reason, core.fn_counts(f)[0] + new, 2)
+        return reason
     place = (NONE, NONE) if first else place_in_tree(state, call.flat, call.flat.tensors)
-    missed = [] if first else [miss for miss in misses(call, *place) if not (is_learnt(state, *miss) or is_outdated(state, *miss))]
+    missed = [] if first else [miss for miss in places_first(misses(call, *place)) if not is_learnt(state, *miss)]
     n = account.waits(state.account, f, missed, state.opts.max_records)
     if n == 0:
         return None
@@ -96,7 +99,9 @@ def wait(call, first):
 
 
 def varying(call):
-    """The first argument in which the call's structure is not that of the one before it, or None."""
+    """The first argument in which the call's structure, if that is what is new, is not that of the one before it; or None."""
+    if sum(kind[0] == call.spec for kind in call.state.account.met) > 1:
+        return None
     programs = [program for spec, (program, _) in call.state.programs.items() if spec != call.spec]
     found = pytree.first_difference(programs[-1], call.args, call.kwargs) if programs else None
     return None if found is None else found[0]
@@ -158,13 +163,6 @@ def hand_over(call, key, reason, until):
 def asked_by(state, until):
     """Python is asked once before, when it is time to say that nothing was replayed (logs.py)."""
     return until if state.warned or core.fn_counts(state.f)[0] >= options.WARN_AFTER else min(until, options.WARN_AFTER)
-
-
-def is_outdated(state, node, why, index):
-    """Is this recording for another shape, and for a number that has changed besides? It tells nothing of whether one for this shape,
-    which follows the number, pays."""
-    place = core.node_misplaced(node) if why == MISS_META else NONE
-    return place != NONE and state.keep[node].place_paths[place] in state.keep[node].numbers.places
 
 
 def why_missed(call, path, parent):

@@ -5,6 +5,7 @@ import re
 
 import pytest
 
+from bench import zoo_page
 from bench.zoo import RECORD, ROOT, arguments, chosen, run_zoo
 from bench.zoo_families import FAMILIES, PROGRAMS
 from bench.zoo_page import page, summary
@@ -34,6 +35,13 @@ def test_cells_are_equal_and_told(zoo):
     assert summary(record).startswith("2 cells, 2 replaying, 0 eager, 0 crashed, 0 absent, 2 equal, ")
     text = page(record)
     assert "| mlp_batchnorm | step | equal | 6 | 0 |" in text and "| dqn | equal |" in text
+
+
+def test_what_is_slower_beside_others_is_measured_again_alone(zoo, monkeypatch):
+    monkeypatch.setattr(zoo_page, "HARM", 0.0)  # all are
+    record, out = zoo("mlp_batchnorm/infer", "dqn", "--calls=4", "--jobs=2", "--turns=2")
+    assert [c["alone"] for c in record["cells"]] == [True, True] and json.loads(out.read_text()) == record
+    assert "Measured again alone, since they were slower while other cells took their times: mlp_batchnorm/infer, dqn/program." in page(record)
 
 
 def test_a_cell_that_outlasts_its_time_is_a_line(zoo):
