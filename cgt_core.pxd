@@ -26,7 +26,7 @@
 # tears. Ids may cross calls, pointers to rows never outlive a call that can add rows.
 #
 # Ownership. Rows borrow every Python object they name: the owner is the function's `keep` dict,
-# which lives in the closure that `jit` returned. So the garbage collector sees through a jitted
+# which lives with what `jit` returned. So the garbage collector sees through a jitted
 # function, and a function nobody holds takes its rows along. Only `outs.tensor` is owned here.
 #
 # The nodes are trees, one per device and pool. A call becomes a child of the node that ran last in

@@ -94,9 +94,10 @@ def jit(fn=None, *, static_argnums=(), static_argnames=(), max_records=options.M
     state = getattr(site, dispatch.ATTRIBUTE)
     functools.update_wrapper(site, fn)
     if isinstance(fn, torch.nn.Module):
+        vars(site).clear()  # of what the module has in its own
         site.__name__ = site.__qualname__ = type(fn).__name__
-        site.__doc__ = fn.forward.__doc__
-        site.__dict__ = {"__wrapped__": fn, "__signature__": inspect.signature(fn.forward)}
+        site.__doc__, site.__module__ = fn.forward.__doc__, type(fn).__module__
+        site.__wrapped__, site.__signature__ = fn, inspect.signature(fn.forward)
     elif isinstance(fn, functools.partial):
         site.__name__ = site.__qualname__ = getattr(fn.func, "__name__", "partial")
     setattr(site, dispatch.ATTRIBUTE, state)  # again: fn's own attributes are the site's now

@@ -87,7 +87,7 @@ LIVE_NUMBER = "a number that changes"  # such an operand
 
 @declared
 class State:
-    """Everything that Python knows about one jitted function; the closure that `jit` returned holds it."""
+    """Everything that Python knows about one jitted function; what `jit` returned holds it."""
 
     f: int  # its row in the core
     born: int  # tells the row from a later one of that number

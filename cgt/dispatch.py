@@ -6,7 +6,7 @@
     else                                         ─► record     capture (CUDA) or tape (host), launch
 
 What is handed from one function to the next is declared in data.py. All that Python knows about a function is
-one `State`, held by the closure that `jit` returned.
+one `State`, held by what `jit` returned.
 """
 
 import contextlib
@@ -117,7 +117,8 @@ def new_site(function, name, opts, graph=None):
         def plain(*args, **kwargs):
             return function(*args, **kwargs)
 
-        site = core.make_site(f, on_miss, plain, state.reasons)
+        site = core.Site(f, on_miss, plain, state.reasons)
+        site.__name__ = site.__qualname__ = name
         setattr(site, ATTRIBUTE, state)
         weakref.finalize(site, DOOMED.append, (f, born)).atexit = False
         SITES[f] = site

@@ -29,14 +29,15 @@ class Diagnosis(NamedTuple):
     replays: int
     findings: tuple  # of Finding: what keeps calls from being replayed, as the function met it
     slow: tuple  # texts: it replays, and this costs
-    seconds: float | None = None  # that a plain call kept the CPU, where something was found
+    seconds: float | None = None  # that a plain call kept the CPU, where something was found; a replay, where it only costs
 
     def __str__(self):
-        head = f"{self.name}: {self.replays} of {self.calls} calls replayed."
+        head, n = f"{self.name}: {self.replays} of {self.calls} calls replayed.", len(self.findings)
         if self.seconds is not None:
-            head += f" A plain call keeps the CPU for {1e6 * self.seconds:,.0f} µs, a replay for a few."
-        if self.findings:
-            head += f" {len(self.findings)} {'thing' if len(self.findings) == 1 else 'things'} to change:"
+            one = "plain call" if n else "replay"
+            head += f" A {one} keeps the CPU for {1e6 * self.seconds:,.0f} µs, {'a replay' if n else 'one that does not wait'} for a few."
+        if n:
+            head += " One thing to change:" if n == 1 else f" {n} things to change, each of which costs the whole replay:"
         told = [f"  {k + 1}. ({one.times}x) {one.text}" for k, one in enumerate(self.findings)]
         return "\n".join([head, *told, *(f"  note: {text}" for text in self.slow)])
 
@@ -45,7 +46,7 @@ def doctor(fn, *args, **kwargs):
     """Call `fn` a few times and tell everything that keeps it from being replayed: each line, not only the first.
 
     The calls are those of a function of its own, made by `cgt.jit(fn)`. Where something is found three calls are made, all plain, the last of which is timed;
-    else one warms, one records and one is a replay. What the function does it does each time.
+    else one warms, one records and one is a replay, which is timed where something in it waits. What the function does it does each time.
 
     Args:
         fn: what `cgt.jit` takes, or what it made.
@@ -68,13 +69,14 @@ def doctor(fn, *args, **kwargs):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", errors.CgtWarning)
         for _ in range(TRIES):
-            state.blockers = {}
+            state.blockers, began = {}, time.perf_counter()
             site(*args, **kwargs)
+            took = time.perf_counter() - began
             if state.verdicts or core.fn_counts(state.f)[3]:
                 break
     found = diagnosis(state)
     if not found.findings:
-        return found
+        return found._replace(seconds=took) if found.slow else found
     began = time.perf_counter()
     site.__wrapped__(*args, **kwargs)
     return found._replace(seconds=time.perf_counter() - began)

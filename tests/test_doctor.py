@@ -53,7 +53,7 @@ def test_every_planted_blocker_is_found_in_one_run(device):
     if device.type == "cuda":  # where .numpy() is the host's own affair, behind a copy that is told
         missing.pop("Tensor.numpy", None)
     assert not missing, str(found)
-    assert "things to change:" in str(found) and f"  {len(found.findings)}. (1x) " in str(found)
+    assert "things to change, each of which costs the whole replay:" in str(found) and f"  {len(found.findings)}. (1x) " in str(found)
 
 
 def test_function_without_any(device):
@@ -67,6 +67,7 @@ def test_function_without_any(device):
 def test_what_costs_is_told(device):
     found = cgt.doctor(lambda x: x * 2 if x.sum() > 0 else x, values(device))
     assert found.replays and any(f"read at {__file__}" in text for text in found.slow) and "note: CGT120: each call waits" in str(found)
+    assert found.seconds > 0 and "A replay keeps the CPU for" in str(found)
 
 
 def test_jitted_functions_are_examined_as_plain_ones(device):
@@ -110,7 +111,7 @@ def test_script(tmp_path):
     empty.write_text("")
     done = doctor(str(script), "a", "--b")
     assert done.returncode == 0 and "ran with ['a', '--b']" in done.stdout, done
-    assert "fine: 3 of 5 calls replayed." in done.stdout and "bad: 0 of 5 calls replayed. 2 things to change:" in done.stdout
+    assert "fine: 3 of 5 calls replayed." in done.stdout and "bad: 0 of 5 calls replayed. 2 things to change, each" in done.stdout
     assert all(f"{script}:{line} needs a value" in done.stdout for line in (10, 11))
     assert "jits nothing" in doctor(str(empty)).stdout
     assert doctor().returncode == 2 and "usage" in doctor().stderr

@@ -4,14 +4,18 @@ It may be a method, be called by another one, by eight threads or under a mode, 
 calls are right whatever happens, and a function that is gone takes all it had along."""
 
 import collections
+import copy
 import functools
 import gc
 import inspect
+import pickle
+import pydoc
+import types
 import weakref
 
 import pytest
 import torch
-from helpers import calls, counts, in_threads, same, values
+from helpers import calls, counts, in_threads, jit_warm, same, values
 from torch import nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -46,6 +50,40 @@ def test_name_docstring_signature_and_wrapped_function_are_kept():
     assert f.__wrapped__ is scale and inspect.unwrap(f) is scale
     assert f.__annotations__ == scale.__annotations__
     assert callable(f) and inspect.isroutine(f)
+
+
+@cgt.jit
+def doubled(x):
+    return x * 2
+
+
+def test_repr_says_what_it_is_and_what_became_of_its_calls(device):
+    f = jit_warm(lambda x: x * 2, values(device))
+    assert repr(f) == f"<cgt.jit of {f.__wrapped__.__qualname__}, {cgt.stats(f).replays} of {cgt.stats(f).calls} calls replayed>"
+    assert repr(cgt.jit(nn.Linear(2, 2))) == "<cgt.jit of Linear, 0 of 0 calls replayed>"
+    bound = nn.Linear(2, 2)
+    assert "<cgt.jit of Linear.forward, 0 of 0" in repr(cgt.jit(bound.forward))
+    assert "doubled(x)" in pydoc.render_doc(doubled, renderer=pydoc.plaintext)
+
+
+def test_pickled_and_copied_by_name_as_functions_are():
+    assert pickle.loads(pickle.dumps(doubled)) is doubled and copy.deepcopy(doubled) is doubled
+    with pytest.raises((pickle.PicklingError, AttributeError)):
+        pickle.dumps(cgt.jit(lambda x: x))
+
+
+def test_method_is_bound(device):
+    class Scaled:
+        scale = 3.0
+
+        @cgt.jit
+        def by(self, x):
+            return x * self.scale
+
+    one, x = Scaled(), values(device)
+    assert same(calls(one.by, 2, x), x * 3.0) and same(one.by(x), x * 3.0) and same(Scaled.by(one, x), x * 3.0)
+    assert isinstance(one.by, types.MethodType) and one.by.__self__ is one and Scaled.by is Scaled.__dict__["by"]
+    assert cgt.stats(Scaled.by).replays == 2
 
 
 def test_jit_with_options_is_a_decorator(device):

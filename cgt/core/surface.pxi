@@ -1,10 +1,12 @@
 # What Python sees: ids in, plain tuples out. Only the surface, this chapter and those behind it, names the
 # process's table and has `def`. Here: functions, specs, nodes, verdicts, paths.
 
+import types
 import weakref
 from collections import namedtuple
 
 cdef object WEAKREF = weakref.ref
+cdef object BOUND = types.MethodType
 FAILED = [None]            # (f, DriverError) -> the exception that a failed replay raises
 RESCUED = [None]           # (f, bytes, line) of a result that was moved, where somebody listens
 UNREPLAYED = [None]        # (f, reason) -> the exception of a call that is not a replay where one is required
@@ -27,12 +29,35 @@ cdef object taken(PyObject* made):
     return result
 
 
-def make_site(int f, object on_miss, object function, dict reasons):
-    """The function that `jit` returns: a closure over the function's row. `function`: what runs where a verdict
-    stands; reasons[text] counts such calls."""
-    def site(*args, **kwargs):
-        return call(&TABLE, f, <PyObject*>args, <PyObject*>kwargs, on_miss, function, reasons)
-    return site
+cdef class Site:
+    """What `jit` returns: knows one row, and keeps alive what that needs. Name, docstring and all else that a function shows
+    lie in its dict."""
+    cdef id_t f
+    cdef object on_miss
+    cdef object function        # what runs where a verdict stands
+    cdef dict reasons           # [text] counts such calls
+    cdef dict __dict__
+    cdef object __weakref__
+
+    def __cinit__(self, int f, object on_miss, object function, dict reasons):
+        self.f, self.on_miss, self.function, self.reasons = f, on_miss, function, reasons
+
+    def __call__(self, *args, **kwargs):
+        return call(&TABLE, self.f, <PyObject*>args, <PyObject*>kwargs, self.on_miss, self.function, self.reasons)
+
+    def __get__(self, instance, owner):
+        return self if instance is None else BOUND(self, instance)
+
+    def __repr__(self):
+        cdef Fn* fn = fn_row(&TABLE, self.f)
+        return f"<cgt.jit of {self.__qualname__}, {fn.replays} of {fn.calls} calls replayed>"
+
+    def __reduce__(self):
+        """By name, as functions are pickled and copied."""
+        return self.__qualname__
+
+# `x.f(y)` calls it with x in front and makes no bound method, as of functions.
+(<PyTypeObject*>Site).tp_flags |= Py_TPFLAGS_METHOD_DESCRIPTOR
 
 
 def fn_add(int outputs, bint backward, str range_name, object build):
