@@ -69,7 +69,8 @@ cpdef enum:                 # Binding: slots.binding, decided by dispatch.py whe
     PINNED                  # the graph reads this address: the pointer must be the same
     COPIED                  # the graph copies from today's address first, and back if it writes it: same alignment class
     VALUE                   # a CPU number baked into kernels: the bytes must be the same
-    TWIN                    # the same tensor as a copied slot: both must be at one address
+    TWIN                    # the same tensor as a copied or rebound slot: both must be at one address
+    REBOUND                 # the graph is told today's address: same alignment class
 
 cdef enum:                  # GradWant: guards.grad
     ANY_GRAD = -1               # nothing of the recording depends on it
@@ -95,6 +96,8 @@ cpdef enum:                 # PatchKind
     COPY_BACK               # and behind all else another one writes there, if the slot is written
     WORDS                   # the node that writes a generator's two words writes today's
     SCALAR                  # an argument of an op, or a word of a kernel's arguments, that comes of a number
+    BOUND                   # was a COPY_SOURCE: the recording works on the slot's memory itself
+    ADDRESS                 # CUDA: a word of a node's arguments is an address in there
 
 cpdef enum:                 # EffectKind
     WRITES                  # the graph writes the slot's tensor, and _version moves
@@ -252,8 +255,8 @@ cdef struct Slot:               # the rest
     id_t same                   # it is the very tensor of this slot of the node's; or NONE
     int32_t apart               # and it is that of no other slot (gradients flow to it)
     int32_t align               # data pointer modulo align_of (guard.pxi)
-    id_t copy                   # COPIED: index into the node's patches; TWIN: the copied slot; or NONE
-    id_t back                   # COPIED, and written: the patch that copies back; or NONE
+    id_t copy                   # COPIED, REBOUND: index into the node's patches; TWIN: the slot that is; or NONE
+    id_t back                   # COPIED, and written: the patch that copies back; REBOUND, and written: `copy`; or NONE
     id_t beside                 # COPIED: it shares bytes with this earlier one, and lies `shift` bytes behind it; or NONE
     int32_t follows             # its tensor, which is owned, is what a place holds
     char value[16]              # VALUE only: itemsize bytes
@@ -287,10 +290,10 @@ cdef struct Patch:              # a node of the graph whose parameters a replay 
     int32_t kind                # PatchKind
     id_t slot                   # a copy's: whose tensor it is about; NONE: the recording does without it
     void* handle                # CUDA: CUgraphNode; host: number of the tape's op
-    char* to                    # where it writes: nbytes, or two words of 64 bits; COPY_BACK: where it reads
-    int64_t nbytes
+    char* to                    # where it writes: nbytes, or two words of 64 bits; COPY_BACK: where it reads; SCALAR, ADDRESS: see cuda.pxi
+    int64_t nbytes              # ADDRESS: so far behind where the slot begins
     uint64_t told[2]            # what the exec was told last: an address; seed and offset
-    id_t number                 # SCALAR: which; or NONE
+    id_t number                 # SCALAR: which; ADDRESS: in the memory of which BOUND; or NONE
     int32_t at, part            # SCALAR, host: argument of the op, element of that or NONE. CUDA: offset in bytes, Form
     id_t segment                # SCALAR: of which read it is the segment; NONE: of the last
     PyObject* generator         # WORDS, borrowed

@@ -15,7 +15,7 @@ import torch  # before the core, whose libraries are torch's
 # isort: split
 import cgt_core as core
 import torch.nn.functional as F
-from cgt_core import COPIED, PINNED, UNUSED
+from cgt_core import COPIED, PINNED, REBOUND, UNUSED
 
 import cgt
 from cgt import options
@@ -24,7 +24,7 @@ from cgt.api import state_of
 ROOT = Path(__file__).resolve().parent.parent
 RECORD = ROOT / "bench" / "results" / "patches.json"
 CALLS = 24
-BINDINGS = {PINNED: "pinned", COPIED: "copied", UNUSED: "not read"}
+BINDINGS = {PINNED: "pinned", REBOUND: "rebound", COPIED: "copied", UNUSED: "not read"}
 
 
 class Row(NamedTuple):
@@ -125,7 +125,12 @@ def tried(name, varies, function, given, device):
     used = max(kept.values(), key=lambda facts: facts.n_replay, default=None)
     how = ""
     if used is not None and varies == "input":
-        how = ", ".join(sorted({BINDINGS[slot.binding] + (", and back" if slot.written else "") for slot in used.slots if slot.leaf == 0}))
+        (slot,) = (slot for slot in used.slots if slot.leaf == 0)
+        how = BINDINGS[slot.binding]
+        if slot.binding == REBOUND:
+            how += f", {slot.told} told"
+        elif slot.written:
+            how += ", and back"
     elif used is not None:
         how = f"{used.words} told" if used.words else "no op is given it"
     why = max(s.reasons, key=s.reasons.get, default="") if s.replays < CALLS // 2 else ""
@@ -158,8 +163,8 @@ wait for one that is like it.
 
 {device}, torch {torch}. **{equal} of {all} bit for bit as eager, {replaying} replay.**
 
-*copied*: the graph begins with a copy from where the tensor lies today, and that node's parameters are set before the launch; *and back*: what is
-written there is copied back. *told*: so many words of the graph's kernels are set, where the number changed.
+*rebound*: so many nodes of the graph are told where the tensor lies today. *copied*: the graph begins with a copy from there; *and back*: what is
+written there is copied back. *told*: of a number, so many words of the graph's kernels are set, where it changed.
 """
 
 

@@ -380,6 +380,8 @@ class Seen:
     carries: frozenset = frozenset()  # ids of those that may be: the recording copies back
     carried: set = fresh(set)  # of these, those that were
     shared: list = fresh(list)  # Swap of those that share bytes with other tensors of the call, of which none was ever written
+    movable: dict = fresh(dict)  # memory of a buffer -> addresses.Movable
+    bound: dict = fresh(dict)  # slot of one that is not copied after all -> its Movable
     backs: dict = fresh(dict)  # slot of one of these -> its copy in the core for the way back
     raw: set = fresh(set)  # memory whose address was asked for
     constants: dict = fresh(dict)  # memory that holds the same bytes at each replay -> what keeps that name its own
@@ -459,11 +461,11 @@ class SlotRow(NamedTuple):
     tensor: Any  # the very tensor that it must be, or None
     example: Any  # today's tensor
     binding: int  # Binding in cgt_core.pxd
-    copy: int  # COPIED: its copy in the core; TWIN: the slot that is copied; or NONE
+    copy: int  # COPIED, REBOUND: its copy in the core; TWIN: the slot that is; or NONE
     same: int  # it is the very tensor of this slot; or NONE
     apart: bool  # and it is that of no other slot
     owner: int  # it is .grad of this slot; or NONE
-    back: int  # COPIED, and written: its copy in the core for the way back; or NONE
+    back: int  # COPIED, and written: its copy in the core for the way back; REBOUND, and written: `copy`; or NONE
     beside: int  # COPIED: the earlier slot with which it shares bytes; or NONE
 
 

@@ -64,6 +64,7 @@ from .plan import (
     leaf_devices,
     learn_code,
     leaves_of,
+    has_way_back,
     may_carry,
     misses,
     place_in_tree,
@@ -725,7 +726,7 @@ def draft_node(call, attempt):
         note_strays(seen, describe.tensors_of(seen, attempt.result))
         places.settle_empties(plan.places, plan.lone, plan.changed)
         reason = vet_code(state, seen) or vet_spent(plan, seen) or vet_strays(state, seen) or vet_follows(state, plan, seen)
-        reason = reason or islands.vet_parts(call.function, plan, seen)
+        reason = reason or islands.vet_parts(call.function, plan, seen) or vet_back(state, plan, seen)
         if reason is None:
             plan = attempt.plan = find_moving(state, plan, seen)
             reason = errors.used_elsewhere(plan.kept[0].place.path) if plan.free is None else learn_replaced(state, plan, seen)
@@ -895,6 +896,17 @@ def vet_follows(state, plan, seen):
         return None
     seen.again = True
     return errors.asks_which(plan.places[min(plan.follows)].path)
+
+
+def vet_back(state, plan, seen):
+    """A sentence if a replay could not write an argument where it lies, nor copy it back there; or None."""
+    tensors, paths = all_tensors(plan), [*plan.flat.paths, *(one.path for one in plan.reached)]
+    lost = [paths[k] for k in seen.backs if not has_way_back(tensors[k])]
+    state.fixed.update(lost)
+    if not lost:
+        return None
+    seen.again = True
+    return errors.no_way_back(lost[0])
 
 
 def vet_strays(state, seen):

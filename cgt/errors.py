@@ -105,9 +105,7 @@ def memory_read(name, line):
 
 @code(212)
 def replaces_memory(op, line):
-    return (
-        f"{op} at {line} replaces the memory of a tensor. Make a new tensor, or copy_ into the old."
-    )
+    return f"{op} at {line} replaces the memory of a tensor. Make a new tensor, or copy_ into the old."
 
 
 @code(213)
@@ -132,6 +130,12 @@ def shared_and_written(line):
         f"{line} writes an argument that shares memory with another one, for the first time. From the next recording on both are where "
         "they are: pass tensors that stay in place, or the whole tensor, and take the parts inside."
     )
+
+
+@code(230)
+def no_way_back(path):
+    why = "the call reads values or has parts that run eagerly, so that a recording cannot be told where, and it is too large or has gaps for a copy"
+    return f"{path} is written and lies elsewhere at each call: {why}. From the next recording on it stays where it is: reuse it (copy_ into it)."
 
 
 @code(304)
@@ -308,10 +312,7 @@ def new_generator():
 
 @code(214)
 def changes_shape(op, line):
-    return (
-        f"{op} at {line} changes the shape of a tensor from outside in place. "
-        "Use the form without underscore."
-    )
+    return f"{op} at {line} changes the shape of a tensor from outside in place. Use the form without underscore."
 
 
 @code(702)
@@ -890,8 +891,8 @@ def moved(path, *addresses):
     """addresses: then and now, in a debug build."""
     at = " ({:#x} then, {:#x} now)".format(*addresses) if addresses else ""
     return (
-        f"{path} lies elsewhere than when it was recorded{at}, and no copy can stand for it: "
-        "it is written and large, a part of other memory or in need of gradients; no argument; a view of another one; or inputs='pinned'. "
+        f"{path} lies elsewhere than when it was recorded{at}, and a recording cannot be told where: "
+        "it is written and shares memory, needs gradients or is very large; no argument; a view of another one; or inputs='pinned'. "
         "Reuse the tensor (copy_ into it)."
     )
 

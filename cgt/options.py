@@ -35,6 +35,8 @@ ESCAPE_TRIES = 2  # recordings thrown away because a tensor outlived the call, b
 # Bytes of a tensor that a replay writes in a copy, if it lies elsewhere at each call; on the host, on a GPU. Twice 64 MiB there and back
 # are some 90 µs of an H100's memory; a function that writes more is not waiting for its launches.
 MAX_CARRIED = (1 << 22, 1 << 26)
+# Bytes of one, if it is larger or has gaps, which replays are told the address of, or it stays where it is: while it is recorded there is a copy.
+MAX_REBOUND = 1 << 30
 SWAPS, SWAPPED_SOON = 4, 64  # times that a parameter is replaced, so many calls after the last time at most, before replays copy it
 ALIGN = {"cpu": 64, "cuda": 512}  # bytes; what PyTorch's allocators align to
 MAX_REASONS = 64  # different ones that stats() keeps per function

@@ -303,11 +303,16 @@ def stands_alone(t, tensors):
 
 
 def may_carry(state, path, t):
-    """Can the graph write a copy of this tensor, and copy it back behind all else? Its bytes must be its own, gaps belong to others."""
+    """Can the graph write this tensor wherever it lies: there, if it can be told where that is, or else in a copy that is copied back?"""
     if state.graph is not None or (state.saves and torch.is_grad_enabled()) or state.opts.inputs != "auto":
         return False
     if t.requires_grad or path in state.fixed or not (t.is_cuda or t.dim()):  # numbers of the host's may be counted in
         return False
+    return has_way_back(t) or (state.opts.outputs == "rescue" and span(t) <= options.MAX_REBOUND)
+
+
+def has_way_back(t):
+    """May a copy of it be copied back behind all else? Its bytes must be its own, gaps belong to others."""
     return span(t) == t.numel() * t.element_size() <= options.MAX_CARRIED[t.device.type == "cuda"]
 
 

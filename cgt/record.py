@@ -30,6 +30,7 @@ from cgt_core import (
 )
 
 from . import (
+    addresses,
     advice,
     apart,
     counters,
@@ -173,7 +174,7 @@ def copy_back(plan, seen):
     tensors = all_tensors(plan)
     for k in plan.copied:
         t = tensors[k]
-        if id(t) in seen.carried:
+        if id(t) in seen.carried and k not in seen.bound:
             (buffer,) = (swap.buffer for swap in seen.swaps[core.storage_id(t)] if swap.leaf is t)
             seen.backs[k] = core.copy_back(buffer, t, span(t))
 
@@ -202,6 +203,7 @@ def on_host(call, attempt):
         seen.copies, seen.apart, seen.until, seen.computes = copies, call.state.apart, call.state.late, plan.computes
         if plan.computes or plan.live:  # code that is given a number of ours may raise where eager's would not
             attempt.before = seen.before = snapshot(plan)
+        seen.movable = addresses.begin(call.state, plan, seen, copies)
         seen.memory.extend(buffer for _, buffer in swaps)
         torch.clear_autocast_cache()
         observed = functools.partial(trace.run, seen, call.function, arguments(call, seen), call.kwargs)
@@ -209,6 +211,7 @@ def on_host(call, attempt):
         torch.clear_autocast_cache()
         open_sinks(plan, seen, attempt.result)
         if seen.reason is None:
+            seen.bound = addresses.bind(seen, plan)
             copy_back(plan, seen)
             core.end([])
     except core.DriverError as error:
@@ -261,6 +264,7 @@ def on_cuda(call, attempt):
         seen = attempt.seen = observe_plan(plan, swaps)
         seen.blockers, seen.ops = call.state.blockers, [] if call.state.opts.audit is not None else None
         seen.copies, seen.apart, seen.captured, seen.before = copies, call.state.apart, generators, attempt.before
+        seen.movable = addresses.begin(call.state, plan, seen, copies)
         seen.pool, seen.until, seen.computes = POOLS[device], call.state.late, plan.computes
         seen.keep.extend(word_pairs)
         for g, w, handle in zip(generators, word_pairs, handles, strict=True):
@@ -268,6 +272,7 @@ def on_cuda(call, attempt):
             note_memory(seen, w)
         attempt.result = trace.run(seen, call.function, arguments(call, seen), call.kwargs)
         open_sinks(plan, seen, attempt.result)
+        seen.bound = addresses.bind(seen, plan)
         copy_back(plan, seen)
         advances = core.restore_generators(handles)
         seen.random |= any(advances)

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import cgt_core as core
 import torch
-from cgt_core import COPIED, NONE, PINNED, TWIN, VALUE
+from cgt_core import COPIED, NONE, PINNED, REBOUND, VALUE
 
 from . import options, pytree
 from .dispatch import ATTRIBUTE
@@ -201,12 +201,12 @@ def explain_node(state, node, apart):
     ]
     if apart:
         lines.insert(1, f"    for {some([f'{path} = {text}' for path, text in apart.items()])}")
-    # A twin is read from the copy of the slot that it equals.
-    for name, bindings in (("pinned", (PINNED,)), ("copied", (COPIED, TWIN)), ("by value", (VALUE,))):
+    for name, binding in (("pinned", PINNED), ("rebound", REBOUND), ("copied", COPIED), ("by value", VALUE)):
         paths = [
             path + (" (followed)" if kept.followable.get(path) else "") + (" (written)" if slot.written else "")
+            + (f" ({slot.told} {'node' if slot.told == 1 else 'nodes'})" if slot.told else "")
             for path, slot in zip(kept.slot_paths, slots, strict=True)
-            if slot.binding in bindings
+            if slot.binding == binding
         ]
         if paths:
             back = f", {size(facts.back)} back" if facts.back else ""

@@ -50,10 +50,12 @@ def find(found, lone):
     `lone`: path -> Place for which that was found, since to ask is to look at all that lives."""
     some = [p for p in found if is_table(p)]
     lists = [p for p in some if type(p.want) is list and (p.path not in lone or lone[p.path].want is not p.want)]
-    shared = strange_ways(lists)
+    known = places.count_references(found, [k for k, p in enumerate(found) if any(p is one for one in lists)])
+    asked = [p for p in lists if places.references(p) != known[id(p.want)] + 1]  # by more than these places, and where it lies
+    shared = strange_ways(asked)
     if shared:
         collect()
-        shared = strange_ways(lists)
+        shared = strange_ways(asked)
     lone.update((p.path, p) for p in lists if id(p.want) not in shared)
     return [p for p in some if id(p.want) not in shared]
 

@@ -16,6 +16,11 @@ from .data import Token
 from .observe import exchange, fix, is_host_recording, note_memory, refuse, unseen, user_line
 
 
+def how_far(seen):
+    """How far the recording moved each generator so far."""
+    return [core.moved_generator(rng.handle) for rng in seen.rng.values()]
+
+
 def see_draw(seen, generator, after):
     """Between two draws nobody may set a generator's state: a replay would not set it again. (A CUDA
     capture refuses by itself.) Called before and after each draw, and around the run."""

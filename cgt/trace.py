@@ -15,6 +15,7 @@ import torch
 from cgt_core import CUDA, HOST, NONE
 
 from . import (
+    addresses,
     advice,
     apart,
     constants,
@@ -63,7 +64,7 @@ from .taps import (
     tap_saves,
     tap_states,
 )
-from .tokens import see_draw, see_get_state, see_set_state
+from .tokens import how_far, see_draw, see_get_state, see_set_state
 
 aten = torch.ops.aten
 
@@ -412,6 +413,7 @@ def see_op(seen, op, args, kwargs):
         args = exchange(seen, args)
         kwargs = {k: exchange(seen, v) for k, v in kwargs.items()}
         instead = tensors_in(kwargs.values(), tensors_in(args, []))
+    movable = addresses.touched(seen, instead) if seen.movable and instead and is_capture(seen) else ()
     for_real = is_capture(seen) and constant and (reads_here(seen, facts) or facts.dynamic or apart_op or is_to_host(inputs, kwargs))
     between = apart_op and not constant and seen.recording and seen.reason is None
     if is_capture(seen) and not for_real and brings_to_gpu(facts, kwargs, inputs):
@@ -432,14 +434,21 @@ def see_op(seen, op, args, kwargs):
     elif between:
         results = apart.record(seen, op, args, kwargs)
     else:
-        before = core.graph_length() if numbers and is_capture(seen) else 0
+        before = core.graph_length() if (numbers or movable) and is_capture(seen) else 0
+        moved = how_far(seen) if movable and facts.draws else None
         try:
             results = core.proceed(instead)
         except Exception as error:
             apart.learn(seen, op, facts, written, error)
             raise
+        end = core.graph_length() if movable else 0
     if numbers and is_capture(seen) and not scalars.record(seen, op, args, kwargs, numbers, before):
         live.pin_all(seen, numbers)
+    if movable and not (selects or for_real or between or (facts.draws and how_far(seen) != moved)):  # an op that may draw need not
+        told = {row: seen.live.steps[row].value for *_, row in numbers}
+        addresses.record(seen, op, *(scalars.substitute(op, args, kwargs, numbers, told) if numbers else (args, kwargs)), before, end, movable)
+    elif movable:
+        addresses.stay(seen, movable)
     seen.draws, seen.random = seen.draws or draws, seen.random or facts.draws
     seen.acts = seen.acts or op.namespace not in constants.KNOWN or (facts.draws and generator is not None)
     if draws:
@@ -516,6 +525,8 @@ def see_region(seen, plain, region, inputs):
         inputs[:] = exchange(seen, inputs)
         known.update(core.storage_id(t) for t in inputs if isinstance(t, torch.Tensor))
     del given
+    if seen.movable:
+        addresses.stay(seen, addresses.touched(seen, tensors_in((inputs,), [])))
     seen.keep.append(region)  # it owns constants and kernels
     seen.inside = True
     try:

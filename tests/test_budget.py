@@ -18,7 +18,7 @@ def big(device, n, seed=0):
 
 
 def test_memory_names_what_holds_how_much_and_where_it_was_made(device):
-    f = cgt.jit(lambda x: (x * 2, x[:10] + 1))
+    f = cgt.jit(lambda x: (x * 2, x[:10] + 1), inputs="copied")
     x = big(device, 2)
     for k in range(4):
         f(x if k < 2 else x.clone())

@@ -129,7 +129,7 @@ def test_one_warm_up_serves_every_shape(device):
         assert counts(f) == (1, k + 1, 2 * k + 1, 0)  # only the first shape was warmed
 
 
-def test_a_call_with_moved_arguments_is_recorded_with_copies_and_then_replays(device):
+def test_a_call_with_moved_arguments_is_recorded_once_more_and_then_replays(device):
     f = cgt.jit(lambda x: x.exp() - 1)
     inputs = [values(device, seed=k) for k in range(5)]
     calls(f, 3, inputs[0])
@@ -139,7 +139,7 @@ def test_a_call_with_moved_arguments_is_recorded_with_copies_and_then_replays(de
     assert same(f(inputs[0]), inputs[0].exp() - 1)
     stats = cgt.stats(f)
     assert stats.replays == 5
-    assert stats.rebinds == 4 and stats.copied_bytes >= 4 * inputs[0].nbytes
+    assert stats.rebinds == 4 and stats.copied_bytes == 0
 
 
 # --- argument trees ---------------------------------------------------------------------------

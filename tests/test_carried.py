@@ -121,7 +121,7 @@ def test_a_cache_that_is_handed_in_anew(device):
         assert all(map(torch.equal, caches, twins)), k
     s = cgt.stats(f)
     assert s.records <= 2 and s.replays >= 27 and s.eager == 0, cgt.explain(f)
-    assert "args[0] (written)" in cgt.explain(f) and "96 B back" in cgt.explain(f)
+    assert "rebound: args[0] (written)" in cgt.explain(f) and s.copied_bytes == 0
 
 
 def test_random_numbers_are_those_of_eager(device):
@@ -217,8 +217,35 @@ def test_arguments_that_overlap_at_one_call_only(device, how):
     assert cgt.stats(f).replays >= 4, cgt.explain(f)
 
 
-@pytest.mark.parametrize("kind", ["gaps", "requires grad", "overlaps", "large", "address", "pinned"])
-def test_what_cannot_be_copied_back_is_recorded_for_each_address(device, kind, monkeypatch):
+@pytest.mark.parametrize("kind", ["gaps", "large"])
+@pytest.mark.parametrize("reads", [False, True])
+@tells("no_way_back")
+def test_what_cannot_be_copied_back_is_told_where_it_lies_or_stays(device, kind, reads, monkeypatch):
+    def function(x, y):
+        x.add_(1)
+        return (x * y).sum() if not reads or y.sum() > -1e9 else x.sum()
+
+    if kind == "large":
+        monkeypatch.setattr("cgt.options.MAX_CARRIED", (8, 8))
+
+    def make(k):
+        x = fresh(device, 4, 6, seed=k)
+        return x[:, ::2] if kind == "gaps" else x[:, :3].contiguous(), fresh(device, 4, 3, seed=k + 50)
+
+    f, kept = agree(device, function, make, n=8)
+    s = cgt.stats(f)
+    if not reads:
+        assert counts(f) == (1, 1, 6, 0) and s.copied_bytes == 0, cgt.explain(f)
+        return
+    assert any("CGT230" in text for text in s.reasons), cgt.explain(f)
+    before = s.replays
+    for _ in range(4):  # the advice
+        f(*kept[-1])
+    assert cgt.stats(f).replays >= before + 2, cgt.explain(f)
+
+
+@pytest.mark.parametrize("kind", ["requires grad", "overlaps", "address", "pinned"])
+def test_what_cannot_be_told_apart_is_recorded_for_each_address(device, kind):
     def function(x, y):
         if kind == "address":
             x.data_ptr()
@@ -226,14 +253,11 @@ def test_what_cannot_be_copied_back_is_recorded_for_each_address(device, kind, m
             x.add_(1)
         return (x.detach() * y).sum()
 
-    if kind == "large":
-        monkeypatch.setattr("cgt.options.MAX_CARRIED", (8, 8))
-
     def make(k):
         x, y = fresh(device, 4, 6, seed=k), fresh(device, 4, 3, seed=k + 50)
         if kind == "overlaps":
             return x.view(24)[:12].view(4, 3), x.view(24)[4:16].view(4, 3)
-        return (x[:, ::2] if kind == "gaps" else x[:2].reshape(4, 3).requires_grad_(kind == "requires grad")), y
+        return x[:2].reshape(4, 3).requires_grad_(kind == "requires grad"), y
 
     f, kept = agree(device, function, make, n=5, inputs="pinned" if kind == "pinned" else "auto")
     assert cgt.stats(f).records >= 2 or kind == "address", cgt.explain(f)

@@ -48,7 +48,7 @@ def test_a_result_in_a_dict(device, begin):
 
 
 def test_state_that_is_replaced_by_a_result(device):
-    """m.h = f(x): it lies elsewhere each time, and is copied."""
+    """m.h = f(x): it lies elsewhere each time, and the recording is told where."""
     m = types.SimpleNamespace(h=square(device), w=square(device, 2))
     f, x, h = cgt.jit(lambda x: torch.tanh(x + m.h @ m.w)), square(device), m.h.clone()
     for k in range(20):
@@ -56,7 +56,7 @@ def test_state_that_is_replaced_by_a_result(device):
         m.h = f(x.copy_(square(device, k)))
         h = torch.tanh(x + h @ m.w)
         assert identical(m.h, h)
-    assert counts(f) == (1, 2, 17, 0) and "copied: m.h (followed)" in cgt.explain(f)
+    assert counts(f) == (1, 2, 17, 0) and "rebound: m.h (followed)" in cgt.explain(f)
 
 
 def test_two_states_that_change_places(device, begin):

@@ -479,14 +479,14 @@ def test_held_result_is_rescued_and_a_dropped_one_costs_nothing(device):
 
 
 @footgun("Feeding a result back as the next input copies it")
-def test_loop_over_its_own_result_copies_input_and_rescues_output(device):
+def test_loop_over_its_own_result_rescues_it(device):
     jitted = cgt.jit(lambda x: x + 1)
     x = torch.zeros(3, device=device)
     for _ in range(10):
         x = jitted(x)
     assert x[0].item() == 10.0
     stats = cgt.stats(jitted)
-    assert stats.replays >= 6 and stats.copied_bytes > 0 and stats.rescues >= stats.replays - 2
+    assert stats.replays >= 6 and stats.copied_bytes == 0 and stats.rescues >= stats.replays - 2
     state = torch.zeros(3, device=device)
 
     def in_place(x):  # instead: state that is changed in place

@@ -364,7 +364,9 @@ def test_every_layout_and_dtype_is_bit_equal(device, name, inputs):
     bound_by_copy = name not in ("conj", "conj slice", "neg")
     if inputs == "copied" and bound_by_copy:
         assert stats.records == 1
-    assert (stats.copied_bytes > 0) == (inputs != "pinned" and bound_by_copy and one.numel() > 0)
+    assert (stats.copied_bytes > 0) == (inputs == "copied" and bound_by_copy and one.numel() > 0)
+    if one.numel():
+        assert (stats.rebinds > 0) == (inputs != "pinned" and bound_by_copy)
 
 
 @pytest.mark.parametrize("inputs", ["auto", "copied", "pinned"])

@@ -38,6 +38,7 @@ ORDER = [
     "live",
     "counters",
     "scalars",
+    "addresses",
     "impure",
     "tape",
     "segments",

@@ -77,8 +77,8 @@ def test_view_of_an_input_is_rebuilt_on_todays_input(device, view):
         assert got._version == want._version == t._version
         del made
     s = cgt.stats(f)
-    assert s.records == 2 and s.replays == 5 and s.eager == 0  # pinned, then copied for good
-    assert s.copied_bytes > 0 and s.rescues == 0
+    assert s.records == 2 and s.replays == 5 and s.eager == 0  # pinned, then rebound for good
+    assert s.rebinds > 0 and s.rescues == 0
 
 
 def test_view_of_an_input_at_an_offset_is_rebuilt(device):

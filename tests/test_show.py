@@ -114,7 +114,7 @@ def test_shapes_tell_recordings_apart(device, tmp_path):
     svg, *_ = drawn(f, tmp_path)
     told = [text for block in blocks(svg) for text in block]
     assert "for args[0] = (4,)" in told and "for args[0] = (5,)" in told, told
-    assert any(text.startswith(("pinned: args[0]", "copied: args[0]")) for text in told)
+    assert any(text.startswith(("pinned: args[0]", "rebound: args[0]")) for text in told)
 
 
 def test_functions_of_a_path_and_backwards(device, tmp_path):

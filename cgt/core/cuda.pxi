@@ -300,6 +300,7 @@ cdef int cuda_end(Recording* r, Patch* patches, int32_t n_patches) noexcept:
         code = cu.cuGraphDestroyNode(<cu.CUgraphNode>patches[k].handle)
         if code: return code
     code = cuda_thin(&TABLE.rec_vain)
+    if code == 0: code = cuda_bound(graph, patches, n_patches)
     if code == 0: code = cu.cuGraphGetNodes(graph, NULL, &n)
     if code: return code
     r.n_graph_nodes = <int32_t>n + r.n_inner
@@ -477,78 +478,222 @@ cdef int cuda_patch_words(void* exec_, Patch* p) noexcept nogil:
     return cu.cuGraphExecKernelNodeSetParams(
         <cu.CUgraphExec>exec_, <cu.CUgraphNode>p.handle, &k)
 
-# --- numbers among a kernel's arguments ---
+# --- numbers and addresses among a node's arguments ---
 
-cdef struct Kernel:                 # what a node's kernel is launched with, as the exec was told last
+cdef struct Args:                   # what a node is launched with, as the exec was told last
     cu.CUDA_KERNEL_NODE_PARAMS params
+    cu.CUDA_MEMCPY3D move           # instead, if it copies: its source is at offset 0, where it writes at 8
+    int32_t copies
     int32_t n, users                # arguments; patches that write here
+    size_t nbytes
+    void* extra[5]                  # instead of args, where the kernel came with all its arguments in one piece
     void* args[1]                   # n of them, and behind these their bytes
+
+cdef inline char* args_bytes(Args* a) noexcept nogil: return <char*>&a.args[a.n]
 
 cdef int kernel_param(cu.CUDA_KERNEL_NODE_PARAMS* params, size_t k, size_t* offset, size_t* size) noexcept:
     """Where argument k lies, in a kernel that is known as a function or as a kernel of a library."""
     if params.func is not NULL: return cu.cuFuncGetParamInfo(params.func, k, offset, size)
     return cu.cuKernelGetParamInfo(params.kern, k, offset, size)
 
-cdef Kernel* kernel_take(cu.CUgraphNode node) except NULL:
-    """A kernel node's parameters, in memory of ours."""
+cdef char* extra_buffer(void** extra, size_t* nbytes) noexcept:
+    """A kernel's arguments in one piece (driver API, cuLaunchKernel: `extra`); or NULL."""
+    cdef char* buffer = NULL
+    cdef int k = 0
+    nbytes[0] = 0
+    while extra is not NULL and extra[k] is not NULL:           # CU_LAUNCH_PARAM_END
+        if <uintptr_t>extra[k] == EXTRA_POINTER: buffer = <char*>extra[k + 1]
+        elif <uintptr_t>extra[k] == EXTRA_SIZE: nbytes[0] = (<size_t*>extra[k + 1])[0]
+        else: return NULL
+        k += 2
+    return buffer
+
+cdef enum: EXTRA_POINTER = 1, EXTRA_SIZE = 2        # CU_LAUNCH_PARAM_BUFFER_POINTER, _SIZE
+
+cdef Args* args_take(cu.CUgraphNode node) except NULL:
+    """A kernel's or a copy's parameters, in memory of ours."""
     cdef cu.CUDA_KERNEL_NODE_PARAMS params
+    cdef cu.CUgraphNodeType kind
     cdef size_t n = 0, k, offset = 0, size = 0, end = 0
-    cdef Kernel* kernel
-    cdef char* at
-    check(CUDA, cu.cuGraphKernelNodeGetParams(node, &params), CALL_CUT)
-    while params.kernelParams is not NULL and kernel_param(&params, n, &offset, &size) == 0:
-        n += 1
-        end = offset + size
-    kernel = <Kernel*>malloc(sizeof(Kernel) + n * sizeof(void*) + end)
-    if kernel is NULL: raise MemoryError()
-    kernel.params, kernel.n, kernel.users = params, <int32_t>n, 0
-    at = <char*>&kernel.args[n]
+    cdef Args* a
+    cdef char* buffer = NULL
+    memset(&params, 0, sizeof(params))
+    check(CUDA, cu.cuGraphNodeGetType(node, &kind), CALL_CUT)
+    if kind == cu.CUgraphNodeType.CU_GRAPH_NODE_TYPE_KERNEL:
+        check(CUDA, cu.cuGraphKernelNodeGetParams(node, &params), CALL_CUT)
+        while params.kernelParams is not NULL and kernel_param(&params, n, &offset, &size) == 0:
+            n += 1
+            end = offset + size
+        if params.kernelParams is NULL: buffer = extra_buffer(params.extra, &end)
+        if buffer is not NULL: n = 1
+    a = <Args*>malloc(sizeof(Args) + n * sizeof(void*) + end)
+    if a is NULL: raise MemoryError()
+    a.params, a.n, a.users, a.nbytes = params, <int32_t>n, 0, end
+    a.copies = kind == cu.CUgraphNodeType.CU_GRAPH_NODE_TYPE_MEMCPY
+    if a.copies:
+        check(CUDA, cu.cuGraphMemcpyNodeGetParams(node, &a.move), CALL_CUT)
+        return a
+    if buffer is not NULL:
+        memcpy(args_bytes(a), buffer, end)
+        a.args[0] = args_bytes(a)
+        a.extra[0], a.extra[1] = <void*>EXTRA_POINTER, args_bytes(a)
+        a.extra[2], a.extra[3], a.extra[4] = <void*>EXTRA_SIZE, &a.nbytes, NULL
+        a.params.extra = a.extra
+        return a
     for k in range(n):
         kernel_param(&params, k, &offset, &size)
-        kernel.args[k] = at + offset
-        memcpy(at + offset, params.kernelParams[k], size)
-    kernel.params.kernelParams = kernel.args
-    return kernel
+        a.args[k] = args_bytes(a) + offset
+        memcpy(a.args[k], params.kernelParams[k], size)
+    a.params.kernelParams = a.args
+    return a
 
-cdef void cuda_scalar_free(Patch* p) noexcept:
-    cdef Kernel* kernel = <Kernel*>p.to
-    kernel.users -= 1
-    if kernel.users == 0: free(kernel)
+cdef void cuda_word_free(Patch* p) noexcept:
+    cdef Args* a = <Args*>p.to
+    a.users -= 1
+    if a.users == 0: free(a)
 
 cdef int cuda_scalar(void* exec_, Patch* p, Number* r) noexcept:
     cdef int code = fault(CALL_PATCH)
-    cdef char* at
     if code: return code
-    at = <char*>&(<Kernel*>p.to).args[(<Kernel*>p.to).n] + p.at
-    form_write(p.part, r.is_float, r.f, r.i, at)
+    form_write(p.part, r.is_float, r.f, r.i, args_bytes(<Args*>p.to) + p.at)
     return 0
 
-cdef int cuda_scalar_done(void* exec_, Patch* p) noexcept:
-    return cu.cuGraphExecKernelNodeSetParams(<cu.CUgraphExec>exec_, <cu.CUgraphNode>p.handle, &(<Kernel*>p.to).params)
+cdef void address_write(Patch* p, uint64_t address) noexcept:
+    cdef Args* a = <Args*>p.to
+    if not a.copies: memcpy(args_bytes(a) + p.at, &address, sizeof(address))
+    elif p.at == 0: a.move.srcDevice = <cu.CUdeviceptr>address
+    else: a.move.dstDevice = <cu.CUdeviceptr>address
+
+cdef int cuda_word_done(void* exec_, Patch* p) noexcept:
+    cdef cu.CUcontext context = NULL
+    cdef Args* a = <Args*>p.to
+    cdef int code = fault(CALL_PATCH) if p.kind == ADDRESS else 0
+    if code: return code
+    if not a.copies: return cu.cuGraphExecKernelNodeSetParams(<cu.CUgraphExec>exec_, <cu.CUgraphNode>p.handle, &a.params)
+    code = cu.cuCtxGetCurrent(&context)
+    return code if code else cu.cuGraphExecMemcpyNodeSetParams(<cu.CUgraphExec>exec_, <cu.CUgraphNode>p.handle, &a.move, context)
+
+cdef bint is_flat(cu.CUDA_MEMCPY3D* m) noexcept:
+    """Does it copy one run of bytes of device memory? Its addresses are then those that it names."""
+    return (m.Height <= 1 and m.Depth <= 1 and not (m.srcXInBytes or m.srcY or m.srcZ or m.dstXInBytes or m.dstY or m.dstZ)
+            and not (m.srcLOD or m.dstLOD) and is_device(m.srcMemoryType) and is_device(m.dstMemoryType))
+
+cdef inline bint is_device(cu.CUmemorytype kind) noexcept:
+    return kind == cu.CUmemorytype_enum.CU_MEMORYTYPE_DEVICE or kind == cu.CUmemorytype_enum.CU_MEMORYTYPE_UNIFIED
 
 cdef tuple cuda_shot(cu.CUgraphNode node):
-    """(handle, kind, what must be the same, [(offset, bytes) of each argument]) of a node; kind 0: a kernel."""
+    """(handle, kind, what must be the same, [(offset, bytes) of each argument]) of a node; kind 0: a kernel, 1: a copy, 2: fills memory."""
     cdef cu.CUgraphNodeType kind
     cdef cu.CUDA_KERNEL_NODE_PARAMS* p
     cdef cu.CUDA_MEMSET_NODE_PARAMS fill
-    cdef Kernel* kernel
+    cdef Args* a
     cdef size_t offset = 0, size = 0
     cdef int32_t k
+    params, shape = [], ()
     check(CUDA, cu.cuGraphNodeGetType(node, &kind), CALL_CUT)
     if kind == cu.CUgraphNodeType.CU_GRAPH_NODE_TYPE_MEMSET:
         check(CUDA, cu.cuGraphMemsetNodeGetParams(node, &fill), CALL_CUT)
-        return <uintptr_t>node, <int>kind, (fill.elementSize, fill.width, fill.height, fill.value), ()
-    if kind != cu.CUgraphNodeType.CU_GRAPH_NODE_TYPE_KERNEL: return <uintptr_t>node, <int>kind, (), ()
-    kernel = kernel_take(node)
-    p = &kernel.params
-    shape = (<uintptr_t>p.func, <uintptr_t>p.kern, p.gridDimX, p.gridDimY, p.gridDimZ, p.blockDimX, p.blockDimY, p.blockDimZ,
-             p.sharedMemBytes)
-    params = []
-    for k in range(kernel.n):
-        kernel_param(p, k, &offset, &size)
-        params.append((offset, PyBytes_FromStringAndSize(<char*>kernel.args[k], size)))
-    free(kernel)
+        return <uintptr_t>node, <int>kind, (fill.elementSize, fill.width, fill.height, fill.value), ((0, PyBytes_FromStringAndSize(<char*>&fill.dst, 8)),)
+    if kind != cu.CUgraphNodeType.CU_GRAPH_NODE_TYPE_KERNEL and kind != cu.CUgraphNodeType.CU_GRAPH_NODE_TYPE_MEMCPY:
+        return <uintptr_t>node, <int>kind, (), ()
+    a = args_take(node)
+    if a.copies:
+        shape = (a.move.WidthInBytes, <int>a.move.srcMemoryType, <int>a.move.dstMemoryType)
+        if is_flat(&a.move):
+            params = [(0, PyBytes_FromStringAndSize(<char*>&a.move.srcDevice, 8)), (8, PyBytes_FromStringAndSize(<char*>&a.move.dstDevice, 8))]
+    else:
+        p = &a.params
+        shape = (<uintptr_t>p.func, <uintptr_t>p.kern, p.gridDimX, p.gridDimY, p.gridDimZ, p.blockDimX, p.blockDimY, p.blockDimZ,
+                 p.sharedMemBytes)
+        for k in range(a.n):
+            if p.kernelParams is NULL: offset, size = 0, a.nbytes
+            else: kernel_param(p, k, &offset, &size)
+            params.append((offset, PyBytes_FromStringAndSize(<char*>a.args[k], size)))
+    free(a)
     return <uintptr_t>node, <int>kind, shape, tuple(params)
+
+cdef bint cuda_names(Recording* r, Column* patches, Column* vain, int32_t copy, set known) except -1:
+    """Does a node that stays name an address in this copy's buffer, in a word that is not known: (node, offset)?"""
+    cdef char* lo = (<Patch*>patches.rows)[copy].to
+    cdef char* hi = lo + (<Patch*>patches.rows)[copy].nbytes
+    cdef int32_t j
+    cdef bint named = r.n_inner != 0            # bodies are not looked at
+    for handle in cuda_nodes(r):
+        if named: break
+        for j in range(vain.n):
+            if (<void**>vain.rows)[j] == <void*><uintptr_t>handle: break
+        else:
+            for j in range(patches.n):
+                if (<Patch*>patches.rows)[j].handle == <void*><uintptr_t>handle and (<Patch*>patches.rows)[j].kind <= COPY_BACK: break
+            else: named = node_names(<cu.CUgraphNode><uintptr_t>handle, lo, hi, known)
+    return named
+
+cdef bint node_names(cu.CUgraphNode node, char* lo, char* hi, set known) except -1:
+    cdef cu.CUgraphNodeType kind
+    cdef cu.CUDA_MEMSET_NODE_PARAMS fill
+    cdef Args* a
+    cdef char* word = NULL
+    cdef size_t at
+    cdef bint named = False
+    check(CUDA, cu.cuGraphNodeGetType(node, &kind), CALL_CUT)
+    if kind == cu.CUgraphNodeType.CU_GRAPH_NODE_TYPE_MEMSET:
+        check(CUDA, cu.cuGraphMemsetNodeGetParams(node, &fill), CALL_CUT)
+        return lo <= <char*><uintptr_t>fill.dst < hi
+    if kind != cu.CUgraphNodeType.CU_GRAPH_NODE_TYPE_KERNEL and kind != cu.CUgraphNodeType.CU_GRAPH_NODE_TYPE_MEMCPY:
+        return kind == cu.CUgraphNodeType.CU_GRAPH_NODE_TYPE_GRAPH
+    a = args_take(node)
+    if a.copies:
+        for at in range(0, 16, 8):
+            word = <char*><uintptr_t>(a.move.dstDevice if at else a.move.srcDevice)
+            named = named or (lo <= word < hi and (<uintptr_t>node, at) not in known)
+        named = named or not is_flat(&a.move)
+    else:
+        named = a.n == 0 and a.params.extra is not NULL
+        at = 0
+        while not named and at + 8 <= a.nbytes:
+            memcpy(&word, args_bytes(a) + at, 8)
+            named = lo <= word < hi and (<uintptr_t>node, at) not in known
+            at += 8
+    free(a)
+    return named
+
+cdef int cuda_bind(Recording* r, Patch* p) noexcept: return 0      # cuda_end does it: nothing may change in a capture under way
+
+cdef int cuda_bound(cu.CUgraph graph, Patch* patches, int32_t n) noexcept:
+    """Take out the copies of rebound slots, and have the graph work on the memory of the call that is recorded."""
+    cdef Args* a
+    cdef int32_t k
+    cdef int code = 0
+    for k in range(n):
+        if code: break
+        if patches[k].kind == BOUND and patches[k].nbytes: code = cuda_unlink(graph, <cu.CUgraphNode>patches[k].handle)
+        if patches[k].kind != ADDRESS: continue
+        a = <Args*>patches[k].to
+        address_write(&patches[k], patches[k].told[0] + patches[k].nbytes)
+        code = (cu.cuGraphMemcpyNodeSetParams(<cu.CUgraphNode>patches[k].handle, &a.move) if a.copies
+                else cu.cuGraphKernelNodeSetParams(<cu.CUgraphNode>patches[k].handle, &a.params))
+    return code
+
+cdef int cuda_unlink(cu.CUgraph graph, cu.CUgraphNode node) noexcept:
+    """Take a node out; what stood behind it stands behind those before it."""
+    cdef size_t n_before = 0, n_behind = 0, n, j, k
+    cdef cu.CUgraphNode* before
+    cdef cu.CUgraphNode* behind
+    cdef int code = cu.cuGraphNodeGetDependencies(node, NULL, NULL, &n_before)
+    if code == 0: code = cu.cuGraphNodeGetDependentNodes(node, NULL, NULL, &n_behind)
+    if code: return code
+    before = <cu.CUgraphNode*>malloc((n_before + n_behind + 1) * sizeof(cu.CUgraphNode))
+    if before is NULL:
+        PyErr_NoMemoryX()
+        return -1
+    behind = before + n_before
+    if n_before: code = cu.cuGraphNodeGetDependencies(node, before, NULL, &n_before)
+    if code == 0 and n_behind: code = cu.cuGraphNodeGetDependentNodes(node, behind, NULL, &n_behind)
+    for j in range(n_before):
+        for k in range(n_behind):
+            if code == 0: code = cu.cuGraphAddDependencies(graph, &before[j], &behind[k], NULL, 1)
+    free(before)
+    return code if code else cu.cuGraphDestroyNode(node)
 
 cdef list cuda_nodes(Recording* r):
     """The nodes of the capture under way, in the order in which they were made."""
@@ -631,6 +776,6 @@ cdef void cuda_destroy(void* graph, void* exec_, void* pool, void* state) noexce
 DRIVERS[CUDA] = Driver(
     cuda_restore, cuda_begin, cuda_copy, cuda_words, cuda_spend, cuda_fetch, cuda_cut, cuda_resume, cuda_wait,
     cuda_fork, cuda_enter, cuda_leave, cuda_decide,
-    cuda_end, cuda_instantiate, cuda_checkpoint, cuda_abort, cuda_launch, cuda_patch, cuda_scalar, cuda_scalar_done, cuda_scalar_free,
+    cuda_end, cuda_instantiate, cuda_checkpoint, cuda_abort, cuda_launch, cuda_patch, cuda_scalar, cuda_word_done, cuda_word_free, cuda_bind,
     cuda_order, cuda_current_stream, cuda_move, cuda_rescue,
     cuda_destroy)

@@ -40,8 +40,9 @@ cdef struct Driver:
     int (*launch)(void* exec_, void* stream, string* error) noexcept nogil
     int (*patch)(void* exec_, Patch* p) noexcept nogil   # tell the exec p.told
     int (*scalar)(void* exec_, Patch* p, Number* r) noexcept     # tell it a number
-    int (*scalar_done)(void* exec_, Patch* p) noexcept   # that was the last for this op
-    void (*scalar_free)(Patch* p) noexcept
+    int (*word_done)(void* exec_, Patch* p) noexcept     # that was the last for this op
+    void (*word_free)(Patch* p) noexcept
+    int (*bind)(Recording* r, Patch* p) noexcept         # a copied slot becomes a rebound one; its copies go
     int (*order)(Path* p, void* stream) noexcept nogil   # stream waits for the path's last launch
     void* (*stream)(int device) noexcept nogil           # the caller's current stream
     int (*move)(void* to, const void* source, int64_t nbytes, int device) noexcept nogil     # on the caller's current stream

@@ -38,7 +38,7 @@ cdef int64_t guard_odd(Table* t, Node* n, int32_t k, PyObject** leaves) noexcept
     cdef char* p = tensor_at(x, g.itemsize)
     if g.binding == PINNED:
         if p != slot_ptr(t, n, k): return miss(MISS_POINTER, k)
-    elif g.binding == COPIED:
+    elif g.binding == COPIED or g.binding == REBOUND:
         if <int32_t>(<uintptr_t>p % align_of(n)) != s.align: return miss(MISS_ALIGN, k)
         if s.beside != NONE and p - slot_at(t, n, s.beside, leaves) != s.shift: return miss(MISS_OVERLAP, k)
         if n.writes and guard_overlaps(t, n, k, x, leaves): return miss(MISS_OVERLAP, k)

@@ -85,9 +85,13 @@ cdef int host_scalar(void* exec_, Patch* p, Number* r) noexcept:
     if code == 0: tape_scalar(exec_, <int><uintptr_t>p.handle, p.at, p.part, r.is_float, r.f, r.i)
     return code
 
-cdef int host_scalar_done(void* exec_, Patch* p) noexcept: return 0
+cdef int host_word_done(void* exec_, Patch* p) noexcept: return 0
 
-cdef void host_scalar_free(Patch* p) noexcept: pass
+cdef void host_word_free(Patch* p) noexcept: pass
+
+cdef int host_bind(Recording* r, Patch* p) noexcept:
+    tape_bind(r.exec, <int><uintptr_t>p.handle)
+    return 0
 
 cdef int host_order(Path* p, void* stream) noexcept nogil: return 0
 
@@ -107,6 +111,6 @@ cdef void host_destroy(void* graph, void* exec_, void* pool, void* state) noexce
 DRIVERS[HOST] = Driver(
     host_restore, host_begin, host_copy, host_words, host_spend, host_fetch, host_cut, host_resume, host_wait,
     host_fork, host_enter, host_leave, host_decide,
-    host_end, host_instantiate, host_checkpoint, host_abort, host_launch, host_patch, host_scalar, host_scalar_done, host_scalar_free,
+    host_end, host_instantiate, host_checkpoint, host_abort, host_launch, host_patch, host_scalar, host_word_done, host_word_free, host_bind,
     host_order, host_stream, host_move, host_rescue,
     host_destroy)

@@ -299,12 +299,12 @@ cdef int scalars_bind(Table* t, id_t n, Driver* d, id_t after=NONE) except -1:
         if r.is_float: memcpy(&bits, &r.f, sizeof(bits))
         else: memcpy(&bits, &r.i, sizeof(bits))
         if bits == p.told[0]: continue
-        if last is not NULL and last.to != p.to: code = d.scalar_done(scalar_exec(t, node, last), last)
+        if last is not NULL and last.to != p.to: code = d.word_done(scalar_exec(t, node, last), last)
         if code == 0: code = d.scalar(scalar_exec(t, node, p), p, r)
         if code: break
         p.told[0] = bits
         last = p
-    if code == 0 and last is not NULL: code = d.scalar_done(scalar_exec(t, node, last), last)
+    if code == 0 and last is not NULL: code = d.word_done(scalar_exec(t, node, last), last)
     if code == 0 and after == NONE: node.stale = 0
     return check(path_row(t, node.path).driver, code, CALL_PATCH)
 

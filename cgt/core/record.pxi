@@ -81,22 +81,60 @@ cdef int record_scalar(Table* t, id_t number, object value, int32_t at, int32_t 
 
 cdef int record_words_of(Table* t, uintptr_t node, list words) except -1:
     """words: [(offset, form, number, its value now), ...] among the arguments of a kernel that was captured."""
-    cdef Kernel* kernel = kernel_take(<cu.CUgraphNode>node)
+    cdef Args* args = args_of(t, node)
     cdef Patch* p
     try:
-        column_add(t, &t.rec_patches, <int32_t>len(words))
-        t.rec_patches.n -= <int32_t>len(words)          # there is room: nothing below fails half-way
+        words_room(t, words)
         for at, form, number, value in words:
             bits = number_bits(value)
-            p = rec_patch(t, column_add(t, &t.rec_patches, 1))
-            p.kind = SCALAR
-            p.slot = NONE
-            p.number, p.at, p.part, p.segment, p.told[0] = number, at, form, t.rec_reads.n, bits
-            p.handle = <void*>node
-            p.to = <char*>kernel
-            kernel.users += 1
+            p = word_add(t, SCALAR, node, args)
+            p.number, p.at, p.part, p.told[0] = number, at, form, bits
     finally:
-        if kernel.users == 0: free(kernel)
+        if args.users == 0: free(args)
+    return 0
+
+cdef int record_addresses(Table* t, uintptr_t node, list words) except -1:
+    """words: [(offset, index of the slot's copy, bytes behind where that begins), ...] among the arguments of a node that was captured."""
+    cdef Args* args = args_of(t, node)
+    cdef Patch* p
+    try:
+        words_room(t, words)
+        for at, copy, shift in words:
+            p = word_add(t, ADDRESS, node, args)
+            p.number, p.at, p.nbytes = copy, at, shift
+            p.told[0] = rec_patch(t, copy).told[0]
+    finally:
+        if args.users == 0: free(args)
+    return 0
+
+cdef Args* args_of(Table* t, uintptr_t node) except NULL:
+    """What the node is launched with: one for all its words."""
+    cdef int32_t k
+    for k in range(t.rec_patches.n):
+        if rec_patch(t, k).handle == <void*>node and rec_patch(t, k).kind > WORDS: return <Args*>rec_patch(t, k).to
+    return args_take(<cu.CUgraphNode>node)
+
+cdef int words_room(Table* t, list words) except -1:
+    """For so many patches: what adds them does not fail half-way."""
+    column_add(t, &t.rec_patches, <int32_t>len(words))
+    t.rec_patches.n -= <int32_t>len(words)
+    return 0
+
+cdef Patch* word_add(Table* t, int kind, uintptr_t node, Args* args) except NULL:
+    cdef Patch* p = rec_patch(t, column_add(t, &t.rec_patches, 1))
+    p.kind = kind
+    p.slot = NONE
+    p.segment = t.rec_reads.n
+    p.handle = <void*>node
+    p.to = <char*>args
+    args.users += 1
+    return p
+
+cdef int record_bind(Table* t, int32_t copy) except -1:
+    """The recording works on the slot's memory itself: on CUDA its nodes' words were told, on the host a storage points there."""
+    cdef Patch* p = rec_patch(t, copy)
+    if p.nbytes: check(t.rec.driver, DRIVERS[t.rec.driver].bind(&t.rec, p), CALL_COPY)
+    p.kind = BOUND
     return 0
 
 cdef int record_spend(Table* t, PyObject* x) except -1:
@@ -222,7 +260,7 @@ cdef void record_abort(Table* t) noexcept:
         for k in range(t.rec_reads.n): read_free(t.rec.driver, rec_read(t, k))
         t.rec_reads.n = 0
         for k in range(t.rec_patches.n):
-            if rec_patch(t, k).kind == SCALAR: DRIVERS[t.rec.driver].scalar_free(rec_patch(t, k))
+            if rec_patch(t, k).kind == SCALAR or rec_patch(t, k).kind == ADDRESS: DRIVERS[t.rec.driver].word_free(rec_patch(t, k))
         t.rec_patches.n = t.rec_vain.n = 0
         if t.rec.tape is not NULL: tape_free(t.rec.tape)
         t.rec.tape = NULL
@@ -242,7 +280,9 @@ cdef int slot_fill(Table* t, id_t n, id_t k, object row) except -1:
     cdef PyObject* x
     cdef Slot* s
     cdef Guard* g
+    cdef Patch* p
     cdef id_t dim_at
+    cdef int32_t j
     leaf, tensor, example, binding, copy, same, apart, grad_of, back, beside = row
     x = <PyObject*>example
     dim_at = dims_of(t, n, x)
@@ -272,7 +312,10 @@ cdef int slot_fill(Table* t, id_t n, id_t k, object row) except -1:
     if g.binding == VALUE:
         memcpy(s.value, g.ptr, g.itemsize)
     g.odd = s.identity or s.from_node != NONE or not (g.binding == UNUSED or g.binding == PINNED)
-    if g.binding == COPIED: node_patch(t, node_row(t, n), s.copy).slot = k
+    if g.binding == COPIED or g.binding == REBOUND: node_patch(t, node_row(t, n), s.copy).slot = k
+    for j in range(node_row(t, n).len[PATCHES] if g.binding == REBOUND else 0):
+        p = node_patch(t, node_row(t, n), j)
+        if p.kind == ADDRESS and p.number == s.copy: p.slot = k
     if s.beside != NONE: s.shift = g.ptr - node_guard(t, node_row(t, n), s.beside).ptr
     if s.back != NONE: node_patch(t, node_row(t, n), s.back).slot = k
     if g.leaf != NONE and g.binding == PINNED and s.from_node == NONE and node_row(t, n).pin_leaf == NONE:

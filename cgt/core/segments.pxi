@@ -9,6 +9,7 @@
 # a verdict that stands comes before the segments, for most calls.
 
 cdef enum: VAIN = 8, TRY_AGAIN = 32     # calls after which they run all the same
+cdef uint64_t NOWHERE = <uint64_t>-1    # no tensor lies there
 
 cdef int patches_bind(Table* t, id_t n, void* exec_, Driver* d, PyObject** leaves) except -1:
     """Have the graph copy from today's inputs, and to them, and draw from where the generators are; what did not move costs one
@@ -19,12 +20,22 @@ cdef int patches_bind(Table* t, id_t n, void* exec_, Driver* d, PyObject** leave
     cdef uint64_t source, before
     cdef int32_t k
     cdef int code
+    cdef bint moved = False
+    for k in range(node.len[PATCHES]):
+        p = node_patch(t, node, k)
+        if p.kind != BOUND or p.slot == NONE: continue
+        source = <uintptr_t>tensor_ptr(slot_tensor(t, node, p.slot, leaves))
+        if source == p.told[0]: continue
+        p.told[0] = source
+        fn.rebinds += 1
+        moved = True
+    if moved: addresses_bind(t, n, d)
     for k in range(node.len[PATCHES] - 1, -1, -1):      # generators, which are recorded first, when nothing else can fail
         p = node_patch(t, node, k)
         if p.kind == WORDS:
             words_bind(exec_, p, d)
             continue
-        if p.slot == NONE: continue
+        if p.slot == NONE or p.kind == BOUND or p.kind == ADDRESS: continue
         source = <uintptr_t>tensor_ptr(slot_tensor(t, node, p.slot, leaves))
         fn.copied_bytes += p.nbytes
         if source == p.told[0]: continue
@@ -36,6 +47,32 @@ cdef int patches_bind(Table* t, id_t n, void* exec_, Driver* d, PyObject** leave
             check(path_row(t, node.path).driver, code, CALL_PATCH)
         fn.rebinds += p.kind == COPY_SOURCE
     return 0
+
+cdef int addresses_bind(Table* t, id_t n, Driver* d) except -1:
+    """Tell the graph where the memory of rebound slots lies now: a node's arguments once, whatever changed in them."""
+    cdef Node* node = node_row(t, n)
+    cdef Patch* p
+    cdef Patch* last = NULL
+    cdef uint64_t source
+    cdef int32_t k
+    cdef int code = 0
+    for k in range(node.len[PATCHES]):
+        p = node_patch(t, node, k)
+        if p.kind == BOUND and p.nbytes and path_row(t, node.path).driver == HOST: code = d.patch(node.exec, p)
+        if code: break
+        if p.kind != ADDRESS: continue
+        source = node_patch(t, node, p.number).told[0]
+        if source == p.told[0]: continue
+        if last is not NULL and last.to != p.to: code = d.word_done(node.exec, last)
+        if code: break
+        p.told[0] = source
+        address_write(p, source + p.nbytes)
+        last = p
+    if code == 0 and last is not NULL: code = d.word_done(node.exec, last)
+    for k in range(node.len[PATCHES] if code else 0):       # what the exec was told is not known: it is told anew
+        p = node_patch(t, node, k)
+        if p.kind == BOUND or p.kind == ADDRESS: p.told[0] = NOWHERE
+    return check(path_row(t, node.path).driver, code, CALL_PATCH)
 
 cdef inline void* first_exec(Table* t, Node* node) noexcept nogil:
     """What runs first: it copies the inputs and writes the words."""

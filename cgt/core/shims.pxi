@@ -92,6 +92,7 @@ cdef extern from "tape_shim.h" namespace "cgt":
     void range_end(void* range_) noexcept
     void* warnings_off() noexcept
     void warnings_on(void* before) noexcept
+    void tape_bind(void* tape, int k) noexcept
     void tape_patch_copy(void* tape, int k, void* theirs) noexcept nogil
     int tape_add(void* tape, const char* name, const char* overload, PyObject* args,
                  PyObject* kwargs, PyObject* into) noexcept

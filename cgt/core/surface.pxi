@@ -6,7 +6,7 @@ import weakref
 from collections import namedtuple
 
 cdef object WEAKREF = weakref.ref
-cdef object BOUND = types.MethodType
+cdef object METHOD = types.MethodType
 FAILED = [None]            # (f, DriverError) -> the exception that a failed replay raises
 RESCUED = [None]           # (f, bytes, line) of a result that was moved, where somebody listens
 UNREPLAYED = [None]        # (f, reason) -> the exception of a call that is not a replay where one is required
@@ -46,7 +46,7 @@ cdef class Site:
         return call(&TABLE, self.f, <PyObject*>args, <PyObject*>kwargs, self.on_miss, self.function, self.reasons)
 
     def __get__(self, instance, owner):
-        return self if instance is None else BOUND(self, instance)
+        return self if instance is None else METHOD(self, instance)
 
     def __repr__(self):
         cdef Fn* fn = fn_row(&TABLE, self.f)
@@ -231,7 +231,7 @@ def nodes():
     return [k for k in range(TABLE.nodes.n) if node_row(&TABLE, k).alive]
 
 
-SlotFacts = namedtuple("SlotFacts", "leaf binding written address from_node")
+SlotFacts = namedtuple("SlotFacts", "leaf binding written address from_node told")
 NodeFacts = namedtuple("NodeFacts", "fn spec path parent depth children used n_replay graph_nodes slots copied out_bytes exec_bytes outs deads segments readouts saved back words")
 
 
@@ -240,9 +240,13 @@ def node_facts(int n):
     cdef Node* node = node_row(&TABLE, n)
     cdef Slot* s
     cdef Guard* g
+    cdef Patch* p
     written = {node_effect(&TABLE, node, k).slot for k in range(node.len[EFFECTS])
                if node_effect(&TABLE, node, k).kind == WRITES}
-    slots, segments, so_far = [], [], 0
+    slots, segments, so_far, told = [], [], 0, {}
+    for k in range(node.len[PATCHES]):
+        p = node_patch(&TABLE, node, k)
+        if p.kind == ADDRESS: told.setdefault(p.slot, set()).add(<uintptr_t>p.handle)
     for k in range(node.len[READS]):        # up to each value
         so_far += node_read(&TABLE, node, k).n_graph_nodes
         if node_read(&TABLE, node, k).island is NULL:
@@ -250,7 +254,8 @@ def node_facts(int n):
             so_far = 0
     for k in range(node.len[SLOTS]):
         s, g = node_slot(&TABLE, node, k), node_guard(&TABLE, node, k)
-        slots.append(SlotFacts(g.leaf, g.binding, k in written, <uintptr_t>slot_ptr(&TABLE, node, k), s.from_node))
+        if g.binding == TWIN: g = node_guard(&TABLE, node, s.copy)       # it is bound as that one
+        slots.append(SlotFacts(node_guard(&TABLE, node, k).leaf, g.binding, k in written, <uintptr_t>slot_ptr(&TABLE, node, k), s.from_node, len(told.get(k, ()))))
     return NodeFacts(
         node.fn, node.spec, node.path, node.parent, node.depth, node.children, node.used, node.n_replay,
         node_length(&TABLE, node), tuple(slots),

@@ -49,6 +49,22 @@ def scalar_words(uintptr_t node, list words):
     record_words_of(&TABLE, node, words)
 
 
+def address_words(uintptr_t node, list words):
+    """A captured node's arguments have these addresses: [(offset, a slot's copy, bytes behind where that begins), ...]."""
+    record_addresses(&TABLE, node, words)
+
+
+def is_named(int copy, set known):
+    """Does a node of the capture, of those that stay, name an address in this copy's buffer, besides the known: (node, offset)? Those
+    that copy it do not count."""
+    return cuda_names(&TABLE.rec, &TABLE.rec_patches, &TABLE.rec_vain, copy, known)
+
+
+def bind(int copy):
+    """The slot is not copied after all: the recording is told where it lies. Nothing copies back."""
+    record_bind(&TABLE, copy)
+
+
 def state_op(object generator, object state, bint sets):
     """Append to the host driver's tape: a generator's state is read into a tensor, or set from it."""
     tape_state(TABLE.rec.exec, <PyObject*>generator, <PyObject*>state, sets)

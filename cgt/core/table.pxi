@@ -262,7 +262,7 @@ cdef void node_free(Table* t, id_t n) noexcept:
     if p.stale == n: p.stale = node.parent
     for k in range(node.len[READS]): read_free(p.driver, node_read(t, node, k))
     for k in range(node.len[PATCHES]):
-        if node_patch(t, node, k).kind == SCALAR: DRIVERS[p.driver].scalar_free(node_patch(t, node, k))
+        if node_patch(t, node, k).kind == SCALAR or node_patch(t, node, k).kind == ADDRESS: DRIVERS[p.driver].word_free(node_patch(t, node, k))
     DRIVERS[p.driver].destroy(node.graph, node.exec, node.pool, node.state)
     for k in range(node.len[OUTS]):
         owned[0] = node_out(t, node, k).tensor
@@ -347,6 +347,7 @@ cdef int table_check(Table* t) except -1:
     cdef Undo* u
     cdef Place* q
     cdef Number* w
+    cdef bint moves
     for k in range(t.nodes.n):
         n = node_row(t, k)
         if not n.alive: continue
@@ -386,11 +387,13 @@ cdef int table_check(Table* t) except -1:
             assert not s.follows or (n.follows and g.leaf == NONE and g.grad_of == NONE), "a slot that follows no place"
             assert s.same < j and (g.leaf != NONE or not s.identity), "the same as an earlier leaf"
             assert g.leaf < spec_row(t, n.spec).n_leaves, "a slot beyond the leaves"
-            assert (g.binding in (COPIED, TWIN)) == (s.copy != NONE), "a copied slot has a copy"
-            assert g.binding != COPIED or node_patch(t, n, s.copy).slot == j, "a copy of another slot"
-            assert s.beside == NONE or (g.binding == COPIED and s.beside < j and node_guard(t, n, s.beside).binding == COPIED), "beside none"
-            assert s.back == NONE or (g.binding == COPIED and node_patch(t, n, s.back).slot == j), "the way back of another slot"
-            assert g.binding != TWIN or node_guard(t, n, s.copy).binding == COPIED, "twin of a copied"
+            moves = g.binding in (COPIED, REBOUND)
+            assert (moves or g.binding == TWIN) == (s.copy != NONE), "a copied slot has a copy"
+            assert not moves or node_patch(t, n, s.copy).slot == j, "a copy of another slot"
+            assert not moves or (node_patch(t, n, s.copy).kind == BOUND) == (g.binding == REBOUND), "a rebound slot that is copied"
+            assert s.beside == NONE or (moves and s.beside < j and node_guard(t, n, s.beside).binding in (COPIED, REBOUND)), "beside none"
+            assert s.back == NONE or (moves and node_patch(t, n, s.back).slot == j), "the way back of another slot"
+            assert g.binding != TWIN or node_guard(t, n, s.copy).binding in (COPIED, REBOUND), "twin of a copied"
             assert g.odd or (g.binding in (UNUSED, PINNED) and s.from_node == NONE and not s.identity and not s.follows), "odd"
             assert s.from_node == NONE or is_ancestor(t, s.from_node, k), "an input off the path"
         for j in range(n.len[PLACES]):

@@ -1,0 +1,237 @@
+"""Inputs that move without a copy. Where a slot's address lies among a node's arguments is told from bytes alone: a pure function,
+tried on made-up nodes. Then what becomes of it in programs."""
+
+import pytest
+import torch
+from cgt_core import COPIED, REBOUND
+from helpers import counts, not_audited, values
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+# isort: split
+import cgt_core as core
+
+import cgt
+from cgt import addresses
+from cgt.api import state_of
+from cgt.scalars import KERNEL, Shot
+
+SPANS = [addresses.Span(0x7F1200000000, 4096, 0x7F4800003200), addresses.Span(0x7F1200001000, 512, 0x7F4800009000)]  # the second begins where the first ends
+
+
+def word(which, slot, shift):
+    span = SPANS[slot]
+    return ((span.user if which else span.copy) + shift).to_bytes(8, "little")
+
+
+def captures(fill, kind=KERNEL, rounds=1):
+    """(main, shots) of an op with one node: `fill` gives its only argument from (which, how many captures came before)."""
+
+    def node(which, at):
+        return [Shot(7 + at, kind, (1, 2, 3), ((16, fill(which, at)),))]
+
+    return node(0, 0), [(which, node(which, at)) for at, which in enumerate(addresses.ORDER * rounds, 1)]
+
+
+@settings(deadline=None, max_examples=200)
+@given(data=st.data())
+def test_addresses_are_found_where_they_were_put(data):
+    """Among other words, results that lie elsewhere in vain captures, and padding."""
+    places = data.draw(st.permutations(range(8)))
+    wanted = [(at, data.draw(st.sampled_from((0, 1)))) for at in places[: data.draw(st.integers(1, 4))]]
+    words = [(8 * at, slot, data.draw(st.integers(0, SPANS[slot].nbytes))) for at, slot in wanted]
+    base, noise = data.draw(st.binary(min_size=64, max_size=64)), data.draw(st.lists(st.binary(min_size=4, max_size=4), min_size=9, max_size=9, unique=True))
+
+    def fill(which, at):
+        one = bytearray(base)
+        for offset, slot, shift in words:
+            one[offset : offset + 8] = word(which, slot, shift)
+        one[8 * places[5] : 8 * places[5] + 4] = noise[at]
+        one[8 * places[6] : 8 * places[6] + 8] = (0x7F6000000000 + 512 * (at > 0)).to_bytes(8, "little")
+        return bytes(one)
+
+    found = addresses.explain(*captures(fill), SPANS)
+    assert found is not None and {(w.offset - 16, w.slot, w.shift) for w in found} == set(words)
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        lambda which: word(which, 0, 0)[:4] + bytes(4),  # half of it
+        lambda which: (int.from_bytes(word(which, 0, 0), "little") >> 4).to_bytes(8, "little"),
+        lambda which: word(which, 0, -512),  # before it begins
+        lambda which: bytes(4) + word(which, 0, 64) + bytes(4),  # where no address lies
+        lambda which: bytes([which]) * 8,
+        lambda which: (int.from_bytes(word(which, 0, 0), "little") - int.from_bytes(word(which, 1, 0), "little")).to_bytes(8, "little", signed=True),
+    ],
+)  # fmt: skip
+def test_what_is_no_address_keeps_the_copy(odd):
+    fill = lambda which, at: word(which, 0, 8) + odd(which)  # noqa: E731
+    assert addresses.explain(*captures(fill), SPANS) is None
+
+
+def test_what_depends_on_a_result_too_keeps_the_copy():
+    """Its distance from the input, which is another one in the op's own capture."""
+    fill = lambda which, at: (0x7F6000000000 + 512 * (at > 0) - int.from_bytes(word(which, 0, 0), "little")).to_bytes(8, "little")  # noqa: E731
+    assert addresses.explain(*captures(fill), SPANS) is None
+
+
+def test_another_node_keeps_the_copy():
+    main, shots = captures(lambda which, at: word(which, 1, 0))
+    assert [w[1:] for w in addresses.explain(main, shots, SPANS)] == [(16, 1, 0)]
+    other = [(which, [nodes[0]._replace(shape=(9, 2, 3))] if which else nodes) for which, nodes in shots]
+    assert addresses.explain(main, other, SPANS) is None
+    assert addresses.explain(main, [(which, nodes * 2) for which, nodes in shots], SPANS) is None
+    assert addresses.explain([main[0]._replace(params=())], [(which, [nodes[0]._replace(params=())]) for which, nodes in shots], SPANS) is None
+
+
+def test_memory_that_is_filled_may_be_a_workspace_and_no_slot():
+    assert addresses.explain(*captures(lambda which, at: word(0, 1, 0), addresses.FILL), SPANS) == []
+    assert addresses.explain(*captures(lambda which, at: word(which, 1, 0), addresses.FILL), SPANS) is None
+
+
+def test_padding_that_stays_for_a_round_is_told_in_the_next():
+    fill = lambda which, at: word(which, 0, 0) + bytes([which if at < 9 else at]) * 8  # noqa: E731
+    assert addresses.explain(*captures(fill), SPANS) is None
+    assert len(addresses.explain(*captures(fill, rounds=2), SPANS)) == 1
+
+
+# --- in programs ------------------------------------------------------------------------------
+
+
+def binding_of(f, leaf=0):
+    state = state_of(f)
+    return {slot.binding for node in core.fn_nodes(state.f) for slot in core.node_facts(node).slots if slot.leaf == leaf}
+
+
+def run(f, plain, make, n=8):
+    """Fresh arguments at each call, which stay alive: the same results, and the same in the arguments."""
+    kept = []
+    for k in range(n):
+        mine, theirs = make(k), make(k)
+        kept.append(mine)
+        got, want = f(*mine), plain(*theirs)
+        assert torch.equal(got, want) and all(map(torch.equal, mine, theirs)), cgt.explain(f)
+        for t in mine:
+            t.zero_()  # the launch is over: nothing is read later
+    assert cgt.stats(f).replays == n - 2, cgt.explain(f)
+
+
+def pair(device):
+    return lambda k: (values(device, 6, 8, seed=k), values(device, 6, 8, seed=k + 50))
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x, y: x + y, lambda x, y: x @ y.t(), lambda x, y: torch.cat([x, y, x[1:3]]), lambda x, y: x[1:, ::2].sum() + y[:, 3].max(),
+        lambda x, y: x.clone().mul_(2) - y.contiguous(), lambda x, y: x.mul_(2).add_(y), lambda x, y: torch.softmax(x.t(), 0) @ y,
+        lambda x, y: torch._foreach_add([x, y], 1.0)[1] + x, lambda x, y: x[2].copy_(y[3]) + x, lambda x, y: y.view(-1)[3:].cumsum(0) - x[0, 0],
+        lambda x, y: torch.layer_norm(x, (8,)) + y, lambda x, y: torch.nn.functional.linear(x, y[:, :8]),
+    ],
+)  # fmt: skip
+def test_results_and_arguments_are_eagers_wherever_these_lie(device, function):
+    f = cgt.jit(function)
+    run(f, function, pair(device))
+    assert binding_of(f) == binding_of(f, 1) == {REBOUND} and cgt.stats(f).copied_bytes == 0, cgt.explain(f)
+
+
+def test_a_thousand_addresses_of_one_recording(device):
+    room, f = values(device, 1 << 16), cgt.jit(lambda x: x * 2 + 1)
+    for k in range(1000):
+        x = room[128 * (k * 37 % 500) :][:16]
+        assert torch.equal(f(x), x * 2 + 1)
+    s = cgt.stats(f)
+    assert (s.records, s.replays, s.copied_bytes) == (1, 998, 0) and s.rebinds == 998
+
+
+def test_large_inputs_may_be_read_by_many_ops_and_small_ones_by_few(device):
+    """Where a node must be told each time, a copy of a small one is cheaper. (On the host nothing is told.)"""
+    many = lambda x: sum(x * k for k in range(12))  # noqa: E731
+    small, large = cgt.jit(many), cgt.jit(many)
+    run(small, many, lambda k: (values(device, 8, seed=k),))
+    run(large, many, lambda k: (values(device, 1 << 19, seed=k),))
+    assert binding_of(small) == {COPIED if device.type == "cuda" else REBOUND} and binding_of(large) == {REBOUND}
+
+
+@pytest.mark.parametrize("outputs", ["borrow", "error"])
+def test_results_that_are_lent_may_be_arguments(device, outputs):
+    """They lie where the recording writes."""
+    f, x, want = cgt.jit(lambda x: x.flip(0) + 1, outputs=outputs), values(device, 8), values(device, 8)
+    for _ in range(8):
+        want = want.flip(0) + 1
+        try:
+            x = f(x)
+        except cgt.CgtError:
+            assert outputs == "error"
+            return
+        assert torch.equal(x, want), cgt.explain(f)
+    assert REBOUND not in binding_of(f)
+
+
+def test_values_that_are_read_keep_the_copy(device):
+    def function(x, y):
+        return x + 1 if x.sum() > -1e9 else y * 2
+
+    f = cgt.jit(function)
+    run(f, function, pair(device))
+    assert binding_of(f) == {COPIED}
+
+
+def test_branches_on_the_device(device):
+    function = lambda x, y: torch.cond(x.sum() > y.sum(), lambda a: a * 2, lambda a: a - 1, (x,))  # noqa: E731
+    f = cgt.jit(function)
+    with torch.no_grad():
+        run(f, function, pair(device))
+    assert binding_of(f) == {COPIED if device.type == "cuda" else REBOUND}
+
+
+def test_random_numbers_from_an_input_that_moves(device):
+    """The op is not captured again: that would draw, too."""
+    f, kept = cgt.jit(lambda x: torch.nn.functional.dropout(x, 0.5) + torch.bernoulli(x.sigmoid())), []
+    for k in range(8):
+        x = values(device, 64, seed=k)
+        kept.append(x)
+        torch.manual_seed(k)
+        got = f(x)
+        torch.manual_seed(k)
+        assert torch.equal(got, torch.nn.functional.dropout(x, 0.5) + torch.bernoulli(x.sigmoid()))
+    assert counts(f) == (1, 1, 6, 0)
+
+
+@not_audited("a driver call that fails on purpose")
+@pytest.mark.parametrize("after", [0, 1])
+def test_after_a_failed_patch_all_is_told_anew(device, after):
+    f, kept = cgt.jit(lambda x, y: (x * 2 + y, y.sum())), []
+    failed = 0
+    for k in range(12):
+        x, y = pair(device)(k)
+        kept.append((x, y))
+        core.fault_set("patch" if k in (4, 7) else "", after, 2)
+        try:
+            got = f(x, y)
+        except cgt.CgtError:
+            failed += 1
+            core.fault_set("", 0, 0)
+            got = f(x, y)
+        core.fault_set("", 0, 0)
+        assert torch.equal(got[0], x * 2 + y) and torch.equal(got[1], y.sum()), k
+    assert failed == 2 and binding_of(f) == {REBOUND} and cgt.stats(f).records == 1
+
+
+def test_memory_of_an_input_that_moved_is_not_kept(device):
+    f = cgt.jit(lambda x: x * 2)
+    for k in range(6):
+        x = values(device, 8, seed=k)
+        f(x)
+    before = core.storage_holders(x)
+    f(values(device, 8))
+    assert core.storage_holders(x) == before
+    del x
+    cgt.reset(f)
+
+
+def test_inputs_copied_copies(device):
+    f = cgt.jit(lambda x: x * 2, inputs="copied")
+    run(f, lambda x: x * 2, lambda k: (values(device, 8, seed=k),))
+    assert binding_of(f) == {COPIED} and cgt.stats(f).copied_bytes >= 6 * 32
