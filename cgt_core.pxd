@@ -210,6 +210,7 @@ cdef struct Node:
     int32_t same_grads          # of some slots it is guarded which tensor .grad is
     int32_t follows             # the tensors of some slots are what places hold; 2: others came since they were told apart
     int32_t stale               # some number is another one than the graph was told
+    int32_t moved               # some rebound slot may lie elsewhere than the graph was told
     int32_t ret_python          # the result needs pytree.unflatten
     int64_t dropout             # number of the buffer with cuDNN's random state that it draws from; 0: it does not
     PyObject* dropout_buffer    # borrowed: an alias of that
@@ -235,7 +236,7 @@ cdef struct Dead:               # a fresh output whose memory a descendant may u
 cdef struct Guard:              # what each hit compares of a slot's tensor; the row of its Slot, 48 bytes
     PyObject* tensor            # the reached tensor, borrowed, but where it follows; of a leaf: what it must be, being reached, too
     uint64_t keys               # dispatch key set
-    char* ptr
+    char* ptr                   # PINNED: where it must be; REBOUND: where it was told to be; else where it was when it was recorded
     int32_t leaf                # which tensor leaf; NONE for one reached by closure, module or .grad
     id_t grad_of                # it is .grad of this slot of the node's, whatever that is now; or NONE
     id_t dim_at                 # sizes then strides, index into the node's dims

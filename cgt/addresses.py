@@ -187,10 +187,15 @@ def word_at(data, by, at, spans):
     return None
 
 
+def is_whole(seen):
+    """Is the recording one graph, of which nothing ran so far?"""
+    return not (seen.values or seen.bodies or core.segments_ran())
+
+
 def bind(seen, plan):
     """{slot: its Movable} of those that are not copied after all, behind all that is recorded but their way back."""
     bound = {}
-    if seen.reason is not None or seen.values or seen.bodies or core.segments_ran():
+    if seen.reason is not None or not is_whole(seen):
         return bound
     for k in plan.copied:
         one = next((one for one in seen.movable.values() if one.copy == seen.copies[k]), None)

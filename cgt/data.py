@@ -125,6 +125,7 @@ class State:
     untraced: str | None = None  # why none can be
     blamed: str | None = None  # the same, where that is only to be tried
     numbers: dict = fresh(dict)  # path of an argument -> the last number that Python saw there
+    whole: bool = False  # its last recording is one graph, of which nothing ran while it was recorded
     counters: set = fresh(set)  # paths of tensors of the host's that it counts in and asks for their numbers
     asked: set = fresh(set)  # the same by memory, of runs that do not know paths
     joined: tuple = (-1, 0)  # replays when others joined them last, and how often they did since

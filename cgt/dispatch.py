@@ -654,7 +654,11 @@ def note_moves(state, around, missed, followable):
         else:
             continue
         if kept.followable.get(name) is False and name in followable:
-            state.followed |= {place, name, *others_in(kept, node, followable, tensors)}
+            paths = {name, *others_in(kept, node, followable, tensors), *moved_too(state, kept, node, followable, tensors)}
+            state.followed |= {place, *paths}
+            for path in paths:
+                state.moved.add(path)
+                note_swap(state, path)
             moves.append((node, followable[name][1], True))
         elif slot is not None and state.opts.inputs == "auto" and (slot.leaf != NONE or name in followable):
             at = slot.leaf if slot.leaf != NONE else followable[name][1]

@@ -317,9 +317,10 @@ def has_way_back(t):
 
 
 def is_swapped(state, path, t):
-    """Is it a parameter that no gradient flows to, and another one every few calls?"""
+    """Is it a parameter that no gradient flows to, and another one now and then? Where recordings cannot be told of it, every few calls."""
     through = torch.is_grad_enabled() and t.requires_grad
-    return type(t) is torch.nn.Parameter and not through and state.swaps.get(path, (0, 0))[0] >= options.SWAPS
+    least = 1 if state.whole and state.graph is None else options.SWAPS
+    return type(t) is torch.nn.Parameter and not through and state.swaps.get(path, (0, 0))[0] >= least
 
 
 def can_have_grad(t):

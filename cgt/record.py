@@ -169,6 +169,11 @@ def copy_leaves(plan, fills):
     return swaps, copies
 
 
+def bind(state, plan, seen):
+    """Of the copied slots, those that need no copy."""
+    seen.bound, state.whole = addresses.bind(seen, plan), addresses.is_whole(seen)
+
+
 def copy_back(plan, seen):
     """Record, behind all else, that what was written in copies comes to where the user has it."""
     tensors = all_tensors(plan)
@@ -211,7 +216,7 @@ def on_host(call, attempt):
         torch.clear_autocast_cache()
         open_sinks(plan, seen, attempt.result)
         if seen.reason is None:
-            seen.bound = addresses.bind(seen, plan)
+            bind(call.state, plan, seen)
             copy_back(plan, seen)
             core.end([])
     except core.DriverError as error:
@@ -272,7 +277,7 @@ def on_cuda(call, attempt):
             note_memory(seen, w)
         attempt.result = trace.run(seen, call.function, arguments(call, seen), call.kwargs)
         open_sinks(plan, seen, attempt.result)
-        seen.bound = addresses.bind(seen, plan)
+        bind(call.state, plan, seen)
         copy_back(plan, seen)
         advances = core.restore_generators(handles)
         seen.random |= any(advances)

@@ -413,6 +413,7 @@ def see_op(seen, op, args, kwargs):
         args = exchange(seen, args)
         kwargs = {k: exchange(seen, v) for k, v in kwargs.items()}
         instead = tensors_in(kwargs.values(), tensors_in(args, []))
+    repeats = False
     movable = addresses.touched(seen, instead) if seen.movable and instead and is_capture(seen) else ()
     for_real = is_capture(seen) and constant and (reads_here(seen, facts) or facts.dynamic or apart_op or is_to_host(inputs, kwargs))
     between = apart_op and not constant and seen.recording and seen.reason is None
@@ -442,9 +443,11 @@ def see_op(seen, op, args, kwargs):
             apart.learn(seen, op, facts, written, error)
             raise
         end = core.graph_length() if movable else 0
+        # Not what counts somewhere, a collective or a draw, whose op did: it would do so again.
+        repeats = op.namespace in constants.KNOWN and (moved is None or how_far(seen) == moved)
     if numbers and is_capture(seen) and not scalars.record(seen, op, args, kwargs, numbers, before):
         live.pin_all(seen, numbers)
-    if movable and not (selects or for_real or between or (facts.draws and how_far(seen) != moved)):  # an op that may draw need not
+    if movable and repeats:
         told = {row: seen.live.steps[row].value for *_, row in numbers}
         addresses.record(seen, op, *(scalars.substitute(op, args, kwargs, numbers, told) if numbers else (args, kwargs)), before, end, movable)
     elif movable:

@@ -1,9 +1,11 @@
-"""One program for each thing that a recording's kernels touch: inputs, copies, results, random words, values, states.
+r"""One program for each thing that a recording's kernels touch: inputs, copies, results, random words, values, states.
 
-    PYTHONPATH=. compute-sanitizer --tool memcheck --report-api-errors no --error-exitcode 9 python tests/memcheck.py
+    PYTHONPATH=. compute-sanitizer --tool memcheck --report-api-errors no --show-backtrace no --error-exitcode 9 \
+        python tests/memcheck.py
 
-finds bad accesses; without the sanitizer (`python tests/memcheck.py --device cpu`) it only compares with eager. pytest and its
-thousands of tests take too long under it: kernels run some fifty times slower, and importing torch takes a minute.
+finds bad accesses (for a backtrace the tool would keep Python's frames, and so tensors alive); without the sanitizer (`python
+tests/memcheck.py --device cpu`) it only compares with eager. pytest and its thousands of tests take too long under it: kernels run some
+fifty times slower, and importing torch takes a minute.
 """
 
 import argparse

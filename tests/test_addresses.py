@@ -7,6 +7,7 @@ from cgt_core import COPIED, REBOUND
 from helpers import counts, not_audited, values
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import nn
 
 # isort: split
 import cgt_core as core
@@ -235,3 +236,84 @@ def test_inputs_copied_copies(device):
     f = cgt.jit(lambda x: x * 2, inputs="copied")
     run(f, lambda x: x * 2, lambda k: (values(device, 8, seed=k),))
     assert binding_of(f) == {COPIED} and cgt.stats(f).copied_bytes >= 6 * 32
+
+
+# --- parameters that are swapped, on a small transformer ---------------------------------------------------------------
+
+
+class Block(nn.Module):
+    """Attention with a cache that is handed in, LoRA on the queries."""
+
+    def __init__(self, width=32, heads=4, rank=4):
+        super().__init__()
+        self.heads, self.qkv, self.out = heads, nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.first, self.second = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.up, self.down = nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
+        self.a, self.b = nn.Parameter(torch.randn(rank, width) / 8), nn.Parameter(torch.randn(width, rank) / 8)
+
+    def forward(self, x, cache=None):
+        batch, length, width = x.shape
+        y = self.first(x)
+        q, k, v = self.qkv(y).chunk(3, -1)
+        q, k, v = (t.view(batch, -1, self.heads, width // self.heads).transpose(1, 2) for t in (q + y @ self.a.t() @ self.b.t(), k, v))
+        if cache is not None:
+            cache[0][:, :, :length], cache[1][:, :, :length] = k, v
+            k, v = cache
+        x = x + self.out(nn.functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(batch, length, width))
+        return x + self.down(nn.functional.gelu(self.up(self.second(x))))
+
+
+class Stack(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList(Block() for _ in range(2))
+
+    def forward(self, x, caches=(None, None)):
+        for block, cache in zip(self.blocks, caches, strict=True):
+            x = block(x, cache)
+        return x
+
+
+def adapters(model, device, seed):
+    generator = torch.Generator().manual_seed(seed)
+    draw = lambda *shape: nn.Parameter(torch.randn(*shape, generator=generator).to(device) / 8, requires_grad=False)  # noqa: E731
+    for block in model.blocks:
+        block.a, block.b = draw(4, 32), draw(32, 4)
+
+
+def assign(model, device, seed):
+    state = {name: torch.randn(t.shape, generator=torch.Generator().manual_seed(seed)).to(device) / 8 for name, t in model.state_dict().items()}
+    model.load_state_dict(state, assign=True)
+
+
+def exchange_data(model, device, seed):
+    for k, p in enumerate(model.parameters()):
+        p.data = torch.randn(p.shape, generator=torch.Generator().manual_seed(seed + k)).to(device) / 8
+
+
+def average(model, device, seed):
+    for k, p in enumerate(model.parameters()):
+        p.lerp_(torch.randn(p.shape, generator=torch.Generator().manual_seed(seed + k)).to(device) / 8, 0.1)
+
+
+@pytest.mark.parametrize("every", [1, 4])
+@pytest.mark.parametrize("swap", [adapters, assign, exchange_data, average, None], ids=lambda swap: swap.__name__ if swap else "caches")
+def test_swaps_settle_at_two_recordings(device, swap, every):
+    """LoRA adapters, a state dict that is assigned, `.data`, an average that is updated in place, caches that are handed in anew."""
+    outcomes, functions, kept = [], [], []
+    for wrap in (cgt.jit, lambda model: model):
+        torch.manual_seed(0)
+        model, seen = Stack().to(device).eval().requires_grad_(False), []
+        call = wrap(model)
+        functions.append(call)
+        for k in range(24):
+            if swap and k % every == 0:
+                swap(model, device, 100 + k // every % 5)
+            caches = (None, None) if swap else [[torch.zeros(2, 4, 8, 8, device=device) for _ in range(2)] for _ in range(2)]
+            x = values(device, 2, 5, 32, seed=k)
+            kept.append((x, caches))  # so that the next ones lie elsewhere
+            seen += [call(x, caches).clone(), *(t.clone() for pair in caches if pair for t in pair)]
+        outcomes.append(seen)
+    assert all(map(torch.equal, *outcomes)) and len(outcomes[0]) == len(outcomes[1])
+    s = cgt.stats(functions[0])
+    assert s.records <= 2 and s.replays >= 20 and s.copied_bytes == 0, cgt.explain(functions[0])

@@ -386,7 +386,8 @@ def test_inputs_that_cannot_be_copied_have_a_child_per_address(device, make, inp
     with torch.no_grad():
         settle(f, function, one)
         recorded_then_replayed(f, function, two)
-        recorded_then_replayed(f, function, three)
+        told = inputs == "auto" and isinstance(one["x"], nn.Parameter)  # to which no gradient flows
+        (replayed if told else recorded_then_replayed)(f, function, three)
         for tree in (one, two, three, two):
             replayed(f, function, tree)
 
@@ -394,10 +395,11 @@ def test_inputs_that_cannot_be_copied_have_a_child_per_address(device, make, inp
 @pytest.mark.parametrize("inputs", ["auto", "pinned"])
 def test_inputs_that_cannot_be_copied_and_always_move_reach_the_limit(device, inputs):
     f = cgt.jit(lambda p: p * 2, inputs=inputs, max_records=3)
-    parameters = [nn.Parameter(values(device, seed=k)) for k in range(8)]
-    with torch.no_grad():
-        for p in parameters:
-            assert same(f(p), p * 2)
+    parameters = [values(device, seed=k) for k in range(8)]
+    if inputs == "auto":
+        parameters = [torch.complex(t, t).conj() for t in parameters]
+    for p in parameters:
+        assert same(f(p), p * 2)
     assert counts(f) == (1, 3, 0, 4)
     ((reason, times),) = cgt.stats(f).reasons.items()
     assert times == 4 and "args[0] lies elsewhere" in reason

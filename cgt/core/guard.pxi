@@ -1,5 +1,5 @@
 # Which node accepts these leaves? Pointer and metadata comparisons only: nothing here can touch
-# Python, and the compiler proves it. Reads nodes and their parts; writes nothing.
+# Python, and the compiler proves it. Reads nodes and their parts; writes nodes.moved alone.
 
 cdef inline int64_t miss(int why, int64_t where) noexcept nogil: return (<int64_t>why << 32) | where
 
@@ -29,6 +29,11 @@ cdef inline char* slot_at(Table* t, Node* n, id_t k, PyObject** leaves) noexcept
     """Where slot k's tensor begins today."""
     return tensor_at(slot_tensor(t, n, k, leaves), node_guard(t, n, k).itemsize)
 
+cdef inline bint rebound_may_move(Node* n, Guard* g, char* p) noexcept nogil:
+    """To this address: in the same alignment class? Then the graph is told."""
+    n.moved = 1
+    return (<uintptr_t>p ^ <uintptr_t>g.ptr) % align_of(n) == 0
+
 cdef int64_t guard_odd(Table* t, Node* n, int32_t k, PyObject** leaves) noexcept nogil:
     """What a slot guards besides its row of guards, which fits: an address that is found today, bytes, which of
     several tensors it is."""
@@ -39,7 +44,9 @@ cdef int64_t guard_odd(Table* t, Node* n, int32_t k, PyObject** leaves) noexcept
     if g.binding == PINNED:
         if p != slot_ptr(t, n, k): return miss(MISS_POINTER, k)
     elif g.binding == COPIED or g.binding == REBOUND:
-        if <int32_t>(<uintptr_t>p % align_of(n)) != s.align: return miss(MISS_ALIGN, k)
+        if g.binding == COPIED:
+            if <int32_t>(<uintptr_t>p % align_of(n)) != s.align: return miss(MISS_ALIGN, k)
+        elif p != g.ptr and not rebound_may_move(n, g, p): return miss(MISS_ALIGN, k)
         if s.beside != NONE and p - slot_at(t, n, s.beside, leaves) != s.shift: return miss(MISS_OVERLAP, k)
         if n.writes and guard_overlaps(t, n, k, x, leaves): return miss(MISS_OVERLAP, k)
     elif g.binding == TWIN:
@@ -119,8 +126,9 @@ cdef int64_t guard_slots(Table* t, Node* n, PyObject** leaves) noexcept nogil:
             if g.odd:
                 why = guard_odd(t, n, at + k, leaves)
                 if why != FITS: return why
-            elif g.binding == PINNED and impl_at(i, g.itemsize) != g.ptr:
-                return miss(MISS_POINTER, at + k)
+            elif g.binding != UNUSED and impl_at(i, g.itemsize) != g.ptr:
+                if g.binding == PINNED: return miss(MISS_POINTER, at + k)
+                if not rebound_may_move(n, g, impl_at(i, g.itemsize)): return miss(MISS_ALIGN, at + k)
             g += 1
         at += m
     return late

@@ -311,7 +311,7 @@ cdef int slot_fill(Table* t, id_t n, id_t k, object row) except -1:
         if s.from_node != NONE: s.shift = g.ptr - tensor_storage_ptr(x)
     if g.binding == VALUE:
         memcpy(s.value, g.ptr, g.itemsize)
-    g.odd = s.identity or s.from_node != NONE or not (g.binding == UNUSED or g.binding == PINNED)
+    g.odd = s.identity or s.from_node != NONE or s.beside != NONE or not (g.binding == UNUSED or g.binding == PINNED or g.binding == REBOUND)
     if g.binding == COPIED or g.binding == REBOUND: node_patch(t, node_row(t, n), s.copy).slot = k
     for j in range(node_row(t, n).len[PATCHES] if g.binding == REBOUND else 0):
         p = node_patch(t, node_row(t, n), j)
@@ -405,6 +405,8 @@ cdef int effect_fill(Table* t, id_t n, id_t k, object row) except -1:
     e.by = <PyObject*>by
     e.tag = NONE
     if e.kind == WRITES: node_row(t, n).writes = 1
+    for j in range(node_row(t, n).len[SLOTS] if e.kind == WRITES else 0):
+        if node_guard(t, node_row(t, n), j).binding == REBOUND: node_guard(t, node_row(t, n), j).odd = True      # which may overlap what is written
     for j in range(node_row(t, n).len[TAGS] if e.place != NONE else 0):
         w = node_tag(t, node_row(t, n), j)
         if w.place_at <= e.place < w.place_at + w.place_n: e.tag = j

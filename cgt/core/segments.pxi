@@ -20,16 +20,15 @@ cdef int patches_bind(Table* t, id_t n, void* exec_, Driver* d, PyObject** leave
     cdef uint64_t source, before
     cdef int32_t k
     cdef int code
-    cdef bint moved = False
-    for k in range(node.len[PATCHES]):
+    for k in range(node.len[PATCHES] if node.moved else 0):
         p = node_patch(t, node, k)
         if p.kind != BOUND or p.slot == NONE: continue
         source = <uintptr_t>tensor_ptr(slot_tensor(t, node, p.slot, leaves))
         if source == p.told[0]: continue
         p.told[0] = source
+        node_guard(t, node, p.slot).ptr = <char*>source
         fn.rebinds += 1
-        moved = True
-    if moved: addresses_bind(t, n, d)
+    if node.moved: addresses_bind(t, n, d)
     for k in range(node.len[PATCHES] - 1, -1, -1):      # generators, which are recorded first, when nothing else can fail
         p = node_patch(t, node, k)
         if p.kind == WORDS:
@@ -72,6 +71,7 @@ cdef int addresses_bind(Table* t, id_t n, Driver* d) except -1:
     for k in range(node.len[PATCHES] if code else 0):       # what the exec was told is not known: it is told anew
         p = node_patch(t, node, k)
         if p.kind == BOUND or p.kind == ADDRESS: p.told[0] = NOWHERE
+    node.moved = code != 0
     return check(path_row(t, node.path).driver, code, CALL_PATCH)
 
 cdef inline void* first_exec(Table* t, Node* node) noexcept nogil:

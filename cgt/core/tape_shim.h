@@ -46,7 +46,7 @@ struct TapeCopy {  // a copied slot: `nbytes` from today's input into the tape's
   void* theirs;
   int64_t nbytes;
   bool back;
-  bool bound = false;  // nothing is copied: `mine` is today's input, for as long as the tape runs
+  bool bound = false;  // nothing is copied: `mine` is where today's input is
 };
 
 // The host's pool: memory that storages of any number of tapes share, as long as no two of them need
@@ -182,6 +182,10 @@ static void point(c10::StorageImpl* s, void* at) noexcept {
   s->set_data_ptr_noswap(c10::DataPtr(at, c10::DeviceType::CPU));
 }
 
+static void bind(const TapeCopy& c) noexcept {
+  point(c.mine.storage().unsafeGetStorageImpl(), static_cast<char*>(c.theirs) - c.mine.storage_offset());
+}
+
 // Frees the blocks that nobody else uses. A storage that outlives its tape raises when it is touched.
 static void tape_free(void* t) noexcept {
   Tape* tape = static_cast<Tape*>(t);
@@ -266,8 +270,10 @@ static int tape_plan(void* t, PyObject* made, PyObject* outs, PyObject* early, v
     int at = 0;
     for (Tape* part : parts) {
       for (const TapeCopy& c : part->copies)
-        if (c.bound) lives.erase(c.mine.storage().unsafeGetStorageImpl());
-        else if (!c.back) live_at(lives, c.mine, -1);
+        if (c.bound) {
+          lives.erase(c.mine.storage().unsafeGetStorageImpl());
+          bind(c);
+        } else if (!c.back) live_at(lives, c.mine, -1);
       for (const TapeOp& row : part->ops) live_at(lives, row, at++);
       for (const TapeCopy& c : part->copies)
         if (c.back) live_at(lives, c.mine, at);
@@ -350,7 +356,9 @@ static int host_give_away(void* held, PyObject* proto) noexcept {
 static void tape_bind(void* t, int k) noexcept { static_cast<Tape*>(t)->copies[k].bound = true; }
 
 static inline void tape_patch_copy(void* t, int k, void* theirs) noexcept {
-  static_cast<Tape*>(t)->copies[k].theirs = theirs;
+  TapeCopy& c = static_cast<Tape*>(t)->copies[k];
+  c.theirs = theirs;
+  if (c.bound) bind(c);
 }
 
 // Append one op. `args` is a tuple in schema order, `kwargs` a dict, `into` a tuple of tensors.
@@ -477,8 +485,7 @@ static int tape_run(void* t, int last, std::string* error) noexcept {
     static const std::vector<TapeCopy> none;
     const std::vector<TapeCopy>& copies = last ? none : tape->copies;
     for (const TapeCopy& c : copies)
-      if (c.bound) point(c.mine.storage().unsafeGetStorageImpl(), static_cast<char*>(c.theirs) - c.mine.storage_offset());
-      else if (c.nbytes && !c.back) memcpy(c.mine.mutable_data_ptr(), c.theirs, static_cast<size_t>(c.nbytes));
+      if (c.nbytes && !c.back && !c.bound) memcpy(c.mine.mutable_data_ptr(), c.theirs, static_cast<size_t>(c.nbytes));
     CopyBack back{copies};
     c10::AutoGradMode restores(c10::GradMode::is_enabled());
     std::vector<c10::IValue> stack;
