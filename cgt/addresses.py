@@ -108,7 +108,7 @@ def record(seen, op, args, kwargs, before, end, memory):
 
 def shoot(seen, op, args, kwargs, shots, apart):
     """Capture the op in vain, once for each of ORDER. False: it cannot be."""
-    mark, first = core.graph_mark(), core.graph_length()
+    mark, here = core.graph_mark(), core.graph_length()
     try:
         with unseen(seen):
             for which in ORDER:
@@ -116,13 +116,15 @@ def shoot(seen, op, args, kwargs, shots, apart):
                 given = placed(seen, which, args), {name: placed(seen, which, x) for name, x in kwargs.items()}
                 written = [(t, t._version) for t in tensors_in(given[1].values(), tensors_in(given[0], [])) if not t.is_inference()]
                 here = core.graph_length()
-                op(*given[0], **given[1])
-                for t, version in written:
-                    core.set_version(t, version)
+                try:
+                    op(*given[0], **given[1])
+                finally:
+                    for t, version in written:
+                        core.set_version(t, version)
                 shots.append((which, shots_from(here)))
                 core.graph_back(here, mark)
     except RuntimeError:
-        core.graph_back(first, mark)
+        core.graph_back(here, mark)
         return False
     return True
 

@@ -164,7 +164,7 @@ def record(seen, op, args, kwargs, numbers, before):
     main = shots_from(before)
     if not main:  # of nothing
         return True
-    mark, shots, apart = core.graph_mark(), [], []
+    mark, shots, apart, first = core.graph_mark(), [], [], before + len(main)
     written = [(t, t._version) for t in tensors_in(kwargs.values(), tensors_in(args, [])) if not t.is_inference()]
     try:
         with unseen(seen):
@@ -176,7 +176,7 @@ def record(seen, op, args, kwargs, numbers, before):
                 shots.append((which, shots_from(first)))
                 core.graph_back(first, mark)
     except (RuntimeError, OverflowError):  # these numbers are none for the op
-        core.graph_back(before + len(main), mark)
+        core.graph_back(first, mark)
         return False
     finally:
         for t, version in written:

@@ -695,8 +695,17 @@ cdef int cuda_unlink(cu.CUgraph graph, cu.CUgraphNode node) noexcept:
     free(before)
     return code if code else cu.cuGraphDestroyNode(node)
 
-cdef list cuda_nodes(Recording* r):
-    """The nodes of the capture under way, in the order in which they were made."""
+cdef Py_ssize_t cuda_length(Recording* r) except -1:
+    """How many nodes the capture under way has."""
+    cdef cu.CUstreamCaptureStatus status
+    cdef cu.CUgraph graph = NULL
+    cdef size_t n = 0
+    check(CUDA, cu.cuStreamGetCaptureInfo(cu_stream(r.stream), &status, NULL, &graph, NULL, NULL, NULL), CALL_CUT)
+    check(CUDA, cu.cuGraphGetNodes(graph, NULL, &n), CALL_CUT)
+    return n
+
+cdef list cuda_nodes(Recording* r, size_t first=0):
+    """The nodes of the capture under way from this one on, in the order in which they were made."""
     cdef cu.CUstreamCaptureStatus status
     cdef cu.CUgraph graph = NULL
     cdef cu.CUgraphNode* nodes
@@ -708,7 +717,7 @@ cdef list cuda_nodes(Recording* r):
     if nodes is NULL: raise MemoryError()
     try:
         check(CUDA, cu.cuGraphGetNodes(graph, nodes, &n), CALL_CUT)
-        return [<uintptr_t>nodes[k] for k in range(n)]
+        return [<uintptr_t>nodes[k] for k in range(first, n)]
     finally:
         free(nodes)
 

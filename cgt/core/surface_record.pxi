@@ -21,7 +21,7 @@ def scalar(int number, object value, int at, int part):
 
 def graph_length():
     """How many nodes the capture under way has."""
-    return len(cuda_nodes(&TABLE.rec))
+    return cuda_length(&TABLE.rec)
 
 
 def graph_mark():
@@ -32,13 +32,13 @@ def graph_mark():
 def graph_shots(int first):
     """[(handle, kind, what must be the same, ((offset, bytes), ...)), ...] of the nodes from this one on; kind 0: kernels, with
     their arguments."""
-    return [cuda_shot(<cu.CUgraphNode><uintptr_t>node) for node in cuda_nodes(&TABLE.rec)[first:]]
+    return [cuda_shot(<cu.CUgraphNode><uintptr_t>node) for node in cuda_nodes(&TABLE.rec, first)]
 
 
 def graph_back(int first, list mark):
     """Nodes from this one on are taken out when the graph is complete; what comes next stands behind `mark`."""
     cdef int32_t k
-    for node in cuda_nodes(&TABLE.rec)[first:]:
+    for node in cuda_nodes(&TABLE.rec, first):
         k = column_add(&TABLE, &TABLE.rec_vain, 1)
         (<void**>TABLE.rec_vain.rows)[k] = <void*><uintptr_t>node
     cuda_back(&TABLE.rec, mark)
