@@ -54,6 +54,7 @@ class Movable:
     most: int  # nodes that may be told an address: more of them cost more than a copy
     nodes: int = 0
     words: list = field(default_factory=list)  # (handle of a node, offset, shift)
+    looked_at: set = field(default_factory=set)  # handles of the nodes of ops on it: what else names it there is padding
 
 
 def begin(state, plan, seen, copies):
@@ -101,6 +102,7 @@ def record(seen, op, args, kwargs, before, end, memory):
     for k, one in enumerate(slots):
         mine = [(main[word.node].handle, word.offset, word.shift) for word in words if word.slot == k]
         one.words += mine
+        one.looked_at.update(node.handle for node in main)
         one.nodes += len({handle for handle, *_ in mine})
         if one.nodes > one.most:
             stay(seen, [core.storage_id(one.swap.buffer)])
@@ -205,7 +207,7 @@ def bind(seen, plan):
             continue
         if core.storage_id(one.swap.leaf) in seen.written and id(one.swap.leaf) not in seen.carried:
             continue
-        if plan.driver != HOST and core.is_named(one.copy, {(handle, offset) for handle, offset, _ in one.words}):
+        if plan.driver != HOST and core.is_named(one.copy, one.looked_at):
             continue
         by_node = {}
         for handle, offset, shift in one.words:

@@ -158,15 +158,25 @@ def close(attempt):
 
 def copy_leaves(plan, fills):
     """[(tensor, buffer), ...] of the slots that the recording copies, {slot: its copy in the core}."""
-    tensors, swaps, copies = all_tensors(plan), [], {}
+    tensors, swaps, copies, spare = all_tensors(plan), [], {}, []
     for k in plan.copied:
         t = tensors[k]
-        buffer = buffer_for(t)
+        buffer = buffer_apart(t, swaps, spare)
         if fills:
             fill(buffer, t)
         copies[k] = core.copy(buffer, t, span(t))
         swaps.append((t, buffer))
     return swaps, copies
+
+
+def buffer_apart(t, swaps, spare):
+    """Memory for a copied slot that is not as far from the tensor as another one is from its own: so an address in one of them tells which
+    (addresses.py), although tensors and copies may both lie end to end. `spare`: buffers that were not, kept so that they do not come again."""
+    while True:
+        buffer = buffer_for(t)
+        if all(core.address(t) - core.address(buffer) != core.address(x) - core.address(other) for x, other in swaps):
+            return buffer
+        spare.append(buffer)
 
 
 def bind(state, plan, seen):

@@ -592,14 +592,17 @@ def append(seen, op, args, kwargs, results, fresh, writes, numbers):
 def mirror(seen, written):
     """A copied slot was written through its buffer: bring the user's memory up to date. Where that is done behind all else, only on the
     host, where code may look meanwhile."""
-    for row in {core.storage_id(row.buffer): row for t in written for row in copies_of(seen, t)}.values():
+    for t, row in [(t, row) for t in written for row in copies_of(seen, t)]:
         sid, carries = core.storage_id(row.leaf), id(row.leaf) in seen.carries
         # What is written is known by its storage.
         (seen.carried if carries else seen.mirrored).update(id(one.leaf) for one in seen.swaps[sid])
         seen.written.add(sid)
         if carries and is_capture(seen):
             continue
-        to, source = core.alias(row.leaf), core.view_like(row.buffer, row.leaf, 0)
+        # An argument may lie in another one's copy, and have bytes there that are gaps of that one's.
+        at = core.address(t) - (core.address(row.buffer) if core.storage_id(t) in seen.buffers else row.lo)
+        whole = at >= 0 and at + span(t) <= row.hi - row.lo
+        to, source = (core.view_like(base, t if whole else row.leaf, at if whole else 0) for base in (row.leaf, row.buffer))
         aten.copy_.default(to, source)
         if is_host_recording(seen) and not carries:
             tape.copy_into(fix(seen, to), source)

@@ -137,6 +137,17 @@ def test_results_and_arguments_are_eagers_wherever_these_lie(device, function):
     assert binding_of(f) == binding_of(f, 1) == {REBOUND} and cgt.stats(f).copied_bytes == 0, cgt.explain(f)
 
 
+def test_inputs_that_lie_end_to_end_while_they_are_recorded(device):
+    """As their copies may: each address is in one slot alone all the same."""
+    f = cgt.jit(lambda *xs: sum(k * x.cumsum(0)[-1] for k, x in enumerate(xs)))
+    for k in range(12):
+        parts = values(device, 4096, seed=k).split(512 if k < 4 else 1024)[:4]  # 512 floats are a multiple of any alignment
+        if k >= 4:
+            parts = [part[:512] for part in parts[::-1]]
+        assert torch.equal(f(*parts), sum(j * x.cumsum(0)[-1] for j, x in enumerate(parts))), k
+    assert counts(f)[1] == 1 and binding_of(f) == {REBOUND}, cgt.explain(f)
+
+
 def test_a_thousand_addresses_of_one_recording(device):
     room, f = values(device, 1 << 16), cgt.jit(lambda x: x * 2 + 1)
     for k in range(1000):

@@ -782,6 +782,7 @@ def sometimes_writes(x, y, how):
 @given(calls=CALLS, inputs=st.sampled_from(["auto", "copied", "pinned"]))
 @example(calls=[(0, 0, 0)] * 3 + [(0, 0, 1)], inputs="copied")  # one tensor twice, then written,
 @example(calls=[(0, 0, 0), (1, 1, 0), (2, 2, 0), (0, 4, 0)], inputs="auto")  # then two
+@example(calls=[(0, 0, 0)] * 3 + [(3, 0, 2)], inputs="copied")  # written in the copy of another one, in whose gaps it lies
 def test_any_sequence_of_arguments_and_writes_agrees_with_eager(device, calls, inputs):
     f = cgt.jit(sometimes_writes, inputs=inputs)
 

@@ -613,22 +613,23 @@ cdef tuple cuda_shot(cu.CUgraphNode node):
     return <uintptr_t>node, <int>kind, shape, tuple(params)
 
 cdef bint cuda_names(Recording* r, Column* patches, Column* vain, int32_t copy, set known) except -1:
-    """Does a node that stays name an address in this copy's buffer, in a word that is not known: (node, offset)?"""
+    """Does a node that stays name an address in this copy's buffer, besides the known?"""
     cdef char* lo = (<Patch*>patches.rows)[copy].to
     cdef char* hi = lo + (<Patch*>patches.rows)[copy].nbytes
     cdef int32_t j
     cdef bint named = r.n_inner != 0            # bodies are not looked at
     for handle in cuda_nodes(r):
         if named: break
+        if handle in known: continue
         for j in range(vain.n):
             if (<void**>vain.rows)[j] == <void*><uintptr_t>handle: break
         else:
             for j in range(patches.n):
                 if (<Patch*>patches.rows)[j].handle == <void*><uintptr_t>handle and (<Patch*>patches.rows)[j].kind <= COPY_BACK: break
-            else: named = node_names(<cu.CUgraphNode><uintptr_t>handle, lo, hi, known)
+            else: named = node_names(<cu.CUgraphNode><uintptr_t>handle, lo, hi)
     return named
 
-cdef bint node_names(cu.CUgraphNode node, char* lo, char* hi, set known) except -1:
+cdef bint node_names(cu.CUgraphNode node, char* lo, char* hi) except -1:
     cdef cu.CUgraphNodeType kind
     cdef cu.CUDA_MEMSET_NODE_PARAMS fill
     cdef Args* a
@@ -645,14 +646,14 @@ cdef bint node_names(cu.CUgraphNode node, char* lo, char* hi, set known) except 
     if a.copies:
         for at in range(0, 16, 8):
             word = <char*><uintptr_t>(a.move.dstDevice if at else a.move.srcDevice)
-            named = named or (lo <= word < hi and (<uintptr_t>node, at) not in known)
+            named = named or lo <= word < hi
         named = named or not is_flat(&a.move)
     else:
         named = a.n == 0 and a.params.extra is not NULL
         at = 0
         while not named and at + 8 <= a.nbytes:
             memcpy(&word, args_bytes(a) + at, 8)
-            named = lo <= word < hi and (<uintptr_t>node, at) not in known
+            named = lo <= word < hi
             at += 8
     free(a)
     return named

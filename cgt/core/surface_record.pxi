@@ -55,8 +55,7 @@ def address_words(uintptr_t node, list words):
 
 
 def is_named(int copy, set known):
-    """Does a node of the capture, of those that stay, name an address in this copy's buffer, besides the known: (node, offset)? Those
-    that copy it do not count."""
+    """Does a node of the capture, of those that stay, name an address in this copy's buffer, besides these and those that copy it?"""
     return cuda_names(&TABLE.rec, &TABLE.rec_patches, &TABLE.rec_vain, copy, known)
 
 
