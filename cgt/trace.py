@@ -592,7 +592,7 @@ def append(seen, op, args, kwargs, results, fresh, writes, numbers):
 def mirror(seen, written):
     """A copied slot was written through its buffer: bring the user's memory up to date. Where that is done behind all else, only on the
     host, where code may look meanwhile."""
-    for t, row in [(t, row) for t in written for row in copies_of(seen, t)]:
+    for t, row in [(one, row) for one in written for row in copies_of(seen, one)]:
         sid, carries = core.storage_id(row.leaf), id(row.leaf) in seen.carries
         # What is written is known by its storage.
         (seen.carried if carries else seen.mirrored).update(id(one.leaf) for one in seen.swaps[sid])
