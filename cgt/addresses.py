@@ -20,10 +20,9 @@ from cgt_core import HOST
 from .observe import all_tensors, tensors_in, unseen
 from .scalars import KERNEL, shots_from
 
-# In which order the op is captured on the copy (0) and on the user's memory (1): see scalars.ORDER. As often again, ROUNDS times at most,
-# where something is left that no address explains: what the heap and the stack leave in padding stays for some captures.
-ORDER = (0, 1, 1, 0, 1, 0, 0, 1)
-ROUNDS = 4
+# In which order the op is captured on the copy (0) and on the user's memory (1), in rounds: another one is made where something is left that
+# no address explains, since what the heap and the stack leave in padding stays for some captures (see scalars.ORDER).
+ROUNDS = ((0, 1), (1, 0, 1, 0, 0, 1), (0, 1, 1, 0, 1, 0, 0, 1), (1, 0, 0, 0, 1, 1, 1, 0), (0, 1, 0, 1, 1, 1, 0, 0))
 COPY = 1  # kind of a node, beside KERNEL, whose addresses are told
 FILL = 2  # and of one whose address can be seen
 
@@ -92,8 +91,8 @@ def record(seen, op, args, kwargs, before, end, memory):
     slots = [seen.movable[sid] for sid in dict.fromkeys(memory)]
     spans = [Span(core.address(one.swap.buffer), one.swap.hi - one.swap.lo, one.swap.lo) for one in slots]
     shots, apart, words = [], [], None
-    while words is None and len(shots) < ROUNDS * len(ORDER):
-        if not shoot(seen, op, args, kwargs, shots, apart):
+    for order in ROUNDS:
+        if words is not None or not shoot(seen, op, args, kwargs, order, shots, apart):
             break
         words = explain(main, shots, spans)
     if words is None:
@@ -108,12 +107,12 @@ def record(seen, op, args, kwargs, before, end, memory):
             stay(seen, [core.storage_id(one.swap.buffer)])
 
 
-def shoot(seen, op, args, kwargs, shots, apart):
-    """Capture the op in vain, once for each of ORDER. False: it cannot be."""
+def shoot(seen, op, args, kwargs, order, shots, apart):
+    """Capture the op in vain, once for each of `order`. False: it cannot be."""
     mark, here = core.graph_mark(), core.graph_length()
     try:
         with unseen(seen):
-            for which in ORDER:
+            for which in order:
                 apart.append(torch.empty(len(apart)))  # moves the heap on
                 given = placed(seen, which, args), {name: placed(seen, which, x) for name, x in kwargs.items()}
                 written = [(t, t._version) for t in tensors_in(given[1].values(), tensors_in(given[0], [])) if not t.is_inference()]

@@ -25,13 +25,14 @@ def word(which, slot, shift):
     return ((span.user if which else span.copy) + shift).to_bytes(8, "little")
 
 
-def captures(fill, kind=KERNEL, rounds=1):
+def captures(fill, kind=KERNEL, rounds=2):
     """(main, shots) of an op with one node: `fill` gives its only argument from (which, how many captures came before)."""
 
     def node(which, at):
         return [Shot(7 + at, kind, (1, 2, 3), ((16, fill(which, at)),))]
 
-    return node(0, 0), [(which, node(which, at)) for at, which in enumerate(addresses.ORDER * rounds, 1)]
+    order = [which for one in addresses.ROUNDS[:rounds] for which in one]
+    return node(0, 0), [(which, node(which, at)) for at, which in enumerate(order, 1)]
 
 
 @settings(deadline=None, max_examples=200)
@@ -94,7 +95,14 @@ def test_memory_that_is_filled_may_be_a_workspace_and_no_slot():
 def test_padding_that_stays_for_a_round_is_told_in_the_next():
     fill = lambda which, at: word(which, 0, 0) + bytes([which if at < 9 else at]) * 8  # noqa: E731
     assert addresses.explain(*captures(fill), SPANS) is None
-    assert len(addresses.explain(*captures(fill, rounds=2), SPANS)) == 1
+    assert len(addresses.explain(*captures(fill, rounds=3), SPANS)) == 1
+
+
+def test_one_capture_of_each_kind_tells_what_is_an_address_and_no_more():
+    plain, padded = (lambda which, at: word(which, 1, 40) + bytes(8)), (lambda which, at: word(which, 1, 40) + bytes([at]) * 8)
+    assert [w[1:] for w in addresses.explain(*captures(plain, rounds=1), SPANS)] == [(16, 1, 40)]
+    assert addresses.explain(*captures(padded, rounds=1), SPANS) is None
+    assert [w[1:] for w in addresses.explain(*captures(padded), SPANS)] == [(16, 1, 40)]
 
 
 # --- in programs ------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 import struct
 
 import pytest
+import torch
 from cgt_core import (
     AS_BF16,
     AS_F16,
@@ -22,14 +23,14 @@ from cgt import scalars
 SIZES = {AS_F64: 8, AS_I64: 8, AS_F32: 4, AS_I32: 4, AS_F16: 2, AS_BF16: 2, INVERSE_F64: 8, INVERSE_F32: 4, INVERSE_OF_F32: 4}
 
 
-def captures(told, fill):
+def captures(told, fill, order=scalars.ORDER):
     """(main, shots, values) of an op with one kernel: `fill` gives an argument of it from (numbers, which capture)."""
     values = [told, *([scalars.others(x, k)[which] for k, x in enumerate(told)] for which in (0, 1))]
 
     def node(numbers, at):
         return [scalars.Shot(7 + at, scalars.KERNEL, (1, 2, 3), ((0, fill(numbers, at)), (64, struct.pack("<q", at == 0))))]
 
-    return node(told, 0), [(which, node(values[which], at)) for at, which in enumerate(scalars.ORDER, 1)], values
+    return node(told, 0), [(which, node(values[which], at)) for at, which in enumerate(order, 1)], values
 
 
 def place(words, size, numbers, base):
@@ -69,6 +70,25 @@ def test_words_are_found_where_they_were_put(data):
     for at, form, number in words:
         mine = [w for w in found if w.offset == at]
         assert mine and all(scalars.form_of(w.form, x) == scalars.form_of(form, x) for w in mine for x in (told[number], *scalars.others(told[number], number)))
+
+
+def test_one_capture_of_each_number_tells_what_comes_of_it_and_no_more():
+    plain, padded = (lambda numbers, at: struct.pack("<d", numbers[0]) + bytes(8)), (lambda numbers, at: struct.pack("<d", numbers[0]) + bytes([max(at, 1)]) * 8)
+    first = scalars.ORDER[: scalars.FIRST]
+    assert sorted(first) == [0, 1, 2]
+    assert [w[1:] for w in scalars.explain(*captures([0.3], plain, first))] == [(0, AS_F64, 0)]
+    assert scalars.explain(*captures([0.3], padded, first)) is None
+    assert [w[1:] for w in scalars.explain(*captures([0.3], padded))] == [(0, AS_F64, 0)]
+
+
+@settings(deadline=None)
+@given(x=st.one_of(st.floats(-60000, 60000), st.sampled_from([0.0, -0.0, 1 + 2**-11, 1 + 3 * 2**-11, 1 + 2**-11 + 2**-40, 1 + 2**-8, 1 + 3 * 2**-8, 2.0**-24, 2.0**-25])))
+def test_forms_are_those_of_torch(x):
+    wide = torch.tensor(x, dtype=torch.float64)
+    kinds = {AS_F64: torch.float64, AS_F32: torch.float32, AS_F16: torch.float16, AS_BF16: torch.bfloat16}
+    for form, kind in kinds.items():
+        t = wide.to(torch.float32).to(kind) if kind != torch.float64 else wide
+        assert scalars.form_of(form, x) == bytes(t.reshape(1).view(torch.uint8).tolist()), (form, x)
 
 
 @pytest.mark.parametrize(
