@@ -174,6 +174,7 @@ def test_large_inputs_may_be_read_by_many_ops_and_small_ones_by_few(device):
     assert binding_of(small) == {COPIED if device.type == "cuda" else REBOUND} and binding_of(large) == {REBOUND}
 
 
+@not_audited("a replay overwrites the argument, before eager could be compared from it")
 @pytest.mark.parametrize("outputs", ["borrow", "error"])
 def test_results_that_are_lent_may_be_arguments(device, outputs):
     """They lie where the recording writes."""
