@@ -10,6 +10,8 @@ copied. So does an address in the copy that no op accounts for.
 Source of the method: differential capture, docs/design.md 146; driver API, "Graph Management" (cuGraphExecKernelNodeSetParams).
 """
 
+import functools
+import math
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -17,11 +19,12 @@ import cgt_core as core
 import torch
 from cgt_core import HOST
 
-from .observe import all_tensors, tensors_in, unseen
-from .scalars import KERNEL, shots_from
+from . import options
+from .observe import all_tensors, span
+from .scalars import KERNEL, are_alike, shots_from, told_by
 
 # In which order the op is captured on the copy (0) and on the user's memory (1), in rounds: another one is made where something is left that
-# no address explains, since what the heap and the stack leave in padding stays for some captures (see scalars.ORDER).
+# no address explains, since what the heap and the stack leave in padding stays for some captures (see scalars.ROUNDS).
 ROUNDS = ((0, 1), (1, 0, 1, 0, 0, 1), (0, 1, 1, 0, 1, 0, 0, 1), (1, 0, 0, 0, 1, 1, 1, 0), (0, 1, 0, 1, 1, 1, 0, 0))
 COPY = 1  # kind of a node, beside KERNEL, whose addresses are told
 FILL = 2  # and of one whose address can be seen
@@ -50,8 +53,7 @@ class Movable:
 
     swap: NamedTuple  # observe's
     copy: int  # in the core
-    most: int  # nodes that may be told an address: more of them cost more than a copy
-    nodes: int = 0
+    most: float  # nodes that may be told an address: more of them cost more than a copy
     words: list = field(default_factory=list)  # (handle of a node, offset, shift)
     looked_at: set = field(default_factory=set)  # handles of the nodes of ops on it: what else names it there is padding
 
@@ -67,9 +69,14 @@ def begin(state, plan, seen, copies):
 
 def most_nodes(swap, written):
     """To tell a node an address takes 0.2 us. A copy takes 0.4 us, a kernel of 1.5 us, and 256 KiB there and back 0.2 us of an H100's memory;
-    twice that if it goes both ways."""
+    twice that if it goes both ways. Where it cannot there is no choice."""
     n = 8 + (swap.hi - swap.lo >> 18)
-    return 2 * n if written else n
+    return n if not written else 2 * n if has_way_back(swap.leaf) else math.inf
+
+
+def has_way_back(t):
+    """May a copy of it be copied back behind all else? Its bytes must be its own, gaps belong to others."""
+    return span(t) == t.numel() * t.element_size() <= options.MAX_CARRIED[t.device.type == "cuda"]
 
 
 def touched(seen, tensors):
@@ -90,44 +97,19 @@ def record(seen, op, args, kwargs, before, end, memory):
         return
     slots = [seen.movable[sid] for sid in dict.fromkeys(memory)]
     spans = [Span(core.address(one.swap.buffer), one.swap.hi - one.swap.lo, one.swap.lo) for one in slots]
-    shots, apart, words = [], [], None
-    for order in ROUNDS:
-        if words is not None or not shoot(seen, op, args, kwargs, order, shots, apart):
-            break
-        words = explain(main, shots, spans)
+
+    def given(which):
+        return placed(seen, which, args), {name: placed(seen, which, x) for name, x in kwargs.items()}
+
+    words = told_by(seen, op, given, ROUNDS, functools.partial(explain, main, spans=spans))
     if words is None:
         stay(seen, memory)
         return
     for k, one in enumerate(slots):
-        mine = [(main[word.node].handle, word.offset, word.shift) for word in words if word.slot == k]
-        one.words += mine
+        one.words += [(main[word.node].handle, word.offset, word.shift) for word in words if word.slot == k]
         one.looked_at.update(node.handle for node in main)
-        one.nodes += len({handle for handle, *_ in mine})
-        if one.nodes > one.most:
+        if len({handle for handle, *_ in one.words}) > one.most:
             stay(seen, [core.storage_id(one.swap.buffer)])
-
-
-def shoot(seen, op, args, kwargs, order, shots, apart):
-    """Capture the op in vain, once for each of `order`. False: it cannot be."""
-    mark, here = core.graph_mark(), core.graph_length()
-    try:
-        with unseen(seen):
-            for which in order:
-                apart.append(torch.empty(len(apart)))  # moves the heap on
-                given = placed(seen, which, args), {name: placed(seen, which, x) for name, x in kwargs.items()}
-                written = [(t, t._version) for t in tensors_in(given[1].values(), tensors_in(given[0], [])) if not t.is_inference()]
-                here = core.graph_length()
-                try:
-                    op(*given[0], **given[1])
-                finally:
-                    for t, version in written:
-                        core.set_version(t, version)
-                shots.append((which, shots_from(here)))
-                core.graph_back(here, mark)
-    except RuntimeError:
-        core.graph_back(here, mark)
-        return False
-    return True
 
 
 def placed(seen, which, value):
@@ -145,8 +127,7 @@ def placed(seen, which, value):
 def explain(main, shots, spans):
     """[Word]: where addresses in the slots lie among the arguments of the nodes `main`; or None, if that cannot be told. `shots`:
     (which, nodes) of captures of the same op, on the copies (0) as `main`, or on the user's memory (1). `spans`: a Span for each slot."""
-    shape = [(s.kind, s.shape, [(at, len(data)) for at, data in s.params]) for s in main]
-    if any([(s.kind, s.shape, [(at, len(data)) for at, data in s.params]) for s in nodes] != shape for _, nodes in shots):
+    if not are_alike(main, shots):
         return None
     words = []
     for n, node in enumerate(main):
@@ -184,9 +165,9 @@ def word_at(data, by, at, spans):
     if at + 8 > len(data) or any(len(words) > 1 for words in kinds) or data[at : at + 8] not in kinds[0]:
         return None
     copy, user = (int.from_bytes(next(iter(words)), "little") for words in kinds)
-    for slot, span in enumerate(spans):
-        if 0 <= copy - span.copy <= span.nbytes and copy - span.copy == user - span.user:
-            return at, slot, copy - span.copy
+    for slot, one in enumerate(spans):
+        if 0 <= copy - one.copy <= one.nbytes and copy - one.copy == user - one.user:
+            return at, slot, copy - one.copy
     return None
 
 
@@ -196,12 +177,10 @@ def is_whole(seen):
 
 
 def bind(seen, plan):
-    """{slot: its Movable} of those that are not copied after all, behind all that is recorded but their way back."""
-    bound = {}
-    if seen.reason is not None or not is_whole(seen):
-        return bound
-    for k in plan.copied:
-        one = next((one for one in seen.movable.values() if one.copy == seen.copies[k]), None)
+    """The slots that are not copied after all, behind all that is recorded but their way back."""
+    bound, movable = set(), {one.copy: one for one in seen.movable.values()}
+    for k in plan.copied if seen.reason is None and is_whole(seen) else ():
+        one = movable.get(seen.copies[k])
         if one is None or id(one.swap.leaf) in seen.mirrored or core.storage_id(one.swap.leaf) in seen.raw:
             continue
         if core.storage_id(one.swap.leaf) in seen.written and id(one.swap.leaf) not in seen.carried:
@@ -214,5 +193,5 @@ def bind(seen, plan):
         for handle, words in by_node.items():
             core.address_words(handle, words)
         core.bind(one.copy)
-        bound[k] = one
+        bound.add(k)
     return bound

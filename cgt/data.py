@@ -382,7 +382,7 @@ class Seen:
     carried: set = fresh(set)  # of these, those that were
     shared: list = fresh(list)  # Swap of those that share bytes with other tensors of the call, of which none was ever written
     movable: dict = fresh(dict)  # memory of a buffer -> addresses.Movable
-    bound: dict = fresh(dict)  # slot of one that is not copied after all -> its Movable
+    bound: set = fresh(set)  # slots of those that are not copied after all
     backs: dict = fresh(dict)  # slot of one of these -> its copy in the core for the way back
     raw: set = fresh(set)  # memory whose address was asked for
     constants: dict = fresh(dict)  # memory that holds the same bytes at each replay -> what keeps that name its own

@@ -144,11 +144,12 @@ def describe_slots(plan, seen):
             binding = UNUSED
         elif plan.driver == CUDA and not t.is_cuda:
             binding = PINNED if sid in counted else VALUE
-        elif id(t) in copied and id(tensors[copied[id(t)]]) not in seen.mirrored and (sid not in seen.written or copied[id(t)] in seen.backs or copied[id(t)] in seen.bound):
+        elif id(t) in copied and id(tensors[copied[id(t)]]) not in seen.mirrored and (sid not in seen.written or copied[id(t)] in seen.bound.union(seen.backs)):
             binding = TWIN if k != copied[id(t)] else REBOUND if k in seen.bound else COPIED
         else:
             binding = PINNED
-        copy = {COPIED: seen.copies.get(k), REBOUND: seen.copies.get(k), TWIN: copied.get(id(t))}.get(binding, NONE)
+        moves = binding in (COPIED, REBOUND)
+        copy = seen.copies[k] if moves else copied[id(t)] if binding == TWIN else NONE
         back = copy if binding == REBOUND and sid in seen.written else seen.backs.get(k, NONE) if binding == COPIED else NONE
         # A gradient is found at the call, and nobody but its owner holds it.
         same, apart = NONE, False
@@ -159,11 +160,11 @@ def describe_slots(plan, seen):
                 same = first_of.setdefault(id(t), k)
                 same = NONE if same == k else same
                 # At another call it could be what another slot is, and gradients would tell.
-                apart = t.requires_grad and (binding in (COPIED, REBOUND, TWIN) or at[core.address(t)] > 1)
+                apart = t.requires_grad and (moves or binding == TWIN or at[core.address(t)] > 1)
         else:
             path, _, owner = reached[k - len(flat.tensors)]
             kept, leaf = t if owner == NONE else None, NONE
-        beside = next((j for j in plan.beside.get(k, ()) if j < k and slots[j].binding in (COPIED, REBOUND)), NONE) if binding in (COPIED, REBOUND) else NONE
+        beside = next((j for j in plan.beside.get(k, ()) if j < k and slots[j].binding in (COPIED, REBOUND)), NONE) if moves else NONE
         slots.append(SlotRow(leaf, kept, t, binding, copy, same, apart, owner, back, beside))
         paths.append(path)
     return slots, paths, [e._replace(number=counted.get(core.storage_id(tensors[e.slot]), NONE)) for e in writes]

@@ -55,13 +55,13 @@ from . import (
     verdicts,
 )
 from . import budget as budgets
+from .addresses import has_way_back
 from .data import LEARNT, Attempt, Call, Kept, State, check_draft
 from .observe import all_tensors, asks_on, note_reason, note_strays, observe
 from .plan import (
     device_of,
     driver_of,
     find_followable,
-    has_way_back,
     leaf_devices,
     learn_code,
     leaves_of,
@@ -906,9 +906,9 @@ def vet_back(state, plan, seen):
     """A sentence if a replay could not write an argument where it lies, nor copy it back there; or None."""
     tensors, paths = all_tensors(plan), [*plan.flat.paths, *(one.path for one in plan.reached)]
     lost = [paths[k] for k in seen.backs if not has_way_back(tensors[k])]
-    state.fixed.update(lost)
     if not lost:
         return None
+    state.fixed.update(lost)
     seen.again = True
     return errors.no_way_back(lost[0])
 

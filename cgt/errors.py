@@ -134,8 +134,8 @@ def shared_and_written(line):
 
 @code(230)
 def no_way_back(path):
-    why = "the call reads values or has parts that run eagerly, so that a recording cannot be told where, and it is too large or has gaps for a copy"
-    return f"{path} is written and lies elsewhere at each call: {why}. From the next recording on it stays where it is: reuse it (copy_ into it)."
+    why = "a recording of this call cannot be told where (it reads values, has parts that run eagerly, or an op hides it), and no copy can stand for it"
+    return f"{path} is written, is large or has gaps, and lies elsewhere at each call: {why}. From now on it must stay: reuse it (copy_ into it)."
 
 
 @code(304)

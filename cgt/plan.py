@@ -8,6 +8,7 @@ import torch
 from cgt_core import AT_PLACE, CUDA, HOST, MISS_META, MISS_PLACE, NONE
 
 from . import (
+    addresses,
     autograd,
     code,
     counters,
@@ -308,12 +309,7 @@ def may_carry(state, path, t):
         return False
     if t.requires_grad or path in state.fixed or not (t.is_cuda or t.dim()):  # numbers of the host's may be counted in
         return False
-    return has_way_back(t) or (state.opts.outputs == "rescue" and span(t) <= options.MAX_REBOUND)
-
-
-def has_way_back(t):
-    """May a copy of it be copied back behind all else? Its bytes must be its own, gaps belong to others."""
-    return span(t) == t.numel() * t.element_size() <= options.MAX_CARRIED[t.device.type == "cuda"]
+    return addresses.has_way_back(t) or (state.opts.outputs == "rescue" and span(t) <= options.MAX_REBOUND)
 
 
 def is_swapped(state, path, t):

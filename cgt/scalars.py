@@ -11,6 +11,7 @@ Source of the method: differential capture, docs/design.md 117; driver API, "Gra
 cuStreamUpdateCaptureDependencies).
 """
 
+import functools
 import struct
 from typing import NamedTuple
 
@@ -33,9 +34,8 @@ from .observe import tensors_in, unseen
 
 # In which order the op is captured with its own numbers (0) and the others: what the stack and the heap keep of one capture must not
 # come again with the same number. Measured on an H100: with an order that repeats, padding of five ops in sixty did.
-# A first round is of one capture each: more of them tell padding from what depends on a number, and are made where something is not explained.
-ORDER = (0, 1, 2, 2, 0, 1, 1, 2, 0, 2, 1, 0)
-FIRST = 3
+# A round of one capture each comes first: more of them tell padding from what depends on a number, and are made where something is not explained.
+ROUNDS = ((0, 1, 2), (2, 0, 1, 1, 2, 0, 2, 1, 0))
 KERNEL = 0  # kind of a node, as the core tells it
 
 
@@ -112,8 +112,7 @@ def others(value, k):
 def explain(main, shots, values):
     """[Word]: where the numbers lie among the arguments of the nodes `main`; or None, if that cannot be told. `shots`: (which,
     nodes) of captures of the same op, with the numbers values[which]; values[0] are those of main."""
-    shape = [(s.kind, s.shape, [(at, len(data)) for at, data in s.params]) for s in main]
-    if any([(s.kind, s.shape, [(at, len(data)) for at, data in s.params]) for s in nodes] != shape for _, nodes in shots):
+    if not are_alike(main, shots):
         return None
     words = []
     for n, node in enumerate(main):
@@ -175,28 +174,11 @@ def record(seen, op, args, kwargs, numbers, before):
     main = shots_from(before)
     if not main:  # of nothing
         return True
-    mark, shots, apart, first, words = core.graph_mark(), [], [], before + len(main), None
-    written = [(t, t._version) for t in tensors_in(kwargs.values(), tensors_in(args, [])) if not t.is_inference()]
-    try:
-        with unseen(seen):
-            for which in ORDER:
-                if len(shots) == FIRST:
-                    words = explain(main, shots, values)
-                if words is not None:
-                    break
-                apart.append(torch.empty(len(apart)))  # moves the heap on
-                first = core.graph_length()
-                given, named = substitute(op, args, kwargs, numbers, dict(zip(rows, values[which], strict=True)))
-                op(*given, **named)
-                shots.append((which, shots_from(first)))
-                core.graph_back(first, mark)
-    except (RuntimeError, OverflowError):  # these numbers are none for the op
-        core.graph_back(first, mark)
-        return False
-    finally:
-        for t, version in written:
-            core.set_version(t, version)
-    words = explain(main, shots, values) if words is None else words
+
+    def given(which):
+        return substitute(op, args, kwargs, numbers, dict(zip(rows, values[which], strict=True)))
+
+    words = told_by(seen, op, given, ROUNDS, functools.partial(explain, main, values=values))
     for n, node in enumerate(main) if words else ():
         mine = [(word.offset, word.form, rows[word.number], told[word.number]) for word in words if word.node == n]
         if mine:
@@ -204,8 +186,50 @@ def record(seen, op, args, kwargs, numbers, before):
     return words is not None
 
 
+def told_by(seen, op, given, rounds, explain):
+    """What `explain` tells of captures of the op in vain: [(which, nodes), ...], with the arguments given(which), for as many rounds as it
+    takes; or None."""
+    shots = []
+    for order in rounds:
+        if not shoot(seen, op, given, order, shots):
+            break
+        words = explain(shots=shots)
+        if words is not None:
+            return words
+    return None
+
+
+def shoot(seen, op, given, order, shots):
+    """Capture the op once for each of `order`, behind the nodes that stay. False: it cannot be, with some of these arguments."""
+    mark, here, apart = core.graph_mark(), core.graph_length(), []
+    try:
+        with unseen(seen):
+            for which in order:
+                apart.append(torch.empty(len(shots)))  # moves the heap on
+                args, kwargs = given(which)
+                written = [(t, t._version) for t in tensors_in(kwargs.values(), tensors_in(args, [])) if not t.is_inference()]
+                here = core.graph_length()
+                try:
+                    op(*args, **kwargs)
+                finally:
+                    for t, version in written:
+                        core.set_version(t, version)
+                shots.append((which, shots_from(here)))
+                core.graph_back(here, mark)
+    except (RuntimeError, OverflowError):
+        core.graph_back(here, mark)
+        return False
+    return True
+
+
 def shots_from(first):
     return [Shot(*one) for one in core.graph_shots(first)]
+
+
+def are_alike(main, shots):
+    """Did all captures make the same nodes, but for their arguments?"""
+    shape = [(s.kind, s.shape, [(at, len(data)) for at, data in s.params]) for s in main]
+    return all([(s.kind, s.shape, [(at, len(data)) for at, data in s.params]) for s in nodes] == shape for _, nodes in shots)
 
 
 def substitute(op, args, kwargs, numbers, values):

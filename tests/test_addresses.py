@@ -15,7 +15,8 @@ import cgt_core as core
 import cgt
 from cgt import addresses
 from cgt.api import state_of
-from cgt.scalars import KERNEL, Shot
+from cgt.data import Seen, Swap
+from cgt.scalars import KERNEL, Shot, told_by
 
 SPANS = [addresses.Span(0x7F1200000000, 4096, 0x7F4800003200), addresses.Span(0x7F1200001000, 512, 0x7F4800009000)]  # the second begins where the first ends
 
@@ -105,6 +106,57 @@ def test_one_capture_of_each_kind_tells_what_is_an_address_and_no_more():
     assert [w[1:] for w in addresses.explain(*captures(padded), SPANS)] == [(16, 1, 40)]
 
 
+# --- captures in vain, of a capture that is made up -------------------------------------------------------------------
+
+
+class MadeUp:
+    """Stands in for the core's part: each op appends a node that has its operands' addresses among its arguments."""
+
+    def __init__(self, fails=None):
+        self.nodes, self.vain, self.ran, self.fails = [], [], 0, fails
+
+    def op(self, x, y):
+        self.ran += 1
+        if self.ran == self.fails:
+            raise RuntimeError("no")
+        data = x.data_ptr().to_bytes(8, "little") + y.data_ptr().to_bytes(8, "little")
+        self.nodes.append((100 + len(self.nodes), KERNEL, (1,), ((0, data),)))
+
+    def replace(self, monkeypatch):
+        monkeypatch.setattr(core, "graph_length", lambda: len(self.nodes))
+        monkeypatch.setattr(core, "graph_mark", list)
+        monkeypatch.setattr(core, "graph_shots", lambda first: self.nodes[first:])
+        monkeypatch.setattr(core, "graph_back", lambda first, mark: self.vain.extend(node[0] for node in self.nodes[first:]))
+
+
+@pytest.mark.parametrize("fails", [None, 2, 3])
+def test_nodes_of_captures_in_vain_are_taken_out_once_and_what_is_theirs_is_told(monkeypatch, fails):
+    """One that cannot be captured on the user's memory keeps the copy."""
+    made, (x, y) = MadeUp(fails), (torch.zeros(256), torch.zeros(256))
+    buffer = torch.zeros(256)
+    made.replace(monkeypatch)
+    swap = Swap(x.data_ptr(), x.data_ptr() + x.nbytes, buffer, x)
+    one = addresses.Movable(swap, 0, 8)
+    seen = Seen(core.CUDA, movable={core.storage_id(buffer): one})
+    made.op(buffer[16:], y)
+    version = y._version
+    addresses.record(seen, made.op, (buffer[16:], y), {}, 0, 1, [core.storage_id(buffer)])
+    assert y._version == version and not seen.inside and len(made.vain) == len(set(made.vain)) == len(made.nodes) - 1
+    if fails:
+        assert not seen.movable and not one.words
+    else:
+        assert one.words == [(100, 0, 64)] and one.looked_at == {100} and made.ran == 3
+
+
+@pytest.mark.parametrize("fails", [None, 3])
+def test_the_same_of_numbers(monkeypatch, fails):
+    made, shown = MadeUp(fails), []
+    made.replace(monkeypatch)
+    t = torch.zeros(8)
+    found = told_by(Seen(core.CUDA), made.op, lambda which: ((t, t), {}), ((0, 1, 2),) * 3, lambda shots: shown.append(len(shots)) or (shots if len(shots) > 5 else None))
+    assert (found is None) == bool(fails) and shown == ([] if fails else [3, 6]) and len(made.vain) == len(set(made.vain)) == (2 if fails else 6)
+
+
 # --- in programs ------------------------------------------------------------------------------
 
 
@@ -172,6 +224,14 @@ def test_large_inputs_may_be_read_by_many_ops_and_small_ones_by_few(device):
     run(small, many, lambda k: (values(device, 8, seed=k),))
     run(large, many, lambda k: (values(device, 1 << 19, seed=k),))
     assert binding_of(small) == {COPIED if device.type == "cuda" else REBOUND} and binding_of(large) == {REBOUND}
+
+
+def test_column_that_is_written_and_read_by_many_ops_is_told_to_all(device):
+    """No copy could stand for it: its gaps are others'."""
+    function = lambda x: sum(x.add_(1) * k for k in range(24))  # noqa: E731
+    f = cgt.jit(function)
+    run(f, function, lambda k: (values(device, 8, 6, seed=k)[:, ::2],))
+    assert binding_of(f) == {REBOUND}
 
 
 @not_audited("a replay overwrites the argument, before eager could be compared from it")

@@ -440,6 +440,7 @@ cdef int cuda_launch(void* exec_, void* stream, string* error) noexcept nogil:
 cdef int cuda_patch(void* exec_, Patch* p) noexcept nogil:
     cdef int code = fault(CALL_PATCH)
     if code: return code
+    if p.kind == BOUND: return 0            # its words are told: addresses_bind
     return cuda_patch_words(exec_, p) if p.kind == WORDS else cuda_patch_copy(exec_, p)
 
 cdef int cuda_patch_copy(void* exec_, Patch* p) noexcept nogil:

@@ -28,6 +28,9 @@ cdef int patches_bind(Table* t, id_t n, void* exec_, Driver* d, PyObject** leave
         p.told[0] = source
         node_guard(t, node, p.slot).ptr = <char*>source
         fn.rebinds += 1
+        code = d.patch(node.exec, p) if p.nbytes else 0
+        if code != 0: p.told[0] = NOWHERE
+        check(path_row(t, node.path).driver, code, CALL_PATCH)
     if node.moved: addresses_bind(t, n, d)
     for k in range(node.len[PATCHES] - 1, -1, -1):      # generators, which are recorded first, when nothing else can fail
         p = node_patch(t, node, k)
@@ -57,8 +60,6 @@ cdef int addresses_bind(Table* t, id_t n, Driver* d) except -1:
     cdef int code = 0
     for k in range(node.len[PATCHES]):
         p = node_patch(t, node, k)
-        if p.kind == BOUND and p.nbytes and path_row(t, node.path).driver == HOST: code = d.patch(node.exec, p)
-        if code: break
         if p.kind != ADDRESS: continue
         source = node_patch(t, node, p.number).told[0]
         if source == p.told[0]: continue
