@@ -211,6 +211,7 @@ cdef struct Node:
     int32_t follows             # the tensors of some slots are what places hold; 2: others came since they were told apart
     int32_t stale               # some number is another one than the graph was told
     int32_t moved               # some rebound slot may lie elsewhere than the graph was told
+    int32_t unproven            # the first replay at other addresses is compared with eager
     int32_t ret_python          # the result needs pytree.unflatten
     int64_t dropout             # number of the buffer with cuDNN's random state that it draws from; 0: it does not
     PyObject* dropout_buffer    # borrowed: an alias of that

@@ -214,10 +214,15 @@ def run_zoo(options):
 
 
 def measure_alone(record, options):
-    """What was slower while others took times, too, is told by a run of its own."""
+    """What was slower while others took times, too, is told by runs of its own: by one, or if it is slower there too by the middle
+    one of three, since a machine has other things to do."""
     for cell in list(filter(slower, record["cells"])):
-        (found,) = run_family(cell["family"], [cell["way"]], options, nullcontext())
-        if found["outcome"] == "ran":
+        runs = []
+        while not runs or (len(runs) < 3 and slower(runs[0])):
+            runs += run_family(cell["family"], [cell["way"]], options, nullcontext())
+        runs = sorted((found for found in runs if found["outcome"] == "ran"), key=lambda found: found["seconds"] / found["eager_seconds"])
+        if runs:
+            found = runs[len(runs) // 2]
             put_alone(record, found)
             print("alone:", one_line(found), flush=True)
     if options.out:

@@ -95,7 +95,7 @@ def page(record):
 def alone_lines(cells):
     """Which cells are told by a second run, for which nothing ran beside them."""
     names = [f"{c['family']}/{c['way']}" for c in cells if c.get("alone")]
-    return [f"Measured again alone, since they were slower while other cells took their times: {', '.join(names)}.", ""] if names else []
+    return [f"Measured again alone, since they were slower while other cells took their times (the middle one of three runs, where one was slower again): {', '.join(names)}.", ""] if names else []
 
 
 def numbered(cells):

@@ -56,6 +56,7 @@ class Movable:
     most: float  # nodes that may be told an address: more of them cost more than a copy
     words: list = field(default_factory=list)  # (handle of a node, offset, shift)
     looked_at: set = field(default_factory=set)  # handles of the nodes of ops on it: what else names it there is padding
+    told: set = field(default_factory=set)  # (op, kernel) of these
 
 
 def begin(state, plan, seen, copies):
@@ -63,8 +64,13 @@ def begin(state, plan, seen, copies):
     while it runs, and results that are lent may lie where the recording writes."""
     if plan.graph is not None or state.opts.outputs != "rescue" or state.opts.inputs != "auto":
         return {}
-    slots = {id(all_tensors(plan)[k]): copy for k, copy in copies.items()}
-    return {sid: Movable(swap, slots[id(swap.leaf)], most_nodes(swap, id(swap.leaf) in plan.carries)) for sid, swap in seen.buffers.items()}
+    paths = [*plan.flat.paths, *(one.path for one in plan.reached)]
+    slots = {id(all_tensors(plan)[k]): copy for k, copy in copies.items() if paths[k] not in state.untold}
+    return {
+        sid: Movable(swap, slots[id(swap.leaf)], most_nodes(swap, id(swap.leaf) in plan.carries))
+        for sid, swap in seen.buffers.items()
+        if id(swap.leaf) in slots
+    }
 
 
 def most_nodes(swap, written):
@@ -82,6 +88,12 @@ def has_way_back(t):
 def touched(seen, tensors):
     """Those of these slots whose copies an op is given."""
     return [core.storage_id(t) for t in tensors if core.storage_id(t) in seen.movable]
+
+
+def note(seen, op, memory):
+    """On the host an op works where a copy's storage points."""
+    for sid in memory:
+        seen.movable[sid].told.add((str(op), ()))
 
 
 def stay(seen, memory):
@@ -108,6 +120,7 @@ def record(seen, op, args, kwargs, before, end, memory):
     for k, one in enumerate(slots):
         one.words += [(main[word.node].handle, word.offset, word.shift) for word in words if word.slot == k]
         one.looked_at.update(node.handle for node in main)
+        one.told.update((str(op), node.shape[:2]) for node in main)
         if len({handle for handle, *_ in one.words}) > one.most:
             stay(seen, [core.storage_id(one.swap.buffer)])
 
@@ -194,4 +207,5 @@ def bind(seen, plan):
             core.address_words(handle, words)
         core.bind(one.copy)
         bound.add(k)
+        seen.told |= one.told
     return bound

@@ -66,7 +66,8 @@ def run(call, replay, drop):
     with contextlib.suppress(pytree.Incomparable):
         call = call._replace(flat=pytree.flatten_call(call.args, call.kwargs, *state.opts.static, state.live))
         scope = find_scope(call) if will_replay(call) else None
-    compared, result = compare(call, scope, replay, drop) if scope is not None else (False, replay())
+    blame = functools.partial(errors.audit, state.name)
+    compared, result = compare(call, scope, replay, blame, drop, state.opts.audit) if scope is not None else (False, replay())
     state.audits_left = max(0, state.audits_left - compared)
     plan_next(state, compared)
     return result
@@ -83,8 +84,9 @@ def will_replay(call):
     return len(unfit) < len(core.children(path, parent, state.f))
 
 
-def compare(call, scope, replay, drop):
-    """(were both made, the call's result)"""
+def compare(call, scope, replay, blame, drop, audits, twice=False):
+    """(are they compared, the call's result). `blame(told, other)`: a sentence on what is not alike. `twice`: where they are not, eager runs
+    once more, and is no measure if it is not alike itself."""
     state, replayed = call.state, core.fn_counts(call.state.f)[3]
     before = take(scope)
     islands.keep_answers(scope.tensors)
@@ -100,21 +102,15 @@ def compare(call, scope, replay, drop):
     if answers:  # these parts drew what they drew, and are not run again
         before = before._replace(sources=after.sources, generators=after.generators)
     give_back(before)
-    seen = observe(driver_of(state, call.flat))
-    seen.ops = []
-    body = functools.partial(trace.run, seen, call.function, call.args, call.kwargs)
-    raised = theirs = None
-    try:
-        theirs = core.with_paths(functools.partial(islands.answering, answers, body)) if answers else body()
-    except Exception as error:
-        raised = error
+    seen, theirs, raised = run_eagerly(call, answers)
     state.audited += 1
     told = f"eager raises {type(raised).__name__}" if raised is not None else None
-    told = told or differ_results(mine, theirs, state.opts.audit, seen) or differ_states(scope.paths, after, seen, state.opts.audit)
-    if told is None:
+    told = told or differ_results(mine, theirs, audits, seen) or differ_states(scope.paths, after, seen, audits)
+    doubtful = told is not None and twice and raised is None and differs_from_itself(call, scope, before, theirs, answers, audits)
+    if told is None or doubtful:
         give_back(after)
-        return True, result
-    reason = errors.audit(state.name, told, first_other(state.keep[node].ops, seen.ops))
+        return not doubtful, result
+    reason = blame(told, first_other(state.keep[node].ops, seen.ops))
     result = mine = after = None  # they may hold memory of the recording
     drop(node, call, reason)
     state.mismatches += 1
@@ -122,6 +118,28 @@ def compare(call, scope, replay, drop):
     if raised is not None:
         raise raised
     return True, theirs
+
+
+def run_eagerly(call, answers):
+    """(what was observed, the result, what it raised)"""
+    seen = observe(driver_of(call.state, call.flat))
+    seen.ops = []
+    body = functools.partial(trace.run, seen, call.function, call.args, call.kwargs)
+    try:
+        return seen, core.with_paths(functools.partial(islands.answering, answers, body)) if answers else body(), None
+    except Exception as error:
+        return seen, None, error
+
+
+def differs_from_itself(call, scope, before, theirs, answers, audits):
+    """Does eager, from the same state? (Sums in an order that nobody keeps.) The state is then that of another run."""
+    first, at_end = Result.of(theirs), take(scope)
+    give_back(before)
+    seen, again, raised = run_eagerly(call, answers)
+    told = raised is not None or differ_results(first, again, audits, seen) or differ_states(scope.paths, at_end, seen, audits)
+    if not told:
+        give_back(at_end)
+    return bool(told)
 
 
 # --- state ------------------------------------------------------------------------------------

@@ -116,6 +116,7 @@ class State:
     swaps: dict = fresh(dict)  # of these -> (how often it moved soon after it had moved before, in which call it did last)
     written: set = fresh(set)  # and those that the function writes
     fixed: set = fresh(set)  # of these, those of which somebody may have the address
+    untold: set = fresh(set)  # paths of tensors that are copied, since a recording that was told where they lie was not what eager is
     followed: set = fresh(set)  # paths of places in which other tensors came
     replaced: set = fresh(set)  # of these, to which it stores them itself
     live: set = fresh(set)  # paths of numbers that are others at each call: arguments, and what lies in places
@@ -173,6 +174,8 @@ class Kept(NamedTuple):
     islands: list  # what runs eagerly between its segments, and where
     ops: list | None  # of NotedOp, where replays are compared with eager
     trail: list  # (op, line) of each op that made or wrote something
+    told: frozenset  # (op, kernel) of what is told where inputs lie
+    changes: bool  # it does more than to return results
 
 
 @declared
@@ -383,6 +386,7 @@ class Seen:
     shared: list = fresh(list)  # Swap of those that share bytes with other tensors of the call, of which none was ever written
     movable: dict = fresh(dict)  # memory of a buffer -> addresses.Movable
     bound: set = fresh(set)  # slots of those that are not copied after all
+    told: set = fresh(set)  # (op, kernel) of what is told where these lie
     backs: dict = fresh(dict)  # slot of one of these -> its copy in the core for the way back
     raw: set = fresh(set)  # memory whose address was asked for
     constants: dict = fresh(dict)  # memory that holds the same bytes at each replay -> what keeps that name its own

@@ -53,6 +53,7 @@ from . import (
     tokens,
     trace,
     verdicts,
+    verify,
 )
 from . import budget as budgets
 from .addresses import has_way_back
@@ -108,10 +109,10 @@ def new_site(function, name, opts, graph=None):
         state.live |= state.dynamic
 
         @outside_dynamo
-        def on_miss(spec, args, kwargs, due=False, audited=False):
+        def on_miss(spec, args, kwargs, due=False, audited=False, proves=NONE):
             call = Call(state, function, spec, None, args, kwargs)
-            if audited:
-                return compare(call)
+            if audited or proves != NONE:
+                return compare(call, proves)
             return again(call, errors.island_differs(name), islands.take_left()) if due else miss(call)
 
         @outside_dynamo
@@ -169,21 +170,25 @@ def miss(call):
         raise
 
 
-def compare(call):
-    """A call that audit.py is to look at."""
+def compare(call, proves):
+    """A call that audit.py is to look at; or verify.py, for the recording that it `proves`."""
     replay = functools.partial(SITES[call.state.f], *call.args, **call.kwargs)
-    if core.blocker() or core.paths_mine():  # it is part of a recording, or of somebody's capture
-        audit.plan_next(call.state, False)
+    if core.blocker() or core.paths_mine() or (proves != NONE and is_mine()):  # part of a recording, of somebody's capture, of an audit
+        if proves == NONE:
+            audit.plan_next(call.state, False)
         return replay()
     sweep()  # a miss inside of it cannot
-    return core.locked(RECORDING, functools.partial(audit.run, call, replay, give_up), replay)
+    run = functools.partial(audit.run, call) if proves == NONE else functools.partial(verify.run, call, proves)
+    return core.locked(RECORDING, functools.partial(run, replay, give_up), replay)
 
 
-def give_up(node, call, reason):
-    """Do without this recording, which was wrong for the call."""
+def give_up(node, call, reason, untold=()):
+    """Do without this recording, which was wrong for the call: for a while without any; or with one that copies what this one was told of."""
     call = call._replace(spec=core.node_facts(node).spec)
     drop_node(node)
-    verdicts.condemn(call, reason)
+    if not untold:
+        verdicts.condemn(call, reason)
+    call.state.untold.update(untold)
     call.state.reasons[reason] = call.state.reasons.get(reason, 0) + 1
 
 
@@ -562,8 +567,7 @@ def note_tensors(state, seen, named):
 def record_call(call):
     """Record the call as a node and return its result. Whatever happens, the recording is over then."""
     attempt = Attempt()
-    body = functools.partial(record_node, call, attempt)
-    result = core.within([(lambda: None, functools.partial(record.close, attempt))], body)
+    result = core.within([(lambda: None, functools.partial(record.close, attempt))], functools.partial(record_node, call, attempt))
     verdicts.vet_strict(call.state, attempt.verdict)
     return result
 
@@ -997,6 +1001,7 @@ def add_node(call, plan, seen, draft):
         [draft.paths[k] for k in used], [plan.places[k].path for k in order], followable, grads, loose, moving.told(plan, code_of(state)),
         live.told(seen.live, plan.places),
         core.record_seconds(), seen.values, seen.forks, islands.told(seen), seen.ops, seen.trail,
+        frozenset(seen.told), verify.changes(seen, draft),
     )  # fmt: skip
     node = core.add_node(
         state.f, call.spec, plan.ambient, slots, outs, program, ret_python, effects, grads, groups,
@@ -1013,6 +1018,7 @@ def add_node(call, plan, seen, draft):
     core.fn_count(state.f, "records")
     state.account.failed, state.blamed = 0, None
     audit.begin(state)
+    verify.begin(state, node)
     return node
 
 

@@ -89,18 +89,12 @@ def capture_broken():
 
 @code(102)
 def dynamic_shape(op, line):
-    return (
-        f"{op} at {line} makes a tensor whose shape depends on data. "
-        "Use a mask with torch.where, a fixed size, or an index (x[x > 0]): a mask can be read."
-    )
+    return f"{op} at {line} makes a tensor whose shape depends on data. Use a mask with torch.where, a fixed size, or an index (x[x > 0]): a mask can be read."
 
 
 @code(108)
 def memory_read(name, line):
-    return (
-        f"Tensor.{name} at {line} hands out a tensor's memory behind PyTorch's back. "
-        "Call it outside the jitted function, on the result."
-    )
+    return f"Tensor.{name} at {line} hands out a tensor's memory behind PyTorch's back. Call it outside the jitted function, on the result."
 
 
 @code(212)
@@ -110,18 +104,12 @@ def replaces_memory(op, line):
 
 @code(213)
 def absolute(op, line):
-    return (
-        f"{op} at {line} counts from the start of an argument's memory, and the argument moves. "
-        "Use slices and views instead."
-    )
+    return f"{op} at {line} counts from the start of an argument's memory, and the argument moves. Use slices and views instead."
 
 
 @code(701)
 def beside(line):
-    return (
-        f"{line} reads memory around an argument that moves (its _base, or past its end). Pass the whole tensor as an "
-        "argument."
-    )
+    return f"{line} reads memory around an argument that moves (its _base, or past its end). Pass the whole tensor as an argument."
 
 
 @code(229)
@@ -229,6 +217,14 @@ def audit(name, told, other):
     return f"audit of {name}: a replay was not what eager is: {told}. Eager's values stand, and the recording is dropped.{other} Report this: it is a defect of cgt, or code that it cannot see changes memory."
 
 
+@code(226)
+def verified(name, paths, ops, told, other):
+    return (
+        f"{name} was told where {paths} lies now ({ops}), and its replay is not what eager is: {told}. Eager's values stand; from now on "
+        f"it is copied.{other} Report this: it is a defect of cgt, or code that it cannot see keeps the address."
+    )
+
+
 def other_op(now, recorded):
     return f" The first op that is another one: {now}, recorded as {recorded}."
 
@@ -304,10 +300,7 @@ def drawn_in_vain(name, why):
 
 @code(311)
 def new_generator():
-    return (
-        "the function draws from a torch.Generator that it makes itself. "
-        "Make it outside, and reach it by argument or closure."
-    )
+    return "the function draws from a torch.Generator that it makes itself. Make it outside, and reach it by argument or closure."
 
 
 @code(214)
@@ -317,10 +310,7 @@ def changes_shape(op, line):
 
 @code(702)
 def other_device(op, line, device):
-    return (
-        f"{op} at {line} works on {device}, which is not the current device. "
-        "Call the function under torch.cuda.device of its tensors."
-    )
+    return f"{op} at {line} works on {device}, which is not the current device. Call the function under torch.cuda.device of its tensors."
 
 
 @code(215)

@@ -414,7 +414,10 @@ def see_op(seen, op, args, kwargs):
         kwargs = {k: exchange(seen, v) for k, v in kwargs.items()}
         instead = tensors_in(kwargs.values(), tensors_in(args, []))
     repeats = False
-    movable = addresses.touched(seen, instead) if seen.movable and instead and is_capture(seen) else ()
+    movable = addresses.touched(seen, instead) if seen.movable and instead else ()
+    if movable and not is_capture(seen):
+        addresses.note(seen, op, movable)
+        movable = ()
     for_real = is_capture(seen) and constant and (reads_here(seen, facts) or facts.dynamic or apart_op or is_to_host(inputs, kwargs))
     between = apart_op and not constant and seen.recording and seen.reason is None
     if is_capture(seen) and not for_real and brings_to_gpu(facts, kwargs, inputs):

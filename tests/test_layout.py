@@ -59,6 +59,7 @@ ORDER = [
     "logs",
     "verdicts",
     "audit",
+    "verify",
     "budget",
     "dispatch",
     "report",
@@ -316,7 +317,7 @@ def test_comments_name_what_exists():
 
 
 FOREIGN_IN_PYTHON = {  # functions and words of torch, Python and the environment
-    "item", "relu", "tolist", "no_grad", "flags", "pin_memory", "KW_NAMES", "CGT_MAX_GRAPHS", "CGT_AUDIT", "CGT_MEMORY_BUDGET", "CGT_NAN", "dis.py",
+    "item", "relu", "tolist", "no_grad", "flags", "pin_memory", "KW_NAMES", "CGT_MAX_GRAPHS", "CGT_AUDIT", "CGT_VERIFY", "CGT_MEMORY_BUDGET", "CGT_NAN", "dis.py",
 }  # fmt: skip
 
 

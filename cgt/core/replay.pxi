@@ -332,7 +332,7 @@ cdef object call(Table* t, id_t f, PyObject* args, PyObject* kwargs, object on_m
     """One call of a jitted function: a replay; else eager, if a verdict says so; else Python decides."""
     cdef PyObject* small[SCRATCH]
     cdef Walk w
-    cdef id_t s = NONE, n, path, parent
+    cdef id_t s = NONE, n, path, parent, proves = NONE
     cdef PyObject* reason = NULL
     cdef Path* p
     cdef bint met, due = False
@@ -378,6 +378,10 @@ cdef object call(Table* t, id_t f, PyObject* args, PyObject* kwargs, object on_m
                 if n == NONE:
                     reason = verdict_find(t, f, s, path, parent, w.leaves, 0)
                     break
+                if node_row(t, n).moved and node_row(t, n).unproven:
+                    node_row(t, n).unproven = 0
+                    proves = n
+                    break
                 range_ = range_begin(fn_row(t, f).range_name)
                 try:
                     met = node_row(t, n).len[READS] != 0
@@ -409,4 +413,6 @@ cdef object call(Table* t, id_t f, PyObject* args, PyObject* kwargs, object on_m
         if reason is not NULL: why = <object>reason     # before a finalizer can drop the verdict
         Py_XDECREFX(w.hold)
     if why is not None: return verdict_run(t, f, why, function, <object>args, <object>kwargs, reasons)
-    return on_miss(s, <object>args, <object>kwargs, due)
+    if proves == NONE: return on_miss(s, <object>args, <object>kwargs, due)
+    fn_row(t, f).calls -= 1         # it comes again
+    return on_miss(s, <object>args, <object>kwargs, False, False, proves)

@@ -330,6 +330,11 @@ def dead_line(int n, int k):
     return <object>node_out(&TABLE, node_row(&TABLE, d.node), d.out).line
 
 
+def node_doubt(int n):
+    """The node's first call with a rebound slot elsewhere comes to on_miss, as `proves`."""
+    node_row(&TABLE, n).unproven = 1
+
+
 def node_draws(int n, int device, object buffer):
     """The node draws dropout from cuDNN's random state, of which this, kept alive by the caller, is the buffer."""
     node_row(&TABLE, n).dropout, node_row(&TABLE, n).dropout_buffer = cuda_dropout_now(device) or -1, <PyObject*>buffer
