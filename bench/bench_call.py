@@ -6,13 +6,16 @@ from copy import deepcopy
 from itertools import repeat
 from pathlib import Path
 
+import cgt_core as core
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
 
 import cgt
+from cgt.api import state_of
 
+LAYERS = 32
 N = 256  # elements: kernels that are over when the next call comes
 MILLION = 10**6
 
@@ -129,6 +132,40 @@ def test_hit_that_writes_an_input_that_moves(cuda, compare, captured, settled, f
     assert cgt.stats(f).records <= 2, cgt.explain(f)
     figure("hit that writes a moving input over raw cuGraphLaunch", (us["cgt"] - us["raw"]) / 2, "+ µs", at_most=2.0)
     figure("hit that writes a moving input over copies by hand", us["cgt"] / us["by_hand"], "×")
+
+
+def test_one_recording_for_many_sets_of_weights(cuda, compare, figure):
+    """Equal layers, one after the other: one function that is given the weights, and is told at each call where they lie; and a function
+    for each layer."""
+    shapes = [(128, 64), (128,), (64, 128), (64,)]
+    sets = [[torch.rand(shape, device=cuda) / 64 for shape in shapes] for _ in range(LAYERS)]
+    x = torch.rand(4, 64, device=cuda)
+
+    def layer(x, w, b, v, c):
+        return x + F.linear(F.gelu(F.linear(x, w, b)), v, c)
+
+    def through(functions):
+        y = x
+        for f, weights in zip(functions, sets, strict=True):
+            y = f(y, *weights)
+        return y
+
+    def settle(functions):
+        """The same, when all are recorded; bytes of the GPU that this took."""
+        free = torch.cuda.mem_get_info()[0]
+        for _ in range(6):
+            y = through(functions)
+        assert torch.equal(y, through([layer] * LAYERS))
+        return functions, free - torch.cuda.mem_get_info()[0]
+
+    one = cgt.jit(layer)
+    shared, of_one = settle([one] * LAYERS)
+    private, of_each = settle([cgt.jit(lambda *given: layer(*given)) for _ in range(LAYERS)])
+    assert sum(len(core.fn_nodes(state_of(f).f)) for f in private) == LAYERS and len(core.fn_nodes(state_of(one).f)) <= 2, cgt.explain(one)
+    us = compare({"through": through, "shared": shared, "private": private}, calls=4, one="through(shared)", each="through(private)")
+    figure(f"{LAYERS} sets of weights in turn, told to one recording", us["one"] / LAYERS, "µs")
+    figure("told to one recording over a recording for each set", us["one"] / us["each"], "×")
+    figure("bytes of the one over those of a recording for each set", of_one / max(of_each, 1), "×")
 
 
 def test_hit_with_a_changed_number(device, compare, figure):

@@ -19,7 +19,7 @@ __all__ = [
     "CAPTURE_CHECKS", "COMPILED_FRAME", "HIGHER_ORDER_CALL", "HOP_COMPILES", "HOP_WRAPPERS", "KEEPS_GRAPH", "READ_BEHIND", "SAVED_HOOKS_DISABLE",
     "TO_DLPACK", "DispatchMode", "FakeTensorMode", "OpOverload", "clear_workspaces", "compilations", "compiled_switches", "graph_task",
     "inductor_is_there", "is_forward_ad", "may_donate", "mode_is_active", "outside_dynamo", "pop_saved_hooks",
-    "push_saved_hooks", "region_call", "self_check", "sequence_number", "sharded_module", "was_freed", "without_torch_function",
+    "push_saved_hooks", "region_call", "self_check", "sequence_number", "sharded_module", "without_torch_function",
 ]  # fmt: skip
 
 
@@ -135,18 +135,6 @@ def is_forward_ad():
 def sequence_number():
     """Autograd nodes that this thread makes from now on have this number or a higher one."""
     return torch._C._autograd._get_sequence_nr()
-
-
-def was_freed(raw):
-    """Did a backward free this SavedTensor? It does not say so, but it refuses hooks with that reason;
-    one that has a value does not get that far."""
-    if raw.data is not None:
-        return False
-    try:
-        raw.register_hooks(lambda t: t, lambda t: t)
-    except RuntimeError as error:
-        return "freed" in str(error)
-    return False
 
 
 def clear_workspaces():

@@ -52,7 +52,7 @@ from .observe import (
     user_line,
     version_of,
 )
-from .private import is_forward_ad, was_freed
+from .private import is_forward_ad
 from .taps import (
     tap_compiled,
     tap_forks,
@@ -831,6 +831,6 @@ def is_spent(t, since):
     """Was t's autograd graph, as far as the call made it, used up by a backward inside the call? Its saved
     tensors are gone. Asks no hook for them: that of a checkpoint would compute them again."""
     try:
-        return any(map(was_freed, core.graphs_saved([t], since)))
+        return core.graphs_freed([t], since)
     except RuntimeError:  # of a Python function
         return True

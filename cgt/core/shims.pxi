@@ -128,7 +128,7 @@ cdef extern from "autograd_shim.h" namespace "cgt":
     ctypedef void (*released_fn)(int path, int64_t step) noexcept
     ctypedef PyObject* (*spent_fn)(int node, int path, int64_t step, PyObject** grads, int n,
                                   PyObject* saved) except NULL
-    PyObject* c_graphs_saved "cgt::graphs_saved"(PyObject* tensors, uint64_t since) noexcept
+    int c_graphs_freed "cgt::graphs_freed"(PyObject* tensors, uint64_t since) noexcept
     PyObject* c_graphs_functions "cgt::graphs_functions"(PyObject* tensors, uint64_t since) noexcept
     int in_node() noexcept
     PyObject* c_sinks_new "cgt::sinks_new"(PyObject* tensors) noexcept

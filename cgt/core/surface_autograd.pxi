@@ -1,10 +1,11 @@
 # What Python sees of autograd's graphs: what they saved, where their edges end (autograd_shim.h).
 
 
-def graphs_saved(list tensors, uint64_t since):
-    """What the graphs of these results saved in nodes made since the thread's sequence number was `since`:
-    SavedTensors, good for as long as the graphs."""
-    return taken(c_graphs_saved(<PyObject*>tensors, since))
+def graphs_freed(list tensors, uint64_t since):
+    """Did a backward free anything that the graphs of these results saved in nodes made since the thread's sequence number was `since`?"""
+    found = c_graphs_freed(<PyObject*>tensors, since)
+    if found < 0: raise_pending()
+    return found == 1
 
 
 def graphs_functions(list tensors, uint64_t since):
