@@ -22,6 +22,7 @@ counted = not_audited("what is compared is counted")
 @pytest.fixture(autouse=True)
 def nothing_is_proven(monkeypatch):
     monkeypatch.setattr(verify, "PROVEN", set())
+    monkeypatch.setattr(options, "VERIFY", None)
 
 
 def bindings(f):
