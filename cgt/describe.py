@@ -71,7 +71,7 @@ def rows(plan, seen, result, call):
         return errors.new_generator()
     again = pytree.matches_call(flat.program, call.args, call.kwargs)
     if again is None or any(a is not b for a, b in zip(again, flat.tensors, strict=True)):
-        return errors.changed_arguments("an argument")
+        return errors.changed_arguments("the structure of an argument")
     try:
         out = flatten_result(seen, result)
     except errors.CgtError as error:

@@ -739,7 +739,7 @@ def not_compared(path, what, instead):
 
 @code(206)
 def changed_arguments(path):
-    return f"the function changes the structure of {path}. Return the new value instead."
+    return f"the function changes {path}. Return the new value instead."
 
 
 @code(211)

@@ -61,7 +61,7 @@ from cgt_core import (
     TANGENT,
 )
 
-from . import errors, places, pytree, tables
+from . import containers, errors, places, pytree, tables
 from .code import asks_type, is_read
 from .observe import NOT_USER_CODE, Unrecordable, collect, is_capture, refuse, user_line
 from .private import without_torch_function
@@ -124,6 +124,8 @@ class Trace:
         self.exact = {k: s.exact for k, s in enumerate(sources) if s.exact}  # row that the recording is for one value of -> the line that made it so
         self.stored = {}  # (id of a place's home, its key; of a list, the index) -> the row that came to it
         self.overwritten = set()  # rows of sources whose places were stored to, be it what they held
+        self.exchanged = []  # entries of the arguments' containers: (path, home, key, what was there, the stand-in)
+        self.changed = None  # the path of one of these that the function changed
         self.over = False
         self.give_up = None  # of a capture: leave it, with the line at which a number was read
         self.started, self.asked = 0, set()  # code that was looked at (watch)
@@ -461,10 +463,7 @@ def paths_of_arguments(function, names):
 
 def learn_arguments(state, args, kwargs):
     """Numbers among a call's arguments that were others at one before are live from now on."""
-    named = [(f"args[{k}]", x) for k, x in enumerate(args)] + [(f"kwargs[{k!r}]", x) for k, x in kwargs.items()]
-    for path, x in named:
-        if type(x) not in (int, float):
-            continue
+    for path, x in (one for whole, value in containers.named(args, kwargs) for one in containers.numbers_of(whole, value)):
         before = state.numbers.setdefault(path, x)
         if type(before) is type(x) and not pytree.same_value(before, x):
             state.live.add(path)
@@ -600,6 +599,7 @@ def tap(seen, is_mine):
                 parts = stand_in if type(stand_in) is tuple else (stand_in,)
                 trace.overwritten.update(one.node.row for one in parts if type(one) in STAND_INS)
         held.clear()
+        trace.changed = containers.put_back(trace.exchanged)
         trace.held = dict.fromkeys(trace.held)
         trace.bypassed = not all(map(tables.is_as_it_was, trace.tables))
         for place in (*plan.places, *(put.place for put in plan.kept)):
@@ -728,8 +728,8 @@ def arguments(seen, args, kwargs):
     if seen.live is None:
         return args, kwargs
     given = {s.path: x for s, x in zip(seen.live.sources, seen.live.stand_ins, strict=True) if s.op == IN_CALL}
-    args = tuple(given.get(f"args[{k}]", x) for k, x in enumerate(args))
-    return args, {k: given.get(f"kwargs[{k!r}]", x) for k, x in kwargs.items()}
+    values = [containers.exchange(x, path, given, seen.live.exchanged) for path, x in containers.named(args, kwargs)]
+    return tuple(values[: len(args)]), dict(zip(kwargs, values[len(args) :], strict=True))
 
 
 def note_parsed(trace, op, args, kwargs, takes):
@@ -811,6 +811,8 @@ def close(seen, box):
         if is_capture(seen) or may_undo(seen) or may_repeat(seen):
             raise Unrecordable(seen.untraced)
         refuse(seen, seen.untraced)  # the values are right; what it is no view of is somewhere else
+    if trace.changed is not None:
+        refuse(seen, errors.changed_arguments(trace.changed))
     if escaped:
         refuse(seen, errors.number_kept(trace.sources[0].path if trace.sources else READ))
     line = looked_at(trace)

@@ -52,7 +52,7 @@ GROWING = {  # each call is another one
 
 
 class State(NamedTuple):
-    k: float
+    k: str
     other: float
 
 
@@ -72,7 +72,7 @@ class Unspeakable:
         raise RuntimeError("mine")
 
 
-@pytest.mark.parametrize("wrap", [numpy.float64, lambda k: {"t": [k]}, lambda k: State(k, 1.0), str, Unspeakable], ids=["numpy", "nested", "namedtuple", "str", "object"])
+@pytest.mark.parametrize("wrap", [numpy.float64, lambda k: {"t": [str(k)]}, lambda k: State(str(k), 1.0), str, Unspeakable], ids=["numpy", "nested", "namedtuple", "str", "object"])
 def test_the_argument_that_is_another_one_at_each_call_is_named(device, wrap):
     f, x = cgt.jit(lambda x, what: x * 2), values(device)
     for k in range(40):

@@ -35,6 +35,7 @@ ORDER = [
     "places",
     "returns",
     "tables",
+    "containers",
     "live",
     "counters",
     "scalars",

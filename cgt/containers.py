@@ -1,0 +1,70 @@
+"""Numbers inside of what a call is given: hyperparameters in a dict, a pair of betas, a dataclass of settings.
+
+While a function is recorded, stand-ins take the places of those that change (live.py). A list, a dict and a dataclass keep their
+identity, which the function may ask for or store: their entries are exchanged, and put back behind the run. A tuple is made anew.
+"""
+
+import dataclasses
+
+MOST_ENTRIES, DEEPEST = 64, 4  # larger containers are data
+
+
+def parts_of(value):
+    """[(step of the path, key, child)] of a container whose entries can be exchanged, or which can be made anew; else []."""
+    kind = type(value)
+    if kind is dict:
+        return [(f"[{key!r}]", key, x) for key, x in value.items() if type(key) in (str, int)]
+    if kind is list or kind is tuple:
+        return [(f"[{k}]", k, x) for k, x in enumerate(value)]
+    if is_namedtuple(value):
+        return [(f".{name}", k, x) for k, (name, x) in enumerate(zip(kind._fields, value, strict=False))]
+    if dataclasses.is_dataclass(kind) and hasattr(value, "__dict__"):
+        return [(f".{name}", name, x) for name, x in vars(value).items()]
+    return []
+
+
+def is_namedtuple(value):
+    return isinstance(value, tuple) and isinstance(getattr(type(value), "_fields", None), tuple)
+
+
+def named(args, kwargs):
+    """(path, value) of a call's arguments."""
+    return [*((f"args[{k}]", x) for k, x in enumerate(args)), *((f"kwargs[{k!r}]", x) for k, x in kwargs.items())]
+
+
+def numbers_of(path, value, depth=DEEPEST):
+    """[(path, number)] of a value: of itself, or of what it contains."""
+    if type(value) in (int, float):
+        return [(path, value)]
+    parts = parts_of(value) if depth else []
+    return [one for step, _, x in parts for one in numbers_of(path + step, x, depth - 1)] if len(parts) <= MOST_ENTRIES else []
+
+
+def exchange(value, path, given, exchanged):
+    """The value with `given` in it, by their paths. What is exchanged in place is noted: (path, home, key, what was there, what is)."""
+    if path in given:
+        return given[path]
+    if not any(one.startswith((path + "[", path + ".")) for one in given):
+        return value
+    home = vars(value) if not isinstance(value, (dict, list, tuple)) else value
+    parts = [(path + step, key, x, exchange(x, path + step, given, exchanged)) for step, key, x in parts_of(value)]
+    if isinstance(value, tuple):
+        now = [one for *_, one in parts]
+        return tuple(now) if type(value) is tuple else value._make(now)
+    for at, key, x, now in parts:
+        if now is not x:
+            exchanged.append((at, home, key, x, now))
+            home[key] = now
+    return value
+
+
+def put_back(exchanged):
+    """What was there before; the path of an entry that is another one by now, or None."""
+    changed = None
+    while exchanged:
+        at, home, key, was, now = exchanged.pop()
+        if (home.get(key) if isinstance(home, dict) else home[key] if key < len(home) else None) is now:
+            home[key] = was
+        else:
+            changed = at
+    return changed
