@@ -36,7 +36,6 @@ from cgt_core import (
     AT_PLACE,
     AT_READ,
     COSINE,
-    CUDA,
     DIVIDED,
     EQUALS,
     EXPONENTIAL,
@@ -61,11 +60,11 @@ from cgt_core import (
     TANGENT,
 )
 
-from . import containers, errors, places, pytree, tables
+from . import containers, errors, places, pytree, rows, tables
 from .code import asks_type, is_read
 from .observe import NOT_USER_CODE, Unrecordable, collect, is_capture, refuse, user_line
 from .private import without_torch_function
-from .taps import tap_makers, tap_math
+from .taps import tap_makers, tap_math, tap_setters
 
 MOST = pytree.MOST
 READ = "a number that is read on the way"
@@ -569,7 +568,7 @@ def tap(seen, is_mine):
     if plan is None or not (plan.live or plan.computes):
         return lambda: None, lambda: None
     trace = seen.live = Trace(plan.live, functools.partial(user_line, seen))
-    trace.chooses, trace.choose = functools.partial(can_choose, seen), functools.partial(choose, seen)
+    trace.chooses, trace.choose = functools.partial(can_choose, seen), functools.partial(rows.choose, seen)
     trace.give_up = functools.partial(give_up, seen) if is_capture(seen) else None
     for s, one in zip(trace.sources, trace.stand_ins, strict=True):
         if s.op == AT_PLACE:
@@ -580,15 +579,18 @@ def tap(seen, is_mine):
         whole = [p for k, p in enumerate(plan.places) if k not in trace.held and id(p.want) not in homes]
         held += [(place, trace.table_of(place.want)) for place in tables.find(whole, plan.lone_tables)]
     makers, functions = tap_makers(is_mine, functools.partial(make, seen)), tap_math(is_mine, functools.partial(compute, seen))
+    setters = tap_setters(is_mine, functools.partial(put, seen))
 
     def begin():
         core.numbers_watch(trace, True)
         makers[0]()
         functions[0]()
+        setters[0]()
         for place, stand_in in held:
             places.put_back(place._replace(want=stand_in))
 
     def end():
+        setters[1]()
         functions[1]()
         makers[1]()
         core.numbers_watch(trace, False)
@@ -639,23 +641,14 @@ def is_kind(trace, name, x):
     return nan if name == "isnan" else not (finite or nan)
 
 
-def choose(seen, t, index):
-    """t[index]: an op copies the row. Nobody may write either of the two (see_written): eager's is a view."""
-    trace, length = seen.live, t.shape[0]
-    if not -length <= index < length:
-        raise IndexError(f"index {settle(index)} is out of bounds for dimension 0 with size {length}")
-    at = torch.full((1,), index if index >= 0 else index + length, dtype=torch.int64, device=t.device)
-    row = t.index_select(0, at).view(t.shape[1:])
-    trace.rows_of.update({core.storage_id(one): core.storage_name(one) for one in (row, t)})
-    trace.chosen.add(core.storage_id(row))
-    return row
-
-
 def can_choose(seen, t):
-    if seen.inside or type(t) not in (torch.Tensor, torch.nn.Parameter):
-        return False
-    here = t.is_cuda == (seen.driver == CUDA)
-    return here and seen.reason is None and not seen.bodies and core.is_plain(t) and t.dim() > 0 and t.is_contiguous() and not t.requires_grad
+    return rows.can_choose(seen, t) and t.is_contiguous()
+
+
+def put(seen, plain, t, index, value):
+    """t[index] = value."""
+    put = plain if seen.live.over else functools.partial(rows.put, seen, Int, plain)
+    put(t, index, value)
 
 
 def see_written(seen, written):

@@ -306,6 +306,14 @@ def tap_math(is_mine, compute):
     return FUNCTIONS.to(is_mine, lambda plain, owner, name, args, kwargs: compute(plain, name, args))
 
 
+SETTERS = Tap((torch.Tensor, "__setitem__"))
+
+
+def tap_setters(is_mine, put):
+    """A bracket: inside, where `is_mine()`, put(plain, t, index, value) is called for `t[index] = value`."""
+    return SETTERS.to(is_mine, lambda plain, owner, name, args, kwargs: put(plain, *args))
+
+
 def tap_kernels():
     """A bracket: inside, kernels of operators that read behind the observer's back (private.READ_BEHIND) tell of it. Whom,
     says api.py."""

@@ -36,6 +36,7 @@ ORDER = [
     "returns",
     "tables",
     "containers",
+    "rows",
     "live",
     "counters",
     "scalars",
