@@ -17,7 +17,7 @@ import cgt_core as core
 import torch
 from cgt_core import FITS, NONE
 
-from . import errors, impure, islands, places, pytree, trace
+from . import containers, errors, impure, islands, places, pytree, trace
 from .data import LIVE_NUMBER, Audits
 from .observe import buffer_for, fill, observe, version_of
 from .plan import device_of, driver_of, misses, place_in_tree, reach_generators, survey
@@ -247,13 +247,9 @@ def take(scope):
     grads = [(t, t.grad, None if t.grad is None else keep(t.grad, True)) for t in scope.tensors if t.is_leaf and t.requires_grad]
     return Held(
         [keep(t, w) for t, w in zip(scope.tensors, scope.written, strict=True)], grads, [places.as_now(p) for p in scope.singles],
-        [(home, entries(home)) for home in scope.homes], impure.states(scope.sources), [(g, g.get_state()) for g in scope.generators],
+        [(home, containers.entries(home)) for home in scope.homes], impure.states(scope.sources), [(g, g.get_state()) for g in scope.generators],
         core.histories(scope.tensors),
     )  # fmt: skip
-
-
-def entries(home):
-    return list(dict.items(home)) if isinstance(home, dict) else list.copy(home)
 
 
 def give_back(held):
@@ -270,21 +266,10 @@ def give_back(held):
     for place in held.singles:
         if places.value_at(place) is not place.want:
             places.put_back(place)
-    for home, was in held.contents:
-        if not is_same_entries(entries(home), was):
-            if isinstance(home, dict):
-                dict.clear(home)
-                dict.update(home, was)
-            else:
-                list.__setitem__(home, slice(None), was)
+    containers.restore(held.contents)
     impure.put_back(held.sources)
     for g, state in held.generators:
         g.set_state(state)
-
-
-def is_same_entries(now, was):
-    flat = [[x for entry in some for x in (entry if type(entry) is tuple else (entry,))] for some in (now, was)]
-    return len(flat[0]) == len(flat[1]) and all(a is b for a, b in zip(*flat, strict=True))
 
 
 # --- comparing --------------------------------------------------------------------------------
@@ -328,7 +313,7 @@ def differ_states(paths, after, seen, audits):
         if not is_alike(place.want, places.value_at(place), audits):
             return f"{place.path} holds something else"
     for home, was in after.contents:
-        now = entries(home)
+        now = containers.entries(home)
         if len(now) != len(was) or not all(is_alike(a, b, audits) for a, b in zip(was, now, strict=True)):
             return f"a {type(home).__name__} of {len(was)} entries holds something else"
     for path, source, state in after.sources:

@@ -1,9 +1,11 @@
-"""Numbers inside of what a call is given: hyperparameters in a dict, a pair of betas, a dataclass of settings.
+"""Containers among what a call is given: hyperparameters in a dict, a pair of betas, a dataclass of settings.
 
-While a function is recorded, stand-ins take the places of those that change (live.py). A list, a dict and a dataclass keep their
-identity, which the function may ask for or store: their entries are exchanged, and put back behind the run. A tuple is made anew.
+While a function is recorded, stand-ins take the places of numbers there that change (live.py). A list, a dict and a dataclass keep
+their identity, which the function may ask for or store: their entries are exchanged, and put back behind the run. A tuple is made
+anew. What a run that comes to nothing did to any of them is undone.
 """
 
+import collections
 import dataclasses
 
 MOST_ENTRIES, DEEPEST = 64, 4  # larger containers are data
@@ -68,3 +70,49 @@ def put_back(exchanged):
         else:
             changed = at
     return changed
+
+
+# --- what they hold ---------------------------------------------------------------------------
+
+
+def contents(values):
+    """[(dict or list, its entries)] of all that these values are or contain; of a dataclass, the dict of its fields."""
+    found, waiting = {}, list(values)
+    while waiting:
+        value = waiting.pop()
+        if not isinstance(value, (dict, list, tuple)):
+            if isinstance(value, type) or not dataclasses.is_dataclass(value) or not hasattr(value, "__dict__"):
+                continue
+            value = vars(value)
+        if isinstance(value, tuple):
+            waiting += value
+        elif id(value) not in found:
+            found[id(value)] = value, entries(value)
+            waiting += values_of(value)
+    return list(found.values())
+
+
+def values_of(home):
+    return dict.values(home) if isinstance(home, dict) else list.__iter__(home)
+
+
+def entries(home):
+    return list(dict.items(home)) if isinstance(home, dict) else list.copy(home)
+
+
+def is_same_entries(now, was):
+    flat = [[x for entry in some for x in (entry if type(entry) is tuple else (entry,))] for some in (now, was)]
+    return len(flat[0]) == len(flat[1]) and all(a is b for a, b in zip(*flat, strict=True))
+
+
+def restore(held):
+    """Let dicts and lists hold what they held. Past the methods of classes that people made, which may do more."""
+    for home, was in held:
+        if is_same_entries(entries(home), was):
+            continue
+        if isinstance(home, list):
+            list.__setitem__(home, slice(None), was)
+            continue
+        kind = collections.OrderedDict if isinstance(home, collections.OrderedDict) else dict
+        kind.clear(home)
+        kind.update(home, was)

@@ -33,6 +33,7 @@ from . import (
     addresses,
     advice,
     apart,
+    containers,
     counters,
     describe,
     errors,
@@ -80,6 +81,7 @@ class Before(NamedTuple):
     random: object  # the state of the host's default generator
     anew: bool = False  # the next recurrent layer would have filled another buffer with cuDNN's random state
     counters: list = []  # of counters.snapshot
+    given: list = []  # of containers.contents: the call's arguments
 
 
 def on_side_stream(device):
@@ -217,7 +219,7 @@ def on_host(call, attempt):
         seen.blockers, seen.ops = call.state.blockers, [] if call.state.opts.audit is not None else None
         seen.copies, seen.apart, seen.until, seen.computes = copies, call.state.apart, call.state.late, plan.computes
         if plan.computes or plan.live:  # code that is given a number of ours may raise where eager's would not
-            attempt.before = seen.before = snapshot(plan)
+            attempt.before = seen.before = snapshot(call, plan)
         seen.movable = addresses.begin(call.state, plan, seen, copies)
         seen.memory.extend(buffer for _, buffer in swaps)
         torch.clear_autocast_cache()
@@ -263,7 +265,7 @@ def on_cuda(call, attempt):
     generators = list({core.generator_id(g): g for g in reachable}.values())
     # Ordinary memory, made before the capture: kernels of the recording read these words.
     word_pairs = [torch.zeros(2, dtype=torch.int64, device="cuda") for _ in generators]
-    attempt.before = snapshot(plan)
+    attempt.before = snapshot(call, plan)
     handles, captured = [], []
     tap_exports(leaves)
     finite.ready(device)
@@ -375,14 +377,14 @@ def failure(error):
 # --- what a recording does to the call's surroundings, and how it is undone ----------------------
 
 
-def snapshot(plan):
+def snapshot(call, plan):
     """What a failed capture may have replaced by tensors that were never computed."""
     tensors = all_tensors(plan)
     grads = [(t, t.grad) for t in tensors if t.requires_grad and t.is_leaf]
     kept = [put.place for put in plan.kept]
     histories, random = core.histories(tensors), torch.default_generator.get_state()
     anew = plan.driver == CUDA and core.dropout_begins_anew(torch.cuda.current_device())
-    return Before(plan.places, kept, grads, plan.sources, histories, random, anew, counters.snapshot(plan))
+    return Before(plan.places, kept, grads, plan.sources, histories, random, anew, counters.snapshot(plan), containers.contents([*call.args, *call.kwargs.values()]))
 
 
 def accept(before):
@@ -392,6 +394,7 @@ def accept(before):
     before.kept[:] = map(places.as_now, before.kept)
     before.grads[:] = [(t, t.grad) for t, _ in before.grads]
     before.counters[:] = counters.as_now(before.counters)
+    before.given[:] = [(home, containers.entries(home)) for home, _ in before.given]
 
 
 def restore_places(before, seen, tensors_only):
@@ -404,7 +407,7 @@ def restore_places(before, seen, tensors_only):
             and any(core.storage_id(t) in seen.made for t in places.tensors_at(value))
         )
 
-    found, kept, grads, sources, histories, random, anew, counted = before
+    found, kept, grads, sources, histories, random, anew, counted, given = before
     counters.put_back(counted)
     core.histories_restore(histories)
     if anew and not core.dropout_begins_anew(torch.cuda.current_device()):
@@ -423,6 +426,7 @@ def restore_places(before, seen, tensors_only):
             now = places.value_at(p)
             if now is not p.want and spoilt(now):
                 places.put_back(p)
+    containers.restore([one for one in given if not tensors_only or any(map(spoilt, containers.values_of(one[0])))])
     for tensor, grad in grads:
         if tensor.grad is not grad:
             tensor.grad = grad

@@ -131,6 +131,27 @@ def numbers_and_more(path, value, wanted):
     return [one for step, _, x in containers.parts_of(value) for one in numbers_and_more(path + step, x, wanted)]
 
 
+@settings(deadline=None, max_examples=200)
+@given(tree=trees, data=st.data())
+def test_what_a_run_did_to_containers_is_undone(tree, data):
+    whole = [tree, collections.OrderedDict(a=1, b=[tree]), Settings(1.0, torch.zeros(1), {"t": [2]})]
+    before = repr(whole)
+    held = containers.contents([whole])
+    homes = [home for home, _ in held]
+    assert whole in homes and whole[1] in homes and vars(whole[2]) in homes
+    for home in data.draw(st.lists(st.sampled_from(homes), min_size=1)):
+        key = data.draw(st.sampled_from([*home, "new"])) if isinstance(home, dict) else 0
+        how = data.draw(st.sampled_from(["clear", "put", "take"]))
+        if how == "clear":
+            home.clear()
+        elif isinstance(home, dict):
+            home.update({key: 5}) if how == "put" else home.pop(key, None)
+        else:
+            home.insert(0, 5) if how == "put" else home and home.pop(0)
+    containers.restore(held)
+    assert repr(whole) == before and containers.contents([whole]) == held
+
+
 # --- what a function may do with them ---------------------------------------------------------
 
 
@@ -151,6 +172,21 @@ def test_entry_that_the_function_changes_runs_eagerly(device, change):
     x = values(device, 6)
     f = check(function, lambda k: (x, {"lr": 1.0 + k}), replays=0)
     assert not cgt.stats(f).replays and any("CGT206" in reason for reason in cgt.stats(f).reasons), cgt.explain(f)
+
+
+def test_change_before_what_no_recording_can_have_happens_once(device):
+    """A capture that comes to nothing is run again, eagerly: what it did to the arguments is undone first."""
+
+    def function(x, c):
+        c["n"] += 1
+        c["seen"].append(c["n"])
+        c.pop("once", None)
+        x.data_ptr()
+        return x * c["n"]
+
+    x = values(device, 6)
+    check(function, lambda k: (x, {"n": 3, "seen": [], "once": k}), replays=0)
+    check(function, lambda k: (x, {"n": k, "seen": [0], "once": 1}), replays=0)
 
 
 def test_container_that_is_stored_is_the_callers(device):
