@@ -8,12 +8,14 @@ anew. What a run that comes to nothing did to any of them is undone.
 import collections
 import dataclasses
 
-MOST_ENTRIES, DEEPEST = 64, 4  # larger containers are data
+MOST_ENTRIES, MOST_IN_ROW, DEEPEST = 64, 8, 4  # larger containers are data, and so are longer lists and tuples of nothing but numbers
 
 
 def parts_of(value):
-    """[(step of the path, key, child)] of a container whose entries can be exchanged, or which can be made anew; else []."""
+    """[(step of the path, key, child)] of a container whose entries can be exchanged, or which can be made anew; else, or of a large one, []."""
     kind = type(value)
+    if isinstance(value, (dict, list, tuple)) and len(value) > MOST_ENTRIES:
+        return []
     if kind is dict:
         return [(f"[{key!r}]", key, x) for key, x in value.items() if type(key) in (str, int)]
     if kind is list or kind is tuple:
@@ -21,7 +23,7 @@ def parts_of(value):
     if is_namedtuple(value):
         return [(f".{name}", k, x) for k, (name, x) in enumerate(zip(kind._fields, value, strict=False))]
     if dataclasses.is_dataclass(kind) and hasattr(value, "__dict__"):
-        return [(f".{name}", name, x) for name, x in vars(value).items()]
+        return [(f".{name}", name, x) for name, x in vars(value).items() if getattr(value, name, None) is x]  # no property in front of it
     return []
 
 
@@ -39,22 +41,25 @@ def numbers_of(path, value, depth=DEEPEST):
     if type(value) in (int, float):
         return [(path, value)]
     parts = parts_of(value) if depth else []
-    return [one for step, _, x in parts for one in numbers_of(path + step, x, depth - 1)] if len(parts) <= MOST_ENTRIES else []
+    if len(parts) > MOST_IN_ROW and isinstance(value, (list, tuple)) and all(type(x) in (int, float) for *_, x in parts):
+        return []
+    return [one for step, _, x in parts for one in numbers_of(path + step, x, depth - 1)]
 
 
 def exchange(value, path, given, exchanged):
-    """The value with `given` in it, by their paths. What is exchanged in place is noted: (path, home, key, what was there, what is)."""
+    """The value with `given` in it, by their paths; these are taken out of it. What is exchanged in place is noted: (path, home, key, what was
+    there, what is)."""
     if path in given:
-        return given[path]
+        return given.pop(path)
     if not any(one.startswith((path + "[", path + ".")) for one in given):
         return value
-    home = vars(value) if not isinstance(value, (dict, list, tuple)) else value
     parts = [(path + step, key, x, exchange(x, path + step, given, exchanged)) for step, key, x in parts_of(value)]
-    if isinstance(value, tuple):
+    if isinstance(value, tuple) and parts:
         now = [one for *_, one in parts]
         return tuple(now) if type(value) is tuple else value._make(now)
     for at, key, x, now in parts:
         if now is not x:
+            home = value if isinstance(value, (dict, list)) else vars(value)
             exchanged.append((at, home, key, x, now))
             home[key] = now
     return value

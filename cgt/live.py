@@ -647,8 +647,10 @@ def can_choose(seen, t):
 
 def put(seen, plain, t, index, value):
     """t[index] = value."""
-    put = plain if seen.live.over else functools.partial(rows.put, seen, Int, plain)
-    put(t, index, value)
+    if seen.live.over:
+        plain(t, index, value)
+    else:
+        rows.put(seen, Int, plain, t, index, value)
 
 
 def see_written(seen, written):
@@ -722,6 +724,8 @@ def arguments(seen, args, kwargs):
         return args, kwargs
     given = {s.path: x for s, x in zip(seen.live.sources, seen.live.stand_ins, strict=True) if s.op == IN_CALL}
     values = [containers.exchange(x, path, given, seen.live.exchanged) for path, x in containers.named(args, kwargs)]
+    for one in given.values():  # where none could be put (a container of another kind than the one of which it was learnt)
+        pin(one)
     return tuple(values[: len(args)]), dict(zip(kwargs, values[len(args) :], strict=True))
 
 

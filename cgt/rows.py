@@ -43,7 +43,7 @@ def put(seen, stand_in, plain, t, index, value):
     parts = index if type(index) is tuple else (index,)
     dims = [dim for dim, one in enumerate(parts) if is_chosen(one, stand_in)]
     found = row = None
-    if len(dims) == 1 and can_choose(seen, t) and len(parts) <= t.dim() and all(one == WHOLE for k, one in enumerate(parts) if k != dims[0]):
+    if len(dims) == 1 and can_choose(seen, t) and len(parts) <= t.dim() and all(type(one) is slice and one == WHOLE for k, one in enumerate(parts) if k != dims[0]):
         (dim,) = dims
         found, shape = rows_at(t, dim, parts[dim], stand_in)
         row = None if found is None else row_of(t, shape, value)

@@ -119,9 +119,9 @@ def test_any_nesting_agrees_with_eager(tree):
 def test_what_is_exchanged_comes_back(tree, data):
     found = containers.numbers_of("args[0]", tree)
     given_ = {path: object() for path, _ in found if data.draw(st.booleans())}
-    before, exchanged = repr(tree), []
+    before, exchanged, wanted = repr(tree), [], dict(given_)
     now = containers.exchange(tree, "args[0]", given_, exchanged)
-    assert dict(numbers_and_more("args[0]", now, given_)) == given_
+    assert dict(numbers_and_more("args[0]", now, wanted)) == wanted and not given_
     assert containers.put_back(exchanged) is None and repr(tree) == before and not exchanged
 
 
@@ -254,12 +254,45 @@ def test_numbers_come_back_behind_an_exception(device):
     assert options == {"lr": 9.0, "at": 99} and type(options["lr"]) is float
 
 
-def test_large_containers_are_data(device):
+@pytest.mark.parametrize("length", [9, 1000])
+def test_long_lists_of_numbers_are_data(device, length):
     """Nobody looks through them for numbers that change."""
     f, x = cgt.jit(lambda x, c: x * c[0]), values(device, 6)
     for k in range(4):
-        assert torch.equal(f(x, [float(k)] * 1000), x * k)
+        assert torch.equal(f(x, [float(k)] * length), x * k)
     assert not state_of(f).numbers
+
+
+@dataclasses.dataclass
+class Slots:
+    __slots__ = ("lr",)
+    lr: float
+
+
+class Shown:
+    """Another kind of container in which the number has the same path."""
+
+    def __init__(self, lr):
+        self.lr = lr
+
+
+torch.utils._pytree.register_pytree_node(
+    Shown, lambda one: ([one.lr], None), lambda parts, _: Shown(*parts), flatten_with_keys_fn=lambda one: ([(torch.utils._pytree.GetAttrKey("lr"), one.lr)], None)
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", [Slots, Shown, lambda lr: collections.OrderedDict(lr=lr), lambda lr: collections.defaultdict(int, lr=lr)])
+def test_number_that_no_stand_in_can_be_put_for_is_itself(device, kind):
+    """It was learnt of another kind of container."""
+    x = values(device, 6)
+
+    def function(x, c):
+        return x * (c["lr"] if isinstance(c, dict) else c.lr)
+
+    f, first = cgt.jit(function), (lambda lr: {"lr": lr}) if isinstance(kind(1.0), dict) else (lambda lr: Settings(lr, x, {}))
+    for k in range(24):
+        c = (first if k < 4 else kind)(1.0 + k % 9)
+        assert torch.equal(f(x, c), function(x, c)), (k, cgt.explain(f))
 
 
 def test_threads_with_one_dict(device):

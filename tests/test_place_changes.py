@@ -473,7 +473,8 @@ def test_slots_and_class_attributes_that_the_function_moves(make, size):
     jitted, got = outcomes(cgt.jit)
     assert all(map(torch.equal, got, want))
     stats = cgt.stats(jitted)
-    assert stats.replays >= 8 or (make is ring_in_class and any("at is changed" in r for r in stats.reasons)), stats.reasons
+    told = size == 2 and make is ring_in_class  # whose number no recording computes
+    assert any("at is changed" in r for r in stats.reasons) if told else stats.replays >= 8, stats.reasons
 
 
 def test_a_failed_capture_leaves_slots_and_classes_as_they_were():
