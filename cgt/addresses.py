@@ -20,7 +20,7 @@ import torch
 from cgt_core import HOST
 
 from . import options
-from .observe import all_tensors, span
+from .observe import all_paths, all_tensors, span
 from .scalars import KERNEL, are_alike, shots_from, told_by
 
 # In which order the op is captured on the copy (0) and on the user's memory (1), in rounds: another one is made where something is left that
@@ -64,7 +64,7 @@ def begin(state, plan, seen, copies):
     while it runs, and results that are lent may lie where the recording writes."""
     if plan.graph is not None or state.opts.outputs != "rescue" or state.opts.inputs != "auto":
         return {}
-    paths = [*plan.flat.paths, *(one.path for one in plan.reached)]
+    paths = all_paths(plan)
     slots = {id(all_tensors(plan)[k]): copy for k, copy in copies.items() if paths[k] not in state.untold}
     return {
         sid: Movable(swap, slots[id(swap.leaf)], most_nodes(swap, id(swap.leaf) in plan.carries))

@@ -8,6 +8,8 @@ anew. What a run that comes to nothing did to any of them is undone.
 import collections
 import dataclasses
 
+from .pytree import is_namedtuple
+
 MOST_ENTRIES, MOST_IN_ROW, DEEPEST = 64, 8, 4  # larger containers are data, and so are longer lists and tuples of nothing but numbers
 
 
@@ -25,10 +27,6 @@ def parts_of(value):
     if dataclasses.is_dataclass(kind) and hasattr(value, "__dict__"):
         return [(f".{name}", name, x) for name, x in vars(value).items() if getattr(value, name, None) is x]  # no property in front of it
     return []
-
-
-def is_namedtuple(value):
-    return isinstance(value, tuple) and isinstance(getattr(type(value), "_fields", None), tuple)
 
 
 def named(args, kwargs):

@@ -32,7 +32,7 @@ from cgt_core import (
 from . import errors
 from .data import declared
 from .live import STAND_INS, Source, Step, plain_of
-from .observe import NOT_USER_CODE, all_tensors, asker, refuse, unseen, user_line
+from .observe import NOT_USER_CODE, all_paths, all_tensors, asker, refuse, unseen, user_line
 
 WIDE = {torch.float64, torch.int64}  # dtypes whose arithmetic is Python's
 DTYPES = WIDE | {torch.float32}
@@ -86,7 +86,7 @@ def learn(state, plan, seen, untraced):
     state.asked |= seen.asked
     if plan is None or untraced is not None:
         return None
-    paths, known = [*plan.flat.paths, *(r.path for r in plan.reached)], state.counters | state.exact.keys()
+    paths, known = all_paths(plan), state.counters | state.exact.keys()
     fresh = [path for path, t in zip(paths, all_tensors(plan), strict=True) if core.storage_id(t) in seen.asked and path not in known]
     if not (fresh or joined):
         return None

@@ -54,7 +54,7 @@ from . import (
     views,
 )
 from .data import Draft, EffectRow, GradRow, OutRow, SlotRow
-from .observe import all_tensors, collect, held, span, version_of
+from .observe import all_paths, all_tensors, collect, held, span, version_of
 
 DEFAULT_GENERATORS = (torch.default_generator, *torch.cuda.default_generators)
 CODE = (type, types.ModuleType, types.FunctionType, types.MethodType, types.CodeType, torch.Tensor)
@@ -425,7 +425,7 @@ def find_moved(plan):
 
 def slots_before(plan):
     """(path, tensor, Was) of what the call was given or reached."""
-    paths = [*plan.flat.paths, *(r.path for r in plan.reached)]
+    paths = all_paths(plan)
     return zip(paths, all_tensors(plan), plan.was, strict=True)
 
 

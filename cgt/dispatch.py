@@ -58,7 +58,7 @@ from . import (
 from . import budget as budgets
 from .addresses import has_way_back
 from .data import LEARNT, Attempt, Call, Kept, State, check_draft
-from .observe import all_tensors, asks_on, note_reason, note_strays, observe
+from .observe import all_paths, all_tensors, asks_on, note_reason, note_strays, observe
 from .plan import (
     device_of,
     driver_of,
@@ -729,7 +729,7 @@ def capture(call, attempt):
 def draft_node(call, attempt):
     """Describe what was recorded: attempt.draft, or a sentence that says why it cannot be a node."""
     state, plan, seen = call.state, attempt.plan, attempt.seen
-    note_tensors(state, seen, zip([*plan.flat.paths, *(r.path for r in plan.reached)], all_tensors(plan), strict=True))
+    note_tensors(state, seen, zip(all_paths(plan), all_tensors(plan), strict=True))
     try:
         note_strays(seen, describe.tensors_of(seen, attempt.result))
         places.settle_empties(plan.places, plan.lone, plan.changed)
@@ -908,7 +908,7 @@ def vet_follows(state, plan, seen):
 
 def vet_back(state, plan, seen):
     """A sentence if a replay could not write an argument where it lies, nor copy it back there; or None."""
-    tensors, paths = all_tensors(plan), [*plan.flat.paths, *(one.path for one in plan.reached)]
+    tensors, paths = all_tensors(plan), all_paths(plan)
     lost = [paths[k] for k in seen.backs if not has_way_back(tensors[k])]
     if not lost:
         return None

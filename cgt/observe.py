@@ -78,6 +78,11 @@ def all_tensors(plan):
     return [*plan.flat.tensors, *(r.tensor for r in plan.reached)]
 
 
+def all_paths(plan):
+    """What messages call them."""
+    return [*plan.flat.paths, *(r.path for r in plan.reached)]
+
+
 def span(t):
     """Bytes from a tensor's first element to the end of its last."""
     if t.numel() == 0:

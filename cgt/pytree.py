@@ -396,7 +396,7 @@ def _open(value, path, objects):
         return op, tuple(value.values()), [f"[{key!r}]" for key in value]
     if _is_plain(value) or isinstance(value, torch.nn.Module):  # even if it is a dataclass too
         return None
-    if isinstance(value, tuple) and isinstance(getattr(kind, "_fields", None), tuple):
+    if is_namedtuple(value):
         return (NAMEDTUPLE, len(value), kind), tuple(value), [f".{name}" for name in kind._fields]
     registered = torch_pytree.SUPPORTED_NODES.get(kind)
     if registered:
@@ -424,6 +424,10 @@ def _open(value, path, objects):
     children = tuple(getattr(value, name) for name in names)
     about = (kind, tuple(names), len(own))
     return (DATACLASS, len(names), about), children, [f".{name}" for name in names]
+
+
+def is_namedtuple(value):
+    return isinstance(value, tuple) and isinstance(getattr(type(value), "_fields", None), tuple)
 
 
 def _leaf_kind(value, path, is_static):

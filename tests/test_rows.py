@@ -34,6 +34,21 @@ def check(make, calls, replays=None):
     return f
 
 
+def around(write, device):
+    """Makes a function that writes and then reads."""
+
+    def make():
+        t = values(device, 6, 6, 6, seed=1).clone()
+
+        def function(x, i):
+            write(t, x, i)
+            return t.sum(0) + x[0]
+
+        return [t], function
+
+    return make
+
+
 WRITES = {
     "row": lambda t, x, i: t.__setitem__(i, x[0, 0]),
     "row by broadcast": lambda t, x, i: t.__setitem__(i, x[:1, :, :1]),
@@ -52,16 +67,7 @@ WRITES = {
 
 @pytest.mark.parametrize("way", WRITES)
 def test_one_recording_writes_any_row(device, way):
-    def make():
-        t = values(device, 6, 6, 6, seed=1).clone()
-
-        def function(x, i):
-            WRITES[way](t, x, i)
-            return t.sum(0) + x[0]
-
-        return [t], function
-
-    f = check(make, [(values(device, 6, 6, 6, seed=k), k * 7 % 4) for k in range(CALLS)], CALLS - 4)
+    f = check(around(WRITES[way], device), [(values(device, 6, 6, 6, seed=k), k * 7 % 4) for k in range(CALLS)], CALLS - 4)
     assert cgt.stats(f).records <= 3, cgt.explain(f)
 
 
@@ -122,16 +128,7 @@ EAGER = {
 @tells("row_written")
 @pytest.mark.parametrize("way", EAGER)
 def test_what_an_op_would_not_do_alike_is_eagers(device, way):
-    def make():
-        t = values(device, 6, 6, 6, seed=1).clone()
-
-        def function(x, i):
-            EAGER[way](t, x, i)
-            return t.sum(0) + x[0]
-
-        return [t], function
-
-    check(make, [(values(device, 6, 6, 6, seed=k), k * 7 % 4) for k in range(CALLS)])
+    check(around(EAGER[way], device), [(values(device, 6, 6, 6, seed=k), k * 7 % 4) for k in range(CALLS)])
 
 
 @settings(deadline=None, max_examples=60)
