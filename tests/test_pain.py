@@ -174,6 +174,34 @@ def test_capturing_stream_has_unjoined_work(device):
     agrees(cgt.jit(lambda x: x + 1), lambda x: x + 1, x)  # nothing is left behind
 
 
+@pytest.mark.parametrize("lasts", [True, False], ids=["kept", "in vain"])
+def test_events_should_have_synchronized_when_checkpointing_block(device, lasts):
+    """Memory that another stream uses, and says so, is free only when that is through."""
+    if device.type == "cpu":
+        pytest.skip("the host has no streams")
+    side, x = torch.cuda.Stream(), values(device)
+
+    def function(x):
+        y = x * 2
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            z = y + 1
+        y.record_stream(side)
+        del y
+        t = torch.ones_like(x)
+        z.record_stream(torch.cuda.current_stream())
+        torch.cuda.current_stream().wait_stream(side)
+        if not lasts:
+            function.z = x + 1
+        return z * t
+
+    f = cgt.jit(function)
+    for k in range(8):
+        assert identical(f(x.fill_(k)), x * 2 + 1)
+    assert (cgt.stats(f).replays >= 6) is lasts, cgt.explain(f)
+    agrees(cgt.jit(lambda x: x + 1), lambda x: x + 1, x)
+
+
 def test_operation_would_make_the_legacy_stream_depend_on_a_capturing_blocking_stream(device):
     """Another thread goes on meanwhile."""
     stop, x, failed = threading.Event(), values(device), []

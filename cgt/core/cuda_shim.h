@@ -48,6 +48,7 @@ struct CudaPool {
   std::unordered_set<void*> ours;
   int nodes;     // that were recorded in it
   bool retired;  // no more recordings: somebody else owns memory in it
+  bool settled;  // nothing that a recording freed waits for another stream
 };
 
 static void* cuda_pool_new(int device, unsigned long long hi, unsigned long long lo) noexcept {
@@ -55,7 +56,7 @@ static void* cuda_pool_new(int device, unsigned long long hi, unsigned long long
   try {
     auto d = static_cast<c10::DeviceIndex>(device);
     alloc::createOrIncrefPool(d, {hi, lo});
-    return new CudaPool{d, {hi, lo}, alloc::getCheckpointState(d, {hi, lo}), {}, 0, false};
+    return new CudaPool{d, {hi, lo}, alloc::getCheckpointState(d, {hi, lo}), {}, 0, false, true};
   } catch (const std::exception& e) {
     PyErr_SetString(PyExc_RuntimeError, e.what());
     return nullptr;
@@ -92,12 +93,25 @@ static void cuda_pool_count(void* pool, int by) noexcept {
 
 static int cuda_pool_nodes(void* pool) noexcept { return static_cast<CudaPool*>(pool)->nodes; }
 
+// What a recording freed while another stream used it (Tensor.record_stream, NCCL's coalesced work) is free when that
+// stream is through, which no capture can ask. Nothing of the pool runs now: let the allocator ask.
+static void cuda_pool_settle(CudaPool* p) {
+  namespace alloc = c10::cuda::CUDACachingAllocator;
+  c10::cuda::CUDAGuard guard(p->device);
+  void* at = alloc::raw_alloc(1);  // records the events that were put off
+  c10::cuda::device_synchronize();
+  alloc::raw_delete(at);
+  alloc::raw_delete(alloc::raw_alloc(1));  // and looks at them
+  p->settled = true;
+}
+
 // Put the pool into a node's state (NULL: empty), `live` addresses allocated, what died since free.
 // 0 done; 1 somebody else owns memory of the pool, nothing was changed; -1 an exception is set.
 static int cuda_pool_restore(void* pool, void* state, void** live, int n) noexcept {
   namespace alloc = c10::cuda::CUDACachingAllocator;
   auto* p = static_cast<CudaPool*>(pool);
   try {
+    if (!p->settled) cuda_pool_settle(p);
     if (!alloc::checkPoolLiveAllocations(p->device, p->id, p->ours)) return 1;
     std::unordered_set<void*> keep(live, live + n);
     auto to = state ? *static_cast<std::shared_ptr<alloc::AllocatorState>*>(state) : p->empty;
@@ -137,7 +151,15 @@ static int cuda_pool_checkpoint(void* pool, void** made, int n, void** state) no
     std::unordered_set<void*> all(p->ours);
     all.insert(made, made + n);
     if (!alloc::checkPoolLiveAllocations(p->device, p->id, all)) return 1;
-    *state = new std::shared_ptr<alloc::AllocatorState>(alloc::getCheckpointState(p->device, p->id));
+    std::shared_ptr<alloc::AllocatorState> now;
+    try {
+      now = alloc::getCheckpointState(p->device, p->id);
+    } catch (const c10::Error&) {  // a block waits for events
+      cuda_pool_settle(p);
+      now = alloc::getCheckpointState(p->device, p->id);
+    }
+    p->settled = true;
+    *state = new std::shared_ptr<alloc::AllocatorState>(std::move(now));
     p->ours = std::move(all);
     return 0;
   } catch (const std::exception& e) {
@@ -228,6 +250,7 @@ static int cuda_pool_begin(void* pool, void* stream, stream_test joined) noexcep
     cudaStream_t s = static_cast<cudaStream_t>(stream);
     c10::cuda::CUDACachingAllocator::beginAllocateToPool(
         p->device, p->id, [s, joined](cudaStream_t other) { return other == s || joined(other); });
+    p->settled = false;
     return 0;
   } catch (const std::exception& e) {
     PyErr_SetString(PyExc_RuntimeError, e.what());
