@@ -19,6 +19,7 @@ from . import (
     logs,
     options,
     pytree,
+    ranks,
     report,
     trace,
     views,
@@ -88,7 +89,24 @@ def jit(fn=None, *, static_argnums=(), static_argnames=(), max_records=options.M
             max_records=max_records, max_graphs=max_graphs, outputs=outputs, inputs=inputs, dynamic=dynamic, audit=audit, memory_budget=memory_budget,
         )  # fmt: skip
     check_function(fn)
+    if isinstance(fn, ranks.wrappers()):
+        return jit_inside(fn, opts)
     check_dynamic(fn, opts.dynamic)
+    return site_of(fn, opts)
+
+
+def jit_inside(module, opts):
+    """What a module that exchanges gradients wraps is jitted, in place: the exchange stays the module's."""
+    inner = module.module
+    if not hasattr(inner.forward, dispatch.ATTRIBUTE):
+        check_dynamic(inner, opts.dynamic)
+        inner.forward = site_of(inner.forward, opts)
+    setattr(module, dispatch.ATTRIBUTE, getattr(inner.forward, dispatch.ATTRIBUTE))
+    return module
+
+
+def site_of(fn, opts):
+    """What `jit` returns for fn."""
     name = getattr(fn, "__qualname__", None) or getattr(fn, "__name__", type(fn).__name__)
     site = dispatch.new_site(fn, name, opts)
     state = getattr(site, dispatch.ATTRIBUTE)

@@ -47,6 +47,7 @@ def complete(state, plan, seen, draft):
         reached=[(r.path, r.tensor) for r in plan.reached if r.owner == NONE], tokens=kept,
         recomputes=seen.hooked or bool(custom), forward=state.f, grads=n_grads,
         donates=any(map(may_donate, custom)), seeds=seen.seeds,
+        constants={sid: name for sid, name in seen.hosts.items() if sid in seen.constants},
         places=[plan.places[k] for k in plan.moving], owners=plan.owners,
     )  # fmt: skip
     return draft._replace(outs=outs, behind=Behind(roots, saves, saved, flows, len(joined), graph))

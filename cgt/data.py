@@ -10,6 +10,7 @@ something runs is a dataclass with slots, so that a name that is not here is an 
 import dataclasses
 import functools
 import threading
+import weakref
 from typing import Any, NamedTuple
 
 from cgt_core import ADVANCES, INPUT, NONE, PART, VIEW
@@ -139,6 +140,8 @@ class State:
     passed: set = fresh(set)  # code objects that were met and did not run
     unguarded: list = fresh(list)  # sentences on what could not be guarded
     past: list = dataclasses.field(default_factory=lambda: [0] * 10)  # counters of freed backwards
+    parallel: Any = fresh(weakref.WeakSet)  # modules in it that exchange gradients in a backward
+    exchanges: bool = False  # data with other processes
     blockers: dict | None = None  # doctor.py: all that its runs met
     warned: bool = False  # of calls of which none was replayed
     audits_left: int = 0  # of the first replays of the last recording
@@ -193,6 +196,7 @@ class Graph:
     grads: int  # its first arguments are so many gradients
     donates: bool  # a compiled backward may write what was saved
     seeds: bool  # its attention keeps random numbers on the device
+    constants: dict  # memory of the host's that is the same for all its calls -> what keeps that name its own
     lock: Any = fresh(threading.RLock)
     loose: list = fresh(list)  # see Kept
     places: list = fresh(list)  # that its forward advances: it may, too
@@ -435,6 +439,8 @@ class Seen:
     returned: Any = None  # of the core: what ops returned, as far as somebody holds it
     results: list = fresh(list)  # weak references to more of these
     kept: list = fresh(list)  # how many references to each argument it left behind
+    parallel: list = fresh(list)  # (module that exchanges gradients in a backward, its kind, line, will it)
+    exchanges: bool = False  # data with other processes
     hooked: bool = False  # other hooks for saved tensors beside ours: a checkpoint's, say
     seeds: bool = False  # an attention keeps random numbers for its backward
     strays: bool = False  # ops met memory of the run's that no op had returned: kernels run that are not seen

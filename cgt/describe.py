@@ -195,7 +195,7 @@ def vet_backward(graph, seen, tensors):
     known = {core.storage_id(t) for t in (*tensors, *graph.loose)}
     read = {sid for sid, t in seen.touched.items() if t.numel()}
     blind = seen.strays and seen.ran - {None}  # code that could hand a kernel, which is not seen, what it kept itself
-    if known.union(seen.made, seen.buffers).issuperset(read) and not blind:
+    if known.union(graph.constants, seen.made, seen.buffers).issuperset(read) and not blind:
         return None
     return errors.backward_reads("the backward pass")
 

@@ -25,9 +25,7 @@ from cgt_core import (
     INPUT,
     LIVE,
     MISS_PLACE,
-    MISS_POINTER,
     NONE,
-    PINNED,
     VIEW,
 )
 
@@ -47,6 +45,7 @@ from . import (
     options,
     places,
     pytree,
+    ranks,
     readout,
     record,
     segments,
@@ -66,8 +65,9 @@ from .plan import (
     leaf_devices,
     learn_code,
     leaves_of,
-    may_carry,
+    misplaced,
     misses,
+    note_moves,
     place_in_tree,
     places_first,
     plan_call,
@@ -173,7 +173,7 @@ def miss(call):
 def compare(call, proves):
     """A call that audit.py is to look at; or verify.py, for the recording that it `proves`."""
     replay = functools.partial(SITES[call.state.f], *call.args, **call.kwargs)
-    if core.blocker() or core.paths_mine() or (proves != NONE and is_mine()):  # part of a recording, of somebody's capture, of an audit
+    if core.blocker() or core.paths_mine() or call.state.exchanges or (proves != NONE and is_mine()):  # part of a recording, of somebody's capture, of an audit
         if proves == NONE:
             audit.plan_next(call.state, False)
         return replay()
@@ -375,6 +375,14 @@ def free_doomed():
         bury()
 
 
+def free_exchanging():
+    """A group of processes is about to go: the recordings that exchange data go before it."""
+    for state in [getattr(site, ATTRIBUTE) for site in sites()]:
+        if state.exchanges:
+            reset_state(state)
+    sweep()
+
+
 def trim():
     """Give back the memory of pools in which nothing lives, unless something is being recorded."""
     if not is_mine():
@@ -520,12 +528,15 @@ def warm(call, sources=()):
     for path, t, was in zip(flat.paths, flat.tensors, before, strict=True):
         if describe.memory_of(t) != was:  # a capture could not always be undone
             reason = reason or errors.replaced(path)
-    state.saves |= bool(describe.pending_in(seen, result))
+    pending = bool(describe.pending_in(seen, result))
+    state.saves |= pending
+    parallel, settles = ranks.learn(state, seen, pending)
     if state.graph is not None:
         prove(state.graph, seen, call.args)
+    reason = parallel or reason
     strange = vet_values(call, seen) if reason is None else None
     state.strangers += strange is not None
-    waits = strange is not None and state.strangers < segments.tries(seen.values)
+    waits = settles or (strange is not None and state.strangers < segments.tries(seen.values))
     reason = reason or strange
     if reason is not None and (state.doubted or sources) and not waits:
         verdicts.condemn(call, reason)  # and warm again after the cool-down
@@ -641,65 +652,6 @@ def prepare(call, attempt, around):
         return plan
     attempt.plan = plan
     return None
-
-
-def note_moves(state, around, missed, followable):
-    """What the function finds in a place where another tensor came is followed from now on, and arguments whose address
-    moved since a pinned recording are copied, if they can be; so is what is followed. Returns the plan's moves."""
-    moves, tensors = [], around.tensors
-    for node, why, index in missed:
-        kept = state.keep[node]
-        if why == MISS_PLACE:
-            slot, place = None, kept.place_paths[index]
-            name = next((name for name, (k, _) in followable.items() if around.found.places[k].path == place), place)  # the first of a tuple
-        elif why == MISS_POINTER:
-            slot = core.node_facts(node).slots[index]
-            name = place = kept.slot_paths[index]
-        else:
-            continue
-        if kept.followable.get(name) is False and name in followable:
-            paths = {name, *others_in(kept, node, followable, tensors), *moved_too(state, kept, node, followable, tensors)}
-            state.followed |= {place, *paths}
-            for path in paths:
-                state.moved.add(path)
-                note_swap(state, path)
-            moves.append((node, followable[name][1], True))
-        elif slot is not None and state.opts.inputs == "auto" and (slot.leaf != NONE or name in followable):
-            at = slot.leaf if slot.leaf != NONE else followable[name][1]
-            if slot.written and not may_carry(state, name, tensors[at]):
-                continue
-            for path in {name, *moved_too(state, kept, node, followable, tensors)}:
-                state.moved.add(path)
-                note_swap(state, path)
-            moves.append((node, at, False))
-    return moves
-
-
-def moved_too(state, kept, node, followable, tensors):
-    """Paths of places whose tensor lies elsewhere than this recording found it, and may: a guard stops at the first."""
-    slots = core.node_facts(node).slots
-    at = [(path, slot, tensors[followable[path][1]]) for path, slot in zip(kept.slot_paths, slots, strict=True) if path in followable]
-    moved = [(path, slot, t) for path, slot, t in at if slot.binding == PINNED and slot.address != core.address(t)]
-    return [path for path, slot, t in moved if not slot.written or may_carry(state, path, t)]
-
-
-def note_swap(state, name):
-    """A copy of a parameter at each replay must cost less than a recording for each: it does where it is replaced all the time."""
-    calls, (times, last) = core.fn_counts(state.f)[0], state.swaps.get(name, (0, -options.SWAPPED_SOON))
-    if last != calls:  # several recordings miss it in one call
-        state.swaps[name] = (times + 1 if calls - last < options.SWAPPED_SOON else 1, calls)
-
-
-def misplaced(state, missed):
-    """Paths of the places that kept recordings from fitting."""
-    return {state.keep[node].place_paths[index] for node, why, index in missed if why == MISS_PLACE}
-
-
-def others_in(kept, node, followable, tensors):
-    """Paths of places in which another tensor lies than this recording found."""
-    at = {path: k for k, path in enumerate(kept.slot_paths)}
-    mine = [(path, at[path], tensors[slot]) for path, (_, slot) in followable.items() if path in at]
-    return [path for path, k, t in mine if not core.slot_holds(node, k, t)]
 
 
 def capture(call, attempt):
@@ -1019,6 +971,9 @@ def add_node(call, plan, seen, draft):
     state.account.failed, state.blamed = 0, None
     audit.begin(state)
     verify.begin(state, node)
+    if seen.exchanges:
+        state.exchanges = True
+        ranks.watch_groups(free_exchanging)
     return node
 
 

@@ -319,11 +319,9 @@ def layout(op, line, kind):
 
 
 @code(703)
-def collective(op, line):
-    return (
-        f"{op} at {line} exchanges data with other processes, which the host driver's tape cannot repeat. Call it "
-        "outside the jitted function."
-    )
+def collective(op, line, waits=False):
+    what = "has the host wait for other processes" if waits else "exchanges data with other processes, which the host driver's tape cannot repeat"
+    return f"{op} at {line} {what}. Call it outside the jitted function."
 
 
 @code(223)
@@ -335,11 +333,16 @@ def unknown_effect(op, line):
 
 
 @code(319)
-def parallel_module(name, line):
+def parallel_module(name, line, why=""):
     return (
-        f"{name}'s forward at {line} prepares the exchange of gradients that its backward will do. Jit what it wraps: "
-        "module.forward = cgt.jit(module.forward)."
+        f"{name}'s forward at {line} prepares the exchange of gradients that its backward will do"
+        f"{f' ({why})' if why else ''}. Jit what it wraps: module.forward = cgt.jit(module.forward)."
     )
+
+
+@code(322)
+def parallel_settles(name):
+    return f"{name} takes times in its first iterations, which a replay could not: it is recorded after them."
 
 
 @code(416)

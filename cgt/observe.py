@@ -140,8 +140,8 @@ def tensors_in(values, into):
     return into
 
 
-def touch(seen, t):
-    """The run has to do with t: is its memory from outside, and met for the first time, then that is noted."""
+def touch(seen, t, fills=False):
+    """The run has to do with t (and `fills` it): is its memory from outside, and met for the first time, then that is noted."""
     sid = core.storage_id(t)
     if sid in seen.made or sid in seen.buffers or sid in seen.touched:
         return
@@ -149,7 +149,7 @@ def touch(seen, t):
         note_memory(seen, t, user_line(seen))
         seen.strays = True
         return
-    if core.is_in_node():
+    if core.is_in_node() and not fills:
         seen.passing.add(sid)
     # Not the tensor: whoever holds the argument itself when the run is over is counted.
     alias = core.alias(t) if core.is_plain(t) else t

@@ -733,6 +733,11 @@ def walk_module(walk, module, path):
     walk_instance(walk, module, path)
 
 
+def walk_parallel(walk, module, path):  # DistributedDataParallel makes these anew before it reads them
+    walk.known.update((DICT_ITEM, id(own_dict(walk, module)), name) for name in ("modules_buffers", "named_module_buffers"))
+    walk_module(walk, module, path)
+
+
 def walk_optimizer(walk, optimizer, path):
     own = dict_of(optimizer) or {}
     for field in ("param_groups", "state"):  # load_state_dict replaces both
@@ -1015,6 +1020,7 @@ RULES = (  # the first that fits; None: nothing to walk
     (tuple(cls for cls, _ in WRAPPERS), walk_wrapper),
     (types.ModuleType, walk_python_module),
     (type, walk_class),
+    (torch.nn.parallel.DistributedDataParallel, walk_parallel),
     (torch.nn.Module, walk_module),
     (torch.optim.Optimizer, walk_optimizer),
     ((*STATEFUL, types.SimpleNamespace, argparse.Namespace), walk_instance),

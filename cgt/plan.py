@@ -5,7 +5,16 @@ import enum
 
 import cgt_core as core
 import torch
-from cgt_core import AT_PLACE, CUDA, HOST, MISS_META, MISS_PLACE, NONE
+from cgt_core import (
+    AT_PLACE,
+    CUDA,
+    HOST,
+    MISS_META,
+    MISS_PLACE,
+    MISS_POINTER,
+    NONE,
+    PINNED,
+)
 
 from . import (
     addresses,
@@ -131,7 +140,7 @@ def plan_call(call, around, parent, followable, moves, changed):
     saves = state.saves and torch.is_grad_enabled()
     if not saves and graph is None and torch.is_grad_enabled():
         # A backward inside of the call would be recorded past hooks on accumulators, which a capture does not even meet.
-        k = core.sinks_hooked(sinks)
+        k = core.sinks_hooked(sinks, bool(state.parallel))
         if k >= 0:
             return errors.hooked_leaf(paths[k])
     at = {k for path, (k, _) in followable.items() if path in state.followed}
@@ -301,6 +310,65 @@ def stands_alone(t, tensors):
     """Does no other one of these share t's storage, or count its writes? By these it is known what was written."""
     storage, counter = core.storage_id(t), core.version_counter(t)
     return all(x is t or (core.storage_id(x) != storage and not (counter and core.version_counter(x) == counter)) for x in tensors)
+
+
+def note_moves(state, around, missed, followable):
+    """What the function finds in a place where another tensor came is followed from now on, and arguments whose address
+    moved since a pinned recording are copied, if they can be; so is what is followed. Returns the plan's moves."""
+    moves, tensors = [], around.tensors
+    for node, why, index in missed:
+        kept = state.keep[node]
+        if why == MISS_PLACE:
+            slot, place = None, kept.place_paths[index]
+            name = next((name for name, (k, _) in followable.items() if around.found.places[k].path == place), place)  # the first of a tuple
+        elif why == MISS_POINTER:
+            slot = core.node_facts(node).slots[index]
+            name = place = kept.slot_paths[index]
+        else:
+            continue
+        if kept.followable.get(name) is False and name in followable:
+            paths = {name, *others_in(kept, node, followable, tensors), *moved_too(state, kept, node, followable, tensors)}
+            state.followed |= {place, *paths}
+            for path in paths:
+                state.moved.add(path)
+                note_swap(state, path)
+            moves.append((node, followable[name][1], True))
+        elif slot is not None and state.opts.inputs == "auto" and (slot.leaf != NONE or name in followable):
+            at = slot.leaf if slot.leaf != NONE else followable[name][1]
+            if slot.written and not may_carry(state, name, tensors[at]):
+                continue
+            for path in {name, *moved_too(state, kept, node, followable, tensors)}:
+                state.moved.add(path)
+                note_swap(state, path)
+            moves.append((node, at, False))
+    return moves
+
+
+def moved_too(state, kept, node, followable, tensors):
+    """Paths of places whose tensor lies elsewhere than this recording found it, and may: a guard stops at the first."""
+    slots = core.node_facts(node).slots
+    at = [(path, slot, tensors[followable[path][1]]) for path, slot in zip(kept.slot_paths, slots, strict=True) if path in followable]
+    moved = [(path, slot, t) for path, slot, t in at if slot.binding == PINNED and slot.address != core.address(t)]
+    return [path for path, slot, t in moved if not slot.written or may_carry(state, path, t)]
+
+
+def note_swap(state, name):
+    """A copy of a parameter at each replay must cost less than a recording for each: it does where it is replaced all the time."""
+    calls, (times, last) = core.fn_counts(state.f)[0], state.swaps.get(name, (0, -options.SWAPPED_SOON))
+    if last != calls:  # several recordings miss it in one call
+        state.swaps[name] = (times + 1 if calls - last < options.SWAPPED_SOON else 1, calls)
+
+
+def misplaced(state, missed):
+    """Paths of the places that kept recordings from fitting."""
+    return {state.keep[node].place_paths[index] for node, why, index in missed if why == MISS_PLACE}
+
+
+def others_in(kept, node, followable, tensors):
+    """Paths of places in which another tensor lies than this recording found."""
+    at = {path: k for k, path in enumerate(kept.slot_paths)}
+    mine = [(path, at[path], tensors[slot]) for path, (_, slot) in followable.items() if path in at]
+    return [path for path, k, t in mine if not core.slot_holds(node, k, t)]
 
 
 def may_carry(state, path, t):

@@ -18,8 +18,8 @@ from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatc
 __all__ = [
     "CAPTURE_CHECKS", "COMPILED_FRAME", "HIGHER_ORDER_CALL", "HOP_COMPILES", "HOP_WRAPPERS", "KEEPS_GRAPH", "READ_BEHIND", "SAVED_HOOKS_DISABLE",
     "TO_DLPACK", "DispatchMode", "FakeTensorMode", "OpOverload", "clear_workspaces", "compilations", "compiled_switches", "graph_task",
-    "inductor_is_there", "is_forward_ad", "may_donate", "mode_is_active", "outside_dynamo", "pop_saved_hooks",
-    "push_saved_hooks", "region_call", "self_check", "sequence_number", "sharded_module", "without_torch_function",
+    "inductor_is_there", "is_forward_ad", "may_donate", "mode_is_active", "outside_dynamo", "parallel_iteration", "pop_saved_hooks",
+    "push_saved_hooks", "region_call", "self_check", "sequence_number", "set_parallel_statistics", "sharded_module", "without_torch_function",
 ]  # fmt: skip
 
 
@@ -110,6 +110,16 @@ def region_call():
 def sharded_module():
     """FullyShardedDataParallel; None before it is imported."""
     return getattr(sys.modules.get("torch.distributed.fsdp"), "FullyShardedDataParallel", None)
+
+
+def parallel_iteration(module):
+    """The last iteration of which a DistributedDataParallel asked for the times that it took."""
+    return module.logger._get_ddp_logging_data().ints_map.get("iteration", 0)
+
+
+def set_parallel_statistics(module, n):
+    """It takes times in its first ten iterations, and in each n-th."""
+    module.reducer._set_ddp_runtime_logging_sample_rate(n)
 
 
 def mode_is_active(mode):

@@ -43,6 +43,7 @@ from . import (
     live,
     places,
     pytree,
+    ranks,
     readout,
     segments,
     tokens,
@@ -302,10 +303,12 @@ def on_cuda(call, attempt):
         if not captured:
             abort(attempt)  # before the streams are joined again: nobody may wait for a capture
 
+    parallel = bool(call.state.parallel) and plan.graph is None
+    back = functools.partial(core.sinks_away, plan.sinks, False, True) if parallel else lambda: None  # on the caller's stream
     brackets = [
-        places.collector_off(),  # a finalizer in a capture may call the driver
+        places.collector_off(), (lambda: None, back),  # a finalizer in a capture may call the driver
         (clear_caches, clear_caches), on_side_stream(device), capture_hidden(forks.STREAMS.values),
-        own_accumulators(plan), (lambda: None, leave),
+        own_accumulators(plan, parallel), ranks.undisturbed(call.state.parallel), (lambda: None, leave),
     ]  # fmt: skip
     try:
         core.within(brackets, run)
@@ -316,6 +319,7 @@ def on_cuda(call, attempt):
         attempt.starved, broken = isinstance(error, torch.OutOfMemoryError), apart.is_broken(error)
         attempt.passing |= broken
         restore_places(attempt.before, attempt.seen, tensors_only=False)
+        ranks.forget(call.state.parallel)
         attempt.settled = True
         return errors.capture_broken() if broken else (attempt.seen and attempt.seen.reason) or failure(error)
     return None
@@ -342,14 +346,15 @@ def is_stop(error):
     return any(frame.f_code in handlers for frame, _ in traceback.walk_tb(error.__traceback__))
 
 
-def own_accumulators(plan):
+def own_accumulators(plan, parallel):
     """A bracket. A backward inside of a capture must not meet accumulators that run on the caller's stream. A
     differentiable function has its backward outside, and those are the right ones for it; and a recorded
-    graph meets none unless it computes forwards again. Other threads must not miss theirs meanwhile."""
+    graph meets none unless it computes forwards again. Other threads must not miss theirs meanwhile. `parallel`: a
+    DistributedDataParallel's hooks on them are to run in the capture."""
     if plan.saves or (plan.graph is not None and not plan.graph.recomputes):
         return NOTHING
     away = functools.partial(core.sinks_away, plan.sinks)
-    return functools.partial(away, True), functools.partial(away, False)
+    return functools.partial(away, True, parallel), functools.partial(away, False)
 
 
 def open_sinks(plan, seen, result):

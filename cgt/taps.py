@@ -356,15 +356,22 @@ def tap_keeps(task):
 
 
 def tap_parallel(is_mine, told):
-    """[bracket, ...]: inside, where `is_mine()`, told(name) comes before the forward of a DistributedDataParallel or a
-    FullyShardedDataParallel. What these do for a backward is not in the ops of their forward."""
+    """[bracket, ...]: inside, where `is_mine()`, told(name, module) comes before the forward of a DistributedDataParallel or
+    a FullyShardedDataParallel. What these do for a backward is not in the ops of their forward."""
 
     def handle(plain, owner, name, args, kwargs):
-        told(owner.__name__)
+        told(owner.__name__, args[0])
         return plain(*args, **kwargs)
 
     owners = [torch.nn.parallel.DistributedDataParallel, sharded_module()]
     return [late((owner, "forward")).to(is_mine, handle) for owner in owners if owner is not None]
+
+
+def tap_groups(handle):
+    """From now on, once for all, groups of processes are shut down by `handle`, as of a Tap."""
+    groups = late(*((torch.distributed.ProcessGroup, name) for name in ("shutdown", "abort")))
+    if not groups.handlers:
+        groups.begin([lambda: True, handle])
 
 
 STATES = Tap(*((m, name) for m in (torch, torch.cuda) for name in ("get_rng_state", "set_rng_state")))

@@ -25,6 +25,7 @@ from . import (
     forks,
     impure,
     live,
+    ranks,
     readout,
     scalars,
     segments,
@@ -88,6 +89,7 @@ KEEPS_SEED = frozenset(
 )
 SEED = ("philox_seed", "philox_offset")
 # Their schemas tell of no write: allreduce_ and its kin are known by this.
+WAITS = ("barrier", "monitored_barrier_")  # in which the host waits
 COLLECTIVES = ("c10d", "_c10d_functional", "_c10d_functional_autograd", "symm_mem")
 COPIED_OUT = ("tolist", "__repr__")  # readers that keep nothing of the memory
 COPIES = frozenset(("_to_copy", "copy_", "_copy_from"))
@@ -304,9 +306,13 @@ def see_reader(seen, function, args, name, t, arguments):
     return None
 
 
-def see_parallel(seen, name):
+def see_parallel(seen, name, module):
     """The forward of a module that spreads the work over processes: it does more than its ops."""
-    refuse(seen, errors.parallel_module(name, user_line(seen)))
+    line, why = user_line(seen), ranks.why_not(module, seen.driver == HOST, seen.saves)
+    if why is not None:
+        refuse(seen, errors.parallel_module(name, line, why))
+        return
+    seen.parallel.append((module, name, line, torch.is_grad_enabled() and module.require_backward_grad_sync))
 
 
 def noted(seen, op, args, kwargs):
@@ -348,6 +354,8 @@ def see_op(seen, op, args, kwargs):
     if packet in KEEPS_SEED:
         seen.seeds = True
     inputs = tensors_in(kwargs.values(), tensors_in(args, []))
+    if seen.parallel:
+        ranks.see_tensors(seen, inputs)
     if seen.driver == CUDA and not core.is_in_node():  # what a graph from outside saved may be another number each time
         for t in filter(core.is_lone, inputs):
             see_number(seen, t)
@@ -366,8 +374,8 @@ def see_op(seen, op, args, kwargs):
     written = [args[k] if k < len(args) else kwargs.get(name) for k, name in facts.writes]
     if packet in SILENT_WRITES and args[5]:  # training
         written += args[3:5]
-    if op.namespace == "c10d":
-        written += inputs
+    if op.namespace in COLLECTIVES:
+        seen.exchanges, written = True, written + (inputs if op.namespace == "c10d" else [])
     written = tensors_in(written, [])
     if counters.see(seen, op, facts, args, kwargs, inputs):
         return
@@ -396,7 +404,7 @@ def see_op(seen, op, args, kwargs):
         sid = core.storage_id(t)
         known.add(sid)
         seen.devices.add(t.device)
-        touch(seen, t)
+        touch(seen, t, fills(packet, args, kwargs, t))
     generator = kwargs.get("generator")
     if generator is not None:
         seen.generators[core.generator_id(generator)] = generator
@@ -659,6 +667,7 @@ def see_number(seen, t):
         return
     note_memory(seen, t, user_line(seen))
     seen.keep.append(core.alias(t))
+    seen.hosts[sid] = core.storage_name(t)
     constants.add(seen, t)
 
 
@@ -712,8 +721,8 @@ def vet_op(seen, op, facts, args, kwargs, inputs, written, constant, aside):
         line = errors.replaces_memory(str(op), user_line(seen))
     elif facts.reshapes and core.storage_id(inputs[0]) not in seen.made:
         line = errors.changes_shape(str(op), user_line(seen))
-    elif op.namespace in COLLECTIVES and seen.driver == HOST:
-        line = errors.collective(str(op), user_line(seen))
+    elif op.namespace in COLLECTIVES and (seen.driver == HOST or facts.packet in WAITS):
+        line = errors.collective(str(op), user_line(seen), facts.packet in WAITS)
     elif not all(map(core.is_plain, inputs)):
         line = errors.layout(str(op), user_line(seen), odd_kind(inputs))
     elif any(is_elsewhere(seen, t) for t in inputs):
@@ -724,6 +733,11 @@ def vet_op(seen, op, facts, args, kwargs, inputs, written, constant, aside):
         line = vet_mixed(seen, op, facts, kwargs, inputs, written, constant)
     if line is not None:
         refuse(seen, line)
+
+
+def fills(packet, args, kwargs, t):
+    """Does the op write t without reading it?"""
+    return kwargs.get("out") is t or (packet == "copy_" and args[0] is t)
 
 
 def reads_here(seen, facts):

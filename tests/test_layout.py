@@ -30,6 +30,7 @@ ORDER = [
     "advice",
     "tokens",
     "constants",
+    "ranks",
     "code",
     "flow",
     "places",

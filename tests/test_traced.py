@@ -92,6 +92,35 @@ def test_function_of_torchscript_replays(device):
 
 
 @torch.jit.script
+def scale(x, factor: int):
+    """A number of the host's that C++ makes of sizes, as DeBERTa does."""
+    return torch.sqrt(torch.tensor(x.size(-1), dtype=torch.float) * torch.tensor(factor, dtype=torch.float))
+
+
+def test_gradients_past_a_number_that_torchscript_made(device):
+    """It is saved for the backward, and the same for each call of the recording."""
+    w, x = torch.arange(6.0, device=device).requires_grad_(), torch.zeros(6, device=device)
+    act = lambda x, n=3: (x * w / scale(x, n)).square() / scale(w, 2)  # noqa: E731
+    f = cgt.jit(act)
+
+    def outcome(function, *args):
+        w.grad = None
+        y = function(x, *args)
+        y.square().sum().backward()
+        return y.detach().clone(), w.grad
+
+    for _ in range(4):
+        outcome(act)
+    for k in range(24):
+        x.copy_(torch.arange(6.0, device=device) - k % 7)
+        assert all(map(same, outcome(f), outcome(act))), f"call {k}"
+    for k in range(12):  # another number: another recording
+        assert all(map(same, outcome(f, 5), outcome(act, 5))), f"call {k}"
+    told = cgt.stats(f)
+    assert told.replays >= 24 and told.backward.replays >= 24, cgt.explain(f)
+
+
+@torch.jit.script
 def bucket(x, n: float):
     """Whole numbers and powers of two alone: fused or not, the same bits."""
     return (torch.abs(x) * 2.0 + n) * 4.0 - x

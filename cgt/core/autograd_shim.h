@@ -12,6 +12,7 @@
 #include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/python_cpp_function.h>
 #include <torch/csrc/autograd/saved_variable.h>
+#include <torch/csrc/autograd/utils/lambda_post_hook.h>
 #include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
@@ -264,13 +265,21 @@ static PyObject* sinks_new(PyObject* tensors) noexcept {
   }
 }
 
-// The first of these tensors on whose accumulator somebody put a hook, or -1. (Those on the tensor itself
-// follow it to any accumulator.)
-static int sinks_hooked(PyObject* capsule) noexcept {
+// Are all hooks on this accumulator a DistributedDataParallel's, which are lambdas of C++?
+static bool is_reduced(ag::AccumulateGrad* leaf) {
+  for (const auto& hook : leaf->post_hooks())
+    if (!dynamic_cast<ag::utils::LambdaPostHook*>(hook.get())) return false;
+  return leaf->pre_hooks().empty() && !leaf->post_hooks().empty();
+}
+
+// The first of these tensors on whose accumulator somebody put a hook, or -1; `parallel`: but for is_reduced. (Those
+// on the tensor itself follow it to any accumulator.)
+static int sinks_hooked(PyObject* capsule, int parallel) noexcept {
   const std::vector<ag::Edge>& ends = sinks_of(capsule)->ends;
   for (size_t k = 0; k < ends.size(); ++k) {
     auto* leaf = dynamic_cast<ag::AccumulateGrad*>(ends[k].function.get());
-    if (leaf && !(leaf->pre_hooks().empty() && leaf->post_hooks().empty())) return static_cast<int>(k);
+    if (!leaf || (leaf->pre_hooks().empty() && leaf->post_hooks().empty())) continue;
+    if (!(parallel && is_reduced(leaf))) return static_cast<int>(k);
   }
   return -1;
 }
@@ -468,13 +477,18 @@ static int graphs_here(PyObject* tensors, int64_t from) noexcept {
 }
 
 // While a backward is captured, leaves that it recomputes with must not find accumulators that run on the
-// caller's stream (`away`); afterwards they are back, since others may have hooks on them.
-static void sinks_away(PyObject* capsule, int away) noexcept {
+// caller's stream (`away`); afterwards they are back, since others may have hooks on them. `parallel`: where hooks of
+// is_reduced are to run in the capture, the accumulator changes its stream.
+static void sinks_away(PyObject* capsule, int away, int parallel) noexcept {
   const Sinks* sinks = sinks_of(capsule);
   NoGil no_gil;
   for (const ag::Edge& end : sinks->ends) {
     auto* leaf = dynamic_cast<ag::AccumulateGrad*>(end.function.get());
     if (!leaf) continue;
+    if (parallel && is_reduced(leaf)) {
+      stamp(end.function);
+      continue;
+    }
     WeakNode node(away ? NodePtr() : end.function);
     std::lock_guard<std::mutex> lock(ag::impl::get_autograd_meta(leaf->variable)->mutex_);
     ag::impl::set_grad_accumulator(leaf->variable, std::move(node));

@@ -132,14 +132,14 @@ cdef extern from "autograd_shim.h" namespace "cgt":
     PyObject* c_graphs_functions "cgt::graphs_functions"(PyObject* tensors, uint64_t since) noexcept
     int in_node() noexcept
     PyObject* c_sinks_new "cgt::sinks_new"(PyObject* tensors) noexcept
-    int c_sinks_hooked "cgt::sinks_hooked"(PyObject* capsule) noexcept
+    int c_sinks_hooked "cgt::sinks_hooked"(PyObject* capsule, int parallel) noexcept
     int c_sinks_open "cgt::sinks_open"(PyObject* capsule, PyObject* tensors, PyObject* results) noexcept
     PyObject* c_sinks_flows "cgt::sinks_flows"(PyObject* capsule, uint64_t since) noexcept
     int c_sinks_heads "cgt::sinks_heads"(PyObject* capsule, PyObject* results, PyObject* joined) noexcept
     int c_sinks_run "cgt::sinks_run"(PyObject* capsule, PyObject* grads, PyObject* aliases) noexcept
     int c_sinks_join "cgt::sinks_join"(PyObject* capsule, int k, PyObject* t) noexcept
     int c_sinks_cut "cgt::sinks_cut"(PyObject* capsule) noexcept
-    void c_sinks_away "cgt::sinks_away"(PyObject* capsule, int away) noexcept
+    void c_sinks_away "cgt::sinks_away"(PyObject* capsule, int away, int parallel) noexcept
     int c_sinks_here "cgt::sinks_here"(PyObject* capsule) noexcept
     int c_graphs_here "cgt::graphs_here"(PyObject* tensors, int64_t stream) noexcept
     int c_sinks_task "cgt::sinks_task"(PyObject* capsule) noexcept

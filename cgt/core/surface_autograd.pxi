@@ -18,9 +18,10 @@ def sinks_new(list tensors):
     return taken(c_sinks_new(<PyObject*>tensors))
 
 
-def sinks_hooked(object handle):
-    """Index of a tensor whose gradient's accumulator has a hook; NONE if there is none."""
-    return c_sinks_hooked(<PyObject*>handle)
+def sinks_hooked(object handle, bint parallel):
+    """Index of a tensor whose gradient's accumulator has a hook; NONE if there is none. `parallel`: but for those of a
+    DistributedDataParallel."""
+    return c_sinks_hooked(<PyObject*>handle, parallel)
 
 
 def sinks_open(object handle, list tensors, list results):
@@ -60,9 +61,10 @@ def graphs_here(list tensors, int64_t stream):
     if c_graphs_here(<PyObject*>tensors, stream) != 0: raise_pending()
 
 
-def sinks_away(object handle, bint away):
-    """Hide the accumulators of the graph's leaves from what is recomputed in it, or show them again."""
-    c_sinks_away(<PyObject*>handle, away)
+def sinks_away(object handle, bint away, bint parallel=False):
+    """Hide the accumulators of the graph's leaves from what is recomputed in it, or show them again. `parallel`: those on which a
+    DistributedDataParallel listens run on the current stream from now on."""
+    c_sinks_away(<PyObject*>handle, away, parallel)
 
 
 def sinks_run(object handle, tuple grads):

@@ -1,0 +1,84 @@
+"""Work that is spread over processes: collectives, and modules that exchange gradients in a backward.
+
+However a call runs, warmed, recorded, replayed or eagerly, it takes part in each of its collectives once: ranks need not do the same in a
+call, and nothing that runs a call twice is done to a function that exchanges data (audit.py, verify.py).
+"""
+
+import functools
+
+import torch
+
+from . import constants, errors, taps
+from .private import parallel_iteration, set_parallel_statistics
+from .taps import NOTHING
+
+SETTLED = 10  # iterations of which DistributedDataParallel takes times; in the next it asks for those of this one
+NEVER, SAMPLED = 2**31 - 1, 100  # iterations from one such to the next; the latter is PyTorch's (kDDPRuntimeLoggingSampleRate)
+
+
+def why_not(module, on_host, saves):
+    """Why a recording cannot have the forward of this module: "" if it is its kind, None if it can. A whole step can, on the GPU: the
+    hooks on accumulators run in the capture, and with them the collectives, on streams that join again."""
+    if on_host or saves or not isinstance(module, torch.nn.parallel.DistributedDataParallel):
+        return ""
+    odd = {
+        "find_unused_parameters": module.find_unused_parameters and not module.static_graph,
+        "mixed_precision": module.mixed_precision is not None,
+        "join()": module._join_config.enable,
+        "the Python reducer": module._use_python_reducer,
+    }
+    return next((what for what, there in odd.items() if there), None)
+
+
+def wrappers():
+    """Modules that exchange the gradients of one that they wrap."""
+    return torch.nn.parallel.DistributedDataParallel
+
+
+def see_tensors(seen, inputs):
+    """With static_graph=True the host looks up, at each backward, which parameters had a gradient in the first."""
+    for t in inputs:
+        if t.dtype == torch.int32 and t.dim() == 1 and not t.is_cuda and any(t.numel() == of_map(module) for module, *_ in seen.parallel):
+            constants.add(seen, t)
+
+
+def of_map(module):
+    """How many numbers that table has; 0 where it changes."""
+    return module.static_graph and sum(p.requires_grad for p in module._module_parameters)
+
+
+def learn(state, seen, pending):
+    """Note what a warm-up has to do with other processes; (a sentence on why it is not recorded or None, is that over soon). `pending`: a
+    backward of its results may come."""
+    state.exchanges |= seen.exchanges
+    state.parallel.update(module for module, *_ in seen.parallel)
+    for module, name, line, works in seen.parallel:
+        if pending:
+            return errors.parallel_module(name, line), False
+        if works and parallel_iteration(module) < SETTLED:
+            return errors.parallel_settles(name), True
+    return None, False
+
+
+def undisturbed(modules):
+    """A bracket: inside, none of these takes times, not even in its 100th iteration."""
+    if not modules:
+        return NOTHING
+
+    def every(n):
+        for module in list(modules):
+            set_parallel_statistics(module, n)
+
+    return functools.partial(every, NEVER), functools.partial(every, SAMPLED)
+
+
+def forget(modules):
+    """A capture in which their hooks ran came to nothing: no reduction is under way."""
+    for module in list(modules):
+        module.reducer._reset_state()
+
+
+def watch_groups(let_go):
+    """From now on, once for all, let_go() comes before a group of processes is shut down. NCCL waits for the graphs that
+    hold work of its communicators."""
+    taps.tap_groups(lambda plain, owner, name, args, kwargs: (let_go(), plain(*args, **kwargs))[1])
