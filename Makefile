@@ -5,6 +5,7 @@
 # make zoo     models of many libraries, eager and jitted, into docs/zoo.md; INSTALL=1 installs the libraries into .venv
 # make docs    the site, into build/site; INSTALL=1 installs what builds it into .venv
 # make gpu     the suite and the benches on a machine with a CUDA device; installs nothing
+# make gpu2    the tests and figures of several processes, on a machine with two CUDA devices
 # make lint    ruff, cython-lint, and the structure rules of tests/test_layout.py
 # make ext     the release build, beside its source
 # make wheel   a source distribution and a wheel for this Python and this torch into dist/, tried in an empty folder
@@ -17,7 +18,7 @@ SHELL       := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := test
 .NOTPARALLEL:
-.PHONY: demo test audit bench zoo docs gpu lint ext wheel clean
+.PHONY: demo test audit bench zoo docs gpu gpu2 lint ext wheel clean
 
 export PYTHONUNBUFFERED := 1
 
@@ -74,6 +75,12 @@ gpu:
 # so cannot see that the spine's imports are used in its chapters: test_layout.py looks after those.
 CYTHON_LINT := from cython_lint.cython_lint import main; raise SystemExit(main())
 has = $(PY) -c "import importlib.util as u, sys; sys.exit(not u.find_spec('$(1)'))"
+
+# The same for several processes, on a machine with two of them.
+gpu2: PY := $(or $(PYTHON),python3)
+gpu2:
+	$(PY) $(BUILD)
+	$(PY) -m bench.ranks --tests
 
 lint: $(READY)
 	if $(call has,ruff); then $(PY) -m ruff check .; else echo "ruff is not installed: skipped"; fi

@@ -4,13 +4,19 @@ from collections.abc import Callable, Iterable
 from contextlib import ContextDecorator
 from os import PathLike
 from types import TracebackType
-from typing import Any, NamedTuple, ParamSpec, TypeVar, overload
+from typing import Any, NamedTuple, ParamSpec, Protocol, TypeVar, overload
 
 from torch import Tensor
 
 P = ParamSpec("P")
 R = TypeVar("R")
 F = TypeVar("F", bound=Callable[..., Any])
+
+class _Module(Protocol):  # torch.nn.Module
+    def named_parameters(self) -> Any: ...
+    def state_dict(self) -> Any: ...
+
+M = TypeVar("M", bound=_Module)
 
 __version__: str
 __all__ = ["CgtError", "CgtWarning", "doctor", "eager", "explain", "jit", "memory", "require_replay", "reset", "show", "stats", "step", "tap", "tapped"]
@@ -59,6 +65,20 @@ class Diagnosis(NamedTuple):
     slow: tuple[str, ...]
     seconds: float | None
 
+@overload
+def jit(
+    fn: M,
+    *,
+    static_argnums: int | Iterable[int] = ...,
+    static_argnames: str | Iterable[str] = ...,
+    max_records: int = ...,
+    max_graphs: int = ...,
+    outputs: str = ...,
+    inputs: str = ...,
+    dynamic: str | Iterable[str] = ...,
+    audit: str | None = ...,
+    memory_budget: int | str | None = ...,
+) -> M: ...  # which has what the module has
 @overload
 def jit(
     fn: Callable[P, R],

@@ -66,7 +66,9 @@ def jit(fn=None, *, static_argnums=(), static_argnames=(), max_records=options.M
             `cgt.memory` tells of each. Environment: CGT_MEMORY_BUDGET.
 
     Returns:
-        A function with the name, docstring and signature of `fn`, which is its `__wrapped__`.
+        A function with the name, docstring and signature of `fn`, which is its `__wrapped__`. That of a module has what the
+        module has: its parameters, its methods, a layer by name. Of a `DistributedDataParallel` what it wraps is jitted in
+        its place, and the module itself is returned.
 
     Raises:
         TypeError: `fn` is not callable, or is a generator or coroutine function.
@@ -120,6 +122,24 @@ def site_of(fn, opts):
         site.__name__ = site.__qualname__ = getattr(fn.func, "__name__", "partial")
     setattr(site, dispatch.ATTRIBUTE, state)  # again: fn's own attributes are the site's now
     return site
+
+
+def of_module(site, name):
+    """What the module that was jitted has under a name. Where one of its methods returns the module (`train()`, `to()`), what was made of it
+    is returned, so that `model = cgt.jit(net).eval()` is not the plain one."""
+    module = vars(site).get("__wrapped__")
+    if name.startswith("__") or not isinstance(module, torch.nn.Module):
+        raise AttributeError(f"{type(site).__name__!r} object has no attribute {name!r}")
+    value = getattr(module, name)
+    if getattr(value, "__self__", None) is not module:
+        return value
+
+    @functools.wraps(value)
+    def method(*args, **kwargs):
+        result = value(*args, **kwargs)
+        return site if result is module else result
+
+    return method
 
 
 def check_options(static_argnums, static_argnames, max_records, max_graphs, outputs, inputs, dynamic, audit, memory_budget):
@@ -339,6 +359,7 @@ def at_exit():
 core.FAILED[0] = error_for_failed
 core.UNREPLAYED[0] = error_for_unreplayed
 core.POISONED[0] = message_for_poisoned
+core.OF_MODULE[0] = outside_dynamo(of_module)
 core.UNFLATTEN[0] = outside_dynamo(pytree.unflatten)
 core.MAKE_VIEW[0] = outside_dynamo(views.make)
 core.SAME_VALUE[0] = outside_dynamo(pytree.same_value)

@@ -13,8 +13,8 @@ ROOT = Path(__file__).resolve().parent.parent
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 
 
-def test_there_are_four():
-    assert [path.stem for path in EXAMPLES] == ["decode", "diffusion", "dqn", "train"]
+def test_there_are_five():
+    assert [path.stem for path in EXAMPLES] == ["decode", "diffusion", "dqn", "parallel", "train"]
     assert all(len(path.read_text().splitlines()) < 110 for path in EXAMPLES)  # a page or two
 
 

@@ -303,6 +303,22 @@ EAGER_MODULES = {  # with words of the reason
 }
 
 
+def test_jitted_module_has_what_the_module_has(device):
+    """A program that says `model = cgt.jit(model)` goes on as before."""
+    net = nn.Sequential(nn.Linear(3, 4), nn.Dropout(0.5)).to(device)
+    model = cgt.jit(net).eval().requires_grad_(False)
+    assert list(model.parameters()) == list(net.parameters()) and model.state_dict().keys() == net.state_dict().keys()
+    assert not model.training and not net.training and model.get_submodule("0") is net[0] and not hasattr(model, "__len__")
+    x = torch.ones(2, 3, device=device)
+    assert all(torch.equal(model(x), net(x)) for _ in range(4)) and cgt.stats(model).replays == 2
+    model.load_state_dict({name: value * 2 for name, value in net.state_dict().items()})
+    assert torch.equal(model(x), net(x))
+    with pytest.raises(AttributeError, match="'Sequential' object has no attribute 'nothing'"):
+        _ = model.nothing
+    with pytest.raises(AttributeError, match="no attribute 'parameters'"):
+        _ = cgt.jit(net.forward).parameters
+
+
 @pytest.mark.parametrize("name", EAGER_MODULES)
 def test_module_that_runs_eagerly(device, name):
     if name == "sparse" and device.type == "cuda":

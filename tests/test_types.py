@@ -33,7 +33,7 @@ def bodies(kind):
 
 
 def test_the_stub_tells_of_all_that_is_public():
-    told = {*bodies(ast.FunctionDef), *bodies(ast.ClassDef)}
+    told = {name for name in (*bodies(ast.FunctionDef), *bodies(ast.ClassDef)) if name[0] != "_"}
     assert told == {*cgt.__all__, "Stats", "Recording", "Memory", "Finding", "Diagnosis"}
     names = next(ast.literal_eval(one.value) for one in STUB.body if isinstance(one, ast.Assign) and one.targets[0].id == "__all__")
     assert names == cgt.__all__

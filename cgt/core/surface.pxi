@@ -12,6 +12,7 @@ RESCUED = [None]           # (f, bytes, line) of a result that was moved, where 
 UNREPLAYED = [None]        # (f, reason) -> the exception of a call that is not a replay where one is required
 POISONED = [None]          # (line that made it) -> message; set once by the front end
 SAME_VALUE = [None]        # (recorded, value) -> bool for rare types; set once by the front end
+OF_MODULE = [None]         # (what jit returned, name) -> that of the module which was jitted, or AttributeError; set likewise
 UNFLATTEN = [None]         # (program, tensors) -> result; set once by the front end
 MAKE_VIEW = [None]         # (tensor, ops) -> what these make of it; set once by the front end
 
@@ -51,6 +52,10 @@ cdef class Site:
     def __repr__(self):
         cdef Fn* fn = fn_row(&TABLE, self.f)
         return f"<cgt.jit of {self.__qualname__}, {fn.replays} of {fn.calls} calls replayed>"
+
+    def __getattr__(self, str name):
+        """What a module has, where it was jitted: `parameters()`, `state_dict()`, a layer."""
+        return OF_MODULE[0](self, name)
 
     def __reduce__(self):
         """By name, as functions are pickled and copied."""

@@ -27,11 +27,27 @@ class Model:
         return str(x)
 
 
+class Net:
+    """As a module has them."""
+
+    width = 3
+
+    def named_parameters(self) -> list[str]:
+        return []
+
+    def state_dict(self) -> dict[str, float]:
+        return {}
+
+    def __call__(self, x: float) -> float:
+        return x
+
+
 @cgt.eager
 def told(x: float) -> int:
     return int(x)
 
 
+assert_type(cgt.jit(Net()), Net)  # of a module: which has what the module has
 assert_type(scaled(1.0, 3), float)
 assert_type(shifted(1.0, by=2.0), float)
 assert_type(Model().forward(1.0), str)

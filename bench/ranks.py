@@ -1,0 +1,214 @@
+"""`python -m bench.ranks`: whole steps that exchange data between processes, each with its GPU, with and without cgt; and an all_reduce
+beside the launch of the graph that holds it. Writes bench/results/gpu2.json; `make gpu2` runs the tests of several processes before it.
+
+A step is SGD on a DistributedDataParallel. Host time is until the call returns, wall time until the GPU is done; both are medians over
+blocks of calls, jitted and plain in turns, so that what disturbs one disturbs the other. With a busy neighbour (a thread of rank 0 that
+computes in Python) single steps are timed, and the 99th percentile is held against the median.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import cgt
+
+from .gpu import ROOT, machine, run_pytest
+
+RECORD = ROOT / "bench" / "results" / "gpu2.json"
+PAGE, MARKS = ROOT / "docs" / "scale.md", ("<!-- ranks -->", "<!-- /ranks -->")
+RANKS = 2
+SETTLING, BLOCKS, BLOCK, STEPS = 100, 9, 10, 300  # calls before anything is timed; blocks of so many; steps beside a neighbour
+TESTS_S = 200
+
+
+# --- what is timed -----------------------------------------------------------------------------------
+
+
+def mlp(depth=48, width=64):
+    layers = [layer for _ in range(depth) for layer in (nn.Linear(width, width), nn.ReLU())]
+    return nn.Sequential(*layers), lambda: torch.randn(32, width)
+
+
+def encoder(layers=4, width=128, tokens=64):
+    """A small BERT without its embeddings, dropout included."""
+    layer = nn.TransformerEncoderLayer(width, 4, 4 * width, batch_first=True)
+    return nn.TransformerEncoder(layer, layers, enable_nested_tensor=False), lambda: torch.randn(8, tokens, width)
+
+
+MODELS = {"MLP of 48 layers": mlp, "encoder of 4 layers": encoder}
+
+
+def step_of(make, wrap, parallel=True):
+    """(a step, its input)."""
+    torch.manual_seed(0)
+    model, draw = make()
+    model = model.cuda()
+    model = DistributedDataParallel(model) if parallel else model
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+
+    def step(x):
+        optimizer.zero_grad(set_to_none=True)
+        loss = model(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    return wrap(step), draw().cuda()
+
+
+def first_losses(f, x):
+    """Each subject draws the same random numbers."""
+    torch.manual_seed(1)
+    return [f(x).item() for _ in range(SETTLING)]
+
+
+def block_times(f, x):
+    """(host, wall) µs per call."""
+    torch.cuda.synchronize()
+    began = time.perf_counter()
+    for _ in range(BLOCK):
+        f(x)
+    host = time.perf_counter() - began
+    torch.cuda.synchronize()
+    return 1e6 * host / BLOCK, 1e6 * (time.perf_counter() - began) / BLOCK
+
+
+def in_turns(subjects):
+    """{name: (host, wall)} of (f, x) by name, medians."""
+    times = {name: [] for name in subjects}
+    for _ in range(BLOCKS):
+        for name, (f, x) in subjects.items():
+            times[name].append(block_times(f, x))
+    return {name: [round(statistics.median(column), 2) for column in zip(*rows, strict=True)] for name, rows in times.items()}
+
+
+def jitter(f, x, rank):
+    """The 99th percentile over the median of a step's time, beside a thread that is busy."""
+    stop = threading.Event()
+
+    def work():
+        while not stop.is_set():
+            sum(range(2000))
+
+    neighbour = threading.Thread(target=work)
+    if rank == 0:
+        neighbour.start()
+    times = []
+    for _ in range(STEPS):
+        began = time.perf_counter()
+        f(x)
+        torch.cuda.synchronize()
+        times.append(time.perf_counter() - began)
+    stop.set()
+    if rank == 0:
+        neighbour.join()
+    cuts = statistics.quantiles(times, n=100)
+    return round(cuts[98] / cuts[49], 2)
+
+
+def of_model(make, rank):
+    """Figures of one model."""
+    eager, jitted = step_of(make, lambda f: f), step_of(make, cgt.jit)
+    alone, alone_jitted = step_of(make, lambda f: f, parallel=False), step_of(make, cgt.jit, parallel=False)
+    subjects = {"eager": eager, "jit": jitted, "one GPU, eager": alone, "one GPU, jit": alone_jitted}
+    losses = {name: first_losses(f, x) for name, (f, x) in subjects.items()}
+    times = in_turns(subjects)
+    return {
+        "equal": losses["eager"] == losses["jit"], "replays": cgt.stats(jitted[0]).replays, "us": times,
+        "jitter": {"eager": jitter(*eager, rank), "jit": jitter(*jitted, rank)},
+    }  # fmt: skip
+
+
+def of_reduce():
+    """An all_reduce of 4 KiB: cgt's hit, the launch of a graph made by hand, and eager."""
+    x = torch.randn(1024, device="cuda")
+
+    def reduce(x):
+        y = x * 2
+        dist.all_reduce(y)
+        return y
+
+    for _ in range(SETTLING):
+        reduce(x)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        reduce(x)
+    jitted = cgt.jit(reduce)
+    for _ in range(SETTLING):
+        jitted(x)
+    times = in_turns({"eager": (reduce, x), "graph": (lambda x: graph.replay(), x), "jit": (jitted, x)})
+    graph.reset()
+    return times
+
+
+# --- the processes -----------------------------------------------------------------------------------
+
+
+def one_rank(rank, folder):
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    torch.cuda.set_device(rank)
+    dist.init_process_group(
+        "nccl", init_method=f"file://{folder}/store", rank=rank, world_size=RANKS, device_id=torch.device("cuda", rank)
+    )
+    found = {"models": {name: of_model(make, rank) for name, make in MODELS.items()}, "all_reduce": of_reduce()}
+    if rank == 0:
+        Path(folder, "found").write_text(json.dumps(found))
+    dist.destroy_process_group()
+
+
+def write_page(record):
+    """The figures, between their marks in docs/scale.md."""
+    rows = [f"Two {record['device']}, torch {record['torch']}: medians in µs for each call, `wall` until the GPU is done.", ""]
+    rows += ["| | host, eager | host, cgt | wall, eager | wall, cgt | one GPU, eager to cgt | p99/p50 beside a busy thread, eager | cgt |", "|---|--:|--:|--:|--:|--:|--:|--:|"]
+    for name, one in record["models"].items():
+        us = one["us"]
+        alone = f"{us['one GPU, eager'][1]:,.0f} to {us['one GPU, jit'][1]:,.0f}"
+        cells = [*(f"{us[who][k]:,.0f}" for k in (0, 1) for who in ("eager", "jit")), alone, *(f"{one['jitter'][who]}" for who in ("eager", "jit"))]
+        rows.append(f"| a step of the {name} | {' | '.join(cells)} |")
+    us = record["all_reduce"]
+    cells = [f"{us[who][k]:,.1f}" for k in (0, 1) for who in ("eager", "jit")]
+    rows.append(f"| `all_reduce` of 4 KiB (the launch of a graph made by hand: {us['graph'][0]:.1f}, {us['graph'][1]:.1f}) | {' | '.join(cells)} | | | |")
+    equal = all(one["equal"] for one in record["models"].values())
+    rows += ["", f"The first {SETTLING} losses are {'equal to the last bit' if equal else 'NOT equal'} on the rank that tells."]
+    head, rest = PAGE.read_text().split(MARKS[0])
+    PAGE.write_text(head + "\n".join([MARKS[0], "", *rows, "", MARKS[1]]) + rest.split(MARKS[1])[1])
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path, default=RECORD, help="default: bench/results/gpu2.json")
+    parser.add_argument("--tests", action="store_true", help="run the tests of several processes, too")
+    parser.add_argument("--again", action="store_true", help="measure nothing: write the page from the record")
+    options = parser.parse_args()
+    if options.again:
+        return write_page(json.loads(options.out.read_text()))
+    if torch.cuda.device_count() < RANKS:
+        sys.exit(f"This is about {RANKS} GPUs; here is {torch.cuda.device_count()}.")
+    status = run_pytest(TESTS_S, "-q", "tests/test_ranks.py") if options.tests else None
+    with tempfile.TemporaryDirectory() as folder:
+        mp.spawn(one_rank, (folder,), nprocs=RANKS)
+        found = json.loads(Path(folder, "found").read_text())
+    tested = {} if status is None else {"tests": "passed" if status == 0 else "failed"}
+    options.out.write_text(json.dumps({**machine(), "ranks": RANKS, **tested, **found}, indent=1) + "\n")
+    write_page(json.loads(options.out.read_text()))
+    for name, one in found["models"].items():
+        host, wall = (one["us"]["jit"][k] / one["us"]["eager"][k] for k in (0, 1))
+        print(f"{name}: host {host:.3f} x eager, wall {wall:.3f} x, p99/p50 {one['jitter']}, equal {one['equal']}")
+    print(f"all_reduce, host µs and wall µs: {found['all_reduce']}")
+    sys.exit(bool(status))
+
+
+if __name__ == "__main__":
+    main()
