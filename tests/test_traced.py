@@ -181,6 +181,6 @@ def test_functions_that_torchscript_fuses(device, function, ways):
         want, got = tuple(t.clone() for t in want) if function is gathers else want.clone(), f(given)
         assert same(got, want), f"call {k}"
     told = cgt.stats(f)
-    if device.type == "cuda" and ways == "moves" and function is gathers:
-        assert any("kernels that no op shows" in reason for reason in told.reasons), cgt.explain(f)
-    assert told.replays >= (0 if ways == "moves" and device.type == "cuda" else 12), cgt.explain(f)
+    # Where it was fused, that is: behind calls of another kind (with gradients, in a test before) PyTorch may leave it as it is.
+    past = device.type == "cuda" and ways == "moves" and any("kernels that no op shows" in reason for reason in told.reasons)
+    assert past or told.replays >= 12, cgt.explain(f)
