@@ -2,6 +2,7 @@
 
 import atexit
 import contextlib
+import copy
 import functools
 import inspect
 import os
@@ -124,11 +125,33 @@ def site_of(fn, opts):
     return site
 
 
+def module_of(site, name):
+    """The module that was jitted, if the attribute is one of its; or None."""
+    module = vars(site).get("__wrapped__")
+    ours = name == dispatch.ATTRIBUTE or name.startswith("__")
+    return module if isinstance(module, torch.nn.Module) and not ours else None
+
+
+def set_of_module(site, name, value):
+    """Is it the module's, and set there?"""
+    module = module_of(site, name)
+    if module is not None:
+        setattr(module, name, value)
+    return module is not None
+
+
+def deep_copy(site, memo):
+    """As functions are copied; but a module, or the object of a bound method, is another one then, with recordings of its own."""
+    fn = vars(site).get("__wrapped__")
+    copied = copy.deepcopy(fn, memo)
+    return site if copied is fn else site_of(copied, getattr(site, dispatch.ATTRIBUTE).opts)
+
+
 def of_module(site, name):
     """What the module that was jitted has under a name. Where one of its methods returns the module (`train()`, `to()`), what was made of it
     is returned, so that `model = cgt.jit(net).eval()` is not the plain one."""
-    module = vars(site).get("__wrapped__")
-    if name.startswith("__") or not isinstance(module, torch.nn.Module):
+    module = module_of(site, name)
+    if module is None:
         raise AttributeError(f"{type(site).__name__!r} object has no attribute {name!r}")
     value = getattr(module, name)
     if getattr(value, "__self__", None) is not module:
@@ -359,7 +382,7 @@ def at_exit():
 core.FAILED[0] = error_for_failed
 core.UNREPLAYED[0] = error_for_unreplayed
 core.POISONED[0] = message_for_poisoned
-core.OF_MODULE[0] = outside_dynamo(of_module)
+core.OF_MODULE[0], core.SET_OF_MODULE[0], core.DEEP_COPY[0] = outside_dynamo(of_module), set_of_module, deep_copy
 core.UNFLATTEN[0] = outside_dynamo(pytree.unflatten)
 core.MAKE_VIEW[0] = outside_dynamo(views.make)
 core.SAME_VALUE[0] = outside_dynamo(pytree.same_value)

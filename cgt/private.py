@@ -17,8 +17,8 @@ from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatc
 
 __all__ = [
     "CAPTURE_CHECKS", "COMPILED_FRAME", "HIGHER_ORDER_CALL", "HOP_COMPILES", "HOP_WRAPPERS", "KEEPS_GRAPH", "READ_BEHIND", "SAVED_HOOKS_DISABLE",
-    "TO_DLPACK", "DispatchMode", "FakeTensorMode", "OpOverload", "clear_workspaces", "compilations", "compiled_switches", "graph_task",
-    "inductor_is_there", "is_forward_ad", "may_donate", "mode_is_active", "outside_dynamo", "parallel_iteration", "pop_saved_hooks",
+    "TO_DLPACK", "DispatchMode", "FakeTensorMode", "OpOverload", "clear_workspaces", "compilations", "compiled_switches",
+    "forget_reduction", "graph_task", "inductor_is_there", "is_forward_ad", "is_reduced", "may_donate", "mode_is_active", "outside_dynamo", "parallel_iteration", "pop_saved_hooks",
     "push_saved_hooks", "region_call", "self_check", "sequence_number", "set_parallel_statistics", "sharded_module", "without_torch_function",
 ]  # fmt: skip
 
@@ -115,6 +115,20 @@ def sharded_module():
 def parallel_iteration(module):
     """The last iteration of which a DistributedDataParallel asked for the times that it took."""
     return module.logger._get_ddp_logging_data().ints_map.get("iteration", 0)
+
+
+def is_reduced(module):
+    """Did all of its gradients come of which one has?"""
+    try:
+        module.reducer._check_reducer_finalized()
+    except RuntimeError:
+        return False
+    return True
+
+
+def forget_reduction(module):
+    """Else its next forward would raise."""
+    module.reducer._reset_state()
 
 
 def set_parallel_statistics(module, n):

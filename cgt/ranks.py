@@ -9,7 +9,12 @@ import functools
 import torch
 
 from . import constants, errors, taps
-from .private import parallel_iteration, set_parallel_statistics
+from .private import (
+    forget_reduction,
+    is_reduced,
+    parallel_iteration,
+    set_parallel_statistics,
+)
 from .taps import NOTHING
 
 SETTLED = 10  # iterations of which DistributedDataParallel takes times; in the next it asks for those of this one
@@ -73,9 +78,12 @@ def undisturbed(modules):
 
 
 def forget(modules):
-    """A capture in which their hooks ran came to nothing: no reduction is under way."""
-    for module in list(modules):
-        module.reducer._reset_state()
+    """A capture came to nothing: was it in the middle of a reduction? That is under way no longer. (Buckets are built anew then, with an
+    exchange, so the ranks must have come to this together: a program's own doing does, want of memory does not.)"""
+    cut = [module for module in list(modules) if not is_reduced(module)]
+    for module in cut:
+        forget_reduction(module)
+    return bool(cut)
 
 
 def watch_groups(let_go):

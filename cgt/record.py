@@ -319,8 +319,9 @@ def on_cuda(call, attempt):
         attempt.starved, broken = isinstance(error, torch.OutOfMemoryError), apart.is_broken(error)
         attempt.passing |= broken
         restore_places(attempt.before, attempt.seen, tensors_only=False)
-        ranks.forget(call.state.parallel)
         attempt.settled = True
+        if ranks.forget(call.state.parallel) and attempt.starved:
+            raise  # as eager would
         return errors.capture_broken() if broken else (attempt.seen and attempt.seen.reason) or failure(error)
     return None
 

@@ -404,7 +404,7 @@ def see_op(seen, op, args, kwargs):
         sid = core.storage_id(t)
         known.add(sid)
         seen.devices.add(t.device)
-        touch(seen, t, fills(packet, args, kwargs, t))
+        touch(seen, t, bool(seen.parallel) and fills(packet, args, kwargs, t))
     generator = kwargs.get("generator")
     if generator is not None:
         seen.generators[core.generator_id(generator)] = generator

@@ -11,7 +11,7 @@ from helpers import counts, jit_warm, tells, values
 from torch.nn.parallel import DistributedDataParallel
 
 import cgt
-from cgt import errors
+from cgt import errors, ranks
 
 CALLS = 5
 RANKS = 2
@@ -108,6 +108,17 @@ def whole_step(wrap):
     return [p.detach().clone() for p in model.parameters()], f
 
 
+def cut_short():
+    """Of a module whose backward did not come to all parameters, as after a capture that ended in the middle of one; what is told of
+    it, twice, and whether it goes on afterwards."""
+    model = DistributedDataParallel(network())
+    model.module[0](torch.ones(2, 4)).sum().backward()  # past its forward, after one that has no backward
+    model(torch.ones(2, 4))
+    model.module[0](torch.ones(2, 4)).sum().backward()
+    told = [ranks.forget([model]), ranks.forget([model])]
+    return told, len(gradients(model, model)[0])
+
+
 TRAININGS = [whole_module, module_inside, what_it_wraps, whole_step]
 
 
@@ -126,6 +137,7 @@ def one_process(rank, folder):
         got, f = run(cgt.jit)
         right = torch.equal(torch.cat(flat(got)), torch.cat(flat(want)))
         found[run.__name__] = (right, counts(f), list(cgt.stats(f).reasons))
+    found["cut short"] = cut_short()
     torch.save(found, f"{folder}/{rank}")
     del want, got, f, x
     gc.collect()  # reducers hold the group, whose threads must be gone before Python is
@@ -173,6 +185,10 @@ def test_what_such_a_module_wraps_can_be_jitted(processes, run):
     for found in processes:
         right, (_, _, replays, eager), reasons = found[run.__name__]
         assert right and replays >= CALLS - 3 and eager == 0, reasons
+
+
+def test_reduction_that_was_cut_short_is_forgotten(processes):
+    assert [found["cut short"] for found in processes] == [([True, False], CALLS)] * RANKS
 
 
 # --- hooks on accumulators, ops of others ------------------------------------------------------------

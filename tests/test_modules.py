@@ -2,6 +2,7 @@
 torch.optim, schedules, autocast and gradient scaling. Bit for bit those of an eager twin."""
 
 import contextlib
+import copy
 import types
 
 import cgt_core as core
@@ -313,10 +314,38 @@ def test_jitted_module_has_what_the_module_has(device):
     assert all(torch.equal(model(x), net(x)) for _ in range(4)) and cgt.stats(model).replays == 2
     model.load_state_dict({name: value * 2 for name, value in net.state_dict().items()})
     assert torch.equal(model(x), net(x))
+    model.get_submodule("1").p = 0.25
+    model.note = 3
+    assert net[1].p == 0.25 and net.note == 3 and model.note == 3
     with pytest.raises(AttributeError, match="'Sequential' object has no attribute 'nothing'"):
         _ = model.nothing
     with pytest.raises(AttributeError, match="no attribute 'parameters'"):
         _ = cgt.jit(net.forward).parameters
+
+
+@pytest.mark.parametrize("how", ["the module", "its forward"])
+def test_copy_of_a_jitted_module_has_weights_of_its_own(device, how):
+    """A target network, an average: what is copied deeply is another one, and jitted."""
+    net = nn.Sequential(nn.Linear(3, 4), nn.Tanh()).to(device).requires_grad_(False)
+    if how == "the module":
+        model = cgt.jit(net)
+    else:
+        model, net.forward = net, cgt.jit(net.forward)
+    x = torch.ones(2, 3, device=device)
+    for _ in range(3):
+        model(x)
+    twin = copy.deepcopy(model)
+    before = twin(x).clone()
+    with torch.no_grad():
+        for p in net.parameters():
+            p.mul_(2)
+    want = torch.tanh(nn.functional.linear(x, *net[0].parameters()))
+    for _ in range(4):
+        assert torch.equal(twin(x), before) and torch.equal(model(x), want) and not torch.equal(before, want)
+    mine, other = (f if how == "the module" else f.forward for f in (model, twin))
+    assert cgt.stats(mine).replays >= 5 and cgt.stats(other).replays >= 3 and mine is not other
+    plain = cgt.jit(nothing)
+    assert copy.deepcopy(plain) is plain  # as functions are
 
 
 @pytest.mark.parametrize("name", EAGER_MODULES)

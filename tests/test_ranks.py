@@ -9,6 +9,7 @@ import torch.distributed as dist
 from helpers import same, tells
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
 
 import cgt
 
@@ -28,11 +29,12 @@ def inputs(n=CALLS, rows=8, width=64):
     return [torch.randn(rows, width, generator=generator).to(device()) for _ in range(n)]
 
 
-def outcome(function):
-    """What it returns at each call, in whose argument the input lies."""
+def outcome(function, before=lambda k: None):
+    """What it returns at each call, in whose argument the input lies. `before(k)` comes before the k-th."""
     x = torch.empty_like(inputs(1)[0])
     found = []
-    for given in inputs():
+    for k, given in enumerate(inputs()):
+        before(k)
         x.copy_(given)
         found.append(function(x).clone())
     return torch.stack(found)
@@ -143,8 +145,9 @@ def network(depth=4, norm=False):
     return torch.nn.Sequential(*layers, *([torch.nn.BatchNorm1d(64)] if norm else [])).to(device())
 
 
-def trained(model, wrap, inside=True, ends=lambda: None):
-    """(the losses and what became of the parameters, what was jitted): a whole step, or the model."""
+def trained(model, wrap, inside=True, ends=lambda: None, forgets=False):
+    """(the losses and what became of the parameters, what was jitted): a whole step, or the model. `forgets`: first one rank, then the
+    other one does what it does anew while the rest goes on."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     forward = model if inside else wrap(model)
 
@@ -157,7 +160,7 @@ def trained(model, wrap, inside=True, ends=lambda: None):
         return loss.detach()
 
     jitted = wrap(step) if inside else step
-    losses = outcome(jitted)
+    losses = outcome(jitted, lambda k: cgt.reset(jitted) if forgets and wrap is cgt.jit and k == (15, 18)[dist.get_rank()] else None)
     return [losses, *(p.detach().clone() for p in model.parameters())], jitted if inside else forward
 
 
@@ -196,6 +199,7 @@ STEPS = {
 }
 EAGER = {"unused": lambda wrap: trained(parallel(find_unused_parameters=True), wrap)}
 OTHERS = {
+    "one rank forgets": lambda wrap: trained(parallel(), wrap, forgets=True),
     "the model": lambda wrap: trained(parallel(), wrap, inside=False),
     "capture fails": lambda wrap: trained(parallel(), wrap, ends=torch.cuda.synchronize),
 }
@@ -229,6 +233,29 @@ def all_of_it(rank, folder):
     torch.save(found, f"{folder}/{rank}")
     dist.destroy_process_group()
     assert not any(cgt.stats(f).graph_nodes for f in kept)
+
+
+class Checkpointed(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.rest = torch.nn.Linear(64, 64), network()
+
+    def forward(self, x):
+        return checkpoint(self.rest, self.first(x), use_reentrant=False)
+
+
+def all_at_once(rank, folder):
+    """A compiled model with activation checkpointing in a DistributedDataParallel, whose whole step is jitted."""
+    begin(rank, folder)
+
+    def run(wrap):
+        torch.manual_seed(0)
+        return trained(DistributedDataParallel(torch.compile(Checkpointed().to(device()))), wrap)
+
+    (want, _), (got, f) = run(lambda f: f), run(cgt.jit)
+    assert all(map(same, got, want))
+    print("all at once:", cgt.explain(f), flush=True)
+    dist.destroy_process_group()
 
 
 def leaves(rank, folder):
@@ -315,6 +342,17 @@ def test_capture_that_comes_to_nothing_leaves_no_reduction_under_way(found):
     for of_rank in found:
         right, _, replays, eager, reasons = of_rank["capture fails"]
         assert right and not replays and eager, reasons
+
+
+def test_ranks_need_not_do_the_same(found):
+    """While one warms and records again the other one replays."""
+    for of_rank in found:
+        right, warmups, replays, eager, reasons = of_rank["one rank forgets"]
+        assert right and warmups > SETTLING and replays, (warmups, replays, eager, reasons)
+
+
+def test_compiled_and_checkpointed_and_parallel(tmp_path):
+    assert run_ranks(all_at_once, tmp_path) == [0] * RANKS
 
 
 def test_processes_may_leave_without_a_word(tmp_path):

@@ -13,6 +13,8 @@ UNREPLAYED = [None]        # (f, reason) -> the exception of a call that is not 
 POISONED = [None]          # (line that made it) -> message; set once by the front end
 SAME_VALUE = [None]        # (recorded, value) -> bool for rare types; set once by the front end
 OF_MODULE = [None]         # (what jit returned, name) -> that of the module which was jitted, or AttributeError; set likewise
+SET_OF_MODULE = [None]     # (what jit returned, name, value) -> was it set in that module? set likewise
+DEEP_COPY = [None]         # (what jit returned, memo) -> its copy; set likewise
 UNFLATTEN = [None]         # (program, tensors) -> result; set once by the front end
 MAKE_VIEW = [None]         # (tensor, ops) -> what these make of it; set once by the front end
 
@@ -56,6 +58,13 @@ cdef class Site:
     def __getattr__(self, str name):
         """What a module has, where it was jitted: `parameters()`, `state_dict()`, a layer."""
         return OF_MODULE[0](self, name)
+
+    def __setattr__(self, str name, object value):
+        if not SET_OF_MODULE[0](self, name, value): PyObject_GenericSetAttr(self, name, value)
+
+    def __deepcopy__(self, dict memo):
+        """A module or a bound method that is copied is another one, and jitted for itself."""
+        return DEEP_COPY[0](self, memo)
 
     def __reduce__(self):
         """By name, as functions are pickled and copied."""
