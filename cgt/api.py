@@ -104,7 +104,6 @@ def jit_inside(module, opts):
     if not hasattr(inner.forward, dispatch.ATTRIBUTE):
         check_dynamic(inner, opts.dynamic)
         inner.forward = site_of(inner.forward, opts)
-    setattr(module, dispatch.ATTRIBUTE, getattr(inner.forward, dispatch.ATTRIBUTE))
     return module
 
 
@@ -218,6 +217,7 @@ def check_function(fn):
 
 def state_of(f):
     """The state behind a jitted function or a bound method of one."""
+    f = f.module.forward if isinstance(f, ranks.wrappers()) else f
     state = getattr(getattr(f, "__func__", f), dispatch.ATTRIBUTE, None)
     if state is None:
         raise CgtError(errors.not_jitted(f))

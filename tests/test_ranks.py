@@ -15,7 +15,7 @@ import cgt
 
 RANKS = min(2, torch.cuda.device_count())
 CALLS, SETTLING = 24, 11  # calls; the iterations in which DistributedDataParallel takes times
-ENDS_S = 120  # until which all processes must have ended
+ENDS_S = 200  # until which all processes must have ended
 pytestmark = pytest.mark.skipif(not RANKS, reason="NCCL needs a GPU")
 
 
