@@ -92,7 +92,7 @@ def jit(fn=None, *, static_argnums=(), static_argnames=(), max_records=options.M
             max_records=max_records, max_graphs=max_graphs, outputs=outputs, inputs=inputs, dynamic=dynamic, audit=audit, memory_budget=memory_budget,
         )  # fmt: skip
     check_function(fn)
-    if isinstance(fn, ranks.wrappers()):
+    if isinstance(fn, ranks.DistributedDataParallel):
         return jit_inside(fn, opts)
     check_dynamic(fn, opts.dynamic)
     return site_of(fn, opts)
@@ -217,7 +217,7 @@ def check_function(fn):
 
 def state_of(f):
     """The state behind a jitted function or a bound method of one."""
-    f = f.module.forward if isinstance(f, ranks.wrappers()) else f
+    f = f.module.forward if isinstance(f, ranks.DistributedDataParallel) else f
     state = getattr(getattr(f, "__func__", f), dispatch.ATTRIBUTE, None)
     if state is None:
         raise CgtError(errors.not_jitted(f))

@@ -7,6 +7,7 @@ call, and nothing that runs a call twice is done to a function that exchanges da
 import functools
 
 import torch
+from torch.nn.parallel import DistributedDataParallel
 
 from . import constants, errors, taps
 from .private import (
@@ -24,7 +25,7 @@ NEVER, SAMPLED = 2**31 - 1, 100  # iterations from one such to the next; the lat
 def why_not(module, on_host, saves):
     """Why a recording cannot have the forward of this module: "" if it is its kind, None if it can. A whole step can, on the GPU: the
     hooks on accumulators run in the capture, and with them the collectives, on streams that join again."""
-    if on_host or saves or not isinstance(module, torch.nn.parallel.DistributedDataParallel):
+    if on_host or saves or not isinstance(module, DistributedDataParallel):
         return ""
     odd = {
         "find_unused_parameters": module.find_unused_parameters and not module.static_graph,
@@ -33,11 +34,6 @@ def why_not(module, on_host, saves):
         "the Python reducer": module._use_python_reducer,
     }
     return next((what for what, there in odd.items() if there), None)
-
-
-def wrappers():
-    """Modules that exchange the gradients of one that they wrap."""
-    return torch.nn.parallel.DistributedDataParallel
 
 
 def see_tensors(seen, inputs):
