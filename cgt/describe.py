@@ -54,7 +54,15 @@ from . import (
     views,
 )
 from .data import Draft, EffectRow, GradRow, OutRow, SlotRow
-from .observe import all_paths, all_tensors, collect, held, span, version_of
+from .observe import (
+    NO_LINE,
+    all_paths,
+    all_tensors,
+    collect,
+    held,
+    span,
+    version_of,
+)
 
 DEFAULT_GENERATORS = (torch.default_generator, *torch.cuda.default_generators)
 CODE = (type, types.ModuleType, types.FunctionType, types.MethodType, types.CodeType, torch.Tensor)
@@ -197,7 +205,7 @@ def vet_backward(graph, seen, tensors):
     blind = seen.strays and seen.ran - {None}  # code that could hand a kernel, which is not seen, what it kept itself
     if known.union(graph.constants, seen.made, seen.buffers).issuperset(read) and not blind:
         return None
-    return errors.backward_reads("the backward pass")
+    return errors.backward_reads(NO_LINE)
 
 
 def pending_in(seen, result, given=()):

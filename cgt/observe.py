@@ -193,8 +193,11 @@ def references(seen):
     return [core.references(t) - ours.count(id(t)) for t in seen.arguments]
 
 
+NO_LINE = "the backward pass"  # autograd's threads have no frames
+
+
 def user_line(seen):
-    """file:line of the innermost frame that is neither PyTorch's nor ours."""
+    """file:line of the innermost frame that is neither PyTorch's nor ours, or NO_LINE."""
     frame = sys._getframe(1)
     while frame is not None:
         name = frame.f_code.co_filename
@@ -204,7 +207,7 @@ def user_line(seen):
         if mine:
             return f"{name}:{frame.f_lineno}"
         frame = frame.f_back
-    return "the backward pass"
+    return NO_LINE
 
 
 def note_reason(seen, sentence):

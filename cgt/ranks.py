@@ -6,10 +6,12 @@ call, and nothing that runs a call twice is done to a function that exchanges da
 
 import functools
 
+import cgt_core as core
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from . import constants, errors, taps
+from .observe import NO_LINE, user_line
 from .private import (
     forget_reduction,
     is_reduced,
@@ -37,15 +39,17 @@ def why_not(module, on_host, saves):
 
 
 def see_tensors(seen, inputs):
-    """With static_graph=True the host looks up, at each backward, which parameters had a gradient in the first."""
+    """With static_graph=True the host looks up, behind each backward, which parameters had a gradient in the first."""
     for t in inputs:
-        if t.dtype == torch.int32 and t.dim() == 1 and not t.is_cuda and any(t.numel() == of_map(module) for module, *_ in seen.parallel):
+        if t.dtype == torch.int32 and t.dim() == 1 and not t.is_cuda and is_of_reducer(seen, t):
             constants.add(seen, t)
 
 
-def of_map(module):
-    """How many numbers that table has; 0 where it changes."""
-    return module.static_graph and sum(p.requires_grad for p in module._module_parameters)
+def is_of_reducer(seen, t):
+    """Is this that table? As long as parameters are many, met by no code of the user's, and known from nowhere else."""
+    sid, sizes = core.storage_id(t), [module.static_graph and sum(p.requires_grad for p in module._module_parameters) for module, *_ in seen.parallel]
+    strange = sid in seen.constants or not (sid in seen.slots or sid in seen.touched or sid in seen.made)
+    return strange and t.numel() in sizes and user_line(seen) == NO_LINE
 
 
 def learn(state, seen, pending):
