@@ -25,7 +25,7 @@ def train(transform):
     torch.manual_seed(0)
     layers = [layer for _ in range(12) for layer in (nn.Linear(64, 64), nn.LayerNorm(64), nn.GELU())]
     model = DistributedDataParallel(nn.Sequential(nn.Linear(20, 64), *layers, nn.Linear(64, 1)).to(DEVICE))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9)
     forward = model if ON_GPU else transform(model)
 
     def step(x, y):
