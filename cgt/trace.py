@@ -502,6 +502,7 @@ def see_dropout(seen, packet, dropout, train, buffer):
     if not (dropout and train):
         if buffer is not None and seen.dropout is None:
             seen.touched.pop(core.storage_id(buffer), None)
+            seen.passing.discard(core.storage_id(buffer))
     elif packet == "_cudnn_rnn":
         seen.acts, seen.dropout = True, core.alias(buffer)
         seen.keep.append(seen.dropout)

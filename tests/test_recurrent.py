@@ -109,6 +109,30 @@ def test_dropout_of_cudnn(kind, trains):
 
 
 @CUDNN
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
+def test_step_of_a_layer_without_dropout_where_another_one_drops(kind):
+    """cuDNN's functions are handed its random state wherever the process has one, that of the backward first of all."""
+    device = torch.device("cuda")
+    nn.LSTM(4, 8, num_layers=2, dropout=0.5).to(device)(values(device, 2, 5, 4))
+    outcomes = []
+    for wrap in (lambda f: f, cgt.jit):
+        torch.manual_seed(3)
+        layer = kind(4, 8, num_layers=2).to(device)
+        opt = torch.optim.SGD(layer.parameters(), lr=0.1)
+
+        def step(x, layer=layer, opt=opt):
+            opt.zero_grad()
+            layer(x)[0].square().mean().backward()
+            opt.step()
+
+        step, x = wrap(step), torch.empty_like(inputs(device)[0])
+        for given in inputs(device):
+            step(x.copy_(given))
+        outcomes.append([p.detach() for p in layer.parameters()])
+    assert all(map(torch.equal, *outcomes)) and cgt.stats(step).replays >= 5, cgt.explain(step)
+
+
+@CUDNN
 @tells("cudnn_dropout")
 @pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
 def test_dropout_of_cudnn_that_is_seeded_at_each_call(kind):
