@@ -129,7 +129,8 @@ def test_step_of_a_layer_without_dropout_where_another_one_drops(kind):
         for given in inputs(device):
             step(x.copy_(given))
         outcomes.append([p.detach() for p in layer.parameters()])
-    assert all(map(torch.equal, *outcomes)) and cgt.stats(step).replays >= 5, cgt.explain(step)
+    torch.testing.assert_close(*outcomes)  # cuDNN adds weights' gradients in any order
+    assert cgt.stats(step).replays >= 5, cgt.explain(step)
 
 
 @CUDNN
