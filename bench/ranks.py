@@ -169,8 +169,8 @@ def one_rank(rank, folder):
     dist.destroy_process_group()
 
 
-def write_page(record):
-    """The figures, between their marks in docs/scale.md."""
+def with_figures(page, record):
+    """The page with the record's figures between its marks."""
     rows = [f"Two {record['device']}, torch {record['torch']}: medians in µs for each call, `wall` until the GPU is done.", ""]
     rows += ["| | host, eager | host, cgt | wall, eager | wall, cgt | one GPU, eager to cgt | p99/p50 beside a busy thread, eager | cgt |", "|---|--:|--:|--:|--:|--:|--:|--:|"]
     for name, one in record["models"].items():
@@ -183,8 +183,12 @@ def write_page(record):
     rows.append(f"| `all_reduce` of 4 KiB (the launch of a graph made by hand: {us['graph'][0]:.1f}, {us['graph'][1]:.1f}) | {' | '.join(cells)} | | | |")
     equal = all(one["equal"] for one in record["models"].values())
     rows += ["", f"The first {SETTLING} losses are {'equal to the last bit' if equal else 'NOT equal'} on the rank that tells."]
-    head, rest = PAGE.read_text().split(MARKS[0])
-    PAGE.write_text(head + "\n".join([MARKS[0], "", *rows, "", MARKS[1]]) + rest.split(MARKS[1])[1])
+    head, rest = page.split(MARKS[0])
+    return head + "\n".join([MARKS[0], "", *rows, "", MARKS[1]]) + rest.split(MARKS[1])[1]
+
+
+def write_page(record):
+    PAGE.write_text(with_figures(PAGE.read_text(), record))
 
 
 def main():

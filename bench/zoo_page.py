@@ -93,9 +93,11 @@ def page(record):
 
 
 def alone_lines(cells):
-    """Which cells are told by a second run, for which nothing ran beside them."""
+    """Which cells are told by a second run, for which nothing ran beside them; and which were made anew since."""
     names = [f"{c['family']}/{c['way']}" for c in cells if c.get("alone")]
-    return [f"Measured again alone, since they were slower while other cells took their times (the middle one of three runs, where one was slower again): {', '.join(names)}.", ""] if names else []
+    lines = [f"Measured again alone, since they were slower while other cells took their times (the middle one of three runs, where one was slower again): {', '.join(names)}.", ""] if names else []
+    anew = [f"{c['family']}/{c['way']}" for c in cells if "commit" in c]
+    return lines + ([f"Of later sources than the rest: {', '.join(anew)}.", ""] if anew else [])
 
 
 def numbered(cells):

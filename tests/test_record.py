@@ -8,6 +8,7 @@ import warnings
 
 import pytest
 
+from bench import ranks
 from bench.gpu import RECORD, ROOT, SECTIONS, kept, source_hash
 from bench.table import HEADLINE, PAGES, between, headline_rows, measured, with_table, with_unit
 
@@ -52,6 +53,14 @@ def test_a_section_that_is_not_made_anew_says_of_which_sources_it_is(record):
 
 def test_the_record_names_no_machine(record):
     """A kind of device is a fact; paths and host names are not for others."""
+    assert not re.search(r'"/|[^\w]/(home|root|tmp|usr|work)/', json.dumps(record))
+
+
+def test_the_page_of_several_processes_shows_their_record():
+    record = json.loads(ranks.RECORD.read_text())
+    text = ranks.PAGE.read_text()
+    assert ranks.with_figures(text, record) == text and record["tests"] == "passed"
+    assert f"{record['models']['MLP of 48 layers']['us']['jit'][1]:,.0f}" in text
     assert not re.search(r'"/|[^\w]/(home|root|tmp|usr|work)/', json.dumps(record))
 
 
