@@ -1,8 +1,12 @@
 """Two processes that exchange data (gloo, so the host driver's alone): a replay would not, so a call that does so
 runs eagerly with a reason; and ops of others whose effect nobody knows."""
 
+import datetime
 import gc
+import os
+import signal
 
+import cgt_core as core
 import pytest
 import torch
 import torch.distributed as dist
@@ -144,6 +148,27 @@ def one_process(rank, folder):
     dist.destroy_process_group()
 
 
+def one_that_is_killed(rank, folder):
+    """In the middle of a training. The other one hears of it from the exchange, and cgt is as it was."""
+    torch.set_num_threads(1)
+    options = dict(rank=rank, world_size=RANKS, timeout=datetime.timedelta(seconds=20))
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", **options)
+    model, beside = cgt.jit(DistributedDataParallel(network())), cgt.jit(torch.tanh)
+    x = torch.full((2, 4), rank + 1.0)
+    for _ in range(CALLS):
+        model(x).sum().backward()
+        assert torch.equal(beside(x), torch.tanh(x))
+    if rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    with pytest.raises(RuntimeError):
+        for _ in range(CALLS):
+            model(x).sum().backward()
+    replays = cgt.stats(beside).replays
+    assert torch.equal(beside(x.add_(1)), torch.tanh(x)) and cgt.stats(beside).replays == replays + 1
+    assert cgt.stats(model).replays >= CALLS - 2
+    os._exit(0)  # the group cannot be left in order: its store is of the other one, too
+
+
 def flat(tree):
     return [tree.flatten()] if isinstance(tree, torch.Tensor) else [t for part in tree for t in flat(part)]
 
@@ -189,6 +214,17 @@ def test_what_such_a_module_wraps_can_be_jitted(processes, run):
 
 def test_reduction_that_was_cut_short_is_forgotten(processes):
     assert [found["cut short"] for found in processes] == [([True, False], CALLS)] * RANKS
+
+
+@pytest.mark.skipif(core.debug_build(), reason="does not depend on the build: the release suite does it")
+def test_rank_that_is_killed_does_not_keep_the_other(tmp_path):
+    processes = torch.multiprocessing.get_context("spawn")
+    children = [processes.Process(target=one_that_is_killed, args=(rank, str(tmp_path)), daemon=True) for rank in range(RANKS)]
+    for child in children:
+        child.start()
+    for child in children:
+        child.join(60)
+    assert [child.exitcode for child in children] == [0, -signal.SIGKILL]
 
 
 # --- hooks on accumulators, ops of others ------------------------------------------------------------
