@@ -145,6 +145,19 @@ def test_a_part_that_writes_what_was_read_before_is_not_compared(device):
     assert cgt.stats(f).replays >= 8 and state_of(f).audited >= 5 and not state_of(f).mismatches, cgt.explain(f)
 
 
+def test_what_exchanges_data_is_not_run_twice(device):
+    """Other processes would wait for the second time. (Here nobody does: it is said of the function that it exchanges.)"""
+    f, x = cgt.jit(lambda x: x * 2, audit="every:1"), values(device)
+    for _ in range(4):
+        f(x)
+    assert state_of(f).audited
+    state_of(f).exchanges = True
+    audited, replays = state_of(f).audited, cgt.stats(f).replays
+    for k in range(6):
+        assert identical(f(x.fill_(k)), x * 2)
+    assert state_of(f).audited == audited and cgt.stats(f).replays == replays + 6
+
+
 def test_arguments_that_cannot_be_compared(device):
     f, x = cgt.jit(lambda x, n: x * 2, audit=EVERY), values(device)
     for k in range(CALLS):

@@ -141,7 +141,7 @@ def one_process(rank, folder):
         got, f = run(cgt.jit)
         right = torch.equal(torch.cat(flat(got)), torch.cat(flat(want)))
         found[run.__name__] = (right, counts(f), list(cgt.stats(f).reasons))
-    found["cut short"] = cut_short()
+    found["cut short"], found["odd"] = cut_short(), odd_kinds()
     torch.save(found, f"{folder}/{rank}")
     del want, got, f, x
     gc.collect()  # reducers hold the group, whose threads must be gone before Python is
@@ -167,6 +167,17 @@ def one_that_is_killed(rank, folder):
     assert torch.equal(beside(x.add_(1)), torch.tanh(x)) and cgt.stats(beside).replays == replays + 1
     assert cgt.stats(model).replays >= CALLS - 2
     os._exit(0)  # the group cannot be left in order: its store is of the other one, too
+
+
+def odd_kinds():
+    """Why a whole step of these cannot be recorded, on the GPU."""
+    models = [
+        DistributedDataParallel(network(), find_unused_parameters=True),
+        DistributedDataParallel(network(), find_unused_parameters=True, static_graph=True), DistributedDataParallel(network()),
+    ]  # fmt: skip
+    told = [ranks.why_not(model, on_host=False, saves=False) for model in models]
+    with models[-1].join():
+        return [*told, ranks.why_not(models[-1], False, False), ranks.why_not(models[-1], False, True), ranks.why_not(models[-1], True, False)]
 
 
 def flat(tree):
@@ -210,6 +221,10 @@ def test_what_such_a_module_wraps_can_be_jitted(processes, run):
     for found in processes:
         right, (_, _, replays, eager), reasons = found[run.__name__]
         assert right and replays >= CALLS - 3 and eager == 0, reasons
+
+
+def test_kinds_of_the_module_that_are_not_recorded(processes):
+    assert [found["odd"] for found in processes] == [["find_unused_parameters", None, None, "join()", "", ""]] * RANKS
 
 
 def test_reduction_that_was_cut_short_is_forgotten(processes):
