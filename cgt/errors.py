@@ -120,6 +120,11 @@ def shared_and_written(line):
     )
 
 
+@code(231)
+def copied_and_written(line):
+    return f"{line} writes a result of the path, of which this recording has a copy, for the first time. The next one has none."
+
+
 @code(230)
 def no_way_back(path):
     why = "a recording of this call cannot be told where (it reads values, has parts that run eagerly, or an op hides it), and no copy can stand for it"

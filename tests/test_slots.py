@@ -6,6 +6,7 @@ import gc
 import cgt_core as core
 import pytest
 import torch
+from helpers import tells
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from torch.multiprocessing.reductions import StorageWeakRef
@@ -826,3 +827,33 @@ def test_copied_argument_over_written_bytes_of_another_storage(device):
         want = (written + 1) * 2 if k in (6, 8) else y * 2
         assert torch.equal(jitted(y), want)
     assert cgt.stats(jitted).replays >= 6
+
+
+@tells("copied_and_written")
+@pytest.mark.parametrize("inputs", ["auto", "copied"])
+def test_result_of_the_path_that_is_copied_and_then_written_for_the_first_time(device, inputs):
+    """Behind a value that is read, and was another one before: its memory is another's by the next call (host), and the copy came from there."""
+
+    def grow(x):
+        return x * 2 + 1
+
+    def halve(x, y):
+        if (x > 0).all():
+            y.mul_(0.5)
+        return x + y
+
+    def run(grow, halve):
+        x, seen = torch.arange(4.0, device=device), []
+        for _ in range(6):
+            y = grow(x)
+            x = halve(x, y)
+            seen += [x.clone(), y.clone()]
+            x = grow(grow(x)) * 0.125
+        return seen
+
+    f, g = cgt.jit(grow, inputs=inputs), cgt.jit(halve, inputs=inputs)
+    got = run(f, g)
+    assert all(map(torch.equal, got, run(grow, halve)))
+    assert cgt.stats(g).replays >= 2, cgt.explain(g)
+    if inputs == "copied" and device.type == "cpu":
+        assert any("of which this recording has a copy" in reason for reason in cgt.stats(g).reasons)
