@@ -21,6 +21,7 @@ from cgt_core import (
     EMPTY,
     FOLLOWS,
     FRESH,
+    HOST,
     INPUT,
     IS_NUMBER,
     LIST_LEN,
@@ -85,6 +86,10 @@ def rows(plan, seen, result, call):
     except errors.CgtError as error:
         return str(error)
     slots, paths, writes = describe_slots(plan, seen)
+    lost = next((paths[k] for k in seen.copies if is_lost(plan, slots[k])), None)
+    if lost is not None:
+        seen.again = True
+        return errors.copied_and_written(lost)
     graph, tensors = plan.graph, [s.example for s in slots]
     if graph is not None:
         reason = vet_backward(graph, seen, tensors)
@@ -128,6 +133,12 @@ def tensors_of(seen, result):
         return ()
 
 
+def is_lost(plan, slot):
+    """Would a slot's copy be made of where it lies today, although it is no longer there at a later call? On the host a rescue gives a
+    result of the path other memory; whatever else is pinned is where it was."""
+    return slot.binding == PINNED and plan.driver == HOST and core.path_proto(plan.parent, slot.example) is not None
+
+
 def describe_slots(plan, seen):
     """(a row per argument leaf, then one per reached tensor; their paths; which of them the run wrote)."""
     flat, reached, tensors = plan.flat, plan.reached, all_tensors(plan)
@@ -148,7 +159,7 @@ def describe_slots(plan, seen):
             bumped.add(core.version_counter(t))
         if sid in seen.written or bumps:
             writes.append(EffectRow(WRITES, k, bumps))
-        if not touched:
+        if not touched and (k not in seen.copies or k in seen.bound):  # a copy that is there is made of today's memory, read or not
             binding = UNUSED
         elif plan.driver == CUDA and not t.is_cuda:
             binding = PINNED if sid in counted else VALUE

@@ -121,8 +121,8 @@ def shared_and_written(line):
 
 
 @code(231)
-def copied_and_written(line):
-    return f"{line} writes a result of the path, of which this recording has a copy, for the first time. The next one has none."
+def copied_and_written(path):
+    return f"{path} is a result of the path, of which this recording has a copy, and written for the first time. The next one has none."
 
 
 @code(230)

@@ -618,9 +618,6 @@ def mirror(seen, written):
         aten.copy_.default(to, source)
         if is_host_recording(seen) and not carries:
             tape.copy_into(fix(seen, to), source)
-            if core.path_proto(seen.parent, row.leaf) is not None:  # which a rescue moves: the copy would be of where it was
-                seen.again = True
-                refuse(seen, errors.copied_and_written(user_line(seen)))
     if seen.shared:
         renew_shared(seen, written)
 

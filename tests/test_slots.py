@@ -6,12 +6,14 @@ import gc
 import cgt_core as core
 import pytest
 import torch
+from cgt_core import COPIED
 from helpers import tells
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from torch.multiprocessing.reductions import StorageWeakRef
 
 import cgt
+from cgt.api import state_of
 
 
 def numbers(device, *shape, start=0.0):
@@ -857,3 +859,25 @@ def test_result_of_the_path_that_is_copied_and_then_written_for_the_first_time(d
     assert cgt.stats(g).replays >= 2, cgt.explain(g)
     if inputs == "copied" and device.type == "cpu":
         assert any("of which this recording has a copy" in reason for reason in cgt.stats(g).reasons)
+
+
+@pytest.mark.parametrize("inputs", ["auto", "copied"])
+def test_argument_that_a_recording_copies_and_does_not_read(device, inputs):
+    """The copy is of today's memory: that of the first call is gone, and large as it is, nobody's."""
+
+    def either(x, y):
+        return x * 2 if x.sum() > 0 else x + y[:4]
+
+    f, n = cgt.jit(either, inputs=inputs), 20_000_000
+    for k in range(12):
+        x, y = torch.full((4,), 1.0 - k % 3, device=device), torch.full((n,), float(k), device=device)
+        assert torch.equal(f(x, y), either(x, y))
+        kept = torch.empty(n, device=device)  # so that the next does not lie there again
+        del y
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
+    del kept
+    assert cgt.stats(f).replays >= 3, cgt.explain(f)
+    for node in core.fn_nodes(state_of(f).f):
+        facts = core.node_facts(node)
+        assert facts.copied == sum(4 * (4, n)[slot.leaf] for slot in facts.slots if slot.binding == COPIED)
