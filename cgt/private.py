@@ -17,9 +17,10 @@ from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatc
 
 __all__ = [
     "CAPTURE_CHECKS", "COMPILED_FRAME", "HIGHER_ORDER_CALL", "HOP_COMPILES", "HOP_WRAPPERS", "KEEPS_GRAPH", "READ_BEHIND", "SAVED_HOOKS_DISABLE",
-    "TO_DLPACK", "DispatchMode", "FakeTensorMode", "OpOverload", "clear_workspaces", "compilations", "compiled_switches",
-    "forget_reduction", "graph_task", "inductor_is_there", "is_forward_ad", "is_reduced", "may_donate", "mode_is_active", "outside_dynamo", "parallel_iteration", "pop_saved_hooks",
-    "push_saved_hooks", "region_call", "self_check", "sequence_number", "set_parallel_statistics", "sharded_module", "without_torch_function",
+    "TO_DLPACK", "DispatchMode", "FakeTensorMode", "OpOverload", "clear_workspaces", "compilations", "compiled_switches", "forget_reduction",
+    "graph_task", "inductor_is_there", "is_forward_ad", "is_reduced", "knows_parallel", "may_donate", "mode_is_active", "odd_parallel",
+    "outside_dynamo", "parallel_iteration", "pop_saved_hooks", "push_saved_hooks", "region_call", "self_check", "sequence_number",
+    "set_parallel_statistics", "sharded_module", "used_map_size", "without_torch_function",
 ]  # fmt: skip
 
 
@@ -110,6 +111,28 @@ def region_call():
 def sharded_module():
     """FullyShardedDataParallel; None before it is imported."""
     return getattr(sys.modules.get("torch.distributed.fsdp"), "FullyShardedDataParallel", None)
+
+
+def knows_parallel():
+    """Has this release what a recording of DistributedDataParallel asks and tells its reducer?"""
+    reducer = getattr(torch.distributed, "Reducer", None)
+    return all(hasattr(reducer, name) for name in ("_check_reducer_finalized", "_reset_state", "_set_ddp_runtime_logging_sample_rate"))
+
+
+def odd_parallel(module):
+    """By what a DistributedDataParallel does more in an iteration than a capture can hold; or None."""
+    odd = {
+        "find_unused_parameters": module.find_unused_parameters and not module.static_graph,
+        "mixed_precision": module.mixed_precision is not None,
+        "join()": module._join_config.enable,
+        "the Python reducer": module._use_python_reducer,
+    }
+    return next((what for what, there in odd.items() if there), None)
+
+
+def used_map_size(module):
+    """How many numbers its table has of the parameters that had a gradient in the first backward; 0 where that table changes."""
+    return module.static_graph and sum(p.requires_grad for p in module._module_parameters)
 
 
 def parallel_iteration(module):

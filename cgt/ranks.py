@@ -15,8 +15,11 @@ from .observe import NO_LINE, user_line
 from .private import (
     forget_reduction,
     is_reduced,
+    knows_parallel,
+    odd_parallel,
     parallel_iteration,
     set_parallel_statistics,
+    used_map_size,
 )
 from .taps import NOTHING
 
@@ -27,15 +30,9 @@ NEVER, SAMPLED = 2**31 - 1, 100  # iterations from one such to the next; the lat
 def why_not(module, on_host, saves):
     """Why a recording cannot have the forward of this module: "" if it is its kind, None if it can. A whole step can, on the GPU: the
     hooks on accumulators run in the capture, and with them the collectives, on streams that join again."""
-    if on_host or saves or not isinstance(module, DistributedDataParallel):
+    if on_host or saves or not (isinstance(module, DistributedDataParallel) and knows_parallel()):
         return ""
-    odd = {
-        "find_unused_parameters": module.find_unused_parameters and not module.static_graph,
-        "mixed_precision": module.mixed_precision is not None,
-        "join()": module._join_config.enable,
-        "the Python reducer": module._use_python_reducer,
-    }
-    return next((what for what, there in odd.items() if there), None)
+    return odd_parallel(module)
 
 
 def see_tensors(seen, inputs):
@@ -47,7 +44,7 @@ def see_tensors(seen, inputs):
 
 def is_of_reducer(seen, t):
     """Is this that table? As long as parameters are many, met by no code of the user's, and known from nowhere else."""
-    sid, sizes = core.storage_id(t), [module.static_graph and sum(p.requires_grad for p in module._module_parameters) for module, *_ in seen.parallel]
+    sid, sizes = core.storage_id(t), [used_map_size(module) for module, *_ in seen.parallel]
     strange = sid in seen.constants or not (sid in seen.slots or sid in seen.touched or sid in seen.made)
     return strange and t.numel() in sizes and user_line(seen) == NO_LINE
 

@@ -306,7 +306,8 @@ def on_cuda(call, attempt):
     parallel = bool(call.state.parallel) and plan.graph is None
     back = functools.partial(core.sinks_away, plan.sinks, False, True) if parallel else lambda: None  # on the caller's stream
     brackets = [
-        places.collector_off(), (lambda: None, back),  # a finalizer in a capture may call the driver
+        places.collector_off(),  # a finalizer in a capture may call the driver
+        (lambda: None, back),
         (clear_caches, clear_caches), on_side_stream(device), capture_hidden(forks.STREAMS.values),
         own_accumulators(plan, parallel), ranks.undisturbed(call.state.parallel), (lambda: None, leave),
     ]  # fmt: skip

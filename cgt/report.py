@@ -143,6 +143,8 @@ def explain_state(state):
     if state.audited:
         alike = f"{state.mismatches} were not the same" if state.mismatches else "all alike"
         lines.append(f"  compared with eager: {state.audited} replays, {alike}")
+    if state.opts.audit is not None and state.exchanges:
+        lines.append("  not compared with eager: it exchanges data with other processes, which would wait for a second run")
     if s.rescues:
         lines.append(f"  {describe_rescues(s)}")
     for site in backwards_of(state):

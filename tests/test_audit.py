@@ -156,6 +156,7 @@ def test_what_exchanges_data_is_not_run_twice(device):
     for k in range(6):
         assert identical(f(x.fill_(k)), x * 2)
     assert state_of(f).audited == audited and cgt.stats(f).replays == replays + 6
+    assert "not compared with eager: it exchanges data with other processes" in cgt.explain(f)
 
 
 def test_arguments_that_cannot_be_compared(device):

@@ -154,10 +154,15 @@ def test_operation_failed_due_to_a_previous_error_during_capture(device):
     assert all(any(f"{HERE}:{line}" in one.text for one in found.findings) for line in lines), found
 
 
-def test_capturing_stream_has_unjoined_work(device):
+@pytest.fixture
+def side(device):
     if device.type == "cpu":
         pytest.skip("the host has no streams")
-    side, x = torch.cuda.Stream(), values(device)
+    return torch.cuda.Stream()
+
+
+def test_capturing_stream_has_unjoined_work(device, side):
+    x = values(device)
 
     def function(x):
         y = x * 2
@@ -175,11 +180,9 @@ def test_capturing_stream_has_unjoined_work(device):
 
 
 @pytest.mark.parametrize("lasts", [True, False], ids=["kept", "in vain"])
-def test_events_should_have_synchronized_when_checkpointing_block(device, lasts):
+def test_events_should_have_synchronized_when_checkpointing_block(device, side, lasts):
     """Memory that another stream uses, and says so, is free only when that is through."""
-    if device.type == "cpu":
-        pytest.skip("the host has no streams")
-    side, x = torch.cuda.Stream(), values(device)
+    x = values(device)
 
     def function(x):
         y = x * 2
