@@ -84,6 +84,7 @@ cpdef enum:                 # OutKind: outs.kind
     AGAIN                   # the very tensor of output `ref`
     PART                    # a view of output `ref` that autograd makes, since both require grad
     READOUT                 # no tensor: what ops[0] makes of memory of the host that the graph writes
+    WRAPPER                 # a tensor subclass: what ops[0] makes around outputs ops[1], which are its attributes ops[2]
 
 cdef enum:                  # Policy: fns.outputs: what happens to a held output that is about to be overwritten
     RESCUE, POISON, BORROW
@@ -270,6 +271,7 @@ cdef struct Out:
     int32_t hidden              # not part of the result
     int32_t root                # it requires grad: handed out as a new tensor whose backward is the node's
     int32_t sharers             # FRESH: how many SHARED outputs refer to it
+    id_t inside                 # the WRAPPER whose attribute it is, or NONE
     int32_t version             # _version when handed out; PART: which of them autograd makes first, from 0
     uint64_t keys
     uint32_t data_kind          # as of a Guard
@@ -279,7 +281,7 @@ cdef struct Out:
     int64_t shift               # VIEW: bytes from the start of the slot's tensor
     PyObject* proto             # owned: alias over the memory that the graph writes
     PyObject* line              # owned: where it was made, a str
-    PyObject* ops               # owned: PART, READOUT: what makes it (views.py, readout.py); else an empty tuple
+    PyObject* ops               # owned: PART, READOUT, WRAPPER: what makes it (views.py, readout.py, wrappers.py); else an empty tuple
     PyObject* tensor            # owned: what was handed out last; NULL: make a new one
     void* storage               # FRESH, owned: StorageImpl handed out last over the group's memory; its
                                 # holders count, whatever became of the tensors; NULL: none

@@ -17,7 +17,17 @@ import cgt_core as core
 import torch
 from cgt_core import FITS, NONE
 
-from . import containers, errors, impure, islands, places, pytree, trace
+from . import (
+    containers,
+    empties,
+    errors,
+    impure,
+    islands,
+    places,
+    pytree,
+    trace,
+    wrappers,
+)
 from .data import LIVE_NUMBER, Audits
 from .observe import buffer_for, fill, observe, version_of
 from .plan import device_of, driver_of, misses, place_in_tree, reach_generators, survey
@@ -165,7 +175,7 @@ def find_scope(call):
     if isinstance(around, str) or impure.lasting(impure.states(around.found.sources)):
         return None
     found, state, device = around.found, call.state, device_of(call.state, call.flat)
-    lone = {id(found.places[k].want) for k in places.lone_empties(found.places)}
+    lone = {id(found.places[k].want) for k in empties.lone_empties(found.places)}
     every = [p for p in (*found.places, *(put.place for put in found.kept)) if id(p.want) not in lone and id(p.home) not in lone and p.kind != places.EMPTY]
     paths = [*call.flat.paths, *(one.path for one in around.reached)]
     return Scope(
@@ -227,7 +237,7 @@ def as_tensor(t, kept):
 
 
 def is_bytes(t):
-    return t.layout == torch.strided and t.numel() > 0 and not (t.is_conj() or t.is_neg() or t.is_quantized)
+    return core.is_plain(t) and t.numel() > 0 and not (t.is_conj() or t.is_neg())
 
 
 def keep(t, written):
@@ -343,6 +353,9 @@ def differ_kinds(mine, theirs):
 def differ(mine, theirs, audits):
     """How the values of two tensors differ, in words, or None."""
     a, b = mine.detach(), theirs.detach()
+    if wrappers.is_one(a) and wrappers.is_one(b):
+        parts = zip(wrappers.plain_inside(a), wrappers.plain_inside(b), strict=True)
+        return next(filter(None, (differ_kinds(one, other) or differ(one, other, audits) for one, other in parts)), None)
     if a.layout != torch.strided or a.is_quantized:
         return None if torch.equal(a, b) else "differs"
     a, b = (torch.empty(t.numel(), dtype=t.dtype, device=t.device).copy_(t.reshape(-1)) for t in (a, b))

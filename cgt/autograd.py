@@ -30,6 +30,9 @@ def complete(state, plan, seen, draft):
     reason = vet_roots(draft, roots) or vet_arguments(plan, seen, draft)
     if reason is not None:
         return reason
+    odd = next((one.tensor for one in (ref() for ref in seen.saved) if one is not None and not core.is_plain(one.tensor)), None)
+    if odd is not None:
+        return errors.wrapped_graph(f"a tensor that {draft.outs[roots[0]].line} saves", type(odd).__name__)
     found = core.sinks_flows(seen.sinks, seen.since)
     if found is None:
         return errors.outer_graph(draft.outs[roots[0]].line)

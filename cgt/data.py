@@ -256,6 +256,7 @@ class Reached(NamedTuple):
     path: str
     tensor: Any
     owner: int  # slot of the tensor whose .grad it is; NONE for one that was met
+    inside: bool = False  # it lies in such a .grad: it counts where it is used
 
 
 class Around(NamedTuple):
@@ -295,6 +296,7 @@ class Plan(NamedTuple):
     wary: bool  # the user's code is given none of them
     computes: bool | None  # numbers that it reads on the way are live, too; None: it read none so far
     unguarded: list  # sentences
+    sharded: list  # what fully_shard keeps of each parameter
     changed: set  # paths of the places that kept other recordings from fitting
     follows: dict  # position of a place -> [the slot whose tensor is what lies there], or those of a tuple there
     followable: dict  # path of a tensor whose place could be followed -> (position of that, the slot)
@@ -441,6 +443,7 @@ class Seen:
     kept: list = fresh(list)  # how many references to each argument it left behind
     parallel: list = fresh(list)  # (module that exchanges gradients in a backward, its kind, line, will it)
     exchanges: bool = False  # data with other processes
+    pending: dict = fresh(dict)  # memory of what such an op gave, and nobody waited for yet -> a tensor of it
     hooked: bool = False  # other hooks for saved tensors beside ours: a checkpoint's, say
     seeds: bool = False  # an attention keeps random numbers for its backward
     strays: bool = False  # ops met memory of the run's that no op had returned: kernels run that are not seen
@@ -490,7 +493,8 @@ class OutRow(NamedTuple):
     hidden: bool = False  # not part of the result
     root: bool = False  # it requires grad
     line: str = ""  # where it was made
-    ops: tuple = ()  # PART: what makes it (views.py); READOUT: (what makes it of the bytes,)
+    ops: tuple = ()  # PART: what makes it (views.py); READOUT: (what makes it of the bytes,); WRAPPER: (what makes it of tensors, which outputs, attributes)
+    inside: int = NONE  # the output of kind WRAPPER whose attribute it is
 
 
 class EffectRow(NamedTuple):

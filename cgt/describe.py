@@ -40,6 +40,7 @@ from cgt_core import (
     UNUSED,
     VALUE,
     VIEW,
+    WRAPPER,
     WRITES,
 )
 
@@ -53,6 +54,7 @@ from . import (
     readout,
     trace,
     views,
+    wrappers,
 )
 from .data import Draft, EffectRow, GradRow, OutRow, SlotRow
 from .observe import (
@@ -105,6 +107,7 @@ def rows(plan, seen, result, call):
     if isinstance(outs, str):
         return outs
     returned = {o.ref for o in outs if o.kind in (VIEW, INPUT) and slots[o.ref].leaf == NONE != slots[o.ref].owner}
+    returned |= {k for k, s in enumerate(slots) if s.owner != NONE and is_used_inside(s.example, slots)}
     owners = {slots[k].owner for k in returned}
     for k in returned:  # a result is made from the gradient's Python object: it must be the very same
         slots[k] = slots[k]._replace(tensor=slots[k].example, owner=NONE)
@@ -118,6 +121,12 @@ def rows(plan, seen, result, call):
     if isinstance(puts, str):
         return puts
     return Draft(slots, paths, near, outs, [*writes, *sets, *advances, *puts], grads, out)
+
+
+def is_used_inside(t, slots):
+    """Is this made of others, of which some op met one?"""
+    ones = set(map(id, wrappers.plain_inside(t))) if wrappers.is_one(t) else ()
+    return any(id(s.example) in ones and s.binding != UNUSED for s in slots if ones)
 
 
 def flatten_result(seen, result):
@@ -159,7 +168,7 @@ def describe_slots(plan, seen):
             bumped.add(core.version_counter(t))
         if sid in seen.written or bumps:
             writes.append(EffectRow(WRITES, k, bumps))
-        if not touched and (k not in seen.copies or k in seen.bound):  # a copy that is there is made of today's memory, read or not
+        if not core.is_plain(t) or not touched and (k not in seen.copies or k in seen.bound):  # what is inside has slots of its own
             binding = UNUSED
         elif plan.driver == CUDA and not t.is_cuda:
             binding = PINNED if sid in counted else VALUE
@@ -181,7 +190,7 @@ def describe_slots(plan, seen):
                 # At another call it could be what another slot is, and gradients would tell.
                 apart = t.requires_grad and (moves or binding == TWIN or at[core.address(t)] > 1)
         else:
-            path, _, owner = reached[k - len(flat.tensors)]
+            path, _, owner, _ = reached[k - len(flat.tensors)]
             kept, leaf = t if owner == NONE else None, NONE
         beside = next((j for j in plan.beside.get(k, ()) if j < k and slots[j].binding in (COPIED, REBOUND)), NONE) if moves else NONE
         slots.append(SlotRow(leaf, kept, t, binding, copy, same, apart, owner, back, beside))
@@ -360,15 +369,32 @@ def describe_grads(plan, seen, slots, near, outs, paths, identical):
         if now == 0:
             sets.append(EffectRow(SETS_GRAD, k))
             continue
-        if core.storage_id(t.grad) not in seen.made:
+        if any(core.storage_id(one) not in seen.made for one in ([t.grad] if core.is_plain(t.grad) else wrappers.plain_inside(t.grad))):
             return errors.foreign_grad(paths[k])
         at = len(outs) + len(hidden)
-        row = describe_tensor(plan, seen, paths[k] + ".grad", t.grad, near, first_of, at, k)
+        rows = describe_grad(plan, seen, paths[k] + ".grad", t.grad, near, first_of, at, k)
+        if isinstance(rows, str):
+            return rows
+        hidden += rows
+        sets.append(EffectRow(SETS_GRAD, k, out=at + len(rows) - 1))
+    return grads, sets, hidden
+
+
+def describe_grad(plan, seen, path, grad, near, first_of, index, grad_slot):
+    """The rows of a new gradient, the last of which is itself; or why it cannot be handed out."""
+    if core.is_plain(grad):
+        row = describe_tensor(plan, seen, path, grad, near, first_of, index, grad_slot)
+        return row if isinstance(row, str) else [row]
+    rows, parts = [], wrappers.inside(grad)
+    for name, one in parts:
+        row = describe_tensor(plan, seen, f"{path}.{name}", one, near, first_of, index + len(rows))
         if isinstance(row, str):
             return row
-        hidden.append(row)
-        sets.append(EffectRow(SETS_GRAD, k, out=at))
-    return grads, sets, hidden
+        if row.kind not in (FRESH, SHARED):
+            return errors.strange_output(path, type(grad).__name__)
+        rows.append(row._replace(hidden=True, inside=index + len(parts)))
+    make = wrappers.maker(grad), tuple(range(index, index + len(parts))), wrappers.names(grad)
+    return [*rows, OutRow(WRAPPER, index, ghost(parts[0][1]), 0, version_of(grad), grad_slot, True, ops=make)]
 
 
 def describe_puts(plan, seen, slots, paths, near, outs, out, result):
@@ -591,9 +617,10 @@ def used_slots(plan, draft):
     used |= {s.owner for s in draft.slots if s.binding != UNUSED}
     used.update(*plan.follows.values())
     met = plan.graph is None
+    apart = {len(plan.flat.tensors) + k for k, one in enumerate(plan.reached) if one.inside}
     return [
         k for k, s in enumerate(draft.slots)
-        if s.leaf != NONE or (met and s.owner == NONE) or s.binding != UNUSED or k in used
+        if s.leaf != NONE or (met and s.owner == NONE and k not in apart) or s.binding != UNUSED or k in used
     ]  # fmt: skip
 
 

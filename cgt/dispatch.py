@@ -35,6 +35,7 @@ from . import (
     autograd,
     counters,
     describe,
+    empties,
     errors,
     flow,
     impure,
@@ -684,7 +685,7 @@ def draft_node(call, attempt):
     note_tensors(state, seen, zip(all_paths(plan), all_tensors(plan), strict=True))
     try:
         note_strays(seen, describe.tensors_of(seen, attempt.result))
-        places.settle_empties(plan.places, plan.lone, plan.changed)
+        empties.settle_empties(plan.places, plan.lone, plan.changed)
         reason = vet_code(state, seen) or vet_spent(plan, seen) or vet_strays(state, seen) or vet_follows(state, plan, seen)
         reason = reason or islands.vet_parts(call.function, plan, seen) or vet_back(state, plan, seen)
         if reason is None:

@@ -391,42 +391,27 @@ def varying_values(lines):
 
 @code(106)
 def read_with_grads(line):
-    return (
-        f"a value is read at {line} while gradients of an earlier backward are there, which the function then replaces. "
-        "Call zero_grad() before."
-    )
+    return f"a value is read at {line} while gradients of an earlier backward are there, which the function then replaces. Call zero_grad() before."
 
 
 @code(219)
 def cpu_tensor(op, line, shape):
-    return (
-        f"{op} at {line} uses a CPU tensor of shape {shape} in a function on the GPU. "
-        "Move it to the GPU outside."
-    )
+    return f"{op} at {line} uses a CPU tensor of shape {shape} in a function on the GPU. Move it to the GPU outside."
 
 
 @code(220)
 def cpu_state(op, line):
-    return (
-        f"{op} at {line} changes or draws a CPU tensor in a function on the GPU. "
-        "Keep that state on the GPU (optimizers: capturable=True)."
-    )
+    return f"{op} at {line} changes or draws a CPU tensor in a function on the GPU. Keep that state on the GPU (optimizers: capturable=True)."
 
 
 @code(418)
 def optimizer_option(name, line, option):
-    return (
-        f"{name}.step at {line} keeps numbers on the host that change at each step. "
-        f"Make the optimizer with {option}."
-    )
+    return f"{name}.step at {line} keeps numbers on the host that change at each step. Make the optimizer with {option}."
 
 
 @code(419)
 def optimizer_outside(name, line):
-    return (
-        f"{name}.step at {line} needs numbers on the host, and no option of {name} changes that. "
-        "Call it outside the jitted function."
-    )
+    return f"{name}.step at {line} needs numbers on the host, and no option of {name} changes that. Call it outside the jitted function."
 
 
 @code(420)
@@ -486,10 +471,7 @@ def fork_result(name, line, what):
 
 @code(610)
 def body_writes(op, line):
-    return (
-        f"{op} at {line}, in a body of torch's cond or while_loop, writes a tensor that the body did not make. Return the new "
-        "value instead."
-    )
+    return f"{op} at {line}, in a body of torch's cond or while_loop, writes a tensor that the body did not make. Return the new value instead."
 
 
 @code(611)
@@ -536,18 +518,12 @@ def untaped_op(op, line, why):
 
 @code(401)
 def odd_root(path):
-    return (
-        f"{path} requires grad and shares memory with an argument or with another such result. "
-        "Return a clone of it."
-    )
+    return f"{path} requires grad and shares memory with an argument or with another such result. Return a clone of it."
 
 
 @code(402)
 def made_leaf(path):
-    return (
-        f"{path} is a leaf that the function makes and that requires grad. "
-        "Make it outside, or return it detached."
-    )
+    return f"{path} is a leaf that the function makes and that requires grad. Make it outside, or return it detached."
 
 
 @code(403)
@@ -565,10 +541,7 @@ def written_root(path):
 
 @code(315)
 def too_many_places():
-    return (
-        "the function's code can read too much to guard it all, and torch.compile hides which "
-        "part of it ran. Jit a smaller function."
-    )
+    return "the function's code can read too much to guard it all, and torch.compile hides which part of it ran. Jit a smaller function."
 
 
 @code(314)
@@ -660,10 +633,7 @@ def transforms(line):
 
 @code(511)
 def mode_inside(line):
-    return (
-        f"a dispatch mode is active at {line}: it sees the ops that run, and a replay runs none. "
-        "Put the mode around the call."
-    )
+    return f"a dispatch mode is active at {line}: it sees the ops that run, and a replay runs none. Put the mode around the call."
 
 
 @code(107)
@@ -677,10 +647,7 @@ def read_behind(op, line):
 @code(412)
 def late_read():
     """A backward asked again for what it seemed to need no more."""
-    return (
-        "the backward pass read a saved tensor again after it had let go of it; it is recorded anew "
-        "with everything kept"
-    )
+    return "the backward pass read a saved tensor again after it had let go of it; it is recorded anew with everything kept"
 
 
 @code(320)
@@ -711,10 +678,7 @@ def modified(shape, *versions):
 
 @code(414)
 def saved_changed():
-    return (
-        "a tensor that the forward saved was modified in place before the backward. Modify it after "
-        "backward(), or a clone."
-    )
+    return "a tensor that the forward saved was modified in place before the backward. Modify it after backward(), or a clone."
 
 
 @code(208)
@@ -740,6 +704,16 @@ def subclass(path, kind):
     return f"{path} is a {kind}, a tensor subclass. Pass plain tensors."
 
 
+@code(232)
+def wrapped_graph(path, kind):
+    return f"the backward goes through {path}, a {kind}, and would come behind the call. Jit the whole step, backward and all."
+
+
+@code(233)
+def gathered(path):
+    return f"{path} was gathered by an earlier forward and is not sharded yet, so this backward runs as it is. Call reshard() on the module behind a forward that has none."
+
+
 @code(228)
 def not_compared(path, what, instead):
     return f"{path} {what}, and cgt cannot compare it from call to call. {instead}"
@@ -752,10 +726,7 @@ def changed_arguments(path):
 
 @code(211)
 def kept_tensor(line, held_by):
-    return (
-        f"a tensor made at {line} outlives the call{held_by}. "
-        "Return it, or copy_ into a tensor that exists before."
-    )
+    return f"a tensor made at {line} outlives the call{held_by}. Return it, or copy_ into a tensor that exists before."
 
 
 @code(415)
@@ -776,10 +747,7 @@ def busy():
 
 @code(509)
 def lost():
-    return (
-        "the iteration went on while this was recorded: another thread ran, or the function itself "
-        "calls cgt.step(). Call it outside."
-    )
+    return "the iteration went on while this was recorded: another thread ran, or the function itself calls cgt.step(). Call it outside."
 
 
 @code(510)
@@ -922,10 +890,7 @@ def changed_state(path, line=None):
 
 @code(218)
 def replaced(path):
-    return (
-        f"{path} gets other memory in the function (.data = ..., swap_tensors). Write its values in place: "
-        "copy_() under torch.no_grad()."
-    )
+    return f"{path} gets other memory in the function (.data = ..., swap_tensors). Write its values in place: copy_() under torch.no_grad()."
 
 
 def beside_threads(reason, names):
@@ -1009,10 +974,7 @@ def not_a_function(what):
 
 @code(802)
 def no_generator_function(name, kind):
-    return (
-        f"{name} is {kind}: its body runs after the call, so there is nothing to record. "
-        "Jit the function that does the tensor work."
-    )
+    return f"{name} is {kind}: its body runs after the call, so there is nothing to record. Jit the function that does the tensor work."
 
 
 @code(803)
@@ -1022,10 +984,7 @@ def bad_option(name, value, allowed):
 
 @code(707)
 def replay_failed(name, call, why):
-    return (
-        f"replaying {name} failed at the driver's {call} call: {why}. Nothing was launched; "
-        f"cgt.reset({name}) drops its recordings."
-    )
+    return f"replaying {name} failed at the driver's {call} call: {why}. Nothing was launched; cgt.reset({name}) drops its recordings."
 
 
 @code(806)

@@ -49,7 +49,9 @@ from cgt_core import ATTR, CELL, DICT_ITEM, DICT_LEN, EMPTY, LIST_ITEM, LIST_LEN
 from torch.nn.modules import module as torch_module
 from torch.optim import optimizer as torch_optimizer
 
+from . import wrappers
 from .code import code_reads, family, is_ambient, parts_of
+from .private import SHARDED_FIELDS, SHARDED_KINDS, SHARDED_PARAMETER
 from .taps import is_reader
 
 MISSING = object()  # the wanted value of a key that must stay absent, of a cell that is empty
@@ -91,6 +93,7 @@ class Found(NamedTuple):
     passed: set  # code objects of functions that were met and not looked at, since they did not run
     kept: list  # of Put
     shared: set  # ids of tensors and tuples that were met more than once
+    sharded: list  # (path, what fully_shard keeps of a parameter)
 
 
 class Walk(NamedTuple):
@@ -122,7 +125,7 @@ def find_places(function, roots=(), ran=None, arguments=(), most=None, keeps=Non
     to get to another one, a value must change that these read. To it come those that a backward will run. None: what any
     code reads to which the function leads. `arguments`: (path, tensor) of those that
     are given, of which only the hooks count. `keeps`: see Walk."""
-    walk = Walk(Found([], [], [], [], [], {}, [], set(), [], set()), set(), {}, collections.deque(), [], {}, {}, {}, {}, {}, {}, {}, ran, keeps)
+    walk = Walk(Found([], [], [], [], [], {}, [], set(), [], set(), []), set(), {}, collections.deque(), [], {}, {}, {}, {}, {}, {}, {}, ran, keeps)
     most = math.inf if most is None else most
     # Thousands of places are no garbage, and a finalizer could change what is looked at.
     return core.within([collector_off()], lambda: look_everywhere(walk, function, roots, arguments, most))
@@ -411,7 +414,7 @@ def walk_source(walk, source, path):
 
 def is_random(cls):
     """Is this the class of a random generator, Python's or numpy's?"""
-    return derives(cls, (random.Random,)) or any((MODULE_OF(b), NAME_OF(b)) in RANDOM for b in MRO_OF(cls))
+    return derives(cls, (random.Random,)) or any(kind_of(base) in RANDOM for base in MRO_OF(cls))
 
 
 def is_source(cls):
@@ -672,7 +675,12 @@ def find_grown(sizes):
 
 def walk_tensor(walk, tensor, path):
     walk.found.tensors.append((path, tensor))
-    if id(type(tensor)) in PLAIN_TENSORS and tensor.requires_grad:
+    made_of_others = wrappers.is_one(tensor)
+    for name, one in wrappers.inside(tensor) if made_of_others else ():
+        own = dict_of(tensor) or {}
+        at = (DICT_ITEM, own) if name in own else (ATTR, tensor)  # else it is a slot
+        add_and_visit(walk, *at, name, one, f"{path}.{name}")
+    if (id(type(tensor)) in PLAIN_TENSORS or made_of_others) and tensor.requires_grad:
         walk.open.append((read_tensor, tensor, path))
 
 
@@ -738,6 +746,17 @@ def walk_parallel(walk, module, path):  # DistributedDataParallel makes these an
     walk_module(walk, module, path)
 
 
+def walk_sharded(walk, one, path):
+    """What fully_shard keeps beside a module: settings, and what is under way, which is nothing between two steps."""
+    own, is_parameter = dict_of(one), kind_of(type(one)) == SHARDED_PARAMETER
+    if is_parameter:
+        walk.found.sharded.append((path, one))
+    for name in [name for name in own if not is_parameter or name in SHARDED_FIELDS]:
+        add(walk, DICT_ITEM, own, name, own[name], f"{path}.{name}")
+        if not is_parameter and not issubclass(type(own[name]), (torch.Tensor, torch.nn.Module, tuple)):
+            visit(walk, own[name], f"{path}.{name}", at_place=True)
+
+
 def walk_optimizer(walk, optimizer, path):
     own = dict_of(optimizer) or {}
     for field in ("param_groups", "state"):  # load_state_dict replaces both
@@ -777,49 +796,6 @@ NAMES_OF_BACKWARD = frozenset(("backward", "grad"))
 RUN_BACKWARD = (torch.autograd.backward, torch.autograd.grad)
 
 
-# An empty container that a function, or what runs between its calls, fills and replaces by another
-# empty one (a gradient scaler does) is a new object at each call. If nobody but its place holds it, that
-# cannot be noticed, so the place
-# may be guarded as EMPTY: still such a container, still empty, still held by nobody else. All of it is
-# asked before the run and after it, since what the run itself left behind would not come again.
-
-
-def lone_empties(found):
-    """Positions of the places whose value is an empty container that nobody else holds."""
-    rows = [
-        k
-        for k, p in enumerate(found)
-        if (p.kind == CELL or (p.kind == DICT_ITEM and is_simple(p.key)))
-        and any(type(p.want) is cls for cls in EMPTIABLE)
-        and not p.want
-    ]
-    ours = count_references(found, rows)
-    return [k for k in rows if references(found[k]) == ours[id(found[k].want)] + 1]
-
-
-def settle_empties(found, lone, changed):
-    """After the run: make the places EMPTY that the run left just as it found them, but for the
-    container's identity: those where it replaced that, and those `changed` since another recording (by
-    path; the others are quicker to guard by identity). Lets go of the old containers, which the
-    function may have filled."""
-    ours = count_references(found, lone)
-    settled = {}
-    for k in lone:
-        row = found[k]
-        now = row._replace(want=value_at(row))
-        if not is_same_empty(now.want, row.want):
-            continue
-        if now.want is row.want:
-            others = references(row) - ours[id(row.want)] - 2  # but for `now` and the place
-            alone = row.path in changed and others == 0
-        else:
-            alone = references(row) == ours[id(row.want)] and references(now) == 2
-        if alone:
-            settled[k] = row._replace(kind=EMPTY, want=empty_like(row.want))
-    gone = {id(found[k].want) for k in settled}
-    found[:] = [settled.get(k, p) for k, p in enumerate(found) if id(p.home) not in gone]
-
-
 def found_again(found):
     """The same places, with what is there now."""
     return [place._replace(want=value_at(place)) for place in found]
@@ -855,20 +831,6 @@ def differing(found, is_same):
     changed = [p for p in found if p.kind != EMPTY and find_changed([p], is_same) is not None]
     singles = [p for p in changed if p.kind not in (DICT_LEN, LIST_LEN)]
     return singles, len(singles) < len(changed)
-
-
-def references(place):
-    """How many references there are to the wanted value, that of this row included."""
-    return sys.getrefcount(place.want) - COUNTING
-
-
-def count_references(found, rows):
-    """id of the value wanted by each of `rows` -> how often `found` refers to it."""
-    counts = dict.fromkeys([id(found[k].want) for k in rows], 0)
-    for thing in (thing for p in found for thing in (p.home, p.want)) if counts else ():
-        if id(thing) in counts:
-            counts[id(thing)] += 1
-    return counts
 
 
 def value_at(place):
@@ -934,18 +896,7 @@ def is_same_empty(now, want):
     return type(now) is not collections.defaultdict or now.default_factory is want.default_factory
 
 
-def empty_like(thing):
-    """An empty container of the same kind."""
-    if type(thing) is collections.defaultdict:
-        return collections.defaultdict(thing.default_factory)
-    return type(thing)()
-
-
 EMPTIABLE = (list, dict, collections.defaultdict)  # no attributes, no weak references
-COUNTING = 0
-COUNTING = references(Place(CELL, None, None, [], "")) - 1  # the call's own
-
-
 # The tables. (The descriptors of `type` itself, because a metaclass may override them.)
 
 MRO_OF = type.__dict__["__mro__"].__get__
@@ -1039,12 +990,18 @@ def derives(cls, classes):
     return any(base is other for base in MRO_OF(cls) for other in classes)
 
 
+def kind_of(cls):
+    return MODULE_OF(cls), NAME_OF(cls)
+
+
 def rule_for(cls):
     for classes, rule in RULES:
         if derives(cls, classes if type(classes) is tuple else (classes,)):
             return rule
-    if any((MODULE_OF(base), NAME_OF(base)) in OPAQUE_NAMES for base in MRO_OF(cls)):
+    if any(kind_of(base) in OPAQUE_NAMES for base in MRO_OF(cls)):
         return walk_opaque
+    if any(kind_of(base) in SHARDED_KINDS for base in MRO_OF(cls)):
+        return walk_sharded
     if is_source(cls):
         return walk_source
     return None if is_ambient(MODULE_OF(cls)) else walk_instance

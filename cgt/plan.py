@@ -22,6 +22,7 @@ from . import (
     code,
     counters,
     describe,
+    empties,
     errors,
     flow,
     impure,
@@ -31,9 +32,11 @@ from . import (
     places,
     pytree,
     trace,
+    wrappers,
 )
 from .data import Around, Plan, Reached, Was
 from .observe import span, version_of
+from .private import is_gathered
 from .taps import is_alone, is_reader
 
 
@@ -87,14 +90,16 @@ def survey(call):
     if graph is None:
         found = look_around(state, call.function, flat)
     else:
-        found = places.Found(places.found_again(graph.places), [], graph.reached, [], [], graph.owners, [], set(), [], set())
+        found = places.Found(places.found_again(graph.places), [], graph.reached, [], [], graph.owners, [], set(), [], set(), [])
     reason = refuse_around(flat, found)
     if reason is not None:
         return reason
     reached, also = reach_tensors(found.tensors, flat)
     for one in reached:
-        if not core.is_plain(one.tensor):
+        if not core.is_plain(one.tensor) and not wrappers.is_one(one.tensor):
             return errors.odd_tensor(one.path, trace.odd_kind([one.tensor]))
+        if state.saves and torch.is_grad_enabled() and one.tensor.requires_grad and not core.is_plain(one.tensor):
+            return errors.wrapped_graph(one.path, type(one.tensor).__name__)
     return Around(found, reached, also, [*flat.tensors, *(one.tensor for one in reached)])
 
 
@@ -126,9 +131,14 @@ def alone_in_places(found):
             continue
         ones = places.tensors_at(p.want)
         ids = tuple(map(id, ones))
-        if ones and len(set(ids)) == len(ids) and others.isdisjoint((id(p.want), *ids)) and not any(map(core.has_attributes, ones)):
+        if ones and len(set(ids)) == len(ids) and others.isdisjoint((id(p.want), *ids)) and not any(map(is_bearer, ones)):
             alone[k] = ids
     return alone
+
+
+def is_bearer(t):
+    """May it lead to more than memory: does it have attributes, or tensors inside?"""
+    return core.has_attributes(t) or not core.is_plain(t)
 
 
 def plan_call(call, around, parent, followable, moves, changed):
@@ -136,6 +146,9 @@ def plan_call(call, around, parent, followable, moves, changed):
     `changed`: paths of places that kept others from fitting."""
     state, flat, graph, found, tensors = call.state, call.flat, call.state.graph, around.found, around.tensors
     driver, paths = driver_of(state, flat), [*flat.paths, *(one.path for one in around.reached)]
+    gathered = next((path for path, one in found.sharded if is_gathered(one)), None)
+    if gathered is not None and torch.is_grad_enabled():  # a backward would let go of its memory, and a capture that comes to nothing, too
+        return errors.gathered(gathered)
     sinks = core.sinks_new(tensors)  # autograd's accumulators are made on the caller's stream, if there are none
     saves = state.saves and torch.is_grad_enabled()
     if not saves and graph is None and torch.is_grad_enabled():
@@ -161,10 +174,10 @@ def plan_call(call, around, parent, followable, moves, changed):
         sources += counters.sources_of(state, flat, around.reached)
     return Plan(
         flat=flat, driver=driver, parent=parent, graph=graph, saves=saves,
-        reached=around.reached, also=around.also, places=found.places, lone=places.lone_empties(found.places),
+        reached=around.reached, also=around.also, places=found.places, lone=empties.lone_empties(found.places),
         sizes=found.sizes, sources=impure.states(found.sources), owners=found.owners, kept=found.kept, live=sources, lone_tables=state.lone_tables,
         summed=moving.summed(found.places, found.owners, state.ran, sums) if may_sum else [], wary=untraced is not None,
-        computes=state.computes if untraced is None and graph is None else False, unguarded=found.notes, changed=changed,
+        computes=state.computes if untraced is None and graph is None else False, unguarded=found.notes, changed=changed, sharded=[one for _, one in found.sharded],
         followable=followable, follows=follows, moves=moves, copied=copied, carries=carries, beside=beside,
         spent=autograd.find_spent(graph, flat, copied, driver, parent, call.args),
         grads={k: core.grad_id(t) for k, t in enumerate(tensors) if can_have_grad(t)},
@@ -252,6 +265,8 @@ def reach_tensors(named, flat):
             also[id(grad)] = (also.get(id(grad), (None, NONE))[0], k)
         elif grad is not None:
             reached.setdefault(id(grad), Reached(path + ".grad", grad, k))
+            for name, one in wrappers.inside(grad) if wrappers.is_one(grad) else ():
+                reached.setdefault(id(one), Reached(f"{path}.grad.{name}", one, NONE, True))
     return list(reached.values()), also
 
 
@@ -395,6 +410,6 @@ def can_have_grad(t):
 def alias_of(t, driver, parent):
     """t's memory as a tensor of its own: a failed capture may have to give it back. Not of a result of the
     path: its holders are counted."""
-    if driver == HOST or core.path_proto(parent, t) is not None or t.layout != torch.strided:
+    if driver == HOST or core.path_proto(parent, t) is not None or not core.is_plain(t):
         return None
     return core.view_like(t, t, 0)

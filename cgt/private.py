@@ -13,18 +13,23 @@ import torch
 from torch._C._dynamo import eval_frame
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
+from torch.utils._python_dispatch import (
+    TorchDispatchMode,
+    _get_current_dispatch_mode_stack,
+    is_traceable_wrapper_subclass,
+)
 
 __all__ = [
     "CAPTURE_CHECKS", "COMPILED_FRAME", "HIGHER_ORDER_CALL", "HOP_COMPILES", "HOP_WRAPPERS", "KEEPS_GRAPH", "READ_BEHIND", "SAVED_HOOKS_DISABLE",
-    "TO_DLPACK", "DispatchMode", "FakeTensorMode", "OpOverload", "clear_workspaces", "compilations", "compiled_switches", "forget_reduction",
-    "graph_task", "inductor_is_there", "is_forward_ad", "is_reduced", "knows_parallel", "may_donate", "mode_is_active", "odd_parallel",
+    "SHARDED_FIELDS", "SHARDED_KINDS", "SHARDED_PARAMETER", "TO_DLPACK", "DispatchMode", "FakeTensorMode", "OpOverload", "clear_workspaces", "compilations", "compiled_switches", "forget_reduction",
+    "gathered_storages", "graph_task", "inductor_is_there", "is_forward_ad", "is_gathered", "is_pending", "is_reduced", "is_traceable", "knows_parallel", "may_donate", "mode_is_active", "odd_parallel",
     "outside_dynamo", "parallel_iteration", "pop_saved_hooks", "push_saved_hooks", "region_call", "self_check", "sequence_number",
-    "set_parallel_statistics", "sharded_module", "used_map_size", "without_torch_function",
+    "set_parallel_statistics", "sharded_module", "sharding_calls", "used_map_size", "without_torch_function",
 ]  # fmt: skip
 
 
 without_torch_function = torch._C.DisableTorchFunctionSubclass
+is_traceable = is_traceable_wrapper_subclass  # has it __tensor_flatten__ and __tensor_unflatten__?
 
 
 class DispatchMode(TorchDispatchMode):
@@ -111,6 +116,40 @@ def region_call():
 def sharded_module():
     """FullyShardedDataParallel; None before it is imported."""
     return getattr(sys.modules.get("torch.distributed.fsdp"), "FullyShardedDataParallel", None)
+
+
+# What fully_shard keeps beside modules, as (module, class); of the last, one for each parameter, these attributes count.
+_FSDP = "torch.distributed.fsdp._fully_shard._fsdp_"
+SHARDED_PARAMETER = (_FSDP + "param", "FSDPParam")
+SHARDED_KINDS = frozenset((
+    (_FSDP + "state", "FSDPState"), (_FSDP + "state", "FSDPStateContext"), (_FSDP + "param_group", "FSDPParamGroup"),
+    (_FSDP + "param_group", "FSDPCommContext"), SHARDED_PARAMETER,
+))  # fmt: skip
+SHARDED_FIELDS = ("sharded_state", "sharded_param", "unsharded_accumulated_grad")
+
+
+def is_gathered(parameter):
+    """Does memory of its own hold all of this parameter of fully_shard's?"""
+    return parameter.sharded_state.name == "UNSHARDED"
+
+
+def gathered_storages(parameter):
+    """Where all of it comes to; without bytes when it is not needed."""
+    return [t.untyped_storage() for t in parameter.all_gather_outputs]
+
+
+def is_pending(cls):
+    """Is this the class of what functional collectives give, which waits when it is used?"""
+    module = sys.modules.get("torch.distributed._functional_collectives")
+    return module is not None and cls is module.AsyncCollectiveTensor
+
+
+def sharding_calls():
+    """What works out how the results of an op on DTensors are spread, on tensors of its own; () before that is imported."""
+    module = sys.modules.get("torch.distributed.tensor._sharding_prop")
+    if module is None:
+        return ()
+    return (module.LocalLRUCache, "__call__"), (module.ShardingPropagator, "propagate_op_sharding_non_cached")
 
 
 def knows_parallel():

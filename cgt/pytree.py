@@ -40,7 +40,7 @@ from cgt_core import (
 )
 from torch.utils import _pytree as torch_pytree
 
-from . import errors
+from . import errors, wrappers
 from .errors import CgtError
 
 PLAIN_TYPES = frozenset(
@@ -351,7 +351,8 @@ def _flatten_into(out, value, path, static, ancestors, objects, live=()):
     """Append to the four lists of `out`. `ancestors` maps the id of each open container to its
     path; every one of them is alive further up the stack, so no id is reused."""
     is_static = path in static
-    if issubclass(type(value), torch.Tensor) and not is_static:  # a proxy would lie to isinstance
+    value = value if objects is None else wrappers.waited_for(value)
+    if issubclass(type(value), torch.Tensor) and not is_static and not _is_opened(value, objects):  # a proxy would lie to isinstance
         out.program.append((TENSOR, 0, type(value)))
         out.tensors.append(value)
         out.paths.append(path)
@@ -383,9 +384,19 @@ def _flatten_into(out, value, path, static, ancestors, objects, live=()):
     del ancestors[id(value)]
 
 
+def _is_opened(t, objects):
+    """Is this tensor a container of others? Autograd knows it as one, so not where it would want to; and a result is another
+    one each time, so not one that was there before."""
+    opened = not t.requires_grad and wrappers.is_one(t)
+    return opened and (objects is None or all(map(objects.is_made, wrappers.plain_inside(t))))
+
+
 def _open(value, path, objects):
     """A container as (op, children, the path's step to each child), or None for a leaf."""
     kind = type(value)
+    if issubclass(kind, torch.Tensor):
+        children, context = wrappers.flatten(value)
+        return (CUSTOM, len(children), (kind, wrappers.flatten, context, wrappers.unflatten)), children, [f".{name}" for name in wrappers.names(value)]
     if kind is tuple or kind is list:
         children, op = tuple(value), TUPLE if kind is tuple else LIST
         return (op, len(children), None), children, [f"[{i}]" for i in range(len(children))]

@@ -14,6 +14,7 @@ from . import constants, errors, taps
 from .observe import NO_LINE, user_line
 from .private import (
     forget_reduction,
+    gathered_storages,
     is_reduced,
     knows_parallel,
     odd_parallel,
@@ -81,6 +82,42 @@ def forget(modules):
     for module in cut:
         forget_reduction(module)
     return bool(cut)
+
+
+def sizes(parameters):
+    """[(memory to which all of a parameter of fully_shard's comes, its bytes now)]"""
+    return [(storage, storage.size()) for one in parameters for storage in gathered_storages(one)]
+
+
+def let_go(gathered):
+    """A capture came to nothing: what it gathered is nowhere."""
+    for storage, nbytes in gathered:
+        if storage.size() > nbytes:
+            storage.resize_(nbytes)
+
+
+def has_event(value):
+    """Is this something of the GPU's that only a capture knows, or a tuple with such?"""
+    if isinstance(value, tuple):
+        return any(map(has_event, tuple.__iter__(value)))
+    return isinstance(value, (torch.Event, torch.cuda.Event))
+
+
+def note_pending(seen, op, inputs, fresh):
+    """A functional collective gives what must be waited for before it is used."""
+    if op.namespace != "_c10d_functional":
+        return
+    for t in inputs:
+        if op.overloadpacket.__name__ == "wait_tensor":
+            seen.pending.pop(core.storage_id(t), None)
+    seen.pending.update((core.storage_id(t), core.alias(t)) for t in fresh)
+
+
+def wait_pending(seen):
+    """What was not waited for in a capture cannot be behind it."""
+    for t in seen.pending.values():
+        torch.ops._c10d_functional.wait_tensor(t)
+    seen.pending.clear()
 
 
 def watch_groups(let_go):

@@ -27,6 +27,7 @@ from cgt_core import (
     READOUT,
     SETS_GRAD,
     SHARED,
+    WRAPPER,
 )
 
 from . import (
@@ -83,6 +84,7 @@ class Before(NamedTuple):
     anew: bool = False  # the next recurrent layer would have filled another buffer with cuDNN's random state
     counters: list = []  # of counters.snapshot
     given: list = []  # of containers.contents: the call's arguments
+    gathered: list = []  # of ranks.sizes
 
 
 def on_side_stream(device):
@@ -391,7 +393,8 @@ def snapshot(call, plan):
     kept = [put.place for put in plan.kept]
     histories, random = core.histories(tensors), torch.default_generator.get_state()
     anew = plan.driver == CUDA and core.dropout_begins_anew(torch.cuda.current_device())
-    return Before(plan.places, kept, grads, plan.sources, histories, random, anew, counters.snapshot(plan), containers.contents([*call.args, *call.kwargs.values()]))
+    return Before(plan.places, kept, grads, plan.sources, histories, random, anew, counters.snapshot(plan),
+                  containers.contents([*call.args, *call.kwargs.values()]), ranks.sizes(plan.sharded))  # fmt: skip
 
 
 def accept(before):
@@ -409,13 +412,14 @@ def restore_places(before, seen, tensors_only):
     its own, whose values were never computed."""
 
     def spoilt(value):
-        return not tensors_only or (
+        return not tensors_only or ranks.has_event(value) or (
             seen is not None
             and any(core.storage_id(t) in seen.made for t in places.tensors_at(value))
         )
 
-    found, kept, grads, sources, histories, random, anew, counted, given = before
+    found, kept, grads, sources, histories, random, anew, counted, given, gathered = before
     counters.put_back(counted)
+    ranks.let_go(gathered)
     core.histories_restore(histories)
     if anew and not core.dropout_begins_anew(torch.cuda.current_device()):
         core.dropout_undo(torch.cuda.current_device())
@@ -494,7 +498,7 @@ def part_result(plan, draft):
     ]  # fmt: skip
     for saved, *_ in draft.behind.saved:
         saved.tensor = None
-    grads = [(draft.slots[e.slot].example, draft.outs[e.out].proto) for e in draft.effects if e.kind == SETS_GRAD and e.out != NONE]
+    grads = [(draft.slots[e.slot].example, grad_of(draft.outs, e.out)) for e in draft.effects if e.kind == SETS_GRAD and e.out != NONE]
     for owner, _ in grads:
         owner.grad = None  # the replay of this very call sets it
     puts = [(e, put_of(draft, e, given)) for e in draft.effects if e.kind in (PUTS, PUTS_TUPLE, APPENDS)]
@@ -505,6 +509,15 @@ def part_result(plan, draft):
             places.put_back(put.place)
     parts = Parts(draft.out.program, given, outs, grads, puts, draft.behind)
     return parts, draft._replace(out=draft.out._replace(tensors=()))
+
+
+def grad_of(outs, k):
+    """The memory of a gradient, or what is made around such."""
+    row = outs[k]
+    if row.kind != WRAPPER:
+        return row.proto
+    make, inside, _ = row.ops
+    return make([outs[j].proto for j in inside])
 
 
 def put_of(draft, effect, given):
@@ -563,7 +576,11 @@ def instantiate():
 def checkpoint(plan, seen, draft):
     """Make the recording's memory the pool's; or a sentence that says why there can be no node."""
     outs = [o.proto for o in draft.outs if o.kind == FRESH]
-    early = [draft.outs[e.out].proto for e in draft.effects if e.kind == SETS_GRAD and e.out != NONE] if draft.keeps_grads else []
+    early = []
+    for effect in draft.effects if draft.keeps_grads else ():
+        if effect.kind == SETS_GRAD and effect.out != NONE:
+            row = draft.outs[effect.out]
+            early += [draft.outs[k].proto for k in row.ops[1]] if row.kind == WRAPPER else [row.proto]
     if plan.driver == HOST:
         outs.extend(saved for _, saved, *_ in segments.undo_rows(seen))
     else:

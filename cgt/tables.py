@@ -11,7 +11,7 @@ import sys
 import types
 from typing import Any, NamedTuple
 
-from . import places, pytree
+from . import empties, places, pytree
 from .observe import collect
 
 MAX_ENTRIES = 1 << 16
@@ -50,8 +50,8 @@ def find(found, lone):
     `lone`: path -> Place for which that was found, since to ask is to look at all that lives."""
     some = [p for p in found if is_table(p)]
     lists = [p for p in some if type(p.want) is list and (p.path not in lone or lone[p.path].want is not p.want)]
-    known = places.count_references(found, [k for k, p in enumerate(found) if any(p is one for one in lists)])
-    asked = [p for p in lists if places.references(p) != known[id(p.want)] + 1]  # by more than these places, and where it lies
+    known = empties.count_references(found, [k for k, p in enumerate(found) if any(p is one for one in lists)])
+    asked = [p for p in lists if empties.references(p) != known[id(p.want)] + 1]  # by more than these places, and where it lies
     shared = strange_ways(asked)
     if shared:
         collect()

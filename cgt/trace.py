@@ -25,11 +25,13 @@ from . import (
     forks,
     impure,
     live,
+    packed,
     ranks,
     readout,
     scalars,
     segments,
     tape,
+    wrappers,
 )
 from .data import LIVE_NUMBER, NotedOp
 from .observe import (
@@ -63,6 +65,7 @@ from .taps import (
     tap_readers,
     tap_regions,
     tap_saves,
+    tap_sharding,
     tap_states,
 )
 from .tokens import how_far, see_draw, see_get_state, see_set_state
@@ -76,6 +79,7 @@ DROPOUT = {"_cudnn_rnn": (11, 12, 15), "_cudnn_rnn_backward": (15, 16, 19)}
 SILENT_WRITES = frozenset(
     "native_batch_norm cudnn_batch_norm miopen_batch_norm _batch_norm_impl_index".split()
 )
+GATHERS = "fsdp::all_gather_copy_in"  # and this one argument 1
 # Ops that count from the start of the storage, which a copied slot's buffer does not have.
 ABSOLUTE = frozenset(("as_strided", "as_strided_", "as_strided_copy", "as_strided_scatter"))
 CHECKS = frozenset(("_linalg_check_errors",))
@@ -150,7 +154,7 @@ def run(seen, function, args, kwargs):
         tap_compiled(is_mine, higher_order), (lambda: None, functools.partial(constants.close, seen)),
         (lambda: None, functools.partial(readout.close, seen)),
         tap_forks(lambda: is_mine() or forks.is_imagined(seen), functools.partial(forks.see_fork, seen, forks.modules())),
-        tap_kernels(), *regions, *packing(seen, is_mine), impure.tap(seen, is_mine), live.tap(seen, is_mine),
+        tap_kernels(), tap_sharding(is_mine), *regions, *packing(seen, is_mine), impure.tap(seen, is_mine), live.tap(seen, is_mine),
     ]  # fmt: skip
     counters.begin(seen)
     before = references(seen)
@@ -176,7 +180,10 @@ def run(seen, function, args, kwargs):
 
 def given(seen, observer, function, args, kwargs):
     """Call the function, which is observed, with what is to stand for its arguments."""
-    return core.observed(seen.returned, observer, function, *live.arguments(seen, args, kwargs))
+    result = core.observed(seen.returned, observer, function, *live.arguments(seen, args, kwargs))
+    if seen.pending and is_capture(seen):
+        ranks.wait_pending(seen)
+    return result
 
 
 def packing(seen, is_mine):
@@ -217,7 +224,7 @@ def pack(packed, results, t):
     graph holds this hook: it must not lead to `seen`, and with it to the call's arguments."""
     saved = Saved()
     saved.tensor = core.view_like(t, t, 0) if core.is_plain(t) else t.detach()
-    saved.version = version_of(t)
+    saved.version = version_of(t if core.is_plain(t) else saved.tensor)  # whose counter may be another one
     packed.append(weakref.ref(saved))
     results.append(weakref.ref(saved.tensor))
     return saved
@@ -270,7 +277,7 @@ def see_higher_order(seen, op):
 def see_reader(seen, function, args, name, t, arguments):
     """A method that reads memory: fatal on the host, where nobody could replay the reader. What it is to return, where that is
     not its own affair."""
-    if seen.inside:
+    if seen.inside or wrappers.is_one(t):  # what is inside is read by an op
         return None
     number = counters.ask(seen, name, t)
     if number is not None:
@@ -374,6 +381,8 @@ def see_op(seen, op, args, kwargs):
     written = [args[k] if k < len(args) else kwargs.get(name) for k, name in facts.writes]
     if packet in SILENT_WRITES and args[5]:  # training
         written += args[3:5]
+    elif op.namespace == "fsdp" and op.name() == GATHERS:
+        written.append(args[1])
     if op.namespace in COLLECTIVES:
         seen.exchanges, written = True, written + (inputs if op.namespace == "c10d" else [])
     written = tensors_in(written, [])
@@ -445,6 +454,8 @@ def see_op(seen, op, args, kwargs):
         results = constants.read(seen, inputs)
     elif between:
         results = apart.record(seen, op, args, kwargs)
+    elif is_capture(seen) and packed.is_one(op, args, kwargs):
+        results = packed.record(op, args, kwargs)
     else:
         before = core.graph_length() if (numbers or movable) and is_capture(seen) else 0
         moved = how_far(seen) if movable and facts.draws else None
@@ -456,6 +467,8 @@ def see_op(seen, op, args, kwargs):
         end = core.graph_length() if movable else 0
         # Not what counts somewhere, a collective or a draw, whose op did: it would do so again.
         repeats = op.namespace in constants.KNOWN and (moved is None or how_far(seen) == moved)
+    if op.namespace in COLLECTIVES:  # they may be handed out in one that waits when it is used
+        results = [part for t in results for part in (wrappers.plain_inside(t) if wrappers.is_one(t) else [t])]
     if numbers and is_capture(seen) and not scalars.record(seen, op, args, kwargs, numbers, before):
         live.pin_all(seen, numbers)
     if movable and repeats:
@@ -473,6 +486,7 @@ def see_op(seen, op, args, kwargs):
     fresh = [t for t in results if core.storage_id(t) not in known]
     vet_effect(seen, op, fresh, written)
     forks.note_made(seen, fresh)
+    ranks.note_pending(seen, op, inputs, fresh)
     line = user_line(seen) if fresh or (written and seen.recording) else ""
     if line and seen.recording:
         seen.trail.append((op, line))

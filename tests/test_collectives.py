@@ -6,9 +6,11 @@ import gc
 import os
 import signal
 
+import torch  # before the core, whose libraries are torch's: what is spawned begins here
+
+# isort: split
 import cgt_core as core
 import pytest
-import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 from helpers import counts, jit_warm, tells, values

@@ -1,12 +1,9 @@
-"""Tensors that no recording can hold: other layouts than strided, quantized and nested ones, and those that wrap
-others. Wherever a function meets one it runs eagerly, with a reason that names the place."""
+"""Tensors that no recording can hold: other layouts than strided, quantized and nested ones, and subclasses that do not say
+what is inside (those that do: test_wrappers.py). Wherever a function meets one it runs eagerly, with a reason that names the place."""
 
 import pytest
 import torch
-import torch.distributed as dist
 from helpers import counts, square_values, tells
-from torch.distributed.tensor import DeviceMesh, Replicate, distribute_tensor
-from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils import _pytree as pytree
 
 import cgt
@@ -41,10 +38,6 @@ def int8(x):
     return Int8(x.round().to(torch.int8), torch.tensor(0.5, device=x.device))
 
 
-def two(x):
-    return TwoTensor(x, x + 1)
-
-
 def masked(x):
     return torch.masked.masked_tensor(x.clone(), x > 0)
 
@@ -65,11 +58,6 @@ def jagged(x):
     return torch.nested.nested_tensor([x, x[:2]], layout=torch.jagged)
 
 
-def distributed(x):
-    mesh = DeviceMesh(x.device.type, [0])
-    return distribute_tensor(x.clone(), mesh, [Replicate()])
-
-
 def sparse(x):
     return x.to_sparse()
 
@@ -85,10 +73,8 @@ def mkldnn(x):
 # what makes one: (how it is told of, what makes a plain tensor of it)
 KINDS = {
     int8: ("a Int8, a tensor subclass", lambda t: t * 2),
-    two: ("a TwoTensor, a tensor subclass", lambda t: (t * 2).b),
     masked: ("a MaskedTensor, a tensor subclass", lambda t: (t * 2).get_data() * 1),
     jagged: ("a NestedTensor, a tensor subclass", lambda t: (t * 2).values() * 1),
-    distributed: ("a DTensor, a tensor subclass", lambda t: (t * 2).full_tensor() * 1),
     quantized: ("a quantized tensor", lambda t: t.dequantize()),
     by_channel: ("a quantized tensor", lambda t: t.dequantize()),
     nested: ("a nested tensor", lambda t: torch.nested.to_padded_tensor(t * 2, 0.0)),
@@ -96,23 +82,13 @@ KINDS = {
     rows: ("a tensor of layout torch.sparse_csr", lambda t: t.to_dense()),
     mkldnn: ("a tensor of layout torch._mkldnn", lambda t: t.to_dense()),
 }
-ON_THE_CPU = (by_channel, distributed, mkldnn)
-
-
-@pytest.fixture
-def group():
-    """A process group of this process alone."""
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
+ON_THE_CPU = (by_channel, mkldnn)
 
 
 @pytest.fixture(params=KINDS, ids=lambda make: make.__name__)
 def make(request, device):
     if request.param in ON_THE_CPU and device.type != "cpu":
         pytest.skip("the CPU's alone")
-    if request.param is distributed:
-        request.getfixturevalue("group")
     return request.param
 
 
@@ -153,10 +129,10 @@ def test_odd_tensor_of_which_only_the_shape_is_read(make, device):
 
 def test_odd_tensor_that_is_made_inside(make, device):
     kind, plain = KINDS[make]
-    if make in (distributed, jagged):
-        kind = ""  # a mesh reads its ranks before there is a tensor
+    if make is jagged:
+        kind = ""
     function = lambda x: plain(make(x))  # noqa: E731
-    if make not in (int8, two, masked):
+    if make not in (int8, masked):
         reason = runs_eagerly(function, square_values(device), kind)
         assert __file__ in reason
         return
@@ -168,13 +144,11 @@ def test_odd_tensor_that_is_made_inside(make, device):
     assert s.replays >= 3 or s.reasons, cgt.explain(f)
 
 
-@pytest.mark.parametrize("make", (int8, two))
-def test_odd_parameter_of_a_module(make, device):
+def test_odd_parameter_of_a_module(device):
     model = torch.nn.Linear(4, 4, bias=False).to(device)
-    model.weight = torch.nn.Parameter(make(square_values(device)), requires_grad=False)
-    picked = (lambda y: y.b * 1) if make is two else lambda y: y
-    kind, _ = KINDS[make]
-    runs_eagerly(lambda x: picked(model(x)), square_values(device, seed=2), kind)
+    model.weight = torch.nn.Parameter(int8(square_values(device)), requires_grad=False)
+    kind, _ = KINDS[int8]
+    runs_eagerly(lambda x: model(x) * 1, square_values(device, seed=2), kind)
 
 
 @pytest.mark.parametrize("make", (int8, quantized, sparse))

@@ -22,7 +22,7 @@ from hypothesis import strategies as some
 from torch import nn
 
 import cgt
-from cgt import options, places, record
+from cgt import empties, options, places, record
 from cgt.places import MISSING, find_places
 
 PLAIN = (type(None), bool, int, float, complex, str, bytes, tuple)
@@ -701,9 +701,9 @@ def filling(box, leave="replaced"):
         put(box.one, x * 2)
         y = x + before + 1e4 * describe_box(box)
         if leave == "replaced":
-            box.one = places.empty_like(box.one)
+            box.one = empties.empty_like(box.one)
         elif leave == "kept as well":
-            box.kept, box.one = box.one, places.empty_like(box.one)
+            box.kept, box.one = box.one, empties.empty_like(box.one)
             box.kept.clear()
         elif leave == "cleared":
             box.one.clear()
@@ -721,7 +721,7 @@ def set_one(value):
 
 CHANGES = {
     "nothing": lambda box: None,
-    "another": lambda box: setattr(box, "one", places.empty_like(box.one)),
+    "another": lambda box: setattr(box, "one", empties.empty_like(box.one)),
     "a list": set_one(list),
     "a dict": set_one(dict),
     "a defaultdict": set_one(lambda: collections.defaultdict(int)),

@@ -105,6 +105,7 @@ struct Call {
   std::vector<std::pair<at::Tensor, at::Tensor>> given{};  // what the op was given, and what it got instead
   std::exception_ptr error{};                            // what the op threw, if that is not Python's
   std::vector<OpNumber> numbers{};
+  bool handed_down = false;  // to an op on what is inside its arguments
   ~Call() {
     if (numbers.empty()) return;
     Gil gil;
@@ -255,6 +256,13 @@ static void observe_answer(PyObject* results) noexcept {
   }
 }
 
+// The op under way was done in another way, and returns these tensors.
+static void observe_done(PyObject* results) noexcept {
+  Stack& stack = *call_now->stack;
+  stack.resize(stack.size() - call_now->op.schema().arguments().size());
+  for (Py_ssize_t k = 0; k < PyList_GET_SIZE(results); ++k) stack.emplace_back(tensor_of(PyList_GET_ITEM(results, k)));
+}
+
 static bool is_default(const c10::Argument& wanted, const c10::IValue& value) {
   return wanted.default_value() && !value.isTensor() && *wanted.default_value() == value;
 }
@@ -363,13 +371,75 @@ static void settle_numbers(Call& call) {
   }
 }
 
+// Is one of these, or of a list among them, a tensor whose class runs Python for an op?
+static bool has_wrapper(const c10::IValue& value) {
+  if (value.isTensor()) return value.toTensor().defined() && value.toTensor().unsafeGetTensorImpl()->is_python_dispatch();
+  if (!value.isList()) return false;
+  c10::ArrayRef<c10::IValue> list = value.toListRef();
+  return std::any_of(list.begin(), list.end(), has_wrapper);
+}
+
+static thread_local Call* around = nullptr;  // the op on such that is under way
+
+// An op on such: its class runs ops on what is inside, and those are seen. As PyTorch's own kernel for it (pythonFallback
+// in PythonFallbackKernel.cpp), but for our key, which that one would exclude.
+static void observe_inside(Call& call) {
+  using Set = c10::DispatchKeySet;
+  constexpr Set above = Set(Set::FULL) - Set(Set::FULL_AFTER, c10::DispatchKey::Python) - Set(c10::DispatchKey::Python) - Set(OBSERVED);
+  struct Around {
+    Call* outer;
+    ~Around() { around = outer; }
+  } until{std::exchange(around, &call)};
+  c10::impl::ExcludeDispatchKeyGuard as_there(above);
+  (*getPyInterpreter())->dispatch(call.op, call.stack);
+}
+
+static const c10::IValue& argument(const Call& call, int k) {
+  return *(call.stack->end() - static_cast<ptrdiff_t>(call.op.schema().arguments().size() - static_cast<size_t>(k)));
+}
+
+// Is this that number, or a tensor that stands for it?
+static bool is_number(const c10::IValue& value, const c10::IValue& number) {
+  if (value.isTensor()) {
+    const at::Tensor& t = value.toTensor();
+    if (!t.defined() || !t.unsafeGetTensorImpl()->is_wrapped_number()) return false;
+    if (number.isDouble()) return t.scalar_type() == at::kDouble && *static_cast<const double*>(t.const_data_ptr()) == number.toDouble();
+    return t.scalar_type() == at::kLong && *static_cast<const int64_t*>(t.const_data_ptr()) == number.toInt();
+  }
+  return number.isDouble() ? value.isDouble() && value.toDouble() == number.toDouble() : value.isInt() && value.toInt() == number.toInt();
+}
+
+// The numbers of an op on such are those of the same op on what is inside.
+static void hand_down(Call& outer, Call& call) {
+  if (outer.numbers.empty() || !(outer.op.operator_name() == call.op.operator_name()) || !call.numbers.empty()) return;
+  Gil gil;
+  for (const OpNumber& one : outer.numbers) {
+    const c10::IValue& value = argument(call, one.arg);
+    auto list = one.part < 0 ? c10::ArrayRef<c10::IValue>() : value.toListRef();
+    if (one.part >= 0 && static_cast<size_t>(one.part) >= list.size()) continue;
+    if (!is_number(one.part < 0 ? value : list[static_cast<size_t>(one.part)], number_of(one.node))) continue;
+    call.numbers.push_back({one.arg, one.part, Py_NewRef(one.node)});
+  }
+  outer.handed_down = call.numbers.size() == outer.numbers.size();
+}
+
 static void observe_op(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
   Call call{op, keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, OBSERVED), stack};
+  const c10::IValue* first = &*(stack->end() - static_cast<ptrdiff_t>(op.schema().arguments().size()));
+  bool seen = !paused && observer_of_thread() && !c10::impl::TorchDispatchModeTLS::any_modes_set() &&
+              !c10::impl::tls_is_dispatch_key_excluded(c10::DispatchKey::Python);
+  if (seen && std::any_of(first, first + op.schema().arguments().size(), has_wrapper)) {
+    if (numbers_watched) plain_numbers(call);
+    observe_inside(call);
+    if (!call.handed_down && !call.numbers.empty()) settle_numbers(call);
+    return;
+  }
   if (numbers_watched && !is_composite(op)) plain_numbers(call);
   if (passes(op)) {
     if (!call.numbers.empty()) settle_numbers(call);
     return op.redispatchBoxed(call.below, stack);
   }
+  if (around) hand_down(*around, call);
   constexpr c10::DispatchKeySet above = c10::DispatchKeySet(c10::DispatchKeySet::FULL) -
                                         c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, OBSERVED);
   c10::impl::ExcludeDispatchKeyGuard ours(above);  // ops that `see` runs itself

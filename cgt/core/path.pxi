@@ -71,12 +71,16 @@ cdef int group_held(Table* t, Node* node, int32_t k, PyObject** leaves, bint min
     that the launch will set again does not count."""
     cdef Out* first = node_out(t, node, k)
     cdef Out* o
+    cdef Out* w
     cdef int32_t j, uses = 1                # the row's own
     if first.storage is NULL: return 0
     for j in range(k, group_end(node, k, first)):
         o = node_out(t, node, j)
         if not in_group(o, j, k) or tensor_storage(o.tensor) != first.storage: continue
-        if out_is_held(o.tensor, 1, mine and out_grads(t, node, o, leaves)): return 1
+        w = node_out(t, node, o.inside) if o.inside != NONE else NULL
+        if w is not NULL and w.tensor is not NULL:
+            if out_is_held(w.tensor, 1, mine and out_grads(t, node, w, leaves)) or out_is_held(o.tensor, 2, 0): return 1
+        elif out_is_held(o.tensor, 1, mine and out_grads(t, node, o, leaves)): return 1
         uses += 1
     return storage_count(first.storage) != uses
 
@@ -92,6 +96,14 @@ cdef id_t deads_alive(Table* t, Node* node) noexcept nogil:
 
 # --- rescue, poison ---
 
+cdef void wrapper_forget(Table* t, id_t n, id_t k) noexcept:
+    """What output k was handed out last as has another tensor inside than it will have next; NONE: there is none."""
+    cdef PyObject* tensor
+    if k == NONE: return
+    tensor = node_out(t, node_row(t, n), k).tensor
+    node_out(t, node_row(t, n), k).tensor = NULL
+    Py_XDECREFX(tensor)
+
 cdef void group_forget(Table* t, id_t n, int32_t k) noexcept:
     """The group's rows forget what they handed out, so the next hit hands out anew."""
     cdef PyObject* tensor
@@ -105,6 +117,7 @@ cdef void group_forget(Table* t, id_t n, int32_t k) noexcept:
         if not in_group(o, j, k): continue
         tensor = o.tensor
         o.tensor = NULL
+        wrapper_forget(t, n, o.inside)
         Py_XDECREFX(tensor)
 
 cdef int group_rescue(Table* t, id_t n, int32_t k) except -1:
@@ -185,7 +198,7 @@ cdef int outs_part(Table* t, id_t n) except -1:
     cdef Out* o
     for k in range(node_row(t, n).len[OUTS]):
         o = node_out(t, node_row(t, n), k)
-        if o.kind == FRESH and o.grad_slot == NONE and o.storage is not NULL: group_rescue(t, n, k)
+        if o.kind == FRESH and o.grad_slot == NONE and o.inside == NONE and o.storage is not NULL: group_rescue(t, n, k)
     return 0
 
 # --- paths and iterations ---

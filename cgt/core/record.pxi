@@ -323,11 +323,11 @@ cdef int slot_fill(Table* t, id_t n, id_t k, object row) except -1:
     return 0
 
 cdef int out_fill(Table* t, id_t n, id_t k, object row) except -1:
-    """row: (kind, ref, proto, shift, version, grad_slot, hidden, root, line, ops)"""
+    """row: (kind, ref, proto, shift, version, grad_slot, hidden, root, line, ops, inside)"""
     cdef PyObject* x
     cdef Out* o
     cdef id_t dim_at
-    kind, ref, proto, shift, version, grad_slot, hidden, root, line, ops = row
+    kind, ref, proto, shift, version, grad_slot, hidden, root, line, ops, inside = row
     x = <PyObject*>proto
     dim_at = dims_of(t, n, x)
     o = node_out(t, node_row(t, n), k)
@@ -338,6 +338,7 @@ cdef int out_fill(Table* t, id_t n, id_t k, object row) except -1:
     o.grad_slot = grad_slot
     o.hidden = hidden
     o.root = root
+    o.inside = inside
     if not hidden: node_row(t, n).n_given += 1
     if kind == SHARED: node_out(t, node_row(t, n), <id_t>ref).sharers += 1
     if kind == READOUT: node_row(t, n).waits = 1

@@ -113,6 +113,9 @@ cdef int out_renew(Table* t, id_t n, int32_t k) except -1:
         o = node_out(t, node, j)
         old = o.tensor
         o.tensor = made
+        wrapper_forget(t, n, o.inside)
+        node = node_row(t, n)
+        o = node_out(t, node, j)
         if j == k:
             before = o.storage
             o.storage = tensor_storage(made)
@@ -120,6 +123,34 @@ cdef int out_renew(Table* t, id_t n, int32_t k) except -1:
             storage_drop(before)
         Py_XDECREFX(old)
         node = node_row(t, n)
+    return 0
+
+cdef bint wrapper_intact(Table* t, id_t n, int32_t k) except -1:
+    """Has the tensor subclass that was handed out last the tensors inside that the recording writes?"""
+    cdef Out* o = node_out(t, node_row(t, n), k)
+    if o.tensor is NULL: return False
+    held = <object>o.tensor
+    _, inside, names = <object>o.ops
+    for j, name in zip(inside, names):
+        one = getattr(held, name, None)
+        if <PyObject*>one != node_out(t, node_row(t, n), <id_t>j).tensor: return False
+    return True
+
+cdef int wrapper_ready(Table* t, id_t n, int32_t k) except -1:
+    """Output k, around outputs that are ready: the same object as last time, as if new; or another one."""
+    cdef PyObject* old
+    cdef Out* o
+    if not wrapper_intact(t, n, k):
+        make, inside, _ = <object>node_out(t, node_row(t, n), k).ops
+        made = make([<object>node_out(t, node_row(t, n), <id_t>j).tensor for j in inside])
+        Py_INCREF(made)
+        o = node_out(t, node_row(t, n), k)
+        old = o.tensor
+        o.tensor = <PyObject*>made
+        Py_XDECREFX(old)
+    o = node_out(t, node_row(t, n), k)
+    out_unlearn(o.tensor)
+    out_set_version(o.tensor, o.version)
     return 0
 
 cdef int outs_ready(Table* t, id_t n) except -1:
@@ -130,6 +161,9 @@ cdef int outs_ready(Table* t, id_t n) except -1:
     cdef int32_t k, j, renew
     for k in range(node.len[OUTS]):
         o = node_out(t, node, k)
+        if o.kind == WRAPPER:
+            wrapper_ready(t, n, k)
+            node = node_row(t, n)
         if o.kind != FRESH: continue
         first = o
         renew = 0

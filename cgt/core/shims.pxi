@@ -61,6 +61,7 @@ cdef extern from "tensor_shim.h" namespace "cgt":
     PyObject* tensor_over(PyObject* base, PyObject* like, uint64_t keys, int64_t shift, int ndim,
                           const int64_t* dims) noexcept
     bint tensor_has_attributes(PyObject* o) noexcept nogil
+    void out_unlearn(PyObject* o)
     void out_reset(PyObject* o)
     void out_set_version(PyObject* o, int version)
     void out_share_version(PyObject* o, PyObject* first)
@@ -167,6 +168,7 @@ cdef extern from "observe_shim.h" namespace "cgt":
     int observe_shown(int shown) noexcept
     PyObject* observe_proceed(PyObject* instead) noexcept
     void observe_answer(PyObject* results) noexcept
+    void observe_done(PyObject* results) noexcept
     int observe_lone(PyObject* t) noexcept
     void numbers_are_ "cgt::numbers_are"(PyObject* node)
     void numbers_watch_ "cgt::numbers_watch"(const void* run, bint on) except +

@@ -133,6 +133,11 @@ def answer(list results):
     observe_answer(<PyObject*>results)
 
 
+def done(list results):
+    """The op that is observed now was done without `proceed`, and returns these tensors."""
+    observe_done(<PyObject*>results)
+
+
 def is_lone(object t):
     """Is this argument of the op that is observed now a number of the host's that Python did not know before?"""
     return observe_lone(<PyObject*>t) != 0

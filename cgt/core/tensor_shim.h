@@ -394,12 +394,15 @@ static inline bool tensor_has_attributes(PyObject* o) {
 
 // Take off what a user left on a returned tensor: autograd metadata (grad_fn, .grad,
 // requires_grad, hooks), Python attributes, version. Unheld outputs only.
-static inline void out_reset(PyObject* o) {
+static inline void out_unlearn(PyObject* o) {
   c10::TensorImpl* i = impl_of(o);
   if (C10_UNLIKELY(autograd_meta_of(i) != nullptr)) i->set_autograd_meta(nullptr);
   PyTensor* p = reinterpret_cast<PyTensor*>(o);
   if (C10_UNLIKELY(p->backward_hooks != nullptr)) Py_CLEAR(p->backward_hooks);
   if (C10_UNLIKELY(p->post_accumulate_grad_hooks != nullptr)) Py_CLEAR(p->post_accumulate_grad_hooks);
+}
+static inline void out_reset(PyObject* o) {
+  out_unlearn(o);
   if (C10_UNLIKELY(tensor_has_attributes(o))) PyDict_Clear(*_PyObject_GetDictPtr(o));
 }
 

@@ -1,0 +1,350 @@
+"""Tensors that are made of others (wrapper subclasses), two of a kind in each, and DTensor: as parameters, gradients, arguments and results."""
+
+import copy
+
+import torch  # before the core, whose libraries are torch's
+
+# isort: split
+import pytest
+import torch.distributed as dist
+from helpers import counts, same, tells, values
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.testing._internal.two_tensor import TwoTensor
+from torch.utils import _pytree
+
+import cgt
+from cgt import errors
+
+CALLS = 8
+
+
+class Pair(torch.Tensor):
+    """Each op runs on both. One of them lies in a slot, the other one in the instance's dict."""
+
+    __slots__ = ("first",)
+
+    @staticmethod
+    def __new__(cls, first, second):
+        return torch.Tensor._make_wrapper_subclass(cls, first.shape, strides=first.stride(), dtype=first.dtype, device=first.device)
+
+    def __init__(self, first, second):
+        self.first, self.second = first, second
+
+    def __tensor_flatten__(self):
+        return ["first", "second"], None
+
+    @staticmethod
+    def __tensor_unflatten__(parts, context, shape, stride):
+        return Pair(parts["first"], parts["second"])
+
+    @classmethod
+    def __torch_dispatch__(cls, op, types, args=(), kwargs=None):
+        def run(part):
+            return op(*_pytree.tree_map_only(cls, part, args), **_pytree.tree_map_only(cls, part, kwargs or {}))
+
+        firsts, seconds = run(lambda t: t.first), run(lambda t: t.second)
+        mutated = op._schema.is_mutable and isinstance(args[0], cls)
+        if mutated:
+            return args[0]
+        return _pytree.tree_map(lambda a, b: cls(a, b) if isinstance(a, torch.Tensor) else a, firsts, seconds)
+
+
+def pair(device, *shape, seed=1):
+    return Pair(values(device, *shape, seed=seed), values(device, *shape, seed=seed + 100))
+
+
+def both(t):
+    return [t.first.clone(), t.second.clone()]
+
+
+class Layer:
+    """A parameter that is a pair, and its optimizer."""
+
+    def __init__(self, device, set_to_none=True):
+        self.w = pair(device, 4, 4).requires_grad_()
+        self.opt = torch.optim.SGD([self.w], lr=0.1, momentum=0.9)
+        self.set_to_none = set_to_none
+
+    def step(self, x):
+        self.opt.zero_grad(set_to_none=self.set_to_none)
+        loss = (x @ self.w).square().mean()
+        loss.backward()
+        self.opt.step()
+        return loss.detach()
+
+
+def steps(layer, step, n=CALLS, between=lambda k, layer: None):
+    """Losses, parameters, gradients and momenta behind each of n steps."""
+    found = []
+    for k in range(n):
+        x = pair(layer.w.device, 2, 4, seed=k)
+        found += [*both(step(x)), *both(layer.w)]
+        found += both(layer.w.grad) if layer.w.grad is not None else []
+        between(k, layer)
+    return found
+
+
+def assert_steps(device, between=lambda k, layer: None, set_to_none=True, replays=CALLS - 2, make=Layer):
+    want, got = make(device, set_to_none), make(device, set_to_none)
+    jitted = cgt.jit(got.step)
+    expected = steps(want, want.step, between=between)
+    assert all(map(same, steps(got, jitted, between=between), expected)), cgt.explain(jitted)
+    assert counts(jitted)[2] >= replays, cgt.explain(jitted)
+    return jitted
+
+
+# --- parameters and gradients ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("set_to_none", [True, False])
+def test_whole_step_replays(device, set_to_none):
+    assert_steps(device, set_to_none=set_to_none)
+
+
+def test_gradient_that_is_kept_stays_as_it_was(device):
+    kept = []
+
+    def keep(k, layer):
+        kept.append((layer.w.grad, both(layer.w.grad)))
+
+    assert_steps(device, keep)
+    assert all(same(a, b) for grad, was in kept for a, b in zip((grad.first, grad.second), was, strict=True))
+    assert len({id(grad) for grad, _ in kept}) == len(kept)
+
+
+def test_what_is_inside_a_gradient_is_kept(device):
+    kept = []
+    assert_steps(device, lambda k, layer: kept.append((layer.w.grad.second, layer.w.grad.second.clone())))
+    assert all(same(a, b) for a, b in kept)
+
+
+def test_gradients_that_add_up(device):
+    class Adding(Layer):
+        def step(self, x):
+            loss = (x @ self.w).square().mean()
+            loss.backward()
+            return loss.detach()
+
+    def every_third(k, layer):
+        if k % 3 == 2:
+            layer.w.grad = None
+
+    assert_steps(device, every_third, replays=0, make=Adding)
+
+
+def test_another_gradient_in_between(device):
+    def put(k, layer):
+        layer.w.grad = None if k % 2 else pair(layer.w.device, 4, 4, seed=50 + k)
+
+    assert_steps(device, put, replays=CALLS - 3)
+
+
+def test_gradient_of_which_the_inside_was_exchanged(device):
+    def exchange(k, layer):
+        layer.w.grad.first = torch.zeros_like(layer.w.grad.first)
+
+    assert_steps(device, exchange)
+
+
+def test_parameter_that_is_written_in_between(device):
+    @torch.no_grad()
+    def write(k, layer):
+        layer.w.mul_(0.5)
+        layer.w.first.add_(1)
+
+    assert_steps(device, write)
+
+
+def test_what_lies_in_a_parameter_is_exchanged(device):
+    def exchange(k, layer):
+        if k == 3:
+            layer.w.first = values(layer.w.device, 4, 4, seed=9)
+        if k == 5:
+            layer.w.second = values(layer.w.device, 4, 4, seed=10)
+
+    assert_steps(device, exchange, replays=1)
+
+
+def test_parameter_that_is_frozen(device):
+    w = pair(device, 4, 4).requires_grad_()
+
+    def grows(x):
+        y = x @ w
+        return (y.first + y.second, torch.tensor(float(y.requires_grad)))
+
+    with torch.no_grad():
+        f, x = cgt.jit(grows), pair(device, 2, 4)
+        assert all(same(a, b) for _ in range(4) for a, b in zip(f(x), grows(x), strict=True))
+    assert counts(f)[2] == 2
+    f, step = cgt.jit(lambda x: float(w.requires_grad) * x), values(device)
+    for _ in range(4):
+        assert torch.equal(f(step), step)
+    w.requires_grad_(False)
+    assert torch.equal(f(step), step * 0)
+
+
+@tells("wrapped_graph")
+def test_graph_that_leaves_the_call_runs_eagerly(device):
+    w = pair(device, 4, 4).requires_grad_()
+    twin = copy.deepcopy(w)
+    f = cgt.jit(lambda x: (x @ w).square().mean())
+    for k in range(CALLS):
+        x = pair(device, 2, 4, seed=k)
+        mine, theirs = f(x), (x @ twin).square().mean()
+        mine.backward(), theirs.backward()
+        assert all(map(same, both(mine.detach()) + both(w.grad), both(theirs.detach()) + both(twin.grad)))
+    assert counts(f)[2] == 0
+    assert any("Jit the whole step" in reason for reason in cgt.stats(f).reasons), cgt.explain(f)
+
+
+ACTS = {
+    "keep": lambda layer, kept: kept.append(layer.w.grad) if layer.w.grad is not None else None,
+    "let go": lambda layer, kept: kept.clear(),
+    "none": lambda layer, kept: setattr(layer.w, "grad", None),
+    "another": lambda layer, kept: setattr(layer.w, "grad", pair(layer.w.device, 4, 4, seed=7)),
+    "inside": lambda layer, kept: setattr(layer.w, "first", layer.w.first.clone()),
+    "write": lambda layer, kept: layer.w.detach().mul_(0.9),
+    "eager": lambda layer, kept: layer.step(pair(layer.w.device, 2, 4, seed=8)),
+    "nothing": lambda layer, kept: None,
+}
+
+
+@settings(max_examples=25, deadline=None)
+@given(acts=st.lists(st.sampled_from(sorted(ACTS)), min_size=3, max_size=9), set_to_none=st.booleans())
+def test_whatever_happens_in_between(acts, set_to_none):
+    for device in ["cpu"] + (["cuda"] if torch.cuda.is_available() else []):
+        kept = ([], [])
+        layers = Layer(device, set_to_none), Layer(device, set_to_none)
+        runs = layers[0].step, cgt.jit(layers[1].step)
+        for k, act in enumerate(["nothing", "nothing", *acts]):
+            x = pair(device, 2, 4, seed=k)
+            results = [both(run(x)) + both(layer.w) for run, layer in zip(runs, layers, strict=True)]
+            assert all(map(same, *results)), (act, k)
+            for layer, mine in zip(layers, kept, strict=True):
+                ACTS[act](layer, mine)
+        assert all(same(a, b) for grads in zip(*kept, strict=True) for a, b in zip(*map(both, grads), strict=True))
+
+
+# --- arguments and results ---------------------------------------------------------------------------
+
+
+def test_argument_and_result(device):
+    f, held = cgt.jit(lambda x, y: (x * y + 1, x.first.sum())), []
+    for k in range(CALLS):
+        x, y = pair(device, seed=k), pair(device, seed=k + 20)
+        got, total = f(x, y)
+        want = x * y + 1
+        assert type(got) is Pair and all(map(same, both(got), both(want))) and same(total, x.first.sum())
+        held.append((got, both(want)))
+    assert all(same(a, b) for got, want in held for a, b in zip(both(got), want, strict=True))
+    assert counts(f)[2] >= CALLS - 3, cgt.explain(f)
+
+
+def test_argument_of_another_kind_is_another_call(device):
+    f = cgt.jit(lambda x: x * 2)
+    for x in (pair(device), pair(device, 2, 2), values(device), pair(device)):
+        for _ in range(3):
+            got, want = f(x), x * 2
+            assert type(got) is type(want)
+            assert all(map(same, both(got), both(want))) if type(x) is Pair else same(got, want)
+    assert counts(f)[2] == 7, cgt.explain(f)
+
+
+@tells("subclass")
+def test_argument_with_a_graph_runs_eagerly(device):
+    f, x = cgt.jit(lambda x: x * 2), pair(device).requires_grad_()
+    for _ in range(3):
+        y = f(x)
+        assert y.requires_grad and all(map(same, both(y.detach()), both((x * 2).detach())))
+    assert list(cgt.stats(f).reasons) == [errors.subclass("args[0]", "Pair")]
+
+
+def test_result_that_was_there_before_is_itself(device):
+    w = pair(device)
+    f = cgt.jit(lambda x: (w, x + 1))
+    for _ in range(4):
+        assert f(values(device))[0] is w
+
+
+def test_number_that_changes_beside_one(device):
+    f, x = cgt.jit(lambda x, k: x * k + k), pair(device)
+    for k in range(CALLS):
+        got, want = f(x, 0.5 * k), x * (0.5 * k) + 0.5 * k
+        assert all(map(same, both(got), both(want)))
+    assert counts(f)[2] >= CALLS - 4, cgt.explain(f)
+
+
+def test_what_stays_written(device):
+    """An argument, and what a closure has."""
+    total = Pair(torch.zeros(4, 3, device=device), torch.zeros(4, 3, device=device))
+
+    def add(x):
+        x.mul_(2)
+        total.add_(x)
+        return x.second.sum()
+
+    f, x, want = cgt.jit(add), pair(device), torch.zeros(4, 3, device=device)
+    for k in range(CALLS):
+        x.first.copy_(values(device, seed=k))
+        f(x)
+        want += values(device, seed=k) * 2
+        assert same(x.first, values(device, seed=k) * 2) and same(total.first, want)
+    assert counts(f)[2] >= CALLS - 3, cgt.explain(f)
+
+
+def test_one_that_is_made_inside(device):
+    f = cgt.jit(lambda x: (Pair(x, x + 1) * 2).second * 1)
+    for k in range(CALLS):
+        assert same(f(values(device, seed=k)), (values(device, seed=k) + 1) * 2)
+    assert counts(f)[2] >= CALLS - 3, cgt.explain(f)
+
+
+def test_torchs_own(device):
+    t = TwoTensor(values(device), values(device, seed=2))
+    f = cgt.jit(lambda x: (x + t).b * 1)
+    for k in range(CALLS):
+        x = values(device, seed=k)
+        assert same(f(x), x + t.b)
+    assert counts(f)[2] >= CALLS - 3, cgt.explain(f)
+
+
+# --- DTensor ---------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def mesh(device):
+    from torch.distributed.tensor import init_device_mesh
+
+    if device.type == "cuda":
+        torch.cuda.set_device(0)
+    backend = "gloo" if device.type == "cpu" else "cpu:gloo,cuda:nccl"
+    dist.init_process_group(backend, rank=0, world_size=1, store=dist.HashStore())
+    yield init_device_mesh(device.type, (1,))
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("optimizer", ["SGD", "AdamW", "foreach"])
+def test_distributed_parameters(device, mesh, optimizer):
+    """A mesh of one: the same ops, but for an exchange."""
+    from torch.distributed.tensor import DTensor, Replicate, distribute_module
+
+    def train(wrap):
+        torch.manual_seed(0)
+        model = distribute_module(torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.Tanh(), torch.nn.Linear(8, 2)).to(device), mesh)
+        make = {"SGD": lambda p: torch.optim.SGD(p, 0.1, momentum=0.9), "AdamW": torch.optim.AdamW}
+        opt = make.get(optimizer, lambda p: torch.optim.AdamW(p, foreach=True))(model.parameters())
+
+        def step(x):
+            opt.zero_grad()
+            loss = model(DTensor.from_local(x, mesh, [Replicate()])).to_local().square().mean()
+            loss.backward()
+            opt.step()
+            return loss.detach()
+
+        step = wrap(step)
+        losses = [step(values(device, seed=k)).clone() for k in range(12)]
+        return [*losses, *(p.to_local().detach().clone() for p in model.parameters())], step
+
+    (want, _), (got, step) = train(lambda f: f), train(cgt.jit)
+    assert all(map(same, got, want)) and counts(step)[2] >= 8, cgt.explain(step)
