@@ -1,7 +1,7 @@
 """`python -m bench.ranks`: whole steps that exchange data between processes, each with its GPU, with and without cgt; and an all_reduce
 beside the launch of the graph that holds it. Writes bench/results/gpu2.json; `make gpu2` runs the tests of several processes before it.
 
-A step is SGD on a DistributedDataParallel. Host time is until the call returns, wall time until the GPU is done; both are medians over
+A step is SGD on a DistributedDataParallel, or AdamW on what fully_shard has spread, each layer by itself. Host time is until the call returns, wall time until the GPU is done; both are medians over
 blocks of calls, jitted and plain in turns, so that what disturbs one disturbs the other. With a busy neighbour (a thread of rank 0 that
 computes in Python now and then) single steps are timed, and the 99th percentile is held against the median.
 """
@@ -20,6 +20,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch import nn
+from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import cgt
@@ -30,7 +31,7 @@ RECORD = ROOT / "bench" / "results" / "gpu2.json"
 PAGE, MARKS = ROOT / "docs" / "scale.md", ("<!-- ranks -->", "<!-- /ranks -->")
 RANKS = 2
 SETTLING, BLOCKS, BLOCK, STEPS = 100, 9, 10, 200  # calls before anything is timed; blocks of so many; steps beside a neighbour
-TESTS_S = 200
+TESTS_S = 300
 
 
 # --- what is timed -----------------------------------------------------------------------------------
@@ -60,6 +61,26 @@ def step_of(make, wrap, parallel=True):
 
     def step(x):
         optimizer.zero_grad(set_to_none=True)
+        loss = model(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    return wrap(step), draw().cuda()
+
+
+def sharded_step_of(make, wrap):
+    """The same of a model that is spread over the ranks."""
+    torch.manual_seed(0)
+    model, draw = make()
+    model = model.cuda()
+    for part in model.layers if isinstance(model, nn.TransformerEncoder) else [one for one in model if isinstance(one, nn.Linear)][::8]:
+        fully_shard(part)
+    fully_shard(model)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+
+    def step(x):
+        optimizer.zero_grad()
         loss = model(x).square().mean()
         loss.backward()
         optimizer.step()
@@ -132,6 +153,13 @@ def of_model(make, rank):
     }  # fmt: skip
 
 
+def of_sharded(make):
+    """Figures of one model that is spread over the ranks."""
+    subjects = {"eager": sharded_step_of(make, lambda f: f), "jit": sharded_step_of(make, cgt.jit)}
+    losses = {name: first_losses(f, x) for name, (f, x) in subjects.items()}
+    return {"equal": losses["eager"] == losses["jit"], "replays": cgt.stats(subjects["jit"][0]).replays, "us": in_turns(subjects)}
+
+
 def of_reduce():
     """An all_reduce of 4 KiB: cgt's hit, the launch of a graph made by hand, and eager."""
     x = torch.randn(1024, device="cuda")
@@ -163,7 +191,10 @@ def one_rank(rank, folder):
     dist.init_process_group(
         "nccl", init_method=f"file://{folder}/store", rank=rank, world_size=RANKS, device_id=torch.device("cuda", rank)
     )
-    found = {"models": {name: of_model(make, rank) for name, make in MODELS.items()}, "all_reduce": of_reduce()}
+    found = {
+        "models": {name: of_model(make, rank) for name, make in MODELS.items()},
+        "sharded": {name: of_sharded(make) for name, make in MODELS.items()}, "all_reduce": of_reduce(),
+    }  # fmt: skip
     if rank == 0:
         Path(folder, "found").write_text(json.dumps(found))
     dist.destroy_process_group()
@@ -183,10 +214,13 @@ def with_figures(page, record):
         row("wall", us["eager"][1], us["jit"][1])
         row("wall on one GPU, without exchange", us["one GPU, eager"][1], us["one GPU, jit"][1])
         row("99th percentile over median beside a busy thread", one["jitter"]["eager"], one["jitter"]["jit"], 2)
+    for name, one in record["sharded"].items():
+        row(f"{name}, `fully_shard`, a step: host", one["us"]["eager"][0], one["us"]["jit"][0])
+        row("wall", one["us"]["eager"][1], one["us"]["jit"][1])
     us = record["all_reduce"]
     row(f"`all_reduce` of 4 KiB: host (a graph made by hand: {us['graph'][0]:.1f})", us["eager"][0], us["jit"][0], 1)
     row(f"wall (a graph made by hand: {us['graph'][1]:.1f})", us["eager"][1], us["jit"][1], 1)
-    equal = all(one["equal"] for one in record["models"].values())
+    equal = all(one["equal"] for one in (*record["models"].values(), *record["sharded"].values()))
     rows += ["", f"The first {SETTLING} losses are {'equal to the last bit' if equal else 'NOT equal'} on the rank that tells."]
     head, rest = page.split(MARKS[0])
     return head + "\n".join([MARKS[0], "", *rows, "", MARKS[1]]) + rest.split(MARKS[1])[1]
@@ -206,13 +240,16 @@ def main():
         return write_page(json.loads(options.out.read_text()))
     if torch.cuda.device_count() < RANKS:
         sys.exit(f"This is about {RANKS} GPUs; here is {torch.cuda.device_count()}.")
-    status = run_pytest(TESTS_S, "-q", "tests/test_ranks.py") if options.tests else None
+    status = run_pytest(TESTS_S, "-q", "tests/test_ranks.py", "tests/test_sharded.py") if options.tests else None
     with tempfile.TemporaryDirectory() as folder:
         mp.spawn(one_rank, (folder,), nprocs=RANKS)
         found = json.loads(Path(folder, "found").read_text())
     tested = {} if status is None else {"tests": "passed" if status == 0 else "failed"}
     options.out.write_text(json.dumps({**machine(), "ranks": RANKS, **tested, **found}, indent=1) + "\n")
     write_page(json.loads(options.out.read_text()))
+    for name, one in found["sharded"].items():
+        host, wall = (one["us"]["jit"][k] / one["us"]["eager"][k] for k in (0, 1))
+        print(f"{name}, sharded: host {host:.3f} x eager, wall {wall:.3f} x, replays {one['replays']}, equal {one['equal']}")
     for name, one in found["models"].items():
         host, wall = (one["us"]["jit"][k] / one["us"]["eager"][k] for k in (0, 1))
         print(f"{name}: host {host:.3f} x eager, wall {wall:.3f} x, p99/p50 {one['jitter']}, equal {one['equal']}")

@@ -66,6 +66,7 @@ from .observe import (
     span,
     version_of,
 )
+from .private import gathered_in, is_gathered
 
 DEFAULT_GENERATORS = (torch.default_generator, *torch.cuda.default_generators)
 CODE = (type, types.ModuleType, types.FunctionType, types.MethodType, types.CodeType, torch.Tensor)
@@ -202,6 +203,7 @@ def loose_in(plan, seen):
     """Aliases of memory that the run read, and neither argument nor place leads to."""
     drawn_from = [] if seen.dropout is None else [seen.dropout]  # guarded by itself
     known = {core.storage_id(t) for t in (*all_tensors(plan), *drawn_from)}.union(seen.buffers, seen.made)
+    known.update(core.storage_id(t) for one in plan.sharded if not is_gathered(one) for t in gathered_in(one))  # it gathers these itself
     return [core.alias(t) for sid, t in seen.touched.items() if sid not in known]
 
 

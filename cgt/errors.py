@@ -714,6 +714,11 @@ def gathered(path):
     return f"{path} was gathered by an earlier forward and is not sharded yet, so this backward runs as it is. Call reshard() on the module behind a forward that has none."
 
 
+@code(234)
+def unknown_sharding(path):
+    return f"{path} was spread by fully_shard of a release of torch in which cgt does not know what that keeps beside it."
+
+
 @code(228)
 def not_compared(path, what, instead):
     return f"{path} {what}, and cgt cannot compare it from call to call. {instead}"

@@ -51,7 +51,13 @@ from torch.optim import optimizer as torch_optimizer
 
 from . import wrappers
 from .code import code_reads, family, is_ambient, parts_of
-from .private import SHARDED_FIELDS, SHARDED_KINDS, SHARDED_PARAMETER
+from .private import (
+    SHARDED_FIELDS,
+    SHARDED_KINDS,
+    SHARDED_PARAMETER,
+    is_sharded_module,
+    knows_sharding,
+)
 from .taps import is_reader
 
 MISSING = object()  # the wanted value of a key that must stay absent, of a cell that is empty
@@ -93,7 +99,8 @@ class Found(NamedTuple):
     passed: set  # code objects of functions that were met and not looked at, since they did not run
     kept: list  # of Put
     shared: set  # ids of tensors and tuples that were met more than once
-    sharded: list  # (path, what fully_shard keeps of a parameter)
+    taken_over: list  # paths of modules whose parameters fully_shard has spread
+    sharded: list  # (path, what it keeps of a parameter; None: this release keeps something else)
 
 
 class Walk(NamedTuple):
@@ -125,7 +132,7 @@ def find_places(function, roots=(), ran=None, arguments=(), most=None, keeps=Non
     to get to another one, a value must change that these read. To it come those that a backward will run. None: what any
     code reads to which the function leads. `arguments`: (path, tensor) of those that
     are given, of which only the hooks count. `keeps`: see Walk."""
-    walk = Walk(Found([], [], [], [], [], {}, [], set(), [], set(), []), set(), {}, collections.deque(), [], {}, {}, {}, {}, {}, {}, {}, ran, keeps)
+    walk = Walk(Found([], [], [], [], [], {}, [], set(), [], set(), [], []), set(), {}, collections.deque(), [], {}, {}, {}, {}, {}, {}, {}, ran, keeps)
     most = math.inf if most is None else most
     # Thousands of places are no garbage, and a finalizer could change what is looked at.
     return core.within([collector_off()], lambda: look_everywhere(walk, function, roots, arguments, most))
@@ -682,6 +689,8 @@ def walk_tensor(walk, tensor, path):
         add_and_visit(walk, *at, name, one, f"{path}.{name}")
     if (id(type(tensor)) in PLAIN_TENSORS or made_of_others) and tensor.requires_grad:
         walk.open.append((read_tensor, tensor, path))
+    if made_of_others:
+        walk_subclass(walk, tensor, path)
 
 
 def read_tensor(walk, tensor, path, names):
@@ -735,6 +744,8 @@ def walk_module(walk, module, path):
         keys = [*own.get("_keys", ()), *map(str, range(own.get("_size", 0)))]
         read_dict(walk, own, path, {"_keys", "_size", *keys})
     walk_hooks(walk, own, MODULE_HOOKS, path)
+    if is_sharded_module(type(module)):
+        walk.found.taken_over.append(path)
     if id(torch.nn.functional) not in walk.seen:  # in which torch's modules look their functions up
         visit(walk, torch.nn.functional, "torch.nn.functional")
         walk_hooks(walk, vars(torch_module), GLOBAL_HOOKS, "torch.nn.modules.module")
@@ -750,7 +761,7 @@ def walk_sharded(walk, one, path):
     """What fully_shard keeps beside a module: settings, and what is under way, which is nothing between two steps."""
     own, is_parameter = dict_of(one), kind_of(type(one)) == SHARDED_PARAMETER
     if is_parameter:
-        walk.found.sharded.append((path, one))
+        walk.found.sharded.append((path, one if knows_sharding(one) else None))
     for name in [name for name in own if not is_parameter or name in SHARDED_FIELDS]:
         add(walk, DICT_ITEM, own, name, own[name], f"{path}.{name}")
         if not is_parameter and not issubclass(type(own[name]), (torch.Tensor, torch.nn.Module, tuple)):

@@ -90,7 +90,7 @@ def survey(call):
     if graph is None:
         found = look_around(state, call.function, flat)
     else:
-        found = places.Found(places.found_again(graph.places), [], graph.reached, [], [], graph.owners, [], set(), [], set(), [])
+        found = places.Found(places.found_again(graph.places), [], graph.reached, [], [], graph.owners, [], set(), [], set(), [], [])
     reason = refuse_around(flat, found)
     if reason is not None:
         return reason
@@ -210,6 +210,8 @@ def refuse_around(flat, around):
     # What another thread puts there meanwhile could not be told from what a recording did that is undone.
     if around.kept and not is_alone():
         return errors.used_elsewhere(around.kept[0].place.path)
+    if (around.taken_over and not around.sharded) or any(one is None for _, one in around.sharded):
+        return errors.unknown_sharding(around.taken_over[0])
     return errors.scripted(around.scripted[0]) if around.scripted else None
 
 

@@ -22,7 +22,7 @@ from torch.utils._python_dispatch import (
 __all__ = [
     "CAPTURE_CHECKS", "COMPILED_FRAME", "HIGHER_ORDER_CALL", "HOP_COMPILES", "HOP_WRAPPERS", "KEEPS_GRAPH", "READ_BEHIND", "SAVED_HOOKS_DISABLE",
     "SHARDED_FIELDS", "SHARDED_KINDS", "SHARDED_PARAMETER", "TO_DLPACK", "DispatchMode", "FakeTensorMode", "OpOverload", "clear_workspaces", "compilations", "compiled_switches", "forget_reduction",
-    "gathered_storages", "graph_task", "inductor_is_there", "is_forward_ad", "is_gathered", "is_pending", "is_reduced", "is_traceable", "knows_parallel", "may_donate", "mode_is_active", "odd_parallel",
+    "gathered_in", "graph_task", "inductor_is_there", "is_forward_ad", "is_gathered", "is_pending", "is_reduced", "is_sharded_module", "is_traceable", "knows_parallel", "knows_sharding", "may_donate", "mode_is_active", "odd_parallel",
     "outside_dynamo", "parallel_iteration", "pop_saved_hooks", "push_saved_hooks", "region_call", "self_check", "sequence_number",
     "set_parallel_statistics", "sharded_module", "sharding_calls", "used_map_size", "without_torch_function",
 ]  # fmt: skip
@@ -128,14 +128,25 @@ SHARDED_KINDS = frozenset((
 SHARDED_FIELDS = ("sharded_state", "sharded_param", "unsharded_accumulated_grad")
 
 
+def is_sharded_module(cls):
+    """Is this the class of a module that fully_shard took over?"""
+    module = sys.modules.get("torch.distributed.fsdp")
+    return module is not None and issubclass(cls, getattr(module, "FSDPModule", ()))
+
+
+def knows_sharding(parameter):
+    """Does this release keep of a parameter of fully_shard's what is asked here?"""
+    return hasattr(parameter, "sharded_state") and hasattr(parameter, "all_gather_outputs")
+
+
 def is_gathered(parameter):
     """Does memory of its own hold all of this parameter of fully_shard's?"""
     return parameter.sharded_state.name == "UNSHARDED"
 
 
-def gathered_storages(parameter):
-    """Where all of it comes to; without bytes when it is not needed."""
-    return [t.untyped_storage() for t in parameter.all_gather_outputs]
+def gathered_in(parameter):
+    """Where all of it comes to: tensors whose memory has no bytes when it is not needed."""
+    return parameter.all_gather_outputs
 
 
 def is_pending(cls):

@@ -14,7 +14,7 @@ from . import constants, errors, taps
 from .observe import NO_LINE, user_line
 from .private import (
     forget_reduction,
-    gathered_storages,
+    gathered_in,
     is_reduced,
     knows_parallel,
     odd_parallel,
@@ -86,7 +86,8 @@ def forget(modules):
 
 def sizes(parameters):
     """[(memory to which all of a parameter of fully_shard's comes, its bytes now)]"""
-    return [(storage, storage.size()) for one in parameters for storage in gathered_storages(one)]
+    storages = [t.untyped_storage() for one in parameters for t in gathered_in(one)]
+    return [(storage, storage.size()) for storage in storages]
 
 
 def let_go(gathered):

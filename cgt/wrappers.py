@@ -14,6 +14,7 @@ import torch
 from .private import is_pending, is_traceable
 
 PLAIN = frozenset((torch.Tensor, torch.nn.Parameter, torch.nn.Buffer))
+NUMBERS = frozenset((bool, int, float, str))  # attributes of which its class could make something, though they are not in its context
 
 
 def is_one(t):
@@ -42,14 +43,17 @@ def plain_inside(t):
 
 def flatten(t):
     """(tensors, all else): what a pytree needs of it. The latter is compared by value."""
+    if is_pending(type(t)):
+        t.trigger_wait()  # or what is inside may not be there yet
     found, context = attributes(t)
     rest = tuple((name, None if isinstance(value, torch.Tensor) else value) for name, value in found)
-    return [value for _, value in found if isinstance(value, torch.Tensor)], (type(t), rest, context, t.shape, t.stride())
+    beside = tuple((name, value) for name, value in getattr(t, "__dict__", {}).items() if type(value) in NUMBERS)
+    return [value for _, value in found if isinstance(value, torch.Tensor)], (type(t), rest, context, t.shape, t.stride(), beside)
 
 
 def unflatten(tensors, about):
     """Another one like that, around these tensors."""
-    kind, rest, context, shape, stride = about
+    kind, rest, context, shape, stride, _ = about
     tensors = iter(tensors)
     parts = {name: next(tensors) if value is None else value for name, value in rest}
     return kind.__tensor_unflatten__(parts, context, shape, stride)

@@ -14,6 +14,7 @@ import pytest
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 from helpers import counts, jit_warm, tells, values
+from torch.distributed.tensor import DTensor, init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
 
 import cgt
@@ -98,7 +99,30 @@ def gradients(model, f):
 
 
 def whole_step(wrap):
-    model = DistributedDataParallel(network())
+    return step_of(DistributedDataParallel(network()), wrap)
+
+
+def fully_sharded(wrap):
+    from torch.distributed.fsdp import fully_shard
+
+    return step_of(fully_shard(network(), mesh=init_device_mesh("cpu", (RANKS,))), wrap)
+
+
+def spread(wrap):
+    from torch.distributed.tensor.parallel import (
+        ColwiseParallel,
+        RowwiseParallel,
+        parallelize_module,
+    )
+
+    plan = {"0": ColwiseParallel(), "2": RowwiseParallel()}
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 2), torch.nn.Tanh(), torch.nn.Linear(2, 1))
+    return step_of(parallelize_module(model, init_device_mesh("cpu", (RANKS,)), plan), wrap)
+
+
+def step_of(model, wrap):
+    """The parameters behind some steps, and what was jitted."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 
     def step(x):
@@ -111,7 +135,7 @@ def whole_step(wrap):
     f = wrap(step)
     for _ in range(CALLS):
         f(torch.full((2, 4), dist.get_rank() + 1.0))
-    return [p.detach().clone() for p in model.parameters()], f
+    return [(p.to_local() if isinstance(p, DTensor) else p).detach().clone() for p in model.parameters()], f
 
 
 def cut_short():
@@ -125,7 +149,7 @@ def cut_short():
     return told, len(gradients(model, model)[0])
 
 
-TRAININGS = [whole_module, module_inside, what_it_wraps, whole_step]
+TRAININGS = [whole_module, module_inside, what_it_wraps, whole_step, fully_sharded, spread]
 
 
 def one_process(rank, folder):
@@ -215,6 +239,15 @@ def test_module_that_exchanges_gradients_runs_eagerly(processes, run):
         right, (_, records, replays, eager), reasons = found[run.__name__]
         assert right and (records, replays) == (0, 0) and eager >= CALLS - 1
         assert all("DistributedDataParallel's forward at " in reason for reason in reasons)
+
+
+@pytest.mark.parametrize("run", [fully_sharded, spread], ids=lambda f: f.__name__)
+def test_parameters_that_are_spread_run_eagerly(processes, run):
+    """What they exchange is no more on the host's tape than what anybody else does."""
+    for found in processes:
+        right, (_, records, replays, eager), reasons = found[run.__name__]
+        assert right and (records, replays) == (0, 0) and eager >= CALLS - 1
+        assert all("exchanges data with other processes" in reason or "untyped_storage" in reason for reason in reasons), reasons
 
 
 @pytest.mark.parametrize("run", [what_it_wraps, whole_module], ids=lambda f: f.__name__)

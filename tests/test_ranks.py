@@ -1,6 +1,7 @@
 """Several processes, each with a GPU (NCCL): collectives and DistributedDataParallel inside of recordings, and how they end. With one GPU
 there is one process, which does all but what needs another."""
 
+import signal
 import warnings
 
 import pytest
@@ -277,6 +278,19 @@ def fails(rank, folder):
     dist.destroy_process_group()
 
 
+def interrupted(rank, folder):
+    """Ctrl-C comes to all ranks, between two replays. (Where they are not at the same call, shutting down hangs without cgt, too.)"""
+    begin(rank, folder)
+    GROUPS["f"] = cgt.jit(reduced)
+    outcome(GROUPS["f"])
+    try:
+        outcome(GROUPS["f"], lambda k: signal.raise_signal(signal.SIGINT) if k == 5 else None)
+    except KeyboardInterrupt:
+        if rank:
+            dist.destroy_process_group()
+        raise
+
+
 def run_ranks(target, folder):
     """Exit codes, None of a process that does not end."""
     processes = torch.multiprocessing.get_context("spawn")
@@ -357,6 +371,11 @@ def test_compiled_and_checkpointed_and_parallel(tmp_path):
 
 def test_processes_may_leave_without_a_word(tmp_path):
     assert run_ranks(leaves, tmp_path) == [0] * RANKS
+
+
+def test_interrupt_ends_all_ranks(tmp_path):
+    """The first of them leaves without a word to the group."""
+    assert run_ranks(interrupted, tmp_path) == [1] * RANKS
 
 
 def test_exception_on_one_rank_ends_that_one(tmp_path):

@@ -48,8 +48,9 @@ def mixed():
     return sharded(mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32))
 
 
-def spread():
-    """Tensor parallelism: the first layer of each block by columns, the second one by rows."""
+def spread(dropout=None):
+    """Tensor parallelism: the first layer of each block by columns, the second one by rows; between them, perhaps, random numbers of
+    which each rank draws its part."""
     from torch.distributed.tensor import init_device_mesh
     from torch.distributed.tensor.parallel import (
         ColwiseParallel,
@@ -58,10 +59,13 @@ def spread():
     )
 
     torch.manual_seed(0)
-    model = torch.nn.Sequential(*[torch.nn.Sequential(torch.nn.Linear(64, 128), torch.nn.GELU(), torch.nn.Linear(128, 64)) for _ in range(3)]).to(device())
+    between = torch.nn.GELU if dropout is None else lambda: torch.nn.Dropout(dropout)
+    blocks = [torch.nn.Sequential(torch.nn.Linear(64, 128), between(), torch.nn.Linear(128, 64)) for _ in range(3)]
+    model = torch.nn.Sequential(*blocks).to(device())
     mesh = init_device_mesh("cuda", (dist.get_world_size(),))
     for block in model:
-        parallelize_module(block, mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()})
+        parallelize_module(block, mesh, {"0": ColwiseParallel(use_local_output=dropout is None), "2": RowwiseParallel()})
+    torch.manual_seed(7)
     return model
 
 
@@ -83,8 +87,13 @@ def trained(model, wrap, make=torch.optim.AdamW, clips=False, ends=lambda: None,
         return loss.detach()
 
     f = wrap(step)
-    losses = outcome(f, lambda k: before(k, model, f))
+    losses = outcome(f, lambda k: before(k, optimizer if before is scheduled else model, f))
     return [losses, *state_of(model)], f
+
+
+def scheduled(k, optimizer, f):
+    for group in optimizer.param_groups:
+        group["lr"] = 0.01 / (1 + k)
 
 
 def inferred(model, wrap):
@@ -148,12 +157,14 @@ STEPS = {
     "in between": lambda wrap: trained(sharded(), wrap, before=between),
     "tensor parallel": lambda wrap: trained(spread(), wrap),
     "tensor parallel, clipped": lambda wrap: trained(spread(), wrap, clips=True),
+    "tensor parallel, another rate each time": lambda wrap: trained(spread(), wrap, before=scheduled),
     "tensor parallel, inference": lambda wrap: inferred(spread(), wrap),
     "all_reduce": function(all_reduced), "not waited for": function(not_waited_for), "scattered": function(scattered),
 }  # fmt: skip
 OTHERS = {
     "one rank forgets": lambda wrap: trained(sharded(), wrap, before=one_rank_forgets),
     "exchanges now and then": lambda wrap: trained(sharded(), wrap, before=settings_change),
+    "random": lambda wrap: trained(spread(dropout=0.25), wrap),
     "evaluates": lambda wrap: trained(sharded(), wrap, before=evaluates),
     "capture fails": lambda wrap: trained(sharded(), wrap, ends=torch.cuda.synchronize),
     "whole": lambda wrap: trained(whole(), wrap, before=evaluates),
@@ -211,6 +222,12 @@ def test_ranks_need_not_do_the_same(found):
     for of_rank in found:
         right, _, replays, eager, reasons = of_rank["one rank forgets"]
         assert right and replays >= CALLS - 7, (right, replays, eager, reasons)
+
+
+def test_random_numbers_of_which_each_rank_draws_its_part(found):
+    for of_rank in found:
+        right, _, replays, eager, reasons = of_rank["random"]
+        assert right and (replays or reasons), (right, replays, eager, reasons)
 
 
 @pytest.mark.parametrize("name", ["exchanges now and then", "evaluates"])

@@ -14,7 +14,7 @@ from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils import _pytree
 
 import cgt
-from cgt import errors
+from cgt import errors, places, plan, private, pytree
 
 CALLS = 8
 
@@ -27,6 +27,8 @@ class Pair(torch.Tensor):
     @staticmethod
     def __new__(cls, first, second):
         return torch.Tensor._make_wrapper_subclass(cls, first.shape, strides=first.stride(), dtype=first.dtype, device=first.device)
+
+    scale = 1.0  # of the second results, whatever the op
 
     def __init__(self, first, second):
         self.first, self.second = first, second
@@ -44,9 +46,11 @@ class Pair(torch.Tensor):
             return op(*_pytree.tree_map_only(cls, part, args), **_pytree.tree_map_only(cls, part, kwargs or {}))
 
         firsts, seconds = run(lambda t: t.first), run(lambda t: t.second)
-        mutated = op._schema.is_mutable and isinstance(args[0], cls)
-        if mutated:
+        if op._schema.is_mutable and isinstance(args[0], cls):
             return args[0]
+        scale = getattr(args[0], "scale", 1.0)
+        if scale != 1.0:
+            seconds = seconds * scale
         return _pytree.tree_map(lambda a, b: cls(a, b) if isinstance(a, torch.Tensor) else a, firsts, seconds)
 
 
@@ -171,7 +175,7 @@ def test_parameter_that_is_frozen(device):
 
     def grows(x):
         y = x @ w
-        return (y.first + y.second, torch.tensor(float(y.requires_grad)))
+        return (y.first + y.second, torch.tensor(float(y.requires_grad), device=device))
 
     with torch.no_grad():
         f, x = cgt.jit(grows), pair(device, 2, 4)
@@ -275,6 +279,29 @@ def test_number_that_changes_beside_one(device):
     assert counts(f)[2] >= CALLS - 4, cgt.explain(f)
 
 
+@pytest.mark.parametrize("is_argument", [True, False])
+def test_attribute_that_its_class_reads(device, is_argument):
+    t = pair(device)
+    f = cgt.jit(lambda x: (x + 1).second * 1) if is_argument else cgt.jit(lambda x: (t + 1).second + x)
+    for k in range(12):
+        t.scale = 1.0 + k // 4
+        x = t if is_argument else values(device, seed=k)
+        want = (t.second + 1) * t.scale
+        assert same(f(x), want if is_argument else want + x)
+    assert counts(f)[2] >= 4, cgt.explain(f)
+
+
+def test_attribute_of_the_class(device):
+    t, f = pair(device), cgt.jit(lambda x: (x + 1).second * 1)
+    try:
+        for k in range(12):
+            Pair.scale = 1.0 + k // 4
+            assert same(f(t), (t.second + 1) * Pair.scale)
+    finally:
+        Pair.scale = 1.0
+    assert counts(f)[2] >= 4, cgt.explain(f)
+
+
 def test_what_stays_written(device):
     """An argument, and what a closure has."""
     total = Pair(torch.zeros(4, 3, device=device), torch.zeros(4, 3, device=device))
@@ -322,6 +349,57 @@ def mesh(device):
     dist.init_process_group(backend, rank=0, world_size=1, store=dist.HashStore())
     yield init_device_mesh(device.type, (1,))
     dist.destroy_process_group()
+
+
+def test_argument_that_nobody_waited_for(device, mesh):
+    from torch.distributed._functional_collectives import (
+        AsyncCollectiveTensor,
+        all_reduce,
+    )
+
+    f = cgt.jit(lambda x: x + 1)
+    for k in range(CALLS):
+        x = all_reduce(values(device, seed=k), "sum", dist.group.WORLD)
+        assert type(x) is AsyncCollectiveTensor and not x.completed
+        assert same(f(x) * 1, values(device, seed=k) + 1) and x.completed
+    assert counts(f)[2] >= CALLS - 3, cgt.explain(f)
+
+
+def fully_sharded_step(device, mesh):
+    from torch.distributed.fsdp import fully_shard
+
+    model = fully_shard(torch.nn.Linear(3, 2).to(device), mesh=mesh)
+    opt = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step(x):
+        opt.zero_grad()
+        loss = model(x).square().mean()
+        loss.backward()
+        opt.step()
+        return loss.detach()
+
+    return step
+
+
+def test_what_fully_shard_keeps_is_found(device, mesh):
+    """Settings, which the user may change at any time, and what is under way."""
+    step = fully_sharded_step(device, mesh)
+    step(values(device))
+    found = places.find_places(step)
+    assert len(found.sharded) == 2 and all(not private.is_gathered(one) for _, one in found.sharded)
+    keys = {p.key for p in found.places}
+    assert {"reduce_grads", "reshard_after_backward", "sharded_state", "_training_state", "iter_forward_root", "post_forward_order"} <= keys
+
+
+@tells("unknown_sharding")
+def test_fully_shard_of_another_release_runs_eagerly(device, mesh, monkeypatch):
+    step, nothing = fully_sharded_step(device, mesh), pytree.flatten_call((), {})
+    step(values(device))
+    assert plan.refuse_around(nothing, places.find_places(step)) is None
+    monkeypatch.setattr(places, "knows_sharding", lambda one: False)
+    assert plan.refuse_around(nothing, places.find_places(step)) == errors.unknown_sharding("model")
+    monkeypatch.setattr(places, "SHARDED_KINDS", ())
+    assert plan.refuse_around(nothing, places.find_places(step)) == errors.unknown_sharding("model")
 
 
 @pytest.mark.parametrize("optimizer", ["SGD", "AdamW", "foreach"])
