@@ -166,9 +166,7 @@ def name_of(code, operation, argument):
 
 
 def cell_name(code, argument):
-    if sys.version_info >= (3, 11):
-        return code._varname_from_oparg(argument)  # what dis uses
-    return (code.co_cellvars + code.co_freevars)[argument]
+    return code._varname_from_oparg(argument)  # what dis uses
 
 
 def texts_in(constant):
@@ -238,7 +236,7 @@ OPERATION_NAMES = {  # not ever: dataclasses write these for their users, and th
     dis.opmap.get("MATCH_CLASS"): {"__match_args__": None},
 }
 OPERATION_SHIFT = {  # low bits of the argument that are flags (see dis.py)
-    dis.opmap["LOAD_GLOBAL"]: 1 if sys.version_info >= (3, 11) else 0,
+    dis.opmap["LOAD_GLOBAL"]: 1,
     dis.opmap["LOAD_ATTR"]: 1 if sys.version_info >= (3, 12) else 0,
     dis.opmap.get("LOAD_SUPER_ATTR"): 2,
 }

@@ -180,7 +180,7 @@ def is_append(instructions, at):
 
 def end_of_call(instructions, at):
     """Number of the instruction that calls what this one looked up last, if all between is in a straight line; or None."""
-    depth = 2  # the function, and its object or nothing
+    depth = 1 if NULL_BEHIND and instructions[at + 1].opname == "PUSH_NULL" else 2  # the function, and its object or nothing
     for k in range(at + 1, len(instructions)):
         one = instructions[k]
         if one.opcode in JUMPS:
@@ -288,30 +288,37 @@ def copy(walk, n):
     walk.stack.append(value)
 
 
-def copy_two(walk, at, one, line):
-    copy(walk, 2)
-    copy(walk, 2)
-
-
 def swap(stack, n):
     peek(stack, n)
     stack[-1], stack[-n] = stack[-n], stack[-1]
 
 
-def rotate(stack, n):
-    peek(stack, n)
-    stack.insert(-n + 1, stack[-1])
-    del stack[-1]
+def push_local(walk, name):
+    walk.stack.append(Value("local", (name, walk.stored.get(name, 0))))
+
+
+def pop_local(walk, name):
+    pop(walk.stack)
+    walk.stored[name] = walk.stored.get(name, 0) + 1
 
 
 def load_local(walk, at, one, line):
     for name in one.argval if isinstance(one.argval, tuple) else (one.argval,):
-        walk.stack.append(Value("local", (name, walk.stored.get(name, 0))))
+        push_local(walk, name)
 
 
 def store_local(walk, at, one, line):
-    pop(walk.stack)
-    walk.stored[one.argval] = walk.stored.get(one.argval, 0) + 1
+    pop_local(walk, one.argval)
+
+
+def store_two_locals(walk, at, one, line):
+    for name in one.argval:
+        pop_local(walk, name)
+
+
+def store_and_load_local(walk, at, one, line):
+    pop_local(walk, one.argval[0])
+    push_local(walk, one.argval[1])
 
 
 def load_constant(walk, at, one, line):
@@ -320,7 +327,7 @@ def load_constant(walk, at, one, line):
 
 
 def load_name(walk, at, one, line):
-    if one.opname == "LOAD_GLOBAL" and one.arg & 1 and LOAD_GLOBAL_CALLS:
+    if one.opname == "LOAD_GLOBAL" and one.arg & 1:  # what is loaded is called
         walk.stack.extend((None, None))
     else:
         walk.stack.append(Value("read", (MENTIONED[one.opname], one.argval), at))
@@ -359,7 +366,7 @@ def load_entry(walk, at, one, line):
 
 def operator_of(one):
     """The sign of the operator, in place or not, or None."""
-    return one.argrepr.removesuffix("=") if one.opname == "BINARY_OP" else OPERATORS.get(one.opname)
+    return one.argrepr.removesuffix("=") if one.opname == "BINARY_OP" else None
 
 
 def operate(walk, at, one, line):
@@ -442,7 +449,7 @@ def store_entry(walk, at, one, line):
 RULES = {
     **dict.fromkeys("NOP RESUME CACHE EXTENDED_ARG NOT_TAKEN KW_NAMES".split(), nothing),
     **dict.fromkeys(
-        "CALL CALL_FUNCTION CALL_METHOD CALL_KW CALL_FUNCTION_KW COMPARE_OP IS_OP CONTAINS_OP UNARY_NEGATIVE UNARY_NOT UNARY_INVERT "
+        "CALL CALL_KW COMPARE_OP IS_OP CONTAINS_OP UNARY_NEGATIVE UNARY_NOT UNARY_INVERT "
         "BUILD_TUPLE BUILD_LIST BUILD_MAP BUILD_CONST_KEY_MAP BUILD_SLICE BINARY_SLICE".split(),
         make,
     ),
@@ -452,6 +459,9 @@ RULES = {
     **dict.fromkeys("LOAD_FAST LOAD_FAST_CHECK LOAD_FAST_BORROW".split(), load_local),
     **dict.fromkeys("LOAD_FAST_LOAD_FAST LOAD_FAST_BORROW_LOAD_FAST_BORROW".split(), load_local),
     "STORE_FAST": store_local,
+    "STORE_FAST_STORE_FAST": store_two_locals,  # from Python 3.13 on
+    "STORE_FAST_LOAD_FAST": store_and_load_local,
+    "SET_FUNCTION_ATTRIBUTE": make,
     "POP_TOP": lambda walk, at, one, line: pop(walk.stack),
     **dict.fromkeys(("LOAD_CONST", "LOAD_SMALL_INT"), load_constant),
     **dict.fromkeys(("LOAD_GLOBAL", "LOAD_DEREF"), load_name),
@@ -463,19 +473,8 @@ RULES = {
     "STORE_SUBSCR": store_entry,
     "COPY": lambda walk, at, one, line: copy(walk, one.arg),
     "SWAP": lambda walk, at, one, line: swap(walk.stack, one.arg),
-    "DUP_TOP": lambda walk, at, one, line: copy(walk, 1),  # these until Python 3.10
-    "DUP_TOP_TWO": copy_two,
-    "ROT_TWO": lambda walk, at, one, line: rotate(walk.stack, 2),
-    "ROT_THREE": lambda walk, at, one, line: rotate(walk.stack, 3),
-    "ROT_FOUR": lambda walk, at, one, line: rotate(walk.stack, 4),
 }
 ARITHMETIC = ("+", "-", "*", "/")
-OPERATORS = {
-    f"{how}_{name}": op
-    for how in ("BINARY", "INPLACE")
-    for name, op in (("ADD", "+"), ("SUBTRACT", "-"), ("MULTIPLY", "*"), ("TRUE_DIVIDE", "/"))
-}
-RULES.update(dict.fromkeys(OPERATORS, operate))
 MENTIONED = {
     operation: where
     for where, operations in {
@@ -485,8 +484,8 @@ MENTIONED = {
     }.items()
     for operation in operations.split()
 }
-LOAD_GLOBAL_CALLS = sys.version_info >= (3, 11)  # their lowest bit: what is loaded is called
-LOAD_ATTR_CALLS = sys.version_info >= (3, 12)
+LOAD_ATTR_CALLS = sys.version_info >= (3, 12)  # its lowest bit: what is loaded is called
+NULL_BEHIND = sys.version_info >= (3, 13)  # what is pushed with a function that is no method's: before it, before that
 OPENERS = frozenset(  # of whole objects, namespaces and frames
     "vars globals locals eval exec __dict__ __getattribute__ __getstate__ __reduce__ __reduce_ex__ __globals__ __closure__ "
     "cell_contents f_locals f_globals _getframe currentframe getmembers getclosurevars attrgetter deepcopy asdict astuple "
@@ -501,8 +500,8 @@ def one_of(*names):
 
 STORES = re.compile(one_of("STORE_ATTR", "STORE_GLOBAL", "STORE_DEREF"), re.DOTALL)
 MAY_ADVANCE = re.compile(  # an operation, and soon a store
-    one_of("BINARY_OP", *OPERATORS)
-    + one_of(*"NOP EXTENDED_ARG SWAP ROT_TWO ROT_THREE LOAD_FAST LOAD_FAST_BORROW LOAD_FAST_CHECK".split())
+    one_of("BINARY_OP")
+    + one_of(*"NOP EXTENDED_ARG SWAP LOAD_FAST LOAD_FAST_BORROW LOAD_FAST_CHECK".split())
     + b"{0,6}"
     + one_of("STORE_ATTR", "STORE_GLOBAL", "STORE_DEREF", "STORE_SUBSCR"),
     re.DOTALL,

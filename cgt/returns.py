@@ -31,6 +31,7 @@ from .flow import (
     ARITHMETIC,
     ATTRIBUTE,
     GLOBAL,
+    NULL_BEHIND,
     OPENERS,
     VARIABLE,
     end_of_call,
@@ -39,7 +40,6 @@ from .flow import (
     operator_of,
     peek,
     pop,
-    rotate,
     swap,
 )
 from .places import (
@@ -283,7 +283,8 @@ def looked_up(steps, at):
     """(variable, attribute, ...) that is called later, where this instruction is the last of its look-up; or None."""
     one, names = steps[at], []
     if one.opname in NAMED:
-        is_callee = bool(one.arg & 1) if one.opname == "LOAD_GLOBAL" else at > 0 and steps[at - 1].opname == "PUSH_NULL"
+        beside = at + (1 if NULL_BEHIND else -1)
+        is_callee = bool(one.arg & 1) if one.opname == "LOAD_GLOBAL" else at > 0 and steps[beside].opname == "PUSH_NULL"
         return (one.argval,) if is_callee else None
     if not is_called(one):
         return None
@@ -314,7 +315,7 @@ def called(steps, at):
     if at < 0 or not is_called(steps[at]):
         return None
     end = at + (2 if steps[at + 1].opname == "PRECALL" else 1)  # Python 3.11
-    fits = steps[end].opname in ("CALL", "CALL_METHOD") and not steps[end].arg
+    fits = steps[end].opname == "CALL" and not steps[end].arg
     return None if not fits or any(one.is_jump_target for one in steps[at + 1 : end + 1]) else end
 
 
@@ -370,7 +371,7 @@ def keeping_at(code, steps, at, stack):
         return Keeping(*back, False) if back else None
     if one.opname in ("STORE_GLOBAL", "STORE_DEREF") and stack[-1:] == (True,):
         return Keeping(GLOBAL if one.opname == "STORE_GLOBAL" else VARIABLE, (one.argval,), False)
-    if one.opname in ("PRECALL", "CALL", "CALL_METHOD") and one.arg == 1 and stack[-1:] == (True,):
+    if one.opname in ("PRECALL", "CALL") and one.arg == 1 and stack[-1:] == (True,):
         names = callee_of(code, steps[at + (one.opname == "PRECALL")].offset)  # Python 3.11 has both
         return Keeping("", names[:-1], True) if names and len(names) > 1 and names[-1] == "append" else None
     return None
@@ -385,7 +386,7 @@ def bare(stack):
 def handlers_of(code):
     """{offset: offsets of the handlers to which an exception there leads}."""
     found = {}
-    for entry in getattr(dis.Bytecode(code), "exception_entries", None) or ():  # from Python 3.11 on
+    for entry in dis.Bytecode(code).exception_entries:
         for offset in range(entry.start, entry.end, 2):
             found.setdefault(offset, set()).add(entry.target)
     return found
@@ -499,6 +500,8 @@ LOCALS = {
     **dict.fromkeys("LOAD_FAST LOAD_FAST_CHECK LOAD_FAST_BORROW".split(), load_locals),
     **dict.fromkeys("LOAD_FAST_LOAD_FAST LOAD_FAST_BORROW_LOAD_FAST_BORROW".split(), load_locals),
     "STORE_FAST": store_local,
+    "STORE_FAST_STORE_FAST": lambda stack, held, names: store_local(*store_local(stack, held, names[0]), names[1]),
+    "STORE_FAST_LOAD_FAST": lambda stack, held, names: load_locals(*store_local(stack, held, names[0]), names[1]),
     "DELETE_FAST": delete_local,
 }
 USES = {"COMPARE_OP": COMPARED, "RETURN_VALUE": RETURNED}
@@ -507,10 +510,6 @@ MOVES = {
     "COMPARE_OP": compare,
     "COPY": copy,
     "SWAP": swap,
-    "DUP_TOP": lambda stack, _: copy(stack, 1),  # these until Python 3.10
-    "ROT_TWO": lambda stack, _: rotate(stack, 2),
-    "ROT_THREE": lambda stack, _: rotate(stack, 3),
-    "ROT_FOUR": lambda stack, _: rotate(stack, 4),
     "BUILD_TUPLE": gather,
     "BUILD_LIST": gather,
     "BUILD_MAP": gather_pairs,
@@ -525,9 +524,9 @@ LOADS = ("LOAD_", "PUSH_NULL", "NOP", "RESUME", "KW_NAMES")  # they take nothing
 # Instructions that use what they take, and how much they push.
 PUSHES = {
     **dict.fromkeys(
-        [name for name in dis.opmap if name.startswith(("UNARY_", "BINARY_", "INPLACE_", "CALL", "FORMAT_"))]
+        [name for name in dis.opmap if name.startswith(("UNARY_", "BINARY_", "CALL", "FORMAT_"))]
         + "IS_OP CONTAINS_OP GET_ITER CONVERT_VALUE BUILD_STRING BUILD_SLICE BUILD_SET".split()
-        + "LIST_TO_TUPLE MAKE_FUNCTION TO_BOOL IMPORT_NAME".split(),
+        + "LIST_TO_TUPLE MAKE_FUNCTION SET_FUNCTION_ATTRIBUTE TO_BOOL IMPORT_NAME".split(),
         1,
     ),
     "BEFORE_WITH": 2,

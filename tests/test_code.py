@@ -96,7 +96,7 @@ def test_names_that_are_probed_are_those_of_the_call():
         except AttributeError:
             return 2
 
-    want = {"one", "two", "three"} if sys.version_info >= (3, 11) else {"one", "two", "three", "no", "none"}
+    want = {"one", "two", "three"}
     assert set(code_reads(plain.__code__).probed) == want
     assert {"one", "two"} <= set(code_reads(unclear.__code__).probed)
     assert {"one", "two", "three"} == set(code_reads(passed_on.__code__).probed)
