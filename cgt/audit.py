@@ -353,7 +353,7 @@ def differ_kinds(mine, theirs):
 def differ(mine, theirs, audits):
     """How the values of two tensors differ, in words, or None."""
     a, b = mine.detach(), theirs.detach()
-    if wrappers.is_one(a) and wrappers.is_one(b):
+    if wrappers.is_one(a):
         parts = zip(wrappers.plain_inside(a), wrappers.plain_inside(b), strict=True)
         return next(filter(None, (differ_kinds(one, other) or differ(one, other, audits) for one, other in parts)), None)
     if a.layout != torch.strided or a.is_quantized:

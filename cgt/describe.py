@@ -126,8 +126,8 @@ def rows(plan, seen, result, call):
 
 def is_used_inside(t, slots):
     """Is this made of others, of which some op met one?"""
-    ones = set(map(id, wrappers.plain_inside(t))) if wrappers.is_one(t) else ()
-    return any(id(s.example) in ones and s.binding != UNUSED for s in slots if ones)
+    ones = set(map(id, wrappers.plain_inside(t))) - {id(t)}
+    return bool(ones) and any(id(s.example) in ones and s.binding != UNUSED for s in slots)
 
 
 def flatten_result(seen, result):
@@ -371,7 +371,7 @@ def describe_grads(plan, seen, slots, near, outs, paths, identical):
         if now == 0:
             sets.append(EffectRow(SETS_GRAD, k))
             continue
-        if any(core.storage_id(one) not in seen.made for one in ([t.grad] if core.is_plain(t.grad) else wrappers.plain_inside(t.grad))):
+        if any(core.storage_id(one) not in seen.made for one in wrappers.plain_inside(t.grad)):
             return errors.foreign_grad(paths[k])
         at = len(outs) + len(hidden)
         rows = describe_grad(plan, seen, paths[k] + ".grad", t.grad, near, first_of, at, k)
@@ -384,7 +384,7 @@ def describe_grads(plan, seen, slots, near, outs, paths, identical):
 
 def describe_grad(plan, seen, path, grad, near, first_of, index, grad_slot):
     """The rows of a new gradient, the last of which is itself; or why it cannot be handed out."""
-    if core.is_plain(grad):
+    if not wrappers.is_one(grad):
         row = describe_tensor(plan, seen, path, grad, near, first_of, index, grad_slot)
         return row if isinstance(row, str) else [row]
     rows, parts = [], wrappers.inside(grad)

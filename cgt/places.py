@@ -23,8 +23,8 @@ torch, numpy and the standard library are *ambient*: their globals are not walke
 instances that carry a user's state are: modules, optimizers, schedulers, gradient scalers; of tensors
 their hooks, where a backward runs.
 
-No user code runs here: attributes are looked up in dicts and class dicts, never with getattr, and
-subclasses are asked with issubclass of a real type, never isinstance (`__class__` can be faked).
+No user code runs here, but for what tells what a tensor subclass is made of (wrappers.py): attributes are looked up in dicts and
+class dicts, never with getattr, and subclasses are asked with issubclass of a real type, never isinstance (`__class__` can be faked).
 """
 
 import argparse

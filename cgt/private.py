@@ -21,10 +21,11 @@ from torch.utils._python_dispatch import (
 
 __all__ = [
     "CAPTURE_CHECKS", "COMPILED_FRAME", "HIGHER_ORDER_CALL", "HOP_COMPILES", "HOP_WRAPPERS", "KEEPS_GRAPH", "READ_BEHIND", "SAVED_HOOKS_DISABLE",
-    "SHARDED_FIELDS", "SHARDED_KINDS", "SHARDED_PARAMETER", "TO_DLPACK", "DispatchMode", "FakeTensorMode", "OpOverload", "clear_workspaces", "compilations", "compiled_switches", "forget_reduction",
-    "gathered_in", "graph_task", "inductor_is_there", "is_forward_ad", "is_gathered", "is_pending", "is_reduced", "is_sharded_module", "is_traceable", "knows_parallel", "knows_sharding", "may_donate", "mode_is_active", "odd_parallel",
-    "outside_dynamo", "parallel_iteration", "pop_saved_hooks", "push_saved_hooks", "region_call", "self_check", "sequence_number",
-    "set_parallel_statistics", "sharded_module", "sharding_calls", "used_map_size", "without_torch_function",
+    "SHARDED_FIELDS", "SHARDED_KINDS", "SHARDED_PARAMETER", "TO_DLPACK", "DispatchMode", "FakeTensorMode", "OpOverload", "clear_workspaces",
+    "compilations", "compiled_switches", "forget_reduction", "gathered_in", "graph_task", "inductor_is_there", "is_forward_ad", "is_gathered",
+    "is_pending", "is_reduced", "is_sharded_module", "is_traceable", "knows_parallel", "knows_sharding", "may_donate", "mode_is_active",
+    "odd_parallel", "outside_dynamo", "parallel_iteration", "pop_saved_hooks", "push_saved_hooks", "region_call", "self_check",
+    "sequence_number", "set_parallel_statistics", "sharded_module", "sharding_calls", "used_map_size", "without_torch_function",
 ]  # fmt: skip
 
 

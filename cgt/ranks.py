@@ -97,13 +97,6 @@ def let_go(gathered):
             storage.resize_(nbytes)
 
 
-def has_event(value):
-    """Is this something of the GPU's that only a capture knows, or a tuple with such?"""
-    if isinstance(value, tuple):
-        return any(map(has_event, tuple.__iter__(value)))
-    return isinstance(value, (torch.Event, torch.cuda.Event))
-
-
 def note_pending(seen, op, inputs, fresh):
     """A functional collective gives what must be waited for before it is used."""
     if op.namespace != "_c10d_functional":

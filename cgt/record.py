@@ -156,7 +156,7 @@ def close(attempt):
     core.paths_leave()
     core.abort()
     if not attempt.settled and attempt.before is not None and not core.recording_ran():
-        restore_places(attempt.before, attempt.seen, tensors_only=True)
+        restore_places(attempt.before, attempt.seen, tensors_only=not attempt.plan.sharded)  # whose states fit together
         put_back(attempt.plan)
     attempt.settled = True
 
@@ -393,8 +393,8 @@ def snapshot(call, plan):
     kept = [put.place for put in plan.kept]
     histories, random = core.histories(tensors), torch.default_generator.get_state()
     anew = plan.driver == CUDA and core.dropout_begins_anew(torch.cuda.current_device())
-    return Before(plan.places, kept, grads, plan.sources, histories, random, anew, counters.snapshot(plan),
-                  containers.contents([*call.args, *call.kwargs.values()]), ranks.sizes(plan.sharded))  # fmt: skip
+    given = containers.contents([*call.args, *call.kwargs.values()])
+    return Before(plan.places, kept, grads, plan.sources, histories, random, anew, counters.snapshot(plan), given, ranks.sizes(plan.sharded))
 
 
 def accept(before):
@@ -412,7 +412,7 @@ def restore_places(before, seen, tensors_only):
     its own, whose values were never computed."""
 
     def spoilt(value):
-        return not tensors_only or ranks.has_event(value) or (
+        return not tensors_only or (
             seen is not None
             and any(core.storage_id(t) in seen.made for t in places.tensors_at(value))
         )

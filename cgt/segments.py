@@ -20,7 +20,7 @@ import cgt_core as core
 import torch
 from cgt_core import CUDA, HOST, NONE, SETS_GRAD
 
-from . import constants, errors, options, tape
+from . import constants, errors, options, tape, wrappers
 from .data import Undo
 from .observe import (
     exchange,
@@ -294,7 +294,7 @@ def leave_number(seen, t):
 def note_grads(seen):
     """Where the call goes another way here, gradients of an earlier backward must be what they were: what comes may only lie where
     nothing ran so far."""
-    graded = {id(t) for t in seen.leaves if t.grad is not None and core.storage_id(t.grad) not in seen.made}
+    graded = {id(t) for t in seen.leaves if t.grad is not None and any(core.storage_id(one) not in seen.made for one in wrappers.plain_inside(t.grad))}
     if graded and is_capture(seen):
         with unseen(seen):
             seen.spare.extend(fill_pool(seen, torch.cuda.current_stream().cuda_stream))

@@ -468,7 +468,7 @@ def see_op(seen, op, args, kwargs):
         # Not what counts somewhere, a collective or a draw, whose op did: it would do so again.
         repeats = op.namespace in constants.KNOWN and (moved is None or how_far(seen) == moved)
     if op.namespace in COLLECTIVES:  # they may be handed out in one that waits when it is used
-        results = [part for t in results for part in (wrappers.plain_inside(t) if wrappers.is_one(t) else [t])]
+        results = [part for t in results for part in wrappers.plain_inside(t)]
     if numbers and is_capture(seen) and not scalars.record(seen, op, args, kwargs, numbers, before):
         live.pin_all(seen, numbers)
     if movable and repeats:
