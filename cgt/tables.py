@@ -71,9 +71,11 @@ def is_table(place):
 
 def strange_ways(lists):
     """ids of the lists in these places to which more leads than what is known."""
-    known = {id(p.want): p for p in lists}
-    holders = gc.get_referrers(*(p.want for p in lists)) if lists else ()
-    return {id(x) for one in holders for x in gc.get_referents(one) if id(x) in known and is_strange(one, known[id(x)])}
+    known, mine = {id(p.want): p for p in lists}, object()
+    holders = gc.get_referrers(*(p.want for p in lists), mine) if lists else ()
+    asked = [one for one in holders if type(one) is tuple and one[-1:] == (mine,)]  # from Python 3.13 on it finds its own arguments
+    others = [one for one in holders if all(one is not x for x in asked)]
+    return {id(x) for one in others for x in gc.get_referents(one) if id(x) in known and is_strange(one, known[id(x)])}
 
 
 def is_strange(holder, place):
