@@ -73,7 +73,7 @@ def strange_ways(lists):
     """ids of the lists in these places to which more leads than what is known."""
     known, mine = {id(p.want): p for p in lists}, object()
     holders = gc.get_referrers(*(p.want for p in lists), mine) if lists else ()
-    asked = [one for one in holders if type(one) is tuple and one[-1:] == (mine,)]  # from Python 3.13 on it finds its own arguments
+    asked = [one for one in holders if type(one) is tuple and one and one[-1] is mine]  # from Python 3.13 on it finds its own arguments
     others = [one for one in holders if all(one is not x for x in asked)]
     return {id(x) for one in others for x in gc.get_referents(one) if id(x) in known and is_strange(one, known[id(x)])}
 
