@@ -332,14 +332,27 @@ def train(model, compiled, device, wrap, n=8, apply=lambda model, x: model(x)):
 def compare_training(device, compiler, apply=lambda model, x: model(x)):
     """The jitted step, after its losses and weights were compared with those of the plain one."""
     model = Net().to(device)
-    twin = copy.deepcopy(model)
+    twin, first = copy.deepcopy(model), copy.deepcopy(model)
     torch.manual_seed(5)
     want, _ = train(twin, compiler(twin), device, lambda f: f, apply=apply)
     torch.compiler.reset()  # the twins would share a compilation, and with it random states
     torch.manual_seed(5)
     got, step = train(model, compiler(model), device, cgt.jit, apply=apply)
+    if not all(map(torch.equal, got, want)):
+        proves_something(first, compiler, device, apply, want)
     assert_equal(got, want)
     return step
+
+
+def proves_something(model, compiler, device, apply, want):
+    """Does the plain step, compiled anew, do that again? If not, another one that does not proves nothing."""
+    for _ in range(4):
+        twin = copy.deepcopy(model)
+        torch.compiler.reset()
+        torch.manual_seed(5)
+        again, _ = train(twin, compiler(twin), device, lambda f: f, apply=apply)
+        if not all(map(torch.equal, again, want)):
+            pytest.skip("two compilations of this step differ in the last bit without cgt, too")
 
 
 @pytest.mark.parametrize("backend", SEEN)

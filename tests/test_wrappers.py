@@ -368,6 +368,7 @@ def test_argument_that_nobody_waited_for(device, mesh):
 def fully_sharded_step(device, mesh):
     from torch.distributed.fsdp import fully_shard
 
+    torch.manual_seed(0)
     model = fully_shard(torch.nn.Linear(3, 2).to(device), mesh=mesh)
     opt = torch.optim.SGD(model.parameters(), lr=0.1)
 
@@ -389,6 +390,17 @@ def test_what_fully_shard_keeps_is_found(device, mesh):
     assert len(found.sharded) == 2 and all(not private.is_gathered(one) for _, one in found.sharded)
     keys = {p.key for p in found.places}
     assert {"reduce_grads", "reshard_after_backward", "sharded_state", "_training_state", "iter_forward_root", "post_forward_order"} <= keys
+
+
+def test_fully_shard_of_one_process(device, mesh):
+    """It gathers by copies, in memory that it lets go of behind PyTorch's back: a tape has no place for that."""
+    want, f = fully_sharded_step(device, mesh), cgt.jit(fully_sharded_step(device, mesh))
+    for k in range(CALLS):
+        assert same(f(values(device, seed=k)), want(values(device, seed=k)))
+    if device.type == "cuda":
+        assert counts(f)[2] >= CALLS - 4, cgt.explain(f)
+    else:
+        assert counts(f)[2] == 0 and "untyped_storage" in list(cgt.stats(f).reasons)[0], cgt.explain(f)
 
 
 @tells("unknown_sharding")
