@@ -103,6 +103,7 @@ cpdef enum:                 # PatchKind
 cpdef enum:                 # EffectKind
     WRITES                  # the graph writes the slot's tensor, and _version moves
     SETS_GRAD               # .grad of the slot's tensor is replaced
+    REQUIRES_GRAD           # the slot's tensor does from now on
     ADVANCES                # a place's number becomes itself, op, a constant
     PUTS                    # an output or a constant comes to a place
     PUTS_TUPLE              # a tuple of outputs does

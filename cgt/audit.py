@@ -254,7 +254,7 @@ def put_bytes(t, kept):
 
 def take(scope):
     """What there is now."""
-    grads = [(t, t.grad, None if t.grad is None else keep(t.grad, True)) for t in scope.tensors if t.is_leaf and t.requires_grad]
+    grads = [(t, t.grad, None if t.grad is None else keep(t.grad, True)) for t in scope.tensors if t.is_leaf]
     return Held(
         [keep(t, w) for t, w in zip(scope.tensors, scope.written, strict=True)], grads, [places.as_now(p) for p in scope.singles],
         [(home, containers.entries(home)) for home in scope.homes], impure.states(scope.sources), [(g, g.get_state()) for g in scope.generators],

@@ -481,6 +481,7 @@ class SlotRow(NamedTuple):
     owner: int  # it is .grad of this slot; or NONE
     back: int  # COPIED, and written: its copy in the core for the way back; REBOUND, and written: `copy`; or NONE
     beside: int  # COPIED: the earlier slot with which it shares bytes; or NONE
+    begins: bool  # to require grad, in the call
 
 
 class OutRow(NamedTuple):

@@ -33,6 +33,7 @@ from cgt_core import (
     PUTS_TUPLE,
     READOUT,
     REBOUND,
+    REQUIRES_GRAD,
     SETS_GRAD,
     SHARED,
     TENSOR,
@@ -154,7 +155,7 @@ def describe_slots(plan, seen):
     flat, reached, tensors = plan.flat, plan.reached, all_tensors(plan)
     slots, paths, writes, bumped, first_of = [], [], [], set(), {}
     at = collections.Counter(map(core.address, {id(t): t for t in tensors}.values()))
-    copied, counted = copied_with(plan, seen), counters.rows_of(seen)
+    copied, counted, begun = copied_with(plan, seen), counters.rows_of(seen), begin_to_require(plan)
     for k, t in enumerate(tensors):
         is_leaf = k < len(flat.tensors)
         sid = core.storage_id(t)
@@ -194,9 +195,18 @@ def describe_slots(plan, seen):
             path, _, owner, _ = reached[k - len(flat.tensors)]
             kept, leaf = t if owner == NONE else None, NONE
         beside = next((j for j in plan.beside.get(k, ()) if j < k and slots[j].binding in (COPIED, REBOUND)), NONE) if moves else NONE
-        slots.append(SlotRow(leaf, kept, t, binding, copy, same, apart, owner, back, beside))
+        slots.append(SlotRow(leaf, kept, t, binding, copy, same, apart, owner, back, beside, k in begun))
         paths.append(path)
     return slots, paths, [e._replace(number=counted.get(core.storage_id(tensors[e.slot]), NONE)) for e in writes]
+
+
+def begin_to_require(plan):
+    """Slots of arguments that required no gradient, and do so when the run is over (`x.requires_grad_()`): another tensor each time,
+    most likely. Not where a later backward goes through them."""
+    if plan.saves or plan.graph is not None:
+        return []
+    mine = zip(plan.flat.tensors, plan.was, strict=False)
+    return [k for k, (t, was) in enumerate(mine) if t.requires_grad and not was.requires_grad and t.is_leaf and core.is_plain(t) and k not in plan.grads]
 
 
 def loose_in(plan, seen):
@@ -360,9 +370,11 @@ def describe_grads(plan, seen, slots, near, outs, paths, identical):
     `identical` must be the same tensors again."""
     first_of = {core.storage_id(o.proto): k for k, o in enumerate(outs) if o.kind == FRESH}
     grads, sets, hidden = [], [], []
-    for k, before in plan.grads.items():
+    for k, before in [*plan.grads.items(), *((k, 0) for k in begin_to_require(plan))]:
         t = slots[k].example
         now, was = core.grad_id(t), before if k in identical else 0
+        if slots[k].begins:
+            sets.append(EffectRow(REQUIRES_GRAD, k))
         if now == before:
             if plan.graph is None or (now and touches(seen, t)):
                 grads.append(GradRow(k, before == 0, was))
@@ -484,7 +496,8 @@ def vet_changes(plan, ran):
         return errors.changed_state(place.path, moving.line_of(place, ran))
     changed = places.find_grown(plan.sizes)
     if changed is None:
-        changed = next((path for path, t, was in slots_before(plan) if t.requires_grad != was.requires_grad), None)
+        begun = {id(plan.flat.tensors[k]) for k in begin_to_require(plan)}
+        changed = next((path for path, t, was in slots_before(plan) if t.requires_grad != was.requires_grad and id(t) not in begun), None)
         changed = changed and changed + ".requires_grad"
     if changed is None and core.ambient() != plan.ambient:
         changed = "a mode or setting of torch"

@@ -5,6 +5,8 @@ A gradient is an argument that no signature shows: a function may ask whether th
 hand it out, and leave another one behind.
 """
 
+import functools
+
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
@@ -113,3 +115,86 @@ def test_a_function_that_asks_for_a_gradient_notices_that_one_came(device, steps
     assert torch.equal(weights.call["asked"](x), x * 2)
     s = cgt.stats(weights.call["asked"])
     assert s.eager == 0 and s.records <= 3 and s.replays >= 7
+
+
+# --- arguments that begin to require one ---------------------------------------------------------------
+
+
+def attacked(net, x):
+    x.requires_grad_()
+    net(x).square().mean().backward()
+    return (x + 0.1 * x.grad.sign()).detach()
+
+
+def differentiated(net, x):
+    x.requires_grad = True
+    u = net(x)
+    (du,) = torch.autograd.grad(u.sum(), x, create_graph=True)
+    loss = (du.sum(1) - u[:, 0]).square().mean()
+    loss.backward()
+    return loss.detach()
+
+
+def only_asked(net, x):
+    was = x.requires_grad
+    x.requires_grad_()
+    return x.detach() * 2 + was
+
+
+def twice(net, x, y):
+    x.requires_grad_(), y.requires_grad_()
+    (net(x) * net(y)).sum().backward()
+    return x.grad + y.grad
+
+
+def cleared(net, x):
+    x.requires_grad_()
+    net(x).sum().backward()
+    grad, x.grad = x.grad, None
+    return grad * 1
+
+
+BEGIN = [attacked, differentiated, only_asked, twice, cleared]
+GIVEN = {
+    "new each time": lambda k, device, last: torch.randn(4, 3, generator=torch.Generator().manual_seed(k)).to(device),
+    "rows": lambda k, device, last: torch.randn(8, 3, generator=torch.Generator().manual_seed(k)).to(device)[k % 4 : k % 4 + 4],
+    "the same twice": lambda k, device, last: last if k % 2 else GIVEN["new each time"](k, device, last),
+    "the same without": lambda k, device, last: last.requires_grad_(False) if k % 3 and last is not None else GIVEN["new each time"](k, device, last),
+}
+
+
+@pytest.mark.parametrize("inputs", ["auto", "copied", "pinned"])
+@pytest.mark.parametrize("given", GIVEN)
+@pytest.mark.parametrize("function", BEGIN, ids=lambda f: f.__name__)
+def test_argument_that_begins_to_require_one(device, function, given, inputs):
+    """What it leaves on the argument, too, and what is held of the last one's."""
+    torch.manual_seed(2)
+    net = torch.nn.Sequential(torch.nn.Linear(3, 5), torch.nn.Tanh(), torch.nn.Linear(5, 2)).to(device)
+
+    def run(wrap):
+        f, last, found, held = wrap(functools.partial(function, net)), None, [], []
+        net.zero_grad()
+        for k in range(14):
+            x = last = GIVEN[given](k, device, last)
+            more = [x if k % 5 == 4 else GIVEN["new each time"](k + 50, device, None)] if function is twice else []
+            result = f(x, *more)
+            held.append((x, x.grad))
+            found += [result.clone(), torch.tensor([x.requires_grad, x.is_leaf])]
+            found += [t.grad.clone() for t in (x, *more, *net.parameters()) if t.grad is not None]
+            found += [grad.clone() for _, grad in held[-3:] if grad is not None]
+        return found, f
+
+    (want, _), (got, f) = run(lambda f: f), run(cgt.jit(inputs=inputs))
+    assert len(got) == len(want) and all(map(same, got, want)), cgt.explain(f)
+    if given == "new each time" and inputs == "auto":
+        assert cgt.stats(f).replays >= 8, cgt.explain(f)
+
+
+def test_argument_that_begins_to_require_one_for_a_later_backward_runs_eagerly(device):
+    net = torch.nn.Linear(3, 2).to(device)
+    f = cgt.jit(lambda x: net(x.requires_grad_()))
+    for k in range(5):
+        x, y = GIVEN["new each time"](k, device, None), GIVEN["new each time"](k, device, None).requires_grad_()
+        f(x).sum().backward(), net(y).sum().backward()
+        assert torch.equal(x.grad, y.grad)
+    assert cgt.stats(f).replays == 0, cgt.explain(f)

@@ -276,14 +276,14 @@ cdef id_t dims_of(Table* t, id_t n, PyObject* x) except -1:
     return at
 
 cdef int slot_fill(Table* t, id_t n, id_t k, object row) except -1:
-    """row: (leaf, tensor, example, binding, copy, same, apart, grad_of, back, beside)"""
+    """row: (leaf, tensor, example, binding, copy, same, apart, grad_of, back, beside, begins)"""
     cdef PyObject* x
     cdef Slot* s
     cdef Guard* g
     cdef Patch* p
     cdef id_t dim_at
     cdef int32_t j
-    leaf, tensor, example, binding, copy, same, apart, grad_of, back, beside = row
+    leaf, tensor, example, binding, copy, same, apart, grad_of, back, beside, begins = row
     x = <PyObject*>example
     dim_at = dims_of(t, n, x)
     s, g = node_slot(t, node_row(t, n), k), node_guard(t, node_row(t, n), k)
@@ -294,7 +294,7 @@ cdef int slot_fill(Table* t, id_t n, id_t k, object row) except -1:
     g.binding = binding
     g.keys = tensor_keys(x)
     g.data_kind = impl_kind(tensor_impl(x))
-    g.autograd = ANY_STATE if fn_row(t, node_row(t, n).fn).backward else tensor_autograd(x)
+    g.autograd = ANY_STATE if fn_row(t, node_row(t, n).fn).backward else PLAIN_TENSOR if begins else tensor_autograd(x)
     g.ndim = tensor_ndim(x)
     g.dim_at = dim_at
     g.itemsize = tensor_itemsize(x)

@@ -319,6 +319,9 @@ cdef int effects_happen(Table* t, id_t n, PyObject** leaves, bint bump) except -
             if e.number != NONE: number_put(t, node, e, x)
             if bump and e.bumps: tensor_bump(x, e.bumps)
             continue
+        if e.kind == REQUIRES_GRAD:
+            tensor_require_grad(x)
+            continue
         made = node_out(t, node, e.out).tensor if e.out != NONE else NULL
         if tensor_grad(x) != (tensor_impl(made) if made is not NULL else NULL):
             tensor_set_grad(x, made)

@@ -12,6 +12,7 @@ cdef extern from "tensor_shim.h" namespace "cgt" nogil:
     int tensor_ndim(PyObject* t)
     int64_t tensor_itemsize(PyObject* t)
     int64_t tensor_numel(PyObject* t)
+    int PLAIN_TENSOR                # nothing for autograd to know
     int ANY_STATE                   # of a backward's arguments: what they are to autograd plays no part
     int tensor_autograd(PyObject* t)
     char* tensor_ptr "(char*)cgt::tensor_ptr"(PyObject* t)
@@ -50,6 +51,7 @@ cdef extern from "tensor_shim.h" namespace "cgt" nogil:
 
 cdef extern from "tensor_shim.h" namespace "cgt":
     void tensor_set_grad(PyObject* t, PyObject* g)
+    void tensor_require_grad(PyObject* t)
     void* inference_begin(int on)
     void inference_end(void* guard) noexcept
     PyObject* out_make(PyObject* proto, uint64_t keys, int64_t offset, int ndim,

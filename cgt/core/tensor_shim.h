@@ -251,6 +251,9 @@ static inline void tensor_set_grad(PyObject* t, PyObject* g) {
   grad = g ? reinterpret_cast<PyTensor*>(g)->cdata : at::TensorBase();
 }
 
+// t.requires_grad = True, of a leaf of floating-point numbers.
+static inline void tensor_require_grad(PyObject* t) { impl_of(t)->set_requires_grad(true); }
+
 // --- outputs ----------------------------------------------------------------------------------
 
 static void drop_owner(void* ctx) {
