@@ -201,7 +201,7 @@ def describe_slots(plan, seen):
 
 
 def begin_to_require(plan):
-    """Slots of arguments that required no gradient, and do so when the run is over (`x.requires_grad_()`): another tensor each time,
+    """Slots of arguments that required no gradient, and do so when the run is over: another tensor each time,
     most likely. Not where a later backward goes through them."""
     if plan.saves or plan.graph is not None:
         return []
