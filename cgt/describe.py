@@ -89,6 +89,9 @@ def rows(plan, seen, result, call):
         out = flatten_result(seen, result)
     except errors.CgtError as error:
         return str(error)
+    begun = begin_to_require(plan)
+    if begun and seen.islands:  # a part that runs in between would meet it as it was
+        return errors.changed_state(flat.paths[begun[0]] + ".requires_grad")
     slots, paths, writes = describe_slots(plan, seen)
     lost = next((paths[k] for k in seen.copies if is_lost(plan, slots[k])), None)
     if lost is not None:

@@ -389,7 +389,7 @@ def failure(error):
 def snapshot(call, plan):
     """What a failed capture may have replaced by tensors that were never computed."""
     tensors = all_tensors(plan)
-    grads = [(t, t.grad) for t in tensors if t.requires_grad and t.is_leaf]
+    grads = [(t, t.grad) for t in tensors if t.is_leaf]  # one that requires none may begin to
     kept = [put.place for put in plan.kept]
     histories, random = core.histories(tensors), torch.default_generator.get_state()
     anew = plan.driver == CUDA and core.dropout_begins_anew(torch.cuda.current_device())
