@@ -57,8 +57,10 @@ def step_of(make, wrap, parallel=True):
     model, draw = make()
     model = model.cuda()
     model = DistributedDataParallel(model) if parallel else model
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+    return wrap(training_step(model, torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9))), draw().cuda()
 
+
+def training_step(model, optimizer):
     def step(x):
         optimizer.zero_grad(set_to_none=True)
         loss = model(x).square().mean()
@@ -66,7 +68,7 @@ def step_of(make, wrap, parallel=True):
         optimizer.step()
         return loss.detach()
 
-    return wrap(step), draw().cuda()
+    return step
 
 
 def sharded_step_of(make, wrap):
@@ -77,16 +79,7 @@ def sharded_step_of(make, wrap):
     for part in model.layers if isinstance(model, nn.TransformerEncoder) else [one for one in model if isinstance(one, nn.Linear)][::8]:
         fully_shard(part)
     fully_shard(model)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-
-    def step(x):
-        optimizer.zero_grad()
-        loss = model(x).square().mean()
-        loss.backward()
-        optimizer.step()
-        return loss.detach()
-
-    return wrap(step), draw().cuda()
+    return wrap(training_step(model, torch.optim.AdamW(model.parameters(), lr=0.01))), draw().cuda()
 
 
 def first_losses(f, x):

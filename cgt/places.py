@@ -759,9 +759,9 @@ def walk_parallel(walk, module, path):  # DistributedDataParallel makes these an
 
 def walk_sharded(walk, one, path):
     """What fully_shard keeps beside a module: settings, and what is under way, which is nothing between two steps."""
-    own, is_parameter = dict_of(one), kind_of(type(one)) == SHARDED_PARAMETER
-    if is_parameter:
-        walk.found.sharded.append((path, one if knows_sharding(one) else None))
+    own, is_parameter = dict_of(one) or {}, kind_of(type(one)) == SHARDED_PARAMETER
+    if is_parameter or not own:
+        walk.found.sharded.append((path, one if own and knows_sharding(one) else None))
     for name in [name for name in own if not is_parameter or name in SHARDED_FIELDS]:
         add(walk, DICT_ITEM, own, name, own[name], f"{path}.{name}")
         if not is_parameter and not issubclass(type(own[name]), (torch.Tensor, torch.nn.Module, tuple)):

@@ -152,16 +152,14 @@ def gathered_in(parameter):
 
 def is_pending(cls):
     """Is this the class of what functional collectives give, which waits when it is used?"""
-    module = sys.modules.get("torch.distributed._functional_collectives")
-    return module is not None and cls is module.AsyncCollectiveTensor
+    return cls is getattr(sys.modules.get("torch.distributed._functional_collectives"), "AsyncCollectiveTensor", None)
 
 
 def sharding_calls():
     """What works out how the results of an op on DTensors are spread, on tensors of its own; () before that is imported."""
     module = sys.modules.get("torch.distributed.tensor._sharding_prop")
-    if module is None:
-        return ()
-    return (module.LocalLRUCache, "__call__"), (module.ShardingPropagator, "propagate_op_sharding_non_cached")
+    calls = (("LocalLRUCache", "__call__"), ("ShardingPropagator", "propagate_op_sharding_non_cached"))
+    return tuple((getattr(module, owner), name) for owner, name in calls if hasattr(getattr(module, owner, None), name))
 
 
 def knows_parallel():

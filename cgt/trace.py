@@ -430,7 +430,7 @@ def see_op(seen, op, args, kwargs):
         args = exchange(seen, args)
         kwargs = {k: exchange(seen, v) for k, v in kwargs.items()}
         instead = tensors_in(kwargs.values(), tensors_in(args, []))
-    repeats = False
+    repeats, before = False, None
     movable = addresses.touched(seen, instead) if seen.movable and instead else ()
     if movable and not is_capture(seen):
         addresses.note(seen, op, movable)
@@ -469,7 +469,7 @@ def see_op(seen, op, args, kwargs):
         repeats = op.namespace in constants.KNOWN and (moved is None or how_far(seen) == moved)
     if op.namespace in COLLECTIVES:  # they may be handed out in one that waits when it is used
         results = [part for t in results for part in wrappers.plain_inside(t)]
-    if numbers and is_capture(seen) and not scalars.record(seen, op, args, kwargs, numbers, before):
+    if numbers and is_capture(seen) and (before is None or not scalars.record(seen, op, args, kwargs, numbers, before)):
         live.pin_all(seen, numbers)
     if movable and repeats:
         told = {row: seen.live.steps[row].value for *_, row in numbers}

@@ -73,12 +73,14 @@ def state_of(model):
     return [(p.to_local() if hasattr(p, "to_local") else p).detach().clone() for p in model.parameters()]
 
 
-def trained(model, wrap, make=torch.optim.AdamW, clips=False, ends=lambda: None, before=lambda k, model, f: None):
+def trained(model, wrap, make=torch.optim.AdamW, clips=False, ends=lambda: None, before=lambda k, model, f: None, inside=True):
+    """A whole step is jitted, or the model."""
     optimizer = make(model.parameters(), lr=0.01)
+    forward = model if inside else wrap(lambda x: model(x))
 
     def step(x):
         optimizer.zero_grad()
-        loss = model(x).float().square().mean()
+        loss = forward(x).float().square().mean()
         loss.backward()
         if clips:
             torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1)
@@ -86,9 +88,9 @@ def trained(model, wrap, make=torch.optim.AdamW, clips=False, ends=lambda: None,
         ends()
         return loss.detach()
 
-    f = wrap(step)
+    f = wrap(step) if inside else step
     losses = outcome(f, lambda k: before(k, optimizer if before is scheduled else model, f))
-    return [losses, *state_of(model)], f
+    return [losses, *state_of(model)], f if inside else forward
 
 
 def scheduled(k, optimizer, f):
@@ -169,23 +171,8 @@ OTHERS = {
     "capture fails": lambda wrap: trained(sharded(), wrap, ends=torch.cuda.synchronize),
     "whole": lambda wrap: trained(whole(), wrap, before=evaluates),
     "inference": lambda wrap: inferred(sharded(), wrap),
-    "the model": lambda wrap: trained(sharded(), lambda f: f) if wrap is not cgt.jit else trained_from_outside(sharded()),
+    "the model": lambda wrap: trained(sharded(), wrap, inside=False),
 }
-
-
-def trained_from_outside(model):
-    f = cgt.jit(lambda x: model(x))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-
-    def step(x):
-        optimizer.zero_grad()
-        loss = f(x).float().square().mean()
-        loss.backward()
-        optimizer.step()
-        return loss.detach()
-
-    losses = outcome(step)
-    return [losses, *state_of(model)], f
 
 
 def all_of_it(rank, folder):

@@ -279,6 +279,21 @@ def test_number_that_changes_beside_one(device):
     assert counts(f)[2] >= CALLS - 4, cgt.explain(f)
 
 
+def test_number_that_the_class_computes_with(device):
+    """What comes to the op inside is another number than the one outside, or the same by chance."""
+
+    class Clamped(Pair):
+        @classmethod
+        def __torch_dispatch__(cls, op, types, args=(), kwargs=None):
+            args = [x if isinstance(x, torch.Tensor) else max(x, 3) for x in args]
+            return op(args[0].first, *args[1:])
+
+    f, x = cgt.jit(lambda x, k: x * k), values(device)
+    for k in (5, 6, 7, 8, 2, 9, 1, 4, 0, 6):
+        assert same(f(Clamped(x, x), k), x * max(k, 3)), k
+    assert counts(f)[2] or cgt.stats(f).reasons, cgt.explain(f)
+
+
 @pytest.mark.parametrize("is_argument", [True, False])
 def test_attribute_that_its_class_reads(device, is_argument):
     t = pair(device)

@@ -379,6 +379,23 @@ static bool has_wrapper(const c10::IValue& value) {
   return std::any_of(list.begin(), list.end(), has_wrapper);
 }
 
+// Are all such of torch's own classes (DTensor)? Those look at what kind of number they are given, and hand it on as it is. A
+// user's may compute with it, and gets what is followed where that goes.
+static bool has_own_wrapper(const c10::IValue& value) {
+  if (value.isList()) {
+    c10::ArrayRef<c10::IValue> list = value.toListRef();
+    return std::all_of(list.begin(), list.end(), has_own_wrapper);
+  }
+  if (!has_wrapper(value)) return true;
+  pybind11::object t = torch::jit::toPyObject(value);
+  PyObject* module = PyObject_GetAttrString(reinterpret_cast<PyObject*>(Py_TYPE(t.ptr())), "__module__");
+  const char* name = module && PyUnicode_Check(module) ? PyUnicode_AsUTF8(module) : nullptr;
+  bool own = name && !strncmp(name, "torch.", 6);
+  if (!name) PyErr_Clear();
+  Py_XDECREF(module);
+  return own;
+}
+
 static thread_local Call* around = nullptr;  // the op on such that is under way
 
 // An op on such: its class runs ops on what is inside, and those are seen. As PyTorch's own kernel for it (pythonFallback
@@ -429,7 +446,10 @@ static void observe_op(const c10::OperatorHandle& op, c10::DispatchKeySet keys, 
   bool seen = !paused && observer_of_thread() && !c10::impl::TorchDispatchModeTLS::any_modes_set() &&
               !c10::impl::tls_is_dispatch_key_excluded(c10::DispatchKey::Python);
   if (seen && std::any_of(first, first + op.schema().arguments().size(), has_wrapper)) {
-    if (numbers_watched) plain_numbers(call);
+    if (numbers_watched) {
+      Gil gil;
+      if (std::all_of(first, first + op.schema().arguments().size(), has_own_wrapper)) plain_numbers(call);
+    }
     observe_inside(call);
     if (!call.handed_down && !call.numbers.empty()) settle_numbers(call);
     return;
