@@ -39,12 +39,13 @@ def fresh_compiler():
 @pytest.fixture
 def inductor(device):
     """The backend that makes kernels of its own, where its compiler is there. Not those that were the fastest just then: of two
-    compilations of one function, on a GPU that others use, they can be two, whose sums differ in the last bit."""
+    compilations of one function, on a GPU that others use, they can be two, whose sums differ in the last bit. (Inductor's own
+    `deterministic` is switched off by the first frame that Dynamo compiles.)"""
     if device.type == "cpu" and not shutil.which("g++"):
         pytest.skip("inductor needs g++ for the CPU")
     if device.type == "cuda" and importlib.util.find_spec("triton") is None:
         pytest.skip("inductor needs triton for the GPU")
-    with torch._inductor.config.patch(deterministic=True):
+    with torch._inductor.config.patch({"test_configs.force_filter_reduction_configs": True, "shape_padding": False}):
         yield functools.partial(torch.compile, backend="inductor")
 
 
@@ -332,27 +333,14 @@ def train(model, compiled, device, wrap, n=8, apply=lambda model, x: model(x)):
 def compare_training(device, compiler, apply=lambda model, x: model(x)):
     """The jitted step, after its losses and weights were compared with those of the plain one."""
     model = Net().to(device)
-    twin, first = copy.deepcopy(model), copy.deepcopy(model)
+    twin = copy.deepcopy(model)
     torch.manual_seed(5)
     want, _ = train(twin, compiler(twin), device, lambda f: f, apply=apply)
     torch.compiler.reset()  # the twins would share a compilation, and with it random states
     torch.manual_seed(5)
     got, step = train(model, compiler(model), device, cgt.jit, apply=apply)
-    if not all(map(torch.equal, got, want)):
-        proves_something(first, compiler, device, apply, want)
     assert_equal(got, want)
     return step
-
-
-def proves_something(model, compiler, device, apply, want):
-    """Does the plain step, compiled anew, do that again? If not, another one that does not proves nothing."""
-    for _ in range(4):
-        twin = copy.deepcopy(model)
-        torch.compiler.reset()
-        torch.manual_seed(5)
-        again, _ = train(twin, compiler(twin), device, lambda f: f, apply=apply)
-        if not all(map(torch.equal, again, want)):
-            pytest.skip("two compilations of this step differ in the last bit without cgt, too")
 
 
 @pytest.mark.parametrize("backend", SEEN)

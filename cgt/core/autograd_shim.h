@@ -548,6 +548,7 @@ static PyObject* sink_take(PyObject* capsule, int k) noexcept {
 struct History {  // of one tensor; those of views and of what they are views of are different
   at::Tensor tensor;
   NodePtr grad_fn;
+  NodePtr accumulator;  // of one that requires no gradient: a capture in which it begins to makes one on its stream
   uint32_t output_nr = 0, version = 0;
   bool requires_grad = false;
 };
@@ -564,6 +565,7 @@ static PyObject* histories(PyObject* tensors) noexcept {
     History h{at::Tensor(t)};
     h.version = t.is_inference() ? 0 : t.unsafeGetTensorImpl()->version_counter().current_version();
     if (m) h.grad_fn = m->grad_fn_, h.output_nr = m->output_nr_, h.requires_grad = m->requires_grad_;
+    if (m && !h.requires_grad) h.accumulator = m->grad_accumulator_.lock();
     histories->push_back(std::move(h));
   };
   for (Py_ssize_t k = 0; k < PyList_GET_SIZE(tensors); ++k) {
@@ -579,6 +581,11 @@ static void histories_restore(PyObject* capsule) noexcept {
   for (History& h : *static_cast<std::vector<History>*>(PyCapsule_GetPointer(capsule, HISTORIES))) {
     ag::AutogradMeta* m = autograd_meta_of(h.tensor.unsafeGetTensorImpl());
     if (m) m->grad_fn_ = h.grad_fn, m->output_nr_ = h.output_nr, m->requires_grad_ = h.requires_grad;
+    if (m && !h.requires_grad) {
+      NoGil no_gil;
+      std::lock_guard<std::mutex> lock(m->mutex_);
+      m->grad_accumulator_ = WeakNode(h.accumulator);
+    }
     if (h.tensor.is_inference()) continue;
     c10::VariableVersion counter = h.tensor.unsafeGetTensorImpl()->version_counter();
     counter.set_version(h.version);
