@@ -83,13 +83,13 @@ def test_readme_has_six_rows_one_plot_and_no_other_figure(record):
 def test_writing_readme_writes_the_pages_beside_it(record, tmp_path):
     (tmp_path / "docs").mkdir()
     for page, table in PAGES.items():
-        (tmp_path / page).write_text(f"above\n\n<!-- {table} -->\n\nold\n\n<!-- /{table} -->\n\nbelow\n")
+        (tmp_path / page).write_text(f"above\n\n<!-- {table} -->\n\nof yesterday\n\n<!-- /{table} -->\n\nbelow\n")
     command = [sys.executable, ROOT / "bench" / "table.py", "--write", tmp_path / "README.md"]
     subprocess.run(command, check=True)
     for page, table in PAGES.items():
         text = (tmp_path / page).read_text()
         assert text == with_table(text, table, record) and text.startswith("above\n") and text.endswith("below\n")
-        assert "old" not in text
+        assert "of yesterday" not in text
     (tmp_path / "README.md").write_text("no place")
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode and "has no lines <!-- headline -->" in done.stderr
