@@ -54,6 +54,7 @@ from . import (
     trace,
     verdicts,
     verify,
+    watchdog,
 )
 from . import budget as budgets
 from .addresses import has_way_back
@@ -975,6 +976,8 @@ def add_node(call, plan, seen, draft):
     if seen.exchanges:
         state.exchanges = True
         ranks.watch_groups(free_exchanging)
+        if plan.driver == CUDA:
+            watchdog.begin(torch.cuda.current_device())
     return node
 
 

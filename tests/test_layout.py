@@ -32,6 +32,7 @@ ORDER = [
     "tokens",
     "constants",
     "ranks",
+    "watchdog",
     "code",
     "flow",
     "places",

@@ -204,6 +204,20 @@ def stream_is_capturing(int device):
     return bool(cuda_capturing(cuda_current_stream(device)))
 
 
+def launches(int device):
+    """Replays on this device so far."""
+    return path_row(&TABLE, device + 1).launches if TABLE.paths.n > device + 1 else 0
+
+
+def stream_wait(int device, set streams):
+    """Wait until the stream of the last replay on this device is through with what it has now. Not for one that is not among
+    these, or that somebody captures. For a thread of its own, which does not capture."""
+    cdef void* stream = path_row(&TABLE, device + 1).last_stream
+    if <uintptr_t>stream not in streams: return
+    with nogil:
+        cuda_stream_wait(device, stream)
+
+
 def is_in_node():
     """Does autograd evaluate a node in this thread?"""
     return in_node() != 0
