@@ -353,6 +353,7 @@ class Seen:
 
     # what kind of run
     driver: int
+    device: int | None = None  # the GPU that it works on; the current one
     recording: bool = False
     parent: int = NONE
     saves: bool = False

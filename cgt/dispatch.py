@@ -59,6 +59,7 @@ from . import (
 from . import budget as budgets
 from .addresses import has_way_back
 from .data import LEARNT, Attempt, Call, Kept, State, check_draft
+from .devices import as_called, at_home, home_of
 from .observe import all_paths, all_tensors, asks_on, note_reason, note_strays, observe
 from .plan import (
     device_of,
@@ -424,7 +425,7 @@ def vet_dropout(call):
     for n in core.fn_nodes(state.f):
         if n in state.keep and core.node_is_spent(n):  # freeing one frees those behind it
             drop_node(n)
-    return errors.cudnn_dropout() if core.dropout_begins_anew(torch.cuda.current_device()) else None
+    return errors.cudnn_dropout() if core.dropout_begins_anew(device_of(state, call.flat)) else None
 
 
 def make_place(state, path, parent):
@@ -508,16 +509,17 @@ def warm(call, sources=()):
     if around is not None:
         sources = () if isinstance(around, str) else around.found.sources
     guess = CUDA if any(t.is_cuda for t in flat.tensors) else HOST
-    seen = observe(guess, state.graph, None if state.graph is None else readable(state.graph, call.args))
+    home = home_of(flat.tensors) if guess == CUDA else None
+    seen = observe(guess, state.graph, None if state.graph is None else readable(state.graph, call.args), home)
     seen.blockers, seen.computes = state.blockers, state.computes is not False and state.graph is None
     before, seen.sources = [describe.memory_of(t) for t in flat.tensors], impure.states(sources)
-    anew = guess == CUDA and core.dropout_begins_anew(torch.cuda.current_device())
+    anew = guess == CUDA and core.dropout_begins_anew(home)
     result = trace.run(seen, call.function, call.args, call.kwargs)
     counters.learn(state, None, seen, None)
     state.late = max(state.late, seen.late)
     state.computes = seen.computed if state.computes is None else state.computes
     state.ran |= seen.ran - {None}  # what is hidden here must be seen when it is recorded
-    if anew and not core.dropout_begins_anew(torch.cuda.current_device()):
+    if anew and not core.dropout_begins_anew(home):
         seen.reason, state.recurrent = errors.cudnn_dropout(), True
     state.recurrent |= seen.dropout is not None
     for text in (*([around] if isinstance(around, str) else ()), *(impure.moved(seen.sources, seen) if asks_on(seen) else ())):
@@ -580,7 +582,8 @@ def note_tensors(state, seen, named):
 def record_call(call):
     """Record the call as a node and return its result. Whatever happens, the recording is over then."""
     attempt = Attempt()
-    result = core.within([(lambda: None, functools.partial(record.close, attempt))], functools.partial(record_node, call, attempt))
+    brackets = [(lambda: None, functools.partial(record.close, attempt)), at_home(device_of(call.state, call.flat))]
+    result = core.within(brackets, functools.partial(record_node, call, attempt))
     verdicts.vet_strict(call.state, attempt.verdict)
     return result
 
@@ -590,7 +593,7 @@ def record_node(call, attempt):
     what did not is undone and runs eagerly."""
     around = timed_survey(call)
     if is_to_watch(call, around):
-        return warm(call, around.found.sources)
+        return as_called(functools.partial(warm, call, around.found.sources))
     reason = prepare(call, attempt, around) or capture(call, attempt)
     if attempt.starved:
         attempt.passing |= make_way(call.state)  # the next call has their memory, and so has this one, which runs eagerly
@@ -606,7 +609,7 @@ def record_node(call, attempt):
     record.undo(attempt)
     if attempt.seen is not None and impure.vet(impure.lasting(attempt.plan.sources), attempt.seen):
         raise errors.CgtError(errors.drawn_in_vain(call.state.name, reason))
-    return again(call, reason, answers) if answers else eager(call, reason)
+    return as_called(functools.partial(again, call, reason, answers) if answers else functools.partial(eager, call, reason))
 
 
 def timed_survey(call):

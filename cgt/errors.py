@@ -180,6 +180,7 @@ ISLANDS = {  # why a function marked cgt.eager has no place in a recording
     "them, or outside",
     "changes": "changed state that the jitted function can read while it was recorded. Return what it finds",
     "elsewhere": "takes or returns a tensor that is not on the device of the jitted function. Move it inside the eager part",
+    "other_device": "would run while another GPU is current. Call the jitted function under torch.cuda.device of its tensors",
     "odd": "takes or returns a tensor that no recording can hold. Use plain, dense tensors",
     "gradients": "takes or returns a tensor that requires grad. Call it under torch.no_grad(), or detach the tensor",
     "returns_arguments": "returns memory of its arguments. Return a copy",
@@ -323,8 +324,11 @@ def changes_shape(op, line):
 
 
 @code(702)
-def other_device(op, line, device):
-    return f"{op} at {line} works on {device}, which is not the current device. Call the function under torch.cuda.device of its tensors."
+def other_device(op, line, device, home):
+    return (
+        f"{op} at {line} works on {device}, and this call is recorded on cuda:{home}, where its arguments lie, or which is current if they lie on "
+        "several or there are none. Say device= where tensors are made, and copy from one to the other outside of the function."
+    )
 
 
 @code(215)

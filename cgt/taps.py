@@ -19,6 +19,7 @@ import types
 import cgt_core as core
 import torch
 
+from .devices import caller_device
 from .private import (
     COMPILED_FRAME,
     HIGHER_ORDER_CALL,
@@ -401,7 +402,7 @@ def tap_states(is_mine, get, set_):
         if module is torch:
             return torch.default_generator
         index = torch.device(device).index if not isinstance(device, int) else device
-        return torch.cuda.default_generators[torch.cuda.current_device() if index is None else index]
+        return torch.cuda.default_generators[caller_device() if index is None else index]
 
     def handle(plain, module, name, args, kwargs):
         if module is torch.cuda and not torch.cuda.is_initialized():

@@ -494,8 +494,8 @@ def see_op(seen, op, args, kwargs):
         for t in fresh:
             note_memory(seen, t, line)
             seen.devices.add(t.device)
-            if t.is_cuda and t.device.index != torch.cuda.current_device():
-                refuse(seen, errors.other_device(str(op), line, t.device))
+            if t.is_cuda and t.device.index != device_of(seen):
+                refuse(seen, errors.other_device(str(op), line, t.device, device_of(seen)))
             if t.device.type == "cpu" and seen.driver == CUDA:
                 seen.hosts[core.storage_id(t)] = core.storage_name(t)
                 held = not facts.draws and all(is_guarded(seen, one) for one in inputs)
@@ -585,7 +585,7 @@ def vet_region(seen, region, inputs, given):
     if seen.driver != CUDA or "cpu" in {d.type for d in devices}:
         refuse(seen, errors.compiled_on_host(user_line(seen)))
     elif any(is_elsewhere(seen, t) for t in given):
-        refuse(seen, errors.other_device("a compiled region", user_line(seen), given[0].device))
+        refuse(seen, errors.other_device("a compiled region", user_line(seen), given[0].device, device_of(seen)))
     elif region.fx_kwargs.get("cudagraphs") or any(isinstance(t, torch.Generator) for t in inputs):
         refuse(seen, errors.compiled_with_state(user_line(seen)))
 
@@ -741,7 +741,8 @@ def vet_op(seen, op, facts, args, kwargs, inputs, written, constant, aside):
     elif not all(map(core.is_plain, inputs)):
         line = errors.layout(str(op), user_line(seen), odd_kind(inputs))
     elif any(is_elsewhere(seen, t) for t in inputs):
-        line = errors.other_device(str(op), user_line(seen), inputs[0].device)
+        odd = next(t for t in inputs if is_elsewhere(seen, t))
+        line = errors.other_device(str(op), user_line(seen), odd.device, device_of(seen))
     elif facts.packet == "_cudnn_init_dropout_state" and is_capture(seen):
         line = errors.cudnn_dropout()
     elif seen.driver == CUDA and not aside:
@@ -819,8 +820,12 @@ def host_reason(seen, sentence, op):
 def is_elsewhere(seen, t):
     """Is t on a device that this run does not record?"""
     if t.is_cuda:
-        return t.device.index != torch.cuda.current_device() or is_host_recording(seen)
+        return t.device.index != device_of(seen) or is_host_recording(seen)
     return t.device.type != "cpu"
+
+
+def device_of(seen):
+    return torch.cuda.current_device() if seen.device is None else seen.device
 
 
 def vet_mixed(seen, op, facts, kwargs, inputs, written, constant):

@@ -23,6 +23,7 @@ ORDER = [
     "errors",
     "options",
     "private",
+    "devices",
     "wrappers",
     "taps",
     "pytree",

@@ -30,6 +30,24 @@ static inline void* cuda_current_stream(int device) noexcept {
   return c10::cuda::getCurrentCUDAStream(static_cast<c10::DeviceIndex>(device)).stream();
 }
 
+// A path was made on a GPU. How many are there?
+static inline void cuda_see_gpus() noexcept {
+  if (c10::cuda::device_count() > 1) gpu_now = cuda_current_device;
+}
+
+// Make this GPU current, and note the caller's own; 0 if it was that already.
+static inline int cuda_turn(int device) noexcept {
+  if (!gpu_now || gpu_now() == device) return 0;
+  gpu_before = gpu_now();
+  c10::cuda::set_device(static_cast<c10::DeviceIndex>(device));
+  return 1;
+}
+static inline void cuda_turn_back() noexcept {
+  if (gpu_before < 0) return;
+  c10::cuda::set_device(static_cast<c10::DeviceIndex>(gpu_before));
+  gpu_before = -1;
+}
+
 // A thread that never touched CUDA has no current context; the driver needs one. Once per thread.
 static inline void cuda_thread_ready(int device) noexcept {
   thread_local int ready = -1;
@@ -452,6 +470,9 @@ static inline void generator_give_back(PyObject* generator, uint64_t advance, ui
 
 static inline int cuda_current_device() noexcept { return -1; }
 static inline void* cuda_current_stream(int) noexcept { return nullptr; }
+static inline void cuda_see_gpus() noexcept {}
+static inline int cuda_turn(int) noexcept { return 0; }
+static inline void cuda_turn_back() noexcept {}
 static inline void cuda_thread_ready(int) noexcept {}
 static int cuda_absent() {
   PyErr_SetString(PyExc_RuntimeError, "cgt was built against a CPU torch");

@@ -8,6 +8,27 @@ def ambient():
     return words[0], words[1], words[2]
 
 
+def gpu():
+    """The caller's current GPU, also while a call is recorded on another one; 0 where there are not several."""
+    return gpu_of_caller()
+
+
+def turn(int device):
+    """Make this GPU current for a call, and remember the caller's."""
+    path_of(&TABLE, device)         # with the first one GPUs are counted
+    cuda_turn(device)
+
+
+def is_turned():
+    """Is one current that is not the caller's?"""
+    return bool(gpu_is_turned())
+
+
+def turn_back():
+    """Make the caller's own GPU current again, if it is not."""
+    cuda_turn_back()
+
+
 def blocker():
     """0, or what hides ops from a recording: 1 a dispatch mode, 2 a function mode, 3 a transform."""
     return ambient_blocker()
