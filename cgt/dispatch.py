@@ -152,8 +152,9 @@ def miss(call):
     if graph is not None and "changed" in kwargs:  # right if nothing reads it, as in eager
         return eager(call, errors.saved_changed())
     kind = core.blocker()
-    if kind == 0 and torch.cuda.is_initialized() and core.stream_is_capturing(torch.cuda.current_device()):
-        kind = 4
+    if kind == 0 and torch.cuda.is_initialized():
+        core.see_gpus()
+        kind = 4 if core.stream_is_capturing(torch.cuda.current_device()) else 0
     if kind:
         inlined = kind == 1 and is_mine()
         verdicts.vet_strict(state, None if inlined else errors.blocked(kind))
@@ -582,7 +583,7 @@ def note_tensors(state, seen, named):
 def record_call(call):
     """Record the call as a node and return its result. Whatever happens, the recording is over then."""
     attempt = Attempt()
-    brackets = [(lambda: None, functools.partial(record.close, attempt)), at_home(device_of(call.state, call.flat))]
+    brackets = [at_home(device_of(call.state, call.flat)), (lambda: None, functools.partial(record.close, attempt))]
     result = core.within(brackets, functools.partial(record_node, call, attempt))
     verdicts.vet_strict(call.state, attempt.verdict)
     return result

@@ -84,7 +84,7 @@ def watch(launches, wait, timeout, given_up, ended):
 def give_up(device, seconds):
     """As NCCL's watchdog does: the GPU waits for somebody who will not come."""
     print(errors.overdue(device, seconds), file=sys.stderr, flush=True)
-    faulthandler.dump_traceback()
+    faulthandler.dump_traceback(2)  # sys.stderr may be no file
     os.abort()
 
 

@@ -149,6 +149,7 @@ cdef void cuda_stream_wait(int device, void* stream) noexcept nogil:
     """Both calls may block for as long as another process likes: the first one where the stream is full."""
     cdef cu.CUevent event = NULL
     cdef unsigned int flags = (cu.CUevent_flags_enum.CU_EVENT_DISABLE_TIMING | cu.CUevent_flags_enum.CU_EVENT_BLOCKING_SYNC)
+    cuda_make_current(device)       # this thread's from now on
     cuda_thread_ready(device)
     cuda_relaxed(True)              # others may be capturing, and need not notice
     if cuda_capturing(stream) or cu.cuEventCreate(&event, flags) != 0: return

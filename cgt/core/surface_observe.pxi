@@ -13,9 +13,13 @@ def gpu():
     return gpu_of_caller()
 
 
+def see_gpus():
+    """CUDA is there: from now on which GPU is current is part of guards, if there are several."""
+    cuda_see_gpus()
+
+
 def turn(int device):
     """Make this GPU current for a call, and remember the caller's."""
-    path_of(&TABLE, device)         # with the first one GPUs are counted
     cuda_turn(device)
 
 

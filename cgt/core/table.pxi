@@ -124,7 +124,6 @@ cdef id_t path_of(Table* t, int device) except -1:
         p.driver = HOST if p.device < 0 else CUDA
         p.current = p.stale = p.since = NONE
         p.lock = <void*>new mutex()
-        if p.device >= 0: cuda_see_gpus()
     return device + 1
 
 cdef id_t row_take(Table* t, Column* c) except -1:
