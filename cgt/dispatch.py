@@ -59,7 +59,7 @@ from . import (
 from . import budget as budgets
 from .addresses import has_way_back
 from .data import LEARNT, Attempt, Call, Kept, State, check_draft
-from .devices import as_called, at_home, home_of
+from .devices import as_called, at_home, home_of, learn_home
 from .observe import all_paths, all_tensors, asks_on, note_reason, note_strays, observe
 from .plan import (
     device_of,
@@ -510,7 +510,7 @@ def warm(call, sources=()):
     if around is not None:
         sources = () if isinstance(around, str) else around.found.sources
     guess = CUDA if any(t.is_cuda for t in flat.tensors) else HOST
-    home = home_of(flat.tensors) if guess == CUDA else None
+    home = home_of(flat.tensors, {}) if guess == CUDA else None
     seen = observe(guess, state.graph, None if state.graph is None else readable(state.graph, call.args), home)
     seen.blockers, seen.computes = state.blockers, state.computes is not False and state.graph is None
     before, seen.sources = [describe.memory_of(t) for t in flat.tensors], impure.states(sources)
@@ -529,7 +529,11 @@ def warm(call, sources=()):
     note_warm(state, seen, flat, result, driver_of(state, flat) is None)
     driver = CUDA if any(d.type == "cuda" for d in seen.devices) else HOST if seen.devices else guess
     note_tensors(state, seen, zip(flat.paths, flat.tensors, strict=True))
+    if guess != driver:
+        learn_home(state.homes, seen.devices)
     reason = seen.reason if guess == driver else None
+    if driver == CUDA:
+        reason = reason or vet_asked(seen, home_of(flat.tensors, state.homes))
     for path, t, was in zip(flat.paths, flat.tensors, before, strict=True):
         if describe.memory_of(t) != was:  # a capture could not always be undone
             reason = reason or errors.replaced(path)
@@ -554,6 +558,11 @@ def warm(call, sources=()):
     else:  # a first call may do what no other does: caches that are made lazily
         state.doubted = True
     return result
+
+
+def vet_asked(seen, home):
+    """A sentence if the function asked which GPU is current, and that is not the one on which it would be recorded; or None."""
+    return next((errors.asks_gpu(line, index, home) for index, line in seen.asked_gpus.items() if index != home), None)
 
 
 def vet_values(call, seen):

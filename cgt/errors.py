@@ -336,6 +336,14 @@ def layout(op, line, kind):
     return f"{op} at {line} works on {kind}. Use a plain, dense tensor."
 
 
+@code(709)
+def asks_gpu(line, index, home):
+    return (
+        f"the function asks which GPU is current, at {line}, and is told cuda:{index}, while what it works on lies on cuda:{home}. Call it under "
+        "torch.cuda.device of its tensors, or ask their .device."
+    )
+
+
 @code(703)
 def collective(op, line, waits=False):
     what = "has the host wait for other processes" if waits else "exchanges data with other processes, which the host driver's tape cannot repeat"

@@ -19,7 +19,6 @@ import types
 import cgt_core as core
 import torch
 
-from .devices import caller_device
 from .private import (
     COMPILED_FRAME,
     HIGHER_ORDER_CALL,
@@ -383,6 +382,18 @@ def tap_sharding(is_mine):
     return late(*targets).to(is_mine, handle) if targets else NOTHING
 
 
+def tap_current(is_mine, told):
+    """A bracket: inside, where `is_mine()`, told(index) is called with what torch.cuda.current_device() gives, the states of random
+    numbers "of the GPU" and others that ask it among them."""
+
+    def handle(plain, owner, name, args, kwargs):
+        index = plain()
+        told(index)
+        return index
+
+    return late((torch.cuda, "current_device")).to(is_mine, handle)
+
+
 def tap_groups(handle):
     """From now on, once for all, groups of processes are shut down by `handle`, as of a Tap."""
     groups = late(*((torch.distributed.ProcessGroup, name) for name in ("shutdown", "abort")))
@@ -402,7 +413,7 @@ def tap_states(is_mine, get, set_):
         if module is torch:
             return torch.default_generator
         index = torch.device(device).index if not isinstance(device, int) else device
-        return torch.cuda.default_generators[caller_device() if index is None else index]
+        return torch.cuda.default_generators[torch.cuda.current_device() if index is None else index]
 
     def handle(plain, module, name, args, kwargs):
         if module is torch.cuda and not torch.cuda.is_initialized():

@@ -58,6 +58,7 @@ from .observe import (
 from .private import is_forward_ad
 from .taps import (
     tap_compiled,
+    tap_current,
     tap_forks,
     tap_higher_order,
     tap_kernels,
@@ -154,7 +155,7 @@ def run(seen, function, args, kwargs):
         tap_compiled(is_mine, higher_order), (lambda: None, functools.partial(constants.close, seen)),
         (lambda: None, functools.partial(readout.close, seen)),
         tap_forks(lambda: is_mine() or forks.is_imagined(seen), functools.partial(forks.see_fork, seen, forks.modules())),
-        tap_kernels(), tap_sharding(is_mine), *regions, *packing(seen, is_mine), impure.tap(seen, is_mine), live.tap(seen, is_mine),
+        tap_kernels(), tap_sharding(is_mine), *asking(seen, is_mine), *regions, *packing(seen, is_mine), impure.tap(seen, is_mine), live.tap(seen, is_mine),
     ]  # fmt: skip
     counters.begin(seen)
     before = references(seen)
@@ -192,6 +193,18 @@ def packing(seen, is_mine):
         return []
     packed = functools.partial(pack, seen.saved, seen.results)
     return tap_saves(packed, unpack, is_mine, lambda: refuse(seen, errors.transforms(user_line(seen))))
+
+
+def asking(seen, is_mine):
+    """[bracket]: inside, it is noted which GPU is current for who asks. A recording may be made with another one (devices.py)."""
+    if seen.recording or not (torch.cuda.is_initialized() and core.see_gpus()):
+        return []
+
+    def told(index):
+        if not seen.inside:
+            seen.asked_gpus.setdefault(index, user_line(seen))
+
+    return [tap_current(is_mine, told)]
 
 
 def seen_here():

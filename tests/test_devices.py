@@ -144,6 +144,27 @@ def test_model_that_is_trained_from_outside(around):
     assert all(map(same, got, want)) and all(cgt.stats(model).replays >= CALLS - 4 for model in models), list(map(cgt.explain, models))
 
 
+def test_what_is_reached_says_where_too(around):
+    for d in (0, 1):
+        x = inputs(0, d)
+        f = cgt.jit(lambda x=x: (x * x).sum())
+        with around(d):
+            for _ in range(CALLS):
+                x.mul_(0.9)
+                assert same(f(), (x * x).sum())
+        assert cgt.stats(f).replays >= CALLS - 3, cgt.explain(f)
+
+
+@tells("asks_gpu")
+@pytest.mark.parametrize("asks", [torch.cuda.current_device, lambda: len(torch.cuda.get_rng_state())], ids=["which", "its random state"])
+def test_function_that_asks_which_is_current(asks):
+    f = cgt.jit(lambda x: x + asks())
+    for k in range(CALLS):
+        x = inputs(k, 1)
+        assert same(f(x), x + asks())
+    assert cgt.stats(f).replays == 0 and any("told cuda:0" in reason for reason in cgt.stats(f).reasons), cgt.explain(f)
+
+
 def test_eager_part_is_called_with_the_callers_device():
     seen = []
     look = cgt.eager(lambda x: seen.append(torch.cuda.current_device()))

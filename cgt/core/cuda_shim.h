@@ -31,8 +31,9 @@ static inline void* cuda_current_stream(int device) noexcept {
 }
 
 // CUDA is there. How many GPUs are?
-static inline void cuda_see_gpus() noexcept {
+static inline int cuda_see_gpus() noexcept {
   if (!gpu_now && c10::cuda::device_count() > 1) gpu_now = cuda_current_device;
+  return gpu_now != nullptr;
 }
 
 // Memory comes from the current GPU, and the default stream is that of the current GPU, for the driver too. Make this one current:
@@ -480,7 +481,7 @@ static inline void generator_give_back(PyObject* generator, uint64_t advance, ui
 
 static inline int cuda_current_device() noexcept { return -1; }
 static inline void* cuda_current_stream(int) noexcept { return nullptr; }
-static inline void cuda_see_gpus() noexcept {}
+static inline int cuda_see_gpus() noexcept { return 0; }
 static inline int cuda_make_current(int) noexcept { return -1; }
 static inline void cuda_make_current_again(int) noexcept {}
 static inline int cuda_turn(int) noexcept { return 0; }

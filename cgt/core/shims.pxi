@@ -189,7 +189,7 @@ cdef extern from "observe_shim.h" namespace "cgt":
 cdef extern from "cuda_shim.h" namespace "cgt":
     int cuda_current_device() noexcept nogil
     void* cuda_current_stream(int device) noexcept nogil
-    void cuda_see_gpus() noexcept
+    int cuda_see_gpus() noexcept
     int cuda_make_current(int device) noexcept nogil
     void cuda_make_current_again(int before) noexcept
     int cuda_turn(int device) noexcept

@@ -14,8 +14,8 @@ def gpu():
 
 
 def see_gpus():
-    """CUDA is there: from now on which GPU is current is part of guards, if there are several."""
-    cuda_see_gpus()
+    """CUDA is there: from now on which GPU is current is part of guards, if there are several. Are there?"""
+    return bool(cuda_see_gpus())
 
 
 def turn(int device):
