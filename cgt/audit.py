@@ -132,8 +132,7 @@ def compare(call, scope, replay, blame, drop, audits, twice=False):
 
 def run_eagerly(call, answers):
     """(what was observed, the result, what it raised)"""
-    device = device_of(call.state, call.flat)
-    seen = observe(driver_of(call.state, call.flat), device=device if device >= 0 else None)
+    seen = observe(driver_of(call.state, call.flat))
     seen.ops = []
     body = functools.partial(trace.run, seen, call.function, call.args, call.kwargs)
     try:

@@ -100,7 +100,6 @@ class State:
     keep: dict = fresh(dict)  # node -> Kept
     programs: dict = fresh(dict)  # spec -> (program, paths); filled by the core
     drivers: dict = fresh(dict)  # kinds of device among the arguments -> driver, once warmed
-    homes: dict = fresh(dict)  # the caller's GPU -> the only one of which it reached tensors; of calls without any on a GPU
     account: Account = fresh(Account)
     reasons: dict = fresh(dict)  # why calls ran eagerly -> how many did
     verdicts: dict = fresh(dict)  # (spec, ambient state, shapes), or None for all -> Verdict
@@ -354,8 +353,6 @@ class Seen:
 
     # what kind of run
     driver: int
-    device: int | None = None  # the GPU that it works on; the current one
-    asked_gpus: dict = fresh(dict)  # GPUs of which it asked that they are current -> the line
     recording: bool = False
     parent: int = NONE
     saves: bool = False

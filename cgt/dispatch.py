@@ -54,12 +54,10 @@ from . import (
     trace,
     verdicts,
     verify,
-    watchdog,
 )
 from . import budget as budgets
 from .addresses import has_way_back
 from .data import LEARNT, Attempt, Call, Kept, State, check_draft
-from .devices import as_called, at_home, home_of, learn_home
 from .observe import all_paths, all_tensors, asks_on, note_reason, note_strays, observe
 from .plan import (
     device_of,
@@ -152,9 +150,8 @@ def miss(call):
     if graph is not None and "changed" in kwargs:  # right if nothing reads it, as in eager
         return eager(call, errors.saved_changed())
     kind = core.blocker()
-    if kind == 0 and torch.cuda.is_initialized():
-        core.see_gpus()
-        kind = 4 if core.stream_is_capturing(torch.cuda.current_device()) else 0
+    if kind == 0 and torch.cuda.is_initialized() and core.stream_is_capturing(torch.cuda.current_device()):
+        kind = 4
     if kind:
         inlined = kind == 1 and is_mine()
         verdicts.vet_strict(state, None if inlined else errors.blocked(kind))
@@ -426,7 +423,7 @@ def vet_dropout(call):
     for n in core.fn_nodes(state.f):
         if n in state.keep and core.node_is_spent(n):  # freeing one frees those behind it
             drop_node(n)
-    return errors.cudnn_dropout() if core.dropout_begins_anew(device_of(state, call.flat)) else None
+    return errors.cudnn_dropout() if core.dropout_begins_anew(torch.cuda.current_device()) else None
 
 
 def make_place(state, path, parent):
@@ -510,17 +507,16 @@ def warm(call, sources=()):
     if around is not None:
         sources = () if isinstance(around, str) else around.found.sources
     guess = CUDA if any(t.is_cuda for t in flat.tensors) else HOST
-    home = home_of(flat.tensors, {}) if guess == CUDA else None
-    seen = observe(guess, state.graph, None if state.graph is None else readable(state.graph, call.args), home)
+    seen = observe(guess, state.graph, None if state.graph is None else readable(state.graph, call.args))
     seen.blockers, seen.computes = state.blockers, state.computes is not False and state.graph is None
     before, seen.sources = [describe.memory_of(t) for t in flat.tensors], impure.states(sources)
-    anew = guess == CUDA and core.dropout_begins_anew(home)
+    anew = guess == CUDA and core.dropout_begins_anew(torch.cuda.current_device())
     result = trace.run(seen, call.function, call.args, call.kwargs)
     counters.learn(state, None, seen, None)
     state.late = max(state.late, seen.late)
     state.computes = seen.computed if state.computes is None else state.computes
     state.ran |= seen.ran - {None}  # what is hidden here must be seen when it is recorded
-    if anew and not core.dropout_begins_anew(home):
+    if anew and not core.dropout_begins_anew(torch.cuda.current_device()):
         seen.reason, state.recurrent = errors.cudnn_dropout(), True
     state.recurrent |= seen.dropout is not None
     for text in (*([around] if isinstance(around, str) else ()), *(impure.moved(seen.sources, seen) if asks_on(seen) else ())):
@@ -529,11 +525,7 @@ def warm(call, sources=()):
     note_warm(state, seen, flat, result, driver_of(state, flat) is None)
     driver = CUDA if any(d.type == "cuda" for d in seen.devices) else HOST if seen.devices else guess
     note_tensors(state, seen, zip(flat.paths, flat.tensors, strict=True))
-    if guess != driver:
-        learn_home(state.homes, seen.devices)
     reason = seen.reason if guess == driver else None
-    if driver == CUDA:
-        reason = reason or vet_asked(seen, home_of(flat.tensors, state.homes))
     for path, t, was in zip(flat.paths, flat.tensors, before, strict=True):
         if describe.memory_of(t) != was:  # a capture could not always be undone
             reason = reason or errors.replaced(path)
@@ -558,11 +550,6 @@ def warm(call, sources=()):
     else:  # a first call may do what no other does: caches that are made lazily
         state.doubted = True
     return result
-
-
-def vet_asked(seen, home):
-    """A sentence if the function asked which GPU is current, and that is not the one on which it would be recorded; or None."""
-    return next((errors.asks_gpu(line, index, home) for index, line in seen.asked_gpus.items() if index != home), None)
 
 
 def vet_values(call, seen):
@@ -592,8 +579,7 @@ def note_tensors(state, seen, named):
 def record_call(call):
     """Record the call as a node and return its result. Whatever happens, the recording is over then."""
     attempt = Attempt()
-    brackets = [at_home(device_of(call.state, call.flat)), (lambda: None, functools.partial(record.close, attempt))]
-    result = core.within(brackets, functools.partial(record_node, call, attempt))
+    result = core.within([(lambda: None, functools.partial(record.close, attempt))], functools.partial(record_node, call, attempt))
     verdicts.vet_strict(call.state, attempt.verdict)
     return result
 
@@ -603,7 +589,7 @@ def record_node(call, attempt):
     what did not is undone and runs eagerly."""
     around = timed_survey(call)
     if is_to_watch(call, around):
-        return as_called(functools.partial(warm, call, around.found.sources))
+        return warm(call, around.found.sources)
     reason = prepare(call, attempt, around) or capture(call, attempt)
     if attempt.starved:
         attempt.passing |= make_way(call.state)  # the next call has their memory, and so has this one, which runs eagerly
@@ -619,7 +605,7 @@ def record_node(call, attempt):
     record.undo(attempt)
     if attempt.seen is not None and impure.vet(impure.lasting(attempt.plan.sources), attempt.seen):
         raise errors.CgtError(errors.drawn_in_vain(call.state.name, reason))
-    return as_called(functools.partial(again, call, reason, answers) if answers else functools.partial(eager, call, reason))
+    return again(call, reason, answers) if answers else eager(call, reason)
 
 
 def timed_survey(call):
@@ -989,8 +975,6 @@ def add_node(call, plan, seen, draft):
     if seen.exchanges:
         state.exchanges = True
         ranks.watch_groups(free_exchanging)
-        if plan.driver == CUDA:
-            watchdog.begin(torch.cuda.current_device())
     return node
 
 

@@ -87,15 +87,6 @@ def capture_broken():
     )
 
 
-@code(708)
-def overdue(device, seconds):
-    return (
-        f"replays on cuda:{device} that exchange data with other processes have not ended within {seconds:.0f} s, the timeout of their group and what "
-        "they usually take: a rank is gone, or is at another call. This process ends, as it does by NCCL's watchdog where a collective ran eagerly "
-        "(TORCH_NCCL_ASYNC_ERROR_HANDLING=0 turns off both)."
-    )
-
-
 @code(102)
 def dynamic_shape(op, line):
     return f"{op} at {line} makes a tensor whose shape depends on data. Use a mask with torch.where, a fixed size, or an index (x[x > 0]): a mask can be read."
@@ -180,7 +171,6 @@ ISLANDS = {  # why a function marked cgt.eager has no place in a recording
     "them, or outside",
     "changes": "changed state that the jitted function can read while it was recorded. Return what it finds",
     "elsewhere": "takes or returns a tensor that is not on the device of the jitted function. Move it inside the eager part",
-    "other_device": "would run while another GPU is current. Call the jitted function under torch.cuda.device of its tensors",
     "odd": "takes or returns a tensor that no recording can hold. Use plain, dense tensors",
     "gradients": "takes or returns a tensor that requires grad. Call it under torch.no_grad(), or detach the tensor",
     "returns_arguments": "returns memory of its arguments. Return a copy",
@@ -324,24 +314,13 @@ def changes_shape(op, line):
 
 
 @code(702)
-def other_device(op, line, device, home):
-    return (
-        f"{op} at {line} works on {device}, and this call is recorded on cuda:{home}, where its arguments lie, or which is current if they lie on "
-        "several or there are none. Say device= where tensors are made, and copy from one to the other outside of the function."
-    )
+def other_device(op, line, device):
+    return f"{op} at {line} works on {device}, which is not the current device. Call the function under torch.cuda.device of its tensors."
 
 
 @code(215)
 def layout(op, line, kind):
     return f"{op} at {line} works on {kind}. Use a plain, dense tensor."
-
-
-@code(709)
-def asks_gpu(line, index, home):
-    return (
-        f"the function asks which GPU is current, at {line}, and is told cuda:{index}, while what it works on lies on cuda:{home}. Call it under "
-        "torch.cuda.device of its tensors, or ask their .device."
-    )
 
 
 @code(703)

@@ -147,8 +147,6 @@ def vet(seen, tensors):
         return "in_backward"
     if not segments.may_end(seen):
         return "behind_writes"
-    if seen.driver == CUDA and (core.is_turned() or trace.device_of(seen) != torch.cuda.current_device()):
-        return "other_device"
     return vet_tensors(seen, tensors)
 
 

@@ -37,11 +37,11 @@ class Unrecordable(BaseException):
     own `except Exception` does not catch it. Never reaches the user."""
 
 
-def observe(driver, graph=None, given=None, device=None):
-    """For a run that is not recorded. `graph`: it is a backward of this recorded graph; `given`: what that may read; `device`: as of Seen."""
+def observe(driver, graph=None, given=None):
+    """For a run that is not recorded. `graph`: it is a backward of this recorded graph; `given`: what that may read."""
     allocated = core.allocations(torch.cuda.current_device()) if given is not None and driver == CUDA else None
     slots = frozenset(map(core.storage_id, given or ()))
-    return Seen(driver, device, graph=graph, slots=slots, allocated=allocated, returned=core.results(), since=sequence_number())
+    return Seen(driver, graph=graph, slots=slots, allocated=allocated, returned=core.results(), since=sequence_number())
 
 
 def observe_plan(plan, swaps):

@@ -35,20 +35,14 @@ from . import (
     wrappers,
 )
 from .data import Around, Plan, Reached, Was
-from .devices import home_of
 from .observe import span, version_of
 from .private import is_gathered
 from .taps import is_alone, is_reader
 
 
 def leaf_devices(flat):
-    """Warm-up, and the choice of driver, are per function and kinds of device among its arguments; and GPU, if another one is
-    current, where what it makes would come to."""
-    found = {t.device for t in flat.tensors}
-    kinds = {device.type for device in found}
-    if {device.index for device in found if device.type == "cuda"} != {core.gpu()}:
-        kinds.add(core.gpu())
-    return frozenset(kinds)
+    """Warm-up, and the choice of driver, are per function and kinds of device among its arguments."""
+    return frozenset(t.device.type for t in flat.tensors)
 
 
 def driver_of(state, flat):
@@ -61,7 +55,7 @@ def driver_of(state, flat):
 def device_of(state, flat):
     """Index of the device on which a call is recorded; -1 is the host."""
     on_cuda = driver_of(state, flat) == CUDA
-    return home_of(flat.tensors, state.homes) if on_cuda else -1
+    return torch.cuda.current_device() if on_cuda else -1
 
 
 def place_in_tree(state, flat, tensors):

@@ -382,18 +382,6 @@ def tap_sharding(is_mine):
     return late(*targets).to(is_mine, handle) if targets else NOTHING
 
 
-def tap_current(is_mine, told):
-    """A bracket: inside, where `is_mine()`, told(index) is called with what torch.cuda.current_device() gives, the states of random
-    numbers "of the GPU" and others that ask it among them."""
-
-    def handle(plain, owner, name, args, kwargs):
-        index = plain()
-        told(index)
-        return index
-
-    return late((torch.cuda, "current_device")).to(is_mine, handle)
-
-
 def tap_groups(handle):
     """From now on, once for all, groups of processes are shut down by `handle`, as of a Tap."""
     groups = late(*((torch.distributed.ProcessGroup, name) for name in ("shutdown", "abort")))

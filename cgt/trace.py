@@ -58,7 +58,6 @@ from .observe import (
 from .private import is_forward_ad
 from .taps import (
     tap_compiled,
-    tap_current,
     tap_forks,
     tap_higher_order,
     tap_kernels,
@@ -155,7 +154,7 @@ def run(seen, function, args, kwargs):
         tap_compiled(is_mine, higher_order), (lambda: None, functools.partial(constants.close, seen)),
         (lambda: None, functools.partial(readout.close, seen)),
         tap_forks(lambda: is_mine() or forks.is_imagined(seen), functools.partial(forks.see_fork, seen, forks.modules())),
-        tap_kernels(), tap_sharding(is_mine), *asking(seen, is_mine), *regions, *packing(seen, is_mine), impure.tap(seen, is_mine), live.tap(seen, is_mine),
+        tap_kernels(), tap_sharding(is_mine), *regions, *packing(seen, is_mine), impure.tap(seen, is_mine), live.tap(seen, is_mine),
     ]  # fmt: skip
     counters.begin(seen)
     before = references(seen)
@@ -193,18 +192,6 @@ def packing(seen, is_mine):
         return []
     packed = functools.partial(pack, seen.saved, seen.results)
     return tap_saves(packed, unpack, is_mine, lambda: refuse(seen, errors.transforms(user_line(seen))))
-
-
-def asking(seen, is_mine):
-    """[bracket]: inside, it is noted which GPU is current for who asks. A recording may be made with another one (devices.py)."""
-    if seen.recording or not (torch.cuda.is_initialized() and core.see_gpus()):
-        return []
-
-    def told(index):
-        if not seen.inside:
-            seen.asked_gpus.setdefault(index, user_line(seen))
-
-    return [tap_current(is_mine, told)]
 
 
 def seen_here():
@@ -507,8 +494,8 @@ def see_op(seen, op, args, kwargs):
         for t in fresh:
             note_memory(seen, t, line)
             seen.devices.add(t.device)
-            if t.is_cuda and t.device.index != device_of(seen):
-                refuse(seen, errors.other_device(str(op), line, t.device, device_of(seen)))
+            if t.is_cuda and t.device.index != torch.cuda.current_device():
+                refuse(seen, errors.other_device(str(op), line, t.device))
             if t.device.type == "cpu" and seen.driver == CUDA:
                 seen.hosts[core.storage_id(t)] = core.storage_name(t)
                 held = not facts.draws and all(is_guarded(seen, one) for one in inputs)
@@ -598,7 +585,7 @@ def vet_region(seen, region, inputs, given):
     if seen.driver != CUDA or "cpu" in {d.type for d in devices}:
         refuse(seen, errors.compiled_on_host(user_line(seen)))
     elif any(is_elsewhere(seen, t) for t in given):
-        refuse(seen, errors.other_device("a compiled region", user_line(seen), given[0].device, device_of(seen)))
+        refuse(seen, errors.other_device("a compiled region", user_line(seen), given[0].device))
     elif region.fx_kwargs.get("cudagraphs") or any(isinstance(t, torch.Generator) for t in inputs):
         refuse(seen, errors.compiled_with_state(user_line(seen)))
 
@@ -754,8 +741,7 @@ def vet_op(seen, op, facts, args, kwargs, inputs, written, constant, aside):
     elif not all(map(core.is_plain, inputs)):
         line = errors.layout(str(op), user_line(seen), odd_kind(inputs))
     elif any(is_elsewhere(seen, t) for t in inputs):
-        odd = next(t for t in inputs if is_elsewhere(seen, t))
-        line = errors.other_device(str(op), user_line(seen), odd.device, device_of(seen))
+        line = errors.other_device(str(op), user_line(seen), inputs[0].device)
     elif facts.packet == "_cudnn_init_dropout_state" and is_capture(seen):
         line = errors.cudnn_dropout()
     elif seen.driver == CUDA and not aside:
@@ -833,12 +819,8 @@ def host_reason(seen, sentence, op):
 def is_elsewhere(seen, t):
     """Is t on a device that this run does not record?"""
     if t.is_cuda:
-        return t.device.index != device_of(seen) or is_host_recording(seen)
+        return t.device.index != torch.cuda.current_device() or is_host_recording(seen)
     return t.device.type != "cpu"
-
-
-def device_of(seen):
-    return torch.cuda.current_device() if seen.device is None else seen.device
 
 
 def vet_mixed(seen, op, facts, kwargs, inputs, written, constant):

@@ -268,6 +268,19 @@ def test_reason_on_cpu_tensors_in_a_gpu_function_and_its_advice(sentence, words,
     replays_after(cgt.jit(good), x)
 
 
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+@tells("other_device")
+def test_function_of_another_gpu_says_how_to_call_it():
+    x = torch.ones(2, device="cuda:1")
+    f = cgt.jit(lambda x: x * 2)
+    for _ in range(4):
+        same(f(x), x * 2)
+    reason = " ".join(cgt.stats(f).reasons)
+    assert re.search(HERE, reason) and "cuda:1" in reason
+    with torch.cuda.device(1):
+        replays_after(f, x)
+
+
 @tells("untaped_op")
 def test_op_without_a_tape_form_says_so():
     """On the CPU only: a CUDA graph has no tape."""

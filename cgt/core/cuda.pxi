@@ -145,17 +145,6 @@ cdef void cuda_relaxed(bint on) noexcept nogil:
         else cu.CUstreamCaptureMode_enum.CU_STREAM_CAPTURE_MODE_GLOBAL)
     cu.cuThreadExchangeStreamCaptureMode(&mode)
 
-cdef void cuda_stream_wait(int device, void* stream) noexcept nogil:
-    """Both calls may block for as long as another process likes: the first one where the stream is full."""
-    cdef cu.CUevent event = NULL
-    cdef unsigned int flags = (cu.CUevent_flags_enum.CU_EVENT_DISABLE_TIMING | cu.CUevent_flags_enum.CU_EVENT_BLOCKING_SYNC)
-    cuda_make_current(device)       # this thread's from now on
-    cuda_thread_ready(device)
-    cuda_relaxed(True)              # others may be capturing, and need not notice
-    if cuda_capturing(stream) or cu.cuEventCreate(&event, flags) != 0: return
-    if cu.cuEventRecord(event, cu_stream(stream)) == 0: cu.cuEventSynchronize(event)
-    cu.cuEventDestroy(event)
-
 cdef int cuda_joined(void* stream) noexcept nogil:
     """Does a stream belong to a capture? Asked by the allocator on any thread: one without a context
     gets an error, and has joined nothing."""

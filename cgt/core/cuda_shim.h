@@ -30,35 +30,6 @@ static inline void* cuda_current_stream(int device) noexcept {
   return c10::cuda::getCurrentCUDAStream(static_cast<c10::DeviceIndex>(device)).stream();
 }
 
-// CUDA is there. How many GPUs are?
-static inline int cuda_see_gpus() noexcept {
-  if (!gpu_now && c10::cuda::device_count() > 1) gpu_now = cuda_current_device;
-  return gpu_now != nullptr;
-}
-
-// Memory comes from the current GPU, and the default stream is that of the current GPU, for the driver too. Make this one current:
-// the one before, or -1 where nothing changed.
-static inline int cuda_make_current(int device) noexcept {
-  const int before = gpu_now ? gpu_now() : device;
-  if (before == device) return -1;
-  c10::cuda::set_device(static_cast<c10::DeviceIndex>(device));
-  return before;
-}
-static inline void cuda_make_current_again(int before) noexcept {
-  if (before >= 0) c10::cuda::set_device(static_cast<c10::DeviceIndex>(before));
-}
-
-// The same for a call, in which the caller's own is remembered.
-static inline int cuda_turn(int device) noexcept {
-  const int before = cuda_make_current(device);
-  if (before >= 0) gpu_before = before;
-  return before >= 0;
-}
-static inline void cuda_turn_back() noexcept {
-  cuda_make_current_again(gpu_before);
-  gpu_before = -1;
-}
-
 // A thread that never touched CUDA has no current context; the driver needs one. Once per thread.
 static inline void cuda_thread_ready(int device) noexcept {
   thread_local int ready = -1;
@@ -481,11 +452,6 @@ static inline void generator_give_back(PyObject* generator, uint64_t advance, ui
 
 static inline int cuda_current_device() noexcept { return -1; }
 static inline void* cuda_current_stream(int) noexcept { return nullptr; }
-static inline int cuda_see_gpus() noexcept { return 0; }
-static inline int cuda_make_current(int) noexcept { return -1; }
-static inline void cuda_make_current_again(int) noexcept {}
-static inline int cuda_turn(int) noexcept { return 0; }
-static inline void cuda_turn_back() noexcept {}
 static inline void cuda_thread_ready(int) noexcept {}
 static int cuda_absent() {
   PyErr_SetString(PyExc_RuntimeError, "cgt was built against a CPU torch");

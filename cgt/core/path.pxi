@@ -120,16 +120,6 @@ cdef void group_forget(Table* t, id_t n, int32_t k) noexcept:
         wrapper_forget(t, n, o.inside)
         Py_XDECREFX(tensor)
 
-cdef int group_move(Path* p, void* storage, PyObject* proto) except -1:
-    """Give the holder's storage memory of its own; the driver's error. Any GPU may be current: step() ends iterations on all."""
-    cdef Driver* d = &DRIVERS[p.driver]
-    cdef int before = cuda_make_current(p.device) if p.driver == CUDA else -1
-    try:
-        stream_order(p, d, d.stream(p.device))
-        return d.rescue(storage, proto, p.device) != 0
-    finally:
-        cuda_make_current_again(before)
-
 cdef int group_rescue(Table* t, id_t n, int32_t k) except -1:
     """Part the holder's memory from the recording's."""
     cdef Node* node = node_row(t, n)
@@ -137,7 +127,9 @@ cdef int group_rescue(Table* t, id_t n, int32_t k) except -1:
     cdef Path* p = path_row(t, node.path)
     cdef PyObject* proto = node_out(t, node, k).proto
     cdef PyObject* line
-    if group_move(p, node_out(t, node, k).storage, proto):
+    cdef Driver* d = &DRIVERS[p.driver]
+    stream_order(p, d, d.stream(p.device))
+    if d.rescue(node_out(t, node, k).storage, proto, p.device) != 0:
         PyErr_Clear()
         raise DriverError(-1, "no memory for a held output, or it could not be copied", "move")
     fn.rescues += 1

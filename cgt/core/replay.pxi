@@ -74,14 +74,13 @@ cdef id_t path_find(Table* t, id_t path, id_t f, id_t s, PyObject** leaves, id_t
     return n
 
 cdef id_t leaf_path(Table* t, id_t f, PyObject** leaves, int32_t n) noexcept nogil:
-    """Where to look for f's nodes: on the only path that has any, by the leaves' device, or else by the caller's."""
+    """Where to look for f's nodes: on the only path that has any, or by the leaves' device."""
     cdef Fn* fn = fn_row(t, f)
     cdef int32_t k
     cdef id_t path = 0
     if fn.paths & (fn.paths - 1) == 0: return fn.path
     for k in range(n):
         if tensor_device(leaves[k]) >= 0: path = tensor_device(leaves[k]) + 1
-    if not fn.paths >> path & 1: path = gpu_of_caller() + 1
     return path if fn.paths >> path & 1 else fn.path
 
 cdef int out_intact(Table* t, Node* n, Out* first, Out* o) noexcept:
@@ -373,7 +372,7 @@ cdef object call(Table* t, id_t f, PyObject* args, PyObject* kwargs, object on_m
     cdef id_t s = NONE, n, path, parent, proves = NONE
     cdef PyObject* reason = NULL
     cdef Path* p
-    cdef bint met, due = False, turned = False
+    cdef bint met, due = False
     cdef int32_t k
     cdef void* range_
     cdef void* stream = NULL
@@ -421,7 +420,6 @@ cdef object call(Table* t, id_t f, PyObject* args, PyObject* kwargs, object on_m
                     proves = n
                     break
                 range_ = range_begin(fn_row(t, f).range_name)
-                turned = path_row(t, path).driver == CUDA and cuda_turn(path_row(t, path).device)
                 try:
                     met = node_row(t, n).len[READS] != 0
                     if met and has_islands(t, n): held = [<object>w.leaves[k] for k in range(spec_row(t, s).n_leaves)]     # whatever runs between
@@ -433,7 +431,6 @@ cdef object call(Table* t, id_t f, PyObject* args, PyObject* kwargs, object on_m
                         n = reads_meet(t, n, s, stream, w.leaves, &due) if reason is NULL else NONE
                     if n != NONE: result = replay(t, n, w.leaves, stream, True, True, met)
                 finally:
-                    if turned: cuda_turn_back()
                     if range_ is not NULL: range_end(range_)
                 if n == NONE:
                     if reason is NULL and not due:

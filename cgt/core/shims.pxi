@@ -37,8 +37,6 @@ cdef extern from "tensor_shim.h" namespace "cgt" nogil:
     void* tensor_counter(PyObject* t)
     void* tensor_grad(PyObject* t)
     PyObject* tensor_grad_tensor(PyObject* t)
-    int gpu_of_caller() noexcept
-    int gpu_is_turned() noexcept
     void ambient_now(uint64_t* words) noexcept
     int ambient_blocker() noexcept
     int saved_hooks() noexcept
@@ -189,11 +187,6 @@ cdef extern from "observe_shim.h" namespace "cgt":
 cdef extern from "cuda_shim.h" namespace "cgt":
     int cuda_current_device() noexcept nogil
     void* cuda_current_stream(int device) noexcept nogil
-    int cuda_see_gpus() noexcept
-    int cuda_make_current(int device) noexcept nogil
-    void cuda_make_current_again(int before) noexcept
-    int cuda_turn(int device) noexcept
-    void cuda_turn_back() noexcept
     void cuda_thread_ready(int device) noexcept nogil
     ctypedef int (*stream_test)(void* stream) noexcept nogil
     void* cuda_pool_new(int device, unsigned long long hi, unsigned long long lo) noexcept

@@ -8,31 +8,6 @@ def ambient():
     return words[0], words[1], words[2]
 
 
-def gpu():
-    """The caller's current GPU, also while a call is recorded on another one; 0 where there are not several."""
-    return gpu_of_caller()
-
-
-def see_gpus():
-    """CUDA is there: from now on which GPU is current is part of guards, if there are several. Are there?"""
-    return bool(cuda_see_gpus())
-
-
-def turn(int device):
-    """Make this GPU current for a call, and remember the caller's."""
-    cuda_turn(device)
-
-
-def is_turned():
-    """Is one current that is not the caller's?"""
-    return bool(gpu_is_turned())
-
-
-def turn_back():
-    """Make the caller's own GPU current again, if it is not."""
-    cuda_turn_back()
-
-
 def blocker():
     """0, or what hides ops from a recording: 1 a dispatch mode, 2 a function mode, 3 a transform."""
     return ambient_blocker()
@@ -227,20 +202,6 @@ def stream_is_capturing(int device):
     """Is somebody's capture under way on the current stream of this device?"""
     cuda_thread_ready(device)
     return bool(cuda_capturing(cuda_current_stream(device)))
-
-
-def launches(int device):
-    """Replays on this device so far."""
-    return path_row(&TABLE, device + 1).launches if TABLE.paths.n > device + 1 else 0
-
-
-def stream_wait(int device, set streams):
-    """Wait until the stream of the last replay on this device is through with what it has now. Not for one that is not among
-    these, or that somebody captures. For a thread of its own, which does not capture."""
-    cdef void* stream = path_row(&TABLE, device + 1).last_stream
-    if <uintptr_t>stream not in streams: return
-    with nogil:
-        cuda_stream_wait(device, stream)
 
 
 def is_in_node():
