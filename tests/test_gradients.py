@@ -217,6 +217,28 @@ def test_part_that_runs_in_between_sees_that_it_does(device):
     assert set(seen) == {(True, False)} and len(seen) == 16
 
 
+def test_part_that_runs_in_between_and_finds_it_elsewhere(device):
+    """A replay would have it require one behind the part."""
+    seen, box = [], [None]
+    look = cgt.eager(lambda: seen.append(box[0].requires_grad))
+
+    def function(net, x):
+        x.requires_grad_()
+        look()
+        return torch.autograd.grad(net(x).sum(), x)[0] * 2
+
+    net = torch.nn.Linear(3, 2).to(device).requires_grad_(False)
+    f = cgt.jit(function)
+    for k in range(8):
+        x, y = (GIVEN["new each time"](k, device, None) for _ in range(2))
+        box[0] = x
+        got = f(net, x)
+        box[0] = y
+        assert torch.equal(got, function(net, y))
+    assert seen == [True] * 16
+    assert any("requires_grad" in reason for reason in cgt.stats(f).reasons), cgt.explain(f)
+
+
 def test_argument_that_begins_to_require_one_for_a_later_backward_runs_eagerly(device):
     net = torch.nn.Linear(3, 2).to(device)
     f = cgt.jit(lambda x: net(x.requires_grad_()))
