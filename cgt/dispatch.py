@@ -150,8 +150,10 @@ def miss(call):
     if graph is not None and "changed" in kwargs:  # right if nothing reads it, as in eager
         return eager(call, errors.saved_changed())
     kind = core.blocker()
-    if kind == 0 and torch.cuda.is_initialized() and core.stream_is_capturing(torch.cuda.current_device()):
-        kind = 4
+    if torch.cuda.is_initialized():
+        core.see_gpus()
+        if kind == 0 and core.stream_is_capturing(torch.cuda.current_device()):
+            kind = 4
     if kind:
         inlined = kind == 1 and is_mine()
         verdicts.vet_strict(state, None if inlined else errors.blocked(kind))

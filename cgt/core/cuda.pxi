@@ -153,12 +153,16 @@ cdef int cuda_joined(void* stream) noexcept nogil:
             and status != cu.CUstreamCaptureStatus_enum.CU_STREAM_CAPTURE_STATUS_NONE)
 
 cdef int cuda_restore(Recording* r, void* state, void** live, int n) noexcept:
+    cdef OnDevice here
     cdef int code = fault(CALL_RESTORE)
+    here.go(r.device)
     if code == 0: code = cuda_pool_restore(r.pool, state, live, n)
     return ERROR_FOREIGN_MEMORY if code == 1 else code
 
 cdef int cuda_resume(Recording* r) noexcept:
+    cdef OnDevice here
     cdef int code
+    here.go(r.device)
     if r.capturing: return 0
     # Thread-local: other threads may go on allocating and synchronizing while we record.
     code = cu.cuStreamBeginCapture(
@@ -200,9 +204,11 @@ cdef inline unsigned int copy_blocks(Patch* p) noexcept nogil:
     return <unsigned int>(n if n < COPY_BLOCKS else COPY_BLOCKS)
 
 cdef int cuda_copy(Recording* r, Patch* p, PyObject* to) noexcept:
+    cdef OnDevice here
     cdef int code = fault(CALL_COPY)
     cdef cu.CUgraphNode node = NULL
     cdef CopyArgs a
+    here.go(r.device)
     if code: return code
     copy_args(p, &a)
     p.device = r.device
@@ -216,26 +222,32 @@ cdef int cuda_copy(Recording* r, Patch* p, PyObject* to) noexcept:
 
 cdef int cuda_load_kernels(int device) noexcept:
     """Once per device; before a capture, since loading is not capturable."""
+    cdef OnDevice here
     cdef cu.CUmodule module = NULL
     cdef int code
     if WORDS_KERNEL[device] is not NULL: return 0
+    here.go(device)
     code = cu.cuModuleLoadData(&module, <const void*>KERNELS_PTX)
     if code == 0: code = cu.cuModuleGetFunction(&COPY_KERNEL[device], module, b"cgt_copy")
     return code if code else cu.cuModuleGetFunction(&WORDS_KERNEL[device], module, b"cgt_words")
 
 cdef int cuda_decide_kernel(int device) noexcept:
     """The same for the kernel of conditional nodes; an error where the driver knows none."""
+    cdef OnDevice here
     cdef cu.CUmodule module = NULL
     cdef int version = 0, code = cu.cuDriverGetVersion(&version)
     if code or version < HAS_ELSE: return code if code else cu.cudaError_enum.CUDA_ERROR_NOT_SUPPORTED
     if DECIDE_KERNEL[device] is not NULL: return 0
+    here.go(device)
     code = cu.cuModuleLoadData(&module, <const void*>DECIDE_PTX)
     return code if code else cu.cuModuleGetFunction(&DECIDE_KERNEL[device], module, b"cgt_decide")
 
 cdef int cuda_words(Recording* r, Patch* p) noexcept:
+    cdef OnDevice here
     cdef int code = fault(CALL_WORDS)
     cdef cu.CUgraphNode node = NULL
     cdef void* params[3]
+    here.go(r.device)
     if code: return code
     params[0], params[1], params[2] = &p.to, &p.told[0], &p.told[1]
     code = cu.cuLaunchKernel(WORDS_KERNEL[r.device], 1, 1, 1, 1, 1, 1, 0, cu_stream(r.stream), params, NULL)
@@ -280,12 +292,14 @@ cdef int cuda_vet(cu.CUgraph graph, size_t n) noexcept:
     return code
 
 cdef int cuda_end(Recording* r, Patch* patches, int32_t n_patches) noexcept:
+    cdef OnDevice here
     cdef cu.CUgraph graph = NULL
     cdef size_t n = 0
     cdef uint64_t used = 0
     cdef int32_t k
-    cdef int code = cu.cuStreamEndCapture(cu_stream(r.stream), &graph)
-    cdef int told = fault(CALL_END)
+    cdef int code, told = fault(CALL_END)
+    here.go(r.device)
+    code = cu.cuStreamEndCapture(cu_stream(r.stream), &graph)
     r.capturing = 0
     cuda_mark(r.device, 0)
     cuda_pool_end(r.pool)
@@ -307,15 +321,19 @@ cdef int cuda_end(Recording* r, Patch* patches, int32_t n_patches) noexcept:
     return cuda_vet(graph, n) if n else 0
 
 cdef int cuda_fetch(Recording* r, PyObject* x, char* to, int64_t nbytes) noexcept:
+    cdef OnDevice here
+    here.go(r.device)
     return cu.cuMemcpyDtoHAsync(<void*>to, <cu.CUdeviceptr><uintptr_t>tensor_ptr(x), nbytes, cu_stream(r.stream))
 
 cdef int cuda_cut(Recording* r, Read* read) noexcept:
     """The pool stays open: what the segment holds is there for the next one."""
+    cdef OnDevice here
     cdef cu.CUgraph graph = NULL
     cdef cu.CUgraphExec exec_ = NULL
     cdef size_t n = 0
-    cdef int code = cu.cuStreamEndCapture(cu_stream(r.stream), &graph)
-    cdef int told = fault(CALL_CUT)
+    cdef int code, told = fault(CALL_CUT)
+    here.go(r.device)
+    code = cu.cuStreamEndCapture(cu_stream(r.stream), &graph)
     if code == cu.cudaError_enum.CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD: return code      # it goes on
     r.capturing = 0
     cuda_mark(r.device, 0)
@@ -331,18 +349,23 @@ cdef int cuda_cut(Recording* r, Read* read) noexcept:
     read.exec = <void*>exec_
     return code
 
-cdef int cuda_wait(void* stream) noexcept nogil:
+cdef int cuda_wait(void* stream, int device) noexcept nogil:
+    cdef OnDevice here
     cdef int code = fault(CALL_WAIT)
+    here.go(device)
     return code if code else cu.cuStreamSynchronize(cu_stream(stream))
 
 cdef int cuda_decide(Recording* r, uint64_t condition, PyObject* pred, void* stream) noexcept:
+    cdef OnDevice here
     cdef void* params[2]
     cdef char* at = tensor_ptr(pred)
+    here.go(r.device)
     params[0], params[1] = &at, &condition
     return cu.cuLaunchKernel(DECIDE_KERNEL[r.device], 1, 1, 1, 1, 1, 1, 0, cu_stream(stream), params, NULL)
 
 cdef int cuda_fork(Recording* r, Fork* f, PyObject* pred, void* stream) noexcept:
     """A kernel that sets the condition, and behind it a conditional node, whose bodies are graphs without nodes."""
+    cdef OnDevice here
     cdef cu.CUstreamCaptureStatus status
     cdef cu.CUcontext context = NULL
     cdef cu.CUgraph graph = NULL
@@ -353,6 +376,7 @@ cdef int cuda_fork(Recording* r, Fork* f, PyObject* pred, void* stream) noexcept
     cdef size_t n = 0
     cdef unsigned int k
     cdef int code = fault(CALL_FORK)
+    here.go(r.device)
     memset(&params, 0, sizeof(params))
     params.type = cu.CUgraphNodeType_enum.CU_GRAPH_NODE_TYPE_CONDITIONAL
     params.conditional.type = (cu.CUgraphConditionalNodeType_enum.CU_GRAPH_COND_TYPE_IF if f.kind == BRANCH
@@ -373,13 +397,17 @@ cdef int cuda_fork(Recording* r, Fork* f, PyObject* pred, void* stream) noexcept
         cu.CUstreamUpdateCaptureDependencies_flags_enum.CU_STREAM_SET_CAPTURE_DEPENDENCIES)
 
 cdef int cuda_enter(Recording* r, void* body, void* stream) noexcept:
+    cdef OnDevice here
+    here.go(r.device)
     return cu.cuStreamBeginCaptureToGraph(
         cu_stream(stream), <cu.CUgraph>body, NULL, NULL, 0, cu.CUstreamCaptureMode_enum.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL)
 
 cdef int cuda_leave(Recording* r, void* body, void* stream) noexcept:
+    cdef OnDevice here
     cdef cu.CUgraph graph = NULL
     cdef size_t n = 0
     cdef int code
+    here.go(r.device)
     if not cuda_joined(stream): return 0                 # it never began
     code = cu.cuStreamEndCapture(cu_stream(stream), &graph)
     if code == 0: code = cu.cuGraphGetNodes(<cu.CUgraph>body, NULL, &n)
@@ -387,9 +415,11 @@ cdef int cuda_leave(Recording* r, void* body, void* stream) noexcept:
     return cuda_vet(<cu.CUgraph>body, n) if code == 0 and n else code
 
 cdef int cuda_instantiate(Recording* r) noexcept:
+    cdef OnDevice here
     cdef cu.CUgraphExec exec_ = NULL
     cdef size_t before = 0, after = 0, total = 0
     cdef int code = fault(CALL_INSTANTIATE)
+    here.go(r.device)
     if code or r.n_graph_nodes == 0: return code         # only views: nothing to launch
     cu.cuMemGetInfo(&before, &total)
     code = cu.cuGraphInstantiate(&exec_, <cu.CUgraph>r.graph, 0)
@@ -401,9 +431,11 @@ cdef int cuda_instantiate(Recording* r) noexcept:
 cdef int cuda_checkpoint(Recording* r, PyObject* made, PyObject* outs, PyObject* early, void** live, int n) noexcept:
     """`live` is still allocated since restore. The blocks of `outs` stay allocated, without owners,
     until a restore finds that nobody holds them."""
+    cdef OnDevice here
     cdef int code = fault(CALL_CHECKPOINT)
     cdef int k, n_outs = <int>PyList_GET_SIZEX(outs)
     cdef void** addresses
+    here.go(r.device)
     if code: return code
     addresses = <void**>malloc((n_outs + 1) * sizeof(void*))
     if addresses is NULL:
@@ -419,7 +451,9 @@ cdef int cuda_checkpoint(Recording* r, PyObject* made, PyObject* outs, PyObject*
     return ERROR_FOREIGN_MEMORY if code == 1 else code
 
 cdef void cuda_abort(Recording* r) noexcept:
+    cdef OnDevice here
     cdef cu.CUgraph graph = NULL
+    here.go(r.device)
     if r.capturing:
         cu.cuStreamEndCapture(cu_stream(r.stream), &graph)     # also clears an invalidated capture
         if graph is not NULL: cu.cuGraphDestroy(graph)
@@ -431,10 +465,12 @@ cdef void cuda_abort(Recording* r) noexcept:
     cuda_destroy(r.graph, r.exec, NULL, r.state)
     r.graph = r.exec = r.state = NULL
 
-cdef int cuda_launch(void* exec_, void* stream, string* error) noexcept nogil:
+cdef int cuda_launch(void* exec_, void* stream, int device, string* error) noexcept nogil:
+    cdef OnDevice here
     cdef int code = fault(CALL_LAUNCH)
     if code: return code
     if exec_ is NULL: return 0
+    here.go(device)
     return cu.cuGraphLaunch(<cu.CUgraphExec>exec_, cu_stream(stream))
 
 cdef int cuda_patch(void* exec_, Patch* p) noexcept nogil:
@@ -444,6 +480,7 @@ cdef int cuda_patch(void* exec_, Patch* p) noexcept nogil:
     return cuda_patch_words(exec_, p) if p.kind == WORDS else cuda_patch_copy(exec_, p)
 
 cdef int cuda_patch_copy(void* exec_, Patch* p) noexcept nogil:
+    cdef OnDevice here
     cdef CopyArgs a
     cdef cu.CUDA_KERNEL_NODE_PARAMS k
     cdef cu.CUDA_MEMCPY3D m
@@ -462,6 +499,7 @@ cdef int cuda_patch_copy(void* exec_, Patch* p) noexcept nogil:
     m.srcDevice, m.dstDevice = a.source, a.to
     m.WidthInBytes = a.nbytes
     m.Height = m.Depth = 1
+    here.go(p.device)
     code = cu.cuCtxGetCurrent(&context)
     if code: return code
     return cu.cuGraphExecMemcpyNodeSetParams(
@@ -566,11 +604,13 @@ cdef void address_write(Patch* p, uint64_t address) noexcept:
     else: a.move.dstDevice = <cu.CUdeviceptr>address
 
 cdef int cuda_word_done(void* exec_, Patch* p) noexcept:
+    cdef OnDevice here
     cdef cu.CUcontext context = NULL
     cdef Args* a = <Args*>p.to
     cdef int code = fault(CALL_PATCH) if p.kind == ADDRESS else 0
     if code: return code
     if not a.copies: return cu.cuGraphExecKernelNodeSetParams(<cu.CUgraphExec>exec_, <cu.CUgraphNode>p.handle, &a.params)
+    here.go(p.device)
     code = cu.cuCtxGetCurrent(&context)
     return code if code else cu.cuGraphExecMemcpyNodeSetParams(<cu.CUgraphExec>exec_, <cu.CUgraphNode>p.handle, &a.move, context)
 
@@ -754,9 +794,11 @@ cdef int cuda_thin(Column* vain) noexcept:
     return code
 
 cdef int cuda_order(Path* p, void* stream) noexcept nogil:
+    cdef OnDevice here
     cdef cu.CUevent event = NULL
     cdef int code = fault(CALL_ORDER)
     if code: return code
+    here.go(p.device)
     if p.event is NULL:
         code = cu.cuEventCreate(&event, cu.CUevent_flags_enum.CU_EVENT_DISABLE_TIMING)
         if code: return code
@@ -766,15 +808,19 @@ cdef int cuda_order(Path* p, void* stream) noexcept nogil:
     return cu.cuStreamWaitEvent(cu_stream(stream), <cu.CUevent>p.event, 0)
 
 cdef int cuda_move(void* to, const void* source, int64_t nbytes, int device) noexcept nogil:
+    cdef OnDevice here
     cdef int code = fault(CALL_MOVE)
     if code: return code
+    here.go(device)
     return cu.cuMemcpyDtoDAsync(
         <cu.CUdeviceptr><uintptr_t>to, <cu.CUdeviceptr><uintptr_t>source, nbytes,
         cu_stream(cuda_current_stream(device)))
 
 cdef int cuda_rescue(void* held, PyObject* proto, int device) noexcept:
-    # The graph's addresses are fixed, so the holder's bytes move. Any thread may free a recording.
+    # The graph's addresses are fixed, so the holder's bytes move. Any thread may free a recording, and any GPU be current.
+    cdef OnDevice here
     cuda_thread_ready(device)
+    here.go(device)
     return out_rescue(held, device, cuda_move)
 
 cdef void cuda_destroy(void* graph, void* exec_, void* pool, void* state) noexcept:

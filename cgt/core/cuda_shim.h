@@ -30,6 +30,42 @@ static inline void* cuda_current_stream(int device) noexcept {
   return c10::cuda::getCurrentCUDAStream(static_cast<c10::DeviceIndex>(device)).stream();
 }
 
+// CUDA is there. How many GPUs are?
+static inline int cuda_see_gpus() noexcept {
+  if (!gpu_now && c10::cuda::device_count() > 1) gpu_now = cuda_current_device;
+  return gpu_now != nullptr;
+}
+
+// The driver works in the context of the current GPU where it is not told which (its default stream, memory, a graph's copies). Any may
+// be current when a call comes, and stays so for all that the user's code does: this makes another one so for a few calls into the driver.
+class OnDevice {
+  int before = -1;
+
+ public:
+  void go(int device) noexcept {
+    const int now = gpu_now ? gpu_now() : device;
+    if (now == device) return;
+    c10::cuda::set_device(static_cast<c10::DeviceIndex>(device));
+    before = now;
+  }
+  void back() noexcept {
+    if (before >= 0) c10::cuda::set_device(static_cast<c10::DeviceIndex>(before));
+    before = -1;
+  }
+  ~OnDevice() { back(); }
+};
+
+// The device's current stream from now on; the current device stays. (Python's torch.cuda.set_stream changes both.)
+static inline int cuda_set_stream(int64_t id, int device) noexcept {
+  try {
+    c10::cuda::setCurrentCUDAStream(c10::cuda::CUDAStream::unpack3(id, static_cast<c10::DeviceIndex>(device), c10::DeviceType::CUDA));
+    return 0;
+  } catch (const std::exception& e) {
+    PyErr_SetString(PyExc_RuntimeError, e.what());
+    return -1;
+  }
+}
+
 // A thread that never touched CUDA has no current context; the driver needs one. Once per thread.
 static inline void cuda_thread_ready(int device) noexcept {
   thread_local int ready = -1;
@@ -452,11 +488,17 @@ static inline void generator_give_back(PyObject* generator, uint64_t advance, ui
 
 static inline int cuda_current_device() noexcept { return -1; }
 static inline void* cuda_current_stream(int) noexcept { return nullptr; }
+static inline int cuda_see_gpus() noexcept { return 0; }
+struct OnDevice {
+  void go(int) noexcept {}
+  void back() noexcept {}
+};
 static inline void cuda_thread_ready(int) noexcept {}
 static int cuda_absent() {
   PyErr_SetString(PyExc_RuntimeError, "cgt was built against a CPU torch");
   return -1;
 }
+static inline int cuda_set_stream(int64_t, int) noexcept { return cuda_absent(); }
 typedef int (*stream_test)(void* stream);
 static int cuda_pool_begin(void*, void*, stream_test) noexcept { return cuda_absent(); }
 static void cuda_pool_end(void*) noexcept {}

@@ -1,6 +1,6 @@
 # The seam. What differs between a CUDA graph and a host tape is this struct of functions and
-# nothing else; every one returns 0 or an error code. Either side can be told to fail at call k with
-# code c (fault_set), which is how error paths are tested on a machine without a GPU.
+# nothing else; every one returns 0 or an error code, and any GPU may be current when it is called. Either side can be told
+# to fail at call k with code c (fault_set), which is how error paths are tested on a machine without a GPU.
 
 cdef enum:                        # DriverCall, in the order of CALL_NAMES
     CALL_RESTORE, CALL_BEGIN, CALL_COPY, CALL_WORDS, CALL_END, CALL_INSTANTIATE, CALL_CHECKPOINT,
@@ -26,7 +26,7 @@ cdef struct Driver:
     int (*fetch)(Recording* r, PyObject* x, char* to, int64_t nbytes) noexcept   # record that x, contiguous, is copied to the host
     int (*cut)(Recording* r, Read* read) noexcept        # a segment ends: its graph and exec
     int (*resume)(Recording* r) noexcept                 # the next one begins
-    int (*wait)(void* stream) noexcept nogil             # for what was launched
+    int (*wait)(void* stream, int device) noexcept nogil # for what was launched
     int (*fork)(Recording* r, Fork* f, PyObject* pred, void* stream) noexcept    # record an op with bodies: these
     int (*enter)(Recording* r, void* body, void* stream) noexcept    # what is recorded on this stream is in the body
     int (*leave)(Recording* r, void* body, void* stream) noexcept    # no more
@@ -37,7 +37,7 @@ cdef struct Driver:
     # `early`: of outs, those whose bytes must last until the recording itself writes them.
     int (*checkpoint)(Recording* r, PyObject* made, PyObject* outs, PyObject* early, void** live, int n) noexcept
     void (*abort)(Recording* r) noexcept                 # undo begin, whatever happened since
-    int (*launch)(void* exec_, void* stream, string* error) noexcept nogil
+    int (*launch)(void* exec_, void* stream, int device, string* error) noexcept nogil
     int (*patch)(void* exec_, Patch* p) noexcept nogil   # tell the exec p.told
     int (*scalar)(void* exec_, Patch* p, Number* r) noexcept     # tell it a number
     int (*word_done)(void* exec_, Patch* p) noexcept     # that was the last for this op

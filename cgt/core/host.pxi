@@ -36,7 +36,7 @@ cdef int host_cut(Recording* r, Read* read) noexcept:
 
 cdef int host_resume(Recording* r) noexcept: return 0
 
-cdef int host_wait(void* stream) noexcept nogil: return fault(CALL_WAIT)
+cdef int host_wait(void* stream, int device) noexcept nogil: return fault(CALL_WAIT)
 
 cdef int host_fork(Recording* r, Fork* f, PyObject* pred, void* stream) noexcept:
     cdef int code = fault(CALL_FORK)
@@ -69,7 +69,7 @@ cdef void host_abort(Recording* r) noexcept:
     host_destroy(NULL, r.exec, NULL, NULL)
     r.exec = NULL
 
-cdef int host_launch(void* exec_, void* stream, string* error) noexcept nogil:
+cdef int host_launch(void* exec_, void* stream, int device, string* error) noexcept nogil:
     cdef int code = fault(CALL_LAUNCH)
     if code: return code
     code = tape_run(exec_, 0, error)

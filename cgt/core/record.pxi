@@ -126,6 +126,7 @@ cdef Patch* word_add(Table* t, int kind, uintptr_t node, Args* args) except NULL
     p.slot = NONE
     p.segment = t.rec_reads.n
     p.handle = <void*>node
+    p.device = t.rec.device
     p.to = <char*>args
     args.users += 1
     return p
@@ -182,9 +183,9 @@ cdef bytes record_cut(Table* t, uintptr_t at, int64_t nbytes, bytes value, bint 
             call = CALL_LAUNCH
             exec_ = rec_read(t, k).exec
             with nogil:
-                code = d.launch(exec_, stream, &error)
+                code = d.launch(exec_, stream, p.device, &error)
                 ran = code == 0
-                if ran: code = d.wait(stream)
+                if ran: code = d.wait(stream, p.device)
     # Nobody waits for this stream, which captures again: what ran on it is done. Resume, whatever happened: what the
     # function still does must not run.
     begun = d.resume(&t.rec)
@@ -513,7 +514,7 @@ cdef int record_run_once(Table* t, list tensors) except -1:
     for k in range(t.rec_patches.n):
         if rec_patch(t, k).kind == WORDS: words_bind(first, rec_patch(t, k), d)
     t.rec.ran = 1
-    check(t.rec.driver, d.launch(t.rec.exec, stream, &error), CALL_LAUNCH)
+    check(t.rec.driver, d.launch(t.rec.exec, stream, p.device, &error), CALL_LAUNCH)
     for x in tensors:
         if d.rescue(tensor_storage(<PyObject*>x), <PyObject*>x, p.device) != 0: raise_pending()
     return 0

@@ -74,13 +74,14 @@ cdef id_t path_find(Table* t, id_t path, id_t f, id_t s, PyObject** leaves, id_t
     return n
 
 cdef id_t leaf_path(Table* t, id_t f, PyObject** leaves, int32_t n) noexcept nogil:
-    """Where to look for f's nodes: on the only path that has any, or by the leaves' device."""
+    """Where to look for f's nodes: on the only path that has any, or by the leaves' device, or by what is current."""
     cdef Fn* fn = fn_row(t, f)
     cdef int32_t k
     cdef id_t path = 0
     if fn.paths & (fn.paths - 1) == 0: return fn.path
     for k in range(n):
         if tensor_device(leaves[k]) >= 0: path = tensor_device(leaves[k]) + 1
+    if not fn.paths >> path & 1: path = current_gpu() + 1
     return path if fn.paths >> path & 1 else fn.path
 
 cdef int out_intact(Table* t, Node* n, Out* first, Out* o) noexcept:
@@ -334,7 +335,7 @@ cdef object replay(Table* t, id_t n, PyObject** leaves, void* stream, bint launc
     cdef Node* node = node_row(t, n)
     cdef id_t path = node.path
     cdef Driver* d = &DRIVERS[path_row(t, path).driver]
-    cdef int driver = path_row(t, path).driver, code
+    cdef int driver = path_row(t, path).driver, device = path_row(t, path).device, code
     cdef int32_t waits = node.waits
     cdef void* exec_ = node.exec
     cdef void* backward = NULL
@@ -352,8 +353,8 @@ cdef object replay(Table* t, id_t n, PyObject** leaves, void* stream, bint launc
         node_row(t, n).used = t.launches
         if launch:
             with nogil:
-                code = d.launch(exec_, stream, &error)
-                if code == 0 and waits: code = d.wait(stream)
+                code = d.launch(exec_, stream, device, &error)
+                if code == 0 and waits: code = d.wait(stream, device)
             if code != 0: raise driver_error(driver, code, CALL_LAUNCH, &error)
         if waits: result = outs_give(t, n, leaves, backward)
         effects_happen(t, n, leaves, bump)

@@ -148,7 +148,7 @@ cdef int32_t reads_run(Table* t, id_t n, id_t s, Driver* d, void* stream, PyObje
                        PyObject** island) except -2:
     """Run node n's segments but the last, of which the first `known` values are known: the first that is another, or
     NONE. `island`: the last that may not run again."""
-    cdef int driver = path_row(t, node_row(t, n).path).driver, code
+    cdef int driver = path_row(t, node_row(t, n).path).driver, device = path_row(t, node_row(t, n).path).device, code
     cdef void* exec_
     cdef void* tape
     cdef PyObject* part
@@ -161,9 +161,9 @@ cdef int32_t reads_run(Table* t, id_t n, id_t s, Driver* d, void* stream, PyObje
         part = node_read(t, node_row(t, n), k).island
         waits = k >= known or node_read(t, node_row(t, n), k).number != NONE
         with nogil:
-            code = d.launch(exec_, stream, &error)
-            if code == 0 and tape is not NULL: code = DRIVERS[HOST].launch(tape, NULL, &error)
-            elif code == 0 and part is NULL and waits: code = d.wait(stream)
+            code = d.launch(exec_, stream, device, &error)
+            if code == 0 and tape is not NULL: code = DRIVERS[HOST].launch(tape, NULL, -1, &error)
+            elif code == 0 and part is NULL and waits: code = d.wait(stream, device)
         if code != 0: raise driver_error(driver, code, CALL_LAUNCH, &error)
         if part is not NULL and node_read(t, node_row(t, n), k).pure: (<object>part)()
         elif part is not NULL:

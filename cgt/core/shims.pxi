@@ -37,6 +37,7 @@ cdef extern from "tensor_shim.h" namespace "cgt" nogil:
     void* tensor_counter(PyObject* t)
     void* tensor_grad(PyObject* t)
     PyObject* tensor_grad_tensor(PyObject* t)
+    int current_gpu() noexcept
     void ambient_now(uint64_t* words) noexcept
     int ambient_blocker() noexcept
     int saved_hooks() noexcept
@@ -187,6 +188,11 @@ cdef extern from "observe_shim.h" namespace "cgt":
 cdef extern from "cuda_shim.h" namespace "cgt":
     int cuda_current_device() noexcept nogil
     void* cuda_current_stream(int device) noexcept nogil
+    int cuda_see_gpus() noexcept
+    int cuda_set_stream(int64_t id, int device) noexcept
+    cppclass OnDevice:
+        void go(int device) noexcept nogil
+        void back() noexcept nogil
     void cuda_thread_ready(int device) noexcept nogil
     ctypedef int (*stream_test)(void* stream) noexcept nogil
     void* cuda_pool_new(int device, unsigned long long hi, unsigned long long lo) noexcept

@@ -8,6 +8,16 @@ def ambient():
     return words[0], words[1], words[2]
 
 
+def see_gpus():
+    """CUDA is there: from now on which GPU is current is part of the ambient state, if there are several. Are there?"""
+    return bool(cuda_see_gpus())
+
+
+def set_stream(int64_t stream_id, int device):
+    """Make this the device's current stream; which device is current stays."""
+    if cuda_set_stream(stream_id, device) != 0: raise_pending()
+
+
 def blocker():
     """0, or what hides ops from a recording: 1 a dispatch mode, 2 a function mode, 3 a transform."""
     return ambient_blocker()

@@ -68,14 +68,14 @@ def time_launches(list execs, uintptr_t stream, int n):
     """Seconds per cuGraphLaunch of raw CUgraphExecs in turn, from C without the GIL: the floor of
     benches."""
     cdef double began
-    cdef int k, code = 0, n_execs = <int>len(execs)
+    cdef int k, code = 0, n_execs = <int>len(execs), device = cuda_current_device()
     cdef uintptr_t[SCRATCH] handle
     if not 0 < n_execs <= SCRATCH: raise ValueError(f"1 to {SCRATCH} execs in turn")
     for k in range(n_execs): handle[k] = execs[k]
     with nogil:
         began = now()
         for k in range(n):
-            code = cuda_launch(<void*>handle[k % n_execs], <void*>stream, NULL)
+            code = cuda_launch(<void*>handle[k % n_execs], <void*>stream, device, NULL)
             if code: break
         began = now() - began
     check(CUDA, code, CALL_LAUNCH)

@@ -587,6 +587,10 @@ static inline const Switches& switches_now() noexcept {
   return s;
 }
 
+// Which GPU is current decides where a function makes its tensors. Set where there are several (cuda_shim.h), else not asked.
+static int (*gpu_now)() noexcept = nullptr;
+static inline int current_gpu() noexcept { return gpu_now ? gpu_now() : 0; }
+
 // Everything ambient that can change what ops do, packed into three words.
 static inline void ambient_now(uint64_t* w) noexcept {
   const c10::AutogradState& autograd = c10::AutogradState::get_tls_state();
@@ -601,7 +605,8 @@ static inline void ambient_now(uint64_t* w) noexcept {
          static_cast<uint64_t>(at::autocast::is_autocast_cache_enabled()) << 5;
   w[1] = s.numbers | static_cast<uint64_t>(at::autocast::get_autocast_dtype(at::kCPU)) |
          static_cast<uint64_t>(at::autocast::get_autocast_dtype(at::kCUDA)) << 8 |
-         static_cast<uint64_t>(c10::typeMetaToScalarType(c10::get_default_dtype())) << 16;
+         static_cast<uint64_t>(c10::typeMetaToScalarType(c10::get_default_dtype())) << 16 |
+         static_cast<uint64_t>(current_gpu()) << 48;
   w[2] = precisions_now();
 }
 
