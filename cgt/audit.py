@@ -132,7 +132,7 @@ def compare(call, scope, replay, blame, drop, audits, twice=False):
 
 def run_eagerly(call, answers):
     """(what was observed, the result, what it raised)"""
-    seen = observe(driver_of(call.state, call.flat))
+    seen = observe(driver_of(call.state, call.flat), device_of(call.state, call.flat))
     seen.ops = []
     body = functools.partial(trace.run, seen, call.function, call.args, call.kwargs)
     try:

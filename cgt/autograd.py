@@ -46,7 +46,7 @@ def complete(state, plan, seen, draft):
     outs = list(draft.outs)  # hidden ones come to these
     saves, saved, kept = find_saves(plan, seen, draft, outs, n_grads)
     graph = Graph(
-        sinks=seen.sinks, flows=flows, leaves=Leaves(), driver=plan.driver,
+        sinks=seen.sinks, flows=flows, leaves=Leaves(), driver=plan.driver, device=plan.device,
         reached=[(r.path, r.tensor) for r in plan.reached if r.owner == NONE], tokens=kept,
         recomputes=seen.hooked or bool(custom), forward=state.f, grads=n_grads,
         donates=any(map(may_donate, custom)), seeds=seen.seeds,
@@ -164,7 +164,7 @@ def was_greedy(plan):
 
 def tap_states_of(graph):
     """A checkpoint in the graph sets generators to what they were in its forward: in today's, then."""
-    seen, thread = observe(graph.driver, graph=graph), threading.get_ident()
+    seen, thread = observe(graph.driver, graph.device, graph), threading.get_ident()
     return tap_states(
         lambda: threading.get_ident() == thread and core.observer() is None,
         functools.partial(tokens.see_get_state, seen),

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import cgt_core as core
 import torch
 
+from .devices import on_stream
 from .observe import exchange, is_capture, note_memory, tensors_in, unseen
 
 KNOWN = ("aten", "prims", "prim")  # whose ops have no other source than their arguments
@@ -129,21 +130,22 @@ def for_real(seen, body):
 
 def elsewhere(seen):
     """A bracket: what is done inside runs for real, on a stream that the capture does not know, and is waited for."""
-    device, current, inside = torch.cuda.current_device(), torch.cuda.current_stream(), seen.inside
+    device, inside = seen.device, seen.inside
     if device not in STREAMS:
         STREAMS[device] = torch.cuda.Stream(device)
+    go, back = on_stream(STREAMS[device], torch.cuda.current_stream(device))
 
     def begin():
         seen.inside = True
         core.capture_relaxed(True)
-        torch.cuda.set_stream(STREAMS[device])
+        go()
 
     def end():
         try:
             core.capture_relaxed(True)  # again, where an interrupt came below: the capture would break
             STREAMS[device].synchronize()
         finally:
-            torch.cuda.set_stream(current)
+            back()
             core.capture_relaxed(False)
             seen.inside = inside
 

@@ -100,6 +100,7 @@ class State:
     keep: dict = fresh(dict)  # node -> Kept
     programs: dict = fresh(dict)  # spec -> (program, paths); filled by the core
     drivers: dict = fresh(dict)  # kinds of device among the arguments -> driver, once warmed
+    homes: dict = fresh(dict)  # of devices.learn_home
     account: Account = fresh(Account)
     reasons: dict = fresh(dict)  # why calls ran eagerly -> how many did
     verdicts: dict = fresh(dict)  # (spec, ambient state, shapes), or None for all -> Verdict
@@ -189,6 +190,7 @@ class Graph:
     flows: list  # slots to whose tensors gradients flow
     leaves: "Leaves"
     driver: int
+    device: int  # of the recording of its forward
     reached: list  # (path, tensor) that its forward could read without its arguments
     tokens: dict  # storage of a random state -> (argument, how far it was, the state)
     recomputes: bool  # it computes forwards again
@@ -281,6 +283,7 @@ class Plan(NamedTuple):
 
     flat: Flat
     driver: int
+    device: int  # on which it is recorded; -1: the host
     parent: int  # node behind which it will be recorded
     graph: Graph | None  # it is a run of this graph
     saves: bool  # its result will require grad: learn what autograd saves
@@ -353,6 +356,7 @@ class Seen:
 
     # what kind of run
     driver: int
+    device: int  # the GPU whose tensors it may use; -1, of a recording: none
     recording: bool = False
     parent: int = NONE
     saves: bool = False

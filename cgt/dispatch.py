@@ -58,6 +58,7 @@ from . import (
 from . import budget as budgets
 from .addresses import has_way_back
 from .data import LEARNT, Attempt, Call, Kept, State, check_draft
+from .devices import home_of, learn_home
 from .observe import all_paths, all_tensors, asks_on, note_reason, note_strays, observe
 from .plan import (
     device_of,
@@ -151,8 +152,8 @@ def miss(call):
         return eager(call, errors.saved_changed())
     kind = core.blocker()
     if torch.cuda.is_initialized():
-        core.see_gpus()
-        if kind == 0 and core.stream_is_capturing(torch.cuda.current_device()):
+        gpus = range(torch.cuda.device_count()) if core.see_gpus() else [torch.cuda.current_device()]
+        if kind == 0 and any(map(core.stream_is_capturing, gpus)):
             kind = 4
     if kind:
         inlined = kind == 1 and is_mine()
@@ -254,7 +255,7 @@ def eager(call, reason, inlined=False):
         return account.timed_eager(state.account, call.function, call.args, call.kwargs)
     if graph.proven:
         return call.function(*call.args, **call.kwargs)
-    seen = observe(graph.driver, graph, readable(graph, call.args))
+    seen = observe(graph.driver, graph.device, graph, readable(graph, call.args))
     result = trace.run(seen, call.function, call.args, call.kwargs)
     prove(graph, seen, call.args)
     return result
@@ -425,7 +426,7 @@ def vet_dropout(call):
     for n in core.fn_nodes(state.f):
         if n in state.keep and core.node_is_spent(n):  # freeing one frees those behind it
             drop_node(n)
-    return errors.cudnn_dropout() if core.dropout_begins_anew(torch.cuda.current_device()) else None
+    return errors.cudnn_dropout() if core.dropout_begins_anew(device_of(state, call.flat)) else None
 
 
 def make_place(state, path, parent):
@@ -509,16 +510,17 @@ def warm(call, sources=()):
     if around is not None:
         sources = () if isinstance(around, str) else around.found.sources
     guess = CUDA if any(t.is_cuda for t in flat.tensors) else HOST
-    seen = observe(guess, state.graph, None if state.graph is None else readable(state.graph, call.args))
+    home = home_of(flat.tensors, state.homes)
+    seen = observe(guess, home, state.graph, None if state.graph is None else readable(state.graph, call.args))
     seen.blockers, seen.computes = state.blockers, state.computes is not False and state.graph is None
     before, seen.sources = [describe.memory_of(t) for t in flat.tensors], impure.states(sources)
-    anew = guess == CUDA and core.dropout_begins_anew(torch.cuda.current_device())
+    anew = guess == CUDA and core.dropout_begins_anew(home)
     result = trace.run(seen, call.function, call.args, call.kwargs)
     counters.learn(state, None, seen, None)
     state.late = max(state.late, seen.late)
     state.computes = seen.computed if state.computes is None else state.computes
     state.ran |= seen.ran - {None}  # what is hidden here must be seen when it is recorded
-    if anew and not core.dropout_begins_anew(torch.cuda.current_device()):
+    if anew and not core.dropout_begins_anew(home):
         seen.reason, state.recurrent = errors.cudnn_dropout(), True
     state.recurrent |= seen.dropout is not None
     for text in (*([around] if isinstance(around, str) else ()), *(impure.moved(seen.sources, seen) if asks_on(seen) else ())):
@@ -527,7 +529,10 @@ def warm(call, sources=()):
     note_warm(state, seen, flat, result, driver_of(state, flat) is None)
     driver = CUDA if any(d.type == "cuda" for d in seen.devices) else HOST if seen.devices else guess
     note_tensors(state, seen, zip(flat.paths, flat.tensors, strict=True))
-    reason = seen.reason if guess == driver else None
+    reason = seen.reason
+    if guess != driver:  # it will be looked at once more, where it belongs
+        learn_home(state.homes, seen.devices)
+        reason = None
     for path, t, was in zip(flat.paths, flat.tensors, before, strict=True):
         if describe.memory_of(t) != was:  # a capture could not always be undone
             reason = reason or errors.replaced(path)
@@ -967,7 +972,7 @@ def add_node(call, plan, seen, draft):
         graph.node, graph.loose = node, loose + drawn_from
     islands.settle(seen, plan)
     for buffer in drawn_from:
-        core.node_draws(node, torch.cuda.current_device(), buffer)
+        core.node_draws(node, plan.device, buffer)
         state.recurrent = True
     state.unguarded = plan.unguarded
     core.fn_count(state.f, "records")

@@ -314,8 +314,11 @@ def changes_shape(op, line):
 
 
 @code(702)
-def other_device(op, line, device):
-    return f"{op} at {line} works on {device}, which is not the current device. Call the function under torch.cuda.device of its tensors."
+def other_device(op, line, device, home):
+    return (
+        f"{op} at {line} works on {device}, and the call is recorded on {home}, where its arguments lie (the current GPU, if they lie on none or several). "
+        "Say device= where a tensor is made, and copy from one GPU to the other outside of the function."
+    )
 
 
 @code(215)

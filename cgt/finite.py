@@ -60,7 +60,7 @@ def magnitudes_of(seen, t):
 def measure(seen, t):
     """Record that t's magnitude is taken; where it comes."""
     k = len(seen.measured)
-    slots = MAGNITUDES[torch.cuda.current_device() if seen.driver == CUDA else -1]
+    slots = MAGNITUDES[seen.device]
     seen.measured.append(core.storage_id(t))
     with unseen(seen):
         t, into = fix(seen, t.detach()), {"dtype": torch.float64, "out": slots[k]}
@@ -74,7 +74,7 @@ def close(seen, name):
     """The function has run: the magnitudes come to the host, where a replay makes of them what it found."""
     if not seen.finite or seen.reason is not None:
         return
-    slots = MAGNITUDES[torch.cuda.current_device() if seen.driver == CUDA else -1][: len(seen.measured)]
+    slots = MAGNITUDES[seen.device][: len(seen.measured)]
     with unseen(seen):
         room = segments.room_for(seen, slots)
         if room is None:

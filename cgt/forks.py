@@ -17,6 +17,7 @@ from cgt_core import BRANCH, CUDA, HOST, LOOP
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from . import constants, errors, options
+from .devices import on_stream
 from .observe import Unrecordable, collect, is_capture, refuse, tensors_in, unseen, user_line
 from .private import FakeTensorMode
 from .tokens import see_draw
@@ -68,7 +69,7 @@ def vet_call(seen, name, operands):
     line = user_line(seen)
     if seen.graph is not None or core.is_in_node():
         leave(seen, errors.fork_in_backward(name, line))
-    if is_capture(seen) and torch.cuda.current_stream() not in STREAMS.values():  # two could run at once, in one memory
+    if is_capture(seen) and torch.cuda.current_stream(seen.device) not in STREAMS.values():  # two could run at once, in one memory
         leave(seen, errors.fork_result(name, line, "runs on a stream of the function's own"))
     if torch.is_grad_enabled() and any(t.requires_grad for t in operands):
         leave(seen, errors.fork_with_grad(name, line))
@@ -176,7 +177,7 @@ def warm_loop(seen, holds, step, carried):
 
 def is_by_reads(seen):
     """Must Python choose, because the driver cannot? A segment ends at each predicate then."""
-    return seen.driver == CUDA and DECIDES[torch.cuda.current_device()] != 0
+    return seen.driver == CUDA and DECIDES[seen.device] != 0
 
 
 def record(seen, kind, pred, bodies, changed):
@@ -209,12 +210,12 @@ def record(seen, kind, pred, bodies, changed):
 
 def stream(seen):
     """The current stream, as the core wants it."""
-    return torch.cuda.current_stream().cuda_stream if seen.driver == CUDA else 0
+    return torch.cuda.current_stream(seen.device).cuda_stream if seen.driver == CUDA else 0
 
 
 def inside(seen, row, body):
     """body(), recorded as this one of the fork."""
-    brackets = [] if seen.driver == HOST else on_own_stream(len(seen.bodies))
+    brackets = [] if seen.driver == HOST else on_own_stream(seen.device, len(seen.bodies))
     brackets.append((lambda: core.fork_enter(row, stream(seen)), lambda: core.fork_leave(row, stream(seen))))
     seen.bodies.append(set())
     try:
@@ -225,13 +226,12 @@ def inside(seen, row, body):
         end_body(seen)
 
 
-def on_own_stream(depth):
+def on_own_stream(device, depth):
     """[bracket, ...]: a capture cannot be within another one's stream. And what a body needs of libraries may never have
     been loaded, since no warm-up came by."""
-    device, outer = torch.cuda.current_device(), torch.cuda.current_stream()
     if (device, depth) not in STREAMS:
         STREAMS[device, depth] = torch.cuda.Stream(device)
-    switch = functools.partial(torch.cuda.set_stream, STREAMS[device, depth]), functools.partial(torch.cuda.set_stream, outer)
+    switch = on_stream(STREAMS[device, depth], torch.cuda.current_stream(device))
     relaxed = functools.partial(core.capture_relaxed, True), functools.partial(core.capture_relaxed, depth > 0)
     return [relaxed, switch]
 
@@ -323,7 +323,7 @@ def states_of(seen):
         return []
     found = [torch.default_generator]
     if seen.driver == CUDA:
-        found.append(torch.cuda.default_generators[torch.cuda.current_device()])
+        found.append(torch.cuda.default_generators[seen.device])
     return [(g, g.get_state()) for g in found]
 
 

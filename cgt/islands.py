@@ -151,7 +151,7 @@ def vet(seen, tensors):
 
 
 def vet_tensors(seen, tensors):
-    if any(t.is_cuda != (seen.driver == CUDA) and t.numel() for t in tensors):
+    if any(t.device != torch.device("cuda", seen.device) if seen.driver == CUDA else t.is_cuda for t in tensors if t.numel()):
         return "elsewhere"
     if not all(core.is_plain(t) and t.layout == torch.strided for t in tensors):
         return "odd"
@@ -193,7 +193,7 @@ def beside(seen, body):
         refuse(seen, drawn)
     started, gpu = set(seen.started), seen.driver == CUDA and not is_capture(seen)  # where it refuses by itself to draw
     try:
-        result, drew = paused(lambda: watched(body, gpu))
+        result, drew = paused(lambda: watched(body, seen.device if gpu else -1))
     finally:
         seen.started.intersection_update(started)
         look_again()
@@ -208,9 +208,9 @@ def paused(body):
     return core.within([(functools.partial(core.pause, 1), functools.partial(core.pause, -1))], body)
 
 
-def watched(body, gpu):
-    """(body(), did torch's generators move meanwhile?)"""
-    generators = [torch.default_generator, *([torch.cuda.default_generators[torch.cuda.current_device()]] if gpu else [])]
+def watched(body, device):
+    """(body(), did torch's generators move meanwhile, the host's and, if it is a GPU, the device's?)"""
+    generators = [torch.default_generator, *([torch.cuda.default_generators[device]] if device >= 0 else [])]
     before = [g.get_state() for g in generators]
     result = body()
     return result, not all(map(torch.equal, before, [g.get_state() for g in generators]))

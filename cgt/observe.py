@@ -37,17 +37,17 @@ class Unrecordable(BaseException):
     own `except Exception` does not catch it. Never reaches the user."""
 
 
-def observe(driver, graph=None, given=None):
-    """For a run that is not recorded. `graph`: it is a backward of this recorded graph; `given`: what that may read."""
-    allocated = core.allocations(torch.cuda.current_device()) if given is not None and driver == CUDA else None
+def observe(driver, device, graph=None, given=None):
+    """For a run that is not recorded. `device`: see Seen; `graph`: it is a backward of this recorded graph; `given`: what that may read."""
+    allocated = core.allocations(device) if given is not None and driver == CUDA else None
     slots = frozenset(map(core.storage_id, given or ()))
-    return Seen(driver, graph=graph, slots=slots, allocated=allocated, returned=core.results(), since=sequence_number())
+    return Seen(driver, device, graph=graph, slots=slots, allocated=allocated, returned=core.results(), since=sequence_number())
 
 
 def observe_plan(plan, swaps):
     """For the recording of a plan. `swaps`: [(leaf tensor, buffer), ...] of its copied slots."""
     seen = Seen(
-        plan.driver, recording=True, parent=plan.parent, saves=plan.saves, graph=plan.graph,
+        plan.driver, plan.device, recording=True, parent=plan.parent, saves=plan.saves, graph=plan.graph,
         arguments=plan.flat.tensors, leaves=[all_tensors(plan)[k] for k in plan.grads], reachable=plan.generators, sinks=plan.sinks,
         whole={core.storage_id(t): t for _, t in plan.spent}, carries=plan.carries,
         plan=plan, sources=plan.sources, slots=frozenset(map(core.storage_id, all_tensors(plan))),

@@ -35,6 +35,7 @@ from . import (
     wrappers,
 )
 from .data import Around, Plan, Reached, Was
+from .devices import home_of
 from .observe import span, version_of
 from .private import is_gathered
 from .taps import is_alone, is_reader
@@ -54,8 +55,9 @@ def driver_of(state, flat):
 
 def device_of(state, flat):
     """Index of the device on which a call is recorded; -1 is the host."""
-    on_cuda = driver_of(state, flat) == CUDA
-    return torch.cuda.current_device() if on_cuda else -1
+    if state.graph is not None:
+        return state.graph.device
+    return home_of(flat.tensors, state.homes) if driver_of(state, flat) == CUDA else -1
 
 
 def place_in_tree(state, flat, tensors):
@@ -173,7 +175,7 @@ def plan_call(call, around, parent, followable, moves, changed):
     if why_uncounted(state, saves) is None:
         sources += counters.sources_of(state, flat, around.reached)
     return Plan(
-        flat=flat, driver=driver, parent=parent, graph=graph, saves=saves,
+        flat=flat, driver=driver, device=device_of(state, flat), parent=parent, graph=graph, saves=saves,
         reached=around.reached, also=around.also, places=found.places, lone=empties.lone_empties(found.places),
         sizes=found.sizes, sources=impure.states(found.sources), owners=found.owners, kept=found.kept, live=sources, lone_tables=state.lone_tables,
         summed=moving.summed(found.places, found.owners, state.ran, sums) if may_sum else [], wary=untraced is not None,

@@ -228,7 +228,7 @@ def fill(seen, result):
         return result
     bring(seen)
     if seen.driver == CUDA:
-        torch.cuda.current_stream().synchronize()
+        torch.cuda.current_stream(seen.device).synchronize()
 
     def filled(value):
         return replaced(value, lambda leaf: made(marked(seen, leaf)), set())

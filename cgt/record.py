@@ -52,6 +52,7 @@ from . import (
     views,
 )
 from .data import Behind, EffectRow, Words
+from .devices import is_captured, on_stream
 from .observe import (
     NOT_USER_CODE,
     Unrecordable,
@@ -81,7 +82,7 @@ class Before(NamedTuple):
     sources: list  # see impure.py
     histories: object  # of core.histories
     random: object  # the state of the host's default generator
-    anew: bool = False  # the next recurrent layer would have filled another buffer with cuDNN's random state
+    anew: int | None = None  # the GPU on which the next recurrent layer would have filled another buffer with cuDNN's random state
     counters: list = []  # of counters.snapshot
     given: list = []  # of containers.contents: the call's arguments
     gathered: list = []  # of ranks.sizes
@@ -90,13 +91,14 @@ class Before(NamedTuple):
 def on_side_stream(device):
     """A bracket: the stream that records, ordered after and before the caller's."""
     stream, current = stream_of(device), torch.cuda.current_stream(device)
+    go, back = on_stream(stream, current)
 
     def begin():
         stream.wait_stream(current)
-        torch.cuda.set_stream(stream)
+        go()
 
     def end():
-        torch.cuda.set_stream(current)
+        back()
         current.wait_stream(stream)
 
     return begin, end
@@ -260,21 +262,21 @@ def on_host(call, attempt):
 def on_cuda(call, attempt):
     """Capture the function; nothing executes. On any failure everything is put back: the caller then runs the
     function eagerly, which raises the user's own exceptions."""
-    plan = attempt.plan
-    device = torch.cuda.current_device()
+    plan, device = attempt.plan, attempt.plan.device
     stream = stream_of(device)
     default = torch.cuda.default_generators[device]
     reachable = [g for g in (default, *plan.generators) if g.device.type == "cuda"]
     generators = list({core.generator_id(g): g for g in reachable}.values())
     # Ordinary memory, made before the capture: kernels of the recording read these words.
-    word_pairs = [torch.zeros(2, dtype=torch.int64, device="cuda") for _ in generators]
+    word_pairs = [torch.zeros(2, dtype=torch.int64, device=default.device) for _ in generators]
     attempt.before = snapshot(call, plan)
     handles, captured = [], []
     tap_exports(leaves)
     finite.ready(device)
 
     def run():
-        torch.cuda.current_blas_handle()  # one per thread, and none can be made in a capture
+        with torch.cuda.device(device):
+            torch.cuda.current_blas_handle()  # one per thread, and none can be made in a capture
         now = list(map(core.generator_now, generators))
         begin(attempt, device, stream.cuda_stream)
         for g, w, seed_offset in zip(generators, word_pairs, now, strict=True):
@@ -331,7 +333,7 @@ def on_cuda(call, attempt):
 
 def leaves(t):
     """A tensor's address is about to leave PyTorch. If it is a result, what keeps the address is to find it there for good."""
-    if isinstance(t, torch.Tensor) and t.is_cuda and core.observer() is None and not torch.cuda.is_current_stream_capturing():
+    if isinstance(t, torch.Tensor) and t.is_cuda and core.observer() is None and not is_captured(t):
         core.held(functools.partial(core.part, t))
 
 
@@ -392,7 +394,7 @@ def snapshot(call, plan):
     grads = [(t, t.grad) for t in tensors if t.is_leaf]  # one that requires none may begin to
     kept = [put.place for put in plan.kept]
     histories, random = core.histories(tensors), torch.default_generator.get_state()
-    anew = plan.driver == CUDA and core.dropout_begins_anew(torch.cuda.current_device())
+    anew = plan.device if plan.driver == CUDA and core.dropout_begins_anew(plan.device) else None
     given = containers.contents([*call.args, *call.kwargs.values()])
     return Before(plan.places, kept, grads, plan.sources, histories, random, anew, counters.snapshot(plan), given, ranks.sizes(plan.sharded))
 
@@ -421,8 +423,8 @@ def restore_places(before, seen, tensors_only):
     counters.put_back(counted)
     ranks.let_go(gathered)
     core.histories_restore(histories)
-    if anew and not core.dropout_begins_anew(torch.cuda.current_device()):
-        core.dropout_undo(torch.cuda.current_device())
+    if anew is not None and not core.dropout_begins_anew(anew):
+        core.dropout_undo(anew)
         if seen is not None:
             seen.reason, seen.again = errors.cudnn_dropout(), True
     for p in (*found, *kept):
@@ -604,5 +606,5 @@ def launch_once(attempt):
     core.instantiate()
     core.run_once(list(alive.values()))
     graphs = [t for t in tensors if t.grad_fn is not None]
-    core.graphs_here(graphs, stream_of(torch.cuda.current_device()).stream_id)
+    core.graphs_here(graphs, stream_of(attempt.plan.device).stream_id)
     tokens.fill_tokens(seen, core.recorded_words())

@@ -152,10 +152,9 @@ def save(seen, written):
 
 def undo(seen, ran):
     """A recording came to nothing of which so many segments ran, on the host all of it: what they wrote outside is as it was."""
-    device = torch.cuda.current_device() if seen.driver == CUDA else -1
     for one in reversed(seen.undos):
         if one.segment < ran or seen.driver == HOST:
-            core.move_bytes(device, core.address(one.to), core.address(one.saved), one.nbytes)
+            core.move_bytes(seen.device, core.address(one.to), core.address(one.saved), one.nbytes)
 
 
 def undo_rows(seen):
@@ -297,7 +296,7 @@ def note_grads(seen):
     graded = {id(t) for t in seen.leaves if t.grad is not None and any(core.storage_id(one) not in seen.made for one in wrappers.plain_inside(t.grad))}
     if graded and is_capture(seen):
         with unseen(seen):
-            seen.spare.extend(fill_pool(seen, torch.cuda.current_stream().cuda_stream))
+            seen.spare.extend(fill_pool(seen, torch.cuda.current_stream(seen.device).cuda_stream))
     seen.graded |= graded
     seen.graded_last = graded
 
@@ -388,7 +387,7 @@ def room_for(seen, t):
     if at + nbytes > ROOM_BYTES:
         return None
     seen.room += -(-nbytes // WORD) * WORD
-    return room_of(torch.cuda.current_device() if seen.driver == CUDA else -1)[at : at + nbytes]
+    return room_of(seen.device)[at : at + nbytes]
 
 
 def leave(seen, t):

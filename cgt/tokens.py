@@ -13,6 +13,7 @@ import torch
 
 from . import errors
 from .data import Token
+from .devices import name_of
 from .observe import exchange, fix, is_host_recording, note_memory, refuse, unseen, user_line
 
 
@@ -35,6 +36,7 @@ def see_get_state(seen, generator, plain):
     if seen.bodies:
         refuse(seen, errors.body_acts("get_rng_state", user_line(seen)))
     seen.acts = True
+    vet_device(seen, "get_rng_state", generator)
     if generator.device.type == "cpu" or not seen.recording:
         with unseen(seen):
             state = plain()
@@ -54,6 +56,12 @@ def see_get_state(seen, generator, plain):
     return state
 
 
+def vet_device(seen, name, generator):
+    """A recording's words are for its own GPU's generators."""
+    if generator.device.type == "cuda" and generator.device.index != seen.device:
+        refuse(seen, errors.other_device(name, user_line(seen), generator.device, name_of(seen.device)))
+
+
 def note_token(seen, state, moved, generator, words):
     """Weakly: whoever still holds it at the end will ask for it later. Its address is not used again."""
     seen.tokens[core.storage_id(state)] = Token(weakref.ref(state), moved, generator, words)
@@ -66,6 +74,7 @@ def see_set_state(seen, generator, state, plain):
     if seen.bodies:
         refuse(seen, errors.body_acts("set_rng_state", user_line(seen)))
     seen.acts = True
+    vet_device(seen, "set_rng_state", generator)
     sid = core.storage_id(state)
     state, moved, words = token_of(seen, sid, state)
     if words is None:  # set to what the function did not read: the next draw, or the end, refuses

@@ -34,6 +34,7 @@ from . import (
     wrappers,
 )
 from .data import LIVE_NUMBER, NotedOp
+from .devices import is_captured, name_of
 from .observe import (
     Unrecordable,
     asks_on,
@@ -283,7 +284,7 @@ def see_reader(seen, function, args, name, t, arguments):
     if number is not None:
         return number
     # On a stream of the function's own the bytes would leave before they are computed.
-    beside = is_capture(seen) and torch.cuda.current_stream() not in forks.STREAMS.values()
+    beside = is_capture(seen) and torch.cuda.current_stream(seen.device) not in forks.STREAMS.values()
     answer = None if beside else readout.note(seen, name, t, arguments, given.__code__, function, args)
     if answer is None and name == "item" and not beside:
         answer = segments.read_number(seen, t)
@@ -494,8 +495,8 @@ def see_op(seen, op, args, kwargs):
         for t in fresh:
             note_memory(seen, t, line)
             seen.devices.add(t.device)
-            if t.is_cuda and t.device.index != torch.cuda.current_device():
-                refuse(seen, errors.other_device(str(op), line, t.device))
+            if t.is_cuda and t.device.index != seen.device:
+                refuse(seen, errors.other_device(str(op), line, t.device, name_of(seen.device)))
             if t.device.type == "cpu" and seen.driver == CUDA:
                 seen.hosts[core.storage_id(t)] = core.storage_name(t)
                 held = not facts.draws and all(is_guarded(seen, one) for one in inputs)
@@ -531,8 +532,8 @@ def seeds_on_host(op, args, kwargs):
     """What `proceed` wants if a backward of attention runs outside of a capture with seed and offset of a forward that
     was captured: it would read them where they are not. None if they are where it expects them."""
     given = dict(zip((a.name for a in op._schema.arguments), args, strict=False)) | kwargs
-    wrong = [id(t) for t in map(given.get, SEED) if t is not None and t.is_cuda and t.dim() == 0]
-    if not wrong or torch.cuda.is_current_stream_capturing():
+    wrong = [id(t) for t in map(given.get, SEED) if t is not None and t.is_cuda and t.dim() == 0 and not is_captured(t)]
+    if not wrong:
         return None
     return [t.cpu() if id(t) in wrong else t for t in tensors_in(kwargs.values(), tensors_in(args, []))]
 
@@ -585,7 +586,7 @@ def vet_region(seen, region, inputs, given):
     if seen.driver != CUDA or "cpu" in {d.type for d in devices}:
         refuse(seen, errors.compiled_on_host(user_line(seen)))
     elif any(is_elsewhere(seen, t) for t in given):
-        refuse(seen, errors.other_device("a compiled region", user_line(seen), given[0].device))
+        refuse(seen, errors.other_device("a compiled region", user_line(seen), given[0].device, name_of(seen.device)))
     elif region.fx_kwargs.get("cudagraphs") or any(isinstance(t, torch.Generator) for t in inputs):
         refuse(seen, errors.compiled_with_state(user_line(seen)))
 
@@ -741,7 +742,8 @@ def vet_op(seen, op, facts, args, kwargs, inputs, written, constant, aside):
     elif not all(map(core.is_plain, inputs)):
         line = errors.layout(str(op), user_line(seen), odd_kind(inputs))
     elif any(is_elsewhere(seen, t) for t in inputs):
-        line = errors.other_device(str(op), user_line(seen), inputs[0].device)
+        odd = next(t for t in inputs if is_elsewhere(seen, t))
+        line = errors.other_device(str(op), user_line(seen), odd.device, name_of(seen.device))
     elif facts.packet == "_cudnn_init_dropout_state" and is_capture(seen):
         line = errors.cudnn_dropout()
     elif seen.driver == CUDA and not aside:
@@ -819,7 +821,7 @@ def host_reason(seen, sentence, op):
 def is_elsewhere(seen, t):
     """Is t on a device that this run does not record?"""
     if t.is_cuda:
-        return t.device.index != torch.cuda.current_device() or is_host_recording(seen)
+        return t.device.index != seen.device or is_host_recording(seen)
     return t.device.type != "cpu"
 
 

@@ -253,7 +253,7 @@ def test_no_compilation_in_a_capture():
     g = torch.compile(torch.sin, backend=backend)
     x = torch.randn(8)
     callbacks = list(torch._dynamo.callback_handler.start_callbacks)
-    seen = observe.observe(core.CUDA)
+    seen = observe.observe(core.CUDA, 0)
     seen.recording = True
     with pytest.raises(observe.Unrecordable):
         trace.run(seen, lambda x: g(x), (x,), {})
@@ -275,7 +275,7 @@ def test_a_region_is_one_op_to_the_books():
     given, x = [], torch.ones(4)
     leaf, buffer = torch.zeros(4), torch.zeros(16, dtype=torch.uint8)
     region = types.SimpleNamespace(mutated_input_idxs=[0], device_types=["cpu"], fx_kwargs={})
-    seen = observe.observe(core.HOST)
+    seen = observe.observe(core.HOST, -1)
     observe.note_swaps(seen, [(leaf, buffer)])
     inputs = [leaf, x]
     made, _, view = trace.see_region(seen, plain, region, inputs)
@@ -294,7 +294,7 @@ def test_a_region_with_state_of_its_own(what):
     region = types.SimpleNamespace(
         device_types=["cuda"], fx_kwargs={"cudagraphs": what == "graphs"}
     )
-    seen = observe.observe(core.CUDA)
+    seen = observe.observe(core.CUDA, 0)
     trace.vet_region(seen, region, [torch.Generator()] if what == "generator" else [], [])
     assert "of its own" in seen.reason
 

@@ -27,6 +27,7 @@ ORDER = [
     "taps",
     "pytree",
     "data",
+    "devices",
     "observe",
     "advice",
     "tokens",

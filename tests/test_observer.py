@@ -213,7 +213,7 @@ def test_refused_warm_up_looks_no_further_but_a_backward_is_proven_whole(device)
             return y + other
 
         x, other = torch.ones(2, device=device), torch.ones(2, device=device)
-        seen = observe(core.CUDA if device.type == "cuda" else core.HOST, **kind)
+        seen = observe(core.CUDA if device.type == "cuda" else core.HOST, 0, **kind)
         assert torch.equal(trace.run(seen, f, (x,), {}), x * 2 + other)
         return core.storage_id(x) in seen.touched, core.storage_id(other) in seen.touched
 
