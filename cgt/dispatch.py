@@ -982,6 +982,7 @@ def add_node(call, plan, seen, draft):
     if seen.exchanges:
         state.exchanges = True
         ranks.watch_groups(free_exchanging)
+        ranks.watch_replays(node, plan.device)
     return node
 
 

@@ -87,6 +87,15 @@ def capture_broken():
     )
 
 
+@code(708)
+def overdue(device, seconds):
+    return (
+        f"replays on cuda:{device} that exchange data with other processes have not ended within {seconds:.0f} s, the timeout of their group, and what "
+        "they usually take: a rank is gone, or is at another call. This process ends, as it does by NCCL's watchdog where a collective ran eagerly; "
+        "python -X faulthandler tells where its threads were. TORCH_NCCL_ASYNC_ERROR_HANDLING=0 turns off both."
+    )
+
+
 @code(102)
 def dynamic_shape(op, line):
     return f"{op} at {line} makes a tensor whose shape depends on data. Use a mask with torch.where, a fixed size, or an index (x[x > 0]): a mask can be read."

@@ -24,7 +24,7 @@ __all__ = [
     "SHARDED_FIELDS", "SHARDED_KINDS", "SHARDED_PARAMETER", "TO_DLPACK", "DispatchMode", "FakeTensorMode", "OpOverload", "clear_workspaces",
     "compilations", "compiled_switches", "forget_reduction", "gathered_in", "graph_task", "inductor_is_there", "is_forward_ad", "is_gathered",
     "is_pending", "is_reduced", "is_sharded_module", "is_traceable", "knows_parallel", "knows_sharding", "may_donate", "mode_is_active",
-    "odd_parallel", "outside_dynamo", "parallel_iteration", "pop_saved_hooks", "push_saved_hooks", "region_call", "self_check",
+    "nccl_timeout", "odd_parallel", "outside_dynamo", "parallel_iteration", "pop_saved_hooks", "push_saved_hooks", "region_call", "self_check",
     "sequence_number", "set_parallel_statistics", "sharded_module", "sharding_calls", "used_map_size", "without_torch_function",
 ]  # fmt: skip
 
@@ -206,6 +206,16 @@ def forget_reduction(module):
 def set_parallel_statistics(module, n):
     """It takes times in its first ten iterations, and in each n-th."""
     module.reducer._set_ddp_runtime_logging_sample_rate(n)
+
+
+def nccl_timeout():
+    """Seconds that a collective of NCCL's may take, in the group that allows it the longest; None without such a group."""
+    world = getattr(getattr(torch.distributed, "distributed_c10d", None), "_world", None)
+    found = []
+    for group, (backends, _) in () if world is None else list(world.pg_map.items()):
+        if "nccl" in backends:
+            found.append(group._get_backend(torch.device("cuda")).options._timeout.total_seconds())
+    return max(found, default=None)
 
 
 def mode_is_active(mode):

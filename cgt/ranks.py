@@ -4,7 +4,9 @@ However a call runs, warmed, recorded, replayed or eagerly, it takes part in eac
 call, and nothing that runs a call twice is done to a function that exchanges data (audit.py, verify.py).
 """
 
+import atexit
 import functools
+import os
 
 import cgt_core as core
 import torch
@@ -17,6 +19,7 @@ from .private import (
     gathered_in,
     is_reduced,
     knows_parallel,
+    nccl_timeout,
     odd_parallel,
     parallel_iteration,
     set_parallel_statistics,
@@ -118,3 +121,25 @@ def watch_groups(let_go):
     """From now on, once for all, let_go() comes before a group of processes is shut down. NCCL waits for the graphs that
     hold work of its communicators."""
     taps.tap_groups(lambda plain, owner, name, args, kwargs: (let_go(), plain(*args, **kwargs))[1])
+
+
+def watch_replays(node, device):
+    """From now on it is seen to that replays of this recording end: NCCL's watchdog does not look at them."""
+    timeout = nccl_timeout() if device >= 0 and not is_unguarded() else None
+    stream = torch.cuda.current_stream(device) if timeout is not None else None
+    if stream is not None and is_lasting(stream):
+        core.node_watch(node, stream.cuda_stream, timeout, (errors.overdue(device, timeout) + "\n").encode())
+
+
+def is_lasting(stream):
+    """The default stream and those of torch's pools last as long as the process; one that others made has its address for an id."""
+    return stream.stream_id == 0 or stream.stream_id % 2 == 1
+
+
+def is_unguarded():
+    """Did somebody turn NCCL's watchdog off?"""
+    names = ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "NCCL_ASYNC_ERROR_HANDLING")
+    return next((os.environ[name] for name in names if name in os.environ), "") == "0"
+
+
+atexit.register(core.watch_end)

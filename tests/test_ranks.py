@@ -1,7 +1,10 @@
 """Several processes, each with a GPU (NCCL): collectives and DistributedDataParallel inside of recordings, and how they end. With one GPU
 there is one process, which does all but what needs another."""
 
+import datetime
+import os
 import signal
+import sys
 import warnings
 
 import pytest
@@ -17,6 +20,7 @@ import cgt
 RANKS = min(2, torch.cuda.device_count())
 CALLS, SETTLING = 24, 11  # calls; the iterations in which DistributedDataParallel takes times
 ENDS_S = 200  # until which all processes must have ended
+PATIENCE_S = 4  # a timeout of a group, where one passes
 pytestmark = pytest.mark.skipif(not RANKS, reason="NCCL needs a GPU")
 
 
@@ -209,13 +213,13 @@ OTHERS = {
 # --- what each process does --------------------------------------------------------------------------
 
 
-def begin(rank, folder):
+def begin(rank, folder, timeout=None):
     torch.set_warn_always(True)
     torch.cuda.set_device(rank)
     dist.init_process_group(
-        "nccl", init_method=f"file://{folder}/store", rank=rank, world_size=RANKS, device_id=torch.device("cuda", rank)
+        "nccl", init_method=f"file://{folder}/store", rank=rank, world_size=RANKS, device_id=torch.device("cuda", rank), timeout=timeout
     )
-    GROUPS.update(side=torch.cuda.Stream(), all=dist.new_group(list(range(RANKS))))
+    GROUPS.update(side=torch.cuda.Stream(), all=dist.new_group(list(range(RANKS)), timeout=timeout))
 
 
 def all_of_it(rank, folder):
@@ -289,6 +293,27 @@ def interrupted(rank, folder):
         if rank:
             dist.destroy_process_group()
         raise
+
+
+def slowly_reduced(x):
+    torch.cuda._sleep(100_000_000)  # about 60 ms
+    return reduced(x)
+
+
+def killed(rank, folder):
+    """While they replay. The other one waits in vain, and not for ever; one that waits for long replays is left alone."""
+    begin(rank, folder, datetime.timedelta(seconds=PATIENCE_S))
+    GROUPS["f"], x = cgt.jit(slowly_reduced), torch.ones(4, device=device())
+    for _ in range(2 * CALLS):
+        GROUPS["f"](x)
+    torch.cuda.synchronize()
+    for _ in range(40 * PATIENCE_S):
+        y = GROUPS["f"](x)
+    assert y.tolist() == reduced(x).tolist() and cgt.stats(GROUPS["f"]).replays >= 40 * PATIENCE_S
+    print("still there", file=sys.stderr, flush=True)
+    if rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    GROUPS["f"](x).tolist()
 
 
 def run_ranks(target, folder):
@@ -376,6 +401,14 @@ def test_processes_may_leave_without_a_word(tmp_path):
 def test_interrupt_ends_all_ranks(tmp_path):
     """The first of them leaves without a word to the group."""
     assert run_ranks(interrupted, tmp_path) == [1] * RANKS
+
+
+def test_rank_that_is_killed_ends_the_others(tmp_path, capfd):
+    if RANKS < 2:
+        pytest.skip("there is one GPU")
+    codes, said = run_ranks(killed, tmp_path), capfd.readouterr().err
+    assert codes == [-signal.SIGABRT, -signal.SIGKILL], said
+    assert said.count("still there") == RANKS and "CGT708: replays on cuda:0" in said, said
 
 
 def test_exception_on_one_rank_ends_that_one(tmp_path):

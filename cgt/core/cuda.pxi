@@ -145,6 +145,26 @@ cdef void cuda_relaxed(bint on) noexcept nogil:
         else cu.CUstreamCaptureMode_enum.CU_STREAM_CAPTURE_MODE_GLOBAL)
     cu.cuThreadExchangeStreamCaptureMode(&mode)
 
+cdef void cuda_wait_aside(int device, void* stream) noexcept nogil:
+    """For what the stream has now, in a thread of our own. Both calls may block for as long as another process likes: the first where the
+    stream is full."""
+    cdef OnDevice here
+    cdef cu.CUevent event = NULL
+    cdef unsigned int flags = cu.CUevent_flags_enum.CU_EVENT_DISABLE_TIMING | cu.CUevent_flags_enum.CU_EVENT_BLOCKING_SYNC
+    here.go(device)
+    cuda_thread_ready(device)
+    cuda_relaxed(True)              # others may be capturing, and need not notice
+    if cuda_capturing(stream) or cu.cuEventCreate(&event, flags) != 0: return
+    if cu.cuEventRecord(event, cu_stream(stream)) == 0: cu.cuEventSynchronize(event)
+    cu.cuEventDestroy(event)
+
+cdef Watchdog* WATCHDOGS[MAX_DEVICES]
+
+cdef Watchdog* watchdog_of(int device) except NULL:
+    """The device's, made once. It lasts as long as the process."""
+    if WATCHDOGS[device] is NULL: WATCHDOGS[device] = new Watchdog(device, cuda_wait_aside)
+    return WATCHDOGS[device]
+
 cdef int cuda_joined(void* stream) noexcept nogil:
     """Does a stream belong to a capture? Asked by the allocator on any thread: one without a context
     gets an error, and has joined nothing."""

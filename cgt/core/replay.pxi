@@ -352,6 +352,7 @@ cdef object replay(Table* t, id_t n, PyObject** leaves, void* stream, bint launc
         t.launches += 1
         node_row(t, n).used = t.launches
         if launch:
+            if node_row(t, n).watchdog is not NULL: (<Watchdog*>node_row(t, n).watchdog).note(stream)
             with nogil:
                 code = d.launch(exec_, stream, device, &error)
                 if code == 0 and waits: code = d.wait(stream, device)

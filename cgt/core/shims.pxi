@@ -4,6 +4,14 @@ cdef extern from "debug.h":
     const bint CGT_DEBUG
     const int CGT_TORCH_MAJOR, CGT_TORCH_MINOR
 
+cdef extern from "watchdog_shim.h" namespace "cgt":
+    ctypedef void (*wait_fn)(int device, void* stream) noexcept nogil
+    cppclass Watchdog:
+        Watchdog(int device, wait_fn wait) except +
+        void begin(void* stream, double seconds, string text) except +
+        void note(void* stream) noexcept nogil
+        void end() noexcept
+
 cdef extern from "tensor_shim.h" namespace "cgt" nogil:
     uint64_t tensor_keys(PyObject* t)
     int tensor_dtype(PyObject* t)

@@ -354,6 +354,21 @@ def node_draws(int n, int device, object buffer):
     node_row(&TABLE, n).dropout, node_row(&TABLE, n).dropout_buffer = cuda_dropout_now(device) or -1, <PyObject*>buffer
 
 
+def node_watch(int n, uintptr_t stream, double seconds, bytes text):
+    """The node waits for other processes at each replay. On this stream, which lasts as long as the process, its replays are to end
+    within so many seconds and what they usually take: else `text` is told and the process ends."""
+    cdef Watchdog* watchdog = watchdog_of(path_row(&TABLE, node_row(&TABLE, n).path).device)
+    watchdog.begin(<void*>stream, seconds, text)
+    node_row(&TABLE, n).watchdog = watchdog
+
+
+def watch_end():
+    """The process ends by itself."""
+    cdef int k
+    for k in range(MAX_DEVICES):
+        if WATCHDOGS[k] is not NULL: WATCHDOGS[k].end()
+
+
 def node_is_spent(int n):
     """Does the node draw from a buffer that no layer of eager's uses any more?"""
     return node_row(&TABLE, n).dropout != 0 and not dropout_holds(&TABLE, n)
