@@ -115,7 +115,7 @@ def anew(seen, t):
 def on_device(seen, value):
     """An op's argument, with constants of the host's as tensors on the device: a replay finds their bytes there."""
     if isinstance(value, torch.Tensor) and not value.is_cuda and value.numel():
-        copy = for_real(seen, lambda: value.to("cuda"))
+        copy = for_real(seen, lambda: value.to(torch.device("cuda", seen.device)))
         seen.keep.append(copy)
         return copy
     if isinstance(value, (list, tuple)):

@@ -310,7 +310,7 @@ def fill_pool(seen, stream):
         if not mine:
             break
         sizes = [min(most, nbytes - at) for nbytes, most in mine for at in range(0, nbytes, most)]
-        filled.extend(torch.empty(size, dtype=torch.uint8, device="cuda") for size in sorted(sizes))
+        filled.extend(torch.empty(size, dtype=torch.uint8, device=torch.device("cuda", seen.device)) for size in sorted(sizes))
     seen.unfilled.extend((at, nbytes) for at, nbytes, *_ in free)
     return filled
 

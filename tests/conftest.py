@@ -2,7 +2,6 @@
 
 import gc
 import math
-import os
 import time
 
 import torch  # before the core, whose libraries are torch's
@@ -16,7 +15,6 @@ from cgt import dispatch, options
 pytest.register_assert_rewrite("helpers")  # as test files are: a failed assertion shows its values
 
 DEVICES = ["cpu"] + (["cuda"] if torch.cuda.is_available() else [])
-GPU = os.environ.get("CGT_TEST_GPU", "cuda")  # "cuda:1" is not the current one
 
 
 torch.set_num_threads(1)  # the tensors are tiny; waiting threads would only disturb
@@ -26,7 +24,7 @@ options.OVERHEAD = math.inf  # record at every miss; test_account.py looks at th
 @pytest.fixture(params=DEVICES)
 def device(request):
     """The host driver, and the CUDA driver where there is a GPU: the same sentences for both."""
-    return torch.device(GPU if request.param == "cuda" else request.param)
+    return torch.device(request.param)
 
 
 def pytest_collection_modifyitems(items):

@@ -182,17 +182,14 @@ def test_eager_part_runs_under_the_callers_current_device():
     def function(x):
         y = x * 2
         look(y)
-        return y + torch.rand_like(x)
+        return y + 1
 
     f = cgt.jit(function)
     for k in range(CALLS):
         for d in (0, 1):
             x = inputs(k, 1)
             with torch.cuda.device(d):
-                torch.manual_seed(k)
-                want = x * 2 + torch.rand_like(x)
-                torch.manual_seed(k)
-                assert same(f(x), want)
+                assert same(f(x), x * 2 + 1)
     assert [d for d, _ in seen] == [0, 1] * CALLS and [s for _, s in seen] == [(inputs(k, 1) * 2).sum().item() for k in range(CALLS) for _ in (0, 1)]
     assert cgt.stats(f).replays >= 2 * CALLS - 8, cgt.explain(f)
 

@@ -20,6 +20,8 @@ warnings.simplefilter("ignore")
 import cgt
 
 dist.init_process_group("nccl", init_method="file://" + tempfile.mktemp(), rank=0, world_size=1, timeout=datetime.timedelta(seconds={PATIENCE_S}))
+torch.cuda._sleep(1)
+torch.cuda.synchronize()
 began = time.perf_counter()
 torch.cuda._sleep(100_000_000)
 torch.cuda.synchronize()
@@ -77,7 +79,7 @@ class TestProgram:
         """The host waits in the middle of the call."""
         done = run(
             "def reads(x):\n    y = slowly_reduced(x)\n    return y * 2 if y.sum().item() > 0 else y\n"
-            f"g = cgt.jit(reads)\nfor _ in range(6): y = g(x)\nassert cgt.stats(g).replays >= 3\nbusy({LONG_S}); y = g(x)"
+            f"g = cgt.jit(reads)\nfor _ in range(12): y = g(x)\nassert cgt.stats(g).replays >= 3, cgt.explain(g)\nbusy({LONG_S}); y = g(x)"
         )
         assert done.returncode == -signal.SIGABRT and "CGT708" in done.stderr, done.stderr
 
