@@ -223,6 +223,7 @@ cdef struct Node:
     void* exec                  # CUDA: CUgraphExec, NULL for a graph without nodes; host: the tape. Of the last segment
     void* pool                  # CUDA: the pool it lives in; host: NULL
     void* state                 # CUDA: the allocator's state after it; host: NULL
+    Spread* spread              # CUDA: on which other GPUs it works, too; or NULL
     int32_t n_graph_nodes
     int64_t exec_bytes          # CUDA: of the device, that the driver took for it; it takes pieces of some MiB, and not for each
     int64_t n_replay
@@ -396,15 +397,28 @@ cdef struct Fork:               # an op with bodies, while it is recorded
     uint64_t condition          # CUDA: the handle that a kernel sets from the predicate
     void* bodies[2]             # CUDA: CUgraph; host: tapes
 
+cdef struct Beside:             # another GPU on which a recording works
+    int32_t device
+    void* stream                # its stream in the capture
+    void* pool                  # for this recording alone
+    void* event                 # its caller's stream has come so far
+
+cdef struct Spread:             # a recording's other GPUs: owned by the recording under way, then by its node
+    int32_t n
+    void* event                 # the launch is done
+    Beside others[1]            # n of them
+
 cdef struct Recording:          # the one recording under way; dispatch.py's lock guards it
     int32_t active
     int32_t driver, device
     void* stream
     void* pool
+    Spread* spread              # CUDA: on which other GPUs; or NULL
     id_t parent                 # what it will be a child of
     int64_t step                # the iteration it belongs to
     int64_t launches            # of its path until then
     int32_t pool_open, capturing
+    int32_t spread_open         # so many of its other GPUs are in the capture
     int32_t cuts                # segments that ended
     int32_t ran                 # what it recorded was launched, or ran while it was recorded
     void* graph

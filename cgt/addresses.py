@@ -61,7 +61,9 @@ class Movable:
 
 def begin(state, plan, seen, copies):
     """{memory of the copy: Movable} of the slots that a recording may be told the addresses of. A backward lets go of what it is given
-    while it runs, and results that are lent may lie where the recording writes."""
+    while it runs, and results that are lent may lie where the recording writes. Of a capture on several GPUs one stream is looked at."""
+    if plan.others:
+        return {}
     if plan.graph is not None or state.opts.outputs != "rescue" or state.opts.inputs != "auto":
         return {}
     paths = all_paths(plan)

@@ -129,23 +129,27 @@ def for_real(seen, body):
 
 
 def elsewhere(seen):
-    """A bracket: what is done inside runs for real, on a stream that the capture does not know, and is waited for."""
-    device, inside = seen.device, seen.inside
-    if device not in STREAMS:
-        STREAMS[device] = torch.cuda.Stream(device)
-    go, back = on_stream(STREAMS[device], torch.cuda.current_stream(device))
+    """A bracket: what is done inside runs for real, on streams that the capture does not know, and is waited for."""
+    inside, devices = seen.inside, (seen.device, *seen.others)
+    for device in devices:
+        if device not in STREAMS:
+            STREAMS[device] = torch.cuda.Stream(device)
+    switches = [on_stream(STREAMS[device], torch.cuda.current_stream(device)) for device in devices]
 
     def begin():
         seen.inside = True
         core.capture_relaxed(True)
-        go()
+        for go, _ in switches:
+            go()
 
     def end():
         try:
             core.capture_relaxed(True)  # again, where an interrupt came below: the capture would break
-            STREAMS[device].synchronize()
+            for device in devices:
+                STREAMS[device].synchronize()
         finally:
-            back()
+            for _, back in switches:
+                back()
             core.capture_relaxed(False)
             seen.inside = inside
 

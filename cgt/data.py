@@ -101,6 +101,7 @@ class State:
     programs: dict = fresh(dict)  # spec -> (program, paths); filled by the core
     drivers: dict = fresh(dict)  # kinds of device among the arguments -> driver, once warmed
     homes: dict = fresh(dict)  # of devices.learn_home
+    others: set = fresh(set)  # GPUs on which it works besides
     account: Account = fresh(Account)
     reasons: dict = fresh(dict)  # why calls ran eagerly -> how many did
     verdicts: dict = fresh(dict)  # (spec, ambient state, shapes), or None for all -> Verdict
@@ -284,6 +285,7 @@ class Plan(NamedTuple):
     flat: Flat
     driver: int
     device: int  # on which it is recorded; -1: the host
+    others: tuple  # GPUs on which it works besides
     parent: int  # node behind which it will be recorded
     graph: Graph | None  # it is a run of this graph
     saves: bool  # its result will require grad: learn what autograd saves
@@ -357,6 +359,7 @@ class Seen:
     # what kind of run
     driver: int
     device: int  # the GPU whose tensors it may use; -1, of a recording: none
+    others: tuple = ()  # of a recording: and these GPUs'
     recording: bool = False
     parent: int = NONE
     saves: bool = False

@@ -1,8 +1,10 @@
-"""Which GPU a call is recorded on, whatever GPU is current.
+"""Which GPU a call is recorded on, whatever GPU is current, and on which others it works besides.
 
 That of its arguments, if they lie on one; of what it reaches, if it has none on a GPU; else the current one. Which one is current
 stays as it is, in recordings and at replays, as a function is told that asks: the core makes another one current for the driver's calls alone.
 Where a function makes tensors without saying where depends on it: it is part of the ambient state that guards compare.
+
+A first run shows the others. A capture forks to their streams, and they join it at its end.
 """
 
 import functools
@@ -17,14 +19,20 @@ def home_of(tensors, homes=None):
     if len(found) == 1:
         return found.pop()
     now = torch.cuda.current_device() if torch.cuda.is_initialized() else 0
-    return now if found or not homes else homes.get(now, now)
+    if found:
+        return now if now in found else min(found)
+    return homes.get(now, now) if homes else now
 
 
 def learn_home(homes, devices):
     """A call without arguments on a GPU has worked on these devices: homes[current GPU] = the only GPU among them."""
-    found = {device.index for device in devices if device.type == "cuda"}
+    found = gpus_of(devices)
     if len(found) == 1:
         homes[torch.cuda.current_device()] = found.pop()
+
+
+def gpus_of(devices):
+    return {device.index for device in devices if device.type == "cuda"}
 
 
 def name_of(device):

@@ -58,7 +58,7 @@ from . import (
 from . import budget as budgets
 from .addresses import has_way_back
 from .data import LEARNT, Attempt, Call, Kept, State, check_draft
-from .devices import home_of, learn_home
+from .devices import gpus_of, home_of, learn_home
 from .observe import all_paths, all_tensors, asks_on, note_reason, note_strays, observe
 from .plan import (
     device_of,
@@ -533,6 +533,7 @@ def warm(call, sources=()):
     if guess != driver:  # it will be looked at once more, where it belongs
         learn_home(state.homes, seen.devices)
         reason = None
+    state.others |= gpus_of(seen.devices) - {home_of(flat.tensors, state.homes)}
     for path, t, was in zip(flat.paths, flat.tensors, before, strict=True):
         if describe.memory_of(t) != was:  # a capture could not always be undone
             reason = reason or errors.replaced(path)

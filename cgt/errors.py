@@ -263,6 +263,11 @@ def number_saved():
     return "a backward outside of the function, compiled code or another thread may look at it"
 
 
+@code(121)
+def number_spread():
+    return "the function works on several GPUs"
+
+
 @code(114)
 def number_type(line):
     return f"the function asks for an exact type with type(x), at {line}: there a number that changes is recorded by itself. isinstance() would not keep it from that."
@@ -326,7 +331,15 @@ def changes_shape(op, line):
 def other_device(op, line, device, home):
     return (
         f"{op} at {line} works on {device}, and the call is recorded on {home}, where its arguments lie (the current GPU, if they lie on none or several). "
-        "Say device= where a tensor is made, and copy from one GPU to the other outside of the function."
+        "Say device= where a tensor is made, and jit what runs on each GPU by itself."
+    )
+
+
+@code(709)
+def spread_graph(op, line, device, home):
+    return (
+        f"{op} at {line} works on {device}, in a call that is recorded on {home}, and gradients are to go through it, or random numbers come of it. "
+        "Call the function under torch.no_grad(), or jit what runs on each GPU by itself."
     )
 
 

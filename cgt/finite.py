@@ -12,7 +12,7 @@ import warnings
 
 import cgt_core as core
 import torch
-from cgt_core import CUDA, DICT_ITEM
+from cgt_core import DICT_ITEM
 
 from . import errors, options, segments, tape
 from .errors import CgtWarning
@@ -46,7 +46,7 @@ def note(seen, op, args, kwargs, inputs, fresh, written):
 
 
 def can_be_measured(seen, t):
-    return t.is_floating_point() and t.numel() and core.is_plain(t) and t.is_cuda == (seen.driver == CUDA) and len(seen.measured) < MOST
+    return t.is_floating_point() and t.numel() and core.is_plain(t) and t.get_device() == seen.device and len(seen.measured) < MOST
 
 
 def magnitudes_of(seen, t):

@@ -17,7 +17,7 @@ from cgt_core import BRANCH, CUDA, HOST, LOOP
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from . import constants, errors, options
-from .devices import on_stream
+from .devices import name_of, on_stream
 from .observe import Unrecordable, collect, is_capture, refuse, tensors_in, unseen, user_line
 from .private import FakeTensorMode
 from .tokens import see_draw
@@ -71,6 +71,8 @@ def vet_call(seen, name, operands):
         leave(seen, errors.fork_in_backward(name, line))
     if is_capture(seen) and torch.cuda.current_stream(seen.device) not in STREAMS.values():  # two could run at once, in one memory
         leave(seen, errors.fork_result(name, line, "runs on a stream of the function's own"))
+    if seen.others:
+        leave(seen, errors.other_device(name, line, name_of(seen.others[0]), name_of(seen.device)))
     if torch.is_grad_enabled() and any(t.requires_grad for t in operands):
         leave(seen, errors.fork_with_grad(name, line))
 

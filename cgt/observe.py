@@ -47,7 +47,7 @@ def observe(driver, device, graph=None, given=None):
 def observe_plan(plan, swaps):
     """For the recording of a plan. `swaps`: [(leaf tensor, buffer), ...] of its copied slots."""
     seen = Seen(
-        plan.driver, plan.device, recording=True, parent=plan.parent, saves=plan.saves, graph=plan.graph,
+        plan.driver, plan.device, plan.others, recording=True, parent=plan.parent, saves=plan.saves, graph=plan.graph,
         arguments=plan.flat.tensors, leaves=[all_tensors(plan)[k] for k in plan.grads], reachable=plan.generators, sinks=plan.sinks,
         whole={core.storage_id(t): t for _, t in plan.spent}, carries=plan.carries,
         plan=plan, sources=plan.sources, slots=frozenset(map(core.storage_id, all_tensors(plan))),

@@ -147,7 +147,8 @@ def plan_call(call, around, parent, followable, moves, changed):
     """The Plan of a call that goes behind `parent`, or a sentence. `followable`: see find_followable. `moves`: as of Plan.
     `changed`: paths of places that kept others from fitting."""
     state, flat, graph, found, tensors = call.state, call.flat, call.state.graph, around.found, around.tensors
-    driver, paths = driver_of(state, flat), [*flat.paths, *(one.path for one in around.reached)]
+    driver, device, paths = driver_of(state, flat), device_of(state, flat), [*flat.paths, *(one.path for one in around.reached)]
+    others = tuple(sorted(state.others - {device})) if driver == CUDA and graph is None else ()
     gathered = next((path for path, one in found.sharded if is_gathered(one)), None)
     if gathered is not None and torch.is_grad_enabled():  # a backward would let go of its memory, and a capture that comes to nothing, too
         return errors.gathered(gathered)
@@ -166,7 +167,8 @@ def plan_call(call, around, parent, followable, moves, changed):
         return errors.used_elsewhere(stored)
     named = [*enumerate(flat.paths), *((slot, path) for path, (_, slot) in followed.items())]
     written = {id(t) for t, path in zip(tensors, paths, strict=True) if path in state.written}
-    copied, beside = choose_copied(state, named, tensors, written, len(flat.tensors), driver, parent, [slot for _, slot, first in moves if not first])
+    named = [(k, path) for k, path in named if (tensors[k].device.index in (device, *others) if tensors[k].is_cuda else driver == HOST)]
+    copied, beside = choose_copied(state, named, tensors, written, len(flat.tensors), parent, [slot for _, slot, first in moves if not first])
     carries = frozenset(id(tensors[k]) for k in copied if id(tensors[k]) in written)
     untraced = why_untraced(state, saves)
     sources = live.sources_of(flat, found.places, state, untraced)
@@ -175,7 +177,7 @@ def plan_call(call, around, parent, followable, moves, changed):
     if why_uncounted(state, saves) is None:
         sources += counters.sources_of(state, flat, around.reached)
     return Plan(
-        flat=flat, driver=driver, device=device_of(state, flat), parent=parent, graph=graph, saves=saves,
+        flat=flat, driver=driver, device=device, others=others, parent=parent, graph=graph, saves=saves,
         reached=around.reached, also=around.also, places=found.places, lone=empties.lone_empties(found.places),
         sizes=found.sizes, sources=impure.states(found.sources), owners=found.owners, kept=found.kept, live=sources, lone_tables=state.lone_tables,
         summed=moving.summed(found.places, found.owners, state.ran, sums) if may_sum else [], wary=untraced is not None,
@@ -191,7 +193,9 @@ def plan_call(call, around, parent, followable, moves, changed):
 
 def why_uncounted(state, saves):
     """Why no run of this function can have live numbers, or None. Autograd would keep them for a backward that no run sees, Dynamo
-    compiles for their type, other threads would find the stand-ins."""
+    compiles for their type, other threads would find the stand-ins; and what a kernel is given is looked at on one GPU's stream."""
+    if state.others:
+        return errors.number_spread()
     if state.graph is not None or saves or runs_compiled(state) or not is_alone():
         return errors.number_saved()
     return state.untraced
@@ -280,7 +284,7 @@ def reach_generators(found, flat):
     return [g for g in objects if torch.Generator in type(g).__mro__]  # isinstance asks a metaclass, in Python
 
 
-def choose_copied(state, named, tensors, written, leaves, driver, parent, moved):
+def choose_copied(state, named, tensors, written, leaves, parent, moved):
     """(slots that the graph copies from wherever they are, of these ([(slot, path), ...]: arguments, and what is followed); {slot: slots
     with which it shares bytes} of those of them that do). The rest is pinned, above all results of the path, whose memory stays where it is; unless they
     moved at this very place. A tensor that is several arguments is copied once; so are arguments of a backward that begin at one address
@@ -295,8 +299,6 @@ def choose_copied(state, named, tensors, written, leaves, driver, parent, moved)
         if not (type(t) is torch.Tensor or is_swapped(state, path, t)) or t.layout != torch.strided:
             continue
         if id(t) in written and not may_carry(state, path, t):
-            continue
-        if t.is_cuda != (driver == CUDA):
             continue
         if t.is_conj() or t.is_neg() or t.is_quantized:
             continue

@@ -132,21 +132,24 @@ def release_pools():
         retire_pool(device)
 
 
-def begin(attempt, device, stream):
+def begin(attempt, device, stream=0):
     """Begin a recording behind the node that the path has come to. A pool whose memory somebody else
     keeps cannot be put back to a checkpoint: then another one is used. Another thread may have moved the path since
     the call was planned: what was worked out for the one parent does not hold behind the other."""
     driver = attempt.plan.driver
 
+    def others():
+        return [(d, stream_of(d).cuda_stream, torch.cuda.graph_pool_handle()) for d in attempt.plan.others]
+
     def go():
         try:
-            core.begin(driver, device, stream, pool_of(device) if driver == CUDA else 0)
+            core.begin(driver, device, stream, pool_of(device) if driver == CUDA else 0, others())
         except core.DriverError as error:
             if error.args[0] != FOREIGN_MEMORY:
                 raise
             core.abort()
             retire_pool(device)
-            core.begin(driver, device, stream, pool_of(device))
+            core.begin(driver, device, stream, pool_of(device), others())
         attempt.overtaken = core.path_state(device)[1] != attempt.plan.parent
 
     core.with_paths(go)
@@ -218,7 +221,7 @@ def on_host(call, attempt):
     plan = attempt.plan
     finite.ready(-1)
     try:
-        begin(attempt, -1, 0)
+        begin(attempt, -1)
         swaps, copies = copy_leaves(plan, fills=True)
         seen = attempt.seen = observe_plan(plan, swaps)
         seen.blockers, seen.ops = call.state.blockers, [] if call.state.opts.audit is not None else None
@@ -275,8 +278,9 @@ def on_cuda(call, attempt):
     finite.ready(device)
 
     def run():
-        with torch.cuda.device(device):
-            torch.cuda.current_blas_handle()  # one per thread, and none can be made in a capture
+        for d in (device, *plan.others):
+            with torch.cuda.device(d):
+                torch.cuda.current_blas_handle()  # one per thread, and none can be made in a capture
         now = list(map(core.generator_now, generators))
         begin(attempt, device, stream.cuda_stream)
         for g, w, seed_offset in zip(generators, word_pairs, now, strict=True):
@@ -312,7 +316,7 @@ def on_cuda(call, attempt):
     brackets = [
         places.collector_off(),  # a finalizer in a capture may call the driver
         (lambda: None, back),
-        (clear_caches, clear_caches), on_side_stream(device), capture_hidden(forks.STREAMS.values),
+        (clear_caches, clear_caches), *map(on_side_stream, (device, *plan.others)), capture_hidden(forks.STREAMS.values),
         own_accumulators(plan, parallel), ranks.undisturbed(call.state.parallel), (lambda: None, leave),
     ]  # fmt: skip
     try:

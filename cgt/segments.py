@@ -88,12 +88,12 @@ def is_between(seen):
 
 def may_end(seen):
     """May a segment end here, behind which something runs that must not run twice?"""
-    return is_between(seen) and all(sid in seen.made for sid in seen.written)
+    return is_between(seen) and not seen.others and all(sid in seen.made for sid in seen.written)
 
 
 def may_read(seen):
     """May a segment end here, behind which the call can turn out to go another way?"""
-    if not is_between(seen):
+    if not is_between(seen) or seen.others:
         return False
     outside = seen.written - seen.made.keys()
     outside = {sid for sid in outside if not is_carried(seen, sid)}

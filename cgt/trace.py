@@ -492,11 +492,12 @@ def see_op(seen, op, args, kwargs):
     if line and seen.recording:
         seen.trail.append((op, line))
     if fresh:
+        strange = vet_gpus(seen, op, facts, inputs, [t for t in fresh if t.is_cuda])
+        if strange is not None:
+            refuse(seen, strange)
         for t in fresh:
             note_memory(seen, t, line)
             seen.devices.add(t.device)
-            if t.is_cuda and t.device.index != seen.device:
-                refuse(seen, errors.other_device(str(op), line, t.device, name_of(seen.device)))
             if t.device.type == "cpu" and seen.driver == CUDA:
                 seen.hosts[core.storage_id(t)] = core.storage_name(t)
                 held = not facts.draws and all(is_guarded(seen, one) for one in inputs)
@@ -741,9 +742,8 @@ def vet_op(seen, op, facts, args, kwargs, inputs, written, constant, aside):
         line = errors.collective(str(op), user_line(seen), facts.packet in WAITS)
     elif not all(map(core.is_plain, inputs)):
         line = errors.layout(str(op), user_line(seen), odd_kind(inputs))
-    elif any(is_elsewhere(seen, t) for t in inputs):
-        odd = next(t for t in inputs if is_elsewhere(seen, t))
-        line = errors.other_device(str(op), user_line(seen), odd.device, name_of(seen.device))
+    elif (strange := vet_gpus(seen, op, facts, inputs, inputs)) is not None:
+        line = strange
     elif facts.packet == "_cudnn_init_dropout_state" and is_capture(seen):
         line = errors.cudnn_dropout()
     elif seen.driver == CUDA and not aside:
@@ -823,6 +823,19 @@ def is_elsewhere(seen, t):
     if t.is_cuda:
         return t.device.index != seen.device or is_host_recording(seen)
     return t.device.type != "cpu"
+
+
+def vet_gpus(seen, op, facts, inputs, met):
+    """A sentence if the run may not use one of `met`, because of its device; or None: a recording forks to the other GPUs that were met
+    before. (A backward runs in a thread for each GPU, and the words from which kernels draw are one generator's.)"""
+    odd = next((t for t in met if is_elsewhere(seen, t)), None)
+    if odd is None:
+        return None
+    told = str(op), user_line(seen), odd.device, name_of(seen.device)
+    if not odd.is_cuda or is_host_recording(seen) or (seen.recording and odd.device.index not in seen.others):
+        return errors.other_device(*told)
+    graph = seen.graph is not None or core.is_in_node() or (torch.is_grad_enabled() and any(t.requires_grad for t in inputs))
+    return errors.spread_graph(*told) if graph or facts.draws else None
 
 
 def vet_mixed(seen, op, facts, kwargs, inputs, written, constant):

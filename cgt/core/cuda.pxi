@@ -172,6 +172,101 @@ cdef int cuda_joined(void* stream) noexcept nogil:
     return (cu.cuStreamIsCapturing(cu_stream(stream), &status) == 0
             and status != cu.CUstreamCaptureStatus_enum.CU_STREAM_CAPTURE_STATUS_NONE)
 
+# --- several GPUs in one recording ---
+# The capture begins on the stream of one and forks to the others', which join it at the end. Their memory is the recording's own, whatever
+# runs there besides: a pool that no other recording uses. A replay waits for the caller's streams there, and they wait for it.
+
+cdef int spread_new(Spread** spread, list others) except -1:
+    """others: [(device, stream, ids of a pool), ...]"""
+    cdef Spread* s
+    cdef Beside* b
+    if not others: return 0
+    s = <Spread*>malloc(sizeof(Spread) + len(others) * sizeof(Beside))
+    if s is NULL: raise MemoryError()
+    s.n, s.event = 0, NULL
+    spread[0] = s                   # the recording frees it, as far as it got
+    for device, stream, ids in others:
+        b = &s.others[s.n]
+        b.device, b.stream, b.event = device, <void*><uintptr_t>stream, NULL
+        b.pool = cuda_pool_new(b.device, ids[0], ids[1])
+        if b.pool is NULL: raise_pending()
+        cuda_pool_count(b.pool, 1)
+        s.n += 1
+    return 0
+
+cdef void spread_free(Spread* s) noexcept:
+    cdef int32_t k
+    if s is NULL: return
+    for k in range(s.n):
+        cuda_pool_retire(s.others[k].pool)
+        cuda_pool_count(s.others[k].pool, -1)
+        if s.others[k].event is not NULL: cu.cuEventDestroy(<cu.CUevent>s.others[k].event)
+    if s.event is not NULL: cu.cuEventDestroy(<cu.CUevent>s.event)
+    free(s)
+
+cdef Beside* beside_of(Spread* s, int device) noexcept nogil:
+    """NULL: not another GPU of the recording's."""
+    cdef int32_t k
+    for k in range(s.n if s is not NULL else 0):
+        if s.others[k].device == device: return &s.others[k]
+    return NULL
+
+cdef int cuda_follow(void** event, int device, void* stream, void* behind) noexcept nogil:
+    """What comes on stream `behind`, whose GPU may be another one, waits for what stream `stream` of this device has now."""
+    cdef OnDevice here
+    cdef cu.CUevent made = NULL
+    cdef int code = 0
+    here.go(device)
+    if event[0] is NULL:
+        code = cu.cuEventCreate(&made, cu.CUevent_flags_enum.CU_EVENT_DISABLE_TIMING)
+        event[0] = <void*>made
+    if code == 0: code = cu.cuEventRecord(<cu.CUevent>event[0], cu_stream(stream))
+    if code == 0: code = cu.cuStreamWaitEvent(cu_stream(behind), <cu.CUevent>event[0], 0)
+    return code
+
+cdef int spread_meet(Spread* s, void* stream) noexcept nogil:
+    """A launch on this stream comes behind what the callers' streams on the other GPUs have now."""
+    cdef int32_t k
+    cdef int code = 0
+    for k in range(s.n):
+        if code == 0: code = cuda_follow(&s.others[k].event, s.others[k].device, cuda_current_stream(s.others[k].device), stream)
+    return code
+
+cdef int spread_part(Spread* s, int device, void* stream) noexcept nogil:
+    """And what comes on these waits for it."""
+    cdef int32_t k
+    cdef int code = 0
+    for k in range(s.n):
+        if code == 0: code = cuda_follow(&s.event, device, stream, cuda_current_stream(s.others[k].device))
+    return code
+
+cdef int spread_begin(Recording* r) noexcept:
+    """The capture forks to the others, whose memory is routed."""
+    cdef int32_t k
+    cdef int code = 0
+    for k in range(r.spread.n if r.spread is not NULL else 0):
+        if code: break
+        if cuda_pool_begin(r.spread.others[k].pool, r.spread.others[k].stream, cuda_joined) != 0: return 1
+        r.spread_open = k + 1
+        code = cuda_follow(&r.spread.event, r.device, r.stream, r.spread.others[k].stream)
+        if code == 0: cuda_mark(r.spread.others[k].device, 1)
+    return code
+
+cdef int spread_join(Recording* r) noexcept:
+    cdef int32_t k
+    cdef int code = 0
+    for k in range(r.spread_open):
+        if code == 0: code = cuda_follow(&r.spread.others[k].event, r.spread.others[k].device, r.spread.others[k].stream, r.stream)
+    return code
+
+cdef void spread_end(Recording* r) noexcept:
+    """The capture is over."""
+    cdef int32_t k
+    for k in range(r.spread_open):
+        cuda_mark(r.spread.others[k].device, 0)
+        cuda_pool_end(r.spread.others[k].pool)
+    r.spread_open = 0
+
 cdef int cuda_restore(Recording* r, void* state, void** live, int n) noexcept:
     cdef OnDevice here
     cdef int code = fault(CALL_RESTORE)
@@ -197,7 +292,8 @@ cdef int cuda_begin(Recording* r) noexcept:
     if code: return code
     if cuda_pool_begin(r.pool, r.stream, cuda_joined) != 0: return 1
     r.pool_open = 1
-    return cuda_resume(r)
+    code = cuda_resume(r)
+    return code if code else spread_begin(r)
 
 cdef unsigned long long cuda_capture_id(Recording* r) noexcept:
     cdef cu.CUstreamCaptureStatus status
@@ -228,15 +324,17 @@ cdef int cuda_copy(Recording* r, Patch* p, PyObject* to) noexcept:
     cdef int code = fault(CALL_COPY)
     cdef cu.CUgraphNode node = NULL
     cdef CopyArgs a
-    here.go(r.device)
+    cdef Beside* b = beside_of(r.spread, tensor_device(to))
+    cdef void* stream = b.stream if b is not NULL else r.stream
     if code: return code
+    p.device = b.device if b is not NULL else r.device
+    here.go(p.device)
     copy_args(p, &a)
-    p.device = r.device
     if copied_by_kernel(p):
-        code = cu.cuLaunchKernel(COPY_KERNEL[r.device], copy_blocks(p), 1, 1, COPY_THREADS, 1, 1, 0, cu_stream(r.stream), a.params, NULL)
+        code = cu.cuLaunchKernel(COPY_KERNEL[p.device], copy_blocks(p), 1, 1, COPY_THREADS, 1, 1, 0, cu_stream(stream), a.params, NULL)
     else:
-        code = cu.cuMemcpyDtoDAsync(a.to, a.source, a.nbytes, cu_stream(r.stream))
-    if code == 0: code = cuda_last_node(r.stream, &node)
+        code = cu.cuMemcpyDtoDAsync(a.to, a.source, a.nbytes, cu_stream(stream))
+    if code == 0: code = cuda_last_node(stream, &node)
     p.handle = <void*>node
     return code
 
@@ -317,11 +415,14 @@ cdef int cuda_end(Recording* r, Patch* patches, int32_t n_patches) noexcept:
     cdef size_t n = 0
     cdef uint64_t used = 0
     cdef int32_t k
-    cdef int code, told = fault(CALL_END)
+    cdef int code, joined, told = fault(CALL_END)
     here.go(r.device)
+    joined = spread_join(r)
     code = cu.cuStreamEndCapture(cu_stream(r.stream), &graph)
+    if joined: code = joined
     r.capturing = 0
     cuda_mark(r.device, 0)
+    spread_end(r)
     cuda_pool_end(r.pool)
     r.pool_open = 0
     r.graph = <void*>graph
@@ -342,8 +443,9 @@ cdef int cuda_end(Recording* r, Patch* patches, int32_t n_patches) noexcept:
 
 cdef int cuda_fetch(Recording* r, PyObject* x, char* to, int64_t nbytes) noexcept:
     cdef OnDevice here
-    here.go(r.device)
-    return cu.cuMemcpyDtoHAsync(<void*>to, <cu.CUdeviceptr><uintptr_t>tensor_ptr(x), nbytes, cu_stream(r.stream))
+    cdef Beside* b = beside_of(r.spread, tensor_device(x))
+    here.go(tensor_device(x))
+    return cu.cuMemcpyDtoHAsync(<void*>to, <cu.CUdeviceptr><uintptr_t>tensor_ptr(x), nbytes, cu_stream(b.stream if b is not NULL else r.stream))
 
 cdef int cuda_cut(Recording* r, Read* read) noexcept:
     """The pool stays open: what the segment holds is there for the next one."""
@@ -448,12 +550,22 @@ cdef int cuda_instantiate(Recording* r) noexcept:
     if cu.cuMemGetInfo(&after, &total) == 0 and after < before: r.exec_bytes += before - after
     return code
 
+cdef int made_on(int device, PyObject* tensors, void** addresses) noexcept:
+    """Where the memory of those on this device lies; how many."""
+    cdef PyObject* x
+    cdef int k, n = 0
+    for k in range(<int>PyList_GET_SIZEX(tensors)):
+        x = PyList_GET_ITEMX(tensors, k)
+        addresses[n] = tensor_storage_ptr(x) if tensor_device(x) == device else NULL
+        n += addresses[n] is not NULL
+    return n
+
 cdef int cuda_checkpoint(Recording* r, PyObject* made, PyObject* outs, PyObject* early, void** live, int n) noexcept:
     """`live` is still allocated since restore. The blocks of `outs` stay allocated, without owners,
     until a restore finds that nobody holds them."""
     cdef OnDevice here
     cdef int code = fault(CALL_CHECKPOINT)
-    cdef int k, n_outs = <int>PyList_GET_SIZEX(outs)
+    cdef int j, k, n_outs = <int>PyList_GET_SIZEX(outs)
     cdef void** addresses
     here.go(r.device)
     if code: return code
@@ -461,11 +573,11 @@ cdef int cuda_checkpoint(Recording* r, PyObject* made, PyObject* outs, PyObject*
     if addresses is NULL:
         PyErr_NoMemoryX()
         return -1
-    n = 0
-    for k in range(n_outs):
-        addresses[n] = tensor_storage_ptr(PyList_GET_ITEMX(outs, k))
-        n += addresses[n] is not NULL
-    code = cuda_pool_checkpoint(r.pool, addresses, n, &r.state)
+    for j in range(r.spread.n if r.spread is not NULL else 0):
+        n = made_on(r.spread.others[j].device, outs, addresses)
+        if code == 0: code = cuda_pool_keep(r.spread.others[j].pool, addresses, n)
+    n = made_on(r.device, outs, addresses)
+    if code == 0: code = cuda_pool_checkpoint(r.pool, addresses, n, &r.state)
     free(addresses)
     for k in range(n_outs if code == 0 else 0): tensor_disown(PyList_GET_ITEMX(outs, k))
     return ERROR_FOREIGN_MEMORY if code == 1 else code
@@ -479,11 +591,14 @@ cdef void cuda_abort(Recording* r) noexcept:
         if graph is not NULL: cu.cuGraphDestroy(graph)
         r.capturing = 0
         cuda_mark(r.device, 0)
+    spread_end(r)
     if r.pool_open:
         cuda_pool_end(r.pool)
         r.pool_open = 0
     cuda_destroy(r.graph, r.exec, NULL, r.state)
     r.graph = r.exec = r.state = NULL
+    spread_free(r.spread)
+    r.spread = NULL
 
 cdef int cuda_launch(void* exec_, void* stream, int device, string* error) noexcept nogil:
     cdef OnDevice here
@@ -839,6 +954,7 @@ cdef int cuda_move(void* to, const void* source, int64_t nbytes, int device) noe
 cdef int cuda_rescue(void* held, PyObject* proto, int device) noexcept:
     # The graph's addresses are fixed, so the holder's bytes move. Any thread may free a recording, and any GPU be current.
     cdef OnDevice here
+    device = tensor_device(proto)
     cuda_thread_ready(device)
     here.go(device)
     return out_rescue(held, device, cuda_move)

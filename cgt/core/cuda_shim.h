@@ -204,6 +204,20 @@ static int cuda_pool_checkpoint(void* pool, void** made, int n, void** state) no
   }
 }
 
+// What of a recording's own pool outlives it: memory without owners from now on, until the pool is dropped. 1: somebody else has more.
+static int cuda_pool_keep(void* pool, void** made, int n) noexcept {
+  auto* p = static_cast<CudaPool*>(pool);
+  try {
+    std::unordered_set<void*> all(made, made + n);
+    if (!c10::cuda::CUDACachingAllocator::checkPoolLiveAllocations(p->device, p->id, all)) return 1;
+    p->ours = std::move(all);
+    return 0;
+  } catch (const std::exception& e) {
+    PyErr_SetString(PyExc_RuntimeError, e.what());
+    return -1;
+  }
+}
+
 // Was the storage that begins at this address allocated in the recording under way? -1: an exception is set. Walks the pool.
 static int cuda_pool_made(void* pool, void* at) noexcept {
   auto* p = static_cast<CudaPool*>(pool);
@@ -499,6 +513,7 @@ static int cuda_absent() {
   return -1;
 }
 static inline int cuda_set_stream(int64_t, int) noexcept { return cuda_absent(); }
+static inline int cuda_pool_keep(void*, void**, int) noexcept { return cuda_absent(); }
 typedef int (*stream_test)(void* stream);
 static int cuda_pool_begin(void*, void*, stream_test) noexcept { return cuda_absent(); }
 static void cuda_pool_end(void*) noexcept {}

@@ -129,6 +129,8 @@ cdef int group_rescue(Table* t, id_t n, int32_t k) except -1:
     cdef PyObject* line
     cdef Driver* d = &DRIVERS[p.driver]
     stream_order(p, d, d.stream(p.device))
+    if tensor_device(proto) != p.device and p.driver == CUDA:
+        check(p.driver, d.order(p, d.stream(tensor_device(proto))), CALL_ORDER)
     if d.rescue(node_out(t, node, k).storage, proto, p.device) != 0:
         PyErr_Clear()
         raise DriverError(-1, "no memory for a held output, or it could not be copied", "move")

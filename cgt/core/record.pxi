@@ -1,7 +1,7 @@
 # Begin and end a recording, and fill a node's rows from what Python found out about the run. A
 # recording is a transaction: record_abort undoes whatever was begun.
 
-cdef int record_begin(Table* t, int driver, int device, uintptr_t stream, uintptr_t pool) except -1:
+cdef int record_begin(Table* t, int driver, int device, uintptr_t stream, uintptr_t pool, list others) except -1:
     """Behind the node that the path has come to. The caller holds the path's lock."""
     cdef id_t path = path_of(t, device), m
     cdef void* state = NULL
@@ -20,6 +20,7 @@ cdef int record_begin(Table* t, int driver, int device, uintptr_t stream, uintpt
     while m != NONE and node_row(t, m).pool != t.rec.pool: m = node_row(t, m).parent
     if m != NONE: state = node_row(t, m).state
     t.rec.active = 1
+    spread_new(&t.rec.spread, others)
     t.rec.seconds[RESTORE] = now()
     check(driver, DRIVERS[driver].restore(&t.rec, state, <void**>t.rec_live.rows, t.rec_live.n),
           CALL_RESTORE)
@@ -494,6 +495,8 @@ cdef id_t node_add(Table* t, id_t f, id_t spec, tuple ambient, list slots, list 
     node.exec = t.rec.exec
     node.state = t.rec.state
     node.pool = t.rec.pool
+    node.spread = t.rec.spread
+    t.rec.spread = NULL
     if node.pool is not NULL: cuda_pool_count(node.pool, 1)
     node.n_graph_nodes = t.rec.n_graph_nodes
     node.exec_bytes = t.rec.exec_bytes
@@ -514,7 +517,9 @@ cdef int record_run_once(Table* t, list tensors) except -1:
     for k in range(t.rec_patches.n):
         if rec_patch(t, k).kind == WORDS: words_bind(first, rec_patch(t, k), d)
     t.rec.ran = 1
+    if t.rec.spread is not NULL: check(t.rec.driver, spread_meet(t.rec.spread, stream), CALL_ORDER)
     check(t.rec.driver, d.launch(t.rec.exec, stream, p.device, &error), CALL_LAUNCH)
+    if t.rec.spread is not NULL: check(t.rec.driver, spread_part(t.rec.spread, p.device, stream), CALL_ORDER)
     for x in tensors:
         if d.rescue(tensor_storage(<PyObject*>x), <PyObject*>x, p.device) != 0: raise_pending()
     return 0

@@ -74,14 +74,18 @@ cdef id_t path_find(Table* t, id_t path, id_t f, id_t s, PyObject** leaves, id_t
     return n
 
 cdef id_t leaf_path(Table* t, id_t f, PyObject** leaves, int32_t n) noexcept nogil:
-    """Where to look for f's nodes: on the only path that has any, or by the leaves' device, or by what is current."""
+    """Where to look for f's nodes: on the only path that has any, or by the leaves' device, or by what is current (devices.py)."""
     cdef Fn* fn = fn_row(t, f)
-    cdef int32_t k
+    cdef int32_t k, gpu
     cdef id_t path = 0
+    cdef bint here = False
     if fn.paths & (fn.paths - 1) == 0: return fn.path
     for k in range(n):
-        if tensor_device(leaves[k]) >= 0: path = tensor_device(leaves[k]) + 1
-    if not fn.paths >> path & 1: path = current_gpu() + 1
+        gpu = tensor_device(leaves[k])
+        if gpu < 0: continue
+        here = here or gpu == current_gpu()
+        if path == 0 or gpu + 1 < path: path = gpu + 1
+    if here or not fn.paths >> path & 1: path = current_gpu() + 1
     return path if fn.paths >> path & 1 else fn.path
 
 cdef int out_intact(Table* t, Node* n, Out* first, Out* o) noexcept:
@@ -338,6 +342,7 @@ cdef object replay(Table* t, id_t n, PyObject** leaves, void* stream, bint launc
     cdef int driver = path_row(t, path).driver, device = path_row(t, path).device, code
     cdef int32_t waits = node.waits
     cdef void* exec_ = node.exec
+    cdef Spread* spread = node.spread
     cdef void* backward = NULL
     cdef string error
     stream_order(path_row(t, path), d, stream)
@@ -354,7 +359,9 @@ cdef object replay(Table* t, id_t n, PyObject** leaves, void* stream, bint launc
         if launch:
             if node_row(t, n).watchdog is not NULL: (<Watchdog*>node_row(t, n).watchdog).note(stream)
             with nogil:
-                code = d.launch(exec_, stream, device, &error)
+                code = spread_meet(spread, stream) if spread is not NULL else 0
+                if code == 0: code = d.launch(exec_, stream, device, &error)
+                if code == 0 and spread is not NULL: code = spread_part(spread, device, stream)
                 if code == 0 and waits: code = d.wait(stream, device)
             if code != 0: raise driver_error(driver, code, CALL_LAUNCH, &error)
         if waits: result = outs_give(t, n, leaves, backward)

@@ -1,10 +1,11 @@
 # What Python sees of the recording under way (record.pxi), from begin to a node, and of pools.
 
 
-def begin(int driver, int device, uintptr_t stream, uintptr_t pool):
+def begin(int driver, int device, uintptr_t stream, uintptr_t pool, list others=[]):
     """Begin a recording behind the node that the device's path has come to, its pool put back to
-    that node's state. The caller holds the paths. pool: from pool_new, or 0."""
-    record_begin(&TABLE, driver, device, stream, pool)
+    that node's state. The caller holds the paths. pool: from pool_new, or 0. others: [(device, stream, ids as of pool_new), ...] of the
+    GPUs on which it works besides."""
+    record_begin(&TABLE, driver, device, stream, pool, others)
 
 
 def op(bytes name, bytes overload, tuple args, dict kwargs, tuple into):
@@ -267,7 +268,8 @@ def pool_free(uintptr_t pool, uintptr_t stream):
 
 def is_of_recording(object t):
     """Does a tensor on the GPU lie in memory that was allocated since the capture under way began?"""
-    cdef int made = cuda_pool_made(TABLE.rec.pool, tensor_storage_ptr(<PyObject*>t))
+    cdef Beside* b = beside_of(TABLE.rec.spread, tensor_device(<PyObject*>t))
+    cdef int made = cuda_pool_made(b.pool if b is not NULL else TABLE.rec.pool, tensor_storage_ptr(<PyObject*>t))
     if made < 0: raise_pending()
     return bool(made)
 
@@ -322,12 +324,21 @@ def pool_nodes(uintptr_t pool):
     return cuda_pool_nodes(<void*>pool)
 
 
+cdef int pool_add(set found, void* pool) except -1:
+    cdef unsigned long long id_[2]
+    id_[0] = id_[1] = 0
+    cuda_pool_id(pool, id_)
+    found.add((id_[0], id_[1]))
+    return 0
+
+
 def pool_ids():
     """Ids of the pools in which nodes live."""
-    cdef unsigned long long id_[2]
+    cdef Spread* spread
     found = set()
     for n in range(TABLE.nodes.n):
-        if node_row(&TABLE, n).alive and node_row(&TABLE, n).pool is not NULL:
-            cuda_pool_id(node_row(&TABLE, n).pool, id_)
-            found.add((id_[0], id_[1]))
+        if not node_row(&TABLE, n).alive or node_row(&TABLE, n).pool is NULL: continue
+        pool_add(found, node_row(&TABLE, n).pool)
+        spread = node_row(&TABLE, n).spread
+        for k in range(spread.n if spread is not NULL else 0): pool_add(found, spread.others[k].pool)
     return found

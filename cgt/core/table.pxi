@@ -264,6 +264,7 @@ cdef void node_free(Table* t, id_t n) noexcept:
     for k in range(node.len[PATCHES]):
         if node_patch(t, node, k).kind == SCALAR or node_patch(t, node, k).kind == ADDRESS: DRIVERS[p.driver].word_free(node_patch(t, node, k))
     DRIVERS[p.driver].destroy(node.graph, node.exec, node.pool, node.state)
+    spread_free(node.spread)
     for k in range(node.len[OUTS]):
         owned[0] = node_out(t, node, k).tensor
         owned[1] = node_out(t, node, k).proto
