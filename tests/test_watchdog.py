@@ -76,14 +76,6 @@ class TestProgram:
         done = run(f"busy({LONG_S}); y = f(x)")
         assert done.returncode == 0 and "done" in done.stdout, done.stderr
 
-    def test_replay_counts_also_where_it_reads_a_value(self):
-        """The host waits in the middle of the call."""
-        done = run(
-            "def reads(x):\n    y = slowly_reduced(x)\n    return y * 2 if y.sum() > 0 else y\n"
-            f"g = cgt.jit(reads)\nfor _ in range(12): y = g(x)\nassert cgt.stats(g).replays >= 3, cgt.explain(g)\nbusy({LONG_S}); y = g(x)"
-        )
-        assert done.returncode == -signal.SIGABRT and "CGT708" in done.stderr, done.stderr
-
     def test_numbers_are_traced_as_without_it(self):
         """Its threads run no Python."""
         done = run(

@@ -211,9 +211,10 @@ cdef Beside* beside_of(Spread* s, int device) noexcept nogil:
         if s.others[k].device == device: return &s.others[k]
     return NULL
 
-cdef int cuda_follow(void** event, int device, void* stream, void* behind) noexcept nogil:
-    """What comes on stream `behind`, whose GPU may be another one, waits for what stream `stream` of this device has now."""
-    cdef OnDevice here
+cdef int cuda_follow(void** event, int device, void* stream, int other, void* behind) noexcept nogil:
+    """What comes on stream `behind` of GPU `other` waits for what stream `stream` of this device has now. (Each GPU's default stream
+    is the null stream: which is current says whose.)"""
+    cdef OnDevice here, there
     cdef cu.CUevent made = NULL
     cdef int code = 0
     here.go(device)
@@ -221,15 +222,15 @@ cdef int cuda_follow(void** event, int device, void* stream, void* behind) noexc
         code = cu.cuEventCreate(&made, cu.CUevent_flags_enum.CU_EVENT_DISABLE_TIMING)
         event[0] = <void*>made
     if code == 0: code = cu.cuEventRecord(<cu.CUevent>event[0], cu_stream(stream))
-    if code == 0: code = cu.cuStreamWaitEvent(cu_stream(behind), <cu.CUevent>event[0], 0)
-    return code
+    there.go(other)
+    return code if code else cu.cuStreamWaitEvent(cu_stream(behind), <cu.CUevent>event[0], 0)
 
-cdef int spread_meet(Spread* s, void* stream) noexcept nogil:
+cdef int spread_meet(Spread* s, int device, void* stream) noexcept nogil:
     """A launch on this stream comes behind what the callers' streams on the other GPUs have now."""
     cdef int32_t k
     cdef int code = 0
     for k in range(s.n):
-        if code == 0: code = cuda_follow(&s.others[k].event, s.others[k].device, cuda_current_stream(s.others[k].device), stream)
+        if code == 0: code = cuda_follow(&s.others[k].event, s.others[k].device, cuda_current_stream(s.others[k].device), device, stream)
     return code
 
 cdef int spread_part(Spread* s, int device, void* stream) noexcept nogil:
@@ -237,7 +238,7 @@ cdef int spread_part(Spread* s, int device, void* stream) noexcept nogil:
     cdef int32_t k
     cdef int code = 0
     for k in range(s.n):
-        if code == 0: code = cuda_follow(&s.event, device, stream, cuda_current_stream(s.others[k].device))
+        if code == 0: code = cuda_follow(&s.event, device, stream, s.others[k].device, cuda_current_stream(s.others[k].device))
     return code
 
 cdef int spread_begin(Recording* r) noexcept:
@@ -248,7 +249,7 @@ cdef int spread_begin(Recording* r) noexcept:
         if code: break
         if cuda_pool_begin(r.spread.others[k].pool, r.spread.others[k].stream, cuda_joined) != 0: return 1
         r.spread_open = k + 1
-        code = cuda_follow(&r.spread.event, r.device, r.stream, r.spread.others[k].stream)
+        code = cuda_follow(&r.spread.event, r.device, r.stream, r.spread.others[k].device, r.spread.others[k].stream)
         if code == 0: cuda_mark(r.spread.others[k].device, 1)
     return code
 
@@ -256,7 +257,7 @@ cdef int spread_join(Recording* r) noexcept:
     cdef int32_t k
     cdef int code = 0
     for k in range(r.spread_open):
-        if code == 0: code = cuda_follow(&r.spread.others[k].event, r.spread.others[k].device, r.spread.others[k].stream, r.stream)
+        if code == 0: code = cuda_follow(&r.spread.others[k].event, r.spread.others[k].device, r.spread.others[k].stream, r.device, r.stream)
     return code
 
 cdef void spread_end(Recording* r) noexcept:
@@ -928,19 +929,9 @@ cdef int cuda_thin(Column* vain) noexcept:
     vain.n = 0
     return code
 
-cdef int cuda_order(Path* p, void* stream) noexcept nogil:
-    cdef OnDevice here
-    cdef cu.CUevent event = NULL
+cdef int cuda_order(Path* p, int device, void* stream) noexcept nogil:
     cdef int code = fault(CALL_ORDER)
-    if code: return code
-    here.go(p.device)
-    if p.event is NULL:
-        code = cu.cuEventCreate(&event, cu.CUevent_flags_enum.CU_EVENT_DISABLE_TIMING)
-        if code: return code
-        p.event = <void*>event
-    code = cu.cuEventRecord(<cu.CUevent>p.event, cu_stream(p.last_stream))
-    if code: return code
-    return cu.cuStreamWaitEvent(cu_stream(stream), <cu.CUevent>p.event, 0)
+    return code if code else cuda_follow(&p.event, p.device, p.last_stream, device, stream)
 
 cdef int cuda_move(void* to, const void* source, int64_t nbytes, int device) noexcept nogil:
     cdef OnDevice here
@@ -954,7 +945,7 @@ cdef int cuda_move(void* to, const void* source, int64_t nbytes, int device) noe
 cdef int cuda_rescue(void* held, PyObject* proto, int device) noexcept:
     # The graph's addresses are fixed, so the holder's bytes move. Any thread may free a recording, and any GPU be current.
     cdef OnDevice here
-    device = tensor_device(proto)
+    if tensor_device(proto) >= 0: device = tensor_device(proto)         # another GPU of the recording's
     cuda_thread_ready(device)
     here.go(device)
     return out_rescue(held, device, cuda_move)

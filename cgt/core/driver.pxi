@@ -43,7 +43,7 @@ cdef struct Driver:
     int (*word_done)(void* exec_, Patch* p) noexcept     # that was the last for this op
     void (*word_free)(Patch* p) noexcept
     int (*bind)(Recording* r, Patch* p) noexcept         # a copied slot becomes a rebound one; its copies go
-    int (*order)(Path* p, void* stream) noexcept nogil   # stream waits for the path's last launch
+    int (*order)(Path* p, int device, void* stream) noexcept nogil   # this device's stream waits for the path's last launch
     void* (*stream)(int device) noexcept nogil           # the caller's current stream
     int (*move)(void* to, const void* source, int64_t nbytes, int device) noexcept nogil     # on the caller's current stream
     int (*rescue)(void* held, PyObject* proto, int device) noexcept   # part a holder's storage and proto's

@@ -93,7 +93,7 @@ cdef int host_bind(Recording* r, Patch* p) noexcept:
     tape_bind(r.exec, <int><uintptr_t>p.handle)
     return 0
 
-cdef int host_order(Path* p, void* stream) noexcept nogil: return 0
+cdef int host_order(Path* p, int device, void* stream) noexcept nogil: return 0
 
 cdef void* host_stream(int device) noexcept nogil: return NULL
 

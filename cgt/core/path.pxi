@@ -43,7 +43,7 @@ cdef void path_wait(Path* p) noexcept:
 cdef int stream_order(Path* p, Driver* d, void* stream) except -1:
     """Calls on a device are ordered, whatever stream they come on: they share one pool."""
     if stream != p.last_stream:
-        check(p.driver, d.order(p, stream), CALL_ORDER)
+        check(p.driver, d.order(p, p.device, stream), CALL_ORDER)
         p.last_stream = stream
     return 0
 
@@ -129,8 +129,8 @@ cdef int group_rescue(Table* t, id_t n, int32_t k) except -1:
     cdef PyObject* line
     cdef Driver* d = &DRIVERS[p.driver]
     stream_order(p, d, d.stream(p.device))
-    if tensor_device(proto) != p.device and p.driver == CUDA:
-        check(p.driver, d.order(p, d.stream(tensor_device(proto))), CALL_ORDER)
+    if tensor_device(proto) != p.device and tensor_device(proto) >= 0:
+        check(p.driver, d.order(p, tensor_device(proto), d.stream(tensor_device(proto))), CALL_ORDER)
     if d.rescue(node_out(t, node, k).storage, proto, p.device) != 0:
         PyErr_Clear()
         raise DriverError(-1, "no memory for a held output, or it could not be copied", "move")

@@ -179,7 +179,7 @@ cdef bytes record_cut(Table* t, uintptr_t at, int64_t nbytes, bytes value, bint 
     code = d.cut(&t.rec, rec_read(t, k))
     if code == 0 and value is None:
         call = CALL_ORDER
-        if stream != p.last_stream: code = d.order(p, stream)
+        if stream != p.last_stream: code = d.order(p, p.device, stream)
         if code == 0:
             call = CALL_LAUNCH
             exec_ = rec_read(t, k).exec
@@ -517,7 +517,7 @@ cdef int record_run_once(Table* t, list tensors) except -1:
     for k in range(t.rec_patches.n):
         if rec_patch(t, k).kind == WORDS: words_bind(first, rec_patch(t, k), d)
     t.rec.ran = 1
-    if t.rec.spread is not NULL: check(t.rec.driver, spread_meet(t.rec.spread, stream), CALL_ORDER)
+    if t.rec.spread is not NULL: check(t.rec.driver, spread_meet(t.rec.spread, p.device, stream), CALL_ORDER)
     check(t.rec.driver, d.launch(t.rec.exec, stream, p.device, &error), CALL_LAUNCH)
     if t.rec.spread is not NULL: check(t.rec.driver, spread_part(t.rec.spread, p.device, stream), CALL_ORDER)
     for x in tensors:

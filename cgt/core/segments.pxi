@@ -234,7 +234,6 @@ cdef id_t reads_meet(Table* t, id_t n, id_t s, void* stream, PyObject** leaves, 
         stream_order(path_row(t, path), d, stream)
         if node_row(t, n).stale: scalars_bind(t, n, d)
         patches_bind(t, n, first_exec(t, node_row(t, n)), d, leaves)
-        if node_row(t, n).watchdog is not NULL: (<Watchdog*>node_row(t, n).watchdog).note(stream)
         state = NULL
         differs = NONE
         if has_islands(t, n): versions = slots_versions(t, n, leaves)
