@@ -1,5 +1,5 @@
-"""`python -m bench.ranks`: whole steps that exchange data between processes, each with its GPU, with and without cgt; and an all_reduce
-beside the launch of the graph that holds it. Writes bench/results/gpu2.json; `make gpu2` runs the tests of several processes before it.
+"""`python -m bench.ranks`: whole steps that exchange data between processes, each with its GPU, with and without cgt; an all_reduce
+beside the launch of the graph that holds it; and, in one process, a model whose layers lie on all GPUs. Writes bench/results/gpu2.json; `make gpu2` runs the tests of several processes before it.
 
 A step is SGD on a DistributedDataParallel, or AdamW on what fully_shard has spread, each layer by itself. Host time is until the call returns, wall time until the GPU is done; both are medians over
 blocks of calls, jitted and plain in turns, so that what disturbs one disturbs the other. With a busy neighbour (a thread of rank 0 that
@@ -95,14 +95,19 @@ def everywhere(flag):
     return bool(t.item())
 
 
+def wait(y):
+    """For what computes y."""
+    torch.cuda.synchronize(y.device)
+
+
 def block_times(f, x):
     """(host, wall) µs per call."""
-    torch.cuda.synchronize()
+    wait(f(x))
     began = time.perf_counter()
     for _ in range(BLOCK):
-        f(x)
+        y = f(x)
     host = time.perf_counter() - began
-    torch.cuda.synchronize()
+    wait(y)
     return 1e6 * host / BLOCK, 1e6 * (time.perf_counter() - began) / BLOCK
 
 
@@ -177,9 +182,28 @@ def of_reduce():
     jitted = cgt.jit(reduce)
     for _ in range(SETTLING):
         jitted(x)
-    times = in_turns({"eager": (reduce, x), "graph": (lambda x: graph.replay(), x), "jit": (jitted, x)})
+    times = in_turns({"eager": (reduce, x), "graph": (lambda x: (graph.replay(), x)[1], x), "jit": (jitted, x)})
     graph.reset()
     return times
+
+
+def halves(layers=8):
+    """(an encoder of which each GPU has so many layers in a row, what brings its input there)."""
+    torch.manual_seed(0)
+    model, draw = encoder(layers)
+    for k, layer in enumerate(model.layers):
+        gpu = torch.device("cuda", k * RANKS // layers)
+        layer.to(gpu).register_forward_pre_hook(lambda _, args, gpu=gpu: tuple(x.to(gpu) for x in args))
+    return model.eval(), draw
+
+
+@torch.no_grad()
+def of_halves():
+    """Figures of its inference in one process."""
+    (model, draw), jitted = halves(), cgt.jit(halves()[0])
+    inputs = [draw()[:1].cuda() for _ in range(SETTLING)]
+    equal = all(torch.equal(jitted(x), model(x)) for x in inputs)
+    return {"equal": equal, "replays": cgt.stats(jitted).replays, "us": in_turns({"eager": (model, inputs[0]), "jit": (jitted, inputs[0])})}
 
 
 # --- the processes -----------------------------------------------------------------------------------
@@ -217,6 +241,9 @@ def with_figures(page, record):
     for name, one in record["sharded"].items():
         row(f"{name}, `fully_shard`, a step: host", one["us"]["eager"][0], one["us"]["jit"][0])
         row("wall", one["us"]["eager"][1], one["us"]["jit"][1])
+    us = record["halves"]["us"]
+    row("encoder of 8 layers, half of them on each GPU, one process, inference: host", us["eager"][0], us["jit"][0])
+    row("wall", us["eager"][1], us["jit"][1])
     us = record["all_reduce"]
     row(f"`all_reduce` of 4 KiB: host (a graph made by hand: {us['graph'][0]:.1f})", us["eager"][0], us["jit"][0], 1)
     row(f"wall (a graph made by hand: {us['graph'][1]:.1f})", us["eager"][1], us["jit"][1], 1)
@@ -244,6 +271,7 @@ def main():
     with tempfile.TemporaryDirectory() as folder:
         mp.spawn(one_rank, (folder,), nprocs=RANKS)
         found = json.loads(Path(folder, "found").read_text())
+    found["halves"] = of_halves()
     tested = {} if status is None else {"tests": "passed" if status == 0 else "failed"}
     options.out.write_text(json.dumps({**machine(), "ranks": RANKS, **tested, **found}, indent=1) + "\n")
     write_page(json.loads(options.out.read_text()))
@@ -253,6 +281,7 @@ def main():
     for name, one in found["models"].items():
         host, wall = (one["us"]["jit"][k] / one["us"]["eager"][k] for k in (0, 1))
         print(f"{name}: host {host:.3f} x eager, wall {wall:.3f} x, p99/p50 {one['jitter']}, equal {one['equal']}")
+    print(f"half on each GPU: {found['halves']}")
     print(f"all_reduce, host µs and wall µs: {found['all_reduce']}")
     sys.exit(bool(status))
 

@@ -113,7 +113,8 @@ def record(seen, op, args, kwargs, before, end, memory):
     spans = [Span(core.address(one.swap.buffer), one.swap.hi - one.swap.lo, one.swap.lo) for one in slots]
 
     def given(which):
-        return placed(seen, which, args), {name: placed(seen, which, x) for name, x in kwargs.items()}
+        done = {}
+        return placed(seen, which, args, done), {name: placed(seen, which, x, done) for name, x in kwargs.items()}
 
     words = told_by(seen, op, given, ROUNDS, functools.partial(explain, main, spans=spans))
     if words is None:
@@ -127,16 +128,18 @@ def record(seen, op, args, kwargs, before, end, memory):
             stay(seen, [core.storage_id(one.swap.buffer)])
 
 
-def placed(seen, which, value):
+def placed(seen, which, value, done):
     """The op's argument with tensors that lie in copies anew, there (0) or in the user's memory (1): no kind of capture may leave more on
-    the heap than the other."""
+    the heap than the other. `done`: as of observe.exchange."""
     if isinstance(value, (list, tuple)):
-        return type(value)([placed(seen, which, x) for x in value])
+        return type(value)([placed(seen, which, x, done) for x in value])
     movable = seen.movable.get(core.storage_id(value)) if isinstance(value, torch.Tensor) else None
     if movable is None:
         return value
-    swap = movable.swap
-    return core.view_like(swap.leaf if which else swap.buffer, value, core.address(value) - core.address(swap.buffer))
+    if id(value) not in done:
+        swap = movable.swap
+        done[id(value)] = core.view_like(swap.leaf if which else swap.buffer, value, core.address(value) - core.address(swap.buffer))
+    return done[id(value)]
 
 
 def explain(main, shots, spans):

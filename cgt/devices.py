@@ -35,6 +35,16 @@ def gpus_of(devices):
     return {device.index for device in devices if device.type == "cuda"}
 
 
+def generators():
+    """{GPU: where its generator stands}, if there are several."""
+    return {k: g.get_offset() for k, g in enumerate(torch.cuda.default_generators)} if torch.cuda.is_initialized() and core.see_gpus() else {}
+
+
+def moved(before):
+    """Those whose generators moved since."""
+    return {k for k, offset in before.items() if torch.cuda.default_generators[k].get_offset() != offset}
+
+
 def name_of(device):
     """As sentences have it. -1: the host."""
     return f"cuda:{device}" if device >= 0 else "the host"

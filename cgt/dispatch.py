@@ -35,6 +35,7 @@ from . import (
     autograd,
     counters,
     describe,
+    devices,
     empties,
     errors,
     flow,
@@ -58,7 +59,6 @@ from . import (
 from . import budget as budgets
 from .addresses import has_way_back
 from .data import LEARNT, Attempt, Call, Kept, State, check_draft
-from .devices import gpus_of, home_of, learn_home
 from .observe import all_paths, all_tensors, asks_on, note_reason, note_strays, observe
 from .plan import (
     device_of,
@@ -510,11 +510,11 @@ def warm(call, sources=()):
     if around is not None:
         sources = () if isinstance(around, str) else around.found.sources
     guess = CUDA if any(t.is_cuda for t in flat.tensors) else HOST
-    home = home_of(flat.tensors, state.homes)
+    home = devices.home_of(flat.tensors, state.homes)
     seen = observe(guess, home, state.graph, None if state.graph is None else readable(state.graph, call.args))
     seen.blockers, seen.computes = state.blockers, state.computes is not False and state.graph is None
     before, seen.sources = [describe.memory_of(t) for t in flat.tensors], impure.states(sources)
-    anew = guess == CUDA and core.dropout_begins_anew(home)
+    anew, stand = guess == CUDA and core.dropout_begins_anew(home), devices.generators()
     result = trace.run(seen, call.function, call.args, call.kwargs)
     counters.learn(state, None, seen, None)
     state.late = max(state.late, seen.late)
@@ -531,9 +531,12 @@ def warm(call, sources=()):
     note_tensors(state, seen, zip(flat.paths, flat.tensors, strict=True))
     reason = seen.reason
     if guess != driver:  # it will be looked at once more, where it belongs
-        learn_home(state.homes, seen.devices)
+        devices.learn_home(state.homes, seen.devices)
         reason = None
-    state.others |= gpus_of(seen.devices) - {home_of(flat.tensors, state.homes)}
+    home = devices.home_of(flat.tensors, state.homes)
+    state.others |= devices.gpus_of(seen.devices) - {home}
+    for other in devices.moved(stand) & state.others:  # the words that kernels of a recording read are one generator's
+        reason = reason or errors.spread_draws(devices.name_of(other), devices.name_of(home))
     for path, t, was in zip(flat.paths, flat.tensors, before, strict=True):
         if describe.memory_of(t) != was:  # a capture could not always be undone
             reason = reason or errors.replaced(path)

@@ -338,9 +338,14 @@ def other_device(op, line, device, home):
 @code(709)
 def spread_graph(op, line, device, home):
     return (
-        f"{op} at {line} works on {device}, in a call that is recorded on {home}, and gradients are to go through it, or random numbers come of it. "
-        "Call the function under torch.no_grad(), or jit what runs on each GPU by itself."
+        f"{op} at {line} works on {device}, in a call that is recorded on {home}, and gradients are to go through it. Call the function under "
+        "torch.no_grad(), or jit what runs on each GPU by itself."
     )
+
+
+@code(710)
+def spread_draws(device, home):
+    return f"the function draws random numbers on {device}, and is recorded on {home}. Jit what runs on each GPU by itself."
 
 
 @code(215)

@@ -263,8 +263,10 @@ def swap_of(seen, sid, at, end):
     return next((row for row in seen.swaps[sid] if row.lo <= at and end <= row.hi), None)
 
 
-def exchange(seen, value):
-    """The argument with copied slots replaced by their buffers."""
+def exchange(seen, value, done=None):
+    """The argument with copied slots replaced by their buffers. `done`: of the same op. What is one tensor stays one: attention asks whether
+    its query is its key, and computes with other kernels if not."""
+    done = {} if done is None else done
     if isinstance(value, torch.Tensor):
         sid = core.storage_id(value)
         if sid not in seen.swaps or not value.numel():
@@ -272,20 +274,23 @@ def exchange(seen, value):
         at, end = core.address(value), core.address(value) + span(value)
         row = swap_of(seen, sid, at, end)
         if row is not None:
-            return core.view_like(row.buffer, value, at - row.lo)
+            if id(value) not in done:
+                done[id(value)] = core.view_like(row.buffer, value, at - row.lo)
+            return done[id(value)]
         if not any(s == sid and lo <= at and end <= lo + n for s, lo, n in seen.stay):
             refuse(seen, errors.beside(user_line(seen)))
         return value
     if isinstance(value, (list, tuple)):
-        return type(value)([exchange(seen, v) for v in value])
+        return type(value)([exchange(seen, v, done) for v in value])
     return value
 
 
-def fix(seen, value):
+def fix(seen, value, done=None):
     """The argument with tensors from outside replaced by views of fixed addresses: a storage can be
     given other memory later (a rescue does that), and the tape must not follow. But it must read a
     result of the path where that is written; even now, in another thread, a rescue may part the two, so how far
-    it lies from the start is asked of its own storage."""
+    it lies from the start is asked of its own storage. `done`: as of exchange."""
+    done = {} if done is None else done
     if isinstance(value, torch.Tensor):
         sid = core.storage_id(value)
         if sid in seen.made or sid in seen.buffers or not sid:
@@ -293,9 +298,11 @@ def fix(seen, value):
         if sid not in seen.fixed:
             proto = core.path_proto(seen.parent, value)
             seen.fixed[sid] = core.fixed(value) if proto is None else proto
-        base = seen.fixed[sid]
-        start = base.storage_offset() * base.element_size()
-        return core.view_like(base, value, core.address(value) - core.storage_address(value) - start)
+        if id(value) not in done:
+            base = seen.fixed[sid]
+            start = base.storage_offset() * base.element_size()
+            done[id(value)] = core.view_like(base, value, core.address(value) - core.storage_address(value) - start)
+        return done[id(value)]
     if isinstance(value, (list, tuple)):
-        return type(value)([fix(seen, v) for v in value])
+        return type(value)([fix(seen, v, done) for v in value])
     return value

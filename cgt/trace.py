@@ -428,8 +428,9 @@ def see_op(seen, op, args, kwargs):
         if core.storage_id(inputs[0]) in seen.swaps:
             refuse(seen, errors.absolute(str(op), user_line(seen)))
     elif seen.swaps:
-        args = exchange(seen, args)
-        kwargs = {k: exchange(seen, v) for k, v in kwargs.items()}
+        done = {}
+        args = exchange(seen, args, done)
+        kwargs = {k: exchange(seen, v, done) for k, v in kwargs.items()}
         instead = tensors_in(kwargs.values(), tensors_in(args, []))
     repeats, before = False, None
     movable = addresses.touched(seen, instead) if seen.movable and instead else ()
@@ -492,7 +493,7 @@ def see_op(seen, op, args, kwargs):
     if line and seen.recording:
         seen.trail.append((op, line))
     if fresh:
-        strange = vet_gpus(seen, op, facts, inputs, [t for t in fresh if t.is_cuda])
+        strange = vet_gpus(seen, op, inputs, [t for t in fresh if t.is_cuda])
         if strange is not None:
             refuse(seen, strange)
         for t in fresh:
@@ -609,8 +610,9 @@ def append(seen, op, args, kwargs, results, fresh, writes, numbers):
         refuse(seen, errors.odd_op(str(op), user_line(seen)))
         return
     try:
-        kwargs = {k: fix(seen, v) for k, v in kwargs.items()}
-        tape.append(op, fix(seen, args), kwargs, fresh)
+        done = {}
+        kwargs = {k: fix(seen, v, done) for k, v in kwargs.items()}
+        tape.append(op, fix(seen, args, done), kwargs, fresh)
         for k, part, row in numbers:
             core.scalar(row, seen.live.steps[row].value, k, part)
     except Exception as error:  # an argument without a boxed form: the op ran, so go on eagerly
@@ -742,7 +744,7 @@ def vet_op(seen, op, facts, args, kwargs, inputs, written, constant, aside):
         line = errors.collective(str(op), user_line(seen), facts.packet in WAITS)
     elif not all(map(core.is_plain, inputs)):
         line = errors.layout(str(op), user_line(seen), odd_kind(inputs))
-    elif (strange := vet_gpus(seen, op, facts, inputs, inputs)) is not None:
+    elif (strange := vet_gpus(seen, op, inputs, inputs)) is not None:
         line = strange
     elif facts.packet == "_cudnn_init_dropout_state" and is_capture(seen):
         line = errors.cudnn_dropout()
@@ -825,9 +827,9 @@ def is_elsewhere(seen, t):
     return t.device.type != "cpu"
 
 
-def vet_gpus(seen, op, facts, inputs, met):
+def vet_gpus(seen, op, inputs, met):
     """A sentence if the run may not use one of `met`, because of its device; or None: a recording forks to the other GPUs that were met
-    before. (A backward runs in a thread for each GPU, and the words from which kernels draw are one generator's.)"""
+    before. (A backward runs in a thread for each GPU.)"""
     odd = next((t for t in met if is_elsewhere(seen, t)), None)
     if odd is None:
         return None
@@ -835,7 +837,7 @@ def vet_gpus(seen, op, facts, inputs, met):
     if not odd.is_cuda or is_host_recording(seen) or (seen.recording and odd.device.index not in seen.others):
         return errors.other_device(*told)
     graph = seen.graph is not None or core.is_in_node() or (torch.is_grad_enabled() and any(t.requires_grad for t in inputs))
-    return errors.spread_graph(*told) if graph or facts.draws else None
+    return errors.spread_graph(*told) if graph else None
 
 
 def vet_mixed(seen, op, facts, kwargs, inputs, written, constant):

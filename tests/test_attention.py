@@ -8,6 +8,7 @@ import torch  # before the core, whose libraries are torch's
 # isort: split
 import pytest
 import torch.nn.functional as F
+from helpers import same
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import cgt
@@ -152,3 +153,25 @@ def test_two_pending_and_out_of_order(device, kernel):
             grads.append([p.grad.clone() for p in block.parameters()])
         assert_same(grads[1], grads[0], kernel)
     assert cgt.stats(f).replays > 0
+
+
+@torch.library.custom_op("cgt_tests::told_apart", mutates_args=())
+def told_apart(query: torch.Tensor, key: torch.Tensor, values: list[torch.Tensor]) -> torch.Tensor:
+    """As PyTorch's own does, which takes other kernels then."""
+    return query * 2 + (1 if query is key and values[0] is key else 0)
+
+
+@pytest.mark.parametrize("inputs", ["auto", "pinned"])
+def test_what_is_one_argument_of_an_op_stays_one(device, inputs):
+    """Query, key and value are one tensor: where the function's input moves, and where it does not."""
+    attend = torch.nn.MultiheadAttention(64, 4, batch_first=True, device=device).eval()
+
+    def function(x):
+        return attend(x, x, x, need_weights=False)[0], told_apart(x, x, [x])
+
+    f = cgt.jit(function, inputs=inputs)
+    kept = [torch.randn(1, 64, 64, generator=torch.Generator().manual_seed(k)).to(device) for k in range(20 if inputs == "auto" else 1)]
+    with torch.no_grad():
+        for x in kept * (20 // len(kept)):
+            assert all(map(same, f(x), function(x)))
+    assert cgt.stats(f).replays >= 15, cgt.explain(f)

@@ -392,6 +392,7 @@ def test_driver_call_that_fails(call):
 
 
 @tells("spread_graph")
+@tells("spread_draws")
 @pytest.mark.parametrize("name", ["gradients outside", "whole step", "draws", "draws there"])
 def test_what_several_devices_cannot_have_in_one_recording(name):
     model = Spread(dropout=0.2 if name == "draws" else 0.0)

@@ -83,6 +83,15 @@ static at::Tensor alias_of(PyObject* o) {
   return at::Tensor(impl_of(o)->shallow_copy_and_detach(c10::VariableVersion(0), false));
 }
 
+// Of one op's arguments: what is one tensor stays one, since some ops ask (attention, of query and key).
+using Aliases = std::vector<std::pair<c10::TensorImpl*, at::Tensor>>;
+static at::Tensor alias_once(PyObject* o, Aliases& done) {
+  for (const auto& one : done)
+    if (one.first == impl_of(o)) return one.second;
+  done.emplace_back(impl_of(o), alias_of(o));
+  return done.back().second;
+}
+
 static c10::Scalar scalar_of(PyObject* o) {
   if (PyBool_Check(o)) return c10::Scalar(o == Py_True);
   if (PyLong_Check(o)) return c10::Scalar(static_cast<int64_t>(PyLong_AsLongLong(o)));
@@ -92,17 +101,17 @@ static c10::Scalar scalar_of(PyObject* o) {
   throw std::runtime_error(std::string("not a number: ") + Py_TYPE(o)->tp_name);
 }
 
-static c10::IValue value_of(PyObject* o, const c10::Type& type) {
+static c10::IValue value_of(PyObject* o, const c10::Type& type, Aliases& done) {
   using K = c10::TypeKind;
   if (type.kind() == K::OptionalType) {
     if (o == Py_None) return c10::IValue();
-    return value_of(o, *type.castRaw<c10::OptionalType>()->getElementType());
+    return value_of(o, *type.castRaw<c10::OptionalType>()->getElementType(), done);
   }
   switch (type.kind()) {
     case K::TensorType: {
       if (o == Py_None) return c10::IValue(at::Tensor());
       if (!PyFloat_Check(o) && !PyLong_Check(o) && !PyComplex_Check(o))
-        return c10::IValue(alias_of(o));
+        return c10::IValue(alias_once(o, done));
       // `x * 2.0`: the mode is shown the number; the op wants the wrapped tensor it came from.
       at::Tensor number = c10::scalar_to_tensor(scalar_of(o));
       number.unsafeGetTensorImpl()->set_wrapped_number(true);
@@ -131,9 +140,9 @@ static c10::IValue value_of(PyObject* o, const c10::Type& type) {
       if (PyList_Check(o) || PyTuple_Check(o)) {
         Py_ssize_t n = PySequence_Fast_GET_SIZE(o);
         for (Py_ssize_t k = 0; k < n; ++k)
-          list.push_back(value_of(PySequence_Fast_GET_ITEM(o, k), *of));
+          list.push_back(value_of(PySequence_Fast_GET_ITEM(o, k), *of, done));
       } else {
-        list.push_back(value_of(o, *of));
+        list.push_back(value_of(o, *of, done));
       }
       return c10::IValue(std::move(list));
     }
@@ -369,6 +378,7 @@ static int tape_add(void* t, const char* name, const char* overload, PyObject* a
     auto op = c10::Dispatcher::singleton().findSchemaOrThrow(name, overload);
     const auto& wanted = op.schema().arguments();
     TapeOp row{op, {}, {}, {}};
+    Aliases done;
     row.args.reserve(wanted.size());
     Py_ssize_t given = PyTuple_GET_SIZE(args);
     for (size_t k = 0; k < wanted.size(); ++k) {
@@ -378,7 +388,7 @@ static int tape_add(void* t, const char* name, const char* overload, PyObject* a
       else
         o = PyDict_GetItemString(kwargs, wanted[k].name().c_str());
       if (o)
-        row.args.push_back(value_of(o, *wanted[k].type()));
+        row.args.push_back(value_of(o, *wanted[k].type(), done));
       else if (wanted[k].default_value())
         row.args.push_back(*wanted[k].default_value());
       else
