@@ -249,8 +249,8 @@ cdef int spread_begin(Recording* r) noexcept:
         if code: break
         if cuda_pool_begin(r.spread.others[k].pool, r.spread.others[k].stream, cuda_joined) != 0: return 1
         r.spread_open = k + 1
+        cuda_mark(r.spread.others[k].device, 1)
         code = cuda_follow(&r.spread.event, r.device, r.stream, r.spread.others[k].device, r.spread.others[k].stream)
-        if code == 0: cuda_mark(r.spread.others[k].device, 1)
     return code
 
 cdef int spread_join(Recording* r) noexcept:

@@ -1,7 +1,7 @@
 # What Python sees of the recording under way (record.pxi), from begin to a node, and of pools.
 
 
-def begin(int driver, int device, uintptr_t stream, uintptr_t pool, list others=[]):
+def begin(int driver, int device, uintptr_t stream, uintptr_t pool, list others):
     """Begin a recording behind the node that the device's path has come to, its pool put back to
     that node's state. The caller holds the paths. pool: from pool_new, or 0. others: [(device, stream, ids as of pool_new), ...] of the
     GPUs on which it works besides."""

@@ -23,6 +23,7 @@ class Watchdog {
   using Clock = std::chrono::steady_clock;
   using Seconds = std::chrono::duration<double>;
   static constexpr double OFTEN = 10, SELDOM = 30;  // looks in a timeout, and at least one in so many seconds
+  static constexpr double NEVER = 1e9;              // seconds that a clock can still count
 
   typedef void (*wait_fn)(int device, void* stream);
   const int device;
@@ -42,7 +43,7 @@ class Watchdog {
   // One that waits for another rank among so many. A host may be hundreds of replays ahead of its GPU, and each may be long: as long
   // as the slowest so far, on average between two looks. Until something is known, each may take the timeout.
   static double allowance(double timeout, int64_t replays, double slowest) {
-    return timeout + static_cast<double>(replays) * (slowest < 0 ? timeout : slowest);
+    return std::min(timeout + static_cast<double>(replays) * (slowest < 0 ? timeout : slowest), NEVER);
   }
 
   void look() {
