@@ -403,7 +403,7 @@ def test_what_several_devices_cannot_have_in_one_recording(name):
         y.backward()
         return y.detach()
 
-    function = {"whole step": step, "draws there": lambda x: (x.to("cuda:1") + torch.rand(16, device="cuda:1")).cpu().cuda()}.get(name, model)
+    function = {"whole step": step, "draws there": lambda x: (x.to("cuda:1") + torch.rand(16, device="cuda:1")).to("cuda:0")}.get(name, model)
     f = cgt.jit(function)
     with torch.set_grad_enabled(name in ("gradients outside", "whole step")):
         for k in range(CALLS):
