@@ -50,11 +50,12 @@ def measured(record):
     benches = record["bench"]["benches"]
     figures = [f for row in benches for f in row["figures"] if f["device"] == "cuda"]
     figures.sort(key=lambda f: f["at_most"] is None)  # stable: within, the order of the benches
+    earlier = f" The figures are those of {record['bench']['commit'][:7]}." if "commit" in record["bench"] else ""  # not made anew with the suite
     lines = [
         f"{record['device']}, driver {record['driver']}, torch {record['torch']}, "
         f"Python {record['python']}. Suite: {suite['passed']} passed, {suite['failed']} failed, "
         f"{suite['skipped']} skipped; the GPU's again with expandable segments: {other['passed']} "
-        f"passed, {other['failed']} failed. CPU time per call; ratios and differences within one run.",
+        f"passed, {other['failed']} failed.{earlier} CPU time per call; ratios and differences within one run.",
         "",
         "| what | measured | at most | |",
         "|---|--:|--:|---|",
