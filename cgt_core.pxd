@@ -304,7 +304,8 @@ cdef struct Patch:              # a node of the graph whose parameters a replay 
     int32_t at, part            # SCALAR, host: argument of the op, element of that or NONE. CUDA: offset in bytes, Form
     id_t segment                # SCALAR: of which read it is the segment; NONE: of the last
     PyObject* generator         # WORDS, borrowed
-    uint64_t advance            # how far one run moves it
+    uint64_t advance            # how far one run moves it: 0 where it sets it back, too
+    bint draws                  # does a run draw from it?
     int32_t device
 
 cdef struct Number:             # a step of what is computed from numbers that a call finds, as Python computed it

@@ -301,7 +301,7 @@ def on_cuda(call, attempt):
         bind(call.state, plan, seen)
         copy_back(plan, seen)
         advances = core.restore_generators(handles)
-        seen.random |= any(advances)
+        seen.random |= any(draws for _, draws in advances)
         core.end(advances)
         captured.append(True)
 

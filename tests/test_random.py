@@ -130,6 +130,32 @@ def test_seed_set_between_replays_repeats_the_numbers(device):
     assert counts(f) == (1, 1, 6, 0)
 
 
+@pytest.mark.parametrize("how", ["forked", "put back", "put back twice"])
+def test_numbers_whose_state_is_put_back_are_those_of_the_generator(device, how):
+    """The call draws, and leaves the generator where it was."""
+
+    def function(x):
+        if how == "forked":
+            with forked(device):
+                return torch.rand_like(x) * x
+        state = get_state(device)
+        y = torch.rand_like(x)
+        set_state(device, state)
+        if how == "put back twice":
+            y = y + F.dropout(x, 0.5)
+            set_state(device, state)
+        return y * x
+
+    f, x = cgt.jit(function), numbers(device)
+    for k in range(8):
+        if k % 3 == 2:
+            torch.manual_seed(k)
+        state = get_state(device)
+        assert torch.equal(f(x), function(x)) and torch.equal(get_state(device), state), k
+        torch.rand(3, device=device)
+    assert cgt.stats(f).replays >= 4, cgt.explain(f)
+
+
 def test_state_taken_and_put_back_repeats_the_numbers(device):
     f = cgt.jit(lambda x: torch.rand_like(x))
     x = numbers(device)

@@ -414,7 +414,7 @@ cdef int cuda_end(Recording* r, Patch* patches, int32_t n_patches) noexcept:
     cdef OnDevice here
     cdef cu.CUgraph graph = NULL
     cdef size_t n = 0
-    cdef uint64_t used = 0
+    cdef bint draws = False
     cdef int32_t k
     cdef int code, joined, told = fault(CALL_END)
     here.go(r.device)
@@ -429,8 +429,8 @@ cdef int cuda_end(Recording* r, Patch* patches, int32_t n_patches) noexcept:
     r.graph = <void*>graph
     if code == 0: code = told
     if code: return code
-    for k in range(n_patches): used += patches[k].advance
-    for k in range(n_patches if used == 0 and not r.cuts else 0):
+    for k in range(n_patches): draws |= patches[k].kind == WORDS and patches[k].draws
+    for k in range(n_patches if not draws and not r.cuts else 0):
         if patches[k].kind != WORDS: continue
         # The words come first in the stream, so taking unused ones out loses no order.
         code = cu.cuGraphDestroyNode(<cu.CUgraphNode>patches[k].handle)

@@ -369,8 +369,24 @@ static void dropout_buffer_made(const c10::OperatorHandle& op, c10::DispatchKeyS
 
 // Once, at import. (Inference mode passes it by: see node_why.)
 static void cuda_dropout_watch() {
+  const void* words;   // the recording's own: a state that is set may have others read
+  uint64_t since = 0;  // where the words that are read now were set
+  bool drew = false;   // did kernels read its own? A state that is set takes back how far they moved it
   static auto registered = c10::Dispatcher::singleton().registerImpl(
       {"aten::_cudnn_init_dropout_state", ""}, c10::DispatchKey::ADInplaceOrView,
+static bool generator_draws(GeneratorSwap* swap) {
+#if CGT_TORCH_MINOR >= 13
+  auto at = swap->ours->capture_states_.find(swap->capture_id);
+  if (at == swap->ours->capture_states_.end()) return swap->drew;
+  auto& now = *at->second;
+  const void* words = now.rng_state_seed_extragraph_.const_data_ptr();
+#else
+  auto& now = *swap->ours;
+  const void* words = now.seed_extragraph_.const_data_ptr();
+#endif
+  return swap->drew || (words == swap->words && now.offset_intragraph_ > swap->since);
+}
+
       c10::KernelFunction::makeFromBoxedFunction<&dropout_buffer_made>(), std::nullopt, nullptr, "cgt");
 }
 
@@ -402,7 +418,8 @@ static void* generator_swap(PyObject* generator, PyObject* seed_word, PyObject* 
     ours->seed_extragraph_ = seed;
     ours->offset_extragraph_ = offset;
 #endif
-    auto* swap = new GeneratorSwap{g, cuda_generator(g)->graphsafe_get_state(), ours, capture_id};
+  *drew = generator_draws(swap);
+    auto* swap = new GeneratorSwap{g, cuda_generator(g)->graphsafe_get_state(), ours, capture_id, seed.const_data_ptr()};
     cuda_generator(g)->graphsafe_set_state(
         c10::make_intrusive<at::CUDAGeneratorImpl>(g.device().index(), ours));
     return swap;
@@ -412,8 +429,8 @@ static void* generator_swap(PyObject* generator, PyObject* seed_word, PyObject* 
   }
 }
 
-// Put the user's state back; returns how far one run advances the generator.
-static uint64_t generator_restore(void* handle) noexcept {
+// Put the user's state back; returns how far one run advances the generator. `drew`: do its kernels read the words?
+static uint64_t generator_restore(void* handle, int* drew) noexcept {
   auto* swap = static_cast<GeneratorSwap*>(handle);
   uint64_t advance = 0;
 #if CGT_TORCH_MINOR >= 13
@@ -443,6 +460,8 @@ static void generator_follow(void* handle, unsigned long long capture_id) noexce
 
 // How far the recording has moved the generator, counted from the words that its kernels read now.
 static uint64_t generator_moved(void* handle) noexcept {
+  swap->drew = generator_draws(swap);
+  swap->since = moved;
   auto* swap = static_cast<GeneratorSwap*>(handle);
 #if CGT_TORCH_MINOR >= 13
   return swap->ours->capture_states_[swap->capture_id]->offset_intragraph_;

@@ -238,11 +238,11 @@ cdef int record_last(Table* t) except -1:
     return 0
 
 cdef int record_end(Table* t, list advances) except -1:
-    """`advances`: by how much a run moves each generator that has words, in their order."""
+    """`advances`: by how much a run moves each generator that has words, and whether it draws from it, in their order."""
     cdef int32_t k, j = 0
     for k in range(t.rec_patches.n):
         if rec_patch(t, k).kind != WORDS: continue
-        rec_patch(t, k).advance = advances[j]
+        rec_patch(t, k).advance, rec_patch(t, k).draws = advances[j]
         j += 1
     if t.rec.tape is not NULL: record_aside(t, 0, 0, b"", True)     # nobody reads it; eager draws all the same
     t.rec.seconds[CAPTURE] = now() - t.rec.seconds[CAPTURE]

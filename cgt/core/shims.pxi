@@ -224,7 +224,7 @@ cdef extern from "cuda_shim.h" namespace "cgt":
     void cuda_mark(int device, int begin) noexcept
     void* generator_swap(PyObject* generator, PyObject* seed_word, PyObject* offset_word,
                          unsigned long long capture_id) noexcept
-    uint64_t generator_restore(void* handle) noexcept
+    uint64_t generator_restore(void* handle, int* drew) noexcept
     uint64_t generator_moved(void* handle) noexcept
     void generator_point(void* handle, PyObject* seed_word, PyObject* offset_word,
                          uint64_t moved) noexcept

@@ -113,9 +113,14 @@ def point_generator(uintptr_t handle, object seed_word, object offset_word, uint
 
 
 def restore_generators(list handles):
-    """Put the generators' own states back; by how much a run advances each. The list is empty then."""
+    """Put the generators' own states back; for each, (by how much a run advances it, do kernels read its words?). The list is empty
+    then."""
+    cdef uint64_t advance
+    cdef int drew = 0
     advances = []
-    while handles: advances.append(generator_restore(<void*><uintptr_t>handles.pop(0)))
+    while handles:
+        advance = generator_restore(<void*><uintptr_t>handles.pop(0), &drew)
+        advances.append((advance, bool(drew)))
     return advances
 
 
