@@ -453,6 +453,7 @@ class Seen:
     pending: dict = fresh(dict)  # memory of what such an op gave, and nobody waited for yet -> a tensor of it
     hooked: bool = False  # other hooks for saved tensors beside ours: a checkpoint's, say
     seeds: bool = False  # an attention keeps random numbers for its backward
+    elsewhere: str = ""  # the first op that a thread ran meanwhile which nobody sees
     strays: bool = False  # ops met memory of the run's that no op had returned: kernels run that are not seen
     again: bool = False  # the next recording will fare better
     escaped: bool = False  # something of it outlived the call

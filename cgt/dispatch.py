@@ -697,7 +697,7 @@ def draft_node(call, attempt):
     try:
         note_strays(seen, describe.tensors_of(seen, attempt.result))
         empties.settle_empties(plan.places, plan.lone, plan.changed)
-        reason = vet_code(state, seen) or vet_spent(plan, seen) or vet_strays(state, seen) or vet_follows(state, plan, seen)
+        reason = vet_code(state, seen) or describe.vet_loose(plan, seen) or vet_spent(plan, seen) or vet_strays(state, seen) or vet_follows(state, plan, seen)
         reason = reason or islands.vet_parts(call.function, plan, seen) or vet_back(state, plan, seen)
         if reason is None:
             plan = attempt.plan = find_moving(state, plan, seen)

@@ -580,6 +580,14 @@ def hidden_code():
         "a profiler, or a thread that the function started, hides which code ran, and so what it read. "
         "Record without the profiler, and start threads outside."
     )
+@code(323)
+def op_elsewhere(op):
+    return (
+        f"{op.replace('::', '.')} ran in another thread, to which the function may have given work (a pool, a queue, nn.DataParallel): no recording has it. "
+        "Work on tensors in the function's own thread, or jit what the other thread runs."
+    )
+
+
 
 
 @code(616)

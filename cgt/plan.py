@@ -193,9 +193,7 @@ def plan_call(call, around, parent, followable, moves, changed):
 
 def why_uncounted(state, saves):
     """Why no run of this function can have live numbers, or None. Autograd would keep them for a backward that no run sees, Dynamo
-    compiles for their type, other threads would find the stand-ins; and what a kernel is given is looked at on one GPU's stream."""
-    if state.others:
-        return errors.number_spread()
+    compiles for their type, and other threads would find the stand-ins."""
     if state.graph is not None or saves or runs_compiled(state) or not is_alone():
         return errors.number_saved()
     return state.untraced

@@ -7,6 +7,7 @@ impure.py); how torch's functions are called in this release, in private.py.
 """
 
 import _thread
+import concurrent.futures
 import contextlib
 import functools
 import math
@@ -320,6 +321,22 @@ def tap_kernels():
     says api.py."""
     handles = []
     return functools.partial(core.reads_begin, handles), functools.partial(core.reads_end, handles)
+
+
+# By which a function gives work to other threads, or waits for them.
+HANDOVERS = frozenset(
+    call.__code__
+    for call in (
+        threading.Thread.start, threading.Condition.wait, threading.Condition.notify, concurrent.futures.Future.result,
+        concurrent.futures.ThreadPoolExecutor.submit,
+    )
+)  # fmt: skip
+
+
+def tap_threads(told):
+    """A bracket: add the name of the first op to the list `told` that another thread runs inside, one that nobody sees."""
+    handles = []
+    return functools.partial(core.listen_begin, handles), lambda: told.extend(filter(None, [core.listen_end(handles)]))
 
 
 # --- autograd -------------------------------------------------------------------------------------

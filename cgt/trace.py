@@ -58,6 +58,7 @@ from .observe import (
 )
 from .private import is_forward_ad
 from .taps import (
+    HANDOVERS,
     tap_compiled,
     tap_forks,
     tap_higher_order,
@@ -68,6 +69,7 @@ from .taps import (
     tap_saves,
     tap_sharding,
     tap_states,
+    tap_threads,
 )
 from .tokens import how_far, see_draw, see_get_state, see_set_state
 
@@ -158,12 +160,17 @@ def run(seen, function, args, kwargs):
         tap_kernels(), tap_sharding(is_mine), *regions, *packing(seen, is_mine), impure.tap(seen, is_mine), live.tap(seen, is_mine),
     ]  # fmt: skip
     counters.begin(seen)
+    elsewhere = []
+    brackets.append(tap_threads(elsewhere))
     before = references(seen)
     called = functools.partial(given, seen, observer, function, args, kwargs)
     result = live.close(seen, [core.within(brackets, called)])  # a caller's stack may hold what it passes
     finite.close(seen, getattr(function, "__qualname__", "a function"))
     seen.is_own = sys.getrefcount(result) <= 2  # ours and the question's
     seen.imported = impure.imported(seen.started)
+    if elsewhere:
+        seen.elsewhere = elsewhere[0]
+        vet_threads(seen)
     seen.ran = impure.code_of_function(seen.started, seen.imported)
     seen.asks_which |= impure.asks_which(seen.started, seen.ran)
     if seen.saves:
@@ -180,6 +187,17 @@ def run(seen, function, args, kwargs):
 
 
 def given(seen, observer, function, args, kwargs):
+def vet_threads(seen):
+    """Refuse a run that gave work to other threads, or waited for them, while one ran ops: no recording has these, and a number of ours was
+    none there."""
+    if HANDOVERS.isdisjoint(seen.started):
+        return
+    sentence = errors.op_elsewhere(seen.elsewhere)
+    refuse(seen, sentence)
+    if seen.live is not None:
+        live.leave(seen, sentence)
+
+
     """Call the function, which is observed, with what is to stand for its arguments."""
     result = core.observed(seen.returned, observer, function, *live.arguments(seen, args, kwargs))
     if seen.pending and is_capture(seen):
@@ -516,7 +534,9 @@ def see_op(seen, op, args, kwargs):
 
 def see_dropout(seen, packet, dropout, train, buffer):
     """cuDNN's recurrent layers are handed its buffer of random state wherever the process has one, and read it if they drop."""
-    if not (dropout and train):
+    if dropout and train and is_elsewhere(seen, buffer):
+        refuse(seen, errors.spread_draws(packet, user_line(seen), buffer.device, name_of(seen.device)))
+    elif not (dropout and train):
         if buffer is not None and seen.dropout is None:
             seen.touched.pop(core.storage_id(buffer), None)
             seen.passing.discard(core.storage_id(buffer))
@@ -528,6 +548,13 @@ def see_dropout(seen, packet, dropout, train, buffer):
 def hand_over_seed(op, args, kwargs):
     """An observer for the backward of a captured forward where nobody records it."""
     core.proceed(seeds_on_host(op, args, kwargs) if facts_of(op).packet in KEEPS_SEED else None)
+def vet_generator(seen, op, generator, drawn):
+    """Refuse a draw from a generator of the program's own on another GPU: the words that kernels of a recording read are on its home."""
+    strange = next((t for t in drawn if generator.device.type == "cuda" and is_elsewhere(seen, t)), None)
+    if strange is not None:
+        refuse(seen, errors.spread_draws(str(op), user_line(seen), strange.device, name_of(seen.device)))
+
+
 
 
 def seeds_on_host(op, args, kwargs):

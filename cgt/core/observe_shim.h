@@ -13,7 +13,9 @@
 #include <c10/core/impl/TorchDispatchModeTLS.h>
 
 #include <memory>
+#include <mutex>
 #include <string>
+#include <thread>
 #include <unordered_set>
 
 // libtorch_python's own; declared here because their headers are the expensive ones.
@@ -595,5 +597,49 @@ static void reads_leave(uint64_t handle) {
 }
 
 static int reads_count() { return reads_now; }
+
+// --- ops of other threads -----------------------------------------------------------------------------------------
+// A thread of a pool's, or one that the function starts, is seen by nobody. While somebody listens PyTorch tells of the ops of all threads.
+
+struct Listener {
+  std::thread::id mine;
+  std::string op;  // the first one that an unseen thread ran meanwhile
+};
+static std::mutex listening;  // held for a moment, never around Python
+static std::vector<Listener*> listeners;
+static at::CallbackHandle listens;
+
+static std::unique_ptr<at::ObserverContext> op_heard(const at::RecordFunction& op) {
+  if (observer_of_thread()) return nullptr;
+  std::lock_guard<std::mutex> lock(listening);
+  for (Listener* one : listeners)
+    if (one->op.empty() && one->mine != std::this_thread::get_id()) one->op = op.name();
+  return nullptr;
+}
+
+static void* listen_begin() {
+  auto* one = new Listener{std::this_thread::get_id(), {}};
+  std::lock_guard<std::mutex> lock(listening);
+  if (listeners.empty()) listens = at::addGlobalCallback(at::RecordFunctionCallback(op_heard).scopes({at::RecordScope::FUNCTION}));
+  listeners.push_back(one);
+  return one;
+}
+
+static std::string listen_end(void* handle) {
+  auto* one = static_cast<Listener*>(handle);
+  {
+    std::lock_guard<std::mutex> lock(listening);
+    std::erase(listeners, one);
+    if (listeners.empty()) at::removeCallback(listens);
+  }
+  std::string op = one->op;
+  delete one;
+  return op;
+}
+
+static int listen_count() {
+  std::lock_guard<std::mutex> lock(listening);
+  return static_cast<int>(listeners.size());
+}
 
 }  // namespace cgt

@@ -192,6 +192,9 @@ cdef extern from "observe_shim.h" namespace "cgt":
     uint64_t reads_enter() except +
     void reads_leave(uint64_t handle) except +
     int reads_count()
+    void* listen_begin_ "cgt::listen_begin"() except +
+    string listen_end_ "cgt::listen_end"(void* handle) except +
+    int listen_count()
 
 cdef extern from "cuda_shim.h" namespace "cgt":
     int cuda_current_device() noexcept nogil

@@ -203,9 +203,21 @@ def calls_end(list handles):
     while handles: call_tap_end(handles.pop())
 
 
+def listen_begin(list handles):
+    """From now on ops are noted that threads run which nobody sees: not this one, nor autograd's when they work for one that is seen."""
+    handles.append(<uintptr_t>listen_begin_())
+
+
+def listen_end(list handles):
+    """No more. The name of the first one, or "" if there was none."""
+    cdef string op
+    while handles: op = listen_end_(<void*><uintptr_t>handles.pop())
+    return op.decode()
+
+
 def listeners():
-    """How many of these two are there now, the former in this thread?"""
-    return reads_count() + call_tap_count()
+    """How many of these three are there now, the first in this thread?"""
+    return reads_count() + call_tap_count() + listen_count()
 
 
 def stream_is_capturing(int device):
