@@ -401,7 +401,8 @@ cdef struct Fork:               # an op with bodies, while it is recorded
 cdef struct Beside:             # another GPU on which a recording works
     int32_t device
     void* stream                # its stream in the capture
-    void* pool                  # for this recording alone
+    void* pool                  # of the path: on this GPU no other path's recordings use it
+    void* state                 # of that pool behind the recording
     void* event                 # its caller's stream has come so far
 
 cdef struct Spread:             # a recording's other GPUs: owned by the recording under way, then by its node

@@ -192,15 +192,25 @@ def halves(layers=8):
     return model.eval(), draw
 
 
-@torch.no_grad()
 def of_halves():
     """Figures of its inference in one process."""
     (model, draw), jitted = halves(), cgt.jit(halves()[0])
     inputs = [draw()[:1].to("cuda:0") for _ in range(SETTLING)]
-    with torch.cuda.device(RANKS - 1):  # where the result comes: what is waited for
+    with torch.no_grad(), torch.cuda.device(RANKS - 1):  # where the result comes: what is waited for
         equal = all(torch.equal(jitted(x), model(x)) for x in inputs)
         times = in_turns({"eager": (model, inputs[0]), "jit": (jitted, inputs[0])})
     return {"equal": equal, "replays": cgt.stats(jitted).replays, "us": times}
+
+
+def of_halves_trained():
+    """And of a whole step, dropout and AdamW included."""
+    subjects = {}
+    for name, wrap in {"eager": lambda f: f, "jit": cgt.jit}.items():
+        model, draw = halves()
+        step = training_step(model.train(), torch.optim.AdamW(model.parameters(), lr=0.001))
+        subjects[name] = wrap(step), draw()[:1].to("cuda:0")
+    losses = {name: first_losses(f, x) for name, (f, x) in subjects.items()}
+    return {"equal": losses["eager"] == losses["jit"], "replays": cgt.stats(subjects["jit"][0]).replays, "us": in_turns(subjects)}
 
 
 # --- the processes -----------------------------------------------------------------------------------
@@ -238,9 +248,10 @@ def with_figures(page, record):
     for name, one in record["sharded"].items():
         row(f"{name}, `fully_shard`, a step: host", one["us"]["eager"][0], one["us"]["jit"][0])
         row("wall", one["us"]["eager"][1], one["us"]["jit"][1])
-    us = record["halves"]["us"]
-    row("encoder of 8 layers, half of them on each GPU, one process, inference: host", us["eager"][0], us["jit"][0])
-    row("wall", us["eager"][1], us["jit"][1])
+    for part, what in (("halves", "inference"), ("halves_trained", "a step")):
+        us = record[part]["us"]
+        row(f"encoder of 8 layers, half of them on each GPU, one process, {what}: host", us["eager"][0], us["jit"][0])
+        row("wall", us["eager"][1], us["jit"][1])
     us = record["all_reduce"]
     earlier = f", at {us['commit'][:7]}" if "commit" in us else ""  # a section that was not made anew
     row(f"`all_reduce` of 4 KiB{earlier}: host (a graph made by hand: {us['graph'][0]:.1f})", us["eager"][0], us["jit"][0], 1)
@@ -269,7 +280,7 @@ def main():
     with tempfile.TemporaryDirectory() as folder:
         mp.spawn(one_rank, (folder,), nprocs=RANKS)
         found = json.loads(Path(folder, "found").read_text())
-    found["halves"] = of_halves()
+    found["halves"], found["halves_trained"] = of_halves(), of_halves_trained()
     tested = {} if status is None else {"tests": "passed" if status == 0 else "failed"}
     options.out.write_text(json.dumps({**machine(), "ranks": RANKS, **tested, **found}, indent=1) + "\n")
     write_page(json.loads(options.out.read_text()))
@@ -279,7 +290,7 @@ def main():
     for name, one in found["models"].items():
         host, wall = (one["us"]["jit"][k] / one["us"]["eager"][k] for k in (0, 1))
         print(f"{name}: host {host:.3f} x eager, wall {wall:.3f} x, p99/p50 {one['jitter']}, equal {one['equal']}")
-    print(f"half on each GPU: {found['halves']}")
+    print(f"half on each GPU: {found['halves']}, a step: {found['halves_trained']}")
     print(f"all_reduce, host µs and wall µs: {found['all_reduce']}")
     sys.exit(bool(status))
 

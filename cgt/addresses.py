@@ -61,9 +61,7 @@ class Movable:
 
 def begin(state, plan, seen, copies):
     """{memory of the copy: Movable} of the slots that a recording may be told the addresses of. A backward lets go of what it is given
-    while it runs, and results that are lent may lie where the recording writes. Of a capture on several GPUs one stream is looked at."""
-    if plan.others:
-        return {}
+    while it runs, and results that are lent may lie where the recording writes."""
     if plan.graph is not None or state.opts.outputs != "rescue" or state.opts.inputs != "auto":
         return {}
     paths = all_paths(plan)
@@ -117,7 +115,7 @@ def record(seen, op, args, kwargs, before, end, memory):
         return placed(seen, which, args, done), {name: placed(seen, which, x, done) for name, x in kwargs.items()}
 
     words = told_by(seen, op, given, ROUNDS, functools.partial(explain, main, spans=spans))
-    if words is None:
+    if words is None or (seen.others and any(node.kind == COPY for node in main)):  # a copy is told anew on the GPU that makes it
         stay(seen, memory)
         return
     for k, one in enumerate(slots):

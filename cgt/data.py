@@ -101,7 +101,7 @@ class State:
     programs: dict = fresh(dict)  # spec -> (program, paths); filled by the core
     drivers: dict = fresh(dict)  # kinds of device among the arguments -> driver, once warmed
     homes: dict = fresh(dict)  # of devices.learn_home
-    others: set = fresh(set)  # GPUs on which it works besides
+    gpus: set = fresh(set)  # on which one call works, if it is several
     account: Account = fresh(Account)
     reasons: dict = fresh(dict)  # why calls ran eagerly -> how many did
     verdicts: dict = fresh(dict)  # (spec, ambient state, shapes), or None for all -> Verdict

@@ -12,6 +12,8 @@ import functools
 import cgt_core as core
 import torch
 
+from .private import has_threads
+
 
 def home_of(tensors, homes=None):
     """Index of the GPU on which a call with these arguments is recorded. `homes`: see learn_home."""
@@ -35,19 +37,15 @@ def gpus_of(devices):
     return {device.index for device in devices if device.type == "cuda"}
 
 
-def generators():
-    """{GPU: where its generator stands}, if there are several."""
-    return {k: g.get_offset() for k, g in enumerate(torch.cuda.default_generators)} if torch.cuda.is_initialized() and core.see_gpus() else {}
-
-
-def moved(before):
-    """Those whose generators moved since."""
-    return {k for k, offset in before.items() if torch.cuda.default_generators[k].get_offset() != offset}
-
-
 def name_of(device):
     """As sentences have it. -1: the host."""
     return f"cuda:{device}" if device >= 0 else "the host"
+
+
+def one_thread(others):
+    """A bracket: inside, a backward that works on these GPUs, too, runs in the thread that asks for it; not in one for each."""
+    switch, before = torch.autograd.set_multithreading_enabled, has_threads()
+    return functools.partial(switch, before and not others), functools.partial(switch, before)
 
 
 def is_captured(tensor):

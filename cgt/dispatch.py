@@ -514,7 +514,7 @@ def warm(call, sources=()):
     seen = observe(guess, home, state.graph, None if state.graph is None else readable(state.graph, call.args))
     seen.blockers, seen.computes = state.blockers, state.computes is not False and state.graph is None
     before, seen.sources = [describe.memory_of(t) for t in flat.tensors], impure.states(sources)
-    anew, stand = guess == CUDA and core.dropout_begins_anew(home), devices.generators()
+    anew = guess == CUDA and core.dropout_begins_anew(home)
     result = trace.run(seen, call.function, call.args, call.kwargs)
     counters.learn(state, None, seen, None)
     state.late = max(state.late, seen.late)
@@ -533,10 +533,8 @@ def warm(call, sources=()):
     if guess != driver:  # it will be looked at once more, where it belongs
         devices.learn_home(state.homes, seen.devices)
         reason = None
-    home = devices.home_of(flat.tensors, state.homes)
-    state.others |= devices.gpus_of(seen.devices) - {home}
-    for other in devices.moved(stand) & state.others:  # the words that kernels of a recording read are one generator's
-        reason = reason or errors.spread_draws(devices.name_of(other), devices.name_of(home))
+    gpus = devices.gpus_of(seen.devices)
+    state.gpus |= gpus if len(gpus) > 1 else set()
     for path, t, was in zip(flat.paths, flat.tensors, before, strict=True):
         if describe.memory_of(t) != was:  # a capture could not always be undone
             reason = reason or errors.replaced(path)

@@ -263,11 +263,6 @@ def number_saved():
     return "a backward outside of the function, compiled code or another thread may look at it"
 
 
-@code(121)
-def number_spread():
-    return "the function works on several GPUs"
-
-
 @code(114)
 def number_type(line):
     return f"the function asks for an exact type with type(x), at {line}: there a number that changes is recorded by itself. isinstance() would not keep it from that."
@@ -338,14 +333,17 @@ def other_device(op, line, device, home):
 @code(709)
 def spread_graph(op, line, device, home):
     return (
-        f"{op} at {line} works on {device}, in a call that is recorded on {home}, and gradients are to go through it. Call the function under "
-        "torch.no_grad(), or jit what runs on each GPU by itself."
+        f"{op} at {line} works on {device}, in a call that is recorded on {home}, and a backward outside of the call is to go through it. Jit the whole "
+        "step, the backward inside, or what runs on each GPU by itself."
     )
 
 
 @code(710)
-def spread_draws(device, home):
-    return f"the function draws random numbers on {device}, and is recorded on {home}. Jit what runs on each GPU by itself."
+def spread_draws(op, line, device, home):
+    return (
+        f"{op} at {line} draws on {device} from a generator of the program's own or a random state of cuDNN's, and the call is recorded on {home}. Draw there "
+        "from the default generator, or jit what runs on each GPU by itself."
+    )
 
 
 @code(215)
@@ -580,14 +578,14 @@ def hidden_code():
         "a profiler, or a thread that the function started, hides which code ran, and so what it read. "
         "Record without the profiler, and start threads outside."
     )
+
+
 @code(323)
 def op_elsewhere(op):
     return (
         f"{op.replace('::', '.')} ran in another thread, to which the function may have given work (a pool, a queue, nn.DataParallel): no recording has it. "
         "Work on tensors in the function's own thread, or jit what the other thread runs."
     )
-
-
 
 
 @code(616)

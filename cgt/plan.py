@@ -148,7 +148,7 @@ def plan_call(call, around, parent, followable, moves, changed):
     `changed`: paths of places that kept others from fitting."""
     state, flat, graph, found, tensors = call.state, call.flat, call.state.graph, around.found, around.tensors
     driver, device, paths = driver_of(state, flat), device_of(state, flat), [*flat.paths, *(one.path for one in around.reached)]
-    others = tuple(sorted(state.others - {device})) if driver == CUDA and graph is None else ()
+    others = tuple(sorted(state.gpus - {device})) if driver == CUDA and graph is None else ()
     gathered = next((path for path, one in found.sharded if is_gathered(one)), None)
     if gathered is not None and torch.is_grad_enabled():  # a backward would let go of its memory, and a capture that comes to nothing, too
         return errors.gathered(gathered)

@@ -22,7 +22,7 @@ from torch.utils._python_dispatch import (
 __all__ = [
     "CAPTURE_CHECKS", "COMPILED_FRAME", "HIGHER_ORDER_CALL", "HOP_COMPILES", "HOP_WRAPPERS", "KEEPS_GRAPH", "READ_BEHIND", "SAVED_HOOKS_DISABLE",
     "SHARDED_FIELDS", "SHARDED_KINDS", "SHARDED_PARAMETER", "TO_DLPACK", "DispatchMode", "FakeTensorMode", "OpOverload", "clear_workspaces",
-    "compilations", "compiled_switches", "forget_reduction", "gathered_in", "graph_task", "inductor_is_there", "is_forward_ad", "is_gathered",
+    "compilations", "compiled_switches", "forget_reduction", "gathered_in", "graph_task", "has_threads", "inductor_is_there", "is_forward_ad", "is_gathered",
     "is_pending", "is_reduced", "is_sharded_module", "is_traceable", "knows_parallel", "knows_sharding", "may_donate", "mode_is_active",
     "nccl_timeout", "odd_parallel", "outside_dynamo", "parallel_iteration", "pop_saved_hooks", "push_saved_hooks", "region_call", "self_check",
     "sequence_number", "set_parallel_statistics", "sharded_module", "sharding_calls", "used_map_size", "without_torch_function",
@@ -88,6 +88,7 @@ TO_DLPACK = [
 push_saved_hooks = torch._C._autograd._push_saved_tensors_default_hooks
 pop_saved_hooks = torch._C._autograd._pop_saved_tensors_default_hooks
 graph_task = torch._C._current_graph_task_id
+has_threads = torch._C._is_multithreading_enabled  # does a backward run in a thread for each GPU, or in the calling one?
 COMPILED_FRAME = "compile_wrapper"  # what a function is called that Dynamo compiled, and that sets these switches:
 
 

@@ -68,7 +68,7 @@ from .observe import (
 from .private import CAPTURE_CHECKS, clear_workspaces
 from .taps import NOTHING, capture_hidden, tap_exports
 
-POOLS = {}  # device index -> the pool (a handle of the core's) in which to record
+POOLS = {}  # (device index, that of the path) -> the pool (a handle of the core's) in which to record
 STREAMS = {}  # device index -> the side stream that records; one, since blocks belong to it
 FOREIGN_MEMORY = -4  # ERROR_FOREIGN_MEMORY in driver.pxi
 
@@ -114,42 +114,44 @@ def stream_of(device):
     return STREAMS[device]
 
 
-def pool_of(device):
-    """The device's private pool: one for all recordings, until it is empty or spoilt."""
-    if device not in POOLS:
-        POOLS[device] = core.pool_new(device, torch.cuda.graph_pool_handle())
-    return POOLS[device]
+def pool_of(device, home):
+    """The private pool there of the path of `home`: one for all recordings, until it is empty or spoilt."""
+    if (device, home) not in POOLS:
+        POOLS[device, home] = core.pool_new(device, torch.cuda.graph_pool_handle())
+    return POOLS[device, home]
 
 
-def retire_pool(device):
+def retire_pool(key):
     """Record in another pool from now on. The old one's memory goes with its last recording."""
-    core.pool_retire(POOLS.pop(device))
+    core.pool_retire(POOLS.pop(key))
 
 
 def release_pools():
     """Give the memory of pools back in which nothing lives any more."""
-    for device in [d for d, pool in POOLS.items() if core.pool_nodes(pool) == 0]:
-        retire_pool(device)
+    for key in [key for key, pool in POOLS.items() if core.pool_nodes(pool) == 0]:
+        retire_pool(key)
 
 
 def begin(attempt, device, stream=0):
     """Begin a recording behind the node that the path has come to. A pool whose memory somebody else
     keeps cannot be put back to a checkpoint: then another one is used. Another thread may have moved the path since
     the call was planned: what was worked out for the one parent does not hold behind the other."""
-    driver = attempt.plan.driver
+    driver, gpus = attempt.plan.driver, (device, *attempt.plan.others)
 
-    def others():
-        return [(d, stream_of(d).cuda_stream, torch.cuda.graph_pool_handle()) for d in attempt.plan.others]
+    def start():
+        others = [(d, stream_of(d).cuda_stream, pool_of(d, device)) for d in attempt.plan.others]
+        core.begin(driver, device, stream, pool_of(device, device) if driver == CUDA else 0, others)
 
     def go():
         try:
-            core.begin(driver, device, stream, pool_of(device) if driver == CUDA else 0, others())
+            start()
         except core.DriverError as error:
             if error.args[0] != FOREIGN_MEMORY:
                 raise
             core.abort()
-            retire_pool(device)
-            core.begin(driver, device, stream, pool_of(device), others())
+            for d in gpus:
+                retire_pool((d, device))
+            start()
         attempt.overtaken = core.path_state(device)[1] != attempt.plan.parent
 
     core.with_paths(go)
@@ -267,11 +269,12 @@ def on_cuda(call, attempt):
     function eagerly, which raises the user's own exceptions."""
     plan, device = attempt.plan, attempt.plan.device
     stream = stream_of(device)
-    default = torch.cuda.default_generators[device]
-    reachable = [g for g in (default, *plan.generators) if g.device.type == "cuda"]
+    defaults = [torch.cuda.default_generators[d] for d in (device, *plan.others)]
+    reachable = [*defaults, *(g for g in plan.generators if g.device.type == "cuda")]
     generators = list({core.generator_id(g): g for g in reachable}.values())
-    # Ordinary memory, made before the capture: kernels of the recording read these words.
-    word_pairs = [torch.zeros(2, dtype=torch.int64, device=default.device) for _ in generators]
+    # Ordinary memory, made before the capture: kernels of the recording read these words. One of the program's own may draw on any GPU.
+    homes = [g.device for g in defaults] + [defaults[0].device] * (len(generators) - len(defaults))
+    word_pairs = [torch.zeros(2, dtype=torch.int64, device=where) for where in homes]
     attempt.before = snapshot(call, plan)
     handles, captured = [], []
     tap_exports(leaves)
@@ -291,7 +294,7 @@ def on_cuda(call, attempt):
         seen.blockers, seen.ops = call.state.blockers, [] if call.state.opts.audit is not None else None
         seen.copies, seen.apart, seen.captured, seen.before = copies, call.state.apart, generators, attempt.before
         seen.movable = addresses.begin(call.state, plan, seen, copies)
-        seen.pool, seen.until, seen.computes = POOLS[device], call.state.late, plan.computes
+        seen.pool, seen.until, seen.computes = POOLS[device, device], call.state.late, plan.computes
         seen.keep.extend(word_pairs)
         for g, w, handle in zip(generators, word_pairs, handles, strict=True):
             seen.rng[core.generator_id(g)] = Words(handle, w, w)

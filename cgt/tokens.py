@@ -57,8 +57,8 @@ def see_get_state(seen, generator, plain):
 
 
 def vet_device(seen, name, generator):
-    """A recording's words are for its own GPU's generators."""
-    if generator.device.type == "cuda" and generator.device.index != seen.device:
+    """A recording's words are for the generators of its own GPUs, which a first run shows."""
+    if generator.device.type == "cuda" and seen.recording and generator.device.index not in (seen.device, *seen.others):
         refuse(seen, errors.other_device(name, user_line(seen), generator.device, name_of(seen.device)))
 
 

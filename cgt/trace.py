@@ -34,7 +34,7 @@ from . import (
     wrappers,
 )
 from .data import LIVE_NUMBER, NotedOp
-from .devices import is_captured, name_of
+from .devices import is_captured, name_of, one_thread
 from .observe import (
     Unrecordable,
     asks_on,
@@ -56,7 +56,7 @@ from .observe import (
     user_line,
     version_of,
 )
-from .private import is_forward_ad
+from .private import has_threads, is_forward_ad
 from .taps import (
     HANDOVERS,
     tap_compiled,
@@ -158,19 +158,20 @@ def run(seen, function, args, kwargs):
         (lambda: None, functools.partial(readout.close, seen)),
         tap_forks(lambda: is_mine() or forks.is_imagined(seen), functools.partial(forks.see_fork, seen, forks.modules())),
         tap_kernels(), tap_sharding(is_mine), *regions, *packing(seen, is_mine), impure.tap(seen, is_mine), live.tap(seen, is_mine),
+        one_thread(seen.others),
     ]  # fmt: skip
-    counters.begin(seen)
     elsewhere = []
     brackets.append(tap_threads(elsewhere))
+    counters.begin(seen)
     before = references(seen)
     called = functools.partial(given, seen, observer, function, args, kwargs)
     result = live.close(seen, [core.within(brackets, called)])  # a caller's stack may hold what it passes
     finite.close(seen, getattr(function, "__qualname__", "a function"))
     seen.is_own = sys.getrefcount(result) <= 2  # ours and the question's
-    seen.imported = impure.imported(seen.started)
     if elsewhere:
         seen.elsewhere = elsewhere[0]
         vet_threads(seen)
+    seen.imported = impure.imported(seen.started)
     seen.ran = impure.code_of_function(seen.started, seen.imported)
     seen.asks_which |= impure.asks_which(seen.started, seen.ran)
     if seen.saves:
@@ -186,7 +187,6 @@ def run(seen, function, args, kwargs):
     return result
 
 
-def given(seen, observer, function, args, kwargs):
 def vet_threads(seen):
     """Refuse a run that gave work to other threads, or waited for them, while one ran ops: no recording has these, and a number of ours was
     none there."""
@@ -198,6 +198,7 @@ def vet_threads(seen):
         live.leave(seen, sentence)
 
 
+def given(seen, observer, function, args, kwargs):
     """Call the function, which is observed, with what is to stand for its arguments."""
     result = core.observed(seen.returned, observer, function, *live.arguments(seen, args, kwargs))
     if seen.pending and is_capture(seen):
@@ -502,6 +503,8 @@ def see_op(seen, op, args, kwargs):
         see_draw(seen, drawn, after=True)
     if packet in DROPOUT:
         see_dropout(seen, packet, *(args[k] for k in DROPOUT[packet]))
+    if generator is not None:
+        vet_generator(seen, op, generator, [*results, *written])
     vet_kinds(seen, op, results)
     fresh = [t for t in results if core.storage_id(t) not in known]
     vet_effect(seen, op, fresh, written)
@@ -545,9 +548,6 @@ def see_dropout(seen, packet, dropout, train, buffer):
         seen.keep.append(seen.dropout)
 
 
-def hand_over_seed(op, args, kwargs):
-    """An observer for the backward of a captured forward where nobody records it."""
-    core.proceed(seeds_on_host(op, args, kwargs) if facts_of(op).packet in KEEPS_SEED else None)
 def vet_generator(seen, op, generator, drawn):
     """Refuse a draw from a generator of the program's own on another GPU: the words that kernels of a recording read are on its home."""
     strange = next((t for t in drawn if generator.device.type == "cuda" and is_elsewhere(seen, t)), None)
@@ -555,6 +555,9 @@ def vet_generator(seen, op, generator, drawn):
         refuse(seen, errors.spread_draws(str(op), user_line(seen), strange.device, name_of(seen.device)))
 
 
+def hand_over_seed(op, args, kwargs):
+    """An observer for the backward of a captured forward where nobody records it."""
+    core.proceed(seeds_on_host(op, args, kwargs) if facts_of(op).packet in KEEPS_SEED else None)
 
 
 def seeds_on_host(op, args, kwargs):
@@ -856,15 +859,17 @@ def is_elsewhere(seen, t):
 
 def vet_gpus(seen, op, inputs, met):
     """A sentence if the run may not use one of `met`, because of its device; or None: a recording forks to the other GPUs that were met
-    before. (A backward runs in a thread for each GPU.)"""
+    before. A backward would run in a thread for each GPU, where ops of several are seen at a time: those of this run run in this thread."""
     odd = next((t for t in met if is_elsewhere(seen, t)), None)
     if odd is None:
         return None
     told = str(op), user_line(seen), odd.device, name_of(seen.device)
     if not odd.is_cuda or is_host_recording(seen) or (seen.recording and odd.device.index not in seen.others):
         return errors.other_device(*told)
-    graph = seen.graph is not None or core.is_in_node() or (torch.is_grad_enabled() and any(t.requires_grad for t in inputs))
-    return errors.spread_graph(*told) if graph else None
+    if not core.is_in_node():
+        torch.autograd.set_multithreading_enabled(False)  # until `run` is over
+    outside = seen.graph is not None or (seen.saves and torch.is_grad_enabled() and any(t.requires_grad for t in inputs))
+    return errors.spread_graph(*told) if outside or has_threads() else None
 
 
 def vet_mixed(seen, op, facts, kwargs, inputs, written, constant):

@@ -9,6 +9,8 @@ import torch  # before the core, whose libraries are torch's
 import cgt_core as core
 import pytest
 from helpers import same, tells
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import cgt
 
@@ -165,14 +167,32 @@ def test_function_that_asks_is_told_the_callers_current_device():
     assert cgt.stats(f).replays >= 2 * CALLS - 8, cgt.explain(f)
 
 
-@tells("other_device")
 def test_random_state_of_another_device():
-    function = lambda x: x + torch.cuda.get_rng_state().sum().to(x.device)  # noqa: E731
+    """Taken and put back around what is drawn there."""
+
+    def function(x):
+        state = torch.cuda.get_rng_state(0)
+        y = x + torch.rand(16, device="cuda:0").to(x.device)
+        torch.cuda.set_rng_state(state, 0)
+        return y
+
     f = cgt.jit(function)
     for k in range(CALLS):
         x = inputs(k, 1)
         assert same(f(x), function(x))
         torch.rand(2, device="cuda:0")  # moves it on
+    assert cgt.stats(f).replays >= CALLS - 4, cgt.explain(f)
+
+
+@tells("other_device")
+def test_random_state_of_a_device_where_nothing_else_is_done():
+    def function(x):
+        torch.cuda.set_rng_state(torch.cuda.get_rng_state(0), 0)
+        return x * 2
+
+    f = cgt.jit(function)
+    for k in range(CALLS):
+        assert same(f(inputs(k, 1)), inputs(k, 1) * 2)
     assert cgt.stats(f).replays == 0 and any("cuda:0" in reason for reason in cgt.stats(f).reasons), cgt.explain(f)
 
 
@@ -357,6 +377,69 @@ def test_recordings_beside_those_of_each_device():
     assert all(cgt.stats(f).replays >= CALLS for f in (both, *on)), list(map(cgt.explain, (both, *on)))
 
 
+def test_memory_on_the_other_device_is_shared_by_recordings():
+    """As at home: smaller branches find room in that of the largest."""
+
+    def branch(times):
+        def function(x):
+            y = x.to("cuda:1")
+            for _ in range(times):
+                y = y.repeat(2) + 1
+            return y.mean()
+
+        return function
+
+    x, plain, reserved = torch.ones(1 << 22, device="cuda:0"), [branch(times) for times in (3, 2, 1)], []
+    want, fs = [f(x).item() for f in plain], list(map(cgt.jit, plain))
+    for f in fs:
+        f(x)
+    torch.cuda.empty_cache()
+    before = torch.cuda.memory_reserved(1)
+    for _ in range(CALLS):
+        for f, value in zip(fs, want, strict=True):
+            assert f(x).item() == value
+            cgt.step()
+            torch.cuda.empty_cache()
+            reserved.append(torch.cuda.memory_reserved(1) - before)
+    assert all(cgt.stats(f).replays >= CALLS - 2 for f in fs), list(map(cgt.explain, fs))
+    assert reserved[-1] == reserved[0] >= 4 * x.nbytes * 5
+
+
+FUNCTIONS = [
+    lambda x: (x.sin() * 2).to("cuda:1") + 1,
+    lambda x: ((x.to("cuda:1") * 3).cumsum(0).to("cuda:0"), x.to("cuda:1").cos()),
+    lambda x: (x * 0.5 + torch.ones_like(x), (x + 1).to("cuda:0").exp().to("cuda:1").log()),
+    lambda x: x.tanh().flip(0),
+    lambda x: (x.to("cuda:0").T @ x.to("cuda:0")).to("cuda:1").softmax(0) @ torch.ones(16, 16, device="cuda:1"),
+]
+
+
+@settings(max_examples=30, deadline=None, derandomize=True)
+@given(data=st.data())
+def test_any_program_on_two_devices(data):
+    """Calls on what calls gave, some of which is held and some dropped, in iterations that come again."""
+    functions = [cgt.jit(f) for f in FUNCTIONS]
+    plan = data.draw(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 5), st.booleans()), min_size=2, max_size=6))
+    kept = []
+    for k in range(5):
+        mine = [(inputs(k, d), inputs(k, d)) for d in (0, 1)]
+        for which, of, holds in plan:
+            got, want = (torch.nn.functional.normalize(t, dim=0) if t.shape == (8, 16) else t[:8] for t in mine[of % len(mine)])
+            got, want = functions[which](got), FUNCTIONS[which](want)
+            pairs = list(zip(got, want, strict=True)) if isinstance(got, tuple) else [(got, want)]
+            mine += pairs
+            if holds:
+                kept += pairs
+        assert all(same(got, want) for got, want in mine), [cgt.explain(f) for f in functions]
+        if data.draw(st.booleans()):
+            del mine, got, want, pairs
+        cgt.step()
+    assert all(same(got, want) for got, want in kept), [cgt.explain(f) for f in functions]
+    assert sum(cgt.stats(f).replays for f in functions) >= len(plan), [cgt.explain(f) for f in functions]
+    for f in functions:
+        cgt.reset(f)
+
+
 def test_recording_is_freed_while_its_results_are_held():
     f = cgt.jit(lambda x: (x * 2).to("cuda:1") + 1)
     with torch.cuda.device(1):
@@ -391,36 +474,145 @@ def test_driver_call_that_fails(call):
     assert all(same(f(x := inputs(k, 0)), function(x)) for k in range(8)) and cgt.stats(f).replays >= 3, cgt.explain(f)
 
 
-@tells("spread_graph")
-@tells("spread_draws")
-@pytest.mark.parametrize("name", ["gradients outside", "whole step", "draws", "draws there"])
-def test_what_several_devices_cannot_have_in_one_recording(name):
-    model = Spread(dropout=0.2 if name == "draws" else 0.0)
+def trained(wrap, optimizer, steps=2 * CALLS, way="plain", **kind):
+    """A model on both devices that is trained for so many whole steps: losses, parameters, gradients, where the generators stand; and what `wrap`
+    made of the step."""
+    torch.manual_seed(5)
+    model = Spread(**kind).train()
+    optimizer = optimizer(model.parameters())
+    schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.95)
+
+    def forward(x):
+        if way != "checkpoints":
+            return model(x)
+        for k, block in enumerate(model.blocks):
+            x = torch.utils.checkpoint.checkpoint(block, x.to(f"cuda:{k % 2}"), use_reentrant=False)
+        return x
 
     def step(x):
-        model.zero_grad()
-        y = model(x).square().mean()
-        y.backward()
-        return y.detach()
+        if way != "accumulates":
+            optimizer.zero_grad()
+        loss = forward(x).square().mean()
+        if way == "joins":  # what the first device computed comes there twice more
+            loss = loss + (model.blocks[0](x.to("cuda:0")).sum() + sum(p.sum() for p in model.blocks[2].parameters())).to("cuda:1") * 1e-3
+        loss.backward()
+        if way == "clips":
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+        optimizer.step()
+        return loss.detach()
 
-    function = {"whole step": step, "draws there": lambda x: (x.to("cuda:1") + torch.rand(16, device="cuda:1")).to("cuda:0")}.get(name, model)
+    f, losses = wrap(step), []
+    for k in range(steps):
+        losses.append(f(sequences(k, k % 2 if way == "given" else 0)))
+        schedule.step()
+        cgt.step()
+        if way == "accumulates" and k % 5 == 4:
+            optimizer.zero_grad(set_to_none=k == 4)
+    found = [t.detach().cpu() for p in model.parameters() for t in (p, p.grad) if t is not None]
+    return [*(loss.cpu() for loss in losses), *found, *(torch.cuda.get_rng_state(d) for d in (0, 1))], f
+
+
+OPTIMIZERS = {
+    "SGD": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9),
+    "AdamW": lambda p: torch.optim.AdamW(p, lr=0.01),
+    "fused": lambda p: torch.optim.AdamW(p, lr=0.01, fused=True),
+    "capturable": lambda p: torch.optim.Adam(p, lr=0.01, capturable=True),
+    "one by one": lambda p: torch.optim.Adam(p, lr=0.01, foreach=False),
+}
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_whole_step_on_two_devices_is_one_recording(optimizer):
+    (want, _), (got, f) = trained(lambda f: f, OPTIMIZERS[optimizer], dropout=0.1), trained(cgt.jit, OPTIMIZERS[optimizer], dropout=0.1)
+    assert all(map(same, got, want)) and cgt.stats(f).replays >= 2 * CALLS - 8, cgt.explain(f)
+
+
+@pytest.mark.parametrize("way", ["accumulates", "checkpoints", "clips", "given", "joins"])
+def test_ways_to_train_on_two_devices(way):
+    (want, _), (got, f) = (trained(wrap, OPTIMIZERS["SGD"], 4 * CALLS, way, dropout=0.1) for wrap in (lambda f: f, cgt.jit))
+    assert all(map(same, got, want)) and cgt.stats(f).replays >= 2 * CALLS, cgt.explain(f)
+
+
+def test_backward_is_as_threaded_as_before():
+    f = cgt.jit(lambda x: (x * 2).to("cuda:1"))
+    for k in range(4):
+        f(inputs(k, 0))
+        assert torch._C._is_multithreading_enabled()
+
+
+def test_random_numbers_on_two_devices_in_one_recording():
+    """Another seed now and then; and draws of the program's own between."""
+
+    def run(wrap):
+        f = wrap(lambda x: (torch.nn.functional.dropout(x).to("cuda:1") + torch.rand(16, device="cuda:1")).to("cuda:0") * torch.rand_like(x))
+        found = []
+        for k in range(2 * CALLS):
+            if k % 7 == 0:
+                torch.manual_seed(k)
+            found += [f(inputs(k, 0)), torch.rand(3, device="cuda:1").cpu()]
+        return [*found, *(torch.cuda.get_rng_state(d) for d in (0, 1))], f
+
+    (want, _), (got, f) = run(lambda f: f), run(cgt.jit)
+    assert all(map(same, got, want)) and cgt.stats(f).replays >= 2 * CALLS - 8, cgt.explain(f)
+
+
+def test_numbers_and_inputs_that_change_on_two_devices():
+    """Told to the kernels of both, and not copied; where the one is brought to the other it is."""
+
+    def function(x, y, k):
+        a = (x * k).to("cuda:1")
+        return (a + y * k).clamp(max=k + 1), (x + k).cumsum(0)
+
     f = cgt.jit(function)
-    with torch.set_grad_enabled(name in ("gradients outside", "whole step")):
+    for k in range(3 * CALLS):
+        x, y = inputs(k, 0), inputs(k + 1, 1)
+        with torch.cuda.device(k % 2) if k > 2 * CALLS else contextlib.nullcontext():
+            assert all(map(same, f(x, y, 0.5 + k), function(x, y, 0.5 + k)))
+    assert cgt.stats(f).replays >= 3 * CALLS - 12, cgt.explain(f)
+
+
+@tells("spread_graph")
+def test_backward_outside_of_a_call_on_several_devices():
+    model = Spread(dropout=0.0)
+    f = cgt.jit(model)
+    for k in range(CALLS):
+        want, got = model(sequences(k)), f(sequences(k))
+        assert same(got, want)
+        grads = [torch.autograd.grad(y.square().sum(), list(model.parameters())) for y in (want, got)]
+        assert all(map(same, *grads))
+    assert cgt.stats(f).replays == 0 and any("Jit the whole step" in reason for reason in cgt.stats(f).reasons), cgt.explain(f)
+
+
+@tells("spread_draws")
+def test_generator_of_ones_own_on_two_devices():
+    """One may draw on any device; a recording's words are on the first."""
+    g = torch.Generator("cuda")
+
+    def run(wrap):
+        g.manual_seed(3)
+        f = wrap(lambda x: torch.rand(8, 16, generator=g, device="cuda:0") + x.to("cuda:0"))
+        there = wrap(lambda x: torch.rand(8, 16, generator=g, device="cuda:1").to("cuda:0") + x.to("cuda:0"))
+        return [*(one(inputs(k, 1)) for one in (f, there) for k in range(CALLS)), g.get_state()], f, there
+
+    (want, *_), (got, f, there) = run(lambda f: f), run(cgt.jit)
+    assert all(map(same, got, want)), [cgt.explain(f), cgt.explain(there)]
+    assert cgt.stats(f).replays == 0 and any("draws on cuda:0" in reason for reason in cgt.stats(f).reasons), cgt.explain(f)
+    assert cgt.stats(there).replays >= CALLS - 4, cgt.explain(there)
+
+
+@tells("spread_draws")
+def test_dropout_of_a_recurrent_layer_on_the_other_device():
+    layer = torch.nn.LSTM(16, 16, num_layers=2, dropout=0.5).to("cuda:1")
+    f = cgt.jit(lambda x: layer(x.to("cuda:1"))[0].to("cuda:0"))
+    with torch.no_grad():
         for k in range(CALLS):
-            torch.manual_seed(k)
-            want = function(sequences(k))
-            torch.manual_seed(k)
-            assert same(f(sequences(k)), want)
-    assert cgt.stats(f).replays == 0 and any("cuda:1" in reason for reason in cgt.stats(f).reasons), cgt.explain(f)
-
-
-@tells("number_spread")
-def test_numbers_of_a_function_on_several_devices_are_recorded_one_by_one():
-    f = cgt.jit(lambda x, k: (x * k).to("cuda:1") + k)
-    for k in range(2 * CALLS):
-        x = inputs(k, 0)
-        assert same(f(x, k % 3 + 0.5), (x * (k % 3 + 0.5)).to("cuda:1") + (k % 3 + 0.5))
-    assert cgt.stats(f).replays >= CALLS and "works on several GPUs" in cgt.explain(f), cgt.explain(f)
+            assert f(inputs(k, 0)).shape == (8, 16)
+        assert cgt.stats(f).replays == 0 and any("cuDNN" in reason for reason in cgt.stats(f).reasons), cgt.explain(f)
+        layer.eval()
+        g = cgt.jit(lambda x: layer(x.to("cuda:1"))[0].to("cuda:0"))
+        for k in range(CALLS):
+            assert same(g(inputs(k, 0)), layer(inputs(k, 1))[0].to("cuda:0"))
+    assert cgt.stats(g).replays >= CALLS - 6, cgt.explain(g)
 
 
 @tells("other_device")
@@ -471,6 +663,20 @@ def test_capture_that_fails_leaves_both_devices_as_they_were():
             with torch.cuda.device(d):
                 assert torch.cuda.current_stream() == torch.cuda.default_stream() and not torch.cuda.is_current_stream_capturing()
                 torch.cuda.synchronize()
+
+
+@tells("op_elsewhere")
+@pytest.mark.parametrize("train", [False, True])
+def test_data_parallel_runs_eagerly(train):
+    """It runs each replica in a thread of its own."""
+    net = torch.nn.Sequential(torch.nn.Linear(16, 16), torch.nn.Softplus()).to("cuda:0").train(train)
+    model = torch.nn.DataParallel(net, [0, 1])
+    f = cgt.jit(model)
+    with torch.set_grad_enabled(train):
+        for k in range(CALLS):
+            net[1].beta = 1.0 + k
+            assert same(f(inputs(k, 0)), model(inputs(k, 0)))
+    assert cgt.stats(f).replays == 0 and any("DataParallel" in reason for reason in cgt.stats(f).reasons), cgt.explain(f)
 
 
 def test_what_raises_in_eager_raises():

@@ -173,11 +173,11 @@ cdef int cuda_joined(void* stream) noexcept nogil:
             and status != cu.CUstreamCaptureStatus_enum.CU_STREAM_CAPTURE_STATUS_NONE)
 
 # --- several GPUs in one recording ---
-# The capture begins on the stream of one and forks to the others', which join it at the end. Their memory is the recording's own, whatever
-# runs there besides: a pool that no other recording uses. A replay waits for the caller's streams there, and they wait for it.
+# The capture begins on the stream of one and forks to the others', which join it at the end. Memory there is the path's, as at home, in a pool of
+# its own beside that of the GPU's own path, which others may replay. A replay waits for the caller's streams there, and they wait for it.
 
 cdef int spread_new(Spread** spread, list others) except -1:
-    """others: [(device, stream, ids of a pool), ...]"""
+    """others: [(device, stream, pool), ...]"""
     cdef Spread* s
     cdef Beside* b
     if not others: return 0
@@ -185,11 +185,10 @@ cdef int spread_new(Spread** spread, list others) except -1:
     if s is NULL: raise MemoryError()
     s.n, s.event = 0, NULL
     spread[0] = s                   # the recording frees it, as far as it got
-    for device, stream, ids in others:
+    for device, stream, pool in others:
         b = &s.others[s.n]
-        b.device, b.stream, b.event = device, <void*><uintptr_t>stream, NULL
-        b.pool = cuda_pool_new(b.device, ids[0], ids[1])
-        if b.pool is NULL: raise_pending()
+        b.device, b.stream, b.pool = device, <void*><uintptr_t>stream, <void*><uintptr_t>pool
+        b.state = b.event = NULL
         cuda_pool_count(b.pool, 1)
         s.n += 1
     return 0
@@ -198,7 +197,7 @@ cdef void spread_free(Spread* s) noexcept:
     cdef int32_t k
     if s is NULL: return
     for k in range(s.n):
-        cuda_pool_retire(s.others[k].pool)
+        if s.others[k].state is not NULL: cuda_state_free(s.others[k].state)
         cuda_pool_count(s.others[k].pool, -1)
         if s.others[k].event is not NULL: cu.cuEventDestroy(<cu.CUevent>s.others[k].event)
     if s.event is not NULL: cu.cuEventDestroy(<cu.CUevent>s.event)
@@ -267,6 +266,13 @@ cdef void spread_end(Recording* r) noexcept:
         cuda_mark(r.spread.others[k].device, 0)
         cuda_pool_end(r.spread.others[k].pool)
     r.spread_open = 0
+
+cdef int spread_restore(Beside* b, void* state, void** live, int n) noexcept:
+    cdef OnDevice here
+    cdef int code
+    here.go(b.device)
+    code = cuda_pool_restore(b.pool, state, live, n)
+    return ERROR_FOREIGN_MEMORY if code == 1 else code
 
 cdef int cuda_restore(Recording* r, void* state, void** live, int n) noexcept:
     cdef OnDevice here
@@ -366,11 +372,13 @@ cdef int cuda_words(Recording* r, Patch* p) noexcept:
     cdef int code = fault(CALL_WORDS)
     cdef cu.CUgraphNode node = NULL
     cdef void* params[3]
-    here.go(r.device)
+    cdef Beside* b = beside_of(r.spread, p.device)
+    cdef void* stream = b.stream if b is not NULL else r.stream
+    here.go(p.device)
     if code: return code
     params[0], params[1], params[2] = &p.to, &p.told[0], &p.told[1]
-    code = cu.cuLaunchKernel(WORDS_KERNEL[r.device], 1, 1, 1, 1, 1, 1, 0, cu_stream(r.stream), params, NULL)
-    if code == 0: code = cuda_last_node(r.stream, &node)
+    code = cu.cuLaunchKernel(WORDS_KERNEL[p.device], 1, 1, 1, 1, 1, 1, 0, cu_stream(stream), params, NULL)
+    if code == 0: code = cuda_last_node(stream, &node)
     p.handle = <void*>node
     return code
 
@@ -576,7 +584,7 @@ cdef int cuda_checkpoint(Recording* r, PyObject* made, PyObject* outs, PyObject*
         return -1
     for j in range(r.spread.n if r.spread is not NULL else 0):
         n = made_on(r.spread.others[j].device, outs, addresses)
-        if code == 0: code = cuda_pool_keep(r.spread.others[j].pool, addresses, n)
+        if code == 0: code = cuda_pool_checkpoint(r.spread.others[j].pool, addresses, n, &r.spread.others[j].state)
     n = made_on(r.device, outs, addresses)
     if code == 0: code = cuda_pool_checkpoint(r.pool, addresses, n, &r.state)
     free(addresses)
@@ -900,22 +908,34 @@ cdef list cuda_nodes(Recording* r, size_t first=0):
         free(nodes)
 
 cdef list cuda_mark_here(Recording* r):
-    """The nodes behind which the stream's next one will stand."""
+    """For the stream and those of other GPUs: the nodes behind which its next one will stand."""
+    cdef int32_t k
+    cdef list marks = [last_nodes(r.stream)]
+    for k in range(r.spread_open): marks.append(last_nodes(r.spread.others[k].stream))
+    return marks
+
+cdef list last_nodes(void* stream):
     cdef cu.CUstreamCaptureStatus status
     cdef const cu.CUgraphNode* last = NULL
     cdef size_t n = 0, k
-    check(CUDA, cu.cuStreamGetCaptureInfo(cu_stream(r.stream), &status, NULL, NULL, &last, NULL, &n), CALL_CUT)
+    check(CUDA, cu.cuStreamGetCaptureInfo(cu_stream(stream), &status, NULL, NULL, &last, NULL, &n), CALL_CUT)
     return [<uintptr_t>last[k] for k in range(n)]
 
-cdef int cuda_back(Recording* r, list mark) except -1:
-    """What the stream captures next comes behind these nodes, whatever it captured since."""
+cdef int cuda_back(Recording* r, list marks) except -1:
+    """What these streams capture next comes behind these nodes, whatever they captured since."""
+    cdef int32_t k
+    stream_back(r.stream, marks[0])
+    for k in range(r.spread_open): stream_back(r.spread.others[k].stream, marks[1 + k])
+    return 0
+
+cdef int stream_back(void* stream, list mark) except -1:
     cdef cu.CUgraphNode* nodes = <cu.CUgraphNode*>malloc((len(mark) + 1) * sizeof(cu.CUgraphNode))
     cdef Py_ssize_t k
     cdef int code
     if nodes is NULL: raise MemoryError()
     for k in range(len(mark)): nodes[k] = <cu.CUgraphNode><uintptr_t>mark[k]
     code = cu.cuStreamUpdateCaptureDependencies(
-        cu_stream(r.stream), nodes, NULL, len(mark),
+        cu_stream(stream), nodes, NULL, len(mark),
         cu.CUstreamUpdateCaptureDependencies_flags_enum.CU_STREAM_SET_CAPTURE_DEPENDENCIES)
     free(nodes)
     return check(CUDA, code, CALL_CUT)

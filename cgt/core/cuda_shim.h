@@ -204,20 +204,6 @@ static int cuda_pool_checkpoint(void* pool, void** made, int n, void** state) no
   }
 }
 
-// What of a recording's own pool outlives it: memory without owners from now on, until the pool is dropped. 1: somebody else has more.
-static int cuda_pool_keep(void* pool, void** made, int n) noexcept {
-  auto* p = static_cast<CudaPool*>(pool);
-  try {
-    std::unordered_set<void*> all(made, made + n);
-    if (!c10::cuda::CUDACachingAllocator::checkPoolLiveAllocations(p->device, p->id, all)) return 1;
-    p->ours = std::move(all);
-    return 0;
-  } catch (const std::exception& e) {
-    PyErr_SetString(PyExc_RuntimeError, e.what());
-    return -1;
-  }
-}
-
 // Was the storage that begins at this address allocated in the recording under way? -1: an exception is set. Walks the pool.
 static int cuda_pool_made(void* pool, void* at) noexcept {
   auto* p = static_cast<CudaPool*>(pool);
@@ -369,24 +355,8 @@ static void dropout_buffer_made(const c10::OperatorHandle& op, c10::DispatchKeyS
 
 // Once, at import. (Inference mode passes it by: see node_why.)
 static void cuda_dropout_watch() {
-  const void* words;   // the recording's own: a state that is set may have others read
-  uint64_t since = 0;  // where the words that are read now were set
-  bool drew = false;   // did kernels read its own? A state that is set takes back how far they moved it
   static auto registered = c10::Dispatcher::singleton().registerImpl(
       {"aten::_cudnn_init_dropout_state", ""}, c10::DispatchKey::ADInplaceOrView,
-static bool generator_draws(GeneratorSwap* swap) {
-#if CGT_TORCH_MINOR >= 13
-  auto at = swap->ours->capture_states_.find(swap->capture_id);
-  if (at == swap->ours->capture_states_.end()) return swap->drew;
-  auto& now = *at->second;
-  const void* words = now.rng_state_seed_extragraph_.const_data_ptr();
-#else
-  auto& now = *swap->ours;
-  const void* words = now.seed_extragraph_.const_data_ptr();
-#endif
-  return swap->drew || (words == swap->words && now.offset_intragraph_ > swap->since);
-}
-
       c10::KernelFunction::makeFromBoxedFunction<&dropout_buffer_made>(), std::nullopt, nullptr, "cgt");
 }
 
@@ -399,7 +369,23 @@ struct GeneratorSwap {
   c10::intrusive_ptr<c10::GeneratorImpl> before;
   c10::intrusive_ptr<at::CUDAGeneratorState> ours;
   unsigned long long capture_id;
+  const void* words;   // the recording's own: a state that is set may have others read
+  uint64_t since = 0;  // where the words that are read now were set
+  bool drew = false;   // did kernels read its own? A state that is set takes back how far they moved it
 };
+
+static bool generator_draws(GeneratorSwap* swap) {
+#if CGT_TORCH_MINOR >= 13
+  auto at = swap->ours->capture_states_.find(swap->capture_id);
+  if (at == swap->ours->capture_states_.end()) return swap->drew;
+  auto& now = *at->second;
+  const void* words = now.rng_state_seed_extragraph_.const_data_ptr();
+#else
+  auto& now = *swap->ours;
+  const void* words = now.seed_extragraph_.const_data_ptr();
+#endif
+  return swap->drew || (words == swap->words && now.offset_intragraph_ > swap->since);
+}
 
 static void* generator_swap(PyObject* generator, PyObject* seed_word, PyObject* offset_word,
                             unsigned long long capture_id) noexcept {
@@ -418,7 +404,6 @@ static void* generator_swap(PyObject* generator, PyObject* seed_word, PyObject* 
     ours->seed_extragraph_ = seed;
     ours->offset_extragraph_ = offset;
 #endif
-  *drew = generator_draws(swap);
     auto* swap = new GeneratorSwap{g, cuda_generator(g)->graphsafe_get_state(), ours, capture_id, seed.const_data_ptr()};
     cuda_generator(g)->graphsafe_set_state(
         c10::make_intrusive<at::CUDAGeneratorImpl>(g.device().index(), ours));
@@ -433,6 +418,7 @@ static void* generator_swap(PyObject* generator, PyObject* seed_word, PyObject* 
 static uint64_t generator_restore(void* handle, int* drew) noexcept {
   auto* swap = static_cast<GeneratorSwap*>(handle);
   uint64_t advance = 0;
+  *drew = generator_draws(swap);
 #if CGT_TORCH_MINOR >= 13
   auto at = swap->ours->capture_states_.find(swap->capture_id);
   if (at != swap->ours->capture_states_.end()) advance = at->second->offset_intragraph_;
@@ -460,8 +446,6 @@ static void generator_follow(void* handle, unsigned long long capture_id) noexce
 
 // How far the recording has moved the generator, counted from the words that its kernels read now.
 static uint64_t generator_moved(void* handle) noexcept {
-  swap->drew = generator_draws(swap);
-  swap->since = moved;
   auto* swap = static_cast<GeneratorSwap*>(handle);
 #if CGT_TORCH_MINOR >= 13
   return swap->ours->capture_states_[swap->capture_id]->offset_intragraph_;
@@ -476,6 +460,8 @@ static void generator_point(void* handle, PyObject* seed_word, PyObject* offset_
   auto* swap = static_cast<GeneratorSwap*>(handle);
   const at::TensorBase& seed = reinterpret_cast<PyTensor*>(seed_word)->cdata;
   const at::TensorBase& offset = reinterpret_cast<PyTensor*>(offset_word)->cdata;
+  swap->drew = generator_draws(swap);
+  swap->since = moved;
 #if CGT_TORCH_MINOR >= 13
   auto& capture = swap->ours->capture_states_[swap->capture_id];
   capture->rng_state_seed_extragraph_ = seed;
@@ -532,7 +518,6 @@ static int cuda_absent() {
   return -1;
 }
 static inline int cuda_set_stream(int64_t, int) noexcept { return cuda_absent(); }
-static inline int cuda_pool_keep(void*, void**, int) noexcept { return cuda_absent(); }
 typedef int (*stream_test)(void* stream);
 static int cuda_pool_begin(void*, void*, stream_test) noexcept { return cuda_absent(); }
 static void cuda_pool_end(void*) noexcept {}
@@ -559,7 +544,7 @@ static void* generator_swap(PyObject*, PyObject*, PyObject*, unsigned long long)
   cuda_absent();
   return nullptr;
 }
-static uint64_t generator_restore(void*) noexcept { return 0; }
+static uint64_t generator_restore(void*, int*) noexcept { return 0; }
 static uint64_t generator_moved(void*) noexcept { return 0; }
 static void generator_point(void*, PyObject*, PyObject*, uint64_t) noexcept {}
 static inline void generator_give_back(PyObject*, uint64_t, uint64_t, uint64_t) noexcept {}

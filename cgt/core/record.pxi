@@ -5,6 +5,8 @@ cdef int record_begin(Table* t, int driver, int device, uintptr_t stream, uintpt
     """Behind the node that the path has come to. The caller holds the path's lock."""
     cdef id_t path = path_of(t, device), m
     cdef void* state = NULL
+    cdef Beside* b
+    cdef int32_t k
     assert not t.rec.active, "one recording at a time: dispatch.py holds the lock"
     memset(&t.rec, 0, sizeof(Recording))
     t.rec_patches.n = t.rec_reads.n = t.rec_vain.n = 0
@@ -24,10 +26,22 @@ cdef int record_begin(Table* t, int driver, int device, uintptr_t stream, uintpt
     t.rec.seconds[RESTORE] = now()
     check(driver, DRIVERS[driver].restore(&t.rec, state, <void**>t.rec_live.rows, t.rec_live.n),
           CALL_RESTORE)
+    for k in range(t.rec.spread.n if t.rec.spread is not NULL else 0):
+        b = &t.rec.spread.others[k]
+        check(driver, spread_restore(b, state_beside(t, t.rec.parent, b), <void**>t.rec_live.rows, t.rec_live.n), CALL_RESTORE)
     t.rec.seconds[CAPTURE] = now()
     t.rec.seconds[RESTORE] = t.rec.seconds[CAPTURE] - t.rec.seconds[RESTORE]
     check(driver, DRIVERS[driver].begin(&t.rec), CALL_BEGIN)
     return 0
+
+cdef void* state_beside(Table* t, id_t m, Beside* b) noexcept:
+    """The state of the pool on another GPU behind the last of these recordings that worked there. NULL: none did, or in another pool."""
+    cdef Beside* last
+    while m != NONE:
+        last = beside_of(node_row(t, m).spread, b.device)
+        if last is not NULL and last.pool == b.pool: return last.state
+        m = node_row(t, m).parent
+    return NULL
 
 cdef bint record_lost(Table* t) noexcept:
     """Did another thread move the path on while this was recorded, even if it came back to the parent? Then
@@ -53,7 +67,7 @@ cdef int record_words(Table* t, object generator, object seed_word, object offse
     p.slot = NONE
     p.generator = <PyObject*>generator
     p.to = tensor_ptr(<PyObject*>seed_word)
-    p.device = t.rec.device
+    p.device = tensor_device(<PyObject*>seed_word)
     p.told[0], p.told[1] = now
     return check(t.rec.driver, DRIVERS[t.rec.driver].words(&t.rec, p), CALL_WORDS)
 

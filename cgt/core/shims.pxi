@@ -214,7 +214,6 @@ cdef extern from "cuda_shim.h" namespace "cgt":
     int cuda_pool_restore(void* pool, void* state, void** live, int n) noexcept
     int cuda_pool_spend(void* pool, void* at) noexcept
     int cuda_pool_checkpoint(void* pool, void** made, int n, void** state) noexcept
-    int cuda_pool_keep(void* pool, void** made, int n) noexcept
     int cuda_pool_made(void* pool, void* at) noexcept
     int cuda_pool_free(void* pool, void* stream, PyObject* into) noexcept
     int64_t cuda_dropout_now(int device) noexcept

@@ -3,7 +3,7 @@
 
 def begin(int driver, int device, uintptr_t stream, uintptr_t pool, list others):
     """Begin a recording behind the node that the device's path has come to, its pool put back to
-    that node's state. The caller holds the paths. pool: from pool_new, or 0. others: [(device, stream, ids as of pool_new), ...] of the
+    that node's state. The caller holds the paths. pool: from pool_new, or 0. others: [(device, stream, pool), ...] of the
     GPUs on which it works besides."""
     record_begin(&TABLE, driver, device, stream, pool, others)
 
@@ -26,7 +26,7 @@ def graph_length():
 
 
 def graph_mark():
-    """The nodes behind which the stream's next one will stand."""
+    """For each stream of the capture under way (one for each GPU): the nodes behind which its next one will stand."""
     return cuda_mark_here(&TABLE.rec)
 
 
@@ -36,13 +36,13 @@ def graph_shots(int first):
     return [cuda_shot(<cu.CUgraphNode><uintptr_t>node) for node in cuda_nodes(&TABLE.rec, first)]
 
 
-def graph_back(int first, list mark):
-    """Nodes from this one on are taken out when the graph is complete; what comes next stands behind `mark`."""
+def graph_back(int first, list marks):
+    """Nodes from this one on are taken out when the graph is complete; what comes next stands behind `marks` (of graph_mark)."""
     cdef int32_t k
     for node in cuda_nodes(&TABLE.rec, first):
         k = column_add(&TABLE, &TABLE.rec_vain, 1)
         (<void**>TABLE.rec_vain.rows)[k] = <void*><uintptr_t>node
-    cuda_back(&TABLE.rec, mark)
+    cuda_back(&TABLE.rec, marks)
 
 
 def scalar_words(uintptr_t node, list words):
