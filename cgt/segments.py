@@ -83,17 +83,19 @@ def is_between(seen):
     """Is this a point of the function's own at which a segment can end?"""
     if seen.graph is not None or seen.acts or seen.bodies:
         return False
+    if seen.others and torch.is_grad_enabled() and any(t.requires_grad for t in seen.leaves):
+        return False  # what runs in vain would have to leave gradients on all of them alone: see note_grads
     return not (seen.driver == CUDA and core.is_in_node())  # in autograd's thread, which cannot end a capture of this one's
 
 
 def may_end(seen):
     """May a segment end here, behind which something runs that must not run twice?"""
-    return is_between(seen) and not seen.others and all(sid in seen.made for sid in seen.written)
+    return is_between(seen) and all(sid in seen.made for sid in seen.written)
 
 
 def may_read(seen):
     """May a segment end here, behind which the call can turn out to go another way?"""
-    if not is_between(seen) or seen.others:
+    if not is_between(seen):
         return False
     outside = seen.written - seen.made.keys()
     outside = {sid for sid in outside if not is_carried(seen, sid)}
@@ -154,7 +156,7 @@ def undo(seen, ran):
     """A recording came to nothing of which so many segments ran, on the host all of it: what they wrote outside is as it was."""
     for one in reversed(seen.undos):
         if one.segment < ran or seen.driver == HOST:
-            core.move_bytes(seen.device, core.address(one.to), core.address(one.saved), one.nbytes)
+            core.move_bytes(one.to.get_device(), core.address(one.to), core.address(one.saved), one.nbytes)
 
 
 def undo_rows(seen):

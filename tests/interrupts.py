@@ -120,14 +120,15 @@ def at_moment(k, call):
 
 def after_microseconds(n, call):
     """call(), interrupted by a timer, at the first of the places meant above."""
-    where, over = "", False
+    where, over, pause = "", False, 1e-5
 
     def handler(number, frame):
-        nonlocal where
+        nonlocal where, pause
         if over:
             return
         if not counts_in(frame):
-            signal.setitimer(signal.ITIMER_REAL, 1e-5)
+            pause = min(2 * pause, 1e-4)  # where this is slow (traced, on a busy machine), the next one would come while it runs
+            signal.setitimer(signal.ITIMER_REAL, pause)
             return
         where = f"{frame.f_code.co_filename}:{frame.f_lineno} {frame.f_code.co_name}"
         raise KeyboardInterrupt("by a timer")

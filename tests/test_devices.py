@@ -455,9 +455,13 @@ def test_recording_is_freed_while_its_results_are_held():
     assert torch.cuda.memory_allocated(1) <= before
 
 
-@pytest.mark.parametrize("call", ["begin", "end", "instantiate", "checkpoint", "launch", "order"])
-def test_driver_call_that_fails(call):
-    function = lambda x: (x * 2).to("cuda:1") + 1  # noqa: E731
+@pytest.mark.parametrize("reads", [False, True])
+@pytest.mark.parametrize("call", ["begin", "end", "instantiate", "checkpoint", "launch", "order", "cut", "wait"])
+def test_driver_call_that_fails(call, reads):
+    def function(x):
+        y = (x * 2).to("cuda:1")
+        return y + 1 if not reads or y.sum() > 0 else y - 1
+
     f = cgt.jit(function)
     f(inputs(0, 0))
     core.fault_set(call, 0, 2)
@@ -467,7 +471,7 @@ def test_driver_call_that_fails(call):
             try:
                 assert same(f(x), function(x))
             except cgt.CgtError:
-                assert call in ("launch", "order")
+                assert call in ("launch", "order", "wait")
     finally:
         core.fault_set("", 0, 0)
     f = cgt.jit(function)
@@ -615,31 +619,99 @@ def test_dropout_of_a_recurrent_layer_on_the_other_device():
     assert cgt.stats(g).replays >= CALLS - 6, cgt.explain(g)
 
 
-@tells("other_device")
-def test_choices_on_several_devices_run_eagerly():
-    """Values that are read in the middle, conditions on the device, eager parts."""
+def replayed(function, *given, calls=3 * CALLS):
+    """f of `function`, called as eager; with what inputs(k, d) gives for each GPU d of `given`."""
+    f = cgt.jit(function)
+    for k in range(calls):
+        xs = [inputs(k, d) for d in given]
+        with torch.cuda.device(k // 4 % 2):
+            assert all(map(same, torch.utils._pytree.tree_leaves(f(*xs)), torch.utils._pytree.tree_leaves(function(*xs)))), cgt.explain(f)
+    return f
+
+
+def test_value_read_on_either_device_chooses():
+    """Before and behind what goes from the one to the other, and what is waited for there."""
+
+    def function(x, y):
+        z = (x * 2).to("cuda:1") + y
+        if x.sum() > 0:
+            z = z.flip(0)
+        w = (z @ z.T).to("cuda:0")
+        return (w + 1, z) if z.mean() > 0 else (w.cos(), z * 2)
+
+    f = replayed(function, 0, 1, calls=6 * CALLS)
+    assert cgt.stats(f).replays >= 3 * CALLS, cgt.explain(f)
+
+
+def test_number_read_on_another_device_is_computed_with():
+    f = replayed(lambda x: (y := x.to("cuda:1")) / y.norm().item(), 0)
+    assert cgt.stats(f).replays >= 2 * CALLS, cgt.explain(f)
+
+
+def test_writes_before_a_value_that_goes_another_way_are_undone():
+    def run(wrap):
+        seen, total = torch.zeros(16, device="cuda:1"), torch.zeros(16, device="cuda:0")
+
+        def function(x):
+            y = x.sum(0)
+            total.add_(y)
+            seen.add_(y.to("cuda:1"))
+            if seen.mean() > 0:
+                return seen * 2
+            return (total - 1).to("cuda:1")
+
+        f = wrap(function)
+        found = [f(inputs(k, 0)) for k in range(6 * CALLS)]
+        return [*found, seen, total], f
+
+    with torch.no_grad():
+        (want, _), (got, f) = run(lambda f: f), run(cgt.jit)
+    assert all(map(same, got, want)) and cgt.stats(f).replays >= CALLS, cgt.explain(f)
+
+
+def test_eager_part_and_op_apart_between_graphs_of_both_devices():
     shown = []
-    look = cgt.eager(lambda x: shown.append(x.device.index))
+    look = cgt.eager(lambda x: shown.append(x.sum().item()))
 
-    def reads(x):
-        y = (x * 2).to("cuda:1")
-        return y + 1 if y.sum() > 0 else y
+    def looks(x):
+        y = (x * 2).to("cuda:1") + 1
+        z = y.to("cuda:0")
+        look(z)
+        return (z * 2).to("cuda:1") + y
 
+    def decomposes(x):
+        y = (x @ x.T).to("cuda:1")
+        values = torch.linalg.eigvalsh(y + y.T)
+        return (values * 2).to("cuda:0") + x.sum()
+
+    assert cgt.stats(f := replayed(looks, 0)).replays >= 2 * CALLS, cgt.explain(f)
+    assert shown == [s for k in range(3 * CALLS) for s in [((inputs(k, 0) * 2).to("cuda:1") + 1).to("cuda:0").sum().item()] * 2]
+    assert cgt.stats(f := replayed(decomposes, 0)).replays >= 2 * CALLS, cgt.explain(f)
+
+
+@tells("other_device")
+def test_condition_on_several_devices_runs_eagerly():
     def chooses(x):
         y = (x * 2).to("cuda:1")
         return torch.cond(x.sum() > 0, lambda x: x * 2, lambda x: x - 1, (x,)), y
 
-    def looks(x):
-        y = (x * 2).to("cuda:1")
-        look(y)
-        return y + 1
+    f = replayed(chooses, 0, calls=CALLS)
+    assert cgt.stats(f).replays == 0 and cgt.stats(f).reasons, cgt.explain(f)
 
-    for function in (reads, chooses, looks):
-        f = cgt.jit(function)
-        for k in range(CALLS):
-            x = inputs(k, 0)
-            assert all(map(same, torch.utils._pytree.tree_leaves(f(x)), torch.utils._pytree.tree_leaves(function(x))))
-        assert cgt.stats(f).replays == 0 and cgt.stats(f).reasons, cgt.explain(f)
+
+def test_value_read_in_a_step_on_several_devices_runs_eagerly():
+    model = Spread(dropout=0.0)
+
+    def step(x):
+        model.zero_grad()
+        y = model(x).square().mean()
+        y.backward()
+        return y.detach() * 2 if y.item() > 0.5 else y.detach()
+
+    f = cgt.jit(step)
+    for k in range(CALLS):
+        assert same(f(sequences(k)), step(sequences(k)))
+    assert cgt.stats(f).replays == 0 and cgt.stats(f).reasons, cgt.explain(f)
 
 
 def test_capture_that_fails_leaves_both_devices_as_they_were():

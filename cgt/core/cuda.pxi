@@ -240,16 +240,28 @@ cdef int spread_part(Spread* s, int device, void* stream) noexcept nogil:
         if code == 0: code = cuda_follow(&s.event, device, stream, s.others[k].device, cuda_current_stream(s.others[k].device))
     return code
 
+cdef inline int launch_among(Driver* d, Spread* s, void* exec_, void* stream, int device, string* error) noexcept nogil:
+    """Launch a graph of a recording that works on these GPUs, too, or on no others (NULL)."""
+    cdef int code
+    if s is NULL: return d.launch(exec_, stream, device, error)
+    code = spread_meet(s, device, stream)
+    if code == 0: code = d.launch(exec_, stream, device, error)
+    return code if code else spread_part(s, device, stream)
+
 cdef int spread_begin(Recording* r) noexcept:
-    """The capture forks to the others, whose memory is routed."""
+    """The others' memory is routed."""
     cdef int32_t k
-    cdef int code = 0
     for k in range(r.spread.n if r.spread is not NULL else 0):
-        if code: break
         if cuda_pool_begin(r.spread.others[k].pool, r.spread.others[k].stream, cuda_joined) != 0: return 1
         r.spread_open = k + 1
-        cuda_mark(r.spread.others[k].device, 1)
-        code = cuda_follow(&r.spread.event, r.device, r.stream, r.spread.others[k].device, r.spread.others[k].stream)
+    return 0
+
+cdef int spread_fork(Recording* r) noexcept:
+    """The capture forks to them."""
+    cdef int32_t k
+    cdef int code = 0
+    for k in range(r.spread_open):
+        if code == 0: code = cuda_follow(&r.spread.event, r.device, r.stream, r.spread.others[k].device, r.spread.others[k].stream)
     return code
 
 cdef int spread_join(Recording* r) noexcept:
@@ -259,13 +271,19 @@ cdef int spread_join(Recording* r) noexcept:
         if code == 0: code = cuda_follow(&r.spread.others[k].event, r.spread.others[k].device, r.spread.others[k].stream, r.device, r.stream)
     return code
 
-cdef void spread_end(Recording* r) noexcept:
-    """The capture is over."""
+cdef void capturing_set(Recording* r, int on) noexcept:
+    """A capture begins, or is over, on all of them."""
     cdef int32_t k
-    for k in range(r.spread_open):
-        cuda_mark(r.spread.others[k].device, 0)
-        cuda_pool_end(r.spread.others[k].pool)
+    r.capturing = on
+    cuda_mark(r.device, on)
+    for k in range(r.spread_open): cuda_mark(r.spread.others[k].device, on)
+
+cdef void pools_end(Recording* r) noexcept:
+    cdef int32_t k
+    for k in range(r.spread_open): cuda_pool_end(r.spread.others[k].pool)
     r.spread_open = 0
+    if r.pool_open: cuda_pool_end(r.pool)
+    r.pool_open = 0
 
 cdef int spread_restore(Beside* b, void* state, void** live, int n) noexcept:
     cdef OnDevice here
@@ -290,17 +308,16 @@ cdef int cuda_resume(Recording* r) noexcept:
     code = cu.cuStreamBeginCapture(
         cu_stream(r.stream), cu.CUstreamCaptureMode_enum.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL)
     if code: return code
-    r.capturing = 1
-    cuda_mark(r.device, 1)
-    return 0
+    capturing_set(r, 1)
+    return spread_fork(r)
 
 cdef int cuda_begin(Recording* r) noexcept:
     cdef int code = fault(CALL_BEGIN)
     if code: return code
     if cuda_pool_begin(r.pool, r.stream, cuda_joined) != 0: return 1
     r.pool_open = 1
-    code = cuda_resume(r)
-    return code if code else spread_begin(r)
+    code = spread_begin(r)
+    return code if code else cuda_resume(r)
 
 cdef unsigned long long cuda_capture_id(Recording* r) noexcept:
     cdef cu.CUstreamCaptureStatus status
@@ -429,11 +446,8 @@ cdef int cuda_end(Recording* r, Patch* patches, int32_t n_patches) noexcept:
     joined = spread_join(r)
     code = cu.cuStreamEndCapture(cu_stream(r.stream), &graph)
     if joined: code = joined
-    r.capturing = 0
-    cuda_mark(r.device, 0)
-    spread_end(r)
-    cuda_pool_end(r.pool)
-    r.pool_open = 0
+    capturing_set(r, 0)
+    pools_end(r)
     r.graph = <void*>graph
     if code == 0: code = told
     if code: return code
@@ -462,12 +476,13 @@ cdef int cuda_cut(Recording* r, Read* read) noexcept:
     cdef cu.CUgraph graph = NULL
     cdef cu.CUgraphExec exec_ = NULL
     cdef size_t n = 0
-    cdef int code, told = fault(CALL_CUT)
+    cdef int code, joined, told = fault(CALL_CUT)
     here.go(r.device)
+    joined = spread_join(r)
     code = cu.cuStreamEndCapture(cu_stream(r.stream), &graph)
     if code == cu.cudaError_enum.CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD: return code      # it goes on
-    r.capturing = 0
-    cuda_mark(r.device, 0)
+    if joined: code = joined
+    capturing_set(r, 0)
     read.graph = <void*>graph
     if code == 0: code = told
     if code == 0: code = cuda_thin(&TABLE.rec_vain)
@@ -598,12 +613,8 @@ cdef void cuda_abort(Recording* r) noexcept:
     if r.capturing:
         cu.cuStreamEndCapture(cu_stream(r.stream), &graph)     # also clears an invalidated capture
         if graph is not NULL: cu.cuGraphDestroy(graph)
-        r.capturing = 0
-        cuda_mark(r.device, 0)
-    spread_end(r)
-    if r.pool_open:
-        cuda_pool_end(r.pool)
-        r.pool_open = 0
+        capturing_set(r, 0)
+    pools_end(r)
     cuda_destroy(r.graph, r.exec, NULL, r.state)
     r.graph = r.exec = r.state = NULL
     spread_free(r.spread)

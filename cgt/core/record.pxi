@@ -198,7 +198,7 @@ cdef bytes record_cut(Table* t, uintptr_t at, int64_t nbytes, bytes value, bint 
             call = CALL_LAUNCH
             exec_ = rec_read(t, k).exec
             with nogil:
-                code = d.launch(exec_, stream, p.device, &error)
+                code = launch_among(d, t.rec.spread, exec_, stream, p.device, &error)
                 ran = code == 0
                 if ran: code = d.wait(stream, p.device)
     # Nobody waits for this stream, which captures again: what ran on it is done. Resume, whatever happened: what the
@@ -531,9 +531,7 @@ cdef int record_run_once(Table* t, list tensors) except -1:
     for k in range(t.rec_patches.n):
         if rec_patch(t, k).kind == WORDS: words_bind(first, rec_patch(t, k), d)
     t.rec.ran = 1
-    if t.rec.spread is not NULL: check(t.rec.driver, spread_meet(t.rec.spread, p.device, stream), CALL_ORDER)
-    check(t.rec.driver, d.launch(t.rec.exec, stream, p.device, &error), CALL_LAUNCH)
-    if t.rec.spread is not NULL: check(t.rec.driver, spread_part(t.rec.spread, p.device, stream), CALL_ORDER)
+    check(t.rec.driver, launch_among(d, t.rec.spread, t.rec.exec, stream, p.device, &error), CALL_LAUNCH)
     for x in tensors:
         if d.rescue(tensor_storage(<PyObject*>x), <PyObject*>x, p.device) != 0: raise_pending()
     return 0

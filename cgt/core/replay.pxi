@@ -359,9 +359,7 @@ cdef object replay(Table* t, id_t n, PyObject** leaves, void* stream, bint launc
         if launch:
             if node_row(t, n).watchdog is not NULL: (<Watchdog*>node_row(t, n).watchdog).note(stream)
             with nogil:
-                code = spread_meet(spread, device, stream) if spread is not NULL else 0
-                if code == 0: code = d.launch(exec_, stream, device, &error)
-                if code == 0 and spread is not NULL: code = spread_part(spread, device, stream)
+                code = launch_among(d, spread, exec_, stream, device, &error)
                 if code == 0 and waits: code = d.wait(stream, device)
             if code != 0: raise driver_error(driver, code, CALL_LAUNCH, &error)
         if waits: result = outs_give(t, n, leaves, backward)

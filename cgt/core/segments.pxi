@@ -154,6 +154,7 @@ cdef int32_t reads_run(Table* t, id_t n, id_t s, Driver* d, void* stream, PyObje
     cdef PyObject* part
     cdef bint waits
     cdef string error
+    cdef Spread* spread = node_row(t, n).spread
     cdef int32_t k = 0
     while k < node_row(t, n).len[READS]:
         exec_ = node_read(t, node_row(t, n), k).exec
@@ -161,7 +162,7 @@ cdef int32_t reads_run(Table* t, id_t n, id_t s, Driver* d, void* stream, PyObje
         part = node_read(t, node_row(t, n), k).island
         waits = k >= known or node_read(t, node_row(t, n), k).number != NONE
         with nogil:
-            code = d.launch(exec_, stream, device, &error)
+            code = launch_among(d, spread, exec_, stream, device, &error)
             if code == 0 and tape is not NULL: code = DRIVERS[HOST].launch(tape, NULL, -1, &error)
             elif code == 0 and part is NULL and waits: code = d.wait(stream, device)
         if code != 0: raise driver_error(driver, code, CALL_LAUNCH, &error)
@@ -183,7 +184,7 @@ cdef int writes_undo(Table* t, id_t n, int32_t last) except -1:
     for k in range(node.len[UNDOS] - 1, -1, -1):
         u = node_undo(t, node, k)
         if u.segment > last: continue
-        check(p.driver, DRIVERS[p.driver].move(tensor_ptr(u.to), tensor_ptr(u.saved), u.nbytes, p.device), CALL_MOVE)
+        check(p.driver, DRIVERS[p.driver].move(tensor_ptr(u.to), tensor_ptr(u.saved), u.nbytes, tensor_device(u.to)), CALL_MOVE)
     return 0
 
 cdef uint64_t reads_key(Table* t, id_t n, int32_t known) noexcept:
