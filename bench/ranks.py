@@ -253,8 +253,7 @@ def with_figures(page, record):
         row(f"encoder of 8 layers, half of them on each GPU, one process, {what}: host", us["eager"][0], us["jit"][0])
         row("wall", us["eager"][1], us["jit"][1])
     us = record["all_reduce"]
-    earlier = f", at {us['commit'][:7]}" if "commit" in us else ""  # a section that was not made anew
-    row(f"`all_reduce` of 4 KiB{earlier}: host (a graph made by hand: {us['graph'][0]:.1f})", us["eager"][0], us["jit"][0], 1)
+    row(f"`all_reduce` of 4 KiB: host (a graph made by hand: {us['graph'][0]:.1f})", us["eager"][0], us["jit"][0], 1)
     row(f"wall (a graph made by hand: {us['graph'][1]:.1f})", us["eager"][1], us["jit"][1], 1)
     equal = all(one["equal"] for one in (*record["models"].values(), *record["sharded"].values()))
     rows += ["", f"The first {SETTLING} losses are {'equal to the last bit' if equal else 'NOT equal'} on both ranks."]

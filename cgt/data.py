@@ -102,6 +102,7 @@ class State:
     drivers: dict = fresh(dict)  # kinds of device among the arguments -> driver, once warmed
     homes: dict = fresh(dict)  # of devices.learn_home
     gpus: set = fresh(set)  # on which one call works, if it is several
+    loose: dict = fresh(dict)  # memory that a recording read and nothing leads to, while other threads ran ops: id -> its name
     account: Account = fresh(Account)
     reasons: dict = fresh(dict)  # why calls ran eagerly -> how many did
     verdicts: dict = fresh(dict)  # (spec, ambient state, shapes), or None for all -> Verdict
@@ -454,6 +455,7 @@ class Seen:
     hooked: bool = False  # other hooks for saved tensors beside ours: a checkpoint's, say
     seeds: bool = False  # an attention keeps random numbers for its backward
     elsewhere: str = ""  # the first op that a thread ran meanwhile which nobody sees
+    gave_work: bool = False  # and the run had given work to threads, or waited for them
     strays: bool = False  # ops met memory of the run's that no op had returned: kernels run that are not seen
     again: bool = False  # the next recording will fare better
     escaped: bool = False  # something of it outlived the call

@@ -220,11 +220,6 @@ def loose_in(plan, seen):
     return [core.alias(t) for sid, t in seen.touched.items() if sid not in known]
 
 
-def vet_loose(plan, seen):
-    """A sentence if it read such memory while other threads ran ops: one of them may make it anew at each call."""
-    return errors.op_elsewhere(seen.elsewhere) if seen.elsewhere and loose_in(plan, seen) else None
-
-
 def copied_with(plan, seen):
     """id of a tensor -> the slot from whose copy it is read: its own, or that of one at its address that it lies in."""
     tensors, copied = all_tensors(plan), {}

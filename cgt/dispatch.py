@@ -534,7 +534,8 @@ def warm(call, sources=()):
         devices.learn_home(state.homes, seen.devices)
         reason = None
     gpus = devices.gpus_of(seen.devices)
-    state.gpus |= gpus if len(gpus) > 1 else set()
+    if len(gpus) > 1:
+        state.gpus |= gpus
     for path, t, was in zip(flat.paths, flat.tensors, before, strict=True):
         if describe.memory_of(t) != was:  # a capture could not always be undone
             reason = reason or errors.replaced(path)
@@ -695,8 +696,8 @@ def draft_node(call, attempt):
     try:
         note_strays(seen, describe.tensors_of(seen, attempt.result))
         empties.settle_empties(plan.places, plan.lone, plan.changed)
-        reason = vet_code(state, seen) or describe.vet_loose(plan, seen) or vet_spent(plan, seen) or vet_strays(state, seen) or vet_follows(state, plan, seen)
-        reason = reason or islands.vet_parts(call.function, plan, seen) or vet_back(state, plan, seen)
+        reason = vet_code(state, seen) or vet_spent(plan, seen) or vet_strays(state, seen) or vet_follows(state, plan, seen)
+        reason = reason or vet_loose(state, plan, seen) or islands.vet_parts(call.function, plan, seen) or vet_back(state, plan, seen)
         if reason is None:
             plan = attempt.plan = find_moving(state, plan, seen)
             reason = errors.used_elsewhere(plan.kept[0].place.path) if plan.free is None else learn_replaced(state, plan, seen)
@@ -877,6 +878,16 @@ def vet_back(state, plan, seen):
     state.fixed.update(lost)
     seen.again = True
     return errors.no_way_back(lost[0])
+
+
+def vet_loose(state, plan, seen):
+    """A sentence if other threads ran ops while this one read memory to which nothing leads: one of them may make it anew at each call. What
+    the recording before this one met lasts (a cache's)."""
+    loose = {core.storage_id(t): core.storage_name(t) for t in describe.loose_in(plan, seen)} if seen.elsewhere else {}
+    if loose.keys() <= state.loose.keys():
+        return None
+    seen.again, state.loose = not state.loose, loose
+    return errors.op_elsewhere(seen.elsewhere)
 
 
 def vet_strays(state, seen):

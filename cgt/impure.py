@@ -44,6 +44,7 @@ IMPURE = {  # core.method_id -> what the builtin function is called in a reason.
         (datetime.date, "today"),
         (os, "urandom getrandom times getloadavg listdir scandir stat lstat access open read pread readlink"),
         (builtins, "input open"),
+        (sys.modules.get("numpy"), "fromfile"),  # torch has imported it, where it is there
         (io, "open_code"),
         *((cls, READS) for cls in (io.TextIOWrapper, io.BufferedReader, io.BufferedRandom, io.FileIO)),
         (random.Random.__base__, "random getrandbits seed"),
@@ -57,7 +58,7 @@ IMPURE.pop(0, None)  # what is no builtin function everywhere
 # Modules whose calls are no draws of the function's, whoever calls them: they write and import. ipykernel and
 # pytest stand behind sys.stdout.
 QUIET = frozenset(("logging", "warnings", "traceback", "linecache", "importlib", "ipykernel", "_pytest"))
-LOADERS = ("torch.serialization", "numpy.lib")  # what these read of files is what the function asked for
+LOADERS = ("torch.serialization", "numpy.lib", "numpy._core.memmap", "numpy.core.memmap")  # what these read of files is what the function asked for
 
 
 def tap(seen, is_mine):

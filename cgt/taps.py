@@ -333,10 +333,16 @@ HANDOVERS = frozenset(
 )  # fmt: skip
 
 
-def tap_threads(told):
-    """A bracket: add the name of the first op to the list `told` that another thread runs inside, one that nobody sees."""
+def tap_threads(heard):
+    """A bracket: heard(name) of the first op that a thread ran inside which nobody sees, if there was one."""
     handles = []
-    return functools.partial(core.listen_begin, handles), lambda: told.extend(filter(None, [core.listen_end(handles)]))
+
+    def end():
+        op = core.listen_end(handles)
+        if op:
+            heard(op)
+
+    return functools.partial(core.listen_begin, handles), end
 
 
 # --- autograd -------------------------------------------------------------------------------------

@@ -158,18 +158,15 @@ def run(seen, function, args, kwargs):
         (lambda: None, functools.partial(readout.close, seen)),
         tap_forks(lambda: is_mine() or forks.is_imagined(seen), functools.partial(forks.see_fork, seen, forks.modules())),
         tap_kernels(), tap_sharding(is_mine), *regions, *packing(seen, is_mine), impure.tap(seen, is_mine), live.tap(seen, is_mine),
-        one_thread(seen.others),
+        one_thread(seen.others), tap_threads(functools.partial(hear, seen)),  # the last is the first to end
     ]  # fmt: skip
-    elsewhere = []
-    brackets.append(tap_threads(elsewhere))
     counters.begin(seen)
     before = references(seen)
     called = functools.partial(given, seen, observer, function, args, kwargs)
     result = live.close(seen, [core.within(brackets, called)])  # a caller's stack may hold what it passes
     finite.close(seen, getattr(function, "__qualname__", "a function"))
     seen.is_own = sys.getrefcount(result) <= 2  # ours and the question's
-    if elsewhere:
-        seen.elsewhere = elsewhere[0]
+    if seen.gave_work:
         vet_threads(seen)
     seen.imported = impure.imported(seen.started)
     seen.ran = impure.code_of_function(seen.started, seen.imported)
@@ -187,11 +184,14 @@ def run(seen, function, args, kwargs):
     return result
 
 
+def hear(seen, op):
+    """A thread ran this op meanwhile that nobody sees. Did this run give work to one, or wait for one? Asked before the code of other threads
+    counts as its own (tap_calls): they give each other work, too."""
+    seen.elsewhere, seen.gave_work = op, not HANDOVERS.isdisjoint(seen.started)
+
+
 def vet_threads(seen):
-    """Refuse a run that gave work to other threads, or waited for them, while one ran ops: no recording has these, and a number of ours was
-    none there."""
-    if HANDOVERS.isdisjoint(seen.started):
-        return
+    """Refuse such a run: no recording has what the other thread did, and a number of ours was none there."""
     sentence = errors.op_elsewhere(seen.elsewhere)
     refuse(seen, sentence)
     if seen.live is not None:
@@ -549,8 +549,9 @@ def see_dropout(seen, packet, dropout, train, buffer):
 
 
 def vet_generator(seen, op, generator, drawn):
-    """Refuse a draw from a generator of the program's own on another GPU: the words that kernels of a recording read are on its home."""
-    strange = next((t for t in drawn if generator.device.type == "cuda" and is_elsewhere(seen, t)), None)
+    """Refuse a draw on another GPU than that on which the words of this generator are, which kernels of the recording read."""
+    rng = seen.rng.get(core.generator_id(generator))
+    strange = next((t for t in drawn if t.device != rng.words.device), None) if rng is not None else None
     if strange is not None:
         refuse(seen, errors.spread_draws(str(op), user_line(seen), strange.device, name_of(seen.device)))
 

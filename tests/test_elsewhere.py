@@ -3,6 +3,8 @@ eagerly; threads of the program's own, which have nothing to do with it, are in 
 
 import collections
 import concurrent.futures
+import functools
+import logging
 import queue
 import threading
 import time
@@ -155,6 +157,55 @@ def test_threads_of_the_programs_own_are_in_nobodys_way(device):
     assert cgt.stats(f).replays >= 6, cgt.explain(f)
 
 
+@pytest.fixture
+def server():
+    """Threads that give each other work, with ops in it, all the time."""
+    over, work = threading.Event(), queue.Queue()
+
+    def serve():
+        while (one := work.get()) is not None:
+            one()
+
+    def feed():
+        while not over.is_set():
+            work.put(lambda: torch.ones(5).tanh().sum())
+            time.sleep(0.0002)
+
+    threads = [threading.Thread(target=serve), threading.Thread(target=serve), threading.Thread(target=feed)]
+    for thread in threads:
+        thread.start()
+    yield
+    over.set()
+    threads[2].join()
+    for _ in range(2):
+        work.put(None)
+    for thread in threads:
+        thread.join()
+
+
+@functools.lru_cache(None)
+def table(n, device):
+    return torch.arange(float(n), device=device)
+
+
+IN_A_SERVER = {
+    "names its thread": lambda x: (threading.current_thread().name, x * 2)[1],
+    "logs": lambda x: (logging.getLogger("cgt_test").warning("a step"), x * 2)[1],
+    "reads a cache": lambda x: x * table(300, x.device),
+}
+
+
+@pytest.mark.parametrize("function", IN_A_SERVER.values(), ids=IN_A_SERVER.keys())
+def test_function_of_a_server_replays(device, server, function, caplog):
+    """What its other threads give each other is none of the function's; a cache's memory stays."""
+    f = cgt.jit(function)
+    for k in range(30):
+        x = torch.full((300,), float(k), device=device)
+        want = x * (table(300, x.device) if function is IN_A_SERVER["reads a cache"] else 2)
+        assert torch.equal(f(x), want)
+    assert cgt.stats(f).replays >= 20, cgt.explain(f)
+
+
 def test_other_thread_that_runs_no_ops_may_be_asked(device):
     pool = concurrent.futures.ThreadPoolExecutor(1)
     pool.submit(lambda: None).result()
@@ -163,6 +214,23 @@ def test_other_thread_that_runs_no_ops_may_be_asked(device):
         x = torch.full((3,), float(k), device=device)
         assert torch.equal(f(x), x * 3)
     assert cgt.stats(f).replays >= 5, cgt.explain(f)
+    pool.shutdown()
+
+
+def test_eager_part_may_give_work_to_threads(device):
+    pool, got = concurrent.futures.ThreadPoolExecutor(1), []
+    part = cgt.eager(lambda y: got.append(pool.submit(lambda: (y * 2).sum().item()).result()))
+
+    def function(x):
+        y = x * 2
+        part(y)
+        return y + 1
+
+    f = cgt.jit(function)
+    for k in range(8):
+        x = torch.full((3,), float(k), device=device)
+        assert torch.equal(f(x), x * 2 + 1)
+    assert got == [12.0 * k for k in range(8)] and cgt.stats(f).replays >= 5, cgt.explain(f)
     pool.shutdown()
 
 

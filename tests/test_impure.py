@@ -231,7 +231,10 @@ def test_file_that_the_function_reads(device, tmp_path, how):
     assert got == want and cgt.stats(f).replays == 0 and cgt.stats(f).reasons
 
 
-@pytest.mark.parametrize("load", [lambda p: torch.load(p)["scale"], lambda p: float(numpy.load(p))], ids=["torch", "numpy"])
+@pytest.mark.parametrize(
+    "load", [lambda p: torch.load(p)["scale"], lambda p: float(numpy.load(p)), lambda p: float(numpy.fromfile(p)[-1]), lambda p: float(numpy.memmap(p, float)[-1])],
+    ids=["torch", "numpy", "fromfile", "memmap"],
+)  # fmt: skip
 def test_file_that_is_loaded(device, tmp_path, load):
     path = tmp_path / "scale"
     f = cgt.jit(lambda x: x * load(path))
