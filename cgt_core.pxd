@@ -169,7 +169,6 @@ cdef struct Fn:
     uint64_t unknown            # of the values that the last call read, where no recording had them; or 0
     int32_t vain                # by how many more calls than not segments ran for values nobody has; at most VAIN
     int64_t born                # a stale id is told by this
-    int64_t audit_at            # the call with this number is compared with eager; 0: none
     int64_t calls, warmups, records, replays, eager, rebinds, copied_bytes, rescues, rescued_bytes
 
 cdef struct Spec:
@@ -227,6 +226,7 @@ cdef struct Node:
     int32_t n_graph_nodes
     int64_t exec_bytes          # CUDA: of the device, that the driver took for it; it takes pieces of some MiB, and not for each
     int64_t n_replay
+    int64_t audit_at            # the replay with this number is compared with eager; 0: none
     int64_t tried               # in which call of its function its segments ran last
 
 cdef struct Edge:               # a row of an open-addressed hash table; fn NONE: free

@@ -39,6 +39,7 @@ class Stats(NamedTuple):
     reasons: dict[str, int]
     seconds: dict[str, float]
     backward: Stats | None
+    audited: int
 
 class Recording(NamedTuple):
     name: str

@@ -58,10 +58,10 @@ def jit(fn=None, *, static_argnums=(), static_argnames=(), max_records=options.M
             "pinned" records again when an address changes; "copied" copies every plain argument.
         dynamic: names of arguments that are numbers and other ones at each call. One that changes is
             found out by itself, at the price of a call or two; this says it beforehand.
-        audit: "first:2,every:1000": the first two replays of each recording, and then each 1000th call, run
-            eagerly, too, from the same state, and are compared bit by bit; with rtol:1e-5 or atol:1e-8 beside,
-            as `torch.allclose` does. Where they part, eager's values stand, the recording goes, and a
-            `CgtWarning` names what is different. Environment: CGT_AUDIT.
+        audit: which replays of each recording run eagerly, too, from the same state, and are compared bit by
+            bit; by default "first:2,doubling:1": the first two, and then the 4th, 8th, 16th ...; "every:1000":
+            each 1000th; with rtol:1e-5 or atol:1e-8 beside, as `torch.allclose` does; "0": none. Where they part,
+            eager's values stand, the recording goes, and a `CgtWarning` names what is different. Environment: CGT_AUDIT.
         memory_budget: bytes, or "2GiB", that the recordings of the whole process may hold when another one of
             this function is made: else those go that ran longest ago and have none behind them. What counts is what
             `cgt.memory` tells of each. Environment: CGT_MEMORY_BUDGET.

@@ -2,101 +2,80 @@
 
 The replay runs first. What it changed is then put back, the function runs eagerly from the same state, and both are compared:
 results, tensors that were written, gradients, what lies in places, random generators. Where all is alike the replay's results and
-state stand. Where not, eager's do, which ran last; the recording is dropped, and the function runs eagerly for a while.
+state stand. Where not, eager's do, which ran last; the recording is dropped, and the function runs eagerly for a while. What is
+not alike when the recording runs once more proves nothing: kernels that sum in an order that nobody keeps.
 
-What the function does besides, prints, files, happens twice in such a call; its parts marked `cgt.eager` run once.
+By default the first two replays of each recording are compared, then its 4th, 8th, 16th ... What the function does besides happens
+once in such a call, as in eager: it prints, it takes a batch from a queue. Its parts marked `cgt.eager` run once, too.
 """
 
-import contextlib
 import functools
+import itertools
 import math
+import os
 import warnings
 from typing import Any, NamedTuple
 
 import cgt_core as core
 import torch
-from cgt_core import FITS, NONE
+from cgt_core import APPENDS, EMPTY
 
-from . import (
-    containers,
-    empties,
-    errors,
-    impure,
-    islands,
-    places,
-    pytree,
-    trace,
-    wrappers,
-)
+from . import containers, errors, impure, islands, places, pytree, trace, wrappers
 from .data import LIVE_NUMBER, Audits
-from .observe import buffer_for, fill, observe, version_of
-from .plan import device_of, driver_of, misses, place_in_tree, reach_generators, survey
+from .observe import buffer_for, fill, observe, span, version_of
+from .plan import device_of, driver_of, leaves_of, reach_generators
+from .taps import threads_beside
 
 LENGTHS = (places.DICT_LEN, places.LIST_LEN)
-FAR = 12  # calls that are no replays after which 2**FAR go by before the next one is looked at
 
 
 def parse(text):
-    """Audits of "first:2,every:1000,rtol:1e-5,atol:1e-8", of which parts may be left out; None of "". ValueError."""
-    if not text.strip():
+    """Audits of "first:2,every:1000,doubling:1,rtol:1e-5,atol:1e-8", of which parts may be left out; None of "0". ValueError."""
+    if text.strip() in ("", "0"):
         return None
     given = {name: float(value) for name, value in (part.split(":") for part in text.replace(" ", "").split(","))}
     known = all(math.isfinite(value) and value >= 0 for value in given.values()) and given.keys() <= set(Audits._fields)
-    first, every = given.pop("first", 0.0), given.pop("every", 0.0)
-    if not known or first != int(first) or every != int(every) or not (first or every):
+    counts = {name: given.pop(name, 0.0) for name in ("first", "every", "doubling")}
+    if not known or not any(counts.values()) or any(value != int(value) for value in counts.values()):
         raise ValueError(text)
-    return Audits(int(first), int(every), **given)
+    return Audits(**{name: int(value) for name, value in counts.items()}, **given)
 
 
 # --- which calls ------------------------------------------------------------------------------
 
 
-def begin(state):
-    """A recording was made: its first replays are compared."""
-    if state.opts.audit is not None:
-        state.audits_left, state.audits_missed = state.opts.audit.first, 0
-        plan_next(state, True)
+def plan_next(state, node):
+    """Which replay of a recording is compared next: the core hands over the call that would be it."""
+    if state.opts.audit is not None and node in state.keep:
+        core.node_audit(node, number_behind(state.opts.audit, core.node_facts(node).n_replay))
 
 
-def plan_next(state, compared):
-    """Which call comes next: the core hands it over, whatever it will be. Where it was no replay the next one may be, but what
-    does not come to replay is not looked at for ever."""
-    wait = 1 if state.audits_left else state.opts.audit.every
-    if compared:
-        state.audits_missed = 0
-    else:
-        wait = min(2**state.audits_missed, wait if wait > 1 else 2**FAR)
-        state.audits_missed += 1
-    core.fn_audit(state.f, core.fn_counts(state.f)[0] + wait if wait else 0)
+def number_behind(audits, n):
+    """Of the replay that is compared next, behind so many; 0: none is."""
+    following = [n + 1] if n < audits.first else []
+    following += [n - n % audits.every + audits.every] if audits.every else []
+    following += [1 << n.bit_length()] if audits.doubling else []
+    return min(following, default=0)
 
 
-def run(call, replay, drop):
+def run(call, node, replay, drop):
     """A call that is due; its result. `replay()`: make it. `drop(node, call, reason)`: do without that recording for a while."""
-    state, scope = call.state, None
-    with contextlib.suppress(pytree.Incomparable):
-        call = call._replace(flat=pytree.flatten_call(call.args, call.kwargs, *state.opts.static, state.live))
-        scope = find_scope(call) if will_replay(call) else None
-    blame = functools.partial(errors.audit, state.name)
-    compared, result = compare(call, scope, replay, blame, drop, state.opts.audit) if scope is not None else (False, replay())
-    state.audits_left = max(0, state.audits_left - compared)
-    plan_next(state, compared)
-    return result
-
-
-def will_replay(call):
-    """Most probably. (What a recording is about to count references to, nobody else must hold.)"""
     state = call.state
-    spec = next((s for s, (program, _) in state.programs.items() if pytree.matches_call(program, call.args, call.kwargs) is not None), NONE)
-    if spec == NONE or driver_of(state, call.flat) is None:
-        return False
-    path, parent = place_in_tree(state, call.flat, call.flat.tensors)
-    unfit = [node for node, why, _ in misses(call._replace(spec=spec), path, parent) if why != FITS]
-    return len(unfit) < len(core.children(path, parent, state.f))
+    if node not in state.keep:  # another thread dropped it
+        return replay()
+    try:
+        call = call._replace(flat=pytree.flatten_call(call.args, call.kwargs, *state.opts.static, state.live))
+        scope = find_scope(call, node)
+    except pytree.Incomparable as error:
+        scope = str(error)
+    if isinstance(scope, str):
+        state.unaudited = scope
+        return replay()
+    return compare(call, scope, replay, functools.partial(errors.audit, state.name, state.unguarded[:MOST_TOLD]), drop, state.opts.audit)[1]
 
 
-def compare(call, scope, replay, blame, drop, audits, twice=False):
-    """(are they compared, the call's result). `blame(told, other)`: a sentence on what is not alike. `twice`: where they are not, eager runs
-    once more, and is no measure if it is not alike itself."""
+def compare(call, scope, replay, blame, drop, audits):
+    """(are they compared, the call's result). `blame(told, other)`: a sentence on what is not alike."""
     state, replayed = call.state, core.fn_counts(call.state.f)[3]
     before = take(scope)
     islands.keep_answers(scope.tensors)
@@ -104,22 +83,30 @@ def compare(call, scope, replay, blame, drop, audits, twice=False):
         result = replay()
     finally:
         answers = islands.take_answers()
+    node = core.path_state(scope.device)[1]
     if core.fn_counts(state.f)[3] == replayed or any(answer.unsafe for answer in answers):
         return False, result  # no replay, or what its parts wrote to is not known as it was before
-    node = core.path_state(scope.device)[1]
     mine = Result.of(result)
     after = take(scope)
+    if threads_beside():
+        scope, before, after = narrowed(scope, before, after)
     if answers:  # these parts drew what they drew, and are not run again
         before = before._replace(sources=after.sources, generators=after.generators)
     give_back(before)
     seen, theirs, raised = run_eagerly(call, answers)
     state.audited += 1
-    told = f"eager raises {type(raised).__name__}" if raised is not None else None
-    told = told or differ_results(mine, theirs, audits, seen) or differ_states(scope.paths, after, seen, audits)
-    doubtful = told is not None and twice and raised is None and differs_from_itself(call, scope, before, theirs, answers, audits)
-    if told is None or doubtful:
+    if isinstance(raised, torch.OutOfMemoryError):
+        state.unaudited = errors.UNAUDITED["memory"]
+        told = None
+    elif raised is not None:
+        told = f"eager raises {type(raised).__name__}"
+    else:
+        told = differ_results(mine, theirs, audits, seen) or differ_states(scope.paths, after, seen, audits)
+    if told is None:
         give_back(after)
-        return not doubtful, result
+        return raised is None, result
+    if raised is None and not repeats(call, node, scope, before, mine, after, audits, seen):
+        return False, theirs
     reason = blame(told, first_other(state.keep[node].ops, seen.ops))
     result = mine = after = None  # they may hold memory of the recording
     drop(node, call, reason)
@@ -141,15 +128,18 @@ def run_eagerly(call, answers):
         return seen, None, error
 
 
-def differs_from_itself(call, scope, before, theirs, answers, audits):
-    """Does eager, from the same state? (Sums in an order that nobody keeps.) The state is then that of another run."""
-    first, at_end = Result.of(theirs), take(scope)
+def repeats(call, node, scope, before, mine, after, audits, seen):
+    """Does the recording do the same once more, from the same state? (Not where it sums in an order that nobody keeps.) Its kernels
+    alone run: what the function takes from elsewhere is taken once. Eager's state is there again behind it."""
+    if core.node_facts(node).segments or any(map(functools.partial(is_missed, seen=seen), after.tensors)):  # it does not run as a whole, or from there
+        return True
+    at_end = take(scope)
     give_back(before)
-    seen, again, raised = run_eagerly(call, answers)
-    told = raised is not None or differ_results(first, again, audits, seen) or differ_states(scope.paths, at_end, seen, audits)
-    if not told:
-        give_back(at_end)
-    return bool(told)
+    result = core.with_paths(functools.partial(core.run_node, node, leaves_of(call.flat), True))
+    told = differ_results(mine, result, audits, seen)
+    told = told or next(filter(None, (differ(as_tensor(k.tensor, k.bytes), k.tensor, audits) for k in after.tensors if k.bytes is not None)), None)
+    give_back(at_end)
+    return told is None
 
 
 # --- state ------------------------------------------------------------------------------------
@@ -163,26 +153,51 @@ class Scope(NamedTuple):
     tensors: list
     written: list  # which of them the function writes
     singles: list  # places.Place that hold one object
-    homes: list  # dicts and lists whose entries change
+    homes: list  # containers whose entries change
     sources: list  # (path, source), see impure.states
     generators: list  # torch's
 
 
-def find_scope(call):
-    """Or None, where it cannot be told, or put back. An empty container that the function fills and empties is left alone: guards
-    count who holds it."""
-    around = survey(call)
-    if isinstance(around, str) or impure.lasting(impure.states(around.found.sources)):
-        return None
-    found, state, device = around.found, call.state, device_of(call.state, call.flat)
-    lone = {id(found.places[k].want) for k in empties.lone_empties(found.places)}
-    every = [p for p in (*found.places, *(put.place for put in found.kept)) if id(p.want) not in lone and id(p.home) not in lone and p.kind != places.EMPTY]
-    paths = [*call.flat.paths, *(one.path for one in around.reached)]
+def find_scope(call, node):
+    """Or a sentence why what this recording changes, or another one that the values which it reads may come to, cannot be put back."""
+    state, device = call.state, device_of(call.state, call.flat)
+    facts = core.node_facts(node)
+    nodes = [n for n in core.children(facts.path, facts.parent, state.f) if n in state.keep and core.node_facts(n).spec == facts.spec] if facts.segments else [node]
+    tensors, found, filled = {}, [], []
+    for n in nodes:
+        kept = state.keep[n]
+        for path, slot, t in zip(kept.slot_paths, core.node_facts(n).slots, core.slot_tensors(n, leaves_of(call.flat)), strict=True):
+            if t is not None:
+                tensors[id(t)] = path, t, slot.written or (id(t) in tensors and tensors[id(t)][2])
+        rows = [row for _, rows in kept.objects[1] for row in rows]
+        found += [places.Place(kind, home, key, want, path) for (kind, _, home, key, want, *_), path in zip(rows, kept.place_paths, strict=True)]
+        filled += [rows[effect.place][4] for effect in kept.objects[2] if effect.kind == APPENDS]
+        filled += [row[4] for row in rows if type(row[4]) in containers.NO_PLACES]
+    held = [*((p.path, p.want) for p in found), *call.flat.objects]
+    sources = [(path, one) for path, one in held if places.is_source(type(one))]
+    if state.exchanges:
+        return errors.UNAUDITED["exchange"]
+    filled += [vars(t) for _, t, _ in tensors.values() if vars(t)]
+    if core.path_state(device)[2] and any(state.keep[n].changes for n in nodes):
+        return errors.UNAUDITED["threads"]
+    if COPIES * sum(span(t) for _, t, written in tensors.values() if written) > free_bytes(device):
+        return errors.UNAUDITED["memory"]
+    generators = [torch.default_generator, *([torch.cuda.default_generators[device]] if device >= 0 else []), *reach_generators(found, call.flat)]
     return Scope(
-        device, paths, around.tensors, [path in state.written for path in paths],
-        [p for p in every if p.kind not in LENGTHS], list({id(p.home): p.home for p in every if p.kind in LENGTHS}.values()), found.sources,
-        [torch.default_generator, *([torch.cuda.default_generators[device]] if device >= 0 else []), *reach_generators(found.places, call.flat)],
+        device, *map(list, zip(*tensors.values(), strict=True) if tensors else ((), (), ())), [p for p in found if p.kind not in (*LENGTHS, EMPTY)],
+        list({id(home): home for home in (*(p.home for p in found if p.kind in LENGTHS), *filled)}.values()), sources, generators,
     )  # fmt: skip
+
+
+MOST_TOLD = 3  # sentences on what is not guarded, in a warning
+COPIES = 3  # of what a recording writes, at most at once
+
+
+def free_bytes(device):
+    """What could be allocated on a device now; -1 is the host."""
+    if device < 0:
+        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
 
 
 class Held(NamedTuple):
@@ -262,6 +277,19 @@ def take(scope):
     )  # fmt: skip
 
 
+def narrowed(scope, before, after):
+    """The same without what the replay left as it was: other threads may be at that meanwhile."""
+    singles = [a.want is not b.want for a, b in zip(before.singles, after.singles, strict=True)]
+    homes = [a != b for (_, a), (_, b) in zip(before.contents, after.contents, strict=True)]
+    generators = [not torch.equal(a, b) for (_, a), (_, b) in zip(before.generators, after.generators, strict=True)]
+
+    def of(one, contents):
+        rows = {"singles": singles, contents: homes, "generators": generators}
+        return one._replace(**{name: list(itertools.compress(getattr(one, name), which)) for name, which in rows.items()})
+
+    return of(scope, "homes"), of(before, "contents"), of(after, "contents")
+
+
 def give_back(held):
     """Let it be so again."""
     core.histories_restore(held.histories)
@@ -307,7 +335,7 @@ def is_same_op(mine, theirs):
 def differ_states(paths, after, seen, audits):
     """The same of what was changed; `after`: by the replay. Eager's is there now."""
     for path, one in zip(paths, after.tensors, strict=True):
-        if one.bytes is None and core.storage_id(one.tensor) in seen.written:
+        if is_missed(one, seen):
             return f"{path} is written by eager, and not by the replay"
         told = differ(as_tensor(one.tensor, one.bytes), one.tensor, audits) if one.bytes is not None else None
         if told is not None:
@@ -331,6 +359,11 @@ def differ_states(paths, after, seen, audits):
             return f"{path} has another state"
     moved = next((g for g, state in after.generators if not torch.equal(g.get_state(), state)), None)
     return None if moved is None else f"torch's random generator of {moved.device} has another state"
+
+
+def is_missed(kept, seen):
+    """Did eager write what the recording does not write?"""
+    return kept.bytes is None and core.storage_id(kept.tensor) in seen.written
 
 
 def is_alike(mine, theirs, audits):

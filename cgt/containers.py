@@ -99,8 +99,11 @@ def values_of(home):
     return dict.values(home) if isinstance(home, dict) else list.__iter__(home)
 
 
+NO_PLACES = (collections.deque, set)  # whose entries no guard compares
+
+
 def entries(home):
-    return list(dict.items(home)) if isinstance(home, dict) else list.copy(home)
+    return list(dict.items(home)) if isinstance(home, dict) else list(home)
 
 
 def is_same_entries(now, was):
@@ -115,6 +118,10 @@ def restore(held):
             continue
         if isinstance(home, list):
             list.__setitem__(home, slice(None), was)
+            continue
+        if type(home) in NO_PLACES:
+            home.clear()
+            (home.extend if type(home) is collections.deque else home.update)(was)
             continue
         kind = collections.OrderedDict if isinstance(home, collections.OrderedDict) else dict
         kind.clear(home)

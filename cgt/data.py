@@ -70,7 +70,8 @@ class Audits(NamedTuple):
     """Which replays are compared with eager, see audit.py."""
 
     first: int  # of each recording
-    every: int  # calls, after these; 0: none
+    every: int  # so many replays of it; 0: none
+    doubling: int = 0  # 1: and the 4th, 8th, 16th ... of it
     rtol: float = 0.0  # as of torch.allclose
     atol: float = 0.0
 
@@ -147,8 +148,7 @@ class State:
     exchanges: bool = False  # data with other processes
     blockers: dict | None = None  # doctor.py: all that its runs met
     warned: bool = False  # of calls of which none was replayed
-    audits_left: int = 0  # of the first replays of the last recording
-    audits_missed: int = 0  # calls in a row that were to be compared, and were no replays
+    unaudited: str | None = None  # why the last replay that was to be compared with eager was not
     audited: int = 0  # replays that were compared with eager
     mismatches: int = 0  # and were not the same
     warmed: int = 0  # warm-ups of all functions when it was warmed last
@@ -157,7 +157,7 @@ class State:
 
 
 # What reset() makes a function forget; bury() empties `keep`.
-STAYS = frozenset("f born name opts graph dynamic range keep reasons past ran blockers warned audited mismatches warmed warm_seconds look_seconds".split())
+STAYS = frozenset("f born name opts graph dynamic range keep reasons past ran blockers warned unaudited audited mismatches warmed warm_seconds look_seconds".split())
 LEARNT = tuple(f.name for f in dataclasses.fields(State) if f.name not in STAYS)
 
 
@@ -389,8 +389,10 @@ class Seen:
     trail: list = fresh(list)  # (op, line) of each that made or wrote something
 
     # what it showed
+    failed: Any = int  # repeats the op at which a capture failed
     reason: str | None = None  # the first thing that forbids replay
     made: dict = fresh(dict)  # memory -> line that made it
+    blank: dict = fresh(dict)  # of this, what `empty` gave and no op wrote so far
     names: list = fresh(list)  # in a recording: what keeps the names of these their own
     touched: dict = fresh(dict)  # memory from outside -> a tensor of it
     written: set = fresh(set)

@@ -21,6 +21,7 @@ import torch
 from cgt_core import (
     AT_PLACE,
     CUDA,
+    FRESH,
     HOST,
     INPUT,
     LIVE,
@@ -33,6 +34,7 @@ from . import (
     account,
     audit,
     autograd,
+    blank,
     counters,
     describe,
     devices,
@@ -111,10 +113,10 @@ def new_site(function, name, opts, graph=None):
         state.live |= state.dynamic
 
         @outside_dynamo
-        def on_miss(spec, args, kwargs, due=False, audited=False, proves=NONE):
+        def on_miss(spec, args, kwargs, due=False, proves=NONE, audited=False):
             call = Call(state, function, spec, None, args, kwargs)
-            if audited or proves != NONE:
-                return compare(call, proves)
+            if proves != NONE:
+                return compare(call, proves, audited)
             return again(call, errors.island_differs(name), islands.take_left()) if due else miss(call)
 
         @outside_dynamo
@@ -174,16 +176,17 @@ def miss(call):
         raise
 
 
-def compare(call, proves):
-    """A call that audit.py is to look at; or verify.py, for the recording that it `proves`."""
+def compare(call, node, audited):
+    """A call that this recording takes, and that audit.py is to look at; or else verify.py."""
     replay = functools.partial(SITES[call.state.f], *call.args, **call.kwargs)
-    if core.blocker() or core.paths_mine() or call.state.exchanges or (proves != NONE and is_mine()):  # part of a recording, of somebody's capture, of an audit
-        if proves == NONE:
-            audit.plan_next(call.state, False)
-        return replay()
-    sweep()  # a miss inside of it cannot
-    run = functools.partial(audit.run, call) if proves == NONE else functools.partial(verify.run, call, proves)
-    return core.locked(RECORDING, functools.partial(run, replay, give_up), replay)
+    run = functools.partial(audit.run if audited else verify.run, call, node, replay, give_up)
+    try:
+        if core.blocker() or core.paths_mine() or is_mine():  # part of a recording, of somebody's capture, of an audit
+            return replay()
+        sweep()  # a miss inside of it cannot
+        return core.locked(RECORDING, run, replay)
+    finally:
+        audit.plan_next(call.state, node)
 
 
 def give_up(node, call, reason, untold=()):
@@ -709,6 +712,8 @@ def draft_node(call, attempt):
             draft = autograd.complete(state, plan, seen, draft)
         tokens.drop_words(seen)
         if not isinstance(draft, str):
+            draft = blank.told(seen, [row.proto for row in draft.outs if row.kind == FRESH]) or draft
+        if not isinstance(draft, str):
             reason, keeps = segments.vet(seen, draft)
             reason = reason or escaping(state, seen, describe.vet_shared(plan, seen, attempt.result))
             draft = reason or escaping(state, seen, describe.vet_escapes(plan, seen, draft)) or draft._replace(keeps_grads=keeps)
@@ -990,7 +995,7 @@ def add_node(call, plan, seen, draft):
     state.unguarded = plan.unguarded
     core.fn_count(state.f, "records")
     state.account.failed, state.blamed = 0, None
-    audit.begin(state)
+    audit.plan_next(state, node)
     verify.begin(state, node)
     if seen.exchanges:
         state.exchanges = True

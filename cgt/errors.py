@@ -227,8 +227,17 @@ def counter_used(path, what, line):
 
 
 @code(225)
-def audit(name, told, other):
-    return f"audit of {name}: a replay was not what eager is: {told}. Eager's values stand, and the recording is dropped.{other} Report this: it is a defect of cgt, or code that it cannot see changes memory."
+def audit(name, unguarded, told, other):
+    reads = f" It can read what is not guarded: {' '.join(unguarded)} If it changes, pass it as an argument." if unguarded else ""
+    advice = reads or " Report this: it is a defect of cgt, or code that it cannot see changes memory."
+    return f"audit of {name}: a replay was not what eager is: {told}. Eager's values stand, and the recording is dropped.{other}{advice}"
+
+
+UNAUDITED = {  # why a replay is not compared with eager, for explain()
+    "exchange": "it exchanges data with other processes, which would wait for a second run.",
+    "threads": "it changes more than its results, and several threads call jitted functions: what one of them does meanwhile would be undone.",
+    "memory": "there is no room for a second copy of what it writes, or for eager's run beside the recording.",
+}
 
 
 @code(226)
@@ -578,6 +587,11 @@ def hidden_code():
         "a profiler, or a thread that the function started, hides which code ran, and so what it read. "
         "Record without the profiler, and start threads outside."
     )
+
+
+@code(324)
+def unseen_kernel(line):
+    return f"no op wrote the memory that was made empty at {line}, and it is used: a kernel that PyTorch shows to nobody may fill it."
 
 
 @code(323)

@@ -937,8 +937,8 @@ NOT_IN_CALLS = frozenset(  # those that make, end and pickle objects
     + ("__reduce__", "__reduce_ex__", "__getstate__", "__setstate__", "__dir__", "__sizeof__")
 )
 MARKS_OF_GENERATED = ("__dataclass_fields__", "__attrs_attrs__")
-CALLED_BY_CLASS = frozenset(  # Foo(x) and Foo.apply(x)
-    ("__init__", "__new__", "__call__", "forward", "backward", "setup_context")
+CALLED_BY_CLASS = frozenset(  # Foo(x), with its end, and Foo.apply(x)
+    ("__init__", "__new__", "__call__", "__del__", "forward", "backward", "setup_context")
 )
 
 PLAIN_TENSORS = {id(cls): cls for cls in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)}

@@ -30,6 +30,7 @@ class Stats(NamedTuple):
     reasons: dict  # text -> count
     seconds: dict  # phase of making recordings -> seconds: warm, look, restore, capture, instantiate, checkpoint
     backward: "Stats | None"  # of the backwards of these functions; None where there were none
+    audited: int  # replays that were compared with eager
 
 
 COUNTERS = Stats._fields[:10]  # what core.fn_counts tells
@@ -58,7 +59,7 @@ def stats_of(states):
     backward = stats_of(backwards) if backwards or any(past) else None
     if backward is not None:
         backward = backward._replace(**dict(zip(COUNTERS, add(past, backward), strict=False)))
-    return Stats(*totals, bytes_, reasons, seconds, backward)
+    return Stats(*totals, bytes_, reasons, seconds, backward, sum(state.audited for state in states))
 
 
 class Recording(NamedTuple):
@@ -143,8 +144,8 @@ def explain_state(state):
     if state.audited:
         alike = f"{state.mismatches} were not the same" if state.mismatches else "all alike"
         lines.append(f"  compared with eager: {state.audited} replays, {alike}")
-    if state.opts.audit is not None and state.exchanges:
-        lines.append("  not compared with eager: it exchanges data with other processes, which would wait for a second run")
+    if state.unaudited is not None:
+        lines.append(f"  not compared with eager: {state.unaudited}")
     if s.rescues:
         lines.append(f"  {describe_rescues(s)}")
     for site in backwards_of(state):

@@ -37,17 +37,17 @@ def run(call, node, replay, drop):
     """A call for which that recording is told of another address; its result. `drop(node, call, reason, untold)`: do without it, and tell
     none of these paths again."""
     state, scope, kept = call.state, None, call.state.keep.get(node)
-    if kept is None:  # another thread dropped it
+    if kept is None or state.exchanges:  # another thread dropped it; or other processes would wait for a second run
         return replay()
     with contextlib.suppress(pytree.Incomparable):
         call = call._replace(flat=pytree.flatten_call(call.args, call.kwargs, *state.opts.static, state.live))
-        scope = audit.find_scope(call) if kept.changes else audit.Scope(device_of(state, call.flat), *[[] for _ in range(7)])
-    if scope is None:
+        scope = audit.find_scope(call, node) if kept.changes else audit.Scope(device_of(state, call.flat), *[[] for _ in range(7)])
+    if not isinstance(scope, audit.Scope):
         return replay()
     paths = [path for path, slot in zip(kept.slot_paths, core.node_facts(node).slots, strict=True) if slot.binding == REBOUND]
     blame = functools.partial(errors.verified, state.name, few(paths), few(sorted({op for op, _ in kept.told})))
     rebinds, wrong = core.fn_counts(state.f)[REBINDS], state.mismatches
-    compared, result = audit.compare(call, scope, replay, blame, functools.partial(drop, untold=paths), EXACT, twice=True)
+    compared, result = audit.compare(call, scope, replay, blame, functools.partial(drop, untold=paths), EXACT)
     if compared and core.fn_counts(state.f)[REBINDS] > rebinds and state.mismatches == wrong:
         PROVEN.update(kept.told)
     return result

@@ -19,6 +19,7 @@ from hypothesis import HealthCheck, given, settings
 
 import cgt
 
+AUDITS_BY_DEFAULT = "first:2,doubling:1"  # what programs have; conftest.py switches audits off
 TOLD = {}  # sentence of errors.py -> the tests that reach it, which claim it with `tells`
 
 

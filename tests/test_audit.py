@@ -1,8 +1,10 @@
 """Replays that are compared with eager: nothing is noticed where they agree, and each of ten planted faults is found, with
 eager's values for the call that found it and for all after."""
 
+import collections
 import functools
 import gc
+import queue
 import random
 import time
 import warnings
@@ -10,11 +12,11 @@ import warnings
 import numpy
 import pytest
 import torch
-from helpers import identical, tells, values
+from helpers import AUDITS_BY_DEFAULT, identical, in_threads, tells, values
 from torch import nn
 
 import cgt
-from cgt import audit, describe, dispatch, impure, live
+from cgt import audit, describe, dispatch, impure, live, options
 
 CALLS = 24
 EVERY = "every:1"
@@ -391,18 +393,200 @@ def test_schedules_that_are_none(text):
 
 
 def test_schedules():
-    assert audit.parse("") is None and audit.parse("first:2, every:1000") == (2, 1000, 0.0, 0.0)
-    assert audit.parse("every:10,rtol:1e-5,atol:1e-8") == (0, 10, 1e-5, 1e-8)
+    assert audit.parse("0") is None and audit.parse("first:2, every:1000") == (2, 1000, 0, 0.0, 0.0)
+    following = [audit.number_behind(audit.parse("first:2,doubling:1"), n) for n in range(18)]
+    assert following == [1, 2, 4, 4, 8, 8, 8, 8, *[16] * 8, 32, 32]
+    assert audit.parse("every:10,rtol:1e-5,atol:1e-8") == (0, 10, 0, 1e-5, 1e-8)
 
 
-def test_calls_that_do_not_replay_are_not_looked_at_for_ever(device, monkeypatch):
-    """Each look at what the function can read costs."""
-    looks = []
-    will_replay = audit.will_replay
-    monkeypatch.setattr(audit, "will_replay", lambda call: looks.append(1) or will_replay(call))
-    f = cgt.jit(lambda x: x + 1, audit=EVERY, max_records=1)
-    for _ in range(3):
-        f(values(device))
-    for k in range(200):
-        f(values(device, 1 + k % 100))
-    assert len(looks) < 20
+# --- by default -----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def audited_by_default(monkeypatch):
+    monkeypatch.setattr(options, "AUDIT", AUDITS_BY_DEFAULT)
+
+
+def mute(call):
+    """call(), and the warnings of audits that came."""
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        result = call()
+    return result, [str(one.message) for one in told if "audit of" in str(one.message)]
+
+
+def test_the_first_two_replays_and_then_powers_of_two(device, audited_by_default):
+    f, x = cgt.jit(lambda x: x * 2), values(device)
+    for k in range(22):
+        assert identical(f(x), x * 2)
+        replays = max(0, k - 1)
+        assert cgt.stats(f).replays == replays and state_of(f).audited == replays.bit_length()
+    assert "compared with eager: 5 replays, all alike" in cgt.explain(f)
+
+
+def test_each_recording_is_audited(device, audited_by_default):
+    f = cgt.jit(lambda x: x * 2)
+    for n in (2, 3, 4):
+        x = values(device, n)
+        for _ in range(6):
+            f(x)
+    assert cgt.stats(f).records == 3 and state_of(f).audited == 3 * 3
+
+
+def test_audits_can_be_switched_off(device, audited_by_default):
+    f, x = cgt.jit(lambda x: x * 2, audit="0"), values(device)
+    for _ in range(8):
+        f(x)
+    assert cgt.stats(f).replays == 6 and state_of(f).audited == 0
+
+
+def queue_of(items):
+    q = queue.Queue()
+    for one in items:
+        q.put(one)
+    return q.get
+
+
+def deque_of(items):
+    return collections.deque(items).popleft
+
+
+def set_of(items):
+    """Of numbers, since tensors have no order there that comes again."""
+    return set(range(len(items))).pop
+
+
+@pytest.mark.parametrize("source", [queue_of, deque_of, set_of])
+def test_what_is_taken_from_elsewhere_is_taken_once(device, source, audited_by_default):
+    """One batch for each call, as in eager: no guard sees that it is another one."""
+    batches = [values(device, 5, 8, seed=k) for k in range(20)]
+
+    def run(wrap):
+        torch.manual_seed(3)
+        net, take = nn.Linear(8, 1).to(device), source(batches)
+        optimizer = torch.optim.SGD(net.parameters(), 0.1)
+
+        def step():
+            optimizer.zero_grad()
+            batch = take()
+            loss = net(batch if isinstance(batch, torch.Tensor) else batches[0] * batch).square().mean()
+            loss.backward()
+            optimizer.step()
+            return loss.detach()
+
+        f = wrap(step)
+        return [f().item() for _ in batches], [p.tolist() for p in net.parameters()], f
+
+    *want, _ = run(lambda f: f)
+    (*got, f), told = mute(lambda: run(cgt.jit))
+    assert got == want, cgt.explain(f)
+    state = state_of(f)
+    assert cgt.stats(f).replays == state.audited == state.mismatches == len(told) == 1, cgt.explain(f)
+
+
+def test_content_that_no_guard_compares(device, audited_by_default):
+    """A deque to which the function appends, and of which it returns nothing."""
+
+    def run(wrap):
+        seen = collections.deque(maxlen=3)
+
+        def function(x, k):
+            seen.append(len(seen))
+            seen.rotate()
+            return x + 1
+
+        f = wrap(function)
+        return [f(torch.ones(2, device=device), "a").tolist() for _ in range(8)], list(seen)
+
+    got, told = mute(lambda: run(cgt.jit))
+    assert got == run(lambda f: f) and len(told) == 1 and "a deque of" in told[0]
+
+
+def test_what_changes_later_is_told_by_the_next_audit(device, audited_by_default):
+    """And until then it is not: a row of the footguns."""
+    x, switch = values(device), numpy.ones(1)
+    f = cgt.jit(lambda x: x * float(switch[0]))
+    for _ in range(5):
+        f(x)  # the third replay is the last
+    switch[0] = 3.0
+    got, told = mute(lambda: [f(x) for _ in range(3)])
+    assert all(identical(one, x * 3) for one in got) and len(told) == 1  # the fourth is audited
+    assert "switch" in told[0] and "not guarded" in cgt.explain(f)
+
+
+def test_kernels_that_sum_in_any_order_are_told_nothing(device, audited_by_default):
+    """What is another number when the recording runs once more is no measure."""
+    if device.type == "cuda":
+        n = 1 << 16
+        index = torch.randint(0, 3, (n,), device=device)
+
+        def function(x):
+            return torch.zeros(3, device=device).index_add_(0, index, x.repeat(n // 12))
+
+    else:
+        draws = iter(range(1 << 30))
+        with torch.library._scoped_library("cgt_tests", "FRAGMENT") as library:
+            library.define("drifts(Tensor x) -> Tensor")
+            library.impl("drifts", lambda x: x + next(draws), "CPU")
+            return look_at_drift(device, lambda x: torch.ops.cgt_tests.drifts(x) * 2)
+    look_at_drift(device, function)
+
+
+def look_at_drift(device, function):
+    f = cgt.jit(function)
+    x = values(device).reshape(-1)
+    _, told = mute(lambda: [f(x) for _ in range(20)])
+    assert told == [] and cgt.stats(f).replays == 18 and state_of(f).mismatches == 0, cgt.explain(f)
+
+
+def test_several_threads(device, audited_by_default):
+    """What others do meanwhile is not undone: a function that changes something is then not audited; one that returns results is."""
+    total = torch.zeros(3, device=device)
+    adds, pure = cgt.jit(lambda x: total.add_(x)), cgt.jit(lambda x: x * 2)
+    x = torch.ones(3, device=device)
+
+    def work(k):
+        for _ in range(40):
+            adds(x)
+            assert identical(pure(x), x * 2)
+
+    work(0)
+    audited = state_of(adds).audited
+    assert audited > 2
+    in_threads(3, work)
+    assert total.tolist() == [160.0] * 3
+    for _ in range(200):
+        adds(x)
+        pure(x)
+    assert state_of(adds).audited == audited and "several threads" in cgt.explain(adds)
+    assert state_of(pure).audited > audited, cgt.explain(pure)
+
+
+def test_no_room_for_a_second_copy(device, audited_by_default, monkeypatch):
+    monkeypatch.setattr(audit, "free_bytes", lambda device: 20)
+    total = torch.zeros(3, device=device)
+    f, g, x = cgt.jit(lambda x: total.add_(x)), cgt.jit(lambda x: x * 2), torch.ones(3, device=device)
+    for _ in range(8):
+        f(x)
+        g(x)
+    assert total.tolist() == [8.0] * 3 and cgt.stats(f).replays == 6
+    assert state_of(f).audited == 0 and "no room for a second copy" in cgt.explain(f)
+    assert state_of(g).audited == 3  # it writes nothing from outside
+
+
+def test_eager_that_finds_no_memory(device, audited_by_default):
+    """The replay's result stands."""
+    total, full = torch.zeros(3, device=device), numpy.zeros(1)
+
+    def function(x):
+        total.add_(x)
+        if full[0]:
+            raise torch.OutOfMemoryError("none left")
+        return total * 2
+
+    f, x = cgt.jit(function), torch.ones(3, device=device)
+    for k in range(8):
+        full[0] = k >= 2
+        got, told = mute(lambda: f(x))
+        assert got.tolist() == [2.0 * (k + 1)] * 3 and total.tolist() == [k + 1.0] * 3 and not told
+    assert cgt.stats(f).replays == 6 and "no room" in cgt.explain(f)

@@ -10,18 +10,21 @@ import configparser
 import contextlib
 import contextvars
 import ctypes
+import dataclasses
 import functools
 import io
 import multiprocessing
+import os
 import pathlib
 import random
 import re
+import sys
 import time
 
 import numpy
 import pytest
 import torch
-from helpers import counters, in_threads, profiled, tells
+from helpers import AUDITS_BY_DEFAULT, counters, in_threads, profiled, tells
 from torch._higher_order_ops import while_loop
 
 import cgt
@@ -215,6 +218,54 @@ IN_PLACE = {
         parser, lambda c: sum(map(int, c["scale"].values())), lambda c: c.remove_option("scale", "2")
     ),
 }  # fmt: skip
+
+
+@dataclasses.dataclass
+class Rates:
+    lr: float = 1.0
+
+
+RATES, STREAM, TIMES = Rates(), io.StringIO(), functools.partial(lambda x, by: x * by, by=1.0)
+
+
+def set_stream(k):
+    STREAM.seek(0)
+    STREAM.truncate()
+    STREAM.write(str(float(k)))
+
+
+AMBIENT = {
+    "directory": (lambda x: x * len(os.getcwd()), lambda k: os.chdir(["/", "/dev"][k > 1])),
+    "sys.argv": (lambda x: x * float(sys.argv[-1]), lambda k: sys.argv.__setitem__(-1, str(k))),
+    "attribute of torch": (lambda x: x * torch.cgt_of_a_test, lambda k: setattr(torch, "cgt_of_a_test", k)),
+    "stream": (lambda x: x * float(STREAM.getvalue()), set_stream),
+    "partial": (lambda x: TIMES(x), lambda k: TIMES.__setstate__((TIMES.func, (), {"by": float(k)}, None))),
+    "astuple": (lambda x: x * dataclasses.astuple(RATES)[0], lambda k: setattr(RATES, "lr", float(k))),
+    "format": (lambda x: x * float(f"{RATES.lr}"), lambda k: setattr(RATES, "lr", float(k))),
+}
+
+
+@footgun("State of libraries, or behind objects of C's, is noticed by the next audit")
+@pytest.mark.parametrize("function, change", AMBIENT.values(), ids=AMBIENT.keys())
+def test_state_that_no_guard_compares_is_told_by_the_next_audit(device, function, change, monkeypatch):
+    monkeypatch.chdir("/")
+    monkeypatch.setattr(sys, "argv", [*sys.argv, "1"])
+    monkeypatch.setattr(torch, "cgt_of_a_test", 1, raising=False)
+    jitted, x = cgt.jit(function, audit=AUDITS_BY_DEFAULT), ones(device)
+    change(1)
+    before = function(x)
+    for _ in range(4):
+        assert torch.equal(jitted(x), before)  # warmed, recorded, audited twice
+    change(5)
+    after = function(x)
+    assert not torch.equal(before, after) and torch.equal(jitted(x), before), "nothing noticed it"
+    with pytest.warns(cgt.CgtWarning, match="Eager's values stand"):
+        assert torch.equal(jitted(x), after)  # the fourth replay
+    assert torch.equal(jitted(x), after) and "CGT225" in cgt.explain(jitted) and cgt.stats(jitted).replays == 4
+    change(1)
+    given = cgt.jit(lambda x, by: x * by)  # instead: an argument
+    for k in (1.0, 1.0, 1.0, 5.0):
+        assert firsts(given, x, k, calls=1) == [k]
 
 
 @footgun("A set or deque that changes in place is not noticed")

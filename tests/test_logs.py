@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers import calls, counts, identical, tells, values
+from helpers import AUDITS_BY_DEFAULT, calls, counts, identical, tells, values
 
 import cgt
 from cgt import options
@@ -151,4 +151,4 @@ def test_the_page_tells_the_defaults():
     sources = "\n".join((root / name).read_text() for name in ("cgt/options.py", "setup.py"))
     defaults = dict(re.findall(r"environ\.get\(\"(\w+)\", \"([^\"]*)\"\)", sources)) | dict.fromkeys(re.findall(r"is_on\(\"(\w+)\"\)", sources), "0")
     assert {"CGT_OVERHEAD", "CGT_MAX_PLACES", "CGT_STRICT", "CGT_DEBUG", "CGT_AUDIT"} <= set(defaults)
-    assert {name: told[name] for name in defaults} == defaults
+    assert {name: told[name] for name in defaults} == defaults and defaults["CGT_AUDIT"] == AUDITS_BY_DEFAULT

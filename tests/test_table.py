@@ -72,7 +72,7 @@ def index_of(device):
 
 def come_to(device):
     """The node that the path has come to, or NONE."""
-    path, node = core.path_state(index_of(device))
+    path, node, _ = core.path_state(index_of(device))
     assert path == index_of(device) + 1
     return node
 

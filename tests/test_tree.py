@@ -50,7 +50,7 @@ def index_of(device):
 
 def path_of(device):
     """Nodes of the iteration under way, first to last."""
-    _, n = core.path_state(index_of(device))
+    _, n, _ = core.path_state(index_of(device))
     nodes = []
     while n != NONE:
         nodes.insert(0, n)
@@ -64,7 +64,7 @@ def names_of(nodes):
 
 def children_of(f, device, parent=NONE):
     """Recordings of f behind a node, newest match first."""
-    path, _ = core.path_state(index_of(device))
+    path, _, _ = core.path_state(index_of(device))
     return core.children(path, parent, getattr(f, dispatch.ATTRIBUTE).f)
 
 

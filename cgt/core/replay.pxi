@@ -379,15 +379,11 @@ cdef object call(Table* t, id_t f, PyObject* args, PyObject* kwargs, object on_m
     cdef id_t s = NONE, n, path, parent, proves = NONE
     cdef PyObject* reason = NULL
     cdef Path* p
-    cdef bint met, due = False
+    cdef bint met, due = False, audited = False
     cdef int32_t k
     cdef void* range_
     cdef void* stream = NULL
     fn_row(t, f).calls += 1
-    if fn_row(t, f).calls == fn_row(t, f).audit_at:
-        fn_row(t, f).calls -= 1    # it comes again
-        fn_row(t, f).audit_at = 0
-        return on_miss(NONE, <object>args, <object>kwargs, False, True)
     fn_row(t, f).unknown = 0
     if ambient_blocker() != 0: return on_miss(NONE, <object>args, <object>kwargs)
     why = None
@@ -422,8 +418,9 @@ cdef object call(Table* t, id_t f, PyObject* args, PyObject* kwargs, object on_m
                 if n == NONE:
                     reason = verdict_find(t, f, s, path, parent, w.leaves, 0)
                     break
-                if node_row(t, n).moved and node_row(t, n).unproven:
-                    node_row(t, n).unproven = 0
+                audited = node_row(t, n).audit_at and node_row(t, n).n_replay + 1 >= node_row(t, n).audit_at
+                if audited or (node_row(t, n).moved and node_row(t, n).unproven):
+                    node_row(t, n).unproven = node_row(t, n).audit_at = 0
                     proves = n
                     break
                 range_ = range_begin(fn_row(t, f).range_name)
@@ -459,4 +456,4 @@ cdef object call(Table* t, id_t f, PyObject* args, PyObject* kwargs, object on_m
     if why is not None: return verdict_run(t, f, why, function, <object>args, <object>kwargs, reasons)
     if proves == NONE: return on_miss(s, <object>args, <object>kwargs, due)
     fn_row(t, f).calls -= 1         # it comes again
-    return on_miss(s, <object>args, <object>kwargs, False, False, proves)
+    return on_miss(s, <object>args, <object>kwargs, False, proves, audited)

@@ -121,11 +121,6 @@ def fn_count(int f, str column, int64_t by=1):
     else: raise KeyError(column)
 
 
-def fn_audit(int f, int64_t at):
-    """Python takes the call with that number; 0: none."""
-    fn_row(&TABLE, f).audit_at = at
-
-
 def fn_counts(int f):
     """(calls, warmups, records, replays, eager, rebinds, copied_bytes, rescues, rescued_bytes,
     graph_nodes)"""
@@ -338,6 +333,17 @@ def slot_addresses(int n, int k, list tensors):
     return <uintptr_t>slot_ptr(&TABLE, node, k), <uintptr_t>(tensor_ptr(x) if x is not NULL else NULL)
 
 
+def slot_tensors(int n, list tensors):
+    """The tensor of each of the node's slots in a call that it takes, with these leaves; None for a gradient."""
+    cdef Node* node = node_row(&TABLE, n)
+    cdef Guard* g
+    found = []
+    for k in range(node.len[SLOTS]):
+        g = node_guard(&TABLE, node, k)
+        found.append(tensors[g.leaf] if g.leaf != NONE else <object>g.tensor if g.grad_of == NONE else None)
+    return found
+
+
 def dead_line(int n, int k):
     """Where the output was made that must be dead before node n runs: number k of them."""
     cdef Dead* d = node_dead(&TABLE, node_row(&TABLE, n), k)
@@ -347,6 +353,11 @@ def dead_line(int n, int k):
 def node_doubt(int n):
     """The node's first call with a rebound slot elsewhere comes to on_miss, as `proves`."""
     node_row(&TABLE, n).unproven = 1
+
+
+def node_audit(int n, int64_t at):
+    """So does the call that would be its replay of that number, as `audited`; 0: none."""
+    node_row(&TABLE, n).audit_at = at
 
 
 def node_draws(int n, int device, object buffer):
@@ -419,9 +430,9 @@ def freed():
 
 
 def path_state(int device):
-    """(path, node that it has come to or -1) of a device; -1 is the host."""
+    """(path, node that it has come to or -1, did several threads call there?) of a device; -1 is the host."""
     cdef id_t path = path_of(&TABLE, device)
-    return path, path_row(&TABLE, path).current
+    return path, path_row(&TABLE, path).current, bool(path_row(&TABLE, path).shared)
 
 
 def parent_of(int device, int f, list tensors):
