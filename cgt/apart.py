@@ -5,6 +5,10 @@ What such an op returns depends on its arguments alone, so it runs again whereve
 what came of it. Which ops these are, failed captures tell.
 """
 
+import functools
+import re
+from typing import NamedTuple
+
 import cgt_core as core
 import torch
 from torch.utils import _pytree
@@ -71,13 +75,34 @@ def is_one(seen, op, facts, inputs):
     return op in seen.apart or (facts.packet in KNOWN and any(t.is_cuda for t in inputs))
 
 
-def learn(seen, op, facts, written, error):
+REFUSED = re.compile(r"captur|CUDA error|cu[a-z]+ error")  # a library that waits in a capture may tell its own error alone
+
+
+class Like(NamedTuple):
+    """What a tensor was that an op was given."""
+
+    shape: torch.Size
+    dtype: torch.dtype
+    device: torch.device
+
+
+def learn(seen, op, facts, args, kwargs, written, error):
     """An op failed: if that was because of the capture, the next recording runs it between two graphs, where that is possible."""
-    if is_capture(seen) and "captur" in str(error) and not is_broken(error) and constants.is_pure(op, facts) and not (written or facts.dynamic):
+    if not is_capture(seen) or not REFUSED.search(str(error)) or is_broken(error):
+        return
+    given = _pytree.tree_map_only(torch.Tensor, lambda t: Like(t.shape, t.dtype, t.device), (args, kwargs))
+    seen.failed = functools.partial(repeat, op, given)
+    if constants.is_pure(op, facts) and not (written or facts.dynamic):
         seen.reason = seen.reason or errors.op_apart(str(op), user_line(seen))
         if segments.may_end(seen):
             seen.apart.add(op)
             seen.again = True
+
+
+def repeat(op, given):
+    """The op with zeros for tensors."""
+    args, kwargs = _pytree.tree_map_only(Like, lambda one: torch.zeros(one.shape, dtype=one.dtype, device=one.device), given)
+    return op(*args, **kwargs)
 
 
 def is_broken(error):

@@ -227,9 +227,12 @@ def record(seen, call, function, leaves, spec, line):
     real = functools.partial(constants.for_real, seen) if is_capture(seen) else lambda body: body()
     end_segment(seen, island)
     before = len(seen.answers)
+    # It may hand them to another thread, whose stream does not wait for that of a capture.
+    settled = (lambda: torch.cuda.current_stream(seen.device).synchronize()) if is_capture(seen) else None
     try:
-        done = real(lambda: beside(seen, lambda: island.run(seen.answers)))
+        done = real(lambda: beside(seen, lambda: island.run(seen.answers, settled)))
     finally:
+        seen.blank.clear()  # what it was given it may have filled
         if is_capture(seen) and len(seen.answers) > before:
             note_changes(seen)
     why = vet_result(seen, done.result, island.given)
@@ -325,9 +328,11 @@ class Island:
                 places.put_back(place)
             LOCAL.left = [*ran[:-1], ran[-1]._replace(changes=changes, unsafe=more or wrote)]
 
-    def run(self, answers):
-        """Call the function with copies of its arguments; the Answer, which comes to `answers`, too."""
+    def run(self, answers, settled=None):
+        """Call the function with copies of its arguments; the Answer, which comes to `answers`, too. `settled()`: wait for the copies."""
         self.given = [x.clone() if alike else copied(x) for x, alike in zip(self.leaves, self.alike, strict=True)]
+        if settled is not None:
+            settled()
         args, kwargs = (self.given, {}) if self.is_flat else _pytree.tree_unflatten(self.given, self.spec)
         try:
             result = self.function(*args, **kwargs)

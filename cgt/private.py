@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import (
 )
 
 __all__ = [
-    "CAPTURE_CHECKS", "COMPILED_FRAME", "HIGHER_ORDER_CALL", "HOP_COMPILES", "HOP_WRAPPERS", "KEEPS_GRAPH", "READ_BEHIND", "SAVED_HOOKS_DISABLE",
+    "CAPTURE_CHECKS", "COMPILED_FRAME", "HIGHER_ORDER_CALL", "HOP_COMPILES", "HOP_WRAPPERS", "JITERATORS", "KEEPS_GRAPH", "READ_BEHIND", "SAVED_HOOKS_DISABLE",
     "SHARDED_FIELDS", "SHARDED_KINDS", "SHARDED_PARAMETER", "TO_DLPACK", "DispatchMode", "FakeTensorMode", "OpOverload", "clear_workspaces",
     "compilations", "compiled_switches", "forget_reduction", "gathered_in", "graph_task", "has_threads", "inductor_is_there", "is_forward_ad", "is_gathered",
     "is_pending", "is_reduced", "is_sharded_module", "is_traceable", "knows_parallel", "knows_sharding", "may_donate", "mode_is_active",
@@ -61,6 +61,10 @@ READ_BEHIND = [
     "aten::_local_scalar_dense", "aten::_pad_packed_sequence", "aten::ctc_loss.Tensor", "aten::tensor_split.tensor_indices_or_sections",
     *(f"aten::{kind}.data" for kind in ("lstm", "gru", "rnn_tanh", "rnn_relu")),
 ]  # fmt: skip
+
+
+# What launches a kernel of torch.cuda.jiterator's: (owner, name), where this torch has it.
+JITERATORS = [(torch._C, name) for name in ("_cuda_jiterator_compile_and_launch_kernel",) if hasattr(torch._C, name)]
 
 
 # The code in which optimizers look whether they are being captured, and refuse it.

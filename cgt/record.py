@@ -4,6 +4,7 @@ A recording is a transaction. Whatever fails ends the capture and puts back gene
 streams, the garbage collector, and whatever the function replaced by tensors that were never computed.
 """
 
+import contextlib
 import functools
 import signal
 import traceback
@@ -186,7 +187,7 @@ def buffer_apart(t, swaps, spare):
     (addresses.py), although tensors and copies may both lie end to end. `spare`: buffers that were not, kept so that they do not come again."""
     while True:
         buffer = buffer_for(t)
-        if all(core.address(t) - core.address(buffer) != core.address(x) - core.address(other) for x, other in swaps):
+        if t.numel() == 0 or all(core.address(t) - core.address(buffer) != core.address(x) - core.address(other) for x, other in swaps):
             return buffer
         spare.append(buffer)
 
@@ -226,7 +227,7 @@ def on_host(call, attempt):
         begin(attempt, -1)
         swaps, copies = copy_leaves(plan, fills=True)
         seen = attempt.seen = observe_plan(plan, swaps)
-        seen.blockers, seen.ops = call.state.blockers, [] if call.state.opts.audit is not None else None
+        seen.blockers, seen.ops = call.state.blockers, [] if call.state.opts.audit and call.state.opts.audit.every else None
         seen.copies, seen.apart, seen.until, seen.computes = copies, call.state.apart, call.state.late, plan.computes
         if plan.computes or plan.live:  # code that is given a number of ours may raise where eager's would not
             attempt.before = seen.before = snapshot(call, plan)
@@ -291,7 +292,7 @@ def on_cuda(call, attempt):
             core.swap_generator(g, w[0:1], w[1:2], handles)
         swaps, copies = copy_leaves(plan, fills=False)
         seen = attempt.seen = observe_plan(plan, swaps)
-        seen.blockers, seen.ops = call.state.blockers, [] if call.state.opts.audit is not None else None
+        seen.blockers, seen.ops = call.state.blockers, [] if call.state.opts.audit and call.state.opts.audit.every else None
         seen.copies, seen.apart, seen.captured, seen.before = copies, call.state.apart, generators, attempt.before
         seen.movable = addresses.begin(call.state, plan, seen, copies)
         seen.pool, seen.until, seen.computes = POOLS[device, device], call.state.late, plan.computes
@@ -327,6 +328,7 @@ def on_cuda(call, attempt):
     except BaseException as error:
         if is_stop(error):  # no second run will follow
             raise
+        recover(device, attempt.seen)
         attempt.result = None
         attempt.starved, broken = isinstance(error, torch.OutOfMemoryError), apart.is_broken(error)
         attempt.passing |= broken
@@ -336,6 +338,15 @@ def on_cuda(call, attempt):
             raise  # as eager would
         return errors.capture_broken() if broken else (attempt.seen and attempt.seen.reason) or failure(error)
     return None
+
+
+def recover(device, seen):
+    """What a capture refused is told once more: by the next kernel (as the thread's last error), by the next memory that is pinned
+    (PyTorch asks the events of the other), by the library whose call it was. The user's call comes after that."""
+    home = f"cuda:{device}"
+    for body in (lambda: torch.empty(1, device=home).fill_(1), lambda: torch.empty(1, pin_memory=True), seen.failed if seen else lambda: None):
+        with contextlib.suppress(RuntimeError):
+            body()
 
 
 def leaves(t):
@@ -388,6 +399,8 @@ def failure(error):
             refused = frame
     if isinstance(error, core.DriverError):
         return errors.recording_failed(error.args[1], line)
+    if "set_current_seed" in str(error):  # of PyTorch's generator
+        return errors.reseeded(line)
     what = f"{type(error).__name__}: {str(error).split(chr(10))[0].rstrip('.')}"
     return advice.step_reason(refused, line) or errors.recording_failed(what, line)
 

@@ -25,6 +25,7 @@ from .private import (
     HIGHER_ORDER_CALL,
     HOP_COMPILES,
     HOP_WRAPPERS,
+    JITERATORS,
     KEEPS_GRAPH,
     SAVED_HOOKS_DISABLE,
     TO_DLPACK,
@@ -321,6 +322,14 @@ def tap_kernels():
     says api.py."""
     handles = []
     return functools.partial(core.reads_begin, handles), functools.partial(core.reads_end, handles)
+
+
+JITERATED = Tap(*JITERATORS)
+
+
+def tap_jiterated(is_mine, launch):
+    """A bracket: inside, where `is_mine()`, launch(plain, ...) is called for kernels of torch.cuda.jiterator's."""
+    return JITERATED.to(is_mine, lambda plain, owner, name, args, kwargs: launch(plain, *args, **kwargs))
 
 
 # By which a function gives work to other threads, or waits for them.

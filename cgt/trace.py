@@ -18,6 +18,7 @@ from . import (
     addresses,
     advice,
     apart,
+    blank,
     constants,
     counters,
     errors,
@@ -62,6 +63,7 @@ from .taps import (
     tap_compiled,
     tap_forks,
     tap_higher_order,
+    tap_jiterated,
     tap_kernels,
     tap_parallel,
     tap_readers,
@@ -157,7 +159,7 @@ def run(seen, function, args, kwargs):
         tap_compiled(is_mine, higher_order), (lambda: None, functools.partial(constants.close, seen)),
         (lambda: None, functools.partial(readout.close, seen)),
         tap_forks(lambda: is_mine() or forks.is_imagined(seen), functools.partial(forks.see_fork, seen, forks.modules())),
-        tap_kernels(), tap_sharding(is_mine), *regions, *packing(seen, is_mine), impure.tap(seen, is_mine), live.tap(seen, is_mine),
+        tap_kernels(), tap_jiterated(is_mine, functools.partial(see_jiterated, seen)), tap_sharding(is_mine), *regions, *packing(seen, is_mine), impure.tap(seen, is_mine), live.tap(seen, is_mine),
         one_thread(seen.others), tap_threads(functools.partial(hear, seen)),  # the last is the first to end
     ]  # fmt: skip
     counters.begin(seen)
@@ -446,7 +448,7 @@ def see_op(seen, op, args, kwargs):
         seen.raw.add(core.storage_id(inputs[0]))
         if core.storage_id(inputs[0]) in seen.swaps:
             refuse(seen, errors.absolute(str(op), user_line(seen)))
-    elif seen.swaps:
+    if seen.swaps:
         done = {}
         args = exchange(seen, args, done)
         kwargs = {k: exchange(seen, v, done) for k, v in kwargs.items()}
@@ -483,7 +485,7 @@ def see_op(seen, op, args, kwargs):
         try:
             results = core.proceed(instead)
         except Exception as error:
-            apart.learn(seen, op, facts, written, error)
+            apart.learn(seen, op, facts, args, kwargs, written, error)
             raise
         end = core.graph_length() if movable else 0
         # Not what counts somewhere, a collective or a draw, whose op did: it would do so again.
@@ -525,6 +527,9 @@ def see_op(seen, op, args, kwargs):
                 held = not facts.draws and all(is_guarded(seen, one) for one in inputs)
                 # Seed and offset lie on the device in a capture.
                 constant = constant or packet in KEEPS_SEED or (held and not aside)
+    strange = blank.see(seen, facts, inputs, written, fresh) if is_host_recording(seen) else None
+    if strange is not None:
+        refuse(seen, strange)
     constants.note(seen, op, args, kwargs, constant, fresh, written, for_real)
     if aside:
         seen.drawn.update(map(core.storage_id, fresh))
@@ -622,6 +627,18 @@ def vet_region(seen, region, inputs, given):
         refuse(seen, errors.other_device("a compiled region", user_line(seen), given[0].device, name_of(seen.device)))
     elif region.fx_kwargs.get("cudagraphs") or any(isinstance(t, torch.Generator) for t in inputs):
         refuse(seen, errors.compiled_with_state(user_line(seen)))
+
+
+def see_jiterated(seen, plain, code, name, by_reference, outputs, tensors, numbers):
+    """A kernel of the user's own, which PyTorch launches without an op: it reads these tensors."""
+    tensors = tuple(tensors)
+    for t in tensors:
+        seen.devices.add(t.device)
+        touch(seen, t)
+    given = exchange(seen, tensors) if seen.swaps else tensors
+    if seen.movable:
+        addresses.stay(seen, addresses.touched(seen, given))
+    return plain(code, name, by_reference, outputs, given, numbers)
 
 
 def see_compilation(seen):
@@ -840,7 +857,7 @@ def odd_kind(tensors):
         return f"a {type(t).__name__}, a tensor subclass"
     if t.is_nested or t.is_quantized:
         return "a nested tensor" if t.is_nested else "a quantized tensor"
-    return f"a tensor of layout {t.layout}"
+    return "zeros of autograd's, without memory" if t._is_zerotensor() else f"a tensor of layout {t.layout}"
 
 
 def host_reason(seen, sentence, op):

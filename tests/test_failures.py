@@ -13,7 +13,7 @@ import warnings
 import pytest
 import torch
 from helpers import assert_same as same
-from helpers import counters, not_audited, replays_after, tells
+from helpers import counters, not_audited, replays_after, tells, values
 
 # isort: split
 import cgt_core as core
@@ -413,3 +413,45 @@ def test_wrong_arguments_raise_what_python_raises(device, wrap):
     with pytest.raises(TypeError, match="unexpected keyword"):
         jitted(x, z=3)
     replays_after(jitted, x)
+
+
+def cat_in_chunks(x):
+    return torch._chunk_cat([x, x[:2] * 2], 0, 2)
+
+
+def eigenvalues(x):
+    return torch.linalg.eigvals(x)
+
+
+def inverse(x):
+    return torch.linalg.pinv(x + x.mT, hermitian=True)
+
+
+@pytest.mark.parametrize("function", [cat_in_chunks, eigenvalues, inverse])
+def test_what_a_capture_refuses_is_eagers_answer(device, function):
+    """And so is all that comes after it: a library that failed in a capture does not fail again."""
+    f = cgt.jit(function)
+    for k in range(8):
+        x = values(device, 3, 3, seed=k)
+        assert torch.equal(f(x), function(x))
+        assert torch.equal(torch.linalg.inv(x), torch.linalg.inv(x)) and torch.ones(2, device=device).sum() == 2
+    if device.type == "cpu" or function is not cat_in_chunks:
+        assert cgt.stats(f).replays, cgt.explain(f)
+
+
+def seeded(x):
+    torch.manual_seed(3)
+    return x + torch.rand_like(x)
+
+
+def forked(x):
+    with torch.random.fork_rng():
+        return seeded(x)
+
+
+@pytest.mark.parametrize("function", [seeded, forked])
+def test_seeding_inside_has_a_reason(device, function):
+    f, x = cgt.jit(function), values(device)
+    for _ in range(6):
+        assert torch.equal(f(x), function(x))
+    assert cgt.stats(f).replays == 0 and "CGT304" in cgt.explain(f) and "CGT705" not in cgt.explain(f)

@@ -3,7 +3,7 @@ what is inside (those that do: test_wrappers.py). Wherever a function meets one 
 
 import pytest
 import torch
-from helpers import counts, square_values, tells
+from helpers import counts, square_values, tells, values
 from torch.utils import _pytree as pytree
 
 import cgt
@@ -206,3 +206,11 @@ def test_subclass_that_changes_no_op_is_recorded(device):
     for _ in range(4):
         assert torch.equal(f(x), (x * t).as_subclass(torch.Tensor))
     assert counts(f) == (1, 1, 2, 0)
+
+
+def test_gradient_of_zeros_without_memory(device):
+    f = cgt.jit(torch.sgn)
+    for k in range(8):
+        x = values(device, seed=k).requires_grad_()
+        assert torch.equal(torch.autograd.grad(f(x).sum(), x)[0], torch.zeros_like(x))
+    assert cgt.stats(f).replays >= 5, cgt.explain(f)

@@ -7,7 +7,7 @@ import cgt_core as core
 import pytest
 import torch
 from cgt_core import COPIED
-from helpers import tells
+from helpers import tells, values
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from torch.multiprocessing.reductions import StorageWeakRef
@@ -881,3 +881,30 @@ def test_argument_that_a_recording_copies_and_does_not_read(device, inputs):
     for node in core.fn_nodes(state_of(f).f):
         facts = core.node_facts(node)
         assert facts.copied == sum(4 * (4, n)[slot.leaf] for slot in facts.slots if slot.binding == COPIED)
+
+
+@pytest.mark.parametrize("inputs", ["auto", "copied"])
+def test_several_empty_arguments(device, inputs):
+    """They lie equally far from everything."""
+    f = cgt.jit(lambda a, b, c: (a + 1, b + 1, c * 2), inputs=inputs)
+    for k in range(12):
+        n = (0, 5)[k % 2]
+        given = values(device, n, seed=k), values(device, n, 4, seed=k), values(device, 3, n, seed=k)
+        got = f(*given)
+        assert all(map(torch.equal, got, (given[0] + 1, given[1] + 1, given[2] * 2)))
+    assert cgt.stats(f).replays >= 6, cgt.explain(f)
+
+
+@pytest.mark.parametrize("inputs", ["auto", "copied"])
+def test_scatter_by_absolute_strides_of_a_tensor_that_stays(device, inputs):
+    """Where the first argument lies counts; the second one lies elsewhere at each call."""
+    x, held = values(device, 3, 3), []
+
+    def scatter(x, source):
+        return torch.as_strided_scatter(x, source, (2, 2), (1, 2), 0)
+
+    f = cgt.jit(scatter, inputs=inputs)
+    for k in range(8):
+        held.append(values(device, 2, 2, seed=k))
+        assert torch.equal(f(x, held[-1]), scatter(x, held[-1])), k
+    assert cgt.stats(f).replays >= 4, cgt.explain(f)

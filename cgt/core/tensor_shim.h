@@ -112,10 +112,10 @@ static inline int tensor_autograd(PyObject* t) { return autograd_state(impl_of(t
 static inline void* tensor_ptr(PyObject* t) { return data_of(impl_of(t)); }
 static inline void* tensor_storage(PyObject* t) { return storage_of(t); }
 static inline void* tensor_impl(PyObject* t) { return impl_of(t); }
-// Elements in a storage at sizes and strides, and nothing that runs Python for an op?
+// Elements in a storage at sizes and strides (zeros of autograd's have none), and nothing that runs Python for an op?
 static inline int tensor_is_plain(PyObject* t) {
   const at::TensorBase& x = reinterpret_cast<PyTensor*>(t)->cdata;
-  return x.layout() == c10::kStrided && !x.is_nested() && !x.is_quantized() && !impl_of(t)->is_python_dispatch();
+  return x.layout() == c10::kStrided && !x.is_nested() && !x.is_quantized() && !x._is_zerotensor() && !impl_of(t)->is_python_dispatch();
 }
 static inline int64_t storage_nbytes(PyObject* t) {
   c10::StorageImpl* s = storage_of(t);

@@ -1,0 +1,90 @@
+"""Kernels that no op shows: composite ops of the host's that fill memory themselves, kernels of torch.cuda.jiterator's."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from helpers import identical, tells, values
+from torch.cuda import jiterator
+
+import cgt
+
+CALLS = 8
+
+
+def junk(device):
+    """Other numbers in memory that is free."""
+    return [torch.full((n,), 7.0, device=device) for n in (1, 2, 4, 16, 64, 256)]
+
+
+def pooled(x):
+    with torch.no_grad():
+        return F.max_pool1d(x, 4)
+
+
+def sizes(x):
+    return torch._shape_as_tensor(x) * 2
+
+
+
+
+@tells("unseen_kernel")
+@pytest.mark.parametrize("function", [pooled, sizes])
+def test_composite_whose_kernel_fills_memory_itself(device, function):
+    f = cgt.jit(function)
+    for k in range(CALLS):
+        x = values(device, 2, 4, 16, seed=k)
+        want = function(x)
+        junk(device)
+        assert identical(f(x), want), k
+    if device.type == "cpu":
+        assert cgt.stats(f).replays == 0 and "CGT324" in cgt.explain(f)
+    elif function is pooled:
+        assert cgt.stats(f).replays >= CALLS - 3, cgt.explain(f)
+
+
+def test_backward_that_makes_a_tensor_of_a_number(device):
+    f = cgt.jit(F.affine_grid)
+    for k in range(CALLS):
+        theta, weights = values(device, 2, 2, 3, seed=k).requires_grad_(), values(device, 2, 1, 5, 2, seed=k + 50)
+        want = torch.autograd.grad(F.affine_grid(theta, (2, 3, 1, 5), align_corners=False), theta, weights)
+        got = torch.autograd.grad(f(theta, (2, 3, 1, 5), align_corners=False), theta, weights)
+        assert identical(got, want), k
+
+
+def test_empty_memory_that_ops_write(device):
+    """Whole, in part, by a view, by out=, by an eager part: nothing is unseen."""
+    fill = cgt.eager(lambda t: [t.fill_(3.0)].clear())
+
+    def function(x):
+        a, b, c, d = (torch.empty_like(x) for _ in range(4))
+        a[0] = x[0]
+        a[1:].copy_(x[1:] * 2)
+        torch.add(x, 1, out=b)
+        torch.sin(x, out=c[...])
+        fill(d)
+        return a, b, c, d * 2, torch.zeros_like(torch.empty_like(x)), torch.empty(0, device=x.device)
+
+    f = cgt.jit(function)
+    for k in range(CALLS):
+        x = values(device, seed=k)
+        assert identical(f(x), function(x))
+    assert cgt.stats(f).replays >= CALLS - 3, cgt.explain(f)
+
+
+@pytest.mark.parametrize("inputs", ["auto", "copied", "pinned"])
+def test_jiterator(device, inputs):
+    if device.type == "cpu":
+        pytest.skip("torch.cuda.jiterator compiles for GPUs alone")
+    unary = jiterator._create_jit_fn("template <typename T> T unary(T x) { return x * x + 1; }")
+    scaled = jiterator._create_jit_fn("template <typename T> T scaled(T x, T y, T a) { return x * a + y; }", a=2.0)
+    both = jiterator._create_multi_output_jit_fn("template <typename T> void both(T x, T y, T& a, T& b) { a = x + y; b = x - y; }", num_outputs=2)
+    for function in (lambda x, y: unary(x), lambda x, y: scaled(x + 1, y, a=3.0), lambda x, y: both(x, y)):
+        f, held = cgt.jit(function, inputs=inputs), []
+        pair = values(device, 700), values(device, 700, seed=2)
+        for k in range(CALLS):
+            if inputs != "pinned":
+                pair = values(device, 700, seed=k), values(device, 700, seed=k + 50)
+                held.append(pair)  # each lies elsewhere
+            pair[0].add_(1)
+            assert identical(f(*pair), function(*pair)), k
+        assert cgt.stats(f).replays >= CALLS - 4, cgt.explain(f)
