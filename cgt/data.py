@@ -306,7 +306,7 @@ class Plan(NamedTuple):
     changed: set  # paths of the places that kept other recordings from fitting
     follows: dict  # position of a place -> [the slot whose tensor is what lies there], or those of a tuple there
     followable: dict  # path of a tensor whose place could be followed -> (position of that, the slot)
-    moves: list  # (recording that this one replaces, slot that moved, is it rather followed for the first time?)
+    moves: list  # (recording that this one replaces, slots that must move, is one rather followed for the first time?)
     copied: list  # slots that the graph copies from wherever they are
     carries: frozenset  # ids of the tensors of those of them that the function may write: the graph copies back
     beside: dict  # {slot: slots} of those that share bytes with others, which are copied, too

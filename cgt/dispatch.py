@@ -816,8 +816,8 @@ def run_node(call, attempt):
     """Run the recording for the call that made it; what it replaces goes. The caller holds the paths."""
     plan = attempt.plan
     result = core.run_node(attempt.node, leaves_of(plan.flat), plan.driver == CUDA)
-    for old, slot, first in plan.moves:
-        if slot in plan.copied or (first and any(slot in slots for slots in plan.follows.values())):
+    for old, moved, first in plan.moves:
+        if set(moved).issubset(plan.copied) or (first and any(moved[0] in slots for slots in plan.follows.values())):
             core.node_replace(old)
     bury()
     attempt.settled = True

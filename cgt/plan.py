@@ -7,6 +7,7 @@ import cgt_core as core
 import torch
 from cgt_core import (
     AT_PLACE,
+    COPIED,
     CUDA,
     HOST,
     MISS_META,
@@ -14,6 +15,7 @@ from cgt_core import (
     MISS_POINTER,
     NONE,
     PINNED,
+    REBOUND,
 )
 
 from . import (
@@ -168,7 +170,7 @@ def plan_call(call, around, parent, followable, moves, changed):
     named = [*enumerate(flat.paths), *((slot, path) for path, (_, slot) in followed.items())]
     written = {id(t) for t, path in zip(tensors, paths, strict=True) if path in state.written}
     named = [(k, path) for k, path in named if (tensors[k].device.index in (device, *others) if tensors[k].is_cuda else driver == HOST)]
-    copied, beside = choose_copied(state, named, tensors, written, len(flat.tensors), parent, [slot for _, slot, first in moves if not first])
+    copied, beside = choose_copied(state, named, tensors, written, len(flat.tensors), parent, [k for _, slots, first in moves if not first for k in slots])
     carries = frozenset(id(tensors[k]) for k in copied if id(tensors[k]) in written)
     untraced = why_untraced(state, saves)
     sources = live.sources_of(flat, found.places, state, untraced)
@@ -298,7 +300,7 @@ def choose_copied(state, named, tensors, written, leaves, parent, moved):
             continue
         if id(t) in written and not may_carry(state, path, t):
             continue
-        if t.is_conj() or t.is_neg() or t.is_quantized:
+        if t.is_quantized:
             continue
         if how == "auto" and k not in moved and core.path_proto(parent, t) is not None:
             continue
@@ -351,7 +353,7 @@ def note_moves(state, around, missed, followable):
             for path in paths:
                 state.moved.add(path)
                 note_swap(state, path)
-            moves.append((node, followable[name][1], True))
+            moves.append((node, [followable[name][1]], True))
         elif slot is not None and state.opts.inputs == "auto" and (slot.leaf != NONE or name in followable):
             at = slot.leaf if slot.leaf != NONE else followable[name][1]
             if slot.written and not may_carry(state, name, tensors[at]):
@@ -359,7 +361,7 @@ def note_moves(state, around, missed, followable):
             for path in {name, *moved_too(state, kept, node, followable, tensors)}:
                 state.moved.add(path)
                 note_swap(state, path)
-            moves.append((node, at, False))
+            moves.append((node, [at, *moved_before(kept, node, followable)], False))
     return moves
 
 
@@ -369,6 +371,13 @@ def moved_too(state, kept, node, followable, tensors):
     at = [(path, slot, tensors[followable[path][1]]) for path, slot in zip(kept.slot_paths, slots, strict=True) if path in followable]
     moved = [(path, slot, t) for path, slot, t in at if slot.binding == PINNED and slot.address != core.address(t)]
     return [path for path, slot, t in moved if not slot.written or may_carry(state, path, t)]
+
+
+def moved_before(kept, node, followable):
+    """Slots that this recording does not pin. One that is made in its place must not pin them again: where two results of a path come in
+    other slots at each call, one would be freed for the other without end."""
+    slots = [(s.leaf, path) for s, path in zip(core.node_facts(node).slots, kept.slot_paths, strict=True) if s.binding in (COPIED, REBOUND)]
+    return [leaf if leaf != NONE else followable[path][1] for leaf, path in slots if leaf != NONE or path in followable]
 
 
 def note_swap(state, name):

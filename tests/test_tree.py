@@ -851,3 +851,18 @@ def test_memory_of_the_pool_that_something_else_keeps_spoils_only_that_pool():
     for _ in iterations(4, x):
         assert same(g(root(x)), two(one(x)))
     assert counts(g)[3] == 0
+
+
+@pytest.mark.parametrize("kinds", [((0, 2), (1, 3), (1, 2), (3, 0)), ((0, 1), (1, 0)), ((0, 0), (0, 1), (2, 1))], ids=["four", "swapped", "twins"])
+def test_results_of_a_path_that_come_in_other_slots_are_no_end_of_recordings(device, kinds):
+    f, g = cgt.jit(two), cgt.jit(lambda a, b: a - b * 3)
+    kept = 0
+    for i in range(40):
+        if i == 16:
+            kept = cgt.stats(g).replays
+        cgt.step()
+        inputs = [numbers(device, start=i + k) for k in range(4)]
+        outs = [f(x) for x in inputs]
+        k, m = kinds[i % len(kinds)]
+        assert same(g(outs[k], outs[m]), inputs[k] * 2 - inputs[m] * 2 * 3), i
+    assert cgt.stats(g).records <= 6 and cgt.stats(g).replays == kept + 24, cgt.explain(g)

@@ -484,7 +484,8 @@ static PyObject* tensor_fixed(PyObject* t) noexcept {
         c10::DataPtr(storage_base(s), s->device()), nullptr, /*resizable=*/false));
     c10::TensorImpl* i = impl_of(t);
     int64_t dims[2] = {static_cast<int64_t>(s->nbytes() / i->dtype().itemsize()), 1};
-    return wrap_view(std::move(fixed), i->key_set().raw_repr(), t, 0, 1, dims);
+    auto keys = i->key_set() - c10::DispatchKeySet({c10::DispatchKey::Conjugate, c10::DispatchKey::Negative});
+    return wrap_view(std::move(fixed), keys.raw_repr(), t, 0, 1, dims);
   } catch (const std::exception& e) {
     PyErr_SetString(PyExc_RuntimeError, e.what());
     return nullptr;
