@@ -61,6 +61,7 @@ PROGRAMS = (growing_shapes, changing_numbers, fresh_objects, branch_on_a_value, 
 def must_pay(monkeypatch):
     """As users have it."""
     monkeypatch.setattr(options, "OVERHEAD", 0.05)
+    monkeypatch.setattr(options, "ALLOWANCE", 0.0)
 
 
 def seconds_of(f, arguments):

@@ -36,7 +36,7 @@ class Account:
 
     spent: float = 0.0  # seconds, on warming and recording
     last: float = 0.0  # of these, on the last of them
-    met: dict = fresh(dict)  # kinds of calls that came so far, each with the spec in front; oldest first
+    met: dict = fresh(dict)  # kinds of calls that came so far, oldest first: (spec, ...) -> id of whose method, or None
     strange: int = 0  # calls in a row that were of a new kind
     varies: str | None = None  # the argument that was another one at each of these, if that is known
     failed: int = 0  # recordings in a row that came to nothing
@@ -115,6 +115,8 @@ class State:
     doubted: bool = False  # a warm-up came to nothing
     strangers: int = 0  # warm-ups that read values which had not come before
     watched: bool = False  # the run before took nothing from iterators and files
+    left: int = 0  # calls that an exception left while they were looked at, since the last recording
+    lessons: int = 0  # recordings since then that came to nothing and should fare better next time
     escapes: int = 0  # recordings of which something outlived the call
     pointers: dict = fresh(dict)  # path of an argument, or of what it reaches -> its last address
     moved: set = fresh(set)  # of these, those that move: they are copied
@@ -124,6 +126,7 @@ class State:
     untold: set = fresh(set)  # paths of tensors that are copied, since a recording that was told where they lie was not what eager is
     followed: set = fresh(set)  # paths of places in which other tensors came
     replaced: set = fresh(set)  # of these, to which it stores them itself
+    grown: dict = fresh(dict)  # path of a place to which it stored other shapes -> those there at the last look, or None
     live: set = fresh(set)  # paths of numbers that are others at each call: arguments, and what lies in places
     exact: dict = fresh(dict)  # of these, those that more than its ops depend on -> the line
     computes: bool | None = None  # it reads numbers on the way and computes with them; False: and looks at them in other ways, too

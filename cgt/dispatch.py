@@ -233,10 +233,16 @@ def attend(call):
     verdicts.vet_replay(state, lambda: verdicts.why_new(call, first))
     run = warm if first or is_behind_warm_up(state, call.flat) else record_call
     kind = "warm" if run is warm else "record"
-    why, before = logs.listens("record") and verdicts.why_new(call, first), core.fn_counts(state.f)[1:3]
-    with torch.profiler.record_function(f"cgt.{kind} {state.name}"):
-        result = account.timed(state.account, run, call, first=core.fn_counts(state.f)[0] == 1)
-    if why and core.fn_counts(state.f)[1:3] != before:
+    why, before = logs.listens("record") and verdicts.why_new(call, first), core.fn_counts(state.f)[:5]
+    try:
+        with torch.profiler.record_function(f"cgt.{kind} {state.name}"):
+            result = account.timed(state.account, run, call, first=before[0] == 1)
+    except errors.CgtError:
+        raise
+    except Exception as error:
+        verdicts.note_left(call, error, core.fn_counts(state.f)[1:5] != before[1:])
+        raise
+    if why and core.fn_counts(state.f)[1:3] != before[1:3]:
         logs.tell("record", errors.told_record, state.name, kind, state.account.last, why)
     return None, result
 
@@ -352,9 +358,10 @@ def find_spec(state, flat):
                 obj = weakref.ref(obj, lambda _, s=spec_of: s and DOOMED.append((state, s[0])))
         program.append((kind, n, obj))
     program = tuple(program)
-    if len(state.programs) >= options.MAX_SPECS:
+    mine = [s for s, (known, _) in state.programs.items() if verdicts.whose(known) == verdicts.whose(program)]
+    if len(mine) >= options.MAX_SPECS or len(state.programs) >= options.MAX_GRAPHS:
         used = {core.node_facts(n).spec for n in core.fn_nodes(f)}
-        DOOMED.append((state, next((s for s in state.programs if s not in used), NONE)))
+        DOOMED.append((state, next((s for s in mine or state.programs if s not in used), NONE)))
     spec_of.append(core.spec_add(f, program, len(flat.tensors), len(flat.numbers), state.programs, flat.paths))
     return spec_of[0]
 
@@ -416,7 +423,7 @@ def free_spec(state, spec):
     if not core.fn_is(state.f, state.born) or state.programs.pop(spec, None) is None:
         return  # freed or reset since
     state.verdicts = {k: v for k, v in state.verdicts.items() if k is None or k[0] != spec}
-    state.account.met = {k: None for k in state.account.met if k[0] != spec}
+    state.account.met = {k: whose for k, whose in state.account.met.items() if k[0] != spec}
     core.spec_free_if(state.f, state.born, spec)
 
 
@@ -432,11 +439,13 @@ def vet_dropout(call):
     return errors.cudnn_dropout() if core.dropout_begins_anew(device_of(state, call.flat)) else None
 
 
-def make_place(state, path, parent):
+def make_place(call, path, parent):
     """Room for one more recording of the function there: after the cool-down the one matched longest ago goes."""
-    nodes = core.children(path, parent, state.f)
+    state = call.state
+    nodes = verdicts.siblings(call, path, parent)
     if len(nodes) >= state.opts.max_records:
-        state.cool[path, parent] = (0, state.cool[path, parent][1])
+        key = (path, parent, verdicts.whose(call.flat.program))
+        state.cool[key] = (0, state.cool[key][1])
         logs.tell("evict", errors.told_evict, state.name, len(nodes))
         drop_node(nodes[-1])
 
@@ -571,7 +580,8 @@ def vet_values(call, seen):
     wide = segments.wide(seen.values)
     if not wide or math.isinf(options.OVERHEAD):
         return None
-    new = account.meet(call.state.account, (*verdicts.key_of(call), *(value.bytes for value in wide)))
+    kind = (*verdicts.key_of(call), *(value.bytes for value in wide))
+    new = account.meet(call.state.account, kind, verdicts.whose(call.flat.program), room=0)  # allowance or not
     return errors.varying_values(segments.lines_of(wide)) if new else None
 
 
@@ -603,7 +613,9 @@ def record_node(call, attempt):
     around = timed_survey(call)
     if is_to_watch(call, around):
         return warm(call, around.found.sources)
-    reason = prepare(call, attempt, around) or capture(call, attempt)
+    reason = verdicts.still_grows(call, around)
+    attempt.passing = reason is not None
+    reason = reason or prepare(call, attempt, around) or capture(call, attempt)
     if attempt.starved:
         attempt.passing |= make_way(call.state)  # the next call has their memory, and so has this one, which runs eagerly
     answers = attempt.seen.answers if attempt.seen is not None else []
@@ -649,7 +661,7 @@ def prepare(call, attempt, around):
     attempt.passing = reason is not None
     if reason is not None:
         return reason
-    make_place(state, path, parent)
+    make_place(call, path, parent)
     make_room(state)
     missed = places_first(misses(call, path, parent))
     followable = find_followable(call, around)
@@ -681,7 +693,7 @@ def capture(call, attempt):
         live.blame(call.state, seen, reason or seen.reason)
         call.state.untraced = seen.untraced or call.state.untraced
     if reason is not None:
-        attempt.passing |= autograd.was_greedy(plan) or (seen is not None and seen.again)
+        attempt.passing |= autograd.was_greedy(plan) or (seen is not None and is_lesson(call.state, seen))
         return reason
     seen.reason = seen.reason or impure.vet(plan.sources, seen)
     moved = describe.find_moved(plan)
@@ -703,7 +715,7 @@ def draft_node(call, attempt):
         reason = reason or vet_loose(state, plan, seen) or islands.vet_parts(call.function, plan, seen) or vet_back(state, plan, seen)
         if reason is None:
             plan = attempt.plan = find_moving(state, plan, seen)
-            reason = errors.used_elsewhere(plan.kept[0].place.path) if plan.free is None else learn_replaced(state, plan, seen)
+            reason = errors.used_elsewhere(plan.kept[0].place.path) if plan.free is None else moving.learn_replaced(state, plan, seen)
             reason = reason or live.learn_stored(state, plan, seen, why_untraced(state, plan.saves))
         draft = reason or describe.rows(plan, seen, attempt.result, call)
         if not isinstance(draft, str):
@@ -733,7 +745,7 @@ def find_moving(state, plan, seen):
         return plan._replace(free=None)
     more, free, puts = found
     plan.places.extend(more)
-    replaced = [k for k in plan.follows if state.opts.outputs == "rescue" and is_replaced(plan.places[k])]
+    replaced = [k for k in plan.follows if state.opts.outputs == "rescue" and moving.is_replaced(plan.places[k])]
     stored = {k: row for k, row in live.stored_in(seen, plan.places).items() if k not in free and k not in rows}
     puts = puts + [(places.Put("", "", None, plan.places[k]), k) for k in (*replaced, *stored)]
     own = range(len(plan.places), len(plan.places) + len(seen.own))
@@ -742,27 +754,6 @@ def find_moving(state, plan, seen):
     free = free.union(replaced, own)
     plan.places.extend(moving.class_guards(plan.places, plan.owners, [*rows, *free, *stored]))
     return plan._replace(moving=rows, free=free, puts=puts, stored=stored)
-
-
-def is_replaced(place):
-    """Did the run put another tensor there, or another tuple of them? As it was read before, its place is followed, and as a replay
-    stores it, free."""
-    now = places.value_at(place)
-    then, ones = (places.tensors_at(value) for value in (place.want, now))
-    alike = len(ones) == len(then) > 0 and (type(now) is tuple) == (type(place.want) is tuple)
-    return now is not place.want and alike and all(type(one) is torch.Tensor for one in ones)
-
-
-def learn_replaced(state, plan, seen):
-    """A sentence if the run put other tensors into places that it read and that are not followed yet, or None."""
-    at = {k for k, _ in plan.followable.values() if k not in plan.follows and is_replaced(plan.places[k])}
-    names = [plan.places[k].path for k in sorted(at)] + [path for path, (k, _) in plan.followable.items() if k in at]
-    if not names or seen.asks_which or state.opts.outputs != "rescue":  # it lasts, whatever becomes of results
-        return None
-    state.followed.update(names)
-    state.replaced.update(names)
-    seen.again = True
-    return errors.follows(names[0])
 
 
 def code_of(state):
@@ -916,7 +907,13 @@ def leaves_graph(plan, seen, result):
 
 def is_passing(state, seen, lost):
     """Is what kept this recording from being one no verdict: will the next one fare better?"""
-    return lost or seen.again or (seen.escaped and state.escapes <= options.ESCAPE_TRIES)
+    return lost or is_lesson(state, seen) or (seen.escaped and state.escapes <= options.ESCAPE_TRIES)
+
+
+def is_lesson(state, seen):
+    """The same, since this one told what it came to nothing by. Not for ever: code made anew at each call would."""
+    state.lessons += seen.again
+    return seen.again and state.lessons <= options.LESSONS
 
 
 def abandon(call, attempt, reason):
@@ -994,7 +991,8 @@ def add_node(call, plan, seen, draft):
         state.recurrent = True
     state.unguarded = plan.unguarded
     core.fn_count(state.f, "records")
-    state.account.failed, state.blamed = 0, None
+    state.account.failed = state.left = state.lessons = 0
+    state.blamed = None
     audit.plan_next(state, node)
     verify.begin(state, node)
     if seen.exchanges:

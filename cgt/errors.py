@@ -652,9 +652,8 @@ def stale_backward(why):
 @code(408)
 def create_graph(name):
     return (
-        f"create_graph=True through a replayed call of {name}: its backward is a recording, which has no "
-        f"graph of its own. Call {name}.__wrapped__ for double backward; further calls of {name} with "
-        "gradients run eagerly."
+        f"create_graph=True through a replayed call of {name}: its backward is a recording, which has no graph of its "
+        f"own. Call {name}.__wrapped__ for double backward; further calls of {name} with gradients run eagerly."
     )
 
 
@@ -897,6 +896,16 @@ def new_kind(path=None):
 @code(505)
 def timed():
     return "timed as it is: a recording was not replayed yet, and another one must pay."
+
+
+@code(517)
+def left(kind, line):
+    return f"the call is left by {kind} (raised at {line}). Return early instead, or raise outside, by what is returned."
+
+
+@code(518)
+def grows(path):
+    return f"{path} gets a tensor of another shape at each call. Keep one of full size, and write into it (cache[:, t] = k)."
 
 
 @code(503)

@@ -37,7 +37,7 @@ from cgt_core import (
     TYPE_ATTR,
 )
 
-from . import flow, places, readout
+from . import errors, flow, places, readout
 from .code import HOMES, is_ambient, is_compiled
 from .data import EffectRow
 from .flow import ATTRIBUTE, ENTRY, GLOBAL, VARIABLE, advances_of, disturbers, moves_of
@@ -327,3 +327,34 @@ OPENING = frozenset(
         + (pickle.dumps, pickle.dump, dataclasses.asdict, dataclasses.astuple, object.__getattribute__, object.__setattr__),
     )
 )
+
+
+def is_replaced(place):
+    """Did the run put another tensor there, or another tuple of them? As it was read before, its place is followed, and as a replay
+    stores it, free."""
+    now = value_at(place)
+    then, ones = (places.tensors_at(value) for value in (place.want, now))
+    alike = len(ones) == len(then) > 0 and (type(now) is tuple) == (type(place.want) is tuple)
+    return now is not place.want and alike and all(type(one) is torch.Tensor for one in ones)
+
+
+def learn_replaced(state, plan, seen):
+    """A sentence if the run put other tensors into places that it read and that are not followed yet, or None."""
+    at = {k for k, _ in plan.followable.values() if k not in plan.follows and is_replaced(plan.places[k])}
+    names = [plan.places[k].path for k in sorted(at)] + [path for path, (k, _) in plan.followable.items() if k in at]
+    if seen.asks_which or state.opts.outputs != "rescue":  # it lasts, whatever becomes of results
+        return None
+    found = [plan.places[k] for k in sorted({k for k, _ in plan.followable.values()}) if is_replaced(plan.places[k])]
+    grown = [place.path for place in found if shapes_at(place.want) != shapes_at(value_at(place))]
+    state.grown.update(dict.fromkeys(grown))
+    if not (names or grown):
+        return None
+    state.followed.update(names)
+    state.replaced.update(names)
+    seen.again = True
+    return errors.grows(grown[0]) if grown else errors.follows(names[0])
+
+
+def shapes_at(value):
+    """Of the tensors in a place."""
+    return [t.shape for t in places.tensors_at(value)]

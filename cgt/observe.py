@@ -46,18 +46,20 @@ def observe(driver, device, graph=None, given=None):
 
 def observe_plan(plan, swaps):
     """For the recording of a plan. `swaps`: [(leaf tensor, buffer), ...] of its copied slots."""
+    tensors = all_tensors(plan)
     seen = Seen(
         plan.driver, plan.device, plan.others, recording=True, parent=plan.parent, saves=plan.saves, graph=plan.graph,
-        arguments=plan.flat.tensors, leaves=[all_tensors(plan)[k] for k in plan.grads], reachable=plan.generators, sinks=plan.sinks,
+        arguments=plan.flat.tensors, leaves=[tensors[k] for k in plan.grads],
+        reachable=plan.generators, sinks=plan.sinks,
         whole={core.storage_id(t): t for _, t in plan.spent}, carries=plan.carries,
-        plan=plan, sources=plan.sources, slots=frozenset(map(core.storage_id, all_tensors(plan))),
+        plan=plan, sources=plan.sources, slots=frozenset(map(core.storage_id, tensors)),
         returned=core.results(), since=sequence_number(),
     )  # fmt: skip
     note_swaps(seen, swaps)
-    shared = {id(all_tensors(plan)[k]) for k in plan.beside}
+    shared = {id(tensors[k]) for k in plan.beside}
     seen.shared = [row for rows in seen.swaps.values() for row in rows if id(row.leaf) in shared]
     copies = {id(leaf): buffer for leaf, buffer in swaps}
-    stay = [t for t in all_tensors(plan) if id(t) not in copies] if swaps else ()
+    stay = [t for t in tensors if id(t) not in copies] if swaps else ()
     seen.stay = [(core.storage_id(t), core.address(t), span(t)) for t in stay]
     for at, t in plan.spent:
         memory = [t, copies[id(t)]] if id(t) in copies else [t]

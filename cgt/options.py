@@ -27,11 +27,14 @@ MEMORY_BUDGET = os.environ.get("CGT_MEMORY_BUDGET") or None
 COOL_DOWN = (64, 4096)
 # Share of eager's time that recordings which are not replayed may cost a function; inf: record at every miss.
 OVERHEAD = float("inf") if STRICT else float(os.environ.get("CGT_OVERHEAD", "0.05"))
+# Seconds that recordings of all functions may take before anybody counts.
+ALLOWANCE = float(os.environ.get("CGT_ALLOWANCE", "2"))
 PATIENCE = 32  # calls alike in a row after which one is recorded all the same; times itself with each
 # Warm-ups of a function that reads values, until one is met that came before: of numbers, which often are of few, and of masks.
 TRIES_OF_NUMBERS, TRIES_OF_MASKS = 6, 3
 MAX_SPECS = 64  # argument structures kept per function; the oldest without a recording goes
 MAX_VERDICTS = 4  # reasons against single calls, before one against the function
+LESSONS = 16  # recordings in a row of which each came to nothing and should fare better next time, before a verdict
 ESCAPE_TRIES = 2  # recordings thrown away because a tensor outlived the call, before a verdict
 # Bytes of a tensor that a replay writes in a copy, if it lies elsewhere at each call; on the host, on a GPU. Twice 64 MiB there and back
 # are some 90 µs of an H100's memory; a function that writes more is not waiting for its launches.

@@ -374,10 +374,11 @@ def moved_too(state, kept, node, followable, tensors):
 
 
 def moved_before(kept, node, followable):
-    """Slots that this recording does not pin. One that is made in its place must not pin them again: where two results of a path come in
-    other slots at each call, one would be freed for the other without end."""
-    slots = [(s.leaf, path) for s, path in zip(core.node_facts(node).slots, kept.slot_paths, strict=True) if s.binding in (COPIED, REBOUND)]
-    return [leaf if leaf != NONE else followable[path][1] for leaf, path in slots if leaf != NONE or path in followable]
+    """Slots that this recording does not pin. One that is made in its place must not pin them again: where two results
+    of a path come in other slots at each call, one would be freed for the other without end."""
+    named = zip(core.node_facts(node).slots, kept.slot_paths, strict=True)
+    loose = [(slot.leaf, path) for slot, path in named if slot.binding in (COPIED, REBOUND)]
+    return [leaf if leaf != NONE else followable[path][1] for leaf, path in loose if leaf != NONE or path in followable]
 
 
 def note_swap(state, name):

@@ -5,6 +5,8 @@ until a cool-down has ended.
 """
 
 import math
+import traceback
+import weakref
 
 import cgt_core as core
 import torch
@@ -23,8 +25,9 @@ from cgt_core import (
     NONE,
 )
 
-from . import account, errors, logs, options, pytree, segments, trace
+from . import account, errors, logs, moving, options, pytree, segments, trace
 from .data import Verdict
+from .observe import NOT_USER_CODE
 from .plan import driver_of, misses, place_in_tree, places_first
 from .private import is_forward_ad
 
@@ -56,21 +59,39 @@ def find(call):
 def over_limit(call, path, parent):
     """A reason to run eagerly because this place in the tree has enough recordings of the function,
     or None: there is room, or the cool-down is over and make_place finds some."""
-    state = call.state
-    nodes = core.children(path, parent, state.f)
+    state, mine = call.state, whose(call.flat.program)
+    nodes = siblings(call, path, parent)
     if len(nodes) < state.opts.max_records:
         return None
     calls = core.fn_counts(state.f)[0]
-    until, length = state.cool.get((path, parent), (0, options.COOL_DOWN[0]))
+    until, length = state.cool.get((path, parent, mine), (0, options.COOL_DOWN[0]))
     if until == 0:
         until = calls + length
-        state.cool[path, parent] = (until, min(2 * length, options.COOL_DOWN[1]))
+        state.cool[path, parent, mine] = (until, min(2 * length, options.COOL_DOWN[1]))
     if calls < until:
         reason = errors.limit(len(nodes), why_missed(call, path, parent))
-        if state.graph is None and not options.STRICT:
+        if mine is not None:
+            hand_over(call, key_of(call), reason, until)
+        elif state.graph is None and not options.STRICT:
             core.verdict_place(path, parent, state.f, reason, until)
         return reason
     return None
+
+
+def whose(program):
+    """The id of the object whose method is called, the first argument, if it is told from others by who it is; or None.
+    Methods of several objects are one function, but what one of them varies is no affair of the others."""
+    kind, _, obj = program[1] if len(program) > 1 else (None, 0, None)
+    return None if kind != pytree.SAME else id(obj() if isinstance(obj, weakref.ref) else obj)
+
+
+def siblings(call, path, parent):
+    """Recordings of the function there, of the same object's calls; newest match first."""
+    state, nodes = call.state, core.children(path, parent, call.state.f)
+    mine = whose(call.flat.program)
+    if mine is None or len(nodes) < state.opts.max_records:
+        return nodes
+    return [n for n in nodes if whose(state.programs[core.node_facts(n).spec][0]) == mine]
 
 
 def wait(call, first):
@@ -79,7 +100,8 @@ def wait(call, first):
     state, f = call.state, call.state.f
     if state.graph is not None or math.isinf(options.OVERHEAD) or state.blockers is not None:
         return None
-    new = account.meet(state.account, (*key_of(call), core.fn_unknown(f)))
+    mine, room = whose(call.flat.program), state.opts.max_records
+    new = account.meet(state.account, (*key_of(call), core.fn_unknown(f)), mine, room)
     if new and not first:
         if new == 1:
             return errors.new_kind()
@@ -90,7 +112,8 @@ def wait(call, first):
         return reason
     place = (NONE, NONE) if first else place_in_tree(state, call.flat, call.flat.tensors)
     missed = [] if first else [miss for miss in places_first(misses(call, *place)) if not is_learnt(state, *miss)]
-    n = account.waits(state.account, f, missed, state.opts.max_records)
+    missed = [miss for miss in missed if whose(state.programs[core.node_facts(miss[0]).spec][0]) == mine]
+    n = account.waits(state.account, f, missed, room, mine)
     if n == 0:
         return None
     reason = account.reason(state.account, n, lambda: why_missed(call, *place))
@@ -122,19 +145,49 @@ def key_of(call):
     return call.spec, core.ambient(), tuple((t.shape, t.dtype, t.device) for t in call.flat.tensors)
 
 
-def condemn(call, reason):
-    """Run eagerly from now on, until a cool-down that doubles with each verdict. A function with
-    many verdicts and no recording gets one for all its calls: new shapes will not help it."""
+def condemn(call, reason, fails=True, length=None):
+    """Run eagerly from now on, until a cool-down that doubles with each verdict. `fails`: the account is to know. A
+    function with many verdicts and no recording gets one for all its calls: new shapes will not help it."""
     state, verdicts = call.state, call.state.verdicts
-    account.note_failure(state.account, reason)
+    if fails:
+        account.note_failure(state.account, reason)
     many = len(verdicts) >= options.MAX_VERDICTS and not core.fn_nodes(state.f)
     key = None if many else key_of(call)
-    length = min(2 * verdicts[key].length, options.COOL_DOWN[1]) if key in verdicts else options.COOL_DOWN[0]
+    length = min(2 * verdicts[key].length, options.COOL_DOWN[1]) if key in verdicts else length or options.COOL_DOWN[0]
     if len(verdicts) > options.MAX_SPECS:
         verdicts.clear()
     until = core.fn_counts(state.f)[0] + length
     verdicts[key] = Verdict(reason, until, length)
     hand_over(call, key, reason, until)
+
+
+def still_grows(call, around):
+    """A sentence if tensors that the call finds in places have other shapes than at the last look, as a cache that
+    torch.cat makes longer at each call; or None. To look costs less than a recording that fits no later call."""
+    grown = call.state.grown
+    for place in around.found.places if grown and not isinstance(around, str) else ():
+        shapes = moving.shapes_at(place.want)
+        before = grown.get(place.path, shapes)
+        if before != shapes:
+            grown[place.path], reason = shapes, errors.grows(place.path)
+            if before is not None:
+                condemn(call, reason, fails=False)
+            return reason
+    grown.clear()
+    return None
+
+
+def note_left(call, error, counted):
+    """An exception of the function's left a call that was looked at. `counted`: as one that ran eagerly, already. The
+    very first one may be a mistake in the arguments; what comes later will come again, in calls like this."""
+    state, lines = call.state, [(frame.f_code.co_filename, at) for frame, at in traceback.walk_tb(error.__traceback__)]
+    name, at = next((line for line in reversed(lines) if not line[0].startswith(NOT_USER_CODE)), lines[-1])
+    reason = errors.left(type(error).__name__, f"{name}:{at}")
+    state.left += 1
+    if state.left > 1 or state.drivers:
+        condemn(call, reason, state.left > 1, 4 * options.COOL_DOWN[0])
+    if not counted:
+        count_eager(state, reason)
 
 
 def note_incomparable(state, reason):

@@ -2,12 +2,13 @@
 calls come to look alike, it is tried again."""
 
 import math
+import types
 from typing import NamedTuple
 
 import numpy
 import pytest
 import torch
-from helpers import tells, values
+from helpers import line_of, tells, values
 from hypothesis import HealthCheck, given, settings
 from test_programs import check, programs
 from torch import nn
@@ -24,6 +25,7 @@ from cgt.data import Account
 def must_pay(monkeypatch):
     """As users have it; conftest.py lets everything be recorded at once."""
     monkeypatch.setattr(options, "OVERHEAD", 0.05)
+    monkeypatch.setattr(options, "ALLOWANCE", 0.0)
 
 
 def account_of(f):
@@ -228,3 +230,225 @@ def test_replays_pay_for_what_varies(device):
 @given(program=programs)
 def test_random_programs_agree_where_recording_must_pay(device, program):
     check(program, device)
+
+
+# --- within the allowance -----------------------------------------------------------------------
+
+
+@pytest.fixture
+def allowed(monkeypatch):
+    """Nobody counts yet, and no clock says how long that lasts."""
+    monkeypatch.setattr(options, "ALLOWANCE", math.inf)
+
+
+@pytest.fixture
+def looks(monkeypatch):
+    """Grows by one with each call that is warmed or recorded, whatever comes of it."""
+    found, timed = [], account.timed
+    monkeypatch.setattr(account, "timed", lambda *args, **kwargs: found.append(args[0]) or timed(*args, **kwargs))
+    return found
+
+
+def test_recording_begins_at_once(device, allowed):
+    f = cgt.jit(lambda x: x * 2)
+    inputs = [(values(device, k + 1),) for k in range(3)]
+    s = run(f, inputs * 2)
+    assert (s.warmups, s.records, s.replays, s.eager) == (1, 3, 2, 0)
+    s = run(f, inputs * 4)
+    assert s.records == 3 and s.eager == 0
+
+
+def test_what_it_costs_is_asked_when_the_allowance_is_spent(device, monkeypatch):
+    monkeypatch.setattr(options, "ALLOWANCE", 2.0)
+    monkeypatch.setattr(account.TOGETHER, "spent", -1e6)
+    f, x = cgt.jit(lambda x, k: x * float(k)), values(device)
+    account_of(f).spent, account_of(f).eager = 1e6, 1e-9
+    s = run(f, [(x, str(k % 6)) for k in range(30)])
+    assert s.records == 6 and s.eager <= 4, s.reasons
+    account.TOGETHER.spent = options.ALLOWANCE
+    s = run(f, [(x, str(k % 2)) for k in range(6, 40)])
+    assert s.records == 6
+    g = cgt.jit(lambda x, k: x * float(k))
+    account_of(g).spent, account_of(g).eager = 1e6, 1e-9
+    assert run(g, [(x, str(k % 6)) for k in range(30)]).eager >= 10
+
+
+def test_all_functions_share_it(device, monkeypatch):
+    clock = iter(range(1000))
+    monkeypatch.setattr(account, "time", types.SimpleNamespace(perf_counter=lambda: float(next(clock))))
+    monkeypatch.setattr(account.TOGETHER, "spent", 0.0)
+    monkeypatch.setattr(options, "ALLOWANCE", 3.0)
+    for k in range(1, 5):
+        f = cgt.jit(lambda x: x * 2)
+        assert run(f, [(values(device),)] * 3).replays == 1
+        assert account.TOGETHER.spent == k, "the first call is slow in eager, too"
+    inputs = [(values(device, n + 1),) for n in range(3)]
+    assert run(cgt.jit(lambda x: x * 3), inputs * 2).eager > 0
+
+
+@pytest.mark.parametrize("f, calls", GROWING.values(), ids=GROWING.keys())
+def test_calls_that_never_come_again_leave_it_to_others(device, allowed, f, calls):
+    s = run(cgt.jit(f), calls(device))
+    assert s.warmups == 1 and s.records <= account.FREE and s.eager >= 95, s.reasons
+
+
+def test_function_that_was_refused_keeps_to_its_share(device, allowed, looks):
+    f = cgt.jit(lambda x: x * 2 if float(x.sum()) * 1 > 0 else x)
+    x = values(device).abs()
+    run(f, [(x,)] * 60)
+    account_of(f).spent, account_of(f).eager = 1.0, 1e-9
+    s = run(f, [(x,)] * 300)
+    assert len(looks) == 2 and (s.warmups, s.eager) == (1, 359)
+
+
+def test_blocks_of_a_transformer_replay_in_the_first_ten_calls(device, allowed):
+    layers = [nn.TransformerEncoderLayer(16, 2, 32, batch_first=True, device=device).eval() for _ in range(3)]
+    blocks = [cgt.jit(layer) for layer in layers]
+    with torch.no_grad():
+        for k in range(10):
+            cgt.step()
+            x = y = values(device, 2, 4, 16, seed=k)
+            for layer, block in zip(layers, blocks, strict=True):
+                x, y = block(x), layer(y)
+            assert torch.equal(x, y)
+    assert all(cgt.stats(block).replays >= 7 for block in blocks), [cgt.stats(block) for block in blocks]
+
+
+# --- calls that come to nothing in other ways ---------------------------------------------------
+
+
+class Stop(Exception):
+    pass
+
+
+@tells("left")
+def test_calls_that_an_exception_leaves_are_counted_and_seldom_looked_at(device, allowed, looks):
+    @cgt.jit
+    def f(x):
+        y = x * 2
+        raise Stop(y)
+
+    for k in range(600):
+        with pytest.raises(Stop) as caught:
+            f(values(device, seed=k))
+        assert torch.equal(caught.value.args[0], values(device, seed=k) * 2)
+    s = cgt.stats(f)
+    assert (s.calls, s.eager, s.warmups, s.records) == (600, 600, 0, 0) and len(looks) <= 3
+    (told,) = s.reasons
+    assert "left by Stop (raised at " in told and line_of(f.__wrapped__, "raise Stop") in told
+    assert told in cgt.explain(f)
+
+
+def test_calls_that_return_replay_beside_calls_that_an_exception_leaves(device, allowed, looks, short_cool_down):
+    @cgt.jit
+    def f(x):
+        if x.sum() > 0:
+            raise Stop
+        return x * 2
+
+    for k in range(100):
+        x = values(device, seed=k).abs() * (1 if k % 3 == 1 else -1)
+        if k % 3 == 1:
+            with pytest.raises(Stop):
+                f(x)
+        else:
+            assert torch.equal(f(x), x * 2)
+    s = cgt.stats(f)
+    assert s.calls == s.warmups + s.records + s.replays + s.eager and s.eager == sum(s.reasons.values())
+    assert s.replays >= 30 and len(looks) <= 12, s.reasons
+
+
+def test_exception_of_the_first_call_keeps_nothing_from_replaying(device, allowed):
+    f = cgt.jit(lambda x: x.view(6, 2) * 2)
+    with pytest.raises(RuntimeError, match="invalid for input of size"):
+        f(values(device, 5))
+    s = run(f, [(values(device),)] * 5)
+    assert (s.warmups, s.records, s.replays, s.eager) == (1, 1, 3, 1)
+
+
+def test_code_that_is_made_anew_at_each_call_is_not_learnt_for_ever(device, monkeypatch, looks):
+    monkeypatch.setattr(options, "OVERHEAD", math.inf)
+    scale = {"w": values(device)}
+
+    def function(x):
+        exec("def g(x): return x * w", scale)
+        return scale["g"](x)
+
+    s = run(cgt.jit(function), [(values(device, seed=k),) for k in range(60)])
+    assert len(looks) <= options.LESSONS + 3 and s.eager + s.replays >= 55, s.reasons
+
+
+@tells("grows")
+def test_cache_that_grows_is_recorded_when_it_stays(device, allowed, looks):
+    def build():
+        held = {"k": torch.zeros(0, 3, device=device)}
+
+        def step(x):
+            held["k"] = torch.cat([held["k"], x])[-100:]
+            return held["k"].sum(0)
+
+        return step
+
+    f, plain = cgt.jit(build()), build()
+    for k in range(25):
+        x = values(device, seed=k)
+        assert torch.equal(f(x), plain(x))
+    s = cgt.stats(f)
+    assert len(looks) <= 4 and (s.warmups, s.records, s.eager) == (1, 0, 24)
+    assert any("held['k'] gets a tensor of another shape" in told for told in s.reasons)
+    for k in range(25, 300):
+        x = values(device, seed=k)
+        assert torch.equal(f(x), plain(x))
+    s = cgt.stats(f)
+    assert s.records <= 2 and s.replays >= 60 and len(looks) <= 9, cgt.explain(f)
+
+
+def test_place_whose_tensor_gets_another_shape_once(device, allowed):
+    held = {"h": torch.zeros(1, device=device)}
+
+    def step(x):
+        held["h"] = torch.tanh(held["h"] + x)
+        return held["h"] * 2
+
+    f, mine = cgt.jit(step), torch.zeros(1, device=device)
+    for k in range(12):
+        x = values(device, seed=k) if k > 0 else values(device, 1)
+        mine = torch.tanh(mine + x)
+        assert torch.equal(f(x), mine * 2), k
+    assert cgt.stats(f).replays >= 5, cgt.explain(f)
+
+
+# --- methods ------------------------------------------------------------------------------------
+
+
+class Scaled(nn.Module):
+    def __init__(self, k):
+        super().__init__()
+        self.k = k
+
+    @cgt.jit(max_records=3)
+    def forward(self, x):
+        return x * self.k
+
+
+@pytest.mark.parametrize("allowance", [math.inf, 0.0], ids=["within", "beyond"])
+def test_each_object_has_room_for_its_recordings(device, monkeypatch, allowance):
+    monkeypatch.setattr(options, "ALLOWANCE", allowance)
+    account_of(Scaled.forward).spent = -1e9  # recordings cost nothing
+    objects = [Scaled(k) for k in range(12)]
+    inputs = [values(device, k + 1) for k in range(3)]
+    before = cgt.stats(Scaled.forward)
+    for k in range(60):
+        for one in objects:
+            assert torch.equal(one(inputs[k % 3]), inputs[k % 3] * one.k)
+    s = cgt.stats(Scaled.forward)
+    assert s.records - before.records == 36 and s.replays - before.replays >= 500, s.reasons
+    cgt.reset(Scaled.forward)
+
+
+def test_an_object_of_its_own_for_each_call_is_not_looked_at_for_ever(device, allowed, looks):
+    kept = [Scaled(k) for k in range(150)]
+    for one in kept:
+        assert torch.equal(one(values(device)), values(device) * one.k)
+    assert len(looks) <= 2
+    cgt.reset(Scaled.forward)

@@ -595,6 +595,7 @@ def test_a_mode_of_torch_that_differs_is_told(device):
 def test_another_way_through_the_program_is_told(device, monkeypatch):
     """What ran before it is another recording: nothing of its arguments is to blame."""
     monkeypatch.setattr(options, "OVERHEAD", 0.05)
+    monkeypatch.setattr(options, "ALLOWANCE", 0.0)
     last, x = cgt.jit(lambda y: y + 1), torch.ones(3, device=device)
     for k in range(24):
         first = cgt.jit(lambda x: x * k)

@@ -78,7 +78,7 @@ ORDER = [
 ]
 FOUNDATIONS = {"errors", "options", "private"}  # import nothing of ours
 PUBLIC = {"jit", "step", "doctor", "eager", "require_replay", "reset", "stats", "explain", "show", "memory", "tap", "tapped", "CgtError", "CgtWarning"}
-MOST_LINES = 1075
+MOST_LINES = 1100
 
 
 def read(path):

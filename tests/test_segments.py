@@ -597,6 +597,7 @@ def test_segments_go_with_their_recording(device):
 @pytest.fixture
 def must_pay(monkeypatch):
     monkeypatch.setattr(options, "OVERHEAD", 0.05)
+    monkeypatch.setattr(options, "ALLOWANCE", 0.0)
 
 
 def some_mask(device, k):

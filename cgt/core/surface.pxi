@@ -402,11 +402,11 @@ def node_drop(int n):
 
 
 def node_replace(int n):
-    """Drop a recording for which another one was made: it was not wasted."""
-    cdef id_t f = node_row(&TABLE, n).fn
-    wasted = node_row(&TABLE, n).n_replay == 0
+    """Drop a recording for which another one was made: it was not wasted, nor those behind it, which will be made anew."""
+    global REPLACING
+    REPLACING = True
     node_free(&TABLE, n)
-    fn_row(&TABLE, f).wasted -= wasted
+    REPLACING = False
     if CGT_DEBUG: table_check(&TABLE)
 
 

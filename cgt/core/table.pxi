@@ -241,6 +241,8 @@ cdef void read_free(int driver, Read* r) noexcept:
     DRIVERS[driver].destroy(r.graph, r.exec, NULL, NULL)
     if r.tape is not NULL: tape_free(r.tape)
 
+cdef bint REPLACING = False     # what is freed was not recorded in vain
+
 cdef void node_free(Table* t, id_t n) noexcept:
     """Free a node and all that were recorded behind it. What somebody holds of its outputs is moved
     to ordinary memory first; the path goes on from the parent."""
@@ -280,7 +282,7 @@ cdef void node_free(Table* t, id_t n) noexcept:
         if not node_slot(t, node, k).follows: continue
         followed.append(<object>node_guard(t, node, k).tensor)      # let go of when the row is free
         Py_DECREFX(node_guard(t, node, k).tensor)
-    if node.n_replay == 0: fn_row(t, node.fn).wasted += 1
+    if node.n_replay == 0 and not REPLACING: fn_row(t, node.fn).wasted += 1
     node.alive = 0
     ops_cut(t, node.ret_at, node.ret_n)
     for part in range(N_PARTS): part_cut(t, node, part)
