@@ -23,7 +23,7 @@ def complete(state, plan, seen, draft):
     """The draft with what a later backward needs, or the sentence that says why it cannot be had."""
     roots = [k for k, o in enumerate(draft.outs) if o.root]
     if not roots:
-        return draft
+        return vet_written(draft, seen.since) or draft
     if not seen.saves:
         state.saves = seen.again = True
         return errors.first_gradient()
@@ -62,9 +62,15 @@ def vet_roots(draft, roots):
     for k, sid in zip(roots, memory, strict=True):
         if memory.count(sid) > 1:
             return errors.odd_root(draft.out.paths[k])
+    return vet_written(draft, 0)
+
+
+def vet_written(draft, since):
+    """A sentence if the run wrote an argument that has a place in the graph, or got another one there since then: a replay
+    could not give it that, nor the base of a view."""
     for effect in draft.effects:
         example = draft.slots[effect.slot].example if effect.kind == WRITES else None
-        if example is not None and example.requires_grad and not example.is_leaf:
+        if example is not None and example.grad_fn is not None and example.grad_fn._sequence_nr() >= since:
             return errors.written_root(draft.paths[effect.slot])
     return None
 

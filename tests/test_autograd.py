@@ -1026,3 +1026,32 @@ def test_backwards_from_many_threads(device):
     for t in threads:
         t.join()
     assert not wrong
+
+
+@pytest.mark.parametrize("part", [lambda b: b, lambda b: b[1:], lambda b: b.view(10, -1).t()], ids=["whole", "slice", "transposed"])
+def test_arguments_with_a_place_in_the_graph_that_are_written_and_returned(device, part):
+    """The base of a view gets another place there, too; so it does where a later call comes with the same memory."""
+    f = cgt.jit(lambda v: v.mul_(2))
+    for seed in range(12):
+        got, want = (torch.full((100_000,), 1.0 + seed, device=device, requires_grad=True) for _ in range(2))
+        for x, function in ((got, f), (want, f.__wrapped__)):
+            base = x * 1
+            result = function(part(base))
+            (result.sum() + (base * 3).sum()).backward()
+            del base, result
+        assert torch.equal(got.grad, want.grad), seed
+    assert any("args[0] requires grad and is written in place" in told for told in cgt.stats(f).reasons)
+
+
+def test_arguments_with_a_place_in_the_graph_that_are_written_past_autograd_replay(device):
+    @torch.no_grad()
+    def function(v):
+        v.mul_(2)
+
+    f, base = cgt.jit(function), torch.ones(8, device=device, requires_grad=True) * 1
+    with torch.no_grad():
+        want = base.clone()
+    for _ in range(6):
+        f(base)
+        want *= 2
+    assert torch.equal(base, want) and cgt.stats(f).replays >= 3, cgt.explain(f)
