@@ -22,6 +22,7 @@ import time
 import cgt_core as core
 from cgt_core import (
     FITS,
+    MISS_ALIGN,
     MISS_META,
     MISS_NUMBER,
     MISS_OVERLAP,
@@ -35,7 +36,7 @@ from . import errors, options
 from .data import Account
 
 # Of Miss: what a program varies from call to call (FITS: a value that it reads on the way). The others are learnt.
-VARIES = {FITS, MISS_SPEC, MISS_META, MISS_VALUE, MISS_NUMBER, MISS_OVERLAP, MISS_PLACE, MISS_SAME}
+VARIES = {FITS, MISS_SPEC, MISS_META, MISS_ALIGN, MISS_VALUE, MISS_NUMBER, MISS_OVERLAP, MISS_PLACE, MISS_SAME}
 FREE = 4  # kinds of calls that are new, in a row, before Python looks away; besides a first one of each object
 SAVED = 0.5  # of an eager call, by a replay; the rest is the guard, the launch and what we do not know
 TOGETHER = Account()  # of the process: what all functions spent

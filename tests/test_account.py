@@ -144,6 +144,13 @@ def test_value_in_a_module_that_changes_at_each_call_is_recorded_once(device):
     assert s.records == 2 and s.replays == 0 and any("thing.scale changes" in told for told in s.reasons)
 
 
+def test_slices_that_begin_at_other_remainders_must_pay(device):
+    """Kernels may differ by it, so each has a recording of its own."""
+    f, base = cgt.jit(lambda x: x[2:]), values(device, 64)
+    s = run(f, [(base[k : k + 32],) for k in range(9)])
+    assert s.records <= 2 and any("begins at another remainder" in told for told in s.reasons), s.reasons
+
+
 @pytest.mark.parametrize("ways", [2, 3, 8])
 def test_a_few_ways_in_turn_come_to_replay(device, ways):
     f = cgt.jit(lambda x: x * 2, max_records=ways)
@@ -299,6 +306,14 @@ def test_function_that_was_refused_keeps_to_its_share(device, allowed, looks):
     account_of(f).spent, account_of(f).eager = 1.0, 1e-9
     s = run(f, [(x,)] * 300)
     assert len(looks) == 2 and (s.warmups, s.eager) == (1, 359)
+
+
+def test_slices_that_begin_at_other_remainders_come_to_the_limit(device, allowed):
+    f, base = cgt.jit(lambda x: x[2:]), values(device, 64)
+    s = run(f, [(base[k : k + 32],) for k in range(16)] * 3)
+    assert s.records == 8 and s.replays >= 8
+    (told,) = s.reasons
+    assert "recorded 8 times already" in told and "begins at another remainder" in told
 
 
 def test_blocks_of_a_transformer_replay_in_the_first_ten_calls(device, allowed):
