@@ -93,7 +93,7 @@ def compare(call, scope, replay, blame, drop, audits):
     if answers:  # these parts drew what they drew, and are not run again
         before = before._replace(sources=after.sources, generators=after.generators)
     give_back(before)
-    seen, theirs, raised = run_eagerly(call, answers)
+    seen, theirs, raised = run_eagerly(call, answers, audits)
     state.audited += 1
     if isinstance(raised, torch.OutOfMemoryError):
         state.unaudited = errors.UNAUDITED["memory"]
@@ -117,15 +117,24 @@ def compare(call, scope, replay, blame, drop, audits):
     return True, theirs
 
 
-def run_eagerly(call, answers):
-    """(what was observed, the result, what it raised)"""
+def run_eagerly(call, answers, audits):
+    """(what was observed, the result, what it raised). By default nobody looks at its ops: that takes ten times as long."""
     seen = observe(driver_of(call.state, call.flat), device_of(call.state, call.flat))
     seen.ops = []
-    body = functools.partial(trace.run, seen, call.function, call.args, call.kwargs)
+    if not audits.doubling:
+        body = functools.partial(trace.run, seen, call.function, call.args, call.kwargs)
+    else:  # jitted functions inside are plain ones, as under an observer
+        body = functools.partial(islands.paused, functools.partial(core.observed, [], unheard, call.function, call.args, call.kwargs))
     try:
         return seen, core.with_paths(functools.partial(islands.answering, answers, body)) if answers else body(), None
     except Exception as error:
         return seen, None, error
+
+
+def unheard(op, args, kwargs):
+    """An observer of which one thread pauses; autograd's do not."""
+    if op is not None:
+        core.proceed(None)
 
 
 def repeats(call, node, scope, before, mine, after, audits, seen):
@@ -153,7 +162,8 @@ class Scope(NamedTuple):
     tensors: list
     written: list  # which of them the function writes
     singles: list  # places.Place that hold one object
-    homes: list  # containers whose entries change
+    lengths: list  # those of containers that grow in none of its replays
+    homes: list  # containers whose entries change, or are compared by nobody else
     sources: list  # (path, source), see impure.states
     generators: list  # torch's
 
@@ -174,7 +184,8 @@ def find_scope(call, node):
         filled += [rows[effect.place][4] for effect in kept.objects[2] if effect.kind == APPENDS]
         filled += [row[4] for row in rows if type(row[4]) in containers.NO_PLACES]
     held = [*((p.path, p.want) for p in found), *call.flat.objects]
-    sources = [(path, one) for path, one in held if places.is_source(type(one))]
+    kinds = {cls for cls in {type(one) for _, one in held} if places.is_source(cls)}
+    sources = [(path, one) for path, one in held if type(one) in kinds]
     if state.exchanges:
         return errors.UNAUDITED["exchange"]
     filled += [vars(t) for _, t, _ in tensors.values() if vars(t)]
@@ -185,7 +196,7 @@ def find_scope(call, node):
     generators = [torch.default_generator, *([torch.cuda.default_generators[device]] if device >= 0 else []), *reach_generators(found, call.flat)]
     return Scope(
         device, *map(list, zip(*tensors.values(), strict=True) if tensors else ((), (), ())), [p for p in found if p.kind not in (*LENGTHS, EMPTY)],
-        list({id(home): home for home in (*(p.home for p in found if p.kind in LENGTHS), *filled)}.values()), sources, generators,
+        [p for p in found if p.kind in LENGTHS], list({id(home): home for home in filled}.values()), sources, generators,
     )  # fmt: skip
 
 
@@ -206,7 +217,8 @@ class Held(NamedTuple):
     tensors: list  # Kept, of what the call can read
     grads: list  # (tensor, its .grad, Kept of that or None)
     singles: list  # places.Place that hold one object
-    contents: list  # (dict or list, its entries)
+    lengths: list  # (places.Place, the length)
+    contents: list  # (container, its entries)
     sources: list  # of impure.states
     generators: list  # (torch's generator, its state)
     histories: Any  # of core.histories
@@ -272,7 +284,7 @@ def take(scope):
     grads = [(t, t.grad, None if t.grad is None else keep(t.grad, True)) for t in scope.tensors if t.is_leaf]
     return Held(
         [keep(t, w) for t, w in zip(scope.tensors, scope.written, strict=True)], grads, [places.as_now(p) for p in scope.singles],
-        [(home, containers.entries(home)) for home in scope.homes], impure.states(scope.sources), [(g, g.get_state()) for g in scope.generators],
+        [(p, len(p.home)) for p in scope.lengths], [(home, containers.entries(home)) for home in scope.homes], impure.states(scope.sources), [(g, g.get_state()) for g in scope.generators],
         core.histories(scope.tensors),
     )  # fmt: skip
 
@@ -350,6 +362,9 @@ def differ_states(paths, after, seen, audits):
     for place in after.singles:
         if not is_alike(place.want, places.value_at(place), audits):
             return f"{place.path} holds something else"
+    grown = next((p for p, n in after.lengths if len(p.home) != n), None)
+    if grown is not None:
+        return f"{grown.path} is another one"
     for home, was in after.contents:
         now = containers.entries(home)
         if len(now) != len(was) or not all(is_alike(a, b, audits) for a, b in zip(was, now, strict=True)):
@@ -363,7 +378,7 @@ def differ_states(paths, after, seen, audits):
 
 def is_missed(kept, seen):
     """Did eager write what the recording does not write?"""
-    return kept.bytes is None and core.storage_id(kept.tensor) in seen.written
+    return kept.bytes is None and (core.storage_id(kept.tensor) in seen.written or version_of(kept.tensor) != kept.version)
 
 
 def is_alike(mine, theirs, audits):

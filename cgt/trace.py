@@ -508,7 +508,9 @@ def see_op(seen, op, args, kwargs):
     if generator is not None:
         vet_generator(seen, op, generator, [*results, *written])
     vet_kinds(seen, op, results)
-    fresh = [t for t in results if core.storage_id(t) not in known]
+    of_number = not inputs and is_view(op)  # C++ made a tensor of it, whose memory is not the recording's
+    seen.keep.extend(map(core.alias, results if of_number else ()))
+    fresh = [t for t in results if core.storage_id(t) not in known and not of_number]
     vet_effect(seen, op, fresh, written)
     forks.note_made(seen, fresh)
     ranks.note_pending(seen, op, inputs, fresh)

@@ -41,7 +41,7 @@ def run(call, node, replay, drop):
         return replay()
     with contextlib.suppress(pytree.Incomparable):
         call = call._replace(flat=pytree.flatten_call(call.args, call.kwargs, *state.opts.static, state.live))
-        scope = audit.find_scope(call, node) if kept.changes else audit.Scope(device_of(state, call.flat), *[[] for _ in range(7)])
+        scope = audit.find_scope(call, node) if kept.changes else audit.Scope(device_of(state, call.flat), *[[] for _ in range(8)])
     if not isinstance(scope, audit.Scope):
         return replay()
     paths = [path for path, slot in zip(kept.slot_paths, core.node_facts(node).slots, strict=True) if slot.binding == REBOUND]

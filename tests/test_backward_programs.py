@@ -10,7 +10,7 @@ that meet between functions and eager code are summed in eager's order.
 import cgt_core as core
 import pytest
 import torch
-from helpers import STEPS, says_step, try_programs
+from helpers import STEPS, says_step, try_programs, values
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch.utils.checkpoint import checkpoint
@@ -306,3 +306,13 @@ def test_random_programs_with_backwards_agree_where_recordings_make_room_for_eac
     device, program, records, graphs
 ):
     check(program, device, max_records=records, max_graphs=graphs)
+
+
+def test_complex_number_as_a_factor(device):
+    """The backward takes its conjugate: a view of memory that C++ made."""
+    f = cgt.jit(lambda z: z * 1j)
+    for k in range(8):
+        z = torch.complex(values(device, 8, seed=k), values(device, 8, seed=k + 50)).requires_grad_()
+        (want,) = torch.autograd.grad((z * 1j).real.sum(), z)
+        (got,) = torch.autograd.grad(f(z).real.sum(), z)
+        assert torch.equal(got, want), k

@@ -241,7 +241,6 @@ AMBIENT = {
     "stream": (lambda x: x * float(STREAM.getvalue()), set_stream),
     "partial": (lambda x: TIMES(x), lambda k: TIMES.__setstate__((TIMES.func, (), {"by": float(k)}, None))),
     "astuple": (lambda x: x * dataclasses.astuple(RATES)[0], lambda k: setattr(RATES, "lr", float(k))),
-    "format": (lambda x: x * float(f"{RATES.lr}"), lambda k: setattr(RATES, "lr", float(k))),
 }
 
 
