@@ -20,7 +20,7 @@ import cgt_core as core
 import torch
 from cgt_core import APPENDS, EMPTY
 
-from . import containers, errors, impure, islands, places, pytree, trace, wrappers
+from . import containers, errors, impure, islands, places, probes, pytree, trace, wrappers
 from .data import LIVE_NUMBER, Audits
 from .observe import buffer_for, fill, observe, span, version_of
 from .plan import device_of, driver_of, leaves_of, reach_generators
@@ -93,7 +93,7 @@ def compare(call, scope, replay, blame, drop, audits):
     if answers:  # these parts drew what they drew, and are not run again
         before = before._replace(sources=after.sources, generators=after.generators)
     give_back(before)
-    seen, theirs, raised = run_eagerly(call, answers, audits)
+    seen, theirs, raised = run_eagerly(call, answers, not audits.doubling or is_watched(state.keep[node], scope))
     state.audited += 1
     if isinstance(raised, torch.OutOfMemoryError):
         state.unaudited = errors.UNAUDITED["memory"]
@@ -103,7 +103,9 @@ def compare(call, scope, replay, blame, drop, audits):
     else:
         told = differ_results(mine, theirs, audits, seen) or differ_states(scope.paths, after, seen, audits)
     if told is None:
-        give_back(after)
+        give_back(after, ran=False)
+        for t, kept in zip(mine.tensors, mine.copies, strict=True):
+            put_bytes(t, kept)
         return raised is None, result
     if raised is None and not repeats(call, node, scope, before, mine, after, audits, seen):
         return False, theirs
@@ -117,11 +119,11 @@ def compare(call, scope, replay, blame, drop, audits):
     return True, theirs
 
 
-def run_eagerly(call, answers, audits):
+def run_eagerly(call, answers, observed):
     """(what was observed, the result, what it raised). By default nobody looks at its ops: that takes ten times as long."""
     seen = observe(driver_of(call.state, call.flat), device_of(call.state, call.flat))
     seen.ops = []
-    if not audits.doubling:
+    if observed:
         body = functools.partial(trace.run, seen, call.function, call.args, call.kwargs)
     else:  # jitted functions inside are plain ones, as under an observer
         body = functools.partial(islands.paused, functools.partial(core.observed, [], unheard, call.function, call.args, call.kwargs))
@@ -129,6 +131,11 @@ def run_eagerly(call, answers, audits):
         return seen, core.with_paths(functools.partial(islands.answering, answers, body)) if answers else body(), None
     except Exception as error:
         return seen, None, error
+
+
+def is_watched(kept, scope):
+    """Does the function ask whether somebody looks at its ops, as torch.cond and cgt.tap do?"""
+    return bool(kept.forks) or any(p.home is probes.TAPPED for p in scope.singles)
 
 
 def unheard(op, args, kwargs):
@@ -147,7 +154,7 @@ def repeats(call, node, scope, before, mine, after, audits, seen):
     result = core.with_paths(functools.partial(core.run_node, node, leaves_of(call.flat), True))
     told = differ_results(mine, result, audits, seen)
     told = told or next(filter(None, (differ(as_tensor(k.tensor, k.bytes), k.tensor, audits) for k in after.tensors if k.bytes is not None)), None)
-    give_back(at_end)
+    give_back(at_end, ran=False)
     return told is None
 
 
@@ -302,13 +309,16 @@ def narrowed(scope, before, after):
     return of(scope, "homes"), of(before, "contents"), of(after, "contents")
 
 
-def give_back(held):
-    """Let it be so again."""
+def give_back(held, ran=True):
+    """Let it be so again. `ran`: the recording did since, and where a .grad lay that it replaced something else may lie by now."""
     core.histories_restore(held.histories)
-    for owner, grad, _ in held.grads:
-        if owner.grad is not grad:
-            owner.grad = grad
-    for one in (*held.tensors, *(kept for _, _, kept in held.grads if kept is not None)):
+    grads = []
+    for owner, grad, kept in held.grads:
+        moved = owner.grad is not grad
+        if moved:
+            owner.grad = as_tensor(grad, kept.bytes).clone() if ran and grad is not None else grad
+        grads += [kept] if grad is not None and not (moved and ran) else []
+    for one in (*held.tensors, *grads):
         if one.bytes is not None:
             put_bytes(one.tensor, one.bytes)
         if not one.tensor.is_inference() and one.tensor._version != one.version:
