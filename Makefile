@@ -2,6 +2,7 @@
 # make test    lint, the suite on the checked build, the suite on the release build
 # make audit   the suite once more, each replay compared with eager
 # make bench   ratios to floors measured in the same run
+# make parity  PyTorch's own databases of operators, modules and optimizers beside eager, into docs/parity.md; DEVICE=cuda
 # make zoo     models of many libraries, eager and jitted, into docs/zoo.md; INSTALL=1 installs the libraries into .venv
 # make docs    the site, into build/site; INSTALL=1 installs what builds it into .venv
 # make gpu     the suite and the benches on a machine with a CUDA device; installs nothing
@@ -18,7 +19,7 @@ SHELL       := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := test
 .NOTPARALLEL:
-.PHONY: demo test audit bench zoo docs gpu gpu2 lint ext wheel clean
+.PHONY: demo test audit bench parity zoo docs gpu gpu2 lint ext wheel clean
 
 export PYTHONUNBUFFERED := 1
 
@@ -54,6 +55,12 @@ audit: ext
 
 bench: ext
 	$(PY) $(BENCH)
+
+# Hours on two cores. JOBS: processes at once.
+parity: DEVICE := cpu
+parity: JOBS := 2
+parity: ext
+	$(PY) -m tests.databases --device $(DEVICE) --jobs $(JOBS) --json build/parity.jsonl --write docs/parity.md
 
 # With PYTHON the libraries are that interpreter's; what is missing is told as absent.
 zoo: ext

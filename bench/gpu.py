@@ -24,9 +24,11 @@ OUTCOMES = "CGT_OUTCOMES"  # names the file that the tests' outcomes go to
 PART = "CGT_PART"  # which of the tests a process runs, of PARTS
 PARTS, AT_ONCE = 29, 15  # processes; odd, since most tests come in pairs, one for each device
 TESTS_S, BENCHES_S = 300, 240  # seconds that each may take
+PARITY_S = 900  # of PyTorch's databases: entries that were not judged by then do not count
+PARITY_MOST = 8  # samples of each operator, module or optimizer, in each way and dtype
 # The allocator's other way to lay out segments: the tests of the GPU again, with it.
 SEGMENTS = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
-SECTIONS = ("suite", "expandable_segments", "bench")  # of the record
+SECTIONS = ("suite", "expandable_segments", "parity", "bench")  # of the record
 
 
 def source_hash(root=ROOT):
@@ -64,9 +66,15 @@ def machine():
 
 
 def run_pytest(limit_s, *args, outcomes=None, variables=()):
-    """Run pytest, its output where ours goes: its exit status, or None when time was up."""
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *args]
-    environment = os.environ | dict(variables) | ({OUTCOMES: str(outcomes)} if outcomes else {})
+    """Run pytest: as `run_module`."""
+    environment = dict(variables) | ({OUTCOMES: str(outcomes)} if outcomes else {})
+    return run_module(limit_s, "pytest", "-p", "no:cacheprovider", *args, variables=environment)
+
+
+def run_module(limit_s, *args, variables=()):
+    """Run a module of Python's, its output where ours goes: its exit status, or None when time was up."""
+    command = [sys.executable, "-m", *args]
+    environment = os.environ | dict(variables)
     child = subprocess.Popen(command, cwd=ROOT, env=environment, start_new_session=True)
     try:
         return child.wait(limit_s)
@@ -139,6 +147,14 @@ def note(outcome, test):
         notes.write(f"{outcome} {test}\n")
 
 
+def run_parity(folder):
+    """PyTorch's own databases: how many entries came to which verdict, and those that should not have."""
+    told = folder / "parity.json"
+    limits = (f"--limit={PARITY_S}", f"--most={PARITY_MOST}", f"--jobs={AT_ONCE}")
+    status = run_module(PARITY_S + 120, "tests.databases", "--device=cuda", *limits, f"--summary={told}")
+    return {"status": status, **(json.loads(told.read_text()) if told.exists() else {"verdicts": {}, "wrong": []})}
+
+
 def run_benches(folder, options):
     """Run the benches: µs per call of each, of its floors, and what it makes of them."""
     report = folder / "bench.json"
@@ -174,6 +190,9 @@ def main():
             for what, wait in waits.items():
                 record[what] = wait()
                 write(record, options.out)  # already now: what comes next may take the machine with it, or the time
+        if "parity" in options.only:
+            record["parity"] = run_parity(folder)
+            write(record, options.out)
         if "bench" in options.only:
             record["bench"] = run_benches(folder, ["--compile"] if options.compile else [])
     write(record, options.out)
@@ -181,7 +200,11 @@ def main():
     ran = {what: record[what] for what in options.only}
     figures = [figure for row in ran.get("bench", {"benches": []})["benches"] for figure in row["figures"]]
     print(f"\n{facts['device']}: {len(figures)} figures")
-    for what in [what for what in ran if what != "bench"]:
+    if "parity" in ran:
+        print("parity:", ", ".join(f"{n} {verdict}" for verdict, n in ran["parity"]["verdicts"].items()))
+        for told in ran["parity"]["wrong"]:
+            print(f"  {told}")
+    for what in [what for what in ran if what not in ("bench", "parity")]:
         print(f"{what}:", ", ".join(f"{ran[what][o]} {o}" for o in ("passed", "failed", "skipped")))
         for name in ran[what]["failures"]:
             print(f"  failed: {name}")

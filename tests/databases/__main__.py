@@ -4,6 +4,7 @@ import argparse
 import json
 import os
 import platform
+import random
 import sys
 from fnmatch import fnmatch
 from pathlib import Path
@@ -13,7 +14,7 @@ from tqdm import tqdm
 
 from .entries import KINDS, groups_of
 from .judge import CALLS, WRONG
-from .page import page, summary
+from .page import in_short, page, summary
 from .runner import Row, run
 from .skips import skip_of
 
@@ -32,6 +33,8 @@ def arguments(given=None):
     parser.add_argument("--jobs", type=int, default=1, help="processes at once")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write a row a line there, as they come")
     parser.add_argument("--again", type=Path, metavar="FILE", nargs="+", help="run nothing: the rows of these files")
+    parser.add_argument("--summary", type=Path, metavar="FILE", help="counts, and what was not right, as JSON")
+    parser.add_argument("--limit", type=float, metavar="S", help="judge for so many seconds, groups in random order")
     parser.add_argument("--write", type=Path, metavar="FILE", help="the page, instead of a line here")
     return parser.parse_args(given)
 
@@ -43,21 +46,25 @@ def selected(options):
     names = options.names.split(",")
     groups = groups_of(options.kinds.split(","), ways, options.dtypes.split(","), options.device)
     groups = [g for g in groups if any(fnmatch(g.name, name) for name in names) and not skip_of(g.kind, g.name, g.way)]
+    if options.limit:  # what there is time for is a fair part
+        random.Random(0).shuffle(groups)
     return groups[part - 1 :: parts]
 
 
 def judged(options, out):
-    """The rows of a run, written as they come, and told where they are not right."""
-    groups = selected(options)
+    """(rows of a run, was there time for all); written as they come, and told where they are not right, one of a kind."""
+    groups, seen = selected(options), set()
     with tqdm(total=len(groups), unit="group", mininterval=5, file=sys.stderr) as bar:
 
         def heard(row):
             out.write(json.dumps(row, ensure_ascii=False) + "\n")
-            if row.verdict in WRONG:
-                out.flush()
+            kin = (*row[:4], row.verdict)
+            if row.verdict in WRONG and kin not in seen:
+                seen.add(kin)
                 bar.write(" ".join(map(str, row)), file=sys.stderr)
 
-        return run(groups, options.device, options.jobs, options.most, heard, lambda group: bar.update())
+        rows = run(groups, options.device, options.jobs, options.most, options.limit, heard, lambda group: bar.update())
+        return rows, bar.n == len(groups)
 
 
 def facts_of(device):
@@ -75,12 +82,16 @@ def main():
     options = arguments()
     if options.again:
         found = [read(path) for path in options.again]
-        facts, rows = found[0][0], [row for _, some in found for row in some]
+        facts, rows, whole = found[0][0], [row for _, some in found for row in some], True
     else:
         facts = facts_of(options.device)
+        if options.json:
+            options.json.parent.mkdir(parents=True, exist_ok=True)
         with open(options.json or os.devnull, "w") as out:
             out.write(json.dumps(facts) + "\n")
-            rows = judged(options, out)
+            rows, whole = judged(options, out)
+    if options.summary:
+        options.summary.write_text(json.dumps(in_short(rows, whole)))
     if options.write:
         options.write.write_text(page(rows, facts, CALLS))
     print(summary(rows))

@@ -22,10 +22,13 @@ from torch.testing._internal.common_methods_invocations import (
 )
 from torch.testing._internal.common_modules import module_db
 from torch.testing._internal.common_nn import CriterionTest, criterion_tests
-from torch.testing._internal.common_optimizers import _get_optim_inputs_including_global_cliquey_kwargs, optim_db
+from torch.testing._internal.common_optimizers import (
+    _get_optim_inputs_including_global_cliquey_kwargs,
+    optim_db,
+)
 from torch.testing._internal.custom_op_db import custom_op_db
 from torch.testing._internal.hop_db import hop_db
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_map_only, tree_unflatten
 
 from .judge import seed
 
@@ -81,6 +84,18 @@ def pairs_of(make):
     return [[a, b if alike(a, b) else tree_map_only(torch.Tensor, moved, a)] for a, b in zip(first, second, strict=False)]
 
 
+def copied(tree):
+    """Its tensors in memory of their own, laid out as they are, shared where they share it; the rest copied, too."""
+    return tree_map(partial(copied_leaf, {}), tree)
+
+
+def copied_leaf(memo, x):
+    """The same of a leaf. deepcopy knows no compressed layouts."""
+    if isinstance(x, torch.Tensor) and x.layout is not torch.strided:
+        return x.detach().clone().requires_grad_(x.requires_grad)
+    return copy.deepcopy(x, memo)
+
+
 def leaf(t):
     """Without a history, so that it can be copied."""
     return t if t.is_leaf else t.detach().requires_grad_()
@@ -109,7 +124,7 @@ def is_dense(t):
 def moved(t):
     """The same values in other places: what is in the domain of an op mostly stays in it. Indices and masks stay as they are."""
     fits = is_dense(t) and (t.is_floating_point() or t.is_complex()) and not torch._debug_has_internal_overlap(t)
-    other = copy.deepcopy(t)
+    other = copied(t)
     if fits:
         with torch.no_grad():
             other.copy_(t.flatten().flip(0).view(t.shape))
@@ -180,7 +195,7 @@ def forward_program(op, sets):
         f = jit(op)
 
         def step(k):
-            args, kwargs, _ = copy.deepcopy(sets[k % SETS])
+            args, kwargs, _ = copied(sets[k % SETS])
             result = f(*args, **kwargs)
             return {"result": result, "args": (args, kwargs), "aliases": aliases(result, (args, kwargs))}
 
@@ -193,18 +208,18 @@ def kept_program(op, sets):
     """The first tensor is the same one at each call, with new values; the others are new."""
 
     def begin(jit):
-        f, (args, _, _) = jit(op), copy.deepcopy(sets[0])
+        f, (args, _, _) = jit(op), copied(sets[0])
         kept = tensors(args)[0]
 
         def step(k):
-            args, kwargs, _ = copy.deepcopy(sets[k % SETS])
+            args, kwargs, _ = copied(sets[k % SETS])
             leaves, spec = tree_flatten(args)
             place = next(k for k, x in enumerate(leaves) if isinstance(x, torch.Tensor))
             kept.copy_(leaves[place])
             leaves[place] = kept
             args = tree_unflatten(leaves, spec)
             result = f(*args, **kwargs)
-            return {"result": copy.deepcopy(result), "args": copy.deepcopy((args, kwargs)), "aliases": aliases(result, (args, kwargs))}
+            return {"result": copied(result), "args": copied((args, kwargs)), "aliases": aliases(result, (args, kwargs))}
 
         return step
 
@@ -216,12 +231,12 @@ def out_program(op, sets):
 
     def begin(jit):
         f = jit(op)
-        args, kwargs, _ = copy.deepcopy(sets[0])
+        args, kwargs, _ = copied(sets[0])
         template = tree_map_only(torch.Tensor, lambda t: torch.full_like(t, 3), op(*args, **kwargs))
 
         def step(k):
-            args, kwargs, _ = copy.deepcopy(sets[k % SETS])
-            out = copy.deepcopy(template)
+            args, kwargs, _ = copied(sets[k % SETS])
+            out = copied(template)
             result = f(*args, **kwargs, out=tuple(out) if isinstance(out, tuple) else out)
             return {"result": result, "args": (args, kwargs), "out": out, "aliases": aliases(result, (args, out))}
 
@@ -237,7 +252,7 @@ def backward_program(op, sets):
         f = jit(op)
 
         def step(k):
-            args, kwargs, after = copy.deepcopy(sets[k % SETS])
+            args, kwargs, after = copied(sets[k % SETS])
             result = f(*args, **kwargs)
             outs = [t for t in tensors(after(result)) if t.requires_grad]
             torch.autograd.backward(outs, [torch.randn_like(t) for t in outs])
@@ -261,7 +276,7 @@ def grad_program(op, sets):
         f = jit(whole)
 
         def step(k):
-            args, kwargs, after = copy.deepcopy(sets[k % SETS])
+            args, kwargs, after = copied(sets[k % SETS])
             result, grads = f(args, kwargs, after)
             return {"result": result, "grads": grads, "args": (args, kwargs)}
 
@@ -302,7 +317,7 @@ def module_programs(info, way, dtype, device):
 def built(make, args, kwargs, device, dtype, like=None):
     """A module, each time with the same weights. One that learns its shapes from the first input sees one."""
     seed(0)
-    args, kwargs = copy.deepcopy((args, kwargs))
+    args, kwargs = copied((args, kwargs))
     return make(*args, **kwargs).to(device=device, dtype=dtype)
 
 
@@ -338,7 +353,7 @@ def module_program(way, build, sets):
     def begin(jit):
         module = build()
         if any(isinstance(p, torch.nn.parameter.UninitializedParameter) for p in module.parameters()):
-            args, kwargs = copy.deepcopy(sets[0])
+            args, kwargs = copied(sets[0])
             module(*args, **kwargs)
         module.train(way != "infer")
         params = [p for p in module.parameters() if p.requires_grad]
@@ -355,7 +370,7 @@ def module_program(way, build, sets):
         run = {"infer": torch.no_grad()(f), "model": train, "step": jit(train) if way == "step" else None}[way]
 
         def step(k):
-            args, kwargs = copy.deepcopy(sets[k % SETS])
+            args, kwargs = copied(sets[k % SETS])
             result = run(*args, **kwargs)
             return {"result": result, "grads": [t.grad for t in tensors((args, kwargs))], "state": state_of(module, optimizer)}
 
@@ -374,7 +389,7 @@ def state_of(module, optimizer):
     """What a step may have written, as it is now."""
     named = {**dict(module.named_parameters()), **dict(module.named_buffers())}
     grads = {name: p.grad for name, p in module.named_parameters()}
-    return copy.deepcopy(({name: t.detach() for name, t in named.items()}, grads, optimizer_state(optimizer)))
+    return copied(({name: t.detach() for name, t in named.items()}, grads, optimizer_state(optimizer)))
 
 
 # --- optimizers --------------------------------------------------------------------------------
@@ -397,8 +412,9 @@ def optimizer_program(info, way, kwargs, dtype, device):
         seed(0)
         shapes = [(4, 3), (3, 2)] if info.name == "Muon" else [(4, 3), (4,), ()]
         params = [torch.nn.Parameter(torch.randn(shape, dtype=dtype, device=device)) for shape in shapes]
-        optimizer = info.optim_cls(params, **copy.deepcopy(kwargs))
+        optimizer = info.optim_cls(params, **copied(kwargs))
         scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9) if way == "schedule" else None
+        move = torch.no_grad()(optimizer.step) if kwargs.get("differentiable") else optimizer.step  # leaves are not written otherwise
 
         def loss(x):
             return sum(((p - t).abs() if p.is_complex() else p - t).square().sum() for p, t in zip(params, x, strict=True))
@@ -411,13 +427,13 @@ def optimizer_program(info, way, kwargs, dtype, device):
 
         def train(x):
             if info.step_requires_closure:
-                return optimizer.step(partial(closure, x))
+                return move(partial(closure, x))
             found = closure(x)
-            optimizer.step()
+            move()
             return found
 
         def update(x):
-            return optimizer.step(partial(closure, x) if info.step_requires_closure else None)
+            return move(partial(closure, x) if info.step_requires_closure else None)
 
         f = jit(train if way == "train" else update)
 
@@ -434,7 +450,7 @@ def optimizer_program(info, way, kwargs, dtype, device):
             result = f(x if way == "train" or info.step_requires_closure else None)
             if scheduler is not None:
                 scheduler.step()
-            return {"result": result, "params": copy.deepcopy([p.detach() for p in params]), "state": copy.deepcopy(optimizer_state(optimizer))}
+            return {"result": result, "params": copied([p.detach() for p in params]), "state": copied(optimizer_state(optimizer))}
 
         return step
 

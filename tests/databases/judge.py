@@ -33,6 +33,10 @@ class Eagerly(Exception):
     """Eager itself raised."""
 
 
+class Ours(Exception):
+    """The jitted one did, where eager had not."""
+
+
 def judge(programs):
     """(verdict, note) of the first of these programs that eager can run: the others have simpler values."""
     for program in programs:
@@ -47,14 +51,13 @@ def judge_one(program):
     sites, marks, held = [], [], None
     try:
         eager, again = eagerly(program, plain), eagerly(program, plain)
-        ours = program(partial(jitted, sites))
+        ours = by_cgt(program, partial(jitted, sites))
         for k in range(CALLS):
             want = eagerly(play, eager, k)
             told = differ(eagerly(play, again, k), want)
             if told:
                 return EAGER_DIFFERS, told
-            got = play(ours, k)
-            cgt.step()
+            got = by_cgt(play, ours, k)
             told = differ(got, want)
             if told:
                 return wrong(program, k, f"call {k}: {told}")
@@ -64,8 +67,8 @@ def judge_one(program):
         told = differ(*held)
     except Eagerly as error:
         return EAGER_RAISES, first_line(error.__cause__)
-    except Exception as error:
-        return RAISES, first_line(error)
+    except Ours as error:
+        return RAISES, first_line(error.__cause__)
     if told:
         return DIFFERS, f"held since call {HELD}: {told}"
     return verdict(sites, marks)
@@ -94,6 +97,16 @@ def eagerly(function, *args):
         return function(*args)
     except Exception as error:
         raise Eagerly from error
+
+
+def by_cgt(function, *args):
+    """The same for the jitted one; then a new iteration begins."""
+    try:
+        result = function(*args)
+        cgt.step()
+        return result
+    except Exception as error:
+        raise Ours from error
 
 
 def seed(n):
@@ -160,7 +173,7 @@ def differ(got, want, path="answer"):
             return f"{path}: {len(got)} items instead of {len(want)}"
         return first(differ(g, w, f"{path}[{k}]") for k, (g, w) in enumerate(zip(got, want, strict=True)))
     if dataclasses.is_dataclass(want) and not isinstance(want, type):
-        return differ(vars(got), vars(want), path)
+        return first(differ(getattr(got, field.name), getattr(want, field.name), f"{path}.{field.name}") for field in dataclasses.fields(want))
     mine, theirs = (ADDRESS.sub("", repr(x)) for x in (got, want))
     return None if mine == theirs else f"{path}: {mine[:60]} instead of {theirs[:60]}"
 

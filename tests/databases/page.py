@@ -3,7 +3,18 @@
 import re
 from collections import Counter
 
-from .judge import CRASH, DIFFERS, EAGER, EAGER_DIFFERS, EAGER_RAISES, LATE, NOT_COUNTED, RAISES, REPLAYED, WRONG
+from .judge import (
+    CRASH,
+    DIFFERS,
+    EAGER,
+    EAGER_DIFFERS,
+    EAGER_RAISES,
+    LATE,
+    NOT_COUNTED,
+    RAISES,
+    REPLAYED,
+    WRONG,
+)
 from .skips import SKIPS
 
 TOLD = 200  # entries that are named
@@ -95,6 +106,18 @@ def reasons(rows):
         most = ", ".join(f"{name} {n}" for name, n in names.most_common(COMMON)) + ", ..." * (len(names) > COMMON)
         lines.append(f"| {code} | {len(some)} | {cell(some[0].note)} | {most} |")
     return lines
+
+
+def in_short(rows, whole):
+    """The same as facts: for a record. `whole`: time was enough for all."""
+    eager = by([row for row in rows if row.verdict == EAGER], lambda row: code_of(row.note))
+    found = by([row for row in rows if row.verdict in WRONG], lambda row: (row.kind, row.name, row.way, row.verdict))
+    return {
+        "whole": whole,
+        "verdicts": counted(rows),
+        "eager": {code: len(some) for code, some in sorted(eager.items(), key=lambda one: -len(one[1]))},
+        "wrong": [f"{' '.join(kin)}: {len(some)} entries, such as {some[0].dtype} {some[0].sample}: {some[0].note}" for kin, some in found.items()],
+    }
 
 
 def cell(text):

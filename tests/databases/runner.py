@@ -22,11 +22,10 @@ import torch
 from cgt import options
 
 from .entries import programs_of
-from .judge import CRASH, LATE, judge
+from .judge import CRASH, EAGER_RAISES, LATE, first_line, judge
 
 LIMIT_S = 30  # of one entry, or of making a group's samples
 FRESH_AFTER = 40  # groups that a forked process judges
-AUDITS_OFF = ""  # what replays give by themselves is what is judged
 
 
 class Row(NamedTuple):
@@ -42,7 +41,7 @@ class Row(NamedTuple):
 
 
 class Worker:
-    """A process, what it is at, and until when."""
+    """A process, what it is at, and until when it must answer."""
 
     def __init__(self, device):
         context = multiprocessing.get_context("fork" if device == "cpu" else "spawn")
@@ -50,25 +49,33 @@ class Worker:
         self.process = context.Process(target=work, args=(theirs, device), daemon=True)
         self.process.start()
         theirs.close()
-        self.group, self.sample, self.done = None, None, 0
+        self.group, self.sample, self.left = None, None, FRESH_AFTER if device == "cpu" else math.inf
 
     def give(self, group, first, most):
         """The group's entries from the first-th on."""
         self.group, self.sample = group, None
         self.pipe.send((group, first, most))
-        self.heard()
-
-    def heard(self):
         self.until = time.monotonic() + LIMIT_S
 
-    def end(self):
-        """How it ended: None if it had to be killed."""
-        self.process.join(0.5 if time.monotonic() > self.until else 10)
-        if self.process.exitcode is None:
-            self.process.kill()
+    def hear(self):
+        """What it says: ("begins", sample), ("judged", sample, verdict, note), ("ends",) or ("leaves",). Where it ended, or has not
+        answered in time, that is the verdict."""
+        try:
+            if self.pipe.poll():
+                self.until = time.monotonic() + LIMIT_S
+                return self.pipe.recv()
+        except (EOFError, ConnectionResetError):
             self.process.join()
-            return None
-        return self.process.exitcode
+            status = self.process.exitcode
+            return "judged", self.sample, CRASH, signal.Signals(-status).name if status < 0 else f"exit status {status}"
+        self.process.kill()
+        self.process.join()
+        return "judged", self.sample, LATE, f"no answer within {LIMIT_S} s"
+
+    def dismiss(self):
+        """It has judged its share."""
+        self.pipe.send(None)
+        self.process.join()
 
 
 def work(pipe, device):
@@ -76,10 +83,17 @@ def work(pipe, device):
     quiet()
     while task := pipe.recv():
         group, first, most = task
-        for k, programs in chosen(programs_of(group, device), most):
+        try:
+            entries = programs_of(group, device)
+        except Exception as error:  # PyTorch's: there are no samples here of this dtype, or on this device
+            entries = []
+            pipe.send(("judged", None, EAGER_RAISES, first_line(error)))
+        for k, programs in chosen(entries, most):
             if k >= first:
                 pipe.send(("begins", k))
                 pipe.send(("judged", k, *judge(programs)))
+                if not alive():
+                    return pipe.send(("leaves",))
         gc.collect()
         pipe.send(("ends",))
 
@@ -88,11 +102,21 @@ def quiet():
     """This process judges: one thread, a recording at every miss, and nothing is printed."""
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
-    options.OVERHEAD, options.AUDIT, options.WARN_AFTER = math.inf, AUDITS_OFF, math.inf
+    options.OVERHEAD, options.WARN_AFTER = math.inf, math.inf
+    options.AUDIT, options.VERIFY = "", False  # what replays give by themselves is what is judged
     nowhere = os.open(os.devnull, os.O_WRONLY)
     sys.stdout.flush()
     for stream in (1, 2):
         os.dup2(nowhere, stream)
+
+
+def alive():
+    """Is the GPU still this process's? After some errors of its kernels whatever comes next raises."""
+    try:
+        torch.cuda.is_initialized() and torch.cuda.synchronize()
+    except RuntimeError:
+        return False
+    return True
 
 
 def chosen(entries, most):
@@ -101,69 +125,51 @@ def chosen(entries, most):
     return [(k, entry) for k, entry in enumerate(entries) if k % max(stride, 1) == 0]
 
 
-def run(groups, device, jobs=1, most=None, heard=lambda row: None, tick=lambda group: None):
-    """[Row, ...] of all entries. heard(row) is called with each as it comes, tick(group) after each group."""
-    waiting, rows, workers = list(reversed(groups)), [], []
+def run(groups, device, jobs=1, most=None, seconds=None, heard=lambda row: None, tick=lambda group: None):
+    """[Row, ...] of all entries; with `seconds`, of the groups that begin before these are over. heard(row) is called with each as it
+    comes, tick(group) at the end of each group."""
+    waiting, rows, busy, idle = [(group, 0) for group in reversed(groups)], [], [], []
+    until = time.monotonic() + (seconds or math.inf)
     try:
-        while waiting or any(w.group for w in workers):
-            workers = [w for w in workers if w.group or not retired(w, device)]
-            while waiting and len(workers) < jobs and len([w for w in workers if w.group]) < jobs:
-                workers.append(Worker(device))
-                workers[-1].give(waiting.pop(), 0, most)
-            for w in [w for w in workers if not w.group and waiting]:
-                w.give(waiting.pop(), 0, most)
-            for w in ready(workers):
-                found = listen(w)
-                if found is None:
-                    tick(w.group)
-                    w.group, w.done = None, w.done + 1
-                elif found and found[0] != "begins":
-                    rows.append(Row(w.group.kind, w.group.name, w.group.way, w.group.dtype, *found))
+        while waiting or busy:
+            if time.monotonic() > until:
+                waiting.clear()
+            while waiting and len(busy) < jobs:
+                busy.append(idle.pop() if idle else Worker(device))
+                busy[-1].give(*waiting.pop(), most)
+            for w in ready(busy):
+                what, *said = w.hear()
+                group = w.group
+                if what == "begins":
+                    (w.sample,) = said
+                elif what == "judged":
+                    rows.append(Row(group.kind, group.name, group.way, group.dtype, *said))
                     heard(rows[-1])
-                    if w.process.exitcode is not None:  # the group goes on behind the entry that ended it
-                        workers.remove(w)
-                        if w.sample is None:
-                            tick(w.group)
-                        else:
-                            workers.append(Worker(device))
-                            workers[-1].give(w.group, w.sample + 1, most)
+                if what == "ends":
+                    tick(group)
+                    end_group(w, busy, idle)
+                elif what == "leaves" or w.process.exitcode is not None:
+                    busy.remove(w)  # another one goes on behind the entry that ended it
+                    waiting += [(group, w.sample + 1)] if w.sample is not None else []
     finally:
-        for w in workers:
+        for w in (*busy, *idle):
             w.process.kill()
     return rows
 
 
-def retired(worker, device):
-    """Has it judged its share? It ends, and another one is forked."""
-    if device != "cpu" or worker.done < FRESH_AFTER:
-        return False
-    worker.pipe.send(None)
-    worker.process.join()
-    return True
+def end_group(worker, busy, idle):
+    """It is free for another one, or has judged its share."""
+    busy.remove(worker)
+    worker.left -= 1
+    if worker.left > 0:
+        idle.append(worker)
+    else:
+        worker.dismiss()
 
 
-def ready(workers):
+def ready(busy):
     """Those that have something to say, or are late."""
-    busy = {w.pipe: w for w in workers if w.group}
-    spoke = wait(list(busy), timeout=max(0.0, min((w.until for w in busy.values()), default=0.0) - time.monotonic()))
+    pipes = {w.pipe: w for w in busy}
+    spoke = wait(list(pipes), timeout=max(0.0, min((w.until for w in busy), default=0.0) - time.monotonic()))
     now = time.monotonic()
-    return [w for pipe, w in busy.items() if pipe in spoke or now >= w.until]
-
-
-def listen(worker):
-    """What a worker says: (sample, verdict, note) of an entry; ("begins",); None at the end of its group."""
-    late = not worker.pipe.poll()
-    try:
-        said = ("late",) if late else worker.pipe.recv()
-    except (EOFError, ConnectionResetError):
-        said = ("gone",)
-    if said[0] in ("late", "gone"):
-        status = worker.end()
-        if late:
-            return worker.sample, LATE, f"no answer within {LIMIT_S} s"
-        return worker.sample, CRASH, signal.Signals(-status).name if status and status < 0 else f"exit status {status}"
-    worker.heard()
-    if said[0] == "ends":
-        return None
-    worker.sample = said[1]
-    return ("begins",) if said[0] == "begins" else said[1:]
+    return [w for pipe, w in pipes.items() if pipe in spoke or now >= w.until]
