@@ -7,7 +7,6 @@ what came of it. Which ops these are, failed captures tell.
 
 import functools
 import re
-from typing import NamedTuple
 
 import cgt_core as core
 import torch
@@ -78,20 +77,12 @@ def is_one(seen, op, facts, inputs):
 REFUSED = re.compile(r"captur|CUDA error|cu[a-z]+ error")  # a library that waits in a capture may tell its own error alone
 
 
-class Like(NamedTuple):
-    """What a tensor was that an op was given."""
-
-    shape: torch.Size
-    dtype: torch.dtype
-    device: torch.device
-
-
 def learn(seen, op, facts, args, kwargs, written, error):
     """An op failed: if that was because of the capture, the next recording runs it between two graphs, where that is possible."""
     if not is_capture(seen) or not REFUSED.search(str(error)) or is_broken(error):
         return
-    given = _pytree.tree_map_only(torch.Tensor, lambda t: Like(t.shape, t.dtype, t.device), (args, kwargs))
-    seen.failed = functools.partial(repeat, op, given)
+    zeros = _pytree.tree_map_only(torch.Tensor, lambda t: functools.partial(torch.zeros, t.shape, dtype=t.dtype, device=t.device), (args, kwargs))
+    seen.failed = functools.partial(repeat, op, zeros)
     if constants.is_pure(op, facts) and not (written or facts.dynamic):
         seen.reason = seen.reason or errors.op_apart(str(op), user_line(seen))
         if segments.may_end(seen):
@@ -100,8 +91,8 @@ def learn(seen, op, facts, args, kwargs, written, error):
 
 
 def repeat(op, given):
-    """The op with zeros for tensors."""
-    args, kwargs = _pytree.tree_map_only(Like, lambda one: torch.zeros(one.shape, dtype=one.dtype, device=one.device), given)
+    """The op, with tensors that are made now."""
+    args, kwargs = _pytree.tree_map_only(functools.partial, lambda make: make(), given)
     return op(*args, **kwargs)
 
 

@@ -22,6 +22,7 @@ from cgt_core import APPENDS, EMPTY
 
 from . import containers, errors, finite, impure, islands, places, probes, pytree, trace, wrappers
 from .data import LIVE_NUMBER, Audits
+from .devices import one_thread
 from .observe import buffer_for, fill, observe, span, version_of
 from .plan import device_of, driver_of, leaves_of, reach_generators
 from .taps import threads_beside
@@ -125,8 +126,9 @@ def run_eagerly(call, answers, observed):
     seen.ops = []
     if observed:
         body = functools.partial(trace.run, seen, call.function, call.args, call.kwargs)
-    else:  # jitted functions inside are plain ones, as under an observer
-        body = functools.partial(islands.paused, functools.partial(core.observed, [], unheard, call.function, call.args, call.kwargs))
+    else:  # jitted functions inside are plain ones, as under an observer; a backward runs in this thread, which pauses
+        body = functools.partial(core.observed, [], unheard, call.function, call.args, call.kwargs)
+        body = functools.partial(core.within, [one_thread(seen.device >= 0)], functools.partial(islands.paused, body))
     try:
         return seen, core.with_paths(functools.partial(islands.answering, answers, body)) if answers else body(), None
     except Exception as error:
@@ -139,9 +141,8 @@ def is_watched(kept, scope):
 
 
 def unheard(op, args, kwargs):
-    """An observer of which one thread pauses; autograd's do not."""
-    if op is not None:
-        core.proceed(None)
+    """An observer of a thread that pauses."""
+    raise AssertionError(op)
 
 
 def repeats(call, node, scope, before, mine, after, audits, seen):

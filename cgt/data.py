@@ -589,6 +589,7 @@ class Attempt:
     overtaken: bool = False  # another thread moved the path on while it was planned
     passing: bool = False  # why it fails is no verdict: the next one may fare better
     starved: bool = False  # the device had no memory left
+    raised: Any = None  # the class of what left the capture
     settled: bool = False  # nothing is left to be put back
     verdict: str | None = None  # why calls like this one run eagerly from now on
 

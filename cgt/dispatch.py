@@ -625,12 +625,15 @@ def record_node(call, attempt):
         reason, result = core.with_paths(functools.partial(settle, call, attempt, reason))
         if reason is None:
             return result
-    if not attempt.passing:
+    if not (attempt.passing or attempt.raised):
         reason = condemned(call, attempt, reason)
     record.undo(attempt)
     if attempt.seen is not None and impure.vet(impure.lasting(attempt.plan.sources), attempt.seen):
         raise errors.CgtError(errors.drawn_in_vain(call.state.name, reason))
-    return again(call, reason, answers) if answers else eager(call, reason)
+    result = again(call, reason, answers) if answers else eager(call, reason)
+    if attempt.raised and not attempt.passing:  # eager does not raise: the capture was why
+        condemned(call, attempt, reason)
+    return result
 
 
 def timed_survey(call):

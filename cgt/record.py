@@ -329,7 +329,7 @@ def on_cuda(call, attempt):
         if is_stop(error):  # no second run will follow
             raise
         recover(device, attempt.seen)
-        attempt.result = None
+        attempt.result, attempt.raised = None, type(error)
         attempt.starved, broken = isinstance(error, torch.OutOfMemoryError), apart.is_broken(error)
         attempt.passing |= broken
         restore_places(attempt.before, attempt.seen, tensors_only=False)

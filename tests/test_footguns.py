@@ -253,8 +253,8 @@ def test_state_that_no_guard_compares_is_told_by_the_next_audit(device, function
     jitted, x = cgt.jit(function, audit=AUDITS_BY_DEFAULT), ones(device)
     change(1)
     before = function(x)
-    for _ in range(4):
-        assert torch.equal(jitted(x), before)  # warmed, recorded, audited twice
+    while cgt.stats(jitted).replays < 2:  # warmed (twice where it could take from a stream), recorded, audited twice
+        assert torch.equal(jitted(x), before)
     change(5)
     after = function(x)
     assert not torch.equal(before, after) and torch.equal(jitted(x), before), "nothing noticed it"
