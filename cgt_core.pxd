@@ -155,7 +155,6 @@ cdef struct Verdict:            # calls run eagerly that no recording takes
 cdef struct Fn:
     int32_t alive
     int32_t outputs             # Policy
-    int32_t max_leaves          # most tensor leaves of any spec; sizes the call's scratch
     id_t first_spec             # newest match first
     id_t path                   # of the node that matched last; NONE without nodes
     uint64_t paths              # bit k: it has nodes on path k
@@ -299,7 +298,7 @@ cdef struct Patch:              # a node of the graph whose parameters a replay 
     void* handle                # CUDA: CUgraphNode; host: number of the tape's op
     char* to                    # where it writes: nbytes, or two words of 64 bits; COPY_BACK: where it reads; SCALAR, ADDRESS: see cuda.pxi
     int64_t nbytes              # ADDRESS: so far behind where the slot begins
-    uint64_t told[2]            # what the exec was told last: an address; seed and offset
+    uint64_t told[2]            # what the exec was told last: an address; seed and offset; SCALAR: bits, is it unknown?
     id_t number                 # SCALAR: which; ADDRESS: in the memory of which BOUND; or NONE
     int32_t at, part            # SCALAR, host: argument of the op, element of that or NONE. CUDA: offset in bytes, Form
     id_t segment                # SCALAR: of which read it is the segment; NONE: of the last
@@ -444,6 +443,6 @@ cdef struct Table:
     Column freed                # (fn, node) pairs that Python has not been told of yet
     int32_t n_edges             # rows in use
     int32_t max_path            # nodes of one iteration, before another one begins by itself
-    int64_t births              # counter behind every `born`
+    int64_t births              # counter behind every `born`; of programs that were freed, too
     int64_t launches            # counter behind every `used`
     int64_t allocations         # driver handles and rows alive: the books that tests balance

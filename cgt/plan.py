@@ -309,6 +309,8 @@ def choose_copied(state, named, tensors, written, leaves, parent, moved):
             if before is None or before == core.address(t):
                 continue
         _, lo, hi = ranges[k]
+        if not lo and hi:
+            continue  # its memory was given back, or taken away: the op that reads it raises
         beside = [(j, x, a, b) for j, (x, a, b) in enumerate(ranges) if x is not t and a < hi and lo < b]
         if any(id(x) in written or (x.requires_grad and state.graph is None) for x in (t, *(x for _, x, _, _ in beside))) and beside:
             continue  # shares bytes that are written, or to which gradients flow: a copy would part them

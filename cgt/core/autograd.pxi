@@ -77,12 +77,18 @@ cdef int backward_note(Table* t, Node* node, PyObject* result) except -1:
         backward_cached(first if o.kind == FRESH or o.kind == SHARED else NONE)
     return 0
 
+cdef object slot_object(Table* t, id_t n, id_t k, PyObject** leaves):
+    """The call's tensor of slot k as Python has it. Of a gradient that another thread took away meanwhile: None."""
+    cdef PyObject* x = slot_tensor(t, node_row(t, n), k, leaves)
+    cdef Guard* g = node_guard(t, node_row(t, n), k)
+    if x is NULL: return None
+    return <object>x if g.leaf != NONE or g.grad_of == NONE else taken(tensor_wrap(x))
+
 cdef void* backward_make(Table* t, id_t n, PyObject** leaves) except NULL:
     """The autograd node of a call of n: what is saved, where gradients flow."""
     cdef Node* node = node_row(t, n)
     cdef PyObject* small[SCRATCH]
     cdef PyObject** flows = small
-    cdef PyObject* x
     cdef Save* s
     cdef void* made
     cdef id_t k
@@ -90,17 +96,15 @@ cdef void* backward_make(Table* t, id_t n, PyObject** leaves) except NULL:
     saved = PyTuple_New(node.len[SAVES])
     for k in range(node.len[SAVES]):
         s = node_save(t, node, k)
-        if s.out != NONE: x = node_out(t, node, s.out).tensor
-        else: x = slot_tensor(t, node, s.slot, leaves)
-        Py_INCREFX(x)
-        PyTuple_SET_ITEM(saved, k, <object>x)
+        x = <object>node_out(t, node, s.out).tensor if s.out != NONE else slot_object(t, n, s.slot, leaves)
+        Py_INCREF(x)
+        PyTuple_SET_ITEM(saved, k, x)
     if node.len[FLOWS] > SCRATCH:
         flows = <PyObject**>malloc(node.len[FLOWS] * sizeof(PyObject*))
         if flows is NULL: raise MemoryError()
     for k in range(node.len[FLOWS]):
         slot = node_flow(t, node, k)
         flows[k] = slot_tensor(t, node, slot[0], leaves)
-    Py_INCREF(saved)
     made = backward_new(node.site, <PyObject*>saved, flows, node.len[FLOWS], node.joined_n, n, node.path,
                         path_row(t, node.path).step, backward_released, backward_spent)
     if flows is not small: free(flows)

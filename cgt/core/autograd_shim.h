@@ -694,10 +694,10 @@ static PyObject* changed_since(PyObject* saved, const std::vector<Version>& vers
 void Backward::release_variables() {
   if (!saved || !Py_IsInitialized()) return;
   PyGILState_STATE gil = PyGILState_Ensure();
-  PyObject* let_go = saved;
-  saved = nullptr;
-  released(path, step);
-  Py_XDECREF(let_go);
+  if (PyObject* let_go = std::exchange(saved, nullptr)) {  // another thread may have been first
+    released(path, step);
+    Py_DECREF(let_go);
+  }
   PyGILState_Release(gil);
 }
 
@@ -714,8 +714,10 @@ struct Gil {
   throw error;
 }
 
-// The graph task of this thread. Autograd gives out its number and the address of a member.
-static ag::GraphTask& current_task() {
+// The graph task in which the engine runs this node, in this thread; or NULL: somebody called the node by hand.
+// Autograd gives out its number and the address of a member.
+static ag::GraphTask* task_of(const ag::Node* node) {
+  if (ag::get_current_node().get() != node || ag::get_current_graph_task_id() == -1) return nullptr;
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Winvalid-offsetof"
   constexpr size_t member = offsetof(ag::GraphTask, exec_info_);
@@ -723,7 +725,7 @@ static ag::GraphTask& current_task() {
   auto at = reinterpret_cast<uintptr_t>(ag::get_current_graph_task_exec_info()) - member;
   auto* task = reinterpret_cast<ag::GraphTask*>(at);
   TORCH_INTERNAL_ASSERT(static_cast<int>(task->id_) == ag::get_current_graph_task_id());
-  return *task;
+  return task;
 }
 
 // What has come to an edge before this node ran, out of the engine's hands: the run adds its contributions to
@@ -821,8 +823,9 @@ static void give_quietly(Backward* node, ag::variable_list& flows, const std::ve
   bool others = node->post_hooks().size() > 1;   // they are shown all outputs
   if (others || c10::GradMode::is_enabled() || ag::AnomalyMode::is_enabled() || c10::impl::dispatch_mode_enabled())
     return;
-  ag::GraphTask& task = current_task();
-  if (!task.exec_info_.empty()) return;    // only some gradients are asked for
+  ag::GraphTask* run = task_of(node);
+  if (!run || !run->exec_info_.empty()) return;    // called by hand; only some gradients are asked for
+  ag::GraphTask& task = *run;
   size_t n = flows.size();
   std::vector<ag::AccumulateGrad*> leaves(n);
   {
@@ -858,8 +861,9 @@ ag::variable_list Backward::apply(ag::variable_list&& grads) {
   if (std::none_of(grads.begin(), grads.end(), [](const at::Tensor& g) { return g.defined(); }))
     return ag::variable_list(num_outputs());
   // Without the GIL: who holds the task's mutex may wait for it.
+  ag::GraphTask* task = task_of(this);
   for (int k = 0; k < joined; ++k)
-    grads.push_back(c10::GradMode::is_enabled() ? at::Tensor() : take_arrived(current_task(), next_edge(k)));
+    grads.push_back(c10::GradMode::is_enabled() || !task ? at::Tensor() : take_arrived(*task, next_edge(k)));
   ag::variable_list flows;
   std::vector<bool> ours;
   {
@@ -871,7 +875,7 @@ ag::variable_list Backward::apply(ag::variable_list&& grads) {
   try {
     give_quietly(this, flows, ours);
   } catch (...) {                   // an accumulator fails after its node is through
-    if (!ag::get_current_graph_task_keep_graph()) release_variables();
+    if (!task->keep_graph_) release_variables();
     throw;
   }
   return flows;
@@ -903,7 +907,8 @@ PyObject* Backward::run(ag::variable_list&& grads) {
   } else if (PyObject* changed = changed_since(saved, versions)) {
     kwargs = Py_BuildValue("{s:N}", "changed", changed);
   }
-  if (ag::get_current_graph_task_keep_graph()) {
+  ag::GraphTask* task = task_of(this);
+  if (!task || task->keep_graph_) {
     mask = Py_NewRef(Py_False);
   } else if (!kwargs) {
     // Asked while nobody but `args` holds the gradients for us, and `saved` what is saved.
@@ -922,15 +927,14 @@ PyObject* Backward::run(ag::variable_list&& grads) {
   return result;
 }
 
-// A node whose gradients flow to these tensors, to the first `joined` from several ops. `saved` is a new
-// reference. Lets the GIL go meanwhile. NULL: an exception is set.
+// A node whose gradients flow to these tensors, to the first `joined` from several ops. Lets the GIL go meanwhile.
+// NULL: an exception is set.
 static void* backward_new(PyObject* site, PyObject* saved, PyObject** flows, int n, int joined, int forward,
                           int path, int64_t step, released_fn released, spent_fn spent) noexcept {
   try {
     auto* node = new Backward();
-    auto* owner = new NodePtr(node_ptr(node));
+    auto owner = std::make_unique<NodePtr>(node_ptr(node));
     node->site = Py_NewRef(site);
-    node->saved = saved;
     node->joined = joined;
     node->node = forward;
     node->path = path;
@@ -941,7 +945,8 @@ static void* backward_new(PyObject* site, PyObject* saved, PyObject** flows, int
     ends.reserve(n);
     for (int k = 0; k < n; ++k) ends.push_back(tensor_of(flows[k]));
     node->set_next_edges(edges_of(ends));
-    return owner;
+    node->saved = Py_NewRef(saved);     // from here on it is one that is to be released
+    return owner.release();
   } catch (const std::exception& e) {
     PyErr_SetString(PyExc_RuntimeError, e.what());
     return nullptr;

@@ -4,7 +4,7 @@
 cdef inline int64_t miss(int why, int64_t where) noexcept nogil: return (<int64_t>why << 32) | where
 
 cdef inline PyObject* slot_tensor(Table* t, Node* n, id_t k, PyObject** leaves) noexcept nogil:
-    """The call's tensor of slot k. Of a gradient: something to compare, no Python object; or NULL."""
+    """The call's tensor of slot k. Of a gradient: something to compare, no Python object (slot_object); or NULL."""
     cdef Guard* g = node_guard(t, n, k)
     cdef Guard* owner
     if g.leaf != NONE: return leaves[g.leaf]
@@ -30,9 +30,9 @@ cdef inline char* slot_at(Table* t, Node* n, id_t k, PyObject** leaves) noexcept
     return tensor_at(slot_tensor(t, n, k, leaves), node_guard(t, n, k).itemsize)
 
 cdef inline bint rebound_may_move(Node* n, Guard* g, char* p) noexcept nogil:
-    """To this address: in the same alignment class? Then the graph is told."""
+    """To this address: in the same alignment class? Then the graph is told. NULL is none: memory was taken away."""
     n.moved = 1
-    return (<uintptr_t>p ^ <uintptr_t>g.ptr) % align_of(n) == 0
+    return (p is not NULL or g.ptr is NULL) and (<uintptr_t>p ^ <uintptr_t>g.ptr) % align_of(n) == 0
 
 cdef int64_t guard_odd(Table* t, Node* n, int32_t k, PyObject** leaves) noexcept nogil:
     """What a slot guards besides its row of guards, which fits: an address that is found today, bytes, which of
@@ -45,6 +45,7 @@ cdef int64_t guard_odd(Table* t, Node* n, int32_t k, PyObject** leaves) noexcept
         if p != slot_ptr(t, n, k): return miss(MISS_POINTER, k)
     elif g.binding == COPIED or g.binding == REBOUND:
         if g.binding == COPIED:
+            if p is NULL and g.ptr is not NULL: return miss(MISS_ALIGN, k)
             if <int32_t>(<uintptr_t>p % align_of(n)) != s.align: return miss(MISS_ALIGN, k)
         elif p != g.ptr and not rebound_may_move(n, g, p): return miss(MISS_ALIGN, k)
         if s.beside != NONE and p - slot_at(t, n, s.beside, leaves) != s.shift: return miss(MISS_OVERLAP, k)
@@ -52,7 +53,7 @@ cdef int64_t guard_odd(Table* t, Node* n, int32_t k, PyObject** leaves) noexcept
     elif g.binding == TWIN:
         if p != tensor_at(slot_tensor(t, n, s.copy, leaves), g.itemsize): return miss(MISS_POINTER, k)
     elif g.binding == VALUE:
-        if memcmp(p, s.value, g.itemsize) != 0: return miss(MISS_VALUE, k)
+        if p is NULL or memcmp(p, s.value, g.itemsize) != 0: return miss(MISS_VALUE, k)
     if s.identity and not guard_identity(t, n, k, x, leaves): return miss(MISS_SAME, k)
     if s.follows and is_argument(t, n, x, leaves): return miss(MISS_SAME, k)
     return FITS

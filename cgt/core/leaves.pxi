@@ -1,5 +1,8 @@
 # Take a call's tensor leaves along a spec, and give a result along a program. What must touch
-# Python on a hit is here: leaves are borrowed from the arguments, which the caller holds.
+# Python on a hit is here. A walk owns what it took: where the GIL goes (a comparison that is Python's, a launch) other
+# threads may take a tensor out of its list, and free specs.
+
+cdef enum: SCRATCH = 32           # leaves of a call, or whatever else, that fit on the C stack
 
 cdef PyObject** borrowed(list tensors) except NULL:
     """The tensors in an array, to be freed, that holds none of them."""
@@ -40,24 +43,63 @@ ABSENT = object()       # what no op accepts
 
 cdef struct Walk:
     Table* table
-    PyObject** leaves
-    int32_t n_leaves
-    int32_t first_number, n_numbers     # live numbers come behind the leaves of this spec
-    PyObject* hold                 # list that keeps what a registered type's flatten made, or NULL
-    id_t differs_at                # the op whose plain value was not `differs`; NONE if another kind
+    PyObject** leaves              # `small`, or as many as a spec wants; owned
+    int32_t room, n_leaves
+    int32_t first_number, n_numbers     # live numbers come behind the leaves of this spec, owned, too
+    id_t differs_at                # the op whose plain value was not `differs`, owned; NONE if another kind
     PyObject* differs
+    int64_t births                 # of the table, when the walk began: rows of ops move where others are freed
+    PyObject* small[SCRATCH]
+
+cdef void walk_begin(Table* t, Walk* w) noexcept:
+    w.table, w.leaves, w.room = t, w.small, SCRATCH
+    w.n_leaves = w.n_numbers = 0
+    w.differs = NULL
+    w.births = NONE
+
+cdef void walk_drop(Walk* w) noexcept:
+    """Let go of what it took; that may come to code of Python's."""
+    while w.n_leaves:
+        w.n_leaves -= 1
+        Py_DECREFX(w.leaves[w.n_leaves])
+    while w.n_numbers:
+        w.n_numbers -= 1
+        Py_DECREFX(w.leaves[w.first_number + w.n_numbers])
+
+cdef void walk_end(Walk* w) noexcept:
+    walk_drop(w)
+    Py_XDECREFX(w.differs)
+    if w.leaves is not w.small: free(w.leaves)
+
+cdef int walk_room(Walk* w, int32_t n) except -1:
+    """For so many, of a walk that took nothing."""
+    if n <= w.room: return 0
+    if w.leaves is not w.small: free(w.leaves)
+    w.room = SCRATCH
+    w.leaves = <PyObject**>malloc(n * sizeof(PyObject*))
+    if w.leaves is NULL:
+        w.leaves = w.small
+        raise MemoryError()
+    w.room = n
+    return 0
+
+cdef inline id_t leaf_take(Walk* w, id_t at, PyObject* x) noexcept:
+    Py_INCREFX(x)
+    w.leaves[w.n_leaves] = x
+    w.n_leaves += 1
+    return at + 1
 
 cdef inline id_t walk_item(Walk* w, id_t at, PyObject* x) except -2:
-    """walk, without the call where the item is a tensor."""
+    """walk, of what only a container holds; without the call where it is a tensor."""
+    if w.births != w.table.births: return NONE
     cdef Op* op = op_row(w.table, at)
-    if op.kind == TENSOR and Py_TYPE_(x) == op.obj:
-        w.leaves[w.n_leaves] = x
-        w.n_leaves += 1
-        return at + 1
+    if op.kind == TENSOR and Py_TYPE_(x) == op.obj: return leaf_take(w, at, x)
+    item = <object>x
     return walk(w, at, x)
 
 cdef id_t walk(Walk* w, id_t at, PyObject* x) except -2:
     """Match x against the program at op `at`; the op behind it, or NONE where they differ."""
+    if w.births != w.table.births: return NONE
     cdef Op* op = op_row(w.table, at)
     cdef int32_t n = op.n, k
     cdef PyObject* keys
@@ -66,18 +108,17 @@ cdef id_t walk(Walk* w, id_t at, PyObject* x) except -2:
     cdef Py_ssize_t next_ = 0
     cdef PyObject* tp = Py_TYPE_(x)
     if op.kind == TENSOR:
-        if tp != op.obj: return NONE
-        w.leaves[w.n_leaves] = x
-        w.n_leaves += 1
-        return at + 1
+        return leaf_take(w, at, x) if tp == op.obj else NONE
     if op.kind == PLAIN or op.kind == EQUAL:
         if plain_same(op.obj, x): return at + 1
         if tp == INT_TYPE or tp == STR_TYPE or tp == FLOAT_TYPE or tp == BOOL_TYPE:
-            w.differs_at = at
-            w.differs = x
+            Py_INCREFX(x)
+            Py_XDECREFX(w.differs)
+            w.differs_at, w.differs = at, x
         return NONE
     if op.kind == LIVE:
         if tp != op.obj or not number_fits(x): return NONE
+        Py_INCREFX(x)
         w.leaves[w.first_number + w.n_numbers] = x
         w.n_numbers += 1
         return at + 1
@@ -105,9 +146,11 @@ cdef id_t walk(Walk* w, id_t at, PyObject* x) except -2:
     if op.kind == DICT:
         if tp != DICT_TYPE or PyDict_GET_SIZE(x) != n: return NONE
         keys = op.obj
+        held = <object>keys
         at += 1
         k = 0
         while PyDict_Next(x, &next_, &key, &value):
+            item = <object>value
             if k >= n or not plain_same(PyTuple_GET_ITEMX(keys, k), key): return NONE
             at = walk_item(w, at, value)
             if at == NONE: return NONE
@@ -129,11 +172,6 @@ cdef id_t walk_object(Walk* w, id_t at, PyObject* x) except -2:
         children = list(children)
         if not plain_same(<PyObject*>context, <PyObject*>about[2]): return NONE
     if len(children) != n: return NONE
-    if w.hold is NULL:
-        hold = []
-        Py_INCREF(hold)
-        w.hold = <PyObject*>hold
-    (<list>w.hold).append(children)
     at += 1
     for child in children:
         at = walk(w, at, <PyObject*>child)
@@ -144,20 +182,26 @@ cdef id_t leaves_take(Table* t, id_t f, PyObject* args, PyObject* kwargs, Walk* 
     """The spec of f that these arguments follow, with their leaves in w; or NONE. Newest first. A
     number or string that one spec does not accept is held against the others first: a function
     called with many values costs one compare for each."""
-    cdef Fn* fn = fn_row(t, f)
-    cdef id_t s = fn.first_spec, before = NONE, at, op = NONE
+    cdef Fn* fn
+    cdef id_t s = NONE, before = NONE, at, op = NONE
     cdef uint64_t shape = 0
-    while s != NONE:
+    w.births = NONE
+    while True:
+        walk_drop(w)
+        if w.births != t.births:            # the first time, or rows were freed meanwhile: from the start
+            w.births = t.births
+            s, before, op = fn_row(t, f).first_spec, NONE, NONE
+        if s == NONE: return NONE
         if op != NONE and spec_row(t, s).shape == shape and not plain_same(
                 op_row(t, spec_row(t, s).op_at + op).obj, w.differs):
-            before = s
-            s = spec_row(t, s).next
+            if w.births == t.births: before, s = s, spec_row(t, s).next
             continue
-        w.n_leaves = w.n_numbers = 0
+        walk_room(w, spec_row(t, s).n_leaves + spec_row(t, s).n_numbers)
         w.first_number = spec_row(t, s).n_leaves
         w.differs_at = NONE
         at = walk(w, spec_row(t, s).op_at, args)
         if at != NONE: at = walk(w, at, kwargs)
+        if w.births != t.births: continue
         if at != NONE:
             fn = fn_row(t, f)
             if before != NONE and spec_row(t, before).next == s:      # move to front
@@ -172,8 +216,6 @@ cdef id_t leaves_take(Table* t, id_t f, PyObject* args, PyObject* kwargs, Walk* 
             op = NONE
         before = s
         s = spec_row(t, s).next
-    w.n_leaves = 0
-    return NONE
 
 cdef object leaves_build(Table* t, id_t* at, PyObject** tensors, int32_t* next_):
     """The result that the program at op `at` describes, from tensors in order. New containers."""

@@ -195,7 +195,7 @@ cdef int32_t numbers_meet(Table* t, id_t n, id_t s, PyObject** leaves) except -2
     cdef Node* node = node_row(t, n)
     cdef Number* first = node_number(t, node, 0)
     cdef Number* r
-    cdef Patch* p
+    cdef char* at
     cdef int32_t k
     cdef int took, size
     for k in range(node.len[NUMBERS]):
@@ -205,7 +205,8 @@ cdef int32_t numbers_meet(Table* t, id_t n, id_t s, PyObject** leaves) except -2
         if r.op == IN_CALL: took = number_take(r, leaves[spec_row(t, s).n_leaves + r.a])
         else:
             size = node_guard(t, node, r.a).itemsize
-            took = number_read(r, tensor_at(slot_tensor(t, node, r.a, leaves), size), size)
+            at = tensor_at(slot_tensor(t, node, r.a, leaves), size)
+            took = number_read(r, at, size) if at is not NULL else 0
             if r.b != NONE and (memcmp(&r.f, &first[r.b].f, 8) if r.is_float else r.i != first[r.b].i): return k
         if took == 0: return k
         if took == 2: node.stale = 1
@@ -298,13 +299,16 @@ cdef int scalars_bind(Table* t, id_t n, Driver* d, id_t after=NONE) except -1:
         if r.after != after: continue
         if r.is_float: memcpy(&bits, &r.f, sizeof(bits))
         else: memcpy(&bits, &r.i, sizeof(bits))
-        if bits == p.told[0]: continue
+        if bits == p.told[0] and not p.told[1]: continue
         if last is not NULL and last.to != p.to: code = d.word_done(scalar_exec(t, node, last), last)
         if code == 0: code = d.scalar(scalar_exec(t, node, p), p, r)
         if code: break
-        p.told[0] = bits
+        p.told[0], p.told[1] = bits, 0
         last = p
     if code == 0 and last is not NULL: code = d.word_done(scalar_exec(t, node, last), last)
+    for k in range(node.len[PATCHES] if code else 0):       # what the exec was told is not known: it is told anew
+        p = node_patch(t, node, k)
+        if p.kind == SCALAR: p.told[1] = 1
     if code == 0 and after == NONE: node.stale = 0
     return check(path_row(t, node.path).driver, code, CALL_PATCH)
 

@@ -151,6 +151,13 @@ cdef int raise_pending() except -1:
     if PyErr_Occurred() is NULL: raise MemoryError()
     return -1
 
+cdef object taken(PyObject* made):
+    """A new reference as an object, or the pending exception."""
+    if made is NULL: raise_pending()
+    result = <object>made
+    Py_DECREFX(made)
+    return result
+
 cdef bint is_leaf(void* storage, PyObject** leaves, int32_t n_leaves) noexcept nogil:
     cdef int32_t k
     for k in range(n_leaves):

@@ -3,8 +3,6 @@
 
 cdef int REUSE_OUTPUTS = 1        # 0 where private.py does not trust this torch's reference counts
 
-cdef enum: SCRATCH = 32           # leaves of a call, or whatever else, that fit on the C stack
-
 cdef bint dropout_holds(Table* t, id_t n) noexcept:
     """Would eager draw from this buffer? (In inference mode nobody counts them, but then PyTorch has let go of the old.)"""
     return (cuda_dropout_now(path_row(t, node_row(t, n).path).device) == node_row(t, n).dropout
@@ -188,11 +186,6 @@ cdef int outs_ready(Table* t, id_t n) except -1:
                 out_share_version(o.tensor, first.tensor)
     return 0
 
-cdef inline PyObject* out_slot(Table* t, id_t n, Out* o, PyObject** leaves) noexcept nogil:
-    """The call's tensor that an output is, or is a view of."""
-    cdef Node* node = node_row(t, n)
-    return slot_tensor(t, node, o.ref, leaves)
-
 cdef int parts_give(Table* t, id_t n, PyObject** tensors, list views) except -1:
     """Views of results that require grad, made by autograd, each in its turn; `views` owns them."""
     cdef Out* o
@@ -237,16 +230,12 @@ cdef object outs_give(Table* t, id_t n, PyObject** leaves, void* backward):
                 # The cached tensor must not lead to its own backward: it would never be free.
                 made = out_share(o.tensor, o.proto, o.keys, o.offset, o.ndim,
                                  node_dim(t, node_row(t, n), o.dim_at))
-                if made is NULL: raise_pending()
                 if views is None: views = []
-                views.append(<object>made)
-                Py_DECREFX(made)
+                views.append(taken(made))
                 tensors[k] = made
                 if backward_give(backward, made) != 0: raise_pending()
             elif o.kind == AGAIN:
                 tensors[k] = tensors[o.ref]
-            elif o.kind == INPUT:
-                tensors[k] = out_slot(t, n, o, leaves)
             elif o.kind == PART:
                 parts = True
                 tensors[k] = NULL
@@ -255,15 +244,15 @@ cdef object outs_give(Table* t, id_t n, PyObject** leaves, void* backward):
                 what = (<object>o.ops)[0](<object>o.proto)
                 views.append(what)
                 tensors[k] = <PyObject*>what
-            else:
-                made = out_view(
-                    out_slot(t, n, o, leaves), o.proto,
-                    o.keys, o.shift, o.ndim, node_dim(t, node_row(t, n), o.dim_at))
-                if made is NULL: raise_pending()
-                tensors[k] = made
+            else:                           # INPUT or VIEW
+                x = slot_object(t, n, o.ref, leaves)
+                o = node_out(t, node_row(t, n), k)
+                if o.kind == VIEW and x is not None:
+                    x = taken(out_view(<PyObject*>x, o.proto, o.keys, o.shift, o.ndim,
+                                       node_dim(t, node_row(t, n), o.dim_at)))
                 if views is None: views = []
-                views.append(<object>made)
-                Py_DECREFX(made)
+                views.append(x)
+                tensors[k] = <PyObject*>x
         if parts: parts_give(t, n, tensors, views)
         node = node_row(t, n)
         if node.ret_python:
@@ -280,7 +269,7 @@ cdef object effect_value(Table* t, id_t n, Effect* e, PyObject** leaves):
     if e.out == NONE: return <object>e.by
     o = node_out(t, node_row(t, n), e.out)
     if o.kind == READOUT: return (<object>o.ops)[0](<object>o.proto)
-    return <object>(out_slot(t, n, o, leaves) if o.kind == INPUT else o.tensor)
+    return slot_object(t, n, o.ref, leaves) if o.kind == INPUT else <object>o.tensor
 
 cdef tuple tuple_of_outs(Table* t, id_t n, tuple which, PyObject** leaves):
     """A new tuple of these outputs."""
@@ -288,7 +277,7 @@ cdef tuple tuple_of_outs(Table* t, id_t n, tuple which, PyObject** leaves):
     cdef Out* o
     for k in which:
         o = node_out(t, node_row(t, n), k)
-        made.append(<object>(out_slot(t, n, o, leaves) if o.kind == INPUT else o.tensor))
+        made.append(slot_object(t, n, o.ref, leaves) if o.kind == INPUT else <object>o.tensor)
     return tuple(made)
 
 cdef inline void number_put(Table* t, Node* node, Effect* e, PyObject* x) noexcept nogil:
@@ -320,6 +309,7 @@ cdef int effects_happen(Table* t, id_t n, PyObject** leaves, bint bump) except -
             place_append(t, n, e[0], effect_value(t, n, e, leaves))
             continue
         x = slot_tensor(t, node, e.slot, leaves)
+        if x is NULL: continue              # a gradient that another thread took away
         if e.kind == WRITES:
             if e.number != NONE: number_put(t, node, e, x)
             if bump and e.bumps: tensor_bump(x, e.bumps)
@@ -345,6 +335,8 @@ cdef object replay(Table* t, id_t n, PyObject** leaves, void* stream, bint launc
     cdef Spread* spread = node.spread
     cdef void* backward = NULL
     cdef string error
+    cdef Tensors held
+    grads_hold(t, n, leaves, &held)
     stream_order(path_row(t, path), d, stream)
     outs_ready(t, n)
     if node_row(t, n).stale: scalars_bind(t, n, d)
@@ -374,25 +366,18 @@ cdef object replay(Table* t, id_t n, PyObject** leaves, void* stream, bint launc
 
 cdef object call(Table* t, id_t f, PyObject* args, PyObject* kwargs, object on_miss, object function, dict reasons):
     """One call of a jitted function: a replay; else eager, if a verdict says so; else Python decides."""
-    cdef PyObject* small[SCRATCH]
     cdef Walk w
     cdef id_t s = NONE, n, path, parent, proves = NONE
     cdef PyObject* reason = NULL
     cdef Path* p
     cdef bint met, due = False, audited = False
-    cdef int32_t k
     cdef void* range_
     cdef void* stream = NULL
     fn_row(t, f).calls += 1
     fn_row(t, f).unknown = 0
     if ambient_blocker() != 0: return on_miss(NONE, <object>args, <object>kwargs)
     why = None
-    w.table = t
-    w.leaves = small
-    w.hold = NULL
-    if fn_row(t, f).max_leaves > SCRATCH:
-        w.leaves = <PyObject**>malloc(fn_row(t, f).max_leaves * sizeof(PyObject*))
-        if w.leaves is NULL: raise MemoryError()
+    walk_begin(t, &w)
     try:
         while True:
             s = leaves_take(t, f, args, kwargs, &w)
@@ -426,7 +411,6 @@ cdef object call(Table* t, id_t f, PyObject* args, PyObject* kwargs, object on_m
                 range_ = range_begin(fn_row(t, f).range_name)
                 try:
                     met = node_row(t, n).len[READS] != 0
-                    if met and has_islands(t, n): held = [<object>w.leaves[k] for k in range(spec_row(t, s).n_leaves)]     # whatever runs between
                     if met:
                         parent = node_row(t, n).parent
                         # The values are not known: this call is like no other.
@@ -450,9 +434,8 @@ cdef object call(Table* t, id_t f, PyObject* args, PyObject* kwargs, object on_m
             if node_row(t, n).n_replay == 1 and fn_row(t, f).patience: fn_row(t, f).verdict.until = 0
             return result
     finally:
-        if w.leaves is not small: free(w.leaves)
         if reason is not NULL: why = <object>reason     # before a finalizer can drop the verdict
-        Py_XDECREFX(w.hold)
+        walk_end(&w)
     if why is not None: return verdict_run(t, f, why, function, <object>args, <object>kwargs, reasons)
     if proves == NONE: return on_miss(s, <object>args, <object>kwargs, due)
     fn_row(t, f).calls -= 1         # it comes again

@@ -144,6 +144,14 @@ cdef bint island_holds(Table* t, id_t n, id_t s, PyObject* island, PyObject** le
     ambient_now(ambient)
     return node_why(t, n, s, ambient, leaves) == FITS
 
+cdef void grads_hold(Table* t, id_t n, PyObject** leaves, Tensors* held) noexcept:
+    """The gradients that the node reads: only their tensors hold them, and another thread may take them away while the
+    GIL is. What is reached or followed stays as long as the path is held, and a walk owns its leaves."""
+    cdef Node* node = node_row(t, n)
+    cdef int32_t k
+    for k in range(node.len[SLOTS] if node.len[GRADS] else 0):
+        if node_guard(t, node, k).grad_of != NONE: tensor_hold(slot_tensor(t, node, k, leaves), held)
+
 cdef int32_t reads_run(Table* t, id_t n, id_t s, Driver* d, void* stream, PyObject** leaves, int32_t known,
                        PyObject** island) except -2:
     """Run node n's segments but the last, of which the first `known` values are known: the first that is another, or
@@ -155,7 +163,9 @@ cdef int32_t reads_run(Table* t, id_t n, id_t s, Driver* d, void* stream, PyObje
     cdef bint waits
     cdef string error
     cdef Spread* spread = node_row(t, n).spread
+    cdef Tensors held
     cdef int32_t k = 0
+    grads_hold(t, n, leaves, &held)
     while k < node_row(t, n).len[READS]:
         exec_ = node_read(t, node_row(t, n), k).exec
         tape = node_read(t, node_row(t, n), k).tape

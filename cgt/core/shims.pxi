@@ -44,6 +44,9 @@ cdef extern from "tensor_shim.h" namespace "cgt" nogil:
     void tensor_bump(PyObject* t, int times)
     void* tensor_counter(PyObject* t)
     void* tensor_grad(PyObject* t)
+    cppclass Tensors "std::vector<at::TensorBase>":
+        pass
+    void tensor_hold(PyObject* t, Tensors* held)
     PyObject* tensor_grad_tensor(PyObject* t)
     int current_gpu() noexcept
     void ambient_now(uint64_t* words) noexcept
@@ -59,6 +62,7 @@ cdef extern from "tensor_shim.h" namespace "cgt" nogil:
     ctypedef int (*copy_fn)(void* to, const void* source, int64_t nbytes, int device) noexcept
 
 cdef extern from "tensor_shim.h" namespace "cgt":
+    PyObject* tensor_wrap(PyObject* t) noexcept
     void tensor_set_grad(PyObject* t, PyObject* g)
     void tensor_require_grad(PyObject* t)
     void* inference_begin(int on)

@@ -24,14 +24,6 @@ if observe_start() != 0: raise_pending()
 cuda_dropout_watch()
 
 
-cdef object taken(PyObject* made):
-    """A new reference as an object, or the pending exception."""
-    if made is NULL: raise_pending()
-    result = <object>made
-    Py_DECREFX(made)
-    return result
-
-
 cdef class Site:
     """What `jit` returns: knows one row, and keeps alive what that needs. Name, docstring and all else that a function shows
     lie in its dict."""
@@ -176,8 +168,8 @@ def fn_nodes(int f):
 def spec_add(int f, object program, int n_leaves, int n_numbers, dict programs, object paths):
     """A spec for a function, with so many tensors and live numbers. programs[spec] becomes (program, paths): its objects must
     stay alive."""
-    cdef id_t s = row_take(&TABLE, &TABLE.specs)
     cdef id_t at = program_add(&TABLE, program)
+    cdef id_t s = row_take(&TABLE, &TABLE.specs)
     cdef Spec* spec = spec_row(&TABLE, s)
     cdef Fn* fn = fn_row(&TABLE, f)
     spec.fn = f
@@ -187,8 +179,6 @@ def spec_add(int f, object program, int n_leaves, int n_numbers, dict programs, 
     spec.shape = program_shape(&TABLE, at, spec.op_n)
     spec.next = fn.first_spec
     fn.first_spec = s
-    # A mismatch can be found as late as the last leaf of the longest program.
-    if n_leaves + n_numbers > fn.max_leaves: fn.max_leaves = n_leaves + n_numbers
     programs[s] = (program, paths)
     return s
 
@@ -287,16 +277,30 @@ def node_facts(int n):
         words=sum([node_patch(&TABLE, node, k).kind == SCALAR for k in range(node.len[PATCHES])]))
 
 
+cdef bint path_enter(id_t path) except -1:
+    """Hold a path, for what a call would do; False: this thread holds it already (an eager part's, a finalizer's)."""
+    if path == NONE or path_row(&TABLE, path).owner == PyThread_get_thread_ident(): return False
+    while not path_hold(path_row(&TABLE, path)): path_wait(path_row(&TABLE, path))
+    return True
+
+
 def node_misplaced(int n):
-    """Which place of the node's holds something else now than its guard wants, or NONE."""
-    return places_hold(&TABLE, n)
+    """Which place of the node's holds something else now than its guard wants, or NONE. To ask is to follow what lies
+    there, as a call does: not while another thread replays the node."""
+    cdef id_t path = node_row(&TABLE, n).path
+    cdef bint mine = path_enter(path)
+    try:
+        return places_hold(&TABLE, n)
+    finally:
+        if mine: path_unlock(path_row(&TABLE, path))
 
 
 def node_misses(int path, int parent, int f, int spec, list tensors):
     """Why each of these children does not take this call: [(node, Miss, index), ...]. For messages
-    and for the choice between pinned and copied."""
+    and for the choice between pinned and copied. The path is held as by a call."""
     cdef uint64_t ambient[3]
     cdef PyObject** leaves = borrowed(tensors)
+    cdef bint mine = path_enter(path)
     cdef id_t n = first_child(&TABLE, path, parent, f)
     cdef int64_t why
     rows = []
@@ -307,6 +311,7 @@ def node_misses(int path, int parent, int f, int spec, list tensors):
             rows.append((n, <int>(why >> 32), <int>(why & 0xffffffff)))
             n = node_row(&TABLE, n).next
     finally:
+        if mine: path_unlock(path_row(&TABLE, path))
         free(leaves)
     return rows
 

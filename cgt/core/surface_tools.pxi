@@ -88,16 +88,12 @@ def time_guards(int f, tuple args, dict kwargs, int n):
     cdef Walk w
     cdef int k
     cdef id_t s = NONE, found = NONE, parent
-    w.table = &TABLE
-    w.hold = NULL
-    w.leaves = <PyObject**>malloc((fn_row(&TABLE, f).max_leaves + 1) * sizeof(PyObject*))
-    if w.leaves is NULL: raise MemoryError()
+    walk_begin(&TABLE, &w)
     began = now()
     for k in range(n):
         s = leaves_take(&TABLE, f, <PyObject*>args, <PyObject*>kwargs, &w)
         found = path_find(&TABLE, fn_row(&TABLE, f).path, f, s, w.leaves, &parent) if s != NONE else NONE
     began = now() - began
-    free(w.leaves)
-    Py_XDECREFX(w.hold)
+    walk_end(&w)
     if found == NONE: raise ValueError("these arguments are not a hit")
     return began / n

@@ -149,8 +149,9 @@ cdef void row_drop(Table* t, Column* c, id_t k) noexcept:
     t.allocations -= 1
 
 cdef void ops_cut(Table* t, id_t at, int32_t count) noexcept:
-    """Take a program out; specs and nodes behind it move up."""
+    """Take a program out; specs and nodes behind it move up, and a walk under way begins anew."""
     cdef id_t k
+    t.births += 1
     column_cut(&t.ops, at, count)
     for k in range(t.specs.n):
         if spec_row(t, k).alive and spec_row(t, k).op_at > at: spec_row(t, k).op_at -= count

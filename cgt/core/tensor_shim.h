@@ -23,6 +23,7 @@
 
 #include <cstdint>
 #include <cstring>
+#include <vector>
 
 // libtorch_python's own wrapper; declared here because its header is the expensive one.
 __attribute__((visibility("default"))) PyObject* THPVariable_Wrap(const at::TensorBase& var);
@@ -57,31 +58,35 @@ static inline char* storage_base(c10::StorageImpl* s) {
   return s ? static_cast<char*>(s->_mutable_data_ptr_no_checks().get()) : nullptr;
 }
 
-static inline char* data_of(c10::TensorImpl* i) {
-  char* base = storage_base(i->unsafe_storage().unsafeGetStorageImpl());
-  return base ? base + i->storage_offset() * i->dtype().itemsize() : nullptr;
-}
-
 // Members of TensorImpl, by the rule that an explicit instantiation may name a private one: a guard asks each tensor.
-// libtorch's requires_grad() is three calls, and each of sizes(), strides(), device() first asks whether a subclass
-// answers instead (none does where the dispatch keys are those of a plain tensor).
-template <auto Meta, auto Dims, auto Offset, auto Dtype, auto Where>
+// libtorch's requires_grad() is three calls, and each of sizes(), strides(), dim(), numel(), storage_offset(), device()
+// first asks whether a subclass answers instead (none does where the dispatch keys are those of a plain tensor). A
+// nested or sparse one answers by throwing, so nothing that is asked of any argument may ask it.
+template <auto Meta, auto Dims, auto Offset, auto Count, auto Dtype, auto Where>
 struct ReachImpl {
   friend torch::autograd::AutogradMeta* autograd_meta_of(c10::TensorImpl* i) {  // NULL: nothing for autograd to know
     return static_cast<torch::autograd::AutogradMeta*>((i->*Meta).get());
   }
   friend const c10::impl::SizesAndStrides& impl_dims(c10::TensorImpl* i) { return i->*Dims; }
   friend int64_t impl_offset(c10::TensorImpl* i) { return i->*Offset; }
+  friend int64_t impl_numel(c10::TensorImpl* i) { return i->*Count; }
   friend const caffe2::TypeMeta& impl_dtype(c10::TensorImpl* i) { return i->*Dtype; }
   friend const std::optional<c10::Device>& impl_device(c10::TensorImpl* i) { return i->*Where; }
 };
 torch::autograd::AutogradMeta* autograd_meta_of(c10::TensorImpl* i);
 const c10::impl::SizesAndStrides& impl_dims(c10::TensorImpl* i);
 int64_t impl_offset(c10::TensorImpl* i);
+int64_t impl_numel(c10::TensorImpl* i);
 const caffe2::TypeMeta& impl_dtype(c10::TensorImpl* i);
 const std::optional<c10::Device>& impl_device(c10::TensorImpl* i);
 template struct ReachImpl<&c10::TensorImpl::autograd_meta_, &c10::TensorImpl::sizes_and_strides_,
-                          &c10::TensorImpl::storage_offset_, &c10::TensorImpl::data_type_, &c10::TensorImpl::device_opt_>;
+                          &c10::TensorImpl::storage_offset_, &c10::TensorImpl::numel_, &c10::TensorImpl::data_type_,
+                          &c10::TensorImpl::device_opt_>;
+
+static inline char* data_of(c10::TensorImpl* i) {
+  char* base = storage_base(i->unsafe_storage().unsafeGetStorageImpl());
+  return base ? base + impl_offset(i) * static_cast<int64_t>(impl_dtype(i).itemsize()) : nullptr;
+}
 
 // What a tensor is to autograd: nothing, a leaf that requires grad, a result, one with a tangent (forward mode).
 enum AutogradState { ANY_STATE = -1, PLAIN_TENSOR, LEAF, RESULT, DUAL };
@@ -102,12 +107,12 @@ static inline int tensor_dtype(PyObject* t) {
   return static_cast<int>(c10::typeMetaToScalarType(impl_of(t)->dtype()));
 }
 static inline int tensor_device(PyObject* t) {  // -1 for the CPU, else the device's index
-  return static_cast<int>(impl_of(t)->device().index());
+  return static_cast<int>(impl_device(impl_of(t))->index());
 }
-static inline int tensor_is_cuda(PyObject* t) { return impl_of(t)->is_cuda(); }
-static inline int tensor_ndim(PyObject* t) { return static_cast<int>(impl_of(t)->dim()); }
+static inline int tensor_is_cuda(PyObject* t) { return impl_device(impl_of(t))->is_cuda(); }
+static inline int tensor_ndim(PyObject* t) { return static_cast<int>(impl_dims(impl_of(t)).size()); }
 static inline int64_t tensor_itemsize(PyObject* t) { return impl_of(t)->dtype().itemsize(); }
-static inline int64_t tensor_numel(PyObject* t) { return impl_of(t)->numel(); }
+static inline int64_t tensor_numel(PyObject* t) { return impl_numel(impl_of(t)); }
 static inline int tensor_autograd(PyObject* t) { return autograd_state(impl_of(t)); }
 static inline void* tensor_ptr(PyObject* t) { return data_of(impl_of(t)); }
 static inline void* tensor_storage(PyObject* t) { return storage_of(t); }
@@ -119,17 +124,16 @@ static inline int tensor_is_plain(PyObject* t) {
 }
 static inline int64_t storage_nbytes(PyObject* t) {
   c10::StorageImpl* s = storage_of(t);
-  return s ? static_cast<int64_t>(s->nbytes()) : 0;
+  return s ? s->sym_nbytes().maybe_as_int().value_or(0) : 0;
 }
-static inline int64_t tensor_offset(PyObject* t) { return impl_of(t)->storage_offset(); }
+static inline int64_t tensor_offset(PyObject* t) { return impl_offset(impl_of(t)); }
 static inline void* tensor_storage_ptr(PyObject* t) { return storage_base(storage_of(t)); }
 
 // sizes, then strides, into dims[0 .. 2*ndim).
 static inline void tensor_dims(PyObject* t, int64_t* dims) {
-  c10::TensorImpl* i = impl_of(t);
-  size_t n = i->dim();
-  memcpy(dims, i->sizes().data(), n * sizeof(int64_t));
-  memcpy(dims + n, i->strides().data(), n * sizeof(int64_t));
+  const c10::impl::SizesAndStrides& now = impl_dims(impl_of(t));
+  memcpy(dims, now.sizes_data(), now.size() * sizeof(int64_t));
+  memcpy(dims + now.size(), now.strides_data(), now.size() * sizeof(int64_t));
 }
 
 // Which memory a guard is about to read of a tensor: asked for beforehand, many at once, it comes at once. First what
@@ -178,11 +182,11 @@ static C10_ALWAYS_INLINE int impl_has_grad(void* impl) noexcept {
   return m && m->grad_.defined();
 }
 
-// h with dtype and sizes mixed in.
+// h with dtype and sizes mixed in; of a nested tensor not its own.
 static inline uint64_t tensor_key(PyObject* t, uint64_t h) noexcept {
   c10::TensorImpl* i = impl_of(t);
   h = (h ^ static_cast<uint64_t>(i->dtype().toScalarType())) * 0x9E3779B97F4A7C15ull;
-  for (int64_t n : i->sizes()) h = (h ^ static_cast<uint64_t>(n)) * 0x9E3779B97F4A7C15ull;
+  for (int64_t n : impl_dims(i).sizes_arrayref()) h = (h ^ static_cast<uint64_t>(n)) * 0x9E3779B97F4A7C15ull;
   return h ^ h >> 32;
 }
 
@@ -198,9 +202,10 @@ static inline char* tensor_at(PyObject* t, int64_t itemsize) noexcept { return i
 // The bytes from its first element to the end of its last; strides are not negative.
 static inline int64_t tensor_span(PyObject* t) noexcept {
   c10::TensorImpl* i = impl_of(t);
-  if (i->numel() == 0) return 0;
+  if (impl_numel(i) == 0) return 0;
+  const c10::impl::SizesAndStrides& now = impl_dims(i);
   int64_t last = 0;
-  for (int64_t d = 0; d < i->dim(); ++d) last += (i->size(d) - 1) * i->stride(d);
+  for (size_t d = 0; d < now.size(); ++d) last += (now.sizes_data()[d] - 1) * now.strides_data()[d];
   return (last + 1) * static_cast<int64_t>(i->itemsize());
 }
 
@@ -243,6 +248,19 @@ static inline PyObject* tensor_grad_tensor(PyObject* t) {
   torch::autograd::AutogradMeta* m = autograd_meta_of(impl_of(t));
   if (!m || !m->grad_.defined()) return nullptr;
   return reinterpret_cast<PyObject*>(reinterpret_cast<char*>(&m->grad_) - offsetof(PyTensor, cdata));
+}
+
+// What tensor_grad_tensor gives, as Python has it: a new reference, or NULL with an exception.
+static PyObject* tensor_wrap(PyObject* t) noexcept {
+  try {
+    return THPVariable_Wrap(reinterpret_cast<PyTensor*>(t)->cdata);
+  } catch (const std::exception& e) {
+    PyErr_SetString(PyExc_RuntimeError, e.what());
+    return nullptr;
+  }
+}
+static inline void tensor_hold(PyObject* t, std::vector<at::TensorBase>* held) {
+  if (t) held->push_back(reinterpret_cast<PyTensor*>(t)->cdata);
 }
 
 // t.grad = g; g NULL means None. t's autograd metadata exists, since it had a gradient recorded.
@@ -320,7 +338,7 @@ static PyObject* out_share(PyObject* first, PyObject* proto, uint64_t keys, int6
 static PyObject* tensor_over(PyObject* base, PyObject* proto, uint64_t keys, int64_t shift, int ndim,
                           const int64_t* dims) noexcept {
   c10::TensorImpl* b = impl_of(base);
-  int64_t bytes = b->storage_offset() * (int64_t)b->dtype().itemsize() + shift;
+  int64_t bytes = impl_offset(b) * (int64_t)b->dtype().itemsize() + shift;
   return out_share(base, proto, keys, bytes / (int64_t)impl_of(proto)->dtype().itemsize(), ndim,
                    dims);
 }
