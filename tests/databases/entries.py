@@ -6,6 +6,7 @@ with two seeds, or where these differ in more than values, the sample and itself
 """
 
 import copy
+import types
 from functools import partial
 from typing import NamedTuple
 
@@ -183,9 +184,9 @@ def op_samples(op, way, dtype, device):
     return make
 
 
-def op_programs(op, way, dtype, device):
+def op_programs(op, way, dtype, device, changed=lambda function: function):
     make = op_samples(op, way, dtype, device)
-    function = op.get_inplace() if way == "inplace" else op.get_op()
+    function = changed(op.get_inplace() if way == "inplace" else op.get_op())
     program = partial(OP_PROGRAMS.get(way, forward_program), function)
     return [simpler(program, sets) for sets in pairs_of(make)]
 
@@ -285,12 +286,23 @@ def grad_program(op, sets):
     return begin
 
 
+def is_seeded(op):
+    """Does it seed, draw and put the generator back? A recording that does so is refused."""
+    return "wrapper_set_seed" in getattr(getattr(op.get_op(), "__code__", None), "co_names", ())
+
+
+def unseeded(function):
+    """The same without that: it draws from the generator as it is."""
+    world = {**function.__globals__, "wrapper_set_seed": lambda op, *args, **kwargs: op(*args, **kwargs)}
+    return types.FunctionType(function.__code__, world, function.__name__, function.__defaults__, function.__closure__)
+
+
 OP_PROGRAMS = {"kept": kept_program, "out": out_program, "backward": backward_program, "grad": grad_program}
 
 
-def operators(database, *ways):
+def operators(database, *ways, programs=op_programs):
     """The kind of a database of operators."""
-    return Kind(database, ways, lambda op: op.full_name, op_supports, op_programs)
+    return Kind(database, ways, lambda op: op.full_name, op_supports, programs)
 
 
 # --- modules -----------------------------------------------------------------------------------
@@ -465,6 +477,7 @@ def optimizer_state(optimizer):
 
 KINDS = {
     "ops": operators(op_db, "forward", "noncontiguous", "kept", "inplace", "out", "backward", "grad"),
+    "random": operators(list(filter(is_seeded, op_db)), "forward", "kept", "backward", "grad", programs=partial(op_programs, changed=unseeded)),
     "refs": operators(python_ref_db, "forward"),
     "foreach": operators(
         [*foreach_unary_op_db, *foreach_binary_op_db, *foreach_pointwise_op_db, *foreach_reduce_op_db, *foreach_other_op_db],

@@ -18,13 +18,14 @@ import cgt
 
 from ..helpers import bits
 
-CALLS = 10
+CALLS, MOST_CALLS = 10, 20  # more where nothing was replayed so far, and cgt has told no reason
 LAST = 2  # calls, one for each set of values, of which one must have been replayed
 HELD = CALLS - 3  # the call whose answer is held to the end
 AGAIN = 3  # further eager runs, before a difference is cgt's
 
 REPLAYED, EAGER, DIFFERS, RAISES, CRASH, LATE = "replayed", "eager", "differs", "raises", "crash", "late"
 EAGER_RAISES, EAGER_DIFFERS = "eager raises", "eager differs from itself"
+NO_REASON = "no reason"
 WRONG = (DIFFERS, RAISES, CRASH, LATE)
 NOT_COUNTED = (EAGER_RAISES, EAGER_DIFFERS)
 
@@ -48,11 +49,11 @@ def judge(programs):
 
 def judge_one(program):
     """(verdict, note)."""
-    sites, marks, held = [], [], None
+    sites, marks, held, found = [], [], None, None
     try:
         eager, again = eagerly(program, plain), eagerly(program, plain)
         ours = by_cgt(program, partial(jitted, sites))
-        for k in range(CALLS):
+        for k in range(MOST_CALLS):
             want = eagerly(play, eager, k)
             told = differ(eagerly(play, again, k), want)
             if told:
@@ -64,6 +65,9 @@ def judge_one(program):
             held = (got, want) if k == HELD else held
             marks.append(replays(sites))
             del got, want
+            found = verdict(sites, marks) if k + 1 >= CALLS else None
+            if found is not None and not found[1].startswith(NO_REASON):
+                break
         told = differ(*held)
     except Eagerly as error:
         return EAGER_RAISES, first_line(error.__cause__)
@@ -71,7 +75,7 @@ def judge_one(program):
         return RAISES, first_line(error.__cause__)
     if told:
         return DIFFERS, f"held since call {HELD}: {told}"
-    return verdict(sites, marks)
+    return found
 
 
 def plain(function):
@@ -144,7 +148,7 @@ def verdict(sites, marks):
         told = s.backward.reasons if forward else s.reasons
         if told:
             return EAGER, "backward: " * bool(forward) + next(iter(told))
-    return EAGER, "no reason" + " of the backward" * bool(forward)
+    return EAGER, NO_REASON + " of the backward" * bool(forward)
 
 
 def first_line(error):

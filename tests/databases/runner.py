@@ -25,6 +25,7 @@ from .entries import programs_of
 from .judge import CRASH, EAGER_RAISES, LATE, first_line, judge
 
 LIMIT_S = 30  # of one entry, or of making a group's samples
+START_S = 90  # of a process that imports everything itself, beside others that do
 FRESH_AFTER = 40  # groups that a forked process judges
 
 
@@ -49,13 +50,14 @@ class Worker:
         self.process = context.Process(target=work, args=(theirs, device), daemon=True)
         self.process.start()
         theirs.close()
-        self.group, self.sample, self.left = None, None, FRESH_AFTER if device == "cpu" else math.inf
+        self.group, self.sample, self.until = None, None, time.monotonic() + (0 if device == "cpu" else START_S)
+        self.left = FRESH_AFTER if device == "cpu" else math.inf
 
     def give(self, group, first, most):
         """The group's entries from the first-th on."""
         self.group, self.sample = group, None
         self.pipe.send((group, first, most))
-        self.until = time.monotonic() + LIMIT_S
+        self.until = max(self.until, time.monotonic()) + LIMIT_S
 
     def hear(self):
         """What it says: ("begins", sample), ("judged", sample, verdict, note), ("ends",) or ("leaves",). Where it ended, or has not
