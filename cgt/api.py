@@ -393,4 +393,4 @@ logs.set_up(options.LOG, name_of)
 if not self_check():
     core.reuse_outputs(False)
 atexit.register(at_exit)
-os.register_at_fork(after_in_child=core.forget)
+os.register_at_fork(after_in_child=dispatch.forget_parent)

@@ -366,6 +366,13 @@ def find_spec(state, flat):
     return spec_of[0]
 
 
+def forget_parent():
+    """In the child of a fork: the threads of the parent are not there, one that recorded neither."""
+    core.forget(is_mine())
+    if not is_mine():
+        RECORDING._at_fork_reinit()
+
+
 def sweep():
     """Free the rows of what was collected since. Never in the middle of a call; while something is
     being recorded, its thread will do it."""

@@ -108,10 +108,11 @@ def on_side_stream(device):
 def stream_of(device):
     """The device's side stream, made once."""
     if device not in STREAMS:
-        STREAMS[device] = torch.cuda.Stream(device)
         core.load_kernels(device)
-        forks.prepare(device, STREAMS[device])
+        stream = torch.cuda.Stream(device)
+        forks.prepare(device, stream)
         segments.room_of(device)  # none of these can be made in a capture
+        STREAMS[device] = stream
     return STREAMS[device]
 
 
@@ -269,7 +270,10 @@ def on_cuda(call, attempt):
     """Capture the function; nothing executes. On any failure everything is put back: the caller then runs the
     function eagerly, which raises the user's own exceptions."""
     plan, device = attempt.plan, attempt.plan.device
-    stream = stream_of(device)
+    try:
+        stream = stream_of(device)
+    except core.DriverError as error:  # an old one
+        return failure(error)
     defaults = [torch.cuda.default_generators[d] for d in (device, *plan.others)]
     reachable = [*defaults, *(g for g in plan.generators if g.device.type == "cuda")]
     generators = list({core.generator_id(g): g for g in reachable}.values())

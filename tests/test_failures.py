@@ -19,6 +19,7 @@ from helpers import counters, not_audited, replays_after, tells, values
 import cgt_core as core
 
 import cgt
+from cgt import dispatch
 
 pytestmark = pytest.mark.usefixtures("short_cool_down", "nothing_left_behind")
 
@@ -455,3 +456,74 @@ def test_seeding_inside_has_a_reason(device, function):
     for _ in range(6):
         assert torch.equal(f(x), function(x))
     assert cgt.stats(f).replays == 0 and "CGT304" in cgt.explain(f) and "CGT705" not in cgt.explain(f)
+
+
+# --- nothing that a driver says is lost -----------------------------------------------------------
+
+
+@pytest.mark.parametrize("after", range(6))
+def test_numbers_that_an_update_did_not_bring_are_told_by_the_next_call(device, after):
+    """Each number of the recording is told, and each op's words at the end: any of these may fail."""
+    f = cgt.jit(lambda x, a, b: ((x * a).add(x, alpha=b) * b).sin())
+    x = torch.arange(4.0, device=device)
+    want = f.__wrapped__
+    for k in range(6):
+        same(f(x, 1.5 + k, 2.5 + k), want(x, 1.5 + k, 2.5 + k))
+    replays = cgt.stats(f).replays
+    assert replays > 0, cgt.explain(f)
+    core.fault_set("patch", after, 2)
+    failed = 0
+    for k in (-1.0, 7.0, 7.0, -1.0):
+        try:
+            same(f(x, k, k + 1), want(x, k, k + 1))
+        except cgt.CgtError:
+            failed += 1
+            same(f(x, k, k + 1), want(x, k, k + 1))
+    core.fault_set("", 0, 0)
+    assert cgt.stats(f).replays >= replays + 3, cgt.explain(f)
+    assert failed == 1
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a driver")
+def test_a_driver_that_is_not_there_is_an_error():
+    """As is a function that it lacks: cydriver raises, and returns a code that is like any other."""
+    for ask in (lambda: core.load_kernels(0), lambda: core.load_decide_kernel(0), lambda: core.time_launches([1], 0, 3)):
+        with pytest.raises(RuntimeError, match="libcuda"):
+            ask()
+
+
+def test_a_structure_that_finds_no_memory_leaves_no_row(device):
+    f, x = cgt.jit(lambda x: x * 2), torch.ones(3, device=device)
+    state = getattr(f, dispatch.ATTRIBUTE)
+    before = core.books()
+    with pytest.raises(ValueError, match="unpack"):
+        core.spec_add(state.f, ((0, 0),), 1, 0, state.programs, ())
+    assert not state.programs
+    core.check_table()
+    assert core.books() == before
+    replays_after(f, x)
+
+
+@pytest.mark.parametrize("part", ["slots", "outs", "effects", "numbers", "undos"])
+def test_a_recording_that_finds_no_memory_leaves_no_row(device, part, monkeypatch):
+    """What a call would take for a recording has no graph yet."""
+    total = torch.zeros(3, device=device)
+    f, x = cgt.jit(lambda x: (total.add_(x) * 2, x + 1)), torch.ones(3, device=device)
+    f(x)
+    add, at = core.add_node, {"slots": 3, "outs": 4, "effects": 7, "numbers": 12, "undos": 13}[part]
+
+    def starved(*args):
+        return add(*(arg if k != at else [*arg, None] for k, arg in enumerate(args)))
+
+    before = core.books()
+    monkeypatch.setattr(core, "add_node", starved)
+    with pytest.raises(TypeError):
+        f(x)
+    monkeypatch.undo()
+    core.check_table()
+    after = core.books()
+    assert all(after[name] == before[name] for name in ("nodes", "slots", "outs", "effects", "patches", "dims", "blocks"))
+    total.zero_()
+    for k in range(1, 6):
+        same(f(x)[0], torch.full_like(x, 2.0 * k))
+    assert cgt.stats(f).replays >= 3, cgt.explain(f)

@@ -11,6 +11,9 @@ import torch.nn.functional as F
 from test_place_changes import agree_with_a_change
 from torch import nn
 
+# isort: split
+import cgt_core as core
+
 import cgt
 from cgt import places
 
@@ -171,3 +174,19 @@ def test_plain_values_in_containers_of_parameters(make_holder, change):
             holder._size = 0
 
     agree_with_a_change(make, changes)
+
+
+@pytest.mark.filterwarnings("ignore:Setting the SM carveout")
+def test_which_kernels_come_first_and_how_much_of_the_gpu_they_may_take_is_ambient():
+    """The order in which backends of attention are asked, and the SMs that matrix products leave alone."""
+    first, second = torch.nn.attention.SDPBackend.FLASH_ATTENTION, torch.nn.attention.SDPBackend.EFFICIENT_ATTENTION
+    words = [core.ambient()]
+    for order in ([first, second], [second, first]):
+        with torch.nn.attention.sdpa_kernel(order, set_priority=True):
+            words.append(core.ambient())
+    assert core.ambient() == words[0]
+    for carveout in (0, 20, 66):
+        torch._C._set_sm_carveout_experimental(carveout)
+        words.append(core.ambient())
+    torch._C._set_sm_carveout_experimental(None)
+    assert core.ambient() == words[0] and len(set(words)) == len(words)

@@ -653,3 +653,32 @@ def test_linalg_error_of_a_replay_is_pytorchs_own(device):
     with pytest.raises(torch.linalg.LinAlgError):
         f(torch.zeros(3, 3))
     assert torch.equal(f(torch.eye(3)), torch.eye(3) * 2)
+
+
+STOPS = []  # what the op below raises
+
+
+@torch.library.custom_op("cgt_tests::stops", mutates_args=())
+def stops(x: torch.Tensor) -> torch.Tensor:
+    if STOPS:
+        raise STOPS[0]
+    return x.clone()
+
+
+@pytest.mark.parametrize("kind", [KeyError, KeyboardInterrupt, StopIteration, SystemExit])
+def test_what_an_op_of_pythons_raises_in_a_replay_is_that_very_exception(kind):
+    """Captured graphs run none."""
+    f, x, error = cgt.jit(lambda x: stops(x) * 2), torch.ones(4), kind("negative")
+    with torch.no_grad():
+        for k in range(5):
+            assert torch.equal(f(x * k), x * k * 2)
+        before = cgt.stats(f).replays
+        assert before >= 3, cgt.explain(f)
+        STOPS.append(error)
+        try:
+            with pytest.raises(kind) as raised:
+                f(x)
+        finally:
+            STOPS.clear()
+        assert raised.value is error
+        assert torch.equal(f(x), x * 2) and cgt.stats(f).replays > before

@@ -109,7 +109,8 @@ cdef cu.CUfunction WORDS_KERNEL[MAX_DEVICES]
 cdef cu.CUfunction COPY_KERNEL[MAX_DEVICES]
 cdef enum: COPY_THREADS = 256, COPY_BLOCKS = 264, KERNEL_COPIES = 1 << 20     # bytes up to which a kernel copies
 cdef cu.CUfunction DECIDE_KERNEL[MAX_DEVICES]
-cdef enum: HAS_ELSE = 12080           # the driver's version from which a conditional node can have two bodies
+cdef enum: OLDEST = 12040             # the driver's version that has all that is called here: cuFuncGetParamInfo came last
+cdef enum: HAS_ELSE = 12080           # and from which a conditional node can have two bodies
 
 cdef object cuda_error_name(int code):
     cdef const char* name = NULL
@@ -121,7 +122,7 @@ cdef object cuda_error_name(int code):
 
 cdef inline cu.CUstream cu_stream(void* s) noexcept nogil: return <cu.CUstream>s
 
-cdef int cuda_last_node(void* stream, cu.CUgraphNode* node) noexcept:
+cdef int cuda_last_node(void* stream, cu.CUgraphNode* node) except? ERROR_RAISED:
     """The node that the capturing stream added last."""
     cdef cu.CUstreamCaptureStatus status
     cdef const cu.CUgraphNode* last = NULL
@@ -130,7 +131,7 @@ cdef int cuda_last_node(void* stream, cu.CUgraphNode* node) noexcept:
     if code == 0 and n: node[0] = last[0]
     return code
 
-cdef int cuda_capturing(void* stream) noexcept nogil:
+cdef int cuda_capturing(void* stream) except? ERROR_RAISED nogil:
     """Is somebody's capture under way on this stream? Then a call runs the plain function. The legacy stream, where
     torch works unless it is told otherwise, cannot be captured, and need not be asked at each call."""
     cdef cu.CUstreamCaptureStatus status
@@ -210,7 +211,7 @@ cdef Beside* beside_of(Spread* s, int device) noexcept nogil:
         if s.others[k].device == device: return &s.others[k]
     return NULL
 
-cdef int cuda_follow(void** event, int device, void* stream, int other, void* behind) noexcept nogil:
+cdef int cuda_follow(void** event, int device, void* stream, int other, void* behind) except? ERROR_RAISED nogil:
     """What comes on stream `behind` of GPU `other` waits for what stream `stream` of this device has now. (Each GPU's default stream
     is the null stream: which is current says whose.)"""
     cdef OnDevice here, there
@@ -224,7 +225,7 @@ cdef int cuda_follow(void** event, int device, void* stream, int other, void* be
     there.go(other)
     return code if code else cu.cuStreamWaitEvent(cu_stream(behind), <cu.CUevent>event[0], 0)
 
-cdef int spread_meet(Spread* s, int device, void* stream) noexcept nogil:
+cdef int spread_meet(Spread* s, int device, void* stream) except? ERROR_RAISED nogil:
     """A launch on this stream comes behind what the callers' streams on the other GPUs have now."""
     cdef int32_t k
     cdef int code = 0
@@ -232,7 +233,7 @@ cdef int spread_meet(Spread* s, int device, void* stream) noexcept nogil:
         if code == 0: code = cuda_follow(&s.others[k].event, s.others[k].device, cuda_current_stream(s.others[k].device), device, stream)
     return code
 
-cdef int spread_part(Spread* s, int device, void* stream) noexcept nogil:
+cdef int spread_part(Spread* s, int device, void* stream) except? ERROR_RAISED nogil:
     """And what comes on these waits for it."""
     cdef int32_t k
     cdef int code = 0
@@ -240,7 +241,7 @@ cdef int spread_part(Spread* s, int device, void* stream) noexcept nogil:
         if code == 0: code = cuda_follow(&s.event, device, stream, s.others[k].device, cuda_current_stream(s.others[k].device))
     return code
 
-cdef inline int launch_among(Driver* d, Spread* s, void* exec_, void* stream, int device, string* error) noexcept nogil:
+cdef inline int launch_among(Driver* d, Spread* s, void* exec_, void* stream, int device, string* error) except? ERROR_RAISED nogil:
     """Launch a graph of a recording that works on these GPUs, too, or on no others (NULL)."""
     cdef int code
     if s is NULL: return d.launch(exec_, stream, device, error)
@@ -248,7 +249,7 @@ cdef inline int launch_among(Driver* d, Spread* s, void* exec_, void* stream, in
     if code == 0: code = d.launch(exec_, stream, device, error)
     return code if code else spread_part(s, device, stream)
 
-cdef int spread_begin(Recording* r) noexcept:
+cdef int spread_begin(Recording* r) except? ERROR_RAISED:
     """The others' memory is routed."""
     cdef int32_t k
     for k in range(r.spread.n if r.spread is not NULL else 0):
@@ -256,7 +257,7 @@ cdef int spread_begin(Recording* r) noexcept:
         r.spread_open = k + 1
     return 0
 
-cdef int spread_fork(Recording* r) noexcept:
+cdef int spread_fork(Recording* r) except? ERROR_RAISED:
     """The capture forks to them."""
     cdef int32_t k
     cdef int code = 0
@@ -264,7 +265,7 @@ cdef int spread_fork(Recording* r) noexcept:
         if code == 0: code = cuda_follow(&r.spread.event, r.device, r.stream, r.spread.others[k].device, r.spread.others[k].stream)
     return code
 
-cdef int spread_join(Recording* r) noexcept:
+cdef int spread_join(Recording* r) except? ERROR_RAISED:
     cdef int32_t k
     cdef int code = 0
     for k in range(r.spread_open):
@@ -285,21 +286,21 @@ cdef void pools_end(Recording* r) noexcept:
     if r.pool_open: cuda_pool_end(r.pool)
     r.pool_open = 0
 
-cdef int spread_restore(Beside* b, void* state, void** live, int n) noexcept:
+cdef int spread_restore(Beside* b, void* state, void** live, int n) except? ERROR_RAISED:
     cdef OnDevice here
     cdef int code
     here.go(b.device)
     code = cuda_pool_restore(b.pool, state, live, n)
     return ERROR_FOREIGN_MEMORY if code == 1 else code
 
-cdef int cuda_restore(Recording* r, void* state, void** live, int n) noexcept:
+cdef int cuda_restore(Recording* r, void* state, void** live, int n) except? ERROR_RAISED:
     cdef OnDevice here
     cdef int code = fault(CALL_RESTORE)
     here.go(r.device)
     if code == 0: code = cuda_pool_restore(r.pool, state, live, n)
     return ERROR_FOREIGN_MEMORY if code == 1 else code
 
-cdef int cuda_resume(Recording* r) noexcept:
+cdef int cuda_resume(Recording* r) except? ERROR_RAISED:
     cdef OnDevice here
     cdef int code
     here.go(r.device)
@@ -311,7 +312,7 @@ cdef int cuda_resume(Recording* r) noexcept:
     capturing_set(r, 1)
     return spread_fork(r)
 
-cdef int cuda_begin(Recording* r) noexcept:
+cdef int cuda_begin(Recording* r) except? ERROR_RAISED:
     cdef int code = fault(CALL_BEGIN)
     if code: return code
     if cuda_pool_begin(r.pool, r.stream, cuda_joined) != 0: return 1
@@ -343,7 +344,7 @@ cdef inline unsigned int copy_blocks(Patch* p) noexcept nogil:
     cdef int64_t n = p.nbytes // (16 * COPY_THREADS) + 1
     return <unsigned int>(n if n < COPY_BLOCKS else COPY_BLOCKS)
 
-cdef int cuda_copy(Recording* r, Patch* p, PyObject* to) noexcept:
+cdef int cuda_copy(Recording* r, Patch* p, PyObject* to) except? ERROR_RAISED:
     cdef OnDevice here
     cdef int code = fault(CALL_COPY)
     cdef cu.CUgraphNode node = NULL
@@ -362,18 +363,19 @@ cdef int cuda_copy(Recording* r, Patch* p, PyObject* to) noexcept:
     p.handle = <void*>node
     return code
 
-cdef int cuda_load_kernels(int device) noexcept:
+cdef int cuda_load_kernels(int device) except? ERROR_RAISED:
     """Once per device; before a capture, since loading is not capturable."""
     cdef OnDevice here
     cdef cu.CUmodule module = NULL
-    cdef int code
-    if WORDS_KERNEL[device] is not NULL: return 0
+    cdef int version = 0, code = cu.cuDriverGetVersion(&version)
+    if code == 0 and version < OLDEST: code = ERROR_OLD_DRIVER
+    if code or WORDS_KERNEL[device] is not NULL: return code
     here.go(device)
     code = cu.cuModuleLoadData(&module, <const void*>KERNELS_PTX)
     if code == 0: code = cu.cuModuleGetFunction(&COPY_KERNEL[device], module, b"cgt_copy")
     return code if code else cu.cuModuleGetFunction(&WORDS_KERNEL[device], module, b"cgt_words")
 
-cdef int cuda_decide_kernel(int device) noexcept:
+cdef int cuda_decide_kernel(int device) except? ERROR_RAISED:
     """The same for the kernel of conditional nodes; an error where the driver knows none."""
     cdef OnDevice here
     cdef cu.CUmodule module = NULL
@@ -384,7 +386,7 @@ cdef int cuda_decide_kernel(int device) noexcept:
     code = cu.cuModuleLoadData(&module, <const void*>DECIDE_PTX)
     return code if code else cu.cuModuleGetFunction(&DECIDE_KERNEL[device], module, b"cgt_decide")
 
-cdef int cuda_words(Recording* r, Patch* p) noexcept:
+cdef int cuda_words(Recording* r, Patch* p) except? ERROR_RAISED:
     cdef OnDevice here
     cdef int code = fault(CALL_WORDS)
     cdef cu.CUgraphNode node = NULL
@@ -399,11 +401,11 @@ cdef int cuda_words(Recording* r, Patch* p) noexcept:
     p.handle = <void*>node
     return code
 
-cdef int cuda_spend(Recording* r, PyObject* proto) noexcept:
+cdef int cuda_spend(Recording* r, PyObject* proto) except? ERROR_RAISED:
     cdef int code = fault(CALL_SPEND)
     return code if code else cuda_pool_spend(r.pool, tensor_storage_ptr(proto))
 
-cdef int cuda_vet(cu.CUgraph graph, size_t n) noexcept:
+cdef int cuda_vet(cu.CUgraph graph, size_t n) except? ERROR_RAISED:
     """No node may allocate, and none may read host memory: nobody would keep it alive."""
     cdef cu.CUgraphNode* nodes = <cu.CUgraphNode*>malloc(n * sizeof(cu.CUgraphNode))
     cdef cu.CUgraphNodeType kind
@@ -435,7 +437,7 @@ cdef int cuda_vet(cu.CUgraph graph, size_t n) noexcept:
     free(nodes)
     return code
 
-cdef int cuda_end(Recording* r, Patch* patches, int32_t n_patches) noexcept:
+cdef int cuda_end(Recording* r, Patch* patches, int32_t n_patches) except? ERROR_RAISED:
     cdef OnDevice here
     cdef cu.CUgraph graph = NULL
     cdef size_t n = 0
@@ -464,13 +466,13 @@ cdef int cuda_end(Recording* r, Patch* patches, int32_t n_patches) noexcept:
     r.n_graph_nodes = <int32_t>n + r.n_inner
     return cuda_vet(graph, n) if n else 0
 
-cdef int cuda_fetch(Recording* r, PyObject* x, char* to, int64_t nbytes) noexcept:
+cdef int cuda_fetch(Recording* r, PyObject* x, char* to, int64_t nbytes) except? ERROR_RAISED:
     cdef OnDevice here
     cdef Beside* b = beside_of(r.spread, tensor_device(x))
     here.go(tensor_device(x))
     return cu.cuMemcpyDtoHAsync(<void*>to, <cu.CUdeviceptr><uintptr_t>tensor_ptr(x), nbytes, cu_stream(b.stream if b is not NULL else r.stream))
 
-cdef int cuda_cut(Recording* r, Read* read) noexcept:
+cdef int cuda_cut(Recording* r, Read* read) except? ERROR_RAISED:
     """The pool stays open: what the segment holds is there for the next one."""
     cdef OnDevice here
     cdef cu.CUgraph graph = NULL
@@ -495,13 +497,13 @@ cdef int cuda_cut(Recording* r, Read* read) noexcept:
     read.exec = <void*>exec_
     return code
 
-cdef int cuda_wait(void* stream, int device) noexcept nogil:
+cdef int cuda_wait(void* stream, int device) except? ERROR_RAISED nogil:
     cdef OnDevice here
     cdef int code = fault(CALL_WAIT)
     here.go(device)
     return code if code else cu.cuStreamSynchronize(cu_stream(stream))
 
-cdef int cuda_decide(Recording* r, uint64_t condition, PyObject* pred, void* stream) noexcept:
+cdef int cuda_decide(Recording* r, uint64_t condition, PyObject* pred, void* stream) except? ERROR_RAISED:
     cdef OnDevice here
     cdef void* params[2]
     cdef char* at = tensor_ptr(pred)
@@ -509,7 +511,7 @@ cdef int cuda_decide(Recording* r, uint64_t condition, PyObject* pred, void* str
     params[0], params[1] = &at, &condition
     return cu.cuLaunchKernel(DECIDE_KERNEL[r.device], 1, 1, 1, 1, 1, 1, 0, cu_stream(stream), params, NULL)
 
-cdef int cuda_fork(Recording* r, Fork* f, PyObject* pred, void* stream) noexcept:
+cdef int cuda_fork(Recording* r, Fork* f, PyObject* pred, void* stream) except? ERROR_RAISED:
     """A kernel that sets the condition, and behind it a conditional node, whose bodies are graphs without nodes."""
     cdef OnDevice here
     cdef cu.CUstreamCaptureStatus status
@@ -542,13 +544,13 @@ cdef int cuda_fork(Recording* r, Fork* f, PyObject* pred, void* stream) noexcept
         cu_stream(stream), &node, NULL, 1,
         cu.CUstreamUpdateCaptureDependencies_flags_enum.CU_STREAM_SET_CAPTURE_DEPENDENCIES)
 
-cdef int cuda_enter(Recording* r, void* body, void* stream) noexcept:
+cdef int cuda_enter(Recording* r, void* body, void* stream) except? ERROR_RAISED:
     cdef OnDevice here
     here.go(r.device)
     return cu.cuStreamBeginCaptureToGraph(
         cu_stream(stream), <cu.CUgraph>body, NULL, NULL, 0, cu.CUstreamCaptureMode_enum.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL)
 
-cdef int cuda_leave(Recording* r, void* body, void* stream) noexcept:
+cdef int cuda_leave(Recording* r, void* body, void* stream) except? ERROR_RAISED:
     cdef OnDevice here
     cdef cu.CUgraph graph = NULL
     cdef size_t n = 0
@@ -560,7 +562,7 @@ cdef int cuda_leave(Recording* r, void* body, void* stream) noexcept:
     r.n_inner += <int32_t>n
     return cuda_vet(<cu.CUgraph>body, n) if code == 0 and n else code
 
-cdef int cuda_instantiate(Recording* r) noexcept:
+cdef int cuda_instantiate(Recording* r) except? ERROR_RAISED:
     cdef OnDevice here
     cdef cu.CUgraphExec exec_ = NULL
     cdef size_t before = 0, after = 0, total = 0
@@ -584,7 +586,7 @@ cdef int made_on(int device, PyObject* tensors, void** addresses) noexcept:
         n += addresses[n] is not NULL
     return n
 
-cdef int cuda_checkpoint(Recording* r, PyObject* made, PyObject* outs, PyObject* early, void** live, int n) noexcept:
+cdef int cuda_checkpoint(Recording* r, PyObject* made, PyObject* outs, PyObject* early, void** live, int n) except? ERROR_RAISED:
     """`live` is still allocated since restore. The blocks of `outs` stay allocated, without owners,
     until a restore finds that nobody holds them."""
     cdef OnDevice here
@@ -620,7 +622,7 @@ cdef void cuda_abort(Recording* r) noexcept:
     spread_free(r.spread)
     r.spread = NULL
 
-cdef int cuda_launch(void* exec_, void* stream, int device, string* error) noexcept nogil:
+cdef int cuda_launch(void* exec_, void* stream, int device, string* error) except? ERROR_RAISED nogil:
     cdef OnDevice here
     cdef int code = fault(CALL_LAUNCH)
     if code: return code
@@ -628,13 +630,13 @@ cdef int cuda_launch(void* exec_, void* stream, int device, string* error) noexc
     here.go(device)
     return cu.cuGraphLaunch(<cu.CUgraphExec>exec_, cu_stream(stream))
 
-cdef int cuda_patch(void* exec_, Patch* p) noexcept nogil:
+cdef int cuda_patch(void* exec_, Patch* p) except? ERROR_RAISED nogil:
     cdef int code = fault(CALL_PATCH)
     if code: return code
     if p.kind == BOUND: return 0            # its words are told: addresses_bind
     return cuda_patch_words(exec_, p) if p.kind == WORDS else cuda_patch_copy(exec_, p)
 
-cdef int cuda_patch_copy(void* exec_, Patch* p) noexcept nogil:
+cdef int cuda_patch_copy(void* exec_, Patch* p) except? ERROR_RAISED nogil:
     cdef OnDevice here
     cdef CopyArgs a
     cdef cu.CUDA_KERNEL_NODE_PARAMS k
@@ -660,7 +662,7 @@ cdef int cuda_patch_copy(void* exec_, Patch* p) noexcept nogil:
     return cu.cuGraphExecMemcpyNodeSetParams(
         <cu.CUgraphExec>exec_, <cu.CUgraphNode>p.handle, &m, context)
 
-cdef int cuda_patch_words(void* exec_, Patch* p) noexcept nogil:
+cdef int cuda_patch_words(void* exec_, Patch* p) except? ERROR_RAISED nogil:
     cdef cu.CUDA_KERNEL_NODE_PARAMS k
     cdef void* params[3]
     memset(&k, 0, sizeof(k))
@@ -685,7 +687,7 @@ cdef struct Args:                   # what a node is launched with, as the exec 
 
 cdef inline char* args_bytes(Args* a) noexcept nogil: return <char*>&a.args[a.n]
 
-cdef int kernel_param(cu.CUDA_KERNEL_NODE_PARAMS* params, size_t k, size_t* offset, size_t* size) noexcept:
+cdef int kernel_param(cu.CUDA_KERNEL_NODE_PARAMS* params, size_t k, size_t* offset, size_t* size) except? ERROR_RAISED:
     """Where argument k lies, in a kernel that is known as a function or as a kernel of a library."""
     if params.func is not NULL: return cu.cuFuncGetParamInfo(params.func, k, offset, size)
     return cu.cuKernelGetParamInfo(params.kern, k, offset, size)
@@ -746,7 +748,7 @@ cdef void cuda_word_free(Patch* p) noexcept:
     a.users -= 1
     if a.users == 0: free(a)
 
-cdef int cuda_scalar(void* exec_, Patch* p, Number* r) noexcept:
+cdef int cuda_scalar(void* exec_, Patch* p, Number* r) except? ERROR_RAISED:
     cdef int code = fault(CALL_PATCH)
     if code: return code
     form_write(p.part, r.is_float, r.f, r.i, args_bytes(<Args*>p.to) + p.at)
@@ -758,11 +760,11 @@ cdef void address_write(Patch* p, uint64_t address) noexcept:
     elif p.at == 0: a.move.srcDevice = <cu.CUdeviceptr>address
     else: a.move.dstDevice = <cu.CUdeviceptr>address
 
-cdef int cuda_word_done(void* exec_, Patch* p) noexcept:
+cdef int cuda_word_done(void* exec_, Patch* p) except? ERROR_RAISED:
     cdef OnDevice here
     cdef cu.CUcontext context = NULL
     cdef Args* a = <Args*>p.to
-    cdef int code = fault(CALL_PATCH) if p.kind == ADDRESS else 0
+    cdef int code = fault(CALL_PATCH)
     if code: return code
     if not a.copies: return cu.cuGraphExecKernelNodeSetParams(<cu.CUgraphExec>exec_, <cu.CUgraphNode>p.handle, &a.params)
     here.go(p.device)
@@ -856,7 +858,7 @@ cdef bint node_names(cu.CUgraphNode node, char* lo, char* hi) except -1:
 
 cdef int cuda_bind(Recording* r, Patch* p) noexcept: return 0      # cuda_end does it: nothing may change in a capture under way
 
-cdef int cuda_bound(cu.CUgraph graph, Patch* patches, int32_t n) noexcept:
+cdef int cuda_bound(cu.CUgraph graph, Patch* patches, int32_t n) except? ERROR_RAISED:
     """Take out the copies of rebound slots, and have the graph work on the memory of the call that is recorded."""
     cdef Args* a
     cdef int32_t k
@@ -871,7 +873,7 @@ cdef int cuda_bound(cu.CUgraph graph, Patch* patches, int32_t n) noexcept:
                 else cu.cuGraphKernelNodeSetParams(<cu.CUgraphNode>patches[k].handle, &a.params))
     return code
 
-cdef int cuda_unlink(cu.CUgraph graph, cu.CUgraphNode node) noexcept:
+cdef int cuda_unlink(cu.CUgraph graph, cu.CUgraphNode node) except? ERROR_RAISED:
     """Take a node out; what stood behind it stands behind those before it."""
     cdef size_t n_before = 0, n_behind = 0, n, j, k
     cdef cu.CUgraphNode* before
@@ -951,7 +953,7 @@ cdef int stream_back(void* stream, list mark) except -1:
     free(nodes)
     return check(CUDA, code, CALL_CUT)
 
-cdef int cuda_thin(Column* vain) noexcept:
+cdef int cuda_thin(Column* vain) except? ERROR_RAISED:
     """Take out nodes that were captured to look at. Nothing stands behind them."""
     cdef int code = 0
     cdef int32_t k
@@ -960,11 +962,11 @@ cdef int cuda_thin(Column* vain) noexcept:
     vain.n = 0
     return code
 
-cdef int cuda_order(Path* p, int device, void* stream) noexcept nogil:
+cdef int cuda_order(Path* p, int device, void* stream) except? ERROR_RAISED nogil:
     cdef int code = fault(CALL_ORDER)
     return code if code else cuda_follow(&p.event, p.device, p.last_stream, device, stream)
 
-cdef int cuda_move(void* to, const void* source, int64_t nbytes, int device) noexcept nogil:
+cdef int cuda_move(void* to, const void* source, int64_t nbytes, int device) except? ERROR_RAISED nogil:
     cdef OnDevice here
     cdef int code = fault(CALL_MOVE)
     if code: return code
@@ -979,7 +981,14 @@ cdef int cuda_rescue(void* held, PyObject* proto, int device) noexcept:
     if tensor_device(proto) >= 0: device = tensor_device(proto)         # another GPU of the recording's
     cuda_thread_ready(device)
     here.go(device)
-    return out_rescue(held, device, cuda_move)
+    return out_rescue(held, device, move_or_fail)
+
+cdef int move_or_fail(void* to, const void* source, int64_t nbytes, int device) noexcept nogil:
+    with gil:
+        try:
+            return cuda_move(to, source, nbytes, device)
+        except Exception:
+            return -1
 
 cdef void cuda_destroy(void* graph, void* exec_, void* pool, void* state) noexcept:
     # Safe for launches in flight (the driver defers); the memory they touch is the pool's and stays.

@@ -89,10 +89,15 @@ struct CudaPool {
 
 static void* cuda_pool_new(int device, unsigned long long hi, unsigned long long lo) noexcept {
   namespace alloc = c10::cuda::CUDACachingAllocator;
+  auto d = static_cast<c10::DeviceIndex>(device);
   try {
-    auto d = static_cast<c10::DeviceIndex>(device);
     alloc::createOrIncrefPool(d, {hi, lo});
-    return new CudaPool{d, {hi, lo}, alloc::getCheckpointState(d, {hi, lo}), {}, 0, false, true};
+    try {
+      return new CudaPool{d, {hi, lo}, alloc::getCheckpointState(d, {hi, lo}), {}, 0, false, true};
+    } catch (...) {
+      alloc::releasePool(d, {hi, lo});
+      throw;
+    }
   } catch (const std::exception& e) {
     PyErr_SetString(PyExc_RuntimeError, e.what());
     return nullptr;

@@ -15,37 +15,39 @@ cdef enum:                        # our own codes; the driver's are positive
     ERROR_HOST_MEMORY = -2        # the graph reads host memory that nobody owns
     ERROR_MEMORY_NODES = -3       # the graph allocates
     ERROR_FOREIGN_MEMORY = -4     # somebody else keeps memory of the pool
+    ERROR_RAISED = -5                   # none: a Python exception is set (cydriver's, of a driver that lacks a function)
+    ERROR_OLD_DRIVER = -6
     ERROR_TAPE = -10              # an op of the tape threw: minus the TapeError
 
 cdef struct Driver:
-    int (*restore)(Recording* r, void* state, void** live, int n) noexcept   # the pool behind the parent
-    int (*begin)(Recording* r) noexcept
-    int (*copy)(Recording* r, Patch* p, PyObject* to) noexcept   # record the copy node of a copied slot
-    int (*words)(Recording* r, Patch* p) noexcept        # record the node that writes seed, offset
-    int (*spend)(Recording* r, PyObject* proto) noexcept  # a result of the path is not needed from here on
-    int (*fetch)(Recording* r, PyObject* x, char* to, int64_t nbytes) noexcept   # record that x, contiguous, is copied to the host
-    int (*cut)(Recording* r, Read* read) noexcept        # a segment ends: its graph and exec
-    int (*resume)(Recording* r) noexcept                 # the next one begins
-    int (*wait)(void* stream, int device) noexcept nogil # for what was launched
-    int (*fork)(Recording* r, Fork* f, PyObject* pred, void* stream) noexcept    # record an op with bodies: these
-    int (*enter)(Recording* r, void* body, void* stream) noexcept    # what is recorded on this stream is in the body
-    int (*leave)(Recording* r, void* body, void* stream) noexcept    # no more
-    int (*decide)(Recording* r, uint64_t condition, PyObject* pred, void* stream) noexcept   # a body's last op: does it run again?
-    int (*end)(Recording* r, Patch* patches, int32_t n) noexcept    # graph, n_graph_nodes
-    int (*instantiate)(Recording* r) noexcept            # exec
+    int (*restore)(Recording* r, void* state, void** live, int n) except? ERROR_RAISED   # the pool behind the parent
+    int (*begin)(Recording* r) except? ERROR_RAISED
+    int (*copy)(Recording* r, Patch* p, PyObject* to) except? ERROR_RAISED   # record the copy node of a copied slot
+    int (*words)(Recording* r, Patch* p) except? ERROR_RAISED        # record the node that writes seed, offset
+    int (*spend)(Recording* r, PyObject* proto) except? ERROR_RAISED  # a result of the path is not needed from here on
+    int (*fetch)(Recording* r, PyObject* x, char* to, int64_t nbytes) except? ERROR_RAISED   # record that x, contiguous, is copied to the host
+    int (*cut)(Recording* r, Read* read) except? ERROR_RAISED        # a segment ends: its graph and exec
+    int (*resume)(Recording* r) except? ERROR_RAISED                 # the next one begins
+    int (*wait)(void* stream, int device) except? ERROR_RAISED nogil # for what was launched
+    int (*fork)(Recording* r, Fork* f, PyObject* pred, void* stream) except? ERROR_RAISED    # record an op with bodies: these
+    int (*enter)(Recording* r, void* body, void* stream) except? ERROR_RAISED    # what is recorded on this stream is in the body
+    int (*leave)(Recording* r, void* body, void* stream) except? ERROR_RAISED    # no more
+    int (*decide)(Recording* r, uint64_t condition, PyObject* pred, void* stream) except? ERROR_RAISED   # a body's last op: does it run again?
+    int (*end)(Recording* r, Patch* patches, int32_t n) except? ERROR_RAISED    # graph, n_graph_nodes
+    int (*instantiate)(Recording* r) except? ERROR_RAISED            # exec
     # The recording's memory becomes the pool's: made, outs are lists of tensors; live as in restore.
     # `early`: of outs, those whose bytes must last until the recording itself writes them.
-    int (*checkpoint)(Recording* r, PyObject* made, PyObject* outs, PyObject* early, void** live, int n) noexcept
+    int (*checkpoint)(Recording* r, PyObject* made, PyObject* outs, PyObject* early, void** live, int n) except? ERROR_RAISED
     void (*abort)(Recording* r) noexcept                 # undo begin, whatever happened since
-    int (*launch)(void* exec_, void* stream, int device, string* error) noexcept nogil
-    int (*patch)(void* exec_, Patch* p) noexcept nogil   # tell the exec p.told
-    int (*scalar)(void* exec_, Patch* p, Number* r) noexcept     # tell it a number
-    int (*word_done)(void* exec_, Patch* p) noexcept     # that was the last for this op
+    int (*launch)(void* exec_, void* stream, int device, string* error) except? ERROR_RAISED nogil
+    int (*patch)(void* exec_, Patch* p) except? ERROR_RAISED nogil   # tell the exec p.told
+    int (*scalar)(void* exec_, Patch* p, Number* r) except? ERROR_RAISED     # tell it a number
+    int (*word_done)(void* exec_, Patch* p) except? ERROR_RAISED     # that was the last for this op
     void (*word_free)(Patch* p) noexcept
-    int (*bind)(Recording* r, Patch* p) noexcept         # a copied slot becomes a rebound one; its copies go
-    int (*order)(Path* p, int device, void* stream) noexcept nogil   # this device's stream waits for the path's last launch
+    int (*bind)(Recording* r, Patch* p) except? ERROR_RAISED         # a copied slot becomes a rebound one; its copies go
+    int (*order)(Path* p, int device, void* stream) except? ERROR_RAISED nogil   # this device's stream waits for the path's last launch
     void* (*stream)(int device) noexcept nogil           # the caller's current stream
-    int (*move)(void* to, const void* source, int64_t nbytes, int device) noexcept nogil     # on the caller's current stream
+    int (*move)(void* to, const void* source, int64_t nbytes, int device) except? ERROR_RAISED nogil     # on the caller's current stream
     int (*rescue)(void* held, PyObject* proto, int device) noexcept   # part a holder's storage and proto's
     void (*destroy)(void* graph, void* exec_, void* pool, void* state) noexcept
 
@@ -75,23 +77,24 @@ cdef inline int fault(int call) noexcept nogil:
 class DriverError(RuntimeError):
     """Facts of a failed driver call: (code, name, call). dispatch.py makes the sentence."""
 
-cdef object driver_error(int driver, int code, int call, string* text=NULL):
+cdef int fail(int driver, int code, int call, string* text=NULL) except -1:
+    """Raise what this code tells, or the exception that is set: an op's that is Python's, cydriver's."""
+    if PyErr_Occurred() is not NULL: return -1
     if code < ERROR_TAPE:                     # the error that the op raises in eager, too
-        return TAPE_ERRORS[ERROR_TAPE - code](text.c_str().decode())
+        raise TAPE_ERRORS[ERROR_TAPE - code](text.c_str().decode())
     if code == ERROR_HOST_MEMORY:
         name = "the graph would read host memory that may be gone at the next replay"
     elif code == ERROR_FOREIGN_MEMORY:
         name = "something that is not a tensor of the function keeps memory that was allocated in it"
     elif code == ERROR_MEMORY_NODES:
         name = "the graph would allocate memory by itself"
+    elif code == ERROR_OLD_DRIVER:
+        name = f"the driver is older than CUDA {OLDEST // 1000}.{OLDEST % 1000 // 10}"
     elif driver == CUDA:
         name = cuda_error_name(code)
     else:
         name = f"host driver error {code}"
-    return DriverError(code, name, CALL_NAMES[call])
+    raise DriverError(code, name, CALL_NAMES[call])
 
 cdef inline int check(int driver, int code, int call) except -1:
-    if code != 0:
-        if PyErr_Occurred() is not NULL: return -1
-        raise driver_error(driver, code, call)
-    return 0
+    return fail(driver, code, call) if code != 0 else 0

@@ -85,7 +85,7 @@ cdef int host_scalar(void* exec_, Patch* p, Number* r) noexcept:
     if code == 0: tape_scalar(exec_, <int><uintptr_t>p.handle, p.at, p.part, r.is_float, r.f, r.i)
     return code
 
-cdef int host_word_done(void* exec_, Patch* p) noexcept: return 0
+cdef int host_word_done(void* exec_, Patch* p) noexcept: return fault(CALL_PATCH)
 
 cdef void host_word_free(Patch* p) noexcept: pass
 

@@ -248,7 +248,7 @@ cdef int record_last(Table* t) except -1:
     cdef int code, was = observe_key(0)
     with nogil: code = tape_run(tape, 1, &error)
     observe_key(was)
-    if code != 0: raise driver_error(HOST, ERROR_TAPE - code, CALL_LAUNCH, &error)
+    if code != 0: fail(HOST, ERROR_TAPE - code, CALL_LAUNCH, &error)
     return 0
 
 cdef int record_end(Table* t, list advances) except -1:
@@ -376,12 +376,14 @@ cdef id_t program_add(Table* t, object program) except -1:
     cdef id_t at = column_add(t, &t.ops, <int32_t>len(program))
     cdef Op* op
     cdef id_t k = at
-    for kind, n, obj in program:
-        op = op_row(t, k)
-        op.kind = kind
-        op.n = n
-        op.obj = <PyObject*>obj
-        k += 1
+    try:
+        for kind, n, obj in program:
+            op = op_row(t, k)
+            op.kind, op.n, op.obj = kind, n, <PyObject*>obj
+            k += 1
+    except BaseException:
+        t.ops.n = at
+        raise
     return at
 
 cdef uint64_t program_shape(Table* t, id_t at, id_t n) noexcept:
@@ -459,8 +461,27 @@ cdef int part_copy(Table* t, id_t n, int part, Column* rows) except -1:
 cdef id_t node_add(Table* t, id_t f, id_t spec, tuple ambient, list slots, list outs,
                    object ret_program, bint ret_python, list effects, list grads, list groups,
                    list leaves, tuple backward, list numbers, list undos, bint keeps_grads) except -1:
-    """A row for the recording that just ended; it takes over graph, exec and state."""
+    """A row for the recording that just ended; it takes over graph, exec and state. Where there is no memory for it, all is
+    as before, and the recording is the caller's to abort."""
     cdef id_t n = row_take(t, &t.nodes)
+    cdef int part
+    try:
+        node_fill(t, n, f, spec, ambient, slots, outs, ret_program, ret_python, effects, grads, groups, leaves, backward,
+                  numbers, undos, keeps_grads)
+    except BaseException:
+        outs_drop(t, n)
+        for part in range(N_PARTS): part_cut(t, node_row(t, n), part)
+        ops_cut(t, node_row(t, n).ret_at, node_row(t, n).ret_n)
+        row_drop(t, &t.nodes, n)
+        raise
+    node_take(t, n)
+    if CGT_DEBUG: table_check(t)
+    return n
+
+cdef int node_fill(Table* t, id_t n, id_t f, id_t spec, tuple ambient, list slots, list outs, object ret_program,
+                   bint ret_python, list effects, list grads, list groups, list leaves, tuple backward, list numbers,
+                   list undos, bint keeps_grads) except -1:
+    """Its rows, and the place in the tree when they are complete."""
     cdef Node* node = node_row(t, n)
     cdef id_t k
     cdef PyObject** tensors
@@ -475,15 +496,11 @@ cdef id_t node_add(Table* t, id_t f, id_t spec, tuple ambient, list slots, list 
     tensors = borrowed(leaves)
     node.key = call_key(spec, node.ambient, tensors, <int32_t>len(leaves))
     free(tensors)
-    edge_link(t, n)
-    fn_row(t, f).path = node.path
-    fn_row(t, f).paths |= <uint64_t>1 << node.path
     part_copy(t, n, DEADS, &t.rec_deads)
     part_copy(t, n, PATCHES, &t.rec_patches)
     part_copy(t, n, READS, &t.rec_reads)
     for k in range(node_row(t, n).len[PATCHES]):
         if node_patch(t, node_row(t, n), k).segment == t.rec_reads.n: node_patch(t, node_row(t, n), k).segment = NONE
-    t.rec_reads.n = 0
     numbers_fill(t, n, numbers)
     undos_fill(t, n, undos)
     node_row(t, n).keeps_grads = keeps_grads
@@ -505,6 +522,15 @@ cdef id_t node_add(Table* t, id_t f, id_t spec, tuple ambient, list slots, list 
     node.ret_python = ret_python
     node.dropout = 0
     node.ret_program = <PyObject*>ret_program
+    edge_link(t, n)
+    return 0
+
+cdef void node_take(Table* t, id_t n) noexcept:
+    """What was recorded is the node's."""
+    cdef Node* node = node_row(t, n)
+    fn_row(t, node.fn).path = node.path
+    fn_row(t, node.fn).paths |= <uint64_t>1 << node.path
+    t.rec_reads.n = 0
     node.graph = t.rec.graph
     node.exec = t.rec.exec
     node.state = t.rec.state
@@ -515,8 +541,6 @@ cdef id_t node_add(Table* t, id_t f, id_t spec, tuple ambient, list slots, list 
     node.n_graph_nodes = t.rec.n_graph_nodes
     node.exec_bytes = t.rec.exec_bytes
     t.rec.active = 0
-    if CGT_DEBUG: table_check(t)
-    return n
 
 cdef int record_run_once(Table* t, list tensors) except -1:
     """Launch a recording that will not be kept, then move its tensors to ordinary memory. The

@@ -353,7 +353,7 @@ cdef object replay(Table* t, id_t n, PyObject** leaves, void* stream, bint launc
             with nogil:
                 code = launch_among(d, spread, exec_, stream, device, &error)
                 if code == 0 and waits: code = d.wait(stream, device)
-            if code != 0: raise driver_error(driver, code, CALL_LAUNCH, &error)
+            if code != 0: fail(driver, code, CALL_LAUNCH, &error)
         if waits: result = outs_give(t, n, leaves, backward)
         effects_happen(t, n, leaves, bump)
         if path_row(t, path).shared and driver == CUDA and \

@@ -175,7 +175,7 @@ cdef int32_t reads_run(Table* t, id_t n, id_t s, Driver* d, void* stream, PyObje
             code = launch_among(d, spread, exec_, stream, device, &error)
             if code == 0 and tape is not NULL: code = DRIVERS[HOST].launch(tape, NULL, -1, &error)
             elif code == 0 and part is NULL and waits: code = d.wait(stream, device)
-        if code != 0: raise driver_error(driver, code, CALL_LAUNCH, &error)
+        if code != 0: fail(driver, code, CALL_LAUNCH, &error)
         if part is not NULL and node_read(t, node_row(t, n), k).pure: (<object>part)()
         elif part is not NULL:
             island[0] = part

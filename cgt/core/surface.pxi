@@ -168,10 +168,17 @@ def fn_nodes(int f):
 def spec_add(int f, object program, int n_leaves, int n_numbers, dict programs, object paths):
     """A spec for a function, with so many tensors and live numbers. programs[spec] becomes (program, paths): its objects must
     stay alive."""
-    cdef id_t at = program_add(&TABLE, program)
-    cdef id_t s = row_take(&TABLE, &TABLE.specs)
-    cdef Spec* spec = spec_row(&TABLE, s)
-    cdef Fn* fn = fn_row(&TABLE, f)
+    cdef id_t s = row_take(&TABLE, &TABLE.specs), at
+    cdef Spec* spec
+    cdef Fn* fn
+    try:
+        programs[s] = (program, paths)
+        at = program_add(&TABLE, program)
+    except BaseException:
+        programs.pop(s, None)
+        row_drop(&TABLE, &TABLE.specs, s)
+        raise
+    spec, fn = spec_row(&TABLE, s), fn_row(&TABLE, f)
     spec.fn = f
     spec.op_at = at
     spec.op_n = <int32_t>len(program)
@@ -179,7 +186,6 @@ def spec_add(int f, object program, int n_leaves, int n_numbers, dict programs, 
     spec.shape = program_shape(&TABLE, at, spec.op_n)
     spec.next = fn.first_spec
     fn.first_spec = s
-    programs[s] = (program, paths)
     return s
 
 

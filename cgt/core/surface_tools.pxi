@@ -11,16 +11,22 @@ def tuple_put(tuple holder, object one, object other):
         Py_DECREFX(<PyObject*>one)
 
 
-def forget():
-    """After fork: the parent's CUDA context is not ours. Drop rows without touching the driver."""
+def forget(bint recording):
+    """After fork: the parent's CUDA context is not ours, nor are its threads. Drop rows without touching the driver.
+    `recording`: this thread was, and goes on; what another one recorded is over."""
     cdef id_t n
     cdef id_t k
+    for k in range(MAX_DEVICES): WATCHDOGS[k] = NULL
+    if TABLE.rec.active and not recording:
+        if TABLE.rec.driver == HOST: record_abort(&TABLE)
+        TABLE.rec.active = 0
     for n in range(TABLE.nodes.n):
         if node_row(&TABLE, n).alive and path_row(&TABLE, node_row(&TABLE, n).path).driver == CUDA:
             node_row(&TABLE, n).graph = node_row(&TABLE, n).exec = NULL
             for k in range(node_row(&TABLE, n).len[READS]):
                 node_read(&TABLE, node_row(&TABLE, n), k).graph = node_read(&TABLE, node_row(&TABLE, n), k).exec = NULL
-            node_row(&TABLE, n).pool = node_row(&TABLE, n).state = NULL
+            node_row(&TABLE, n).pool = node_row(&TABLE, n).state = node_row(&TABLE, n).watchdog = NULL
+            node_row(&TABLE, n).spread = NULL
     for k in range(TABLE.paths.n):
         path_row(&TABLE, k).lock = <void*>new mutex()
         path_row(&TABLE, k).owner = 0

@@ -244,15 +244,26 @@ cdef void read_free(int driver, Read* r) noexcept:
 
 cdef bint REPLACING = False     # what is freed was not recorded in vain
 
+cdef void outs_drop(Table* t, id_t n) noexcept:
+    """What the rows of a node's outputs own. That may run a finalizer: the node is unlinked already."""
+    cdef PyObject* owned[OWNED]
+    cdef Out* o
+    cdef id_t k, j
+    for k in range(node_row(t, n).len[OUTS]):
+        o = node_out(t, node_row(t, n), k)
+        owned[0], owned[1], owned[2], owned[3] = o.tensor, o.proto, o.line, o.ops
+        if o.kind == FRESH: storage_drop(o.storage)
+        memset(o, 0, sizeof(Out))
+        for j in range(OWNED): Py_XDECREFX(owned[j])
+
 cdef void node_free(Table* t, id_t n) noexcept:
     """Free a node and all that were recorded behind it. What somebody holds of its outputs is moved
     to ordinary memory first; the path goes on from the parent."""
     cdef Node* node = node_row(t, n)
     cdef Path* p
-    cdef id_t k, j
+    cdef id_t k
     cdef int part
     cdef id_t* freed
-    cdef PyObject* owned[OWNED]
     cdef list followed = []
     for k in range(t.nodes.n):
         if node_row(t, n).children == 0: break
@@ -268,17 +279,8 @@ cdef void node_free(Table* t, id_t n) noexcept:
         if node_patch(t, node, k).kind == SCALAR or node_patch(t, node, k).kind == ADDRESS: DRIVERS[p.driver].word_free(node_patch(t, node, k))
     DRIVERS[p.driver].destroy(node.graph, node.exec, node.pool, node.state)
     spread_free(node.spread)
-    for k in range(node.len[OUTS]):
-        owned[0] = node_out(t, node, k).tensor
-        owned[1] = node_out(t, node, k).proto
-        owned[2] = node_out(t, node, k).line
-        owned[3] = node_out(t, node, k).ops
-        if node_out(t, node, k).kind == FRESH: storage_drop(node_out(t, node, k).storage)
-        memset(node_out(t, node, k), 0, sizeof(Out))
-        for j in range(OWNED):
-            # May run a finalizer: the row is already unlinked, and looked up again afterwards.
-            Py_XDECREFX(owned[j])
-            node = node_row(t, n)
+    outs_drop(t, n)
+    node = node_row(t, n)
     for k in range(node.len[SLOTS] if node.follows else 0):
         if not node_slot(t, node, k).follows: continue
         followed.append(<object>node_guard(t, node, k).tensor)      # let go of when the row is free

@@ -14,6 +14,8 @@
 
 #include <ATen/record_function.h>
 #include <c10/util/Exception.h>
+#include <pybind11/pybind11.h>
+#include <torch/csrc/Exceptions.h>
 
 #include <climits>
 #include <memory>
@@ -441,7 +443,15 @@ static void run_state(const TapeOp& row) {
     state.copy_(generator.get_state());
 }
 
-enum TapeError { TAPE_RAN, TAPE_RUNTIME, TAPE_INDEX, TAPE_VALUE, TAPE_TYPE, TAPE_ABSENT, TAPE_LINALG };
+enum TapeError { TAPE_RAN, TAPE_RUNTIME, TAPE_INDEX, TAPE_VALUE, TAPE_TYPE, TAPE_ABSENT, TAPE_LINALG, TAPE_PYTHON };
+
+// An op that is Python's raised: its exception is this thread's again.
+template <class Error>
+static int python_raised(Error& e) {
+  pybind11::gil_scoped_acquire gil;
+  e.restore();
+  return TAPE_PYTHON;
+}
 
 // `stack`: one for the run; an op may run another tape.
 static void run_ops(const TapeOp* row, const TapeOp* end, std::vector<c10::IValue>* stack) {
@@ -502,6 +512,10 @@ static int tape_run(void* t, int last, std::string* error) noexcept {
     const TapeOp* end = tape->ops.data() + tape->ops.size();
     run_ops(last ? end - 1 : tape->ops.data(), end, &stack);
     return TAPE_RAN;
+  } catch (pybind11::error_already_set& e) {
+    return python_raised(e);
+  } catch (python_error& e) {
+    return python_raised(e);
   } catch (const c10::IndexError& e) {
     *error = e.what_without_backtrace();
     return TAPE_INDEX;

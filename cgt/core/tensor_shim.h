@@ -566,6 +566,11 @@ static void switches_ask(uint64_t* flags, uint64_t* numbers) noexcept {
   bit(c.userEnabledFA3SDP());
   bit(c.allowFP16BF16ReductionMathSDP());
   bit(c.allowFP16AccumulationCuBLAS());
+  bit(c.userEnabledNNPACK());
+  bit(c.allowFP16ReductionCPU());
+  k = 32;
+  for (at::SDPBackend one : m.sDPPriorityOrder()) b |= (static_cast<uint64_t>(one) & 7) << k, k += 3;
+  b |= static_cast<uint64_t>(c._SMCarveout_EXPERIMENTAL().value_or(-1) + 1) << 48;
   *flags = b;
   auto four = [](auto v) { return static_cast<uint64_t>(v) & 15; };
   *numbers = four(c.allowFP16ReductionCuBLAS()) << 24 | four(c.allowBF16ReductionCuBLAS()) << 28 |

@@ -34,7 +34,8 @@ class Watchdog {
 
   std::mutex lock;
   std::condition_variable changed;
-  bool begun = false, ended = false;
+  int threads = 0;
+  bool ended = false;
   double timeout = 0;
   std::string text;
   std::unordered_set<void*> lasting;
@@ -103,11 +104,8 @@ class Watchdog {
     lasting.insert(on);
     timeout = seconds;
     text = std::move(told);
-    if (!begun) {
-      std::thread([this] { look(); }).detach();
-      std::thread([this] { guard(); }).detach();
-    }
-    begun = true;
+    if (threads < 1) std::thread([this] { look(); }).detach(), threads = 1;
+    if (threads < 2) std::thread([this] { guard(); }).detach(), threads = 2;
     changed.notify_all();
   }
 
