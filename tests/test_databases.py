@@ -19,7 +19,7 @@ ONCE_WRONG = (
     ("ops", "backward,grad", "sgn,add,cumsum,fft.fft,linalg.qr,linalg.slogdet,nn.functional.grid_sample"),
     ("foreach", "forward,inplace", "_foreach_add,_foreach_zero"),
     ("modules", "infer,model,step", "nn.MaxPool1d,nn.BatchNorm1d,nn.LSTM"),
-    ("optim", "step,schedule,train", "Adam,Adamax,SGD"),
+    ("optim", "step,schedule,bound,train", "Adam,Adamax,SGD"),
 )
 
 

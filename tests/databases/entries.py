@@ -176,7 +176,8 @@ def op_samples(op, way, dtype, device):
     wants = way in ("backward", "grad")
 
     def make():
-        samples = op.sample_inputs(device, dtype, requires_grad=wants, set_seed=False)
+        conjugated = dtype.is_complex and op.test_conjugated_samples
+        samples = op.sample_inputs(device, dtype, requires_grad=wants, set_seed=False, include_conjugated_inputs=conjugated)
         samples = [s.noncontiguous() for s in samples] if way == "noncontiguous" else list(samples)
         for s in samples:
             yield (s.input, *s.args), {name: x for name, x in s.kwargs.items() if name != "disable_fastpath"}, s.output_process_fn_grad
@@ -203,6 +204,16 @@ def forward_program(op, sets):
         return step
 
     return begin
+
+
+def inside_program(op, sets):
+    """Arguments are made in the function, and what is returned is made of the results: all memory that the op works on is the recording's."""
+
+    def inside(*args, **kwargs):
+        args, kwargs = tree_map_only(torch.Tensor, torch.clone, (args, kwargs))
+        return tree_map_only(torch.Tensor, torch.clone, op(*args, **kwargs))
+
+    return forward_program(inside, sets)
 
 
 def kept_program(op, sets):
@@ -297,7 +308,7 @@ def unseeded(function):
     return types.FunctionType(function.__code__, world, function.__name__, function.__defaults__, function.__closure__)
 
 
-OP_PROGRAMS = {"kept": kept_program, "out": out_program, "backward": backward_program, "grad": grad_program}
+OP_PROGRAMS = {"inside": inside_program, "kept": kept_program, "out": out_program, "backward": backward_program, "grad": grad_program}
 
 
 def operators(database, *ways, programs=op_programs):
@@ -412,61 +423,66 @@ def optimizer_supports(info, way, dtype, device):
 
 
 def optimizer_programs(info, way, dtype, device):
-    found = _get_optim_inputs_including_global_cliquey_kwargs(device, dtype, info)
+    found = _get_optim_inputs_including_global_cliquey_kwargs(device, dtype, info, skip=("differentiable",))  # needs parameters that are no leaves
     return [[optimizer_program(info, way, x.kwargs, dtype, device)] for x in found]
 
 
 def optimizer_program(info, way, kwargs, dtype, device):
-    """step: opt.step() jitted, gradients come in the same tensors. fresh: in new ones. schedule: a scheduler changes the rate at each call.
-    train: forward, loss and backward are in it."""
+    """step: opt.step() in a jitted function, gradients come in the same tensors. fresh: in new ones. schedule: a scheduler changes the rate
+    at each call. bound: the same of cgt.jit(opt.step). train: forward, loss and backward are in it."""
 
     def begin(jit):
         seed(0)
         shapes = [(4, 3), (3, 2)] if info.name == "Muon" else [(4, 3), (4,), ()]
         params = [torch.nn.Parameter(torch.randn(shape, dtype=dtype, device=device)) for shape in shapes]
-        optimizer = info.optim_cls(params, **copied(kwargs))
-        scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9) if way == "schedule" else None
-        move = torch.no_grad()(optimizer.step) if kwargs.get("differentiable") else optimizer.step  # leaves are not written otherwise
-
-        def loss(x):
-            return sum(((p - t).abs() if p.is_complex() else p - t).square().sum() for p, t in zip(params, x, strict=True))
+        optimizer = info.optim_cls(params, **copy.deepcopy(kwargs))
+        scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9) if way in ("schedule", "bound") else None
 
         def closure(x):
             optimizer.zero_grad()
-            found = loss(x)
-            found.backward()
-            return found.detach()
+            loss = sum(((p - t).abs() if p.is_complex() else p - t).square().sum() for p, t in zip(params, x, strict=True))
+            loss.backward()
+            return loss.detach()
 
         def train(x):
-            if info.step_requires_closure:
-                return move(partial(closure, x))
-            found = closure(x)
-            move()
-            return found
+            loss = closure(x)
+            optimizer.step()
+            return loss
 
-        def update(x):
-            return move(partial(closure, x) if info.step_requires_closure else None)
+        def update():
+            return optimizer.step()
 
-        f = jit(train if way == "train" else update)
+        def with_closure(x):
+            return optimizer.step(partial(closure, x))
+
+        if info.step_requires_closure:
+            f = jit(with_closure)
+        else:
+            f = jit({"train": train, "bound": optimizer.step}.get(way, update))
 
         def step(k):
             x = [torch.randn_like(p) for p in params]
-            if way != "train" and not info.step_requires_closure:
-                for p, grad in zip(params, x, strict=True):
-                    if info.only_supports_sparse_grads:
-                        p.grad = grad.to_sparse()
-                    elif p.grad is None or way == "fresh":
-                        p.grad = grad
-                    else:
-                        p.grad.copy_(grad)
-            result = f(x if way == "train" or info.step_requires_closure else None)
+            if info.step_requires_closure or way == "train":
+                result = f(x)
+            else:
+                hand_over(params, [t.to_sparse() for t in x] if info.only_supports_sparse_grads else x, way == "fresh")
+                result = f()
             if scheduler is not None:
                 scheduler.step()
-            return {"result": result, "params": copied([p.detach() for p in params]), "state": copied(optimizer_state(optimizer))}
+            return {"result": result, "params": copy.deepcopy([p.detach() for p in params]), "state": copy.deepcopy(optimizer_state(optimizer))}
 
         return step
 
     return begin
+
+
+def hand_over(params, grads, fresh):
+    """Gradients come, in the tensors that are there unless there are none."""
+    for p, grad in zip(params, grads, strict=True):
+        if p.grad is None or fresh or grad.is_sparse:
+            p.grad = grad
+        else:
+            p.grad.copy_(grad)
 
 
 def optimizer_state(optimizer):
@@ -476,7 +492,7 @@ def optimizer_state(optimizer):
 
 
 KINDS = {
-    "ops": operators(op_db, "forward", "noncontiguous", "kept", "inplace", "out", "backward", "grad"),
+    "ops": operators(op_db, "forward", "inside", "noncontiguous", "kept", "inplace", "out", "backward", "grad"),
     "random": operators(list(filter(is_seeded, op_db)), "forward", "kept", "backward", "grad", programs=partial(op_programs, changed=unseeded)),
     "refs": operators(python_ref_db, "forward"),
     "foreach": operators(
@@ -488,5 +504,5 @@ KINDS = {
     "custom": operators(custom_op_db, "forward", "backward", "grad"),
     "modules": Kind(module_db, ("infer", "model", "step"), lambda info: info.name, module_supports, module_programs),
     "criteria": Kind(criterion_tests, ("infer", "model", "step"), criterion_name, criterion_supports, criterion_programs),
-    "optim": Kind(optim_db, ("step", "fresh", "schedule", "train"), lambda info: info.name, optimizer_supports, optimizer_programs),
+    "optim": Kind(optim_db, ("step", "fresh", "schedule", "bound", "train"), lambda info: info.name, optimizer_supports, optimizer_programs),
 }  # fmt: skip
