@@ -208,7 +208,7 @@ def check_function(fn):
     if isinstance(fn, type) or not callable(fn):
         raise TypeError(errors.not_a_function(repr(fn)))
     target = fn.forward if isinstance(fn, torch.nn.Module) else inspect.unwrap(fn)
-    name = getattr(fn, "__qualname__", repr(fn))
+    name = getattr(fn, "__qualname__", type(fn).__qualname__)  # a repr is somebody's code
     if inspect.isasyncgenfunction(target) or inspect.isgeneratorfunction(target):
         raise TypeError(errors.no_generator_function(name, "a generator function"))
     if inspect.iscoroutinefunction(target):

@@ -13,7 +13,6 @@ import functools
 import itertools
 import math
 import os
-import warnings
 from typing import Any, NamedTuple
 
 import cgt_core as core
@@ -23,7 +22,7 @@ from cgt_core import APPENDS, EMPTY
 from . import containers, errors, finite, impure, islands, places, probes, pytree, trace, wrappers
 from .data import LIVE_NUMBER, Audits
 from .devices import one_thread
-from .observe import buffer_for, fill, observe, span, version_of
+from .observe import buffer_for, fill, observe, span, version_of, warn
 from .plan import device_of, driver_of, leaves_of, reach_generators
 from .taps import threads_beside
 
@@ -114,7 +113,7 @@ def compare(call, scope, replay, blame, drop, audits):
     result = mine = after = None  # they may hold memory of the recording
     drop(node, call, reason)
     state.mismatches += 1
-    warnings.warn(errors.CgtWarning(reason), stacklevel=2)
+    warn(reason)
     if raised is not None:
         raise raised
     return True, theirs

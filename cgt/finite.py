@@ -8,15 +8,13 @@ of none: a mask that was filled with infinities on purpose, by a number of the p
 
 import functools
 import math
-import warnings
 
 import cgt_core as core
 import torch
 from cgt_core import DICT_ITEM
 
 from . import errors, options, segments, tape
-from .errors import CgtWarning
-from .observe import exchange, fix, is_capture, is_host_recording, unseen, user_line
+from .observe import exchange, fix, is_capture, is_host_recording, unseen, user_line, warn
 from .places import MISSING, Place
 from .pytree import Readout
 
@@ -99,6 +97,6 @@ def look(name, ops, words):
         makes_nan = any(map(math.isnan, after)) and not (nan or any(map(math.isnan, before)))
         if makes_nan or (any(map(math.isinf, after)) and not (infinite or any(not math.isfinite(x) for x in before))):
             told = errors.not_finite(name, "NaN" if makes_nan else "infinity", op, line)
-            warnings.warn(told, CgtWarning, stacklevel=2)
+            warn(told)
             return told
     return None

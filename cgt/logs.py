@@ -5,13 +5,11 @@ comes with, are told only where it names them when cgt is imported.
 """
 
 import logging
-import sys
-import warnings
 
 import cgt_core as core
 
 from . import errors, options
-from .observe import NOT_USER_CODE
+from .observe import warn
 
 KINDS = ("record", "miss", "rescue", "evict")
 LOGGERS = {kind: logging.getLogger(f"cgt.{kind}") for kind in KINDS}
@@ -51,8 +49,4 @@ def warn_of_nothing(state):
     if state.warned or state.graph is not None or replays or calls < options.WARN_AFTER or not state.reasons:
         return
     state.warned = True
-    reason = max(state.reasons, key=state.reasons.get)
-    frame = sys._getframe(1)
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(NOT_USER_CODE):
-        frame = frame.f_back
-    warnings.warn_explicit(errors.never_replayed(state.name, calls, reason), errors.CgtWarning, frame.f_code.co_filename, frame.f_lineno)
+    warn(errors.never_replayed(state.name, calls, max(state.reasons, key=state.reasons.get)))

@@ -11,6 +11,7 @@ import functools
 import gc
 import os
 import sys
+import warnings
 
 import cgt_core as core
 import torch
@@ -308,3 +309,12 @@ def fix(seen, value, done=None):
     if isinstance(value, (list, tuple)):
         return type(value)([fix(seen, v, done) for v in value])
     return value
+
+
+def warn(text):
+    """A CgtWarning at the user's line. Where warnings are errors the call's result must not be lost for one: the text stands in explain()."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(NOT_USER_CODE):
+        frame = frame.f_back
+    with contextlib.suppress(errors.CgtWarning):
+        warnings.warn_explicit(text, errors.CgtWarning, frame.f_code.co_filename, frame.f_lineno)

@@ -152,3 +152,19 @@ def test_the_page_tells_the_defaults():
     defaults = dict(re.findall(r"environ\.get\(\"(\w+)\", \"([^\"]*)\"\)", sources)) | dict.fromkeys(re.findall(r"is_on\(\"(\w+)\"\)", sources), "0")
     assert {"CGT_OVERHEAD", "CGT_MAX_PLACES", "CGT_STRICT", "CGT_DEBUG", "CGT_AUDIT"} <= set(defaults)
     assert {name: told[name] for name in defaults} == defaults and defaults["CGT_AUDIT"] == AUDITS_BY_DEFAULT
+
+
+def test_a_warning_that_is_an_error_loses_no_result(device):
+    """The step is done when it is told; the text stands in explain()."""
+    w = torch.zeros(3, device=device)
+
+    def step(x):
+        w.add_(x)
+        return f"{w.sum().item():.1f}"
+
+    f, x = cgt.jit(step), torch.ones(3, device=device)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        got = [f(x) for _ in range(30)]
+    assert got == [f"{3.0 * (k + 1):.1f}" for k in range(30)] and cgt.stats(f).replays == 0
+    assert "CGT" in cgt.explain(f)

@@ -9,6 +9,7 @@ import cgt_core as core
 import pytest
 import torch
 import torch.nn.functional as F
+from helpers import values
 from torch import nn, optim
 from torch.nn.utils import parametrizations as P
 from torch.optim import lr_scheduler as S
@@ -700,3 +701,31 @@ def test_gradient_scaling_with_steps_that_are_skipped(device, name, inside, clip
         assert s.replays >= 6, s.reasons
     else:
         assert_replays(s, n=12)
+
+
+class Drawing(nn.Module):
+    """Whose text costs random numbers, or never ends."""
+
+    def __init__(self, parent=None):
+        super().__init__()
+        self.linear = nn.Linear(3, 3)
+        if parent is not None:
+            self.parent = parent
+
+    def extra_repr(self):
+        raise RuntimeError("nobody asked for this")
+
+    def forward(self, x):
+        return self.linear(x)
+
+
+def test_nobody_asks_a_module_for_its_text(device):
+    for parent in (None, nn.Sequential(nn.Linear(3, 3))):
+        net = Drawing(parent).to(device)
+        if parent is not None:
+            parent.append(net)  # a ring
+        f = cgt.jit(net)
+        for k in range(6):
+            x = values(device, seed=k)
+            assert torch.equal(f(x), net(x))
+        assert cgt.stats(f).replays >= 3, cgt.explain(f)
