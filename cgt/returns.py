@@ -161,10 +161,19 @@ def look(thing, name):
     return below[name] if below and name in below else None if raw is MISSING else raw
 
 
+TARGET = {"is_jump_target": True} if "is_jump_target" in dis.Instruction._fields else {"label": 0}  # Python 3.13: 0 is one
+
+
 @functools.lru_cache(KEPT)
 def steps_from(code):
-    """Its instructions."""
-    return [one for one in dis.get_instructions(code) if one.opname not in ("CACHE", "EXTENDED_ARG")]
+    """Its instructions. What jumps to the EXTENDED_ARG before one comes to that one."""
+    found, is_target = [], False
+    for one in dis.get_instructions(code):
+        is_target |= one.is_jump_target
+        if one.opname not in ("CACHE", "EXTENDED_ARG"):
+            found.append(one._replace(**TARGET) if is_target else one)
+            is_target = False
+    return found
 
 
 def step_at(code, offset):
@@ -288,7 +297,7 @@ def looked_up(steps, at):
         return (one.argval,) if is_callee else None
     if not is_called(one):
         return None
-    while steps[at].opname in ("LOAD_ATTR", "LOAD_METHOD"):
+    while steps[at].opname in ("LOAD_ATTR", "LOAD_METHOD") and not steps[at].is_jump_target:
         names.insert(0, steps[at].argval)
         at -= 1
     return (steps[at].argval, *names) if steps[at].opname in NAMED else None
@@ -321,7 +330,7 @@ def called(steps, at):
 
 def follow(code, steps, start, answers):
     """Go all ways from instruction `start`, with what is followed on top of the stack: {RETURNED, COMPARED} or less, or Used."""
-    index, uses = {one.offset: k for k, one in enumerate(steps)}, set()
+    index, uses = functools.partial(bisect.bisect_left, [one.offset for one in steps]), set()
     todo, done = [(start, (True,), frozenset(), False)], set()
     while todo:
         state = todo.pop()
@@ -344,7 +353,7 @@ def follow(code, steps, start, answers):
             uses.add(keeping)
             stack = (*stack[:-2], *[None] * len(stack[-2:]))
         if held:  # a handler finds the variables, too, and nothing of them on its stack
-            todo += [(index[handler], (), held, changed) for handler in handlers_of(code).get(steps[at].offset, ())]
+            todo += [(index(handler), (), held, changed) for handler in handlers_of(code).get(steps[at].offset, ())]
         if (stack or held) and computed is None:
             todo += [(to, bare(left), keeps, changed) for to, left, keeps in ways(steps, index, at, [*stack], held, answers)]
     return uses
@@ -411,10 +420,9 @@ def ways(steps, index, at, stack, held, answers):
     if one.opcode in dis.haslocal and not held.isdisjoint(one.argval if isinstance(one.argval, tuple) else (one.argval,)):
         raise Used
     if one.opcode in JUMPS:
-        to = index.get(one.argval)
-        if name not in FOLLOWED and (True in stack or to is None):
+        if name not in FOLLOWED and True in stack:
             raise Used
-        found = [(to, shift(list(stack), one.opcode, arg, True), held)]
+        found = [(index(one.argval), shift(list(stack), one.opcode, arg, True), held)]
         if name not in ALWAYS:
             found.append((at + 1, shift(stack, one.opcode, arg, False), held))
         return found

@@ -1,6 +1,7 @@
 """Numbers and copies on the host that a function only hands out: it replays, and each call gets today's. Numbers that it only
 compares: the outcome chooses the way."""
 
+import dis
 import functools
 import sys
 import weakref
@@ -673,9 +674,13 @@ def test_copy_on_the_host(how):
 
 
 def function_of(text):
+    return function_from(text).__code__
+
+
+def function_from(text):
     space = {}
     exec(f"def f(x, y=0, *more):\n{text}", space)
-    return space["f"].__code__
+    return space["f"]
 
 
 @pytest.mark.parametrize(
@@ -751,6 +756,31 @@ def test_what_becomes_of_a_value(text, answer):
     found = returns.uses_of(code, offset, ("numpy",))
     assert answer is None or (found is not None) == bool(answer)
     assert not isinstance(answer, set) or found == answer
+
+
+LONG = "".join(f"        y = y.add(0.{k}).mul(1.{k})\n" for k in range(60))  # so long that what jumps over it has an EXTENDED_ARG
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        (f"    n = x.item()\n    for k in range(2):\n{LONG}    return n > 2", {"compared"}),
+        (f"    n = x.item()\n    while not y:\n{LONG}    return n > 2", {"compared"}),
+        (f"    n = x.item()\n    for k in range(2):\n{LONG}    y.append(n)", {("", ("y",), True)}),
+        ("    (y if y else x).append(x.item())", False),  # one of two, behind a jump
+    ],
+)
+def test_jumps_in_code_of_any_length(text, answer):
+    test_what_becomes_of_a_value(text, answer)
+
+
+def test_long_function_that_compares_a_value(device):
+    f = cgt.jit(function_from(f"    n = x.sum().item()\n    for k in range(2):\n{LONG}    return y + 1 if n > 2 else y"))
+    for k in range(6):
+        cgt.step()
+        x, y = torch.full((3,), float(k), device=device), torch.ones(2, device=device)
+        assert torch.equal(f(x, y), f.__wrapped__(x, y))
+    assert cgt.stats(f).replays
 
 
 def test_memory_for_numbers_may_be_made_in_inference_mode(device, monkeypatch):
