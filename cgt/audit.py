@@ -89,7 +89,7 @@ def compare(call, scope, replay, blame, drop, audits):
     mine = Result.of(result)
     after = take(scope)
     if threads_beside():
-        scope, before, after = narrowed(scope, before, after)
+        scope, before, after = narrowed(scope, before, after, state.keep[node].draws)
     if answers:  # these parts drew what they drew, and are not run again
         before = before._replace(sources=after.sources, generators=after.generators)
     give_back(before)
@@ -296,17 +296,18 @@ def take(scope):
     )  # fmt: skip
 
 
-def narrowed(scope, before, after):
-    """The same without what the replay left as it was: other threads may be at that meanwhile."""
+def narrowed(scope, before, after, draws):
+    """The same without what the replay left as it was: other threads may be at that meanwhile. Random generators are not compared, and
+    given back to who draws."""
     singles = [a.want is not b.want for a, b in zip(before.singles, after.singles, strict=True)]
     homes = [a != b for (_, a), (_, b) in zip(before.contents, after.contents, strict=True)]
-    generators = [not torch.equal(a, b) for (_, a), (_, b) in zip(before.generators, after.generators, strict=True)]
+    generators = [draws] * len(scope.generators)
 
     def of(one, contents):
         rows = {"singles": singles, contents: homes, "generators": generators}
         return one._replace(**{name: list(itertools.compress(getattr(one, name), which)) for name, which in rows.items()})
 
-    return of(scope, "homes"), of(before, "contents"), of(after, "contents")
+    return of(scope, "homes"), of(before, "contents"), of(after, "contents")._replace(generators=[])
 
 
 def give_back(held, ran=True):

@@ -185,6 +185,7 @@ class Kept(NamedTuple):
     trail: list  # (op, line) of each op that made or wrote something
     told: frozenset  # (op, kernel) of what is told where inputs lie
     changes: bool  # it does more than to return results
+    draws: bool  # random numbers
 
 
 @declared

@@ -986,7 +986,7 @@ def add_node(call, plan, seen, draft):
         [draft.paths[k] for k in used], [plan.places[k].path for k in order], followable, grads, loose, moving.told(plan, code_of(state)),
         live.told(seen.live, plan.places),
         core.record_seconds(), seen.values, seen.forks, islands.told(seen), seen.ops, seen.trail,
-        frozenset(seen.told), verify.changes(seen, draft),
+        frozenset(seen.told), verify.changes(seen, draft), seen.random,
     )  # fmt: skip
     node = core.add_node(
         state.f, call.spec, plan.ambient, slots, outs, program, ret_python, effects, grads, groups,

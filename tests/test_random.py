@@ -3,6 +3,7 @@ eager would have left it (design.md 2.6)."""
 
 import contextlib
 import gc
+import threading
 
 import pytest
 import torch
@@ -597,3 +598,29 @@ def test_any_interleaving_draws_the_numbers_of_eager(device, program):
     for name, f in jitted.items():
         n = sum(what in ("call", "fork") and value == name for what, value in program)
         assert counts(f) == (min(n, 1), int(n > 1), max(n - 2, 0), 0)
+
+
+def test_another_thread_that_draws_says_nothing_of_a_function_that_does_not(device):
+    stop, began = threading.Event(), threading.Event()
+
+    def draw():
+        while not stop.is_set():
+            torch.randperm(2000)
+            began.set()
+
+    def work(x):
+        for _ in range(20):
+            x = torch.tanh(x @ x.t() * 0.01)
+        return x
+
+    thread = threading.Thread(target=draw)
+    thread.start()
+    try:
+        began.wait(10)
+        f, x = cgt.jit(work), torch.randn(64, 64, device=device)
+        for _ in range(20):
+            assert torch.equal(f(x), work(x))
+        assert not any("CGT304" in reason for reason in cgt.stats(f).reasons) and cgt.stats(f).replays >= 12, cgt.explain(f)
+    finally:
+        stop.set()
+        thread.join()
