@@ -210,7 +210,8 @@ def refuse_around(flat, around):
     """A sentence if what the function can read cannot be guarded, or None."""
     if around is None:
         return errors.too_many_places()
-    for path, value in [*flat.objects, *((p.path, p.want) for p in around.places)]:
+    told = [(p.path, p.want) for p in around.places if p.key != "__wrapped__"]  # what a wrapper calls lies in its closure
+    for path, value in [*flat.objects, *told]:
         if is_reader(value):
             return errors.early_bound(path)
     # What another thread puts there meanwhile could not be told from what a recording did that is undone.
