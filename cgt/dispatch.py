@@ -79,7 +79,7 @@ from .plan import (
     why_uncounted,
     why_untraced,
 )
-from .private import outside_dynamo
+from .private import outside_dynamo, without_torch_function
 from .taps import threads_beside
 
 ATTRIBUTE = "_cgt_state"  # of a jitted function: its state
@@ -525,7 +525,7 @@ def warm(call, sources=()):
     """Run once eagerly, and learn what the function touches. `sources`: what it must not take from, see impure.states."""
     began = time.perf_counter()
     state, flat = call.state, call.flat
-    around = survey(call) if state.blockers is not None and state.ran else None
+    around = timed_survey(call) if state.blockers is not None and state.ran else None
     if around is not None:
         sources = () if isinstance(around, str) else around.found.sources
     guess = CUDA if any(t.is_cuda for t in flat.tensors) else HOST
@@ -645,7 +645,8 @@ def record_node(call, attempt):
 
 def timed_survey(call):
     began = time.perf_counter()
-    around = survey(call)
+    with without_torch_function():  # a tensor's class may refuse to be asked
+        around = survey(call)
     call.state.look_seconds += time.perf_counter() - began
     return around
 

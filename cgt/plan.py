@@ -39,8 +39,15 @@ from . import (
 from .data import Around, Plan, Reached, Was
 from .devices import home_of
 from .observe import span, version_of
-from .private import is_gathered
+from .private import is_gathered, is_traceable
 from .taps import is_alone, is_reader
+
+
+def is_strict(t):
+    """May a tensor refuse what it is asked? Its class has functions of its own, and is no wrapper's."""
+    asks = type(t).__torch_function__
+    asks = getattr(asks, "__func__", asks)
+    return asks not in (torch.Tensor.__torch_function__.__func__, torch.nn.Parameter.__torch_function__) and not is_traceable(t)
 
 
 def leaf_devices(flat):
@@ -102,6 +109,8 @@ def survey(call):
     for one in reached:
         if not core.is_plain(one.tensor) and not wrappers.is_one(one.tensor):
             return errors.odd_tensor(one.path, trace.odd_kind([one.tensor]))
+        if is_strict(one.tensor):
+            return errors.subclass(one.path, type(one.tensor).__name__)
         if state.saves and torch.is_grad_enabled() and one.tensor.requires_grad and not core.is_plain(one.tensor):
             return errors.wrapped_graph(one.path, type(one.tensor).__name__)
     return Around(found, reached, also, [*flat.tensors, *(one.tensor for one in reached)])

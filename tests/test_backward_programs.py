@@ -316,3 +316,14 @@ def test_complex_number_as_a_factor(device):
         (want,) = torch.autograd.grad((z * 1j).real.sum(), z)
         (got,) = torch.autograd.grad(f(z).real.sum(), z)
         assert torch.equal(got, want), k
+
+
+def test_gradient_that_comes_in_is_sparse(device):
+    f, index = cgt.jit(lambda a, b: a + b), torch.tensor([1, 2, 4, 5], device=device)
+    for _ in range(8):
+        a, b = (torch.ones(10, 3, device=device, requires_grad=True) for _ in range(2))
+        torch.nn.functional.embedding(index, f(a, b), sparse=True).sum().backward()
+        assert a.grad.is_sparse and b.grad.is_sparse
+        for grad in (a.grad.to_dense(), b.grad.to_dense()):
+            assert grad.sum() == 12 and grad[index].sum() == 12
+    assert cgt.stats(f).replays >= 5, cgt.explain(f)

@@ -214,3 +214,23 @@ def test_gradient_of_zeros_without_memory(device):
         x = values(device, seed=k).requires_grad_()
         assert torch.equal(torch.autograd.grad(f(x).sum(), x)[0], torch.zeros_like(x))
     assert cgt.stats(f).replays >= 5, cgt.explain(f)
+
+
+class Strict(torch.Tensor):
+    """It answers what it is made for alone, as those of torch's gradients per sample."""
+
+    @classmethod
+    def __torch_function__(cls, function, types, args=(), kwargs=None):
+        if function not in (torch.Tensor.__mul__, torch.Tensor.mul):
+            raise RuntimeError(f"cannot handle {function}")
+        with torch._C.DisableTorchFunctionSubclass():
+            return function(*args, **kwargs or {}).as_subclass(torch.Tensor)
+
+
+def test_subclass_that_refuses_to_be_asked(device):
+    w = square_values(device).as_subclass(Strict)
+    f, plain = cgt.jit(lambda x: w * x), square_values(device)
+    for k in range(6):
+        x = square_values(device, seed=k)
+        assert torch.equal(f(x), plain * x)
+    assert cgt.stats(f).replays == 0 and "a Strict, a tensor subclass" in cgt.explain(f)

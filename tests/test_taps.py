@@ -2,6 +2,7 @@
 in any order, and afterwards everything is as it was."""
 
 import contextlib
+import functools
 import threading
 
 import torch  # before the core, whose libraries are torch's
@@ -208,3 +209,19 @@ def test_readers_are_those_of_this_torch():
         torch.ones(1).tolist
     )
     assert not taps.is_reader(torch.ones(1).sin) and not taps.is_reader(torch.ones(1))
+
+
+def test_reader_that_a_wrapper_only_names(device):
+    """As torch's own functorch.dim does of Tensor.tolist, at which tensordict's code looks."""
+    plain = torch.Tensor.tolist
+
+    class Other:
+        @functools.wraps(plain)
+        def tolist(self):
+            return []
+
+    f = cgt.jit(lambda x: x.tolist() if isinstance(x, Other) else x * 2)
+    for k in range(8):
+        x = torch.full((3,), float(k), device=device)
+        assert torch.equal(f(x), x * 2)
+    assert cgt.stats(f).replays >= 5, cgt.explain(f)

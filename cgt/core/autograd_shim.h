@@ -517,7 +517,7 @@ static int sinks_run(PyObject* capsule, PyObject* grads, PyObject* aliases) noex
   const at::Tensor& like = begin->grads.at(0);
   at::Tensor nothing = at::detail::make_tensor<c10::TensorImpl>(
       c10::Storage(c10::Storage::use_byte_size_t(), 0, c10::DataPtr(nullptr, like.device()), nullptr, false),
-      like.key_set(), like.dtype());
+      c10::computeDispatchKey(std::nullopt, c10::kStrided, like.device()), like.dtype());
   begin->add_input_metadata(nothing);
   struct Task {
     int* id;

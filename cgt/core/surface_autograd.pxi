@@ -70,7 +70,7 @@ def sinks_away(object handle, bint away, bint parallel=False):
 def sinks_run(object handle, tuple grads):
     """Run the graph with what sinks_heads says (None: not there). It is given aliases, so that whoever
     holds the memory of a gradient can be counted."""
-    aliases = [g if g is None else view_like(g, g, 0) for g in grads]
+    aliases = [view_like(g, g, 0) if g is not None and is_plain(g) else g for g in grads]
     if c_sinks_run(<PyObject*>handle, <PyObject*>grads, <PyObject*>aliases) != 0: raise_pending()
 
 
