@@ -385,6 +385,7 @@ core.POISONED[0] = message_for_poisoned
 core.OF_MODULE[0], core.SET_OF_MODULE[0], core.DEEP_COPY[0] = outside_dynamo(of_module), set_of_module, deep_copy
 core.UNFLATTEN[0] = outside_dynamo(pytree.unflatten)
 core.MAKE_VIEW[0] = outside_dynamo(views.make)
+core.SWEEP[0] = outside_dynamo(dispatch.sweep)
 core.SAME_VALUE[0] = outside_dynamo(pytree.same_value)
 core.reads_by(READ_BEHIND, outside_dynamo(trace.see_kernel), outside_dynamo(trace.see_lift))
 core.TAPE_ERRORS[-1] = torch.linalg.LinAlgError

@@ -204,7 +204,7 @@ def again(call, reason, answers):
     if any(answer.unsafe for answer in answers):
         raise errors.CgtError(errors.island_unsafe(call.state.name, reason))
     body = functools.partial(islands.answering, answers, functools.partial(eager, call, reason))
-    return core.with_paths(body)  # jitted functions inside are plain: these parts are not theirs
+    return core.with_paths(body, True)  # jitted functions inside are plain: these parts are not theirs
 
 
 def attend(call):

@@ -256,6 +256,12 @@ def clear_workspaces():
         clear()
 
 
+def is_mirrored(t):
+    """Is the tensor what the core takes it for?"""
+    hooks = (t._backward_hooks is not None) + 2 * (t._post_accumulate_grad_hooks is not None)
+    return core.mirrored(t) == (t.shape, t.stride(), t.storage_offset(), t.numel(), t.get_device(), t.requires_grad, hooks)
+
+
 def self_check():
     """Hold what the core believes about tensors against what PyTorch says, once at import.
 
@@ -270,7 +276,11 @@ def self_check():
             stacklevel=2,
         )
     t = torch.arange(6.0).view(2, 3)[:, 1:]
-    if core.address(t) != t.data_ptr():
+    generator, heard, awaited = torch.Generator(), torch.ones(2, requires_grad=True), torch.ones(2, requires_grad=True)
+    heard.register_hook(lambda _: None)
+    awaited.register_post_accumulate_grad_hook(lambda _: None)
+    known = core.generator_id(generator) == generator._cdata and all(map(is_mirrored, (t, heard, awaited, heard * 2)))
+    if core.address(t) != t.data_ptr() or not known:
         raise ImportError(f"cgt does not know the tensor layout of torch {torch.__version__}")
     was, before = torch.is_autocast_enabled("cpu"), core.ambient()
     torch.set_autocast_enabled("cpu", not was)

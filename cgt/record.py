@@ -355,7 +355,9 @@ def recover(device, seen):
 
 def leaves(t):
     """A tensor's address is about to leave PyTorch. If it is a result, what keeps the address is to find it there for good."""
-    if isinstance(t, torch.Tensor) and t.is_cuda and core.observer() is None and not is_captured(t):
+    if isinstance(t, torch.UntypedStorage):
+        t = torch.empty(0, dtype=torch.uint8, device=t.device).set_(t)
+    if isinstance(t, torch.Tensor) and t.is_cuda and core.is_lent(t) and core.observer() is None and not is_captured(t):
         core.held(functools.partial(core.part, t))
 
 

@@ -246,7 +246,9 @@ READERS = Tap(*((torch.Tensor, name) for name in (*READS, "item", "cpu", "__floa
 PLAIN_READERS = {id(plain): plain for plain in (getattr(*t) for t in READERS.targets if t[1] in READS or t in TO_DLPACK)}
 
 
-EXPORTS = Tap((torch.Tensor, "__dlpack__"), *TO_DLPACK)
+# What another stream or another process is about to read belongs to PyTorch's allocator, which knows of that.
+READ_ELSEWHERE = ((torch.Tensor, "record_stream"), (torch.UntypedStorage, "_share_cuda_"))
+EXPORTS = Tap((torch.Tensor, "__dlpack__"), *TO_DLPACK, *READ_ELSEWHERE)
 INTERFACE = "__cuda_array_interface__"
 
 
@@ -267,7 +269,7 @@ def tap_exports(leaves):
         return plain.__get__(self)
 
     EXPORTS.begin([lambda: True, handle])
-    for target in EXPORTS.targets:
+    for target in EXPORTS.targets[: -len(READ_ELSEWHERE)]:
         PLAIN_READERS[id(getattr(*target))] = getattr(*target)
     setattr(torch.Tensor, INTERFACE, property(interface, doc=plain.__doc__))
 

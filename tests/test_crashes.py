@@ -323,6 +323,41 @@ def a_miss_beside_a_replay_of_what_follows(device):
             started.clear()
 
 
+def a_fork_while_another_thread_records(device):
+    f, started, go = cgt.jit(lambda x: meanwhile(x) * 2), threading.Event(), threading.Event()
+
+    def wait():
+        started.set()
+        assert go.wait(60)
+
+    def record():
+        with torch.no_grad():
+            for _ in range(4):
+                assert torch.equal(f(x), x * 2)
+
+    x = torch.ones(4)
+    with torch.no_grad():
+        f(x)
+    MEANWHILE.append(wait)
+    thread = threading.Thread(target=record)
+    thread.start()
+    assert started.wait(60)
+    child = os.fork()
+    if child == 0:
+        try:
+            with torch.no_grad():
+                for one in (cgt.jit(lambda x: x + 1), f):
+                    replays(one, one.__wrapped__, x)
+            os._exit(0)
+        finally:
+            os._exit(1)
+    _, status = os.waitpid(child, 0)
+    go.set()
+    thread.join()
+    assert status == 0, "the child never records"
+    assert cgt.stats(f).replays >= 2, cgt.explain(f)
+
+
 EVERYWHERE = (
     a_gradient_that_is_saved, a_gradient_that_is_returned, a_node_that_is_called_by_hand, a_node_that_a_hook_calls_by_hand,
     a_nested_tensor_where_plain_ones_were_replayed, memory_that_was_taken_away, a_tensor_that_is_gone_when_the_walk_is_over,
@@ -330,6 +365,7 @@ EVERYWHERE = (
 )  # fmt: skip
 ON_THE_HOST = (  # where a launch is over when the call is, and runs code of Python's
     a_gradient_that_another_thread_takes_away, a_tensor_that_is_taken_out_of_its_list, a_miss_beside_a_replay_of_what_follows,
+    a_fork_while_another_thread_records,
 )  # fmt: skip
 
 

@@ -9,6 +9,9 @@ import pytest
 import torch
 from helpers import identical, numbers, refill
 
+# isort: split
+import cgt_core as core
+
 import cgt
 
 
@@ -47,6 +50,38 @@ def test_what_left_stays(device, how):
         if how == "array interface":
             y = y.clone()  # it was alive as long as its address was in use: that is the library's affair
     assert cgt.stats(f).replays >= 40, cgt.explain(f)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="it is about streams")
+def test_what_another_stream_reads_stays_until_it_has():
+    side, current = torch.cuda.Stream(), torch.cuda.current_stream()
+    f, x = cgt.jit(lambda x: (x * 2, x + 1)), numbers("cuda", 1 << 20)
+    for k in range(8):
+        refill(x, k)
+        y, _ = f(x)
+        want = y.clone()
+        side.wait_stream(current)
+        with torch.cuda.stream(side):
+            torch.cuda._sleep(20_000_000)
+            left = y * 1
+        y.record_stream(side)
+        del y
+        for _ in range(3):
+            refill(x, 100 + k)
+            f(x)
+        torch.cuda.synchronize()
+        assert identical(left, want), "a replay overtook the other stream"
+    assert cgt.stats(f).replays >= 20, cgt.explain(f)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="memory of the host is not lent out")
+def test_what_another_process_reads_is_not_a_recordings_memory():
+    f, x = cgt.jit(lambda x: (x * 2, x + 1)), numbers("cuda")
+    for _ in range(5):
+        y, _ = f(x)
+    assert core.is_lent(y)
+    y.untyped_storage()._share_cuda_()
+    assert not core.is_lent(y) and identical(y, x * 2)
 
 
 def test_result_that_is_an_argument_may_leave(device):

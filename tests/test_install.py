@@ -16,6 +16,7 @@ import torch
 from helpers import tells
 
 import cgt
+from cgt import private
 
 ROOT = Path(__file__).resolve().parent.parent
 release_only = pytest.mark.skipif(core.debug_build(), reason="does not depend on the build: the release suite does it")
@@ -149,3 +150,17 @@ def test_a_core_that_cannot_be_loaded_is_told_at_import(tmp_path):
     program = f"import sys; sys.path[:0] = [{str(tmp_path)!r}]; import cgt"
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True)
     assert "cannot be loaded with torch" in done.stderr and "undefined symbol: _ZN3c10" in done.stderr
+
+
+def test_a_tensor_that_is_laid_out_otherwise_is_an_import_error(monkeypatch):
+    """Each member that the core reads is held against what PyTorch says of it."""
+    told = core.mirrored
+    for k in range(7):
+        monkeypatch.setattr(core, "mirrored", lambda t, k=k: tuple(None if j == k else one for j, one in enumerate(told(t))))
+        with pytest.raises(ImportError, match="tensor layout"):
+            private.self_check()
+    monkeypatch.setattr(core, "mirrored", told)
+    assert private.self_check()
+    monkeypatch.setattr(core, "generator_id", id)
+    with pytest.raises(ImportError, match="tensor layout"):
+        private.self_check()

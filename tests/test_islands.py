@@ -345,6 +345,58 @@ def test_a_part_that_calls_jitted_functions_and_resets(device):
     core.check_table()
 
 
+def test_a_part_that_resets_its_own_function_and_another_one(device):
+    """Their rows are in use until the call is over, and gone then."""
+    other, parts = cgt.jit(lambda x: x.cos()), []
+
+    @cgt.eager
+    def part(x):
+        if len(parts) == 1:
+            cgt.reset(parts.pop())
+        return x + 1
+
+    f, x = cgt.jit(lambda x: part(x * 2) * 3), torch.ones(3, device=device)
+    for which in (f, other):
+        for _ in range(6):
+            assert torch.equal(f(x), (x * 2 + 1) * 3) and torch.equal(other(x), x.cos())
+        parts.append(which)
+        before, row = cgt.stats(which), getattr(which, dispatch.ATTRIBUTE).f
+        assert core.fn_nodes(row) and torch.equal(f(x), (x * 2 + 1) * 3) and not core.fn_nodes(row)
+        for _ in range(4):
+            assert torch.equal(f(x), (x * 2 + 1) * 3) and torch.equal(other(x), x.cos())
+        assert cgt.stats(which).warmups == before.warmups + 1
+    assert cgt.stats(f).replays >= 6
+
+
+def test_a_part_that_waits_for_a_thread_that_differentiates_an_earlier_call(device):
+    """As it does for autograd's own, on a GPU."""
+    w, pending = nn.Parameter(torch.full((3,), 2.0, device=device)), []
+    loss = cgt.jit(lambda x: (x * w).sum())
+
+    @cgt.eager
+    def part(x):
+        while pending:
+            thread = threading.Thread(target=pending.pop().backward, daemon=True)
+            thread.start()
+            thread.join(30)
+            assert not thread.is_alive(), "it waits for this call, and this call for it"
+        return x + 1
+
+    f, x = cgt.jit(lambda x: part(x * 2) * 3), torch.ones(3, device=device)
+    for _ in range(6):
+        w.grad, y = None, loss(x)
+        with torch.no_grad():
+            f(x)
+        y.backward()
+    for _ in range(4):
+        w.grad = None
+        pending.append(loss(x))
+        with torch.no_grad():
+            assert torch.equal(f(x), (x * 2 + 1) * 3)
+        assert torch.equal(w.grad, x)
+    assert cgt.stats(f).replays >= 6 and cgt.stats(loss).replays >= 6, cgt.explain(f)
+
+
 def test_arguments_that_the_part_drops(device):
     """The caller's list held the only reference to a tensor that the rest still reads."""
     box = []

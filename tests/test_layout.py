@@ -293,6 +293,21 @@ def test_every_malloc_is_looked_at():
     assert not blind
 
 
+def test_no_exception_of_the_drivers_bindings_is_success():
+    # cydriver raises where a driver lacks a function. Below `noexcept` that is told to nobody, and 0 is returned.
+    deaf = []
+    for line, text in functions_of(CORE / "cuda.pxi"):
+        head = text.split(":\n")[0]
+        if re.match(r"cdef (inline )?int ", head) and " noexcept" in head and re.search(r"\bcu\.cu[A-Z]\w+\(", text):
+            deaf.append(f"cuda.pxi:{line}: {head}")
+    assert [one for one in deaf if "cuda_joined" not in one] == []      # asked by PyTorch's allocator: it has joined nothing
+
+
+def test_tensors_are_asked_without_virtual_calls():
+    # A nested or sparse tensor answers sizes() by throwing: below noexcept the process ends.
+    assert not offences([CORE / "tensor_shim.h"], r"->(?:sizes|strides|dim|numel|size|stride|storage_offset)\(")
+
+
 def test_arrays_on_the_stack_have_a_named_size():
     # A number has no name that the bound in front of it could share: such an array overran once.
     literal = r"cdef\s+[\w.* ]*\[(?:[4-9]|\d\d+)\]\s+\w+|cdef\s+[\w.* ]+\s\w+\[(?:[4-9]|\d\d+)\]"

@@ -409,10 +409,11 @@ cdef int cuda_vet(cu.CUgraph graph, size_t n) except? ERROR_RAISED:
     """No node may allocate, and none may read host memory: nobody would keep it alive."""
     cdef cu.CUgraphNode* nodes = <cu.CUgraphNode*>malloc(n * sizeof(cu.CUgraphNode))
     cdef cu.CUgraphNodeType kind
+    cdef cu.CUgraph child = NULL
     cdef cu.CUDA_MEMCPY3D copy
     cdef unsigned int memory = 0
     cdef int code
-    cdef size_t k
+    cdef size_t k, inner = 0
     if nodes is NULL:
         PyErr_NoMemoryX()
         return -1
@@ -423,6 +424,10 @@ cdef int cuda_vet(cu.CUgraph graph, size_t n) except? ERROR_RAISED:
         if code: break
         if kind == cu.CUgraphNodeType_enum.CU_GRAPH_NODE_TYPE_MEM_ALLOC:
             code = ERROR_MEMORY_NODES
+        elif kind == cu.CUgraphNodeType_enum.CU_GRAPH_NODE_TYPE_GRAPH:
+            code = cu.cuGraphChildGraphNodeGetGraph(nodes[k], &child)
+            if code == 0: code = cu.cuGraphGetNodes(child, NULL, &inner)
+            if code == 0 and inner: code = cuda_vet(child, inner)
         elif kind == cu.CUgraphNodeType_enum.CU_GRAPH_NODE_TYPE_MEMCPY:
             code = cu.cuGraphMemcpyNodeGetParams(nodes[k], &copy)
             if code: break

@@ -390,7 +390,7 @@ cdef object call(Table* t, id_t f, PyObject* args, PyObject* kwargs, object on_m
                 cuda_thread_ready(p.device)
                 stream = cuda_current_stream(p.device)
                 if cuda_capturing(stream): break
-            if p.owner == PyThread_get_thread_ident(): break   # a finalizer called us mid-call
+            if path_is_mine(p): break
             if not path_lock(p):
                 path_wait(p)
                 continue
@@ -432,6 +432,7 @@ cdef object call(Table* t, id_t f, PyObject* args, PyObject* kwargs, object on_m
             fn_row(t, f).path = path
             node_row(t, n).n_replay += 1
             if node_row(t, n).n_replay == 1 and fn_row(t, f).patience: fn_row(t, f).verdict.until = 0
+            if met and has_islands(t, n): SWEEP[0]()
             return result
     finally:
         if reason is not NULL: why = <object>reason     # before a finalizer can drop the verdict

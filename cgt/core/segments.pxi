@@ -140,7 +140,12 @@ cdef bint island_holds(Table* t, id_t n, id_t s, PyObject* island, PyObject** le
     """Run what the user runs between two segments: does the call go on as it was recorded? That code may have changed
     whatever guards compared before."""
     cdef uint64_t ambient[3]
-    if not (<object>island)(): return False
+    cdef id_t path = node_row(t, n).path
+    path_row(t, path).lent += 1
+    try:
+        if not (<object>island)(): return False
+    finally:
+        path_row(t, path).lent -= 1
     ambient_now(ambient)
     return node_why(t, n, s, ambient, leaves) == FITS
 

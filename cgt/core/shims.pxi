@@ -63,6 +63,7 @@ cdef extern from "tensor_shim.h" namespace "cgt" nogil:
 
 cdef extern from "tensor_shim.h" namespace "cgt":
     PyObject* tensor_wrap(PyObject* t) noexcept
+    bint tensor_is_lent(PyObject* t) noexcept
     void tensor_set_grad(PyObject* t, PyObject* g)
     void tensor_require_grad(PyObject* t)
     void* inference_begin(int on)
@@ -76,6 +77,7 @@ cdef extern from "tensor_shim.h" namespace "cgt":
     PyObject* tensor_over(PyObject* base, PyObject* like, uint64_t keys, int64_t shift, int ndim,
                           const int64_t* dims) noexcept
     bint tensor_has_attributes(PyObject* o) noexcept nogil
+    int tensor_hooks(PyObject* o) noexcept
     void out_unlearn(PyObject* o)
     void out_reset(PyObject* o)
     void out_set_version(PyObject* o, int version)

@@ -8,6 +8,7 @@ from collections import namedtuple
 cdef object WEAKREF = weakref.ref
 cdef object METHOD = types.MethodType
 FAILED = [None]            # (f, DriverError) -> the exception that a failed replay raises
+SWEEP = [None]             # () behind a call in which code of the user's ran; set once by the front end
 RESCUED = [None]           # (f, bytes, line) of a result that was moved, where somebody listens
 UNREPLAYED = [None]        # (f, reason) -> the exception of a call that is not a replay where one is required
 POISONED = [None]          # (line that made it) -> message; set once by the front end
@@ -285,7 +286,7 @@ def node_facts(int n):
 
 cdef bint path_enter(id_t path) except -1:
     """Hold a path, for what a call would do; False: this thread holds it already (an eager part's, a finalizer's)."""
-    if path == NONE or path_row(&TABLE, path).owner == PyThread_get_thread_ident(): return False
+    if path == NONE or path_is_mine(path_row(&TABLE, path)): return False
     while not path_hold(path_row(&TABLE, path)): path_wait(path_row(&TABLE, path))
     return True
 
@@ -518,7 +519,7 @@ def paths_mine():
     """Does this thread hold a path: is it inside a call (a finalizer, say)?"""
     cdef id_t k
     for k in range(TABLE.paths.n):
-        if path_row(&TABLE, k).owner == PyThread_get_thread_ident(): return True
+        if path_is_mine(path_row(&TABLE, k)): return True
     return False
 
 
@@ -541,12 +542,16 @@ def paths_leave():
     if paths_mine(): paths_unlock()
 
 
-def with_paths(object body):
-    """body(), while every path is held."""
+def with_paths(object body, int lent=0):
+    """body(), while every path is held. `lent`: that is code of the user's."""
+    cdef id_t k, n
     paths_lock()
+    n = TABLE.paths.n
+    for k in range(n): path_row(&TABLE, k).lent += lent
     try:
         return body()
     finally:
+        for k in range(n): path_row(&TABLE, k).lent -= lent
         paths_unlock()
 
 

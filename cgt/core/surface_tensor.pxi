@@ -35,6 +35,11 @@ def is_plain(object t):
     return tensor_is_plain(<PyObject*>t) != 0
 
 
+def is_lent(object t):
+    """Does a recording write t's memory at its next replay, if nobody holds t?"""
+    return tensor_is_lent(<PyObject*>t)
+
+
 def address(object t):
     """t.data_ptr(), without the checks."""
     return <uintptr_t>tensor_ptr(<PyObject*>t)
@@ -43,6 +48,18 @@ def address(object t):
 def version_counter(object t):
     """Identity of what counts t's versions, which it may share; 0 of an inference tensor."""
     return <uintptr_t>tensor_counter(<PyObject*>t)
+
+
+def mirrored(object t):
+    """What the core takes a tensor for: (sizes, strides, offset, elements, device, does it require grad, hooks). private.py holds it
+    against what PyTorch says."""
+    cdef int64_t dims[SCRATCH]
+    cdef int k, ndim = tensor_ndim(<PyObject*>t)
+    if 2 * ndim > SCRATCH: return None
+    tensor_dims(<PyObject*>t, dims)
+    return (
+        tuple([dims[k] for k in range(ndim)]), tuple([dims[ndim + k] for k in range(ndim)]), tensor_offset(<PyObject*>t),
+        tensor_numel(<PyObject*>t), tensor_device(<PyObject*>t), tensor_autograd(<PyObject*>t) != PLAIN_TENSOR, tensor_hooks(<PyObject*>t))
 
 
 def has_attributes(object t):

@@ -289,6 +289,12 @@ static c10::Storage borrow_storage(PyObject* owner) {
       /*resizable=*/s->allocator() != nullptr));
 }
 
+// Is t's memory lent to it by a recording (borrow_storage)?
+static inline bool tensor_is_lent(PyObject* t) noexcept {
+  c10::StorageImpl* s = storage_of(t);
+  return s && s->_mutable_data_ptr_no_checks().get_deleter() == &drop_owner;
+}
+
 static PyObject* wrap_view(c10::Storage storage, uint64_t keys, PyObject* like_dtype_of,
                            int64_t offset, int ndim, const int64_t* dims) {
   auto meta = impl_of(like_dtype_of)->dtype();
@@ -356,7 +362,7 @@ static PyObject* out_view(PyObject* base, PyObject* proto, uint64_t keys, int64_
     at::Tensor t(reinterpret_cast<PyTensor*>(base)->cdata);
     return THPVariable_Wrap(t.as_strided(c10::IntArrayRef(dims, ndim),
                                          c10::IntArrayRef(dims + ndim, ndim),
-                                         b->storage_offset() + shift / item));
+                                         impl_offset(b) + shift / item));
   } catch (const std::exception& e) {
     PyErr_SetString(PyExc_RuntimeError, e.what());
     return nullptr;
@@ -405,6 +411,12 @@ static inline PyObject* storage_hold_name(PyObject* o) noexcept {
   });
   if (!capsule) delete weak;
   return capsule;
+}
+
+// Does autograd call Python with its gradient, before it arrives and behind?
+static inline int tensor_hooks(PyObject* o) noexcept {
+  auto* p = reinterpret_cast<PyTensor*>(o);
+  return (p->backward_hooks != nullptr) | (p->post_accumulate_grad_hooks != nullptr) << 1;
 }
 
 // Did somebody leave Python attributes on a tensor?
