@@ -123,10 +123,11 @@ def code_reads(code):
 
 
 @functools.lru_cache(KEPT)
-def asks_type(code):
-    """The line at which this code asks for the exact type of something, and not only for the type's name, method or text, or
-    of `self`; or None. (isinstance() asks for no exact type.)"""
-    if "type" not in code.co_names:
+def tells_apart(code):
+    """The line at which this code can tell what stands for a number from a number, or None. It asks for its exact type, or names one of the
+    methods that give NotImplemented; or it catches the TypeError of what wants nothing but a number."""
+    named = METHODS.intersection(code.co_names)
+    if not (named or code.co_exceptiontable or "type" in code.co_names):
         return None
     steps, line = [], code.co_firstlineno
     for one in dis.get_instructions(code):
@@ -134,19 +135,40 @@ def asks_type(code):
         if one.opname not in NO_STEPS:
             steps.append((one.opname, one.argval, line))
     for at, (name, value, line) in enumerate(steps):
-        if not (name in ("LOAD_GLOBAL", "LOAD_NAME") and value == "type"):
-            continue
-        call = next((k for k in range(at + 1, len(steps)) if steps[k][0].startswith("CALL")), None)
-        if call is None or call + 1 >= len(steps):
-            return f"{code.co_filename}:{line}"
-        of_self = call == at + 2 and steps[at + 1][0] in VARIABLES and steps[at + 1][1] in ("self", "cls")
-        as_text = at > 0 and steps[at - 1][:2] in TEXTS
-        given = call == at + 1  # isinstance(x, type): it is not called
-        if not (given or of_self or as_text or steps[call + 1][0].startswith(("LOAD_ATTR", "LOAD_METHOD", "FORMAT"))):
+        if asks_type(steps, at) or (value in named and name.startswith("LOAD_")) or catches(steps, at):
             return f"{code.co_filename}:{line}"
     return None
 
 
+def asks_type(steps, at):
+    """Is this the look-up of type(), for more than the type's name, method or text, or of `self`? (isinstance() asks for no exact type.)"""
+    if steps[at][:2] not in (("LOAD_GLOBAL", "type"), ("LOAD_NAME", "type")):
+        return False
+    call = next((k for k in range(at + 1, len(steps)) if steps[k][0].startswith("CALL")), None)
+    if call is None or call + 1 >= len(steps):
+        return True
+    of_self = call == at + 2 and steps[at + 1][0] in VARIABLES and steps[at + 1][1] in ("self", "cls")
+    as_text = at > 0 and steps[at - 1][:2] in TEXTS
+    given = call == at + 1  # isinstance(x, type): it is not called
+    return not (given or of_self or as_text or steps[call + 1][0].startswith(("LOAD_ATTR", "LOAD_METHOD", "FORMAT")))
+
+
+def catches(steps, at):
+    """Does a handler begin here that takes a TypeError, among others perhaps?"""
+    name, value, _ = steps[at]
+    if name == "PUSH_EXC_INFO":
+        return steps[at + 1][0] == "POP_TOP"
+    if name in ("LOAD_GLOBAL", "LOAD_NAME") and value in ("TypeError", "Exception", "BaseException"):
+        return next(one[0] for one in steps[at:] if one[0] not in CLASSES) == "CHECK_EXC_MATCH"
+    return value == "suppress" and name.startswith("LOAD_")
+
+
+CLASSES = ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_ATTR", "BUILD_TUPLE")  # what puts classes on the stack
+METHODS = {
+    f"__{side}{name}__"
+    for side in ("", "r")
+    for name in "add sub mul truediv floordiv mod pow divmod and or xor lshift rshift lt le eq ne gt ge".split()
+}
 VARIABLES = ("LOAD_FAST", "LOAD_FAST_BORROW", "LOAD_DEREF")
 TEXTS = tuple((load, name) for load in ("LOAD_GLOBAL", "LOAD_NAME") for name in ("str", "repr", "print"))
 NO_STEPS = ("CACHE", "PRECALL", "PUSH_NULL", "EXTENDED_ARG", "RESUME", "NOP")

@@ -274,7 +274,10 @@ def number_saved():
 
 @code(114)
 def number_type(line):
-    return f"the function asks for an exact type with type(x), at {line}: there a number that changes is recorded by itself. isinstance() would not keep it from that."
+    return (
+        f"the function asks for an exact type with type(x), calls a method such as __le__ by its name, or catches TypeError, at {line}: there a "
+        "number that changes is recorded by itself. isinstance(), operators, and a test in place of `try` would not keep it from that."
+    )
 
 
 @code(317)

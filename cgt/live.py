@@ -61,7 +61,7 @@ from cgt_core import (
 )
 
 from . import containers, errors, places, pytree, rows, tables
-from .code import asks_type, is_read
+from .code import code_reads, is_read, tells_apart
 from .observe import NOT_USER_CODE, Unrecordable, collect, is_capture, refuse, user_line
 from .private import without_torch_function
 from .taps import tap_makers, tap_math, tap_setters
@@ -357,7 +357,7 @@ MATH = {"sqrt": ROOT, "exp": EXPONENTIAL, "log": LOGARITHM, "sin": SINE, "cos": 
 EXACT = (
     "__str__ __repr__ __format__ __hash__ __round__ __floor__ __ceil__ __divmod__ __rdivmod__ __reduce_ex__ __complex__ __getnewargs__"
     " is_integer as_integer_ratio hex conjugate bit_length bit_count to_bytes __and__ __or__ __xor__ __lshift__ __rshift__ __rand__ __ror__"
-    " __rxor__ __rlshift__ __rrshift__ __invert__ __copy__"
+    " __rxor__ __rlshift__ __rrshift__ __invert__ __copy__ __reduce__ __getstate__ __dir__ __sizeof__"
 ).split()
 
 
@@ -377,8 +377,10 @@ def methods(kind):
         "__int__": lambda self: settle(self.node.trace.step(AS_INT, int, self)), "__trunc__": unary(AS_INT, int),
         "__torch_function__": classmethod(carried), "__deepcopy__": lambda self, memo: settle(self),
         "real": property(lambda self: self), "imag": property(lambda self: kind(0)),
-        "__array__": lambda self, *args, **kwargs: as_array(self, *args),
-        "numerator": property(lambda self: self), "denominator": property(lambda self: 1),
+        "__array__": lambda self, *args, **kwargs: as_array(self, *args), "node": None,
+        "__init__": lambda self, node: object.__setattr__(self, "node", node),
+        "__setattr__": lambda self, name, value: setattr(plain_of(self), name, value),  # which raises
+        "__delattr__": lambda self, name: delattr(plain_of(self), name),
     }  # fmt: skip
     for name, how in OPERATORS.items():
         made[f"__{name}__"], made[f"__r{name}__"] = binary(*how)
@@ -386,8 +388,22 @@ def methods(kind):
     made |= {name: exact(name) for name in EXACT if hasattr(kind, name) or name == "__copy__"}
     made["__copy__"] = lambda self: self
     if kind is int:
-        made["__index__"] = settle
-    return made
+        made |= {"__index__": settle, "numerator": property(lambda self: self), "denominator": property(lambda self: 1)}
+    return made | {"__getattribute__": lambda self, name: attribute(self, name, name in made, sys._getframe(1).f_code)}
+
+
+TOLD_BY = {"__array__", "__torch_function__", "node"}  # what numbers do not have, and functions in C ask for in the name of the code that calls them
+
+
+def attribute(self, name, known, code):
+    """What the number itself has of this name, and nothing else: but PyTorch is told what there is."""
+    torchs = code.co_filename.startswith(NOT_USER_CODE)
+    hidden = name in TOLD_BY and (name in code_reads(code).probed or (name in code.co_names and not torchs))
+    if (torchs or known) and not hidden:
+        return object.__getattribute__(self, name)
+    found = getattr(object.__getattribute__(self, "node").value, name)
+    pin(self)
+    return found
 
 
 GETITEM = torch.Tensor.__getitem__
@@ -888,14 +904,14 @@ def exchange_in(holder, one, number):
 
 
 def asker(codes):
-    """The line at which code of the user's or of a library's, among this, asks for an exact type; or None. PyTorch's own asks for no
-    number's."""
+    """The line at which code of the user's or of a library's, among this, can tell a stand-in from a number; or None. PyTorch's own does
+    not."""
     mine = (c for c in codes if c is not None and not c.co_filename.startswith(NOT_USER_CODE))
-    return next(filter(None, map(asks_type, mine)), None)
+    return next(filter(None, map(tells_apart, mine)), None)
 
 
 def watch(seen):
-    """Code that started since asks for exact types: leave before it does more, if what was done can be done again."""
+    """Code that started since can tell stand-ins from numbers: leave before it does more, if what was done can be done again."""
     trace = seen.live
     if len(seen.started) == trace.started or trace.over:
         return

@@ -1,5 +1,8 @@
 """Numbers that are others at each call: as arguments and in places, one recording serves all of them, and every value is eager's."""
 
+import contextlib
+import decimal
+import json
 import math
 import os
 import pathlib
@@ -578,6 +581,96 @@ def test_type_is_asked_for(device):
     agree(argument(function)(device), RATES, most=9, replays=0)
 
 
+def tried(how):
+    """How a number is looked at by what takes nothing else, and by who takes another way then."""
+    try:
+        return how()
+    except (TypeError, AttributeError):
+        return 60.0
+
+
+ODDS = {  # what tells a float or an int from what stands for one
+    "hasattr __torch_function__": lambda k: 1.0 if hasattr(k, "__torch_function__") else 2.0,
+    "is_tensor_like": lambda k: 1.0 if torch.overrides.is_tensor_like(k) else 2.0,
+    "hasattr __array__": lambda k: 1.0 if hasattr(k, "__array__") else 2.0,
+    "hasattr __dict__": lambda k: 1.0 if hasattr(k, "__dict__") else 2.0,
+    "hasattr numerator": lambda k: 1.0 if hasattr(k, "numerator") else 2.0,
+    "hasattr node": lambda k: 1.0 if hasattr(k, "node") else 2.0,
+    "hasattr fromhex": lambda k: 1.0 if hasattr(k, "fromhex") else 2.0,
+    "dir": lambda k: len(dir(k)),
+    "setattr": lambda k: tried(lambda: setattr(k, "a", 1) or 1.0),
+    "del": lambda k: tried(lambda: delattr(k, "a") or 1.0),
+    "json": lambda k: tried(lambda: float(json.dumps(k))),
+    "Decimal": lambda k: tried(lambda: float(decimal.Decimal(k))),
+    "ldexp": lambda k: tried(lambda: math.ldexp(1.0, int(k) if type(k) is float else k)),
+    "pow of three": lambda k: tried(lambda: pow(k, 2, 5)),
+    "method of the type": lambda k: tried(lambda: float.__add__(k, 1.0)),
+    "reflected": lambda k: 2.0 if (3.0).__le__(k) else 3.0,
+    "of the type": lambda k: 2.0 if float.__lt__(1.0, k) else 3.0,
+    "by map": lambda k: 2.0 if any(map((1.0).__eq__, [k])) else 3.0,
+    "whole": lambda k: 2.0 if (1).__lt__(k) else 3.0,
+    "suppressed": lambda k: suppressed(k),
+    "bare": lambda k: bare(k),
+}
+
+
+def suppressed(k):
+    with contextlib.suppress(TypeError):
+        return float(json.dumps(k))
+    return 60.0
+
+
+def bare(k):
+    try:
+        return float(json.dumps(k))
+    except:  # noqa: E722
+        return 60.0
+
+
+@pytest.mark.filterwarnings("ignore:NotImplemented should not be used")
+@pytest.mark.parametrize("kind", [float, int])
+@pytest.mark.parametrize("name", ODDS)
+def test_what_tells_a_stand_in_from_a_number_is_given_the_number(device, name, kind):
+    numbers, look = [kind(k // 4) for k in range(16)], ODDS[name]
+    agree(argument(lambda x, k: x * look(k))(device), numbers, most=8, replays=6)
+    agree(lambda: in_place(device, look), numbers, most=8, replays=6)
+
+
+def in_place(device, look):
+    box = Box(k=0)
+    return lambda x: x * look(box.k), lambda k: vars(box).update(k=k) or (values(device, 8),), tuple
+
+
+@pytest.mark.parametrize("name", ODDS)
+def test_number_that_was_read_or_counted_is_the_number_to_what_tells_it(device, name):
+    look = ODDS[name]
+    f = cgt.jit(lambda x: x * look(x.sum().item()))
+    for k in range(10):
+        x = torch.full((3,), 1.0 + k / 8, device=device)
+        assert torch.equal(f(x), f.__wrapped__(x))
+    boxes = Box(k=0), Box(k=0)
+    plain, jitted = (counted(box, look) for box in boxes)
+    g = cgt.jit(jitted)
+    for _ in range(10):
+        assert identical(g(values(device, 8)), plain(values(device, 8)))
+        assert boxes[0].k == boxes[1].k
+
+
+def counted(box, look):
+    def function(x):
+        box.k += 1
+        return x * look(box.k)
+
+    return function
+
+
+def test_attributes_that_numbers_have_not_need_no_recording_of_their_own(device):
+    def function(x, lr):
+        return x * lr if not hasattr(lr, "shape") and not hasattr(lr, "__array__") else x
+
+    agree(argument(function)(device), RATES)
+
+
 @tells("number_type")
 def test_new_code_that_asks_for_a_type_ends_the_run(device):
     def function(x, a):
@@ -591,8 +684,6 @@ def test_new_code_that_asks_for_a_type_ends_the_run(device):
 
 @tells("number_raised")
 def test_what_takes_no_stand_in_gets_the_number(device):
-    import decimal
-
     f = cgt.jit(lambda x, a: x * float(decimal.Decimal(a) * 2))
     for a in RATES[:10]:
         assert torch.equal(f(values(device, 8), a), values(device, 8) * float(decimal.Decimal(a) * 2))

@@ -1,7 +1,6 @@
 """Numbers and copies on the host that a function only hands out: it replays, and each call gets today's. Numbers that it only
 compares: the outcome chooses the way."""
 
-import dis
 import functools
 import sys
 import weakref
