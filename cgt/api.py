@@ -8,6 +8,7 @@ import inspect
 import os
 import pathlib
 import sys
+import types
 
 import cgt_core as core
 import torch
@@ -110,7 +111,7 @@ def jit_inside(module, opts):
 def site_of(fn, opts):
     """What `jit` returns for fn."""
     name = getattr(fn, "__qualname__", None) or getattr(fn, "__name__", type(fn).__name__)
-    site = dispatch.new_site(fn, name, opts)
+    site = dispatch.new_site(fn, name, opts, cls=class_of(fn))
     state = getattr(site, dispatch.ATTRIBUTE)
     functools.update_wrapper(site, fn)
     if isinstance(fn, torch.nn.Module):
@@ -122,6 +123,47 @@ def site_of(fn, opts):
         site.__name__ = site.__qualname__ = getattr(fn.func, "__name__", "partial")
     setattr(site, dispatch.ATTRIBUTE, state)  # again: fn's own attributes are the site's now
     return site
+
+
+def class_of(fn):
+    """The class of what `jit` returns. Functions are pickled by name, and what is none is jitted anew; a module's special methods
+    (`len(f)`, `f[0]`), which Python looks up in the class, are that one's."""
+    if isinstance(fn, types.FunctionType):
+        return core.Site
+    classes = type(fn).__mro__[: -len(torch.nn.Module.__mro__)] if isinstance(fn, torch.nn.Module) else ()
+    known = {*dir(core.Site), *vars(torch.nn.Module)}
+    names = {name for cls in classes for name, value in vars(cls).items() if name[:2] == name[-2:] == "__" and isinstance(value, types.FunctionType)}
+    return class_with(frozenset(names - known))
+
+
+@functools.cache
+def class_with(names):
+    made = {"__module__": core.Site.__module__, "__slots__": (), "__reduce__": reduced, "__copy__": lambda site: site, "__dir__": all_names, "__delattr__": delete}
+    return type("Site", (core.Site,), made | {name: special(name) for name in names})
+
+
+def special(name):
+    return lambda site, *args: same(site, getattr(vars(site)["__wrapped__"], name)(*args))
+
+
+def same(site, result):
+    return site if result is vars(site)["__wrapped__"] else result
+
+
+def reduced(site):
+    return site_of, (vars(site)["__wrapped__"], getattr(site, dispatch.ATTRIBUTE).opts)
+
+
+def all_names(site):
+    return {*object.__dir__(site), *dir(vars(site)["__wrapped__"])}
+
+
+def delete(site, name):
+    module = module_of(site, name)
+    if module is None:
+        object.__delattr__(site, name)
+    else:
+        delattr(module, name)
 
 
 def module_of(site, name):
@@ -146,22 +188,21 @@ def deep_copy(site, memo):
     return site if copied is fn else site_of(copied, getattr(site, dispatch.ATTRIBUTE).opts)
 
 
+OF_FUNCTIONS = ("__code__", "__globals__", "__closure__", "__defaults__", "__kwdefaults__", "__self__")  # what tools ask of a function
+
+
 def of_module(site, name):
     """What the module that was jitted has under a name. Where one of its methods returns the module (`train()`, `to()`), what was made of it
     is returned, so that `model = cgt.jit(net).eval()` is not the plain one."""
     module = module_of(site, name)
+    if module is None and name in OF_FUNCTIONS:
+        return getattr(vars(site).get("__wrapped__"), name)
     if module is None:
         raise AttributeError(f"{type(site).__name__!r} object has no attribute {name!r}")
     value = getattr(module, name)
-    if getattr(value, "__self__", None) is not module:
+    if not isinstance(value, types.MethodType) or value.__self__ is not module:
         return value
-
-    @functools.wraps(value)
-    def method(*args, **kwargs):
-        result = value(*args, **kwargs)
-        return site if result is module else result
-
-    return method
+    return functools.wraps(value)(lambda *args, **kwargs: same(site, value(*args, **kwargs)))
 
 
 def check_options(static_argnums, static_argnames, max_records, max_graphs, outputs, inputs, dynamic, audit, memory_budget):

@@ -103,7 +103,7 @@ def sites():
     return [site for site in (ref() for ref in SITES.valuerefs()) if site is not None]
 
 
-def new_site(function, name, opts, graph=None):
+def new_site(function, name, opts, graph=None, cls=core.Site):
     """The jitted form of a function. `graph`: what it runs, if it is the backward of a recording."""
     range_name = "cgt.replay " + name
 
@@ -123,7 +123,7 @@ def new_site(function, name, opts, graph=None):
         def plain(*args, **kwargs):
             return function(*args, **kwargs)
 
-        site = core.Site(f, on_miss, plain, state.reasons)
+        site = cls(f, on_miss, plain, state.reasons)
         site.__name__ = site.__qualname__ = name
         setattr(site, ATTRIBUTE, state)
         weakref.finalize(site, DOOMED.append, (f, born)).atexit = False
