@@ -135,12 +135,17 @@ def find_places(function, roots=(), ran=None, arguments=(), most=None, keeps=Non
     walk = Walk(Found([], [], [], [], [], {}, [], set(), [], set(), [], []), set(), {}, collections.deque(), [], {}, {}, {}, {}, {}, {}, {}, ran, keeps)
     most = math.inf if most is None else most
     # Thousands of places are no garbage, and a finalizer could change what is looked at.
-    return core.within([collector_off()], lambda: look_everywhere(walk, function, roots, arguments, most))
+    return core.within(collector_off(), lambda: look_everywhere(walk, function, roots, arguments, most))
+
+
+IS_ENABLED = gc.isenabled
 
 
 def collector_off():
-    """A bracket: no garbage is collected."""
-    return gc.disable, gc.enable if gc.isenabled() else lambda: None
+    """[bracket, ...]: no garbage is collected. The function, which may ask whether it is, hears what was before."""
+    told = functools.partial(setattr, gc, "isenabled")
+    off = [(gc.disable, gc.enable), (functools.partial(told, lambda: True), functools.partial(told, IS_ENABLED))]
+    return off if IS_ENABLED() else []
 
 
 def look_everywhere(walk, function, roots, arguments, most):

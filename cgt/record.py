@@ -236,7 +236,7 @@ def on_host(call, attempt):
         seen.memory.extend(buffer for _, buffer in swaps)
         torch.clear_autocast_cache()
         observed = functools.partial(trace.run, seen, call.function, arguments(call, seen), call.kwargs)
-        attempt.result = core.within([places.collector_off()], observed)  # cycles of the run stay young
+        attempt.result = core.within(places.collector_off(), observed)  # cycles of the run stay young
         torch.clear_autocast_cache()
         open_sinks(plan, seen, attempt.result)
         if seen.reason is None:
@@ -322,7 +322,7 @@ def on_cuda(call, attempt):
     parallel = bool(call.state.parallel) and plan.graph is None
     back = functools.partial(core.sinks_away, plan.sinks, False, True) if parallel else lambda: None  # on the caller's stream
     brackets = [
-        places.collector_off(),  # a finalizer in a capture may call the driver
+        *places.collector_off(),  # a finalizer in a capture may call the driver
         (lambda: None, back),
         (clear_caches, clear_caches), *map(on_side_stream, (device, *plan.others)), capture_hidden(forks.STREAMS.values),
         own_accumulators(plan, parallel), ranks.undisturbed(call.state.parallel), (lambda: None, leave),

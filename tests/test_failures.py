@@ -358,6 +358,19 @@ def test_exception_of_a_jitted_function_inside_a_recording_reaches_its_caller(de
     assert cgt.stats(outer).replays >= 4, cgt.explain(outer)
 
 
+def test_who_asks_whether_garbage_is_collected_hears_what_was_before(device):
+    f = cgt.jit(lambda x: x * 2 if gc.isenabled() else x * 3)
+    plain, x = gc.isenabled, torch.ones(3, device=device)
+    for _ in range(4):
+        assert torch.equal(f(x), x * 2)
+    assert cgt.stats(f).replays == 2 and gc.isenabled is plain
+    gc.disable()
+    try:
+        assert torch.equal(cgt.jit(f.__wrapped__)(x), x * 3)
+    finally:
+        gc.enable()
+
+
 def test_garbage_collector_that_was_off_stays_off(device):
     x = torch.ones(3, device=device)
     f = cgt.jit(lambda x: x * 2)
