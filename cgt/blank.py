@@ -7,12 +7,14 @@ fill it behind the dispatcher's back. A tape would give what was there before. (
 import cgt_core as core
 
 from . import errors
-from .tape import EMPTY
+from .tape import EMPTY, is_filled
 
 
 def see(seen, facts, inputs, written, fresh):
     """An op of the host's ran: the sentence on memory that it read though no op wrote it, or None."""
     packet = facts.packet
+    if packet in EMPTY and is_filled():
+        return None
     if packet in EMPTY:
         seen.blank |= {core.storage_id(t): seen.made[core.storage_id(t)] for t in fresh if t.numel()}
         return None

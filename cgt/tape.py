@@ -8,6 +8,7 @@ Views are not appended: a view of recorded memory is the same view at every laun
 """
 
 import functools
+import math
 
 import cgt_core as core
 import torch
@@ -80,7 +81,9 @@ def append(op, args, kwargs, results):
     if writes(op) or not results:
         target, into = op, results
     elif op.overloadpacket.__name__ in EMPTY:
-        return  # its bytes mean nothing; the memory stays
+        if is_filled():
+            core.op(b"aten::fill_", b"Scalar", (results[0], unwritten(results[0].dtype)), {}, ())
+        return  # or its bytes mean nothing; the memory stays
     else:
         target, into = op, results
         found = out_variant(op)
@@ -91,6 +94,18 @@ def append(op, args, kwargs, results):
                 target, into = found[0], ()
                 kwargs = {k: boxed(v) for k, v in trimmed.items()} | {found[1]: results[0]}
     core.op(name.encode(), target._schema.overload_name.encode(), args, kwargs, tuple(into))
+
+
+def is_filled():
+    """Is memory filled that was asked for and not written yet, so that who reads it gets the same each time?"""
+    return torch.are_deterministic_algorithms_enabled() and torch.utils.deterministic.fill_uninitialized_memory
+
+
+def unwritten(dtype):
+    """With what."""
+    if dtype.is_floating_point or dtype.is_complex:
+        return math.nan
+    return True if dtype == torch.bool else torch.iinfo(dtype).max
 
 
 def writes_same(target, name, args, kwargs, result):

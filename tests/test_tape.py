@@ -9,6 +9,7 @@ import warnings
 import pytest
 import torch
 import torch.nn.functional as F
+from helpers import identical
 
 import cgt
 from cgt import tape
@@ -576,6 +577,27 @@ def test_memory_of_empty_tensors_is_no_op_of_the_tape():
     for _ in range(3):
         f(a)
     assert cgt.stats(f).graph_nodes == 1
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.complex64, torch.int32, torch.uint8, torch.bool])
+def test_memory_that_pytorch_fills_is_filled_at_each_replay(device, dtype):
+    """With deterministic algorithms `empty` gives what is not written yet a value that is found again."""
+
+    def function(x):
+        y = torch.empty(5, dtype=dtype, device=x.device)
+        y[:2].copy_(x[:2])
+        return y, torch.empty_like(x), x.new_empty(3), torch.empty_strided((4,), (1,), dtype=dtype, device=x.device) if dtype == torch.bool else y + 1
+
+    f = cgt.jit(function)
+    torch.use_deterministic_algorithms(True)
+    try:
+        for k in range(8):
+            x, before = torch.full((5,), k, device=device).to(dtype), [torch.full((5,), 3, device=device).to(dtype) for _ in range(9)]
+            del before
+            assert identical(f(x), function(x))
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert cgt.stats(f).replays >= 4, cgt.explain(f)
 
 
 def test_views_are_no_ops_of_the_tape():
