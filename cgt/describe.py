@@ -67,7 +67,7 @@ from .observe import (
     span,
     version_of,
 )
-from .private import gathered_in, is_gathered
+from .private import creation_meta, gathered_in, is_gathered
 
 DEFAULT_GENERATORS = (torch.default_generator, *torch.cuda.default_generators)
 CODE = (type, types.ModuleType, types.FunctionType, types.MethodType, types.CodeType, torch.Tensor)
@@ -358,7 +358,7 @@ def describe_tensor(plan, seen, path, t, near, first_of, index, grad_slot=NONE):
         k, _ = slot_at(leaf, near)
     if k != NONE or sid in seen.buffers:
         shift = core.address(t) - core.address(base)
-        return errors.odd_root(path) if t.requires_grad else OutRow(VIEW, k, ghost(t), shift)
+        return errors.odd_root(path) if t.requires_grad else OutRow(VIEW, k, ghost(t), shift, creation_meta(t))
     if sid not in seen.made:
         return errors.unknown_output(path)
     first = first_of.setdefault(sid, index)

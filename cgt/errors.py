@@ -818,6 +818,7 @@ def blocked(kind):
         "hooks for saved tensors are active around the call (torch.utils.checkpoint with "
         "use_reentrant=False, save_on_cpu). Use them inside the jitted function.",
         "torch.jit.trace is tracing the call.",
+        "autograd's anomaly mode is on around the call: it looks for NaN behind each node of the graph.",
     )[kind]
 
 

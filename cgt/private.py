@@ -243,6 +243,11 @@ def is_forward_ad():
     return torch.autograd.forward_ad._current_level >= 0
 
 
+def creation_meta(t):
+    """How a view was made, by which it refuses writes; 0: it refuses none."""
+    return int(torch._C._autograd._get_creation_meta(t)) if t._is_view() else 0
+
+
 def sequence_number():
     """Autograd nodes that this thread makes from now on have this number or a higher one."""
     return torch._C._autograd._get_sequence_nr()

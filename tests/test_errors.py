@@ -12,6 +12,7 @@ import operator
 import re
 import threading
 import types
+import warnings
 
 import cgt_core as core
 import pytest
@@ -517,6 +518,35 @@ def test_call_under_a_mode_runs_plainly_and_replays_without(device, mode, word):
     with mode():
         same(f(x), x * 2)
     assert counters(f) == (1, 1, 1, 4), "a recording does not hide the mode"
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_anomaly_mode_around_calls_finds_what_it_finds_in_eager(device, whole):
+    """It names the node of the graph that made the first NaN: a replay has none."""
+    told = []
+    for wrap in (lambda function: function, cgt.jit):
+        w, out = torch.nn.Parameter(torch.ones(4, device=device)), []
+        forward = (lambda function: function) if whole else wrap
+        model = forward(lambda x, w=w: (x * w).sqrt().sum())
+
+        def step(x, w=w, model=model):
+            model(x).backward()
+            grad, w.grad = w.grad.clone(), None
+            return grad
+
+        f = wrap(step) if whole else step
+        for k in range(10):
+            with warnings.catch_warnings(), torch.autograd.set_detect_anomaly(k > 4):
+                warnings.simplefilter("ignore")
+                try:
+                    out.append(f(torch.full((4,), -1.0 if k == 7 else 1.0, device=device)).isnan().any().item())
+                except RuntimeError as error:
+                    out.append(str(error))
+                    w.grad = None
+        told.append(out)
+    assert told[0] == told[1] and "SqrtBackward0" in told[1][7] and told[1][6] is False
+    s = cgt.stats(f if whole else model)
+    assert s.replays >= 3 and errors.blocked(7) in s.reasons
 
 
 def test_call_in_a_functorch_transform_runs_plainly(device):

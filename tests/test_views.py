@@ -1,5 +1,7 @@
 """Results that are views of other results, both with a history: each call's are parts of one graph, as in eager."""
 
+import contextlib
+
 import pytest
 import torch
 from helpers import values
@@ -69,3 +71,37 @@ def test_view_of_what_is_no_result_runs_eagerly(device):
         assert torch.allclose(w.grad, x[0] + 2 * x[1])
         w.grad = None
     assert any("shares memory" in reason for reason in cgt.stats(f).reasons)
+
+
+class Passing(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad
+
+
+@torch.no_grad()
+def without_gradients(x):
+    return x[:1]
+
+
+@pytest.mark.parametrize(
+    ("function", "word"),
+    [(Passing.apply, "custom Function"), (lambda x: x.split(1)[0], "no_grad mode|multiple views"), (without_gradients, "no_grad mode"), (lambda x: x[:1], None)],
+    ids=["custom function", "one of several", "without gradients", "slice"],
+)
+def test_view_of_an_argument_refuses_the_writes_that_eagers_refuses(device, function, word):
+    f = cgt.jit(function)
+    for k in range(6):
+        a, b = torch.rand(2, 2, device=device), torch.rand(1, requires_grad=True, device=device)
+        told = []
+        for run in (function, f):
+            view = run(a.clone())
+            with contextlib.nullcontext() if word is None else pytest.raises(RuntimeError, match=word) as error:
+                view += b
+            told.append(word and str(error.value))
+        assert told[0] == told[1], k
+    assert cgt.stats(f).replays >= 3

@@ -249,7 +249,7 @@ cdef object outs_give(Table* t, id_t n, PyObject** leaves, void* backward):
                 o = node_out(t, node_row(t, n), k)
                 if o.kind == VIEW and x is not None:
                     x = taken(out_view(<PyObject*>x, o.proto, o.keys, o.shift, o.ndim,
-                                       node_dim(t, node_row(t, n), o.dim_at)))
+                                       node_dim(t, node_row(t, n), o.dim_at), o.version))
                 if views is None: views = []
                 views.append(x)
                 tensors[k] = <PyObject*>x

@@ -73,7 +73,7 @@ cdef extern from "tensor_shim.h" namespace "cgt":
     PyObject* out_share(PyObject* first, PyObject* proto, uint64_t keys, int64_t offset, int ndim,
                         const int64_t* dims) noexcept
     PyObject* out_view(PyObject* base, PyObject* proto, uint64_t keys, int64_t shift, int ndim,
-                       const int64_t* dims) noexcept
+                       const int64_t* dims, int made) noexcept
     PyObject* tensor_over(PyObject* base, PyObject* like, uint64_t keys, int64_t shift, int ndim,
                           const int64_t* dims) noexcept
     bint tensor_has_attributes(PyObject* o) noexcept nogil

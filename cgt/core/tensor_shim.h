@@ -19,6 +19,7 @@
 #include <c10/core/TensorImpl.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/core/impl/TorchDispatchModeTLS.h>
+#include <torch/csrc/autograd/anomaly_mode.h>
 #include <torch/csrc/autograd/variable.h>
 
 #include <cstdint>
@@ -349,9 +350,10 @@ static PyObject* tensor_over(PyObject* base, PyObject* proto, uint64_t keys, int
                    dims);
 }
 
-// An output that is a view of an input: a real view of today's input, as autograd knows views.
+// An output that is a view of an input: a real view of today's input, as autograd knows views. `made`: its CreationMeta, by which it
+// refuses writes.
 static PyObject* out_view(PyObject* base, PyObject* proto, uint64_t keys, int64_t shift, int ndim,
-                          const int64_t* dims) noexcept {
+                          const int64_t* dims, int made) noexcept {
   c10::TensorImpl* b = impl_of(base);
   int64_t item = static_cast<int64_t>(b->dtype().itemsize());
   // What the function returned does not require grad: if the base does, it was detached.
@@ -360,9 +362,11 @@ static PyObject* out_view(PyObject* base, PyObject* proto, uint64_t keys, int64_
     return tensor_over(base, proto, keys, shift, ndim, dims);
   try {
     at::Tensor t(reinterpret_cast<PyTensor*>(base)->cdata);
-    return THPVariable_Wrap(t.as_strided(c10::IntArrayRef(dims, ndim),
-                                         c10::IntArrayRef(dims + ndim, ndim),
-                                         impl_offset(b) + shift / item));
+    at::Tensor view = t.as_strided(c10::IntArrayRef(dims, ndim), c10::IntArrayRef(dims + ndim, ndim),
+                                   impl_offset(b) + shift / item);
+    if (auto* mine = torch::autograd::impl::get_view_autograd_meta(view))
+      mine->set_creation_meta(static_cast<torch::autograd::CreationMeta>(made));
+    return THPVariable_Wrap(view);
   } catch (const std::exception& e) {
     PyErr_SetString(PyExc_RuntimeError, e.what());
     return nullptr;
@@ -651,7 +655,7 @@ static inline int saved_hooks() noexcept {
   return static_cast<int>(at::SavedTensorDefaultHooks::get_tls_state().stack.size());
 }
 
-enum Blocker { BLOCK_NONE, BLOCK_DISPATCH_MODE, BLOCK_FUNCTION_MODE, BLOCK_TRANSFORM, BLOCK_CAPTURE, BLOCK_SAVES, BLOCK_TRACE };
+enum Blocker { BLOCK_NONE, BLOCK_DISPATCH_MODE, BLOCK_FUNCTION_MODE, BLOCK_TRANSFORM, BLOCK_CAPTURE, BLOCK_SAVES, BLOCK_TRACE, BLOCK_ANOMALY };
 
 // Keys that a thread includes while something stands between us and the ops; a dispatch mode includes Python's.
 static constexpr c10::DispatchKeySet BETWEEN({OBSERVED, c10::DispatchKey::FuncTorchDynamicLayerFrontMode,
@@ -675,6 +679,7 @@ static inline int ambient_blocker() noexcept {
     if (which != BLOCK_NONE) return which;
   }
   if (at::impl::PythonTorchFunctionTLS::stack_len() > 0) return BLOCK_FUNCTION_MODE;
+  if (torch::autograd::AnomalyMode::is_enabled()) return BLOCK_ANOMALY;
   if (c10::AutogradState::get_tls_state().get_grad_mode()) {
     const auto& hooks = at::SavedTensorDefaultHooks::get_tls_state();
     if (!hooks.stack.empty() || hooks.disabled_error_message) return BLOCK_SAVES;
