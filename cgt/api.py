@@ -29,8 +29,9 @@ from . import (
 from .audit import parse as audit_of
 from .data import Options
 from .errors import CgtError
-from .observe import NOT_USER_CODE
+from .observe import NOT_USER_CODE, collect
 from .private import READ_BEHIND, outside_dynamo, self_check
+from .taps import tap_swaps
 
 SCHEDULE, BYTES = "like 'first:2,every:1000' (also rtol:1e-5, atol:1e-8)", "bytes, or like '2GiB'"  # what options are to be
 
@@ -304,6 +305,16 @@ def reset(f=None):
         core.stepped(False)
 
 
+def swap(plain, *tensors):
+    """torch.utils.swap_tensors wants that nobody else holds what it is given: if recordings do, they go."""
+    try:
+        plain(*tensors)
+    except RuntimeError:
+        reset()
+        collect()
+        plain(*tensors)
+
+
 def stats(f=None):
     """Counters of `f`, or summed over every jitted function, as a `NamedTuple`: calls, warmups,
     records, replays, eager, rebinds, copied_bytes, rescues, rescued_bytes, graph_nodes,
@@ -423,6 +434,7 @@ def at_exit():
 core.FAILED[0] = error_for_failed
 core.UNREPLAYED[0] = error_for_unreplayed
 core.POISONED[0] = message_for_poisoned
+tap_swaps(lambda: True, swap)[0]()
 core.OF_MODULE[0], core.SET_OF_MODULE[0], core.DEEP_COPY[0] = outside_dynamo(of_module), set_of_module, deep_copy
 core.UNFLATTEN[0] = outside_dynamo(pytree.unflatten)
 core.MAKE_VIEW[0] = outside_dynamo(views.make)

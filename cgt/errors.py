@@ -592,6 +592,11 @@ def hidden_code():
     )
 
 
+@code(325)
+def swapped(line):
+    return f"torch.utils.swap_tensors was called at {line}: what a recording reads would be another tensor from then on. Swap them outside, or copy_()."
+
+
 @code(324)
 def unseen_kernel(line):
     return f"no op wrote the memory that was made empty at {line}, and it is used: a kernel that PyTorch shows to nobody may fill it."

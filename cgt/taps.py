@@ -319,6 +319,14 @@ def tap_setters(is_mine, put):
     return SETTERS.to(is_mine, lambda plain, owner, name, args, kwargs: put(plain, *args))
 
 
+SWAPS = Tap((torch.utils, "swap_tensors"))
+
+
+def tap_swaps(is_mine, swap):
+    """A bracket: inside, where `is_mine()`, swap(plain, t1, t2) is called for torch.utils.swap_tensors, which modules call, too."""
+    return SWAPS.to(is_mine, lambda plain, owner, name, args, kwargs: swap(plain, *args, **kwargs))
+
+
 def tap_kernels():
     """A bracket: inside, kernels of operators that read behind the observer's back (private.READ_BEHIND) tell of it. Whom,
     says api.py."""

@@ -7,12 +7,13 @@ import inspect
 import io
 import pickle
 import types
+import weakref
 
 import cgt_core as core
 import pytest
 import torch
 import torch.nn.functional as F
-from helpers import values
+from helpers import tells, values
 from torch import nn, optim
 from torch.nn.utils import parametrizations as P
 from torch.optim import lr_scheduler as S
@@ -803,3 +804,65 @@ def test_nobody_asks_a_module_for_its_text(device):
             x = values(device, seed=k)
             assert torch.equal(f(x), net(x))
         assert cgt.stats(f).replays >= 3, cgt.explain(f)
+
+
+SWAPS = {
+    "parameters": lambda m, o: [torch.utils.swap_tensors(p, nn.Parameter(p.detach().clone())) for p in m.parameters()],
+    "states": lambda m, o: [torch.utils.swap_tensors(s["exp_avg"], s["exp_avg"].clone()) for s in o.state.values()],
+    "to": lambda m, o: m.to(torch.float64).to(torch.float32),
+    "load_state_dict": lambda m, o: m.load_state_dict({name: value.clone() for name, value in m.state_dict().items()}),
+}
+
+
+@pytest.mark.parametrize("how", SWAPS)
+def test_tensors_that_recordings_hold_are_swapped(device, how):
+    """torch.utils.swap_tensors raises where somebody else holds a tensor, even weakly: the recordings go."""
+    told = []
+    for wrap in (lambda function: function, cgt.jit):
+        torch.manual_seed(0)
+        model = nn.Linear(4, 4).to(device)
+        optimizer = optim.Adam(model.parameters())
+
+        def step(x, model=model, optimizer=optimizer):
+            optimizer.zero_grad()
+            model(x).sum().backward()
+            optimizer.step()
+
+        f, x = wrap(step), torch.ones(3, 4, device=device)
+        for k in range(12):
+            cgt.step()
+            f(x)
+            if k == 5:
+                torch.__future__.set_swap_module_params_on_conversion(how in ("to", "load_state_dict"))
+                try:
+                    SWAPS[how](model, optimizer)
+                finally:
+                    torch.__future__.set_swap_module_params_on_conversion(False)
+        told.append([p.tolist() for p in model.parameters()])
+    assert told[0] == told[1] and cgt.stats(f).replays >= 6, cgt.explain(f)
+
+
+def test_error_of_a_swap_that_nobody_can_do_is_the_same():
+    t = torch.ones(2)
+    held = weakref.ref(t)
+    with pytest.raises(RuntimeError, match="weakref"):
+        torch.utils.swap_tensors(t, torch.zeros(2))
+    assert held() is t and t.tolist() == [1, 1]
+
+
+@tells("swapped")
+def test_function_that_swaps_tensors_runs_eagerly(device):
+    def make():
+        kept = torch.arange(4.0, device=device)
+
+        def function(x):
+            torch.utils.swap_tensors(kept, x * 2)
+            return kept + 1
+
+        return function
+
+    plain, f = make(), cgt.jit(make())
+    for k in range(6):
+        x = torch.full((4,), float(k), device=device)
+        assert torch.equal(f(x), plain(x))
+    assert any("swap_tensors" in reason and __file__ in reason for reason in cgt.stats(f).reasons), cgt.explain(f)

@@ -40,6 +40,11 @@ static void results_free(PyObject* capsule) {
 }
 static PyObject* results_new() { return PyCapsule_New(new Results(), RESULTS, &results_free); }
 
+// A weak reference is one too many where tensors are swapped.
+static void results_forget(PyObject* capsule) {
+  static_cast<Results*>(PyCapsule_GetPointer(capsule, RESULTS))->clear();
+}
+
 // Those that somebody still holds: a new list.
 static PyObject* results_alive(PyObject* capsule) {
   auto* results = static_cast<Results*>(PyCapsule_GetPointer(capsule, RESULTS));

@@ -177,6 +177,7 @@ cdef extern from "autograd_shim.h" namespace "cgt":
 cdef extern from "observe_shim.h" namespace "cgt":
     PyObject* results_new() except +
     PyObject* results_alive(PyObject* capsule) except +
+    void results_forget(PyObject* results) noexcept
     PyObject* observer_of_thread() except +
     void observer_set(PyObject* pair) except +
     void observe_pause(int by) noexcept

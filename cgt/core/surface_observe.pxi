@@ -77,6 +77,11 @@ def results():
     return taken(results_new())
 
 
+def forget_results(object results):
+    """Keep none of them any more: nobody will ask a run that is refused."""
+    results_forget(<PyObject*>results)
+
+
 def alive(object results):
     """The tensors among them that somebody still holds, in order."""
     return taken(results_alive(<PyObject*>results))
