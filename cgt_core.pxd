@@ -274,7 +274,7 @@ cdef struct Out:
     int32_t root                # it requires grad: handed out as a new tensor whose backward is the node's
     int32_t sharers             # FRESH: how many SHARED outputs refer to it
     id_t inside                 # the WRAPPER whose attribute it is, or NONE
-    int32_t version             # _version when handed out; PART: which of them autograd makes first, from 0; VIEW: its CreationMeta
+    int32_t version             # _version when handed out; PART: its turn in autograd, from 0; VIEW: CreationMeta
     uint64_t keys
     uint32_t data_kind          # as of a Guard
     int32_t ndim

@@ -127,19 +127,20 @@ def site_of(fn, opts):
 
 
 def class_of(fn):
-    """The class of what `jit` returns. Functions are pickled by name, and what is none is jitted anew; a module's special methods
-    (`len(f)`, `f[0]`), which Python looks up in the class, are that one's."""
+    """The class of what `jit` returns. Functions are pickled by name, and what is none is jitted anew; a module's
+    special methods (`len(f)`, `f[0]`), which Python looks up in the class, are that one's."""
     if isinstance(fn, types.FunctionType):
         return core.Site
     classes = type(fn).__mro__[: -len(torch.nn.Module.__mro__)] if isinstance(fn, torch.nn.Module) else ()
     known = {*dir(core.Site), *vars(torch.nn.Module)}
-    names = {name for cls in classes for name, value in vars(cls).items() if name[:2] == name[-2:] == "__" and isinstance(value, types.FunctionType)}
-    return class_with(frozenset(names - known))
+    methods = {name for cls in classes for name, value in vars(cls).items() if isinstance(value, types.FunctionType)}
+    return class_with(frozenset(name for name in methods - known if name[:2] == name[-2:] == "__"))
 
 
 @functools.cache
 def class_with(names):
-    made = {"__module__": core.Site.__module__, "__slots__": (), "__reduce__": reduced, "__copy__": lambda site: site, "__dir__": all_names, "__delattr__": delete}
+    made = {"__reduce__": reduced, "__copy__": lambda site: site, "__dir__": all_names, "__delattr__": delete}
+    made |= {"__module__": core.Site.__module__, "__slots__": ()}
     return type("Site", (core.Site,), made | {name: special(name) for name in names})
 
 
@@ -189,7 +190,7 @@ def deep_copy(site, memo):
     return site if copied is fn else site_of(copied, getattr(site, dispatch.ATTRIBUTE).opts)
 
 
-OF_FUNCTIONS = ("__code__", "__globals__", "__closure__", "__defaults__", "__kwdefaults__", "__self__")  # what tools ask of a function
+OF_FUNCTIONS = "__code__ __globals__ __closure__ __defaults__ __kwdefaults__ __self__".split()  # what tools ask for
 
 
 def of_module(site, name):

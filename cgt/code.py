@@ -124,8 +124,8 @@ def code_reads(code):
 
 @functools.lru_cache(KEPT)
 def tells_apart(code):
-    """The line at which this code can tell what stands for a number from a number, or None. It asks for its exact type, or names one of the
-    methods that give NotImplemented; or it catches the TypeError of what wants nothing but a number."""
+    """The line at which this code can tell what stands for a number from a number, or None. It asks for its exact
+    type, or names one of the methods that give NotImplemented; or it catches the TypeError of what wants a number."""
     named = METHODS.intersection(code.co_names)
     if not (named or code.co_exceptiontable or "type" in code.co_names):
         return None
@@ -141,7 +141,8 @@ def tells_apart(code):
 
 
 def asks_type(steps, at):
-    """Is this the look-up of type(), for more than the type's name, method or text, or of `self`? (isinstance() asks for no exact type.)"""
+    """Is this the look-up of type(), for more than the type's name, method or text, or of `self`? (isinstance() asks
+    for no exact type.)"""
     if steps[at][:2] not in (("LOAD_GLOBAL", "type"), ("LOAD_NAME", "type")):
         return False
     call = next((k for k in range(at + 1, len(steps)) if steps[k][0].startswith("CALL")), None)

@@ -505,7 +505,7 @@ class OutRow(NamedTuple):
     ref: int  # output or slot it refers to
     proto: Any  # alias of the memory that the graph writes, or metadata alone
     shift: int = 0  # VIEW: bytes from the start of the slot's tensor
-    version: int = 0  # _version when handed out; PART: which of them autograd makes first, from 0; VIEW: its CreationMeta
+    version: int = 0  # _version when handed out; PART: its turn, as autograd makes them, from 0; VIEW: CreationMeta
     grad_slot: int = NONE  # it becomes .grad of this slot's tensor
     hidden: bool = False  # not part of the result
     root: bool = False  # it requires grad

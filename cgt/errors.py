@@ -275,8 +275,9 @@ def number_saved():
 @code(114)
 def number_type(line):
     return (
-        f"the function asks for an exact type with type(x), calls a method such as __le__ by its name, or catches TypeError, at {line}: there a "
-        "number that changes is recorded by itself. isinstance(), operators, and a test in place of `try` would not keep it from that."
+        "the function asks for an exact type with type(x), calls a method such as __le__ by its name, or catches "
+        f"TypeError, at {line}: there a number that changes is recorded by itself. isinstance(), operators, and a test "
+        "in place of `try` would not keep it from that."
     )
 
 
@@ -594,7 +595,10 @@ def hidden_code():
 
 @code(325)
 def swapped(line):
-    return f"torch.utils.swap_tensors was called at {line}: what a recording reads would be another tensor from then on. Swap them outside, or copy_()."
+    return (
+        f"torch.utils.swap_tensors was called at {line}: what a recording reads would be another tensor from then on. "
+        "Swap them outside, or copy_()."
+    )
 
 
 @code(324)

@@ -392,7 +392,8 @@ def methods(kind):
     return made | {"__getattribute__": lambda self, name: attribute(self, name, name in made, sys._getframe(1).f_code)}
 
 
-TOLD_BY = {"__array__", "__torch_function__", "node"}  # what numbers do not have, and functions in C ask for in the name of the code that calls them
+# What numbers do not have, and functions in C ask for in the name of the code that calls them.
+TOLD_BY = {"__array__", "__torch_function__", "node"}
 
 
 def attribute(self, name, known, code):
@@ -904,14 +905,15 @@ def exchange_in(holder, one, number):
 
 
 def asker(codes):
-    """The line at which code of the user's or of a library's, among this, can tell a stand-in from a number; or None. PyTorch's own does
-    not."""
+    """The line at which code of the user's or of a library's, among this, can tell a stand-in from a number; or None.
+    PyTorch's own does not."""
     mine = (c for c in codes if c is not None and not c.co_filename.startswith(NOT_USER_CODE))
     return next(filter(None, map(tells_apart, mine)), None)
 
 
 def watch(seen):
-    """Code that started since can tell stand-ins from numbers: leave before it does more, if what was done can be done again."""
+    """Code that started since can tell stand-ins from numbers: leave before it does more, if what was done can be done
+    again."""
     trace = seen.live
     if len(seen.started) == trace.started or trace.over:
         return

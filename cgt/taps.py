@@ -323,7 +323,7 @@ SWAPS = Tap((torch.utils, "swap_tensors"))
 
 
 def tap_swaps(is_mine, swap):
-    """A bracket: inside, where `is_mine()`, swap(plain, t1, t2) is called for torch.utils.swap_tensors, which modules call, too."""
+    """A bracket: inside, where `is_mine()`, swap(plain, t1, t2) is called for torch.utils.swap_tensors."""
     return SWAPS.to(is_mine, lambda plain, owner, name, args, kwargs: swap(plain, *args, **kwargs))
 
 

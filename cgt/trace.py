@@ -157,7 +157,8 @@ def run(seen, function, args, kwargs):
         tap_readers(is_mine, functools.partial(see_reader, seen, function, args)),
         tap_states(is_mine, functools.partial(see_get_state, seen), functools.partial(see_set_state, seen)),
         tap_higher_order(is_mine, higher_order), *tap_parallel(is_mine, functools.partial(see_parallel, seen)),
-        tap_compiled(is_mine, higher_order), tap_swaps(is_mine, functools.partial(see_swap, seen)), (lambda: None, functools.partial(constants.close, seen)),
+        tap_compiled(is_mine, higher_order), (lambda: None, functools.partial(constants.close, seen)),
+        tap_swaps(is_mine, functools.partial(see_swap, seen)),
         (lambda: None, functools.partial(readout.close, seen)),
         tap_forks(lambda: is_mine() or forks.is_imagined(seen), functools.partial(forks.see_fork, seen, forks.modules())),
         tap_kernels(), tap_jiterated(is_mine, functools.partial(see_jiterated, seen)), tap_sharding(is_mine), *regions, *packing(seen, is_mine), impure.tap(seen, is_mine), live.tap(seen, is_mine),
@@ -188,7 +189,7 @@ def run(seen, function, args, kwargs):
 
 
 def see_swap(seen, plain, *tensors):
-    """Two tensors change places, of which nobody may hold a weak reference meanwhile. No recording knows which is which then."""
+    """Two tensors change places, of which nobody may hold a weak reference. No recording knows which is which then."""
     refuse(seen, errors.swapped(user_line(seen)))
     core.forget_results(seen.returned)
     seen.results.clear()

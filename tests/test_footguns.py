@@ -20,6 +20,7 @@ import random
 import re
 import sys
 import time
+import weakref
 
 import numpy
 import pytest
@@ -570,6 +571,17 @@ def test_attribute_set_inside_is_there_only_when_the_function_runs(device):
     jitted = cgt.jit(f)
     tags = [getattr(jitted(ones(device)), "tag", None) for _ in range(5)]
     assert tags == ["mine", None, None, None, None]
+    double, log = cgt.jit(lambda x: x * 2), []
+    for k in range(6):
+        y = double(ones(device))
+        weakref.finalize(y, log.append, k)
+        del y
+        assert log == list(range(max(k, 1)))  # one call late, but for the first
+    for k in range(6, 9):  # instead: watch a copy
+        y = double(ones(device)).clone()
+        weakref.finalize(y, log.append, k)
+        del y
+        assert log[-1] == k
     jitted = cgt.jit(lambda x: (x * 2, "mine"))  # instead: return it
     assert [jitted(ones(device))[1] for _ in range(5)] == ["mine"] * 5
     assert cgt.stats(jitted).replays >= 2

@@ -350,8 +350,8 @@ static PyObject* tensor_over(PyObject* base, PyObject* proto, uint64_t keys, int
                    dims);
 }
 
-// An output that is a view of an input: a real view of today's input, as autograd knows views. `made`: its CreationMeta, by which it
-// refuses writes.
+// An output that is a view of an input: a real view of today's input, as autograd knows views. `made`: its
+// CreationMeta, by which it refuses writes.
 static PyObject* out_view(PyObject* base, PyObject* proto, uint64_t keys, int64_t shift, int ndim,
                           const int64_t* dims, int made) noexcept {
   c10::TensorImpl* b = impl_of(base);
@@ -655,7 +655,10 @@ static inline int saved_hooks() noexcept {
   return static_cast<int>(at::SavedTensorDefaultHooks::get_tls_state().stack.size());
 }
 
-enum Blocker { BLOCK_NONE, BLOCK_DISPATCH_MODE, BLOCK_FUNCTION_MODE, BLOCK_TRANSFORM, BLOCK_CAPTURE, BLOCK_SAVES, BLOCK_TRACE, BLOCK_ANOMALY };
+enum Blocker {
+  BLOCK_NONE, BLOCK_DISPATCH_MODE, BLOCK_FUNCTION_MODE, BLOCK_TRANSFORM, BLOCK_CAPTURE, BLOCK_SAVES, BLOCK_TRACE,
+  BLOCK_ANOMALY
+};
 
 // Keys that a thread includes while something stands between us and the ops; a dispatch mode includes Python's.
 static constexpr c10::DispatchKeySet BETWEEN({OBSERVED, c10::DispatchKey::FuncTorchDynamicLayerFrontMode,
