@@ -1,6 +1,7 @@
 # make demo    the tutorial, then a small transformer: what was warmed, recorded and replayed
 # make test    lint, the suite on the checked build, the suite on the release build
 # make audit   the suite once more, each replay compared with eager
+# make sanitize  the core's tests under AddressSanitizer, then threads under ThreadSanitizer; SECONDS=600 of these
 # make bench   ratios to floors measured in the same run
 # make parity  PyTorch's own databases of operators, modules and optimizers beside eager, into docs/parity.md; DEVICE=cuda
 # make zoo     models of many libraries, eager and jitted, into docs/zoo.md; INSTALL=1 installs the libraries into .venv
@@ -20,6 +21,7 @@ SHELL       := bash
 .DEFAULT_GOAL := test
 .NOTPARALLEL:
 .PHONY: demo test audit bench parity zoo docs gpu gpu2 lint ext wheel clean
+.PHONY: demo test audit sanitize bench zoo docs gpu gpu2 lint ext wheel clean
 
 export PYTHONUNBUFFERED := 1
 
@@ -52,6 +54,20 @@ test: lint
 
 audit: ext
 	CGT_AUDIT=every:1 $(PY) -m pytest $(WORKERS)
+
+# Only the core is instrumented; malloc and locks are everybody's. What the dynamic linker frees as a thread ends is no race.
+SECONDS := 60
+CORE    := crashes failures table islands guards threads stress
+sanitize: $(READY)
+	sanitized() { LD_PRELOAD="$$(g++ -print-file-name=$$1) $$(g++ -print-file-name=libstdc++.so)" "$${@:2}"; }; \
+	export ASAN_OPTIONS=detect_leaks=0:alloc_dealloc_mismatch=0 TSAN_OPTIONS=suppressions=tests/tsan.txt PYTHONPATH=.:tests; \
+	trap '$(PY) $(BUILD)' EXIT; \
+	CGT_SANITIZE=address $(PY) $(BUILD); \
+	sanitized libasan.so $(PY) -m pytest $(WORKERS) $(CORE:%=tests/test_%.py); \
+	sanitized libasan.so $(PY) tests/stress.py --threads 8 --seconds $(SECONDS); \
+	CGT_SANITIZE=thread $(PY) $(BUILD); \
+	sanitized libtsan.so $(PY) -m pytest tests/test_crashes.py tests/test_threads.py; \
+	sanitized libtsan.so $(PY) tests/stress.py --threads 8 --seconds $(SECONDS)
 
 bench: ext
 	$(PY) $(BENCH)

@@ -1,6 +1,7 @@
 """Build the one extension, `cgt_core`: `python setup.py build_ext --inplace`, or `make ext`; a wheel: `make wheel`.
 
     CGT_DEBUG=1       the checked build: table_check() after every record, arrays that move, -O1 -g
+    CGT_SANITIZE=...  address or thread: with that sanitizer (make sanitize)
     CGT_WITH_CUDA=0/1 build without / with PyTorch's CUDA half; by default what the installed torch has
     CGT_LABEL=1       the version says which torch it was built against: 0.5.0+torch2.13
     CUDA_HOME         where to look for cuda.h first
@@ -33,6 +34,7 @@ from setuptools.command.build_ext import build_ext
 
 HERE = Path(__file__).resolve().parent
 DEBUG = os.environ.get("CGT_DEBUG", "0") == "1"
+SANITIZE = [f"-fsanitize={kind}" for kind in os.environ.get("CGT_SANITIZE", "").split()]
 WITH_CUDA = os.environ.get("CGT_WITH_CUDA", str(int(torch.version.cuda is not None))) == "1"
 
 
@@ -200,20 +202,21 @@ def make_extension():
         # Other people's headers come with -isystem, so that the warnings that remain are about our own lines.
         extra_compile_args=[
             "-std=c++20",
-            *(["-O1", "-g"] if DEBUG else ["-O2", "-g0", "-fno-plt"]),
+            *(["-O1", "-g"] if DEBUG or SANITIZE else ["-O2", "-g0", "-fno-plt"]),
+            *SANITIZE,
             "-fvisibility=hidden",
             *(f"-isystem{path}" for path in [*include_paths(), str(cuda_include)]),
         ],
         libraries=["c10", "torch", "torch_cpu", "torch_python", *(["c10_cuda", "torch_cuda"] if WITH_CUDA else [])],
         library_dirs=[torch_lib],
         # The first path is this torch's; the second is right when cgt_core is installed beside another copy of torch.
-        extra_link_args=[f"-Wl,-rpath,{torch_lib}", "-Wl,-rpath,$ORIGIN/torch/lib"],
+        extra_link_args=[*SANITIZE, f"-Wl,-rpath,{torch_lib}", "-Wl,-rpath,$ORIGIN/torch/lib"],
     )
 
 
 def build_folder():
     """One folder per kind of build, so that nothing stale is taken for fresh."""
-    kind = "debug" if DEBUG else "release"
+    kind = ("debug" if DEBUG else "release") + "".join(SANITIZE)
     return f"build/{kind}-{sys.implementation.cache_tag}-torch{torch.__version__}{'-cuda' if WITH_CUDA else ''}"
 
 

@@ -1,6 +1,7 @@
-"""Threads that call, differentiate, hold, reset and step at the same time, for as long as one likes.
+"""Threads that call, differentiate, hold, reset and step at the same time, for as long as one likes. Meanwhile they replace a
+weight, and a tensor in a list that others call with, by ones of the same values.
 
-    PYTHONPATH=. python tests/stress.py --seconds 600 [--threads 4] [--device cuda]
+    PYTHONPATH=. python tests/stress.py --seconds 600 [--threads 4] [--device cuda] [--seed 7]
 
 Every result is compared with eager's, bit for bit. A thread that comes no further for HANGS seconds is a hang:
 the stacks of all threads are printed, and the process ends with an error, as it does where a thread raises.
@@ -54,21 +55,64 @@ def functions_of(device):
             total.copy_(x.detach())  # of some thread or other
         return x.cos()
 
-    return (linear, deep, pair, reads, writes), (w, b)
+    def scaled(x, n, *others):
+        for other in others:
+            x = x + other
+        return x * n + n
+
+    def boxed(x, box):
+        return x * box[0] + box[1]
+
+    def served(x):
+        return x @ MODEL.w
+
+    def graded(x):
+        return x * KEPT.p.grad
+
+    MODEL.w, KEPT.p = values(device, 4, 4, seed=7), torch.zeros(4, 4, device=device)
+    KEPT.p.grad = values(device, 4, 4, seed=8)
+    return (linear, deep, pair, reads, writes, scaled, boxed, served, graded), (w, b)
+
+
+class Model:
+    """Whose weight others replace."""
+
+
+MODEL, KEPT = Model(), Model()
+BOX = []  # of two tensors
+
+
+def more_arguments(function, draw, x):
+    """Numbers that change, structures of another length, a list that others change."""
+    if function.__name__ == "scaled":
+        return (draw.randrange(8) / 4, *[x.detach()] * draw.choice((0, 0, 3, 40)))
+    return (BOX,) if function.__name__ == "boxed" else ()
+
+
+def replace(draw):
+    """By tensors that cannot be told apart by their values."""
+    what = draw.randrange(4)
+    if what == 0:
+        MODEL.w = MODEL.w.clone()
+    elif what == 1:
+        KEPT.p.grad = KEPT.p.grad.clone()
+    else:
+        BOX[what - 2] = BOX[what - 2].clone()
 
 
 def leaves(result):
     return [result] if isinstance(result, torch.Tensor) else [*result]
 
 
-def work(k, functions, jitted, parameters, device, until, progress, replays):
+def work(k, seed, functions, jitted, parameters, device, until, progress, replays):
     """One thread: random actions until the time is over."""
-    draw = random.Random(k)
+    draw = random.Random(f"{seed} {k}")
     held = []
     while time.monotonic() < until:
         at = draw.randrange(len(functions))
         x = values(device, 4, 4, seed=draw.randrange(4)).requires_grad_(draw.random() < 0.5)
-        want, got = leaves(functions[at](x)), leaves(jitted[at](x))
+        more = more_arguments(functions[at], draw, x)
+        want, got = leaves(functions[at](x, *more)), leaves(jitted[at](x, *more))
         if not all(map(identical, got, want)):
             raise AssertionError(f"{functions[at].__name__}: {got} but {want}")
         if want[0].requires_grad and draw.random() < 0.7:
@@ -82,6 +126,8 @@ def work(k, functions, jitted, parameters, device, until, progress, replays):
                     f"{functions[at].__name__}: gradients {grads[0]} but {grads[1]}"
                 )
         held.append((got[0], want[0].detach().clone()))
+        if draw.random() < 0.2:
+            replace(draw)
         what = draw.random()
         if what < (0.1 if time.monotonic() % 3 < 1 else 0.01):  # a time of many recordings
             cgt.reset(jitted[at])
@@ -106,12 +152,14 @@ def main():
     ask.add_argument("--seconds", type=float, default=600)
     ask.add_argument("--threads", type=int, default=4)
     ask.add_argument("--device", default="cpu")
+    ask.add_argument("--seed", type=int, default=random.randrange(1 << 30))
     asked = ask.parse_args()
     torch.set_num_threads(1)
     faulthandler.enable()
     device = torch.device(asked.device)
     sys.setswitchinterval(1e-6)
     functions, parameters = functions_of(device)
+    BOX[:] = values(device, 4, 4, seed=9), values(device, 4, seed=10)
     # Whoever looks such an accumulator up may need the GIL while it holds the tensor's mutex.
     edges = [torch.autograd.graph.get_gradient_edge(p) for p in parameters]
     jitted, errors = [cgt.jit(f) for f in functions], []
@@ -120,7 +168,7 @@ def main():
 
     def body(k):
         try:
-            work(k, functions, jitted, parameters, device, until, progress, replays)
+            work(k, asked.seed, functions, jitted, parameters, device, until, progress, replays)
         except BaseException:
             errors.append(traceback.format_exc(limit=-8))
 
@@ -139,7 +187,7 @@ def main():
         time.sleep(0.1)
     faulthandler.cancel_dump_traceback_later()
     total = sum(replays) + sum(cgt.stats(f).replays for f in jitted)
-    print(f"{sum(progress)} calls, {total} replays, {len(errors)} errors", flush=True)
+    print(f"{sum(progress)} calls, {total} replays, {len(errors)} errors, seed {asked.seed}", flush=True)
     if errors:
         print(*errors, sep="\n", flush=True)
         os._exit(1)  # the other threads go on

@@ -1,6 +1,7 @@
 """Threads with resets, steps and questions neither hang nor disagree with eager. By hand: tests/stress.py, for
 longer."""
 
+import os
 import pathlib
 import subprocess
 import sys
@@ -21,7 +22,7 @@ def test_threads_that_call_reset_and_step_agree_with_eager_and_never_hang(device
     command = [sys.executable, "tests/stress.py", "--seconds", "3"]
     done = subprocess.run(
         [*command, "--threads", str(threads), "--device", device.type],
-        cwd=ROOT, env={"PYTHONPATH": str(ROOT), "PATH": ""}, text=True, capture_output=True,
+        cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)}, text=True, capture_output=True,
         timeout=300, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-6000:]
