@@ -1,9 +1,16 @@
 """Tensors that no recording can hold: other layouts than strided, quantized and nested ones, and subclasses that do not say
 what is inside (those that do: test_wrappers.py). Wherever a function meets one it runs eagerly, with a reason that names the place."""
 
+import functools
+
 import pytest
 import torch
 from helpers import counts, square_values, tells, values
+
+# isort: split
+import cgt_core as core
+from helpers import counts, identical, square_values, tells, try_programs
+from hypothesis import strategies as st
 from torch.utils import _pytree as pytree
 
 import cgt
@@ -234,3 +241,77 @@ def test_subclass_that_refuses_to_be_asked(device):
         x = square_values(device, seed=k)
         assert torch.equal(f(x), plain * x)
     assert cgt.stats(f).replays == 0 and "a Strict, a tensor subclass" in cgt.explain(f)
+# --- any of them, in any order, where plain ones are replayed ------------------------------------------------------------
+
+
+def poisoned(x):
+    """A result that ended with its iteration."""
+    f = cgt.jit(lambda x: x + 1, outputs="error")
+    for _ in range(4):
+        cgt.step()
+        y = f(x)
+    cgt.step()
+    core.stepped(False)
+    return y
+
+
+AS_ARGUMENTS = {
+    "plain": lambda x: x, "moved": lambda x: x.clone(), "of another shape": lambda x: x[:2].clone(), "empty": lambda x: x[:0].clone(),
+    "without bytes": lambda x: torch.empty(0, 4, device=x.device), "zero": lambda x: x.sum(), "transposed": lambda x: x.t(),
+    "expanded": lambda x: x[:1].expand(4, 4), "unaligned": lambda x: torch.cat([x.flatten(), x[0]])[1:17].view(4, 4),
+    "whole": lambda x: x.to(torch.int64), "complex": lambda x: x.to(torch.complex64), "conjugated": lambda x: torch.complex(x, -x).conj(),
+    "negative": lambda x: torch.complex(x, -x).conj().imag, "with a gradient": lambda x: x.clone().requires_grad_(),
+    "a result": lambda x: x.clone().requires_grad_() * 1, "of inference": lambda x: in_inference(x), "poisoned": poisoned,
+    "a parameter": lambda x: torch.nn.Parameter(x.clone()), "a number": lambda x: 2, "another": lambda x: 2.5, "none": lambda x: None,
+    **{make.__name__: make for make in KINDS},
+}  # fmt: skip
+
+TAKE_ANY = {
+    "times": lambda x: x * 2, "sum": lambda x: x.sum(), "view": lambda x: x[:1], "itself": lambda x: (x, x * 2),
+    "sine": lambda x: x.sin() + 1, "clone": lambda x: x.clone().mul_(3),
+}  # fmt: skip
+
+
+def in_inference(x):
+    with torch.inference_mode():
+        return x.clone()
+
+
+def outcome(call):
+    """What it returned, as plain tensors; or what it raised."""
+    try:
+        got = call()
+    except Exception as error:
+        return type(error), str(error).split("\n")[0].split("(made")[0]
+    return [as_plain(t) for t in (got if isinstance(got, tuple) else (got,))]
+
+
+def as_plain(t):
+    if not isinstance(t, torch.Tensor) or type(t).__name__ == "MaskedTensor" or isinstance(t, Int8):
+        return str(t) if not isinstance(t, Int8) else (t.whole, t.scale)
+    if t.is_nested:
+        return t.unbind()
+    if t.is_quantized:
+        return t.dequantize()
+    return t if t.layout == torch.strided else (t.layout, t.to_dense())
+
+
+def agrees_with_eager(device, kinds):
+    for name, function in TAKE_ANY.items():
+        f, x = cgt.jit(function), square_values(device)
+        for k in range(3):
+            f(x.clone() if k else x)
+        for kind, grad in kinds:
+            if AS_ARGUMENTS[kind] in ON_THE_CPU and device.type != "cpu":
+                continue
+            given = AS_ARGUMENTS[kind](x)
+            with torch.set_grad_enabled(grad):
+                for _ in range(3):
+                    want, got = outcome(lambda: function(given)), outcome(lambda: f(given))
+                    assert identical(got, want), (name, kind, got, want)
+        assert identical(f(x), function(x))
+
+
+def test_any_kind_of_argument_where_plain_ones_are_replayed(device):
+    kinds = st.tuples(st.sampled_from(sorted(AS_ARGUMENTS)), st.booleans())
+    try_programs(st.lists(kinds, min_size=2, max_size=8), functools.partial(agrees_with_eager, device), 25)
