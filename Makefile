@@ -55,11 +55,11 @@ test: lint
 audit: ext
 	CGT_AUDIT=every:1 $(PY) -m pytest $(WORKERS)
 
-# Only the core is instrumented; malloc and locks are everybody's. What the dynamic linker frees as a thread ends is no race.
+# Only the core is instrumented; malloc and locks are everybody's. ThreadSanitizer wants memory where it expects it (setarch).
 SECONDS := 60
 CORE    := crashes failures table islands guards threads stress
 sanitize: $(READY)
-	sanitized() { LD_PRELOAD="$$(g++ -print-file-name=$$1) $$(g++ -print-file-name=libstdc++.so)" "$${@:2}"; }; \
+	sanitized() { setarch -R env LD_PRELOAD="$$(g++ -print-file-name=$$1) $$(g++ -print-file-name=libstdc++.so)" "$${@:2}"; }; \
 	export ASAN_OPTIONS=detect_leaks=0:alloc_dealloc_mismatch=0 TSAN_OPTIONS=suppressions=tests/tsan.txt PYTHONPATH=.:tests; \
 	trap '$(PY) $(BUILD)' EXIT; \
 	CGT_SANITIZE=address $(PY) $(BUILD); \

@@ -374,7 +374,7 @@ cdef struct Path:               # one per device: row 0 the host, row 1+i cuda:i
     int32_t device              # -1 for the host
     void* lock                  # std::mutex
     unsigned long owner         # thread that holds it, or 0
-    int32_t lent                # it runs code of the user's: autograd's threads, for which that may wait, need not wait for it
+    int32_t lent                # it runs code of the user's, which may wait for autograd's threads: these need not wait for it
     unsigned long thread        # the first thread that called on this device
     int32_t shared              # another one did, too
     int32_t settles             # the next path_wait gives the first one time

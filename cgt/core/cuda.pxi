@@ -109,7 +109,7 @@ cdef cu.CUfunction WORDS_KERNEL[MAX_DEVICES]
 cdef cu.CUfunction COPY_KERNEL[MAX_DEVICES]
 cdef enum: COPY_THREADS = 256, COPY_BLOCKS = 264, KERNEL_COPIES = 1 << 20     # bytes up to which a kernel copies
 cdef cu.CUfunction DECIDE_KERNEL[MAX_DEVICES]
-cdef enum: OLDEST = 12040             # the driver's version that has all that is called here: cuFuncGetParamInfo came last
+cdef enum: OLDEST = 12040             # the first driver with all that is called here: cuFuncGetParamInfo came last
 cdef enum: HAS_ELSE = 12080           # and from which a conditional node can have two bodies
 
 cdef object cuda_error_name(int code):
@@ -122,7 +122,7 @@ cdef object cuda_error_name(int code):
 
 cdef inline cu.CUstream cu_stream(void* s) noexcept nogil: return <cu.CUstream>s
 
-cdef int cuda_last_node(void* stream, cu.CUgraphNode* node) except? ERROR_RAISED:
+cdef int cuda_last_node(void* stream, cu.CUgraphNode* node) except? RAISES:
     """The node that the capturing stream added last."""
     cdef cu.CUstreamCaptureStatus status
     cdef const cu.CUgraphNode* last = NULL
@@ -131,7 +131,7 @@ cdef int cuda_last_node(void* stream, cu.CUgraphNode* node) except? ERROR_RAISED
     if code == 0 and n: node[0] = last[0]
     return code
 
-cdef int cuda_capturing(void* stream) except? ERROR_RAISED nogil:
+cdef int cuda_capturing(void* stream) except? RAISES nogil:
     """Is somebody's capture under way on this stream? Then a call runs the plain function. The legacy stream, where
     torch works unless it is told otherwise, cannot be captured, and need not be asked at each call."""
     cdef cu.CUstreamCaptureStatus status
@@ -211,7 +211,7 @@ cdef Beside* beside_of(Spread* s, int device) noexcept nogil:
         if s.others[k].device == device: return &s.others[k]
     return NULL
 
-cdef int cuda_follow(void** event, int device, void* stream, int other, void* behind) except? ERROR_RAISED nogil:
+cdef int cuda_follow(void** event, int device, void* stream, int other, void* behind) except? RAISES nogil:
     """What comes on stream `behind` of GPU `other` waits for what stream `stream` of this device has now. (Each GPU's default stream
     is the null stream: which is current says whose.)"""
     cdef OnDevice here, there
@@ -225,7 +225,7 @@ cdef int cuda_follow(void** event, int device, void* stream, int other, void* be
     there.go(other)
     return code if code else cu.cuStreamWaitEvent(cu_stream(behind), <cu.CUevent>event[0], 0)
 
-cdef int spread_meet(Spread* s, int device, void* stream) except? ERROR_RAISED nogil:
+cdef int spread_meet(Spread* s, int device, void* stream) except? RAISES nogil:
     """A launch on this stream comes behind what the callers' streams on the other GPUs have now."""
     cdef int32_t k
     cdef int code = 0
@@ -233,7 +233,7 @@ cdef int spread_meet(Spread* s, int device, void* stream) except? ERROR_RAISED n
         if code == 0: code = cuda_follow(&s.others[k].event, s.others[k].device, cuda_current_stream(s.others[k].device), device, stream)
     return code
 
-cdef int spread_part(Spread* s, int device, void* stream) except? ERROR_RAISED nogil:
+cdef int spread_part(Spread* s, int device, void* stream) except? RAISES nogil:
     """And what comes on these waits for it."""
     cdef int32_t k
     cdef int code = 0
@@ -241,7 +241,7 @@ cdef int spread_part(Spread* s, int device, void* stream) except? ERROR_RAISED n
         if code == 0: code = cuda_follow(&s.event, device, stream, s.others[k].device, cuda_current_stream(s.others[k].device))
     return code
 
-cdef inline int launch_among(Driver* d, Spread* s, void* exec_, void* stream, int device, string* error) except? ERROR_RAISED nogil:
+cdef inline int launch_among(Driver* d, Spread* s, void* exec_, void* stream, int device, string* error) except? RAISES nogil:
     """Launch a graph of a recording that works on these GPUs, too, or on no others (NULL)."""
     cdef int code
     if s is NULL: return d.launch(exec_, stream, device, error)
@@ -249,7 +249,7 @@ cdef inline int launch_among(Driver* d, Spread* s, void* exec_, void* stream, in
     if code == 0: code = d.launch(exec_, stream, device, error)
     return code if code else spread_part(s, device, stream)
 
-cdef int spread_begin(Recording* r) except? ERROR_RAISED:
+cdef int spread_begin(Recording* r) except? RAISES:
     """The others' memory is routed."""
     cdef int32_t k
     for k in range(r.spread.n if r.spread is not NULL else 0):
@@ -257,7 +257,7 @@ cdef int spread_begin(Recording* r) except? ERROR_RAISED:
         r.spread_open = k + 1
     return 0
 
-cdef int spread_fork(Recording* r) except? ERROR_RAISED:
+cdef int spread_fork(Recording* r) except? RAISES:
     """The capture forks to them."""
     cdef int32_t k
     cdef int code = 0
@@ -265,7 +265,7 @@ cdef int spread_fork(Recording* r) except? ERROR_RAISED:
         if code == 0: code = cuda_follow(&r.spread.event, r.device, r.stream, r.spread.others[k].device, r.spread.others[k].stream)
     return code
 
-cdef int spread_join(Recording* r) except? ERROR_RAISED:
+cdef int spread_join(Recording* r) except? RAISES:
     cdef int32_t k
     cdef int code = 0
     for k in range(r.spread_open):
@@ -286,21 +286,21 @@ cdef void pools_end(Recording* r) noexcept:
     if r.pool_open: cuda_pool_end(r.pool)
     r.pool_open = 0
 
-cdef int spread_restore(Beside* b, void* state, void** live, int n) except? ERROR_RAISED:
+cdef int spread_restore(Beside* b, void* state, void** live, int n) except? RAISES:
     cdef OnDevice here
     cdef int code
     here.go(b.device)
     code = cuda_pool_restore(b.pool, state, live, n)
     return ERROR_FOREIGN_MEMORY if code == 1 else code
 
-cdef int cuda_restore(Recording* r, void* state, void** live, int n) except? ERROR_RAISED:
+cdef int cuda_restore(Recording* r, void* state, void** live, int n) except? RAISES:
     cdef OnDevice here
     cdef int code = fault(CALL_RESTORE)
     here.go(r.device)
     if code == 0: code = cuda_pool_restore(r.pool, state, live, n)
     return ERROR_FOREIGN_MEMORY if code == 1 else code
 
-cdef int cuda_resume(Recording* r) except? ERROR_RAISED:
+cdef int cuda_resume(Recording* r) except? RAISES:
     cdef OnDevice here
     cdef int code
     here.go(r.device)
@@ -312,7 +312,7 @@ cdef int cuda_resume(Recording* r) except? ERROR_RAISED:
     capturing_set(r, 1)
     return spread_fork(r)
 
-cdef int cuda_begin(Recording* r) except? ERROR_RAISED:
+cdef int cuda_begin(Recording* r) except? RAISES:
     cdef int code = fault(CALL_BEGIN)
     if code: return code
     if cuda_pool_begin(r.pool, r.stream, cuda_joined) != 0: return 1
@@ -344,7 +344,7 @@ cdef inline unsigned int copy_blocks(Patch* p) noexcept nogil:
     cdef int64_t n = p.nbytes // (16 * COPY_THREADS) + 1
     return <unsigned int>(n if n < COPY_BLOCKS else COPY_BLOCKS)
 
-cdef int cuda_copy(Recording* r, Patch* p, PyObject* to) except? ERROR_RAISED:
+cdef int cuda_copy(Recording* r, Patch* p, PyObject* to) except? RAISES:
     cdef OnDevice here
     cdef int code = fault(CALL_COPY)
     cdef cu.CUgraphNode node = NULL
@@ -363,7 +363,7 @@ cdef int cuda_copy(Recording* r, Patch* p, PyObject* to) except? ERROR_RAISED:
     p.handle = <void*>node
     return code
 
-cdef int cuda_load_kernels(int device) except? ERROR_RAISED:
+cdef int cuda_load_kernels(int device) except? RAISES:
     """Once per device; before a capture, since loading is not capturable."""
     cdef OnDevice here
     cdef cu.CUmodule module = NULL
@@ -375,7 +375,7 @@ cdef int cuda_load_kernels(int device) except? ERROR_RAISED:
     if code == 0: code = cu.cuModuleGetFunction(&COPY_KERNEL[device], module, b"cgt_copy")
     return code if code else cu.cuModuleGetFunction(&WORDS_KERNEL[device], module, b"cgt_words")
 
-cdef int cuda_decide_kernel(int device) except? ERROR_RAISED:
+cdef int cuda_decide_kernel(int device) except? RAISES:
     """The same for the kernel of conditional nodes; an error where the driver knows none."""
     cdef OnDevice here
     cdef cu.CUmodule module = NULL
@@ -386,7 +386,7 @@ cdef int cuda_decide_kernel(int device) except? ERROR_RAISED:
     code = cu.cuModuleLoadData(&module, <const void*>DECIDE_PTX)
     return code if code else cu.cuModuleGetFunction(&DECIDE_KERNEL[device], module, b"cgt_decide")
 
-cdef int cuda_words(Recording* r, Patch* p) except? ERROR_RAISED:
+cdef int cuda_words(Recording* r, Patch* p) except? RAISES:
     cdef OnDevice here
     cdef int code = fault(CALL_WORDS)
     cdef cu.CUgraphNode node = NULL
@@ -401,11 +401,11 @@ cdef int cuda_words(Recording* r, Patch* p) except? ERROR_RAISED:
     p.handle = <void*>node
     return code
 
-cdef int cuda_spend(Recording* r, PyObject* proto) except? ERROR_RAISED:
+cdef int cuda_spend(Recording* r, PyObject* proto) except? RAISES:
     cdef int code = fault(CALL_SPEND)
     return code if code else cuda_pool_spend(r.pool, tensor_storage_ptr(proto))
 
-cdef int cuda_vet(cu.CUgraph graph, size_t n) except? ERROR_RAISED:
+cdef int cuda_vet(cu.CUgraph graph, size_t n) except? RAISES:
     """No node may allocate, and none may read host memory: nobody would keep it alive."""
     cdef cu.CUgraphNode* nodes = <cu.CUgraphNode*>malloc(n * sizeof(cu.CUgraphNode))
     cdef cu.CUgraphNodeType kind
@@ -442,7 +442,7 @@ cdef int cuda_vet(cu.CUgraph graph, size_t n) except? ERROR_RAISED:
     free(nodes)
     return code
 
-cdef int cuda_end(Recording* r, Patch* patches, int32_t n_patches) except? ERROR_RAISED:
+cdef int cuda_end(Recording* r, Patch* patches, int32_t n_patches) except? RAISES:
     cdef OnDevice here
     cdef cu.CUgraph graph = NULL
     cdef size_t n = 0
@@ -471,13 +471,13 @@ cdef int cuda_end(Recording* r, Patch* patches, int32_t n_patches) except? ERROR
     r.n_graph_nodes = <int32_t>n + r.n_inner
     return cuda_vet(graph, n) if n else 0
 
-cdef int cuda_fetch(Recording* r, PyObject* x, char* to, int64_t nbytes) except? ERROR_RAISED:
+cdef int cuda_fetch(Recording* r, PyObject* x, char* to, int64_t nbytes) except? RAISES:
     cdef OnDevice here
     cdef Beside* b = beside_of(r.spread, tensor_device(x))
     here.go(tensor_device(x))
     return cu.cuMemcpyDtoHAsync(<void*>to, <cu.CUdeviceptr><uintptr_t>tensor_ptr(x), nbytes, cu_stream(b.stream if b is not NULL else r.stream))
 
-cdef int cuda_cut(Recording* r, Read* read) except? ERROR_RAISED:
+cdef int cuda_cut(Recording* r, Read* read) except? RAISES:
     """The pool stays open: what the segment holds is there for the next one."""
     cdef OnDevice here
     cdef cu.CUgraph graph = NULL
@@ -502,13 +502,13 @@ cdef int cuda_cut(Recording* r, Read* read) except? ERROR_RAISED:
     read.exec = <void*>exec_
     return code
 
-cdef int cuda_wait(void* stream, int device) except? ERROR_RAISED nogil:
+cdef int cuda_wait(void* stream, int device) except? RAISES nogil:
     cdef OnDevice here
     cdef int code = fault(CALL_WAIT)
     here.go(device)
     return code if code else cu.cuStreamSynchronize(cu_stream(stream))
 
-cdef int cuda_decide(Recording* r, uint64_t condition, PyObject* pred, void* stream) except? ERROR_RAISED:
+cdef int cuda_decide(Recording* r, uint64_t condition, PyObject* pred, void* stream) except? RAISES:
     cdef OnDevice here
     cdef void* params[2]
     cdef char* at = tensor_ptr(pred)
@@ -516,7 +516,7 @@ cdef int cuda_decide(Recording* r, uint64_t condition, PyObject* pred, void* str
     params[0], params[1] = &at, &condition
     return cu.cuLaunchKernel(DECIDE_KERNEL[r.device], 1, 1, 1, 1, 1, 1, 0, cu_stream(stream), params, NULL)
 
-cdef int cuda_fork(Recording* r, Fork* f, PyObject* pred, void* stream) except? ERROR_RAISED:
+cdef int cuda_fork(Recording* r, Fork* f, PyObject* pred, void* stream) except? RAISES:
     """A kernel that sets the condition, and behind it a conditional node, whose bodies are graphs without nodes."""
     cdef OnDevice here
     cdef cu.CUstreamCaptureStatus status
@@ -549,13 +549,13 @@ cdef int cuda_fork(Recording* r, Fork* f, PyObject* pred, void* stream) except? 
         cu_stream(stream), &node, NULL, 1,
         cu.CUstreamUpdateCaptureDependencies_flags_enum.CU_STREAM_SET_CAPTURE_DEPENDENCIES)
 
-cdef int cuda_enter(Recording* r, void* body, void* stream) except? ERROR_RAISED:
+cdef int cuda_enter(Recording* r, void* body, void* stream) except? RAISES:
     cdef OnDevice here
     here.go(r.device)
     return cu.cuStreamBeginCaptureToGraph(
         cu_stream(stream), <cu.CUgraph>body, NULL, NULL, 0, cu.CUstreamCaptureMode_enum.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL)
 
-cdef int cuda_leave(Recording* r, void* body, void* stream) except? ERROR_RAISED:
+cdef int cuda_leave(Recording* r, void* body, void* stream) except? RAISES:
     cdef OnDevice here
     cdef cu.CUgraph graph = NULL
     cdef size_t n = 0
@@ -567,7 +567,7 @@ cdef int cuda_leave(Recording* r, void* body, void* stream) except? ERROR_RAISED
     r.n_inner += <int32_t>n
     return cuda_vet(<cu.CUgraph>body, n) if code == 0 and n else code
 
-cdef int cuda_instantiate(Recording* r) except? ERROR_RAISED:
+cdef int cuda_instantiate(Recording* r) except? RAISES:
     cdef OnDevice here
     cdef cu.CUgraphExec exec_ = NULL
     cdef size_t before = 0, after = 0, total = 0
@@ -591,7 +591,7 @@ cdef int made_on(int device, PyObject* tensors, void** addresses) noexcept:
         n += addresses[n] is not NULL
     return n
 
-cdef int cuda_checkpoint(Recording* r, PyObject* made, PyObject* outs, PyObject* early, void** live, int n) except? ERROR_RAISED:
+cdef int cuda_checkpoint(Recording* r, PyObject* made, PyObject* outs, PyObject* early, void** live, int n) except? RAISES:
     """`live` is still allocated since restore. The blocks of `outs` stay allocated, without owners,
     until a restore finds that nobody holds them."""
     cdef OnDevice here
@@ -627,7 +627,7 @@ cdef void cuda_abort(Recording* r) noexcept:
     spread_free(r.spread)
     r.spread = NULL
 
-cdef int cuda_launch(void* exec_, void* stream, int device, string* error) except? ERROR_RAISED nogil:
+cdef int cuda_launch(void* exec_, void* stream, int device, string* error) except? RAISES nogil:
     cdef OnDevice here
     cdef int code = fault(CALL_LAUNCH)
     if code: return code
@@ -635,13 +635,13 @@ cdef int cuda_launch(void* exec_, void* stream, int device, string* error) excep
     here.go(device)
     return cu.cuGraphLaunch(<cu.CUgraphExec>exec_, cu_stream(stream))
 
-cdef int cuda_patch(void* exec_, Patch* p) except? ERROR_RAISED nogil:
+cdef int cuda_patch(void* exec_, Patch* p) except? RAISES nogil:
     cdef int code = fault(CALL_PATCH)
     if code: return code
     if p.kind == BOUND: return 0            # its words are told: addresses_bind
     return cuda_patch_words(exec_, p) if p.kind == WORDS else cuda_patch_copy(exec_, p)
 
-cdef int cuda_patch_copy(void* exec_, Patch* p) except? ERROR_RAISED nogil:
+cdef int cuda_patch_copy(void* exec_, Patch* p) except? RAISES nogil:
     cdef OnDevice here
     cdef CopyArgs a
     cdef cu.CUDA_KERNEL_NODE_PARAMS k
@@ -667,7 +667,7 @@ cdef int cuda_patch_copy(void* exec_, Patch* p) except? ERROR_RAISED nogil:
     return cu.cuGraphExecMemcpyNodeSetParams(
         <cu.CUgraphExec>exec_, <cu.CUgraphNode>p.handle, &m, context)
 
-cdef int cuda_patch_words(void* exec_, Patch* p) except? ERROR_RAISED nogil:
+cdef int cuda_patch_words(void* exec_, Patch* p) except? RAISES nogil:
     cdef cu.CUDA_KERNEL_NODE_PARAMS k
     cdef void* params[3]
     memset(&k, 0, sizeof(k))
@@ -692,7 +692,7 @@ cdef struct Args:                   # what a node is launched with, as the exec 
 
 cdef inline char* args_bytes(Args* a) noexcept nogil: return <char*>&a.args[a.n]
 
-cdef int kernel_param(cu.CUDA_KERNEL_NODE_PARAMS* params, size_t k, size_t* offset, size_t* size) except? ERROR_RAISED:
+cdef int kernel_param(cu.CUDA_KERNEL_NODE_PARAMS* params, size_t k, size_t* offset, size_t* size) except? RAISES:
     """Where argument k lies, in a kernel that is known as a function or as a kernel of a library."""
     if params.func is not NULL: return cu.cuFuncGetParamInfo(params.func, k, offset, size)
     return cu.cuKernelGetParamInfo(params.kern, k, offset, size)
@@ -753,7 +753,7 @@ cdef void cuda_word_free(Patch* p) noexcept:
     a.users -= 1
     if a.users == 0: free(a)
 
-cdef int cuda_scalar(void* exec_, Patch* p, Number* r) except? ERROR_RAISED:
+cdef int cuda_scalar(void* exec_, Patch* p, Number* r) except? RAISES:
     cdef int code = fault(CALL_PATCH)
     if code: return code
     form_write(p.part, r.is_float, r.f, r.i, args_bytes(<Args*>p.to) + p.at)
@@ -765,7 +765,7 @@ cdef void address_write(Patch* p, uint64_t address) noexcept:
     elif p.at == 0: a.move.srcDevice = <cu.CUdeviceptr>address
     else: a.move.dstDevice = <cu.CUdeviceptr>address
 
-cdef int cuda_word_done(void* exec_, Patch* p) except? ERROR_RAISED:
+cdef int cuda_word_done(void* exec_, Patch* p) except? RAISES:
     cdef OnDevice here
     cdef cu.CUcontext context = NULL
     cdef Args* a = <Args*>p.to
@@ -863,7 +863,7 @@ cdef bint node_names(cu.CUgraphNode node, char* lo, char* hi) except -1:
 
 cdef int cuda_bind(Recording* r, Patch* p) noexcept: return 0      # cuda_end does it: nothing may change in a capture under way
 
-cdef int cuda_bound(cu.CUgraph graph, Patch* patches, int32_t n) except? ERROR_RAISED:
+cdef int cuda_bound(cu.CUgraph graph, Patch* patches, int32_t n) except? RAISES:
     """Take out the copies of rebound slots, and have the graph work on the memory of the call that is recorded."""
     cdef Args* a
     cdef int32_t k
@@ -878,7 +878,7 @@ cdef int cuda_bound(cu.CUgraph graph, Patch* patches, int32_t n) except? ERROR_R
                 else cu.cuGraphKernelNodeSetParams(<cu.CUgraphNode>patches[k].handle, &a.params))
     return code
 
-cdef int cuda_unlink(cu.CUgraph graph, cu.CUgraphNode node) except? ERROR_RAISED:
+cdef int cuda_unlink(cu.CUgraph graph, cu.CUgraphNode node) except? RAISES:
     """Take a node out; what stood behind it stands behind those before it."""
     cdef size_t n_before = 0, n_behind = 0, n, j, k
     cdef cu.CUgraphNode* before
@@ -958,7 +958,7 @@ cdef int stream_back(void* stream, list mark) except -1:
     free(nodes)
     return check(CUDA, code, CALL_CUT)
 
-cdef int cuda_thin(Column* vain) except? ERROR_RAISED:
+cdef int cuda_thin(Column* vain) except? RAISES:
     """Take out nodes that were captured to look at. Nothing stands behind them."""
     cdef int code = 0
     cdef int32_t k
@@ -967,11 +967,11 @@ cdef int cuda_thin(Column* vain) except? ERROR_RAISED:
     vain.n = 0
     return code
 
-cdef int cuda_order(Path* p, int device, void* stream) except? ERROR_RAISED nogil:
+cdef int cuda_order(Path* p, int device, void* stream) except? RAISES nogil:
     cdef int code = fault(CALL_ORDER)
     return code if code else cuda_follow(&p.event, p.device, p.last_stream, device, stream)
 
-cdef int cuda_move(void* to, const void* source, int64_t nbytes, int device) except? ERROR_RAISED nogil:
+cdef int cuda_move(void* to, const void* source, int64_t nbytes, int device) except? RAISES nogil:
     cdef OnDevice here
     cdef int code = fault(CALL_MOVE)
     if code: return code

@@ -15,39 +15,39 @@ cdef enum:                        # our own codes; the driver's are positive
     ERROR_HOST_MEMORY = -2        # the graph reads host memory that nobody owns
     ERROR_MEMORY_NODES = -3       # the graph allocates
     ERROR_FOREIGN_MEMORY = -4     # somebody else keeps memory of the pool
-    ERROR_RAISED = -5                   # none: a Python exception is set (cydriver's, of a driver that lacks a function)
+    RAISES = -5                   # none: a Python exception is set (cydriver's, of a driver that lacks a function)
     ERROR_OLD_DRIVER = -6
     ERROR_TAPE = -10              # an op of the tape threw: minus the TapeError
 
 cdef struct Driver:
-    int (*restore)(Recording* r, void* state, void** live, int n) except? ERROR_RAISED   # the pool behind the parent
-    int (*begin)(Recording* r) except? ERROR_RAISED
-    int (*copy)(Recording* r, Patch* p, PyObject* to) except? ERROR_RAISED   # record the copy node of a copied slot
-    int (*words)(Recording* r, Patch* p) except? ERROR_RAISED        # record the node that writes seed, offset
-    int (*spend)(Recording* r, PyObject* proto) except? ERROR_RAISED  # a result of the path is not needed from here on
-    int (*fetch)(Recording* r, PyObject* x, char* to, int64_t nbytes) except? ERROR_RAISED   # record that x, contiguous, is copied to the host
-    int (*cut)(Recording* r, Read* read) except? ERROR_RAISED        # a segment ends: its graph and exec
-    int (*resume)(Recording* r) except? ERROR_RAISED                 # the next one begins
-    int (*wait)(void* stream, int device) except? ERROR_RAISED nogil # for what was launched
-    int (*fork)(Recording* r, Fork* f, PyObject* pred, void* stream) except? ERROR_RAISED    # record an op with bodies: these
-    int (*enter)(Recording* r, void* body, void* stream) except? ERROR_RAISED    # what is recorded on this stream is in the body
-    int (*leave)(Recording* r, void* body, void* stream) except? ERROR_RAISED    # no more
-    int (*decide)(Recording* r, uint64_t condition, PyObject* pred, void* stream) except? ERROR_RAISED   # a body's last op: does it run again?
-    int (*end)(Recording* r, Patch* patches, int32_t n) except? ERROR_RAISED    # graph, n_graph_nodes
-    int (*instantiate)(Recording* r) except? ERROR_RAISED            # exec
+    int (*restore)(Recording* r, void* state, void** live, int n) except? RAISES   # the pool behind the parent
+    int (*begin)(Recording* r) except? RAISES
+    int (*copy)(Recording* r, Patch* p, PyObject* to) except? RAISES   # record the copy node of a copied slot
+    int (*words)(Recording* r, Patch* p) except? RAISES        # record the node that writes seed, offset
+    int (*spend)(Recording* r, PyObject* proto) except? RAISES  # a result of the path is not needed from here on
+    int (*fetch)(Recording* r, PyObject* x, char* to, int64_t nbytes) except? RAISES   # record that x, contiguous, is copied to the host
+    int (*cut)(Recording* r, Read* read) except? RAISES        # a segment ends: its graph and exec
+    int (*resume)(Recording* r) except? RAISES                 # the next one begins
+    int (*wait)(void* stream, int device) except? RAISES nogil # for what was launched
+    int (*fork)(Recording* r, Fork* f, PyObject* pred, void* stream) except? RAISES    # record an op with bodies: these
+    int (*enter)(Recording* r, void* body, void* stream) except? RAISES    # what is recorded on this stream is in the body
+    int (*leave)(Recording* r, void* body, void* stream) except? RAISES    # no more
+    int (*decide)(Recording* r, uint64_t condition, PyObject* pred, void* stream) except? RAISES   # a body's last op: does it run again?
+    int (*end)(Recording* r, Patch* patches, int32_t n) except? RAISES    # graph, n_graph_nodes
+    int (*instantiate)(Recording* r) except? RAISES            # exec
     # The recording's memory becomes the pool's: made, outs are lists of tensors; live as in restore.
     # `early`: of outs, those whose bytes must last until the recording itself writes them.
-    int (*checkpoint)(Recording* r, PyObject* made, PyObject* outs, PyObject* early, void** live, int n) except? ERROR_RAISED
+    int (*checkpoint)(Recording* r, PyObject* made, PyObject* outs, PyObject* early, void** live, int n) except? RAISES
     void (*abort)(Recording* r) noexcept                 # undo begin, whatever happened since
-    int (*launch)(void* exec_, void* stream, int device, string* error) except? ERROR_RAISED nogil
-    int (*patch)(void* exec_, Patch* p) except? ERROR_RAISED nogil   # tell the exec p.told
-    int (*scalar)(void* exec_, Patch* p, Number* r) except? ERROR_RAISED     # tell it a number
-    int (*word_done)(void* exec_, Patch* p) except? ERROR_RAISED     # that was the last for this op
+    int (*launch)(void* exec_, void* stream, int device, string* error) except? RAISES nogil
+    int (*patch)(void* exec_, Patch* p) except? RAISES nogil   # tell the exec p.told
+    int (*scalar)(void* exec_, Patch* p, Number* r) except? RAISES     # tell it a number
+    int (*word_done)(void* exec_, Patch* p) except? RAISES     # that was the last for this op
     void (*word_free)(Patch* p) noexcept
-    int (*bind)(Recording* r, Patch* p) except? ERROR_RAISED         # a copied slot becomes a rebound one; its copies go
-    int (*order)(Path* p, int device, void* stream) except? ERROR_RAISED nogil   # this device's stream waits for the path's last launch
+    int (*bind)(Recording* r, Patch* p) except? RAISES         # a copied slot becomes a rebound one; its copies go
+    int (*order)(Path* p, int device, void* stream) except? RAISES nogil   # this device's stream waits for the path's last launch
     void* (*stream)(int device) noexcept nogil           # the caller's current stream
-    int (*move)(void* to, const void* source, int64_t nbytes, int device) except? ERROR_RAISED nogil     # on the caller's current stream
+    int (*move)(void* to, const void* source, int64_t nbytes, int device) except? RAISES nogil     # on the caller's current stream
     int (*rescue)(void* held, PyObject* proto, int device) noexcept   # part a holder's storage and proto's
     void (*destroy)(void* graph, void* exec_, void* pool, void* state) noexcept
 

@@ -12,7 +12,7 @@ cdef int path_hold(Path* p) noexcept:
     return 1
 
 cdef bint path_is_mine(Path* p) noexcept:
-    """Is this thread inside of the call that holds it: in a finalizer, in an eager part, in a backward that an eager part may wait for?"""
+    """Is this thread inside of the call that holds it: in a finalizer, an eager part, a backward for which that may wait?"""
     return p.owner == PyThread_get_thread_ident() or (p.lent and in_backward())
 
 cdef void path_unlock(Path* p) noexcept:

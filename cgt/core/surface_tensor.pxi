@@ -51,15 +51,16 @@ def version_counter(object t):
 
 
 def mirrored(object t):
-    """What the core takes a tensor for: (sizes, strides, offset, elements, device, does it require grad, hooks). private.py holds it
-    against what PyTorch says."""
+    """What the core takes a tensor for: (sizes, strides, offset, elements, device, does it require grad, hooks).
+    private.py holds it against what PyTorch says."""
     cdef int64_t dims[SCRATCH]
     cdef int k, ndim = tensor_ndim(<PyObject*>t)
     if 2 * ndim > SCRATCH: return None
     tensor_dims(<PyObject*>t, dims)
     return (
-        tuple([dims[k] for k in range(ndim)]), tuple([dims[ndim + k] for k in range(ndim)]), tensor_offset(<PyObject*>t),
-        tensor_numel(<PyObject*>t), tensor_device(<PyObject*>t), tensor_autograd(<PyObject*>t) != PLAIN_TENSOR, tensor_hooks(<PyObject*>t))
+        tuple([dims[k] for k in range(ndim)]), tuple([dims[ndim + k] for k in range(ndim)]),
+        tensor_offset(<PyObject*>t), tensor_numel(<PyObject*>t), tensor_device(<PyObject*>t),
+        tensor_autograd(<PyObject*>t) != PLAIN_TENSOR, tensor_hooks(<PyObject*>t))
 
 
 def has_attributes(object t):
