@@ -168,7 +168,7 @@ def op_supports(op, way, dtype, device):
         return dtype in op.supported_backward_dtypes(device)
     if dtype not in op.supported_dtypes(device):
         return False
-    return {"inplace": op.get_inplace() is not None, "out": op.supports_out}.get(way, True)
+    return {"inplace": op.get_inplace() is not None, "out": op.supports_out, "autocast": dtype is torch.float32}.get(way, True)
 
 
 def op_samples(op, way, dtype, device):
@@ -204,6 +204,21 @@ def forward_program(op, sets):
         return step
 
     return begin
+
+
+def autocast_program(op, sets):
+    """Under autocast, which begins outside."""
+    begin_step = forward_program(op, sets)
+
+    def begin(jit):
+        return torch.autocast(device_of(sets).type, torch.bfloat16)(begin_step(jit))
+
+    return begin
+
+
+def device_of(tree):
+    """That of its first tensor."""
+    return next((t.device for t in tensors(tree)), torch.device("cpu"))
 
 
 def inside_program(op, sets):
@@ -308,7 +323,7 @@ def unseeded(function):
     return types.FunctionType(function.__code__, world, function.__name__, function.__defaults__, function.__closure__)
 
 
-OP_PROGRAMS = {"inside": inside_program, "kept": kept_program, "out": out_program, "backward": backward_program, "grad": grad_program}
+OP_PROGRAMS = {"autocast": autocast_program, "inside": inside_program, "kept": kept_program, "out": out_program, "backward": backward_program, "grad": grad_program}
 
 
 def operators(database, *ways, programs=op_programs):
@@ -320,7 +335,7 @@ def operators(database, *ways, programs=op_programs):
 
 
 def module_supports(info, way, dtype, device):
-    return dtype in info.supported_dtypes(device)
+    return dtype in info.supported_dtypes(device) and (way != "autocast" or dtype is torch.float32)
 
 
 def module_programs(info, way, dtype, device):
@@ -345,7 +360,7 @@ def built(make, args, kwargs, device, dtype, like=None):
 
 
 def criterion_supports(case, way, dtype, device):
-    return dtype in (torch.float32, torch.float64)
+    return dtype in (torch.float32, torch.float64) and (way != "autocast" or dtype is torch.float32)
 
 
 def criterion_programs(case, way, dtype, device):
@@ -371,7 +386,7 @@ def criterion_name(case):
 
 
 def module_program(way, build, sets):
-    """infer: jitted, without gradients. model: jitted; loss, backward and optimizer outside. step: all of it jitted."""
+    """infer: jitted, without gradients. model: jitted; loss, backward and optimizer outside. autocast: the same, under it. step: all of it jitted."""
 
     def begin(jit):
         module = build()
@@ -385,12 +400,13 @@ def module_program(way, build, sets):
 
         def train(*args, **kwargs):
             optimizer.zero_grad()
-            result = f(*args, **kwargs)
+            with torch.autocast(device_of(sets).type, torch.bfloat16, enabled=way == "autocast"):
+                result = f(*args, **kwargs)
             loss_of(result).backward()
             optimizer.step()
             return detached(result)
 
-        run = {"infer": torch.no_grad()(f), "model": train, "step": jit(train) if way == "step" else None}[way]
+        run = {"infer": torch.no_grad()(f), "step": jit(train) if way == "step" else None}.get(way, train)
 
         def step(k):
             args, kwargs = copied(sets[k % SETS])
@@ -492,7 +508,7 @@ def optimizer_state(optimizer):
 
 
 KINDS = {
-    "ops": operators(op_db, "forward", "inside", "noncontiguous", "kept", "inplace", "out", "backward", "grad"),
+    "ops": operators(op_db, "forward", "autocast", "inside", "noncontiguous", "kept", "inplace", "out", "backward", "grad"),
     "random": operators(list(filter(is_seeded, op_db)), "forward", "kept", "backward", "grad", programs=partial(op_programs, changed=unseeded)),
     "refs": operators(python_ref_db, "forward"),
     "foreach": operators(
@@ -502,7 +518,7 @@ KINDS = {
     "hop": operators(hop_db, "forward", "backward"),
     "functions": operators(autograd_function_db, "forward", "backward", "grad"),
     "custom": operators(custom_op_db, "forward", "backward", "grad"),
-    "modules": Kind(module_db, ("infer", "model", "step"), lambda info: info.name, module_supports, module_programs),
-    "criteria": Kind(criterion_tests, ("infer", "model", "step"), criterion_name, criterion_supports, criterion_programs),
+    "modules": Kind(module_db, ("infer", "model", "autocast", "step"), lambda info: info.name, module_supports, module_programs),
+    "criteria": Kind(criterion_tests, ("infer", "model", "autocast", "step"), criterion_name, criterion_supports, criterion_programs),
     "optim": Kind(optim_db, ("step", "fresh", "schedule", "bound", "train"), lambda info: info.name, optimizer_supports, optimizer_programs),
 }  # fmt: skip

@@ -34,7 +34,7 @@ buffers and states are compared bit for bit. Replays are not audited here (`CGT_
 | column | what it says |
 |---|---|
 | database | ops: `op_db`; random: those of it that seed and draw, without the seeding; refs: `python_ref_db`; foreach; hop; functions: `autograd_function_db`; custom; modules; criteria; optim |
-| way | of operators: forward; inside: of clones that the function makes; noncontiguous: inputs with gaps; kept: the first tensor is the same at each call; inplace; out: into tensors that are there; backward: backward() outside; grad: autograd.grad inside. Of modules: infer; model: jitted in training; step: with loss, backward and optimizer. Of optimizers: step; fresh: gradients in new tensors; schedule: another rate at each call; bound: that of `cgt.jit(opt.step)`; train: with forward and backward |
+| way | of operators: forward; autocast: under it, in bfloat16; inside: of clones that the function makes; noncontiguous: inputs with gaps; kept: the first tensor is the same at each call; inplace; out: into tensors that are there; backward: backward() outside; grad: autograd.grad inside. Of modules: infer; model: jitted in training; autocast: the same, under it; step: with loss, backward and optimizer. Of optimizers: step; fresh: gradients in new tensors; schedule: another rate at each call; bound: that of `cgt.jit(opt.step)`; train: with forward and backward |
 | entries | samples that eager can run, and answers twice alike |
 | replayed | of the last two calls at least one was, and the backward of one |
 | eager | by [code](messages.md) |
