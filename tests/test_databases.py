@@ -16,6 +16,7 @@ WRONG = ("differs", "raises", "crash", "late")
 # What was wrong once: databases, ways, names.
 ONCE_WRONG = (
     ("ops", "forward,kept,out", "as_strided*,nn.functional.max_pool1d,_chunk_cat,linalg.eigvals"),
+    ("ops", "mixed,autocast", "add,stack,nn.functional.bilinear,linalg.pinv,linalg.qr"),
     ("ops", "backward,grad", "sgn,add,cumsum,fft.fft,linalg.qr,linalg.slogdet,nn.functional.grid_sample"),
     ("foreach", "forward,inplace", "_foreach_add,_foreach_zero"),
     ("modules", "infer,model,step", "nn.MaxPool1d,nn.BatchNorm1d,nn.LSTM"),

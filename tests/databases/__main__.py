@@ -84,7 +84,7 @@ def main():
         found = [read(path) for path in options.again]
         facts, rows, whole = found[0][0], [row for _, some in found for row in some], True
     else:
-        facts = facts_of(options.device)
+        facts = {**facts_of(options.device), "most": options.most, "limit": options.limit}
         if options.json:
             options.json.parent.mkdir(parents=True, exist_ok=True)
         with open(options.json or os.devnull, "w") as out:

@@ -34,6 +34,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_map_on
 from .judge import seed
 
 SETS = 2  # of values
+MIXED = 6  # samples that one function gets in turn
 
 
 class Group(NamedTuple):
@@ -189,7 +190,11 @@ def op_programs(op, way, dtype, device, changed=lambda function: function):
     make = op_samples(op, way, dtype, device)
     function = changed(op.get_inplace() if way == "inplace" else op.get_op())
     program = partial(OP_PROGRAMS.get(way, forward_program), function)
-    return [simpler(program, sets) for sets in pairs_of(make)]
+    pairs = pairs_of(make)
+    if way == "mixed":
+        stride = -(-len(pairs) // MIXED)
+        return [[mixed_program(function, pairs[k::stride])] for k in range(stride)]
+    return [simpler(program, sets) for sets in pairs]
 
 
 def forward_program(op, sets):
@@ -202,6 +207,17 @@ def forward_program(op, sets):
             return {"result": result, "args": (args, kwargs), "aliases": aliases(result, (args, kwargs))}
 
         return step
+
+    return begin
+
+
+def mixed_program(op, pairs):
+    """Several samples by one jitted function, in one iteration: other shapes, other structures, empty ones behind full ones."""
+
+    def begin(jit):
+        f = jit(op)
+        steps = [forward_program(f, sets)(lambda function: function) for sets in pairs]
+        return lambda k: [step(k) for step in steps]
 
     return begin
 
@@ -508,7 +524,7 @@ def optimizer_state(optimizer):
 
 
 KINDS = {
-    "ops": operators(op_db, "forward", "autocast", "inside", "noncontiguous", "kept", "inplace", "out", "backward", "grad"),
+    "ops": operators(op_db, "forward", "mixed", "autocast", "inside", "noncontiguous", "kept", "inplace", "out", "backward", "grad"),
     "random": operators(list(filter(is_seeded, op_db)), "forward", "kept", "backward", "grad", programs=partial(op_programs, changed=unseeded)),
     "refs": operators(python_ref_db, "forward"),
     "foreach": operators(

@@ -34,7 +34,7 @@ buffers and states are compared bit for bit. Replays are not audited here (`CGT_
 | column | what it says |
 |---|---|
 | database | ops: `op_db`; random: those of it that seed and draw, without the seeding; refs: `python_ref_db`; foreach; hop; functions: `autograd_function_db`; custom; modules; criteria; optim |
-| way | of operators: forward; autocast: under it, in bfloat16; inside: of clones that the function makes; noncontiguous: inputs with gaps; kept: the first tensor is the same at each call; inplace; out: into tensors that are there; backward: backward() outside; grad: autograd.grad inside. Of modules: infer; model: jitted in training; autocast: the same, under it; step: with loss, backward and optimizer. Of optimizers: step; fresh: gradients in new tensors; schedule: another rate at each call; bound: that of `cgt.jit(opt.step)`; train: with forward and backward |
+| way | of operators: forward; mixed: several samples by one function in each iteration; autocast: under it, in bfloat16; inside: of clones that the function makes; noncontiguous: inputs with gaps; kept: the first tensor is the same at each call; inplace; out: into tensors that are there; backward: backward() outside; grad: autograd.grad inside. Of modules: infer; model: jitted in training; autocast: the same, under it; step: with loss, backward and optimizer. Of optimizers: step; fresh: gradients in new tensors; schedule: another rate at each call; bound: that of `cgt.jit(opt.step)`; train: with forward and backward |
 | entries | samples that eager can run, and answers twice alike |
 | replayed | of the last two calls at least one was, and the backward of one |
 | eager | by [code](messages.md) |
@@ -134,6 +134,10 @@ def skips():
 def page(rows, facts, calls):
     """Markdown."""
     told = f"{facts['device']}, torch {facts['torch']}, Python {facts['python']}."
+    if facts.get("most"):
+        told += f" Of each operator, module and optimizer at most {facts['most']} samples in each way and dtype, spread over all."
+    if facts.get("limit"):
+        told += f" What {facts['limit']:g} s were enough for."
     sections = [("", table(rows)), ("## Not right", wrong(rows)), ("## Why calls ran eagerly", reasons(rows)), ("## Left out", skips())]
     text = HEAD.format(calls=calls, facts=told, summary=summary(rows))
     return text + "".join("\n" + "\n".join(filter(None, [title, "\n".join(["", *lines] if title else lines)])) + "\n" for title, lines in sections)
