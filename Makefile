@@ -20,8 +20,7 @@ SHELL       := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := test
 .NOTPARALLEL:
-.PHONY: demo test audit bench parity zoo docs gpu gpu2 lint ext wheel clean
-.PHONY: demo test audit sanitize bench zoo docs gpu gpu2 lint ext wheel clean
+.PHONY: demo test audit sanitize bench parity zoo docs gpu gpu2 lint ext wheel clean
 
 export PYTHONUNBUFFERED := 1
 

@@ -9,7 +9,7 @@ from helpers import counts, square_values, tells, values
 
 # isort: split
 import cgt_core as core
-from helpers import counts, identical, square_values, tells, try_programs
+from helpers import identical, try_programs
 from hypothesis import strategies as st
 from torch.utils import _pytree as pytree
 
