@@ -606,6 +606,11 @@ def unseen_kernel(line):
     return f"no op wrote the memory that was made empty at {line}, and it is used: a kernel that PyTorch shows to nobody may fill it."
 
 
+@code(326)
+def casts_inside(op, line):
+    return f"{op} at {line} runs other ops, which autocast changes: a recording on the CPU has it alone. Call it outside of autocast."
+
+
 @code(323)
 def op_elsewhere(op):
     return (

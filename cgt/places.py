@@ -250,6 +250,10 @@ def walk_function(walk, function, path):
     if ambient and is_ambient(function.__module__):
         if function in RUN_BACKWARD:
             walk.names["backward"] = None
+        # A scheduler puts a wrapper around its optimizer's step, which has that weakly.
+        for reference in [value_at(Place(CELL, cell, None, None, path)) for cell in function.__closure__ or ()]:
+            if type(reference) is weakref.ref and issubclass(type(reference()), torch.optim.Optimizer):
+                visit(walk, reference(), path)
         return
     add(walk, ATTR, function, "__code__", function.__code__, f"{path}.__code__")
     for key in ("__defaults__", "__kwdefaults__"):

@@ -87,6 +87,7 @@ SILENT_WRITES = frozenset(
 )
 GATHERS = "fsdp::all_gather_copy_in"  # and this one argument 1
 # Ops that count from the start of the storage, which a copied slot's buffer does not have.
+CASTS_INSIDE = frozenset(("_trilinear", "linalg_pinv"))  # the database of operators has no others
 ABSOLUTE = frozenset(("as_strided", "as_strided_", "as_strided_copy", "as_strided_scatter"))
 CHECKS = frozenset(("_linalg_check_errors",))
 DYNAMIC = frozenset(("_pack_padded_sequence",))  # by lengths on the host, though it has no tag for that
@@ -796,6 +797,8 @@ def vet_op(seen, op, facts, args, kwargs, inputs, written, constant, aside):
         line = host_reason(seen, errors.host_read, op)
     elif is_dynamic(facts, inputs) and not constant:
         line = errors.dynamic_shape(str(op), user_line(seen))
+    elif facts.packet in CASTS_INSIDE and seen.driver == HOST and core.casts_inside():
+        line = errors.casts_inside(str(op), user_line(seen))
     elif facts.replaces:
         line = errors.replaces_memory(str(op), user_line(seen))
     elif facts.reshapes and core.storage_id(inputs[0]) not in seen.made:

@@ -100,10 +100,10 @@ def test_a_run_of_the_graph_that_ends_as_a_recording_begins(device, spent, monke
         def release(self):
             self.lock.release()
 
-    def new_site(function, name, opts, graph=None):
+    def new_site(function, name, opts, graph=None, **more):
         if graph is not None:
             graph.lock = Lock(graph)
-        return step_of(function, name, opts, graph)
+        return step_of(function, name, opts, graph, **more)
 
     monkeypatch.setattr(dispatch, "new_site", new_site)
     check(device, plain)

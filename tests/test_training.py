@@ -642,3 +642,18 @@ def test_parameters_in_one_buffer_count_their_own_versions(device):
 
     want, got = train(lambda f: f), train(cgt.jit)
     assert got[:2] == want[:2] and cgt.stats(got[2]).replays >= 3, cgt.explain(got[2])
+
+
+def test_step_of_an_optimizer_behind_a_scheduler(device):
+    """The scheduler's wrapper of `step` has the optimizer by a weak reference."""
+    p = nn.Parameter(torch.zeros(3, device=device))
+    optimizer = torch.optim.SGD([p], lr=1.0)
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+    p.grad = torch.ones_like(p)
+    step = cgt.jit(optimizer.step)
+    for k in range(10):
+        p.data.zero_()
+        step()
+        assert p.tolist() == [-(0.5**k)] * 3
+        scheduler.step()
+    assert cgt.stats(step).replays >= 5, cgt.explain(step)

@@ -88,3 +88,18 @@ def test_jiterator(device, inputs):
             pair[0].add_(1)
             assert identical(f(*pair), function(*pair)), k
         assert cgt.stats(f).replays >= CALLS - 4, cgt.explain(f)
+
+
+@tells("casts_inside")
+def test_op_that_runs_others_which_autocast_changes(device):
+    net = torch.nn.Bilinear(4, 4, 3).to(device)
+
+    def function(x):
+        with torch.no_grad(), torch.autocast(device.type, torch.bfloat16):
+            return net(x, x + 1)
+
+    f = cgt.jit(function)
+    for k in range(CALLS):
+        x = values(device, 5, 4, seed=k)
+        assert identical(f(x), function(x)), k
+    assert cgt.stats(f).replays or (device.type == "cpu" and "CGT326" in cgt.explain(f)), cgt.explain(f)

@@ -121,6 +121,9 @@ struct Call {
 };
 static thread_local Call* call_now = nullptr;
 
+// Would ops of the host's that the op under way runs be changed by autocast?
+static int observe_casts() noexcept { return call_now && !call_now->thread.excluded_.has(c10::DispatchKey::AutocastCPU); }
+
 // f(t) for each tensor in this value, lists and lists of lists too, in order; what it returns takes t's place.
 template <class F>
 static void each_tensor(c10::IValue& value, F&& f) {

@@ -192,6 +192,7 @@ cdef extern from "observe_shim.h" namespace "cgt":
     void numbers_watch_ "cgt::numbers_watch"(const void* run, bint on) except +
     PyObject* observe_numbers() noexcept
     int observe_told() noexcept
+    int observe_casts() noexcept
     void observe_list(int k, PyObject* tensors) noexcept
     int observe_start() noexcept
     void reads_of(const char* name) except +

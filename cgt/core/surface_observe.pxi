@@ -231,6 +231,11 @@ def stream_is_capturing(int device):
     return bool(cuda_capturing(cuda_current_stream(device)))
 
 
+def casts_inside():
+    """Would ops on the CPU that the op under way runs be changed by autocast?"""
+    return observe_casts() != 0
+
+
 def is_in_node():
     """Does autograd evaluate a node in this thread?"""
     return in_node() != 0
