@@ -5,10 +5,11 @@
 # make bench   ratios to floors measured in the same run
 # make parity  PyTorch's own databases of operators, modules and optimizers beside eager, into docs/parity.md; DEVICE=cuda
 # make zoo     models of many libraries, eager and jitted, into docs/zoo.md; INSTALL=1 installs the libraries into .venv
+# make suites  other projects' own tests with cgt in their modules and optimizers, into docs/suites.md; INSTALL=1 installs their needs
 # make docs    the site, into build/site; INSTALL=1 installs what builds it into .venv
 # make gpu     the suite and the benches on a machine with a CUDA device; installs nothing
 # make gpu2    the tests and figures of several processes, on a machine with two CUDA devices
-# make lint    ruff, cython-lint, and the structure rules of tests/test_layout.py
+# make lint    ruff, cython-lint, the structure rules of tests/test_layout.py, the counts of tests/house.py
 # make ext     the release build, beside its source
 # make wheel   a source distribution and a wheel for this Python and this torch into dist/, tried in an empty folder
 # make clean   removes what was built (not .venv)
@@ -20,7 +21,7 @@ SHELL       := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := test
 .NOTPARALLEL:
-.PHONY: demo test audit sanitize bench parity zoo docs gpu gpu2 lint ext wheel clean
+.PHONY: demo test audit sanitize bench parity zoo suites docs gpu gpu2 lint ext wheel clean
 
 export PYTHONUNBUFFERED := 1
 
@@ -82,6 +83,16 @@ zoo: ext
 	$(if $(and $(READY),$(INSTALL)),$(PY) -m pip install -q -r bench/requirements-zoo.txt)
 	$(PY) -m bench.zoo --write docs/zoo.md
 
+# Sources come from the package index into build/suites. The environment there has this interpreter's packages, too.
+SUITES := build/suites/env
+SITE   := import sysconfig; print(sysconfig.get_paths()["purelib"])
+suites: ext
+	if [ -n "$(INSTALL)" ]; then $(PY) -m venv $(SUITES); \
+	$(PY) -c '$(SITE)' > "$$($(SUITES)/bin/python -c '$(SITE)')/outside.pth"; \
+	$(SUITES)/bin/python -m pip install -q $$($(PY) -m tests.suites --needs); fi
+	if [ -x $(SUITES)/bin/python ]; then suites=$(SUITES)/bin/python; else suites=$(PY); fi; \
+	$$suites -m tests.suites --json build/suites/rows.json --write docs/suites.md
+
 docs: $(READY)
 	$(if $(and $(READY),$(INSTALL)),$(PY) -m pip install -q -r docs/requirements.txt)
 	$(PY) -m mkdocs build --strict
@@ -105,10 +116,11 @@ gpu2:
 	$(PY) -m bench.ranks --tests
 
 lint: $(READY)
-	if $(call has,ruff); then $(PY) -m ruff check .; else echo "ruff is not installed: skipped"; fi
+	if $(call has,ruff); then $(PY) -m ruff check . && $(PY) -m ruff format --check cgt; else echo "ruff is not installed: skipped"; fi
 	if $(call has,cython_lint); then $(PY) -c "$(CYTHON_LINT)" cgt_core.pxd cgt/core/*.pxi; \
 	else echo "cython-lint is not installed: skipped"; fi
 	$(PY) -m pytest --noconftest tests/test_layout.py
+	$(PY) tests/house.py
 
 # $(OF): "/3" where these are the steps of `make demo`.
 ext: $(READY)

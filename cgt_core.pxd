@@ -14,7 +14,7 @@
 #                      ├───► patches            what of the graph is set before a launch
 #                      ├───► numbers            what a call's numbers come to, on their way into the graph
 #                      ├───► reads              values that Python reads on the way, each behind a graph of its own
-#                      ├───► undos              what these graphs overwrite, and where it is kept until the last value is known
+#                      ├───► undos              what these graphs overwrite, and where it is kept until all is known
 #                      ├───► effects            what a replay does to the call's tensors besides their bytes
 #                      ├───► grads, tags ──► places
 #                      ├───► saves, flows       what its backward needs, and where gradients go
@@ -67,7 +67,8 @@ cpdef enum:                 # Kind: ops.kind, and what ops.obj is
 cpdef enum:                 # Binding: slots.binding, decided by dispatch.py when the node is recorded
     UNUSED                  # the function never touched it: only an argument's metadata is guarded
     PINNED                  # the graph reads this address: the pointer must be the same
-    COPIED                  # the graph copies from today's address first, and back if it writes it: same alignment class
+    # the graph copies from today's address first, and back if it writes it: same alignment class
+    COPIED
     VALUE                   # a CPU number baked into kernels: the bytes must be the same
     TWIN                    # the same tensor as a copied or rebound slot: both must be at one address
     REBOUND                 # the graph is told today's address: same alignment class
@@ -84,13 +85,15 @@ cpdef enum:                 # OutKind: outs.kind
     AGAIN                   # the very tensor of output `ref`
     PART                    # a view of output `ref` that autograd makes, since both require grad
     READOUT                 # no tensor: what ops[0] makes of memory of the host that the graph writes
-    WRAPPER                 # a tensor subclass: what ops[0] makes around outputs ops[1], which are its attributes ops[2]
+    # a tensor subclass: what ops[0] makes around outputs ops[1], which are its attributes ops[2]
+    WRAPPER
 
 cdef enum:                  # Policy: fns.outputs: what happens to a held output that is about to be overwritten
     RESCUE, POISON, BORROW
 
 cpdef enum:                 # Part: kinds of rows of which a node has a slice; see PARTS in table.pxi
-    SLOTS, GUARDS, OUTS, PATCHES, EFFECTS, GRADS, TAGS, PLACES, DIMS, DEADS, SAVES, FLOWS, READS, NUMBERS, UNDOS, N_PARTS
+    SLOTS, GUARDS, OUTS, PATCHES, EFFECTS, GRADS, TAGS, PLACES, DIMS, DEADS
+    SAVES, FLOWS, READS, NUMBERS, UNDOS, N_PARTS
 
 cpdef enum:                 # PatchKind
     COPY_SOURCE             # a copied slot's copy node reads from today's address
@@ -118,7 +121,8 @@ cpdef enum:                 # NumberOp: numbers.op
     EQUALS                  # a constant
     ADDED, SUBTRACTED, MULTIPLIED, DIVIDED, FLOORED, REMAINDER, RAISED, NEGATED, ABSOLUTE, AS_FLOAT, AS_INT
     ROUNDED                 # to 32 bits
-    ROOT, EXPONENTIAL, LOGARITHM, SINE, COSINE, TANGENT, HYPERBOLIC         # what Python's math does: sqrt, exp, log, sin, cos, tan, tanh
+    # what Python's math does: sqrt, exp, log, sin, cos, tan, tanh
+    ROOT, EXPONENTIAL, LOGARITHM, SINE, COSINE, TANGENT, HYPERBOLIC
     LOOKED_UP               # what a table has at number a
     AT_READ                 # what read a leaves on the host, in 64 bits
     LESS, AT_MOST, SAME_AS, OTHER_THAN, MORE, AT_LEAST      # 0 or 1
@@ -208,7 +212,8 @@ cdef struct Node:
     int32_t keeps_grads         # a .grad that it replaces is still there when it reads a value
     int32_t writes              # some slot is written: copied slots must not overlap it
     int32_t same_grads          # of some slots it is guarded which tensor .grad is
-    int32_t follows             # the tensors of some slots are what places hold; 2: others came since they were told apart
+    # the tensors of some slots are what places hold; 2: others came since they were told apart
+    int32_t follows
     int32_t stale               # some number is another one than the graph was told
     int32_t moved               # some rebound slot may lie elsewhere than the graph was told
     int32_t unproven            # the first replay at other addresses is compared with eager
@@ -223,7 +228,8 @@ cdef struct Node:
     void* state                 # CUDA: the allocator's state after it; host: NULL
     Spread* spread              # CUDA: on which other GPUs it works, too; or NULL
     int32_t n_graph_nodes
-    int64_t exec_bytes          # CUDA: of the device, that the driver took for it; it takes pieces of some MiB, and not for each
+    # CUDA: of the device, that the driver took for it; it takes pieces of some MiB, and not for each
+    int64_t exec_bytes
     int64_t n_replay
     int64_t audit_at            # the replay with this number is compared with eager; 0: none
     int64_t tried               # in which call of its function its segments ran last
@@ -238,9 +244,11 @@ cdef struct Dead:               # a fresh output whose memory a descendant may u
     id_t out                    # relative to the node's outs
 
 cdef struct Guard:              # what each hit compares of a slot's tensor; the row of its Slot, 48 bytes
-    PyObject* tensor            # the reached tensor, borrowed, but where it follows; of a leaf: what it must be, being reached, too
+    # the reached tensor, borrowed, but where it follows; of a leaf: what it must be, being reached, too
+    PyObject* tensor
     uint64_t keys               # dispatch key set
-    char* ptr                   # PINNED: where it must be; REBOUND: where it was told to be; else where it was when it was recorded
+    # PINNED: where it must be; REBOUND: where it was told to be; else where it was when it was recorded
+    char* ptr
     int32_t leaf                # which tensor leaf; NONE for one reached by closure, module or .grad
     id_t grad_of                # it is .grad of this slot of the node's, whatever that is now; or NONE
     id_t dim_at                 # sizes then strides, index into the node's dims
@@ -262,7 +270,8 @@ cdef struct Slot:               # the rest
     int32_t align               # data pointer modulo align_of (guard.pxi)
     id_t copy                   # COPIED, REBOUND: index into the node's patches; TWIN: the slot that is; or NONE
     id_t back                   # COPIED, and written: the patch that copies back; REBOUND, and written: `copy`; or NONE
-    id_t beside                 # COPIED: it shares bytes with this earlier one, and lies `shift` bytes behind it; or NONE
+    # COPIED: it shares bytes with this earlier one, and lies `shift` bytes behind it; or NONE
+    id_t beside
     int32_t follows             # its tensor, which is owned, is what a place holds
     char value[16]              # VALUE only: itemsize bytes
 
@@ -283,7 +292,8 @@ cdef struct Out:
     int64_t shift               # VIEW: bytes from the start of the slot's tensor
     PyObject* proto             # owned: alias over the memory that the graph writes
     PyObject* line              # owned: where it was made, a str
-    PyObject* ops               # owned: PART, READOUT, WRAPPER: what makes it (views.py, readout.py, wrappers.py); else an empty tuple
+    # owned: PART, READOUT, WRAPPER: what makes it (views.py, readout.py, wrappers.py); else an empty tuple
+    PyObject* ops
     PyObject* tensor            # owned: what was handed out last; NULL: make a new one
     void* storage               # FRESH, owned: StorageImpl handed out last over the group's memory; its
                                 # holders count, whatever became of the tensors; NULL: none
@@ -292,11 +302,13 @@ cdef struct Save:               # a tensor that the backward gets, behind the gr
     id_t slot                   # the call's tensor of this slot; or NONE
     id_t out                    # this output's cached tensor; or NONE
 
-cdef struct Patch:              # a node of the graph whose parameters a replay sets, where they changed since the last time
+# a node of the graph whose parameters a replay sets, where they changed since the last time
+cdef struct Patch:
     int32_t kind                # PatchKind
     id_t slot                   # a copy's: whose tensor it is about; NONE: the recording does without it
     void* handle                # CUDA: CUgraphNode; host: number of the tape's op
-    char* to                    # where it writes: nbytes, or two words of 64 bits; COPY_BACK: where it reads; SCALAR, ADDRESS: see cuda.pxi
+    # where it writes: nbytes, or two words of 64 bits; COPY_BACK: where it reads; SCALAR, ADDRESS: see cuda.pxi
+    char* to
     int64_t nbytes              # ADDRESS: so far behind where the slot begins
     uint64_t told[2]            # what the exec was told last: an address; seed and offset; SCALAR: bits, is it unknown?
     id_t number                 # SCALAR: which; ADDRESS: in the memory of which BOUND; or NONE
@@ -341,7 +353,8 @@ cdef struct Effect:             # what a replay does besides its results
     int32_t kind                # EffectKind
     id_t slot                   # whose tensor; NONE where it is about a place
     int32_t bumps               # WRITES: by how much _version moves
-    id_t out                    # SETS_GRAD: hidden output that becomes .grad, or NONE: it becomes None; PUTS, APPENDS: or NONE
+    # SETS_GRAD: hidden output that becomes .grad, or NONE: it becomes None; PUTS, APPENDS: or NONE
+    id_t out
     id_t place                  # which, relative to the node's places; or NONE
     id_t tag                    # of that place, relative to the node's tags
     id_t number                 # PUTS, APPENDS, WRITES: the number that comes to it; or NONE
@@ -366,7 +379,8 @@ cdef struct Place:              # a value that the function can read without its
     PyObject* key
     PyObject* want              # NULL: must stay absent
     int64_t number              # *_LEN and LIST_ITEM; ATTR: function_part
-    id_t slot                   # FOLLOWS: whose tensor it is, or the first of a tuple's; IS_NUMBER: which number, or the first of a tuple's
+    # FOLLOWS: whose tensor it is, or the first of a tuple's; IS_NUMBER: which number, or the first of a tuple's
+    id_t slot
     int32_t items               # FOLLOWS: of a tuple with so many; 0: the tensor itself
 
 cdef struct Path:               # one per device: row 0 the host, row 1+i cuda:i
@@ -374,7 +388,8 @@ cdef struct Path:               # one per device: row 0 the host, row 1+i cuda:i
     int32_t device              # -1 for the host
     void* lock                  # std::mutex
     unsigned long owner         # thread that holds it, or 0
-    int32_t lent                # it runs code of the user's, which may wait for autograd's threads: these need not wait for it
+    # it runs code of the user's, which may wait for autograd's threads: these need not wait for it
+    int32_t lent
     unsigned long thread        # the first thread that called on this device
     int32_t shared              # another one did, too
     int32_t settles             # the next path_wait gives the first one time
@@ -410,7 +425,7 @@ cdef struct Spread:             # a recording's other GPUs: owned by the recordi
     void* event                 # the launch is done
     Beside others[1]            # n of them
 
-cdef struct Recording:          # the one recording under way; dispatch.py's lock guards it
+cdef struct Recording:          # the one recording under way; the lock in sites.py guards it
     int32_t active
     int32_t driver, device
     void* stream

@@ -10,7 +10,7 @@ from conftest import wait
 from torch import nn
 
 import cgt
-from cgt import options
+from cgt.words import options
 
 CALLS = 200
 ROUNDS = 5

@@ -4,8 +4,8 @@ import torch
 from cgt_core import time_guards
 
 import cgt
-from cgt import places
 from cgt.api import state_of
+from cgt.look import places
 
 
 def test_looking_around_a_deep_model(device, compare, figure):

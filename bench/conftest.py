@@ -21,7 +21,7 @@ import cgt_core as core
 import pytest
 
 import cgt
-from cgt import options
+from cgt.words import options
 
 options.OVERHEAD = math.inf  # what is measured here is settled first; bench_account.py looks at the rest
 ROUNDS = 100

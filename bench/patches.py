@@ -18,8 +18,8 @@ import torch.nn.functional as F
 from cgt_core import COPIED, PINNED, REBOUND, UNUSED
 
 import cgt
-from cgt import options
 from cgt.api import state_of
+from cgt.words import options
 
 ROOT = Path(__file__).resolve().parent.parent
 RECORD = ROOT / "bench" / "results" / "patches.json"

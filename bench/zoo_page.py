@@ -2,7 +2,7 @@
 
 from collections import Counter
 
-from cgt.report import MEASURED
+from cgt.tools.report import MEASURED
 
 HARM = 1.05  # times eager: past it a cell is slower
 

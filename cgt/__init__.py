@@ -3,8 +3,8 @@
 import torch  # first: the core's libraries are PyTorch's, and torch loads them in order
 
 # isort: split
-from . import errors
-from .errors import CgtError, CgtWarning
+from .words import errors
+from .words.errors import CgtError, CgtWarning
 
 __version__ = "0.5.0"
 
@@ -13,11 +13,30 @@ try:
 except ImportError as error:  # a symbol that this torch does not have; or it was not built
     raise ImportError(errors.other_torch(__version__, torch.__version__, str(error))) from error
 if cgt_core.built_against() != tuple(map(int, torch.__version__.split(".")[:2])):
-    raise ImportError(errors.other_torch(__version__, torch.__version__, "built against torch {}.{}".format(*cgt_core.built_against())))
+    raise ImportError(
+        errors.other_torch(
+            __version__, torch.__version__, "built against torch {}.{}".format(*cgt_core.built_against())
+        )
+    )
 
 from .api import explain, jit, memory, require_replay, reset, show, stats, step  # noqa: E402
 from .doctor import doctor  # noqa: E402
-from .islands import eager  # noqa: E402
-from .probes import tap, tapped  # noqa: E402
+from .make.islands import eager  # noqa: E402
+from .make.probes import tap, tapped  # noqa: E402
 
-__all__ = ["CgtError", "CgtWarning", "doctor", "eager", "explain", "jit", "memory", "require_replay", "reset", "show", "stats", "step", "tap", "tapped"]
+__all__ = [
+    "CgtError",
+    "CgtWarning",
+    "doctor",
+    "eager",
+    "explain",
+    "jit",
+    "memory",
+    "require_replay",
+    "reset",
+    "show",
+    "stats",
+    "step",
+    "tap",
+    "tapped",
+]

@@ -19,7 +19,22 @@ class _Module(Protocol):  # torch.nn.Module
 M = TypeVar("M", bound=_Module)
 
 __version__: str
-__all__ = ["CgtError", "CgtWarning", "doctor", "eager", "explain", "jit", "memory", "require_replay", "reset", "show", "stats", "step", "tap", "tapped"]
+__all__ = [
+    "CgtError",
+    "CgtWarning",
+    "doctor",
+    "eager",
+    "explain",
+    "jit",
+    "memory",
+    "require_replay",
+    "reset",
+    "show",
+    "stats",
+    "step",
+    "tap",
+    "tapped",
+]
 
 class CgtError(RuntimeError): ...
 class CgtWarning(UserWarning): ...
@@ -121,4 +136,6 @@ def tapped() -> dict[str, Tensor]: ...
 
 class require_replay(ContextDecorator):
     def __enter__(self) -> require_replay: ...
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None: ...
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None: ...

@@ -1,4 +1,5 @@
-"""The demo: `python -m cgt`; and `python -m cgt doctor SCRIPT`, which tells what keeps a script's functions from replaying.
+"""The demo: `python -m cgt`; and `python -m cgt doctor SCRIPT`, which tells what keeps a script's functions from
+replaying.
 
 A small transformer learns to write like Python's own help pages.
 
@@ -66,9 +67,7 @@ class Block(nn.Module):
         super().__init__()
         self.norm1, self.norm2 = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
         self.attend = Attention()
-        self.think = nn.Sequential(
-            nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH), nn.Dropout(0.1)
-        )
+        self.think = nn.Sequential(nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH), nn.Dropout(0.1))
 
     def forward(self, x):
         x = x + self.attend(self.norm1(x))
@@ -109,9 +108,7 @@ def train(steps, device, transform, label):
     for batch in progress(batches(steps, device), steps, label):
         start = time.perf_counter()
         cgt.step()  # a new iteration: the memory of the last one may be used again
-        losses.append(
-            train_step(batch).item()
-        )  # .item() waits for the device, so that the clock sees all the work
+        losses.append(train_step(batch).item())  # .item() waits for the device, so that the clock sees all the work
         seconds.append(time.perf_counter() - start)
     return model, train_step, losses, statistics.median(seconds[WARM:] or seconds)
 
@@ -168,7 +165,8 @@ def plain_progress(items, total, label):
 
 
 def first_difference(ours, theirs):
-    """Index of the first pair of floats that differ in any bit, or None. float.hex() is exact and tells -0.0 from 0.0."""
+    """Index of the first pair of floats that differ in any bit, or None. float.hex() is exact and tells -0.0 from
+    0.0."""
     pairs = enumerate(zip(ours, theirs, strict=True))
     return next((i for i, (a, b) in pairs if a.hex() != b.hex()), None)
 
@@ -200,17 +198,13 @@ def arguments():
     parser = argparse.ArgumentParser(
         prog="python -m cgt", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument(
-        "--steps", type=int, default=500, help="training steps, run twice (default: 500)"
-    )
+    parser.add_argument("--steps", type=int, default=500, help="training steps, run twice (default: 500)")
     parser.add_argument(
         "--device",
         default="cuda" if torch.cuda.is_available() else "cpu",
         help="cpu, cuda, cuda:1 ... (default: cuda where there is one)",
     )
-    parser.add_argument(
-        "--length", type=int, default=400, help="characters to write afterwards (default: 400)"
-    )
+    parser.add_argument("--length", type=int, default=400, help="characters to write afterwards (default: 400)")
     options = parser.parse_args()
     if options.steps < 1 or options.length < 0:
         parser.error("--steps must be at least 1 and --length at least 0")

@@ -13,31 +13,28 @@ import types
 import cgt_core as core
 import torch
 
-from . import (
-    budget,
-    dispatch,
-    draw,
-    errors,
-    logs,
-    options,
-    pytree,
-    ranks,
-    report,
-    trace,
-    views,
-)
-from .audit import parse as audit_of
 from .data import Options
-from .errors import CgtError
-from .observe import NOT_USER_CODE, collect
-from .private import READ_BEHIND, outside_dynamo, self_check
-from .taps import tap_swaps
+from .decide import budget, dispatch, freeing, logs, sites
+from .decide.audit import parse as audit_of
+from .make import trace
+from .ranks import collectives
+from .run import views
+from .run.observe import NOT_USER_CODE, collect
+from .run.taps import tap_swaps
+from .tools import draw, report
+from .words import errors, options, pytree
+from .words.errors import CgtError
+from .words.private import READ_BEHIND, outside_dynamo, self_check
 
-SCHEDULE, BYTES = "like 'first:2,every:1000' (also rtol:1e-5, atol:1e-8)", "bytes, or like '2GiB'"  # what options are to be
+SCHEDULE, BYTES = (
+    "like 'first:2,every:1000' (also rtol:1e-5, atol:1e-8)",
+    "bytes, or like '2GiB'",
+)  # what options are to be
 
 
 def jit(fn=None, *, static_argnums=(), static_argnames=(), max_records=options.MAX_RECORDS,
-        max_graphs=options.MAX_GRAPHS, outputs="rescue", inputs="auto", dynamic=(), audit=None, memory_budget=None):  # fmt: skip
+        max_graphs=options.MAX_GRAPHS, outputs="rescue", inputs="auto", dynamic=(), audit=None,
+        memory_budget=None):  # fmt: skip
     """Record what `fn` does and replay it at every later call that the recording fits.
 
     The first call runs `fn` and observes it, the second records, the third replays: on the GPU as a
@@ -63,15 +60,16 @@ def jit(fn=None, *, static_argnums=(), static_argnames=(), max_records=options.M
         audit: which replays of each recording run eagerly, too, from the same state, and are compared bit by
             bit; by default "first:2,doubling:1": the first two, and then the 4th, 8th, 16th ...; "every:1000":
             each 1000th; with rtol:1e-5 or atol:1e-8 beside, as `torch.allclose` does; "0": none. Where they part,
-            eager's values stand, the recording goes, and a `CgtWarning` names what is different. Environment: CGT_AUDIT.
+            eager's values stand, the recording goes, and a `CgtWarning` names what is different. So are replays
+            of a backward outside of the function. Environment: CGT_AUDIT.
         memory_budget: bytes, or "2GiB", that the recordings of the whole process may hold when another one of
             this function is made: else those go that ran longest ago and have none behind them. What counts is what
             `cgt.memory` tells of each. Environment: CGT_MEMORY_BUDGET.
 
     Returns:
-        A function with the name, docstring and signature of `fn`, which is its `__wrapped__`. That of a module has what the
-        module has: its parameters, its methods, a layer by name. Of a `DistributedDataParallel` what it wraps is jitted in
-        its place, and the module itself is returned.
+        A function with the name, docstring and signature of `fn`, which is its `__wrapped__`. That of a module has what
+        the module has: its parameters, its methods, a layer by name. Of a `DistributedDataParallel` what it wraps is
+        jitted in its place, and the module itself is returned.
 
     Raises:
         TypeError: `fn` is not callable, or is a generator or coroutine function.
@@ -87,14 +85,24 @@ def jit(fn=None, *, static_argnums=(), static_argnames=(), max_records=options.M
     >>> cgt.stats(f).replays
     1
     """
-    opts = check_options(static_argnums, static_argnames, max_records, max_graphs, outputs, inputs, dynamic, audit, memory_budget)
+    opts = check_options(
+        static_argnums, static_argnames, max_records, max_graphs, outputs, inputs, dynamic, audit, memory_budget
+    )
     if fn is None:
         return functools.partial(
-            jit, static_argnums=static_argnums, static_argnames=static_argnames,
-            max_records=max_records, max_graphs=max_graphs, outputs=outputs, inputs=inputs, dynamic=dynamic, audit=audit, memory_budget=memory_budget,
-        )  # fmt: skip
+            jit,
+            static_argnums=static_argnums,
+            static_argnames=static_argnames,
+            max_records=max_records,
+            max_graphs=max_graphs,
+            outputs=outputs,
+            inputs=inputs,
+            dynamic=dynamic,
+            audit=audit,
+            memory_budget=memory_budget,
+        )
     check_function(fn)
-    if isinstance(fn, ranks.DistributedDataParallel):
+    if isinstance(fn, collectives.DistributedDataParallel):
         return jit_inside(fn, opts)
     check_dynamic(fn, opts.dynamic)
     return site_of(fn, opts)
@@ -103,7 +111,7 @@ def jit(fn=None, *, static_argnums=(), static_argnames=(), max_records=options.M
 def jit_inside(module, opts):
     """What a module that exchanges gradients wraps is jitted, in place: the exchange stays the module's."""
     inner = module.module
-    if not hasattr(inner.forward, dispatch.ATTRIBUTE):
+    if not hasattr(inner.forward, sites.ATTRIBUTE):
         check_dynamic(inner, opts.dynamic)
         inner.forward = site_of(inner.forward, opts)
     return module
@@ -113,7 +121,7 @@ def site_of(fn, opts):
     """What `jit` returns for fn."""
     name = getattr(fn, "__qualname__", None) or getattr(fn, "__name__", type(fn).__name__)
     site = dispatch.new_site(fn, name, opts, cls=class_of(fn))
-    state = getattr(site, dispatch.ATTRIBUTE)
+    state = getattr(site, sites.ATTRIBUTE)
     functools.update_wrapper(site, fn)
     if isinstance(fn, torch.nn.Module):
         vars(site).clear()  # of what the module has in its own
@@ -122,7 +130,7 @@ def site_of(fn, opts):
         site.__wrapped__, site.__signature__ = fn, inspect.signature(fn.forward)
     elif isinstance(fn, functools.partial):
         site.__name__ = site.__qualname__ = getattr(fn.func, "__name__", "partial")
-    setattr(site, dispatch.ATTRIBUTE, state)  # again: fn's own attributes are the site's now
+    setattr(site, sites.ATTRIBUTE, state)  # again: fn's own attributes are the site's now
     return site
 
 
@@ -153,7 +161,7 @@ def same(site, result):
 
 
 def reduced(site):
-    return site_of, (vars(site)["__wrapped__"], getattr(site, dispatch.ATTRIBUTE).opts)
+    return site_of, (vars(site)["__wrapped__"], getattr(site, sites.ATTRIBUTE).opts)
 
 
 def all_names(site):
@@ -171,7 +179,7 @@ def delete(site, name):
 def module_of(site, name):
     """The module that was jitted, if the attribute is one of its; or None."""
     module = vars(site).get("__wrapped__")
-    ours = name == dispatch.ATTRIBUTE or name.startswith("__")
+    ours = name == sites.ATTRIBUTE or name.startswith("__")
     return module if isinstance(module, torch.nn.Module) and not ours else None
 
 
@@ -184,18 +192,19 @@ def set_of_module(site, name, value):
 
 
 def deep_copy(site, memo):
-    """As functions are copied; but a module, or the object of a bound method, is another one then, with recordings of its own."""
+    """As functions are copied; but a module, or the object of a bound method, is another one then, with recordings of
+    its own."""
     fn = vars(site).get("__wrapped__")
     copied = copy.deepcopy(fn, memo)
-    return site if copied is fn else site_of(copied, getattr(site, dispatch.ATTRIBUTE).opts)
+    return site if copied is fn else site_of(copied, getattr(site, sites.ATTRIBUTE).opts)
 
 
 OF_FUNCTIONS = "__code__ __globals__ __closure__ __defaults__ __kwdefaults__ __self__".split()  # what tools ask for
 
 
 def of_module(site, name):
-    """What the module that was jitted has under a name. Where one of its methods returns the module (`train()`, `to()`), what was made of it
-    is returned, so that `model = cgt.jit(net).eval()` is not the plain one."""
+    """What the module that was jitted has under a name. Where one of its methods returns the module (`train()`,
+    `to()`), what was made of it is returned, so that `model = cgt.jit(net).eval()` is not the plain one."""
     module = module_of(site, name)
     if module is None and name in OF_FUNCTIONS:
         return getattr(vars(site).get("__wrapped__"), name)
@@ -207,7 +216,9 @@ def of_module(site, name):
     return functools.wraps(value)(lambda *args, **kwargs: same(site, value(*args, **kwargs)))
 
 
-def check_options(static_argnums, static_argnames, max_records, max_graphs, outputs, inputs, dynamic, audit, memory_budget):
+def check_options(
+    static_argnums, static_argnames, max_records, max_graphs, outputs, inputs, dynamic, audit, memory_budget
+):
     """Options as dispatch.py reads them; CgtError names the bad one."""
     if outputs not in options.OUTPUTS:
         raise CgtError(errors.bad_option("outputs", outputs, f"one of {options.OUTPUTS}"))
@@ -228,12 +239,20 @@ def check_options(static_argnums, static_argnames, max_records, max_graphs, outp
     try:
         audits = audit_of(options.AUDIT if audit is None else audit)
     except (ValueError, AttributeError) as error:
-        told = errors.bad_option("audit", audit, SCHEDULE) if audit is not None else errors.bad_switch("CGT_AUDIT", options.AUDIT, SCHEDULE)
+        told = (
+            errors.bad_option("audit", audit, SCHEDULE)
+            if audit is not None
+            else errors.bad_switch("CGT_AUDIT", options.AUDIT, SCHEDULE)
+        )
         raise CgtError(told) from error
     try:
         most = budget.parse(options.MEMORY_BUDGET if memory_budget is None else memory_budget)
     except ValueError as error:
-        told = errors.bad_option("memory_budget", memory_budget, BYTES) if memory_budget is not None else errors.bad_switch("CGT_MEMORY_BUDGET", options.MEMORY_BUDGET, BYTES)
+        told = (
+            errors.bad_option("memory_budget", memory_budget, BYTES)
+            if memory_budget is not None
+            else errors.bad_switch("CGT_MEMORY_BUDGET", options.MEMORY_BUDGET, BYTES)
+        )
         raise CgtError(told) from error
     return Options((nums, names), max_records, max_graphs, outputs, inputs, dynamic, audits, most)
 
@@ -260,8 +279,8 @@ def check_function(fn):
 
 def state_of(f):
     """The state behind a jitted function or a bound method of one."""
-    f = f.module.forward if isinstance(f, ranks.DistributedDataParallel) else f
-    state = getattr(getattr(f, "__func__", f), dispatch.ATTRIBUTE, None)
+    f = f.module.forward if isinstance(f, collectives.DistributedDataParallel) else f
+    state = getattr(getattr(f, "__func__", f), sites.ATTRIBUTE, None)
     if state is None:
         raise CgtError(errors.not_jitted(f))
     return state
@@ -269,7 +288,7 @@ def state_of(f):
 
 def all_states():
     """States of every jitted function alive."""
-    return [getattr(site, dispatch.ATTRIBUTE) for site in dispatch.sites()]
+    return [getattr(site, sites.ATTRIBUTE) for site in sites.alive()]
 
 
 def step():
@@ -285,8 +304,8 @@ def step():
     >>> import cgt
     >>> cgt.step()
     """
-    if dispatch.DOOMED:
-        dispatch.sweep()
+    if sites.DOOMED:
+        freeing.sweep()
     core.step()
 
 
@@ -299,9 +318,9 @@ def reset(f=None):
         CgtError: `f` was not made by `cgt.jit`.
     """
     for state in [state_of(f)] if f is not None else all_states():
-        dispatch.reset_state(state)
-    dispatch.sweep()
-    dispatch.trim()
+        freeing.reset_state(state)
+    freeing.sweep()
+    freeing.trim()
     if f is None:
         core.stepped(False)
 
@@ -343,8 +362,8 @@ def explain(f=None):
 
 
 def show(f, path):
-    """Draw the recordings of `f` into a file: what `explain` says, as a tree, in which an edge tells the value that was read or what ran
-    before.
+    """Draw the recordings of `f` into a file: what `explain` says, as a tree, in which an edge tells the value that was
+    read or what ran before.
 
     Args:
         f: a function made by `cgt.jit`.
@@ -366,10 +385,11 @@ def show(f, path):
 
 
 def memory() -> report.Memory:
-    """What recordings hold of each device's memory, to print: a `NamedTuple` of `pools` (device -> bytes that cgt's pool has of
-    PyTorch's allocator) and `recordings`, each with `name`, `device`, `replays`, and in bytes `results`, `copies` (of inputs),
-    `executable` (what the driver took for its graph; it takes pieces of some MiB, so that a sum is right, and one may be 0) and
-    `lines` (where in the program results were made -> bytes). What a recording needs only while it runs is the pool's, for all.
+    """What recordings hold of each device's memory, to print: a `NamedTuple` of `pools` (device -> bytes that cgt's
+    pool has of PyTorch's allocator) and `recordings`, each with `name`, `device`, `replays`, and in bytes `results`,
+    `copies` (of inputs), `executable` (what the driver took for its graph; it takes pieces of some MiB, so that a sum
+    is right, and one may be 0) and `lines` (where in the program results were made -> bytes). What a recording needs
+    only while it runs is the pool's, for all.
 
     >>> import torch, cgt
     >>> f, x = cgt.jit(torch.relu), torch.ones(1000)
@@ -399,7 +419,9 @@ class require_replay(contextlib.ContextDecorator):
 
     __slots__ = ()
     # Compiled: no interrupt comes between the two.
-    __enter__, __exit__ = (core.require_begin, core.require_end) if not options.DISABLED else (lambda self: self, lambda self, *_: None)
+    __enter__, __exit__ = (
+        (core.require_begin, core.require_end) if not options.DISABLED else (lambda self: self, lambda self, *_: None)
+    )
 
 
 def message_for_poisoned(made):
@@ -413,7 +435,7 @@ def message_for_poisoned(made):
 
 def name_of(f):
     """What messages call the function of this row."""
-    return getattr(dispatch.SITES.get(f), "__qualname__", "a jitted function")
+    return getattr(sites.SITES.get(f), "__qualname__", "a jitted function")
 
 
 def error_for_failed(f, error):
@@ -429,7 +451,7 @@ def error_for_unreplayed(f, reason):
 def at_exit():
     """Graphs go before the CUDA context does."""
     for state in all_states():
-        dispatch.reset_state(state)
+        freeing.reset_state(state)
 
 
 core.FAILED[0] = error_for_failed
@@ -439,7 +461,7 @@ tap_swaps(lambda: True, swap)[0]()
 core.OF_MODULE[0], core.SET_OF_MODULE[0], core.DEEP_COPY[0] = outside_dynamo(of_module), set_of_module, deep_copy
 core.UNFLATTEN[0] = outside_dynamo(pytree.unflatten)
 core.MAKE_VIEW[0] = outside_dynamo(views.make)
-core.SWEEP[0] = outside_dynamo(dispatch.sweep)
+core.SWEEP[0] = outside_dynamo(freeing.sweep)
 core.SAME_VALUE[0] = outside_dynamo(pytree.same_value)
 core.reads_by(READ_BEHIND, outside_dynamo(trace.see_kernel), outside_dynamo(trace.see_lift))
 core.TAPE_ERRORS[-1] = torch.linalg.LinAlgError
@@ -448,4 +470,4 @@ logs.set_up(options.LOG, name_of)
 if not self_check():
     core.reuse_outputs(False)
 atexit.register(at_exit)
-os.register_at_fork(after_in_child=dispatch.forget_parent)
+os.register_at_fork(after_in_child=freeing.forget_parent)

@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 
 from cgt_core import ADVANCES, INPUT, NONE, PART, VIEW
 
-from . import options
-from .pytree import Flat
+from .words import options
+from .words.pytree import Flat
 
 # By identity: no two of these are ever the same thing.
 declared = functools.partial(dataclasses.dataclass, slots=True, eq=False, repr=False)
@@ -103,10 +103,13 @@ class State:
     drivers: dict = fresh(dict)  # kinds of device among the arguments -> driver, once warmed
     homes: dict = fresh(dict)  # of devices.learn_home
     gpus: set = fresh(set)  # on which one call works, if it is several
-    loose: dict = fresh(dict)  # memory that a recording read and nothing leads to, while other threads ran ops: id -> its name
+    loose: dict = fresh(
+        dict
+    )  # memory that a recording read and nothing leads to, while other threads ran ops: id -> its name
     account: Account = fresh(Account)
     reasons: dict = fresh(dict)  # why calls ran eagerly -> how many did
     verdicts: dict = fresh(dict)  # (spec, ambient state, shapes), or None for all -> Verdict
+    waste: tuple = (NONE, 0)  # (replays, recordings wasted) when the last new replay was noticed
     cool: dict = fresh(dict)  # (path, parent) -> (until, length), where there are enough recordings
     refused: str | None = None  # why calls with gradients run eagerly
     late: int = 0  # so many values it reads until the last behind a write to memory from outside
@@ -120,16 +123,24 @@ class State:
     escapes: int = 0  # recordings of which something outlived the call
     pointers: dict = fresh(dict)  # path of an argument, or of what it reaches -> its last address
     moved: set = fresh(set)  # of these, those that move: they are copied
-    swaps: dict = fresh(dict)  # of these -> (how often it moved soon after it had moved before, in which call it did last)
+    swaps: dict = fresh(
+        dict
+    )  # of these -> (how often it moved soon after it had moved before, in which call it did last)
     written: set = fresh(set)  # and those that the function writes
     fixed: set = fresh(set)  # of these, those of which somebody may have the address
-    untold: set = fresh(set)  # paths of tensors that are copied, since a recording that was told where they lie was not what eager is
+    untold: set = fresh(
+        set
+    )  # paths of tensors that are copied, since a recording that was told where they lie was not what eager is
     followed: set = fresh(set)  # paths of places in which other tensors came
     replaced: set = fresh(set)  # of these, to which it stores them itself
-    grown: dict = fresh(dict)  # path of a place to which it stored other shapes -> those there at the last look, or None
+    grown: dict = fresh(
+        dict
+    )  # path of a place to which it stored other shapes -> those there at the last look, or None
     live: set = fresh(set)  # paths of numbers that are others at each call: arguments, and what lies in places
     exact: dict = fresh(dict)  # of these, those that more than its ops depend on -> the line
-    computes: bool | None = None  # it reads numbers on the way and computes with them; False: and looks at them in other ways, too
+    computes: bool | None = (
+        None  # it reads numbers on the way and computes with them; False: and looks at them in other ways, too
+    )
     looks: dict = fresh(dict)  # path -> recordings for one value of what comes of it
     untraced: str | None = None  # why none can be
     blamed: str | None = None  # the same, where that is only to be tried
@@ -160,7 +171,10 @@ class State:
 
 
 # What reset() makes a function forget; bury() empties `keep`.
-STAYS = frozenset("f born name opts graph dynamic range keep reasons past ran blockers warned unaudited audited mismatches warmed warm_seconds look_seconds".split())
+STAYS = frozenset(
+    "f born name opts graph dynamic range keep reasons past ran blockers warned unaudited audited mismatches warmed"
+    " warm_seconds look_seconds".split()
+)
 LEARNT = tuple(f.name for f in dataclasses.fields(State) if f.name not in STAYS)
 
 
@@ -301,7 +315,7 @@ class Plan(NamedTuple):
     sizes: list  # (path, dict, entries) of what attributes could come to
     sources: list  # of impure.states
     owners: dict  # id of an object's __dict__ -> the object
-    live: list  # of live.Source
+    live: list  # of standins.Source
     lone_tables: dict  # the state's
     wary: bool  # the user's code is given none of them
     computes: bool | None  # numbers that it reads on the way are live, too; None: it read none so far
@@ -325,8 +339,10 @@ class Plan(NamedTuple):
     kept: list = []  # of places.Put
     puts: list = []  # when it has run: (one of these, position of its place) to which something came
     free: frozenset = frozenset()  # positions of the places of these that hold anything
-    stored: dict = {}  # when it has run: position of a place that it changed -> the number, of live.Trace, that came to it
-    moving: dict = {}  # when it has run: position of a place that the call advances, and nobody in it sees -> the EffectRow, or None
+    # when it has run: position of a place that it changed -> the number, of standins.Trace, that came to it
+    stored: dict = {}
+    # when it has run: position of a place that the call advances, and nobody in it sees -> the EffectRow, or None
+    moving: dict = {}
 
 
 class Token(NamedTuple):
@@ -385,7 +401,7 @@ class Seen:
     sinks: Any = None
     plan: "Plan | None" = None  # what is recorded
     computes: bool | None = False  # may it compute with numbers that it reads on the way? None: the next recording may
-    live: Any = None  # live.Trace: what it does with the plan's numbers
+    live: Any = None  # standins.Trace: what it does with the plan's numbers
     untraced: str | None = None  # why the function can have none
 
     blockers: dict | None = None  # all that forbids replay -> how often, where somebody asks
@@ -403,7 +419,9 @@ class Seen:
     mirrored: set = fresh(set)  # ids of copied leaves that were written after all
     carries: frozenset = frozenset()  # ids of those that may be: the recording copies back
     carried: set = fresh(set)  # of these, those that were
-    shared: list = fresh(list)  # Swap of those that share bytes with other tensors of the call, of which none was ever written
+    shared: list = fresh(
+        list
+    )  # Swap of those that share bytes with other tensors of the call, of which none was ever written
     movable: dict = fresh(dict)  # memory of a buffer -> addresses.Movable
     bound: set = fresh(set)  # slots of those that are not copied after all
     told: set = fresh(set)  # (op, kernel) of what is told where these lie
@@ -414,7 +432,9 @@ class Seen:
     room: int = 0  # bytes on the host that values and readouts of the recording take
     readouts: list = fresh(list)  # (pytree.Readout, on the host a copy of what it stands for)
     own: list = fresh(list)  # of places.Place: cgt's own that the run changed (probes.py, finite.py)
-    finite: list = fresh(list)  # (op, line, where the magnitudes of its inputs and of its results come, does it name an infinity, a NaN)
+    finite: list = fresh(
+        list
+    )  # (op, line, where the magnitudes of its inputs and of its results come, does it name an infinity, a NaN)
     measured: list = fresh(list)  # memory of the tensors whose magnitudes are taken
     numbers: dict = fresh(dict)  # id of a number of float() that stands for one -> (that number, the Readout)
     asked: set = fresh(set)  # memory of the host's from outside that counts, see counters.py
@@ -424,7 +444,9 @@ class Seen:
     known: dict = fresh(dict)  # memory -> parts of it (segments.part_of) that were read and not written since
     graded: set = fresh(set)  # ids of leaves that had still their old .grad at one of these
     graded_last: set = fresh(set)  # and at the last
-    unfilled: list = fresh(list)  # (address, bytes) of memory in which it must not be set anew: something ran there before
+    unfilled: list = fresh(
+        list
+    )  # (address, bytes) of memory in which it must not be set anew: something ran there before
     spare: list = fresh(list)  # on the GPU: memory of the pool that nothing else may take before the recording is over
     late: int = 0  # so many values came until the last that was read behind a write to memory from outside
     undos: list = fresh(list)  # of Undo, where writes before such reads are to be undone
@@ -473,6 +495,8 @@ class Seen:
     bodies: list = fresh(list)  # of the forks under way -> memory that each made
     imagines: int = 0  # thread that runs a body on tensors without memory
     user: dict = fresh(dict)  # file -> is it the user's?
+    on_watch: tuple = ()  # of each row of the watchers' tables: is it asked in this run?
+    watchers: dict = fresh(dict)  # id of an op -> (watchers in front of it, behind it)
     fixed: dict = fresh(dict)  # memory from outside -> an alias of it that no rescue moves
     states: dict = fresh(dict)  # generator -> its state after the last draw
     tokens: dict = fresh(dict)  # memory of a state -> Token
@@ -510,7 +534,9 @@ class OutRow(NamedTuple):
     hidden: bool = False  # not part of the result
     root: bool = False  # it requires grad
     line: str = ""  # where it was made
-    ops: tuple = ()  # PART: what makes it (views.py); READOUT: (what makes it of the bytes,); WRAPPER: (what makes it of tensors, which outputs, attributes)
+    # PART: what makes it (views.py); READOUT: (what makes it of the bytes,); WRAPPER: (what makes it of tensors,
+    # which outputs, attributes)
+    ops: tuple = ()
     inside: int = NONE  # the output of kind WRAPPER whose attribute it is
 
 
@@ -520,7 +546,8 @@ class EffectRow(NamedTuple):
     kind: int  # EffectKind in cgt_core.pxd
     slot: int  # whose tensor; NONE where it is about a place
     bumps: int = 0  # WRITES: by how much _version moves
-    out: int = NONE  # SETS_GRAD: hidden output that becomes .grad; NONE: it becomes None. PUTS, APPENDS: what comes to the place
+    # SETS_GRAD: hidden output that becomes .grad; NONE: it becomes None. PUTS, APPENDS: what comes to the place
+    out: int = NONE
     place: int = NONE  # position of the place; in the core its row
     op: int = 0  # Operator in cgt_core.pxd
     by: Any = None  # ADVANCES, and PUTS and APPENDS without an output: the constant; PUTS_TUPLE: which outputs
@@ -601,10 +628,14 @@ def check_draft(draft):
     for s in draft.slots:
         assert NONE <= s.same < n_slots and NONE <= s.owner < n_slots, s
     for k, o in enumerate(draft.outs):
-        last = n_slots if o.kind in (VIEW, INPUT) else n_outs if o.kind == PART else k  # a view may stand before its base
+        last = (
+            n_slots if o.kind in (VIEW, INPUT) else n_outs if o.kind == PART else k
+        )  # a view may stand before its base
         assert NONE <= o.ref < last and NONE <= o.grad_slot < n_slots, o
     assert all(0 <= g.slot < n_slots for g in draft.grads), draft.grads
-    assert all((e.slot == NONE) == (e.kind >= ADVANCES) and e.slot < n_slots and NONE <= e.out < n_outs for e in draft.effects)
+    assert all(
+        (e.slot == NONE) == (e.kind >= ADVANCES) and e.slot < n_slots and NONE <= e.out < n_outs for e in draft.effects
+    )
     behind = draft.behind
     assert all((s.slot == NONE) != (s.out == NONE) and s.slot < n_slots and s.out < n_outs for s in behind.saves)
     assert set(behind.roots) <= set(range(n_outs)) and set(behind.flows) <= set(range(n_slots))

@@ -8,8 +8,10 @@ from typing import NamedTuple
 
 import cgt_core as core
 
-from . import dispatch, errors, report
 from .api import jit
+from .decide import dispatch, sites
+from .tools import report
+from .words import errors
 
 TRIES = 6  # calls: one warms, one records, one replays; what is learnt on the way asks for others
 
@@ -29,15 +31,22 @@ class Diagnosis(NamedTuple):
     replays: int
     findings: tuple  # of Finding: what keeps calls from being replayed, as the function met it
     slow: tuple  # texts: it replays, and this costs
-    seconds: float | None = None  # that a plain call kept the CPU, where something was found; a replay, where it only costs
+    seconds: float | None = (
+        None  # that a plain call kept the CPU, where something was found; a replay, where it only costs
+    )
 
     def __str__(self):
         head, n = f"{self.name}: {self.replays} of {self.calls} calls replayed.", len(self.findings)
         if self.seconds is not None:
             one = "plain call" if n else "replay"
-            head += f" A {one} keeps the CPU for {1e6 * self.seconds:,.0f} µs, {'a replay' if n else 'one that does not wait'} for a few."
+            head += (
+                f" A {one} keeps the CPU for {1e6 * self.seconds:,.0f} µs,"
+                f" {'a replay' if n else 'one that does not wait'} for a few."
+            )
         if n:
-            head += " One thing to change:" if n == 1 else f" {n} things to change, each of which costs the whole replay:"
+            head += (
+                " One thing to change:" if n == 1 else f" {n} things to change, each of which costs the whole replay:"
+            )
         told = [f"  {k + 1}. ({one.times}x) {one.text}" for k, one in enumerate(self.findings)]
         return "\n".join([head, *told, *(f"  note: {text}" for text in self.slow)])
 
@@ -45,16 +54,17 @@ class Diagnosis(NamedTuple):
 def doctor(fn, *args, **kwargs):
     """Call `fn` a few times and tell everything that keeps it from being replayed: each line, not only the first.
 
-    The calls are those of a function of its own, made by `cgt.jit(fn)`. Where something is found three calls are made, all plain, the last of which is timed;
-    else one warms, one records and one is a replay, which is timed where something in it waits. What the function does it does each time.
+    The calls are those of a function of its own, made by `cgt.jit(fn)`. Where something is found three calls are made,
+    all plain, the last of which is timed; else one warms, one records and one is a replay, which is timed where
+    something in it waits. What the function does it does each time.
 
     Args:
         fn: what `cgt.jit` takes, or what it made.
         args, kwargs: of a call, as the program makes it.
 
     Returns:
-        A `Diagnosis`, to print: `name`, `calls`, `replays`, `findings` (each with `times` in a call and `text`), `slow`,
-        `seconds`.
+        A `Diagnosis`, to print: `name`, `calls`, `replays`, `findings` (each with `times` in a call and `text`),
+        `slow`, `seconds`.
 
     Raises:
         What `fn` raises; TypeError as `cgt.jit`.
@@ -64,8 +74,8 @@ def doctor(fn, *args, **kwargs):
     >>> found.replays, len(found.findings)
     (0, 1)
     """
-    site = jit(getattr(fn, "__wrapped__", fn) if hasattr(fn, dispatch.ATTRIBUTE) else fn)
-    state = getattr(site, dispatch.ATTRIBUTE)
+    site = jit(getattr(fn, "__wrapped__", fn) if hasattr(fn, sites.ATTRIBUTE) else fn)
+    state = getattr(site, sites.ATTRIBUTE)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", errors.CgtWarning)
         for _ in range(TRIES):
@@ -92,11 +102,11 @@ def diagnosis(state):
 
 def examine(script, arguments):
     """Run a script as a program, and print what became of each function that it jits."""
-    sites, sys.argv = [], [script, *arguments]
-    dispatch.WATCHED.append(sites)
+    made, sys.argv = [], [script, *arguments]
+    dispatch.WATCHED.append(made)
     try:
         runpy.run_path(script, run_name="__main__")
     finally:
-        dispatch.WATCHED.remove(sites)
-        told = [str(diagnosis(getattr(site, dispatch.ATTRIBUTE))) for site in sites]
+        dispatch.WATCHED.remove(made)
+        told = [str(diagnosis(getattr(site, sites.ATTRIBUTE))) for site in made]
         print("\n".join(told or [errors.nothing_jitted(script)]))

@@ -2,7 +2,7 @@
 
     python docs/codes.py       writes it; needs cgt built
 
-tests/test_docs.py holds the page to cgt/errors.py.
+tests/test_docs.py holds the page to cgt/words/errors.py.
 """
 
 import inspect
@@ -13,7 +13,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from cgt import errors  # noqa: E402
+from cgt.words import errors  # noqa: E402
 
 PAGE = ROOT / "docs" / "messages.md"
 TROUBLES = ROOT / "docs" / "troubleshooting.md"

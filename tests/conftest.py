@@ -11,7 +11,8 @@ import torch  # before the core, whose libraries are torch's
 import cgt_core as core
 import pytest
 
-from cgt import dispatch, options
+from cgt.decide import freeing, sites
+from cgt.words import options
 
 pytest.register_assert_rewrite("helpers")  # as test files are: a failed assertion shows its values
 
@@ -53,13 +54,13 @@ def balanced_books(request):
     torch.manual_seed(0)
     core.alone()
     core.stepped(False)
-    dispatch.sweep()
+    freeing.sweep()
     before = core.books()
     yield
     core.fault_set("", 0, 0)
     for _ in range(250):  # autograd's threads let go of a failed task a moment after its exception arrived; longer where all cores are taken
         gc.collect()
-        dispatch.sweep()
+        freeing.sweep()
         core.check_table()
         after = core.books()
         if not getattr(request.node, "passed", False) or all(n <= before[k] for k, n in after.items()):
@@ -74,7 +75,7 @@ def balanced_books(request):
 
 def holders_of_functions():
     """Who holds the jitted functions that are still there: for a message."""
-    return [(site.__qualname__, [str(type(one)) for one in gc.get_referrers(site)]) for site in dispatch.sites()]
+    return [(site.__qualname__, [str(type(one)) for one in gc.get_referrers(site)]) for site in sites.alive()]
 
 
 @pytest.fixture

@@ -39,7 +39,10 @@ from interrupt_programs import PROGRAMS, jitted, plain, two_calls
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 import cgt
-from cgt import dispatch, options, taps
+from cgt.decide import freeing, sites
+from cgt.numbers import standins
+from cgt.run import taps
+from cgt.words import options
 
 options.OVERHEAD = math.inf  # record at every miss
 
@@ -59,7 +62,7 @@ class Fired(typing.NamedTuple):
     moments: int  # that went by
     where: str  # file:line of the interrupt; "" if there was none
     arrived: bool  # did it reach the caller?
-    ignored: bool  # was it printed instead, since a destructor cannot raise?
+    ignored: bool  # was it printed instead, since a destructor cannot raise; or cleared by PyTorch, which asked for an attribute?
 
 
 @functools.cache
@@ -84,16 +87,25 @@ def counts_in(frame):
     return False
 
 
+def is_asked(frame):
+    """Is this frame below a question to what stands for a number? PyTorch asks each argument for __torch_function__, and
+    clears whatever is raised there."""
+    while frame is not None and frame.f_code is not standins.Float.__getattribute__.__code__:
+        frame = frame.f_back
+    return frame is not None
+
+
 def at_moment(k, call):
     """call(), interrupted at its k-th moment."""
-    seen, where = 0, ""
+    seen, where, asked = 0, "", False
 
     def interrupt(frame):
-        nonlocal seen, where
+        nonlocal seen, where, asked
         seen += 1
         if seen - 1 == k:
             sys.settrace(None)
             where = f"{frame.f_code.co_filename}:{frame.f_lineno} {frame.f_code.co_name}"
+            asked = is_asked(frame)
             raise KeyboardInterrupt("at a moment")
 
     def watch(frame, event, _):
@@ -115,15 +127,15 @@ def at_moment(k, call):
             sys.settrace(None)
 
     arrived, ignored = caught(watched)
-    return Fired(seen, where, arrived, ignored)
+    return Fired(seen, where, arrived, ignored or asked)
 
 
 def after_microseconds(n, call):
     """call(), interrupted by a timer, at the first of the places meant above."""
-    where, over, pause = "", False, 1e-5
+    where, over, pause, asked = "", False, 1e-5, False
 
     def handler(number, frame):
-        nonlocal where, pause
+        nonlocal where, pause, asked
         if over:
             return
         if not counts_in(frame):
@@ -131,6 +143,7 @@ def after_microseconds(n, call):
             signal.setitimer(signal.ITIMER_REAL, pause)
             return
         where = f"{frame.f_code.co_filename}:{frame.f_lineno} {frame.f_code.co_name}"
+        asked = is_asked(frame)
         raise KeyboardInterrupt("by a timer")
 
     def watched():
@@ -147,7 +160,7 @@ def after_microseconds(n, call):
         arrived, ignored = caught(watched)
     finally:
         signal.signal(signal.SIGALRM, before)
-    return Fired(0, where, arrived, ignored)
+    return Fired(0, where, arrived, ignored or asked)
 
 
 def caught(call):
@@ -187,7 +200,7 @@ def surroundings():
         "blocker": core.blocker(),
         "paths": core.paths_mine(),
         "recording": core.books()["recording"],
-        "RECORDING": dispatch.RECORDING._is_owned(),
+        "RECORDING": sites.RECORDING._is_owned(),
         "hooks": core.save_hooks(),
         "listeners": core.listeners(),
         "profile": sys.getprofile(),
@@ -239,7 +252,7 @@ def attempt(program, at, interrupt, device):
     """One interrupt in call number `at` of a program. Raises what is wrong afterwards."""
     core.alone()
     gc.collect()
-    dispatch.sweep()
+    freeing.sweep()
     before, books = surroundings(), core.books()
     f, call = PROGRAMS[program](jitted, device)
     for _ in range(at):
@@ -254,7 +267,7 @@ def attempt(program, at, interrupt, device):
         finally:
             del f, call
         gc.collect()
-        dispatch.sweep()
+        freeing.sweep()
         more = {k: (books[k], n) for k, n in core.books().items() if n > books[k]}
         assert not more, f"rows outlive their functions: {more}"
 

@@ -24,7 +24,7 @@ import cgt_core as core
 from helpers import identical, values
 
 import cgt
-from cgt import options
+from cgt.words import options
 
 options.OVERHEAD = math.inf  # record at every miss
 

@@ -17,8 +17,9 @@ from torch import nn
 import cgt_core as core
 
 import cgt
-from cgt import account, dispatch, options
 from cgt.data import Account
+from cgt.decide import account, sites
+from cgt.words import options
 
 
 @pytest.fixture(autouse=True)
@@ -29,7 +30,7 @@ def must_pay(monkeypatch):
 
 
 def account_of(f):
-    return getattr(f, dispatch.ATTRIBUTE).account
+    return getattr(f, sites.ATTRIBUTE).account
 
 
 def run(f, calls, plain=None):
@@ -181,7 +182,7 @@ def test_it_is_tried_again_when_it_has_paid(device):
     run(f, inputs * 8)
     assert cgt.stats(f).records <= 2
     account_of(f).eager = math.inf  # a slow function: recordings cost next to nothing
-    core.verdict_fn(getattr(f, dispatch.ATTRIBUTE).f, "", 0)
+    core.verdict_fn(getattr(f, sites.ATTRIBUTE).f, "", 0)
     run(f, inputs[3:6])
     assert cgt.stats(f).records >= 3
 
@@ -210,13 +211,25 @@ def test_inf_records_at_every_miss(device, monkeypatch):
     assert run(f, ((values(device, k + 1),) for k in range(12))).records == 11
 
 
+def test_objects_that_come_once_come_to_the_limit_too(device, monkeypatch):
+    """Their recordings go with them, so there is always room for another one."""
+    monkeypatch.setattr(options, "OVERHEAD", math.inf)
+    f, x = cgt.jit(lambda layer, x: layer(x) * 2), values(device)
+    s = run(f, ((torch.nn.Tanh(), x) for _ in range(20)))
+    assert s.records == options.MAX_RECORDS and s.eager == 11, s.reasons
+    assert all(code in why for why in s.reasons for code in ("CGT502", "CGT504"))
+    kept = torch.nn.Tanh()
+    s = run(f, ((kept, x) for _ in range(100)))
+    assert s.replays > 5, s.reasons
+
+
 def test_replays_pay_for_what_varies(device):
     """So a program that mostly replays tries new ways soon."""
     book = Account(spent=1.0, eager=0.1)
     f = cgt.jit(lambda x: x * 2)
     x = values(device)
     run(f, [(x,)] * 2)
-    row = getattr(f, dispatch.ATTRIBUTE).f
+    row = getattr(f, sites.ATTRIBUTE).f
     missed = [(node, 3, 0) for node in core.fn_nodes(row)]
     assert account.waits(book, row, missed, 8) == 10 / 0.05 - 2
     book.last = 0.5

@@ -13,10 +13,10 @@ from torch import nn
 import cgt_core as core
 
 import cgt
-from cgt import addresses
 from cgt.api import state_of
 from cgt.data import Seen, Swap
-from cgt.scalars import KERNEL, Shot, told_by
+from cgt.numbers import addresses
+from cgt.numbers.scalars import KERNEL, Shot, told_by
 
 SPANS = [addresses.Span(0x7F1200000000, 4096, 0x7F4800003200), addresses.Span(0x7F1200001000, 512, 0x7F4800009000)]  # the second begins where the first ends
 

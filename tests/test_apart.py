@@ -8,7 +8,8 @@ from helpers import calls, counts, identical, same, square_values, tells, values
 from torch import nn
 
 import cgt
-from cgt import apart, dispatch
+from cgt.cuts import apart
+from cgt.decide import sites
 
 aten, L = torch.ops.aten, torch.linalg
 
@@ -45,7 +46,7 @@ def jit_with(function, device, *ops):
     """Jitted, and told of these ops what a CUDA capture finds out."""
     f = cgt.jit(function)
     if device.type == "cpu":
-        getattr(f, dispatch.ATTRIBUTE).apart.update(op for op in ops if op is not None)
+        getattr(f, sites.ATTRIBUTE).apart.update(op for op in ops if op is not None)
     return f
 
 
@@ -177,6 +178,18 @@ def test_where_no_graph_may_end(device, where):
     s = cgt.stats(f)
     assert s.replays == 0 and any("cannot be captured" in reason for reason in s.reasons), s.reasons
     assert where == "in a backward" or all(__file__ in reason for reason in s.reasons)  # there it is autograd's line
+
+
+def test_an_op_that_writes_its_results_into_arguments_runs_eagerly(device):
+    """Between two graphs they would come into a copy."""
+    f = jit_with(lambda x, w, v: L.eigh(x + x.mT, out=(w, v)), device, aten._linalg_eigh.eigenvalues)
+    w, v = torch.zeros(3, 4, device=device), torch.zeros(3, 4, 4, device=device)
+    for k in range(6):
+        x = spd(device) + k
+        f(x, w, v)
+        assert same((w, v), tuple(L.eigh(x + x.mT)))
+    s = cgt.stats(f)
+    assert s.replays == 0 and s.reasons and all("cannot be captured" in reason for reason in s.reasons), s.reasons
 
 
 def test_what_fails_raises_eagers_error(device):

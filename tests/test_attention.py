@@ -12,7 +12,7 @@ from helpers import same
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import cgt
-from cgt import dispatch
+from cgt.decide import sites
 
 KERNELS = {
     "flash": (SDPBackend.FLASH_ATTENTION, torch.bfloat16),
@@ -102,7 +102,7 @@ def test_backward_while_another_thread_records(device, kernel):
     held, done = threading.Event(), threading.Event()
 
     def hold():
-        with dispatch.RECORDING:
+        with sites.RECORDING:
             held.set()
             done.wait(60)
 

@@ -9,6 +9,7 @@ import random
 import time
 import warnings
 
+import cgt_core as core
 import numpy
 import pytest
 import torch
@@ -16,14 +17,18 @@ from helpers import AUDITS_BY_DEFAULT, identical, in_threads, tells, values
 from torch import nn
 
 import cgt
-from cgt import audit, describe, dispatch, impure, live, options
+from cgt.decide import audit, sites
+from cgt.look import impure
+from cgt.make import describe
+from cgt.numbers import live
+from cgt.words import options
 
 CALLS = 24
 EVERY = "every:1"
 
 
 def state_of(f):
-    return getattr(f, dispatch.ATTRIBUTE)
+    return getattr(f, sites.ATTRIBUTE)
 
 
 # --- where all is well ----------------------------------------------------------------------------
@@ -225,7 +230,7 @@ def wrong_number(device, monkeypatch):
     rows_of = live.rows_of
 
     def wrong(trace, *rest):
-        return [(op if op != live.MULTIPLIED else live.ADDED, *more) for op, *more in rows_of(trace, *rest)]
+        return [(op if op != core.MULTIPLIED else core.ADDED, *more) for op, *more in rows_of(trace, *rest)]
 
     monkeypatch.setattr(live, "rows_of", wrong)
     x = values(device)
@@ -517,7 +522,7 @@ def test_what_changes_later_is_told_by_the_next_audit(device, audited_by_default
 def test_kernels_that_sum_in_any_order_are_told_nothing(device, audited_by_default):
     """What is another number when the recording runs once more is no measure."""
     if device.type == "cuda":
-        n = 1 << 16
+        n = 12 << 13
         index = torch.randint(0, 3, (n,), device=device)
 
         def function(x):
@@ -562,6 +567,22 @@ def test_several_threads(device, audited_by_default):
     assert state_of(pure).audited > audited, cgt.explain(pure)
 
 
+def test_another_thread_that_ends_the_iteration_between_a_replay_and_its_comparison(device, audited_by_default, monkeypatch):
+    total, take = torch.zeros(3, device=device), audit.islands.take_answers
+    f, x, behind = cgt.jit(lambda x: total.add_(x) * 2), torch.ones(3, device=device), []
+
+    def took():
+        cgt.step()
+        core.stepped(False)
+        behind.append(core.path_state(total.get_device())[1])
+        return take()
+
+    monkeypatch.setattr(audit.islands, "take_answers", took)
+    for k in range(8):
+        assert f(x).tolist() == [2.0 * (k + 1)] * 3
+    assert state_of(f).audited >= 2 and not state_of(f).mismatches and -1 in behind, cgt.explain(f)
+
+
 def test_no_room_for_a_second_copy(device, audited_by_default, monkeypatch):
     monkeypatch.setattr(audit, "free_bytes", lambda device: 20)
     total = torch.zeros(3, device=device)
@@ -590,3 +611,160 @@ def test_eager_that_finds_no_memory(device, audited_by_default):
         got, told = mute(lambda: f(x))
         assert got.tolist() == [2.0 * (k + 1)] * 3 and total.tolist() == [k + 1.0] * 3 and not told
     assert cgt.stats(f).replays == 6 and "no room" in cgt.explain(f)
+
+
+# --- backwards outside of the call ----------------------------------------------------------------
+
+
+def deep(device, width=8):
+    """Many activations that only a backward reads, whose memory it uses for gradients behind them."""
+    torch.manual_seed(4)
+    layers = [layer for _ in range(4) for layer in (nn.Linear(width, width), nn.Tanh(), nn.Dropout(0.2))]
+    return nn.Sequential(*layers).to(device)
+
+
+@pytest.mark.parametrize("retain", [False, True])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_a_backward_that_is_compared_is_eagers(device, retain, weighted):
+    """`weighted`: it has another gradient at each call."""
+    net, x = deep(device), values(device, 5, 8)
+    f = cgt.jit(net, audit=EVERY)
+
+    def grads(function, k):
+        torch.manual_seed(k)
+        net.zero_grad()
+        y = function(x.copy_(values(device, 5, 8, seed=k)))
+        loss = (y * values(device, 5, 8, seed=k + 100)).sum() if weighted else y.sum()
+        loss.backward(retain_graph=retain)
+        if retain:
+            loss.backward()
+        return [p.grad.clone() for p in net.parameters()]
+
+    for k in range(CALLS):
+        assert identical(grads(f, k), grads(net, k)), k
+    ours = cgt.stats(f).backward
+    assert ours.audited >= CALLS - 8, cgt.explain(f)
+    assert state_of(f).mismatches == 0 and "all alike" in cgt.explain(f).split(".backward:")[1]
+
+
+def test_a_backward_reads_beyond_the_view_that_was_saved_first(device):
+    """Both layers' first states are views of one tensor of zeros, of which the backward is given the first."""
+    torch.manual_seed(5)
+    net = nn.RNN(5, 8, 2).to(device)
+    f = cgt.jit(net, audit=EVERY)
+
+    def grads(function, x):
+        net.zero_grad()
+        function(x)[0].square().mean().backward()
+        return [p.grad for p in net.parameters()]
+
+    for k in range(10):
+        x = values(device, 4, 3, 5, seed=k)
+        torch.testing.assert_close(grads(f, x), grads(net, x))  # cuDNN adds weights' gradients in any order
+    assert cgt.stats(f).backward.audited >= 6 and not state_of(f).mismatches, cgt.explain(f)
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_arguments_that_share_the_memory_that_is_written(device, order):
+    def function(x, y):
+        (x, y)[order[0]].add_(1)
+        return x * y
+
+    f, base = cgt.jit(function, audit=EVERY), values(device, 12)
+    other = base.clone()
+    for _ in range(8):
+        assert identical(f(base[:8], base[4:]), function(other[:8], other[4:])) and identical(base, other)
+    assert state_of(f).audited >= 3 and not state_of(f).mismatches, cgt.explain(f)
+
+
+def test_the_first_two_replays_of_a_backward_and_then_powers_of_two(device, audited_by_default):
+    net, x = deep(device).eval(), values(device, 5, 8)
+    f = cgt.jit(net)
+    for _ in range(20):
+        f(x).sum().backward()
+    ours = cgt.stats(f).backward
+    assert ours.replays >= 16 and 4 <= ours.audited <= 6, cgt.explain(f)
+
+
+def test_a_backward_is_not_compared_where_other_threads_may_use_the_memory_that_it_lets_go_of(device, audited_by_default):
+    net, x = deep(device).eval(), values(device, 5, 8)
+    f, other = cgt.jit(net), cgt.jit(lambda x: x * 2)
+    for _ in range(8):
+        f(x).sum().backward()
+    audited = cgt.stats(f).backward.audited
+    in_threads(2, lambda k: [other(x) for _ in range(4)])
+    for _ in range(40):
+        f(x).sum().backward()
+    ours = cgt.stats(f).backward
+    assert ours.replays >= 40 and ours.audited == audited > 1, cgt.explain(f)
+    assert "several threads" in cgt.explain(f).split(".backward:")[1]
+
+
+def test_a_backward_that_writes_into_what_the_call_saved_is_not_compared(device):
+    """As compiled code does. Eager would write into a copy."""
+    state, saved = state_of(cgt.jit(torch.relu)), values(device)
+    index = saved.get_device()
+    assert audit.why_not(state, index, [], [saved[1:]], [saved]) == "donated"
+    assert audit.why_not(state, index, [], [saved.clone()], [saved]) is None
+
+
+def test_eagers_backward_reads_copies_of_what_the_replay_let_go_of(device, monkeypatch):
+    """It may be another thread's memory by the time of eager's run."""
+    net, x = deep(device).eval(), values(device, 5, 8)
+    f, run = cgt.jit(net, audit=EVERY), audit.run_eagerly
+
+    def overwritten(call, *more):
+        for k, t in enumerate(spent[-1]):
+            core.fixed(t).fill_(float(k))  # as a kernel writes it: no version moves
+        return run(call, *more)
+
+    def scope_of(call, node):
+        scope = find(call, node)
+        spent.append([call.args[k] for k in scope.spent] if isinstance(scope, audit.Scope) else [])
+        return scope
+
+    spent, find = [[]], audit.find_scope
+    monkeypatch.setattr(audit, "find_scope", scope_of)
+    monkeypatch.setattr(audit, "run_eagerly", overwritten)
+    for k in range(10):
+        x.copy_(values(device, 5, 8, seed=k))
+        net.zero_grad()
+        f(x).sum().backward()
+        got = [p.grad.clone() for p in net.parameters()]
+        net.zero_grad()
+        net(x).sum().backward()
+        assert identical(got, [p.grad for p in net.parameters()]), k
+    assert any(spent) and cgt.stats(f).backward.audited >= 5 and not state_of(f).mismatches, cgt.explain(f)
+
+
+def test_what_a_backward_reads_and_no_guard_compares(device, audited_by_default):
+    switch = numpy.ones(1)
+
+    class Scale(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x * 2
+
+        @staticmethod
+        def backward(ctx, grad):
+            return grad * float(switch[0])
+
+    w = values(device).requires_grad_()
+    f = cgt.jit(Scale.apply)
+
+    def audited():
+        backward = cgt.stats(f).backward
+        return backward is not None and backward.audited
+
+    def grad():
+        (got,) = torch.autograd.grad(f(w).sum(), w)
+        return got
+
+    for _ in range(CALLS):
+        grad()
+        if audited() == 2:
+            break
+    grad()  # the fourth replay is the next that is audited, or the first of another recording
+    switch[0] = 3.0
+    got, told = mute(lambda: [grad() for _ in range(3)])
+    assert identical(got[-1], torch.full_like(w, 3.0)) and len(told) == 1 and ".backward" in told[0], (got, told)

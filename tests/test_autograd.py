@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import cgt
-from cgt import errors
+from cgt.words import errors
 
 N = 8
 

@@ -7,7 +7,8 @@ import torch
 from helpers import identical, values
 
 import cgt
-from cgt import budget, dispatch, trace
+from cgt.decide import budget, freeing
+from cgt.make import trace
 
 MIB = 1 << 20
 
@@ -31,7 +32,7 @@ def test_memory_names_what_holds_how_much_and_where_it_was_made(device):
     assert "results 2 MiB, copies of inputs 2 MiB" in text and "made at" in text and text.startswith(one.device + ": pool")
     del f, one, told
     gc.collect()
-    dispatch.sweep()
+    freeing.sweep()
     assert not cgt.memory().recordings and str(cgt.memory()) == "nothing is recorded"
 
 

@@ -18,7 +18,7 @@ from torch import nn
 from torch.utils import _pytree as torch_pytree
 
 import cgt
-from cgt import dispatch
+from cgt.decide import dispatch
 
 
 class Pair(NamedTuple):

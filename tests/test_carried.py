@@ -226,7 +226,7 @@ def test_what_cannot_be_copied_back_is_told_where_it_lies_or_stays(device, kind,
         return (x * y).sum() if not reads or y.sum() > -1e9 else x.sum()
 
     if kind == "large":
-        monkeypatch.setattr("cgt.options.MAX_CARRIED", (8, 8))
+        monkeypatch.setattr("cgt.words.options.MAX_CARRIED", (8, 8))
 
     def make(k):
         x = fresh(device, 4, 6, seed=k)

@@ -18,8 +18,8 @@ from helpers import counts, profiled, tells
 from torch import nn
 
 import cgt
-from cgt import errors, options
-from cgt.code import OPERATION_NAMES, code_reads, is_read, texts_in
+from cgt.look.code import OPERATION_NAMES, code_reads, is_read, texts_in
+from cgt.words import errors, options
 
 
 def test_bytecode_reader_agrees_with_dis():

@@ -18,7 +18,8 @@ from torch.distributed.tensor import DTensor, init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
 
 import cgt
-from cgt import errors, ranks
+from cgt.ranks import collectives
+from cgt.words import errors
 
 CALLS = 5
 RANKS = 2
@@ -109,11 +110,7 @@ def fully_sharded(wrap):
 
 
 def spread(wrap):
-    from torch.distributed.tensor.parallel import (
-        ColwiseParallel,
-        RowwiseParallel,
-        parallelize_module,
-    )
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
     plan = {"0": ColwiseParallel(), "2": RowwiseParallel()}
     torch.manual_seed(0)
@@ -145,7 +142,7 @@ def cut_short():
     model.module[0](torch.ones(2, 4)).sum().backward()  # past its forward, after one that has no backward
     model(torch.ones(2, 4))
     model.module[0](torch.ones(2, 4)).sum().backward()
-    told = [ranks.forget([model]), ranks.forget([model])]
+    told = [collectives.forget([model]), collectives.forget([model])]
     return told, len(gradients(model, model)[0])
 
 
@@ -201,9 +198,9 @@ def odd_kinds():
         DistributedDataParallel(network(), find_unused_parameters=True),
         DistributedDataParallel(network(), find_unused_parameters=True, static_graph=True), DistributedDataParallel(network()),
     ]  # fmt: skip
-    told = [ranks.why_not(model, on_host=False, saves=False) for model in models]
+    told = [collectives.why_not(model, on_host=False, saves=False) for model in models]
     with models[-1].join():
-        return [*told, ranks.why_not(models[-1], False, False), ranks.why_not(models[-1], False, True), ranks.why_not(models[-1], True, False)]
+        return [*told, collectives.why_not(models[-1], False, False), collectives.why_not(models[-1], False, True), collectives.why_not(models[-1], True, False)]
 
 
 def flat(tree):

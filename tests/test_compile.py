@@ -20,7 +20,9 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import cgt
-from cgt import dispatch, observe, trace
+from cgt.decide import sites
+from cgt.make import trace
+from cgt.run import observe
 
 pytestmark = pytest.mark.skipif(core.debug_build(), reason="long, and the same in both builds: the release suite does it")
 
@@ -428,7 +430,7 @@ def test_jitted_function_inside_is_one_graph_break(device, kind):
     assert len(graphs) == 2 or (kind == "method" and not graphs)  # before and after; nothing of cgt's, nothing of the function's
     cgt.reset(f)
     # Dynamo keeps it alive: its counters must not stand in the sums of other tests.
-    dispatch.SITES.pop(getattr(f, "__func__", f)._cgt_state.f, None)
+    sites.SITES.pop(getattr(f, "__func__", f)._cgt_state.f, None)
 
 
 def test_jitted_function_inside_fullgraph_is_the_usual_error(device):

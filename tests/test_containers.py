@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import cgt
-from cgt import containers
 from cgt.api import state_of
+from cgt.look import containers
 
 Pair = collections.namedtuple("Pair", "lr betas")
 CALLS = 12

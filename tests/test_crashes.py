@@ -4,6 +4,8 @@ while a tape runs is done here by an op of the tape, so that it comes at that mo
     PYTHONPATH=.:tests python -X faulthandler -c "import test_crashes as t; t.a_gradient_that_is_saved('cpu')"
 """
 
+import faulthandler
+import gc
 import os
 import subprocess
 import sys
@@ -12,11 +14,12 @@ import time
 
 import pytest
 import torch
-from helpers import identical
+from helpers import identical, in_threads
 from torch.utils import _pytree as pytree
 
 import cgt
-from cgt import options
+from cgt.run import taps
+from cgt.words import options
 
 
 def replays(f, function, *args, calls=6, prepare=lambda: None):
@@ -358,6 +361,14 @@ def a_fork_while_another_thread_records(device):
     assert cgt.stats(f).replays >= 2, cgt.explain(f)
 
 
+def threads_that_are_listed_while_garbage_is_collected(device):
+    """Where others go on in the middle of it, as they do while a finalizer waits."""
+    faulthandler.dump_traceback_later(60, exit=True)
+    gc.callbacks.append(lambda *_: time.sleep(1e-4))
+    gc.set_threshold(5)
+    in_threads(4, lambda _: [taps.threads_beside() for _ in range(200)])
+
+
 EVERYWHERE = (
     a_gradient_that_is_saved, a_gradient_that_is_returned, a_node_that_is_called_by_hand, a_node_that_a_hook_calls_by_hand,
     a_nested_tensor_where_plain_ones_were_replayed, memory_that_was_taken_away, a_tensor_that_is_gone_when_the_walk_is_over,
@@ -365,7 +376,7 @@ EVERYWHERE = (
 )  # fmt: skip
 ON_THE_HOST = (  # where a launch is over when the call is, and runs code of Python's
     a_gradient_that_another_thread_takes_away, a_tensor_that_is_taken_out_of_its_list, a_miss_beside_a_replay_of_what_follows,
-    a_fork_while_another_thread_records,
+    a_fork_while_another_thread_records, threads_that_are_listed_while_garbage_is_collected,
 )  # fmt: skip
 
 

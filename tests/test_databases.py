@@ -3,6 +3,7 @@
 Each run is a process of its own: importing the databases switches off PyTorch's global flags, which other tests set.
 """
 
+import fnmatch
 import json
 import re
 import subprocess
@@ -13,15 +14,12 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 WRONG = ("differs", "raises", "crash", "late")
-# What was wrong once: databases, ways, names.
+# What was wrong once: names of entries, and the ways to run them.
 ONCE_WRONG = (
-    ("ops", "forward,kept,out", "as_strided*,nn.functional.max_pool1d,_chunk_cat,linalg.eigvals"),
-    ("ops", "mixed,autocast", "add,stack,nn.functional.bilinear,linalg.pinv,linalg.qr"),
-    ("ops", "backward,grad", "sgn,add,cumsum,fft.fft,linalg.qr,linalg.slogdet,nn.functional.grid_sample"),
-    ("foreach", "forward,inplace", "_foreach_add,_foreach_zero"),
-    ("modules", "infer,model,step", "nn.MaxPool1d,nn.BatchNorm1d,nn.LSTM"),
-    ("optim", "step,schedule,bound,train", "Adam,Adamax,SGD"),
+    "as_strided*,nn.functional.max_pool1d,_chunk_cat,linalg.eig*,add,stack,nn.functional.bilinear,linalg.pinv,linalg.qr,sgn,cumsum,"
+    "fft.fft,linalg.slogdet,nn.functional.grid_sample,normal,_foreach_add,_foreach_zero,nn.MaxPool1d,nn.BatchNorm1d,nn.LSTM,Adam,Adamax,SGD"
 )
+WAYS = "forward,kept,inplace,out,mixed,autocast,backward,grad,infer,model,step,schedule,bound,train"
 
 
 @pytest.fixture
@@ -30,7 +28,7 @@ def judged(tmp_path, device):
 
     def run(*given):
         out = tmp_path / "rows"
-        command = [sys.executable, "-m", "tests.databases", f"--device={device.type}", f"--json={out}", *given]
+        command = [sys.executable, "-m", "tests.databases", f"--device={device.type}", "--jobs=2", f"--json={out}", *given]
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280)
         assert "entries, " in done.stdout, done.stderr[-2000:]
         fields = ("kind", "name", "way", "dtype", "sample", "verdict", "note")
@@ -47,15 +45,17 @@ def replayed(rows):
 
 
 def test_a_sample_of_pytorchs_databases_is_what_eager_is(judged):
-    rows = judged("--part=11/101", "--most=2")
+    rows = judged("--part=11/101", "--most=3")
     assert len(rows) > 250 and {row["kind"] for row in rows} >= {"ops", "refs", "foreach", "modules"}
     assert replayed(rows) > 0.85
 
 
-@pytest.mark.parametrize(("kinds", "ways", "names"), ONCE_WRONG, ids=[names.split(",")[0] for _, _, names in ONCE_WRONG])
-def test_entries_that_were_wrong_once(judged, kinds, ways, names):
-    rows = judged(f"--kinds={kinds}", f"--ways={ways}", f"--names={names}", "--dtypes=float32", "--most=4")
-    assert len(rows) >= 8 and replayed(rows) > 0.5
+def test_entries_that_were_wrong_once(judged, device):
+    names = ONCE_WRONG + ",linalg.lstsq" * (device.type == "cuda")  # what is left out on the host
+    rows = judged("--kinds=ops,random,foreach,modules,optim", f"--ways={WAYS}", f"--names={names}", "--dtypes=float32", "--most=4")
+    met = {row["name"] for row in rows}
+    assert [name for name in names.split(",") if not fnmatch.filter(met, name)] == []
+    assert {row["way"] for row in rows} == set(WAYS.split(",")) and replayed(rows) > 0.75
 
 
 # Programs that end in each of the ways in which one can.

@@ -48,7 +48,7 @@ def agrees(shown, printed):
 def run_page(path):
     """Run its blocks in one namespace; the pieces of text behind them must be what they print. Recipes record
     all that they can: whether a recording pays depends on what else this machine does."""
-    from cgt import options
+    from cgt.words import options
 
     if path.name == "recipes.md":
         options.OVERHEAD = math.inf
@@ -79,7 +79,7 @@ def run_sections(path):
     import torch
 
     import cgt
-    from cgt import options
+    from cgt.words import options
 
     share = options.OVERHEAD
 
@@ -128,7 +128,7 @@ import cgt_core as core  # noqa: E402
 import pytest  # noqa: E402
 
 import cgt  # noqa: E402
-from cgt import errors  # noqa: E402
+from cgt.words import errors  # noqa: E402
 
 RUN = ["tutorial", "troubleshooting", "migration", "recipes", "performance"]
 pages = sorted(DOCS.glob("*.md"))

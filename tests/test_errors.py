@@ -25,8 +25,9 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import cgt
-from cgt import advice, errors, options, record, trace
-from cgt.observe import observe
+from cgt.make import advice, ops, record
+from cgt.run.observe import observe
+from cgt.words import errors, options
 
 pytestmark = pytest.mark.usefixtures("short_cool_down", "nothing_left_behind")
 
@@ -845,7 +846,7 @@ def test_argument_that_cannot_be_compared_is_named_by_its_path(device):
 def test_ops_that_a_mode_inside_will_see_instead_of_us_are_told():
     """On releases whose modes have a lower dispatch key than ours; elsewhere we see what the mode makes of them."""
     seen = observe(HOST, -1)
-    trace.see_op(seen, None, None, None)
+    ops.see_op(seen, None, None, None)
     assert "dispatch mode" in seen.reason and "test_errors.py" in seen.reason
 
 

@@ -108,14 +108,14 @@ def test_nothing_is_patched_before_a_recording_on_a_gpu():
     """In a process of its own: what leaves is told once, and wrappers are still readers."""
     code = """
     import torch, cgt
-    from cgt import taps
+    from cgt.run import taps
     plain = torch.Tensor.__dlpack__, torch.utils.dlpack.to_dlpack, vars(torch.Tensor)[taps.INTERFACE]
     f = cgt.jit(lambda x: x * 2)
     for _ in range(4):
         f(torch.ones(4))
     assert plain == (torch.Tensor.__dlpack__, torch.utils.dlpack.to_dlpack, vars(torch.Tensor)[taps.INTERFACE])
     told = []
-    taps.tap_exports(told.append)
+    taps.tap_exports(lambda t, stream: told.append(t))
     taps.tap_exports(print)
     x = torch.ones(4)
     y = torch.utils.dlpack.from_dlpack(torch.utils.dlpack.to_dlpack(x))

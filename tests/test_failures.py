@@ -5,9 +5,11 @@ happened.
 """
 
 import collections
+import ctypes
 import functools
 import gc
 import traceback
+import types
 import warnings
 
 import pytest
@@ -19,7 +21,10 @@ from helpers import counters, not_audited, replays_after, tells, values
 import cgt_core as core
 
 import cgt
-from cgt import dispatch
+from cgt import data
+from cgt.decide import sites
+from cgt.make import record
+from cgt.words import errors
 
 pytestmark = pytest.mark.usefixtures("short_cool_down", "nothing_left_behind")
 
@@ -497,6 +502,53 @@ def test_numbers_that_an_update_did_not_bring_are_told_by_the_next_call(device, 
     assert failed == 1
 
 
+HOST_FUNCTION = -7  # ERROR_HOST_FUNCTION in driver.pxi
+NOTHING = "whose data may be gone at the next replay"
+
+
+@torch.library.custom_op("cgt_tests::calls_host", mutates_args=())
+def calls_host(x: torch.Tensor) -> torch.Tensor:
+    """Have the stream call free(NULL), which does nothing, and needs no GIL."""
+    stream, free = torch.cuda.current_stream().cuda_stream, ctypes.cast(ctypes.CDLL(None).free, ctypes.c_void_p)
+    assert ctypes.CDLL("libcuda.so.1").cuLaunchHostFunc(ctypes.c_void_p(stream), free, None) == 0
+    return x * 2
+
+
+@calls_host.register_fake
+def _(x):
+    return torch.empty_like(x)
+
+
+def test_a_recording_that_calls_the_host_is_refused(device):
+    """On the host, where no op does, the code alone is told."""
+    f = cgt.jit(calls_host if device.type == "cuda" else lambda x: x * 2)
+    x = torch.ones(3, device=device)
+    f(x)
+    core.fault_set(*(("end", 0, HOST_FUNCTION) if device.type == "cpu" else ("", 0, 0)))
+    same(f(x), x * 2)
+    assert any(NOTHING in reason for reason in cgt.stats(f).reasons), cgt.explain(f)
+    assert cgt.stats(f).records == 0
+
+
+@tells("no_checkpoints")
+@pytest.mark.parametrize("backend", ["cudaMallocAsync", "pluggable"])
+def test_an_allocator_without_checkpoints_is_told_of_before_anything_is_captured(backend, monkeypatch):
+    """Also where there is no GPU: nothing of a plan but its device is looked at before."""
+    monkeypatch.setattr(torch.cuda, "get_allocator_backend", lambda: backend)
+    attempt = data.Attempt(plan=types.SimpleNamespace(driver=core.CUDA, device=0))
+    assert record.capture(None, attempt) == errors.no_checkpoints(backend)
+    assert attempt.seen is None and attempt.before is None
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_an_allocator_without_checkpoints_costs_a_reason_and_no_result(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_allocator_backend", lambda: "pluggable")
+    f, x = cgt.jit(lambda x: x * 2), torch.ones(3, device="cuda")
+    for _ in range(4):
+        same(f(x), x * 2)
+    assert errors.no_checkpoints("pluggable") in cgt.stats(f).reasons and cgt.stats(f).records == 0
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a driver")
 def test_a_driver_that_is_not_there_is_an_error():
     """As is a function that it lacks: cydriver raises, and returns a code that is like any other."""
@@ -507,7 +559,7 @@ def test_a_driver_that_is_not_there_is_an_error():
 
 def test_a_structure_that_finds_no_memory_leaves_no_row(device):
     f, x = cgt.jit(lambda x: x * 2), torch.ones(3, device=device)
-    state = getattr(f, dispatch.ATTRIBUTE)
+    state = getattr(f, sites.ATTRIBUTE)
     before = core.books()
     with pytest.raises(ValueError, match="unpack"):
         core.spec_add(state.f, ((0, 0),), 1, 0, state.programs, ())

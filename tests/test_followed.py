@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import cgt
-from cgt import dispatch
+from cgt.decide import sites
 
 L = torch.linalg
 
@@ -601,8 +601,8 @@ def run_mixed(program, device, wrap):
         return x + 0
 
     f, other, x = wrap(function), wrap(lambda x: x + m.a.sum() + m.b), torch.empty(4, 4, device=device)
-    if device.type == "cpu" and hasattr(f, dispatch.ATTRIBUTE):  # what a CUDA capture finds out
-        getattr(f, dispatch.ATTRIBUTE).apart.add(torch.ops.aten._linalg_svd.default)
+    if device.type == "cpu" and hasattr(f, sites.ATTRIBUTE):  # what a CUDA capture finds out
+        getattr(f, sites.ATTRIBUTE).apart.add(torch.ops.aten._linalg_svd.default)
     torch.manual_seed(1)
     with torch.no_grad():
         for k in range(24):

@@ -29,7 +29,7 @@ from helpers import AUDITS_BY_DEFAULT, counters, in_threads, profiled, tells
 from torch._higher_order_ops import while_loop
 
 import cgt
-from cgt import trace
+from cgt.make import trace
 
 PAGE = pathlib.Path(__file__).parent.parent / "docs" / "footguns.md"
 TITLES = []

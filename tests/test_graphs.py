@@ -9,7 +9,8 @@ from helpers import calls
 from torch.utils.flop_counter import FlopCounterMode
 
 import cgt
-from cgt import dispatch, errors
+from cgt.decide import backwards, dispatch, freeing, sites
+from cgt.words import errors
 
 
 def test_graph_of_fifty_thousand_ops(device):
@@ -82,12 +83,12 @@ def test_gradients_refused_while_another_thread_records_free_nothing_before_it_i
     f = cgt.jit(lambda x: (x * x).sum())
     x = torch.ones(3, device=device, requires_grad=True)
     calls(f, 2, x)
-    state = getattr(f, dispatch.ATTRIBUTE)
+    state = getattr(f, sites.ATTRIBUTE)
     (kept,) = [kept for kept in state.keep.values() if kept.graph is not None]
-    with dispatch.RECORDING:
-        in_another_thread(lambda: dispatch.refuse_gradients(kept.graph, "why"))
+    with sites.RECORDING:
+        in_another_thread(lambda: backwards.refuse_gradients(kept.graph, "why"))
         assert len(core.fn_nodes(state.f)) == 1 and state.refused == "why"
-    dispatch.sweep()
+    freeing.sweep()
     assert core.fn_nodes(state.f) == []
     assert torch.equal(f(x), (x * x).sum()) and "why" in cgt.stats(f).reasons
 

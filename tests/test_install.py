@@ -16,7 +16,7 @@ import torch
 from helpers import tells
 
 import cgt
-from cgt import private
+from cgt.words import private
 
 ROOT = Path(__file__).resolve().parent.parent
 release_only = pytest.mark.skipif(core.debug_build(), reason="does not depend on the build: the release suite does it")

@@ -14,7 +14,7 @@ import torch
 from helpers import values
 
 import cgt
-from cgt import constants
+from cgt.run import constants
 
 ROOT = pathlib.Path(__file__).parent.parent
 EVERY = 1500 if core.debug_build() else 600  # of some 85,000 moments

@@ -9,12 +9,12 @@ import types
 import cgt_core as core
 import pytest
 import torch
-from helpers import STEPS, same, says_step, tells, try_programs, values
+from helpers import STEPS, not_audited, same, says_step, tells, try_programs, values
 from hypothesis import strategies as st
 from torch import nn
 
 import cgt
-from cgt import dispatch
+from cgt.decide import sites
 
 
 class World:
@@ -345,6 +345,7 @@ def test_a_part_that_calls_jitted_functions_and_resets(device):
     core.check_table()
 
 
+@not_audited("recordings are in use until the audit is over")
 def test_a_part_that_resets_its_own_function_and_another_one(device):
     """Their rows are in use until the call is over, and gone then."""
     other, parts = cgt.jit(lambda x: x.cos()), []
@@ -360,7 +361,7 @@ def test_a_part_that_resets_its_own_function_and_another_one(device):
         for _ in range(6):
             assert torch.equal(f(x), (x * 2 + 1) * 3) and torch.equal(other(x), x.cos())
         parts.append(which)
-        before, row = cgt.stats(which), getattr(which, dispatch.ATTRIBUTE).f
+        before, row = cgt.stats(which), getattr(which, sites.ATTRIBUTE).f
         assert core.fn_nodes(row) and torch.equal(f(x), (x * 2 + 1) * 3) and not core.fn_nodes(row)
         for _ in range(4):
             assert torch.equal(f(x), (x * 2 + 1) * 3) and torch.equal(other(x), x.cos())
@@ -631,8 +632,8 @@ KINDS = ("op", "in place", "apart", "look", "solve", "shapes", "write", "number"
 def outcomes(program, device, wrap, steps):
     scene = Scene(device)
     f, made = wrap(lambda x: act(scene, program, x)), []
-    if device.type == "cpu" and hasattr(f, dispatch.ATTRIBUTE):  # what a CUDA capture finds out
-        getattr(f, dispatch.ATTRIBUTE).apart.add(torch.ops.aten._linalg_svd.default)
+    if device.type == "cpu" and hasattr(f, sites.ATTRIBUTE):  # what a CUDA capture finds out
+        getattr(f, sites.ATTRIBUTE).apart.add(torch.ops.aten._linalg_svd.default)
     x = torch.empty(4, device=device)
     for k in range(16):
         if says_step(steps, k):

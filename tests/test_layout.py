@@ -18,65 +18,24 @@ ROOT = Path(__file__).resolve().parent.parent
 CORE = ROOT / "cgt" / "core"
 SPINE, DATA = ROOT / "cgt_core.pyx", ROOT / "cgt_core.pxd"
 
-# cgt/*.py in the order of knowledge: a module may import those before it, never one after it.
-ORDER = [
-    "errors",
-    "options",
-    "private",
-    "wrappers",
-    "taps",
-    "pytree",
-    "data",
-    "devices",
-    "observe",
-    "advice",
-    "tokens",
-    "constants",
-    "ranks",
-    "code",
-    "flow",
-    "places",
-    "empties",
-    "returns",
-    "tables",
-    "containers",
-    "rows",
-    "live",
-    "counters",
-    "scalars",
-    "addresses",
-    "impure",
-    "tape",
-    "blank",
-    "segments",
-    "apart",
-    "packed",
-    "readout",
-    "moving",
-    "finite",
-    "forks",
-    "trace",
-    "views",
-    "describe",
-    "record",
-    "islands",
-    "probes",
-    "account",
-    "autograd",
-    "plan",
-    "logs",
-    "verdicts",
-    "audit",
-    "verify",
-    "budget",
-    "dispatch",
-    "report",
-    "draw",
-    "api",
-    "doctor",
-    "__init__",
+# Folders of cgt/ with their modules, in the order of knowledge: a module may import those before it, never one after it,
+# and so may a folder. "": cgt/ itself.
+HOUSE = [
+    ("words", "errors options private wrappers pytree"),
+    ("", "data"),
+    ("run", "taps devices observe tokens constants tape blank views"),
+    ("look", "code flow places empties returns tables containers impure"),
+    ("ranks", "collectives"),
+    ("numbers", "rows standins live counters scalars addresses"),
+    ("cuts", "segments apart readout finite forks"),
+    ("make", "packed advice facts moving vets ops trace describe escapes record islands probes autograd plan"),
+    ("decide", "account logs verdicts audit verify budget sites freeing backwards warming lessons dispatch"),
+    ("tools", "report draw"),
+    ("", "api doctor __init__"),
 ]
-FOUNDATIONS = {"errors", "options", "private"}  # import nothing of ours
+FOLDERS = [folder for folder, _ in HOUSE if folder]
+ORDER = [f"{folder}.{name}".lstrip(".") for folder, names in HOUSE for name in names.split()]
+FOUNDATIONS = {"words.errors", "words.options", "words.private"}  # import nothing of ours
 PUBLIC = {"jit", "step", "doctor", "eager", "require_replay", "reset", "stats", "explain", "show", "memory", "tap", "tapped", "CgtError", "CgtWarning"}
 MOST_LINES = 1100
 
@@ -109,9 +68,14 @@ def core_files():
 
 
 def modules():
-    found = sorted((ROOT / "cgt").glob("*.py"))
+    found = sorted((ROOT / "cgt").rglob("*.py"))
     assert found, "cgt holds no modules"
     return found
+
+
+def name_of(path):
+    """A module's name below cgt: `look.places`, `api`."""
+    return ".".join(path.relative_to(ROOT / "cgt").with_suffix("").parts)
 
 
 def sources():
@@ -157,16 +121,16 @@ def offences(paths, pattern, text=code):
 
 def imports_of_ours(path):
     """Names of the modules of cgt that a file imports, in functions too."""
-    names = set()
+    home, names = path.relative_to(ROOT / "cgt").parent.parts, set()
     for node in ast.walk(ast.parse(read(path))):
-        if isinstance(node, ast.ImportFrom) and (
-            node.level or (node.module or "").split(".")[0] == "cgt"
-        ):
-            module = (node.module or "").removeprefix("cgt").lstrip(".")
-            names |= {module.split(".")[0]} if module else {alias.name for alias in node.names}
+        if isinstance(node, ast.ImportFrom) and (node.level or (node.module or "").split(".")[0] == "cgt"):
+            base = home[: len(home) - node.level + 1] if node.level else ()
+            inside = (node.module or "").split(".")[0 if node.level else 1 :]
+            at = ".".join((*base, *filter(None, inside)))
+            names |= {f"{at}.{alias.name}".lstrip(".") for alias in node.names} if at in ("", *FOLDERS) else {at}
         elif isinstance(node, ast.Import):
             names |= {
-                (alias.name + ".__init__").split(".")[1]
+                (alias.name + ".__init__").split(".", 1)[1].removesuffix(".__init__") or "__init__"
                 for alias in node.names
                 if alias.name.split(".")[0] == "cgt"
             }
@@ -393,7 +357,7 @@ def test_comments_of_python_name_what_exists():
 
 def test_only_private_spells_torch_internals():
     # Every private torch name has a feature test and a check at start-up; those are in private.py.
-    private = ROOT / "cgt" / "private.py"
+    private = ROOT / "cgt" / "words" / "private.py"
     read(private)
     assert not offences([p for p in modules() if p != private], r"\btorch\._C\b")
 
@@ -412,22 +376,40 @@ def test_what_is_taken_away_comes_back_by_a_bracket():
 @pytest.mark.parametrize("name", ORDER)
 def test_imports_follow_the_order(name):
     # One way of dependency: a reader who starts at the left never needs what comes later.
-    path = ROOT / "cgt" / f"{name}.py"
+    path = ROOT / "cgt" / f"{name.replace('.', '/')}.py"
     allowed = set() if name in FOUNDATIONS else set(ORDER[: ORDER.index(name)])
     assert imports_of_ours(path) <= allowed
 
 
 def test_every_module_has_a_place_in_the_order():
-    assert {p.stem for p in modules()} - {"__main__"} <= set(ORDER), (
-        "give the new module a place in ORDER"
-    )
+    names = {name_of(p) for p in modules()} - {"__main__"} - {f"{folder}.__init__" for folder in FOLDERS}
+    assert names == set(ORDER), "give the new module a place in HOUSE"
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_a_folder_says_what_it_is_for(folder):
+    # And does nothing else: what is imported with it would be known to all that import one of its modules.
+    body = ast.parse(read(ROOT / "cgt" / folder / "__init__.py")).body
+    assert len(body) == 1 and isinstance(body[0], ast.Expr) and isinstance(body[0].value, ast.Constant)
+
+
+def test_folders_follow_one_order():
+    # A folder that is left and entered again would be two.
+    assert len(set(FOLDERS)) == len(FOLDERS)
+    built = re.search(r"^packages = (\[.*\])", read(ROOT / "pyproject.toml"), re.M).group(1)
+    assert ast.literal_eval(built) == ["cgt", *(f"cgt.{folder}" for folder in FOLDERS)]
 
 
 def test_the_table_of_modules_is_in_that_order():
     # Readers begin with the table; a room that it does not name is found by nobody.
     page = read(ROOT / "docs" / "internals.md")
     table = page[page.index("| module | what it does |") :].split("\n\n")[0]
-    named = [name for row in table.splitlines() for name in re.findall(r"`(\w+)`", row.split("|")[1])]
+    named, folder = [], ""
+    for row in table.splitlines()[2:]:
+        cell = row.split("|")[1]
+        begins = re.search(r"\*\*(\w*)/\*\*", cell)
+        folder = begins.group(1).replace("cgt", "") if begins else folder
+        named += [f"{folder}.{name}".lstrip(".") for name in re.findall(r"`(\w+)`", cell)]
     assert named == [name for name in ORDER if name != "__init__"]
 
 
@@ -453,7 +435,7 @@ def test_public_names():
     imported = {
         alias.asname or alias.name
         for node in tree.body
-        if isinstance(node, ast.ImportFrom) and node.module  # a module is no name of ours
+        if isinstance(node, ast.ImportFrom) and node.module not in (None, *FOLDERS)  # a module is no name of ours
         for alias in node.names
     }
     assert imported == PUBLIC
@@ -506,8 +488,9 @@ def test_continuous_integration_has_the_pythons_that_are_promised():
 
 
 def test_no_file_is_too_long():
-    # Past this nobody reads a file to its end, and banners stop helping.
-    lengths = {str(p.relative_to(ROOT)): len(read(p).splitlines()) for p in sources()}
+    # Past this nobody reads a file to its end, and banners stop helping. Sentences, each found by its code, nobody does.
+    texts = ROOT / "cgt" / "words" / "errors.py"
+    lengths = {str(p.relative_to(ROOT)): len(read(p).splitlines()) for p in sources() if p != texts}
     assert not {name: n for name, n in lengths.items() if n > MOST_LINES}
 
 

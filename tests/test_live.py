@@ -1,5 +1,6 @@
 """Numbers that are others at each call: as arguments and in places, one recording serves all of them, and every value is eager's."""
 
+import _thread
 import contextlib
 import decimal
 import json
@@ -7,6 +8,8 @@ import math
 import os
 import pathlib
 import re
+import sys
+import time
 import types
 
 import pytest
@@ -18,7 +21,8 @@ from torch import nn
 from torch.nn import functional as F
 
 import cgt
-from cgt import live, tables
+from cgt.look import tables
+from cgt.numbers import standins
 
 CALLS = 30
 relaxed = settings(deadline=None, suppress_health_check=list(HealthCheck))
@@ -91,7 +95,7 @@ def test_all_that_pytorch_may_ask_a_number_is_answered():
     header = pathlib.Path(torch.__file__).parent / "include/torch/csrc/utils/python_symnode.h"
     text = header.read_text()
     asked = {*re.findall(r'attr\("(\w+)"\)', text), *re.findall(r"c10::SymNode (\w+)\(", text)} - {"dispatch_common_", "dispatch_sym_ite_"}
-    assert len(asked) > 40 and {name for name in asked if not hasattr(live.Node, name)} <= {"n"}  # a constructor's argument
+    assert len(asked) > 40 and {name for name in asked if not hasattr(standins.Node, name)} <= {"n"}  # a constructor's argument
 
 
 INDICES = {
@@ -714,6 +718,16 @@ def test_backward_inside_sees_the_number(device):
         return function, lambda a: (values(device, 8, seed=2), a), tuple
 
     agree(make, RATES)
+
+
+def test_a_thread_without_a_frame_of_pythons_is_told_the_node(monkeypatch):
+    """Autograd's, for a GPU: PyTorch's C++ asks there, and what it is not told is a number like any other."""
+    node, told, failed = object(), [], []
+    monkeypatch.setattr(sys, "unraisablehook", failed.append)
+    _thread.start_new_thread(told.extend, (map(getattr, [standins.Float(node)], ["node"]),))
+    while not (told or failed):
+        time.sleep(0.001)
+    assert told == [node] and not failed
 
 
 def test_values_read_on_the_way(device):

@@ -13,7 +13,7 @@ import torch
 from helpers import AUDITS_BY_DEFAULT, calls, counts, identical, tells, values
 
 import cgt
-from cgt import options
+from cgt.words import options
 
 from helpers import jit_warm  # isort: skip
 
@@ -140,7 +140,7 @@ def test_the_page_tells_every_switch():
     root = Path(__file__).resolve().parent.parent
     page = (root / "docs" / "environment.md").read_text()
     told = dict(re.findall(r"^\| `(\w+)` \| ([^|]*?) ?\|", page, re.M))
-    sources = [path.read_text() for path in [*(root / "cgt").glob("*.py"), root / "setup.py"]]
+    sources = [path.read_text() for path in [*(root / "cgt").rglob("*.py"), root / "setup.py"]]
     read = {name for text in sources for name in re.findall(r"\"(CGT_[A-Z_]+|CUDA_[A-Z]+|CXX)\"", text)}
     assert set(told) == read - {"CGT_TORCH_MAJOR", "CGT_TORCH_MINOR"}  # those are the compiler's
 
@@ -148,7 +148,7 @@ def test_the_page_tells_every_switch():
 def test_the_page_tells_the_defaults():
     root = Path(__file__).resolve().parent.parent
     told = dict(re.findall(r"^\| `(\w+)` \| ([^|]*?) ?\|", (root / "docs" / "environment.md").read_text(), re.M))
-    sources = "\n".join((root / name).read_text() for name in ("cgt/options.py", "setup.py"))
+    sources = "\n".join((root / name).read_text() for name in ("cgt/words/options.py", "setup.py"))
     defaults = dict(re.findall(r"environ\.get\(\"(\w+)\", \"([^\"]*)\"\)", sources)) | dict.fromkeys(re.findall(r"is_on\(\"(\w+)\"\)", sources), "0")
     assert {"CGT_OVERHEAD", "CGT_MAX_PLACES", "CGT_STRICT", "CGT_DEBUG", "CGT_AUDIT"} <= set(defaults)
     assert {name: told[name] for name in defaults} == defaults and defaults["CGT_AUDIT"] == AUDITS_BY_DEFAULT

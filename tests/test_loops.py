@@ -24,7 +24,7 @@ from test_tree import (
 import cgt_core as core
 
 import cgt
-from cgt import errors
+from cgt.words import errors
 
 
 def drops(f, g, x, kept):

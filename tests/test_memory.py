@@ -13,7 +13,7 @@ from torch import nn
 import cgt_core as core
 
 import cgt
-from cgt import dispatch
+from cgt.decide import dispatch
 
 N = 256
 SIZE = N * N * 4  # bytes of every activation and every weight gradient below

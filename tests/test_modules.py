@@ -20,7 +20,8 @@ from torch.optim import lr_scheduler as S
 from torch.optim import swa_utils
 
 import cgt
-from cgt import counters, segments
+from cgt.cuts import segments
+from cgt.numbers import counters
 
 pytestmark = pytest.mark.skipif(core.debug_build(), reason="long, and the same in both builds: the release suite does it")
 

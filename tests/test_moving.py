@@ -16,7 +16,8 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import cgt
-from cgt import flow, moving
+from cgt.look import flow
+from cgt.make import moving
 
 COUNT = 0
 TABLE = {"n": 0}

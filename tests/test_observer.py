@@ -1,6 +1,8 @@
 """Observation does not change what is observed: ops, formulas of backwards and views go eager's ways in the warm-up, in
 the recording and in replays; and nobody gets to see memory of ours."""
 
+from pathlib import Path
+
 import torch  # before the core, whose libraries are torch's
 
 # isort: split
@@ -10,9 +12,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from wild import KeptArgument
 
 import cgt
-from cgt import trace
-from cgt.observe import observe
-from cgt.private import outside_dynamo
+from cgt.make import ops, trace
+from cgt.run.observe import observe
+from cgt.words.private import outside_dynamo
 
 SQUARE = torch.tensor([[4.0, 1.0, 0.5], [1.0, 3.0, 0.2], [0.5, 0.2, 2.0]])
 
@@ -237,3 +239,12 @@ def test_interrupt_where_no_exception_can_pass_is_raised_behind_it():
     finally:
         core.reads_by([], outside_dynamo(trace.see_kernel), outside_dynamo(trace.see_lift))
     assert stops and all(torch.equal(f(torch.ones(3)), torch.full((2,), 2.0)) for _ in range(4))
+
+
+def test_the_page_has_the_watchers_of_an_op_in_their_order():
+    page = (Path(__file__).parent.parent / "docs" / "internals.md").read_text().split("### One op of a run")[1].split("\n## ")[0]
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in page.splitlines() if line.startswith("| `")]
+    told = [(row.look.__name__, " ".join(row.look.__doc__.split()), row.why_here) for row in (*ops.BEFORE, *ops.BEHIND)]
+    rows = [(name.strip("`"), what, why) for name, what, why in rows if name != "`proceed`"]
+    assert [(name, why) for name, _, why in rows] == [(name, why) for name, _, why in told]
+    assert [what for (_, what, _), (_, docstring, _) in zip(rows, told, strict=True) if not docstring.startswith(what)] == []

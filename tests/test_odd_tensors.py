@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch.utils import _pytree as pytree
 
 import cgt
-from cgt import errors
+from cgt.words import errors
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # prototypes warn
 
@@ -260,7 +260,8 @@ AS_ARGUMENTS = {
     "without bytes": lambda x: torch.empty(0, 4, device=x.device), "zero": lambda x: x.sum(), "transposed": lambda x: x.t(),
     "expanded": lambda x: x[:1].expand(4, 4), "unaligned": lambda x: torch.cat([x.flatten(), x[0]])[1:17].view(4, 4),
     "whole": lambda x: x.to(torch.int64), "complex": lambda x: x.to(torch.complex64), "conjugated": lambda x: torch.complex(x, -x).conj(),
-    "negative": lambda x: torch.complex(x, -x).conj().imag, "with a gradient": lambda x: x.clone().requires_grad_(),
+    "negative": lambda x: torch.complex(x, -x).conj().imag, "zeros without memory": lambda x: torch._efficientzerotensor(4, 4, device=x.device),
+    "with a gradient": lambda x: x.clone().requires_grad_(),
     "a result": lambda x: x.clone().requires_grad_() * 1, "of inference": lambda x: in_inference(x), "poisoned": poisoned,
     "a parameter": lambda x: torch.nn.Parameter(x.clone()), "a number": lambda x: 2, "another": lambda x: 2.5, "none": lambda x: None,
     **{make.__name__: make for make in KINDS},
@@ -296,9 +297,9 @@ def as_plain(t):
     return t if t.layout == torch.strided else (t.layout, t.to_dense())
 
 
-def agrees_with_eager(device, kinds):
+def agrees_with_eager(device, audit, kinds):
     for name, function in TAKE_ANY.items():
-        f, x = cgt.jit(function), square_values(device)
+        f, x = cgt.jit(function, audit=audit), square_values(device)
         for k in range(3):
             f(x.clone() if k else x)
         for kind, grad in kinds:
@@ -312,6 +313,7 @@ def agrees_with_eager(device, kinds):
         assert identical(f(x), function(x))
 
 
-def test_any_kind_of_argument_where_plain_ones_are_replayed(device):
+@pytest.mark.parametrize("audit", ["0", "every:1"])
+def test_any_kind_of_argument_where_plain_ones_are_replayed(device, audit):
     kinds = st.tuples(st.sampled_from(sorted(AS_ARGUMENTS)), st.booleans())
-    try_programs(st.lists(kinds, min_size=2, max_size=8), functools.partial(agrees_with_eager, device), 25)
+    try_programs(st.lists(kinds, min_size=2, max_size=8), functools.partial(agrees_with_eager, device, audit), 25)

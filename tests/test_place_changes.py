@@ -19,7 +19,8 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils import _pytree as torch_pytree
 
 import cgt
-from cgt import places, record
+from cgt.look import places
+from cgt.make import record
 
 SCALE = 2.0
 

@@ -22,8 +22,10 @@ from hypothesis import strategies as some
 from torch import nn
 
 import cgt
-from cgt import empties, options, places, record
-from cgt.places import MISSING, find_places
+from cgt.look import empties, places
+from cgt.look.places import MISSING, find_places
+from cgt.make import record
+from cgt.words import options
 
 PLAIN = (type(None), bool, int, float, complex, str, bytes, tuple)
 SCALE = 2.0

@@ -9,7 +9,9 @@ from helpers import identical, in_threads, numbers, tells, values
 from torch import nn
 
 import cgt
-from cgt import finite, options, probes
+from cgt.cuts import finite
+from cgt.make import probes
+from cgt.words import options
 
 
 @pytest.fixture(autouse=True)

@@ -25,8 +25,8 @@ from hypothesis.stateful import (
 )
 
 import cgt
-from cgt import dispatch
 from cgt.api import state_of
+from cgt.decide import freeing
 
 SETTINGS = {
     "deadline": None, "derandomize": True,
@@ -400,7 +400,7 @@ class Machine(RuleBasedStateMachine):
         self.__dict__.pop("ours", None)
         self.__dict__.pop("theirs", None)
         self.__dict__.pop("sides", None)
-        dispatch.sweep()
+        freeing.sweep()
 
 
 REPLAYS = [0]

@@ -18,9 +18,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch.utils import _pytree as torch_pytree
 
-from cgt import pytree
-from cgt.errors import CgtError
-from cgt.pytree import flatten, flatten_call, matches, matches_call, unflatten, unflatten_call
+from cgt.words import pytree
+from cgt.words.errors import CgtError
+from cgt.words.pytree import flatten, flatten_call, matches, matches_call, unflatten, unflatten_call
 
 
 class Point(NamedTuple):
@@ -687,7 +687,7 @@ def test_an_equality_that_fails_later_is_a_miss():
 
 
 def test_pytree_works_without_numpy():
-    code = "import sys; sys.modules['numpy'] = None; from cgt.pytree import flatten; "
+    code = "import sys; sys.modules['numpy'] = None; from cgt.words.pytree import flatten; "
     code += "print(flatten([1, object], 'x').program)"
     environment = {"PYTHONPATH": ":".join(sys.path), "PATH": ""}
     done = subprocess.run(

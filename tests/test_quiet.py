@@ -104,6 +104,7 @@ def test_gradients_are_those_of_eager(device, clear):
     assert is_quiet(compare(run), PARAMS)
 
 
+@not_audited("the last replay is looked at op by op")
 def test_gradients_are_not_copied_and_of_their_own(device):
     """As a stolen gradient: no two share memory."""
 

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 import cgt
-from cgt import returns, segments
+from cgt.cuts import segments
+from cgt.look import returns
 
 
 def one(x):

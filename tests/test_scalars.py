@@ -4,21 +4,11 @@ import struct
 
 import pytest
 import torch
-from cgt_core import (
-    AS_BF16,
-    AS_F16,
-    AS_F32,
-    AS_F64,
-    AS_I32,
-    AS_I64,
-    INVERSE_F32,
-    INVERSE_F64,
-    INVERSE_OF_F32,
-)
+from cgt_core import AS_BF16, AS_F16, AS_F32, AS_F64, AS_I32, AS_I64, INVERSE_F32, INVERSE_F64, INVERSE_OF_F32
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cgt import scalars
+from cgt.numbers import scalars
 
 SIZES = {AS_F64: 8, AS_I64: 8, AS_F32: 4, AS_I32: 4, AS_F16: 2, AS_BF16: 2, INVERSE_F64: 8, INVERSE_F32: 4, INVERSE_OF_F32: 4}
 

@@ -10,7 +10,8 @@ from torch import nn
 from torch.nn import functional as F
 
 import cgt
-from cgt import options, segments
+from cgt.cuts import segments
+from cgt.words import options
 
 
 def signed(device, sign, n=4):
@@ -620,8 +621,9 @@ def test_values_that_never_come_again_are_not_recorded(device, must_pay):
 
 
 @pytest.mark.parametrize("values_of", [lambda k: k % 3, lambda k: (3, 1, 0, 2, 2, 1)[k % 6], lambda k: k % 2 * 16], ids=["3", "4", "2"])
-def test_few_values_in_turn_are_recorded(device, must_pay, values_of):
+def test_few_values_in_turn_are_recorded(device, must_pay, values_of, monkeypatch):
     """None comes twice in a row."""
+    monkeypatch.setattr(options, "OVERHEAD", 1e9)  # told by numbers of calls alone, whatever they take
     f, x = cgt.jit(lambda x, at: x[int(at)] * 2), values(device, 20, 64, 64)
     for k in range(200):
         at = torch.tensor(values_of(k), device=device)
@@ -666,3 +668,12 @@ def test_counts_that_never_come_again(device, must_pay):
         x = torch.full((4,), k, device=device)
         assert identical(f(x), x * (4 * k))
     assert cgt.stats(f).records == 0, cgt.explain(f)
+
+
+def test_the_last_token_of_a_batch_of_one(device):
+    """A column with one element, whose stride is the row's: contiguous, and no bytes in a row."""
+    f = cgt.jit(lambda tokens: tokens * 2 if tokens[:, -1].tolist()[0] > 3 else tokens + 1)
+    for k in range(12):
+        tokens = torch.full((1, 5), 2 + k % 2 * 4, device=device)
+        assert torch.equal(f(tokens), tokens * 2 if k % 2 else tokens + 1)
+    assert cgt.stats(f).replays >= 6, cgt.explain(f)

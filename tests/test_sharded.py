@@ -22,9 +22,7 @@ def network():
 
 
 def sharded(checkpointed=False, **options):
-    from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
-        checkpoint_wrapper,
-    )
+    from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
     from torch.distributed.fsdp import fully_shard
 
     model = network()
@@ -52,11 +50,7 @@ def spread(dropout=None):
     """Tensor parallelism: the first layer of each block by columns, the second one by rows; between them, perhaps, random numbers of
     which each rank draws its part."""
     from torch.distributed.tensor import init_device_mesh
-    from torch.distributed.tensor.parallel import (
-        ColwiseParallel,
-        RowwiseParallel,
-        parallelize_module,
-    )
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
     torch.manual_seed(0)
     between = torch.nn.GELU if dropout is None else lambda: torch.nn.Dropout(dropout)

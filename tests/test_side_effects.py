@@ -10,7 +10,7 @@ from helpers import same
 from torch import nn
 
 import cgt
-from cgt import options
+from cgt.words import options
 
 
 class Holder:

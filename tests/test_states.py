@@ -14,7 +14,7 @@ from test_followed import agree, some, square
 from torch import nn
 
 import cgt
-from cgt import dispatch
+from cgt.decide import freeing
 
 Pair = collections.namedtuple("Pair", "h c")
 
@@ -294,7 +294,7 @@ def test_nothing_is_kept_that_is_not_read_any_more(device):
     del m, f
     for _ in range(3):
         gc.collect()
-        dispatch.sweep()
+        freeing.sweep()
     assert gone() is None
 
 

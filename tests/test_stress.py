@@ -11,8 +11,8 @@ import torch
 from helpers import calls, in_threads, values
 
 import cgt
-from cgt import dispatch
 from cgt.api import all_states
+from cgt.decide import dispatch, freeing
 
 ROOT = pathlib.Path(__file__).parent.parent
 
@@ -35,7 +35,7 @@ def test_a_function_that_is_reset_behind_a_call_that_looked_for_its_recording(de
     its place."""
     f, x, y = cgt.jit(lambda x, n: x * n), values(device), values(device, 2, 5)
     calls(f, 3, x, 2)
-    sweep = dispatch.sweep
+    sweep = freeing.sweep
 
     def reset():
         monkeypatch.setattr(dispatch, "sweep", sweep)

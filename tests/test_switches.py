@@ -15,7 +15,7 @@ from torch import nn
 import cgt_core as core
 
 import cgt
-from cgt import places
+from cgt.look import places
 
 
 def replays_around(f, x, want, change, n=5):

@@ -10,7 +10,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import cgt
-from cgt import dispatch, pytree
+from cgt.decide import dispatch, freeing
+from cgt.words import pytree
 
 SPEC, AMBIENT, META, POINTER, ALIGN = core.MISS_SPEC, core.MISS_AMBIENT, core.MISS_META, core.MISS_POINTER, core.MISS_ALIGN
 VALUE, OVERLAP, GRAD, PLACE, ALIVE = core.MISS_VALUE, core.MISS_OVERLAP, core.MISS_GRAD, core.MISS_PLACE, core.MISS_ALIVE
@@ -246,7 +247,7 @@ def test_recordings_made_and_freed_in_any_order_stay_right(device, plan):
     assert books["nodes"] == sum(len(core.fn_nodes(state_of(f).f)) for f in functions.values())
     f = None
     functions.clear()
-    dispatch.sweep()
+    freeing.sweep()
     assert core.books() == empty
 
 
@@ -288,6 +289,24 @@ def test_facts_of_a_recording_are_what_was_recorded(device):
     assert later.n_replay == 1 and later.used > facts.used
 
 
+def test_facts_are_right_where_others_are_recorded_while_they_are_told(device, monkeypatch):
+    """By a finalizer, or by another thread: the table moves with its rows."""
+    x, w = torch.ones(4, device=device), torch.ones(4, device=device)
+    f = recorded(lambda x: (x * w, x[1:]), x)
+    (node,) = core.fn_nodes(state_of(f).f)
+    want, others, kind = core.node_facts(node), [], core.SlotFacts
+
+    def told(*facts):
+        monkeypatch.undo()
+        for k in range(16):
+            others.append(recorded(lambda x, k=k: (x + k, x * w), x))
+        return kind(*facts)
+
+    monkeypatch.setattr(core, "SlotFacts", told)
+    got = core.node_facts(node)
+    assert others and got == want
+
+
 def test_copied_slots_are_counted_in_bytes(device):
     x = torch.ones(4, device=device)
     f = recorded(lambda x: x * 2, x, inputs="copied")
@@ -323,7 +342,7 @@ def test_dropping_a_recording_leaves_the_others(device):
         f(x, str(k))
     nodes = core.fn_nodes(state_of(f).f)
     for node in (nodes[1], nodes[3]):
-        dispatch.drop_node(node)
+        freeing.drop_node(node)
         core.check_table()
     assert core.fn_nodes(state_of(f).f) == [nodes[0], nodes[2]]
     replays = cgt.stats(f).replays
@@ -434,7 +453,7 @@ def test_many_functions_behind_many_parents_are_all_found(device):
         assert after.records == before.records and after.eager == before.eager == 0
         for first, _ in ways[1:]:
             (root,) = roots(first)
-            dispatch.drop_node(root)
+            freeing.drop_node(root)
             core.check_table()
         assert len(core.nodes()) == n and len(roots(0)) == 1
 
@@ -504,7 +523,7 @@ def test_children_are_those_of_one_place_newest_match_first(device):
     assert behind(1) == second and core.children(path, root, name) == [second, third, first]
     assert behind(1) == second and core.children(path, root, name) == [second, third, first]
     assert behind(0) == first and core.children(path, root, name) == [first, second, third]
-    dispatch.drop_node(second)
+    freeing.drop_node(second)
     assert core.children(path, root, name) == [first, third]
     assert core.node_facts(root).children == 2
     core.check_table()
@@ -519,7 +538,7 @@ def test_oldest_leaf_goes_first_and_never_the_node_that_the_path_has_come_to(dev
     assert uses[-1] == come_to(device)
     for node in uses[:-1]:
         assert core.node_oldest() == node
-        dispatch.drop_node(node)
+        freeing.drop_node(node)
     assert core.node_oldest() is None and core.nodes() == uses[-1:]
     assert torch.equal(f(x, "0"), torch.zeros_like(x))
     cgt.step()
@@ -531,12 +550,12 @@ def test_recording_with_others_behind_it_is_no_leaf(device):
     assert come_to(device) == nodes["fh"]
     for name in ("g", "h", "fgh", "fg"):
         assert core.node_oldest() == nodes[name]
-        dispatch.drop_node(nodes[name])
+        freeing.drop_node(nodes[name])
     assert core.node_oldest() is None
     cgt.step()
     for name in ("fh", "f"):
         assert core.node_oldest() == nodes[name]
-        dispatch.drop_node(nodes[name])
+        freeing.drop_node(nodes[name])
     assert core.node_oldest() is None and [nodes_of(f) for f in functions] == [[], [], []]
 
 
@@ -709,7 +728,7 @@ def test_books_rise_with_a_recording_and_fall_with_its_function(device):
         assert after[what] == before[what], what
     assert after["fns"] == before["fns"] + 1
     del f
-    dispatch.sweep()
+    freeing.sweep()
     assert core.books() == before
 
 
@@ -718,7 +737,7 @@ def test_results_outlive_function_and_table_rows(device):
     f = recorded(lambda x: (x * 2, x[1:]), x)
     y, view = f(x)
     del f
-    dispatch.sweep()
+    freeing.sweep()
     assert torch.equal(y, x * 2) and torch.equal(view, x[1:])
     y.add_(1)
     assert torch.equal(y, x * 2 + 1)

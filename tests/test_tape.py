@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from helpers import identical
 
 import cgt
-from cgt import tape
+from cgt.run import tape
 
 aten = torch.ops.aten
 

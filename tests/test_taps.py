@@ -11,7 +11,7 @@ import torch  # before the core, whose libraries are torch's
 import pytest
 
 import cgt
-from cgt import taps
+from cgt.run import taps
 
 
 def names_of(patched):

@@ -2,7 +2,9 @@
 holds keeps its value (design.md 2.4, 2.5)."""
 
 import contextlib
+import ctypes
 import gc
+import threading
 import weakref
 
 import pytest
@@ -14,7 +16,8 @@ import cgt_core as core
 from cgt_core import NONE, PINNED
 
 import cgt
-from cgt import dispatch, options
+from cgt.decide import sites
+from cgt.words import errors, options
 
 GPU_ONLY = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
@@ -59,17 +62,17 @@ def path_of(device):
 
 
 def names_of(nodes):
-    return [dispatch.SITES[core.node_facts(n).fn].__name__ for n in nodes]
+    return [sites.SITES[core.node_facts(n).fn].__name__ for n in nodes]
 
 
 def children_of(f, device, parent=NONE):
     """Recordings of f behind a node, newest match first."""
     path, _, _ = core.path_state(index_of(device))
-    return core.children(path, parent, getattr(f, dispatch.ATTRIBUTE).f)
+    return core.children(path, parent, getattr(f, sites.ATTRIBUTE).f)
 
 
 def nodes_of(*fs):
-    return {n for f in fs for n in core.fn_nodes(getattr(f, dispatch.ATTRIBUTE).f)}
+    return {n for f in fs for n in core.fn_nodes(getattr(f, sites.ATTRIBUTE).f)}
 
 
 def iterations(n, *xs):
@@ -685,6 +688,87 @@ def test_calls_on_different_streams_are_ordered(links):
         torch.cuda.synchronize()
         del y, want
     assert [counts(f) for f in fs] == [(1, 1, 28, 0)] * 3
+
+
+def on_a_stream_of_its_owner(f, x, calls):
+    """f(x) so often on a stream that torch does not own, which is destroyed while it still works. The last result."""
+    cuda, handle = ctypes.CDLL("libcuda.so.1"), ctypes.c_void_p()
+    assert cuda.cuStreamCreate(ctypes.byref(handle), 1) == 0  # which waits for no other
+    with torch.cuda.stream(torch.cuda.ExternalStream(handle.value)):
+        for _ in range(calls):
+            y = f(x)
+        kept = y.clone()
+    assert cuda.cuStreamDestroy_v2(handle) == 0
+    return kept
+
+
+@GPU_ONLY
+def test_a_call_after_one_on_a_stream_that_was_destroyed():
+    f, x = cgt.jit(four), numbers(torch.device("cuda"), 2**22)
+    want = four(x)
+    torch.cuda.synchronize()
+    for _ in range(3):
+        f(x)
+    for _ in range(5):
+        kept = on_a_stream_of_its_owner(f, x, 4)
+        assert same(f(x), want) and same(kept, want)
+    assert cgt.stats(f).replays >= 20 and not cgt.stats(f).eager, cgt.explain(f)
+
+
+@GPU_ONLY
+def test_a_call_while_somebody_captures_on_the_stream_of_the_last_one():
+    """It would wait for that stream, and so become part of the capture: it runs as it is."""
+    f, x, other = cgt.jit(four), numbers(torch.device("cuda"), 64), torch.cuda.Stream()
+    want, graph = four(x), torch.cuda.CUDAGraph()
+    torch.cuda.synchronize()
+    with torch.cuda.stream(other):
+        for _ in range(4):
+            y = f(x)
+    with torch.cuda.graph(graph, stream=other, capture_error_mode="thread_local"):
+        z = x + 1
+        with torch.cuda.stream(torch.cuda.default_stream()):
+            before = cgt.stats(f)
+            again = f(x)
+            assert not torch.cuda.is_current_stream_capturing()
+            assert cgt.stats(f).replays == before.replays and errors.blocked(4) in cgt.stats(f).reasons
+    graph.replay()
+    assert same(y, want) and same(again, want) and same(z, x + 1)
+    before = cgt.stats(f).replays
+    assert same(f(x), want) and cgt.stats(f).replays == before + 1
+
+
+@GPU_ONLY
+def test_a_pool_that_is_over_while_another_thread_captures():
+    """Its memory goes back when nobody captures any more, and the capture is whole."""
+    x, began, over, held = numbers(torch.device("cuda"), 2**22), threading.Event(), threading.Event(), []
+    cgt.reset()
+    torch.cuda.empty_cache()
+    before = torch.cuda.memory_reserved()
+    f = cgt.jit(lambda x: (x * 2).sin())
+    for _ in range(3):
+        f(x)
+    torch.cuda.synchronize()
+
+    def capture():
+        graph, own = torch.cuda.CUDAGraph(), torch.ones(8, device="cuda")
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+            y = own + 1
+            began.set()
+            assert over.wait(60)
+            z = y * 3
+        graph.replay()
+        held.append(z.sum().item())
+
+    thread = threading.Thread(target=capture)
+    thread.start()
+    assert began.wait(60)
+    cgt.reset(f)
+    over.set()
+    thread.join()
+    assert held == [48.0], "the capture broke"
+    cgt.reset()
+    torch.cuda.empty_cache()
+    assert torch.cuda.memory_reserved() <= before + 2**22, "the pool's memory is gone for good"
 
 
 @GPU_ONLY

@@ -13,7 +13,7 @@ import pytest
 
 import cgt
 from cgt.doctor import Diagnosis, Finding
-from cgt.report import Memory, Recording, Stats
+from cgt.tools.report import Memory, Recording, Stats
 
 ROOT = Path(__file__).resolve().parent.parent
 TYPED = ROOT / "tests" / "typed"

@@ -13,8 +13,9 @@ from cgt_core import COPIED, REBOUND
 from helpers import not_audited, tells, values
 
 import cgt
-from cgt import audit, options, verify
 from cgt.api import state_of
+from cgt.decide import audit, verify
+from cgt.words import options
 
 counted = not_audited("what is compared is counted")
 

@@ -10,7 +10,8 @@ import pytest
 import torch
 from helpers import tells
 
-from cgt import private, ranks
+from cgt.ranks import collectives
+from cgt.words import private
 
 PATIENCE_S, LONG_S = 3, 12  # the group's timeout; how long the GPU is kept busy
 BEGIN = f"""
@@ -86,7 +87,7 @@ class TestProgram:
 
     def test_streams_that_others_made_are_left_alone(self):
         side, made = torch.cuda.Stream(), torch.cuda.ExternalStream(torch.cuda.Stream().cuda_stream)
-        assert ranks.is_lasting(torch.cuda.default_stream()) and ranks.is_lasting(side) and not ranks.is_lasting(made)
+        assert collectives.is_lasting(torch.cuda.default_stream()) and collectives.is_lasting(side) and not collectives.is_lasting(made)
 
 
 def test_timeout_is_that_of_the_most_patient_group_of_nccl(monkeypatch):
@@ -109,4 +110,4 @@ def test_variable_that_turns_it_off(monkeypatch, value, off):
         monkeypatch.delenv(name, raising=False)
     if value is not None:
         monkeypatch.setenv("TORCH_NCCL_ASYNC_ERROR_HANDLING", value)
-    assert ranks.is_unguarded() == off
+    assert collectives.is_unguarded() == off

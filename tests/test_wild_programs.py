@@ -300,4 +300,5 @@ def test_loop_with_a_wild_function_agrees_and_the_other_replays(
         "begins": begins,
     }
     replays, told = check(program, device)
-    assert replays[0] >= REPEATS - 2, told[0]
+    # One call warms, and one records. One more may: what lay at one address twice, by luck, is taken to stay there.
+    assert replays[0] >= REPEATS - 3 and "0 eager" in told[0], told[0]

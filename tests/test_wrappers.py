@@ -14,7 +14,9 @@ from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils import _pytree
 
 import cgt
-from cgt import errors, places, plan, private, pytree
+from cgt.look import places
+from cgt.make import plan
+from cgt.words import errors, private, pytree
 
 CALLS = 8
 
@@ -367,10 +369,7 @@ def mesh(device):
 
 
 def test_argument_that_nobody_waited_for(device, mesh):
-    from torch.distributed._functional_collectives import (
-        AsyncCollectiveTensor,
-        all_reduce,
-    )
+    from torch.distributed._functional_collectives import AsyncCollectiveTensor, all_reduce
 
     f = cgt.jit(lambda x: x + 1)
     for k in range(CALLS):

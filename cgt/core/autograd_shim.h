@@ -153,7 +153,8 @@ static PyObject* saved_of(const std::vector<NodePtr>& nodes) {
   return list.release();
 }
 
-// SavedVariable::grad_fn_ and was_default_constructed_, by the rule that an explicit instantiation may name a private member.
+// SavedVariable::grad_fn_ and was_default_constructed_, by the rule that an explicit instantiation may name a private
+// member.
 template <auto GradFn, auto Default>
 struct ReachSaved {
   friend NodePtr& saved_grad_fn(ag::SavedVariable& s) { return s.*GradFn; }
@@ -167,8 +168,9 @@ static ag::SavedVariable& saved_at(PyObject* list, Py_ssize_t k) {
   return *pybind11::cast<ag::SavedVariable*>(pybind11::handle(PyList_GET_ITEM(list, k)));
 }
 
-// Did a backward free anything that the graphs behind these tensors saved, as far as they were made since `since`? -1: an exception. (Python
-// can ask by registering hooks, which raises then, and at all that hold None: of 120 such an H100's machine took 80 ms.)
+// Did a backward free anything that the graphs behind these tensors saved, as far as they were made since `since`? -1:
+// an exception. (Python can ask by registering hooks, which raises then, and at all that hold None: of 120 such an
+// H100's machine took 80 ms.)
 static int graphs_freed(PyObject* tensors, uint64_t since) noexcept {
   HANDLE_TH_ERRORS
   THPObjectPtr saved(saved_of(nodes_since(edges_of(tensors_of(tensors)), since)));

@@ -1,6 +1,6 @@
-// Which code starts, and which builtin functions it calls, while a function is observed: a profile function in C for each
-// thread that there is, since one in Python makes the function several times slower. (Up to Python 3.11; then private.py
-// uses sys.monitoring.)
+// Which code starts, and which builtin functions it calls, while a function is observed: a profile function in C for
+// each thread that there is, since one in Python makes the function several times slower. (Up to Python 3.11; then
+// private.py uses sys.monitoring.)
 #pragma once
 #include <Python.h>
 
@@ -32,7 +32,8 @@ struct CallTap {
   std::unordered_set<void*> methods;  // those to tell of
   std::unordered_set<unsigned long> others;  // threads whose code is told apart
   std::unordered_set<void*> known[2];  // what is in the sets: to ask one of Python's costs a hash of the bytecode
-  PyObject* started[2];                // owned: sets of code objects, of the others in the second; None: not all were seen
+  // owned: sets of code objects, of the others in the second; None: not all were seen
+  PyObject* started[2];
   PyObject* called;                   // owned: called(function, frame) before one of them runs
 };
 
@@ -95,7 +96,8 @@ static void for_each_number(PyObject* numbers, Insert insert) {
 }
 
 // `methods`: numbers of method_of. `others`: threads whose code comes into `aside`. Returns a handle for call_tap_end.
-static uint64_t call_tap_begin(PyObject* methods, PyObject* started, PyObject* called, PyObject* others, PyObject* aside) {
+static uint64_t call_tap_begin(PyObject* methods, PyObject* started, PyObject* called, PyObject* others,
+                               PyObject* aside) {
   auto* tap = new CallTap{{}, {}, {}, {Py_NewRef(started), Py_NewRef(aside)}, Py_NewRef(called)};
   for_each_number(methods, [tap](PyObject* number) { tap->methods.insert(PyLong_AsVoidPtr(number)); });
   for_each_number(others, [tap](PyObject* number) { tap->others.insert(PyLong_AsUnsignedLong(number)); });

@@ -147,11 +147,12 @@ cdef void cuda_relaxed(bint on) noexcept nogil:
     cu.cuThreadExchangeStreamCaptureMode(&mode)
 
 cdef void cuda_wait_aside(int device, void* stream) noexcept nogil:
-    """For what the stream has now, in a thread of our own. Both calls may block for as long as another process likes: the first where the
-    stream is full."""
+    """For what the stream has now, in a thread of our own. Both calls may block for as long as another process likes:
+    the first where the stream is full."""
     cdef OnDevice here
     cdef cu.CUevent event = NULL
-    cdef unsigned int flags = cu.CUevent_flags_enum.CU_EVENT_DISABLE_TIMING | cu.CUevent_flags_enum.CU_EVENT_BLOCKING_SYNC
+    cdef unsigned int flags = (cu.CUevent_flags_enum.CU_EVENT_DISABLE_TIMING
+                               | cu.CUevent_flags_enum.CU_EVENT_BLOCKING_SYNC)
     here.go(device)
     cuda_thread_ready(device)
     cuda_relaxed(True)              # others may be capturing, and need not notice
@@ -173,9 +174,14 @@ cdef int cuda_joined(void* stream) noexcept nogil:
     return (cu.cuStreamIsCapturing(cu_stream(stream), &status) == 0
             and status != cu.CUstreamCaptureStatus_enum.CU_STREAM_CAPTURE_STATUS_NONE)
 
+cdef int path_captured(Path* p, void* stream) except? RAISES nogil:
+    """Is somebody's capture under way on this stream, or on that of the path's last launch, for which it would wait?"""
+    return cuda_capturing(stream) or (stream != p.last_stream and cuda_joined(p.last_stream))
+
 # --- several GPUs in one recording ---
-# The capture begins on the stream of one and forks to the others', which join it at the end. Memory there is the path's, as at home, in a pool of
-# its own beside that of the GPU's own path, which others may replay. A replay waits for the caller's streams there, and they wait for it.
+# The capture begins on the stream of one and forks to the others', which join it at the end. Memory there is the
+# path's, as at home, in a pool of its own beside that of the GPU's own path, which others may replay. A replay waits
+# for the caller's streams there, and they wait for it.
 
 cdef int spread_new(Spread** spread, list others) except -1:
     """others: [(device, stream, pool), ...]"""
@@ -212,8 +218,8 @@ cdef Beside* beside_of(Spread* s, int device) noexcept nogil:
     return NULL
 
 cdef int cuda_follow(void** event, int device, void* stream, int other, void* behind) except? RAISES nogil:
-    """What comes on stream `behind` of GPU `other` waits for what stream `stream` of this device has now. (Each GPU's default stream
-    is the null stream: which is current says whose.)"""
+    """What comes on stream `behind` of GPU `other` waits for what stream `stream` of this device has now. (Each GPU's
+    default stream is the null stream: which is current says whose.)"""
     cdef OnDevice here, there
     cdef cu.CUevent made = NULL
     cdef int code = 0
@@ -230,7 +236,9 @@ cdef int spread_meet(Spread* s, int device, void* stream) except? RAISES nogil:
     cdef int32_t k
     cdef int code = 0
     for k in range(s.n):
-        if code == 0: code = cuda_follow(&s.others[k].event, s.others[k].device, cuda_current_stream(s.others[k].device), device, stream)
+        if code == 0:
+            code = cuda_follow(&s.others[k].event, s.others[k].device, cuda_current_stream(s.others[k].device), device,
+                stream)
     return code
 
 cdef int spread_part(Spread* s, int device, void* stream) except? RAISES nogil:
@@ -238,10 +246,12 @@ cdef int spread_part(Spread* s, int device, void* stream) except? RAISES nogil:
     cdef int32_t k
     cdef int code = 0
     for k in range(s.n):
-        if code == 0: code = cuda_follow(&s.event, device, stream, s.others[k].device, cuda_current_stream(s.others[k].device))
+        if code == 0:
+            code = cuda_follow(&s.event, device, stream, s.others[k].device, cuda_current_stream(s.others[k].device))
     return code
 
-cdef inline int launch_among(Driver* d, Spread* s, void* exec_, void* stream, int device, string* error) except? RAISES nogil:
+cdef inline int launch_among(Driver* d, Spread* s, void* exec_, void* stream, int device,
+                              string* error) except? RAISES nogil:
     """Launch a graph of a recording that works on these GPUs, too, or on no others (NULL)."""
     cdef int code
     if s is NULL: return d.launch(exec_, stream, device, error)
@@ -262,14 +272,18 @@ cdef int spread_fork(Recording* r) except? RAISES:
     cdef int32_t k
     cdef int code = 0
     for k in range(r.spread_open):
-        if code == 0: code = cuda_follow(&r.spread.event, r.device, r.stream, r.spread.others[k].device, r.spread.others[k].stream)
+        if code == 0:
+            code = cuda_follow(&r.spread.event, r.device, r.stream, r.spread.others[k].device,
+                r.spread.others[k].stream)
     return code
 
 cdef int spread_join(Recording* r) except? RAISES:
     cdef int32_t k
     cdef int code = 0
     for k in range(r.spread_open):
-        if code == 0: code = cuda_follow(&r.spread.others[k].event, r.spread.others[k].device, r.spread.others[k].stream, r.device, r.stream)
+        if code == 0:
+            code = cuda_follow(&r.spread.others[k].event, r.spread.others[k].device, r.spread.others[k].stream,
+                r.device, r.stream)
     return code
 
 cdef void capturing_set(Recording* r, int on) noexcept:
@@ -356,7 +370,8 @@ cdef int cuda_copy(Recording* r, Patch* p, PyObject* to) except? RAISES:
     here.go(p.device)
     copy_args(p, &a)
     if copied_by_kernel(p):
-        code = cu.cuLaunchKernel(COPY_KERNEL[p.device], copy_blocks(p), 1, 1, COPY_THREADS, 1, 1, 0, cu_stream(stream), a.params, NULL)
+        code = cu.cuLaunchKernel(COPY_KERNEL[p.device], copy_blocks(p), 1, 1, COPY_THREADS, 1, 1, 0, cu_stream(stream),
+            a.params, NULL)
     else:
         code = cu.cuMemcpyDtoDAsync(a.to, a.source, a.nbytes, cu_stream(stream))
     if code == 0: code = cuda_last_node(stream, &node)
@@ -405,12 +420,20 @@ cdef int cuda_spend(Recording* r, PyObject* proto) except? RAISES:
     cdef int code = fault(CALL_SPEND)
     return code if code else cuda_pool_spend(r.pool, tensor_storage_ptr(proto))
 
+cdef bint is_of_nccl(void* function) noexcept nogil:
+    """NCCL, whose network wants the host, gives the data of its functions to the graph, which keeps it."""
+    cdef Dl_info found
+    if dladdr(function, &found) == 0 or found.dli_fname is NULL: return False
+    return strstr(found.dli_fname, b"libnccl") is not NULL
+
 cdef int cuda_vet(cu.CUgraph graph, size_t n) except? RAISES:
-    """No node may allocate, and none may read host memory: nobody would keep it alive."""
+    """No node may allocate, and none may read host memory, or have a function of the host do it: nobody would keep it
+    alive."""
     cdef cu.CUgraphNode* nodes = <cu.CUgraphNode*>malloc(n * sizeof(cu.CUgraphNode))
     cdef cu.CUgraphNodeType kind
     cdef cu.CUgraph child = NULL
     cdef cu.CUDA_MEMCPY3D copy
+    cdef cu.CUDA_HOST_NODE_PARAMS calls
     cdef unsigned int memory = 0
     cdef int code
     cdef size_t k, inner = 0
@@ -424,6 +447,9 @@ cdef int cuda_vet(cu.CUgraph graph, size_t n) except? RAISES:
         if code: break
         if kind == cu.CUgraphNodeType_enum.CU_GRAPH_NODE_TYPE_MEM_ALLOC:
             code = ERROR_MEMORY_NODES
+        elif kind == cu.CUgraphNodeType_enum.CU_GRAPH_NODE_TYPE_HOST:
+            code = cu.cuGraphHostNodeGetParams(nodes[k], &calls)
+            if code == 0 and not is_of_nccl(<void*>calls.fn): code = ERROR_HOST_FUNCTION
         elif kind == cu.CUgraphNodeType_enum.CU_GRAPH_NODE_TYPE_GRAPH:
             code = cu.cuGraphChildGraphNodeGetGraph(nodes[k], &child)
             if code == 0: code = cu.cuGraphGetNodes(child, NULL, &inner)
@@ -475,7 +501,8 @@ cdef int cuda_fetch(Recording* r, PyObject* x, char* to, int64_t nbytes) except?
     cdef OnDevice here
     cdef Beside* b = beside_of(r.spread, tensor_device(x))
     here.go(tensor_device(x))
-    return cu.cuMemcpyDtoHAsync(<void*>to, <cu.CUdeviceptr><uintptr_t>tensor_ptr(x), nbytes, cu_stream(b.stream if b is not NULL else r.stream))
+    return cu.cuMemcpyDtoHAsync(<void*>to, <cu.CUdeviceptr><uintptr_t>tensor_ptr(x), nbytes,
+        cu_stream(b.stream if b is not NULL else r.stream))
 
 cdef int cuda_cut(Recording* r, Read* read) except? RAISES:
     """The pool stays open: what the segment holds is there for the next one."""
@@ -553,7 +580,8 @@ cdef int cuda_enter(Recording* r, void* body, void* stream) except? RAISES:
     cdef OnDevice here
     here.go(r.device)
     return cu.cuStreamBeginCaptureToGraph(
-        cu_stream(stream), <cu.CUgraph>body, NULL, NULL, 0, cu.CUstreamCaptureMode_enum.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL)
+        cu_stream(stream), <cu.CUgraph>body, NULL, NULL, 0,
+        cu.CUstreamCaptureMode_enum.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL)
 
 cdef int cuda_leave(Recording* r, void* body, void* stream) except? RAISES:
     cdef OnDevice here
@@ -591,7 +619,8 @@ cdef int made_on(int device, PyObject* tensors, void** addresses) noexcept:
         n += addresses[n] is not NULL
     return n
 
-cdef int cuda_checkpoint(Recording* r, PyObject* made, PyObject* outs, PyObject* early, void** live, int n) except? RAISES:
+cdef int cuda_checkpoint(Recording* r, PyObject* made, PyObject* outs, PyObject* early, void** live,
+                         int n) except? RAISES:
     """`live` is still allocated since restore. The blocks of `outs` stay allocated, without owners,
     until a restore finds that nobody holds them."""
     cdef OnDevice here
@@ -771,21 +800,25 @@ cdef int cuda_word_done(void* exec_, Patch* p) except? RAISES:
     cdef Args* a = <Args*>p.to
     cdef int code = fault(CALL_PATCH)
     if code: return code
-    if not a.copies: return cu.cuGraphExecKernelNodeSetParams(<cu.CUgraphExec>exec_, <cu.CUgraphNode>p.handle, &a.params)
+    if not a.copies:
+        return cu.cuGraphExecKernelNodeSetParams(<cu.CUgraphExec>exec_, <cu.CUgraphNode>p.handle, &a.params)
     here.go(p.device)
     code = cu.cuCtxGetCurrent(&context)
-    return code if code else cu.cuGraphExecMemcpyNodeSetParams(<cu.CUgraphExec>exec_, <cu.CUgraphNode>p.handle, &a.move, context)
+    return code if code else cu.cuGraphExecMemcpyNodeSetParams(<cu.CUgraphExec>exec_, <cu.CUgraphNode>p.handle,
+        &a.move, context)
 
 cdef bint is_flat(cu.CUDA_MEMCPY3D* m) noexcept:
     """Does it copy one run of bytes of device memory? Its addresses are then those that it names."""
-    return (m.Height <= 1 and m.Depth <= 1 and not (m.srcXInBytes or m.srcY or m.srcZ or m.dstXInBytes or m.dstY or m.dstZ)
+    return (m.Height <= 1 and m.Depth <= 1
+            and not (m.srcXInBytes or m.srcY or m.srcZ or m.dstXInBytes or m.dstY or m.dstZ)
             and not (m.srcLOD or m.dstLOD) and is_device(m.srcMemoryType) and is_device(m.dstMemoryType))
 
 cdef inline bint is_device(cu.CUmemorytype kind) noexcept:
     return kind == cu.CUmemorytype_enum.CU_MEMORYTYPE_DEVICE or kind == cu.CUmemorytype_enum.CU_MEMORYTYPE_UNIFIED
 
 cdef tuple cuda_shot(cu.CUgraphNode node):
-    """(handle, kind, what must be the same, [(offset, bytes) of each argument]) of a node; kind 0: a kernel, 1: a copy, 2: fills memory."""
+    """(handle, kind, what must be the same, [(offset, bytes) of each argument]) of a node; kind 0: a kernel, 1: a copy,
+    2: fills memory."""
     cdef cu.CUgraphNodeType kind
     cdef cu.CUDA_KERNEL_NODE_PARAMS* p
     cdef cu.CUDA_MEMSET_NODE_PARAMS fill
@@ -796,18 +829,20 @@ cdef tuple cuda_shot(cu.CUgraphNode node):
     check(CUDA, cu.cuGraphNodeGetType(node, &kind), CALL_CUT)
     if kind == cu.CUgraphNodeType.CU_GRAPH_NODE_TYPE_MEMSET:
         check(CUDA, cu.cuGraphMemsetNodeGetParams(node, &fill), CALL_CUT)
-        return <uintptr_t>node, <int>kind, (fill.elementSize, fill.width, fill.height, fill.value), ((0, PyBytes_FromStringAndSize(<char*>&fill.dst, 8)),)
+        shape = (fill.elementSize, fill.width, fill.height, fill.value)
+        return <uintptr_t>node, <int>kind, shape, ((0, PyBytes_FromStringAndSize(<char*>&fill.dst, 8)),)
     if kind != cu.CUgraphNodeType.CU_GRAPH_NODE_TYPE_KERNEL and kind != cu.CUgraphNodeType.CU_GRAPH_NODE_TYPE_MEMCPY:
         return <uintptr_t>node, <int>kind, (), ()
     a = args_take(node)
     if a.copies:
         shape = (a.move.WidthInBytes, <int>a.move.srcMemoryType, <int>a.move.dstMemoryType)
         if is_flat(&a.move):
-            params = [(0, PyBytes_FromStringAndSize(<char*>&a.move.srcDevice, 8)), (8, PyBytes_FromStringAndSize(<char*>&a.move.dstDevice, 8))]
+            params = [(0, PyBytes_FromStringAndSize(<char*>&a.move.srcDevice, 8)),
+                      (8, PyBytes_FromStringAndSize(<char*>&a.move.dstDevice, 8))]
     else:
         p = &a.params
-        shape = (<uintptr_t>p.func, <uintptr_t>p.kern, p.gridDimX, p.gridDimY, p.gridDimZ, p.blockDimX, p.blockDimY, p.blockDimZ,
-                 p.sharedMemBytes)
+        shape = (<uintptr_t>p.func, <uintptr_t>p.kern, p.gridDimX, p.gridDimY, p.gridDimZ, p.blockDimX, p.blockDimY,
+                 p.blockDimZ, p.sharedMemBytes)
         for k in range(a.n):
             if p.kernelParams is NULL: offset, size = 0, a.nbytes
             else: kernel_param(p, k, &offset, &size)
@@ -828,7 +863,9 @@ cdef bint cuda_names(Recording* r, Column* patches, Column* vain, int32_t copy, 
             if (<void**>vain.rows)[j] == <void*><uintptr_t>handle: break
         else:
             for j in range(patches.n):
-                if (<Patch*>patches.rows)[j].handle == <void*><uintptr_t>handle and (<Patch*>patches.rows)[j].kind <= COPY_BACK: break
+                if (<Patch*>patches.rows)[j].handle == <void*><uintptr_t>handle \
+                        and (<Patch*>patches.rows)[j].kind <= COPY_BACK:
+                    break
             else: named = node_names(<cu.CUgraphNode><uintptr_t>handle, lo, hi)
     return named
 
@@ -861,7 +898,8 @@ cdef bint node_names(cu.CUgraphNode node, char* lo, char* hi) except -1:
     free(a)
     return named
 
-cdef int cuda_bind(Recording* r, Patch* p) noexcept: return 0      # cuda_end does it: nothing may change in a capture under way
+# cuda_end does it: nothing may change in a capture under way
+cdef int cuda_bind(Recording* r, Patch* p) noexcept: return 0
 
 cdef int cuda_bound(cu.CUgraph graph, Patch* patches, int32_t n) except? RAISES:
     """Take out the copies of rebound slots, and have the graph work on the memory of the call that is recorded."""
@@ -969,7 +1007,16 @@ cdef int cuda_thin(Column* vain) except? RAISES:
 
 cdef int cuda_order(Path* p, int device, void* stream) except? RAISES nogil:
     cdef int code = fault(CALL_ORDER)
-    return code if code else cuda_follow(&p.event, p.device, p.last_stream, device, stream)
+    cdef OnDevice here
+    # An event of a capture would draw this stream into it. Calls do not come here (path_captured), and who begins a
+    # capture as PyTorch does has waited for the device.
+    if code or cuda_joined(p.last_stream): return code
+    code = cuda_follow(&p.event, p.device, p.last_stream, device, stream)
+    if code != cu.cudaError_enum.CUDA_ERROR_INVALID_HANDLE \
+            and code != cu.cudaError_enum.CUDA_ERROR_CONTEXT_IS_DESTROYED: return code
+    # Its owner destroyed it: what it still does can only be waited for with all else.
+    here.go(p.device)
+    return cu.cuCtxSynchronize()
 
 cdef int cuda_move(void* to, const void* source, int64_t nbytes, int device) except? RAISES nogil:
     cdef OnDevice here
@@ -981,7 +1028,8 @@ cdef int cuda_move(void* to, const void* source, int64_t nbytes, int device) exc
         cu_stream(cuda_current_stream(device)))
 
 cdef int cuda_rescue(void* held, PyObject* proto, int device) noexcept:
-    # The graph's addresses are fixed, so the holder's bytes move. Any thread may free a recording, and any GPU be current.
+    # The graph's addresses are fixed, so the holder's bytes move. Any thread may free a recording, and any GPU be
+    # current.
     cdef OnDevice here
     if tensor_device(proto) >= 0: device = tensor_device(proto)         # another GPU of the recording's
     cuda_thread_ready(device)
@@ -1005,6 +1053,7 @@ cdef void cuda_destroy(void* graph, void* exec_, void* pool, void* state) noexce
 DRIVERS[CUDA] = Driver(
     cuda_restore, cuda_begin, cuda_copy, cuda_words, cuda_spend, cuda_fetch, cuda_cut, cuda_resume, cuda_wait,
     cuda_fork, cuda_enter, cuda_leave, cuda_decide,
-    cuda_end, cuda_instantiate, cuda_checkpoint, cuda_abort, cuda_launch, cuda_patch, cuda_scalar, cuda_word_done, cuda_word_free, cuda_bind,
+    cuda_end, cuda_instantiate, cuda_checkpoint, cuda_abort, cuda_launch, cuda_patch, cuda_scalar,
+    cuda_word_done, cuda_word_free, cuda_bind,
     cuda_order, cuda_current_stream, cuda_move, cuda_rescue,
     cuda_destroy)

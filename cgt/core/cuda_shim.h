@@ -1,7 +1,7 @@
 // PyTorch's CUDA side: current stream, pool routing, our own generator state.
 //
-// With a CPU torch (CGT_WITH_CUDA 0) every function is here and says so by its result, so that the
-// same chapters compile. `#if`s on the torch release are here and, where nodes of autograd are made, in autograd_shim.h.
+// With a CPU torch (CGT_WITH_CUDA 0) every function is here and says so by its result, so that the same chapters
+// compile. `#if`s on the torch release are here and, where nodes of autograd are made, in autograd_shim.h.
 #pragma once
 #include "tape_shim.h"
 
@@ -36,8 +36,9 @@ static inline int cuda_see_gpus() noexcept {
   return gpu_now != nullptr;
 }
 
-// The driver works in the context of the current GPU where it is not told which (its default stream, memory, a graph's copies). Any may
-// be current when a call comes, and stays so for all that the user's code does: this makes another one so for a few calls into the driver.
+// The driver works in the context of the current GPU where it is not told which (its default stream, memory, a graph's
+// copies). Any may be current when a call comes, and stays so for all that the user's code does: this makes another one
+// so for a few calls into the driver.
 class OnDevice {
   int before = -1;
 
@@ -58,7 +59,8 @@ class OnDevice {
 // The device's current stream from now on; the current device stays. (Python's torch.cuda.set_stream changes both.)
 static inline int cuda_set_stream(int64_t id, int device) noexcept {
   try {
-    c10::cuda::setCurrentCUDAStream(c10::cuda::CUDAStream::unpack3(id, static_cast<c10::DeviceIndex>(device), c10::DeviceType::CUDA));
+    c10::cuda::setCurrentCUDAStream(
+        c10::cuda::CUDAStream::unpack3(id, static_cast<c10::DeviceIndex>(device), c10::DeviceType::CUDA));
     return 0;
   } catch (const std::exception& e) {
     PyErr_SetString(PyExc_RuntimeError, e.what());
@@ -104,32 +106,64 @@ static void* cuda_pool_new(int device, unsigned long long hi, unsigned long long
   }
 }
 
-// Give the memory back to the device, once no node needs it and no recording will.
-static void cuda_pool_drop(void* pool) noexcept {
-  auto* p = static_cast<CudaPool*>(pool);
-  if (p->nodes || !p->retired) return;
+// Does the allocator know of a capture under way, of anybody's, on any GPU? To empty a pool is to wait, which it
+// refuses then: it is told to empty one in which nothing ever was. (A name that was refused stays there until PyTorch's
+// cache is emptied.)
+static bool cuda_captures() noexcept {
+  namespace alloc = c10::cuda::CUDACachingAllocator;
+  static unsigned long long asked = 0;
+  c10::MempoolId_t id{~0ull, ++asked};
   try {
-    // Expandable segments are unmapped when their own stream is done; a rescue may still read them on
-    // another one.
-    c10::cuda::CUDAGuard guard(p->device);
-    c10::cuda::device_synchronize();
-    for (void* at : p->ours) c10::cuda::CUDACachingAllocator::raw_delete(at);
-    c10::cuda::CUDACachingAllocator::releasePool(p->device, p->id);
-    c10::cuda::CUDACachingAllocator::emptyCache(p->id);
+    for (c10::DeviceIndex d = 0; d < c10::cuda::device_count(); d++) {
+      alloc::createOrIncrefPool(d, id);
+      alloc::releasePool(d, id);
+    }
+    alloc::emptyCache(id);
+    return false;
   } catch (const std::exception&) {
-    // Only at exit, when the allocator is gone before us: there is nothing left to give back.
+    return true;
   }
-  delete p;
+}
+
+// Pools that no node needs, nor will a recording. To wait for a device, or to free its memory, breaks a capture of
+// another thread's: their memory goes back when nobody captures.
+static std::vector<CudaPool*> cuda_pools_over;
+
+static void cuda_pools_drop() noexcept {
+  if (cuda_pools_over.empty() || cuda_captures()) return;
+  for (CudaPool* p : cuda_pools_over) {
+    try {
+      // Expandable segments are unmapped when their own stream is done; a rescue may still read them on
+      // another one.
+      c10::cuda::CUDAGuard guard(p->device);
+      c10::cuda::device_synchronize();
+      for (void* at : p->ours) c10::cuda::CUDACachingAllocator::raw_delete(at);
+      c10::cuda::CUDACachingAllocator::releasePool(p->device, p->id);
+      c10::cuda::CUDACachingAllocator::emptyCache(p->id);
+    } catch (const std::exception&) {
+      // Only at exit, when the allocator is gone before us: there is nothing left to give back.
+    }
+    delete p;
+  }
+  cuda_pools_over.clear();
+}
+
+static void cuda_pool_drop(CudaPool* p) noexcept {
+  if (p->nodes || !p->retired) return;
+  cuda_pools_over.push_back(p);
+  cuda_pools_drop();
 }
 
 static void cuda_pool_retire(void* pool) noexcept {
-  static_cast<CudaPool*>(pool)->retired = true;
-  cuda_pool_drop(pool);
+  auto* p = static_cast<CudaPool*>(pool);
+  p->retired = true;
+  cuda_pool_drop(p);
 }
 
 static void cuda_pool_count(void* pool, int by) noexcept {
-  static_cast<CudaPool*>(pool)->nodes += by;
-  if (by < 0) cuda_pool_drop(pool);
+  auto* p = static_cast<CudaPool*>(pool);
+  p->nodes += by;
+  if (by < 0) cuda_pool_drop(p);
 }
 
 static int cuda_pool_nodes(void* pool) noexcept { return static_cast<CudaPool*>(pool)->nodes; }
@@ -209,7 +243,8 @@ static int cuda_pool_checkpoint(void* pool, void** made, int n, void** state) no
   }
 }
 
-// Was the storage that begins at this address allocated in the recording under way? -1: an exception is set. Walks the pool.
+// Was the storage that begins at this address allocated in the recording under way? -1: an exception is set. Walks the
+// pool.
 static int cuda_pool_made(void* pool, void* at) noexcept {
   auto* p = static_cast<CudaPool*>(pool);
   if (p->ours.count(at)) return 0;
@@ -224,8 +259,9 @@ static int cuda_pool_made(void* pool, void* at) noexcept {
   }
 }
 
-// Append what is free of the pool to a list of Python's: (address, bytes, is its segment a small one?, is it of this stream?).
-// -1: an exception is set. (PyTorch's own torch.cuda.memory_snapshot makes dicts of all that was ever traced, too.)
+// Append what is free of the pool to a list of Python's: (address, bytes, is its segment a small one?, is it of this
+// stream?). -1: an exception is set. (PyTorch's own torch.cuda.memory_snapshot makes dicts of all that was ever traced,
+// too.)
 static int cuda_pool_free(void* pool, void* stream, PyObject* into) noexcept {
   auto* p = static_cast<CudaPool*>(pool);
   try {
@@ -234,7 +270,8 @@ static int cuda_pool_free(void* pool, void* stream, PyObject* into) noexcept {
       size_t at = segment.address;
       for (const auto& block : segment.blocks) {
         if (!block.active) {
-          PyObject* row = Py_BuildValue("(KKii)", static_cast<unsigned long long>(at), static_cast<unsigned long long>(block.size),
+          PyObject* row = Py_BuildValue("(KKii)", static_cast<unsigned long long>(at),
+                                        static_cast<unsigned long long>(block.size),
                                         !segment.is_large, segment.stream == stream);
           int code = row ? PyList_Append(into, row) : -1;
           Py_XDECREF(row);
@@ -321,8 +358,8 @@ static void cuda_mark(int device, int begin) noexcept {
 
 // --- cuDNN's dropout -----------------------------------------------------------------------------
 // The dropout between recurrent layers draws from a state in a buffer of PyTorch's, one per GPU, that every such layer
-// moves on. After the generator's seed was set the next one fills another buffer; a flag of the generator's says so, and
-// a recording is for one buffer. PyTorch shows neither: the flag is read past its access, and who makes a buffer is
+// moves on. After the generator's seed was set the next one fills another buffer; a flag of the generator's says so,
+// and a recording is for one buffer. PyTorch shows neither: the flag is read past its access, and who makes a buffer is
 // counted on its way to the backend.
 
 static at::CUDAGeneratorImpl* cuda_generator(const at::Generator& g) {
@@ -339,7 +376,8 @@ std::atomic_flag& keeps_flag(at::CUDAGeneratorImpl& g);
 template struct OpenedFlag<&at::CUDAGeneratorImpl::no_reset_rnn_state_>;  // access is not checked here
 
 static std::atomic_flag& keeps_dropout(int device) {
-  return keeps_flag(*cuda_generator(at::globalContext().defaultGenerator({c10::kCUDA, static_cast<c10::DeviceIndex>(device)})));
+  const c10::Device gpu(c10::kCUDA, static_cast<c10::DeviceIndex>(device));
+  return keeps_flag(*cuda_generator(at::globalContext().defaultGenerator(gpu)));
 }
 
 // A number for the buffer that the next layer will use, or 0: it makes another one.
@@ -409,7 +447,8 @@ static void* generator_swap(PyObject* generator, PyObject* seed_word, PyObject* 
     ours->seed_extragraph_ = seed;
     ours->offset_extragraph_ = offset;
 #endif
-    auto* swap = new GeneratorSwap{g, cuda_generator(g)->graphsafe_get_state(), ours, capture_id, seed.const_data_ptr()};
+    auto* swap =
+        new GeneratorSwap{g, cuda_generator(g)->graphsafe_get_state(), ours, capture_id, seed.const_data_ptr()};
     cuda_generator(g)->graphsafe_set_state(
         c10::make_intrusive<at::CUDAGeneratorImpl>(g.device().index(), ours));
     return swap;
@@ -501,8 +540,10 @@ static inline void generator_give_back(PyObject* generator, uint64_t advance, ui
     at::Generator& g = reinterpret_cast<PyGenerator*>(generator)->cdata;
     std::lock_guard<std::mutex> lock(g.mutex());
     auto now = cuda_generator(g)->philox_engine_inputs(0);
-    if (now.first == seed && now.second == offset + (advance + 3) / 4 * 4) cuda_generator(g)->set_philox_offset_per_thread(offset);
-  } catch (const std::exception& e) {  // a capture of somebody's own, where it is not ours to move: its numbers are skipped
+    if (now.first == seed && now.second == offset + (advance + 3) / 4 * 4)
+      cuda_generator(g)->set_philox_offset_per_thread(offset);
+  // a capture of somebody's own, where it is not ours to move: its numbers are skipped
+  } catch (const std::exception& e) {
     PyErr_SetString(PyExc_RuntimeError, e.what());
     PyErr_WriteUnraisable(generator);
   }
@@ -530,6 +571,7 @@ static void* cuda_pool_new(int, unsigned long long, unsigned long long) noexcept
   cuda_absent();
   return nullptr;
 }
+static void cuda_pools_drop() noexcept {}
 static void cuda_pool_retire(void*) noexcept {}
 static void cuda_pool_count(void*, int) noexcept {}
 static int cuda_pool_nodes(void*) noexcept { return 0; }

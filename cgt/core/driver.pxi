@@ -1,6 +1,6 @@
-# The seam. What differs between a CUDA graph and a host tape is this struct of functions and
-# nothing else; every one returns 0 or an error code, and any GPU may be current when it is called. Either side can be told
-# to fail at call k with code c (fault_set), which is how error paths are tested on a machine without a GPU.
+# The seam. What differs between a CUDA graph and a host tape is this struct of functions and nothing else; every one
+# returns 0 or an error code, and any GPU may be current when it is called. Either side can be told to fail at call k
+# with code c (fault_set), which is how error paths are tested on a machine without a GPU.
 
 cdef enum:                        # DriverCall, in the order of CALL_NAMES
     CALL_RESTORE, CALL_BEGIN, CALL_COPY, CALL_WORDS, CALL_END, CALL_INSTANTIATE, CALL_CHECKPOINT,
@@ -17,6 +17,7 @@ cdef enum:                        # our own codes; the driver's are positive
     ERROR_FOREIGN_MEMORY = -4     # somebody else keeps memory of the pool
     RAISES = -5                   # none: a Python exception is set (cydriver's, of a driver that lacks a function)
     ERROR_OLD_DRIVER = -6
+    ERROR_HOST_FUNCTION = -7      # the graph calls a function of the host, whose data nobody owns
     ERROR_TAPE = -10              # an op of the tape threw: minus the TapeError
 
 cdef struct Driver:
@@ -25,14 +26,17 @@ cdef struct Driver:
     int (*copy)(Recording* r, Patch* p, PyObject* to) except? RAISES   # record the copy node of a copied slot
     int (*words)(Recording* r, Patch* p) except? RAISES        # record the node that writes seed, offset
     int (*spend)(Recording* r, PyObject* proto) except? RAISES  # a result of the path is not needed from here on
-    int (*fetch)(Recording* r, PyObject* x, char* to, int64_t nbytes) except? RAISES   # record that x, contiguous, is copied to the host
+    # record that x, contiguous, is copied to the host
+    int (*fetch)(Recording* r, PyObject* x, char* to, int64_t nbytes) except? RAISES
     int (*cut)(Recording* r, Read* read) except? RAISES        # a segment ends: its graph and exec
     int (*resume)(Recording* r) except? RAISES                 # the next one begins
     int (*wait)(void* stream, int device) except? RAISES nogil # for what was launched
     int (*fork)(Recording* r, Fork* f, PyObject* pred, void* stream) except? RAISES    # record an op with bodies: these
-    int (*enter)(Recording* r, void* body, void* stream) except? RAISES    # what is recorded on this stream is in the body
+    # what is recorded on this stream is in the body
+    int (*enter)(Recording* r, void* body, void* stream) except? RAISES
     int (*leave)(Recording* r, void* body, void* stream) except? RAISES    # no more
-    int (*decide)(Recording* r, uint64_t condition, PyObject* pred, void* stream) except? RAISES   # a body's last op: does it run again?
+    # a body's last op: does it run again?
+    int (*decide)(Recording* r, uint64_t condition, PyObject* pred, void* stream) except? RAISES
     int (*end)(Recording* r, Patch* patches, int32_t n) except? RAISES    # graph, n_graph_nodes
     int (*instantiate)(Recording* r) except? RAISES            # exec
     # The recording's memory becomes the pool's: made, outs are lists of tensors; live as in restore.
@@ -45,9 +49,11 @@ cdef struct Driver:
     int (*word_done)(void* exec_, Patch* p) except? RAISES     # that was the last for this op
     void (*word_free)(Patch* p) noexcept
     int (*bind)(Recording* r, Patch* p) except? RAISES         # a copied slot becomes a rebound one; its copies go
-    int (*order)(Path* p, int device, void* stream) except? RAISES nogil   # this device's stream waits for the path's last launch
+    # this device's stream waits for the path's last launch
+    int (*order)(Path* p, int device, void* stream) except? RAISES nogil
     void* (*stream)(int device) noexcept nogil           # the caller's current stream
-    int (*move)(void* to, const void* source, int64_t nbytes, int device) except? RAISES nogil     # on the caller's current stream
+    # on the caller's current stream
+    int (*move)(void* to, const void* source, int64_t nbytes, int device) except? RAISES nogil
     int (*rescue)(void* held, PyObject* proto, int device) noexcept   # part a holder's storage and proto's
     void (*destroy)(void* graph, void* exec_, void* pool, void* state) noexcept
 
@@ -88,6 +94,8 @@ cdef int fail(int driver, int code, int call, string* text=NULL) except -1:
         name = "something that is not a tensor of the function keeps memory that was allocated in it"
     elif code == ERROR_MEMORY_NODES:
         name = "the graph would allocate memory by itself"
+    elif code == ERROR_HOST_FUNCTION:
+        name = "the graph would call a function of the host, whose data may be gone at the next replay"
     elif code == ERROR_OLD_DRIVER:
         name = f"the driver is older than CUDA {OLDEST // 1000}.{OLDEST % 1000 // 10}"
     elif driver == CUDA:

@@ -82,8 +82,8 @@ cdef bint guard_identity(Table* t, Node* n, int32_t k, PyObject* x, PyObject** l
     return True
 
 cdef int guard_overlaps(Table* t, Node* n, int32_t at, PyObject* x, PyObject** leaves) noexcept nogil:
-    """Does a tensor that is copied beforehand share bytes with one that the graph writes? One that is written itself, and copied
-    back, with any other that the graph has to do with?"""
+    """Does a tensor that is copied beforehand share bytes with one that the graph writes? One that is written itself,
+    and copied back, with any other that the graph has to do with?"""
     cdef int32_t k
     cdef PyObject* w
     for k in range(n.len[SLOTS] if node_slot(t, n, at).back != NONE else 0):

@@ -51,7 +51,8 @@ cdef int host_leave(Recording* r, void* body, void* stream) noexcept:
     r.exec = tape_outer(body)
     return 0
 
-cdef int host_decide(Recording* r, uint64_t condition, PyObject* pred, void* stream) noexcept: return 0     # the tape looks itself
+# the tape looks itself
+cdef int host_decide(Recording* r, uint64_t condition, PyObject* pred, void* stream) noexcept: return 0
 
 cdef int host_end(Recording* r, Patch* patches, int32_t n) noexcept:
     r.n_graph_nodes = tape_length(r.exec)
@@ -111,6 +112,7 @@ cdef void host_destroy(void* graph, void* exec_, void* pool, void* state) noexce
 DRIVERS[HOST] = Driver(
     host_restore, host_begin, host_copy, host_words, host_spend, host_fetch, host_cut, host_resume, host_wait,
     host_fork, host_enter, host_leave, host_decide,
-    host_end, host_instantiate, host_checkpoint, host_abort, host_launch, host_patch, host_scalar, host_word_done, host_word_free, host_bind,
+    host_end, host_instantiate, host_checkpoint, host_abort, host_launch, host_patch, host_scalar,
+    host_word_done, host_word_free, host_bind,
     host_order, host_stream, host_move, host_rescue,
     host_destroy)

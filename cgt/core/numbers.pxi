@@ -1,9 +1,9 @@
-# Numbers that may be others at each call: an argument, a place's. What the function computes of them on their way into its
-# ops is a row of steps (live.py wrote them down); a hit takes today's numbers, does these steps as Python does, and tells the
-# graph. A comparison is a step whose outcome the recording is for.
+# Numbers that may be others at each call: an argument, a place's. What the function computes of them on their way into
+# its ops is a row of steps (live.py wrote them down); a hit takes today's numbers, does these steps as Python does, and
+# tells the graph. A comparison is a step whose outcome the recording is for.
 #
-# Only what C does bit for bit as Python is done here: IEEE 754 arithmetic in 64 bits, and libm's pow, which Python calls. What
-# Python would raise for, or answer with a longer integer, is a miss: then Python does it.
+# Only what C does bit for bit as Python is done here: IEEE 754 arithmetic in 64 bits, and libm's pow, which Python
+# calls. What Python would raise for, or answer with a longer integer, is a miss: then Python does it.
 
 cdef int number_take(Number* r, PyObject* x) except -1:
     """Today's number: 1 if it is the same as before, 2 if another; 0: it is none that C can hold."""
@@ -214,7 +214,8 @@ cdef int32_t numbers_meet(Table* t, id_t n, id_t s, PyObject** leaves) except -2
     return numbers_do(t, n, NONE)
 
 cdef int32_t numbers_do(Table* t, id_t n, id_t after) noexcept:
-    """All steps that are known behind this read, or before the first: NONE, or the first with which the recording cannot be."""
+    """All steps that are known behind this read, or before the first: NONE, or the first with which the recording
+    cannot be."""
     cdef Node* node = node_row(t, n)
     cdef Number* first = node_number(t, node, 0)
     cdef Number* r
@@ -227,11 +228,13 @@ cdef int32_t numbers_do(Table* t, id_t n, id_t after) noexcept:
         if r.must and (memcmp(&r.f, &r.want_f, sizeof(double)) != 0 if r.is_float else r.i != r.want_i): return k
     for k in range(node.len[PATCHES] if path_row(t, node.path).driver == CUDA else 0):
         p = node_patch(t, node, k)
-        if p.kind == SCALAR and first[p.number].after == after and not form_fits(p.part, first + p.number): return p.number
+        if p.kind == SCALAR and first[p.number].after == after and not form_fits(p.part, first + p.number):
+            return p.number
     return NONE
 
 cdef bint number_comes(Table* t, id_t n, id_t read, Driver* d) except -1:
-    """A number was read, whatever it is: the graphs that run behind it are told what comes of it. Can the recording be with it?"""
+    """A number was read, whatever it is: the graphs that run behind it are told what comes of it. Can the recording be
+    with it?"""
     cdef Node* node = node_row(t, n)
     cdef Read* r = node_read(t, node, read)
     number_read(node_number(t, node, r.number), r.at, 8)
@@ -258,7 +261,8 @@ cdef bint form_fits(int form, Number* r) noexcept nogil:
     if form == AS_F64 or form == AS_I64: return True
     if form == AS_I32: return -<int64_t>0x80000000 <= r.i <= <int64_t>0x7fffffff
     if form >= INVERSE_F64: return as_float(r) != 0
-    return fabs(as_float(r)) <= (65504.0 if form == AS_F16 else 3.3895313892515355e38 if form == AS_BF16 else 3.4028234663852886e38)
+    return fabs(as_float(r)) <= (65504.0 if form == AS_F16 else 3.3895313892515355e38 if form == AS_BF16
+                                 else 3.4028234663852886e38)
 
 cdef object number_value(Number* r): return r.f if r.is_float else r.i
 
@@ -283,8 +287,8 @@ cdef int numbers_fill(Table* t, id_t n, list rows) except -1:
     return 0
 
 cdef int scalars_bind(Table* t, id_t n, Driver* d, id_t after=NONE) except -1:
-    """Tell the graphs what came of the numbers, where it is another value: of those that are known behind this read, or before the
-    first."""
+    """Tell the graphs what came of the numbers, where it is another value: of those that are known behind this read, or
+    before the first."""
     cdef Node* node = node_row(t, n)
     cdef Number* r
     cdef Patch* p

@@ -16,7 +16,9 @@ static bool difference_fits(int64_t a, int64_t b, int64_t* c) noexcept { return 
 static bool product_fits(int64_t a, int64_t b, int64_t* c) noexcept { return !__builtin_mul_overflow(a, b, c); }
 
 // In the order of Form in cgt_core.pxd.
-enum { FORM_F64, FORM_I64, FORM_F32, FORM_I32, FORM_F16, FORM_BF16, FORM_INVERSE_F64, FORM_INVERSE_F32, FORM_INVERSE_OF_F32 };
+enum {
+  FORM_F64, FORM_I64, FORM_F32, FORM_I32, FORM_F16, FORM_BF16, FORM_INVERSE_F64, FORM_INVERSE_F32, FORM_INVERSE_OF_F32
+};
 
 template <class T>
 static void write_word(char* at, T word) noexcept { memcpy(at, &word, sizeof word); }

@@ -122,7 +122,9 @@ struct Call {
 static thread_local Call* call_now = nullptr;
 
 // Would ops of the host's that the op under way runs be changed by autocast?
-static int observe_casts() noexcept { return call_now && !call_now->thread.excluded_.has(c10::DispatchKey::AutocastCPU); }
+static int observe_casts() noexcept {
+  return call_now && !call_now->thread.excluded_.has(c10::DispatchKey::AutocastCPU);
+}
 
 // f(t) for each tensor in this value, lists and lists of lists too, in order; what it returns takes t's place.
 template <class F>
@@ -289,8 +291,8 @@ static int observe_told() noexcept {
 }
 
 // --- numbers that are live (live.py) --------------------------------------------------------------------------------
-// PyTorch carries them as symbols, and to where it wants a tensor as a tensor without a value, whose Python object knows
-// the symbol. Kernels get the number.
+// PyTorch carries them as symbols, and to where it wants a tensor as a tensor without a value, whose Python object
+// knows the symbol. Kernels get the number.
 
 static PyObject* number_node = nullptr;         // the class of live.py's nodes
 static std::unordered_set<const void*> number_runs;     // runs that have any; the GIL guards it
@@ -302,10 +304,15 @@ static void numbers_watch(const void* run, bool on) {
   numbers_watched = !number_runs.empty();
 }
 
-// The node behind a symbol, owned; NULL: it is not one of ours.
+// The node behind a symbol, owned; NULL: it is not one of ours. Past the stand-in's __getattribute__, which hides from
+// code of the user's what numbers do not have, and would hide it here in that code's name.
 static PyObject* node_of(PyObject* symbol) {
-  PyObject* node = symbol ? PyObject_GetAttrString(symbol, "node") : nullptr;
-  if (!node) PyErr_Clear();
+  static PyObject* name = PyUnicode_InternFromString("node");
+  PyObject* node = symbol ? PyObject_GenericGetAttr(symbol, name) : nullptr;
+  if (!node && PyErr_Occurred()) {
+    if (!PyErr_ExceptionMatches(PyExc_AttributeError)) throw_python(nullptr);
+    PyErr_Clear();
+  }
   if (node && reinterpret_cast<PyObject*>(Py_TYPE(node)) != number_node) Py_CLEAR(node);
   return node;
 }
@@ -326,7 +333,8 @@ static void plain_number(c10::IValue& value, int arg, int part, std::vector<OpNu
     if (!node) return;
     value = number_of(node);
     found.push_back({arg, part, node});
-  } else if (value.isTensor() && value.toTensor().defined() && value.toTensor().unsafeGetTensorImpl()->is_wrapped_number()) {
+  } else if (value.isTensor() && value.toTensor().defined() &&
+             value.toTensor().unsafeGetTensorImpl()->is_wrapped_number()) {
     const at::Tensor& t = value.toTensor();
     if (!t.unsafeGetTensorImpl()->pyobj_slot()->load_pyobj()) return;
     pybind11::object wrapped = pybind11::reinterpret_steal<pybind11::object>(THPVariable_Wrap(t));
@@ -338,7 +346,9 @@ static void plain_number(c10::IValue& value, int arg, int part, std::vector<OpNu
     c10::IValue number = number_of(node);
     if (number.isDouble()) *static_cast<double*>(t.mutable_data_ptr()) = number.toDouble();
     else *static_cast<int64_t*>(t.mutable_data_ptr()) = number.toInt();
-    at::Tensor plain = c10::scalar_to_tensor(number.isDouble() ? c10::Scalar(number.toDouble()) : c10::Scalar(number.toInt()));  // autograd may have saved the other, which tells the symbol in a backward, too
+    // autograd may have saved the other, which tells the symbol in a backward, too
+    at::Tensor plain = c10::scalar_to_tensor(number.isDouble() ? c10::Scalar(number.toDouble())
+                                                               : c10::Scalar(number.toInt()));
     plain.unsafeGetTensorImpl()->set_wrapped_number(true);
     value = std::move(plain);
     found.push_back({arg, part, node});
@@ -368,7 +378,8 @@ static void plain_numbers(Call& call) {
   Gil gil;
   Stack& stack = *call.stack;
   size_t n = call.op.schema().arguments().size();
-  for (size_t k = 0; k < n; ++k) plain_number(*(stack.end() - static_cast<ptrdiff_t>(n - k)), static_cast<int>(k), -1, call.numbers);
+  for (size_t k = 0; k < n; ++k)
+    plain_number(*(stack.end() - static_cast<ptrdiff_t>(n - k)), static_cast<int>(k), -1, call.numbers);
 }
 
 // Where no run sees the op, the recording is for these numbers alone.
@@ -383,14 +394,15 @@ static void settle_numbers(Call& call) {
 
 // Is one of these, or of a list among them, a tensor whose class runs Python for an op?
 static bool has_wrapper(const c10::IValue& value) {
-  if (value.isTensor()) return value.toTensor().defined() && value.toTensor().unsafeGetTensorImpl()->is_python_dispatch();
+  if (value.isTensor())
+    return value.toTensor().defined() && value.toTensor().unsafeGetTensorImpl()->is_python_dispatch();
   if (!value.isList()) return false;
   c10::ArrayRef<c10::IValue> list = value.toListRef();
   return std::any_of(list.begin(), list.end(), has_wrapper);
 }
 
-// Are all such of torch's own classes (DTensor)? Those look at what kind of number they are given, and hand it on as it is. A
-// user's may compute with it, and gets what is followed where that goes.
+// Are all such of torch's own classes (DTensor)? Those look at what kind of number they are given, and hand it on as it
+// is. A user's may compute with it, and gets what is followed where that goes.
 static bool has_own_wrapper(const c10::IValue& value) {
   if (value.isList()) {
     c10::ArrayRef<c10::IValue> list = value.toListRef();
@@ -408,11 +420,12 @@ static bool has_own_wrapper(const c10::IValue& value) {
 
 static thread_local Call* around = nullptr;  // the op on such that is under way
 
-// An op on such: its class runs ops on what is inside, and those are seen. As PyTorch's own kernel for it (pythonFallback
-// in PythonFallbackKernel.cpp), but for our key, which that one would exclude.
+// An op on such: its class runs ops on what is inside, and those are seen. As PyTorch's own kernel for it
+// (pythonFallback in PythonFallbackKernel.cpp), but for our key, which that one would exclude.
 static void observe_inside(Call& call) {
   using Set = c10::DispatchKeySet;
-  constexpr Set above = Set(Set::FULL) - Set(Set::FULL_AFTER, c10::DispatchKey::Python) - Set(c10::DispatchKey::Python) - Set(OBSERVED);
+  constexpr Set above = Set(Set::FULL) - Set(Set::FULL_AFTER, c10::DispatchKey::Python) -
+                        Set(c10::DispatchKey::Python) - Set(OBSERVED);
   struct Around {
     Call* outer;
     ~Around() { around = outer; }
@@ -430,10 +443,12 @@ static bool is_number(const c10::IValue& value, const c10::IValue& number) {
   if (value.isTensor()) {
     const at::Tensor& t = value.toTensor();
     if (!t.defined() || !t.unsafeGetTensorImpl()->is_wrapped_number()) return false;
-    if (number.isDouble()) return t.scalar_type() == at::kDouble && *static_cast<const double*>(t.const_data_ptr()) == number.toDouble();
+    if (number.isDouble())
+      return t.scalar_type() == at::kDouble && *static_cast<const double*>(t.const_data_ptr()) == number.toDouble();
     return t.scalar_type() == at::kLong && *static_cast<const int64_t*>(t.const_data_ptr()) == number.toInt();
   }
-  return number.isDouble() ? value.isDouble() && value.toDouble() == number.toDouble() : value.isInt() && value.toInt() == number.toInt();
+  return number.isDouble() ? value.isDouble() && value.toDouble() == number.toDouble()
+                           : value.isInt() && value.toInt() == number.toInt();
 }
 
 // The numbers of an op on such are those of the same op on what is inside.
@@ -547,7 +562,8 @@ static PyObject* on_read = nullptr;  // owned: called with the name of an operat
 static PyObject* on_lift = nullptr;  // owned: called before numbers are brought to their device, and behind
 static std::unordered_set<std::string> reads;
 
-// Call it; an exception, which could not pass through here, is raised by the next op that is seen, or where the run ends.
+// Call it; an exception, which could not pass through here, is raised by the next op that is seen, or where the run
+// ends.
 template <class... Args>
 static void tell(PyObject* function, const char* format, Args... args) {
   PyGILState_STATE gil = PyGILState_Ensure();
@@ -607,7 +623,8 @@ static void reads_leave(uint64_t handle) {
 static int reads_count() { return reads_now; }
 
 // --- ops of other threads -----------------------------------------------------------------------------------------
-// A thread of a pool's, or one that the function starts, is seen by nobody. While somebody listens PyTorch tells of the ops of all threads.
+// A thread of a pool's, or one that the function starts, is seen by nobody. While somebody listens PyTorch tells of the
+// ops of all threads.
 
 struct Listener {
   std::thread::id mine;
@@ -628,7 +645,8 @@ static std::unique_ptr<at::ObserverContext> op_heard(const at::RecordFunction& o
 static void* listen_begin() {
   auto* one = new Listener{std::this_thread::get_id(), {}};
   std::lock_guard<std::mutex> lock(listening);
-  if (listeners.empty()) listens = at::addGlobalCallback(at::RecordFunctionCallback(op_heard).scopes({at::RecordScope::FUNCTION}));
+  if (listeners.empty())
+    listens = at::addGlobalCallback(at::RecordFunctionCallback(op_heard).scopes({at::RecordScope::FUNCTION}));
   listeners.push_back(one);
   return one;
 }

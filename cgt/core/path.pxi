@@ -12,7 +12,8 @@ cdef int path_hold(Path* p) noexcept:
     return 1
 
 cdef bint path_is_mine(Path* p) noexcept:
-    """Is this thread inside of the call that holds it: in a finalizer, an eager part, a backward for which that may wait?"""
+    """Is this thread inside of the call that holds it: in a finalizer, an eager part, a backward for which that may
+    wait?"""
     return p.owner == PyThread_get_thread_ident() or (p.lent and in_backward())
 
 cdef void path_unlock(Path* p) noexcept:
@@ -32,9 +33,9 @@ cdef int path_lock(Path* p) noexcept:
     return 0
 
 cdef void path_wait(Path* p) noexcept:
-    """The GIL is the outermost lock: never wait for this one while holding it. A path that another thread's first call finds in use: the
-    first thread may hold a result, have read its address and not yet queued the kernel that reads it. Nobody sees that,
-    so it gets the time (outs_part looks after all later results)."""
+    """The GIL is the outermost lock: never wait for this one while holding it. A path that another thread's first call
+    finds in use: the first thread may hold a result, have read its address and not yet queued the kernel that reads it.
+    Nobody sees that, so it gets the time (outs_part looks after all later results)."""
     cdef void* lock = p.lock
     cdef bint settles = p.settles
     p.settles = 0

@@ -51,7 +51,8 @@ cdef int empty_same(PyObject* want, PyObject* now) except -1:
     return PyDict_CheckExact(now) or (<object>now).default_factory is (<object>want).default_factory
 
 cdef int place_follow(Table* t, id_t n, id_t j) except -1:
-    """The tensor in the node's place j is its slot's from now on, if it is one of that type; so are those of a tuple there."""
+    """The tensor in the node's place j is its slot's from now on, if it is one of that type; so are those of a tuple
+    there."""
     cdef Place* p = node_place(t, node_row(t, n), j)
     cdef int32_t k, items = p.items
     cdef id_t slot = p.slot
@@ -110,7 +111,8 @@ cdef int place_take(Table* t, id_t n, id_t j) except -1:
     return took
 
 cdef int32_t follows_same(Table* t, id_t n) noexcept nogil:
-    """A slot that follows a place and now has the tensor of another one, that is reached too, or NONE: they were two."""
+    """A slot that follows a place and now has the tensor of another one, that is reached too, or NONE: they were
+    two."""
     cdef Node* node = node_row(t, n)
     cdef Guard* other
     cdef int32_t k, j
@@ -137,8 +139,8 @@ cdef int32_t tag_holds(Table* t, id_t n, int32_t k) except -2:
     return NONE
 
 cdef int32_t places_hold(Table* t, id_t n) except -2:
-    """NONE if all places of the node hold, else the index of the first that does not. Where nothing was
-    written since, that is one comparison (dict_epoch; before Python 3.12 one for each dict), and what no dict tells of."""
+    """NONE if all places of the node hold, else the index of the first that does not. Where nothing was written since,
+    that is one comparison (dict_epoch; before Python 3.12 one for each dict), and what no dict tells of."""
     cdef Tag* w
     cdef int32_t k, bad
     cdef int32_t loose = node_row(t, n).len[TAGS] - node_row(t, n).loose_n
@@ -158,8 +160,8 @@ cdef int32_t places_hold(Table* t, id_t n) except -2:
     return NONE
 
 cdef int places_fill(Table* t, id_t n, object groups) except -1:
-    """groups: [(dict or None, [(kind, guard, holder, key, want, present, number, slot, items), ...]), ...]. Those without a dict come
-    last. The slots are filled."""
+    """groups: [(dict or None, [(kind, guard, holder, key, want, present, number, slot, items), ...]), ...]. Those
+    without a dict come last. The slots are filled."""
     cdef Node* node
     cdef Tag* w
     cdef Place* p
@@ -229,11 +231,12 @@ cdef int place_advance(Table* t, id_t n, Effect e) except -1:
     return place_change(t, n, e, value)
 
 cdef int place_change(Table* t, id_t n, Effect e, object value) except -1:
-    """The place holds this now. A guard that does not look at the value takes it, too: where nothing else was written since it
-    compared, it need not compare again."""
+    """The place holds this now. A guard that does not look at the value takes it, too: where nothing else was written
+    since it compared, it need not compare again."""
     cdef uint64_t epoch = dict_epoch, tag = 0
     cdef PyObject* home = node_tag(t, node_row(t, n), e.tag).home
-    if node_place(t, node_row(t, n), e.place).guard not in (BY_TYPE, NOT_AT_ALL): home = NULL   # the next call has to look
+    # the next call has to look
+    if node_place(t, node_row(t, n), e.place).guard not in (BY_TYPE, NOT_AT_ALL): home = NULL
     if home is not NULL: tag = dict_tag(home)
     place_put(node_place(t, node_row(t, n), e.place)[0], value)
     if home is NULL: return 0

@@ -7,7 +7,7 @@ cdef int record_begin(Table* t, int driver, int device, uintptr_t stream, uintpt
     cdef void* state = NULL
     cdef Beside* b
     cdef int32_t k
-    assert not t.rec.active, "one recording at a time: dispatch.py holds the lock"
+    assert not t.rec.active, "one recording at a time: its caller holds the lock (sites.py)"
     memset(&t.rec, 0, sizeof(Recording))
     t.rec_patches.n = t.rec_reads.n = t.rec_vain.n = 0
     t.rec.driver = driver
@@ -28,14 +28,16 @@ cdef int record_begin(Table* t, int driver, int device, uintptr_t stream, uintpt
           CALL_RESTORE)
     for k in range(t.rec.spread.n if t.rec.spread is not NULL else 0):
         b = &t.rec.spread.others[k]
-        check(driver, spread_restore(b, state_beside(t, t.rec.parent, b), <void**>t.rec_live.rows, t.rec_live.n), CALL_RESTORE)
+        check(driver, spread_restore(b, state_beside(t, t.rec.parent, b), <void**>t.rec_live.rows, t.rec_live.n),
+            CALL_RESTORE)
     t.rec.seconds[CAPTURE] = now()
     t.rec.seconds[RESTORE] = t.rec.seconds[CAPTURE] - t.rec.seconds[RESTORE]
     check(driver, DRIVERS[driver].begin(&t.rec), CALL_BEGIN)
     return 0
 
 cdef void* state_beside(Table* t, id_t m, Beside* b) noexcept:
-    """The state of the pool on another GPU behind the last of these recordings that worked there. NULL: none did, or in another pool."""
+    """The state of the pool on another GPU behind the last of these recordings that worked there. NULL: none did, or in
+    another pool."""
     cdef Beside* last
     while m != NONE:
         last = beside_of(node_row(t, m).spread, b.device)
@@ -72,8 +74,8 @@ cdef int record_words(Table* t, object generator, object seed_word, object offse
     return check(t.rec.driver, DRIVERS[t.rec.driver].words(&t.rec, p), CALL_WORDS)
 
 cdef int32_t record_copy(Table* t, int kind, object buffer, object x, int64_t nbytes) except -1:
-    """A copy node of a copied slot, whose tensor is x today: into the buffer or out of it; its index among the recording's
-    patches."""
+    """A copy node of a copied slot, whose tensor is x today: into the buffer or out of it; its index among the
+    recording's patches."""
     cdef int32_t k = column_add(t, &t.rec_patches, 1)
     cdef Patch* p = rec_patch(t, k)
     p.kind = kind
@@ -109,7 +111,8 @@ cdef int record_words_of(Table* t, uintptr_t node, list words) except -1:
     return 0
 
 cdef int record_addresses(Table* t, uintptr_t node, list words) except -1:
-    """words: [(offset, index of the slot's copy, bytes behind where that begins), ...] among the arguments of a node that was captured."""
+    """words: [(offset, index of the slot's copy, bytes behind where that begins), ...] among the arguments of a node
+    that was captured."""
     cdef Args* args = args_of(t, node)
     cdef Patch* p
     try:
@@ -147,7 +150,8 @@ cdef Patch* word_add(Table* t, int kind, uintptr_t node, Args* args) except NULL
     return p
 
 cdef int record_bind(Table* t, int32_t copy) except -1:
-    """The recording works on the slot's memory itself: on CUDA its nodes' words were told, on the host a storage points there."""
+    """The recording works on the slot's memory itself: on CUDA its nodes' words were told, on the host a storage points
+    there."""
     cdef Patch* p = rec_patch(t, copy)
     if p.nbytes: check(t.rec.driver, DRIVERS[t.rec.driver].bind(&t.rec, p), CALL_COPY)
     p.kind = BOUND
@@ -173,8 +177,8 @@ cdef inline Read* rec_read(Table* t, int32_t k) noexcept nogil: return <Read*>t.
 
 cdef bytes record_cut(Table* t, uintptr_t at, int64_t nbytes, bytes value, bint draws, PyObject* island, bint pure):
     """What was recorded is a segment: it runs now, and leaves at `at` what Python reads next. These bytes. `value`:
-    them, where recording ran the segment already. `island`: what a replay calls behind it, kept alive by the caller. The
-    caller holds the path's lock, and it is not lost."""
+    them, where recording ran the segment already. `island`: what a replay calls behind it, kept alive by the caller.
+    The caller holds the path's lock, and it is not lost."""
     cdef Driver* d = &DRIVERS[t.rec.driver]
     cdef int32_t k = column_add(t, &t.rec_reads, 1)
     cdef Path* p = path_row(t, t.rec.device + 1)
@@ -252,7 +256,8 @@ cdef int record_last(Table* t) except -1:
     return 0
 
 cdef int record_end(Table* t, list advances) except -1:
-    """`advances`: by how much a run moves each generator that has words, and whether it draws from it, in their order."""
+    """`advances`: by how much a run moves each generator that has words, and whether it draws from it, in their
+    order."""
     cdef int32_t k, j = 0
     for k in range(t.rec_patches.n):
         if rec_patch(t, k).kind != WORDS: continue
@@ -276,7 +281,8 @@ cdef void record_abort(Table* t) noexcept:
         for k in range(t.rec_reads.n): read_free(t.rec.driver, rec_read(t, k))
         t.rec_reads.n = 0
         for k in range(t.rec_patches.n):
-            if rec_patch(t, k).kind == SCALAR or rec_patch(t, k).kind == ADDRESS: DRIVERS[t.rec.driver].word_free(rec_patch(t, k))
+            if rec_patch(t, k).kind == SCALAR or rec_patch(t, k).kind == ADDRESS:
+                DRIVERS[t.rec.driver].word_free(rec_patch(t, k))
         t.rec_patches.n = t.rec_vain.n = 0
         if t.rec.tape is not NULL: tape_free(t.rec.tape)
         t.rec.tape = NULL
@@ -327,7 +333,8 @@ cdef int slot_fill(Table* t, id_t n, id_t k, object row) except -1:
         if s.from_node != NONE: s.shift = g.ptr - tensor_storage_ptr(x)
     if g.binding == VALUE:
         memcpy(s.value, g.ptr, g.itemsize)
-    g.odd = s.identity or s.from_node != NONE or s.beside != NONE or not (g.binding == UNUSED or g.binding == PINNED or g.binding == REBOUND)
+    g.odd = s.identity or s.from_node != NONE or s.beside != NONE \
+        or not (g.binding == UNUSED or g.binding == PINNED or g.binding == REBOUND)
     if g.binding == COPIED or g.binding == REBOUND: node_patch(t, node_row(t, n), s.copy).slot = k
     for j in range(node_row(t, n).len[PATCHES] if g.binding == REBOUND else 0):
         p = node_patch(t, node_row(t, n), j)
@@ -425,7 +432,8 @@ cdef int effect_fill(Table* t, id_t n, id_t k, object row) except -1:
     e.tag = NONE
     if e.kind == WRITES: node_row(t, n).writes = 1
     for j in range(node_row(t, n).len[SLOTS] if e.kind == WRITES else 0):
-        if node_guard(t, node_row(t, n), j).binding == REBOUND: node_guard(t, node_row(t, n), j).odd = True      # which may overlap what is written
+        # which may overlap what is written
+        if node_guard(t, node_row(t, n), j).binding == REBOUND: node_guard(t, node_row(t, n), j).odd = True
     for j in range(node_row(t, n).len[TAGS] if e.place != NONE else 0):
         w = node_tag(t, node_row(t, n), j)
         if w.place_at <= e.place < w.place_at + w.place_n: e.tag = j
@@ -455,19 +463,20 @@ cdef int part_copy(Table* t, id_t n, int part, Column* rows) except -1:
     """Give node n these rows."""
     part_add(t, n, part, rows.n)
     if rows.n:
-        memcpy(<char*>t.parts[part].rows + <size_t>node_row(t, n).at[part] * rows.size, rows.rows, <size_t>rows.n * rows.size)
+        memcpy(<char*>t.parts[part].rows + <size_t>node_row(t, n).at[part] * rows.size, rows.rows,
+            <size_t>rows.n * rows.size)
     return 0
 
 cdef id_t node_add(Table* t, id_t f, id_t spec, tuple ambient, list slots, list outs,
                    object ret_program, bint ret_python, list effects, list grads, list groups,
                    list leaves, tuple backward, list numbers, list undos, bint keeps_grads) except -1:
-    """A row for the recording that just ended; it takes over graph, exec and state. Where there is no memory for it, all is
-    as before, and the recording is the caller's to abort."""
+    """A row for the recording that just ended; it takes over graph, exec and state. Where there is no memory for it,
+    all is as before, and the recording is the caller's to abort."""
     cdef id_t n = row_take(t, &t.nodes)
     cdef int part
     try:
-        node_fill(t, n, f, spec, ambient, slots, outs, ret_program, ret_python, effects, grads, groups, leaves, backward,
-                  numbers, undos, keeps_grads)
+        node_fill(t, n, f, spec, ambient, slots, outs, ret_program, ret_python, effects, grads, groups, leaves,
+                  backward, numbers, undos, keeps_grads)
     except BaseException:
         outs_drop(t, n)
         for part in range(N_PARTS): part_cut(t, node_row(t, n), part)

@@ -4,13 +4,14 @@
 cdef int REUSE_OUTPUTS = 1        # 0 where private.py does not trust this torch's reference counts
 
 cdef bint dropout_holds(Table* t, id_t n) noexcept:
-    """Would eager draw from this buffer? (In inference mode nobody counts them, but then PyTorch has let go of the old.)"""
+    """Would eager draw from this buffer? (In inference mode nobody counts them, but then PyTorch has let go of the
+    old.)"""
     return (cuda_dropout_now(path_row(t, node_row(t, n).path).device) == node_row(t, n).dropout
             and storage_uses(node_row(t, n).dropout_buffer) > 1)
 
 cdef int64_t node_why(Table* t, id_t n, id_t s, uint64_t* ambient, PyObject** leaves) except -1:
-    """FITS, or why the node does not take a call: a Miss and what it is about (guard_node). A hit and a report
-    both ask here. Places come last, since to compare one may call Python, but where they tell what a slot's tensor is."""
+    """FITS, or why the node does not take a call: a Miss and what it is about (guard_node). A hit and a report both ask
+    here. Places come last, since to compare one may call Python, but where they tell what a slot's tensor is."""
     cdef int64_t why
     cdef int32_t k
     if node_row(t, n).follows:
@@ -72,7 +73,8 @@ cdef id_t path_find(Table* t, id_t path, id_t f, id_t s, PyObject** leaves, id_t
     return n
 
 cdef id_t leaf_path(Table* t, id_t f, PyObject** leaves, int32_t n) noexcept nogil:
-    """Where to look for f's nodes: on the only path that has any, or by the leaves' device, or by what is current (devices.py)."""
+    """Where to look for f's nodes: on the only path that has any, or by the leaves' device, or by what is current
+    (devices.py)."""
     cdef Fn* fn = fn_row(t, f)
     cdef int32_t k, gpu
     cdef id_t path = 0
@@ -286,8 +288,8 @@ cdef inline void number_put(Table* t, Node* node, Effect* e, PyObject* x) noexce
     number_write(node_number(t, node, e.number), tensor_at(x, size), size)
 
 cdef int effects_happen(Table* t, id_t n, PyObject** leaves, bint bump) except -1:
-    """What the recording does besides writing bytes: to _version and .grad of tensors, and to numbers in places. Without
-    `bump`: some of it was done while it was recorded."""
+    """What the recording does besides writing bytes: to _version and .grad of tensors, and to numbers in places.
+    Without `bump`: some of it was done while it was recorded."""
     cdef Node* node = node_row(t, n)
     cdef Effect* e
     cdef PyObject* x
@@ -323,9 +325,9 @@ cdef int effects_happen(Table* t, id_t n, PyObject** leaves, bint bump) except -
     return 0
 
 cdef object replay(Table* t, id_t n, PyObject** leaves, void* stream, bint launch, bint bump, bint met):
-    """Bind, take outputs, launch on the caller's current stream; n is the path's last node from now on. The caller holds
-    the path's lock. Outputs are taken before the GIL is let go, unless some are made of what the graph left on the host.
-    `met`: all segments but the last ran for this call."""
+    """Bind, take outputs, launch on the caller's current stream; n is the path's last node from now on. The caller
+    holds the path's lock. Outputs are taken before the GIL is let go, unless some are made of what the graph left on
+    the host. `met`: all segments but the last ran for this call."""
     cdef Node* node = node_row(t, n)
     cdef id_t path = node.path
     cdef Driver* d = &DRIVERS[path_row(t, path).driver]
@@ -389,7 +391,7 @@ cdef object call(Table* t, id_t f, PyObject* args, PyObject* kwargs, object on_m
             if p.driver == CUDA:
                 cuda_thread_ready(p.device)
                 stream = cuda_current_stream(p.device)
-                if cuda_capturing(stream): break
+                if path_captured(p, stream): break
             if path_is_mine(p): break
             if not path_lock(p):
                 path_wait(p)

@@ -1,19 +1,20 @@
-# Segments. A recording whose function reads a value on the way is a row of graphs, each but the last with the value that it
-# leaves on the host. A call runs one after the other and looks whether the values are those of the recording; where one
-# is not, the sibling with that value goes on, and if there is none the call is Python's.
+# Segments. A recording whose function reads a value on the way is a row of graphs, each but the last with the value
+# that it leaves on the host. A call runs one after the other and looks whether the values are those of the recording;
+# where one is not, the sibling with that value goes on, and if there is none the call is Python's.
 #
-# What ran in vain until then is undone: random numbers that it drew are given back, what it wrote outside was saved before, and
-# besides it wrote only memory that no other way needs (segments.py lets a recording read on no other terms).
+# What ran in vain until then is undone: random numbers that it drew are given back, what it wrote outside was saved
+# before, and besides it wrote only memory that no other way needs (segments.py lets a recording read on no other
+# terms).
 
-# A call for whose values there is no recording costs what ran until then and its own, eager, run. Where that is the rule,
-# a verdict that stands comes before the segments, for most calls.
+# A call for whose values there is no recording costs what ran until then and its own, eager, run. Where that is the
+# rule, a verdict that stands comes before the segments, for most calls.
 
 cdef enum: VAIN = 8, TRY_AGAIN = 32     # calls after which they run all the same
 cdef uint64_t NOWHERE = <uint64_t>-1    # no tensor lies there
 
 cdef int patches_bind(Table* t, id_t n, void* exec_, Driver* d, PyObject** leaves) except -1:
-    """Have the graph copy from today's inputs, and to them, and draw from where the generators are; what did not move costs one
-    compare. `exec_`: the first of the node's."""
+    """Have the graph copy from today's inputs, and to them, and draw from where the generators are; what did not move
+    costs one compare. `exec_`: the first of the node's."""
     cdef Node* node = node_row(t, n)
     cdef Patch* p
     cdef Fn* fn = fn_row(t, node.fn)
@@ -32,7 +33,8 @@ cdef int patches_bind(Table* t, id_t n, void* exec_, Driver* d, PyObject** leave
         if code != 0: p.told[0] = NOWHERE
         check(path_row(t, node.path).driver, code, CALL_PATCH)
     if node.moved: addresses_bind(t, n, d)
-    for k in range(node.len[PATCHES] - 1, -1, -1):      # generators, which are recorded first, when nothing else can fail
+    # generators, which are recorded first, when nothing else can fail
+    for k in range(node.len[PATCHES] - 1, -1, -1):
         p = node_patch(t, node, k)
         if p.kind == WORDS:
             words_bind(exec_, p, d)
@@ -191,7 +193,8 @@ cdef int32_t reads_run(Table* t, id_t n, id_t s, Driver* d, void* stream, PyObje
     return NONE
 
 cdef int writes_undo(Table* t, id_t n, int32_t last) except -1:
-    """The call goes another way behind segment `last`: what the segments until then overwrote is as it was, the first write last."""
+    """The call goes another way behind segment `last`: what the segments until then overwrote is as it was, the first
+    write last."""
     cdef Node* node = node_row(t, n)
     cdef Path* p = path_row(t, node.path)
     cdef Undo* u
@@ -199,7 +202,8 @@ cdef int writes_undo(Table* t, id_t n, int32_t last) except -1:
     for k in range(node.len[UNDOS] - 1, -1, -1):
         u = node_undo(t, node, k)
         if u.segment > last: continue
-        check(p.driver, DRIVERS[p.driver].move(tensor_ptr(u.to), tensor_ptr(u.saved), u.nbytes, tensor_device(u.to)), CALL_MOVE)
+        check(p.driver, DRIVERS[p.driver].move(tensor_ptr(u.to), tensor_ptr(u.saved), u.nbytes, tensor_device(u.to)),
+            CALL_MOVE)
     return 0
 
 cdef uint64_t reads_key(Table* t, id_t n, int32_t known) noexcept:
@@ -215,15 +219,16 @@ cdef uint64_t reads_key(Table* t, id_t n, int32_t known) noexcept:
     return h | 1
 
 cdef id_t node_beside(Table* t, id_t n, id_t s, PyObject** leaves, int32_t known) except -2:
-    """A sibling of node n that accepts the call and these first values, moved to the front; or NONE. One that was tried found a number
-    with which it cannot be."""
+    """A sibling of node n that accepts the call and these first values, moved to the front; or NONE. One that was tried
+    found a number with which it cannot be."""
     cdef uint64_t ambient[3]
     cdef Node* node = node_row(t, n)
     cdef Edge* e = edge_find(t, node.path, node.parent, node.fn)
     cdef id_t m = e.first, before = NONE
     ambient_now(ambient)
     while m != NONE:
-        if node_row(t, m).tried != fn_row(t, node_row(t, n).fn).calls and reads_agree(t, m, known) and node_why(t, m, s, ambient, leaves) == FITS:
+        if node_row(t, m).tried != fn_row(t, node_row(t, n).fn).calls and reads_agree(t, m, known) \
+                and node_why(t, m, s, ambient, leaves) == FITS:
             if before != NONE:
                 node = node_row(t, m)
                 node_row(t, before).next = node.next

@@ -4,6 +4,11 @@ cdef extern from "debug.h":
     const bint CGT_DEBUG
     const int CGT_TORCH_MAJOR, CGT_TORCH_MINOR
 
+cdef extern from "<dlfcn.h>" nogil:
+    ctypedef struct Dl_info:
+        const char* dli_fname
+    int dladdr(void* at, Dl_info* found) noexcept
+
 cdef extern from "watchdog_shim.h" namespace "cgt":
     ctypedef void (*wait_fn)(int device, void* stream) noexcept nogil
     cppclass Watchdog:
@@ -215,6 +220,7 @@ cdef extern from "cuda_shim.h" namespace "cgt":
     void cuda_thread_ready(int device) noexcept nogil
     ctypedef int (*stream_test)(void* stream) noexcept nogil
     void* cuda_pool_new(int device, unsigned long long hi, unsigned long long lo) noexcept
+    void cuda_pools_drop() noexcept
     void cuda_pool_retire(void* pool) noexcept
     void cuda_pool_count(void* pool, int by) noexcept
     int cuda_pool_nodes(void* pool) noexcept
@@ -277,6 +283,8 @@ cdef extern from "Python.h":
     PyObject* PyErr_Occurred()
     void PyErr_Clear()
     PyObject* PyErr_NoMemoryX "PyErr_NoMemory"()
+    int PyGC_Disable() noexcept
+    int PyGC_Enable() noexcept
     void Py_XDECREFX "Py_XDECREF"(PyObject* o)
     void Py_DECREFX "Py_DECREF"(PyObject* o)
     void Py_INCREFX "Py_INCREF"(PyObject* o)

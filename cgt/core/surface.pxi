@@ -13,7 +13,8 @@ RESCUED = [None]           # (f, bytes, line) of a result that was moved, where 
 UNREPLAYED = [None]        # (f, reason) -> the exception of a call that is not a replay where one is required
 POISONED = [None]          # (line that made it) -> message; set once by the front end
 SAME_VALUE = [None]        # (recorded, value) -> bool for rare types; set once by the front end
-OF_MODULE = [None]         # (what jit returned, name) -> that of the module which was jitted, or AttributeError; set likewise
+# (what jit returned, name) -> that of the module which was jitted, or AttributeError; set likewise
+OF_MODULE = [None]
 SET_OF_MODULE = [None]     # (what jit returned, name, value) -> was it set in that module? set likewise
 DEEP_COPY = [None]         # (what jit returned, memo) -> its copy; set likewise
 UNFLATTEN = [None]         # (program, tensors) -> result; set once by the front end
@@ -26,8 +27,8 @@ cuda_dropout_watch()
 
 
 cdef class Site:
-    """What `jit` returns: knows one row, and keeps alive what that needs. Name, docstring and all else that a function shows
-    lie in its dict."""
+    """What `jit` returns: knows one row, and keeps alive what that needs. Name, docstring and all else that a function
+    shows lie in its dict."""
     cdef id_t f
     cdef object on_miss
     cdef object function        # what runs where a verdict stands
@@ -167,8 +168,8 @@ def fn_nodes(int f):
 
 
 def spec_add(int f, object program, int n_leaves, int n_numbers, dict programs, object paths):
-    """A spec for a function, with so many tensors and live numbers. programs[spec] becomes (program, paths): its objects must
-    stay alive."""
+    """A spec for a function, with so many tensors and live numbers. programs[spec] becomes (program, paths): its
+    objects must stay alive."""
     cdef id_t s = row_take(&TABLE, &TABLE.specs), at
     cdef Spec* spec
     cdef Fn* fn
@@ -238,50 +239,81 @@ def nodes():
 
 
 SlotFacts = namedtuple("SlotFacts", "leaf binding written address from_node told")
-NodeFacts = namedtuple("NodeFacts", "fn spec path parent depth children used n_replay graph_nodes slots copied out_bytes exec_bytes outs deads segments readouts saved back words")
+NodeFacts = namedtuple(
+    "NodeFacts", "fn spec path parent depth children used n_replay graph_nodes slots copied out_bytes exec_bytes outs "
+    "deads segments readouts saved back words")
+
+
+cdef inline Node* node_now(int n) noexcept:
+    """Node n's row, looked up each time where objects are made in between: garbage that is collected for one, or
+    another thread that runs meanwhile, may add rows, and the table moves."""
+    return node_row(&TABLE, n)
+
+
+cdef int64_t patch_bytes(Node* node, int kind) noexcept:
+    cdef int64_t total = 0
+    cdef int32_t k
+    for k in range(node.len[PATCHES]):
+        if node_patch(&TABLE, node, k).kind == kind: total += node_patch(&TABLE, node, k).nbytes
+    return total
+
+
+cdef int32_t patch_count(Node* node, int kind) noexcept:
+    cdef int32_t k, n = 0
+    for k in range(node.len[PATCHES]): n += node_patch(&TABLE, node, k).kind == kind
+    return n
+
+
+cdef int64_t undo_bytes(Node* node) noexcept:
+    cdef int64_t total = 0
+    cdef int32_t k
+    for k in range(node.len[UNDOS]): total += node_undo(&TABLE, node, k).nbytes
+    return total
+
+
+cdef object slot_facts(int n, int k, set written, set told):
+    cdef Guard* g = node_guard(&TABLE, node_now(n), k)
+    cdef Slot* s = node_slot(&TABLE, node_now(n), k)
+    cdef int leaf = g.leaf
+    if g.binding == TWIN: g = node_guard(&TABLE, node_now(n), s.copy)        # it is bound as that one
+    return SlotFacts(leaf, g.binding, k in written, <uintptr_t>slot_ptr(&TABLE, node_now(n), k), s.from_node,
+                     sum([slot == k for slot, _ in told]))
+
+
+cdef object out_line(Out* o): return <object>o.line if o.line is not NULL else ""
 
 
 def node_facts(int n):
     """What a report says about a node."""
-    cdef Node* node = node_row(&TABLE, n)
-    cdef Slot* s
-    cdef Guard* g
     cdef Patch* p
-    written = {node_effect(&TABLE, node, k).slot for k in range(node.len[EFFECTS])
-               if node_effect(&TABLE, node, k).kind == WRITES}
-    slots, segments, so_far, told = [], [], 0, {}
-    for k in range(node.len[PATCHES]):
-        p = node_patch(&TABLE, node, k)
-        if p.kind == ADDRESS: told.setdefault(p.slot, set()).add(<uintptr_t>p.handle)
-    for k in range(node.len[READS]):        # up to each value
-        so_far += node_read(&TABLE, node, k).n_graph_nodes
-        if node_read(&TABLE, node, k).island is NULL:
+    cdef Out* o
+    cdef Read* r
+    cdef int32_t k, so_far = 0
+    written, told, segments, outs, readouts = set(), set(), [], [], []
+    for k in range(node_now(n).len[EFFECTS]):
+        if node_effect(&TABLE, node_now(n), k).kind == WRITES: written.add(node_effect(&TABLE, node_now(n), k).slot)
+    for k in range(node_now(n).len[PATCHES]):
+        p = node_patch(&TABLE, node_now(n), k)
+        if p.kind == ADDRESS: told.add((p.slot, <uintptr_t>p.handle))
+    for k in range(node_now(n).len[READS]):      # up to each value
+        r = node_read(&TABLE, node_now(n), k)
+        so_far += r.n_graph_nodes
+        if r.island is NULL:
             segments.append(so_far)
             so_far = 0
-    for k in range(node.len[SLOTS]):
-        s, g = node_slot(&TABLE, node, k), node_guard(&TABLE, node, k)
-        if g.binding == TWIN: g = node_guard(&TABLE, node, s.copy)       # it is bound as that one
-        slots.append(SlotFacts(node_guard(&TABLE, node, k).leaf, g.binding, k in written, <uintptr_t>slot_ptr(&TABLE, node, k), s.from_node, len(told.get(k, ()))))
+    for k in range(node_now(n).len[OUTS]):
+        o = node_out(&TABLE, node_now(n), k)
+        # not being freed
+        if o.kind == FRESH and o.proto is not NULL: outs.append((out_line(o), storage_nbytes(o.proto)))
+        elif o.kind == READOUT and o.line is not NULL: readouts.append(<object>o.line)
+    slots = [slot_facts(n, k, written, told) for k in range(node_now(n).len[SLOTS])]
     return NodeFacts(
-        node.fn, node.spec, node.path, node.parent, node.depth, node.children, node.used, node.n_replay,
-        node_length(&TABLE, node), tuple(slots),
-        copied=sum([node_patch(&TABLE, node, k).nbytes for k in range(node.len[PATCHES]) if node_patch(&TABLE, node, k).kind == COPY_SOURCE]),
-        back=sum([node_patch(&TABLE, node, k).nbytes for k in range(node.len[PATCHES]) if node_patch(&TABLE, node, k).kind == COPY_BACK]),
-        out_bytes=sum([storage_nbytes(node_out(&TABLE, node, k).proto)
-                       for k in range(node.len[OUTS])
-                       if node_out(&TABLE, node, k).kind == FRESH
-                       and node_out(&TABLE, node, k).proto is not NULL]),      # being freed
-        exec_bytes=node.exec_bytes,
-        outs=[(<object>node_out(&TABLE, node, k).line if node_out(&TABLE, node, k).line is not NULL else "",
-               storage_nbytes(node_out(&TABLE, node, k).proto))
-              for k in range(node.len[OUTS])
-              if node_out(&TABLE, node, k).kind == FRESH and node_out(&TABLE, node, k).proto is not NULL],
-        deads=node.len[DEADS],
-        segments=segments,
-        readouts=[<object>node_out(&TABLE, node, k).line for k in range(node.len[OUTS])
-                  if node_out(&TABLE, node, k).kind == READOUT and node_out(&TABLE, node, k).line is not NULL],
-        saved=sum([node_undo(&TABLE, node, k).nbytes for k in range(node.len[UNDOS])]),
-        words=sum([node_patch(&TABLE, node, k).kind == SCALAR for k in range(node.len[PATCHES])]))
+        node_now(n).fn, node_now(n).spec, node_now(n).path, node_now(n).parent, node_now(n).depth, node_now(n).children,
+        node_now(n).used, node_now(n).n_replay, node_length(&TABLE, node_now(n)), tuple(slots),
+        copied=patch_bytes(node_now(n), COPY_SOURCE), back=patch_bytes(node_now(n), COPY_BACK),
+        out_bytes=sum([nbytes for _, nbytes in outs]), exec_bytes=node_now(n).exec_bytes, outs=outs,
+        deads=node_now(n).len[DEADS], segments=segments, readouts=readouts, saved=undo_bytes(node_now(n)),
+        words=patch_count(node_now(n), SCALAR))
 
 
 cdef bint path_enter(id_t path) except -1:
@@ -378,8 +410,8 @@ def node_draws(int n, int device, object buffer):
 
 
 def node_watch(int n, uintptr_t stream, double seconds, bytes text):
-    """The node waits for other processes at each replay. On this stream, which lasts as long as the process, its replays are to end
-    within so many seconds and what they usually take: else `text` is told and the process ends."""
+    """The node waits for other processes at each replay. On this stream, which lasts as long as the process, its
+    replays are to end within so many seconds and what they usually take: else `text` is told and the process ends."""
     cdef Watchdog* watchdog = watchdog_of(path_row(&TABLE, node_row(&TABLE, n).path).device)
     watchdog.begin(<void*>stream, seconds, text)
     node_row(&TABLE, n).watchdog = watchdog
@@ -414,7 +446,8 @@ def node_drop(int n):
 
 
 def node_replace(int n):
-    """Drop a recording for which another one was made: it was not wasted, nor those behind it, which will be made anew."""
+    """Drop a recording for which another one was made: it was not wasted, nor those behind it, which will be made
+    anew."""
     global REPLACING
     REPLACING = True
     node_free(&TABLE, n)
@@ -556,15 +589,16 @@ def with_paths(object body, int lent=0):
 
 
 def part(object t):
-    """Move a result's memory out of its recording's, if t lies in a CUDA recording's results: its address is about to leave PyTorch, and
-    no rescue could follow it. The caller holds the paths."""
+    """Move a result's memory out of its recording's, if t lies in a CUDA recording's results: its address is about to
+    leave PyTorch, and no rescue could follow it. The caller holds the paths."""
     cdef void* storage = tensor_storage(<PyObject*>t)
     cdef id_t n
     cdef int32_t k
     for n in range(TABLE.nodes.n):
         if not node_row(&TABLE, n).alive or path_row(&TABLE, node_row(&TABLE, n).path).driver != CUDA: continue
         for k in range(node_row(&TABLE, n).len[OUTS]):
-            if node_out(&TABLE, node_row(&TABLE, n), k).kind == FRESH and node_out(&TABLE, node_row(&TABLE, n), k).storage == storage:
+            if node_out(&TABLE, node_row(&TABLE, n), k).kind == FRESH \
+                    and node_out(&TABLE, node_row(&TABLE, n), k).storage == storage:
                 group_rescue(&TABLE, n, k)
                 return
 
@@ -584,8 +618,8 @@ def locked(object lock, object body, object busy):
 
 
 def holding(object lock, object body):
-    """body(), while the lock is held. A with statement would keep it if an interrupt came as it ends, where somebody watches calls (Python
-    3.12 and later)."""
+    """body(), while the lock is held. A with statement would keep it if an interrupt came as it ends, where somebody
+    watches calls (Python 3.12 and later)."""
     lock.acquire()
     try:
         return body()

@@ -2,7 +2,8 @@
 
 
 def graphs_freed(list tensors, uint64_t since):
-    """Did a backward free anything that the graphs of these results saved in nodes made since the thread's sequence number was `since`?"""
+    """Did a backward free anything that the graphs of these results saved in nodes made since the thread's sequence
+    number was `since`?"""
     found = c_graphs_freed(<PyObject*>tensors, since)
     if found < 0: raise_pending()
     return found == 1
@@ -62,8 +63,8 @@ def graphs_here(list tensors, int64_t stream):
 
 
 def sinks_away(object handle, bint away, bint parallel=False):
-    """Hide the accumulators of the graph's leaves from what is recomputed in it, or show them again. `parallel`: those on which a
-    DistributedDataParallel listens run on the current stream from now on."""
+    """Hide the accumulators of the graph's leaves from what is recomputed in it, or show them again. `parallel`: those
+    on which a DistributedDataParallel listens run on the current stream from now on."""
     c_sinks_away(<PyObject*>handle, away, parallel)
 
 

@@ -30,8 +30,8 @@ def save_hooks():
 
 def within(list brackets, object body):
     """body(), with what each bracket begins: a pair of functions, of which the second puts back whatever the first one
-    did, as far as it got, and may be called again. Nothing leaves one of those out: an exception that comes while it runs
-    (a signal's, say) is raised when all have been through; of several the last, but none in place of a Ctrl-C."""
+    did, as far as it got, and may be called again. Nothing leaves one of those out: an exception that comes while it
+    runs (a signal's, say) is raised when all have been through; of several the last, but none in place of a Ctrl-C."""
     cdef int n = 0, attempt
     result = error = None
     try:
@@ -169,20 +169,21 @@ def numbers_watch(object run, bint on):
 
 
 def numbers_of_op():
-    """[(argument, element of that list or NONE, node), ...] of the op that is observed now: what is live among its numbers."""
+    """[(argument, element of that list or NONE, node), ...] of the op that is observed now: what is live among its
+    numbers."""
     return taken(observe_numbers())
 
 
 def reads_by(list names, object read, object lift):
-    """Have read(name) called before each of these operators, where `observed` would not see it; lift(1) before PyTorch brings
-    Python's numbers to their device, and lift(0) behind. Set once."""
+    """Have read(name) called before each of these operators, where `observed` would not see it; lift(1) before PyTorch
+    brings Python's numbers to their device, and lift(0) behind. Set once."""
     for name in names: reads_of((<str>name).encode())
     reads_tell(<PyObject*>read, <PyObject*>lift)
 
 
 def reads_begin(list handles):
-    """From now on, in this thread; for reads_end. (No signal is looked at between a beginning and its note: who returned a
-    handle to Python would lose it to an interrupt.)"""
+    """From now on, in this thread; for reads_end. (No signal is looked at between a beginning and its note: who
+    returned a handle to Python would lose it to an interrupt.)"""
     handles.append(reads_enter())
 
 
@@ -208,8 +209,26 @@ def calls_end(list handles):
     while handles: call_tap_end(handles.pop())
 
 
+def stacks_elsewhere():
+    """{thread: [frames], innermost first} of the other threads. No garbage is collected meanwhile: a finalizer may let
+    these go on, out of the frame that is being listed; or, before Python 3.11.9, into a deadlock (cpython 106883)."""
+    cdef int collects = PyGC_Disable()
+    try:
+        stacks = sys._current_frames()
+        del stacks[PyThread_get_thread_ident()]     # a frame that holds itself would hold its callers' tensors
+        for thread, frame in stacks.items():
+            stacks[thread] = stack = []
+            while frame is not None:
+                stack.append(frame)
+                frame = frame.f_back
+        return stacks
+    finally:
+        if collects: PyGC_Enable()
+
+
 def listen_begin(list handles):
-    """From now on ops are noted that threads run which nobody sees: not this one, nor autograd's when they work for one that is seen."""
+    """From now on ops are noted that threads run which nobody sees: not this one, nor autograd's when they work for one
+    that is seen."""
     handles.append(<uintptr_t>listen_begin_())
 
 
@@ -229,6 +248,12 @@ def stream_is_capturing(int device):
     """Is somebody's capture under way on the current stream of this device?"""
     cuda_thread_ready(device)
     return bool(cuda_capturing(cuda_current_stream(device)))
+
+
+def path_is_captured(int device):
+    """Is it under way there, or on the stream of the last launch, for which one would wait?"""
+    cuda_thread_ready(device)
+    return bool(path_captured(path_row(&TABLE, path_of(&TABLE, device)), cuda_current_stream(device)))
 
 
 def casts_inside():

@@ -2,9 +2,9 @@
 
 
 def begin(int driver, int device, uintptr_t stream, uintptr_t pool, list others):
-    """Begin a recording behind the node that the device's path has come to, its pool put back to
-    that node's state. The caller holds the paths. pool: from pool_new, or 0. others: [(device, stream, pool), ...] of the
-    GPUs on which it works besides."""
+    """Begin a recording behind the node that the device's path has come to, its pool put back to that node's state. The
+    caller holds the paths. pool: from pool_new, or 0. others: [(device, stream, pool), ...] of the GPUs on which it
+    works besides."""
     record_begin(&TABLE, driver, device, stream, pool, others)
 
 
@@ -15,8 +15,8 @@ def op(bytes name, bytes overload, tuple args, dict kwargs, tuple into):
 
 
 def scalar(int number, object value, int at, int part):
-    """The op recorded last has this number, which is `value` now, as argument `at`, or as element `part` of it (NONE: it is no
-    list). Where it is on the host's tape; a kernel's is found by `scalars_found`."""
+    """The op recorded last has this number, which is `value` now, as argument `at`, or as element `part` of it (NONE:
+    it is no list). Where it is on the host's tape; a kernel's is found by `scalars_found`."""
     record_scalar(&TABLE, number, value, at, part)
 
 
@@ -31,13 +31,14 @@ def graph_mark():
 
 
 def graph_shots(int first):
-    """[(handle, kind, what must be the same, ((offset, bytes), ...)), ...] of the nodes from this one on; kind 0: kernels, with
-    their arguments."""
+    """[(handle, kind, what must be the same, ((offset, bytes), ...)), ...] of the nodes from this one on; kind 0:
+    kernels, with their arguments."""
     return [cuda_shot(<cu.CUgraphNode><uintptr_t>node) for node in cuda_nodes(&TABLE.rec, first)]
 
 
 def graph_back(int first, list marks):
-    """Nodes from this one on are taken out when the graph is complete; what comes next stands behind `marks` (of graph_mark)."""
+    """Nodes from this one on are taken out when the graph is complete; what comes next stands behind `marks` (of
+    graph_mark)."""
     cdef int32_t k
     for node in cuda_nodes(&TABLE.rec, first):
         k = column_add(&TABLE, &TABLE.rec_vain, 1)
@@ -51,12 +52,14 @@ def scalar_words(uintptr_t node, list words):
 
 
 def address_words(uintptr_t node, list words):
-    """A captured node's arguments have these addresses: [(offset, a slot's copy, bytes behind where that begins), ...]."""
+    """A captured node's arguments have these addresses: [(offset, a slot's copy, bytes behind where that begins),
+    ...]."""
     record_addresses(&TABLE, node, words)
 
 
 def is_named(int copy, set known):
-    """Does a node of the capture, of those that stay, name an address in this copy's buffer, besides these and those that copy it?"""
+    """Does a node of the capture, of those that stay, name an address in this copy's buffer, besides these and those
+    that copy it?"""
     return cuda_names(&TABLE.rec, &TABLE.rec_patches, &TABLE.rec_vain, copy, known)
 
 
@@ -113,8 +116,8 @@ def point_generator(uintptr_t handle, object seed_word, object offset_word, uint
 
 
 def restore_generators(list handles):
-    """Put the generators' own states back; for each, (by how much a run advances it, do kernels read its words?). The list is empty
-    then."""
+    """Put the generators' own states back; for each, (by how much a run advances it, do kernels read its words?). The
+    list is empty then."""
     cdef uint64_t advance
     cdef int drew = 0
     advances = []
@@ -139,8 +142,8 @@ def cut(uintptr_t at, int64_t nbytes, object value, bint draws, object island=No
     """A segment ends, behind which the function reads what lies at `at`: these bytes, which the caller keeps. They are
     computed now, unless `value` tells them, because recording ran the ops. `draws`: random numbers were drawn so far.
     `island`: there is nothing to read, a replay calls this, which says whether the call goes on as it was recorded; or
-    leaves with it (island.leave(due, wrote)). `pure`: it is asked for nothing, and may be called twice. The caller holds the
-    paths."""
+    leaves with it (island.leave(due, wrote)). `pure`: it is asked for nothing, and may be called twice. The caller
+    holds the paths."""
     return record_cut(&TABLE, at, nbytes, value, draws, <PyObject*>island if island is not None else NULL, pure)
 
 
@@ -173,7 +176,8 @@ def fork_leave(uintptr_t body, uintptr_t stream):
 
 def fork_decide(uint64_t condition, object pred, uintptr_t stream):
     """The end of a loop's body: `pred` says whether it runs once more."""
-    check(TABLE.rec.driver, DRIVERS[TABLE.rec.driver].decide(&TABLE.rec, condition, <PyObject*>pred, <void*>stream), CALL_FORK)
+    check(TABLE.rec.driver, DRIVERS[TABLE.rec.driver].decide(&TABLE.rec, condition, <PyObject*>pred, <void*>stream),
+        CALL_FORK)
 
 
 def fork_run():
@@ -192,9 +196,9 @@ def end(list advances):
 
 
 def checkpoint(list made, list outs, list early):
-    """The recording is complete. Tensors it made become memory of the pool: `outs` as long as the
-    path needs them, the others as long as the recording runs. `early`: of outs, on the host, those of whose memory nothing else
-    may be used while it runs."""
+    """The recording is complete. Tensors it made become memory of the pool: `outs` as long as the path needs them, the
+    others as long as the recording runs. `early`: of outs, on the host, those of whose memory nothing else may be used
+    while it runs."""
     record_checkpoint(&TABLE, made, outs, early)
 
 
@@ -229,9 +233,9 @@ def lost():
     return record_lost(&TABLE)
 
 
-def add_node(int f, int spec, tuple ambient, list slots, list outs, object ret_program,
-             bint ret_python, list effects, list grads, list groups, list leaves, tuple backward, list numbers, list undos,
-             bint keeps_grads, dict keep, object kept):
+def add_node(int f, int spec, tuple ambient, list slots, list outs, object ret_program, bint ret_python, list effects,
+             list grads, list groups, list leaves, tuple backward, list numbers, list undos, bint keeps_grads,
+             dict keep, object kept):
     """Make the recording a node of f. leaves: the call's tensors. backward: see backward_fill. keep[node] becomes
     `kept`: what the rows borrow must stay alive."""
     cdef id_t n = node_add(&TABLE, f, spec, ambient, slots, outs, ret_program, ret_python, effects, grads,
@@ -319,8 +323,13 @@ def pool_new(int device, ids):
     return <uintptr_t>pool
 
 
+def pools_drop():
+    """Give back the memory of pools that are over, if there are any and nobody captures."""
+    cuda_pools_drop()
+
+
 def pool_retire(uintptr_t pool):
-    """No more recordings in this pool. Its memory goes with its last node."""
+    """No more recordings in this pool. Its memory goes with its last node, or when nobody captures any more."""
     cuda_pool_retire(<void*>pool)
 
 

@@ -2,7 +2,8 @@
 
 
 def set_version(object t, int version):
-    """What `_version` of a tensor is from now on: kernels of foreach ops count, too, where they are captured in vain."""
+    """What `_version` of a tensor is from now on: kernels of foreach ops count, too, where they are captured in
+    vain."""
     out_set_version(<PyObject*>t, version)
 
 

@@ -62,22 +62,35 @@ cdef object PARTS = (
     ("dims", sizeof(int64_t)), ("deads", sizeof(Dead)), ("saves", sizeof(Save)), ("flows", sizeof(id_t)),
     ("reads", sizeof(Read)), ("numbers", sizeof(Number)), ("undos", sizeof(Undo)))
 
-cdef inline Slot* node_slot(Table* t, Node* n, id_t k) noexcept nogil: return <Slot*>t.parts[SLOTS].rows + n.at[SLOTS] + k
-cdef inline Guard* node_guard(Table* t, Node* n, id_t k) noexcept nogil: return <Guard*>t.parts[GUARDS].rows + n.at[GUARDS] + k
+cdef inline Slot* node_slot(Table* t, Node* n, id_t k) noexcept nogil:
+    return <Slot*>t.parts[SLOTS].rows + n.at[SLOTS] + k
+cdef inline Guard* node_guard(Table* t, Node* n, id_t k) noexcept nogil:
+    return <Guard*>t.parts[GUARDS].rows + n.at[GUARDS] + k
 cdef inline Out* node_out(Table* t, Node* n, id_t k) noexcept nogil: return <Out*>t.parts[OUTS].rows + n.at[OUTS] + k
-cdef inline Patch* node_patch(Table* t, Node* n, id_t k) noexcept nogil: return <Patch*>t.parts[PATCHES].rows + n.at[PATCHES] + k
-cdef inline Effect* node_effect(Table* t, Node* n, id_t k) noexcept nogil: return <Effect*>t.parts[EFFECTS].rows + n.at[EFFECTS] + k
-cdef inline Grad* node_grad(Table* t, Node* n, id_t k) noexcept nogil: return <Grad*>t.parts[GRADS].rows + n.at[GRADS] + k
+cdef inline Patch* node_patch(Table* t, Node* n, id_t k) noexcept nogil:
+    return <Patch*>t.parts[PATCHES].rows + n.at[PATCHES] + k
+cdef inline Effect* node_effect(Table* t, Node* n, id_t k) noexcept nogil:
+    return <Effect*>t.parts[EFFECTS].rows + n.at[EFFECTS] + k
+cdef inline Grad* node_grad(Table* t, Node* n, id_t k) noexcept nogil:
+    return <Grad*>t.parts[GRADS].rows + n.at[GRADS] + k
 cdef inline Tag* node_tag(Table* t, Node* n, id_t k) noexcept nogil: return <Tag*>t.parts[TAGS].rows + n.at[TAGS] + k
-cdef inline Place* node_place(Table* t, Node* n, id_t k) noexcept nogil: return <Place*>t.parts[PLACES].rows + n.at[PLACES] + k
-cdef inline int64_t* node_dim(Table* t, Node* n, id_t k) noexcept nogil: return <int64_t*>t.parts[DIMS].rows + n.at[DIMS] + k
-cdef inline Dead* node_dead(Table* t, Node* n, id_t k) noexcept nogil: return <Dead*>t.parts[DEADS].rows + n.at[DEADS] + k
-cdef inline Save* node_save(Table* t, Node* n, id_t k) noexcept nogil: return <Save*>t.parts[SAVES].rows + n.at[SAVES] + k
-cdef inline id_t* node_flow(Table* t, Node* n, id_t k) noexcept nogil: return <id_t*>t.parts[FLOWS].rows + n.at[FLOWS] + k
-cdef inline Read* node_read(Table* t, Node* n, id_t k) noexcept nogil: return <Read*>t.parts[READS].rows + n.at[READS] + k
+cdef inline Place* node_place(Table* t, Node* n, id_t k) noexcept nogil:
+    return <Place*>t.parts[PLACES].rows + n.at[PLACES] + k
+cdef inline int64_t* node_dim(Table* t, Node* n, id_t k) noexcept nogil:
+    return <int64_t*>t.parts[DIMS].rows + n.at[DIMS] + k
+cdef inline Dead* node_dead(Table* t, Node* n, id_t k) noexcept nogil:
+    return <Dead*>t.parts[DEADS].rows + n.at[DEADS] + k
+cdef inline Save* node_save(Table* t, Node* n, id_t k) noexcept nogil:
+    return <Save*>t.parts[SAVES].rows + n.at[SAVES] + k
+cdef inline id_t* node_flow(Table* t, Node* n, id_t k) noexcept nogil:
+    return <id_t*>t.parts[FLOWS].rows + n.at[FLOWS] + k
+cdef inline Read* node_read(Table* t, Node* n, id_t k) noexcept nogil:
+    return <Read*>t.parts[READS].rows + n.at[READS] + k
 
-cdef inline Undo* node_undo(Table* t, Node* n, id_t k) noexcept nogil: return <Undo*>t.parts[UNDOS].rows + n.at[UNDOS] + k
-cdef inline Number* node_number(Table* t, Node* n, id_t k) noexcept nogil: return <Number*>t.parts[NUMBERS].rows + n.at[NUMBERS] + k
+cdef inline Undo* node_undo(Table* t, Node* n, id_t k) noexcept nogil:
+    return <Undo*>t.parts[UNDOS].rows + n.at[UNDOS] + k
+cdef inline Number* node_number(Table* t, Node* n, id_t k) noexcept nogil:
+    return <Number*>t.parts[NUMBERS].rows + n.at[NUMBERS] + k
 
 cdef id_t part_add(Table* t, id_t n, int part, Py_ssize_t count) except -1:
     """Append rows to node n's slice, behind which no other node's lies; the index of the first in the slice."""
@@ -276,7 +289,8 @@ cdef void node_free(Table* t, id_t n) noexcept:
     if p.stale == n: p.stale = node.parent
     for k in range(node.len[READS]): read_free(p.driver, node_read(t, node, k))
     for k in range(node.len[PATCHES]):
-        if node_patch(t, node, k).kind == SCALAR or node_patch(t, node, k).kind == ADDRESS: DRIVERS[p.driver].word_free(node_patch(t, node, k))
+        if node_patch(t, node, k).kind == SCALAR or node_patch(t, node, k).kind == ADDRESS:
+            DRIVERS[p.driver].word_free(node_patch(t, node, k))
     DRIVERS[p.driver].destroy(node.graph, node.exec, node.pool, node.state)
     spread_free(node.spread)
     outs_drop(t, n)
@@ -380,7 +394,8 @@ cdef int table_check(Table* t) except -1:
         for j in range(n.len[EFFECTS]):
             e = node_effect(t, n, j)
             assert e.slot < n.len[SLOTS] and e.out < n.len[OUTS] and e.place < n.len[PLACES], "an effect on nothing"
-            assert (e.kind >= ADVANCES) == (e.place != NONE) == (e.slot == NONE) == (e.tag != NONE), "an advance of no place"
+            assert (e.kind >= ADVANCES) == (e.place != NONE) == (e.slot == NONE) == (e.tag != NONE), \
+                "an advance of no place"
             if e.kind == WRITES and node_slot(t, n, e.slot).copy != NONE:
                 m = node_slot(t, n, e.slot).copy if node_guard(t, n, e.slot).binding == TWIN else e.slot
                 assert node_slot(t, n, m).back != NONE, "a written slot is copied and stays there"
@@ -396,11 +411,14 @@ cdef int table_check(Table* t) except -1:
             moves = g.binding in (COPIED, REBOUND)
             assert (moves or g.binding == TWIN) == (s.copy != NONE), "a copied slot has a copy"
             assert not moves or node_patch(t, n, s.copy).slot == j, "a copy of another slot"
-            assert not moves or (node_patch(t, n, s.copy).kind == BOUND) == (g.binding == REBOUND), "a rebound slot that is copied"
-            assert s.beside == NONE or (moves and s.beside < j and node_guard(t, n, s.beside).binding in (COPIED, REBOUND)), "beside none"
+            assert not moves or (node_patch(t, n, s.copy).kind == BOUND) == (g.binding == REBOUND), \
+                "a rebound slot that is copied"
+            assert s.beside == NONE or (moves and s.beside < j
+                                        and node_guard(t, n, s.beside).binding in (COPIED, REBOUND)), "beside none"
             assert s.back == NONE or (moves and node_patch(t, n, s.back).slot == j), "the way back of another slot"
             assert g.binding != TWIN or node_guard(t, n, s.copy).binding in (COPIED, REBOUND), "twin of a copied"
-            assert g.odd or ((g.binding in (UNUSED, PINNED) or (g.binding == REBOUND and not n.writes)) and s.from_node == NONE and not s.identity and not s.follows), "odd"
+            assert g.odd or ((g.binding in (UNUSED, PINNED) or (g.binding == REBOUND and not n.writes))
+                             and s.from_node == NONE and not s.identity and not s.follows), "odd"
             assert s.from_node == NONE or is_ancestor(t, s.from_node, k), "an input off the path"
         for j in range(n.len[PLACES]):
             q = node_place(t, n, j)
@@ -414,8 +432,10 @@ cdef int table_check(Table* t) except -1:
             assert w.after < n.len[READS], "a number that never comes"
         for j in range(n.len[READS]):
             r = node_read(t, n, j)
-            assert r.number == NONE or (r.number < n.len[NUMBERS] and node_number(t, n, r.number).op == AT_READ and r.nbytes == 8), "a number that is read"
-            assert r.value is not NULL and (r.nbytes > 0 or r.tape is not NULL or r.island is not NULL), "a segment that leaves no value"
+            assert r.number == NONE or (r.number < n.len[NUMBERS] and node_number(t, n, r.number).op == AT_READ
+                                        and r.nbytes == 8), "a number that is read"
+            assert r.value is not NULL and (r.nbytes > 0 or r.tape is not NULL or r.island is not NULL), \
+                "a segment that leaves no value"
         for j in range(n.len[UNDOS]):
             u = node_undo(t, n, j)
             assert u.nbytes > 0 and 0 <= u.segment <= n.len[READS], "what no segment overwrites"

@@ -43,7 +43,8 @@ struct TapeOp {
   std::vector<std::shared_ptr<Tape>> bodies{};
 };
 
-struct TapeCopy {  // a copied slot: `nbytes` from today's input into the tape's own buffer, before all ops; or `back`, behind them
+// a copied slot: `nbytes` from today's input into the tape's own buffer, before all ops; or `back`, behind them
+struct TapeCopy {
   at::Tensor mine;
   void* theirs;
   int64_t nbytes;

@@ -121,7 +121,8 @@ static inline void* tensor_impl(PyObject* t) { return impl_of(t); }
 // Elements in a storage at sizes and strides (zeros of autograd's have none), and nothing that runs Python for an op?
 static inline int tensor_is_plain(PyObject* t) {
   const at::TensorBase& x = reinterpret_cast<PyTensor*>(t)->cdata;
-  return x.layout() == c10::kStrided && !x.is_nested() && !x.is_quantized() && !x._is_zerotensor() && !impl_of(t)->is_python_dispatch();
+  return x.layout() == c10::kStrided && !x.is_nested() && !x.is_quantized() && !x._is_zerotensor() &&
+         !impl_of(t)->is_python_dispatch();
 }
 static inline int64_t storage_nbytes(PyObject* t) {
   c10::StorageImpl* s = storage_of(t);
@@ -405,7 +406,8 @@ static inline int64_t storage_uses(PyObject* o) noexcept {
   return static_cast<int64_t>(impl_of(o)->unsafe_storage().use_count());
 }
 
-// A weak reference to the storage: while there is one its address is not given out again. New, or NULL with an exception.
+// A weak reference to the storage: while there is one its address is not given out again. New, or NULL with an
+// exception.
 static inline PyObject* storage_hold_name(PyObject* o) noexcept {
   using Weak = c10::weak_intrusive_ptr<c10::StorageImpl>;
   static constexpr const char* NAME = "cgt.storage_name";
@@ -594,8 +596,8 @@ static void switches_ask(uint64_t* flags, uint64_t* numbers) noexcept {
 }
 
 // The same without asking, while the bytes stand as they did when the getters were asked last: these are twenty calls
-// into libtorch at each hit, whose code is long out of the caches there. All that they read lies from the first switch to
-// the map of precisions (reached as that is). The GIL guards the copy.
+// into libtorch at each hit, whose code is long out of the caches there. All that they read lies from the first switch
+// to the map of precisions (reached as that is). The GIL guards the copy.
 template <auto First>
 struct ReachFirst {
   friend const char* switches_first(at::Context& c) { return reinterpret_cast<const char*>(&(c.*First)); }
@@ -627,7 +629,8 @@ static inline const Switches& switches_now() noexcept {
   return s;
 }
 
-// Which GPU is current decides where a function makes its tensors. Set where there are several (cuda_shim.h), else not asked.
+// Which GPU is current decides where a function makes its tensors. Set where there are several (cuda_shim.h), else not
+// asked.
 static int (*gpu_now)() noexcept = nullptr;
 static inline int current_gpu() noexcept { return gpu_now ? gpu_now() : 0; }
 

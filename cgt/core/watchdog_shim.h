@@ -1,9 +1,10 @@
 // Ranks that are gone, or do something else, while this one replays.
 //
-// NCCL's watchdog looks at collectives that ran eagerly, each with its group's timeout, and ends a process in which one takes longer: it
-// would wait for ever. Of a replay nobody tells it. So two threads of ours, per GPU, do the same: one waits now and then for what a stream
-// was given, the other ends the process where that takes too long; the first may itself be stuck, since a full stream blocks. They never
-// hold the GIL, and run no Python: to a recording the program has no more threads than without them.
+// NCCL's watchdog looks at collectives that ran eagerly, each with its group's timeout, and ends a process in which one
+// takes longer: it would wait for ever. Of a replay nobody tells it. So two threads of ours, per GPU, do the same: one
+// waits now and then for what a stream was given, the other ends the process where that takes too long; the first may
+// itself be stuck, since a full stream blocks. They never hold the GIL, and run no Python: to a recording the program
+// has no more threads than without them.
 #pragma once
 #include <unistd.h>
 
@@ -41,8 +42,9 @@ class Watchdog {
   std::unordered_set<void*> lasting;
   Clock::time_point deadline = Clock::time_point::max();
 
-  // One that waits for another rank among so many. A host may be hundreds of replays ahead of its GPU, and each may be long: as long
-  // as the slowest so far, on average between two looks. Until something is known, each may take the timeout.
+  // One that waits for another rank among so many. A host may be hundreds of replays ahead of its GPU, and each may be
+  // long: as long as the slowest so far, on average between two looks. Until something is known, each may take the
+  // timeout.
   static double allowance(double timeout, int64_t replays, double slowest) {
     return std::min(timeout + static_cast<double>(replays) * (slowest < 0 ? timeout : slowest), NEVER);
   }
@@ -60,7 +62,8 @@ class Watchdog {
         since = Clock::now();
         continue;
       }
-      deadline = Clock::now() + std::chrono::duration_cast<Clock::duration>(Seconds(allowance(timeout, now - done, slowest)));
+      Seconds more(allowance(timeout, now - done, slowest));
+      deadline = Clock::now() + std::chrono::duration_cast<Clock::duration>(more);
       changed.notify_all();
       hold.unlock();
       wait(device, last);
@@ -98,7 +101,8 @@ class Watchdog {
   // Never deleted: its threads may outlive all else.
   Watchdog(int device, wait_fn wait) : device(device), wait(wait) {}
 
-  // Replays on this stream, which lasts as long as the process, are to end within so many seconds; or else `text` is told.
+  // Replays on this stream, which lasts as long as the process, are to end within so many seconds; or else `text` is
+  // told.
   void begin(void* on, double seconds, std::string told) {
     std::lock_guard<std::mutex> hold(lock);
     lasting.insert(on);

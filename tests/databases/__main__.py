@@ -45,7 +45,7 @@ def selected(options):
     ways = options.ways.split(",") if options.ways else None
     names = options.names.split(",")
     groups = groups_of(options.kinds.split(","), ways, options.dtypes.split(","), options.device)
-    groups = [g for g in groups if any(fnmatch(g.name, name) for name in names) and not skip_of(g.kind, g.name, g.way)]
+    groups = [g for g in groups if any(fnmatch(g.name, name) for name in names) and not skip_of(g.kind, g.name, g.way, options.device)]
     if options.limit:  # what there is time for is a fair part
         random.Random(0).shuffle(groups)
     return groups[part - 1 :: parts]

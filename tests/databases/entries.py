@@ -23,10 +23,7 @@ from torch.testing._internal.common_methods_invocations import (
 )
 from torch.testing._internal.common_modules import module_db
 from torch.testing._internal.common_nn import CriterionTest, criterion_tests
-from torch.testing._internal.common_optimizers import (
-    _get_optim_inputs_including_global_cliquey_kwargs,
-    optim_db,
-)
+from torch.testing._internal.common_optimizers import _get_optim_inputs_including_global_cliquey_kwargs, optim_db
 from torch.testing._internal.custom_op_db import custom_op_db
 from torch.testing._internal.hop_db import hop_db
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_map_only, tree_unflatten

@@ -3,18 +3,7 @@
 import re
 from collections import Counter
 
-from .judge import (
-    CRASH,
-    DIFFERS,
-    EAGER,
-    EAGER_DIFFERS,
-    EAGER_RAISES,
-    LATE,
-    NOT_COUNTED,
-    RAISES,
-    REPLAYED,
-    WRONG,
-)
+from .judge import CRASH, DIFFERS, EAGER, EAGER_DIFFERS, EAGER_RAISES, LATE, NOT_COUNTED, RAISES, REPLAYED, WRONG
 from .skips import SKIPS
 
 TOLD = 200  # entries that are named
@@ -128,7 +117,7 @@ def cell(text):
 
 
 def skips():
-    return ["| database | name | way | reason |", "|---|---|---|---|", *(f"| {s.kind} | `{s.name}` | {s.way} | {s.why} |" for s in SKIPS)]
+    return ["| database | name | way | device | reason |", "|---|---|---|---|---|", *(f"| {s.kind} | `{s.name}` | {s.way} | {s.device} | {s.why} |" for s in SKIPS)]
 
 
 def page(rows, facts, calls):

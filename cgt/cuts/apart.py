@@ -1,0 +1,143 @@
+"""Ops that no graph can hold (cuSOLVER's, mostly), and what else runs between two graphs of a recording: how its
+tensors leave the one and come into the next.
+
+What such an op returns depends on its arguments alone, so it runs again wherever its call does, and nobody must
+remember what came of it. Which ops these are, failed captures tell."""
+
+import functools
+import re
+
+import cgt_core as core
+import torch
+from torch.utils import _pytree
+
+from ..run import constants, tape
+from ..run.observe import buffer_for, exchange, fix, is_capture, note_memory, tensors_in, unseen, user_line
+from ..words import errors
+from . import segments
+
+# On the GPU, without trying: a capture breaks cuSOLVER's handle (torch 2.11); and lstsq, the shapes of whose results
+# depend on values with other drivers than the GPU's.
+KNOWN = frozenset(("_linalg_eigh", "linalg_lstsq"))
+
+
+class Apart:
+    """An op that replays call between two segments."""
+
+    __slots__ = ("args", "kwargs", "line", "op", "results")
+
+    def __init__(self, op, args, kwargs, line):
+        self.op, self.args, self.kwargs, self.line = op, args, kwargs, line
+        self.results = []  # tensors to which replays bring what it returns
+
+    def __call__(self):
+        """For the core, behind the segment that leaves its arguments."""
+        made = tensors_in((self.op(*self.args, **self.kwargs),), [])
+        for mine, x in zip(self.results, made, strict=True):
+            slim(mine).copy_(slim(x))
+
+
+def record(seen, op, args, kwargs):
+    """End a segment in front of the op under way, run it for real, and have it return copies that each replay makes
+    anew; these."""
+    given, spec = _pytree.tree_flatten((args, kwargs))
+    given = [bring_out(seen, x) if isinstance(x, torch.Tensor) else x for x in given]
+    part = Apart(op, *_pytree.tree_unflatten(given, spec), user_line(seen))
+    seen.parts.append(part)
+    seen.keep.append(part)
+    end_segment(seen, part)
+
+    def run():
+        with unseen(seen):
+            part.results = [copied(x) for x in core.proceed(tensors_in(given, []))]
+
+    constants.for_real(seen, run) if is_capture(seen) else run()
+    with unseen(seen):
+        results = [bring_in(seen, mine) for mine in part.results]
+    if not is_capture(seen):  # no op that the tape was told of
+        for x, mine in zip(results, part.results, strict=True):
+            seen.memory.append(core.alias(x))
+            tape.copy_into(slim(x), slim(mine))
+    core.answer(results)
+    return results
+
+
+def is_one(seen, op, facts, inputs):
+    """Is this an op that no graph can hold?"""
+    return bool(seen.apart and op in seen.apart) or (facts.packet in KNOWN and any(t.is_cuda for t in inputs))
+
+
+REFUSED = re.compile(
+    r"captur|CUDA error|cu[a-z]+ error"
+)  # a library that waits in a capture may tell its own error alone
+
+
+def learn(seen, op, facts, args, kwargs, written, error):
+    """An op failed: if that was because of the capture, the next recording runs it between two graphs, where that is
+    possible."""
+    if not is_capture(seen) or not REFUSED.search(str(error)) or is_broken(error):
+        return
+    zeros = _pytree.tree_map_only(
+        torch.Tensor, lambda t: functools.partial(torch.zeros, t.shape, dtype=t.dtype, device=t.device), (args, kwargs)
+    )
+    zeros = _pytree.tree_map_only(torch.Generator, lambda _: None, zeros)
+    seen.failed = functools.partial(repeat, op, zeros, (seen.device, *seen.others))
+    seen.reason = seen.reason or errors.op_apart(str(op), user_line(seen))
+    if facts.pure and not (written or facts.dynamic) and segments.may_end(seen):
+        seen.apart.add(op)
+        seen.again = True
+
+
+def repeat(op, given, devices):
+    """The op, with tensors that are made now; the generators of the host and of these GPUs stay as they are."""
+    args, kwargs = _pytree.tree_map_only(functools.partial, lambda make: make(), given)
+    with torch.random.fork_rng(devices):
+        return op(*args, **kwargs)
+
+
+def is_broken(error):
+    """Had something else ended the capture already (another thread that waited for the whole device)? The driver's
+    words."""
+    return "previous error during capture" in str(error)
+
+
+# --- tensors and segments --------------------------------------------------------------------------
+
+
+def bring_out(seen, t):
+    """Memory, laid out as t is, into which each replay copies t."""
+    room = constants.for_real(seen, lambda: buffer_for(t)) if is_capture(seen) else buffer_for(t)
+    mine = core.view_like(room, t, 0)
+    with unseen(seen):
+        slim(mine).copy_(slim(exchange(seen, t)))
+    if not is_capture(seen):
+        tape.copy_into(slim(mine), fix(seen, slim(exchange(seen, t))))
+    note_memory(seen, mine)
+    return mine
+
+
+def bring_in(seen, mine):
+    """A tensor of the recording, into which each replay copies this."""
+    note_memory(seen, mine)
+    return copied(mine)
+
+
+def copied(t):
+    """A copy that is laid out as t is, gaps included: lstsq's solution is a part of a longer tensor."""
+    mine = core.view_like(buffer_for(t), t, 0)
+    slim(mine).copy_(slim(t))
+    return mine
+
+
+def slim(t):
+    """t, with one element along dimensions in which it is only repeated."""
+    return t[tuple(slice(None) if n else slice(1) for n in t.stride())] if t.dim() else t
+
+
+def end_segment(seen, part):
+    """Replays call it behind what was recorded until here, which runs now."""
+    pure = isinstance(part, Apart)
+    if is_capture(seen):
+        segments.end_capture(seen, part=part, pure=pure)
+    else:
+        core.cut(0, 0, b"", seen.draws, part, pure)

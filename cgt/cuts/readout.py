@@ -1,0 +1,341 @@
+"""What a function reads only to hand it out: `return loss.item()`, `return tokens.tolist()`, a copy of a result on the
+host; only to keep it: `self.last = float(loss)`, `self.losses.append(loss.item())`; only to compare it: `while
+err.item() > 1e-3:`; or only to compute with it what becomes one of these: `self.total += loss.item() * n`.
+
+What is handed out or kept nobody in the call looks at (returns.py tells), so it chooses no way, ends no segment, and
+may be another one at each call. The graph leaves the bytes on the host with the rest of its work; a replay waits for
+it, and makes of them what the recorded call would have returned. What is compared is compared where it lies, and the
+outcome is read as any value (segments.py).
+
+Arithmetic is Python's own, done when the number has come; of a sum (moving.py) with what lies in its place then.
+
+While a function is recorded, a `Readout` (pytree.py) stands for what will be made, and comes to the result in its
+place. float() is not content with one: there a number of its own stands for it, which nobody else has."""
+
+import collections
+import functools
+import operator
+
+import cgt_core as core
+import torch
+from cgt_core import CELL, CUDA, LIST_LEN
+
+from ..look import places, returns
+from ..numbers import live, standins
+from ..run import tape
+from ..run.observe import (
+    Unrecordable,
+    asker,
+    exchange,
+    fix,
+    is_capture,
+    is_host_recording,
+    refuse,
+    touch,
+    unseen,
+    user_line,
+)
+from ..words import errors
+from ..words.pytree import Readout
+from . import segments
+
+EXACT = 1 << 53  # whole numbers up to here are themselves as floats of 64 bits
+FLOAT = "__float__"
+MAKERS = {  # of the bytes on the host
+    "item": torch.Tensor.tolist,
+    "tolist": torch.Tensor.tolist,
+    "cpu": torch.Tensor.clone,
+    FLOAT: torch.Tensor.__float__,
+}
+ANSWERS = ("item", "tolist", "numpy")  # what a Readout can be asked for in its turn
+OPS = ("item", "cpu", FLOAT)  # methods that an op will tell of
+
+
+def note(seen, name, t, given, runner, function, args):
+    """The function, which code `runner` runs with args, or a helper calls a method of t, with or without arguments
+    given. What it gets if only comparisons, places and the result get it; None: the method's own answer."""
+    if core.storage_id(t) in seen.handed and name in ANSWERS:  # of a warm-up
+        with unseen(seen):
+            return getattr(t, name)()
+    if name not in MAKERS or given or not may_wait(seen, t, name):
+        return None
+    uses = returns.uses_behind(asker(), ANSWERS, runner, function, args)
+    if uses is None or not may_be(seen, name, uses):
+        return None
+    touch(seen, t)
+    seen.devices.add(t.device)
+    if is_capture(seen) or is_host_recording(seen):
+        return stand_in(seen, name, t, uses)
+    with unseen(seen):
+        answer = getattr(t, name)()
+    if name == "cpu":
+        seen.handed[core.storage_id(answer)] = core.alias(answer)
+    return answer
+
+
+def may_be(seen, name, uses):
+    """May what this method gives have these uses? While a function is recorded the places must be known, where only
+    what is computed later comes to: nobody reads them."""
+    kept = [use for use in uses if type(use) is returns.Kept]
+    if (name != "item" and any(use in (returns.COMPARED, returns.COMPUTED) for use in uses)) or (
+        kept and name not in ("item", FLOAT)
+    ):
+        return False
+    stored = not seen.recording or all(any(is_place(use, put) for put in seen.plan.kept) for use in kept)
+    return stored or summed_in(seen.plan, uses) is not None
+
+
+def summed_in(plan, uses):
+    """Position of the place to which this only comes, as a part of a sum; or None."""
+    others = [use for use in uses if use != returns.COMPUTED]
+    if len(others) != 1 or type(others[0]) is not returns.Kept or returns.COMPUTED not in uses:
+        return None
+    return next((k for k in plan.summed if is_lying(plan, others[0], plan.places[k])), None)
+
+
+def is_lying(plan, use, place):
+    mine = place.home is use.home or plan.owners.get(id(place.home), place) is use.home
+    return mine and (place.key == use.name if use.name is not None else place.kind == CELL)
+
+
+def is_place(use, put):
+    place = put.place
+    return place.home is use.home if use.name is None else (
+        put.name == use.name and (put.owner is use.home if put.owner is not None else place.home is use.home)
+    )  # fmt: skip
+
+
+def may_wait(seen, t, name):
+    """May these bytes come when the recording is over?"""
+    if seen.reason is not None or seen.graph is not None or seen.bodies or core.is_in_node():
+        return False
+    here = t.is_cuda == (seen.driver == CUDA) or not seen.recording
+    fits = t.numel() == 1 if name in ("item", FLOAT) else 0 < t.numel() * t.element_size() <= segments.VALUE_BYTES
+    simple = (
+        t.dtype != torch.uint64
+        and type(t) in (torch.Tensor, torch.nn.Parameter)
+        and core.is_plain(t)
+        and not t.is_complex()
+        and not t.is_neg()
+    )
+    return (
+        simple
+        and here
+        and fits
+        and not segments.is_known(seen, t)
+        and (name != "cpu" or (t.is_cuda and not t.requires_grad))
+    )
+
+
+def stand_in(seen, name, t, uses):
+    """What the function gets in place of what it asks for."""
+    compare = words = value = None
+    if returns.COMPARED in uses:  # with what it is now: t may be written before
+        wide = torch.float64 if t.is_floating_point() else torch.int64
+        compare = functools.partial(compared, t.detach().to(wide, copy=True).reshape(()), t.dtype)
+    if uses.count(returns.COMPARED) != len(uses):
+        found = leave(seen, name, t)
+        if found is None:
+            return None
+        words, value = found
+    one = Readout(words, MAKERS[name], user_line(seen), compare)
+    if returns.COMPUTED in uses:
+        at = summed_in(seen.plan, uses)
+        one.compute = functools.partial(computed, None if at is None else seen.plan.places[at], at)
+        one.read = functools.partial(read, seen, [t, None if t.is_inference() else t._version, value])
+    seen.readouts.append((one, value))
+    if name != FLOAT:
+        return one
+    with unseen(seen):
+        number = float("nan") if value is None else MAKERS[FLOAT](value)  # nobody else has this very one
+    seen.numbers[id(number)] = (number, one)
+    return number
+
+
+def computed(place, at, op, operands):
+    """Arithmetic with a Readout, and with what lies in the place of a sum: another one. With what is no number, or
+    where the numbers of another call could raise, it is read."""
+    parts = [part_of(place, at, x) for x in operands]
+    if None in parts or (op is operator.truediv and (callable(parts[1]) or not parts[1])):
+        return op(*map(number_of, operands))
+    one = next(x for x in operands if type(x) is Readout)
+    formula, again = (functools.partial(live.calculate, op, *made) for made in (parts, map(reader_of, operands)))
+    return Readout(one.words, functools.partial(anew, formula), one.line, None, one.compute, again)
+
+
+def part_of(place, at, x):
+    """A number, or what makes it when the call's numbers have come; None: it is none."""
+    if type(x) is Readout:
+        return functools.partial(x.make, x.words)
+    if type(x) in standins.STAND_INS:
+        return live.formula(x, at, place)
+    return x if type(x) in (int, float, bool) else None
+
+
+def reader_of(x):
+    """What reads it now, or itself. A stand-in must not be kept."""
+    return x.read if type(x) is Readout else x.node.plain if type(x) in standins.STAND_INS else x
+
+
+def anew(formula, _):
+    return formula()
+
+
+def number_of(x):
+    return x.read() if type(x) is Readout else x
+
+
+def read(seen, known):
+    """The number after all, as if it had not been known what becomes of it."""
+    t, version, value = known
+    if version is not None and t._version == version:
+        return t.item()
+    refuse(seen, errors.host_read("Tensor.item", user_line(seen)))
+    if value is None:
+        raise Unrecordable(seen.reason)
+    return MAKERS["item"](value)
+
+
+def compared(number, dtype, op, other):
+    """A comparison of a number, made where it lies and as Python makes it, in 64 bits: its outcome is read, of which
+    there are two. What cannot be compared so exactly is read itself."""
+    if type(other) is Readout:
+        theirs, other_dtype = other.compare.args
+        if theirs.dtype == number.dtype:
+            return bool(op(number, theirs))
+        other = theirs.to(other_dtype).item()
+    elif (type(other) in (int, bool) and abs(other) <= EXACT) or (type(other) is float and number.is_floating_point()):
+        return bool(op(number, other))
+    return op(number.to(dtype).item(), other)
+
+
+def leave(seen, name, t):
+    """Record that t's bytes come to the host: (where, on the host a copy of them), or None: there is no room."""
+    shape = () if name == "item" else tuple(t.shape)
+    with unseen(seen):
+        room, value = segments.room_for(seen, t), None
+        if room is None:
+            refuse(seen, errors.reads_too_much(user_line(seen)))
+            return None
+        words, t = room.view(t.dtype).view(shape), exchange(seen, t.detach())
+        if is_capture(seen):
+            core.fetch(core.address(words), t.contiguous(), room.numel())
+        else:
+            value = t.clone().view(shape)
+            tape.copy_into(words.view(t.shape), fix(seen, t))
+    return words, value
+
+
+def close(seen):
+    """The run is over: nothing is compared or computed any more, and no recording holds what was."""
+    for one, _ in seen.readouts:
+        if one.read is not None:
+            one.read.args[-1].clear()  # others may compute with it
+        one.compare = one.compute = one.read = None
+
+
+def bring(seen):
+    """What the recording's own run computed comes to where a replay would leave it. The caller holds the paths."""
+    for one, value in seen.readouts:
+        if value is not None:
+            core.in_inference(one.words.is_inference(), functools.partial(one.words.copy_, value))
+
+
+def fill(seen, result):
+    """The result, with what was computed in place of what stands for it, there and where the function kept it: for a
+    call that is no recording after all."""
+    if not seen.readouts:
+        return result
+    bring(seen)
+    if seen.driver == CUDA:
+        torch.cuda.current_stream(seen.device).synchronize()
+
+    def filled(value):
+        return replaced(value, lambda leaf: made(marked(seen, leaf)), set())
+
+    sums = [place for k in seen.plan.summed if type(places.value_at(place := seen.plan.places[k])) is Readout]
+    for place in (*(put.place for put in seen.plan.kept), *seen.own, *sums):
+        if place.kind == LIST_LEN:
+            place.home[place.want :] = map(filled, place.home[place.want :])
+        elif (now := places.value_at(place)) is not place.want:
+            places.put_back(place._replace(want=filled(now)))
+    return filled(result)
+
+
+def made(value):
+    """What is made of a Readout, else the value itself."""
+    return value.make(value.words) if type(value) is Readout else value
+
+
+def marked(seen, value):
+    """The value, with the Readout in place of each number that stands for one."""
+    if not seen.numbers:
+        return value
+    return replaced(
+        value, lambda leaf: seen.numbers.get(id(leaf), (None, leaf))[1] if type(leaf) is float else leaf, set()
+    )
+
+
+def pattern(value, is_fixed, shared):
+    """(one of its Readouts, what makes the value anew) of a tuple, list or dict of Readouts and what is_fixed(); else
+    None. `shared`: ids of what lies elsewhere, too."""
+    found = []
+
+    def copied(leaf):
+        if type(leaf) is Readout:
+            found.append(leaf)
+        elif not is_fixed(leaf):
+            raise ValueError
+        return leaf
+
+    if type(value) not in (tuple, list, dict) or not shared.isdisjoint(mutable_in(value)):
+        return None
+    try:
+        kept = rebuilt(value, copied)
+    except ValueError:
+        return None
+    return (found[0], functools.partial(remade, kept)) if found else None
+
+
+def mutable_in(value):
+    """ids of lists and dicts in tuples, lists and dicts, as often as they are met; those of one that holds itself
+    twice."""
+    met, todo = [], [value]
+    while todo:
+        one = todo.pop()
+        if type(one) in (list, dict):
+            met.append(id(one))
+        if type(one) in (tuple, list, dict) and met.count(id(one)) < 2:
+            todo.extend(one.values() if type(one) is dict else one)
+    return met
+
+
+def shared_in(values):
+    """ids of lists and dicts that are met twice in these."""
+    return {one for one, n in collections.Counter(mutable_in(values)).items() if n > 1}
+
+
+def remade(kept, _):
+    return rebuilt(kept, made)
+
+
+def rebuilt(value, leaf):
+    """New tuples, lists and dicts, of what leaf() gives."""
+    if type(value) is dict:
+        return {leaf(key): rebuilt(one, leaf) for key, one in value.items()}
+    return type(value)([rebuilt(one, leaf) for one in value]) if type(value) in (tuple, list) else leaf(value)
+
+
+def replaced(value, leaf, done):
+    """Tuples, lists and dicts alone can hold one; some of them may be the user's, and hold themselves."""
+    if type(value) not in (list, dict, tuple):
+        return leaf(value)
+    if id(value) in done:
+        return value
+    done.add(id(value))
+    if type(value) is tuple:
+        parts = tuple(replaced(one, leaf, done) for one in value)
+        return value if all(map(operator.is_, parts, value)) else parts
+    for key, one in list(enumerate(value) if type(value) is list else value.items()):
+        value[key] = replaced(one, leaf, done)
+    return value

@@ -1,0 +1,522 @@
+"""Values that the function reads on the way: `if` on a tensor, item and tolist, nonzero, a copy on the host.
+
+What was recorded until then becomes a segment: it runs, leaves the value on the host, and recording goes on behind it.
+The recording is for that value alone. What comes of it from there on is a constant; at a replay core/segments.pxi runs
+segment by segment, and goes another way where a value is another.
+
+A replay may find in the middle that the call goes a way nobody recorded: then the function is run from the top. So what
+comes before a read may happen twice, and is undone before: random numbers are given back, and memory from outside that
+is written is copied first, where the function is known to read behind that. A .grad that the recording sets is not
+rescued before it runs: one that is still there when a value is read must not lie where something ran until then.
+Numbers of floating point are not read: they are other ones at each call."""
+
+import functools
+import math
+import struct
+from typing import Any, NamedTuple
+
+import cgt_core as core
+import torch
+from cgt_core import CUDA, HOST, NONE, SETS_GRAD
+
+from ..data import Undo
+from ..run import constants, tape
+from ..run.observe import (
+    exchange,
+    fix,
+    is_capture,
+    is_host_recording,
+    note_memory,
+    refuse,
+    span,
+    touch,
+    unseen,
+    user_line,
+)
+from ..words import errors, options, wrappers
+from ..words.pytree import Readout
+
+aten = torch.ops.aten
+
+VALUE_BYTES = 4096  # of one value: what takes longer to compare is no choice between ways
+ROOM_BYTES = 1 << 16  # for all values of one call
+MANY = 1 << 30
+WORD = 8  # values begin at multiples of it
+SMALL = 1 << 20  # bytes: what is larger does not come from a small segment (kSmallSize in CUDACachingAllocator.cpp)
+ROOMS = {}  # device, -1 the host -> where segments leave their values; pinned, since the GPU writes there
+
+
+# Ops that look at any numbers but tell one truth, and the ops that compute it where they lie, as PyTorch does.
+OUTCOMES = {
+    "equal": (aten.eq.Tensor, aten.all.default),
+    "allclose": (aten.isclose.default, aten.all.default),
+    "_linalg_check_errors": (None, aten.any.default),  # did any decomposition fail?
+}
+
+
+class Value(NamedTuple):
+    """One that the function read."""
+
+    line: str
+    shape: tuple
+    dtype: Any
+    bytes: bytes  # as the core compares them
+
+
+def room_of(device):
+    """Memory of the host for the values of one call on this device. The path's lock guards it."""
+    if device not in ROOMS:
+        empty = functools.partial(torch.zeros, ROOM_BYTES, dtype=torch.uint8, pin_memory=device >= 0)
+        ROOMS[device] = core.in_inference(False, empty)  # written in any mode
+    return ROOMS[device]
+
+
+def values_of(seen, inputs):
+    """Those of an op's inputs whose bytes decide what comes and are not known yet, or None where some may not be
+    read."""
+    found = [t for t in inputs if t.numel() and not is_known(seen, t)]
+    if not found:
+        return found
+    return found if all(is_small(seen, t) for t in found) and may_read(seen) else None
+
+
+def is_between(seen):
+    """Is this a point of the function's own at which a segment can end?"""
+    if seen.graph is not None or seen.acts or seen.bodies:
+        return False
+    if seen.others and torch.is_grad_enabled() and any(t.requires_grad for t in seen.leaves):
+        return False  # what runs in vain would have to leave gradients on all of them alone: see note_grads
+    return not (
+        seen.driver == CUDA and core.is_in_node()
+    )  # in autograd's thread, which cannot end a capture of this one's
+
+
+def may_end(seen):
+    """May a segment end here, behind which something runs that must not run twice?"""
+    return is_between(seen) and all(sid in seen.made for sid in seen.written)
+
+
+def may_read(seen):
+    """May a segment end here, behind which the call can turn out to go another way?"""
+    if not is_between(seen):
+        return False
+    outside = seen.written - seen.made.keys()
+    outside = {sid for sid in outside if not is_carried(seen, sid)}
+    if not outside:
+        return True
+    if seen.islands:
+        return False
+    turn = len(seen.values) + 1
+    if not seen.recording:
+        seen.late = turn
+        return True
+    if turn > seen.until:
+        seen.late, seen.again = MANY, True  # the next recording undoes them all
+        return False
+    counted = (
+        seen.live.counters if seen.live is not None else ()
+    )  # these are put back, or not touched before the call is over
+    return all((sid in seen.undone and sid not in seen.raw) or sid in counted for sid in outside)
+
+
+def is_carried(seen, sid):
+    """Is this written in a copy, which comes to it when all is over?"""
+    return sid in seen.swaps and id(seen.swaps[sid][0].leaf) in seen.carried
+
+
+def save(seen, written):
+    """An op is about to write these: what lies there is copied first, if it is from outside and was not copied yet. On
+    the host for real, too, where the run may have to be undone."""
+    lasts = len(seen.values) < seen.until
+    undoes = seen.before is not None and not is_capture(seen)
+    for t in written if lasts or undoes else ():
+        keeps = lasts and core.storage_id(t) not in seen.swaps
+        if (keeps or undoes) and is_to_save(seen, t):
+            save_bytes(seen, t, keeps, undoes)
+
+
+def is_to_save(seen, t):
+    """Is it memory from outside, of which these bytes were not copied yet? From now on they are."""
+    sid, nbytes = core.storage_id(t), span(t)
+    if not nbytes or sid in seen.made or sid in seen.buffers:
+        return False
+    if not core.is_plain(t) or t.is_cuda != (seen.driver == CUDA):
+        return False
+    if sid not in seen.undone and sid in seen.written:  # somebody wrote past us
+        return False
+    at, spans = core.address(t), seen.undone.setdefault(sid, [])
+    if any(lo <= at and at + nbytes <= lo + n for lo, n in spans):
+        return False
+    spans.append((at, nbytes))
+    return True
+
+
+def save_bytes(seen, t, keeps, undoes):
+    """Copy what lies there. `keeps`: in each replay; `undoes`: in this run."""
+    nbytes = span(t)
+    with unseen(seen):
+        copy = core.in_inference(False, functools.partial(torch.empty, nbytes, dtype=torch.uint8, device=t.device))
+        to = core.view_like(fix(seen, t), copy, 0)
+        if is_capture(seen) or undoes:
+            aten.copy_.default(copy, to)
+        if keeps and is_host_recording(seen):
+            tape.copy_into(copy, to)
+    note_memory(seen, copy)
+    saved = core.fixed(copy) if seen.driver == CUDA else copy
+    if keeps:
+        (seen.spare if seen.driver == CUDA else seen.memory).append(core.alias(copy))
+        seen.keep += [to, saved]
+    seen.undos.append(Undo(to, saved, nbytes, core.segments_ran() if keeps else MANY))
+
+
+def undo(seen, ran):
+    """A recording came to nothing of which so many segments ran, on the host all of it: what they wrote outside is as
+    it was."""
+    for one in reversed(seen.undos):
+        if one.segment < ran or seen.driver == HOST:
+            core.move_bytes(one.to.get_device(), core.address(one.to), core.address(one.saved), one.nbytes)
+
+
+def undo_rows(seen):
+    """The core's rows: of what a value is read behind."""
+    return [tuple(one) for one in seen.undos if one.segment != MANY]
+
+
+def tells(seen, packet, inputs):
+    """May the outcome of this op be read here?"""
+    return (
+        packet in OUTCOMES
+        and all(core.is_plain(t) and t.is_cuda == (seen.driver == CUDA) for t in inputs)
+        and may_read(seen)
+    )
+
+
+def outcome(seen, packet, args, inputs):
+    """What is to be read in place of an op's arguments: one truth value; nothing, where shapes decide. (A tensor is not
+    equal to itself where it holds a NaN.)"""
+    first, last = OUTCOMES[packet]
+    if packet == "equal" and inputs[0].shape != inputs[1].shape:
+        return []
+    return [compute(seen, last, args[0] if first is None else compute(seen, first, *args))]
+
+
+def compute(seen, op, *args):
+    """An op of ours, where the function's own would be recorded; the tensor that it makes."""
+    args = exchange(seen, list(args))
+    with unseen(seen):
+        made = op(*args)
+    note_memory(seen, made)
+    if is_host_recording(seen):
+        seen.memory.append(core.alias(made))
+        tape.append(op, fix(seen, args), {}, [made])
+    return made
+
+
+def is_known(seen, t):
+    """Are t's bytes the same at each replay?"""
+    sid = core.storage_id(t)
+    return sid in seen.constants or part_of(t) in seen.known.get(sid, ())
+
+
+def part_of(t):
+    """Which part of its memory a tensor is."""
+    return core.address(t), t.dtype, tuple(t.shape), t.stride()
+
+
+def is_small(seen, t):
+    """May the function read this tensor and be recorded?"""
+    here = t.is_cuda == (seen.driver == CUDA) or core.storage_id(t) in seen.drawn
+    return (
+        here
+        and core.is_plain(t)
+        and not (t.is_floating_point() or t.is_complex())
+        and t.numel() * t.element_size() <= VALUE_BYTES
+    )
+
+
+def read(seen, values):
+    """The function is about to read these: from here on they are the same at each replay, until they are written."""
+    line = user_line(seen)
+    for t in values:
+        touch(seen, t)
+        seen.devices.add(t.device)
+        value = leave(seen, t) if is_capture(seen) or is_host_recording(seen) else bytes_of(seen, t)
+        seen.values.append(Value(line, tuple(t.shape), t.dtype, value))
+        sid = core.storage_id(t)
+        seen.known.setdefault(sid, set()).add(part_of(t))
+        if sid in seen.made and t.is_contiguous() and t.numel() * t.element_size() == core.storage_bytes(t):
+            constants.add(seen, t)
+            if is_capture(seen):
+                seen.real[sid] = constants.for_real(seen, t.clone)
+    note_grads(seen)
+
+
+def read_number(seen, t):
+    """What item() of a tensor of floating point is to return, where the function computes with it: the number in a
+    warm-up, and a live one in a recording, which is for any; None: it is read as other values are."""
+    if not may_compute(seen, t):
+        return None
+    touch(seen, t)
+    seen.devices.add(t.device)
+    line = user_line(seen)
+    left = leave_number(seen, t) if seen.recording else None
+    if seen.recording and left is None:
+        return None
+    with unseen(seen):
+        number = t.item() if left is None else left[0]
+    seen.computed = True
+    seen.values.append(Value(line, (), None, b""))
+    note_grads(seen)
+    return (
+        number
+        if left is None
+        else seen.live.came(
+            core.segments_ran() - 1, number, line, functools.cache(functools.partial(hand, seen, *left, line))
+        )
+    )
+
+
+def hand(seen, number, room, line):
+    """What a result holds of a number that was read: at each replay that of its call."""
+    with unseen(seen):
+        one = Readout(room.view(torch.float64).view(()), torch.Tensor.tolist, line)
+        seen.readouts.append((one, torch.tensor(number, dtype=torch.float64) if seen.driver == HOST else None))
+    return one
+
+
+def may_compute(seen, t):
+    """Can the number in this tensor be any at each replay?"""
+    if seen.computes is False or seen.reason is not None:
+        return False
+    simple = (
+        type(t) in (torch.Tensor, torch.nn.Parameter) and core.is_plain(t) and t.numel() == 1 and t.is_floating_point()
+    )
+    here = not seen.recording or t.is_cuda == (seen.driver == CUDA)
+    if not (simple and here) or is_known(seen, t):
+        return False
+    if seen.computes is None:
+        seen.computed = seen.again = True
+        return False
+    return not (seen.recording and seen.live.over) and may_read(seen)
+
+
+def leave_number(seen, t):
+    """End a segment that leaves t's number on the host, in 64 bits: (the number, where). None: it is none with which C
+    computes."""
+    with unseen(seen):
+        wide = (exchange(seen, t) if is_capture(seen) else t).detach().to(torch.float64).reshape(1)
+        room = room_for(seen, wide)
+    if room is None:
+        refuse(seen, errors.reads_too_much(user_line(seen)))
+        return None
+    try:
+        if is_capture(seen):
+            core.fetch(core.address(room), wide, room.numel())
+            value = end_capture(seen, core.address(room), room.numel())
+        else:
+            with unseen(seen):
+                tape.copy_into(room.view(torch.float64).view(t.shape), fix(seen, exchange(seen, t)))
+            value = core.cut(core.address(room), room.numel(), bytes_of(seen, wide), seen.draws)
+    except core.DriverError as error:
+        refuse(seen, errors.recording_failed(error.args[1], user_line(seen)))
+        return None
+    seen.keep.append(value)
+    (number,) = struct.unpack("d", value)
+    if not math.isfinite(number):
+        refuse(seen, errors.host_read("Tensor.item", user_line(seen)))
+        return None
+    return number, room
+
+
+def note_grads(seen):
+    """Where the call goes another way here, gradients of an earlier backward must be what they were: what comes may
+    only lie where nothing ran so far."""
+    graded = {
+        id(t)
+        for t in seen.leaves
+        if t.grad is not None and any(core.storage_id(one) not in seen.made for one in wrappers.plain_inside(t.grad))
+    }
+    if graded and is_capture(seen):
+        with unseen(seen):
+            seen.spare.extend(fill_pool(seen, torch.cuda.current_stream(seen.device).cuda_stream))
+    seen.graded |= graded
+    seen.graded_last = graded
+
+
+def fill_pool(seen, stream):
+    """Allocate what is free of the pool on this stream, which is the thread's: tensors. What cannot be had is noted:
+    another stream's."""
+    filled = []
+    for again in (True, True, False):  # of two blocks alike the allocator takes which it likes
+        free = core.pool_free(seen.pool, stream)
+        mine = [(nbytes, SMALL if small else nbytes) for _, nbytes, small, here in free if here and again]
+        if not mine:
+            break
+        sizes = [min(most, nbytes - at) for nbytes, most in mine for at in range(0, nbytes, most)]
+        filled.extend(
+            torch.empty(size, dtype=torch.uint8, device=torch.device("cuda", seen.device)) for size in sorted(sizes)
+        )
+    seen.unfilled.extend((at, nbytes) for at, nbytes, *_ in free)
+    return filled
+
+
+def unmask(seen, args):
+    """The arguments of an op that indexes, with numbers of elements instead of masks, as PyTorch itself does it: then
+    only the masks are read, and not what they choose from. `args` if there are none, or they may not be read."""
+    masks = [t for t in args[1] if is_mask(t)]
+    values = values_of(seen, masks) if masks and fit(args[0], args[1]) else None
+    if values is None:
+        return args
+    if values:
+        read(seen, values)
+    indices = []
+    for t in args[1]:
+        if not is_mask(t):
+            indices.append(t)
+            continue
+        indices.extend(columns_of(seen, t, t.shape))
+    core.replace_list(1, indices)
+    return (args[0], indices, *args[2:])
+
+
+def fills(t, indices, value, accumulate=False, unsafe=False):
+    """Does PyTorch fill where a mask says, for which nobody asks where that is? As canDispatchToMaskedFill in
+    TensorAdvancedIndexing.cpp."""
+    chosen = [index for index in indices if index is not None]
+    return not accumulate and value.numel() == 1 and not value.is_cuda and len(chosen) == 1 and is_mask(chosen[0])
+
+
+def is_mask(index):
+    """Is this index a tensor that says of each element whether it is chosen?"""
+    return index is not None and index.dtype == torch.bool and index.dim() > 0
+
+
+def fit(t, indices):
+    """Has each mask the shape of what it chooses from? Else the op raises, and says so better."""
+    at = 0
+    for index in indices:
+        dims = index.dim() if is_mask(index) else 1
+        if is_mask(index) and index.shape != t.shape[at : at + dims]:
+            return False
+        at += dims
+    return True
+
+
+def columns_of(seen, mask, shape):
+    """Where a mask that was read is true, expanded to this shape: one tensor for each of its dimensions."""
+    if is_capture(seen):
+        columns = constants.for_real(seen, lambda: constants.stand_in(seen, mask).expand(shape).nonzero().unbind(1))
+    else:
+        with unseen(seen):
+            columns = mask.expand(shape).nonzero().unbind(1)
+    for column in columns:
+        constants.own(seen, column)
+    return columns
+
+
+def select(seen, t, mask):
+    """In a capture: return from masked_select, of whose arguments the mask was read, what an index takes; the
+    tensor."""
+    with unseen(seen):
+        shape = aten.broadcast_tensors.default([t, mask])[0].shape  # the form in Python imports sympy
+    columns = columns_of(seen, mask, shape)
+    # For its shape alone: t is not computed yet.
+    constants.for_real(seen, lambda: core.proceed([exchange(seen, t), constants.stand_in(seen, mask)]))
+    results = [compute(seen, aten.index.Tensor, exchange(seen, t).expand(shape), list(columns))]
+    core.answer(results)
+    return results
+
+
+def room_for(seen, t):
+    """Memory of the host for t's bytes, or None: there is too much already. Recordings that begin alike find what they
+    share at the same place."""
+    at, nbytes = seen.room, t.numel() * t.element_size()
+    if at + nbytes > ROOM_BYTES:
+        return None
+    seen.room += -(-nbytes // WORD) * WORD
+    return room_of(seen.device)[at : at + nbytes]
+
+
+def leave(seen, t):
+    """End a segment that leaves t's bytes where the host finds them; these."""
+    room = room_for(seen, t)
+    if room is None:
+        refuse(seen, errors.reads_too_much(user_line(seen)))
+        return b""
+    try:
+        return (leave_on_cuda if t.is_cuda else leave_on_host)(seen, t, room)
+    except core.DriverError as error:
+        refuse(seen, errors.recording_failed(error.args[1], user_line(seen)))
+        return b""
+
+
+def leave_on_host(seen, t, room):
+    """The op that made t ran for real: only a replay needs the tape."""
+    with unseen(seen):
+        tape.copy_into(room.view(t.dtype).view(t.shape), fix(seen, exchange(seen, t)))
+    end = core.cut if seen.driver == HOST else core.aside
+    return end(core.address(room), room.numel(), bytes_of(seen, t), seen.draws)
+
+
+def bytes_of(seen, t):
+    """What lies there now; not in a capture."""
+    with unseen(seen):
+        return bytes(t.detach().clone(memory_format=torch.contiguous_format).reshape(-1).view(torch.uint8).tolist())
+
+
+def leave_on_cuda(seen, t, room):
+    """Run the segment now."""
+    with unseen(seen):
+        whole = exchange(seen, t).contiguous()
+    core.fetch(core.address(room), whole, room.numel())
+    return end_capture(seen, core.address(room), room.numel())
+
+
+def end_capture(seen, at=0, nbytes=0, part=None, pure=False):
+    """End a segment of a capture, which runs now; the bytes that it leaves. `part`: what replays call behind it; is it
+    `pure`?"""
+    value = core.with_paths(lambda: cut(seen, at, nbytes, part, pure))
+    for rng in seen.rng.values():
+        core.follow_generator(rng.handle)
+    return value
+
+
+def cut(seen, at, nbytes, part, pure):
+    """The caller holds the paths: what runs now overwrites what another thread may have got meanwhile, unless the path
+    stands still."""
+    if core.lost():
+        seen.again = True
+        refuse(seen, errors.lost())
+    return core.cut(at, nbytes, None, seen.draws, part, pure)
+
+
+def wide(values):
+    """Those of which there are more than two."""
+    return [value for value in values if len(value.bytes) > 1]
+
+
+def tries(values):
+    """Warm-ups in which one that came before may be met."""
+    return options.TRIES_OF_NUMBERS if all(math.prod(value.shape) == 1 for value in values) else options.TRIES_OF_MASKS
+
+
+def lines_of(values):
+    """Where they are read."""
+    return ", ".join(sorted({value.line for value in values}))
+
+
+def vet(seen, draft):
+    """(A sentence if a replay that goes another way could miss a .grad that was overwritten, or None; must some be
+    looked after?)"""
+    if not seen.values:
+        return None, False
+    read = {s.owner for s in draft.slots if core.storage_id(s.example) in seen.touched}
+    sets = [e for e in draft.effects if e.kind == SETS_GRAD]
+    graded = any(id(draft.slots[e.slot].example) in seen.graded for e in sets)
+    lie = [core.address(draft.outs[e.out].proto) for e in sets if e.out != NONE]
+    over = any(lo <= at < lo + n for lo, n in seen.unfilled for at in lie)
+    # One that is taken away, and not replaced, behind the last value: nothing ran that it could miss.
+    taken = {e.slot for e in sets if e.out == NONE and id(draft.slots[e.slot].example) in seen.graded_last}
+    if any(e.slot in read and e.slot not in taken for e in sets) or (graded and over):
+        return errors.read_with_grads(seen.values[-1].line), False
+    return None, graded

@@ -1,0 +1,1 @@
+"""What becomes of a call: replayed, recorded, eager; and whether a replay was right."""

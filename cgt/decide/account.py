@@ -1,0 +1,127 @@
+"""Does recording pay? A recording is a bet that its calls come again; one that was never replayed may be lost.
+
+A process has an allowance: as long as all its functions together spent less, a call is recorded at once if there is
+room for all kinds (structure, values, shapes, modes) that came. This is decided by numbers of calls alone, so that it
+is the same on each machine; a program that varies its calls has a few recordings for it, and no more.
+
+Beyond it each function has an account: the seconds spent on warming and recording, the seconds of an eager call (timed
+when one runs), and what replays saved. Only a call of a kind that came before is recorded: those of a program that
+varies them never come again. It is recorded at once where none of its siblings still waits for a first replay and
+there is room for all kinds that came, or where addresses moved (these are learnt once). Else the account decides: what
+was spent, and will be again, must be covered by what was saved and by a small share of the time that eager calls would
+have taken so far. So it is, too, where what was tried came to nothing, allowance or not. While it is not, calls that no
+recording takes run eagerly, found in compiled code (core/verdict.pxi). Never for good: the share grows with each call,
+and many calls in a row that look alike are heard, too.
+
+Methods of several objects are one function, but each object has its own kinds, and its own room for recordings.
+"""
+
+import math
+import time
+
+import cgt_core as core
+from cgt_core import (
+    FITS,
+    MISS_ALIGN,
+    MISS_META,
+    MISS_NUMBER,
+    MISS_OVERLAP,
+    MISS_PLACE,
+    MISS_SAME,
+    MISS_SPEC,
+    MISS_VALUE,
+)
+
+from ..data import Account
+from ..words import errors, options
+
+# Of Miss: what a program varies from call to call (FITS: a value that it reads on the way). The others are learnt.
+VARIES = {FITS, MISS_SPEC, MISS_META, MISS_ALIGN, MISS_VALUE, MISS_NUMBER, MISS_OVERLAP, MISS_PLACE, MISS_SAME}
+FREE = 4  # kinds of calls that are new, in a row, before Python looks away; besides a first one of each object
+SAVED = 0.5  # of an eager call, by a replay; the rest is the guard, the launch and what we do not know
+TOGETHER = Account()  # of the process: what all functions spent
+
+
+def timed_eager(account, function, args, kwargs):
+    """The plain function's result; its time is noted."""
+    began = time.perf_counter()
+    result = function(*args, **kwargs)
+    seconds = time.perf_counter() - began
+    account.eager = seconds if account.eager is None else min(seconds, account.eager)
+    return result
+
+
+def timed(account, run, *call, first=False):
+    """run(*call), which warms or records, on the account. Eager's first call is slow, too: it is not charged."""
+    began = time.perf_counter()
+    try:
+        return run(*call)
+    finally:
+        account.last = time.perf_counter() - began
+        for book in () if first else (account, TOGETHER):
+            book.spent += account.last
+
+
+def is_allowed(account):
+    """Does nobody count yet? A function that was refused has an account of its own at once."""
+    return TOGETHER.spent < options.ALLOWANCE and not account.failed
+
+
+def meet(account, kind, whose, room):
+    """0 if a call of this kind came before, or is recorded at once; else how many calls run eagerly before Python
+    sees one again: the more that were new in a row, the more. `whose`: names the object whose method is called, or
+    None. `room`: for how many recordings of it."""
+    if kind in account.met:
+        account.strange = 0
+        return 0
+    mine = [one for one, other in account.met.items() if other == whose]
+    account.met[kind] = whose
+    if len(mine) >= options.MAX_SPECS or len(account.met) > options.MAX_GRAPHS:
+        del account.met[next(iter(mine or account.met))]
+    account.strange += 1
+    free = FREE + min(len(set(account.met.values())) - 1, options.MAX_SPECS)
+    if is_allowed(account) and account.strange <= free and len(mine) < room and (mine or whose is None):
+        return 0
+    return min(1 << max(0, account.strange - free), options.COOL_DOWN[0])
+
+
+def waits(account, f, missed, room, whose=None):
+    """How many more calls the function must have had before it is recorded here; 0: now. `missed`: core.node_misses
+    of this place, where nothing takes the call; `room`: for how many recordings; `whose`: as of meet."""
+    alike, unproven = core.fn_hopes(f)
+    proven = 0
+    for node, why, _ in missed:
+        replayed = core.node_facts(node).n_replay > 0
+        proven += replayed
+        unproven += not replayed and why in VARIES
+    has_room = sum(one == whose for one in account.met.values()) <= room
+    if has_room and (is_allowed(account) or unproven + account.failed < max(1, proven)):
+        return 0
+    if account.eager is None:
+        return 1  # which times it
+    calls, _, _, replays, *_ = core.fn_counts(f)
+    if not account.failed and alike >= account.patience:
+        account.patience *= options.PATIENCE
+        return 0
+    needed = ((account.spent + account.last) / account.eager - SAVED * replays) / options.OVERHEAD
+    return max(0, min(math.ceil(needed) - calls, options.COOL_DOWN[1]))
+
+
+def heard(account):
+    """Of so many calls alike in a row Python is told; 0: of none, since a function that failed would fail again."""
+    return 0 if account.failed else account.patience
+
+
+def note_failure(account, why):
+    """A warm-up or a recording came to nothing."""
+    account.failed += 1
+    account.why = why
+
+
+def reason(account, n, why):
+    """A sentence on why the function waits so many calls. `why`: tells what the last recording did not accept."""
+    if account.failed:
+        return account.why
+    if account.eager is None:
+        return errors.timed()
+    return errors.does_not_pay(account.spent + account.last, account.eager, n, why())

@@ -1,0 +1,607 @@
+"""The miss: what to do with a call that no recording accepts. One visible branch, `miss`:
+
+    inside a mode, a capture, another recording  ─► plain      run the function, nothing else
+    a verdict stands, or too many recordings     ─► eager      with a reason that explain() tells
+    first call of the function                   ─► warm       run it once under observation
+    else                                         ─► record     capture (CUDA) or tape (host), launch
+
+What is handed from one function to the next is declared in data.py. All that Python knows about a function is
+one `State`, held by what `jit` returned.
+"""
+
+import contextlib
+import functools
+import weakref
+
+import cgt_core as core
+import torch
+from cgt_core import AT_PLACE, CUDA, FRESH, HOST, INPUT, LIVE, MISS_PLACE, NONE, VIEW
+
+from ..cuts import readout, segments
+from ..data import Attempt, Call, Kept, State, check_draft
+from ..look import empties, impure, places
+from ..make import autograd, describe, escapes, islands, moving, record, trace
+from ..make.plan import (
+    device_of,
+    driver_of,
+    find_followable,
+    leaves_of,
+    misplaced,
+    misses,
+    note_moves,
+    place_in_tree,
+    places_first,
+    plan_call,
+    why_uncounted,
+    why_untraced,
+)
+from ..numbers import counters, live
+from ..ranks import collectives
+from ..run import blank, tokens
+from ..run.observe import all_paths, all_tensors, note_strays, observe
+from ..run.taps import threads_beside
+from ..words import errors, options, pytree
+from ..words.private import outside_dynamo
+from . import account, audit, logs, verdicts, verify
+from .backwards import forward_of, prove, readable, refuse_gradients
+from .freeing import bury, drop_node, free_exchanging, make_place, make_room, make_way, sweep, vet_dropout
+from .lessons import (
+    escaping,
+    is_lesson,
+    is_passing,
+    leaves_graph,
+    vet_back,
+    vet_code,
+    vet_follows,
+    vet_loose,
+    vet_spent,
+    vet_strays,
+)
+from .sites import ATTRIBUTE, BACKWARD, DOOMED, RECORDING, SITES, disable, is_mine
+from .warming import is_behind_warm_up, is_to_watch, note_tensors, timed_survey, warm
+
+WATCHED = []  # lists to which new functions are added: doctor.py wants to know all that they meet
+
+
+def new_site(function, name, opts, graph=None, cls=core.Site):
+    """The jitted form of a function. `graph`: what it runs, if it is the backward of a recording."""
+    range_name = "cgt.replay " + name
+
+    def build(f, born):
+        state = State(f, born, name, opts, graph, range_name)
+        state.dynamic = live.paths_of_arguments(function, opts.dynamic)
+        state.live |= state.dynamic
+
+        @outside_dynamo
+        def on_miss(spec, args, kwargs, due=False, proves=NONE, audited=False):
+            call = Call(state, function, spec, None, args, kwargs)
+            if proves != NONE:
+                return compare(call, proves, audited)
+            return again(call, errors.island_differs(name), islands.take_left()) if due else miss(call)
+
+        @outside_dynamo
+        def plain(*args, **kwargs):
+            return function(*args, **kwargs)
+
+        site = cls(f, on_miss, plain, state.reasons)
+        site.__name__ = site.__qualname__ = name
+        setattr(site, ATTRIBUTE, state)
+        weakref.finalize(site, DOOMED.append, (f, born)).atexit = False
+        SITES[f] = site
+        disable(f)
+        for watched in WATCHED if graph is None else ():
+            state.blockers = {}
+            watched.append(site)
+        return site
+
+    return core.fn_add(options.OUTPUTS.index(opts.outputs), graph is not None, range_name, build)
+
+
+def miss(call):
+    """A call that was not replayed: decide, run, return the result."""
+    state, graph, kwargs = call.state, call.state.graph, call.kwargs
+    if graph is not None and not kwargs.keys() <= {"changed"}:
+        refuse_gradients(graph, errors.refused_backward("batched" in kwargs))
+        told = errors.batched_gradients if "batched" in kwargs else errors.create_graph
+        raise errors.CgtError(told(state.name.removesuffix(BACKWARD)))
+    if graph is not None and "changed" in kwargs:  # right if nothing reads it, as in eager
+        return eager(call, errors.saved_changed())
+    kind = core.blocker()
+    if torch.cuda.is_initialized():
+        gpus = range(torch.cuda.device_count()) if core.see_gpus() else [torch.cuda.current_device()]
+        if kind == 0 and any(map(core.path_is_captured, gpus)):
+            kind = 4
+    if kind:
+        inlined = kind == 1 and is_mine()
+        verdicts.vet_strict(state, None if inlined else errors.blocked(kind))
+        return eager(call, errors.blocked(kind), inlined)
+    if core.paths_mine():  # a finalizer called us in the middle of a call
+        return call.function(*call.args, **kwargs)
+    sweep()
+    busy = functools.partial(eager, call, errors.busy())
+    try:
+        try:
+            reason, result = core.locked(RECORDING, functools.partial(attend, call), lambda: (None, busy()))
+        finally:
+            sweep()
+        return result if reason is None else eager(call, reason)
+    except torch.OutOfMemoryError:  # it is the user's: who catches it, and tries again with less, finds more
+        make_way(call.state)
+        raise
+
+
+def compare(call, node, audited):
+    """A call that this recording takes, and that audit.py is to look at; or else verify.py."""
+    replay = functools.partial(SITES[call.state.f], *call.args, **call.kwargs)
+    run = functools.partial(audit.run if audited else verify.run, call, node, replay, give_up)
+    try:
+        if core.blocker() or core.paths_mine() or is_mine():  # part of a recording, of somebody's capture, of an audit
+            return replay()
+        sweep()  # a miss inside of it cannot
+        return core.locked(RECORDING, run, replay)
+    finally:
+        audit.plan_next(call.state, node)
+
+
+def give_up(node, call, reason, untold=()):
+    """Do without this recording, which was wrong for the call: for a while without any; or with one that copies what
+    this one was told of."""
+    call = call._replace(spec=core.node_facts(node).spec)
+    drop_node(node)
+    if not untold:
+        verdicts.condemn(call, reason)
+    call.state.untold.update(untold)
+    call.state.reasons[reason] = call.state.reasons.get(reason, 0) + 1
+
+
+def again(call, reason, answers):
+    """Run the function eagerly where eager parts of its call ran already: they are answered with what came of them."""
+    if any(answer.unsafe for answer in answers):
+        raise errors.CgtError(errors.island_unsafe(call.state.name, reason))
+    body = functools.partial(islands.answering, answers, functools.partial(eager, call, reason))
+    return core.with_paths(body, True)  # jitted functions inside are plain: these parts are not theirs
+
+
+def attend(call):
+    """Warm or record: (None, the result); or (the reason why the call runs eagerly, None)."""
+    state = call.state
+    live.learn_arguments(state, call.args, call.kwargs)
+    try:
+        call = call._replace(flat=pytree.flatten_call(call.args, call.kwargs, *state.opts.static, state.live))
+    except pytree.Incomparable as error:
+        reason = str(error)
+        verdicts.note_incomparable(state, reason)
+        verdicts.vet_strict(state, reason)
+        return reason, None
+    state.incomparable = 0
+    reason = verdicts.find(call)
+    verdicts.vet_strict(state, reason)
+    reason = reason or vet_dropout(call)
+    if reason is not None:
+        return reason, None
+    if not is_spec(call):
+        call = call._replace(spec=find_spec(state, call.flat))
+    first = driver_of(state, call.flat) is None
+    reason = verdicts.wait(call, first)
+    if reason is not None:
+        return reason, None
+    verdicts.vet_replay(state, lambda: verdicts.why_new(call, first))
+    run = warm if first or is_behind_warm_up(state, call.flat) else record_call
+    kind = "warm" if run is warm else "record"
+    why, before = logs.listens("record") and verdicts.why_new(call, first), core.fn_counts(state.f)[:5]
+    try:
+        with torch.profiler.record_function(f"cgt.{kind} {state.name}"):
+            result = account.timed(state.account, run, call, first=before[0] == 1)
+    except errors.CgtError:
+        raise
+    except Exception as error:
+        verdicts.note_left(call, error, core.fn_counts(state.f)[1:5] != before[1:])
+        raise
+    if why and core.fn_counts(state.f)[1:3] != before[1:3]:
+        logs.tell("record", errors.told_record, state.name, kind, state.account.last, why)
+    return None, result
+
+
+def eager(call, reason, inlined=False):
+    """Run the plain function; `inlined` calls belong to the recording around them."""
+    state, graph = call.state, call.state.graph
+    if inlined:
+        core.fn_count(state.f, "calls", -1)
+    else:
+        verdicts.vet_replay(state, lambda: reason)
+        verdicts.count_eager(state, reason)
+    if graph is None:
+        return account.timed_eager(state.account, call.function, call.args, call.kwargs)
+    if graph.proven:
+        return call.function(*call.args, **call.kwargs)
+    seen = observe(graph.driver, graph.device, graph, readable(graph, call.args))
+    result = trace.run(seen, call.function, call.args, call.kwargs)
+    prove(graph, seen, call.args)
+    return result
+
+
+# --- specs, verdicts, limits ------------------------------------------------------------------
+
+
+def is_spec(call):
+    """Is the call's spec the structure of its arguments, with the numbers that are live by now? Between the core's
+    answer and the lock another thread may have reset the function: the spec's row is free then, or another
+    structure's."""
+    program, _ = call.state.programs.get(call.spec, (None, None))
+    if program is None or pytree.matches_call(program, call.args, call.kwargs) is None:
+        return False
+    return sum(kind == LIVE for kind, _, _ in program) == len(call.flat.numbers)
+
+
+def find_spec(state, flat):
+    """Add a spec for these arguments. Objects compared by identity are held weakly if they can be:
+    a dead one takes its spec and recordings along."""
+    f = state.f
+    program, spec_of = [], []
+    for kind, n, obj in flat.program:
+        if kind == pytree.SAME and not isinstance(obj, type):
+            with contextlib.suppress(TypeError):
+                obj = weakref.ref(obj, lambda _, s=spec_of: s and DOOMED.append((state, s[0])))
+        program.append((kind, n, obj))
+    program = tuple(program)
+    mine = [s for s, (known, _) in state.programs.items() if verdicts.whose(known) == verdicts.whose(program)]
+    if len(mine) >= options.MAX_SPECS or len(state.programs) >= options.MAX_GRAPHS:
+        used = {core.node_facts(n).spec for n in core.fn_nodes(f)}
+        DOOMED.append((state, next((s for s in mine or state.programs if s not in used), NONE)))
+    spec_of.append(core.spec_add(f, program, len(flat.tensors), len(flat.numbers), state.programs, flat.paths))
+    return spec_of[0]
+
+
+# --- record ------------------------------------------------------------------------------------
+
+
+def record_call(call):
+    """Record the call as a node and return its result. Whatever happens, the recording is over then."""
+    attempt = Attempt()
+    result = core.within(
+        [(lambda: None, functools.partial(record.close, attempt))], functools.partial(record_node, call, attempt)
+    )
+    verdicts.vet_strict(call.state, attempt.verdict)
+    return result
+
+
+def record_node(call, attempt):
+    """The same, within: a plan, a run, a draft, a node. Where one of these cannot be, what ran for real stands, and
+    what did not is undone and runs eagerly."""
+    around = timed_survey(call)
+    if is_to_watch(call, around):
+        return warm(call, around.found.sources)
+    reason = verdicts.still_grows(call, around)
+    attempt.passing = reason is not None
+    reason = reason or prepare(call, attempt, around) or capture(call, attempt)
+    if attempt.starved:
+        attempt.passing |= make_way(
+            call.state
+        )  # the next call has their memory, and so has this one, which runs eagerly
+    answers = attempt.seen.answers if attempt.seen is not None else []
+    if reason is None:
+        reason = draft_node(call, attempt)
+        # Nobody replays the recording before its own call has the result.
+        reason, result = core.with_paths(functools.partial(settle, call, attempt, reason))
+        if reason is None:
+            return result
+    if not (attempt.passing or attempt.raised):
+        reason = condemned(call, attempt, reason)
+    record.undo(attempt)
+    if attempt.seen is not None and impure.vet(impure.lasting(attempt.plan.sources), attempt.seen):
+        raise errors.CgtError(errors.drawn_in_vain(call.state.name, reason))
+    result = again(call, reason, answers) if answers else eager(call, reason)
+    if attempt.raised and not attempt.passing:  # eager does not raise: the capture was why
+        condemned(call, attempt, reason)
+    return result
+
+
+def prepare(call, attempt, around):
+    """attempt.plan: what is decided before the function runs; or the reason why nothing is recorded. Begins an
+    iteration if the call does."""
+    state, flat = call.state, call.flat
+    if isinstance(around, str):
+        return around
+    path, parent = place_in_tree(state, flat, around.tensors)
+    reason = verdicts.over_limit(call, path, parent)
+    attempt.passing = reason is not None
+    if reason is not None:
+        return reason
+    make_place(call, path, parent)
+    make_room(state)
+    missed = places_first(misses(call, path, parent))
+    followable = find_followable(call, around)
+    moves = note_moves(state, around, missed, followable)
+    live.learn_places(
+        state,
+        around.found.places,
+        [state.keep[node] for node, why, _ in missed if why == MISS_PLACE],
+        misplaced(state, missed),
+    )
+    try:
+        core.with_paths(functools.partial(core.go_on, device_of(state, flat), parent, around.tensors))
+    except core.DriverError as error:  # no memory for what the last iteration left held
+        attempt.passing = True
+        return record.failure(error)
+    changed = misplaced(state, missed)
+    plan = plan_call(call, around, parent, followable, moves, changed)
+    if isinstance(plan, str):
+        return plan
+    attempt.plan = plan
+    return None
+
+
+def capture(call, attempt):
+    """Run the function while it is recorded. A sentence if nothing ran, or None."""
+    plan = attempt.plan
+    reason = record.capture(call, attempt)
+    seen = attempt.seen
+    if seen is not None:
+        call.state.late = max(call.state.late, seen.late)
+        call.state.computes = call.state.computes if seen.computed is None else seen.computed
+        told = counters.learn(call.state, plan, seen, why_uncounted(call.state, plan.saves))
+        reason, seen.reason = reason and (told or reason), told or seen.reason
+        live.blame(call.state, seen, reason or seen.reason)
+        call.state.untraced = seen.untraced or call.state.untraced
+    if reason is not None:
+        attempt.passing |= autograd.was_greedy(plan) or (seen is not None and is_lesson(call.state, seen))
+        return reason
+    seen.reason = seen.reason or impure.vet(plan.sources, seen)
+    moved = describe.find_moved(plan)
+    if moved and plan.driver == CUDA:  # into a capture that has not run
+        return errors.replaced(moved)
+    seen.reason = seen.reason or (errors.replaced(moved) if moved else None)
+    attempt.plan = plan._replace(was=[was._replace(alias=None) for was in plan.was])  # their memory can go
+    return None
+
+
+def draft_node(call, attempt):
+    """Describe what was recorded: attempt.draft, or a sentence that says why it cannot be a node."""
+    state, plan, seen = call.state, attempt.plan, attempt.seen
+    note_tensors(state, seen, zip(all_paths(plan), all_tensors(plan), strict=True))
+    try:
+        note_strays(seen, describe.tensors_of(seen, attempt.result))
+        empties.settle_empties(plan.places, plan.lone, plan.changed)
+        reason = (
+            vet_code(state, seen) or vet_spent(plan, seen) or vet_strays(state, seen) or vet_follows(state, plan, seen)
+        )
+        reason = (
+            reason
+            or vet_loose(state, plan, seen)
+            or islands.vet_parts(call.function, plan, seen)
+            or vet_back(state, plan, seen)
+        )
+        if reason is None:
+            plan = attempt.plan = find_moving(state, plan, seen)
+            reason = (
+                errors.used_elsewhere(plan.kept[0].place.path)
+                if plan.free is None
+                else moving.learn_replaced(state, plan, seen)
+            )
+            reason = reason or live.learn_stored(state, plan, seen, why_untraced(state, plan.saves))
+        draft = reason or describe.rows(plan, seen, attempt.result, call)
+        if not isinstance(draft, str):
+            if plan.graph is not None:
+                plan.graph.proven = True
+            draft = autograd.complete(state, plan, seen, draft)
+        tokens.drop_words(seen)
+        if not isinstance(draft, str):
+            draft = blank.told(seen, [row.proto for row in draft.outs if row.kind == FRESH]) or draft
+        if not isinstance(draft, str):
+            reason, keeps = segments.vet(seen, draft)
+            reason = reason or escaping(state, seen, escapes.vet_shared(plan, seen, attempt.result))
+            draft = (
+                reason
+                or escaping(state, seen, escapes.vet_escapes(plan, seen, draft))
+                or draft._replace(keeps_grads=keeps)
+            )
+    except Exception as error:  # a gap of ours must not become the user's crash: the result stands
+        draft = record.failure(error)
+    if isinstance(draft, str):
+        return draft
+    attempt.draft = draft
+    return None
+
+
+def find_moving(state, plan, seen):
+    """The plan, with the places that the run changed and did not read; `free` is None where that is not known."""
+    ran = code_of(state) | seen.ran
+    rows, found = (
+        moving.find(plan.places, plan.owners, ran, seen),
+        moving.find_puts(plan, ran, seen, describe.is_guarded_as),
+    )
+    if found is None:
+        return plan._replace(free=None)
+    more, free, puts = found
+    plan.places.extend(more)
+    replaced = [k for k in plan.follows if state.opts.outputs == "rescue" and moving.is_replaced(plan.places[k])]
+    stored = {k: row for k, row in live.stored_in(seen, plan.places).items() if k not in free and k not in rows}
+    puts = puts + [(places.Put("", "", None, plan.places[k]), k) for k in (*replaced, *stored)]
+    own = range(len(plan.places), len(plan.places) + len(seen.own))
+    puts += [(places.Put("", "", None, place), k) for k, place in zip(own, seen.own, strict=True)]
+    plan.places.extend(place._replace(want=None) for place in seen.own)
+    free = free.union(replaced, own)
+    plan.places.extend(moving.class_guards(plan.places, plan.owners, [*rows, *free, *stored]))
+    return plan._replace(moving=rows, free=free, puts=puts, stored=stored)
+
+
+def code_of(state):
+    """The code that ran so far; a backward's counts as its forward's."""
+    owner = state if state.graph is None else forward_of(state.graph)
+    return owner.ran if owner is not None else set()
+
+
+def settle(call, attempt, reason):
+    """(None, the call's result): of a node that was made and ran, or of what was recorded in vain but ran. Else (the
+    reason why there is neither, None). The caller holds the paths."""
+    plan, on_host = attempt.plan, attempt.plan.driver == HOST
+    lost = attempt.overtaken or core.lost()
+    try:
+        reason = errors.lost() if lost else reason or make_node(call, attempt)
+        if reason is None:
+            return None, run_node(call, attempt)
+        attempt.passing = is_passing(call.state, attempt.seen, lost)
+        stands = on_host or not (lost or leaves_graph(plan, attempt.seen, attempt.result))
+        if stands:
+            return None, abandon(call, attempt, reason)
+    except core.DriverError as error:
+        if on_host:
+            raise errors.CgtError(errors.replay_failed(call.state.name, error.args[2], error.args[1])) from error
+        reason = record.failure(error)  # nothing was launched: eager is still right
+        attempt.passing = False
+        unmake_node(call, attempt)
+    attempt.result = None
+    return reason, None
+
+
+def make_node(call, attempt):
+    """The draft becomes a node: attempt.node; or a sentence, and the call's result is as it was."""
+    state, plan, seen = call.state, attempt.plan, attempt.seen
+    attempt.result = None
+    parts, attempt.draft = record.part_result(plan, attempt.draft)
+    reason = escaping(state, seen, escapes.vet_aliases(seen, attempt.draft))
+    reason = reason or escaping(state, seen, describe.vet_changes(plan, code_of(state)))
+    reason = reason or record.instantiate() or record.checkpoint(plan, seen, attempt.draft)
+    if reason is not None:
+        attempt.result = record.restore_result(plan, seen, parts)
+        return reason
+    del parts
+    attempt.node = add_node(call, plan, seen, attempt.draft)
+    readout.bring(seen)
+    attempt.draft = attempt.seen = None
+    return None
+
+
+def run_node(call, attempt):
+    """Run the recording for the call that made it; what it replaces goes. The caller holds the paths."""
+    plan = attempt.plan
+    result = core.run_node(attempt.node, leaves_of(plan.flat), plan.driver == CUDA)
+    for old, moved, first in plan.moves:
+        if set(moved).issubset(plan.copied) or (first and any(moved[0] in slots for slots in plan.follows.values())):
+            core.node_replace(old)
+    bury()
+    attempt.settled = True
+    return result
+
+
+def unmake_node(call, attempt):
+    """It was never launched, but for segments."""
+    if attempt.node != NONE:
+        core.undo_writes(attempt.node)
+        drop_node(attempt.node)
+        core.fn_count(call.state.f, "records", -1)
+
+
+# --- what becomes of it -----------------------------------------------------------------------
+
+
+def abandon(call, attempt, reason):
+    """The function ran (host) or was captured whole (CUDA), but cannot be replayed. The host's
+    results stand; a capture is launched once and its memory moved out of the pool. The caller holds
+    the paths."""
+    state, graph = call.state, call.state.graph
+    if attempt.plan.driver == CUDA:
+        record.launch_once(attempt)
+    core.abort()
+    attempt.settled = True
+    if not attempt.passing:
+        reason = condemned(call, attempt, reason)
+    if graph is not None and not graph.proven:
+        prove(graph, attempt.seen, call.flat.tensors)  # it ran for real: was it right?
+    verdicts.count_eager(state, reason)
+    return readout.fill(attempt.seen, attempt.result)
+
+
+def condemned(call, attempt, reason):
+    """Nothing like this call is recorded for a while: the reason, in which threads are named that may be why."""
+    attempt.verdict = reason = errors.beside_threads(live.absolve(call.state, reason), threads_beside())
+    verdicts.condemn(call, reason)
+    return reason
+
+
+def add_node(call, plan, seen, draft):
+    """Hand the rows to the core and keep alive what they borrow; the node."""
+    state, behind, graph = call.state, draft.behind, draft.behind.graph
+    if core.debug_build():
+        check_draft(draft)
+    used = describe.used_slots(plan, draft)
+    index = {k: j for j, k in enumerate(used)} | {NONE: NONE}
+    slots, outs = renumbered(draft, used, index)
+    follows = {k: [index[slot] for slot in slots] for k, slots in plan.follows.items()}
+    followable = {path: k in follows for at, (k, _) in plan.followable.items() for path in (at, plan.places[k].path)}
+    mine = [None if any(k in slots for slots in follows.values()) else s.tensor for k, s in enumerate(slots)]
+    taken = {s.at: k for k, s in reversed([*enumerate(plan.live)]) if s.op == AT_PLACE}  # a tuple's first number
+    groups, order = describe.group_places(plan.places, plan.moving, plan.free, follows, taken)
+    row_at = {k: j for j, k in enumerate(order)} | {NONE: NONE}
+    # Another thread may have moved the version of what this run did not touch.
+    effects = [e._replace(slot=index[e.slot], place=row_at[e.place]) for e in draft.effects if e.slot in index]
+    grads = [g._replace(slot=index[g.slot]) for g in draft.grads]
+    program = draft.out.program
+    ret_python = any(op[0] in (pytree.DATACLASS, pytree.CUSTOM) for op in program)
+    site = None if graph is None else backward_site(state, graph, draft)
+    saves = [(index[save.slot], save.out) for save in behind.saves]
+    drawn_from = [] if seen.dropout is None else [seen.dropout]  # guarded by itself
+    loose = describe.loose_in(plan, seen)
+    kept = Kept(
+        graph,
+        site,
+        (program, groups, effects, mine, seen.captured, seen.keep),
+        [draft.paths[k] for k in used],
+        [plan.places[k].path for k in order],
+        followable,
+        grads,
+        loose,
+        moving.told(plan, code_of(state)),
+        live.told(seen.live, plan.places),
+        core.record_seconds(),
+        seen.values,
+        seen.forks,
+        islands.told(seen),
+        seen.ops,
+        seen.trail,
+        frozenset(seen.told),
+        verify.changes(seen, draft),
+        seen.random,
+    )
+    node = core.add_node(
+        state.f, call.spec, plan.ambient, slots, outs, program, ret_python, effects, grads, groups,
+        list(plan.flat.tensors), (site, saves, [index[k] for k in behind.flows], behind.joined),
+        live.rows_of(seen.live, row_at, index), segments.undo_rows(seen), draft.keeps_grads, state.keep, kept,
+    )  # fmt: skip
+    if graph is not None:
+        graph.node, graph.loose = node, loose + drawn_from
+    islands.settle(seen, plan)
+    for buffer in drawn_from:
+        core.node_draws(node, plan.device, buffer)
+        state.recurrent = True
+    note_recorded(state, plan, seen, node)
+    return node
+
+
+def renumbered(draft, used, index):
+    """The draft's slots and outputs, as rows that name slots by their place among the used ones."""
+    slots = [draft.slots[k]._replace(owner=index[draft.slots[k].owner]) for k in used]
+    refs = [index[o.ref] if o.kind in (VIEW, INPUT) else o.ref for o in draft.outs]
+    outs = [o._replace(ref=ref, grad_slot=index[o.grad_slot]) for o, ref in zip(draft.outs, refs, strict=True)]
+    return slots, outs
+
+
+def backward_site(state, graph, draft):
+    """The jitted function that runs the graph which the recorded call left."""
+    autograd.cut(draft)
+    opts = state.opts._replace(outputs="rescue", inputs="auto", static=((), ()), dynamic=())
+    return new_site(autograd.backward_of(graph), state.name + BACKWARD, opts, graph)
+
+
+def note_recorded(state, plan, seen, node):
+    """Remember that the function has a recording more, and what looks at its replays."""
+    state.unguarded = plan.unguarded
+    core.fn_count(state.f, "records")
+    state.account.failed = state.left = state.lessons = 0
+    state.blamed = None
+    audit.plan_next(state, node)
+    verify.begin(state, node)
+    if seen.exchanges:
+        state.exchanges = True
+        collectives.watch_groups(free_exchanging)
+        collectives.watch_replays(node, plan.device)

@@ -1,0 +1,188 @@
+"""What frees recordings: a function that is gone or reset, memory that is needed, a limit."""
+
+import functools
+
+import cgt_core as core
+import torch
+from cgt_core import CUDA, NONE
+
+from ..data import LEARNT, State
+from ..make import record
+from ..make.plan import device_of, driver_of
+from ..words import errors
+from . import budget as budgets
+from . import logs, verdicts
+from .sites import ATTRIBUTE, DOOMED, GRAPHS, RECORDING, SITES, alive, disable, is_mine
+
+
+def drop_graphs(state):
+    """Free a function's recordings with gradients. Another thread may be recording behind one: the caller holds
+    RECORDING."""
+    for node in [n for n, kept in state.keep.items() if kept.graph is not None]:
+        if node in state.keep:  # freeing one frees those behind it
+            drop_node(node)
+
+
+def forget_parent():
+    """In the child of a fork: the threads of the parent are not there, one that recorded neither."""
+    core.forget(is_mine())
+    if not is_mine():
+        RECORDING._at_fork_reinit()
+
+
+def sweep():
+    """Free the rows of what was collected since. Never in the middle of a call; while something is
+    being recorded, its thread will do it."""
+    if DOOMED and not core.paths_mine() and not is_mine():
+        core.locked(RECORDING, functools.partial(core.with_paths, free_doomed), lambda: None)
+
+
+def free_doomed():
+    """The caller holds the paths. What is freed may let go of backwards, and doom them."""
+    while DOOMED:
+        doomed = what, which = DOOMED[-1]
+        if which is None:
+            forget(what)
+        elif which is GRAPHS:
+            drop_graphs(what)
+        elif isinstance(what, State):
+            free_spec(what, which)
+        else:
+            core.fn_free(what, which)
+        DOOMED.pop(next(k for k, one in enumerate(DOOMED) if one is doomed))  # others may have come meanwhile
+        bury()
+
+
+def free_exchanging():
+    """A group of processes is about to go: the recordings that exchange data go before it."""
+    for state in [getattr(site, ATTRIBUTE) for site in alive()]:
+        if state.exchanges:
+            reset_state(state)
+    sweep()
+
+
+def trim():
+    """Give back the memory of pools in which nothing lives, unless something is being recorded."""
+    if not is_mine():
+        core.locked(RECORDING, record.release_pools, lambda: None)
+
+
+def bury():
+    """Nodes were freed, perhaps of several functions: let go of what they kept alive."""
+    freed = core.freed()
+    for f, node in freed:
+        state = getattr(SITES.get(f), ATTRIBUTE, None)
+        kept = state.keep.pop(node, None) if state is not None else None
+        if kept is not None and kept.backward is not None:
+            counts = core.fn_counts(getattr(kept.backward, ATTRIBUTE).f)
+            state.past = [a + b for a, b in zip(state.past, counts, strict=True)]
+    nodes = {node for _, node in freed}
+    for site in alive() if nodes else ():
+        state = getattr(site, ATTRIBUTE)
+        state.cool = {k: v for k, v in state.cool.items() if k[1] not in nodes}
+
+
+def free_spec(state, spec):
+    """Free a spec with its recordings, and what they kept alive. The caller holds the paths."""
+    if not core.fn_is(state.f, state.born) or state.programs.pop(spec, None) is None:
+        return  # freed or reset since
+    state.verdicts = {k: v for k, v in state.verdicts.items() if k is None or k[0] != spec}
+    state.account.met = {k: whose for k, whose in state.account.met.items() if k[0] != spec}
+    core.spec_free_if(state.f, state.born, spec)
+
+
+def vet_dropout(call):
+    """A sentence if the function's recurrent layers begin with another random state of cuDNN's at this call, or None.
+    Recordings with the old one fit no call any more."""
+    state = call.state
+    if not state.recurrent or driver_of(state, call.flat) != CUDA:
+        return None
+    for n in core.fn_nodes(state.f):
+        if n in state.keep and core.node_is_spent(n):  # freeing one frees those behind it
+            drop_node(n)
+    return errors.cudnn_dropout() if core.dropout_begins_anew(device_of(state, call.flat)) else None
+
+
+def make_place(call, path, parent):
+    """Room for one more recording of the function there: after the cool-down the one matched longest ago goes. Where
+    recordings were wasted instead, they count from zero again."""
+    state = call.state
+    nodes = verdicts.siblings(call, path, parent)
+    if len(nodes) >= state.opts.max_records:
+        key = (path, parent, verdicts.whose(call.flat.program))
+        state.cool[key] = (0, state.cool[key][1])
+        logs.tell("evict", errors.told_evict, state.name, len(nodes))
+        drop_node(nodes[-1])
+    elif verdicts.wasted(state) >= state.opts.max_records:
+        key = (path, parent, None)
+        state.cool[key], state.waste = (0, state.cool[key][1]), (NONE, 0)
+
+
+def drop_node(node):
+    """Free a recording with those behind it, and what they kept alive."""
+
+    def drop():
+        core.node_drop(node)
+        bury()
+
+    if core.paths_mine():  # the caller holds the paths already
+        drop()
+    else:
+        core.with_paths(drop)
+
+
+def make_room(state):
+    """Free recordings that ran longest ago, leaves first, until there is room for another one."""
+    most = state.opts.memory_budget
+    while len(core.nodes()) >= state.opts.max_graphs or (most is not None and budgets.held() > most):
+        if not evict(state):
+            return
+
+
+def evict(state):
+    """Free the recording that ran longest ago and has none behind it, if there is one."""
+    node = core.node_oldest()
+    if node is not None:
+        logs.tell("evict", errors.told_evict, state.name, len(core.nodes()))
+        drop_node(node)
+    return node is not None
+
+
+def make_way(state):
+    """The device has no memory left: what could be recorded again goes, and so do pools that are empty. Was there
+    something?"""
+    n = len(core.nodes())
+    while evict(state):
+        pass
+    record.release_pools()
+    if torch.cuda.is_initialized():
+        torch.cuda.empty_cache()
+    return len(core.nodes()) < n
+
+
+def reset_state(state):
+    """Free a function's recordings; what it learnt about its arguments goes too. From inside a
+    function that is being warmed or recorded, when that is done: its rows are in use."""
+    if is_mine() or core.paths_mine():
+        DOOMED.append((state, None))
+        return
+
+    def free():
+        forget(state)
+        bury()
+
+    with RECORDING:
+        core.with_paths(free)
+
+
+def forget(state):
+    """Free the rows of a function's recordings. The caller holds the paths."""
+    if not core.fn_is(state.f, state.born):
+        return  # collected since
+    core.fn_reset(state.f)
+    disable(state.f)
+    # What it runs stays, too: a backward may be pending, or just be at it in another thread.
+    fresh = State(state.f, state.born, state.name, state.opts, state.graph)
+    fresh.live |= state.dynamic
+    for name in LEARNT:
+        setattr(state, name, getattr(fresh, name))

@@ -1,0 +1,310 @@
+"""Why a call runs eagerly: it cannot be recorded, recordings do not pay, there are enough of them, or an attempt came
+to nothing.
+
+A reason is a sentence. What is decided for calls to come is told to the core (core/verdict.pxi), which then does not
+ask again until a cool-down has ended."""
+
+import math
+import traceback
+import weakref
+
+import cgt_core as core
+import torch
+from cgt_core import (
+    FITS,
+    MISS_ALIGN,
+    MISS_ALIVE,
+    MISS_AMBIENT,
+    MISS_GRAD,
+    MISS_NUMBER,
+    MISS_PLACE,
+    MISS_POINTER,
+    MISS_SAME,
+    MISS_SPEC,
+    MISS_VALUE,
+    NONE,
+)
+
+from ..cuts import segments
+from ..data import Verdict
+from ..make import facts, moving
+from ..make.plan import driver_of, misses, place_in_tree, places_first
+from ..run.observe import NOT_USER_CODE
+from ..words import errors, options, pytree
+from ..words.private import is_forward_ad
+from . import account, logs
+
+
+def find(call):
+    """A reason to run eagerly, or None. Verdicts and limits end after a cool-down of calls."""
+    state, flat = call.state, call.flat
+    for path, tensor in zip(flat.paths, flat.tensors, strict=True):
+        if type(tensor) not in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer):
+            return errors.subclass(path, type(tensor).__name__)
+        if not core.is_plain(tensor):
+            return errors.odd_tensor(path, facts.odd_kind([tensor]))
+    calls = core.fn_counts(state.f)[0]
+    if state.refused and torch.is_grad_enabled():
+        hand_over(call, call.spec, state.refused, calls + options.COOL_DOWN[1])
+        return state.refused
+    if is_forward_ad():
+        return errors.forward_mode("around the call")
+    for key in (None, key_of(call)):
+        standing = state.verdicts.get(key)
+        if standing is not None and calls < standing.until:
+            hand_over(call, key, standing.reason, standing.until)
+            return standing.reason
+    if driver_of(state, flat) is None:
+        return None
+    return over_limit(call, *place_in_tree(state, flat, flat.tensors))
+
+
+def over_limit(call, path, parent):
+    """A reason to run eagerly because this place in the tree has enough recordings of the function,
+    or None: there is room, or the cool-down is over and make_place finds some."""
+    state, mine = call.state, whose(call.flat.program)
+    nodes = siblings(call, path, parent)
+    full = len(nodes) >= state.opts.max_records
+    if not full and wasted(state) < state.opts.max_records:
+        return None
+    mine = mine if full else None
+    calls = core.fn_counts(state.f)[0]
+    until, length = state.cool.get((path, parent, mine), (0, options.COOL_DOWN[0]))
+    if until == 0:
+        until = calls + length
+        state.cool[path, parent, mine] = (until, min(2 * length, options.COOL_DOWN[1]))
+    if calls < until:
+        if full:
+            reason = errors.limit(len(nodes), why_missed(call, path, parent))
+        else:
+            reason = errors.limit(wasted(state), errors.new_kind(varying(call)))
+        if mine is not None:
+            hand_over(call, key_of(call), reason, until)
+        elif state.graph is None and not options.STRICT:
+            core.verdict_place(path, parent, state.f, reason, until)
+        return reason
+    return None
+
+
+def wasted(state):
+    """How many recordings of the function were freed without a replay since its last replay: those of objects that come
+    once go with the objects."""
+    replays, freed = core.fn_counts(state.f)[3], core.fn_hopes(state.f)[1]
+    if state.waste[0] != replays:
+        state.waste = replays, freed
+    return freed - state.waste[1]
+
+
+def whose(program):
+    """The id of the object whose method is called, the first argument, if it is told from others by who it is; or None.
+    Methods of several objects are one function, but what one of them varies is no affair of the others."""
+    kind, _, obj = program[1] if len(program) > 1 else (None, 0, None)
+    return None if kind != pytree.SAME else id(obj() if isinstance(obj, weakref.ref) else obj)
+
+
+def siblings(call, path, parent):
+    """Recordings of the function there, of the same object's calls; newest match first."""
+    state, nodes = call.state, core.children(path, parent, call.state.f)
+    mine = whose(call.flat.program)
+    if mine is None or len(nodes) < state.opts.max_records:
+        return nodes
+    return [n for n in nodes if whose(state.programs[core.node_facts(n).spec][0]) == mine]
+
+
+def wait(call, first):
+    """A reason to run eagerly since another recording would not pay yet, or None. Backwards are recorded as
+    their forwards are."""
+    state, f = call.state, call.state.f
+    if state.graph is not None or math.isinf(options.OVERHEAD) or state.blockers is not None:
+        return None
+    mine, room = whose(call.flat.program), state.opts.max_records
+    new = account.meet(state.account, (*key_of(call), core.fn_unknown(f)), mine, room)
+    if new and not first:
+        if new == 1:
+            return errors.new_kind()
+        if new < options.COOL_DOWN[0]:  # to compare the calls costs more than many a call
+            state.account.varies = varying(call)
+        reason = errors.new_kind(state.account.varies)
+        core.verdict_fn(f, reason, core.fn_counts(f)[0] + new, 2)
+        return reason
+    place = (NONE, NONE) if first else place_in_tree(state, call.flat, call.flat.tensors)
+    missed = [] if first else [miss for miss in places_first(misses(call, *place)) if not is_learnt(state, *miss)]
+    missed = [miss for miss in missed if whose(state.programs[core.node_facts(miss[0]).spec][0]) == mine]
+    n = account.waits(state.account, f, missed, room, mine)
+    if n == 0:
+        return None
+    reason = account.reason(state.account, n, lambda: why_missed(call, *place))
+    core.verdict_fn(f, reason, core.fn_counts(f)[0] + n, account.heard(state.account))
+    return reason
+
+
+def varying(call):
+    """The first argument in which the call's structure, if that is what is new, is not that of the one before it; or
+    None."""
+    if sum(kind[0] == call.spec for kind in call.state.account.met) > 1:
+        return None
+    programs = [program for spec, (program, _) in call.state.programs.items() if spec != call.spec]
+    found = pytree.first_difference(programs[-1], call.args, call.kwargs) if programs else None
+    return None if found is None else found[0]
+
+
+def is_learnt(state, node, why, index):
+    """Is this a miss that will not come again, since what lies in that place is followed, or live, from now on?"""
+    if why != MISS_PLACE:
+        return False
+    kept, path = state.keep[node], state.keep[node].place_paths[index]
+    if (
+        path in kept.numbers.places and path not in state.exact
+    ):  # it was recorded for one number, and others follow it already
+        return path not in state.live or any((path, None) in one.numbers.sources for one in state.keep.values())
+    return kept.followable.get(path) is False and path not in state.followed
+
+
+def key_of(call):
+    """What a verdict is about: structure, ambient state and shapes."""
+    return call.spec, core.ambient(), tuple((t.shape, t.dtype, t.device) for t in call.flat.tensors)
+
+
+def condemn(call, reason, fails=True, length=None):
+    """Run eagerly from now on, until a cool-down that doubles with each verdict. `fails`: the account is to know. A
+    function with many verdicts and no recording gets one for all its calls: new shapes will not help it."""
+    state, verdicts = call.state, call.state.verdicts
+    if fails:
+        account.note_failure(state.account, reason)
+    many = len(verdicts) >= options.MAX_VERDICTS and not core.fn_nodes(state.f)
+    key = None if many else key_of(call)
+    length = min(2 * verdicts[key].length, options.COOL_DOWN[1]) if key in verdicts else length or options.COOL_DOWN[0]
+    if len(verdicts) > options.MAX_SPECS:
+        verdicts.clear()
+    until = core.fn_counts(state.f)[0] + length
+    verdicts[key] = Verdict(reason, until, length)
+    hand_over(call, key, reason, until)
+
+
+def still_grows(call, around):
+    """A sentence if tensors that the call finds in places have other shapes than at the last look, as a cache that
+    torch.cat makes longer at each call; or None. To look costs less than a recording that fits no later call."""
+    grown = call.state.grown
+    for place in around.found.places if grown and not isinstance(around, str) else ():
+        shapes = moving.shapes_at(place.want)
+        before = grown.get(place.path, shapes)
+        if before != shapes:
+            grown[place.path], reason = shapes, errors.grows(place.path)
+            if before is not None:
+                condemn(call, reason, fails=False)
+            return reason
+    grown.clear()
+    return None
+
+
+def note_left(call, error, counted):
+    """An exception of the function's left a call that was looked at. `counted`: as one that ran eagerly, already. The
+    very first one may be a mistake in the arguments; what comes later will come again, in calls like this."""
+    state, lines = call.state, [(frame.f_code.co_filename, at) for frame, at in traceback.walk_tb(error.__traceback__)]
+    name, at = next((line for line in reversed(lines) if not line[0].startswith(NOT_USER_CODE)), lines[-1])
+    reason = errors.left(type(error).__name__, f"{name}:{at}")
+    state.left += 1
+    if state.left > 1 or state.drivers:
+        condemn(call, reason, state.left > 1, 4 * options.COOL_DOWN[0])
+    if not counted:
+        count_eager(state, reason)
+
+
+def note_incomparable(state, reason):
+    """A call came with arguments that no other call can be compared by. Where many did, those to come most likely do,
+    too: Python is not asked for a while."""
+    state.incomparable += 1
+    if state.blockers is not None:
+        state.blockers[reason] = state.blockers.get(reason, 0) + 1
+    if state.incomparable >= options.MAX_VERDICTS and state.graph is None and not options.STRICT:
+        length = min(options.COOL_DOWN[0] * state.incomparable, options.COOL_DOWN[1])
+        core.verdict_fn(state.f, reason, asked_by(state, core.fn_counts(state.f)[0] + length))
+
+
+def hand_over(call, key, reason, until):
+    """Calls that a verdict is about, and that no recording takes, need not ask Python before the function was called so
+    often. What autograd calls looks at more than its arguments."""
+    state = call.state
+    if state.graph is not None or options.STRICT:  # which wants to hear of each
+        return
+    if key is None:
+        core.verdict_fn(state.f, reason, asked_by(state, until))
+    elif call.spec in state.programs:
+        core.verdict_spec(call.spec, list(call.flat.tensors), reason, asked_by(state, until))
+
+
+def asked_by(state, until):
+    """Python is asked once before, when it is time to say that nothing was replayed (logs.py)."""
+    return until if state.warned or core.fn_counts(state.f)[0] >= options.WARN_AFTER else min(until, options.WARN_AFTER)
+
+
+def why_missed(call, path, parent):
+    """A sentence on what the newest recording of this structure did not accept."""
+    state, tensors = call.state, list(call.flat.tensors)
+    for node, why, index in misses(call, path, parent):
+        kept = state.keep.get(node)
+        if why == MISS_SPEC:
+            found = pytree.first_difference(state.programs[core.node_facts(node).spec][0], call.args, call.kwargs)
+            if found is not None:
+                return errors.arguments_changed(*found)
+        if why == MISS_AMBIENT:
+            return errors.another_mode()
+        if kept is None or why == MISS_SPEC or (why == FITS and not kept.values):
+            continue
+        if why == FITS:
+            return errors.another_value(segments.lines_of(kept.values))
+        if why == MISS_ALIVE:
+            return errors.still_held(core.dead_line(node, index))
+        if why == MISS_PLACE:
+            return errors.place_changed(kept.place_paths[index])
+        if why == MISS_GRAD:
+            return errors.place_changed(kept.slot_paths[kept.grads[index].slot] + ".grad")
+        if why == MISS_NUMBER:
+            return kept.numbers.decides.get(index) or errors.number_decides("a number", "no line")
+        name = kept.slot_paths[index]
+        if why == MISS_POINTER:
+            return errors.moved(name, *(core.slot_addresses(node, index, tensors) if core.debug_build() else ()))
+        if why == MISS_ALIGN:
+            return errors.misaligned(name)
+        if why == MISS_SAME:
+            return errors.other_tensor(name)
+        if why == MISS_VALUE:
+            return errors.number_on_host(name)
+        leaf = core.node_facts(node).slots[index].leaf
+        return errors.arguments_changed(
+            name, core.slot_shape(node, index), tuple(tensors[leaf].shape) if leaf != NONE else None
+        )
+    if core.fn_counts(state.f)[2] and not core.children(path, parent, state.f):
+        return errors.another_way()
+    return errors.arguments_changed("a number, string or structure among the arguments")
+
+
+def why_new(call, first):
+    """A sentence on why a call would be warmed or recorded."""
+    place = (NONE, NONE) if first else place_in_tree(call.state, call.flat, call.flat.tensors)
+    known = not first and core.children(*place, call.state.f)
+    return why_missed(call, *place) if known else errors.unrecorded()
+
+
+def vet_replay(state, reason):
+    """CgtError where replays are required: the call that is about to run is none. `reason()`: why."""
+    if core.is_required():
+        core.fn_count(state.f, "calls", -1)
+        raise errors.CgtError(errors.not_replayed(state.name, reason()))
+
+
+def vet_strict(state, reason):
+    """CgtError where the user wants no call to run eagerly for good."""
+    if options.STRICT and reason is not None:
+        raise errors.CgtError(errors.strict(state.name, reason))
+
+
+def count_eager(state, reason):
+    """A call that had to run eagerly, and why. Reasons that name addresses would never end: the oldest go."""
+    core.fn_count(state.f, "eager")
+    logs.tell("miss", errors.told_miss, state.name, reason)
+    reasons = state.reasons
+    reasons[reason] = reasons.get(reason, 0) + 1
+    if len(reasons) > options.MAX_REASONS:
+        del reasons[next(iter(reasons))]
+    logs.warn_of_nothing(state)

@@ -1,0 +1,170 @@
+"""Calls that run eagerly while they are observed: the first of a function, and others of which only a run can tell
+whether they can be recorded."""
+
+import math
+import time
+import weakref
+
+import cgt_core as core
+from cgt_core import CUDA, HOST
+
+from ..cuts import segments
+from ..look import impure
+from ..make import describe, trace
+from ..make.plan import driver_of, leaf_devices, survey
+from ..numbers import counters
+from ..ranks import collectives
+from ..run import devices
+from ..run.observe import asks_on, note_reason, observe
+from ..words import errors, options
+from ..words.private import without_torch_function
+from . import account, verdicts
+from .backwards import prove, readable
+
+WARM = {"runs": 0, "results": []}  # functions warmed so far; weak references to what that returned
+
+
+def is_behind_warm_up(state, flat):
+    """Does the call use the result of another function's first run, which will not lie there again?
+    Then a recording would fit no later call. At most once after each such run."""
+    if state.warmed == WARM["runs"]:
+        return False
+    results = [r() for r in WARM["results"]]
+    storages = {core.storage_id(t) for t in results if t is not None}
+    return any(core.storage_id(t) in storages for t in flat.tensors)
+
+
+def note_warm(state, seen, flat, result, first):
+    """Remember what a warm-up made."""
+    WARM["runs"] += first
+    state.warmed = WARM["runs"]
+    given = {core.storage_id(t) for t in flat.tensors}
+    made = describe.tensors_of(seen, result)
+    WARM["results"] = [r for r in WARM["results"] if r() is not None]
+    WARM["results"] += [weakref.ref(t) for t in made if core.storage_id(t) not in given]
+
+
+def warm(call, sources=()):
+    """Run once eagerly, and learn what the function touches. `sources`: what it must not take from, see
+    impure.states."""
+    began = time.perf_counter()
+    state, flat = call.state, call.flat
+    around = timed_survey(call) if state.blockers is not None and state.ran else None
+    if around is not None:
+        sources = () if isinstance(around, str) else around.found.sources
+    guess = CUDA if any(t.is_cuda for t in flat.tensors) else HOST
+    home = devices.home_of(flat.tensors, state.homes)
+    seen = observe(guess, home, state.graph, None if state.graph is None else readable(state.graph, call.args))
+    seen.blockers, seen.computes = state.blockers, state.computes is not False and state.graph is None
+    before, seen.sources = [describe.memory_of(t) for t in flat.tensors], impure.states(sources)
+    result = run_observed(call, seen, guess, home)
+    note_run(state, seen)
+    for text in (
+        *([around] if isinstance(around, str) else ()),
+        *(impure.moved(seen.sources, seen) if asks_on(seen) else ()),
+    ):
+        note_reason(seen, text)
+    state.warm_seconds += time.perf_counter() - began
+    note_warm(state, seen, flat, result, driver_of(state, flat) is None)
+    driver = CUDA if any(d.type == "cuda" for d in seen.devices) else HOST if seen.devices else guess
+    note_tensors(state, seen, zip(flat.paths, flat.tensors, strict=True))
+    note_devices(state, seen, elsewhere=guess != driver)
+    reason, waits = judge(call, seen, result, None if guess != driver else seen.reason, before)
+    if reason is not None and (state.doubted or sources) and not waits:
+        verdicts.condemn(call, reason)  # and warm again after the cool-down
+        verdicts.count_eager(state, reason)
+        verdicts.vet_strict(state, reason)
+        return result
+    core.fn_count(state.f, "warmups")
+    if reason is None:
+        state.drivers[leaf_devices(flat)] = driver
+    else:  # a first call may do what no other does: caches that are made lazily
+        state.doubted = True
+    return result
+
+
+def run_observed(call, seen, guess, home):
+    """The call's result. Where its dropout would begin with another random state of cuDNN's each time, that is a
+    reason."""
+    anew = guess == CUDA and core.dropout_begins_anew(home)
+    result = trace.run(seen, call.function, call.args, call.kwargs)
+    if anew and not core.dropout_begins_anew(home):
+        seen.reason, call.state.recurrent = errors.cudnn_dropout(), True
+    return result
+
+
+def note_run(state, seen):
+    """Remember what the run showed of the function, whatever its arguments were."""
+    counters.learn(state, None, seen, None)
+    state.late = max(state.late, seen.late)
+    state.computes = seen.computed if state.computes is None else state.computes
+    state.ran |= seen.ran - {None}  # what is hidden here must be seen when it is recorded
+    state.recurrent |= seen.dropout is not None
+
+
+def note_devices(state, seen, elsewhere):
+    """Remember on which GPUs the function works. `elsewhere`: not where it was looked at; it will be once more, where
+    it belongs."""
+    if elsewhere:
+        devices.learn_home(state.homes, seen.devices)
+    gpus = devices.gpus_of(seen.devices)
+    if len(gpus) > 1:
+        state.gpus |= gpus
+
+
+def judge(call, seen, result, reason, before):
+    """(why the call cannot be recorded, or None; may the next one be). `before`: where the arguments lay."""
+    state, flat = call.state, call.flat
+    for path, t, was in zip(flat.paths, flat.tensors, before, strict=True):
+        if describe.memory_of(t) != was:  # a capture could not always be undone
+            reason = reason or errors.replaced(path)
+    pending = bool(describe.pending_in(seen, result))
+    state.saves |= pending
+    parallel, settles = collectives.learn(state, seen, pending)
+    if state.graph is not None:
+        prove(state.graph, seen, call.args)
+    reason = parallel or reason
+    strange = vet_values(call, seen) if reason is None else None
+    state.strangers += strange is not None
+    waits = settles or (strange is not None and state.strangers < segments.tries(seen.values))
+    return reason or strange, waits
+
+
+def vet_values(call, seen):
+    """A sentence where the function reads values of which there are many, and these did not come before: recordings
+    would be for calls that never come again. Or None."""
+    wide = segments.wide(seen.values)
+    if not wide or math.isinf(options.OVERHEAD):
+        return None
+    kind = (*verdicts.key_of(call), *(value.bytes for value in wide))
+    new = account.meet(call.state.account, kind, verdicts.whose(call.flat.program), room=0)  # allowance or not
+    return errors.varying_values(segments.lines_of(wide)) if new else None
+
+
+def note_tensors(state, seen, named):
+    """Remember where each argument was, and what the function reaches, and which of them it writes."""
+    state.asks_which |= seen.asks_which
+    for path, tensor in named:
+        state.pointers[path], sid = core.address(tensor), core.storage_id(tensor)
+        if sid in seen.written or sid in seen.raw:
+            state.written.add(path)
+        if sid in seen.raw:
+            state.fixed.add(path)
+
+
+def timed_survey(call):
+    began = time.perf_counter()
+    with without_torch_function():  # a tensor's class may refuse to be asked
+        around = survey(call)
+    call.state.look_seconds += time.perf_counter() - began
+    return around
+
+
+def is_to_watch(call, around):
+    """Must the function run once more, to see that it takes nothing from the iterators and files that it reaches? Of a
+    capture that does not stand that could not be undone. Each recording is made behind such a run."""
+    state = call.state
+    if isinstance(around, str) or driver_of(state, call.flat) == HOST or not impure.lasting(around.found.sources):
+        return False
+    state.watched = not state.watched
+    return state.watched

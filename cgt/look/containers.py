@@ -1,0 +1,138 @@
+"""Containers among what a call is given: hyperparameters in a dict, a pair of betas, a dataclass of settings.
+
+While a function is recorded, stand-ins take the places of numbers there that change (live.py). A list, a dict and a
+dataclass keep their identity, which the function may ask for or store: their entries are exchanged, and put back behind
+the run. A tuple is made anew. What a run that comes to nothing did to any of them is undone."""
+
+import collections
+import dataclasses
+
+from ..words.pytree import is_namedtuple
+
+MOST_ENTRIES, MOST_IN_ROW, DEEPEST = (
+    64,
+    8,
+    4,
+)  # larger containers are data, and so are longer lists and tuples of nothing but numbers
+
+
+def parts_of(value):
+    """[(step of the path, key, child)] of a container whose entries can be exchanged, or which can be made anew; else,
+    or of a large one, []."""
+    kind = type(value)
+    if isinstance(value, (dict, list, tuple)) and len(value) > MOST_ENTRIES:
+        return []
+    if kind is dict:
+        return [(f"[{key!r}]", key, x) for key, x in value.items() if type(key) in (str, int)]
+    if kind is list or kind is tuple:
+        return [(f"[{k}]", k, x) for k, x in enumerate(value)]
+    if is_namedtuple(value):
+        return [(f".{name}", k, x) for k, (name, x) in enumerate(zip(kind._fields, value, strict=False))]
+    if dataclasses.is_dataclass(kind) and hasattr(value, "__dict__"):
+        return [
+            (f".{name}", name, x) for name, x in vars(value).items() if getattr(value, name, None) is x
+        ]  # no property in front of it
+    return []
+
+
+def named(args, kwargs):
+    """(path, value) of a call's arguments."""
+    return [*((f"args[{k}]", x) for k, x in enumerate(args)), *((f"kwargs[{k!r}]", x) for k, x in kwargs.items())]
+
+
+def numbers_of(path, value, depth=DEEPEST):
+    """[(path, number)] of a value: of itself, or of what it contains."""
+    if type(value) in (int, float):
+        return [(path, value)]
+    parts = parts_of(value) if depth else []
+    if (
+        len(parts) > MOST_IN_ROW
+        and isinstance(value, (list, tuple))
+        and all(type(x) in (int, float) for *_, x in parts)
+    ):
+        return []
+    return [one for step, _, x in parts for one in numbers_of(path + step, x, depth - 1)]
+
+
+def exchange(value, path, given, exchanged):
+    """The value with `given` in it, by their paths; these are taken out of it. What is exchanged in place is noted:
+    (path, home, key, what was there, what is)."""
+    if path in given:
+        return given.pop(path)
+    if not any(one.startswith((path + "[", path + ".")) for one in given):
+        return value
+    parts = [(path + step, key, x, exchange(x, path + step, given, exchanged)) for step, key, x in parts_of(value)]
+    if isinstance(value, tuple) and parts:
+        now = [one for *_, one in parts]
+        return tuple(now) if type(value) is tuple else value._make(now)
+    for at, key, x, now in parts:
+        if now is not x:
+            home = value if isinstance(value, (dict, list)) else vars(value)
+            exchanged.append((at, home, key, x, now))
+            home[key] = now
+    return value
+
+
+def put_back(exchanged):
+    """What was there before; the path of an entry that is another one by now, or None."""
+    changed = None
+    while exchanged:
+        at, home, key, was, now = exchanged.pop()
+        if (home.get(key) if isinstance(home, dict) else home[key] if key < len(home) else None) is now:
+            home[key] = was
+        else:
+            changed = at
+    return changed
+
+
+# --- what they hold ---------------------------------------------------------------------------
+
+
+def contents(values):
+    """[(dict or list, its entries)] of all that these values are or contain; of a dataclass, the dict of its fields."""
+    found, waiting = {}, list(values)
+    while waiting:
+        value = waiting.pop()
+        if not isinstance(value, (dict, list, tuple)):
+            if isinstance(value, type) or not dataclasses.is_dataclass(value) or not hasattr(value, "__dict__"):
+                continue
+            value = vars(value)
+        if isinstance(value, tuple):
+            waiting += value
+        elif id(value) not in found:
+            found[id(value)] = value, entries(value)
+            waiting += values_of(value)
+    return list(found.values())
+
+
+def values_of(home):
+    return dict.values(home) if isinstance(home, dict) else list.__iter__(home)
+
+
+NO_PLACES = (collections.deque, set)  # whose entries no guard compares
+
+
+def entries(home):
+    return list(dict.items(home)) if isinstance(home, dict) else list(home)
+
+
+def is_same_entries(now, was):
+    flat = [[x for entry in some for x in (entry if type(entry) is tuple else (entry,))] for some in (now, was)]
+    return len(flat[0]) == len(flat[1]) and all(a is b for a, b in zip(*flat, strict=True))
+
+
+def restore(held):
+    """Let dicts and lists hold what they held. Past the methods of classes that people made, which may do more."""
+    for home, was in held:
+        if is_same_entries(entries(home), was):
+            continue
+        if isinstance(home, list):
+            list.__setitem__(home, slice(None), was)
+            continue
+        if type(home) in NO_PLACES:
+            home.clear()
+            (home.extend if type(home) is collections.deque else home.update)(was)
+            continue
+        kind = collections.OrderedDict if isinstance(home, collections.OrderedDict) else dict
+        kind.clear(home)
+        kind.update(home, was)

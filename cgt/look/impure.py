@@ -1,0 +1,245 @@
+"""What Python gives another value of each time: clocks, random numbers, files, iterators. A replay would repeat
+the recorded one, so a function that asks for such a value runs eagerly.
+
+Seen in two ways. Builtin functions are noticed when they are called (taps.tap_calls); it counts who
+calls: torch reads clocks for its own ends, and logging happens when a function is recorded (docs/footguns.md).
+What keeps a state is compared before and after the run: the generators of `random` and numpy, and those, iterators
+and files that the function can reach (places.find_places).
+"""
+
+import builtins
+import datetime
+import functools
+import gc
+import io
+import os
+import pickle
+import queue
+import random
+import socket
+import sys
+import time
+import types
+import warnings
+
+import cgt_core as core
+import torch
+
+from ..run.observe import asks_on, note_reason
+from ..run.taps import tap_calls
+from ..words import errors
+from ..words.private import outside_dynamo
+from .code import LIBRARIES, code_reads, family, is_ambient, is_compiled, is_read
+from .places import is_random
+
+UNKNOWN = object()  # the state of what cannot be asked for it
+
+READS = "read readline readlines readinto read1 readall peek"
+IMPURE = {  # core.method_id -> what the builtin function is called in a reason. Of the files only real ones
+    core.method_id(getattr(owner, name)): f"{owner.__name__}.{name}".removeprefix("builtins.")
+    for owner, names in (
+        (time, "time time_ns perf_counter perf_counter_ns monotonic monotonic_ns process_time process_time_ns"),
+        (time, "thread_time thread_time_ns clock_gettime clock_gettime_ns localtime gmtime ctime asctime strftime"),
+        (datetime.datetime, "now utcnow today"),
+        (datetime.date, "today"),
+        (os, "urandom getrandom times getloadavg listdir scandir stat lstat access open read pread readlink"),
+        (builtins, "input open"),
+        (sys.modules.get("numpy"), "fromfile"),  # torch has imported it, where it is there
+        (io, "open_code"),
+        *((cls, READS) for cls in (io.TextIOWrapper, io.BufferedReader, io.BufferedRandom, io.FileIO)),
+        (random.Random.__base__, "random getrandbits seed"),
+        (socket.socket.__base__, "recv recv_into recvfrom recvfrom_into"),
+        (queue.SimpleQueue, "get get_nowait"),
+    )
+    for name in names.split()
+    if hasattr(owner, name)
+}
+IMPURE.pop(0, None)  # what is no builtin function everywhere
+# Modules whose calls are no draws of the function's, whoever calls them: they write and import. ipykernel and
+# pytest stand behind sys.stdout.
+QUIET = frozenset(("logging", "warnings", "traceback", "linecache", "importlib", "ipykernel", "_pytest"))
+LOADERS = (
+    "torch.serialization",
+    "numpy.lib",
+    "numpy._core.memmap",
+    "numpy.core.memmap",
+)  # what these read of files is what the function asked for
+
+
+def tap(seen, is_mine):
+    """A bracket: inside, the code that starts is added to seen.started, and the first call of an impure builtin where
+    `is_mine()` becomes the reason."""
+    return tap_calls(seen.started, IMPURE, functools.partial(note_call, seen, is_mine), seen.beside)
+
+
+def code_of_function(started, imported):
+    """The code among this that is the function's, with its inner code: not that of libraries, nor of modules that were
+    just imported, nor that of who is told of garbage collections. None in it: some was not seen."""
+    collecting = collectors()
+    mine = [c for c in list(started) if c is not None]  # a list: other threads' last events may still come
+    mine = [c for c in mine if (is_read(c) and c not in collecting and c.co_filename not in imported) or is_compiled(c)]
+    return {inner for c in mine for inner in family(c)} | ({None} & started)
+
+
+def asks_which(started, ran):
+    """Was it asked which tensor one is, past its values: by hash, as a key is, or by id? (What `is` tells is
+    guarded.)"""
+    return torch.Tensor.__hash__.__code__ in started or any("id" in code_reads(c).globals for c in ran if c is not None)
+
+
+def imported(started):
+    """The files of modules that were imported and are not libraries': with their bodies ran code that later calls do
+    not run."""
+    bodies = {c.co_filename for c in list(started) if c is not None and c.co_name == "<module>" and is_read(c)}
+    modules = sys.modules.values() if bodies else ()
+    return bodies & {
+        getattr(module, "__dict__", {}).get("__file__") for module in list(modules)
+    }  # the rest is somebody's exec
+
+
+def collectors():
+    """Code that is told of garbage collections, whenever one comes (hypothesis has some)."""
+    return {getattr(callback, "__code__", None) for callback in gc.callbacks}
+
+
+@outside_dynamo
+def note_call(seen, is_mine, function, frame):
+    """One of them is about to be called. No exception may leave: in a capture the reason is told at its end."""
+    line = line_of_caller(frame) if asks_on(seen) and is_mine() else None
+    if line is not None:
+        note_reason(seen, errors.impure(IMPURE[core.method_id(function)], line))
+
+
+def line_of_caller(frame):
+    """file:line of the user's code that comes to this frame, or None if a library asks for its own ends."""
+    line, collecting = None, collectors()
+    while frame is not None:
+        name = frame.f_globals.get("__name__") or ""
+        root = name.partition(".")[0]
+        if root in QUIET or frame.f_code in collecting:
+            return None
+        if root == "cgt" or (line is None and root in LIBRARIES and not name.startswith(LOADERS)):
+            return line
+        if line is None and not is_ambient(name):
+            line = f"{frame.f_code.co_filename}:{frame.f_lineno}"
+        frame = frame.f_back
+    return line
+
+
+# States, of sources: (path, object) of what places.is_source.
+
+
+def states(sources):
+    """[(path, source, its state)] of these, and of the generators that everybody can reach."""
+    mtrand = sys.modules.get("numpy.random.mtrand")
+    everybodys = [("random", random._inst)] + ([("numpy.random", mtrand._rand)] if mtrand else [])
+    return [(path, source, state_of(source)) for path, source in (*everybodys, *sources)]
+
+
+def states_now(before):
+    """The same sources, with their states as they are now."""
+    return [(path, source, state_of(source)) for path, source, _ in before]
+
+
+def lasting(before):
+    """Those whose state cannot be put back."""
+    return [one for one in before if not is_random(type(one[1]))]
+
+
+def vet(before, seen):
+    """A sentence if something gave values since, or may have."""
+    return next(moved(before, seen), None)
+
+
+def moved(before, seen):
+    """A sentence for each that did."""
+    for path, source, state in before:
+        if has_moved(source, state, seen.started):
+            yield (errors.outside_draw if is_random(type(source)) else errors.advanced)(path)
+
+
+def has_moved(source, state, started):
+    hidden = None in started or any(map(is_compiled, list(started)))  # a run under way still adds some
+    for part in () if is_random(type(source)) else parts(state):
+        ran = type(part) is types.CodeType and (hidden or part in started)
+        if ran or part is UNKNOWN:
+            return True
+    return marked(state) != marked(state_of(source))
+
+
+def parts(state):
+    """All in a state that is made of tuples."""
+    if type(state) is not tuple:
+        return [state]
+    return [part for entry in state for part in parts(entry)]
+
+
+def put_back(before):
+    """Give random generators their states again: a capture drew from them that never ran."""
+    for _, source, state in before:
+        if is_random(type(source)) and state is not None and marked(state) != marked(state_of(source)):
+            if isinstance(source, random.Random):
+                random.Random.setstate(source, state)
+            else:
+                bits_of(source).state = state
+
+
+def marked(state):
+    """Something to compare a state by: numpy's are dicts of arrays."""
+    return pickle.dumps(state) if type(state) is dict else state
+
+
+def state_of(source):
+    """What changes when this gives a value. None: nothing does; of code, a code object that runs when it does."""
+    cls = type(source)
+    if is_random(cls):
+        if isinstance(source, random.Random):  # the system's has no state, and is seen when it is called
+            return None if isinstance(source, random.SystemRandom) else random.Random.getstate(source)
+        return bits_of(source).state
+    if issubclass(cls, io.IOBase):
+        return position(source) if is_ambient(cls.__module__) else None
+    if cls is types.GeneratorType:
+        return source.gi_code
+    code = getattr(cls.__next__, "__code__", None)
+    return state_of_iterator(source) if code is None else code
+
+
+def bits_of(source):
+    """What has the state of one of numpy's generators."""
+    return getattr(source, "bit_generator", None) or getattr(source, "_bit_generator", source)
+
+
+def position(file):
+    """Where a file will be read next."""
+    try:
+        return file.tell() if file.readable() else None
+    except ValueError:
+        return "closed"
+    except OSError:  # is no file, or is being read line by line
+        return UNKNOWN
+
+
+def state_of_iterator(source):
+    """What the iterators of Python's own tell when they are pickled, without what they lead to."""
+    owner = next((cls for cls in type(source).__mro__ if cls.__module__ in ("builtins", "itertools")), object)
+    if owner in COUNTED:
+        return owner.__length_hint__(source)
+    if owner.__reduce__ is object.__reduce__ or owner is CALLING:
+        return UNKNOWN
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # for itertools it is deprecated; it will be UNKNOWN then
+        return snapshot(owner.__reduce__(source))
+
+
+def snapshot(told):
+    if type(told) is tuple:
+        return tuple(map(snapshot, told))
+    if type(told) in (int, float, str, bool, range, type(None)):
+        return told
+    return state_of(told) if hasattr(type(told), "__next__") else id(told)
+
+
+COUNTED = frozenset(  # pickled they are a list of what is left
+    type(iter(thing)) for thing in ({}, {}.values(), {}.items(), set())
+) | frozenset(type(reversed(thing)) for thing in ({}, {}.values(), {}.items()))
+CALLING = type(iter(int, 1))

@@ -1,0 +1,1 @@
+"""One recording, from what is planned to the rows of the core."""

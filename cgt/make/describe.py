@@ -1,0 +1,672 @@
+"""From what a run showed to a node's rows: slots, outputs, gradients, places.
+
+Every function returns rows, or the sentence that says why there can be none, and changes nothing.
+"""
+
+import collections
+import types
+from typing import NamedTuple
+
+import cgt_core as core
+import torch
+from cgt_core import (
+    AGAIN,
+    APPENDS,
+    BY_IDENTITY,
+    BY_TYPE,
+    BY_VALUE,
+    COPIED,
+    CUDA,
+    FOLLOWS,
+    FRESH,
+    HOST,
+    INPUT,
+    IS_NUMBER,
+    LIST_LEN,
+    NONE,
+    NOT_AT_ALL,
+    PART,
+    PINNED,
+    PUTS,
+    PUTS_TUPLE,
+    READOUT,
+    REBOUND,
+    REQUIRES_GRAD,
+    SETS_GRAD,
+    SHARED,
+    TENSOR,
+    TWIN,
+    UNUSED,
+    VALUE,
+    VIEW,
+    WRAPPER,
+    WRITES,
+)
+
+from ..cuts import readout
+from ..data import Draft, EffectRow, GradRow, OutRow, Plan, Seen, SlotRow
+from ..look import places
+from ..numbers import counters, live
+from ..run import views
+from ..run.observe import NO_LINE, all_paths, all_tensors, span, version_of
+from ..words import errors, pytree, wrappers
+from ..words.private import creation_meta, gathered_in, is_gathered
+from . import moving, trace
+
+MOVES = (COPIED, REBOUND)  # bindings of a slot that moves: its tensor may lie elsewhere at each call
+DEFAULT_GENERATORS = (torch.default_generator, *torch.cuda.default_generators)
+CONSTANT_TYPES = (type(None), bool, int, float, complex, str, bytes, range, slice, type)
+
+
+def rows(plan, seen, result, call):
+    """Rows for slots, outputs, gradients; or the sentence that says why there can be none."""
+    reason = vet_call(plan, seen, call) if seen.reason is None else seen.reason
+    if reason is not None:
+        return reason
+    try:
+        out = flatten_result(seen, result)
+    except errors.CgtError as error:
+        return str(error)
+    begun = begin_to_require(plan)
+    if begun and seen.islands:  # a part that runs in between would meet it as it was
+        return errors.changed_state(plan.flat.paths[begun[0]] + ".requires_grad")
+    slots, paths, writes = describe_slots(plan, seen)
+    lost = next((paths[k] for k in seen.copies if is_lost(plan, slots[k])), None)
+    if lost is not None:
+        seen.again = True
+        return errors.copied_and_written(lost)
+    reason = vet_reads(plan, seen, [s.example for s in slots]) or vet_constants(out, plan)
+    if reason is not None:
+        return reason
+    near = by_storage(slots)
+    outs = describe_outs(plan, seen, out, slots, near)
+    if isinstance(outs, str):
+        return outs
+    slots, owners = hold_gradients(slots, outs)
+    found = describe_grads(plan, seen, slots, near, outs, paths, owners)
+    if isinstance(found, str):
+        return found
+    grads, sets, hidden = found
+    advances = [row for row in plan.moving.values() if row is not None]
+    outs += hidden
+    puts = describe_puts(plan, seen, slots, paths, near, outs, out, result)
+    if isinstance(puts, str):
+        return puts
+    return Draft(slots, paths, near, outs, [*writes, *sets, *advances, *puts], grads, out)
+
+
+def vet_call(plan, seen, call):
+    """A sentence if the run drew from a generator that nobody knew of, or changed the structure of its arguments."""
+    known = {core.generator_id(g) for g in (*DEFAULT_GENERATORS, *plan.generators)}
+    if not known.issuperset(seen.generators):
+        return errors.new_generator()
+    again = pytree.matches_call(plan.flat.program, call.args, call.kwargs)
+    if again is None or any(a is not b for a, b in zip(again, plan.flat.tensors, strict=True)):
+        return errors.changed_arguments("the structure of an argument")
+    return None
+
+
+def vet_reads(plan, seen, tensors):
+    """A sentence if the run read, or went back through, what leads to none of these tensors, which are the slots'."""
+    if plan.graph is not None:
+        return vet_backward(plan.graph, seen, tensors)
+    if seen.passing - {core.storage_id(t) for t in tensors}:
+        return errors.outer_graph("a backward inside the call")
+    return None
+
+
+def hold_gradients(slots, outs):
+    """(the slots, of which gradients that come to the result have no owner any more; these owners): a result is made
+    from the gradient's Python object, which must be the very same."""
+    returned = {o.ref for o in outs if o.kind in (VIEW, INPUT) and slots[o.ref].leaf == NONE != slots[o.ref].owner}
+    returned |= {k for k, s in enumerate(slots) if s.owner != NONE and is_used_inside(s.example, slots)}
+    held = [s._replace(tensor=s.example, owner=NONE) if k in returned else s for k, s in enumerate(slots)]
+    return held, {slots[k].owner for k in returned}
+
+
+def is_used_inside(t, slots):
+    """Is this made of others, of which some op met one?"""
+    ones = set(map(id, wrappers.plain_inside(t))) - {id(t)}
+    return bool(ones) and any(id(s.example) in ones and s.binding != UNUSED for s in slots)
+
+
+def flatten_result(seen, result):
+    """The result as a program and tensors."""
+    return pytree.flatten_result(readout.marked(seen, result), lambda t: core.storage_id(t) in seen.made, seen.is_own)
+
+
+def tensors_of(seen, result):
+    """The tensors of a result, or none if it cannot be flattened, which is told elsewhere."""
+    try:
+        return flatten_result(seen, result).tensors
+    except errors.CgtError:
+        return ()
+
+
+def is_lost(plan, slot):
+    """Would a slot's copy be made of where it lies today, although it is no longer there at a later call? On the host a
+    rescue gives a result of the path other memory; whatever else is pinned is where it was."""
+    return slot.binding == PINNED and plan.driver == HOST and core.path_proto(plan.parent, slot.example) is not None
+
+
+class SlotFacts(NamedTuple):
+    """What is known of all slots before the first of them has a row."""
+
+    tensors: list  # as of all_tensors
+    copied: dict  # as of copied_with
+    counted: dict  # as of counters.rows_of
+    begun: list  # as of begin_to_require
+    first_of: dict  # id of an argument -> the first leaf that it is
+    at: dict  # address -> how many tensors begin there
+
+
+def describe_slots(plan, seen):
+    """(a row per argument leaf, then one per reached tensor; their paths; which of them the run wrote)."""
+    tensors, leaves, slots = all_tensors(plan), len(plan.flat.tensors), []
+    facts = SlotFacts(
+        tensors, copied_with(plan, seen), counters.rows_of(seen), begin_to_require(plan),
+        {id(t): k for k, t in reversed(list(enumerate(plan.flat.tensors)))},
+        collections.Counter(map(core.address, {id(t): t for t in tensors}.values())),
+    )  # fmt: skip
+    for k, t in enumerate(tensors):
+        is_leaf = k < leaves
+        owner = NONE if is_leaf else plan.reached[k - leaves].owner
+        touched = is_touched(seen, t, owner)
+        binding = binding_of(plan, seen, facts, k, touched)
+        copy, back = copies_of(seen, facts, k, binding)
+        if is_leaf:
+            leaf, (kept, owner) = k, plan.also.get(id(t), (None, NONE)) if touched else (None, NONE)
+            same, apart = identity_of(facts, k, binding) if touched and plan.graph is None else (NONE, False)
+        else:  # a gradient is found at the call, and nobody but its owner holds it
+            leaf, kept, same, apart = NONE, t if owner == NONE else None, NONE, False
+        sharing = [j for j in plan.beside.get(k, ()) if j < k and slots[j].binding in MOVES] if binding in MOVES else []
+        beside = next(iter(sharing), NONE)
+        slots.append(SlotRow(leaf, kept, t, binding, copy, same, apart, owner, back, beside, k in facts.begun))
+    return slots, all_paths(plan), describe_writes(plan, seen, facts)
+
+
+def is_touched(seen, t, owner):
+    """Did an op read or write this memory, or could a kernel have done so that was not seen?"""
+    sid = core.storage_id(t)
+    strayed = seen.strays and owner == NONE and (t.is_cuda or not t.dim())
+    return sid in seen.touched or sid in seen.written or strayed
+
+
+def binding_of(plan, seen, facts, k, touched):
+    """How the kth slot is bound."""
+    t, sid = facts.tensors[k], core.storage_id(facts.tensors[k])
+    if not core.is_plain(t):  # what is inside has slots of its own
+        return UNUSED
+    if not touched and (k not in seen.copies or k in seen.bound):
+        return UNUSED
+    if plan.driver == CUDA and not t.is_cuda:
+        return PINNED if sid in facts.counted else VALUE
+    source = facts.copied.get(id(t), NONE)
+    if source == NONE or id(facts.tensors[source]) in seen.mirrored:
+        return PINNED
+    if sid in seen.written and source not in seen.bound.union(seen.backs):  # what was written has no way back
+        return PINNED
+    if k != source:
+        return TWIN
+    return REBOUND if k in seen.bound else COPIED
+
+
+def copies_of(seen, facts, k, binding):
+    """(`copy`, `back`) of the kth slot's row."""
+    t = facts.tensors[k]
+    if binding == TWIN:
+        return facts.copied[id(t)], NONE
+    if binding == COPIED:
+        return seen.copies[k], seen.backs.get(k, NONE)
+    if binding == REBOUND:
+        return seen.copies[k], seen.copies[k] if core.storage_id(t) in seen.written else NONE
+    return NONE, NONE
+
+
+def identity_of(facts, k, binding):
+    """(`same`, `apart`) of the row of an argument that was touched."""
+    t = facts.tensors[k]
+    first = facts.first_of[id(t)]
+    # At another call it could be what another slot is, and gradients would tell.
+    apart = t.requires_grad and (binding in (*MOVES, TWIN) or facts.at[core.address(t)] > 1)
+    return NONE if first == k else first, apart
+
+
+def describe_writes(plan, seen, facts):
+    """A row for each slot that the run wrote: by how much its version moves, and which number is counted there."""
+    writes, bumped = [], set()
+    for k, t in enumerate(facts.tensors):
+        sid, bumps = core.storage_id(t), version_of(t) - plan.versions[k]
+        if core.version_counter(t) in bumped:
+            bumps = 0  # a view: it shares the counter that is already moved
+        elif bumps:
+            bumped.add(core.version_counter(t))
+        if sid in seen.written or bumps:
+            writes.append(EffectRow(WRITES, k, bumps, number=facts.counted.get(sid, NONE)))
+    return writes
+
+
+def begin_to_require(plan):
+    """Slots of arguments that required no gradient, and do so when the run is over: another tensor each time,
+    most likely. Not where a later backward goes through them."""
+    if plan.saves or plan.graph is not None:
+        return []
+    mine = zip(plan.flat.tensors, plan.was, strict=False)
+    return [
+        k
+        for k, (t, was) in enumerate(mine)
+        if t.requires_grad and not was.requires_grad and t.is_leaf and core.is_plain(t) and k not in plan.grads
+    ]
+
+
+def loose_in(plan, seen):
+    """Aliases of memory that the run read, and neither argument nor place leads to."""
+    drawn_from = [] if seen.dropout is None else [seen.dropout]  # guarded by itself
+    known = {core.storage_id(t) for t in (*all_tensors(plan), *drawn_from)}.union(seen.buffers, seen.made)
+    known.update(
+        core.storage_id(t) for one in plan.sharded if not is_gathered(one) for t in gathered_in(one)
+    )  # it gathers these itself
+    return [core.alias(t) for sid, t in seen.touched.items() if sid not in known]
+
+
+def copied_with(plan, seen):
+    """id of a tensor -> the slot from whose copy it is read: its own, or that of one at its address that it lies in."""
+    tensors, copied = all_tensors(plan), {}
+    for k in seen.copies:
+        base = tensors[k]
+        for t in plan.flat.tensors if plan.graph is not None else ():
+            here = core.storage_id(t), core.address(t), t.dtype
+            if here == (core.storage_id(base), core.address(base), base.dtype) and span(t) <= span(base):
+                copied.setdefault(id(t), k)
+    return copied | {id(tensors[k]): k for k in seen.copies}
+
+
+def vet_backward(graph, seen, tensors):
+    """A sentence if a recorded graph read a tensor that it was not given: another call's run would read
+    the recorded call's."""
+    known = {core.storage_id(t) for t in (*tensors, *graph.loose)}
+    read = {sid for sid, t in seen.touched.items() if t.numel()}
+    blind = seen.strays and seen.ran - {None}  # code that could hand a kernel, which is not seen, what it kept itself
+    if known.union(graph.constants, seen.made, seen.buffers).issuperset(read) and not blind:
+        return None
+    return errors.backward_reads(NO_LINE)
+
+
+def pending_in(seen, result, given=()):
+    """The tensors of a result, each once, through which a later backward will go; but for those whose
+    id is among `given`."""
+    found = {id(t): t for t in tensors_of(seen, result) if id(t) not in given}
+    return [t for t in found.values() if is_pending(seen, t)]
+
+
+def is_pending(seen, t):
+    """Does t require grad by a graph whose backward has not run inside the call?"""
+    return t.requires_grad and t.grad_fn is not None and not trace.is_spent(t, seen.since)
+
+
+def vet_constants(out, plan):
+    """Static parts of the result must be what every replay may return again."""
+    known = {id(obj) for _, obj in plan.flat.objects} | {id(p.want) for p in plan.places}
+    for path, obj in out.objects:
+        if id(obj) not in known and not is_constant(obj):
+            return errors.strange_output(path, type(obj).__name__)
+    return None
+
+
+def is_constant(obj):
+    """May every replay return it? A function with a closure, say, has what the recorded call made."""
+    if isinstance(obj, types.FunctionType):
+        return not (obj.__closure__ or obj.__defaults__ or obj.__kwdefaults__)
+    return isinstance(obj, (*CONSTANT_TYPES, types.BuiltinFunctionType))
+
+
+def by_storage(slots):
+    """{storage: [(slot, its tensor, binding), ...]}"""
+    near = {}
+    for k, slot in enumerate(slots):
+        near.setdefault(core.storage_id(slot.example), []).append((k, slot.example, slot.binding))
+    return near
+
+
+def slot_at(t, near):
+    """(the slot in whose memory t lies, its tensor), or (NONE, None). Several arguments can be parts of one
+    storage, and where a part that is copied lies at another call says nothing of the others."""
+    lo = core.address(t)
+    hi = lo + span(t)
+    alike = near.get(core.storage_id(t), ())
+    for k, base, _ in alike:
+        start = core.address(base)
+        if start <= lo and hi <= start + span(base):
+            return k, base
+    return next(((k, base) for k, base, binding in alike if binding == PINNED), (NONE, None))
+
+
+def describe_outs(plan, seen, out, slots, near):
+    """One row per tensor of the result."""
+    by_id = {id(s.example): k for k, s in reversed(list(enumerate(slots)))}
+    outs, first_of, seen_ids = [], {}, {}
+    first = {id(t): k for k, t in reversed(list(enumerate(out.tensors)))}
+    leaves = [obj for kind, _, obj in out.program if kind == TENSOR]
+    for path, t, leaf in zip(out.paths, out.tensors, leaves, strict=True):
+        ops = ops_of_part(seen, t, first)
+        told = type(leaf) is pytree.Readout
+        one = leaf if told else t
+        if id(one) in seen_ids:
+            row = OutRow(AGAIN, seen_ids[id(one)], ghost(t))
+        elif id(t) in by_id:
+            row = OutRow(INPUT, by_id[id(t)], ghost(t))
+        elif told:
+            row = OutRow(READOUT, NONE, t, line=leaf.line, ops=(leaf.make,))
+        elif ops is not None:
+            row = OutRow(PART, first[id(t._base)], ghost(t), ops=ops)
+        else:
+            row = describe_tensor(plan, seen, path, t, near, first_of, len(outs))
+        if isinstance(row, str):
+            return row
+        seen_ids.setdefault(id(one), len(outs))
+        outs.append(row)
+    return in_order_of_birth(outs, out.tensors)
+
+
+def in_order_of_birth(outs, tensors):
+    """The rows, of which those that autograd makes again know their turn: gradients that meet are summed in the order
+    in which the graph grew."""
+    parts = [k for k, o in enumerate(outs) if o.kind == PART]
+    parts.sort(key=lambda k: tensors[k].grad_fn._sequence_nr())
+    turn = {k: n for n, k in enumerate(parts)}
+    return [o._replace(version=turn[k]) if k in turn else o for k, o in enumerate(outs)]
+
+
+def ops_of_part(seen, t, results):
+    """What autograd makes this of one of these results by, whose view it is; or None."""
+    if type(t) is not torch.Tensor or not t._is_view() or id(t._base) not in results:
+        return None
+    return views.ops_of(t, t._base) if is_pending(seen, t) and is_pending(seen, t._base) else None
+
+
+def ghost(t):
+    """t's metadata over memory that nobody owns: a row must not keep the user's memory alive."""
+    return core.view_like(core.fixed(t), t, core.address(t) - core.storage_address(t))
+
+
+def describe_tensor(plan, seen, path, t, near, first_of, index, grad_slot=NONE):
+    """The row of one new tensor, or why it cannot be handed out."""
+    if type(t) not in (torch.Tensor, torch.nn.Parameter) or t.layout != torch.strided:
+        layout = "" if t.layout == torch.strided else f" of layout {t.layout}"
+        return errors.strange_output(path, type(t).__name__ + layout)
+    if t.requires_grad and t.grad_fn is None:
+        return errors.made_leaf(path)
+    root = is_pending(seen, t)
+    if plan.driver == CUDA and not t.is_cuda:
+        return errors.host_output(path)
+    sid = core.storage_id(t)
+    version = version_of(t)
+    k, base = slot_at(t, near)
+    if k == NONE and sid in seen.buffers:
+        base, leaf = seen.buffers[sid][2:]
+        k, _ = slot_at(leaf, near)
+    if k != NONE or sid in seen.buffers:
+        shift = core.address(t) - core.address(base)
+        return errors.odd_root(path) if t.requires_grad else OutRow(VIEW, k, ghost(t), shift, creation_meta(t))
+    if sid not in seen.made:
+        return errors.unknown_output(path)
+    first = first_of.setdefault(sid, index)
+    kind, ref = (FRESH, NONE) if first == index else (SHARED, first)
+    return OutRow(kind, ref, core.alias(t.detach()), 0, version, grad_slot, grad_slot != NONE, root, seen.made[sid])
+
+
+def describe_grads(plan, seen, slots, near, outs, paths, identical):
+    """(a row for each tensor that can have a gradient, those that the run replaced, hidden outputs): whether it had one
+    is guarded, since the function may ask (a backward does not: there only gradients that it changes have rows). One
+    that the run replaced becomes a hidden output; one that it read or added to has a slot of its own. Those of slots in
+    `identical` must be the same tensors again."""
+    first_of = {core.storage_id(o.proto): k for k, o in enumerate(outs) if o.kind == FRESH}
+    grads, sets, hidden = [], [], []
+    for k, before in [*plan.grads.items(), *((k, 0) for k in begin_to_require(plan))]:
+        t = slots[k].example
+        now, was = core.grad_id(t), before if k in identical else 0
+        if slots[k].begins:
+            sets.append(EffectRow(REQUIRES_GRAD, k))
+        if now == before:
+            if plan.graph is None or (now and touches(seen, t)):
+                grads.append(GradRow(k, before == 0, was))
+            continue
+        grads.append(GradRow(k, before == 0, was))
+        if now == 0:
+            sets.append(EffectRow(SETS_GRAD, k))
+            continue
+        if any(core.storage_id(one) not in seen.made for one in wrappers.plain_inside(t.grad)):
+            return errors.foreign_grad(paths[k])
+        at = len(outs) + len(hidden)
+        rows = describe_grad(plan, seen, paths[k] + ".grad", t.grad, near, first_of, at, k)
+        if isinstance(rows, str):
+            return rows
+        hidden += rows
+        sets.append(EffectRow(SETS_GRAD, k, out=at + len(rows) - 1))
+    return grads, sets, hidden
+
+
+def describe_grad(plan, seen, path, grad, near, first_of, index, grad_slot):
+    """The rows of a new gradient, the last of which is itself; or why it cannot be handed out."""
+    if not wrappers.is_one(grad):
+        row = describe_tensor(plan, seen, path, grad, near, first_of, index, grad_slot)
+        return row if isinstance(row, str) else [row]
+    rows, parts = [], wrappers.inside(grad)
+    for name, one in parts:
+        row = describe_tensor(plan, seen, f"{path}.{name}", one, near, first_of, index + len(rows))
+        if isinstance(row, str):
+            return row
+        if row.kind not in (FRESH, SHARED):
+            return errors.strange_output(path, type(grad).__name__)
+        rows.append(row._replace(hidden=True, inside=index + len(parts)))
+    make = wrappers.maker(grad), tuple(range(index, index + len(parts))), wrappers.names(grad)
+    return [*rows, OutRow(WRAPPER, index, ghost(parts[0][1]), 0, version_of(grad), grad_slot, True, ops=make)]
+
+
+class Outputs(NamedTuple):
+    """What tells how something that the run left in a place comes to be an output."""
+
+    plan: Plan
+    seen: Seen
+    slots: list  # as of Draft, like the next three
+    paths: list
+    near: dict
+    outs: list  # hidden ones come to these
+    slot_of: dict  # id of a tensor -> its slot
+    index: dict  # id of a tensor -> its output
+    first_of: dict  # memory -> the output that is FRESH there
+    shared: set  # ids of lists and dicts that lie in two places, or in one and the result
+
+
+def describe_puts(plan, seen, slots, paths, near, outs, out, result):
+    """A row for each thing that the run left in a place. What is not part of the result becomes a hidden output."""
+    put_at = [(put.place, at) for put, at in plan.puts]
+    came = [(p, at, p.home[p.want :] if p.kind == LIST_LEN else [places.value_at(p)]) for p, at in put_at]
+    shared = readout.shared_in([result, *(values for _, _, values in came)]) if seen.readouts else set()
+    known = Outputs(
+        plan, seen, slots, paths, near, outs,
+        slot_of={id(s.example): k for k, s in reversed(list(enumerate(slots)))},
+        index={id(t): k for k, t in reversed(list(enumerate(out.tensors)))},
+        first_of={core.storage_id(o.proto): k for k, o in enumerate(outs) if o.kind == FRESH},
+        shared=shared,
+    )  # fmt: skip
+    effects = []
+    for place, at, values in came:
+        for j, value in enumerate(readout.marked(seen, values)):
+            row = describe_put(known, place, at, j, value)
+            if isinstance(row, str):
+                return row
+            effects.append(row)
+    return effects
+
+
+def describe_put(known, place, at, j, value):
+    """The row of a value that came to a place, the jth of those appended if that is a list; or a sentence."""
+    plan, seen, outs = known.plan, known.seen, known.outs
+    kind = APPENDS if place.kind == LIST_LEN else PUTS
+    told = readout_in(known, value)
+    if told is not None:
+        outs.append(OutRow(READOUT, NONE, told[0].words, hidden=True, line=told[0].line, ops=told[1:]))
+        return EffectRow(kind, NONE, out=len(outs) - 1, place=at)
+    if is_fixed(value):
+        return EffectRow(kind, NONE, place=at, by=value, number=live.number_put(seen, place, j))
+    tensors = () if type(value) is tuple and at not in plan.follows else places.tensors_at(value)
+    if not tensors:
+        return errors.changed_state(place.path)
+    reason = next(filter(None, (make_output(known, place, t) for t in tensors)), None)
+    if reason is not None:
+        return reason
+    which = tuple(known.index[id(t)] for t in tensors)
+    if type(value) is tuple:
+        return EffectRow(PUTS_TUPLE, NONE, place=at, by=which)
+    return EffectRow(kind, NONE, out=which[0], place=at)
+
+
+def readout_in(known, value):
+    """(a Readout, what makes the value of its bytes) of a Readout, or of a tuple, list or dict of such; or None."""
+    if type(value) is pytree.Readout:
+        return value, value.make
+    return None if known.plan.live else readout.pattern(value, is_fixed, known.shared)
+
+
+def make_output(known, place, t):
+    """See to it that this tensor is an output, known.index[id(t)]; or a sentence."""
+    outs, index = known.outs, known.index
+    if type(t) is not torch.Tensor or t.requires_grad:
+        return errors.changed_state(place.path)
+    if id(t) not in index:
+        row = hidden_row(known, place.path, t)
+        if isinstance(row, str):
+            return row
+        index[id(t)] = len(outs)
+        outs.append(row._replace(hidden=True))
+    row = outs[index[id(t)]]
+    if row.kind == VIEW:
+        return errors.kept_argument(known.paths[row.ref])
+    is_grad = row.kind == SHARED and outs[row.ref].grad_slot != NONE  # of which there is one tensor alone
+    is_reached = row.kind == INPUT and known.slots[row.ref].leaf == NONE
+    if row.kind not in (FRESH, SHARED, INPUT) or is_grad or is_reached:
+        return errors.changed_state(place.path)
+    return None
+
+
+def hidden_row(known, path, t):
+    """The row of a tensor that is no output so far, or why it cannot be one."""
+    k = known.slot_of.get(id(t), NONE)
+    if k != NONE:
+        return OutRow(INPUT, k, ghost(t))
+    return describe_tensor(known.plan, known.seen, path, t, known.near, known.first_of, len(known.outs))
+
+
+def is_fixed(value):
+    """Is this the same wherever it is?"""
+    if type(value) is tuple or type(value) is torch.Size:
+        return all(map(is_fixed, tuple.__iter__(value)))
+    return any(
+        type(value) is kind for kind in (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device)
+    )
+
+
+def touches(seen, t):
+    """Did an op touch t's gradient?"""
+    return core.storage_id(t.grad) in seen.touched
+
+
+def memory_of(t):
+    """What tells whether somebody gives t other memory. (A rescue by another thread moves the storage's.)"""
+    offset = t.storage_offset() if t.layout == torch.strided else 0
+    return core.storage_id(t), offset, t.shape
+
+
+def find_moved(plan):
+    """The path of a tensor to which the run gave other memory (`.data =`); or None."""
+    return next((path for path, t, before in slots_before(plan) if memory_of(t) != before.memory), None)
+
+
+def slots_before(plan):
+    """(path, tensor, Was) of what the call was given or reached."""
+    paths = all_paths(plan)
+    return zip(paths, all_tensors(plan), plan.was, strict=True)
+
+
+def vet_changes(plan, ran):
+    """A sentence if the run left something else behind that a replay would not: other values in places
+    that are guarded, another mode, another requires_grad. `ran`: the function's code."""
+    place = places.find_changed(plan.places, is_guarded_as, {*plan.moving, *plan.free, *plan.stored})
+    if place is not None:
+        return errors.changed_state(place.path, moving.line_of(place, ran))
+    changed = places.find_grown(plan.sizes)
+    if changed is None:
+        begun = {id(plan.flat.tensors[k]) for k in begin_to_require(plan)}
+        changed = next(
+            (
+                path
+                for path, t, was in slots_before(plan)
+                if t.requires_grad != was.requires_grad and id(t) not in begun
+            ),
+            None,
+        )
+        changed = changed and changed + ".requires_grad"
+    if changed is None and core.ambient() != plan.ambient:
+        changed = "a mode or setting of torch"
+    return changed and errors.changed_state(changed)
+
+
+def used_slots(plan, draft):
+    """Which slots get a row: arguments, since code may ask for a shape, a dtype, requires_grad of those that no op
+    touches (a backward's does not); and what is reached, if it or its gradient was touched, returned or
+    replaced, or a gradient flows to it."""
+    used = {*draft.behind.flows, *(s.slot for s in draft.behind.saves), *(g.slot for g in draft.grads)}
+    used |= {o.ref for o in draft.outs if o.kind in (VIEW, INPUT)}
+    used |= {s.owner for s in draft.slots if s.binding != UNUSED}
+    used.update(*plan.follows.values())
+    met = plan.graph is None
+    apart = {len(plan.flat.tensors) + k for k, one in enumerate(plan.reached) if one.inside}
+    return [
+        k for k, s in enumerate(draft.slots)
+        if s.leaf != NONE or (met and s.owner == NONE and k not in apart) or s.binding != UNUSED or k in used
+    ]  # fmt: skip
+
+
+def group_places(found, moving, free, follows, numbers):
+    """(Places by the dict that tells of them (the core skips a dict that did not change), the rest in
+    one group that is compared at each call; the positions that they had.)"""
+    groups, loose = {}, []
+    for k, p in enumerate(found):
+        number = p.want if p.kind in (places.DICT_LEN, places.LIST_LEN) else 0
+        number = p.key if p.kind == places.LIST_ITEM else number
+        present = p.want is not places.MISSING
+        guard = BY_VALUE if is_plain(p.want) else BY_IDENTITY
+        guard = (
+            IS_NUMBER
+            if k in numbers
+            else FOLLOWS
+            if k in follows
+            else NOT_AT_ALL
+            if k in free
+            else BY_TYPE
+            if k in moving
+            else guard
+        )
+        want = None if k in follows else p.want  # the core has it from the slot
+        slots = follows.get(k, [NONE])
+        items = len(slots) if k in follows and type(p.want) is tuple else 0
+        row = (p.kind, guard, p.home, p.key, want, present, number, numbers.get(k, slots[0]), items)
+        teller = places.told_by(p)
+        if teller is not None:
+            groups.setdefault(id(teller), (teller, []))[1].append((row, k))
+        else:
+            loose.append((row, k))
+    ordered = list(groups.values()) + ([(None, loose)] if loose else [])
+    rows = [(teller, [r for r, _ in members]) for teller, members in ordered]
+    return rows, [k for _, members in ordered for _, k in members]
+
+
+def is_guarded_as(then, now):
+    """Would a guard on the one accept the other?"""
+    return then is now or (is_plain(then) and pytree.same_value(then, now))
+
+
+def is_plain(value):
+    """Compared by value in a place; anything else by identity."""
+    return isinstance(value, (bool, int, float, complex, str, bytes)) or type(value) in pytree.PLAIN_TYPES

@@ -1,0 +1,188 @@
+"""What an op is, before it runs: facts of its schema, once for each op, and questions about it with these arguments.
+Nothing here changes anything."""
+
+from typing import Any, NamedTuple
+
+import cgt_core as core
+import torch
+from cgt_core import CUDA, NONE
+
+from ..cuts import apart
+from ..data import LIVE_NUMBER, NotedOp, Seen
+from ..run import constants, tape
+from ..run.observe import is_host_recording, tensors_in, user_line
+
+# Which arguments of cuDNN's recurrent ops are the share that is dropped, whether it trains, and the buffer from which
+# that is drawn.
+DROPOUT = {"_cudnn_rnn": (11, 12, 15), "_cudnn_rnn_backward": (15, 16, 19)}
+# Ops that write running mean and variance (arguments 3 and 4) in training (argument 5) without
+# saying so in their schema.
+SILENT_WRITES = frozenset("native_batch_norm cudnn_batch_norm miopen_batch_norm _batch_norm_impl_index".split())
+GATHERS = "fsdp::all_gather_copy_in"  # and this one argument 1
+# Ops that autocast changes below the dispatcher, where no tape sees it; the database of operators has no others.
+CASTS_INSIDE = frozenset(("_trilinear", "linalg_pinv"))
+# Ops that count from the start of the storage, which a copied slot's buffer does not have.
+ABSOLUTE = frozenset(("as_strided", "as_strided_", "as_strided_copy", "as_strided_scatter"))
+CHECKS = frozenset(("_linalg_check_errors",))
+DYNAMIC = frozenset(("_pack_padded_sequence",))  # by lengths on the host, though it has no tag for that
+# Ops that keep seed and offset of their random numbers for a backward: on the device where a capture is under way, on
+# the host elsewhere; and their backwards, which look for them there.
+KEEPS_SEED = frozenset(
+    f"{name}_attention{end}"
+    for name in ("_scaled_dot_product_flash", "_scaled_dot_product_efficient", "_flash", "_efficient")
+    for end in ("", "_forward", "_backward")
+)
+SEED = ("philox_seed", "philox_offset")
+# Their schemas tell of no write: allreduce_ and its kin are known by this.
+WAITS = ("barrier", "monitored_barrier_")  # in which the host waits
+COLLECTIVES = ("c10d", "_c10d_functional", "_c10d_functional_autograd", "symm_mem")
+COPIES = frozenset(("_to_copy", "copy_", "_copy_from"))
+INDEX_PUT = frozenset("index_put index_put_ _index_put_impl_ _unsafe_index_put".split())
+INDEXES = INDEX_PUT | {"index", "_unsafe_index"}
+REPLACES_MEMORY = frozenset("set_ resize_ resize_as_ _resize_output_ resize_storage_bytes_".split())
+
+
+class OpFacts(NamedTuple):
+    """What is known of an op before it runs."""
+
+    op: Any  # which lives as long as this does, and so has its id to itself
+    packet: str  # name without overload
+    namespace: str
+    writes: tuple  # positions and names of the arguments that it writes
+    draws: bool  # takes random numbers
+    reads: bool  # its result depends on values that Python sees
+    checks: bool  # whether it raises does
+    dynamic: bool  # the shape of its result depends on values
+    reshapes: bool  # changes a tensor's shape in place
+    replaces: bool  # gives a tensor other memory
+    absolute: bool  # counts from the start of the storage
+    copies: bool  # from one device to another, too
+    moves: bool  # brings numbers of the host's to the GPU by a copy, which a capture forbids
+    views: bool  # says that what it returns is its argument's memory
+    pure: bool  # its results depend on its arguments alone
+
+
+FACTS = {}  # id of an op -> its facts. Its hash is a function in Python, and some ten times as slow.
+
+
+def facts_of(op):
+    """The facts of an op, found once for each."""
+    return FACTS.get(id(op)) or FACTS.setdefault(id(op), find_facts(op))
+
+
+def find_facts(op):
+    packet, tags = op.overloadpacket.__name__, op.tags
+    draws = torch.Tag.nondeterministic_seeded in tags
+    return OpFacts(
+        op,
+        packet,
+        op.namespace,
+        tape.writes(op),
+        draws,
+        torch.Tag.data_dependent_output in tags,
+        packet in CHECKS,
+        packet in DYNAMIC or torch.Tag.dynamic_output_shape in tags,
+        torch.Tag.inplace_view in tags,
+        packet in REPLACES_MEMORY,
+        packet in ABSOLUTE,
+        packet in COPIES,
+        packet in COPIES | INDEX_PUT,
+        any(r.alias_info is not None for r in op._schema.returns),
+        constants.is_pure(op, packet, draws),
+    )
+
+
+def written_by(op, facts, args, kwargs, inputs):
+    """The tensors that the op writes, by its schema or, where that is silent, by what we know of it."""
+    if not facts.writes and facts.namespace == "aten" and facts.packet not in SILENT_WRITES:
+        return []
+    written = [args[k] if k < len(args) else kwargs.get(name) for k, name in facts.writes]
+    if facts.packet in SILENT_WRITES and args[5]:  # training
+        written += args[3:5]
+    elif facts.namespace == "fsdp" and op.name() == GATHERS:
+        written.append(args[1])
+    elif facts.namespace == "c10d":
+        written += inputs
+    return tensors_in(written, [])
+
+
+def fills(packet, args, kwargs, t):
+    """Does the op write t without reading it?"""
+    return kwargs.get("out") is t or (packet == "copy_" and args[0] is t)
+
+
+def reads_here(seen, facts):
+    """Does what an op does depend on values that the host sees, and is that not the tape's own affair?"""
+    return facts.reads or (facts.checks and seen.driver == CUDA)
+
+
+def is_dynamic(facts, inputs):
+    """Does the shape of an op's result depend on values?"""
+    if facts.packet in apart.KNOWN and any(t.is_cuda for t in inputs):
+        return False
+    return facts.dynamic and (facts.packet != "index" or any(t.dtype in (torch.bool, torch.uint8) for t in inputs[1:]))
+
+
+def brings_to_gpu(facts, kwargs, inputs):
+    """Does an op in a capture need memory of the host's on the GPU? A number is an argument of a kernel, mostly; where
+    a mask says what it replaces, too (PyTorch fills then, and else counts the mask's elements); and what has to do with
+    the host alone runs there and then."""
+    moves = facts.moves and not (facts.packet in INDEX_PUT and any(t.dtype == torch.bool for t in inputs[1:-1]))
+    return not is_hosts(kwargs, inputs) and any(t.dim() or moves for t in inputs if not t.is_cuda)
+
+
+def is_hosts(kwargs, inputs):
+    """Has an op to do with the host alone?"""
+    return not any(t.is_cuda for t in inputs) and torch.device(kwargs.get("device") or "cpu").type == "cpu"
+
+
+def is_to_host(inputs, kwargs):
+    """Does an op with these arguments copy from the GPU to the host?"""
+    if kwargs.get("device") is None or torch.device(kwargs["device"]).type != "cpu":
+        return False
+    return any(t.is_cuda for t in inputs)
+
+
+def odd_kind(tensors):
+    """What the first of these tensors is that no recording can hold; None if there is none."""
+    t = next((t for t in tensors if not core.is_plain(t)), None)
+    if t is None:
+        return None
+    if type(t).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
+        return f"a {type(t).__name__}, a tensor subclass"
+    if t.is_nested or t.is_quantized:
+        return "a nested tensor" if t.is_nested else "a quantized tensor"
+    return "zeros of autograd's, without memory" if t._is_zerotensor() else f"a tensor of layout {t.layout}"
+
+
+def is_elsewhere(seen, t):
+    """Is t on a device that this run does not record?"""
+    if t.is_cuda:
+        return t.device.index != seen.device or is_host_recording(seen)
+    return t.device.type != "cpu"
+
+
+def is_guarded(seen, t):
+    """Are this CPU tensor's bytes constant, or compared at each call? What an op reads while it is recorded must be; a
+    warm-up does not know yet."""
+    sid = core.storage_id(t)
+    return sid in seen.constants or not t.numel() or (not t.is_cuda and (not seen.recording or sid in seen.slots))
+
+
+def noted(seen: Seen, op: Any, args: tuple, kwargs: dict) -> NotedOp:
+    """The op, to be compared with that of another run."""
+    live_at = {(k, part) for k, part, _ in core.numbers_of_op()}
+    operands = [told_operand(x, (k, NONE) in live_at or (k, 0) in live_at) for k, x in enumerate(args)]
+    return NotedOp(
+        str(op), user_line(seen), (*operands, *(f"{name}={told_operand(x, False)}" for name, x in kwargs.items()))
+    )
+
+
+def told_operand(x, is_live):
+    if is_live:
+        return LIVE_NUMBER
+    if isinstance(x, torch.Tensor):
+        return f"{str(x.dtype).removeprefix('torch.')}{list(x.shape)}"
+    if type(x) in (list, tuple):
+        return f"[{', '.join(told_operand(one, False) for one in x)}]"
+    return str(x) if type(x) is not torch.Generator else "generator"

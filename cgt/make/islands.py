@@ -1,0 +1,476 @@
+"""Parts of a call that run eagerly between two of its graphs: functions marked `cgt.eager`.
+
+What was recorded until then becomes a segment (segments.py). It runs, then the function does, then recording goes on
+behind it; so does each replay. The function is given copies of its tensors, since it may keep them, and what it writes
+there is written back; what it returns comes into memory of the recording by a copy. Its code is not looked at: it runs
+anyway. What it changes that the rest reads is guarded once more behind it.
+
+It runs once per call. Where the call turns out to go another way than the recording, or nothing can be recorded, the
+jitted function runs from the top, eagerly, and the part is answered with what it returned. So what comes before it
+may happen twice, and it stands on the terms of a read.
+"""
+
+import functools
+import threading
+from typing import Any, NamedTuple
+
+import cgt_core as core
+import torch
+from cgt_core import CUDA
+from torch.utils import _pytree
+
+from ..cuts import readout, segments
+from ..cuts.apart import bring_in, bring_out, end_segment, slim
+from ..look import impure, places
+from ..numbers import counters, live, standins
+from ..run import constants
+from ..run.observe import (
+    all_tensors,
+    buffer_for,
+    fill,
+    is_capture,
+    is_host_recording,
+    refuse,
+    touch,
+    user_line,
+    version_of,
+)
+from ..run.taps import look_again
+from ..words import errors, options
+from ..words.private import outside_dynamo
+from ..words.pytree import PLAIN_TYPES
+from . import describe, trace
+from .record import accept
+
+# Of this thread: `ran`, what the replay under way ran; `left`, the same of one whose call went another way, until that
+# is taken; `kept`, of the last one, where somebody asks, and `watched`, tensors that its parts should leave alone;
+# `due`, answers of a call that runs once more.
+LOCAL = threading.local()
+
+
+class Answer(NamedTuple):
+    """What one run of such a part came to."""
+
+    function: Any
+    result: Any
+    error: BaseException | None
+    written: list  # [(which of the arguments' leaves, what the part made of it)]
+    changes: list = []  # places that guards compare, with what it put there; meanwhile they hold what they did
+    unsafe: bool = False  # it changed more than that
+
+
+def eager(function):
+    """Mark a function that runs eagerly wherever it is called: inside of a jitted one it is called between two of its
+    graphs, by every replay, with the values of that call. For what no graph can hold: an environment's step, a
+    callback, a solver of another library. Outside of jitted functions it does nothing.
+
+    Its arguments and results are tensors on the device of the jitted function, numbers, strings, and lists, tuples and
+    dicts of these; arguments may be other objects too. Its tensors are copies, which it may keep, and write to by
+    torch's operators. No gradients flow through it, neither it nor the jitted function draws torch's random numbers,
+    and it may come only before the jitted function writes to anything from outside: else the whole call runs eagerly,
+    with a reason. It must not wait for another thread that calls jitted functions.
+
+    Raises:
+        TypeError: `function` cannot be called, or is a class.
+        CgtError: by the jitted function, where the part wrote to a tensor from outside, or grew a list that the jitted
+            function reads, in a call that goes another way than any recording.
+
+    >>> import torch, cgt
+    >>> @cgt.eager
+    ... def log(y):
+    ...     print(y.tolist())
+    >>> @cgt.jit
+    ... def f(x):
+    ...     y = x * 2
+    ...     log(y)
+    ...     return y + 1
+    >>> y = f(torch.ones(2))
+    [2.0, 2.0]
+    """
+    if isinstance(function, type) or not callable(function):
+        raise TypeError(errors.not_a_function(repr(function)))
+
+    @outside_dynamo
+    @functools.wraps(function)
+    def call(*args, **kwargs):
+        due = getattr(LOCAL, "due", None)
+        if due:
+            return answer(due, function, args, kwargs)
+        seen = trace.seen_here()
+        if seen is None or seen.inside:
+            return function(*args, **kwargs)
+        return meet(seen, call, function, args, kwargs)
+
+    return call
+
+
+# --- a run that is observed ------------------------------------------------------------------------
+
+
+def meet(seen, call, function, args, kwargs):
+    """The function is called, by `call`, in a run under observation."""
+    seen.asks_which = True  # it may put other tensors into places in the middle of the call
+    line = user_line(seen)
+    counters.end(seen)
+    live.settle_all(seen)
+    leaves, spec = _pytree.tree_flatten((args, kwargs))
+    leaves = list(map(standins.settle, leaves))
+    args, kwargs = _pytree.tree_unflatten(leaves, spec)
+    tensors = [t for t in leaves if isinstance(t, torch.Tensor)]
+    for t in tensors:
+        touch(seen, t)
+    why = "behind_changes" if has_changed(seen.plan) else vet(seen, tensors)  # a replay changes things at its end
+    if why is not None:
+        refuse(seen, errors.island(function.__qualname__, line, why))
+        readout.fill(seen, None)  # on the host it runs all the same, and may look
+    if is_capture(seen) or (is_host_recording(seen) and seen.reason is None):
+        return record(seen, call, function, leaves, spec, line)
+    result = beside(seen, lambda: function(*args, **kwargs))
+    why = vet_result(seen, result, tensors)
+    if why is not None:
+        refuse(seen, errors.island(function.__qualname__, line, why))
+    for t in tensors_of(result):
+        seen.made.setdefault(core.storage_id(t), line)
+    return result
+
+
+def vet(seen, tensors):
+    """Why no recording can have such a part here, or None."""
+    if seen.graph is not None or seen.bodies or (seen.driver == CUDA and core.is_in_node()):
+        return "in_backward"
+    if not segments.may_end(seen):
+        return "behind_writes"
+    return vet_tensors(seen, tensors)
+
+
+def vet_tensors(seen, tensors):
+    if any(
+        t.device != torch.device("cuda", seen.device) if seen.driver == CUDA else t.is_cuda
+        for t in tensors
+        if t.numel()
+    ):
+        return "elsewhere"
+    if not all(core.is_plain(t) and t.layout == torch.strided for t in tensors):
+        return "odd"
+    return "gradients" if torch.is_grad_enabled() and any(t.requires_grad for t in tensors) else None
+
+
+def vet_result(seen, result, given):
+    """Why no recording can hold what the part returned, or None."""
+    leaves, tensors = _pytree.tree_leaves(result), tensors_of(result)
+    memory = {core.storage_id(t) for t in given if isinstance(t, torch.Tensor)}
+    if any(core.storage_id(t) in memory for t in tensors):
+        return "returns_arguments"
+    if not all(isinstance(x, torch.Tensor) or type(x) in PLAIN_TYPES for x in leaves):
+        return "returns_objects"
+    return vet_tensors(seen, tensors)
+
+
+def tensors_of(result):
+    return [t for t in _pytree.tree_leaves(result) if isinstance(t, torch.Tensor)]
+
+
+def has_changed(plan):
+    """Is something that guards compare, or that the call is known to store, not what it was when the recording
+    began?"""
+    if plan is None:
+        return False
+    stored = any(
+        (
+            len(put.place.home) != put.place.want
+            if put.place.kind == places.LIST_LEN
+            else places.value_at(put.place) is not put.place.want
+        )
+        for put in plan.kept
+    )
+    tensors = all_tensors(plan)
+    graded = any(core.grad_id(tensors[k]) != before for k, before in plan.grads.items())
+    return stored or graded or places.find_changed(plan.places, describe.is_guarded_as, set()) is not None
+
+
+def beside(seen, body):
+    """body(), of which nobody looks at the ops or the code, nor at what it draws from."""
+    drawn = impure.vet(seen.sources, seen)
+    if drawn is not None:
+        refuse(seen, drawn)
+    started, gpu = set(seen.started), seen.driver == CUDA and not is_capture(seen)  # where it refuses by itself to draw
+    try:
+        result, drew = paused(lambda: watched(body, seen.device if gpu else -1))
+    finally:
+        seen.started.intersection_update(started)
+        look_again()
+        seen.sources[:] = impure.states_now(seen.sources)
+    if drew:
+        refuse(seen, errors.island("an eager part", user_line(seen), "draws"))
+    return result
+
+
+def paused(body):
+    """body(), of which no observer hears."""
+    return core.within([(functools.partial(core.pause, 1), functools.partial(core.pause, -1))], body)
+
+
+def watched(body, device):
+    """(body(), did torch's generators move meanwhile, the host's and, if it is a GPU, the device's?)"""
+    generators = [torch.default_generator, *([torch.cuda.default_generators[device]] if device >= 0 else [])]
+    before = [g.get_state() for g in generators]
+    result = body()
+    return result, not all(map(torch.equal, before, [g.get_state() for g in generators]))
+
+
+def record(seen, call, function, leaves, spec, line):
+    """End a segment that leaves the arguments in memory of the part's own, run the function behind it, and bring what
+    it returned into memory of the recording."""
+    given = [bring_out(seen, x) if isinstance(x, torch.Tensor) else x for x in leaves]
+    alike = [isinstance(x, torch.Tensor) and is_cloned_alike(x) for x in given]
+    island = Island(function, given, alike, spec, line, not seen.islands)
+    seen.islands.append((island, call))
+    seen.keep.append(island)
+    real = functools.partial(constants.for_real, seen) if is_capture(seen) else lambda body: body()
+    end_segment(seen, island)
+    before = len(seen.answers)
+    # It may hand them to another thread, whose stream does not wait for that of a capture.
+    settled = (lambda: torch.cuda.current_stream(seen.device).synchronize()) if is_capture(seen) else None
+    try:
+        done = real(lambda: beside(seen, lambda: island.run(seen.answers, settled)))
+    finally:
+        seen.blank.clear()  # what it was given it may have filled
+        if is_capture(seen) and len(seen.answers) > before:
+            note_changes(seen)
+    why = vet_result(seen, done.result, island.given)
+    if any(core.storage_id(leaves[k]) not in seen.made for k, _ in done.written):
+        why = "writes"
+    why = why or ("changes" if has_changed(seen.plan) else None)
+    if why is not None:
+        refuse(seen, errors.island(function.__qualname__, line, why))
+        return done.result
+    for k, _ in done.written:
+        slim(leaves[k]).copy_(slim(island.leaves[k]))
+    real(lambda: paused(lambda: island.settle(done)))
+    return unflatten([bring_in(seen, x) if isinstance(x, torch.Tensor) else x for x in island.result], island.out)
+
+
+def note_changes(seen):
+    """What the part changed for real, while the capture around it may come to nothing."""
+    plan, tensors = seen.plan, all_tensors(seen.plan)
+    singles, more = places.differing(plan.places, describe.is_guarded_as)
+    wrote = any(version_of(t) != v for t, v in zip(tensors, plan.versions, strict=True))
+    graded = any(core.grad_id(tensors[k]) != was for k, was in plan.grads.items())
+    seen.answers[-1] = seen.answers[-1]._replace(
+        changes=list(map(places.as_now, singles)), unsafe=more or wrote or graded
+    )
+    accept(seen.before)
+
+
+def settle(seen, plan):
+    """The recording becomes a node: what its guards compare, that its parts must not have changed where it is left."""
+    free = {*plan.moving, *plan.free}
+    for island, _ in seen.islands:
+        island.places = [p for k, p in enumerate(plan.places) if k not in free]
+
+
+def vet_parts(function, plan, seen):
+    """A sentence if a replay could not know a part, or give it the objects that it was given, or if random numbers
+    would come in another order; or None."""
+    roots = (function, getattr(function, "__self__", None))
+    known = {id(obj) for _, obj in plan.flat.objects} | {id(p.want) for p in plan.places} | set(map(id, roots))
+    for island, call in seen.islands:
+        objects = [x for x in island.leaves if not isinstance(x, torch.Tensor) and type(x) not in PLAIN_TYPES]
+        if id(call) not in known or not all(id(x) in known or describe.is_constant(x) for x in objects):
+            return errors.island(island.function.__qualname__, island.line, "objects")
+        if seen.random:  # what the part draws would come behind all that the recording does
+            return errors.island(island.function.__qualname__, island.line, "beside_draws")
+    return None
+
+
+def told(seen):
+    """[what runs eagerly, and where]"""
+    parts = [(island.function.__qualname__, island.line) for island, _ in seen.islands] + [
+        (str(part.op), part.line) for part in seen.parts
+    ]
+    return [f"{name} at {line}" for name, line in parts]
+
+
+class Island:
+    """A function that replays call between two segments, with what it is given and what it returned."""
+
+    __slots__ = (
+        "alike",
+        "first",
+        "function",
+        "given",
+        "is_flat",
+        "leaves",
+        "line",
+        "out",
+        "places",
+        "result",
+        "spec",
+        "writes",
+    )
+
+    def __init__(self, function, leaves, alike, spec, line, first):
+        self.function, self.leaves, self.alike, self.spec, self.line = function, leaves, alike, spec, line
+        self.is_flat = spec == _pytree.tree_structure((tuple(leaves), {}))  # no keywords, no containers
+        self.first = first  # of its call
+        self.places = []  # of the recording
+        self.given, self.writes = [], []  # copies of the arguments, of the last run; those of them that it wrote
+        self.result, self.out = [], None  # leaves of what it returned; tensors are where replays bring them
+
+    def __call__(self):
+        """For the core, behind the segment: does the call go on as it was recorded?"""
+        if self.first:
+            LOCAL.ran = []
+        done = self.run_watched() if getattr(LOCAL, "watched", ()) else self.run(LOCAL.ran)
+        self.given = []
+        return self.takes(done)
+
+    def run_watched(self):
+        """run(), and see whether it wrote to the tensors that it should leave alone."""
+        before = list(map(version_of, LOCAL.watched))
+        done = self.run(LOCAL.ran)
+        if list(map(version_of, LOCAL.watched)) != before:
+            LOCAL.ran[-1] = done._replace(unsafe=True)
+        return done
+
+    def leave(self, due, wrote):
+        """For the core: no more segments run. `due`: the call goes another way, from the top, where all is as it was
+        until this part, the last that ran, is called again; guards stood before it. `wrote`: to tensors from outside,
+        which is not undone."""
+        ran, LOCAL.left, LOCAL.ran = LOCAL.ran, None, None
+        if getattr(LOCAL, "kept", None) is not None:
+            LOCAL.kept = ran
+        if due:
+            singles, more = places.differing(self.places, describe.is_guarded_as)
+            changes = list(map(places.as_now, singles))
+            for place in singles:
+                places.put_back(place)
+            LOCAL.left = [*ran[:-1], ran[-1]._replace(changes=changes, unsafe=more or wrote)]
+
+    def run(self, answers, settled=None):
+        """Call the function with copies of its arguments; the Answer, which comes to `answers`, too. `settled()`: wait
+        for the copies."""
+        self.given = [x.clone() if alike else copied(x) for x, alike in zip(self.leaves, self.alike, strict=True)]
+        if settled is not None:
+            settled()
+        args, kwargs = (self.given, {}) if self.is_flat else _pytree.tree_unflatten(self.given, self.spec)
+        try:
+            result = self.function(*args, **kwargs)
+        except BaseException as error:
+            answers.append(Answer(self.function, None, error, []))
+            raise
+        written = [(k, t) for k, t in enumerate(self.given) if isinstance(t, torch.Tensor) and t._version]
+        answers.append(Answer(self.function, result, None, written))
+        if not self.is_flat:
+            leaves, spec = _pytree.tree_flatten((args, kwargs))
+            if spec != self.spec or any(a is not b for a, b in zip(leaves, self.given, strict=True)):
+                raise errors.CgtError(errors.island(self.function.__qualname__, self.line, "changes_containers"))
+        for k, t in written:
+            slim(self.leaves[k]).copy_(slim(t.detach()))
+        return answers[-1]
+
+    def settle(self, done):
+        """This is what it does, as far as the recording depends on it."""
+        leaves, self.out = flatten(done.result)
+        self.result = [x.detach().clone() if isinstance(x, torch.Tensor) else x for x in leaves]
+        self.writes, self.given = [k for k, _ in done.written], []
+
+    def takes(self, done):
+        """Bring what it returned to where the recording reads it, if it is like what was recorded."""
+        leaves, out = flatten(done.result)
+        if (
+            out != self.out
+            or not all(map(alike, leaves, self.result))
+            or not {k for k, _ in done.written} <= set(self.writes)
+        ):
+            return False
+        for mine, x in zip(self.result, leaves, strict=True):
+            if isinstance(mine, torch.Tensor):
+                mine.copy_(x)  # neither requires grad
+        return True
+
+
+def flatten(result):
+    """(leaves, structure) of what a part returned; None is that of a leaf."""
+    if isinstance(result, torch.Tensor) or type(result) in PLAIN_TYPES:
+        return [result], None
+    return _pytree.tree_flatten(result)
+
+
+def unflatten(leaves, structure):
+    return leaves[0] if structure is None else _pytree.tree_unflatten(leaves, structure)
+
+
+def is_cloned_alike(t):
+    """Has a clone of t its layout, alignment, and a version?"""
+    return not t.is_inference() and t.is_contiguous() and core.address(t) % options.ALIGN[t.device.type] == 0
+
+
+def copied(t):
+    """A plain value; or a tensor of the part's own, laid out as this one is, also in inference mode one that tells
+    whether it was written."""
+    if not isinstance(t, torch.Tensor):
+        return t
+
+    def make():
+        room = buffer_for(t, inference=False)
+        fill(room, t)
+        return room.view(t.dtype).as_strided(t.shape, t.stride())
+
+    return core.in_inference(False, make)
+
+
+def alike(x, was):
+    """Can the recording go on with this part of a result? Plain values are compared bit for bit: 0.0 is not -0.0, and a
+    NaN is itself."""
+    if type(x) is not type(was):
+        return False
+    if not isinstance(x, torch.Tensor):
+        return repr(x) == repr(was)
+    facts = [(t.shape, t.stride(), t.dtype, t.device, t.requires_grad) for t in (x, was)]
+    return facts[0] == facts[1] and core.is_plain(x)
+
+
+def keep_answers(tensors):
+    """Of the replay that this thread makes next, until they are taken; those whose parts wrote to these tensors are
+    unsafe."""
+    LOCAL.kept, LOCAL.watched = [], tensors
+
+
+def take_answers():
+    kept, LOCAL.kept, LOCAL.watched = LOCAL.kept, None, ()
+    return kept
+
+
+# --- a call that runs once more ----------------------------------------------------------------------
+
+
+def take_left():
+    """Answers of the replay that just found that its call goes another way."""
+    left, LOCAL.left = LOCAL.left, None
+    return left
+
+
+def answering(answers, body):
+    """body(), which runs a call's function once more: parts that ran already are not run again. The caller holds the
+    paths, so that jitted functions inside are plain."""
+    LOCAL.due = list(answers)
+    try:
+        return body()
+    finally:
+        LOCAL.due = None
+
+
+def answer(due, function, args, kwargs):
+    """What came of this call when it was made."""
+    done = due.pop(0)
+    if getattr(done.function, "__code__", done.function) is not getattr(function, "__code__", function):
+        raise errors.CgtError(errors.island(function.__qualname__, "its second run", "another_order"))
+    leaves = _pytree.tree_leaves((args, kwargs))
+    for k, t in done.written:
+        slim(leaves[k]).copy_(slim(t))
+    for place in done.changes:
+        places.put_back(place)
+    if done.error is not None:
+        raise done.error
+    return done.result

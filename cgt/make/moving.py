@@ -1,0 +1,370 @@
+"""Places that a call advances (`self.calls += 1`), stores to (`self.last = loss`) or appends to
+(`self.losses.append(loss)`) and does not read otherwise. A replay does the same to what they hold then
+(core/places.pxi). The guard of a number asks for its type only; what is stored over, and what is in a list that grows,
+is not looked at.
+
+Which numbers they are is told when the function has run, by the bytecode of all code that ran (flow.py): each mention
+of the place's name in it must be an advance. An attribute is told by its name alone, so code that reads another
+object's attribute of that name keeps it from being one, as do vars(self) and its kin. How often the call advanced it
+follows from what it held before and after: of whole numbers that are counted up and down the difference is all there is
+to know; else there must be one operation, whose number of times is found by doing it."""
+
+import abc
+import copy
+import dataclasses
+import inspect
+import json
+import operator
+import pickle
+import pprint
+import types
+import typing
+from typing import Any, NamedTuple
+
+import torch
+from cgt_core import ADVANCES, ATTR, CELL, DICT_ITEM, LIST_ITEM, LIST_LEN, MINUS, NONE, OVER, PLUS, TIMES, TYPE_ATTR
+
+from ..cuts import readout
+from ..data import EffectRow
+from ..look import flow, places
+from ..look.code import HOMES, is_ambient, is_compiled
+from ..look.flow import ATTRIBUTE, ENTRY, GLOBAL, VARIABLE, advances_of, disturbers, moves_of
+from ..look.places import CLASS_DICT_OF, MISSING, MODULE_OF, MRO_OF, Place, class_value, derives, value_at
+from ..words import errors
+
+MOST_TIMES = 1024  # in one call
+NEITHER = object()
+
+
+class Advance(NamedTuple):
+    """For messages: what a call does to a place."""
+
+    path: str
+    op: str
+    by: Any
+    times: int
+    lines: tuple
+
+
+class Code(NamedTuple):
+    """What the code that ran does to the names that it advances."""
+
+    advances: dict  # (where, name) -> [flow.Advance]
+    others: dict  # (where, name) -> the line that reads or stores it another way
+    opens: str | None  # see flow.Moves
+
+
+def find(found, owners, ran, seen):
+    """{position of a place: EffectRow; or None, where this run did not come to it}, of those that the code of `ran`
+    advances and does nothing else to."""
+    known = code_of(ran)
+    if not known.advances or known.opens:
+        return {}
+    if is_opened(found, seen):
+        return {}
+    holders = {}
+    for p in found:
+        holders.setdefault(id(p.want), []).append(p)
+    rows, beside = {}, [moves_of(code) for code in disturbers(seen.beside, known.advances)]
+    for k, place in enumerate(found):
+        if not is_number(place.want):
+            continue
+        names = names_of(place, owners, holders, known)
+        advances = [advance for name in names for advance in known.advances.get(name, ())]
+        if not advances or any(name in known.others for name in names):
+            continue
+        row = row_of(k, place.want, value_at(place), advances)
+        if row is not NEITHER and (row is None or not any(stores(beside, name) for name in names)):
+            rows[k] = row
+    return rows
+
+
+def find_puts(plan, ran, seen, is_same):
+    """(rows for Plan.places, Plan.free, Plan.puts): of what the code of `ran` stores or
+    appends and does not read. A place that holds what it held is compared: it is not known whether it was stored anew.
+    None: this code reads one of them after all, or another thread has to do with one."""
+    rows, free, puts = [], [], []
+    keeps = None if not plan.kept or is_opened(plan.places, seen) else keeper(ran)
+    beside = [moves_of(code) for code in disturbers(seen.beside, [put[:2] for put in plan.kept])]
+    for put in plan.kept:
+        at, place = len(plan.places) + len(rows), put.place
+        if place.kind == LIST_LEN:
+            at = next(k for k, p in enumerate(plan.places) if p.want is place.home)
+            changed = len(place.home) != place.want
+        else:
+            now = value_at(place)
+            changed = readout.marked(seen, now) is not now or not is_same(place.want, now)
+            rows.append(place._replace(want=None) if changed else place)  # nobody keeps what was there
+            free.extend([at] if changed else [])
+        how = keeps and keeps(put.where, put.name, put.owner, place.home if place.kind == LIST_LEN else None)
+        if how is None or (changed and any(put[:2] in (one.others.keys() | one.stores) for one in beside)):
+            return None
+        puts.extend([(put, at)] if changed else [])
+    return rows, frozenset(free), puts
+
+
+def stores(moves, name):
+    """Does other code than the function's store under this name? That was at work meanwhile: by how much the call
+    itself advanced the place is not known."""
+    return any(name in one.stores or (name[0] == ENTRY and name[1][0] in one.others) for one in moves)
+
+
+def is_number(value):
+    return type(value) is int or type(value) is float  # not `in`: that is a metaclass's __eq__
+
+
+def code_of(ran):
+    """Code of these code objects."""
+    advances, others, opens = {}, {}, None
+    for advance in (advance for code in ran for advance in advances_of(code)):
+        advances.setdefault(advance[:2], []).append(advance)
+    for code in disturbers(ran, advances):
+        moves = moves_of(code)
+        others |= moves.others
+        opens = opens or moves.opens or (code.co_name if is_compiled(code) else None)
+    return Code(advances, others, opens)
+
+
+def keeper(ran):
+    """keeps(where, name, owner, value): does this code only store under the name ("store"), only append to what is
+    there ("append"), or something else (None)?"""
+    moves = [moves_of(code) for code in flow.keepers(ran)]
+    stores, appends = (set().union(*(getattr(one, field) for one in moves)) for field in ("stores", "appends"))
+    others = [moves_of(code) for code in disturbers(ran, stores | appends)]
+    if any(one.opens for one in others) or any(map(is_compiled, ran)):
+        return None
+    reads = set().union(*(one.reads for one in others))
+    reads.update(advance[:2] for one in others for advance in one.advances)
+
+    def keeps(where, name, owner, value):
+        found = [(where, name), (ATTRIBUTE, name)] if where == GLOBAL else [(where, name)]
+        stored, appended = not stores.isdisjoint(found), not appends.isdisjoint(found)
+        if stored == appended or not reads.isdisjoint(found) or (owner is not None and not is_bare(owner, name)):
+            return None
+        return "store" if stored else "append" if type(value) is list else None
+
+    return keeps
+
+
+def summed(found, owners, ran, positions):
+    """Those of these places that the code of `ran` reads for sums alone, of which the result comes there again
+    (flow.py)."""
+    holders, known = {id(p.want): [p] for p in found}, Code({}, {}, None)
+    names = {k: [name for name in names_of(found[k], owners, holders, known) if name[0] != ENTRY] for k in positions}
+    moves = [moves_of(code) for code in disturbers(ran, [name for found in names.values() for name in found])]
+    if any(one.opens for one in moves) or any(map(is_compiled, ran)):
+        return []
+    return [k for k, mine in names.items() if mine and not any(name in one.beside for name in mine for one in moves)]
+
+
+def names_of(place, owners, holders, known):
+    """All (where, name) by which code can come to the place; [] if there may be more."""
+    home, key, owner = place.home, place.key, owners.get(id(place.home), NEITHER)
+    if place.kind == CELL:
+        return [(VARIABLE, place.path)]
+    if place.kind == ATTR:
+        return [(ATTRIBUTE, key)] if is_bare(home, key) else []
+    if owner is None or place.kind not in (DICT_ITEM, LIST_ITEM):
+        return []
+    is_scope = place.kind == DICT_ITEM and "__builtins__" in home
+    if owner is NEITHER and not is_scope:
+        return entry_names(place, owners, holders, known)
+    if type(key) is not str or id(home) in holders:
+        return []
+    if is_scope:
+        return [(GLOBAL, key), (ATTRIBUTE, key)] if owner is NEITHER or type(owner) is types.ModuleType else []
+    return [(ATTRIBUTE, key)] if is_bare(owner, key) else []
+
+
+def line_of(place, ran):
+    """A line of the user's in this code that mentions the place and does not only advance it; or None."""
+    if place.kind != CELL and not places.is_simple(place.key):
+        return None
+    users = [moves_of(code).others for code in ran if not code.co_filename.startswith(HOMES)]
+    return next((line for others in users for name, line in others.items() if is_of(name, place)), None)
+
+
+def told(plan, ran):
+    """[Advance], for messages: what a replay of the plan's recording does to places."""
+    known = code_of(ran)
+    rows = [(plan.places[k], row) for k, row in plan.moving.items() if row is not None]
+    lines = {
+        p.path: [a.line for name, found in known.advances.items() if is_of(name, p) for a in found] for p, _ in rows
+    }
+    numbers = [Advance(p.path, SIGNS[row.op], row.by, row.times, tuple(lines[p.path])) for p, row in rows]
+    puts = [
+        Advance(put.place.path, "append" if put.place.kind == LIST_LEN else "=", None, 1, ()) for put, _ in plan.puts
+    ]
+    return numbers + puts
+
+
+def is_of(name, place):
+    """Could code mean the place with this (where, name)?"""
+    key = name[1][1] if name[0] == ENTRY else name[1]
+    return key == (place.path if place.kind == CELL else place.key)
+
+
+def entry_names(place, owners, holders, known):
+    """The same of an entry, which counts where all code asks the container for constant entries alone, and finds it at
+    one place."""
+    home, key, held = place.home, place.key, holders.get(id(place.home), ())
+    if not (type(home) is dict or type(home) is list) or not places.is_simple(key) or len(held) != 1:
+        return []
+    containers = names_of(held[0], owners, holders, known)
+    names = [(ENTRY, (container, key)) for container in containers]
+    entries = [name[1] for name in (*known.advances, *known.others) if name[0] == ENTRY and name[1][0] in containers]
+    from_the_end = type(home) is list and any(type(entry) is int and entry < 0 for _, entry in entries)
+    return [] if from_the_end or any(container in known.others for container in containers) else names
+
+
+def is_bare(owner, name):
+    """Is the attribute what lies in the object, which nobody but code of its own class and of those around it reads?"""
+    cls = type(owner)
+    base = next((base for base in MRO_OF(cls) if name in CLASS_DICT_OF(base)), None)
+    raw = class_value(cls, name)
+    return (
+        all(is_known(base) for base in MRO_OF(cls))
+        and is_one(class_value(cls, "__setattr__"), SETTERS)
+        and class_value(cls, "__getattribute__") is object.__getattribute__
+        and (base is None or not is_ambient(MODULE_OF(base)))
+        and (raw is MISSING or is_one(type(raw), PLAIN_TYPES))
+    )
+
+
+def is_known(cls):
+    """Does nobody but Python code read objects of this class? (repr() of a SimpleNamespace does, and C code of
+    others.)"""
+    if is_one(cls, PLAIN_BASES) or derives(cls, (torch.nn.Module,)):
+        return True
+    return not is_ambient(MODULE_OF(cls)) and not any(
+        is_one(type(raw), COMPILED) for raw in CLASS_DICT_OF(cls).values()
+    )
+
+
+def is_one(thing, things):
+    """`in`, by identity."""
+    return any(thing is one for one in things)
+
+
+def is_opened(found, seen):
+    """Did the run do what may look at whole objects?"""
+    files = {code.co_filename for code in seen.started if code is not None}
+    return not files.isdisjoint(OPENING_FILES) or any(opens(p.want) for p in found)
+
+
+def opens(value):
+    """Is this something that reads attributes whose names its caller does not say?"""
+    return id(value) in OPENING or is_one(type(value), (operator.attrgetter, operator.methodcaller))
+
+
+def class_guards(found, owners, positions):
+    """Places that tell whether storing an attribute is still what it was."""
+    guards = {}
+    for place in map(found.__getitem__, positions):
+        owner = place.home if place.kind == ATTR else owners.get(id(place.home))
+        if place.kind not in (ATTR, DICT_ITEM) or owner is None or type(owner) is types.ModuleType:
+            continue
+        for name in (place.key, "__setattr__", "__getattribute__"):
+            cls = type(owner)
+            path = f"{places.NAME_OF(cls)}.{name}"
+            guards[id(cls), name] = Place(TYPE_ATTR, cls, name, class_value(cls, name), path)
+    return list(guards.values())
+
+
+def row_of(at, before, after, advances):
+    """The EffectRow that leads from the one number to the other; None: they are the same; NEITHER: it is not clear."""
+    if type(after) is not type(before) or (type(before) is int and not all(keeps_int(a) for a in advances)):
+        return NEITHER
+    if type(before) is int and all(a.op in "+-" for a in advances):
+        return EffectRow(ADVANCES, NONE, place=at, op=PLUS, by=after - before, times=1) if after != before else None
+    op, by = advances[0].op, advances[0].by
+    if any(a.op != op or not is_same(a.by, by) for a in advances):
+        return NEITHER
+    times = count(before, after, lambda x: OPERATIONS[op][1](x, by))
+    if times is None:
+        return NEITHER
+    return EffectRow(ADVANCES, NONE, place=at, op=OPERATIONS[op][0], by=by, times=times) if times else None
+
+
+def keeps_int(advance):
+    return type(advance.by) is int and advance.op != "/"
+
+
+def count(before, after, function):
+    """How often the function leads from the one number to the other; None: not at all, or it cannot be told. An
+    operation with a constant keeps or turns the order of numbers, so what comes again does so at once or every other
+    time."""
+    times = 0
+    while not is_same(before, after):
+        times += 1
+        if times > MOST_TIMES:
+            return None
+        before = function(before)
+    once = function(after)
+    return None if is_same(once, after) or is_same(function(once), after) else times
+
+
+def is_same(a, b):
+    """Are these the same number of the same type, bit for bit?"""
+    return type(a) is type(b) and repr(a) == repr(b)
+
+
+OPERATIONS = {
+    "+": (PLUS, operator.add),
+    "-": (MINUS, operator.sub),
+    "*": (TIMES, operator.mul),
+    "/": (OVER, operator.truediv),
+}
+SIGNS = {number: sign for sign, (number, _) in OPERATIONS.items()}
+SETTERS = (object.__setattr__, torch.nn.Module.__setattr__)
+PLAIN_TYPES = (int, float, bool, type(None), types.MemberDescriptorType)  # what a class may have under the name
+COMPILED = (types.WrapperDescriptorType, types.MethodDescriptorType, types.ClassMethodDescriptorType)
+PLAIN_BASES = (object, abc.ABC, typing.Generic, typing.Protocol)
+OPENING_FILES = frozenset(
+    module.__file__ for module in (copy, pickle, dataclasses, inspect, json, json.encoder, pprint, torch.serialization)
+)
+OPENING = frozenset(
+    map(
+        id,
+        (vars, globals, locals, eval, exec, getattr, setattr, delattr, operator.attrgetter, copy.copy, copy.deepcopy)
+        + (
+            pickle.dumps,
+            pickle.dump,
+            dataclasses.asdict,
+            dataclasses.astuple,
+            object.__getattribute__,
+            object.__setattr__,
+        ),
+    )
+)
+
+
+def is_replaced(place):
+    """Did the run put another tensor there, or another tuple of them? As it was read before, its place is followed, and
+    as a replay stores it, free."""
+    now = value_at(place)
+    then, ones = (places.tensors_at(value) for value in (place.want, now))
+    alike = len(ones) == len(then) > 0 and (type(now) is tuple) == (type(place.want) is tuple)
+    return now is not place.want and alike and all(type(one) is torch.Tensor for one in ones)
+
+
+def learn_replaced(state, plan, seen):
+    """A sentence if the run put other tensors into places that it read and that are not followed yet, or None."""
+    at = {k for k, _ in plan.followable.values() if k not in plan.follows and is_replaced(plan.places[k])}
+    names = [plan.places[k].path for k in sorted(at)] + [path for path, (k, _) in plan.followable.items() if k in at]
+    if seen.asks_which or state.opts.outputs != "rescue":  # it lasts, whatever becomes of results
+        return None
+    found = [plan.places[k] for k in sorted({k for k, _ in plan.followable.values()}) if is_replaced(plan.places[k])]
+    grown = [place.path for place in found if shapes_at(place.want) != shapes_at(value_at(place))]
+    state.grown.update(dict.fromkeys(grown))
+    if not (names or grown):
+        return None
+    state.followed.update(names)
+    state.replaced.update(names)
+    seen.again = True
+    return errors.grows(grown[0]) if grown else errors.follows(names[0])
+
+
+def shapes_at(value):
+    """Of the tensors in a place."""
+    return [t.shape for t in places.tensors_at(value)]

@@ -1,0 +1,684 @@
+"""An op of a run: what is asked and done in front of it, how it runs, and what is noted behind it.
+
+The observer calls `see_op` in the op's place. Its watchers are asked one after another; the order is part of what they
+mean, and each row says why it stands where it does. One that answers True has dealt with the op, which ends there.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import NamedTuple
+
+import cgt_core as core
+import torch
+from cgt_core import CUDA
+
+from ..cuts import apart, finite, forks, segments
+from ..numbers import addresses, counters, live, scalars
+from ..ranks import collectives
+from ..run import blank, constants, tape
+from ..run.devices import is_captured, name_of
+from ..run.observe import (
+    asks_on,
+    exchange,
+    fill,
+    fix,
+    holders,
+    is_capture,
+    is_host_recording,
+    note_memory,
+    refuse,
+    span,
+    swap_of,
+    tensors_in,
+    touch,
+    user_line,
+)
+from ..run.tokens import how_far, see_draw
+from ..words import errors, options, wrappers
+from . import packed
+from .facts import (
+    COLLECTIVES,
+    DROPOUT,
+    INDEX_PUT,
+    INDEXES,
+    KEEPS_SEED,
+    SEED,
+    OpFacts,
+    brings_to_gpu,
+    facts_of,
+    fills,
+    is_dynamic,
+    is_elsewhere,
+    is_guarded,
+    is_hosts,
+    is_to_host,
+    noted,
+    reads_here,
+    written_by,
+)
+from .vets import host_reason, vet_effect, vet_generator, vet_gpus, vet_kinds, vet_op
+
+aten = torch.ops.aten
+LIFTS = ("lift_fresh", "lift_fresh_copy")
+MAKES = (*LIFTS, "set_")  # tensors of what comes from outside
+
+
+class OpCall:
+    """An op on its way through the watchers, which leave here what those behind them ask for."""
+
+    values = None  # that Python reads here, and how it comes by them
+    constant = False  # is its result the same in each replay?
+    counts = False  # does it only count, on the host, what counters follow?
+    tells = False  # does it only tell the outcome of a comparison?
+    selects = False  # does it take what a mask says, of which the values are known?
+    aside = False  # does it draw on the host beside the graph?
+    apart, between = False, False  # can no graph hold it, and does it run between two segments therefore?
+    for_real = False  # does it run on real memory in a capture?
+    draws = False  # does it draw on the host?
+    numbers = ()  # live numbers among its arguments: see live.note
+    movable = ()  # addresses in it that replays will be told
+    before, end = None, 0  # the length of the graph around it
+    repeats = False  # may it be captured again?
+    instead = None  # tensors with which the op runs; None: its own
+    written: list  # the inputs that it writes
+    known: set  # storages of its inputs
+    results: list
+    fresh: list  # which of the results are new memory
+    line: str  # where the user called it
+
+    def __init__(self, facts: OpFacts, args: tuple, kwargs: dict):
+        self.facts, self.op = facts, facts.op
+        self.args, self.kwargs = args, kwargs  # as the op runs: a watcher may exchange arguments
+        self.inputs = tensors_in(kwargs.values(), tensors_in(args, []))  # none exchanged
+        self.generator = kwargs.get("generator")  # what it draws from
+
+
+class Watcher(NamedTuple):
+    """A row of the pipeline."""
+
+    look: Callable  # (seen, call) -> True: the op is dealt with
+    why_here: str
+    of: Callable | None = None  # (op, facts) -> is it asked of this op? None: of all
+    when: Callable | None = None  # seen -> is it asked in this run, from its begin to its end? None: in all
+
+
+def see_op(seen, op, args, kwargs):
+    """One op. `op` is None where a dispatch mode will see it instead of us."""
+    if op is None:
+        refuse(seen, errors.mode_inside(user_line(seen)))
+        return
+    if seen.live is not None:
+        live.watch(seen)
+    facts = facts_of(op)
+    if seen.inside or facts.namespace == "profiler":
+        core.proceed(None)
+        return
+    call = OpCall(facts, args, kwargs)
+    before, behind = seen.watchers.get(id(op)) or choose_watchers(seen, op)
+    for look in before:
+        if look(seen, call):
+            return
+    call.results = proceed(seen, call)
+    for look in behind:
+        look(seen, call)
+
+
+# --- in front of the op --------------------------------------------------------------------------
+
+
+def note_op(seen, call):
+    """For the comparison with another run."""
+    seen.ops.append(noted(seen, call.op, call.args, call.kwargs))
+
+
+def note_autograd(seen, call):
+    """What autograd has read for the last time; whether others save beside us; whether attention keeps a seed."""
+    if seen.spent:
+        spend(seen)
+    if seen.saves and core.save_hooks() > 1:
+        seen.hooked = True  # a checkpoint's, say, beside ours
+    if call.facts.packet in KEEPS_SEED:
+        seen.seeds = True
+
+
+def meet_inputs(seen, call):
+    """Parameters that other processes have a part of; numbers of which C++ made tensors."""
+    if seen.parallel:
+        collectives.see_tensors(seen, call.inputs)
+    if seen.driver == CUDA and not core.is_in_node():  # what a graph from outside saved may be another number each time
+        for t in filter(core.is_lone, call.inputs):
+            see_number(seen, t)
+
+
+def pass_by(seen, call):
+    """A warm-up that asks nothing else of its ops."""
+    if asks_on(seen) or seen.recording or seen.graph is not None:
+        return False
+    seen.devices.update(t.device for t in (*call.inputs, *core.proceed(None)))
+    return True
+
+
+def unmask(seen, call):
+    """An index by a mask that was read becomes one by numbers."""
+    if not (call.facts.packet in INDEX_PUT and segments.fills(*call.args)):
+        call.args = segments.unmask(seen, call.args)
+        call.inputs = tensors_in(call.kwargs.values(), tensors_in(call.args, []))
+
+
+def make_from_outside(seen, call):
+    """A tensor of Python's values, or one over a storage."""
+    if call.facts.packet in LIFTS:
+        see_constant(seen, call.inputs[0])
+        return True
+    if not seen.bodies and is_alias_made(seen, call.args, call.inputs):
+        see_alias(seen, call.op)
+        return True
+    return False
+
+
+def find_written(seen, call):
+    """The inputs that it writes."""
+    seen.exchanges = seen.exchanges or call.facts.namespace in COLLECTIVES
+    call.written = written_by(call.op, call.facts, call.args, call.kwargs, call.inputs)
+
+
+def count(seen, call):
+    """An op that counts on the host is its counter's affair."""
+    return counters.see(seen, call.op, call.facts, call.args, call.kwargs, call.inputs)
+
+
+def find_numbers(seen, call):
+    """Live numbers among the arguments."""
+    if call.written:
+        live.see_written(seen, call.written)
+    on_host = seen.driver == CUDA and is_hosts(call.kwargs, call.inputs)
+    call.numbers = live.note(seen, call.op, call.facts, call.args, call.kwargs, on_host)
+
+
+def judge(seen, call):
+    """Is it constant, does it read values, and which?"""
+    op, facts, inputs = call.op, call.facts, call.inputs
+    call.constant = not call.numbers and constants.is_constant(seen, facts, inputs)
+    call.counts = counters.passes(seen, facts, call.args, inputs, call.written)
+    asks = (reads_here(seen, facts) or is_dynamic(facts, inputs) or is_to_host(inputs, call.kwargs)) and not (
+        call.constant or call.counts
+    )
+    if asks and facts.pure:
+        call.values = segments.values_of(seen, inputs)
+    call.tells = asks and call.values is None and segments.tells(seen, facts.packet, inputs)
+    call.constant = call.constant or call.values is not None or call.tells
+    if asks and not call.constant and facts.packet == "masked_select":
+        call.values = segments.values_of(seen, inputs[1:])
+        call.selects = call.values is not None
+    call.aside = is_aside(seen, op, facts, call.kwargs, inputs, call.written)
+    call.apart = apart.is_one(seen, op, facts, inputs)
+
+
+def vet(seen, call):
+    """Refuse what a replay could not repeat."""
+    if not call.counts:
+        vet_op(
+            seen,
+            call.op,
+            call.facts,
+            call.args,
+            call.kwargs,
+            call.inputs,
+            call.written,
+            call.constant or call.selects,
+            call.aside,
+        )
+    if call.apart and not call.constant and (call.written or not segments.may_end(seen)):
+        refuse(seen, host_reason(seen, errors.op_apart, call.op))
+    if seen.bodies:
+        forks.vet_op(seen, call.op, call.facts, call.kwargs, call.written)
+
+
+def touch_inputs(seen, call):
+    """Memory, devices and generators that it works on."""
+    call.known = set(map(core.storage_id, call.inputs))
+    for t in call.inputs:
+        seen.devices.add(t.device)
+        touch(seen, t, bool(seen.parallel) and fills(call.facts.packet, call.args, call.kwargs, t))
+    if call.generator is not None:
+        seen.generators[core.generator_id(call.generator)] = call.generator
+
+
+def save_written(seen, call):
+    """What it writes, which a replay that goes another way puts back."""
+    if call.written and (seen.until or seen.before is not None):
+        segments.save(seen, call.written)
+    seen.written.update(map(core.storage_id, call.written))
+
+
+def exchange_inputs(seen, call):
+    """It works on copies of arguments, and finds a seed where it looks for it."""
+    if call.facts.packet in KEEPS_SEED and not seen.recording:
+        call.instead = seeds_on_host(call.op, call.args, call.kwargs)
+    if call.facts.absolute and core.storage_id(call.inputs[0]) not in seen.made:
+        seen.raw.add(core.storage_id(call.inputs[0]))
+        if core.storage_id(call.inputs[0]) in seen.swaps:
+            refuse(seen, errors.absolute(str(call.op), user_line(seen)))
+    if seen.swaps:
+        done = {}
+        call.args = exchange(seen, call.args, done)
+        call.kwargs = {k: exchange(seen, v, done) for k, v in call.kwargs.items()}
+        call.instead = tensors_in(call.kwargs.values(), tensors_in(call.args, []))
+
+
+def find_movable(seen, call):
+    """Addresses in it that replays will be told."""
+    movable = addresses.touched(seen, call.instead) if call.instead else ()
+    if movable and not is_capture(seen):
+        addresses.note(seen, call.op, movable)
+    else:
+        call.movable = movable
+
+
+def choose_memory(seen, call):
+    """Does it run between two segments? In a capture: for real? And are numbers of the host's brought to the GPU before
+    it?"""
+    call.between = call.apart and not call.constant and seen.reason is None
+    if not is_capture(seen):
+        return
+    at_once = reads_here(seen, call.facts) or call.facts.dynamic or call.apart
+    call.for_real = call.constant and (at_once or is_to_host(call.inputs, call.kwargs))
+    if not call.for_real and brings_to_gpu(call.facts, call.kwargs, call.inputs):
+        call.args, call.kwargs = (constants.on_device(seen, given) for given in (call.args, call.kwargs))
+        call.instead = tensors_in(call.kwargs.values(), tensors_in(call.args, []))
+
+
+def begin_draw(seen, call):
+    """A draw on the host."""
+    drawn = call.generator if call.generator is not None else torch.default_generator
+    call.draws = drawn.device.type == "cpu"
+    if call.draws:
+        see_draw(seen, drawn, after=False)
+
+
+def read_values(seen, call):
+    """A segment ends where Python reads."""
+    if call.tells:
+        call.values = segments.outcome(seen, call.facts.packet, call.args, call.inputs)
+    if call.values:
+        segments.read(seen, call.values)
+
+
+def has_numbers(seen):
+    """Are numbers of this run live?"""
+    return seen.live is not None
+
+
+BEFORE = (
+    Watcher(note_op, "it may be none that the others deal with", when=lambda seen: seen.ops is not None),
+    Watcher(note_autograd, "what is spent is free for the op's own results"),
+    Watcher(meet_inputs, "the numbers that it makes known are constants for `judge`"),
+    Watcher(pass_by, "a warm-up that asks nothing needs none of what follows"),
+    Watcher(unmask, "it gives the op other arguments", lambda op, facts: facts.packet in INDEXES),
+    Watcher(make_from_outside, "what it makes has no inputs to be looked at", lambda op, facts: facts.packet in MAKES),
+    Watcher(find_written, "all that follows asks what is written"),
+    Watcher(count, "no other watcher may take a count for a read", when=has_numbers),
+    Watcher(find_numbers, "an op with live numbers is not constant", when=has_numbers),
+    Watcher(judge, "it asks for writes and numbers"),
+    Watcher(vet, "a constant is refused nothing; memory of an op that is refused is none that is touched"),
+    Watcher(touch_inputs, "it knows the user's tensors, not their copies"),
+    Watcher(save_written, "the user's tensors, still; what was touched is known"),
+    Watcher(exchange_inputs, "from here on arguments are those with which the op runs"),
+    Watcher(find_movable, "addresses are those of the copies", when=lambda seen: seen.movable),
+    Watcher(
+        choose_memory,
+        "what is brought to the GPU takes the place of what was exchanged",
+        when=lambda seen: seen.recording,
+    ),
+    Watcher(
+        begin_draw,
+        "the state of the generator in front of the op, behind all that may run ops of its own",
+        lambda op, facts: facts.draws,
+    ),
+    Watcher(read_values, "the segment ends right in front of the op"),
+)
+
+
+# --- the op --------------------------------------------------------------------------------------
+
+
+def proceed(seen, call):
+    """Run the op, in one of the ways that there are; its results."""
+    if call.selects and is_capture(seen):
+        return segments.select(seen, *call.inputs)
+    if call.for_real:
+        return constants.read(seen, call.inputs)
+    if call.between:
+        return apart.record(seen, call.op, call.args, call.kwargs)
+    if is_capture(seen) and packed.is_one(call.op, call.args, call.kwargs):
+        return packed.record(call.op, call.args, call.kwargs)
+    call.before = core.graph_length() if (call.numbers or call.movable) and is_capture(seen) else 0
+    moved = how_far(seen) if call.movable and call.facts.draws else None
+    try:
+        results = core.proceed(call.instead)
+    except Exception as error:
+        apart.learn(seen, call.op, call.facts, call.args, call.kwargs, call.written, error)
+        raise
+    call.end = core.graph_length() if call.movable else 0
+    # Not what counts somewhere, a collective or a draw, whose op did: it would do so again.
+    call.repeats = call.facts.namespace in constants.KNOWN and (moved is None or how_far(seen) == moved)
+    return results
+
+
+# --- behind the op -------------------------------------------------------------------------------
+
+
+def unwrap(seen, call):
+    """A collective may hand out what waits when it is used."""
+    call.results = [part for t in call.results for part in wrappers.plain_inside(t)]
+
+
+def tell_numbers(seen, call):
+    """Where in the graph the live numbers are, and the addresses."""
+    op, args, kwargs, numbers = call.op, call.args, call.kwargs, call.numbers
+    if (
+        numbers
+        and is_capture(seen)
+        and (call.before is None or not scalars.record(seen, op, args, kwargs, numbers, call.before))
+    ):
+        live.pin_all(seen, numbers)
+    if call.movable and call.repeats:
+        told = {row: seen.live.steps[row].value for *_, row in numbers}
+        given = scalars.substitute(op, args, kwargs, numbers, told) if numbers else (args, kwargs)
+        addresses.record(seen, op, *given, call.before, call.end, call.movable)
+    elif call.movable:
+        addresses.stay(seen, call.movable)
+
+
+def may_draw(op, facts):
+    """From a generator, or from what only the op knows."""
+    takes = any(argument.name == "generator" for argument in op._schema.arguments)
+    return facts.draws or takes or facts.packet in DROPOUT or facts.namespace not in constants.KNOWN
+
+
+def end_draw(seen, call):
+    """What it drew, and from where."""
+    op, packet = call.op, call.facts.packet
+    seen.draws, seen.random = seen.draws or call.draws, seen.random or call.facts.draws
+    seen.acts = (
+        seen.acts or call.facts.namespace not in constants.KNOWN or (call.facts.draws and call.generator is not None)
+    )
+    if call.draws:
+        see_draw(seen, call.generator if call.generator is not None else torch.default_generator, after=True)
+    if packet in DROPOUT:
+        see_dropout(seen, packet, *(call.args[k] for k in DROPOUT[packet]))
+    if call.generator is not None:
+        vet_generator(seen, op, call.generator, [*call.results, *call.written])
+
+
+def find_fresh(seen, call):
+    """Which results are new memory."""
+    vet_kinds(seen, call.op, call.results)
+    of_number = not call.inputs and call.facts.views  # C++ made a tensor of it, whose memory is not the recording's
+    seen.keep.extend(map(core.alias, call.results if of_number else ()))
+    call.fresh = [t for t in call.results if core.storage_id(t) not in call.known and not of_number]
+    vet_effect(seen, call.op, call.facts, call.fresh, call.written)
+    forks.note_made(seen, call.fresh)
+    collectives.note_pending(seen, call.op, call.inputs, call.fresh)
+
+
+def note_line(seen, call):
+    """Where the user called it."""
+    call.line = user_line(seen) if call.fresh or (call.written and seen.recording) else ""
+    if call.line and seen.recording:
+        seen.trail.append((call.op, call.line))
+
+
+def note_fresh(seen, call):
+    """The new memory."""
+    if not call.fresh:
+        return
+    strange = vet_gpus(seen, call.op, call.inputs, [t for t in call.fresh if t.is_cuda])
+    if strange is not None:
+        refuse(seen, strange)
+    for t in call.fresh:
+        note_memory(seen, t, call.line)
+        seen.devices.add(t.device)
+        if t.device.type == "cpu" and seen.driver == CUDA:
+            seen.hosts[core.storage_id(t)] = core.storage_name(t)
+            held = not call.facts.draws and all(is_guarded(seen, one) for one in call.inputs)
+            # Seed and offset lie on the device in a capture.
+            call.constant = call.constant or call.facts.packet in KEEPS_SEED or (held and not call.aside)
+
+
+def note_constant(seen, call):
+    """Memory that nobody wrote, memory that is the same in each replay, and what is drawn beside the graph."""
+    strange = blank.see(seen, call.facts, call.inputs, call.written, call.fresh) if is_host_recording(seen) else None
+    if strange is not None:
+        refuse(seen, strange)
+    constants.note(seen, call.op, call.args, call.kwargs, call.constant, call.fresh, call.written, call.for_real)
+    if call.aside:
+        seen.drawn.update(map(core.storage_id, call.fresh))
+
+
+def put_on_tape(seen, call):
+    """The host's tape has each op; a capture's, what is drawn beside the graph."""
+    if (is_host_recording(seen) and not call.between) or (call.aside and call.fresh and is_capture(seen)):
+        append(seen, call.op, call.args, call.kwargs, call.results, call.fresh, bool(call.written), call.numbers)
+
+
+def mirror_written(seen, call):
+    """What was written in a copy is written in the user's memory."""
+    if call.written:
+        mirror(seen, call.written)
+
+
+def check_finite(seen, call):
+    """NaN and infinity, where somebody asks for them."""
+    finite.note(seen, call.op, call.args, call.kwargs, call.inputs, call.fresh, call.written)
+
+
+BEHIND = (
+    Watcher(unwrap, "the others take plain tensors", lambda op, facts: facts.namespace in COLLECTIVES),
+    Watcher(
+        tell_numbers, "the graph ends with the op's own nodes", when=lambda seen: seen.movable or has_numbers(seen)
+    ),
+    Watcher(end_draw, "the generators are as the op left them", may_draw),
+    Watcher(find_fresh, "it asks which results are no inputs"),
+    Watcher(note_line, "only what makes or writes memory has one"),
+    Watcher(note_fresh, "it tells the line"),
+    Watcher(note_constant, "new memory has its name"),
+    Watcher(put_on_tape, "what is refused by now is on no tape", when=lambda seen: seen.recording),
+    Watcher(mirror_written, "the tape has the op whose writes are copied", when=lambda seen: seen.swaps),
+    Watcher(check_finite, "it looks at what the op left", when=lambda seen: options.NAN),
+)
+
+
+def choose_watchers(seen, op):
+    """(in front, behind): the watchers that are asked of this op in this run."""
+    seen.on_watch = seen.on_watch or tuple(row.when is None or bool(row.when(seen)) for row in (*BEFORE, *BEHIND))
+    seen.watchers[id(op)] = found = watchers_of(op, seen.on_watch)
+    return found
+
+
+@functools.cache  # which keeps the op, and so its id
+def watchers_of(op, asked):
+    """(in front, behind): the watchers that are asked of this op in such a run."""
+
+    def chosen(rows, asked):
+        pairs = zip(rows, asked, strict=True)
+        return tuple(row.look for row, yes in pairs if yes and (row.of is None or row.of(op, facts_of(op))))
+
+    return chosen(BEFORE, asked[: len(BEFORE)]), chosen(BEHIND, asked[len(BEFORE) :])
+
+
+# --- single mechanisms ---------------------------------------------------------------------------
+
+
+def see_dropout(seen, packet, dropout, train, buffer):
+    """cuDNN's recurrent layers are handed its buffer of random state wherever the process has one, and read it if they
+    drop."""
+    if dropout and train and is_elsewhere(seen, buffer):
+        refuse(seen, errors.spread_draws(packet, user_line(seen), buffer.device, name_of(seen.device)))
+    elif not (dropout and train):
+        if buffer is not None and seen.dropout is None:
+            seen.touched.pop(core.storage_id(buffer), None)
+            seen.passing.discard(core.storage_id(buffer))
+    elif packet == "_cudnn_rnn":
+        seen.acts, seen.dropout = True, core.alias(buffer)
+        seen.keep.append(seen.dropout)
+
+
+def seeds_on_host(op, args, kwargs):
+    """What `proceed` wants if a backward of attention runs outside of a capture with seed and offset of a forward that
+    was captured: it would read them where they are not. None if they are where it expects them."""
+    given = dict(zip((a.name for a in op._schema.arguments), args, strict=False)) | kwargs
+    wrong = [id(t) for t in map(given.get, SEED) if t is not None and t.is_cuda and t.dim() == 0 and not is_captured(t)]
+    if not wrong:
+        return None
+    return [t.cpu() if id(t) in wrong else t for t in tensors_in(kwargs.values(), tensors_in(args, []))]
+
+
+def append(seen, op, args, kwargs, results, fresh, writes, numbers):
+    """Put the op on the host's tape, unless it is a view. `numbers`: see live.note."""
+    # A freed storage's address could come back.
+    seen.memory.extend(map(core.alias, filter(core.is_plain, fresh)))
+    if seen.reason is not None or facts_of(op).reshapes or not (fresh or writes or not results):
+        return
+    if fresh and len(fresh) != len(results):
+        refuse(seen, errors.odd_op(str(op), user_line(seen)))
+        return
+    try:
+        done = {}
+        kwargs = {k: fix(seen, v, done) for k, v in kwargs.items()}
+        tape.append(op, fix(seen, args, done), kwargs, fresh)
+        for k, part, row in numbers:
+            core.scalar(row, seen.live.steps[row].value, k, part)
+    except Exception as error:  # an argument without a boxed form: the op ran, so go on eagerly
+        refuse(seen, errors.untaped_op(str(op), user_line(seen), str(error)))
+
+
+def mirror(seen, written):
+    """A copied slot was written through its buffer: bring the user's memory up to date. Where that is done behind all
+    else, only on the host, where code may look meanwhile."""
+    for t, row in [(one, row) for one in written for row in copies_of(seen, one)]:
+        sid, carries = core.storage_id(row.leaf), id(row.leaf) in seen.carries
+        # What is written is known by its storage.
+        (seen.carried if carries else seen.mirrored).update(id(one.leaf) for one in seen.swaps[sid])
+        seen.written.add(sid)
+        if carries and is_capture(seen):
+            continue
+        # An argument may lie in another one's copy, and have bytes there that are gaps of that one's.
+        at = core.address(t) - (core.address(row.buffer) if core.storage_id(t) in seen.buffers else row.lo)
+        whole = at >= 0 and at + span(t) <= row.hi - row.lo
+        to, source = (
+            core.view_like(base, t if whole else row.leaf, at if whole else 0) for base in (row.leaf, row.buffer)
+        )
+        aten.copy_.default(to, source)
+        if is_host_recording(seen) and not carries:
+            tape.copy_into(fix(seen, to), source)
+    if seen.shared:
+        renew_shared(seen, written)
+
+
+def copies_of(seen, t):
+    """[Swap] of the copied slot in whose copy t lies, or of all that it may have to do with."""
+    sid = core.storage_id(t)
+    if sid in seen.buffers:
+        return [seen.buffers[sid]]
+    row = swap_of(seen, sid, core.address(t), core.address(t) + span(t)) if sid in seen.swaps else None
+    return [row] if row is not None else seen.swaps.get(sid, [])
+
+
+def renew_shared(seen, written):
+    """Copies of what shares bytes with a tensor that was written, though no run before had done so. From the next
+    recording on they are where they are."""
+    for t in written:
+        mine = copies_of(seen, t)
+        lo, hi = (mine[0].lo, mine[0].hi) if mine else (core.address(t), core.address(t) + span(t))
+        for row in seen.shared:
+            if all(row is not one for one in mine) and row.lo < hi and lo < row.hi:
+                fill(row.buffer, row.leaf)
+                seen.again = True
+                refuse(seen, errors.shared_and_written(user_line(seen)))
+
+
+def see_constant(seen, t):
+    """torch.tensor(...) of Python values: the values are guarded, the memory is new every time."""
+    core.proceed(None)
+    if is_capture(seen) and t.is_cuda and t.numel():
+        (t,) = constants.renew(seen, [t])
+    note_memory(seen, t, user_line(seen))
+    forks.note_made(seen, [t])
+    constants.add(seen, t)
+    seen.devices.add(t.device)
+    if is_host_recording(seen):
+        value = t.clone()
+        seen.memory.append(core.alias(t))
+        seen.keep.append(value)
+        tape.copy_into(t, value)
+
+
+def see_number(seen, t):
+    """One that C++ made of Python's numbers: TorchScript does so, and shows it to nobody. (A module of TorchScript,
+    which could keep one, is none that is recorded.)"""
+    sid = core.storage_id(t)
+    if sid in seen.slots or sid in seen.hosts:
+        return
+    note_memory(seen, t, user_line(seen))
+    seen.keep.append(core.alias(t))
+    seen.hosts[sid] = core.storage_name(t)
+    constants.add(seen, t)
+
+
+def is_alias_made(seen, args, inputs):
+    """Is this how C++ makes a tensor over a storage: set_ of an empty one that the call made? cuDNN's recurrent layers
+    take their weights so. (A tape has no place for a storage.)"""
+    return (
+        seen.driver == CUDA and len(args) > 1 and len(inputs) == 1 and inputs[0].is_cuda and not inputs[0].numel()
+        and core.storage_id(inputs[0]) in seen.made
+    )  # fmt: skip
+
+
+def see_alias(seen, op):
+    """What set_ returns is another tensor over memory that may be from outside."""
+    (t,) = core.proceed(None)
+    sid = core.storage_id(t)
+    if sid in seen.swaps:
+        refuse(seen, errors.replaces_memory(str(op), user_line(seen)))
+    else:
+        touch(seen, t)
+
+
+def is_aside(seen, op, facts, kwargs, inputs, written):
+    """Is this an op of the host's in a function on the GPU that draws random numbers, or works on such? It runs for
+    real while the function is recorded, and a replay runs it beside the graph."""
+    if (
+        seen.driver != CUDA
+        or seen.graph is not None
+        or seen.bodies
+        or written
+        or facts.namespace not in constants.KNOWN
+    ):
+        return False
+    if not is_hosts(kwargs, inputs):
+        return False
+    draws = facts.draws and kwargs.get("generator") is None
+    mine = [t for t in inputs if core.storage_id(t) not in seen.drawn]
+    fit = all(core.storage_id(t) in seen.constants or (not t.dim() and is_guarded(seen, t)) for t in mine)
+    return fit and (draws or len(mine) < len(inputs))
+
+
+def spend(seen):
+    """Let go of what autograd has read for the last time: a result of the path, or the copy of an argument.
+    A run under way may still hold some of it."""
+    leaves = seen.graph.leaves
+    for at in sorted(leaves.read):
+        memory, uses = seen.spent[at]
+        if holders(memory) > uses:
+            continue
+        del leaves.left[at]
+        leaves.read.remove(at)
+        leaves.gone.add(at)
+        try:
+            if len(memory) == 1:
+                core.spend(memory[0])
+            else:
+                core.storage_empty(memory[1])
+        except core.DriverError as error:
+            refuse(seen, errors.recording_failed(error.args[1], ""))

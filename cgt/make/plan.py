@@ -1,0 +1,515 @@
+"""What is decided before the function runs: what it can read, where in the tree the call belongs, which slots
+are copied. Nothing is changed but what the function's State knows of its code."""
+
+import enum
+
+import cgt_core as core
+import torch
+from cgt_core import AT_PLACE, COPIED, CUDA, HOST, MISS_META, MISS_PLACE, MISS_POINTER, NONE, PINNED, REBOUND
+
+from ..data import Around, Plan, Reached, Was
+from ..look import code, empties, flow, impure, places
+from ..numbers import addresses, counters, live
+from ..run.devices import home_of
+from ..run.observe import span, version_of
+from ..run.taps import is_alone, is_reader
+from ..words import errors, options, pytree, wrappers
+from ..words.private import is_gathered, is_traceable
+from . import autograd, describe, facts, moving
+
+
+def is_strict(t):
+    """May a tensor refuse what it is asked? Its class has functions of its own, and is no wrapper's."""
+    asks = type(t).__torch_function__
+    asks = getattr(asks, "__func__", asks)
+    return asks not in (
+        torch.Tensor.__torch_function__.__func__,
+        torch.nn.Parameter.__torch_function__,
+    ) and not is_traceable(t)
+
+
+def leaf_devices(flat):
+    """Warm-up, and the choice of driver, are per function and kinds of device among its arguments."""
+    return frozenset(t.device.type for t in flat.tensors)
+
+
+def driver_of(state, flat):
+    """The driver for a call with these leaves; None before the first one."""
+    if state.graph is not None:
+        return state.graph.driver
+    return state.drivers.get(leaf_devices(flat))
+
+
+def device_of(state, flat):
+    """Index of the device on which a call is recorded; -1 is the host."""
+    if state.graph is not None:
+        return state.graph.device
+    return home_of(flat.tensors, state.homes) if driver_of(state, flat) == CUDA else -1
+
+
+def place_in_tree(state, flat, tensors):
+    """(path, node behind which a call with these tensors belongs; NONE: it begins an iteration)."""
+    device = device_of(state, flat)
+    return core.path_state(device)[0], core.parent_of(device, state.f, list(tensors))
+
+
+def misses(call, path, parent):
+    """[(recording, why, index)]: why those here of the call's structure do not take it; newest match first."""
+    return core.node_misses(path, parent, call.state.f, call.spec, leaves_of(call.flat))
+
+
+def places_first(missed):
+    """The same, where a place is why if one is: a guard tells of shapes before it looks at places, but what lies in
+    them will be followed, or live, and the recording made anew."""
+    told = []
+    for node, why, index in missed:
+        place = core.node_misplaced(node) if why == MISS_META else NONE
+        told.append((node, why, index) if place == NONE else (node, MISS_PLACE, place))
+    return told
+
+
+def leaves_of(flat):
+    """What the core takes of a call: its tensors, then its live numbers."""
+    return [*flat.tensors, *(value for _, value in flat.numbers)]
+
+
+def survey(call):
+    """Around: what the function can read without its arguments; or a sentence if that cannot be guarded."""
+    state, flat, graph = call.state, call.flat, call.state.graph
+    if graph is None:
+        found = look_around(state, call.function, flat)
+    else:
+        found = places.Found(
+            places.found_again(graph.places), [], graph.reached, [], [], graph.owners, [], set(), [], set(), [], []
+        )
+    reason = refuse_around(flat, found)
+    if reason is not None:
+        return reason
+    reached, also = reach_tensors(found.tensors, flat)
+    for one in reached:
+        if not core.is_plain(one.tensor) and not wrappers.is_one(one.tensor):
+            return errors.odd_tensor(one.path, facts.odd_kind([one.tensor]))
+        if is_strict(one.tensor):
+            return errors.subclass(one.path, type(one.tensor).__name__)
+        if state.saves and torch.is_grad_enabled() and one.tensor.requires_grad and not core.is_plain(one.tensor):
+            return errors.wrapped_graph(one.path, type(one.tensor).__name__)
+    return Around(found, reached, also, [*flat.tensors, *(one.tensor for one in reached)])
+
+
+def find_followable(call, around):
+    """{path: (position of its place, slot)} of reached tensors in whose place another may come, without a gradient's
+    noticing; or in that of the tuple in which they are, whose slots are consecutive."""
+    state, flat, found = call.state, call.flat, around.found
+    grad = torch.is_grad_enabled()
+    if state.graph is not None or state.asks_which or (state.saves and grad):
+        return {}
+    at = {id(r.tensor): (k + len(flat.tensors), r.path) for k, r in enumerate(around.reached) if r.owner == NONE}
+    owners = {r.owner for r in around.reached} | {owner for _, owner in around.also.values()}
+    followable = {}
+    for k, ones in alone_in_places(found).items():
+        slots = [at.get(one, (NONE, None)) for one in ones]
+        fit = all(
+            slot != NONE and slot not in owners and not (grad and around.tensors[slot].requires_grad)
+            for slot, _ in slots
+        )
+        if fit and [slot for slot, _ in slots] == list(range(slots[0][0], slots[0][0] + len(slots))):
+            followable |= {path: (k, slot) for slot, path in slots}
+    return followable
+
+
+def alone_in_places(found):
+    """{position: ids of tensors} of the places that alone lead to one, or to a tuple of such: others may come there,
+    and it is these which the function finds. Not where the tensor has hooks that are places, or attributes, which could
+    lead back to the function: the core's hold is hidden from the garbage collector."""
+    others, alone = {id(p.home) for p in found.places} | found.shared, {}
+    for k, p in enumerate(found.places):
+        if p.kind not in (places.DICT_ITEM, places.CELL, places.LIST_ITEM):
+            continue
+        ones = places.tensors_at(p.want)
+        ids = tuple(map(id, ones))
+        if (
+            ones
+            and len(set(ids)) == len(ids)
+            and others.isdisjoint((id(p.want), *ids))
+            and not any(map(is_bearer, ones))
+        ):
+            alone[k] = ids
+    return alone
+
+
+def is_bearer(t):
+    """May it lead to more than memory: does it have attributes, or tensors inside?"""
+    return core.has_attributes(t) or not core.is_plain(t)
+
+
+def plan_call(call, around, parent, followable, moves, changed):
+    """The Plan of a call that goes behind `parent`, or a sentence. `followable`: see find_followable. `moves`: as of
+    Plan. `changed`: paths of places that kept others from fitting."""
+    state, flat, graph, found, tensors = call.state, call.flat, call.state.graph, around.found, around.tensors
+    driver, device = driver_of(state, flat), device_of(state, flat)
+    paths = [*flat.paths, *(one.path for one in around.reached)]
+    others = tuple(sorted(state.gpus - {device})) if driver == CUDA and graph is None else ()
+    gathered = next((path for path, one in found.sharded if is_gathered(one)), None)
+    # A backward would let go of its memory, and a capture that comes to nothing, too.
+    if gathered is not None and torch.is_grad_enabled():
+        return errors.gathered(gathered)
+    sinks = core.sinks_new(tensors)  # autograd's accumulators are made on the caller's stream, if there are none
+    saves = state.saves and torch.is_grad_enabled()
+    hooked = find_hooked(state, saves, sinks)
+    if hooked >= 0:
+        return errors.hooked_leaf(paths[hooked])
+    followed, follows = find_followed(state, followable)
+    stored = next((path for path in followed if path in state.replaced), None)
+    if stored is not None and not is_alone():
+        return errors.used_elsewhere(stored)
+    named = candidates(flat, tensors, followed, driver, (device, *others))
+    written = {id(t) for t, path in zip(tensors, paths, strict=True) if path in state.written}
+    copied, beside = choose_copied(state, named, tensors, written, len(flat.tensors), parent, moves)
+    sources, sums, untraced = live_sources(call, around, saves)
+    return Plan(
+        flat=flat, driver=driver, device=device, others=others, parent=parent, graph=graph, saves=saves,
+        reached=around.reached, also=around.also, places=found.places, lone=empties.lone_empties(found.places),
+        sizes=found.sizes, sources=impure.states(found.sources), owners=found.owners, kept=found.kept,
+        live=sources, lone_tables=state.lone_tables,
+        summed=moving.summed(found.places, found.owners, state.ran, sums) if sums else [], wary=untraced is not None,
+        computes=state.computes if untraced is None and graph is None else False,
+        unguarded=found.notes, changed=changed, sharded=[one for _, one in found.sharded],
+        followable=followable, follows=follows, moves=moves,
+        copied=copied, carries=frozenset(id(tensors[k]) for k in copied if id(tensors[k]) in written), beside=beside,
+        spent=autograd.find_spent(graph, flat, copied, driver, parent, call.args),
+        grads={k: core.grad_id(t) for k, t in enumerate(tensors) if can_have_grad(t)},
+        versions=[version_of(t) for t in tensors],
+        was=[Was(describe.memory_of(t), t.requires_grad, alias_of(t, driver, parent)) for t in tensors],
+        generators=reach_generators(found.places, flat), ambient=core.ambient(), sinks=sinks,
+    )  # fmt: skip
+
+
+def find_hooked(state, saves, sinks):
+    """The slot of a leaf that has hooks on its accumulator, where a backward may run inside of the call; or NONE. That
+    one would be recorded past hooks on accumulators, which a capture does not even meet."""
+    if saves or state.graph is not None or not torch.is_grad_enabled():
+        return NONE
+    return core.sinks_hooked(sinks, bool(state.parallel))
+
+
+def find_followed(state, followable):
+    """(what is followed of `followable`: all tensors of a tuple if one of them is; {position of a place: its slots})"""
+    at = {k for path, (k, _) in followable.items() if path in state.followed}
+    followed = {path: (k, slot) for path, (k, slot) in followable.items() if k in at}
+    return followed, {k: [slot for one, slot in followed.values() if one == k] for k in at}
+
+
+def candidates(flat, tensors, followed, driver, gpus):
+    """[(slot, path)] of arguments and of what is followed, if the recording works on memory of their kind: that of
+    these GPUs, or the host's if no GPU runs it."""
+    named = [*enumerate(flat.paths), *((slot, path) for path, (_, slot) in followed.items())]
+    return [
+        (k, path) for k, path in named
+        if (tensors[k].device.index in gpus if tensors[k].is_cuda else driver == HOST)
+    ]  # fmt: skip
+
+
+def live_sources(call, around, saves):
+    """(sources of the live numbers; positions of places whose number may be read for a sum that comes there again, if
+    a recording may leave it open; why the user's code is given no live number, or None)"""
+    state, flat = call.state, call.flat
+    untraced = why_untraced(state, saves)
+    sources = live.sources_of(flat, around.found.places, state, untraced)
+    sums = [s.at for s in sources if s.op == AT_PLACE and s.part == NONE and s.exact is None]
+    may_sum = state.opts.outputs == "rescue" and not (saves or state.graph)
+    if why_uncounted(state, saves) is None:
+        sources += counters.sources_of(state, flat, around.reached)
+    return sources, sums if may_sum else [], untraced
+
+
+def why_uncounted(state, saves):
+    """Why no run of this function can have live numbers, or None. Autograd would keep them for a backward that no run
+    sees, Dynamo compiles for their type, and other threads would find the stand-ins."""
+    if state.graph is not None or saves or runs_compiled(state) or not is_alone():
+        return errors.number_saved()
+    return state.untraced
+
+
+def why_untraced(state, saves):
+    """The same of numbers that code of the user's sees: type(x) tells stand-ins from them."""
+    return why_uncounted(state, saves) or live.asker(state.ran | state.passed)
+
+
+def refuse_around(flat, around):
+    """A sentence if what the function can read cannot be guarded, or None."""
+    if around is None:
+        return errors.too_many_places()
+    told = [
+        (p.path, p.want) for p in around.places if p.key != "__wrapped__"
+    ]  # what a wrapper calls lies in its closure
+    for path, value in [*flat.objects, *told]:
+        if is_reader(value):
+            return errors.early_bound(path)
+    # What another thread puts there meanwhile could not be told from what a recording did that is undone.
+    if around.kept and not is_alone():
+        return errors.used_elsewhere(around.kept[0].place.path)
+    if (around.taken_over and not around.sharded) or any(one is None for _, one in around.sharded):
+        return errors.unknown_sharding(around.taken_over[0])
+    return errors.scripted(around.scripted[0]) if around.scripted else None
+
+
+def look_around(state, function, flat):
+    """What the code that ran so far can read, and what is there now; None: too much."""
+    roots, arguments = [*flat.objects, *bearers_of_code(flat)], [*zip(flat.paths, flat.tensors, strict=True)]
+    if runs_compiled(state):
+        return places.find_places(function, roots, None, arguments, options.MAX_PLACES)
+    # A backward may run code of the forward's again (recomputation), and would not be seen to keep anything.
+    keeps = state.opts.outputs == "rescue" and not (state.saves and torch.is_grad_enabled())
+    found = places.find_places(function, roots, state.ran, arguments, keeps=moving.keeper(state.ran) if keeps else None)
+    state.passed |= found.passed
+    return found
+
+
+def learn_code(state, ran):
+    """From now on this counts. The code among it that can read what was not looked at so far."""
+    fresh = (
+        []
+        if runs_compiled(state)
+        else code.that_reads_more(ran, state.ran) + flow.that_disturb(ran - state.ran, state.ran)
+    )
+    state.ran |= ran
+    return fresh
+
+
+def runs_compiled(state):
+    """Does Dynamo run other code in place of some of the function's, which is not seen? Then all counts that could
+    run."""
+    return any(map(code.is_compiled, state.ran))
+
+
+def bearers_of_code(flat):
+    """[(name, object)] of the arguments' containers and plain values that have methods of a user's: classes
+    of dataclasses, namedtuples and registered containers, classes, members of an enum."""
+    classes = [obj[0] for kind, _, obj in flat.program if kind in (pytree.DATACLASS, pytree.CUSTOM)]
+    classes += [obj for kind, _, obj in flat.program if kind == pytree.NAMEDTUPLE]
+    plain = [obj for kind, _, obj in flat.program if kind == pytree.PLAIN]
+    classes += [obj for obj in plain if issubclass(type(obj), type)]
+    members = [(places.NAME_OF(type(obj)), obj) for obj in plain if issubclass(type(obj), enum.Enum)]
+    return [(places.NAME_OF(cls), cls) for cls in classes] + members
+
+
+def reach_tensors(named, flat):
+    """[Reached] of those tensors that are not arguments, each once, and of the gradients
+    of all. And of arguments that are one of these, too: {id: (tensor or None, owner)}."""
+    leaves = {id(t) for t in flat.tensors}
+    reached, also = {}, {}
+    for path, tensor in named:
+        if id(tensor) in leaves:
+            also[id(tensor)] = (tensor, NONE)
+        else:
+            reached.setdefault(id(tensor), Reached(path, tensor, NONE))
+    named = [*zip(flat.paths, flat.tensors, strict=True), *((r.path, r.tensor) for r in reached.values())]
+    for k, (path, tensor) in enumerate(named):
+        grad = tensor.grad if can_have_grad(tensor) else None
+        if grad is not None and id(grad) in leaves:
+            also[id(grad)] = (also.get(id(grad), (None, NONE))[0], k)
+        elif grad is not None:
+            reached.setdefault(id(grad), Reached(path + ".grad", grad, k))
+            for name, one in wrappers.inside(grad) if wrappers.is_one(grad) else ():
+                reached.setdefault(id(one), Reached(f"{path}.grad.{name}", one, NONE, True))
+    return list(reached.values()), also
+
+
+def reach_generators(found, flat):
+    """Random generators that the function can reach by argument or by place."""
+    objects = [*(obj for _, obj in flat.objects), *(p.want for p in found)]
+    return [g for g in objects if torch.Generator in type(g).__mro__]  # isinstance asks a metaclass, in Python
+
+
+def choose_copied(state, named, tensors, written, leaves, parent, moves):
+    """(slots that the graph copies from wherever they are, of these; {slot: slots with which it shares bytes} of those
+    of them that do). The rest is pinned. A tensor that is several arguments is copied once; so are arguments of a
+    backward that begin at one address (the gradient of a sum is the sum's own, expanded). `named`: [(slot, path), ...]
+    of arguments, and of what is followed. `written`: ids of the tensors that the function writes. `leaves`: so many
+    slots are arguments. `moves`: as of Plan."""
+    if state.opts.inputs == "pinned" or (state.hidden and state.graph is None):
+        return [], {}
+    moved = {k for _, slots, first in moves if not first for k in slots}
+    ranges = [(t, core.address(t), core.address(t) + span(t)) for t in tensors]
+    chosen, neighbours = [], {}
+    for k, path in named:
+        t, lo, hi = ranges[k]
+        if not may_copy(state, path, t, written) or stays(state, path, t, parent, k in moved):
+            continue
+        if not lo and hi:
+            continue  # its memory was given back, or taken away: the op that reads it raises
+        beside = overlaps(ranges, k)
+        if beside and not may_share(state, k, ranges, beside, written, leaves):
+            continue
+        if not any(tensors[j] is t for j in chosen):
+            chosen.append(k)
+            if beside and state.graph is None:
+                neighbours[k] = [j for j, *_ in beside]
+    chosen = [k for k in chosen if id(tensors[k]) not in written or stands_alone(tensors[k], tensors)]
+    chosen = only_together(chosen, neighbours, tensors)
+    return chosen, {k: js for k, js in neighbours.items() if k in chosen}
+
+
+def may_copy(state, path, t, written):
+    """Can a graph work on a copy of this tensor?"""
+    if not (type(t) is torch.Tensor or is_swapped(state, path, t)) or t.layout != torch.strided:
+        return False
+    if id(t) in written and not may_carry(state, path, t):
+        return False
+    return not t.is_quantized
+
+
+def stays(state, path, t, parent, moved):
+    """Does this tensor most likely lie at the same address at each call? Above all results of the path do, whose memory
+    stays where it is; unless they `moved` at this very place. Of others it is known by the addresses so far."""
+    if state.opts.inputs != "auto":
+        return False  # the user has said that it moves
+    if not moved and core.path_proto(parent, t) is not None:
+        return True
+    before = state.pointers.get(path)
+    return path not in state.moved and (before is None or before == core.address(t))
+
+
+def overlaps(ranges, k):
+    """[(slot, its tensor, where it begins, where it ends)] of other tensors that share bytes with the kth slot's."""
+    t, lo, hi = ranges[k]
+    return [(j, x, a, b) for j, (x, a, b) in enumerate(ranges) if x is not t and a < hi and lo < b]
+
+
+def may_share(state, k, ranges, beside, written, leaves):
+    """May the kth slot be copied, although others share bytes with it? In a backward one is copied of all that begin at
+    an address: the one in which the others lie."""
+    t, lo, hi = ranges[k]
+    if any(id(x) in written or (x.requires_grad and state.graph is None) for x in (t, *(x for _, x, _, _ in beside))):
+        return False  # shares bytes that are written, or to which gradients flow: a copy would part them
+    if state.graph is None:
+        return True
+    if not all(a == lo and x.dtype == t.dtype and j < leaves for j, x, a, _ in beside):
+        return False
+    return not any(b > hi or (b == hi and j < k) for j, _, _, b in beside)  # lies in another one, which is copied
+
+
+def only_together(chosen, neighbours, tensors):
+    """The chosen slots whose neighbours are all chosen: what shares bytes is copied with the others, or not at all."""
+    for _ in range(len(neighbours)):  # each that goes can take its neighbours along
+        mine = {id(tensors[k]) for k in chosen}
+        chosen = [k for k in chosen if all(id(tensors[j]) in mine for j in neighbours.get(k, ()))]
+    return chosen
+
+
+def stands_alone(t, tensors):
+    """Does no other one of these share t's storage, or count its writes? By these it is known what was written."""
+    storage, counter = core.storage_id(t), core.version_counter(t)
+    return all(
+        x is t or (core.storage_id(x) != storage and not (counter and core.version_counter(x) == counter))
+        for x in tensors
+    )
+
+
+def note_moves(state, around, missed, followable):
+    """What the function finds in a place where another tensor came is followed from now on, and arguments whose address
+    moved since a pinned recording are copied, if they can be; so is what is followed. Returns the plan's moves."""
+    moves, tensors = [], around.tensors
+    for node, why, index in missed:
+        kept = state.keep[node]
+        if why == MISS_PLACE:
+            slot, place = None, kept.place_paths[index]
+            name = next(
+                (name for name, (k, _) in followable.items() if around.found.places[k].path == place), place
+            )  # the first of a tuple
+        elif why == MISS_POINTER:
+            slot = core.node_facts(node).slots[index]
+            name = place = kept.slot_paths[index]
+        else:
+            continue
+        if kept.followable.get(name) is False and name in followable:
+            paths = {
+                name,
+                *others_in(kept, node, followable, tensors),
+                *moved_too(state, kept, node, followable, tensors),
+            }
+            state.followed |= {place, *paths}
+            for path in paths:
+                state.moved.add(path)
+                note_swap(state, path)
+            moves.append((node, [followable[name][1]], True))
+        elif slot is not None and state.opts.inputs == "auto" and (slot.leaf != NONE or name in followable):
+            at = slot.leaf if slot.leaf != NONE else followable[name][1]
+            if slot.written and not may_carry(state, name, tensors[at]):
+                continue
+            for path in {name, *moved_too(state, kept, node, followable, tensors)}:
+                state.moved.add(path)
+                note_swap(state, path)
+            moves.append((node, [at, *moved_before(kept, node, followable)], False))
+    return moves
+
+
+def moved_too(state, kept, node, followable, tensors):
+    """Paths of places whose tensor lies elsewhere than this recording found it, and may: a guard stops at the first."""
+    slots = core.node_facts(node).slots
+    at = [
+        (path, slot, tensors[followable[path][1]])
+        for path, slot in zip(kept.slot_paths, slots, strict=True)
+        if path in followable
+    ]
+    moved = [(path, slot, t) for path, slot, t in at if slot.binding == PINNED and slot.address != core.address(t)]
+    return [path for path, slot, t in moved if not slot.written or may_carry(state, path, t)]
+
+
+def moved_before(kept, node, followable):
+    """Slots that this recording does not pin. One that is made in its place must not pin them again: where two results
+    of a path come in other slots at each call, one would be freed for the other without end."""
+    named = zip(core.node_facts(node).slots, kept.slot_paths, strict=True)
+    loose = [(slot.leaf, path) for slot, path in named if slot.binding in (COPIED, REBOUND)]
+    return [leaf if leaf != NONE else followable[path][1] for leaf, path in loose if leaf != NONE or path in followable]
+
+
+def note_swap(state, name):
+    """A copy of a parameter at each replay must cost less than a recording for each: it does where it is replaced all
+    the time."""
+    calls, (times, last) = core.fn_counts(state.f)[0], state.swaps.get(name, (0, -options.SWAPPED_SOON))
+    if last != calls:  # several recordings miss it in one call
+        state.swaps[name] = (times + 1 if calls - last < options.SWAPPED_SOON else 1, calls)
+
+
+def misplaced(state, missed):
+    """Paths of the places that kept recordings from fitting."""
+    return {state.keep[node].place_paths[index] for node, why, index in missed if why == MISS_PLACE}
+
+
+def others_in(kept, node, followable, tensors):
+    """Paths of places in which another tensor lies than this recording found."""
+    at = {path: k for k, path in enumerate(kept.slot_paths)}
+    mine = [(path, at[path], tensors[slot]) for path, (_, slot) in followable.items() if path in at]
+    return [path for path, k, t in mine if not core.slot_holds(node, k, t)]
+
+
+def may_carry(state, path, t):
+    """Can the graph write this tensor wherever it lies: there, if it can be told where that is, or else in a copy that
+    is copied back?"""
+    if state.graph is not None or (state.saves and torch.is_grad_enabled()) or state.opts.inputs != "auto":
+        return False
+    if t.requires_grad or path in state.fixed or not (t.is_cuda or t.dim()):  # numbers of the host's may be counted in
+        return False
+    return addresses.has_way_back(t) or (state.opts.outputs == "rescue" and span(t) <= options.MAX_REBOUND)
+
+
+def is_swapped(state, path, t):
+    """Is it a parameter that no gradient flows to, and another one now and then? Where recordings cannot be told of it,
+    every few calls."""
+    through = torch.is_grad_enabled() and t.requires_grad
+    least = 1 if state.whole and state.graph is None else options.SWAPS
+    return type(t) is torch.nn.Parameter and not through and state.swaps.get(path, (0, 0))[0] >= least
+
+
+def can_have_grad(t):
+    """May code find a .grad here, now or when it is thawed?"""
+    return t.is_leaf and (t.requires_grad or type(t) is torch.nn.Parameter or t.grad is not None)
+
+
+def alias_of(t, driver, parent):
+    """t's memory as a tensor of its own: a failed capture may have to give it back. Not of a result of the
+    path: its holders are counted."""
+    if driver == HOST or core.path_proto(parent, t) is not None or not core.is_plain(t):
+        return None
+    return core.view_like(t, t, 0)

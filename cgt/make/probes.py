@@ -1,0 +1,62 @@
+"""Look into a function that replays: tensors in the middle of it, by name."""
+
+import cgt_core as core
+import torch
+from cgt_core import DICT_ITEM
+
+from ..look.places import MISSING, Place
+from ..words import errors
+from . import trace
+
+TAPPED = {}  # name -> the tensor of the last call that came to it
+
+
+def tap(name, t):
+    """Keep a tensor from the middle of a jitted function readable: `cgt.tapped()[name]` is what the last call had
+    there, whether it was warmed, recorded, replayed or ran eagerly. In a replay it costs the memory, which nothing else
+    of the recording can use then, and where the tensor was not made by the call, or lasts from one to the next, a copy.
+
+    Args:
+        name: a string; the last tensor of this name in a call counts.
+        t: any tensor. What is kept is its values, without gradients.
+
+    Returns:
+        t itself.
+
+    Raises:
+        TypeError: `name` is no string or `t` no tensor.
+
+    >>> import torch, cgt
+    >>> @cgt.jit
+    ... def f(x):
+    ...     hidden = cgt.tap("hidden", x * 2)
+    ...     return hidden.sum()
+    >>> for k in range(4):
+    ...     y = f(torch.full((2,), float(k)))
+    >>> cgt.tapped()["hidden"]
+    tensor([6., 6.])
+    """
+    if not isinstance(name, str) or not isinstance(t, torch.Tensor):
+        raise TypeError(errors.no_tap(type(name).__name__, type(t).__name__))
+    seen = trace.seen_here()
+    made = seen is not None and not seen.inside and core.storage_id(t) in seen.made and not is_grad(seen, t)
+    TAPPED[name] = t.detach() if made else t.detach().clone()
+    if seen is not None and not any(place.key == name for place in seen.own if place.home is TAPPED):
+        seen.own.append(Place(DICT_ITEM, TAPPED, name, MISSING, f"cgt.tapped()[{name!r}]"))
+    return t
+
+
+def is_grad(seen, t):
+    """Is it a parameter's gradient, of which there is one tensor alone?"""
+    return any(leaf.grad is not None and core.storage_id(leaf.grad) == core.storage_id(t) for leaf in seen.leaves)
+
+
+def tapped():
+    """{name: tensor} of what `cgt.tap` kept last, of all functions.
+
+    Raises:
+        CgtError: inside a jitted function, which cannot know what another call left.
+    """
+    if trace.seen_here() is not None:
+        raise errors.CgtError(errors.tapped_inside())
+    return dict(TAPPED)

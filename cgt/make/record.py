@@ -1,0 +1,675 @@
+"""Make a recording: a tape on the host, a capture on CUDA; and undo one that fails.
+
+A recording is a transaction. Whatever fails ends the capture and puts back generators, pool routing,
+streams, the garbage collector, and whatever the function replaced by tensors that were never computed.
+"""
+
+import contextlib
+import functools
+import signal
+import traceback
+import weakref
+from typing import NamedTuple
+
+import cgt_core as core
+import torch
+from cgt_core import (
+    AGAIN,
+    APPENDS,
+    CUDA,
+    FRESH,
+    HOST,
+    INPUT,
+    LIST_LEN,
+    NONE,
+    PART,
+    PUTS,
+    PUTS_TUPLE,
+    READOUT,
+    SETS_GRAD,
+    SHARED,
+    WRAPPER,
+)
+
+from ..cuts import apart, finite, forks, readout, segments
+from ..data import Behind, EffectRow, Words
+from ..look import containers, impure, places
+from ..numbers import addresses, counters, live
+from ..ranks import collectives
+from ..run import tokens, views
+from ..run.devices import is_captured, on_stream
+from ..run.observe import (
+    NOT_USER_CODE,
+    Unrecordable,
+    all_tensors,
+    buffer_for,
+    exchange,
+    fill,
+    held,
+    note_memory,
+    observe_plan,
+    span,
+)
+from ..run.taps import NOTHING, capture_hidden, tap_exports
+from ..words import errors, pytree
+from ..words.private import CAPTURE_CHECKS, clear_workspaces
+from . import advice, describe, trace
+
+POOLS = {}  # (device index, that of the path) -> the pool (a handle of the core's) in which to record
+STREAMS = {}  # device index -> the side stream that records; one, since blocks belong to it
+FOREIGN_MEMORY = -4  # ERROR_FOREIGN_MEMORY in driver.pxi
+
+
+class Before(NamedTuple):
+    """What a capture that fails may have changed."""
+
+    places: list  # the plan's own: who holds a container besides decides whether it is one of the call's own
+    kept: list  # more of them
+    grads: list  # [(tensor, its .grad)]
+    sources: list  # see impure.py
+    histories: object  # of core.histories
+    random: object  # the state of the host's default generator
+    anew: int | None = (
+        None  # the GPU on which the next recurrent layer would have filled another buffer with cuDNN's random state
+    )
+    counters: list = []  # of counters.snapshot
+    given: list = []  # of containers.contents: the call's arguments
+    gathered: list = []  # of collectives.sizes
+
+
+def on_side_stream(device):
+    """A bracket: the stream that records, ordered after and before the caller's."""
+    stream, current = stream_of(device), torch.cuda.current_stream(device)
+    go, back = on_stream(stream, current)
+
+    def begin():
+        stream.wait_stream(current)
+        go()
+
+    def end():
+        back()
+        current.wait_stream(stream)
+
+    return begin, end
+
+
+def stream_of(device):
+    """The device's side stream, made once."""
+    if device not in STREAMS:
+        core.load_kernels(device)
+        stream = torch.cuda.Stream(device)
+        forks.prepare(device, stream)
+        segments.room_of(device)  # none of these can be made in a capture
+        STREAMS[device] = stream
+    return STREAMS[device]
+
+
+def pool_of(device, home):
+    """The private pool there of the path of `home`: one for all recordings, until it is empty or spoilt."""
+    if (device, home) not in POOLS:
+        POOLS[device, home] = core.pool_new(device, torch.cuda.graph_pool_handle())
+    return POOLS[device, home]
+
+
+def retire_pool(key):
+    """Record in another pool from now on. The old one's memory goes with its last recording."""
+    core.pool_retire(POOLS.pop(key))
+
+
+def release_pools():
+    """Give the memory of pools back in which nothing lives any more."""
+    for key in [key for key, pool in POOLS.items() if core.pool_nodes(pool) == 0]:
+        retire_pool(key)
+    core.pools_drop()
+
+
+def begin(attempt, device, stream=0):
+    """Begin a recording behind the node that the path has come to. A pool whose memory somebody else
+    keeps cannot be put back to a checkpoint: then another one is used. Another thread may have moved the path since
+    the call was planned: what was worked out for the one parent does not hold behind the other."""
+    driver, gpus = attempt.plan.driver, (device, *attempt.plan.others)
+
+    def start():
+        others = [(d, stream_of(d).cuda_stream, pool_of(d, device)) for d in attempt.plan.others]
+        core.begin(driver, device, stream, pool_of(device, device) if driver == CUDA else 0, others)
+
+    def go():
+        core.pools_drop()
+        try:
+            start()
+        except core.DriverError as error:
+            if error.args[0] != FOREIGN_MEMORY:
+                raise
+            core.abort()
+            for d in gpus:
+                retire_pool((d, device))
+            start()
+        attempt.overtaken = core.path_state(device)[1] != attempt.plan.parent
+
+    core.with_paths(go)
+
+
+def close(attempt):
+    """However a recording was left, nothing of it is under way any more. Where an exception leaves a capture that was
+    not launched, nothing that it put into places or gradients was ever computed."""
+    core.paths_leave()
+    core.abort()
+    if not attempt.settled and attempt.before is not None and not core.recording_ran():
+        restore_places(attempt.before, attempt.seen, tensors_only=not attempt.plan.sharded)  # whose states fit together
+        put_back(attempt.plan)
+    attempt.settled = True
+
+
+def copy_leaves(plan, fills):
+    """[(tensor, buffer), ...] of the slots that the recording copies, {slot: its copy in the core}."""
+    tensors, swaps, copies, spare = all_tensors(plan), [], {}, []
+    for k in plan.copied:
+        t = tensors[k]
+        buffer = buffer_apart(t, swaps, spare)
+        if fills:
+            fill(buffer, t)
+        copies[k] = core.copy(buffer, t, span(t))
+        swaps.append((t, buffer))
+    return swaps, copies
+
+
+def buffer_apart(t, swaps, spare):
+    """Memory for a copied slot that is not as far from the tensor as another one is from its own: so an address in one
+    of them tells which (addresses.py), although tensors and copies may both lie end to end. `spare`: buffers that were
+    not, kept so that they do not come again."""
+    while True:
+        buffer = buffer_for(t)
+        if t.numel() == 0 or all(
+            core.address(t) - core.address(buffer) != core.address(x) - core.address(other) for x, other in swaps
+        ):
+            return buffer
+        spare.append(buffer)
+
+
+def bind(state, plan, seen):
+    """Of the copied slots, those that need no copy."""
+    seen.bound, state.whole = addresses.bind(seen, plan), addresses.is_whole(seen)
+
+
+def copy_back(plan, seen):
+    """Record, behind all else, that what was written in copies comes to where the user has it."""
+    tensors = all_tensors(plan)
+    for k in plan.copied:
+        t = tensors[k]
+        if id(t) in seen.carried and k not in seen.bound:
+            (buffer,) = (swap.buffer for swap in seen.swaps[core.storage_id(t)] if swap.leaf is t)
+            seen.backs[k] = core.copy_back(buffer, t, span(t))
+
+
+def arguments(call, seen):
+    """What the function is called with. Where kernels read arguments that no op shows, exchanging them at ops is not
+    enough: a backward, which asks no tensor who it is, gets the copies."""
+    return exchange(seen, call.args) if call.state.hidden and call.state.graph is not None else call.args
+
+
+def capture(call, attempt):
+    """Run the function of a planned call once, under observation, while its ops are recorded: `seen` and `result`
+    are filled. A sentence if nothing was recorded, and all is as before; None."""
+    return (on_cuda if attempt.plan.driver == CUDA else on_host)(call, attempt)
+
+
+def on_host(call, attempt):
+    """The function runs for real while the tape is written. What it raises is the user's own."""
+    plan = attempt.plan
+    finite.ready(-1)
+    try:
+        begin(attempt, -1)
+        swaps, copies = copy_leaves(plan, fills=True)
+        seen = attempt.seen = observe_plan(plan, swaps)
+        seen.blockers, seen.ops = (
+            call.state.blockers,
+            [] if call.state.opts.audit and call.state.opts.audit.every else None,
+        )
+        seen.copies, seen.apart, seen.until, seen.computes = copies, call.state.apart, call.state.late, plan.computes
+        if plan.computes or plan.live:  # code that is given a number of ours may raise where eager's would not
+            attempt.before = seen.before = snapshot(call, plan)
+        seen.movable = addresses.begin(call.state, plan, seen, copies)
+        seen.memory.extend(buffer for _, buffer in swaps)
+        torch.clear_autocast_cache()
+        observed = functools.partial(trace.run, seen, call.function, arguments(call, seen), call.kwargs)
+        attempt.result = core.within(places.collector_off(), observed)  # cycles of the run stay young
+        torch.clear_autocast_cache()
+        open_sinks(plan, seen, attempt.result)
+        if seen.reason is None:
+            bind(call.state, plan, seen)
+            copy_back(plan, seen)
+            core.end([])
+    except core.DriverError as error:
+        core.abort()
+        reason = errors.recording_failed(error.args[1], "")
+        if attempt.seen is None:
+            return reason
+        attempt.seen.reason = reason  # the function ran: its result stands, only the recording is lost
+    except (Unrecordable, Exception) as error:
+        reason = live.why_repeated(attempt.seen, error)
+        if live.may_undo(attempt.seen):
+            restore_places(attempt.before, attempt.seen, tensors_only=False)
+            segments.undo(attempt.seen, 0)
+            put_back(plan)
+        if reason is None:
+            if attempt.seen is not None:
+                readout.fill(attempt.seen, None)
+            raise
+        core.abort()
+        return reason
+    finally:
+        attempt.before = None  # what ran stands, or was undone
+    return None
+
+
+def on_cuda(call, attempt):
+    """Capture the function; nothing executes. On any failure everything is put back: the caller then runs the
+    function eagerly, which raises the user's own exceptions."""
+    plan, device = attempt.plan, attempt.plan.device
+    backend = torch.cuda.get_allocator_backend()
+    if backend != "native":
+        return errors.no_checkpoints(backend)
+    try:
+        stream = stream_of(device)
+    except core.DriverError as error:  # an old one
+        return failure(error)
+    defaults = [torch.cuda.default_generators[d] for d in (device, *plan.others)]
+    reachable = [*defaults, *(g for g in plan.generators if g.device.type == "cuda")]
+    generators = list({core.generator_id(g): g for g in reachable}.values())
+    # Ordinary memory, made before the capture: kernels of the recording read these words. One of the program's own may
+    # draw on any GPU.
+    homes = [g.device for g in defaults] + [defaults[0].device] * (len(generators) - len(defaults))
+    word_pairs = [torch.zeros(2, dtype=torch.int64, device=where) for where in homes]
+    attempt.before = snapshot(call, plan)
+    handles, captured = [], []
+    tap_exports(leaves)
+    finite.ready(device)
+
+    def run():
+        for d in (device, *plan.others):
+            with torch.cuda.device(d):
+                torch.cuda.current_blas_handle()  # one per thread, and none can be made in a capture
+        now = list(map(core.generator_now, generators))
+        begin(attempt, device, stream.cuda_stream)
+        for g, w, seed_offset in zip(generators, word_pairs, now, strict=True):
+            core.words(g, w[0:1], w[1:2], seed_offset)
+            core.swap_generator(g, w[0:1], w[1:2], handles)
+        swaps, copies = copy_leaves(plan, fills=False)
+        seen = attempt.seen = observe_plan(plan, swaps)
+        seen.blockers, seen.ops = (
+            call.state.blockers,
+            [] if call.state.opts.audit and call.state.opts.audit.every else None,
+        )
+        seen.copies, seen.apart, seen.captured, seen.before = copies, call.state.apart, generators, attempt.before
+        seen.movable = addresses.begin(call.state, plan, seen, copies)
+        seen.pool, seen.until, seen.computes = POOLS[device, device], call.state.late, plan.computes
+        seen.keep.extend(word_pairs)
+        for g, w, handle in zip(generators, word_pairs, handles, strict=True):
+            seen.rng[core.generator_id(g)] = Words(handle, w, w)
+            note_memory(seen, w)
+        attempt.result = trace.run(seen, call.function, arguments(call, seen), call.kwargs)
+        open_sinks(plan, seen, attempt.result)
+        bind(call.state, plan, seen)
+        copy_back(plan, seen)
+        advances = core.restore_generators(handles)
+        seen.random |= any(draws for _, draws in advances)
+        core.end(advances)
+        captured.append(True)
+
+    def leave():
+        core.capture_relaxed(False)  # constants.elsewhere may have been interrupted
+        core.restore_generators(handles)
+        if not captured:
+            abort(attempt)  # before the streams are joined again: nobody may wait for a capture
+
+    parallel = bool(call.state.parallel) and plan.graph is None
+    back = (
+        functools.partial(core.sinks_away, plan.sinks, False, True) if parallel else lambda: None
+    )  # on the caller's stream
+    brackets = [
+        *places.collector_off(),  # a finalizer in a capture may call the driver
+        (lambda: None, back),
+        (clear_caches, clear_caches),
+        *map(on_side_stream, (device, *plan.others)),
+        capture_hidden(forks.STREAMS.values),
+        own_accumulators(plan, parallel),
+        collectives.undisturbed(call.state.parallel),
+        (lambda: None, leave),
+    ]
+    try:
+        core.within(brackets, run)
+    except BaseException as error:
+        if is_stop(error):  # no second run will follow
+            raise
+        recover(device, attempt.seen)
+        attempt.result, attempt.raised = None, type(error)
+        attempt.starved, broken = isinstance(error, torch.OutOfMemoryError), apart.is_broken(error)
+        attempt.passing |= broken
+        restore_places(attempt.before, attempt.seen, tensors_only=False)
+        attempt.settled = True
+        if collectives.forget(call.state.parallel) and attempt.starved:
+            raise  # as eager would
+        return errors.capture_broken() if broken else (attempt.seen and attempt.seen.reason) or failure(error)
+    return None
+
+
+def recover(device, seen):
+    """What a capture refused is told once more: by the next kernel (as the thread's last error), by the next memory
+    that is pinned (PyTorch asks the events of the other), by the library whose call it was. The user's call comes after
+    that."""
+    home = f"cuda:{device}"
+    for body in (
+        lambda: torch.empty(1, device=home).fill_(1),
+        lambda: torch.empty(1, pin_memory=True),
+        seen.failed if seen else lambda: None,
+    ):
+        with contextlib.suppress(Exception):  # of zeros an op may say anything
+            body()
+
+
+def leaves(t, stream):
+    """A tensor's address is about to leave PyTorch. If it is a result, what keeps the address is to find it there for
+    good. `stream`, or None: kernels on it may read the result already, where the next replay writes; the caller's
+    stream waits for them."""
+    if isinstance(t, torch.UntypedStorage):
+        t = torch.empty(0, dtype=torch.uint8, device=t.device).set_(t)
+    if isinstance(t, torch.Tensor) and t.is_cuda and core.is_lent(t) and core.observer() is None and not is_captured(t):
+        core.held(functools.partial(core.part, t))
+        if stream is not None:
+            torch.cuda.current_stream(t.device).wait_stream(stream)
+
+
+def clear_caches():
+    """What PyTorch caches per thread and stream must not be of a capture, nor in it of outside."""
+    torch.clear_autocast_cache()
+    clear_workspaces()
+
+
+def is_stop(error):
+    """Does this exception come from outside, so that running the function again would lose it: Ctrl-C, the end, what
+    the handler of a signal raised?"""
+    if isinstance(error, (KeyboardInterrupt, SystemExit, GeneratorExit)):
+        return True
+    handlers = {getattr(signal.getsignal(number), "__code__", None) for number in signal.valid_signals()}
+    return any(frame.f_code in handlers for frame, _ in traceback.walk_tb(error.__traceback__))
+
+
+def own_accumulators(plan, parallel):
+    """A bracket. A backward inside of a capture must not meet accumulators that run on the caller's stream. A
+    differentiable function has its backward outside, and those are the right ones for it; and a recorded
+    graph meets none unless it computes forwards again. Other threads must not miss theirs meanwhile. `parallel`: a
+    DistributedDataParallel's hooks on them are to run in the capture."""
+    if plan.saves or (plan.graph is not None and not plan.graph.recomputes):
+        return NOTHING
+    away = functools.partial(core.sinks_away, plan.sinks)
+    return functools.partial(away, True, parallel), functools.partial(away, False)
+
+
+def open_sinks(plan, seen, result):
+    """The graph that the run left behind begins at what requires grad in its result."""
+    if plan.saves:
+        tensors = all_tensors(plan)
+        core.sinks_open(seen.sinks, tensors, describe.pending_in(seen, result, {id(t) for t in tensors}))
+
+
+def failure(error):
+    """A sentence on an exception that left a capture, with the user's line."""
+    line, refused = "", None
+    for frame, lineno in traceback.walk_tb(error.__traceback__):
+        name = frame.f_code.co_filename
+        if not name.startswith(NOT_USER_CODE):
+            line = f"{name}:{lineno}"
+        if frame.f_code in CAPTURE_CHECKS:
+            refused = frame
+    if isinstance(error, core.DriverError):
+        return errors.recording_failed(error.args[1], line)
+    if "set_current_seed" in str(error):  # of PyTorch's generator
+        return errors.reseeded(line)
+    what = f"{type(error).__name__}: {str(error).split(chr(10))[0].rstrip('.')}"
+    return advice.step_reason(refused, line) or errors.recording_failed(what, line)
+
+
+# --- what a recording does to the call's surroundings, and how it is undone ----------------------
+
+
+def snapshot(call, plan):
+    """What a failed capture may have replaced by tensors that were never computed."""
+    tensors = all_tensors(plan)
+    grads = [(t, t.grad) for t in tensors if t.is_leaf]  # one that requires none may begin to
+    kept = [put.place for put in plan.kept]
+    histories, random = core.histories(tensors), torch.default_generator.get_state()
+    anew = plan.device if plan.driver == CUDA and core.dropout_begins_anew(plan.device) else None
+    given = containers.contents([*call.args, *call.kwargs.values()])
+    return Before(
+        plan.places,
+        kept,
+        grads,
+        plan.sources,
+        histories,
+        random,
+        anew,
+        counters.snapshot(plan),
+        given,
+        collectives.sizes(plan.sharded),
+    )
+
+
+def accept(before):
+    """What is there now was changed for real: a capture that comes to nothing does not put it back, but for places that
+    hold one object."""
+    before.places[:] = [places.as_now(p) if p.kind in (places.DICT_LEN, places.LIST_LEN) else p for p in before.places]
+    before.kept[:] = map(places.as_now, before.kept)
+    before.grads[:] = [(t, t.grad) for t, _ in before.grads]
+    before.counters[:] = counters.as_now(before.counters)
+    before.given[:] = [(home, containers.entries(home)) for home, _ in before.given]
+
+
+def restore_places(before, seen, tensors_only):
+    """Put back what a failed capture replaced in places, gradients and random states; or only where it left tensors of
+    its own, whose values were never computed."""
+
+    def spoilt(value):
+        return not tensors_only or (
+            seen is not None and any(core.storage_id(t) in seen.made for t in places.tensors_at(value))
+        )
+
+    found, kept, grads, sources, histories, random, anew, counted, given, gathered = before
+    counters.put_back(counted)
+    collectives.let_go(gathered)
+    core.histories_restore(histories)
+    if anew is not None and not core.dropout_begins_anew(anew):
+        core.dropout_undo(anew)
+        if seen is not None:
+            seen.reason, seen.again = errors.cudnn_dropout(), True
+    for p in (*found, *kept):
+        restore_place(p, spoilt)
+    containers.restore([one for one in given if not tensors_only or any(map(spoilt, containers.values_of(one[0])))])
+    for tensor, grad in grads:
+        if tensor.grad is not grad:
+            tensor.grad = grad
+    if not tensors_only:
+        impure.put_back(sources)
+        if seen is not None and seen.draws:
+            torch.default_generator.set_state(random)
+
+
+def restore_place(p, spoilt):
+    """Put back what lies there, or what came to the container behind the place, as far as it is spoilt."""
+    if p.kind == places.DICT_LEN:
+        for key in [key for key, value in dict.items(p.home) if p.want == 0 and spoilt(value)]:
+            dict.__delitem__(p.home, key)
+    elif p.kind == places.LIST_LEN:
+        more = p.home[p.want :]
+        if any(spoilt(v) for v in more):
+            p.home[p.want :] = [v for v in more if not spoilt(v)]
+    elif p.kind != places.EMPTY:
+        now = places.value_at(p)
+        if now is not p.want and spoilt(now):
+            places.put_back(p)
+
+
+def put_back(plan):
+    """Give those tensors their memory again to which the run gave another. An error where nothing holds it (a result
+    of the path): what the tensor has now was never computed."""
+    for path, t, was in describe.slots_before(plan):
+        if describe.memory_of(t) == was.memory:
+            continue
+        if was.alias is None:
+            raise errors.CgtError(errors.replaced(path))
+        t.data = was.alias
+
+
+def undo(attempt):
+    """A capture that was never launched: what it put into places may not stay."""
+    if attempt.settled or attempt.before is None:
+        return
+    restore_places(attempt.before, attempt.seen, tensors_only=False)
+    abort(attempt)
+    put_back(attempt.plan)
+    attempt.settled = True
+
+
+def abort(attempt):
+    """End a capture that comes to nothing. Memory that its segments wrote is as it was."""
+    ran = core.segments_ran()
+    core.abort()
+    if attempt.seen is not None:
+        segments.undo(attempt.seen, ran)
+
+
+class Parts(NamedTuple):
+    """What the call's result is made from again, if there will be no node after all."""
+
+    program: tuple
+    given: list  # tensors of the result, or memory of theirs; None: comes of another one
+    outs: list  # their rows
+    grads: list  # (tensor, what its .grad was)
+    puts: list  # (EffectRow, what came to its place)
+    behind: Behind
+
+
+def part_result(plan, draft):
+    """(Parts, the draft without the result): let go of the call's result, whose memory becomes the recording's. A
+    replay hands out tensors of its own."""
+    outs = draft.outs[: len(draft.out.tensors)]
+    given = [
+        o.proto if o.kind in (FRESH, SHARED) else None if o.kind in (AGAIN, PART)
+        else draft.slots[o.ref].example if o.kind == INPUT else t
+        for o, t in zip(outs, draft.out.tensors, strict=True)
+    ]  # fmt: skip
+    for saved, *_ in draft.behind.saved:
+        saved.tensor = None
+    grads = [
+        (draft.slots[e.slot].example, grad_of(draft.outs, e.out))
+        for e in draft.effects
+        if e.kind == SETS_GRAD and e.out != NONE
+    ]
+    for owner, _ in grads:
+        owner.grad = None  # the replay of this very call sets it
+    puts = [(e, put_of(draft, e, given)) for e in draft.effects if e.kind in (PUTS, PUTS_TUPLE, APPENDS)]
+    for put, _ in plan.puts:  # and these
+        if put.place.kind == LIST_LEN:
+            del put.place.home[put.place.want :]
+        else:
+            places.put_back(put.place)
+    parts = Parts(draft.out.program, given, outs, grads, puts, draft.behind)
+    return parts, draft._replace(out=draft.out._replace(tensors=()))
+
+
+def grad_of(outs, k):
+    """The memory of a gradient, or what is made around such."""
+    row = outs[k]
+    if row.kind != WRAPPER:
+        return row.proto
+    make, inside, _ = row.ops
+    return make([outs[j].proto for j in inside])
+
+
+def put_of(draft, effect, given):
+    """What came to a place, or the memory of it."""
+    if effect.kind == PUTS_TUPLE:
+        return tuple(put_of(draft, EffectRow(PUTS, NONE, out=k), given) for k in effect.by)
+    if effect.out == NONE:
+        return effect.by
+    if effect.out < len(given):
+        return given[effect.out]
+    row = draft.outs[effect.out]
+    if row.kind == READOUT:
+        return pytree.Readout(row.proto, *row.ops, row.line)
+    return draft.slots[row.ref].example if row.kind == INPUT else row.proto
+
+
+def restore_result(plan, seen, parts):
+    """The call's result after all, over the memory in which it was made."""
+    given = parts.given
+    for k, root in enumerate(parts.behind.roots):
+        given[root] = core.view_like(given[root], given[root], 0)
+        core.sinks_join(seen.sinks, k, given[root])
+    for _, k in sorted((o.version, k) for k, o in enumerate(parts.outs) if o.kind == PART):
+        given[k] = views.make(given[parts.outs[k].ref], parts.outs[k].ops)
+    for k, row in enumerate(parts.outs):
+        if row.kind == AGAIN:
+            given[k] = given[row.ref]
+    for one, base, like, shift in parts.behind.saved:
+        one.tensor = core.view_like(base, like, shift)
+        one.version = one.tensor._version
+        seen.results.append(weakref.ref(one.tensor))
+    for owner, proto in parts.grads:
+        owner.grad = proto
+    for effect, value in parts.puts:
+        place = plan.places[effect.place]
+        if effect.kind == APPENDS:
+            place.want.append(value)
+        else:
+            places.put_back(place._replace(want=value))
+    puts = [t for _, value in parts.puts for t in places.tensors_at(value)]
+    seen.results.extend(weakref.ref(t) for t in (*given, *(proto for _, proto in parts.grads), *puts))
+    leaves = [
+        pytree.Readout(t, *o.ops, o.line) if o.kind == READOUT else t for o, t in zip(parts.outs, given, strict=True)
+    ]
+    leaves = [leaves[o.ref] if o.kind == AGAIN else leaf for o, leaf in zip(parts.outs, leaves, strict=True)]
+    return pytree.unflatten(parts.program, leaves)
+
+
+def instantiate():
+    """Make of the graph what is launched; or a sentence that says why there can be no node."""
+    try:
+        core.instantiate()
+    except core.DriverError as error:
+        return errors.recording_failed(error.args[1], "")
+    return None
+
+
+def checkpoint(plan, seen, draft):
+    """Make the recording's memory the pool's; or a sentence that says why there can be no node."""
+    outs = [o.proto for o in draft.outs if o.kind == FRESH]
+    early = []
+    for effect in draft.effects if draft.keeps_grads else ():
+        if effect.kind == SETS_GRAD and effect.out != NONE:
+            row = draft.outs[effect.out]
+            early += [draft.outs[k].proto for k in row.ops[1]] if row.kind == WRAPPER else [row.proto]
+    if plan.driver == HOST:
+        outs.extend(saved for _, saved, *_ in segments.undo_rows(seen))
+    else:
+        # A result may be a view of a copied argument's buffer, which is then still allocated.
+        buffers = [swap.buffer for swap in seen.buffers.values()]
+        outs.extend(buffer for buffer in buffers if core.storage_address(buffer))  # not let go of
+    try:
+        seen.spare.clear()
+        core.checkpoint(seen.memory, outs, early)
+    except core.DriverError as error:
+        return errors.recording_failed(error.args[1], "")
+    seen.memory.clear()
+    return None
+
+
+def launch_once(attempt):
+    """A capture that cannot be replayed runs once for its own call, and its memory moves out of the pool."""
+    seen = attempt.seen
+    tensors = held(seen)
+    alive = {core.storage_id(t): t for t in tensors if t.is_cuda and core.storage_id(t) in seen.made}
+    core.instantiate()
+    core.run_once(list(alive.values()))
+    graphs = [t for t in tensors if t.grad_fn is not None]
+    core.graphs_here(graphs, stream_of(attempt.plan.device).stream_id)
+    tokens.fill_tokens(seen, core.recorded_words())

@@ -1,0 +1,361 @@
+"""Run the user's function once and note in a `Seen` what it does.
+
+While it is warmed or recorded, an observer below autograd sees every ATen op (autograd's worker thread included)
+and takes part in none (observe_shim.h); the few functions that read memory or random
+states behind the dispatcher's back are tapped one by one (taps.py).
+"""
+
+import functools
+import sys
+import weakref
+
+import cgt_core as core
+import torch
+from cgt_core import CUDA, HOST
+
+from ..cuts import finite, forks, readout, segments
+from ..look import impure
+from ..numbers import addresses, counters, live
+from ..ranks import collectives
+from ..run import constants
+from ..run.devices import name_of, one_thread
+from ..run.observe import (
+    Unrecordable,
+    asks_on,
+    collect,
+    exchange,
+    is_capture,
+    note_memory,
+    note_reason,
+    references,
+    refuse,
+    tensors_in,
+    touch,
+    user_line,
+    version_of,
+)
+from ..run.taps import (
+    HANDOVERS,
+    tap_compiled,
+    tap_forks,
+    tap_higher_order,
+    tap_jiterated,
+    tap_kernels,
+    tap_parallel,
+    tap_readers,
+    tap_regions,
+    tap_saves,
+    tap_sharding,
+    tap_states,
+    tap_swaps,
+    tap_threads,
+)
+from ..run.tokens import see_draw, see_get_state, see_set_state
+from ..words import errors, wrappers
+from .facts import KEEPS_SEED, facts_of, is_elsewhere
+from .ops import mirror, see_op, seeds_on_host
+
+COPIED_OUT = ("tolist", "__repr__")  # readers that keep nothing of the memory
+
+
+class Saved:
+    """What autograd holds instead of a tensor that it saved, while a differentiable call is recorded:
+    the tensor, until the recording is complete; then which argument of the backward it lies in."""
+
+    __slots__ = ("tensor", "version", "leaves", "at", "like", "shift", "__weakref__")
+
+
+def owned():
+    one = object()
+    return sys.getrefcount(one)
+
+
+OWNED = owned()  # references to what a local variable alone holds: the question's may be counted, or borrowed
+
+
+def run(seen, function, args, kwargs):
+    """Run the function under observation; its result."""
+    for generator in (torch.default_generator, *seen.reachable):
+        if generator.device.type == "cpu":
+            see_draw(seen, generator, after=True)
+    observer, higher_order = functools.partial(see_op, seen), functools.partial(see_higher_order, seen)
+    is_mine = lambda: core.observer() is observer  # noqa: E731
+    regions, saw_regions = tap_regions(
+        is_mine, functools.partial(see_region, seen), functools.partial(see_compilation, seen)
+    )
+    brackets = [
+        tap_readers(is_mine, functools.partial(see_reader, seen, function, args)),
+        tap_states(is_mine, functools.partial(see_get_state, seen), functools.partial(see_set_state, seen)),
+        tap_higher_order(is_mine, higher_order),
+        *tap_parallel(is_mine, functools.partial(see_parallel, seen)),
+        tap_compiled(is_mine, higher_order),
+        (lambda: None, functools.partial(constants.close, seen)),
+        tap_swaps(is_mine, functools.partial(see_swap, seen)),
+        (lambda: None, functools.partial(readout.close, seen)),
+        tap_forks(
+            lambda: is_mine() or forks.is_imagined(seen), functools.partial(forks.see_fork, seen, forks.modules())
+        ),
+        tap_kernels(),
+        tap_jiterated(is_mine, functools.partial(see_jiterated, seen)),
+        tap_sharding(is_mine),
+        *regions,
+        *packing(seen, is_mine),
+        impure.tap(seen, is_mine),
+        live.tap(seen, is_mine),
+        one_thread(seen.others),
+        tap_threads(functools.partial(hear, seen)),  # the last is the first to end
+    ]
+    counters.begin(seen)
+    before = references(seen)
+    called = functools.partial(given, seen, observer, function, args, kwargs)
+    result = live.close(seen, [core.within(brackets, called)])  # a caller's stack may hold what it passes
+    finite.close(seen, getattr(function, "__qualname__", "a function"))
+    seen.is_own = sys.getrefcount(result) <= OWNED
+    if seen.gave_work:
+        vet_threads(seen)
+    seen.imported = impure.imported(seen.started)
+    seen.ran = impure.code_of_function(seen.started, seen.imported)
+    seen.asks_which |= impure.asks_which(seen.started, seen.ran)
+    if seen.saves:
+        if before != references(seen):
+            collect()
+        seen.kept = [now - then for then, now in zip(before, references(seen), strict=True)]
+    if seen.recording and not saw_regions():
+        refuse(seen, errors.compiles("the function"))
+    if seen.reason is None:
+        see_draw(seen, torch.default_generator, after=False)
+        if any(rng.at is not rng.words for rng in seen.rng.values()):
+            refuse(seen, errors.reseeded(user_line(seen)))
+    return result
+
+
+def see_swap(seen, plain, *tensors):
+    """Two tensors change places, of which nobody may hold a weak reference. No recording knows which is which then."""
+    refuse(seen, errors.swapped(user_line(seen)))
+    core.forget_results(seen.returned)
+    seen.results.clear()
+    plain(*tensors)
+
+
+def hear(seen, op):
+    """A thread ran this op meanwhile that nobody sees. Did this run give work to one, or wait for one? Asked before the
+    code of other threads counts as its own (tap_calls): they give each other work, too."""
+    seen.elsewhere, seen.gave_work = op, not HANDOVERS.isdisjoint(seen.started)
+
+
+def vet_threads(seen):
+    """Refuse such a run: no recording has what the other thread did, and a number of ours was none there."""
+    sentence = errors.op_elsewhere(seen.elsewhere)
+    refuse(seen, sentence)
+    if seen.live is not None:
+        live.leave(seen, sentence)
+
+
+def given(seen, observer, function, args, kwargs):
+    """Call the function, which is observed, with what is to stand for its arguments."""
+    result = core.observed(seen.returned, observer, function, *live.arguments(seen, args, kwargs))
+    if seen.pending and is_capture(seen):
+        collectives.wait_pending(seen)
+    return result
+
+
+def packing(seen, is_mine):
+    """[bracket, ...]: inside, autograd saves through `pack` where a later backward will need it."""
+    if not seen.saves:
+        return []
+    packed = functools.partial(pack, seen.saved, seen.results)
+    return tap_saves(packed, unpack, is_mine, lambda: refuse(seen, errors.transforms(user_line(seen))))
+
+
+def seen_here():
+    """What the calling thread's run has seen, or None: it is nobody's."""
+    return getattr(core.observer(), "args", (None,))[0]
+
+
+def see_kernel(name):
+    """An operator is about to run that reads values for which a replay has no op. It comes from the middle of
+    PyTorch: no exception may leave, even in a capture."""
+    seen = seen_here()
+    if seen is not None and not seen.inside and asks_on(seen):
+        note_reason(seen, errors.read_behind(name.replace("::", "."), user_line(seen)))
+
+
+def see_lift(begins):
+    """torch.tensor brings Python's numbers to their device. A capture would copy them from memory of the host's that is
+    gone when it is replayed: they are brought for real."""
+    seen = seen_here()
+    if begins and seen is not None and is_capture(seen) and not seen.inside:
+        begin, seen.lifted = constants.elsewhere(seen)  # an interrupt between the two does no harm
+        begin()
+    elif not begins and seen is not None and seen.lifted is not None:
+        seen.lifted()
+        seen.lifted = None
+
+
+def pack(packed, results, t):
+    """What autograd keeps of a tensor that it saves. Not the tensor: a result would hold its own graph. The
+    graph holds this hook: it must not lead to `seen`, and with it to the call's arguments."""
+    saved = Saved()
+    saved.tensor = core.view_like(t, t, 0) if core.is_plain(t) else t.detach()
+    saved.version = version_of(t if core.is_plain(t) else saved.tensor)  # whose counter may be another one
+    packed.append(weakref.ref(saved))
+    results.append(weakref.ref(saved.tensor))
+    return saved
+
+
+def unpack(saved):
+    """The tensor, when a backward asks for it."""
+    if saved.tensor is None:
+        leaves = saved.leaves
+        if saved.at in leaves.changed:
+            raise RuntimeError(errors.modified(tuple(saved.like.shape)))
+        if saved.at in leaves.gone:
+            leaves.late = True
+            if leaves.tensors[saved.at].is_cuda:  # nothing has run yet
+                raise Unrecordable(errors.late_read())
+        elif saved.at in leaves.left:
+            leaves.was_read(saved.at, id(saved))
+        return core.view_like(leaves.tensors[saved.at], saved.like, saved.shift)
+    if not saved.tensor.is_inference() and saved.tensor._version != saved.version:
+        raise RuntimeError(errors.modified(tuple(saved.tensor.shape), saved.tensor._version, saved.version))
+    return saved.tensor
+
+
+def see_higher_order(seen, op):
+    """What it runs is no op of a tape's."""
+    if not seen.inside:
+        refuse(seen, errors.higher_order_op(op.name(), user_line(seen)))
+
+
+def see_reader(seen, function, args, name, t, arguments):
+    """A method that reads memory: fatal on the host, where nobody could replay the reader. What it is to return, where
+    that is not its own affair."""
+    if seen.inside or wrappers.is_one(t):  # what is inside is read by an op
+        return None
+    number = counters.ask(seen, name, t)
+    if number is not None:
+        return number
+    # On a stream of the function's own the bytes would leave before they are computed.
+    beside = is_capture(seen) and torch.cuda.current_stream(seen.device) not in forks.STREAMS.values()
+    answer = None if beside else readout.note(seen, name, t, arguments, given.__code__, function, args)
+    if answer is None and name == "item" and not beside:
+        answer = segments.read_number(seen, t)
+    if answer is not None or name in readout.OPS:
+        return answer
+    sid = core.storage_id(t)
+    if seen.driver == CUDA and t.is_cuda and name in ("data_ptr", "untyped_storage"):
+        # A kernel outside the dispatcher may read or write there: the address must stay.
+        seen.raw.add(sid)
+        constants.forget(seen, [t])
+        if sid not in seen.made:
+            seen.touched.setdefault(sid, t)
+            seen.written.add(sid)
+            if sid in seen.swaps:
+                refuse(seen, errors.memory_read(name, user_line(seen)))
+        return None
+    if name in COPIED_OUT and sid in seen.constants:
+        return None
+    if name == "tolist":
+        values = segments.values_of(seen, [t])
+        if values is not None:
+            if values and not t.is_cuda:  # else it is copied first, by an op
+                segments.read(seen, values)
+            return None
+    told = errors.read_behind if name == "ctc_loss" else errors.memory_read
+    refuse(seen, told(name, user_line(seen)))
+    return None
+
+
+def see_parallel(seen, name, module):
+    """The forward of a module that spreads the work over processes: it does more than its ops."""
+    line, why = user_line(seen), collectives.why_not(module, seen.driver == HOST, seen.saves)
+    if why is not None:
+        refuse(seen, errors.parallel_module(name, line, why))
+        return
+    seen.parallel.append((module, name, line, torch.is_grad_enabled() and module.require_backward_grad_sync))
+
+
+def hand_over_seed(op, args, kwargs):
+    """An observer for the backward of a captured forward where nobody records it."""
+    core.proceed(seeds_on_host(op, args, kwargs) if facts_of(op).packet in KEEPS_SEED else None)
+
+
+def see_region(seen, plain, region, inputs):
+    """A region that inductor compiled: its kernels are in a CUDA capture but on no tape, and none of its
+    ops is looked at. One op as a whole, which reads its inputs, writes some and makes the rest."""
+    given = [t for t in inputs if isinstance(t, torch.Tensor)]
+    written = [inputs[k] for k in region.mutated_input_idxs]
+    vet_region(seen, region, inputs, given)
+    seen.acts = True
+    for t in given:
+        seen.devices.add(t.device)
+        if core.storage_id(t) not in seen.made and core.storage_id(t) not in seen.buffers:
+            seen.touched.setdefault(core.storage_id(t), t)
+    seen.written.update(map(core.storage_id, written))
+    known = set(map(core.storage_id, given))
+    if seen.swaps:
+        inputs[:] = exchange(seen, inputs)
+        known.update(core.storage_id(t) for t in inputs if isinstance(t, torch.Tensor))
+    del given
+    if seen.movable:
+        addresses.stay(seen, addresses.touched(seen, tensors_in((inputs,), [])))
+    seen.keep.append(region)  # it owns constants and kernels
+    seen.inside = True
+    try:
+        results = plain(region, inputs)  # which empties the list
+    finally:
+        seen.inside = False
+    line = user_line(seen)
+    made = tensors_in((results,), [])
+    for t in made:
+        if core.storage_id(t) not in known:
+            note_memory(seen, t, line)
+            seen.devices.add(t.device)
+    constants.forget(seen, [*made, *written])
+    if seen.driver == CUDA and not all(t.is_cuda for t in made):
+        refuse(seen, errors.compiled_on_host(line))
+    seen.results.extend(map(weakref.ref, made))
+    if written and seen.swaps:
+        mirror(seen, written)
+    return results
+
+
+def vet_region(seen, region, inputs, given):
+    """Refuse a compiled region that a replay could not repeat."""
+    if seen.bodies:
+        refuse(seen, errors.body_acts("a compiled region", user_line(seen)))
+    devices = {t.device for t in given} | {torch.device(name) for name in region.device_types}
+    if seen.driver != CUDA or "cpu" in {d.type for d in devices}:
+        refuse(seen, errors.compiled_on_host(user_line(seen)))
+    elif any(is_elsewhere(seen, t) for t in given):
+        refuse(seen, errors.other_device("a compiled region", user_line(seen), given[0].device, name_of(seen.device)))
+    elif region.fx_kwargs.get("cudagraphs") or any(isinstance(t, torch.Generator) for t in inputs):
+        refuse(seen, errors.compiled_with_state(user_line(seen)))
+
+
+def see_jiterated(seen, plain, code, name, by_reference, outputs, tensors, numbers):
+    """A kernel of the user's own, which PyTorch launches without an op: it reads these tensors."""
+    tensors = tuple(tensors)
+    for t in tensors:
+        seen.devices.add(t.device)
+        touch(seen, t)
+    given = exchange(seen, tensors) if seen.swaps else tensors
+    if seen.movable:
+        addresses.stay(seen, addresses.touched(seen, given))
+    return plain(code, name, by_reference, outputs, given, numbers)
+
+
+def see_compilation(seen):
+    """torch.compile compiles: what it runs to that end must not end up in a recording."""
+    if seen.recording:
+        seen.again = True
+        refuse(seen, errors.compiles(user_line(seen)))
+
+
+def is_spent(t, since):
+    """Was t's autograd graph, as far as the call made it, used up by a backward inside the call? Its saved
+    tensors are gone. Asks no hook for them: that of a checkpoint would compute them again."""
+    try:
+        return core.graphs_freed([t], since)
+    except RuntimeError:  # of a Python function
+        return True

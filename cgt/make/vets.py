@@ -1,0 +1,124 @@
+"""Why an op keeps its call from being recorded."""
+
+import sys
+
+import cgt_core as core
+import torch
+from cgt_core import CUDA, HOST
+
+from ..run import constants
+from ..run.devices import name_of
+from ..run.observe import asks_on, is_capture, is_host_recording, refuse, user_line
+from ..words import errors
+from ..words.private import has_threads, is_forward_ad
+from . import advice
+from .facts import (
+    CASTS_INSIDE,
+    COLLECTIVES,
+    WAITS,
+    is_dynamic,
+    is_elsewhere,
+    is_guarded,
+    is_hosts,
+    is_to_host,
+    odd_kind,
+    reads_here,
+)
+
+
+def vet_generator(seen, op, generator, drawn):
+    """Refuse a draw on another GPU than that on which the words of this generator are, which kernels of the recording
+    read."""
+    rng = seen.rng.get(core.generator_id(generator))
+    strange = next((t for t in drawn if t.device != rng.words.device), None) if rng is not None else None
+    if strange is not None:
+        refuse(seen, errors.spread_draws(str(op), user_line(seen), strange.device, name_of(seen.device)))
+
+
+def vet_op(seen, op, facts, args, kwargs, inputs, written, constant, aside):
+    """Refuse what a replay could not repeat."""
+    line = None
+    if is_forward_ad():
+        line = errors.forward_mode(user_line(seen))
+    elif reads_here(seen, facts) and not constant:
+        line = host_reason(seen, errors.host_read, op)
+    elif is_dynamic(facts, inputs) and not constant:
+        line = errors.dynamic_shape(str(op), user_line(seen))
+    elif facts.packet in CASTS_INSIDE and seen.driver == HOST and core.casts_inside():
+        line = errors.casts_inside(str(op), user_line(seen))
+    elif facts.replaces:
+        line = errors.replaces_memory(str(op), user_line(seen))
+    elif facts.reshapes and core.storage_id(inputs[0]) not in seen.made:
+        line = errors.changes_shape(str(op), user_line(seen))
+    elif facts.namespace in COLLECTIVES and (seen.driver == HOST or facts.packet in WAITS):
+        line = errors.collective(str(op), user_line(seen), facts.packet in WAITS)
+    elif not all(map(core.is_plain, inputs)):
+        line = errors.layout(str(op), user_line(seen), odd_kind(inputs))
+    elif (strange := vet_gpus(seen, op, inputs, inputs)) is not None:
+        line = strange
+    elif facts.packet == "_cudnn_init_dropout_state" and is_capture(seen):
+        line = errors.cudnn_dropout()
+    elif seen.driver == CUDA and not aside:
+        line = vet_mixed(seen, op, facts, kwargs, inputs, written, constant)
+    if line is not None:
+        refuse(seen, line)
+
+
+def vet_kinds(seen, op, results):
+    """Refuse what no recording can hold."""
+    if not all(map(core.is_plain, results)):
+        refuse(seen, errors.layout(str(op), user_line(seen), odd_kind(results)))
+
+
+def vet_effect(seen, op, facts, fresh, written):
+    """Refuse an op of somebody's that may have done anything: where PyTorch's own return nothing new it is a view, or
+    they assert something. (NCCL's kernels are captured.)"""
+    if not (fresh or written or facts.views or facts.namespace in constants.KNOWN or facts.namespace in COLLECTIVES):
+        refuse(seen, errors.unknown_effect(str(op), user_line(seen)))
+
+
+def host_reason(seen, sentence, op):
+    """The sentence on an op that needs the host, or the one that tells an optimizer's user what helps."""
+    line = user_line(seen)
+    if not asks_on(seen):  # it is not told
+        return sentence(str(op), line)
+    return advice.step_reason(sys._getframe(1), line) or sentence(str(op), line)
+
+
+def vet_gpus(seen, op, inputs, met):
+    """A sentence if the run may not use one of `met`, because of its device; or None: a recording forks to the other
+    GPUs that were met before. A backward would run in a thread for each GPU, where ops of several are seen at a time:
+    those of this run run in this thread."""
+    for odd in met:
+        if is_elsewhere(seen, odd):
+            break
+    else:
+        return None
+    told = str(op), user_line(seen), odd.device, name_of(seen.device)
+    if not odd.is_cuda or is_host_recording(seen) or (seen.recording and odd.device.index not in seen.others):
+        return errors.other_device(*told)
+    if not core.is_in_node():
+        torch.autograd.set_multithreading_enabled(False)  # until `run` is over
+    outside = seen.graph is not None or (
+        seen.saves and torch.is_grad_enabled() and any(t.requires_grad for t in inputs)
+    )
+    return errors.spread_graph(*told) if outside or has_threads() else None
+
+
+def vet_mixed(seen, op, facts, kwargs, inputs, written, constant):
+    """CPU tensors in a function on the GPU: only numbers that are guarded or constant."""
+    on_cpu = [t for t in inputs if not t.is_cuda and t.numel()]
+    if facts.draws and is_hosts(kwargs, inputs):
+        return host_reason(seen, errors.cpu_state, op)
+    if not on_cpu:
+        return host_reason(seen, errors.host_read, op) if is_to_host(inputs, kwargs) and not constant else None
+    if facts.copies and len(on_cpu) < len(inputs) and on_cpu[0] is inputs[0]:
+        return host_reason(seen, errors.host_read, op)
+    for t in on_cpu:
+        number = t.dim() == 0 and core.storage_id(t) not in seen.made
+        if core.storage_id(t) not in seen.constants and not (number and (not facts.copies or is_guarded(seen, t))):
+            return errors.cpu_tensor(str(op), user_line(seen), tuple(t.shape))
+    external = any(not t.is_cuda and core.storage_id(t) not in seen.made for t in written)
+    if external:
+        return host_reason(seen, errors.cpu_state, op)
+    return None

@@ -1,0 +1,223 @@
+"""Slots that lie elsewhere at each call, without a copy. On the host the tape's storage is pointed at today's memory. A
+CUDA graph's nodes were told an address each, somewhere among their arguments, and a replay tells them another one.
+
+Where that is, is found as numbers are (scalars.py): each op that works on a slot's copy is captured again, on the copy
+and on the user's own memory, behind the nodes that it made; nothing runs, and these nodes are taken out. A word that is
+an address in the copy in all captures of the one kind, and the same address in the user's memory in all of the other,
+is an address in the slot. What differs between captures of one kind is padding that nobody wrote; any other byte that
+differs between the kinds keeps the slot copied. So does an address in the copy that no op accounts for.
+
+Source of the method: differential capture, docs/design.md 146; driver API, "Graph Management"
+(cuGraphExecKernelNodeSetParams)."""
+
+import functools
+import math
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import cgt_core as core
+import torch
+from cgt_core import HOST
+
+from ..run.observe import all_paths, all_tensors, span
+from ..words import options
+from .scalars import KERNEL, are_alike, shots_from, told_by
+
+# In which order the op is captured on the copy (0) and on the user's memory (1), in rounds: another one is made where
+# something is left that no address explains, since what the heap and the stack leave in padding stays for some captures
+# (see scalars.ROUNDS).
+ROUNDS = ((0, 1), (1, 0, 1, 0, 0, 1), (0, 1, 1, 0, 1, 0, 0, 1), (1, 0, 0, 0, 1, 1, 1, 0), (0, 1, 0, 1, 1, 1, 0, 0))
+COPY = 1  # kind of a node, beside KERNEL, whose addresses are told
+FILL = 2  # and of one whose address can be seen
+
+
+class Word(NamedTuple):
+    """An address among a node's arguments."""
+
+    node: int  # which of the op's
+    offset: int
+    slot: int  # which of the op's
+    shift: int  # bytes behind where the slot begins
+
+
+class Span(NamedTuple):
+    """Where a slot's copy lies, and the user's memory."""
+
+    copy: int
+    nbytes: int
+    user: int
+
+
+@dataclass(eq=False)
+class Movable:
+    """A copied slot that may turn out not to need its copy."""
+
+    swap: NamedTuple  # observe's
+    copy: int  # in the core
+    most: float  # nodes that may be told an address: more of them cost more than a copy
+    words: list = field(default_factory=list)  # (handle of a node, offset, shift)
+    looked_at: set = field(
+        default_factory=set
+    )  # handles of the nodes of ops on it: what else names it there is padding
+    told: set = field(default_factory=set)  # (op, kernel) of these
+
+
+def begin(state, plan, seen, copies):
+    """{memory of the copy: Movable} of the slots that a recording may be told the addresses of. A backward lets go of
+    what it is given while it runs, and results that are lent may lie where the recording writes."""
+    if plan.graph is not None or state.opts.outputs != "rescue" or state.opts.inputs != "auto":
+        return {}
+    paths = all_paths(plan)
+    slots = {id(all_tensors(plan)[k]): copy for k, copy in copies.items() if paths[k] not in state.untold}
+    return {
+        sid: Movable(swap, slots[id(swap.leaf)], most_nodes(swap, id(swap.leaf) in plan.carries))
+        for sid, swap in seen.buffers.items()
+        if id(swap.leaf) in slots
+    }
+
+
+def most_nodes(swap, written):
+    """To tell a node an address takes 0.2 us. A copy takes 0.4 us, a kernel of 1.5 us, and 256 KiB there and back 0.2
+    us of an H100's memory; twice that if it goes both ways. Where it cannot there is no choice."""
+    n = 8 + (swap.hi - swap.lo >> 18)
+    return n if not written else 2 * n if has_way_back(swap.leaf) else math.inf
+
+
+def has_way_back(t):
+    """May a copy of it be copied back behind all else? Its bytes must be its own, gaps belong to others."""
+    return span(t) == t.numel() * t.element_size() <= options.MAX_CARRIED[t.device.type == "cuda"]
+
+
+def touched(seen, tensors):
+    """Those of these slots whose copies an op is given."""
+    return [core.storage_id(t) for t in tensors if core.storage_id(t) in seen.movable]
+
+
+def note(seen, op, memory):
+    """On the host an op works where a copy's storage points."""
+    for sid in memory:
+        seen.movable[sid].told.add((str(op), ()))
+
+
+def stay(seen, memory):
+    """Something is done with these copies that no replay could be told of: they stay."""
+    for sid in memory:
+        seen.movable.pop(sid, None)
+
+
+def record(seen, op, args, kwargs, before, end, memory):
+    """The op under way was captured, as the nodes from `before` to `end`, on these copies: note where their addresses
+    lie, or let them stay."""
+    main = shots_from(before)[: end - before]
+    if not main:  # a view
+        return
+    slots = [seen.movable[sid] for sid in dict.fromkeys(memory)]
+    spans = [Span(core.address(one.swap.buffer), one.swap.hi - one.swap.lo, one.swap.lo) for one in slots]
+
+    def given(which):
+        done = {}
+        return placed(seen, which, args, done), {name: placed(seen, which, x, done) for name, x in kwargs.items()}
+
+    words = told_by(seen, op, given, ROUNDS, functools.partial(explain, main, spans=spans))
+    if words is None or (
+        seen.others and any(node.kind == COPY for node in main)
+    ):  # a copy is told anew on the GPU that makes it
+        stay(seen, memory)
+        return
+    for k, one in enumerate(slots):
+        one.words += [(main[word.node].handle, word.offset, word.shift) for word in words if word.slot == k]
+        one.looked_at.update(node.handle for node in main)
+        one.told.update((str(op), node.shape[:2]) for node in main)
+        if len({handle for handle, *_ in one.words}) > one.most:
+            stay(seen, [core.storage_id(one.swap.buffer)])
+
+
+def placed(seen, which, value, done):
+    """The op's argument with tensors that lie in copies anew, there (0) or in the user's memory (1): no kind of capture
+    may leave more on the heap than the other. `done`: as of observe.exchange."""
+    if isinstance(value, (list, tuple)):
+        return type(value)([placed(seen, which, x, done) for x in value])
+    movable = seen.movable.get(core.storage_id(value)) if isinstance(value, torch.Tensor) else None
+    if movable is None:
+        return value
+    if id(value) not in done:
+        swap = movable.swap
+        done[id(value)] = core.view_like(
+            swap.leaf if which else swap.buffer, value, core.address(value) - core.address(swap.buffer)
+        )
+    return done[id(value)]
+
+
+def explain(main, shots, spans):
+    """[Word]: where addresses in the slots lie among the arguments of the nodes `main`; or None, if that cannot be
+    told. `shots`: (which, nodes) of captures of the same op, on the copies (0) as `main`, or on the user's memory (1).
+    `spans`: a Span for each slot."""
+    if not are_alike(main, shots):
+        return None
+    words = []
+    for n, node in enumerate(main):
+        if node.kind not in (KERNEL, COPY, FILL) or not node.params:
+            return None
+        for k, (offset, data) in enumerate(node.params):
+            found = words_of(data, [(which, nodes[n].params[k][1]) for which, nodes in shots], spans)
+            if found is None or (found and node.kind == FILL):
+                return None
+            words += [Word(n, offset + at, slot, shift) for at, slot, shift in found]
+    return words
+
+
+def words_of(data, seen, spans):
+    """[(offset, slot, shift)] of one argument's bytes, or None. `seen`: (which, bytes) of the other captures."""
+    if all(one == seen[0][1] for _, one in seen):
+        return []
+    by = [[one for which, one in seen if which == kind] for kind in (0, 1)]
+    found, end = [], 0
+    for k in range(len(data)):
+        copy, user = ({one[k] for one in ones} for ones in by)
+        if k < end or len(copy) > 1 or len(user) > 1 or copy == user:  # part of a word, padding, or no address of these
+            continue
+        word = word_at(data, by, k - k % 8, spans)
+        if word is None:
+            return None
+        found.append(word)
+        end = word[0] + 8
+    return found
+
+
+def word_at(data, by, at, spans):
+    """(offset, slot, shift) of the 8 bytes there, or None: they are no address in a slot."""
+    kinds = [{one[at : at + 8] for one in ones} for ones in by]
+    if at + 8 > len(data) or any(len(words) > 1 for words in kinds) or data[at : at + 8] not in kinds[0]:
+        return None
+    copy, user = (int.from_bytes(next(iter(words)), "little") for words in kinds)
+    for slot, one in enumerate(spans):
+        if 0 <= copy - one.copy <= one.nbytes and copy - one.copy == user - one.user:
+            return at, slot, copy - one.copy
+    return None
+
+
+def is_whole(seen):
+    """Is the recording one graph, of which nothing ran so far?"""
+    return not (seen.values or seen.bodies or core.segments_ran())
+
+
+def bind(seen, plan):
+    """The slots that are not copied after all, behind all that is recorded but their way back."""
+    bound, movable = set(), {one.copy: one for one in seen.movable.values()}
+    for k in plan.copied if seen.reason is None and is_whole(seen) else ():
+        one = movable.get(seen.copies[k])
+        if one is None or id(one.swap.leaf) in seen.mirrored or core.storage_id(one.swap.leaf) in seen.raw:
+            continue
+        if core.storage_id(one.swap.leaf) in seen.written and id(one.swap.leaf) not in seen.carried:
+            continue
+        if plan.driver != HOST and core.is_named(one.copy, one.looked_at):
+            continue
+        by_node = {}
+        for handle, offset, shift in one.words:
+            by_node.setdefault(handle, []).append((offset, one.copy, shift))
+        for handle, words in by_node.items():
+            core.address_words(handle, words)
+        core.bind(one.copy)
+        bound.add(k)
+        seen.told |= one.told
+    return bound

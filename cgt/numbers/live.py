@@ -1,0 +1,675 @@
+"""Numbers that are others at each call: a learning rate on a schedule, a sampler's `t`, an annealed temperature,
+`self.step`.
+
+What a function does with such a number can be recorded once for all its values if all of it is known: which steps of
+arithmetic lead from it into which arguments of which ops, and how each comparison turned out. So while the function is
+recorded a stand-in takes the number's place, in the argument or where the code finds it. To Python it is a float or an
+int; each step of arithmetic makes another stand-in and is written down, and PyTorch's own symbolic numbers carry it
+into ops. A comparison is answered, and the recording is for that answer. Whatever else looks at the number (range(),
+math.gamma, an index, a length, a string) gets the number itself, and the recording is for that number: it is *exact*,
+with the line that made it so.
+
+A hit takes today's numbers, does the same steps (core/numbers.pxi), and tells the graph where one comes to another
+value.
+
+Source of the method: torch.compile's symbolic numbers (torch.SymFloat and what is around it), here with a value
+for every number, and without guards that need a solver.
+"""
+
+import collections
+import functools
+import gc
+import inspect
+import operator
+import types
+from typing import NamedTuple
+
+import cgt_core as core
+import torch
+from cgt_core import (
+    AS_FLOAT,
+    AT_PLACE,
+    AT_READ,
+    EQUALS,
+    IN_CALL,
+    IN_TENSOR,
+    LESS,
+    NONE,
+    OTHER_THAN,
+    RAISED,
+    SAME_AS,
+    SUBTRACTED,
+)
+
+from ..look import containers, places, tables
+from ..look.code import is_read, tells_apart
+from ..run.observe import NOT_USER_CODE, Unrecordable, collect, is_capture, refuse, user_line
+from ..run.taps import tap_makers, tap_math, tap_setters
+from ..words import errors, pytree
+from . import rows
+from .standins import MATH, MOST, PYTHON, STAND_INS, Int, Source, Trace, looked_at, pin, settle
+
+READ = "a number that is read on the way"
+MOST_PARTS = 8  # numbers of a tuple: `betas`
+MOST_LOOKS = 4  # recordings for one value of what was computed from a number, before each number is one of its own
+# Ops whose kernels take a number as an argument and choose nothing by it but what they compute: no shape, no type, no
+# other kernel. (`pow` has kernels of its own for 2 and 0.5, `addmm` one for beta = 0, `div` with a rounding_mode one
+# for division by 0, `arange` a length.)
+TAKES = frozenset(
+    "add add_ sub sub_ rsub mul mul_ div div_ lerp lerp_ addcmul addcmul_ addcdiv addcdiv_ fill fill_ full full_like"
+    " new_full scalar_tensor masked_fill masked_fill_ where clamp clamp_ clamp_min clamp_min_ clamp_max clamp_max_ eq"
+    " ne lt le gt ge remainder remainder_ fmod fmod_ leaky_relu leaky_relu_ elu elu_ threshold threshold_ softplus"
+    " hardshrink _foreach_add _foreach_add_ _foreach_sub _foreach_sub_ _foreach_mul _foreach_mul_ _foreach_div"
+    " _foreach_div_ _foreach_addcmul _foreach_addcmul_ _foreach_addcdiv _foreach_addcdiv_ _foreach_lerp _foreach_lerp_"
+    " _foreach_clamp_min _foreach_clamp_min_ _foreach_clamp_max _foreach_clamp_max_".split()
+)
+# Ops of an optimizer whose number is a float to their schema: PyTorch's parser asks for its value, and nothing comes
+# between that and the op.
+PARSES = frozenset("_fused_adam_ _fused_adamw_ _fused_sgd_ _fused_adagrad_".split())
+KINDS = ("number", "Tensor")  # types of arguments, as schemas name them; of a list's elements
+
+
+# --- which numbers are live -------------------------------------------------------------------
+
+
+def paths_of_arguments(function, names):
+    """Where arguments of these names can be in a call."""
+    if not names:
+        return set()
+    positions = inspect.signature(getattr(function, "forward", function)).parameters
+    return {f"kwargs[{name!r}]" for name in names} | {f"args[{k}]" for k, name in enumerate(positions) if name in names}
+
+
+def learn_arguments(state, args, kwargs):
+    """Numbers among a call's arguments that were others at one before are live from now on."""
+    for path, x in (
+        one for whole, value in containers.named(args, kwargs) for one in containers.numbers_of(whole, value)
+    ):
+        before = state.numbers.setdefault(path, x)
+        if type(before) is type(x) and not pytree.same_value(before, x):
+            state.live.add(path)
+
+
+def learn_places(state, found, kept, misplaced):
+    """Numbers in places that were others when something was recorded are live from now on. `misplaced`: paths that kept
+    one of these recordings, `kept`, from fitting; where one changed, all that did are learnt."""
+    if not any(path in misplaced for one in kept for path in one.numbers.places):
+        return
+    for p in found:
+        was = [one.numbers.places.get(p.path) for one in kept]
+        if is_source(p) and any(is_like(one, p.want) and not pytree.same_value(one, p.want) for one in was):
+            state.live.add(p.path)
+
+
+def is_like(one, other):
+    """Are these numbers of one type, or tuples of such?"""
+    if type(one) is tuple and type(other) is tuple:
+        return list(map(type, one)) == list(map(type, other))
+    return type(one) is type(other)
+
+
+def learn_stored(state, plan, seen, untraced):
+    """A sentence if the run changed numbers in places that it read and that were not live yet, or None."""
+    learn_exact(state, seen.live)
+    if untraced is not None:
+        return None
+    known = {*plan.moving, *plan.free, *(s.at for s in plan.live if s.op == AT_PLACE)}
+    changed = (
+        p for k, p in enumerate(plan.places) if k not in known and len(numbers_in(p)) == 1 and p.path not in state.exact
+    )
+    names = {
+        p.path
+        for p in changed
+        if type(now := places.value_at(p)) is type(p.want) and not pytree.same_value(now, p.want)
+    }
+    if not names:
+        return None
+    state.live |= names
+    seen.again = True
+    return errors.stores_number(min(names))
+
+
+# --- a run ------------------------------------------------------------------------------------
+
+
+def sources_of(flat, found, state, untraced):
+    """[Source] of what is to be live: the call's numbers, and what lies in places that held other numbers. `untraced`:
+    a sentence that says why no run of the function can have any, or None."""
+    sources = [
+        Source(path, IN_CALL, k, value, untraced or state.exact.get(path))
+        for k, (path, value) in enumerate(flat.numbers)
+    ]
+    wanted = () if untraced else state.live - state.exact.keys()
+    for k, p in enumerate(found):
+        numbers = numbers_in(p) if p.path in wanted else []
+        more = [
+            Source(p.path + name, AT_PLACE, k, x, state.exact.get(p.path + name), part) for name, part, x in numbers
+        ]
+        sources += more if any(s.exact is None for s in more) else []
+    return sources
+
+
+def formula(x, at, place):
+    """What makes the number that this stands for anew, of what lies in `place`, at this position, and of constants. Of
+    what else it comes of the recording is for the value."""
+    trace, row = x.node.trace, x.node.row
+    return x.node.value if trace.over or row == NONE else formula_of(trace, row, at, place)
+
+
+def formula_of(trace, row, at, place):
+    step = trace.steps[row]
+    if row < len(trace.sources):
+        source = trace.sources[row]
+        if place is not None and source[1:3] == (AT_PLACE, at) and source.part == NONE and row not in trace.exact:
+            return functools.partial(lying, place)
+    elif step.op == EQUALS:
+        return step.value
+    elif step.op in PYTHON:
+        parts = [formula_of(trace, one, at, place) for one in (step.a, step.b)]
+        if any(map(callable, parts)):
+            return functools.partial(calculate, PYTHON[step.op], *parts)
+    trace.pin(row)
+    return step.value
+
+
+def calculate(function, *parts):
+    return function(*(part() if callable(part) else part for part in parts))
+
+
+def lying(place):
+    """The number that is there; while the function's own result is, what it held before."""
+    now = places.value_at(place)
+    return now if type(now) in (int, float) else place.want
+
+
+def numbers_in(place):
+    """[(what follows its path, element or NONE, number)] of a place in which a number lies, or a short tuple of such;
+    else []."""
+    if place.kind not in places.HOLD_NUMBERS:
+        return []
+    want = place.want
+    numbers = (
+        [(f"[{k}]", k, x) for k, x in enumerate(want)]
+        if type(want) is tuple and len(want) <= MOST_PARTS
+        else [("", NONE, want)]
+    )
+    return numbers if all(type(x) in (int, float) and abs(x) <= MOST for _, _, x in numbers) else []
+
+
+def is_source(place):
+    return bool(numbers_in(place))
+
+
+def tap(seen, is_mine):
+    """A bracket: the numbers of the run's plan are live in it. No stand-in is left in a place."""
+    plan = seen.plan
+    if plan is None or not (plan.live or plan.computes):
+        return lambda: None, lambda: None
+    trace = seen.live = Trace(plan.live, functools.partial(user_line, seen))
+    trace.chooses, trace.choose = functools.partial(can_choose, seen), functools.partial(rows.choose, seen)
+    trace.give_up = functools.partial(give_up, seen) if is_capture(seen) else None
+    for s, one in zip(trace.sources, trace.stand_ins, strict=True):
+        if s.op == AT_PLACE:
+            trace.held[s.at] = one if s.part == NONE else (*trace.held.get(s.at, ()), one)
+    held = [(plan.places[k], one) for k, one in trace.held.items()]
+    if any(type(one) is Int for one in trace.stand_ins):
+        homes = {id(plan.places[k].home) for k in trace.held}
+        whole = [p for k, p in enumerate(plan.places) if k not in trace.held and id(p.want) not in homes]
+        held += [(place, trace.table_of(place.want)) for place in tables.find(whole, plan.lone_tables)]
+    makers, functions = (
+        tap_makers(is_mine, functools.partial(make, seen)),
+        tap_math(is_mine, functools.partial(compute, seen)),
+    )
+    setters = tap_setters(is_mine, functools.partial(put, seen))
+
+    def begin():
+        core.numbers_watch(trace, True)
+        makers[0]()
+        functions[0]()
+        setters[0]()
+        for place, stand_in in held:
+            places.put_back(place._replace(want=stand_in))
+
+    def end():
+        setters[1]()
+        functions[1]()
+        makers[1]()
+        core.numbers_watch(trace, False)
+        for place, stand_in in held:
+            if places.value_at(place) is stand_in:
+                places.put_back(place)
+            else:
+                parts = stand_in if type(stand_in) is tuple else (stand_in,)
+                trace.overwritten.update(one.node.row for one in parts if type(one) in STAND_INS)
+        held.clear()
+        trace.changed = containers.put_back(trace.exchanged)
+        trace.held = dict.fromkeys(trace.held)
+        trace.bypassed = not all(map(tables.is_as_it_was, trace.tables))
+        for place in (*plan.places, *(put.place for put in plan.kept)):
+            unwrap(trace, place)
+        for proxy, entries, _ in trace.tables:
+            if getattr(proxy, "written", False):
+                list.__setitem__(proxy, slice(None), entries)
+        trace.stand_ins = ()
+
+    return begin, end
+
+
+def make(seen, plain, name, args, kwargs):
+    """torch.tensor and as_tensor, which would look at a number: of live ones an op does the same."""
+    options = (
+        kwargs
+        if name == "tensor" or len(args) < 2
+        else {**dict(zip(("dtype", "device"), args[1:], strict=False)), **kwargs}
+    )
+    if seen.live.over or seen.inside or not args or options.get("requires_grad") or not is_live(args[0]):
+        return plain(*args, **kwargs)
+    return filled_with(args[0], options)
+
+
+def compute(seen, plain, name, args):
+    """A function of Python's math, of a live number."""
+    trace = seen.live
+    if (
+        trace.over
+        or len(args) != 1 + (name == "pow")
+        or not any(type(x) in STAND_INS and x.node.trace is trace for x in args)
+    ):
+        return plain(*args)
+    if name == "pow":  # of floats, whatever it is given
+        return trace.step(RAISED, plain, *(trace.step(AS_FLOAT, float, x) if type(x) is Int else x for x in args))
+    return trace.step(MATH[name], plain, args[0]) if name in MATH else is_kind(trace, name, args[0])
+
+
+def is_kind(trace, name, x):
+    """isfinite, isnan and isinf, told by comparisons: what is no number is not equal to itself, and only what is finite
+    less itself is 0."""
+    finite = name != "isnan" and trace.step(SAME_AS, operator.eq, trace.step(SUBTRACTED, operator.sub, x, x), 0.0)
+    if name == "isfinite":
+        return finite
+    nan = not finite and trace.step(OTHER_THAN, operator.ne, x, x)
+    return nan if name == "isnan" else not (finite or nan)
+
+
+def can_choose(seen, t):
+    return rows.can_choose(seen, t) and t.is_contiguous()
+
+
+def put(seen, plain, t, index, value):
+    """t[index] = value."""
+    if seen.live.over:
+        plain(t, index, value)
+    else:
+        rows.put(seen, Int, plain, t, index, value)
+
+
+def see_written(seen, written):
+    """An op is about to write: not to a row that was chosen, nor where it was chosen from. Eager's row is a view."""
+    if any(core.storage_id(t) in seen.live.rows_of for t in written):
+        leave(seen, errors.row_written(user_line(seen)))
+
+
+def is_live(data):
+    return type(data) in STAND_INS or (type(data) in (list, tuple) and any(type(x) in STAND_INS for x in data))
+
+
+def filled_with(data, options):
+    """A tensor of live numbers; of a list of one and the same, or of several."""
+    options = {name: options[name] for name in ("dtype", "device") if options.get(name) is not None}
+    if type(data) in STAND_INS:
+        return torch.full((), data, **options)
+    if all(x is data[0] for x in data):
+        return torch.full((len(data),), data[0], **options)
+    if "dtype" not in options and any(isinstance(x, float) for x in data):
+        options["dtype"] = torch.get_default_dtype()
+    return torch.stack([torch.full((), x, **options) for x in data])
+
+
+def unwrap(trace, place):
+    """The number itself in a place where the function put a stand-in."""
+    if place.kind == places.LIST_LEN:
+        for k in range(place.want, len(place.home)):
+            one = place.home[k]
+            if type(one) in STAND_INS:
+                trace.stored[id(place.home), k] = one.node.row
+                place.home[k] = one.node.value
+    elif place.kind in places.HOLD_NUMBERS:
+        now = places.value_at(place)
+        if type(now) is tuple and any(type(one) in STAND_INS for one in now):
+            places.put_back(place._replace(want=tuple(map(settle, now))))
+        if type(now) in STAND_INS:
+            trace.stored[id(place.home), place.key] = now.node.row
+            places.put_back(place._replace(want=now.node.value))
+
+
+def number_put(seen, place, k):
+    """Which number came to a place, as the k-th of those appended if it is a list; NONE: it is a constant."""
+    if seen.live is None:
+        return NONE
+    return seen.live.stored.get((id(place.home), place.want + k if place.kind == places.LIST_LEN else place.key), NONE)
+
+
+def stands_for(trace, then, now):
+    """Is this the stand-in of a number that a place held, or a tuple of such?"""
+    if type(then) is tuple and type(now) is tuple and len(then) == len(now):
+        return all(was is one or stands_for(trace, was, one) for was, one in zip(then, now, strict=True))
+    return type(now) in STAND_INS and now.node.row < len(trace.sources) and trace.sources[now.node.row].value is then
+
+
+def stored_in(seen, found):
+    """{position: number, or NONE: a constant} of these places that a number came to, or that held one that was live and
+    were stored to: the constant may be what they held in this call, not in the next."""
+    trace = seen.live
+    if trace is None:
+        return {}
+    rows = {k: number_put(seen, place, 0) for k, place in enumerate(found) if place.kind in places.HOLD_NUMBERS}
+    changed = {
+        s.at for k, s in enumerate(trace.sources) if s.op == AT_PLACE and k in trace.overwritten - trace.exact.keys()
+    }
+    changed |= {
+        s.at for s in trace.sources if s.op == AT_PLACE and places.value_at(found[s.at]) is not found[s.at].want
+    }
+    return {k: row for k, row in rows.items() if row != NONE or k in changed}
+
+
+def arguments(seen, args, kwargs):
+    """The call's arguments, with stand-ins for its numbers."""
+    if seen.live is None:
+        return args, kwargs
+    given = {s.path: x for s, x in zip(seen.live.sources, seen.live.stand_ins, strict=True) if s.op == IN_CALL}
+    values = [containers.exchange(x, path, given, seen.live.exchanged) for path, x in containers.named(args, kwargs)]
+    for (
+        one
+    ) in given.values():  # where none could be put (a container of another kind than the one of which it was learnt)
+        pin(one)
+    return tuple(values[: len(args)]), dict(zip(kwargs, values[len(args) :], strict=True))
+
+
+def note_parsed(trace, op, args, kwargs, takes):
+    """The same of numbers that the parser asked for since the last op: each is the one argument of that value, or
+    exact."""
+    rows, trace.parsed, taken = trace.parsed, [], []
+    for row in rows:
+        value = trace.steps[row].value if row != NONE else None
+        given = [args[k] if k < len(args) else kwargs.get(a.name) for k, a in enumerate(op._schema.arguments)]
+        fits = [k for k, x in enumerate(given) if takes and type(x) is float and pytree.same_value(x, value)]
+        if len(fits) == 1:
+            taken.append((fits[0], NONE, row))
+        else:
+            trace.pin(row)
+    return taken
+
+
+def note(seen, op, facts, args, kwargs, beside):
+    """The op under way was given numbers of ours. [(argument, element or NONE, row)] of those that it takes at each
+    replay; of the others the recording is for the value. `beside`: it runs on the host, and what is recorded is a
+    graph."""
+    taken = note_parsed(seen.live, op, args, kwargs, facts.packet in PARSES and not beside and not seen.bodies)
+    plain = beside or seen.bodies or facts.draws or not takes(op, facts) or seen.reason is not None or seen.live is None
+    for k, part, node in core.numbers_of_op():
+        if plain or node.trace is not seen.live or not takes_number(op, k):
+            node.plain()
+        else:
+            taken.append((k, part, node.row))
+    return taken
+
+
+def pin_all(seen, numbers):
+    """The recording is for these numbers alone after all."""
+    for _, _, row in numbers:
+        seen.live.pin(row)
+
+
+def takes(op, facts):
+    return facts.packet in TAKES and not op._overloadname.endswith("_mode")
+
+
+@functools.cache
+def takes_number(op, k):
+    """Is argument k of the op a number, a list of such, or a tensor, which may be one?"""
+    return str(op._schema.arguments[k].type).replace("Optional[", "").replace("List[", "").rstrip("]") in KINDS
+
+
+def settle_all(seen):
+    """From here on the numbers are themselves: what comes now looks at them in ways of its own."""
+    if seen.live is None:
+        return
+    for k, _ in enumerate(seen.live.sources):
+        seen.live.pin(k)
+    for k, one in seen.live.held.items():
+        if one is not None and places.value_at(seen.plan.places[k]) is one:
+            places.put_back(seen.plan.places[k])
+
+
+def close(seen, box):
+    """The run is over: the result, which lies alone in the box, with numbers in place of stand-ins. Nobody may keep
+    one."""
+    trace, result = seen.live, box.pop()
+    if trace is None:
+        return result
+    watch(seen)
+    for row in trace.parsed:
+        trace.pin(row)
+    result = filled(result, set())
+    if trace.alive():
+        collect()
+    escaped = trace.alive()
+    trace.over = True
+    for one in escaped:
+        replace(one, one.node.value)
+    for table in filter(tables.is_kept, trace.tables):
+        replace(table.proxy, table.entries)
+    if trace.bypassed:
+        leave(seen, errors.row_written(trace.line()))
+    seen.keep.extend(numbers for _, _, numbers in trace.tables)
+    if trace.chosen and any(core.storage_id(t) in trace.chosen for t in core.alive(seen.returned)):
+        seen.untraced = errors.row_kept()
+        if is_capture(seen) or may_undo(seen) or may_repeat(seen):
+            raise Unrecordable(seen.untraced)
+        refuse(seen, seen.untraced)  # the values are right; what it is no view of is somewhere else
+    if trace.changed is not None:
+        refuse(seen, errors.changed_arguments(trace.changed))
+    if escaped:
+        refuse(seen, errors.number_kept(trace.sources[0].path if trace.sources else READ))
+    line = looked_at(trace)
+    if line is not None:
+        refuse_read(seen, line)
+    return result
+
+
+def refuse_read(seen, line):
+    """More than ops and comparisons depends on a number that was read at this line: it is not computed with at the next
+    try."""
+    seen.computed = False
+    refuse(seen, errors.host_read("Tensor.item", line))
+
+
+def give_up(seen, line):
+    """The same in the middle of a capture, whose function runs again: before it does more."""
+    refuse_read(seen, line)
+    raise Unrecordable(seen.reason)
+
+
+def filled(value, done):
+    """A result with numbers in place of stand-ins, of which the recording is for the value; or with what holds those
+    that were read."""
+    if type(value) in STAND_INS:
+        hand = value.node.trace.hands.get(value.node.row)
+        return settle(value) if hand is None else hand()
+    if type(value) not in (list, dict, tuple) or id(value) in done:
+        return value
+    done.add(id(value))
+    if type(value) is tuple:
+        parts = tuple(filled(one, done) for one in value)
+        return value if all(map(operator.is_, parts, value)) else parts
+    for key, one in list(enumerate(value) if type(value) is list else value.items()):
+        value[key] = filled(one, done)
+    return value
+
+
+def replace(one, number):
+    """Put the number where somebody keeps a stand-in: containers, variables, attributes in slots. (What a C library may
+    have hidden in its own remains one, which computes as the number does.)"""
+    for holder in gc.get_referrers(one):
+        exchange_in(holder, one, number)
+
+
+def exchange_in(holder, one, number):
+    """No inner function here may have one of these: the cell would be a holder, too."""
+    kind = type(holder)
+    if kind is dict:
+        for key in list(holder):
+            value = holder.pop(key)
+            holder[number if key is one else key] = number if value is one else value
+    elif kind is list or kind is collections.deque:
+        for k, value in enumerate(holder):
+            if value is one:
+                holder[k] = number
+    elif kind is set:
+        holder.remove(one)
+        holder.add(number)
+    elif kind is types.CellType:
+        holder.cell_contents = number
+    elif issubclass(kind, tuple):
+        core.tuple_put(holder, one, number)
+    else:
+        for cls in kind.__mro__:
+            for name in vars(cls).get("__slots__", ()):
+                if getattr(holder, name, None) is one:
+                    setattr(holder, name, number)
+
+
+def asker(codes):
+    """The line at which code of the user's or of a library's, among this, can tell a stand-in from a number; or None.
+    PyTorch's own does not."""
+    mine = (c for c in codes if c is not None and not c.co_filename.startswith(NOT_USER_CODE))
+    return next(filter(None, map(tells_apart, mine)), None)
+
+
+def watch(seen):
+    """Code that started since can tell stand-ins from numbers: leave before it does more, if what was done can be done
+    again."""
+    trace = seen.live
+    if len(seen.started) == trace.started or trace.over:
+        return
+    trace.started = len(seen.started)
+    fresh = [c for c in list(seen.started) if c is not None and c not in trace.asked]
+    trace.asked.update(fresh)
+    line = asker(filter(is_read, fresh))
+    if line is not None and not all(k in trace.exact or s.op == IN_TENSOR for k, s in enumerate(trace.sources)):
+        leave(seen, errors.number_type(line))
+
+
+def leave(seen, sentence):
+    """The run came to code that tells stand-ins from numbers."""
+    if not (is_capture(seen) or may_undo(seen) or may_repeat(seen)):
+        raise errors.CgtError(sentence)
+    seen.untraced = sentence
+    raise Unrecordable(sentence)
+
+
+def blame(state, seen, reason):
+    """A run with live numbers came to nothing: the next one has none, if that helps."""
+    if reason is None or seen.again or seen.live is None or state.untraced is not None:
+        return
+    if not all(k in seen.live.exact for k in range(len(seen.live.sources))):
+        state.untraced, seen.again = reason, True
+        state.blamed = reason
+
+
+def absolve(state, reason):
+    """Why a run came to nothing. If the one before it, with live numbers, did, too, they were not to blame, and it says
+    more: what is computed of them was still followed."""
+    if state.blamed is None:
+        return reason
+    reason, state.untraced, state.blamed = state.blamed, None, None
+    return reason
+
+
+def why_repeated(seen, error):
+    """A sentence if a run on the host that raised this is to run again with the numbers themselves, or None."""
+    if seen is None or seen.live is None:
+        return None
+    if seen.untraced is None and isinstance(error, Exception) and (may_undo(seen) or may_repeat(seen)):
+        seen.untraced = errors.number_raised(f"{type(error).__name__}: {error}")
+    if seen.untraced is not None:
+        seen.again = True
+    return seen.untraced
+
+
+def may_undo(seen):
+    """Can all be undone that a run on the host did so far?"""
+    return seen is not None and seen.before is not None and not (seen.acts or seen.islands)
+
+
+def may_repeat(seen):
+    """Did the run nothing so far that a second one would do again?"""
+    if seen.random or seen.draws or seen.acts or not all(sid in seen.made for sid in seen.written):
+        return False
+    same = (
+        places.find_changed(seen.plan.places, lambda then, now: then is now or stands_for(seen.live, then, now)) is None
+    )
+    return same and all(len(put.place.home) == put.place.want if put.place.kind == places.LIST_LEN
+                        else places.value_at(put.place) is put.place.want for put in seen.plan.kept)  # fmt: skip
+
+
+def rows_of(trace, row_at, slot_at):
+    """The core's rows: (op, a, b, value, is the recording for it alone?). `row_at`: position of a place -> its row
+    there; `slot_at`: the same of slots."""
+    if trace is None:
+        return []
+    tables = [(numbers.buffer_info()[0], len(numbers)) for _, _, numbers in trace.tables] + [None]  # NONE: none
+    at = {AT_PLACE: row_at, IN_TENSOR: slot_at}
+    return [
+        (s.op, at[s.op][s.a] if s.op in at else s.a, s.b, s.value, k in trace.exact, tables[s.table])
+        for k, s in enumerate(trace.steps)
+    ]  # fmt: skip
+
+
+class Told(NamedTuple):
+    """For messages."""
+
+    places: dict  # path of one in which a number lies -> what it was
+    sources: list  # (path, the line that made it exact, or None)
+    decides: dict  # row that the recording is for alone -> a sentence
+
+
+def told(trace, found):
+    lie = {p.path: p.want for p in found if is_source(p)}
+    if trace is None:
+        return Told(lie, [], {})
+    sources = [(s.path, trace.exact.get(k)) for k, s in enumerate(trace.sources)]
+    paths = [s.path for s in trace.sources]
+    decides = {
+        row: errors.number_decides([*paths, READ][source_of(trace, row)], line) for row, line in trace.exact.items()
+    }  # NONE: the last
+    parted = {
+        k: errors.counters_part(paths[k], paths[trace.steps[k].b])
+        for k, s in enumerate(trace.sources)
+        if s.op == IN_TENSOR and trace.steps[k].b != NONE
+    }
+    return Told(lie, sources, parted | decides)
+
+
+def source_of(trace, row):
+    """A source that the row comes of; or NONE: a number that was read on the way."""
+    while trace.steps[row].op > EQUALS:
+        if trace.steps[row].op == AT_READ:
+            return NONE
+        step = trace.steps[row]
+        row = step.b if trace.steps[step.a].op == EQUALS else step.a
+    return row
+
+
+def learn_exact(state, trace):
+    """Numbers that more than ops depend on are not live any more; nor those of which what comes of them was looked at
+    several times, each time another one."""
+    for row, line in ({} if trace is None else trace.exact).items():
+        at = source_of(trace, row)
+        if at == NONE or trace.sources[at].exact is not None or trace.steps[row].op >= LESS:
+            continue
+        path = trace.sources[at].path
+        looks = state.looks[path] = state.looks.get(path, 0) + 1
+        if row < len(trace.sources) or looks >= MOST_LOOKS:
+            alike = [s.path for k, s in enumerate(trace.sources) if s.op == IN_TENSOR and trace.steps[k].b == at]
+            state.exact.update(dict.fromkeys((path, *alike), line))

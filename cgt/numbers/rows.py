@@ -1,0 +1,96 @@
+"""Rows of tensors that a number chooses which is another one at each call: `table[t]`, `buffer[i] = x`, `cache[:, :, t]
+= k`.
+
+Eager makes a view there, whose address the number decides. A recording has an op instead that is given the number: it
+copies the row out, or in."""
+
+import operator
+
+import cgt_core as core
+import torch
+from cgt_core import CUDA
+
+WHOLE = slice(None)
+
+
+def can_choose(seen, t):
+    """May an op choose from this tensor?"""
+    if seen.inside or type(t) not in (torch.Tensor, torch.nn.Parameter):
+        return False
+    here = t.is_cuda == (seen.driver == CUDA)
+    return here and seen.reason is None and not seen.bodies and core.is_plain(t) and t.dim() > 0 and not t.requires_grad
+
+
+def at(t, dim, index):
+    """The index as ops take it. Raises as eager does; on which side of 0 it lies, and that it is in range, is the
+    recording's."""
+    length = t.shape[dim]
+    if not -length <= index < length:
+        raise IndexError(f"index {operator.index(index)} is out of bounds for dimension {dim} with size {length}")
+    return torch.full((1,), index if index >= 0 else index + length, dtype=torch.int64, device=t.device)
+
+
+def choose(seen, t, index):
+    """t[index], copied. Nobody may write either of the two (live.see_written): eager's is a view."""
+    trace = seen.live
+    row = t.index_select(0, at(t, 0, index)).view(t.shape[1:])
+    trace.rows_of.update({core.storage_id(one): core.storage_name(one) for one in (row, t)})
+    trace.chosen.add(core.storage_id(row))
+    return row
+
+
+def put(seen, stand_in, plain, t, index, value):
+    """t[index] = value: by an op, if one part of the index is a number of ours, or lies between two, and the others are
+    `:`."""
+    parts = index if type(index) is tuple else (index,)
+    dims = [dim for dim, one in enumerate(parts) if is_chosen(one, stand_in)]
+    found = row = None
+    if (
+        len(dims) == 1
+        and can_choose(seen, t)
+        and len(parts) <= t.dim()
+        and all(type(one) is slice and one == WHOLE for k, one in enumerate(parts) if k != dims[0])
+    ):
+        (dim,) = dims
+        found, shape = rows_at(t, dim, parts[dim], stand_in)
+        row = None if found is None else row_of(t, shape, value)
+    if row is None:
+        plain(t, index, value)
+    else:
+        t.index_copy_(dim, found, row if type(parts[dim]) is slice else row.unsqueeze(dim))
+
+
+def is_chosen(part, stand_in):
+    return type(part) is stand_in or (type(part) is slice and stand_in in (type(part.start), type(part.stop)))
+
+
+def rows_at(t, dim, part, stand_in):
+    """(which rows, as ops take them; the shape of what they hold). Of a slice only where it is as long each time, and
+    nothing is cut off; else (None, None)."""
+    before, behind = t.shape[:dim], t.shape[dim + 1 :]
+    if type(part) is stand_in:
+        return at(t, dim, part), (*before, *behind)
+    if part.start is None or part.stop is None or part.step is not None:
+        return None, None
+    n = part.stop - part.start
+    length = n.node.value if type(n) is stand_in else n
+    if not (n == length and length > 0 and part.start >= 0 and part.stop <= t.shape[dim]):
+        return None, None
+    first = torch.full((1,), part.start, dtype=torch.int64, device=t.device)
+    return torch.arange(length, device=t.device) + first, (*before, length, *behind)
+
+
+def row_of(t, shape, value):
+    """What is to be copied into a row of this shape; or None, where eager's assignment does more than that."""
+    if isinstance(value, (int, float)):
+        fits = t.is_floating_point() or (isinstance(value, int) and not t.is_complex() and t.dtype != torch.bool)
+        return torch.full(shape, value, dtype=t.dtype, device=t.device) if fits else None
+    if type(value) not in (torch.Tensor, torch.nn.Parameter) or not core.is_plain(value) or value.requires_grad:
+        return None
+    while value.dim() > len(shape) and value.shape[0] == 1:
+        value = value.squeeze(0)
+    alike = value.dtype == t.dtype and value.device == t.device and core.storage_id(value) != core.storage_id(t)
+    fits = value.dim() <= len(shape) and all(
+        n in (1, m) for n, m in zip(reversed(value.shape), reversed(shape), strict=False)
+    )
+    return value.expand(shape) if alike and fits else None

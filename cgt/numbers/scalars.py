@@ -1,0 +1,243 @@
+"""Where a number lies among the arguments of kernels. A CUDA graph has no name for them: what an op makes of its
+number, on its way into a kernel, is known to nobody but the op.
+
+So the op is captured again, with other numbers, behind the nodes that it made; nothing runs, and these nodes are taken
+out before the graph is instantiated. What differs between the captures with one number and with another, and never
+between two with the same, comes of the number; each such word must be one that a known form makes of it, at every
+number tried. What differs between captures with the same number is padding that nobody wrote. An op of which any other
+byte moves with its number cannot be told, and the recording is for that number.
+
+Source of the method: differential capture, docs/design.md 117; driver API, "Graph Management"
+(cuGraphKernelNodeGetParams, cuStreamUpdateCaptureDependencies)."""
+
+import functools
+import struct
+from typing import NamedTuple
+
+import cgt_core as core
+import torch
+from cgt_core import AS_BF16, AS_F16, AS_F32, AS_F64, AS_I32, AS_I64, INVERSE_F32, INVERSE_F64, INVERSE_OF_F32, NONE
+
+from ..run.observe import tensors_in, unseen
+
+# In which order the op is captured with its own numbers (0) and the others: what the stack and the heap keep of one
+# capture must not come again with the same number. Measured on an H100: with an order that repeats, padding of five ops
+# in sixty did. A round of one capture each comes first: more of them tell padding from what depends on a number, and
+# are made where something is not explained.
+ROUNDS = ((0, 1, 2), (2, 0, 1, 1, 2, 0, 2, 1, 0))
+KERNEL = 0  # kind of a node, as the core tells it
+
+
+class Shot(NamedTuple):
+    """A node as one capture made it."""
+
+    handle: int
+    kind: int  # KERNEL, or another one
+    shape: tuple  # function and dimensions, or what else must be the same
+    params: tuple  # (offset, bytes) of each argument; () where they cannot be seen
+
+
+class Word(NamedTuple):
+    """Bytes of a kernel's arguments that come of a number."""
+
+    node: int  # which of the op's
+    offset: int
+    form: int  # of the core
+    number: int  # which of the op's
+
+
+def single(x):
+    """The float of 32 bits next to x."""
+    return struct.unpack("<f", struct.pack("<f", x))[0]
+
+
+def half(x):
+    """The float of 16 bits next to the one of 32 bits, as PyTorch rounds."""
+    return struct.pack("<e", single(x))
+
+
+def brain(x):
+    """The same of bfloat16: the upper half of a float of 32 bits, to the nearest, to even between two."""
+    (bits,) = struct.unpack("<I", struct.pack("<f", x))
+    return struct.pack("<H", bits + 0x7FFF + (bits >> 16 & 1) >> 16)
+
+
+def inverse(x):
+    """Of a float of 32 bits, in 32 bits."""
+    return struct.pack(
+        "<f", 1.0 / single(x)
+    )  # of 24 bits divided by 24 in 53, rounded again: the same as divided in 24
+
+
+FORMS = {
+    AS_F64: lambda x: struct.pack("<d", x),
+    AS_I64: lambda x: struct.pack("<q", x),
+    AS_F32: lambda x: struct.pack("<f", x),
+    AS_I32: lambda x: struct.pack("<i", x),
+    AS_F16: half,
+    AS_BF16: brain,
+    INVERSE_F64: lambda x: struct.pack("<d", 1.0 / x),
+    INVERSE_F32: lambda x: struct.pack("<f", 1.0 / x),
+    INVERSE_OF_F32: inverse,
+}
+
+
+def form_of(form, x):
+    """The bytes that a form makes of a number, or None: of this one it makes none."""
+    if form in (AS_I64, AS_I32) and type(x) is float:
+        return None
+    try:
+        return FORMS[form](x)
+    except (struct.error, OverflowError, ZeroDivisionError):
+        return None
+
+
+def others(value, k):
+    """Two more numbers of the kind, to tell the k-th from its neighbours: in range for all signed types, and of many
+    different bits. (One is negative: else 32 bits beside a field that is 0 would look like 64.)"""
+    if type(value) is int:
+        return 21 + k % 40, -107 + k % 40
+    return 0.6180339887498949 + 0.0078125 * k, 1.4142135623730951 + 0.01171875 * k
+
+
+def explain(main, shots, values):
+    """[Word]: where the numbers lie among the arguments of the nodes `main`; or None, if that cannot be told. `shots`:
+    (which, nodes) of captures of the same op, with the numbers values[which]; values[0] are those of main."""
+    if not are_alike(main, shots):
+        return None
+    words = []
+    for n, node in enumerate(main):
+        if node.kind == KERNEL and not node.params:
+            return None
+        for k, (offset, data) in enumerate(node.params):
+            seen = [(which, nodes[n].params[k][1]) for which, nodes in shots]
+            found = words_of(data, seen, values)
+            if found is None:
+                return None
+            words += [Word(n, offset + at, form, number) for at, form, number in found]
+    return words if {word.number for word in words} == set(range(len(values[0]))) else None
+
+
+def words_of(data, seen, values):
+    """[(offset, form, number)] of one argument's bytes, or None. `seen`: (which, bytes) of the other captures."""
+    if all(one == seen[0][1] for _, one in seen):
+        return []
+    by = {which: [one for w, one in seen if w == which] for which in range(len(values))}
+    moves = [k for k in range(len(data)) if is_told(data, by, k)]
+    found = []
+    while moves:
+        word = next((w for size in (8, 4, 2) for w in fitting(data, by, values, moves[0], size)), None)
+        if word is None:
+            return None
+        at, size, form, number = word
+        found.append((at, form, number))
+        moves = [k for k in moves if not at <= k < at + size]
+    return found
+
+
+def is_told(data, by, k):
+    """Does byte k depend on the numbers: the same in all captures with the same, another with others? Else it is
+    padding, or the same with all. (An address of a result is another one in the op's own capture, `data`, and the same
+    in all others.)"""
+    told = [{one[k] for one in ones} for ones in by.values()]
+    return len(set().union(*told)) > 1 and all(len(values) == 1 for values in told) and told[0] == {data[k]}
+
+
+def fitting(data, by, values, k, size):
+    """Words of this size around byte k that a form makes of a number, at every capture: (offset, size, form,
+    number)."""
+    at = k - k % size
+    if at + size > len(data):
+        return
+    for form in FORMS:
+        for number in range(len(values[0])):
+            wants = [form_of(form, those[number]) for those in values]
+            if None in wants or len(wants[0]) != size or data[at : at + size] != wants[0]:
+                continue
+            if all(one[at : at + size] == want for want, ones in zip(wants, by.values(), strict=True) for one in ones):
+                yield at, size, form, number
+
+
+def record(seen, op, args, kwargs, numbers, before):
+    """The op under way was captured, as the nodes behind `before`: have replays tell its kernels their numbers. False
+    if it cannot be told where these lie. `numbers`: see live.note."""
+    rows = sorted({row for _, _, row in numbers})
+    told = [seen.live.steps[row].value for row in rows]
+    values = [told, *([others(value, k)[which] for k, value in enumerate(told)] for which in (0, 1))]
+    main = shots_from(before)
+    if not main:  # of nothing
+        return True
+
+    def given(which):
+        return substitute(op, args, kwargs, numbers, dict(zip(rows, values[which], strict=True)))
+
+    words = told_by(seen, op, given, ROUNDS, functools.partial(explain, main, values=values))
+    for n, node in enumerate(main) if words else ():
+        mine = [(word.offset, word.form, rows[word.number], told[word.number]) for word in words if word.node == n]
+        if mine:
+            core.scalar_words(node.handle, mine)
+    return words is not None
+
+
+def told_by(seen, op, given, rounds, explain):
+    """What `explain` tells of captures of the op in vain: [(which, nodes), ...], with the arguments given(which), for
+    as many rounds as it takes; or None."""
+    shots = []
+    for order in rounds:
+        if not shoot(seen, op, given, order, shots):
+            break
+        words = explain(shots=shots)
+        if words is not None:
+            return words
+    return None
+
+
+def shoot(seen, op, given, order, shots):
+    """Capture the op once for each of `order`, behind the nodes that stay. False: it cannot be, with some of these
+    arguments."""
+    mark, here, apart = core.graph_mark(), core.graph_length(), []
+    try:
+        with unseen(seen):
+            for which in order:
+                apart.append(torch.empty(len(shots)))  # moves the heap on
+                args, kwargs = given(which)
+                written = [
+                    (t, t._version) for t in tensors_in(kwargs.values(), tensors_in(args, [])) if not t.is_inference()
+                ]
+                here = core.graph_length()
+                try:
+                    op(*args, **kwargs)
+                finally:
+                    for t, version in written:
+                        core.set_version(t, version)
+                shots.append((which, shots_from(here)))
+                core.graph_back(here, mark)
+    except (RuntimeError, OverflowError):
+        core.graph_back(here, mark)
+        return False
+    return True
+
+
+def shots_from(first):
+    return [Shot(*one) for one in core.graph_shots(first)]
+
+
+def are_alike(main, shots):
+    """Did all captures make the same nodes, but for their arguments?"""
+    shape = [(s.kind, s.shape, [(at, len(data)) for at, data in s.params]) for s in main]
+    return all(
+        [(s.kind, s.shape, [(at, len(data)) for at, data in s.params]) for s in nodes] == shape for _, nodes in shots
+    )
+
+
+def substitute(op, args, kwargs, numbers, values):
+    """The op's arguments, with other numbers."""
+    names = [a.name for a in op._schema.arguments]
+    args, kwargs = list(args), dict(kwargs)
+    for k, part, row in numbers:
+        given, key = (args, k) if k < len(args) else (kwargs, names[k])
+        if part == NONE:
+            given[key] = values[row]
+        else:
+            given[key] = [values[row] if j == part else x for j, x in enumerate(given[key])]
+    return args, kwargs

@@ -1,0 +1,467 @@
+"""What stands for a number that is another one at each call, while a function is recorded (live.py).
+
+To Python a stand-in is a float or an int; each step of arithmetic makes another one and is written down in a Trace, and
+PyTorch's own symbolic numbers carry it into ops. Lists and tuples of numbers from which one chooses have stand-ins,
+too."""
+
+import math
+import operator
+import sys
+import weakref
+from typing import Any, NamedTuple
+
+import cgt_core as core
+import torch
+from cgt_core import (
+    ABSOLUTE,
+    ADDED,
+    AS_FLOAT,
+    AS_INT,
+    AT_LEAST,
+    AT_MOST,
+    AT_READ,
+    COSINE,
+    DIVIDED,
+    EQUALS,
+    EXPONENTIAL,
+    FLOORED,
+    HYPERBOLIC,
+    IN_TENSOR,
+    LESS,
+    LOGARITHM,
+    LOOKED_UP,
+    MORE,
+    MULTIPLIED,
+    NEGATED,
+    NONE,
+    OTHER_THAN,
+    RAISED,
+    REMAINDER,
+    ROOT,
+    SAME_AS,
+    SINE,
+    SUBTRACTED,
+    TANGENT,
+)
+
+from ..look import tables
+from ..look.code import code_reads
+from ..run.observe import NOT_USER_CODE
+from ..words import pytree
+from ..words.private import without_torch_function
+
+MOST = pytree.MOST
+PARSER = "python_arg_parser"  # the file of PyTorch's that asks for a value
+MAX_STEPS = 4096  # of one recording: what computes more with a number is a loop that wants another form
+
+
+class Source(NamedTuple):
+    """Where a number comes from."""
+
+    path: str
+    op: int  # AT_PLACE, IN_CALL, IN_TENSOR
+    at: int  # position of the place, which of the call's numbers, or the slot
+    value: Any
+    exact: str | None  # known: the line of what looks at it otherwise
+    part: int = NONE  # of a tuple in a place, which element
+
+
+class Step(NamedTuple):
+    """A row of `numbers` in the core."""
+
+    op: int
+    a: int
+    b: int
+    value: Any  # what it was in the recorded call
+    table: int = NONE  # LOOKED_UP: which
+
+
+class Trace:
+    """What one run does with its numbers."""
+
+    def __init__(self, sources, line):
+        self.sources, self.line = sources, line  # line(): where the user's code is
+        self.chooses = self.choose = None  # (tensor, index): can the row be chosen at each replay; the row
+        self.steps = [Step(s.op, s.at, s.part, s.value) for s in sources]
+        self.held = {}  # position of a place -> what lies there instead of its numbers
+        self.known = {}  # Step -> its row
+        self.exact = {
+            k: s.exact for k, s in enumerate(sources) if s.exact
+        }  # row that the recording is for one value of -> the line that made it so
+        self.stored = {}  # (id of a place's home, its key; of a list, the index) -> the row that came to it
+        self.overwritten = set()  # rows of sources whose places were stored to, be it what they held
+        self.exchanged = []  # entries of the arguments' containers: (path, home, key, what was there, the stand-in)
+        self.changed = None  # the path of one of these that the function changed
+        self.over = False
+        self.give_up = None  # of a capture: leave it, with the line at which a number was read
+        self.started, self.asked = 0, set()  # code that was looked at (watch)
+        self.rows_of = {}  # memory of tensors that a number chose rows of, and of these -> what keeps that name its own
+        self.chosen = set()  # memory of these rows
+        self.tables = []  # of tables.Table
+        self.bypassed = False  # somebody led to a table past its place, and changed it
+        self.reads = {}  # row of a number that was read on the way -> the line
+        self.hands = {}  # such a row -> what makes of it what a result holds
+        self.parsed = []  # rows whose values PyTorch's parser asked for since the last op
+        self.made = []  # weak references to the stand-ins; a WeakSet would ask them for their hash
+        self.stand_ins = [s.value if s.exact or s.op == IN_TENSOR else self.stand_in(k) for k, s in enumerate(sources)]
+        self.counters = {}  # memory of the host's -> counters.Counter
+        self.uncounted = {}  # path of one that is none after all -> the line
+        self.joined = None  # the line where it counts in some together with tensors that this call makes
+
+    def stand_in(self, row):
+        """A number that is a float or an int to Python."""
+        value = self.steps[row].value
+        made = (Float if type(value) is float else Int)(Node(self, row, value))
+        self.made.append(weakref.ref(made))
+        return made
+
+    def came(self, read, value, line, hand):
+        """A number that read left on the host, whatever it is at another call. `hand()`: what a result holds of it."""
+        row = self.add(Step(AT_READ, read, NONE, value))
+        self.reads[row], self.hands[row] = line, hand
+        return self.stand_in(row)
+
+    def alive(self):
+        return [one for one in (ref() for ref in self.made) if one is not None]
+
+    def table_of(self, entries):
+        """What stands for a list or tuple of numbers."""
+        proxy = TABLES[type(entries)](entries)
+        proxy.trace, proxy.at = self, len(self.tables)
+        self.tables.append(tables.new(proxy, entries))
+        return proxy
+
+    def look_up(self, at, index):
+        """Entry `index`, a stand-in, of a table."""
+        (proxy, entries, _), row = self.tables[at], self.row_of(index)
+        if self.over or row == NONE or getattr(proxy, "written", False):
+            return entries[settle(index)]
+        return self.stand_in(self.add(Step(LOOKED_UP, row, row, entries[index.node.value], at)))
+
+    def row_of(self, x):
+        """The row of an operand: one of ours, or a constant; NONE for what no row can be."""
+        if type(x) in STAND_INS:
+            return x.node.row if x.node.trace is self else NONE
+        if type(x) is bool:
+            x = int(x)
+        if type(x) not in (int, float) or (type(x) is int and abs(x) > MOST):
+            return NONE
+        return self.add(Step(EQUALS, NONE, NONE, x))
+
+    def add(self, step):
+        key = (*step[:3], step.table, type(step.value), step.value.hex() if type(step.value) is float else step.value)
+        row = self.known.get(key)
+        if row is None:
+            row = self.known[key] = len(self.steps)
+            self.steps.append(step)
+        return row
+
+    def pin(self, row):
+        """The recording is for this value of a row alone. NONE: of what comes of such values."""
+        if not self.over and row != NONE and self.steps[row].op != EQUALS:
+            self.exact.setdefault(row, self.line())
+            line = looked_at(self) if self.reads and self.give_up is not None else None
+            if line is not None:  # an array that is given the number, say, is changed for good
+                self.give_up(line)
+
+    def step(self, op, function, *operands):
+        """What Python makes of the operands: a stand-in, where it is a number and C can do the same."""
+        rows = [NONE, NONE] if self.over or len(self.steps) > MAX_STEPS else [self.row_of(x) for x in operands]
+        plain = [plain_of(x) for x in operands]
+        if NONE in rows:
+            for x in operands:
+                pin(x)
+            return function(*plain)
+        try:
+            value = function(*plain)
+        except Exception:  # division by zero, say: of these numbers, not of others
+            for row in rows:
+                self.pin(row)
+            raise
+        if type(value) is bool:
+            self.pin(self.add(Step(op, *rows, int(value))))
+            return value
+        if type(value) not in (int, float) or (type(value) is int and abs(value) > MOST) or value != value:
+            for row in rows:
+                self.pin(row)
+            return value
+        return self.stand_in(self.add(Step(op, rows[0], rows[-1], value)))
+
+
+class Node:
+    """What PyTorch's C++ knows of a stand-in: the protocol of torch.SymFloat and torch.SymInt. It asks for the value
+    where it cannot carry the symbol."""
+
+    def __init__(self, trace, row, value):
+        self.trace, self.row, self.value = trace, row, value
+
+    def plain(self, *_):
+        self.trace.pin(self.row)
+        return self.value
+
+    guard_int = guard_bool = guard_size_oblivious = int_ = float_ = bool_ = plain
+    expect_true = guard_or_false = guard_or_true = statically_known_true = plain
+
+    def guard_float(self, file, _):
+        if PARSER not in file or self.trace.over:
+            return self.plain()
+        self.trace.parsed.append(self.row)
+        return self.value
+
+    def is_int(self):
+        return type(self.value) is int
+
+    def is_float(self):
+        return type(self.value) is float
+
+    def is_bool(self):
+        return type(self.value) is bool
+
+    def is_symbolic(self):
+        return True
+
+    def is_constant(self):
+        return False
+
+    is_nested_int = is_constant
+
+    def maybe_as_int(self):
+        return None
+
+    maybe_as_float = maybe_as_bool = maybe_as_int
+
+    def has_hint(self):
+        return True
+
+    def wrap_int(self, value):
+        return Node(self.trace, NONE if type(value) is bool else self.trace.row_of(value), value)
+
+    wrap_float = wrap_bool = wrap_int
+
+    def made(self, op, function, *others):
+        """C++ computes with it, to see whether an index fits, say."""
+        result = self.trace.step(op, function, *(STAND_IN[type(one.value)](one) for one in (self, *others)))
+        return result.node if type(result) in STAND_INS else self.wrap_int(result)
+
+    def clone(self):
+        return self
+
+    def str(self):
+        return str(self.plain())
+
+    _graph_repr = str
+
+
+def looked_at(trace):
+    """The line at which a number was read on which more than ops and comparisons depends, or None."""
+    lines = dict(trace.reads)
+    for row, step in enumerate(trace.steps):
+        if step.op > EQUALS and step.op != AT_READ and (step.a in lines or step.b in lines):
+            lines[row] = lines.get(step.a) or lines[step.b]
+    return next((lines[row] for row in trace.exact if row in lines and trace.steps[row].op < LESS), None)
+
+
+def plain_of(x):
+    return x.node.value if type(x) in STAND_INS else x
+
+
+def pin(x):
+    if type(x) in STAND_INS:
+        x.node.trace.pin(x.node.row)
+
+
+def settle(x):
+    """The number itself: the recording is for it alone."""
+    pin(x)
+    return plain_of(x)
+
+
+def binary(op, function):
+    """The two methods of an operator, for the left and for the right operand."""
+
+    def left(self, other):
+        if is_foreign(other):
+            return NotImplemented
+        return self.node.trace.step(op, function, self, other)
+
+    def right(self, other):
+        if is_foreign(other):
+            return NotImplemented
+        return self.node.trace.step(op, function, other, self)
+
+    return left, right
+
+
+def is_foreign(other):
+    """Does the other operand decide what an operator does: a tensor, an array, a number of somebody's?"""
+    return type(other) not in (Float, Int, float, int, bool)
+
+
+def compared(op, function):
+    return lambda self, other: NotImplemented if is_foreign(other) else self.node.trace.step(op, function, self, other)
+
+
+def unary(op, function):
+    return lambda self: self.node.trace.step(op, function, self)
+
+
+def exact(name):
+    """A method of numbers for which there is no step."""
+    return lambda self, *args: getattr(settle(self), name)(*map(settle, args))
+
+
+def node_method(op, function):
+    return lambda self, *others: self.made(op, function, *others)
+
+
+def exact_node(function):
+    """The same where there is no step."""
+    return lambda self, *others: self.wrap_int(function(*(one.plain() for one in (self, *others))))
+
+
+OPERATORS = {
+    "add": (ADDED, operator.add), "sub": (SUBTRACTED, operator.sub), "mul": (MULTIPLIED, operator.mul),
+    "truediv": (DIVIDED, operator.truediv), "floordiv": (FLOORED, operator.floordiv), "mod": (REMAINDER, operator.mod),
+    "pow": (RAISED, operator.pow),
+}  # fmt: skip
+PYTHON = dict(OPERATORS[name] for name in ("add", "sub", "mul", "truediv"))
+COMPARISONS = {
+    "lt": (LESS, operator.lt), "le": (AT_MOST, operator.le), "eq": (SAME_AS, operator.eq),
+    "ne": (OTHER_THAN, operator.ne), "gt": (MORE, operator.gt), "ge": (AT_LEAST, operator.ge),
+}  # fmt: skip
+MATH = {
+    "sqrt": ROOT,
+    "exp": EXPONENTIAL,
+    "log": LOGARITHM,
+    "sin": SINE,
+    "cos": COSINE,
+    "tan": TANGENT,
+    "tanh": HYPERBOLIC,
+}
+EXACT = (
+    "__str__ __repr__ __format__ __hash__ __round__ __floor__ __ceil__ __divmod__ __rdivmod__ __reduce_ex__ __complex__"
+    " __getnewargs__ is_integer as_integer_ratio hex conjugate bit_length bit_count to_bytes __and__ __or__ __xor__"
+    " __lshift__ __rshift__ __rand__ __ror__ __rxor__ __rlshift__ __rrshift__ __invert__ __copy__ __reduce__"
+    " __getstate__ __dir__ __sizeof__"
+).split()
+
+
+def as_array(number, *dtype):
+    """numpy asks; so it is there."""
+    return sys.modules["numpy"].asarray(settle(number), *dtype)
+
+
+def methods(kind):
+    """What a stand-in for a float or an int does."""
+    made = {
+        "__class__": property(lambda self: kind), "__module__": "builtins",  # as its type's text says
+        "__neg__": unary(NEGATED, operator.neg), "__abs__": unary(ABSOLUTE, operator.abs),
+        "__pos__": lambda self: self,
+        "__bool__": lambda self: self.node.trace.step(OTHER_THAN, operator.ne, self, kind(0)),
+        "__float__": lambda self: settle(self.node.trace.step(AS_FLOAT, float, self)),
+        "__int__": lambda self: settle(self.node.trace.step(AS_INT, int, self)), "__trunc__": unary(AS_INT, int),
+        "__torch_function__": classmethod(carried), "__deepcopy__": lambda self, memo: settle(self),
+        "real": property(lambda self: self), "imag": property(lambda self: kind(0)),
+        "__array__": lambda self, *args, **kwargs: as_array(self, *args), "node": None,
+        "__init__": lambda self, node: object.__setattr__(self, "node", node),
+        "__setattr__": lambda self, name, value: setattr(plain_of(self), name, value),  # which raises
+        "__delattr__": lambda self, name: delattr(plain_of(self), name),
+    }  # fmt: skip
+    for name, how in OPERATORS.items():
+        made[f"__{name}__"], made[f"__r{name}__"] = binary(*how)
+    made |= {f"__{name}__": compared(*how) for name, how in COMPARISONS.items()}
+    made |= {name: exact(name) for name in EXACT if hasattr(kind, name) or name == "__copy__"}
+    made["__copy__"] = lambda self: self
+    if kind is int:
+        made |= {"__index__": settle, "numerator": property(lambda self: self), "denominator": property(lambda self: 1)}
+    return made | {"__getattribute__": lambda self, name: attribute(self, name, name in made, sys._getframe().f_back)}
+
+
+# What numbers do not have, and functions in C ask for in the name of the code that calls them.
+TOLD_BY = {"__array__", "__torch_function__", "node"}
+
+
+def attribute(self, name, known, frame):
+    """What the number itself has of this name, and nothing else: but PyTorch is told what there is. Autograd's threads
+    for GPUs have no frame of Python's: PyTorch alone asks there."""
+    if frame is None:
+        return object.__getattribute__(self, name)
+    code = frame.f_code
+    torchs = code.co_filename.startswith(NOT_USER_CODE)
+    hidden = name in TOLD_BY and (name in code_reads(code).probed or (name in code.co_names and not torchs))
+    if (torchs or known) and not hidden:
+        return object.__getattribute__(self, name)
+    found = getattr(object.__getattribute__(self, "node").value, name)
+    pin(self)
+    return found
+
+
+GETITEM = torch.Tensor.__getitem__
+
+
+def carried(cls, function, types, args=(), kwargs=None):
+    """PyTorch is given one of ours where it expects a tensor or a number. While the run lasts it carries it into the
+    op; later it gets the number."""
+    kwargs = kwargs or {}
+    if any(x.node.trace.over for x in (*args, *kwargs.values()) if type(x) in STAND_INS):
+        args, kwargs = [plain_of(x) for x in args], {k: plain_of(x) for k, x in kwargs.items()}
+    elif function is GETITEM and type(args[1]) is Int and args[1].node.trace.chooses(args[0]):
+        return args[1].node.trace.choose(*args)
+    with without_torch_function():
+        return function(*args, **kwargs)
+
+
+# What stands for a number: its type is what `type(x)` says, and a float or an int what isinstance() does.
+Float = type("float", (torch.SymFloat,), methods(float))
+Int = type("int", (torch.SymInt,), methods(int))
+STAND_INS = (Float, Int)
+
+
+def entry(plain):
+    """Indexing of a table."""
+    return lambda self, k: self.trace.look_up(self.at, k) if type(k) is Int else plain(self, k)
+
+
+def writer(name):
+    """A method that changes a table: it changes the list that this stands for, too, to which others may lead."""
+    plain = getattr(list, name)
+
+    def write(self, *args, **kwargs):
+        self.written = True
+        plain(self.trace.tables[self.at].entries, *args, **kwargs)
+        result = plain(self, *args, **kwargs)
+        return self if name in ("__iadd__", "__imul__") else result
+
+    return write
+
+
+WRITERS = "append extend insert remove pop clear sort reverse __setitem__ __delitem__ __iadd__ __imul__".split()
+Table = type(
+    "list",
+    (list,),
+    {"__getitem__": entry(list.__getitem__), "__class__": property(lambda self: list), "__module__": "builtins"}
+    | {name: writer(name) for name in WRITERS},
+)
+Row = type(
+    "tuple",
+    (tuple,),
+    {"__getitem__": entry(tuple.__getitem__), "__class__": property(lambda self: tuple), "__module__": "builtins"},
+)
+TABLES = {list: Table, tuple: Row}
+STAND_IN = {float: Float, int: Int}
+for _name, _how in (
+    *OPERATORS.items(),
+    *COMPARISONS.items(),
+    ("neg", (NEGATED, operator.neg)),
+    ("sym_float", (AS_FLOAT, float)),
+):
+    setattr(Node, _name, node_method(*_how))
+Node.float_truediv = Node.int_truediv = Node.truediv
+Node.int_floordiv, Node.float_pow, Node.pow_by_natural = Node.floordiv, Node.pow, Node.pow
+for _name, _function in (
+    ("ceil", math.ceil), ("floor", math.floor), ("sym_max", max), ("sym_min", min), ("sym_and", operator.and_),
+    ("sym_or", operator.or_), ("sym_not", operator.not_),
+    ("sym_ite", lambda condition, one, other: one if condition else other),
+):  # fmt: skip
+    setattr(Node, _name, exact_node(_function))
+core.numbers_are(Node)

@@ -1,0 +1,1 @@
+"""Processes that exchange data, and their collectives."""

@@ -1,0 +1,328 @@
+"""What one run of the function shows, begun and asked: the small questions behind trace.py, tokens.py and record.py.
+
+Copied slots. The function keeps the user's own tensors; `swaps` exchanges them for cgt's buffers at
+each op, and what the op returns of a buffer is exchanged for the same part of the user's tensor. So views, identities
+and Python attributes are those of eager, and nobody gets to see a buffer. Should an op write a
+copied slot after all, the buffer is copied back at once and the slot is pinned.
+"""
+
+import contextlib
+import functools
+import gc
+import os
+import sys
+import warnings
+
+import cgt_core as core
+import torch
+from cgt_core import CUDA, HOST
+
+from ..data import Seen, Swap
+from ..words import errors, options
+from ..words.private import sequence_number
+
+NOT_USER_CODE = (
+    os.path.dirname(torch.__file__) + os.sep,
+    options.HOME,
+    os.path.dirname(os.__file__) + os.sep + "contextlib",
+    os.path.join(os.path.dirname(os.path.dirname(torch.__file__)), "typing_extensions"),  # @deprecated
+    "<eval_with_key>",  # code that torch.compile made
+)
+
+
+HERE = __name__.partition(".")[0]
+
+
+class Unrecordable(BaseException):
+    """Leaves the user's function in the middle of a capture; not an Exception, so that the user's
+    own `except Exception` does not catch it. Never reaches the user."""
+
+
+def observe(driver, device, graph=None, given=None):
+    """For a run that is not recorded. `device`: see Seen; `graph`: it is a backward of this recorded graph; `given`:
+    what that may read."""
+    allocated = core.allocations(device) if given is not None and driver == CUDA else None
+    slots = frozenset(map(core.storage_id, given or ()))
+    return Seen(
+        driver, device, graph=graph, slots=slots, allocated=allocated, returned=core.results(), since=sequence_number()
+    )
+
+
+def observe_plan(plan, swaps):
+    """For the recording of a plan. `swaps`: [(leaf tensor, buffer), ...] of its copied slots."""
+    tensors = all_tensors(plan)
+    seen = Seen(
+        plan.driver, plan.device, plan.others, recording=True, parent=plan.parent, saves=plan.saves, graph=plan.graph,
+        arguments=plan.flat.tensors, leaves=[tensors[k] for k in plan.grads],
+        reachable=plan.generators, sinks=plan.sinks,
+        whole={core.storage_id(t): t for _, t in plan.spent}, carries=plan.carries,
+        plan=plan, sources=plan.sources, slots=frozenset(map(core.storage_id, tensors)),
+        returned=core.results(), since=sequence_number(),
+    )  # fmt: skip
+    note_swaps(seen, swaps)
+    shared = {id(tensors[k]) for k in plan.beside}
+    seen.shared = [row for rows in seen.swaps.values() for row in rows if id(row.leaf) in shared]
+    copies = {id(leaf): buffer for leaf, buffer in swaps}
+    stay = [t for t in tensors if id(t) not in copies] if swaps else ()
+    seen.stay = [(core.storage_id(t), core.address(t), span(t)) for t in stay]
+    for at, t in plan.spent:
+        memory = [t, copies[id(t)]] if id(t) in copies else [t]
+        seen.spent[at] = (memory, holders(memory))
+    return seen
+
+
+def note_swaps(seen, swaps):
+    """From now on ops work on these buffers instead of these leaves."""
+    for leaf, buffer in swaps:
+        row = Swap(core.address(leaf), core.address(leaf) + span(leaf), buffer, leaf)
+        seen.swaps.setdefault(core.storage_id(leaf), []).append(row)
+        seen.buffers[core.storage_id(buffer)] = row
+
+
+def all_tensors(plan):
+    """Slots in order: every argument leaf, then every reached tensor."""
+    return [*plan.flat.tensors, *(r.tensor for r in plan.reached)]
+
+
+def all_paths(plan):
+    """What messages call them."""
+    return [*plan.flat.paths, *(r.path for r in plan.reached)]
+
+
+def span(t):
+    """Bytes from a tensor's first element to the end of its last."""
+    if t.numel() == 0:
+        return 0
+    last = sum((n - 1) * s for n, s in zip(t.shape, t.stride(), strict=True))
+    return (last + 1) * t.element_size()
+
+
+def version_of(t):
+    """How often it was written; 0 where nothing counts that, in inference mode."""
+    return 0 if t.is_inference() else t._version
+
+
+def buffer_for(t, inference=None):
+    """Memory for a copied slot, in the input's own alignment class: kernels choose their vector
+    width, and reductions their order, by the address. `inference`: may it be written in that mode alone? As t."""
+    n, align = span(t), options.ALIGN[t.device.type]
+    shift = core.address(t) % align
+    empty = functools.partial(torch.empty, shift + n, dtype=torch.uint8, device=t.device)
+    room = core.in_inference(
+        t.is_inference() if inference is None else inference, empty
+    )  # views of it are to be what views of t are
+    assert core.address(room) % align == 0, f"PyTorch's allocator aligns to {align} bytes"
+    return room[shift:]
+
+
+def fill(buffer, t):
+    """Copy the bytes of t's span, gaps and overlaps included, as the copy node will."""
+
+    def copy():
+        whole = core.fixed(t).view(torch.uint8)
+        start = core.address(t) - core.storage_address(t)
+        buffer.copy_(whole[start : start + buffer.numel()])
+
+    # The function may enter inference mode itself, and be given its own results.
+    core.in_inference(buffer.is_inference() or torch.is_inference_mode_enabled(), copy)
+
+
+def collect():
+    """Free the cycles that the run made: they are not holders. The collector did not run meanwhile, so they are young;
+    those that are not would cost a walk through all objects of the process."""
+    gc.collect(1)
+
+
+def holders(tensors):
+    """How many hold memory of these tensors."""
+    return sum(map(core.storage_holders, tensors))
+
+
+def tensors_in(values, into):
+    """Collect the tensors among an op's arguments or results, lists of them too."""
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            into.append(value)
+        elif isinstance(value, (list, tuple)):
+            tensors_in(value, into)
+    return into
+
+
+def touch(seen, t, fills=False):
+    """The run has to do with t (and `fills` it): is its memory from outside, and met for the first time, then that is
+    noted."""
+    sid = core.storage_id(t)
+    if sid in seen.made or sid in seen.buffers or sid in seen.touched:
+        return
+    if is_stray(seen, t):
+        note_memory(seen, t, user_line(seen))
+        seen.strays = True
+        return
+    if core.is_in_node() and not fills:
+        seen.passing.add(sid)
+    # Not the tensor: whoever holds the argument itself when the run is over is counted.
+    alias = core.alias(t) if core.is_plain(t) else t
+    seen.touched[sid] = seen.whole.get(sid, alias)
+
+
+def is_stray(seen, t):
+    """Was this memory, which no op had made, allocated since the run began?"""
+    if not t.is_cuda or core.storage_id(t) in seen.slots:
+        return False
+    if seen.allocated is not None:
+        return core.storage_address(t) not in seen.allocated
+    return is_capture(seen) and core.is_of_recording(t)
+
+
+def note_strays(seen, tensors):
+    """The same of what comes out of the run, where no op may have met it."""
+    for t in tensors:
+        if core.storage_id(t) not in seen.made and core.storage_id(t) not in seen.buffers and is_stray(seen, t):
+            note_memory(seen, t)
+            seen.strays = True
+
+
+def note_memory(seen, t, line=""):
+    """The call made this memory, at a line of the user's. While a recording lasts, the name of memory that died is not
+    given to other: what was noted by it is not said of that."""
+    seen.made[core.storage_id(t)] = line
+    if seen.recording:
+        seen.names.append(core.storage_name(t))
+
+
+def held(seen):
+    """The tensors that the run's ops returned, and aliases of ours, that somebody still holds."""
+    ours = (r() for r in seen.results)
+    return core.alive(seen.returned) + [t for t in ours if t is not None]
+
+
+def references(seen):
+    """How many references there are to each argument, but for ours."""
+    ours = [id(t) for t in seen.touched.values()]
+    return [core.references(t) - ours.count(id(t)) for t in seen.arguments]
+
+
+NO_LINE = "the backward pass"  # autograd's threads have no frames
+
+
+def user_line(seen):
+    """file:line of the innermost frame that is neither PyTorch's nor ours, or NO_LINE."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        name = frame.f_code.co_filename
+        mine = seen.user.get(name)
+        if mine is None:
+            mine = seen.user[name] = not name.startswith(NOT_USER_CODE)
+        if mine:
+            return f"{name}:{frame.f_lineno}"
+        frame = frame.f_back
+    return NO_LINE
+
+
+def note_reason(seen, sentence):
+    """The first is why the run cannot be replayed; all of them are kept where somebody asks for them (doctor.py)."""
+    if seen.reason is None:
+        seen.reason = sentence
+    if seen.blockers is not None:
+        seen.blockers[sentence] = seen.blockers.get(sentence, 0) + 1
+
+
+def asks_on(seen):
+    """Is it of any use to look for another reason?"""
+    return seen.reason is None or seen.blockers is not None
+
+
+def refuse(seen, sentence):
+    """Note why this run cannot be replayed. In a CUDA capture nothing has run yet, and what a body does is in vain:
+    leave."""
+    note_reason(seen, sentence)
+    if is_capture(seen) or seen.bodies:
+        raise Unrecordable(sentence)
+
+
+def is_capture(seen):
+    """Does nothing of this run execute?"""
+    return seen.recording and seen.driver == CUDA
+
+
+def is_host_recording(seen):
+    """Is a tape being written that will be kept?"""
+    return seen.recording and seen.driver == HOST and seen.reason is None
+
+
+def asker():
+    """The innermost frame that is not ours."""
+    frame = sys._getframe(1)
+    while str(frame.f_globals.get("__name__")).partition(".")[0] == HERE:
+        frame = frame.f_back
+    return frame
+
+
+@contextlib.contextmanager
+def unseen(seen):
+    """Ops in here are not the function's (a tensor that C++ detaches is one, under a mode)."""
+    before, seen.inside = seen.inside, True
+    try:
+        yield
+    finally:
+        seen.inside = before
+
+
+def swap_of(seen, sid, at, end):
+    """The copied slot in whose copy ops find this part of a storage; or None."""
+    return next((row for row in seen.swaps[sid] if row.lo <= at and end <= row.hi), None)
+
+
+def exchange(seen, value, done=None):
+    """The argument with copied slots replaced by their buffers. `done`: of the same op. What is one tensor stays one:
+    attention asks whether its query is its key, and computes with other kernels if not."""
+    done = {} if done is None else done
+    if isinstance(value, torch.Tensor):
+        sid = core.storage_id(value)
+        if sid not in seen.swaps or not value.numel():
+            return value
+        at, end = core.address(value), core.address(value) + span(value)
+        row = swap_of(seen, sid, at, end)
+        if row is not None:
+            if id(value) not in done:
+                done[id(value)] = core.view_like(row.buffer, value, at - row.lo)
+            return done[id(value)]
+        if not any(s == sid and lo <= at and end <= lo + n for s, lo, n in seen.stay):
+            refuse(seen, errors.beside(user_line(seen)))
+        return value
+    if isinstance(value, (list, tuple)):
+        return type(value)([exchange(seen, v, done) for v in value])
+    return value
+
+
+def fix(seen, value, done=None):
+    """The argument with tensors from outside replaced by views of fixed addresses: a storage can be
+    given other memory later (a rescue does that), and the tape must not follow. But it must read a
+    result of the path where that is written; even now, in another thread, a rescue may part the two, so how far
+    it lies from the start is asked of its own storage. `done`: as of exchange."""
+    done = {} if done is None else done
+    if isinstance(value, torch.Tensor):
+        sid = core.storage_id(value)
+        if sid in seen.made or sid in seen.buffers or not sid:
+            return value
+        if sid not in seen.fixed:
+            proto = core.path_proto(seen.parent, value)
+            seen.fixed[sid] = core.fixed(value) if proto is None else proto
+        if id(value) not in done:
+            base = seen.fixed[sid]
+            start = base.storage_offset() * base.element_size()
+            done[id(value)] = core.view_like(base, value, core.address(value) - core.storage_address(value) - start)
+        return done[id(value)]
+    if isinstance(value, (list, tuple)):
+        return type(value)([fix(seen, v, done) for v in value])
+    return value
+
+
+def warn(text):
+    """A CgtWarning at the user's line. Where warnings are errors the call's result must not be lost for one: the text
+    stands in explain()."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(NOT_USER_CODE):
+        frame = frame.f_back
+    with contextlib.suppress(errors.CgtWarning):
+        warnings.warn_explicit(text, errors.CgtWarning, frame.f_code.co_filename, frame.f_lineno)

@@ -1,0 +1,641 @@
+"""What is replaced in torch while somebody observes: *taps*. A tap is a function of torch's, or an event of Python's,
+that hands its calls over while it is installed.
+
+Each is a bracket, (begin, end), for core.within. All over the process a function is replaced once, and asks each
+handler whether the call is one of its own: `is_mine()`. What the calls mean is said where they are handed to (trace.py,
+tokens.py, impure.py); how torch's functions are called in this release, in private.py."""
+
+import _thread
+import concurrent.futures
+import contextlib
+import functools
+import math
+import operator
+import os
+import sys
+import threading
+import types
+
+import cgt_core as core
+import torch
+
+from ..words import options
+from ..words.private import (
+    COMPILED_FRAME,
+    HIGHER_ORDER_CALL,
+    HOP_COMPILES,
+    HOP_WRAPPERS,
+    JITERATORS,
+    KEEPS_GRAPH,
+    SAVED_HOOKS_DISABLE,
+    TO_DLPACK,
+    DispatchMode,
+    OpOverload,
+    compilations,
+    compiled_switches,
+    graph_task,
+    inductor_is_there,
+    mode_is_active,
+    outside_dynamo,
+    pop_saved_hooks,
+    push_saved_hooks,
+    region_call,
+    sharded_module,
+    sharding_calls,
+)
+
+NOTHING = (lambda: None, lambda: None)  # a bracket
+
+
+class Tap:
+    """Functions that hand their calls to the latest handler whose `is_mine()` says so, while there is one.
+    Threads begin and end in any order, so what was there before is put back by the last."""
+
+    def __init__(self, *targets):
+        self.targets, self.plain, self.handlers, self.lock = targets, [], (), threading.Lock()
+
+    def to(self, is_mine, handle):
+        """A bracket: inside, handle(plain, owner, name, args, kwargs) is called instead of the functions."""
+        handler = [is_mine, handle]
+        begin, end = functools.partial(self.begin, handler), functools.partial(self.end, handler)
+        return functools.partial(core.holding, self.lock, begin), functools.partial(core.holding, self.lock, end)
+
+    def begin(self, handler):
+        if not self.handlers:
+            self.restore()  # an install that was interrupted
+            self.install()
+        self.handlers = (handler, *self.handlers)
+
+    def end(self, handler):
+        self.handlers = tuple(h for h in self.handlers if h is not handler)
+        if not self.handlers:
+            self.restore()
+
+    def install(self):
+        self.plain = [(owner, name, vars(owner).get(name)) for owner, name in self.targets]
+        for owner, name in self.targets:
+            setattr(owner, name, self.tapped(owner, name, getattr(owner, name)))
+
+    def tapped(self, owner, name, plain):
+        @outside_dynamo  # which would trace what the handler does
+        @functools.wraps(plain)
+        def call(*args, **kwargs):
+            for is_mine, handle in self.handlers:
+                if is_mine():
+                    return handle(plain, owner, name, args, kwargs)
+            return plain(*args, **kwargs)
+
+        return call
+
+    def restore(self):
+        for owner, name, plain in self.plain:
+            if plain is not None:
+                setattr(owner, name, plain)
+            elif name in vars(owner):
+                delattr(owner, name)  # inherited
+        self.plain = []
+
+
+LATE = {}  # targets that torch imports late or not at all -> Tap
+
+
+def late(*targets):
+    """The tap of these, made once."""
+    if targets not in LATE:
+        LATE[targets] = Tap(*targets)
+    return LATE[targets]
+
+
+# --- what torch.compile made ----------------------------------------------------------------------
+
+
+def tap_regions(is_mine, region, compiles):
+    """([bracket, ...], a function: was every region seen?). Inside, where `is_mine()`, region(plain, region, inputs)
+    is called for each region that inductor compiled, and compiles() when a compilation begins, which is not observed.
+    Not every region is seen if inductor was imported meanwhile."""
+    brackets, target = tap_compilations(is_mine, compiles), region_call()
+    if target is None:
+        return brackets, lambda: not inductor_is_there()
+    handle = lambda plain, owner, name, args, kwargs: region(plain, *args)  # noqa: E731
+    return [*brackets, late(target).to(is_mine, handle)], lambda: True
+
+
+def tap_compilations(is_mine, compiles):
+    """[bracket, ...]: inside, where `is_mine()`, what a compilation runs is not observed."""
+    handler, pausing = compilations(), []
+
+    def start(_):
+        if is_mine():
+            pausing.append(threading.get_ident())
+            core.pause(1)
+            compiles()
+
+    def stop(_):
+        if threading.get_ident() in pausing:
+            pausing.remove(threading.get_ident())
+            core.pause(-1)
+
+    def begin():
+        handler.register_start_callback(start)
+        handler.register_end_callback(stop)
+
+    def end():
+        stop(None)
+        for remove, callback in ((handler.remove_start_callback, start), (handler.remove_end_callback, stop)):
+            with contextlib.suppress(ValueError):  # torch.compiler.reset() forgets callbacks
+                remove(callback)
+
+    return [] if handler is None else [(begin, end)]
+
+
+class InCompiled(DispatchMode):
+    """Shows the observer the ops of what Dynamo compiled; higher_order(op) comes before those of higher order."""
+
+    def __init__(self, higher_order):
+        super().__init__()
+        self.higher_order = higher_order
+
+    @outside_dynamo
+    def __torch_dispatch__(self, op, types, args=(), kwargs=None):
+        if not isinstance(op, OpOverload):
+            self.higher_order(op)
+            return op(*args, **(kwargs or {}))
+        return core.observed_op(op, args, kwargs or {})
+
+
+def tap_compiled(is_mine, higher_order):
+    """A bracket: inside, where `is_mine()`, functions that Dynamo compiled are run under a dispatch mode instead of
+    the observer's dispatch key: their guards compare the thread's keys, and would have them compiled once more for
+    inside, but not those of modes. Two switches that Dynamo sets tell when such a function begins and ends."""
+    switches = compiled_switches()
+    if not switches:
+        return NOTHING
+    mode, entered = InCompiled(higher_order), []  # [frame, was the key on, how often the second switch was set]
+
+    def leave():
+        if mode_is_active(mode):
+            mode.__exit__(None, None, None)
+        core.observe(entered.pop()[1])
+
+    def handle(plain, owner, name, args, kwargs):
+        frame = sys._getframe(2)
+        mine = frame.f_code.co_name == COMPILED_FRAME
+        if mine and name == switches[0][1] and not (entered and entered[-1][0] is frame):
+            entered.append([frame, core.observe(False), 0])
+            mode.__enter__()
+        result = plain(*args, **kwargs)
+        if entered and entered[-1][0] is frame and name == switches[1][1]:
+            entered[-1][2] += 1
+            if entered[-1][2] == 2:  # the first one is its own, the second one puts back what was before
+                leave()
+        return result
+
+    def end():
+        close()
+        while entered:
+            leave()
+
+    begin, close = late(*switches).to(is_mine, handle)
+    return begin, end
+
+
+HIGHER_ORDER = Tap(HIGHER_ORDER_CALL)
+
+
+def tap_higher_order(is_mine, handle):
+    """A bracket: inside, where `is_mine()`, handle(op) comes before each higher-order op, which finds its kernels by
+    the thread's keys and knows none for the observer's."""
+
+    def call(plain, owner, name, args, kwargs):
+        was = core.observe(False)
+        try:
+            if was:
+                handle(args[0])
+            return plain(*args, **kwargs)
+        finally:
+            core.observe(was)
+
+    return HIGHER_ORDER.to(is_mine, call)
+
+
+FORKS = Tap(HOP_COMPILES)
+
+
+def tap_forks(is_mine, fork):
+    """A bracket: inside, where `is_mine()`, fork(name, args, plain) is called instead of what torch.cond and while_loop
+    have Dynamo compile, and that is plain()."""
+
+    def handle(plain, owner, name, args, kwargs):
+        compiled = functools.partial(plain, *args, **kwargs)
+        whose = HOP_WRAPPERS.get(getattr(args[0], "__name__", None)) if args else None
+        if whose is None:
+            return compiled()
+        if owner is torch:
+            return lambda *given: fork(whose, given, lambda: compiled()(*given))
+        return fork(whose, args[1], compiled)
+
+    return FORKS.to(is_mine, handle)
+
+
+# --- who reads values behind the dispatcher -----------------------------------------------------
+
+# What hands a tensor's memory to somebody outside PyTorch. (A function mode would see it, too; but Dynamo
+# compiles once more for each stack of function modes, and random states belong to a compilation.)
+READS = "numpy tolist data_ptr __array__ __repr__ untyped_storage __dlpack__".split()
+READERS = Tap(
+    *((torch.Tensor, name) for name in (*READS, "item", "cpu", "__float__")), *TO_DLPACK
+)  # these three are ops as well
+PLAIN_READERS = {
+    id(plain): plain for plain in (getattr(*t) for t in READERS.targets if t[1] in READS or t in TO_DLPACK)
+}
+
+
+# What another stream or another process is about to read belongs to PyTorch's allocator, which knows of that.
+READ_ELSEWHERE = ((torch.Tensor, "record_stream"), (torch.UntypedStorage, "_share_cuda_"))
+EXPORTS = Tap((torch.Tensor, "__dlpack__"), *TO_DLPACK, *READ_ELSEWHERE)
+INTERFACE = "__cuda_array_interface__"
+
+
+def tap_exports(leaves):
+    """From now on, once for all, leaves(tensor, stream) comes before a tensor's address goes to a library that may keep
+    it, or to a stream that reads it; else the stream is None. (An address that left in C, by the table of functions
+    that DLPack has, or as a plain number, nobody sees.)"""
+    if EXPORTS.handlers:
+        return
+
+    def handle(plain, owner, name, args, kwargs):
+        t, stream, *_ = *args, *kwargs.values(), None, None
+        leaves(t, stream if name == "record_stream" else None)
+        return plain(*args, **kwargs)
+
+    plain = vars(torch.Tensor)[INTERFACE]
+
+    def interface(self):
+        leaves(self, None)
+        return plain.__get__(self)
+
+    EXPORTS.begin([lambda: True, handle])
+    for target in EXPORTS.targets[: -len(READ_ELSEWHERE)]:
+        PLAIN_READERS[id(getattr(*target))] = getattr(*target)
+    setattr(torch.Tensor, INTERFACE, property(interface, doc=plain.__doc__))
+
+
+def is_reader(value):
+    """Is this one of them itself, or a tensor's, looked up before it could be tapped?"""
+    if type(value) in (types.BuiltinMethodType, types.MethodType) and isinstance(value.__self__, torch.Tensor):
+        return value.__name__ in READS
+    return id(value) in PLAIN_READERS
+
+
+def tap_readers(is_mine, read):
+    """A bracket: inside, where `is_mine()`, read(name, tensor, its other arguments) comes before each such call, and is
+    its answer unless that is None."""
+
+    def handle(plain, owner, name, args, kwargs):
+        given, answer = [*args, *kwargs.values()], None
+        if given and not torch.compiler.is_compiling():  # its ops will be seen when they run
+            answer = read(name, given[0], given[1:])
+        return plain(*args, **kwargs) if answer is None else answer
+
+    return READERS.to(is_mine, handle)
+
+
+# (Never __getitem__: put back, it leaves a slot in the type by which every tensor is a sequence to C.)
+MAKERS = Tap((torch, "tensor"), (torch, "as_tensor"))
+
+
+def tap_makers(is_mine, make):
+    """A bracket: inside, where `is_mine()`, make(plain, name, args, kwargs) is called for what makes tensors of
+    Python's numbers."""
+    return MAKERS.to(is_mine, lambda plain, owner, name, args, kwargs: make(plain, name, args, kwargs))
+
+
+FUNCTIONS = Tap(
+    *((math, name) for name in ("sqrt", "exp", "log", "sin", "cos", "tan", "tanh", "pow", "isfinite", "isnan", "isinf"))
+)
+
+
+def tap_math(is_mine, compute):
+    """A bracket: inside, where `is_mine()`, compute(plain, name, args) is called for these functions of Python's."""
+    return FUNCTIONS.to(is_mine, lambda plain, owner, name, args, kwargs: compute(plain, name, args))
+
+
+SETTERS = Tap((torch.Tensor, "__setitem__"))
+
+
+def tap_setters(is_mine, put):
+    """A bracket: inside, where `is_mine()`, put(plain, t, index, value) is called for `t[index] = value`."""
+    return SETTERS.to(is_mine, lambda plain, owner, name, args, kwargs: put(plain, *args))
+
+
+SWAPS = Tap((torch.utils, "swap_tensors"))
+
+
+def tap_swaps(is_mine, swap):
+    """A bracket: inside, where `is_mine()`, swap(plain, t1, t2) is called for torch.utils.swap_tensors."""
+    return SWAPS.to(is_mine, lambda plain, owner, name, args, kwargs: swap(plain, *args, **kwargs))
+
+
+def tap_kernels():
+    """A bracket: inside, kernels of operators that read behind the observer's back (private.READ_BEHIND) tell of it.
+    Whom, says api.py."""
+    handles = []
+    return functools.partial(core.reads_begin, handles), functools.partial(core.reads_end, handles)
+
+
+JITERATED = Tap(*JITERATORS)
+
+
+def tap_jiterated(is_mine, launch):
+    """A bracket: inside, where `is_mine()`, launch(plain, ...) is called for kernels of torch.cuda.jiterator's."""
+    return JITERATED.to(is_mine, lambda plain, owner, name, args, kwargs: launch(plain, *args, **kwargs))
+
+
+# By which a function gives work to other threads, or waits for them.
+HANDOVERS = frozenset(
+    call.__code__
+    for call in (
+        threading.Thread.start, threading.Condition.wait, threading.Condition.notify, concurrent.futures.Future.result,
+        concurrent.futures.ThreadPoolExecutor.submit,
+    )
+)  # fmt: skip
+
+
+def tap_threads(heard):
+    """A bracket: heard(name) of the first op that a thread ran inside which nobody sees, if there was one."""
+    handles = []
+
+    def end():
+        op = core.listen_end(handles)
+        if op:
+            heard(op)
+
+    return functools.partial(core.listen_begin, handles), end
+
+
+# --- autograd -------------------------------------------------------------------------------------
+
+DISABLES = Tap(SAVED_HOOKS_DISABLE)
+
+
+def tap_saves(pack, unpack, is_mine, disabled):
+    """[bracket, ...]: inside, autograd saves through these hooks; torch.func's transforms, which work with none, are
+    told of by disabled() and take them away."""
+    depth = core.save_hooks()
+
+    def pop():
+        while core.save_hooks() > depth:
+            pop_saved_hooks()
+
+    def handle(plain, owner, name, args, kwargs):
+        if core.save_hooks() == depth + 1:
+            pop()
+            disabled()
+        return plain(*args, **kwargs)
+
+    return [(functools.partial(push_saved_hooks, pack, unpack), pop), DISABLES.to(is_mine, handle)]
+
+
+KEEPS = Tap(KEEPS_GRAPH)
+
+
+def tap_keeps(task):
+    """A bracket: inside, nodes that autograd runs in graph task `task()` are told that the graph is not kept."""
+    return KEEPS.to(lambda: graph_task() == task(), lambda *_: False)
+
+
+# --- modules, random states, captures ------------------------------------------------------------
+
+
+def tap_parallel(is_mine, told):
+    """[bracket, ...]: inside, where `is_mine()`, told(name, module) comes before the forward of a
+    DistributedDataParallel or a FullyShardedDataParallel. What these do for a backward is not in the ops of their
+    forward."""
+
+    def handle(plain, owner, name, args, kwargs):
+        told(owner.__name__, args[0])
+        return plain(*args, **kwargs)
+
+    owners = [torch.nn.parallel.DistributedDataParallel, sharded_module()]
+    return [late((owner, "forward")).to(is_mine, handle) for owner in owners if owner is not None]
+
+
+def tap_sharding(is_mine):
+    """A bracket: inside, where `is_mine()`, what DTensor works out about an op is not observed."""
+    targets = sharding_calls()
+
+    def handle(plain, owner, name, args, kwargs):
+        core.pause(1)
+        try:
+            return plain(*args, **kwargs)
+        finally:
+            core.pause(-1)
+
+    return late(*targets).to(is_mine, handle) if targets else NOTHING
+
+
+def tap_groups(handle):
+    """From now on, once for all, groups of processes are shut down by `handle`, as of a Tap."""
+    groups = late(*((torch.distributed.ProcessGroup, name) for name in ("shutdown", "abort")))
+    if not groups.handlers:
+        groups.begin([lambda: True, handle])
+
+
+STATES = Tap(*((m, name) for m in (torch, torch.cuda) for name in ("get_rng_state", "set_rng_state")))
+
+
+def tap_states(is_mine, get, set_):
+    """A bracket: inside, where `is_mine()`, the functions that read or set a default generator's state (those that
+    fork_rng and torch.utils.checkpoint call) become get(generator, plain) and set_(generator, state,
+    plain)."""
+
+    def generator_of(module, device="cuda"):
+        if module is torch:
+            return torch.default_generator
+        index = torch.device(device).index if not isinstance(device, int) else device
+        return torch.cuda.default_generators[torch.cuda.current_device() if index is None else index]
+
+    def handle(plain, module, name, args, kwargs):
+        if module is torch.cuda and not torch.cuda.is_initialized():
+            return plain(*args, **kwargs)
+        if name == "get_rng_state":
+            return get(generator_of(module, *args, **kwargs), lambda: plain(*args, **kwargs))
+        given = dict(zip(("new_state", "device"), args, strict=False)) | kwargs
+        state = given.pop("new_state")
+        return set_(generator_of(module, **given), state, lambda state: plain(state, **given))
+
+    return STATES.to(is_mine, handle)
+
+
+def capture_hidden(streams):
+    """A bracket: while a function is recorded on one of these streams() it is not told so: libraries that ask take
+    another way in a capture (transformers: another attention kernel), and a replay would not be eager's."""
+    plain = torch.cuda.is_current_stream_capturing
+
+    def is_current_stream_capturing():
+        return plain() and torch.cuda.current_stream() not in streams()
+
+    hide = functools.partial(setattr, torch.cuda, "is_current_stream_capturing")
+    return functools.partial(hide, is_current_stream_capturing), functools.partial(hide, plain)
+
+
+# --- Python's own events ---------------------------------------------------------------------------
+
+QUIET_FILES = (
+    options.HOME,
+    *(os.path.dirname(torch.__file__) + os.sep + name for name in ("nn", "optim", "autograd", "_")),
+)
+
+
+def tap_calls(started, methods, called, beside):
+    """A bracket: add the code objects that start or go on inside to the set `started`; add None if some could not be
+    seen: somebody else's profiler is in the way. Before a builtin function of `methods` (by core.method_id) runs there
+    is called(function, frame), the frame that calls it. Code of the program's other threads is added only where this
+    one may wait for them, and to `beside` always. Those are at some code when it begins, as autograd's threads are not;
+    one that comes later is another's unless autograd works there for this run, or this thread started one."""
+    aside, others = set(), set()
+    listen = monitored if hasattr(sys, "monitoring") else profiled
+    start, stop = listen(started, methods, called, others, aside)
+
+    def begin():
+        stacks = core.stacks_elsewhere()
+        others.update(stacks)
+        beside.update(*codes(stacks))
+        start()
+
+    def end():
+        stop()
+        beside.update(aside, *codes(core.stacks_elsewhere()))
+        if any(code is not None and code.co_filename.startswith(MEETINGS) for code in list(started)):
+            started.update(aside)
+
+    return begin, end
+
+
+def codes(stacks):
+    """[code objects] that each of these threads is at."""
+    return [[frame.f_code for frame in stack] for stack in stacks.values()]
+
+
+# Whose threads watch, bring data, write logs, talk to a notebook or spread tests over processes; and, between two
+# pieces of work, PyTorch's compiler.
+BYSTANDERS = (
+    "tqdm", "torch.utils.data._utils", "torch.multiprocessing", "torch._inductor", "ipykernel", "IPython", "tornado",
+    "zmq", "execnet", "tensorboard", "tensorboardX", "wandb",
+)  # fmt: skip
+# Modules of Python's own whose threads bring to other processes what they are given, as those of a DataLoader with
+# workers do.
+CARRIERS = ("multiprocessing.queues", "concurrent.futures.process")
+
+
+def is_alone():
+    """Does no other thread run Python that could be the program's?"""
+    return not threads_beside()
+
+
+def threads_beside():
+    """Names of the other threads that do."""
+    beside = [
+        thread for thread, stack in core.stacks_elsewhere().items() if not (is_idle(stack[0]) or is_bystander(stack))
+    ]
+    names = {thread.ident: thread.name for thread in threading.enumerate()} if beside else {}
+    return [names.get(thread, str(thread)) for thread in beside]
+
+
+def is_idle(frame):
+    """Does it wait for work in a pool that has none?"""
+    of_pool = (
+        frame.f_code.co_filename.startswith(STANDARD) and frame.f_globals.get("__name__") == "concurrent.futures.thread"
+    )
+    variables = frame.f_locals if of_pool else {}
+    return "work_queue" in variables and "work_item" not in variables and variables["work_queue"].empty()
+
+
+def is_bystander(stack):
+    """Is it a bystander's, and runs nobody else's code?"""
+    names = [str(frame.f_globals.get("__name__")) for frame in stack]
+    owners = [name for name in names if name.split(".")[0] not in sys.stdlib_module_names]
+    known = bool(owners) or any(
+        name in CARRIERS and frame.f_code.co_filename.startswith(STANDARD)
+        for name, frame in zip(names, stack, strict=True)
+    )
+    return known and all(f"{name}.".startswith(tuple(f"{who}." for who in BYSTANDERS)) for name in owners)
+
+
+STANDARD = os.path.dirname(threading.__file__) + os.sep
+MEETINGS = tuple(  # where threads wait for each other
+    STANDARD + name.replace("/", os.sep)
+    for name in ("threading.py", "queue.py", "concurrent/", "asyncio/", "multiprocessing/")
+)
+
+
+THREAD_STARTS = {
+    core.method_id(getattr(_thread, name))
+    for name in ("start_new_thread", "start_joinable_thread")
+    if hasattr(_thread, name)
+}
+
+
+def monitored(started, methods, called, others, aside):
+    """tap_calls from Python 3.12 on. Of torch's own calls those that are many are not looked at."""
+    events, tools, me, spawned = sys.monitoring.events, [], threading.get_ident(), []
+    name = f"cgt {id(tools)}"  # another thread may observe, too
+
+    def start(code, _):
+        thread = threading.get_ident()
+        other = thread in others or (thread != me and not spawned and core.observer() is None)
+        if not str(sys._getframe(1).f_globals.get("__name__")).startswith("cgt."):
+            (aside if other else started).add(code)
+        return None if other else sys.monitoring.DISABLE  # for all threads
+
+    def call(code, _, function, __):
+        if code.co_filename.startswith(QUIET_FILES):
+            return sys.monitoring.DISABLE
+        number = core.method_id(function)
+        if number in THREAD_STARTS and threading.get_ident() == me:
+            spawned.append(number)
+        if number in methods:
+            called(function, sys._getframe(1))
+        return None
+
+    callbacks = {events.PY_START: start, events.PY_RESUME: start, events.CALL: call}
+
+    def begin():
+        tools.extend(range(5, -1, -1))
+        while tools:
+            try:
+                sys.monitoring.use_tool_id(tools[0], name)
+                break
+            except ValueError:  # somebody's
+                del tools[0]
+        else:
+            started.add(None)
+            return
+        tool = tools[0]
+        for event, callback in callbacks.items():
+            sys.monitoring.register_callback(tool, event, callback)
+        sys.monitoring.set_events(tool, functools.reduce(operator.or_, callbacks))
+        sys.monitoring.restart_events()
+
+    def end():
+        for tool in tools:
+            if sys.monitoring.get_tool(tool) == name:
+                sys.monitoring.set_events(tool, 0)
+                for event in callbacks:
+                    sys.monitoring.register_callback(tool, event, None)
+                sys.monitoring.free_tool_id(tool)
+
+    return begin, end
+
+
+def look_again():
+    """Code that started is added again if it starts again: somebody took it out."""
+    if hasattr(sys, "monitoring"):
+        sys.monitoring.restart_events()
+
+
+def profiled(started, methods, called, others, aside):
+    """tap_calls up to Python 3.11."""
+    handles = []
+    begin = functools.partial(core.calls_begin, handles, methods, started, called, others, aside)
+    return begin, functools.partial(core.calls_end, handles)

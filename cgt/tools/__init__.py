@@ -1,0 +1,1 @@
+"""What people ask: reports, drawings, the doctor."""

@@ -1,0 +1,374 @@
+"""What cgt tells about itself: counters as a NamedTuple, and the same with reasons as text. Other threads free
+no rows meanwhile (core.held), but they count reasons, and a finalizer may ask about a row that is being freed."""
+
+import functools
+import re
+from typing import NamedTuple
+
+import cgt_core as core
+import torch
+from cgt_core import COPIED, NONE, PINNED, REBOUND, VALUE
+
+from ..decide.dispatch import ATTRIBUTE
+from ..words import options, pytree
+
+
+class Stats(NamedTuple):
+    """Counters of one jitted function, or the sum over all of them. Bytes are bytes."""
+
+    calls: int
+    warmups: int
+    records: int
+    replays: int
+    eager: int
+    rebinds: int  # sources of copied inputs that were patched because the address moved
+    copied_bytes: int  # inputs copied inside graphs
+    rescues: int  # outputs moved out of the way because somebody still held them
+    rescued_bytes: int
+    graph_nodes: int  # nodes of all living recordings (host: ops on tapes)
+    pool_bytes: int  # memory that recordings own
+    reasons: dict  # text -> count
+    seconds: dict  # phase of making recordings -> seconds: warm, look, restore, capture, instantiate, checkpoint
+    backward: "Stats | None"  # of the backwards of these functions; None where there were none
+    audited: int  # replays that were compared with eager
+
+
+COUNTERS = Stats._fields[:10]  # what core.fn_counts tells
+MEASURED = re.compile(r"\d[\d.]* (?=(ms|µs|s|calls|times already)\b)")  # numbers that make no other reason
+PHASES = ("restore", "capture", "instantiate", "checkpoint")  # Phase in cgt_core.pxd
+
+
+def stats_of(states):
+    """Sum of the counters of these functions."""
+    totals, past = [0] * len(COUNTERS), [0] * len(COUNTERS)
+    reasons, nodes, seconds, backwards = {}, [], dict.fromkeys(("warm", "look", *PHASES), 0.0), []
+    for state in states:
+        totals = add(totals, core.fn_counts(state.f))
+        past = add(past, state.past)
+        backwards += [getattr(b, ATTRIBUTE) for b in backwards_of(state)]
+        for text, n in list(state.reasons.items()):
+            reasons[text] = reasons.get(text, 0) + n
+        seconds["warm"] += state.warm_seconds
+        seconds["look"] += state.look_seconds
+        for node in core.fn_nodes(state.f):
+            nodes.append(node)
+            made = state.keep[node].seconds if node in state.keep else ()
+            for phase, spent in zip(PHASES, made, strict=False):
+                seconds[phase] += spent
+    bytes_ = pool_bytes({core.node_facts(n).path for n in nodes})
+    backward = stats_of(backwards) if backwards or any(past) else None
+    if backward is not None:
+        backward = backward._replace(**dict(zip(COUNTERS, add(past, backward), strict=False)))
+    return Stats(*totals, bytes_, reasons, seconds, backward, sum(state.audited for state in states))
+
+
+class Recording(NamedTuple):
+    """What one recording holds, in bytes."""
+
+    name: str
+    device: str
+    replays: int
+    results: int
+    copies: int  # of inputs
+    executable: int
+    lines: dict[str, int]  # where results were made
+
+
+class Memory(NamedTuple):
+    """What recordings hold. Prints as text."""
+
+    pools: dict[str, int]
+    recordings: tuple[Recording, ...]
+
+    def __str__(self):
+        lines = []
+        for device, total in self.pools.items():
+            here = sorted((one for one in self.recordings if one.device == device), key=lambda one: -sum(one[3:6]))
+            lines.append(
+                f"{device}: pool {size(total)}, {len(here)} recordings hold {size(sum(sum(one[3:6]) for one in here))}"
+            )
+            for one in here:
+                made = sorted(one.lines.items(), key=lambda entry: -entry[1])
+                lines.append(
+                    f"  {one.name}: results {size(one.results)}, copies of inputs {size(one.copies)}, executable"
+                    f" {size(one.executable)}; replayed {one.replays}x"
+                )
+                lines += [
+                    f"    {size(n)} made at {line or 'a line that is not known'}"
+                    for line, n in made[: options.EXPLAIN_ITEMS]
+                ]
+        return "\n".join(lines) if lines else "nothing is recorded"
+
+
+def memory_of(states):
+    """Of the recordings of these functions, and of the pools that they are in."""
+    found, paths = [], set()
+    for state in states:
+        for node in core.fn_nodes(state.f):
+            facts, lines = core.node_facts(node), {}
+            for line, n in facts.outs:
+                lines[line] = lines.get(line, 0) + n
+            paths.add(facts.path)
+            found.append(
+                Recording(
+                    state.name,
+                    device_name(facts.path),
+                    facts.n_replay,
+                    facts.out_bytes,
+                    facts.copied,
+                    facts.exec_bytes,
+                    lines,
+                )
+            )
+    return Memory({device_name(path): pool_bytes({path}) for path in sorted(paths)}, tuple(found))
+
+
+def add(a, b):
+    """Counters of two functions together."""
+    return [x + y for x, y in zip(a, b, strict=False)]
+
+
+def backwards_of(state):
+    """The jitted backwards of a function's recordings."""
+    return [kept.backward for kept in list(state.keep.values()) if kept.backward is not None]
+
+
+def pool_bytes(paths):
+    """Bytes of cgt's pools on these paths. One pool per device serves all functions."""
+    total = core.host_bytes() if 0 in paths else 0
+    if paths - {0}:
+        ids = core.pool_ids()
+        total += sum(
+            s["total_size"]
+            for s in torch.cuda.memory_snapshot()
+            if tuple(s["segment_pool_id"]) in ids and s["device"] + 1 in paths
+        )
+    return total
+
+
+def explain_state(state):
+    """What happened to the calls of one function, as text: the verdict, what to change, what was recorded."""
+    s = stats_of([state])
+    lines = [*verdict(state.name, s), f"  {describe_counts(s)}"]
+    apart = told_apart(state)
+    for node in core.fn_nodes(state.f):
+        if node in state.keep:
+            lines.extend(explain_node(state, node, apart[node]))
+    if s.records:
+        most = max((len(kept.place_paths) for kept in list(state.keep.values())), default=0)
+        lines.append(f"  looked around in {1e3 * state.look_seconds:.2f} ms: up to {most} places guarded")
+    if state.audited:
+        alike = f"{state.mismatches} were not the same" if state.mismatches else "all alike"
+        lines.append(f"  compared with eager: {state.audited} replays, {alike}")
+    if state.unaudited is not None:
+        lines.append(f"  not compared with eager: {state.unaudited}")
+    if s.rescues:
+        lines.append(f"  {describe_rescues(s)}")
+    for site in backwards_of(state):
+        lines.extend("  " + line for line in explain_state(getattr(site, ATTRIBUTE)).splitlines())
+    for text in state.unguarded[: options.EXPLAIN_ITEMS]:
+        lines.append(f"  not guarded: {text}")
+    return "\n".join(lines)
+
+
+def describe_counts(s):
+    return f"{s.calls} calls = {s.warmups} warmed + {s.records} recorded + {s.replays} replayed + {s.eager} eager"
+
+
+def describe_rescues(s):
+    held = f"{s.rescues} outputs ({size(s.rescued_bytes)}) were still held when the next iteration overwrote them"
+    return f"rescues: {held}; drop them earlier to save the copies"
+
+
+def verdict(name, s):
+    """Lines: how many calls replayed, and why the others did not, the commonest reason first."""
+    head = f"{name}: {s.replays} of {s.calls} calls replayed"
+    if not s.reasons:
+        return [head + ("." if s.replays or s.calls > 2 else ": the first warms, the second records.")]
+    alike = {}
+    for text, n in sorted(s.reasons.items(), key=lambda r: -r[1]):  # which differ in what was measured
+        alike.setdefault(MEASURED.sub("", text), [text, 0])[1] += n
+    reasons = sorted(alike.values(), key=lambda r: -r[1])
+    told = [f"  {k + 1}. ({n}x) {text}" for k, (text, n) in enumerate(reasons[: options.EXPLAIN_ITEMS])]
+    more = len(reasons) - len(told)
+    lasting = "One reason" if len(reasons) == 1 else f"{len(reasons)} reasons"
+    return [
+        f"{head}, {s.eager} ran eagerly. {lasting}, with what helps:",
+        *told,
+        *([f"  and {more} more"] if more > 0 else []),
+    ]
+
+
+def told_apart(state):
+    """{recording: {path: the argument's shape or value, as text}} of arguments in which they are not all alike."""
+    told = {}
+    for node in core.fn_nodes(state.f):
+        facts, kept = core.node_facts(node), state.keep.get(node)
+        told[node] = {
+            path: pytree.told_leaf(x)
+            for path, x in pytree.leaves_of_program(state.programs[facts.spec][0])
+            if not isinstance(x, pytree.Stand)
+        }
+        shapes = zip(kept.slot_paths, facts.slots, strict=True) if kept is not None else ()
+        told[node] |= {
+            path: str(core.slot_shape(node, k)) for k, (path, slot) in enumerate(shapes) if slot.leaf != NONE
+        }
+    paths = {path for one in told.values() for path in one}
+    other = {path for path in paths if len({one.get(path) for one in told.values()}) > 1}
+    return {node: {path: text for path, text in one.items() if path in other} for node, one in told.items()}
+
+
+def explain_node(state, node, apart):
+    """Lines on one recording: what tells it from the others, what it holds and how its inputs are bound."""
+    facts = core.node_facts(node)
+    kept = state.keep[node]
+    seconds = zip(PHASES, kept.seconds, strict=True)
+    lines = [
+        f"  recording on {device_name(facts.path)}: {describe_node(facts)}",
+        "    made in ms: " + ", ".join(f"{phase} {1e3 * t:.2f}" for phase, t in seconds),
+    ]
+    if apart:
+        lines.insert(1, f"    for {some([f'{path} = {text}' for path, text in apart.items()])}")
+    for name, binding in (("pinned", PINNED), ("rebound", REBOUND), ("copied", COPIED), ("by value", VALUE)):
+        slots = [row for row in zip(kept.slot_paths, facts.slots, strict=True) if row[1].binding == binding]
+        if slots:
+            back = f", {size(facts.back)} back" if facts.back else ""
+            extra = f" ({size(facts.copied)} per call{back})" if name == "copied" else ""
+            lines.append(f"    {name}: {some([explain_slot(kept, *row) for row in slots])}{extra}")
+    lines += explain_numbers(kept, facts)
+    told = [(kept.islands, "runs eagerly between its graphs"), (kept.forks, "with bodies that a replay chooses from")]
+    lines += [f"    {what}: {some(names)}" for names, what in told if names]
+    lines += [f"    {describe_advance(advance)}" for advance in kept.advances]
+    if kept.loose:
+        lines.append(f"    not guarded: {len(kept.loose)} tensors reached in a way cgt cannot follow")
+    return lines
+
+
+def explain_slot(kept, path, slot):
+    followed = " (followed)" if kept.followable.get(path) else ""
+    written = " (written)" if slot.written else ""
+    told = f" ({slot.told} {'node' if slot.told == 1 else 'nodes'})" if slot.told else ""
+    return f"{path}{followed}{written}{told}"
+
+
+def explain_numbers(kept, facts):
+    """Lines on the values that the function reads or hands out, and on numbers that change from call to call."""
+    changing = [path for path, line in kept.numbers.sources if line is None]
+    fixed = [f"{path} ({line})" for path, line in kept.numbers.sources if line is not None]
+    lines = []
+    if kept.values:
+        read = some([f"{v.line} {describe_value(v)}" for v in kept.values])
+        lines.append(f"    for these values read on the way: {read}")
+    if facts.saved:
+        lines.append(f"    keeps what it overwrites until these are read: {size(facts.saved)} per call")
+    if facts.readouts:
+        lines.append(f"    waits for what it hands out on the host: {some(facts.readouts)}")
+    if changing:
+        words = f"{facts.words} {'word' if facts.words == 1 else 'words'}"
+        lines.append(f"    live: {some(changing)} ({words} of its ops)")
+    if fixed:
+        lines.append(f"    for this number alone: {some(fixed)}")
+    return lines
+
+
+def some(texts):
+    """The first of these, and how many more there are."""
+    more = len(texts) - options.EXPLAIN_ITEMS
+    return ", ".join(texts[: options.EXPLAIN_ITEMS]) + (f" and {more} more" if more > 0 else "")
+
+
+def describe_value(value):
+    """What the function reads."""
+    if value.dtype is None:
+        return "any number"
+    if value.shape:
+        return f"{tuple(value.shape)} of {value.dtype}"
+    return str(torch.frombuffer(bytearray(value.bytes), dtype=value.dtype).item())
+
+
+def describe_advance(advance):
+    """What a replay does to a place."""
+    path, sign, by, times, lines = advance
+    if by is None:
+        return f"appends to {path}" if sign == "append" else f"stores {path}"
+    verb = {"+": "advances", "-": "lowers", "*": "multiplies", "/": "divides"}[sign]
+    often = f", {times} times" if times > 1 else ""
+    return f"{verb} {path} by {by!r}{often} at {', '.join(sorted(set(lines)))}"
+
+
+def device_name(path):
+    """cpu, cuda:0, ..."""
+    return "cpu" if path == 0 else f"cuda:{path - 1}"
+
+
+def describe_node(facts, before=0):
+    """What one recording is, behind so many segments that it shares with others."""
+    n = facts.graph_nodes - sum(facts.segments[:before])
+    return f"{describe_length(facts, n)}, replayed {facts.n_replay}x, results {size(facts.out_bytes)}"
+
+
+def describe_length(facts, n):
+    """How long a recording, or part of it, is."""
+    return f"{n} {'ops' if facts.path == 0 else 'graph nodes'}"
+
+
+def explain_tree(states):
+    """All recordings as a tree: what ran behind what, how often, and what could not be recorded."""
+    owner = {node: state for state in states for node in core.fn_nodes(state.f)}
+    facts = {node: core.node_facts(node) for node in sorted(owner)}
+    lines = []
+    for path in sorted({fact.path for fact in facts.values()}):
+        here = [node for node in facts if facts[node].path == path]
+        leaves = sum(facts[node].children == 0 for node in here)
+        lines.append(
+            f"{device_name(path)}: {len(here)} recordings, {leaves} ways through the program, pool "
+            f"{size(pool_bytes({path}))}"
+        )
+        lines.extend(explain_branch(owner, facts, here, NONE, "  "))
+    for state in states:
+        for text, n in sorted(state.reasons.items(), key=lambda r: -r[1]):
+            lines.append(f"{state.name} eager {n}x: {text}")
+    return "\n".join(lines) if lines else "nothing was recorded"
+
+
+def explain_branch(owner, facts, here, parent, indent):
+    """Lines on the recordings behind one node; deeper ones further in."""
+    children = {}
+    for node in here:
+        if facts[node].parent == parent:
+            children.setdefault(owner[node].f, []).append(node)
+    below = functools.partial(explain_branch, owner, facts, here)
+    return [
+        line for nodes in children.values()
+        for line in explain_ways(owner[nodes[0]], facts, nodes, 0, indent, owner[nodes[0]].name, below)
+    ]  # fmt: skip
+
+
+def explain_ways(state, facts, nodes, depth, indent, label, below):
+    """Lines on recordings of a function that read the same values so far, `depth` of them; what ran behind each, says
+    `below`."""
+    lines, ways = [], {}
+    for node in nodes:
+        values = state.keep[node].values if node in state.keep else []
+        if len(values) == depth:
+            lines.append(f"{indent}{label}: {describe_node(facts[node], depth)}")
+            lines.extend(below(node, indent + "  "))
+        else:
+            way = ways.setdefault((values[depth].line, facts[node].segments[depth]), {})
+            way.setdefault(values[depth], []).append(node)
+    for (line, length), way in ways.items():
+        one = facts[next(iter(way.values()))[0]]
+        lines.append(f"{indent}{label}: {describe_length(one, length)}, then a value is read at {line}")
+        for value, some_nodes in way.items():
+            told = describe_value(value)
+            lines.extend(explain_ways(state, facts, some_nodes, depth + 1, indent + "  ", told, below))
+    return lines
+
+
+def size(n):
+    """Bytes for people."""
+    for unit in ("B", "KiB", "MiB"):
+        if n < 1024:
+            return f"{n:.0f} {unit}"
+        n /= 1024
+    return f"{n:.1f} GiB"

@@ -1,0 +1,1 @@
+"""What knows nobody: switches, messages, structures of arguments and results, and what PyTorch keeps private."""

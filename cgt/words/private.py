@@ -1,0 +1,343 @@
+"""Private names of PyTorch that the Python half uses, those of torch._C among them all, and the start-up self-check.
+
+What differs between releases is here and, for C++, in the `#if`s of core/cuda_shim.h and core/autograd_shim.h. Tested
+with torch 2.11.0+cu130 and 2.13.0 (CPU). Imports nothing of cgt's but the core.
+"""
+
+import inspect
+import sys
+import warnings
+
+import cgt_core as core
+import torch
+from torch._C._dynamo import eval_frame
+from torch._ops import OpOverload
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import (
+    TorchDispatchMode,
+    _get_current_dispatch_mode_stack,
+    is_traceable_wrapper_subclass,
+)
+
+__all__ = [
+    "CAPTURE_CHECKS", "COMPILED_FRAME", "HIGHER_ORDER_CALL", "HOP_COMPILES", "HOP_WRAPPERS", "JITERATORS",
+    "KEEPS_GRAPH", "READ_BEHIND", "SAVED_HOOKS_DISABLE", "SHARDED_FIELDS", "SHARDED_KINDS", "SHARDED_PARAMETER",
+    "TO_DLPACK", "DispatchMode", "FakeTensorMode", "OpOverload", "clear_workspaces", "compilations",
+    "compiled_switches", "forget_reduction", "gathered_in", "graph_task", "has_threads", "inductor_is_there",
+    "is_forward_ad", "is_gathered", "is_pending", "is_reduced", "is_sharded_module", "is_traceable", "knows_parallel",
+    "knows_sharding", "may_donate", "mode_is_active", "nccl_timeout", "odd_parallel", "outside_dynamo",
+    "parallel_iteration", "pop_saved_hooks", "push_saved_hooks", "region_call", "self_check", "sequence_number",
+    "set_parallel_statistics", "sharded_module", "sharding_calls", "used_map_size", "without_torch_function",
+]  # fmt: skip
+
+
+without_torch_function = torch._C.DisableTorchFunctionSubclass
+is_traceable = is_traceable_wrapper_subclass  # has it __tensor_flatten__ and __tensor_unflatten__?
+
+
+class DispatchMode(TorchDispatchMode):
+    """A dispatch mode under which functions that Dynamo compiled run as without it."""
+
+    supports_higher_order_operators = True
+
+    @classmethod
+    def _should_skip_dynamo(cls):  # outside_dynamo does it, and imports nothing
+        return False
+
+    @classmethod
+    def ignore_compile_internals(cls):
+        return True
+
+
+def outside_dynamo(function):
+    """Have Dynamo compile neither the function's frames nor any below it, when compiled code comes to
+    it through a graph break. (torch.compiler.disable without a frame, and without importing Dynamo.)"""
+    skip = eval_frame._FrameAction.SKIP
+    strategy = eval_frame._FrameExecStrategy(skip, skip)
+    eval_frame.set_code_exec_strategy(function.__code__, strategy)
+    return function
+
+
+# Operators that read values behind the observer's back: numbers of tensors that become one, lengths by pointer.
+READ_BEHIND = [
+    "aten::_local_scalar_dense", "aten::_pad_packed_sequence", "aten::ctc_loss.Tensor",
+    "aten::tensor_split.tensor_indices_or_sections",
+    *(f"aten::{kind}.data" for kind in ("lstm", "gru", "rnn_tanh", "rnn_relu")),
+]  # fmt: skip
+
+
+# What launches a kernel of torch.cuda.jiterator's: (owner, name), where this torch has it.
+JITERATORS = [(torch._C, name) for name in ("_cuda_jiterator_compile_and_launch_kernel",) if hasattr(torch._C, name)]
+
+
+# The code in which optimizers look whether they are being captured, and refuse it.
+CAPTURE_CHECKS = frozenset(
+    inspect.unwrap(getattr(torch.optim.Optimizer, f"_{of}_graph_capture_health_check")).__code__
+    for of in ("cuda", "accelerator")
+    if hasattr(torch.optim.Optimizer, f"_{of}_graph_capture_health_check")
+)
+
+
+# What taps.py replaces, as (owner, name), and what it needs for that.
+
+HIGHER_ORDER_CALL = (torch._ops.HigherOrderOperator, "__call__")
+# What torch.cond and while_loop call, looked up then, when their arguments are checked (torch 2.13, 2.11), with a
+# function of theirs: that name -> whose.
+HOP_COMPILES = next(
+    t for t in ((torch._higher_order_ops.utils, "_hop_compile_and_call"), (torch, "compile")) if hasattr(*t)
+)
+HOP_WRAPPERS = {"_cond_op_wrapper": "cond", "_while_loop_op_wrapper": "while_loop"}
+SAVED_HOOKS_DISABLE = (torch._C._autograd, "_saved_tensors_hooks_disable")  # by torch.func's transforms
+KEEPS_GRAPH = (torch._C._autograd, "_get_current_graph_task_keep_graph")
+TO_DLPACK = [
+    (owner, name)
+    for owner, name in ((torch._C, "_to_dlpack"), (torch.utils.dlpack, "to_dlpack"), (torch, "to_dlpack"))
+    if hasattr(owner, name)
+]
+push_saved_hooks = torch._C._autograd._push_saved_tensors_default_hooks
+pop_saved_hooks = torch._C._autograd._pop_saved_tensors_default_hooks
+graph_task = torch._C._current_graph_task_id
+has_threads = (
+    torch._C._is_multithreading_enabled
+)  # does a backward run in a thread for each GPU, or in the calling one?
+COMPILED_FRAME = "compile_wrapper"  # what a function is called that Dynamo compiled, and that sets these switches:
+
+
+def compiled_switches():
+    """The two switches that a function compiled by Dynamo sets before and after it runs, the second one at both ends;
+    () before Dynamo is imported."""
+    module = sys.modules.get("torch._dynamo.eval_frame")
+    return () if module is None else ((module, "set_skip_guard_eval_unsafe"), (module, "_maybe_set_eval_frame"))
+
+
+def compilations():
+    """What tells of the beginning and the end of compilations; None before Dynamo is imported."""
+    return torch._dynamo.callback_handler if "torch._dynamo" in sys.modules else None
+
+
+def inductor_is_there():
+    """Was it imported?"""
+    return "torch._inductor.output_code" in sys.modules
+
+
+def region_call():
+    """What runs a region that inductor compiled; None before it is imported."""
+    kind = getattr(sys.modules.get("torch._inductor.output_code"), "CompiledFxGraph", None)
+    return None if kind is None else (kind, "__call__")
+
+
+def sharded_module():
+    """FullyShardedDataParallel; None before it is imported."""
+    return getattr(sys.modules.get("torch.distributed.fsdp"), "FullyShardedDataParallel", None)
+
+
+# What fully_shard keeps beside modules, as (module, class); of the last, one for each parameter, these attributes
+# count.
+_FSDP = "torch.distributed.fsdp._fully_shard._fsdp_"
+SHARDED_PARAMETER = (_FSDP + "param", "FSDPParam")
+SHARDED_KINDS = frozenset((
+    (_FSDP + "state", "FSDPState"), (_FSDP + "state", "FSDPStateContext"), (_FSDP + "param_group", "FSDPParamGroup"),
+    (_FSDP + "param_group", "FSDPCommContext"), SHARDED_PARAMETER,
+))  # fmt: skip
+SHARDED_FIELDS = ("sharded_state", "sharded_param", "unsharded_accumulated_grad")
+
+
+def is_sharded_module(cls):
+    """Is this the class of a module that fully_shard took over?"""
+    module = sys.modules.get("torch.distributed.fsdp")
+    return module is not None and issubclass(cls, getattr(module, "FSDPModule", ()))
+
+
+def knows_sharding(parameter):
+    """Does this release keep of a parameter of fully_shard's what is asked here?"""
+    return hasattr(parameter, "sharded_state") and hasattr(parameter, "all_gather_outputs")
+
+
+def is_gathered(parameter):
+    """Does memory of its own hold all of this parameter of fully_shard's?"""
+    return parameter.sharded_state.name == "UNSHARDED"
+
+
+def gathered_in(parameter):
+    """Where all of it comes to: tensors whose memory has no bytes when it is not needed."""
+    return parameter.all_gather_outputs
+
+
+def is_pending(cls):
+    """Is this the class of what functional collectives give, which waits when it is used?"""
+    return cls is getattr(sys.modules.get("torch.distributed._functional_collectives"), "AsyncCollectiveTensor", None)
+
+
+def sharding_calls():
+    """What works out how the results of an op on DTensors are spread, on tensors of its own; () before that is
+    imported."""
+    module = sys.modules.get("torch.distributed.tensor._sharding_prop")
+    calls = (("LocalLRUCache", "__call__"), ("ShardingPropagator", "propagate_op_sharding_non_cached"))
+    return tuple((getattr(module, owner), name) for owner, name in calls if hasattr(getattr(module, owner, None), name))
+
+
+def knows_parallel():
+    """Has this release what a recording of DistributedDataParallel asks and tells its reducer?"""
+    reducer = getattr(torch.distributed, "Reducer", None)
+    return all(
+        hasattr(reducer, name)
+        for name in ("_check_reducer_finalized", "_reset_state", "_set_ddp_runtime_logging_sample_rate")
+    )
+
+
+def odd_parallel(module):
+    """By what a DistributedDataParallel does more in an iteration than a capture can hold; or None."""
+    odd = {
+        "find_unused_parameters": module.find_unused_parameters and not module.static_graph,
+        "mixed_precision": module.mixed_precision is not None,
+        "join()": module._join_config.enable,
+        "the Python reducer": module._use_python_reducer,
+    }
+    return next((what for what, there in odd.items() if there), None)
+
+
+def used_map_size(module):
+    """How many numbers its table has of the parameters that had a gradient in the first backward; 0 where that table
+    changes."""
+    return module.static_graph and sum(p.requires_grad for p in module._module_parameters)
+
+
+def parallel_iteration(module):
+    """The last iteration of which a DistributedDataParallel asked for the times that it took."""
+    return module.logger._get_ddp_logging_data().ints_map.get("iteration", 0)
+
+
+def is_reduced(module):
+    """Did all of its gradients come of which one has?"""
+    try:
+        module.reducer._check_reducer_finalized()
+    except RuntimeError:
+        return False
+    return True
+
+
+def forget_reduction(module):
+    """Else its next forward would raise."""
+    module.reducer._reset_state()
+
+
+def set_parallel_statistics(module, n):
+    """It takes times in its first ten iterations, and in each n-th."""
+    module.reducer._set_ddp_runtime_logging_sample_rate(n)
+
+
+def nccl_timeout():
+    """Seconds that a collective of NCCL's may take, in the group that allows it the longest; None without such a
+    group."""
+    world = getattr(getattr(torch.distributed, "distributed_c10d", None), "_world", None)
+    found = []
+    for group, (backends, _) in () if world is None else list(world.pg_map.items()):
+        if "nccl" in backends:
+            found.append(group._get_backend(torch.device("cuda")).options._timeout.total_seconds())
+    return max(found, default=None)
+
+
+def mode_is_active(mode):
+    """Is this dispatch mode on the calling thread's stack?"""
+    return any(m is mode for m in _get_current_dispatch_mode_stack())
+
+
+# Asked of autograd.
+
+
+def may_donate(node):
+    """Is this autograd node a compiled function, whose backward may write what was saved for it? Then it
+    refuses to run in a graph that is kept ("donated buffers")."""
+    metadata = getattr(getattr(type(node), "_forward_cls", None), "metadata", None)
+    return getattr(metadata, "bw_donated_idxs", []) != []  # None: not known
+
+
+def is_forward_ad():
+    """Is a level of forward-mode differentiation open (jvp, jacfwd, hessian, dual_level)?"""
+    return torch.autograd.forward_ad._current_level >= 0
+
+
+def creation_meta(t):
+    """How a view was made, by which it refuses writes; 0: it refuses none."""
+    return int(torch._C._autograd._get_creation_meta(t)) if t._is_view() else 0
+
+
+def sequence_number():
+    """Autograd nodes that this thread makes from now on have this number or a higher one."""
+    return torch._C._autograd._get_sequence_nr()
+
+
+def clear_workspaces():
+    """Free cuBLAS workspaces, so that a capture allocates its own in cgt's pool and later ones may
+    reuse the bytes; a workspace from outside could be freed while graphs still write it."""
+    clear = getattr(torch._C, "_cuda_clearCublasWorkspaces", None)
+    if clear is not None:
+        clear()
+
+
+def is_mirrored(t):
+    """Is the tensor what the core takes it for?"""
+    hooks = (t._backward_hooks is not None) + 2 * (t._post_accumulate_grad_hooks is not None)
+    return core.mirrored(t) == (
+        t.shape,
+        t.stride(),
+        t.storage_offset(),
+        t.numel(),
+        t.get_device(),
+        t.requires_grad,
+        hooks,
+    )
+
+
+def self_check():
+    """Hold what the core believes about tensors against what PyTorch says, once at import.
+
+    Returns True if outputs may be handed out as the same tensors again. A mirror that does not fit
+    is an ImportError: nothing would be safe. Reference counts that do not behave as calibrated only
+    switch the reuse of output tensors off, with a warning.
+    """
+    if not hasattr(TorchDispatchMode, "ignore_compile_internals"):
+        warnings.warn(
+            f"torch {torch.__version__} compiles nothing that is first called in a jitted function, and "
+            "what was compiled before is recorded uncompiled.",
+            stacklevel=2,
+        )
+    t = torch.arange(6.0).view(2, 3)[:, 1:]
+    generator, heard, awaited = torch.Generator(), torch.ones(2, requires_grad=True), torch.ones(2, requires_grad=True)
+    heard.register_hook(lambda _: None)
+    awaited.register_post_accumulate_grad_hook(lambda _: None)
+    known = core.generator_id(generator) == generator._cdata and all(map(is_mirrored, (t, heard, awaited, heard * 2)))
+    if core.address(t) != t.data_ptr() or not known:
+        raise ImportError(f"cgt does not know the tensor layout of torch {torch.__version__}")
+    was, before = torch.is_autocast_enabled("cpu"), core.ambient()
+    torch.set_autocast_enabled("cpu", not was)
+    seen = core.ambient() != before
+    torch.set_autocast_enabled("cpu", was)
+    if not seen or core.ambient() != before:
+        raise ImportError(f"cgt does not know how torch {torch.__version__} switches autocast")
+    alone = core.reference_counts(t)
+    leaf = torch.ones(2, 2, requires_grad=True)
+    leaf.grad = torch.ones(2, 2)
+    with_cpp = core.reference_counts(leaf.grad)  # a C++ holder and a passing Python reference
+    saved = torch.ones(2)
+    product = torch.ones(2, requires_grad=True) * saved  # a SavedVariable holds `saved`
+    with_saved = core.reference_counts(saved)
+    bump = with_saved[0] - alone[0]
+    core.set_cpp_bump(bump)
+    view = saved[:1]
+    fits = (
+        alone[1] == 1
+        and with_cpp[1] == 2
+        and with_saved[1] == 2
+        and bump in (0, 1)
+        and core.reference_counts(saved)[2] >= 2
+        and product.requires_grad
+        and view.numel() == 1
+    )
+    if not fits:
+        warnings.warn(
+            f"torch {torch.__version__} counts references in a way cgt does not know "
+            f"({alone}, {with_cpp}, {with_saved}); outputs are copied out instead of reused.",
+            stacklevel=2,
+        )
+    return fits

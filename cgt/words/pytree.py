@@ -1,0 +1,611 @@
+"""Trees: a call's arguments as tensors and a program that describes everything else.
+
+    f([a, 3], x=b)      TUPLE 1            paths    args[0][0]  kwargs['x']
+                          LIST 2           tensors  a           b
+                            TENSOR
+                            PLAIN 3
+                        DICT 1 ('x',)
+                          TENSOR
+
+A program is a tuple of ops `(kind, n, obj)` in pre-order: after an op come its `n` children, each
+followed by its own. Tomorrow's arguments are compared with it in one walk that builds nothing: the
+core does that, `matches` is its specification. What a program does not mention is not guarded, so
+the rule is to be strict: exact types, 1 is not True, -0.0 is not 0.0.
+
+A program keeps alive every constant and every type that it names, but no tensor.
+"""
+
+import collections
+import dataclasses
+import enum
+import operator
+import struct
+import sys
+import weakref
+from typing import NamedTuple
+
+import torch
+from cgt_core import CUSTOM, DATACLASS, DICT, EQUAL, LIST, LIVE, NAMEDTUPLE, PLAIN, SAME, TENSOR, TUPLE
+from torch.utils import _pytree as torch_pytree
+
+from . import errors, wrappers
+from .errors import CgtError
+
+PLAIN_TYPES = frozenset(
+    {type(None), type(...), type(NotImplemented), bool, int, float, complex, str, bytes, range}
+    | {slice, torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size}
+)
+HASHABLE_INSTEAD = {list: "a tuple", dict: "a tuple of its items", set: "a frozenset"}
+EXACT_TYPE = {TUPLE: tuple, LIST: list, DICT: dict}
+HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: a class made at run time, not a C type such as dict
+
+
+class Incomparable(CgtError):
+    """An argument that no later call can be compared by, although nothing was said of it."""
+
+
+MOST = 1 << 62  # a whole number that is live is no larger: C computes with it
+
+
+class Readout:
+    """A leaf of a result that is no tensor: what will be made of bytes on the host. Nobody looks at it (readout.py),
+    but for comparisons and arithmetic of a number."""
+
+    __slots__ = ("words", "make", "line", "compare", "compute", "read")
+    __array_ufunc__ = None  # numpy leaves arithmetic to it
+
+    def __init__(self, words, make, line, compare=None, compute=None, read=None):
+        self.words = words  # where a replay leaves the bytes; None: it is only compared
+        self.make = make  # of these, what is returned
+        self.line = line  # of the user's, that asks for it
+        self.compare = compare  # (operator, other) -> bool, while the function runs
+        self.compute = compute  # (operator, operands) -> what arithmetic gives, while the function runs
+        self.read = read  # () -> the number, while the function runs
+
+    def _comparison(op):
+        return lambda self, other: NotImplemented if self.compare is None else self.compare(op, other)
+
+    __lt__, __le__, __gt__, __ge__ = map(_comparison, (operator.lt, operator.le, operator.gt, operator.ge))
+    __eq__, __ne__, __hash__ = _comparison(operator.eq), _comparison(operator.ne), None
+
+    def _arithmetic(op):
+        def left(self, *others):
+            return NotImplemented if self.compute is None else self.compute(op, (self, *others))
+
+        def right(self, other):
+            return NotImplemented if self.compute is None else self.compute(op, (other, self))
+
+        return left, right
+
+    __neg__, _ = _arithmetic(operator.neg)
+    __add__, __radd__ = _arithmetic(operator.add)
+    __sub__, __rsub__ = _arithmetic(operator.sub)
+    __mul__, __rmul__ = _arithmetic(operator.mul)
+    __truediv__, __rtruediv__ = _arithmetic(operator.truediv)
+
+    def item(self):
+        return Readout(self.words, ITEM, self.line)
+
+    def tolist(self):
+        return Readout(self.words, TOLIST, self.line)
+
+    def numpy(self):
+        return Readout(self.words, array_of, self.line)
+
+
+ITEM, TOLIST = torch.Tensor.item, torch.Tensor.tolist  # as they are while nobody observes
+
+
+def array_of(words):
+    """An array of its own."""
+    return words.clone().numpy()
+
+
+class Flat(NamedTuple):
+    program: tuple  # ops
+    tensors: tuple  # tensor leaves, in order
+    paths: tuple  # of each tensor leaf: "args[0]['x'].w"
+    objects: tuple  # (path, object) of every SAME and EQUAL leaf, in order
+    numbers: tuple = ()  # (path, number) of every LIVE leaf, in order
+
+
+def flatten(tree, path, static=(), objects=None, live=()):
+    """Flatten `tree`. Paths start with `path`; a subtree whose path is in `static` is one leaf. `objects`: opens those
+    that it knows as dataclasses are. `live`: paths of what may be another number of its type at each call."""
+    out = Flat([], [], [], [], [])
+    _flatten_into(out, tree, path, frozenset(static), {}, objects, live)
+    return Flat(*map(tuple, out))
+
+
+def flatten_result(result, is_made, is_own):
+    """`flatten` of a result. An object that nobody else holds, with tensors that the call made (is_made(t)), was made
+    in the call, too: its attributes are leaves, and a replay makes another one. is_own: nobody else holds the
+    result."""
+    objects = Objects(is_made)
+    flat = flatten(result, "result", objects=objects)
+    if not objects.opened:
+        return flat
+    inside = _holders_inside(result, set(map(id, objects.opened)))
+    counted = zip(objects.opened, _references(objects.opened), strict=True)
+    is_shared = any(not is_own if one is result else n - PASSING > inside[id(one)] for one, n in counted)
+    return flatten(result, "result") if is_shared else flat
+
+
+def find_shared(result, is_own):
+    """The lists and dicts of a result that somebody else holds, too. is_own: see flatten_result."""
+    ones = [one for one in _met_in(result) if issubclass(type(one), (list, dict))]
+    inside = _holders_inside(result, ())
+    return [
+        one for one, n in zip(ones, _references(ones), strict=True)
+        if (not is_own if one is result else n - PASSING > inside[id(one)])
+    ]  # fmt: skip
+
+
+def leaves_in(tree):
+    """What is in tuples, lists and dicts and is none of them."""
+    return [one for one in _met_in(tree) if not issubclass(type(one), (tuple, list, dict))]
+
+
+class Objects:
+    """Which objects of a result can be made anew."""
+
+    def __init__(self, is_made):
+        self.is_made, self.opened = is_made, []
+
+    def names_of(self, value):
+        """The names of its attributes; None if it is to stay one leaf: instances that are more than their dict, that
+        hold nothing of the call's, or that are met twice."""
+        state = getattr(value, "__dict__", None)
+        if type(state) is not dict or not _is_simple(type(value)) or any(value is one for one in self.opened):
+            return None
+        if not _holds(value, self.is_made, set()):
+            return None
+        self.opened.append(value)
+        return tuple(state)
+
+
+def _references(ones):
+    return [sys.getrefcount(one) for one in ones]
+
+
+def _holders_inside(root, opened):
+    """{id: how many holders an object has in this tree}, given the ids of the objects that are a part of it. A
+    container registered with torch may be a dict and have attributes, too."""
+    found, todo, done = collections.Counter(), [root], set()
+    while todo:
+        one = todo.pop()
+        if id(one) in done:
+            continue
+        done.add(id(one))
+        children = list(one) if issubclass(type(one), (list, tuple)) else []
+        children += dict.values(one) if issubclass(type(one), dict) else ()
+        if id(one) in opened or type(one) in torch_pytree.SUPPORTED_NODES or dataclasses.is_dataclass(type(one)):
+            state = getattr(one, "__dict__", None)
+            children += state.values() if type(state) is dict else ()
+        found.update(map(id, children))
+        todo += children
+    return found
+
+
+def _met_in(root):
+    """What a tree of tuples, lists and dicts consists of, each once."""
+    todo, met = [root], {}
+    while todo:
+        one = todo.pop()
+        if id(one) in met:
+            continue
+        met[id(one)] = one
+        if issubclass(type(one), (tuple, list, dict)):
+            todo += dict.values(one) if issubclass(type(one), dict) else one
+    return list(met.values())
+
+
+PASSING = _references([object()])[0]  # what holds an object while it is counted: a list, a name, an argument
+
+
+# What says how an object is made, copied or let go of.
+MAKERS = (
+    "__new__",
+    "__del__",
+    "__getattribute__",
+    "__reduce__",
+    "__reduce_ex__",
+    "__getstate__",
+    "__setstate__",
+    "__copy__",
+    "__deepcopy__",
+)
+
+
+def _is_simple(kind):
+    """Are instances of this class what their dict says, and nothing else?"""
+    bases = [base for base in kind.__mro__ if base is not object]
+    return all(
+        base.__flags__ & HEAP_TYPE
+        and not vars(base).get("__slots__")
+        and not any(name in vars(base) for name in MAKERS)
+        for base in bases
+    )
+
+
+def _holds(value, is_made, ancestors):
+    """Does this lead to a tensor that the call made?"""
+    if issubclass(type(value), torch.Tensor):
+        return is_made(value)
+    if id(value) in ancestors:
+        return False
+    if type(value) in (list, tuple):
+        children = value
+    elif type(value) is dict:
+        children = value.values()
+    elif _is_simple(type(value)) and not issubclass(type(value), torch.nn.Module):
+        children = getattr(value, "__dict__", {}).values()
+    else:
+        return False
+    ancestors = ancestors | {id(value)}
+    return any(_holds(child, is_made, ancestors) for child in children)
+
+
+def flatten_call(args, kwargs, static_argnums=(), static_names=(), live=()):
+    """Flatten a call: its program is that of `args` followed by that of `kwargs`. `live`: see flatten."""
+    static = {f"args[{i + len(args) if i < 0 else i}]" for i in static_argnums}
+    static |= {f"kwargs[{name!r}]" for name in static_names}
+    positional, named = flatten(args, "args", static, live=live), flatten(kwargs, "kwargs", static, live=live)
+    return Flat(*(left + right for left, right in zip(positional, named, strict=True)))
+
+
+def unflatten(program, tensors):
+    """Build the tree anew: fresh containers, the recorded constants, these tensors."""
+    return _build_all(program, tensors, 1)[0]
+
+
+def unflatten_call(program, tensors):
+    """Build `(args, kwargs)` from a program of `flatten_call`."""
+    return _build_all(program, tensors, 2)
+
+
+def first_difference(program, args, kwargs):
+    """(path, what a call had that this program is of, what this one has), as texts, of the first plain value or
+    container in which they differ; or None. For messages."""
+    then, now = dict(leaves_of_program(program)), dict(leaves_of({"args": args, "kwargs": kwargs}))
+    for path in dict.fromkeys((*then, *now)) if then else ():
+        was, one = then.get(path, Stand.NOTHING), now.get(path, Stand.NOTHING)
+        one = Stand.TENSOR if isinstance(one, torch.Tensor) else one
+        if was is not Stand.ANY and was is not one and not same_value(was, one):
+            return path, told_leaf(was), told_leaf(one)
+    return None
+
+
+def leaves_of_program(program):
+    """[(path, leaf)] of the calls that it is of, if it names but containers that torch's pytrees know, too; else []."""
+    stands = {TENSOR: Stand.TENSOR, LIVE: Stand.ANY, SAME: Stand.ANY}
+    told = [(PLAIN, 0, stands.get(op[0], op[2])) if op[0] in (*stands, EQUAL) else op for op in program]
+    if {op[0] for op in told} - {PLAIN, TUPLE, LIST, DICT, NAMEDTUPLE}:
+        return []
+    args, kwargs = unflatten_call(told, [])
+    return leaves_of({"args": args, "kwargs": kwargs})
+
+
+def told_leaf(x):
+    if isinstance(x, Stand):
+        return x.value
+    try:
+        return repr(x)[:40]
+    except Exception:  # the user's own, which no message of ours may raise
+        return f"a {type(x).__qualname__}"
+
+
+class Stand(enum.Enum):
+    """What stands for a leaf in a message."""
+
+    TENSOR = "a tensor"
+    ANY = "anything"
+    NOTHING = "nothing"
+
+
+def leaves_of(tree):
+    found = ((torch_pytree.keystr(path), leaf) for path, leaf in torch_pytree.tree_flatten_with_path(tree)[0])
+    return [(path[2:].replace("']", "", 1), leaf) for path, leaf in found]
+
+
+def matches(program, tree):
+    """The tensor leaves of `tree` if `program` describes it, else None."""
+    return _match_all(program, (tree,))
+
+
+def matches_call(program, args, kwargs):
+    """`matches` for a program of `flatten_call`."""
+    return _match_all(program, (args, kwargs))
+
+
+def same_value(recorded, value):
+    """Whether two constants are one value: exact type and ==, stricter where == is too generous.
+
+    Floats are compared by their bits: a nan must not miss for ever, nor -0.0 hit 0.0. Ranges that
+    are equal as sequences may differ in `stop`. Tuples, lists and dicts (what torch's pytrees tell of a
+    container) are entered because (1,) == (True,).
+    A failing == is a difference: the flatten that follows the miss explains it.
+    """
+    kind = type(recorded)
+    if type(value) is not kind or value is recorded:
+        return value is recorded
+    if kind is float:
+        return struct.pack("d", recorded) == struct.pack("d", value)
+    if kind is complex:
+        return same_value((recorded.real, recorded.imag), (value.real, value.imag))
+    if kind is range or kind is slice:
+        bounds = (recorded.start, recorded.stop, recorded.step)
+        return same_value(bounds, (value.start, value.stop, value.step))
+    if kind is tuple or kind is list:
+        return len(recorded) == len(value) and all(map(same_value, recorded, value))
+    if kind is dict:
+        return same_value([*recorded.items()], [*value.items()])
+    if _is_numpy(kind, "generic"):
+        return recorded.dtype == value.dtype and recorded.tobytes() == value.tobytes()
+    try:
+        return (recorded == value) is True
+    except Exception:
+        return False
+
+
+def _flatten_into(out, value, path, static, ancestors, objects, live=()):
+    """Append to the four lists of `out`. `ancestors` maps the id of each open container to its
+    path; every one of them is alive further up the stack, so no id is reused."""
+    is_static = path in static
+    value = value if objects is None else wrappers.waited_for(value)
+    if (
+        issubclass(type(value), torch.Tensor) and not is_static and not _is_opened(value, objects)
+    ):  # a proxy would lie to isinstance
+        out.program.append((TENSOR, 0, type(value)))
+        out.tensors.append(value)
+        out.paths.append(path)
+        return
+    if type(value) is Readout:
+        out.program.append((TENSOR, 0, value))
+        out.tensors.append(value.words)
+        out.paths.append(path)
+        return
+    if path in live and not is_static and (type(value) is float or (type(value) is int and abs(value) <= MOST)):
+        out.program.append((LIVE, 0, type(value)))
+        out.numbers.append((path, value))
+        return
+    opened = None if is_static else _open(value, path, objects)
+    if opened is None:
+        kind = _leaf_kind(value, path, is_static)
+        out.program.append((kind, 0, value))
+        if kind != PLAIN:
+            out.objects.append((path, value))
+        return
+    op, children, steps = opened
+    if ancestors.setdefault(id(value), path) != path:
+        raise Incomparable(
+            errors.not_compared(
+                ancestors[id(value)], f"contains itself, at {path}", "Pass its parts as separate arguments."
+            )
+        )
+    out.program.append(op)
+    for child, step in zip(children, steps, strict=True):
+        _flatten_into(out, child, path + step, static, ancestors, objects, live)
+    del ancestors[id(value)]
+
+
+def _is_opened(t, objects):
+    """Is this tensor a container of others? Autograd knows it as one, so not where it would want to; and a result is
+    another one each time, so not one that was there before."""
+    opened = not t.requires_grad and wrappers.is_one(t)
+    return opened and (objects is None or all(map(objects.is_made, wrappers.plain_inside(t))))
+
+
+def _open(value, path, objects):
+    """A container as (op, children, the path's step to each child), or None for a leaf."""
+    kind = type(value)
+    if issubclass(kind, torch.Tensor):
+        children, context = wrappers.flatten(value)
+        obj = (kind, wrappers.flatten, context, wrappers.unflatten)
+        return (CUSTOM, len(children), obj), children, _attributes(wrappers.names(value))
+    if kind is tuple or kind is list:
+        children, op = tuple(value), TUPLE if kind is tuple else LIST
+        return (op, len(children), None), children, _indices(children)
+    if kind is dict:
+        for key in value:
+            _check_comparable(key, f"The key {key!r} of {path}")
+        op = (DICT, len(value), tuple(value))
+        return op, tuple(value.values()), [f"[{key!r}]" for key in value]
+    if _is_plain(value) or isinstance(value, torch.nn.Module):  # even if it is a dataclass too
+        return None
+    if is_namedtuple(value):
+        return (NAMEDTUPLE, len(value), kind), tuple(value), _attributes(kind._fields)
+    registered = torch_pytree.SUPPORTED_NODES.get(kind)
+    if registered:
+        return _open_registered(value, registered, path)
+    return _open_dataclass(value) if dataclasses.is_dataclass(kind) else _open_object(value, objects)
+
+
+def _indices(children):
+    return [f"[{i}]" for i in range(len(children))]
+
+
+def _attributes(names):
+    return [f".{name}" for name in names]
+
+
+def _open_registered(value, registered, path):
+    """The same of a container that somebody registered with torch's pytrees."""
+    children, context = registered.flatten_fn(value)
+    children = tuple(children)
+    _check_comparable(context, f"The pytree context of {path}")
+    steps = _indices(children)
+    if registered.flatten_with_keys_fn:
+        steps = [str(key) for key, _ in registered.flatten_with_keys_fn(value)[0]]
+    obj = (type(value), registered.flatten_fn, context, registered.unflatten_fn)
+    return (CUSTOM, len(children), obj), children, steps
+
+
+def _open_object(value, objects):
+    """The same of an object of a user's class that `objects` says is made of its attributes; any other is a leaf."""
+    names = objects and objects.names_of(value)
+    if not names:
+        return None
+    about = (type(value), names, len(names))
+    return (DATACLASS, len(names), about), tuple(vars(value).values()), _attributes(names)
+
+
+def _open_dataclass(value):
+    """The same of an instance of a dataclass."""
+    kind = type(value)
+    if not all(base is object or base.__flags__ & HEAP_TYPE for base in kind.__mro__):
+        return None  # it extends dict, say: object.__new__ cannot rebuild that
+    names = [field.name for field in dataclasses.fields(kind)]
+    # What __post_init__ left beside the fields: the function may read it, so it is guarded too.
+    own = getattr(value, "__dict__", ())
+    names += [name for name in own if name not in names]
+    names = [name for name in names if hasattr(value, name)]  # a field may be set later
+    children = tuple(getattr(value, name) for name in names)
+    about = (kind, tuple(names), len(own))
+    return (DATACLASS, len(names), about), children, _attributes(names)
+
+
+def is_namedtuple(value):
+    return isinstance(value, tuple) and isinstance(getattr(type(value), "_fields", None), tuple)
+
+
+def _leaf_kind(value, path, is_static):
+    """PLAIN, SAME or EQUAL. A static argument is PLAIN or EQUAL, or refused."""
+    kind = type(value)
+    if _is_plain(value):
+        if kind is slice:
+            _check_comparable((value.start, value.stop, value.step), path)
+        return PLAIN
+    if _is_numpy(kind) and hasattr(kind, "__array__"):
+        error = CgtError if is_static else Incomparable
+        raise error(
+            errors.not_compared(
+                path, f"is a {kind.__module__}.{kind.__qualname__}", "Pass a tensor: torch.from_numpy(array)."
+            )
+        )
+    try:
+        hash(value)
+    except Exception as error:
+        if not is_static:
+            return SAME
+        instead = HASHABLE_INSTEAD.get(kind, "something hashable")
+        raise CgtError(
+            f"{path} is static, but this {kind.__qualname__} is not hashable: cgt compares static "
+            f"arguments by value. Pass {instead} instead."
+        ) from error
+    has_value = kind.__eq__ is not object.__eq__ and kind.__hash__ is not object.__hash__
+    if not is_static and (isinstance(value, torch.nn.Module) or not has_value):
+        return SAME
+    _check_comparable(value, path, CgtError if is_static else Incomparable)
+    return EQUAL
+
+
+def _check_comparable(value, path, error=Incomparable):
+    """Refuse what == cannot compare with tomorrow's value, now and not as misses later."""
+    if _is_plain(value):
+        return
+    if _holds_tensor(value):
+        what = "is compared as a whole, but it is or holds a tensor, whose == is no yes or no"
+        raise error(errors.not_compared(path, what, "Pass the tensor as an argument that is not static."))
+    try:
+        equal = value == value
+    except Exception as failure:
+        equal = failure
+    if equal is not True:
+        what = f"is a {type(value).__qualname__} whose == with itself gives {equal!r}"
+        instead = "Mend __eq__, or drop __eq__ and __hash__ to have it compared by identity."
+        raise error(errors.not_compared(path, what, instead)) from (equal if isinstance(equal, Exception) else None)
+
+
+def _holds_tensor(value):
+    # Looked for because (a,) == (a,) is True by identity and (a,) == (b,) is bool(a == b).
+    if isinstance(value, (tuple, list, frozenset)):
+        return any(map(_holds_tensor, value))
+    if dataclasses.is_dataclass(type(value)) and type(value).__eq__ is not object.__eq__:
+        names = [field.name for field in dataclasses.fields(value)]
+        return any(_holds_tensor(getattr(value, name, None)) for name in names)
+    return issubclass(type(value), torch.Tensor)
+
+
+def _is_plain(value):
+    kind = type(value)
+    return kind in PLAIN_TYPES or issubclass(kind, (enum.Enum, type)) or _is_numpy(kind, "generic")
+
+
+def _is_numpy(kind, name=None):
+    # By name, so that cgt works without numpy and never imports it.
+    bases = [base for base in kind.__mro__ if str(base.__module__).split(".")[0] == "numpy"]
+    return any(name is None or base.__name__ == name for base in bases)
+
+
+def _match_all(program, trees):
+    ops, tensors = iter(program), []
+    return tensors if all(_match(ops, tree, tensors) for tree in trees) else None
+
+
+def _match(ops, value, tensors):
+    """Whether the next ops describe `value`; its tensors are appended as they are met."""
+    kind, n, obj = next(ops)
+    if kind == TENSOR:
+        tensors.append(value)
+        return type(value) is obj
+    if kind == LIVE:
+        return type(value) is obj
+    if kind == SAME:  # held weakly where it can be, see dispatch.find_spec
+        return value is obj or (type(value) is not weakref.ref and type(obj) is weakref.ref and value is obj())
+    if kind in (PLAIN, EQUAL):
+        return same_value(obj, value)
+    children = _children(value, kind, obj)
+    if children is None or len(children) != n:
+        return False
+    return all(_match(ops, child, tensors) for child in children)
+
+
+def _children(value, kind, obj):
+    """The children of `value` if it is the container that an op describes, else None."""
+    exact_type = obj[0] if kind in (DATACLASS, CUSTOM) else EXACT_TYPE.get(kind, obj)
+    if type(value) is not exact_type:
+        return None
+    if kind == DICT:
+        return tuple(value.values()) if same_value(obj, tuple(value)) else None
+    if kind == DATACLASS:  # an attribute that is absent becomes a marker that no op describes
+        if len(getattr(value, "__dict__", ())) != obj[2]:
+            return None
+        return [getattr(value, name, EXACT_TYPE) for name in obj[1]]
+    if kind == CUSTOM:
+        children, context = obj[1](value)
+        return tuple(children) if same_value(obj[2], context) else None
+    return value
+
+
+def _build_all(program, tensors, n_trees):
+    n_leaves = sum(kind == TENSOR for kind, _, _ in program)
+    if n_leaves != len(tensors):
+        raise CgtError(f"{len(tensors)} tensors came for a program with {n_leaves} tensor leaves.")
+    ops, leaves = iter(program), iter(tensors)
+    return tuple(_build(ops, leaves) for _ in range(n_trees))
+
+
+def _build(ops, leaves):
+    kind, n, obj = next(ops)
+    if kind == TENSOR:
+        return next(leaves)
+    if kind in (PLAIN, SAME, EQUAL):
+        return obj
+    children = [_build(ops, leaves) for _ in range(n)]
+    if kind == DICT:
+        return dict(zip(obj, children, strict=True))
+    if kind == NAMEDTUPLE:
+        return tuple.__new__(obj, children)
+    if kind == CUSTOM:
+        return obj[3](children, obj[2])
+    if kind == DATACLASS:
+        # Neither __init__ nor __post_init__: the attributes already hold what those two made.
+        instance = object.__new__(obj[0])
+        if not dataclasses.is_dataclass(obj[0]):
+            vars(instance).update(zip(obj[1], children, strict=True))
+            return instance
+        for name, child in zip(obj[1], children, strict=True):
+            object.__setattr__(instance, name, child)
+        return instance
+    return tuple(children) if kind == TUPLE else children
