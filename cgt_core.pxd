@@ -395,6 +395,8 @@ cdef struct Path:               # one per device: row 0 the host, row 1+i cuda:i
     int32_t settles             # the next path_wait gives the first one time
     void* last_stream           # of the last launch; another one waits for it
     void* event
+    int32_t fleeting            # last_stream is not PyTorch's: its owner may destroy it once the call is over
+    int32_t event_only          # so that others wait for the event, which stands behind the last launch
     int64_t step                # iteration
     int32_t said                # it began by step(), not by itself
     id_t current                # the node that ran last in this iteration, or NONE

@@ -696,7 +696,11 @@ def test_a_backward_is_not_compared_where_other_threads_may_use_the_memory_that_
     for _ in range(40):
         f(x).sum().backward()
     ours = cgt.stats(f).backward
-    assert ours.replays >= 40 and ours.audited == audited > 1, cgt.explain(f)
+    assert ours.replays >= 40 and audited > 1, cgt.explain(f)
+    if device.type == "cuda":  # each result has memory of its own where several threads call: a replay lets go of none
+        assert ours.audited > audited and not state_of(f).mismatches
+    else:
+        assert ours.audited == audited
     assert "several threads" in cgt.explain(f).split(".backward:")[1]
 
 

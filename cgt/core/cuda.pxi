@@ -176,7 +176,7 @@ cdef int cuda_joined(void* stream) noexcept nogil:
 
 cdef int path_captured(Path* p, void* stream) except? RAISES nogil:
     """Is somebody's capture under way on this stream, or on that of the path's last launch, for which it would wait?"""
-    return cuda_capturing(stream) or (stream != p.last_stream and cuda_joined(p.last_stream))
+    return cuda_capturing(stream) or (stream != p.last_stream and not p.event_only and cuda_joined(p.last_stream))
 
 # --- several GPUs in one recording ---
 # The capture begins on the stream of one and forks to the others', which join it at the end. Memory there is the
@@ -217,19 +217,33 @@ cdef Beside* beside_of(Spread* s, int device) noexcept nogil:
         if s.others[k].device == device: return &s.others[k]
     return NULL
 
-cdef int cuda_follow(void** event, int device, void* stream, int other, void* behind) except? RAISES nogil:
-    """What comes on stream `behind` of GPU `other` waits for what stream `stream` of this device has now. (Each GPU's
-    default stream is the null stream: which is current says whose.)"""
-    cdef OnDevice here, there
+cdef int cuda_record_event(void** event, int device, void* stream) except? RAISES nogil:
+    """Record an event, made at the first time, behind what a stream has now. (Each GPU's default stream is the null
+    stream: which is current says whose.)"""
+    cdef OnDevice here
     cdef cu.CUevent made = NULL
     cdef int code = 0
     here.go(device)
     if event[0] is NULL:
         code = cu.cuEventCreate(&made, cu.CUevent_flags_enum.CU_EVENT_DISABLE_TIMING)
         event[0] = <void*>made
-    if code == 0: code = cu.cuEventRecord(<cu.CUevent>event[0], cu_stream(stream))
+    return code if code else cu.cuEventRecord(<cu.CUevent>event[0], cu_stream(stream))
+
+cdef int cuda_follow(void** event, int device, void* stream, int other, void* behind) except? RAISES nogil:
+    """What comes on stream `behind` of GPU `other` waits for what stream `stream` of this device has now."""
+    cdef OnDevice there
+    cdef int code = cuda_record_event(event, device, stream)
+    if code: return code
     there.go(other)
-    return code if code else cu.cuStreamWaitEvent(cu_stream(behind), <cu.CUevent>event[0], 0)
+    return cu.cuStreamWaitEvent(cu_stream(behind), <cu.CUevent>event[0], 0)
+
+cdef void cuda_leave_stream(Path* p) noexcept nogil:
+    """Whose stream it is that the last launch is on may destroy it from here on. Where no event can be recorded, the
+    launch is over when this returns, and nobody needs one."""
+    cdef OnDevice here
+    here.go(p.device)
+    if cuda_record_event(&p.event, p.device, p.last_stream): cu.cuCtxSynchronize()
+    p.fleeting, p.event_only = 0, 1
 
 cdef int spread_meet(Spread* s, int device, void* stream) except? RAISES nogil:
     """A launch on this stream comes behind what the callers' streams on the other GPUs have now."""
@@ -1007,16 +1021,15 @@ cdef int cuda_thin(Column* vain) except? RAISES:
 
 cdef int cuda_order(Path* p, int device, void* stream) except? RAISES nogil:
     cdef int code = fault(CALL_ORDER)
-    cdef OnDevice here
+    cdef OnDevice there
+    if p.event_only:
+        if code or p.event is NULL: return code
+        there.go(device)
+        return cu.cuStreamWaitEvent(cu_stream(stream), <cu.CUevent>p.event, 0)
     # An event of a capture would draw this stream into it. Calls do not come here (path_captured), and who begins a
     # capture as PyTorch does has waited for the device.
     if code or cuda_joined(p.last_stream): return code
-    code = cuda_follow(&p.event, p.device, p.last_stream, device, stream)
-    if code != cu.cudaError_enum.CUDA_ERROR_INVALID_HANDLE \
-            and code != cu.cudaError_enum.CUDA_ERROR_CONTEXT_IS_DESTROYED: return code
-    # Its owner destroyed it: what it still does can only be waited for with all else.
-    here.go(p.device)
-    return cu.cuCtxSynchronize()
+    return cuda_follow(&p.event, p.device, p.last_stream, device, stream)
 
 cdef int cuda_move(void* to, const void* source, int64_t nbytes, int device) except? RAISES nogil:
     cdef OnDevice here

@@ -30,6 +30,12 @@ static inline void* cuda_current_stream(int device) noexcept {
   return c10::cuda::getCurrentCUDAStream(static_cast<c10::DeviceIndex>(device)).stream();
 }
 
+// Is the current stream one of PyTorch's, which last as long as the process? Others' have their handle for an id.
+static inline bool cuda_stream_lasts(int device) noexcept {
+  const auto now = c10::cuda::getCurrentCUDAStream(static_cast<c10::DeviceIndex>(device));
+  return now.id() == 0 || now.id() != reinterpret_cast<c10::StreamId>(now.stream());
+}
+
 // CUDA is there. How many GPUs are?
 static inline int cuda_see_gpus() noexcept {
   if (!gpu_now && c10::cuda::device_count() > 1) gpu_now = cuda_current_device;
@@ -553,6 +559,7 @@ static inline void generator_give_back(PyObject* generator, uint64_t advance, ui
 
 static inline int cuda_current_device() noexcept { return -1; }
 static inline void* cuda_current_stream(int) noexcept { return nullptr; }
+static inline bool cuda_stream_lasts(int) noexcept { return true; }
 static inline int cuda_see_gpus() noexcept { return 0; }
 struct OnDevice {
   void go(int) noexcept {}

@@ -17,6 +17,7 @@ cdef bint path_is_mine(Path* p) noexcept:
     return p.owner == PyThread_get_thread_ident() or (p.lent and in_backward())
 
 cdef void path_unlock(Path* p) noexcept:
+    if p.fleeting: cuda_leave_stream(p)
     p.owner = 0
     (<mutex*>p.lock).unlock()
 
@@ -47,9 +48,10 @@ cdef void path_wait(Path* p) noexcept:
 
 cdef int stream_order(Path* p, Driver* d, void* stream) except -1:
     """Calls on a device are ordered, whatever stream they come on: they share one pool."""
-    if stream != p.last_stream:
+    if stream != p.last_stream or p.event_only:
         check(p.driver, d.order(p, p.device, stream), CALL_ORDER)
-        p.last_stream = stream
+        p.last_stream, p.event_only = stream, 0
+        p.fleeting = p.driver == CUDA and not cuda_stream_lasts(p.device)
     return 0
 
 # --- is it held? ---

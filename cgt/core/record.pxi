@@ -197,7 +197,7 @@ cdef bytes record_cut(Table* t, uintptr_t at, int64_t nbytes, bytes value, bint 
     code = d.cut(&t.rec, rec_read(t, k))
     if code == 0 and value is None:
         call = CALL_ORDER
-        if stream != p.last_stream: code = d.order(p, p.device, stream)
+        if stream != p.last_stream or p.event_only: code = d.order(p, p.device, stream)
         if code == 0:
             call = CALL_LAUNCH
             exec_ = rec_read(t, k).exec

@@ -212,6 +212,7 @@ cdef extern from "observe_shim.h" namespace "cgt":
 cdef extern from "cuda_shim.h" namespace "cgt":
     int cuda_current_device() noexcept nogil
     void* cuda_current_stream(int device) noexcept nogil
+    bint cuda_stream_lasts(int device) noexcept nogil
     int cuda_see_gpus() noexcept
     int cuda_set_stream(int64_t id, int device) noexcept
     cppclass OnDevice:

@@ -31,6 +31,7 @@ def forget(bint recording):
         path_row(&TABLE, k).lock = <void*>new mutex()
         path_row(&TABLE, k).owner = 0
         path_row(&TABLE, k).event = NULL
+        path_row(&TABLE, k).fleeting = path_row(&TABLE, k).event_only = 0
 
 
 def fault_set(str call, int after, int code):
