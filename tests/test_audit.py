@@ -647,10 +647,11 @@ def test_a_backward_that_is_compared_is_eagers(device, retain, weighted):
     assert state_of(f).mismatches == 0 and "all alike" in cgt.explain(f).split(".backward:")[1]
 
 
-def test_a_backward_reads_beyond_the_view_that_was_saved_first(device):
-    """Both layers' first states are views of one tensor of zeros, of which the backward is given the first."""
+def test_a_backward_reads_beyond_the_view_that_was_saved_first():
+    """Both layers' first states are views of one tensor of zeros, of which the backward is given the first. On the host:
+    cuDNN has an op for all layers."""
     torch.manual_seed(5)
-    net = nn.RNN(5, 8, 2).to(device)
+    net, device = nn.RNN(5, 8, 2), torch.device("cpu")
     f = cgt.jit(net, audit=EVERY)
 
     def grads(function, x):
@@ -660,7 +661,7 @@ def test_a_backward_reads_beyond_the_view_that_was_saved_first(device):
 
     for k in range(10):
         x = values(device, 4, 3, 5, seed=k)
-        torch.testing.assert_close(grads(f, x), grads(net, x))  # cuDNN adds weights' gradients in any order
+        assert identical(grads(f, x), grads(net, x)), k
     assert cgt.stats(f).backward.audited >= 6 and not state_of(f).mismatches, cgt.explain(f)
 
 
@@ -700,8 +701,7 @@ def test_a_backward_is_not_compared_where_other_threads_may_use_the_memory_that_
     if device.type == "cuda":  # each result has memory of its own where several threads call: a replay lets go of none
         assert ours.audited > audited and not state_of(f).mismatches
     else:
-        assert ours.audited == audited
-    assert "several threads" in cgt.explain(f).split(".backward:")[1]
+        assert ours.audited == audited and "several threads" in cgt.explain(f).split(".backward:")[1]
 
 
 def test_a_backward_that_writes_into_what_the_call_saved_is_not_compared(device):
@@ -764,11 +764,9 @@ def test_what_a_backward_reads_and_no_guard_compares(device, audited_by_default)
         (got,) = torch.autograd.grad(f(w).sum(), w)
         return got
 
-    for _ in range(CALLS):
+    for _ in range(20):  # on a GPU autograd's thread may hold a tensor for longer, which is another recording
         grad()
-        if audited() == 2:
-            break
-    grad()  # the fourth replay is the next that is audited, or the first of another recording
+    assert audited() >= 3
     switch[0] = 3.0
-    got, told = mute(lambda: [grad() for _ in range(3)])
+    got, told = mute(lambda: [grad() for _ in range(40)])  # to the next power of two
     assert identical(got[-1], torch.full_like(w, 3.0)) and len(told) == 1 and ".backward" in told[0], (got, told)

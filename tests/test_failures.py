@@ -592,3 +592,11 @@ def test_a_recording_that_finds_no_memory_leaves_no_row(device, part, monkeypatc
     for k in range(1, 24):  # the exception has a cool-down
         same(f(x)[0], torch.full_like(x, 2.0 * k))
     assert cgt.stats(f).replays >= 3, cgt.explain(f)
+
+
+def test_a_recording_that_fails_names_no_line_of_ours(device):
+    f, x = cgt.jit(torch.mm), values(device, 3, 3)
+    with pytest.raises(RuntimeError, match="cannot be multiplied") as raised:
+        f(x, x[1:])
+    told = record.failure(raised.value.with_traceback(raised.value.__traceback__.tb_next))  # without this test's own line
+    assert told.startswith("CGT705: recording failed: RuntimeError: "), told

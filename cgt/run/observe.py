@@ -27,6 +27,8 @@ NOT_USER_CODE = (
     os.path.dirname(os.__file__) + os.sep + "contextlib",
     os.path.join(os.path.dirname(os.path.dirname(torch.__file__)), "typing_extensions"),  # @deprecated
     "<eval_with_key>",  # code that torch.compile made
+    "cgt/core/",  # as Cython names its sources
+    "cgt_core.py",
 )
 
 
