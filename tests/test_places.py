@@ -17,6 +17,7 @@ import types
 import cgt_core as core
 import pytest
 import torch
+from helpers import identical, values
 from hypothesis import given, settings
 from hypothesis import strategies as some
 from torch import nn
@@ -942,3 +943,29 @@ def test_a_walk_is_quick():
     began = time.perf_counter()
     find_places(model)
     assert time.perf_counter() - began < 0.1
+
+
+@pytest.mark.parametrize("numbers", [True, False], ids=["numbers", "tensors"])
+def test_an_empty_container_beside_places_that_change(numbers, device):
+    """Its guard replaces one of its length, of which places behind it know their position."""
+    box, inner = types.SimpleNamespace(cache={}), types.SimpleNamespace()
+    box.inner = inner
+    inner.k, inner.m, inner.n = (1.0, 100.0, 9.0) if numbers else (values(device, 3, seed=k) for k in range(3))
+    inner.tail = [5, 6, 7, 8]
+
+    def function(x):
+        if len(box.inner.tail) != 4 or box.cache:
+            return x
+        return x * box.inner.k + box.inner.m - box.inner.n
+
+    f = cgt.jit(function, audit="0")
+    for i in range(24):
+        one = float(i) if numbers else values(device, 3, seed=i)
+        if i < 4:
+            inner.k = one
+        elif i > 8:
+            inner.m = one
+        box.cache = {}  # another one at each call
+        x = values(device, 3, seed=50 + i)
+        assert identical(f(x), function(x)), i
+    assert cgt.stats(f).replays >= 12, cgt.explain(f)

@@ -45,8 +45,9 @@ def settle_empties(found, lone, changed):
             alone = references(row) == ours[id(row.want)] and references(now) == 2
         if alone:
             settled[k] = row._replace(kind=EMPTY, want=empty_like(row.want))
-    gone = {id(found[k].want) for k in settled}
-    found[:] = [settled.get(k, p) for k, p in enumerate(found) if id(p.home) not in gone]
+    # What an old container's own rows say, the new one says, too. They are not taken out: rows are known by position.
+    instead = {id(found[k].want): row for k, row in settled.items()}
+    found[:] = [settled.get(k) or instead.get(id(p.home), p) for k, p in enumerate(found)]
 
 
 def references(place):
