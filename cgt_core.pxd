@@ -27,7 +27,7 @@
 #
 # Ownership. Rows borrow every Python object they name: the owner is the function's `keep` dict,
 # which lives with what `jit` returned. So the garbage collector sees through a jitted
-# function, and a function nobody holds takes its rows along. Only `outs.tensor` is owned here.
+# function, and a function nobody holds takes its rows along. Of tensors only `outs.tensor` and those of followed slots are owned here.
 #
 # The nodes are trees, one per device and pool. A call becomes a child of the node that ran last in
 # this iteration, so a node's ancestors are what ran before it, and it was recorded with the pool in
@@ -64,7 +64,7 @@ cpdef enum:                 # Kind: ops.kind, and what ops.obj is
     CUSTOM                  # (type, flatten_fn, context, unflatten_fn), as registered with torch
     LIVE                    # the exact type of a number that may be another one at each call
 
-cpdef enum:                 # Binding: slots.binding, decided by dispatch.py when the node is recorded
+cpdef enum:                 # Binding: slots.binding, decided by make/describe.py when the node is recorded
     UNUSED                  # the function never touched it: only an argument's metadata is guarded
     PINNED                  # the graph reads this address: the pointer must be the same
     # the graph copies from today's address first, and back if it writes it: same alignment class

@@ -1,4 +1,4 @@
-"""Recording must pay (design.md of cgt, 5): where recordings are never replayed, calls run eagerly, and later, or when
+"""Recording must pay: where recordings are never replayed, calls run eagerly, and later, or when
 calls come to look alike, it is tried again."""
 
 import math

@@ -1,5 +1,5 @@
 """torch.compile and cgt.jit together, either one inside the other: values are bit for bit those without
-cgt, and a call either replays or says why not (docs/design.md)."""
+cgt, and a call either replays or says why not."""
 
 import copy
 import functools

@@ -1,5 +1,5 @@
 """Loops in which the program does not say step(), though it may say it elsewhere; and other threads that move the path
-meanwhile (design.md 2.5: a path forgets what is dead)."""
+meanwhile: a path forgets what is dead."""
 
 import threading
 

@@ -1,5 +1,5 @@
 """What a call hands out: the same tensor again while nobody holds it, and right values for whoever
-does (design.md 2.4)."""
+does."""
 
 import functools
 import gc
@@ -223,7 +223,7 @@ def test_numpy_array_of_a_result_stays_right():  # the CPU's only: nobody else h
     assert torch.equal(y, double(x))
 
 
-def test_dlpack_alias_of_a_result_stays_right():  # the CPU's only: see docs/design.md, 18
+def test_dlpack_alias_of_a_result_stays_right():  # the CPU's only: see decision 18 (docs/decisions)
     x = numbers(torch.device("cpu"))
     f = jit_warm(double, x)
     alias = torch.from_dlpack(f(x))

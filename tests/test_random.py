@@ -1,5 +1,5 @@
 """Random numbers: a jitted call draws what eager would have drawn, and leaves every generator where
-eager would have left it (design.md 2.6)."""
+eager would have left it."""
 
 import contextlib
 import gc

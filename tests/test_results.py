@@ -1,5 +1,5 @@
 """What a result may be: views, inputs, constants and containers come back as in eager, nothing of an
-earlier result shows on the next one, and what cannot be handed out runs eagerly (design.md 2.4)."""
+earlier result shows on the next one, and what cannot be handed out runs eagerly."""
 
 from dataclasses import dataclass
 from typing import NamedTuple

@@ -1,5 +1,4 @@
-"""How a call's tensors reach the recording: pinned, copied, written in place, or not at all
-(design.md 2.3)."""
+"""How a call's tensors reach the recording: pinned, copied, written in place, or not at all."""
 
 import gc
 

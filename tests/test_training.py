@@ -1,5 +1,5 @@
 """Whole training steps in one jitted function (forward, backward, optimizer): thirty steps are bit
-for bit those of an eager twin (design.md 2.7)."""
+for bit those of an eager twin."""
 
 import copy
 
@@ -13,7 +13,7 @@ import cgt
 N = 30
 
 # Values are right, but not all calls replay: a recording that reads a gradient keeps its tensor, so
-# the recording that made it finds it held and hands out another (docs/design.md, 20).
+# the recording that made it finds it held and hands out another (decision 20, docs/decisions).
 MOVED_GRADIENT = "without step() a held gradient is moved to another address at each iteration"
 
 

@@ -1,5 +1,5 @@
 """The tree: a call goes on from the one before it, in memory that its path left, and what somebody
-holds keeps its value (design.md 2.4, 2.5)."""
+holds keeps its value."""
 
 import contextlib
 import ctypes

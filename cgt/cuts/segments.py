@@ -8,7 +8,7 @@ A replay may find in the middle that the call goes a way nobody recorded: then t
 comes before a read may happen twice, and is undone before: random numbers are given back, and memory from outside that
 is written is copied first, where the function is known to read behind that. A .grad that the recording sets is not
 rescued before it runs: one that is still there when a value is read must not lie where something ran until then.
-Numbers of floating point are not read: they are other ones at each call."""
+A number of floating point is another one at each call: its bytes are no guard (live.py)."""
 
 import functools
 import math

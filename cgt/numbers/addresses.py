@@ -7,7 +7,7 @@ an address in the copy in all captures of the one kind, and the same address in 
 is an address in the slot. What differs between captures of one kind is padding that nobody wrote; any other byte that
 differs between the kinds keeps the slot copied. So does an address in the copy that no op accounts for.
 
-Source of the method: differential capture, docs/design.md 146; driver API, "Graph Management"
+Source of the method: differential capture, decision 146 (docs/decisions); driver API, "Graph Management"
 (cuGraphExecKernelNodeSetParams)."""
 
 import functools

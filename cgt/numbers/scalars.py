@@ -7,7 +7,7 @@ between two with the same, comes of the number; each such word must be one that 
 number tried. What differs between captures with the same number is padding that nobody wrote. An op of which any other
 byte moves with its number cannot be told, and the recording is for that number.
 
-Source of the method: differential capture, docs/design.md 117; driver API, "Graph Management"
+Source of the method: differential capture, decisions 117 and 118 (docs/decisions); driver API, "Graph Management"
 (cuGraphKernelNodeGetParams, cuStreamUpdateCaptureDependencies)."""
 
 import functools

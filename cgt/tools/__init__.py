@@ -1,1 +1,1 @@
-"""What people ask: reports, drawings, the doctor."""
+"""What people ask: reports and drawings."""
