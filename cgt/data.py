@@ -373,6 +373,129 @@ class Swap(NamedTuple):
     leaf: Any
 
 
+def filled(record: type) -> Any:
+    """A field that holds such a record, of containers which are empty at first."""
+    return fresh(lambda: record(*(kind() for kind in record.__annotations__.values())))
+
+
+class Copied(NamedTuple):
+    """The arguments that are copied, of a recording (record.py, ops.mirror) or told where they lie (addresses.py)."""
+
+    swaps: dict  # memory of copied leaves -> [Swap]
+    buffers: dict  # memory of a buffer -> Swap
+    copies: dict  # copied leaf -> its copy in the core
+    stay: list  # (memory, address, bytes) of arguments that are not copied
+    mirrored: set  # ids of copied leaves that were written after all
+    carried: set  # of plan.carries, those that were
+    shared: list  # Swap of those that share bytes with other tensors of the call, of which none was ever written
+    movable: dict  # memory of a buffer -> addresses.Movable
+    bound: set  # slots of those that are not copied after all
+    told: set  # (op, kernel) of what is told where these lie
+    backs: dict  # slot of one of these -> its copy in the core for the way back
+
+
+class Reads(NamedTuple):
+    """What Python read on the way, each the end of a segment (segments.py)."""
+
+    values: list  # of segments.Value
+    known: dict  # memory -> parts of it (segments.part_of) that were read and not written since
+    graded: list  # of each read: ids of leaves that had still their old .grad
+    # (address, bytes) of memory in which .grad must not be set anew: something ran there before
+    unfilled: list
+    spare: list  # on the GPU: memory of the pool that nothing else may take before the recording is over
+    undos: list  # of Undo, where writes before a read are to be undone
+    undone: dict  # memory of which all writes are -> [(address, bytes)] of the parts that were copied
+
+
+class Readouts(NamedTuple):
+    """Numbers and tensors of the host's that the function only hands out (readout.py)."""
+
+    rows: list  # (pytree.Readout, on the host a copy of what it stands for)
+    numbers: dict  # id of a number of float() that stands for one -> (that number, the Readout)
+    handed: dict  # memory on the host that only the result gets -> what keeps that name its own
+
+
+class Finite(NamedTuple):
+    """Of gradient scalers and other looks for infinities (finite.py)."""
+
+    # (op, line, where the magnitudes of its inputs and of its results come, does it name an infinity, a NaN)
+    ops: list
+    measured: list  # memory of the tensors whose magnitudes are taken
+
+
+class Generators(NamedTuple):
+    """Random numbers (record.py, tokens.py)."""
+
+    given: dict  # id -> generator that was given to an op
+    states: dict  # generator -> its state after the last draw
+    tokens: dict  # memory of a state -> Token
+    words: dict  # generator -> Words
+    captured: list  # generators
+
+
+class Constants(NamedTuple):
+    """What holds the same bytes at each replay (constants.py)."""
+
+    memory: dict  # -> what keeps that name its own
+    steps: list  # constants.Step: ops of a capture on constants that did not run for real yet
+    real: dict  # constant of a capture -> a tensor with what it will hold
+
+
+class RanCode(NamedTuple):
+    """The code objects that ran (trace.py)."""
+
+    started: set
+    beside: set  # those of other threads
+    ran: set  # those that are the function's; None among them: not all were seen
+    imported: set  # files of modules whose bodies ran
+    user: dict  # file -> is it the user's?
+
+
+class Autograd(NamedTuple):
+    """What autograd holds of the run, and a recorded backward of its arguments (trace.py, autograd.py)."""
+
+    leaves: list  # whose .grad the run may set
+    spent: dict  # argument that dies -> (its memory, holders of that before)
+    whole: dict  # memory of these -> the tensor itself
+    saved: list  # weak references to what autograd saved (trace.Saved)
+    passing: set  # memory that a surrounding backward hands through
+    kept: list  # how many references to each argument the run left behind
+
+
+class Cuts(NamedTuple):
+    """What runs between segments, and what is a graph's branch."""
+
+    islands: list  # (islands.Island, what the function calls it by): what runs eagerly between segments
+    answers: list  # islands.Answer: what came of those
+    apart: list  # apart.Apart: ops that run so
+    forks: list  # where there are some (forks.py)
+    bodies: list  # of the forks under way -> memory that each made
+
+
+class Ranks(NamedTuple):
+    """What is exchanged with other processes (collectives.py)."""
+
+    parallel: list  # (module that exchanges gradients in a backward, its kind, line, will it)
+    pending: dict  # memory of what such an op gave, and nobody waited for yet -> a tensor of it
+
+
+class Host(NamedTuple):
+    """Memory of the host's (counters.py, ops.py)."""
+
+    asked: set  # from outside, of tensors that count
+    made: dict  # by an op of a function on the GPU -> what keeps that name its own
+    drawn: set  # of these, what depends on random numbers
+
+
+class Alive(NamedTuple):
+    """What must stay alive."""
+
+    objects: list  # that a replay needs
+    memory: list  # that a tape needs
+    names: list  # in a recording: what keeps the names of new memory their own
+    results: list  # weak references to more of what ops returned
+
+
 @declared
 class Seen:
     """What one run of the function, warming or recording, showed. Memory is named by core.storage_id."""
@@ -387,15 +510,8 @@ class Seen:
     graph: Graph | None = None
     since: int = 0  # autograd's sequence number at its begin
     arguments: tuple = ()  # the tensors among them
-    leaves: list = fresh(list)  # of autograd, whose .grad the run may set
     reachable: tuple = ()  # generators
     slots: frozenset = frozenset()  # memory of arguments and of what is reached
-    swaps: dict = fresh(dict)  # memory of copied leaves -> [Swap]
-    buffers: dict = fresh(dict)  # memory of a buffer -> Swap
-    copies: dict = fresh(dict)  # copied leaf -> its copy in the core
-    stay: list = fresh(list)  # (memory, address, bytes) of arguments that are not copied
-    spent: dict = fresh(dict)  # argument that dies -> (its memory, holders of that before)
-    whole: dict = fresh(dict)  # memory of these -> the tensor itself
     allocated: set | None = None  # of a backward that is not captured, on the GPU: where memory began before it
     before: Any = None  # record.Before: what a capture that comes to nothing puts back
     sinks: Any = None
@@ -403,83 +519,49 @@ class Seen:
     computes: bool | None = False  # may it compute with numbers that it reads on the way? None: the next recording may
     live: Any = None  # standins.Trace: what it does with the plan's numbers
     untraced: str | None = None  # why the function can have none
+    until: int = 0  # the value that it reads behind which none is expected
+    apart: set = fresh(set)  # ops that run between segments, the function's own set
+    sources: list = fresh(list)  # of impure.states
+    pool: int = 0  # on the GPU: the pool, a handle of the core's
 
     blockers: dict | None = None  # all that forbids replay -> how often, where somebody asks
     ops: list | None = None  # of NotedOp, where somebody asks
     trail: list = fresh(list)  # (op, line) of each that made or wrote something
+
+    # what its mechanisms write down, each its own
+    copied: Copied = filled(Copied)
+    reads: Reads = filled(Reads)
+    readouts: Readouts = filled(Readouts)
+    finite: Finite = filled(Finite)
+    generators: Generators = filled(Generators)
+    constants: Constants = filled(Constants)
+    code: RanCode = filled(RanCode)
+    autograd: Autograd = filled(Autograd)
+    cuts: Cuts = filled(Cuts)
+    ranks: Ranks = filled(Ranks)
+    host: Host = filled(Host)
+    alive: Alive = filled(Alive)
 
     # what it showed
     failed: Any = int  # repeats the op at which a capture failed
     reason: str | None = None  # the first thing that forbids replay
     made: dict = fresh(dict)  # memory -> line that made it
     blank: dict = fresh(dict)  # of this, what `empty` gave and no op wrote so far
-    names: list = fresh(list)  # in a recording: what keeps the names of these their own
     touched: dict = fresh(dict)  # memory from outside -> a tensor of it
     written: set = fresh(set)
-    mirrored: set = fresh(set)  # ids of copied leaves that were written after all
-    carries: frozenset = frozenset()  # ids of those that may be: the recording copies back
-    carried: set = fresh(set)  # of these, those that were
-    shared: list = fresh(
-        list
-    )  # Swap of those that share bytes with other tensors of the call, of which none was ever written
-    movable: dict = fresh(dict)  # memory of a buffer -> addresses.Movable
-    bound: set = fresh(set)  # slots of those that are not copied after all
-    told: set = fresh(set)  # (op, kernel) of what is told where these lie
-    backs: dict = fresh(dict)  # slot of one of these -> its copy in the core for the way back
     raw: set = fresh(set)  # memory whose address was asked for
-    constants: dict = fresh(dict)  # memory that holds the same bytes at each replay -> what keeps that name its own
-    values: list = fresh(list)  # segments.Value: what Python read on the way
     room: int = 0  # bytes on the host that values and readouts of the recording take
-    readouts: list = fresh(list)  # (pytree.Readout, on the host a copy of what it stands for)
     own: list = fresh(list)  # of places.Place: cgt's own that the run changed (probes.py, finite.py)
-    finite: list = fresh(
-        list
-    )  # (op, line, where the magnitudes of its inputs and of its results come, does it name an infinity, a NaN)
-    measured: list = fresh(list)  # memory of the tensors whose magnitudes are taken
-    numbers: dict = fresh(dict)  # id of a number of float() that stands for one -> (that number, the Readout)
-    asked: set = fresh(set)  # memory of the host's from outside that counts, see counters.py
-    handed: dict = fresh(dict)  # memory on the host that only the result gets -> what keeps that name its own
-    imported: set = fresh(set)  # files of modules whose bodies ran
     computed: bool | None = None  # with some it did; False: and more depends on one than ops and comparisons
-    known: dict = fresh(dict)  # memory -> parts of it (segments.part_of) that were read and not written since
-    graded: set = fresh(set)  # ids of leaves that had still their old .grad at one of these
-    graded_last: set = fresh(set)  # and at the last
-    unfilled: list = fresh(
-        list
-    )  # (address, bytes) of memory in which it must not be set anew: something ran there before
-    spare: list = fresh(list)  # on the GPU: memory of the pool that nothing else may take before the recording is over
     late: int = 0  # so many values came until the last that was read behind a write to memory from outside
-    undos: list = fresh(list)  # of Undo, where writes before such reads are to be undone
-    until: int = 0  # the value behind which none is expected
-    undone: dict = fresh(dict)  # memory of which all writes are -> [(address, bytes)] of the parts that were copied
     dropout: Any = None  # an alias of the buffer with cuDNN's random state, if it drew from that
     asks_which: bool = False  # it is not the same to it which tensor lies in a place
     acts: bool = False  # it did something that may not happen twice, besides writing
     draws: bool = False  # random numbers of the host's
     random: bool = False  # random numbers, of whatever generator
-    drawn: set = fresh(set)  # memory of the host in a function on the GPU that depends on them
-    hosts: dict = fresh(dict)  # memory that an op of such a function made on the host -> what keeps that name its own
-    forks: list = fresh(list)  # where there are some (forks.py)
-    islands: list = fresh(list)  # (islands.Island, what the function calls it by): what runs eagerly between segments
-    answers: list = fresh(list)  # islands.Answer: what came of those
-    parts: list = fresh(list)  # apart.Apart: ops that run so
-    apart: set = fresh(set)  # ops that run so here, the function's own set
-    sources: list = fresh(list)  # of impure.states
-    steps: list = fresh(list)  # constants.Step: ops of a capture on constants that did not run for real yet
-    real: dict = fresh(dict)  # constant of a capture -> a tensor with what it will hold
-    passing: set = fresh(set)  # memory that a surrounding backward hands through
     devices: set = fresh(set)
-    generators: dict = fresh(dict)  # id -> generator that was given to an op
-    saved: list = fresh(list)  # weak references to what autograd saved (trace.Saved)
-    started: set = fresh(set)  # code objects
-    beside: set = fresh(set)  # those of other threads
-    ran: set = fresh(set)  # those that are the function's; None among them: not all were seen
     returned: Any = None  # of the core: what ops returned, as far as somebody holds it
-    results: list = fresh(list)  # weak references to more of these
-    kept: list = fresh(list)  # how many references to each argument it left behind
-    parallel: list = fresh(list)  # (module that exchanges gradients in a backward, its kind, line, will it)
     exchanges: bool = False  # data with other processes
-    pending: dict = fresh(dict)  # memory of what such an op gave, and nobody waited for yet -> a tensor of it
     hooked: bool = False  # other hooks for saved tensors beside ours: a checkpoint's, say
     seeds: bool = False  # an attention keeps random numbers for its backward
     elsewhere: str = ""  # the first op that a thread ran meanwhile which nobody sees
@@ -492,19 +574,10 @@ class Seen:
     # what it needs while it runs
     inside: bool = False  # ops are not the function's
     lifted: Any = None  # what ends the bracket in which Python's numbers are brought to the GPU
-    bodies: list = fresh(list)  # of the forks under way -> memory that each made
     imagines: int = 0  # thread that runs a body on tensors without memory
-    user: dict = fresh(dict)  # file -> is it the user's?
     on_watch: tuple = ()  # of each row of the watchers' tables: is it asked in this run?
     watchers: dict = fresh(dict)  # id of an op -> (watchers in front of it, behind it)
     fixed: dict = fresh(dict)  # memory from outside -> an alias of it that no rescue moves
-    states: dict = fresh(dict)  # generator -> its state after the last draw
-    tokens: dict = fresh(dict)  # memory of a state -> Token
-    rng: dict = fresh(dict)  # generator -> Words
-    captured: list = fresh(list)  # generators
-    pool: int = 0  # on the GPU: the pool, a handle of the core's
-    keep: list = fresh(list)  # objects that a replay needs
-    memory: list = fresh(list)  # memory that a tape needs
 
 
 # --- of a node --------------------------------------------------------------------------------

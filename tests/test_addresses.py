@@ -137,13 +137,14 @@ def test_nodes_of_captures_in_vain_are_taken_out_once_and_what_is_theirs_is_told
     made.replace(monkeypatch)
     swap = Swap(x.data_ptr(), x.data_ptr() + x.nbytes, buffer, x)
     one = addresses.Movable(swap, 0, 8)
-    seen = Seen(core.CUDA, 0, movable={core.storage_id(buffer): one})
+    seen = Seen(core.CUDA, 0)
+    seen.copied.movable[core.storage_id(buffer)] = one
     made.op(buffer[16:], y)
     version = y._version
     addresses.record(seen, made.op, (buffer[16:], y), {}, 0, 1, [core.storage_id(buffer)])
     assert y._version == version and not seen.inside and len(made.vain) == len(set(made.vain)) == len(made.nodes) - 1
     if fails:
-        assert not seen.movable and not one.words
+        assert not seen.copied.movable and not one.words
     else:
         assert one.words == [(100, 0, 64)] and one.looked_at == {100} and made.ran == 3
 

@@ -278,17 +278,18 @@ def test_a_region_is_one_op_to_the_books():
     leaf, buffer = torch.zeros(4), torch.zeros(16, dtype=torch.uint8)
     region = types.SimpleNamespace(mutated_input_idxs=[0], device_types=["cpu"], fx_kwargs={})
     seen = observe.observe(core.HOST, -1)
+    seen.plan = types.SimpleNamespace(carries=frozenset())
     observe.note_swaps(seen, [(leaf, buffer)])
     inputs = [leaf, x]
     made, _, view = trace.see_region(seen, plain, region, inputs)
     ids = {name: core.storage_id(t) for name, t in {"leaf": leaf, "x": x, "made": made}.items()}
     assert not inputs and given[0].data_ptr() == buffer.data_ptr()
-    assert torch.equal(leaf, x) and id(leaf) in seen.mirrored
+    assert torch.equal(leaf, x) and id(leaf) in seen.copied.mirrored
     assert set(seen.touched) == {ids["leaf"], ids["x"]}
     assert ids["leaf"] in seen.written and ids["x"] not in seen.written
     assert set(seen.made) == {ids["made"]}
-    assert all(r() is t for r, t in zip(seen.results, (made, view), strict=True))
-    assert seen.keep == [region] and not seen.inside
+    assert all(r() is t for r, t in zip(seen.alive.results, (made, view), strict=True))
+    assert seen.alive.objects == [region] and not seen.inside
 
 
 @pytest.mark.parametrize("what", ["graphs", "generator"])

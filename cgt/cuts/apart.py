@@ -43,8 +43,8 @@ def record(seen, op, args, kwargs):
     given, spec = _pytree.tree_flatten((args, kwargs))
     given = [bring_out(seen, x) if isinstance(x, torch.Tensor) else x for x in given]
     part = Apart(op, *_pytree.tree_unflatten(given, spec), user_line(seen))
-    seen.parts.append(part)
-    seen.keep.append(part)
+    seen.cuts.apart.append(part)
+    seen.alive.objects.append(part)
     end_segment(seen, part)
 
     def run():
@@ -56,7 +56,7 @@ def record(seen, op, args, kwargs):
         results = [bring_in(seen, mine) for mine in part.results]
     if not is_capture(seen):  # no op that the tape was told of
         for x, mine in zip(results, part.results, strict=True):
-            seen.memory.append(core.alias(x))
+            seen.alive.memory.append(core.alias(x))
             tape.copy_into(slim(x), slim(mine))
     core.answer(results)
     return results

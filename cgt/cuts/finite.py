@@ -37,7 +37,12 @@ def ready(device):
 
 def note(seen, op, args, kwargs, inputs, fresh, written):
     """An op ran, which made and wrote these."""
-    if not options.NAN or not (is_capture(seen) or is_host_recording(seen)) or seen.graph is not None or seen.bodies:
+    if (
+        not options.NAN
+        or not (is_capture(seen) or is_host_recording(seen))
+        or seen.graph is not None
+        or seen.cuts.bodies
+    ):
         return
     made, inputs = [*fresh, *exchange(seen, written)], exchange(seen, inputs)
     given = [
@@ -50,7 +55,7 @@ def note(seen, op, args, kwargs, inputs, fresh, written):
     )
     numbers = [x for x in (*args, *kwargs.values()) if type(x) is float]
     if came:
-        seen.finite.append(
+        seen.finite.ops.append(
             (str(op), user_line(seen), given, came, any(map(math.isinf, numbers)), any(map(math.isnan, numbers)))
         )
 
@@ -61,23 +66,23 @@ def can_be_measured(seen, t):
         and t.numel()
         and core.is_plain(t)
         and t.get_device() == seen.device
-        and len(seen.measured) < MOST
+        and len(seen.finite.measured) < MOST
     )
 
 
 def magnitudes_of(seen, t):
     """Where the magnitudes of what lies in t's memory are, of all its parts."""
     sid = core.storage_id(t)
-    if not any(sid == memory for memory in seen.measured) and can_be_measured(seen, t):
+    if not any(sid == memory for memory in seen.finite.measured) and can_be_measured(seen, t):
         measure(seen, t)
-    return [k for k, memory in enumerate(seen.measured) if memory == sid]
+    return [k for k, memory in enumerate(seen.finite.measured) if memory == sid]
 
 
 def measure(seen, t):
     """Record that t's magnitude is taken; where it comes."""
-    k = len(seen.measured)
+    k = len(seen.finite.measured)
     slots = MAGNITUDES[seen.device]
-    seen.measured.append(core.storage_id(t))
+    seen.finite.measured.append(core.storage_id(t))
     with unseen(seen):
         t, into = fix(seen, t.detach()), {"dtype": torch.float64, "out": slots[k]}
         NORM(t, math.inf, **into)
@@ -88,9 +93,9 @@ def measure(seen, t):
 
 def close(seen, name):
     """The function has run: the magnitudes come to the host, where a replay makes of them what it found."""
-    if not seen.finite or seen.reason is not None:
+    if not seen.finite.ops or seen.reason is not None:
         return
-    slots = MAGNITUDES[seen.device][: len(seen.measured)]
+    slots = MAGNITUDES[seen.device][: len(seen.finite.measured)]
     with unseen(seen):
         room = segments.room_for(seen, slots)
         if room is None:
@@ -101,8 +106,8 @@ def close(seen, name):
         else:
             value = slots.clone()
             tape.copy_into(words, slots)
-    one = Readout(words, functools.partial(look, name, tuple(seen.finite)), "")
-    seen.readouts.append((one, value))
+    one = Readout(words, functools.partial(look, name, tuple(seen.finite.ops)), "")
+    seen.readouts.rows.append((one, value))
     seen.own.append(Place(DICT_ITEM, FOUND, name, MISSING, f"NaNs found in {name}"))
     FOUND[name] = one
 

@@ -49,7 +49,7 @@ def see_fork(seen, before, name, args, plain):
         vet_call(seen, name, tensors_in(args, []))
         return (branch if name == "cond" else loop)(seen, *args)
     except Unrecordable:
-        if is_capture(seen) or seen.bodies:
+        if is_capture(seen) or seen.cuts.bodies:
             raise
         put_back(seen, states)
         return plain()
@@ -64,8 +64,8 @@ def forget_imports(seen, before):
     """torch.cond and while_loop have imported Dynamo, and with it the like of SymPy: what ran there is not the
     function's."""
     new = {getattr(sys.modules[name], "__file__", None) for name in sys.modules.keys() - before}
-    seen.started.difference_update(
-        [code for code in list(seen.started) if code is not None and code.co_filename in new]
+    seen.code.started.difference_update(
+        [code for code in list(seen.code.started) if code is not None and code.co_filename in new]
     )
 
 
@@ -125,7 +125,7 @@ def branch(seen, pred, true_fn, false_fn, operands):
 
     record(seen, BRANCH, pred, [functools.partial(body, side) for side in sides], ())
     constants.forget(seen, outs)
-    seen.forks.append(f"torch.cond at {line}")
+    seen.cuts.forks.append(f"torch.cond at {line}")
     return tree_unflatten(outs, first[0][1])
 
 
@@ -162,7 +162,7 @@ def loop(seen, cond_fn, body_fn, carried, more):
         core.fork_decide(condition, pred, stream(seen))
 
     record(seen, LOOP, pred, [body], [*carries, pred])
-    seen.forks.append(f"while_loop at {line}")
+    seen.cuts.forks.append(f"while_loop at {line}")
     return tree_unflatten(carries, programs[0])
 
 
@@ -224,9 +224,9 @@ def stream(seen):
 
 def inside(seen, row, body):
     """body(), recorded as this one of the fork."""
-    brackets = [] if seen.driver == HOST else on_own_stream(seen.device, len(seen.bodies))
+    brackets = [] if seen.driver == HOST else on_own_stream(seen.device, len(seen.cuts.bodies))
     brackets.append((lambda: core.fork_enter(row, stream(seen)), lambda: core.fork_leave(row, stream(seen))))
-    seen.bodies.append(set())
+    seen.cuts.bodies.append(set())
     try:
         return core.within(brackets, body)
     except core.DriverError as error:
@@ -247,15 +247,15 @@ def on_own_stream(device, depth):
 
 def end_body(seen):
     """What a body made, the one around it made."""
-    made = seen.bodies.pop()
-    if seen.bodies:
-        seen.bodies[-1] |= made
+    made = seen.cuts.bodies.pop()
+    if seen.cuts.bodies:
+        seen.cuts.bodies[-1] |= made
 
 
 def run_body(seen, name, function, operands):
     """(tensors, program) of what function(*operands) returns, if that and what it did is what a replay can do again."""
     made = set()
-    seen.bodies.append(made)
+    seen.cuts.bodies.append(made)
     try:
         leaves, program = attempt(seen, lambda: tree_flatten(function(*operands)))
         torch.clear_autocast_cache()  # what is in there would be computed nowhere but here
@@ -352,7 +352,7 @@ def truth(seen, pred):
 
 def fill(seen, targets, sources):
     """Copy these over those, which the fork made."""
-    seen.bodies[-1].update(map(core.storage_id, targets))
+    seen.cuts.bodies[-1].update(map(core.storage_id, targets))
     for to, t in zip(targets, sources, strict=True):
         to.copy_(t)
 
@@ -363,7 +363,7 @@ def fill(seen, targets, sources):
 def vet_op(seen, op, facts, kwargs, written):
     """Before an op of a body runs: refuse what cannot be taken back, or would not be done again."""
     line = user_line(seen)
-    if not seen.bodies[-1].issuperset(map(core.storage_id, written)):
+    if not seen.cuts.bodies[-1].issuperset(map(core.storage_id, written)):
         refuse(seen, errors.body_writes(str(op), line))
     if op.namespace not in constants.KNOWN:
         refuse(seen, errors.body_acts(str(op), line))
@@ -373,8 +373,8 @@ def vet_op(seen, op, facts, kwargs, written):
 
 def note_made(seen, fresh):
     """The body made these."""
-    if seen.bodies:
-        seen.bodies[-1].update(map(core.storage_id, fresh))
+    if seen.cuts.bodies:
+        seen.cuts.bodies[-1].update(map(core.storage_id, fresh))
 
 
 def vet_result(seen, name, leaves, made):

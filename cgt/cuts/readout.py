@@ -54,7 +54,7 @@ OPS = ("item", "cpu", FLOAT)  # methods that an op will tell of
 def note(seen, name, t, given, runner, function, args):
     """The function, which code `runner` runs with args, or a helper calls a method of t, with or without arguments
     given. What it gets if only comparisons, places and the result get it; None: the method's own answer."""
-    if core.storage_id(t) in seen.handed and name in ANSWERS:  # of a warm-up
+    if core.storage_id(t) in seen.readouts.handed and name in ANSWERS:  # of a warm-up
         with unseen(seen):
             return getattr(t, name)()
     if name not in MAKERS or given or not may_wait(seen, t, name):
@@ -69,7 +69,7 @@ def note(seen, name, t, given, runner, function, args):
     with unseen(seen):
         answer = getattr(t, name)()
     if name == "cpu":
-        seen.handed[core.storage_id(answer)] = core.alias(answer)
+        seen.readouts.handed[core.storage_id(answer)] = core.alias(answer)
     return answer
 
 
@@ -107,7 +107,7 @@ def is_place(use, put):
 
 def may_wait(seen, t, name):
     """May these bytes come when the recording is over?"""
-    if seen.reason is not None or seen.graph is not None or seen.bodies or core.is_in_node():
+    if seen.reason is not None or seen.graph is not None or seen.cuts.bodies or core.is_in_node():
         return False
     here = t.is_cuda == (seen.driver == CUDA) or not seen.recording
     fits = t.numel() == 1 if name in ("item", FLOAT) else 0 < t.numel() * t.element_size() <= segments.VALUE_BYTES
@@ -143,12 +143,12 @@ def stand_in(seen, name, t, uses):
         at = summed_in(seen.plan, uses)
         one.compute = functools.partial(computed, None if at is None else seen.plan.places[at], at)
         one.read = functools.partial(read, seen, [t, None if t.is_inference() else t._version, value])
-    seen.readouts.append((one, value))
+    seen.readouts.rows.append((one, value))
     if name != FLOAT:
         return one
     with unseen(seen):
         number = float("nan") if value is None else MAKERS[FLOAT](value)  # nobody else has this very one
-    seen.numbers[id(number)] = (number, one)
+    seen.readouts.numbers[id(number)] = (number, one)
     return number
 
 
@@ -228,7 +228,7 @@ def leave(seen, name, t):
 
 def close(seen):
     """The run is over: nothing is compared or computed any more, and no recording holds what was."""
-    for one, _ in seen.readouts:
+    for one, _ in seen.readouts.rows:
         if one.read is not None:
             one.read.args[-1].clear()  # others may compute with it
         one.compare = one.compute = one.read = None
@@ -236,7 +236,7 @@ def close(seen):
 
 def bring(seen):
     """What the recording's own run computed comes to where a replay would leave it. The caller holds the paths."""
-    for one, value in seen.readouts:
+    for one, value in seen.readouts.rows:
         if value is not None:
             core.in_inference(one.words.is_inference(), functools.partial(one.words.copy_, value))
 
@@ -244,7 +244,7 @@ def bring(seen):
 def fill(seen, result):
     """The result, with what was computed in place of what stands for it, there and where the function kept it: for a
     call that is no recording after all."""
-    if not seen.readouts:
+    if not seen.readouts.rows:
         return result
     bring(seen)
     if seen.driver == CUDA:
@@ -269,10 +269,10 @@ def made(value):
 
 def marked(seen, value):
     """The value, with the Readout in place of each number that stands for one."""
-    if not seen.numbers:
+    if not seen.readouts.numbers:
         return value
     return replaced(
-        value, lambda leaf: seen.numbers.get(id(leaf), (None, leaf))[1] if type(leaf) is float else leaf, set()
+        value, lambda leaf: seen.readouts.numbers.get(id(leaf), (None, leaf))[1] if type(leaf) is float else leaf, set()
     )
 
 

@@ -82,9 +82,9 @@ def values_of(seen, inputs):
 
 def is_between(seen):
     """Is this a point of the function's own at which a segment can end?"""
-    if seen.graph is not None or seen.acts or seen.bodies:
+    if seen.graph is not None or seen.acts or seen.cuts.bodies:
         return False
-    if seen.others and torch.is_grad_enabled() and any(t.requires_grad for t in seen.leaves):
+    if seen.others and torch.is_grad_enabled() and any(t.requires_grad for t in seen.autograd.leaves):
         return False  # what runs in vain would have to leave gradients on all of them alone: see note_grads
     return not (
         seen.driver == CUDA and core.is_in_node()
@@ -104,9 +104,9 @@ def may_read(seen):
     outside = {sid for sid in outside if not is_carried(seen, sid)}
     if not outside:
         return True
-    if seen.islands:
+    if seen.cuts.islands:
         return False
-    turn = len(seen.values) + 1
+    turn = len(seen.reads.values) + 1
     if not seen.recording:
         seen.late = turn
         return True
@@ -116,21 +116,21 @@ def may_read(seen):
     counted = (
         seen.live.counters if seen.live is not None else ()
     )  # these are put back, or not touched before the call is over
-    return all((sid in seen.undone and sid not in seen.raw) or sid in counted for sid in outside)
+    return all((sid in seen.reads.undone and sid not in seen.raw) or sid in counted for sid in outside)
 
 
 def is_carried(seen, sid):
     """Is this written in a copy, which comes to it when all is over?"""
-    return sid in seen.swaps and id(seen.swaps[sid][0].leaf) in seen.carried
+    return sid in seen.copied.swaps and id(seen.copied.swaps[sid][0].leaf) in seen.copied.carried
 
 
 def save(seen, written):
     """An op is about to write these: what lies there is copied first, if it is from outside and was not copied yet. On
     the host for real, too, where the run may have to be undone."""
-    lasts = len(seen.values) < seen.until
+    lasts = len(seen.reads.values) < seen.until
     undoes = seen.before is not None and not is_capture(seen)
     for t in written if lasts or undoes else ():
-        keeps = lasts and core.storage_id(t) not in seen.swaps
+        keeps = lasts and core.storage_id(t) not in seen.copied.swaps
         if (keeps or undoes) and is_to_save(seen, t):
             save_bytes(seen, t, keeps, undoes)
 
@@ -138,13 +138,13 @@ def save(seen, written):
 def is_to_save(seen, t):
     """Is it memory from outside, of which these bytes were not copied yet? From now on they are."""
     sid, nbytes = core.storage_id(t), span(t)
-    if not nbytes or sid in seen.made or sid in seen.buffers:
+    if not nbytes or sid in seen.made or sid in seen.copied.buffers:
         return False
     if not core.is_plain(t) or t.is_cuda != (seen.driver == CUDA):
         return False
-    if sid not in seen.undone and sid in seen.written:  # somebody wrote past us
+    if sid not in seen.reads.undone and sid in seen.written:  # somebody wrote past us
         return False
-    at, spans = core.address(t), seen.undone.setdefault(sid, [])
+    at, spans = core.address(t), seen.reads.undone.setdefault(sid, [])
     if any(lo <= at and at + nbytes <= lo + n for lo, n in spans):
         return False
     spans.append((at, nbytes))
@@ -164,22 +164,22 @@ def save_bytes(seen, t, keeps, undoes):
     note_memory(seen, copy)
     saved = core.fixed(copy) if seen.driver == CUDA else copy
     if keeps:
-        (seen.spare if seen.driver == CUDA else seen.memory).append(core.alias(copy))
-        seen.keep += [to, saved]
-    seen.undos.append(Undo(to, saved, nbytes, core.segments_ran() if keeps else MANY))
+        (seen.reads.spare if seen.driver == CUDA else seen.alive.memory).append(core.alias(copy))
+        seen.alive.objects.extend((to, saved))
+    seen.reads.undos.append(Undo(to, saved, nbytes, core.segments_ran() if keeps else MANY))
 
 
 def undo(seen, ran):
     """A recording came to nothing of which so many segments ran, on the host all of it: what they wrote outside is as
     it was."""
-    for one in reversed(seen.undos):
+    for one in reversed(seen.reads.undos):
         if one.segment < ran or seen.driver == HOST:
             core.move_bytes(one.to.get_device(), core.address(one.to), core.address(one.saved), one.nbytes)
 
 
 def undo_rows(seen):
     """The core's rows: of what a value is read behind."""
-    return [tuple(one) for one in seen.undos if one.segment != MANY]
+    return [tuple(one) for one in seen.reads.undos if one.segment != MANY]
 
 
 def tells(seen, packet, inputs):
@@ -207,7 +207,7 @@ def compute(seen, op, *args):
         made = op(*args)
     note_memory(seen, made)
     if is_host_recording(seen):
-        seen.memory.append(core.alias(made))
+        seen.alive.memory.append(core.alias(made))
         tape.append(op, fix(seen, args), {}, [made])
     return made
 
@@ -215,7 +215,7 @@ def compute(seen, op, *args):
 def is_known(seen, t):
     """Are t's bytes the same at each replay?"""
     sid = core.storage_id(t)
-    return sid in seen.constants or part_of(t) in seen.known.get(sid, ())
+    return sid in seen.constants.memory or part_of(t) in seen.reads.known.get(sid, ())
 
 
 def part_of(t):
@@ -225,7 +225,7 @@ def part_of(t):
 
 def is_small(seen, t):
     """May the function read this tensor and be recorded?"""
-    here = t.is_cuda == (seen.driver == CUDA) or core.storage_id(t) in seen.drawn
+    here = t.is_cuda == (seen.driver == CUDA) or core.storage_id(t) in seen.host.drawn
     return (
         here
         and core.is_plain(t)
@@ -241,13 +241,13 @@ def read(seen, values):
         touch(seen, t)
         seen.devices.add(t.device)
         value = leave(seen, t) if is_capture(seen) or is_host_recording(seen) else bytes_of(seen, t)
-        seen.values.append(Value(line, tuple(t.shape), t.dtype, value))
+        seen.reads.values.append(Value(line, tuple(t.shape), t.dtype, value))
         sid = core.storage_id(t)
-        seen.known.setdefault(sid, set()).add(part_of(t))
+        seen.reads.known.setdefault(sid, set()).add(part_of(t))
         if sid in seen.made and t.is_contiguous() and t.numel() * t.element_size() == core.storage_bytes(t):
             constants.add(seen, t)
             if is_capture(seen):
-                seen.real[sid] = constants.for_real(seen, t.clone)
+                seen.constants.real[sid] = constants.for_real(seen, t.clone)
     note_grads(seen)
 
 
@@ -265,7 +265,7 @@ def read_number(seen, t):
     with unseen(seen):
         number = t.item() if left is None else left[0]
     seen.computed = True
-    seen.values.append(Value(line, (), None, b""))
+    seen.reads.values.append(Value(line, (), None, b""))
     note_grads(seen)
     return (
         number
@@ -280,7 +280,7 @@ def hand(seen, number, room, line):
     """What a result holds of a number that was read: at each replay that of its call."""
     with unseen(seen):
         one = Readout(room.view(torch.float64).view(()), torch.Tensor.tolist, line)
-        seen.readouts.append((one, torch.tensor(number, dtype=torch.float64) if seen.driver == HOST else None))
+        seen.readouts.rows.append((one, torch.tensor(number, dtype=torch.float64) if seen.driver == HOST else None))
     return one
 
 
@@ -320,7 +320,7 @@ def leave_number(seen, t):
     except core.DriverError as error:
         refuse(seen, errors.recording_failed(error.args[1], user_line(seen)))
         return None
-    seen.keep.append(value)
+    seen.alive.objects.append(value)
     (number,) = struct.unpack("d", value)
     if not math.isfinite(number):
         refuse(seen, errors.host_read("Tensor.item", user_line(seen)))
@@ -333,14 +333,13 @@ def note_grads(seen):
     only lie where nothing ran so far."""
     graded = {
         id(t)
-        for t in seen.leaves
+        for t in seen.autograd.leaves
         if t.grad is not None and any(core.storage_id(one) not in seen.made for one in wrappers.plain_inside(t.grad))
     }
     if graded and is_capture(seen):
         with unseen(seen):
-            seen.spare.extend(fill_pool(seen, torch.cuda.current_stream(seen.device).cuda_stream))
-    seen.graded |= graded
-    seen.graded_last = graded
+            seen.reads.spare.extend(fill_pool(seen, torch.cuda.current_stream(seen.device).cuda_stream))
+    seen.reads.graded.append(graded)
 
 
 def fill_pool(seen, stream):
@@ -356,7 +355,7 @@ def fill_pool(seen, stream):
         filled.extend(
             torch.empty(size, dtype=torch.uint8, device=torch.device("cuda", seen.device)) for size in sorted(sizes)
         )
-    seen.unfilled.extend((at, nbytes) for at, nbytes, *_ in free)
+    seen.reads.unfilled.extend((at, nbytes) for at, nbytes, *_ in free)
     return filled
 
 
@@ -476,7 +475,7 @@ def end_capture(seen, at=0, nbytes=0, part=None, pure=False):
     """End a segment of a capture, which runs now; the bytes that it leaves. `part`: what replays call behind it; is it
     `pure`?"""
     value = core.with_paths(lambda: cut(seen, at, nbytes, part, pure))
-    for rng in seen.rng.values():
+    for rng in seen.generators.words.values():
         core.follow_generator(rng.handle)
     return value
 
@@ -508,15 +507,15 @@ def lines_of(values):
 def vet(seen, draft):
     """(A sentence if a replay that goes another way could miss a .grad that was overwritten, or None; must some be
     looked after?)"""
-    if not seen.values:
+    if not seen.reads.values:
         return None, False
     read = {s.owner for s in draft.slots if core.storage_id(s.example) in seen.touched}
     sets = [e for e in draft.effects if e.kind == SETS_GRAD]
-    graded = any(id(draft.slots[e.slot].example) in seen.graded for e in sets)
+    graded = any(id(draft.slots[e.slot].example) in leaves for e in sets for leaves in seen.reads.graded)
     lie = [core.address(draft.outs[e.out].proto) for e in sets if e.out != NONE]
-    over = any(lo <= at < lo + n for lo, n in seen.unfilled for at in lie)
+    over = any(lo <= at < lo + n for lo, n in seen.reads.unfilled for at in lie)
     # One that is taken away, and not replaced, behind the last value: nothing ran that it could miss.
-    taken = {e.slot for e in sets if e.out == NONE and id(draft.slots[e.slot].example) in seen.graded_last}
+    taken = {e.slot for e in sets if e.out == NONE and id(draft.slots[e.slot].example) in seen.reads.graded[-1]}
     if any(e.slot in read and e.slot not in taken for e in sets) or (graded and over):
-        return errors.read_with_grads(seen.values[-1].line), False
+        return errors.read_with_grads(seen.reads.values[-1].line), False
     return None, graded

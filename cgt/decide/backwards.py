@@ -22,7 +22,7 @@ def prove(graph, seen, leaves):
     """A recorded graph was run under observation: did it read only what belongs to the call?"""
     reason = describe.vet_backward(graph, seen, readable(graph, leaves))
     if reason is None:
-        graph.proven = None not in seen.ran
+        graph.proven = None not in seen.code.ran
     else:
         disprove(graph, reason)
     learn_backward(graph, seen)
@@ -34,9 +34,9 @@ def learn_backward(graph, seen):
     forward = forward_of(graph)
     fresh = []
     if forward is not None:
-        fresh = learn_code(forward, seen.ran & forward.passed)
+        fresh = learn_code(forward, seen.code.ran & forward.passed)
         if graph.places:
-            fresh += learn_code(forward, set(flow.that_disturb(seen.ran - forward.ran - {None}, forward.ran)))
+            fresh += learn_code(forward, set(flow.that_disturb(seen.code.ran - forward.ran - {None}, forward.ran)))
     if fresh:
         DOOMED.append((forward, GRAPHS))
     return fresh

@@ -278,7 +278,7 @@ def record_node(call, attempt):
         attempt.passing |= make_way(
             call.state
         )  # the next call has their memory, and so has this one, which runs eagerly
-    answers = attempt.seen.answers if attempt.seen is not None else []
+    answers = attempt.seen.cuts.answers if attempt.seen is not None else []
     if reason is None:
         reason = draft_node(call, attempt)
         # Nobody replays the recording before its own call has the result.
@@ -405,7 +405,7 @@ def draft_node(call, attempt):
 
 def find_moving(state, plan, seen):
     """The plan, with the places that the run changed and did not read; `free` is None where that is not known."""
-    ran = code_of(state) | seen.ran
+    ran = code_of(state) | seen.code.ran
     rows, found = (
         moving.find(plan.places, plan.owners, ran, seen),
         moving.find_puts(plan, ran, seen, describe.is_guarded_as),
@@ -545,7 +545,7 @@ def add_node(call, plan, seen, draft):
     kept = Kept(
         graph,
         site,
-        (program, groups, effects, mine, seen.captured, seen.keep),
+        (program, groups, effects, mine, seen.generators.captured, seen.alive.objects),
         [draft.paths[k] for k in used],
         [plan.places[k].path for k in order],
         followable,
@@ -554,12 +554,12 @@ def add_node(call, plan, seen, draft):
         moving.told(plan, code_of(state)),
         live.told(seen.live, plan.places),
         core.record_seconds(),
-        seen.values,
-        seen.forks,
+        seen.reads.values,
+        seen.cuts.forks,
         islands.told(seen),
         seen.ops,
         seen.trail,
-        frozenset(seen.told),
+        frozenset(seen.copied.told),
         verify.changes(seen, draft),
         seen.random,
     )

@@ -21,13 +21,13 @@ def escaping(state, seen, reason):
 
 def vet_code(state, seen):
     """A sentence if code ran that was not looked at for places: for the first time, or unseen."""
-    if None in seen.ran:
+    if None in seen.code.ran:
         seen.again = True
         return errors.hidden_code()
-    if seen.imported:
+    if seen.code.imported:
         seen.again = True
-        return errors.imports(min(seen.imported))
-    fresh = learn_code(state, seen.ran) if state.graph is None else learn_backward(state.graph, seen)
+        return errors.imports(min(seen.code.imported))
+    fresh = learn_code(state, seen.code.ran) if state.graph is None else learn_backward(state.graph, seen)
     if not fresh:
         return None
     seen.again = True
@@ -57,7 +57,7 @@ def vet_follows(state, plan, seen):
 def vet_back(state, plan, seen):
     """A sentence if a replay could not write an argument where it lies, nor copy it back there; or None."""
     tensors, paths = all_tensors(plan), all_paths(plan)
-    lost = [paths[k] for k in seen.backs if not has_way_back(tensors[k])]
+    lost = [paths[k] for k in seen.copied.backs if not has_way_back(tensors[k])]
     if not lost:
         return None
     state.fixed.update(lost)
@@ -77,7 +77,9 @@ def vet_loose(state, plan, seen):
 
 def vet_strays(state, seen):
     """A sentence if kernels that no op shows may have read an argument past its copy, or None."""
-    copies = seen.swaps and not (state.hidden and state.graph is not None)  # of which a backward is given the copies
+    copies = seen.copied.swaps and not (
+        state.hidden and state.graph is not None
+    )  # of which a backward is given the copies
     state.hidden |= seen.strays
     if not (seen.strays and copies):
         return None

@@ -306,5 +306,5 @@ def count_eager(state, reason):
     reasons = state.reasons
     reasons[reason] = reasons.get(reason, 0) + 1
     if len(reasons) > options.MAX_REASONS:
-        del reasons[next(iter(reasons))]
+        reasons.pop(list(reasons)[0], None)  # another thread may take it away, too
     logs.warn_of_nothing(state)

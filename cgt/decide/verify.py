@@ -24,7 +24,9 @@ REBINDS = 5  # in fn_counts
 
 def changes(seen, draft):
     """Does it do more than to return results?"""
-    return bool(draft.effects or draft.grads or seen.random or seen.values or seen.islands or seen.acts or seen.own)
+    return bool(
+        draft.effects or draft.grads or seen.random or seen.reads.values or seen.cuts.islands or seen.acts or seen.own
+    )
 
 
 def begin(state, node):

@@ -98,7 +98,7 @@ def note_run(state, seen):
     counters.learn(state, None, seen, None)
     state.late = max(state.late, seen.late)
     state.computes = seen.computed if state.computes is None else state.computes
-    state.ran |= seen.ran - {None}  # what is hidden here must be seen when it is recorded
+    state.ran |= seen.code.ran - {None}  # what is hidden here must be seen when it is recorded
     state.recurrent |= seen.dropout is not None
 
 
@@ -126,14 +126,14 @@ def judge(call, seen, result, reason, before):
     reason = parallel or reason
     strange = vet_values(call, seen) if reason is None else None
     state.strangers += strange is not None
-    waits = settles or (strange is not None and state.strangers < segments.tries(seen.values))
+    waits = settles or (strange is not None and state.strangers < segments.tries(seen.reads.values))
     return reason or strange, waits
 
 
 def vet_values(call, seen):
     """A sentence where the function reads values of which there are many, and these did not come before: recordings
     would be for calls that never come again. Or None."""
-    wide = segments.wide(seen.values)
+    wide = segments.wide(seen.reads.values)
     if not wide or math.isinf(options.OVERHEAD):
         return None
     kind = (*verdicts.key_of(call), *(value.bytes for value in wide))

@@ -67,9 +67,9 @@ LOADERS = (
 
 
 def tap(seen, is_mine):
-    """A bracket: inside, the code that starts is added to seen.started, and the first call of an impure builtin where
+    """A bracket: inside, the code that starts is added to seen.code.started, and the first call of an impure builtin where
     `is_mine()` becomes the reason."""
-    return tap_calls(seen.started, IMPURE, functools.partial(note_call, seen, is_mine), seen.beside)
+    return tap_calls(seen.code.started, IMPURE, functools.partial(note_call, seen, is_mine), seen.code.beside)
 
 
 def code_of_function(started, imported):
@@ -154,7 +154,7 @@ def vet(before, seen):
 def moved(before, seen):
     """A sentence for each that did."""
     for path, source, state in before:
-        if has_moved(source, state, seen.started):
+        if has_moved(source, state, seen.code.started):
             yield (errors.outside_draw if is_random(type(source)) else errors.advanced)(path)
 
 

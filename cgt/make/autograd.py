@@ -33,7 +33,12 @@ def complete(state, plan, seen, draft):
     if reason is not None:
         return reason
     odd = next(
-        (one.tensor for one in (ref() for ref in seen.saved) if one is not None and not core.is_plain(one.tensor)), None
+        (
+            one.tensor
+            for one in (ref() for ref in seen.autograd.saved)
+            if one is not None and not core.is_plain(one.tensor)
+        ),
+        None,
     )
     if odd is not None:
         return errors.wrapped_graph(f"a tensor that {draft.outs[roots[0]].line} saves", type(odd).__name__)
@@ -54,7 +59,7 @@ def complete(state, plan, seen, draft):
         reached=[(r.path, r.tensor) for r in plan.reached if r.owner == NONE], tokens=kept,
         recomputes=seen.hooked or bool(custom), forward=state.f, grads=n_grads,
         donates=any(map(may_donate, custom)), seeds=seen.seeds,
-        constants={sid: name for sid, name in seen.hosts.items() if sid in seen.constants},
+        constants={sid: name for sid, name in seen.host.made.items() if sid in seen.constants.memory},
         places=[plan.places[k] for k in plan.moving], owners=plan.owners,
     )  # fmt: skip
     return draft._replace(outs=outs, behind=Behind(roots, saves, saved, flows, len(joined), graph))
@@ -83,7 +88,7 @@ def vet_arguments(plan, seen, draft):
     """A sentence if the run left behind a reference to an argument: where a backward would find the
     recorded call's instead of today's."""
     returned = [id(t) for t in draft.out.tensors]
-    for path, t, kept in zip(plan.flat.paths, plan.flat.tensors, seen.kept, strict=True):
+    for path, t, kept in zip(plan.flat.paths, plan.flat.tensors, seen.autograd.kept, strict=True):
         if kept > returned.count(id(t)):
             return errors.kept_argument(path)
     return None
@@ -97,7 +102,7 @@ def find_saves(plan, seen, draft, outs, n_grads):
     slots = draft.slots
     made = {core.storage_id(o.proto): SaveRow(NONE, k) for k, o in enumerate(outs) if o.kind == FRESH}
     # A view of a copied argument is one of its buffer: the backward gets the argument.
-    for sid, swap in seen.buffers.items():
+    for sid, swap in seen.copied.buffers.items():
         made[sid] = SaveRow(describe.slot_at(swap.leaf, draft.near)[0], NONE)
     saves, saved, nowhere = {}, [], SaveRow(NONE, NONE)
 
@@ -113,7 +118,7 @@ def find_saves(plan, seen, draft, outs, n_grads):
         saves.setdefault(found, len(saves))
         return found
 
-    for one in (ref() for ref in seen.saved):
+    for one in (ref() for ref in seen.autograd.saved):
         if one is None:  # its graph ran or was dropped inside the call
             continue
         t = one.tensor
@@ -121,11 +126,11 @@ def find_saves(plan, seen, draft, outs, n_grads):
         found = None if constant else place(t, one.version)
         if found is not None:
             base = slots[found.slot].example if found.out == NONE else outs[found.out].proto
-            swap = seen.buffers.get(core.storage_id(t))
+            swap = seen.copied.buffers.get(core.storage_id(t))
             start = base if swap is None else swap.buffer
             saved.append((one, base, describe.ghost(t), core.address(t) - core.address(start)))
     kept = {}
-    for sid, token in seen.tokens.items():
+    for sid, token in seen.generators.tokens.items():
         state, words = token.state(), token.words
         if state is not None and (words is not None) == (plan.driver == CUDA):
             at = saves[place(state if words is None else words, 0)]
@@ -218,7 +223,7 @@ def backward_of(graph):
 
     def run(leaves, changed):
         seen = trace.seen_here()
-        spent = seen.spent if seen is not None and seen.graph is graph else ()
+        spent = seen.autograd.spent if seen is not None and seen.graph is graph else ()
         graph.leaves.begin(leaves, [graph.grads + k for k in changed], spent)
         grads = leaves[: graph.grads]
         if graph.driver == CUDA:

@@ -68,10 +68,10 @@ def rows(plan, seen, result, call):
     except errors.CgtError as error:
         return str(error)
     begun = begin_to_require(plan)
-    if begun and seen.islands:  # a part that runs in between would meet it as it was
+    if begun and seen.cuts.islands:  # a part that runs in between would meet it as it was
         return errors.changed_state(plan.flat.paths[begun[0]] + ".requires_grad")
     slots, paths, writes = describe_slots(plan, seen)
-    lost = next((paths[k] for k in seen.copies if is_lost(plan, slots[k])), None)
+    lost = next((paths[k] for k in seen.copied.copies if is_lost(plan, slots[k])), None)
     if lost is not None:
         seen.again = True
         return errors.copied_and_written(lost)
@@ -98,7 +98,7 @@ def rows(plan, seen, result, call):
 def vet_call(plan, seen, call):
     """A sentence if the run drew from a generator that nobody knew of, or changed the structure of its arguments."""
     known = {core.generator_id(g) for g in (*DEFAULT_GENERATORS, *plan.generators)}
-    if not known.issuperset(seen.generators):
+    if not known.issuperset(seen.generators.given):
         return errors.new_generator()
     again = pytree.matches_call(plan.flat.program, call.args, call.kwargs)
     if again is None or any(a is not b for a, b in zip(again, plan.flat.tensors, strict=True)):
@@ -110,7 +110,7 @@ def vet_reads(plan, seen, tensors):
     """A sentence if the run read, or went back through, what leads to none of these tensors, which are the slots'."""
     if plan.graph is not None:
         return vet_backward(plan.graph, seen, tensors)
-    if seen.passing - {core.storage_id(t) for t in tensors}:
+    if seen.autograd.passing - {core.storage_id(t) for t in tensors}:
         return errors.outer_graph("a backward inside the call")
     return None
 
@@ -197,18 +197,20 @@ def binding_of(plan, seen, facts, k, touched):
     t, sid = facts.tensors[k], core.storage_id(facts.tensors[k])
     if not core.is_plain(t):  # what is inside has slots of its own
         return UNUSED
-    if not touched and (k not in seen.copies or k in seen.bound):
+    if not touched and (k not in seen.copied.copies or k in seen.copied.bound):
         return UNUSED
     if plan.driver == CUDA and not t.is_cuda:
         return PINNED if sid in facts.counted else VALUE
     source = facts.copied.get(id(t), NONE)
-    if source == NONE or id(facts.tensors[source]) in seen.mirrored:
+    if source == NONE or id(facts.tensors[source]) in seen.copied.mirrored:
         return PINNED
-    if sid in seen.written and source not in seen.bound.union(seen.backs):  # what was written has no way back
+    if sid in seen.written and source not in seen.copied.bound.union(
+        seen.copied.backs
+    ):  # what was written has no way back
         return PINNED
     if k != source:
         return TWIN
-    return REBOUND if k in seen.bound else COPIED
+    return REBOUND if k in seen.copied.bound else COPIED
 
 
 def copies_of(seen, facts, k, binding):
@@ -217,9 +219,9 @@ def copies_of(seen, facts, k, binding):
     if binding == TWIN:
         return facts.copied[id(t)], NONE
     if binding == COPIED:
-        return seen.copies[k], seen.backs.get(k, NONE)
+        return seen.copied.copies[k], seen.copied.backs.get(k, NONE)
     if binding == REBOUND:
-        return seen.copies[k], seen.copies[k] if core.storage_id(t) in seen.written else NONE
+        return seen.copied.copies[k], seen.copied.copies[k] if core.storage_id(t) in seen.written else NONE
     return NONE, NONE
 
 
@@ -262,7 +264,7 @@ def begin_to_require(plan):
 def loose_in(plan, seen):
     """Aliases of memory that the run read, and neither argument nor place leads to."""
     drawn_from = [] if seen.dropout is None else [seen.dropout]  # guarded by itself
-    known = {core.storage_id(t) for t in (*all_tensors(plan), *drawn_from)}.union(seen.buffers, seen.made)
+    known = {core.storage_id(t) for t in (*all_tensors(plan), *drawn_from)}.union(seen.copied.buffers, seen.made)
     known.update(
         core.storage_id(t) for one in plan.sharded if not is_gathered(one) for t in gathered_in(one)
     )  # it gathers these itself
@@ -272,13 +274,13 @@ def loose_in(plan, seen):
 def copied_with(plan, seen):
     """id of a tensor -> the slot from whose copy it is read: its own, or that of one at its address that it lies in."""
     tensors, copied = all_tensors(plan), {}
-    for k in seen.copies:
+    for k in seen.copied.copies:
         base = tensors[k]
         for t in plan.flat.tensors if plan.graph is not None else ():
             here = core.storage_id(t), core.address(t), t.dtype
             if here == (core.storage_id(base), core.address(base), base.dtype) and span(t) <= span(base):
                 copied.setdefault(id(t), k)
-    return copied | {id(tensors[k]): k for k in seen.copies}
+    return copied | {id(tensors[k]): k for k in seen.copied.copies}
 
 
 def vet_backward(graph, seen, tensors):
@@ -286,8 +288,10 @@ def vet_backward(graph, seen, tensors):
     the recorded call's."""
     known = {core.storage_id(t) for t in (*tensors, *graph.loose)}
     read = {sid for sid, t in seen.touched.items() if t.numel()}
-    blind = seen.strays and seen.ran - {None}  # code that could hand a kernel, which is not seen, what it kept itself
-    if known.union(graph.constants, seen.made, seen.buffers).issuperset(read) and not blind:
+    blind = seen.strays and seen.code.ran - {
+        None
+    }  # code that could hand a kernel, which is not seen, what it kept itself
+    if known.union(graph.constants, seen.made, seen.copied.buffers).issuperset(read) and not blind:
         return None
     return errors.backward_reads(NO_LINE)
 
@@ -402,10 +406,10 @@ def describe_tensor(plan, seen, path, t, near, first_of, index, grad_slot=NONE):
     sid = core.storage_id(t)
     version = version_of(t)
     k, base = slot_at(t, near)
-    if k == NONE and sid in seen.buffers:
-        base, leaf = seen.buffers[sid][2:]
+    if k == NONE and sid in seen.copied.buffers:
+        base, leaf = seen.copied.buffers[sid][2:]
         k, _ = slot_at(leaf, near)
-    if k != NONE or sid in seen.buffers:
+    if k != NONE or sid in seen.copied.buffers:
         shift = core.address(t) - core.address(base)
         return errors.odd_root(path) if t.requires_grad else OutRow(VIEW, k, ghost(t), shift, creation_meta(t))
     if sid not in seen.made:
@@ -482,7 +486,7 @@ def describe_puts(plan, seen, slots, paths, near, outs, out, result):
     """A row for each thing that the run left in a place. What is not part of the result becomes a hidden output."""
     put_at = [(put.place, at) for put, at in plan.puts]
     came = [(p, at, p.home[p.want :] if p.kind == LIST_LEN else [places.value_at(p)]) for p, at in put_at]
-    shared = readout.shared_in([result, *(values for _, _, values in came)]) if seen.readouts else set()
+    shared = readout.shared_in([result, *(values for _, _, values in came)]) if seen.readouts.rows else set()
     known = Outputs(
         plan, seen, slots, paths, near, outs,
         slot_of={id(s.example): k for k, s in reversed(list(enumerate(slots)))},

@@ -28,12 +28,12 @@ def vet_escapes(plan, seen, draft):
     def escapes(t):
         sid = core.storage_id(t)
         # The same at each call; unless it came of a value, and another way has another one.
-        number = plan.driver == CUDA and not t.is_cuda and sid in seen.constants and not seen.values
+        number = plan.driver == CUDA and not t.is_cuda and sid in seen.constants.memory and not seen.reads.values
         return sid not in known and sid in seen.made and not number
 
     alive = find_alive(seen, escapes)
     states = [  # on the GPU a state of the CPU's generator is what it is
-        token.state() for sid, token in seen.tokens.items()
+        token.state() for sid, token in seen.generators.tokens.items()
         if sid not in known and (token.words or plan.driver != CUDA)
     ]  # fmt: skip
     alive += [state for state in states if state is not None]
@@ -116,7 +116,7 @@ def vet_aliases(seen, draft):
     """A sentence if somebody kept a tensor of a result's memory beside the result, which is let go: a
     replay would change it under the holder's hands."""
     memory = {core.storage_id(o.proto) for o in draft.outs if o.kind in (FRESH, SHARED)}
-    memory -= set(seen.tokens)  # a checkpoint holds it, and will be given another's
+    memory -= set(seen.generators.tokens)  # a checkpoint holds it, and will be given another's
     alive = find_alive(seen, lambda t: core.storage_id(t) in memory)
     return errors.kept_tensor(seen.made[core.storage_id(alive[0])], "") if alive else None
 

@@ -166,7 +166,9 @@ def is_guarded(seen, t):
     """Are this CPU tensor's bytes constant, or compared at each call? What an op reads while it is recorded must be; a
     warm-up does not know yet."""
     sid = core.storage_id(t)
-    return sid in seen.constants or not t.numel() or (not t.is_cuda and (not seen.recording or sid in seen.slots))
+    return (
+        sid in seen.constants.memory or not t.numel() or (not t.is_cuda and (not seen.recording or sid in seen.slots))
+    )
 
 
 def noted(seen: Seen, op: Any, args: tuple, kwargs: dict) -> NotedOp:

@@ -136,7 +136,7 @@ def meet(seen, call, function, args, kwargs):
 
 def vet(seen, tensors):
     """Why no recording can have such a part here, or None."""
-    if seen.graph is not None or seen.bodies or (seen.driver == CUDA and core.is_in_node()):
+    if seen.graph is not None or seen.cuts.bodies or (seen.driver == CUDA and core.is_in_node()):
         return "in_backward"
     if not segments.may_end(seen):
         return "behind_writes"
@@ -193,11 +193,14 @@ def beside(seen, body):
     drawn = impure.vet(seen.sources, seen)
     if drawn is not None:
         refuse(seen, drawn)
-    started, gpu = set(seen.started), seen.driver == CUDA and not is_capture(seen)  # where it refuses by itself to draw
+    started, gpu = (
+        set(seen.code.started),
+        seen.driver == CUDA and not is_capture(seen),
+    )  # where it refuses by itself to draw
     try:
         result, drew = paused(lambda: watched(body, seen.device if gpu else -1))
     finally:
-        seen.started.intersection_update(started)
+        seen.code.started.intersection_update(started)
         look_again()
         seen.sources[:] = impure.states_now(seen.sources)
     if drew:
@@ -223,19 +226,19 @@ def record(seen, call, function, leaves, spec, line):
     it returned into memory of the recording."""
     given = [bring_out(seen, x) if isinstance(x, torch.Tensor) else x for x in leaves]
     alike = [isinstance(x, torch.Tensor) and is_cloned_alike(x) for x in given]
-    island = Island(function, given, alike, spec, line, not seen.islands)
-    seen.islands.append((island, call))
-    seen.keep.append(island)
+    island = Island(function, given, alike, spec, line, not seen.cuts.islands)
+    seen.cuts.islands.append((island, call))
+    seen.alive.objects.append(island)
     real = functools.partial(constants.for_real, seen) if is_capture(seen) else lambda body: body()
     end_segment(seen, island)
-    before = len(seen.answers)
+    before = len(seen.cuts.answers)
     # It may hand them to another thread, whose stream does not wait for that of a capture.
     settled = (lambda: torch.cuda.current_stream(seen.device).synchronize()) if is_capture(seen) else None
     try:
-        done = real(lambda: beside(seen, lambda: island.run(seen.answers, settled)))
+        done = real(lambda: beside(seen, lambda: island.run(seen.cuts.answers, settled)))
     finally:
         seen.blank.clear()  # what it was given it may have filled
-        if is_capture(seen) and len(seen.answers) > before:
+        if is_capture(seen) and len(seen.cuts.answers) > before:
             note_changes(seen)
     why = vet_result(seen, done.result, island.given)
     if any(core.storage_id(leaves[k]) not in seen.made for k, _ in done.written):
@@ -256,7 +259,7 @@ def note_changes(seen):
     singles, more = places.differing(plan.places, describe.is_guarded_as)
     wrote = any(version_of(t) != v for t, v in zip(tensors, plan.versions, strict=True))
     graded = any(core.grad_id(tensors[k]) != was for k, was in plan.grads.items())
-    seen.answers[-1] = seen.answers[-1]._replace(
+    seen.cuts.answers[-1] = seen.cuts.answers[-1]._replace(
         changes=list(map(places.as_now, singles)), unsafe=more or wrote or graded
     )
     accept(seen.before)
@@ -265,7 +268,7 @@ def note_changes(seen):
 def settle(seen, plan):
     """The recording becomes a node: what its guards compare, that its parts must not have changed where it is left."""
     free = {*plan.moving, *plan.free}
-    for island, _ in seen.islands:
+    for island, _ in seen.cuts.islands:
         island.places = [p for k, p in enumerate(plan.places) if k not in free]
 
 
@@ -274,7 +277,7 @@ def vet_parts(function, plan, seen):
     would come in another order; or None."""
     roots = (function, getattr(function, "__self__", None))
     known = {id(obj) for _, obj in plan.flat.objects} | {id(p.want) for p in plan.places} | set(map(id, roots))
-    for island, call in seen.islands:
+    for island, call in seen.cuts.islands:
         objects = [x for x in island.leaves if not isinstance(x, torch.Tensor) and type(x) not in PLAIN_TYPES]
         if id(call) not in known or not all(id(x) in known or describe.is_constant(x) for x in objects):
             return errors.island(island.function.__qualname__, island.line, "objects")
@@ -285,8 +288,8 @@ def vet_parts(function, plan, seen):
 
 def told(seen):
     """[what runs eagerly, and where]"""
-    parts = [(island.function.__qualname__, island.line) for island, _ in seen.islands] + [
-        (str(part.op), part.line) for part in seen.parts
+    parts = [(island.function.__qualname__, island.line) for island, _ in seen.cuts.islands] + [
+        (str(part.op), part.line) for part in seen.cuts.apart
     ]
     return [f"{name} at {line}" for name, line in parts]
 

@@ -65,7 +65,7 @@ def find(found, owners, ran, seen):
     holders = {}
     for p in found:
         holders.setdefault(id(p.want), []).append(p)
-    rows, beside = {}, [moves_of(code) for code in disturbers(seen.beside, known.advances)]
+    rows, beside = {}, [moves_of(code) for code in disturbers(seen.code.beside, known.advances)]
     for k, place in enumerate(found):
         if not is_number(place.want):
             continue
@@ -85,7 +85,7 @@ def find_puts(plan, ran, seen, is_same):
     None: this code reads one of them after all, or another thread has to do with one."""
     rows, free, puts = [], [], []
     keeps = None if not plan.kept or is_opened(plan.places, seen) else keeper(ran)
-    beside = [moves_of(code) for code in disturbers(seen.beside, [put[:2] for put in plan.kept])]
+    beside = [moves_of(code) for code in disturbers(seen.code.beside, [put[:2] for put in plan.kept])]
     for put in plan.kept:
         at, place = len(plan.places) + len(rows), put.place
         if place.kind == LIST_LEN:
@@ -248,7 +248,7 @@ def is_one(thing, things):
 
 def is_opened(found, seen):
     """Did the run do what may look at whole objects?"""
-    files = {code.co_filename for code in seen.started if code is not None}
+    files = {code.co_filename for code in seen.code.started if code is not None}
     return not files.isdisjoint(OPENING_FILES) or any(opens(p.want) for p in found)
 
 

@@ -133,7 +133,7 @@ def note_op(seen, call):
 
 def note_autograd(seen, call):
     """What autograd has read for the last time; whether others save beside us; whether attention keeps a seed."""
-    if seen.spent:
+    if seen.autograd.spent:
         spend(seen)
     if seen.saves and core.save_hooks() > 1:
         seen.hooked = True  # a checkpoint's, say, beside ours
@@ -143,7 +143,7 @@ def note_autograd(seen, call):
 
 def meet_inputs(seen, call):
     """Parameters that other processes have a part of; numbers of which C++ made tensors."""
-    if seen.parallel:
+    if seen.ranks.parallel:
         collectives.see_tensors(seen, call.inputs)
     if seen.driver == CUDA and not core.is_in_node():  # what a graph from outside saved may be another number each time
         for t in filter(core.is_lone, call.inputs):
@@ -170,7 +170,7 @@ def make_from_outside(seen, call):
     if call.facts.packet in LIFTS:
         see_constant(seen, call.inputs[0])
         return True
-    if not seen.bodies and is_alias_made(seen, call.args, call.inputs):
+    if not seen.cuts.bodies and is_alias_made(seen, call.args, call.inputs):
         see_alias(seen, call.op)
         return True
     return False
@@ -230,7 +230,7 @@ def vet(seen, call):
         )
     if call.apart and not call.constant and (call.written or not segments.may_end(seen)):
         refuse(seen, host_reason(seen, errors.op_apart, call.op))
-    if seen.bodies:
+    if seen.cuts.bodies:
         forks.vet_op(seen, call.op, call.facts, call.kwargs, call.written)
 
 
@@ -239,9 +239,9 @@ def touch_inputs(seen, call):
     call.known = set(map(core.storage_id, call.inputs))
     for t in call.inputs:
         seen.devices.add(t.device)
-        touch(seen, t, bool(seen.parallel) and fills(call.facts.packet, call.args, call.kwargs, t))
+        touch(seen, t, bool(seen.ranks.parallel) and fills(call.facts.packet, call.args, call.kwargs, t))
     if call.generator is not None:
-        seen.generators[core.generator_id(call.generator)] = call.generator
+        seen.generators.given[core.generator_id(call.generator)] = call.generator
 
 
 def save_written(seen, call):
@@ -257,9 +257,9 @@ def exchange_inputs(seen, call):
         call.instead = seeds_on_host(call.op, call.args, call.kwargs)
     if call.facts.absolute and core.storage_id(call.inputs[0]) not in seen.made:
         seen.raw.add(core.storage_id(call.inputs[0]))
-        if core.storage_id(call.inputs[0]) in seen.swaps:
+        if core.storage_id(call.inputs[0]) in seen.copied.swaps:
             refuse(seen, errors.absolute(str(call.op), user_line(seen)))
-    if seen.swaps:
+    if seen.copied.swaps:
         done = {}
         call.args = exchange(seen, call.args, done)
         call.kwargs = {k: exchange(seen, v, done) for k, v in call.kwargs.items()}
@@ -324,7 +324,7 @@ BEFORE = (
     Watcher(touch_inputs, "it knows the user's tensors, not their copies"),
     Watcher(save_written, "the user's tensors, still; what was touched is known"),
     Watcher(exchange_inputs, "from here on arguments are those with which the op runs"),
-    Watcher(find_movable, "addresses are those of the copies", when=lambda seen: seen.movable),
+    Watcher(find_movable, "addresses are those of the copies", when=lambda seen: seen.copied.movable),
     Watcher(
         choose_memory,
         "what is brought to the GPU takes the place of what was exchanged",
@@ -415,7 +415,7 @@ def find_fresh(seen, call):
     """Which results are new memory."""
     vet_kinds(seen, call.op, call.results)
     of_number = not call.inputs and call.facts.views  # C++ made a tensor of it, whose memory is not the recording's
-    seen.keep.extend(map(core.alias, call.results if of_number else ()))
+    seen.alive.objects.extend(map(core.alias, call.results if of_number else ()))
     call.fresh = [t for t in call.results if core.storage_id(t) not in call.known and not of_number]
     vet_effect(seen, call.op, call.facts, call.fresh, call.written)
     forks.note_made(seen, call.fresh)
@@ -440,7 +440,7 @@ def note_fresh(seen, call):
         note_memory(seen, t, call.line)
         seen.devices.add(t.device)
         if t.device.type == "cpu" and seen.driver == CUDA:
-            seen.hosts[core.storage_id(t)] = core.storage_name(t)
+            seen.host.made[core.storage_id(t)] = core.storage_name(t)
             held = not call.facts.draws and all(is_guarded(seen, one) for one in call.inputs)
             # Seed and offset lie on the device in a capture.
             call.constant = call.constant or call.facts.packet in KEEPS_SEED or (held and not call.aside)
@@ -453,7 +453,7 @@ def note_constant(seen, call):
         refuse(seen, strange)
     constants.note(seen, call.op, call.args, call.kwargs, call.constant, call.fresh, call.written, call.for_real)
     if call.aside:
-        seen.drawn.update(map(core.storage_id, call.fresh))
+        seen.host.drawn.update(map(core.storage_id, call.fresh))
 
 
 def put_on_tape(seen, call):
@@ -476,7 +476,9 @@ def check_finite(seen, call):
 BEHIND = (
     Watcher(unwrap, "the others take plain tensors", lambda op, facts: facts.namespace in COLLECTIVES),
     Watcher(
-        tell_numbers, "the graph ends with the op's own nodes", when=lambda seen: seen.movable or has_numbers(seen)
+        tell_numbers,
+        "the graph ends with the op's own nodes",
+        when=lambda seen: seen.copied.movable or has_numbers(seen),
     ),
     Watcher(end_draw, "the generators are as the op left them", may_draw),
     Watcher(find_fresh, "it asks which results are no inputs"),
@@ -484,7 +486,7 @@ BEHIND = (
     Watcher(note_fresh, "it tells the line"),
     Watcher(note_constant, "new memory has its name"),
     Watcher(put_on_tape, "what is refused by now is on no tape", when=lambda seen: seen.recording),
-    Watcher(mirror_written, "the tape has the op whose writes are copied", when=lambda seen: seen.swaps),
+    Watcher(mirror_written, "the tape has the op whose writes are copied", when=lambda seen: seen.copied.swaps),
     Watcher(check_finite, "it looks at what the op left", when=lambda seen: options.NAN),
 )
 
@@ -518,10 +520,10 @@ def see_dropout(seen, packet, dropout, train, buffer):
     elif not (dropout and train):
         if buffer is not None and seen.dropout is None:
             seen.touched.pop(core.storage_id(buffer), None)
-            seen.passing.discard(core.storage_id(buffer))
+            seen.autograd.passing.discard(core.storage_id(buffer))
     elif packet == "_cudnn_rnn":
         seen.acts, seen.dropout = True, core.alias(buffer)
-        seen.keep.append(seen.dropout)
+        seen.alive.objects.append(seen.dropout)
 
 
 def seeds_on_host(op, args, kwargs):
@@ -537,7 +539,7 @@ def seeds_on_host(op, args, kwargs):
 def append(seen, op, args, kwargs, results, fresh, writes, numbers):
     """Put the op on the host's tape, unless it is a view. `numbers`: see live.note."""
     # A freed storage's address could come back.
-    seen.memory.extend(map(core.alias, filter(core.is_plain, fresh)))
+    seen.alive.memory.extend(map(core.alias, filter(core.is_plain, fresh)))
     if seen.reason is not None or facts_of(op).reshapes or not (fresh or writes or not results):
         return
     if fresh and len(fresh) != len(results):
@@ -557,14 +559,16 @@ def mirror(seen, written):
     """A copied slot was written through its buffer: bring the user's memory up to date. Where that is done behind all
     else, only on the host, where code may look meanwhile."""
     for t, row in [(one, row) for one in written for row in copies_of(seen, one)]:
-        sid, carries = core.storage_id(row.leaf), id(row.leaf) in seen.carries
+        sid, carries = core.storage_id(row.leaf), id(row.leaf) in seen.plan.carries
         # What is written is known by its storage.
-        (seen.carried if carries else seen.mirrored).update(id(one.leaf) for one in seen.swaps[sid])
+        (seen.copied.carried if carries else seen.copied.mirrored).update(
+            id(one.leaf) for one in seen.copied.swaps[sid]
+        )
         seen.written.add(sid)
         if carries and is_capture(seen):
             continue
         # An argument may lie in another one's copy, and have bytes there that are gaps of that one's.
-        at = core.address(t) - (core.address(row.buffer) if core.storage_id(t) in seen.buffers else row.lo)
+        at = core.address(t) - (core.address(row.buffer) if core.storage_id(t) in seen.copied.buffers else row.lo)
         whole = at >= 0 and at + span(t) <= row.hi - row.lo
         to, source = (
             core.view_like(base, t if whole else row.leaf, at if whole else 0) for base in (row.leaf, row.buffer)
@@ -572,17 +576,17 @@ def mirror(seen, written):
         aten.copy_.default(to, source)
         if is_host_recording(seen) and not carries:
             tape.copy_into(fix(seen, to), source)
-    if seen.shared:
+    if seen.copied.shared:
         renew_shared(seen, written)
 
 
 def copies_of(seen, t):
     """[Swap] of the copied slot in whose copy t lies, or of all that it may have to do with."""
     sid = core.storage_id(t)
-    if sid in seen.buffers:
-        return [seen.buffers[sid]]
-    row = swap_of(seen, sid, core.address(t), core.address(t) + span(t)) if sid in seen.swaps else None
-    return [row] if row is not None else seen.swaps.get(sid, [])
+    if sid in seen.copied.buffers:
+        return [seen.copied.buffers[sid]]
+    row = swap_of(seen, sid, core.address(t), core.address(t) + span(t)) if sid in seen.copied.swaps else None
+    return [row] if row is not None else seen.copied.swaps.get(sid, [])
 
 
 def renew_shared(seen, written):
@@ -591,7 +595,7 @@ def renew_shared(seen, written):
     for t in written:
         mine = copies_of(seen, t)
         lo, hi = (mine[0].lo, mine[0].hi) if mine else (core.address(t), core.address(t) + span(t))
-        for row in seen.shared:
+        for row in seen.copied.shared:
             if all(row is not one for one in mine) and row.lo < hi and lo < row.hi:
                 fill(row.buffer, row.leaf)
                 seen.again = True
@@ -609,8 +613,8 @@ def see_constant(seen, t):
     seen.devices.add(t.device)
     if is_host_recording(seen):
         value = t.clone()
-        seen.memory.append(core.alias(t))
-        seen.keep.append(value)
+        seen.alive.memory.append(core.alias(t))
+        seen.alive.objects.append(value)
         tape.copy_into(t, value)
 
 
@@ -618,11 +622,11 @@ def see_number(seen, t):
     """One that C++ made of Python's numbers: TorchScript does so, and shows it to nobody. (A module of TorchScript,
     which could keep one, is none that is recorded.)"""
     sid = core.storage_id(t)
-    if sid in seen.slots or sid in seen.hosts:
+    if sid in seen.slots or sid in seen.host.made:
         return
     note_memory(seen, t, user_line(seen))
-    seen.keep.append(core.alias(t))
-    seen.hosts[sid] = core.storage_name(t)
+    seen.alive.objects.append(core.alias(t))
+    seen.host.made[sid] = core.storage_name(t)
     constants.add(seen, t)
 
 
@@ -639,7 +643,7 @@ def see_alias(seen, op):
     """What set_ returns is another tensor over memory that may be from outside."""
     (t,) = core.proceed(None)
     sid = core.storage_id(t)
-    if sid in seen.swaps:
+    if sid in seen.copied.swaps:
         refuse(seen, errors.replaces_memory(str(op), user_line(seen)))
     else:
         touch(seen, t)
@@ -651,7 +655,7 @@ def is_aside(seen, op, facts, kwargs, inputs, written):
     if (
         seen.driver != CUDA
         or seen.graph is not None
-        or seen.bodies
+        or seen.cuts.bodies
         or written
         or facts.namespace not in constants.KNOWN
     ):
@@ -659,8 +663,8 @@ def is_aside(seen, op, facts, kwargs, inputs, written):
     if not is_hosts(kwargs, inputs):
         return False
     draws = facts.draws and kwargs.get("generator") is None
-    mine = [t for t in inputs if core.storage_id(t) not in seen.drawn]
-    fit = all(core.storage_id(t) in seen.constants or (not t.dim() and is_guarded(seen, t)) for t in mine)
+    mine = [t for t in inputs if core.storage_id(t) not in seen.host.drawn]
+    fit = all(core.storage_id(t) in seen.constants.memory or (not t.dim() and is_guarded(seen, t)) for t in mine)
     return fit and (draws or len(mine) < len(inputs))
 
 
@@ -669,7 +673,7 @@ def spend(seen):
     A run under way may still hold some of it."""
     leaves = seen.graph.leaves
     for at in sorted(leaves.read):
-        memory, uses = seen.spent[at]
+        memory, uses = seen.autograd.spent[at]
         if holders(memory) > uses:
             continue
         del leaves.left[at]

@@ -48,7 +48,9 @@ def tap(name, t):
 
 def is_grad(seen, t):
     """Is it a parameter's gradient, of which there is one tensor alone?"""
-    return any(leaf.grad is not None and core.storage_id(leaf.grad) == core.storage_id(t) for leaf in seen.leaves)
+    return any(
+        leaf.grad is not None and core.storage_id(leaf.grad) == core.storage_id(t) for leaf in seen.autograd.leaves
+    )
 
 
 def tapped():

@@ -188,7 +188,8 @@ def buffer_apart(t, swaps, spare):
 
 def bind(state, plan, seen):
     """Of the copied slots, those that need no copy."""
-    seen.bound, state.whole = addresses.bind(seen, plan), addresses.is_whole(seen)
+    seen.copied.bound.update(addresses.bind(seen, plan))
+    state.whole = addresses.is_whole(seen)
 
 
 def copy_back(plan, seen):
@@ -196,9 +197,9 @@ def copy_back(plan, seen):
     tensors = all_tensors(plan)
     for k in plan.copied:
         t = tensors[k]
-        if id(t) in seen.carried and k not in seen.bound:
-            (buffer,) = (swap.buffer for swap in seen.swaps[core.storage_id(t)] if swap.leaf is t)
-            seen.backs[k] = core.copy_back(buffer, t, span(t))
+        if id(t) in seen.copied.carried and k not in seen.copied.bound:
+            (buffer,) = (swap.buffer for swap in seen.copied.swaps[core.storage_id(t)] if swap.leaf is t)
+            seen.copied.backs[k] = core.copy_back(buffer, t, span(t))
 
 
 def arguments(call, seen):
@@ -225,11 +226,12 @@ def on_host(call, attempt):
             call.state.blockers,
             [] if call.state.opts.audit and call.state.opts.audit.every else None,
         )
-        seen.copies, seen.apart, seen.until, seen.computes = copies, call.state.apart, call.state.late, plan.computes
+        seen.apart, seen.until, seen.computes = call.state.apart, call.state.late, plan.computes
+        seen.copied.copies.update(copies)
         if plan.computes or plan.live:  # code that is given a number of ours may raise where eager's would not
             attempt.before = seen.before = snapshot(call, plan)
-        seen.movable = addresses.begin(call.state, plan, seen, copies)
-        seen.memory.extend(buffer for _, buffer in swaps)
+        seen.copied.movable.update(addresses.begin(call.state, plan, seen, copies))
+        seen.alive.memory.extend(buffer for _, buffer in swaps)
         torch.clear_autocast_cache()
         observed = functools.partial(trace.run, seen, call.function, arguments(call, seen), call.kwargs)
         attempt.result = core.within(places.collector_off(), observed)  # cycles of the run stay young
@@ -300,12 +302,14 @@ def on_cuda(call, attempt):
             call.state.blockers,
             [] if call.state.opts.audit and call.state.opts.audit.every else None,
         )
-        seen.copies, seen.apart, seen.captured, seen.before = copies, call.state.apart, generators, attempt.before
-        seen.movable = addresses.begin(call.state, plan, seen, copies)
+        seen.apart, seen.before = call.state.apart, attempt.before
+        seen.copied.copies.update(copies)
+        seen.generators.captured.extend(generators)
+        seen.copied.movable.update(addresses.begin(call.state, plan, seen, copies))
         seen.pool, seen.until, seen.computes = POOLS[device, device], call.state.late, plan.computes
-        seen.keep.extend(word_pairs)
+        seen.alive.objects.extend(word_pairs)
         for g, w, handle in zip(generators, word_pairs, handles, strict=True):
-            seen.rng[core.generator_id(g)] = Words(handle, w, w)
+            seen.generators.words[core.generator_id(g)] = Words(handle, w, w)
             note_memory(seen, w)
         attempt.result = trace.run(seen, call.function, arguments(call, seen), call.kwargs)
         open_sinks(plan, seen, attempt.result)
@@ -613,7 +617,7 @@ def restore_result(plan, seen, parts):
     for one, base, like, shift in parts.behind.saved:
         one.tensor = core.view_like(base, like, shift)
         one.version = one.tensor._version
-        seen.results.append(weakref.ref(one.tensor))
+        seen.alive.results.append(weakref.ref(one.tensor))
     for owner, proto in parts.grads:
         owner.grad = proto
     for effect, value in parts.puts:
@@ -623,7 +627,7 @@ def restore_result(plan, seen, parts):
         else:
             places.put_back(place._replace(want=value))
     puts = [t for _, value in parts.puts for t in places.tensors_at(value)]
-    seen.results.extend(weakref.ref(t) for t in (*given, *(proto for _, proto in parts.grads), *puts))
+    seen.alive.results.extend(weakref.ref(t) for t in (*given, *(proto for _, proto in parts.grads), *puts))
     leaves = [
         pytree.Readout(t, *o.ops, o.line) if o.kind == READOUT else t for o, t in zip(parts.outs, given, strict=True)
     ]
@@ -652,14 +656,14 @@ def checkpoint(plan, seen, draft):
         outs.extend(saved for _, saved, *_ in segments.undo_rows(seen))
     else:
         # A result may be a view of a copied argument's buffer, which is then still allocated.
-        buffers = [swap.buffer for swap in seen.buffers.values()]
+        buffers = [swap.buffer for swap in seen.copied.buffers.values()]
         outs.extend(buffer for buffer in buffers if core.storage_address(buffer))  # not let go of
     try:
-        seen.spare.clear()
-        core.checkpoint(seen.memory, outs, early)
+        seen.reads.spare.clear()
+        core.checkpoint(seen.alive.memory, outs, early)
     except core.DriverError as error:
         return errors.recording_failed(error.args[1], "")
-    seen.memory.clear()
+    seen.alive.memory.clear()
     return None
 
 

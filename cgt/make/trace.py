@@ -113,18 +113,18 @@ def run(seen, function, args, kwargs):
     seen.is_own = sys.getrefcount(result) <= OWNED
     if seen.gave_work:
         vet_threads(seen)
-    seen.imported = impure.imported(seen.started)
-    seen.ran = impure.code_of_function(seen.started, seen.imported)
-    seen.asks_which |= impure.asks_which(seen.started, seen.ran)
+    seen.code.imported.update(impure.imported(seen.code.started))
+    seen.code.ran.update(impure.code_of_function(seen.code.started, seen.code.imported))
+    seen.asks_which |= impure.asks_which(seen.code.started, seen.code.ran)
     if seen.saves:
         if before != references(seen):
             collect()
-        seen.kept = [now - then for then, now in zip(before, references(seen), strict=True)]
+        seen.autograd.kept.extend(now - then for then, now in zip(before, references(seen), strict=True))
     if seen.recording and not saw_regions():
         refuse(seen, errors.compiles("the function"))
     if seen.reason is None:
         see_draw(seen, torch.default_generator, after=False)
-        if any(rng.at is not rng.words for rng in seen.rng.values()):
+        if any(rng.at is not rng.words for rng in seen.generators.words.values()):
             refuse(seen, errors.reseeded(user_line(seen)))
     return result
 
@@ -133,14 +133,14 @@ def see_swap(seen, plain, *tensors):
     """Two tensors change places, of which nobody may hold a weak reference. No recording knows which is which then."""
     refuse(seen, errors.swapped(user_line(seen)))
     core.forget_results(seen.returned)
-    seen.results.clear()
+    seen.alive.results.clear()
     plain(*tensors)
 
 
 def hear(seen, op):
     """A thread ran this op meanwhile that nobody sees. Did this run give work to one, or wait for one? Asked before the
     code of other threads counts as its own (tap_calls): they give each other work, too."""
-    seen.elsewhere, seen.gave_work = op, not HANDOVERS.isdisjoint(seen.started)
+    seen.elsewhere, seen.gave_work = op, not HANDOVERS.isdisjoint(seen.code.started)
 
 
 def vet_threads(seen):
@@ -154,7 +154,7 @@ def vet_threads(seen):
 def given(seen, observer, function, args, kwargs):
     """Call the function, which is observed, with what is to stand for its arguments."""
     result = core.observed(seen.returned, observer, function, *live.arguments(seen, args, kwargs))
-    if seen.pending and is_capture(seen):
+    if seen.ranks.pending and is_capture(seen):
         collectives.wait_pending(seen)
     return result
 
@@ -163,7 +163,7 @@ def packing(seen, is_mine):
     """[bracket, ...]: inside, autograd saves through `pack` where a later backward will need it."""
     if not seen.saves:
         return []
-    packed = functools.partial(pack, seen.saved, seen.results)
+    packed = functools.partial(pack, seen.autograd.saved, seen.alive.results)
     return tap_saves(packed, unpack, is_mine, lambda: refuse(seen, errors.transforms(user_line(seen))))
 
 
@@ -250,10 +250,10 @@ def see_reader(seen, function, args, name, t, arguments):
         if sid not in seen.made:
             seen.touched.setdefault(sid, t)
             seen.written.add(sid)
-            if sid in seen.swaps:
+            if sid in seen.copied.swaps:
                 refuse(seen, errors.memory_read(name, user_line(seen)))
         return None
-    if name in COPIED_OUT and sid in seen.constants:
+    if name in COPIED_OUT and sid in seen.constants.memory:
         return None
     if name == "tolist":
         values = segments.values_of(seen, [t])
@@ -272,7 +272,7 @@ def see_parallel(seen, name, module):
     if why is not None:
         refuse(seen, errors.parallel_module(name, line, why))
         return
-    seen.parallel.append((module, name, line, torch.is_grad_enabled() and module.require_backward_grad_sync))
+    seen.ranks.parallel.append((module, name, line, torch.is_grad_enabled() and module.require_backward_grad_sync))
 
 
 def hand_over_seed(op, args, kwargs):
@@ -289,17 +289,17 @@ def see_region(seen, plain, region, inputs):
     seen.acts = True
     for t in given:
         seen.devices.add(t.device)
-        if core.storage_id(t) not in seen.made and core.storage_id(t) not in seen.buffers:
+        if core.storage_id(t) not in seen.made and core.storage_id(t) not in seen.copied.buffers:
             seen.touched.setdefault(core.storage_id(t), t)
     seen.written.update(map(core.storage_id, written))
     known = set(map(core.storage_id, given))
-    if seen.swaps:
+    if seen.copied.swaps:
         inputs[:] = exchange(seen, inputs)
         known.update(core.storage_id(t) for t in inputs if isinstance(t, torch.Tensor))
     del given
-    if seen.movable:
+    if seen.copied.movable:
         addresses.stay(seen, addresses.touched(seen, tensors_in((inputs,), [])))
-    seen.keep.append(region)  # it owns constants and kernels
+    seen.alive.objects.append(region)  # it owns constants and kernels
     seen.inside = True
     try:
         results = plain(region, inputs)  # which empties the list
@@ -314,15 +314,15 @@ def see_region(seen, plain, region, inputs):
     constants.forget(seen, [*made, *written])
     if seen.driver == CUDA and not all(t.is_cuda for t in made):
         refuse(seen, errors.compiled_on_host(line))
-    seen.results.extend(map(weakref.ref, made))
-    if written and seen.swaps:
+    seen.alive.results.extend(map(weakref.ref, made))
+    if written and seen.copied.swaps:
         mirror(seen, written)
     return results
 
 
 def vet_region(seen, region, inputs, given):
     """Refuse a compiled region that a replay could not repeat."""
-    if seen.bodies:
+    if seen.cuts.bodies:
         refuse(seen, errors.body_acts("a compiled region", user_line(seen)))
     devices = {t.device for t in given} | {torch.device(name) for name in region.device_types}
     if seen.driver != CUDA or "cpu" in {d.type for d in devices}:
@@ -339,8 +339,8 @@ def see_jiterated(seen, plain, code, name, by_reference, outputs, tensors, numbe
     for t in tensors:
         seen.devices.add(t.device)
         touch(seen, t)
-    given = exchange(seen, tensors) if seen.swaps else tensors
-    if seen.movable:
+    given = exchange(seen, tensors) if seen.copied.swaps else tensors
+    if seen.copied.movable:
         addresses.stay(seen, addresses.touched(seen, given))
     return plain(code, name, by_reference, outputs, given, numbers)
 

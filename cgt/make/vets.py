@@ -29,7 +29,7 @@ from .facts import (
 def vet_generator(seen, op, generator, drawn):
     """Refuse a draw on another GPU than that on which the words of this generator are, which kernels of the recording
     read."""
-    rng = seen.rng.get(core.generator_id(generator))
+    rng = seen.generators.words.get(core.generator_id(generator))
     strange = next((t for t in drawn if t.device != rng.words.device), None) if rng is not None else None
     if strange is not None:
         refuse(seen, errors.spread_draws(str(op), user_line(seen), strange.device, name_of(seen.device)))
@@ -116,7 +116,9 @@ def vet_mixed(seen, op, facts, kwargs, inputs, written, constant):
         return host_reason(seen, errors.host_read, op)
     for t in on_cpu:
         number = t.dim() == 0 and core.storage_id(t) not in seen.made
-        if core.storage_id(t) not in seen.constants and not (number and (not facts.copies or is_guarded(seen, t))):
+        if core.storage_id(t) not in seen.constants.memory and not (
+            number and (not facts.copies or is_guarded(seen, t))
+        ):
             return errors.cpu_tensor(str(op), user_line(seen), tuple(t.shape))
     external = any(not t.is_cuda and core.storage_id(t) not in seen.made for t in written)
     if external:

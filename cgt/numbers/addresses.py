@@ -71,7 +71,7 @@ def begin(state, plan, seen, copies):
     slots = {id(all_tensors(plan)[k]): copy for k, copy in copies.items() if paths[k] not in state.untold}
     return {
         sid: Movable(swap, slots[id(swap.leaf)], most_nodes(swap, id(swap.leaf) in plan.carries))
-        for sid, swap in seen.buffers.items()
+        for sid, swap in seen.copied.buffers.items()
         if id(swap.leaf) in slots
     }
 
@@ -90,19 +90,19 @@ def has_way_back(t):
 
 def touched(seen, tensors):
     """Those of these slots whose copies an op is given."""
-    return [core.storage_id(t) for t in tensors if core.storage_id(t) in seen.movable]
+    return [core.storage_id(t) for t in tensors if core.storage_id(t) in seen.copied.movable]
 
 
 def note(seen, op, memory):
     """On the host an op works where a copy's storage points."""
     for sid in memory:
-        seen.movable[sid].told.add((str(op), ()))
+        seen.copied.movable[sid].told.add((str(op), ()))
 
 
 def stay(seen, memory):
     """Something is done with these copies that no replay could be told of: they stay."""
     for sid in memory:
-        seen.movable.pop(sid, None)
+        seen.copied.movable.pop(sid, None)
 
 
 def record(seen, op, args, kwargs, before, end, memory):
@@ -111,7 +111,7 @@ def record(seen, op, args, kwargs, before, end, memory):
     main = shots_from(before)[: end - before]
     if not main:  # a view
         return
-    slots = [seen.movable[sid] for sid in dict.fromkeys(memory)]
+    slots = [seen.copied.movable[sid] for sid in dict.fromkeys(memory)]
     spans = [Span(core.address(one.swap.buffer), one.swap.hi - one.swap.lo, one.swap.lo) for one in slots]
 
     def given(which):
@@ -137,7 +137,7 @@ def placed(seen, which, value, done):
     may leave more on the heap than the other. `done`: as of observe.exchange."""
     if isinstance(value, (list, tuple)):
         return type(value)([placed(seen, which, x, done) for x in value])
-    movable = seen.movable.get(core.storage_id(value)) if isinstance(value, torch.Tensor) else None
+    movable = seen.copied.movable.get(core.storage_id(value)) if isinstance(value, torch.Tensor) else None
     if movable is None:
         return value
     if id(value) not in done:
@@ -198,17 +198,17 @@ def word_at(data, by, at, spans):
 
 def is_whole(seen):
     """Is the recording one graph, of which nothing ran so far?"""
-    return not (seen.values or seen.bodies or core.segments_ran())
+    return not (seen.reads.values or seen.cuts.bodies or core.segments_ran())
 
 
 def bind(seen, plan):
     """The slots that are not copied after all, behind all that is recorded but their way back."""
-    bound, movable = set(), {one.copy: one for one in seen.movable.values()}
+    bound, movable = set(), {one.copy: one for one in seen.copied.movable.values()}
     for k in plan.copied if seen.reason is None and is_whole(seen) else ():
-        one = movable.get(seen.copies[k])
-        if one is None or id(one.swap.leaf) in seen.mirrored or core.storage_id(one.swap.leaf) in seen.raw:
+        one = movable.get(seen.copied.copies[k])
+        if one is None or id(one.swap.leaf) in seen.copied.mirrored or core.storage_id(one.swap.leaf) in seen.raw:
             continue
-        if core.storage_id(one.swap.leaf) in seen.written and id(one.swap.leaf) not in seen.carried:
+        if core.storage_id(one.swap.leaf) in seen.written and id(one.swap.leaf) not in seen.copied.carried:
             continue
         if plan.driver != HOST and core.is_named(one.copy, one.looked_at):
             continue
@@ -219,5 +219,5 @@ def bind(seen, plan):
             core.address_words(handle, words)
         core.bind(one.copy)
         bound.add(k)
-        seen.told |= one.told
+        seen.copied.told.update(one.told)
     return bound

@@ -91,14 +91,14 @@ def learn(state, plan, seen, untraced):
         seen.live.exact.clear()  # what it found is not learnt
     elif seen.live is not None:
         state.exact.update(seen.live.uncounted)
-    state.asked |= seen.asked
+    state.asked |= seen.host.asked
     if plan is None or untraced is not None:
         return None
     paths, known = all_paths(plan), state.counters | state.exact.keys()
     fresh = [
         path
         for path, t in zip(paths, all_tensors(plan), strict=True)
-        if core.storage_id(t) in seen.asked and path not in known
+        if core.storage_id(t) in seen.host.asked and path not in known
     ]
     if not (fresh or joined):
         return None
@@ -141,25 +141,25 @@ def ask(seen, name, t):
         to_user = seen.plan.wary and not asker().f_code.co_filename.startswith(NOT_USER_CODE)
         return None if seen.live.over or to_user else seen.live.stand_in(one.row)
     if may_count(seen, t) or (
-        not seen.recording and core.storage_id(t) in seen.constants and fits(t)
+        not seen.recording and core.storage_id(t) in seen.constants.memory and fits(t)
     ):  # which this call begins
-        seen.asked.add(core.storage_id(t))
+        seen.host.asked.add(core.storage_id(t))
     return None
 
 
 def may_count(seen, t):
     """Could the next run have this one, from outside?"""
-    return core.storage_id(t) not in seen.made and not seen.bodies and seen.graph is None and fits(t)
+    return core.storage_id(t) not in seen.made and not seen.cuts.bodies and seen.graph is None and fits(t)
 
 
 def passes(seen, facts, args, inputs, written):
     """Does an op of a warm-up do what a recording will do with counters?"""
     if not written:
         names = set(map(core.storage_id, inputs))
-        return facts.reads and not seen.recording and bool(names) and names <= seen.asked - seen.made.keys()
+        return facts.reads and not seen.recording and bool(names) and names <= seen.host.asked - seen.made.keys()
     if seen.driver != CUDA or not all(may_count(seen, t) for t in written) or changes(seen, facts, args, {}) is None:
         return False
-    seen.asked.update(map(core.storage_id, written))
+    seen.host.asked.update(map(core.storage_id, written))
     return not seen.recording
 
 
@@ -174,7 +174,7 @@ def see(seen, op, facts, args, kwargs, inputs):
     counted = [core.storage_id(t) for t in listed(args[0])] if by is not None else []
     if counted != list(found):
         if counted and all(
-            core.storage_id(t) in found or core.storage_id(t) in seen.constants or may_count(seen, t)
+            core.storage_id(t) in found or core.storage_id(t) in seen.constants.memory or may_count(seen, t)
             for t in listed(args[0])
         ):
             seen.live.joined = user_line(seen)
@@ -196,7 +196,7 @@ def changes(seen, facts, args, kwargs):
     if facts.packet not in STEPS or kwargs.get("alpha", 1) != 1 or len(args) != 2:
         return None
     by = args[1]
-    if type(by) is torch.Tensor and by.dim() == 0 and not by.is_cuda and core.storage_id(by) in seen.constants:
+    if type(by) is torch.Tensor and by.dim() == 0 and not by.is_cuda and core.storage_id(by) in seen.constants.memory:
         with unseen(seen):
             by = by.item()
     numbers = list(by) if type(by) in (list, tuple) else [by] * len(listed(args[0]))

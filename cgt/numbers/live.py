@@ -404,8 +404,15 @@ def note(seen, op, facts, args, kwargs, beside):
     """The op under way was given numbers of ours. [(argument, element or NONE, row)] of those that it takes at each
     replay; of the others the recording is for the value. `beside`: it runs on the host, and what is recorded is a
     graph."""
-    taken = note_parsed(seen.live, op, args, kwargs, facts.packet in PARSES and not beside and not seen.bodies)
-    plain = beside or seen.bodies or facts.draws or not takes(op, facts) or seen.reason is not None or seen.live is None
+    taken = note_parsed(seen.live, op, args, kwargs, facts.packet in PARSES and not beside and not seen.cuts.bodies)
+    plain = (
+        beside
+        or seen.cuts.bodies
+        or facts.draws
+        or not takes(op, facts)
+        or seen.reason is not None
+        or seen.live is None
+    )
     for k, part, node in core.numbers_of_op():
         if plain or node.trace is not seen.live or not takes_number(op, k):
             node.plain()
@@ -461,7 +468,7 @@ def close(seen, box):
         replace(table.proxy, table.entries)
     if trace.bypassed:
         leave(seen, errors.row_written(trace.line()))
-    seen.keep.extend(numbers for _, _, numbers in trace.tables)
+    seen.alive.objects.extend(numbers for _, _, numbers in trace.tables)
     if trace.chosen and any(core.storage_id(t) in trace.chosen for t in core.alive(seen.returned)):
         seen.untraced = errors.row_kept()
         if is_capture(seen) or may_undo(seen) or may_repeat(seen):
@@ -550,10 +557,10 @@ def watch(seen):
     """Code that started since can tell stand-ins from numbers: leave before it does more, if what was done can be done
     again."""
     trace = seen.live
-    if len(seen.started) == trace.started or trace.over:
+    if len(seen.code.started) == trace.started or trace.over:
         return
-    trace.started = len(seen.started)
-    fresh = [c for c in list(seen.started) if c is not None and c not in trace.asked]
+    trace.started = len(seen.code.started)
+    fresh = [c for c in list(seen.code.started) if c is not None and c not in trace.asked]
     trace.asked.update(fresh)
     line = asker(filter(is_read, fresh))
     if line is not None and not all(k in trace.exact or s.op == IN_TENSOR for k, s in enumerate(trace.sources)):
@@ -599,7 +606,7 @@ def why_repeated(seen, error):
 
 def may_undo(seen):
     """Can all be undone that a run on the host did so far?"""
-    return seen is not None and seen.before is not None and not (seen.acts or seen.islands)
+    return seen is not None and seen.before is not None and not (seen.acts or seen.cuts.islands)
 
 
 def may_repeat(seen):

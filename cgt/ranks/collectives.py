@@ -53,8 +53,8 @@ def see_tensors(seen, inputs):
 
 def is_of_reducer(seen, t):
     """Is this that table? As long as parameters are many, met by no code of the user's, and known from nowhere else."""
-    sid, sizes = core.storage_id(t), [used_map_size(module) for module, *_ in seen.parallel]
-    strange = sid in seen.constants or not (sid in seen.slots or sid in seen.touched or sid in seen.made)
+    sid, sizes = core.storage_id(t), [used_map_size(module) for module, *_ in seen.ranks.parallel]
+    strange = sid in seen.constants.memory or not (sid in seen.slots or sid in seen.touched or sid in seen.made)
     return strange and t.numel() in sizes and user_line(seen) == NO_LINE
 
 
@@ -62,8 +62,8 @@ def learn(state, seen, pending):
     """Note what a warm-up has to do with other processes; (a sentence on why it is not recorded or None, is that over
     soon). `pending`: a backward of its results may come."""
     state.exchanges |= seen.exchanges
-    state.parallel.update(module for module, *_ in seen.parallel)
-    for module, name, line, works in seen.parallel:
+    state.parallel.update(module for module, *_ in seen.ranks.parallel)
+    for module, name, line, works in seen.ranks.parallel:
         if pending:
             return errors.parallel_module(name, line), False
         if works and parallel_iteration(module) < SETTLED:
@@ -112,15 +112,15 @@ def note_pending(seen, op, inputs, fresh):
         return
     for t in inputs:
         if op.overloadpacket.__name__ == "wait_tensor":
-            seen.pending.pop(core.storage_id(t), None)
-    seen.pending.update((core.storage_id(t), core.alias(t)) for t in fresh)
+            seen.ranks.pending.pop(core.storage_id(t), None)
+    seen.ranks.pending.update((core.storage_id(t), core.alias(t)) for t in fresh)
 
 
 def wait_pending(seen):
     """What was not waited for in a capture cannot be behind it."""
-    for t in seen.pending.values():
+    for t in seen.ranks.pending.values():
         torch.ops._c10d_functional.wait_tensor(t)
-    seen.pending.clear()
+    seen.ranks.pending.clear()
 
 
 def watch_groups(let_go):

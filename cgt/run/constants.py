@@ -46,20 +46,20 @@ def is_pure(op, packet, draws):
 
 def is_constant(seen, facts, inputs):
     """Do this op's results depend on constants alone?"""
-    return facts.pure and all(core.storage_id(t) in seen.constants or not t.numel() for t in inputs)
+    return facts.pure and all(core.storage_id(t) in seen.constants.memory or not t.numel() for t in inputs)
 
 
 def add(seen, t):
     """This is one. Its name stays its own while the run lasts, its memory does not."""
-    seen.constants[core.storage_id(t)] = core.storage_name(t)
+    seen.constants.memory[core.storage_id(t)] = core.storage_name(t)
 
 
 def own(seen, t):
     """One that is made beside the function, for good."""
     sid = core.storage_id(t)
-    seen.keep.append(t)
+    seen.alive.objects.append(t)
     note_memory(seen, t)
-    seen.real[sid] = t
+    seen.constants.real[sid] = t
     add(seen, t)
 
 
@@ -73,20 +73,20 @@ def note(seen, op, args, kwargs, constant, fresh, written, is_real=False):
         add(seen, t)
     if is_capture(seen) and not is_real and any(t.is_cuda for t in (*fresh, *written)):
         args, kwargs = as_pieces(seen, args), {k: as_pieces(seen, v) for k, v in kwargs.items()}
-        seen.steps.append(Step(op, args, kwargs, list(map(core.storage_id, fresh))))
+        seen.constants.steps.append(Step(op, args, kwargs, list(map(core.storage_id, fresh))))
 
 
 def forget(seen, tensors):
     """These are no constants, or not any more; nor is known what was read of them."""
     for t in tensors:
-        seen.constants.pop(core.storage_id(t), None)
-        seen.known.pop(core.storage_id(t), None)
+        seen.constants.memory.pop(core.storage_id(t), None)
+        seen.reads.known.pop(core.storage_id(t), None)
 
 
 def close(seen):
     """The run is over: nothing holds memory any more."""
-    seen.steps.clear()
-    seen.real.clear()
+    seen.constants.steps.clear()
+    seen.constants.real.clear()
 
 
 def read(seen, inputs):
@@ -107,10 +107,10 @@ def renew(seen, results):
 
 def anew(seen, t):
     """A copy of memory that was filled for real; each replay makes it."""
-    seen.keep.append(t)
+    seen.alive.objects.append(t)
     with unseen(seen):
         mine = t.clone()
-    seen.real[core.storage_id(mine)] = t
+    seen.constants.real[core.storage_id(mine)] = t
     return mine
 
 
@@ -118,7 +118,7 @@ def on_device(seen, value):
     """An op's argument, with constants of the host's as tensors on the device: a replay finds their bytes there."""
     if isinstance(value, torch.Tensor) and not value.is_cuda and value.numel():
         copy = for_real(seen, lambda: value.to(torch.device("cuda", seen.device)))
-        seen.keep.append(copy)
+        seen.alive.objects.append(copy)
         return copy
     if isinstance(value, (list, tuple)):
         return type(value)([on_device(seen, v) for v in value])
@@ -160,18 +160,18 @@ def elsewhere(seen):
 
 def stand_in(seen, t):
     """What this op can work on: memory that a segment computed, or what a constant of the capture will hold."""
-    return real_of(seen, t) if core.storage_id(t) in seen.constants else exchange(seen, t)
+    return real_of(seen, t) if core.storage_id(t) in seen.constants.memory else exchange(seen, t)
 
 
 def real_of(seen, t):
     """A stand-in for this constant of a capture: what it will hold where the run has come to."""
-    for step in seen.steps:
+    for step in seen.constants.steps:
         args, kwargs = (from_pieces(seen, given) for given in (step.args, step.kwargs))
         given = {core.storage_id(one) for one in tensors_in(kwargs.values(), tensors_in(args, []))}
         results = tensors_in((step.op(*args, **kwargs),), [])
         made = [one for one in results if core.storage_id(one) not in given]
-        seen.real.update(zip(step.makes, made, strict=True))
-    seen.steps.clear()
+        seen.constants.real.update(zip(step.makes, made, strict=True))
+    seen.constants.steps.clear()
     return from_pieces(seen, as_pieces(seen, t))
 
 
@@ -179,7 +179,7 @@ def as_pieces(seen, value):
     """An op's argument, with the memory of the capture by name; a number of the host's as it is now."""
     if isinstance(value, torch.Tensor) and not value.is_cuda:
         return value.clone()
-    if isinstance(value, torch.Tensor) and core.storage_id(value) in seen.constants:
+    if isinstance(value, torch.Tensor) and core.storage_id(value) in seen.constants.memory:
         return Piece(core.storage_id(value), value.dtype, value.shape, value.stride(), value.storage_offset())
     if isinstance(value, (list, tuple)) and not isinstance(value, Piece):
         return type(value)([as_pieces(seen, v) for v in value])
@@ -189,7 +189,7 @@ def as_pieces(seen, value):
 def from_pieces(seen, value):
     """The same, with stand-ins."""
     if isinstance(value, Piece):
-        base = seen.real[value.memory]
+        base = seen.constants.real[value.memory]
         piece = torch.empty(0, dtype=value.dtype, device=base.device)
         return piece.set_(base.untyped_storage(), value.offset, value.size, value.stride)
     if isinstance(value, dict):

@@ -55,21 +55,21 @@ def observe_plan(plan, swaps):
     tensors = all_tensors(plan)
     seen = Seen(
         plan.driver, plan.device, plan.others, recording=True, parent=plan.parent, saves=plan.saves, graph=plan.graph,
-        arguments=plan.flat.tensors, leaves=[tensors[k] for k in plan.grads],
-        reachable=plan.generators, sinks=plan.sinks,
-        whole={core.storage_id(t): t for _, t in plan.spent}, carries=plan.carries,
-        plan=plan, sources=plan.sources, slots=frozenset(map(core.storage_id, tensors)),
+        arguments=plan.flat.tensors, reachable=plan.generators, sinks=plan.sinks, plan=plan,
+        sources=plan.sources, slots=frozenset(map(core.storage_id, tensors)),
         returned=core.results(), since=sequence_number(),
     )  # fmt: skip
+    seen.autograd.leaves.extend(tensors[k] for k in plan.grads)
+    seen.autograd.whole.update((core.storage_id(t), t) for _, t in plan.spent)
     note_swaps(seen, swaps)
     shared = {id(tensors[k]) for k in plan.beside}
-    seen.shared = [row for rows in seen.swaps.values() for row in rows if id(row.leaf) in shared]
+    seen.copied.shared.extend(row for rows in seen.copied.swaps.values() for row in rows if id(row.leaf) in shared)
     copies = {id(leaf): buffer for leaf, buffer in swaps}
     stay = [t for t in tensors if id(t) not in copies] if swaps else ()
-    seen.stay = [(core.storage_id(t), core.address(t), span(t)) for t in stay]
+    seen.copied.stay.extend((core.storage_id(t), core.address(t), span(t)) for t in stay)
     for at, t in plan.spent:
         memory = [t, copies[id(t)]] if id(t) in copies else [t]
-        seen.spent[at] = (memory, holders(memory))
+        seen.autograd.spent[at] = (memory, holders(memory))
     return seen
 
 
@@ -77,8 +77,8 @@ def note_swaps(seen, swaps):
     """From now on ops work on these buffers instead of these leaves."""
     for leaf, buffer in swaps:
         row = Swap(core.address(leaf), core.address(leaf) + span(leaf), buffer, leaf)
-        seen.swaps.setdefault(core.storage_id(leaf), []).append(row)
-        seen.buffers[core.storage_id(buffer)] = row
+        seen.copied.swaps.setdefault(core.storage_id(leaf), []).append(row)
+        seen.copied.buffers[core.storage_id(buffer)] = row
 
 
 def all_tensors(plan):
@@ -154,17 +154,17 @@ def touch(seen, t, fills=False):
     """The run has to do with t (and `fills` it): is its memory from outside, and met for the first time, then that is
     noted."""
     sid = core.storage_id(t)
-    if sid in seen.made or sid in seen.buffers or sid in seen.touched:
+    if sid in seen.made or sid in seen.copied.buffers or sid in seen.touched:
         return
     if is_stray(seen, t):
         note_memory(seen, t, user_line(seen))
         seen.strays = True
         return
     if core.is_in_node() and not fills:
-        seen.passing.add(sid)
+        seen.autograd.passing.add(sid)
     # Not the tensor: whoever holds the argument itself when the run is over is counted.
     alias = core.alias(t) if core.is_plain(t) else t
-    seen.touched[sid] = seen.whole.get(sid, alias)
+    seen.touched[sid] = seen.autograd.whole.get(sid, alias)
 
 
 def is_stray(seen, t):
@@ -179,7 +179,7 @@ def is_stray(seen, t):
 def note_strays(seen, tensors):
     """The same of what comes out of the run, where no op may have met it."""
     for t in tensors:
-        if core.storage_id(t) not in seen.made and core.storage_id(t) not in seen.buffers and is_stray(seen, t):
+        if core.storage_id(t) not in seen.made and core.storage_id(t) not in seen.copied.buffers and is_stray(seen, t):
             note_memory(seen, t)
             seen.strays = True
 
@@ -189,12 +189,12 @@ def note_memory(seen, t, line=""):
     given to other: what was noted by it is not said of that."""
     seen.made[core.storage_id(t)] = line
     if seen.recording:
-        seen.names.append(core.storage_name(t))
+        seen.alive.names.append(core.storage_name(t))
 
 
 def held(seen):
     """The tensors that the run's ops returned, and aliases of ours, that somebody still holds."""
-    ours = (r() for r in seen.results)
+    ours = (r() for r in seen.alive.results)
     return core.alive(seen.returned) + [t for t in ours if t is not None]
 
 
@@ -212,9 +212,9 @@ def user_line(seen):
     frame = sys._getframe(1)
     while frame is not None:
         name = frame.f_code.co_filename
-        mine = seen.user.get(name)
+        mine = seen.code.user.get(name)
         if mine is None:
-            mine = seen.user[name] = not name.startswith(NOT_USER_CODE)
+            mine = seen.code.user[name] = not name.startswith(NOT_USER_CODE)
         if mine:
             return f"{name}:{frame.f_lineno}"
         frame = frame.f_back
@@ -238,7 +238,7 @@ def refuse(seen, sentence):
     """Note why this run cannot be replayed. In a CUDA capture nothing has run yet, and what a body does is in vain:
     leave."""
     note_reason(seen, sentence)
-    if is_capture(seen) or seen.bodies:
+    if is_capture(seen) or seen.cuts.bodies:
         raise Unrecordable(sentence)
 
 
@@ -272,7 +272,7 @@ def unseen(seen):
 
 def swap_of(seen, sid, at, end):
     """The copied slot in whose copy ops find this part of a storage; or None."""
-    return next((row for row in seen.swaps[sid] if row.lo <= at and end <= row.hi), None)
+    return next((row for row in seen.copied.swaps[sid] if row.lo <= at and end <= row.hi), None)
 
 
 def exchange(seen, value, done=None):
@@ -281,7 +281,7 @@ def exchange(seen, value, done=None):
     done = {} if done is None else done
     if isinstance(value, torch.Tensor):
         sid = core.storage_id(value)
-        if sid not in seen.swaps or not value.numel():
+        if sid not in seen.copied.swaps or not value.numel():
             return value
         at, end = core.address(value), core.address(value) + span(value)
         row = swap_of(seen, sid, at, end)
@@ -289,7 +289,7 @@ def exchange(seen, value, done=None):
             if id(value) not in done:
                 done[id(value)] = core.view_like(row.buffer, value, at - row.lo)
             return done[id(value)]
-        if not any(s == sid and lo <= at and end <= lo + n for s, lo, n in seen.stay):
+        if not any(s == sid and lo <= at and end <= lo + n for s, lo, n in seen.copied.stay):
             refuse(seen, errors.beside(user_line(seen)))
         return value
     if isinstance(value, (list, tuple)):
@@ -305,7 +305,7 @@ def fix(seen, value, done=None):
     done = {} if done is None else done
     if isinstance(value, torch.Tensor):
         sid = core.storage_id(value)
-        if sid in seen.made or sid in seen.buffers or not sid:
+        if sid in seen.made or sid in seen.copied.buffers or not sid:
             return value
         if sid not in seen.fixed:
             proto = core.path_proto(seen.parent, value)

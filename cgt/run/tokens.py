@@ -19,16 +19,21 @@ from .observe import exchange, fix, is_host_recording, note_memory, refuse, unse
 
 def how_far(seen):
     """How far the recording moved each generator so far."""
-    return [core.moved_generator(rng.handle) for rng in seen.rng.values()]
+    return [core.moved_generator(rng.handle) for rng in seen.generators.words.values()]
 
 
 def see_draw(seen, generator, after):
     """Between two draws nobody may set a generator's state: a replay would not set it again. (A CUDA
     capture refuses by itself.) Called before and after each draw, and around the run."""
     now, key = generator.get_state(), core.generator_id(generator)
-    if not after and key in seen.states and not torch.equal(seen.states[key], now) and not is_others(seen):
+    if (
+        not after
+        and key in seen.generators.states
+        and not torch.equal(seen.generators.states[key], now)
+        and not is_others(seen)
+    ):
         refuse(seen, errors.reseeded(user_line(seen)))
-    seen.states[key] = now
+    seen.generators.states[key] = now
 
 
 def is_others(seen):
@@ -36,13 +41,13 @@ def is_others(seen):
     return (
         bool(seen.elsewhere)
         and not seen.draws
-        and all(code is None or code.co_filename != torch.random.__file__ for code in list(seen.started))
+        and all(code is None or code.co_filename != torch.random.__file__ for code in list(seen.code.started))
     )
 
 
 def see_get_state(seen, generator, plain):
     """The function reads a default generator's state."""
-    if seen.bodies:
+    if seen.cuts.bodies:
         refuse(seen, errors.body_acts("get_rng_state", user_line(seen)))
     seen.acts = True
     vet_device(seen, "get_rng_state", generator)
@@ -52,10 +57,10 @@ def see_get_state(seen, generator, plain):
             note_token(seen, state, 0, generator, None)
             if is_host_recording(seen):
                 note_memory(seen, state, user_line(seen))
-                seen.memory.append(seen.keep.pop())
+                seen.alive.memory.append(seen.alive.objects.pop())
                 core.state_op(generator, state, False)
         return state
-    rng = seen.rng[core.generator_id(generator)]
+    rng = seen.generators.words[core.generator_id(generator)]
     words, moved = rng.at, core.moved_generator(rng.handle)
     if rng.copy is None and words is rng.words:
         rng.copy = words.clone()  # the words of this very run, if its backward asks
@@ -73,14 +78,14 @@ def vet_device(seen, name, generator):
 
 def note_token(seen, state, moved, generator, words):
     """Weakly: whoever still holds it at the end will ask for it later. Its address is not used again."""
-    seen.tokens[core.storage_id(state)] = Token(weakref.ref(state), moved, generator, words)
+    seen.generators.tokens[core.storage_id(state)] = Token(weakref.ref(state), moved, generator, words)
     with unseen(seen):
-        seen.keep.append(core.alias(state))
+        seen.alive.objects.append(core.alias(state))
 
 
 def see_set_state(seen, generator, state, plain):
     """The function sets a default generator's state: to a token, or it cannot be replayed."""
-    if seen.bodies:
+    if seen.cuts.bodies:
         refuse(seen, errors.body_acts("set_rng_state", user_line(seen)))
     seen.acts = True
     vet_device(seen, "set_rng_state", generator)
@@ -90,14 +95,14 @@ def see_set_state(seen, generator, state, plain):
         with unseen(seen):
             return plain(state)
     if generator.device.type != "cpu" and seen.recording:
-        rng = seen.rng[core.generator_id(generator)]
+        rng = seen.generators.words[core.generator_id(generator)]
         rng.at = rng.words if words is rng.copy else words
         core.point_generator(rng.handle, words[0:1], words[1:2], moved)
         return None
     with unseen(seen):
         plain(real_state(state, moved, words))
         if generator.device.type == "cpu":
-            seen.states[core.generator_id(generator)] = generator.get_state()
+            seen.generators.states[core.generator_id(generator)] = generator.get_state()
         if is_host_recording(seen):
             if sid not in seen.made:
                 seen.touched.setdefault(core.storage_id(state), state)
@@ -108,7 +113,7 @@ def see_set_state(seen, generator, state, plain):
 def token_of(seen, sid, state):
     """(state, how far a recording had come, the words it counts from), of this run or of the forward
     whose backward it is; words are None for a state that is no token."""
-    token = seen.tokens.get(sid)
+    token = seen.generators.tokens.get(sid)
     if token is not None:
         return state, token.moved, state if token.words is None else token.words
     found = seen.graph.tokens.get(sid) if seen.graph is not None else None
@@ -129,15 +134,16 @@ def real_state(state, moved, words):
 
 def drop_words(seen):
     """Whoever needs a copy of the recording's words has it now; else its memory can go."""
-    for rng in seen.rng.values():
+    for rng in seen.generators.words.values():
         rng.copy = None
-    seen.tokens = {sid: token._replace(words=token.words is not None) for sid, token in seen.tokens.items()}
+    tokens = seen.generators.tokens
+    tokens.update({sid: token._replace(words=token.words is not None) for sid, token in tokens.items()})
 
 
 def fill_tokens(seen, words):
     """The capture was launched once and is thrown away: its tokens are now the states they stand for."""
-    began = dict(zip(map(core.generator_id, seen.captured), words, strict=True))
-    for token in seen.tokens.values():
+    began = dict(zip(map(core.generator_id, seen.generators.captured), words, strict=True))
+    for token in seen.generators.tokens.values():
         state = token.state()
         if state is not None and token.words:
             seed, offset = began[core.generator_id(token.generator)]
