@@ -707,7 +707,7 @@ def measure(walk):
     walk.found.sizes.extend((path, own, len(own)) for path, own in opened if own is not None)
 
 
-def find_grown(sizes: list[tuple[str, dict, int]]) -> str | None:
+def find_grown(sizes: list[tuple[str, dict | types.MappingProxyType, int]]) -> str | None:
     """The path of the attribute that came to one of these dicts since, or None."""
     for path, own, size in sizes:
         if len(own) > size:
@@ -939,7 +939,7 @@ def put_back_in_class(cls, name, want):
         type.__setattr__(owner, name, want)
 
 
-def class_value(cls: type, name: str) -> Any:
+def class_value(cls: type, name: str | None) -> Any:
     """What the class dicts have under the name; no descriptor is asked."""
     return next((CLASS_DICT_OF(base)[name] for base in MRO_OF(cls) if has(base, name)), MISSING)
 
