@@ -211,7 +211,7 @@ def arguments():
     return options
 
 
-def main():
+def main() -> int:
     if sys.argv[1:2] == ["doctor"]:
         return examined(sys.argv[2:])
     options = arguments()

@@ -9,6 +9,8 @@ import os
 import pathlib
 import sys
 import types
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import cgt_core as core
 import torch
@@ -32,9 +34,11 @@ SCHEDULE, BYTES = (
 )  # what options are to be
 
 
-def jit(fn=None, *, static_argnums=(), static_argnames=(), max_records=options.MAX_RECORDS,
-        max_graphs=options.MAX_GRAPHS, outputs="rescue", inputs="auto", dynamic=(), audit=None,
-        memory_budget=None):  # fmt: skip
+def jit(fn: Callable[..., Any] | None = None, *, static_argnums: int | Iterable[int] = (),
+        static_argnames: str | Iterable[str] = (), max_records: int = options.MAX_RECORDS,
+        max_graphs: int = options.MAX_GRAPHS, outputs: str = "rescue", inputs: str = "auto",
+        dynamic: str | Iterable[str] = (), audit: str | None = None,
+        memory_budget: int | str | None = None) -> Callable[..., Any]:  # fmt: skip
     """Record what `fn` does and replay it at every later call that the recording fits.
 
     The first call runs `fn` and observes it, the second records, the third replays: on the GPU as a
@@ -291,7 +295,7 @@ def all_states():
     return [getattr(site, sites.ATTRIBUTE) for site in sites.alive()]
 
 
-def step():
+def step() -> None:
     """Begin an iteration: results of the last one may be overwritten from now on.
 
     Results that somebody still holds stay right: they are moved out of the way when the next
@@ -309,7 +313,7 @@ def step():
     core.step()
 
 
-def reset(f=None):
+def reset(f: Callable[..., object] | None = None) -> None:
     """Free the recordings of `f` and what was recorded behind them, or of every jitted function;
     counters stay. Results that somebody holds stay valid, and the next call warms up again. Memory
     of a pool in which nothing lives any more goes back to PyTorch's allocator.
@@ -335,7 +339,7 @@ def swap(plain, *tensors):
         plain(*tensors)
 
 
-def stats(f=None):
+def stats(f: Callable[..., object] | None = None) -> report.Stats:
     """Counters of `f`, or summed over every jitted function, as a `NamedTuple`: calls, warmups,
     records, replays, eager, rebinds, copied_bytes, rescues, rescued_bytes, graph_nodes,
     pool_bytes (bytes), reasons (text -> count), seconds (phase -> seconds), and backward: the same
@@ -348,7 +352,7 @@ def stats(f=None):
     return core.held(lambda: report.stats_of(states))
 
 
-def explain(f=None):
+def explain(f: Callable[..., object] | None = None) -> str:
     """Text on what became of the calls of `f`: its recordings, how each input is bound, why calls
     ran eagerly and what to change. Without `f`: the tree of all recordings, with counts and bytes.
 
@@ -361,7 +365,7 @@ def explain(f=None):
     return core.held(lambda: report.explain_state(state))
 
 
-def show(f, path):
+def show(f: Callable[..., object], path: str | os.PathLike[str]) -> None:
     """Draw the recordings of `f` into a file: what `explain` says, as a tree, in which an edge tells the value that was
     read or what ran before.
 

@@ -695,7 +695,7 @@ class Attempt:
     verdict: str | None = None  # why calls like this one run eagerly from now on
 
 
-def check_draft(draft):
+def check_draft(draft: Draft) -> None:
     """AssertionError if rows refer to what is not there; for the checked build."""
     n_slots, n_outs = len(draft.slots), len(draft.outs)
     for s in draft.slots:

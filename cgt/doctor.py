@@ -4,11 +4,13 @@ import runpy
 import sys
 import time
 import warnings
+from collections.abc import Callable
 from typing import NamedTuple
 
 import cgt_core as core
 
 from .api import jit
+from .data import State
 from .decide import dispatch, sites
 from .tools import report
 from .words import errors
@@ -51,7 +53,7 @@ class Diagnosis(NamedTuple):
         return "\n".join([head, *told, *(f"  note: {text}" for text in self.slow)])
 
 
-def doctor(fn, *args, **kwargs):
+def doctor(fn: Callable[..., object], *args: object, **kwargs: object) -> Diagnosis:
     """Call `fn` a few times and tell everything that keeps it from being replayed: each line, not only the first.
 
     The calls are those of a function of its own, made by `cgt.jit(fn)`. Where something is found three calls are made,
@@ -92,7 +94,7 @@ def doctor(fn, *args, **kwargs):
     return found._replace(seconds=time.perf_counter() - began)
 
 
-def diagnosis(state):
+def diagnosis(state: State) -> Diagnosis:
     """What a function's runs met."""
     s = report.stats_of([state])
     found = state.blockers or ({} if s.replays else s.reasons)
@@ -100,7 +102,7 @@ def diagnosis(state):
     return Diagnosis(state.name, s.calls, s.replays, tuple(Finding(n, text) for text, n in found.items()), tuple(slow))
 
 
-def examine(script, arguments):
+def examine(script: str, arguments: list[str]) -> None:
     """Run a script as a program, and print what became of each function that it jits."""
     made, sys.argv = [], [script, *arguments]
     dispatch.WATCHED.append(made)

@@ -14,6 +14,7 @@ import functools
 import os
 import sys
 import types
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
@@ -28,12 +29,12 @@ LIBRARIES = frozenset(("torch", "numpy", "triton", "cgt"))
 AMBIENT = sys.stdlib_module_names | LIBRARIES
 
 
-def is_ambient(module_name):
+def is_ambient(module_name: object) -> bool:
     """Is this module, by its name, of a library whose state is its own affair?"""
     return isinstance(module_name, str) and module_name.partition(".")[0] in AMBIENT
 
 
-def is_read(code):
+def is_read(code: types.CodeType) -> bool:
     """Is this code looked at? The user's is, and of torch's what bears a user's state: modules, schedulers, gradient
     scalers. Not what makes a namedtuple, be it ours: it is compiled from a string and reads nothing."""
     return is_read_in(code.co_filename) and code.co_names != ("_tuple_new",)
@@ -67,18 +68,18 @@ BEARERS = tuple(
 ABOUT_MODULES = tuple(os.sep + name for name in ("functional.py", "init.py", "module.py"))
 
 
-def is_compiled(code):
+def is_compiled(code: types.CodeType) -> bool:
     """Does Dynamo run other code in place of what this one calls?"""
     return code.co_name == "compile_wrapper" and "_dynamo" in code.co_filename
 
 
-def family(code):
+def family(code: types.CodeType) -> list[types.CodeType]:
     """The code object and its inner ones."""
     inner = [constant for constant in code.co_consts if type(constant) is types.CodeType]
     return [code, *(one for child in inner for one in family(child))]
 
 
-def that_reads_more(fresh, known):
+def that_reads_more(fresh: set[types.CodeType], known: set[types.CodeType]) -> list[types.CodeType]:
     """The code among `fresh` that can read what none of the `known` can: by other names, or in variables of its own."""
     names, probed = (
         {name for one in known for name in getattr(code_reads(one), field)} for field in ("names", "probed")
@@ -103,7 +104,7 @@ class Reads(NamedTuple):
 
 
 @functools.lru_cache(KEPT)
-def code_reads(code):
+def code_reads(code: types.CodeType) -> Reads:
     reads = Reads({}, {}, {}, {}, {})
     steps, texts = list(steps_of(code)), []
     for operation, argument in steps:
@@ -126,7 +127,7 @@ def code_reads(code):
 
 
 @functools.lru_cache(KEPT)
-def tells_apart(code):
+def tells_apart(code: types.CodeType) -> str | None:
     """The line at which this code can tell what stands for a number from a number, or None. It asks for its exact
     type, or names one of the methods that give NotImplemented; or it catches the TypeError of what wants a number."""
     named = METHODS.intersection(code.co_names)
@@ -178,7 +179,7 @@ TEXTS = tuple((load, name) for load in ("LOAD_GLOBAL", "LOAD_NAME") for name in 
 NO_STEPS = ("CACHE", "PRECALL", "PUSH_NULL", "EXTENDED_ARG", "RESUME", "NOP")
 
 
-def steps_of(code):
+def steps_of(code: types.CodeType) -> Iterator[tuple[int, int]]:
     """(operation, argument) of each instruction."""
     raw, extended = code.co_code, 0
     for operation, low in zip(raw[::2], raw[1::2], strict=True):
@@ -187,7 +188,7 @@ def steps_of(code):
         yield operation, argument
 
 
-def name_of(code, operation, argument):
+def name_of(code: types.CodeType, operation: int, argument: int) -> str:
     return code.co_names[argument >> OPERATION_SHIFT.get(operation, 0)]
 
 
@@ -195,7 +196,7 @@ def cell_name(code, argument):
     return code._varname_from_oparg(argument)  # what dis uses
 
 
-def texts_in(constant):
+def texts_in(constant: object) -> list[str]:
     if isinstance(constant, str):
         return parts_of(constant)
     if isinstance(constant, (tuple, frozenset)):  # for name in ("weight", "bias"): getattr(...)
@@ -203,7 +204,7 @@ def texts_in(constant):
     return []
 
 
-def parts_of(text):
+def parts_of(text: str) -> list[str]:
     """Names of attributes that the text could stand for: "lr", "config.lr" (of operator.attrgetter)."""
     parts = text.split(".")
     return parts if all(part.isidentifier() for part in parts) else []
@@ -222,7 +223,7 @@ def probes(code, steps, texts):
     return found
 
 
-def second_argument(code, steps):
+def second_argument(code: types.CodeType, steps: list[tuple[int, int]]) -> str | None:
     """The text that is the second argument of the call whose callable the first of these steps loads; None: unclear.
     The depth of the stack tells which argument a step begins, and whether more is made of the text."""
     text, depth = None, 0

@@ -6,6 +6,8 @@ the run. A tuple is made anew. What a run that comes to nothing did to any of th
 
 import collections
 import dataclasses
+from collections.abc import Iterable
+from typing import Any
 
 from ..words.pytree import is_namedtuple
 
@@ -35,12 +37,12 @@ def parts_of(value):
     return []
 
 
-def named(args, kwargs):
+def named(args: tuple, kwargs: dict) -> list[tuple[str, object]]:
     """(path, value) of a call's arguments."""
     return [*((f"args[{k}]", x) for k, x in enumerate(args)), *((f"kwargs[{k!r}]", x) for k, x in kwargs.items())]
 
 
-def numbers_of(path, value, depth=DEEPEST):
+def numbers_of(path: str, value: Any, depth: int = DEEPEST) -> list[tuple[str, int | float]]:
     """[(path, number)] of a value: of itself, or of what it contains."""
     if type(value) in (int, float):
         return [(path, value)]
@@ -54,7 +56,7 @@ def numbers_of(path, value, depth=DEEPEST):
     return [one for step, _, x in parts for one in numbers_of(path + step, x, depth - 1)]
 
 
-def exchange(value, path, given, exchanged):
+def exchange(value: Any, path: str, given: dict[str, object], exchanged: list[tuple]) -> Any:
     """The value with `given` in it, by their paths; these are taken out of it. What is exchanged in place is noted:
     (path, home, key, what was there, what is)."""
     if path in given:
@@ -73,7 +75,7 @@ def exchange(value, path, given, exchanged):
     return value
 
 
-def put_back(exchanged):
+def put_back(exchanged: list[tuple]) -> str | None:
     """What was there before; the path of an entry that is another one by now, or None."""
     changed = None
     while exchanged:
@@ -88,7 +90,7 @@ def put_back(exchanged):
 # --- what they hold ---------------------------------------------------------------------------
 
 
-def contents(values):
+def contents(values: Iterable[object]) -> list[tuple[dict | list, list]]:
     """[(dict or list, its entries)] of all that these values are or contain; of a dataclass, the dict of its fields."""
     found, waiting = {}, list(values)
     while waiting:
@@ -105,14 +107,14 @@ def contents(values):
     return list(found.values())
 
 
-def values_of(home):
+def values_of(home: dict | list) -> Iterable[object]:
     return dict.values(home) if isinstance(home, dict) else list.__iter__(home)
 
 
 NO_PLACES = (collections.deque, set)  # whose entries no guard compares
 
 
-def entries(home):
+def entries(home: dict | list | collections.deque | set) -> list:
     return list(dict.items(home)) if isinstance(home, dict) else list(home)
 
 
@@ -121,7 +123,7 @@ def is_same_entries(now, was):
     return len(flat[0]) == len(flat[1]) and all(a is b for a, b in zip(*flat, strict=True))
 
 
-def restore(held):
+def restore(held: Iterable[tuple[dict | list | collections.deque | set, list]]) -> None:
     """Let dicts and lists hold what they held. Past the methods of classes that people made, which may do more."""
     for home, was in held:
         if is_same_entries(entries(home), was):

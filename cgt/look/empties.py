@@ -13,7 +13,7 @@ from cgt_core import CELL, DICT_ITEM, EMPTY
 from . import places
 
 
-def lone_empties(found):
+def lone_empties(found: list[places.Place]) -> list[int]:
     """Positions of the places whose value is an empty container that nobody else holds."""
     rows = [
         k
@@ -26,7 +26,7 @@ def lone_empties(found):
     return [k for k in rows if references(found[k]) == ours[id(found[k].want)] + 1]
 
 
-def settle_empties(found, lone, changed):
+def settle_empties(found: list[places.Place], lone: list[int], changed: set[str]) -> None:
     """After the run: make the places EMPTY that the run left just as it found them, but for the
     container's identity: those where it replaced that, and those `changed` since another recording (by
     path; the others are quicker to guard by identity). Lets go of the old containers, which the
@@ -50,12 +50,12 @@ def settle_empties(found, lone, changed):
     found[:] = [settled.get(k) or instead.get(id(p.home), p) for k, p in enumerate(found)]
 
 
-def references(place):
+def references(place: places.Place) -> int:
     """How many references there are to the wanted value, that of this row included."""
     return sys.getrefcount(place.want) - COUNTING
 
 
-def count_references(found, rows):
+def count_references(found: list[places.Place], rows: list[int]) -> dict[int, int]:
     """id of the value wanted by each of `rows` -> how often `found` refers to it."""
     counts = dict.fromkeys([id(found[k].want) for k in rows], 0)
     for thing in (thing for p in found for thing in (p.home, p.want)) if counts else ():

@@ -18,10 +18,13 @@ import dis
 import functools
 import re
 import sys
-from typing import Any, NamedTuple
+import types
+from collections.abc import Iterable
+from typing import Any, NamedTuple, TypeVar
 
 from .code import HOMES, JUMPS, KEPT, OPERATION_FIELD, name_of, second_argument, steps_of, texts_in
 
+T = TypeVar("T")
 ATTRIBUTE, GLOBAL, VARIABLE, ENTRY = "attribute", "global", "variable", "entry"  # where a name is looked up
 
 
@@ -87,7 +90,7 @@ class Walk(NamedTuple):
 
 
 @functools.lru_cache(KEPT)
-def moves_of(code):
+def moves_of(code: types.CodeType) -> Moves:
     """The Moves of a code object."""
     instructions = list(dis.get_instructions(code))
     walk, opens = walk_along(code, instructions)
@@ -193,7 +196,7 @@ def is_append(instructions, at):
     return end_of_call(instructions, at) is not None
 
 
-def end_of_call(instructions, at):
+def end_of_call(instructions: list[dis.Instruction], at: int) -> int | None:
     """Number of the instruction that calls what this one looked up last, if all between is in a straight line; or
     None."""
     depth = (
@@ -209,7 +212,7 @@ def end_of_call(instructions, at):
     return None
 
 
-def is_called(one):
+def is_called(one: dis.Instruction) -> bool:
     """Does this instruction look up a method that is called then?"""
     return one.opname == "LOAD_METHOD" or (one.opname == "LOAD_ATTR" and LOAD_ATTR_CALLS and bool(one.arg & 1))
 
@@ -224,7 +227,7 @@ def computes_names(code):
     return None
 
 
-def that_disturb(fresh, known):
+def that_disturb(fresh: set[types.CodeType], known: set[types.CodeType]) -> list[types.CodeType]:
     """The code among `fresh` that reads what `known` code only advances, stores or appends to, or may come to it."""
     if not fresh:
         return []
@@ -237,19 +240,19 @@ def that_disturb(fresh, known):
     ]  # fmt: skip
 
 
-def keepers(codes):
+def keepers(codes: Iterable[types.CodeType]) -> list[types.CodeType]:
     """The code among this that could store under a name, or append to what has one."""
     return [code for code in codes if "append" in code.co_names or STORES.search(code.co_code[::2])]
 
 
 @functools.lru_cache(KEPT)
-def advances_of(code):
+def advances_of(code: types.CodeType) -> tuple[Advance, ...]:
     """moves_of(code).advances, at once where there can be none."""
     operations = code.co_code[::2].replace(b"\0", b"")  # without caches
     return moves_of(code).advances if MAY_ADVANCE.search(operations) else ()
 
 
-def disturbers(codes, names):
+def disturbers(codes: Iterable[types.CodeType], names: Iterable[tuple[str, object]]) -> list[types.CodeType]:
     """The code among this that could mention one of the (where, name), or open what it does not name."""
     words = {word for _, name in names for word in words_in(name)}
     return [code for code in codes if words and may_mention(code, words)]
@@ -288,11 +291,11 @@ def nothing(walk, at, one, line):
     pass
 
 
-def pop(stack):
+def pop(stack: list[T]) -> T | None:
     return stack.pop() if stack else None
 
 
-def peek(stack, n):
+def peek(stack: list[T | None], n: int) -> T | None:
     """The nth value from the top, of a stack that is that deep."""
     stack[:0] = [None] * (n - len(stack))
     return stack[-n] if n else None
@@ -306,7 +309,7 @@ def copy(walk, n):
     walk.stack.append(value)
 
 
-def swap(stack, n):
+def swap(stack: list, n: int) -> None:
     peek(stack, n)
     stack[-1], stack[-n] = stack[-n], stack[-1]
 
@@ -382,7 +385,7 @@ def load_entry(walk, at, one, line):
     walk.stack.append(container and Value("read", name, at, container))
 
 
-def operator_of(one):
+def operator_of(one: dis.Instruction) -> str | None:
     """The sign of the operator, in place or not, or None."""
     return one.argrepr.removesuffix("=") if one.opname == "BINARY_OP" else None
 

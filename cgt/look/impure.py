@@ -21,10 +21,13 @@ import sys
 import time
 import types
 import warnings
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 import cgt_core as core
 import torch
 
+from ..data import Seen
 from ..run.observe import asks_on, note_reason
 from ..run.taps import tap_calls
 from ..words import errors
@@ -66,13 +69,13 @@ LOADERS = (
 )  # what these read of files is what the function asked for
 
 
-def tap(seen, is_mine):
-    """A bracket: inside, the code that starts is added to seen.code.started, and the first call of an impure builtin where
-    `is_mine()` becomes the reason."""
+def tap(seen: Seen, is_mine: Callable[[], bool]) -> tuple[Callable[[], object], Callable[[], object]]:
+    """A bracket: inside, the code that starts is added to seen.code.started, and the first call of an impure builtin
+    where `is_mine()` becomes the reason."""
     return tap_calls(seen.code.started, IMPURE, functools.partial(note_call, seen, is_mine), seen.code.beside)
 
 
-def code_of_function(started, imported):
+def code_of_function(started: set[types.CodeType | None], imported: set[str]) -> set[types.CodeType | None]:
     """The code among this that is the function's, with its inner code: not that of libraries, nor of modules that were
     just imported, nor that of who is told of garbage collections. None in it: some was not seen."""
     collecting = collectors()
@@ -81,13 +84,13 @@ def code_of_function(started, imported):
     return {inner for c in mine for inner in family(c)} | ({None} & started)
 
 
-def asks_which(started, ran):
+def asks_which(started: set[types.CodeType | None], ran: set[types.CodeType | None]) -> bool:
     """Was it asked which tensor one is, past its values: by hash, as a key is, or by id? (What `is` tells is
     guarded.)"""
     return torch.Tensor.__hash__.__code__ in started or any("id" in code_reads(c).globals for c in ran if c is not None)
 
 
-def imported(started):
+def imported(started: set[types.CodeType | None]) -> set[str]:
     """The files of modules that were imported and are not libraries': with their bodies ran code that later calls do
     not run."""
     bodies = {c.co_filename for c in list(started) if c is not None and c.co_name == "<module>" and is_read(c)}
@@ -129,29 +132,29 @@ def line_of_caller(frame):
 # States, of sources: (path, object) of what places.is_source.
 
 
-def states(sources):
+def states(sources: Iterable[tuple[str, object]]) -> list[tuple[str, object, object]]:
     """[(path, source, its state)] of these, and of the generators that everybody can reach."""
     mtrand = sys.modules.get("numpy.random.mtrand")
     everybodys = [("random", random._inst)] + ([("numpy.random", mtrand._rand)] if mtrand else [])
     return [(path, source, state_of(source)) for path, source in (*everybodys, *sources)]
 
 
-def states_now(before):
+def states_now(before: list[tuple[str, object, object]]) -> list[tuple[str, object, object]]:
     """The same sources, with their states as they are now."""
     return [(path, source, state_of(source)) for path, source, _ in before]
 
 
-def lasting(before):
+def lasting(before: list[tuple[str, object, object]]) -> list[tuple[str, object, object]]:
     """Those whose state cannot be put back."""
     return [one for one in before if not is_random(type(one[1]))]
 
 
-def vet(before, seen):
+def vet(before: list[tuple[str, object, object]], seen: Seen) -> str | None:
     """A sentence if something gave values since, or may have."""
     return next(moved(before, seen), None)
 
 
-def moved(before, seen):
+def moved(before: list[tuple[str, object, object]], seen: Seen) -> Iterator[str]:
     """A sentence for each that did."""
     for path, source, state in before:
         if has_moved(source, state, seen.code.started):
@@ -174,7 +177,7 @@ def parts(state):
     return [part for entry in state for part in parts(entry)]
 
 
-def put_back(before):
+def put_back(before: list[tuple[str, object, Any]]) -> None:
     """Give random generators their states again: a capture drew from them that never ran."""
     for _, source, state in before:
         if is_random(type(source)) and state is not None and marked(state) != marked(state_of(source)):
@@ -184,12 +187,12 @@ def put_back(before):
                 bits_of(source).state = state
 
 
-def marked(state):
+def marked(state: object) -> object:
     """Something to compare a state by: numpy's are dicts of arrays."""
     return pickle.dumps(state) if type(state) is dict else state
 
 
-def state_of(source):
+def state_of(source: Any) -> object:
     """What changes when this gives a value. None: nothing does; of code, a code object that runs when it does."""
     cls = type(source)
     if is_random(cls):

@@ -41,6 +41,7 @@ import sys
 import threading
 import types
 import weakref
+from collections.abc import Callable, Container, Iterable
 from typing import Any, NamedTuple
 
 import cgt_core as core
@@ -118,7 +119,14 @@ class Walk(NamedTuple):
     keeps: Any  # (where, name, owner, value) -> what the code that ran only does under this name: see moving.keeper
 
 
-def find_places(function, roots=(), ran=None, arguments=(), most=None, keeps=None):
+def find_places(
+    function: Callable[..., object],
+    roots: Iterable[tuple[str, object]] = (),
+    ran: set[types.CodeType] | None = None,
+    arguments: Iterable[tuple[str, torch.Tensor]] = (),
+    most: float | None = None,
+    keeps: Callable[[str, str, object, object], str | None] | None = None,
+) -> Found | None:
     """All places from which `function` can read or in which it can store, and what else there is in Found; or
     None if there are more than `most` places.
 
@@ -151,7 +159,7 @@ def find_places(function, roots=(), ran=None, arguments=(), most=None, keeps=Non
 IS_ENABLED = gc.isenabled
 
 
-def collector_off():
+def collector_off() -> list[tuple[Callable[[], object], Callable[[], object]]]:
     """[bracket, ...]: no garbage is collected. The function, which may ask whether it is, hears what was before."""
     told = functools.partial(setattr, gc, "isenabled")
     off = [(gc.disable, gc.enable), (functools.partial(told, lambda: True), functools.partial(told, IS_ENABLED))]
@@ -233,7 +241,7 @@ def is_kept(walk, kind, home, key, value, path, where, owner):
     return how is not None
 
 
-def is_simple(key):
+def is_simple(key: object) -> bool:
     return type(key) is str or type(key) is int  # not `in`: that is a metaclass's __eq__
 
 
@@ -379,7 +387,7 @@ def is_generated(members, raw):
     return type(body) is types.FunctionType and body.__code__.co_filename[:1] == "<"
 
 
-def is_builtin_descriptor(raw):
+def is_builtin_descriptor(raw: object) -> bool:
     return issubclass(type(raw), BUILTIN_DESCRIPTORS)
 
 
@@ -455,12 +463,12 @@ def walk_source(walk, source, path):
     walk_subclass(walk, source, path)
 
 
-def is_random(cls):
+def is_random(cls: type) -> bool:
     """Is this the class of a random generator, Python's or numpy's?"""
     return derives(cls, (random.Random,)) or any(kind_of(base) in RANDOM for base in MRO_OF(cls))
 
 
-def is_source(cls):
+def is_source(cls: type) -> bool:
     """Does an object of this class give another value each time, which no place shows? Iterators are, but for a
     user's own in Python."""
     owners = [base for base in MRO_OF(cls) if has(base, "__next__")]
@@ -536,7 +544,7 @@ def read_dict(walk, own, path, names, owner=None):
             add_and_visit(walk, DICT_ITEM, own, name, own[name], path_of)
 
 
-def dict_of(thing):
+def dict_of(thing: object) -> dict[str, Any] | None:
     """The object's `__dict__`, by the descriptor of the builtin type and not by a user's."""
     getter = dict_getter(type(thing))
     return getter and getter(thing)
@@ -699,7 +707,7 @@ def measure(walk):
     walk.found.sizes.extend((path, own, len(own)) for path, own in opened if own is not None)
 
 
-def find_grown(sizes):
+def find_grown(sizes: list[tuple[str, dict | types.MappingProxyType, int]]) -> str | None:
     """The path of the attribute that came to one of these dicts since, or None."""
     for path, own, size in sizes:
         if len(own) > size:
@@ -739,14 +747,14 @@ def read_argument(walk, tensor, path, names):
     read_tensor(walk, tensor, path, names)
 
 
-def tensors_at(value):
+def tensors_at(value: Any) -> tuple[torch.Tensor, ...]:
     """(the tensor,), or the tensors of a tuple of nothing else; or ()."""
     if type(value) is tuple:
         return value if all(issubclass(type(one), torch.Tensor) for one in value) else ()
     return (value,) if issubclass(type(value), torch.Tensor) else ()
 
 
-def told_by(place):
+def told_by(place: Place) -> dict | None:
     """The dict without whose change the place holds what it held, or None: to be compared at each call."""
     if place.kind in (DICT_ITEM, DICT_LEN):
         return place.home
@@ -841,12 +849,14 @@ NAMES_OF_BACKWARD = frozenset(("backward", "grad"))
 RUN_BACKWARD = (torch.autograd.backward, torch.autograd.grad)
 
 
-def found_again(found):
+def found_again(found: Iterable[Place]) -> list[Place]:
     """The same places, with what is there now."""
     return [place._replace(want=value_at(place)) for place in found]
 
 
-def find_changed(found, is_same, moving=()):
+def find_changed(
+    found: Iterable[Place], is_same: Callable[[Any, Any], bool], moving: Container[int] = ()
+) -> Place | None:
     """The first place that does not hold what it held when it was found, nor something for which
     `is_same(then, now)`; or None. Those whose positions are `moving` may."""
     for k, place in enumerate(found):
@@ -864,21 +874,21 @@ def find_changed(found, is_same, moving=()):
     return None
 
 
-def as_now(place):
+def as_now(place: Place) -> Place:
     """The place with what it holds now."""
     if place.kind in (DICT_LEN, LIST_LEN):
         return place._replace(want=len(place.home))
     return place if place.kind == EMPTY else place._replace(want=value_at(place))
 
 
-def differing(found, is_same):
+def differing(found: Iterable[Place], is_same: Callable[[Any, Any], bool]) -> tuple[list[Place], bool]:
     """([place that holds something else than it did], is there more that differs: a length?)."""
     changed = [p for p in found if p.kind != EMPTY and find_changed([p], is_same) is not None]
     singles = [p for p in changed if p.kind not in (DICT_LEN, LIST_LEN)]
     return singles, len(singles) < len(changed)
 
 
-def value_at(place):
+def value_at(place: Place) -> Any:
     """What a place holds now, if it is of those that hold one object."""
     home, key = place.home, place.key
     if place.kind == DICT_ITEM:
@@ -896,7 +906,7 @@ def value_at(place):
         return MISSING
 
 
-def put_back(place):
+def put_back(place: Place) -> None:
     """Let the place hold again what it held when it was found."""
     home, key, want = place[1:4]
     if place.kind == TYPE_ATTR:
@@ -929,12 +939,12 @@ def put_back_in_class(cls, name, want):
         type.__setattr__(owner, name, want)
 
 
-def class_value(cls, name):
+def class_value(cls: type, name: str | None) -> Any:
     """What the class dicts have under the name; no descriptor is asked."""
     return next((CLASS_DICT_OF(base)[name] for base in MRO_OF(cls) if has(base, name)), MISSING)
 
 
-def is_same_empty(now, want):
+def is_same_empty(now: Any, want: Any) -> bool:
     """Are these two alike, empty, whatever was in the wanted one since?"""
     if type(now) is not type(want) or now:
         return False
@@ -1030,7 +1040,7 @@ RULES = (  # the first that fits; None: nothing to walk
 )
 
 
-def derives(cls, classes):
+def derives(cls: type, classes: Iterable[type]) -> bool:
     """issubclass, without asking abstract base classes, which ask the class."""
     return any(base is other for base in MRO_OF(cls) for other in classes)
 

@@ -22,6 +22,7 @@ import bisect
 import dis
 import functools
 import types
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -76,7 +77,13 @@ class Kept(NamedTuple):
     name: str | None  # the attribute or global; None of a cell and a list
 
 
-def uses_behind(frame, answers, runner, function, args):
+def uses_behind(
+    frame: types.FrameType,
+    answers: tuple[str, ...],
+    runner: types.CodeType,
+    function: Callable[..., object],
+    args: tuple,
+) -> list[str | Kept] | None:
     """If this frame is at the call of a method without arguments, or of float(), and what that gives only comes to
     comparisons, arithmetic, what is found here by name and to the result of `function`, which code `runner` runs with
     `args`: [RETURNED, COMPARED, COMPUTED, Kept, ...] or less; else None. `answers`: names of methods that may be called

@@ -27,11 +27,11 @@ class Table(NamedTuple):
     numbers: array.array
 
 
-def new(proxy, entries):
+def new(proxy: object, entries: list | tuple) -> Table:
     return Table(proxy, entries, array.array("d" if type(entries[0]) is float else "q", entries))
 
 
-def is_kept(table):
+def is_kept(table: Table) -> bool:
     """Has somebody kept what lay in its place? Who, tells but a look at all that lives."""
     return sys.getrefcount(table.proxy) > ALONE
 
@@ -40,7 +40,7 @@ _one = Table(object(), (), array.array("q"))
 ALONE = sys.getrefcount(_one.proxy)  # the row's reference and the question's, as this Python counts them
 
 
-def is_as_it_was(table):
+def is_as_it_was(table: Table) -> bool:
     """Has nobody led to it past its place, and changed it? Then what stood for it has the same entries."""
     mine, theirs = table.proxy, table.entries
     return len(mine) == len(theirs) and all(
@@ -48,7 +48,7 @@ def is_as_it_was(table):
     )
 
 
-def find(found, lone):
+def find(found: list[places.Place], lone: dict[str, places.Place]) -> list[places.Place]:
     """Those of these places in which a table lies to which no other way leads, by which it could be changed past what
     stands for it. `lone`: path -> Place for which that was found, since to ask is to look at all that lives."""
     some = [p for p in found if is_table(p)]

@@ -12,6 +12,7 @@ Source of the method: differential capture, decision 146 (docs/decisions); drive
 
 import functools
 import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -19,8 +20,10 @@ import cgt_core as core
 import torch
 from cgt_core import HOST
 
+from ..data import Plan, Seen, State
 from ..run.observe import all_paths, all_tensors, span
 from ..words import options
+from ..words.private import OpOverload
 from .scalars import KERNEL, are_alike, shots_from, told_by
 
 # In which order the op is captured on the copy (0) and on the user's memory (1), in rounds: another one is made where
@@ -62,7 +65,7 @@ class Movable:
     told: set = field(default_factory=set)  # (op, kernel) of these
 
 
-def begin(state, plan, seen, copies):
+def begin(state: State, plan: Plan, seen: Seen, copies: dict[int, int]) -> dict[int, Movable]:
     """{memory of the copy: Movable} of the slots that a recording may be told the addresses of. A backward lets go of
     what it is given while it runs, and results that are lent may lie where the recording writes."""
     if plan.graph is not None or state.opts.outputs != "rescue" or state.opts.inputs != "auto":
@@ -83,29 +86,29 @@ def most_nodes(swap, written):
     return n if not written else 2 * n if has_way_back(swap.leaf) else math.inf
 
 
-def has_way_back(t):
+def has_way_back(t: torch.Tensor) -> bool:
     """May a copy of it be copied back behind all else? Its bytes must be its own, gaps belong to others."""
     return span(t) == t.numel() * t.element_size() <= options.MAX_CARRIED[t.device.type == "cuda"]
 
 
-def touched(seen, tensors):
+def touched(seen: Seen, tensors: Iterable[torch.Tensor]) -> list[int]:
     """Those of these slots whose copies an op is given."""
     return [core.storage_id(t) for t in tensors if core.storage_id(t) in seen.copied.movable]
 
 
-def note(seen, op, memory):
+def note(seen: Seen, op: OpOverload, memory: Iterable[int]) -> None:
     """On the host an op works where a copy's storage points."""
     for sid in memory:
         seen.copied.movable[sid].told.add((str(op), ()))
 
 
-def stay(seen, memory):
+def stay(seen: Seen, memory: Iterable[int]) -> None:
     """Something is done with these copies that no replay could be told of: they stay."""
     for sid in memory:
         seen.copied.movable.pop(sid, None)
 
 
-def record(seen, op, args, kwargs, before, end, memory):
+def record(seen: Seen, op: OpOverload, args: Sequence, kwargs: dict, before: int, end: int, memory: list[int]) -> None:
     """The op under way was captured, as the nodes from `before` to `end`, on these copies: note where their addresses
     lie, or let them stay."""
     main = shots_from(before)[: end - before]
@@ -196,12 +199,12 @@ def word_at(data, by, at, spans):
     return None
 
 
-def is_whole(seen):
+def is_whole(seen: Seen) -> bool:
     """Is the recording one graph, of which nothing ran so far?"""
     return not (seen.reads.values or seen.cuts.bodies or core.segments_ran())
 
 
-def bind(seen, plan):
+def bind(seen: Seen, plan: Plan) -> set[int]:
     """The slots that are not copied after all, behind all that is recorded but their way back."""
     bound, movable = set(), {one.copy: one for one in seen.copied.movable.values()}
     for k in plan.copied if seen.reason is None and is_whole(seen) else ():

@@ -12,15 +12,18 @@ import array
 import collections
 import math
 import operator
+from collections.abc import Sequence
 from typing import Any
 
 import cgt_core as core
 import torch
 from cgt_core import ADDED, AS_FLOAT, CUDA, DIVIDED, IN_TENSOR, MULTIPLIED, NONE, ROUNDED, SUBTRACTED
 
-from ..data import declared
+from ..data import Plan, Reached, Seen, State, declared
 from ..run.observe import NOT_USER_CODE, all_paths, all_tensors, asker, refuse, unseen, user_line
 from ..words import errors
+from ..words.private import OpOverload
+from ..words.pytree import Flat
 from .standins import STAND_INS, Source, Step, plain_of
 
 WIDE = {torch.float64, torch.int64}  # dtypes whose arithmetic is Python's
@@ -49,7 +52,7 @@ class Counter:
     moved: bool = False
 
 
-def fits(t):
+def fits(t: torch.Tensor) -> bool:
     """Can it be one? Its memory must be its own."""
     mine = (
         type(t) is torch.Tensor
@@ -64,7 +67,7 @@ def fits(t):
 # --- which they are ---------------------------------------------------------------------------
 
 
-def sources_of(state, flat, reached):
+def sources_of(state: State, flat: Flat, reached: list[Reached]) -> list[Source]:
     """[standins.Source] of the counters among a plan's tensors."""
     named = [
         *zip(flat.paths, flat.tensors, strict=True),
@@ -83,7 +86,7 @@ def sources_of(state, flat, reached):
     return [Source(path, IN_TENSOR, k, value, None) for k, path, value in alone if math.isfinite(value)]
 
 
-def learn(state, plan, seen, untraced):
+def learn(state: State, plan: Plan | None, seen: Seen, untraced: str | None) -> str | None:
     """After a run: what was asked is a counter from the next one on. A sentence if that helps the recording, or
     None."""
     joined = seen.live is not None and seen.live.joined and may_join(state)
@@ -118,7 +121,7 @@ def may_join(state):
 # --- a run ------------------------------------------------------------------------------------
 
 
-def begin(seen):
+def begin(seen: Seen) -> None:
     """Those that hold the same number are one for as long as they do: each of an optimizer's parameters has a step, and
     all are at the same."""
     trace, first = seen.live, {}
@@ -132,7 +135,7 @@ def begin(seen):
         trace.counters[core.storage_id(t)] = Counter(source.path, t, row, alike)
 
 
-def ask(seen, name, t):
+def ask(seen: Seen, name: str, t: torch.Tensor) -> int | float | None:
     """What a tensor is told of that is asked for its number: a stand-in; None: that is its own affair."""
     if name != "item":
         return None
@@ -152,7 +155,7 @@ def may_count(seen, t):
     return core.storage_id(t) not in seen.made and not seen.cuts.bodies and seen.graph is None and fits(t)
 
 
-def passes(seen, facts, args, inputs, written):
+def passes(seen: Seen, facts: Any, args: Sequence, inputs: list[torch.Tensor], written: list[torch.Tensor]) -> bool:
     """Does an op of a warm-up do what a recording will do with counters?"""
     if not written:
         names = set(map(core.storage_id, inputs))
@@ -163,7 +166,7 @@ def passes(seen, facts, args, inputs, written):
     return not seen.recording
 
 
-def see(seen, op, facts, args, kwargs, inputs):
+def see(seen: Seen, op: OpOverload, facts: Any, args: Sequence, kwargs: dict, inputs: list[torch.Tensor]) -> bool:
     """An op is about to run, on counters perhaps. True: that was all of it. Else it is an op as others are."""
     if seen.live is None or not seen.live.counters:
         return False
@@ -249,7 +252,7 @@ def give_up(seen, one, what):
         refuse(seen, errors.counter_used(one.path, what, user_line(seen)))
 
 
-def end(seen):
+def end(seen: Seen) -> None:
     """From here on what is not seen may look at their memory."""
     for one in list(seen.live.counters.values()) if seen.live is not None else ():
         give_up(seen, one, "what runs eagerly")
@@ -258,22 +261,22 @@ def end(seen):
 # --- a recording ------------------------------------------------------------------------------
 
 
-def rows_of(seen):
+def rows_of(seen: Seen) -> dict[int, int]:
     """{memory: the row of the number that a replay leaves there}"""
     found = seen.live.counters.items() if seen.live is not None else ()
     return {sid: one.row for sid, one in found if one.moved}
 
 
-def snapshot(plan):
+def snapshot(plan: Plan) -> list[tuple[torch.Tensor, torch.Tensor, int]]:
     """What a capture that comes to nothing puts back: [(tensor, its bytes, its version)]."""
     return as_now([(all_tensors(plan)[s.at],) for s in plan.live if s.op == IN_TENSOR])
 
 
-def as_now(before):
+def as_now(before: list[tuple]) -> list[tuple[torch.Tensor, torch.Tensor, int]]:
     return [(t, t.clone(), t._version) for t, *_ in before]
 
 
-def put_back(before):
+def put_back(before: list[tuple[torch.Tensor, torch.Tensor, int]]) -> None:
     for t, was, version in before:  # an op that was left in the middle has not raised the version yet
         t.data.copy_(was)
         core.set_version(t, version)

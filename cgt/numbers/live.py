@@ -22,7 +22,8 @@ import gc
 import inspect
 import operator
 import types
-from typing import NamedTuple
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import Any, NamedTuple, NoReturn
 
 import cgt_core as core
 import torch
@@ -41,11 +42,14 @@ from cgt_core import (
     SUBTRACTED,
 )
 
+from ..data import Kept, Plan, Seen, State
 from ..look import containers, places, tables
 from ..look.code import is_read, tells_apart
+from ..look.places import Place
 from ..run.observe import NOT_USER_CODE, Unrecordable, collect, is_capture, refuse, user_line
 from ..run.taps import tap_makers, tap_math, tap_setters
 from ..words import errors, pytree
+from ..words.private import OpOverload
 from . import rows
 from .standins import MATH, MOST, PYTHON, STAND_INS, Int, Source, Trace, looked_at, pin, settle
 
@@ -72,7 +76,7 @@ KINDS = ("number", "Tensor")  # types of arguments, as schemas name them; of a l
 # --- which numbers are live -------------------------------------------------------------------
 
 
-def paths_of_arguments(function, names):
+def paths_of_arguments(function: Callable[..., object], names: Collection[str]) -> set[str]:
     """Where arguments of these names can be in a call."""
     if not names:
         return set()
@@ -80,7 +84,7 @@ def paths_of_arguments(function, names):
     return {f"kwargs[{name!r}]" for name in names} | {f"args[{k}]" for k, name in enumerate(positions) if name in names}
 
 
-def learn_arguments(state, args, kwargs):
+def learn_arguments(state: State, args: tuple, kwargs: dict) -> None:
     """Numbers among a call's arguments that were others at one before are live from now on."""
     for path, x in (
         one for whole, value in containers.named(args, kwargs) for one in containers.numbers_of(whole, value)
@@ -90,7 +94,7 @@ def learn_arguments(state, args, kwargs):
             state.live.add(path)
 
 
-def learn_places(state, found, kept, misplaced):
+def learn_places(state: State, found: list[Place], kept: list[Kept], misplaced: set[str]) -> None:
     """Numbers in places that were others when something was recorded are live from now on. `misplaced`: paths that kept
     one of these recordings, `kept`, from fitting; where one changed, all that did are learnt."""
     if not any(path in misplaced for one in kept for path in one.numbers.places):
@@ -108,7 +112,7 @@ def is_like(one, other):
     return type(one) is type(other)
 
 
-def learn_stored(state, plan, seen, untraced):
+def learn_stored(state: State, plan: Plan, seen: Seen, untraced: str | None) -> str | None:
     """A sentence if the run changed numbers in places that it read and that were not live yet, or None."""
     learn_exact(state, seen.live)
     if untraced is not None:
@@ -132,7 +136,7 @@ def learn_stored(state, plan, seen, untraced):
 # --- a run ------------------------------------------------------------------------------------
 
 
-def sources_of(flat, found, state, untraced):
+def sources_of(flat: pytree.Flat, found: list[Place], state: State, untraced: str | None) -> list[Source]:
     """[Source] of what is to be live: the call's numbers, and what lies in places that held other numbers. `untraced`:
     a sentence that says why no run of the function can have any, or None."""
     sources = [
@@ -149,7 +153,7 @@ def sources_of(flat, found, state, untraced):
     return sources
 
 
-def formula(x, at, place):
+def formula(x: Any, at: int | None, place: Place | None) -> object:
     """What makes the number that this stands for anew, of what lies in `place`, at this position, and of constants. Of
     what else it comes of the recording is for the value."""
     trace, row = x.node.trace, x.node.row
@@ -172,7 +176,7 @@ def formula_of(trace, row, at, place):
     return step.value
 
 
-def calculate(function, *parts):
+def calculate(function: Callable[..., object], *parts: object) -> object:
     return function(*(part() if callable(part) else part for part in parts))
 
 
@@ -200,7 +204,7 @@ def is_source(place):
     return bool(numbers_in(place))
 
 
-def tap(seen, is_mine):
+def tap(seen: Seen, is_mine: Callable[[], bool]) -> tuple[Callable[[], object], Callable[[], object]]:
     """A bracket: the numbers of the run's plan are live in it. No stand-in is left in a place."""
     plan = seen.plan
     if plan is None or not (plan.live or plan.computes):
@@ -303,7 +307,7 @@ def put(seen, plain, t, index, value):
         rows.put(seen, Int, plain, t, index, value)
 
 
-def see_written(seen, written):
+def see_written(seen: Seen, written: list[torch.Tensor]) -> None:
     """An op is about to write: not to a row that was chosen, nor where it was chosen from. Eager's row is a view."""
     if any(core.storage_id(t) in seen.live.rows_of for t in written):
         leave(seen, errors.row_written(user_line(seen)))
@@ -342,7 +346,7 @@ def unwrap(trace, place):
             places.put_back(place._replace(want=now.node.value))
 
 
-def number_put(seen, place, k):
+def number_put(seen: Seen, place: Place, k: int) -> int:
     """Which number came to a place, as the k-th of those appended if it is a list; NONE: it is a constant."""
     if seen.live is None:
         return NONE
@@ -356,7 +360,7 @@ def stands_for(trace, then, now):
     return type(now) in STAND_INS and now.node.row < len(trace.sources) and trace.sources[now.node.row].value is then
 
 
-def stored_in(seen, found):
+def stored_in(seen: Seen, found: list[Place]) -> dict[int, int]:
     """{position: number, or NONE: a constant} of these places that a number came to, or that held one that was live and
     were stored to: the constant may be what they held in this call, not in the next."""
     trace = seen.live
@@ -372,7 +376,7 @@ def stored_in(seen, found):
     return {k: row for k, row in rows.items() if row != NONE or k in changed}
 
 
-def arguments(seen, args, kwargs):
+def arguments(seen: Seen, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
     """The call's arguments, with stand-ins for its numbers."""
     if seen.live is None:
         return args, kwargs
@@ -400,7 +404,9 @@ def note_parsed(trace, op, args, kwargs, takes):
     return taken
 
 
-def note(seen, op, facts, args, kwargs, beside):
+def note(
+    seen: Seen, op: OpOverload, facts: Any, args: Sequence, kwargs: dict, beside: bool
+) -> list[tuple[int, int, int]]:
     """The op under way was given numbers of ours. [(argument, element or NONE, row)] of those that it takes at each
     replay; of the others the recording is for the value. `beside`: it runs on the host, and what is recorded is a
     graph."""
@@ -421,7 +427,7 @@ def note(seen, op, facts, args, kwargs, beside):
     return taken
 
 
-def pin_all(seen, numbers):
+def pin_all(seen: Seen, numbers: Iterable[tuple[int, int, int]]) -> None:
     """The recording is for these numbers alone after all."""
     for _, _, row in numbers:
         seen.live.pin(row)
@@ -437,7 +443,7 @@ def takes_number(op, k):
     return str(op._schema.arguments[k].type).replace("Optional[", "").replace("List[", "").rstrip("]") in KINDS
 
 
-def settle_all(seen):
+def settle_all(seen: Seen) -> None:
     """From here on the numbers are themselves: what comes now looks at them in ways of its own."""
     if seen.live is None:
         return
@@ -448,7 +454,7 @@ def settle_all(seen):
             places.put_back(seen.plan.places[k])
 
 
-def close(seen, box):
+def close(seen: Seen, box: list) -> object:
     """The run is over: the result, which lies alone in the box, with numbers in place of stand-ins. Nobody may keep
     one."""
     trace, result = seen.live, box.pop()
@@ -546,14 +552,14 @@ def exchange_in(holder, one, number):
                     setattr(holder, name, number)
 
 
-def asker(codes):
+def asker(codes: Iterable[types.CodeType | None]) -> str | None:
     """The line at which code of the user's or of a library's, among this, can tell a stand-in from a number; or None.
     PyTorch's own does not."""
     mine = (c for c in codes if c is not None and not c.co_filename.startswith(NOT_USER_CODE))
     return next(filter(None, map(tells_apart, mine)), None)
 
 
-def watch(seen):
+def watch(seen: Seen) -> None:
     """Code that started since can tell stand-ins from numbers: leave before it does more, if what was done can be done
     again."""
     trace = seen.live
@@ -567,7 +573,7 @@ def watch(seen):
         leave(seen, errors.number_type(line))
 
 
-def leave(seen, sentence):
+def leave(seen: Seen, sentence: str) -> NoReturn:
     """The run came to code that tells stand-ins from numbers."""
     if not (is_capture(seen) or may_undo(seen) or may_repeat(seen)):
         raise errors.CgtError(sentence)
@@ -575,7 +581,7 @@ def leave(seen, sentence):
     raise Unrecordable(sentence)
 
 
-def blame(state, seen, reason):
+def blame(state: State, seen: Seen, reason: str | None) -> None:
     """A run with live numbers came to nothing: the next one has none, if that helps."""
     if reason is None or seen.again or seen.live is None or state.untraced is not None:
         return
@@ -584,7 +590,7 @@ def blame(state, seen, reason):
         state.blamed = reason
 
 
-def absolve(state, reason):
+def absolve(state: State, reason: str | None) -> str | None:
     """Why a run came to nothing. If the one before it, with live numbers, did, too, they were not to blame, and it says
     more: what is computed of them was still followed."""
     if state.blamed is None:
@@ -593,7 +599,7 @@ def absolve(state, reason):
     return reason
 
 
-def why_repeated(seen, error):
+def why_repeated(seen: Seen | None, error: BaseException) -> str | None:
     """A sentence if a run on the host that raised this is to run again with the numbers themselves, or None."""
     if seen is None or seen.live is None:
         return None
@@ -604,7 +610,7 @@ def why_repeated(seen, error):
     return seen.untraced
 
 
-def may_undo(seen):
+def may_undo(seen: Seen | None) -> bool:
     """Can all be undone that a run on the host did so far?"""
     return seen is not None and seen.before is not None and not (seen.acts or seen.cuts.islands)
 
@@ -620,7 +626,7 @@ def may_repeat(seen):
                         else places.value_at(put.place) is put.place.want for put in seen.plan.kept)  # fmt: skip
 
 
-def rows_of(trace, row_at, slot_at):
+def rows_of(trace: Trace | None, row_at: dict[int, int], slot_at: dict[int, int]) -> list[tuple]:
     """The core's rows: (op, a, b, value, is the recording for it alone?). `row_at`: position of a place -> its row
     there; `slot_at`: the same of slots."""
     if trace is None:
@@ -641,7 +647,7 @@ class Told(NamedTuple):
     decides: dict  # row that the recording is for alone -> a sentence
 
 
-def told(trace, found):
+def told(trace: Trace | None, found: list[Place]) -> Told:
     lie = {p.path: p.want for p in found if is_source(p)}
     if trace is None:
         return Told(lie, [], {})

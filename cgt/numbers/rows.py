@@ -5,15 +5,18 @@ Eager makes a view there, whose address the number decides. A recording has an o
 copies the row out, or in."""
 
 import operator
+from collections.abc import Callable
 
 import cgt_core as core
 import torch
 from cgt_core import CUDA
 
+from ..data import Seen
+
 WHOLE = slice(None)
 
 
-def can_choose(seen, t):
+def can_choose(seen: Seen, t: torch.Tensor) -> bool:
     """May an op choose from this tensor?"""
     if seen.inside or type(t) not in (torch.Tensor, torch.nn.Parameter):
         return False
@@ -37,7 +40,7 @@ def at(t, dim, index):
     return torch.full((1,), index if index >= 0 else index + length, dtype=torch.int64, device=t.device)
 
 
-def choose(seen, t, index):
+def choose(seen: Seen, t: torch.Tensor, index: int) -> torch.Tensor:
     """t[index], copied. Nobody may write either of the two (live.see_written): eager's is a view."""
     trace = seen.live
     row = t.index_select(0, at(t, 0, index)).view(t.shape[1:])
@@ -46,7 +49,9 @@ def choose(seen, t, index):
     return row
 
 
-def put(seen, stand_in, plain, t, index, value):
+def put(
+    seen: Seen, stand_in: type, plain: Callable[..., object], t: torch.Tensor, index: object, value: object
+) -> None:
     """t[index] = value: by an op, if one part of the index is a number of ours, or lies between two, and the others are
     `:`."""
     parts = index if type(index) is tuple else (index,)

@@ -12,13 +12,16 @@ Source of the method: differential capture, decisions 117 and 118 (docs/decision
 
 import functools
 import struct
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import cgt_core as core
 import torch
 from cgt_core import AS_BF16, AS_F16, AS_F32, AS_F64, AS_I32, AS_I64, INVERSE_F32, INVERSE_F64, INVERSE_OF_F32, NONE
 
+from ..data import Seen
 from ..run.observe import tensors_in, unseen
+from ..words.private import OpOverload
 
 # In which order the op is captured with its own numbers (0) and the others: what the stack and the heap keep of one
 # capture must not come again with the same number. Measured on an H100: with an order that repeats, padding of five ops
@@ -158,7 +161,9 @@ def fitting(data, by, values, k, size):
                 yield at, size, form, number
 
 
-def record(seen, op, args, kwargs, numbers, before):
+def record(
+    seen: Seen, op: OpOverload, args: Sequence, kwargs: dict, numbers: list[tuple[int, int, int]], before: int
+) -> bool:
     """The op under way was captured, as the nodes behind `before`: have replays tell its kernels their numbers. False
     if it cannot be told where these lie. `numbers`: see live.note."""
     rows = sorted({row for _, _, row in numbers})
@@ -179,7 +184,13 @@ def record(seen, op, args, kwargs, numbers, before):
     return words is not None
 
 
-def told_by(seen, op, given, rounds, explain):
+def told_by(
+    seen: Seen,
+    op: OpOverload,
+    given: Callable[[int], tuple],
+    rounds: tuple[tuple[int, ...], ...],
+    explain: Callable[..., list | None],
+) -> list | None:
     """What `explain` tells of captures of the op in vain: [(which, nodes), ...], with the arguments given(which), for
     as many rounds as it takes; or None."""
     shots = []
@@ -218,11 +229,11 @@ def shoot(seen, op, given, order, shots):
     return True
 
 
-def shots_from(first):
+def shots_from(first: int) -> list[Shot]:
     return [Shot(*one) for one in core.graph_shots(first)]
 
 
-def are_alike(main, shots):
+def are_alike(main: list[Shot], shots: list[tuple[int, list[Shot]]]) -> bool:
     """Did all captures make the same nodes, but for their arguments?"""
     shape = [(s.kind, s.shape, [(at, len(data)) for at, data in s.params]) for s in main]
     return all(
@@ -230,7 +241,9 @@ def are_alike(main, shots):
     )
 
 
-def substitute(op, args, kwargs, numbers, values):
+def substitute(
+    op: OpOverload, args: Sequence, kwargs: dict, numbers: list[tuple[int, int, int]], values: dict[int, int | float]
+) -> tuple[list, dict]:
     """The op's arguments, with other numbers."""
     names = [a.name for a in op._schema.arguments]
     args, kwargs = list(args), dict(kwargs)

@@ -252,7 +252,7 @@ class Node:
     _graph_repr = str
 
 
-def looked_at(trace):
+def looked_at(trace: Trace) -> str | None:
     """The line at which a number was read on which more than ops and comparisons depends, or None."""
     lines = dict(trace.reads)
     for row, step in enumerate(trace.steps):
@@ -261,16 +261,16 @@ def looked_at(trace):
     return next((lines[row] for row in trace.exact if row in lines and trace.steps[row].op < LESS), None)
 
 
-def plain_of(x):
+def plain_of(x: Any) -> Any:
     return x.node.value if type(x) in STAND_INS else x
 
 
-def pin(x):
+def pin(x: Any) -> None:
     if type(x) in STAND_INS:
         x.node.trace.pin(x.node.row)
 
 
-def settle(x):
+def settle(x: Any) -> Any:
     """The number itself: the recording is for it alone."""
     pin(x)
     return plain_of(x)

@@ -7,16 +7,19 @@ verify.py)."""
 import atexit
 import functools
 import os
+from collections.abc import Callable, Collection, Iterable
 
 import cgt_core as core
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
+from ..data import Seen, State
 from ..run import constants, taps
 from ..run.observe import NO_LINE, user_line
 from ..run.taps import NOTHING
 from ..words import errors
 from ..words.private import (
+    OpOverload,
     forget_reduction,
     gathered_in,
     is_reduced,
@@ -35,7 +38,7 @@ NEVER, SAMPLED = (
 )  # iterations from one such to the next; the latter is PyTorch's (kDDPRuntimeLoggingSampleRate)
 
 
-def why_not(module, on_host, saves):
+def why_not(module: torch.nn.Module, on_host: bool, saves: bool) -> str | None:
     """Why a recording cannot have the forward of this module: "" if it is its kind, None if it can. A whole step can,
     on the GPU: the hooks on accumulators run in the capture, and with them the collectives, on streams that join
     again."""
@@ -44,7 +47,7 @@ def why_not(module, on_host, saves):
     return odd_parallel(module)
 
 
-def see_tensors(seen, inputs):
+def see_tensors(seen: Seen, inputs: list[torch.Tensor]) -> None:
     """With static_graph=True the host looks up, behind each backward, which parameters had a gradient in the first."""
     for t in inputs:
         if t.dtype == torch.int32 and t.dim() == 1 and not t.is_cuda and is_of_reducer(seen, t):
@@ -58,7 +61,7 @@ def is_of_reducer(seen, t):
     return strange and t.numel() in sizes and user_line(seen) == NO_LINE
 
 
-def learn(state, seen, pending):
+def learn(state: State, seen: Seen, pending: bool) -> tuple[str | None, bool]:
     """Note what a warm-up has to do with other processes; (a sentence on why it is not recorded or None, is that over
     soon). `pending`: a backward of its results may come."""
     state.exchanges |= seen.exchanges
@@ -71,7 +74,7 @@ def learn(state, seen, pending):
     return None, False
 
 
-def undisturbed(modules):
+def undisturbed(modules: Collection[DistributedDataParallel]) -> tuple[Callable[[], object], Callable[[], object]]:
     """A bracket: inside, none of these takes times, not even in its 100th iteration."""
     if not modules:
         return NOTHING
@@ -83,7 +86,7 @@ def undisturbed(modules):
     return functools.partial(every, NEVER), functools.partial(every, SAMPLED)
 
 
-def forget(modules):
+def forget(modules: Iterable[DistributedDataParallel]) -> bool:
     """A capture came to nothing: was it in the middle of a reduction? That is under way no longer. (Buckets are built
     anew then, with an exchange, so the ranks must have come to this together: a program's own doing does, want of
     memory does not.)"""
@@ -93,20 +96,22 @@ def forget(modules):
     return bool(cut)
 
 
-def sizes(parameters):
+def sizes(
+    parameters: Iterable["torch.distributed.fsdp._fully_shard._fsdp_param.FSDPParam"],
+) -> list[tuple[torch.UntypedStorage, int]]:
     """[(memory to which all of a parameter of fully_shard's comes, its bytes now)]"""
     storages = [t.untyped_storage() for one in parameters for t in gathered_in(one)]
     return [(storage, storage.size()) for storage in storages]
 
 
-def let_go(gathered):
+def let_go(gathered: list[tuple[torch.UntypedStorage, int]]) -> None:
     """A capture came to nothing: what it gathered is nowhere."""
     for storage, nbytes in gathered:
         if storage.size() > nbytes:
             storage.resize_(nbytes)
 
 
-def note_pending(seen, op, inputs, fresh):
+def note_pending(seen: Seen, op: OpOverload, inputs: list[torch.Tensor], fresh: list[torch.Tensor]) -> None:
     """A functional collective gives what must be waited for before it is used."""
     if op.namespace != "_c10d_functional":
         return
@@ -116,20 +121,20 @@ def note_pending(seen, op, inputs, fresh):
     seen.ranks.pending.update((core.storage_id(t), core.alias(t)) for t in fresh)
 
 
-def wait_pending(seen):
+def wait_pending(seen: Seen) -> None:
     """What was not waited for in a capture cannot be behind it."""
     for t in seen.ranks.pending.values():
         torch.ops._c10d_functional.wait_tensor(t)
     seen.ranks.pending.clear()
 
 
-def watch_groups(let_go):
+def watch_groups(let_go: Callable[[], object]) -> None:
     """From now on, once for all, let_go() comes before a group of processes is shut down. NCCL waits for the graphs
     that hold work of its communicators."""
     taps.tap_groups(lambda plain, owner, name, args, kwargs: (let_go(), plain(*args, **kwargs))[1])
 
 
-def watch_replays(node, device):
+def watch_replays(node: int, device: int) -> None:
     """From now on it is seen to that replays of this recording end: NCCL's watchdog does not look at them."""
     timeout = nccl_timeout() if device >= 0 and not is_unguarded() else None
     stream = torch.cuda.current_stream(device) if timeout is not None else None

@@ -6,13 +6,17 @@ with torch 2.11.0+cu130 and 2.13.0 (CPU). Imports nothing of cgt's but the core.
 
 import inspect
 import sys
+import types
 import warnings
+from collections.abc import Callable
+from typing import TypeVar
 
 import cgt_core as core
 import torch
 from torch._C._dynamo import eval_frame
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import (
     TorchDispatchMode,
     _get_current_dispatch_mode_stack,
@@ -30,6 +34,7 @@ __all__ = [
     "set_parallel_statistics", "sharded_module", "sharding_calls", "used_map_size", "without_torch_function",
 ]  # fmt: skip
 
+F = TypeVar("F", bound=Callable)
 
 without_torch_function = torch._C.DisableTorchFunctionSubclass
 is_traceable = is_traceable_wrapper_subclass  # has it __tensor_flatten__ and __tensor_unflatten__?
@@ -49,7 +54,7 @@ class DispatchMode(TorchDispatchMode):
         return True
 
 
-def outside_dynamo(function):
+def outside_dynamo(function: F) -> F:
     """Have Dynamo compile neither the function's frames nor any below it, when compiled code comes to
     it through a graph break. (torch.compiler.disable without a frame, and without importing Dynamo.)"""
     skip = eval_frame._FrameAction.SKIP
@@ -103,30 +108,30 @@ has_threads = (
 COMPILED_FRAME = "compile_wrapper"  # what a function is called that Dynamo compiled, and that sets these switches:
 
 
-def compiled_switches():
+def compiled_switches() -> tuple[tuple[types.ModuleType, str], ...]:
     """The two switches that a function compiled by Dynamo sets before and after it runs, the second one at both ends;
     () before Dynamo is imported."""
     module = sys.modules.get("torch._dynamo.eval_frame")
     return () if module is None else ((module, "set_skip_guard_eval_unsafe"), (module, "_maybe_set_eval_frame"))
 
 
-def compilations():
+def compilations() -> "torch._dynamo.callback.CompilationCallbackHandler | None":
     """What tells of the beginning and the end of compilations; None before Dynamo is imported."""
     return torch._dynamo.callback_handler if "torch._dynamo" in sys.modules else None
 
 
-def inductor_is_there():
+def inductor_is_there() -> bool:
     """Was it imported?"""
     return "torch._inductor.output_code" in sys.modules
 
 
-def region_call():
+def region_call() -> tuple[type, str] | None:
     """What runs a region that inductor compiled; None before it is imported."""
     kind = getattr(sys.modules.get("torch._inductor.output_code"), "CompiledFxGraph", None)
     return None if kind is None else (kind, "__call__")
 
 
-def sharded_module():
+def sharded_module() -> type[torch.nn.Module] | None:
     """FullyShardedDataParallel; None before it is imported."""
     return getattr(sys.modules.get("torch.distributed.fsdp"), "FullyShardedDataParallel", None)
 
@@ -142,33 +147,33 @@ SHARDED_KINDS = frozenset((
 SHARDED_FIELDS = ("sharded_state", "sharded_param", "unsharded_accumulated_grad")
 
 
-def is_sharded_module(cls):
+def is_sharded_module(cls: type) -> bool:
     """Is this the class of a module that fully_shard took over?"""
     module = sys.modules.get("torch.distributed.fsdp")
     return module is not None and issubclass(cls, getattr(module, "FSDPModule", ()))
 
 
-def knows_sharding(parameter):
+def knows_sharding(parameter: "torch.distributed.fsdp._fully_shard._fsdp_param.FSDPParam") -> bool:
     """Does this release keep of a parameter of fully_shard's what is asked here?"""
     return hasattr(parameter, "sharded_state") and hasattr(parameter, "all_gather_outputs")
 
 
-def is_gathered(parameter):
+def is_gathered(parameter: "torch.distributed.fsdp._fully_shard._fsdp_param.FSDPParam") -> bool:
     """Does memory of its own hold all of this parameter of fully_shard's?"""
     return parameter.sharded_state.name == "UNSHARDED"
 
 
-def gathered_in(parameter):
+def gathered_in(parameter: "torch.distributed.fsdp._fully_shard._fsdp_param.FSDPParam") -> list[torch.Tensor]:
     """Where all of it comes to: tensors whose memory has no bytes when it is not needed."""
     return parameter.all_gather_outputs
 
 
-def is_pending(cls):
+def is_pending(cls: type) -> bool:
     """Is this the class of what functional collectives give, which waits when it is used?"""
     return cls is getattr(sys.modules.get("torch.distributed._functional_collectives"), "AsyncCollectiveTensor", None)
 
 
-def sharding_calls():
+def sharding_calls() -> tuple[tuple[type, str], ...]:
     """What works out how the results of an op on DTensors are spread, on tensors of its own; () before that is
     imported."""
     module = sys.modules.get("torch.distributed.tensor._sharding_prop")
@@ -176,7 +181,7 @@ def sharding_calls():
     return tuple((getattr(module, owner), name) for owner, name in calls if hasattr(getattr(module, owner, None), name))
 
 
-def knows_parallel():
+def knows_parallel() -> bool:
     """Has this release what a recording of DistributedDataParallel asks and tells its reducer?"""
     reducer = getattr(torch.distributed, "Reducer", None)
     return all(
@@ -185,7 +190,7 @@ def knows_parallel():
     )
 
 
-def odd_parallel(module):
+def odd_parallel(module: DistributedDataParallel) -> str | None:
     """By what a DistributedDataParallel does more in an iteration than a capture can hold; or None."""
     odd = {
         "find_unused_parameters": module.find_unused_parameters and not module.static_graph,
@@ -196,18 +201,18 @@ def odd_parallel(module):
     return next((what for what, there in odd.items() if there), None)
 
 
-def used_map_size(module):
+def used_map_size(module: DistributedDataParallel) -> int:
     """How many numbers its table has of the parameters that had a gradient in the first backward; 0 where that table
     changes."""
     return module.static_graph and sum(p.requires_grad for p in module._module_parameters)
 
 
-def parallel_iteration(module):
+def parallel_iteration(module: DistributedDataParallel) -> int:
     """The last iteration of which a DistributedDataParallel asked for the times that it took."""
     return module.logger._get_ddp_logging_data().ints_map.get("iteration", 0)
 
 
-def is_reduced(module):
+def is_reduced(module: DistributedDataParallel) -> bool:
     """Did all of its gradients come of which one has?"""
     try:
         module.reducer._check_reducer_finalized()
@@ -216,17 +221,17 @@ def is_reduced(module):
     return True
 
 
-def forget_reduction(module):
+def forget_reduction(module: DistributedDataParallel) -> None:
     """Else its next forward would raise."""
     module.reducer._reset_state()
 
 
-def set_parallel_statistics(module, n):
+def set_parallel_statistics(module: DistributedDataParallel, n: int) -> None:
     """It takes times in its first ten iterations, and in each n-th."""
     module.reducer._set_ddp_runtime_logging_sample_rate(n)
 
 
-def nccl_timeout():
+def nccl_timeout() -> float | None:
     """Seconds that a collective of NCCL's may take, in the group that allows it the longest; None without such a
     group."""
     world = getattr(getattr(torch.distributed, "distributed_c10d", None), "_world", None)
@@ -237,7 +242,7 @@ def nccl_timeout():
     return max(found, default=None)
 
 
-def mode_is_active(mode):
+def mode_is_active(mode: TorchDispatchMode) -> bool:
     """Is this dispatch mode on the calling thread's stack?"""
     return any(m is mode for m in _get_current_dispatch_mode_stack())
 
@@ -245,29 +250,29 @@ def mode_is_active(mode):
 # Asked of autograd.
 
 
-def may_donate(node):
+def may_donate(node: torch.autograd.graph.Node) -> bool:
     """Is this autograd node a compiled function, whose backward may write what was saved for it? Then it
     refuses to run in a graph that is kept ("donated buffers")."""
     metadata = getattr(getattr(type(node), "_forward_cls", None), "metadata", None)
     return getattr(metadata, "bw_donated_idxs", []) != []  # None: not known
 
 
-def is_forward_ad():
+def is_forward_ad() -> bool:
     """Is a level of forward-mode differentiation open (jvp, jacfwd, hessian, dual_level)?"""
     return torch.autograd.forward_ad._current_level >= 0
 
 
-def creation_meta(t):
+def creation_meta(t: torch.Tensor) -> int:
     """How a view was made, by which it refuses writes; 0: it refuses none."""
     return int(torch._C._autograd._get_creation_meta(t)) if t._is_view() else 0
 
 
-def sequence_number():
+def sequence_number() -> int:
     """Autograd nodes that this thread makes from now on have this number or a higher one."""
     return torch._C._autograd._get_sequence_nr()
 
 
-def clear_workspaces():
+def clear_workspaces() -> None:
     """Free cuBLAS workspaces, so that a capture allocates its own in cgt's pool and later ones may
     reuse the bytes; a workspace from outside could be freed while graphs still write it."""
     clear = getattr(torch._C, "_cuda_clearCublasWorkspaces", None)
@@ -275,7 +280,7 @@ def clear_workspaces():
         clear()
 
 
-def is_mirrored(t):
+def is_mirrored(t: torch.Tensor) -> bool:
     """Is the tensor what the core takes it for?"""
     hooks = (t._backward_hooks is not None) + 2 * (t._post_accumulate_grad_hooks is not None)
     return core.mirrored(t) == (
@@ -289,7 +294,7 @@ def is_mirrored(t):
     )
 
 
-def self_check():
+def self_check() -> bool:
     """Hold what the core believes about tensors against what PyTorch says, once at import.
 
     Returns True if outputs may be handed out as the same tensors again. A mirror that does not fit

@@ -22,7 +22,8 @@ import operator
 import struct
 import sys
 import weakref
-from typing import NamedTuple
+from collections.abc import Callable, Collection, Container, Iterable
+from typing import Any, NamedTuple
 
 import torch
 from cgt_core import CUSTOM, DATACLASS, DICT, EQUAL, LIST, LIVE, NAMEDTUPLE, PLAIN, SAME, TENSOR, TUPLE
@@ -117,7 +118,7 @@ def flatten(tree, path, static=(), objects=None, live=()):
     return Flat(*map(tuple, out))
 
 
-def flatten_result(result, is_made, is_own):
+def flatten_result(result: object, is_made: Callable[[torch.Tensor], bool], is_own: bool) -> Flat:
     """`flatten` of a result. An object that nobody else holds, with tensors that the call made (is_made(t)), was made
     in the call, too: its attributes are leaves, and a replay makes another one. is_own: nobody else holds the
     result."""
@@ -131,7 +132,7 @@ def flatten_result(result, is_made, is_own):
     return flatten(result, "result") if is_shared else flat
 
 
-def find_shared(result, is_own):
+def find_shared(result: object, is_own: bool) -> list[list | dict]:
     """The lists and dicts of a result that somebody else holds, too. is_own: see flatten_result."""
     ones = [one for one in _met_in(result) if issubclass(type(one), (list, dict))]
     inside = _holders_inside(result, ())
@@ -141,7 +142,7 @@ def find_shared(result, is_own):
     ]  # fmt: skip
 
 
-def leaves_in(tree):
+def leaves_in(tree: object) -> list[object]:
     """What is in tuples, lists and dicts and is none of them."""
     return [one for one in _met_in(tree) if not issubclass(type(one), (tuple, list, dict))]
 
@@ -246,7 +247,13 @@ def _holds(value, is_made, ancestors):
     return any(_holds(child, is_made, ancestors) for child in children)
 
 
-def flatten_call(args, kwargs, static_argnums=(), static_names=(), live=()):
+def flatten_call(
+    args: tuple,
+    kwargs: dict,
+    static_argnums: Iterable[int] = (),
+    static_names: Iterable[str] = (),
+    live: Container[str] = (),
+) -> Flat:
     """Flatten a call: its program is that of `args` followed by that of `kwargs`. `live`: see flatten."""
     static = {f"args[{i + len(args) if i < 0 else i}]" for i in static_argnums}
     static |= {f"kwargs[{name!r}]" for name in static_names}
@@ -254,7 +261,7 @@ def flatten_call(args, kwargs, static_argnums=(), static_names=(), live=()):
     return Flat(*(left + right for left, right in zip(positional, named, strict=True)))
 
 
-def unflatten(program, tensors):
+def unflatten(program: Collection[tuple], tensors: Collection[torch.Tensor | Readout]) -> object:
     """Build the tree anew: fresh containers, the recorded constants, these tensors."""
     return _build_all(program, tensors, 1)[0]
 
@@ -264,7 +271,7 @@ def unflatten_call(program, tensors):
     return _build_all(program, tensors, 2)
 
 
-def first_difference(program, args, kwargs):
+def first_difference(program: tuple, args: tuple, kwargs: dict) -> tuple[str, str, str] | None:
     """(path, what a call had that this program is of, what this one has), as texts, of the first plain value or
     container in which they differ; or None. For messages."""
     then, now = dict(leaves_of_program(program)), dict(leaves_of({"args": args, "kwargs": kwargs}))
@@ -276,7 +283,7 @@ def first_difference(program, args, kwargs):
     return None
 
 
-def leaves_of_program(program):
+def leaves_of_program(program: tuple) -> list[tuple[str, object]]:
     """[(path, leaf)] of the calls that it is of, if it names but containers that torch's pytrees know, too; else []."""
     stands = {TENSOR: Stand.TENSOR, LIVE: Stand.ANY, SAME: Stand.ANY}
     told = [(PLAIN, 0, stands.get(op[0], op[2])) if op[0] in (*stands, EQUAL) else op for op in program]
@@ -286,7 +293,7 @@ def leaves_of_program(program):
     return leaves_of({"args": args, "kwargs": kwargs})
 
 
-def told_leaf(x):
+def told_leaf(x: object) -> str:
     if isinstance(x, Stand):
         return x.value
     try:
@@ -313,12 +320,12 @@ def matches(program, tree):
     return _match_all(program, (tree,))
 
 
-def matches_call(program, args, kwargs):
+def matches_call(program: tuple, args: tuple, kwargs: dict) -> list[torch.Tensor] | None:
     """`matches` for a program of `flatten_call`."""
     return _match_all(program, (args, kwargs))
 
 
-def same_value(recorded, value):
+def same_value(recorded: Any, value: Any) -> bool:
     """Whether two constants are one value: exact type and ==, stricter where == is too generous.
 
     Floats are compared by their bits: a nan must not miss for ever, nor -0.0 hit 0.0. Ranges that
@@ -465,7 +472,7 @@ def _open_dataclass(value):
     return (DATACLASS, len(names), about), children, _attributes(names)
 
 
-def is_namedtuple(value):
+def is_namedtuple(value: object) -> bool:
     return isinstance(value, tuple) and isinstance(getattr(type(value), "_fields", None), tuple)
 
 

@@ -6,6 +6,8 @@ tracers, `__tensor_flatten__` and `__tensor_unflatten__`, and only where all of 
 of the class or in the instance's dict: what a property makes is another tensor each time, and nothing would fit."""
 
 import operator
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import cgt_core as core
 import torch
@@ -19,7 +21,7 @@ NUMBERS = frozenset(
 )  # attributes of which its class could make something, though they are not in its context
 
 
-def is_one(t):
+def is_one(t: torch.Tensor) -> bool:
     """Is this tensor made of others, each a plain one? (Not a nested one, whose shape is symbols of its own.)"""
     if type(t) in PLAIN or core.is_plain(t) or t.is_nested or not is_traceable(t):
         return False
@@ -30,23 +32,23 @@ def is_one(t):
     return bool(parts) and all(core.is_plain(one) or is_one(one) for _, one in parts)
 
 
-def inside(t):
+def inside(t: torch.Tensor) -> list[tuple[str, torch.Tensor]]:
     """[(attribute, tensor), ...]"""
     return [(name, value) for name, value in attributes(t)[0] if isinstance(value, torch.Tensor)]
 
 
-def attributes(t):
+def attributes(t: torch.Tensor) -> tuple[list[tuple[str, object]], object]:
     """([(name, value), ...] of what its class counts as inside, what else it is made of)."""
     names, context = t.__tensor_flatten__()
     return [(name, getattr(t, name)) for name in names], context
 
 
-def plain_inside(t):
+def plain_inside(t: torch.Tensor) -> list[torch.Tensor]:
     """The plain tensors in it, at any depth; itself, if it is not made of others."""
     return [one for _, part in inside(t) for one in plain_inside(part)] if is_one(t) else [t]
 
 
-def flatten(t):
+def flatten(t: torch.Tensor) -> tuple[list[torch.Tensor], tuple]:
     """(tensors, all else): what a pytree needs of it. The latter is compared by value."""
     if is_pending(type(t)):
         t.trigger_wait()  # or what is inside may not be there yet
@@ -63,7 +65,7 @@ def flatten(t):
     )
 
 
-def unflatten(tensors, about):
+def unflatten(tensors: Iterable[torch.Tensor], about: tuple) -> torch.Tensor:
     """Another one like that, around these tensors."""
     kind, rest, context, shape, stride, _ = about
     tensors = iter(tensors)
@@ -71,17 +73,17 @@ def unflatten(tensors, about):
     return kind.__tensor_unflatten__(parts, context, shape, stride)
 
 
-def maker(t):
+def maker(t: torch.Tensor) -> Callable[[Iterable[torch.Tensor]], torch.Tensor]:
     """A function that makes another one like it, as it is now, around other tensors."""
     about = flatten(t)[1]
     return lambda tensors: unflatten(tensors, about)
 
 
-def waited_for(value):
+def waited_for(value: Any) -> object:
     """What is inside, if it is what a functional collective gave: from outside it is that tensor, once somebody
     waited."""
     return value.elem if is_pending(type(value)) else value
 
 
-def names(t):
+def names(t: torch.Tensor) -> tuple[str, ...]:
     return tuple(map(operator.itemgetter(0), inside(t)))
