@@ -70,15 +70,9 @@ def own(seen: Seen, t: torch.Tensor) -> None:
 
 
 def note(
-    seen: Seen,
-    op: OpOverload,
-    args: tuple,
-    kwargs: dict[str, object],
-    constant: bool,
-    fresh: Sequence[torch.Tensor],
-    written: Sequence[torch.Tensor],
-    is_real: bool = False,
-) -> None:
+    seen: Seen, op: OpOverload, args: tuple, kwargs: dict[str, object], constant: bool, fresh: Sequence[torch.Tensor],
+    written: Sequence[torch.Tensor], is_real: bool = False,
+) -> None:  # fmt: skip
     """The op ran: what it made is constant or not, what it wrote is not any more unless all it had was. `is_real`: it
     did in a capture, too."""
     if not constant:

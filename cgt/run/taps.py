@@ -383,11 +383,9 @@ DISABLES = Tap(SAVED_HOOKS_DISABLE)
 
 
 def tap_saves(
-    pack: Callable[[torch.Tensor], object],
-    unpack: Callable[..., torch.Tensor],
-    is_mine: Callable[[], bool],
+    pack: Callable[[torch.Tensor], object], unpack: Callable[..., torch.Tensor], is_mine: Callable[[], bool],
     disabled: Callable[[], object],
-) -> list[Bracket]:
+) -> list[Bracket]:  # fmt: skip
     """[bracket, ...]: inside, autograd saves through these hooks; torch.func's transforms, which work with none, are
     told of by disabled() and take them away."""
     depth = core.save_hooks()
@@ -497,11 +495,9 @@ QUIET_FILES = (
 
 
 def tap_calls(
-    started: set[types.CodeType | None],
-    methods: dict[int, str],
-    called: Callable[..., object],
+    started: set[types.CodeType | None], methods: dict[int, str], called: Callable[..., object],
     beside: set[types.CodeType],
-) -> Bracket:
+) -> Bracket:  # fmt: skip
     """A bracket: add the code objects that start or go on inside to the set `started`; add None if some could not be
     seen: somebody else's profiler is in the way. Before a builtin function of `methods` (by core.method_id) runs there
     is called(function, frame), the frame that calls it. Code of the program's other threads is added only where this
