@@ -252,7 +252,7 @@ def read(seen: Seen, values: Iterable[torch.Tensor]) -> None:
     note_grads(seen)
 
 
-def read_number(seen: Seen, t: torch.Tensor) -> float | None:
+def read_number(seen: Seen, t: torch.Tensor) -> float | torch.SymFloat | None:
     """What item() of a tensor of floating point is to return, where the function computes with it: the number in a
     warm-up, and a live one in a recording, which is for any; None: it is read as other values are."""
     if not may_compute(seen, t):
