@@ -173,7 +173,7 @@ def is_guarded(seen: Seen, t: torch.Tensor) -> bool:
     return sid in seen.constants or not t.numel() or (not t.is_cuda and (not seen.recording or sid in seen.slots))
 
 
-def noted(seen: Seen, op: Any, args: tuple, kwargs: dict) -> NotedOp:
+def noted(seen: Seen, op: OpOverload, args: tuple, kwargs: dict) -> NotedOp:
     """The op, to be compared with that of another run."""
     live_at = {(k, part) for k, part, _ in core.numbers_of_op()}
     operands = [told_operand(x, (k, NONE) in live_at or (k, 0) in live_at) for k, x in enumerate(args)]
