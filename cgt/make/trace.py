@@ -183,7 +183,7 @@ def see_kernel(name: str) -> None:
         note_reason(seen, errors.read_behind(name.replace("::", "."), user_line(seen)))
 
 
-def see_lift(begins: bool) -> None:
+def see_lift(begins: int) -> None:
     """torch.tensor brings Python's numbers to their device. A capture would copy them from memory of the host's that is
     gone when it is replayed: they are brought for real."""
     seen = seen_here()
