@@ -6,14 +6,18 @@ remember what came of it. Which ops these are, failed captures tell."""
 
 import functools
 import re
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import cgt_core as core
 import torch
 from torch.utils import _pytree
 
+from ..data import Seen
 from ..run import constants, tape
 from ..run.observe import buffer_for, exchange, fix, is_capture, note_memory, tensors_in, unseen, user_line
 from ..words import errors
+from ..words.private import OpOverload
 from . import segments
 
 # On the GPU, without trying: a capture breaks cuSOLVER's handle (torch 2.11); and lstsq, the shapes of whose results
@@ -37,7 +41,7 @@ class Apart:
             slim(mine).copy_(slim(x))
 
 
-def record(seen, op, args, kwargs):
+def record(seen: Seen, op: OpOverload, args: tuple, kwargs: dict[str, object]) -> list[torch.Tensor]:
     """End a segment in front of the op under way, run it for real, and have it return copies that each replay makes
     anew; these."""
     given, spec = _pytree.tree_flatten((args, kwargs))
@@ -62,7 +66,7 @@ def record(seen, op, args, kwargs):
     return results
 
 
-def is_one(seen, op, facts, inputs):
+def is_one(seen: Seen, op: OpOverload, facts: Any, inputs: Iterable[torch.Tensor]) -> bool:
     """Is this an op that no graph can hold?"""
     return bool(seen.apart and op in seen.apart) or (facts.packet in KNOWN and any(t.is_cuda for t in inputs))
 
@@ -72,7 +76,10 @@ REFUSED = re.compile(
 )  # a library that waits in a capture may tell its own error alone
 
 
-def learn(seen, op, facts, args, kwargs, written, error):
+def learn(
+    seen: Seen, op: OpOverload, facts: Any, args: tuple, kwargs: dict[str, object], written: list[torch.Tensor],
+    error: BaseException,
+) -> None:  # fmt: skip
     """An op failed: if that was because of the capture, the next recording runs it between two graphs, where that is
     possible."""
     if not is_capture(seen) or not REFUSED.search(str(error)) or is_broken(error):
@@ -95,7 +102,7 @@ def repeat(op, given, devices):
         return op(*args, **kwargs)
 
 
-def is_broken(error):
+def is_broken(error: BaseException) -> bool:
     """Had something else ended the capture already (another thread that waited for the whole device)? The driver's
     words."""
     return "previous error during capture" in str(error)
@@ -104,7 +111,7 @@ def is_broken(error):
 # --- tensors and segments --------------------------------------------------------------------------
 
 
-def bring_out(seen, t):
+def bring_out(seen: Seen, t: torch.Tensor) -> torch.Tensor:
     """Memory, laid out as t is, into which each replay copies t."""
     room = constants.for_real(seen, lambda: buffer_for(t)) if is_capture(seen) else buffer_for(t)
     mine = core.view_like(room, t, 0)
@@ -116,7 +123,7 @@ def bring_out(seen, t):
     return mine
 
 
-def bring_in(seen, mine):
+def bring_in(seen: Seen, mine: torch.Tensor) -> torch.Tensor:
     """A tensor of the recording, into which each replay copies this."""
     note_memory(seen, mine)
     return copied(mine)
@@ -129,12 +136,12 @@ def copied(t):
     return mine
 
 
-def slim(t):
+def slim(t: torch.Tensor) -> torch.Tensor:
     """t, with one element along dimensions in which it is only repeated."""
     return t[tuple(slice(None) if n else slice(1) for n in t.stride())] if t.dim() else t
 
 
-def end_segment(seen, part):
+def end_segment(seen: Seen, part: Callable[[], object]) -> None:
     """Replays call it behind what was recorded until here, which runs now."""
     pure = isinstance(part, Apart)
     if is_capture(seen):

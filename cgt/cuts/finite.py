@@ -13,10 +13,12 @@ import cgt_core as core
 import torch
 from cgt_core import DICT_ITEM
 
+from ..data import Seen
 from ..look.places import MISSING, Place
 from ..run import tape
 from ..run.observe import exchange, fix, is_capture, is_host_recording, unseen, user_line, warn
 from ..words import errors, options
+from ..words.private import OpOverload
 from ..words.pytree import Readout
 from . import segments
 
@@ -26,7 +28,7 @@ MAGNITUDES = {}  # device -> where their magnitudes come; made while nothing is 
 FOUND = {}  # name of a function -> what was found in its last replay
 
 
-def ready(device):
+def ready(device: int) -> None:
     """Before a recording on this device begins."""
     if options.NAN and device not in MAGNITUDES:
         empty = functools.partial(
@@ -35,7 +37,10 @@ def ready(device):
         MAGNITUDES[device] = core.in_inference(False, empty)
 
 
-def note(seen, op, args, kwargs, inputs, fresh, written):
+def note(
+    seen: Seen, op: OpOverload, args: tuple, kwargs: dict[str, object], inputs: list[torch.Tensor],
+    fresh: list[torch.Tensor], written: list[torch.Tensor],
+) -> None:  # fmt: skip
     """An op ran, which made and wrote these."""
     if (
         not options.NAN
@@ -91,7 +96,7 @@ def measure(seen, t):
     return k
 
 
-def close(seen, name):
+def close(seen: Seen, name: str) -> None:
     """The function has run: the magnitudes come to the host, where a replay makes of them what it found."""
     if not seen.finite.ops or seen.reason is not None:
         return

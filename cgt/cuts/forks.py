@@ -10,18 +10,21 @@ behind. One that is not is left before it did harm, and the call is PyTorch's ow
 import functools
 import sys
 import threading
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import cgt_core as core
 import torch
 from cgt_core import BRANCH, CUDA, HOST, LOOP
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
+from ..data import Seen
 from ..run import constants
 from ..run.devices import name_of, on_stream
 from ..run.observe import Unrecordable, collect, is_capture, refuse, tensors_in, unseen, user_line
 from ..run.tokens import see_draw
 from ..words import errors, options
-from ..words.private import FakeTensorMode
+from ..words.private import FakeTensorMode, OpOverload
 
 NO_TENSORS = "has a body that returns something else than tensors"
 NOT_ITS_OWN = "has a body that returns a tensor it did not make, or the same memory twice"
@@ -29,13 +32,13 @@ STREAMS = {}  # (device, how deep) -> the stream on which bodies there are captu
 DECIDES = {}  # device -> 0, or the error of a driver that has no conditional nodes
 
 
-def prepare(device, stream):
+def prepare(device: int, stream: torch.cuda.Stream) -> None:
     """What a capture on this stream cannot do."""
     STREAMS[device, -1] = stream
     DECIDES[device] = core.load_decide_kernel(device)
 
 
-def see_fork(seen, before, name, args, plain):
+def see_fork(seen: Seen, before: set[str] | None, name: str, args: tuple, plain: Callable[[], object]) -> object:
     """A call of torch.cond or while_loop, as PyTorch has checked it; plain() compiles and runs it. `before`: see
     modules."""
     if before is not None:
@@ -55,7 +58,7 @@ def see_fork(seen, before, name, args, plain):
         return plain()
 
 
-def modules():
+def modules() -> set[str] | None:
     """Names of the modules that there are before Dynamo comes; None when it is there."""
     return None if "torch._dynamo" in sys.modules else set(sys.modules)
 
@@ -305,7 +308,7 @@ def imagined(seen, function, operands):
         seen.imagines = before
 
 
-def is_imagined(seen):
+def is_imagined(seen: Seen) -> bool:
     """Does this thread run such a body?"""
     return seen.imagines == threading.get_ident()
 
@@ -360,7 +363,7 @@ def fill(seen, targets, sources):
 # --- what a body may do ---------------------------------------------------------------------------
 
 
-def vet_op(seen, op, facts, kwargs, written):
+def vet_op(seen: Seen, op: OpOverload, facts: Any, kwargs: dict[str, object], written: Iterable[torch.Tensor]) -> None:
     """Before an op of a body runs: refuse what cannot be taken back, or would not be done again."""
     line = user_line(seen)
     if not seen.cuts.bodies[-1].issuperset(map(core.storage_id, written)):
@@ -371,7 +374,7 @@ def vet_op(seen, op, facts, kwargs, written):
         refuse(seen, errors.body_draws(str(op), line))
 
 
-def note_made(seen, fresh):
+def note_made(seen: Seen, fresh: Iterable[torch.Tensor]) -> None:
     """The body made these."""
     if seen.cuts.bodies:
         seen.cuts.bodies[-1].update(map(core.storage_id, fresh))

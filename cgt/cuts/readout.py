@@ -15,11 +15,15 @@ place. float() is not content with one: there a number of its own stands for it,
 import collections
 import functools
 import operator
+import types
+from collections.abc import Callable
+from typing import Any
 
 import cgt_core as core
 import torch
 from cgt_core import CELL, CUDA, LIST_LEN
 
+from ..data import Seen
 from ..look import places, returns
 from ..numbers import live, standins
 from ..run import tape
@@ -51,7 +55,10 @@ ANSWERS = ("item", "tolist", "numpy")  # what a Readout can be asked for in its 
 OPS = ("item", "cpu", FLOAT)  # methods that an op will tell of
 
 
-def note(seen, name, t, given, runner, function, args):
+def note(
+    seen: Seen, name: str, t: torch.Tensor, given: list, runner: types.CodeType, function: Callable[..., object],
+    args: tuple,
+) -> object:  # fmt: skip
     """The function, which code `runner` runs with args, or a helper calls a method of t, with or without arguments
     given. What it gets if only comparisons, places and the result get it; None: the method's own answer."""
     if core.storage_id(t) in seen.readouts.handed and name in ANSWERS:  # of a warm-up
@@ -226,7 +233,7 @@ def leave(seen, name, t):
     return words, value
 
 
-def close(seen):
+def close(seen: Seen) -> None:
     """The run is over: nothing is compared or computed any more, and no recording holds what was."""
     for one, _ in seen.readouts.rows:
         if one.read is not None:
@@ -234,14 +241,14 @@ def close(seen):
         one.compare = one.compute = one.read = None
 
 
-def bring(seen):
+def bring(seen: Seen) -> None:
     """What the recording's own run computed comes to where a replay would leave it. The caller holds the paths."""
     for one, value in seen.readouts.rows:
         if value is not None:
             core.in_inference(one.words.is_inference(), functools.partial(one.words.copy_, value))
 
 
-def fill(seen, result):
+def fill(seen: Seen, result: object) -> object:
     """The result, with what was computed in place of what stands for it, there and where the function kept it: for a
     call that is no recording after all."""
     if not seen.readouts.rows:
@@ -267,7 +274,7 @@ def made(value):
     return value.make(value.words) if type(value) is Readout else value
 
 
-def marked(seen, value):
+def marked(seen: Seen, value: object) -> Any:
     """The value, with the Readout in place of each number that stands for one."""
     if not seen.readouts.numbers:
         return value
@@ -276,7 +283,9 @@ def marked(seen, value):
     )
 
 
-def pattern(value, is_fixed, shared):
+def pattern(
+    value: object, is_fixed: Callable[[object], bool], shared: set[int]
+) -> tuple[Readout, Callable[[object], object]] | None:
     """(one of its Readouts, what makes the value anew) of a tuple, list or dict of Readouts and what is_fixed(); else
     None. `shared`: ids of what lies elsewhere, too."""
     found = []
@@ -310,7 +319,7 @@ def mutable_in(value):
     return met
 
 
-def shared_in(values):
+def shared_in(values: list) -> set[int]:
     """ids of lists and dicts that are met twice in these."""
     return {one for one, n in collections.Counter(mutable_in(values)).items() if n > 1}
 

@@ -13,13 +13,14 @@ A number of floating point is another one at each call: its bytes are no guard (
 import functools
 import math
 import struct
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import cgt_core as core
 import torch
 from cgt_core import CUDA, HOST, NONE, SETS_GRAD
 
-from ..data import Undo
+from ..data import Draft, Seen, Undo
 from ..run import constants, tape
 from ..run.observe import (
     exchange,
@@ -63,7 +64,7 @@ class Value(NamedTuple):
     bytes: bytes  # as the core compares them
 
 
-def room_of(device):
+def room_of(device: int) -> torch.Tensor:
     """Memory of the host for the values of one call on this device. The path's lock guards it."""
     if device not in ROOMS:
         empty = functools.partial(torch.zeros, ROOM_BYTES, dtype=torch.uint8, pin_memory=device >= 0)
@@ -71,7 +72,7 @@ def room_of(device):
     return ROOMS[device]
 
 
-def values_of(seen, inputs):
+def values_of(seen: Seen, inputs: Iterable[torch.Tensor]) -> list[torch.Tensor] | None:
     """Those of an op's inputs whose bytes decide what comes and are not known yet, or None where some may not be
     read."""
     found = [t for t in inputs if t.numel() and not is_known(seen, t)]
@@ -91,7 +92,7 @@ def is_between(seen):
     )  # in autograd's thread, which cannot end a capture of this one's
 
 
-def may_end(seen):
+def may_end(seen: Seen) -> bool:
     """May a segment end here, behind which something runs that must not run twice?"""
     return is_between(seen) and all(sid in seen.made for sid in seen.written)
 
@@ -124,7 +125,7 @@ def is_carried(seen, sid):
     return sid in seen.copied.swaps and id(seen.copied.swaps[sid][0].leaf) in seen.copied.carried
 
 
-def save(seen, written):
+def save(seen: Seen, written: Iterable[torch.Tensor]) -> None:
     """An op is about to write these: what lies there is copied first, if it is from outside and was not copied yet. On
     the host for real, too, where the run may have to be undone."""
     lasts = len(seen.reads.values) < seen.until
@@ -169,7 +170,7 @@ def save_bytes(seen, t, keeps, undoes):
     seen.reads.undos.append(Undo(to, saved, nbytes, core.segments_ran() if keeps else MANY))
 
 
-def undo(seen, ran):
+def undo(seen: Seen, ran: int) -> None:
     """A recording came to nothing of which so many segments ran, on the host all of it: what they wrote outside is as
     it was."""
     for one in reversed(seen.reads.undos):
@@ -177,12 +178,12 @@ def undo(seen, ran):
             core.move_bytes(one.to.get_device(), core.address(one.to), core.address(one.saved), one.nbytes)
 
 
-def undo_rows(seen):
+def undo_rows(seen: Seen) -> list[tuple]:
     """The core's rows: of what a value is read behind."""
     return [tuple(one) for one in seen.reads.undos if one.segment != MANY]
 
 
-def tells(seen, packet, inputs):
+def tells(seen: Seen, packet: str, inputs: Iterable[torch.Tensor]) -> bool:
     """May the outcome of this op be read here?"""
     return (
         packet in OUTCOMES
@@ -191,7 +192,7 @@ def tells(seen, packet, inputs):
     )
 
 
-def outcome(seen, packet, args, inputs):
+def outcome(seen: Seen, packet: str, args: tuple, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
     """What is to be read in place of an op's arguments: one truth value; nothing, where shapes decide. (A tensor is not
     equal to itself where it holds a NaN.)"""
     first, last = OUTCOMES[packet]
@@ -212,7 +213,7 @@ def compute(seen, op, *args):
     return made
 
 
-def is_known(seen, t):
+def is_known(seen: Seen, t: torch.Tensor) -> bool:
     """Are t's bytes the same at each replay?"""
     sid = core.storage_id(t)
     return sid in seen.constants.memory or part_of(t) in seen.reads.known.get(sid, ())
@@ -234,7 +235,7 @@ def is_small(seen, t):
     )
 
 
-def read(seen, values):
+def read(seen: Seen, values: Iterable[torch.Tensor]) -> None:
     """The function is about to read these: from here on they are the same at each replay, until they are written."""
     line = user_line(seen)
     for t in values:
@@ -251,7 +252,7 @@ def read(seen, values):
     note_grads(seen)
 
 
-def read_number(seen, t):
+def read_number(seen: Seen, t: torch.Tensor) -> float | torch.SymFloat | None:
     """What item() of a tensor of floating point is to return, where the function computes with it: the number in a
     warm-up, and a live one in a recording, which is for any; None: it is read as other values are."""
     if not may_compute(seen, t):
@@ -359,7 +360,7 @@ def fill_pool(seen, stream):
     return filled
 
 
-def unmask(seen, args):
+def unmask(seen: Seen, args: tuple) -> tuple:
     """The arguments of an op that indexes, with numbers of elements instead of masks, as PyTorch itself does it: then
     only the masks are read, and not what they choose from. `args` if there are none, or they may not be read."""
     masks = [t for t in args[1] if is_mask(t)]
@@ -378,7 +379,10 @@ def unmask(seen, args):
     return (args[0], indices, *args[2:])
 
 
-def fills(t, indices, value, accumulate=False, unsafe=False):
+def fills(
+    t: torch.Tensor, indices: list[torch.Tensor | None], value: torch.Tensor, accumulate: bool = False,
+    unsafe: bool = False,
+) -> bool:  # fmt: skip
     """Does PyTorch fill where a mask says, for which nobody asks where that is? As canDispatchToMaskedFill in
     TensorAdvancedIndexing.cpp."""
     chosen = [index for index in indices if index is not None]
@@ -413,7 +417,7 @@ def columns_of(seen, mask, shape):
     return columns
 
 
-def select(seen, t, mask):
+def select(seen: Seen, t: torch.Tensor, mask: torch.Tensor) -> list[torch.Tensor]:
     """In a capture: return from masked_select, of whose arguments the mask was read, what an index takes; the
     tensor."""
     with unseen(seen):
@@ -426,7 +430,7 @@ def select(seen, t, mask):
     return results
 
 
-def room_for(seen, t):
+def room_for(seen: Seen, t: torch.Tensor) -> torch.Tensor | None:
     """Memory of the host for t's bytes, or None: there is too much already. Recordings that begin alike find what they
     share at the same place."""
     at, nbytes = seen.room, t.numel() * t.element_size()
@@ -471,7 +475,9 @@ def leave_on_cuda(seen, t, room):
     return end_capture(seen, core.address(room), room.numel())
 
 
-def end_capture(seen, at=0, nbytes=0, part=None, pure=False):
+def end_capture(
+    seen: Seen, at: int = 0, nbytes: int = 0, part: Callable[[], object] | None = None, pure: bool = False
+) -> bytes:
     """End a segment of a capture, which runs now; the bytes that it leaves. `part`: what replays call behind it; is it
     `pure`?"""
     value = core.with_paths(lambda: cut(seen, at, nbytes, part, pure))
@@ -489,22 +495,22 @@ def cut(seen, at, nbytes, part, pure):
     return core.cut(at, nbytes, None, seen.draws, part, pure)
 
 
-def wide(values):
+def wide(values: list[Value]) -> list[Value]:
     """Those of which there are more than two."""
     return [value for value in values if len(value.bytes) > 1]
 
 
-def tries(values):
+def tries(values: list[Value]) -> int:
     """Warm-ups in which one that came before may be met."""
     return options.TRIES_OF_NUMBERS if all(math.prod(value.shape) == 1 for value in values) else options.TRIES_OF_MASKS
 
 
-def lines_of(values):
+def lines_of(values: list[Value]) -> str:
     """Where they are read."""
     return ", ".join(sorted({value.line for value in values}))
 
 
-def vet(seen, draft):
+def vet(seen: Seen, draft: Draft) -> tuple[str | None, bool]:
     """(A sentence if a replay that goes another way could miss a .grad that was overwritten, or None; must some be
     looked after?)"""
     if not seen.reads.values:

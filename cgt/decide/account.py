@@ -18,6 +18,7 @@ Methods of several objects are one function, but each object has its own kinds, 
 
 import math
 import time
+from collections.abc import Callable
 
 import cgt_core as core
 from cgt_core import (
@@ -32,7 +33,7 @@ from cgt_core import (
     MISS_VALUE,
 )
 
-from ..data import Account
+from ..data import Account, Call
 from ..words import errors, options
 
 # Of Miss: what a program varies from call to call (FITS: a value that it reads on the way). The others are learnt.
@@ -42,7 +43,7 @@ SAVED = 0.5  # of an eager call, by a replay; the rest is the guard, the launch 
 TOGETHER = Account()  # of the process: what all functions spent
 
 
-def timed_eager(account, function, args, kwargs):
+def timed_eager(account: Account, function: Callable[..., object], args: tuple, kwargs: dict) -> object:
     """The plain function's result; its time is noted."""
     began = time.perf_counter()
     result = function(*args, **kwargs)
@@ -51,7 +52,7 @@ def timed_eager(account, function, args, kwargs):
     return result
 
 
-def timed(account, run, *call, first=False):
+def timed(account: Account, run: Callable[..., object], *call: Call, first: bool = False) -> object:
     """run(*call), which warms or records, on the account. Eager's first call is slow, too: it is not charged."""
     began = time.perf_counter()
     try:
@@ -67,7 +68,7 @@ def is_allowed(account):
     return TOGETHER.spent < options.ALLOWANCE and not account.failed
 
 
-def meet(account, kind, whose, room):
+def meet(account: Account, kind: tuple, whose: int | None, room: int) -> int:
     """0 if a call of this kind came before, or is recorded at once; else how many calls run eagerly before Python
     sees one again: the more that were new in a row, the more. `whose`: names the object whose method is called, or
     None. `room`: for how many recordings of it."""
@@ -85,7 +86,7 @@ def meet(account, kind, whose, room):
     return min(1 << max(0, account.strange - free), options.COOL_DOWN[0])
 
 
-def waits(account, f, missed, room, whose=None):
+def waits(account: Account, f: int, missed: list[tuple[int, int, int]], room: int, whose: int | None = None) -> int:
     """How many more calls the function must have had before it is recorded here; 0: now. `missed`: core.node_misses
     of this place, where nothing takes the call; `room`: for how many recordings; `whose`: as of meet."""
     alike, unproven = core.fn_hopes(f)
@@ -107,18 +108,18 @@ def waits(account, f, missed, room, whose=None):
     return max(0, min(math.ceil(needed) - calls, options.COOL_DOWN[1]))
 
 
-def heard(account):
+def heard(account: Account) -> int:
     """Of so many calls alike in a row Python is told; 0: of none, since a function that failed would fail again."""
     return 0 if account.failed else account.patience
 
 
-def note_failure(account, why):
+def note_failure(account: Account, why: str) -> None:
     """A warm-up or a recording came to nothing."""
     account.failed += 1
     account.why = why
 
 
-def reason(account, n, why):
+def reason(account: Account, n: int, why: Callable[[], str]) -> str:
     """A sentence on why the function waits so many calls. `why`: tells what the last recording did not accept."""
     if account.failed:
         return account.why

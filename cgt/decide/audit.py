@@ -14,6 +14,7 @@ import functools
 import itertools
 import math
 import os
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import cgt_core as core
@@ -21,7 +22,7 @@ import torch
 from cgt_core import APPENDS, EMPTY
 
 from ..cuts import finite
-from ..data import LIVE_NUMBER, Audits
+from ..data import LIVE_NUMBER, Audits, Call, State
 from ..look import containers, impure, places
 from ..make import autograd, islands, probes, trace
 from ..make.plan import device_of, driver_of, leaves_of, reach_generators
@@ -33,7 +34,7 @@ from ..words import errors, pytree, wrappers
 LENGTHS = (places.DICT_LEN, places.LIST_LEN)
 
 
-def parse(text):
+def parse(text: str) -> Audits | None:
     """Audits of "first:2,every:1000,doubling:1,rtol:1e-5,atol:1e-8", of which parts may be left out; None of "0".
     ValueError."""
     if text.strip() in ("", "0"):
@@ -49,7 +50,7 @@ def parse(text):
 # --- which calls ------------------------------------------------------------------------------
 
 
-def plan_next(state, node):
+def plan_next(state: State, node: int) -> None:
     """Which replay of a recording is compared next: the core hands over the call that would be it."""
     if state.opts.audit is not None and node in state.keep:
         core.node_audit(node, number_behind(state.opts.audit, core.node_facts(node).n_replay))
@@ -63,7 +64,7 @@ def number_behind(audits, n):
     return min(following, default=0)
 
 
-def run(call, node, replay, drop):
+def run(call: Call, node: int, replay: Callable[[], object], drop: Callable[[int, Call, str], None]) -> object:
     """A call that is due; its result. `replay()`: make it. `drop(node, call, reason)`: do without that recording for a
     while."""
     state = call.state
@@ -88,7 +89,10 @@ def run(call, node, replay, drop):
     )[1]
 
 
-def compare(call, node, scope, replay, blame, drop, audits):
+def compare(
+    call: Call, node: int, scope: "Scope", replay: Callable[[], object], blame: Callable[[str, str], str],
+    drop: Callable[[int, Call, str], None], audits: Audits,
+) -> tuple[bool, object]:  # fmt: skip
     """(are they compared, the call's result). `node`: what will take the call, or another one for other values that it
     reads. `blame(told, other)`: a sentence on what is not alike."""
     state, replayed = call.state, core.fn_counts(call.state.f)[3]
@@ -213,7 +217,7 @@ class Scope(NamedTuple):
     generators: list  # torch's
 
 
-def find_scope(call, node):
+def find_scope(call: Call, node: int) -> "Scope | str":
     """Or a sentence why what this recording changes, or another one that the values which it reads may come to, cannot
     be put back."""
     state, device = call.state, device_of(call.state, call.flat)

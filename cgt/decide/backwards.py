@@ -1,10 +1,13 @@
 """The graph that a recorded call left: is it right for other calls?"""
 
 import functools
+import types
+from collections.abc import Iterable
 
 import cgt_core as core
 import torch
 
+from ..data import Graph, Seen, State
 from ..look import flow
 from ..make import describe
 from ..make.plan import learn_code
@@ -13,12 +16,12 @@ from .freeing import drop_graphs
 from .sites import ATTRIBUTE, DOOMED, GRAPHS, RECORDING, SITES
 
 
-def readable(graph, leaves):
+def readable(graph: Graph, leaves: Iterable[object]) -> list[torch.Tensor]:
     """What a recorded graph may read in a call."""
     return [*(t for t in leaves if isinstance(t, torch.Tensor)), *(t for _, t in graph.reached), *graph.loose]
 
 
-def prove(graph, seen, leaves):
+def prove(graph: Graph, seen: Seen, leaves: Iterable[object]) -> None:
     """A recorded graph was run under observation: did it read only what belongs to the call?"""
     reason = describe.vet_backward(graph, seen, readable(graph, leaves))
     if reason is None:
@@ -28,7 +31,7 @@ def prove(graph, seen, leaves):
     learn_backward(graph, seen)
 
 
-def learn_backward(graph, seen):
+def learn_backward(graph: Graph, seen: Seen) -> list[types.CodeType]:
     """What a backward reads is guarded by its forward, which is recorded anew if it passed over code that runs now. The
     code that can read more."""
     forward = forward_of(graph)
@@ -42,7 +45,7 @@ def learn_backward(graph, seen):
     return fresh
 
 
-def forward_of(graph):
+def forward_of(graph: Graph) -> State | None:
     """The state of the function of whose recording this is the backward, or None."""
     return getattr(SITES.get(graph.forward), ATTRIBUTE, None)
 
@@ -59,7 +62,7 @@ def disprove(graph, reason):
         raise errors.CgtError(errors.stale_backward(reason))
 
 
-def refuse_gradients(graph, reason):
+def refuse_gradients(graph: Graph, reason: str) -> None:
     """Calls with gradients of this graph's function run eagerly from now on."""
     forward = forward_of(graph)
     if forward is None:

@@ -11,7 +11,7 @@ UNITS = (
 )
 
 
-def parse(budget):
+def parse(budget: int | str | None) -> int | None:
     """Bytes of 2**30, "2GiB" or "500 MB"; None of None. ValueError."""
     if budget is None or (type(budget) is int and budget > 0):
         return budget
@@ -27,6 +27,6 @@ def of_node(facts):
     return facts.out_bytes + facts.copied + facts.exec_bytes
 
 
-def held():
+def held() -> int:
     """Of all recordings."""
     return sum(of_node(core.node_facts(n)) for n in core.nodes())

@@ -12,13 +12,14 @@ one `State`, held by what `jit` returned.
 import contextlib
 import functools
 import weakref
+from collections.abc import Callable
 
 import cgt_core as core
 import torch
 from cgt_core import AT_PLACE, CUDA, FRESH, HOST, INPUT, LIVE, MISS_PLACE, NONE, VIEW
 
 from ..cuts import readout, segments
-from ..data import Attempt, Call, Kept, State, check_draft
+from ..data import Attempt, Call, Graph, Kept, Options, State, check_draft
 from ..look import empties, impure, places
 from ..make import autograd, describe, escapes, islands, moving, record, trace
 from ..make.plan import (
@@ -63,7 +64,10 @@ from .warming import is_behind_warm_up, is_to_watch, note_tensors, timed_survey,
 WATCHED = []  # lists to which new functions are added: doctor.py wants to know all that they meet
 
 
-def new_site(function, name, opts, graph=None, cls=core.Site):
+def new_site(
+    function: Callable[..., object], name: str, opts: Options, graph: Graph | None = None,
+    cls: type[core.Site] = core.Site,
+) -> core.Site:  # fmt: skip
     """The jitted form of a function. `graph`: what it runs, if it is the backward of a recording."""
     range_name = "cgt.replay " + name
 

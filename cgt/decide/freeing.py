@@ -6,7 +6,7 @@ import cgt_core as core
 import torch
 from cgt_core import CUDA, NONE
 
-from ..data import LEARNT, State
+from ..data import LEARNT, Call, State
 from ..make import record
 from ..make.plan import device_of, driver_of
 from ..words import errors
@@ -15,7 +15,7 @@ from . import logs, verdicts
 from .sites import ATTRIBUTE, DOOMED, GRAPHS, RECORDING, SITES, alive, disable, is_mine
 
 
-def drop_graphs(state):
+def drop_graphs(state: State) -> None:
     """Free a function's recordings with gradients. Another thread may be recording behind one: the caller holds
     RECORDING."""
     for node in [n for n, kept in state.keep.items() if kept.graph is not None]:
@@ -23,14 +23,14 @@ def drop_graphs(state):
             drop_node(node)
 
 
-def forget_parent():
+def forget_parent() -> None:
     """In the child of a fork: the threads of the parent are not there, one that recorded neither."""
     core.forget(is_mine())
     if not is_mine():
         RECORDING._at_fork_reinit()
 
 
-def sweep():
+def sweep() -> None:
     """Free the rows of what was collected since. Never in the middle of a call; while something is
     being recorded, its thread will do it."""
     if DOOMED and not core.paths_mine() and not is_mine():
@@ -53,7 +53,7 @@ def free_doomed():
         bury()
 
 
-def free_exchanging():
+def free_exchanging() -> None:
     """A group of processes is about to go: the recordings that exchange data go before it."""
     for state in [getattr(site, ATTRIBUTE) for site in alive()]:
         if state.exchanges:
@@ -61,13 +61,13 @@ def free_exchanging():
     sweep()
 
 
-def trim():
+def trim() -> None:
     """Give back the memory of pools in which nothing lives, unless something is being recorded."""
     if not is_mine():
         core.locked(RECORDING, record.release_pools, lambda: None)
 
 
-def bury():
+def bury() -> None:
     """Nodes were freed, perhaps of several functions: let go of what they kept alive."""
     freed = core.freed()
     for f, node in freed:
@@ -91,7 +91,7 @@ def free_spec(state, spec):
     core.spec_free_if(state.f, state.born, spec)
 
 
-def vet_dropout(call):
+def vet_dropout(call: Call) -> str | None:
     """A sentence if the function's recurrent layers begin with another random state of cuDNN's at this call, or None.
     Recordings with the old one fit no call any more."""
     state = call.state
@@ -103,7 +103,7 @@ def vet_dropout(call):
     return errors.cudnn_dropout() if core.dropout_begins_anew(device_of(state, call.flat)) else None
 
 
-def make_place(call, path, parent):
+def make_place(call: Call, path: int, parent: int) -> None:
     """Room for one more recording of the function there: after the cool-down the one matched longest ago goes. Where
     recordings were wasted instead, they count from zero again."""
     state = call.state
@@ -118,7 +118,7 @@ def make_place(call, path, parent):
         state.cool[key], state.waste = (0, state.cool[key][1]), (NONE, 0)
 
 
-def drop_node(node):
+def drop_node(node: int) -> None:
     """Free a recording with those behind it, and what they kept alive."""
 
     def drop():
@@ -131,7 +131,7 @@ def drop_node(node):
         core.with_paths(drop)
 
 
-def make_room(state):
+def make_room(state: State) -> None:
     """Free recordings that ran longest ago, leaves first, until there is room for another one."""
     most = state.opts.memory_budget
     while len(core.nodes()) >= state.opts.max_graphs or (most is not None and budgets.held() > most):
@@ -148,7 +148,7 @@ def evict(state):
     return node is not None
 
 
-def make_way(state):
+def make_way(state: State) -> bool:
     """The device has no memory left: what could be recorded again goes, and so do pools that are empty. Was there
     something?"""
     n = len(core.nodes())
@@ -160,7 +160,7 @@ def make_way(state):
     return len(core.nodes()) < n
 
 
-def reset_state(state):
+def reset_state(state: State) -> None:
     """Free a function's recordings; what it learnt about its arguments goes too. From inside a
     function that is being warmed or recorded, when that is done: its rows are in use."""
     if is_mine() or core.paths_mine():

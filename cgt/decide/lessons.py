@@ -3,6 +3,7 @@ may fare better."""
 
 import cgt_core as core
 
+from ..data import Plan, Seen, State
 from ..make import autograd, describe
 from ..make.plan import learn_code
 from ..numbers.addresses import has_way_back
@@ -11,7 +12,7 @@ from ..words import errors, options
 from .backwards import learn_backward
 
 
-def escaping(state, seen, reason):
+def escaping(state: State, seen: Seen, reason: str | None) -> str | None:
     """The reason, noted as one that tells of something that outlived the call; or None."""
     if reason is not None:
         seen.escaped = True
@@ -19,7 +20,7 @@ def escaping(state, seen, reason):
     return reason
 
 
-def vet_code(state, seen):
+def vet_code(state: State, seen: Seen) -> str | None:
     """A sentence if code ran that was not looked at for places: for the first time, or unseen."""
     if None in seen.code.ran:
         seen.again = True
@@ -34,7 +35,7 @@ def vet_code(state, seen):
     return errors.new_code(min(fresh, key=lambda code: code.co_name))
 
 
-def vet_spent(plan, seen):
+def vet_spent(plan: Plan, seen: Seen) -> str | None:
     """A sentence if the recording let go of something that was read later, or None."""
     if not autograd.was_greedy(plan):
         return None
@@ -42,7 +43,7 @@ def vet_spent(plan, seen):
     return errors.late_read()
 
 
-def vet_follows(state, plan, seen):
+def vet_follows(state: State, plan: Plan, seen: Seen) -> str | None:
     """A sentence if it is not the same which tensor lies in a place that is followed, or None. Where the function comes
     to tensors in ways that cannot be followed (a set, a distribution), these may be what lies in a place, too, at one
     call and not at another."""
@@ -54,7 +55,7 @@ def vet_follows(state, plan, seen):
     return errors.asks_which(plan.places[min(plan.follows)].path)
 
 
-def vet_back(state, plan, seen):
+def vet_back(state: State, plan: Plan, seen: Seen) -> str | None:
     """A sentence if a replay could not write an argument where it lies, nor copy it back there; or None."""
     tensors, paths = all_tensors(plan), all_paths(plan)
     lost = [paths[k] for k in seen.copied.backs if not has_way_back(tensors[k])]
@@ -65,7 +66,7 @@ def vet_back(state, plan, seen):
     return errors.no_way_back(lost[0])
 
 
-def vet_loose(state, plan, seen):
+def vet_loose(state: State, plan: Plan, seen: Seen) -> str | None:
     """A sentence if other threads ran ops while this one read memory to which nothing leads: one of them may make it
     anew at each call. What the recording before this one met lasts (a cache's)."""
     loose = {core.storage_id(t): core.storage_name(t) for t in describe.loose_in(plan, seen)} if seen.elsewhere else {}
@@ -75,7 +76,7 @@ def vet_loose(state, plan, seen):
     return errors.op_elsewhere(seen.elsewhere)
 
 
-def vet_strays(state, seen):
+def vet_strays(state: State, seen: Seen) -> str | None:
     """A sentence if kernels that no op shows may have read an argument past its copy, or None."""
     copies = seen.copied.swaps and not (
         state.hidden and state.graph is not None
@@ -87,18 +88,18 @@ def vet_strays(state, seen):
     return errors.hidden_kernels()
 
 
-def leaves_graph(plan, seen, result):
+def leaves_graph(plan: Plan, seen: Seen, result: object) -> bool:
     """Does a graph of autograd's come out of this capture? It must only ever run inside of one (attention with dropout
     keeps its random numbers on the device there, and reads them on the host elsewhere)."""
     return plan.graph is None and (plan.saves or bool(describe.pending_in(seen, result)))
 
 
-def is_passing(state, seen, lost):
+def is_passing(state: State, seen: Seen, lost: bool) -> bool:
     """Is what kept this recording from being one no verdict: will the next one fare better?"""
     return lost or is_lesson(state, seen) or (seen.escaped and state.escapes <= options.ESCAPE_TRIES)
 
 
-def is_lesson(state, seen):
+def is_lesson(state: State, seen: Seen) -> bool:
     """The same, since this one told what it came to nothing by. Not for ever: code made anew at each call would."""
     state.lessons += seen.again
     return seen.again and state.lessons <= options.LESSONS

@@ -5,9 +5,11 @@ They are Python's to configure. CGT_LOG=record,miss (or all) writes them to stde
 which no miss comes with, are told only where it names them when cgt is imported."""
 
 import logging
+from collections.abc import Callable
 
 import cgt_core as core
 
+from ..data import State
 from ..run.observe import warn
 from ..words import errors, options
 
@@ -15,17 +17,17 @@ KINDS = ("record", "miss", "rescue", "evict")
 LOGGERS = {kind: logging.getLogger(f"cgt.{kind}") for kind in KINDS}
 
 
-def listens(kind):
+def listens(kind: str) -> bool:
     return LOGGERS[kind].isEnabledFor(logging.INFO)
 
 
-def tell(kind, sentence, *parts):
+def tell(kind: str, sentence: Callable[..., str], *parts: object) -> None:
     """`sentence(*parts)`, if somebody listens."""
     if listens(kind):
         LOGGERS[kind].info(sentence(*parts))
 
 
-def set_up(names, name_of):
+def set_up(names: tuple[str, ...], name_of: Callable[[int], str]) -> None:
     """Have these kinds written to stderr. `name_of(f)`: what a function's row is called."""
     wanted = KINDS if "all" in names else names
     for kind in wanted:
@@ -43,7 +45,7 @@ def set_up(names, name_of):
         core.RESCUED[0] = lambda f, size, line: tell("rescue", errors.told_rescue, name_of(f), size, line)
 
 
-def warn_of_nothing(state):
+def warn_of_nothing(state: State) -> None:
     """Once per function: so many calls, and none was replayed. The commonest reason tells what to change."""
     calls, _, _, replays, *_ = core.fn_counts(state.f)
     if state.warned or state.graph is not None or replays or calls < options.WARN_AFTER or not state.reasons:

@@ -20,17 +20,17 @@ GRAPHS = "graphs"
 FOREVER = 1 << 62  # calls
 
 
-def alive():
+def alive() -> list[core.Site]:
     """All jitted functions alive. Other threads may make one meanwhile: references are copied in one go."""
     return [site for site in (ref() for ref in SITES.valuerefs()) if site is not None]
 
 
-def disable(f):
+def disable(f: int) -> None:
     """Where the user wants no cgt, no call comes to Python: all run eagerly."""
     if options.DISABLED:
         core.verdict_fn(f, errors.disabled(), FOREVER)
 
 
-def is_mine():
+def is_mine() -> bool:
     """Is the mode around us that of a recording under way in this thread: are we being inlined?"""
     return RECORDING._is_owned()

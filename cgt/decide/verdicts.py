@@ -7,6 +7,7 @@ ask again until a cool-down has ended."""
 import math
 import traceback
 import weakref
+from collections.abc import Callable
 
 import cgt_core as core
 import torch
@@ -26,7 +27,7 @@ from cgt_core import (
 )
 
 from ..cuts import segments
-from ..data import Verdict
+from ..data import Around, Call, State, Verdict
 from ..make import facts, moving
 from ..make.plan import driver_of, misses, place_in_tree, places_first
 from ..run.observe import NOT_USER_CODE
@@ -35,7 +36,7 @@ from ..words.private import is_forward_ad
 from . import account, logs
 
 
-def find(call):
+def find(call: Call) -> str | None:
     """A reason to run eagerly, or None. Verdicts and limits end after a cool-down of calls."""
     state, flat = call.state, call.flat
     for path, tensor in zip(flat.paths, flat.tensors, strict=True):
@@ -59,7 +60,7 @@ def find(call):
     return over_limit(call, *place_in_tree(state, flat, flat.tensors))
 
 
-def over_limit(call, path, parent):
+def over_limit(call: Call, path: int, parent: int) -> str | None:
     """A reason to run eagerly because this place in the tree has enough recordings of the function,
     or None: there is room, or the cool-down is over and make_place finds some."""
     state, mine = call.state, whose(call.flat.program)
@@ -86,7 +87,7 @@ def over_limit(call, path, parent):
     return None
 
 
-def wasted(state):
+def wasted(state: State) -> int:
     """How many recordings of the function were freed without a replay since its last replay: those of objects that come
     once go with the objects."""
     replays, freed = core.fn_counts(state.f)[3], core.fn_hopes(state.f)[1]
@@ -95,14 +96,14 @@ def wasted(state):
     return freed - state.waste[1]
 
 
-def whose(program):
+def whose(program: tuple) -> int | None:
     """The id of the object whose method is called, the first argument, if it is told from others by who it is; or None.
     Methods of several objects are one function, but what one of them varies is no affair of the others."""
     kind, _, obj = program[1] if len(program) > 1 else (None, 0, None)
     return None if kind != pytree.SAME else id(obj() if isinstance(obj, weakref.ref) else obj)
 
 
-def siblings(call, path, parent):
+def siblings(call: Call, path: int, parent: int) -> list[int]:
     """Recordings of the function there, of the same object's calls; newest match first."""
     state, nodes = call.state, core.children(path, parent, call.state.f)
     mine = whose(call.flat.program)
@@ -111,7 +112,7 @@ def siblings(call, path, parent):
     return [n for n in nodes if whose(state.programs[core.node_facts(n).spec][0]) == mine]
 
 
-def wait(call, first):
+def wait(call: Call, first: bool) -> str | None:
     """A reason to run eagerly since another recording would not pay yet, or None. Backwards are recorded as
     their forwards are."""
     state, f = call.state, call.state.f
@@ -160,12 +161,12 @@ def is_learnt(state, node, why, index):
     return kept.followable.get(path) is False and path not in state.followed
 
 
-def key_of(call):
+def key_of(call: Call) -> tuple[int, tuple, tuple]:
     """What a verdict is about: structure, ambient state and shapes."""
     return call.spec, core.ambient(), tuple((t.shape, t.dtype, t.device) for t in call.flat.tensors)
 
 
-def condemn(call, reason, fails=True, length=None):
+def condemn(call: Call, reason: str, fails: bool = True, length: int | None = None) -> None:
     """Run eagerly from now on, until a cool-down that doubles with each verdict. `fails`: the account is to know. A
     function with many verdicts and no recording gets one for all its calls: new shapes will not help it."""
     state, verdicts = call.state, call.state.verdicts
@@ -181,7 +182,7 @@ def condemn(call, reason, fails=True, length=None):
     hand_over(call, key, reason, until)
 
 
-def still_grows(call, around):
+def still_grows(call: Call, around: Around | str) -> str | None:
     """A sentence if tensors that the call finds in places have other shapes than at the last look, as a cache that
     torch.cat makes longer at each call; or None. To look costs less than a recording that fits no later call."""
     grown = call.state.grown
@@ -197,7 +198,7 @@ def still_grows(call, around):
     return None
 
 
-def note_left(call, error, counted):
+def note_left(call: Call, error: Exception, counted: bool) -> None:
     """An exception of the function's left a call that was looked at. `counted`: as one that ran eagerly, already. The
     very first one may be a mistake in the arguments; what comes later will come again, in calls like this."""
     state, lines = call.state, [(frame.f_code.co_filename, at) for frame, at in traceback.walk_tb(error.__traceback__)]
@@ -210,7 +211,7 @@ def note_left(call, error, counted):
         count_eager(state, reason)
 
 
-def note_incomparable(state, reason):
+def note_incomparable(state: State, reason: str) -> None:
     """A call came with arguments that no other call can be compared by. Where many did, those to come most likely do,
     too: Python is not asked for a while."""
     state.incomparable += 1
@@ -279,27 +280,27 @@ def why_missed(call, path, parent):
     return errors.arguments_changed("a number, string or structure among the arguments")
 
 
-def why_new(call, first):
+def why_new(call: Call, first: bool) -> str:
     """A sentence on why a call would be warmed or recorded."""
     place = (NONE, NONE) if first else place_in_tree(call.state, call.flat, call.flat.tensors)
     known = not first and core.children(*place, call.state.f)
     return why_missed(call, *place) if known else errors.unrecorded()
 
 
-def vet_replay(state, reason):
+def vet_replay(state: State, reason: Callable[[], str]) -> None:
     """CgtError where replays are required: the call that is about to run is none. `reason()`: why."""
     if core.is_required():
         core.fn_count(state.f, "calls", -1)
         raise errors.CgtError(errors.not_replayed(state.name, reason()))
 
 
-def vet_strict(state, reason):
+def vet_strict(state: State, reason: str | None) -> None:
     """CgtError where the user wants no call to run eagerly for good."""
     if options.STRICT and reason is not None:
         raise errors.CgtError(errors.strict(state.name, reason))
 
 
-def count_eager(state, reason):
+def count_eager(state: State, reason: str) -> None:
     """A call that had to run eagerly, and why. Reasons that name addresses would never end: the oldest go."""
     core.fn_count(state.f, "eager")
     logs.tell("miss", errors.told_miss, state.name, reason)

@@ -8,11 +8,12 @@ does not do twice proves nothing."""
 
 import contextlib
 import functools
+from collections.abc import Callable
 
 import cgt_core as core
 from cgt_core import REBOUND
 
-from ..data import Audits
+from ..data import Audits, Call, Draft, Seen, State
 from ..make.plan import device_of
 from ..words import errors, options, pytree
 from . import audit
@@ -22,21 +23,21 @@ EXACT = Audits(0, 0)
 REBINDS = 5  # in fn_counts
 
 
-def changes(seen, draft):
+def changes(seen: Seen, draft: Draft) -> bool:
     """Does it do more than to return results?"""
     return bool(
         draft.effects or draft.grads or seen.random or seen.reads.values or seen.cuts.islands or seen.acts or seen.own
     )
 
 
-def begin(state, node):
+def begin(state: State, node: int) -> None:
     """A recording was made."""
     kept = state.keep[node]
     if kept.told and (options.VERIFY or (options.VERIFY is None and not kept.changes and not kept.told <= PROVEN)):
         core.node_doubt(node)
 
 
-def run(call, node, replay, drop):
+def run(call: Call, node: int, replay: Callable[[], object], drop: Callable[..., None]) -> object:
     """A call for which that recording is told of another address; its result. `drop(node, call, reason, untold)`: do
     without it, and tell none of these paths again."""
     state, scope, kept = call.state, None, call.state.keep.get(node)

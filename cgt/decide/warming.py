@@ -4,11 +4,14 @@ whether they can be recorded."""
 import math
 import time
 import weakref
+from collections.abc import Iterable, Sequence
 
 import cgt_core as core
+import torch
 from cgt_core import CUDA, HOST
 
 from ..cuts import segments
+from ..data import Around, Call, Seen, State
 from ..look import impure
 from ..make import describe, trace
 from ..make.plan import driver_of, leaf_devices, survey
@@ -18,13 +21,14 @@ from ..run import devices
 from ..run.observe import asks_on, note_reason, observe
 from ..words import errors, options
 from ..words.private import without_torch_function
+from ..words.pytree import Flat
 from . import account, verdicts
 from .backwards import prove, readable
 
 WARM = {"runs": 0, "results": []}  # functions warmed so far; weak references to what that returned
 
 
-def is_behind_warm_up(state, flat):
+def is_behind_warm_up(state: State, flat: Flat) -> bool:
     """Does the call use the result of another function's first run, which will not lie there again?
     Then a recording would fit no later call. At most once after each such run."""
     if state.warmed == WARM["runs"]:
@@ -44,7 +48,7 @@ def note_warm(state, seen, flat, result, first):
     WARM["results"] += [weakref.ref(t) for t in made if core.storage_id(t) not in given]
 
 
-def warm(call, sources=()):
+def warm(call: Call, sources: Sequence[tuple[str, object]] = ()) -> object:
     """Run once eagerly, and learn what the function touches. `sources`: what it must not take from, see
     impure.states."""
     began = time.perf_counter()
@@ -141,7 +145,7 @@ def vet_values(call, seen):
     return errors.varying_values(segments.lines_of(wide)) if new else None
 
 
-def note_tensors(state, seen, named):
+def note_tensors(state: State, seen: Seen, named: Iterable[tuple[str, torch.Tensor]]) -> None:
     """Remember where each argument was, and what the function reaches, and which of them it writes."""
     state.asks_which |= seen.asks_which
     for path, tensor in named:
@@ -152,7 +156,7 @@ def note_tensors(state, seen, named):
             state.fixed.add(path)
 
 
-def timed_survey(call):
+def timed_survey(call: Call) -> Around | str:
     began = time.perf_counter()
     with without_torch_function():  # a tensor's class may refuse to be asked
         around = survey(call)
@@ -160,7 +164,7 @@ def timed_survey(call):
     return around
 
 
-def is_to_watch(call, around):
+def is_to_watch(call: Call, around: Around | str) -> bool:
     """Must the function run once more, to see that it takes nothing from the iterators and files that it reaches? Of a
     capture that does not stand that could not be undone. Each recording is made behind such a run."""
     state = call.state

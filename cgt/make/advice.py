@@ -1,5 +1,7 @@
 """What an optimizer's user can set so that its step is replayed."""
 
+import types
+
 import torch
 
 from ..run.observe import NOT_USER_CODE
@@ -8,7 +10,7 @@ from ..words import errors
 STEPS = ("step", "_maybe_opt_step")  # functions of torch.optim's optimizers, of torch.amp's scalers
 
 
-def step_reason(frame, line):
+def step_reason(frame: types.FrameType | None, line: str) -> str | None:
     """A sentence if PyTorch's code in and around this frame is a step of torch.optim's or the one of a
     gradient scaler; else None."""
     while frame is not None and frame.f_code.co_filename.startswith(NOT_USER_CODE):

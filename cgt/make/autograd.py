@@ -8,20 +8,23 @@ saved. Such a run is a function, `backward`, and is recorded like any other.
 
 import functools
 import threading
+from collections.abc import Callable
 
 import cgt_core as core
+import torch
 from cgt_core import CUDA, FRESH, NONE, WRITES
 
-from ..data import Behind, Graph, Leaves, OutRow, SaveRow
+from ..data import Behind, Draft, Graph, Leaves, OutRow, Plan, SaveRow, Seen, State
 from ..run import tokens
 from ..run.observe import observe
 from ..run.taps import NOTHING, tap_keeps, tap_states
 from ..words import errors
 from ..words.private import may_donate
+from ..words.pytree import Flat
 from . import describe, trace
 
 
-def complete(state, plan, seen, draft):
+def complete(state: State, plan: Plan, seen: Seen, draft: Draft) -> Draft | str:
     """The draft with what a later backward needs, or the sentence that says why it cannot be had."""
     roots = [k for k, o in enumerate(draft.outs) if o.root]
     if not roots:
@@ -138,7 +141,7 @@ def find_saves(plan, seen, draft, outs, n_grads):
     return list(saves), saved, kept
 
 
-def cut(draft):
+def cut(draft: Draft) -> None:
     """The recording is a node: cut its graph off from the call that made it."""
     behind, graph = draft.behind, draft.behind.graph
     core.sinks_cut(graph.sinks)
@@ -150,7 +153,9 @@ def cut(draft):
         one.tensor, one.leaves, one.at, one.like, one.shift = None, graph.leaves, at[id(base)], like, shift
 
 
-def find_spent(graph, flat, copied, driver, parent, args):
+def find_spent(
+    graph: Graph | None, flat: Flat, copied: list[int], driver: int, parent: int, args: tuple
+) -> list[tuple[int, torch.Tensor]]:
     """[(index, tensor), ...]: arguments of a backward whose memory the recording can let go of. Results of
     the path that are read only through the graph, and copies of gradients (a tape lets go of those by
     itself)."""
@@ -168,7 +173,7 @@ def find_spent(graph, flat, copied, driver, parent, args):
     return found
 
 
-def find_dying(graph, args):
+def find_dying(graph: Graph, args: tuple) -> list[tuple[int, torch.Tensor]]:
     """[(index, tensor), ...]: arguments of a backward which that alone still reads, through the graph."""
     kept = {at for at, *_ in graph.tokens.values()}
     dies = [
@@ -179,7 +184,7 @@ def find_dying(graph, args):
     return [(k, args[1 + k]) for k in dies]
 
 
-def was_greedy(plan):
+def was_greedy(plan: Plan) -> bool:
     """Did the recording let go of something too early? The next one will not."""
     return bool(plan.spent) and plan.graph.leaves.late
 
@@ -209,7 +214,7 @@ def own(grads, saved):
     return tuple(g.clone() if g is not None and core.storage_id(g) in memory else g for g in grads)
 
 
-def backward_of(graph):
+def backward_of(graph: Graph) -> Callable[..., tuple[torch.Tensor | None, ...]]:
     """The function that runs a recorded graph: a byte per tensor that says whether it dies with the call
     (a recording looks at them, find_spent; None: nothing does; False: the call's own graph is kept),
     gradients of its results (None: not needed), what has come to the tensors that it uses more than once

@@ -5,6 +5,7 @@ Every function returns rows, or the sentence that says why there can be none, an
 
 import collections
 import types
+from collections.abc import Collection, Iterator
 from typing import NamedTuple
 
 import cgt_core as core
@@ -44,7 +45,7 @@ from cgt_core import (
 )
 
 from ..cuts import readout
-from ..data import Draft, EffectRow, GradRow, OutRow, Plan, Seen, SlotRow
+from ..data import Call, Draft, EffectRow, GradRow, Graph, OutRow, Plan, Seen, SlotRow, Was
 from ..look import places
 from ..numbers import counters, live
 from ..run import views
@@ -58,7 +59,7 @@ DEFAULT_GENERATORS = (torch.default_generator, *torch.cuda.default_generators)
 CONSTANT_TYPES = (type(None), bool, int, float, complex, str, bytes, range, slice, type)
 
 
-def rows(plan, seen, result, call):
+def rows(plan: Plan, seen: Seen, result: object, call: Call) -> Draft | str:
     """Rows for slots, outputs, gradients; or the sentence that says why there can be none."""
     reason = vet_call(plan, seen, call) if seen.reason is None else seen.reason
     if reason is not None:
@@ -135,7 +136,7 @@ def flatten_result(seen, result):
     return pytree.flatten_result(readout.marked(seen, result), lambda t: core.storage_id(t) in seen.made, seen.is_own)
 
 
-def tensors_of(seen, result):
+def tensors_of(seen: Seen, result: object) -> tuple[torch.Tensor, ...]:
     """The tensors of a result, or none if it cannot be flattened, which is told elsewhere."""
     try:
         return flatten_result(seen, result).tensors
@@ -261,7 +262,7 @@ def begin_to_require(plan):
     ]
 
 
-def loose_in(plan, seen):
+def loose_in(plan: Plan, seen: Seen) -> list[torch.Tensor]:
     """Aliases of memory that the run read, and neither argument nor place leads to."""
     drawn_from = [] if seen.dropout is None else [seen.dropout]  # guarded by itself
     known = {core.storage_id(t) for t in (*all_tensors(plan), *drawn_from)}.union(seen.copied.buffers, seen.made)
@@ -283,7 +284,7 @@ def copied_with(plan, seen):
     return copied | {id(tensors[k]): k for k in seen.copied.copies}
 
 
-def vet_backward(graph, seen, tensors):
+def vet_backward(graph: Graph, seen: Seen, tensors: list[torch.Tensor]) -> str | None:
     """A sentence if a recorded graph read a tensor that it was not given: another call's run would read
     the recorded call's."""
     known = {core.storage_id(t) for t in (*tensors, *graph.loose)}
@@ -296,7 +297,7 @@ def vet_backward(graph, seen, tensors):
     return errors.backward_reads(NO_LINE)
 
 
-def pending_in(seen, result, given=()):
+def pending_in(seen: Seen, result: object, given: Collection[int] = ()) -> list[torch.Tensor]:
     """The tensors of a result, each once, through which a later backward will go; but for those whose
     id is among `given`."""
     found = {id(t): t for t in tensors_of(seen, result) if id(t) not in given}
@@ -317,7 +318,7 @@ def vet_constants(out, plan):
     return None
 
 
-def is_constant(obj):
+def is_constant(obj: object) -> bool:
     """May every replay return it? A function with a closure, say, has what the recorded call made."""
     if isinstance(obj, types.FunctionType):
         return not (obj.__closure__ or obj.__defaults__ or obj.__kwdefaults__)
@@ -332,7 +333,7 @@ def by_storage(slots):
     return near
 
 
-def slot_at(t, near):
+def slot_at(t: torch.Tensor, near: dict[int, list[tuple[int, torch.Tensor, int]]]) -> tuple[int, torch.Tensor | None]:
     """(the slot in whose memory t lies, its tensor), or (NONE, None). Several arguments can be parts of one
     storage, and where a part that is copied lies at another call says nothing of the others."""
     lo = core.address(t)
@@ -388,7 +389,7 @@ def ops_of_part(seen, t, results):
     return views.ops_of(t, t._base) if is_pending(seen, t) and is_pending(seen, t._base) else None
 
 
-def ghost(t):
+def ghost(t: torch.Tensor) -> torch.Tensor:
     """t's metadata over memory that nobody owns: a row must not keep the user's memory alive."""
     return core.view_like(core.fixed(t), t, core.address(t) - core.storage_address(t))
 
@@ -576,24 +577,24 @@ def touches(seen, t):
     return core.storage_id(t.grad) in seen.touched
 
 
-def memory_of(t):
+def memory_of(t: torch.Tensor) -> tuple[int, int, torch.Size]:
     """What tells whether somebody gives t other memory. (A rescue by another thread moves the storage's.)"""
     offset = t.storage_offset() if t.layout == torch.strided else 0
     return core.storage_id(t), offset, t.shape
 
 
-def find_moved(plan):
+def find_moved(plan: Plan) -> str | None:
     """The path of a tensor to which the run gave other memory (`.data =`); or None."""
     return next((path for path, t, before in slots_before(plan) if memory_of(t) != before.memory), None)
 
 
-def slots_before(plan):
+def slots_before(plan: Plan) -> Iterator[tuple[str, torch.Tensor, Was]]:
     """(path, tensor, Was) of what the call was given or reached."""
     paths = all_paths(plan)
     return zip(paths, all_tensors(plan), plan.was, strict=True)
 
 
-def vet_changes(plan, ran):
+def vet_changes(plan: Plan, ran: set[types.CodeType]) -> str | None:
     """A sentence if the run left something else behind that a replay would not: other values in places
     that are guarded, another mode, another requires_grad. `ran`: the function's code."""
     place = places.find_changed(plan.places, is_guarded_as, {*plan.moving, *plan.free, *plan.stored})
@@ -616,7 +617,7 @@ def vet_changes(plan, ran):
     return changed and errors.changed_state(changed)
 
 
-def used_slots(plan, draft):
+def used_slots(plan: Plan, draft: Draft) -> list[int]:
     """Which slots get a row: arguments, since code may ask for a shape, a dtype, requires_grad of those that no op
     touches (a backward's does not); and what is reached, if it or its gradient was touched, returned or
     replaced, or a gradient flows to it."""
@@ -632,7 +633,10 @@ def used_slots(plan, draft):
     ]  # fmt: skip
 
 
-def group_places(found, moving, free, follows, numbers):
+def group_places(
+    found: list[places.Place], moving: dict[int, EffectRow | None], free: frozenset[int],
+    follows: dict[int, list[int]], numbers: dict[int, int],
+) -> tuple[list[tuple[object, list[tuple]]], list[int]]:  # fmt: skip
     """(Places by the dict that tells of them (the core skips a dict that did not change), the rest in
     one group that is compared at each call; the positions that they had.)"""
     groups, loose = {}, []
@@ -666,7 +670,7 @@ def group_places(found, moving, free, follows, numbers):
     return rows, [k for _, members in ordered for _, k in members]
 
 
-def is_guarded_as(then, now):
+def is_guarded_as(then: object, now: object) -> bool:
     """Would a guard on the one accept the other?"""
     return then is now or (is_plain(then) and pytree.same_value(then, now))
 

@@ -7,6 +7,7 @@ import cgt_core as core
 import torch
 from cgt_core import CUDA, DICT_LEN, EMPTY, FRESH, LIST_LEN, SHARED
 
+from ..data import Draft, Plan, Seen
 from ..look import places
 from ..run.observe import all_tensors, collect, held
 from ..words import errors, pytree
@@ -14,7 +15,7 @@ from ..words import errors, pytree
 CODE = (type, types.ModuleType, types.FunctionType, types.MethodType, types.CodeType, torch.Tensor)
 
 
-def vet_escapes(plan, seen, draft):
+def vet_escapes(plan: Plan, seen: Seen, draft: Draft) -> str | None:
     """A sentence if a tensor of the recording outlives the call without being an output: nobody would
     guard it, and a replay would change it under its holder's hands."""
     kept = find_kept_view(plan, seen, draft)
@@ -50,7 +51,7 @@ def vet_escapes(plan, seen, draft):
     return errors.kept_tensor(seen.made.get(core.storage_id(alive[0]), "get_rng_state()"), held_by)
 
 
-def vet_shared(plan, seen, result):
+def vet_shared(plan: Plan, seen: Seen, result: object) -> str | None:
     """A sentence if somebody else holds a list or dict of the result that has to do with what the call made, or came to
     a place: it must stay the very one that the function returned. Asked before the result is taken apart."""
     ones = [p for p in plan.places if p.kind not in (DICT_LEN, LIST_LEN, EMPTY)]
@@ -112,7 +113,7 @@ def leads_to(thing, wanted):
     return False
 
 
-def vet_aliases(seen, draft):
+def vet_aliases(seen: Seen, draft: Draft) -> str | None:
     """A sentence if somebody kept a tensor of a result's memory beside the result, which is let go: a
     replay would change it under the holder's hands."""
     memory = {core.storage_id(o.proto) for o in draft.outs if o.kind in (FRESH, SHARED)}

@@ -1,6 +1,7 @@
 """What an op is, before it runs: facts of its schema, once for each op, and questions about it with these arguments.
 Nothing here changes anything."""
 
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import cgt_core as core
@@ -11,6 +12,7 @@ from ..cuts import apart
 from ..data import LIVE_NUMBER, NotedOp, Seen
 from ..run import constants, tape
 from ..run.observe import is_host_recording, tensors_in, user_line
+from ..words.private import OpOverload
 
 # Which arguments of cuDNN's recurrent ops are the share that is dropped, whether it trains, and the buffer from which
 # that is drawn.
@@ -65,7 +67,7 @@ class OpFacts(NamedTuple):
 FACTS = {}  # id of an op -> its facts. Its hash is a function in Python, and some ten times as slow.
 
 
-def facts_of(op):
+def facts_of(op: OpOverload) -> OpFacts:
     """The facts of an op, found once for each."""
     return FACTS.get(id(op)) or FACTS.setdefault(id(op), find_facts(op))
 
@@ -92,7 +94,9 @@ def find_facts(op):
     )
 
 
-def written_by(op, facts, args, kwargs, inputs):
+def written_by(
+    op: OpOverload, facts: OpFacts, args: tuple, kwargs: dict, inputs: list[torch.Tensor]
+) -> list[torch.Tensor]:
     """The tensors that the op writes, by its schema or, where that is silent, by what we know of it."""
     if not facts.writes and facts.namespace == "aten" and facts.packet not in SILENT_WRITES:
         return []
@@ -106,24 +110,24 @@ def written_by(op, facts, args, kwargs, inputs):
     return tensors_in(written, [])
 
 
-def fills(packet, args, kwargs, t):
+def fills(packet: str, args: tuple, kwargs: dict, t: torch.Tensor) -> bool:
     """Does the op write t without reading it?"""
     return kwargs.get("out") is t or (packet == "copy_" and args[0] is t)
 
 
-def reads_here(seen, facts):
+def reads_here(seen: Seen, facts: OpFacts) -> bool:
     """Does what an op does depend on values that the host sees, and is that not the tape's own affair?"""
     return facts.reads or (facts.checks and seen.driver == CUDA)
 
 
-def is_dynamic(facts, inputs):
+def is_dynamic(facts: OpFacts, inputs: list[torch.Tensor]) -> bool:
     """Does the shape of an op's result depend on values?"""
     if facts.packet in apart.KNOWN and any(t.is_cuda for t in inputs):
         return False
     return facts.dynamic and (facts.packet != "index" or any(t.dtype in (torch.bool, torch.uint8) for t in inputs[1:]))
 
 
-def brings_to_gpu(facts, kwargs, inputs):
+def brings_to_gpu(facts: OpFacts, kwargs: dict, inputs: list[torch.Tensor]) -> bool:
     """Does an op in a capture need memory of the host's on the GPU? A number is an argument of a kernel, mostly; where
     a mask says what it replaces, too (PyTorch fills then, and else counts the mask's elements); and what has to do with
     the host alone runs there and then."""
@@ -131,19 +135,19 @@ def brings_to_gpu(facts, kwargs, inputs):
     return not is_hosts(kwargs, inputs) and any(t.dim() or moves for t in inputs if not t.is_cuda)
 
 
-def is_hosts(kwargs, inputs):
+def is_hosts(kwargs: dict, inputs: list[torch.Tensor]) -> bool:
     """Has an op to do with the host alone?"""
     return not any(t.is_cuda for t in inputs) and torch.device(kwargs.get("device") or "cpu").type == "cpu"
 
 
-def is_to_host(inputs, kwargs):
+def is_to_host(inputs: list[torch.Tensor], kwargs: dict) -> bool:
     """Does an op with these arguments copy from the GPU to the host?"""
     if kwargs.get("device") is None or torch.device(kwargs["device"]).type != "cpu":
         return False
     return any(t.is_cuda for t in inputs)
 
 
-def odd_kind(tensors):
+def odd_kind(tensors: Iterable[torch.Tensor]) -> str | None:
     """What the first of these tensors is that no recording can hold; None if there is none."""
     t = next((t for t in tensors if not core.is_plain(t)), None)
     if t is None:
@@ -155,14 +159,14 @@ def odd_kind(tensors):
     return "zeros of autograd's, without memory" if t._is_zerotensor() else f"a tensor of layout {t.layout}"
 
 
-def is_elsewhere(seen, t):
+def is_elsewhere(seen: Seen, t: torch.Tensor) -> bool:
     """Is t on a device that this run does not record?"""
     if t.is_cuda:
         return t.device.index != seen.device or is_host_recording(seen)
     return t.device.type != "cpu"
 
 
-def is_guarded(seen, t):
+def is_guarded(seen: Seen, t: torch.Tensor) -> bool:
     """Are this CPU tensor's bytes constant, or compared at each call? What an op reads while it is recorded must be; a
     warm-up does not know yet."""
     sid = core.storage_id(t)
@@ -171,7 +175,7 @@ def is_guarded(seen, t):
     )
 
 
-def noted(seen: Seen, op: Any, args: tuple, kwargs: dict) -> NotedOp:
+def noted(seen: Seen, op: OpOverload, args: tuple, kwargs: dict) -> NotedOp:
     """The op, to be compared with that of another run."""
     live_at = {(k, part) for k, part, _ in core.numbers_of_op()}
     operands = [told_operand(x, (k, NONE) in live_at or (k, 0) in live_at) for k, x in enumerate(args)]

@@ -12,7 +12,8 @@ may happen twice, and it stands on the terms of a read.
 
 import functools
 import threading
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeVar
 
 import cgt_core as core
 import torch
@@ -21,6 +22,7 @@ from torch.utils import _pytree
 
 from ..cuts import readout, segments
 from ..cuts.apart import bring_in, bring_out, end_segment, slim
+from ..data import Plan, Seen
 from ..look import impure, places
 from ..numbers import counters, live, standins
 from ..run import constants
@@ -42,6 +44,9 @@ from ..words.pytree import PLAIN_TYPES
 from . import describe, trace
 from .record import accept
 
+F = TypeVar("F", bound=Callable[..., object])
+T = TypeVar("T")
+
 # Of this thread: `ran`, what the replay under way ran; `left`, the same of one whose call went another way, until that
 # is taken; `kept`, of the last one, where somebody asks, and `watched`, tensors that its parts should leave alone;
 # `due`, answers of a call that runs once more.
@@ -59,7 +64,7 @@ class Answer(NamedTuple):
     unsafe: bool = False  # it changed more than that
 
 
-def eager(function):
+def eager(function: F) -> F:
     """Mark a function that runs eagerly wherever it is called: inside of a jitted one it is called between two of its
     graphs, by every replay, with the values of that call. For what no graph can hold: an environment's step, a
     callback, a solver of another library. Outside of jitted functions it does nothing.
@@ -208,7 +213,7 @@ def beside(seen, body):
     return result
 
 
-def paused(body):
+def paused(body: Callable[[], T]) -> T:
     """body(), of which no observer hears."""
     return core.within([(functools.partial(core.pause, 1), functools.partial(core.pause, -1))], body)
 
@@ -265,14 +270,14 @@ def note_changes(seen):
     accept(seen.before)
 
 
-def settle(seen, plan):
+def settle(seen: Seen, plan: Plan) -> None:
     """The recording becomes a node: what its guards compare, that its parts must not have changed where it is left."""
     free = {*plan.moving, *plan.free}
     for island, _ in seen.cuts.islands:
         island.places = [p for k, p in enumerate(plan.places) if k not in free]
 
 
-def vet_parts(function, plan, seen):
+def vet_parts(function: Callable[..., object], plan: Plan, seen: Seen) -> str | None:
     """A sentence if a replay could not know a part, or give it the objects that it was given, or if random numbers
     would come in another order; or None."""
     roots = (function, getattr(function, "__self__", None))
@@ -286,7 +291,7 @@ def vet_parts(function, plan, seen):
     return None
 
 
-def told(seen):
+def told(seen: Seen) -> list[str]:
     """[what runs eagerly, and where]"""
     parts = [(island.function.__qualname__, island.line) for island, _ in seen.cuts.islands] + [
         (str(part.op), part.line) for part in seen.cuts.apart
@@ -434,13 +439,13 @@ def alike(x, was):
     return facts[0] == facts[1] and core.is_plain(x)
 
 
-def keep_answers(tensors):
+def keep_answers(tensors: list[torch.Tensor]) -> None:
     """Of the replay that this thread makes next, until they are taken; those whose parts wrote to these tensors are
     unsafe."""
     LOCAL.kept, LOCAL.watched = [], tensors
 
 
-def take_answers():
+def take_answers() -> list[Answer]:
     kept, LOCAL.kept, LOCAL.watched = LOCAL.kept, None, ()
     return kept
 
@@ -448,13 +453,13 @@ def take_answers():
 # --- a call that runs once more ----------------------------------------------------------------------
 
 
-def take_left():
+def take_left() -> list[Answer]:
     """Answers of the replay that just found that its call goes another way."""
     left, LOCAL.left = LOCAL.left, None
     return left
 
 
-def answering(answers, body):
+def answering(answers: list[Answer], body: Callable[[], T]) -> T:
     """body(), which runs a call's function once more: parts that ran already are not run again. The caller holds the
     paths, so that jitted functions inside are plain."""
     LOCAL.due = list(answers)

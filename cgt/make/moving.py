@@ -19,17 +19,18 @@ import pickle
 import pprint
 import types
 import typing
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 from cgt_core import ADVANCES, ATTR, CELL, DICT_ITEM, LIST_ITEM, LIST_LEN, MINUS, NONE, OVER, PLUS, TIMES, TYPE_ATTR
 
 from ..cuts import readout
-from ..data import EffectRow
+from ..data import EffectRow, Plan, Seen, State
 from ..look import flow, places
 from ..look.code import HOMES, is_ambient, is_compiled
 from ..look.flow import ATTRIBUTE, ENTRY, GLOBAL, VARIABLE, advances_of, disturbers, moves_of
-from ..look.places import CLASS_DICT_OF, MISSING, MODULE_OF, MRO_OF, Place, class_value, derives, value_at
+from ..look.places import CLASS_DICT_OF, MISSING, MODULE_OF, MRO_OF, Place, Put, class_value, derives, value_at
 from ..words import errors
 
 MOST_TIMES = 1024  # in one call
@@ -54,7 +55,9 @@ class Code(NamedTuple):
     opens: str | None  # see flow.Moves
 
 
-def find(found, owners, ran, seen):
+def find(
+    found: list[Place], owners: dict[int, object], ran: set[types.CodeType], seen: Seen
+) -> dict[int, EffectRow | None]:
     """{position of a place: EffectRow; or None, where this run did not come to it}, of those that the code of `ran`
     advances and does nothing else to."""
     known = code_of(ran)
@@ -79,7 +82,9 @@ def find(found, owners, ran, seen):
     return rows
 
 
-def find_puts(plan, ran, seen, is_same):
+def find_puts(
+    plan: Plan, ran: set[types.CodeType], seen: Seen, is_same: Callable[[object, object], bool]
+) -> tuple[list[Place], frozenset[int], list[tuple[Put, int]]] | None:
     """(rows for Plan.places, Plan.free, Plan.puts): of what the code of `ran` stores or
     appends and does not read. A place that holds what it held is compared: it is not known whether it was stored anew.
     None: this code reads one of them after all, or another thread has to do with one."""
@@ -125,7 +130,7 @@ def code_of(ran):
     return Code(advances, others, opens)
 
 
-def keeper(ran):
+def keeper(ran: set[types.CodeType]) -> Callable[[str, str, object, object], str | None] | None:
     """keeps(where, name, owner, value): does this code only store under the name ("store"), only append to what is
     there ("append"), or something else (None)?"""
     moves = [moves_of(code) for code in flow.keepers(ran)]
@@ -146,7 +151,7 @@ def keeper(ran):
     return keeps
 
 
-def summed(found, owners, ran, positions):
+def summed(found: list[Place], owners: dict[int, object], ran: set[types.CodeType], positions: list[int]) -> list[int]:
     """Those of these places that the code of `ran` reads for sums alone, of which the result comes there again
     (flow.py)."""
     holders, known = {id(p.want): [p] for p in found}, Code({}, {}, None)
@@ -176,7 +181,7 @@ def names_of(place, owners, holders, known):
     return [(ATTRIBUTE, key)] if is_bare(owner, key) else []
 
 
-def line_of(place, ran):
+def line_of(place: Place, ran: set[types.CodeType]) -> str | None:
     """A line of the user's in this code that mentions the place and does not only advance it; or None."""
     if place.kind != CELL and not places.is_simple(place.key):
         return None
@@ -184,7 +189,7 @@ def line_of(place, ran):
     return next((line for others in users for name, line in others.items() if is_of(name, place)), None)
 
 
-def told(plan, ran):
+def told(plan: Plan, ran: set[types.CodeType]) -> list[Advance]:
     """[Advance], for messages: what a replay of the plan's recording does to places."""
     known = code_of(ran)
     rows = [(plan.places[k], row) for k, row in plan.moving.items() if row is not None]
@@ -257,7 +262,7 @@ def opens(value):
     return id(value) in OPENING or is_one(type(value), (operator.attrgetter, operator.methodcaller))
 
 
-def class_guards(found, owners, positions):
+def class_guards(found: list[Place], owners: dict[int, object], positions: list[int]) -> list[Place]:
     """Places that tell whether storing an attribute is still what it was."""
     guards = {}
     for place in map(found.__getitem__, positions):
@@ -339,7 +344,7 @@ OPENING = frozenset(
 )
 
 
-def is_replaced(place):
+def is_replaced(place: Place) -> bool:
     """Did the run put another tensor there, or another tuple of them? As it was read before, its place is followed, and
     as a replay stores it, free."""
     now = value_at(place)
@@ -348,7 +353,7 @@ def is_replaced(place):
     return now is not place.want and alike and all(type(one) is torch.Tensor for one in ones)
 
 
-def learn_replaced(state, plan, seen):
+def learn_replaced(state: State, plan: Plan, seen: Seen) -> str | None:
     """A sentence if the run put other tensors into places that it read and that are not followed yet, or None."""
     at = {k for k, _ in plan.followable.values() if k not in plan.follows and is_replaced(plan.places[k])}
     names = [plan.places[k].path for k in sorted(at)] + [path for path, (k, _) in plan.followable.items() if k in at]
@@ -365,6 +370,6 @@ def learn_replaced(state, plan, seen):
     return errors.grows(grown[0]) if grown else errors.follows(names[0])
 
 
-def shapes_at(value):
+def shapes_at(value: object) -> list[torch.Size]:
     """Of the tensors in a place."""
     return [t.shape for t in places.tensors_at(value)]

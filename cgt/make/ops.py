@@ -13,6 +13,7 @@ import torch
 from cgt_core import CUDA
 
 from ..cuts import apart, finite, forks, segments
+from ..data import Seen
 from ..numbers import addresses, counters, live, scalars
 from ..ranks import collectives
 from ..run import blank, constants, tape
@@ -35,6 +36,7 @@ from ..run.observe import (
 )
 from ..run.tokens import how_far, see_draw
 from ..words import errors, options, wrappers
+from ..words.private import OpOverload
 from . import packed
 from .facts import (
     COLLECTIVES,
@@ -102,7 +104,7 @@ class Watcher(NamedTuple):
     when: Callable | None = None  # seen -> is it asked in this run, from its begin to its end? None: in all
 
 
-def see_op(seen, op, args, kwargs):
+def see_op(seen: Seen, op: OpOverload | None, args: tuple, kwargs: dict) -> None:
     """One op. `op` is None where a dispatch mode will see it instead of us."""
     if op is None:
         refuse(seen, errors.mode_inside(user_line(seen)))
@@ -526,7 +528,7 @@ def see_dropout(seen, packet, dropout, train, buffer):
         seen.alive.objects.append(seen.dropout)
 
 
-def seeds_on_host(op, args, kwargs):
+def seeds_on_host(op: OpOverload, args: tuple, kwargs: dict) -> list[torch.Tensor] | None:
     """What `proceed` wants if a backward of attention runs outside of a capture with seed and offset of a forward that
     was captured: it would read them where they are not. None if they are where it expects them."""
     given = dict(zip((a.name for a in op._schema.arguments), args, strict=False)) | kwargs
@@ -555,7 +557,7 @@ def append(seen, op, args, kwargs, results, fresh, writes, numbers):
         refuse(seen, errors.untaped_op(str(op), user_line(seen), str(error)))
 
 
-def mirror(seen, written):
+def mirror(seen: Seen, written: list[torch.Tensor]) -> None:
     """A copied slot was written through its buffer: bring the user's memory up to date. Where that is done behind all
     else, only on the host, where code may look meanwhile."""
     for t, row in [(one, row) for one in written for row in copies_of(seen, one)]:

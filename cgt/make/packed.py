@@ -6,6 +6,8 @@ second)."""
 import cgt_core as core
 import torch
 
+from ..words.private import OpOverload
+
 aten = torch.ops.aten
 
 
@@ -46,7 +48,7 @@ INSTEAD = {
 }
 
 
-def is_one(op, args, kwargs):
+def is_one(op: OpOverload, args: tuple, kwargs: dict) -> bool:
     """Can we do it by copies?"""
     instead = INSTEAD.get(op.name())
     if instead is split:
@@ -58,7 +60,7 @@ def is_one(op, args, kwargs):
     return out.is_contiguous() and out.numel() == padded
 
 
-def record(op, args, kwargs):
+def record(op: OpOverload, args: tuple, kwargs: dict) -> list[torch.Tensor]:
     """Have the op under way done so; the tensors that it returns."""
     INSTEAD[op.name()](*args, **kwargs)
     results = [kwargs["out"]] if op._schema.returns else []

@@ -2,12 +2,14 @@
 are copied. Nothing is changed but what the function's State knows of its code."""
 
 import enum
+import types
+from collections.abc import Iterable
 
 import cgt_core as core
 import torch
 from cgt_core import AT_PLACE, COPIED, CUDA, HOST, MISS_META, MISS_PLACE, MISS_POINTER, NONE, PINNED, REBOUND
 
-from ..data import Around, Plan, Reached, Was
+from ..data import Around, Call, Plan, Reached, State, Was
 from ..look import code, empties, flow, impure, places
 from ..numbers import addresses, counters, live
 from ..run.devices import home_of
@@ -28,37 +30,37 @@ def is_strict(t):
     ) and not is_traceable(t)
 
 
-def leaf_devices(flat):
+def leaf_devices(flat: pytree.Flat) -> frozenset[str]:
     """Warm-up, and the choice of driver, are per function and kinds of device among its arguments."""
     return frozenset(t.device.type for t in flat.tensors)
 
 
-def driver_of(state, flat):
+def driver_of(state: State, flat: pytree.Flat) -> int | None:
     """The driver for a call with these leaves; None before the first one."""
     if state.graph is not None:
         return state.graph.driver
     return state.drivers.get(leaf_devices(flat))
 
 
-def device_of(state, flat):
+def device_of(state: State, flat: pytree.Flat) -> int:
     """Index of the device on which a call is recorded; -1 is the host."""
     if state.graph is not None:
         return state.graph.device
     return home_of(flat.tensors, state.homes) if driver_of(state, flat) == CUDA else -1
 
 
-def place_in_tree(state, flat, tensors):
+def place_in_tree(state: State, flat: pytree.Flat, tensors: Iterable[torch.Tensor]) -> tuple[int, int]:
     """(path, node behind which a call with these tensors belongs; NONE: it begins an iteration)."""
     device = device_of(state, flat)
     return core.path_state(device)[0], core.parent_of(device, state.f, list(tensors))
 
 
-def misses(call, path, parent):
+def misses(call: Call, path: int, parent: int) -> list[tuple[int, int, int]]:
     """[(recording, why, index)]: why those here of the call's structure do not take it; newest match first."""
     return core.node_misses(path, parent, call.state.f, call.spec, leaves_of(call.flat))
 
 
-def places_first(missed):
+def places_first(missed: list[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
     """The same, where a place is why if one is: a guard tells of shapes before it looks at places, but what lies in
     them will be followed, or live, and the recording made anew."""
     told = []
@@ -68,12 +70,12 @@ def places_first(missed):
     return told
 
 
-def leaves_of(flat):
+def leaves_of(flat: pytree.Flat) -> list[torch.Tensor | int | float]:
     """What the core takes of a call: its tensors, then its live numbers."""
     return [*flat.tensors, *(value for _, value in flat.numbers)]
 
 
-def survey(call):
+def survey(call: Call) -> Around | str:
     """Around: what the function can read without its arguments; or a sentence if that cannot be guarded."""
     state, flat, graph = call.state, call.flat, call.state.graph
     if graph is None:
@@ -96,7 +98,7 @@ def survey(call):
     return Around(found, reached, also, [*flat.tensors, *(one.tensor for one in reached)])
 
 
-def find_followable(call, around):
+def find_followable(call: Call, around: Around) -> dict[str, tuple[int, int]]:
     """{path: (position of its place, slot)} of reached tensors in whose place another may come, without a gradient's
     noticing; or in that of the tuple in which they are, whose slots are consecutive."""
     state, flat, found = call.state, call.flat, around.found
@@ -142,7 +144,10 @@ def is_bearer(t):
     return core.has_attributes(t) or not core.is_plain(t)
 
 
-def plan_call(call, around, parent, followable, moves, changed):
+def plan_call(
+    call: Call, around: Around, parent: int, followable: dict[str, tuple[int, int]],
+    moves: list[tuple[int, list[int], bool]], changed: set[str],
+) -> Plan | str:  # fmt: skip
     """The Plan of a call that goes behind `parent`, or a sentence. `followable`: see find_followable. `moves`: as of
     Plan. `changed`: paths of places that kept others from fitting."""
     state, flat, graph, found, tensors = call.state, call.flat, call.state.graph, around.found, around.tensors
@@ -222,7 +227,7 @@ def live_sources(call, around, saves):
     return sources, sums if may_sum else [], untraced
 
 
-def why_uncounted(state, saves):
+def why_uncounted(state: State, saves: bool) -> str | None:
     """Why no run of this function can have live numbers, or None. Autograd would keep them for a backward that no run
     sees, Dynamo compiles for their type, and other threads would find the stand-ins."""
     if state.graph is not None or saves or runs_compiled(state) or not is_alone():
@@ -230,7 +235,7 @@ def why_uncounted(state, saves):
     return state.untraced
 
 
-def why_untraced(state, saves):
+def why_untraced(state: State, saves: bool) -> str | None:
     """The same of numbers that code of the user's sees: type(x) tells stand-ins from them."""
     return why_uncounted(state, saves) or live.asker(state.ran | state.passed)
 
@@ -265,7 +270,7 @@ def look_around(state, function, flat):
     return found
 
 
-def learn_code(state, ran):
+def learn_code(state: State, ran: set[types.CodeType]) -> list[types.CodeType]:
     """From now on this counts. The code among it that can read what was not looked at so far."""
     fresh = (
         []
@@ -315,7 +320,7 @@ def reach_tensors(named, flat):
     return list(reached.values()), also
 
 
-def reach_generators(found, flat):
+def reach_generators(found: list[places.Place], flat: pytree.Flat) -> list[torch.Generator]:
     """Random generators that the function can reach by argument or by place."""
     objects = [*(obj for _, obj in flat.objects), *(p.want for p in found)]
     return [g for g in objects if torch.Generator in type(g).__mro__]  # isinstance asks a metaclass, in Python
@@ -406,7 +411,9 @@ def stands_alone(t, tensors):
     )
 
 
-def note_moves(state, around, missed, followable):
+def note_moves(
+    state: State, around: Around, missed: list[tuple[int, int, int]], followable: dict[str, tuple[int, int]]
+) -> list[tuple[int, list[int], bool]]:
     """What the function finds in a place where another tensor came is followed from now on, and arguments whose address
     moved since a pinned recording are copied, if they can be; so is what is followed. Returns the plan's moves."""
     moves, tensors = [], around.tensors
@@ -472,7 +479,7 @@ def note_swap(state, name):
         state.swaps[name] = (times + 1 if calls - last < options.SWAPPED_SOON else 1, calls)
 
 
-def misplaced(state, missed):
+def misplaced(state: State, missed: list[tuple[int, int, int]]) -> set[str]:
     """Paths of the places that kept recordings from fitting."""
     return {state.keep[node].place_paths[index] for node, why, index in missed if why == MISS_PLACE}
 

@@ -11,7 +11,7 @@ from . import trace
 TAPPED = {}  # name -> the tensor of the last call that came to it
 
 
-def tap(name, t):
+def tap(name: str, t: torch.Tensor) -> torch.Tensor:
     """Keep a tensor from the middle of a jitted function readable: `cgt.tapped()[name]` is what the last call had
     there, whether it was warmed, recorded, replayed or ran eagerly. In a replay it costs the memory, which nothing else
     of the recording can use then, and where the tensor was not made by the call, or lasts from one to the next, a copy.
@@ -53,7 +53,7 @@ def is_grad(seen, t):
     )
 
 
-def tapped():
+def tapped() -> dict[str, torch.Tensor]:
     """{name: tensor} of what `cgt.tap` kept last, of all functions.
 
     Raises:

@@ -32,7 +32,7 @@ from cgt_core import (
 )
 
 from ..cuts import apart, finite, forks, readout, segments
-from ..data import Behind, EffectRow, Words
+from ..data import Attempt, Behind, Call, Draft, EffectRow, Plan, Seen, Words
 from ..look import containers, impure, places
 from ..numbers import addresses, counters, live
 from ..ranks import collectives
@@ -116,7 +116,7 @@ def retire_pool(key):
     core.pool_retire(POOLS.pop(key))
 
 
-def release_pools():
+def release_pools() -> None:
     """Give the memory of pools back in which nothing lives any more."""
     for key in [key for key, pool in POOLS.items() if core.pool_nodes(pool) == 0]:
         retire_pool(key)
@@ -149,7 +149,7 @@ def begin(attempt, device, stream=0):
     core.with_paths(go)
 
 
-def close(attempt):
+def close(attempt: Attempt) -> None:
     """However a recording was left, nothing of it is under way any more. Where an exception leaves a capture that was
     not launched, nothing that it put into places or gradients was ever computed."""
     core.paths_leave()
@@ -208,7 +208,7 @@ def arguments(call, seen):
     return exchange(seen, call.args) if call.state.hidden and call.state.graph is not None else call.args
 
 
-def capture(call, attempt):
+def capture(call: Call, attempt: Attempt) -> str | None:
     """Run the function of a planned call once, under observation, while its ops are recorded: `seen` and `result`
     are filled. A sentence if nothing was recorded, and all is as before; None."""
     return (on_cuda if attempt.plan.driver == CUDA else on_host)(call, attempt)
@@ -416,7 +416,7 @@ def open_sinks(plan, seen, result):
         core.sinks_open(seen.sinks, tensors, describe.pending_in(seen, result, {id(t) for t in tensors}))
 
 
-def failure(error):
+def failure(error: BaseException) -> str:
     """A sentence on an exception that left a capture, with the user's line."""
     line, refused = "", None
     for frame, lineno in traceback.walk_tb(error.__traceback__):
@@ -458,7 +458,7 @@ def snapshot(call, plan):
     )
 
 
-def accept(before):
+def accept(before: Before) -> None:
     """What is there now was changed for real: a capture that comes to nothing does not put it back, but for places that
     hold one object."""
     before.places[:] = [places.as_now(p) if p.kind in (places.DICT_LEN, places.LIST_LEN) else p for p in before.places]
@@ -523,7 +523,7 @@ def put_back(plan):
         t.data = was.alias
 
 
-def undo(attempt):
+def undo(attempt: Attempt) -> None:
     """A capture that was never launched: what it put into places may not stay."""
     if attempt.settled or attempt.before is None:
         return
@@ -552,7 +552,7 @@ class Parts(NamedTuple):
     behind: Behind
 
 
-def part_result(plan, draft):
+def part_result(plan: Plan, draft: Draft) -> tuple[Parts, Draft]:
     """(Parts, the draft without the result): let go of the call's result, whose memory becomes the recording's. A
     replay hands out tensors of its own."""
     outs = draft.outs[: len(draft.out.tensors)]
@@ -603,7 +603,7 @@ def put_of(draft, effect, given):
     return draft.slots[row.ref].example if row.kind == INPUT else row.proto
 
 
-def restore_result(plan, seen, parts):
+def restore_result(plan: Plan, seen: Seen, parts: Parts) -> object:
     """The call's result after all, over the memory in which it was made."""
     given = parts.given
     for k, root in enumerate(parts.behind.roots):
@@ -635,7 +635,7 @@ def restore_result(plan, seen, parts):
     return pytree.unflatten(parts.program, leaves)
 
 
-def instantiate():
+def instantiate() -> str | None:
     """Make of the graph what is launched; or a sentence that says why there can be no node."""
     try:
         core.instantiate()
@@ -644,7 +644,7 @@ def instantiate():
     return None
 
 
-def checkpoint(plan, seen, draft):
+def checkpoint(plan: Plan, seen: Seen, draft: Draft) -> str | None:
     """Make the recording's memory the pool's; or a sentence that says why there can be no node."""
     outs = [o.proto for o in draft.outs if o.kind == FRESH]
     early = []
@@ -667,7 +667,7 @@ def checkpoint(plan, seen, draft):
     return None
 
 
-def launch_once(attempt):
+def launch_once(attempt: Attempt) -> None:
     """A capture that cannot be replayed runs once for its own call, and its memory moves out of the pool."""
     seen = attempt.seen
     tensors = held(seen)

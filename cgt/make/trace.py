@@ -8,12 +8,14 @@ states behind the dispatcher's back are tapped one by one (taps.py).
 import functools
 import sys
 import weakref
+from collections.abc import Callable
 
 import cgt_core as core
 import torch
 from cgt_core import CUDA, HOST
 
 from ..cuts import finite, forks, readout, segments
+from ..data import Seen
 from ..look import impure
 from ..numbers import addresses, counters, live
 from ..ranks import collectives
@@ -52,6 +54,7 @@ from ..run.taps import (
 )
 from ..run.tokens import see_draw, see_get_state, see_set_state
 from ..words import errors, wrappers
+from ..words.private import OpOverload
 from .facts import KEEPS_SEED, facts_of, is_elsewhere
 from .ops import mirror, see_op, seeds_on_host
 
@@ -73,7 +76,7 @@ def owned():
 OWNED = owned()  # references to what a local variable alone holds: the question's may be counted, or borrowed
 
 
-def run(seen, function, args, kwargs):
+def run(seen: Seen, function: Callable[..., object], args: tuple, kwargs: dict) -> object:
     """Run the function under observation; its result."""
     for generator in (torch.default_generator, *seen.reachable):
         if generator.device.type == "cpu":
@@ -167,12 +170,12 @@ def packing(seen, is_mine):
     return tap_saves(packed, unpack, is_mine, lambda: refuse(seen, errors.transforms(user_line(seen))))
 
 
-def seen_here():
+def seen_here() -> Seen | None:
     """What the calling thread's run has seen, or None: it is nobody's."""
     return getattr(core.observer(), "args", (None,))[0]
 
 
-def see_kernel(name):
+def see_kernel(name: str) -> None:
     """An operator is about to run that reads values for which a replay has no op. It comes from the middle of
     PyTorch: no exception may leave, even in a capture."""
     seen = seen_here()
@@ -180,7 +183,7 @@ def see_kernel(name):
         note_reason(seen, errors.read_behind(name.replace("::", "."), user_line(seen)))
 
 
-def see_lift(begins):
+def see_lift(begins: int) -> None:
     """torch.tensor brings Python's numbers to their device. A capture would copy them from memory of the host's that is
     gone when it is replayed: they are brought for real."""
     seen = seen_here()
@@ -275,7 +278,7 @@ def see_parallel(seen, name, module):
     seen.ranks.parallel.append((module, name, line, torch.is_grad_enabled() and module.require_backward_grad_sync))
 
 
-def hand_over_seed(op, args, kwargs):
+def hand_over_seed(op: OpOverload, args: tuple, kwargs: dict) -> None:
     """An observer for the backward of a captured forward where nobody records it."""
     core.proceed(seeds_on_host(op, args, kwargs) if facts_of(op).packet in KEEPS_SEED else None)
 
@@ -352,7 +355,7 @@ def see_compilation(seen):
         refuse(seen, errors.compiles(user_line(seen)))
 
 
-def is_spent(t, since):
+def is_spent(t: torch.Tensor, since: int) -> bool:
     """Was t's autograd graph, as far as the call made it, used up by a backward inside the call? Its saved
     tensors are gone. Asks no hook for them: that of a checkpoint would compute them again."""
     try:

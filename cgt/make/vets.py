@@ -1,21 +1,24 @@
 """Why an op keeps its call from being recorded."""
 
 import sys
+from collections.abc import Callable
 
 import cgt_core as core
 import torch
 from cgt_core import CUDA, HOST
 
+from ..data import Seen
 from ..run import constants
 from ..run.devices import name_of
 from ..run.observe import asks_on, is_capture, is_host_recording, refuse, user_line
 from ..words import errors
-from ..words.private import has_threads, is_forward_ad
+from ..words.private import OpOverload, has_threads, is_forward_ad
 from . import advice
 from .facts import (
     CASTS_INSIDE,
     COLLECTIVES,
     WAITS,
+    OpFacts,
     is_dynamic,
     is_elsewhere,
     is_guarded,
@@ -26,7 +29,7 @@ from .facts import (
 )
 
 
-def vet_generator(seen, op, generator, drawn):
+def vet_generator(seen: Seen, op: OpOverload, generator: torch.Generator, drawn: list[torch.Tensor]) -> None:
     """Refuse a draw on another GPU than that on which the words of this generator are, which kernels of the recording
     read."""
     rng = seen.generators.words.get(core.generator_id(generator))
@@ -35,7 +38,10 @@ def vet_generator(seen, op, generator, drawn):
         refuse(seen, errors.spread_draws(str(op), user_line(seen), strange.device, name_of(seen.device)))
 
 
-def vet_op(seen, op, facts, args, kwargs, inputs, written, constant, aside):
+def vet_op(
+    seen: Seen, op: OpOverload, facts: OpFacts, args: tuple, kwargs: dict, inputs: list[torch.Tensor],
+    written: list[torch.Tensor], constant: bool, aside: bool,
+) -> None:  # fmt: skip
     """Refuse what a replay could not repeat."""
     line = None
     if is_forward_ad():
@@ -64,20 +70,22 @@ def vet_op(seen, op, facts, args, kwargs, inputs, written, constant, aside):
         refuse(seen, line)
 
 
-def vet_kinds(seen, op, results):
+def vet_kinds(seen: Seen, op: OpOverload, results: list[torch.Tensor]) -> None:
     """Refuse what no recording can hold."""
     if not all(map(core.is_plain, results)):
         refuse(seen, errors.layout(str(op), user_line(seen), odd_kind(results)))
 
 
-def vet_effect(seen, op, facts, fresh, written):
+def vet_effect(
+    seen: Seen, op: OpOverload, facts: OpFacts, fresh: list[torch.Tensor], written: list[torch.Tensor]
+) -> None:
     """Refuse an op of somebody's that may have done anything: where PyTorch's own return nothing new it is a view, or
     they assert something. (NCCL's kernels are captured.)"""
     if not (fresh or written or facts.views or facts.namespace in constants.KNOWN or facts.namespace in COLLECTIVES):
         refuse(seen, errors.unknown_effect(str(op), user_line(seen)))
 
 
-def host_reason(seen, sentence, op):
+def host_reason(seen: Seen, sentence: Callable[[str, str], str], op: OpOverload) -> str:
     """The sentence on an op that needs the host, or the one that tells an optimizer's user what helps."""
     line = user_line(seen)
     if not asks_on(seen):  # it is not told
@@ -85,7 +93,7 @@ def host_reason(seen, sentence, op):
     return advice.step_reason(sys._getframe(1), line) or sentence(str(op), line)
 
 
-def vet_gpus(seen, op, inputs, met):
+def vet_gpus(seen: Seen, op: OpOverload, inputs: list[torch.Tensor], met: list[torch.Tensor]) -> str | None:
     """A sentence if the run may not use one of `met`, because of its device; or None: a recording forks to the other
     GPUs that were met before. A backward would run in a thread for each GPU, where ops of several are seen at a time:
     those of this run run in this thread."""

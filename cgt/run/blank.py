@@ -4,13 +4,20 @@ Composite ops of the host's have kernels that are no ops: pooling in one dimensi
 ask for memory and fill it behind the dispatcher's back. A tape would give what was there before. (A capture has the
 kernels of the GPU, whoever launches them.)"""
 
-import cgt_core as core
+from collections.abc import Iterable
+from typing import Any
 
+import cgt_core as core
+import torch
+
+from ..data import Seen
 from ..words import errors
 from .tape import EMPTY, is_filled
 
 
-def see(seen, facts, inputs, written, fresh):
+def see(
+    seen: Seen, facts: Any, inputs: list[torch.Tensor], written: list[torch.Tensor], fresh: list[torch.Tensor]
+) -> str | None:
     """An op of the host's ran: the sentence on memory that it read though no op wrote it, or None."""
     packet = facts.packet
     if packet in EMPTY and is_filled():
@@ -28,7 +35,7 @@ def see(seen, facts, inputs, written, fresh):
     return told(seen, inputs)
 
 
-def told(seen, tensors):
+def told(seen: Seen, tensors: Iterable[torch.Tensor]) -> str | None:
     """The sentence if some of these were not written, or None."""
     return next(
         (errors.unseen_kernel(seen.blank[sid]) for sid in map(core.storage_id, tensors) if sid in seen.blank), None

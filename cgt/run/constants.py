@@ -7,13 +7,19 @@ host, and while warming, that is just reading. In a capture nothing is computed:
 run for real, on a stream of their own that the capture does not know, with stand-ins for its memory.
 """
 
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 import cgt_core as core
 import torch
 
+from ..data import Seen
+from ..words.private import OpOverload
 from .devices import on_stream
 from .observe import exchange, is_capture, note_memory, tensors_in, unseen
+from .taps import Bracket
+
+T = TypeVar("T")
 
 KNOWN = ("aten", "prims", "prim")  # whose ops have no other source than their arguments
 READS_FILES = ("from_file",)
@@ -39,22 +45,22 @@ class Step(NamedTuple):
     makes: list  # memory of its results
 
 
-def is_pure(op, packet, draws):
+def is_pure(op: OpOverload, packet: str, draws: bool) -> bool:
     """Do this op's results depend on its arguments alone?"""
     return not (draws or op.namespace not in KNOWN or packet in READS_FILES)
 
 
-def is_constant(seen, facts, inputs):
+def is_constant(seen: Seen, facts: Any, inputs: Iterable[torch.Tensor]) -> bool:
     """Do this op's results depend on constants alone?"""
     return facts.pure and all(core.storage_id(t) in seen.constants.memory or not t.numel() for t in inputs)
 
 
-def add(seen, t):
+def add(seen: Seen, t: torch.Tensor) -> None:
     """This is one. Its name stays its own while the run lasts, its memory does not."""
     seen.constants.memory[core.storage_id(t)] = core.storage_name(t)
 
 
-def own(seen, t):
+def own(seen: Seen, t: torch.Tensor) -> None:
     """One that is made beside the function, for good."""
     sid = core.storage_id(t)
     seen.alive.objects.append(t)
@@ -63,7 +69,10 @@ def own(seen, t):
     add(seen, t)
 
 
-def note(seen, op, args, kwargs, constant, fresh, written, is_real=False):
+def note(
+    seen: Seen, op: OpOverload, args: tuple, kwargs: dict[str, object], constant: bool, fresh: Sequence[torch.Tensor],
+    written: Sequence[torch.Tensor], is_real: bool = False,
+) -> None:  # fmt: skip
     """The op ran: what it made is constant or not, what it wrote is not any more unless all it had was. `is_real`: it
     did in a capture, too."""
     if not constant:
@@ -76,20 +85,20 @@ def note(seen, op, args, kwargs, constant, fresh, written, is_real=False):
         seen.constants.steps.append(Step(op, args, kwargs, list(map(core.storage_id, fresh))))
 
 
-def forget(seen, tensors):
+def forget(seen: Seen, tensors: Iterable[torch.Tensor]) -> None:
     """These are no constants, or not any more; nor is known what was read of them."""
     for t in tensors:
         seen.constants.memory.pop(core.storage_id(t), None)
         seen.reads.known.pop(core.storage_id(t), None)
 
 
-def close(seen):
+def close(seen: Seen) -> None:
     """The run is over: nothing holds memory any more."""
     seen.constants.steps.clear()
     seen.constants.real.clear()
 
 
-def read(seen, inputs):
+def read(seen: Seen, inputs: Iterable[torch.Tensor]) -> list[torch.Tensor]:
     """Run the op under way, which needs the values of constants, or of what a segment left, in a capture; what it
     returned. What it made becomes memory of the recording: a copy that each replay makes anew, since the function may
     write it, or return it."""
@@ -97,7 +106,7 @@ def read(seen, inputs):
     return renew(seen, results)
 
 
-def renew(seen, results):
+def renew(seen: Seen, results: Iterable[torch.Tensor]) -> list[torch.Tensor]:
     """Return from the op under way, in place of these tensors that were made for real, copies that each replay makes
     anew."""
     results = [anew(seen, t) if t.is_cuda else t for t in results]
@@ -114,7 +123,7 @@ def anew(seen, t):
     return mine
 
 
-def on_device(seen, value):
+def on_device(seen: Seen, value: object) -> Any:
     """An op's argument, with constants of the host's as tensors on the device: a replay finds their bytes there."""
     if isinstance(value, torch.Tensor) and not value.is_cuda and value.numel():
         copy = for_real(seen, lambda: value.to(torch.device("cuda", seen.device)))
@@ -125,12 +134,12 @@ def on_device(seen, value):
     return value
 
 
-def for_real(seen, body):
+def for_real(seen: Seen, body: Callable[[], T]) -> T:
     """body(), now and nobody's, although a capture is under way."""
     return core.within([elsewhere(seen)], body)
 
 
-def elsewhere(seen):
+def elsewhere(seen: Seen) -> Bracket:
     """A bracket: what is done inside runs for real, on streams that the capture does not know, and is waited for."""
     inside, devices = seen.inside, (seen.device, *seen.others)
     for device in devices:
@@ -158,7 +167,7 @@ def elsewhere(seen):
     return begin, end
 
 
-def stand_in(seen, t):
+def stand_in(seen: Seen, t: torch.Tensor) -> torch.Tensor:
     """What this op can work on: memory that a segment computed, or what a constant of the capture will hold."""
     return real_of(seen, t) if core.storage_id(t) in seen.constants.memory else exchange(seen, t)
 

@@ -9,14 +9,16 @@ A first run shows the others. A capture forks to their streams, and they join it
 """
 
 import functools
+from collections.abc import Iterable
 
 import cgt_core as core
 import torch
 
 from ..words.private import has_threads
+from .taps import Bracket
 
 
-def home_of(tensors, homes=None):
+def home_of(tensors: Iterable[torch.Tensor], homes: dict[int, int] | None = None) -> int:
     """Index of the GPU on which a call with these arguments is recorded. `homes`: see learn_home."""
     found = {t.device.index for t in tensors if t.is_cuda}
     if len(found) == 1:
@@ -27,35 +29,35 @@ def home_of(tensors, homes=None):
     return homes.get(now, now) if homes else now
 
 
-def learn_home(homes, devices):
+def learn_home(homes: dict[int, int], devices: Iterable[torch.device]) -> None:
     """A call without arguments on a GPU has worked on these devices: homes[current GPU] = the only GPU among them."""
     found = gpus_of(devices)
     if len(found) == 1:
         homes[torch.cuda.current_device()] = found.pop()
 
 
-def gpus_of(devices):
+def gpus_of(devices: Iterable[torch.device]) -> set[int]:
     return {device.index for device in devices if device.type == "cuda"}
 
 
-def name_of(device):
+def name_of(device: int) -> str:
     """As sentences have it. -1: the host."""
     return f"cuda:{device}" if device >= 0 else "the host"
 
 
-def one_thread(others):
+def one_thread(others: tuple[int, ...] | bool) -> Bracket:
     """A bracket: inside, a backward that works on these GPUs, too, runs in the thread that asks for it; not in one for
     each."""
     switch, before = torch.autograd.set_multithreading_enabled, has_threads()
     return functools.partial(switch, before and not others), functools.partial(switch, before)
 
 
-def is_captured(tensor):
+def is_captured(tensor: torch.Tensor) -> bool:
     """Is a capture under way where what is done with this tensor is launched?"""
     return tensor.is_cuda and core.stream_is_capturing(tensor.device.index)
 
 
-def on_stream(stream, before):
+def on_stream(stream: torch.cuda.Stream, before: torch.cuda.Stream) -> Bracket:
     """A bracket: inside, `stream` is its device's current one, and then `before`. Which device is current stays."""
     return functools.partial(core.set_stream, stream.stream_id, stream.device_index), functools.partial(
         core.set_stream, before.stream_id, before.device_index

@@ -11,13 +11,16 @@ import functools
 import gc
 import os
 import sys
+import types
 import warnings
+from collections.abc import Iterable, Iterator
+from typing import Any
 
 import cgt_core as core
 import torch
 from cgt_core import CUDA, HOST
 
-from ..data import Seen, Swap
+from ..data import Graph, Plan, Seen, Swap
 from ..words import errors, options
 from ..words.private import sequence_number
 
@@ -40,7 +43,7 @@ class Unrecordable(BaseException):
     own `except Exception` does not catch it. Never reaches the user."""
 
 
-def observe(driver, device, graph=None, given=None):
+def observe(driver: int, device: int, graph: Graph | None = None, given: list[torch.Tensor] | None = None) -> Seen:
     """For a run that is not recorded. `device`: see Seen; `graph`: it is a backward of this recorded graph; `given`:
     what that may read."""
     allocated = core.allocations(device) if given is not None and driver == CUDA else None
@@ -50,7 +53,7 @@ def observe(driver, device, graph=None, given=None):
     )
 
 
-def observe_plan(plan, swaps):
+def observe_plan(plan: Plan, swaps: list[tuple[torch.Tensor, torch.Tensor]]) -> Seen:
     """For the recording of a plan. `swaps`: [(leaf tensor, buffer), ...] of its copied slots."""
     tensors = all_tensors(plan)
     seen = Seen(
@@ -81,17 +84,17 @@ def note_swaps(seen, swaps):
         seen.copied.buffers[core.storage_id(buffer)] = row
 
 
-def all_tensors(plan):
+def all_tensors(plan: Plan) -> list[torch.Tensor]:
     """Slots in order: every argument leaf, then every reached tensor."""
     return [*plan.flat.tensors, *(r.tensor for r in plan.reached)]
 
 
-def all_paths(plan):
+def all_paths(plan: Plan) -> list[str]:
     """What messages call them."""
     return [*plan.flat.paths, *(r.path for r in plan.reached)]
 
 
-def span(t):
+def span(t: torch.Tensor) -> int:
     """Bytes from a tensor's first element to the end of its last."""
     if t.numel() == 0:
         return 0
@@ -99,12 +102,12 @@ def span(t):
     return (last + 1) * t.element_size()
 
 
-def version_of(t):
+def version_of(t: torch.Tensor) -> int:
     """How often it was written; 0 where nothing counts that, in inference mode."""
     return 0 if t.is_inference() else t._version
 
 
-def buffer_for(t, inference=None):
+def buffer_for(t: torch.Tensor, inference: bool | None = None) -> torch.Tensor:
     """Memory for a copied slot, in the input's own alignment class: kernels choose their vector
     width, and reductions their order, by the address. `inference`: may it be written in that mode alone? As t."""
     n, align = span(t), options.ALIGN[t.device.type]
@@ -117,7 +120,7 @@ def buffer_for(t, inference=None):
     return room[shift:]
 
 
-def fill(buffer, t):
+def fill(buffer: torch.Tensor, t: torch.Tensor) -> None:
     """Copy the bytes of t's span, gaps and overlaps included, as the copy node will."""
 
     def copy():
@@ -129,18 +132,18 @@ def fill(buffer, t):
     core.in_inference(buffer.is_inference() or torch.is_inference_mode_enabled(), copy)
 
 
-def collect():
+def collect() -> None:
     """Free the cycles that the run made: they are not holders. The collector did not run meanwhile, so they are young;
     those that are not would cost a walk through all objects of the process."""
     gc.collect(1)
 
 
-def holders(tensors):
+def holders(tensors: Iterable[torch.Tensor]) -> int:
     """How many hold memory of these tensors."""
     return sum(map(core.storage_holders, tensors))
 
 
-def tensors_in(values, into):
+def tensors_in(values: Iterable[object], into: list[torch.Tensor]) -> list[torch.Tensor]:
     """Collect the tensors among an op's arguments or results, lists of them too."""
     for value in values:
         if isinstance(value, torch.Tensor):
@@ -150,7 +153,7 @@ def tensors_in(values, into):
     return into
 
 
-def touch(seen, t, fills=False):
+def touch(seen: Seen, t: torch.Tensor, fills: bool = False) -> None:
     """The run has to do with t (and `fills` it): is its memory from outside, and met for the first time, then that is
     noted."""
     sid = core.storage_id(t)
@@ -176,7 +179,7 @@ def is_stray(seen, t):
     return is_capture(seen) and core.is_of_recording(t)
 
 
-def note_strays(seen, tensors):
+def note_strays(seen: Seen, tensors: Iterable[torch.Tensor]) -> None:
     """The same of what comes out of the run, where no op may have met it."""
     for t in tensors:
         if core.storage_id(t) not in seen.made and core.storage_id(t) not in seen.copied.buffers and is_stray(seen, t):
@@ -184,7 +187,7 @@ def note_strays(seen, tensors):
             seen.strays = True
 
 
-def note_memory(seen, t, line=""):
+def note_memory(seen: Seen, t: torch.Tensor, line: str = "") -> None:
     """The call made this memory, at a line of the user's. While a recording lasts, the name of memory that died is not
     given to other: what was noted by it is not said of that."""
     seen.made[core.storage_id(t)] = line
@@ -192,13 +195,13 @@ def note_memory(seen, t, line=""):
         seen.alive.names.append(core.storage_name(t))
 
 
-def held(seen):
+def held(seen: Seen) -> list[torch.Tensor]:
     """The tensors that the run's ops returned, and aliases of ours, that somebody still holds."""
     ours = (r() for r in seen.alive.results)
     return core.alive(seen.returned) + [t for t in ours if t is not None]
 
 
-def references(seen):
+def references(seen: Seen) -> list[int]:
     """How many references there are to each argument, but for ours."""
     ours = [id(t) for t in seen.touched.values()]
     return [core.references(t) - ours.count(id(t)) for t in seen.arguments]
@@ -207,7 +210,7 @@ def references(seen):
 NO_LINE = "the backward pass"  # autograd's threads have no frames
 
 
-def user_line(seen):
+def user_line(seen: Seen) -> str:
     """file:line of the innermost frame that is neither PyTorch's nor ours, or NO_LINE."""
     frame = sys._getframe(1)
     while frame is not None:
@@ -221,7 +224,7 @@ def user_line(seen):
     return NO_LINE
 
 
-def note_reason(seen, sentence):
+def note_reason(seen: Seen, sentence: str) -> None:
     """The first is why the run cannot be replayed; all of them are kept where somebody asks for them (doctor.py)."""
     if seen.reason is None:
         seen.reason = sentence
@@ -229,12 +232,12 @@ def note_reason(seen, sentence):
         seen.blockers[sentence] = seen.blockers.get(sentence, 0) + 1
 
 
-def asks_on(seen):
+def asks_on(seen: Seen) -> bool:
     """Is it of any use to look for another reason?"""
     return seen.reason is None or seen.blockers is not None
 
 
-def refuse(seen, sentence):
+def refuse(seen: Seen, sentence: str) -> None:
     """Note why this run cannot be replayed. In a CUDA capture nothing has run yet, and what a body does is in vain:
     leave."""
     note_reason(seen, sentence)
@@ -242,17 +245,17 @@ def refuse(seen, sentence):
         raise Unrecordable(sentence)
 
 
-def is_capture(seen):
+def is_capture(seen: Seen) -> bool:
     """Does nothing of this run execute?"""
     return seen.recording and seen.driver == CUDA
 
 
-def is_host_recording(seen):
+def is_host_recording(seen: Seen) -> bool:
     """Is a tape being written that will be kept?"""
     return seen.recording and seen.driver == HOST and seen.reason is None
 
 
-def asker():
+def asker() -> types.FrameType:
     """The innermost frame that is not ours."""
     frame = sys._getframe(1)
     while str(frame.f_globals.get("__name__")).partition(".")[0] == HERE:
@@ -261,7 +264,7 @@ def asker():
 
 
 @contextlib.contextmanager
-def unseen(seen):
+def unseen(seen: Seen) -> Iterator[None]:
     """Ops in here are not the function's (a tensor that C++ detaches is one, under a mode)."""
     before, seen.inside = seen.inside, True
     try:
@@ -270,12 +273,12 @@ def unseen(seen):
         seen.inside = before
 
 
-def swap_of(seen, sid, at, end):
+def swap_of(seen: Seen, sid: int, at: int, end: int) -> Swap | None:
     """The copied slot in whose copy ops find this part of a storage; or None."""
     return next((row for row in seen.copied.swaps[sid] if row.lo <= at and end <= row.hi), None)
 
 
-def exchange(seen, value, done=None):
+def exchange(seen: Seen, value: object, done: dict[int, torch.Tensor] | None = None) -> Any:
     """The argument with copied slots replaced by their buffers. `done`: of the same op. What is one tensor stays one:
     attention asks whether its query is its key, and computes with other kernels if not."""
     done = {} if done is None else done
@@ -297,7 +300,7 @@ def exchange(seen, value, done=None):
     return value
 
 
-def fix(seen, value, done=None):
+def fix(seen: Seen, value: object, done: dict[int, torch.Tensor] | None = None) -> Any:
     """The argument with tensors from outside replaced by views of fixed addresses: a storage can be
     given other memory later (a rescue does that), and the tape must not follow. But it must read a
     result of the path where that is written; even now, in another thread, a rescue may part the two, so how far
@@ -320,7 +323,7 @@ def fix(seen, value, done=None):
     return value
 
 
-def warn(text):
+def warn(text: str) -> None:
     """A CgtWarning at the user's line. Where warnings are errors the call's result must not be lost for one: the text
     stands in explain()."""
     frame = sys._getframe(1)

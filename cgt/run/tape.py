@@ -9,9 +9,12 @@ Views are not appended: a view of recorded memory is the same view at every laun
 
 import functools
 import math
+from collections.abc import Sequence
 
 import cgt_core as core
 import torch
+
+from ..words.private import OpOverload
 
 ENUMS = (torch.dtype, torch.layout, torch.memory_format)
 EMPTY = frozenset("empty empty_like empty_strided new_empty new_empty_strided empty_permuted".split())
@@ -43,7 +46,7 @@ FACTORY = frozenset(("dtype", "layout", "device", "pin_memory"))
 
 
 @functools.cache
-def writes(op):
+def writes(op: OpOverload) -> tuple[tuple[int, str], ...]:
     """Positions and names of the arguments that op writes."""
     return tuple(
         (k, a.name) for k, a in enumerate(op._schema.arguments) if a.alias_info is not None and a.alias_info.is_write
@@ -70,7 +73,7 @@ def boxed(value):
     return value
 
 
-def append(op, args, kwargs, results):
+def append(op: OpOverload, args: Sequence[object], kwargs: dict[str, object], results: Sequence[torch.Tensor]) -> None:
     """Append op to the tape under way. `results`: the tensors it made, in order."""
     name, given = op._schema.name, (args, kwargs)
     args = tuple(map(boxed, args))
@@ -93,7 +96,7 @@ def append(op, args, kwargs, results):
     core.op(name.encode(), target._schema.overload_name.encode(), args, kwargs, tuple(into))
 
 
-def is_filled():
+def is_filled() -> bool:
     """Is memory filled that was asked for and not written yet, so that who reads it gets the same each time?"""
     return torch.are_deterministic_algorithms_enabled() and torch.utils.deterministic.fill_uninitialized_memory
 
@@ -134,6 +137,6 @@ def argument_names(op):
     return frozenset(a.name for a in op._schema.arguments)
 
 
-def copy_into(target, source):
+def copy_into(target: torch.Tensor, source: torch.Tensor) -> None:
     """Append a copy of `source`, which nobody writes, over `target`."""
     core.op(b"aten::copy_", b"", (target, source), {}, ())

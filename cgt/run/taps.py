@@ -15,6 +15,7 @@ import os
 import sys
 import threading
 import types
+from collections.abc import Callable, Collection
 
 import cgt_core as core
 import torch
@@ -44,7 +45,8 @@ from ..words.private import (
     sharding_calls,
 )
 
-NOTHING = (lambda: None, lambda: None)  # a bracket
+Bracket = tuple[Callable[[], object], Callable[[], object]]  # (begin, end)
+NOTHING = (lambda: None, lambda: None)  # one
 
 
 class Tap:
@@ -109,7 +111,9 @@ def late(*targets):
 # --- what torch.compile made ----------------------------------------------------------------------
 
 
-def tap_regions(is_mine, region, compiles):
+def tap_regions(
+    is_mine: Callable[[], bool], region: Callable[..., object], compiles: Callable[[], object]
+) -> tuple[list[Bracket], Callable[[], bool]]:
     """([bracket, ...], a function: was every region seen?). Inside, where `is_mine()`, region(plain, region, inputs)
     is called for each region that inductor compiled, and compiles() when a compilation begins, which is not observed.
     Not every region is seen if inductor was imported meanwhile."""
@@ -163,7 +167,7 @@ class InCompiled(DispatchMode):
         return core.observed_op(op, args, kwargs or {})
 
 
-def tap_compiled(is_mine, higher_order):
+def tap_compiled(is_mine: Callable[[], bool], higher_order: Callable[..., object]) -> Bracket:
     """A bracket: inside, where `is_mine()`, functions that Dynamo compiled are run under a dispatch mode instead of
     the observer's dispatch key: their guards compare the thread's keys, and would have them compiled once more for
     inside, but not those of modes. Two switches that Dynamo sets tell when such a function begins and ends."""
@@ -202,7 +206,7 @@ def tap_compiled(is_mine, higher_order):
 HIGHER_ORDER = Tap(HIGHER_ORDER_CALL)
 
 
-def tap_higher_order(is_mine, handle):
+def tap_higher_order(is_mine: Callable[[], bool], handle: Callable[..., object]) -> Bracket:
     """A bracket: inside, where `is_mine()`, handle(op) comes before each higher-order op, which finds its kernels by
     the thread's keys and knows none for the observer's."""
 
@@ -221,7 +225,7 @@ def tap_higher_order(is_mine, handle):
 FORKS = Tap(HOP_COMPILES)
 
 
-def tap_forks(is_mine, fork):
+def tap_forks(is_mine: Callable[[], bool], fork: Callable[..., object]) -> Bracket:
     """A bracket: inside, where `is_mine()`, fork(name, args, plain) is called instead of what torch.cond and while_loop
     have Dynamo compile, and that is plain()."""
 
@@ -256,7 +260,7 @@ EXPORTS = Tap((torch.Tensor, "__dlpack__"), *TO_DLPACK, *READ_ELSEWHERE)
 INTERFACE = "__cuda_array_interface__"
 
 
-def tap_exports(leaves):
+def tap_exports(leaves: Callable[..., object]) -> None:
     """From now on, once for all, leaves(tensor, stream) comes before a tensor's address goes to a library that may keep
     it, or to a stream that reads it; else the stream is None. (An address that left in C, by the table of functions
     that DLPack has, or as a plain number, nobody sees.)"""
@@ -280,14 +284,14 @@ def tap_exports(leaves):
     setattr(torch.Tensor, INTERFACE, property(interface, doc=plain.__doc__))
 
 
-def is_reader(value):
+def is_reader(value: object) -> bool:
     """Is this one of them itself, or a tensor's, looked up before it could be tapped?"""
     if type(value) in (types.BuiltinMethodType, types.MethodType) and isinstance(value.__self__, torch.Tensor):
         return value.__name__ in READS
     return id(value) in PLAIN_READERS
 
 
-def tap_readers(is_mine, read):
+def tap_readers(is_mine: Callable[[], bool], read: Callable[..., object]) -> Bracket:
     """A bracket: inside, where `is_mine()`, read(name, tensor, its other arguments) comes before each such call, and is
     its answer unless that is None."""
 
@@ -304,7 +308,7 @@ def tap_readers(is_mine, read):
 MAKERS = Tap((torch, "tensor"), (torch, "as_tensor"))
 
 
-def tap_makers(is_mine, make):
+def tap_makers(is_mine: Callable[[], bool], make: Callable[..., object]) -> Bracket:
     """A bracket: inside, where `is_mine()`, make(plain, name, args, kwargs) is called for what makes tensors of
     Python's numbers."""
     return MAKERS.to(is_mine, lambda plain, owner, name, args, kwargs: make(plain, name, args, kwargs))
@@ -315,7 +319,7 @@ FUNCTIONS = Tap(
 )
 
 
-def tap_math(is_mine, compute):
+def tap_math(is_mine: Callable[[], bool], compute: Callable[..., object]) -> Bracket:
     """A bracket: inside, where `is_mine()`, compute(plain, name, args) is called for these functions of Python's."""
     return FUNCTIONS.to(is_mine, lambda plain, owner, name, args, kwargs: compute(plain, name, args))
 
@@ -323,7 +327,7 @@ def tap_math(is_mine, compute):
 SETTERS = Tap((torch.Tensor, "__setitem__"))
 
 
-def tap_setters(is_mine, put):
+def tap_setters(is_mine: Callable[[], bool], put: Callable[..., object]) -> Bracket:
     """A bracket: inside, where `is_mine()`, put(plain, t, index, value) is called for `t[index] = value`."""
     return SETTERS.to(is_mine, lambda plain, owner, name, args, kwargs: put(plain, *args))
 
@@ -331,12 +335,12 @@ def tap_setters(is_mine, put):
 SWAPS = Tap((torch.utils, "swap_tensors"))
 
 
-def tap_swaps(is_mine, swap):
+def tap_swaps(is_mine: Callable[[], bool], swap: Callable[..., object]) -> Bracket:
     """A bracket: inside, where `is_mine()`, swap(plain, t1, t2) is called for torch.utils.swap_tensors."""
     return SWAPS.to(is_mine, lambda plain, owner, name, args, kwargs: swap(plain, *args, **kwargs))
 
 
-def tap_kernels():
+def tap_kernels() -> Bracket:
     """A bracket: inside, kernels of operators that read behind the observer's back (private.READ_BEHIND) tell of it.
     Whom, says api.py."""
     handles = []
@@ -346,7 +350,7 @@ def tap_kernels():
 JITERATED = Tap(*JITERATORS)
 
 
-def tap_jiterated(is_mine, launch):
+def tap_jiterated(is_mine: Callable[[], bool], launch: Callable[..., object]) -> Bracket:
     """A bracket: inside, where `is_mine()`, launch(plain, ...) is called for kernels of torch.cuda.jiterator's."""
     return JITERATED.to(is_mine, lambda plain, owner, name, args, kwargs: launch(plain, *args, **kwargs))
 
@@ -361,7 +365,7 @@ HANDOVERS = frozenset(
 )  # fmt: skip
 
 
-def tap_threads(heard):
+def tap_threads(heard: Callable[[str], object]) -> Bracket:
     """A bracket: heard(name) of the first op that a thread ran inside which nobody sees, if there was one."""
     handles = []
 
@@ -378,7 +382,10 @@ def tap_threads(heard):
 DISABLES = Tap(SAVED_HOOKS_DISABLE)
 
 
-def tap_saves(pack, unpack, is_mine, disabled):
+def tap_saves(
+    pack: Callable[[torch.Tensor], object], unpack: Callable[..., torch.Tensor], is_mine: Callable[[], bool],
+    disabled: Callable[[], object],
+) -> list[Bracket]:  # fmt: skip
     """[bracket, ...]: inside, autograd saves through these hooks; torch.func's transforms, which work with none, are
     told of by disabled() and take them away."""
     depth = core.save_hooks()
@@ -399,7 +406,7 @@ def tap_saves(pack, unpack, is_mine, disabled):
 KEEPS = Tap(KEEPS_GRAPH)
 
 
-def tap_keeps(task):
+def tap_keeps(task: Callable[[], int]) -> Bracket:
     """A bracket: inside, nodes that autograd runs in graph task `task()` are told that the graph is not kept."""
     return KEEPS.to(lambda: graph_task() == task(), lambda *_: False)
 
@@ -407,7 +414,7 @@ def tap_keeps(task):
 # --- modules, random states, captures ------------------------------------------------------------
 
 
-def tap_parallel(is_mine, told):
+def tap_parallel(is_mine: Callable[[], bool], told: Callable[..., object]) -> list[Bracket]:
     """[bracket, ...]: inside, where `is_mine()`, told(name, module) comes before the forward of a
     DistributedDataParallel or a FullyShardedDataParallel. What these do for a backward is not in the ops of their
     forward."""
@@ -420,7 +427,7 @@ def tap_parallel(is_mine, told):
     return [late((owner, "forward")).to(is_mine, handle) for owner in owners if owner is not None]
 
 
-def tap_sharding(is_mine):
+def tap_sharding(is_mine: Callable[[], bool]) -> Bracket:
     """A bracket: inside, where `is_mine()`, what DTensor works out about an op is not observed."""
     targets = sharding_calls()
 
@@ -434,7 +441,7 @@ def tap_sharding(is_mine):
     return late(*targets).to(is_mine, handle) if targets else NOTHING
 
 
-def tap_groups(handle):
+def tap_groups(handle: Callable[..., object]) -> None:
     """From now on, once for all, groups of processes are shut down by `handle`, as of a Tap."""
     groups = late(*((torch.distributed.ProcessGroup, name) for name in ("shutdown", "abort")))
     if not groups.handlers:
@@ -444,7 +451,7 @@ def tap_groups(handle):
 STATES = Tap(*((m, name) for m in (torch, torch.cuda) for name in ("get_rng_state", "set_rng_state")))
 
 
-def tap_states(is_mine, get, set_):
+def tap_states(is_mine: Callable[[], bool], get: Callable[..., object], set_: Callable[..., object]) -> Bracket:
     """A bracket: inside, where `is_mine()`, the functions that read or set a default generator's state (those that
     fork_rng and torch.utils.checkpoint call) become get(generator, plain) and set_(generator, state,
     plain)."""
@@ -467,7 +474,7 @@ def tap_states(is_mine, get, set_):
     return STATES.to(is_mine, handle)
 
 
-def capture_hidden(streams):
+def capture_hidden(streams: Callable[[], Collection[torch.cuda.Stream]]) -> Bracket:
     """A bracket: while a function is recorded on one of these streams() it is not told so: libraries that ask take
     another way in a capture (transformers: another attention kernel), and a replay would not be eager's."""
     plain = torch.cuda.is_current_stream_capturing
@@ -487,7 +494,10 @@ QUIET_FILES = (
 )
 
 
-def tap_calls(started, methods, called, beside):
+def tap_calls(
+    started: set[types.CodeType | None], methods: dict[int, str], called: Callable[..., object],
+    beside: set[types.CodeType],
+) -> Bracket:  # fmt: skip
     """A bracket: add the code objects that start or go on inside to the set `started`; add None if some could not be
     seen: somebody else's profiler is in the way. Before a builtin function of `methods` (by core.method_id) runs there
     is called(function, frame), the frame that calls it. Code of the program's other threads is added only where this
@@ -528,12 +538,12 @@ BYSTANDERS = (
 CARRIERS = ("multiprocessing.queues", "concurrent.futures.process")
 
 
-def is_alone():
+def is_alone() -> bool:
     """Does no other thread run Python that could be the program's?"""
     return not threads_beside()
 
 
-def threads_beside():
+def threads_beside() -> list[str]:
     """Names of the other threads that do."""
     beside = [
         thread for thread, stack in core.stacks_elsewhere().items() if not (is_idle(stack[0]) or is_bystander(stack))
@@ -628,7 +638,7 @@ def monitored(started, methods, called, others, aside):
     return begin, end
 
 
-def look_again():
+def look_again() -> None:
     """Code that started is added again if it starts again: somebody took it out."""
     if hasattr(sys, "monitoring"):
         sys.monitoring.restart_events()

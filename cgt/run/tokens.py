@@ -7,22 +7,23 @@ backward is saved for it like a tensor: its Graph knows at which place.
 
 import struct
 import weakref
+from collections.abc import Callable
 
 import cgt_core as core
 import torch
 
-from ..data import Token
+from ..data import Seen, Token
 from ..words import errors
 from .devices import name_of
 from .observe import exchange, fix, is_host_recording, note_memory, refuse, unseen, user_line
 
 
-def how_far(seen):
+def how_far(seen: Seen) -> list[int]:
     """How far the recording moved each generator so far."""
     return [core.moved_generator(rng.handle) for rng in seen.generators.words.values()]
 
 
-def see_draw(seen, generator, after):
+def see_draw(seen: Seen, generator: torch.Generator, after: bool) -> None:
     """Between two draws nobody may set a generator's state: a replay would not set it again. (A CUDA
     capture refuses by itself.) Called before and after each draw, and around the run."""
     now, key = generator.get_state(), core.generator_id(generator)
@@ -45,7 +46,7 @@ def is_others(seen):
     )
 
 
-def see_get_state(seen, generator, plain):
+def see_get_state(seen: Seen, generator: torch.Generator, plain: Callable[[], torch.Tensor]) -> torch.Tensor:
     """The function reads a default generator's state."""
     if seen.cuts.bodies:
         refuse(seen, errors.body_acts("get_rng_state", user_line(seen)))
@@ -83,7 +84,9 @@ def note_token(seen, state, moved, generator, words):
         seen.alive.objects.append(core.alias(state))
 
 
-def see_set_state(seen, generator, state, plain):
+def see_set_state(
+    seen: Seen, generator: torch.Generator, state: torch.Tensor, plain: Callable[[torch.Tensor], object]
+) -> object:
     """The function sets a default generator's state: to a token, or it cannot be replayed."""
     if seen.cuts.bodies:
         refuse(seen, errors.body_acts("set_rng_state", user_line(seen)))
@@ -132,7 +135,7 @@ def real_state(state, moved, words):
     return pack_state(seed, offset + moved)
 
 
-def drop_words(seen):
+def drop_words(seen: Seen) -> None:
     """Whoever needs a copy of the recording's words has it now; else its memory can go."""
     for rng in seen.generators.words.values():
         rng.copy = None
@@ -140,7 +143,7 @@ def drop_words(seen):
     tokens.update({sid: token._replace(words=token.words is not None) for sid, token in tokens.items()})
 
 
-def fill_tokens(seen, words):
+def fill_tokens(seen: Seen, words: list[tuple[int, int]]) -> None:
     """The capture was launched once and is thrown away: its tokens are now the states they stand for."""
     began = dict(zip(map(core.generator_id, seen.generators.captured), words, strict=True))
     for token in seen.generators.tokens.values():

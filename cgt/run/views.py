@@ -6,6 +6,8 @@ of the recorded call, which are read off its graph. (One op for all, as_strided,
 gradient is laid out in another way, and a matrix product behind it may round in another way.)
 """
 
+from collections.abc import Callable
+
 import torch
 
 CLASS = torch.Tensor
@@ -30,7 +32,7 @@ GIVEN = {  # node of the graph -> (op, what the node keeps of the arguments, in 
 SHAPED = {"ViewBackward0": CLASS.view, "ExpandBackward0": CLASS.expand}  # these want the shape of what they make
 
 
-def ops_of(t, base):
+def ops_of(t: torch.Tensor, base: torch.Tensor) -> tuple[tuple[Callable[..., torch.Tensor], tuple], ...] | None:
     """((op, arguments), ...) that make t of `base`, whose view it is; None if that cannot be told."""
     ops, node, shape = [], t.grad_fn, tuple(t.shape)
     while node is not base.grad_fn:
@@ -53,7 +55,7 @@ def ops_of(t, base):
     return tuple(reversed(ops))
 
 
-def make(t, ops):
+def make(t: torch.Tensor, ops: tuple[tuple[Callable[..., torch.Tensor], tuple], ...]) -> torch.Tensor:
     """The view of t that these ops make."""
     for op, given in ops:
         t = op(t, *given)

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import cgt_core as core
 from cgt_core import NONE
 
+from ..data import State
 from ..decide.dispatch import ATTRIBUTE
 from . import report
 
@@ -36,7 +37,7 @@ class Block(NamedTuple):
 # --- what is shown --------------------------------------------------------------------------------
 
 
-def block_of(state, owners):
+def block_of(state: State, owners: dict[int, State]) -> Block:
     """The Block of a function. `owners`: recording -> State, of all."""
     counts = report.stats_of([state])
     head, *reasons = report.verdict(state.name, counts)

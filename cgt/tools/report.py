@@ -3,12 +3,15 @@ no rows meanwhile (core.held), but they count reasons, and a finalizer may ask a
 
 import functools
 import re
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import cgt_core as core
 import torch
 from cgt_core import COPIED, NONE, PINNED, REBOUND, VALUE
 
+from ..cuts.segments import Value
+from ..data import State
 from ..decide.dispatch import ATTRIBUTE
 from ..words import options, pytree
 
@@ -38,7 +41,7 @@ MEASURED = re.compile(r"\d[\d.]* (?=(ms|µs|s|calls|times already)\b)")  # numbe
 PHASES = ("restore", "capture", "instantiate", "checkpoint")  # Phase in cgt_core.pxd
 
 
-def stats_of(states):
+def stats_of(states: list[State]) -> Stats:
     """Sum of the counters of these functions."""
     totals, past = [0] * len(COUNTERS), [0] * len(COUNTERS)
     reasons, nodes, seconds, backwards = {}, [], dict.fromkeys(("warm", "look", *PHASES), 0.0), []
@@ -100,7 +103,7 @@ class Memory(NamedTuple):
         return "\n".join(lines) if lines else "nothing is recorded"
 
 
-def memory_of(states):
+def memory_of(states: list[State]) -> Memory:
     """Of the recordings of these functions, and of the pools that they are in."""
     found, paths = [], set()
     for state in states:
@@ -146,7 +149,7 @@ def pool_bytes(paths):
     return total
 
 
-def explain_state(state):
+def explain_state(state: State) -> str:
     """What happened to the calls of one function, as text: the verdict, what to change, what was recorded."""
     s = stats_of([state])
     lines = [*verdict(state.name, s), f"  {describe_counts(s)}"]
@@ -171,16 +174,16 @@ def explain_state(state):
     return "\n".join(lines)
 
 
-def describe_counts(s):
+def describe_counts(s: Stats) -> str:
     return f"{s.calls} calls = {s.warmups} warmed + {s.records} recorded + {s.replays} replayed + {s.eager} eager"
 
 
-def describe_rescues(s):
+def describe_rescues(s: Stats) -> str:
     held = f"{s.rescues} outputs ({size(s.rescued_bytes)}) were still held when the next iteration overwrote them"
     return f"rescues: {held}; drop them earlier to save the copies"
 
 
-def verdict(name, s):
+def verdict(name: str, s: Stats) -> list[str]:
     """Lines: how many calls replayed, and why the others did not, the commonest reason first."""
     head = f"{name}: {s.replays} of {s.calls} calls replayed"
     if not s.reasons:
@@ -199,7 +202,7 @@ def verdict(name, s):
     ]
 
 
-def told_apart(state):
+def told_apart(state: State) -> dict[int, dict[str, str]]:
     """{recording: {path: the argument's shape or value, as text}} of arguments in which they are not all alike."""
     told = {}
     for node in core.fn_nodes(state.f):
@@ -218,7 +221,7 @@ def told_apart(state):
     return {node: {path: text for path, text in one.items() if path in other} for node, one in told.items()}
 
 
-def explain_node(state, node, apart):
+def explain_node(state: State, node: int, apart: dict[str, str]) -> list[str]:
     """Lines on one recording: what tells it from the others, what it holds and how its inputs are bound."""
     facts = core.node_facts(node)
     kept = state.keep[node]
@@ -271,13 +274,13 @@ def explain_numbers(kept, facts):
     return lines
 
 
-def some(texts):
+def some(texts: Sequence[str]) -> str:
     """The first of these, and how many more there are."""
     more = len(texts) - options.EXPLAIN_ITEMS
     return ", ".join(texts[: options.EXPLAIN_ITEMS]) + (f" and {more} more" if more > 0 else "")
 
 
-def describe_value(value):
+def describe_value(value: Value) -> str:
     """What the function reads."""
     if value.dtype is None:
         return "any number"
@@ -301,18 +304,18 @@ def device_name(path):
     return "cpu" if path == 0 else f"cuda:{path - 1}"
 
 
-def describe_node(facts, before=0):
+def describe_node(facts: core.NodeFacts, before: int = 0) -> str:
     """What one recording is, behind so many segments that it shares with others."""
     n = facts.graph_nodes - sum(facts.segments[:before])
     return f"{describe_length(facts, n)}, replayed {facts.n_replay}x, results {size(facts.out_bytes)}"
 
 
-def describe_length(facts, n):
+def describe_length(facts: core.NodeFacts, n: int) -> str:
     """How long a recording, or part of it, is."""
     return f"{n} {'ops' if facts.path == 0 else 'graph nodes'}"
 
 
-def explain_tree(states):
+def explain_tree(states: list[State]) -> str:
     """All recordings as a tree: what ran behind what, how often, and what could not be recorded."""
     owner = {node: state for state in states for node in core.fn_nodes(state.f)}
     facts = {node: core.node_facts(node) for node in sorted(owner)}
