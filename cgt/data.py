@@ -8,21 +8,24 @@ something runs is a dataclass with slots, so that a name that is not here is an 
 """
 
 import dataclasses
-import functools
 import threading
 import weakref
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple, dataclass_transform
 
-from cgt_core import ADVANCES, INPUT, NONE, PART, VIEW
+from cgt_core import NONE
 
 from .words import options
 from .words.pytree import Flat
 
-# By identity: no two of these are ever the same thing.
-declared = functools.partial(dataclasses.dataclass, slots=True, eq=False, repr=False)
+
+@dataclass_transform(field_specifiers=(dataclasses.field,))
+def declared(record: type) -> Any:
+    """A record whose fields change. By identity: no two are ever the same thing."""
+    return dataclasses.dataclass(record, slots=True, eq=False, repr=False)
 
 
-def fresh(kind):
+def fresh(kind: Callable[[], object]) -> Any:
     """A field that begins as kind()."""
     return dataclasses.field(default_factory=kind)
 
@@ -103,9 +106,8 @@ class State:
     drivers: dict = fresh(dict)  # kinds of device among the arguments -> driver, once warmed
     homes: dict = fresh(dict)  # of devices.learn_home
     gpus: set = fresh(set)  # on which one call works, if it is several
-    loose: dict = fresh(
-        dict
-    )  # memory that a recording read and nothing leads to, while other threads ran ops: id -> its name
+    # memory that a recording read and nothing leads to, while other threads ran ops: id -> its name
+    loose: dict = fresh(dict)
     account: Account = fresh(Account)
     reasons: dict = fresh(dict)  # why calls ran eagerly -> how many did
     verdicts: dict = fresh(dict)  # (spec, ambient state, shapes), or None for all -> Verdict
@@ -123,24 +125,20 @@ class State:
     escapes: int = 0  # recordings of which something outlived the call
     pointers: dict = fresh(dict)  # path of an argument, or of what it reaches -> its last address
     moved: set = fresh(set)  # of these, those that move: they are copied
-    swaps: dict = fresh(
-        dict
-    )  # of these -> (how often it moved soon after it had moved before, in which call it did last)
+    # of these -> (how often it moved soon after it had moved before, in which call it did last)
+    swaps: dict = fresh(dict)
     written: set = fresh(set)  # and those that the function writes
     fixed: set = fresh(set)  # of these, those of which somebody may have the address
-    untold: set = fresh(
-        set
-    )  # paths of tensors that are copied, since a recording that was told where they lie was not what eager is
+    # paths of tensors that are copied, since a recording that was told where they lie was not what eager is
+    untold: set = fresh(set)
     followed: set = fresh(set)  # paths of places in which other tensors came
     replaced: set = fresh(set)  # of these, to which it stores them itself
-    grown: dict = fresh(
-        dict
-    )  # path of a place to which it stored other shapes -> those there at the last look, or None
+    # path of a place to which it stored other shapes -> those there at the last look, or None
+    grown: dict = fresh(dict)
     live: set = fresh(set)  # paths of numbers that are others at each call: arguments, and what lies in places
     exact: dict = fresh(dict)  # of these, those that more than its ops depend on -> the line
-    computes: bool | None = (
-        None  # it reads numbers on the way and computes with them; False: and looks at them in other ways, too
-    )
+    # it reads numbers on the way and computes with them; False: and looks at them in other ways, too
+    computes: bool | None = None
     looks: dict = fresh(dict)  # path -> recordings for one value of what comes of it
     untraced: str | None = None  # why none can be
     blamed: str | None = None  # the same, where that is only to be tried
@@ -338,7 +336,8 @@ class Plan(NamedTuple):
     summed: list = []  # positions of places with live numbers that are only read for sums that come there again
     kept: list = []  # of places.Put
     puts: list = []  # when it has run: (one of these, position of its place) to which something came
-    free: frozenset = frozenset()  # positions of the places of these that hold anything
+    # positions of the places of these that hold anything; None: somebody else holds one
+    free: frozenset | None = frozenset()
     # when it has run: position of a place that it changed -> the number, of standins.Trace, that came to it
     stored: dict = {}
     # when it has run: position of a place that the call advances, and nobody in it sees -> the EffectRow, or None
@@ -693,22 +692,3 @@ class Attempt:
     raised: Any = None  # the class of what left the capture
     settled: bool = False  # nothing is left to be put back
     verdict: str | None = None  # why calls like this one run eagerly from now on
-
-
-def check_draft(draft: Draft) -> None:
-    """AssertionError if rows refer to what is not there; for the checked build."""
-    n_slots, n_outs = len(draft.slots), len(draft.outs)
-    for s in draft.slots:
-        assert NONE <= s.same < n_slots and NONE <= s.owner < n_slots, s
-    for k, o in enumerate(draft.outs):
-        last = (
-            n_slots if o.kind in (VIEW, INPUT) else n_outs if o.kind == PART else k
-        )  # a view may stand before its base
-        assert NONE <= o.ref < last and NONE <= o.grad_slot < n_slots, o
-    assert all(0 <= g.slot < n_slots for g in draft.grads), draft.grads
-    assert all(
-        (e.slot == NONE) == (e.kind >= ADVANCES) and e.slot < n_slots and NONE <= e.out < n_outs for e in draft.effects
-    )
-    behind = draft.behind
-    assert all((s.slot == NONE) != (s.out == NONE) and s.slot < n_slots and s.out < n_outs for s in behind.saves)
-    assert set(behind.roots) <= set(range(n_outs)) and set(behind.flows) <= set(range(n_slots))

@@ -135,17 +135,17 @@ def five_largest(found):
 
 
 MEASURES = [
-    Measure("product lines", 30_700, 26_000, lines, total),
+    Measure("product lines", 31_100, 26_000, lines, total),
     Measure("lines above 120 columns", 0, 0, wide_lines),
     Measure("most branches in one function", 25, 25, branchy, most),
     Measure("functions above 70 lines", 2, 10, long_functions),
-    Measure("most fields in one record", 116, 40, records, most),
-    Measure("fields of the five largest records", 261, 140, records, five_largest),
+    Measure("most fields in one record", 70, 40, records, most),
+    Measure("fields of the five largest records", 215, 140, records, five_largest),
     Measure("classes whose fields change", 18, 8, changing_classes),
     Measure("files above 700 lines", 4, 4, long_files),
     Measure("modules in cgt/ itself", 5, 8, loose_modules),
     Measure("files that name instructions of byte code", 3, 1, instruction_files),
-    Measure("functions for other modules without annotations", 510, 0, doors),
+    Measure("functions for other modules without annotations", 0, 0, doors),
 ]
 
 

@@ -19,7 +19,7 @@ import torch
 from cgt_core import AT_PLACE, CUDA, FRESH, HOST, INPUT, LIVE, MISS_PLACE, NONE, VIEW
 
 from ..cuts import readout, segments
-from ..data import Attempt, Call, Graph, Kept, Options, State, check_draft
+from ..data import Attempt, Call, Graph, Kept, Options, State
 from ..look import empties, impure, places
 from ..make import autograd, describe, escapes, islands, moving, record, trace
 from ..make.plan import (
@@ -527,7 +527,7 @@ def add_node(call, plan, seen, draft):
     """Hand the rows to the core and keep alive what they borrow; the node."""
     state, behind, graph = call.state, draft.behind, draft.behind.graph
     if core.debug_build():
-        check_draft(draft)
+        describe.check_draft(draft)
     used = describe.used_slots(plan, draft)
     index = {k: j for j, k in enumerate(used)} | {NONE: NONE}
     slots, outs = renumbered(draft, used, index)

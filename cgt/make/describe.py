@@ -11,6 +11,7 @@ from typing import NamedTuple
 import cgt_core as core
 import torch
 from cgt_core import (
+    ADVANCES,
     AGAIN,
     APPENDS,
     BY_IDENTITY,
@@ -678,3 +679,20 @@ def is_guarded_as(then: object, now: object) -> bool:
 def is_plain(value):
     """Compared by value in a place; anything else by identity."""
     return isinstance(value, (bool, int, float, complex, str, bytes)) or type(value) in pytree.PLAIN_TYPES
+
+
+def check_draft(draft: Draft) -> None:
+    """AssertionError if rows refer to what is not there; for the checked build."""
+    n_slots, n_outs = len(draft.slots), len(draft.outs)
+    for s in draft.slots:
+        assert NONE <= s.same < n_slots and NONE <= s.owner < n_slots, s
+    for k, o in enumerate(draft.outs):
+        last = n_slots if o.kind in (VIEW, INPUT) else n_outs if o.kind == PART else k  # a PART may precede its base
+        assert NONE <= o.ref < last and NONE <= o.grad_slot < n_slots, o
+    assert all(0 <= g.slot < n_slots for g in draft.grads), draft.grads
+    assert all(
+        (e.slot == NONE) == (e.kind >= ADVANCES) and e.slot < n_slots and NONE <= e.out < n_outs for e in draft.effects
+    )
+    behind = draft.behind
+    assert all((s.slot == NONE) != (s.out == NONE) and s.slot < n_slots and s.out < n_outs for s in behind.saves)
+    assert set(behind.roots) <= set(range(n_outs)) and set(behind.flows) <= set(range(n_slots))
