@@ -10,7 +10,7 @@ something runs is a dataclass with slots, so that a name that is not here is an 
 import dataclasses
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, dataclass_transform
 
 from cgt_core import NONE
@@ -43,7 +43,7 @@ class Account:
     strange: int = 0  # calls in a row that were of a new kind
     varies: str | None = None  # the argument that was another one at each of these, if that is known
     failed: int = 0  # recordings in a row that came to nothing
-    why: str | None = None  # the reason of the last of these
+    why: str | Any = None  # the reason of the last of these; None before the first
     eager: float | None = None  # seconds of the fastest eager call; None before the first
     patience: int = options.PATIENCE  # so many calls alike in a row are heard in spite of debts
 
@@ -59,13 +59,13 @@ class Verdict(NamedTuple):
 class Options(NamedTuple):
     """Of cgt.jit; see its docstring."""
 
-    static: tuple  # (positions, names)
+    static: tuple[tuple, tuple]  # (positions, names)
     max_records: int
     max_graphs: int
     outputs: str
     inputs: str
     dynamic: tuple  # names of arguments that are live from the beginning
-    audit: "Audits | None"
+    audit: "Audits | Any"  # None: no replay is compared
     memory_budget: int | None  # bytes, of the whole process
 
 
@@ -265,7 +265,7 @@ class Call(NamedTuple):
     state: State
     function: Any  # what the user decorated
     spec: int  # NONE until it is known
-    flat: Flat | None  # its arguments, flattened
+    flat: Flat | Any  # its arguments, flattened; None until they are
     args: tuple
     kwargs: dict
 
@@ -337,7 +337,7 @@ class Plan(NamedTuple):
     kept: list = []  # of places.Put
     puts: list = []  # when it has run: (one of these, position of its place) to which something came
     # positions of the places of these that hold anything; None: somebody else holds one
-    free: frozenset | None = frozenset()
+    free: frozenset | Any = frozenset()
     # when it has run: position of a place that it changed -> the number, of standins.Trace, that came to it
     stored: dict = {}
     # when it has run: position of a place that the call advances, and nobody in it sees -> the EffectRow, or None
@@ -509,12 +509,12 @@ class Seen:
     graph: Graph | None = None
     since: int = 0  # autograd's sequence number at its begin
     arguments: tuple = ()  # the tensors among them
-    reachable: tuple = ()  # generators
+    reachable: Sequence = ()  # generators
     slots: frozenset = frozenset()  # memory of arguments and of what is reached
     allocated: set | None = None  # of a backward that is not captured, on the GPU: where memory began before it
     before: Any = None  # record.Before: what a capture that comes to nothing puts back
     sinks: Any = None
-    plan: "Plan | None" = None  # what is recorded
+    plan: "Plan | Any" = None  # what is recorded; None of a warm-up
     computes: bool | None = False  # may it compute with numbers that it reads on the way? None: the next recording may
     live: Any = None  # standins.Trace: what it does with the plan's numbers
     untraced: str | None = None  # why the function can have none
@@ -681,7 +681,7 @@ class Attempt:
     """One recording under way."""
 
     plan: Plan | None = None
-    seen: Seen | None = None
+    seen: Seen | Any = None  # None until it runs, and once it is a node
     before: Any = None  # record.Before: what a capture that fails may have changed
     result: Any = None  # the function's
     draft: Draft | None = None

@@ -46,7 +46,8 @@ def record(seen: Seen, op: OpOverload, args: tuple, kwargs: dict[str, object]) -
     anew; these."""
     given, spec = _pytree.tree_flatten((args, kwargs))
     given = [bring_out(seen, x) if isinstance(x, torch.Tensor) else x for x in given]
-    part = Apart(op, *_pytree.tree_unflatten(given, spec), user_line(seen))
+    outside, named = _pytree.tree_unflatten(given, spec)
+    part = Apart(op, outside, named, user_line(seen))
     seen.cuts.apart.append(part)
     seen.alive.objects.append(part)
     end_segment(seen, part)

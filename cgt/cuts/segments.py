@@ -301,7 +301,7 @@ def may_compute(seen, t):
     return not (seen.recording and seen.live.over) and may_read(seen)
 
 
-def leave_number(seen, t):
+def leave_number(seen, t) -> tuple[float, torch.Tensor] | None:
     """End a segment that leaves t's number on the host, in 64 bits: (the number, where). None: it is none with which C
     computes."""
     with unseen(seen):

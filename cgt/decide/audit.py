@@ -39,7 +39,7 @@ def parse(text: str) -> Audits | None:
     ValueError."""
     if text.strip() in ("", "0"):
         return None
-    given = {name: float(value) for name, value in (part.split(":") for part in text.replace(" ", "").split(","))}
+    given: dict = {name: float(value) for name, value in (part.split(":") for part in text.replace(" ", "").split(","))}
     known = all(math.isfinite(value) and value >= 0 for value in given.values()) and given.keys() <= set(Audits._fields)
     counts = {name: given.pop(name, 0.0) for name in ("first", "every", "doubling")}
     if not known or not any(counts.values()) or any(value != int(value) for value in counts.values()):
@@ -232,16 +232,15 @@ def find_scope(call: Call, node: int) -> "Scope | str":
     held = [*((p.path, p.want) for p in found), *call.flat.objects]
     kinds = {cls for cls in {type(one) for _, one in held} if places.is_source(cls)}
     gpus = [torch.cuda.default_generators[device]] if device >= 0 else []
+    paths, ones, written = map(list, zip(*tensors, strict=True) if tensors else ((), (), ()))
     return Scope(
-        device,
-        *map(list, zip(*tensors, strict=True) if tensors else ((), (), ())),
-        spent,
+        device, paths, ones, written, spent,
         singles=[p for p in found if p.kind not in (*LENGTHS, EMPTY) and p.home is not finite.FOUND],
         lengths=[p for p in found if p.kind in LENGTHS],
         homes=list({id(home): home for home in homes}.values()),
         sources=[(path, one) for path, one in held if type(one) in kinds],
         generators=[torch.default_generator, *gpus, *reach_generators(found, call.flat)],
-    )
+    )  # fmt: skip
 
 
 def why_not(state, device, nodes, written, spent):

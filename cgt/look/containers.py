@@ -135,6 +135,6 @@ def restore(held: Iterable[tuple[dict | list | collections.deque | set, list]]) 
             home.clear()
             (home.extend if type(home) is collections.deque else home.update)(was)
             continue
-        kind = collections.OrderedDict if isinstance(home, collections.OrderedDict) else dict
+        kind: Any = collections.OrderedDict if isinstance(home, collections.OrderedDict) else dict
         kind.clear(home)
         kind.update(home, was)

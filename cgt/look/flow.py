@@ -214,7 +214,7 @@ def end_of_call(instructions: list[dis.Instruction], at: int) -> int | None:
 
 def is_called(one: dis.Instruction) -> bool:
     """Does this instruction look up a method that is called then?"""
-    return one.opname == "LOAD_METHOD" or (one.opname == "LOAD_ATTR" and LOAD_ATTR_CALLS and bool(one.arg & 1))
+    return one.opname == "LOAD_METHOD" or (one.opname == "LOAD_ATTR" and LOAD_ATTR_CALLS and bool((one.arg or 0) & 1))
 
 
 def computes_names(code):

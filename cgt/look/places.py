@@ -162,7 +162,7 @@ IS_ENABLED = gc.isenabled
 def collector_off() -> list[tuple[Callable[[], object], Callable[[], object]]]:
     """[bracket, ...]: no garbage is collected. The function, which may ask whether it is, hears what was before."""
     told = functools.partial(setattr, gc, "isenabled")
-    off = [(gc.disable, gc.enable), (functools.partial(told, lambda: True), functools.partial(told, IS_ENABLED))]
+    off: list = [(gc.disable, gc.enable), (functools.partial(told, lambda: True), functools.partial(told, IS_ENABLED))]
     return off if IS_ENABLED() else []
 
 

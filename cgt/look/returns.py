@@ -93,7 +93,8 @@ def uses_behind(
     frames = [frame]
     while frames[-1].f_back is not None and frames[-1].f_back.f_code is not runner:
         frames.append(frames[-1].f_back)
-    found, callers = [], None
+    found: list = []
+    callers: Any = None  # a list of Entered
     for k, one in enumerate(frames):
         uses = uses_of(one.f_code, one.f_lasti, answers)
         if uses is None:
@@ -473,7 +474,7 @@ def load_locals(stack, held, names):
     return stack + [name in held or None for name in names], held
 
 
-def store_local(stack, held, name):
+def store_local(stack, held, name) -> tuple[list, frozenset]:
     return (stack, held | {name}) if pop(stack) else (stack, held - {name})
 
 

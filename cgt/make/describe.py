@@ -479,7 +479,7 @@ class Outputs(NamedTuple):
     near: dict
     outs: list  # hidden ones come to these
     slot_of: dict  # id of a tensor -> its slot
-    index: dict  # id of a tensor -> its output
+    output_of: dict  # id of a tensor -> its output
     first_of: dict  # memory -> the output that is FRESH there
     shared: set  # ids of lists and dicts that lie in two places, or in one and the result
 
@@ -492,7 +492,7 @@ def describe_puts(plan, seen, slots, paths, near, outs, out, result):
     known = Outputs(
         plan, seen, slots, paths, near, outs,
         slot_of={id(s.example): k for k, s in reversed(list(enumerate(slots)))},
-        index={id(t): k for k, t in reversed(list(enumerate(out.tensors)))},
+        output_of={id(t): k for k, t in reversed(list(enumerate(out.tensors)))},
         first_of={core.storage_id(o.proto): k for k, o in enumerate(outs) if o.kind == FRESH},
         shared=shared,
     )  # fmt: skip
@@ -522,7 +522,7 @@ def describe_put(known, place, at, j, value):
     reason = next(filter(None, (make_output(known, place, t) for t in tensors)), None)
     if reason is not None:
         return reason
-    which = tuple(known.index[id(t)] for t in tensors)
+    which = tuple(known.output_of[id(t)] for t in tensors)
     if type(value) is tuple:
         return EffectRow(PUTS_TUPLE, NONE, place=at, by=which)
     return EffectRow(kind, NONE, out=which[0], place=at)
@@ -536,8 +536,8 @@ def readout_in(known, value):
 
 
 def make_output(known, place, t):
-    """See to it that this tensor is an output, known.index[id(t)]; or a sentence."""
-    outs, index = known.outs, known.index
+    """See to it that this tensor is an output, known.output_of[id(t)]; or a sentence."""
+    outs, index = known.outs, known.output_of
     if type(t) is not torch.Tensor or t.requires_grad:
         return errors.changed_state(place.path)
     if id(t) not in index:
@@ -578,7 +578,7 @@ def touches(seen, t):
     return core.storage_id(t.grad) in seen.touched
 
 
-def memory_of(t: torch.Tensor) -> tuple[int, int, torch.Size]:
+def memory_of(t: torch.Tensor) -> tuple[int, int | torch.SymInt, torch.Size]:
     """What tells whether somebody gives t other memory. (A rescue by another thread moves the storage's.)"""
     offset = t.storage_offset() if t.layout == torch.strided else 0
     return core.storage_id(t), offset, t.shape

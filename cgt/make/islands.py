@@ -13,7 +13,7 @@ may happen twice, and it stands on the terms of a read.
 import functools
 import threading
 from collections.abc import Callable
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar, cast
 
 import cgt_core as core
 import torch
@@ -106,7 +106,7 @@ def eager(function: F) -> F:
             return function(*args, **kwargs)
         return meet(seen, call, function, args, kwargs)
 
-    return call
+    return cast(F, call)
 
 
 # --- a run that is observed ------------------------------------------------------------------------

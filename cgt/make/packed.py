@@ -40,7 +40,7 @@ def chunk_cat(tensors, dim, num_chunks, *, out):
         at += each
 
 
-INSTEAD = {
+INSTEAD: dict = {
     "fsdp::split_with_sizes_copy": split,
     "aten::split_with_sizes_copy.out": split,
     "fsdp::chunk_cat": chunk_cat,

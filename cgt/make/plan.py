@@ -4,6 +4,7 @@ are copied. Nothing is changed but what the function's State knows of its code."
 import enum
 import types
 from collections.abc import Iterable
+from typing import Any
 
 import cgt_core as core
 import torch
@@ -35,7 +36,7 @@ def leaf_devices(flat: pytree.Flat) -> frozenset[str]:
     return frozenset(t.device.type for t in flat.tensors)
 
 
-def driver_of(state: State, flat: pytree.Flat) -> int | None:
+def driver_of(state: State, flat: pytree.Flat) -> int | Any:
     """The driver for a call with these leaves; None before the first one."""
     if state.graph is not None:
         return state.graph.driver

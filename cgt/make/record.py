@@ -629,7 +629,7 @@ def restore_result(plan: Plan, seen: Seen, parts: Parts) -> object:
     puts = [t for _, value in parts.puts for t in places.tensors_at(value)]
     seen.alive.results.extend(weakref.ref(t) for t in (*given, *(proto for _, proto in parts.grads), *puts))
     leaves = [
-        pytree.Readout(t, *o.ops, o.line) if o.kind == READOUT else t for o, t in zip(parts.outs, given, strict=True)
+        pytree.Readout(t, o.ops[0], o.line) if o.kind == READOUT else t for o, t in zip(parts.outs, given, strict=True)
     ]
     leaves = [leaves[o.ref] if o.kind == AGAIN else leaf for o, leaf in zip(parts.outs, leaves, strict=True)]
     return pytree.unflatten(parts.program, leaves)

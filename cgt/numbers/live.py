@@ -568,7 +568,7 @@ def watch(seen: Seen) -> None:
     trace.started = len(seen.code.started)
     fresh = [c for c in list(seen.code.started) if c is not None and c not in trace.asked]
     trace.asked.update(fresh)
-    line = asker(filter(is_read, fresh))
+    line = asker(c for c in fresh if is_read(c))
     if line is not None and not all(k in trace.exact or s.op == IN_TENSOR for k, s in enumerate(trace.sources)):
         leave(seen, errors.number_type(line))
 

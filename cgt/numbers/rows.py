@@ -66,7 +66,7 @@ def put(
         (dim,) = dims
         found, shape = rows_at(t, dim, parts[dim], stand_in)
         row = None if found is None else row_of(t, shape, value)
-    if row is None:
+    if found is None or row is None:
         plain(t, index, value)
     else:
         t.index_copy_(dim, found, row if type(parts[dim]) is slice else row.unsqueeze(dim))

@@ -13,7 +13,7 @@ Source of the method: differential capture, decisions 117 and 118 (docs/decision
 import functools
 import struct
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import cgt_core as core
 import torch
@@ -247,6 +247,7 @@ def substitute(
     """The op's arguments, with other numbers."""
     names = [a.name for a in op._schema.arguments]
     args, kwargs = list(args), dict(kwargs)
+    given: Any  # one of these two
     for k, part, row in numbers:
         given, key = (args, k) if k < len(args) else (kwargs, names[k])
         if part == NONE:

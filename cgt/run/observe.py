@@ -212,7 +212,7 @@ NO_LINE = "the backward pass"  # autograd's threads have no frames
 
 def user_line(seen: Seen) -> str:
     """file:line of the innermost frame that is neither PyTorch's nor ours, or NO_LINE."""
-    frame = sys._getframe(1)
+    frame: types.FrameType | None = sys._getframe(1)
     while frame is not None:
         name = frame.f_code.co_filename
         mine = seen.code.user.get(name)
@@ -257,7 +257,7 @@ def is_host_recording(seen: Seen) -> bool:
 
 def asker() -> types.FrameType:
     """The innermost frame that is not ours."""
-    frame = sys._getframe(1)
+    frame: types.FrameType | Any = sys._getframe(1)
     while str(frame.f_globals.get("__name__")).partition(".")[0] == HERE:
         frame = frame.f_back
     return frame

@@ -90,7 +90,7 @@ def append(op: OpOverload, args: Sequence[object], kwargs: dict[str, object], re
         if found is not None:
             known = argument_names(found[0])
             trimmed = {k: v for k, v in given[1].items() if k not in FACTORY or k in known}
-            if writes_same(*found, given[0], trimmed, results[0]):
+            if writes_same(found[0], found[1], given[0], trimmed, results[0]):
                 target, into = found[0], ()
                 kwargs = {k: boxed(v) for k, v in trimmed.items()} | {found[1]: results[0]}
     core.op(name.encode(), target._schema.overload_name.encode(), args, kwargs, tuple(into))

@@ -267,7 +267,7 @@ def tap_exports(leaves: Callable[..., object]) -> None:
     if EXPORTS.handlers:
         return
 
-    def handle(plain, owner, name, args, kwargs):
+    def handle(plain, owner, name, args: tuple, kwargs: dict):
         t, stream, *_ = *args, *kwargs.values(), None, None
         leaves(t, stream if name == "record_stream" else None)
         return plain(*args, **kwargs)

@@ -34,7 +34,8 @@ SHAPED = {"ViewBackward0": CLASS.view, "ExpandBackward0": CLASS.expand}  # these
 
 def ops_of(t: torch.Tensor, base: torch.Tensor) -> tuple[tuple[Callable[..., torch.Tensor], tuple], ...] | None:
     """((op, arguments), ...) that make t of `base`, whose view it is; None if that cannot be told."""
-    ops, node, shape = [], t.grad_fn, tuple(t.shape)
+    ops, node = [], t.grad_fn
+    shape: tuple[int, ...] | None = tuple(t.shape)
     while node is not base.grad_fn:
         name, inputs = node.name(), node.next_functions
         if name in GIVEN:

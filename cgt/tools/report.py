@@ -62,7 +62,8 @@ def stats_of(states: list[State]) -> Stats:
     backward = stats_of(backwards) if backwards or any(past) else None
     if backward is not None:
         backward = backward._replace(**dict(zip(COUNTERS, add(past, backward), strict=False)))
-    return Stats(*totals, bytes_, reasons, seconds, backward, sum(state.audited for state in states))
+    audited = sum(state.audited for state in states)
+    return Stats._make([*totals, bytes_, reasons, seconds, backward, audited])
 
 
 class Recording(NamedTuple):

@@ -264,7 +264,7 @@ def is_forward_ad() -> bool:
 
 def creation_meta(t: torch.Tensor) -> int:
     """How a view was made, by which it refuses writes; 0: it refuses none."""
-    return int(torch._C._autograd._get_creation_meta(t)) if t._is_view() else 0
+    return int(torch._C._autograd._get_creation_meta(t)) if t._is_view() else 0  # type: ignore[call-overload]  # C++'s
 
 
 def sequence_number() -> int:

@@ -63,13 +63,14 @@ class Readout:
         self.compute = compute  # (operator, operands) -> what arithmetic gives, while the function runs
         self.read = read  # () -> the number, while the function runs
 
-    def _comparison(op):
+    def _comparison(op: Any):
         return lambda self, other: NotImplemented if self.compare is None else self.compare(op, other)
 
     __lt__, __le__, __gt__, __ge__ = map(_comparison, (operator.lt, operator.le, operator.gt, operator.ge))
-    __eq__, __ne__, __hash__ = _comparison(operator.eq), _comparison(operator.ne), None
+    __eq__, __ne__ = _comparison(operator.eq), _comparison(operator.ne)
+    __hash__ = None  # type: ignore[assignment]  # which is how Python says that there is none
 
-    def _arithmetic(op):
+    def _arithmetic(op: Any):
         def left(self, *others):
             return NotImplemented if self.compute is None else self.compute(op, (self, *others))
 
