@@ -9,7 +9,7 @@
 # make docs    the site, into build/site; INSTALL=1 installs what builds it into .venv
 # make gpu     the suite and the benches on a machine with a CUDA device; installs nothing
 # make gpu2    the tests and figures of several processes, on a machine with two CUDA devices
-# make lint    ruff, cython-lint, the structure rules of tests/test_layout.py, the counts of tests/house.py
+# make lint    ruff, mypy, cython-lint, the structure rules of tests/test_layout.py, the counts of tests/house.py
 # make ext     the release build, beside its source
 # make wheel   a source distribution and a wheel for this Python and this torch into dist/, tried in an empty folder
 # make clean   removes what was built (not .venv)
@@ -117,6 +117,7 @@ gpu2:
 
 lint: $(READY)
 	if $(call has,ruff); then $(PY) -m ruff check . && $(PY) -m ruff format --check cgt; else echo "ruff is not installed: skipped"; fi
+	if $(call has,mypy); then $(PY) -m mypy; else echo "mypy is not installed: skipped"; fi
 	if $(call has,cython_lint); then $(PY) -c "$(CYTHON_LINT)" cgt_core.pxd cgt/core/*.pxi; \
 	else echo "cython-lint is not installed: skipped"; fi
 	$(PY) -m pytest --noconftest tests/test_layout.py
