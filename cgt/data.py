@@ -30,6 +30,11 @@ def fresh(kind: Callable[[], object]) -> Any:
     return dataclasses.field(default_factory=kind)
 
 
+def filled(record: type) -> Any:
+    """A field that holds such a record, of containers which are empty at first."""
+    return fresh(lambda: record(*(kind() for kind in record.__annotations__.values())))
+
+
 # --- of a function ----------------------------------------------------------------------------
 
 
@@ -90,6 +95,43 @@ class NotedOp(NamedTuple):
 LIVE_NUMBER = "a number that changes"  # such an operand
 
 
+class Moving(NamedTuple):
+    """What a function's calls showed of tensors that change, by path: of arguments, of what they reach, of places."""
+
+    pointers: dict  # path of an argument, or of what it reaches -> its last address
+    moved: set  # of these, those that move: they are copied
+    # of these -> (how often it moved soon after it had moved before, in which call it did last)
+    swaps: dict
+    written: set  # those that the function writes
+    fixed: set  # those of which somebody may have the address
+    # those that are copied, since a recording that was told where they lie was not what eager is
+    untold: set
+    followed: set  # of places in which other tensors came
+    replaced: set  # of these, to which it stores them itself
+    # of a place to which it stored other shapes -> those there at the last look, or None
+    grown: dict
+
+
+class Numbers(NamedTuple):
+    """And of numbers."""
+
+    live: set  # paths of those that are others at each call: arguments, and what lies in places
+    exact: dict  # of these, those that more than its ops depend on -> the line
+    looks: dict  # path -> recordings for one value of what comes of it
+    last: dict  # path of an argument -> the last number that Python saw there
+    counters: set  # paths of tensors of the host's that it counts in and asks for their numbers
+    asked: set  # the same by memory, of runs that do not know paths
+    tables: dict  # path of a list of numbers to which no other way led -> its Place
+
+
+class Devices(NamedTuple):
+    """And of where its calls work."""
+
+    drivers: dict  # kinds of device among the arguments -> driver, once warmed
+    homes: dict  # of devices.learn_home
+    gpus: set  # on which one call works, if it is several
+
+
 @declared
 class State:
     """Everything that Python knows about one jitted function; what `jit` returned holds it."""
@@ -102,10 +144,10 @@ class State:
     range: str = ""  # what profilers show around a replay; kept for the row
     dynamic: set = fresh(set)  # paths of arguments that the user says are live
     keep: dict = fresh(dict)  # node -> Kept
+    moves: Moving = filled(Moving)
+    numbers: Numbers = filled(Numbers)
+    devices: Devices = filled(Devices)
     programs: dict = fresh(dict)  # spec -> (program, paths); filled by the core
-    drivers: dict = fresh(dict)  # kinds of device among the arguments -> driver, once warmed
-    homes: dict = fresh(dict)  # of devices.learn_home
-    gpus: set = fresh(set)  # on which one call works, if it is several
     # memory that a recording read and nothing leads to, while other threads ran ops: id -> its name
     loose: dict = fresh(dict)
     account: Account = fresh(Account)
@@ -123,33 +165,14 @@ class State:
     left: int = 0  # calls that an exception left while they were looked at, since the last recording
     lessons: int = 0  # recordings since then that came to nothing and should fare better next time
     escapes: int = 0  # recordings of which something outlived the call
-    pointers: dict = fresh(dict)  # path of an argument, or of what it reaches -> its last address
-    moved: set = fresh(set)  # of these, those that move: they are copied
-    # of these -> (how often it moved soon after it had moved before, in which call it did last)
-    swaps: dict = fresh(dict)
-    written: set = fresh(set)  # and those that the function writes
-    fixed: set = fresh(set)  # of these, those of which somebody may have the address
-    # paths of tensors that are copied, since a recording that was told where they lie was not what eager is
-    untold: set = fresh(set)
-    followed: set = fresh(set)  # paths of places in which other tensors came
-    replaced: set = fresh(set)  # of these, to which it stores them itself
-    # path of a place to which it stored other shapes -> those there at the last look, or None
-    grown: dict = fresh(dict)
-    live: set = fresh(set)  # paths of numbers that are others at each call: arguments, and what lies in places
-    exact: dict = fresh(dict)  # of these, those that more than its ops depend on -> the line
     # it reads numbers on the way and computes with them; False: and looks at them in other ways, too
     computes: bool | None = None
-    looks: dict = fresh(dict)  # path -> recordings for one value of what comes of it
     untraced: str | None = None  # why none can be
     blamed: str | None = None  # the same, where that is only to be tried
-    numbers: dict = fresh(dict)  # path of an argument -> the last number that Python saw there
     whole: bool = False  # its last recording is one graph, of which nothing ran while it was recorded
-    counters: set = fresh(set)  # paths of tensors of the host's that it counts in and asks for their numbers
-    asked: set = fresh(set)  # the same by memory, of runs that do not know paths
     joined: tuple = (-1, 0)  # replays when others joined them last, and how often they did since
     asks_which: bool = False  # it is not the same to it which tensor lies in a place
     recurrent: bool = False  # it draws dropout from cuDNN's random state
-    lone_tables: dict = fresh(dict)  # path of a list of numbers to which no other way led -> its Place
     apart: set = fresh(set)  # ops that a capture forbade: they run eagerly between two graphs
     hidden: bool = False  # kernels that are not seen read arguments where they lie: none is copied
     ran: set = fresh(set)  # code objects that ran so far: what these read is looked at
@@ -344,15 +367,6 @@ class Plan(NamedTuple):
     moving: dict = {}
 
 
-class Token(NamedTuple):
-    """A random state that was read, see tokens.py."""
-
-    state: Any  # weak reference to the tensor
-    moved: int  # how far the recording had come
-    generator: Any
-    words: Any  # what it counts from; None: the state itself. When the run is over: are there any?
-
-
 @declared
 class Words:
     """The two words from which a capture draws a generator's numbers."""
@@ -372,11 +386,6 @@ class Swap(NamedTuple):
     leaf: Any
 
 
-def filled(record: type) -> Any:
-    """A field that holds such a record, of containers which are empty at first."""
-    return fresh(lambda: record(*(kind() for kind in record.__annotations__.values())))
-
-
 class Copied(NamedTuple):
     """The arguments that are copied, of a recording (record.py, ops.mirror) or told where they lie (addresses.py)."""
 
@@ -393,7 +402,7 @@ class Copied(NamedTuple):
     backs: dict  # slot of one of these -> its copy in the core for the way back
 
 
-class Reads(NamedTuple):
+class ReadValues(NamedTuple):
     """What Python read on the way, each the end of a segment (segments.py)."""
 
     values: list  # of segments.Value
@@ -402,7 +411,7 @@ class Reads(NamedTuple):
     # (address, bytes) of memory in which .grad must not be set anew: something ran there before
     unfilled: list
     spare: list  # on the GPU: memory of the pool that nothing else may take before the recording is over
-    undos: list  # of Undo, where writes before a read are to be undone
+    undos: list  # of segments.Undo, where writes before a read are to be undone
     undone: dict  # memory of which all writes are -> [(address, bytes)] of the parts that were copied
 
 
@@ -427,7 +436,7 @@ class Generators(NamedTuple):
 
     given: dict  # id -> generator that was given to an op
     states: dict  # generator -> its state after the last draw
-    tokens: dict  # memory of a state -> Token
+    tokens: dict  # memory of a state -> tokens.Token
     words: dict  # generator -> Words
     captured: list  # generators
 
@@ -529,7 +538,7 @@ class Seen:
 
     # what its mechanisms write down, each its own
     copied: Copied = filled(Copied)
-    reads: Reads = filled(Reads)
+    reads: ReadValues = filled(ReadValues)
     readouts: Readouts = filled(Readouts)
     finite: Finite = filled(Finite)
     generators: Generators = filled(Generators)
@@ -651,15 +660,6 @@ class Behind(NamedTuple):
     flows: list = []  # slots to whose tensors gradients flow
     joined: int = 0  # to so many of these, the first, several edges of the graph lead
     graph: Graph | None = None
-
-
-class Undo(NamedTuple):
-    """Memory from outside that a segment overwrites."""
-
-    to: Any  # a tensor of its bytes
-    saved: Any  # one of those to which the segment copies it first
-    nbytes: int
-    segment: int
 
 
 class Draft(NamedTuple):

@@ -140,7 +140,7 @@ MEASURES = [
     Measure("most branches in one function", 25, 25, branchy, most),
     Measure("functions above 70 lines", 2, 10, long_functions),
     Measure("most fields in one record", 70, 40, records, most),
-    Measure("fields of the five largest records", 215, 140, records, five_largest),
+    Measure("fields of the five largest records", 199, 140, records, five_largest),
     Measure("classes whose fields change", 18, 8, changing_classes),
     Measure("files above 700 lines", 4, 4, long_files),
     Measure("modules in cgt/ itself", 5, 8, loose_modules),

@@ -20,7 +20,7 @@ import cgt_core as core
 import torch
 from cgt_core import CUDA, HOST, NONE, SETS_GRAD
 
-from ..data import Draft, Seen, Undo
+from ..data import Draft, Seen
 from ..run import constants, tape
 from ..run.observe import (
     exchange,
@@ -53,6 +53,15 @@ OUTCOMES = {
     "allclose": (aten.isclose.default, aten.all.default),
     "_linalg_check_errors": (None, aten.any.default),  # did any decomposition fail?
 }
+
+
+class Undo(NamedTuple):
+    """Memory from outside that a segment overwrites."""
+
+    to: Any  # a tensor of its bytes
+    saved: Any  # one of those to which the segment copies it first
+    nbytes: int
+    segment: int
 
 
 class Value(NamedTuple):

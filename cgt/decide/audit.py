@@ -71,7 +71,7 @@ def run(call: Call, node: int, replay: Callable[[], object], drop: Callable[[int
     if node not in state.keep:  # another thread dropped it
         return replay()
     try:
-        call = call._replace(flat=pytree.flatten_call(call.args, call.kwargs, *state.opts.static, state.live))
+        call = call._replace(flat=pytree.flatten_call(call.args, call.kwargs, *state.opts.static, state.numbers.live))
         scope = find_scope(call, node)
     except pytree.Incomparable as error:
         scope = str(error)

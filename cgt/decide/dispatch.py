@@ -74,7 +74,7 @@ def new_site(
     def build(f, born):
         state = State(f, born, name, opts, graph, range_name)
         state.dynamic = live.paths_of_arguments(function, opts.dynamic)
-        state.live |= state.dynamic
+        state.numbers.live.update(state.dynamic)
 
         @outside_dynamo
         def on_miss(spec, args, kwargs, due=False, proves=NONE, audited=False):
@@ -154,7 +154,7 @@ def give_up(node, call, reason, untold=()):
     drop_node(node)
     if not untold:
         verdicts.condemn(call, reason)
-    call.state.untold.update(untold)
+    call.state.moves.untold.update(untold)
     call.state.reasons[reason] = call.state.reasons.get(reason, 0) + 1
 
 
@@ -171,7 +171,7 @@ def attend(call):
     state = call.state
     live.learn_arguments(state, call.args, call.kwargs)
     try:
-        call = call._replace(flat=pytree.flatten_call(call.args, call.kwargs, *state.opts.static, state.live))
+        call = call._replace(flat=pytree.flatten_call(call.args, call.kwargs, *state.opts.static, state.numbers.live))
     except pytree.Incomparable as error:
         reason = str(error)
         verdicts.note_incomparable(state, reason)

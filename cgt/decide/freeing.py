@@ -183,6 +183,6 @@ def forget(state):
     disable(state.f)
     # What it runs stays, too: a backward may be pending, or just be at it in another thread.
     fresh = State(state.f, state.born, state.name, state.opts, state.graph)
-    fresh.live |= state.dynamic
+    fresh.numbers.live.update(state.dynamic)
     for name in LEARNT:
         setattr(state, name, getattr(fresh, name))

@@ -61,7 +61,7 @@ def vet_back(state: State, plan: Plan, seen: Seen) -> str | None:
     lost = [paths[k] for k in seen.copied.backs if not has_way_back(tensors[k])]
     if not lost:
         return None
-    state.fixed.update(lost)
+    state.moves.fixed.update(lost)
     seen.again = True
     return errors.no_way_back(lost[0])
 

@@ -155,10 +155,10 @@ def is_learnt(state, node, why, index):
         return False
     kept, path = state.keep[node], state.keep[node].place_paths[index]
     if (
-        path in kept.numbers.places and path not in state.exact
+        path in kept.numbers.places and path not in state.numbers.exact
     ):  # it was recorded for one number, and others follow it already
-        return path not in state.live or any((path, None) in one.numbers.sources for one in state.keep.values())
-    return kept.followable.get(path) is False and path not in state.followed
+        return path not in state.numbers.live or any((path, None) in one.numbers.sources for one in state.keep.values())
+    return kept.followable.get(path) is False and path not in state.moves.followed
 
 
 def key_of(call: Call) -> tuple[int, tuple, tuple]:
@@ -185,7 +185,7 @@ def condemn(call: Call, reason: str, fails: bool = True, length: int | None = No
 def still_grows(call: Call, around: Around | str) -> str | None:
     """A sentence if tensors that the call finds in places have other shapes than at the last look, as a cache that
     torch.cat makes longer at each call; or None. To look costs less than a recording that fits no later call."""
-    grown = call.state.grown
+    grown = call.state.moves.grown
     for place in around.found.places if grown and not isinstance(around, str) else ():
         shapes = moving.shapes_at(place.want)
         before = grown.get(place.path, shapes)
@@ -205,7 +205,7 @@ def note_left(call: Call, error: Exception, counted: bool) -> None:
     name, at = next((line for line in reversed(lines) if not line[0].startswith(NOT_USER_CODE)), lines[-1])
     reason = errors.left(type(error).__name__, f"{name}:{at}")
     state.left += 1
-    if state.left > 1 or state.drivers:
+    if state.left > 1 or state.devices.drivers:
         condemn(call, reason, state.left > 1, 4 * options.COOL_DOWN[0])
     if not counted:
         count_eager(state, reason)

@@ -44,7 +44,7 @@ def run(call: Call, node: int, replay: Callable[[], object], drop: Callable[...,
     if kept is None or state.exchanges:  # another thread dropped it; or other processes would wait for a second run
         return replay()
     with contextlib.suppress(pytree.Incomparable):
-        call = call._replace(flat=pytree.flatten_call(call.args, call.kwargs, *state.opts.static, state.live))
+        call = call._replace(flat=pytree.flatten_call(call.args, call.kwargs, *state.opts.static, state.numbers.live))
         stays = state.graph is None and not kept.changes
         scope = (
             audit.Scope(device_of(state, call.flat), *[[] for _ in range(9)]) if stays else audit.find_scope(call, node)

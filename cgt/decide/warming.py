@@ -57,7 +57,7 @@ def warm(call: Call, sources: Sequence[tuple[str, object]] = ()) -> object:
     if around is not None:
         sources = () if isinstance(around, str) else around.found.sources
     guess = CUDA if any(t.is_cuda for t in flat.tensors) else HOST
-    home = devices.home_of(flat.tensors, state.homes)
+    home = devices.home_of(flat.tensors, state.devices.homes)
     seen = observe(guess, home, state.graph, None if state.graph is None else readable(state.graph, call.args))
     seen.blockers, seen.computes = state.blockers, state.computes is not False and state.graph is None
     before, seen.sources = [describe.memory_of(t) for t in flat.tensors], impure.states(sources)
@@ -81,7 +81,7 @@ def warm(call: Call, sources: Sequence[tuple[str, object]] = ()) -> object:
         return result
     core.fn_count(state.f, "warmups")
     if reason is None:
-        state.drivers[leaf_devices(flat)] = driver
+        state.devices.drivers[leaf_devices(flat)] = driver
     else:  # a first call may do what no other does: caches that are made lazily
         state.doubted = True
     return result
@@ -110,10 +110,10 @@ def note_devices(state, seen, elsewhere):
     """Remember on which GPUs the function works. `elsewhere`: not where it was looked at; it will be once more, where
     it belongs."""
     if elsewhere:
-        devices.learn_home(state.homes, seen.devices)
+        devices.learn_home(state.devices.homes, seen.devices)
     gpus = devices.gpus_of(seen.devices)
     if len(gpus) > 1:
-        state.gpus |= gpus
+        state.devices.gpus.update(gpus)
 
 
 def judge(call, seen, result, reason, before):
@@ -149,11 +149,11 @@ def note_tensors(state: State, seen: Seen, named: Iterable[tuple[str, torch.Tens
     """Remember where each argument was, and what the function reaches, and which of them it writes."""
     state.asks_which |= seen.asks_which
     for path, tensor in named:
-        state.pointers[path], sid = core.address(tensor), core.storage_id(tensor)
+        state.moves.pointers[path], sid = core.address(tensor), core.storage_id(tensor)
         if sid in seen.written or sid in seen.raw:
-            state.written.add(path)
+            state.moves.written.add(path)
         if sid in seen.raw:
-            state.fixed.add(path)
+            state.moves.fixed.add(path)
 
 
 def timed_survey(call: Call) -> Around | str:

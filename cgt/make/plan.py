@@ -40,14 +40,14 @@ def driver_of(state: State, flat: pytree.Flat) -> int | Any:
     """The driver for a call with these leaves; None before the first one."""
     if state.graph is not None:
         return state.graph.driver
-    return state.drivers.get(leaf_devices(flat))
+    return state.devices.drivers.get(leaf_devices(flat))
 
 
 def device_of(state: State, flat: pytree.Flat) -> int:
     """Index of the device on which a call is recorded; -1 is the host."""
     if state.graph is not None:
         return state.graph.device
-    return home_of(flat.tensors, state.homes) if driver_of(state, flat) == CUDA else -1
+    return home_of(flat.tensors, state.devices.homes) if driver_of(state, flat) == CUDA else -1
 
 
 def place_in_tree(state: State, flat: pytree.Flat, tensors: Iterable[torch.Tensor]) -> tuple[int, int]:
@@ -154,7 +154,7 @@ def plan_call(
     state, flat, graph, found, tensors = call.state, call.flat, call.state.graph, around.found, around.tensors
     driver, device = driver_of(state, flat), device_of(state, flat)
     paths = [*flat.paths, *(one.path for one in around.reached)]
-    others = tuple(sorted(state.gpus - {device})) if driver == CUDA and graph is None else ()
+    others = tuple(sorted(state.devices.gpus - {device})) if driver == CUDA and graph is None else ()
     gathered = next((path for path, one in found.sharded if is_gathered(one)), None)
     # A backward would let go of its memory, and a capture that comes to nothing, too.
     if gathered is not None and torch.is_grad_enabled():
@@ -165,18 +165,18 @@ def plan_call(
     if hooked >= 0:
         return errors.hooked_leaf(paths[hooked])
     followed, follows = find_followed(state, followable)
-    stored = next((path for path in followed if path in state.replaced), None)
+    stored = next((path for path in followed if path in state.moves.replaced), None)
     if stored is not None and not is_alone():
         return errors.used_elsewhere(stored)
     named = candidates(flat, tensors, followed, driver, (device, *others))
-    written = {id(t) for t, path in zip(tensors, paths, strict=True) if path in state.written}
+    written = {id(t) for t, path in zip(tensors, paths, strict=True) if path in state.moves.written}
     copied, beside = choose_copied(state, named, tensors, written, len(flat.tensors), parent, moves)
     sources, sums, untraced = live_sources(call, around, saves)
     return Plan(
         flat=flat, driver=driver, device=device, others=others, parent=parent, graph=graph, saves=saves,
         reached=around.reached, also=around.also, places=found.places, lone=empties.lone_empties(found.places),
         sizes=found.sizes, sources=impure.states(found.sources), owners=found.owners, kept=found.kept,
-        live=sources, lone_tables=state.lone_tables,
+        live=sources, lone_tables=state.numbers.tables,
         summed=moving.summed(found.places, found.owners, state.ran, sums) if sums else [], wary=untraced is not None,
         computes=state.computes if untraced is None and graph is None else False,
         unguarded=found.notes, changed=changed, sharded=[one for _, one in found.sharded],
@@ -200,7 +200,7 @@ def find_hooked(state, saves, sinks):
 
 def find_followed(state, followable):
     """(what is followed of `followable`: all tensors of a tuple if one of them is; {position of a place: its slots})"""
-    at = {k for path, (k, _) in followable.items() if path in state.followed}
+    at = {k for path, (k, _) in followable.items() if path in state.moves.followed}
     followed = {path: (k, slot) for path, (k, slot) in followable.items() if k in at}
     return followed, {k: [slot for one, slot in followed.values() if one == k] for k in at}
 
@@ -372,8 +372,8 @@ def stays(state, path, t, parent, moved):
         return False  # the user has said that it moves
     if not moved and core.path_proto(parent, t) is not None:
         return True
-    before = state.pointers.get(path)
-    return path not in state.moved and (before is None or before == core.address(t))
+    before = state.moves.pointers.get(path)
+    return path not in state.moves.moved and (before is None or before == core.address(t))
 
 
 def overlaps(ranges, k):
@@ -436,9 +436,9 @@ def note_moves(
                 *others_in(kept, node, followable, tensors),
                 *moved_too(state, kept, node, followable, tensors),
             }
-            state.followed |= {place, *paths}
+            state.moves.followed.update({place, *paths})
             for path in paths:
-                state.moved.add(path)
+                state.moves.moved.add(path)
                 note_swap(state, path)
             moves.append((node, [followable[name][1]], True))
         elif slot is not None and state.opts.inputs == "auto" and (slot.leaf != NONE or name in followable):
@@ -446,7 +446,7 @@ def note_moves(
             if slot.written and not may_carry(state, name, tensors[at]):
                 continue
             for path in {name, *moved_too(state, kept, node, followable, tensors)}:
-                state.moved.add(path)
+                state.moves.moved.add(path)
                 note_swap(state, path)
             moves.append((node, [at, *moved_before(kept, node, followable)], False))
     return moves
@@ -475,9 +475,9 @@ def moved_before(kept, node, followable):
 def note_swap(state, name):
     """A copy of a parameter at each replay must cost less than a recording for each: it does where it is replaced all
     the time."""
-    calls, (times, last) = core.fn_counts(state.f)[0], state.swaps.get(name, (0, -options.SWAPPED_SOON))
+    calls, (times, last) = core.fn_counts(state.f)[0], state.moves.swaps.get(name, (0, -options.SWAPPED_SOON))
     if last != calls:  # several recordings miss it in one call
-        state.swaps[name] = (times + 1 if calls - last < options.SWAPPED_SOON else 1, calls)
+        state.moves.swaps[name] = (times + 1 if calls - last < options.SWAPPED_SOON else 1, calls)
 
 
 def misplaced(state: State, missed: list[tuple[int, int, int]]) -> set[str]:
@@ -497,7 +497,9 @@ def may_carry(state, path, t):
     is copied back?"""
     if state.graph is not None or (state.saves and torch.is_grad_enabled()) or state.opts.inputs != "auto":
         return False
-    if t.requires_grad or path in state.fixed or not (t.is_cuda or t.dim()):  # numbers of the host's may be counted in
+    if (
+        t.requires_grad or path in state.moves.fixed or not (t.is_cuda or t.dim())
+    ):  # numbers of the host's may be counted in
         return False
     return addresses.has_way_back(t) or (state.opts.outputs == "rescue" and span(t) <= options.MAX_REBOUND)
 
@@ -507,7 +509,7 @@ def is_swapped(state, path, t):
     every few calls."""
     through = torch.is_grad_enabled() and t.requires_grad
     least = 1 if state.whole and state.graph is None else options.SWAPS
-    return type(t) is torch.nn.Parameter and not through and state.swaps.get(path, (0, 0))[0] >= least
+    return type(t) is torch.nn.Parameter and not through and state.moves.swaps.get(path, (0, 0))[0] >= least
 
 
 def can_have_grad(t):

@@ -78,8 +78,8 @@ def sources_of(state: State, flat: Flat, reached: list[Reached]) -> list[Source]
         (k, path, t)
         for k, (path, t) in enumerate(named)
         if t is not None
-        and (path in state.counters or core.storage_id(t) in state.asked)
-        and path not in state.exact
+        and (path in state.numbers.counters or core.storage_id(t) in state.numbers.asked)
+        and path not in state.numbers.exact
         and fits(t)
     ]
     alone = [(k, path, t.item()) for k, path, t in asked if counts[core.storage_id(t)] == 1]
@@ -93,11 +93,11 @@ def learn(state: State, plan: Plan | None, seen: Seen, untraced: str | None) -> 
     if joined:
         seen.live.exact.clear()  # what it found is not learnt
     elif seen.live is not None:
-        state.exact.update(seen.live.uncounted)
-    state.asked |= seen.host.asked
+        state.numbers.exact.update(seen.live.uncounted)
+    state.numbers.asked.update(seen.host.asked)
     if plan is None or untraced is not None:
         return None
-    paths, known = all_paths(plan), state.counters | state.exact.keys()
+    paths, known = all_paths(plan), state.numbers.counters | state.numbers.exact.keys()
     fresh = [
         path
         for path, t in zip(paths, all_tensors(plan), strict=True)
@@ -105,7 +105,7 @@ def learn(state: State, plan: Plan | None, seen: Seen, untraced: str | None) -> 
     ]
     if not (fresh or joined):
         return None
-    state.counters.update(fresh)
+    state.numbers.counters.update(fresh)
     seen.again = True
     return errors.reads_counter(fresh[0]) if fresh else errors.counters_join(seen.live.joined)
 

@@ -89,9 +89,9 @@ def learn_arguments(state: State, args: tuple, kwargs: dict) -> None:
     for path, x in (
         one for whole, value in containers.named(args, kwargs) for one in containers.numbers_of(whole, value)
     ):
-        before = state.numbers.setdefault(path, x)
+        before = state.numbers.last.setdefault(path, x)
         if type(before) is type(x) and not pytree.same_value(before, x):
-            state.live.add(path)
+            state.numbers.live.add(path)
 
 
 def learn_places(state: State, found: list[Place], kept: list[Kept], misplaced: set[str]) -> None:
@@ -102,7 +102,7 @@ def learn_places(state: State, found: list[Place], kept: list[Kept], misplaced: 
     for p in found:
         was = [one.numbers.places.get(p.path) for one in kept]
         if is_source(p) and any(is_like(one, p.want) and not pytree.same_value(one, p.want) for one in was):
-            state.live.add(p.path)
+            state.numbers.live.add(p.path)
 
 
 def is_like(one, other):
@@ -119,7 +119,9 @@ def learn_stored(state: State, plan: Plan, seen: Seen, untraced: str | None) -> 
         return None
     known = {*plan.moving, *plan.free, *(s.at for s in plan.live if s.op == AT_PLACE)}
     changed = (
-        p for k, p in enumerate(plan.places) if k not in known and len(numbers_in(p)) == 1 and p.path not in state.exact
+        p
+        for k, p in enumerate(plan.places)
+        if k not in known and len(numbers_in(p)) == 1 and p.path not in state.numbers.exact
     )
     names = {
         p.path
@@ -128,7 +130,7 @@ def learn_stored(state: State, plan: Plan, seen: Seen, untraced: str | None) -> 
     }
     if not names:
         return None
-    state.live |= names
+    state.numbers.live.update(names)
     seen.again = True
     return errors.stores_number(min(names))
 
@@ -140,14 +142,15 @@ def sources_of(flat: pytree.Flat, found: list[Place], state: State, untraced: st
     """[Source] of what is to be live: the call's numbers, and what lies in places that held other numbers. `untraced`:
     a sentence that says why no run of the function can have any, or None."""
     sources = [
-        Source(path, IN_CALL, k, value, untraced or state.exact.get(path))
+        Source(path, IN_CALL, k, value, untraced or state.numbers.exact.get(path))
         for k, (path, value) in enumerate(flat.numbers)
     ]
-    wanted = () if untraced else state.live - state.exact.keys()
+    wanted = () if untraced else state.numbers.live - state.numbers.exact.keys()
     for k, p in enumerate(found):
         numbers = numbers_in(p) if p.path in wanted else []
         more = [
-            Source(p.path + name, AT_PLACE, k, x, state.exact.get(p.path + name), part) for name, part, x in numbers
+            Source(p.path + name, AT_PLACE, k, x, state.numbers.exact.get(p.path + name), part)
+            for name, part, x in numbers
         ]
         sources += more if any(s.exact is None for s in more) else []
     return sources
@@ -682,7 +685,7 @@ def learn_exact(state, trace):
         if at == NONE or trace.sources[at].exact is not None or trace.steps[row].op >= LESS:
             continue
         path = trace.sources[at].path
-        looks = state.looks[path] = state.looks.get(path, 0) + 1
+        looks = state.numbers.looks[path] = state.numbers.looks.get(path, 0) + 1
         if row < len(trace.sources) or looks >= MOST_LOOKS:
             alike = [s.path for k, s in enumerate(trace.sources) if s.op == IN_TENSOR and trace.steps[k].b == at]
-            state.exact.update(dict.fromkeys((path, *alike), line))
+            state.numbers.exact.update(dict.fromkeys((path, *alike), line))

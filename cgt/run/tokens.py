@@ -8,14 +8,24 @@ backward is saved for it like a tensor: its Graph knows at which place.
 import struct
 import weakref
 from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import cgt_core as core
 import torch
 
-from ..data import Seen, Token
+from ..data import Seen
 from ..words import errors
 from .devices import name_of
 from .observe import exchange, fix, is_host_recording, note_memory, refuse, unseen, user_line
+
+
+class Token(NamedTuple):
+    """A random state that was read."""
+
+    state: Any  # weak reference to the tensor
+    moved: int  # how far the recording had come
+    generator: Any
+    words: Any  # what it counts from; None: the state itself. When the run is over: are there any?
 
 
 def how_far(seen: Seen) -> list[int]:
