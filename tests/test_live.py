@@ -1,7 +1,9 @@
 """Numbers that are others at each call: as arguments and in places, one recording serves all of them, and every value is eager's."""
 
 import _thread
+import collections
 import contextlib
+import dataclasses
 import decimal
 import json
 import math
@@ -829,3 +831,49 @@ def test_module_and_namespace_numbers(device):
         return function, arguments, lambda: [box.t, model.scale]
 
     agree(make, RATES, most=4)
+
+
+@pytest.mark.parametrize("kind", ["a dict", "a list", "a dataclass"])
+def test_a_number_in_an_argument_that_the_call_changes(kind, device):
+    """It fits any number, so the recording must see for itself that the call left another one there."""
+
+    @dataclasses.dataclass
+    class Config:
+        left: int
+
+    def get(c):
+        return c.left if kind == "a dataclass" else c["left" if kind == "a dict" else 0]
+
+    def put(c, n):
+        setattr(c, "left", n) if kind == "a dataclass" else c.__setitem__("left" if kind == "a dict" else 0, n)
+
+    def function(x, c):
+        if get(c) > 0:
+            put(c, get(c) - 1)
+            x = x * len(str(get(c)))  # exact: a stand-in is looked at
+        return x * 2
+
+    ours, theirs = ({"a dict": {"left": 0}, "a list": [0], "a dataclass": Config(0)}[kind] for _ in range(2))
+    f, x = cgt.jit(function, audit="0"), values(device, 4)
+    for k in range(20):
+        if k % 6 == 0:
+            put(ours, 3), put(theirs, 3)
+        assert identical(f(x, ours), function(x, theirs)) and get(ours) == get(theirs), k
+
+
+def test_what_a_run_with_stand_ins_left_is_undone_before_it_runs_again(device):
+    """In a dict that was not empty, a deque, a set."""
+    done, history, seen, x = {"": 1}, collections.deque(), set(), values(device, 4)
+
+    def function(x, rate):
+        first = rate not in done
+        done[rate] = 1
+        history.append(float(rate))
+        seen.add(str(len(history)))
+        json.dumps(rate)  # takes no stand-in
+        return x * rate * (100 if first else 1)
+
+    f = cgt.jit(function)
+    for k in range(8):
+        assert identical(f(x, 0.1 / (k + 1)), x * (0.1 / (k + 1)) * 100), k
+        assert len(history) == len(seen) == k + 1 and len(done) == k + 2

@@ -825,11 +825,12 @@ def test_a_filled_container_that_is_replaced_is_named_and_not_its_tensors(device
 def test_a_failed_capture_leaves_empty_containers_empty():
     box = new_box()
     found = places_of(filling(box))
+    before = record.Before(found, [], [], [], core.histories([]), None, keys=record.keys_in(found))
     old = box.one
     put(box.one, torch.ones(1))
     box.one = {"b": 2}
     put(box.other, 3)
-    record.restore_places(record.Before(found, [], [], [], core.histories([]), None), None, tensors_only=False)
+    record.restore_places(before, None, tensors_only=False)
     assert box.one is old and not box.one and not box.other
 
 
@@ -969,3 +970,51 @@ def test_an_empty_container_beside_places_that_change(numbers, device):
         x = values(device, 3, seed=50 + i)
         assert identical(f(x), function(x)), i
     assert cgt.stats(f).replays >= 12, cgt.explain(f)
+
+
+def beside_its_own(change):
+    class Base:
+        scale = 1.0
+
+        def __init__(self):
+            self.scale = 2.0
+
+    thing = Base()
+    return lambda x: x * thing.scale * type(thing).scale, lambda: setattr(Base, "scale", 15.0)
+
+
+def behind_a_view(change):
+    given = {"a": 1.0, "b": 2.0}
+    view = {"values": given.values(), "items": given.items()}[change]
+    return lambda x: x * sum(v if change == "values" else v[1] for v in view), lambda: given.update(a=4.0)
+
+
+def behind_a_method(change):
+    given = [1, 2]
+    length = given.__len__
+    return lambda x: x * length(), lambda: given.append(3)
+
+
+def behind_a_factory(change):
+    value = 1.0
+    table = collections.defaultdict(lambda: value)
+
+    def replace():
+        nonlocal value
+        value = 6.0
+
+    return lambda x: x * table.default_factory(), replace
+
+
+@pytest.mark.parametrize("make, change", [(beside_its_own, ""), (behind_a_view, "values"), (behind_a_view, "items"),
+                                          (behind_a_method, ""), (behind_a_factory, "")])  # fmt: skip
+def test_values_that_lie_behind_something(make, change, device):
+    """A class's attribute behind the object's own, a dict behind its view, a list behind its method, a cell behind a
+    defaultdict's factory."""
+    function, replace = make(change)
+    f, x = cgt.jit(function, audit="0"), values(device, 3)
+    for _ in range(8):
+        f(x)
+    assert cgt.stats(f).replays >= 5, cgt.explain(f)
+    replace()
+    assert identical(f(x), function(x))

@@ -107,8 +107,10 @@ def contents(values: Iterable[object]) -> list[tuple[dict | list, list]]:
     return list(found.values())
 
 
-def values_of(home: dict | list) -> Iterable[object]:
-    return dict.values(home) if isinstance(home, dict) else list.__iter__(home)
+def values_of(home: dict | list | collections.deque | set) -> Iterable[object]:
+    if isinstance(home, list):
+        return list.__iter__(home)
+    return dict.values(home) if isinstance(home, dict) else home
 
 
 NO_PLACES = (collections.deque, set)  # whose entries no guard compares

@@ -417,6 +417,9 @@ def walk_dict(walk, entries, path):
             # no repr of other keys: a tensor's would read the device
             text = repr(key) if is_simple(key) else f"<{NAME_OF(type(key))} {index}>"
             add_and_visit(walk, DICT_ITEM, entries, key, value, f"{path}[{text}]")
+    if derives(type(entries), (collections.defaultdict,)):
+        factory = f"{path}.default_factory"
+        add_and_visit(walk, ATTR, entries, "default_factory", entries.default_factory, factory)
     walk_subclass(walk, entries, path)
 
 
@@ -440,7 +443,7 @@ def walk_proxy(walk, proxy, path):
 
 
 def behind_proxy(proxy):
-    """The mapping that a read-only one shows."""
+    """The mapping that a read-only one, or a view, shows."""
     (mapping,) = gc.get_referents(proxy)
     return mapping
 
@@ -529,12 +532,13 @@ def read_instance(walk, thing, path, names):
             except AttributeError:
                 value = MISSING
             add_and_visit(walk, ATTR, thing, name, value, f"{path}.{name}")
-        elif not is_builtin_descriptor(raw) and (own is None or name not in own):
+        elif not is_builtin_descriptor(raw):
             # Python looks for implicit methods and properties on the class alone
-            if own is not None and type(raw) is not property and name[:2] != "__":
+            hidden = own is not None and name in own  # type(self).name is read past the object's own
+            if own is not None and not hidden and type(raw) is not property and name[:2] != "__":
                 add(walk, DICT_ITEM, own, name, MISSING, f"{path}.{name}")
             if not is_method(raw):
-                add_class_value(walk, type(thing), name, raw, f"{path}.{name}")
+                add_class_value(walk, type(thing), name, raw, f"type({path}).{name}" if hidden else f"{path}.{name}")
 
 
 def read_dict(walk, own, path, names, owner=None):
@@ -999,6 +1003,7 @@ RANDOM = frozenset(
 )
 UNFOLLOWED = (contextvars.ContextVar, threading.local, weakref.ref)
 AROUND_BUILTIN = (collections.UserDict, collections.UserList, collections.UserString, collections.ChainMap)
+VIEWS = type({}.keys()), type({}.values()), type({}.items())
 BUILTIN_DESCRIPTORS = (
     types.GetSetDescriptorType,
     types.MemberDescriptorType,
@@ -1019,7 +1024,7 @@ RULES = (  # the first that fits; None: nothing to walk
     (torch.Tensor, walk_tensor),
     ((torch.Size, frozenset), None),
     (types.FunctionType, walk_function),
-    ((types.MethodType, types.BuiltinMethodType), walk_method),
+    ((types.MethodType, types.BuiltinMethodType, types.MethodWrapperType), walk_method),
     (functools.partial, walk_partial),
     ((operator.attrgetter, operator.methodcaller), walk_getter),
     (property, walk_property),
@@ -1035,7 +1040,7 @@ RULES = (  # the first that fits; None: nothing to walk
     (tuple, walk_tuple),
     ((*OPAQUE, *UNFOLLOWED), walk_opaque),
     (AROUND_BUILTIN, walk_around_builtin),
-    (types.MappingProxyType, walk_proxy),
+    ((types.MappingProxyType, *VIEWS), walk_proxy),
     (type(os.environ), walk_environment),
 )
 

@@ -105,7 +105,12 @@ def vet_call(plan, seen, call):
     again = pytree.matches_call(plan.flat.program, call.args, call.kwargs)
     if again is None or any(a is not b for a, b in zip(again, plan.flat.tensors, strict=True)):
         return errors.changed_arguments("the structure of an argument")
-    return None
+    # Any number fits where one may change, and the run may have changed the one that lies in a container.
+    was = plan.flat.numbers
+    live = [path for path, _ in was]
+    now = dict(pytree.flatten_call(call.args, call.kwargs, *call.state.opts.static, live).numbers) if was else {}
+    changed = next((path for path, x in was if not pytree.same_value((x,), (now.get(path),))), None)
+    return errors.changed_arguments(changed) if changed is not None else None
 
 
 def vet_reads(plan, seen, tensors):

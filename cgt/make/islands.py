@@ -242,7 +242,8 @@ def record(seen, call, function, leaves, spec, line):
     try:
         done = real(lambda: beside(seen, lambda: island.run(seen.cuts.answers, settled)))
     finally:
-        seen.blank.clear()  # what it was given it may have filled
+        for x in (x for x in leaves if isinstance(x, torch.Tensor)):  # which it may have filled
+            seen.blank.pop(core.storage_id(x), None)
         if is_capture(seen) and len(seen.cuts.answers) > before:
             note_changes(seen)
     why = vet_result(seen, done.result, island.given)

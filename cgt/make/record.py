@@ -73,8 +73,9 @@ class Before(NamedTuple):
         None  # the GPU on which the next recurrent layer would have filled another buffer with cuDNN's random state
     )
     counters: list = []  # of counters.snapshot
-    given: list = []  # of containers.contents: the call's arguments
+    given: list = []  # of containers.contents: the call's arguments, deques and sets
     gathered: list = []  # of collectives.sizes
+    keys: list = []  # of keys_in
 
 
 def on_side_stream(device):
@@ -444,6 +445,8 @@ def snapshot(call, plan):
     histories, random = core.histories(tensors), torch.default_generator.get_state()
     anew = plan.device if plan.driver == CUDA and core.dropout_begins_anew(plan.device) else None
     given = containers.contents([*call.args, *call.kwargs.values()])
+    wanted = [p.want for p in plan.places if type(p.want) in containers.NO_PLACES]
+    given += [(home, containers.entries(home)) for home in wanted]
     return Before(
         plan.places,
         kept,
@@ -455,7 +458,13 @@ def snapshot(call, plan):
         counters.snapshot(plan),
         given,
         collectives.sizes(plan.sharded),
+        keys_in(plan.places),
     )
+
+
+def keys_in(found):
+    """[(position, keys), ...] of the places that are a dict's length. (To hold the dict would be to share it.)"""
+    return [(k, list(dict.keys(p.home))) for k, p in enumerate(found) if p.kind == places.DICT_LEN]
 
 
 def accept(before: Before) -> None:
@@ -466,6 +475,7 @@ def accept(before: Before) -> None:
     before.grads[:] = [(t, t.grad) for t, _ in before.grads]
     before.counters[:] = counters.as_now(before.counters)
     before.given[:] = [(home, containers.entries(home)) for home, _ in before.given]
+    before.keys[:] = keys_in(before.places)
 
 
 def restore_places(before, seen, tensors_only):
@@ -477,7 +487,7 @@ def restore_places(before, seen, tensors_only):
             seen is not None and any(core.storage_id(t) in seen.made for t in places.tensors_at(value))
         )
 
-    found, kept, grads, sources, histories, random, anew, counted, given, gathered = before
+    found, kept, grads, sources, histories, random, anew, counted, given, gathered, keys = before
     counters.put_back(counted)
     collectives.let_go(gathered)
     core.histories_restore(histories)
@@ -485,6 +495,8 @@ def restore_places(before, seen, tensors_only):
         core.dropout_undo(anew)
         if seen is not None:
             seen.reason, seen.again = errors.cudnn_dropout(), True
+    for k, were in keys:
+        restore_keys(found[k], set(map(id, were)), spoilt)
     for p in (*found, *kept):
         restore_place(p, spoilt)
     containers.restore([one for one in given if not tensors_only or any(map(spoilt, containers.values_of(one[0])))])
@@ -497,16 +509,20 @@ def restore_places(before, seen, tensors_only):
             torch.default_generator.set_state(random)
 
 
+def restore_keys(p, were, spoilt):
+    """Take out what came to a dict since. `were`: ids of its keys."""
+    if p.kind == places.DICT_LEN:
+        for key in [key for key, value in dict.items(p.home) if id(key) not in were and spoilt(value)]:
+            dict.__delitem__(p.home, key)
+
+
 def restore_place(p, spoilt):
     """Put back what lies there, or what came to the container behind the place, as far as it is spoilt."""
-    if p.kind == places.DICT_LEN:
-        for key in [key for key, value in dict.items(p.home) if p.want == 0 and spoilt(value)]:
-            dict.__delitem__(p.home, key)
-    elif p.kind == places.LIST_LEN:
+    if p.kind == places.LIST_LEN:
         more = p.home[p.want :]
         if any(spoilt(v) for v in more):
             p.home[p.want :] = [v for v in more if not spoilt(v)]
-    elif p.kind != places.EMPTY:
+    elif p.kind not in (places.DICT_LEN, places.EMPTY):
         now = places.value_at(p)
         if now is not p.want and spoilt(now):
             places.put_back(p)

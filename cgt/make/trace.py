@@ -19,7 +19,7 @@ from ..data import Seen
 from ..look import impure
 from ..numbers import addresses, counters, live
 from ..ranks import collectives
-from ..run import constants
+from ..run import blank, constants
 from ..run.devices import name_of, one_thread
 from ..run.observe import (
     Unrecordable,
@@ -235,6 +235,7 @@ def see_reader(seen, function, args, name, t, arguments):
     that is not its own affair."""
     if seen.inside or wrappers.is_one(t):  # what is inside is read by an op
         return None
+    blank.vet_read(seen, t)
     number = counters.ask(seen, name, t)
     if number is not None:
         return number

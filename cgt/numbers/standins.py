@@ -199,8 +199,15 @@ class Node:
         self.trace.pin(self.row)
         return self.value
 
-    guard_int = guard_bool = guard_size_oblivious = int_ = float_ = bool_ = plain
+    guard_bool = guard_size_oblivious = int_ = float_ = bool_ = plain
     expect_true = guard_or_false = guard_or_true = statically_known_true = plain
+
+    def guard_int(self, file, _):
+        if "tensor_new" in file and not -(2**31) <= self.value < 2**31:
+            raise OverflowError(
+                "C++ would make a tensor of a part of it"
+            )  # and take 32 bits: the number itself is whole
+        return self.plain()
 
     def guard_float(self, file, _):
         if PARSER not in file or self.trace.over:

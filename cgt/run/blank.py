@@ -10,9 +10,16 @@ from typing import Any
 import cgt_core as core
 import torch
 
-from ..data import Seen
+from ..data import Blank, Seen
 from ..words import errors
+from .observe import refuse, unseen
 from .tape import EMPTY, is_filled
+
+# Ops in place that take no notice of what they overwrite; all others read it.
+FILLS = frozenset(
+    "copy_ fill_ zero_ normal_ uniform_ random_ bernoulli_ exponential_ geometric_ cauchy_ log_normal_ _foreach_copy_"
+    " _foreach_zero_".split()
+)
 
 
 def see(
@@ -23,20 +30,58 @@ def see(
     if packet in EMPTY and is_filled():
         return None
     if packet in EMPTY:
-        seen.blank |= {core.storage_id(t): seen.made[core.storage_id(t)] for t in fresh if t.numel()}
+        for t in (t for t in fresh if t.numel()):
+            sid = core.storage_id(t)
+            seen.blank[sid] = Blank(seen.made[sid], (t.size(), t.stride(), t.storage_offset()), t.dtype, [])
         return None
-    made = set(
-        map(core.storage_id, (*fresh, *(() if facts.reshapes else written)))
-    )  # some where others were, which are gone
-    for sid in made:
-        seen.blank.pop(sid, None)
-    if not seen.blank or not made or packet.endswith("_like") or packet.startswith("new_"):
-        return None  # it asks for a shape
-    return told(seen, inputs)
+    if not seen.blank:
+        return None
+    over = () if facts.reshapes else written
+    reads = told(seen, over) if packet.endswith("_") and packet not in FILLS else None
+    for t in (*fresh, *over):  # some are where others were, which are gone
+        fill(seen, t)
+    if reads is not None or not (fresh or over or facts.reads) or packet.endswith("_like") or packet.startswith("new_"):
+        return reads  # the others ask for a shape
+    return told(seen, [t for t in inputs if not any(t is one for one in over)])
+
+
+def fill(seen, t):
+    """This was written: what is left of the memory around it?"""
+    sid = core.storage_id(t)
+    one = seen.blank.get(sid)
+    if one is None or not t.numel():
+        return
+    with unseen(seen):
+        if t.is_contiguous() and t.numel() * t.element_size() == core.storage_bytes(t):
+            del seen.blank[sid]
+        elif t.dtype == one.dtype:
+            if not one.left:
+                one.left.append(torch.zeros(core.storage_bytes(t) // t.element_size(), dtype=torch.bool))
+                one.left[0].as_strided(*one.geometry).fill_(True)
+            one.left[0].as_strided(t.size(), t.stride(), t.storage_offset()).fill_(False)
+            if not one.left[0].any():
+                del seen.blank[sid]
 
 
 def told(seen: Seen, tensors: Iterable[torch.Tensor]) -> str | None:
     """The sentence if some of these were not written, or None."""
-    return next(
-        (errors.unseen_kernel(seen.blank[sid]) for sid in map(core.storage_id, tensors) if sid in seen.blank), None
-    )
+    for t in tensors:
+        one = seen.blank.get(core.storage_id(t))
+        if one is not None and is_left(seen, one, t):
+            return errors.unseen_kernel(one.line)
+    return None
+
+
+def is_left(seen, one, t):
+    """Was some of this not written?"""
+    if not one.left or t.dtype != one.dtype:
+        return True
+    with unseen(seen):
+        return bool(one.left[0].as_strided(t.size(), t.stride(), t.storage_offset()).any())
+
+
+def vet_read(seen: Seen, t: torch.Tensor) -> None:
+    """Python is about to read this."""
+    strange = told(seen, [t])
+    if strange is not None:
+        refuse(seen, strange)
