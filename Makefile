@@ -9,7 +9,7 @@
 # make docs    the site, into build/site; INSTALL=1 installs what builds it into .venv
 # make gpu     the suite and the benches on a machine with a CUDA device; installs nothing
 # make gpu2    the tests and figures of several processes, on a machine with two CUDA devices
-# make lint    ruff, mypy, cython-lint, the structure rules of tests/test_layout.py, the counts of tests/house.py
+# make lint    ruff, mypy, cython-lint, the structure rules of tests/project/test_layout.py, the counts of tests/house.py
 # make ext     the release build, beside its source
 # make wheel   a source distribution and a wheel for this Python and this torch into dist/, tried in an empty folder
 # make clean   removes what was built (not .venv)
@@ -57,16 +57,16 @@ audit: ext
 
 # Only the core is instrumented; malloc and locks are everybody's. ThreadSanitizer wants memory where it expects it (setarch).
 SECONDS := 60
-CORE    := crashes failures table islands guards threads stress
+CORE    := $(addprefix core/test_,crashes failures table guards threads stress) make/test_islands
 sanitize: $(READY)
 	sanitized() { setarch -R env LD_PRELOAD="$$(g++ -print-file-name=$$1) $$(g++ -print-file-name=libstdc++.so)" "$${@:2}"; }; \
 	export ASAN_OPTIONS=detect_leaks=0:alloc_dealloc_mismatch=0 TSAN_OPTIONS=suppressions=tests/tsan.txt PYTHONPATH=.:tests; \
 	trap '$(PY) $(BUILD)' EXIT; \
 	CGT_SANITIZE=address $(PY) $(BUILD); \
-	sanitized libasan.so $(PY) -m pytest $(WORKERS) $(CORE:%=tests/test_%.py); \
+	sanitized libasan.so $(PY) -m pytest $(WORKERS) $(CORE:%=tests/%.py); \
 	sanitized libasan.so $(PY) tests/stress.py --threads 8 --seconds $(SECONDS); \
 	CGT_SANITIZE=thread $(PY) $(BUILD); \
-	sanitized libtsan.so $(PY) -m pytest tests/test_crashes.py tests/test_threads.py; \
+	sanitized libtsan.so $(PY) -m pytest tests/core/test_crashes.py tests/core/test_threads.py; \
 	sanitized libtsan.so $(PY) tests/stress.py --threads 8 --seconds $(SECONDS)
 
 bench: ext
@@ -120,7 +120,7 @@ lint: $(READY)
 	if $(call has,mypy); then $(PY) -m mypy; else echo "mypy is not installed: skipped"; fi
 	if $(call has,cython_lint); then $(PY) -c "$(CYTHON_LINT)" cgt_core.pxd cgt/core/*.pxi; \
 	else echo "cython-lint is not installed: skipped"; fi
-	$(PY) -m pytest --noconftest tests/test_layout.py
+	$(PY) -m pytest --noconftest tests/project/test_layout.py
 	$(PY) tests/house.py
 
 # $(OF): "/3" where these are the steps of `make demo`.

@@ -1,7 +1,7 @@
 """`make gpu`: run the suite and the benches here, and write down what they said.
 
 The record, bench/results/gpu.json, says what machine and what sources it speaks for;
-tests/test_record.py tells when the sources have moved on. It is written whatever fails; the exit
+tests/project/test_record.py tells when the sources have moved on. It is written whatever fails; the exit
 status says whether anything did. A figure that misses its bound is no failure, it is a figure.
 """
 

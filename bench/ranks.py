@@ -275,7 +275,7 @@ def main():
         return write_page(json.loads(options.out.read_text()))
     if torch.cuda.device_count() < RANKS:
         sys.exit(f"This is about {RANKS} GPUs; here is {torch.cuda.device_count()}.")
-    status = run_pytest(TESTS_S, "-q", "tests/test_ranks.py", "tests/test_sharded.py", "tests/test_devices.py") if options.tests else None
+    status = run_pytest(TESTS_S, "-q", "tests/ranks/test_ranks.py", "tests/ranks/test_sharded.py", "tests/run/test_devices.py") if options.tests else None
     with tempfile.TemporaryDirectory() as folder:
         mp.spawn(one_rank, (folder,), nprocs=RANKS)
         found = json.loads(Path(folder, "found").read_text())

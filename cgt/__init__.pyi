@@ -1,4 +1,4 @@
-# What a type checker knows of cgt. tests/test_types.py holds it to the functions themselves.
+# What a type checker knows of cgt. tests/project/test_types.py holds it to the functions themselves.
 
 from collections.abc import Callable, Iterable
 from contextlib import ContextDecorator

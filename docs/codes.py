@@ -2,7 +2,7 @@
 
     python docs/codes.py       writes it; needs cgt built
 
-tests/test_docs.py holds the page to cgt/words/errors.py.
+tests/project/test_docs.py holds the page to cgt/words/errors.py.
 """
 
 import inspect

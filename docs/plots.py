@@ -3,8 +3,8 @@
     python docs/plots.py            tables into the page, plots into docs/plots/; needs matplotlib
     python docs/plots.py --tables   the tables alone
 
-A table stands in the page between <!-- its name --> and <!-- /its name -->, and a plot beside it says the same. tests/test_docs.py holds
-both to the record.
+A table stands in the page between <!-- its name --> and <!-- /its name -->, and a plot beside it says the same.
+tests/project/test_docs.py holds both to the record.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""What a type checker is to know of a program that uses cgt; run by tests/test_types.py, and as it stands."""
+"""What a type checker is to know of a program that uses cgt; run by tests/project/test_types.py, and as it stands."""
 
 import sys
 

@@ -1,6 +1,6 @@
 """The pages of the site: their programs run and print what the pages show, their links lead somewhere, their figures are those measured.
 
-`python tests/test_docs.py docs/tutorial.md` runs one page by hand and prints what its blocks print.
+`python tests/project/test_docs.py docs/tutorial.md` runs one page by hand and prints what its blocks print.
 
 A page's blocks of Python run in order in one namespace, in a process of its own, with cgt as users have it. A block of text behind
 one is what it prints, with `...` for what varies. A comment `<!-- skip: why -->` stands before a block that cannot run here. In
@@ -19,7 +19,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
 BLOCK = re.compile(r"(?:^<!-- skip: ([^>]+) -->\n)?^```(python|text)\n(.*?)^```$", re.M | re.S)
 

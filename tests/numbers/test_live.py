@@ -877,3 +877,21 @@ def test_what_a_run_with_stand_ins_left_is_undone_before_it_runs_again(device):
     for k in range(8):
         assert identical(f(x, 0.1 / (k + 1)), x * (0.1 / (k + 1)) * 100), k
         assert len(history) == len(seen) == k + 1 and len(done) == k + 2
+
+
+MAKERS = {
+    "a nested list": lambda t, n: torch.tensor([[n]], device=t.device),
+    "new_tensor": lambda t, n: t.new_tensor(n),
+    "data=": lambda t, n: torch.tensor(data=n, device=t.device),
+    "asarray": lambda t, n: torch.asarray(n, device=t.device),
+}
+
+
+@pytest.mark.parametrize("maker", MAKERS)
+def test_tensors_of_whole_numbers_beyond_32_bits(maker, device):
+    """C++ asks a symbolic one for an int."""
+    f, t = cgt.jit(lambda t, n: t + MAKERS[maker](t, n)), torch.zeros(1, 1, dtype=torch.int64, device=device)
+    for k in range(16):
+        n = (0, 2**33 + 5, 2**33 + 7, -(2**34) - 5)[k % 4]
+        assert f(t, n).item() == n, k
+

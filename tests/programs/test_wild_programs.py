@@ -4,7 +4,7 @@ As in test_programs.py, with threads that call at the same time, interrupts, fun
 arguments for a backward, write what they do not read, draw from outside of PyTorch, or talk to other
 processes. Each family has programs of its own, and one has all of it. CGT_PROGRAMS says how many to try:
 
-    CGT_PROGRAMS=20000 python -m pytest tests/test_wild_programs.py -k everything
+    CGT_PROGRAMS=20000 python -m pytest tests/programs/test_wild_programs.py -k everything
 """
 
 import gc

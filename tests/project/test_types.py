@@ -15,7 +15,7 @@ import cgt
 from cgt.doctor import Diagnosis, Finding
 from cgt.tools.report import Memory, Recording, Stats
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 TYPED = ROOT / "tests" / "typed"
 STUB = ast.parse((ROOT / "cgt" / "__init__.pyi").read_text())
 CHECKERS = {

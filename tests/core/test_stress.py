@@ -14,7 +14,7 @@ import cgt
 from cgt.api import all_states
 from cgt.decide import dispatch, freeing
 
-ROOT = pathlib.Path(__file__).parent.parent
+ROOT = pathlib.Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize("threads", [2, 4])

@@ -18,7 +18,7 @@ from helpers import tells
 import cgt
 from cgt.words import private
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 release_only = pytest.mark.skipif(core.debug_build(), reason="does not depend on the build: the release suite does it")
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 WRONG = ("differs", "raises", "crash", "late")
 # What was wrong once: names of entries, and the ways to run them.
 ONCE_WRONG = (

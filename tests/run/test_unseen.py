@@ -103,3 +103,52 @@ def test_op_that_runs_others_which_autocast_changes(device):
         x = values(device, 5, 4, seed=k)
         assert identical(f(x), function(x)), k
     assert cgt.stats(f).replays or (device.type == "cpu" and "CGT326" in cgt.explain(f)), cgt.explain(f)
+
+
+WRITES = {
+    "an op in place": lambda y: y.add_(1),
+    "a part": lambda y: y[:, 0].zero_(),
+    "a part in place": lambda y: y[:, 0].add_(1),
+    "a view": lambda y: y.view(-1).relu_(),
+}
+READS = {
+    "a list": lambda y: y.tolist(),
+    "a number": lambda y: float(y[0, 0, 0]),
+    "an item on the way": lambda y: y * y[0, 0, 0].item(),
+}
+
+
+@pytest.mark.parametrize("then", [*WRITES, *READS])
+def test_memory_that_a_hidden_kernel_filled_and_that_is_written_or_read_then(device, then):
+    def function(x):
+        y = pooled(x)
+        if then in READS:
+            return READS[then](y)
+        WRITES[then](y)
+        return y
+
+    f = cgt.jit(function, audit="0")
+    for k in range(CALLS):
+        x = values(device, 2, 4, 16, seed=k)
+        want = function(x)
+        junk(device)
+        assert identical(f(x), want), k
+    if device.type == "cpu":
+        assert cgt.stats(f).replays == 0 and "CGT324" in cgt.explain(f)
+
+
+def test_memory_that_is_written_in_parts_and_read_where_it_was(device):
+    def function(x):
+        y, z = x.new_empty(4, 4), x.new_empty(8)
+        y[:, 0] = x
+        first = y[:, 0] + 1  # the rest is empty still
+        y[:, 1:] = 2
+        torch.mul(x, 2, out=z[:4])
+        torch.mul(x, 3, out=z[4:])
+        return first, y, z
+
+    f = cgt.jit(function)
+    for k in range(CALLS):
+        x = values(device, 4, seed=k)
+        assert identical(f(x), function(x)), k
+    assert cgt.stats(f).replays >= CALLS - 3, cgt.explain(f)

@@ -31,7 +31,7 @@ from torch._higher_order_ops import while_loop
 import cgt
 from cgt.make import trace
 
-PAGE = pathlib.Path(__file__).parent.parent / "docs" / "footguns.md"
+PAGE = pathlib.Path(__file__).parents[2] / "docs" / "footguns.md"
 TITLES = []
 
 

@@ -242,7 +242,7 @@ def test_interrupt_where_no_exception_can_pass_is_raised_behind_it():
 
 
 def test_the_page_has_the_watchers_of_an_op_in_their_order():
-    page = (Path(__file__).parent.parent / "docs" / "internals.md").read_text().split("### One op of a run")[1].split("\n## ")[0]
+    page = (Path(__file__).parents[2] / "docs" / "internals.md").read_text().split("### One op of a run")[1].split("\n## ")[0]
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in page.splitlines() if line.startswith("| `")]
     told = [(row.look.__name__, " ".join(row.look.__doc__.split()), row.why_here) for row in (*ops.BEFORE, *ops.BEHIND)]
     rows = [(name.strip("`"), what, why) for name, what, why in rows if name != "`proceed`"]

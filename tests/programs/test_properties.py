@@ -420,7 +420,7 @@ def test_machine_of_calls_holds_writes_swaps_and_resets_agrees_with_eager(device
 
 @functools.cache
 def load_scratch():
-    path = pathlib.Path(__file__).parent.parent / "docs" / "from_scratch.py"
+    path = pathlib.Path(__file__).parents[2] / "docs" / "from_scratch.py"
     spec = importlib.util.spec_from_file_location("from_scratch", path)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)

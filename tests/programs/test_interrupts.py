@@ -16,7 +16,7 @@ from helpers import values
 import cgt
 from cgt.run import constants
 
-ROOT = pathlib.Path(__file__).parent.parent
+ROOT = pathlib.Path(__file__).parents[2]
 EVERY = 1500 if core.debug_build() else 600  # of some 85,000 moments
 
 

@@ -14,7 +14,7 @@ import cgt_core as core
 import pytest
 from torch.utils.cpp_extension import include_paths
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def toolkit():

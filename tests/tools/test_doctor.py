@@ -14,7 +14,7 @@ from helpers import counts, jit_warm, tells, values
 
 import cgt
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 COUNTED, DRAWN = iter(range(1 << 62)), np.random.default_rng(0)
 
 

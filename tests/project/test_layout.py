@@ -1,5 +1,5 @@
 """The structure rules of the source, each with its reason. Needs no compiler, no torch and no GPU, and runs before anything
-is built: `pytest --noconftest tests/test_layout.py`.
+is built: `pytest --noconftest tests/project/test_layout.py`.
 
 A rule that finds its file missing fails: a room that was renamed must be renamed here too, knowingly.
 """
@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 CORE = ROOT / "cgt" / "core"
 SPINE, DATA = ROOT / "cgt_core.pyx", ROOT / "cgt_core.pxd"
 
@@ -398,6 +398,12 @@ def test_folders_follow_one_order():
     assert len(set(FOLDERS)) == len(FOLDERS)
     built = re.search(r"^packages = (\[.*\])", read(ROOT / "pyproject.toml"), re.M).group(1)
     assert ast.literal_eval(built) == ["cgt", *(f"cgt.{folder}" for folder in FOLDERS)]
+
+
+def test_tests_lie_where_their_subject_does():
+    # Who changes a folder finds what holds it. A whole program has none of its own; neither has the repository.
+    found = {path.parent.relative_to(ROOT / "tests").as_posix() for path in (ROOT / "tests").rglob("test_*.py")}
+    assert found == {*FOLDERS, "core", "programs", "project"}
 
 
 def test_the_table_of_modules_is_in_that_order():

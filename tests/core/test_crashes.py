@@ -1,7 +1,7 @@
 """Calls that once ended the process, or read memory that was gone: each program has one of its own. What another thread does
 while a tape runs is done here by an op of the tape, so that it comes at that moment.
 
-    PYTHONPATH=.:tests python -X faulthandler -c "import test_crashes as t; t.a_gradient_that_is_saved('cpu')"
+    PYTHONPATH=.:tests:tests/core python -X faulthandler -c "import test_crashes as t; t.a_gradient_that_is_saved('cpu')"
 """
 
 import faulthandler
