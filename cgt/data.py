@@ -495,15 +495,6 @@ class Host(NamedTuple):
     drawn: set  # of these, what depends on random numbers
 
 
-class Blank(NamedTuple):
-    """Memory that `empty` gave and that no op wrote, or not all of it (blank.py)."""
-
-    line: str  # that made it
-    geometry: tuple  # (size, stride, offset) of the tensor
-    dtype: Any
-    left: list  # where a part was written: one tensor of bools, which of its elements were not
-
-
 class Alive(NamedTuple):
     """What must stay alive."""
 
@@ -563,7 +554,7 @@ class Seen:
     failed: Any = int  # repeats the op at which a capture failed
     reason: str | None = None  # the first thing that forbids replay
     made: dict = fresh(dict)  # memory -> line that made it
-    blank: dict = fresh(dict)  # memory -> Blank
+    blank: dict = fresh(dict)  # memory -> blank.Blank
     touched: dict = fresh(dict)  # memory from outside -> a tensor of it
     written: set = fresh(set)
     raw: set = fresh(set)  # memory whose address was asked for

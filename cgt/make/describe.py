@@ -105,11 +105,9 @@ def vet_call(plan, seen, call):
     again = pytree.matches_call(plan.flat.program, call.args, call.kwargs)
     if again is None or any(a is not b for a, b in zip(again, plan.flat.tensors, strict=True)):
         return errors.changed_arguments("the structure of an argument")
-    # Any number fits where one may change, and the run may have changed the one that lies in a container.
-    was = plan.flat.numbers
-    live = [path for path, _ in was]
-    now = dict(pytree.flatten_call(call.args, call.kwargs, *call.state.opts.static, live).numbers) if was else {}
-    changed = next((path for path, x in was if not pytree.same_value((x,), (now.get(path),))), None)
+    was = dict(plan.flat.numbers)  # any fits where one may change: the run may have changed what lies in a container
+    now = dict(pytree.flatten_call(call.args, call.kwargs, *call.state.opts.static, was).numbers) if was else {}
+    changed = next((path for path, x in was.items() if not pytree.same_value((x,), (now.get(path),))), None)
     return errors.changed_arguments(changed) if changed is not None else None
 
 
@@ -689,15 +687,14 @@ def is_plain(value):
 def check_draft(draft: Draft) -> None:
     """AssertionError if rows refer to what is not there; for the checked build."""
     n_slots, n_outs = len(draft.slots), len(draft.outs)
-    for s in draft.slots:
-        assert NONE <= s.same < n_slots and NONE <= s.owner < n_slots, s
+    assert all(NONE <= k < n_slots for s in draft.slots for k in (s.same, s.owner)), draft.slots
     for k, o in enumerate(draft.outs):
-        last = n_slots if o.kind in (VIEW, INPUT) else n_outs if o.kind == PART else k  # a PART may precede its base
+        last = n_slots if o.kind in (VIEW, INPUT) else n_outs if o.kind == PART else k  # a PART may come first
         assert NONE <= o.ref < last and NONE <= o.grad_slot < n_slots, o
     assert all(0 <= g.slot < n_slots for g in draft.grads), draft.grads
     assert all(
         (e.slot == NONE) == (e.kind >= ADVANCES) and e.slot < n_slots and NONE <= e.out < n_outs for e in draft.effects
     )
-    behind = draft.behind
-    assert all((s.slot == NONE) != (s.out == NONE) and s.slot < n_slots and s.out < n_outs for s in behind.saves)
-    assert set(behind.roots) <= set(range(n_outs)) and set(behind.flows) <= set(range(n_slots))
+    roots, saves, _, flows, *_ = draft.behind
+    assert all((s.slot == NONE) != (s.out == NONE) and s.slot < n_slots and s.out < n_outs for s in saves)
+    assert set(roots) <= set(range(n_outs)) and set(flows) <= set(range(n_slots))

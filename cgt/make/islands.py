@@ -229,6 +229,7 @@ def watched(body, device):
 def record(seen, call, function, leaves, spec, line):
     """End a segment that leaves the arguments in memory of the part's own, run the function behind it, and bring what
     it returned into memory of the recording."""
+    known = set(seen.blank)
     given = [bring_out(seen, x) if isinstance(x, torch.Tensor) else x for x in leaves]
     alike = [isinstance(x, torch.Tensor) and is_cloned_alike(x) for x in given]
     island = Island(function, given, alike, spec, line, not seen.cuts.islands)
@@ -242,8 +243,8 @@ def record(seen, call, function, leaves, spec, line):
     try:
         done = real(lambda: beside(seen, lambda: island.run(seen.cuts.answers, settled)))
     finally:
-        for x in (x for x in leaves if isinstance(x, torch.Tensor)):  # which it may have filled
-            seen.blank.pop(core.storage_id(x), None)
+        for sid in seen.blank.keys() - known | {core.storage_id(x) for x in leaves if isinstance(x, torch.Tensor)}:
+            seen.blank.pop(sid, None)  # it may have filled it
         if is_capture(seen) and len(seen.cuts.answers) > before:
             note_changes(seen)
     why = vet_result(seen, done.result, island.given)

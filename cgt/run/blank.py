@@ -4,13 +4,14 @@ Composite ops of the host's have kernels that are no ops: pooling in one dimensi
 ask for memory and fill it behind the dispatcher's back. A tape would give what was there before. (A capture has the
 kernels of the GPU, whoever launches them.)"""
 
+import math
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 import cgt_core as core
 import torch
 
-from ..data import Blank, Seen
+from ..data import Seen
 from ..words import errors
 from .observe import refuse, unseen
 from .tape import EMPTY, is_filled
@@ -20,6 +21,15 @@ FILLS = frozenset(
     "copy_ fill_ zero_ normal_ uniform_ random_ bernoulli_ exponential_ geometric_ cauchy_ log_normal_ _foreach_copy_"
     " _foreach_zero_".split()
 )
+
+
+class Blank(NamedTuple):
+    """Memory that `empty` gave and that no op wrote, or not all of it."""
+
+    line: str  # that made it
+    geometry: tuple  # (size, stride, offset) of the tensor
+    dtype: Any
+    left: list  # where a part was written: one tensor of bools, which of its elements were not
 
 
 def see(
@@ -52,7 +62,7 @@ def fill(seen, t):
     if one is None or not t.numel():
         return
     with unseen(seen):
-        if t.is_contiguous() and t.numel() * t.element_size() == core.storage_bytes(t):
+        if t.numel() * t.element_size() >= math.prod(one.geometry[0]) * one.dtype.itemsize:  # no element lies twice
             del seen.blank[sid]
         elif t.dtype == one.dtype:
             if not one.left:
