@@ -67,9 +67,9 @@ def test_iteration_of_eight(device, request, compare, figure, kernels):
     step, which looks whether the result is held). That is set against the same hit in a program of one
     function without step(). What it leaves of the iteration of one is what beginning costs.
 
-    The driver takes longer for another graph than it launched last; with functions that make memory
-    and launch nothing, what is left is ours."""
-    make = scaled if kernels else lambda device: lambda x: torch.empty_like(x)
+    The driver takes longer for another graph than it launched last; with functions that launch nothing, what is left
+    is ours."""
+    make = scaled if kernels else lambda device: lambda x: x.view(-1)
     what = "hit in a path of 8" if kernels else "hit without a launch in a path of 8"
     plain, x = [make(device) for _ in range(LENGTH)], torch.rand(N, device=device)
     names = {f"f{k}": cgt.jit(f) for k, f in enumerate(plain)} | {"x": x, "step": cgt.step}

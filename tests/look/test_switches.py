@@ -63,7 +63,8 @@ def test_fast_path_of_attention(device):
                     assert torch.equal(f(x), want)
     finally:
         torch.backends.mha.set_fastpath_enabled(before)
-    assert cgt.stats(f).records >= 2 and cgt.stats(f).replays >= 8, cgt.explain(f)
+    # On a GPU the process's first use of BLAS settles a switch that is guarded: one recording more.
+    assert cgt.stats(f).records >= 2 and cgt.stats(f).replays >= 7, cgt.explain(f)
 
 
 @pytest.mark.parametrize("how", ["attribute", "variable"])
