@@ -10,6 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import cgt_core as core
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -45,11 +46,12 @@ def replayed(rows):
 
 
 def test_a_sample_of_pytorchs_databases_is_what_eager_is(judged):
-    rows = judged("--part=11/101", "--most=3")
-    assert len(rows) > 250 and {row["kind"] for row in rows} >= {"ops", "refs", "foreach", "modules"}
+    rows = judged(f"--part={11 if core.debug_build() else 112}/202", "--most=3")  # each build its half
+    assert len(rows) > 120 and {row["kind"] for row in rows} >= {"ops", "refs", "foreach", "modules"}
     assert replayed(rows) > 0.85
 
 
+@pytest.mark.skipif(core.debug_build(), reason="long, and the same in both builds: the release suite does it")
 def test_entries_that_were_wrong_once(judged, device):
     names = ONCE_WRONG + ",linalg.lstsq" * (device.type == "cuda")  # what is left out on the host
     rows = judged("--kinds=ops,random,foreach,modules,optim", f"--ways={WAYS}", f"--names={names}", "--dtypes=float32", "--most=4")

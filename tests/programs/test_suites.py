@@ -9,8 +9,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import cgt_core as core
 import pytest
 
+pytestmark = pytest.mark.skipif(core.debug_build(), reason="long, and the same in both builds: the release suite does it")
 ROOT = Path(__file__).resolve().parents[2]
 # Its name is that of our own package, as many suites have it.
 MADE_UP = """

@@ -3,6 +3,7 @@
 import json
 import re
 
+import cgt_core as core
 import pytest
 
 from bench import zoo_page
@@ -37,6 +38,7 @@ def test_cells_are_equal_and_told(zoo):
     assert "| mlp_batchnorm | step | equal | 6 | 0 |" in text and "| dqn | equal |" in text
 
 
+@pytest.mark.skipif(core.debug_build(), reason="long, and the same in both builds: the release suite does it")
 def test_what_is_slower_beside_others_is_measured_again_alone(zoo, monkeypatch):
     monkeypatch.setattr(zoo_page, "HARM", 0.0)  # all are
     record, out = zoo("mlp_batchnorm/infer", "dqn", "--calls=4", "--jobs=2", "--turns=2")
