@@ -48,7 +48,9 @@ def see(
         return None
     over = () if facts.reshapes else written
     reads = told(seen, over) if packet.endswith("_") and packet not in FILLS else None
-    for t in (*fresh, *over):  # some are where others were, which are gone
+    for t in fresh:  # some are where others were, which are gone
+        seen.blank.pop(core.storage_id(t), None)
+    for t in over:
         fill(seen, t)
     if reads is not None or not (fresh or over or facts.reads) or packet.endswith("_like") or packet.startswith("new_"):
         return reads  # the others ask for a shape

@@ -152,3 +152,20 @@ def test_memory_that_is_written_in_parts_and_read_where_it_was(device):
         x = values(device, 4, seed=k)
         assert identical(f(x), function(x)), k
     assert cgt.stats(f).replays >= CALLS - 3, cgt.explain(f)
+
+
+def test_memory_where_empty_memory_was_that_is_gone(device):
+    """The new one is smaller, and whole."""
+
+    def function(x):
+        total = x * 0
+        for n in (64, 32, 8):
+            x.new_empty(n)  # which dies at once
+            total = total + (x[:2] * n).sum()
+        return total
+
+    f = cgt.jit(function)
+    for k in range(CALLS):
+        x = values(device, 4, seed=k)
+        assert identical(f(x), function(x)), k
+    assert cgt.stats(f).replays >= CALLS - 3, cgt.explain(f)
