@@ -179,8 +179,8 @@ def repeats(call, node, scope, before, copies, mine, after, audits, seen):
     """Does the recording do the same once more, from the same state? (Not where it sums in an order that nobody keeps.)
     Its kernels alone run: what the function takes from elsewhere is taken once. Eager's state is there again behind
     it."""
-    # Kernels of the host's do the same each time: a tape that does not works on what its last run left. One of segments
-    # does not run as a whole, or from there.
+    # Kernels of the host's do the same each time: a tape that does not works on what its last run left. A recording of
+    # segments does not run as a whole, and one whose tensors are missed cannot run from that state.
     apart = scope.device < 0 or core.node_facts(node).segments
     if apart or any(map(functools.partial(is_missed, seen=seen), after.tensors)):
         return True

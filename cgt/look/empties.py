@@ -45,7 +45,8 @@ def settle_empties(found: list[places.Place], lone: list[int], changed: set[str]
             alone = references(row) == ours[id(row.want)] and references(now) == 2
         if alone:
             settled[k] = row._replace(kind=EMPTY, want=empty_like(row.want))
-    # What an old container's own rows say, the new one says, too. They are not taken out: rows are known by position.
+    # A row of the old container (its length) becomes the guard of its place once more. It is not taken out: the rows
+    # behind it are known by their positions.
     instead = {id(found[k].want): row for k, row in settled.items()}
     found[:] = [settled.get(k) or instead.get(id(p.home), p) for k, p in enumerate(found)]
 

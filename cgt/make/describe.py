@@ -209,9 +209,8 @@ def binding_of(plan, seen, facts, k, touched):
     source = facts.copied.get(id(t), NONE)
     if source == NONE or id(facts.tensors[source]) in seen.copied.mirrored:
         return PINNED
-    if sid in seen.written and source not in seen.copied.bound.union(
-        seen.copied.backs
-    ):  # what was written has no way back
+    has_way_back = source in seen.copied.bound or source in seen.copied.backs
+    if sid in seen.written and not has_way_back:
         return PINNED
     if k != source:
         return TWIN
@@ -293,9 +292,8 @@ def vet_backward(graph: Graph, seen: Seen, tensors: list[torch.Tensor]) -> str |
     the recorded call's."""
     known = {core.storage_id(t) for t in (*tensors, *graph.loose)}
     read = {sid for sid, t in seen.touched.items() if t.numel()}
-    blind = seen.strays and seen.code.ran - {
-        None
-    }  # code that could hand a kernel, which is not seen, what it kept itself
+    # Code that could hand a kernel, which no op shows, what it kept itself.
+    blind = seen.strays and seen.code.ran - {None}
     if known.union(graph.constants, seen.made, seen.copied.buffers).issuperset(read) and not blind:
         return None
     return errors.backward_reads(NO_LINE)

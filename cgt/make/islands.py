@@ -198,10 +198,8 @@ def beside(seen, body):
     drawn = impure.vet(seen.sources, seen)
     if drawn is not None:
         refuse(seen, drawn)
-    started, gpu = (
-        set(seen.code.started),
-        seen.driver == CUDA and not is_capture(seen),
-    )  # where it refuses by itself to draw
+    started = set(seen.code.started)
+    gpu = seen.driver == CUDA and not is_capture(seen)  # a capture refuses by itself to draw
     try:
         result, drew = paused(lambda: watched(body, seen.device if gpu else -1))
     finally:

@@ -204,9 +204,8 @@ class Node:
 
     def guard_int(self, file, _):
         if "tensor_new" in file and not -(2**31) <= self.value < 2**31:
-            raise OverflowError(
-                "C++ would make a tensor of a part of it"
-            )  # and take 32 bits: the number itself is whole
+            # PyTorch takes 32 bits of a symbolic number there. Behind this the function runs with the number itself.
+            raise OverflowError("a tensor made of a stand-in has 32 bits")
         return self.plain()
 
     def guard_float(self, file, _):
