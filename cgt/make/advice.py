@@ -23,7 +23,7 @@ def step_reason(frame: types.FrameType | None, line: str) -> str | None:
             if isinstance(owner, torch.amp.GradScaler):
                 option = scaling_option(optimizer)
                 sentence = errors.scaler_option if option else errors.scaler_outside
-                return sentence(type(optimizer).__name__, line, *option)
+                return sentence(line, type(optimizer).__name__, *option)
         frame = frame.f_back
     return None
 

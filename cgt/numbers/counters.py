@@ -249,7 +249,7 @@ def give_up(seen, one, what):
     trace.counters.pop(core.storage_id(one.tensor), None)
     if one.moved:
         seen.again = True
-        refuse(seen, errors.counter_used(one.path, what, user_line(seen)))
+        refuse(seen, errors.counter_used(what, user_line(seen), one.path))
 
 
 def end(seen: Seen) -> None:

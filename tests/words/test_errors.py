@@ -4,6 +4,7 @@ A call that cannot be replayed runs eagerly and leaves a reason, which tells wha
 function as the advice has it replays. What cannot go on at all is raised, with the same care.
 """
 
+import ast
 import collections
 import dataclasses
 import functools
@@ -13,6 +14,7 @@ import re
 import threading
 import types
 import warnings
+from pathlib import Path
 
 import cgt_core as core
 import pytest
@@ -37,7 +39,7 @@ GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="says something a
 SENTENCES = {
     name
     for name, what in vars(errors).items()
-    if inspect.isfunction(what) and what.__module__ == errors.__name__ and what is not errors.code
+    if inspect.isfunction(what) and what.__module__ == errors.__name__ and what not in (errors.code, errors.says)
 }
 SENTENCES -= {"odd_root", "backward_reads", "create_graph", "refused_backward"}  # test_autograd.py
 SENTENCES -= {"first_gradient", "written_root", "outer_graph", "kept_argument", "stale_backward"}
@@ -161,8 +163,7 @@ def test_reason_tells_what_and_where_and_its_advice_replays(device, sentence, k)
     assert (cgt.stats(f).records, cgt.stats(f).replays) == (0, 0)
     reason = " ".join(cgt.stats(f).reasons)
     assert re.search(words, reason), reason
-    template = inspect.getsource(getattr(errors, sentence))
-    if "{line}" in template:
+    if "line" in inspect.signature(getattr(errors, sentence)).parameters:
         line = re.search(HERE, reason)
         assert line is not None, reason
         assert 0 <= int(line[0].rsplit(":", 1)[1]) - bad.__code__.co_firstlineno <= 3, reason
@@ -915,11 +916,21 @@ def test_another_error_in_a_step_is_told_as_it_is(name):
 
 
 def test_every_sentence_has_a_code():
-    coded = {sentence.__name__: number for number, sentence in errors.CODES.items()}
+    named = {sentence: name for name, sentence in vars(errors).items() if inspect.isfunction(sentence)}
+    coded = {named[sentence]: number for number, sentence in errors.CODES.items()}
     parts = {name for name in SENTENCES if name.startswith("told_")} | {"other_op", "beside_threads"}  # of other sentences
     assert SENTENCES - parts <= set(coded) and not parts & set(coded)
     assert all(100 <= number < 1000 for number in coded.values())
     assert errors.lost().startswith(f"CGT{coded['lost']}: ")
+
+
+def test_every_sentence_is_given_what_it_needs():
+    for path in sorted(Path(cgt.__file__).parent.rglob("*.py")):
+        for call in ast.walk(ast.parse(path.read_text())):
+            if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and ast.unparse(call.func.value) == "errors":
+                sentence = getattr(errors, call.func.attr)
+                if sentence in errors.CODES.values() and not any(isinstance(a, ast.Starred) for a in call.args):
+                    inspect.signature(sentence).bind(*call.args, **dict.fromkeys(k.arg for k in call.keywords))
 
 
 def test_every_sentence_of_errors_is_reached():
