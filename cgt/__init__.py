@@ -25,18 +25,6 @@ from .make.islands import eager  # noqa: E402
 from .make.probes import tap, tapped  # noqa: E402
 
 __all__ = [
-    "CgtError",
-    "CgtWarning",
-    "doctor",
-    "eager",
-    "explain",
-    "jit",
-    "memory",
-    "require_replay",
-    "reset",
-    "show",
-    "stats",
-    "step",
-    "tap",
-    "tapped",
-]
+    "CgtError", "CgtWarning", "doctor", "eager", "explain", "jit", "memory", "require_replay", "reset", "show",
+    "stats", "step", "tap", "tapped",
+]  # fmt: skip

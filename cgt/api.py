@@ -94,17 +94,10 @@ def jit(fn: Callable[..., Any] | None = None, *, static_argnums: int | Iterable[
     )
     if fn is None:
         return functools.partial(
-            jit,
-            static_argnums=static_argnums,
-            static_argnames=static_argnames,
-            max_records=max_records,
-            max_graphs=max_graphs,
-            outputs=outputs,
-            inputs=inputs,
-            dynamic=dynamic,
-            audit=audit,
+            jit, static_argnums=static_argnums, static_argnames=static_argnames, max_records=max_records,
+            max_graphs=max_graphs, outputs=outputs, inputs=inputs, dynamic=dynamic, audit=audit,
             memory_budget=memory_budget,
-        )
+        )  # fmt: skip
     check_function(fn)
     if isinstance(fn, collectives.DistributedDataParallel):
         return jit_inside(fn, opts)

@@ -67,12 +67,9 @@ def note(
 
 def can_be_measured(seen, t):
     return (
-        t.is_floating_point()
-        and t.numel()
-        and core.is_plain(t)
-        and t.get_device() == seen.device
+        t.is_floating_point() and t.numel() and core.is_plain(t) and t.get_device() == seen.device
         and len(seen.finite.measured) < MOST
-    )
+    )  # fmt: skip
 
 
 def magnitudes_of(seen, t):

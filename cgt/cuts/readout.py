@@ -46,11 +46,9 @@ from . import segments
 EXACT = 1 << 53  # whole numbers up to here are themselves as floats of 64 bits
 FLOAT = "__float__"
 MAKERS = {  # of the bytes on the host
-    "item": torch.Tensor.tolist,
-    "tolist": torch.Tensor.tolist,
-    "cpu": torch.Tensor.clone,
+    "item": torch.Tensor.tolist, "tolist": torch.Tensor.tolist, "cpu": torch.Tensor.clone,
     FLOAT: torch.Tensor.__float__,
-}
+}  # fmt: skip
 ANSWERS = ("item", "tolist", "numpy")  # what a Readout can be asked for in its turn
 OPS = ("item", "cpu", FLOAT)  # methods that an op will tell of
 
@@ -119,19 +117,13 @@ def may_wait(seen, t, name):
     here = t.is_cuda == (seen.driver == CUDA) or not seen.recording
     fits = t.numel() == 1 if name in ("item", FLOAT) else 0 < t.numel() * t.element_size() <= segments.VALUE_BYTES
     simple = (
-        t.dtype != torch.uint64
-        and type(t) in (torch.Tensor, torch.nn.Parameter)
-        and core.is_plain(t)
-        and not t.is_complex()
-        and not t.is_neg()
-    )
+        t.dtype != torch.uint64 and type(t) in (torch.Tensor, torch.nn.Parameter) and core.is_plain(t)
+        and not t.is_complex() and not t.is_neg()
+    )  # fmt: skip
     return (
-        simple
-        and here
-        and fits
-        and not segments.is_known(seen, t)
+        simple and here and fits and not segments.is_known(seen, t)
         and (name != "cpu" or (t.is_cuda and not t.requires_grad))
-    )
+    )  # fmt: skip
 
 
 def stand_in(seen, name, t, uses):

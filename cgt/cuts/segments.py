@@ -237,11 +237,9 @@ def is_small(seen, t):
     """May the function read this tensor and be recorded?"""
     here = t.is_cuda == (seen.driver == CUDA) or core.storage_id(t) in seen.host.drawn
     return (
-        here
-        and core.is_plain(t)
-        and not (t.is_floating_point() or t.is_complex())
+        here and core.is_plain(t) and not (t.is_floating_point() or t.is_complex())
         and t.numel() * t.element_size() <= VALUE_BYTES
-    )
+    )  # fmt: skip
 
 
 def read(seen: Seen, values: Iterable[torch.Tensor]) -> None:

@@ -21,23 +21,15 @@ import time
 from collections.abc import Callable
 
 import cgt_core as core
-from cgt_core import (
-    FITS,
-    MISS_ALIGN,
-    MISS_META,
-    MISS_NUMBER,
-    MISS_OVERLAP,
-    MISS_PLACE,
-    MISS_SAME,
-    MISS_SPEC,
-    MISS_VALUE,
-)
 
 from ..data import Account, Call
 from ..words import errors, options
 
 # Of Miss: what a program varies from call to call (FITS: a value that it reads on the way). The others are learnt.
-VARIES = {FITS, MISS_SPEC, MISS_META, MISS_ALIGN, MISS_VALUE, MISS_NUMBER, MISS_OVERLAP, MISS_PLACE, MISS_SAME}
+VARIES = {
+    core.FITS, core.MISS_SPEC, core.MISS_META, core.MISS_ALIGN, core.MISS_VALUE, core.MISS_NUMBER,
+    core.MISS_OVERLAP, core.MISS_PLACE, core.MISS_SAME,
+}  # fmt: skip
 FREE = 4  # kinds of calls that are new, in a row, before Python looks away; besides a first one of each object
 SAVED = 0.5  # of an eager call, by a replay; the rest is the guard, the launch and what we do not know
 TOGETHER = Account()  # of the process: what all functions spent

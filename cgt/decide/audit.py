@@ -79,14 +79,9 @@ def run(call: Call, node: int, replay: Callable[[], object], drop: Callable[[int
         state.unaudited = scope
         return replay()
     return compare(
-        call,
-        node,
-        scope,
-        replay,
-        functools.partial(errors.audit, state.name, state.unguarded[:MOST_TOLD]),
-        drop,
+        call, node, scope, replay, functools.partial(errors.audit, state.name, state.unguarded[:MOST_TOLD]), drop,
         state.opts.audit,
-    )[1]
+    )[1]  # fmt: skip
 
 
 def compare(
@@ -387,15 +382,11 @@ def take(scope):
     """What there is now."""
     grads = [(t, t.grad, None if t.grad is None else keep(t.grad, True)) for t in scope.tensors if t.is_leaf]
     return Held(
-        [keep(t, w) for t, w in zip(scope.tensors, scope.written, strict=True)],
-        grads,
-        [places.as_now(p) for p in scope.singles],
-        [(p, len(p.home)) for p in scope.lengths],
-        [(home, containers.entries(home)) for home in scope.homes],
-        impure.states(scope.sources),
-        [(g, g.get_state()) for g in scope.generators],
-        core.histories(scope.tensors),
-    )
+        [keep(t, w) for t, w in zip(scope.tensors, scope.written, strict=True)], grads,
+        [places.as_now(p) for p in scope.singles], [(p, len(p.home)) for p in scope.lengths],
+        [(home, containers.entries(home)) for home in scope.homes], impure.states(scope.sources),
+        [(g, g.get_state()) for g in scope.generators], core.histories(scope.tensors),
+    )  # fmt: skip
 
 
 def narrowed(scope, before, after, draws):

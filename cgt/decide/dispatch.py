@@ -43,21 +43,9 @@ from ..run.observe import all_paths, all_tensors, note_strays, observe
 from ..run.taps import threads_beside
 from ..words import errors, options, pytree
 from ..words.private import outside_dynamo
-from . import account, audit, logs, verdicts, verify
+from . import account, audit, lessons, logs, verdicts, verify
 from .backwards import forward_of, prove, readable, refuse_gradients
 from .freeing import bury, drop_node, free_exchanging, make_place, make_room, make_way, sweep, vet_dropout
-from .lessons import (
-    escaping,
-    is_lesson,
-    is_passing,
-    leaves_graph,
-    vet_back,
-    vet_code,
-    vet_follows,
-    vet_loose,
-    vet_spent,
-    vet_strays,
-)
 from .sites import ATTRIBUTE, BACKWARD, DOOMED, RECORDING, SITES, disable, is_mine
 from .warming import is_behind_warm_up, is_to_watch, note_tensors, timed_survey, warm
 
@@ -317,11 +305,9 @@ def prepare(call, attempt, around):
     followable = find_followable(call, around)
     moves = note_moves(state, around, missed, followable)
     live.learn_places(
-        state,
-        around.found.places,
-        [state.keep[node] for node, why, _ in missed if why == MISS_PLACE],
+        state, around.found.places, [state.keep[node] for node, why, _ in missed if why == MISS_PLACE],
         misplaced(state, missed),
-    )
+    )  # fmt: skip
     try:
         core.with_paths(functools.partial(core.go_on, device_of(state, flat), parent, around.tensors))
     except core.DriverError as error:  # no memory for what the last iteration left held
@@ -348,7 +334,7 @@ def capture(call, attempt):
         live.blame(call.state, seen, reason or seen.reason)
         call.state.untraced = seen.untraced or call.state.untraced
     if reason is not None:
-        attempt.passing |= autograd.was_greedy(plan) or (seen is not None and is_lesson(call.state, seen))
+        attempt.passing |= autograd.was_greedy(plan) or (seen is not None and lessons.is_lesson(call.state, seen))
         return reason
     seen.reason = seen.reason or impure.vet(plan.sources, seen)
     moved = describe.find_moved(plan)
@@ -366,15 +352,9 @@ def draft_node(call, attempt):
     try:
         note_strays(seen, describe.tensors_of(seen, attempt.result))
         empties.settle_empties(plan.places, plan.lone, plan.changed)
-        reason = (
-            vet_code(state, seen) or vet_spent(plan, seen) or vet_strays(state, seen) or vet_follows(state, plan, seen)
-        )
-        reason = (
-            reason
-            or vet_loose(state, plan, seen)
-            or islands.vet_parts(call.function, plan, seen)
-            or vet_back(state, plan, seen)
-        )
+        reason = lessons.vet_code(state, seen) or lessons.vet_spent(plan, seen) or lessons.vet_strays(state, seen)
+        reason = reason or lessons.vet_follows(state, plan, seen) or lessons.vet_loose(state, plan, seen)
+        reason = reason or islands.vet_parts(call.function, plan, seen) or lessons.vet_back(state, plan, seen)
         if reason is None:
             plan = attempt.plan = find_moving(state, plan, seen)
             reason = (
@@ -393,12 +373,9 @@ def draft_node(call, attempt):
             draft = blank.told(seen, [row.proto for row in draft.outs if row.kind == FRESH]) or draft
         if not isinstance(draft, str):
             reason, keeps = segments.vet(seen, draft)
-            reason = reason or escaping(state, seen, escapes.vet_shared(plan, seen, attempt.result))
-            draft = (
-                reason
-                or escaping(state, seen, escapes.vet_escapes(plan, seen, draft))
-                or draft._replace(keeps_grads=keeps)
-            )
+            reason = reason or lessons.escaping(state, seen, escapes.vet_shared(plan, seen, attempt.result))
+            reason = reason or lessons.escaping(state, seen, escapes.vet_escapes(plan, seen, draft))
+            draft = reason or draft._replace(keeps_grads=keeps)
     except Exception as error:  # a gap of ours must not become the user's crash: the result stands
         draft = record.failure(error)
     if isinstance(draft, str):
@@ -444,8 +421,8 @@ def settle(call, attempt, reason):
         reason = errors.lost() if lost else reason or make_node(call, attempt)
         if reason is None:
             return None, run_node(call, attempt)
-        attempt.passing = is_passing(call.state, attempt.seen, lost)
-        stands = on_host or not (lost or leaves_graph(plan, attempt.seen, attempt.result))
+        attempt.passing = lessons.is_passing(call.state, attempt.seen, lost)
+        stands = on_host or not (lost or lessons.leaves_graph(plan, attempt.seen, attempt.result))
         if stands:
             return None, abandon(call, attempt, reason)
     except core.DriverError as error:
@@ -463,8 +440,8 @@ def make_node(call, attempt):
     state, plan, seen = call.state, attempt.plan, attempt.seen
     attempt.result = None
     parts, attempt.draft = record.part_result(plan, attempt.draft)
-    reason = escaping(state, seen, escapes.vet_aliases(seen, attempt.draft))
-    reason = reason or escaping(state, seen, describe.vet_changes(plan, code_of(state)))
+    reason = lessons.escaping(state, seen, escapes.vet_aliases(seen, attempt.draft))
+    reason = reason or lessons.escaping(state, seen, describe.vet_changes(plan, code_of(state)))
     reason = reason or record.instantiate() or record.checkpoint(plan, seen, attempt.draft)
     if reason is not None:
         attempt.result = record.restore_result(plan, seen, parts)
@@ -547,26 +524,12 @@ def add_node(call, plan, seen, draft):
     drawn_from = [] if seen.dropout is None else [seen.dropout]  # guarded by itself
     loose = describe.loose_in(plan, seen)
     kept = Kept(
-        graph,
-        site,
-        (program, groups, effects, mine, seen.generators.captured, seen.alive.objects),
-        [draft.paths[k] for k in used],
-        [plan.places[k].path for k in order],
-        followable,
-        grads,
-        loose,
-        moving.told(plan, code_of(state)),
-        live.told(seen.live, plan.places),
-        core.record_seconds(),
-        seen.reads.values,
-        seen.cuts.forks,
-        islands.told(seen),
-        seen.ops,
-        seen.trail,
-        frozenset(seen.copied.told),
-        verify.changes(seen, draft),
-        seen.random,
-    )
+        graph, site, (program, groups, effects, mine, seen.generators.captured, seen.alive.objects),
+        [draft.paths[k] for k in used], [plan.places[k].path for k in order], followable, grads, loose,
+        moving.told(plan, code_of(state)), live.told(seen.live, plan.places), core.record_seconds(),
+        seen.reads.values, seen.cuts.forks, islands.told(seen), seen.ops, seen.trail, frozenset(seen.copied.told),
+        verify.changes(seen, draft), seen.random,
+    )  # fmt: skip
     node = core.add_node(
         state.f, call.spec, plan.ambient, slots, outs, program, ret_python, effects, grads, groups,
         list(plan.flat.tensors), (site, saves, [index[k] for k in behind.flows], behind.joined),

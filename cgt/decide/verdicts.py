@@ -11,20 +11,6 @@ from collections.abc import Callable
 
 import cgt_core as core
 import torch
-from cgt_core import (
-    FITS,
-    MISS_ALIGN,
-    MISS_ALIVE,
-    MISS_AMBIENT,
-    MISS_GRAD,
-    MISS_NUMBER,
-    MISS_PLACE,
-    MISS_POINTER,
-    MISS_SAME,
-    MISS_SPEC,
-    MISS_VALUE,
-    NONE,
-)
 
 from ..cuts import segments
 from ..data import Around, Call, State, Verdict
@@ -128,7 +114,7 @@ def wait(call: Call, first: bool) -> str | None:
         reason = errors.new_kind(state.account.varies)
         core.verdict_fn(f, reason, core.fn_counts(f)[0] + new, 2)
         return reason
-    place = (NONE, NONE) if first else place_in_tree(state, call.flat, call.flat.tensors)
+    place = (core.NONE, core.NONE) if first else place_in_tree(state, call.flat, call.flat.tensors)
     missed = [] if first else [miss for miss in places_first(misses(call, *place)) if not is_learnt(state, *miss)]
     missed = [miss for miss in missed if whose(state.programs[core.node_facts(miss[0]).spec][0]) == mine]
     n = account.waits(state.account, f, missed, room, mine)
@@ -151,7 +137,7 @@ def varying(call):
 
 def is_learnt(state, node, why, index):
     """Is this a miss that will not come again, since what lies in that place is followed, or live, from now on?"""
-    if why != MISS_PLACE:
+    if why != core.MISS_PLACE:
         return False
     kept, path = state.keep[node], state.keep[node].place_paths[index]
     if (
@@ -244,36 +230,36 @@ def why_missed(call, path, parent):
     state, tensors = call.state, list(call.flat.tensors)
     for node, why, index in misses(call, path, parent):
         kept = state.keep.get(node)
-        if why == MISS_SPEC:
+        if why == core.MISS_SPEC:
             found = pytree.first_difference(state.programs[core.node_facts(node).spec][0], call.args, call.kwargs)
             if found is not None:
                 return errors.arguments_changed(*found)
-        if why == MISS_AMBIENT:
+        if why == core.MISS_AMBIENT:
             return errors.another_mode()
-        if kept is None or why == MISS_SPEC or (why == FITS and not kept.values):
+        if kept is None or why == core.MISS_SPEC or (why == core.FITS and not kept.values):
             continue
-        if why == FITS:
+        if why == core.FITS:
             return errors.another_value(segments.lines_of(kept.values))
-        if why == MISS_ALIVE:
+        if why == core.MISS_ALIVE:
             return errors.still_held(core.dead_line(node, index))
-        if why == MISS_PLACE:
+        if why == core.MISS_PLACE:
             return errors.place_changed(kept.place_paths[index])
-        if why == MISS_GRAD:
+        if why == core.MISS_GRAD:
             return errors.place_changed(kept.slot_paths[kept.grads[index].slot] + ".grad")
-        if why == MISS_NUMBER:
+        if why == core.MISS_NUMBER:
             return kept.numbers.decides.get(index) or errors.number_decides("a number", "no line")
         name = kept.slot_paths[index]
-        if why == MISS_POINTER:
+        if why == core.MISS_POINTER:
             return errors.moved(name, *(core.slot_addresses(node, index, tensors) if core.debug_build() else ()))
-        if why == MISS_ALIGN:
+        if why == core.MISS_ALIGN:
             return errors.misaligned(name)
-        if why == MISS_SAME:
+        if why == core.MISS_SAME:
             return errors.other_tensor(name)
-        if why == MISS_VALUE:
+        if why == core.MISS_VALUE:
             return errors.number_on_host(name)
         leaf = core.node_facts(node).slots[index].leaf
         return errors.arguments_changed(
-            name, core.slot_shape(node, index), tuple(tensors[leaf].shape) if leaf != NONE else None
+            name, core.slot_shape(node, index), tuple(tensors[leaf].shape) if leaf != core.NONE else None
         )
     if core.fn_counts(state.f)[2] and not core.children(path, parent, state.f):
         return errors.another_way()
@@ -282,7 +268,7 @@ def why_missed(call, path, parent):
 
 def why_new(call: Call, first: bool) -> str:
     """A sentence on why a call would be warmed or recorded."""
-    place = (NONE, NONE) if first else place_in_tree(call.state, call.flat, call.flat.tensors)
+    place = (core.NONE, core.NONE) if first else place_in_tree(call.state, call.flat, call.flat.tensors)
     known = not first and core.children(*place, call.state.f)
     return why_missed(call, *place) if known else errors.unrecorded()
 

@@ -62,11 +62,8 @@ IMPURE.pop(0, None)  # what is no builtin function everywhere
 # pytest stand behind sys.stdout.
 QUIET = frozenset(("logging", "warnings", "traceback", "linecache", "importlib", "ipykernel", "_pytest"))
 LOADERS = (
-    "torch.serialization",
-    "numpy.lib",
-    "numpy._core.memmap",
-    "numpy.core.memmap",
-)  # what these read of files is what the function asked for
+    "torch.serialization", "numpy.lib", "numpy._core.memmap", "numpy.core.memmap",
+)  # what these read of files is what the function asked for  # fmt: skip
 
 
 def tap(seen: Seen, is_mine: Callable[[], bool]) -> tuple[Callable[[], object], Callable[[], object]]:

@@ -120,13 +120,10 @@ class Walk(NamedTuple):
 
 
 def find_places(
-    function: Callable[..., object],
-    roots: Iterable[tuple[str, object]] = (),
-    ran: set[types.CodeType] | None = None,
-    arguments: Iterable[tuple[str, torch.Tensor]] = (),
-    most: float | None = None,
-    keeps: Callable[[str, str, object, object], str | None] | None = None,
-) -> Found | None:
+    function: Callable[..., object], roots: Iterable[tuple[str, object]] = (),
+    ran: set[types.CodeType] | None = None, arguments: Iterable[tuple[str, torch.Tensor]] = (),
+    most: float | None = None, keeps: Callable[[str, str, object, object], str | None] | None = None,
+) -> Found | None:  # fmt: skip
     """All places from which `function` can read or in which it can store, and what else there is in Found; or
     None if there are more than `most` places.
 
@@ -136,21 +133,9 @@ def find_places(
     function leads. `arguments`: (path, tensor) of those that are given, of which only the hooks count. `keeps`: see
     Walk."""
     walk = Walk(
-        Found([], [], [], [], [], {}, [], set(), [], set(), [], []),
-        set(),
-        {},
-        collections.deque(),
-        [],
-        {},
-        {},
-        {},
-        {},
-        {},
-        {},
-        {},
-        ran,
-        keeps,
-    )
+        Found([], [], [], [], [], {}, [], set(), [], set(), [], []), set(), {}, collections.deque(), [], {}, {}, {},
+        {}, {}, {}, {}, ran, keeps,
+    )  # fmt: skip
     most = math.inf if most is None else most
     # Thousands of places are no garbage, and a finalizer could change what is looked at.
     return core.within(collector_off(), lambda: look_everywhere(walk, function, roots, arguments, most))
@@ -835,17 +820,11 @@ def walk_hooks(walk, own, fields, path):
 
 HOLD_PLAIN = (torch.nn.ParameterDict, torch.nn.ParameterList)  # plain values in attributes named like the keys
 MODULE_HOOKS = (  # how they want to be called is told when they are put there
-    "_forward_hooks",
-    "_forward_pre_hooks",
-    "_backward_hooks",
-    "_backward_pre_hooks",
-)
+    "_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks",
+)  # fmt: skip
 GLOBAL_HOOKS = (
-    "_global_forward_hooks",
-    "_global_forward_pre_hooks",
-    "_global_backward_hooks",
-    "_global_backward_pre_hooks",
-)
+    "_global_forward_hooks", "_global_forward_pre_hooks", "_global_backward_hooks", "_global_backward_pre_hooks",
+)  # fmt: skip
 OPTIMIZER_HOOKS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
 GLOBAL_OPTIMIZER_HOOKS = ("_global_optimizer_pre_hooks", "_global_optimizer_post_hooks")
 TENSOR_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
@@ -1005,20 +984,13 @@ UNFOLLOWED = (contextvars.ContextVar, threading.local, weakref.ref)
 AROUND_BUILTIN = (collections.UserDict, collections.UserList, collections.UserString, collections.ChainMap)
 VIEWS = type({}.keys()), type({}.values()), type({}.items())
 BUILTIN_DESCRIPTORS = (
-    types.GetSetDescriptorType,
-    types.MemberDescriptorType,
-    types.WrapperDescriptorType,
-    types.MethodDescriptorType,
+    types.GetSetDescriptorType, types.MemberDescriptorType, types.WrapperDescriptorType, types.MethodDescriptorType,
     types.ClassMethodDescriptorType,
-)
+)  # fmt: skip
 WRAPPERS = (
-    (staticmethod, "__func__"),
-    (classmethod, "__func__"),
-    (property, "fget"),
-    (functools.cached_property, "func"),
-    (functools.partialmethod, "func"),
-    (functools._lru_cache_wrapper, "__wrapped__"),
-)
+    (staticmethod, "__func__"), (classmethod, "__func__"), (property, "fget"), (functools.cached_property, "func"),
+    (functools.partialmethod, "func"), (functools._lru_cache_wrapper, "__wrapped__"),
+)  # fmt: skip
 RULES = (  # the first that fits; None: nothing to walk
     (str, walk_text),
     (torch.Tensor, walk_tensor),

@@ -10,40 +10,6 @@ from typing import NamedTuple
 
 import cgt_core as core
 import torch
-from cgt_core import (
-    ADVANCES,
-    AGAIN,
-    APPENDS,
-    BY_IDENTITY,
-    BY_TYPE,
-    BY_VALUE,
-    COPIED,
-    CUDA,
-    FOLLOWS,
-    FRESH,
-    HOST,
-    INPUT,
-    IS_NUMBER,
-    LIST_LEN,
-    NONE,
-    NOT_AT_ALL,
-    PART,
-    PINNED,
-    PUTS,
-    PUTS_TUPLE,
-    READOUT,
-    REBOUND,
-    REQUIRES_GRAD,
-    SETS_GRAD,
-    SHARED,
-    TENSOR,
-    TWIN,
-    UNUSED,
-    VALUE,
-    VIEW,
-    WRAPPER,
-    WRITES,
-)
 
 from ..cuts import readout
 from ..data import Call, Draft, EffectRow, GradRow, Graph, OutRow, Plan, Seen, SlotRow, Was
@@ -55,7 +21,7 @@ from ..words import errors, pytree, wrappers
 from ..words.private import creation_meta, gathered_in, is_gathered
 from . import moving, trace
 
-MOVES = (COPIED, REBOUND)  # bindings of a slot that moves: its tensor may lie elsewhere at each call
+MOVES = (core.COPIED, core.REBOUND)  # bindings of a slot that moves: its tensor may lie elsewhere at each call
 DEFAULT_GENERATORS = (torch.default_generator, *torch.cuda.default_generators)
 CONSTANT_TYPES = (type(None), bool, int, float, complex, str, bytes, range, slice, type)
 
@@ -123,16 +89,20 @@ def vet_reads(plan, seen, tensors):
 def hold_gradients(slots, outs):
     """(the slots, of which gradients that come to the result have no owner any more; these owners): a result is made
     from the gradient's Python object, which must be the very same."""
-    returned = {o.ref for o in outs if o.kind in (VIEW, INPUT) and slots[o.ref].leaf == NONE != slots[o.ref].owner}
-    returned |= {k for k, s in enumerate(slots) if s.owner != NONE and is_used_inside(s.example, slots)}
-    held = [s._replace(tensor=s.example, owner=NONE) if k in returned else s for k, s in enumerate(slots)]
+    returned = {
+        o.ref
+        for o in outs
+        if o.kind in (core.VIEW, core.INPUT) and slots[o.ref].leaf == core.NONE != slots[o.ref].owner
+    }
+    returned |= {k for k, s in enumerate(slots) if s.owner != core.NONE and is_used_inside(s.example, slots)}
+    held = [s._replace(tensor=s.example, owner=core.NONE) if k in returned else s for k, s in enumerate(slots)]
     return held, {slots[k].owner for k in returned}
 
 
 def is_used_inside(t, slots):
     """Is this made of others, of which some op met one?"""
     ones = set(map(id, wrappers.plain_inside(t))) - {id(t)}
-    return bool(ones) and any(id(s.example) in ones and s.binding != UNUSED for s in slots)
+    return bool(ones) and any(id(s.example) in ones and s.binding != core.UNUSED for s in slots)
 
 
 def flatten_result(seen, result):
@@ -151,7 +121,11 @@ def tensors_of(seen: Seen, result: object) -> tuple[torch.Tensor, ...]:
 def is_lost(plan, slot):
     """Would a slot's copy be made of where it lies today, although it is no longer there at a later call? On the host a
     rescue gives a result of the path other memory; whatever else is pinned is where it was."""
-    return slot.binding == PINNED and plan.driver == HOST and core.path_proto(plan.parent, slot.example) is not None
+    return (
+        slot.binding == core.PINNED
+        and plan.driver == core.HOST
+        and core.path_proto(plan.parent, slot.example) is not None
+    )
 
 
 class SlotFacts(NamedTuple):
@@ -175,17 +149,17 @@ def describe_slots(plan, seen):
     )  # fmt: skip
     for k, t in enumerate(tensors):
         is_leaf = k < leaves
-        owner = NONE if is_leaf else plan.reached[k - leaves].owner
+        owner = core.NONE if is_leaf else plan.reached[k - leaves].owner
         touched = is_touched(seen, t, owner)
         binding = binding_of(plan, seen, facts, k, touched)
         copy, back = copies_of(seen, facts, k, binding)
         if is_leaf:
-            leaf, (kept, owner) = k, plan.also.get(id(t), (None, NONE)) if touched else (None, NONE)
-            same, apart = identity_of(facts, k, binding) if touched and plan.graph is None else (NONE, False)
+            leaf, (kept, owner) = k, plan.also.get(id(t), (None, core.NONE)) if touched else (None, core.NONE)
+            same, apart = identity_of(facts, k, binding) if touched and plan.graph is None else (core.NONE, False)
         else:  # a gradient is found at the call, and nobody but its owner holds it
-            leaf, kept, same, apart = NONE, t if owner == NONE else None, NONE, False
+            leaf, kept, same, apart = core.NONE, t if owner == core.NONE else None, core.NONE, False
         sharing = [j for j in plan.beside.get(k, ()) if j < k and slots[j].binding in MOVES] if binding in MOVES else []
-        beside = next(iter(sharing), NONE)
+        beside = next(iter(sharing), core.NONE)
         slots.append(SlotRow(leaf, kept, t, binding, copy, same, apart, owner, back, beside, k in facts.begun))
     return slots, all_paths(plan), describe_writes(plan, seen, facts)
 
@@ -193,7 +167,7 @@ def describe_slots(plan, seen):
 def is_touched(seen, t, owner):
     """Did an op read or write this memory, or could a kernel have done so that was not seen?"""
     sid = core.storage_id(t)
-    strayed = seen.strays and owner == NONE and (t.is_cuda or not t.dim())
+    strayed = seen.strays and owner == core.NONE and (t.is_cuda or not t.dim())
     return sid in seen.touched or sid in seen.written or strayed
 
 
@@ -201,32 +175,32 @@ def binding_of(plan, seen, facts, k, touched):
     """How the kth slot is bound."""
     t, sid = facts.tensors[k], core.storage_id(facts.tensors[k])
     if not core.is_plain(t):  # what is inside has slots of its own
-        return UNUSED
+        return core.UNUSED
     if not touched and (k not in seen.copied.copies or k in seen.copied.bound):
-        return UNUSED
-    if plan.driver == CUDA and not t.is_cuda:
-        return PINNED if sid in facts.counted else VALUE
-    source = facts.copied.get(id(t), NONE)
-    if source == NONE or id(facts.tensors[source]) in seen.copied.mirrored:
-        return PINNED
+        return core.UNUSED
+    if plan.driver == core.CUDA and not t.is_cuda:
+        return core.PINNED if sid in facts.counted else core.VALUE
+    source = facts.copied.get(id(t), core.NONE)
+    if source == core.NONE or id(facts.tensors[source]) in seen.copied.mirrored:
+        return core.PINNED
     has_way_back = source in seen.copied.bound or source in seen.copied.backs
     if sid in seen.written and not has_way_back:
-        return PINNED
+        return core.PINNED
     if k != source:
-        return TWIN
-    return REBOUND if k in seen.copied.bound else COPIED
+        return core.TWIN
+    return core.REBOUND if k in seen.copied.bound else core.COPIED
 
 
 def copies_of(seen, facts, k, binding):
     """(`copy`, `back`) of the kth slot's row."""
     t = facts.tensors[k]
-    if binding == TWIN:
-        return facts.copied[id(t)], NONE
-    if binding == COPIED:
-        return seen.copied.copies[k], seen.copied.backs.get(k, NONE)
-    if binding == REBOUND:
-        return seen.copied.copies[k], seen.copied.copies[k] if core.storage_id(t) in seen.written else NONE
-    return NONE, NONE
+    if binding == core.TWIN:
+        return facts.copied[id(t)], core.NONE
+    if binding == core.COPIED:
+        return seen.copied.copies[k], seen.copied.backs.get(k, core.NONE)
+    if binding == core.REBOUND:
+        return seen.copied.copies[k], seen.copied.copies[k] if core.storage_id(t) in seen.written else core.NONE
+    return core.NONE, core.NONE
 
 
 def identity_of(facts, k, binding):
@@ -234,8 +208,8 @@ def identity_of(facts, k, binding):
     t = facts.tensors[k]
     first = facts.first_of[id(t)]
     # At another call it could be what another slot is, and gradients would tell.
-    apart = t.requires_grad and (binding in (*MOVES, TWIN) or facts.at[core.address(t)] > 1)
-    return NONE if first == k else first, apart
+    apart = t.requires_grad and (binding in (*MOVES, core.TWIN) or facts.at[core.address(t)] > 1)
+    return core.NONE if first == k else first, apart
 
 
 def describe_writes(plan, seen, facts):
@@ -248,7 +222,7 @@ def describe_writes(plan, seen, facts):
         elif bumps:
             bumped.add(core.version_counter(t))
         if sid in seen.written or bumps:
-            writes.append(EffectRow(WRITES, k, bumps, number=facts.counted.get(sid, NONE)))
+            writes.append(EffectRow(core.WRITES, k, bumps, number=facts.counted.get(sid, core.NONE)))
     return writes
 
 
@@ -345,7 +319,7 @@ def slot_at(t: torch.Tensor, near: dict[int, list[tuple[int, torch.Tensor, int]]
         start = core.address(base)
         if start <= lo and hi <= start + span(base):
             return k, base
-    return next(((k, base) for k, base, binding in alike if binding == PINNED), (NONE, None))
+    return next(((k, base) for k, base, binding in alike if binding == core.PINNED), (core.NONE, None))
 
 
 def describe_outs(plan, seen, out, slots, near):
@@ -353,19 +327,19 @@ def describe_outs(plan, seen, out, slots, near):
     by_id = {id(s.example): k for k, s in reversed(list(enumerate(slots)))}
     outs, first_of, seen_ids = [], {}, {}
     first = {id(t): k for k, t in reversed(list(enumerate(out.tensors)))}
-    leaves = [obj for kind, _, obj in out.program if kind == TENSOR]
+    leaves = [obj for kind, _, obj in out.program if kind == core.TENSOR]
     for path, t, leaf in zip(out.paths, out.tensors, leaves, strict=True):
         ops = ops_of_part(seen, t, first)
         told = type(leaf) is pytree.Readout
         one = leaf if told else t
         if id(one) in seen_ids:
-            row = OutRow(AGAIN, seen_ids[id(one)], ghost(t))
+            row = OutRow(core.AGAIN, seen_ids[id(one)], ghost(t))
         elif id(t) in by_id:
-            row = OutRow(INPUT, by_id[id(t)], ghost(t))
+            row = OutRow(core.INPUT, by_id[id(t)], ghost(t))
         elif told:
-            row = OutRow(READOUT, NONE, t, line=leaf.line, ops=(leaf.make,))
+            row = OutRow(core.READOUT, core.NONE, t, line=leaf.line, ops=(leaf.make,))
         elif ops is not None:
-            row = OutRow(PART, first[id(t._base)], ghost(t), ops=ops)
+            row = OutRow(core.PART, first[id(t._base)], ghost(t), ops=ops)
         else:
             row = describe_tensor(plan, seen, path, t, near, first_of, len(outs))
         if isinstance(row, str):
@@ -378,7 +352,7 @@ def describe_outs(plan, seen, out, slots, near):
 def in_order_of_birth(outs, tensors):
     """The rows, of which those that autograd makes again know their turn: gradients that meet are summed in the order
     in which the graph grew."""
-    parts = [k for k, o in enumerate(outs) if o.kind == PART]
+    parts = [k for k, o in enumerate(outs) if o.kind == core.PART]
     parts.sort(key=lambda k: tensors[k].grad_fn._sequence_nr())
     turn = {k: n for n, k in enumerate(parts)}
     return [o._replace(version=turn[k]) if k in turn else o for k, o in enumerate(outs)]
@@ -396,7 +370,7 @@ def ghost(t: torch.Tensor) -> torch.Tensor:
     return core.view_like(core.fixed(t), t, core.address(t) - core.storage_address(t))
 
 
-def describe_tensor(plan, seen, path, t, near, first_of, index, grad_slot=NONE):
+def describe_tensor(plan, seen, path, t, near, first_of, index, grad_slot=core.NONE):
     """The row of one new tensor, or why it cannot be handed out."""
     if type(t) not in (torch.Tensor, torch.nn.Parameter) or t.layout != torch.strided:
         layout = "" if t.layout == torch.strided else f" of layout {t.layout}"
@@ -404,22 +378,24 @@ def describe_tensor(plan, seen, path, t, near, first_of, index, grad_slot=NONE):
     if t.requires_grad and t.grad_fn is None:
         return errors.made_leaf(path)
     root = is_pending(seen, t)
-    if plan.driver == CUDA and not t.is_cuda:
+    if plan.driver == core.CUDA and not t.is_cuda:
         return errors.host_output(path)
     sid = core.storage_id(t)
     version = version_of(t)
     k, base = slot_at(t, near)
-    if k == NONE and sid in seen.copied.buffers:
+    if k == core.NONE and sid in seen.copied.buffers:
         base, leaf = seen.copied.buffers[sid][2:]
         k, _ = slot_at(leaf, near)
-    if k != NONE or sid in seen.copied.buffers:
+    if k != core.NONE or sid in seen.copied.buffers:
         shift = core.address(t) - core.address(base)
-        return errors.odd_root(path) if t.requires_grad else OutRow(VIEW, k, ghost(t), shift, creation_meta(t))
+        return errors.odd_root(path) if t.requires_grad else OutRow(core.VIEW, k, ghost(t), shift, creation_meta(t))
     if sid not in seen.made:
         return errors.unknown_output(path)
     first = first_of.setdefault(sid, index)
-    kind, ref = (FRESH, NONE) if first == index else (SHARED, first)
-    return OutRow(kind, ref, core.alias(t.detach()), 0, version, grad_slot, grad_slot != NONE, root, seen.made[sid])
+    kind, ref = (core.FRESH, core.NONE) if first == index else (core.SHARED, first)
+    return OutRow(
+        kind, ref, core.alias(t.detach()), 0, version, grad_slot, grad_slot != core.NONE, root, seen.made[sid]
+    )
 
 
 def describe_grads(plan, seen, slots, near, outs, paths, identical):
@@ -427,20 +403,20 @@ def describe_grads(plan, seen, slots, near, outs, paths, identical):
     is guarded, since the function may ask (a backward does not: there only gradients that it changes have rows). One
     that the run replaced becomes a hidden output; one that it read or added to has a slot of its own. Those of slots in
     `identical` must be the same tensors again."""
-    first_of = {core.storage_id(o.proto): k for k, o in enumerate(outs) if o.kind == FRESH}
+    first_of = {core.storage_id(o.proto): k for k, o in enumerate(outs) if o.kind == core.FRESH}
     grads, sets, hidden = [], [], []
     for k, before in [*plan.grads.items(), *((k, 0) for k in begin_to_require(plan))]:
         t = slots[k].example
         now, was = core.grad_id(t), before if k in identical else 0
         if slots[k].begins:
-            sets.append(EffectRow(REQUIRES_GRAD, k))
+            sets.append(EffectRow(core.REQUIRES_GRAD, k))
         if now == before:
             if plan.graph is None or (now and touches(seen, t)):
                 grads.append(GradRow(k, before == 0, was))
             continue
         grads.append(GradRow(k, before == 0, was))
         if now == 0:
-            sets.append(EffectRow(SETS_GRAD, k))
+            sets.append(EffectRow(core.SETS_GRAD, k))
             continue
         if any(core.storage_id(one) not in seen.made for one in wrappers.plain_inside(t.grad)):
             return errors.foreign_grad(paths[k])
@@ -449,7 +425,7 @@ def describe_grads(plan, seen, slots, near, outs, paths, identical):
         if isinstance(rows, str):
             return rows
         hidden += rows
-        sets.append(EffectRow(SETS_GRAD, k, out=at + len(rows) - 1))
+        sets.append(EffectRow(core.SETS_GRAD, k, out=at + len(rows) - 1))
     return grads, sets, hidden
 
 
@@ -463,11 +439,11 @@ def describe_grad(plan, seen, path, grad, near, first_of, index, grad_slot):
         row = describe_tensor(plan, seen, f"{path}.{name}", one, near, first_of, index + len(rows))
         if isinstance(row, str):
             return row
-        if row.kind not in (FRESH, SHARED):
+        if row.kind not in (core.FRESH, core.SHARED):
             return errors.strange_output(path, type(grad).__name__)
         rows.append(row._replace(hidden=True, inside=index + len(parts)))
     make = wrappers.maker(grad), tuple(range(index, index + len(parts))), wrappers.names(grad)
-    return [*rows, OutRow(WRAPPER, index, ghost(parts[0][1]), 0, version_of(grad), grad_slot, True, ops=make)]
+    return [*rows, OutRow(core.WRAPPER, index, ghost(parts[0][1]), 0, version_of(grad), grad_slot, True, ops=make)]
 
 
 class Outputs(NamedTuple):
@@ -488,13 +464,13 @@ class Outputs(NamedTuple):
 def describe_puts(plan, seen, slots, paths, near, outs, out, result):
     """A row for each thing that the run left in a place. What is not part of the result becomes a hidden output."""
     put_at = [(put.place, at) for put, at in plan.puts]
-    came = [(p, at, p.home[p.want :] if p.kind == LIST_LEN else [places.value_at(p)]) for p, at in put_at]
+    came = [(p, at, p.home[p.want :] if p.kind == core.LIST_LEN else [places.value_at(p)]) for p, at in put_at]
     shared = readout.shared_in([result, *(values for _, _, values in came)]) if seen.readouts.rows else set()
     known = Outputs(
         plan, seen, slots, paths, near, outs,
         slot_of={id(s.example): k for k, s in reversed(list(enumerate(slots)))},
         output_of={id(t): k for k, t in reversed(list(enumerate(out.tensors)))},
-        first_of={core.storage_id(o.proto): k for k, o in enumerate(outs) if o.kind == FRESH},
+        first_of={core.storage_id(o.proto): k for k, o in enumerate(outs) if o.kind == core.FRESH},
         shared=shared,
     )  # fmt: skip
     effects = []
@@ -510,13 +486,13 @@ def describe_puts(plan, seen, slots, paths, near, outs, out, result):
 def describe_put(known, place, at, j, value):
     """The row of a value that came to a place, the jth of those appended if that is a list; or a sentence."""
     plan, seen, outs = known.plan, known.seen, known.outs
-    kind = APPENDS if place.kind == LIST_LEN else PUTS
+    kind = core.APPENDS if place.kind == core.LIST_LEN else core.PUTS
     told = readout_in(known, value)
     if told is not None:
-        outs.append(OutRow(READOUT, NONE, told[0].words, hidden=True, line=told[0].line, ops=told[1:]))
-        return EffectRow(kind, NONE, out=len(outs) - 1, place=at)
+        outs.append(OutRow(core.READOUT, core.NONE, told[0].words, hidden=True, line=told[0].line, ops=told[1:]))
+        return EffectRow(kind, core.NONE, out=len(outs) - 1, place=at)
     if is_fixed(value):
-        return EffectRow(kind, NONE, place=at, by=value, number=live.number_put(seen, place, j))
+        return EffectRow(kind, core.NONE, place=at, by=value, number=live.number_put(seen, place, j))
     tensors = () if type(value) is tuple and at not in plan.follows else places.tensors_at(value)
     if not tensors:
         return errors.changed_state(place.path)
@@ -525,8 +501,8 @@ def describe_put(known, place, at, j, value):
         return reason
     which = tuple(known.output_of[id(t)] for t in tensors)
     if type(value) is tuple:
-        return EffectRow(PUTS_TUPLE, NONE, place=at, by=which)
-    return EffectRow(kind, NONE, out=which[0], place=at)
+        return EffectRow(core.PUTS_TUPLE, core.NONE, place=at, by=which)
+    return EffectRow(kind, core.NONE, out=which[0], place=at)
 
 
 def readout_in(known, value):
@@ -548,20 +524,20 @@ def make_output(known, place, t):
         index[id(t)] = len(outs)
         outs.append(row._replace(hidden=True))
     row = outs[index[id(t)]]
-    if row.kind == VIEW:
+    if row.kind == core.VIEW:
         return errors.kept_argument(known.paths[row.ref])
-    is_grad = row.kind == SHARED and outs[row.ref].grad_slot != NONE  # of which there is one tensor alone
-    is_reached = row.kind == INPUT and known.slots[row.ref].leaf == NONE
-    if row.kind not in (FRESH, SHARED, INPUT) or is_grad or is_reached:
+    is_grad = row.kind == core.SHARED and outs[row.ref].grad_slot != core.NONE  # of which there is one tensor alone
+    is_reached = row.kind == core.INPUT and known.slots[row.ref].leaf == core.NONE
+    if row.kind not in (core.FRESH, core.SHARED, core.INPUT) or is_grad or is_reached:
         return errors.changed_state(place.path)
     return None
 
 
 def hidden_row(known, path, t):
     """The row of a tensor that is no output so far, or why it cannot be one."""
-    k = known.slot_of.get(id(t), NONE)
-    if k != NONE:
-        return OutRow(INPUT, k, ghost(t))
+    k = known.slot_of.get(id(t), core.NONE)
+    if k != core.NONE:
+        return OutRow(core.INPUT, k, ghost(t))
     return describe_tensor(known.plan, known.seen, path, t, known.near, known.first_of, len(known.outs))
 
 
@@ -624,15 +600,15 @@ def used_slots(plan: Plan, draft: Draft) -> list[int]:
     touches (a backward's does not); and what is reached, if it or its gradient was touched, returned or
     replaced, or a gradient flows to it."""
     used = {*draft.behind.flows, *(s.slot for s in draft.behind.saves), *(g.slot for g in draft.grads)}
-    used |= {o.ref for o in draft.outs if o.kind in (VIEW, INPUT)}
-    used |= {s.owner for s in draft.slots if s.binding != UNUSED}
+    used |= {o.ref for o in draft.outs if o.kind in (core.VIEW, core.INPUT)}
+    used |= {s.owner for s in draft.slots if s.binding != core.UNUSED}
     used.update(*plan.follows.values())
     met = plan.graph is None
     apart = {len(plan.flat.tensors) + k for k, one in enumerate(plan.reached) if one.inside}
-    return [
-        k for k, s in enumerate(draft.slots)
-        if s.leaf != NONE or (met and s.owner == NONE and k not in apart) or s.binding != UNUSED or k in used
-    ]  # fmt: skip
+    for k, s in enumerate(draft.slots):
+        if s.leaf != core.NONE or s.binding != core.UNUSED or (met and s.owner == core.NONE and k not in apart):
+            used.add(k)
+    return [k for k in range(len(draft.slots)) if k in used]
 
 
 def group_places(
@@ -646,20 +622,11 @@ def group_places(
         number = p.want if p.kind in (places.DICT_LEN, places.LIST_LEN) else 0
         number = p.key if p.kind == places.LIST_ITEM else number
         present = p.want is not places.MISSING
-        guard = BY_VALUE if is_plain(p.want) else BY_IDENTITY
-        guard = (
-            IS_NUMBER
-            if k in numbers
-            else FOLLOWS
-            if k in follows
-            else NOT_AT_ALL
-            if k in free
-            else BY_TYPE
-            if k in moving
-            else guard
-        )
+        guard = core.BY_VALUE if is_plain(p.want) else core.BY_IDENTITY
+        kinds = ((core.IS_NUMBER, numbers), (core.FOLLOWS, follows), (core.NOT_AT_ALL, free), (core.BY_TYPE, moving))
+        guard = next((kind for kind, members in kinds if k in members), guard)
         want = None if k in follows else p.want  # the core has it from the slot
-        slots = follows.get(k, [NONE])
+        slots = follows.get(k, [core.NONE])
         items = len(slots) if k in follows and type(p.want) is tuple else 0
         row = (p.kind, guard, p.home, p.key, want, present, number, numbers.get(k, slots[0]), items)
         teller = places.told_by(p)
@@ -685,14 +652,17 @@ def is_plain(value):
 def check_draft(draft: Draft) -> None:
     """AssertionError if rows refer to what is not there; for the checked build."""
     n_slots, n_outs = len(draft.slots), len(draft.outs)
-    assert all(NONE <= k < n_slots for s in draft.slots for k in (s.same, s.owner)), draft.slots
+    assert all(core.NONE <= k < n_slots for s in draft.slots for k in (s.same, s.owner)), draft.slots
     for k, o in enumerate(draft.outs):
-        last = n_slots if o.kind in (VIEW, INPUT) else n_outs if o.kind == PART else k  # a PART may come first
-        assert NONE <= o.ref < last and NONE <= o.grad_slot < n_slots, o
+        last = (
+            n_slots if o.kind in (core.VIEW, core.INPUT) else n_outs if o.kind == core.PART else k
+        )  # a PART may come first
+        assert core.NONE <= o.ref < last and core.NONE <= o.grad_slot < n_slots, o
     assert all(0 <= g.slot < n_slots for g in draft.grads), draft.grads
     assert all(
-        (e.slot == NONE) == (e.kind >= ADVANCES) and e.slot < n_slots and NONE <= e.out < n_outs for e in draft.effects
+        (e.slot == core.NONE) == (e.kind >= core.ADVANCES) and e.slot < n_slots and core.NONE <= e.out < n_outs
+        for e in draft.effects
     )
     roots, saves, _, flows, *_ = draft.behind
-    assert all((s.slot == NONE) != (s.out == NONE) and s.slot < n_slots and s.out < n_outs for s in saves)
+    assert all((s.slot == core.NONE) != (s.out == core.NONE) and s.slot < n_slots and s.out < n_outs for s in saves)
     assert set(roots) <= set(range(n_outs)) and set(flows) <= set(range(n_slots))

@@ -76,22 +76,11 @@ def find_facts(op):
     packet, tags = op.overloadpacket.__name__, op.tags
     draws = torch.Tag.nondeterministic_seeded in tags
     return OpFacts(
-        op,
-        packet,
-        op.namespace,
-        tape.writes(op),
-        draws,
-        torch.Tag.data_dependent_output in tags,
-        packet in CHECKS,
-        packet in DYNAMIC or torch.Tag.dynamic_output_shape in tags,
-        torch.Tag.inplace_view in tags,
-        packet in REPLACES_MEMORY,
-        packet in ABSOLUTE,
-        packet in COPIES,
-        packet in COPIES | INDEX_PUT,
-        any(r.alias_info is not None for r in op._schema.returns),
-        constants.is_pure(op, packet, draws),
-    )
+        op, packet, op.namespace, tape.writes(op), draws, torch.Tag.data_dependent_output in tags, packet in CHECKS,
+        packet in DYNAMIC or torch.Tag.dynamic_output_shape in tags, torch.Tag.inplace_view in tags,
+        packet in REPLACES_MEMORY, packet in ABSOLUTE, packet in COPIES, packet in COPIES | INDEX_PUT,
+        any(r.alias_info is not None for r in op._schema.returns), constants.is_pure(op, packet, draws),
+    )  # fmt: skip
 
 
 def written_by(

@@ -303,19 +303,9 @@ class Island:
     """A function that replays call between two segments, with what it is given and what it returned."""
 
     __slots__ = (
-        "alike",
-        "first",
-        "function",
-        "given",
-        "is_flat",
-        "leaves",
-        "line",
-        "out",
-        "places",
-        "result",
-        "spec",
+        "alike", "first", "function", "given", "is_flat", "leaves", "line", "out", "places", "result", "spec",
         "writes",
-    )
+    )  # fmt: skip
 
     def __init__(self, function, leaves, alike, spec, line, first):
         self.function, self.leaves, self.alike, self.spec, self.line = function, leaves, alike, spec, line

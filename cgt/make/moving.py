@@ -315,11 +315,9 @@ def is_same(a, b):
 
 
 OPERATIONS = {
-    "+": (PLUS, operator.add),
-    "-": (MINUS, operator.sub),
-    "*": (TIMES, operator.mul),
+    "+": (PLUS, operator.add), "-": (MINUS, operator.sub), "*": (TIMES, operator.mul),
     "/": (OVER, operator.truediv),
-}
+}  # fmt: skip
 SIGNS = {number: sign for sign, (number, _) in OPERATIONS.items()}
 SETTERS = (object.__setattr__, torch.nn.Module.__setattr__)
 PLAIN_TYPES = (int, float, bool, type(None), types.MemberDescriptorType)  # what a class may have under the name

@@ -220,16 +220,9 @@ def vet(seen, call):
     """Refuse what a replay could not repeat."""
     if not call.counts:
         vet_op(
-            seen,
-            call.op,
-            call.facts,
-            call.args,
-            call.kwargs,
-            call.inputs,
-            call.written,
-            call.constant or call.selects,
-            call.aside,
-        )
+            seen, call.op, call.facts, call.args, call.kwargs, call.inputs, call.written,
+            call.constant or call.selects, call.aside,
+        )  # fmt: skip
     if call.apart and not call.constant and (call.written or not segments.may_end(seen)):
         refuse(seen, host_reason(seen, errors.op_apart, call.op))
     if seen.cuts.bodies:

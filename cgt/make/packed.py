@@ -41,11 +41,9 @@ def chunk_cat(tensors, dim, num_chunks, *, out):
 
 
 INSTEAD: dict = {
-    "fsdp::split_with_sizes_copy": split,
-    "aten::split_with_sizes_copy.out": split,
-    "fsdp::chunk_cat": chunk_cat,
+    "fsdp::split_with_sizes_copy": split, "aten::split_with_sizes_copy.out": split, "fsdp::chunk_cat": chunk_cat,
     "aten::_chunk_cat.out": chunk_cat,
-}
+}  # fmt: skip
 
 
 def is_one(op: OpOverload, args: tuple, kwargs: dict) -> bool:

@@ -13,23 +13,6 @@ from typing import NamedTuple
 
 import cgt_core as core
 import torch
-from cgt_core import (
-    AGAIN,
-    APPENDS,
-    CUDA,
-    FRESH,
-    HOST,
-    INPUT,
-    LIST_LEN,
-    NONE,
-    PART,
-    PUTS,
-    PUTS_TUPLE,
-    READOUT,
-    SETS_GRAD,
-    SHARED,
-    WRAPPER,
-)
 
 from ..cuts import apart, finite, forks, readout, segments
 from ..data import Attempt, Behind, Call, Draft, EffectRow, Plan, Seen, Words
@@ -132,7 +115,7 @@ def begin(attempt, device, stream=0):
 
     def start():
         others = [(d, stream_of(d).cuda_stream, pool_of(d, device)) for d in attempt.plan.others]
-        core.begin(driver, device, stream, pool_of(device, device) if driver == CUDA else 0, others)
+        core.begin(driver, device, stream, pool_of(device, device) if driver == core.CUDA else 0, others)
 
     def go():
         core.pools_drop()
@@ -212,7 +195,7 @@ def arguments(call, seen):
 def capture(call: Call, attempt: Attempt) -> str | None:
     """Run the function of a planned call once, under observation, while its ops are recorded: `seen` and `result`
     are filled. A sentence if nothing was recorded, and all is as before; None."""
-    return (on_cuda if attempt.plan.driver == CUDA else on_host)(call, attempt)
+    return (on_cuda if attempt.plan.driver == core.CUDA else on_host)(call, attempt)
 
 
 def on_host(call, attempt):
@@ -443,23 +426,14 @@ def snapshot(call, plan):
     grads = [(t, t.grad) for t in tensors if t.is_leaf]  # one that requires none may begin to
     kept = [put.place for put in plan.kept]
     histories, random = core.histories(tensors), torch.default_generator.get_state()
-    anew = plan.device if plan.driver == CUDA and core.dropout_begins_anew(plan.device) else None
+    anew = plan.device if plan.driver == core.CUDA and core.dropout_begins_anew(plan.device) else None
     given = containers.contents([*call.args, *call.kwargs.values()])
     wanted = [p.want for p in plan.places if type(p.want) in containers.NO_PLACES]
     given += [(home, containers.entries(home)) for home in wanted]
     return Before(
-        plan.places,
-        kept,
-        grads,
-        plan.sources,
-        histories,
-        random,
-        anew,
-        counters.snapshot(plan),
-        given,
-        collectives.sizes(plan.sharded),
-        keys_in(plan.places),
-    )
+        plan.places, kept, grads, plan.sources, histories, random, anew, counters.snapshot(plan), given,
+        collectives.sizes(plan.sharded), keys_in(plan.places),
+    )  # fmt: skip
 
 
 def keys_in(found):
@@ -573,8 +547,8 @@ def part_result(plan: Plan, draft: Draft) -> tuple[Parts, Draft]:
     replay hands out tensors of its own."""
     outs = draft.outs[: len(draft.out.tensors)]
     given = [
-        o.proto if o.kind in (FRESH, SHARED) else None if o.kind in (AGAIN, PART)
-        else draft.slots[o.ref].example if o.kind == INPUT else t
+        o.proto if o.kind in (core.FRESH, core.SHARED) else None if o.kind in (core.AGAIN, core.PART)
+        else draft.slots[o.ref].example if o.kind == core.INPUT else t
         for o, t in zip(outs, draft.out.tensors, strict=True)
     ]  # fmt: skip
     for saved, *_ in draft.behind.saved:
@@ -582,13 +556,13 @@ def part_result(plan: Plan, draft: Draft) -> tuple[Parts, Draft]:
     grads = [
         (draft.slots[e.slot].example, grad_of(draft.outs, e.out))
         for e in draft.effects
-        if e.kind == SETS_GRAD and e.out != NONE
+        if e.kind == core.SETS_GRAD and e.out != core.NONE
     ]
     for owner, _ in grads:
         owner.grad = None  # the replay of this very call sets it
-    puts = [(e, put_of(draft, e, given)) for e in draft.effects if e.kind in (PUTS, PUTS_TUPLE, APPENDS)]
+    puts = [(e, put_of(draft, e, given)) for e in draft.effects if e.kind in (core.PUTS, core.PUTS_TUPLE, core.APPENDS)]
     for put, _ in plan.puts:  # and these
-        if put.place.kind == LIST_LEN:
+        if put.place.kind == core.LIST_LEN:
             del put.place.home[put.place.want :]
         else:
             places.put_back(put.place)
@@ -599,7 +573,7 @@ def part_result(plan: Plan, draft: Draft) -> tuple[Parts, Draft]:
 def grad_of(outs, k):
     """The memory of a gradient, or what is made around such."""
     row = outs[k]
-    if row.kind != WRAPPER:
+    if row.kind != core.WRAPPER:
         return row.proto
     make, inside, _ = row.ops
     return make([outs[j].proto for j in inside])
@@ -607,16 +581,16 @@ def grad_of(outs, k):
 
 def put_of(draft, effect, given):
     """What came to a place, or the memory of it."""
-    if effect.kind == PUTS_TUPLE:
-        return tuple(put_of(draft, EffectRow(PUTS, NONE, out=k), given) for k in effect.by)
-    if effect.out == NONE:
+    if effect.kind == core.PUTS_TUPLE:
+        return tuple(put_of(draft, EffectRow(core.PUTS, core.NONE, out=k), given) for k in effect.by)
+    if effect.out == core.NONE:
         return effect.by
     if effect.out < len(given):
         return given[effect.out]
     row = draft.outs[effect.out]
-    if row.kind == READOUT:
+    if row.kind == core.READOUT:
         return pytree.Readout(row.proto, *row.ops, row.line)
-    return draft.slots[row.ref].example if row.kind == INPUT else row.proto
+    return draft.slots[row.ref].example if row.kind == core.INPUT else row.proto
 
 
 def restore_result(plan: Plan, seen: Seen, parts: Parts) -> object:
@@ -625,10 +599,10 @@ def restore_result(plan: Plan, seen: Seen, parts: Parts) -> object:
     for k, root in enumerate(parts.behind.roots):
         given[root] = core.view_like(given[root], given[root], 0)
         core.sinks_join(seen.sinks, k, given[root])
-    for _, k in sorted((o.version, k) for k, o in enumerate(parts.outs) if o.kind == PART):
+    for _, k in sorted((o.version, k) for k, o in enumerate(parts.outs) if o.kind == core.PART):
         given[k] = views.make(given[parts.outs[k].ref], parts.outs[k].ops)
     for k, row in enumerate(parts.outs):
-        if row.kind == AGAIN:
+        if row.kind == core.AGAIN:
             given[k] = given[row.ref]
     for one, base, like, shift in parts.behind.saved:
         one.tensor = core.view_like(base, like, shift)
@@ -638,16 +612,17 @@ def restore_result(plan: Plan, seen: Seen, parts: Parts) -> object:
         owner.grad = proto
     for effect, value in parts.puts:
         place = plan.places[effect.place]
-        if effect.kind == APPENDS:
+        if effect.kind == core.APPENDS:
             place.want.append(value)
         else:
             places.put_back(place._replace(want=value))
     puts = [t for _, value in parts.puts for t in places.tensors_at(value)]
     seen.alive.results.extend(weakref.ref(t) for t in (*given, *(proto for _, proto in parts.grads), *puts))
     leaves = [
-        pytree.Readout(t, o.ops[0], o.line) if o.kind == READOUT else t for o, t in zip(parts.outs, given, strict=True)
+        pytree.Readout(t, o.ops[0], o.line) if o.kind == core.READOUT else t
+        for o, t in zip(parts.outs, given, strict=True)
     ]
-    leaves = [leaves[o.ref] if o.kind == AGAIN else leaf for o, leaf in zip(parts.outs, leaves, strict=True)]
+    leaves = [leaves[o.ref] if o.kind == core.AGAIN else leaf for o, leaf in zip(parts.outs, leaves, strict=True)]
     return pytree.unflatten(parts.program, leaves)
 
 
@@ -662,13 +637,13 @@ def instantiate() -> str | None:
 
 def checkpoint(plan: Plan, seen: Seen, draft: Draft) -> str | None:
     """Make the recording's memory the pool's; or a sentence that says why there can be no node."""
-    outs = [o.proto for o in draft.outs if o.kind == FRESH]
+    outs = [o.proto for o in draft.outs if o.kind == core.FRESH]
     early = []
     for effect in draft.effects if draft.keeps_grads else ():
-        if effect.kind == SETS_GRAD and effect.out != NONE:
+        if effect.kind == core.SETS_GRAD and effect.out != core.NONE:
             row = draft.outs[effect.out]
-            early += [draft.outs[k].proto for k in row.ops[1]] if row.kind == WRAPPER else [row.proto]
-    if plan.driver == HOST:
+            early += [draft.outs[k].proto for k in row.ops[1]] if row.kind == core.WRAPPER else [row.proto]
+    if plan.driver == core.HOST:
         outs.extend(saved for _, saved, *_ in segments.undo_rows(seen))
     else:
         # A result may be a view of a copied argument's buffer, which is then still allocated.

@@ -19,7 +19,7 @@ from ..data import Seen
 from ..look import impure
 from ..numbers import addresses, counters, live
 from ..ranks import collectives
-from ..run import blank, constants
+from ..run import blank, constants, taps
 from ..run.devices import name_of, one_thread
 from ..run.observe import (
     Unrecordable,
@@ -35,22 +35,6 @@ from ..run.observe import (
     touch,
     user_line,
     version_of,
-)
-from ..run.taps import (
-    HANDOVERS,
-    tap_compiled,
-    tap_forks,
-    tap_higher_order,
-    tap_jiterated,
-    tap_kernels,
-    tap_parallel,
-    tap_readers,
-    tap_regions,
-    tap_saves,
-    tap_sharding,
-    tap_states,
-    tap_swaps,
-    tap_threads,
 )
 from ..run.tokens import see_draw, see_get_state, see_set_state
 from ..words import errors, wrappers
@@ -83,30 +67,30 @@ def run(seen: Seen, function: Callable[..., object], args: tuple, kwargs: dict) 
             see_draw(seen, generator, after=True)
     observer, higher_order = functools.partial(see_op, seen), functools.partial(see_higher_order, seen)
     is_mine = lambda: core.observer() is observer  # noqa: E731
-    regions, saw_regions = tap_regions(
+    regions, saw_regions = taps.tap_regions(
         is_mine, functools.partial(see_region, seen), functools.partial(see_compilation, seen)
     )
     brackets = [
-        tap_readers(is_mine, functools.partial(see_reader, seen, function, args)),
-        tap_states(is_mine, functools.partial(see_get_state, seen), functools.partial(see_set_state, seen)),
-        tap_higher_order(is_mine, higher_order),
-        *tap_parallel(is_mine, functools.partial(see_parallel, seen)),
-        tap_compiled(is_mine, higher_order),
+        taps.tap_readers(is_mine, functools.partial(see_reader, seen, function, args)),
+        taps.tap_states(is_mine, functools.partial(see_get_state, seen), functools.partial(see_set_state, seen)),
+        taps.tap_higher_order(is_mine, higher_order),
+        *taps.tap_parallel(is_mine, functools.partial(see_parallel, seen)),
+        taps.tap_compiled(is_mine, higher_order),
         (lambda: None, functools.partial(constants.close, seen)),
-        tap_swaps(is_mine, functools.partial(see_swap, seen)),
+        taps.tap_swaps(is_mine, functools.partial(see_swap, seen)),
         (lambda: None, functools.partial(readout.close, seen)),
-        tap_forks(
+        taps.tap_forks(
             lambda: is_mine() or forks.is_imagined(seen), functools.partial(forks.see_fork, seen, forks.modules())
         ),
-        tap_kernels(),
-        tap_jiterated(is_mine, functools.partial(see_jiterated, seen)),
-        tap_sharding(is_mine),
+        taps.tap_kernels(),
+        taps.tap_jiterated(is_mine, functools.partial(see_jiterated, seen)),
+        taps.tap_sharding(is_mine),
         *regions,
         *packing(seen, is_mine),
         impure.tap(seen, is_mine),
         live.tap(seen, is_mine),
         one_thread(seen.others),
-        tap_threads(functools.partial(hear, seen)),  # the last is the first to end
+        taps.tap_threads(functools.partial(hear, seen)),  # the last is the first to end
     ]
     counters.begin(seen)
     before = references(seen)
@@ -143,7 +127,7 @@ def see_swap(seen, plain, *tensors):
 def hear(seen, op):
     """A thread ran this op meanwhile that nobody sees. Did this run give work to one, or wait for one? Asked before the
     code of other threads counts as its own (tap_calls): they give each other work, too."""
-    seen.elsewhere, seen.gave_work = op, not HANDOVERS.isdisjoint(seen.code.started)
+    seen.elsewhere, seen.gave_work = op, not taps.HANDOVERS.isdisjoint(seen.code.started)
 
 
 def vet_threads(seen):
@@ -167,7 +151,7 @@ def packing(seen, is_mine):
     if not seen.saves:
         return []
     packed = functools.partial(pack, seen.autograd.saved, seen.alive.results)
-    return tap_saves(packed, unpack, is_mine, lambda: refuse(seen, errors.transforms(user_line(seen))))
+    return taps.tap_saves(packed, unpack, is_mine, lambda: refuse(seen, errors.transforms(user_line(seen))))
 
 
 def seen_here() -> Seen | None:

@@ -55,12 +55,9 @@ class Counter:
 def fits(t: torch.Tensor) -> bool:
     """Can it be one? Its memory must be its own."""
     mine = (
-        type(t) is torch.Tensor
-        and t.device.type == "cpu"
-        and t.dim() == 0
-        and t.dtype in DTYPES
+        type(t) is torch.Tensor and t.device.type == "cpu" and t.dim() == 0 and t.dtype in DTYPES
         and not t.requires_grad
-    )
+    )  # fmt: skip
     return mine and core.is_plain(t) and not t.is_inference() and core.storage_bytes(t) == t.element_size()
 
 
@@ -75,13 +72,10 @@ def sources_of(state: State, flat: Flat, reached: list[Reached]) -> list[Source]
     ]
     counts = collections.Counter(core.storage_id(t) for _, t in named if t is not None)
     asked = [
-        (k, path, t)
-        for k, (path, t) in enumerate(named)
-        if t is not None
+        (k, path, t) for k, (path, t) in enumerate(named) if t is not None
         and (path in state.numbers.counters or core.storage_id(t) in state.numbers.asked)
-        and path not in state.numbers.exact
-        and fits(t)
-    ]
+        and path not in state.numbers.exact and fits(t)
+    ]  # fmt: skip
     alone = [(k, path, t.item()) for k, path, t in asked if counts[core.storage_id(t)] == 1]
     return [Source(path, IN_TENSOR, k, value, None) for k, path, value in alone if math.isfinite(value)]
 

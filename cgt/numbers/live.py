@@ -27,20 +27,6 @@ from typing import Any, NamedTuple, NoReturn
 
 import cgt_core as core
 import torch
-from cgt_core import (
-    AS_FLOAT,
-    AT_PLACE,
-    AT_READ,
-    EQUALS,
-    IN_CALL,
-    IN_TENSOR,
-    LESS,
-    NONE,
-    OTHER_THAN,
-    RAISED,
-    SAME_AS,
-    SUBTRACTED,
-)
 
 from ..data import Kept, Plan, Seen, State
 from ..look import containers, places, tables
@@ -117,7 +103,7 @@ def learn_stored(state: State, plan: Plan, seen: Seen, untraced: str | None) -> 
     learn_exact(state, seen.live)
     if untraced is not None:
         return None
-    known = {*plan.moving, *plan.free, *(s.at for s in plan.live if s.op == AT_PLACE)}
+    known = {*plan.moving, *plan.free, *(s.at for s in plan.live if s.op == core.AT_PLACE)}
     changed = (
         p
         for k, p in enumerate(plan.places)
@@ -142,14 +128,14 @@ def sources_of(flat: pytree.Flat, found: list[Place], state: State, untraced: st
     """[Source] of what is to be live: the call's numbers, and what lies in places that held other numbers. `untraced`:
     a sentence that says why no run of the function can have any, or None."""
     sources = [
-        Source(path, IN_CALL, k, value, untraced or state.numbers.exact.get(path))
+        Source(path, core.IN_CALL, k, value, untraced or state.numbers.exact.get(path))
         for k, (path, value) in enumerate(flat.numbers)
     ]
     wanted = () if untraced else state.numbers.live - state.numbers.exact.keys()
     for k, p in enumerate(found):
         numbers = numbers_in(p) if p.path in wanted else []
         more = [
-            Source(p.path + name, AT_PLACE, k, x, state.numbers.exact.get(p.path + name), part)
+            Source(p.path + name, core.AT_PLACE, k, x, state.numbers.exact.get(p.path + name), part)
             for name, part, x in numbers
         ]
         sources += more if any(s.exact is None for s in more) else []
@@ -160,16 +146,21 @@ def formula(x: Any, at: int | None, place: Place | None) -> object:
     """What makes the number that this stands for anew, of what lies in `place`, at this position, and of constants. Of
     what else it comes of the recording is for the value."""
     trace, row = x.node.trace, x.node.row
-    return x.node.value if trace.over or row == NONE else formula_of(trace, row, at, place)
+    return x.node.value if trace.over or row == core.NONE else formula_of(trace, row, at, place)
 
 
 def formula_of(trace, row, at, place):
     step = trace.steps[row]
     if row < len(trace.sources):
         source = trace.sources[row]
-        if place is not None and source[1:3] == (AT_PLACE, at) and source.part == NONE and row not in trace.exact:
+        if (
+            place is not None
+            and source[1:3] == (core.AT_PLACE, at)
+            and source.part == core.NONE
+            and row not in trace.exact
+        ):
             return functools.partial(lying, place)
-    elif step.op == EQUALS:
+    elif step.op == core.EQUALS:
         return step.value
     elif step.op in PYTHON:
         parts = [formula_of(trace, one, at, place) for one in (step.a, step.b)]
@@ -198,7 +189,7 @@ def numbers_in(place):
     numbers = (
         [(f"[{k}]", k, x) for k, x in enumerate(want)]
         if type(want) is tuple and len(want) <= MOST_PARTS
-        else [("", NONE, want)]
+        else [("", core.NONE, want)]
     )
     return numbers if all(type(x) in (int, float) and abs(x) <= MOST for _, _, x in numbers) else []
 
@@ -216,8 +207,8 @@ def tap(seen: Seen, is_mine: Callable[[], bool]) -> tuple[Callable[[], object], 
     trace.chooses, trace.choose = functools.partial(can_choose, seen), functools.partial(rows.choose, seen)
     trace.give_up = functools.partial(give_up, seen) if is_capture(seen) else None
     for s, one in zip(trace.sources, trace.stand_ins, strict=True):
-        if s.op == AT_PLACE:
-            trace.held[s.at] = one if s.part == NONE else (*trace.held.get(s.at, ()), one)
+        if s.op == core.AT_PLACE:
+            trace.held[s.at] = one if s.part == core.NONE else (*trace.held.get(s.at, ()), one)
     held = [(plan.places[k], one) for k, one in trace.held.items()]
     if any(type(one) is Int for one in trace.stand_ins):
         homes = {id(plan.places[k].home) for k in trace.held}
@@ -284,17 +275,21 @@ def compute(seen, plain, name, args):
     ):
         return plain(*args)
     if name == "pow":  # of floats, whatever it is given
-        return trace.step(RAISED, plain, *(trace.step(AS_FLOAT, float, x) if type(x) is Int else x for x in args))
+        return trace.step(
+            core.RAISED, plain, *(trace.step(core.AS_FLOAT, float, x) if type(x) is Int else x for x in args)
+        )
     return trace.step(MATH[name], plain, args[0]) if name in MATH else is_kind(trace, name, args[0])
 
 
 def is_kind(trace, name, x):
     """isfinite, isnan and isinf, told by comparisons: what is no number is not equal to itself, and only what is finite
     less itself is 0."""
-    finite = name != "isnan" and trace.step(SAME_AS, operator.eq, trace.step(SUBTRACTED, operator.sub, x, x), 0.0)
+    finite = name != "isnan" and trace.step(
+        core.SAME_AS, operator.eq, trace.step(core.SUBTRACTED, operator.sub, x, x), 0.0
+    )
     if name == "isfinite":
         return finite
-    nan = not finite and trace.step(OTHER_THAN, operator.ne, x, x)
+    nan = not finite and trace.step(core.OTHER_THAN, operator.ne, x, x)
     return nan if name == "isnan" else not (finite or nan)
 
 
@@ -352,8 +347,10 @@ def unwrap(trace, place):
 def number_put(seen: Seen, place: Place, k: int) -> int:
     """Which number came to a place, as the k-th of those appended if it is a list; NONE: it is a constant."""
     if seen.live is None:
-        return NONE
-    return seen.live.stored.get((id(place.home), place.want + k if place.kind == places.LIST_LEN else place.key), NONE)
+        return core.NONE
+    return seen.live.stored.get(
+        (id(place.home), place.want + k if place.kind == places.LIST_LEN else place.key), core.NONE
+    )
 
 
 def stands_for(trace, then, now):
@@ -371,19 +368,21 @@ def stored_in(seen: Seen, found: list[Place]) -> dict[int, int]:
         return {}
     rows = {k: number_put(seen, place, 0) for k, place in enumerate(found) if place.kind in places.HOLD_NUMBERS}
     changed = {
-        s.at for k, s in enumerate(trace.sources) if s.op == AT_PLACE and k in trace.overwritten - trace.exact.keys()
+        s.at
+        for k, s in enumerate(trace.sources)
+        if s.op == core.AT_PLACE and k in trace.overwritten - trace.exact.keys()
     }
     changed |= {
-        s.at for s in trace.sources if s.op == AT_PLACE and places.value_at(found[s.at]) is not found[s.at].want
+        s.at for s in trace.sources if s.op == core.AT_PLACE and places.value_at(found[s.at]) is not found[s.at].want
     }
-    return {k: row for k, row in rows.items() if row != NONE or k in changed}
+    return {k: row for k, row in rows.items() if row != core.NONE or k in changed}
 
 
 def arguments(seen: Seen, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
     """The call's arguments, with stand-ins for its numbers."""
     if seen.live is None:
         return args, kwargs
-    given = {s.path: x for s, x in zip(seen.live.sources, seen.live.stand_ins, strict=True) if s.op == IN_CALL}
+    given = {s.path: x for s, x in zip(seen.live.sources, seen.live.stand_ins, strict=True) if s.op == core.IN_CALL}
     values = [containers.exchange(x, path, given, seen.live.exchanged) for path, x in containers.named(args, kwargs)]
     for (
         one
@@ -397,11 +396,11 @@ def note_parsed(trace, op, args, kwargs, takes):
     exact."""
     rows, trace.parsed, taken = trace.parsed, [], []
     for row in rows:
-        value = trace.steps[row].value if row != NONE else None
+        value = trace.steps[row].value if row != core.NONE else None
         given = [args[k] if k < len(args) else kwargs.get(a.name) for k, a in enumerate(op._schema.arguments)]
         fits = [k for k, x in enumerate(given) if takes and type(x) is float and pytree.same_value(x, value)]
         if len(fits) == 1:
-            taken.append((fits[0], NONE, row))
+            taken.append((fits[0], core.NONE, row))
         else:
             trace.pin(row)
     return taken
@@ -415,13 +414,9 @@ def note(
     graph."""
     taken = note_parsed(seen.live, op, args, kwargs, facts.packet in PARSES and not beside and not seen.cuts.bodies)
     plain = (
-        beside
-        or seen.cuts.bodies
-        or facts.draws
-        or not takes(op, facts)
-        or seen.reason is not None
+        beside or seen.cuts.bodies or facts.draws or not takes(op, facts) or seen.reason is not None
         or seen.live is None
-    )
+    )  # fmt: skip
     for k, part, node in core.numbers_of_op():
         if plain or node.trace is not seen.live or not takes_number(op, k):
             node.plain()
@@ -572,7 +567,7 @@ def watch(seen: Seen) -> None:
     fresh = [c for c in list(seen.code.started) if c is not None and c not in trace.asked]
     trace.asked.update(fresh)
     line = asker(c for c in fresh if is_read(c))
-    if line is not None and not all(k in trace.exact or s.op == IN_TENSOR for k, s in enumerate(trace.sources)):
+    if line is not None and not all(k in trace.exact or s.op == core.IN_TENSOR for k, s in enumerate(trace.sources)):
         leave(seen, errors.number_type(line))
 
 
@@ -635,7 +630,7 @@ def rows_of(trace: Trace | None, row_at: dict[int, int], slot_at: dict[int, int]
     if trace is None:
         return []
     tables = [(numbers.buffer_info()[0], len(numbers)) for _, _, numbers in trace.tables] + [None]  # NONE: none
-    at = {AT_PLACE: row_at, IN_TENSOR: slot_at}
+    at = {core.AT_PLACE: row_at, core.IN_TENSOR: slot_at}
     return [
         (s.op, at[s.op][s.a] if s.op in at else s.a, s.b, s.value, k in trace.exact, tables[s.table])
         for k, s in enumerate(trace.steps)
@@ -662,18 +657,18 @@ def told(trace: Trace | None, found: list[Place]) -> Told:
     parted = {
         k: errors.counters_part(paths[k], paths[trace.steps[k].b])
         for k, s in enumerate(trace.sources)
-        if s.op == IN_TENSOR and trace.steps[k].b != NONE
+        if s.op == core.IN_TENSOR and trace.steps[k].b != core.NONE
     }
     return Told(lie, sources, parted | decides)
 
 
 def source_of(trace, row):
     """A source that the row comes of; or NONE: a number that was read on the way."""
-    while trace.steps[row].op > EQUALS:
-        if trace.steps[row].op == AT_READ:
-            return NONE
+    while trace.steps[row].op > core.EQUALS:
+        if trace.steps[row].op == core.AT_READ:
+            return core.NONE
         step = trace.steps[row]
-        row = step.b if trace.steps[step.a].op == EQUALS else step.a
+        row = step.b if trace.steps[step.a].op == core.EQUALS else step.a
     return row
 
 
@@ -682,10 +677,10 @@ def learn_exact(state, trace):
     several times, each time another one."""
     for row, line in ({} if trace is None else trace.exact).items():
         at = source_of(trace, row)
-        if at == NONE or trace.sources[at].exact is not None or trace.steps[row].op >= LESS:
+        if at == core.NONE or trace.sources[at].exact is not None or trace.steps[row].op >= core.LESS:
             continue
         path = trace.sources[at].path
         looks = state.numbers.looks[path] = state.numbers.looks.get(path, 0) + 1
         if row < len(trace.sources) or looks >= MOST_LOOKS:
-            alike = [s.path for k, s in enumerate(trace.sources) if s.op == IN_TENSOR and trace.steps[k].b == at]
+            alike = [s.path for k, s in enumerate(trace.sources) if s.op == core.IN_TENSOR and trace.steps[k].b == at]
             state.numbers.exact.update(dict.fromkeys((path, *alike), line))

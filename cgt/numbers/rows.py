@@ -22,13 +22,9 @@ def can_choose(seen: Seen, t: torch.Tensor) -> bool:
         return False
     here = t.is_cuda == (seen.driver == CUDA)
     return (
-        here
-        and seen.reason is None
-        and not seen.cuts.bodies
-        and core.is_plain(t)
-        and t.dim() > 0
+        here and seen.reason is None and not seen.cuts.bodies and core.is_plain(t) and t.dim() > 0
         and not t.requires_grad
-    )
+    )  # fmt: skip
 
 
 def at(t, dim, index):

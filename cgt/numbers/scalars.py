@@ -185,12 +185,9 @@ def record(
 
 
 def told_by(
-    seen: Seen,
-    op: OpOverload,
-    given: Callable[[int], tuple],
-    rounds: tuple[tuple[int, ...], ...],
+    seen: Seen, op: OpOverload, given: Callable[[int], tuple], rounds: tuple[tuple[int, ...], ...],
     explain: Callable[..., list | None],
-) -> list | None:
+) -> list | None:  # fmt: skip
     """What `explain` tells of captures of the op in vain: [(which, nodes), ...], with the arguments given(which), for
     as many rounds as it takes; or None."""
     shots = []

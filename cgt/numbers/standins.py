@@ -12,37 +12,6 @@ from typing import Any, NamedTuple
 
 import cgt_core as core
 import torch
-from cgt_core import (
-    ABSOLUTE,
-    ADDED,
-    AS_FLOAT,
-    AS_INT,
-    AT_LEAST,
-    AT_MOST,
-    AT_READ,
-    COSINE,
-    DIVIDED,
-    EQUALS,
-    EXPONENTIAL,
-    FLOORED,
-    HYPERBOLIC,
-    IN_TENSOR,
-    LESS,
-    LOGARITHM,
-    LOOKED_UP,
-    MORE,
-    MULTIPLIED,
-    NEGATED,
-    NONE,
-    OTHER_THAN,
-    RAISED,
-    REMAINDER,
-    ROOT,
-    SAME_AS,
-    SINE,
-    SUBTRACTED,
-    TANGENT,
-)
 
 from ..look import tables
 from ..look.code import code_reads
@@ -63,7 +32,7 @@ class Source(NamedTuple):
     at: int  # position of the place, which of the call's numbers, or the slot
     value: Any
     exact: str | None  # known: the line of what looks at it otherwise
-    part: int = NONE  # of a tuple in a place, which element
+    part: int = core.NONE  # of a tuple in a place, which element
 
 
 class Step(NamedTuple):
@@ -73,7 +42,7 @@ class Step(NamedTuple):
     a: int
     b: int
     value: Any  # what it was in the recorded call
-    table: int = NONE  # LOOKED_UP: which
+    table: int = core.NONE  # LOOKED_UP: which
 
 
 class Trace:
@@ -103,7 +72,9 @@ class Trace:
         self.hands = {}  # such a row -> what makes of it what a result holds
         self.parsed = []  # rows whose values PyTorch's parser asked for since the last op
         self.made = []  # weak references to the stand-ins; a WeakSet would ask them for their hash
-        self.stand_ins = [s.value if s.exact or s.op == IN_TENSOR else self.stand_in(k) for k, s in enumerate(sources)]
+        self.stand_ins = [
+            s.value if s.exact or s.op == core.IN_TENSOR else self.stand_in(k) for k, s in enumerate(sources)
+        ]
         self.counters = {}  # memory of the host's -> counters.Counter
         self.uncounted = {}  # path of one that is none after all -> the line
         self.joined = None  # the line where it counts in some together with tensors that this call makes
@@ -117,7 +88,7 @@ class Trace:
 
     def came(self, read, value, line, hand):
         """A number that read left on the host, whatever it is at another call. `hand()`: what a result holds of it."""
-        row = self.add(Step(AT_READ, read, NONE, value))
+        row = self.add(Step(core.AT_READ, read, core.NONE, value))
         self.reads[row], self.hands[row] = line, hand
         return self.stand_in(row)
 
@@ -134,19 +105,19 @@ class Trace:
     def look_up(self, at, index):
         """Entry `index`, a stand-in, of a table."""
         (proxy, entries, _), row = self.tables[at], self.row_of(index)
-        if self.over or row == NONE or getattr(proxy, "written", False):
+        if self.over or row == core.NONE or getattr(proxy, "written", False):
             return entries[settle(index)]
-        return self.stand_in(self.add(Step(LOOKED_UP, row, row, entries[index.node.value], at)))
+        return self.stand_in(self.add(Step(core.LOOKED_UP, row, row, entries[index.node.value], at)))
 
     def row_of(self, x):
         """The row of an operand: one of ours, or a constant; NONE for what no row can be."""
         if type(x) in STAND_INS:
-            return x.node.row if x.node.trace is self else NONE
+            return x.node.row if x.node.trace is self else core.NONE
         if type(x) is bool:
             x = int(x)
         if type(x) not in (int, float) or (type(x) is int and abs(x) > MOST):
-            return NONE
-        return self.add(Step(EQUALS, NONE, NONE, x))
+            return core.NONE
+        return self.add(Step(core.EQUALS, core.NONE, core.NONE, x))
 
     def add(self, step):
         key = (*step[:3], step.table, type(step.value), step.value.hex() if type(step.value) is float else step.value)
@@ -158,7 +129,7 @@ class Trace:
 
     def pin(self, row):
         """The recording is for this value of a row alone. NONE: of what comes of such values."""
-        if not self.over and row != NONE and self.steps[row].op != EQUALS:
+        if not self.over and row != core.NONE and self.steps[row].op != core.EQUALS:
             self.exact.setdefault(row, self.line())
             line = looked_at(self) if self.reads and self.give_up is not None else None
             if line is not None:  # an array that is given the number, say, is changed for good
@@ -166,9 +137,11 @@ class Trace:
 
     def step(self, op, function, *operands):
         """What Python makes of the operands: a stand-in, where it is a number and C can do the same."""
-        rows = [NONE, NONE] if self.over or len(self.steps) > MAX_STEPS else [self.row_of(x) for x in operands]
+        rows = (
+            [core.NONE, core.NONE] if self.over or len(self.steps) > MAX_STEPS else [self.row_of(x) for x in operands]
+        )
         plain = [plain_of(x) for x in operands]
-        if NONE in rows:
+        if core.NONE in rows:
             for x in operands:
                 pin(x)
             return function(*plain)
@@ -240,7 +213,7 @@ class Node:
         return True
 
     def wrap_int(self, value):
-        return Node(self.trace, NONE if type(value) is bool else self.trace.row_of(value), value)
+        return Node(self.trace, core.NONE if type(value) is bool else self.trace.row_of(value), value)
 
     wrap_float = wrap_bool = wrap_int
 
@@ -262,9 +235,9 @@ def looked_at(trace: Trace) -> str | None:
     """The line at which a number was read on which more than ops and comparisons depends, or None."""
     lines = dict(trace.reads)
     for row, step in enumerate(trace.steps):
-        if step.op > EQUALS and step.op != AT_READ and (step.a in lines or step.b in lines):
+        if step.op > core.EQUALS and step.op != core.AT_READ and (step.a in lines or step.b in lines):
             lines[row] = lines.get(step.a) or lines[step.b]
-    return next((lines[row] for row in trace.exact if row in lines and trace.steps[row].op < LESS), None)
+    return next((lines[row] for row in trace.exact if row in lines and trace.steps[row].op < core.LESS), None)
 
 
 def plain_of(x: Any) -> Any:
@@ -326,24 +299,19 @@ def exact_node(function):
 
 
 OPERATORS = {
-    "add": (ADDED, operator.add), "sub": (SUBTRACTED, operator.sub), "mul": (MULTIPLIED, operator.mul),
-    "truediv": (DIVIDED, operator.truediv), "floordiv": (FLOORED, operator.floordiv), "mod": (REMAINDER, operator.mod),
-    "pow": (RAISED, operator.pow),
+    "add": (core.ADDED, operator.add), "sub": (core.SUBTRACTED, operator.sub), "mul": (core.MULTIPLIED, operator.mul),
+    "truediv": (core.DIVIDED, operator.truediv), "floordiv": (core.FLOORED, operator.floordiv),
+    "mod": (core.REMAINDER, operator.mod), "pow": (core.RAISED, operator.pow),
 }  # fmt: skip
 PYTHON = dict(OPERATORS[name] for name in ("add", "sub", "mul", "truediv"))
 COMPARISONS = {
-    "lt": (LESS, operator.lt), "le": (AT_MOST, operator.le), "eq": (SAME_AS, operator.eq),
-    "ne": (OTHER_THAN, operator.ne), "gt": (MORE, operator.gt), "ge": (AT_LEAST, operator.ge),
+    "lt": (core.LESS, operator.lt), "le": (core.AT_MOST, operator.le), "eq": (core.SAME_AS, operator.eq),
+    "ne": (core.OTHER_THAN, operator.ne), "gt": (core.MORE, operator.gt), "ge": (core.AT_LEAST, operator.ge),
 }  # fmt: skip
 MATH = {
-    "sqrt": ROOT,
-    "exp": EXPONENTIAL,
-    "log": LOGARITHM,
-    "sin": SINE,
-    "cos": COSINE,
-    "tan": TANGENT,
-    "tanh": HYPERBOLIC,
-}
+    "sqrt": core.ROOT, "exp": core.EXPONENTIAL, "log": core.LOGARITHM, "sin": core.SINE, "cos": core.COSINE,
+    "tan": core.TANGENT, "tanh": core.HYPERBOLIC,
+}  # fmt: skip
 EXACT = (
     "__str__ __repr__ __format__ __hash__ __round__ __floor__ __ceil__ __divmod__ __rdivmod__ __reduce_ex__ __complex__"
     " __getnewargs__ is_integer as_integer_ratio hex conjugate bit_length bit_count to_bytes __and__ __or__ __xor__"
@@ -361,12 +329,13 @@ def methods(kind):
     """What a stand-in for a float or an int does."""
     made = {
         "__class__": property(lambda self: kind), "__module__": "builtins",  # as its type's text says
-        "__neg__": unary(NEGATED, operator.neg), "__abs__": unary(ABSOLUTE, operator.abs),
+        "__neg__": unary(core.NEGATED, operator.neg), "__abs__": unary(core.ABSOLUTE, operator.abs),
         "__pos__": lambda self: self,
-        "__bool__": lambda self: self.node.trace.step(OTHER_THAN, operator.ne, self, kind(0)),
-        "__float__": lambda self: settle(self.node.trace.step(AS_FLOAT, float, self)),
-        "__int__": lambda self: settle(self.node.trace.step(AS_INT, int, self)), "__trunc__": unary(AS_INT, int),
-        "__torch_function__": classmethod(carried), "__deepcopy__": lambda self, memo: settle(self),
+        "__bool__": lambda self: self.node.trace.step(core.OTHER_THAN, operator.ne, self, kind(0)),
+        "__float__": lambda self: settle(self.node.trace.step(core.AS_FLOAT, float, self)),
+        "__int__": lambda self: settle(self.node.trace.step(core.AS_INT, int, self)),
+        "__trunc__": unary(core.AS_INT, int), "__torch_function__": classmethod(carried),
+        "__deepcopy__": lambda self, memo: settle(self),
         "real": property(lambda self: self), "imag": property(lambda self: kind(0)),
         "__array__": lambda self, *args, **kwargs: as_array(self, *args), "node": None,
         "__init__": lambda self, node: object.__setattr__(self, "node", node),
@@ -443,23 +412,21 @@ def writer(name):
 
 WRITERS = "append extend insert remove pop clear sort reverse __setitem__ __delitem__ __iadd__ __imul__".split()
 Table = type(
-    "list",
-    (list,),
+    "list", (list,),
     {"__getitem__": entry(list.__getitem__), "__class__": property(lambda self: list), "__module__": "builtins"}
     | {name: writer(name) for name in WRITERS},
-)
+)  # fmt: skip
 Row = type(
-    "tuple",
-    (tuple,),
+    "tuple", (tuple,),
     {"__getitem__": entry(tuple.__getitem__), "__class__": property(lambda self: tuple), "__module__": "builtins"},
-)
+)  # fmt: skip
 TABLES = {list: Table, tuple: Row}
 STAND_IN = {float: Float, int: Int}
 for _name, _how in (
     *OPERATORS.items(),
     *COMPARISONS.items(),
-    ("neg", (NEGATED, operator.neg)),
-    ("sym_float", (AS_FLOAT, float)),
+    ("neg", (core.NEGATED, operator.neg)),
+    ("sym_float", (core.AS_FLOAT, float)),
 ):
     setattr(Node, _name, node_method(*_how))
 Node.float_truediv = Node.int_truediv = Node.truediv

@@ -17,19 +17,7 @@ from ..data import Seen, State
 from ..run import constants, taps
 from ..run.observe import NO_LINE, user_line
 from ..run.taps import NOTHING
-from ..words import errors
-from ..words.private import (
-    OpOverload,
-    forget_reduction,
-    gathered_in,
-    is_reduced,
-    knows_parallel,
-    nccl_timeout,
-    odd_parallel,
-    parallel_iteration,
-    set_parallel_statistics,
-    used_map_size,
-)
+from ..words import errors, private
 
 SETTLED = 10  # iterations of which DistributedDataParallel takes times; in the next it asks for those of this one
 NEVER, SAMPLED = (
@@ -42,9 +30,9 @@ def why_not(module: torch.nn.Module, on_host: bool, saves: bool) -> str | None:
     """Why a recording cannot have the forward of this module: "" if it is its kind, None if it can. A whole step can,
     on the GPU: the hooks on accumulators run in the capture, and with them the collectives, on streams that join
     again."""
-    if on_host or saves or not (isinstance(module, DistributedDataParallel) and knows_parallel()):
+    if on_host or saves or not (isinstance(module, DistributedDataParallel) and private.knows_parallel()):
         return ""
-    return odd_parallel(module)
+    return private.odd_parallel(module)
 
 
 def see_tensors(seen: Seen, inputs: list[torch.Tensor]) -> None:
@@ -56,7 +44,7 @@ def see_tensors(seen: Seen, inputs: list[torch.Tensor]) -> None:
 
 def is_of_reducer(seen, t):
     """Is this that table? As long as parameters are many, met by no code of the user's, and known from nowhere else."""
-    sid, sizes = core.storage_id(t), [used_map_size(module) for module, *_ in seen.ranks.parallel]
+    sid, sizes = core.storage_id(t), [private.used_map_size(module) for module, *_ in seen.ranks.parallel]
     strange = sid in seen.constants.memory or not (sid in seen.slots or sid in seen.touched or sid in seen.made)
     return strange and t.numel() in sizes and user_line(seen) == NO_LINE
 
@@ -69,7 +57,7 @@ def learn(state: State, seen: Seen, pending: bool) -> tuple[str | None, bool]:
     for module, name, line, works in seen.ranks.parallel:
         if pending:
             return errors.parallel_module(name, line), False
-        if works and parallel_iteration(module) < SETTLED:
+        if works and private.parallel_iteration(module) < SETTLED:
             return errors.parallel_settles(name), True
     return None, False
 
@@ -81,7 +69,7 @@ def undisturbed(modules: Collection[DistributedDataParallel]) -> tuple[Callable[
 
     def every(n):
         for module in list(modules):
-            set_parallel_statistics(module, n)
+            private.set_parallel_statistics(module, n)
 
     return functools.partial(every, NEVER), functools.partial(every, SAMPLED)
 
@@ -90,9 +78,9 @@ def forget(modules: Iterable[DistributedDataParallel]) -> bool:
     """A capture came to nothing: was it in the middle of a reduction? That is under way no longer. (Buckets are built
     anew then, with an exchange, so the ranks must have come to this together: a program's own doing does, want of
     memory does not.)"""
-    cut = [module for module in list(modules) if not is_reduced(module)]
+    cut = [module for module in list(modules) if not private.is_reduced(module)]
     for module in cut:
-        forget_reduction(module)
+        private.forget_reduction(module)
     return bool(cut)
 
 
@@ -100,7 +88,7 @@ def sizes(
     parameters: Iterable["torch.distributed.fsdp._fully_shard._fsdp_param.FSDPParam"],
 ) -> list[tuple[torch.UntypedStorage, int]]:
     """[(memory to which all of a parameter of fully_shard's comes, its bytes now)]"""
-    storages = [t.untyped_storage() for one in parameters for t in gathered_in(one)]
+    storages = [t.untyped_storage() for one in parameters for t in private.gathered_in(one)]
     return [(storage, storage.size()) for storage in storages]
 
 
@@ -111,7 +99,7 @@ def let_go(gathered: list[tuple[torch.UntypedStorage, int]]) -> None:
             storage.resize_(nbytes)
 
 
-def note_pending(seen: Seen, op: OpOverload, inputs: list[torch.Tensor], fresh: list[torch.Tensor]) -> None:
+def note_pending(seen: Seen, op: private.OpOverload, inputs: list[torch.Tensor], fresh: list[torch.Tensor]) -> None:
     """A functional collective gives what must be waited for before it is used."""
     if op.namespace != "_c10d_functional":
         return
@@ -136,7 +124,7 @@ def watch_groups(let_go: Callable[[], object]) -> None:
 
 def watch_replays(node: int, device: int) -> None:
     """From now on it is seen to that replays of this recording end: NCCL's watchdog does not look at them."""
-    timeout = nccl_timeout() if device >= 0 and not is_unguarded() else None
+    timeout = private.nccl_timeout() if device >= 0 and not is_unguarded() else None
     stream = torch.cuda.current_stream(device) if timeout is not None else None
     if stream is not None and is_lasting(stream):
         core.node_watch(node, stream.cuda_stream, timeout, (errors.overdue(device, timeout) + "\n").encode())

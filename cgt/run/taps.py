@@ -20,30 +20,7 @@ from collections.abc import Callable, Collection
 import cgt_core as core
 import torch
 
-from ..words import options
-from ..words.private import (
-    COMPILED_FRAME,
-    HIGHER_ORDER_CALL,
-    HOP_COMPILES,
-    HOP_WRAPPERS,
-    JITERATORS,
-    KEEPS_GRAPH,
-    SAVED_HOOKS_DISABLE,
-    TO_DLPACK,
-    DispatchMode,
-    OpOverload,
-    compilations,
-    compiled_switches,
-    graph_task,
-    inductor_is_there,
-    mode_is_active,
-    outside_dynamo,
-    pop_saved_hooks,
-    push_saved_hooks,
-    region_call,
-    sharded_module,
-    sharding_calls,
-)
+from ..words import options, private
 
 Bracket = tuple[Callable[[], object], Callable[[], object]]  # (begin, end)
 NOTHING = (lambda: None, lambda: None)  # one
@@ -79,7 +56,7 @@ class Tap:
             setattr(owner, name, self.tapped(owner, name, getattr(owner, name)))
 
     def tapped(self, owner, name, plain):
-        @outside_dynamo  # which would trace what the handler does
+        @private.outside_dynamo  # which would trace what the handler does
         @functools.wraps(plain)
         def call(*args, **kwargs):
             for is_mine, handle in self.handlers:
@@ -117,16 +94,16 @@ def tap_regions(
     """([bracket, ...], a function: was every region seen?). Inside, where `is_mine()`, region(plain, region, inputs)
     is called for each region that inductor compiled, and compiles() when a compilation begins, which is not observed.
     Not every region is seen if inductor was imported meanwhile."""
-    brackets, target = tap_compilations(is_mine, compiles), region_call()
+    brackets, target = tap_compilations(is_mine, compiles), private.region_call()
     if target is None:
-        return brackets, lambda: not inductor_is_there()
+        return brackets, lambda: not private.inductor_is_there()
     handle = lambda plain, owner, name, args, kwargs: region(plain, *args)  # noqa: E731
     return [*brackets, late(target).to(is_mine, handle)], lambda: True
 
 
 def tap_compilations(is_mine, compiles):
     """[bracket, ...]: inside, where `is_mine()`, what a compilation runs is not observed."""
-    handler, pausing = compilations(), []
+    handler, pausing = private.compilations(), []
 
     def start(_):
         if is_mine():
@@ -152,16 +129,16 @@ def tap_compilations(is_mine, compiles):
     return [] if handler is None else [(begin, end)]
 
 
-class InCompiled(DispatchMode):
+class InCompiled(private.DispatchMode):
     """Shows the observer the ops of what Dynamo compiled; higher_order(op) comes before those of higher order."""
 
     def __init__(self, higher_order):
         super().__init__()
         self.higher_order = higher_order
 
-    @outside_dynamo
+    @private.outside_dynamo
     def __torch_dispatch__(self, op, types, args=(), kwargs=None):
-        if not isinstance(op, OpOverload):
+        if not isinstance(op, private.OpOverload):
             self.higher_order(op)
             return op(*args, **(kwargs or {}))
         return core.observed_op(op, args, kwargs or {})
@@ -171,19 +148,19 @@ def tap_compiled(is_mine: Callable[[], bool], higher_order: Callable[..., object
     """A bracket: inside, where `is_mine()`, functions that Dynamo compiled are run under a dispatch mode instead of
     the observer's dispatch key: their guards compare the thread's keys, and would have them compiled once more for
     inside, but not those of modes. Two switches that Dynamo sets tell when such a function begins and ends."""
-    switches = compiled_switches()
+    switches = private.compiled_switches()
     if not switches:
         return NOTHING
     mode, entered = InCompiled(higher_order), []  # [frame, was the key on, how often the second switch was set]
 
     def leave():
-        if mode_is_active(mode):
+        if private.mode_is_active(mode):
             mode.__exit__(None, None, None)
         core.observe(entered.pop()[1])
 
     def handle(plain, owner, name, args, kwargs):
         frame = sys._getframe(2)
-        mine = frame.f_code.co_name == COMPILED_FRAME
+        mine = frame.f_code.co_name == private.COMPILED_FRAME
         if mine and name == switches[0][1] and not (entered and entered[-1][0] is frame):
             entered.append([frame, core.observe(False), 0])
             mode.__enter__()
@@ -203,7 +180,7 @@ def tap_compiled(is_mine: Callable[[], bool], higher_order: Callable[..., object
     return begin, end
 
 
-HIGHER_ORDER = Tap(HIGHER_ORDER_CALL)
+HIGHER_ORDER = Tap(private.HIGHER_ORDER_CALL)
 
 
 def tap_higher_order(is_mine: Callable[[], bool], handle: Callable[..., object]) -> Bracket:
@@ -222,7 +199,7 @@ def tap_higher_order(is_mine: Callable[[], bool], handle: Callable[..., object])
     return HIGHER_ORDER.to(is_mine, call)
 
 
-FORKS = Tap(HOP_COMPILES)
+FORKS = Tap(private.HOP_COMPILES)
 
 
 def tap_forks(is_mine: Callable[[], bool], fork: Callable[..., object]) -> Bracket:
@@ -231,7 +208,7 @@ def tap_forks(is_mine: Callable[[], bool], fork: Callable[..., object]) -> Brack
 
     def handle(plain, owner, name, args, kwargs):
         compiled = functools.partial(plain, *args, **kwargs)
-        whose = HOP_WRAPPERS.get(getattr(args[0], "__name__", None)) if args else None
+        whose = private.HOP_WRAPPERS.get(getattr(args[0], "__name__", None)) if args else None
         if whose is None:
             return compiled()
         if owner is torch:
@@ -247,16 +224,16 @@ def tap_forks(is_mine: Callable[[], bool], fork: Callable[..., object]) -> Brack
 # compiles once more for each stack of function modes, and random states belong to a compilation.)
 READS = "numpy tolist data_ptr __array__ __repr__ untyped_storage __dlpack__".split()
 READERS = Tap(
-    *((torch.Tensor, name) for name in (*READS, "item", "cpu", "__float__")), *TO_DLPACK
+    *((torch.Tensor, name) for name in (*READS, "item", "cpu", "__float__")), *private.TO_DLPACK
 )  # these three are ops as well
 PLAIN_READERS = {
-    id(plain): plain for plain in (getattr(*t) for t in READERS.targets if t[1] in READS or t in TO_DLPACK)
+    id(plain): plain for plain in (getattr(*t) for t in READERS.targets if t[1] in READS or t in private.TO_DLPACK)
 }
 
 
 # What another stream or another process is about to read belongs to PyTorch's allocator, which knows of that.
 READ_ELSEWHERE = ((torch.Tensor, "record_stream"), (torch.UntypedStorage, "_share_cuda_"))
-EXPORTS = Tap((torch.Tensor, "__dlpack__"), *TO_DLPACK, *READ_ELSEWHERE)
+EXPORTS = Tap((torch.Tensor, "__dlpack__"), *private.TO_DLPACK, *READ_ELSEWHERE)
 INTERFACE = "__cuda_array_interface__"
 
 
@@ -347,7 +324,7 @@ def tap_kernels() -> Bracket:
     return functools.partial(core.reads_begin, handles), functools.partial(core.reads_end, handles)
 
 
-JITERATED = Tap(*JITERATORS)
+JITERATED = Tap(*private.JITERATORS)
 
 
 def tap_jiterated(is_mine: Callable[[], bool], launch: Callable[..., object]) -> Bracket:
@@ -379,7 +356,7 @@ def tap_threads(heard: Callable[[str], object]) -> Bracket:
 
 # --- autograd -------------------------------------------------------------------------------------
 
-DISABLES = Tap(SAVED_HOOKS_DISABLE)
+DISABLES = Tap(private.SAVED_HOOKS_DISABLE)
 
 
 def tap_saves(
@@ -392,7 +369,7 @@ def tap_saves(
 
     def pop():
         while core.save_hooks() > depth:
-            pop_saved_hooks()
+            private.pop_saved_hooks()
 
     def handle(plain, owner, name, args, kwargs):
         if core.save_hooks() == depth + 1:
@@ -400,15 +377,15 @@ def tap_saves(
             disabled()
         return plain(*args, **kwargs)
 
-    return [(functools.partial(push_saved_hooks, pack, unpack), pop), DISABLES.to(is_mine, handle)]
+    return [(functools.partial(private.push_saved_hooks, pack, unpack), pop), DISABLES.to(is_mine, handle)]
 
 
-KEEPS = Tap(KEEPS_GRAPH)
+KEEPS = Tap(private.KEEPS_GRAPH)
 
 
 def tap_keeps(task: Callable[[], int]) -> Bracket:
     """A bracket: inside, nodes that autograd runs in graph task `task()` are told that the graph is not kept."""
-    return KEEPS.to(lambda: graph_task() == task(), lambda *_: False)
+    return KEEPS.to(lambda: private.graph_task() == task(), lambda *_: False)
 
 
 # --- modules, random states, captures ------------------------------------------------------------
@@ -423,13 +400,13 @@ def tap_parallel(is_mine: Callable[[], bool], told: Callable[..., object]) -> li
         told(owner.__name__, args[0])
         return plain(*args, **kwargs)
 
-    owners = [torch.nn.parallel.DistributedDataParallel, sharded_module()]
+    owners = [torch.nn.parallel.DistributedDataParallel, private.sharded_module()]
     return [late((owner, "forward")).to(is_mine, handle) for owner in owners if owner is not None]
 
 
 def tap_sharding(is_mine: Callable[[], bool]) -> Bracket:
     """A bracket: inside, where `is_mine()`, what DTensor works out about an op is not observed."""
-    targets = sharding_calls()
+    targets = private.sharding_calls()
 
     def handle(plain, owner, name, args, kwargs):
         core.pause(1)

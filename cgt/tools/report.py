@@ -113,17 +113,8 @@ def memory_of(states: list[State]) -> Memory:
             for line, n in facts.outs:
                 lines[line] = lines.get(line, 0) + n
             paths.add(facts.path)
-            found.append(
-                Recording(
-                    state.name,
-                    device_name(facts.path),
-                    facts.n_replay,
-                    facts.out_bytes,
-                    facts.copied,
-                    facts.exec_bytes,
-                    lines,
-                )
-            )
+            sizes = facts.out_bytes, facts.copied, facts.exec_bytes
+            found.append(Recording(state.name, device_name(facts.path), facts.n_replay, *sizes, lines))
     return Memory({device_name(path): pool_bytes({path}) for path in sorted(paths)}, tuple(found))
 
 

@@ -284,14 +284,8 @@ def is_mirrored(t: torch.Tensor) -> bool:
     """Is the tensor what the core takes it for?"""
     hooks = (t._backward_hooks is not None) + 2 * (t._post_accumulate_grad_hooks is not None)
     return core.mirrored(t) == (
-        t.shape,
-        t.stride(),
-        t.storage_offset(),
-        t.numel(),
-        t.get_device(),
-        t.requires_grad,
-        hooks,
-    )
+        t.shape, t.stride(), t.storage_offset(), t.numel(), t.get_device(), t.requires_grad, hooks,
+    )  # fmt: skip
 
 
 def self_check() -> bool:
@@ -331,14 +325,9 @@ def self_check() -> bool:
     core.set_cpp_bump(bump)
     view = saved[:1]
     fits = (
-        alone[1] == 1
-        and with_cpp[1] == 2
-        and with_saved[1] == 2
-        and bump in (0, 1)
-        and core.reference_counts(saved)[2] >= 2
-        and product.requires_grad
-        and view.numel() == 1
-    )
+        alone[1] == 1 and with_cpp[1] == 2 and with_saved[1] == 2 and bump in (0, 1)
+        and core.reference_counts(saved)[2] >= 2 and product.requires_grad and view.numel() == 1
+    )  # fmt: skip
     if not fits:
         warnings.warn(
             f"torch {torch.__version__} counts references in a way cgt does not know "

@@ -207,16 +207,9 @@ PASSING = _references([object()])[0]  # what holds an object while it is counted
 
 # What says how an object is made, copied or let go of.
 MAKERS = (
-    "__new__",
-    "__del__",
-    "__getattribute__",
-    "__reduce__",
-    "__reduce_ex__",
-    "__getstate__",
-    "__setstate__",
-    "__copy__",
-    "__deepcopy__",
-)
+    "__new__", "__del__", "__getattribute__", "__reduce__", "__reduce_ex__", "__getstate__", "__setstate__",
+    "__copy__", "__deepcopy__",
+)  # fmt: skip
 
 
 def _is_simple(kind):
@@ -249,12 +242,9 @@ def _holds(value, is_made, ancestors):
 
 
 def flatten_call(
-    args: tuple,
-    kwargs: dict,
-    static_argnums: Iterable[int] = (),
-    static_names: Iterable[str] = (),
+    args: tuple, kwargs: dict, static_argnums: Iterable[int] = (), static_names: Iterable[str] = (),
     live: Container[str] = (),
-) -> Flat:
+) -> Flat:  # fmt: skip
     """Flatten a call: its program is that of `args` followed by that of `kwargs`. `live`: see flatten."""
     static = {f"args[{i + len(args) if i < 0 else i}]" for i in static_argnums}
     static |= {f"kwargs[{name!r}]" for name in static_names}

@@ -56,13 +56,8 @@ def flatten(t: torch.Tensor) -> tuple[list[torch.Tensor], tuple]:
     rest = tuple((name, HERE if isinstance(value, torch.Tensor) else value) for name, value in found)
     beside = tuple((name, value) for name, value in getattr(t, "__dict__", {}).items() if type(value) in NUMBERS)
     return [value for _, value in found if isinstance(value, torch.Tensor)], (
-        type(t),
-        rest,
-        context,
-        t.shape,
-        t.stride(),
-        beside,
-    )
+        type(t), rest, context, t.shape, t.stride(), beside,
+    )  # fmt: skip
 
 
 def unflatten(tensors: Iterable[torch.Tensor], about: tuple) -> torch.Tensor:
