@@ -2,7 +2,6 @@
 parameters and two tensors; what they reach besides lies in W."""
 
 import itertools
-import os
 import random
 import time
 import types
@@ -13,7 +12,6 @@ import torch.distributed as dist
 from torch.utils.checkpoint import checkpoint
 
 W = types.SimpleNamespace()  # begun anew by each run
-VARIABLE = "CGT_TEST_SCALE"  # of the environment
 dropout = torch.nn.functional.dropout
 
 
@@ -31,13 +29,11 @@ def begin_world():
     W.found, W.counter, W.log = [], itertools.count(), Log()
     W.random, W.numpy = random.Random(3), numpy.random.default_rng(3)
     random.seed(3), numpy.random.seed(3), torch.manual_seed(7)
-    os.environ[VARIABLE] = "1"
     W.collectives = collectives()
 
 
 def end_world():
     vars(W).clear()
-    os.environ.pop(VARIABLE, None)
 
 
 def collectives():
@@ -224,10 +220,6 @@ def draws_counter(p, x, y):
     return x + next(W.counter)
 
 
-def draws_environment(p, x, y):
-    return x * float(os.environ.get(VARIABLE, "1")) + y
-
-
 def draws_clock(p, x, y):
     return x * 2 + y, time.monotonic_ns()
 
@@ -268,6 +260,6 @@ STORES = (
 )  # fmt: skip
 DRAWS = (
     draws_random, draws_greedy, draws_own, draws_numpy, draws_numpy_own, draws_counter,
-    draws_environment, draws_clock,
+    draws_clock,
 )  # fmt: skip
 COLLECTIVES = (reduced, broadcast, gathered, exchanged)

@@ -34,8 +34,6 @@ import contextvars
 import functools
 import gc
 import math
-import operator
-import os
 import random
 import sys
 import threading
@@ -237,11 +235,6 @@ def read_code(walk, code):
     reads = code_reads(code)
     walk.names.update(reads.names)
     walk.probed.update(reads.probed)
-    if not (ENVIRONMENT.isdisjoint(reads.names) and ENVIRONMENT.isdisjoint(reads.globals)):
-        visit(walk, os.environ, "os.environ")
-    for name, entries, key, path in SWITCHES:
-        if name in reads.names or name in reads.globals:
-            add(walk, DICT_ITEM, entries, key, entries.get(key, MISSING), path)
     return reads
 
 
@@ -319,13 +312,6 @@ def walk_partial(walk, partial, path):
     visit(walk, partial.func, path)
     visit(walk, partial.args, f"{path}.args")
     visit(walk, partial.keywords, f"{path}.keywords")
-
-
-def walk_getter(walk, getter, path):
-    """operator.attrgetter and methodcaller have the names that they read, as they tell when they are pickled."""
-    made, given = getter.__reduce__()
-    visit(walk, made, path)
-    visit(walk, given, path)
 
 
 def walk_wrapper(walk, wrapper, path):
@@ -437,13 +423,6 @@ def walk_opaque(walk, entries, path):
     cls = type(entries)  # of which only the builtin ones may be asked for their length
     if not any(cls is builtin for builtin in OPAQUE) or len(entries):
         walk.found.notes.append(f"{path} is a {NAME_OF(cls)}: guarded by identity, not by its contents.")
-
-
-def walk_environment(walk, environ, path):
-    entries = dict_of(environ)["_data"]
-    add(walk, DICT_LEN, entries, None, len(entries), f"len({path})")
-    for key, value in entries.items():
-        add(walk, DICT_ITEM, entries, key, value, f"{path}[{environ.decodekey(key)!r}]")
 
 
 def walk_source(walk, source, path):
@@ -606,9 +585,6 @@ def walk_class(walk, cls, path):
     if not is_ambient(MODULE_OF(cls)):
         layers_of(walk, cls)
         walk.open.append((read_class, cls, path))
-    if not is_ambient(MODULE_OF(type(cls))):
-        layers_of(walk, type(cls))
-        walk.open.append((read_metaclass, cls, path))
 
 
 def read_class(walk, cls, path, names):
@@ -619,14 +595,6 @@ def read_class(walk, cls, path, names):
     for name, raw in class_hits(walk, cls, names):
         if not is_method(raw) and not is_builtin_descriptor(raw):
             add_class_value(walk, cls, name, raw, f"{path}.{name}")
-
-
-def read_metaclass(walk, cls, path, names):
-    for name, raw in class_hits(walk, type(cls), names):
-        if not is_builtin_descriptor(raw) and class_value(cls, name) is MISSING:
-            add(walk, TYPE_ATTR, cls, name, MISSING, f"{path}.{name}")
-            if not is_method(raw):
-                add_class_value(walk, type(cls), name, raw, f"{path}.{name}")
 
 
 def add_class_value(walk, cls, name, found, path):
@@ -643,9 +611,6 @@ def walk_python_module(walk, module, path):
     name = own.get("__name__")
     if not is_ambient(name):
         walk.open.append((read_python_module, module, path))
-        if "__getattr__" in own:
-            add_and_visit(walk, DICT_ITEM, own, "__getattr__", own["__getattr__"], f"{path}.__getattr__")
-            add_length(walk, own, path)  # what that gives ends with a global that comes later
     elif name.partition(".")[0] == "torch":
         walk.open.append((read_torch, module, path))
 
@@ -944,21 +909,8 @@ MODULE_OF = type.__dict__["__module__"].__get__
 
 OPENED = (read_instance, read_class, read_function, read_python_module)
 
-# Switches of torch that are variables of Python: (a name in code that asks for one, dict, key, path).
-EINSUM = torch.backends.opt_einsum
-SWITCHES = (
-    ("get_fastpath_enabled", vars(torch.backends.mha), "_is_fastpath_enabled", "torch.backends.mha"),
-    *(
-        ("einsum", vars(owner), key, f"torch.backends.opt_einsum.{key}")
-        for owner in (EINSUM, vars(EINSUM).get("m"))  # set as an attribute, or by flags()
-        for key in ("enabled", "strategy")
-        if owner is not None
-    ),
-)
-
 # What counts wherever it is found. Of a user's classes, besides: see runs_unnamed.
 ALWAYS_READ = ("forward", "training", "__wrapped__")
-ENVIRONMENT = frozenset("environ environb getenv getenvb expandvars".split())
 NOT_IN_CALLS = frozenset(  # those that make, end and pickle objects
     ("__init__", "__new__", "__post_init__", "__init_subclass__", "__set_name__", "__del__")
     + ("__reduce__", "__reduce_ex__", "__getstate__", "__setstate__", "__dir__", "__sizeof__")
@@ -981,8 +933,8 @@ RANDOM = frozenset(
     + (("numpy.random.bit_generator", "BitGenerator"),)
 )
 UNFOLLOWED = (contextvars.ContextVar, threading.local, weakref.ref)
-AROUND_BUILTIN = (collections.UserDict, collections.UserList, collections.UserString, collections.ChainMap)
 VIEWS = type({}.keys()), type({}.values()), type({}.items())
+AROUND_BUILTIN = (collections.UserDict, collections.UserList, collections.UserString, collections.ChainMap)
 BUILTIN_DESCRIPTORS = (
     types.GetSetDescriptorType, types.MemberDescriptorType, types.WrapperDescriptorType, types.MethodDescriptorType,
     types.ClassMethodDescriptorType,
@@ -998,7 +950,6 @@ RULES = (  # the first that fits; None: nothing to walk
     (types.FunctionType, walk_function),
     ((types.MethodType, types.BuiltinMethodType, types.MethodWrapperType), walk_method),
     (functools.partial, walk_partial),
-    ((operator.attrgetter, operator.methodcaller), walk_getter),
     (property, walk_property),
     (tuple(cls for cls, _ in WRAPPERS), walk_wrapper),
     (types.ModuleType, walk_python_module),
@@ -1013,7 +964,6 @@ RULES = (  # the first that fits; None: nothing to walk
     ((*OPAQUE, *UNFOLLOWED), walk_opaque),
     (AROUND_BUILTIN, walk_around_builtin),
     ((types.MappingProxyType, *VIEWS), walk_proxy),
-    (type(os.environ), walk_environment),
 )
 
 

@@ -14,6 +14,7 @@ import dataclasses
 import functools
 import io
 import multiprocessing
+import operator
 import os
 import pathlib
 import random
@@ -227,6 +228,8 @@ class Rates:
 
 
 RATES, STREAM, TIMES = Rates(), io.StringIO(), functools.partial(lambda x, by: x * by, by=1.0)
+RATE_OF = operator.attrgetter("lr")
+FACTOR = type("Meta", (type,), {"by": 1.0})("Factor", (), {})
 
 
 def set_stream(k):
@@ -237,11 +240,14 @@ def set_stream(k):
 
 AMBIENT = {
     "directory": (lambda x: x * len(os.getcwd()), lambda k: os.chdir(["/", "/dev"][k > 1])),
+    "environment": (lambda x: x * float(os.environ["CGT_OF_A_TEST"]), lambda k: os.environ.update(CGT_OF_A_TEST=str(k))),
     "sys.argv": (lambda x: x * float(sys.argv[-1]), lambda k: sys.argv.__setitem__(-1, str(k))),
     "attribute of torch": (lambda x: x * torch.cgt_of_a_test, lambda k: setattr(torch, "cgt_of_a_test", k)),
     "stream": (lambda x: x * float(STREAM.getvalue()), set_stream),
     "partial": (lambda x: TIMES(x), lambda k: TIMES.__setstate__((TIMES.func, (), {"by": float(k)}, None))),
     "astuple": (lambda x: x * dataclasses.astuple(RATES)[0], lambda k: setattr(RATES, "lr", float(k))),
+    "attrgetter": (lambda x: x * RATE_OF(RATES), lambda k: setattr(RATES, "lr", float(k))),
+    "metaclass": (lambda x: x * FACTOR.by, lambda k: setattr(type(FACTOR), "by", float(k))),
 }
 
 
@@ -250,6 +256,7 @@ AMBIENT = {
 def test_state_that_no_guard_compares_is_told_by_the_next_audit(device, function, change, monkeypatch):
     monkeypatch.chdir("/")
     monkeypatch.setattr(sys, "argv", [*sys.argv, "1"])
+    monkeypatch.setenv("CGT_OF_A_TEST", "1")
     monkeypatch.setattr(torch, "cgt_of_a_test", 1, raising=False)
     jitted, x = cgt.jit(function, audit=AUDITS_BY_DEFAULT), ones(device)
     change(1)

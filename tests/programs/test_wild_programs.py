@@ -29,7 +29,6 @@ from wild import (
     KEEPERS,
     PLAIN,
     STORES,
-    VARIABLE,
     W,
     added,
     begin_world,
@@ -64,7 +63,6 @@ interrupt = st.one_of(
 )
 world = st.one_of(
     st.tuples(st.just("seed"), st.integers(0, 3)),
-    st.tuples(st.just("environment"), st.sampled_from(["1", "2.5"])),
     st.tuples(st.just("count")),
     st.tuples(st.just("store"), st.integers(1, 3)),
     st.tuples(st.just("forget")),
@@ -199,8 +197,6 @@ def run(program, device, functions, is_jitted):
             cgt.reset(functions[rest[0] % len(functions)])
         elif what == "seed":
             random.seed(rest[0]), numpy.random.seed(rest[0]), W.random.seed(rest[0])
-        elif what == "environment":
-            os.environ[VARIABLE] = rest[0]
         elif what == "count":
             next(W.counter)
         elif what == "store":
@@ -296,7 +292,7 @@ def test_loop_with_a_wild_function_agrees_and_the_other_replays(
             *(("call", 1, 1, 2, 2), ("write held", 0), ("backward", 2)),
             *(("call", 0, 0, 1, 0), ("backward", 0), ("drop", 0)),
         ],
-        "extra": {REPEATS - 2: ("environment", "2.5")},
+        "extra": {},
         "begins": begins,
     }
     replays, told = check(program, device)
