@@ -40,7 +40,7 @@ demo: OF := /3
 demo: ext
 	@echo "3/3  docs/from_scratch.py: the idea in plain Python; then the demo (about half a minute on a CPU)"
 	$(PY) docs/from_scratch.py
-	$(PY) -m cgt
+	PYTHONPATH=. $(PY) docs/demo.py
 
 # Two workers where pytest-xdist is installed. The release build is the one left behind, also when the suite fails on the checked one.
 WORKERS = $$($(call has,xdist) && printf -- --numprocesses=2)

@@ -250,13 +250,6 @@ def test_only_what_the_code_that_ran_names_is_guarded(device):
     assert (cgt.stats(f).records, cgt.stats(f).replays) == (1, 6), cgt.explain(f)
 
 
-def test_the_demo_is_a_users_program_although_it_lies_beside_the_library():
-    from cgt import __main__ as demo
-
-    assert is_read(demo.train.__code__) and is_read(demo.Writer.forward.__code__)
-    assert not is_read(cgt.jit.__code__)
-
-
 # --- modules that a call imports ------------------------------------------------------------------
 
 LATE = """
