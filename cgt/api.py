@@ -22,16 +22,14 @@ from .make import trace
 from .ranks import collectives
 from .run import views
 from .run.observe import NOT_USER_CODE, collect
-from .run.taps import tap_swaps
+from .run.taps import SWAPS
 from .tools import draw, report
 from .words import errors, options, pytree
 from .words.errors import CgtError
 from .words.private import READ_BEHIND, outside_dynamo, self_check
 
-SCHEDULE, BYTES = (
-    "like 'first:2,every:1000' (also rtol:1e-5, atol:1e-8)",
-    "bytes, or like '2GiB'",
-)  # what options are to be
+# What options are to be.
+SCHEDULE, BYTES = "like 'first:2,every:1000' (also rtol:1e-5, atol:1e-8)", "bytes, or like '2GiB'"
 
 
 def jit(fn: Callable[..., Any] | None = None, *, static_argnums: int | Iterable[int] = (),
@@ -92,12 +90,11 @@ def jit(fn: Callable[..., Any] | None = None, *, static_argnums: int | Iterable[
     opts = check_options(
         static_argnums, static_argnames, max_records, max_graphs, outputs, inputs, dynamic, audit, memory_budget
     )
-    if fn is None:
-        return functools.partial(
-            jit, static_argnums=static_argnums, static_argnames=static_argnames, max_records=max_records,
-            max_graphs=max_graphs, outputs=outputs, inputs=inputs, dynamic=dynamic, audit=audit,
-            memory_budget=memory_budget,
-        )  # fmt: skip
+    return functools.partial(jitted, opts=opts) if fn is None else jitted(fn, opts)
+
+
+def jitted(fn, opts):
+    """What `jit` returns for fn, and where it is a decorator."""
     check_function(fn)
     if isinstance(fn, collectives.DistributedDataParallel):
         return jit_inside(fn, opts)
@@ -322,14 +319,14 @@ def reset(f: Callable[..., object] | None = None) -> None:
         core.stepped(False)
 
 
-def swap(plain, *tensors):
+def swap(plain, owner, name, tensors, kwargs):
     """torch.utils.swap_tensors wants that nobody else holds what it is given: if recordings do, they go."""
     try:
-        plain(*tensors)
+        plain(*tensors, **kwargs)
     except RuntimeError:
         reset()
         collect()
-        plain(*tensors)
+        plain(*tensors, **kwargs)
 
 
 def stats(f: Callable[..., object] | None = None) -> report.Stats:
@@ -454,7 +451,7 @@ def at_exit():
 core.FAILED[0] = error_for_failed
 core.UNREPLAYED[0] = error_for_unreplayed
 core.POISONED[0] = message_for_poisoned
-tap_swaps(lambda: True, swap)[0]()
+SWAPS.to(lambda: True, swap)[0]()
 core.OF_MODULE[0], core.SET_OF_MODULE[0], core.DEEP_COPY[0] = outside_dynamo(of_module), set_of_module, deep_copy
 core.UNFLATTEN[0] = outside_dynamo(pytree.unflatten)
 core.MAKE_VIEW[0] = outside_dynamo(views.make)

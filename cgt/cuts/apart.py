@@ -72,9 +72,8 @@ def is_one(seen: Seen, op: OpOverload, facts: Any, inputs: Iterable[torch.Tensor
     return bool(seen.apart and op in seen.apart) or (facts.packet in KNOWN and any(t.is_cuda for t in inputs))
 
 
-REFUSED = re.compile(
-    r"captur|CUDA error|cu[a-z]+ error"
-)  # a library that waits in a capture may tell its own error alone
+# A library that waits in a capture may tell its own error alone.
+REFUSED = re.compile(r"captur|CUDA error|cu[a-z]+ error")
 
 
 def learn(

@@ -77,9 +77,8 @@ def vet_call(seen, name, operands):
     line = user_line(seen)
     if seen.graph is not None or core.is_in_node():
         leave(seen, errors.fork_in_backward(name, line))
-    if (
-        is_capture(seen) and torch.cuda.current_stream(seen.device) not in STREAMS.values()
-    ):  # two could run at once, in one memory
+    # Two could run at once, in one memory.
+    if is_capture(seen) and torch.cuda.current_stream(seen.device) not in STREAMS.values():
         leave(seen, errors.fork_result(name, line, "runs on a stream of the function's own"))
     if seen.others:
         leave(seen, errors.other_device(name, line, name_of(seen.others[0]), name_of(seen.device)))

@@ -24,7 +24,7 @@ import torch
 from cgt_core import CELL, CUDA, LIST_LEN
 
 from ..data import Seen
-from ..look import places, returns
+from ..look import containers, places, returns
 from ..numbers import live, standins
 from ..run import tape
 from ..run.observe import (
@@ -250,7 +250,7 @@ def fill(seen: Seen, result: object) -> object:
         torch.cuda.current_stream(seen.device).synchronize()
 
     def filled(value):
-        return replaced(value, lambda leaf: made(marked(seen, leaf)), set())
+        return containers.replaced(value, lambda leaf: made(marked(seen, leaf)), set())
 
     sums = [place for k in seen.plan.summed if type(places.value_at(place := seen.plan.places[k])) is Readout]
     for place in (*(put.place for put in seen.plan.kept), *seen.own, *sums):
@@ -270,7 +270,7 @@ def marked(seen: Seen, value: object) -> Any:
     """The value, with the Readout in place of each number that stands for one."""
     if not seen.readouts.numbers:
         return value
-    return replaced(
+    return containers.replaced(
         value, lambda leaf: seen.readouts.numbers.get(id(leaf), (None, leaf))[1] if type(leaf) is float else leaf, set()
     )
 
@@ -325,18 +325,3 @@ def rebuilt(value, leaf):
     if type(value) is dict:
         return {leaf(key): rebuilt(one, leaf) for key, one in value.items()}
     return type(value)([rebuilt(one, leaf) for one in value]) if type(value) in (tuple, list) else leaf(value)
-
-
-def replaced(value, leaf, done):
-    """Tuples, lists and dicts alone can hold one; some of them may be the user's, and hold themselves."""
-    if type(value) not in (list, dict, tuple):
-        return leaf(value)
-    if id(value) in done:
-        return value
-    done.add(id(value))
-    if type(value) is tuple:
-        parts = tuple(replaced(one, leaf, done) for one in value)
-        return value if all(map(operator.is_, parts, value)) else parts
-    for key, one in list(enumerate(value) if type(value) is list else value.items()):
-        value[key] = replaced(one, leaf, done)
-    return value

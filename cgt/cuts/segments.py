@@ -96,9 +96,8 @@ def is_between(seen):
         return False
     if seen.others and torch.is_grad_enabled() and any(t.requires_grad for t in seen.autograd.leaves):
         return False  # what runs in vain would have to leave gradients on all of them alone: see note_grads
-    return not (
-        seen.driver == CUDA and core.is_in_node()
-    )  # in autograd's thread, which cannot end a capture of this one's
+    # In autograd's thread, which cannot end a capture of this one's.
+    return not (seen.driver == CUDA and core.is_in_node())
 
 
 def may_end(seen: Seen) -> bool:
@@ -123,9 +122,8 @@ def may_read(seen):
     if turn > seen.until:
         seen.late, seen.again = MANY, True  # the next recording undoes them all
         return False
-    counted = (
-        seen.live.counters if seen.live is not None else ()
-    )  # these are put back, or not touched before the call is over
+    # These are put back, or not touched before the call is over.
+    counted = seen.live.counters if seen.live is not None else ()
     return all((sid in seen.reads.undone and sid not in seen.raw) or sid in counted for sid in outside)
 
 

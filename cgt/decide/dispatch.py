@@ -267,9 +267,8 @@ def record_node(call, attempt):
     attempt.passing = reason is not None
     reason = reason or prepare(call, attempt, around) or capture(call, attempt)
     if attempt.starved:
-        attempt.passing |= make_way(
-            call.state
-        )  # the next call has their memory, and so has this one, which runs eagerly
+        # The next call has their memory, and so has this one, which runs eagerly.
+        attempt.passing |= make_way(call.state)
     answers = attempt.seen.cuts.answers if attempt.seen is not None else []
     if reason is None:
         reason = draft_node(call, attempt)

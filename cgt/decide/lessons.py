@@ -78,9 +78,8 @@ def vet_loose(state: State, plan: Plan, seen: Seen) -> str | None:
 
 def vet_strays(state: State, seen: Seen) -> str | None:
     """A sentence if kernels that no op shows may have read an argument past its copy, or None."""
-    copies = seen.copied.swaps and not (
-        state.hidden and state.graph is not None
-    )  # of which a backward is given the copies
+    # Of which a backward is given the copies.
+    copies = seen.copied.swaps and not (state.hidden and state.graph is not None)
     state.hidden |= seen.strays
     if not (seen.strays and copies):
         return None

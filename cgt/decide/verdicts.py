@@ -140,9 +140,8 @@ def is_learnt(state, node, why, index):
     if why != core.MISS_PLACE:
         return False
     kept, path = state.keep[node], state.keep[node].place_paths[index]
-    if (
-        path in kept.numbers.places and path not in state.numbers.exact
-    ):  # it was recorded for one number, and others follow it already
+    # It was recorded for one number, and others follow it already.
+    if path in kept.numbers.places and path not in state.numbers.exact:
         return path not in state.numbers.live or any((path, None) in one.numbers.sources for one in state.keep.values())
     return kept.followable.get(path) is False and path not in state.moves.followed
 

@@ -6,16 +6,14 @@ the run. A tuple is made anew. What a run that comes to nothing did to any of th
 
 import collections
 import dataclasses
-from collections.abc import Iterable
+import operator
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from ..words.pytree import is_namedtuple
 
-MOST_ENTRIES, MOST_IN_ROW, DEEPEST = (
-    64,
-    8,
-    4,
-)  # larger containers are data, and so are longer lists and tuples of nothing but numbers
+# Larger containers are data, and so are longer lists and tuples of nothing but numbers.
+MOST_ENTRIES, MOST_IN_ROW, DEEPEST = 64, 8, 4
 
 
 def parts_of(value):
@@ -31,9 +29,8 @@ def parts_of(value):
     if is_namedtuple(value):
         return [(f".{name}", k, x) for k, (name, x) in enumerate(zip(kind._fields, value, strict=False))]
     if dataclasses.is_dataclass(kind) and hasattr(value, "__dict__"):
-        return [
-            (f".{name}", name, x) for name, x in vars(value).items() if getattr(value, name, None) is x
-        ]  # no property in front of it
+        # No property in front of it.
+        return [(f".{name}", name, x) for name, x in vars(value).items() if getattr(value, name, None) is x]
     return []
 
 
@@ -85,6 +82,22 @@ def put_back(exchanged: list[tuple]) -> str | None:
         else:
             changed = at
     return changed
+
+
+def replaced(value: Any, leaf: Callable[[Any], object], done: set[int]) -> Any:
+    """The value with leaf(entry) for each entry of its tuples, lists and dicts: tuples anew, the others in place, as
+    they may be the user's. They may hold themselves: `done` has ids of those that are."""
+    if type(value) not in (list, dict, tuple):
+        return leaf(value)
+    if id(value) in done:
+        return value
+    done.add(id(value))
+    if type(value) is tuple:
+        parts = tuple(replaced(one, leaf, done) for one in value)
+        return value if all(map(operator.is_, parts, value)) else parts
+    for key, one in list(enumerate(value) if type(value) is list else value.items()):
+        value[key] = replaced(one, leaf, done)
+    return value
 
 
 # --- what they hold ---------------------------------------------------------------------------

@@ -61,9 +61,8 @@ IMPURE.pop(0, None)  # what is no builtin function everywhere
 # Modules whose calls are no draws of the function's, whoever calls them: they write and import. ipykernel and
 # pytest stand behind sys.stdout.
 QUIET = frozenset(("logging", "warnings", "traceback", "linecache", "importlib", "ipykernel", "_pytest"))
-LOADERS = (
-    "torch.serialization", "numpy.lib", "numpy._core.memmap", "numpy.core.memmap",
-)  # what these read of files is what the function asked for  # fmt: skip
+# What these read of files is what the function asked for.
+LOADERS = "torch.serialization", "numpy.lib", "numpy._core.memmap", "numpy.core.memmap"
 
 
 def tap(seen: Seen, is_mine: Callable[[], bool]) -> tuple[Callable[[], object], Callable[[], object]]:
@@ -92,9 +91,8 @@ def imported(started: set[types.CodeType | None]) -> set[str]:
     not run."""
     bodies = {c.co_filename for c in list(started) if c is not None and c.co_name == "<module>" and is_read(c)}
     modules = sys.modules.values() if bodies else ()
-    return bodies & {
-        getattr(module, "__dict__", {}).get("__file__") for module in list(modules)
-    }  # the rest is somebody's exec
+    # The rest is somebody's exec.
+    return bodies & {getattr(module, "__dict__", {}).get("__file__") for module in list(modules)}
 
 
 def collectors():

@@ -54,9 +54,8 @@ def find(found: list[places.Place], lone: dict[str, places.Place]) -> list[place
     some = [p for p in found if is_table(p)]
     lists = [p for p in some if type(p.want) is list and (p.path not in lone or lone[p.path].want is not p.want)]
     known = empties.count_references(found, [k for k, p in enumerate(found) if any(p is one for one in lists)])
-    asked = [
-        p for p in lists if empties.references(p) != known[id(p.want)] + 1
-    ]  # by more than these places, and where it lies
+    # By more than these places, and where it lies.
+    asked = [p for p in lists if empties.references(p) != known[id(p.want)] + 1]
     shared = strange_ways(asked)
     if shared:
         collect()
@@ -82,9 +81,8 @@ def strange_ways(lists):
     """ids of the lists in these places to which more leads than what is known."""
     known, mine = {id(p.want): p for p in lists}, object()
     holders = gc.get_referrers(*(p.want for p in lists), mine) if lists else ()
-    asked = [
-        one for one in holders if type(one) is tuple and one and one[-1] is mine
-    ]  # from Python 3.13 on it finds its own arguments
+    # From Python 3.13 on it finds its own arguments.
+    asked = [one for one in holders if type(one) is tuple and one and one[-1] is mine]
     others = [one for one in holders if all(one is not x for x in asked)]
     return {id(x) for one in others for x in gc.get_referents(one) if id(x) in known and is_strange(one, known[id(x)])}
 

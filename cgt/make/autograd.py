@@ -17,9 +17,9 @@ from cgt_core import CUDA, FRESH, NONE, WRITES
 from ..data import Behind, Draft, Graph, Leaves, OutRow, Plan, SaveRow, Seen, State
 from ..run import tokens
 from ..run.observe import observe
-from ..run.taps import NOTHING, tap_keeps, tap_states
+from ..run.taps import KEEPS, NOTHING, tap_states
 from ..words import errors
-from ..words.private import may_donate
+from ..words.private import graph_task, may_donate
 from ..words.pytree import Flat
 from . import describe, trace
 
@@ -204,7 +204,7 @@ def tap_keeps_of(graph, spent):
     backward may then write what the call saved, as in eager."""
     if spent is False or not graph.donates:
         return NOTHING
-    return tap_keeps(lambda: core.sinks_task(graph.sinks))
+    return KEEPS.to(lambda: graph_task() == core.sinks_task(graph.sinks), lambda *_: False)
 
 
 def own(grads, saved):

@@ -243,9 +243,8 @@ def loose_in(plan: Plan, seen: Seen) -> list[torch.Tensor]:
     """Aliases of memory that the run read, and neither argument nor place leads to."""
     drawn_from = [] if seen.dropout is None else [seen.dropout]  # guarded by itself
     known = {core.storage_id(t) for t in (*all_tensors(plan), *drawn_from)}.union(seen.copied.buffers, seen.made)
-    known.update(
-        core.storage_id(t) for one in plan.sharded if not is_gathered(one) for t in gathered_in(one)
-    )  # it gathers these itself
+    # It gathers these itself.
+    known.update(core.storage_id(t) for one in plan.sharded if not is_gathered(one) for t in gathered_in(one))
     return [core.alias(t) for sid, t in seen.touched.items() if sid not in known]
 
 
@@ -654,9 +653,8 @@ def check_draft(draft: Draft) -> None:
     n_slots, n_outs = len(draft.slots), len(draft.outs)
     assert all(core.NONE <= k < n_slots for s in draft.slots for k in (s.same, s.owner)), draft.slots
     for k, o in enumerate(draft.outs):
-        last = (
-            n_slots if o.kind in (core.VIEW, core.INPUT) else n_outs if o.kind == core.PART else k
-        )  # a PART may come first
+        # A PART may come first.
+        last = n_slots if o.kind in (core.VIEW, core.INPUT) else n_outs if o.kind == core.PART else k
         assert core.NONE <= o.ref < last and core.NONE <= o.grad_slot < n_slots, o
     assert all(0 <= g.slot < n_slots for g in draft.grads), draft.grads
     assert all(

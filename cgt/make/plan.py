@@ -245,9 +245,8 @@ def refuse_around(flat, around):
     """A sentence if what the function can read cannot be guarded, or None."""
     if around is None:
         return errors.too_many_places()
-    told = [
-        (p.path, p.want) for p in around.places if p.key != "__wrapped__"
-    ]  # what a wrapper calls lies in its closure
+    # What a wrapper calls lies in its closure.
+    told = [(p.path, p.want) for p in around.places if p.key != "__wrapped__"]
     for path, value in [*flat.objects, *told]:
         if is_reader(value):
             return errors.early_bound(path)
@@ -422,9 +421,8 @@ def note_moves(
         kept = state.keep[node]
         if why == MISS_PLACE:
             slot, place = None, kept.place_paths[index]
-            name = next(
-                (name for name, (k, _) in followable.items() if around.found.places[k].path == place), place
-            )  # the first of a tuple
+            # The first of a tuple.
+            name = next((name for name, (k, _) in followable.items() if around.found.places[k].path == place), place)
         elif why == MISS_POINTER:
             slot = core.node_facts(node).slots[index]
             name = place = kept.slot_paths[index]
@@ -497,9 +495,8 @@ def may_carry(state, path, t):
     is copied back?"""
     if state.graph is not None or (state.saves and torch.is_grad_enabled()) or state.opts.inputs != "auto":
         return False
-    if (
-        t.requires_grad or path in state.moves.fixed or not (t.is_cuda or t.dim())
-    ):  # numbers of the host's may be counted in
+    # Numbers of the host's may be counted in.
+    if t.requires_grad or path in state.moves.fixed or not (t.is_cuda or t.dim()):
         return False
     return addresses.has_way_back(t) or (state.opts.outputs == "rescue" and span(t) <= options.MAX_REBOUND)
 

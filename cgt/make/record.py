@@ -311,9 +311,8 @@ def on_cuda(call, attempt):
             abort(attempt)  # before the streams are joined again: nobody may wait for a capture
 
     parallel = bool(call.state.parallel) and plan.graph is None
-    back = (
-        functools.partial(core.sinks_away, plan.sinks, False, True) if parallel else lambda: None
-    )  # on the caller's stream
+    # On the caller's stream.
+    back = functools.partial(core.sinks_away, plan.sinks, False, True) if parallel else lambda: None
     brackets = [
         *places.collector_off(),  # a finalizer in a capture may call the driver
         (lambda: None, back),

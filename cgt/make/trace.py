@@ -77,13 +77,13 @@ def run(seen: Seen, function: Callable[..., object], args: tuple, kwargs: dict) 
         *taps.tap_parallel(is_mine, functools.partial(see_parallel, seen)),
         taps.tap_compiled(is_mine, higher_order),
         (lambda: None, functools.partial(constants.close, seen)),
-        taps.tap_swaps(is_mine, functools.partial(see_swap, seen)),
+        taps.SWAPS.to(is_mine, functools.partial(see_swap, seen)),
         (lambda: None, functools.partial(readout.close, seen)),
         taps.tap_forks(
             lambda: is_mine() or forks.is_imagined(seen), functools.partial(forks.see_fork, seen, forks.modules())
         ),
         taps.tap_kernels(),
-        taps.tap_jiterated(is_mine, functools.partial(see_jiterated, seen)),
+        taps.JITERATED.to(is_mine, functools.partial(see_jiterated, seen)),
         taps.tap_sharding(is_mine),
         *regions,
         *packing(seen, is_mine),
@@ -116,12 +116,12 @@ def run(seen: Seen, function: Callable[..., object], args: tuple, kwargs: dict) 
     return result
 
 
-def see_swap(seen, plain, *tensors):
+def see_swap(seen, plain, owner, name, tensors, kwargs):
     """Two tensors change places, of which nobody may hold a weak reference. No recording knows which is which then."""
     refuse(seen, errors.swapped(user_line(seen)))
     core.forget_results(seen.returned)
     seen.alive.results.clear()
-    plain(*tensors)
+    plain(*tensors, **kwargs)
 
 
 def hear(seen, op):
@@ -321,8 +321,9 @@ def vet_region(seen, region, inputs, given):
         refuse(seen, errors.compiled_with_state(user_line(seen)))
 
 
-def see_jiterated(seen, plain, code, name, by_reference, outputs, tensors, numbers):
+def see_jiterated(seen, plain, owner, name, args, kwargs):
     """A kernel of the user's own, which PyTorch launches without an op: it reads these tensors."""
+    *launch, tensors, numbers = args
     tensors = tuple(tensors)
     for t in tensors:
         seen.devices.add(t.device)
@@ -330,7 +331,7 @@ def see_jiterated(seen, plain, code, name, by_reference, outputs, tensors, numbe
     given = exchange(seen, tensors) if seen.copied.swaps else tensors
     if seen.copied.movable:
         addresses.stay(seen, addresses.touched(seen, given))
-    return plain(code, name, by_reference, outputs, given, numbers)
+    return plain(*launch, given, numbers)
 
 
 def see_compilation(seen):

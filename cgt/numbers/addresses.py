@@ -59,9 +59,8 @@ class Movable:
     copy: int  # in the core
     most: float  # nodes that may be told an address: more of them cost more than a copy
     words: list = field(default_factory=list)  # (handle of a node, offset, shift)
-    looked_at: set = field(
-        default_factory=set
-    )  # handles of the nodes of ops on it: what else names it there is padding
+    # Handles of the nodes of ops on it: what else names it there is padding.
+    looked_at: set = field(default_factory=set)
     told: set = field(default_factory=set)  # (op, kernel) of these
 
 
@@ -122,9 +121,8 @@ def record(seen: Seen, op: OpOverload, args: Sequence, kwargs: dict, before: int
         return placed(seen, which, args, done), {name: placed(seen, which, x, done) for name, x in kwargs.items()}
 
     words = told_by(seen, op, given, ROUNDS, functools.partial(explain, main, spans=spans))
-    if words is None or (
-        seen.others and any(node.kind == COPY for node in main)
-    ):  # a copy is told anew on the GPU that makes it
+    # A copy is told anew on the GPU that makes it.
+    if words is None or (seen.others and any(node.kind == COPY for node in main)):
         stay(seen, memory)
         return
     for k, one in enumerate(slots):

@@ -137,9 +137,8 @@ def ask(seen: Seen, name: str, t: torch.Tensor) -> int | float | None:
     if one is not None:
         to_user = seen.plan.wary and not asker().f_code.co_filename.startswith(NOT_USER_CODE)
         return None if seen.live.over or to_user else seen.live.stand_in(one.row)
-    if may_count(seen, t) or (
-        not seen.recording and core.storage_id(t) in seen.constants.memory and fits(t)
-    ):  # which this call begins
+    # The latter is one that this call begins.
+    if may_count(seen, t) or (not seen.recording and core.storage_id(t) in seen.constants.memory and fits(t)):
         seen.host.asked.add(core.storage_id(t))
     return None
 

@@ -32,8 +32,8 @@ from ..data import Kept, Plan, Seen, State
 from ..look import containers, places, tables
 from ..look.code import is_read, tells_apart
 from ..look.places import Place
+from ..run import taps
 from ..run.observe import NOT_USER_CODE, Unrecordable, collect, is_capture, refuse, user_line
-from ..run.taps import tap_makers, tap_math, tap_setters
 from ..words import errors, pytree
 from ..words.private import OpOverload
 from . import rows
@@ -214,24 +214,22 @@ def tap(seen: Seen, is_mine: Callable[[], bool]) -> tuple[Callable[[], object], 
         homes = {id(plan.places[k].home) for k in trace.held}
         whole = [p for k, p in enumerate(plan.places) if k not in trace.held and id(p.want) not in homes]
         held += [(place, trace.table_of(place.want)) for place in tables.find(whole, plan.lone_tables)]
-    makers, functions = (
-        tap_makers(is_mine, functools.partial(make, seen)),
-        tap_math(is_mine, functools.partial(compute, seen)),
-    )
-    setters = tap_setters(is_mine, functools.partial(put, seen))
+    tapped = [
+        taps.MAKERS.to(is_mine, functools.partial(make, seen)),
+        taps.FUNCTIONS.to(is_mine, functools.partial(compute, seen)),
+        taps.SETTERS.to(is_mine, functools.partial(put, seen)),
+    ]
 
     def begin():
         core.numbers_watch(trace, True)
-        makers[0]()
-        functions[0]()
-        setters[0]()
+        for start, _ in tapped:
+            start()
         for place, stand_in in held:
             places.put_back(place._replace(want=stand_in))
 
     def end():
-        setters[1]()
-        functions[1]()
-        makers[1]()
+        for _, stop in reversed(tapped):
+            stop()
         core.numbers_watch(trace, False)
         for place, stand_in in held:
             if places.value_at(place) is stand_in:
@@ -243,17 +241,22 @@ def tap(seen: Seen, is_mine: Callable[[], bool]) -> tuple[Callable[[], object], 
         trace.changed = containers.put_back(trace.exchanged)
         trace.held = dict.fromkeys(trace.held)
         trace.bypassed = not all(map(tables.is_as_it_was, trace.tables))
-        for place in (*plan.places, *(put.place for put in plan.kept)):
-            unwrap(trace, place)
-        for proxy, entries, _ in trace.tables:
-            if getattr(proxy, "written", False):
-                list.__setitem__(proxy, slice(None), entries)
-        trace.stand_ins = ()
+        unwrap_all(plan, trace)
 
     return begin, end
 
 
-def make(seen, plain, name, args, kwargs):
+def unwrap_all(plan, trace):
+    """No stand-in stays in a place or in what stood for a table."""
+    for place in (*plan.places, *(put.place for put in plan.kept)):
+        unwrap(trace, place)
+    for proxy, entries, _ in trace.tables:
+        if getattr(proxy, "written", False):
+            list.__setitem__(proxy, slice(None), entries)
+    trace.stand_ins = ()
+
+
+def make(seen, plain, owner, name, args, kwargs):
     """torch.tensor and as_tensor, which would look at a number: of live ones an op does the same."""
     options = (
         kwargs
@@ -265,7 +268,7 @@ def make(seen, plain, name, args, kwargs):
     return filled_with(args[0], options)
 
 
-def compute(seen, plain, name, args):
+def compute(seen, plain, owner, name, args, kwargs):
     """A function of Python's math, of a live number."""
     trace = seen.live
     if (
@@ -297,8 +300,9 @@ def can_choose(seen, t):
     return rows.can_choose(seen, t) and t.is_contiguous()
 
 
-def put(seen, plain, t, index, value):
+def put(seen, plain, owner, name, args, kwargs):
     """t[index] = value."""
+    t, index, value = args
     if seen.live.over:
         plain(t, index, value)
     else:
@@ -461,7 +465,7 @@ def close(seen: Seen, box: list) -> object:
     watch(seen)
     for row in trace.parsed:
         trace.pin(row)
-    result = filled(result, set())
+    result = containers.replaced(result, filled, set())
     if trace.alive():
         collect()
     escaped = trace.alive()
@@ -501,21 +505,13 @@ def give_up(seen, line):
     raise Unrecordable(seen.reason)
 
 
-def filled(value, done):
-    """A result with numbers in place of stand-ins, of which the recording is for the value; or with what holds those
-    that were read."""
-    if type(value) in STAND_INS:
-        hand = value.node.trace.hands.get(value.node.row)
-        return settle(value) if hand is None else hand()
-    if type(value) not in (list, dict, tuple) or id(value) in done:
+def filled(value):
+    """Part of a result: the number, of which the recording is for the value, in place of a stand-in; or what holds one
+    that was read."""
+    if type(value) not in STAND_INS:
         return value
-    done.add(id(value))
-    if type(value) is tuple:
-        parts = tuple(filled(one, done) for one in value)
-        return value if all(map(operator.is_, parts, value)) else parts
-    for key, one in list(enumerate(value) if type(value) is list else value.items()):
-        value[key] = filled(one, done)
-    return value
+    hand = value.node.trace.hands.get(value.node.row)
+    return settle(value) if hand is None else hand()
 
 
 def replace(one, number):

@@ -67,9 +67,8 @@ def brain(x):
 
 def inverse(x):
     """Of a float of 32 bits, in 32 bits."""
-    return struct.pack(
-        "<f", 1.0 / single(x)
-    )  # of 24 bits divided by 24 in 53, rounded again: the same as divided in 24
+    # Of 24 bits divided by 24 in 53, rounded again: the same as divided in 24.
+    return struct.pack("<f", 1.0 / single(x))
 
 
 FORMS = {

@@ -54,9 +54,8 @@ class Trace:
         self.steps = [Step(s.op, s.at, s.part, s.value) for s in sources]
         self.held = {}  # position of a place -> what lies there instead of its numbers
         self.known = {}  # Step -> its row
-        self.exact = {
-            k: s.exact for k, s in enumerate(sources) if s.exact
-        }  # row that the recording is for one value of -> the line that made it so
+        # Row that the recording is for one value of -> the line that made it so.
+        self.exact = {k: s.exact for k, s in enumerate(sources) if s.exact}
         self.stored = {}  # (id of a place's home, its key; of a list, the index) -> the row that came to it
         self.overwritten = set()  # rows of sources whose places were stored to, be it what they held
         self.exchanged = []  # entries of the arguments' containers: (path, home, key, what was there, the stand-in)

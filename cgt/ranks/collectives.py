@@ -20,10 +20,8 @@ from ..run.taps import NOTHING
 from ..words import errors, private
 
 SETTLED = 10  # iterations of which DistributedDataParallel takes times; in the next it asks for those of this one
-NEVER, SAMPLED = (
-    2**31 - 1,
-    100,
-)  # iterations from one such to the next; the latter is PyTorch's (kDDPRuntimeLoggingSampleRate)
+# Iterations from one such to the next; the latter is PyTorch's (kDDPRuntimeLoggingSampleRate).
+NEVER, SAMPLED = 2**31 - 1, 100
 
 
 def why_not(module: torch.nn.Module, on_host: bool, saves: bool) -> str | None:

@@ -113,9 +113,8 @@ def buffer_for(t: torch.Tensor, inference: bool | None = None) -> torch.Tensor:
     n, align = span(t), options.ALIGN[t.device.type]
     shift = core.address(t) % align
     empty = functools.partial(torch.empty, shift + n, dtype=torch.uint8, device=t.device)
-    room = core.in_inference(
-        t.is_inference() if inference is None else inference, empty
-    )  # views of it are to be what views of t are
+    # Views of it are to be what views of t are.
+    room = core.in_inference(t.is_inference() if inference is None else inference, empty)
     assert core.address(room) % align == 0, f"PyTorch's allocator aligns to {align} bytes"
     return room[shift:]
 

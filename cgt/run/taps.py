@@ -223,9 +223,8 @@ def tap_forks(is_mine: Callable[[], bool], fork: Callable[..., object]) -> Brack
 # What hands a tensor's memory to somebody outside PyTorch. (A function mode would see it, too; but Dynamo
 # compiles once more for each stack of function modes, and random states belong to a compilation.)
 READS = "numpy tolist data_ptr __array__ __repr__ untyped_storage __dlpack__".split()
-READERS = Tap(
-    *((torch.Tensor, name) for name in (*READS, "item", "cpu", "__float__")), *private.TO_DLPACK
-)  # these three are ops as well
+# "item", "cpu" and "__float__" are ops as well.
+READERS = Tap(*((torch.Tensor, name) for name in (*READS, "item", "cpu", "__float__")), *private.TO_DLPACK)
 PLAIN_READERS = {
     id(plain): plain for plain in (getattr(*t) for t in READERS.targets if t[1] in READS or t in private.TO_DLPACK)
 }
@@ -281,40 +280,13 @@ def tap_readers(is_mine: Callable[[], bool], read: Callable[..., object]) -> Bra
     return READERS.to(is_mine, handle)
 
 
-# (Never __getitem__: put back, it leaves a slot in the type by which every tensor is a sequence to C.)
-MAKERS = Tap((torch, "tensor"), (torch, "as_tensor"))
-
-
-def tap_makers(is_mine: Callable[[], bool], make: Callable[..., object]) -> Bracket:
-    """A bracket: inside, where `is_mine()`, make(plain, name, args, kwargs) is called for what makes tensors of
-    Python's numbers."""
-    return MAKERS.to(is_mine, lambda plain, owner, name, args, kwargs: make(plain, name, args, kwargs))
-
-
-FUNCTIONS = Tap(
-    *((math, name) for name in ("sqrt", "exp", "log", "sin", "cos", "tan", "tanh", "pow", "isfinite", "isnan", "isinf"))
-)
-
-
-def tap_math(is_mine: Callable[[], bool], compute: Callable[..., object]) -> Bracket:
-    """A bracket: inside, where `is_mine()`, compute(plain, name, args) is called for these functions of Python's."""
-    return FUNCTIONS.to(is_mine, lambda plain, owner, name, args, kwargs: compute(plain, name, args))
-
-
+# Their handlers are as of `Tap.to`. (Never tap __getitem__: put back, it leaves a slot in the type by which every
+# tensor is a sequence to C.)
+MAKERS = Tap((torch, "tensor"), (torch, "as_tensor"))  # of tensors of Python's numbers
+FUNCTIONS = Tap(*((math, name) for name in "sqrt exp log sin cos tan tanh pow isfinite isnan isinf".split()))
 SETTERS = Tap((torch.Tensor, "__setitem__"))
-
-
-def tap_setters(is_mine: Callable[[], bool], put: Callable[..., object]) -> Bracket:
-    """A bracket: inside, where `is_mine()`, put(plain, t, index, value) is called for `t[index] = value`."""
-    return SETTERS.to(is_mine, lambda plain, owner, name, args, kwargs: put(plain, *args))
-
-
 SWAPS = Tap((torch.utils, "swap_tensors"))
-
-
-def tap_swaps(is_mine: Callable[[], bool], swap: Callable[..., object]) -> Bracket:
-    """A bracket: inside, where `is_mine()`, swap(plain, t1, t2) is called for torch.utils.swap_tensors."""
-    return SWAPS.to(is_mine, lambda plain, owner, name, args, kwargs: swap(plain, *args, **kwargs))
+JITERATED = Tap(*private.JITERATORS)  # kernels of torch.cuda.jiterator's
 
 
 def tap_kernels() -> Bracket:
@@ -322,14 +294,6 @@ def tap_kernels() -> Bracket:
     Whom, says api.py."""
     handles = []
     return functools.partial(core.reads_begin, handles), functools.partial(core.reads_end, handles)
-
-
-JITERATED = Tap(*private.JITERATORS)
-
-
-def tap_jiterated(is_mine: Callable[[], bool], launch: Callable[..., object]) -> Bracket:
-    """A bracket: inside, where `is_mine()`, launch(plain, ...) is called for kernels of torch.cuda.jiterator's."""
-    return JITERATED.to(is_mine, lambda plain, owner, name, args, kwargs: launch(plain, *args, **kwargs))
 
 
 # By which a function gives work to other threads, or waits for them.
@@ -357,6 +321,7 @@ def tap_threads(heard: Callable[[str], object]) -> Bracket:
 # --- autograd -------------------------------------------------------------------------------------
 
 DISABLES = Tap(private.SAVED_HOOKS_DISABLE)
+KEEPS = Tap(private.KEEPS_GRAPH)  # a node of autograd's asks whether its graph is kept
 
 
 def tap_saves(
@@ -381,11 +346,6 @@ def tap_saves(
 
 
 KEEPS = Tap(private.KEEPS_GRAPH)
-
-
-def tap_keeps(task: Callable[[], int]) -> Bracket:
-    """A bracket: inside, nodes that autograd runs in graph task `task()` are told that the graph is not kept."""
-    return KEEPS.to(lambda: private.graph_task() == task(), lambda *_: False)
 
 
 # --- modules, random states, captures ------------------------------------------------------------

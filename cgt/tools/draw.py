@@ -15,13 +15,8 @@ from ..data import State
 from ..decide.dispatch import ATTRIBUTE
 from . import report
 
-LINE, PAD, GAP, LETTER, MOST = (
-    15,
-    10,
-    28,
-    6.7,
-    64,
-)  # in pixels: a line, around a block, between two, a letter; letters of a line
+# In pixels: a line, around a block, between two, a letter; letters of a line.
+LINE, PAD, GAP, LETTER, MOST = 15, 10, 28, 6.7, 64
 
 
 class Block(NamedTuple):

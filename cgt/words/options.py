@@ -14,9 +14,8 @@ STRICT = is_on("CGT_STRICT")  # what cannot be replayed raises
 LOG = tuple(filter(None, os.environ.get("CGT_LOG", "").replace(" ", "").split(",")))  # see logs.py
 NAN = is_on("CGT_NAN")  # recordings tell which op made the first NaN or infinity, see finite.py
 AUDIT = os.environ.get("CGT_AUDIT", "first:2,doubling:1")  # see cgt.jit
-VERIFY = {"": None, "0": False}.get(
-    os.environ.get("CGT_VERIFY", ""), True
-)  # None: what was not told addresses before, see verify.py
+# None: what was not told addresses before, see verify.py.
+VERIFY = {"": None, "0": False}.get(os.environ.get("CGT_VERIFY", ""), True)
 WARN_AFTER = 20  # calls of a function of which none was replayed, which is then said once
 OUTPUTS = ("rescue", "error", "borrow")  # numbers are those of Policy in cgt_core.pxd
 INPUTS = ("auto", "pinned", "copied")
@@ -48,10 +47,8 @@ MAX_CARRIED = (1 << 22, 1 << 26)
 # Bytes of one, if it is larger or has gaps, which replays are told the address of, or it stays where it is: while it is
 # recorded there is a copy.
 MAX_REBOUND = 1 << 30
-SWAPS, SWAPPED_SOON = (
-    4,
-    64,
-)  # times that a parameter is replaced, so many calls after the last time at most, before replays copy it
+# Times that a parameter is replaced, so many calls after the last time at most, before replays copy it.
+SWAPS, SWAPPED_SOON = 4, 64
 ALIGN = {"cpu": 64, "cuda": 512}  # bytes; what PyTorch's allocators align to
 MAX_REASONS = 64  # different ones that stats() keeps per function
 EXPLAIN_ITEMS = 8  # reasons and slots shown in a line of explain()

@@ -102,9 +102,8 @@ TO_DLPACK = [
 push_saved_hooks = torch._C._autograd._push_saved_tensors_default_hooks
 pop_saved_hooks = torch._C._autograd._pop_saved_tensors_default_hooks
 graph_task = torch._C._current_graph_task_id
-has_threads = (
-    torch._C._is_multithreading_enabled
-)  # does a backward run in a thread for each GPU, or in the calling one?
+# Does a backward run in a thread for each GPU, or in the calling one?
+has_threads = torch._C._is_multithreading_enabled
 COMPILED_FRAME = "compile_wrapper"  # what a function is called that Dynamo compiled, and that sets these switches:
 
 

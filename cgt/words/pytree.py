@@ -351,9 +351,8 @@ def _flatten_into(out, value, path, static, ancestors, objects, live=()):
     path; every one of them is alive further up the stack, so no id is reused."""
     is_static = path in static
     value = value if objects is None else wrappers.waited_for(value)
-    if (
-        issubclass(type(value), torch.Tensor) and not is_static and not _is_opened(value, objects)
-    ):  # a proxy would lie to isinstance
+    # A proxy would lie to isinstance.
+    if issubclass(type(value), torch.Tensor) and not is_static and not _is_opened(value, objects):
         out.program.append((TENSOR, 0, type(value)))
         out.tensors.append(value)
         out.paths.append(path)

@@ -16,9 +16,8 @@ from .private import is_pending, is_traceable
 
 PLAIN = frozenset((torch.Tensor, torch.nn.Parameter, torch.nn.Buffer))
 HERE = ...  # where a tensor was
-NUMBERS = frozenset(
-    (bool, int, float, str)
-)  # attributes of which its class could make something, though they are not in its context
+# Attributes of which its class could make something, though they are not in its context.
+NUMBERS = frozenset((bool, int, float, str))
 
 
 def is_one(t: torch.Tensor) -> bool:
