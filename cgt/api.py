@@ -28,9 +28,6 @@ from .words import errors, options, pytree
 from .words.errors import CgtError
 from .words.private import READ_BEHIND, outside_dynamo, self_check
 
-# What options are to be.
-SCHEDULE, BYTES = "like 'first:2,every:1000' (also rtol:1e-5, atol:1e-8)", "bytes, or like '2GiB'"
-
 
 def jit(fn: Callable[..., Any] | None = None, *, static_argnums: int | Iterable[int] = (),
         static_argnames: str | Iterable[str] = (), max_records: int = options.MAX_RECORDS,
@@ -214,41 +211,35 @@ def check_options(
     static_argnums, static_argnames, max_records, max_graphs, outputs, inputs, dynamic, audit, memory_budget
 ):
     """Options as dispatch.py reads them; CgtError names the bad one."""
-    if outputs not in options.OUTPUTS:
-        raise CgtError(errors.bad_option("outputs", outputs, f"one of {options.OUTPUTS}"))
-    if inputs not in options.INPUTS:
-        raise CgtError(errors.bad_option("inputs", inputs, f"one of {options.INPUTS}"))
+    for name, value, known in (("outputs", outputs, options.OUTPUTS), ("inputs", inputs, options.INPUTS)):
+        if value not in known:
+            raise CgtError(errors.bad_option(name, value, f"one of {known}"))
     for name, value in (("max_records", max_records), ("max_graphs", max_graphs)):
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             raise CgtError(errors.bad_option(name, value, "a positive int"))
-    nums = (static_argnums,) if isinstance(static_argnums, int) else tuple(static_argnums)
-    names = (static_argnames,) if isinstance(static_argnames, str) else tuple(static_argnames)
-    if not all(isinstance(n, int) for n in nums):
-        raise CgtError(errors.bad_option("static_argnums", static_argnums, "ints"))
-    if not all(isinstance(n, str) for n in names):
-        raise CgtError(errors.bad_option("static_argnames", static_argnames, "strings"))
-    dynamic = (dynamic,) if isinstance(dynamic, str) else tuple(dynamic)
-    if not all(isinstance(n, str) for n in dynamic):
-        raise CgtError(errors.bad_option("dynamic", dynamic, "strings"))
-    try:
-        audits = audit_of(options.AUDIT if audit is None else audit)
-    except (ValueError, AttributeError) as error:
-        told = (
-            errors.bad_option("audit", audit, SCHEDULE)
-            if audit is not None
-            else errors.bad_switch("CGT_AUDIT", options.AUDIT, SCHEDULE)
-        )
-        raise CgtError(told) from error
-    try:
-        most = budget.parse(options.MEMORY_BUDGET if memory_budget is None else memory_budget)
-    except ValueError as error:
-        told = (
-            errors.bad_option("memory_budget", memory_budget, BYTES)
-            if memory_budget is not None
-            else errors.bad_switch("CGT_MEMORY_BUDGET", options.MEMORY_BUDGET, BYTES)
-        )
-        raise CgtError(told) from error
+    nums = several("static_argnums", static_argnums, int, "ints")
+    names = several("static_argnames", static_argnames, str, "strings")
+    dynamic = several("dynamic", dynamic, str, "strings")
+    audits = read("audit", audit, options.AUDIT, audit_of, "like 'first:2,every:1000' (also rtol:1e-5, atol:1e-8)")
+    most = read("memory_budget", memory_budget, options.MEMORY_BUDGET, budget.parse, "bytes, or like '2GiB'")
     return Options((nums, names), max_records, max_graphs, outputs, inputs, dynamic, audits, most)
+
+
+def several(name, value, kind, expected):
+    """One of a kind, or several, as a tuple."""
+    found = (value,) if isinstance(value, kind) else tuple(value)
+    if not all(isinstance(one, kind) for one in found):
+        raise CgtError(errors.bad_option(name, value, expected))
+    return found
+
+
+def read(name, value, switch, parse, expected):
+    """What an option says, or else its switch in the environment."""
+    try:
+        return parse(switch if value is None else value)
+    except (ValueError, AttributeError) as error:
+        told = errors.bad_switch(f"CGT_{name.upper()}", switch, expected)
+        raise CgtError(told if value is None else errors.bad_option(name, value, expected)) from error
 
 
 def check_dynamic(fn, names):

@@ -53,11 +53,8 @@ def note(
     given = [
         k for t in inputs if core.storage_id(t) not in set(map(core.storage_id, made)) for k in magnitudes_of(seen, t)
     ]
-    came = (
-        [measure(seen, t) for t in made if can_be_measured(seen, t)]
-        if op.overloadpacket.__name__ not in tape.EMPTY
-        else []
-    )
+    fills = op.overloadpacket.__name__ not in tape.EMPTY
+    came = [measure(seen, t) for t in made if fills and can_be_measured(seen, t)]
     numbers = [x for x in (*args, *kwargs.values()) if type(x) is float]
     if came:
         seen.finite.ops.append(

@@ -26,19 +26,7 @@ from cgt_core import CELL, CUDA, LIST_LEN
 from ..data import Seen
 from ..look import containers, places, returns
 from ..numbers import live, standins
-from ..run import tape
-from ..run.observe import (
-    Unrecordable,
-    asker,
-    exchange,
-    fix,
-    is_capture,
-    is_host_recording,
-    refuse,
-    touch,
-    unseen,
-    user_line,
-)
+from ..run import observe, tape
 from ..words import errors
 from ..words.pytree import Readout
 from . import segments
@@ -60,18 +48,18 @@ def note(
     """The function, which code `runner` runs with args, or a helper calls a method of t, with or without arguments
     given. What it gets if only comparisons, places and the result get it; None: the method's own answer."""
     if core.storage_id(t) in seen.readouts.handed and name in ANSWERS:  # of a warm-up
-        with unseen(seen):
+        with observe.unseen(seen):
             return getattr(t, name)()
     if name not in MAKERS or given or not may_wait(seen, t, name):
         return None
-    uses = returns.uses_behind(asker(), ANSWERS, runner, function, args)
+    uses = returns.uses_behind(observe.asker(), ANSWERS, runner, function, args)
     if uses is None or not may_be(seen, name, uses):
         return None
-    touch(seen, t)
+    observe.touch(seen, t)
     seen.devices.add(t.device)
-    if is_capture(seen) or is_host_recording(seen):
+    if observe.is_capture(seen) or observe.is_host_recording(seen):
         return stand_in(seen, name, t, uses)
-    with unseen(seen):
+    with observe.unseen(seen):
         answer = getattr(t, name)()
     if name == "cpu":
         seen.readouts.handed[core.storage_id(answer)] = core.alias(answer)
@@ -137,7 +125,7 @@ def stand_in(seen, name, t, uses):
         if found is None:
             return None
         words, value = found
-    one = Readout(words, MAKERS[name], user_line(seen), compare)
+    one = Readout(words, MAKERS[name], observe.user_line(seen), compare)
     if returns.COMPUTED in uses:
         at = summed_in(seen.plan, uses)
         one.compute = functools.partial(computed, None if at is None else seen.plan.places[at], at)
@@ -145,7 +133,7 @@ def stand_in(seen, name, t, uses):
     seen.readouts.rows.append((one, value))
     if name != FLOAT:
         return one
-    with unseen(seen):
+    with observe.unseen(seen):
         number = float("nan") if value is None else MAKERS[FLOAT](value)  # nobody else has this very one
     seen.readouts.numbers[id(number)] = (number, one)
     return number
@@ -189,9 +177,9 @@ def read(seen, known):
     t, version, value = known
     if version is not None and t._version == version:
         return t.item()
-    refuse(seen, errors.host_read("Tensor.item", user_line(seen)))
+    observe.refuse(seen, errors.host_read("Tensor.item", observe.user_line(seen)))
     if value is None:
-        raise Unrecordable(seen.reason)
+        raise observe.Unrecordable(seen.reason)
     return MAKERS["item"](value)
 
 
@@ -211,17 +199,17 @@ def compared(number, dtype, op, other):
 def leave(seen, name, t):
     """Record that t's bytes come to the host: (where, on the host a copy of them), or None: there is no room."""
     shape = () if name == "item" else tuple(t.shape)
-    with unseen(seen):
+    with observe.unseen(seen):
         room, value = segments.room_for(seen, t), None
         if room is None:
-            refuse(seen, errors.reads_too_much(user_line(seen)))
+            observe.refuse(seen, errors.reads_too_much(observe.user_line(seen)))
             return None
-        words, t = room.view(t.dtype).view(shape), exchange(seen, t.detach())
-        if is_capture(seen):
+        words, t = room.view(t.dtype).view(shape), observe.exchange(seen, t.detach())
+        if observe.is_capture(seen):
             core.fetch(core.address(words), t.contiguous(), room.numel())
         else:
             value = t.clone().view(shape)
-            tape.copy_into(words.view(t.shape), fix(seen, t))
+            tape.copy_into(words.view(t.shape), observe.fix(seen, t))
     return words, value
 
 

@@ -273,13 +273,10 @@ def read_number(seen: Seen, t: torch.Tensor) -> float | torch.SymFloat | None:
     seen.computed = True
     seen.reads.values.append(Value(line, (), None, b""))
     note_grads(seen)
-    return (
-        number
-        if left is None
-        else seen.live.came(
-            core.segments_ran() - 1, number, line, functools.cache(functools.partial(hand, seen, *left, line))
-        )
-    )
+    if left is None:
+        return number
+    out = functools.cache(functools.partial(hand, seen, *left, line))
+    return seen.live.came(core.segments_ran() - 1, number, line, out)
 
 
 def hand(seen, number, room, line):

@@ -185,14 +185,10 @@ def repeats(call, node, scope, before, copies, mine, after, audits, seen):
         core.fixed(call.args[k]).copy_(memory)
     result = core.with_paths(functools.partial(core.run_node, node, leaves_of(call.flat), True))
     told = differ_results(mine, result, audits, seen)
-    told = told or next(
-        filter(
-            None, (differ(as_tensor(k.tensor, k.bytes), k.tensor, audits) for k in after.tensors if k.bytes is not None)
-        ),
-        None,
-    )
+    written = (one for one in after.tensors if one.bytes is not None)
+    told = told or any(differ(as_tensor(one.tensor, one.bytes), one.tensor, audits) for one in written)
     give_back(at_end, ran=False)
-    return told is None
+    return not told
 
 
 # --- state ------------------------------------------------------------------------------------

@@ -356,11 +356,8 @@ def draft_node(call, attempt):
         reason = reason or islands.vet_parts(call.function, plan, seen) or lessons.vet_back(state, plan, seen)
         if reason is None:
             plan = attempt.plan = find_moving(state, plan, seen)
-            reason = (
-                errors.used_elsewhere(plan.kept[0].place.path)
-                if plan.free is None
-                else moving.learn_replaced(state, plan, seen)
-            )
+            reason = errors.used_elsewhere(plan.kept[0].place.path) if plan.free is None else None
+            reason = reason or moving.learn_replaced(state, plan, seen)
             reason = reason or live.learn_stored(state, plan, seen, why_untraced(state, plan.saves))
         draft = reason or describe.rows(plan, seen, attempt.result, call)
         if not isinstance(draft, str):

@@ -822,6 +822,11 @@ def find_changed(
     return None
 
 
+def is_as_found(place: Place) -> bool:
+    """Does it hold the very object that was found, or the list as many?"""
+    return len(place.home) == place.want if place.kind == LIST_LEN else value_at(place) is place.want
+
+
 def as_now(place: Place) -> Place:
     """The place with what it holds now."""
     if place.kind in (DICT_LEN, LIST_LEN):

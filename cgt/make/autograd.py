@@ -35,14 +35,8 @@ def complete(state: State, plan: Plan, seen: Seen, draft: Draft) -> Draft | str:
     reason = vet_roots(draft, roots) or vet_arguments(plan, seen, draft)
     if reason is not None:
         return reason
-    odd = next(
-        (
-            one.tensor
-            for one in (ref() for ref in seen.autograd.saved)
-            if one is not None and not core.is_plain(one.tensor)
-        ),
-        None,
-    )
+    saved = [one.tensor for one in (ref() for ref in seen.autograd.saved) if one is not None]
+    odd = next((t for t in saved if not core.is_plain(t)), None)
     if odd is not None:
         return errors.wrapped_graph(f"a tensor that {draft.outs[roots[0]].line} saves", type(odd).__name__)
     found = core.sinks_flows(seen.sinks, seen.since)

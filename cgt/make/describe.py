@@ -89,11 +89,8 @@ def vet_reads(plan, seen, tensors):
 def hold_gradients(slots, outs):
     """(the slots, of which gradients that come to the result have no owner any more; these owners): a result is made
     from the gradient's Python object, which must be the very same."""
-    returned = {
-        o.ref
-        for o in outs
-        if o.kind in (core.VIEW, core.INPUT) and slots[o.ref].leaf == core.NONE != slots[o.ref].owner
-    }
+    returned = {o.ref for o in outs if o.kind in (core.VIEW, core.INPUT)}
+    returned = {k for k in returned if slots[k].leaf == core.NONE != slots[k].owner}
     returned |= {k for k, s in enumerate(slots) if s.owner != core.NONE and is_used_inside(s.example, slots)}
     held = [s._replace(tensor=s.example, owner=core.NONE) if k in returned else s for k, s in enumerate(slots)]
     return held, {slots[k].owner for k in returned}
@@ -580,15 +577,10 @@ def vet_changes(plan: Plan, ran: set[types.CodeType]) -> str | None:
     changed = places.find_grown(plan.sizes)
     if changed is None:
         begun = {id(plan.flat.tensors[k]) for k in begin_to_require(plan)}
-        changed = next(
-            (
-                path
-                for path, t, was in slots_before(plan)
-                if t.requires_grad != was.requires_grad and id(t) not in begun
-            ),
-            None,
-        )
-        changed = changed and changed + ".requires_grad"
+        other = [
+            path for path, t, was in slots_before(plan) if t.requires_grad != was.requires_grad and id(t) not in begun
+        ]
+        changed = other[0] + ".requires_grad" if other else None
     if changed is None and core.ambient() != plan.ambient:
         changed = "a mode or setting of torch"
     return changed and errors.changed_state(changed)

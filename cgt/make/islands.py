@@ -25,18 +25,7 @@ from ..cuts.apart import bring_in, bring_out, end_segment, slim
 from ..data import Plan, Seen
 from ..look import impure, places
 from ..numbers import counters, live, standins
-from ..run import constants
-from ..run.observe import (
-    all_tensors,
-    buffer_for,
-    fill,
-    is_capture,
-    is_host_recording,
-    refuse,
-    touch,
-    user_line,
-    version_of,
-)
+from ..run import constants, observe
 from ..run.taps import look_again
 from ..words import errors, options
 from ..words.private import outside_dynamo
@@ -115,7 +104,7 @@ def eager(function: F) -> F:
 def meet(seen, call, function, args, kwargs):
     """The function is called, by `call`, in a run under observation."""
     seen.asks_which = True  # it may put other tensors into places in the middle of the call
-    line = user_line(seen)
+    line = observe.user_line(seen)
     counters.end(seen)
     live.settle_all(seen)
     leaves, spec = _pytree.tree_flatten((args, kwargs))
@@ -123,17 +112,17 @@ def meet(seen, call, function, args, kwargs):
     args, kwargs = _pytree.tree_unflatten(leaves, spec)
     tensors = [t for t in leaves if isinstance(t, torch.Tensor)]
     for t in tensors:
-        touch(seen, t)
+        observe.touch(seen, t)
     why = "behind_changes" if has_changed(seen.plan) else vet(seen, tensors)  # a replay changes things at its end
     if why is not None:
-        refuse(seen, errors.island(function.__qualname__, line, why))
+        observe.refuse(seen, errors.island(function.__qualname__, line, why))
         readout.fill(seen, None)  # on the host it runs all the same, and may look
-    if is_capture(seen) or (is_host_recording(seen) and seen.reason is None):
+    if observe.is_capture(seen) or (observe.is_host_recording(seen) and seen.reason is None):
         return record(seen, call, function, leaves, spec, line)
     result = beside(seen, lambda: function(*args, **kwargs))
     why = vet_result(seen, result, tensors)
     if why is not None:
-        refuse(seen, errors.island(function.__qualname__, line, why))
+        observe.refuse(seen, errors.island(function.__qualname__, line, why))
     for t in tensors_of(result):
         seen.made.setdefault(core.storage_id(t), line)
     return result
@@ -180,15 +169,8 @@ def has_changed(plan):
     began?"""
     if plan is None:
         return False
-    stored = any(
-        (
-            len(put.place.home) != put.place.want
-            if put.place.kind == places.LIST_LEN
-            else places.value_at(put.place) is not put.place.want
-        )
-        for put in plan.kept
-    )
-    tensors = all_tensors(plan)
+    stored = not all(places.is_as_found(put.place) for put in plan.kept)
+    tensors = observe.all_tensors(plan)
     graded = any(core.grad_id(tensors[k]) != before for k, before in plan.grads.items())
     return stored or graded or places.find_changed(plan.places, describe.is_guarded_as, set()) is not None
 
@@ -197,9 +179,9 @@ def beside(seen, body):
     """body(), of which nobody looks at the ops or the code, nor at what it draws from."""
     drawn = impure.vet(seen.sources, seen)
     if drawn is not None:
-        refuse(seen, drawn)
+        observe.refuse(seen, drawn)
     started = set(seen.code.started)
-    gpu = seen.driver == CUDA and not is_capture(seen)  # a capture refuses by itself to draw
+    gpu = seen.driver == CUDA and not observe.is_capture(seen)  # a capture refuses by itself to draw
     try:
         result, drew = paused(lambda: watched(body, seen.device if gpu else -1))
     finally:
@@ -207,7 +189,7 @@ def beside(seen, body):
         look_again()
         seen.sources[:] = impure.states_now(seen.sources)
     if drew:
-        refuse(seen, errors.island("an eager part", user_line(seen), "draws"))
+        observe.refuse(seen, errors.island("an eager part", observe.user_line(seen), "draws"))
     return result
 
 
@@ -233,24 +215,24 @@ def record(seen, call, function, leaves, spec, line):
     island = Island(function, given, alike, spec, line, not seen.cuts.islands)
     seen.cuts.islands.append((island, call))
     seen.alive.objects.append(island)
-    real = functools.partial(constants.for_real, seen) if is_capture(seen) else lambda body: body()
+    real = functools.partial(constants.for_real, seen) if observe.is_capture(seen) else lambda body: body()
     end_segment(seen, island)
     before = len(seen.cuts.answers)
     # It may hand them to another thread, whose stream does not wait for that of a capture.
-    settled = (lambda: torch.cuda.current_stream(seen.device).synchronize()) if is_capture(seen) else None
+    settled = (lambda: torch.cuda.current_stream(seen.device).synchronize()) if observe.is_capture(seen) else None
     try:
         done = real(lambda: beside(seen, lambda: island.run(seen.cuts.answers, settled)))
     finally:
         for sid in seen.blank.keys() - known | {core.storage_id(x) for x in leaves if isinstance(x, torch.Tensor)}:
             seen.blank.pop(sid, None)  # it may have filled it
-        if is_capture(seen) and len(seen.cuts.answers) > before:
+        if observe.is_capture(seen) and len(seen.cuts.answers) > before:
             note_changes(seen)
     why = vet_result(seen, done.result, island.given)
     if any(core.storage_id(leaves[k]) not in seen.made for k, _ in done.written):
         why = "writes"
     why = why or ("changes" if has_changed(seen.plan) else None)
     if why is not None:
-        refuse(seen, errors.island(function.__qualname__, line, why))
+        observe.refuse(seen, errors.island(function.__qualname__, line, why))
         return done.result
     for k, _ in done.written:
         slim(leaves[k]).copy_(slim(island.leaves[k]))
@@ -260,9 +242,9 @@ def record(seen, call, function, leaves, spec, line):
 
 def note_changes(seen):
     """What the part changed for real, while the capture around it may come to nothing."""
-    plan, tensors = seen.plan, all_tensors(seen.plan)
+    plan, tensors = seen.plan, observe.all_tensors(seen.plan)
     singles, more = places.differing(plan.places, describe.is_guarded_as)
-    wrote = any(version_of(t) != v for t, v in zip(tensors, plan.versions, strict=True))
+    wrote = any(observe.version_of(t) != v for t, v in zip(tensors, plan.versions, strict=True))
     graded = any(core.grad_id(tensors[k]) != was for k, was in plan.grads.items())
     seen.cuts.answers[-1] = seen.cuts.answers[-1]._replace(
         changes=list(map(places.as_now, singles)), unsafe=more or wrote or graded
@@ -325,9 +307,9 @@ class Island:
 
     def run_watched(self):
         """run(), and see whether it wrote to the tensors that it should leave alone."""
-        before = list(map(version_of, LOCAL.watched))
+        before = list(map(observe.version_of, LOCAL.watched))
         done = self.run(LOCAL.ran)
-        if list(map(version_of, LOCAL.watched)) != before:
+        if list(map(observe.version_of, LOCAL.watched)) != before:
             LOCAL.ran[-1] = done._replace(unsafe=True)
         return done
 
@@ -411,8 +393,8 @@ def copied(t):
         return t
 
     def make():
-        room = buffer_for(t, inference=False)
-        fill(room, t)
+        room = observe.buffer_for(t, inference=False)
+        observe.fill(room, t)
         return room.view(t.dtype).as_strided(t.shape, t.stride())
 
     return core.in_inference(False, make)

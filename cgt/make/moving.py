@@ -326,20 +326,10 @@ PLAIN_BASES = (object, abc.ABC, typing.Generic, typing.Protocol)
 OPENING_FILES = frozenset(
     module.__file__ for module in (copy, pickle, dataclasses, inspect, json, json.encoder, pprint, torch.serialization)
 )
-OPENING = frozenset(
-    map(
-        id,
-        (vars, globals, locals, eval, exec, getattr, setattr, delattr, operator.attrgetter, copy.copy, copy.deepcopy)
-        + (
-            pickle.dumps,
-            pickle.dump,
-            dataclasses.asdict,
-            dataclasses.astuple,
-            object.__getattribute__,
-            object.__setattr__,
-        ),
-    )
-)
+OPENING = {id(one) for one in (
+    vars, globals, locals, eval, exec, getattr, setattr, delattr, operator.attrgetter, copy.copy, copy.deepcopy,
+    pickle.dumps, pickle.dump, dataclasses.asdict, dataclasses.astuple, object.__getattribute__, object.__setattr__,
+)}  # fmt: skip
 
 
 def is_replaced(place: Place) -> bool:

@@ -272,11 +272,8 @@ def look_around(state, function, flat):
 
 def learn_code(state: State, ran: set[types.CodeType]) -> list[types.CodeType]:
     """From now on this counts. The code among it that can read what was not looked at so far."""
-    fresh = (
-        []
-        if runs_compiled(state)
-        else code.that_reads_more(ran, state.ran) + flow.that_disturb(ran - state.ran, state.ran)
-    )
+    compiled = runs_compiled(state)
+    fresh = [] if compiled else code.that_reads_more(ran, state.ran) + flow.that_disturb(ran - state.ran, state.ran)
     state.ran |= ran
     return fresh
 
@@ -429,11 +426,8 @@ def note_moves(
         else:
             continue
         if kept.followable.get(name) is False and name in followable:
-            paths = {
-                name,
-                *others_in(kept, node, followable, tensors),
-                *moved_too(state, kept, node, followable, tensors),
-            }
+            beside = others_in(kept, node, followable, tensors), moved_too(state, kept, node, followable, tensors)
+            paths = {name}.union(*beside)
             state.moves.followed.update({place, *paths})
             for path in paths:
                 state.moves.moved.add(path)
@@ -453,11 +447,8 @@ def note_moves(
 def moved_too(state, kept, node, followable, tensors):
     """Paths of places whose tensor lies elsewhere than this recording found it, and may: a guard stops at the first."""
     slots = core.node_facts(node).slots
-    at = [
-        (path, slot, tensors[followable[path][1]])
-        for path, slot in zip(kept.slot_paths, slots, strict=True)
-        if path in followable
-    ]
+    mine = [row for row in zip(kept.slot_paths, slots, strict=True) if row[0] in followable]
+    at = [(path, slot, tensors[followable[path][1]]) for path, slot in mine]
     moved = [(path, slot, t) for path, slot, t in at if slot.binding == PINNED and slot.address != core.address(t)]
     return [path for path, slot, t in moved if not slot.written or may_carry(state, path, t)]
 

@@ -19,20 +19,8 @@ from ..data import Attempt, Behind, Call, Draft, EffectRow, Plan, Seen, Words
 from ..look import containers, impure, places
 from ..numbers import addresses, counters, live
 from ..ranks import collectives
-from ..run import tokens, views
+from ..run import observe, tokens, views
 from ..run.devices import is_captured, on_stream
-from ..run.observe import (
-    NOT_USER_CODE,
-    Unrecordable,
-    all_tensors,
-    buffer_for,
-    exchange,
-    fill,
-    held,
-    note_memory,
-    observe_plan,
-    span,
-)
 from ..run.taps import NOTHING, capture_hidden, tap_exports
 from ..words import errors, pytree
 from ..words.private import CAPTURE_CHECKS, clear_workspaces
@@ -146,13 +134,13 @@ def close(attempt: Attempt) -> None:
 
 def copy_leaves(plan, fills):
     """[(tensor, buffer), ...] of the slots that the recording copies, {slot: its copy in the core}."""
-    tensors, swaps, copies, spare = all_tensors(plan), [], {}, []
+    tensors, swaps, copies, spare = observe.all_tensors(plan), [], {}, []
     for k in plan.copied:
         t = tensors[k]
         buffer = buffer_apart(t, swaps, spare)
         if fills:
-            fill(buffer, t)
-        copies[k] = core.copy(buffer, t, span(t))
+            observe.fill(buffer, t)
+        copies[k] = core.copy(buffer, t, observe.span(t))
         swaps.append((t, buffer))
     return swaps, copies
 
@@ -162,7 +150,7 @@ def buffer_apart(t, swaps, spare):
     of them tells which (addresses.py), although tensors and copies may both lie end to end. `spare`: buffers that were
     not, kept so that they do not come again."""
     while True:
-        buffer = buffer_for(t)
+        buffer = observe.buffer_for(t)
         if t.numel() == 0 or all(
             core.address(t) - core.address(buffer) != core.address(x) - core.address(other) for x, other in swaps
         ):
@@ -178,18 +166,18 @@ def bind(state, plan, seen):
 
 def copy_back(plan, seen):
     """Record, behind all else, that what was written in copies comes to where the user has it."""
-    tensors = all_tensors(plan)
+    tensors = observe.all_tensors(plan)
     for k in plan.copied:
         t = tensors[k]
         if id(t) in seen.copied.carried and k not in seen.copied.bound:
             (buffer,) = (swap.buffer for swap in seen.copied.swaps[core.storage_id(t)] if swap.leaf is t)
-            seen.copied.backs[k] = core.copy_back(buffer, t, span(t))
+            seen.copied.backs[k] = core.copy_back(buffer, t, observe.span(t))
 
 
 def arguments(call, seen):
     """What the function is called with. Where kernels read arguments that no op shows, exchanging them at ops is not
     enough: a backward, which asks no tensor who it is, gets the copies."""
-    return exchange(seen, call.args) if call.state.hidden and call.state.graph is not None else call.args
+    return observe.exchange(seen, call.args) if call.state.hidden and call.state.graph is not None else call.args
 
 
 def capture(call: Call, attempt: Attempt) -> str | None:
@@ -198,23 +186,27 @@ def capture(call: Call, attempt: Attempt) -> str | None:
     return (on_cuda if attempt.plan.driver == core.CUDA else on_host)(call, attempt)
 
 
+def watch(state, attempt, fills):
+    """(attempt.seen, which is to show the run; what it copies). `fills`: the copies hold what they are of, by now."""
+    plan = attempt.plan
+    swaps, copies = copy_leaves(plan, fills)
+    seen = attempt.seen = observe.observe_plan(plan, swaps)
+    seen.blockers, seen.ops = state.blockers, [] if state.opts.audit and state.opts.audit.every else None
+    seen.apart, seen.until, seen.computes = state.apart, state.late, plan.computes
+    seen.copied.copies.update(copies)
+    seen.copied.movable.update(addresses.begin(state, plan, seen, copies))
+    return seen, swaps
+
+
 def on_host(call, attempt):
     """The function runs for real while the tape is written. What it raises is the user's own."""
     plan = attempt.plan
     finite.ready(-1)
     try:
         begin(attempt, -1)
-        swaps, copies = copy_leaves(plan, fills=True)
-        seen = attempt.seen = observe_plan(plan, swaps)
-        seen.blockers, seen.ops = (
-            call.state.blockers,
-            [] if call.state.opts.audit and call.state.opts.audit.every else None,
-        )
-        seen.apart, seen.until, seen.computes = call.state.apart, call.state.late, plan.computes
-        seen.copied.copies.update(copies)
+        seen, swaps = watch(call.state, attempt, fills=True)
         if plan.computes or plan.live:  # code that is given a number of ours may raise where eager's would not
             attempt.before = seen.before = snapshot(call, plan)
-        seen.copied.movable.update(addresses.begin(call.state, plan, seen, copies))
         seen.alive.memory.extend(buffer for _, buffer in swaps)
         torch.clear_autocast_cache()
         observed = functools.partial(trace.run, seen, call.function, arguments(call, seen), call.kwargs)
@@ -231,7 +223,7 @@ def on_host(call, attempt):
         if attempt.seen is None:
             return reason
         attempt.seen.reason = reason  # the function ran: its result stands, only the recording is lost
-    except (Unrecordable, Exception) as error:
+    except (observe.Unrecordable, Exception) as error:
         reason = live.why_repeated(attempt.seen, error)
         if live.may_undo(attempt.seen):
             restore_places(attempt.before, attempt.seen, tensors_only=False)
@@ -280,21 +272,13 @@ def on_cuda(call, attempt):
         for g, w, seed_offset in zip(generators, word_pairs, now, strict=True):
             core.words(g, w[0:1], w[1:2], seed_offset)
             core.swap_generator(g, w[0:1], w[1:2], handles)
-        swaps, copies = copy_leaves(plan, fills=False)
-        seen = attempt.seen = observe_plan(plan, swaps)
-        seen.blockers, seen.ops = (
-            call.state.blockers,
-            [] if call.state.opts.audit and call.state.opts.audit.every else None,
-        )
-        seen.apart, seen.before = call.state.apart, attempt.before
-        seen.copied.copies.update(copies)
+        seen, _ = watch(call.state, attempt, fills=False)
+        seen.before, seen.pool = attempt.before, POOLS[device, device]
         seen.generators.captured.extend(generators)
-        seen.copied.movable.update(addresses.begin(call.state, plan, seen, copies))
-        seen.pool, seen.until, seen.computes = POOLS[device, device], call.state.late, plan.computes
         seen.alive.objects.extend(word_pairs)
         for g, w, handle in zip(generators, word_pairs, handles, strict=True):
             seen.generators.words[core.generator_id(g)] = Words(handle, w, w)
-            note_memory(seen, w)
+            observe.note_memory(seen, w)
         attempt.result = trace.run(seen, call.function, arguments(call, seen), call.kwargs)
         open_sinks(plan, seen, attempt.result)
         bind(call.state, plan, seen)
@@ -395,7 +379,7 @@ def own_accumulators(plan, parallel):
 def open_sinks(plan, seen, result):
     """The graph that the run left behind begins at what requires grad in its result."""
     if plan.saves:
-        tensors = all_tensors(plan)
+        tensors = observe.all_tensors(plan)
         core.sinks_open(seen.sinks, tensors, describe.pending_in(seen, result, {id(t) for t in tensors}))
 
 
@@ -404,7 +388,7 @@ def failure(error: BaseException) -> str:
     line, refused = "", None
     for frame, lineno in traceback.walk_tb(error.__traceback__):
         name = frame.f_code.co_filename
-        if not name.startswith(NOT_USER_CODE):
+        if not name.startswith(observe.NOT_USER_CODE):
             line = f"{name}:{lineno}"
         if frame.f_code in CAPTURE_CHECKS:
             refused = frame
@@ -421,7 +405,7 @@ def failure(error: BaseException) -> str:
 
 def snapshot(call, plan):
     """What a failed capture may have replaced by tensors that were never computed."""
-    tensors = all_tensors(plan)
+    tensors = observe.all_tensors(plan)
     grads = [(t, t.grad) for t in tensors if t.is_leaf]  # one that requires none may begin to
     kept = [put.place for put in plan.kept]
     histories, random = core.histories(tensors), torch.default_generator.get_state()
@@ -660,7 +644,7 @@ def checkpoint(plan: Plan, seen: Seen, draft: Draft) -> str | None:
 def launch_once(attempt: Attempt) -> None:
     """A capture that cannot be replayed runs once for its own call, and its memory moves out of the pool."""
     seen = attempt.seen
-    tensors = held(seen)
+    tensors = observe.held(seen)
     alive = {core.storage_id(t): t for t in tensors if t.is_cuda and core.storage_id(t) in seen.made}
     core.instantiate()
     core.run_once(list(alive.values()))

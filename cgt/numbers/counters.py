@@ -28,16 +28,11 @@ from .standins import STAND_INS, Source, Step, plain_of
 
 WIDE = {torch.float64, torch.int64}  # dtypes whose arithmetic is Python's
 DTYPES = WIDE | {torch.float32}
-STEPS = {
-    f"{head}{name}_": how
-    for head in ("", "_foreach_")
-    for name, how in (
-        ("add", (ADDED, operator.add)),
-        ("sub", (SUBTRACTED, operator.sub)),
-        ("mul", (MULTIPLIED, operator.mul)),
-        ("div", (DIVIDED, operator.truediv)),
-    )
-}
+HOW = {
+    "add": (ADDED, operator.add), "sub": (SUBTRACTED, operator.sub), "mul": (MULTIPLIED, operator.mul),
+    "div": (DIVIDED, operator.truediv),
+}  # fmt: skip
+STEPS = {f"{head}{name}_": how for head in ("", "_foreach_") for name, how in HOW.items()}
 JOIN_TRIES = 2  # recordings thrown away in a row: one that makes them, one that finds them in their places
 
 
@@ -92,11 +87,8 @@ def learn(state: State, plan: Plan | None, seen: Seen, untraced: str | None) -> 
     if plan is None or untraced is not None:
         return None
     paths, known = all_paths(plan), state.numbers.counters | state.numbers.exact.keys()
-    fresh = [
-        path
-        for path, t in zip(paths, all_tensors(plan), strict=True)
-        if core.storage_id(t) in seen.host.asked and path not in known
-    ]
+    asked = [path for path, t in zip(paths, all_tensors(plan), strict=True) if core.storage_id(t) in seen.host.asked]
+    fresh = [path for path in asked if path not in known]
     if not (fresh or joined):
         return None
     state.numbers.counters.update(fresh)

@@ -104,16 +104,9 @@ def learn_stored(state: State, plan: Plan, seen: Seen, untraced: str | None) -> 
     if untraced is not None:
         return None
     known = {*plan.moving, *plan.free, *(s.at for s in plan.live if s.op == core.AT_PLACE)}
-    changed = (
-        p
-        for k, p in enumerate(plan.places)
-        if k not in known and len(numbers_in(p)) == 1 and p.path not in state.numbers.exact
-    )
-    names = {
-        p.path
-        for p in changed
-        if type(now := places.value_at(p)) is type(p.want) and not pytree.same_value(now, p.want)
-    }
+    mine = [p for k, p in enumerate(plan.places) if k not in known and p.path not in state.numbers.exact]
+    now = [(p, places.value_at(p)) for p in mine if len(numbers_in(p)) == 1]
+    names = {p.path for p, x in now if type(x) is type(p.want) and not pytree.same_value(x, p.want)}
     if not names:
         return None
     state.numbers.live.update(names)
@@ -186,11 +179,8 @@ def numbers_in(place):
     if place.kind not in places.HOLD_NUMBERS:
         return []
     want = place.want
-    numbers = (
-        [(f"[{k}]", k, x) for k, x in enumerate(want)]
-        if type(want) is tuple and len(want) <= MOST_PARTS
-        else [("", core.NONE, want)]
-    )
+    is_row = type(want) is tuple and len(want) <= MOST_PARTS
+    numbers = [(f"[{k}]", k, x) for k, x in enumerate(want)] if is_row else [("", core.NONE, want)]
     return numbers if all(type(x) in (int, float) and abs(x) <= MOST for _, _, x in numbers) else []
 
 
@@ -258,11 +248,8 @@ def unwrap_all(plan, trace):
 
 def make(seen, plain, owner, name, args, kwargs):
     """torch.tensor and as_tensor, which would look at a number: of live ones an op does the same."""
-    options = (
-        kwargs
-        if name == "tensor" or len(args) < 2
-        else {**dict(zip(("dtype", "device"), args[1:], strict=False)), **kwargs}
-    )
+    given = args[1:] if name == "as_tensor" else ()  # torch.tensor takes these by name alone
+    options = dict(zip(("dtype", "device"), given, strict=False)) | kwargs
     if seen.live.over or seen.inside or not args or options.get("requires_grad") or not is_live(args[0]):
         return plain(*args, **kwargs)
     return filled_with(args[0], options)
@@ -371,14 +358,9 @@ def stored_in(seen: Seen, found: list[Place]) -> dict[int, int]:
     if trace is None:
         return {}
     rows = {k: number_put(seen, place, 0) for k, place in enumerate(found) if place.kind in places.HOLD_NUMBERS}
-    changed = {
-        s.at
-        for k, s in enumerate(trace.sources)
-        if s.op == core.AT_PLACE and k in trace.overwritten - trace.exact.keys()
-    }
-    changed |= {
-        s.at for s in trace.sources if s.op == core.AT_PLACE and places.value_at(found[s.at]) is not found[s.at].want
-    }
+    mine = [(k, s.at) for k, s in enumerate(trace.sources) if s.op == core.AT_PLACE]
+    changed = {at for k, at in mine if k in trace.overwritten - trace.exact.keys()}
+    changed |= {at for _, at in mine if places.value_at(found[at]) is not found[at].want}
     return {k: row for k, row in rows.items() if row != core.NONE or k in changed}
 
 
@@ -616,8 +598,7 @@ def may_repeat(seen):
     same = (
         places.find_changed(seen.plan.places, lambda then, now: then is now or stands_for(seen.live, then, now)) is None
     )
-    return same and all(len(put.place.home) == put.place.want if put.place.kind == places.LIST_LEN
-                        else places.value_at(put.place) is put.place.want for put in seen.plan.kept)  # fmt: skip
+    return same and all(places.is_as_found(put.place) for put in seen.plan.kept)
 
 
 def rows_of(trace: Trace | None, row_at: dict[int, int], slot_at: dict[int, int]) -> list[tuple]:

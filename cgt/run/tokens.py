@@ -49,11 +49,8 @@ def see_draw(seen: Seen, generator: torch.Generator, after: bool) -> None:
 
 def is_others(seen):
     """Did another thread draw, and not a run that is over, which neither drew nor called what seeds?"""
-    return (
-        bool(seen.elsewhere)
-        and not seen.draws
-        and all(code is None or code.co_filename != torch.random.__file__ for code in list(seen.code.started))
-    )
+    seeds = any(code is not None and code.co_filename == torch.random.__file__ for code in list(seen.code.started))
+    return bool(seen.elsewhere) and not seen.draws and not seeds
 
 
 def see_get_state(seen: Seen, generator: torch.Generator, plain: Callable[[], torch.Tensor]) -> torch.Tensor:

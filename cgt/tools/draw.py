@@ -80,11 +80,8 @@ def ways(state, nodes, depth, edge, apart, behind):
             for block in ways(state, some, depth + 1, f"reads {report.describe_value(value)}", apart, behind)
         ]  # fmt: skip
         first = core.node_facts(next(iter(way.values()))[0])
-        found.append(
-            Block(
-                f"{report.describe_length(first, length)}, then a value is read", edge, [f"read at {line}"], [], below
-            )
-        )
+        title = f"{report.describe_length(first, length)}, then a value is read"
+        found.append(Block(title, edge, [f"read at {line}"], [], below))
     return found
 
 

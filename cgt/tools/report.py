@@ -187,11 +187,8 @@ def verdict(name: str, s: Stats) -> list[str]:
     told = [f"  {k + 1}. ({n}x) {text}" for k, (text, n) in enumerate(reasons[: options.EXPLAIN_ITEMS])]
     more = len(reasons) - len(told)
     lasting = "One reason" if len(reasons) == 1 else f"{len(reasons)} reasons"
-    return [
-        f"{head}, {s.eager} ran eagerly. {lasting}, with what helps:",
-        *told,
-        *([f"  and {more} more"] if more > 0 else []),
-    ]
+    rest = [f"  and {more} more"] if more > 0 else []
+    return [f"{head}, {s.eager} ran eagerly. {lasting}, with what helps:", *told, *rest]
 
 
 def told_apart(state: State) -> dict[int, dict[str, str]]:
@@ -199,15 +196,10 @@ def told_apart(state: State) -> dict[int, dict[str, str]]:
     told = {}
     for node in core.fn_nodes(state.f):
         facts, kept = core.node_facts(node), state.keep.get(node)
-        told[node] = {
-            path: pytree.told_leaf(x)
-            for path, x in pytree.leaves_of_program(state.programs[facts.spec][0])
-            if not isinstance(x, pytree.Stand)
-        }
-        shapes = zip(kept.slot_paths, facts.slots, strict=True) if kept is not None else ()
-        told[node] |= {
-            path: str(core.slot_shape(node, k)) for k, (path, slot) in enumerate(shapes) if slot.leaf != NONE
-        }
+        leaves = pytree.leaves_of_program(state.programs[facts.spec][0])
+        told[node] = {path: pytree.told_leaf(x) for path, x in leaves if not isinstance(x, pytree.Stand)}
+        slots = enumerate(zip(kept.slot_paths, facts.slots, strict=True) if kept is not None else ())
+        told[node] |= {path: str(core.slot_shape(node, k)) for k, (path, slot) in slots if slot.leaf != NONE}
     paths = {path for one in told.values() for path in one}
     other = {path for path in paths if len({one.get(path) for one in told.values()}) > 1}
     return {node: {path: text for path, text in one.items() if path in other} for node, one in told.items()}

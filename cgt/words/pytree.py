@@ -375,11 +375,8 @@ def _flatten_into(out, value, path, static, ancestors, objects, live=()):
         return
     op, children, steps = opened
     if ancestors.setdefault(id(value), path) != path:
-        raise Incomparable(
-            errors.not_compared(
-                ancestors[id(value)], f"contains itself, at {path}", "Pass its parts as separate arguments."
-            )
-        )
+        first, instead = ancestors[id(value)], "Pass its parts as separate arguments."
+        raise Incomparable(errors.not_compared(first, f"contains itself, at {path}", instead))
     out.program.append(op)
     for child, step in zip(children, steps, strict=True):
         _flatten_into(out, child, path + step, static, ancestors, objects, live)

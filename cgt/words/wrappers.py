@@ -54,9 +54,8 @@ def flatten(t: torch.Tensor) -> tuple[list[torch.Tensor], tuple]:
     found, context = attributes(t)
     rest = tuple((name, HERE if isinstance(value, torch.Tensor) else value) for name, value in found)
     beside = tuple((name, value) for name, value in getattr(t, "__dict__", {}).items() if type(value) in NUMBERS)
-    return [value for _, value in found if isinstance(value, torch.Tensor)], (
-        type(t), rest, context, t.shape, t.stride(), beside,
-    )  # fmt: skip
+    tensors = [value for _, value in found if isinstance(value, torch.Tensor)]
+    return tensors, (type(t), rest, context, t.shape, t.stride(), beside)
 
 
 def unflatten(tensors: Iterable[torch.Tensor], about: tuple) -> torch.Tensor:
