@@ -317,19 +317,20 @@ def see_written(seen: Seen, written: list[torch.Tensor]) -> None:
 
 
 def is_live(data):
-    return type(data) in STAND_INS or (type(data) in (list, tuple) and any(type(x) in STAND_INS for x in data))
+    parts = data if type(data) in (list, tuple) else (data,)
+    return any(type(x) in STAND_INS for x in parts) and all(type(x) in (*STAND_INS, int, float, bool) for x in parts)
 
 
 def filled_with(data, options):
-    """A tensor of live numbers; of a list of one and the same, or of several."""
-    options = {name: options[name] for name in ("dtype", "device") if options.get(name) is not None}
-    if type(data) in STAND_INS:
-        return torch.full((), data, **options)
-    if all(x is data[0] for x in data):
-        return torch.full((len(data),), data[0], **options)
-    if "dtype" not in options and any(isinstance(x, float) for x in data):
-        options["dtype"] = torch.get_default_dtype()
-    return torch.stack([torch.full((), x, **options) for x in data])
+    """A tensor of live numbers; of a list of one and the same, or of several. As in eager they come as 64 bits, which are
+    rounded, to infinity if need be; of a type with fewer `full` raises."""
+    shape, numbers = ((), [data]) if type(data) in STAND_INS else ((len(data),), data)
+    whole = not any(isinstance(x, float) for x in numbers)
+    dtype = options.get("dtype") or (torch.int64 if whole else torch.get_default_dtype())
+    wide = torch.float64 if dtype.is_floating_point or dtype.is_complex else dtype
+    fill = functools.partial(torch.full, dtype=wide, device=options.get("device"))
+    same = all(x is numbers[0] for x in numbers)
+    return (fill(shape, numbers[0]) if same else torch.stack([fill((), x) for x in numbers])).to(dtype)
 
 
 def unwrap(trace, place):

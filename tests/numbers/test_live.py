@@ -895,3 +895,25 @@ def test_tensors_of_whole_numbers_beyond_32_bits(maker, device):
         n = (0, 2**33 + 5, 2**33 + 7, -(2**34) - 5)[k % 4]
         assert f(t, n).item() == n, k
 
+
+
+LARGE = [1e300, -1e300, math.inf, -math.inf, math.nan, 3.4028235e38, 3.40282357e38, 65519.0, 65520.0]
+WIDE = [2**54 + 2**30 + 1, -(2**62), 2**24 + 1, 65519, 65520, 2**55 + 2**47 + 1]
+
+
+@pytest.mark.parametrize("numbers", [LARGE, WIDE], ids=["floats", "whole"])
+@pytest.mark.parametrize("dtype", [None, torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex32, torch.complex64, torch.complex128, torch.bool])
+def test_tensors_of_numbers_that_their_type_does_not_hold(device, dtype, numbers):
+    """Eager's are rounded from 64 bits, to infinity if need be."""
+    kind = type(numbers[0])
+    make = lambda n, t: (torch.tensor(n, dtype=dtype, device=t.device), torch.tensor([n], dtype=dtype, device=t.device), torch.as_tensor([n, kind(2), True], dtype=dtype, device=t.device))  # fmt: skip  # noqa: E731
+    f, t = cgt.jit(lambda n, t: (make(n, t), t + 1)), torch.zeros(1, device=device)
+    for k, n in enumerate([kind(k) for k in range(1, 7)] + [one for n in numbers for one in (n, kind(2))]):
+        assert all(map(identical, f(n, t)[0], make(n, t))), (k, n)
+    assert cgt.stats(f).replays >= len(numbers) + 3, cgt.explain(f)
+
+
+def test_tensors_of_a_live_number_and_one_of_another_kind(device):
+    f, t = cgt.jit(lambda n, t: t * torch.tensor([n, 1j], device=t.device)), torch.ones(2, device=device)
+    for k in range(8):
+        assert identical(f(k / 3, t), torch.tensor([k / 3, 1j], device=device)), k
