@@ -322,8 +322,8 @@ def is_live(data):
 
 
 def filled_with(data, options):
-    """A tensor of live numbers; of a list of one and the same, or of several. As in eager they come as 64 bits, which are
-    rounded, to infinity if need be; of a type with fewer `full` raises."""
+    """A tensor of live numbers; of a list of one and the same, or of several. As in eager they come as 64 bits that are
+    rounded, to infinity if need be: where the type has fewer bits `full` raises."""
     shape, numbers = ((), [data]) if type(data) in STAND_INS else ((len(data),), data)
     whole = not any(isinstance(x, float) for x in numbers)
     dtype = options.get("dtype") or (torch.int64 if whole else torch.get_default_dtype())
