@@ -134,22 +134,8 @@ def find_places(
     value must change that these read. To it come those that a backward will run. None: what any code reads to which the
     function leads. `arguments`: (path, tensor) of those that are given, of which only the hooks count. `keeps`: see
     Walk."""
-    walk = Walk(
-        Found([], [], [], [], [], {}, [], set(), [], set(), [], []),
-        set(),
-        {},
-        collections.deque(),
-        [],
-        {},
-        {},
-        {},
-        {},
-        {},
-        {},
-        {},
-        ran,
-        keeps,
-    )
+    found = Found([], [], [], [], [], {}, [], set(), [], set(), [], [])
+    walk = Walk(found, set(), {}, collections.deque(), [], {}, {}, {}, {}, {}, {}, {}, ran, keeps)
     most = math.inf if most is None else most
     # Thousands of places are no garbage, and a finalizer could change what is looked at.
     return core.within(collector_off(), lambda: look_everywhere(walk, function, roots, arguments, most))

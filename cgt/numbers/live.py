@@ -46,7 +46,7 @@ from ..data import Kept, Plan, Seen, State
 from ..look import containers, places, tables
 from ..look.code import is_read, tells_apart
 from ..look.places import Place
-from ..run.observe import NOT_USER_CODE, Unrecordable, collect, is_capture, refuse, user_line
+from ..run.observe import NOT_USER_CODE, Unrecordable, collect, is_capture, lying_in, refuse, user_line
 from ..run.taps import tap_makers, tap_math, tap_setters
 from ..words import errors, pytree
 from ..words.private import OpOverload
@@ -312,7 +312,7 @@ def put(seen, plain, t, index, value):
 
 def see_written(seen: Seen, written: list[torch.Tensor]) -> None:
     """An op is about to write: not to a row that was chosen, nor where it was chosen from. Eager's row is a view."""
-    if any(core.storage_id(t) in seen.live.rows_of for t in written):
+    if any(lying_in(t, seen.live.rows_of) for t in written):
         leave(seen, errors.row_written(user_line(seen)))
 
 

@@ -44,7 +44,7 @@ def choose(seen: Seen, t: torch.Tensor, index: int) -> torch.Tensor:
     """t[index], copied. Nobody may write either of the two (live.see_written): eager's is a view."""
     trace = seen.live
     row = t.index_select(0, at(t, 0, index)).view(t.shape[1:])
-    trace.rows_of.update({core.storage_id(one): core.storage_name(one) for one in (row, t)})
+    trace.rows_of += [(core.storage_address(one), core.storage_bytes(one), core.storage_name(one)) for one in (row, t)]
     trace.chosen.add(core.storage_id(row))
     return row
 

@@ -95,7 +95,7 @@ class Trace:
         self.over = False
         self.give_up = None  # of a capture: leave it, with the line at which a number was read
         self.started, self.asked = 0, set()  # code that was looked at (watch)
-        self.rows_of = {}  # memory of tensors that a number chose rows of, and of these -> what keeps that name its own
+        self.rows_of = []  # (address, bytes, what keeps these) of memory that a number chose rows of, and of the rows
         self.chosen = set()  # memory of these rows
         self.tables = []  # of tables.Table
         self.bypassed = False  # somebody led to a table past its place, and changed it

@@ -130,6 +130,14 @@ def replaces_memory(op: str, line: str) -> str:
     return f"{op} at {line} replaces the memory of a tensor. Make a new tensor, or copy_ into the old."
 
 
+@code(235)
+def array_written(op: str, line: str) -> str:
+    return (
+        f"{op} at {line} writes to an array of which the function made a tensor (torch.from_numpy): a replay would not."
+        " Make the tensor outside, or copy the array (torch.tensor)."
+    )
+
+
 @code(213)
 def absolute(op: str, line: str) -> str:
     return (

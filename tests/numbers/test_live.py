@@ -908,7 +908,7 @@ def test_tensors_of_numbers_that_their_type_does_not_hold(device, dtype, numbers
     kind = type(numbers[0])
     make = lambda n, t: (torch.tensor(n, dtype=dtype, device=t.device), torch.tensor([n], dtype=dtype, device=t.device), torch.as_tensor([n, kind(2), True], dtype=dtype, device=t.device))  # fmt: skip  # noqa: E731
     f, t = cgt.jit(lambda n, t: (make(n, t), t + 1)), torch.zeros(1, device=device)
-    for k, n in enumerate([kind(k) for k in range(1, 7)] + [one for n in numbers for one in (n, kind(2))]):
+    for k, n in enumerate([kind(k) for k in range(1, 7)] + [one for odd in numbers for one in (odd, kind(2))]):
         assert all(map(identical, f(n, t)[0], make(n, t))), (k, n)
     assert cgt.stats(f).replays >= len(numbers) + 3, cgt.explain(f)
 
