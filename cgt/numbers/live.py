@@ -215,6 +215,7 @@ def tap(seen: Seen, is_mine: Callable[[], bool]) -> tuple[Callable[[], object], 
     trace = seen.live = Trace(plan.live, functools.partial(user_line, seen))
     trace.chooses, trace.choose = functools.partial(can_choose, seen), functools.partial(rows.choose, seen)
     trace.give_up = functools.partial(give_up, seen) if is_capture(seen) else None
+    trace.leave = lambda: leave(seen, errors.number_type(user_line(seen)))
     for s, one in zip(trace.sources, trace.stand_ins, strict=True):
         if s.op == AT_PLACE:
             trace.held[s.at] = one if s.part == NONE else (*trace.held.get(s.at, ()), one)

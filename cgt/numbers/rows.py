@@ -21,14 +21,8 @@ def can_choose(seen: Seen, t: torch.Tensor) -> bool:
     if seen.inside or type(t) not in (torch.Tensor, torch.nn.Parameter):
         return False
     here = t.is_cuda == (seen.driver == CUDA)
-    return (
-        here
-        and seen.reason is None
-        and not seen.cuts.bodies
-        and core.is_plain(t)
-        and t.dim() > 0
-        and not t.requires_grad
-    )
+    plain = core.is_plain(t) and t.dim() > 0 and not t.requires_grad
+    return here and plain and seen.reason is None and not seen.cuts.bodies
 
 
 def at(t, dim, index):

@@ -351,9 +351,9 @@ def number_saved() -> str:
 @code(114)
 def number_type(line: str) -> str:
     return (
-        "the function asks for an exact type with type(x), calls a method such as __le__ by its name, or catches "
-        f"TypeError, at {line}: there a number that changes is recorded by itself. isinstance(), operators, and a test "
-        "in place of `try` would not keep it from that."
+        "the function asks for an exact type with type(x), calls a method such as __le__ by its name, catches "
+        f"TypeError, or adds floats with sum(), at {line}: there a number that changes is recorded by itself. "
+        "isinstance(), operators, and a test in place of `try` would not keep it from that."
     )
 
 
