@@ -912,7 +912,8 @@ def test_tensors_of_numbers_that_their_type_does_not_hold(device, dtype, numbers
     f, t = cgt.jit(lambda n, t: (make(n, t), t + 1)), torch.zeros(1, device=device)
     for k, n in enumerate([kind(k) for k in range(1, 7)] + [one for odd in numbers for one in (odd, kind(2))]):
         assert all(map(identical, f(n, t)[0], make(n, t))), (k, n)
-    assert cgt.stats(f).replays >= len(numbers) + 3, cgt.explain(f)
+    exact = device.type == "cuda" and dtype == torch.bool  # no kernel's argument is the number itself
+    assert cgt.stats(f).replays >= (0 if exact else len(numbers) + 3), cgt.explain(f)
 
 
 def test_tensors_of_a_live_number_and_one_of_another_kind(device):

@@ -175,4 +175,4 @@ def test_rows_whose_memory_is_written_under_another_name(device):
 
         return [table, other], function
 
-    check(make, [(torch.full((4,), float(k), device=device), k % 3) for k in range(CALLS)], replays=CALLS // 2)
+    check(make, [(torch.full((4,), float(k), device=device), k % 3) for k in range(CALLS)], replays=CALLS // 3)
