@@ -28,7 +28,6 @@ dicts and class dicts, never with getattr, and subclasses are asked with issubcl
 (`__class__` can be faked)."""
 
 import argparse
-import builtins
 import collections
 import contextvars
 import functools
@@ -135,22 +134,8 @@ def find_places(
     value must change that these read. To it come those that a backward will run. None: what any code reads to which the
     function leads. `arguments`: (path, tensor) of those that are given, of which only the hooks count. `keeps`: see
     Walk."""
-    walk = Walk(
-        Found([], [], [], [], [], {}, [], set(), [], set(), [], []),
-        set(),
-        {},
-        collections.deque(),
-        [],
-        {},
-        {},
-        {},
-        {},
-        {},
-        {},
-        {},
-        ran,
-        keeps,
-    )
+    found = Found([], [], [], [], [], {}, [], set(), [], set(), [], [])
+    walk = Walk(found, set(), {}, collections.deque(), [], {}, {}, {}, {}, {}, {}, {}, ran, keeps)
     most = math.inf if most is None else most
     # Thousands of places are no garbage, and a finalizer could change what is looked at.
     return core.within(collector_off(), lambda: look_everywhere(walk, function, roots, arguments, most))
@@ -311,9 +296,7 @@ def walk_cells(walk, function, names):
 def walk_globals(walk, scope, reads):
     """What code reads of its globals, `scope`, and the modules that it imports."""
     for name in reads.globals:
-        value = scope.get(name, MISSING)
-        if name not in scope and hasattr(builtins, name):
-            continue
+        value = scope.get(name, MISSING)  # of a builtin, too: a global that comes later hides it
         if not is_kept(walk, DICT_ITEM, scope, name, value, name, "global", None):
             add_and_visit(walk, DICT_ITEM, scope, name, value, name)
     for name in reads.imports:  # absolute, or relative to the function's package
@@ -584,6 +567,9 @@ def layers_of(walk, cls):
             walk.names.update(dict.fromkeys(unnamed))
         if layers:
             walk.open.append((read_methods, cls, NAME_OF(cls)))
+        if not is_ambient(MODULE_OF(type(cls))):
+            layers_of(walk, type(cls))
+            walk.open.append((read_metaclass, cls, NAME_OF(cls)))
     return layers
 
 
@@ -618,12 +604,9 @@ def read_methods(walk, cls, path, names):
 
 
 def walk_class(walk, cls, path):
+    layers_of(walk, cls)
     if not is_ambient(MODULE_OF(cls)):
-        layers_of(walk, cls)
         walk.open.append((read_class, cls, path))
-    if not is_ambient(MODULE_OF(type(cls))):
-        layers_of(walk, type(cls))
-        walk.open.append((read_metaclass, cls, path))
 
 
 def read_class(walk, cls, path, names):
@@ -638,10 +621,11 @@ def read_class(walk, cls, path, names):
 
 def read_metaclass(walk, cls, path, names):
     for name, raw in class_hits(walk, type(cls), names):
-        if not is_builtin_descriptor(raw) and class_value(cls, name) is MISSING:
+        hidden = class_value(cls, name) is not MISSING  # type(cls).name is read past the class's own
+        if not (hidden or is_builtin_descriptor(raw)):
             add(walk, TYPE_ATTR, cls, name, MISSING, f"{path}.{name}")
-            if not is_method(raw):
-                add_class_value(walk, type(cls), name, raw, f"{path}.{name}")
+        if not (is_method(raw) or is_builtin_descriptor(raw)):
+            add_class_value(walk, type(cls), name, raw, f"type({path}).{name}" if hidden else f"{path}.{name}")
 
 
 def add_class_value(walk, cls, name, found, path):
@@ -687,14 +671,15 @@ def guard_absences(walk):
     for reader, thing, path in list(walk.open):
         if reader not in OPENED or (reader is read_function and not dict_of(thing)):
             continue
-        own, cls = (None, thing) if reader is read_class else (own_dict(walk, thing), type(thing))
+        own = None if reader in (read_class, read_metaclass) else own_dict(walk, thing)
+        cls = thing if reader is read_class else type(thing)
         if id(cls) not in of_class:
             of_class[id(cls)] = [name for name in walk.probed if class_value(cls, name) is MISSING]
-        absent = [name for name in of_class[id(cls)] if own is None or name not in own]
-        if absent:
-            add_lengths(walk, cls)
-        for name in absent if own is not None else ():
-            add(walk, DICT_ITEM, own, name, MISSING, f"{path}.{name}")
+            if of_class[id(cls)]:
+                add_lengths(walk, cls)
+        for name in of_class[id(cls)] if own is not None else ():
+            if name not in own:
+                add(walk, DICT_ITEM, own, name, MISSING, f"{path}.{name}")
 
 
 def measure(walk):
@@ -963,7 +948,7 @@ CLASS_DICT_OF = type.__dict__["__dict__"].__get__
 NAME_OF = type.__dict__["__name__"].__get__
 MODULE_OF = type.__dict__["__module__"].__get__
 
-OPENED = (read_instance, read_class, read_function, read_python_module)
+OPENED = (read_instance, read_class, read_metaclass, read_function, read_python_module)
 
 # Switches of torch that are variables of Python: (a name in code that asks for one, dict, key, path).
 EINSUM = torch.backends.opt_einsum

@@ -648,16 +648,9 @@ def group_places(
         present = p.want is not places.MISSING
         guard = BY_VALUE if is_plain(p.want) else BY_IDENTITY
         guard = (
-            IS_NUMBER
-            if k in numbers
-            else FOLLOWS
-            if k in follows
-            else NOT_AT_ALL
-            if k in free
-            else BY_TYPE
-            if k in moving
-            else guard
-        )
+            IS_NUMBER if k in numbers else FOLLOWS if k in follows else NOT_AT_ALL if k in free
+            else BY_TYPE if k in moving else guard
+        )  # fmt: skip
         want = None if k in follows else p.want  # the core has it from the slot
         slots = follows.get(k, [NONE])
         items = len(slots) if k in follows and type(p.want) is tuple else 0

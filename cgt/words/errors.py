@@ -130,6 +130,14 @@ def replaces_memory(op: str, line: str) -> str:
     return f"{op} at {line} replaces the memory of a tensor. Make a new tensor, or copy_ into the old."
 
 
+@code(235)
+def array_written(op: str, line: str) -> str:
+    return (
+        f"{op} at {line} writes to an array of which the function made a tensor (torch.from_numpy): a replay would not."
+        " Make the tensor outside, or copy the array (torch.tensor)."
+    )
+
+
 @code(213)
 def absolute(op: str, line: str) -> str:
     return (
@@ -343,9 +351,9 @@ def number_saved() -> str:
 @code(114)
 def number_type(line: str) -> str:
     return (
-        "the function asks for an exact type with type(x), calls a method such as __le__ by its name, or catches "
-        f"TypeError, at {line}: there a number that changes is recorded by itself. isinstance(), operators, and a test "
-        "in place of `try` would not keep it from that."
+        "the function asks for an exact type with type(x), calls a method such as __le__ by its name, catches "
+        f"TypeError, or adds floats with sum(), at {line}: there a number that changes is recorded by itself. "
+        "isinstance(), operators, and a test in place of `try` would not keep it from that."
     )
 
 

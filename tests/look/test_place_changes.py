@@ -383,6 +383,47 @@ def behind_super():
     return Derived().run, Base
 
 
+def absent_behind_an_attribute():
+    state = type("State", (), {})
+    thing = state()
+    thing.scale = 5.0
+    return lambda x: x * getattr(type(thing), "scale", 2.0) * thing.scale, state
+
+
+def made_by_a_metaclass(own=(), **more):
+    """(a class with `own` attributes, the class of it)."""
+    meta = type("Meta", (type,), {"scale": 2.0} | more)
+    return meta("Made", (), dict(own)), meta
+
+
+def in_metaclass_of_a_base():
+    made, meta = made_by_a_metaclass()
+    derived = type(made)("Derived", (made,), {})
+    return lambda x: x * derived.scale, meta
+
+
+def in_metaclass_by_an_instance():
+    made, meta = made_by_a_metaclass()
+    thing = made()
+    return lambda x: x * type(thing).scale, meta
+
+
+def in_metaclass_behind_the_class():
+    made, meta = made_by_a_metaclass({"scale": 5.0})
+    return lambda x: x * type(made).scale * made.scale, meta
+
+
+def in_metaclass_as_property():
+    made, meta = made_by_a_metaclass(scale=property(lambda cls: 2.0))
+    return lambda x: x * made.scale, meta
+
+
+def absent_in_metaclass():
+    made, meta = made_by_a_metaclass()
+    del meta.scale
+    return lambda x: x * getattr(made, "scale", 2.0), meta
+
+
 def dispatched():
     state = Config(scale=2.0)
 
@@ -400,10 +441,21 @@ def dispatched():
 @pytest.mark.parametrize(
     "make",
     [function_attribute, absent_in_try, computed, absent_in_class, absent_in_class_of_instance]
-    + [absent_in_base, behind_super, dispatched],
+    + [absent_in_base, absent_behind_an_attribute, absent_in_metaclass, behind_super, dispatched]
+    + [in_metaclass_of_a_base, in_metaclass_by_an_instance, in_metaclass_behind_the_class, in_metaclass_as_property],
 )
 def test_attributes(make):
     agree_with_a_change(make, lambda state: setattr(state, "scale", 3.0))
+
+
+@pytest.mark.parametrize("inner", [False, True])
+def test_global_that_comes_later_and_hides_a_builtin(inner):
+    def make():
+        scope = {"__name__": "somebody", "torch": torch}
+        exec("def f(x): return x * len((1, 2))\ndef g(x): return f(x) + 1", scope)
+        return scope["g" if inner else "f"], scope
+
+    agree_with_a_change(make, lambda scope: scope.update(len=lambda entries: 7))
 
 
 class Entries(collections.UserDict):
