@@ -22,7 +22,7 @@ RECORD = ROOT / "bench" / "results" / "gpu.json"
 SOURCES = ("cgt_core.pyx", "cgt_core.pxd", "setup.py", "cgt/**/*.py", "cgt/**/*.pxi", "cgt/**/*.h")
 OUTCOMES = "CGT_OUTCOMES"  # names the file that the tests' outcomes go to
 PART = "CGT_PART"  # which of the tests a process runs, of PARTS
-PARTS, AT_ONCE = 43, 15  # processes; odd, since most tests come in pairs, one for each device
+PARTS, AT_ONCE = 43, 15  # processes, and of these on one GPU; odd, since most tests come in pairs, one for each device
 TESTS_S, BENCHES_S = 420, 240  # seconds that each may take
 PARITY_S = 240  # of PyTorch's databases: entries that were not judged by then do not count
 PARITY_MOST = 8  # samples of each operator, module or optimizer, in each way and dtype
@@ -65,6 +65,13 @@ def machine():
     }
 
 
+def gpus():
+    """How many there are."""
+    import torch
+
+    return max(1, torch.cuda.device_count())
+
+
 def run_pytest(limit_s, *args, outcomes=None, variables=()):
     """Run pytest: as `run_module`."""
     environment = dict(variables) | ({OUTCOMES: str(outcomes)} if outcomes else {})
@@ -92,9 +99,11 @@ def begin_suite(pool, notes, *args, variables=()):
     them, and tells how many passed, failed and were skipped, and which failed. One that fails and then errs while it
     is put away is one; one that began and never ended counts as failed."""
     notes.write_text("")
+    order = [str(k) for k in range(gpus())]
 
     def run_part(k):
-        part = {**dict(variables), PART: str(k)}
+        k_th = k % len(order)  # whose the part is: the first that its tests see
+        part = {**dict(variables), PART: str(k), "CUDA_VISIBLE_DEVICES": ",".join(order[k_th:] + order[:k_th])}
         return run_pytest(
             TESTS_S, "tests", "-p", "bench.gpu", *args, outcomes=notes, variables=part
         )
@@ -147,11 +156,11 @@ def note(outcome, test):
         notes.write(f"{outcome} {test}\n")
 
 
-def run_parity(folder):
+def run_parity(folder, seconds):
     """PyTorch's own databases: how many entries came to which verdict, and those that should not have."""
     told = folder / "parity.json"
-    limits = (f"--limit={PARITY_S}", f"--most={PARITY_MOST}", f"--jobs={AT_ONCE}")
-    status = run_module(PARITY_S + 120, "tests.databases", "--device=cuda", *limits, f"--summary={told}")
+    limits = (f"--limit={seconds}", f"--most={PARITY_MOST}", f"--jobs={AT_ONCE * gpus()}")
+    status = run_module(seconds + 120, "tests.databases", "--device=cuda", *limits, f"--summary={told}")
     return {"status": status, **(json.loads(told.read_text()) if told.exists() else {"verdicts": {}, "wrong": []})}
 
 
@@ -174,6 +183,7 @@ def main():
     parser.add_argument("--out", type=Path, default=RECORD, help="default: bench/results/gpu.json")
     parser.add_argument("--compile", action="store_true", help="measure torch.compile too")
     parser.add_argument("--only", nargs="+", choices=SECTIONS, default=SECTIONS, help="the rest of the record stays, and says of which sources it is")
+    parser.add_argument("--parity-seconds", type=int, default=PARITY_S, help="default: %(default)s")
     options = parser.parse_args()
     facts = machine()
     if facts["device"] == "CPU" and options.out.resolve() == RECORD:
@@ -181,7 +191,7 @@ def main():
 
     with tempfile.TemporaryDirectory() as name:
         folder, record = Path(name), {**facts, **kept(options.only)}
-        with ThreadPoolExecutor(AT_ONCE) as pool:
+        with ThreadPoolExecutor(AT_ONCE * gpus()) as pool:
             waits = {}
             if "suite" in options.only:
                 waits["suite"] = begin_suite(pool, folder / "suite")
@@ -191,7 +201,7 @@ def main():
                 record[what] = wait()
                 write(record, options.out)  # already now: what comes next may take the machine with it, or the time
         if "parity" in options.only:
-            record["parity"] = run_parity(folder)
+            record["parity"] = run_parity(folder, options.parity_seconds)
             write(record, options.out)
         if "bench" in options.only:
             record["bench"] = run_benches(folder, ["--compile"] if options.compile else [])

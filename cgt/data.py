@@ -406,7 +406,7 @@ class ReadValues(NamedTuple):
     """What Python read on the way, each the end of a segment (segments.py)."""
 
     values: list  # of segments.Value
-    known: dict  # memory -> parts of it (segments.part_of) that were read and not written since
+    known: set  # parts of memory (segments.part_of) that were read and not written since
     graded: list  # of each read: ids of leaves that had still their old .grad
     # (address, bytes) of memory in which .grad must not be set anew: something ran there before
     unfilled: list

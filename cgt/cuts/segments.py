@@ -222,13 +222,12 @@ def compute(seen, op, *args):
 
 def is_known(seen: Seen, t: torch.Tensor) -> bool:
     """Are t's bytes the same at each replay?"""
-    sid = core.storage_id(t)
-    return sid in seen.constants.memory or part_of(t) in seen.reads.known.get(sid, ())
+    return core.storage_id(t) in seen.constants.memory or part_of(t) in seen.reads.known
 
 
 def part_of(t):
     """Which part of its memory a tensor is."""
-    return core.address(t), t.dtype, tuple(t.shape), t.stride()
+    return core.address(t), span(t), core.storage_id(t), t.dtype, tuple(t.shape), t.stride()
 
 
 def is_small(seen, t):
@@ -249,7 +248,7 @@ def read(seen: Seen, values: Iterable[torch.Tensor]) -> None:
         value = leave(seen, t) if is_capture(seen) or is_host_recording(seen) else bytes_of(seen, t)
         seen.reads.values.append(Value(line, tuple(t.shape), t.dtype, value))
         sid = core.storage_id(t)
-        seen.reads.known.setdefault(sid, set()).add(part_of(t))
+        seen.reads.known.add(part_of(t))
         if sid in seen.made and t.is_contiguous() and t.numel() * t.element_size() == core.storage_bytes(t):
             constants.add(seen, t)
             if is_capture(seen):

@@ -28,7 +28,6 @@ dicts and class dicts, never with getattr, and subclasses are asked with issubcl
 (`__class__` can be faked)."""
 
 import argparse
-import builtins
 import collections
 import contextvars
 import functools
@@ -130,10 +129,8 @@ def find_places(
     value must change that these read. To it come those that a backward will run. None: what any code reads to which the
     function leads. `arguments`: (path, tensor) of those that are given, of which only the hooks count. `keeps`: see
     Walk."""
-    walk = Walk(
-        Found([], [], [], [], [], {}, [], set(), [], set(), [], []), set(), {}, collections.deque(), [], {}, {}, {},
-        {}, {}, {}, {}, ran, keeps,
-    )  # fmt: skip
+    found = Found([], [], [], [], [], {}, [], set(), [], set(), [], [])
+    walk = Walk(found, set(), {}, collections.deque(), [], {}, {}, {}, {}, {}, {}, {}, ran, keeps)
     most = math.inf if most is None else most
     # Thousands of places are no garbage, and a finalizer could change what is looked at.
     return core.within(collector_off(), lambda: look_everywhere(walk, function, roots, arguments, most))
@@ -289,9 +286,7 @@ def walk_cells(walk, function, names):
 def walk_globals(walk, scope, reads):
     """What code reads of its globals, `scope`, and the modules that it imports."""
     for name in reads.globals:
-        value = scope.get(name, MISSING)
-        if name not in scope and hasattr(builtins, name):
-            continue
+        value = scope.get(name, MISSING)  # of a builtin, too: a global that comes later hides it
         if not is_kept(walk, DICT_ITEM, scope, name, value, name, "global", None):
             add_and_visit(walk, DICT_ITEM, scope, name, value, name)
     for name in reads.imports:  # absolute, or relative to the function's package
@@ -640,11 +635,11 @@ def guard_absences(walk):
         own, cls = (None, thing) if reader is read_class else (own_dict(walk, thing), type(thing))
         if id(cls) not in of_class:
             of_class[id(cls)] = [name for name in walk.probed if class_value(cls, name) is MISSING]
-        absent = [name for name in of_class[id(cls)] if own is None or name not in own]
-        if absent:
-            add_lengths(walk, cls)
-        for name in absent if own is not None else ():
-            add(walk, DICT_ITEM, own, name, MISSING, f"{path}.{name}")
+            if of_class[id(cls)]:
+                add_lengths(walk, cls)
+        for name in of_class[id(cls)] if own is not None else ():
+            if name not in own:
+                add(walk, DICT_ITEM, own, name, MISSING, f"{path}.{name}")
 
 
 def measure(walk):

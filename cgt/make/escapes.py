@@ -12,6 +12,7 @@ from ..look import places
 from ..run.observe import all_tensors, collect, held
 from ..words import errors, pytree
 
+ALONE = max(core.references(t) for t in [torch.empty(0)])  # Python's, of what is in a list and has one name
 CODE = (type, types.ModuleType, types.FunctionType, types.MethodType, types.CodeType, torch.Tensor)
 
 
@@ -76,13 +77,17 @@ def vet_shared(plan: Plan, seen: Seen, result: object) -> str | None:
 
 def find_kept_view(plan, seen, draft):
     """The path of an argument of which somebody kept a view beside the result, or None: at another call it would be a
-    view of the recorded call's."""
+    view of the recorded call's. (PyTorch keeps some in a result that is a view of theirs, as in `z.mH`.)"""
     flat = plan.flat
     bases = [t._base for t in draft.out.tensors if t._base is not None]  # autograd's, of what is a view
     known = {id(t) for t in (*all_tensors(plan), *draft.out.tensors, *bases)}
     path_of = {core.storage_id(t): path for path, t in zip(flat.paths, flat.tensors, strict=True)}
     for attempt in range(2):
-        kept = [t for t in core.alive(seen.returned) if id(t) not in known and core.storage_id(t) in path_of]
+        kept = [
+            t for t in core.alive(seen.returned)
+            if id(t) not in known and core.storage_id(t) in path_of
+            and (core.references(t) > ALONE or all(t._base is not base for base in bases))
+        ]  # fmt: skip
         if not kept:
             return None
         if attempt == 0:

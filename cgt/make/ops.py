@@ -219,10 +219,9 @@ def judge(seen, call):
 def vet(seen, call):
     """Refuse what a replay could not repeat."""
     if not call.counts:
-        vet_op(
-            seen, call.op, call.facts, call.args, call.kwargs, call.inputs, call.written,
-            call.constant or call.selects, call.aside,
-        )  # fmt: skip
+        constant = call.constant or call.selects
+        op = call.op, call.facts, call.args, call.kwargs
+        vet_op(seen, *op, call.inputs, call.written, constant, call.aside)
     if call.apart and not call.constant and (call.written or not segments.may_end(seen)):
         refuse(seen, host_reason(seen, errors.op_apart, call.op))
     if seen.cuts.bodies:

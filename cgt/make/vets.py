@@ -10,7 +10,7 @@ from cgt_core import CUDA, HOST
 from ..data import Seen
 from ..run import constants
 from ..run.devices import name_of
-from ..run.observe import asks_on, is_capture, is_host_recording, refuse, user_line
+from ..run.observe import asks_on, is_capture, is_host_recording, refuse, unseen, user_line
 from ..words import errors
 from ..words.private import OpOverload, has_threads, is_forward_ad
 from . import advice
@@ -54,6 +54,8 @@ def vet_op(
         line = errors.casts_inside(str(op), user_line(seen))
     elif facts.replaces:
         line = errors.replaces_memory(str(op), user_line(seen))
+    elif any(core.storage_id(t) in seen.constants.memory and is_array(seen, t) for t in written):
+        line = errors.array_written(str(op), user_line(seen))
     elif facts.reshapes and core.storage_id(inputs[0]) not in seen.made:
         line = errors.changes_shape(str(op), user_line(seen))
     elif facts.namespace in COLLECTIVES and (seen.driver == HOST or facts.packet in WAITS):
@@ -68,6 +70,12 @@ def vet_op(
         line = vet_mixed(seen, op, facts, kwargs, inputs, written, constant)
     if line is not None:
         refuse(seen, line)
+
+
+def is_array(seen, t):
+    """Is the memory of this constant that of an array of NumPy's? PyTorch's own could be given another size."""
+    with unseen(seen):
+        return not (t.is_cuda or t.untyped_storage().resizable())
 
 
 def vet_kinds(seen: Seen, op: OpOverload, results: list[torch.Tensor]) -> None:

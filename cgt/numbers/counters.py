@@ -9,7 +9,6 @@ replay writes what came of it back. Such an op runs for real while it is recorde
 is done to the tensor, it is an ordinary one from the next recording on."""
 
 import array
-import collections
 import math
 import operator
 from collections.abc import Sequence
@@ -49,11 +48,9 @@ class Counter:
 
 def fits(t: torch.Tensor) -> bool:
     """Can it be one? Its memory must be its own."""
-    mine = (
-        type(t) is torch.Tensor and t.device.type == "cpu" and t.dim() == 0 and t.dtype in DTYPES
-        and not t.requires_grad
-    )  # fmt: skip
-    return mine and core.is_plain(t) and not t.is_inference() and core.storage_bytes(t) == t.element_size()
+    mine = type(t) is torch.Tensor and t.device.type == "cpu" and not (t.dim() or t.requires_grad)
+    plain = t.dtype in DTYPES and core.is_plain(t) and not t.is_inference()
+    return mine and plain and core.storage_bytes(t) == t.element_size()
 
 
 # --- which they are ---------------------------------------------------------------------------
@@ -65,14 +62,27 @@ def sources_of(state: State, flat: Flat, reached: list[Reached]) -> list[Source]
         *zip(flat.paths, flat.tensors, strict=True),
         *((r.path, r.tensor if r.owner == NONE else None) for r in reached),
     ]
-    counts = collections.Counter(core.storage_id(t) for _, t in named if t is not None)
     asked = [
         (k, path, t) for k, (path, t) in enumerate(named) if t is not None
         and (path in state.numbers.counters or core.storage_id(t) in state.numbers.asked)
-        and path not in state.numbers.exact and fits(t)
-    ]  # fmt: skip
-    alone = [(k, path, t.item()) for k, path, t in asked if counts[core.storage_id(t)] == 1]
+        and path not in state.numbers.exact
+        and fits(t)
+    ]
+    shared = memory_in_common([t for _, t in named if t is not None]) if asked else ()
+    alone = [(k, path, t.item()) for k, path, t in asked if core.storage_id(t) not in shared]
     return [Source(path, IN_TENSOR, k, value, None) for k, path, value in alone if math.isfinite(value)]
+
+
+def memory_in_common(tensors):
+    """Memory that several of these have, or that shares bytes with that of others: of one array of NumPy's, say."""
+    shared, end, last = set(), 0, None
+    rows = [(core.storage_address(t), core.storage_bytes(t), core.storage_id(t)) for t in tensors]
+    for at, nbytes, sid in sorted(rows):
+        if at < end:
+            shared.update((sid, last))
+        if at + nbytes > end:
+            end, last = at + nbytes, sid
+    return shared
 
 
 def learn(state: State, plan: Plan | None, seen: Seen, untraced: str | None) -> str | None:

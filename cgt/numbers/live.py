@@ -33,7 +33,7 @@ from ..look import containers, places, tables
 from ..look.code import is_read, tells_apart
 from ..look.places import Place
 from ..run import taps
-from ..run.observe import NOT_USER_CODE, Unrecordable, collect, is_capture, refuse, user_line
+from ..run.observe import NOT_USER_CODE, Unrecordable, collect, is_capture, lying_in, refuse, user_line
 from ..words import errors, pytree
 from ..words.private import OpOverload
 from . import rows
@@ -196,6 +196,7 @@ def tap(seen: Seen, is_mine: Callable[[], bool]) -> tuple[Callable[[], object], 
     trace = seen.live = Trace(plan.live, functools.partial(user_line, seen))
     trace.chooses, trace.choose = functools.partial(can_choose, seen), functools.partial(rows.choose, seen)
     trace.give_up = functools.partial(give_up, seen) if is_capture(seen) else None
+    trace.leave = lambda: leave(seen, errors.number_type(user_line(seen)))
     for s, one in zip(trace.sources, trace.stand_ins, strict=True):
         if s.op == core.AT_PLACE:
             trace.held[s.at] = one if s.part == core.NONE else (*trace.held.get(s.at, ()), one)
@@ -298,24 +299,25 @@ def put(seen, plain, owner, name, args, kwargs):
 
 def see_written(seen: Seen, written: list[torch.Tensor]) -> None:
     """An op is about to write: not to a row that was chosen, nor where it was chosen from. Eager's row is a view."""
-    if any(core.storage_id(t) in seen.live.rows_of for t in written):
+    if any(lying_in(t, seen.live.rows_of) for t in written):
         leave(seen, errors.row_written(user_line(seen)))
 
 
 def is_live(data):
-    return type(data) in STAND_INS or (type(data) in (list, tuple) and any(type(x) in STAND_INS for x in data))
+    parts = data if type(data) in (list, tuple) else (data,)
+    return any(type(x) in STAND_INS for x in parts) and all(type(x) in (*STAND_INS, int, float, bool) for x in parts)
 
 
 def filled_with(data, options):
-    """A tensor of live numbers; of a list of one and the same, or of several."""
-    options = {name: options[name] for name in ("dtype", "device") if options.get(name) is not None}
-    if type(data) in STAND_INS:
-        return torch.full((), data, **options)
-    if all(x is data[0] for x in data):
-        return torch.full((len(data),), data[0], **options)
-    if "dtype" not in options and any(isinstance(x, float) for x in data):
-        options["dtype"] = torch.get_default_dtype()
-    return torch.stack([torch.full((), x, **options) for x in data])
+    """A tensor of live numbers; of a list of one and the same, or of several. As in eager they come as 64 bits that are
+    rounded, to infinity if need be: where the type has fewer bits `full` raises."""
+    shape, numbers = ((), [data]) if type(data) in STAND_INS else ((len(data),), data)
+    whole = not any(isinstance(x, float) for x in numbers)
+    dtype = options.get("dtype") or (torch.int64 if whole else torch.get_default_dtype())
+    wide = torch.float64 if dtype.is_floating_point or dtype.is_complex else dtype
+    fill = functools.partial(torch.full, dtype=wide, device=options.get("device"))
+    same = all(x is numbers[0] for x in numbers)
+    return (fill(shape, numbers[0]) if same else torch.stack([fill((), x) for x in numbers])).to(dtype)
 
 
 def unwrap(trace, place):

@@ -21,10 +21,8 @@ def can_choose(seen: Seen, t: torch.Tensor) -> bool:
     if seen.inside or type(t) not in (torch.Tensor, torch.nn.Parameter):
         return False
     here = t.is_cuda == (seen.driver == CUDA)
-    return (
-        here and seen.reason is None and not seen.cuts.bodies and core.is_plain(t) and t.dim() > 0
-        and not t.requires_grad
-    )  # fmt: skip
+    plain = core.is_plain(t) and t.dim() > 0 and not t.requires_grad
+    return here and plain and seen.reason is None and not seen.cuts.bodies
 
 
 def at(t, dim, index):
@@ -40,7 +38,7 @@ def choose(seen: Seen, t: torch.Tensor, index: int) -> torch.Tensor:
     """t[index], copied. Nobody may write either of the two (live.see_written): eager's is a view."""
     trace = seen.live
     row = t.index_select(0, at(t, 0, index)).view(t.shape[1:])
-    trace.rows_of.update({core.storage_id(one): core.storage_name(one) for one in (row, t)})
+    trace.rows_of += [(core.storage_address(one), core.storage_bytes(one), core.storage_name(one)) for one in (row, t)]
     trace.chosen.add(core.storage_id(row))
     return row
 

@@ -4,6 +4,7 @@ To Python a stand-in is a float or an int; each step of arithmetic makes another
 PyTorch's own symbolic numbers carry it into ops. Lists and tuples of numbers from which one chooses have stand-ins,
 too."""
 
+import dis
 import math
 import operator
 import sys
@@ -21,6 +22,7 @@ from ..words.private import without_torch_function
 
 MOST = pytree.MOST
 PARSER = "python_arg_parser"  # the file of PyTorch's that asks for a value
+SUMS_EXACTLY = sys.version_info >= (3, 12)
 MAX_STEPS = 4096  # of one recording: what computes more with a number is a loop that wants another form
 
 
@@ -62,8 +64,9 @@ class Trace:
         self.changed = None  # the path of one of these that the function changed
         self.over = False
         self.give_up = None  # of a capture: leave it, with the line at which a number was read
+        self.leave = None  # the run: C adds in another way than a stand-in does
         self.started, self.asked = 0, set()  # code that was looked at (watch)
-        self.rows_of = {}  # memory of tensors that a number chose rows of, and of these -> what keeps that name its own
+        self.rows_of = []  # (address, bytes, what keeps these) of memory that a number chose rows of, and of the rows
         self.chosen = set()  # memory of these rows
         self.tables = []  # of tables.Table
         self.bypassed = False  # somebody led to a table past its place, and changed it
@@ -260,14 +263,26 @@ def binary(op, function):
     def left(self, other):
         if is_foreign(other):
             return NotImplemented
+        vet_sum(op, self, other)
         return self.node.trace.step(op, function, self, other)
 
     def right(self, other):
         if is_foreign(other):
             return NotImplemented
+        vet_sum(op, self, other)
         return self.node.trace.step(op, function, other, self)
 
     return left, right
+
+
+def vet_sum(op, one, other):
+    """Of floats alone, sum() adds in the end what each step rounded off: leave where C adds, and no code does."""
+    if op != ADDED or not SUMS_EXACTLY or one.node.trace.over:
+        return
+    frame = sys._getframe(1).f_back
+    by_code = frame is None or dis.opname[frame.f_code.co_code[frame.f_lasti]].startswith("BINARY")
+    if not by_code and float in (type(plain_of(one)), type(plain_of(other))):
+        one.node.trace.leave()
 
 
 def is_foreign(other):

@@ -16,7 +16,7 @@ import torch
 from ..data import Seen
 from ..words.private import OpOverload
 from .devices import on_stream
-from .observe import exchange, is_capture, note_memory, tensors_in, unseen
+from .observe import exchange, is_capture, lying_in, note_memory, tensors_in, unseen
 from .taps import Bracket
 
 T = TypeVar("T")
@@ -86,10 +86,11 @@ def note(
 
 
 def forget(seen: Seen, tensors: Iterable[torch.Tensor]) -> None:
-    """These are no constants, or not any more; nor is known what was read of them."""
+    """These are no constants, or not any more; nor is known what was read of them, be it under another name: two
+    tensors made of one array of NumPy's have a storage each."""
     for t in tensors:
         seen.constants.memory.pop(core.storage_id(t), None)
-        seen.reads.known.pop(core.storage_id(t), None)
+        seen.reads.known.difference_update(lying_in(t, seen.reads.known))
 
 
 def close(seen: Seen) -> None:

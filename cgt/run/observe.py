@@ -102,6 +102,13 @@ def span(t: torch.Tensor) -> int:
     return (last + 1) * t.element_size()
 
 
+def lying_in(t: torch.Tensor, parts: Iterable[tuple]) -> list[tuple]:
+    """Those of these parts of memory, (address, bytes, ...), that share bytes with t's memory."""
+    at = core.storage_address(t)
+    end = at + core.storage_bytes(t)
+    return [part for part in parts if part[0] < end and at < part[0] + part[1]]
+
+
 def version_of(t: torch.Tensor) -> int:
     """How often it was written; 0 where nothing counts that, in inference mode."""
     return 0 if t.is_inference() else t._version

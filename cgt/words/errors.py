@@ -85,8 +85,8 @@ number_kept = says("""112: something that is computed from {path}, a number that
     call. Pass it as a tensor.""")
 number_saved = says("113: a backward outside of the function, compiled code or another thread may look at it")
 number_type = says("""114: the function asks for an exact type with type(x), calls a method such as __le__ by its name,
-    or catches TypeError, at {line}: there a number that changes is recorded by itself. isinstance(), operators, and a
-    test in place of `try` would not keep it from that.""")
+    catches TypeError, or adds floats with sum(), at {line}: there a number that changes is recorded by itself.
+    isinstance(), operators, and a test in place of `try` would not keep it from that.""")
 stores_number = says("""115: the function changes the number in {path}, which it reads: from the next call on it is
     computed at each.""")
 reads_counter = says("""116: the function counts in {path}, a tensor on the CPU, or asks for its number: from the next
@@ -157,6 +157,8 @@ gathered = says("""233: {path} was gathered by an earlier forward and is not sha
     is. Call reshard() on the module behind a forward that has none.""")
 unknown_sharding = says("""234: {path} was spread by fully_shard of a release of torch in which cgt does not know what
     that keeps beside it.""")
+array_written = says("""235: {op} at {line} writes to an array of which the function made a tensor (torch.from_numpy): a
+    replay would not. Make the tensor outside, or copy the array (torch.tensor).""")
 
 # 3: what Python keeps
 impure = says("""301: {name}() at {line} gives another value at each call, and a replay would repeat the recorded one.

@@ -677,3 +677,24 @@ def test_the_last_token_of_a_batch_of_one(device):
         tokens = torch.full((1, 5), 2 + k % 2 * 4, device=device)
         assert torch.equal(f(tokens), tokens * 2 if k % 2 else tokens + 1)
     assert cgt.stats(f).replays >= 6, cgt.explain(f)
+
+
+@pytest.mark.parametrize("given", [True, False])
+@pytest.mark.parametrize("part", [slice(None), slice(1, None)])
+def test_value_is_read_again_behind_a_write_to_its_memory_under_another_name(device, part, given):
+    """Two tensors with a storage each: of one array of NumPy's, or by DLPack."""
+    one = torch.zeros(4, dtype=torch.int64, device=device)
+    other = torch.from_dlpack(one[part])
+    assert core.storage_id(one) != core.storage_id(other)
+
+    def function(x, one=one, other=other):
+        first = one[2].item()
+        other.copy_(x[part])
+        return x * one[2].item() + first
+
+    f = cgt.jit(function)
+    for k in range(16):
+        one.zero_()
+        x = torch.full((4,), k % 3, device=device)
+        assert identical(f(*((x, one, other) if given else (x,))), x * x[0]) and torch.equal(other, x[part]), k
+    assert cgt.stats(f).replays >= 6, cgt.explain(f)

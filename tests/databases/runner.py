@@ -6,6 +6,7 @@ that has used CUDA cannot be forked, and some of the databases ask the GPU while
 """
 
 import gc
+import itertools
 import math
 import multiprocessing
 import os
@@ -44,7 +45,11 @@ class Row(NamedTuple):
 class Worker:
     """A process, what it is at, and until when it must answer."""
 
+    gpus = itertools.cycle(range(max(1, torch.cuda.device_count())))  # each process has the next one
+
     def __init__(self, device):
+        if device == "cuda":
+            os.environ["CUDA_VISIBLE_DEVICES"] = str(next(Worker.gpus))  # for what is started here: this process has looked before
         context = multiprocessing.get_context("fork" if device == "cpu" else "spawn")
         self.pipe, theirs = context.Pipe()
         self.process = context.Process(target=work, args=(theirs, device), daemon=True)

@@ -383,6 +383,13 @@ def behind_super():
     return Derived().run, Base
 
 
+def absent_behind_an_attribute():
+    state = type("State", (), {})
+    thing = state()
+    thing.scale = 5.0
+    return lambda x: x * getattr(type(thing), "scale", 2.0) * thing.scale, state
+
+
 def dispatched():
     state = Config(scale=2.0)
 
@@ -400,10 +407,20 @@ def dispatched():
 @pytest.mark.parametrize(
     "make",
     [function_attribute, absent_in_try, computed, absent_in_class, absent_in_class_of_instance]
-    + [absent_in_base, behind_super, dispatched],
+    + [absent_in_base, absent_behind_an_attribute, behind_super, dispatched],
 )
 def test_attributes(make):
     agree_with_a_change(make, lambda state: setattr(state, "scale", 3.0))
+
+
+@pytest.mark.parametrize("inner", [False, True])
+def test_global_that_comes_later_and_hides_a_builtin(inner):
+    def make():
+        scope = {"__name__": "somebody", "torch": torch}
+        exec("def f(x): return x * len((1, 2))\ndef g(x): return f(x) + 1", scope)
+        return scope["g" if inner else "f"], scope
+
+    agree_with_a_change(make, lambda scope: scope.update(len=lambda entries: 7))
 
 
 class Entries(collections.UserDict):

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import pytest
 import torch
-from helpers import double, jit_warm, line_of, numbers, refill
+from helpers import double, identical, jit_warm, line_of, numbers, refill, values
 
 import cgt
 
@@ -621,3 +621,38 @@ def test_result_that_the_function_keeps_as_well_is_never_overwritten(device, kee
         assert cgt.stats(f).replays == 6, cgt.explain(f)
     else:
         assert cgt.stats(f).replays == 0 and any("changed by the function" in r for r in cgt.stats(f).reasons)
+
+
+INNER = {  # PyTorch keeps a view in the view of it that comes of an op of these
+    "z.mH": lambda z: z.mH, "z.H": lambda z: z.H, "adjoint": lambda z: z[1:].adjoint(), "real": lambda z: z.conj().real, "imag": lambda z: z.conj().imag,
+    "twice": lambda z: z.conj().conj(), "as real": lambda z: torch.view_as_complex(torch.view_as_real(z.t())).t().real, "two": lambda z: [z.mH, z.mT.imag],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", INNER)
+def test_conjugated_and_real_views_of_views_of_an_argument_replay(device, name):
+    function = INNER[name]
+    f = cgt.jit(function)
+    for k in range(8):
+        z = values(device, 6, 6, seed=k, dtype=torch.complex64)
+        got, want = f(z), function(z)
+        assert identical(got, want), k
+        z.mul_(2)  # in which it is seen
+        assert identical(got, want), k
+    assert cgt.stats(f).replays >= 5, cgt.explain(f)
+
+
+@pytest.mark.parametrize("inner", [False, True])
+def test_view_that_somebody_keeps_beside_a_conjugated_one_is_told(device, inner):
+    held = []
+
+    def function(z):
+        one = z.t()
+        held[:] = [one] if inner else [z[1:]]
+        return one.conj()
+
+    f = cgt.jit(function)
+    for k in range(4):
+        z = values(device, 4, 4, seed=k, dtype=torch.complex64)
+        assert identical(f(z), z.t().conj()) and held[0]._base is z, k
+    assert cgt.stats(f).replays == 0

@@ -370,3 +370,26 @@ def outcome(function, x, a, *counters):
         return function(x, a, *counters)
     except (ZeroDivisionError, OverflowError, RuntimeError, TypeError) as error:
         return error
+
+
+@pytest.mark.parametrize("whole", [False, True])
+@pytest.mark.parametrize("kind", [F32, F64, I64], ids=str)
+def test_memory_that_counts_under_two_names(device, kind, whole):
+    """Of one array of NumPy's: no op on the one tells of the other."""
+
+    def made():
+        array = torch.zeros(3, dtype=kind).numpy()
+        return [torch.from_numpy(array[1:2]).reshape(()), torch.from_numpy(array if whole else array[1:2])]
+
+    (ours, alias), (theirs, other) = made(), made()
+
+    def function(x, c, d):
+        first = c.item()
+        d.add_(1)
+        d.add_(1)
+        return x * c.item() + first
+
+    f, x = cgt.jit(lambda x: function(x, ours, alias)), values(device, 8)
+    for k in range(CALLS):
+        want = function(x, theirs, other)
+        assert identical(f(x), want) and ours.item() == theirs.item(), (k, cgt.explain(f))

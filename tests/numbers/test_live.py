@@ -5,8 +5,10 @@ import collections
 import contextlib
 import dataclasses
 import decimal
+import functools
 import json
 import math
+import operator
 import os
 import pathlib
 import re
@@ -895,3 +897,65 @@ def test_tensors_of_whole_numbers_beyond_32_bits(maker, device):
         n = (0, 2**33 + 5, 2**33 + 7, -(2**34) - 5)[k % 4]
         assert f(t, n).item() == n, k
 
+
+
+LARGE = [1e300, -1e300, math.inf, -math.inf, math.nan, 3.4028235e38, 3.40282357e38, 65519.0, 65520.0]
+WIDE = [2**54 + 2**30 + 1, -(2**62), 2**24 + 1, 65519, 65520, 2**55 + 2**47 + 1]
+
+
+@pytest.mark.parametrize("numbers", [LARGE, WIDE], ids=["floats", "whole"])
+@pytest.mark.parametrize("dtype", [None, torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex32, torch.complex64, torch.complex128, torch.bool])
+def test_tensors_of_numbers_that_their_type_does_not_hold(device, dtype, numbers):
+    """Eager's are rounded from 64 bits, to infinity if need be."""
+    kind = type(numbers[0])
+    make = lambda n, t: (torch.tensor(n, dtype=dtype, device=t.device), torch.tensor([n], dtype=dtype, device=t.device), torch.as_tensor([n, kind(2), True], dtype=dtype, device=t.device))  # fmt: skip  # noqa: E731
+    f, t = cgt.jit(lambda n, t: (make(n, t), t + 1)), torch.zeros(1, device=device)
+    for k, n in enumerate([kind(k) for k in range(1, 7)] + [one for odd in numbers for one in (odd, kind(2))]):
+        assert all(map(identical, f(n, t)[0], make(n, t))), (k, n)
+    exact = device.type == "cuda" and dtype == torch.bool  # no kernel's argument is the number itself
+    assert cgt.stats(f).replays >= (0 if exact else len(numbers) + 3), cgt.explain(f)
+
+
+def test_tensors_of_a_live_number_and_one_of_another_kind(device):
+    f, t = cgt.jit(lambda n, t: t * torch.tensor([n, 1j], device=t.device)), torch.ones(2, device=device)
+    for k in range(8):
+        assert identical(f(k / 3, t), torch.tensor([k / 3, 1j], device=device)), k
+
+
+SUMS = {
+    "first": lambda k: sum([k, 1e16, 1.0, -1e16]),
+    "second": lambda k: sum([1e16, k, 1.0, -1e16]),
+    "last": lambda k: sum([1e16, 1.0, -1e16, k]),
+    "start": lambda k: sum([1e16, 1.0, -1e16], k),
+    "several": lambda k: sum([1e16, k, k, k / 3, -1e16]),
+    "generator": lambda k: sum(x * k for x in (1e16, 1.0, -1e16, 3.0)),
+    "by another name": lambda k: functools.partial(sum)([k, 1e16, 1.0, -1e16]),
+    "by map": lambda k: [*map(sum, [[k, 1e16, 1.0, -1e16]])][0],
+    "reduced": lambda k: functools.reduce(operator.add, [k, 1e16, 1.0, -1e16]),
+    "products": lambda k: getattr(math, "sumprod", lambda p, q: sum(map(operator.mul, p, q)))([k, 1e16, 1.0, -1e16], [1.0, 3.0, k, 3.0]),
+    "with whole ones": lambda k: sum([int(k > 1), k, 1e16, 1, -1e16]),
+}
+
+
+@pytest.mark.parametrize("exactly", [True, None])
+@pytest.mark.parametrize("kind", [float, int])
+@pytest.mark.parametrize("name", SUMS)
+def test_sums_of_floats_are_those_of_python(device, monkeypatch, name, kind, exactly):
+    """From Python 3.12 on sum() is exact to the last bit, but where one is no float to C."""
+    monkeypatch.setattr(standins, "SUMS_EXACTLY", exactly or standins.SUMS_EXACTLY)
+    f = agree(argument(lambda x, k: x * SUMS[name](k))(device), [kind(one) for one in (1, 2, 3, 1)] * 8, most=8, replays=16)
+    left = any("adds floats with sum()" in reason for reason in cgt.stats(f).reasons)
+    assert left == standins.SUMS_EXACTLY, cgt.explain(f)
+
+
+@pytest.mark.parametrize("exactly", [True, None])
+def test_additions_of_the_code_are_followed(device, monkeypatch, exactly):
+    monkeypatch.setattr(standins, "SUMS_EXACTLY", exactly or standins.SUMS_EXACTLY)
+
+    def function(x, k):
+        total = 0
+        for part in (k, 1.5, k / 3):
+            total += part
+        return x * (1e16 + k + total + (lambda a: 1.0 + a)(k)) + sum([x, x], k)
+
+    agree(argument(function)(device), RATES)

@@ -161,3 +161,18 @@ def test_assignment_is_torchs_own_again():
     for i in range(4):
         f(torch.zeros(4), i)
     assert "__setitem__" not in vars(torch.Tensor)
+
+
+def test_rows_whose_memory_is_written_under_another_name(device):
+    def make():
+        table = torch.arange(12.0, device=device).view(3, 4)
+        other = torch.from_dlpack(table)
+
+        def function(x, t):
+            row = table[t]
+            other.add_(x)
+            return row * 2
+
+        return [table, other], function
+
+    check(make, [(torch.full((4,), float(k), device=device), k % 3) for k in range(CALLS)], replays=CALLS // 3)

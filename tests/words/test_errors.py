@@ -17,6 +17,7 @@ import warnings
 from pathlib import Path
 
 import cgt_core as core
+import numpy as np
 import pytest
 import test_failures  # noqa: F401  its tests reach sentences too
 import torch
@@ -35,6 +36,8 @@ pytestmark = pytest.mark.usefixtures("short_cool_down", "nothing_left_behind")
 
 HERE = re.escape(__file__) + ":[0-9]+"
 TABLE = torch.ones(2)
+ARRAY = np.ones(2)
+OF_ARRAY = torch.from_numpy(ARRAY)
 GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="says something about GPUs")
 SENTENCES = {
     name
@@ -136,6 +139,8 @@ def reason_table(device="cpu"):
         ("dynamic_shape", "aten._unique2", lambda x: x.unique().sum(),
          [lambda x: torch.where(x > 0, x, 0).sum(), lambda x: x.topk(2).values.sum(), lambda x: x[x > 0].sum()]),
         ("memory_read", "Tensor.tolist", lambda x: sum(x.tolist()), [lambda x: x.sum()]),
+        ("array_written", "aten.fill_", lambda x: (torch.from_numpy(ARRAY).fill_(3.0), x * 2)[1],
+         [lambda x: (torch.tensor(ARRAY).fill_(3.0), x * 2)[1], lambda x: (OF_ARRAY, x * 2)[1]]),
         ("replaces_memory", "aten.resize_", resized, [resized_new, resized_old]),
         ("changes_shape", "aten.unsqueeze_", reshaped, [lambda x: x.unsqueeze(0) * 2]),
         ("layout", "sparse", lambda x: x.to_sparse().to_dense() * 2, [lambda x: x * 2]),
