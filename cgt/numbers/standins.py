@@ -277,7 +277,7 @@ def binary(op, function):
 
 def vet_sum(op, one, other):
     """Of floats alone, sum() adds in the end what each step rounded off: leave where C adds, and no code does."""
-    if op != ADDED or not SUMS_EXACTLY or one.node.trace.over:
+    if op != core.ADDED or not SUMS_EXACTLY or one.node.trace.over:
         return
     frame = sys._getframe(1).f_back
     by_code = frame is None or dis.opname[frame.f_code.co_code[frame.f_lasti]].startswith("BINARY")
