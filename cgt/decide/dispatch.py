@@ -523,7 +523,7 @@ def add_node(call, plan, seen, draft):
         graph, site, (program, groups, effects, mine, seen.generators.captured, seen.alive.objects),
         [draft.paths[k] for k in used], [plan.places[k].path for k in order], followable, grads, loose,
         moving.told(plan, code_of(state)), live.told(seen.live, plan.places), core.record_seconds(),
-        seen.reads.values, seen.cuts.forks, islands.told(seen), seen.ops, seen.trail, frozenset(seen.copied.told),
+        seen.reads.values, seen.cuts.forks, islands.told(seen), seen.run.ops, seen.trail, frozenset(seen.copied.told),
         verify.changes(seen, draft), seen.random,
     )  # fmt: skip
     node = core.add_node(

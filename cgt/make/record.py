@@ -190,9 +190,7 @@ def watch(state, attempt, fills):
     """(attempt.seen, which is to show the run; what it copies). `fills`: the copies hold what they are of, by now."""
     plan = attempt.plan
     swaps, copies = copy_leaves(plan, fills)
-    seen = attempt.seen = observe.observe_plan(plan, swaps)
-    seen.blockers, seen.ops = state.blockers, [] if state.opts.audit and state.opts.audit.every else None
-    seen.apart, seen.until, seen.computes = state.apart, state.late, plan.computes
+    seen = attempt.seen = observe.observe_plan(state, plan, swaps)
     seen.copied.copies.update(copies)
     seen.copied.movable.update(addresses.begin(state, plan, seen, copies))
     return seen, swaps
@@ -380,7 +378,7 @@ def open_sinks(plan, seen, result):
     """The graph that the run left behind begins at what requires grad in its result."""
     if plan.saves:
         tensors = observe.all_tensors(plan)
-        core.sinks_open(seen.sinks, tensors, describe.pending_in(seen, result, {id(t) for t in tensors}))
+        core.sinks_open(seen.run.plan.sinks, tensors, describe.pending_in(seen, result, {id(t) for t in tensors}))
 
 
 def failure(error: BaseException) -> str:
@@ -581,7 +579,7 @@ def restore_result(plan: Plan, seen: Seen, parts: Parts) -> object:
     given = parts.given
     for k, root in enumerate(parts.behind.roots):
         given[root] = core.view_like(given[root], given[root], 0)
-        core.sinks_join(seen.sinks, k, given[root])
+        core.sinks_join(seen.run.plan.sinks, k, given[root])
     for _, k in sorted((o.version, k) for k, o in enumerate(parts.outs) if o.kind == core.PART):
         given[k] = views.make(given[parts.outs[k].ref], parts.outs[k].ops)
     for k, row in enumerate(parts.outs):

@@ -122,7 +122,7 @@ def record(seen: Seen, op: OpOverload, args: Sequence, kwargs: dict, before: int
 
     words = told_by(seen, op, given, ROUNDS, functools.partial(explain, main, spans=spans))
     # A copy is told anew on the GPU that makes it.
-    if words is None or (seen.others and any(node.kind == COPY for node in main)):
+    if words is None or (seen.run.others and any(node.kind == COPY for node in main)):
         stay(seen, memory)
         return
     for k, one in enumerate(slots):
