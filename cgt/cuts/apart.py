@@ -49,8 +49,9 @@ def record(seen: Seen, op: OpOverload, args: tuple, kwargs: dict[str, object]) -
     outside, named = _pytree.tree_unflatten(given, spec)
     part = Apart(op, outside, named, user_line(seen), [])
     seen.cuts.apart.append(part)
-    seen.alive.objects.append(part)
-    end_segment(seen, part.run)
+    run_again = part.run
+    seen.alive.objects.append(run_again)  # the core borrows it
+    end_segment(seen, run_again, pure=True)
 
     def run():
         with unseen(seen):
@@ -141,9 +142,8 @@ def slim(t: torch.Tensor) -> torch.Tensor:
     return t[tuple(slice(None) if n else slice(1) for n in t.stride())] if t.dim() else t
 
 
-def end_segment(seen: Seen, part: Callable[[], object]) -> None:
-    """Replays call it behind what was recorded until here, which runs now."""
-    pure = isinstance(part, Apart)
+def end_segment(seen: Seen, part: Callable[[], object], pure: bool = False) -> None:
+    """Replays call it behind what was recorded until here, which runs now. `pure`: it is an op."""
     if is_capture(seen):
         segments.end_capture(seen, part=part, pure=pure)
     else:
