@@ -69,7 +69,7 @@ def record(seen: Seen, op: OpOverload, args: tuple, kwargs: dict[str, object]) -
 
 def is_one(seen: Seen, op: OpOverload, facts: Any, inputs: Iterable[torch.Tensor]) -> bool:
     """Is this an op that no graph can hold?"""
-    return bool(seen.apart and op in seen.apart) or (facts.packet in KNOWN and any(t.is_cuda for t in inputs))
+    return bool(seen.run.apart and op in seen.run.apart) or (facts.packet in KNOWN and any(t.is_cuda for t in inputs))
 
 
 REFUSED = re.compile(
@@ -89,10 +89,10 @@ def learn(
         torch.Tensor, lambda t: functools.partial(torch.zeros, t.shape, dtype=t.dtype, device=t.device), (args, kwargs)
     )
     zeros = _pytree.tree_map_only(torch.Generator, lambda _: None, zeros)
-    seen.failed = functools.partial(repeat, op, zeros, (seen.device, *seen.others))
+    seen.failed = functools.partial(repeat, op, zeros, (seen.run.device, *seen.run.others))
     seen.reason = seen.reason or errors.op_apart(str(op), user_line(seen))
     if facts.pure and not (written or facts.dynamic) and segments.may_end(seen):
-        seen.apart.add(op)
+        seen.run.apart.add(op)
         seen.again = True
 
 

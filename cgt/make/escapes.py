@@ -82,7 +82,7 @@ def find_kept_view(plan, seen, draft):
     known = {id(t) for t in (*all_tensors(plan), *draft.out.tensors, *bases)}
     path_of = {core.storage_id(t): path for path, t in zip(flat.paths, flat.tensors, strict=True)}
     for attempt in range(2):
-        kept = [t for t in core.alive(seen.returned) if id(t) not in known and core.storage_id(t) in path_of]
+        kept = [t for t in core.alive(seen.run.returned) if id(t) not in known and core.storage_id(t) in path_of]
         if not kept:
             return None
         if attempt == 0:

@@ -123,7 +123,7 @@ def record(seen: Seen, op: OpOverload, args: Sequence, kwargs: dict, before: int
 
     words = told_by(seen, op, given, ROUNDS, functools.partial(explain, main, spans=spans))
     if words is None or (
-        seen.others and any(node.kind == COPY for node in main)
+        seen.run.others and any(node.kind == COPY for node in main)
     ):  # a copy is told anew on the GPU that makes it
         stay(seen, memory)
         return

@@ -128,7 +128,7 @@ def begin(seen: Seen) -> None:
     for row, source in enumerate(trace.sources if trace is not None else ()):
         if source.op != IN_TENSOR:
             continue
-        t = all_tensors(seen.plan)[source.at]
+        t = all_tensors(seen.run.plan)[source.at]
         alike = first.setdefault((t.dtype, repr(source.value)), row)
         if alike != row:
             trace.steps[row] = trace.steps[row]._replace(b=alike)
@@ -141,10 +141,10 @@ def ask(seen: Seen, name: str, t: torch.Tensor) -> int | float | None:
         return None
     one = seen.live.counters.get(core.storage_id(t)) if seen.live is not None else None
     if one is not None:
-        to_user = seen.plan.wary and not asker().f_code.co_filename.startswith(NOT_USER_CODE)
+        to_user = seen.run.plan.wary and not asker().f_code.co_filename.startswith(NOT_USER_CODE)
         return None if seen.live.over or to_user else seen.live.stand_in(one.row)
     if may_count(seen, t) or (
-        not seen.recording and core.storage_id(t) in seen.constants.memory and fits(t)
+        not seen.run.recording and core.storage_id(t) in seen.constants.memory and fits(t)
     ):  # which this call begins
         seen.host.asked.add(core.storage_id(t))
     return None
@@ -152,18 +152,22 @@ def ask(seen: Seen, name: str, t: torch.Tensor) -> int | float | None:
 
 def may_count(seen, t):
     """Could the next run have this one, from outside?"""
-    return core.storage_id(t) not in seen.made and not seen.cuts.bodies and seen.graph is None and fits(t)
+    return core.storage_id(t) not in seen.made and not seen.cuts.bodies and seen.run.graph is None and fits(t)
 
 
 def passes(seen: Seen, facts: Any, args: Sequence, inputs: list[torch.Tensor], written: list[torch.Tensor]) -> bool:
     """Does an op of a warm-up do what a recording will do with counters?"""
     if not written:
         names = set(map(core.storage_id, inputs))
-        return facts.reads and not seen.recording and bool(names) and names <= seen.host.asked - seen.made.keys()
-    if seen.driver != CUDA or not all(may_count(seen, t) for t in written) or changes(seen, facts, args, {}) is None:
+        return facts.reads and not seen.run.recording and bool(names) and names <= seen.host.asked - seen.made.keys()
+    if (
+        seen.run.driver != CUDA
+        or not all(may_count(seen, t) for t in written)
+        or changes(seen, facts, args, {}) is None
+    ):
         return False
     seen.host.asked.update(map(core.storage_id, written))
-    return not seen.recording
+    return not seen.run.recording
 
 
 def see(seen: Seen, op: OpOverload, facts: Any, args: Sequence, kwargs: dict, inputs: list[torch.Tensor]) -> bool:

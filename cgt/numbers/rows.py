@@ -20,7 +20,7 @@ def can_choose(seen: Seen, t: torch.Tensor) -> bool:
     """May an op choose from this tensor?"""
     if seen.inside or type(t) not in (torch.Tensor, torch.nn.Parameter):
         return False
-    here = t.is_cuda == (seen.driver == CUDA)
+    here = t.is_cuda == (seen.run.driver == CUDA)
     return (
         here
         and seen.reason is None

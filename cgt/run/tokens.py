@@ -62,7 +62,7 @@ def see_get_state(seen: Seen, generator: torch.Generator, plain: Callable[[], to
         refuse(seen, errors.body_acts("get_rng_state", user_line(seen)))
     seen.acts = True
     vet_device(seen, "get_rng_state", generator)
-    if generator.device.type == "cpu" or not seen.recording:
+    if generator.device.type == "cpu" or not seen.run.recording:
         with unseen(seen):
             state = plain()
             note_token(seen, state, 0, generator, None)
@@ -83,8 +83,12 @@ def see_get_state(seen: Seen, generator: torch.Generator, plain: Callable[[], to
 
 def vet_device(seen, name, generator):
     """A recording's words are for the generators of its own GPUs, which a first run shows."""
-    if generator.device.type == "cuda" and seen.recording and generator.device.index not in (seen.device, *seen.others):
-        refuse(seen, errors.other_device(name, user_line(seen), generator.device, name_of(seen.device)))
+    if (
+        generator.device.type == "cuda"
+        and seen.run.recording
+        and generator.device.index not in (seen.run.device, *seen.run.others)
+    ):
+        refuse(seen, errors.other_device(name, user_line(seen), generator.device, name_of(seen.run.device)))
 
 
 def note_token(seen, state, moved, generator, words):
@@ -107,7 +111,7 @@ def see_set_state(
     if words is None:  # set to what the function did not read: the next draw, or the end, refuses
         with unseen(seen):
             return plain(state)
-    if generator.device.type != "cpu" and seen.recording:
+    if generator.device.type != "cpu" and seen.run.recording:
         rng = seen.generators.words[core.generator_id(generator)]
         rng.at = rng.words if words is rng.copy else words
         core.point_generator(rng.handle, words[0:1], words[1:2], moved)
@@ -129,11 +133,11 @@ def token_of(seen, sid, state):
     token = seen.generators.tokens.get(sid)
     if token is not None:
         return state, token.moved, state if token.words is None else token.words
-    found = seen.graph.tokens.get(sid) if seen.graph is not None else None
+    found = seen.run.graph.tokens.get(sid) if seen.run.graph is not None else None
     if found is None:
         return state, 0, None
     at, moved, _ = found
-    words = seen.graph.leaves.tensors[at]
+    words = seen.run.graph.leaves.tensors[at]
     return words, moved, words
 
 
