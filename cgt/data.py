@@ -367,8 +367,7 @@ class Plan(NamedTuple):
     moving: dict = {}
 
 
-@declared
-class Words:
+class Words(NamedTuple):
     """The two words from which a capture draws a generator's numbers."""
 
     handle: int

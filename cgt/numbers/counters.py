@@ -13,13 +13,13 @@ import collections
 import math
 import operator
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import cgt_core as core
 import torch
 from cgt_core import ADDED, AS_FLOAT, CUDA, DIVIDED, IN_TENSOR, MULTIPLIED, NONE, ROUNDED, SUBTRACTED
 
-from ..data import Plan, Reached, Seen, State, declared
+from ..data import Plan, Reached, Seen, State
 from ..run.observe import NOT_USER_CODE, all_paths, all_tensors, asker, refuse, unseen, user_line
 from ..words import errors
 from ..words.private import OpOverload
@@ -41,8 +41,7 @@ STEPS = {
 JOIN_TRIES = 2  # recordings thrown away in a row: one that makes them, one that finds them in their places
 
 
-@declared
-class Counter:
+class Counter(NamedTuple):
     """One of a run."""
 
     path: str
@@ -220,7 +219,7 @@ def count(seen, one, how, by, op):
     """A counter was changed by a number, a stand-in or a constant."""
     trace, t = seen.live, one.tensor
     seen.written.add(core.storage_id(t))
-    one.moved = True
+    one = one._replace(moved=True)
     with unseen(seen):
         now = t.item()
     wide = t.dtype in WIDE
@@ -239,9 +238,10 @@ def count(seen, one, how, by, op):
     if now != (result if wide else array.array("f", [result])[0]):
         give_up(seen, one, op)
         return
-    one.row = trace.add(Step(step, one.row, row, result))
+    row = trace.add(Step(step, one.row, row, result))
     if not wide:
-        one.row = trace.add(Step(ROUNDED, one.row, one.row, now))
+        row = trace.add(Step(ROUNDED, row, row, now))
+    trace.counters[core.storage_id(t)] = one._replace(row=row)
 
 
 def give_up(seen, one, what):

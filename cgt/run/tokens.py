@@ -71,10 +71,11 @@ def see_get_state(seen: Seen, generator: torch.Generator, plain: Callable[[], to
                 seen.alive.memory.append(seen.alive.objects.pop())
                 core.state_op(generator, state, False)
         return state
-    rng = seen.generators.words[core.generator_id(generator)]
+    gid = core.generator_id(generator)
+    rng = seen.generators.words[gid]
     words, moved = rng.at, core.moved_generator(rng.handle)
-    if rng.copy is None and words is rng.words:
-        rng.copy = words.clone()  # the words of this very run, if its backward asks
+    if rng.copy is None and words is rng.words:  # its backward may ask for the words of this very run
+        rng = seen.generators.words[gid] = rng._replace(copy=words.clone())
     state = torch.frombuffer(bytearray(16), dtype=torch.uint8)
     kept = rng.copy if words is rng.words else words
     note_token(seen, state, moved, generator, kept)
@@ -112,8 +113,9 @@ def see_set_state(
         with unseen(seen):
             return plain(state)
     if generator.device.type != "cpu" and seen.run.recording:
-        rng = seen.generators.words[core.generator_id(generator)]
-        rng.at = rng.words if words is rng.copy else words
+        gid = core.generator_id(generator)
+        rng = seen.generators.words[gid]
+        seen.generators.words[gid] = rng._replace(at=rng.words if words is rng.copy else words)
         core.point_generator(rng.handle, words[0:1], words[1:2], moved)
         return None
     with unseen(seen):
@@ -151,9 +153,8 @@ def real_state(state, moved, words):
 
 def drop_words(seen: Seen) -> None:
     """Whoever needs a copy of the recording's words has it now; else its memory can go."""
-    for rng in seen.generators.words.values():
-        rng.copy = None
-    tokens = seen.generators.tokens
+    words, tokens = seen.generators.words, seen.generators.tokens
+    words.update({gid: rng._replace(copy=None) for gid, rng in words.items()})
     tokens.update({sid: token._replace(words=token.words is not None) for sid, token in tokens.items()})
 
 

@@ -136,7 +136,7 @@ def test_nodes_of_captures_in_vain_are_taken_out_once_and_what_is_theirs_is_told
     buffer = torch.zeros(256)
     made.replace(monkeypatch)
     swap = Swap(x.data_ptr(), x.data_ptr() + x.nbytes, buffer, x)
-    one = addresses.Movable(swap, 0, 8)
+    one = addresses.Movable(swap, 0, 8, [], set(), set())
     seen = Seen(Run(core.CUDA, 0))
     seen.copied.movable[core.storage_id(buffer)] = one
     made.op(buffer[16:], y)
