@@ -10,7 +10,7 @@ something runs is a dataclass with slots, so that a name that is not here is an 
 import dataclasses
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple, dataclass_transform
 
 from cgt_core import NONE
@@ -367,8 +367,7 @@ class Plan(NamedTuple):
     moving: dict = {}
 
 
-@declared
-class Words:
+class Words(NamedTuple):
     """The two words from which a capture draws a generator's numbers."""
 
     handle: int
@@ -504,36 +503,44 @@ class Alive(NamedTuple):
     results: list  # weak references to more of what ops returned
 
 
+class Run(NamedTuple):
+    """What is known of a run before it begins."""
+
+    driver: int
+    device: int  # the GPU whose tensors it may use; -1, of a recording: none
+    others: tuple = ()  # of a recording: and these GPUs'
+    plan: "Plan | Any" = None  # what is recorded; None: it is only looked at
+    graph: Graph | None = None  # it is a backward of this recorded graph
+    slots: frozenset = frozenset()  # memory of arguments and of what is reached
+    allocated: set | None = None  # of a backward that is not captured, on the GPU: where memory began before it
+    since: int = 0  # autograd's sequence number
+    returned: Any = None  # of the core: what ops return, as far as somebody holds it
+    computes: bool | None = False  # may it compute with numbers that it reads on the way? None: the next recording may
+    until: int = 0  # the value that it reads behind which none is expected
+    apart: set | frozenset = frozenset()  # ops that run between segments; of a recording the function's own set
+    sources: list = []  # of impure.states
+    blockers: dict | None = None  # all that forbids replay -> how often, where somebody asks
+    ops: list | None = None  # of NotedOp, where somebody asks
+
+    @property
+    def recording(self) -> bool:
+        return self.plan is not None
+
+    @property
+    def saves(self) -> bool:
+        """As of Plan."""
+        return self.recording and self.plan.saves
+
+
 @declared
 class Seen:
     """What one run of the function, warming or recording, showed. Memory is named by core.storage_id."""
 
-    # what kind of run
-    driver: int
-    device: int  # the GPU whose tensors it may use; -1, of a recording: none
-    others: tuple = ()  # of a recording: and these GPUs'
-    recording: bool = False
-    parent: int = NONE
-    saves: bool = False
-    graph: Graph | None = None
-    since: int = 0  # autograd's sequence number at its begin
-    arguments: tuple = ()  # the tensors among them
-    reachable: Sequence = ()  # generators
-    slots: frozenset = frozenset()  # memory of arguments and of what is reached
-    allocated: set | None = None  # of a backward that is not captured, on the GPU: where memory began before it
+    run: Run
     before: Any = None  # record.Before: what a capture that comes to nothing puts back
-    sinks: Any = None
-    plan: "Plan | Any" = None  # what is recorded; None of a warm-up
-    computes: bool | None = False  # may it compute with numbers that it reads on the way? None: the next recording may
     live: Any = None  # standins.Trace: what it does with the plan's numbers
     untraced: str | None = None  # why the function can have none
-    until: int = 0  # the value that it reads behind which none is expected
-    apart: set = fresh(set)  # ops that run between segments, the function's own set
-    sources: list = fresh(list)  # of impure.states
     pool: int = 0  # on the GPU: the pool, a handle of the core's
-
-    blockers: dict | None = None  # all that forbids replay -> how often, where somebody asks
-    ops: list | None = None  # of NotedOp, where somebody asks
     trail: list = fresh(list)  # (op, line) of each that made or wrote something
 
     # what its mechanisms write down, each its own
@@ -568,7 +575,6 @@ class Seen:
     draws: bool = False  # random numbers of the host's
     random: bool = False  # random numbers, of whatever generator
     devices: set = fresh(set)
-    returned: Any = None  # of the core: what ops returned, as far as somebody holds it
     exchanges: bool = False  # data with other processes
     hooked: bool = False  # other hooks for saved tensors beside ours: a checkpoint's, say
     seeds: bool = False  # an attention keeps random numbers for its backward

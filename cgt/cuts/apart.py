@@ -7,7 +7,7 @@ remember what came of it. Which ops these are, failed captures tell."""
 import functools
 import re
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 import cgt_core as core
 import torch
@@ -25,16 +25,16 @@ from . import segments
 KNOWN = frozenset(("_linalg_eigh", "linalg_lstsq"))
 
 
-class Apart:
+class Apart(NamedTuple):
     """An op that replays call between two segments."""
 
-    __slots__ = ("args", "kwargs", "line", "op", "results")
+    op: OpOverload
+    args: tuple
+    kwargs: dict
+    line: str
+    results: list  # tensors to which replays bring what it returns
 
-    def __init__(self, op, args, kwargs, line):
-        self.op, self.args, self.kwargs, self.line = op, args, kwargs, line
-        self.results = []  # tensors to which replays bring what it returns
-
-    def __call__(self):
+    def run(self) -> None:
         """For the core, behind the segment that leaves its arguments."""
         made = tensors_in((self.op(*self.args, **self.kwargs),), [])
         for mine, x in zip(self.results, made, strict=True):
@@ -47,14 +47,14 @@ def record(seen: Seen, op: OpOverload, args: tuple, kwargs: dict[str, object]) -
     given, spec = _pytree.tree_flatten((args, kwargs))
     given = [bring_out(seen, x) if isinstance(x, torch.Tensor) else x for x in given]
     outside, named = _pytree.tree_unflatten(given, spec)
-    part = Apart(op, outside, named, user_line(seen))
+    part = Apart(op, outside, named, user_line(seen), [])
     seen.cuts.apart.append(part)
     seen.alive.objects.append(part)
-    end_segment(seen, part)
+    end_segment(seen, part.run, pure=True)
 
     def run():
         with unseen(seen):
-            part.results = [copied(x) for x in core.proceed(tensors_in(given, []))]
+            part.results.extend(copied(x) for x in core.proceed(tensors_in(given, [])))
 
     constants.for_real(seen, run) if is_capture(seen) else run()
     with unseen(seen):
@@ -69,7 +69,7 @@ def record(seen: Seen, op: OpOverload, args: tuple, kwargs: dict[str, object]) -
 
 def is_one(seen: Seen, op: OpOverload, facts: Any, inputs: Iterable[torch.Tensor]) -> bool:
     """Is this an op that no graph can hold?"""
-    return bool(seen.apart and op in seen.apart) or (facts.packet in KNOWN and any(t.is_cuda for t in inputs))
+    return bool(seen.run.apart and op in seen.run.apart) or (facts.packet in KNOWN and any(t.is_cuda for t in inputs))
 
 
 REFUSED = re.compile(
@@ -89,10 +89,10 @@ def learn(
         torch.Tensor, lambda t: functools.partial(torch.zeros, t.shape, dtype=t.dtype, device=t.device), (args, kwargs)
     )
     zeros = _pytree.tree_map_only(torch.Generator, lambda _: None, zeros)
-    seen.failed = functools.partial(repeat, op, zeros, (seen.device, *seen.others))
+    seen.failed = functools.partial(repeat, op, zeros, (seen.run.device, *seen.run.others))
     seen.reason = seen.reason or errors.op_apart(str(op), user_line(seen))
     if facts.pure and not (written or facts.dynamic) and segments.may_end(seen):
-        seen.apart.add(op)
+        seen.run.apart.add(op)
         seen.again = True
 
 
@@ -142,9 +142,8 @@ def slim(t: torch.Tensor) -> torch.Tensor:
     return t[tuple(slice(None) if n else slice(1) for n in t.stride())] if t.dim() else t
 
 
-def end_segment(seen: Seen, part: Callable[[], object]) -> None:
-    """Replays call it behind what was recorded until here, which runs now."""
-    pure = isinstance(part, Apart)
+def end_segment(seen: Seen, part: Callable[[], object], pure: bool = False) -> None:
+    """Replays call it behind what was recorded until here, which runs now. `pure`: it is an op."""
     if is_capture(seen):
         segments.end_capture(seen, part=part, pure=pure)
     else:

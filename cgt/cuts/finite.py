@@ -45,7 +45,7 @@ def note(
     if (
         not options.NAN
         or not (is_capture(seen) or is_host_recording(seen))
-        or seen.graph is not None
+        or seen.run.graph is not None
         or seen.cuts.bodies
     ):
         return
@@ -70,7 +70,7 @@ def can_be_measured(seen, t):
         t.is_floating_point()
         and t.numel()
         and core.is_plain(t)
-        and t.get_device() == seen.device
+        and t.get_device() == seen.run.device
         and len(seen.finite.measured) < MOST
     )
 
@@ -86,7 +86,7 @@ def magnitudes_of(seen, t):
 def measure(seen, t):
     """Record that t's magnitude is taken; where it comes."""
     k = len(seen.finite.measured)
-    slots = MAGNITUDES[seen.device]
+    slots = MAGNITUDES[seen.run.device]
     seen.finite.measured.append(core.storage_id(t))
     with unseen(seen):
         t, into = fix(seen, t.detach()), {"dtype": torch.float64, "out": slots[k]}
@@ -100,7 +100,7 @@ def close(seen: Seen, name: str) -> None:
     """The function has run: the magnitudes come to the host, where a replay makes of them what it found."""
     if not seen.finite.ops or seen.reason is not None:
         return
-    slots = MAGNITUDES[seen.device][: len(seen.finite.measured)]
+    slots = MAGNITUDES[seen.run.device][: len(seen.finite.measured)]
     with unseen(seen):
         room = segments.room_for(seen, slots)
         if room is None:

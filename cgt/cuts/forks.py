@@ -75,14 +75,14 @@ def forget_imports(seen, before):
 def vet_call(seen, name, operands):
     """Refuse a call for which there is no fork."""
     line = user_line(seen)
-    if seen.graph is not None or core.is_in_node():
+    if seen.run.graph is not None or core.is_in_node():
         leave(seen, errors.fork_in_backward(name, line))
     if (
-        is_capture(seen) and torch.cuda.current_stream(seen.device) not in STREAMS.values()
+        is_capture(seen) and torch.cuda.current_stream(seen.run.device) not in STREAMS.values()
     ):  # two could run at once, in one memory
         leave(seen, errors.fork_result(name, line, "runs on a stream of the function's own"))
-    if seen.others:
-        leave(seen, errors.other_device(name, line, name_of(seen.others[0]), name_of(seen.device)))
+    if seen.run.others:
+        leave(seen, errors.other_device(name, line, name_of(seen.run.others[0]), name_of(seen.run.device)))
     if torch.is_grad_enabled() and any(t.requires_grad for t in operands):
         leave(seen, errors.fork_with_grad(name, line))
 
@@ -105,9 +105,9 @@ def branch(seen, pred, true_fn, false_fn, operands):
     elif core.storage_id(pred) not in seen.made:
         pred = pred.clone()  # it may move
     sides = [functools.partial(run_body, seen, "cond", fn, operands) for fn in (true_fn, false_fn)]
-    if not seen.recording:
+    if not seen.run.recording:
         chosen = truth(seen, pred)
-        if seen.driver == HOST:
+        if seen.run.driver == HOST:
             other = given_back(seen, sides[chosen])
         else:
             other = imagined(seen, false_fn if chosen else true_fn, operands)
@@ -143,7 +143,7 @@ def loop(seen, cond_fn, body_fn, carried, more):
     vet_device(seen, "while_loop", carried)
     holds = functools.partial(predicate, seen, cond_fn)
     step = functools.partial(run_body, seen, "while_loop", body_fn)
-    if not seen.recording:
+    if not seen.run.recording:
         return warm_loop(seen, holds, step, carried)
     if is_by_reads(seen):
         given = None
@@ -179,7 +179,7 @@ def warm_loop(seen, holds, step, carried):
     if program is not None:
         return tree_unflatten(now, program)
     now = [t.clone() for t in carried]
-    if seen.driver == HOST:
+    if seen.run.driver == HOST:
         leaves, program = given_back(seen, functools.partial(step, now))
     else:
         leaves, program = imagined(seen, step.args[2], now)
@@ -189,13 +189,13 @@ def warm_loop(seen, holds, step, carried):
 
 def is_by_reads(seen):
     """Must Python choose, because the driver cannot? A segment ends at each predicate then."""
-    return seen.driver == CUDA and DECIDES[seen.device] != 0
+    return seen.run.driver == CUDA and DECIDES[seen.run.device] != 0
 
 
 def record(seen, kind, pred, bodies, changed):
     """Record an op of these bodies, body(condition) each. On the host they run here, and the op behind them: what their
     runs changed is put back first."""
-    host = seen.driver == HOST
+    host = seen.run.driver == HOST
     with unseen(seen):
         before = [t.clone() for t in changed] if host else []
     try:
@@ -222,12 +222,12 @@ def record(seen, kind, pred, bodies, changed):
 
 def stream(seen):
     """The current stream, as the core wants it."""
-    return torch.cuda.current_stream(seen.device).cuda_stream if seen.driver == CUDA else 0
+    return torch.cuda.current_stream(seen.run.device).cuda_stream if seen.run.driver == CUDA else 0
 
 
 def inside(seen, row, body):
     """body(), recorded as this one of the fork."""
-    brackets = [] if seen.driver == HOST else on_own_stream(seen.device, len(seen.cuts.bodies))
+    brackets = [] if seen.run.driver == HOST else on_own_stream(seen.run.device, len(seen.cuts.bodies))
     brackets.append((lambda: core.fork_enter(row, stream(seen)), lambda: core.fork_leave(row, stream(seen))))
     seen.cuts.bodies.append(set())
     try:
@@ -334,8 +334,8 @@ def states_of(seen):
     if is_capture(seen):
         return []
     found = [torch.default_generator]
-    if seen.driver == CUDA:
-        found.append(torch.cuda.default_generators[seen.device])
+    if seen.run.driver == CUDA:
+        found.append(torch.cuda.default_generators[seen.run.device])
     return [(g, g.get_state()) for g in found]
 
 
@@ -370,7 +370,7 @@ def vet_op(seen: Seen, op: OpOverload, facts: Any, kwargs: dict[str, object], wr
         refuse(seen, errors.body_writes(str(op), line))
     if op.namespace not in constants.KNOWN:
         refuse(seen, errors.body_acts(str(op), line))
-    if facts.draws and (seen.driver == CUDA or kwargs.get("generator") is not None):
+    if facts.draws and (seen.run.driver == CUDA or kwargs.get("generator") is not None):
         refuse(seen, errors.body_draws(str(op), line))
 
 
@@ -402,12 +402,12 @@ def vet_result(seen, name, leaves, made):
 
 def held(seen):
     """Memory of the tensors that ops returned and somebody holds."""
-    return set(map(core.storage_id, core.alive(seen.returned)))
+    return set(map(core.storage_id, core.alive(seen.run.returned)))
 
 
 def vet_device(seen, name, tensors):
     """Refuse tensors that are not where the recording is."""
-    if any(t.is_cuda != (seen.driver == CUDA) for t in tensors):
+    if any(t.is_cuda != (seen.run.driver == CUDA) for t in tensors):
         leave(seen, errors.fork_result(name, user_line(seen), "works on tensors of the host in a function on the GPU"))
 
 

@@ -88,8 +88,8 @@ def may_be(seen, name, uses):
         kept and name not in ("item", FLOAT)
     ):
         return False
-    stored = not seen.recording or all(any(is_place(use, put) for put in seen.plan.kept) for use in kept)
-    return stored or summed_in(seen.plan, uses) is not None
+    stored = not seen.run.recording or all(any(is_place(use, put) for put in seen.run.plan.kept) for use in kept)
+    return stored or summed_in(seen.run.plan, uses) is not None
 
 
 def summed_in(plan, uses):
@@ -114,9 +114,9 @@ def is_place(use, put):
 
 def may_wait(seen, t, name):
     """May these bytes come when the recording is over?"""
-    if seen.reason is not None or seen.graph is not None or seen.cuts.bodies or core.is_in_node():
+    if seen.reason is not None or seen.run.graph is not None or seen.cuts.bodies or core.is_in_node():
         return False
-    here = t.is_cuda == (seen.driver == CUDA) or not seen.recording
+    here = t.is_cuda == (seen.run.driver == CUDA) or not seen.run.recording
     fits = t.numel() == 1 if name in ("item", FLOAT) else 0 < t.numel() * t.element_size() <= segments.VALUE_BYTES
     simple = (
         t.dtype != torch.uint64
@@ -147,8 +147,8 @@ def stand_in(seen, name, t, uses):
         words, value = found
     one = Readout(words, MAKERS[name], user_line(seen), compare)
     if returns.COMPUTED in uses:
-        at = summed_in(seen.plan, uses)
-        one.compute = functools.partial(computed, None if at is None else seen.plan.places[at], at)
+        at = summed_in(seen.run.plan, uses)
+        one.compute = functools.partial(computed, None if at is None else seen.run.plan.places[at], at)
         one.read = functools.partial(read, seen, [t, None if t.is_inference() else t._version, value])
     seen.readouts.rows.append((one, value))
     if name != FLOAT:
@@ -254,14 +254,14 @@ def fill(seen: Seen, result: object) -> object:
     if not seen.readouts.rows:
         return result
     bring(seen)
-    if seen.driver == CUDA:
-        torch.cuda.current_stream(seen.device).synchronize()
+    if seen.run.driver == CUDA:
+        torch.cuda.current_stream(seen.run.device).synchronize()
 
     def filled(value):
         return replaced(value, lambda leaf: made(marked(seen, leaf)), set())
 
-    sums = [place for k in seen.plan.summed if type(places.value_at(place := seen.plan.places[k])) is Readout]
-    for place in (*(put.place for put in seen.plan.kept), *seen.own, *sums):
+    sums = [place for k in seen.run.plan.summed if type(places.value_at(place := seen.run.plan.places[k])) is Readout]
+    for place in (*(put.place for put in seen.run.plan.kept), *seen.own, *sums):
         if place.kind == LIST_LEN:
             place.home[place.want :] = map(filled, place.home[place.want :])
         elif (now := places.value_at(place)) is not place.want:

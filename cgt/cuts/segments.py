@@ -92,12 +92,12 @@ def values_of(seen: Seen, inputs: Iterable[torch.Tensor]) -> list[torch.Tensor] 
 
 def is_between(seen):
     """Is this a point of the function's own at which a segment can end?"""
-    if seen.graph is not None or seen.acts or seen.cuts.bodies:
+    if seen.run.graph is not None or seen.acts or seen.cuts.bodies:
         return False
-    if seen.others and torch.is_grad_enabled() and any(t.requires_grad for t in seen.autograd.leaves):
+    if seen.run.others and torch.is_grad_enabled() and any(t.requires_grad for t in seen.autograd.leaves):
         return False  # what runs in vain would have to leave gradients on all of them alone: see note_grads
     return not (
-        seen.driver == CUDA and core.is_in_node()
+        seen.run.driver == CUDA and core.is_in_node()
     )  # in autograd's thread, which cannot end a capture of this one's
 
 
@@ -117,10 +117,10 @@ def may_read(seen):
     if seen.cuts.islands:
         return False
     turn = len(seen.reads.values) + 1
-    if not seen.recording:
+    if not seen.run.recording:
         seen.late = turn
         return True
-    if turn > seen.until:
+    if turn > seen.run.until:
         seen.late, seen.again = MANY, True  # the next recording undoes them all
         return False
     counted = (
@@ -137,7 +137,7 @@ def is_carried(seen, sid):
 def save(seen: Seen, written: Iterable[torch.Tensor]) -> None:
     """An op is about to write these: what lies there is copied first, if it is from outside and was not copied yet. On
     the host for real, too, where the run may have to be undone."""
-    lasts = len(seen.reads.values) < seen.until
+    lasts = len(seen.reads.values) < seen.run.until
     undoes = seen.before is not None and not is_capture(seen)
     for t in written if lasts or undoes else ():
         keeps = lasts and core.storage_id(t) not in seen.copied.swaps
@@ -150,7 +150,7 @@ def is_to_save(seen, t):
     sid, nbytes = core.storage_id(t), span(t)
     if not nbytes or sid in seen.made or sid in seen.copied.buffers:
         return False
-    if not core.is_plain(t) or t.is_cuda != (seen.driver == CUDA):
+    if not core.is_plain(t) or t.is_cuda != (seen.run.driver == CUDA):
         return False
     if sid not in seen.reads.undone and sid in seen.written:  # somebody wrote past us
         return False
@@ -172,9 +172,9 @@ def save_bytes(seen, t, keeps, undoes):
         if keeps and is_host_recording(seen):
             tape.copy_into(copy, to)
     note_memory(seen, copy)
-    saved = core.fixed(copy) if seen.driver == CUDA else copy
+    saved = core.fixed(copy) if seen.run.driver == CUDA else copy
     if keeps:
-        (seen.reads.spare if seen.driver == CUDA else seen.alive.memory).append(core.alias(copy))
+        (seen.reads.spare if seen.run.driver == CUDA else seen.alive.memory).append(core.alias(copy))
         seen.alive.objects.extend((to, saved))
     seen.reads.undos.append(Undo(to, saved, nbytes, core.segments_ran() if keeps else MANY))
 
@@ -183,7 +183,7 @@ def undo(seen: Seen, ran: int) -> None:
     """A recording came to nothing of which so many segments ran, on the host all of it: what they wrote outside is as
     it was."""
     for one in reversed(seen.reads.undos):
-        if one.segment < ran or seen.driver == HOST:
+        if one.segment < ran or seen.run.driver == HOST:
             core.move_bytes(one.to.get_device(), core.address(one.to), core.address(one.saved), one.nbytes)
 
 
@@ -196,7 +196,7 @@ def tells(seen: Seen, packet: str, inputs: Iterable[torch.Tensor]) -> bool:
     """May the outcome of this op be read here?"""
     return (
         packet in OUTCOMES
-        and all(core.is_plain(t) and t.is_cuda == (seen.driver == CUDA) for t in inputs)
+        and all(core.is_plain(t) and t.is_cuda == (seen.run.driver == CUDA) for t in inputs)
         and may_read(seen)
     )
 
@@ -234,7 +234,7 @@ def part_of(t):
 
 def is_small(seen, t):
     """May the function read this tensor and be recorded?"""
-    here = t.is_cuda == (seen.driver == CUDA) or core.storage_id(t) in seen.host.drawn
+    here = t.is_cuda == (seen.run.driver == CUDA) or core.storage_id(t) in seen.host.drawn
     return (
         here
         and core.is_plain(t)
@@ -268,8 +268,8 @@ def read_number(seen: Seen, t: torch.Tensor) -> float | torch.SymFloat | None:
     touch(seen, t)
     seen.devices.add(t.device)
     line = user_line(seen)
-    left = leave_number(seen, t) if seen.recording else None
-    if seen.recording and left is None:
+    left = leave_number(seen, t) if seen.run.recording else None
+    if seen.run.recording and left is None:
         return None
     with unseen(seen):
         number = t.item() if left is None else left[0]
@@ -289,24 +289,24 @@ def hand(seen, number, room, line):
     """What a result holds of a number that was read: at each replay that of its call."""
     with unseen(seen):
         one = Readout(room.view(torch.float64).view(()), torch.Tensor.tolist, line)
-        seen.readouts.rows.append((one, torch.tensor(number, dtype=torch.float64) if seen.driver == HOST else None))
+        seen.readouts.rows.append((one, torch.tensor(number, dtype=torch.float64) if seen.run.driver == HOST else None))
     return one
 
 
 def may_compute(seen, t):
     """Can the number in this tensor be any at each replay?"""
-    if seen.computes is False or seen.reason is not None:
+    if seen.run.computes is False or seen.reason is not None:
         return False
     simple = (
         type(t) in (torch.Tensor, torch.nn.Parameter) and core.is_plain(t) and t.numel() == 1 and t.is_floating_point()
     )
-    here = not seen.recording or t.is_cuda == (seen.driver == CUDA)
+    here = not seen.run.recording or t.is_cuda == (seen.run.driver == CUDA)
     if not (simple and here) or is_known(seen, t):
         return False
-    if seen.computes is None:
+    if seen.run.computes is None:
         seen.computed = seen.again = True
         return False
-    return not (seen.recording and seen.live.over) and may_read(seen)
+    return not (seen.run.recording and seen.live.over) and may_read(seen)
 
 
 def leave_number(seen, t) -> tuple[float, torch.Tensor] | None:
@@ -347,7 +347,7 @@ def note_grads(seen):
     }
     if graded and is_capture(seen):
         with unseen(seen):
-            seen.reads.spare.extend(fill_pool(seen, torch.cuda.current_stream(seen.device).cuda_stream))
+            seen.reads.spare.extend(fill_pool(seen, torch.cuda.current_stream(seen.run.device).cuda_stream))
     seen.reads.graded.append(graded)
 
 
@@ -362,7 +362,7 @@ def fill_pool(seen, stream):
             break
         sizes = [min(most, nbytes - at) for nbytes, most in mine for at in range(0, nbytes, most)]
         filled.extend(
-            torch.empty(size, dtype=torch.uint8, device=torch.device("cuda", seen.device)) for size in sorted(sizes)
+            torch.empty(size, dtype=torch.uint8, device=torch.device("cuda", seen.run.device)) for size in sorted(sizes)
         )
     seen.reads.unfilled.extend((at, nbytes) for at, nbytes, *_ in free)
     return filled
@@ -445,7 +445,7 @@ def room_for(seen: Seen, t: torch.Tensor) -> torch.Tensor | None:
     if at + nbytes > ROOM_BYTES:
         return None
     seen.room += -(-nbytes // WORD) * WORD
-    return room_of(seen.device)[at : at + nbytes]
+    return room_of(seen.run.device)[at : at + nbytes]
 
 
 def leave(seen, t):
@@ -465,7 +465,7 @@ def leave_on_host(seen, t, room):
     """The op that made t ran for real: only a replay needs the tape."""
     with unseen(seen):
         tape.copy_into(room.view(t.dtype).view(t.shape), fix(seen, exchange(seen, t)))
-    end = core.cut if seen.driver == HOST else core.aside
+    end = core.cut if seen.run.driver == HOST else core.aside
     return end(core.address(room), room.numel(), bytes_of(seen, t), seen.draws)
 
 

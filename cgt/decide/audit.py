@@ -130,7 +130,7 @@ def compare(
         return raised is None, result
     if raised is None and not repeats(call, node, scope, before, copies, mine, after, audits, seen):
         return False, theirs
-    reason = blame(told, first_other(state.keep[node].ops, seen.ops))
+    reason = blame(told, first_other(state.keep[node].ops, seen.run.ops))
     result = mine = after = None  # they may hold memory of the recording
     drop(node, call, reason)
     state.mismatches += 1
@@ -152,13 +152,14 @@ def reading(call, spent, copies):
 def run_eagerly(call, answers, observed):
     """(what was observed, the result, what it raised). By default nobody looks at its ops: that takes ten times as
     long."""
-    seen = observe(driver_of(call.state, call.flat), device_of(call.state, call.flat), call.state.graph)
-    seen.ops = []
+    seen = observe(driver_of(call.state, call.flat), device_of(call.state, call.flat), call.state.graph, ops=[])
     if observed:
         body = functools.partial(trace.run, seen, call.function, call.args, call.kwargs)
     else:  # jitted functions inside are plain ones, as under an observer; a backward runs in this thread, which pauses
         body = functools.partial(core.observed, [], unheard, call.function, call.args, call.kwargs)
-        body = functools.partial(core.within, [one_thread(seen.device >= 0)], functools.partial(islands.paused, body))
+        body = functools.partial(
+            core.within, [one_thread(seen.run.device >= 0)], functools.partial(islands.paused, body)
+        )
     try:
         return seen, core.with_paths(functools.partial(islands.answering, answers, body)) if answers else body(), None
     except Exception as error:

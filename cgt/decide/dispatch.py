@@ -561,7 +561,7 @@ def add_node(call, plan, seen, draft):
         seen.reads.values,
         seen.cuts.forks,
         islands.told(seen),
-        seen.ops,
+        seen.run.ops,
         seen.trail,
         frozenset(seen.copied.told),
         verify.changes(seen, draft),

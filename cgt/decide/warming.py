@@ -58,14 +58,17 @@ def warm(call: Call, sources: Sequence[tuple[str, object]] = ()) -> object:
         sources = () if isinstance(around, str) else around.found.sources
     guess = CUDA if any(t.is_cuda for t in flat.tensors) else HOST
     home = devices.home_of(flat.tensors, state.devices.homes)
-    seen = observe(guess, home, state.graph, None if state.graph is None else readable(state.graph, call.args))
-    seen.blockers, seen.computes = state.blockers, state.computes is not False and state.graph is None
-    before, seen.sources = [describe.memory_of(t) for t in flat.tensors], impure.states(sources)
+    before = [describe.memory_of(t) for t in flat.tensors]
+    given = None if state.graph is None else readable(state.graph, call.args)
+    seen = observe(
+        guess, home, state.graph, given, blockers=state.blockers, sources=impure.states(sources),
+        computes=state.computes is not False and state.graph is None,
+    )  # fmt: skip
     result = run_observed(call, seen, guess, home)
     note_run(state, seen)
     for text in (
         *([around] if isinstance(around, str) else ()),
-        *(impure.moved(seen.sources, seen) if asks_on(seen) else ()),
+        *(impure.moved(seen.run.sources, seen) if asks_on(seen) else ()),
     ):
         note_reason(seen, text)
     state.warm_seconds += time.perf_counter() - began

@@ -28,8 +28,8 @@ def complete(state: State, plan: Plan, seen: Seen, draft: Draft) -> Draft | str:
     """The draft with what a later backward needs, or the sentence that says why it cannot be had."""
     roots = [k for k, o in enumerate(draft.outs) if o.root]
     if not roots:
-        return vet_written(draft, seen.since) or draft
-    if not seen.saves:
+        return vet_written(draft, seen.run.since) or draft
+    if not seen.run.saves:
         state.saves = seen.again = True
         return errors.first_gradient()
     reason = vet_roots(draft, roots) or vet_arguments(plan, seen, draft)
@@ -45,20 +45,20 @@ def complete(state: State, plan: Plan, seen: Seen, draft: Draft) -> Draft | str:
     )
     if odd is not None:
         return errors.wrapped_graph(f"a tensor that {draft.outs[roots[0]].line} saves", type(odd).__name__)
-    found = core.sinks_flows(seen.sinks, seen.since)
+    found = core.sinks_flows(seen.run.plan.sinks, seen.run.since)
     if found is None:
         return errors.outer_graph(draft.outs[roots[0]].line)
     joined, single = found
     flows, n_grads = joined + single, len(roots) + len(joined)
     results = [draft.out.tensors[k] for k in roots]
-    core.sinks_heads(seen.sinks, results, joined)
+    core.sinks_heads(seen.run.plan.sinks, results, joined)
     # The backward of a custom Function may run anything, a reentrant checkpoint's the forward and a
     # backward of its own.
-    custom = core.graphs_functions(results, seen.since)
+    custom = core.graphs_functions(results, seen.run.since)
     outs = list(draft.outs)  # hidden ones come to these
     saves, saved, kept = find_saves(plan, seen, draft, outs, n_grads)
     graph = Graph(
-        sinks=seen.sinks, flows=flows, leaves=Leaves(), driver=plan.driver, device=plan.device,
+        sinks=seen.run.plan.sinks, flows=flows, leaves=Leaves(), driver=plan.driver, device=plan.device,
         reached=[(r.path, r.tensor) for r in plan.reached if r.owner == NONE], tokens=kept,
         recomputes=seen.hooked or bool(custom), forward=state.f, grads=n_grads,
         donates=any(map(may_donate, custom)), seeds=seen.seeds,
@@ -228,7 +228,7 @@ def backward_of(graph: Graph) -> Callable[..., tuple[torch.Tensor | None, ...]]:
 
     def run(leaves, changed):
         seen = trace.seen_here()
-        spent = seen.autograd.spent if seen is not None and seen.graph is graph else ()
+        spent = seen.autograd.spent if seen is not None and seen.run.graph is graph else ()
         graph.leaves.begin(leaves, [graph.grads + k for k in changed], spent)
         grads = leaves[: graph.grads]
         if graph.driver == CUDA:

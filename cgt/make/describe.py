@@ -308,7 +308,7 @@ def pending_in(seen: Seen, result: object, given: Collection[int] = ()) -> list[
 
 def is_pending(seen, t):
     """Does t require grad by a graph whose backward has not run inside the call?"""
-    return t.requires_grad and t.grad_fn is not None and not trace.is_spent(t, seen.since)
+    return t.requires_grad and t.grad_fn is not None and not trace.is_spent(t, seen.run.since)
 
 
 def vet_constants(out, plan):

@@ -84,7 +84,7 @@ def find_kept_view(plan, seen, draft):
     path_of = {core.storage_id(t): path for path, t in zip(flat.paths, flat.tensors, strict=True)}
     for attempt in range(2):
         kept = [
-            t for t in core.alive(seen.returned)
+            t for t in core.alive(seen.run.returned)
             if id(t) not in known and core.storage_id(t) in path_of
             and (core.references(t) > ALONE or all(t._base is not base for base in bases))
         ]  # fmt: skip

@@ -117,7 +117,7 @@ def fills(packet: str, args: tuple, kwargs: dict, t: torch.Tensor) -> bool:
 
 def reads_here(seen: Seen, facts: OpFacts) -> bool:
     """Does what an op does depend on values that the host sees, and is that not the tape's own affair?"""
-    return facts.reads or (facts.checks and seen.driver == CUDA)
+    return facts.reads or (facts.checks and seen.run.driver == CUDA)
 
 
 def is_dynamic(facts: OpFacts, inputs: list[torch.Tensor]) -> bool:
@@ -162,7 +162,7 @@ def odd_kind(tensors: Iterable[torch.Tensor]) -> str | None:
 def is_elsewhere(seen: Seen, t: torch.Tensor) -> bool:
     """Is t on a device that this run does not record?"""
     if t.is_cuda:
-        return t.device.index != seen.device or is_host_recording(seen)
+        return t.device.index != seen.run.device or is_host_recording(seen)
     return t.device.type != "cpu"
 
 
@@ -171,7 +171,9 @@ def is_guarded(seen: Seen, t: torch.Tensor) -> bool:
     warm-up does not know yet."""
     sid = core.storage_id(t)
     return (
-        sid in seen.constants.memory or not t.numel() or (not t.is_cuda and (not seen.recording or sid in seen.slots))
+        sid in seen.constants.memory
+        or not t.numel()
+        or (not t.is_cuda and (not seen.run.recording or sid in seen.run.slots))
     )
 
 

@@ -124,7 +124,7 @@ def meet(seen, call, function, args, kwargs):
     tensors = [t for t in leaves if isinstance(t, torch.Tensor)]
     for t in tensors:
         touch(seen, t)
-    why = "behind_changes" if has_changed(seen.plan) else vet(seen, tensors)  # a replay changes things at its end
+    why = "behind_changes" if has_changed(seen.run.plan) else vet(seen, tensors)  # a replay changes things at its end
     if why is not None:
         refuse(seen, errors.island(function.__qualname__, line, why))
         readout.fill(seen, None)  # on the host it runs all the same, and may look
@@ -141,7 +141,7 @@ def meet(seen, call, function, args, kwargs):
 
 def vet(seen, tensors):
     """Why no recording can have such a part here, or None."""
-    if seen.graph is not None or seen.cuts.bodies or (seen.driver == CUDA and core.is_in_node()):
+    if seen.run.graph is not None or seen.cuts.bodies or (seen.run.driver == CUDA and core.is_in_node()):
         return "in_backward"
     if not segments.may_end(seen):
         return "behind_writes"
@@ -150,7 +150,7 @@ def vet(seen, tensors):
 
 def vet_tensors(seen, tensors):
     if any(
-        t.device != torch.device("cuda", seen.device) if seen.driver == CUDA else t.is_cuda
+        t.device != torch.device("cuda", seen.run.device) if seen.run.driver == CUDA else t.is_cuda
         for t in tensors
         if t.numel()
     ):
@@ -195,17 +195,17 @@ def has_changed(plan):
 
 def beside(seen, body):
     """body(), of which nobody looks at the ops or the code, nor at what it draws from."""
-    drawn = impure.vet(seen.sources, seen)
+    drawn = impure.vet(seen.run.sources, seen)
     if drawn is not None:
         refuse(seen, drawn)
     started = set(seen.code.started)
-    gpu = seen.driver == CUDA and not is_capture(seen)  # a capture refuses by itself to draw
+    gpu = seen.run.driver == CUDA and not is_capture(seen)  # a capture refuses by itself to draw
     try:
-        result, drew = paused(lambda: watched(body, seen.device if gpu else -1))
+        result, drew = paused(lambda: watched(body, seen.run.device if gpu else -1))
     finally:
         seen.code.started.intersection_update(started)
         look_again()
-        seen.sources[:] = impure.states_now(seen.sources)
+        seen.run.sources[:] = impure.states_now(seen.run.sources)
     if drew:
         refuse(seen, errors.island("an eager part", user_line(seen), "draws"))
     return result
@@ -237,7 +237,7 @@ def record(seen, call, function, leaves, spec, line):
     end_segment(seen, island)
     before = len(seen.cuts.answers)
     # It may hand them to another thread, whose stream does not wait for that of a capture.
-    settled = (lambda: torch.cuda.current_stream(seen.device).synchronize()) if is_capture(seen) else None
+    settled = (lambda: torch.cuda.current_stream(seen.run.device).synchronize()) if is_capture(seen) else None
     try:
         done = real(lambda: beside(seen, lambda: island.run(seen.cuts.answers, settled)))
     finally:
@@ -248,7 +248,7 @@ def record(seen, call, function, leaves, spec, line):
     why = vet_result(seen, done.result, island.given)
     if any(core.storage_id(leaves[k]) not in seen.made for k, _ in done.written):
         why = "writes"
-    why = why or ("changes" if has_changed(seen.plan) else None)
+    why = why or ("changes" if has_changed(seen.run.plan) else None)
     if why is not None:
         refuse(seen, errors.island(function.__qualname__, line, why))
         return done.result
@@ -260,7 +260,7 @@ def record(seen, call, function, leaves, spec, line):
 
 def note_changes(seen):
     """What the part changed for real, while the capture around it may come to nothing."""
-    plan, tensors = seen.plan, all_tensors(seen.plan)
+    plan, tensors = seen.run.plan, all_tensors(seen.run.plan)
     singles, more = places.differing(plan.places, describe.is_guarded_as)
     wrote = any(version_of(t) != v for t, v in zip(tensors, plan.versions, strict=True))
     graded = any(core.grad_id(tensors[k]) != was for k, was in plan.grads.items())

@@ -130,14 +130,14 @@ def see_op(seen: Seen, op: OpOverload | None, args: tuple, kwargs: dict) -> None
 
 def note_op(seen, call):
     """For the comparison with another run."""
-    seen.ops.append(noted(seen, call.op, call.args, call.kwargs))
+    seen.run.ops.append(noted(seen, call.op, call.args, call.kwargs))
 
 
 def note_autograd(seen, call):
     """What autograd has read for the last time; whether others save beside us; whether attention keeps a seed."""
     if seen.autograd.spent:
         spend(seen)
-    if seen.saves and core.save_hooks() > 1:
+    if seen.run.saves and core.save_hooks() > 1:
         seen.hooked = True  # a checkpoint's, say, beside ours
     if call.facts.packet in KEEPS_SEED:
         seen.seeds = True
@@ -147,14 +147,16 @@ def meet_inputs(seen, call):
     """Parameters that other processes have a part of; numbers of which C++ made tensors."""
     if seen.ranks.parallel:
         collectives.see_tensors(seen, call.inputs)
-    if seen.driver == CUDA and not core.is_in_node():  # what a graph from outside saved may be another number each time
+    if (
+        seen.run.driver == CUDA and not core.is_in_node()
+    ):  # what a graph from outside saved may be another number each time
         for t in filter(core.is_lone, call.inputs):
             see_number(seen, t)
 
 
 def pass_by(seen, call):
     """A warm-up that asks nothing else of its ops."""
-    if asks_on(seen) or seen.recording or seen.graph is not None:
+    if asks_on(seen) or seen.run.recording or seen.run.graph is not None:
         return False
     seen.devices.update(t.device for t in (*call.inputs, *core.proceed(None)))
     return True
@@ -193,7 +195,7 @@ def find_numbers(seen, call):
     """Live numbers among the arguments."""
     if call.written:
         live.see_written(seen, call.written)
-    on_host = seen.driver == CUDA and is_hosts(call.kwargs, call.inputs)
+    on_host = seen.run.driver == CUDA and is_hosts(call.kwargs, call.inputs)
     call.numbers = live.note(seen, call.op, call.facts, call.args, call.kwargs, on_host)
 
 
@@ -240,14 +242,14 @@ def touch_inputs(seen, call):
 
 def save_written(seen, call):
     """What it writes, which a replay that goes another way puts back."""
-    if call.written and (seen.until or seen.before is not None):
+    if call.written and (seen.run.until or seen.before is not None):
         segments.save(seen, call.written)
     seen.written.update(map(core.storage_id, call.written))
 
 
 def exchange_inputs(seen, call):
     """It works on copies of arguments, and finds a seed where it looks for it."""
-    if call.facts.packet in KEEPS_SEED and not seen.recording:
+    if call.facts.packet in KEEPS_SEED and not seen.run.recording:
         call.instead = seeds_on_host(call.op, call.args, call.kwargs)
     if call.facts.absolute and core.storage_id(call.inputs[0]) not in seen.made:
         seen.raw.add(core.storage_id(call.inputs[0]))
@@ -304,7 +306,7 @@ def has_numbers(seen):
 
 
 BEFORE = (
-    Watcher(note_op, "it may be none that the others deal with", when=lambda seen: seen.ops is not None),
+    Watcher(note_op, "it may be none that the others deal with", when=lambda seen: seen.run.ops is not None),
     Watcher(note_autograd, "what is spent is free for the op's own results"),
     Watcher(meet_inputs, "the numbers that it makes known are constants for `judge`"),
     Watcher(pass_by, "a warm-up that asks nothing needs none of what follows"),
@@ -322,7 +324,7 @@ BEFORE = (
     Watcher(
         choose_memory,
         "what is brought to the GPU takes the place of what was exchanged",
-        when=lambda seen: seen.recording,
+        when=lambda seen: seen.run.recording,
     ),
     Watcher(
         begin_draw,
@@ -418,8 +420,8 @@ def find_fresh(seen, call):
 
 def note_line(seen, call):
     """Where the user called it."""
-    call.line = user_line(seen) if call.fresh or (call.written and seen.recording) else ""
-    if call.line and seen.recording:
+    call.line = user_line(seen) if call.fresh or (call.written and seen.run.recording) else ""
+    if call.line and seen.run.recording:
         seen.trail.append((call.op, call.line))
 
 
@@ -433,7 +435,7 @@ def note_fresh(seen, call):
     for t in call.fresh:
         note_memory(seen, t, call.line)
         seen.devices.add(t.device)
-        if t.device.type == "cpu" and seen.driver == CUDA:
+        if t.device.type == "cpu" and seen.run.driver == CUDA:
             seen.host.made[core.storage_id(t)] = core.storage_name(t)
             held = not call.facts.draws and all(is_guarded(seen, one) for one in call.inputs)
             # Seed and offset lie on the device in a capture.
@@ -479,7 +481,7 @@ BEHIND = (
     Watcher(note_line, "only what makes or writes memory has one"),
     Watcher(note_fresh, "it tells the line"),
     Watcher(note_constant, "new memory has its name"),
-    Watcher(put_on_tape, "what is refused by now is on no tape", when=lambda seen: seen.recording),
+    Watcher(put_on_tape, "what is refused by now is on no tape", when=lambda seen: seen.run.recording),
     Watcher(mirror_written, "the tape has the op whose writes are copied", when=lambda seen: seen.copied.swaps),
     Watcher(check_finite, "it looks at what the op left", when=lambda seen: options.NAN),
 )
@@ -510,7 +512,7 @@ def see_dropout(seen, packet, dropout, train, buffer):
     """cuDNN's recurrent layers are handed its buffer of random state wherever the process has one, and read it if they
     drop."""
     if dropout and train and is_elsewhere(seen, buffer):
-        refuse(seen, errors.spread_draws(packet, user_line(seen), buffer.device, name_of(seen.device)))
+        refuse(seen, errors.spread_draws(packet, user_line(seen), buffer.device, name_of(seen.run.device)))
     elif not (dropout and train):
         if buffer is not None and seen.dropout is None:
             seen.touched.pop(core.storage_id(buffer), None)
@@ -553,7 +555,7 @@ def mirror(seen: Seen, written: list[torch.Tensor]) -> None:
     """A copied slot was written through its buffer: bring the user's memory up to date. Where that is done behind all
     else, only on the host, where code may look meanwhile."""
     for t, row in [(one, row) for one in written for row in copies_of(seen, one)]:
-        sid, carries = core.storage_id(row.leaf), id(row.leaf) in seen.plan.carries
+        sid, carries = core.storage_id(row.leaf), id(row.leaf) in seen.run.plan.carries
         # What is written is known by its storage.
         (seen.copied.carried if carries else seen.copied.mirrored).update(
             id(one.leaf) for one in seen.copied.swaps[sid]
@@ -616,7 +618,7 @@ def see_number(seen, t):
     """One that C++ made of Python's numbers: TorchScript does so, and shows it to nobody. (A module of TorchScript,
     which could keep one, is none that is recorded.)"""
     sid = core.storage_id(t)
-    if sid in seen.slots or sid in seen.host.made:
+    if sid in seen.run.slots or sid in seen.host.made:
         return
     note_memory(seen, t, user_line(seen))
     seen.alive.objects.append(core.alias(t))
@@ -628,7 +630,7 @@ def is_alias_made(seen, args, inputs):
     """Is this how C++ makes a tensor over a storage: set_ of an empty one that the call made? cuDNN's recurrent layers
     take their weights so. (A tape has no place for a storage.)"""
     return (
-        seen.driver == CUDA and len(args) > 1 and len(inputs) == 1 and inputs[0].is_cuda and not inputs[0].numel()
+        seen.run.driver == CUDA and len(args) > 1 and len(inputs) == 1 and inputs[0].is_cuda and not inputs[0].numel()
         and core.storage_id(inputs[0]) in seen.made
     )  # fmt: skip
 
@@ -647,8 +649,8 @@ def is_aside(seen, op, facts, kwargs, inputs, written):
     """Is this an op of the host's in a function on the GPU that draws random numbers, or works on such? It runs for
     real while the function is recorded, and a replay runs it beside the graph."""
     if (
-        seen.driver != CUDA
-        or seen.graph is not None
+        seen.run.driver != CUDA
+        or seen.run.graph is not None
         or seen.cuts.bodies
         or written
         or facts.namespace not in constants.KNOWN
@@ -665,7 +667,7 @@ def is_aside(seen, op, facts, kwargs, inputs, written):
 def spend(seen):
     """Let go of what autograd has read for the last time: a result of the path, or the copy of an argument.
     A run under way may still hold some of it."""
-    leaves = seen.graph.leaves
+    leaves = seen.run.graph.leaves
     for at in sorted(leaves.read):
         memory, uses = seen.autograd.spent[at]
         if holders(memory) > uses:

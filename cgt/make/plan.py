@@ -497,9 +497,7 @@ def may_carry(state, path, t):
     is copied back?"""
     if state.graph is not None or (state.saves and torch.is_grad_enabled()) or state.opts.inputs != "auto":
         return False
-    if (
-        t.requires_grad or path in state.moves.fixed or not (t.is_cuda or t.dim())
-    ):  # numbers of the host's may be counted in
+    if t.requires_grad or path in state.moves.fixed or path in state.numbers.counters:
         return False
     return addresses.has_way_back(t) or (state.opts.outputs == "rescue" and span(t) <= options.MAX_REBOUND)
 

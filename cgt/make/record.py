@@ -222,12 +222,7 @@ def on_host(call, attempt):
     try:
         begin(attempt, -1)
         swaps, copies = copy_leaves(plan, fills=True)
-        seen = attempt.seen = observe_plan(plan, swaps)
-        seen.blockers, seen.ops = (
-            call.state.blockers,
-            [] if call.state.opts.audit and call.state.opts.audit.every else None,
-        )
-        seen.apart, seen.until, seen.computes = call.state.apart, call.state.late, plan.computes
+        seen = attempt.seen = observe_plan(call.state, plan, swaps)
         seen.copied.copies.update(copies)
         if plan.computes or plan.live:  # code that is given a number of ours may raise where eager's would not
             attempt.before = seen.before = snapshot(call, plan)
@@ -298,16 +293,12 @@ def on_cuda(call, attempt):
             core.words(g, w[0:1], w[1:2], seed_offset)
             core.swap_generator(g, w[0:1], w[1:2], handles)
         swaps, copies = copy_leaves(plan, fills=False)
-        seen = attempt.seen = observe_plan(plan, swaps)
-        seen.blockers, seen.ops = (
-            call.state.blockers,
-            [] if call.state.opts.audit and call.state.opts.audit.every else None,
-        )
-        seen.apart, seen.before = call.state.apart, attempt.before
+        seen = attempt.seen = observe_plan(call.state, plan, swaps)
+        seen.before = attempt.before
         seen.copied.copies.update(copies)
         seen.generators.captured.extend(generators)
         seen.copied.movable.update(addresses.begin(call.state, plan, seen, copies))
-        seen.pool, seen.until, seen.computes = POOLS[device, device], call.state.late, plan.computes
+        seen.pool = POOLS[device, device]
         seen.alive.objects.extend(word_pairs)
         for g, w, handle in zip(generators, word_pairs, handles, strict=True):
             seen.generators.words[core.generator_id(g)] = Words(handle, w, w)
@@ -414,7 +405,7 @@ def open_sinks(plan, seen, result):
     """The graph that the run left behind begins at what requires grad in its result."""
     if plan.saves:
         tensors = all_tensors(plan)
-        core.sinks_open(seen.sinks, tensors, describe.pending_in(seen, result, {id(t) for t in tensors}))
+        core.sinks_open(seen.run.plan.sinks, tensors, describe.pending_in(seen, result, {id(t) for t in tensors}))
 
 
 def failure(error: BaseException) -> str:
@@ -624,7 +615,7 @@ def restore_result(plan: Plan, seen: Seen, parts: Parts) -> object:
     given = parts.given
     for k, root in enumerate(parts.behind.roots):
         given[root] = core.view_like(given[root], given[root], 0)
-        core.sinks_join(seen.sinks, k, given[root])
+        core.sinks_join(seen.run.plan.sinks, k, given[root])
     for _, k in sorted((o.version, k) for k, o in enumerate(parts.outs) if o.kind == PART):
         given[k] = views.make(given[parts.outs[k].ref], parts.outs[k].ops)
     for k, row in enumerate(parts.outs):

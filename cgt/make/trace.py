@@ -78,7 +78,8 @@ OWNED = owned()  # references to what a local variable alone holds: the question
 
 def run(seen: Seen, function: Callable[..., object], args: tuple, kwargs: dict) -> object:
     """Run the function under observation; its result."""
-    for generator in (torch.default_generator, *seen.reachable):
+    reachable = seen.run.plan.generators if seen.run.recording else ()
+    for generator in (torch.default_generator, *reachable):
         if generator.device.type == "cpu":
             see_draw(seen, generator, after=True)
     observer, higher_order = functools.partial(see_op, seen), functools.partial(see_higher_order, seen)
@@ -105,7 +106,7 @@ def run(seen: Seen, function: Callable[..., object], args: tuple, kwargs: dict) 
         *packing(seen, is_mine),
         impure.tap(seen, is_mine),
         live.tap(seen, is_mine),
-        one_thread(seen.others),
+        one_thread(seen.run.others),
         tap_threads(functools.partial(hear, seen)),  # the last is the first to end
     ]
     counters.begin(seen)
@@ -119,11 +120,11 @@ def run(seen: Seen, function: Callable[..., object], args: tuple, kwargs: dict) 
     seen.code.imported.update(impure.imported(seen.code.started))
     seen.code.ran.update(impure.code_of_function(seen.code.started, seen.code.imported))
     seen.asks_which |= impure.asks_which(seen.code.started, seen.code.ran)
-    if seen.saves:
+    if seen.run.saves:
         if before != references(seen):
             collect()
         seen.autograd.kept.extend(now - then for then, now in zip(before, references(seen), strict=True))
-    if seen.recording and not saw_regions():
+    if seen.run.recording and not saw_regions():
         refuse(seen, errors.compiles("the function"))
     if seen.reason is None:
         see_draw(seen, torch.default_generator, after=False)
@@ -135,7 +136,7 @@ def run(seen: Seen, function: Callable[..., object], args: tuple, kwargs: dict) 
 def see_swap(seen, plain, *tensors):
     """Two tensors change places, of which nobody may hold a weak reference. No recording knows which is which then."""
     refuse(seen, errors.swapped(user_line(seen)))
-    core.forget_results(seen.returned)
+    core.forget_results(seen.run.returned)
     seen.alive.results.clear()
     plain(*tensors)
 
@@ -156,7 +157,7 @@ def vet_threads(seen):
 
 def given(seen, observer, function, args, kwargs):
     """Call the function, which is observed, with what is to stand for its arguments."""
-    result = core.observed(seen.returned, observer, function, *live.arguments(seen, args, kwargs))
+    result = core.observed(seen.run.returned, observer, function, *live.arguments(seen, args, kwargs))
     if seen.ranks.pending and is_capture(seen):
         collectives.wait_pending(seen)
     return result
@@ -164,7 +165,7 @@ def given(seen, observer, function, args, kwargs):
 
 def packing(seen, is_mine):
     """[bracket, ...]: inside, autograd saves through `pack` where a later backward will need it."""
-    if not seen.saves:
+    if not seen.run.saves:
         return []
     packed = functools.partial(pack, seen.autograd.saved, seen.alive.results)
     return tap_saves(packed, unpack, is_mine, lambda: refuse(seen, errors.transforms(user_line(seen))))
@@ -240,14 +241,14 @@ def see_reader(seen, function, args, name, t, arguments):
     if number is not None:
         return number
     # On a stream of the function's own the bytes would leave before they are computed.
-    beside = is_capture(seen) and torch.cuda.current_stream(seen.device) not in forks.STREAMS.values()
+    beside = is_capture(seen) and torch.cuda.current_stream(seen.run.device) not in forks.STREAMS.values()
     answer = None if beside else readout.note(seen, name, t, arguments, given.__code__, function, args)
     if answer is None and name == "item" and not beside:
         answer = segments.read_number(seen, t)
     if answer is not None or name in readout.OPS:
         return answer
     sid = core.storage_id(t)
-    if seen.driver == CUDA and t.is_cuda and name in ("data_ptr", "untyped_storage"):
+    if seen.run.driver == CUDA and t.is_cuda and name in ("data_ptr", "untyped_storage"):
         # A kernel outside the dispatcher may read or write there: the address must stay.
         seen.raw.add(sid)
         constants.forget(seen, [t])
@@ -272,7 +273,7 @@ def see_reader(seen, function, args, name, t, arguments):
 
 def see_parallel(seen, name, module):
     """The forward of a module that spreads the work over processes: it does more than its ops."""
-    line, why = user_line(seen), collectives.why_not(module, seen.driver == HOST, seen.saves)
+    line, why = user_line(seen), collectives.why_not(module, seen.run.driver == HOST, seen.run.saves)
     if why is not None:
         refuse(seen, errors.parallel_module(name, line, why))
         return
@@ -316,7 +317,7 @@ def see_region(seen, plain, region, inputs):
             note_memory(seen, t, line)
             seen.devices.add(t.device)
     constants.forget(seen, [*made, *written])
-    if seen.driver == CUDA and not all(t.is_cuda for t in made):
+    if seen.run.driver == CUDA and not all(t.is_cuda for t in made):
         refuse(seen, errors.compiled_on_host(line))
     seen.alive.results.extend(map(weakref.ref, made))
     if written and seen.copied.swaps:
@@ -329,10 +330,12 @@ def vet_region(seen, region, inputs, given):
     if seen.cuts.bodies:
         refuse(seen, errors.body_acts("a compiled region", user_line(seen)))
     devices = {t.device for t in given} | {torch.device(name) for name in region.device_types}
-    if seen.driver != CUDA or "cpu" in {d.type for d in devices}:
+    if seen.run.driver != CUDA or "cpu" in {d.type for d in devices}:
         refuse(seen, errors.compiled_on_host(user_line(seen)))
     elif any(is_elsewhere(seen, t) for t in given):
-        refuse(seen, errors.other_device("a compiled region", user_line(seen), given[0].device, name_of(seen.device)))
+        refuse(
+            seen, errors.other_device("a compiled region", user_line(seen), given[0].device, name_of(seen.run.device))
+        )
     elif region.fx_kwargs.get("cudagraphs") or any(isinstance(t, torch.Generator) for t in inputs):
         refuse(seen, errors.compiled_with_state(user_line(seen)))
 
@@ -351,7 +354,7 @@ def see_jiterated(seen, plain, code, name, by_reference, outputs, tensors, numbe
 
 def see_compilation(seen):
     """torch.compile compiles: what it runs to that end must not end up in a recording."""
-    if seen.recording:
+    if seen.run.recording:
         seen.again = True
         refuse(seen, errors.compiles(user_line(seen)))
 

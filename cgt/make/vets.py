@@ -35,7 +35,7 @@ def vet_generator(seen: Seen, op: OpOverload, generator: torch.Generator, drawn:
     rng = seen.generators.words.get(core.generator_id(generator))
     strange = next((t for t in drawn if t.device != rng.words.device), None) if rng is not None else None
     if strange is not None:
-        refuse(seen, errors.spread_draws(str(op), user_line(seen), strange.device, name_of(seen.device)))
+        refuse(seen, errors.spread_draws(str(op), user_line(seen), strange.device, name_of(seen.run.device)))
 
 
 def vet_op(
@@ -50,7 +50,7 @@ def vet_op(
         line = host_reason(seen, errors.host_read, op)
     elif is_dynamic(facts, inputs) and not constant:
         line = errors.dynamic_shape(str(op), user_line(seen))
-    elif facts.packet in CASTS_INSIDE and seen.driver == HOST and core.casts_inside():
+    elif facts.packet in CASTS_INSIDE and seen.run.driver == HOST and core.casts_inside():
         line = errors.casts_inside(str(op), user_line(seen))
     elif facts.replaces:
         line = errors.replaces_memory(str(op), user_line(seen))
@@ -58,7 +58,7 @@ def vet_op(
         line = errors.array_written(str(op), user_line(seen))
     elif facts.reshapes and core.storage_id(inputs[0]) not in seen.made:
         line = errors.changes_shape(str(op), user_line(seen))
-    elif facts.namespace in COLLECTIVES and (seen.driver == HOST or facts.packet in WAITS):
+    elif facts.namespace in COLLECTIVES and (seen.run.driver == HOST or facts.packet in WAITS):
         line = errors.collective(str(op), user_line(seen), facts.packet in WAITS)
     elif not all(map(core.is_plain, inputs)):
         line = errors.layout(str(op), user_line(seen), odd_kind(inputs))
@@ -66,7 +66,7 @@ def vet_op(
         line = strange
     elif facts.packet == "_cudnn_init_dropout_state" and is_capture(seen):
         line = errors.cudnn_dropout()
-    elif seen.driver == CUDA and not aside:
+    elif seen.run.driver == CUDA and not aside:
         line = vet_mixed(seen, op, facts, kwargs, inputs, written, constant)
     if line is not None:
         refuse(seen, line)
@@ -110,13 +110,13 @@ def vet_gpus(seen: Seen, op: OpOverload, inputs: list[torch.Tensor], met: list[t
             break
     else:
         return None
-    told = str(op), user_line(seen), odd.device, name_of(seen.device)
-    if not odd.is_cuda or is_host_recording(seen) or (seen.recording and odd.device.index not in seen.others):
+    told = str(op), user_line(seen), odd.device, name_of(seen.run.device)
+    if not odd.is_cuda or is_host_recording(seen) or (seen.run.recording and odd.device.index not in seen.run.others):
         return errors.other_device(*told)
     if not core.is_in_node():
         torch.autograd.set_multithreading_enabled(False)  # until `run` is over
-    outside = seen.graph is not None or (
-        seen.saves and torch.is_grad_enabled() and any(t.requires_grad for t in inputs)
+    outside = seen.run.graph is not None or (
+        seen.run.saves and torch.is_grad_enabled() and any(t.requires_grad for t in inputs)
     )
     return errors.spread_graph(*told) if outside or has_threads() else None
 

@@ -13,7 +13,6 @@ Source of the method: differential capture, decision 146 (docs/decisions); drive
 import functools
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import cgt_core as core
@@ -51,18 +50,15 @@ class Span(NamedTuple):
     user: int
 
 
-@dataclass(eq=False)
-class Movable:
+class Movable(NamedTuple):
     """A copied slot that may turn out not to need its copy."""
 
     swap: NamedTuple  # observe's
     copy: int  # in the core
     most: float  # nodes that may be told an address: more of them cost more than a copy
-    words: list = field(default_factory=list)  # (handle of a node, offset, shift)
-    looked_at: set = field(
-        default_factory=set
-    )  # handles of the nodes of ops on it: what else names it there is padding
-    told: set = field(default_factory=set)  # (op, kernel) of these
+    words: list  # (handle of a node, offset, shift)
+    looked_at: set  # handles of the nodes of ops on it: what else names it there is padding
+    told: set  # (op, kernel) of these
 
 
 def begin(state: State, plan: Plan, seen: Seen, copies: dict[int, int]) -> dict[int, Movable]:
@@ -73,7 +69,7 @@ def begin(state: State, plan: Plan, seen: Seen, copies: dict[int, int]) -> dict[
     paths = all_paths(plan)
     slots = {id(all_tensors(plan)[k]): copy for k, copy in copies.items() if paths[k] not in state.moves.untold}
     return {
-        sid: Movable(swap, slots[id(swap.leaf)], most_nodes(swap, id(swap.leaf) in plan.carries))
+        sid: Movable(swap, slots[id(swap.leaf)], most_nodes(swap, id(swap.leaf) in plan.carries), [], set(), set())
         for sid, swap in seen.copied.buffers.items()
         if id(swap.leaf) in slots
     }
@@ -123,12 +119,12 @@ def record(seen: Seen, op: OpOverload, args: Sequence, kwargs: dict, before: int
 
     words = told_by(seen, op, given, ROUNDS, functools.partial(explain, main, spans=spans))
     if words is None or (
-        seen.others and any(node.kind == COPY for node in main)
+        seen.run.others and any(node.kind == COPY for node in main)
     ):  # a copy is told anew on the GPU that makes it
         stay(seen, memory)
         return
     for k, one in enumerate(slots):
-        one.words += [(main[word.node].handle, word.offset, word.shift) for word in words if word.slot == k]
+        one.words.extend((main[word.node].handle, word.offset, word.shift) for word in words if word.slot == k)
         one.looked_at.update(node.handle for node in main)
         one.told.update((str(op), node.shape[:2]) for node in main)
         if len({handle for handle, *_ in one.words}) > one.most:

@@ -12,13 +12,13 @@ import array
 import math
 import operator
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import cgt_core as core
 import torch
 from cgt_core import ADDED, AS_FLOAT, CUDA, DIVIDED, IN_TENSOR, MULTIPLIED, NONE, ROUNDED, SUBTRACTED
 
-from ..data import Plan, Reached, Seen, State, declared
+from ..data import Plan, Reached, Seen, State
 from ..run.observe import NOT_USER_CODE, all_paths, all_tensors, asker, refuse, unseen, user_line
 from ..words import errors
 from ..words.private import OpOverload
@@ -40,8 +40,7 @@ STEPS = {
 JOIN_TRIES = 2  # recordings thrown away in a row: one that makes them, one that finds them in their places
 
 
-@declared
-class Counter:
+class Counter(NamedTuple):
     """One of a run."""
 
     path: str
@@ -134,7 +133,7 @@ def begin(seen: Seen) -> None:
     for row, source in enumerate(trace.sources if trace is not None else ()):
         if source.op != IN_TENSOR:
             continue
-        t = all_tensors(seen.plan)[source.at]
+        t = all_tensors(seen.run.plan)[source.at]
         alike = first.setdefault((t.dtype, repr(source.value)), row)
         if alike != row:
             trace.steps[row] = trace.steps[row]._replace(b=alike)
@@ -147,10 +146,10 @@ def ask(seen: Seen, name: str, t: torch.Tensor) -> int | float | None:
         return None
     one = seen.live.counters.get(core.storage_id(t)) if seen.live is not None else None
     if one is not None:
-        to_user = seen.plan.wary and not asker().f_code.co_filename.startswith(NOT_USER_CODE)
+        to_user = seen.run.plan.wary and not asker().f_code.co_filename.startswith(NOT_USER_CODE)
         return None if seen.live.over or to_user else seen.live.stand_in(one.row)
     if may_count(seen, t) or (
-        not seen.recording and core.storage_id(t) in seen.constants.memory and fits(t)
+        not seen.run.recording and core.storage_id(t) in seen.constants.memory and fits(t)
     ):  # which this call begins
         seen.host.asked.add(core.storage_id(t))
     return None
@@ -158,18 +157,22 @@ def ask(seen: Seen, name: str, t: torch.Tensor) -> int | float | None:
 
 def may_count(seen, t):
     """Could the next run have this one, from outside?"""
-    return core.storage_id(t) not in seen.made and not seen.cuts.bodies and seen.graph is None and fits(t)
+    return core.storage_id(t) not in seen.made and not seen.cuts.bodies and seen.run.graph is None and fits(t)
 
 
 def passes(seen: Seen, facts: Any, args: Sequence, inputs: list[torch.Tensor], written: list[torch.Tensor]) -> bool:
     """Does an op of a warm-up do what a recording will do with counters?"""
     if not written:
         names = set(map(core.storage_id, inputs))
-        return facts.reads and not seen.recording and bool(names) and names <= seen.host.asked - seen.made.keys()
-    if seen.driver != CUDA or not all(may_count(seen, t) for t in written) or changes(seen, facts, args, {}) is None:
+        return facts.reads and not seen.run.recording and bool(names) and names <= seen.host.asked - seen.made.keys()
+    if (
+        seen.run.driver != CUDA
+        or not all(may_count(seen, t) for t in written)
+        or changes(seen, facts, args, {}) is None
+    ):
         return False
     seen.host.asked.update(map(core.storage_id, written))
-    return not seen.recording
+    return not seen.run.recording
 
 
 def see(seen: Seen, op: OpOverload, facts: Any, args: Sequence, kwargs: dict, inputs: list[torch.Tensor]) -> bool:
@@ -222,7 +225,7 @@ def count(seen, one, how, by, op):
     """A counter was changed by a number, a stand-in or a constant."""
     trace, t = seen.live, one.tensor
     seen.written.add(core.storage_id(t))
-    one.moved = True
+    one = one._replace(moved=True)
     with unseen(seen):
         now = t.item()
     wide = t.dtype in WIDE
@@ -241,9 +244,10 @@ def count(seen, one, how, by, op):
     if now != (result if wide else array.array("f", [result])[0]):
         give_up(seen, one, op)
         return
-    one.row = trace.add(Step(step, one.row, row, result))
+    row = trace.add(Step(step, one.row, row, result))
     if not wide:
-        one.row = trace.add(Step(ROUNDED, one.row, one.row, now))
+        row = trace.add(Step(ROUNDED, row, row, now))
+    trace.counters[core.storage_id(t)] = one._replace(row=row)
 
 
 def give_up(seen, one, what):

@@ -209,7 +209,7 @@ def is_source(place):
 
 def tap(seen: Seen, is_mine: Callable[[], bool]) -> tuple[Callable[[], object], Callable[[], object]]:
     """A bracket: the numbers of the run's plan are live in it. No stand-in is left in a place."""
-    plan = seen.plan
+    plan = seen.run.plan
     if plan is None or not (plan.live or plan.computes):
         return lambda: None, lambda: None
     trace = seen.live = Trace(plan.live, functools.partial(user_line, seen))
@@ -455,8 +455,8 @@ def settle_all(seen: Seen) -> None:
     for k, _ in enumerate(seen.live.sources):
         seen.live.pin(k)
     for k, one in seen.live.held.items():
-        if one is not None and places.value_at(seen.plan.places[k]) is one:
-            places.put_back(seen.plan.places[k])
+        if one is not None and places.value_at(seen.run.plan.places[k]) is one:
+            places.put_back(seen.run.plan.places[k])
 
 
 def close(seen: Seen, box: list) -> object:
@@ -480,7 +480,7 @@ def close(seen: Seen, box: list) -> object:
     if trace.bypassed:
         leave(seen, errors.row_written(trace.line()))
     seen.alive.objects.extend(numbers for _, _, numbers in trace.tables)
-    if trace.chosen and any(core.storage_id(t) in trace.chosen for t in core.alive(seen.returned)):
+    if trace.chosen and any(core.storage_id(t) in trace.chosen for t in core.alive(seen.run.returned)):
         seen.untraced = errors.row_kept()
         if is_capture(seen) or may_undo(seen) or may_repeat(seen):
             raise Unrecordable(seen.untraced)
@@ -625,10 +625,11 @@ def may_repeat(seen):
     if seen.random or seen.draws or seen.acts or not all(sid in seen.made for sid in seen.written):
         return False
     same = (
-        places.find_changed(seen.plan.places, lambda then, now: then is now or stands_for(seen.live, then, now)) is None
+        places.find_changed(seen.run.plan.places, lambda then, now: then is now or stands_for(seen.live, then, now))
+        is None
     )
     return same and all(len(put.place.home) == put.place.want if put.place.kind == places.LIST_LEN
-                        else places.value_at(put.place) is put.place.want for put in seen.plan.kept)  # fmt: skip
+                        else places.value_at(put.place) is put.place.want for put in seen.run.plan.kept)  # fmt: skip
 
 
 def rows_of(trace: Trace | None, row_at: dict[int, int], slot_at: dict[int, int]) -> list[tuple]:

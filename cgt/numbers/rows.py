@@ -20,7 +20,7 @@ def can_choose(seen: Seen, t: torch.Tensor) -> bool:
     """May an op choose from this tensor?"""
     if seen.inside or type(t) not in (torch.Tensor, torch.nn.Parameter):
         return False
-    here = t.is_cuda == (seen.driver == CUDA)
+    here = t.is_cuda == (seen.run.driver == CUDA)
     plain = core.is_plain(t) and t.dim() > 0 and not t.requires_grad
     return here and plain and seen.reason is None and not seen.cuts.bodies
 

@@ -57,7 +57,7 @@ def see_tensors(seen: Seen, inputs: list[torch.Tensor]) -> None:
 def is_of_reducer(seen, t):
     """Is this that table? As long as parameters are many, met by no code of the user's, and known from nowhere else."""
     sid, sizes = core.storage_id(t), [used_map_size(module) for module, *_ in seen.ranks.parallel]
-    strange = sid in seen.constants.memory or not (sid in seen.slots or sid in seen.touched or sid in seen.made)
+    strange = sid in seen.constants.memory or not (sid in seen.run.slots or sid in seen.touched or sid in seen.made)
     return strange and t.numel() in sizes and user_line(seen) == NO_LINE
 
 

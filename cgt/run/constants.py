@@ -127,7 +127,7 @@ def anew(seen, t):
 def on_device(seen: Seen, value: object) -> Any:
     """An op's argument, with constants of the host's as tensors on the device: a replay finds their bytes there."""
     if isinstance(value, torch.Tensor) and not value.is_cuda and value.numel():
-        copy = for_real(seen, lambda: value.to(torch.device("cuda", seen.device)))
+        copy = for_real(seen, lambda: value.to(torch.device("cuda", seen.run.device)))
         seen.alive.objects.append(copy)
         return copy
     if isinstance(value, (list, tuple)):
@@ -142,7 +142,7 @@ def for_real(seen: Seen, body: Callable[[], T]) -> T:
 
 def elsewhere(seen: Seen) -> Bracket:
     """A bracket: what is done inside runs for real, on streams that the capture does not know, and is waited for."""
-    inside, devices = seen.inside, (seen.device, *seen.others)
+    inside, devices = seen.inside, (seen.run.device, *seen.run.others)
     for device in devices:
         if device not in STREAMS:
             STREAMS[device] = torch.cuda.Stream(device)

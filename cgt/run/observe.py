@@ -20,7 +20,7 @@ import cgt_core as core
 import torch
 from cgt_core import CUDA, HOST
 
-from ..data import Graph, Plan, Seen, Swap
+from ..data import Graph, Plan, Run, Seen, State, Swap
 from ..words import errors, options
 from ..words.private import sequence_number
 
@@ -43,25 +43,27 @@ class Unrecordable(BaseException):
     own `except Exception` does not catch it. Never reaches the user."""
 
 
-def observe(driver: int, device: int, graph: Graph | None = None, given: list[torch.Tensor] | None = None) -> Seen:
-    """For a run that is not recorded. `device`: see Seen; `graph`: it is a backward of this recorded graph; `given`:
-    what that may read."""
+def observe(
+    driver: int, device: int, graph: Graph | None = None, given: list[torch.Tensor] | None = None, **also: Any
+) -> Seen:
+    """For a run that is not recorded. `given`: what a backward may read. `also`: more of Run."""
     allocated = core.allocations(device) if given is not None and driver == CUDA else None
     slots = frozenset(map(core.storage_id, given or ()))
-    return Seen(
-        driver, device, graph=graph, slots=slots, allocated=allocated, returned=core.results(), since=sequence_number()
-    )
+    now = {"since": sequence_number(), "returned": core.results(), "sources": []}
+    return Seen(Run(driver, device, graph=graph, slots=slots, allocated=allocated, **(now | also)))
 
 
-def observe_plan(plan: Plan, swaps: list[tuple[torch.Tensor, torch.Tensor]]) -> Seen:
+def observe_plan(state: State, plan: Plan, swaps: list[tuple[torch.Tensor, torch.Tensor]]) -> Seen:
     """For the recording of a plan. `swaps`: [(leaf tensor, buffer), ...] of its copied slots."""
     tensors = all_tensors(plan)
-    seen = Seen(
-        plan.driver, plan.device, plan.others, recording=True, parent=plan.parent, saves=plan.saves, graph=plan.graph,
-        arguments=plan.flat.tensors, reachable=plan.generators, sinks=plan.sinks, plan=plan,
-        sources=plan.sources, slots=frozenset(map(core.storage_id, tensors)),
-        returned=core.results(), since=sequence_number(),
+    compared = state.opts.audit and state.opts.audit.every
+    run = Run(
+        plan.driver, plan.device, plan.others, plan=plan, graph=plan.graph,
+        slots=frozenset(map(core.storage_id, tensors)), since=sequence_number(), returned=core.results(),
+        computes=plan.computes, until=state.late, apart=state.apart, sources=plan.sources, blockers=state.blockers,
+        ops=[] if compared else None,
     )  # fmt: skip
+    seen = Seen(run)
     seen.autograd.leaves.extend(tensors[k] for k in plan.grads)
     seen.autograd.whole.update((core.storage_id(t), t) for _, t in plan.spent)
     note_swaps(seen, swaps)
@@ -179,10 +181,10 @@ def touch(seen: Seen, t: torch.Tensor, fills: bool = False) -> None:
 
 def is_stray(seen, t):
     """Was this memory, which no op had made, allocated since the run began?"""
-    if not t.is_cuda or core.storage_id(t) in seen.slots:
+    if not t.is_cuda or core.storage_id(t) in seen.run.slots:
         return False
-    if seen.allocated is not None:
-        return core.storage_address(t) not in seen.allocated
+    if seen.run.allocated is not None:
+        return core.storage_address(t) not in seen.run.allocated
     return is_capture(seen) and core.is_of_recording(t)
 
 
@@ -198,20 +200,21 @@ def note_memory(seen: Seen, t: torch.Tensor, line: str = "") -> None:
     """The call made this memory, at a line of the user's. While a recording lasts, the name of memory that died is not
     given to other: what was noted by it is not said of that."""
     seen.made[core.storage_id(t)] = line
-    if seen.recording:
+    if seen.run.recording:
         seen.alive.names.append(core.storage_name(t))
 
 
 def held(seen: Seen) -> list[torch.Tensor]:
     """The tensors that the run's ops returned, and aliases of ours, that somebody still holds."""
     ours = (r() for r in seen.alive.results)
-    return core.alive(seen.returned) + [t for t in ours if t is not None]
+    return core.alive(seen.run.returned) + [t for t in ours if t is not None]
 
 
 def references(seen: Seen) -> list[int]:
     """How many references there are to each argument, but for ours."""
     ours = [id(t) for t in seen.touched.values()]
-    return [core.references(t) - ours.count(id(t)) for t in seen.arguments]
+    arguments = seen.run.plan.flat.tensors if seen.run.recording else ()
+    return [core.references(t) - ours.count(id(t)) for t in arguments]
 
 
 NO_LINE = "the backward pass"  # autograd's threads have no frames
@@ -235,13 +238,13 @@ def note_reason(seen: Seen, sentence: str) -> None:
     """The first is why the run cannot be replayed; all of them are kept where somebody asks for them (doctor.py)."""
     if seen.reason is None:
         seen.reason = sentence
-    if seen.blockers is not None:
-        seen.blockers[sentence] = seen.blockers.get(sentence, 0) + 1
+    if seen.run.blockers is not None:
+        seen.run.blockers[sentence] = seen.run.blockers.get(sentence, 0) + 1
 
 
 def asks_on(seen: Seen) -> bool:
     """Is it of any use to look for another reason?"""
-    return seen.reason is None or seen.blockers is not None
+    return seen.reason is None or seen.run.blockers is not None
 
 
 def refuse(seen: Seen, sentence: str) -> None:
@@ -254,12 +257,12 @@ def refuse(seen: Seen, sentence: str) -> None:
 
 def is_capture(seen: Seen) -> bool:
     """Does nothing of this run execute?"""
-    return seen.recording and seen.driver == CUDA
+    return seen.run.recording and seen.run.driver == CUDA
 
 
 def is_host_recording(seen: Seen) -> bool:
     """Is a tape being written that will be kept?"""
-    return seen.recording and seen.driver == HOST and seen.reason is None
+    return seen.run.recording and seen.run.driver == HOST and seen.reason is None
 
 
 def asker() -> types.FrameType:
@@ -318,7 +321,7 @@ def fix(seen: Seen, value: object, done: dict[int, torch.Tensor] | None = None) 
         if sid in seen.made or sid in seen.copied.buffers or not sid:
             return value
         if sid not in seen.fixed:
-            proto = core.path_proto(seen.parent, value)
+            proto = core.path_proto(seen.run.plan.parent, value)
             seen.fixed[sid] = core.fixed(value) if proto is None else proto
         if id(value) not in done:
             base = seen.fixed[sid]

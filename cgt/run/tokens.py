@@ -62,7 +62,7 @@ def see_get_state(seen: Seen, generator: torch.Generator, plain: Callable[[], to
         refuse(seen, errors.body_acts("get_rng_state", user_line(seen)))
     seen.acts = True
     vet_device(seen, "get_rng_state", generator)
-    if generator.device.type == "cpu" or not seen.recording:
+    if generator.device.type == "cpu" or not seen.run.recording:
         with unseen(seen):
             state = plain()
             note_token(seen, state, 0, generator, None)
@@ -71,10 +71,11 @@ def see_get_state(seen: Seen, generator: torch.Generator, plain: Callable[[], to
                 seen.alive.memory.append(seen.alive.objects.pop())
                 core.state_op(generator, state, False)
         return state
-    rng = seen.generators.words[core.generator_id(generator)]
+    gid = core.generator_id(generator)
+    rng = seen.generators.words[gid]
     words, moved = rng.at, core.moved_generator(rng.handle)
-    if rng.copy is None and words is rng.words:
-        rng.copy = words.clone()  # the words of this very run, if its backward asks
+    if rng.copy is None and words is rng.words:  # its backward may ask for the words of this very run
+        rng = seen.generators.words[gid] = rng._replace(copy=words.clone())
     state = torch.frombuffer(bytearray(16), dtype=torch.uint8)
     kept = rng.copy if words is rng.words else words
     note_token(seen, state, moved, generator, kept)
@@ -83,8 +84,12 @@ def see_get_state(seen: Seen, generator: torch.Generator, plain: Callable[[], to
 
 def vet_device(seen, name, generator):
     """A recording's words are for the generators of its own GPUs, which a first run shows."""
-    if generator.device.type == "cuda" and seen.recording and generator.device.index not in (seen.device, *seen.others):
-        refuse(seen, errors.other_device(name, user_line(seen), generator.device, name_of(seen.device)))
+    if (
+        generator.device.type == "cuda"
+        and seen.run.recording
+        and generator.device.index not in (seen.run.device, *seen.run.others)
+    ):
+        refuse(seen, errors.other_device(name, user_line(seen), generator.device, name_of(seen.run.device)))
 
 
 def note_token(seen, state, moved, generator, words):
@@ -107,9 +112,10 @@ def see_set_state(
     if words is None:  # set to what the function did not read: the next draw, or the end, refuses
         with unseen(seen):
             return plain(state)
-    if generator.device.type != "cpu" and seen.recording:
-        rng = seen.generators.words[core.generator_id(generator)]
-        rng.at = rng.words if words is rng.copy else words
+    if generator.device.type != "cpu" and seen.run.recording:
+        gid = core.generator_id(generator)
+        rng = seen.generators.words[gid]
+        seen.generators.words[gid] = rng._replace(at=rng.words if words is rng.copy else words)
         core.point_generator(rng.handle, words[0:1], words[1:2], moved)
         return None
     with unseen(seen):
@@ -129,11 +135,11 @@ def token_of(seen, sid, state):
     token = seen.generators.tokens.get(sid)
     if token is not None:
         return state, token.moved, state if token.words is None else token.words
-    found = seen.graph.tokens.get(sid) if seen.graph is not None else None
+    found = seen.run.graph.tokens.get(sid) if seen.run.graph is not None else None
     if found is None:
         return state, 0, None
     at, moved, _ = found
-    words = seen.graph.leaves.tensors[at]
+    words = seen.run.graph.leaves.tensors[at]
     return words, moved, words
 
 
@@ -147,9 +153,8 @@ def real_state(state, moved, words):
 
 def drop_words(seen: Seen) -> None:
     """Whoever needs a copy of the recording's words has it now; else its memory can go."""
-    for rng in seen.generators.words.values():
-        rng.copy = None
-    tokens = seen.generators.tokens
+    words, tokens = seen.generators.words, seen.generators.tokens
+    words.update({gid: rng._replace(copy=None) for gid, rng in words.items()})
     tokens.update({sid: token._replace(words=token.words is not None) for sid, token in tokens.items()})
 
 

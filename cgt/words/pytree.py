@@ -123,7 +123,7 @@ def flatten_result(result: object, is_made: Callable[[torch.Tensor], bool], is_o
     """`flatten` of a result. An object that nobody else holds, with tensors that the call made (is_made(t)), was made
     in the call, too: its attributes are leaves, and a replay makes another one. is_own: nobody else holds the
     result."""
-    objects = Objects(is_made)
+    objects = Objects(is_made, [])
     flat = flatten(result, "result", objects=objects)
     if not objects.opened:
         return flat
@@ -148,11 +148,11 @@ def leaves_in(tree: object) -> list[object]:
     return [one for one in _met_in(tree) if not issubclass(type(one), (tuple, list, dict))]
 
 
-class Objects:
+class Objects(NamedTuple):
     """Which objects of a result can be made anew."""
 
-    def __init__(self, is_made):
-        self.is_made, self.opened = is_made, []
+    is_made: Callable[[torch.Tensor], bool]
+    opened: list  # those that can
 
     def names_of(self, value):
         """The names of its attributes; None if it is to stay one leaf: instances that are more than their dict, that

@@ -96,8 +96,8 @@ def test_capture_without_memory_costs_what_is_cold_and_no_verdict(device, monkey
     plain = trace.run
 
     def run(seen, *call):
-        ran.append(seen.recording)
-        if ran.count(True) == 1 and seen.recording:
+        ran.append(seen.run.recording)
+        if ran.count(True) == 1 and seen.run.recording:
             raise torch.OutOfMemoryError("none left")
         return plain(seen, *call)
 

@@ -440,6 +440,29 @@ def test_write_found_while_recording_a_moving_argument_is_right(device):
     assert counts(f) == (1, 2, 6, 0)
 
 
+def test_new_tensor_of_one_number_that_is_written_is_one_recording(device):
+    """Once the function asks for its number it counts, on the host."""
+
+    def write(x, out):
+        torch.acos(x, out=out)
+        x.mul_(2)
+
+    def count(x, out):
+        write(x, out)
+        return x + out.item() if with_read else x + out
+
+    for with_read in (False, True):
+        f = cgt.jit(count)
+        kept = []
+        for k in range(12):
+            x, out = (torch.tensor(v, device=device) for v in (0.05 * k, 7.0))
+            twins = x.clone(), out.clone()
+            assert torch.equal(f(x, out), count(*twins))
+            assert torch.equal(x, twins[0]) and torch.equal(out, twins[1])
+            kept.append((x, out))
+        assert with_read or counts(f) == (1, 1, 10, 0)
+
+
 def test_two_written_arguments_and_a_read_one(device):
     def function(a, b, c):
         a.add_(c)

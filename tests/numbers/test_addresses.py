@@ -14,7 +14,7 @@ import cgt_core as core
 
 import cgt
 from cgt.api import state_of
-from cgt.data import Seen, Swap
+from cgt.data import Run, Seen, Swap
 from cgt.numbers import addresses
 from cgt.numbers.scalars import KERNEL, Shot, told_by
 
@@ -136,8 +136,8 @@ def test_nodes_of_captures_in_vain_are_taken_out_once_and_what_is_theirs_is_told
     buffer = torch.zeros(256)
     made.replace(monkeypatch)
     swap = Swap(x.data_ptr(), x.data_ptr() + x.nbytes, buffer, x)
-    one = addresses.Movable(swap, 0, 8)
-    seen = Seen(core.CUDA, 0)
+    one = addresses.Movable(swap, 0, 8, [], set(), set())
+    seen = Seen(Run(core.CUDA, 0))
     seen.copied.movable[core.storage_id(buffer)] = one
     made.op(buffer[16:], y)
     version = y._version
@@ -154,7 +154,7 @@ def test_the_same_of_numbers(monkeypatch, fails):
     made, shown = MadeUp(fails), []
     made.replace(monkeypatch)
     t = torch.zeros(8)
-    found = told_by(Seen(core.CUDA, 0), made.op, lambda which: ((t, t), {}), ((0, 1, 2),) * 3, lambda shots: shown.append(len(shots)) or (shots if len(shots) > 5 else None))
+    found = told_by(Seen(Run(core.CUDA, 0)), made.op, lambda which: ((t, t), {}), ((0, 1, 2),) * 3, lambda shots: shown.append(len(shots)) or (shots if len(shots) > 5 else None))
     assert (found is None) == bool(fails) and shown == ([] if fails else [3, 6]) and len(made.vain) == len(set(made.vain)) == (2 if fails else 6)
 
 

@@ -255,8 +255,7 @@ def test_no_compilation_in_a_capture():
     g = torch.compile(torch.sin, backend=backend)
     x = torch.randn(8)
     callbacks = list(torch._dynamo.callback_handler.start_callbacks)
-    seen = observe.observe(core.CUDA, 0)
-    seen.recording = True
+    seen = observe.observe(core.CUDA, 0, plan=types.SimpleNamespace(saves=False, generators=()))
     with pytest.raises(observe.Unrecordable):
         trace.run(seen, lambda x: g(x), (x,), {})
     assert "torch.compile" in seen.reason and not graphs
@@ -277,8 +276,7 @@ def test_a_region_is_one_op_to_the_books():
     given, x = [], torch.ones(4)
     leaf, buffer = torch.zeros(4), torch.zeros(16, dtype=torch.uint8)
     region = types.SimpleNamespace(mutated_input_idxs=[0], device_types=["cpu"], fx_kwargs={})
-    seen = observe.observe(core.HOST, -1)
-    seen.plan = types.SimpleNamespace(carries=frozenset())
+    seen = observe.observe(core.HOST, -1, plan=types.SimpleNamespace(carries=frozenset()))
     observe.note_swaps(seen, [(leaf, buffer)])
     inputs = [leaf, x]
     made, _, view = trace.see_region(seen, plain, region, inputs)

@@ -978,7 +978,7 @@ def test_synchronize_while_another_thread_records(monkeypatch):
                 found.append(str(error))
 
     def run(seen, *call):
-        if seen.recording and not found:
+        if seen.run.recording and not found:
             in_threads(1, lambda _: wait())
         return plain(seen, *call)
 
