@@ -49,8 +49,9 @@ def record(seen: Seen, op: OpOverload, args: tuple, kwargs: dict[str, object]) -
     outside, named = _pytree.tree_unflatten(given, spec)
     part = Apart(op, outside, named, user_line(seen), [])
     seen.cuts.apart.append(part)
-    seen.alive.objects.append(part)
-    end_segment(seen, part.run, pure=True)
+    run_again = part.run
+    seen.alive.objects.append(run_again)  # the core borrows it
+    end_segment(seen, run_again, pure=True)
 
     def run():
         with unseen(seen):
