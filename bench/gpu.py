@@ -226,9 +226,10 @@ def main():
 
 
 def kept(anew):
-    """The sections of the record there is that are not made anew, each with the sources that it speaks for."""
+    """The sections of the record there is that are not made anew, each with the machine and the sources that it speaks
+    for."""
     old = json.loads(RECORD.read_text()) if RECORD.exists() else {}
-    said = {name: old[name] for name in ("commit", "source_hash") if name in old}
+    said = {name: old[name] for name in old if name not in SECTIONS}
     return {what: {**said, **old[what]} for what in SECTIONS if what in old and what not in anew}
 
 

@@ -101,7 +101,7 @@ def tables(record):
     """{name: Markdown} of what the page shows."""
     known = figures(record)
     told = {
-        "machine": f"{record['device']}, driver {record['driver']}, torch {record['torch']}, Python {record['python']}.\n",
+        "machine": "{device}, driver {driver}, torch {torch}, Python {python}.\n".format_map(record | record["bench"]),
         "host": grid(
             ["CPU time per call, µs", *KINDS.values()],
             [[row, *(number(us[kind]) if us[kind] else "" for kind in KINDS)] for row, us in host_rows(record)],
