@@ -50,7 +50,7 @@ def measured(record):
     benches = record["bench"]["benches"]
     figures = [f for row in benches for f in row["figures"] if f["device"] == "cuda"]
     figures.sort(key=lambda f: f["at_most"] is None)  # stable: within, the order of the benches
-    earlier = " The figures are those of {commit:.7} on an {device}.".format_map(record | record["bench"]) if "commit" in record["bench"] else ""  # not made anew
+    earlier = " The figures are those of {commit:.7} on {device}.".format_map(record | record["bench"]) if "commit" in record["bench"] else ""  # not made anew
     lines = [
         f"{record['device']}, driver {record['driver']}, torch {record['torch']}, "
         f"Python {record['python']}. Suite: {suite['passed']} passed, {suite['failed']} failed, "

@@ -102,7 +102,7 @@ def test_table_has_bounded_figures_of_the_gpu_first():
         "| free | + 0.24 µs |  |  |",
     ]
     assert "those of" not in measured(MADE_UP)
-    assert "The figures are those of abcdefa." in measured({**MADE_UP, "bench": {**MADE_UP["bench"], "commit": "abcdefab"}})
+    assert "The figures are those of abcdefa on GPU." in measured({**MADE_UP, "bench": {**MADE_UP["bench"], "commit": "abcdefab"}})
     numbers = [(1234.2, "B"), (0.0, ""), (12.34, "×")]
     assert [with_unit(*n) for n in numbers] == ["1234 B", "0", "12.3 ×"]
 
