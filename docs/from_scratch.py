@@ -2,8 +2,11 @@
 
 The real thing replays a CUDA graph; this one replays a list of PyTorch calls on the CPU. All the rest is the same
 problem with the same answers: which calls may be replayed (guards), where a recording lives (memory of its own), how
-today's arguments get into it (slots), and how its results get out without ever changing under the user's hands
-(rescue). The random tests of cgt run the same calls here and there, and both must agree.
+today's arguments get into it (slots), how its results get out without ever changing under the user's hands (rescue),
+and what no key can hold: a value that Python reads on the way, and an argument that is written and lies elsewhere at
+each call. (A number that is another one at each call is a value of the key here. The real cgt hands the function a
+stand-in for it, which takes PyTorch's C++.) The random tests of cgt run the same calls here and there, and both must
+agree.
 
 The first call of a function is a *warm-up*: plain execution. The second *records*. Later ones *replay*, if a recording
 accepts them; if none does, another one is recorded beside it.
@@ -34,7 +37,8 @@ NUMBERS = itertools.count()
 
 
 def make_row():
-    return {"calls": 0, "warmups": 0, "records": 0, "replays": 0, "rescues": 0, "reason": None, "nodes": []}
+    counts = dict.fromkeys(("calls", "warmups", "records", "replays", "rescues"), 0)
+    return {**counts, "reason": None, "nodes": [], "places": {}, "moving": set()}    # the last two: step 4
 
 
 # ---- Step 2: the key -------------------------------------------------------------------------------------------------
@@ -99,7 +103,6 @@ class Observer(TorchDispatchMode):  # PyTorch wants a class here
 
 
 REFUSED = {
-    torch.Tag.data_dependent_output: "reads a value on the host",
     torch.Tag.dynamic_output_shape: "makes a tensor whose size depends on values",
     torch.Tag.inplace_view: "changes the shape of a tensor in place",
 }
@@ -115,8 +118,9 @@ def written_by(op, args, kwargs):
     return {where(t) for t in tensors([named.get(name) for name in writes])}
 
 
-def record(f, args, kwargs, leaves, around):
-    """(result, node, reason): node is None if the function cannot be replayed, and reason says why."""
+def record(f, args, kwargs, leaves, around, moving):
+    """(result, node, reason): node is None if the function cannot be replayed, and reason says why. `moving`: arguments
+    that do not stay where they are."""
     slots = {i: leaf for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)}
     of_slot = {where(t): i for i, t in reversed(slots.items())}
     fresh, written, reached, raw, reasons = {}, set(), {}, [], []
@@ -131,10 +135,13 @@ def record(f, args, kwargs, leaves, around):
         reasons.extend(f"{op} {REFUSED[tag]}" for tag in op.tags if tag in REFUSED)
         result = op(*args, **kwargs)
         written.update(wrote)
-        # An output in new memory must be computed again. A view needs nothing: it *is* the memory that it looks at.
-        new = [t if isinstance(t, torch.Tensor) and where(t) not in old else None for t in pytree.tree_leaves(result)]
-        fresh.update({where(t): t.untyped_storage() for t in new if t is not None})
-        if wrote or any(t is not None for t in new):
+        # An output in new memory must be computed again. A view needs nothing: it *is* the memory that it looks at. A
+        # number (`x.sum() > 0` asks for one) is what Python saw: the recording is for that one, and each replay looks.
+        new = [None if isinstance(t, torch.Tensor) and where(t) in old else t for t in pytree.tree_leaves(result)]
+        fresh.update({where(t): t.untyped_storage() for t in tensors(new)})
+        if not written <= set(fresh) and any(is_value(x) for x in new):
+            reasons.append(f"{op} reads a value behind a write that a replay could not take back")
+        if wrote or any(x is not None for x in new):
             raw.append(pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, (op, args, kwargs, new)))
         return result
 
@@ -143,9 +150,12 @@ def record(f, args, kwargs, leaves, around):
 
     # What the tape touched is of three kinds. *Pinned*: memory that is somebody else's, used where it is: parameters,
     # buffers, optimizer state, and an argument that is written or reachable without the argument. *Copied*: any other
-    # argument; its bytes are copied in before each replay. *Fresh*: memory that was born on the way.
+    # argument; its bytes are copied in before each replay, and back behind it if the tape writes them: so one that moves
+    # is copied although it is written, if its bytes are its own. *Fresh*: memory that was born on the way.
     others = {where(t) for t in tensors(around)}
-    pinned = {i: t.data_ptr() for i, t in slots.items() if where(t) in written or where(t) in others}
+    alone = {i for i in moving if [where(t) for t in slots.values()].count(where(slots[i])) == 1 and is_dense(slots[i])}
+    fixed = [i for i, t in slots.items() if where(t) in others or (where(t) in written and i not in alone)]
+    pinned = {i: slots[i].data_ptr() for i in fixed}
     copied = {i: t for i, t in slots.items() if i not in pinned}
 
     # The recording gets memory of its own for the last two, so that nobody else holds any of it, and the tape is
@@ -187,6 +197,7 @@ def record(f, args, kwargs, leaves, around):
         "pinned": pinned,
         "reached": list(reached.values()),
         "copied": {i: settle(t) for i, t in copied.items()},
+        "back": [i for i, t in copied.items() if where(t) in written],
         "tape": pytree.tree_map_only(torch.Tensor, settle, raw),
         "outputs": [output(x) for x in results],
         "out_spec": out_spec,
@@ -209,10 +220,21 @@ def gradient(t):
     return t.grad.data_ptr() if t.is_leaf and t.grad is not None else None
 
 
+def is_value(x):
+    return isinstance(x, (bool, int, float, complex))
+
+
+def is_dense(t):
+    """Are the bytes between its first and its last its own?"""
+    return t.untyped_storage().nbytes() == t.numel() * t.element_size() and not t.requires_grad
+
+
 # ---- Step 4: guard ---------------------------------------------------------------------------------------------------
 #
 # The rest of the question "does this recording accept the call?": pointers. Pinned memory must be where it was. And a
 # copied argument must not lie in memory that the tape uses in place: written there, it would change under the copy.
+#
+# An argument that lay elsewhere at the last call moves, and is never pinned again if that can be helped.
 
 def accepts(node, key, leaves):
     return (
@@ -221,6 +243,13 @@ def accepts(node, key, leaves):
         and all(t.data_ptr() == ptr and gradient(t) == grad for t, ptr, grad in node["reached"])
         and not any(where(leaves[i]) in node["theirs"] for i in node["copied"])
     )
+
+
+def note_places(row, leaves):
+    """Which arguments lay elsewhere at the call before."""
+    places = {i: leaf.data_ptr() for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)}
+    row["moving"] |= {i for i, place in places.items() if row["places"].get(i, place) != place}
+    row["places"] = places
 
 
 # ---- Step 5: replay --------------------------------------------------------------------------------------------------
@@ -248,15 +277,24 @@ def rescue(node):
 
 
 def replay(node, leaves):
+    """Is this call the one that was recorded, up to the end? If Python would have read another value, it goes another
+    way from there. Nothing outside was written until then; the numbers drawn are given back."""
     # Below autograd and after autocast is where the tape was recorded; random ops draw from the generator as ever.
+    drawn = torch.get_rng_state()
     with torch.no_grad(), torch.autocast("cpu", enabled=False):
         for i, slot in node["copied"].items():
             slot.copy_(leaves[i])
         for op, args, kwargs, recorded in node["tape"]:
             results = pytree.tree_leaves(op(*args, **kwargs))
             for old, new in zip(recorded, results, strict=True):
-                if old is not None:
+                if is_value(old) and repr(old) != repr(new):
+                    torch.set_rng_state(drawn)
+                    return False
+                if isinstance(old, torch.Tensor):
                     old.copy_(new)
+        for i in node["back"]:
+            leaves[i].copy_(node["copied"][i])
+    return True
 
 
 def hand_out(node, leaves):
@@ -297,19 +335,19 @@ def call(row, f, args, kwargs):
     leaves, spec = pytree.tree_flatten((args, kwargs))
     around = surroundings(f)
     key = make_key(leaves, spec, around)
-    node = next((n for n in reversed(row["nodes"]) if accepts(n, key, leaves)), None)
-    if node is not None:                                # hit
+    note_places(row, leaves)
+    for node in [n for n in reversed(row["nodes"]) if accepts(n, key, leaves)]:
         row["rescues"] += rescue(node)
-        replay(node, leaves)
-        row["replays"] += 1
-        return hand_out(node, leaves)
+        if replay(node, leaves):                        # hit
+            row["replays"] += 1
+            return hand_out(node, leaves)
     if row["warmups"] == 0:                             # first: optimizers make their state, libraries choose kernels
         result = f(*args, **kwargs)
         row["warmups"] += 1
         return result
     if len(row["nodes"]) == MAX_RECORDS:                # every call is different: stop recording
         return f(*args, **kwargs)
-    result, node, row["reason"] = record(f, args, kwargs, leaves, around)
+    result, node, row["reason"] = record(f, args, kwargs, leaves, around, row["moving"])
     if node is not None:
         row["nodes"].append({"key": key, **node})
         row["records"] += 1
@@ -419,11 +457,35 @@ def demo_surroundings():
     show("closure changes", fast)
 
 
-def demo_host_read():
-    fast = jit(lambda x: x * 2 if x.sum() > 0 else -x)
-    assert [fast(torch.tensor([v])).item() for v in (1.0, 1.0, -3.0, 1.0)] == [2.0, 2.0, 3.0, 2.0]
-    assert counts(fast) == (4, 1, 0, 0)
+def demo_values_read_on_the_way():
+    def branch(x):
+        y = torch.dropout(x, 0.5, True)
+        return y * 2 if x.sum() > 0 else -y
+
+    fast = jit(branch)
+    inputs = [torch.full((8,), v) for v in (1.0, 1.0, -3.0, 1.0, -2.0, 5.0)]
+    torch.manual_seed(0)
+    want = [branch(x) for x in inputs]
+    torch.manual_seed(0)
+    assert same_bits([fast(x) for x in inputs], want)
+    assert counts(fast) == (6, 1, 2, 3)             # a recording for each way; the newest is asked first
     show("branches by a value", fast)
+    fast = jit(lambda total: total.add_(1).sum().item())
+    assert [fast(torch.zeros(2)) for _ in range(3)] == [2.0] * 3 and counts(fast)[3] == 0
+    show("reads what it wrote", fast)
+
+
+def demo_arguments_that_move():
+    def update(cache, x):
+        return cache.mul_(2).add_(x).sum()
+
+    fast, held = jit(update), []
+    for k in range(6):
+        cache, twin, x = torch.ones(4), torch.ones(4), torch.full((4,), float(k))
+        assert torch.equal(fast(cache, x), update(twin, x)) and torch.equal(cache, twin)
+        held.append(cache)                          # so that the next one lies elsewhere
+    assert counts(fast) == (6, 1, 1, 4)
+    show("written, and elsewhere each time", fast)
 
 
 if __name__ == "__main__":
@@ -432,5 +494,6 @@ if __name__ == "__main__":
     demo_arguments_that_are_written()
     demo_training()
     demo_surroundings()
-    demo_host_read()
+    demo_values_read_on_the_way()
+    demo_arguments_that_move()
     print("all results are bit-equal to eager")

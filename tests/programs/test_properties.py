@@ -506,6 +506,8 @@ def test_decisions_are_those_of_cgt_from_scratch(plan, hold):
                 return  # past the limit each recovers in its own way
             if state_of(f).moves.followed:
                 return  # a place in which another weight came twice: the model follows none
+            if [action for action, _ in plan[: k + 1]].count("new total") > 1:
+                return  # the model copies what is written and moves; inputs="copied" pins it
             assert (stats.calls, stats.warmups, stats.records, stats.replays) == tuple(
                 facts[name] for name in ("calls", "warmups", "records", "replays")
             ), (what, stats.reasons)
