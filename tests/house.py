@@ -144,7 +144,7 @@ MEASURES = [
     Measure("classes whose fields change", 18, 8, changing_classes),
     Measure("files above 700 lines", 4, 4, long_files),
     Measure("modules in cgt/ itself", 5, 8, loose_modules),
-    Measure("files that name instructions of byte code", 3, 1, instruction_files),
+    Measure("files that name instructions of byte code", 1, 1, instruction_files),
     Measure("functions for other modules without annotations", 0, 0, doors),
 ]
 

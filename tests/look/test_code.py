@@ -18,7 +18,7 @@ from helpers import counts, profiled, tells
 from torch import nn
 
 import cgt
-from cgt.look.code import OPERATION_NAMES, code_reads, is_read, texts_in
+from cgt.look.code import IMPLIED, code_reads, is_read, texts_in
 from cgt.words import errors, options
 
 
@@ -46,7 +46,7 @@ def test_bytecode_reader_agrees_with_dis():
         inner = [names_by_dis(entry) for entry in code.co_consts if inspect.iscode(entry)]
         return [set().union(*sets) for sets in zip(read, *inner, strict=True)]
 
-    implied = set().union(*OPERATION_NAMES.values())  # tested by what they are for
+    implied = set().union(*IMPLIED.values())  # tested by what they are for
 
     def texts(code):
         found = set(texts_in(tuple(e for e in code.co_consts if not inspect.iscode(e))))
