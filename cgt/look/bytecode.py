@@ -256,7 +256,7 @@ def act(step, me, stack):
         operands = tuple(stack)
         stack[:] = [me] * max(len(stack) + change, 0)
         return operands
-    makes = [me] * (ROWS[step.operation][2] + step.is_called)
+    makes = [me] * max(ROWS[step.operation][2] + step.is_called, change)
     if step.is_called and step.where == GLOBAL:
         makes = [me, frozenset()] if NULL_BEHIND else [frozenset(), me]
     n = len(makes) - change

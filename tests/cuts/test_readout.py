@@ -795,6 +795,26 @@ def test_memory_for_numbers_may_be_made_in_inference_mode(device, monkeypatch):
     assert cgt.stats(f).replays >= 4 and cgt.stats(g).replays >= 2, cgt.explain(g)
 
 
+KEPT = 0.0
+
+
+def test_number_that_a_global_and_a_variable_have(device):
+    """The variable hands it to Python, which must not meet what stands for it."""
+
+    def function(x):
+        global KEPT
+        KEPT = n = x.sum().item()
+        return x + 1, str(n)
+
+    f = cgt.jit(function)
+    for k in range(6):
+        cgt.step()
+        x = torch.full((3,), float(k), device=device)
+        assert f(x)[1] == str(3.0 * k)
+        kept = KEPT
+        assert kept == 3.0 * k
+
+
 def test_only_the_call_itself_counts():
     """What another call gives, from inside of which the tensor is read, is not the tensor's."""
     code = function_of("    return y(x)")
