@@ -135,7 +135,7 @@ def five_largest(found):
 
 
 MEASURES = [
-    Measure("product lines", 31_190, 26_000, lines, total),
+    Measure("product lines", 31_063, 26_000, lines, total),
     Measure("lines above 120 columns", 0, 0, wide_lines),
     Measure("most branches in one function", 25, 25, branchy, most),
     Measure("functions above 70 lines", 2, 10, long_functions),
@@ -144,7 +144,7 @@ MEASURES = [
     Measure("classes whose fields change", 13, 8, changing_classes),
     Measure("files above 700 lines", 4, 4, long_files),
     Measure("modules in cgt/ itself", 5, 8, loose_modules),
-    Measure("files that name instructions of byte code", 3, 1, instruction_files),
+    Measure("files that name instructions of byte code", 1, 1, instruction_files),
     Measure("functions for other modules without annotations", 0, 0, doors),
 ]
 

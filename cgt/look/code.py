@@ -9,18 +9,18 @@ From the bytecode and not from co_names, which mixes globals with attributes (a 
 `opt.step()`). What a code object's inner ones read (lambdas, comprehensions, functions made in it) is its own: they are
 made each time. A code object never changes, so all of it is worked out once."""
 
-import dis
 import functools
 import os
 import sys
 import types
-from collections.abc import Iterator
+from collections.abc import Container
 from typing import NamedTuple
 
 import torch
 import typing_extensions
 
 from ..words import options
+from . import bytecode as b
 
 KEPT = 1 << 14  # code objects of which it is remembered what they read
 
@@ -105,25 +105,54 @@ class Reads(NamedTuple):
 
 @functools.lru_cache(KEPT)
 def code_reads(code: types.CodeType) -> Reads:
-    reads = Reads({}, {}, {}, {}, {})
-    steps, texts = list(steps_of(code)), []
-    for operation, argument in steps:
-        reads.names.update(OPERATION_NAMES.get(operation, ()))
-        field = OPERATION_FIELD.get(operation)
-        if field == "cells":
-            reads.cells[cell_name(code, argument)] = None
-        elif field == "constants":
-            texts += texts_in(code.co_consts[argument])
-        elif field is not None:
-            getattr(reads, field)[name_of(code, operation, argument)] = None
+    reads, texts = Reads({}, {}, {}, {}, {}), []
+    for step in b.steps_of(code):
+        field = FIELDS.get((step.does, step.where))
+        if field is not None:
+            getattr(reads, field)[step.name] = None
+        elif step.does == b.CONSTANT:
+            texts += texts_in(step.name)
+        elif step.does in IMPLIED:
+            reads.names.update(IMPLIED[step.does])
     reads.names.update(dict.fromkeys(texts))
-    reads.probed.update(dict.fromkeys(probes(code, steps, texts)))
+    if not PROBES.isdisjoint(reads.globals):
+        probed = asked_for(code, PROBES)
+        reads.probed.update(dict.fromkeys(texts if None in probed else probed))
     if "AttributeError" in reads.globals:
         reads.probed.update(reads.names)
     for one in family(code)[1:]:
         for mine, inner in zip(reads, code_reads(one), strict=True):
             mine.update(inner)
     return reads
+
+
+FIELDS = {
+    (does, where): field
+    for field, where in (("globals", b.GLOBAL), ("cells", b.VARIABLE), ("names", b.ATTRIBUTE))
+    for does in (b.READ, b.STORE, b.DELETE)
+} | {(b.READ, b.SCOPE): "globals", (b.READ, b.SUPER): "names", (b.IMPORT, ""): "imports"}
+COMPARISONS = dict.fromkeys(("__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__", "__hash__"))
+# not ever: dataclasses write comparisons for their users, and they read all fields
+IMPLIED = {b.COMPARE: COMPARISONS, b.CONTAIN: COMPARISONS, b.MATCH: {"__match_args__": None}}
+PROBES = frozenset(("getattr", "hasattr"))
+
+
+def asked_for(code: types.CodeType, functions: Container[str]) -> list[str | None]:
+    """The names that the code gives to these functions, as their second argument; None for one that is not in it."""
+    reading = b.read(code)
+    globals_ = [at for at, step in enumerate(reading.steps) if FIELDS.get((step.does, step.where)) == "globals"]
+    return [second_argument(reading, at) for at in globals_ if reading.steps[at].name in functions]
+
+
+def second_argument(reading, at):
+    """The text that is the second argument where what this step reads is called; None: unclear."""
+    call = reading.call_of(at)
+    made_by = reading.maker(call, 3) if call is not None and len(reading.takes[call]) > 3 else None
+    text = reading.steps[made_by].name if made_by is not None and reading.steps[made_by].does == b.CONSTANT else None
+    return text if isinstance(text, str) else None
+
+
+# --- who can tell what stands for a number ------------------------------------------------------
 
 
 @functools.lru_cache(KEPT)
@@ -133,67 +162,74 @@ def tells_apart(code: types.CodeType) -> str | None:
     named = METHODS.intersection(code.co_names)
     if not (named or code.co_exceptiontable or "type" in code.co_names):
         return None
-    steps, line = [], code.co_firstlineno
-    for one in dis.get_instructions(code):
-        line = one.starts_line if type(one.starts_line) is int else getattr(one, "line_number", None) or line
-        if one.opname not in NO_STEPS:
-            steps.append((one.opname, one.argval, line))
-    for at, (name, value, line) in enumerate(steps):
-        if asks_type(steps, at) or (value in named and name.startswith("LOAD_")) or catches(steps, at):
-            return f"{code.co_filename}:{line}"
+    reading = b.read(code)
+    caught, steps = classes_caught(reading), reading.steps
+    for at, step in enumerate(steps):
+        named_here = step.does in (b.READ, b.CONSTANT) and (step.name == "suppress" or (named and step.name in named))
+        if named_here or at in caught or (step.name == "type" and asks_type(reading, at)):
+            return f"{code.co_filename}:{reading.lines[at]}"
     return None
 
 
-def asks_type(steps, at):
-    """Is this the look-up of type(), for more than the type's name, method or text, or of `self`? (isinstance() asks
-    for no exact type.)"""
-    if steps[at][:2] not in (("LOAD_GLOBAL", "type"), ("LOAD_NAME", "type")):
+def asks_type(reading, at):
+    """Is type() looked up here, for more than the type's name, method or text, or of a constant or `self`?
+    (isinstance() asks for no exact type.)"""
+    if not is_global(reading.steps[at], ("type",)):
         return False
-    call = next((k for k in range(at + 1, len(steps)) if steps[k][0].startswith("CALL")), None)
-    if call is None or call + 1 >= len(steps):
-        return True
-    of_self = call == at + 2 and steps[at + 1][0] in VARIABLES and steps[at + 1][1] in ("self", "cls")
-    as_text = at > 0 and steps[at - 1][:2] in TEXTS
-    given = call == at + 1  # isinstance(x, type): it is not called
-    return not (given or of_self or as_text or steps[call + 1][0].startswith(("LOAD_ATTR", "LOAD_METHOD", "FORMAT")))
+    call = reading.call_of(at)
+    if call is None:
+        return not all(is_last_argument(reading, *user) for user in reading.users[at])
+    given = reading.maker(call, 2) if len(reading.takes[call]) == 3 else None
+    step = reading.steps[given] if given is not None else None
+    is_self = step is not None and step.where in (b.LOCAL, b.VARIABLE) and step.name in ("self", "cls")
+    if is_self or (step is not None and step.does == b.CONSTANT):
+        return False
+    users = reading.users[call]
+    return not users or not all(is_text(reading, user) for user, _ in users)
 
 
-def catches(steps, at):
-    """Does a handler begin here that takes a TypeError, among others perhaps?"""
-    name, value, _ = steps[at]
-    if name == "PUSH_EXC_INFO":
-        return steps[at + 1][0] == "POP_TOP"
-    if name in ("LOAD_GLOBAL", "LOAD_NAME") and value in ("TypeError", "Exception", "BaseException"):
-        return next(one[0] for one in steps[at:] if one[0] not in CLASSES) == "CHECK_EXC_MATCH"
-    return value == "suppress" and name.startswith("LOAD_")
+def is_last_argument(reading, user, operand):
+    return reading.steps[user].does == b.CALL and operand == len(reading.takes[user]) - 1
 
 
-CLASSES = ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_ATTR", "BUILD_TUPLE")  # what puts classes on the stack
+def is_text(reading, user):
+    """Does it only have a name, a method or the text of the type that it takes?"""
+    step = reading.steps[user]
+    if step.does == b.CALL:
+        callee = reading.callee(user)
+        return callee is not None and is_global(reading.steps[callee], ("str", "repr", "print"))
+    return step.does == b.FORMAT or (step.does == b.READ and step.where == b.ATTRIBUTE)
+
+
+def is_global(step: b.Step, names: tuple[str, ...]) -> bool:
+    return step.does == b.READ and step.where in (b.GLOBAL, b.SCOPE) and step.name in names
+
+
+def classes_caught(reading):
+    """The steps that name a class among which TypeError is, where a handler asks for it; those that begin a handler
+    of anything."""
+    steps, found, todo = reading.steps, set(), []
+    for at, step in enumerate(steps):
+        if step.does == b.CATCH:
+            todo += reading.takes[at]
+        if step.does == b.HANDLE and steps[at + 1].does == b.DROP:
+            found.add(at)
+    for makers in todo:  # which grows
+        for at in makers - b.UNKNOWN:
+            found.update({at} if is_global(steps[at], WIDE) else ())
+            todo += reading.takes[at] if steps[at].does == b.GATHER else ()
+    return found
+
+
+WIDE = ("TypeError", "Exception", "BaseException")
 METHODS = {
     f"__{side}{name}__"
     for side in ("", "r")
     for name in "add sub mul truediv floordiv mod pow divmod and or xor lshift rshift lt le eq ne gt ge".split()
 }
-VARIABLES = ("LOAD_FAST", "LOAD_FAST_BORROW", "LOAD_DEREF")
-TEXTS = tuple((load, name) for load in ("LOAD_GLOBAL", "LOAD_NAME") for name in ("str", "repr", "print"))
-NO_STEPS = ("CACHE", "PRECALL", "PUSH_NULL", "EXTENDED_ARG", "RESUME", "NOP")
 
 
-def steps_of(code: types.CodeType) -> Iterator[tuple[int, int]]:
-    """(operation, argument) of each instruction."""
-    raw, extended = code.co_code, 0
-    for operation, low in zip(raw[::2], raw[1::2], strict=True):
-        argument = extended | low
-        extended = argument << 8 if operation == dis.EXTENDED_ARG else 0
-        yield operation, argument
-
-
-def name_of(code: types.CodeType, operation: int, argument: int) -> str:
-    return code.co_names[argument >> OPERATION_SHIFT.get(operation, 0)]
-
-
-def cell_name(code, argument):
-    return code._varname_from_oparg(argument)  # what dis uses
+# --- texts --------------------------------------------------------------------------------------
 
 
 def texts_in(constant: object) -> list[str]:
@@ -208,64 +244,3 @@ def parts_of(text: str) -> list[str]:
     """Names of attributes that the text could stand for: "lr", "config.lr" (of operator.attrgetter)."""
     parts = text.split(".")
     return parts if all(part.isidentifier() for part in parts) else []
-
-
-def probes(code, steps, texts):
-    """The names for which the code asks with getattr or hasattr; all its texts if it does not say them there."""
-    found = []
-    for at, (operation, argument) in enumerate(steps):
-        is_global = OPERATION_FIELD.get(operation) == "globals"
-        if is_global and name_of(code, operation, argument) in ("getattr", "hasattr"):
-            name = second_argument(code, steps[at:])
-            if name is None:
-                return texts
-            found.append(name)
-    return found
-
-
-def second_argument(code: types.CodeType, steps: list[tuple[int, int]]) -> str | None:
-    """The text that is the second argument of the call whose callable the first of these steps loads; None: unclear.
-    The depth of the stack tells which argument a step begins, and whether more is made of the text."""
-    text, depth = None, 0
-    base = dis.stack_effect(*steps[0])
-    for operation, argument in steps:
-        if operation in JUMPS:
-            return None
-        begins = depth == base + 1
-        if begins:
-            constant = code.co_consts[argument] if operation == LOAD_CONST else None
-            text = constant if isinstance(constant, str) else None
-        if operation != dis.opmap.get("CACHE"):
-            depth += dis.stack_effect(operation, argument if operation >= dis.HAVE_ARGUMENT else None)
-            if depth == base + 2 and not begins:
-                text = None
-        if depth <= 1 < base or depth < base:
-            return text if depth == 1 else None
-    return None
-
-
-OPERATION_FIELD = {  # each version of CPython lacks some
-    dis.opmap[operation]: field
-    for field, operations in {
-        "globals": "LOAD_GLOBAL LOAD_NAME LOAD_FROM_DICT_OR_GLOBALS STORE_GLOBAL DELETE_GLOBAL",
-        "names": "LOAD_ATTR LOAD_METHOD LOAD_SUPER_ATTR IMPORT_FROM STORE_ATTR DELETE_ATTR",
-        "cells": "LOAD_DEREF LOAD_CLASSDEREF LOAD_FROM_DICT_OR_DEREF STORE_DEREF DELETE_DEREF",
-        "imports": "IMPORT_NAME",
-        "constants": "LOAD_CONST RETURN_CONST",  # not KW_NAMES: f(lr=1) reads no .lr
-    }.items()
-    for operation in operations.split()
-    if operation in dis.opmap
-}
-COMPARISONS = dict.fromkeys(("__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__", "__hash__"))
-OPERATION_NAMES = {  # not ever: dataclasses write these for their users, and they read all fields
-    dis.opmap.get("COMPARE_OP"): COMPARISONS,
-    dis.opmap.get("CONTAINS_OP"): COMPARISONS,
-    dis.opmap.get("MATCH_CLASS"): {"__match_args__": None},
-}
-OPERATION_SHIFT = {  # low bits of the argument that are flags (see dis.py)
-    dis.opmap["LOAD_GLOBAL"]: 1,
-    dis.opmap["LOAD_ATTR"]: 1 if sys.version_info >= (3, 12) else 0,
-    dis.opmap.get("LOAD_SUPER_ATTR"): 2,
-}
-LOAD_CONST = dis.opmap["LOAD_CONST"]
-JUMPS = frozenset((*dis.hasjrel, *dis.hasjabs))

@@ -28,8 +28,9 @@ from cgt_core import ADVANCES, ATTR, CELL, DICT_ITEM, LIST_ITEM, LIST_LEN, MINUS
 from ..cuts import readout
 from ..data import EffectRow, Plan, Seen, State
 from ..look import flow, places
+from ..look.bytecode import ATTRIBUTE, ENTRY, GLOBAL, VARIABLE
 from ..look.code import HOMES, is_ambient, is_compiled
-from ..look.flow import ATTRIBUTE, ENTRY, GLOBAL, VARIABLE, advances_of, disturbers, moves_of
+from ..look.flow import advances_of, disturbers, moves_of
 from ..look.places import CLASS_DICT_OF, MISSING, MODULE_OF, MRO_OF, Place, Put, class_value, derives, value_at
 from ..words import errors
 

@@ -15,7 +15,7 @@ from torch import nn
 
 import cgt
 from cgt.cuts import segments
-from cgt.look import returns
+from cgt.look import bytecode, returns
 
 
 def one(x):
@@ -731,6 +731,7 @@ def function_from(text):
         ("    y().n = x.item()", False),
         ("    y.extend([x.item()])", False),
         ("    global G\n    G = x.item()", {("global", ("G",), False)}),
+        ("    global G\n    G = n = x.item()\n    return y(n)", False),  # the variable has it, too
         ("    y[0] = x.item()", False),
         ("    n = x.item()\n    return [n for _ in y]", None),
         ("    n = x.item()\n    def g(): return n\n    return g", {("variable", ("n",), False)}),
@@ -749,9 +750,9 @@ def function_from(text):
 def test_what_becomes_of_a_value(text, answer):
     """None: either is right, as Python's compiler has it."""
     code = function_of(text)
-    steps = returns.steps_from(code)
-    load = next(k for k, one in enumerate(steps) if one.argval == "item" and one.opname in ("LOAD_METHOD", "LOAD_ATTR"))
-    offset = steps[returns.called(steps, load)].offset
+    reading = bytecode.read(code)
+    load = next(k for k, one in enumerate(reading.steps) if one.name == "item")
+    offset = reading.steps[reading.call_of(load)].offset
     assert returns.is_method_call(code, offset)
     found = returns.uses_of(code, offset, ("numpy",))
     assert answer is None or (found is not None) == bool(answer)
@@ -792,6 +793,26 @@ def test_memory_for_numbers_may_be_made_in_inference_mode(device, monkeypatch):
         assert [f(x) for _ in range(4)] == [x.sum().item()] * 4
     assert [f(x) for _ in range(4)] == [x.sum().item()] * 4 and [g(x) for _ in range(4)] == [x.max().item()] * 4
     assert cgt.stats(f).replays >= 4 and cgt.stats(g).replays >= 2, cgt.explain(g)
+
+
+KEPT = 0.0
+
+
+def test_number_that_a_global_and_a_variable_have(device):
+    """The variable hands it to Python, which must not meet what stands for it."""
+
+    def function(x):
+        global KEPT
+        KEPT = n = x.sum().item()
+        return x + 1, str(n)
+
+    f = cgt.jit(function)
+    for k in range(6):
+        cgt.step()
+        x = torch.full((3,), float(k), device=device)
+        assert f(x)[1] == str(3.0 * k)
+        kept = KEPT
+        assert kept == 3.0 * k
 
 
 def test_only_the_call_itself_counts():

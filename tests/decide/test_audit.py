@@ -244,7 +244,7 @@ def overwritten_result(device, monkeypatch):
 
     def wrong(*args):
         draft = rows(*args)
-        return draft._replace(outs=[draft.outs[0], draft.outs[0]._replace(kind=describe.AGAIN, ref=0), *draft.outs[2:]])
+        return draft._replace(outs=[draft.outs[0], draft.outs[0]._replace(kind=core.AGAIN, ref=0), *draft.outs[2:]])
 
     monkeypatch.setattr(describe, "rows", wrong)
     x = values(device)

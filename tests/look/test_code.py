@@ -18,7 +18,8 @@ from helpers import counts, profiled, tells
 from torch import nn
 
 import cgt
-from cgt.look.code import OPERATION_NAMES, code_reads, is_read, texts_in
+from cgt.look import bytecode, flow, returns
+from cgt.look.code import IMPLIED, code_reads, is_read, texts_in
 from cgt.words import errors, options
 
 
@@ -46,7 +47,7 @@ def test_bytecode_reader_agrees_with_dis():
         inner = [names_by_dis(entry) for entry in code.co_consts if inspect.iscode(entry)]
         return [set().union(*sets) for sets in zip(read, *inner, strict=True)]
 
-    implied = set().union(*OPERATION_NAMES.values())  # tested by what they are for
+    implied = set().union(*IMPLIED.values())  # tested by what they are for
 
     def texts(code):
         found = set(texts_in(tuple(e for e in code.co_consts if not inspect.iscode(e))))
@@ -305,3 +306,74 @@ def test_a_function_that_imports_anew_at_each_call_runs_eagerly(device, tmp_path
         assert torch.equal(g(x), x * 2)
     s = cgt.stats(g)
     assert s.replays == 0 and any("imported" in reason for reason in s.reasons), s.reasons
+
+
+# --- the reader of byte code ----------------------------------------------------------------------
+
+
+def functions_of(*modules):
+    return [f for module in modules for f in vars(module).values() if isinstance(f, types.FunctionType)]
+
+
+def test_steps_agree_with_dis():
+    """Signs of operators, jumps and lines: bytecode.py decodes them itself."""
+    for function in functions_of(argparse, collections, dataclasses, inspect, nn.functional, nn.modules.module):
+        reading = bytecode.read(function.__code__)
+        at = {step.offset: k for k, step in reversed([*enumerate(reading.steps)])}
+        for one in dis.get_instructions(function.__code__):
+            step = reading.steps[at[one.offset]] if one.offset in at else None
+            if step is not None and one.opname == "BINARY_OP":
+                assert one.argrepr.removesuffix("=") == step.name
+            if step is not None and one.opcode in (*dis.hasjrel, *dis.hasjabs):
+                to = reading.steps[reading.leads[at[one.offset]][0]].offset
+                assert one.argval <= to <= one.argval + 6  # an EXTENDED_ARG comes before its step
+            if step is not None and one.positions.lineno:
+                assert reading.lines[at[one.offset]] == one.positions.lineno
+
+
+def test_an_operand_has_the_makers_of_all_ways():
+    def function(x, y):
+        z = x.append(y.one if y else 2)
+        return z
+
+    reading = bytecode.read(function.__code__)
+    call = next(at for at, step in enumerate(reading.steps) if step.does == bytecode.CALL)
+    method, _, given = reading.takes[call]
+    assert [reading.steps[at].name for at in sorted(given)] == ["one", 2]
+    assert reading.callee(call) == bytecode.only(method) and reading.call_of(reading.callee(call)) == call
+    assert reading.maker(call, 2) is None  # it is not always the same
+    loads = {at: stores for at, stores in reading.stores_seen("z").items()}
+    assert [reading.steps[at].does for stores in loads.values() for at in stores] == [bytecode.STORE]
+
+
+def test_what_a_call_calls():
+    space = {}
+    exec("import types\ndef f(x, y): return types.one(x if y else 2) + x.two.three(1, 2) + y(*x) + x[0](y)", space)
+    code = space["f"].__code__
+    calls = [step for step in bytecode.steps_of(code) if step.does == bytecode.CALL]
+    names, given = zip(*(returns.callee_of(code, step.offset) for step in calls), strict=True)
+    assert names == (("types", "one"), ("x", "two", "three"), ("y",), None)
+    assert given == (1, 2, None, 1)
+
+
+def test_an_instruction_without_a_row_escapes(monkeypatch):
+    def function(self, y):
+        self.calls += 1
+        return [self.calls, y.item()]
+
+    def read():
+        for one in (bytecode.read, flow.moves_of, returns.uses_of):
+            one.cache_clear()
+        reading = bytecode.read(function.__code__)
+        call = next(step.offset for step in reading.steps if step.does == bytecode.CALL)
+        return flow.moves_of(function.__code__).advances, returns.uses_of(function.__code__, call, ())
+
+    advances, uses = read()
+    assert len(advances) == 1 and uses == {returns.RETURNED}
+    rows = bytecode.ROWS
+    for name, (found, used) in {"BINARY_OP": (0, True), "BUILD_LIST": (1, False)}.items():
+        monkeypatch.setattr(bytecode, "ROWS", [(bytecode.ESCAPE, "", 0, None) if k == dis.opmap[name] else row for k, row in enumerate(rows)])
+        advances, uses = read()
+        assert (len(advances), uses is not None) == (found, used)
+    monkeypatch.undo()
+    read()
