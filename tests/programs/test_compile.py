@@ -255,7 +255,9 @@ def test_no_compilation_in_a_capture():
     g = torch.compile(torch.sin, backend=backend)
     x = torch.randn(8)
     callbacks = list(torch._dynamo.callback_handler.start_callbacks)
-    seen = observe.observe(core.CUDA, 0, plan=types.SimpleNamespace(saves=False, generators=()))
+    nothing = dict.fromkeys(("generators", "live", "reached"), ())
+    plan = types.SimpleNamespace(**nothing, saves=False, computes=False, flat=types.SimpleNamespace(tensors=()))
+    seen = observe.observe(core.CUDA, 0, plan=plan)
     with pytest.raises(observe.Unrecordable):
         trace.run(seen, lambda x: g(x), (x,), {})
     assert "torch.compile" in seen.reason and not graphs
