@@ -110,7 +110,6 @@ static inline int tensor_dtype(PyObject* t) {
 static inline int tensor_device(PyObject* t) {  // -1 for the CPU, else the device's index
   return static_cast<int>(impl_device(impl_of(t))->index());
 }
-static inline int tensor_is_cuda(PyObject* t) { return impl_device(impl_of(t))->is_cuda(); }
 static inline int tensor_ndim(PyObject* t) { return static_cast<int>(impl_dims(impl_of(t)).size()); }
 static inline int64_t tensor_itemsize(PyObject* t) { return impl_of(t)->dtype().itemsize(); }
 static inline int64_t tensor_numel(PyObject* t) { return impl_numel(impl_of(t)); }
