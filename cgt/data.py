@@ -133,17 +133,9 @@ class Devices(NamedTuple):
 
 
 @declared
-class State:
-    """Everything that Python knows about one jitted function; what `jit` returned holds it."""
+class Learnt:
+    """What a function's calls showed, until a reset."""
 
-    f: int  # its row in the core
-    born: int  # tells the row from a later one of that number
-    name: str
-    opts: Options
-    graph: "Graph | None" = None  # what it runs, if it is the backward of a recording
-    range: str = ""  # what profilers show around a replay; kept for the row
-    dynamic: set = fresh(set)  # paths of arguments that the user says are live
-    keep: dict = fresh(dict)  # node -> Kept
     moves: Moving = filled(Moving)
     numbers: Numbers = filled(Numbers)
     devices: Devices = filled(Devices)
@@ -151,7 +143,6 @@ class State:
     # memory that a recording read and nothing leads to, while other threads ran ops: id -> its name
     loose: dict = fresh(dict)
     account: Account = fresh(Account)
-    reasons: dict = fresh(dict)  # why calls ran eagerly -> how many did
     verdicts: dict = fresh(dict)  # (spec, ambient state, shapes), or None for all -> Verdict
     waste: tuple = (NONE, 0)  # (replays, recordings wasted) when the last new replay was noticed
     cool: dict = fresh(dict)  # (path, parent) -> (until, length), where there are enough recordings
@@ -175,12 +166,28 @@ class State:
     recurrent: bool = False  # it draws dropout from cuDNN's random state
     apart: set = fresh(set)  # ops that a capture forbade: they run eagerly between two graphs
     hidden: bool = False  # kernels that are not seen read arguments where they lie: none is copied
-    ran: set = fresh(set)  # code objects that ran so far: what these read is looked at
     passed: set = fresh(set)  # code objects that were met and did not run
     unguarded: list = fresh(list)  # sentences on what could not be guarded
-    past: list = dataclasses.field(default_factory=lambda: [0] * 10)  # counters of freed backwards
     parallel: Any = fresh(weakref.WeakSet)  # modules in it that exchange gradients in a backward
     exchanges: bool = False  # data with other processes
+
+
+@declared
+class State:
+    """Everything that Python knows about one jitted function; what `jit` returned holds it."""
+
+    f: int  # its row in the core
+    born: int  # tells the row from a later one of that number
+    name: str
+    opts: Options
+    graph: "Graph | None" = None  # what it runs, if it is the backward of a recording
+    range: str = ""  # what profilers show around a replay; kept for the row
+    dynamic: set = fresh(set)  # paths of arguments that the user says are live
+    keep: dict = fresh(dict)  # node -> Kept
+    learnt: Learnt = fresh(Learnt)
+    ran: set = fresh(set)  # code objects that ran so far: what these read is looked at
+    reasons: dict = fresh(dict)  # why calls ran eagerly -> how many did
+    past: list = dataclasses.field(default_factory=lambda: [0] * 10)  # counters of freed backwards
     blockers: dict | None = None  # doctor.py: all that its runs met
     warned: bool = False  # of calls of which none was replayed
     unaudited: str | None = None  # why the last replay that was to be compared with eager was not
@@ -189,14 +196,6 @@ class State:
     warmed: int = 0  # warm-ups of all functions when it was warmed last
     warm_seconds: float = 0.0
     look_seconds: float = 0.0  # spent on finding what its code can read
-
-
-# What reset() makes a function forget; bury() empties `keep`.
-STAYS = frozenset(
-    "f born name opts graph dynamic range keep reasons past ran blockers warned unaudited audited mismatches warmed"
-    " warm_seconds look_seconds".split()
-)
-LEARNT = tuple(f.name for f in dataclasses.fields(State) if f.name not in STAYS)
 
 
 class Kept(NamedTuple):

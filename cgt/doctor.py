@@ -84,7 +84,7 @@ def doctor(fn: Callable[..., object], *args: object, **kwargs: object) -> Diagno
             state.blockers, began = {}, time.perf_counter()
             site(*args, **kwargs)
             took = time.perf_counter() - began
-            if state.verdicts or core.fn_counts(state.f)[3]:
+            if state.learnt.verdicts or core.fn_counts(state.f)[3]:
                 break
     found = diagnosis(state)
     if not found.findings:

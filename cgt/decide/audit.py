@@ -71,17 +71,17 @@ def run(call: Call, node: int, replay: Callable[[], object], drop: Callable[[int
     if node not in state.keep:  # another thread dropped it
         return replay()
     try:
-        call = call._replace(flat=pytree.flatten_call(call.args, call.kwargs, *state.opts.static, state.numbers.live))
+        call = call._replace(
+            flat=pytree.flatten_call(call.args, call.kwargs, *state.opts.static, state.learnt.numbers.live)
+        )
         scope = find_scope(call, node)
     except pytree.Incomparable as error:
         scope = str(error)
     if isinstance(scope, str):
         state.unaudited = scope
         return replay()
-    return compare(
-        call, node, scope, replay, functools.partial(errors.audit, state.name, state.unguarded[:MOST_TOLD]), drop,
-        state.opts.audit,
-    )[1]  # fmt: skip
+    blame = functools.partial(errors.audit, state.name, state.learnt.unguarded[:MOST_TOLD])
+    return compare(call, node, scope, replay, blame, drop, state.opts.audit)[1]
 
 
 def compare(
@@ -238,7 +238,7 @@ def find_scope(call: Call, node: int) -> "Scope | str":
 
 def why_not(state, device, nodes, written, spent):
     """A key of errors.UNAUDITED, or None. `written`, `spent`: tensors."""
-    if state.exchanges:
+    if state.learnt.exchanges:
         return "exchange"
     if core.path_state(device)[2] and (spent or any(state.keep[n].changes for n in nodes)):
         return "threads"

@@ -37,7 +37,7 @@ def learn_backward(graph: Graph, seen: Seen) -> list[types.CodeType]:
     forward = forward_of(graph)
     fresh = []
     if forward is not None:
-        fresh = learn_code(forward, seen.code.ran & forward.passed)
+        fresh = learn_code(forward, seen.code.ran & forward.learnt.passed)
         if graph.places:
             fresh += learn_code(forward, set(flow.that_disturb(seen.code.ran - forward.ran - {None}, forward.ran)))
     if fresh:
@@ -67,5 +67,5 @@ def refuse_gradients(graph: Graph, reason: str) -> None:
     forward = forward_of(graph)
     if forward is None:
         return
-    forward.refused = reason
+    forward.learnt.refused = reason
     core.locked(RECORDING, functools.partial(drop_graphs, forward), lambda: DOOMED.append((forward, GRAPHS)))

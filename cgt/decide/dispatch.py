@@ -62,7 +62,7 @@ def new_site(
     def build(f, born):
         state = State(f, born, name, opts, graph, range_name)
         state.dynamic = live.paths_of_arguments(function, opts.dynamic)
-        state.numbers.live.update(state.dynamic)
+        state.learnt.numbers.live.update(state.dynamic)
 
         @outside_dynamo
         def on_miss(spec, args, kwargs, due=False, proves=NONE, audited=False):
@@ -142,7 +142,7 @@ def give_up(node, call, reason, untold=()):
     drop_node(node)
     if not untold:
         verdicts.condemn(call, reason)
-    call.state.moves.untold.update(untold)
+    call.state.learnt.moves.untold.update(untold)
     call.state.reasons[reason] = call.state.reasons.get(reason, 0) + 1
 
 
@@ -159,13 +159,15 @@ def attend(call):
     state = call.state
     live.learn_arguments(state, call.args, call.kwargs)
     try:
-        call = call._replace(flat=pytree.flatten_call(call.args, call.kwargs, *state.opts.static, state.numbers.live))
+        call = call._replace(
+            flat=pytree.flatten_call(call.args, call.kwargs, *state.opts.static, state.learnt.numbers.live)
+        )
     except pytree.Incomparable as error:
         reason = str(error)
         verdicts.note_incomparable(state, reason)
         verdicts.vet_strict(state, reason)
         return reason, None
-    state.incomparable = 0
+    state.learnt.incomparable = 0
     reason = verdicts.find(call)
     verdicts.vet_strict(state, reason)
     reason = reason or vet_dropout(call)
@@ -183,14 +185,14 @@ def attend(call):
     why, before = logs.listens("record") and verdicts.why_new(call, first), core.fn_counts(state.f)[:5]
     try:
         with torch.profiler.record_function(f"cgt.{kind} {state.name}"):
-            result = account.timed(state.account, run, call, first=before[0] == 1)
+            result = account.timed(state.learnt.account, run, call, first=before[0] == 1)
     except errors.CgtError:
         raise
     except Exception as error:
         verdicts.note_left(call, error, core.fn_counts(state.f)[1:5] != before[1:])
         raise
     if why and core.fn_counts(state.f)[1:3] != before[1:3]:
-        logs.tell("record", errors.told_record, state.name, kind, state.account.last, why)
+        logs.tell("record", errors.told_record, state.name, kind, state.learnt.account.last, why)
     return None, result
 
 
@@ -203,7 +205,7 @@ def eager(call, reason, inlined=False):
         verdicts.vet_replay(state, lambda: reason)
         verdicts.count_eager(state, reason)
     if graph is None:
-        return account.timed_eager(state.account, call.function, call.args, call.kwargs)
+        return account.timed_eager(state.learnt.account, call.function, call.args, call.kwargs)
     if graph.proven:
         return call.function(*call.args, **call.kwargs)
     seen = observe(graph.driver, graph.device, graph, readable(graph, call.args))
@@ -219,7 +221,7 @@ def is_spec(call):
     """Is the call's spec the structure of its arguments, with the numbers that are live by now? Between the core's
     answer and the lock another thread may have reset the function: the spec's row is free then, or another
     structure's."""
-    program, _ = call.state.programs.get(call.spec, (None, None))
+    program, _ = call.state.learnt.programs.get(call.spec, (None, None))
     if program is None or pytree.matches_call(program, call.args, call.kwargs) is None:
         return False
     return sum(kind == LIVE for kind, _, _ in program) == len(call.flat.numbers)
@@ -236,11 +238,11 @@ def find_spec(state, flat):
                 obj = weakref.ref(obj, lambda _, s=spec_of: s and DOOMED.append((state, s[0])))
         program.append((kind, n, obj))
     program = tuple(program)
-    mine = [s for s, (known, _) in state.programs.items() if verdicts.whose(known) == verdicts.whose(program)]
-    if len(mine) >= options.MAX_SPECS or len(state.programs) >= options.MAX_GRAPHS:
+    mine = [s for s, (known, _) in state.learnt.programs.items() if verdicts.whose(known) == verdicts.whose(program)]
+    if len(mine) >= options.MAX_SPECS or len(state.learnt.programs) >= options.MAX_GRAPHS:
         used = {core.node_facts(n).spec for n in core.fn_nodes(f)}
-        DOOMED.append((state, next((s for s in mine or state.programs if s not in used), NONE)))
-    spec_of.append(core.spec_add(f, program, len(flat.tensors), len(flat.numbers), state.programs, flat.paths))
+        DOOMED.append((state, next((s for s in mine or state.learnt.programs if s not in used), NONE)))
+    spec_of.append(core.spec_add(f, program, len(flat.tensors), len(flat.numbers), state.learnt.programs, flat.paths))
     return spec_of[0]
 
 
@@ -326,12 +328,12 @@ def capture(call, attempt):
     reason = record.capture(call, attempt)
     seen = attempt.seen
     if seen is not None:
-        call.state.late = max(call.state.late, seen.late)
-        call.state.computes = call.state.computes if seen.computed is None else seen.computed
+        call.state.learnt.late = max(call.state.learnt.late, seen.late)
+        call.state.learnt.computes = call.state.learnt.computes if seen.computed is None else seen.computed
         told = counters.learn(call.state, plan, seen, why_uncounted(call.state, plan.saves))
         reason, seen.reason = reason and (told or reason), told or seen.reason
         live.blame(call.state, seen, reason or seen.reason)
-        call.state.untraced = seen.untraced or call.state.untraced
+        call.state.learnt.untraced = seen.untraced or call.state.learnt.untraced
     if reason is not None:
         attempt.passing |= autograd.was_greedy(plan) or (seen is not None and lessons.is_lesson(call.state, seen))
         return reason
@@ -536,7 +538,7 @@ def add_node(call, plan, seen, draft):
     islands.settle(seen, plan)
     for buffer in drawn_from:
         core.node_draws(node, plan.device, buffer)
-        state.recurrent = True
+        state.learnt.recurrent = True
     note_recorded(state, plan, seen, node)
     return node
 
@@ -558,13 +560,13 @@ def backward_site(state, graph, draft):
 
 def note_recorded(state, plan, seen, node):
     """Remember that the function has a recording more, and what looks at its replays."""
-    state.unguarded = plan.unguarded
+    state.learnt.unguarded = plan.unguarded
     core.fn_count(state.f, "records")
-    state.account.failed = state.left = state.lessons = 0
-    state.blamed = None
+    state.learnt.account.failed = state.learnt.left = state.learnt.lessons = 0
+    state.learnt.blamed = None
     audit.plan_next(state, node)
     verify.begin(state, node)
     if seen.exchanges:
-        state.exchanges = True
+        state.learnt.exchanges = True
         collectives.watch_groups(free_exchanging)
         collectives.watch_replays(node, plan.device)

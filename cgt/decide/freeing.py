@@ -6,7 +6,7 @@ import cgt_core as core
 import torch
 from cgt_core import CUDA, NONE
 
-from ..data import LEARNT, Call, State
+from ..data import Call, Learnt, State
 from ..make import record
 from ..make.plan import device_of, driver_of
 from ..words import errors
@@ -56,7 +56,7 @@ def free_doomed():
 def free_exchanging() -> None:
     """A group of processes is about to go: the recordings that exchange data go before it."""
     for state in [getattr(site, ATTRIBUTE) for site in alive()]:
-        if state.exchanges:
+        if state.learnt.exchanges:
             reset_state(state)
     sweep()
 
@@ -79,15 +79,15 @@ def bury() -> None:
     nodes = {node for _, node in freed}
     for site in alive() if nodes else ():
         state = getattr(site, ATTRIBUTE)
-        state.cool = {k: v for k, v in state.cool.items() if k[1] not in nodes}
+        state.learnt.cool = {k: v for k, v in state.learnt.cool.items() if k[1] not in nodes}
 
 
 def free_spec(state, spec):
     """Free a spec with its recordings, and what they kept alive. The caller holds the paths."""
-    if not core.fn_is(state.f, state.born) or state.programs.pop(spec, None) is None:
+    if not core.fn_is(state.f, state.born) or state.learnt.programs.pop(spec, None) is None:
         return  # freed or reset since
-    state.verdicts = {k: v for k, v in state.verdicts.items() if k is None or k[0] != spec}
-    state.account.met = {k: whose for k, whose in state.account.met.items() if k[0] != spec}
+    state.learnt.verdicts = {k: v for k, v in state.learnt.verdicts.items() if k is None or k[0] != spec}
+    state.learnt.account.met = {k: whose for k, whose in state.learnt.account.met.items() if k[0] != spec}
     core.spec_free_if(state.f, state.born, spec)
 
 
@@ -95,7 +95,7 @@ def vet_dropout(call: Call) -> str | None:
     """A sentence if the function's recurrent layers begin with another random state of cuDNN's at this call, or None.
     Recordings with the old one fit no call any more."""
     state = call.state
-    if not state.recurrent or driver_of(state, call.flat) != CUDA:
+    if not state.learnt.recurrent or driver_of(state, call.flat) != CUDA:
         return None
     for n in core.fn_nodes(state.f):
         if n in state.keep and core.node_is_spent(n):  # freeing one frees those behind it
@@ -110,12 +110,12 @@ def make_place(call: Call, path: int, parent: int) -> None:
     nodes = verdicts.siblings(call, path, parent)
     if len(nodes) >= state.opts.max_records:
         key = (path, parent, verdicts.whose(call.flat.program))
-        state.cool[key] = (0, state.cool[key][1])
+        state.learnt.cool[key] = (0, state.learnt.cool[key][1])
         logs.tell("evict", errors.told_evict, state.name, len(nodes))
         drop_node(nodes[-1])
     elif verdicts.wasted(state) >= state.opts.max_records:
         key = (path, parent, None)
-        state.cool[key], state.waste = (0, state.cool[key][1]), (NONE, 0)
+        state.learnt.cool[key], state.learnt.waste = (0, state.learnt.cool[key][1]), (NONE, 0)
 
 
 def drop_node(node: int) -> None:
@@ -181,8 +181,6 @@ def forget(state):
         return  # collected since
     core.fn_reset(state.f)
     disable(state.f)
-    # What it runs stays, too: a backward may be pending, or just be at it in another thread.
-    fresh = State(state.f, state.born, state.name, state.opts, state.graph)
-    fresh.numbers.live.update(state.dynamic)
-    for name in LEARNT:
-        setattr(state, name, getattr(fresh, name))
+    # What it runs stays: a backward may be pending, or just be at it in another thread.
+    state.learnt = Learnt()
+    state.learnt.numbers.live.update(state.dynamic)

@@ -16,7 +16,7 @@ def escaping(state: State, seen: Seen, reason: str | None) -> str | None:
     """The reason, noted as one that tells of something that outlived the call; or None."""
     if reason is not None:
         seen.escaped = True
-        state.escapes += 1
+        state.learnt.escapes += 1
     return reason
 
 
@@ -48,7 +48,7 @@ def vet_follows(state: State, plan: Plan, seen: Seen) -> str | None:
     to tensors in ways that cannot be followed (a set, a distribution), these may be what lies in a place, too, at one
     call and not at another."""
     if plan.graph is None and describe.loose_in(plan, seen):
-        state.asks_which = seen.asks_which = True
+        state.learnt.asks_which = seen.asks_which = True
     if not (seen.asks_which and plan.follows):
         return None
     seen.again = True
@@ -61,7 +61,7 @@ def vet_back(state: State, plan: Plan, seen: Seen) -> str | None:
     lost = [paths[k] for k in seen.copied.backs if not has_way_back(tensors[k])]
     if not lost:
         return None
-    state.moves.fixed.update(lost)
+    state.learnt.moves.fixed.update(lost)
     seen.again = True
     return errors.no_way_back(lost[0])
 
@@ -70,17 +70,17 @@ def vet_loose(state: State, plan: Plan, seen: Seen) -> str | None:
     """A sentence if other threads ran ops while this one read memory to which nothing leads: one of them may make it
     anew at each call. What the recording before this one met lasts (a cache's)."""
     loose = {core.storage_id(t): core.storage_name(t) for t in describe.loose_in(plan, seen)} if seen.elsewhere else {}
-    if loose.keys() <= state.loose.keys():
+    if loose.keys() <= state.learnt.loose.keys():
         return None
-    seen.again, state.loose = not state.loose, loose
+    seen.again, state.learnt.loose = not state.learnt.loose, loose
     return errors.op_elsewhere(seen.elsewhere)
 
 
 def vet_strays(state: State, seen: Seen) -> str | None:
     """A sentence if kernels that no op shows may have read an argument past its copy, or None."""
     # Of which a backward is given the copies.
-    copies = seen.copied.swaps and not (state.hidden and state.graph is not None)
-    state.hidden |= seen.strays
+    copies = seen.copied.swaps and not (state.learnt.hidden and state.graph is not None)
+    state.learnt.hidden |= seen.strays
     if not (seen.strays and copies):
         return None
     seen.again = True
@@ -95,10 +95,10 @@ def leaves_graph(plan: Plan, seen: Seen, result: object) -> bool:
 
 def is_passing(state: State, seen: Seen, lost: bool) -> bool:
     """Is what kept this recording from being one no verdict: will the next one fare better?"""
-    return lost or is_lesson(state, seen) or (seen.escaped and state.escapes <= options.ESCAPE_TRIES)
+    return lost or is_lesson(state, seen) or (seen.escaped and state.learnt.escapes <= options.ESCAPE_TRIES)
 
 
 def is_lesson(state: State, seen: Seen) -> bool:
     """The same, since this one told what it came to nothing by. Not for ever: code made anew at each call would."""
-    state.lessons += seen.again
-    return seen.again and state.lessons <= options.LESSONS
+    state.learnt.lessons += seen.again
+    return seen.again and state.learnt.lessons <= options.LESSONS

@@ -31,13 +31,13 @@ def find(call: Call) -> str | None:
         if not core.is_plain(tensor):
             return errors.odd_tensor(path, facts.odd_kind([tensor]))
     calls = core.fn_counts(state.f)[0]
-    if state.refused and torch.is_grad_enabled():
-        hand_over(call, call.spec, state.refused, calls + options.COOL_DOWN[1])
-        return state.refused
+    if state.learnt.refused and torch.is_grad_enabled():
+        hand_over(call, call.spec, state.learnt.refused, calls + options.COOL_DOWN[1])
+        return state.learnt.refused
     if is_forward_ad():
         return errors.forward_mode("around the call")
     for key in (None, key_of(call)):
-        standing = state.verdicts.get(key)
+        standing = state.learnt.verdicts.get(key)
         if standing is not None and calls < standing.until:
             hand_over(call, key, standing.reason, standing.until)
             return standing.reason
@@ -56,10 +56,10 @@ def over_limit(call: Call, path: int, parent: int) -> str | None:
         return None
     mine = mine if full else None
     calls = core.fn_counts(state.f)[0]
-    until, length = state.cool.get((path, parent, mine), (0, options.COOL_DOWN[0]))
+    until, length = state.learnt.cool.get((path, parent, mine), (0, options.COOL_DOWN[0]))
     if until == 0:
         until = calls + length
-        state.cool[path, parent, mine] = (until, min(2 * length, options.COOL_DOWN[1]))
+        state.learnt.cool[path, parent, mine] = (until, min(2 * length, options.COOL_DOWN[1]))
     if calls < until:
         if full:
             reason = errors.limit(len(nodes), why_missed(call, path, parent))
@@ -77,9 +77,9 @@ def wasted(state: State) -> int:
     """How many recordings of the function were freed without a replay since its last replay: those of objects that come
     once go with the objects."""
     replays, freed = core.fn_counts(state.f)[3], core.fn_hopes(state.f)[1]
-    if state.waste[0] != replays:
-        state.waste = replays, freed
-    return freed - state.waste[1]
+    if state.learnt.waste[0] != replays:
+        state.learnt.waste = replays, freed
+    return freed - state.learnt.waste[1]
 
 
 def whose(program: tuple) -> int | None:
@@ -95,7 +95,7 @@ def siblings(call: Call, path: int, parent: int) -> list[int]:
     mine = whose(call.flat.program)
     if mine is None or len(nodes) < state.opts.max_records:
         return nodes
-    return [n for n in nodes if whose(state.programs[core.node_facts(n).spec][0]) == mine]
+    return [n for n in nodes if whose(state.learnt.programs[core.node_facts(n).spec][0]) == mine]
 
 
 def wait(call: Call, first: bool) -> str | None:
@@ -105,32 +105,32 @@ def wait(call: Call, first: bool) -> str | None:
     if state.graph is not None or math.isinf(options.OVERHEAD) or state.blockers is not None:
         return None
     mine, room = whose(call.flat.program), state.opts.max_records
-    new = account.meet(state.account, (*key_of(call), core.fn_unknown(f)), mine, room)
+    new = account.meet(state.learnt.account, (*key_of(call), core.fn_unknown(f)), mine, room)
     if new and not first:
         if new == 1:
             return errors.new_kind()
         if new < options.COOL_DOWN[0]:  # to compare the calls costs more than many a call
-            state.account.varies = varying(call)
-        reason = errors.new_kind(state.account.varies)
+            state.learnt.account.varies = varying(call)
+        reason = errors.new_kind(state.learnt.account.varies)
         core.verdict_fn(f, reason, core.fn_counts(f)[0] + new, 2)
         return reason
     place = (core.NONE, core.NONE) if first else place_in_tree(state, call.flat, call.flat.tensors)
     missed = [] if first else [miss for miss in places_first(misses(call, *place)) if not is_learnt(state, *miss)]
-    missed = [miss for miss in missed if whose(state.programs[core.node_facts(miss[0]).spec][0]) == mine]
-    n = account.waits(state.account, f, missed, room, mine)
+    missed = [miss for miss in missed if whose(state.learnt.programs[core.node_facts(miss[0]).spec][0]) == mine]
+    n = account.waits(state.learnt.account, f, missed, room, mine)
     if n == 0:
         return None
-    reason = account.reason(state.account, n, lambda: why_missed(call, *place))
-    core.verdict_fn(f, reason, core.fn_counts(f)[0] + n, account.heard(state.account))
+    reason = account.reason(state.learnt.account, n, lambda: why_missed(call, *place))
+    core.verdict_fn(f, reason, core.fn_counts(f)[0] + n, account.heard(state.learnt.account))
     return reason
 
 
 def varying(call):
     """The first argument in which the call's structure, if that is what is new, is not that of the one before it; or
     None."""
-    if sum(kind[0] == call.spec for kind in call.state.account.met) > 1:
+    if sum(kind[0] == call.spec for kind in call.state.learnt.account.met) > 1:
         return None
-    programs = [program for spec, (program, _) in call.state.programs.items() if spec != call.spec]
+    programs = [program for spec, (program, _) in call.state.learnt.programs.items() if spec != call.spec]
     found = pytree.first_difference(programs[-1], call.args, call.kwargs) if programs else None
     return None if found is None else found[0]
 
@@ -141,9 +141,11 @@ def is_learnt(state, node, why, index):
         return False
     kept, path = state.keep[node], state.keep[node].place_paths[index]
     # It was recorded for one number, and others follow it already.
-    if path in kept.numbers.places and path not in state.numbers.exact:
-        return path not in state.numbers.live or any((path, None) in one.numbers.sources for one in state.keep.values())
-    return kept.followable.get(path) is False and path not in state.moves.followed
+    if path in kept.numbers.places and path not in state.learnt.numbers.exact:
+        return path not in state.learnt.numbers.live or any(
+            (path, None) in one.numbers.sources for one in state.keep.values()
+        )
+    return kept.followable.get(path) is False and path not in state.learnt.moves.followed
 
 
 def key_of(call: Call) -> tuple[int, tuple, tuple]:
@@ -154,9 +156,9 @@ def key_of(call: Call) -> tuple[int, tuple, tuple]:
 def condemn(call: Call, reason: str, fails: bool = True, length: int | None = None) -> None:
     """Run eagerly from now on, until a cool-down that doubles with each verdict. `fails`: the account is to know. A
     function with many verdicts and no recording gets one for all its calls: new shapes will not help it."""
-    state, verdicts = call.state, call.state.verdicts
+    state, verdicts = call.state, call.state.learnt.verdicts
     if fails:
-        account.note_failure(state.account, reason)
+        account.note_failure(state.learnt.account, reason)
     many = len(verdicts) >= options.MAX_VERDICTS and not core.fn_nodes(state.f)
     key = None if many else key_of(call)
     length = min(2 * verdicts[key].length, options.COOL_DOWN[1]) if key in verdicts else length or options.COOL_DOWN[0]
@@ -170,7 +172,7 @@ def condemn(call: Call, reason: str, fails: bool = True, length: int | None = No
 def still_grows(call: Call, around: Around | str) -> str | None:
     """A sentence if tensors that the call finds in places have other shapes than at the last look, as a cache that
     torch.cat makes longer at each call; or None. To look costs less than a recording that fits no later call."""
-    grown = call.state.moves.grown
+    grown = call.state.learnt.moves.grown
     for place in around.found.places if grown and not isinstance(around, str) else ():
         shapes = moving.shapes_at(place.want)
         before = grown.get(place.path, shapes)
@@ -189,9 +191,9 @@ def note_left(call: Call, error: Exception, counted: bool) -> None:
     state, lines = call.state, [(frame.f_code.co_filename, at) for frame, at in traceback.walk_tb(error.__traceback__)]
     name, at = next((line for line in reversed(lines) if not line[0].startswith(NOT_USER_CODE)), lines[-1])
     reason = errors.left(type(error).__name__, f"{name}:{at}")
-    state.left += 1
-    if state.left > 1 or state.devices.drivers:
-        condemn(call, reason, state.left > 1, 4 * options.COOL_DOWN[0])
+    state.learnt.left += 1
+    if state.learnt.left > 1 or state.learnt.devices.drivers:
+        condemn(call, reason, state.learnt.left > 1, 4 * options.COOL_DOWN[0])
     if not counted:
         count_eager(state, reason)
 
@@ -199,11 +201,11 @@ def note_left(call: Call, error: Exception, counted: bool) -> None:
 def note_incomparable(state: State, reason: str) -> None:
     """A call came with arguments that no other call can be compared by. Where many did, those to come most likely do,
     too: Python is not asked for a while."""
-    state.incomparable += 1
+    state.learnt.incomparable += 1
     if state.blockers is not None:
         state.blockers[reason] = state.blockers.get(reason, 0) + 1
-    if state.incomparable >= options.MAX_VERDICTS and state.graph is None and not options.STRICT:
-        length = min(options.COOL_DOWN[0] * state.incomparable, options.COOL_DOWN[1])
+    if state.learnt.incomparable >= options.MAX_VERDICTS and state.graph is None and not options.STRICT:
+        length = min(options.COOL_DOWN[0] * state.learnt.incomparable, options.COOL_DOWN[1])
         core.verdict_fn(state.f, reason, asked_by(state, core.fn_counts(state.f)[0] + length))
 
 
@@ -215,7 +217,7 @@ def hand_over(call, key, reason, until):
         return
     if key is None:
         core.verdict_fn(state.f, reason, asked_by(state, until))
-    elif call.spec in state.programs:
+    elif call.spec in state.learnt.programs:
         core.verdict_spec(call.spec, list(call.flat.tensors), reason, asked_by(state, until))
 
 
@@ -230,7 +232,9 @@ def why_missed(call, path, parent):
     for node, why, index in misses(call, path, parent):
         kept = state.keep.get(node)
         if why == core.MISS_SPEC:
-            found = pytree.first_difference(state.programs[core.node_facts(node).spec][0], call.args, call.kwargs)
+            found = pytree.first_difference(
+                state.learnt.programs[core.node_facts(node).spec][0], call.args, call.kwargs
+            )
             if found is not None:
                 return errors.arguments_changed(*found)
         if why == core.MISS_AMBIENT:

@@ -41,10 +41,14 @@ def run(call: Call, node: int, replay: Callable[[], object], drop: Callable[...,
     """A call for which that recording is told of another address; its result. `drop(node, call, reason, untold)`: do
     without it, and tell none of these paths again."""
     state, scope, kept = call.state, None, call.state.keep.get(node)
-    if kept is None or state.exchanges:  # another thread dropped it; or other processes would wait for a second run
+    if (
+        kept is None or state.learnt.exchanges
+    ):  # another thread dropped it; or other processes would wait for a second run
         return replay()
     with contextlib.suppress(pytree.Incomparable):
-        call = call._replace(flat=pytree.flatten_call(call.args, call.kwargs, *state.opts.static, state.numbers.live))
+        call = call._replace(
+            flat=pytree.flatten_call(call.args, call.kwargs, *state.opts.static, state.learnt.numbers.live)
+        )
         stays = state.graph is None and not kept.changes
         scope = (
             audit.Scope(device_of(state, call.flat), *[[] for _ in range(9)]) if stays else audit.find_scope(call, node)

@@ -57,12 +57,12 @@ def warm(call: Call, sources: Sequence[tuple[str, object]] = ()) -> object:
     if around is not None:
         sources = () if isinstance(around, str) else around.found.sources
     guess = CUDA if any(t.is_cuda for t in flat.tensors) else HOST
-    home = devices.home_of(flat.tensors, state.devices.homes)
+    home = devices.home_of(flat.tensors, state.learnt.devices.homes)
     before = [describe.memory_of(t) for t in flat.tensors]
     given = None if state.graph is None else readable(state.graph, call.args)
     seen = observe(
         guess, home, state.graph, given, blockers=state.blockers, sources=impure.states(sources),
-        computes=state.computes is not False and state.graph is None,
+        computes=state.learnt.computes is not False and state.graph is None,
     )  # fmt: skip
     result = run_observed(call, seen, guess, home)
     note_run(state, seen)
@@ -77,16 +77,16 @@ def warm(call: Call, sources: Sequence[tuple[str, object]] = ()) -> object:
     note_tensors(state, seen, zip(flat.paths, flat.tensors, strict=True))
     note_devices(state, seen, elsewhere=guess != driver)
     reason, waits = judge(call, seen, result, None if guess != driver else seen.reason, before)
-    if reason is not None and (state.doubted or sources) and not waits:
+    if reason is not None and (state.learnt.doubted or sources) and not waits:
         verdicts.condemn(call, reason)  # and warm again after the cool-down
         verdicts.count_eager(state, reason)
         verdicts.vet_strict(state, reason)
         return result
     core.fn_count(state.f, "warmups")
     if reason is None:
-        state.devices.drivers[leaf_devices(flat)] = driver
+        state.learnt.devices.drivers[leaf_devices(flat)] = driver
     else:  # a first call may do what no other does: caches that are made lazily
-        state.doubted = True
+        state.learnt.doubted = True
     return result
 
 
@@ -96,27 +96,27 @@ def run_observed(call, seen, guess, home):
     anew = guess == CUDA and core.dropout_begins_anew(home)
     result = trace.run(seen, call.function, call.args, call.kwargs)
     if anew and not core.dropout_begins_anew(home):
-        seen.reason, call.state.recurrent = errors.cudnn_dropout(), True
+        seen.reason, call.state.learnt.recurrent = errors.cudnn_dropout(), True
     return result
 
 
 def note_run(state, seen):
     """Remember what the run showed of the function, whatever its arguments were."""
     counters.learn(state, None, seen, None)
-    state.late = max(state.late, seen.late)
-    state.computes = seen.computed if state.computes is None else state.computes
+    state.learnt.late = max(state.learnt.late, seen.late)
+    state.learnt.computes = seen.computed if state.learnt.computes is None else state.learnt.computes
     state.ran |= seen.code.ran - {None}  # what is hidden here must be seen when it is recorded
-    state.recurrent |= seen.dropout is not None
+    state.learnt.recurrent |= seen.dropout is not None
 
 
 def note_devices(state, seen, elsewhere):
     """Remember on which GPUs the function works. `elsewhere`: not where it was looked at; it will be once more, where
     it belongs."""
     if elsewhere:
-        devices.learn_home(state.devices.homes, seen.devices)
+        devices.learn_home(state.learnt.devices.homes, seen.devices)
     gpus = devices.gpus_of(seen.devices)
     if len(gpus) > 1:
-        state.devices.gpus.update(gpus)
+        state.learnt.devices.gpus.update(gpus)
 
 
 def judge(call, seen, result, reason, before):
@@ -126,14 +126,14 @@ def judge(call, seen, result, reason, before):
         if describe.memory_of(t) != was:  # a capture could not always be undone
             reason = reason or errors.replaced(path)
     pending = bool(describe.pending_in(seen, result))
-    state.saves |= pending
+    state.learnt.saves |= pending
     parallel, settles = collectives.learn(state, seen, pending)
     if state.graph is not None:
         prove(state.graph, seen, call.args)
     reason = parallel or reason
     strange = vet_values(call, seen) if reason is None else None
-    state.strangers += strange is not None
-    waits = settles or (strange is not None and state.strangers < segments.tries(seen.reads.values))
+    state.learnt.strangers += strange is not None
+    waits = settles or (strange is not None and state.learnt.strangers < segments.tries(seen.reads.values))
     return reason or strange, waits
 
 
@@ -144,19 +144,19 @@ def vet_values(call, seen):
     if not wide or math.isinf(options.OVERHEAD):
         return None
     kind = (*verdicts.key_of(call), *(value.bytes for value in wide))
-    new = account.meet(call.state.account, kind, verdicts.whose(call.flat.program), room=0)  # allowance or not
+    new = account.meet(call.state.learnt.account, kind, verdicts.whose(call.flat.program), room=0)  # allowance or not
     return errors.varying_values(segments.lines_of(wide)) if new else None
 
 
 def note_tensors(state: State, seen: Seen, named: Iterable[tuple[str, torch.Tensor]]) -> None:
     """Remember where each argument was, and what the function reaches, and which of them it writes."""
-    state.asks_which |= seen.asks_which
+    state.learnt.asks_which |= seen.asks_which
     for path, tensor in named:
-        state.moves.pointers[path], sid = core.address(tensor), core.storage_id(tensor)
+        state.learnt.moves.pointers[path], sid = core.address(tensor), core.storage_id(tensor)
         if sid in seen.written or sid in seen.raw:
-            state.moves.written.add(path)
+            state.learnt.moves.written.add(path)
         if sid in seen.raw:
-            state.moves.fixed.add(path)
+            state.learnt.moves.fixed.add(path)
 
 
 def timed_survey(call: Call) -> Around | str:
@@ -173,5 +173,5 @@ def is_to_watch(call: Call, around: Around | str) -> bool:
     state = call.state
     if isinstance(around, str) or driver_of(state, call.flat) == HOST or not impure.lasting(around.found.sources):
         return False
-    state.watched = not state.watched
-    return state.watched
+    state.learnt.watched = not state.learnt.watched
+    return state.learnt.watched

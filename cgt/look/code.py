@@ -45,7 +45,7 @@ def is_read_in(filename):
     if filename.startswith(BEARERS):
         return not filename.endswith(ABOUT_MODULES)
     if filename.startswith((*HOMES, "<frozen ")):
-        return filename == DEMO  # a user's program
+        return False
     for folder in ("site-packages", "dist-packages"):
         _, found, inside = filename.rpartition(f"{os.sep}{folder}{os.sep}")
         if found:
@@ -59,7 +59,6 @@ def folder_of(module):
 
 # torch's own, with what it brings to make classes by, and ours.
 HOMES = (folder_of(torch), options.HOME, typing_extensions.__file__)
-DEMO = options.HOME + "__main__.py"
 STANDARD = folder_of(os)  # and of what was installed beside it
 BEARERS = tuple(
     HOMES[0] + name.replace("/", os.sep)

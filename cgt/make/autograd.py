@@ -30,7 +30,7 @@ def complete(state: State, plan: Plan, seen: Seen, draft: Draft) -> Draft | str:
     if not roots:
         return vet_written(draft, seen.run.since) or draft
     if not seen.run.saves:
-        state.saves = seen.again = True
+        state.learnt.saves = seen.again = True
         return errors.first_gradient()
     reason = vet_roots(draft, roots) or vet_arguments(plan, seen, draft)
     if reason is not None:

@@ -350,11 +350,11 @@ def learn_replaced(state: State, plan: Plan, seen: Seen) -> str | None:
         return None
     found = [plan.places[k] for k in sorted({k for k, _ in plan.followable.values()}) if is_replaced(plan.places[k])]
     grown = [place.path for place in found if shapes_at(place.want) != shapes_at(value_at(place))]
-    state.moves.grown.update(dict.fromkeys(grown))
+    state.learnt.moves.grown.update(dict.fromkeys(grown))
     if not (names or grown):
         return None
-    state.moves.followed.update(names)
-    state.moves.replaced.update(names)
+    state.learnt.moves.followed.update(names)
+    state.learnt.moves.replaced.update(names)
     seen.again = True
     return errors.grows(grown[0]) if grown else errors.follows(names[0])
 

@@ -40,14 +40,14 @@ def driver_of(state: State, flat: pytree.Flat) -> int | Any:
     """The driver for a call with these leaves; None before the first one."""
     if state.graph is not None:
         return state.graph.driver
-    return state.devices.drivers.get(leaf_devices(flat))
+    return state.learnt.devices.drivers.get(leaf_devices(flat))
 
 
 def device_of(state: State, flat: pytree.Flat) -> int:
     """Index of the device on which a call is recorded; -1 is the host."""
     if state.graph is not None:
         return state.graph.device
-    return home_of(flat.tensors, state.devices.homes) if driver_of(state, flat) == CUDA else -1
+    return home_of(flat.tensors, state.learnt.devices.homes) if driver_of(state, flat) == CUDA else -1
 
 
 def place_in_tree(state: State, flat: pytree.Flat, tensors: Iterable[torch.Tensor]) -> tuple[int, int]:
@@ -94,7 +94,12 @@ def survey(call: Call) -> Around | str:
             return errors.odd_tensor(one.path, facts.odd_kind([one.tensor]))
         if is_strict(one.tensor):
             return errors.subclass(one.path, type(one.tensor).__name__)
-        if state.saves and torch.is_grad_enabled() and one.tensor.requires_grad and not core.is_plain(one.tensor):
+        if (
+            state.learnt.saves
+            and torch.is_grad_enabled()
+            and one.tensor.requires_grad
+            and not core.is_plain(one.tensor)
+        ):
             return errors.wrapped_graph(one.path, type(one.tensor).__name__)
     return Around(found, reached, also, [*flat.tensors, *(one.tensor for one in reached)])
 
@@ -104,7 +109,7 @@ def find_followable(call: Call, around: Around) -> dict[str, tuple[int, int]]:
     noticing; or in that of the tuple in which they are, whose slots are consecutive."""
     state, flat, found = call.state, call.flat, around.found
     grad = torch.is_grad_enabled()
-    if state.graph is not None or state.asks_which or (state.saves and grad):
+    if state.graph is not None or state.learnt.asks_which or (state.learnt.saves and grad):
         return {}
     at = {id(r.tensor): (k + len(flat.tensors), r.path) for k, r in enumerate(around.reached) if r.owner == NONE}
     owners = {r.owner for r in around.reached} | {owner for _, owner in around.also.values()}
@@ -154,31 +159,31 @@ def plan_call(
     state, flat, graph, found, tensors = call.state, call.flat, call.state.graph, around.found, around.tensors
     driver, device = driver_of(state, flat), device_of(state, flat)
     paths = [*flat.paths, *(one.path for one in around.reached)]
-    others = tuple(sorted(state.devices.gpus - {device})) if driver == CUDA and graph is None else ()
+    others = tuple(sorted(state.learnt.devices.gpus - {device})) if driver == CUDA and graph is None else ()
     gathered = next((path for path, one in found.sharded if is_gathered(one)), None)
     # A backward would let go of its memory, and a capture that comes to nothing, too.
     if gathered is not None and torch.is_grad_enabled():
         return errors.gathered(gathered)
     sinks = core.sinks_new(tensors)  # autograd's accumulators are made on the caller's stream, if there are none
-    saves = state.saves and torch.is_grad_enabled()
+    saves = state.learnt.saves and torch.is_grad_enabled()
     hooked = find_hooked(state, saves, sinks)
     if hooked >= 0:
         return errors.hooked_leaf(paths[hooked])
     followed, follows = find_followed(state, followable)
-    stored = next((path for path in followed if path in state.moves.replaced), None)
+    stored = next((path for path in followed if path in state.learnt.moves.replaced), None)
     if stored is not None and not is_alone():
         return errors.used_elsewhere(stored)
     named = candidates(flat, tensors, followed, driver, (device, *others))
-    written = {id(t) for t, path in zip(tensors, paths, strict=True) if path in state.moves.written}
+    written = {id(t) for t, path in zip(tensors, paths, strict=True) if path in state.learnt.moves.written}
     copied, beside = choose_copied(state, named, tensors, written, len(flat.tensors), parent, moves)
     sources, sums, untraced = live_sources(call, around, saves)
     return Plan(
         flat=flat, driver=driver, device=device, others=others, parent=parent, graph=graph, saves=saves,
         reached=around.reached, also=around.also, places=found.places, lone=empties.lone_empties(found.places),
         sizes=found.sizes, sources=impure.states(found.sources), owners=found.owners, kept=found.kept,
-        live=sources, lone_tables=state.numbers.tables,
+        live=sources, lone_tables=state.learnt.numbers.tables,
         summed=moving.summed(found.places, found.owners, state.ran, sums) if sums else [], wary=untraced is not None,
-        computes=state.computes if untraced is None and graph is None else False,
+        computes=state.learnt.computes if untraced is None and graph is None else False,
         unguarded=found.notes, changed=changed, sharded=[one for _, one in found.sharded],
         followable=followable, follows=follows, moves=moves,
         copied=copied, carries=frozenset(id(tensors[k]) for k in copied if id(tensors[k]) in written), beside=beside,
@@ -195,12 +200,12 @@ def find_hooked(state, saves, sinks):
     one would be recorded past hooks on accumulators, which a capture does not even meet."""
     if saves or state.graph is not None or not torch.is_grad_enabled():
         return NONE
-    return core.sinks_hooked(sinks, bool(state.parallel))
+    return core.sinks_hooked(sinks, bool(state.learnt.parallel))
 
 
 def find_followed(state, followable):
     """(what is followed of `followable`: all tensors of a tuple if one of them is; {position of a place: its slots})"""
-    at = {k for path, (k, _) in followable.items() if path in state.moves.followed}
+    at = {k for path, (k, _) in followable.items() if path in state.learnt.moves.followed}
     followed = {path: (k, slot) for path, (k, slot) in followable.items() if k in at}
     return followed, {k: [slot for one, slot in followed.values() if one == k] for k in at}
 
@@ -233,12 +238,12 @@ def why_uncounted(state: State, saves: bool) -> str | None:
     sees, Dynamo compiles for their type, and other threads would find the stand-ins."""
     if state.graph is not None or saves or runs_compiled(state) or not is_alone():
         return errors.number_saved()
-    return state.untraced
+    return state.learnt.untraced
 
 
 def why_untraced(state: State, saves: bool) -> str | None:
     """The same of numbers that code of the user's sees: type(x) tells stand-ins from them."""
-    return why_uncounted(state, saves) or live.asker(state.ran | state.passed)
+    return why_uncounted(state, saves) or live.asker(state.ran | state.learnt.passed)
 
 
 def refuse_around(flat, around):
@@ -264,9 +269,9 @@ def look_around(state, function, flat):
     if runs_compiled(state):
         return places.find_places(function, roots, None, arguments, options.MAX_PLACES)
     # A backward may run code of the forward's again (recomputation), and would not be seen to keep anything.
-    keeps = state.opts.outputs == "rescue" and not (state.saves and torch.is_grad_enabled())
+    keeps = state.opts.outputs == "rescue" and not (state.learnt.saves and torch.is_grad_enabled())
     found = places.find_places(function, roots, state.ran, arguments, keeps=moving.keeper(state.ran) if keeps else None)
-    state.passed |= found.passed
+    state.learnt.passed |= found.passed
     return found
 
 
@@ -329,7 +334,7 @@ def choose_copied(state, named, tensors, written, leaves, parent, moves):
     backward that begin at one address (the gradient of a sum is the sum's own, expanded). `named`: [(slot, path), ...]
     of arguments, and of what is followed. `written`: ids of the tensors that the function writes. `leaves`: so many
     slots are arguments. `moves`: as of Plan."""
-    if state.opts.inputs == "pinned" or (state.hidden and state.graph is None):
+    if state.opts.inputs == "pinned" or (state.learnt.hidden and state.graph is None):
         return [], {}
     moved = {k for _, slots, first in moves if not first for k in slots}
     ranges = [(t, core.address(t), core.address(t) + span(t)) for t in tensors]
@@ -368,8 +373,8 @@ def stays(state, path, t, parent, moved):
         return False  # the user has said that it moves
     if not moved and core.path_proto(parent, t) is not None:
         return True
-    before = state.moves.pointers.get(path)
-    return path not in state.moves.moved and (before is None or before == core.address(t))
+    before = state.learnt.moves.pointers.get(path)
+    return path not in state.learnt.moves.moved and (before is None or before == core.address(t))
 
 
 def overlaps(ranges, k):
@@ -428,9 +433,9 @@ def note_moves(
         if kept.followable.get(name) is False and name in followable:
             beside = others_in(kept, node, followable, tensors), moved_too(state, kept, node, followable, tensors)
             paths = {name}.union(*beside)
-            state.moves.followed.update({place, *paths})
+            state.learnt.moves.followed.update({place, *paths})
             for path in paths:
-                state.moves.moved.add(path)
+                state.learnt.moves.moved.add(path)
                 note_swap(state, path)
             moves.append((node, [followable[name][1]], True))
         elif slot is not None and state.opts.inputs == "auto" and (slot.leaf != NONE or name in followable):
@@ -438,7 +443,7 @@ def note_moves(
             if slot.written and not may_carry(state, name, tensors[at]):
                 continue
             for path in {name, *moved_too(state, kept, node, followable, tensors)}:
-                state.moves.moved.add(path)
+                state.learnt.moves.moved.add(path)
                 note_swap(state, path)
             moves.append((node, [at, *moved_before(kept, node, followable)], False))
     return moves
@@ -464,9 +469,9 @@ def moved_before(kept, node, followable):
 def note_swap(state, name):
     """A copy of a parameter at each replay must cost less than a recording for each: it does where it is replaced all
     the time."""
-    calls, (times, last) = core.fn_counts(state.f)[0], state.moves.swaps.get(name, (0, -options.SWAPPED_SOON))
+    calls, (times, last) = core.fn_counts(state.f)[0], state.learnt.moves.swaps.get(name, (0, -options.SWAPPED_SOON))
     if last != calls:  # several recordings miss it in one call
-        state.moves.swaps[name] = (times + 1 if calls - last < options.SWAPPED_SOON else 1, calls)
+        state.learnt.moves.swaps[name] = (times + 1 if calls - last < options.SWAPPED_SOON else 1, calls)
 
 
 def misplaced(state: State, missed: list[tuple[int, int, int]]) -> set[str]:
@@ -484,9 +489,9 @@ def others_in(kept, node, followable, tensors):
 def may_carry(state, path, t):
     """Can the graph write this tensor wherever it lies: there, if it can be told where that is, or else in a copy that
     is copied back?"""
-    if state.graph is not None or (state.saves and torch.is_grad_enabled()) or state.opts.inputs != "auto":
+    if state.graph is not None or (state.learnt.saves and torch.is_grad_enabled()) or state.opts.inputs != "auto":
         return False
-    if t.requires_grad or path in state.moves.fixed or path in state.numbers.counters:
+    if t.requires_grad or path in state.learnt.moves.fixed or path in state.learnt.numbers.counters:
         return False
     return addresses.has_way_back(t) or (state.opts.outputs == "rescue" and span(t) <= options.MAX_REBOUND)
 
@@ -495,8 +500,8 @@ def is_swapped(state, path, t):
     """Is it a parameter that no gradient flows to, and another one now and then? Where recordings cannot be told of it,
     every few calls."""
     through = torch.is_grad_enabled() and t.requires_grad
-    least = 1 if state.whole and state.graph is None else options.SWAPS
-    return type(t) is torch.nn.Parameter and not through and state.moves.swaps.get(path, (0, 0))[0] >= least
+    least = 1 if state.learnt.whole and state.graph is None else options.SWAPS
+    return type(t) is torch.nn.Parameter and not through and state.learnt.moves.swaps.get(path, (0, 0))[0] >= least
 
 
 def can_have_grad(t):

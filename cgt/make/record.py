@@ -161,7 +161,7 @@ def buffer_apart(t, swaps, spare):
 def bind(state, plan, seen):
     """Of the copied slots, those that need no copy."""
     seen.copied.bound.update(addresses.bind(seen, plan))
-    state.whole = addresses.is_whole(seen)
+    state.learnt.whole = addresses.is_whole(seen)
 
 
 def copy_back(plan, seen):
@@ -177,7 +177,7 @@ def copy_back(plan, seen):
 def arguments(call, seen):
     """What the function is called with. Where kernels read arguments that no op shows, exchanging them at ops is not
     enough: a backward, which asks no tensor who it is, gets the copies."""
-    return observe.exchange(seen, call.args) if call.state.hidden and call.state.graph is not None else call.args
+    return observe.exchange(seen, call.args) if call.state.learnt.hidden and call.state.graph is not None else call.args
 
 
 def capture(call: Call, attempt: Attempt) -> str | None:
@@ -292,7 +292,7 @@ def on_cuda(call, attempt):
         if not captured:
             abort(attempt)  # before the streams are joined again: nobody may wait for a capture
 
-    parallel = bool(call.state.parallel) and plan.graph is None
+    parallel = bool(call.state.learnt.parallel) and plan.graph is None
     # On the caller's stream.
     back = functools.partial(core.sinks_away, plan.sinks, False, True) if parallel else lambda: None
     brackets = [
@@ -302,7 +302,7 @@ def on_cuda(call, attempt):
         *map(on_side_stream, (device, *plan.others)),
         capture_hidden(forks.STREAMS.values),
         own_accumulators(plan, parallel),
-        collectives.undisturbed(call.state.parallel),
+        collectives.undisturbed(call.state.learnt.parallel),
         (lambda: None, leave),
     ]
     try:
@@ -316,7 +316,7 @@ def on_cuda(call, attempt):
         attempt.passing |= broken
         restore_places(attempt.before, attempt.seen, tensors_only=False)
         attempt.settled = True
-        if collectives.forget(call.state.parallel) and attempt.starved:
+        if collectives.forget(call.state.learnt.parallel) and attempt.starved:
             raise  # as eager would
         return errors.capture_broken() if broken else (attempt.seen and attempt.seen.reason) or failure(error)
     return None

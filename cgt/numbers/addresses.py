@@ -67,7 +67,7 @@ def begin(state: State, plan: Plan, seen: Seen, copies: dict[int, int]) -> dict[
     if plan.graph is not None or state.opts.outputs != "rescue" or state.opts.inputs != "auto":
         return {}
     paths = all_paths(plan)
-    slots = {id(all_tensors(plan)[k]): copy for k, copy in copies.items() if paths[k] not in state.moves.untold}
+    slots = {id(all_tensors(plan)[k]): copy for k, copy in copies.items() if paths[k] not in state.learnt.moves.untold}
     return {
         sid: Movable(swap, slots[id(swap.leaf)], most_nodes(swap, id(swap.leaf) in plan.carries), [], set(), set())
         for sid, swap in seen.copied.buffers.items()

@@ -65,8 +65,8 @@ def sources_of(state: State, flat: Flat, reached: list[Reached]) -> list[Source]
         (k, path, t)
         for k, (path, t) in enumerate(named)
         if t is not None
-        and (path in state.numbers.counters or core.storage_id(t) in state.numbers.asked)
-        and path not in state.numbers.exact
+        and (path in state.learnt.numbers.counters or core.storage_id(t) in state.learnt.numbers.asked)
+        and path not in state.learnt.numbers.exact
         and fits(t)
     ]
     shared = memory_in_common([t for _, t in named if t is not None]) if asked else ()
@@ -93,16 +93,16 @@ def learn(state: State, plan: Plan | None, seen: Seen, untraced: str | None) -> 
     if joined:
         seen.live.exact.clear()  # what it found is not learnt
     elif seen.live is not None:
-        state.numbers.exact.update(seen.live.uncounted)
-    state.numbers.asked.update(seen.host.asked)
+        state.learnt.numbers.exact.update(seen.live.uncounted)
+    state.learnt.numbers.asked.update(seen.host.asked)
     if plan is None or untraced is not None:
         return None
-    paths, known = all_paths(plan), state.numbers.counters | state.numbers.exact.keys()
+    paths, known = all_paths(plan), state.learnt.numbers.counters | state.learnt.numbers.exact.keys()
     asked = [path for path, t in zip(paths, all_tensors(plan), strict=True) if core.storage_id(t) in seen.host.asked]
     fresh = [path for path in asked if path not in known]
     if not (fresh or joined):
         return None
-    state.numbers.counters.update(fresh)
+    state.learnt.numbers.counters.update(fresh)
     seen.again = True
     return errors.reads_counter(fresh[0]) if fresh else errors.counters_join(seen.live.joined)
 
@@ -110,9 +110,9 @@ def learn(state: State, plan: Plan | None, seen: Seen, untraced: str | None) -> 
 def may_join(state):
     """Others joined those that are known: is it worth another try? A function that makes some at each call will not
     replay."""
-    replays, (before, tries) = core.fn_counts(state.f)[3], state.joined
-    state.joined = (replays, tries + 1 if replays == before else 1)
-    return state.joined[1] <= JOIN_TRIES
+    replays, (before, tries) = core.fn_counts(state.f)[3], state.learnt.joined
+    state.learnt.joined = (replays, tries + 1 if replays == before else 1)
+    return state.learnt.joined[1] <= JOIN_TRIES
 
 
 # --- a run ------------------------------------------------------------------------------------

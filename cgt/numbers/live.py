@@ -75,9 +75,9 @@ def learn_arguments(state: State, args: tuple, kwargs: dict) -> None:
     for path, x in (
         one for whole, value in containers.named(args, kwargs) for one in containers.numbers_of(whole, value)
     ):
-        before = state.numbers.last.setdefault(path, x)
+        before = state.learnt.numbers.last.setdefault(path, x)
         if type(before) is type(x) and not pytree.same_value(before, x):
-            state.numbers.live.add(path)
+            state.learnt.numbers.live.add(path)
 
 
 def learn_places(state: State, found: list[Place], kept: list[Kept], misplaced: set[str]) -> None:
@@ -88,7 +88,7 @@ def learn_places(state: State, found: list[Place], kept: list[Kept], misplaced: 
     for p in found:
         was = [one.numbers.places.get(p.path) for one in kept]
         if is_source(p) and any(is_like(one, p.want) and not pytree.same_value(one, p.want) for one in was):
-            state.numbers.live.add(p.path)
+            state.learnt.numbers.live.add(p.path)
 
 
 def is_like(one, other):
@@ -104,12 +104,12 @@ def learn_stored(state: State, plan: Plan, seen: Seen, untraced: str | None) -> 
     if untraced is not None:
         return None
     known = {*plan.moving, *plan.free, *(s.at for s in plan.live if s.op == core.AT_PLACE)}
-    mine = [p for k, p in enumerate(plan.places) if k not in known and p.path not in state.numbers.exact]
+    mine = [p for k, p in enumerate(plan.places) if k not in known and p.path not in state.learnt.numbers.exact]
     now = [(p, places.value_at(p)) for p in mine if len(numbers_in(p)) == 1]
     names = {p.path for p, x in now if type(x) is type(p.want) and not pytree.same_value(x, p.want)}
     if not names:
         return None
-    state.numbers.live.update(names)
+    state.learnt.numbers.live.update(names)
     seen.again = True
     return errors.stores_number(min(names))
 
@@ -121,14 +121,14 @@ def sources_of(flat: pytree.Flat, found: list[Place], state: State, untraced: st
     """[Source] of what is to be live: the call's numbers, and what lies in places that held other numbers. `untraced`:
     a sentence that says why no run of the function can have any, or None."""
     sources = [
-        Source(path, core.IN_CALL, k, value, untraced or state.numbers.exact.get(path))
+        Source(path, core.IN_CALL, k, value, untraced or state.learnt.numbers.exact.get(path))
         for k, (path, value) in enumerate(flat.numbers)
     ]
-    wanted = () if untraced else state.numbers.live - state.numbers.exact.keys()
+    wanted = () if untraced else state.learnt.numbers.live - state.learnt.numbers.exact.keys()
     for k, p in enumerate(found):
         numbers = numbers_in(p) if p.path in wanted else []
         more = [
-            Source(p.path + name, core.AT_PLACE, k, x, state.numbers.exact.get(p.path + name), part)
+            Source(p.path + name, core.AT_PLACE, k, x, state.learnt.numbers.exact.get(p.path + name), part)
             for name, part, x in numbers
         ]
         sources += more if any(s.exact is None for s in more) else []
@@ -561,19 +561,19 @@ def leave(seen: Seen, sentence: str) -> NoReturn:
 
 def blame(state: State, seen: Seen, reason: str | None) -> None:
     """A run with live numbers came to nothing: the next one has none, if that helps."""
-    if reason is None or seen.again or seen.live is None or state.untraced is not None:
+    if reason is None or seen.again or seen.live is None or state.learnt.untraced is not None:
         return
     if not all(k in seen.live.exact for k in range(len(seen.live.sources))):
-        state.untraced, seen.again = reason, True
-        state.blamed = reason
+        state.learnt.untraced, seen.again = reason, True
+        state.learnt.blamed = reason
 
 
 def absolve(state: State, reason: str | None) -> str | None:
     """Why a run came to nothing. If the one before it, with live numbers, did, too, they were not to blame, and it says
     more: what is computed of them was still followed."""
-    if state.blamed is None:
+    if state.learnt.blamed is None:
         return reason
-    reason, state.untraced, state.blamed = state.blamed, None, None
+    reason, state.learnt.untraced, state.learnt.blamed = state.learnt.blamed, None, None
     return reason
 
 
@@ -660,7 +660,7 @@ def learn_exact(state, trace):
         if at == core.NONE or trace.sources[at].exact is not None or trace.steps[row].op >= core.LESS:
             continue
         path = trace.sources[at].path
-        looks = state.numbers.looks[path] = state.numbers.looks.get(path, 0) + 1
+        looks = state.learnt.numbers.looks[path] = state.learnt.numbers.looks.get(path, 0) + 1
         if row < len(trace.sources) or looks >= MOST_LOOKS:
             alike = [s.path for k, s in enumerate(trace.sources) if s.op == core.IN_TENSOR and trace.steps[k].b == at]
-            state.numbers.exact.update(dict.fromkeys((path, *alike), line))
+            state.learnt.numbers.exact.update(dict.fromkeys((path, *alike), line))

@@ -50,8 +50,8 @@ def is_of_reducer(seen, t):
 def learn(state: State, seen: Seen, pending: bool) -> tuple[str | None, bool]:
     """Note what a warm-up has to do with other processes; (a sentence on why it is not recorded or None, is that over
     soon). `pending`: a backward of its results may come."""
-    state.exchanges |= seen.exchanges
-    state.parallel.update(module for module, *_ in seen.ranks.parallel)
+    state.learnt.exchanges |= seen.exchanges
+    state.learnt.parallel.update(module for module, *_ in seen.ranks.parallel)
     for module, name, line, works in seen.ranks.parallel:
         if pending:
             return errors.parallel_module(name, line), False

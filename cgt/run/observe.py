@@ -56,11 +56,11 @@ def observe(
 def observe_plan(state: State, plan: Plan, swaps: list[tuple[torch.Tensor, torch.Tensor]]) -> Seen:
     """For the recording of a plan. `swaps`: [(leaf tensor, buffer), ...] of its copied slots."""
     tensors = all_tensors(plan)
-    compared = state.opts.audit and state.opts.audit.every
+    compared, learnt = state.opts.audit and state.opts.audit.every, state.learnt
     run = Run(
         plan.driver, plan.device, plan.others, plan=plan, graph=plan.graph,
         slots=frozenset(map(core.storage_id, tensors)), since=sequence_number(), returned=core.results(),
-        computes=plan.computes, until=state.late, apart=state.apart, sources=plan.sources, blockers=state.blockers,
+        computes=plan.computes, until=learnt.late, apart=learnt.apart, sources=plan.sources, blockers=state.blockers,
         ops=[] if compared else None,
     )  # fmt: skip
     seen = Seen(run)

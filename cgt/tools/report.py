@@ -161,7 +161,7 @@ def explain_state(state: State) -> str:
         lines.append(f"  {describe_rescues(s)}")
     for site in backwards_of(state):
         lines.extend("  " + line for line in explain_state(getattr(site, ATTRIBUTE)).splitlines())
-    for text in state.unguarded[: options.EXPLAIN_ITEMS]:
+    for text in state.learnt.unguarded[: options.EXPLAIN_ITEMS]:
         lines.append(f"  not guarded: {text}")
     return "\n".join(lines)
 
@@ -196,7 +196,7 @@ def told_apart(state: State) -> dict[int, dict[str, str]]:
     told = {}
     for node in core.fn_nodes(state.f):
         facts, kept = core.node_facts(node), state.keep.get(node)
-        leaves = pytree.leaves_of_program(state.programs[facts.spec][0])
+        leaves = pytree.leaves_of_program(state.learnt.programs[facts.spec][0])
         told[node] = {path: pytree.told_leaf(x) for path, x in leaves if not isinstance(x, pytree.Stand)}
         slots = enumerate(zip(kept.slot_paths, facts.slots, strict=True) if kept is not None else ())
         told[node] |= {path: str(core.slot_shape(node, k)) for k, (path, slot) in slots if slot.leaf != NONE}

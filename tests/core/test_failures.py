@@ -562,8 +562,8 @@ def test_a_structure_that_finds_no_memory_leaves_no_row(device):
     state = getattr(f, sites.ATTRIBUTE)
     before = core.books()
     with pytest.raises(ValueError, match="unpack"):
-        core.spec_add(state.f, ((0, 0),), 1, 0, state.programs, ())
-    assert not state.programs
+        core.spec_add(state.f, ((0, 0),), 1, 0, state.learnt.programs, ())
+    assert not state.learnt.programs
     core.check_table()
     assert core.books() == before
     replays_after(f, x)

@@ -59,7 +59,7 @@ def misses(f, *args):
     """[(Miss, index)] of the recordings at the place in the tree where this call belongs."""
     flat = pytree.flatten_call(args, {})
     state = state_of(f)
-    specs = [s for s, (program, _) in state.programs.items() if program == tuple(flat.program)]
+    specs = [s for s, (program, _) in state.learnt.programs.items() if program == tuple(flat.program)]
     path, parent = dispatch.place_in_tree(state, flat, flat.tensors)
     spec = specs[0] if specs else NONE
     found = core.node_misses(path, parent, state.f, spec, list(flat.tensors))
@@ -274,7 +274,7 @@ def test_facts_of_a_recording_are_what_was_recorded(device):
     (node,) = core.fn_nodes(state_of(f).f)
     facts = core.node_facts(node)
     slots = facts.slots
-    assert facts.fn == state_of(f).f and facts.spec in state_of(f).programs
+    assert facts.fn == state_of(f).f and facts.spec in state_of(f).learnt.programs
     assert facts.used > 0 and facts.n_replay == 0 and facts.copied == 0
     assert facts.graph_nodes >= 2 and facts.path == index_of(device) + 1
     assert (facts.parent, facts.depth, facts.children, facts.deads) == (NONE, 0, 0, 0)

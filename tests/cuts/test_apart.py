@@ -46,7 +46,7 @@ def jit_with(function, device, *ops):
     """Jitted, and told of these ops what a CUDA capture finds out."""
     f = cgt.jit(function)
     if device.type == "cpu":
-        getattr(f, sites.ATTRIBUTE).apart.update(op for op in ops if op is not None)
+        getattr(f, sites.ATTRIBUTE).learnt.apart.update(op for op in ops if op is not None)
     return f
 
 

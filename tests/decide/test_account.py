@@ -30,7 +30,7 @@ def must_pay(monkeypatch):
 
 
 def account_of(f):
-    return getattr(f, sites.ATTRIBUTE).account
+    return getattr(f, sites.ATTRIBUTE).learnt.account
 
 
 def run(f, calls, plain=None):

@@ -159,7 +159,7 @@ def test_what_exchanges_data_is_not_run_twice(device):
     for _ in range(4):
         f(x)
     assert state_of(f).audited
-    state_of(f).exchanges = True
+    state_of(f).learnt.exchanges = True
     audited, replays = state_of(f).audited, cgt.stats(f).replays
     for k in range(6):
         assert identical(f(x.fill_(k)), x * 2)

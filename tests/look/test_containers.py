@@ -260,7 +260,7 @@ def test_long_lists_of_numbers_are_data(device, length):
     f, x = cgt.jit(lambda x, c: x * c[0]), values(device, 6)
     for k in range(4):
         assert torch.equal(f(x, [float(k)] * length), x * k)
-    assert not state_of(f).numbers.last
+    assert not state_of(f).learnt.numbers.last
 
 
 @dataclasses.dataclass
