@@ -19,7 +19,7 @@ if cgt_core.built_against() != tuple(map(int, torch.__version__.split(".")[:2]))
         )
     )
 
-from .api import explain, jit, memory, require_replay, reset, show, stats, step  # noqa: E402
+from .api import explain, jit, memory, require_replay, reset, show, stats, step, unjit  # noqa: E402
 from .doctor import doctor  # noqa: E402
 from .make.islands import eager  # noqa: E402
 from .make.probes import tap, tapped  # noqa: E402
@@ -39,4 +39,5 @@ __all__ = [
     "step",
     "tap",
     "tapped",
+    "unjit",
 ]

@@ -8,8 +8,9 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import cgt_core as core
+import torch
 
-from .api import jit
+from .api import call_of, jit
 from .data import State
 from .decide import dispatch, sites
 from .tools import report
@@ -76,7 +77,10 @@ def doctor(fn: Callable[..., object], *args: object, **kwargs: object) -> Diagno
     >>> found.replays, len(found.findings)
     (0, 1)
     """
-    site = jit(getattr(fn, "__wrapped__", fn) if hasattr(fn, sites.ATTRIBUTE) else fn)
+    if isinstance(fn, torch.nn.Module):
+        site = jit(call_of(fn))
+    else:
+        site = jit(fn.__wrapped__ if hasattr(fn, sites.ATTRIBUTE) else fn)
     state = getattr(site, sites.ATTRIBUTE)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", errors.CgtWarning)

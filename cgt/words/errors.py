@@ -478,7 +478,7 @@ def unknown_effect(op: str, line: str) -> str:
 def parallel_module(name: str, line: str, why: str = "") -> str:
     return (
         f"{name}'s forward at {line} prepares the exchange of gradients that its backward will do"
-        f"{f' ({why})' if why else ''}. Jit what it wraps: module.forward = cgt.jit(module.forward)."
+        f"{f' ({why})' if why else ''}. Jit what it wraps: cgt.jit(module)."
     )
 
 
@@ -799,7 +799,8 @@ def stale_backward(why: str) -> str:
 def create_graph(name: str) -> str:
     return (
         f"create_graph=True through a replayed call of {name}: its backward is a recording, which has no graph of its "
-        f"own. Call {name}.__wrapped__ for double backward; further calls of {name} with gradients run eagerly."
+        f"own. Call {name}.__wrapped__ (a module's forward()) for double backward; further calls of {name} with"
+        " gradients run eagerly."
     )
 
 
@@ -814,7 +815,8 @@ def refused_backward(batched: bool) -> str:
 def batched_gradients(name: str) -> str:
     return (
         f"batched gradients (vmap, is_grads_batched) through a replayed call of {name}: its backward is a recording "
-        f"for one. Call {name}.__wrapped__ for them; further calls of {name} with gradients run eagerly."
+        f"for one. Call {name}.__wrapped__ (a module's forward()) for them; further calls of {name} with gradients run"
+        " eagerly."
     )
 
 
@@ -1245,6 +1247,14 @@ def replay_failed(name: str, call: str, why: str) -> str:
     return (
         f"replaying {name} failed at the driver's {call} call: {why}. Nothing was launched; cgt.reset({name}) drops its"
         " recordings."
+    )
+
+
+@code(809)
+def called_otherwise(name: str) -> str:
+    return (
+        f"{name} has a __call__ that does not come to nn.Module's, in which a jitted module replays. Jit what that"
+        " calls: module.forward = cgt.jit(module.forward)."
     )
 
 
