@@ -17,6 +17,7 @@ from helpers import AUDITS_BY_DEFAULT, identical, in_threads, plain, tells, valu
 from torch import nn
 
 import cgt
+from cgt.api import state_of
 from cgt.decide import audit, sites
 from cgt.look import impure
 from cgt.make import describe
@@ -26,10 +27,6 @@ from cgt.words import options
 
 CALLS = 24
 EVERY = "every:1"
-
-
-def state_of(f):
-    return getattr(f, sites.ATTRIBUTE)
 
 
 # --- where all is well ----------------------------------------------------------------------------
