@@ -94,87 +94,65 @@ def jit(fn: Callable[..., Any] | None = None, *, static_argnums: int | Iterable[
     >>> cgt.stats(f).replays
     1
     """
-    opts = check_options(
-        static_argnums, static_argnames, max_records, max_graphs, outputs, inputs, dynamic, audit, memory_budget
-    )
+    given = {name: value for name, value in locals().items() if name != "fn"}
+    opts = check_options(**given)
     if fn is None:
-        return functools.partial(
-            jit,
-            static_argnums=static_argnums,
-            static_argnames=static_argnames,
-            max_records=max_records,
-            max_graphs=max_graphs,
-            outputs=outputs,
-            inputs=inputs,
-            dynamic=dynamic,
-            audit=audit,
-            memory_budget=memory_budget,
-        )
+        return functools.partial(jit, **given)
     check_function(fn)
     check_dynamic(fn, opts.dynamic)
     if not isinstance(fn, torch.nn.Module):
         return site_of(fn, opts)
-    site = site_behind(fn)
-    if site is None or getattr(site, sites.ATTRIBUTE).opts != opts:
-        inner = without_exchange(fn)
-        check_call(inner)
-        vars(inner)[CALL] = site_of(call_of(inner), opts)
+    state = state_behind(fn)
+    if state is None or state.opts != opts:
+        check_call(called(fn))
+        vars(called(fn))[CALL] = site_of(plain_of(called(fn)), opts)
     return fn
 
 
 def unjit(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """The plain one again: a module that was jitted, which is returned; of a function, what it was made of. The
+    """The plain one again: a module that was jitted, which is returned; of a function, what it was made of. Its
     recordings are freed.
 
     Raises:
-        CgtError: it was not jitted.
-
-    >>> import torch, cgt
-    >>> model = cgt.jit(torch.nn.Linear(2, 2))
-    >>> cgt.unjit(model) is model
-    True
+        CgtError: `fn` was not made by `cgt.jit`.
     """
-    freeing.reset_state(state_of(fn))
-    freeing.sweep()
+    reset(fn)
+    plain = plain_of(fn)
     if not isinstance(fn, torch.nn.Module):
-        return fn.__wrapped__
-    own = vars(without_exchange(fn))
-    compiled = getattr(own.pop(CALL).__wrapped__, "compiled", None)
-    if compiled is not None:
-        own[CALL] = compiled
+        return plain
+    own = vars(called(fn))
+    own[CALL] = getattr(plain, "compiled", None)
+    if own[CALL] is None:
+        del own[CALL]
     return fn
 
 
-def without_exchange(module):
-    """Of a module that exchanges gradients what it wraps: the exchange stays the module's."""
+def called(module):
+    """The module itself; of one that exchanges gradients what it wraps: the exchange stays its own."""
     return module.module if isinstance(module, collectives.DistributedDataParallel) else module
 
 
-def site_behind(module):
-    """What jit put into the module, or None."""
-    site = vars(without_exchange(module)).get(CALL)
-    return site if type(site) is core.Site else None
-
-
-def call_of(module):
-    """What a call of the module does: a method of it, also if it was compiled in place, or jitted."""
-    now = vars(module).get(CALL)
-    if type(now) is core.Site:
+def plain_of(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """What is recorded: of a module what a call of it does, a method of it also where it was compiled in place."""
+    now = vars(called(fn)).get(CALL) if isinstance(fn, torch.nn.Module) else fn
+    if hasattr(now, sites.ATTRIBUTE):
         return now.__wrapped__
+    if now is fn:
+        return fn
     if now is None:
-        return module._call_impl
+        return called(fn)._call_impl
 
     def _call_impl(_, *args, **kwargs):
         return now(*args, **kwargs)
 
     _call_impl.compiled = now
-    return types.MethodType(_call_impl, module)
+    return types.MethodType(_call_impl, called(fn))
 
 
 def called_by(fn):
     """The module of which this is what a call does, or None."""
     module = getattr(fn, "__self__", None)
-    return module if isinstance(module, torch.nn.Module) and fn.__name__ == "_call_impl" else None
+    return module if isinstance(module, torch.nn.Module) and getattr(fn, "__name__", "") == "_call_impl" else None
 
 
 def site_of(fn, opts):
@@ -258,7 +236,7 @@ def check_dynamic(fn, names):
 def described(fn):
     """What tells of the arguments."""
     module = fn if isinstance(fn, torch.nn.Module) else called_by(fn)
-    return fn if module is None else without_exchange(module).forward
+    return fn if module is None else called(module).forward
 
 
 def check_function(fn):
@@ -282,12 +260,17 @@ def check_call(module):
         raise CgtError(errors.called_otherwise(type(module).__name__))
 
 
+def state_behind(f):
+    """The state behind a jitted module, function or a bound method of one; None where it is not jitted."""
+    site = vars(called(f)).get(CALL) if isinstance(f, torch.nn.Module) else getattr(f, "__func__", f)
+    return getattr(site, sites.ATTRIBUTE, None)
+
+
 def state_of(f):
-    """The state behind a jitted module, function or a bound method of one."""
-    is_module = isinstance(f, torch.nn.Module)
-    state = getattr(site_behind(f) if is_module else getattr(f, "__func__", f), sites.ATTRIBUTE, None)
-    if state is None:
-        raise CgtError(errors.not_jitted(type(f).__name__ if is_module else f))  # a repr is somebody's code
+    """The same, or CgtError."""
+    state = state_behind(f)
+    if state is None:  # a repr is somebody's code
+        raise CgtError(errors.not_jitted(type(f).__name__ if isinstance(f, torch.nn.Module) else f))
     return state
 
 

@@ -8,9 +8,8 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import cgt_core as core
-import torch
 
-from .api import call_of, jit
+from .api import jit, plain_of
 from .data import State
 from .decide import dispatch, sites
 from .tools import report
@@ -77,10 +76,7 @@ def doctor(fn: Callable[..., object], *args: object, **kwargs: object) -> Diagno
     >>> found.replays, len(found.findings)
     (0, 1)
     """
-    if isinstance(fn, torch.nn.Module):
-        site = jit(call_of(fn))
-    else:
-        site = jit(fn.__wrapped__ if hasattr(fn, sites.ATTRIBUTE) else fn)
+    site = jit(plain_of(fn))
     state = getattr(site, sites.ATTRIBUTE)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", errors.CgtWarning)

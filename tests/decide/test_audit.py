@@ -18,7 +18,7 @@ from torch import nn
 
 import cgt
 from cgt.api import state_of
-from cgt.decide import audit, sites
+from cgt.decide import audit
 from cgt.look import impure
 from cgt.make import describe
 from cgt.numbers import live
