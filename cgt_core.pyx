@@ -4,7 +4,7 @@
 # unflattening of rare pytrees), as JAX hands `cache_miss` to its C++ half.
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
-from cpython.object cimport Py_EQ, Py_TPFLAGS_METHOD_DESCRIPTOR, PyObject, PyObject_GenericSetAttr, PyTypeObject
+from cpython.object cimport Py_EQ, Py_TPFLAGS_METHOD_DESCRIPTOR, PyObject, PyTypeObject
 from cpython.ref cimport Py_INCREF
 from cpython.tuple cimport PyTuple_GET_SIZE, PyTuple_New, PyTuple_SET_ITEM
 from libc.stdint cimport int8_t, int32_t, int64_t, uint32_t, uint64_t, uintptr_t

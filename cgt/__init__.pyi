@@ -34,6 +34,7 @@ __all__ = [
     "step",
     "tap",
     "tapped",
+    "unjit",
 ]
 
 class CgtError(RuntimeError): ...
@@ -94,7 +95,7 @@ def jit(
     dynamic: str | Iterable[str] = ...,
     audit: str | None = ...,
     memory_budget: int | str | None = ...,
-) -> M: ...  # which has what the module has
+) -> M: ...  # that very module
 @overload
 def jit(
     fn: Callable[P, R],
@@ -123,6 +124,10 @@ def jit(
     audit: str | None = ...,
     memory_budget: int | str | None = ...,
 ) -> Callable[[Callable[P, R]], Callable[P, R]]: ...
+@overload
+def unjit(fn: M) -> M: ...
+@overload
+def unjit(fn: Callable[P, R]) -> Callable[P, R]: ...
 def step() -> None: ...
 def reset(f: Callable[..., Any] | None = None) -> None: ...
 def stats(f: Callable[..., Any] | None = None) -> Stats: ...

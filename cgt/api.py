@@ -2,7 +2,6 @@
 
 import atexit
 import contextlib
-import copy
 import functools
 import inspect
 import os
@@ -19,6 +18,7 @@ from .data import Options
 from .decide import budget, dispatch, freeing, logs, sites
 from .decide.audit import parse as audit_of
 from .make import trace
+from .numbers import live
 from .ranks import collectives
 from .run import views
 from .run.observe import NOT_USER_CODE, collect
@@ -27,6 +27,9 @@ from .tools import draw, report
 from .words import errors, options, pytree
 from .words.errors import CgtError
 from .words.private import READ_BEHIND, outside_dynamo, self_check
+
+CALL = "_compiled_call_impl"  # of a module: what nn.Module.__call__ calls, if it is there
+CALLS = frozenset((CALL, "__call__", "_call_impl", "_wrapped_call_impl", "_wrapped_call"))  # and how it is come to
 
 
 def jit(fn: Callable[..., Any] | None = None, *, static_argnums: int | Iterable[int] = (),
@@ -66,13 +69,16 @@ def jit(fn: Callable[..., Any] | None = None, *, static_argnums: int | Iterable[
             `cgt.memory` tells of each. Environment: CGT_MEMORY_BUDGET.
 
     Returns:
-        A function with the name, docstring and signature of `fn`, which is its `__wrapped__`. That of a module has what
-        the module has: its parameters, its methods, a layer by name. Of a `DistributedDataParallel` what it wraps is
-        jitted in its place, and the module itself is returned.
+        A function with the name, docstring and signature of `fn`, which is its `__wrapped__`. Of a module, that very
+        module, jitted in place as `module.compile()` compiles it: calls of it replay, hooks included, and all else is
+        as it was. `module.forward(x)` is eager, and so are calls of what is copied or unpickled from it; `cgt.unjit`
+        is the way back. Of a `DistributedDataParallel` what it wraps is jitted. Jitted again, a module has the new
+        options.
 
     Raises:
         TypeError: `fn` is not callable, or is a generator or coroutine function.
-        CgtError: an unknown option value; at a call: a static argument that cannot be compared.
+        CgtError: an unknown option value; a module whose class is called in a way of its own; at a call: a static
+            argument that cannot be compared.
 
     >>> import torch, cgt
     >>> @cgt.jit
@@ -93,118 +99,89 @@ def jit(fn: Callable[..., Any] | None = None, *, static_argnums: int | Iterable[
 def jitted(fn, opts):
     """What `jit` returns for fn, and where it is a decorator."""
     check_function(fn)
-    if isinstance(fn, collectives.DistributedDataParallel):
-        return jit_inside(fn, opts)
     check_dynamic(fn, opts.dynamic)
-    return site_of(fn, opts)
+    if not isinstance(fn, torch.nn.Module):
+        return site_of(fn, opts)
+    state = state_behind(fn)
+    if state is None or state.opts != opts:
+        check_call(called(fn))
+        vars(called(fn))[CALL] = site_of(plain_of(called(fn)), opts)
+    return fn
 
 
-def jit_inside(module, opts):
-    """What a module that exchanges gradients wraps is jitted, in place: the exchange stays the module's."""
-    inner = module.module
-    if not hasattr(inner.forward, sites.ATTRIBUTE):
-        check_dynamic(inner, opts.dynamic)
-        inner.forward = site_of(inner.forward, opts)
-    return module
+def unjit(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """The plain one again: a module that was jitted, which is returned; of a function, what it was made of. Its
+    recordings are freed.
+
+    Raises:
+        CgtError: `fn` was not made by `cgt.jit`.
+    """
+    reset(fn)
+    plain = plain_of(fn)
+    if not isinstance(fn, torch.nn.Module):
+        return plain
+    own = vars(called(fn))
+    own[CALL] = getattr(plain, "compiled", None)
+    if own[CALL] is None:
+        del own[CALL]
+    return fn
+
+
+def called(module):
+    """The module itself; of one that exchanges gradients what it wraps: the exchange stays its own."""
+    return module.module if isinstance(module, collectives.DistributedDataParallel) else module
+
+
+def plain_of(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """What is recorded: of a module what a call of it does, a method of it also where it was compiled in place."""
+    now = vars(called(fn)).get(CALL) if isinstance(fn, torch.nn.Module) else fn
+    if hasattr(now, sites.ATTRIBUTE):
+        return now.__wrapped__
+    if now is fn:
+        return fn
+    if now is None:
+        return called(fn)._call_impl
+
+    def _call_impl(_, *args, **kwargs):
+        return now(*args, **kwargs)
+
+    _call_impl.compiled = now
+    return types.MethodType(_call_impl, called(fn))
+
+
+def called_by(fn):
+    """The module of which this is what a call does, or None."""
+    module = getattr(fn, "__self__", None)
+    return module if isinstance(module, torch.nn.Module) and getattr(fn, "__name__", "") == "_call_impl" else None
 
 
 def site_of(fn, opts):
-    """What `jit` returns for fn."""
+    """What `jit` returns for a function, or puts into a module."""
+    module = called_by(fn)
     name = getattr(fn, "__qualname__", None) or getattr(fn, "__name__", type(fn).__name__)
-    site = dispatch.new_site(fn, name, opts, cls=class_of(fn))
+    site = dispatch.new_site(fn, name if module is None else type(module).__name__, opts)
     state = getattr(site, sites.ATTRIBUTE)
     functools.update_wrapper(site, fn)
-    if isinstance(fn, torch.nn.Module):
-        vars(site).clear()  # of what the module has in its own
-        site.__name__ = site.__qualname__ = type(fn).__name__
-        site.__doc__, site.__module__ = fn.forward.__doc__, type(fn).__module__
-        site.__wrapped__, site.__signature__ = fn, inspect.signature(fn.forward)
+    if module is not None:
+        site.__name__ = site.__qualname__ = state.name
+        site.__doc__, site.__module__ = module.forward.__doc__, type(module).__module__
+        site.__signature__ = inspect.signature(module.forward)
     elif isinstance(fn, functools.partial):
         site.__name__ = site.__qualname__ = getattr(fn.func, "__name__", "partial")
     setattr(site, sites.ATTRIBUTE, state)  # again: fn's own attributes are the site's now
+    if opts.dynamic:
+        state.dynamic = live.paths_of_arguments(inspect.signature(site).parameters, opts.dynamic)
+        state.learnt.numbers.live.update(state.dynamic)
     return site
 
 
-def class_of(fn):
-    """The class of what `jit` returns. Functions are pickled by name, and what is none is jitted anew; a module's
-    special methods (`len(f)`, `f[0]`), which Python looks up in the class, are that one's."""
-    if isinstance(fn, types.FunctionType):
-        return core.Site
-    classes = type(fn).__mro__[: -len(torch.nn.Module.__mro__)] if isinstance(fn, torch.nn.Module) else ()
-    known = {*dir(core.Site), *vars(torch.nn.Module)}
-    methods = {name for cls in classes for name, value in vars(cls).items() if isinstance(value, types.FunctionType)}
-    return class_with(frozenset(name for name in methods - known if name[:2] == name[-2:] == "__"))
-
-
-@functools.cache
-def class_with(names):
-    made = {"__reduce__": reduced, "__copy__": lambda site: site, "__dir__": all_names, "__delattr__": delete}
-    made |= {"__module__": core.Site.__module__, "__slots__": ()}
-    return type("Site", (core.Site,), made | {name: special(name) for name in names})
-
-
-def special(name):
-    return lambda site, *args: same(site, getattr(vars(site)["__wrapped__"], name)(*args))
-
-
-def same(site, result):
-    return site if result is vars(site)["__wrapped__"] else result
-
-
-def reduced(site):
-    return site_of, (vars(site)["__wrapped__"], getattr(site, sites.ATTRIBUTE).opts)
-
-
-def all_names(site):
-    return {*object.__dir__(site), *dir(vars(site)["__wrapped__"])}
-
-
-def delete(site, name):
-    module = module_of(site, name)
-    if module is None:
-        object.__delattr__(site, name)
-    else:
-        delattr(module, name)
-
-
-def module_of(site, name):
-    """The module that was jitted, if the attribute is one of its; or None."""
-    module = vars(site).get("__wrapped__")
-    ours = name == sites.ATTRIBUTE or name.startswith("__")
-    return module if isinstance(module, torch.nn.Module) and not ours else None
-
-
-def set_of_module(site, name, value):
-    """Is it the module's, and set there?"""
-    module = module_of(site, name)
-    if module is not None:
-        setattr(module, name, value)
-    return module is not None
-
-
-def deep_copy(site, memo):
-    """As functions are copied; but a module, or the object of a bound method, is another one then, with recordings of
-    its own."""
+def made_again(site):
+    """How it is pickled and copied. Functions are by name, what is none is jitted anew, and a module's is left behind,
+    also where its class does not see to that."""
     fn = vars(site).get("__wrapped__")
-    copied = copy.deepcopy(fn, memo)
-    return site if copied is fn else site_of(copied, getattr(site, sites.ATTRIBUTE).opts)
-
-
-OF_FUNCTIONS = "__code__ __globals__ __closure__ __defaults__ __kwdefaults__ __self__".split()  # what tools ask for
-
-
-def of_module(site, name):
-    """What the module that was jitted has under a name. Where one of its methods returns the module (`train()`,
-    `to()`), what was made of it is returned, so that `model = cgt.jit(net).eval()` is not the plain one."""
-    module = module_of(site, name)
-    if module is None and name in OF_FUNCTIONS:
-        return getattr(vars(site).get("__wrapped__"), name)
-    if module is None:
-        raise AttributeError(f"{type(site).__name__!r} object has no attribute {name!r}")
-    value = getattr(module, name)
-    if not isinstance(value, types.MethodType) or value.__self__ is not module:
-        return value
-    return functools.wraps(value)(lambda *args, **kwargs: same(site, value(*args, **kwargs)))
+    if fn is None or isinstance(fn, types.FunctionType):
+        return site.__qualname__
+    return (site_of, (fn, getattr(site, sites.ATTRIBUTE).opts)) if called_by(fn) is None else (type(None), ())
 
 
 def check_options(
@@ -244,17 +221,23 @@ def read(name, value, switch, parse, expected):
 
 def check_dynamic(fn, names):
     """CgtError where an argument is named that the function does not have."""
-    known = inspect.signature(fn.forward if isinstance(fn, torch.nn.Module) else fn).parameters if names else {}
+    known = inspect.signature(described(fn)).parameters if names else {}
     for name in names:
         if name not in known and not any(p.kind == p.VAR_KEYWORD for p in known.values()):
             raise CgtError(errors.bad_option("dynamic", name, f"one of {tuple(known)}"))
+
+
+def described(fn):
+    """What tells of the arguments."""
+    module = fn if isinstance(fn, torch.nn.Module) else called_by(fn)
+    return fn if module is None else called(module).forward
 
 
 def check_function(fn):
     """TypeError for what cannot be jitted."""
     if isinstance(fn, type) or not callable(fn):
         raise TypeError(errors.not_a_function(repr(fn)))
-    target = fn.forward if isinstance(fn, torch.nn.Module) else inspect.unwrap(fn)
+    target = inspect.unwrap(described(fn))
     name = getattr(fn, "__qualname__", type(fn).__qualname__)  # a repr is somebody's code
     if inspect.isasyncgenfunction(target) or inspect.isgeneratorfunction(target):
         raise TypeError(errors.no_generator_function(name, "a generator function"))
@@ -262,12 +245,26 @@ def check_function(fn):
         raise TypeError(errors.no_generator_function(name, "a coroutine function"))
 
 
+def check_call(module):
+    """CgtError where the class has a __call__ of its own that does not come to nn.Module's, which calls what jit put
+    there."""
+    cls = next(cls for cls in type(module).__mro__ if "__call__" in vars(cls))
+    code = getattr(inspect.unwrap(vars(cls)["__call__"]), "__code__", None)
+    if cls is not torch.nn.Module and (code is None or CALLS.isdisjoint(code.co_names)):
+        raise CgtError(errors.called_otherwise(type(module).__name__))
+
+
+def state_behind(f):
+    """The state behind a jitted module, function or a bound method of one; None where it is not jitted."""
+    site = vars(called(f)).get(CALL) if isinstance(f, torch.nn.Module) else getattr(f, "__func__", f)
+    return getattr(site, sites.ATTRIBUTE, None)
+
+
 def state_of(f):
-    """The state behind a jitted function or a bound method of one."""
-    f = f.module.forward if isinstance(f, collectives.DistributedDataParallel) else f
-    state = getattr(getattr(f, "__func__", f), sites.ATTRIBUTE, None)
-    if state is None:
-        raise CgtError(errors.not_jitted(f))
+    """The same, or CgtError."""
+    state = state_behind(f)
+    if state is None:  # a repr is somebody's code
+        raise CgtError(errors.not_jitted(type(f).__name__ if isinstance(f, torch.nn.Module) else f))
     return state
 
 
@@ -443,7 +440,7 @@ core.FAILED[0] = error_for_failed
 core.UNREPLAYED[0] = error_for_unreplayed
 core.POISONED[0] = message_for_poisoned
 SWAPS.to(lambda: True, swap)[0]()
-core.OF_MODULE[0], core.SET_OF_MODULE[0], core.DEEP_COPY[0] = outside_dynamo(of_module), set_of_module, deep_copy
+core.REDUCE[0] = made_again
 core.UNFLATTEN[0] = outside_dynamo(pytree.unflatten)
 core.MAKE_VIEW[0] = outside_dynamo(views.make)
 core.SWEEP[0] = outside_dynamo(freeing.sweep)

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import cgt_core as core
 
-from .api import jit
+from .api import jit, plain_of
 from .data import State
 from .decide import dispatch, sites
 from .tools import report
@@ -76,7 +76,7 @@ def doctor(fn: Callable[..., object], *args: object, **kwargs: object) -> Diagno
     >>> found.replays, len(found.findings)
     (0, 1)
     """
-    site = jit(getattr(fn, "__wrapped__", fn) if hasattr(fn, sites.ATTRIBUTE) else fn)
+    site = jit(plain_of(fn))
     state = getattr(site, sites.ATTRIBUTE)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", errors.CgtWarning)

@@ -13,10 +13,7 @@ RESCUED = [None]           # (f, bytes, line) of a result that was moved, where 
 UNREPLAYED = [None]        # (f, reason) -> the exception of a call that is not a replay where one is required
 POISONED = [None]          # (line that made it) -> message; set once by the front end
 SAME_VALUE = [None]        # (recorded, value) -> bool for rare types; set once by the front end
-# (what jit returned, name) -> that of the module which was jitted, or AttributeError; set likewise
-OF_MODULE = [None]
-SET_OF_MODULE = [None]     # (what jit returned, name, value) -> was it set in that module? set likewise
-DEEP_COPY = [None]         # (what jit returned, memo) -> its copy; set likewise
+REDUCE = [None]            # (what jit returned) -> what makes it again where it is pickled or copied; set likewise
 UNFLATTEN = [None]         # (program, tensors) -> result; set once by the front end
 MAKE_VIEW = [None]         # (tensor, ops) -> what these make of it; set once by the front end
 
@@ -24,6 +21,9 @@ table_start(&TABLE)
 dict_watch_start()
 if observe_start() != 0: raise_pending()
 cuda_dropout_watch()
+
+
+cdef frozenset OF_FUNCTIONS = frozenset("__code__ __globals__ __closure__ __defaults__ __kwdefaults__ __self__".split())
 
 
 cdef class Site:
@@ -50,19 +50,13 @@ cdef class Site:
         return f"<cgt.jit of {self.__qualname__}, {fn.replays} of {fn.calls} calls replayed>"
 
     def __getattr__(self, str name):
-        """What a module has, where it was jitted: `parameters()`, `state_dict()`, a layer."""
-        return OF_MODULE[0](self, name)
+        """What tools ask functions and methods for."""
+        if name in OF_FUNCTIONS: return getattr(vars(self).get("__wrapped__"), name)
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
-    def __setattr__(self, str name, object value):
-        if not SET_OF_MODULE[0](self, name, value): PyObject_GenericSetAttr(self, name, value)
+    def __copy__(self): return self
 
-    def __deepcopy__(self, dict memo):
-        """A module or a bound method that is copied is another one, and jitted for itself."""
-        return DEEP_COPY[0](self, memo)
-
-    def __reduce__(self):
-        """By name, as functions are pickled and copied."""
-        return self.__qualname__
+    def __reduce__(self): return REDUCE[0](self)
 
 # `x.f(y)` calls it with x in front and makes no bound method, as of functions.
 (<PyTypeObject*>Site).tp_flags |= Py_TPFLAGS_METHOD_DESCRIPTOR

@@ -52,17 +52,12 @@ from .warming import is_behind_warm_up, is_to_watch, note_tensors, timed_survey,
 WATCHED = []  # lists to which new functions are added: doctor.py wants to know all that they meet
 
 
-def new_site(
-    function: Callable[..., object], name: str, opts: Options, graph: Graph | None = None,
-    cls: type[core.Site] = core.Site,
-) -> core.Site:  # fmt: skip
+def new_site(function: Callable[..., object], name: str, opts: Options, graph: Graph | None = None) -> core.Site:
     """The jitted form of a function. `graph`: what it runs, if it is the backward of a recording."""
     range_name = "cgt.replay " + name
 
     def build(f, born):
         state = State(f, born, name, opts, graph, range_name)
-        state.dynamic = live.paths_of_arguments(function, opts.dynamic)
-        state.learnt.numbers.live.update(state.dynamic)
 
         @outside_dynamo
         def on_miss(spec, args, kwargs, due=False, proves=NONE, audited=False):
@@ -75,7 +70,7 @@ def new_site(
         def plain(*args, **kwargs):
             return function(*args, **kwargs)
 
-        site = cls(f, on_miss, plain, state.reasons)
+        site = core.Site(f, on_miss, plain, state.reasons)
         site.__name__ = site.__qualname__ = name
         setattr(site, ATTRIBUTE, state)
         weakref.finalize(site, DOOMED.append, (f, born)).atexit = False

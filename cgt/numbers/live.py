@@ -19,7 +19,6 @@ for every number, and without guards that need a solver.
 import collections
 import functools
 import gc
-import inspect
 import operator
 import types
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -62,11 +61,8 @@ KINDS = ("number", "Tensor")  # types of arguments, as schemas name them; of a l
 # --- which numbers are live -------------------------------------------------------------------
 
 
-def paths_of_arguments(function: Callable[..., object], names: Collection[str]) -> set[str]:
-    """Where arguments of these names can be in a call."""
-    if not names:
-        return set()
-    positions = inspect.signature(getattr(function, "forward", function)).parameters
+def paths_of_arguments(positions: Iterable[str], names: Collection[str]) -> set[str]:
+    """Where arguments of these names can be in a call. `positions`: the names of a function's parameters."""
     return {f"kwargs[{name!r}]" for name in names} | {f"args[{k}]" for k, name in enumerate(positions) if name in names}
 
 

@@ -219,11 +219,11 @@ backward_reads = says("""406: the backward of this function, at {line}, reads a 
     checkpoint's arguments.""")
 stale_backward = says("407: this backward belongs to a replayed call, and {why}")
 create_graph = says("""408: create_graph=True through a replayed call of {name}: its backward is a recording, which has
-    no graph of its own. Call {name}.__wrapped__ for double backward; further calls of {name} with gradients run
-    eagerly.""")
+    no graph of its own. Call {name}.__wrapped__ (a module's forward()) for double backward; further calls of {name}
+    with gradients run eagerly.""")
 batched_gradients = says("""410: batched gradients (vmap, is_grads_batched) through a replayed call of {name}: its
-    backward is a recording for one. Call {name}.__wrapped__ for them; further calls of {name} with gradients run
-    eagerly.""")
+    backward is a recording for one. Call {name}.__wrapped__ (a module's forward()) for them; further calls of {name}
+    with gradients run eagerly.""")
 transforms = says("""411: {line} differentiates with torch.func, which does not work where a later backward's needs are
     watched. Return a result that does not require grad, or jit the whole step with its backward().""")
 late_read = says("""412: the backward pass read a saved tensor again after it had let go of it; it is recorded anew with
@@ -338,6 +338,8 @@ not_jitted = says("805: {what!r} was not made by cgt.jit.")
 no_tap = says("807: cgt.tap() takes a name and a tensor, not a {name} and a {t}.")
 tapped_inside = says("""808: cgt.tapped() is for outside of jitted functions: a replay would not look again. Pass the
     tensor to the function.""")
+called_otherwise = says("""809: {name} has a __call__ that does not come to nn.Module's, in which a jitted module
+    replays. Jit what that calls: module.forward = cgt.jit(module.forward).""")
 
 # 9: installing
 other_torch = says("""901: cgt {version} cannot be loaded with torch {now} ({why}). Its core belongs to the torch that
@@ -427,7 +429,7 @@ def collective(op: str, line: str, waits: bool = False) -> str:
 def parallel_module(name: str, line: str, why: str = "") -> str:
     return (
         f"{name}'s forward at {line} prepares the exchange of gradients that its backward will do"
-        f"{f' ({why})' if why else ''}. Jit what it wraps: module.forward = cgt.jit(module.forward)."
+        f"{f' ({why})' if why else ''}. Jit what it wraps: cgt.jit(module)."
     )
 
 

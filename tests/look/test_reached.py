@@ -9,7 +9,7 @@ import types
 
 import pytest
 import torch
-from helpers import Config, counts, recorded_then_replayed, replayed, settle
+from helpers import Config, counts, plain, recorded_then_replayed, replayed, settle
 from helpers import identical as same
 from helpers import square_values as values
 from torch import nn
@@ -336,8 +336,8 @@ BRING_CODE = ("nested new submodule", "parametrization", "patched forward")  # t
 @pytest.mark.parametrize("name", MODULE_CHANGES)
 def test_a_changed_module_is_never_stale(device, name, whole):
     model = network(device)
-    function = model if whole else lambda x: model(x) + model.shift
-    f = cgt.jit(function)
+    function = plain(model) if whole else lambda x: model(x) + model.shift
+    f = cgt.jit(model if whole else function)
     x = values(device, seed=9)
     with torch.no_grad():
         settle(f, function, x)
@@ -375,40 +375,40 @@ def test_loading_a_state_dict_into_the_old_memory_replays(device):
     model, x = network(device), values(device, seed=9)
     f = cgt.jit(model)
     with torch.no_grad():
-        settle(f, model, x)
+        settle(f, plain(model), x)
         model.load_state_dict(network(device, seed=5).state_dict())
-        replayed(f, model, x)
+        replayed(f, plain(model), x)
         for parameter in model.parameters():
             parameter.add_(0.5)
-        replayed(f, model, x)
+        replayed(f, plain(model), x)
 
 
 def test_a_removed_hook_is_gone(device):
     model, x = network(device), values(device, seed=9)
     f = cgt.jit(model)
     with torch.no_grad():
-        settle(f, model, x)
+        settle(f, plain(model), x)
         handle = model[0].register_forward_hook(lambda m, i, o: o * 2)
-        recorded_then_replayed(f, model, x)
+        recorded_then_replayed(f, plain(model), x)
         handle.remove()
         for _ in range(2):
-            assert same(f(x), model(x))
-        replayed(f, model, x)
+            assert same(f(x), plain(model)(x))
+        replayed(f, plain(model), x)
 
 
 def test_a_hook_for_all_modules_is_never_missed(device):
     model, x = network(device), values(device, seed=9)
     f = cgt.jit(model)
     with torch.no_grad():
-        settle(f, model, x)
+        settle(f, plain(model), x)
         handle = nn.modules.module.register_module_forward_hook(lambda m, i, o: o + 1)
         try:
-            recorded_then_replayed(f, model, x)
+            recorded_then_replayed(f, plain(model), x)
         finally:
             handle.remove()
         for _ in range(2):
-            assert same(f(x), model(x))
-        replayed(f, model, x)
+            assert same(f(x), plain(model)(x))
+        replayed(f, plain(model), x)
 
 
 def test_the_other_weights_of_a_swapped_adapter_are_used_and_kept(device):
@@ -427,13 +427,13 @@ def test_the_other_weights_of_a_swapped_adapter_are_used_and_kept(device):
     x = values(device, seed=9)
     f = cgt.jit(model)
     with torch.no_grad():
-        settle(f, model, x)
+        settle(f, plain(model), x)
         for adapter in adapters[1:]:
             model.adapter = adapter
-            recorded_then_replayed(f, model, x)
+            recorded_then_replayed(f, plain(model), x)
         for adapter in adapters * 2:
             model.adapter = adapter
-            replayed(f, model, x)
+            replayed(f, plain(model), x)
 
 
 def test_train_eval_and_dropout_p_choose_the_child(device):
@@ -593,6 +593,7 @@ NUMBERS = {
 def test_a_changed_number_is_never_stale_and_an_equal_one_replays(device, name):
     function, put = NUMBERS[name](device)
     f = cgt.jit(function, max_records=16)
+    function = plain(f)
     x = torch.tensor([1, -2, 3], device=device)
     settle(f, function, x)
     for value in (3.0, 2, 1, True, -0.0, 0.0, 1e30, 3.0, 2, True, 0.0, 1.0 + 1.0):

@@ -8,7 +8,7 @@ import torch  # before the core, whose libraries are torch's
 # isort: split
 import pytest
 import torch.nn.functional as F
-from helpers import same
+from helpers import plain, same
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import cgt
@@ -73,7 +73,7 @@ def test_training_replays(device, kernel):
     block, batch = make(kernel, device)
     f = cgt.jit(block)
     for k in range(12):
-        want = gradients(block, block, batch(k), k)
+        want = gradients(block, plain(block), batch(k), k)
         assert_same(gradients(block, f, batch(k), k), want, kernel)
     s = cgt.stats(f)
     assert s.replays >= 3 and s.backward.replays >= 2 and not s.reasons, cgt.explain(f)
@@ -86,14 +86,14 @@ def test_recording_that_is_thrown_away(device, kernel):
     for k in range(6):
         if k == 3:
             block.register_forward_hook(lambda module, given, out: out * 2)
-        want = gradients(block, block, batch(k), k)
+        want = gradients(block, plain(block), batch(k), k)
         assert_same(gradients(block, f, batch(k), k), want, kernel)
 
 
 def test_backward_while_another_thread_records(device, kernel):
     block, batch = make(kernel, device)
     f = cgt.jit(block)
-    want = [gradients(block, block, batch(k), k) for k in range(4)]
+    want = [gradients(block, plain(block), batch(k), k) for k in range(4)]
     for k in range(3):
         gradients(block, f, batch(k), k)
     block.zero_grad(set_to_none=True)
@@ -122,7 +122,7 @@ def test_backward_past_the_limit_of_recordings(device, kernel):
     f = cgt.jit(block, max_records=1)
     for k in range(8):
         x = batch(k)[:, : 8 + 4 * (k % 2)]
-        want = gradients(block, block, x, k)
+        want = gradients(block, plain(block), x, k)
         assert_same(gradients(block, f, x, k, retain=k % 3 == 0), want, kernel)
     assert cgt.stats(f).eager + cgt.stats(f).backward.eager > 0
 
@@ -131,7 +131,7 @@ def test_backward_inside_another_functions_warm_up(device, kernel):
     block, batch = make(kernel, device)
     f, back = cgt.jit(block), cgt.jit(lambda y: y.float().pow(2).sum().backward())
     for k in range(6):
-        want = gradients(block, block, batch(k), k)
+        want = gradients(block, plain(block), batch(k), k)
         block.zero_grad(set_to_none=True)
         torch.manual_seed(100 + k)
         y = f(batch(k))
@@ -144,7 +144,7 @@ def test_two_pending_and_out_of_order(device, kernel):
     f = cgt.jit(block)
     for k in range(6):
         grads = []
-        for call in (block, f):
+        for call in (plain(block), f):
             block.zero_grad(set_to_none=True)
             torch.manual_seed(k)
             first, second = call(batch(k)), call(batch(k + 1))

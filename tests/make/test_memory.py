@@ -324,7 +324,7 @@ def test_after_step_and_with_an_optimizer(device):
         g(f(x)).square().mean().backward()
         key = id(f)
         if key not in optimizers:
-            parameters = [p for h in (f, g) for p in getattr(h, "__wrapped__", h).parameters()]
+            parameters = [p for h in (f, g) for p in h.parameters()]
             optimizers[key] = torch.optim.SGD(parameters, lr=0.1)
         optimizers[key].step()
 

@@ -9,9 +9,11 @@ import collections
 import configparser
 import contextlib
 import contextvars
+import copy
 import ctypes
 import dataclasses
 import functools
+import gc
 import io
 import multiprocessing
 import operator
@@ -28,6 +30,7 @@ import pytest
 import torch
 from helpers import AUDITS_BY_DEFAULT, counters, in_threads, profiled, tells
 from torch._higher_order_ops import while_loop
+from torch.utils.checkpoint import checkpoint
 
 import cgt
 from cgt.make import trace
@@ -821,22 +824,52 @@ def test_casts_of_weights_do_not_outlive_a_call(device, dtype):
     assert train(cgt.jit, False, True) == train(lambda f: f, False, True) == fresh
 
 
-@footgun("A jitted module is not registered in another module")
-def test_jitted_module_is_not_registered_in_another_module(device):
-    model = torch.nn.Linear(3, 3, device=device)
-    forward = cgt.jit(model)
-    assert not isinstance(forward, torch.nn.Module) and list(forward.parameters()) == list(model.parameters())
+@footgun("A jitted module that recomputes, or has hooks of its backward, is let go of by `cgt.unjit`")
+@pytest.mark.parametrize("how", ["checkpoint", "hook"])
+def test_jitted_module_whose_graph_holds_it_is_let_go_of_by_hand(device, how):
+    class Net(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = torch.nn.Linear(3, 3)
 
-    net = torch.nn.Sequential()
-    net.encoder = forward
-    assert not list(net.parameters())
-    net.encoder = model  # instead
-    assert len(list(net.parameters())) == 2
-    with torch.no_grad():
-        for k in range(6):
-            x = torch.full((2, 3), float(k), device=device)
-            assert torch.equal(forward(x), model(x))
-    assert cgt.stats(forward).replays >= 4
+        def forward(self, x):
+            return checkpoint(self.block, x, use_reentrant=False) if how == "checkpoint" else self.block(x)
+
+        def block(self, x):
+            return self.layer(x).relu()
+
+    def gone(let_go):
+        model = cgt.jit(Net().to(device))
+        if how == "hook":
+            model.register_full_backward_hook(lambda *_: None)
+        for _ in range(4):
+            model(ones(device).requires_grad_()).sum().backward()
+        assert cgt.stats(model).replays >= 1, cgt.explain(model)
+        there = weakref.ref(model.layer.weight)
+        let_go(model)
+        del model
+        gc.collect()
+        cgt.step()
+        gc.collect()
+        return there() is None
+
+    assert not gone(lambda model: None)
+    cgt.reset()
+    gc.collect()
+    assert gone(cgt.unjit)  # instead
+
+
+@footgun("What has a jitted module's `__dict__` calls that module")
+def test_copy_of_the_dict_of_a_jitted_module(device):
+    model = cgt.jit(torch.nn.Linear(3, 3).to(device)).requires_grad_(False)
+    replica, x = model._replicate_for_data_parallel(), ones(device)
+    replica.weight, replica.bias = torch.zeros_like(model.weight), torch.zeros_like(model.bias)
+    assert torch.equal(replica(x), model(x)) and not torch.equal(replica(x), replica.forward(x))
+    cgt.unjit(replica)  # instead
+    assert replica(x).tolist() == [0.0] * 3 and "_compiled_call_impl" in vars(model)
+    assert all(torch.equal(model(x), model.forward(x)) for _ in range(4)) and cgt.stats(model).replays
+    for copied in (copy.copy(model), copy.deepcopy(model)):
+        assert copied._compiled_call_impl is None and torch.equal(copied(x), model.forward(x))
 
 
 @footgun("A tensor stored where the function reads it keeps it from replaying")

@@ -36,7 +36,7 @@ HOUSE = [
 FOLDERS = [folder for folder, _ in HOUSE if folder]
 ORDER = [f"{folder}.{name}".lstrip(".") for folder, names in HOUSE for name in names.split()]
 FOUNDATIONS = {"words.errors", "words.options", "words.private"}  # import nothing of ours
-PUBLIC = {"jit", "step", "doctor", "eager", "require_replay", "reset", "stats", "explain", "show", "memory", "tap", "tapped", "CgtError", "CgtWarning"}
+PUBLIC = {"jit", "unjit", "step", "doctor", "eager", "require_replay", "reset", "stats", "explain", "show", "memory", "tap", "tapped", "CgtError", "CgtWarning"}
 MOST_LINES = 1100
 
 

@@ -101,7 +101,7 @@ def add(holder):
 def is_left_out(module):
     """Compiled code is not the module's Python, and of a `DistributedDataParallel` another one is jitted."""
     kinds = (torch.jit.ScriptModule, torch.nn.parallel.DistributedDataParallel)
-    return torch.compiler.is_compiling() or isinstance(module, kinds)
+    return torch.compiler.is_compiling() or isinstance(module, kinds) or module._compiled_call_impl is not None
 
 
 def inject_modules():
@@ -111,7 +111,7 @@ def inject_modules():
     def call(module, *args, **kwargs):
         if inside or is_left_out(module):
             return plain(module, *args, **kwargs)
-        return outermost(module, module, args, kwargs)
+        return outermost(module, module._call_impl, args, kwargs)
 
     torch.nn.Module.__call__ = call
 
