@@ -872,6 +872,17 @@ def test_copy_of_the_dict_of_a_jitted_module(device):
         assert copied._compiled_call_impl is None and torch.equal(copied(x), model.forward(x))
 
 
+def test_jitted_module_is_scripted_behind_unjit(device):
+    class Doubles(torch.nn.Module):
+        def forward(self, x):
+            return x * 2
+
+    model, x = cgt.jit(Doubles()), ones(device)
+    with pytest.raises((AssertionError, RuntimeError, TypeError)):
+        torch.jit.script(model)
+    assert torch.equal(torch.jit.script(cgt.unjit(model))(x), x * 2)
+
+
 @footgun("A tensor stored where the function reads it keeps it from replaying")
 def test_tensor_that_outlives_the_call_without_being_returned_runs_eagerly(device):
     history, x = [], ones(device)

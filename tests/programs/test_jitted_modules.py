@@ -76,7 +76,8 @@ def test_jitted_module_is_that_very_module(device):
 
 def test_weights_mode_and_type_of_a_jitted_module_change_as_ever(device):
     model, twin = (nn.Sequential(nn.Linear(3, 4), nn.Dropout(0.5), nn.LayerNorm(4)).to(device) for _ in range(2))
-    twin.load_state_dict(cgt.jit(model).state_dict())
+    twin.load_state_dict(cgt.jit(model, max_records=32).state_dict())
+    inputs = {dtype: torch.empty(5, 3, device=device, dtype=dtype) for dtype in (torch.float32, torch.float64, torch.bfloat16)}
     other = {name: value * 2 + 1 for name, value in twin.state_dict().items()}
     changes = [
         lambda m: m.eval(), lambda m: m.train(), lambda m: m.requires_grad_(False), lambda m: m.load_state_dict(other), lambda m: m.double(),
@@ -88,7 +89,7 @@ def test_weights_mode_and_type_of_a_jitted_module_change_as_ever(device):
         change(twin)
         assert result is None or result is model or not isinstance(result, nn.Module)
         for k in range(5):
-            x = rows(device, k).to(model[0].weight.dtype)
+            x = inputs[model[0].weight.dtype].copy_(rows(device, k))
             torch.manual_seed(k)
             got = model(x).detach().clone()
             torch.manual_seed(k)
