@@ -304,14 +304,20 @@ def is_live(data):
     return any(type(x) in STAND_INS for x in parts) and all(type(x) in (*STAND_INS, int, float, bool) for x in parts)
 
 
+SHORT = (torch.float16, torch.bfloat16, torch.complex32)
+
+
 def filled_with(data, options):
     """A tensor of live numbers; of a list of one and the same, or of several. As in eager they come as 64 bits that are
-    rounded, to infinity if need be: where the type has fewer bits `full` raises."""
+    rounded, to infinity if need be: where the type has fewer bits `full` raises, and on the GPU its kernel rounds."""
     shape, numbers = ((), [data]) if type(data) in STAND_INS else ((len(data),), data)
     whole = not any(isinstance(x, float) for x in numbers)
     dtype = options.get("dtype") or (torch.int64 if whole else torch.get_default_dtype())
-    wide = torch.float64 if dtype.is_floating_point or dtype.is_complex else dtype
-    fill = functools.partial(torch.full, dtype=wide, device=options.get("device"))
+    device = options.get("device")
+    on_gpu = torch.device(torch.get_default_device() if device is None else device).type == "cuda"
+    is_short = on_gpu and dtype in SHORT  # there .to() makes another NaN of one
+    wide = torch.float64 if (dtype.is_floating_point or dtype.is_complex) and not is_short else dtype
+    fill = functools.partial(torch.full, dtype=wide, device=device)
     same = all(x is numbers[0] for x in numbers)
     return (fill(shape, numbers[0]) if same else torch.stack([fill((), x) for x in numbers])).to(dtype)
 

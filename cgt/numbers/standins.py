@@ -63,6 +63,7 @@ class Trace:
         self.exchanged = []  # entries of the arguments' containers: (path, home, key, what was there, the stand-in)
         self.changed = None  # the path of one of these that the function changed
         self.over = False
+        self.sums = set()  # rows of what C added, not the code
         self.give_up = None  # of a capture: leave it, with the line at which a number was read
         self.leave = None  # the run: C adds in another way than a stand-in does
         self.started, self.asked = 0, set()  # code that was looked at (watch)
@@ -260,29 +261,34 @@ def settle(x: Any) -> Any:
 def binary(op, function):
     """The two methods of an operator, for the left and for the right operand."""
 
+    vet = vet_sum if op == core.ADDED else lambda left, right, compute: compute()
+
     def left(self, other):
         if is_foreign(other):
             return NotImplemented
-        vet_sum(op, self, other)
-        return self.node.trace.step(op, function, self, other)
+        return vet(self, other, lambda: self.node.trace.step(op, function, self, other))
 
     def right(self, other):
         if is_foreign(other):
             return NotImplemented
-        vet_sum(op, self, other)
-        return self.node.trace.step(op, function, other, self)
+        return vet(other, self, lambda: self.node.trace.step(op, function, other, self))
 
     return left, right
 
 
-def vet_sum(op, one, other):
-    """Of floats alone, sum() adds in the end what each step rounded off: leave where C adds, and no code does."""
-    if op != core.ADDED or not SUMS_EXACTLY or one.node.trace.over:
-        return
-    frame = sys._getframe(1).f_back
+def vet_sum(left, right, add):
+    """Of floats alone, sum() adds in the end what each step rounded off. One step is rounded as it is anyway; where C
+    adds to what it may have added before, and no code does, leave."""
+    trace, frame = (left if type(left) in STAND_INS else right).node.trace, sys._getframe(1).f_back
     by_code = frame is None or dis.opname[frame.f_code.co_code[frame.f_lasti]].startswith("BINARY")
-    if not by_code and float in (type(plain_of(one)), type(plain_of(other))):
-        one.node.trace.leave()
+    if by_code or not SUMS_EXACTLY or trace.over or float not in (type(plain_of(left)), type(plain_of(right))):
+        return add()
+    if left.node.row in trace.sums if type(left) in STAND_INS else type(left) is float:
+        trace.leave()
+    result = add()
+    if type(result) in STAND_INS and plain_of(left) != 0:  # which it begins with
+        trace.sums.add(result.node.row)
+    return result
 
 
 def is_foreign(other):

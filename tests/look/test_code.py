@@ -334,7 +334,7 @@ def test_steps_agree_with_dis():
 def test_an_operand_has_the_makers_of_all_ways():
     def function(x, y):
         z = x.append(y.one if y else 2)
-        return z
+        return x, y, z, x.two(y, x)  # so long that the compiler does not write it twice
 
     reading = bytecode.read(function.__code__)
     call = next(at for at, step in enumerate(reading.steps) if step.does == bytecode.CALL)

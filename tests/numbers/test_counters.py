@@ -101,7 +101,8 @@ def test_bytes_that_others_change(device):
 def test_those_that_are_at_the_same_number_are_one_until_they_part(device):
     def function(x, *counters):
         torch._foreach_add_(counters, 1)
-        return x * sum(0.9 ** c.item() for c in counters)
+        first, second, third = (0.9 ** c.item() for c in counters)
+        return x * (first + second + third)  # sum() adds otherwise from Python 3.12 on
 
     def poke(k, first, *_):
         if k in (9, 17):
