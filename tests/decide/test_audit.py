@@ -764,6 +764,8 @@ def test_what_a_backward_reads_and_no_guard_compares(device, audited_by_default)
     for _ in range(20):  # on a GPU autograd's thread may hold a tensor for longer, which is another recording
         grad()
     assert audited() >= 3
-    switch[0] = 3.0
+    switch[0], before = 3.0, cgt.stats(f).backward.records
     got, told = mute(lambda: [grad() for _ in range(40)])  # to the next power of two
-    assert identical(got[-1], torch.full_like(w, 3.0)) and len(told) == 1 and ".backward" in told[0], (got, told)
+    assert identical(got[-1], torch.full_like(w, 3.0)), got
+    is_told = len(told) == 1 and ".backward" in told[0]
+    assert is_told or (not told and cgt.stats(f).backward.records > before), told
