@@ -348,8 +348,8 @@ def test_tools_of_torch_take_a_jitted_module_as_the_plain_one(device, name):
         got = TOOLS[name](model, x)
         found.append(got.detach() if isinstance(got, torch.Tensor) else got)
         with torch.no_grad():
-            x = x.to(model.layer.weight.device)
-            found += [[model(x).clone() for _ in range(4)]]
+            given = x.to(model.layer.weight.device)
+            found += [[model(given).clone() for _ in range(4)]]
     want, after, got, after_it = found
     assert torch.equal(got, want) if isinstance(want, torch.Tensor) else got == want
     assert all(map(torch.equal, after_it, after)) and cgt.stats(model).replays >= 4, cgt.explain(model)
