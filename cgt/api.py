@@ -121,9 +121,9 @@ def unjit(fn: Callable[..., Any]) -> Callable[..., Any]:
     if not isinstance(fn, torch.nn.Module):
         return plain
     own = vars(called(fn))
-    own[CALL] = getattr(plain, "compiled", None)
-    if own[CALL] is None:
-        del own[CALL]
+    del own[CALL]
+    if hasattr(plain, "compiled"):  # in place, before it was jitted
+        own[CALL] = plain.compiled
     return fn
 
 

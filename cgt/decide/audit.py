@@ -25,7 +25,7 @@ from ..cuts import finite
 from ..data import LIVE_NUMBER, Audits, Call, State
 from ..look import containers, impure, places
 from ..make import autograd, islands, probes, trace
-from ..make.plan import device_of, driver_of, leaves_of, reach_generators
+from ..make.plan import device_of, driver_of, flattened, leaves_of, reach_generators
 from ..run.devices import one_thread
 from ..run.observe import buffer_for, fill, observe, span, version_of, warn
 from ..run.taps import threads_beside
@@ -71,9 +71,7 @@ def run(call: Call, node: int, replay: Callable[[], object], drop: Callable[[int
     if node not in state.keep:  # another thread dropped it
         return replay()
     try:
-        call = call._replace(
-            flat=pytree.flatten_call(call.args, call.kwargs, *state.opts.static, state.learnt.numbers.live)
-        )
+        call = flattened(call)
         scope = find_scope(call, node)
     except pytree.Incomparable as error:
         scope = str(error)

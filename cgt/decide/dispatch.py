@@ -26,6 +26,7 @@ from ..make.plan import (
     device_of,
     driver_of,
     find_followable,
+    flattened,
     leaves_of,
     misplaced,
     misses,
@@ -154,9 +155,7 @@ def attend(call):
     state = call.state
     live.learn_arguments(state, call.args, call.kwargs)
     try:
-        call = call._replace(
-            flat=pytree.flatten_call(call.args, call.kwargs, *state.opts.static, state.learnt.numbers.live)
-        )
+        call = flattened(call)
     except pytree.Incomparable as error:
         reason = str(error)
         verdicts.note_incomparable(state, reason)

@@ -14,7 +14,7 @@ import cgt_core as core
 from cgt_core import REBOUND
 
 from ..data import Audits, Call, Draft, Seen, State
-from ..make.plan import device_of
+from ..make.plan import device_of, flattened
 from ..words import errors, options, pytree
 from . import audit
 
@@ -41,14 +41,11 @@ def run(call: Call, node: int, replay: Callable[[], object], drop: Callable[...,
     """A call for which that recording is told of another address; its result. `drop(node, call, reason, untold)`: do
     without it, and tell none of these paths again."""
     state, scope, kept = call.state, None, call.state.keep.get(node)
-    if (
-        kept is None or state.learnt.exchanges
-    ):  # another thread dropped it; or other processes would wait for a second run
+    # Another thread dropped it; or other processes would wait for a second run.
+    if kept is None or state.learnt.exchanges:
         return replay()
     with contextlib.suppress(pytree.Incomparable):
-        call = call._replace(
-            flat=pytree.flatten_call(call.args, call.kwargs, *state.opts.static, state.learnt.numbers.live)
-        )
+        call = flattened(call)
         stays = state.graph is None and not kept.changes
         scope = (
             audit.Scope(device_of(state, call.flat), *[[] for _ in range(9)]) if stays else audit.find_scope(call, node)

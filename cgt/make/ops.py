@@ -147,9 +147,8 @@ def meet_inputs(seen, call):
     """Parameters that other processes have a part of; numbers of which C++ made tensors."""
     if seen.ranks.parallel:
         collectives.see_tensors(seen, call.inputs)
-    if (
-        seen.run.driver == CUDA and not core.is_in_node()
-    ):  # what a graph from outside saved may be another number each time
+    # In autograd's nodes, what a graph from outside saved may be another number each time.
+    if seen.run.driver == CUDA and not core.is_in_node():
         for t in filter(core.is_lone, call.inputs):
             see_number(seen, t)
 

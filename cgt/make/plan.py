@@ -71,6 +71,14 @@ def places_first(missed: list[tuple[int, int, int]]) -> list[tuple[int, int, int
     return told
 
 
+def flattened(call: Call) -> Call:
+    """The call with its arguments flattened, by what is known of the function's numbers now. Incomparable: one of them
+    cannot be compared from call to call."""
+    state = call.state
+    flat = pytree.flatten_call(call.args, call.kwargs, *state.opts.static, state.learnt.numbers.live)
+    return call._replace(flat=flat)
+
+
 def leaves_of(flat: pytree.Flat) -> list[torch.Tensor | int | float]:
     """What the core takes of a call: its tensors, then its live numbers."""
     return [*flat.tensors, *(value for _, value in flat.numbers)]

@@ -285,8 +285,8 @@ def vet_sum(left, right, add):
         return add()
     if left.node.row in trace.sums if type(left) in STAND_INS else type(left) is float:
         trace.leave()
-    result = add()
-    if type(result) in STAND_INS and plain_of(left) != 0:  # which it begins with
+    result, begins = add(), type(left) is int and left == 0  # sum() begins with it
+    if type(result) in STAND_INS and not begins:
         trace.sums.add(result.node.row)
     return result
 

@@ -345,9 +345,6 @@ def tap_saves(
     return [(functools.partial(private.push_saved_hooks, pack, unpack), pop), DISABLES.to(is_mine, handle)]
 
 
-KEEPS = Tap(private.KEEPS_GRAPH)
-
-
 # --- modules, random states, captures ------------------------------------------------------------
 
 

@@ -949,6 +949,23 @@ def test_sums_of_floats_are_those_of_python(device, monkeypatch, name, kind, exa
 
 
 @pytest.mark.parametrize("exactly", [True, None])
+def test_sum_that_was_recorded_for_a_zero_is_one_of_three(device, monkeypatch, exactly):
+    monkeypatch.setattr(standins, "SUMS_EXACTLY", exactly or standins.SUMS_EXACTLY)
+    function = lambda x, k: x * sum([k, 1e16, 1.0])  # noqa: E731
+    f, x = cgt.jit(function, dynamic="k"), torch.ones(3, dtype=torch.float64, device=device)
+    for k in (*[0.0] * 4, 1.0, 0.0, 1.0, 3.0):
+        assert torch.equal(f(x, k), function(x, k)), k
+    assert any("adds floats with sum()" in reason for reason in cgt.stats(f).reasons) == standins.SUMS_EXACTLY
+
+
+def test_sum_of_two_is_rounded_once(device, monkeypatch):
+    """As GradScaler's, of the one GPU that there is."""
+    monkeypatch.setattr(standins, "SUMS_EXACTLY", True)
+    f = agree(argument(lambda x, k: x * sum(part for part in (k, 1.5)) * sum([k]))(device), RATES)
+    assert not any("adds floats with sum()" in reason for reason in cgt.stats(f).reasons)
+
+
+@pytest.mark.parametrize("exactly", [True, None])
 def test_additions_of_the_code_are_followed(device, monkeypatch, exactly):
     monkeypatch.setattr(standins, "SUMS_EXACTLY", exactly or standins.SUMS_EXACTLY)
 

@@ -32,8 +32,8 @@ SEEN = ("eager", "aot_eager")  # backends whose ops pass the dispatcher one by o
 
 @pytest.fixture(autouse=True, scope="module")
 def graph_break_before():
-    """Dynamo meets its own frames around a graph break outside of cgt first. In a process that ran all the core's tests it
-    else leaves what is behind the first breaks uncompiled, with the right values (torch 2.13)."""
+    """Dynamo meets the frames of its own graph breaks outside of cgt first. Without that, in a process that has run the
+    core's tests, Dynamo does not compile what is behind the first breaks (torch 2.13; values are right; cause unknown)."""
 
     def function(x):
         y = x.sin()
