@@ -210,7 +210,7 @@ def judge(seen, call):
         call.values = segments.values_of(seen, inputs)
     call.tells = asks and call.values is None and segments.tells(seen, facts.packet, inputs)
     call.constant = call.constant or call.values is not None or call.tells
-    if asks and not call.constant and facts.packet == "masked_select":
+    if asks and not call.constant and facts.packet == "masked_select" and not call.written:
         call.values = segments.values_of(seen, inputs[1:])
         call.selects = call.values is not None
     call.aside = is_aside(seen, op, facts, call.kwargs, inputs, call.written)

@@ -285,6 +285,15 @@ def test_masked_select(device, kind):
     assert cgt.stats(f).replays >= 5, cgt.stats(f).reasons
 
 
+def test_masked_select_into_a_tensor(device):
+    f = cgt.jit(lambda x, mask, out: torch.masked_select(x, mask, out=out))
+    mask = values(device) > 0
+    for k in range(8):
+        x, out = values(device, seed=k), torch.full((int(mask.sum()),), 3.0, device=device)
+        assert identical(f(x, mask, out), x[mask]), k
+        assert identical(out, x[mask]), k
+
+
 def test_masked_select_with_gradients(device):
     mask, layer = torch.tensor([True, False, True], device=device), nn.Linear(3, 3, device=device)
     f, x = cgt.jit(lambda x: layer(x).masked_select(mask) * 2), values(device)
