@@ -44,6 +44,8 @@ def judge(programs):
     """(verdict, note) of the first of these programs that eager can run: the others have simpler values."""
     for program in programs:
         verdict, note = judge_one(program)
+        if verdict == DIFFERS and may_vary(program(plain)):
+            verdict, note = judge_one(program)  # a race of PyTorch's can hide from all runs of eager; a defect of cgt's comes again
         if verdict != EAGER_RAISES:
             break
     return verdict, note
