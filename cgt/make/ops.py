@@ -206,11 +206,12 @@ def judge(seen, call):
     asks = (reads_here(seen, facts) or is_dynamic(facts, inputs) or is_to_host(inputs, call.kwargs)) and not (
         call.constant or call.counts
     )
-    if asks and facts.pure:
+    into = facts.dynamic and call.written  # a replay would not write there
+    if asks and facts.pure and not into:
         call.values = segments.values_of(seen, inputs)
     call.tells = asks and call.values is None and segments.tells(seen, facts.packet, inputs)
     call.constant = call.constant or call.values is not None or call.tells
-    if asks and not call.constant and facts.packet == "masked_select" and not call.written:
+    if asks and not call.constant and facts.packet == "masked_select" and not into:
         call.values = segments.values_of(seen, inputs[1:])
         call.selects = call.values is not None
     call.aside = is_aside(seen, op, facts, call.kwargs, inputs, call.written)

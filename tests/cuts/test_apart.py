@@ -285,13 +285,16 @@ def test_masked_select(device, kind):
     assert cgt.stats(f).replays >= 5, cgt.stats(f).reasons
 
 
-def test_masked_select_into_a_tensor(device):
-    f = cgt.jit(lambda x, mask, out: torch.masked_select(x, mask, out=out))
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int64], ids=str)
+def test_what_is_chosen_goes_into_a_tensor(device, dtype):
+    """Python may read whole numbers; what is written behind such a reading is written by replays, too."""
+    f = cgt.jit(lambda x, mask, out, where: (torch.masked_select(x, mask, out=out), torch.nonzero(mask, out=where)))
     mask = values(device) > 0
     for k in range(8):
-        x, out = values(device, seed=k), torch.full((int(mask.sum()),), 3.0, device=device)
-        assert identical(f(x, mask, out), x[mask]), k
-        assert identical(out, x[mask]), k
+        x, out = (10 * values(device, seed=k)).to(dtype), torch.full((int(mask.sum()),), 3, dtype=dtype, device=device)
+        where = torch.zeros(len(out), mask.dim(), dtype=torch.int64, device=device)
+        assert identical(f(x, mask, out, where), (x[mask], mask.nonzero().contiguous())), k
+        assert identical((out, where), (x[mask], mask.nonzero().contiguous())), k
 
 
 def test_masked_select_with_gradients(device):

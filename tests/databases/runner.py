@@ -25,7 +25,7 @@ from cgt.words import options
 from .entries import programs_of
 from .judge import CRASH, EAGER_RAISES, LATE, first_line, judge
 
-LIMIT_S = 30  # of one entry, or of making a group's samples
+LIMIT_S = 120  # of one entry, or of making a group's samples: processes that share a GPU take turns, and LBFGS waits at each of its many reads
 START_S = 90  # of a process that imports everything itself, beside others that do
 FRESH_AFTER = 40  # groups that a forked process judges
 
