@@ -39,11 +39,6 @@ def plain(f):
     return f._call_impl if isinstance(f, torch.nn.Module) else f.__wrapped__
 
 
-def plain(f):
-    """What a jitted function or module does, hooks included, when nothing is jitted."""
-    return f._call_impl if isinstance(f, torch.nn.Module) else f.__wrapped__
-
-
 def refill(x, value):
     """Other numbers in the same memory, so that the pointer stays."""
     x.copy_(torch.arange(x.numel(), dtype=x.dtype, device=x.device).view_as(x) * 0.5 + value)
