@@ -1,5 +1,5 @@
 # make demo    the tutorial, then a small transformer: what was warmed, recorded and replayed
-# make test    lint, the suite on the checked build, the suite on the release build
+# make test    lint, the suite on the checked build, what the build matters for on the release build
 # make audit   the suite once more, each replay compared with eager
 # make sanitize  the core's tests under AddressSanitizer, then threads under ThreadSanitizer; SECONDS=600 of these
 # make bench   ratios to floors measured in the same run
@@ -42,15 +42,17 @@ demo: ext
 	$(PY) docs/from_scratch.py
 	PYTHONPATH=. $(PY) docs/demo.py
 
-# Two workers where pytest-xdist is installed. The release build is the one left behind, also when the suite fails on the checked one.
+# Two workers where pytest-xdist is installed. What looks at sources and pages needs no checked build; what tries cgt's Python runs on
+# one build, and the release suite leaves it out. The release build is the one left behind, also when the suite fails on the checked one.
+RELEASE = $(addprefix tests/,core run programs project)
 WORKERS = $$($(call has,xdist) && printf -- --numprocesses=2)
 test: lint
 	$(PY) setup.py -q --name > /dev/null    # Cython's part, from which both builds are then compiled side by side
 	CGT_DEBUG=1 $(PY) setup.py -q build_ext 2> >(cat >&2) & checked=$$!; $(PY) setup.py -q build_ext; wait $$checked  # one of them may rewrite a line
 	CGT_DEBUG=1 $(PY) $(BUILD)
-	$(PY) -m pytest $(WORKERS) || { status=$$?; $(PY) $(BUILD); exit $$status; }
+	$(PY) -m pytest $(WORKERS) --ignore=tests/project || { status=$$?; $(PY) $(BUILD); exit $$status; }
 	$(PY) $(BUILD)
-	$(PY) -m pytest $(WORKERS)
+	$(PY) -m pytest $(WORKERS) $(RELEASE)
 
 audit: ext
 	CGT_AUDIT=every:1 $(PY) -m pytest $(WORKERS)

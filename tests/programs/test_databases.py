@@ -46,8 +46,8 @@ def replayed(rows):
 
 
 def test_a_sample_of_pytorchs_databases_is_what_eager_is(judged):
-    rows = judged(f"--part={11 if core.debug_build() else 112}/202", "--most=3")  # each build its half
-    assert len(rows) > 120 and {row["kind"] for row in rows} >= {"ops", "refs", "foreach", "modules"}
+    rows = judged(f"--part={11 if core.debug_build() else 112}/303", "--most=3")  # each build its half
+    assert len(rows) > 80 and {row["kind"] for row in rows} >= {"ops", "refs", "foreach", "modules"}
     assert replayed(rows) > 0.85
 
 
@@ -88,7 +88,7 @@ def made_up(what):
 
 WAYS = ("replayed", "eager", "differs", "raises", "crash", "late", "eager raises", "eager differs from itself")
 entries.KINDS["made up"] = Kind([WAYS, ("crash",), ("no samples",)], ("forward",), "".join, None, lambda item, *_: [made_up(what) for what in item] if item != ("no samples",) else 1 / 0)
-runner.LIMIT_S = 2
+runner.LIMIT_S = 5
 groups = [Group("made up", k, f"{k}", "forward", "float32") for k in range(3)]
 rows = runner.run(groups, "cpu", jobs=2)
 facts = {"device": "CPU", "torch": "2", "python": "3"}
@@ -102,7 +102,7 @@ def test_every_end_is_a_verdict_and_the_others_of_a_group_go_on():
     ways = ["replayed", "eager", "differs", "raises", "crash", "late", "eager raises", "eager differs from itself"]
     assert [(row[4], row[5]) for row in rows if row[1] == "0"] == list(enumerate(ways))
     notes = {row[5]: row[6] for row in rows if row[1] == "0"}
-    assert notes["crash"] == "SIGABRT" and notes["late"] == "no answer within 2 s" and notes["raises"] == "ValueError: no"
+    assert notes["crash"] == "SIGABRT" and notes["late"] == "no answer within 5 s" and notes["raises"] == "ValueError: no"
     assert notes["eager"].startswith("CGT102") and notes["differs"].startswith("call 3: answer.result: 3 of 3 values")
     assert [row[4:6] for row in rows if row[1] == "1"] == [[0, "crash"]]
     assert [row[4:6] for row in rows if row[1] == "2"] == [[None, "eager raises"]]
