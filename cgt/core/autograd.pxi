@@ -106,7 +106,8 @@ cdef void* backward_make(Table* t, id_t n, PyObject** leaves) except NULL:
         slot = node_flow(t, node, k)
         flows[k] = slot_tensor(t, node, slot[0], leaves)
     made = backward_new(node.site, <PyObject*>saved, flows, node.len[FLOWS], node.joined_n, n, node.path,
-                        path_row(t, node.path).step, backward_released, backward_spent)
+                        path_row(t, node.path).step, backward_released, backward_spent, leaves,
+                        spec_row(t, node.spec).n_leaves)
     if flows is not small: free(flows)
     if made is NULL: raise_pending()
     path_row(t, node_row(t, n).path).pending += 1      # the table may have grown meanwhile

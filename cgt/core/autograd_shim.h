@@ -607,10 +607,17 @@ struct Version {
   bool operator==(const Version& v) const { return number == v.number && storage == v.storage; }
 };
 
+// An argument of the call, which may be gone or another when a backward asks for a graph and the call is run again.
+struct Input {
+  c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl> tensor;
+  Version version;
+};
+
 struct Backward : ag::Node {
   PyObject* site = nullptr;         // owned: the jitted backward
   PyObject* saved = nullptr;        // owned: a tuple, its arguments behind the gradients; NULL: released
   std::vector<Version> versions;    // of `saved`
+  std::vector<Input> inputs;        // the call's tensors, in its order
   int joined = 0;                   // to so many of its edges, the first, the call contributes more than once
   int node = 0, path = 0;           // of the forward, in that iteration
   int64_t step = 0;
@@ -620,6 +627,7 @@ struct Backward : ag::Node {
 
   ag::variable_list apply(ag::variable_list&& grads) override;
   PyObject* run(ag::variable_list&& grads);
+  PyObject* what_to_run_again();
   void release_variables() override;
   std::string name() const override { return "CgtBackward"; }
   ~Backward() override {
@@ -902,10 +910,8 @@ PyObject* Backward::run(ag::variable_list&& grads) {
   grads.clear();                    // the recording may reuse their memory
   PyObject* kwargs = nullptr;
   PyObject* mask = nullptr;
-  if (c10::GradMode::is_enabled()) {
-    kwargs = Py_BuildValue("{s:O}", "create_graph", Py_True);
-  } else if (wrapped) {
-    kwargs = Py_BuildValue("{s:O}", "batched", Py_True);
+  if (c10::GradMode::is_enabled() || wrapped) {
+    kwargs = Py_BuildValue("{s:N}", "again", what_to_run_again());
   } else if (PyObject* changed = changed_since(saved, versions)) {
     kwargs = Py_BuildValue("{s:N}", "changed", changed);
   }
@@ -929,10 +935,37 @@ PyObject* Backward::run(ag::variable_list&& grads) {
   return result;
 }
 
-// A node whose gradients flow to these tensors, to the first `joined` from several ops. Lets the GIL go meanwhile.
-// NULL: an exception is set.
+// (the call's tensors, those to which its gradients flow, to how many of these it contributes more than once). None: it
+// is gone or was modified; all are if what the call saved was. NULL: an exception is set.
+PyObject* Backward::what_to_run_again() {
+  std::vector<at::Tensor> given(inputs.size()), ends(num_outputs());
+  PyObject* changed = changed_since(saved, versions);
+  for (size_t k = 0; !changed && k < inputs.size(); ++k) {
+    at::Tensor t(inputs[k].tensor.lock());
+    if (t.defined() && version_of(t) == inputs[k].version) given[k] = t;
+  }
+  ag::edge_list edges = edges_of(given);
+  for (size_t k = 0; !changed && k < ends.size(); ++k) {
+    auto* leaf = dynamic_cast<ag::AccumulateGrad*>(next_edge(k).function.get());
+    auto found = std::find(edges.begin(), edges.end(), next_edge(k));
+    if (leaf) ends[k] = leaf->variable;
+    else if (found != edges.end()) ends[k] = given[found - edges.begin()];
+  }
+  Py_XDECREF(changed);
+  auto listed = [](const std::vector<at::Tensor>& tensors) {
+    PyObject* list = PyList_New(static_cast<Py_ssize_t>(tensors.size()));
+    for (size_t k = 0; list && k < tensors.size(); ++k)
+      PyList_SET_ITEM(list, k, tensors[k].defined() ? THPVariable_Wrap(tensors[k]) : Py_NewRef(Py_None));
+    return list;
+  };
+  return Py_BuildValue("NNi", listed(given), listed(ends), joined);
+}
+
+// A node whose gradients flow to these tensors, to the first `joined` from several ops; `leaves`: the call's. Lets the
+// GIL go meanwhile. NULL: an exception is set.
 static void* backward_new(PyObject* site, PyObject* saved, PyObject** flows, int n, int joined, int forward,
-                          int path, int64_t step, released_fn released, spent_fn spent) noexcept {
+                          int path, int64_t step, released_fn released, spent_fn spent, PyObject** leaves,
+                          int n_leaves) noexcept {
   try {
     auto* node = new Backward();
     auto owner = std::make_unique<NodePtr>(node_ptr(node));
@@ -946,6 +979,11 @@ static void* backward_new(PyObject* site, PyObject* saved, PyObject** flows, int
     std::vector<at::Tensor> ends;
     ends.reserve(n);
     for (int k = 0; k < n; ++k) ends.push_back(tensor_of(flows[k]));
+    node->inputs.reserve(n_leaves);
+    for (int k = 0; k < n_leaves; ++k) {
+      const at::Tensor& t = tensor_of(leaves[k]);
+      node->inputs.push_back({decltype(Input::tensor)(t.getIntrusivePtr()), version_of(t)});
+    }
     node->set_next_edges(edges_of(ends));
     node->saved = Py_NewRef(saved);     // from here on it is one that is to be released
     return owner.release();

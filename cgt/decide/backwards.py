@@ -6,14 +6,15 @@ from collections.abc import Iterable
 
 import cgt_core as core
 import torch
+from cgt_core import FITS, MISS_ALIVE, NONE
 
-from ..data import Graph, Seen, State
+from ..data import Call, Graph, Seen, State
 from ..look import flow
 from ..make import describe
 from ..make.plan import learn_code
-from ..words import errors
+from ..words import errors, pytree
 from .freeing import drop_graphs
-from .sites import ATTRIBUTE, DOOMED, GRAPHS, RECORDING, SITES
+from .sites import ATTRIBUTE, BACKWARD, DOOMED, GRAPHS, RECORDING, SITES
 
 
 def readable(graph: Graph, leaves: Iterable[object]) -> list[torch.Tensor]:
@@ -60,6 +61,64 @@ def disprove(graph, reason):
     refuse_gradients(graph, reason)
     if replayed:
         raise errors.CgtError(errors.stale_backward(reason))
+
+
+def run_again(call: Call, given: list, flows: list, joined: int) -> tuple:
+    """The gradients that a backward wants which makes a graph of its own (create_graph=True), or has batched gradients:
+    by autograd, of the forward's call run once more from its inputs, as a checkpoint does it. `given`: its tensors;
+    `flows`: those to which gradients flow, to the first `joined` from several ops. None: it is gone or was modified.
+
+    Raises:
+        CgtError: it cannot be run once more.
+    """
+    graph = call.state.graph
+    assert graph is not None
+    forward = forward_of(graph)
+    kept = None if forward is None else forward.keep.get(graph.node)
+    why, found = errors.READS_OTHERS, None
+    if any(t is None for t in (*given, *flows)):
+        why = errors.IS_GONE
+    elif kept is None or kept.graph is not graph:
+        why = errors.IS_FREED
+    elif kept.changes or kept.draws or kept.islands or kept.numbers.sources:
+        why = errors.DOES_MORE
+    else:
+        found = core.with_paths(functools.partial(differentiate, call, forward, given, flows, joined), True)
+    if found is None:
+        refuse_gradients(graph, errors.refused_backward(why))
+        raise errors.CgtError(errors.not_run_again(call.state.name.removesuffix(BACKWARD), why))
+    return found
+
+
+def differentiate(call, forward, given, flows, joined):
+    """Those gradients, or None where the function would not do the same. Jitted functions in it are plain."""
+    creates, grads = torch.is_grad_enabled(), call.args[1 : 1 + call.state.graph.grads - joined]
+    on = functools.partial(torch.set_grad_enabled, True), functools.partial(torch.set_grad_enabled, creates)
+    result = core.within([on], functools.partial(results, call.state.graph, forward, given))
+    known = {*map(id, given), *map(id, flows)}
+    roots = list({id(t): t for t in result if t.grad_fn is not None and id(t) not in known}.values())
+    if len(roots) != len(grads):
+        return None
+    asked = [(root, grad) for root, grad in zip(roots, grads, strict=True) if grad is not None]
+    rest = [root for root, grad in zip(roots, grads, strict=True) if grad is None]
+    outs, given = zip(*asked, strict=True)
+    found = torch.autograd.grad(outs, flows, given, retain_graph=True, create_graph=creates, allow_unused=True)
+    lost = [t for t, grad in zip(flows, found, strict=True) if grad is None]
+    zeros = list(map(torch.zeros_like, rest))
+    if lost and (not rest or None in torch.autograd.grad(rest, lost, zeros, retain_graph=True, allow_unused=True)):
+        return None  # another parameter lies there meanwhile
+    return found
+
+
+def results(graph, forward, given):
+    """The tensors in the result of the forward, run once more; none if its recording would not take this call today."""
+    facts = core.node_facts(graph.node)
+    misses = core.node_misses(facts.path, facts.parent, forward.f, facts.spec, given)
+    fits = any(node == graph.node and why in (FITS, MISS_ALIVE) for node, why, _ in misses)
+    if not fits or core.node_misplaced(graph.node) != NONE:
+        return ()
+    args, kwargs = pytree.unflatten_call(forward.learnt.programs[facts.spec][0], given)
+    return pytree.flatten(SITES[graph.forward].__wrapped__(*args, **kwargs), "result").tensors
 
 
 def refuse_gradients(graph: Graph, reason: str) -> None:

@@ -45,7 +45,7 @@ from ..run.taps import threads_beside
 from ..words import errors, options, pytree
 from ..words.private import outside_dynamo
 from . import account, audit, lessons, logs, verdicts, verify
-from .backwards import forward_of, prove, readable, refuse_gradients
+from .backwards import forward_of, prove, readable, run_again
 from .freeing import bury, drop_node, free_exchanging, make_place, make_room, make_way, sweep, vet_dropout
 from .sites import ATTRIBUTE, BACKWARD, DOOMED, RECORDING, SITES, disable, is_mine
 from .warming import is_behind_warm_up, is_to_watch, note_tensors, timed_survey, warm
@@ -88,10 +88,8 @@ def new_site(function: Callable[..., object], name: str, opts: Options, graph: G
 def miss(call):
     """A call that was not replayed: decide, run, return the result."""
     state, graph, kwargs = call.state, call.state.graph, call.kwargs
-    if graph is not None and not kwargs.keys() <= {"changed"}:
-        refuse_gradients(graph, errors.refused_backward("batched" in kwargs))
-        told = errors.batched_gradients if "batched" in kwargs else errors.create_graph
-        raise errors.CgtError(told(state.name.removesuffix(BACKWARD)))
+    if graph is not None and "again" in kwargs:
+        return run_again(call, *kwargs["again"])
     if graph is not None and "changed" in kwargs:  # right if nothing reads it, as in eager
         return eager(call, errors.saved_changed())
     kind = core.blocker()

@@ -25,9 +25,7 @@ REBINDS = 5  # in fn_counts
 
 def changes(seen: Seen, draft: Draft) -> bool:
     """Does it do more than to return results?"""
-    return bool(
-        draft.effects or draft.grads or seen.random or seen.reads.values or seen.cuts.islands or seen.acts or seen.own
-    )
+    return bool(draft.effects or seen.random or seen.reads.values or seen.cuts.islands or seen.acts or seen.own)
 
 
 def begin(state: State, node: int) -> None:

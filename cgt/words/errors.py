@@ -218,12 +218,9 @@ backward_reads = says("""406: the backward of this function, at {line}, reads a 
     hook, a custom autograd.Function or a checkpoint holds it). Use ctx.save_for_backward, or pass it through the
     checkpoint's arguments.""")
 stale_backward = says("407: this backward belongs to a replayed call, and {why}")
-create_graph = says("""408: create_graph=True through a replayed call of {name}: its backward is a recording, which has
-    no graph of its own. Call {name}.__wrapped__ (a module's forward()) for double backward; further calls of {name}
-    with gradients run eagerly.""")
-batched_gradients = says("""410: batched gradients (vmap, is_grads_batched) through a replayed call of {name}: its
-    backward is a recording for one. Call {name}.__wrapped__ (a module's forward()) for them; further calls of {name}
-    with gradients run eagerly.""")
+not_run_again = says("""408: a backward through a replayed call of {name} asked for create_graph=True or for batched
+    gradients (vmap, is_grads_batched). cgt runs the call once more for that, as a checkpoint does, but {why}. Call
+    {name}.__wrapped__ (a module's forward()) there; further calls of {name} with gradients run eagerly.""")
 transforms = says("""411: {line} differentiates with torch.func, which does not work where a later backward's needs are
     watched. Return a result that does not require grad, or jit the whole step with its backward().""")
 late_read = says("""412: the backward pass read a saved tensor again after it had let go of it; it is recorded anew with
@@ -350,6 +347,11 @@ other_torch = says("""901: cgt {version} cannot be loaded with torch {now} ({why
 # --- sentences that are put together ---------------------------------------------------------------
 
 
+# Why a call is not run once more for its gradients.
+IS_GONE = "one of its arguments is gone, or was modified since"
+IS_FREED = "its recording was freed meanwhile"
+DOES_MORE = "it does more than to return results, draws random numbers, or follows a number"
+READS_OTHERS = "it would not do the same now: what it reads is not what it was"
 ISLANDS = {  # why a function marked cgt.eager has no place in a recording
     "in_backward": "is called in a backward or in a body of torch.cond or while_loop. Call it outside",
     "behind_writes": (
@@ -456,11 +458,9 @@ def new_code(code: types.CodeType) -> str:
     return f"code ran for the first time ({place}); what it reads is guarded from the next call on."
 
 
-@code(409)
-def refused_backward(batched: bool) -> str:
-    if batched:
-        return "a backward through it was given batched gradients (vmap, is_grads_batched)."
-    return "a backward through it asked for create_graph=True."
+refused_backward = says(
+    """409: a backward through it asked for create_graph=True or for batched gradients, and {why}"""
+)
 
 
 @code(413)

@@ -111,10 +111,12 @@ class Flat(NamedTuple):
     numbers: tuple = ()  # (path, number) of every LIVE leaf, in order
 
 
-def flatten(tree, path, static=(), objects=None, live=()):
+def flatten(
+    tree: object, path: str, static: Iterable[str] = (), objects: Any = None, live: Container[str] = ()
+) -> Flat:
     """Flatten `tree`. Paths start with `path`; a subtree whose path is in `static` is one leaf. `objects`: opens those
     that it knows as dataclasses are. `live`: paths of what may be another number of its type at each call."""
-    out = Flat([], [], [], [], [])
+    out = Flat([], [], [], [], [])  # type: ignore[arg-type]  # while they grow
     _flatten_into(out, tree, path, frozenset(static), {}, objects, live)
     return Flat(*map(tuple, out))
 
@@ -257,7 +259,7 @@ def unflatten(program: Collection[tuple], tensors: Collection[torch.Tensor | Rea
     return _build_all(program, tensors, 1)[0]
 
 
-def unflatten_call(program, tensors):
+def unflatten_call(program: Collection[tuple], tensors: Collection[torch.Tensor]) -> tuple[tuple, dict]:
     """Build `(args, kwargs)` from a program of `flatten_call`."""
     return _build_all(program, tensors, 2)
 

@@ -383,50 +383,6 @@ def test_results_that_are_never_differentiated(device):
     assert cgt.stats(f).replays >= 20, cgt.explain(f)
 
 
-def test_create_graph_is_refused_with_what_to_do(device):
-    w = torch.ones(6, device=device, requires_grad=True)
-    f = cgt.jit(lambda x: (x * w).exp().sum())
-    for x in data(device, 4):
-        f(x).backward()
-    w.grad = None
-    x = data(device, 1)[0]
-    with pytest.raises(cgt.CgtError, match="__wrapped__"):
-        torch.autograd.grad(f(x), w, create_graph=True)
-
-    def penalty(g):
-        (first,) = torch.autograd.grad(g(x), w, create_graph=True)
-        return torch.autograd.grad(first.square().sum(), w)
-
-    want = penalty(f.__wrapped__)
-    assert same(penalty(f), want)  # from now on eagerly
-    assert any("create_graph" in reason for reason in cgt.stats(f).reasons)
-
-
-@pytest.mark.parametrize("how", ["is_grads_batched", "vmap"])
-def test_batched_gradients_are_refused_with_what_to_do(device, how):
-    w = torch.randn(4, 4, device=device, requires_grad=True)
-
-    def function(x):
-        return (x @ w).tanh()
-
-    def jacobian(f, x):
-        y, rows = f(x), torch.eye(4, device=device)
-        if how == "vmap":
-            return torch.vmap(lambda v: torch.autograd.grad(y, x, v, retain_graph=True)[0])(rows)
-        return torch.autograd.grad(y, x, rows, is_grads_batched=True)[0]
-
-    f, x = cgt.jit(function), torch.randn(4, device=device, requires_grad=True)
-    want, told = jacobian(function, x), 0
-    for _ in range(6):
-        try:
-            assert torch.equal(jacobian(f, x), want)
-        except errors.CgtError as error:
-            assert "__wrapped__" in str(error)
-            told += 1
-    assert told == 1
-    assert any("batched gradients" in reason for reason in cgt.stats(f).reasons)
-
-
 def test_torch_func_inside_a_differentiable_function(device):
     """It works with no hooks for saved tensors, and a recording has some."""
     w = torch.randn(4, device=device, requires_grad=True)
