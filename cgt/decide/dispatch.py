@@ -41,7 +41,7 @@ from ..numbers import counters, live
 from ..ranks import collectives
 from ..run import blank, tokens
 from ..run.observe import all_paths, all_tensors, note_strays, observe
-from ..run.taps import threads_beside
+from ..run.taps import is_alone, threads_beside
 from ..words import errors, options, pytree
 from ..words.private import outside_dynamo
 from . import account, audit, lessons, logs, verdicts, verify
@@ -387,12 +387,13 @@ def find_moving(state, plan, seen):
     plan.places.extend(more)
     replaced = [k for k in plan.follows if state.opts.outputs == "rescue" and moving.is_replaced(plan.places[k])]
     stored = {k: row for k, row in live.stored_in(seen, plan.places).items() if k not in free and k not in rows}
-    puts = puts + [(places.Put("", "", None, plan.places[k]), k) for k in (*replaced, *stored)]
+    flags = moving.find_flags(plan, {*rows, *free, *stored, *plan.follows}) if is_alone() else []
+    puts = puts + [(places.Put("", "", None, plan.places[k]), k) for k in (*replaced, *stored, *flags)]
     own = range(len(plan.places), len(plan.places) + len(seen.own))
     puts += [(places.Put("", "", None, place), k) for k, place in zip(own, seen.own, strict=True)]
     plan.places.extend(place._replace(want=None) for place in seen.own)
     free = free.union(replaced, own)
-    plan.places.extend(moving.class_guards(plan.places, plan.owners, [*rows, *free, *stored]))
+    plan.places.extend(moving.class_guards(plan.places, plan.owners, [*rows, *free, *stored, *flags]))
     return plan._replace(moving=rows, free=free, puts=puts, stored=stored)
 
 

@@ -571,7 +571,8 @@ def slots_before(plan: Plan) -> Iterator[tuple[str, torch.Tensor, Was]]:
 def vet_changes(plan: Plan, ran: set[types.CodeType]) -> str | None:
     """A sentence if the run left something else behind that a replay would not: other values in places
     that are guarded, another mode, another requires_grad. `ran`: the function's code."""
-    place = places.find_changed(plan.places, is_guarded_as, {*plan.moving, *plan.free, *plan.stored})
+    known = {*plan.moving, *plan.free, *plan.stored, *(at for _, at in plan.puts)}
+    place = places.find_changed(plan.places, is_guarded_as, known)
     if place is not None:
         return errors.changed_state(place.path, moving.line_of(place, ran))
     changed = places.find_grown(plan.sizes)

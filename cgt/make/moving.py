@@ -109,6 +109,24 @@ def find_puts(
     return rows, frozenset(free), puts
 
 
+def find_flags(plan: Plan, known: set[int]) -> list[int]:
+    """Positions of places, but for those that are `known`, in which the run left another flag than it found, as
+    `model.train()` does. The recording is for the one, and a replay stores the other."""
+    return [k for k, place in enumerate(plan.places) if k not in known and is_flag_flipped(place, plan.owners)]
+
+
+def is_flag_flipped(place, owners):
+    if place.kind not in (DICT_ITEM, CELL) or not is_flag(place.want):
+        return False
+    now, owner = value_at(place), owners.get(id(place.home))
+    return now is not place.want and is_flag(now) and (owner is None or is_bare(owner, place.key))
+
+
+def is_flag(value):
+    """Does this tell one of a few ways to go?"""
+    return value is None or type(value) is bool
+
+
 def stores(moves, name):
     """Does other code than the function's store under this name? That was at work meanwhile: by how much the call
     itself advanced the place is not known."""

@@ -113,23 +113,6 @@ def test_mode_that_the_function_leaves_changed(device, change, ask):
     assert any("a mode or setting of torch" in reason for reason in cgt.stats(f).reasons)
 
 
-def test_train_and_eval_inside_functions(device):
-    def outcomes(wrap):
-        model = nn.Dropout(0.5)
-        train, evaluate = wrap(lambda x: model.train()(x) * 2), wrap(lambda x: model.eval()(x) * 2)
-        found = []
-        for _ in range(5):
-            torch.manual_seed(1)
-            found += [train(x), model.training, evaluate(x), model.training, model(x)]
-        return train, found
-
-    x = torch.ones(8, device=device)
-    _, want = outcomes(lambda f: f)
-    train, got = outcomes(cgt.jit)
-    assert same(got, want)
-    assert any("model.training is changed" in reason for reason in cgt.stats(train).reasons)
-
-
 DATA = {
     "parameter": lambda w, b, x: setattr(w, "data", w.data * 0.5 + x),
     "plain tensor": lambda w, b, x: setattr(b, "data", b + x),
