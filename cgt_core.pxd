@@ -148,6 +148,8 @@ cpdef enum:                 # Miss: why a node did not accept a call; node_why s
     FITS, MISS_SPEC, MISS_AMBIENT, MISS_META, MISS_POINTER, MISS_ALIGN, MISS_VALUE, MISS_OVERLAP,
     MISS_GRAD, MISS_PLACE, MISS_ALIVE, MISS_SAME, MISS_DROPOUT, MISS_NUMBER
 
+cpdef enum: ASKS_PLACE = 1, ASKS_ALL = 3    # Asks: of tensors in places; of gradients, too
+
 cpdef enum: HOST, CUDA      # DriverKind
 
 cpdef enum: BRANCH, LOOP    # ForkKind: one of two bodies runs; one body runs as long as the predicate says so
@@ -212,6 +214,7 @@ cdef struct Node:
     int32_t waits               # some output is a READOUT: made when the graph is done
     int32_t keeps_grads         # a .grad that it replaces is still there when it reads a value
     int32_t writes              # some slot is written: copied slots must not overlap it
+    int32_t grads_move          # some gradient may be another tensor at each call
     int32_t same_grads          # of some slots it is guarded which tensor .grad is
     # the tensors of some slots are what places hold; 2: others came since they were told apart
     int32_t follows

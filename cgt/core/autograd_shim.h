@@ -49,6 +49,27 @@ static const at::Tensor& tensor_of(PyObject* t) {
   return reinterpret_cast<const at::Tensor&>(reinterpret_cast<PyTensor*>(t)->cdata);
 }
 
+// Where a tensor lies; `loose`: and that it shares bytes with others would tell.
+struct Extent {
+  const char *lo, *hi;
+  bool loose;
+};
+static inline void extent_add(PyObject* t, bool loose, std::vector<Extent>* extents) noexcept {
+  if (!tensor_is_plain(t) || impl_numel(impl_of(t)) == 0) return;
+  const char* lo = tensor_at(t, static_cast<int64_t>(impl_of(t)->itemsize()));
+  extents->push_back({lo, lo + tensor_span(t), loose});
+}
+static inline int extents_apart(std::vector<Extent>* extents) noexcept {
+  std::sort(extents->begin(), extents->end(), [](const Extent& a, const Extent& b) { return a.lo < b.lo; });
+  const char *end = nullptr, *loose = nullptr;  // of all so far; of those that are loose
+  for (const Extent& x : *extents) {
+    if (x.lo < (x.loose ? end : loose)) return 0;
+    end = std::max(end, x.hi);
+    if (x.loose) loose = std::max(loose, x.hi);
+  }
+  return 1;
+}
+
 // The GIL is the outermost lock. PyTorch looks an accumulator up, or makes it, under a mutex of the tensor's,
 // and may need the GIL for it there (to count a Python object's references): who holds the GIL must not wait
 // for that mutex.

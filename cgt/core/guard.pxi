@@ -45,11 +45,12 @@ cdef int64_t guard_odd(Table* t, Node* n, int32_t k, PyObject** leaves) noexcept
         if p != slot_ptr(t, n, k): return miss(MISS_POINTER, k)
     elif g.binding == COPIED or g.binding == REBOUND:
         if g.binding == COPIED:
+            if p != g.ptr and is_loose(g): n.moved = 1
             if p is NULL and g.ptr is not NULL: return miss(MISS_ALIGN, k)
             if <int32_t>(<uintptr_t>p % align_of(n)) != s.align: return miss(MISS_ALIGN, k)
         elif p != g.ptr and not rebound_may_move(n, g, p): return miss(MISS_ALIGN, k)
         if s.beside != NONE and p - slot_at(t, n, s.beside, leaves) != s.shift: return miss(MISS_OVERLAP, k)
-        if n.writes and guard_overlaps(t, n, k, x, leaves): return miss(MISS_OVERLAP, k)
+        if n.writes and not is_loose(g) and guard_overlaps(t, n, k, x, leaves): return miss(MISS_OVERLAP, k)
     elif g.binding == TWIN:
         if p != tensor_at(slot_tensor(t, n, s.copy, leaves), g.itemsize): return miss(MISS_POINTER, k)
     elif g.binding == VALUE:
@@ -98,6 +99,21 @@ cdef int guard_overlaps(Table* t, Node* n, int32_t at, PyObject* x, PyObject** l
         if w is not NULL and tensor_overlaps(w, x): return 1
     return 0
 
+cdef inline bint is_loose(Guard* g) noexcept nogil:
+    """Is it a gradient that may be another tensor at each call? What all others guard one by one, grads_apart does."""
+    return g.leaf == NONE and g.grad_of != NONE and (g.binding == COPIED or g.binding == REBOUND)
+
+cdef bint grads_apart(Table* t, Node* n, PyObject** leaves) noexcept nogil:
+    """Do the gradients that may lie elsewhere share bytes with nothing else of the call? So each is none of the other
+    tensors either, as when it was recorded."""
+    cdef Extents extents
+    cdef PyObject* x
+    cdef int32_t k
+    for k in range(n.len[SLOTS]):
+        x = slot_tensor(t, n, k, leaves)
+        if x is not NULL: extent_add(x, is_loose(node_guard(t, n, k)), &extents)
+    return extents_apart(&extents)
+
 cdef enum: BUNCH = 32               # tensors whose memory is asked for at once
 
 cdef int64_t guard_slots(Table* t, Node* n, PyObject** leaves) noexcept nogil:
@@ -144,6 +160,8 @@ cdef int64_t guard_node(Table* t, Node* n, id_t spec, uint64_t* ambient, PyObjec
     if (n.ambient[0] != ambient[0] or n.ambient[1] != ambient[1]
             or n.ambient[2] != ambient[2]): return miss(MISS_AMBIENT, 0)
     why = guard_slots(t, n, leaves)
+    if why == FITS and n.grads_move and (n.moved or n.follows or spec_row(t, spec).n_leaves):
+        if not grads_apart(t, n, leaves): return miss(MISS_OVERLAP, 0)
     if why == FITS and not n.same_grads: return FITS
     if why != FITS and why >> 32 != MISS_GRAD: return why
     for k in range(n.len[GRADS]):

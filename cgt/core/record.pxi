@@ -335,6 +335,7 @@ cdef int slot_fill(Table* t, id_t n, id_t k, object row) except -1:
         memcpy(s.value, g.ptr, g.itemsize)
     g.odd = s.identity or s.from_node != NONE or s.beside != NONE \
         or not (g.binding == UNUSED or g.binding == PINNED or g.binding == REBOUND)
+    if is_loose(g): node_row(t, n).grads_move = True
     if g.binding == COPIED or g.binding == REBOUND: node_patch(t, node_row(t, n), s.copy).slot = k
     for j in range(node_row(t, n).len[PATCHES] if g.binding == REBOUND else 0):
         p = node_patch(t, node_row(t, n), j)
@@ -433,7 +434,8 @@ cdef int effect_fill(Table* t, id_t n, id_t k, object row) except -1:
     if e.kind == WRITES: node_row(t, n).writes = 1
     for j in range(node_row(t, n).len[SLOTS] if e.kind == WRITES else 0):
         # which may overlap what is written
-        if node_guard(t, node_row(t, n), j).binding == REBOUND: node_guard(t, node_row(t, n), j).odd = True
+        if node_guard(t, node_row(t, n), j).binding != REBOUND or is_loose(node_guard(t, node_row(t, n), j)): continue
+        node_guard(t, node_row(t, n), j).odd = True
     for j in range(node_row(t, n).len[TAGS] if e.place != NONE else 0):
         w = node_tag(t, node_row(t, n), j)
         if w.place_at <= e.place < w.place_at + w.place_n: e.tag = j
@@ -500,7 +502,7 @@ cdef int node_fill(Table* t, id_t n, id_t f, id_t spec, tuple ambient, list slot
     node.parent = t.rec.parent
     node.depth = node_row(t, node.parent).depth + 1 if node.parent != NONE else 0
     node.pin_leaf = NONE
-    node.follows = False
+    node.follows = node.grads_move = False
     node.ambient[0], node.ambient[1], node.ambient[2] = ambient
     tensors = borrowed(leaves)
     node.key = call_key(spec, node.ambient, tensors, <int32_t>len(leaves))

@@ -49,6 +49,7 @@ cdef int patches_bind(Table* t, id_t n, void* exec_, Driver* d, PyObject** leave
             code = d.patch(exec_ if p.kind == COPY_SOURCE else node.exec, p)
             if code != 0: p.told[0] = before       # the shadow tells what the exec was really told
             check(path_row(t, node.path).driver, code, CALL_PATCH)
+        if is_loose(node_guard(t, node, p.slot)): node_guard(t, node, p.slot).ptr = <char*>source
         fn.rebinds += p.kind == COPY_SOURCE
     return 0
 

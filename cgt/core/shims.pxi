@@ -153,6 +153,10 @@ cdef extern from "autograd_shim.h" namespace "cgt":
     int c_graphs_freed "cgt::graphs_freed"(PyObject* tensors, uint64_t since) noexcept
     PyObject* c_graphs_functions "cgt::graphs_functions"(PyObject* tensors, uint64_t since) noexcept
     int in_node() noexcept
+    cppclass Extents "std::vector<cgt::Extent>":
+        pass
+    void extent_add(PyObject* t, bint loose, Extents* extents) noexcept nogil
+    int extents_apart(Extents* extents) noexcept nogil
     PyObject* c_sinks_new "cgt::sinks_new"(PyObject* tensors) noexcept
     int c_sinks_hooked "cgt::sinks_hooked"(PyObject* capsule, int parallel) noexcept
     int c_sinks_open "cgt::sinks_open"(PyObject* capsule, PyObject* tensors, PyObject* results) noexcept

@@ -26,6 +26,7 @@ from ..make.plan import (
     device_of,
     driver_of,
     find_followable,
+    find_gradients,
     flattened,
     leaves_of,
     misplaced,
@@ -295,8 +296,8 @@ def prepare(call, attempt, around):
     make_place(call, path, parent)
     make_room(state)
     missed = places_first(misses(call, path, parent))
-    followable = find_followable(call, around)
-    moves = note_moves(state, around, missed, followable)
+    followable, gradients = find_followable(call, around), find_gradients(call, around)
+    moves = note_moves(state, around, missed, followable, gradients)
     live.learn_places(
         state, around.found.places, [state.keep[node] for node, why, _ in missed if why == MISS_PLACE],
         misplaced(state, missed),
@@ -307,7 +308,7 @@ def prepare(call, attempt, around):
         attempt.passing = True
         return record.failure(error)
     changed = misplaced(state, missed)
-    plan = plan_call(call, around, parent, followable, moves, changed)
+    plan = plan_call(call, around, parent, followable, gradients, moves, changed)
     if isinstance(plan, str):
         return plan
     attempt.plan = plan
@@ -515,7 +516,7 @@ def add_node(call, plan, seen, draft):
     drawn_from = [] if seen.dropout is None else [seen.dropout]  # guarded by itself
     loose = describe.loose_in(plan, seen)
     kept = Kept(
-        graph, site, (program, groups, effects, mine, seen.generators.captured, seen.alive.objects),
+        graph, site, (program, groups, effects, mine, plan.also, seen.generators.captured, seen.alive.objects),
         [draft.paths[k] for k in used], [plan.places[k].path for k in order], followable, grads, loose,
         moving.told(plan, code_of(state)), live.told(seen.live, plan.places), core.record_seconds(),
         seen.reads.values, seen.cuts.forks, islands.told(seen), seen.run.ops, seen.trail, frozenset(seen.copied.told),

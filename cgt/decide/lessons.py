@@ -2,6 +2,7 @@
 may fare better."""
 
 import cgt_core as core
+from cgt_core import ASKS_ALL, NONE
 
 from ..data import Plan, Seen, State
 from ..make import autograd, describe
@@ -44,15 +45,19 @@ def vet_spent(plan: Plan, seen: Seen) -> str | None:
 
 
 def vet_follows(state: State, plan: Plan, seen: Seen) -> str | None:
-    """A sentence if it is not the same which tensor lies in a place that is followed, or None. Where the function comes
-    to tensors in ways that cannot be followed (a set, a distribution), these may be what lies in a place, too, at one
-    call and not at another."""
+    """A sentence if it is not the same which tensor lies in a place that is followed, or is a gradient that moves, or
+    None. Where the function comes to tensors in ways that cannot be followed (a set, a distribution), these may be what
+    lies in a place, too, at one call and not at another."""
     if plan.graph is None and describe.loose_in(plan, seen):
-        state.learnt.asks_which = seen.asks_which = True
-    if not (seen.asks_which and plan.follows):
+        state.learnt.asks_which = seen.asks_which = ASKS_ALL
+    paths = [plan.places[k].path for k in plan.follows] if seen.asks_which else []
+    first = len(plan.flat.tensors)
+    owned = [plan.reached[k - first] for k in plan.copied if seen.asks_which == ASKS_ALL and k >= first]
+    paths += [one.path for one in owned if one.owner != NONE]
+    if not paths:
         return None
     seen.again = True
-    return errors.asks_which(plan.places[min(plan.follows)].path)
+    return errors.asks_which(paths[0])
 
 
 def vet_back(state: State, plan: Plan, seen: Seen) -> str | None:

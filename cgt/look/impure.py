@@ -25,7 +25,6 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import cgt_core as core
-import torch
 
 from ..data import Seen
 from ..run.observe import asks_on, note_reason
@@ -80,10 +79,9 @@ def code_of_function(started: set[types.CodeType | None], imported: set[str]) ->
     return {inner for c in mine for inner in family(c)} | ({None} & started)
 
 
-def asks_which(started: set[types.CodeType | None], ran: set[types.CodeType | None]) -> bool:
-    """Was it asked which tensor one is, past its values: by hash, as a key is, or by id? (What `is` tells is
-    guarded.)"""
-    return torch.Tensor.__hash__.__code__ in started or any("id" in code_reads(c).globals for c in ran if c is not None)
+def asks_ids(ran: set[types.CodeType | None]) -> bool:
+    """May it have been asked which tensor one is, by id? (What `is` tells is guarded.)"""
+    return any("id" in code_reads(c).globals for c in ran if c is not None)
 
 
 def imported(started: set[types.CodeType | None]) -> set[str]:

@@ -51,6 +51,7 @@ def rows(plan: Plan, seen: Seen, result: object, call: Call) -> Draft | str:
     if isinstance(outs, str):
         return outs
     slots, owners = hold_gradients(slots, outs)
+    owners |= {k for _, _, others in plan.also.values() for k, t in others if is_touched(seen, t, core.NONE)}
     found = describe_grads(plan, seen, slots, near, outs, paths, owners)
     if isinstance(found, str):
         return found
@@ -151,7 +152,10 @@ def describe_slots(plan, seen):
         binding = binding_of(plan, seen, facts, k, touched)
         copy, back = copies_of(seen, facts, k, binding)
         if is_leaf:
-            leaf, (kept, owner) = k, plan.also.get(id(t), (None, core.NONE)) if touched else (None, core.NONE)
+            leaf, (kept, owner, _) = (
+                k,
+                plan.also.get(id(t), (None, core.NONE, ())) if touched else (None, core.NONE, ()),
+            )
             same, apart = identity_of(facts, k, binding) if touched and plan.graph is None else (core.NONE, False)
         else:  # a gradient is found at the call, and nobody but its owner holds it
             leaf, kept, same, apart = core.NONE, t if owner == core.NONE else None, core.NONE, False

@@ -33,6 +33,7 @@ from ..run.observe import (
     tensors_in,
     touch,
     user_line,
+    version_of,
 )
 from ..run.tokens import how_far, see_draw
 from ..words import errors, options, wrappers
@@ -82,6 +83,7 @@ class OpCall:
     before, end = None, 0  # the length of the graph around it
     repeats = False  # may it be captured again?
     instead = None  # tensors with which the op runs; None: its own
+    counted = ()  # (input, the copy in whose place it works, its version before) where it writes
     written: list  # the inputs that it writes
     known: set  # storages of its inputs
     results: list
@@ -260,6 +262,8 @@ def exchange_inputs(seen, call):
         call.args = exchange(seen, call.args, done)
         call.kwargs = {k: exchange(seen, v, done) for k, v in call.kwargs.items()}
         call.instead = tensors_in(call.kwargs.values(), tensors_in(call.args, []))
+        pairs = zip(call.inputs, call.instead, strict=True) if call.written else ()
+        call.counted = [(t, one, version_of(one)) for t, one in pairs if t is not one]
 
 
 def find_movable(seen, call):
@@ -459,9 +463,13 @@ def put_on_tape(seen, call):
 
 
 def mirror_written(seen, call):
-    """What was written in a copy is written in the user's memory."""
-    if call.written:
-        mirror(seen, call.written)
+    """What was written in a copy is written in the user's memory, and counted where a kernel counts itself."""
+    if not call.written:
+        return
+    mirror(seen, call.written)
+    for t, one, before in {core.version_counter(row[1]): row for row in call.counted}.values():
+        for _ in range(version_of(one) - before):
+            torch.autograd.graph.increment_version(t)
 
 
 def check_finite(seen, call):

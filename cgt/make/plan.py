@@ -8,7 +8,7 @@ from typing import Any
 
 import cgt_core as core
 import torch
-from cgt_core import AT_PLACE, COPIED, CUDA, HOST, MISS_META, MISS_PLACE, MISS_POINTER, NONE, PINNED, REBOUND
+from cgt_core import ASKS_ALL, AT_PLACE, COPIED, CUDA, HOST, MISS_META, MISS_PLACE, MISS_POINTER, NONE, PINNED, REBOUND
 
 from ..data import Around, Call, Plan, Reached, State, Was
 from ..look import code, empties, flow, impure, places
@@ -119,8 +119,11 @@ def find_followable(call: Call, around: Around) -> dict[str, tuple[int, int]]:
     grad = torch.is_grad_enabled()
     if state.graph is not None or state.learnt.asks_which or (state.learnt.saves and grad):
         return {}
-    at = {id(r.tensor): (k + len(flat.tensors), r.path) for k, r in enumerate(around.reached) if r.owner == NONE}
-    owners = {r.owner for r in around.reached} | {owner for _, owner in around.also.values()}
+    mine = [(k, r) for k, r in enumerate(around.reached, len(flat.tensors)) if r.owner == NONE]
+    at = {id(r.tensor): (k, r.path) for k, r in mine if id(r.tensor) not in around.also}
+    owners = {r.owner for r in around.reached} | {
+        k for _, owner, others in around.also.values() for k in (owner, *(k for k, _ in others))
+    }
     followable = {}
     for k, ones in alone_in_places(found).items():
         slots = [at.get(one, (NONE, None)) for one in ones]
@@ -131,6 +134,20 @@ def find_followable(call: Call, around: Around) -> dict[str, tuple[int, int]]:
         if fit and [slot for slot, _ in slots] == list(range(slots[0][0], slots[0][0] + len(slots))):
             followable |= {path: (k, slot) for slot, path in slots}
     return followable
+
+
+def find_gradients(call: Call, around: Around) -> dict[str, int]:
+    """{path: slot} of gradients that may be other tensors at each call: they are found at their parameter. Not where it
+    is asked which tensor one is, nor what autograd may save."""
+    state, grad = call.state, torch.is_grad_enabled()
+    if state.graph is not None or state.learnt.asks_which == ASKS_ALL or (state.learnt.saves and grad):
+        return {}
+    return {
+        r.path: k
+        for k, r in enumerate(around.reached, len(call.flat.tensors))
+        if r.owner != NONE and id(r.tensor) not in around.also and r.tensor.numel()
+        if not (grad and r.tensor.requires_grad)
+    }  # fmt: skip
 
 
 def alone_in_places(found):
@@ -160,10 +177,10 @@ def is_bearer(t):
 
 def plan_call(
     call: Call, around: Around, parent: int, followable: dict[str, tuple[int, int]],
-    moves: list[tuple[int, list[int], bool]], changed: set[str],
+    gradients: dict[str, int], moves: list[tuple[int, list[int], bool]], changed: set[str],
 ) -> Plan | str:  # fmt: skip
-    """The Plan of a call that goes behind `parent`, or a sentence. `followable`: see find_followable. `moves`: as of
-    Plan. `changed`: paths of places that kept others from fitting."""
+    """The Plan of a call that goes behind `parent`, or a sentence. `followable`: see find_followable. `gradients`: see
+    find_gradients. `moves`: as of Plan. `changed`: paths of places that kept others from fitting."""
     state, flat, graph, found, tensors = call.state, call.flat, call.state.graph, around.found, around.tensors
     driver, device = driver_of(state, flat), device_of(state, flat)
     paths = [*flat.paths, *(one.path for one in around.reached)]
@@ -181,7 +198,10 @@ def plan_call(
     stored = next((path for path in followed if path in state.learnt.moves.replaced), None)
     if stored is not None and not is_alone():
         return errors.used_elsewhere(stored)
-    named = candidates(flat, tensors, followed, driver, (device, *others))
+    slots = {path: slot for path, (_, slot) in followed.items()} | {
+        path: slot for path, slot in gradients.items() if path in state.learnt.moves.moved
+    }
+    named = candidates(flat, tensors, slots, driver, (device, *others))
     written = {id(t) for t, path in zip(tensors, paths, strict=True) if path in state.learnt.moves.written}
     copied, beside = choose_copied(state, named, tensors, written, len(flat.tensors), parent, moves)
     sources, sums, untraced = live_sources(call, around, saves)
@@ -218,10 +238,10 @@ def find_followed(state, followable):
     return followed, {k: [slot for one, slot in followed.values() if one == k] for k in at}
 
 
-def candidates(flat, tensors, followed, driver, gpus):
-    """[(slot, path)] of arguments and of what is followed, if the recording works on memory of their kind: that of
+def candidates(flat, tensors, slots, driver, gpus):
+    """[(slot, path)] of arguments and of these {path: slot}, if the recording works on memory of their kind: that of
     these GPUs, or the host's if no GPU runs it."""
-    named = [*enumerate(flat.paths), *((slot, path) for path, (_, slot) in followed.items())]
+    named = [*enumerate(flat.paths), *((slot, path) for path, slot in slots.items())]
     return [
         (k, path) for k, path in named
         if (tensors[k].device.index in gpus if tensors[k].is_cuda else driver == HOST)
@@ -310,21 +330,27 @@ def bearers_of_code(flat):
 
 def reach_tensors(named, flat):
     """[Reached] of those tensors that are not arguments, each once, and of the gradients
-    of all. And of arguments that are one of these, too: {id: (tensor or None, owner)}."""
+    of all. And Around.also."""
     leaves = {id(t) for t in flat.tensors}
     reached, also = {}, {}
     for path, tensor in named:
         if id(tensor) in leaves:
-            also[id(tensor)] = (tensor, NONE)
+            also[id(tensor)] = (tensor, NONE, [])
         else:
             reached.setdefault(id(tensor), Reached(path, tensor, NONE))
     named = [*zip(flat.paths, flat.tensors, strict=True), *((r.path, r.tensor) for r in reached.values())]
+    first = {id(tensor): k for k, (_, tensor) in reversed(list(enumerate(named)))}
     for k, (path, tensor) in enumerate(named):
-        grad = tensor.grad if can_have_grad(tensor) else None
-        if grad is not None and id(grad) in leaves:
-            also[id(grad)] = (also.get(id(grad), (None, NONE))[0], k)
-        elif grad is not None:
-            reached.setdefault(id(grad), Reached(path + ".grad", grad, k))
+        grad = tensor.grad if can_have_grad(tensor) and first[id(tensor)] == k else None
+        if grad is None:
+            continue
+        met, owner, others = also.get(id(grad), (None, NONE, []))
+        if owner != NONE or id(grad) in reached:
+            also[id(grad)] = (met, owner, [*others, (k, grad)])
+        elif id(grad) in leaves:
+            also[id(grad)] = (met, k, others)
+        else:
+            reached[id(grad)] = Reached(path + ".grad", grad, k)
             for name, one in wrappers.inside(grad) if wrappers.is_one(grad) else ():
                 reached.setdefault(id(one), Reached(f"{path}.grad.{name}", one, NONE, True))
     return list(reached.values()), also
@@ -422,11 +448,14 @@ def stands_alone(t, tensors):
 
 
 def note_moves(
-    state: State, around: Around, missed: list[tuple[int, int, int]], followable: dict[str, tuple[int, int]]
-) -> list[tuple[int, list[int], bool]]:
+    state: State, around: Around, missed: list[tuple[int, int, int]], followable: dict[str, tuple[int, int]],
+    gradients: dict[str, int],
+) -> list[tuple[int, list[int], bool]]:  # fmt: skip
     """What the function finds in a place where another tensor came is followed from now on, and arguments whose address
-    moved since a pinned recording are copied, if they can be; so is what is followed. Returns the plan's moves."""
+    moved since a pinned recording are copied, if they can be; so are what is followed, and gradients. Returns the
+    plan's moves."""
     moves, tensors = [], around.tensors
+    mobile = {path: slot for path, (_, slot) in followable.items()} | gradients
     for node, why, index in missed:
         kept = state.keep[node]
         if why == MISS_PLACE:
@@ -439,39 +468,41 @@ def note_moves(
         else:
             continue
         if kept.followable.get(name) is False and name in followable:
-            beside = others_in(kept, node, followable, tensors), moved_too(state, kept, node, followable, tensors)
+            beside = others_in(kept, node, followable, tensors), moved_too(state, kept, node, mobile, tensors)
             paths = {name}.union(*beside)
             state.learnt.moves.followed.update({place, *paths})
             for path in paths:
                 state.learnt.moves.moved.add(path)
                 note_swap(state, path)
             moves.append((node, [followable[name][1]], True))
-        elif slot is not None and state.opts.inputs == "auto" and (slot.leaf != NONE or name in followable):
-            at = slot.leaf if slot.leaf != NONE else followable[name][1]
+        elif slot is not None and state.opts.inputs == "auto" and (slot.leaf != NONE or name in mobile):
+            at = slot.leaf if slot.leaf != NONE else mobile[name]
             if slot.written and not may_carry(state, name, tensors[at]):
                 continue
-            for path in {name, *moved_too(state, kept, node, followable, tensors)}:
+            all_new = gradients.keys() & kept.slot_paths if name in gradients else ()  # a backward made them
+            for path in {name, *all_new, *moved_too(state, kept, node, mobile, tensors)}:
                 state.learnt.moves.moved.add(path)
                 note_swap(state, path)
-            moves.append((node, [at, *moved_before(kept, node, followable)], False))
+            moves.append((node, [at, *moved_before(kept, node, mobile)], False))
     return moves
 
 
-def moved_too(state, kept, node, followable, tensors):
-    """Paths of places whose tensor lies elsewhere than this recording found it, and may: a guard stops at the first."""
+def moved_too(state, kept, node, mobile, tensors):
+    """Paths of those of these slots (`mobile`) that lie elsewhere than this recording found them, and may: a guard
+    stops at the first."""
     slots = core.node_facts(node).slots
-    mine = [row for row in zip(kept.slot_paths, slots, strict=True) if row[0] in followable]
-    at = [(path, slot, tensors[followable[path][1]]) for path, slot in mine]
+    mine = [row for row in zip(kept.slot_paths, slots, strict=True) if row[0] in mobile]
+    at = [(path, slot, tensors[mobile[path]]) for path, slot in mine]
     moved = [(path, slot, t) for path, slot, t in at if slot.binding == PINNED and slot.address != core.address(t)]
     return [path for path, slot, t in moved if not slot.written or may_carry(state, path, t)]
 
 
-def moved_before(kept, node, followable):
+def moved_before(kept, node, mobile):
     """Slots that this recording does not pin. One that is made in its place must not pin them again: where two results
     of a path come in other slots at each call, one would be freed for the other without end."""
     named = zip(core.node_facts(node).slots, kept.slot_paths, strict=True)
     loose = [(slot.leaf, path) for slot, path in named if slot.binding in (COPIED, REBOUND)]
-    return [leaf if leaf != NONE else followable[path][1] for leaf, path in loose if leaf != NONE or path in followable]
+    return [leaf if leaf != NONE else mobile[path] for leaf, path in loose if leaf != NONE or path in mobile]
 
 
 def note_swap(state, name):

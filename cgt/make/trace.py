@@ -79,6 +79,7 @@ def run(seen: Seen, function: Callable[..., object], args: tuple, kwargs: dict) 
         taps.tap_compiled(is_mine, higher_order),
         (lambda: None, functools.partial(constants.close, seen)),
         taps.SWAPS.to(is_mine, functools.partial(see_swap, seen)),
+        taps.HASHES.to(is_mine, functools.partial(see_hash, seen)),
         (lambda: None, functools.partial(readout.close, seen)),
         taps.tap_forks(
             lambda: is_mine() or forks.is_imagined(seen), functools.partial(forks.see_fork, seen, forks.modules())
@@ -103,7 +104,7 @@ def run(seen: Seen, function: Callable[..., object], args: tuple, kwargs: dict) 
         vet_threads(seen)
     seen.code.imported.update(impure.imported(seen.code.started))
     seen.code.ran.update(impure.code_of_function(seen.code.started, seen.code.imported))
-    seen.asks_which |= impure.asks_which(seen.code.started, seen.code.ran)
+    seen.asks_which |= core.ASKS_ALL if impure.asks_ids(seen.code.ran) else 0
     if seen.run.saves:
         if before != references(seen):
             collect()
@@ -123,6 +124,14 @@ def see_swap(seen, plain, owner, name, tensors, kwargs):
     core.forget_results(seen.run.returned)
     seen.alive.results.clear()
     plain(*tensors, **kwargs)
+
+
+def see_hash(seen, plain, owner, name, args, kwargs):
+    """It is asked which tensor one is, past its values, as of a key."""
+    plan, (t,) = seen.run.plan, args
+    is_gradient = plan is not None and any(t is one.tensor and one.owner != core.NONE for one in plan.reached)
+    seen.asks_which |= core.ASKS_ALL if is_gradient else core.ASKS_PLACE
+    return plain(t)
 
 
 def hear(seen, op):

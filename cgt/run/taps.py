@@ -286,6 +286,7 @@ MAKERS = Tap((torch, "tensor"), (torch, "as_tensor"))  # of tensors of Python's 
 FUNCTIONS = Tap(*((math, name) for name in "sqrt exp log sin cos tan tanh pow isfinite isnan isinf".split()))
 SETTERS = Tap((torch.Tensor, "__setitem__"))
 SWAPS = Tap((torch.utils, "swap_tensors"))
+HASHES = Tap((torch.Tensor, "__hash__"))
 JITERATED = Tap(*private.JITERATORS)  # kernels of torch.cuda.jiterator's
 
 

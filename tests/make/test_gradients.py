@@ -9,8 +9,10 @@ import functools
 
 import pytest
 import torch
+from helpers import counts, identical, values
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from torch import nn
 
 import cgt
 
@@ -166,9 +168,13 @@ def ends_the_capture(net, x):
 BEGIN = [attacked, differentiated, only_asked, twice, cleared, ends_the_capture]
 GIVEN = {
     "new each time": lambda k, device, last: torch.randn(4, 3, generator=torch.Generator().manual_seed(k)).to(device),
-    "rows": lambda k, device, last: torch.randn(8, 3, generator=torch.Generator().manual_seed(k)).to(device)[k % 4 : k % 4 + 4],
+    "rows": lambda k, device, last: torch.randn(8, 3, generator=torch.Generator().manual_seed(k)).to(device)[
+        k % 4 : k % 4 + 4
+    ],
     "the same twice": lambda k, device, last: last if k % 2 else GIVEN["new each time"](k, device, last),
-    "the same without": lambda k, device, last: last.requires_grad_(False) if k % 3 and last is not None else GIVEN["new each time"](k, device, last),
+    "the same without": lambda k, device, last: (
+        last.requires_grad_(False) if k % 3 and last is not None else GIVEN["new each time"](k, device, last)
+    ),
 }
 
 
@@ -247,3 +253,196 @@ def test_argument_that_begins_to_require_one_for_a_later_backward_runs_eagerly(d
         f(x).sum().backward(), net(y).sum().backward()
         assert torch.equal(x.grad, y.grad)
     assert cgt.stats(f).replays == 0, cgt.explain(f)
+
+
+# --- gradients that are other tensors at each call ------------------------------------------------------
+
+SHAPES = [(4, 3), (4,), (2, 3, 2)]
+OPTIMIZERS = {
+    "SGD": lambda params: torch.optim.SGD(params, 0.1, momentum=0.9, nesterov=True),
+    "Adam": lambda params: torch.optim.Adam(params, 0.1, capturable=params[0].is_cuda),
+    "AdamW, foreach": lambda params: torch.optim.AdamW(params, 0.1, foreach=True, capturable=params[0].is_cuda),
+    "RMSprop": lambda params: torch.optim.RMSprop(params, 0.1, capturable=params[0].is_cuda),
+    "maximize": lambda params: torch.optim.SGD(params, 0.1, maximize=True, weight_decay=0.1),
+}
+
+
+def parameters(device, shapes=SHAPES):
+    return [nn.Parameter(values(device, *shape, seed=k)) for k, shape in enumerate(shapes)]
+
+
+def given_gradients(device, params, k, without=()):
+    """The same new gradients for each of these lists of parameters."""
+    for mine in params:
+        for at, p in enumerate(mine):
+            p.grad = None if at in without else values(device, *p.shape, seed=100 * k + at)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("bound", [False, True], ids=["within", "bound"])
+@pytest.mark.parametrize("held", [False, True], ids=["", "held"])
+def test_an_optimizer_alone_where_gradients_are_new_at_each_call(device, name, bound, held):
+    """What zero_grad() leaves behind: None, and the next backward makes other tensors."""
+    mine, theirs = parameters(device), parameters(device)
+    a, b = OPTIMIZERS[name](mine), OPTIMIZERS[name](theirs)
+    f, keep = cgt.jit(a.step if bound else lambda: a.step()), []
+    for k in range(24):
+        given_gradients(device, (mine, theirs), k)
+        before = [p.grad.clone() for p in mine]
+        keep.append([p.grad for p in mine])
+        f(), b.step()
+        assert identical(mine, theirs) and identical(before, keep[-1])
+        if held:
+            del keep[: -3 if k % 4 else -1]
+        else:
+            a.zero_grad()
+            keep.clear()
+    assert counts(f) == (1, 2, 21, 0), cgt.explain(f)
+
+
+def test_an_eager_backward_makes_them(device):
+    x = values(device, 5, 6)
+    models = [
+        nn.Sequential(nn.Linear(6, 4, device=device), nn.Tanh(), nn.Linear(4, 2, device=device)) for _ in range(2)
+    ]
+    models[1].load_state_dict(models[0].state_dict())
+    optimizers = [torch.optim.SGD(m.parameters(), 0.1, momentum=0.9) for m in models]
+    f = cgt.jit(optimizers[0].step)
+    for k in range(20):
+        for step, (model, optimizer) in zip((f, optimizers[1].step), zip(models, optimizers, strict=True), strict=True):
+            optimizer.zero_grad()
+            model(x + k).square().sum().backward()
+            step()
+        assert identical(*(list(m.parameters()) for m in models))
+    assert counts(f)[2] >= 17 and counts(f)[3] == 0, cgt.explain(f)
+
+
+def test_some_have_none_at_some_calls(device):
+    mine, theirs = parameters(device), parameters(device)
+    a, b = (torch.optim.SGD(params, 0.1) for params in (mine, theirs))
+    f = cgt.jit(a.step)
+    for k in range(30):
+        given_gradients(device, (mine, theirs), k, without=[(), (1,), (0, 2)][k % 3])
+        f(), b.step()
+        assert identical(mine, theirs)
+    assert counts(f)[2] >= 22 and counts(f)[3] == 0, cgt.explain(f)
+
+
+def test_they_are_written(device):
+    """Clipped where they lie; the user's own tensors, not copies."""
+    mine, theirs = parameters(device), parameters(device)
+    a, b = (torch.optim.SGD(params, 0.1) for params in (mine, theirs))
+
+    def clipped():
+        norm = nn.utils.clip_grad_norm_(mine, 0.5)
+        a.step()
+        return norm
+
+    f, keep = cgt.jit(clipped), []
+    for k in range(24):
+        given_gradients(device, (mine, theirs), k)
+        keep.append([p.grad for p in mine])
+        norm = nn.utils.clip_grad_norm_(theirs, 0.5)
+        b.step()
+        assert identical(f(), norm) and identical(mine, theirs)
+        assert identical(keep[-1], [p.grad for p in theirs]) and [p.grad._version for p in mine] == [
+            p.grad._version for p in theirs
+        ]
+    assert counts(f)[2] >= 20 and counts(f)[3] == 0, cgt.explain(f)
+
+
+def test_a_backward_inside_adds_to_them(device):
+    mine, theirs, x = parameters(device), parameters(device), values(device, 3)
+
+    def added(params, x):
+        sum((p * p).sum() for p in params).mul(x.sum()).backward()
+
+    f = cgt.jit(lambda x: added(mine, x))
+    for k in range(20):
+        given_gradients(device, (mine, theirs), k)
+        keep = [p.grad for p in mine]
+        f(x + k), added(theirs, x + k)
+        assert identical([p.grad for p in mine], [p.grad for p in theirs])
+        assert all(p.grad is t for p, t in zip(mine, keep, strict=True))
+    assert counts(f)[2] >= 14, cgt.explain(f)
+
+
+def test_of_several_kinds_of_calls(device):
+    """Autograd's, in a step whose gradients are read, then made anew."""
+    p, q = parameters(device, [(3,)])[0], parameters(device, [(3,)])[0]
+
+    def step(p, x):
+        with torch.no_grad():
+            p.sub_(p.grad)
+        p.grad = None
+        (p * x).sum().backward()
+        return p.grad * 2
+
+    f = cgt.jit(lambda x: step(p, x))
+    for k in range(24):
+        x = values(device, 3, seed=k)
+        if k % 5 == 0:
+            p.grad, q.grad = x.clone(), x.clone()
+        assert identical(f(x), step(q, x)) and identical((p, p.grad), (q, q.grad))
+    assert counts(f)[2] >= 12, cgt.explain(f)
+
+
+OTHERS = {
+    "an argument": lambda p, q, box, x: p.grad + x if p.grad is x else p.grad - x,
+    "another's": lambda p, q, box, x: p.grad + q.grad if p.grad is q.grad else p.grad - q.grad,
+    "in a place": lambda p, q, box, x: p.grad + box["g"] if p.grad is box["g"] else p.grad - box["g"],
+    "of a dict": lambda p, q, box, x: p.grad * 3 if p.grad in box["seen"] else p.grad * 2,
+    "by id": lambda p, q, box, x: p.grad * 3 if id(p.grad) in box["ids"] else p.grad * 2,
+    "of a set": lambda p, q, box, x: p.grad - next(iter(box["set"])),
+    "written": lambda p, q, box, x: p.grad + q.grad.add_(p.grad),
+    "read": lambda p, q, box, x: p.grad + 2 * q.grad,
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_one_that_is_another_tensor_of_the_call_too(device, name):
+    """At first it is none, but moves; then it is the argument, the other gradient, or what lies in a place."""
+    function, runs = OTHERS[name], []
+    for wrap in (lambda function: function, cgt.jit):
+        p, q, *_ = parameters(device, [(3,), (3,)])
+        known = values(device, 3, seed=7)
+        box = {
+            "g": values(device, 3, seed=9),
+            "seen": {known: 1},
+            "ids": {id(known)},
+            "set": {values(device, 3, seed=3)},
+        }
+        f, told, keep = wrap(lambda x: function(p, q, box, x)), [], []  # noqa: B023
+        for k in range(40):
+            x = values(device, 3, seed=k)
+            p.grad, q.grad = (x + n for n in (1, 2))
+            if k >= 16 and k % 4 == 0:
+                p.grad = {"an argument": x, "another's": q.grad, "in a place": box["g"]}.get(name, known)
+            if k >= 16 and k % 6 == 0 and name in ("read", "written"):
+                q.grad = p.grad if k % 4 else p.grad[:]
+            keep.append((p.grad, q.grad))
+            with torch.no_grad():
+                told.append((f(x), p.grad.clone(), q.grad.clone()))
+        runs.append(told)
+    assert identical(*runs)
+    assert cgt.stats(f).replays >= (0 if name in ("of a dict", "by id", "of a set") else 20), cgt.explain(f)
+
+
+@pytest.mark.parametrize("other", ["place", "parameter"])
+def test_one_tensor_that_is_reached_in_two_ways_and_then_is_two(device, other):
+    """p.grad lies in a place, too, or is q.grad, too: whose gradient is replaced is told by the next call."""
+    p, q = parameters(device, [(3,), (3,)])
+    box = {}
+
+    def function():
+        return p.grad + 2 * (box["g"] if other == "place" else q.grad)
+
+    f = cgt.jit(function)
+    with torch.no_grad():
+        for k in range(30):
+            if k % 6 == 0:
+                p.grad = q.grad = box["g"] = values(device, 3, seed=k)
+            if k % 6 == 3:
+                p.grad = values(device, 3, seed=100 + k)
+            assert identical(f(), function()), k
+    assert counts(f)[2] >= 8, cgt.explain(f)
