@@ -12,10 +12,9 @@ import cgt_core as core
 import torch
 from cgt_core import CUDA
 
-from ..cuts import apart, finite, forks, segments
+from ..cuts import apart, finite, segments
 from ..data import Seen
 from ..numbers import addresses, counters, live, scalars
-from ..ranks import collectives
 from ..run import blank, constants, tape
 from ..run.devices import is_captured, name_of
 from ..run.observe import (
@@ -60,6 +59,7 @@ from .facts import (
     reads_here,
     written_by,
 )
+from .optional import collectives, forks
 from .vets import host_reason, vet_effect, vet_generator, vet_gpus, vet_op
 
 aten = torch.ops.aten
@@ -89,7 +89,6 @@ class OpCall:
     known: set  # storages of its inputs
     results: list
     fresh: list  # which of the results are new memory
-    line: str  # where the user called it
 
     def __init__(self, facts: OpFacts, args: tuple, kwargs: dict):
         self.facts, self.op = facts, facts.op
@@ -316,16 +315,8 @@ def has_numbers(seen):
 
 BEFORE = (
     Watcher(note_op, "it may be none that the others deal with", when=lambda seen: seen.run.ops is not None),
-    Watcher(
-        note_autograd,
-        "what is spent is free for the op's own results",
-        when=lambda seen: seen.autograd.spent or seen.run.saves,
-    ),
-    Watcher(
-        meet_inputs,
-        "the numbers that it makes known are constants for `judge`",
-        when=lambda seen: seen.run.driver == CUDA,
-    ),
+    Watcher(note_autograd, "spent memory is free for results", when=lambda seen: seen.autograd.spent or seen.run.saves),
+    Watcher(meet_inputs, "numbers that it makes known are constants", when=lambda seen: seen.run.driver == CUDA),
     Watcher(
         pass_by,
         "a warm-up that asks nothing needs none of what follows",
@@ -434,25 +425,21 @@ def find_fresh(seen, call):
     seen.alive.objects.extend(map(core.alias, call.results if of_number else ()))
     call.fresh = [t for t in call.results if core.storage_id(t) not in call.known and not of_number]
     vet_effect(seen, call.op, call.facts, call.fresh, call.written)
-    forks.note_made(seen, call.fresh)
-    collectives.note_pending(seen, call.op, call.inputs, call.fresh)
-
-
-def note_line(seen, call):
-    """Where the user called it."""
-    call.line = user_line(seen) if call.fresh or (call.written and seen.run.recording) else ""
-    if call.line and seen.run.recording:
-        seen.trail.append((call.op, call.line))
+    if seen.cuts.bodies:
+        forks.note_made(seen, call.fresh)
+    if call.facts.namespace == "_c10d_functional" and collectives.DRIVERS:
+        collectives.note_pending(seen, call.op, call.inputs, call.fresh)
 
 
 def note_fresh(seen, call):
-    """The new memory."""
-    if not call.fresh:
-        return
+    """The new memory, and where the user called what made or wrote it."""
+    line = user_line(seen) if call.fresh or (call.written and seen.run.recording) else ""
+    if line and seen.run.recording:
+        seen.trail.append((call.op, line))
     for t in call.fresh:
         if t.is_cuda and (strange := vet_gpus(seen, call.op, call.inputs, [t])) is not None:
             refuse(seen, strange)
-        note_memory(seen, t, call.line)
+        note_memory(seen, t, line)
         seen.devices.add(t.device)
         if t.device.type == "cpu" and seen.run.driver == CUDA:
             seen.host.made[core.storage_id(t)] = core.storage_name(t)
@@ -498,8 +485,7 @@ BEHIND = (
     ),
     Watcher(end_draw, "the generators are as the op left them", may_draw),
     Watcher(find_fresh, "it asks which results are no inputs"),
-    Watcher(note_line, "only what makes or writes memory has one"),
-    Watcher(note_fresh, "it tells the line"),
+    Watcher(note_fresh, "what is no input is new"),
     Watcher(note_constant, "new memory has its name"),
     Watcher(put_on_tape, "what is refused by now is on no tape", when=lambda seen: seen.run.recording),
     Watcher(mirror_written, "the tape has the op whose writes are copied", when=lambda seen: seen.copied.swaps),
@@ -626,7 +612,8 @@ def see_constant(seen, t):
     if is_capture(seen) and t.is_cuda and t.numel():
         (t,) = constants.renew(seen, [t])
     note_memory(seen, t, user_line(seen))
-    forks.note_made(seen, [t])
+    if seen.cuts.bodies:
+        forks.note_made(seen, [t])
     constants.add(seen, t)
     seen.devices.add(t.device)
     if is_host_recording(seen):

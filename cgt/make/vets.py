@@ -16,6 +16,7 @@ from ..words import errors
 from ..words.private import OpOverload, has_threads, is_forward_ad
 from . import advice
 from .facts import CASTS_INSIDE, COLLECTIVES, WAITS, OpFacts, is_elsewhere, is_guarded, is_hosts, is_to_host, odd_kind
+from .optional import collectives
 
 
 def vet_generator(seen: Seen, op: OpOverload, generator: torch.Generator, drawn: list[torch.Tensor]) -> None:
@@ -44,7 +45,7 @@ def vet_op(seen: Seen, call: Any) -> None:
         line = errors.array_written(str(op), user_line(seen))
     elif facts.reshapes and core.storage_id(inputs[0]) not in seen.made:
         line = errors.changes_shape(str(op), user_line(seen))
-    elif facts.namespace in COLLECTIVES and (seen.run.driver == HOST or facts.packet in WAITS):
+    elif facts.namespace in COLLECTIVES and (seen.run.driver not in collectives.DRIVERS or facts.packet in WAITS):
         line = errors.collective(str(op), user_line(seen), facts.packet in WAITS)
     elif not all(map(core.is_plain, inputs)):
         line = errors.layout(str(op), user_line(seen), odd_kind(inputs))
