@@ -19,7 +19,6 @@ from .decide import budget, dispatch, freeing, logs, sites
 from .decide.audit import parse as audit_of
 from .make import trace
 from .numbers import live
-from .ranks import collectives
 from .run import views
 from .run.observe import NOT_USER_CODE, collect
 from .run.taps import SWAPS
@@ -129,7 +128,7 @@ def unjit(fn: Callable[..., Any]) -> Callable[..., Any]:
 
 def called(module):
     """The module itself; of one that exchanges gradients what it wraps: the exchange stays its own."""
-    return module.module if isinstance(module, collectives.DistributedDataParallel) else module
+    return module.module if isinstance(module, torch.nn.parallel.DistributedDataParallel) else module
 
 
 def plain_of(fn: Callable[..., Any]) -> Callable[..., Any]:

@@ -375,8 +375,7 @@ def vet_op(seen: Seen, op: OpOverload, facts: Any, kwargs: dict[str, object], wr
 
 def note_made(seen: Seen, fresh: Iterable[torch.Tensor]) -> None:
     """The body made these."""
-    if seen.cuts.bodies:
-        seen.cuts.bodies[-1].update(map(core.storage_id, fresh))
+    seen.cuts.bodies[-1].update(map(core.storage_id, fresh))
 
 
 def vet_result(seen, name, leaves, made):

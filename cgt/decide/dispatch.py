@@ -22,6 +22,7 @@ from ..cuts import readout, segments
 from ..data import Attempt, Call, Graph, Kept, Options, State
 from ..look import empties, impure, places
 from ..make import autograd, describe, escapes, islands, moving, record, trace
+from ..make.optional import collectives
 from ..make.plan import (
     device_of,
     driver_of,
@@ -39,7 +40,6 @@ from ..make.plan import (
     why_untraced,
 )
 from ..numbers import counters, live
-from ..ranks import collectives
 from ..run import blank, tokens
 from ..run.observe import all_paths, all_tensors, note_strays, observe
 from ..run.taps import is_alone, threads_beside

@@ -83,12 +83,15 @@ def find_facts(op):
     )  # fmt: skip
 
 
+def may_write(op: OpOverload, facts: OpFacts) -> bool:
+    """Could it write some of its arguments?"""
+    return bool(facts.writes) or facts.namespace != "aten" or facts.packet in SILENT_WRITES
+
+
 def written_by(
     op: OpOverload, facts: OpFacts, args: tuple, kwargs: dict, inputs: list[torch.Tensor]
 ) -> list[torch.Tensor]:
     """The tensors that the op writes, by its schema or, where that is silent, by what we know of it."""
-    if not facts.writes and facts.namespace == "aten" and facts.packet not in SILENT_WRITES:
-        return []
     written = [args[k] if k < len(args) else kwargs.get(name) for k, name in facts.writes]
     if facts.packet in SILENT_WRITES and args[5]:  # training
         written += args[3:5]

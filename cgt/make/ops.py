@@ -5,17 +5,16 @@ mean, and each row says why it stands where it does. One that answers True has d
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import cgt_core as core
 import torch
 from cgt_core import CUDA
 
-from ..cuts import apart, finite, forks, segments
+from ..cuts import apart, finite, segments
 from ..data import Seen
 from ..numbers import addresses, counters, live, scalars
-from ..ranks import collectives
 from ..run import blank, constants, tape
 from ..run.devices import is_captured, name_of
 from ..run.observe import (
@@ -55,11 +54,14 @@ from .facts import (
     is_guarded,
     is_hosts,
     is_to_host,
+    may_write,
     noted,
+    odd_kind,
     reads_here,
     written_by,
 )
-from .vets import host_reason, vet_effect, vet_generator, vet_gpus, vet_kinds, vet_op
+from .optional import collectives, forks
+from .vets import host_reason, vet_effect, vet_generator, vet_gpus, vet_op
 
 aten = torch.ops.aten
 LIFTS = ("lift_fresh", "lift_fresh_copy")
@@ -69,6 +71,7 @@ MAKES = (*LIFTS, "set_")  # tensors of what comes from outside
 class OpCall:
     """An op on its way through the watchers, which leave here what those behind them ask for."""
 
+    reads, dynamic = False, False  # does what it does, does the shape of its result depend on values?
     values = None  # that Python reads here, and how it comes by them
     constant = False  # is its result the same in each replay?
     counts = False  # does it only count, on the host, what counters follow?
@@ -84,16 +87,17 @@ class OpCall:
     repeats = False  # may it be captured again?
     instead = None  # tensors with which the op runs; None: its own
     counted = ()  # (input, the copy in whose place it works, its version before) where it writes
-    written: list  # the inputs that it writes
+    written: Sequence = ()  # the inputs that it writes
     known: set  # storages of its inputs
     results: list
     fresh: list  # which of the results are new memory
-    line: str  # where the user called it
 
     def __init__(self, facts: OpFacts, args: tuple, kwargs: dict):
         self.facts, self.op = facts, facts.op
         self.args, self.kwargs = args, kwargs  # as the op runs: a watcher may exchange arguments
-        self.inputs = tensors_in(kwargs.values(), tensors_in(args, []))  # none exchanged
+        self.inputs = tensors_in(args, [])  # none exchanged
+        if kwargs:
+            tensors_in(kwargs.values(), self.inputs)
         self.generator = kwargs.get("generator")  # what it draws from
 
 
@@ -113,12 +117,11 @@ def see_op(seen: Seen, op: OpOverload | None, args: tuple, kwargs: dict) -> None
         return
     if seen.live is not None:
         live.watch(seen)
-    facts = facts_of(op)
+    facts, before, behind = seen.watchers.get(id(op)) or choose_watchers(seen, op)
     if seen.inside or facts.namespace == "profiler":
         core.proceed(None)
         return
     call = OpCall(facts, args, kwargs)
-    before, behind = seen.watchers.get(id(op)) or choose_watchers(seen, op)
     for look in before:
         if look(seen, call):
             return
@@ -136,13 +139,11 @@ def note_op(seen, call):
 
 
 def note_autograd(seen, call):
-    """What autograd has read for the last time; whether others save beside us; whether attention keeps a seed."""
+    """What autograd has read for the last time; whether others save beside us."""
     if seen.autograd.spent:
         spend(seen)
     if seen.run.saves and core.save_hooks() > 1:
         seen.hooked = True  # a checkpoint's, say, beside ours
-    if call.facts.packet in KEEPS_SEED:
-        seen.seeds = True
 
 
 def meet_inputs(seen, call):
@@ -150,14 +151,14 @@ def meet_inputs(seen, call):
     if seen.ranks.parallel:
         collectives.see_tensors(seen, call.inputs)
     # In autograd's nodes, what a graph from outside saved may be another number each time.
-    if seen.run.driver == CUDA and not core.is_in_node():
+    if not core.is_in_node():
         for t in filter(core.is_lone, call.inputs):
             see_number(seen, t)
 
 
 def pass_by(seen, call):
     """A warm-up that asks nothing else of its ops."""
-    if asks_on(seen) or seen.run.recording or seen.run.graph is not None:
+    if asks_on(seen):
         return False
     seen.devices.update(t.device for t in (*call.inputs, *core.proceed(None)))
     return True
@@ -201,13 +202,26 @@ def find_numbers(seen, call):
 
 
 def judge(seen, call):
-    """Is it constant, does it read values, and which?"""
+    """Is it constant? Does it only count? Does it draw beside the graph? Can no graph hold it?"""
     op, facts, inputs = call.op, call.facts, call.inputs
     call.constant = not call.numbers and constants.is_constant(seen, facts, inputs)
-    call.counts = counters.passes(seen, facts, call.args, inputs, call.written)
-    asks = (reads_here(seen, facts) or is_dynamic(facts, inputs) or is_to_host(inputs, call.kwargs)) and not (
-        call.constant or call.counts
-    )
+    call.counts = (facts.reads or call.written) and counters.passes(seen, facts, call.args, inputs, call.written)
+    call.aside = seen.run.driver == CUDA and is_aside(seen, op, facts, call.kwargs, inputs, call.written)
+    call.apart = bool(seen.run.apart or facts.packet in apart.KNOWN) and apart.is_one(seen, op, facts, inputs)
+
+
+def may_ask(op, facts):
+    """Could it, with some arguments, depend on values that the host sees?"""
+    names = {argument.name for argument in op._schema.arguments}
+    return facts.reads or facts.checks or facts.dynamic or "device" in names
+
+
+def find_values(seen, call):
+    """Does it read values, and which?"""
+    facts, inputs = call.facts, call.inputs
+    call.reads, call.dynamic = reads_here(seen, facts), is_dynamic(facts, inputs)
+    asks = call.reads or call.dynamic or is_to_host(inputs, call.kwargs)
+    asks = asks and not (call.constant or call.counts)
     into = facts.dynamic and call.written  # a replay would not write there
     if asks and facts.pure and not into:
         call.values = segments.values_of(seen, inputs)
@@ -216,16 +230,12 @@ def judge(seen, call):
     if asks and not call.constant and facts.packet == "masked_select" and not into:
         call.values = segments.values_of(seen, inputs[1:])
         call.selects = call.values is not None
-    call.aside = is_aside(seen, op, facts, call.kwargs, inputs, call.written)
-    call.apart = apart.is_one(seen, op, facts, inputs)
 
 
 def vet(seen, call):
     """Refuse what a replay could not repeat."""
     if not call.counts:
-        constant = call.constant or call.selects
-        op = call.op, call.facts, call.args, call.kwargs
-        vet_op(seen, *op, call.inputs, call.written, constant, call.aside)
+        vet_op(seen, call)
     if call.apart and not call.constant and (call.written or not segments.may_end(seen)):
         refuse(seen, host_reason(seen, errors.op_apart, call.op))
     if seen.cuts.bodies:
@@ -235,9 +245,11 @@ def vet(seen, call):
 def touch_inputs(seen, call):
     """Memory, devices and generators that it works on."""
     call.known = set(map(core.storage_id, call.inputs))
+    new = call.known - seen.made.keys() - seen.touched.keys()
     for t in call.inputs:
         seen.devices.add(t.device)
-        touch(seen, t, bool(seen.ranks.parallel) and fills(call.facts.packet, call.args, call.kwargs, t))
+        if core.storage_id(t) in new:
+            touch(seen, t, bool(seen.ranks.parallel) and fills(call.facts.packet, call.args, call.kwargs, t))
     if call.generator is not None:
         seen.generators.given[core.generator_id(call.generator)] = call.generator
 
@@ -251,8 +263,9 @@ def save_written(seen, call):
 
 def exchange_inputs(seen, call):
     """It works on copies of arguments, and finds a seed where it looks for it."""
-    if call.facts.packet in KEEPS_SEED and not seen.run.recording:
-        call.instead = seeds_on_host(call.op, call.args, call.kwargs)
+    if call.facts.packet in KEEPS_SEED:
+        seen.seeds = True
+        call.instead = None if seen.run.recording else seeds_on_host(call.op, call.args, call.kwargs)
     if call.facts.absolute and core.storage_id(call.inputs[0]) not in seen.made:
         seen.raw.add(core.storage_id(call.inputs[0]))
         if core.storage_id(call.inputs[0]) in seen.copied.swaps:
@@ -276,12 +289,8 @@ def find_movable(seen, call):
 
 
 def choose_memory(seen, call):
-    """Does it run between two segments? In a capture: for real? And are numbers of the host's brought to the GPU before
-    it?"""
-    call.between = call.apart and not call.constant and seen.reason is None
-    if not is_capture(seen):
-        return
-    at_once = reads_here(seen, call.facts) or call.facts.dynamic or call.apart
+    """In a capture: does it run for real? And are numbers of the host's brought to the GPU before it?"""
+    at_once = call.reads or call.facts.dynamic or call.apart
     call.for_real = call.constant and (at_once or is_to_host(call.inputs, call.kwargs))
     if not call.for_real and brings_to_gpu(call.facts, call.kwargs, call.inputs):
         call.args, call.kwargs = (constants.on_device(seen, given) for given in (call.args, call.kwargs))
@@ -311,31 +320,32 @@ def has_numbers(seen):
 
 BEFORE = (
     Watcher(note_op, "it may be none that the others deal with", when=lambda seen: seen.run.ops is not None),
-    Watcher(note_autograd, "what is spent is free for the op's own results"),
-    Watcher(meet_inputs, "the numbers that it makes known are constants for `judge`"),
-    Watcher(pass_by, "a warm-up that asks nothing needs none of what follows"),
+    Watcher(note_autograd, "spent memory is free for results", when=lambda seen: seen.autograd.spent or seen.run.saves),
+    Watcher(meet_inputs, "numbers that it makes known are constants", when=lambda seen: seen.run.driver == CUDA),
+    Watcher(
+        pass_by,
+        "a warm-up that asks nothing needs none of what follows",
+        when=lambda seen: not seen.run.recording and seen.run.graph is None,
+    ),
     Watcher(unmask, "it gives the op other arguments", lambda op, facts: facts.packet in INDEXES),
     Watcher(make_from_outside, "what it makes has no inputs to be looked at", lambda op, facts: facts.packet in MAKES),
-    Watcher(find_written, "all that follows asks what is written"),
+    Watcher(find_written, "all that follows asks what is written", may_write),
     Watcher(count, "no other watcher may take a count for a read", when=has_numbers),
     Watcher(find_numbers, "an op with live numbers is not constant", when=has_numbers),
     Watcher(judge, "it asks for writes and numbers"),
+    Watcher(find_values, "what is constant, or only counted, is not asked for", may_ask),
     Watcher(vet, "a constant is refused nothing; memory of an op that is refused is none that is touched"),
     Watcher(touch_inputs, "it knows the user's tensors, not their copies"),
-    Watcher(save_written, "the user's tensors, still; what was touched is known"),
+    Watcher(save_written, "the user's tensors, still; what was touched is known", may_write),
     Watcher(exchange_inputs, "from here on arguments are those with which the op runs"),
     Watcher(find_movable, "addresses are those of the copies", when=lambda seen: seen.copied.movable),
-    Watcher(
-        choose_memory,
-        "what is brought to the GPU takes the place of what was exchanged",
-        when=lambda seen: seen.run.recording,
-    ),
+    Watcher(choose_memory, "what is brought to the GPU takes the place of what was exchanged", when=is_capture),
     Watcher(
         begin_draw,
         "the state of the generator in front of the op, behind all that may run ops of its own",
         lambda op, facts: facts.draws,
     ),
-    Watcher(read_values, "the segment ends right in front of the op"),
+    Watcher(read_values, "the segment ends right in front of the op", may_ask),
 )
 
 
@@ -348,7 +358,8 @@ def proceed(seen, call):
         return segments.select(seen, *call.inputs)
     if call.for_real:
         return constants.read(seen, call.inputs)
-    if call.between:
+    if call.apart and seen.run.recording and not call.constant and seen.reason is None:
+        call.between = True
         return apart.record(seen, call.op, call.args, call.kwargs)
     if is_capture(seen) and packed.is_one(call.op, call.args, call.kwargs):
         return packed.record(call.op, call.args, call.kwargs)
@@ -413,31 +424,27 @@ def end_draw(seen, call):
 
 def find_fresh(seen, call):
     """Which results are new memory."""
-    vet_kinds(seen, call.op, call.results)
+    if not all(map(core.is_plain, call.results)):
+        refuse(seen, errors.layout(str(call.op), user_line(seen), odd_kind(call.results)))
     of_number = not call.inputs and call.facts.views  # C++ made a tensor of it, whose memory is not the recording's
     seen.alive.objects.extend(map(core.alias, call.results if of_number else ()))
     call.fresh = [t for t in call.results if core.storage_id(t) not in call.known and not of_number]
     vet_effect(seen, call.op, call.facts, call.fresh, call.written)
-    forks.note_made(seen, call.fresh)
-    collectives.note_pending(seen, call.op, call.inputs, call.fresh)
-
-
-def note_line(seen, call):
-    """Where the user called it."""
-    call.line = user_line(seen) if call.fresh or (call.written and seen.run.recording) else ""
-    if call.line and seen.run.recording:
-        seen.trail.append((call.op, call.line))
+    if seen.cuts.bodies:
+        forks.note_made(seen, call.fresh)
+    if call.facts.namespace == "_c10d_functional" and collectives.DRIVERS:
+        collectives.note_pending(seen, call.op, call.inputs, call.fresh)
 
 
 def note_fresh(seen, call):
-    """The new memory."""
-    if not call.fresh:
-        return
-    strange = vet_gpus(seen, call.op, call.inputs, [t for t in call.fresh if t.is_cuda])
-    if strange is not None:
-        refuse(seen, strange)
+    """The new memory, and where the user called what made or wrote it."""
+    line = user_line(seen) if call.fresh or (call.written and seen.run.recording) else ""
+    if line and seen.run.recording:
+        seen.trail.append((call.op, line))
     for t in call.fresh:
-        note_memory(seen, t, call.line)
+        if t.is_cuda and (strange := vet_gpus(seen, call.op, call.inputs, [t])) is not None:
+            refuse(seen, strange)
+        note_memory(seen, t, line)
         seen.devices.add(t.device)
         if t.device.type == "cpu" and seen.run.driver == CUDA:
             seen.host.made[core.storage_id(t)] = core.storage_name(t)
@@ -448,9 +455,10 @@ def note_fresh(seen, call):
 
 def note_constant(seen, call):
     """Memory that nobody wrote, memory that is the same in each replay, and what is drawn beside the graph."""
-    strange = blank.see(seen, call.facts, call.inputs, call.written, call.fresh) if is_host_recording(seen) else None
-    if strange is not None:
-        refuse(seen, strange)
+    if (seen.blank or call.facts.packet in blank.EMPTY) and is_host_recording(seen):
+        strange = blank.see(seen, call.facts, call.inputs, call.written, call.fresh)
+        if strange is not None:
+            refuse(seen, strange)
     constants.note(seen, call.op, call.args, call.kwargs, call.constant, call.fresh, call.written, call.for_real)
     if call.aside:
         seen.host.drawn.update(map(core.storage_id, call.fresh))
@@ -458,8 +466,8 @@ def note_constant(seen, call):
 
 def put_on_tape(seen, call):
     """The host's tape has each op; a capture's, what is drawn beside the graph."""
-    if (is_host_recording(seen) and not call.between) or (call.aside and call.fresh and is_capture(seen)):
-        append(seen, call.op, call.args, call.kwargs, call.results, call.fresh, bool(call.written), call.numbers)
+    if (call.aside and call.fresh) if seen.run.driver == CUDA else (seen.reason is None and not call.between):
+        append(seen, call)
 
 
 def mirror_written(seen, call):
@@ -486,8 +494,7 @@ BEHIND = (
     ),
     Watcher(end_draw, "the generators are as the op left them", may_draw),
     Watcher(find_fresh, "it asks which results are no inputs"),
-    Watcher(note_line, "only what makes or writes memory has one"),
-    Watcher(note_fresh, "it tells the line"),
+    Watcher(note_fresh, "what is no input is new"),
     Watcher(note_constant, "new memory has its name"),
     Watcher(put_on_tape, "what is refused by now is on no tape", when=lambda seen: seen.run.recording),
     Watcher(mirror_written, "the tape has the op whose writes are copied", when=lambda seen: seen.copied.swaps),
@@ -496,9 +503,9 @@ BEHIND = (
 
 
 def choose_watchers(seen, op):
-    """(in front, behind): the watchers that are asked of this op in this run."""
+    """(the op's facts, in front, behind): the watchers that are asked of it in this run."""
     seen.on_watch = seen.on_watch or tuple(row.when is None or bool(row.when(seen)) for row in (*BEFORE, *BEHIND))
-    seen.watchers[id(op)] = found = watchers_of(op, seen.on_watch)
+    seen.watchers[id(op)] = found = (facts_of(op), *watchers_of(op, seen.on_watch))
     return found
 
 
@@ -540,20 +547,22 @@ def seeds_on_host(op: OpOverload, args: tuple, kwargs: dict) -> list[torch.Tenso
     return [t.cpu() if id(t) in wrong else t for t in tensors_in(kwargs.values(), tensors_in(args, []))]
 
 
-def append(seen, op, args, kwargs, results, fresh, writes, numbers):
-    """Put the op on the host's tape, unless it is a view. `numbers`: see live.note."""
+def append(seen, call):
+    """Put the op on the host's tape, unless it is a view."""
+    op, args, kwargs, results, fresh = call.op, call.args, call.kwargs, call.results, call.fresh
     # A freed storage's address could come back.
     seen.alive.memory.extend(map(core.alias, filter(core.is_plain, fresh)))
-    if seen.reason is not None or facts_of(op).reshapes or not (fresh or writes or not results):
+    if seen.reason is not None or call.facts.reshapes or not (fresh or call.written or not results):
         return
     if fresh and len(fresh) != len(results):
         refuse(seen, errors.odd_op(str(op), user_line(seen)))
         return
     try:
-        done = {}
-        kwargs = {k: fix(seen, v, done) for k, v in kwargs.items()}
-        tape.append(op, fix(seen, args, done), kwargs, fresh)
-        for k, part, row in numbers:
+        if not call.known <= seen.made.keys():
+            done = {}
+            args, kwargs = fix(seen, args, done), {k: fix(seen, v, done) for k, v in kwargs.items()}
+        tape.append(op, args, kwargs, fresh)
+        for k, part, row in call.numbers:
             core.scalar(row, seen.live.steps[row].value, k, part)
     except Exception as error:  # an argument without a boxed form: the op ran, so go on eagerly
         refuse(seen, errors.untaped_op(str(op), user_line(seen), str(error)))
@@ -612,7 +621,8 @@ def see_constant(seen, t):
     if is_capture(seen) and t.is_cuda and t.numel():
         (t,) = constants.renew(seen, [t])
     note_memory(seen, t, user_line(seen))
-    forks.note_made(seen, [t])
+    if seen.cuts.bodies:
+        forks.note_made(seen, [t])
     constants.add(seen, t)
     seen.devices.add(t.device)
     if is_host_recording(seen):
@@ -656,13 +666,7 @@ def see_alias(seen, op):
 def is_aside(seen, op, facts, kwargs, inputs, written):
     """Is this an op of the host's in a function on the GPU that draws random numbers, or works on such? It runs for
     real while the function is recorded, and a replay runs it beside the graph."""
-    if (
-        seen.run.driver != CUDA
-        or seen.run.graph is not None
-        or seen.cuts.bodies
-        or written
-        or facts.namespace not in constants.KNOWN
-    ):
+    if seen.run.graph is not None or seen.cuts.bodies or written or facts.namespace not in constants.KNOWN:
         return False
     if not is_hosts(kwargs, inputs):
         return False

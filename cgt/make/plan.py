@@ -19,6 +19,7 @@ from ..run.taps import is_alone, is_reader
 from ..words import errors, options, pytree, wrappers
 from ..words.private import is_gathered, is_traceable
 from . import autograd, describe, facts, moving
+from .optional import collectives
 
 
 def is_strict(t):
@@ -286,7 +287,8 @@ def refuse_around(flat, around):
     # What another thread puts there meanwhile could not be told from what a recording did that is undone.
     if around.kept and not is_alone():
         return errors.used_elsewhere(around.kept[0].place.path)
-    if (around.taken_over and not around.sharded) or any(one is None for _, one in around.sharded):
+    known = [one is not None and bool(collectives.DRIVERS) for _, one in around.sharded]
+    if (around.taken_over and not known) or not all(known):
         return errors.unknown_sharding(around.taken_over[0])
     return errors.scripted(around.scripted[0]) if around.scripted else None
 

@@ -14,17 +14,17 @@ from typing import NamedTuple
 import cgt_core as core
 import torch
 
-from ..cuts import apart, finite, forks, readout, segments
+from ..cuts import apart, finite, readout, segments
 from ..data import Attempt, Behind, Call, Draft, EffectRow, Plan, Seen, Words
 from ..look import containers, impure, places
 from ..numbers import addresses, counters, live
-from ..ranks import collectives
 from ..run import observe, tokens, views
 from ..run.devices import is_captured, on_stream
 from ..run.taps import NOTHING, capture_hidden, tap_exports
 from ..words import errors, pytree
 from ..words.private import CAPTURE_CHECKS, clear_workspaces
 from . import advice, describe, trace
+from .optional import collectives, forks
 
 POOLS = {}  # (device index, that of the path) -> the pool (a handle of the core's) in which to record
 STREAMS = {}  # device index -> the side stream that records; one, since blocks belong to it

@@ -14,11 +14,10 @@ import cgt_core as core
 import torch
 from cgt_core import CUDA, HOST
 
-from ..cuts import finite, forks, readout, segments
+from ..cuts import finite, readout, segments
 from ..data import Seen
 from ..look import impure
 from ..numbers import addresses, counters, live
-from ..ranks import collectives
 from ..run import blank, constants, taps
 from ..run.devices import name_of, one_thread
 from ..run.observe import (
@@ -41,6 +40,7 @@ from ..words import errors, wrappers
 from ..words.private import OpOverload
 from .facts import KEEPS_SEED, facts_of, is_elsewhere
 from .ops import mirror, see_op, seeds_on_host
+from .optional import collectives, forks
 
 COPIED_OUT = ("tolist", "__repr__")  # readers that keep nothing of the memory
 

@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Callable
+from typing import Any
 
 import cgt_core as core
 import torch
@@ -14,19 +15,8 @@ from ..run.observe import asks_on, is_capture, is_host_recording, refuse, unseen
 from ..words import errors
 from ..words.private import OpOverload, has_threads, is_forward_ad
 from . import advice
-from .facts import (
-    CASTS_INSIDE,
-    COLLECTIVES,
-    WAITS,
-    OpFacts,
-    is_dynamic,
-    is_elsewhere,
-    is_guarded,
-    is_hosts,
-    is_to_host,
-    odd_kind,
-    reads_here,
-)
+from .facts import CASTS_INSIDE, COLLECTIVES, WAITS, OpFacts, is_elsewhere, is_guarded, is_hosts, is_to_host, odd_kind
+from .optional import collectives
 
 
 def vet_generator(seen: Seen, op: OpOverload, generator: torch.Generator, drawn: list[torch.Tensor]) -> None:
@@ -38,27 +28,24 @@ def vet_generator(seen: Seen, op: OpOverload, generator: torch.Generator, drawn:
         refuse(seen, errors.spread_draws(str(op), user_line(seen), strange.device, name_of(seen.run.device)))
 
 
-def vet_op(
-    seen: Seen, op: OpOverload, facts: OpFacts, args: tuple, kwargs: dict, inputs: list[torch.Tensor],
-    written: list[torch.Tensor], constant: bool, aside: bool,
-) -> None:  # fmt: skip
-    """Refuse what a replay could not repeat."""
-    line = None
+def vet_op(seen: Seen, call: Any) -> None:
+    """Refuse what a replay could not repeat. `call`: ops.OpCall."""
+    op, facts, inputs, constant, line = call.op, call.facts, call.inputs, call.constant or call.selects, None
     if is_forward_ad():
         line = errors.forward_mode(user_line(seen))
-    elif reads_here(seen, facts) and not constant:
+    elif call.reads and not constant:
         line = host_reason(seen, errors.host_read, op)
-    elif is_dynamic(facts, inputs) and not constant:
+    elif call.dynamic and not constant:
         line = errors.dynamic_shape(str(op), user_line(seen))
     elif facts.packet in CASTS_INSIDE and seen.run.driver == HOST and core.casts_inside():
         line = errors.casts_inside(str(op), user_line(seen))
     elif facts.replaces:
         line = errors.replaces_memory(str(op), user_line(seen))
-    elif any(core.storage_id(t) in seen.constants.memory and is_array(seen, t) for t in written):
+    elif call.written and writes_array(seen, call.written):
         line = errors.array_written(str(op), user_line(seen))
     elif facts.reshapes and core.storage_id(inputs[0]) not in seen.made:
         line = errors.changes_shape(str(op), user_line(seen))
-    elif facts.namespace in COLLECTIVES and (seen.run.driver == HOST or facts.packet in WAITS):
+    elif facts.namespace in COLLECTIVES and (seen.run.driver not in collectives.DRIVERS or facts.packet in WAITS):
         line = errors.collective(str(op), user_line(seen), facts.packet in WAITS)
     elif not all(map(core.is_plain, inputs)):
         line = errors.layout(str(op), user_line(seen), odd_kind(inputs))
@@ -66,22 +53,17 @@ def vet_op(
         line = strange
     elif facts.packet == "_cudnn_init_dropout_state" and is_capture(seen):
         line = errors.cudnn_dropout()
-    elif seen.run.driver == CUDA and not aside:
-        line = vet_mixed(seen, op, facts, kwargs, inputs, written, constant)
+    elif seen.run.driver == CUDA and not call.aside:
+        line = vet_mixed(seen, op, facts, call.kwargs, inputs, call.written, constant)
     if line is not None:
         refuse(seen, line)
 
 
-def is_array(seen, t):
-    """Is the memory of this constant that of an array of NumPy's? PyTorch's own could be given another size."""
+def writes_array(seen, written):
+    """Is one of these a constant over an array of NumPy's? PyTorch's own memory could be given another size."""
+    known = [t for t in written if core.storage_id(t) in seen.constants.memory and not t.is_cuda]
     with unseen(seen):
-        return not (t.is_cuda or t.untyped_storage().resizable())
-
-
-def vet_kinds(seen: Seen, op: OpOverload, results: list[torch.Tensor]) -> None:
-    """Refuse what no recording can hold."""
-    if not all(map(core.is_plain, results)):
-        refuse(seen, errors.layout(str(op), user_line(seen), odd_kind(results)))
+        return not all(t.untyped_storage().resizable() for t in known)
 
 
 def vet_effect(
@@ -106,7 +88,7 @@ def vet_gpus(seen: Seen, op: OpOverload, inputs: list[torch.Tensor], met: list[t
     GPUs that were met before. A backward would run in a thread for each GPU, where ops of several are seen at a time:
     those of this run run in this thread."""
     for odd in met:
-        if is_elsewhere(seen, odd):
+        if not odd.is_cpu and is_elsewhere(seen, odd):
             break
     else:
         return None

@@ -19,6 +19,7 @@ from ..run.observe import NO_LINE, user_line
 from ..run.taps import NOTHING
 from ..words import errors, private
 
+DRIVERS = (core.CUDA,)  # whose recordings may exchange data
 SETTLED = 10  # iterations of which DistributedDataParallel takes times; in the next it asks for those of this one
 # Iterations from one such to the next; the latter is PyTorch's (kDDPRuntimeLoggingSampleRate).
 NEVER, SAMPLED = 2**31 - 1, 100
@@ -99,8 +100,6 @@ def let_go(gathered: list[tuple[torch.UntypedStorage, int]]) -> None:
 
 def note_pending(seen: Seen, op: private.OpOverload, inputs: list[torch.Tensor], fresh: list[torch.Tensor]) -> None:
     """A functional collective gives what must be waited for before it is used."""
-    if op.namespace != "_c10d_functional":
-        return
     for t in inputs:
         if op.overloadpacket.__name__ == "wait_tensor":
             seen.ranks.pending.pop(core.storage_id(t), None)

@@ -5,7 +5,7 @@ ask for memory and fill it behind the dispatcher's back. A tape would give what 
 kernels of the GPU, whoever launches them.)"""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import cgt_core as core
@@ -33,9 +33,10 @@ class Blank(NamedTuple):
 
 
 def see(
-    seen: Seen, facts: Any, inputs: list[torch.Tensor], written: list[torch.Tensor], fresh: list[torch.Tensor]
+    seen: Seen, facts: Any, inputs: list[torch.Tensor], written: Sequence[torch.Tensor], fresh: list[torch.Tensor]
 ) -> str | None:
-    """An op of the host's ran: the sentence on memory that it read though no op wrote it, or None."""
+    """An op of the host's ran: the sentence on memory that it read though no op wrote it, or None. For one that makes
+    empty memory, or where there is some."""
     packet = facts.packet
     if packet in EMPTY and is_filled():
         return None
@@ -43,8 +44,6 @@ def see(
         for t in (t for t in fresh if t.numel()):
             sid = core.storage_id(t)
             seen.blank[sid] = Blank(seen.made[sid], (t.size(), t.stride(), t.storage_offset()), t.dtype, [])
-        return None
-    if not seen.blank:
         return None
     over = () if facts.reshapes else written
     reads = told(seen, over) if packet.endswith("_") and packet not in FILLS else None

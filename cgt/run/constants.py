@@ -90,7 +90,8 @@ def forget(seen: Seen, tensors: Iterable[torch.Tensor]) -> None:
     tensors made of one array of NumPy's have a storage each."""
     for t in tensors:
         seen.constants.memory.pop(core.storage_id(t), None)
-        seen.reads.known.difference_update(lying_in(t, seen.reads.known))
+        if seen.reads.known:
+            seen.reads.known.difference_update(lying_in(t, seen.reads.known))
 
 
 def close(seen: Seen) -> None:

@@ -256,7 +256,7 @@ def refuse(seen: Seen, sentence: str) -> None:
 
 def is_capture(seen: Seen) -> bool:
     """Does nothing of this run execute?"""
-    return seen.run.recording and seen.run.driver == CUDA
+    return seen.run.driver == CUDA and seen.run.recording
 
 
 def is_host_recording(seen: Seen) -> bool:

@@ -17,13 +17,14 @@ import torch
 from ..words.private import OpOverload
 
 ENUMS = (torch.dtype, torch.layout, torch.memory_format)
+PLAIN = frozenset((torch.Tensor, torch.nn.Parameter, type(None), bool, int, float, complex, list, tuple, str))
 EMPTY = frozenset("empty empty_like empty_strided new_empty new_empty_strided empty_permuted".split())
 
 
 @functools.cache
 def out_variant(op):
-    """(overload, name of its out argument), or None: the variant that takes op's arguments and writes a given
-    result."""
+    """(overload, name of its out argument, names of its arguments), or None: the variant that takes op's arguments and
+    writes a given result."""
     packet = op.overloadpacket
     wanted = [(a.name, str(a.type)) for a in op._schema.arguments]
     if torch.Tag.nondeterministic_seeded in op.tags:
@@ -38,7 +39,7 @@ def out_variant(op):
             continue
         # dtype, layout, device and pin_memory of a factory are those of the recorded result.
         if rest == wanted or rest == [w for w in wanted if w[0] not in FACTORY]:
-            return candidate, outs[0].name
+            return candidate, outs[0].name, frozenset(a.name for a in candidate._schema.arguments)
     return None
 
 
@@ -75,25 +76,21 @@ def boxed(value):
 
 def append(op: OpOverload, args: Sequence[object], kwargs: dict[str, object], results: Sequence[torch.Tensor]) -> None:
     """Append op to the tape under way. `results`: the tensors it made, in order."""
-    name, given = op._schema.name, (args, kwargs)
-    args = tuple(map(boxed, args))
-    kwargs = {k: boxed(v) for k, v in kwargs.items()}
-    if writes(op) or not results:
-        target, into = op, results
-    elif op.overloadpacket.__name__ in EMPTY:
+    name, overload, into = op._schema.name, op._schema.overload_name, tuple(results)
+    makes = bool(results) and not writes(op)
+    if makes and op.overloadpacket.__name__ in EMPTY:
         if is_filled():
             core.op(b"aten::fill_", b"Scalar", (results[0], unwritten(results[0].dtype)), {}, ())
         return  # or its bytes mean nothing; the memory stays
-    else:
-        target, into = op, results
-        found = out_variant(op)
-        if found is not None:
-            known = argument_names(found[0])
-            trimmed = {k: v for k, v in given[1].items() if k not in FACTORY or k in known}
-            if writes_same(found[0], found[1], given[0], trimmed, results[0]):
-                target, into = found[0], ()
-                kwargs = {k: boxed(v) for k, v in trimmed.items()} | {found[1]: results[0]}
-    core.op(name.encode(), target._schema.overload_name.encode(), args, kwargs, tuple(into))
+    found, extra = out_variant(op) if makes else None, {}
+    if found is not None:
+        target, out, known = found
+        trimmed = {k: v for k, v in kwargs.items() if k not in FACTORY or k in known} if kwargs else kwargs
+        if writes_same(target, out, args, trimmed, results[0]):
+            overload, into, kwargs, extra = target._schema.overload_name, (), trimmed, {out: results[0]}
+    if not PLAIN.issuperset(map(type, (*args, *kwargs.values()))):
+        args, kwargs = tuple(map(boxed, args)), {k: boxed(v) for k, v in kwargs.items()}
+    core.op(name.encode(), overload.encode(), tuple(args), kwargs | extra, into)
 
 
 def is_filled() -> bool:
@@ -129,12 +126,6 @@ def same_bits(a, b):
     if number is None:  # complex128
         return torch.equal(torch.view_as_real(a).view(torch.int64), torch.view_as_real(b).view(torch.int64))
     return torch.equal(a.view(number), b.view(number))
-
-
-@functools.cache
-def argument_names(op):
-    """Names of op's arguments."""
-    return frozenset(a.name for a in op._schema.arguments)
 
 
 def copy_into(target: torch.Tensor, source: torch.Tensor) -> None:

@@ -155,8 +155,8 @@ wrapped_graph = says("""232: the backward goes through {path}, a {kind}, and wou
     step, backward and all.""")
 gathered = says("""233: {path} was gathered by an earlier forward and is not sharded yet, so this backward runs as it
     is. Call reshard() on the module behind a forward that has none.""")
-unknown_sharding = says("""234: {path} was spread by fully_shard of a release of torch in which cgt does not know what
-    that keeps beside it.""")
+unknown_sharding = says("""234: {path} was spread by fully_shard, and cgt does not know what that keeps beside it, in
+    this release of torch or without its folder ranks.""")
 array_written = says("""235: {op} at {line} writes to an array of which the function made a tensor (torch.from_numpy): a
     replay would not. Make the tensor outside, or copy the array (torch.tensor).""")
 
@@ -422,7 +422,7 @@ def collective(op: str, line: str, waits: bool = False) -> str:
     what = (
         "has the host wait for other processes"
         if waits
-        else "exchanges data with other processes, which the host driver's tape cannot repeat"
+        else "exchanges data with other processes, as no tape of the host's does, nor cgt without its folder ranks"
     )
     return f"{op} at {line} {what}. Call it outside the jitted function."
 

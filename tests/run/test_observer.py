@@ -1,6 +1,7 @@
 """Observation does not change what is observed: ops, formulas of backwards and views go eager's ways in the warm-up, in
 the recording and in replays; and nobody gets to see memory of ours."""
 
+import sys
 from pathlib import Path
 
 import torch  # before the core, whose libraries are torch's
@@ -8,12 +9,14 @@ import torch  # before the core, whose libraries are torch's
 # isort: split
 import cgt_core as core
 import pytest
+from helpers import counts, values
 from torch.utils._python_dispatch import TorchDispatchMode
 from wild import KeptArgument
 
 import cgt
 from cgt.make import ops, trace
 from cgt.run.observe import observe
+from cgt.words import options
 from cgt.words.private import outside_dynamo
 
 SQUARE = torch.tensor([[4.0, 1.0, 0.5], [1.0, 3.0, 0.2], [0.5, 0.2, 2.0]])
@@ -248,3 +251,28 @@ def test_the_page_has_the_watchers_of_an_op_in_their_order():
     rows = [(name.strip("`"), what, why) for name, what, why in rows if name != "`proceed`"]
     assert [(name, why) for name, _, why in rows] == [(name, why) for name, _, why in told]
     assert [what for (_, what, _), (_, docstring, _) in zip(rows, told, strict=True) if not docstring.startswith(what)] == []
+
+
+def test_an_op_that_needs_no_mechanism_enters_few_functions(device, monkeypatch):
+    """In a first run and in a recording: who follows an op through the source stops at each of these."""
+    see_op, entered, x = ops.see_op, [], values(device)
+
+    def enter(frame, event, _):
+        if event == "call" and frame.f_code.co_filename.startswith(options.HOME):
+            entered[-1].append(frame.f_code.co_name)
+
+    def counted(*given):
+        before = sys.gettrace()
+        entered.append([])
+        sys.settrace(enter)
+        try:
+            see_op(*given)
+        finally:
+            sys.settrace(before)
+
+    monkeypatch.setattr(trace, "see_op", counted)
+    f = cgt.jit(lambda x, y: torch.add(torch.add(x, y), x))
+    for _ in range(3):
+        assert torch.equal(f(x, x), x + x + x)
+    assert counts(f) == (1, 1, 1, 0)
+    assert len(entered) == 4 and all(0 < len(each) <= 50 for each in entered[1::2]), entered  # the first one chooses the watchers

@@ -499,11 +499,11 @@ def test_op_that_cannot_be_taped_runs_eagerly_and_the_reason_names_op_and_line(n
 
 
 def test_op_with_an_out_variant_for_the_same_arguments_has_one():
-    op, name = tape.out_variant(aten.add.Tensor)
+    op, name, _ = tape.out_variant(aten.add.Tensor)
     assert (op, name) == (aten.add.out, "out")
-    op, name = tape.out_variant(aten.sum.dim_IntList)
+    op, name, _ = tape.out_variant(aten.sum.dim_IntList)
     assert (op, name) == (aten.sum.IntList_out, "out")
-    op, _ = tape.out_variant(aten.full.default)
+    op, *_ = tape.out_variant(aten.full.default)
     assert op is aten.full.out, "dtype and device are those of the result that is written"
 
 
