@@ -148,8 +148,6 @@ cpdef enum:                 # Miss: why a node did not accept a call; node_why s
     FITS, MISS_SPEC, MISS_AMBIENT, MISS_META, MISS_POINTER, MISS_ALIGN, MISS_VALUE, MISS_OVERLAP,
     MISS_GRAD, MISS_PLACE, MISS_ALIVE, MISS_SAME, MISS_DROPOUT, MISS_NUMBER
 
-cpdef enum: ASKS_PLACE = 1, ASKS_ALL = 3    # Asks: of tensors in places; of gradients, too
-
 cpdef enum: HOST, CUDA      # DriverKind
 
 cpdef enum: BRANCH, LOOP    # ForkKind: one of two bodies runs; one body runs as long as the predicate says so

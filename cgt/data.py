@@ -162,7 +162,7 @@ class Learnt:
     blamed: str | None = None  # the same, where that is only to be tried
     whole: bool = False  # its last recording is one graph, of which nothing ran while it was recorded
     joined: tuple = (-1, 0)  # replays when others joined them last, and how often they did since
-    asks_which: int = 0  # Asks: is it the same to it which tensor lies in a place, which one a gradient is?
+    asks_which: bool = False  # it is not the same to it which tensor lies in a place
     recurrent: bool = False  # it draws dropout from cuDNN's random state
     apart: set = fresh(set)  # ops that a capture forbade: they run eagerly between two graphs
     hidden: bool = False  # kernels that are not seen read arguments where they lie: none is copied
@@ -452,6 +452,7 @@ class RanCode(NamedTuple):
 
     started: set
     beside: set  # those of other threads
+    hashed: set  # ids of the tensors of which it was asked which one each is, past its values, as of a key
     ran: set  # those that are the function's; None among them: not all were seen
     imported: set  # files of modules whose bodies ran
     user: dict  # file -> is it the user's?
@@ -569,7 +570,7 @@ class Seen:
     computed: bool | None = None  # with some it did; False: and more depends on one than ops and comparisons
     late: int = 0  # so many values came until the last that was read behind a write to memory from outside
     dropout: Any = None  # an alias of the buffer with cuDNN's random state, if it drew from that
-    asks_which: int = 0  # Asks: is it the same to it which tensor lies in a place, which one a gradient is?
+    asks_which: bool = False  # it is not the same to it which tensor lies in a place
     acts: bool = False  # it did something that may not happen twice, besides writing
     draws: bool = False  # random numbers of the host's
     random: bool = False  # random numbers, of whatever generator

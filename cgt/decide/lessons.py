@@ -2,10 +2,10 @@
 may fare better."""
 
 import cgt_core as core
-from cgt_core import ASKS_ALL, NONE
+from cgt_core import NONE
 
 from ..data import Plan, Seen, State
-from ..make import autograd, describe
+from ..make import autograd, describe, moving
 from ..make.plan import learn_code
 from ..numbers.addresses import has_way_back
 from ..run.observe import all_paths, all_tensors
@@ -49,15 +49,15 @@ def vet_follows(state: State, plan: Plan, seen: Seen) -> str | None:
     None. Where the function comes to tensors in ways that cannot be followed (a set, a distribution), these may be what
     lies in a place, too, at one call and not at another."""
     if plan.graph is None and describe.loose_in(plan, seen):
-        state.learnt.asks_which = seen.asks_which = ASKS_ALL
-    paths = [plan.places[k].path for k in plan.follows] if seen.asks_which else []
+        state.learnt.asks_which = seen.asks_which = True
     first = len(plan.flat.tensors)
-    owned = [plan.reached[k - first] for k in plan.copied if seen.asks_which == ASKS_ALL and k >= first]
-    paths += [one.path for one in owned if one.owner != NONE]
-    if not paths:
+    copied = [plan.reached[k - first] for k in plan.copied if k >= first]
+    asked = [plan.places[k].path for k in plan.follows if moving.is_asked(seen, plan.places[k])]
+    asked += [one.path for one in copied if one.owner != NONE and moving.is_one_asked(seen, [one.tensor])]
+    if not asked:
         return None
-    seen.again = True
-    return errors.asks_which(paths[0])
+    seen.again = state.learnt.asks_which = True
+    return errors.asks_which(asked[0])
 
 
 def vet_back(state: State, plan: Plan, seen: Seen) -> str | None:

@@ -103,7 +103,7 @@ def eager(function: F) -> F:
 
 def meet(seen, call, function, args, kwargs):
     """The function is called, by `call`, in a run under observation."""
-    seen.asks_which = core.ASKS_ALL  # it may put other tensors into places in the middle of the call
+    seen.asks_which = True  # it may put other tensors into places in the middle of the call
     line = observe.user_line(seen)
     counters.end(seen)
     live.settle_all(seen)

@@ -360,14 +360,25 @@ def is_replaced(place: Place) -> bool:
     return now is not place.want and alike and all(type(one) is torch.Tensor for one in ones)
 
 
+def is_asked(seen: Seen, place: Place) -> bool:
+    """Was it asked which tensor one is that lay there before the run or lies there now?"""
+    return is_one_asked(seen, [*places.tensors_at(place.want), *places.tensors_at(value_at(place))])
+
+
+def is_one_asked(seen: Seen, tensors: list[torch.Tensor]) -> bool:
+    """The same of these."""
+    return seen.asks_which or not seen.code.hashed.isdisjoint(map(id, tensors))
+
+
 def learn_replaced(state: State, plan: Plan, seen: Seen) -> str | None:
     """A sentence if the run put other tensors into places that it read and that are not followed yet, or None."""
-    at = {k for k, _ in plan.followable.values() if k not in plan.follows and is_replaced(plan.places[k])}
-    names = [plan.places[k].path for k in sorted(at)] + [path for path, (k, _) in plan.followable.items() if k in at]
-    if seen.asks_which or state.opts.outputs != "rescue":  # it lasts, whatever becomes of results
+    if state.opts.outputs != "rescue":  # what is in a place lasts, whatever becomes of results
         return None
-    found = [plan.places[k] for k in sorted({k for k, _ in plan.followable.values()}) if is_replaced(plan.places[k])]
-    grown = [place.path for place in found if shapes_at(place.want) != shapes_at(value_at(place))]
+    found = {k: plan.places[k] for k, _ in sorted(plan.followable.values())}
+    found = {k: place for k, place in found.items() if is_replaced(place) and not is_asked(seen, place)}
+    at = found.keys() - plan.follows
+    names = [plan.places[k].path for k in sorted(at)] + [path for path, (k, _) in plan.followable.items() if k in at]
+    grown = [place.path for place in found.values() if shapes_at(place.want) != shapes_at(value_at(place))]
     state.learnt.moves.grown.update(dict.fromkeys(grown))
     if not (names or grown):
         return None

@@ -8,7 +8,7 @@ from typing import Any
 
 import cgt_core as core
 import torch
-from cgt_core import ASKS_ALL, AT_PLACE, COPIED, CUDA, HOST, MISS_META, MISS_PLACE, MISS_POINTER, NONE, PINNED, REBOUND
+from cgt_core import AT_PLACE, COPIED, CUDA, HOST, MISS_META, MISS_PLACE, MISS_POINTER, NONE, PINNED, REBOUND
 
 from ..data import Around, Call, Plan, Reached, State, Was
 from ..look import code, empties, flow, impure, places
@@ -141,7 +141,7 @@ def find_gradients(call: Call, around: Around) -> dict[str, int]:
     """{path: slot} of gradients that may be other tensors at each call: they are found at their parameter. Not where it
     is asked which tensor one is, nor what autograd may save."""
     state, grad = call.state, torch.is_grad_enabled()
-    if state.graph is not None or state.learnt.asks_which == ASKS_ALL or (state.learnt.saves and grad):
+    if state.graph is not None or state.learnt.asks_which or (state.learnt.saves and grad):
         return {}
     return {
         r.path: k

@@ -104,7 +104,7 @@ def run(seen: Seen, function: Callable[..., object], args: tuple, kwargs: dict) 
         vet_threads(seen)
     seen.code.imported.update(impure.imported(seen.code.started))
     seen.code.ran.update(impure.code_of_function(seen.code.started, seen.code.imported))
-    seen.asks_which |= core.ASKS_ALL if impure.asks_ids(seen.code.ran) else 0
+    seen.asks_which |= impure.asks_ids(seen.code.ran)
     if seen.run.saves:
         if before != references(seen):
             collect()
@@ -128,10 +128,8 @@ def see_swap(seen, plain, owner, name, tensors, kwargs):
 
 def see_hash(seen, plain, owner, name, args, kwargs):
     """It is asked which tensor one is, past its values, as of a key."""
-    plan, (t,) = seen.run.plan, args
-    is_gradient = plan is not None and any(t is one.tensor and one.owner != core.NONE for one in plan.reached)
-    seen.asks_which |= core.ASKS_ALL if is_gradient else core.ASKS_PLACE
-    return plain(t)
+    seen.code.hashed.add(id(args[0]))
+    return plain(*args)
 
 
 def hear(seen, op):

@@ -619,3 +619,42 @@ def test_random_programs_that_mix_it_with_the_rest(device):
     """Values read on the way, ops between graphs, random numbers, counters, stores, writes, and a second function."""
     programs = st.tuples(some(INSIDE, 6), some(OUTSIDE, 5), st.sampled_from(STEPS))
     agree(run_mixed, programs, device, 15 if device.type == "cuda" else 60)
+
+
+def test_what_lies_under_a_tensor_as_a_key_is_followed(device):
+    """Which tensor the key is was asked, not which one lies there: `state[p] = e` of optimizers."""
+    params = [nn.Parameter(square(device, k)) for k in range(3)]
+
+    def begin():
+        state = {}
+
+        def step(x):
+            for p in params:
+                state[p] = p.detach() * x
+            return sum(state[p].sum() for p in params)
+
+        return state, step
+
+    (wants, plain), (gots, other) = begin(), begin()
+    f = cgt.jit(other)
+    for k in range(12):
+        assert identical(f(square(device, k)), plain(square(device, k))), k
+        assert all(identical(gots[p], wants[p]) for p in params), k
+    assert cgt.stats(f).replays >= 8, cgt.explain(f)
+
+
+def test_a_tensor_that_is_asked_for_by_its_hash_is_not_followed(device):
+    m, known = types.SimpleNamespace(h=square(device)), {}
+
+    def function(x):
+        if m.h not in known:
+            known[m.h] = len(known)
+        m.h = m.h + x
+        return m.h * known.get(m.h, 2)
+
+    f = cgt.jit(function)
+    for k in range(8):
+        x, h, n = square(device, k), m.h, len(known)
+        assert identical(f(x), (h + x) * 2), k
+        assert len(known) == n + 1
+    assert cgt.stats(f).replays == 0
