@@ -98,7 +98,7 @@ def jit(fn: Callable[..., Any] | None = None, *, static_argnums: int | Iterable[
 def jitted(fn, opts):
     """What `jit` returns for fn, and where it is a decorator."""
     check_function(fn)
-    check_dynamic(fn, opts.dynamic)
+    check_names(fn, opts)
     if not isinstance(fn, torch.nn.Module):
         return site_of(fn, opts)
     state = state_behind(fn)
@@ -218,12 +218,26 @@ def read(name, value, switch, parse, expected):
         raise CgtError(told if value is None else errors.bad_option(name, value, expected)) from error
 
 
-def check_dynamic(fn, names):
-    """CgtError where an argument is named that the function does not have."""
-    known = inspect.signature(described(fn)).parameters if names else {}
-    for name in names:
-        if name not in known and not any(p.kind == p.VAR_KEYWORD for p in known.values()):
-            raise CgtError(errors.bad_option("dynamic", name, f"one of {tuple(known)}"))
+def check_names(fn, opts):
+    """CgtError where an argument is named, or its position told, that the function does not have."""
+    positions, names = opts.static
+    if not (positions or names or opts.dynamic):
+        return
+    try:
+        known = inspect.signature(described(fn)).parameters
+    except ValueError:  # compiled, and does not tell
+        return
+    kinds = [p.kind for p in known.values()]
+    if inspect.Parameter.VAR_KEYWORD not in kinds:
+        for option, name in [("static_argnames", name) for name in names] + [
+            ("dynamic", name) for name in opts.dynamic
+        ]:
+            if name not in known:
+                raise CgtError(errors.bad_option(option, name, f"one of {tuple(known)}"))
+    n = len(kinds) - kinds.count(inspect.Parameter.KEYWORD_ONLY) - kinds.count(inspect.Parameter.VAR_KEYWORD)
+    for position in positions if inspect.Parameter.VAR_POSITIONAL not in kinds else ():
+        if not -n <= position < n:
+            raise CgtError(errors.bad_option("static_argnums", position, f"one of {n} positional arguments"))
 
 
 def described(fn):

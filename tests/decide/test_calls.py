@@ -477,7 +477,7 @@ def test_one_static_argnum_may_be_an_int(device):
     assert counts(f) == (1, 2, 2, 0)
 
 
-@pytest.mark.parametrize("names", ["mode", ("mode",), ["other", "mode"]])
+@pytest.mark.parametrize("names", ["mode", ("mode",), ["mode"]])
 def test_static_argnames_take_a_keyword_argument_as_one_value(device, names):
     function = lambda x, mode=("a",): x * len(mode)  # noqa: E731
     f = cgt.jit(function, static_argnames=names)
@@ -671,6 +671,15 @@ def test_an_unknown_option_value_is_refused_with_its_name(option, value, late):
     with pytest.raises(cgt.CgtError) as error:
         cgt.jit(None if late else len, **{option: value})
     assert f"{option}={value!r}" in str(error.value) and "expected" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "option, value", [("static_argnames", "nope"), ("static_argnames", ("x", "nope")), ("dynamic", "nope"), ("static_argnums", 2), ("static_argnums", -3)]
+)
+def test_an_argument_that_the_function_does_not_have_is_refused(option, value):
+    with pytest.raises(cgt.CgtError, match=f"{option}=.*expected one of"):
+        cgt.jit(lambda x, y=2: x, **{option: value})
+    cgt.jit(lambda *args, **others: args, **{option: value})  # may be among these
 
 
 @pytest.mark.parametrize(
