@@ -51,9 +51,8 @@ def vet_follows(state: State, plan: Plan, seen: Seen) -> str | None:
     if plan.graph is None and describe.loose_in(plan, seen):
         state.learnt.asks_which = seen.asks_which = ASKS_ALL
     paths = [plan.places[k].path for k in plan.follows] if seen.asks_which else []
-    first = len(plan.flat.tensors)
-    owned = [plan.reached[k - first] for k in plan.copied if seen.asks_which == ASKS_ALL and k >= first]
-    paths += [one.path for one in owned if one.owner != NONE]
+    moved = [k for k, one in enumerate(plan.reached, len(plan.flat.tensors)) if one.owner != NONE and k in plan.copied]
+    paths += [all_paths(plan)[k] for k in moved if seen.asks_which == ASKS_ALL]
     if not paths:
         return None
     seen.again = True

@@ -48,6 +48,7 @@ from .facts import (
     SEED,
     OpFacts,
     brings_to_gpu,
+    counts_inside,
     facts_of,
     fills,
     is_dynamic,
@@ -252,10 +253,13 @@ def exchange_inputs(seen, call):
     """It works on copies of arguments, and finds a seed where it looks for it."""
     if call.facts.packet in KEEPS_SEED and not seen.run.recording:
         call.instead = seeds_on_host(call.op, call.args, call.kwargs)
-    if call.facts.absolute and core.storage_id(call.inputs[0]) not in seen.made:
+    if call.facts.absolute and counts_inside(call.op, call.args, call.kwargs, call.numbers):
+        seen.copied.whole.add(core.storage_id(call.inputs[0]))
+    elif call.facts.absolute and core.storage_id(call.inputs[0]) not in seen.made:
         seen.raw.add(core.storage_id(call.inputs[0]))
         if core.storage_id(call.inputs[0]) in seen.copied.swaps:
             refuse(seen, errors.absolute(str(call.op), user_line(seen)))
+            return  # on the user's own memory: it ran for real
     if seen.copied.swaps:
         done = {}
         call.args = exchange(seen, call.args, done)
