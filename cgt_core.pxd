@@ -274,6 +274,7 @@ cdef struct Slot:               # the rest
     id_t back                   # COPIED, and written: the patch that copies back; REBOUND, and written: `copy`; or NONE
     # COPIED: it shares bytes with this earlier one, and lies `shift` bytes behind it; or NONE
     id_t beside
+    int32_t whole               # it begins its storage, as when it was recorded
     int32_t follows             # its tensor, which is owned, is what a place holds
     char value[16]              # VALUE only: itemsize bytes
 

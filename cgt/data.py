@@ -100,8 +100,7 @@ class Moving(NamedTuple):
 
     pointers: dict  # path of an argument, or of what it reaches -> its last address
     moved: set  # of these, those that move: they are copied
-    # of these -> (how often it moved soon after it had moved before, in which call it did last)
-    swaps: dict
+    swaps: dict  # of these -> (how often it moved soon after it had moved before, in which call it did last)
     written: set  # those that the function writes
     fixed: set  # those of which somebody may have the address
     # those that are copied, since a recording that was told where they lie was not what eager is
@@ -398,6 +397,7 @@ class Copied(NamedTuple):
     bound: set  # slots of those that are not copied after all
     told: set  # (op, kernel) of what is told where these lie
     backs: dict  # slot of one of these -> its copy in the core for the way back
+    whole: set  # memory of tensors that must begin their storage
 
 
 class ReadValues(NamedTuple):
@@ -609,6 +609,7 @@ class SlotRow(NamedTuple):
     back: int  # COPIED, and written: its copy in the core for the way back; REBOUND, and written: `copy`; or NONE
     beside: int  # COPIED: the earlier slot with which it shares bytes; or NONE
     begins: bool  # to require grad, in the call
+    whole: bool  # it must begin its storage
 
 
 class OutRow(NamedTuple):

@@ -41,6 +41,7 @@ cdef int64_t guard_odd(Table* t, Node* n, int32_t k, PyObject** leaves) noexcept
     cdef Slot* s = node_slot(t, n, k)
     cdef PyObject* x = slot_tensor(t, n, k, leaves)
     cdef char* p = tensor_at(x, g.itemsize)
+    if s.whole and tensor_offset(x) != 0: return miss(MISS_ALIGN, k)
     if g.binding == PINNED:
         if p != slot_ptr(t, n, k): return miss(MISS_POINTER, k)
     elif g.binding == COPIED or g.binding == REBOUND:

@@ -298,14 +298,14 @@ cdef id_t dims_of(Table* t, id_t n, PyObject* x) except -1:
     return at
 
 cdef int slot_fill(Table* t, id_t n, id_t k, object row) except -1:
-    """row: (leaf, tensor, example, binding, copy, same, apart, grad_of, back, beside, begins)"""
+    """row: (leaf, tensor, example, binding, copy, same, apart, grad_of, back, beside, begins, whole)"""
     cdef PyObject* x
     cdef Slot* s
     cdef Guard* g
     cdef Patch* p
     cdef id_t dim_at
     cdef int32_t j
-    leaf, tensor, example, binding, copy, same, apart, grad_of, back, beside, begins = row
+    leaf, tensor, example, binding, copy, same, apart, grad_of, back, beside, begins, whole = row
     x = <PyObject*>example
     dim_at = dims_of(t, n, x)
     s, g = node_slot(t, node_row(t, n), k), node_guard(t, node_row(t, n), k)
@@ -324,7 +324,7 @@ cdef int slot_fill(Table* t, id_t n, id_t k, object row) except -1:
     s.same = same
     s.apart = apart
     s.identity = g.leaf != NONE and (g.tensor is not NULL or g.grad_of != NONE or s.same != NONE or s.apart)
-    s.copy, s.back, s.beside = copy, back, beside
+    s.copy, s.back, s.beside, s.whole = copy, back, beside, whole
     s.align = <int32_t>(<uintptr_t>g.ptr % align_of(node_row(t, n)))
     s.from_node = NONE
     s.follows = False
@@ -333,7 +333,7 @@ cdef int slot_fill(Table* t, id_t n, id_t k, object row) except -1:
         if s.from_node != NONE: s.shift = g.ptr - tensor_storage_ptr(x)
     if g.binding == VALUE:
         memcpy(s.value, g.ptr, g.itemsize)
-    g.odd = s.identity or s.from_node != NONE or s.beside != NONE \
+    g.odd = s.identity or s.whole or s.from_node != NONE or s.beside != NONE \
         or not (g.binding == UNUSED or g.binding == PINNED or g.binding == REBOUND)
     if is_loose(g): node_row(t, n).grads_move = True
     if g.binding == COPIED or g.binding == REBOUND: node_patch(t, node_row(t, n), s.copy).slot = k
@@ -434,8 +434,7 @@ cdef int effect_fill(Table* t, id_t n, id_t k, object row) except -1:
     if e.kind == WRITES: node_row(t, n).writes = 1
     for j in range(node_row(t, n).len[SLOTS] if e.kind == WRITES else 0):
         # which may overlap what is written
-        if node_guard(t, node_row(t, n), j).binding != REBOUND or is_loose(node_guard(t, node_row(t, n), j)): continue
-        node_guard(t, node_row(t, n), j).odd = True
+        if node_guard(t, node_row(t, n), j).binding == REBOUND: node_guard(t, node_row(t, n), j).odd = True
     for j in range(node_row(t, n).len[TAGS] if e.place != NONE else 0):
         w = node_tag(t, node_row(t, n), j)
         if w.place_at <= e.place < w.place_at + w.place_n: e.tag = j

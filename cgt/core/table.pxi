@@ -417,8 +417,8 @@ cdef int table_check(Table* t) except -1:
                                         and node_guard(t, n, s.beside).binding in (COPIED, REBOUND)), "beside none"
             assert s.back == NONE or (moves and node_patch(t, n, s.back).slot == j), "the way back of another slot"
             assert g.binding != TWIN or node_guard(t, n, s.copy).binding in (COPIED, REBOUND), "twin of a copied"
-            assert g.odd or ((g.binding in (UNUSED, PINNED) or (g.binding == REBOUND and (is_loose(g) or not n.writes)))
-                             and s.from_node == NONE and not s.identity and not s.follows), "odd"
+            assert g.odd or ((g.binding in (UNUSED, PINNED) or (g.binding == REBOUND and not n.writes))
+                             and s.from_node == NONE and not (s.identity or s.follows or s.whole)), "odd"
             assert s.from_node == NONE or is_ancestor(t, s.from_node, k), "an input off the path"
         for j in range(n.len[PLACES]):
             q = node_place(t, n, j)

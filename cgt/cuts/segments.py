@@ -422,7 +422,7 @@ def select(seen: Seen, t: torch.Tensor, mask: torch.Tensor) -> list[torch.Tensor
     """In a capture: return from masked_select, of whose arguments the mask was read, what an index takes; the
     tensor."""
     with unseen(seen):
-        shape = aten.broadcast_tensors.default([t, mask])[0].shape  # the form in Python imports sympy
+        shape = aten.broadcast_tensors.default([t, mask])[0].shape or (1,)  # the form in Python imports sympy
     columns = columns_of(seen, mask, shape)
     # For its shape alone: t is not computed yet.
     constants.for_real(seen, lambda: core.proceed([exchange(seen, t), constants.stand_in(seen, mask)]))

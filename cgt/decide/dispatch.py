@@ -27,7 +27,7 @@ from ..make.plan import (
     device_of,
     driver_of,
     find_followable,
-    find_gradients,
+    find_mobile,
     flattened,
     leaves_of,
     misplaced,
@@ -296,8 +296,9 @@ def prepare(call, attempt, around):
     make_place(call, path, parent)
     make_room(state)
     missed = places_first(misses(call, path, parent))
-    followable, gradients = find_followable(call, around), find_gradients(call, around)
-    moves = note_moves(state, around, missed, followable, gradients)
+    followable = find_followable(call, around)
+    mobile = find_mobile(call, around, followable)
+    moves = note_moves(state, around, missed, followable, mobile)
     live.learn_places(
         state, around.found.places, [state.keep[node] for node, why, _ in missed if why == MISS_PLACE],
         misplaced(state, missed),
@@ -308,7 +309,7 @@ def prepare(call, attempt, around):
         attempt.passing = True
         return record.failure(error)
     changed = misplaced(state, missed)
-    plan = plan_call(call, around, parent, followable, gradients, moves, changed)
+    plan = plan_call(call, around, parent, followable, mobile, moves, changed)
     if isinstance(plan, str):
         return plan
     attempt.plan = plan

@@ -161,7 +161,8 @@ def describe_slots(plan, seen):
             leaf, kept, same, apart = core.NONE, t if owner == core.NONE else None, core.NONE, False
         sharing = [j for j in plan.beside.get(k, ()) if j < k and slots[j].binding in MOVES] if binding in MOVES else []
         beside = next(iter(sharing), core.NONE)
-        slots.append(SlotRow(leaf, kept, t, binding, copy, same, apart, owner, back, beside, k in facts.begun))
+        whole = core.storage_id(t) in seen.copied.whole and t.storage_offset() == 0
+        slots.append(SlotRow(leaf, kept, t, binding, copy, same, apart, owner, back, beside, k in facts.begun, whole))
     return slots, all_paths(plan), describe_writes(plan, seen, facts)
 
 

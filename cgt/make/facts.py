@@ -1,7 +1,7 @@
 """What an op is, before it runs: facts of its schema, once for each op, and questions about it with these arguments.
 Nothing here changes anything."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import cgt_core as core
@@ -11,7 +11,7 @@ from cgt_core import CUDA, NONE
 from ..cuts import apart
 from ..data import LIVE_NUMBER, NotedOp, Seen
 from ..run import constants, tape
-from ..run.observe import is_host_recording, tensors_in, user_line
+from ..run.observe import is_host_recording, span, tensors_in, user_line
 from ..words.private import OpOverload
 
 # Which arguments of cuDNN's recurrent ops are the share that is dropped, whether it trains, and the buffer from which
@@ -186,3 +186,15 @@ def told_operand(x, is_live):
     if type(x) in (list, tuple):
         return f"[{', '.join(told_operand(one, False) for one in x)}]"
     return str(x) if type(x) is not torch.Generator else "generator"
+
+
+def counts_inside(op: OpOverload, args: tuple, kwargs: dict, numbers: Sequence) -> bool:
+    """Of an op that counts from the start of the storage: does its tensor begin there, and hold all that it comes to?
+    So does a copy of it then. `numbers`: those of its arguments that are live."""
+    given = dict(zip((a.name for a in op._schema.arguments), args, strict=False)) | kwargs
+    t, size = given.get("self", given.get("a")), given.get("size", ())  # prims say a
+    if t is None or numbers or "stride" not in given:
+        return False
+    steps = zip(size, given["stride"], strict=True)
+    end = (given.get("storage_offset") or 0) + sum((n - 1) * step for n, step in steps)
+    return t.storage_offset() == 0 and (0 in size or (end + 1) * t.itemsize <= span(t))

@@ -47,6 +47,7 @@ from .facts import (
     SEED,
     OpFacts,
     brings_to_gpu,
+    counts_inside,
     facts_of,
     fills,
     is_dynamic,
@@ -266,10 +267,13 @@ def exchange_inputs(seen, call):
     if call.facts.packet in KEEPS_SEED:
         seen.seeds = True
         call.instead = None if seen.run.recording else seeds_on_host(call.op, call.args, call.kwargs)
-    if call.facts.absolute and core.storage_id(call.inputs[0]) not in seen.made:
+    if call.facts.absolute and counts_inside(call.op, call.args, call.kwargs, call.numbers):
+        seen.copied.whole.add(core.storage_id(call.inputs[0]))
+    elif call.facts.absolute and core.storage_id(call.inputs[0]) not in seen.made:
         seen.raw.add(core.storage_id(call.inputs[0]))
         if core.storage_id(call.inputs[0]) in seen.copied.swaps:
             refuse(seen, errors.absolute(str(call.op), user_line(seen)))
+            return  # on the user's own memory: it ran for real
     if seen.copied.swaps:
         done = {}
         call.args = exchange(seen, call.args, done)

@@ -137,18 +137,17 @@ def find_followable(call: Call, around: Around) -> dict[str, tuple[int, int]]:
     return followable
 
 
-def find_gradients(call: Call, around: Around) -> dict[str, int]:
-    """{path: slot} of gradients that may be other tensors at each call: they are found at their parameter. Not where it
-    is asked which tensor one is, nor what autograd may save."""
-    state, grad = call.state, torch.is_grad_enabled()
-    if state.graph is not None or state.learnt.asks_which or (state.learnt.saves and grad):
-        return {}
-    return {
-        r.path: k
-        for k, r in enumerate(around.reached, len(call.flat.tensors))
-        if r.owner != NONE and id(r.tensor) not in around.also and r.tensor.numel()
-        if not (grad and r.tensor.requires_grad)
-    }  # fmt: skip
+def find_mobile(call: Call, around: Around, followable: dict[str, tuple[int, int]]) -> dict[str, int]:
+    """{path: slot} of these, and of gradients, which may be other tensors at each call: they are found at their
+    parameter. Not where it is asked which tensor one is, nor what autograd may save."""
+    learnt, grad = call.state.learnt, torch.is_grad_enabled()
+    mobile = {path: slot for path, (_, slot) in followable.items()}
+    if call.state.graph is not None or learnt.asks_which or (learnt.saves and grad):
+        return mobile
+    for k, r in enumerate(around.reached, len(call.flat.tensors)):
+        fits = r.owner != NONE and id(r.tensor) not in around.also and not (grad and r.tensor.requires_grad)
+        mobile |= {r.path: k} if fits and r.tensor.numel() else {}
+    return mobile
 
 
 def alone_in_places(found):
@@ -178,10 +177,10 @@ def is_bearer(t):
 
 def plan_call(
     call: Call, around: Around, parent: int, followable: dict[str, tuple[int, int]],
-    gradients: dict[str, int], moves: list[tuple[int, list[int], bool]], changed: set[str],
+    mobile: dict[str, int], moves: list[tuple[int, list[int], bool]], changed: set[str],
 ) -> Plan | str:  # fmt: skip
-    """The Plan of a call that goes behind `parent`, or a sentence. `followable`: see find_followable. `gradients`: see
-    find_gradients. `moves`: as of Plan. `changed`: paths of places that kept others from fitting."""
+    """The Plan of a call that goes behind `parent`, or a sentence. `followable`, `mobile`: see find_followable,
+    find_mobile. `moves`: as of Plan. `changed`: paths of places that kept others from fitting."""
     state, flat, graph, found, tensors = call.state, call.flat, call.state.graph, around.found, around.tensors
     driver, device = driver_of(state, flat), device_of(state, flat)
     paths = [*flat.paths, *(one.path for one in around.reached)]
@@ -199,9 +198,8 @@ def plan_call(
     stored = next((path for path in followed if path in state.learnt.moves.replaced), None)
     if stored is not None and not is_alone():
         return errors.used_elsewhere(stored)
-    slots = {path: slot for path, (_, slot) in followed.items()} | {
-        path: slot for path, slot in gradients.items() if path in state.learnt.moves.moved
-    }
+    moved = followed.keys() | (state.learnt.moves.moved - followable.keys())
+    slots = [(slot, path) for path, slot in mobile.items() if path in moved]
     named = candidates(flat, tensors, slots, driver, (device, *others))
     written = {id(t) for t, path in zip(tensors, paths, strict=True) if path in state.learnt.moves.written}
     copied, beside = choose_copied(state, named, tensors, written, len(flat.tensors), parent, moves)
@@ -240,11 +238,10 @@ def find_followed(state, followable):
 
 
 def candidates(flat, tensors, slots, driver, gpus):
-    """[(slot, path)] of arguments and of these {path: slot}, if the recording works on memory of their kind: that of
-    these GPUs, or the host's if no GPU runs it."""
-    named = [*enumerate(flat.paths), *((slot, path) for path, slot in slots.items())]
+    """[(slot, path)] of arguments and of these, if the recording works on memory of their kind: that of these GPUs, or
+    the host's if no GPU runs it."""
     return [
-        (k, path) for k, path in named
+        (k, path) for k, path in (*enumerate(flat.paths), *slots)
         if (tensors[k].device.index in gpus if tensors[k].is_cuda else driver == HOST)
     ]  # fmt: skip
 
@@ -331,8 +328,7 @@ def bearers_of_code(flat):
 
 
 def reach_tensors(named, flat):
-    """[Reached] of those tensors that are not arguments, each once, and of the gradients
-    of all. And Around.also."""
+    """([Reached] of those tensors that are not arguments, each once, and of the gradients of all; Around.also)."""
     leaves = {id(t) for t in flat.tensors}
     reached, also = {}, {}
     for path, tensor in named:
@@ -451,13 +447,12 @@ def stands_alone(t, tensors):
 
 def note_moves(
     state: State, around: Around, missed: list[tuple[int, int, int]], followable: dict[str, tuple[int, int]],
-    gradients: dict[str, int],
+    mobile: dict[str, int],
 ) -> list[tuple[int, list[int], bool]]:  # fmt: skip
     """What the function finds in a place where another tensor came is followed from now on, and arguments whose address
     moved since a pinned recording are copied, if they can be; so are what is followed, and gradients. Returns the
     plan's moves."""
-    moves, tensors = [], around.tensors
-    mobile = {path: slot for path, (_, slot) in followable.items()} | gradients
+    moves, tensors, gradients = [], around.tensors, mobile.keys() - followable.keys()
     for node, why, index in missed:
         kept = state.keep[node]
         if why == MISS_PLACE:
@@ -481,7 +476,7 @@ def note_moves(
             at = slot.leaf if slot.leaf != NONE else mobile[name]
             if slot.written and not may_carry(state, name, tensors[at]):
                 continue
-            all_new = gradients.keys() & kept.slot_paths if name in gradients else ()  # a backward made them
+            all_new = gradients.intersection(kept.slot_paths) if name in gradients else ()  # a backward made them
             for path in {name, *all_new, *moved_too(state, kept, node, mobile, tensors)}:
                 state.learnt.moves.moved.add(path)
                 note_swap(state, path)

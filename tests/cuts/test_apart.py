@@ -297,6 +297,19 @@ def test_what_is_chosen_goes_into_a_tensor(device, dtype):
         assert identical((out, where), (x[mask], mask.nonzero().contiguous())), k
 
 
+def test_masked_select_of_a_number_by_a_number(device):
+    """What both are expanded to has no dimension, and an index needs one."""
+
+    def function(x, mask):
+        return (x * 2).masked_select(mask) + 1
+
+    f, masks = cgt.jit(function), [torch.tensor(yes, device=device) for yes in (True, False)]
+    for k in range(16):
+        x = values(device, seed=k)[0, 0].clone()
+        assert identical(f(x, masks[k // 4 % 2]), function(x, masks[k // 4 % 2]))
+    assert cgt.stats(f).replays >= 10, cgt.stats(f).reasons
+
+
 def test_masked_select_with_gradients(device):
     mask, layer = torch.tensor([True, False, True], device=device), nn.Linear(3, 3, device=device)
     f, x = cgt.jit(lambda x: layer(x).masked_select(mask) * 2), values(device)

@@ -89,7 +89,9 @@ def copied(tree):
 
 
 def copied_leaf(memo, x):
-    """The same of a leaf. deepcopy knows no compressed layouts."""
+    """The same of a leaf. deepcopy knows no compressed layouts. A module among the arguments is the same at each call."""
+    if isinstance(x, torch.nn.Module):
+        return x
     if isinstance(x, torch.Tensor) and x.layout is not torch.strided:
         return x.detach().clone().requires_grad_(x.requires_grad)
     return copy.deepcopy(x, memo)

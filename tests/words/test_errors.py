@@ -382,8 +382,8 @@ def test_op_that_counts_from_the_start_of_memory_is_told_and_a_slice_replays(dev
 
     def call(f, ways):
         for k, way in enumerate(ways):
-            kept.append(torch.arange(6.0, device=device) * k)
-            same(f(kept[-1], way), kept[-1][1:3] * 2)
+            kept.append((torch.arange(600.0, device=device) * k)[128:])
+            same(f(kept[-1], way), f.__wrapped__(kept[-1], way))
 
     def late(x, way):  # warming sees the slice only, so the argument is copied
         return (x.as_strided((2,), (1,), 1) if way else x[1:3]) * 2
