@@ -411,6 +411,7 @@ class ReadValues(NamedTuple):
     spare: list  # on the GPU: memory of the pool that nothing else may take before the recording is over
     undos: list  # of segments.Undo, where writes before a read are to be undone
     undone: dict  # memory of which all writes are -> [(address, bytes)] of the parts that were copied
+    rooms: list  # bytes on the host that each value and each readout of the recording takes
 
 
 class Readouts(NamedTuple):
@@ -434,6 +435,7 @@ class Generators(NamedTuple):
 
     given: dict  # id -> generator that was given to an op
     states: dict  # generator -> its state after the last draw
+    dropout: list  # where the run drew from cuDNN's random state: an alias of the buffer that holds it
     tokens: dict  # memory of a state -> tokens.Token
     words: dict  # generator -> Words
     captured: list  # generators
@@ -445,6 +447,7 @@ class Constants(NamedTuple):
     memory: dict  # -> what keeps that name its own
     steps: list  # constants.Step: ops of a capture on constants that did not run for real yet
     real: dict  # constant of a capture -> a tensor with what it will hold
+    lifted: list  # what ends the bracket in which Python's numbers are brought to the GPU, while one is open
 
 
 class RanCode(NamedTuple):
@@ -474,8 +477,10 @@ class Cuts(NamedTuple):
     islands: list  # (islands.Island, what the function calls it by): what runs eagerly between segments
     answers: list  # islands.Answer: what came of those
     apart: list  # apart.Apart: ops that run so
+    failed: list  # what repeats the op at which a capture failed
     forks: list  # where there are some (forks.py)
     bodies: list  # of the forks under way -> memory that each made
+    imagined: list  # threads that run a body on tensors without memory, the latest last
 
 
 class Ranks(NamedTuple):
@@ -493,6 +498,13 @@ class Host(NamedTuple):
     drawn: set  # of these, what depends on random numbers
 
 
+class Watch(NamedTuple):
+    """The watchers of the run's ops (ops.py)."""
+
+    asked: list  # of each row of the watchers' tables: is it asked in this run?
+    of_op: dict  # id of an op -> (watchers in front of it, behind it)
+
+
 class Alive(NamedTuple):
     """What must stay alive."""
 
@@ -500,6 +512,7 @@ class Alive(NamedTuple):
     memory: list  # that a tape needs
     names: list  # in a recording: what keeps the names of new memory their own
     results: list  # weak references to more of what ops returned
+    fixed: dict  # memory from outside -> an alias of it that no rescue moves
 
 
 class Run(NamedTuple):
@@ -510,6 +523,8 @@ class Run(NamedTuple):
     others: tuple = ()  # of a recording: and these GPUs'
     plan: "Plan | Any" = None  # what is recorded; None: it is only looked at
     graph: Graph | None = None  # it is a backward of this recorded graph
+    before: Any = None  # record.Before: what a recording that comes to nothing puts back
+    pool: int = 0  # of a recording on the GPU: its pool, a handle of the core's
     slots: frozenset = frozenset()  # memory of arguments and of what is reached
     allocated: set | None = None  # of a backward that is not captured, on the GPU: where memory began before it
     since: int = 0  # autograd's sequence number
@@ -536,10 +551,7 @@ class Seen:
     """What one run of the function, warming or recording, showed. Memory is named by core.storage_id."""
 
     run: Run
-    before: Any = None  # record.Before: what a capture that comes to nothing puts back
     live: Any = None  # standins.Trace: what it does with the plan's numbers
-    untraced: str | None = None  # why the function can have none
-    pool: int = 0  # on the GPU: the pool, a handle of the core's
     trail: list = fresh(list)  # (op, line) of each that made or wrote something
 
     # what its mechanisms write down, each its own
@@ -554,21 +566,19 @@ class Seen:
     cuts: Cuts = filled(Cuts)
     ranks: Ranks = filled(Ranks)
     host: Host = filled(Host)
+    watch: Watch = filled(Watch)
     alive: Alive = filled(Alive)
 
     # what it showed
-    failed: Any = int  # repeats the op at which a capture failed
     reason: str | None = None  # the first thing that forbids replay
     made: dict = fresh(dict)  # memory -> line that made it
     blank: dict = fresh(dict)  # memory -> blank.Blank
     touched: dict = fresh(dict)  # memory from outside -> a tensor of it
     written: set = fresh(set)
     raw: set = fresh(set)  # memory whose address was asked for
-    room: int = 0  # bytes on the host that values and readouts of the recording take
     own: list = fresh(list)  # of places.Place: cgt's own that the run changed (probes.py, finite.py)
     computed: bool | None = None  # with some it did; False: and more depends on one than ops and comparisons
     late: int = 0  # so many values came until the last that was read behind a write to memory from outside
-    dropout: Any = None  # an alias of the buffer with cuDNN's random state, if it drew from that
     asks_which: bool = False  # it is not the same to it which tensor lies in a place
     acts: bool = False  # it did something that may not happen twice, besides writing
     draws: bool = False  # random numbers of the host's
@@ -578,19 +588,11 @@ class Seen:
     hooked: bool = False  # other hooks for saved tensors beside ours: a checkpoint's, say
     seeds: bool = False  # an attention keeps random numbers for its backward
     elsewhere: str = ""  # the first op that a thread ran meanwhile which nobody sees
-    gave_work: bool = False  # and the run had given work to threads, or waited for them
     strays: bool = False  # ops met memory of the run's that no op had returned: kernels run that are not seen
     again: bool = False  # the next recording will fare better
     escaped: bool = False  # something of it outlived the call
     is_own: bool = False  # nobody but the call holds its result
-
-    # what it needs while it runs
     inside: bool = False  # ops are not the function's
-    lifted: Any = None  # what ends the bracket in which Python's numbers are brought to the GPU
-    imagines: int = 0  # thread that runs a body on tensors without memory
-    on_watch: tuple = ()  # of each row of the watchers' tables: is it asked in this run?
-    watchers: dict = fresh(dict)  # id of an op -> (watchers in front of it, behind it)
-    fixed: dict = fresh(dict)  # memory from outside -> an alias of it that no rescue moves
 
 
 # --- of a node --------------------------------------------------------------------------------

@@ -136,7 +136,7 @@ def save(seen: Seen, written: Iterable[torch.Tensor]) -> None:
     """An op is about to write these: what lies there is copied first, if it is from outside and was not copied yet. On
     the host for real, too, where the run may have to be undone."""
     lasts = len(seen.reads.values) < seen.run.until
-    undoes = seen.before is not None and not is_capture(seen)
+    undoes = seen.run.before is not None and not is_capture(seen)
     for t in written if lasts or undoes else ():
         keeps = lasts and core.storage_id(t) not in seen.copied.swaps
         if (keeps or undoes) and is_to_save(seen, t):
@@ -349,7 +349,7 @@ def fill_pool(seen, stream):
     another stream's."""
     filled = []
     for again in (True, True, False):  # of two blocks alike the allocator takes which it likes
-        free = core.pool_free(seen.pool, stream)
+        free = core.pool_free(seen.run.pool, stream)
         mine = [(nbytes, SMALL if small else nbytes) for _, nbytes, small, here in free if here and again]
         if not mine:
             break
@@ -434,10 +434,10 @@ def select(seen: Seen, t: torch.Tensor, mask: torch.Tensor) -> list[torch.Tensor
 def room_for(seen: Seen, t: torch.Tensor) -> torch.Tensor | None:
     """Memory of the host for t's bytes, or None: there is too much already. Recordings that begin alike find what they
     share at the same place."""
-    at, nbytes = seen.room, t.numel() * t.element_size()
+    at, nbytes = sum(seen.reads.rooms), t.numel() * t.element_size()
     if at + nbytes > ROOM_BYTES:
         return None
-    seen.room += -(-nbytes // WORD) * WORD
+    seen.reads.rooms.append(-(-nbytes // WORD) * WORD)
     return room_of(seen.run.device)[at : at + nbytes]
 
 

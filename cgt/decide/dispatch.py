@@ -327,7 +327,6 @@ def capture(call, attempt):
         told = counters.learn(call.state, plan, seen, why_uncounted(call.state, plan.saves))
         reason, seen.reason = reason and (told or reason), told or seen.reason
         live.blame(call.state, seen, reason or seen.reason)
-        call.state.learnt.untraced = seen.untraced or call.state.learnt.untraced
     if reason is not None:
         attempt.passing |= autograd.was_greedy(plan) or (seen is not None and lessons.is_lesson(call.state, seen))
         return reason
@@ -513,7 +512,6 @@ def add_node(call, plan, seen, draft):
     ret_python = any(op[0] in (pytree.DATACLASS, pytree.CUSTOM) for op in program)
     site = None if graph is None else backward_site(state, graph, draft)
     saves = [(index[save.slot], save.out) for save in behind.saves]
-    drawn_from = [] if seen.dropout is None else [seen.dropout]  # guarded by itself
     loose = describe.loose_in(plan, seen)
     kept = Kept(
         graph, site, (program, groups, effects, mine, seen.generators.captured, seen.alive.objects),
@@ -528,9 +526,9 @@ def add_node(call, plan, seen, draft):
         live.rows_of(seen.live, row_at, index), segments.undo_rows(seen), draft.keeps_grads, state.keep, kept,
     )  # fmt: skip
     if graph is not None:
-        graph.node, graph.loose = node, loose + drawn_from
+        graph.node, graph.loose = node, loose + seen.generators.dropout
     islands.settle(seen, plan)
-    for buffer in drawn_from:
+    for buffer in seen.generators.dropout:
         core.node_draws(node, plan.device, buffer)
         state.learnt.recurrent = True
     note_recorded(state, plan, seen, node)

@@ -106,7 +106,7 @@ def note_run(state, seen):
     state.learnt.late = max(state.learnt.late, seen.late)
     state.learnt.computes = seen.computed if state.learnt.computes is None else state.learnt.computes
     state.ran |= seen.code.ran - {None}  # what is hidden here must be seen when it is recorded
-    state.learnt.recurrent |= seen.dropout is not None
+    state.learnt.recurrent |= bool(seen.generators.dropout)
 
 
 def note_devices(state, seen, elsewhere):

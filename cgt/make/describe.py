@@ -238,8 +238,8 @@ def begin_to_require(plan):
 
 def loose_in(plan: Plan, seen: Seen) -> list[torch.Tensor]:
     """Aliases of memory that the run read, and neither argument nor place leads to."""
-    drawn_from = [] if seen.dropout is None else [seen.dropout]  # guarded by itself
-    known = {core.storage_id(t) for t in (*all_tensors(plan), *drawn_from)}.union(seen.copied.buffers, seen.made)
+    mine = (*all_tensors(plan), *seen.generators.dropout)  # the latter is guarded by itself
+    known = set(map(core.storage_id, mine)).union(seen.copied.buffers, seen.made)
     # It gathers these itself.
     known.update(core.storage_id(t) for one in plan.sharded if not is_gathered(one) for t in gathered_in(one))
     return [core.alias(t) for sid, t in seen.touched.items() if sid not in known]

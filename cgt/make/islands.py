@@ -249,7 +249,7 @@ def note_changes(seen):
     seen.cuts.answers[-1] = seen.cuts.answers[-1]._replace(
         changes=list(map(places.as_now, singles)), unsafe=more or wrote or graded
     )
-    accept(seen.before)
+    accept(seen.run.before)
 
 
 def settle(seen: Seen, plan: Plan) -> None:

@@ -186,11 +186,12 @@ def capture(call: Call, attempt: Attempt) -> str | None:
     return (on_cuda if attempt.plan.driver == core.CUDA else on_host)(call, attempt)
 
 
-def watch(state, attempt, fills):
-    """(attempt.seen, which is to show the run; what it copies). `fills`: the copies hold what they are of, by now."""
+def watch(state, attempt, fills, pool=0):
+    """(attempt.seen, which is to show the run; what it copies). `fills`: the copies hold what they are of, by now.
+    `pool`: as of Run."""
     plan = attempt.plan
     swaps, copies = copy_leaves(plan, fills)
-    seen = attempt.seen = observe.observe_plan(state, plan, swaps)
+    seen = attempt.seen = observe.observe_plan(state, plan, swaps, attempt.before, pool)
     seen.copied.copies.update(copies)
     seen.copied.movable.update(addresses.begin(state, plan, seen, copies))
     return seen, swaps
@@ -202,9 +203,9 @@ def on_host(call, attempt):
     finite.ready(-1)
     try:
         begin(attempt, -1)
-        seen, swaps = watch(call.state, attempt, fills=True)
         if plan.computes or plan.live:  # code that is given a number of ours may raise where eager's would not
-            attempt.before = seen.before = snapshot(call, plan)
+            attempt.before = snapshot(call, plan)
+        seen, swaps = watch(call.state, attempt, fills=True)
         seen.alive.memory.extend(buffer for _, buffer in swaps)
         torch.clear_autocast_cache()
         observed = functools.partial(trace.run, seen, call.function, arguments(call, seen), call.kwargs)
@@ -270,8 +271,7 @@ def on_cuda(call, attempt):
         for g, w, seed_offset in zip(generators, word_pairs, now, strict=True):
             core.words(g, w[0:1], w[1:2], seed_offset)
             core.swap_generator(g, w[0:1], w[1:2], handles)
-        seen, _ = watch(call.state, attempt, fills=False)
-        seen.before, seen.pool = attempt.before, POOLS[device, device]
+        seen, _ = watch(call.state, attempt, fills=False, pool=POOLS[device, device])
         seen.generators.captured.extend(generators)
         seen.alive.objects.extend(word_pairs)
         for g, w, handle in zip(generators, word_pairs, handles, strict=True):
@@ -330,7 +330,7 @@ def recover(device, seen):
     for body in (
         lambda: torch.empty(1, device=home).fill_(1),
         lambda: torch.empty(1, pin_memory=True),
-        seen.failed if seen else lambda: None,
+        *(seen.cuts.failed if seen else ()),
     ):
         with contextlib.suppress(Exception):  # of zeros an op may say anything
             body()

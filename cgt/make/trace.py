@@ -68,6 +68,7 @@ def run(seen: Seen, function: Callable[..., object], args: tuple, kwargs: dict) 
             see_draw(seen, generator, after=True)
     observer, higher_order = functools.partial(see_op, seen), functools.partial(see_higher_order, seen)
     is_mine = lambda: core.observer() is observer  # noqa: E731
+    handovers: list = []  # code of the run's that gives work to threads, or waits for them
     regions, saw_regions = taps.tap_regions(
         is_mine, functools.partial(see_region, seen), functools.partial(see_compilation, seen)
     )
@@ -91,7 +92,7 @@ def run(seen: Seen, function: Callable[..., object], args: tuple, kwargs: dict) 
         impure.tap(seen, is_mine),
         live.tap(seen, is_mine),
         one_thread(seen.run.others),
-        taps.tap_threads(functools.partial(hear, seen)),  # the last is the first to end
+        taps.tap_threads(functools.partial(hear, seen, handovers)),  # the last is the first to end
     ]
     counters.begin(seen)
     before = references(seen)
@@ -99,7 +100,7 @@ def run(seen: Seen, function: Callable[..., object], args: tuple, kwargs: dict) 
     result = live.close(seen, [core.within(brackets, called)])  # a caller's stack may hold what it passes
     finite.close(seen, getattr(function, "__qualname__", "a function"))
     seen.is_own = sys.getrefcount(result) <= OWNED
-    if seen.gave_work:
+    if handovers:
         vet_threads(seen)
     seen.code.imported.update(impure.imported(seen.code.started))
     seen.code.ran.update(impure.code_of_function(seen.code.started, seen.code.imported))
@@ -125,10 +126,11 @@ def see_swap(seen, plain, owner, name, tensors, kwargs):
     plain(*tensors, **kwargs)
 
 
-def hear(seen, op):
+def hear(seen, handovers, op):
     """A thread ran this op meanwhile that nobody sees. Did this run give work to one, or wait for one? Asked before the
     code of other threads counts as its own (tap_calls): they give each other work, too."""
-    seen.elsewhere, seen.gave_work = op, not taps.HANDOVERS.isdisjoint(seen.code.started)
+    seen.elsewhere = op
+    handovers.extend(taps.HANDOVERS & seen.code.started)
 
 
 def vet_threads(seen):
@@ -173,11 +175,12 @@ def see_lift(begins: int) -> None:
     gone when it is replayed: they are brought for real."""
     seen = seen_here()
     if begins and seen is not None and is_capture(seen) and not seen.inside:
-        begin, seen.lifted = constants.elsewhere(seen)  # an interrupt between the two does no harm
+        begin, end = constants.elsewhere(seen)
+        seen.constants.lifted[:] = [end]  # an interrupt between the two does no harm
         begin()
-    elif not begins and seen is not None and seen.lifted is not None:
-        seen.lifted()
-        seen.lifted = None
+    elif not begins and seen is not None and seen.constants.lifted:
+        seen.constants.lifted[0]()
+        seen.constants.lifted.clear()
 
 
 def pack(packed, results, t):

@@ -464,10 +464,10 @@ def close(seen: Seen, box: list) -> object:
         leave(seen, errors.row_written(trace.line()))
     seen.alive.objects.extend(numbers for _, _, numbers in trace.tables)
     if trace.chosen and any(core.storage_id(t) in trace.chosen for t in core.alive(seen.run.returned)):
-        seen.untraced = errors.row_kept()
+        trace.untraced = errors.row_kept()
         if is_capture(seen) or may_undo(seen) or may_repeat(seen):
-            raise Unrecordable(seen.untraced)
-        refuse(seen, seen.untraced)  # the values are right; what it is no view of is somewhere else
+            raise Unrecordable(trace.untraced)
+        refuse(seen, trace.untraced)  # the values are right; what it is no view of is somewhere else
     if trace.changed is not None:
         refuse(seen, errors.changed_arguments(trace.changed))
     if escaped:
@@ -557,17 +557,19 @@ def leave(seen: Seen, sentence: str) -> NoReturn:
     """The run came to code that tells stand-ins from numbers."""
     if not (is_capture(seen) or may_undo(seen) or may_repeat(seen)):
         raise errors.CgtError(sentence)
-    seen.untraced = sentence
+    seen.live.untraced = sentence
     raise Unrecordable(sentence)
 
 
 def blame(state: State, seen: Seen, reason: str | None) -> None:
     """A run with live numbers came to nothing: the next one has none, if that helps."""
-    if reason is None or seen.again or seen.live is None or state.learnt.untraced is not None:
+    if seen.live is None:
         return
-    if not all(k in seen.live.exact for k in range(len(seen.live.sources))):
-        state.learnt.untraced, seen.again = reason, True
-        state.learnt.blamed = reason
+    some = not all(k in seen.live.exact for k in range(len(seen.live.sources)))
+    if some and reason is not None and state.learnt.untraced is None and not seen.again:
+        state.learnt.untraced = state.learnt.blamed = reason
+        seen.again = True
+    state.learnt.untraced = seen.live.untraced or state.learnt.untraced
 
 
 def absolve(state: State, reason: str | None) -> str | None:
@@ -583,16 +585,16 @@ def why_repeated(seen: Seen | None, error: BaseException) -> str | None:
     """A sentence if a run on the host that raised this is to run again with the numbers themselves, or None."""
     if seen is None or seen.live is None:
         return None
-    if seen.untraced is None and isinstance(error, Exception) and (may_undo(seen) or may_repeat(seen)):
-        seen.untraced = errors.number_raised(f"{type(error).__name__}: {error}")
-    if seen.untraced is not None:
+    if seen.live.untraced is None and isinstance(error, Exception) and (may_undo(seen) or may_repeat(seen)):
+        seen.live.untraced = errors.number_raised(f"{type(error).__name__}: {error}")
+    if seen.live.untraced is not None:
         seen.again = True
-    return seen.untraced
+    return seen.live.untraced
 
 
 def may_undo(seen: Seen | None) -> bool:
     """Can all be undone that a run on the host did so far?"""
-    return seen is not None and seen.before is not None and not (seen.acts or seen.cuts.islands)
+    return seen is not None and seen.run.before is not None and not (seen.acts or seen.cuts.islands)
 
 
 def may_repeat(seen):

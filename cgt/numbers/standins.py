@@ -63,6 +63,7 @@ class Trace:
         self.exchanged = []  # entries of the arguments' containers: (path, home, key, what was there, the stand-in)
         self.changed = None  # the path of one of these that the function changed
         self.over = False
+        self.untraced = None  # a sentence on why the function can have no live numbers
         self.sums = set()  # rows of what C added, not the code
         self.give_up = None  # of a capture: leave it, with the line at which a number was read
         self.leave = None  # the run: C adds in another way than a stand-in does

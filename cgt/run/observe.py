@@ -53,12 +53,15 @@ def observe(
     return Seen(Run(driver, device, graph=graph, slots=slots, allocated=allocated, **(now | also)))
 
 
-def observe_plan(state: State, plan: Plan, swaps: list[tuple[torch.Tensor, torch.Tensor]]) -> Seen:
-    """For the recording of a plan. `swaps`: [(leaf tensor, buffer), ...] of its copied slots."""
+def observe_plan(
+    state: State, plan: Plan, swaps: list[tuple[torch.Tensor, torch.Tensor]], before: object, pool: int
+) -> Seen:
+    """For the recording of a plan. `swaps`: [(leaf tensor, buffer), ...] of its copied slots. `before`, `pool`: as of
+    Run."""
     tensors = all_tensors(plan)
     compared, learnt = state.opts.audit and state.opts.audit.every, state.learnt
     run = Run(
-        plan.driver, plan.device, plan.others, plan=plan, graph=plan.graph,
+        plan.driver, plan.device, plan.others, plan=plan, graph=plan.graph, before=before, pool=pool,
         slots=frozenset(map(core.storage_id, tensors)), since=sequence_number(), returned=core.results(),
         computes=plan.computes, until=learnt.late, apart=learnt.apart, sources=plan.sources, blockers=state.blockers,
         ops=[] if compared else None,
@@ -319,11 +322,11 @@ def fix(seen: Seen, value: object, done: dict[int, torch.Tensor] | None = None) 
         sid = core.storage_id(value)
         if sid in seen.made or sid in seen.copied.buffers or not sid:
             return value
-        if sid not in seen.fixed:
+        if sid not in seen.alive.fixed:
             proto = core.path_proto(seen.run.plan.parent, value)
-            seen.fixed[sid] = core.fixed(value) if proto is None else proto
+            seen.alive.fixed[sid] = core.fixed(value) if proto is None else proto
         if id(value) not in done:
-            base = seen.fixed[sid]
+            base = seen.alive.fixed[sid]
             start = base.storage_offset() * base.element_size()
             done[id(value)] = core.view_like(base, value, core.address(value) - core.storage_address(value) - start)
         return done[id(value)]
