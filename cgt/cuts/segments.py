@@ -192,11 +192,8 @@ def undo_rows(seen: Seen) -> list[tuple]:
 
 def tells(seen: Seen, packet: str, inputs: Iterable[torch.Tensor]) -> bool:
     """May the outcome of this op be read here?"""
-    return (
-        packet in OUTCOMES
-        and all(core.is_plain(t) and t.is_cuda == (seen.run.driver == CUDA) for t in inputs)
-        and may_read(seen)
-    )
+    here = all(core.is_plain(t) and t.is_cuda == (seen.run.driver == CUDA) for t in inputs)
+    return packet in OUTCOMES and here and may_read(seen)
 
 
 def outcome(seen: Seen, packet: str, args: tuple, inputs: list[torch.Tensor]) -> list[torch.Tensor]:

@@ -3,6 +3,7 @@
 import functools
 import types
 from collections.abc import Iterable
+from typing import Any
 
 import cgt_core as core
 import torch
@@ -21,11 +22,13 @@ def readable(graph: Graph, leaves: Iterable[object]) -> list[torch.Tensor]:
     return [*(t for t in leaves if isinstance(t, torch.Tensor)), *(t for _, t in graph.reached), *graph.loose]
 
 
-def prove(graph: Graph, seen: Seen, leaves: Iterable[object]) -> None:
-    """A recorded graph was run under observation: did it read only what belongs to the call?"""
+def prove(state: State, seen: Seen, leaves: Iterable[object]) -> None:
+    """A recorded graph, which this function is, was run under observation: did it read only what belongs to the
+    call?"""
+    graph: Graph | Any = state.graph
     reason = describe.vet_backward(graph, seen, readable(graph, leaves))
     if reason is None:
-        graph.proven = None not in seen.code.ran
+        state.proven = None not in seen.code.ran
     else:
         disprove(graph, reason)
     learn_backward(graph, seen)
@@ -54,9 +57,8 @@ def disprove(graph, reason):
     """A recorded graph cannot be run for other calls: its function is not differentiable by replay. Of
     the very call that was recorded this run was right; of a replayed one it was not."""
     forward = forward_of(graph)
-    kept = forward.keep.get(graph.node) if forward is not None else None
-    known = kept is not None and kept.graph is graph
-    replayed = not known or core.node_facts(graph.node).n_replay > 0
+    nodes = [node for node, kept in list(forward.keep.items()) if kept.graph is graph] if forward is not None else []
+    replayed = not nodes or core.node_facts(nodes[0]).n_replay > 0
     refuse_gradients(graph, reason)
     if replayed:
         raise errors.CgtError(errors.stale_backward(reason))
@@ -67,5 +69,5 @@ def refuse_gradients(graph: Graph, reason: str) -> None:
     forward = forward_of(graph)
     if forward is None:
         return
-    forward.learnt.refused = reason
+    forward.learnt.refused[:] = [reason]
     core.locked(RECORDING, functools.partial(drop_graphs, forward), lambda: DOOMED.append((forward, GRAPHS)))

@@ -66,7 +66,7 @@ MAKES = (*LIFTS, "set_")  # tensors of what comes from outside
 
 
 class OpCall:
-    """An op on its way through the watchers, which leave here what those behind them ask for."""
+    """An op on its way through the watchers. It changes with each: they leave here what those behind them ask for."""
 
     values = None  # that Python reads here, and how it comes by them
     constant = False  # is its result the same in each replay?

@@ -8,14 +8,15 @@ states behind the dispatcher's back are tapped one by one (taps.py).
 import functools
 import sys
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import cgt_core as core
 import torch
 from cgt_core import CUDA, HOST
 
 from ..cuts import finite, forks, readout, segments
-from ..data import Seen
+from ..data import Leaves, Seen
 from ..look import impure
 from ..numbers import addresses, counters, live
 from ..ranks import collectives
@@ -47,7 +48,8 @@ COPIED_OUT = ("tolist", "__repr__")  # readers that keep nothing of the memory
 
 class Saved:
     """What autograd holds instead of a tensor that it saved, while a differentiable call is recorded:
-    the tensor, until the recording is complete; then which argument of the backward it lies in."""
+    the tensor, until the recording is complete; then which argument of the backward it lies in. It changes there, since
+    autograd keeps this very object."""
 
     __slots__ = ("tensor", "version", "leaves", "at", "like", "shift", "__weakref__")
 
@@ -201,15 +203,39 @@ def unpack(saved):
         if saved.at in leaves.changed:
             raise RuntimeError(errors.modified(tuple(saved.like.shape)))
         if saved.at in leaves.gone:
-            leaves.late = True
+            leaves.late.add(saved.at)
             if leaves.tensors[saved.at].is_cuda:  # nothing has run yet
                 raise Unrecordable(errors.late_read())
         elif saved.at in leaves.left:
-            leaves.was_read(saved.at, id(saved))
+            was_read(leaves, saved.at, id(saved))
         return core.view_like(leaves.tensors[saved.at], saved.like, saved.shift)
     if not saved.tensor.is_inference() and saved.tensor._version != saved.version:
         raise RuntimeError(errors.modified(tuple(saved.tensor.shape), saved.tensor._version, saved.version))
     return saved.tensor
+
+
+def begin_leaves(leaves: Leaves, tensors: Iterable[Any], changed: Iterable[int], spent: Iterable[int]) -> None:
+    """A backward begins, with its graph's lock: another thread may be at one until then. `spent`: which arguments die
+    with it."""
+    end_leaves(leaves)
+    leaves.tensors.extend(tensors)
+    leaves.changed.update(changed)
+    for at in spent:
+        leaves.left[at] = set(leaves.readers.get(at, ()))
+        was_read(leaves, at)
+
+
+def end_leaves(leaves: Leaves) -> None:
+    """It is over."""
+    for of_a_run in (leaves.tensors, leaves.left, leaves.read, leaves.gone, leaves.changed):
+        of_a_run.clear()
+
+
+def was_read(leaves, at, reader=None):
+    """A reader of that argument came, if it has any left."""
+    leaves.left[at].discard(reader)
+    if not leaves.left[at]:
+        leaves.read.add(at)
 
 
 def see_higher_order(seen, op):

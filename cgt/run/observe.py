@@ -58,13 +58,13 @@ def observe_plan(
 ) -> Seen:
     """For the recording of a plan. `swaps`: [(leaf tensor, buffer), ...] of its copied slots. `before`, `pool`: as of
     Run."""
-    tensors = all_tensors(plan)
+    tensors = plan.tensors
     compared, learnt = state.opts.audit and state.opts.audit.every, state.learnt
     run = Run(
         plan.driver, plan.device, plan.others, plan=plan, graph=plan.graph, before=before, pool=pool,
         slots=frozenset(map(core.storage_id, tensors)), since=sequence_number(), returned=core.results(),
-        computes=plan.computes, until=learnt.late, apart=learnt.apart, sources=plan.sources, blockers=state.blockers,
-        ops=[] if compared else None,
+        computes=plan.numbers.computes, until=learnt.late, apart=learnt.apart, sources=plan.sources,
+        blockers=state.blockers, ops=[] if compared else None,
     )  # fmt: skip
     seen = Seen(run)
     seen.autograd.leaves.extend(tensors[k] for k in plan.grads)
@@ -87,16 +87,6 @@ def note_swaps(seen, swaps):
         row = Swap(core.address(leaf), core.address(leaf) + span(leaf), buffer, leaf)
         seen.copied.swaps.setdefault(core.storage_id(leaf), []).append(row)
         seen.copied.buffers[core.storage_id(buffer)] = row
-
-
-def all_tensors(plan: Plan) -> list[torch.Tensor]:
-    """Slots in order: every argument leaf, then every reached tensor."""
-    return [*plan.flat.tensors, *(r.tensor for r in plan.reached)]
-
-
-def all_paths(plan: Plan) -> list[str]:
-    """What messages call them."""
-    return [*plan.flat.paths, *(r.path for r in plan.reached)]
 
 
 def span(t: torch.Tensor) -> int:
