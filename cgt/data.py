@@ -2,13 +2,13 @@
 
     Call ── prepare ──► Plan ── the run, observed ──► Seen ── describe, autograd ──► Draft ── settle ──► node
 
-and each of these is made once, whole, and read by name. A NamedTuple is never changed; what collects while
-something runs is a dataclass with slots, so that a name that is not here is an error where it is written.
-`State` is what stays of a function between its misses, `Attempt` what must be undone if one recording fails.
+and each of these is made once, whole, and read by name. The fields of a NamedTuple never change; the containers in one
+may fill, and belong to the mechanism that it names. What else changes is a dataclass with slots, so that a name that is
+not here is an error where it is written: `State` is what stays of a function between its misses, `Seen` what one run
+shows, `Attempt` what must be undone if one recording fails.
 """
 
 import dataclasses
-import threading
 import weakref
 from collections.abc import Callable
 from typing import Any, NamedTuple, dataclass_transform
@@ -30,26 +30,31 @@ def fresh(kind: Callable[[], object]) -> Any:
     return dataclasses.field(default_factory=kind)
 
 
-def filled(record: type) -> Any:
-    """A field that holds such a record, of containers which are empty at first."""
-    return fresh(lambda: record(*(kind() for kind in record.__annotations__.values())))
+def empty(record: Any) -> Any:
+    """Such a record. What has no other value to begin with is a container, or a record of such."""
+    kinds = [kind for name, kind in record.__annotations__.items() if name not in record._field_defaults]
+    return record(*(empty(kind) if hasattr(kind, "_fields") else kind() for kind in kinds))
+
+
+def filled(record: Any) -> Any:
+    """A field that holds one."""
+    return fresh(lambda: empty(record))
 
 
 # --- of a function ----------------------------------------------------------------------------
 
 
-@declared
-class Account:
-    """Does recording pay? See account.py."""
+class Account(NamedTuple):
+    """Does recording pay? account.py writes it."""
 
+    met: dict  # kinds of calls that came so far, oldest first: (spec, ...) -> id of whose method, or None
+    eager: list  # seconds of the fastest eager call, once there was one
     spent: float = 0.0  # seconds, on warming and recording
     last: float = 0.0  # of these, on the last of them
-    met: dict = fresh(dict)  # kinds of calls that came so far, oldest first: (spec, ...) -> id of whose method, or None
     strange: int = 0  # calls in a row that were of a new kind
     varies: str | None = None  # the argument that was another one at each of these, if that is known
     failed: int = 0  # recordings in a row that came to nothing
     why: str | Any = None  # the reason of the last of these; None before the first
-    eager: float | None = None  # seconds of the fastest eager call; None before the first
     patience: int = options.PATIENCE  # so many calls alike in a row are heard in spite of debts
 
 
@@ -99,8 +104,8 @@ class Moving(NamedTuple):
     """What a function's calls showed of tensors that change, by path: of arguments, of what they reach, of places."""
 
     pointers: dict  # path of an argument, or of what it reaches -> its last address
-    moved: set  # of these, those that move: they are copied
-    swaps: dict  # of these -> (how often it moved soon after it had moved before, in which call it did last)
+    # of these, those that move: they are copied -> (how often soon after they had before, in which call they did last)
+    swaps: dict
     written: set  # those that the function writes
     fixed: set  # those of which somebody may have the address
     # those that are copied, since a recording that was told where they lie was not what eager is
@@ -109,10 +114,12 @@ class Moving(NamedTuple):
     replaced: set  # of these, to which it stores them itself
     # of a place to which it stored other shapes -> those there at the last look, or None
     grown: dict
+    # memory that a recording read and nothing leads to, while other threads ran ops: id -> its name
+    loose: dict
 
 
 class Numbers(NamedTuple):
-    """And of numbers."""
+    """What a function's calls showed of numbers."""
 
     live: set  # paths of those that are others at each call: arguments, and what lies in places
     exact: dict  # of these, those that more than its ops depend on -> the line
@@ -124,28 +131,29 @@ class Numbers(NamedTuple):
 
 
 class Devices(NamedTuple):
-    """And of where its calls work."""
+    """Where a function's calls work."""
 
     drivers: dict  # kinds of device among the arguments -> driver, once warmed
     homes: dict  # of devices.learn_home
     gpus: set  # on which one call works, if it is several
+    parallel: weakref.WeakSet  # modules in it that exchange gradients in a backward
 
 
-@declared
-class Learnt:
-    """What a function's calls showed, until a reset."""
+class Learnt(NamedTuple):
+    """What a function's calls showed, until a reset: a value. `remember` puts another one in its place."""
 
-    moves: Moving = filled(Moving)
-    numbers: Numbers = filled(Numbers)
-    devices: Devices = filled(Devices)
-    programs: dict = fresh(dict)  # spec -> (program, paths); filled by the core
-    # memory that a recording read and nothing leads to, while other threads ran ops: id -> its name
-    loose: dict = fresh(dict)
-    account: Account = fresh(Account)
-    verdicts: dict = fresh(dict)  # (spec, ambient state, shapes), or None for all -> Verdict
+    moves: Moving
+    numbers: Numbers
+    devices: Devices
+    account: Account
+    programs: dict  # spec -> (program, paths); filled by the core
+    verdicts: dict  # (spec, ambient state, shapes), or None for all -> Verdict
+    cool: dict  # (path, parent) -> (until, length), where there are enough recordings
+    refused: list  # why calls with gradients run eagerly: the last reason, if there is one
+    apart: set  # ops that a capture forbade: they run eagerly between two graphs
+    passed: set  # code objects that were met and did not run
+    unguarded: list  # sentences on what could not be guarded
     waste: tuple = (NONE, 0)  # (replays, recordings wasted) when the last new replay was noticed
-    cool: dict = fresh(dict)  # (path, parent) -> (until, length), where there are enough recordings
-    refused: str | None = None  # why calls with gradients run eagerly
     late: int = 0  # so many values it reads until the last behind a write to memory from outside
     incomparable: int = 0  # calls in a row with arguments that cannot be compared
     saves: bool = False  # a result required grad
@@ -163,17 +171,14 @@ class Learnt:
     joined: tuple = (-1, 0)  # replays when others joined them last, and how often they did since
     asks_which: bool = False  # it is not the same to it which tensor lies in a place
     recurrent: bool = False  # it draws dropout from cuDNN's random state
-    apart: set = fresh(set)  # ops that a capture forbade: they run eagerly between two graphs
     hidden: bool = False  # kernels that are not seen read arguments where they lie: none is copied
-    passed: set = fresh(set)  # code objects that were met and did not run
-    unguarded: list = fresh(list)  # sentences on what could not be guarded
-    parallel: Any = fresh(weakref.WeakSet)  # modules in it that exchange gradients in a backward
     exchanges: bool = False  # data with other processes
 
 
 @declared
 class State:
-    """Everything that Python knows about one jitted function; what `jit` returned holds it."""
+    """Everything that Python knows about one jitted function; what `jit` returned holds it. It changes with each miss
+    and stays the same thing: recordings, reports and other threads lead to it."""
 
     f: int  # its row in the core
     born: int  # tells the row from a later one of that number
@@ -183,7 +188,8 @@ class State:
     range: str = ""  # what profilers show around a replay; kept for the row
     dynamic: set = fresh(set)  # paths of arguments that the user says are live
     keep: dict = fresh(dict)  # node -> Kept
-    learnt: Learnt = fresh(Learnt)
+    proven: bool = False  # the graph that it runs read only what belongs to its call
+    learnt: Learnt = filled(Learnt)
     ran: set = fresh(set)  # code objects that ran so far: what these read is looked at
     reasons: dict = fresh(dict)  # why calls ran eagerly -> how many did
     past: list = dataclasses.field(default_factory=lambda: [0] * 10)  # counters of freed backwards
@@ -195,6 +201,12 @@ class State:
     warmed: int = 0  # warm-ups of all functions when it was warmed last
     warm_seconds: float = 0.0
     look_seconds: float = 0.0  # spent on finding what its code can read
+
+
+def remember(state: State, **learnt: Any) -> None:
+    """Fields of what the function's calls showed are these from now on. With the lock around warming and recording: of
+    two threads that do this at once, the one forgets what the other learnt."""
+    state.learnt = state.learnt._replace(**learnt)
 
 
 class Kept(NamedTuple):
@@ -221,13 +233,25 @@ class Kept(NamedTuple):
     draws: bool  # random numbers
 
 
-@declared
-class Graph:
+class Leaves(NamedTuple):
+    """What the backward of a recorded graph reads when it runs (trace.py). While it is recorded, those of its arguments
+    that die with it are let go of as soon as eager would do so."""
+
+    tensors: list  # its arguments, while it runs
+    readers: dict  # argument -> who asks for a tensor that was saved there; a gradient goes from hand to hand
+    left: dict  # argument that dies -> those of its readers that are still to come
+    read: set  # those without any
+    gone: set  # those let go of
+    late: set  # those that somebody asked for after that, in whatever run
+    changed: set  # arguments that were modified since they were saved
+
+
+class Graph(NamedTuple):
     """A graph of autograd's that a recorded call left behind, cut off from its surroundings."""
 
     sinks: Any  # of the core: its ends
     flows: list  # slots to whose tensors gradients flow
-    leaves: "Leaves"
+    leaves: Leaves
     driver: int
     device: int  # of the recording of its forward
     reached: list  # (path, tensor) that its forward could read without its arguments
@@ -238,43 +262,10 @@ class Graph:
     donates: bool  # a compiled backward may write what was saved
     seeds: bool  # its attention keeps random numbers on the device
     constants: dict  # memory of the host's that is the same for all its calls -> what keeps that name its own
-    lock: Any = fresh(threading.RLock)
-    loose: list = fresh(list)  # see Kept
-    places: list = fresh(list)  # that its forward advances: it may, too
-    owners: dict = fresh(dict)  # see Plan
-    proven: bool = False  # it read only what belongs to its call
-    node: int = NONE
-
-
-class Leaves:
-    """What the backward of a recorded graph reads when it runs: `tensors`, its arguments. While it is
-    recorded, those that die with it are let go of as soon as eager would do so: `left` has the readers that
-    are still to come of each, `read` those of them without any, `gone` those let go of; `late` if one was
-    asked for after that. `readers`: by index, who asks for a saved tensor; a gradient goes from hand to hand.
-    `changed`: those that were modified since they were saved."""
-
-    __slots__ = ("tensors", "readers", "left", "read", "gone", "late", "changed")
-
-    def __init__(self):
-        self.readers, self.late = {}, False
-        self.end()
-
-    def begin(self, tensors, changed, spent):
-        """A run begins, with the graph's lock: another thread may be at one until then. `spent`: which die with it."""
-        self.tensors, self.changed = list(tensors), changed
-        for at in spent:
-            self.left[at] = set(self.readers.get(at, ()))
-            self.was_read(at)
-
-    def end(self):
-        """It is over."""
-        self.tensors, self.left, self.read, self.gone, self.changed = [], {}, set(), set(), ()
-
-    def was_read(self, at, reader=None):
-        """A reader of that one came, if it has any left."""
-        self.left[at].discard(reader)
-        if not self.left[at]:
-            self.read.add(at)
+    places: list  # that its forward advances: it may, too
+    owners: dict  # see places.Found
+    lock: Any  # around a run
+    loose: list  # see Kept; comes when its forward is a node
 
 
 # --- of a call --------------------------------------------------------------------------------
@@ -306,40 +297,58 @@ class Around(NamedTuple):
     found: Any  # places.Found
     reached: list  # of Reached
     also: dict  # id of what is reached in two ways -> (of an argument: what was met or None, owner; [(owner, it)])
-    tensors: list  # the arguments, then those reached: the slots
+    tensors: list  # the slots: every argument leaf, then every reached tensor
+    paths: list  # what messages call them
 
 
 class Was(NamedTuple):
     """What a slot's tensor was before the run."""
 
     memory: tuple  # describe.memory_of
+    version: int
     requires_grad: bool
     alias: Any  # its memory as a tensor of its own, to give it back; or None
 
 
+class OpenNumbers(NamedTuple):
+    """Numbers that the recording may leave open (live.py)."""
+
+    sources: list  # of standins.Source
+    tables: dict  # the function's, see Numbers
+    wary: bool  # the user's code is given none of them
+    computes: bool | None  # numbers that it reads on the way are live, too; None: it read none so far
+    summed: list  # positions of places with live numbers that are only read for sums that come there again
+
+
+class Changes(NamedTuple):
+    """What the run did to places, by their positions, of which nobody in the call sees more (moving.py, live.py)."""
+
+    moving: dict = {}  # a place that the call advances -> the EffectRow, or None
+    # those of Found.kept that hold anything; None: somebody else holds one
+    free: frozenset | Any = frozenset()
+    puts: list = []  # (places.Put, position) where something came
+    stored: dict = {}  # a place that it changed -> the number, of standins.Trace, that came to it
+
+
 class Plan(NamedTuple):
-    """What is decided before the function runs. Slots: every argument leaf, then every reached tensor."""
+    """What is decided before the function runs."""
 
     flat: Flat
+    found: Any  # this and the next four: as of Around
+    reached: list
+    also: dict
+    tensors: list
+    paths: list
     driver: int
     device: int  # on which it is recorded; -1: the host
     others: tuple  # GPUs on which it works besides
     parent: int  # node behind which it will be recorded
     graph: Graph | None  # it is a run of this graph
     saves: bool  # its result will require grad: learn what autograd saves
-    reached: list
-    also: dict
-    places: list  # of places.Place
+    places: list  # of places.Place; those that the run shows come to these
     lone: list  # positions of those that hold an empty container of their own
-    sizes: list  # (path, dict, entries) of what attributes could come to
     sources: list  # of impure.states
-    owners: dict  # id of an object's __dict__ -> the object
-    live: list  # of standins.Source
-    lone_tables: dict  # the state's
-    wary: bool  # the user's code is given none of them
-    computes: bool | None  # numbers that it reads on the way are live, too; None: it read none so far
-    unguarded: list  # sentences
-    sharded: list  # what fully_shard keeps of each parameter
+    numbers: OpenNumbers
     changed: set  # paths of the places that kept other recordings from fitting
     follows: dict  # position of a place -> [the slot whose tensor is what lies there], or those of a tuple there
     followable: dict  # path of a tensor whose place could be followed -> (position of that, the slot)
@@ -349,20 +358,11 @@ class Plan(NamedTuple):
     beside: dict  # {slot: slots} of those that share bytes with others, which are copied, too
     spent: list  # (index, tensor) of arguments that die with this backward
     grads: dict  # slot -> identity of its .grad, of leaf tensors
-    versions: list  # _version of each slot's tensor
     was: list  # of Was, per slot
     generators: list  # that the function can reach
     ambient: tuple
     sinks: Any  # of the core: where gradients end outside of the call
-    summed: list = []  # positions of places with live numbers that are only read for sums that come there again
-    kept: list = []  # of places.Put
-    puts: list = []  # when it has run: (one of these, position of its place) to which something came
-    # positions of the places of these that hold anything; None: somebody else holds one
-    free: frozenset | Any = frozenset()
-    # when it has run: position of a place that it changed -> the number, of standins.Trace, that came to it
-    stored: dict = {}
-    # when it has run: position of a place that the call advances, and nobody in it sees -> the EffectRow, or None
-    moving: dict = {}
+    changes: Changes = Changes()  # once it has run
 
 
 class Words(NamedTuple):
@@ -411,6 +411,7 @@ class ReadValues(NamedTuple):
     spare: list  # on the GPU: memory of the pool that nothing else may take before the recording is over
     undos: list  # of segments.Undo, where writes before a read are to be undone
     undone: dict  # memory of which all writes are -> [(address, bytes)] of the parts that were copied
+    rooms: list  # bytes on the host that each value and each readout of the recording takes
 
 
 class Readouts(NamedTuple):
@@ -434,9 +435,9 @@ class Generators(NamedTuple):
 
     given: dict  # id -> generator that was given to an op
     states: dict  # generator -> its state after the last draw
+    dropout: list  # where the run drew from cuDNN's random state: an alias of the buffer that holds it
     tokens: dict  # memory of a state -> tokens.Token
-    words: dict  # generator -> Words
-    captured: list  # generators
+    words: dict  # generator of a capture -> Words
 
 
 class Constants(NamedTuple):
@@ -445,6 +446,7 @@ class Constants(NamedTuple):
     memory: dict  # -> what keeps that name its own
     steps: list  # constants.Step: ops of a capture on constants that did not run for real yet
     real: dict  # constant of a capture -> a tensor with what it will hold
+    lifted: list  # what ends the bracket in which Python's numbers are brought to the GPU, while one is open
 
 
 class RanCode(NamedTuple):
@@ -475,8 +477,10 @@ class Cuts(NamedTuple):
     islands: list  # (islands.Island, what the function calls it by): what runs eagerly between segments
     answers: list  # islands.Answer: what came of those
     apart: list  # apart.Apart: ops that run so
+    failed: list  # what repeats the op at which a capture failed
     forks: list  # where there are some (forks.py)
     bodies: list  # of the forks under way -> memory that each made
+    imagined: list  # threads that run a body on tensors without memory, the latest last
 
 
 class Ranks(NamedTuple):
@@ -494,6 +498,13 @@ class Host(NamedTuple):
     drawn: set  # of these, what depends on random numbers
 
 
+class Watch(NamedTuple):
+    """The watchers of the run's ops (ops.py)."""
+
+    asked: list  # of each row of the watchers' tables: is it asked in this run?
+    of_op: dict  # id of an op -> (watchers in front of it, behind it)
+
+
 class Alive(NamedTuple):
     """What must stay alive."""
 
@@ -501,6 +512,7 @@ class Alive(NamedTuple):
     memory: list  # that a tape needs
     names: list  # in a recording: what keeps the names of new memory their own
     results: list  # weak references to more of what ops returned
+    fixed: dict  # memory from outside -> an alias of it that no rescue moves
 
 
 class Run(NamedTuple):
@@ -511,6 +523,8 @@ class Run(NamedTuple):
     others: tuple = ()  # of a recording: and these GPUs'
     plan: "Plan | Any" = None  # what is recorded; None: it is only looked at
     graph: Graph | None = None  # it is a backward of this recorded graph
+    before: Any = None  # record.Before: what a recording that comes to nothing puts back
+    pool: int = 0  # of a recording on the GPU: its pool, a handle of the core's
     slots: frozenset = frozenset()  # memory of arguments and of what is reached
     allocated: set | None = None  # of a backward that is not captured, on the GPU: where memory began before it
     since: int = 0  # autograd's sequence number
@@ -534,13 +548,11 @@ class Run(NamedTuple):
 
 @declared
 class Seen:
-    """What one run of the function, warming or recording, showed. Memory is named by core.storage_id."""
+    """What one run of the function, warming or recording, showed. Memory is named by core.storage_id. It changes with
+    each op: the observer, the taps and the readers of the run all write into this one."""
 
     run: Run
-    before: Any = None  # record.Before: what a capture that comes to nothing puts back
     live: Any = None  # standins.Trace: what it does with the plan's numbers
-    untraced: str | None = None  # why the function can have none
-    pool: int = 0  # on the GPU: the pool, a handle of the core's
     trail: list = fresh(list)  # (op, line) of each that made or wrote something
 
     # what its mechanisms write down, each its own
@@ -555,21 +567,19 @@ class Seen:
     cuts: Cuts = filled(Cuts)
     ranks: Ranks = filled(Ranks)
     host: Host = filled(Host)
+    watch: Watch = filled(Watch)
     alive: Alive = filled(Alive)
 
     # what it showed
-    failed: Any = int  # repeats the op at which a capture failed
     reason: str | None = None  # the first thing that forbids replay
     made: dict = fresh(dict)  # memory -> line that made it
     blank: dict = fresh(dict)  # memory -> blank.Blank
     touched: dict = fresh(dict)  # memory from outside -> a tensor of it
     written: set = fresh(set)
     raw: set = fresh(set)  # memory whose address was asked for
-    room: int = 0  # bytes on the host that values and readouts of the recording take
     own: list = fresh(list)  # of places.Place: cgt's own that the run changed (probes.py, finite.py)
     computed: bool | None = None  # with some it did; False: and more depends on one than ops and comparisons
     late: int = 0  # so many values came until the last that was read behind a write to memory from outside
-    dropout: Any = None  # an alias of the buffer with cuDNN's random state, if it drew from that
     asks_which: bool = False  # it is not the same to it which tensor lies in a place
     acts: bool = False  # it did something that may not happen twice, besides writing
     draws: bool = False  # random numbers of the host's
@@ -579,19 +589,11 @@ class Seen:
     hooked: bool = False  # other hooks for saved tensors beside ours: a checkpoint's, say
     seeds: bool = False  # an attention keeps random numbers for its backward
     elsewhere: str = ""  # the first op that a thread ran meanwhile which nobody sees
-    gave_work: bool = False  # and the run had given work to threads, or waited for them
     strays: bool = False  # ops met memory of the run's that no op had returned: kernels run that are not seen
     again: bool = False  # the next recording will fare better
     escaped: bool = False  # something of it outlived the call
     is_own: bool = False  # nobody but the call holds its result
-
-    # what it needs while it runs
     inside: bool = False  # ops are not the function's
-    lifted: Any = None  # what ends the bracket in which Python's numbers are brought to the GPU
-    imagines: int = 0  # thread that runs a body on tensors without memory
-    on_watch: tuple = ()  # of each row of the watchers' tables: is it asked in this run?
-    watchers: dict = fresh(dict)  # id of an op -> (watchers in front of it, behind it)
-    fixed: dict = fresh(dict)  # memory from outside -> an alias of it that no rescue moves
 
 
 # --- of a node --------------------------------------------------------------------------------
@@ -685,7 +687,7 @@ class Draft(NamedTuple):
 
 @declared
 class Attempt:
-    """One recording under way."""
+    """One recording under way. It changes with each step, since whatever ends one early must find how far it came."""
 
     plan: Plan | None = None
     seen: Seen | Any = None  # None until it runs, and once it is a node

@@ -89,7 +89,7 @@ def learn(
         torch.Tensor, lambda t: functools.partial(torch.zeros, t.shape, dtype=t.dtype, device=t.device), (args, kwargs)
     )
     zeros = _pytree.tree_map_only(torch.Generator, lambda _: None, zeros)
-    seen.failed = functools.partial(repeat, op, zeros, (seen.run.device, *seen.run.others))
+    seen.cuts.failed[:] = [functools.partial(repeat, op, zeros, (seen.run.device, *seen.run.others))]
     seen.reason = seen.reason or errors.op_apart(str(op), user_line(seen))
     if facts.pure and not (written or facts.dynamic) and segments.may_end(seen):
         seen.run.apart.add(op)

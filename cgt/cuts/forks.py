@@ -43,7 +43,7 @@ def see_fork(seen: Seen, before: set[str] | None, name: str, args: tuple, plain:
     modules."""
     if before is not None:
         forget_imports(seen, before)
-    if seen.imagines:
+    if seen.cuts.imagined:
         return see_imagined(name, args)
     if seen.reason is not None or seen.inside:
         return plain()
@@ -289,7 +289,8 @@ def attempt(seen, body):
 def imagined(seen, function, operands):
     """What run_body would give, of tensors without memory: a kernel that was not meant for these operands may end the
     process."""
-    name, before, seen.imagines = "cond or while_loop", seen.imagines, threading.get_ident()
+    name = "cond or while_loop"
+    seen.cuts.imagined.append(threading.get_ident())
     core.pause(1)
     try:
         with FakeTensorMode(allow_non_fake_inputs=True) as mode:
@@ -304,12 +305,12 @@ def imagined(seen, function, operands):
             return leaves, program
     finally:
         core.pause(-1)
-        seen.imagines = before
+        seen.cuts.imagined.pop()
 
 
 def is_imagined(seen: Seen) -> bool:
     """Does this thread run such a body?"""
-    return seen.imagines == threading.get_ident()
+    return seen.cuts.imagined[-1:] == [threading.get_ident()]
 
 
 def see_imagined(name, args):

@@ -74,8 +74,9 @@ def may_be(seen, name, uses):
         kept and name not in ("item", FLOAT)
     ):
         return False
-    stored = not seen.run.recording or all(any(is_place(use, put) for put in seen.run.plan.kept) for use in kept)
-    return stored or summed_in(seen.run.plan, uses) is not None
+    plan = seen.run.plan
+    stored = plan is None or all(any(is_place(use, put) for put in plan.found.kept) for use in kept)
+    return stored or summed_in(plan, uses) is not None
 
 
 def summed_in(plan, uses):
@@ -83,11 +84,11 @@ def summed_in(plan, uses):
     others = [use for use in uses if use != returns.COMPUTED]
     if len(others) != 1 or type(others[0]) is not returns.Kept or returns.COMPUTED not in uses:
         return None
-    return next((k for k in plan.summed if is_lying(plan, others[0], plan.places[k])), None)
+    return next((k for k in plan.numbers.summed if is_lying(plan, others[0], plan.places[k])), None)
 
 
 def is_lying(plan, use, place):
-    mine = place.home is use.home or plan.owners.get(id(place.home), place) is use.home
+    mine = place.home is use.home or plan.found.owners.get(id(place.home), place) is use.home
     return mine and (place.key == use.name if use.name is not None else place.kind == CELL)
 
 
@@ -240,8 +241,9 @@ def fill(seen: Seen, result: object) -> object:
     def filled(value):
         return containers.replaced(value, lambda leaf: made(marked(seen, leaf)), set())
 
-    sums = [place for k in seen.run.plan.summed if type(places.value_at(place := seen.run.plan.places[k])) is Readout]
-    for place in (*(put.place for put in seen.run.plan.kept), *seen.own, *sums):
+    plan = seen.run.plan
+    sums = [place for k in plan.numbers.summed if type(places.value_at(place := plan.places[k])) is Readout]
+    for place in (*(put.place for put in plan.found.kept), *seen.own, *sums):
         if place.kind == LIST_LEN:
             place.home[place.want :] = map(filled, place.home[place.want :])
         elif (now := places.value_at(place)) is not place.want:

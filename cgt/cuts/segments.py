@@ -136,7 +136,7 @@ def save(seen: Seen, written: Iterable[torch.Tensor]) -> None:
     """An op is about to write these: what lies there is copied first, if it is from outside and was not copied yet. On
     the host for real, too, where the run may have to be undone."""
     lasts = len(seen.reads.values) < seen.run.until
-    undoes = seen.before is not None and not is_capture(seen)
+    undoes = seen.run.before is not None and not is_capture(seen)
     for t in written if lasts or undoes else ():
         keeps = lasts and core.storage_id(t) not in seen.copied.swaps
         if (keeps or undoes) and is_to_save(seen, t):
@@ -192,11 +192,8 @@ def undo_rows(seen: Seen) -> list[tuple]:
 
 def tells(seen: Seen, packet: str, inputs: Iterable[torch.Tensor]) -> bool:
     """May the outcome of this op be read here?"""
-    return (
-        packet in OUTCOMES
-        and all(core.is_plain(t) and t.is_cuda == (seen.run.driver == CUDA) for t in inputs)
-        and may_read(seen)
-    )
+    here = all(core.is_plain(t) and t.is_cuda == (seen.run.driver == CUDA) for t in inputs)
+    return packet in OUTCOMES and here and may_read(seen)
 
 
 def outcome(seen: Seen, packet: str, args: tuple, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
@@ -349,7 +346,7 @@ def fill_pool(seen, stream):
     another stream's."""
     filled = []
     for again in (True, True, False):  # of two blocks alike the allocator takes which it likes
-        free = core.pool_free(seen.pool, stream)
+        free = core.pool_free(seen.run.pool, stream)
         mine = [(nbytes, SMALL if small else nbytes) for _, nbytes, small, here in free if here and again]
         if not mine:
             break
@@ -434,10 +431,10 @@ def select(seen: Seen, t: torch.Tensor, mask: torch.Tensor) -> list[torch.Tensor
 def room_for(seen: Seen, t: torch.Tensor) -> torch.Tensor | None:
     """Memory of the host for t's bytes, or None: there is too much already. Recordings that begin alike find what they
     share at the same place."""
-    at, nbytes = seen.room, t.numel() * t.element_size()
+    at, nbytes = sum(seen.reads.rooms), t.numel() * t.element_size()
     if at + nbytes > ROOM_BYTES:
         return None
-    seen.room += -(-nbytes // WORD) * WORD
+    seen.reads.rooms.append(-(-nbytes // WORD) * WORD)
     return room_of(seen.run.device)[at : at + nbytes]
 
 

@@ -19,10 +19,11 @@ Methods of several objects are one function, but each object has its own kinds, 
 import math
 import time
 from collections.abc import Callable
+from typing import Any
 
 import cgt_core as core
 
-from ..data import Account, Call
+from ..data import Account, Call, State, remember
 from ..words import errors, options
 
 # Of Miss: what a program varies from call to call (FITS: a value that it reads on the way). The others are learnt.
@@ -32,7 +33,12 @@ VARIES = {
 }  # fmt: skip
 FREE = 4  # kinds of calls that are new, in a row, before Python looks away; besides a first one of each object
 SAVED = 0.5  # of an eager call, by a replay; the rest is the guard, the launch and what we do not know
-TOGETHER = Account()  # of the process: what all functions spent
+TOGETHER = [0.0]  # seconds, of the process: what all functions spent
+
+
+def book(state: State, **entries: Any) -> None:
+    """These entries of the function's account have other values from now on."""
+    remember(state, account=state.learnt.account._replace(**entries))
 
 
 def timed_eager(account: Account, function: Callable[..., object], args: tuple, kwargs: dict) -> object:
@@ -40,49 +46,51 @@ def timed_eager(account: Account, function: Callable[..., object], args: tuple, 
     began = time.perf_counter()
     result = function(*args, **kwargs)
     seconds = time.perf_counter() - began
-    account.eager = seconds if account.eager is None else min(seconds, account.eager)
+    account.eager[:] = [min([seconds, *account.eager])]
     return result
 
 
-def timed(account: Account, run: Callable[..., object], *call: Call, first: bool = False) -> object:
+def timed(state: State, run: Callable[..., object], *call: Call, first: bool = False) -> object:
     """run(*call), which warms or records, on the account. Eager's first call is slow, too: it is not charged."""
     began = time.perf_counter()
     try:
         return run(*call)
     finally:
-        account.last = time.perf_counter() - began
-        for book in () if first else (account, TOGETHER):
-            book.spent += account.last
+        last = time.perf_counter() - began
+        charged = 0.0 if first else last
+        book(state, last=last, spent=state.learnt.account.spent + charged)
+        TOGETHER[0] += charged
 
 
 def is_allowed(account):
     """Does nobody count yet? A function that was refused has an account of its own at once."""
-    return TOGETHER.spent < options.ALLOWANCE and not account.failed
+    return TOGETHER[0] < options.ALLOWANCE and not account.failed
 
 
-def meet(account: Account, kind: tuple, whose: int | None, room: int) -> int:
+def meet(state: State, kind: tuple, whose: int | None, room: int) -> int:
     """0 if a call of this kind came before, or is recorded at once; else how many calls run eagerly before Python
     sees one again: the more that were new in a row, the more. `whose`: names the object whose method is called, or
     None. `room`: for how many recordings of it."""
+    account = state.learnt.account
     if kind in account.met:
-        account.strange = 0
+        book(state, strange=0)
         return 0
     mine = [one for one, other in account.met.items() if other == whose]
     account.met[kind] = whose
     if len(mine) >= options.MAX_SPECS or len(account.met) > options.MAX_GRAPHS:
         del account.met[next(iter(mine or account.met))]
-    account.strange += 1
+    strange = account.strange + 1
+    book(state, strange=strange)
     free = FREE + min(len(set(account.met.values())) - 1, options.MAX_SPECS)
-    if is_allowed(account) and account.strange <= free and len(mine) < room and (mine or whose is None):
+    if is_allowed(account) and strange <= free and len(mine) < room and (mine or whose is None):
         return 0
-    return min(1 << max(0, account.strange - free), options.COOL_DOWN[0])
+    return min(1 << max(0, strange - free), options.COOL_DOWN[0])
 
 
-def waits(account: Account, f: int, missed: list[tuple[int, int, int]], room: int, whose: int | None = None) -> int:
+def waits(state: State, missed: list[tuple[int, int, int]], room: int, whose: int | None = None) -> int:
     """How many more calls the function must have had before it is recorded here; 0: now. `missed`: core.node_misses
     of this place, where nothing takes the call; `room`: for how many recordings; `whose`: as of meet."""
-    alike, unproven = core.fn_hopes(f)
-    proven = 0
+    account, (alike, unproven), proven = state.learnt.account, core.fn_hopes(state.f), 0
     for node, why, _ in missed:
         replayed = core.node_facts(node).n_replay > 0
         proven += replayed
@@ -90,13 +98,13 @@ def waits(account: Account, f: int, missed: list[tuple[int, int, int]], room: in
     has_room = sum(one == whose for one in account.met.values()) <= room
     if has_room and (is_allowed(account) or unproven + account.failed < max(1, proven)):
         return 0
-    if account.eager is None:
+    if not account.eager:
         return 1  # which times it
-    calls, _, _, replays, *_ = core.fn_counts(f)
+    calls, _, _, replays, *_ = core.fn_counts(state.f)
     if not account.failed and alike >= account.patience:
-        account.patience *= options.PATIENCE
+        book(state, patience=account.patience * options.PATIENCE)
         return 0
-    needed = ((account.spent + account.last) / account.eager - SAVED * replays) / options.OVERHEAD
+    needed = ((account.spent + account.last) / account.eager[0] - SAVED * replays) / options.OVERHEAD
     return max(0, min(math.ceil(needed) - calls, options.COOL_DOWN[1]))
 
 
@@ -105,16 +113,15 @@ def heard(account: Account) -> int:
     return 0 if account.failed else account.patience
 
 
-def note_failure(account: Account, why: str) -> None:
+def note_failure(state: State, why: str) -> None:
     """A warm-up or a recording came to nothing."""
-    account.failed += 1
-    account.why = why
+    book(state, failed=state.learnt.account.failed + 1, why=why)
 
 
 def reason(account: Account, n: int, why: Callable[[], str]) -> str:
     """A sentence on why the function waits so many calls. `why`: tells what the last recording did not accept."""
     if account.failed:
         return account.why
-    if account.eager is None:
+    if not account.eager:
         return errors.timed()
-    return errors.does_not_pay(account.spent + account.last, account.eager, n, why())
+    return errors.does_not_pay(account.spent + account.last, account.eager[0], n, why())

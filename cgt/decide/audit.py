@@ -501,10 +501,8 @@ def is_alike(mine, theirs, audits):
 def differ_kinds(mine, theirs):
     """Is one tensor another kind than the other? In words, or None. (A loss whose backward the call ran requires grad
     in eager alone.)"""
-    facts = [
-        (t.shape, t.stride() if t.layout == torch.strided else None, t.dtype, t.device, t.layout)
-        for t in (mine, theirs)
-    ]
+    both = mine, theirs
+    facts = [(t.shape, t.stride() if t.layout == torch.strided else None, t.dtype, t.device, t.layout) for t in both]
     return None if facts[0] == facts[1] else f"is {describe(mine)} in the replay, {describe(theirs)} in eager"
 
 

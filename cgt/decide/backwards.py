@@ -3,6 +3,7 @@
 import functools
 import types
 from collections.abc import Iterable
+from typing import Any
 
 import cgt_core as core
 import torch
@@ -22,11 +23,13 @@ def readable(graph: Graph, leaves: Iterable[object]) -> list[torch.Tensor]:
     return [*(t for t in leaves if isinstance(t, torch.Tensor)), *(t for _, t in graph.reached), *graph.loose]
 
 
-def prove(graph: Graph, seen: Seen, leaves: Iterable[object]) -> None:
-    """A recorded graph was run under observation: did it read only what belongs to the call?"""
+def prove(state: State, seen: Seen, leaves: Iterable[object]) -> None:
+    """A recorded graph, which this function is, was run under observation: did it read only what belongs to the
+    call?"""
+    graph: Graph | Any = state.graph
     reason = describe.vet_backward(graph, seen, readable(graph, leaves))
     if reason is None:
-        graph.proven = None not in seen.code.ran
+        state.proven = None not in seen.code.ran
     else:
         disprove(graph, reason)
     learn_backward(graph, seen)
@@ -51,13 +54,17 @@ def forward_of(graph: Graph) -> State | None:
     return getattr(SITES.get(graph.forward), ATTRIBUTE, None)
 
 
+def node_of(graph, forward):
+    """The recording of its forward; NONE: it was freed."""
+    kept = () if forward is None else list(forward.keep.items())
+    return next((node for node, one in kept if one.graph is graph), NONE)
+
+
 def disprove(graph, reason):
     """A recorded graph cannot be run for other calls: its function is not differentiable by replay. Of
     the very call that was recorded this run was right; of a replayed one it was not."""
-    forward = forward_of(graph)
-    kept = forward.keep.get(graph.node) if forward is not None else None
-    known = kept is not None and kept.graph is graph
-    replayed = not known or core.node_facts(graph.node).n_replay > 0
+    node = node_of(graph, forward_of(graph))
+    replayed = node == NONE or core.node_facts(node).n_replay > 0
     refuse_gradients(graph, reason)
     if replayed:
         raise errors.CgtError(errors.stale_backward(reason))
@@ -71,32 +78,32 @@ def run_again(call: Call, given: list, flows: list, joined: int) -> tuple:
     Raises:
         CgtError: it cannot be run once more.
     """
-    graph = call.state.graph
-    assert graph is not None
-    forward = forward_of(graph)
-    kept = None if forward is None else forward.keep.get(graph.node)
-    why, found = errors.READS_OTHERS, None
+    graph: Graph | Any = call.state.graph
+    forward: State | Any = forward_of(graph)
+    node, why, found = node_of(graph, forward), errors.READS_OTHERS, None
+    kept = None if node == NONE else forward.keep.get(node)
     if any(t is None for t in (*given, *flows)):
         why = errors.IS_GONE
-    elif kept is None or kept.graph is not graph:
+    elif kept is None:
         why = errors.IS_FREED
     elif kept.changes or kept.draws or kept.islands or kept.numbers.sources:
         why = errors.DOES_MORE
     else:
-        found = core.with_paths(functools.partial(differentiate, call, forward, given, flows, joined), True)
+        again = functools.partial(results, node, forward, given)
+        found = core.with_paths(functools.partial(differentiate, call, again, given, flows, joined), True)
     if found is None:
         refuse_gradients(graph, errors.refused_backward(why))
         raise errors.CgtError(errors.not_run_again(call.state.name.removesuffix(BACKWARD), why))
     return found
 
 
-def differentiate(call, forward, given, flows, joined):
-    """Those gradients, or None where the function would not do the same. Jitted functions in it are plain."""
+def differentiate(call, again, given, flows, joined):
+    """Those gradients, of the tensors in again(); or None where these are not the call's. Jitted functions in it are
+    plain."""
     creates, grads = torch.is_grad_enabled(), call.args[1 : 1 + call.state.graph.grads - joined]
     on = functools.partial(torch.set_grad_enabled, True), functools.partial(torch.set_grad_enabled, creates)
-    result = core.within([on], functools.partial(results, call.state.graph, forward, given))
     known = {*map(id, given), *map(id, flows)}
-    roots = list({id(t): t for t in result if t.grad_fn is not None and id(t) not in known}.values())
+    roots = list({id(t): t for t in core.within([on], again) if t.grad_fn is not None and id(t) not in known}.values())
     if len(roots) != len(grads):
         return None
     asked = [(root, grad) for root, grad in zip(roots, grads, strict=True) if grad is not None]
@@ -110,15 +117,15 @@ def differentiate(call, forward, given, flows, joined):
     return found
 
 
-def results(graph, forward, given):
+def results(node, forward, given):
     """The tensors in the result of the forward, run once more; none if its recording would not take this call today."""
-    facts = core.node_facts(graph.node)
+    facts = core.node_facts(node)
     misses = core.node_misses(facts.path, facts.parent, forward.f, facts.spec, given)
-    fits = any(node == graph.node and why in (FITS, MISS_ALIVE) for node, why, _ in misses)
-    if not fits or core.node_misplaced(graph.node) != NONE:
+    fits = any(one == node and why in (FITS, MISS_ALIVE) for one, why, _ in misses)
+    if not fits or core.node_misplaced(node) != NONE:
         return ()
     args, kwargs = pytree.unflatten_call(forward.learnt.programs[facts.spec][0], given)
-    return pytree.flatten(SITES[graph.forward].__wrapped__(*args, **kwargs), "result").tensors
+    return pytree.flatten(SITES[facts.fn].__wrapped__(*args, **kwargs), "result").tensors
 
 
 def refuse_gradients(graph: Graph, reason: str) -> None:
@@ -126,5 +133,5 @@ def refuse_gradients(graph: Graph, reason: str) -> None:
     forward = forward_of(graph)
     if forward is None:
         return
-    forward.learnt.refused = reason
+    forward.learnt.refused[:] = [reason]
     core.locked(RECORDING, functools.partial(drop_graphs, forward), lambda: DOOMED.append((forward, GRAPHS)))

@@ -19,7 +19,7 @@ import torch
 from cgt_core import AT_PLACE, CUDA, FRESH, HOST, INPUT, LIVE, MISS_PLACE, NONE, VIEW
 
 from ..cuts import readout, segments
-from ..data import Attempt, Call, Graph, Kept, Options, State
+from ..data import Attempt, Call, Changes, Graph, Kept, Options, State, remember
 from ..look import empties, impure, places
 from ..make import autograd, describe, escapes, islands, moving, record, trace
 from ..make.optional import collectives
@@ -41,7 +41,7 @@ from ..make.plan import (
 )
 from ..numbers import counters, live
 from ..run import blank, tokens
-from ..run.observe import all_paths, all_tensors, note_strays, observe
+from ..run.observe import note_strays, observe
 from ..run.taps import is_alone, threads_beside
 from ..words import errors, options, pytree
 from ..words.private import outside_dynamo
@@ -160,7 +160,7 @@ def attend(call):
         verdicts.note_incomparable(state, reason)
         verdicts.vet_strict(state, reason)
         return reason, None
-    state.learnt.incomparable = 0
+    remember(state, incomparable=0)
     reason = verdicts.find(call)
     verdicts.vet_strict(state, reason)
     reason = reason or vet_dropout(call)
@@ -178,7 +178,7 @@ def attend(call):
     why, before = logs.listens("record") and verdicts.why_new(call, first), core.fn_counts(state.f)[:5]
     try:
         with torch.profiler.record_function(f"cgt.{kind} {state.name}"):
-            result = account.timed(state.learnt.account, run, call, first=before[0] == 1)
+            result = account.timed(state, run, call, first=before[0] == 1)
     except errors.CgtError:
         raise
     except Exception as error:
@@ -199,11 +199,11 @@ def eager(call, reason, inlined=False):
         verdicts.count_eager(state, reason)
     if graph is None:
         return account.timed_eager(state.learnt.account, call.function, call.args, call.kwargs)
-    if graph.proven:
+    if state.proven:
         return call.function(*call.args, **call.kwargs)
     seen = observe(graph.driver, graph.device, graph, readable(graph, call.args))
     result = trace.run(seen, call.function, call.args, call.kwargs)
-    prove(graph, seen, call.args)
+    prove(state, seen, call.args)
     return result
 
 
@@ -322,12 +322,12 @@ def capture(call, attempt):
     reason = record.capture(call, attempt)
     seen = attempt.seen
     if seen is not None:
-        call.state.learnt.late = max(call.state.learnt.late, seen.late)
-        call.state.learnt.computes = call.state.learnt.computes if seen.computed is None else seen.computed
+        learnt = call.state.learnt
+        computes = learnt.computes if seen.computed is None else seen.computed
+        remember(call.state, late=max(learnt.late, seen.late), computes=computes)
         told = counters.learn(call.state, plan, seen, why_uncounted(call.state, plan.saves))
         reason, seen.reason = reason and (told or reason), told or seen.reason
         live.blame(call.state, seen, reason or seen.reason)
-        call.state.learnt.untraced = seen.untraced or call.state.learnt.untraced
     if reason is not None:
         attempt.passing |= autograd.was_greedy(plan) or (seen is not None and lessons.is_lesson(call.state, seen))
         return reason
@@ -343,7 +343,7 @@ def capture(call, attempt):
 def draft_node(call, attempt):
     """Describe what was recorded: attempt.draft, or a sentence that says why it cannot be a node."""
     state, plan, seen = call.state, attempt.plan, attempt.seen
-    note_tensors(state, seen, zip(all_paths(plan), all_tensors(plan), strict=True))
+    note_tensors(state, seen, zip(plan.paths, plan.tensors, strict=True))
     try:
         note_strays(seen, describe.tensors_of(seen, attempt.result))
         empties.settle_empties(plan.places, plan.lone, plan.changed)
@@ -352,13 +352,12 @@ def draft_node(call, attempt):
         reason = reason or islands.vet_parts(call.function, plan, seen) or lessons.vet_back(state, plan, seen)
         if reason is None:
             plan = attempt.plan = find_moving(state, plan, seen)
-            reason = errors.used_elsewhere(plan.kept[0].place.path) if plan.free is None else None
+            reason = errors.used_elsewhere(plan.found.kept[0].place.path) if plan.changes.free is None else None
             reason = reason or moving.learn_replaced(state, plan, seen)
             reason = reason or live.learn_stored(state, plan, seen, why_untraced(state, plan.saves))
         draft = reason or describe.rows(plan, seen, attempt.result, call)
         if not isinstance(draft, str):
-            if plan.graph is not None:
-                plan.graph.proven = True
+            state.proven |= plan.graph is not None
             draft = autograd.complete(state, plan, seen, draft)
         tokens.drop_words(seen)
         if not isinstance(draft, str):
@@ -379,12 +378,10 @@ def draft_node(call, attempt):
 def find_moving(state, plan, seen):
     """The plan, with the places that the run changed and did not read; `free` is None where that is not known."""
     ran = code_of(state) | seen.code.ran
-    rows, found = (
-        moving.find(plan.places, plan.owners, ran, seen),
-        moving.find_puts(plan, ran, seen, describe.is_guarded_as),
-    )
+    rows = moving.find(plan.places, plan.found.owners, ran, seen)
+    found = moving.find_puts(plan, ran, seen, describe.is_guarded_as)
     if found is None:
-        return plan._replace(free=None)
+        return plan._replace(changes=Changes(free=None))
     more, free, puts = found
     plan.places.extend(more)
     replaced = [k for k in plan.follows if state.opts.outputs == "rescue" and moving.is_replaced(plan.places[k])]
@@ -395,8 +392,8 @@ def find_moving(state, plan, seen):
     puts += [(places.Put("", "", None, place), k) for k, place in zip(own, seen.own, strict=True)]
     plan.places.extend(place._replace(want=None) for place in seen.own)
     free = free.union(replaced, own)
-    plan.places.extend(moving.class_guards(plan.places, plan.owners, [*rows, *free, *stored, *flags]))
-    return plan._replace(moving=rows, free=free, puts=puts, stored=stored)
+    plan.places.extend(moving.class_guards(plan.places, plan.found.owners, [*rows, *free, *stored, *flags]))
+    return plan._replace(changes=Changes(rows, free, puts, stored))
 
 
 def code_of(state):
@@ -473,15 +470,15 @@ def abandon(call, attempt, reason):
     """The function ran (host) or was captured whole (CUDA), but cannot be replayed. The host's
     results stand; a capture is launched once and its memory moved out of the pool. The caller holds
     the paths."""
-    state, graph = call.state, call.state.graph
+    state = call.state
     if attempt.plan.driver == CUDA:
         record.launch_once(attempt)
     core.abort()
     attempt.settled = True
     if not attempt.passing:
         reason = condemned(call, attempt, reason)
-    if graph is not None and not graph.proven:
-        prove(graph, attempt.seen, call.flat.tensors)  # it ran for real: was it right?
+    if state.graph is not None and not state.proven:
+        prove(state, attempt.seen, call.flat.tensors)  # it ran for real: was it right?
     verdicts.count_eager(state, reason)
     return readout.fill(attempt.seen, attempt.result)
 
@@ -504,8 +501,9 @@ def add_node(call, plan, seen, draft):
     follows = {k: [index[slot] for slot in slots] for k, slots in plan.follows.items()}
     followable = {path: k in follows for at, (k, _) in plan.followable.items() for path in (at, plan.places[k].path)}
     mine = [None if any(k in slots for slots in follows.values()) else s.tensor for k, s in enumerate(slots)]
-    taken = {s.at: k for k, s in reversed([*enumerate(plan.live)]) if s.op == AT_PLACE}  # a tuple's first number
-    groups, order = describe.group_places(plan.places, plan.moving, plan.free, follows, taken)
+    sources = reversed([*enumerate(plan.numbers.sources)])  # of a tuple the first number counts
+    taken = {s.at: k for k, s in sources if s.op == AT_PLACE}
+    groups, order = describe.group_places(plan.places, plan.changes, follows, taken)
     row_at = {k: j for j, k in enumerate(order)} | {NONE: NONE}
     # Another thread may have moved the version of what this run did not touch.
     effects = [e._replace(slot=index[e.slot], place=row_at[e.place]) for e in draft.effects if e.slot in index]
@@ -514,10 +512,9 @@ def add_node(call, plan, seen, draft):
     ret_python = any(op[0] in (pytree.DATACLASS, pytree.CUSTOM) for op in program)
     site = None if graph is None else backward_site(state, graph, draft)
     saves = [(index[save.slot], save.out) for save in behind.saves]
-    drawn_from = [] if seen.dropout is None else [seen.dropout]  # guarded by itself
     loose = describe.loose_in(plan, seen)
     kept = Kept(
-        graph, site, (program, groups, effects, mine, plan.also, seen.generators.captured, seen.alive.objects),
+        graph, site, (program, groups, effects, mine, plan.also, seen.alive.objects),
         [draft.paths[k] for k in used], [plan.places[k].path for k in order], followable, grads, loose,
         moving.told(plan, code_of(state)), live.told(seen.live, plan.places), core.record_seconds(),
         seen.reads.values, seen.cuts.forks, islands.told(seen), seen.run.ops, seen.trail, frozenset(seen.copied.told),
@@ -529,11 +526,11 @@ def add_node(call, plan, seen, draft):
         live.rows_of(seen.live, row_at, index), segments.undo_rows(seen), draft.keeps_grads, state.keep, kept,
     )  # fmt: skip
     if graph is not None:
-        graph.node, graph.loose = node, loose + drawn_from
+        graph.loose.extend(loose + seen.generators.dropout)
     islands.settle(seen, plan)
-    for buffer in drawn_from:
+    for buffer in seen.generators.dropout:
         core.node_draws(node, plan.device, buffer)
-        state.learnt.recurrent = True
+        remember(state, recurrent=True)
     note_recorded(state, plan, seen, node)
     return node
 
@@ -555,13 +552,12 @@ def backward_site(state, graph, draft):
 
 def note_recorded(state, plan, seen, node):
     """Remember that the function has a recording more, and what looks at its replays."""
-    state.learnt.unguarded = plan.unguarded
     core.fn_count(state.f, "records")
-    state.learnt.account.failed = state.learnt.left = state.learnt.lessons = 0
-    state.learnt.blamed = None
+    remember(state, unguarded=plan.found.notes, left=0, lessons=0, blamed=None)
+    account.book(state, failed=0)
     audit.plan_next(state, node)
     verify.begin(state, node)
     if seen.exchanges:
-        state.learnt.exchanges = True
+        remember(state, exchanges=True)
         collectives.watch_groups(free_exchanging)
         collectives.watch_replays(node, plan.device)

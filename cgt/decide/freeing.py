@@ -6,7 +6,7 @@ import cgt_core as core
 import torch
 from cgt_core import CUDA, NONE
 
-from ..data import Call, Learnt, State
+from ..data import Call, Learnt, State, empty, remember
 from ..make import record
 from ..make.plan import device_of, driver_of
 from ..words import errors
@@ -79,15 +79,17 @@ def bury() -> None:
     nodes = {node for _, node in freed}
     for site in alive() if nodes else ():
         state = getattr(site, ATTRIBUTE)
-        state.learnt.cool = {k: v for k, v in state.learnt.cool.items() if k[1] not in nodes}
+        for key in [key for key in state.learnt.cool if key[1] in nodes]:
+            del state.learnt.cool[key]
 
 
 def free_spec(state, spec):
     """Free a spec with its recordings, and what they kept alive. The caller holds the paths."""
     if not core.fn_is(state.f, state.born) or state.learnt.programs.pop(spec, None) is None:
         return  # freed or reset since
-    state.learnt.verdicts = {k: v for k, v in state.learnt.verdicts.items() if k is None or k[0] != spec}
-    state.learnt.account.met = {k: whose for k, whose in state.learnt.account.met.items() if k[0] != spec}
+    for known in (state.learnt.verdicts, state.learnt.account.met):
+        for key in [key for key in known if key is not None and key[0] == spec]:
+            del known[key]
     core.spec_free_if(state.f, state.born, spec)
 
 
@@ -115,7 +117,8 @@ def make_place(call: Call, path: int, parent: int) -> None:
         drop_node(nodes[-1])
     elif verdicts.wasted(state) >= state.opts.max_records:
         key = (path, parent, None)
-        state.learnt.cool[key], state.learnt.waste = (0, state.learnt.cool[key][1]), (NONE, 0)
+        state.learnt.cool[key] = (0, state.learnt.cool[key][1])
+        remember(state, waste=(NONE, 0))
 
 
 def drop_node(node: int) -> None:
@@ -182,5 +185,5 @@ def forget(state):
     core.fn_reset(state.f)
     disable(state.f)
     # What it runs stays: a backward may be pending, or just be at it in another thread.
-    state.learnt = Learnt()
+    state.learnt = empty(Learnt)
     state.learnt.numbers.live.update(state.dynamic)

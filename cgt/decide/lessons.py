@@ -4,11 +4,10 @@ may fare better."""
 import cgt_core as core
 from cgt_core import NONE
 
-from ..data import Plan, Seen, State
+from ..data import Plan, Seen, State, remember
 from ..make import autograd, describe, moving
 from ..make.plan import learn_code
 from ..numbers.addresses import has_way_back
-from ..run.observe import all_paths, all_tensors
 from ..words import errors, options
 from .backwards import learn_backward
 
@@ -17,7 +16,7 @@ def escaping(state: State, seen: Seen, reason: str | None) -> str | None:
     """The reason, noted as one that tells of something that outlived the call; or None."""
     if reason is not None:
         seen.escaped = True
-        state.learnt.escapes += 1
+        remember(state, escapes=state.learnt.escapes + 1)
     return reason
 
 
@@ -49,21 +48,22 @@ def vet_follows(state: State, plan: Plan, seen: Seen) -> str | None:
     None. Where the function comes to tensors in ways that cannot be followed (a set, a distribution), these may be what
     lies in a place, too, at one call and not at another."""
     if plan.graph is None and describe.loose_in(plan, seen):
-        state.learnt.asks_which = seen.asks_which = True
+        seen.asks_which = True
+        remember(state, asks_which=True)
     first = len(plan.flat.tensors)
     copied = [plan.reached[k - first] for k in plan.copied if k >= first]
     asked = [plan.places[k].path for k in plan.follows if moving.is_asked(seen, plan.places[k])]
     asked += [one.path for one in copied if one.owner != NONE and moving.is_one_asked(seen, [one.tensor])]
     if not asked:
         return None
-    seen.again = state.learnt.asks_which = True
+    seen.again = True
+    remember(state, asks_which=True)
     return errors.asks_which(asked[0])
 
 
 def vet_back(state: State, plan: Plan, seen: Seen) -> str | None:
     """A sentence if a replay could not write an argument where it lies, nor copy it back there; or None."""
-    tensors, paths = all_tensors(plan), all_paths(plan)
-    lost = [paths[k] for k in seen.copied.backs if not has_way_back(tensors[k])]
+    lost = [plan.paths[k] for k in seen.copied.backs if not has_way_back(plan.tensors[k])]
     if not lost:
         return None
     state.learnt.moves.fixed.update(lost)
@@ -75,9 +75,12 @@ def vet_loose(state: State, plan: Plan, seen: Seen) -> str | None:
     """A sentence if other threads ran ops while this one read memory to which nothing leads: one of them may make it
     anew at each call. What the recording before this one met lasts (a cache's)."""
     loose = {core.storage_id(t): core.storage_name(t) for t in describe.loose_in(plan, seen)} if seen.elsewhere else {}
-    if loose.keys() <= state.learnt.loose.keys():
+    known = state.learnt.moves.loose
+    if loose.keys() <= known.keys():
         return None
-    seen.again, state.learnt.loose = not state.learnt.loose, loose
+    seen.again = not known
+    known.clear()
+    known.update(loose)
     return errors.op_elsewhere(seen.elsewhere)
 
 
@@ -85,7 +88,7 @@ def vet_strays(state: State, seen: Seen) -> str | None:
     """A sentence if kernels that no op shows may have read an argument past its copy, or None."""
     # Of which a backward is given the copies.
     copies = seen.copied.swaps and not (state.learnt.hidden and state.graph is not None)
-    state.learnt.hidden |= seen.strays
+    remember(state, hidden=state.learnt.hidden or seen.strays)
     if not (seen.strays and copies):
         return None
     seen.again = True
@@ -105,5 +108,5 @@ def is_passing(state: State, seen: Seen, lost: bool) -> bool:
 
 def is_lesson(state: State, seen: Seen) -> bool:
     """The same, since this one told what it came to nothing by. Not for ever: code made anew at each call would."""
-    state.learnt.lessons += seen.again
+    remember(state, lessons=state.learnt.lessons + seen.again)
     return seen.again and state.learnt.lessons <= options.LESSONS

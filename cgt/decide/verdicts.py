@@ -13,7 +13,7 @@ import cgt_core as core
 import torch
 
 from ..cuts import segments
-from ..data import Around, Call, State, Verdict
+from ..data import Around, Call, State, Verdict, remember
 from ..make import facts, moving
 from ..make.plan import driver_of, misses, place_in_tree, places_first
 from ..run.observe import NOT_USER_CODE
@@ -32,8 +32,8 @@ def find(call: Call) -> str | None:
             return errors.odd_tensor(path, facts.odd_kind([tensor]))
     calls = core.fn_counts(state.f)[0]
     if state.learnt.refused and torch.is_grad_enabled():
-        hand_over(call, call.spec, state.learnt.refused, calls + options.COOL_DOWN[1])
-        return state.learnt.refused
+        hand_over(call, call.spec, state.learnt.refused[0], calls + options.COOL_DOWN[1])
+        return state.learnt.refused[0]
     if is_forward_ad():
         return errors.forward_mode("around the call")
     for key in (None, key_of(call)):
@@ -78,7 +78,7 @@ def wasted(state: State) -> int:
     once go with the objects."""
     replays, freed = core.fn_counts(state.f)[3], core.fn_hopes(state.f)[1]
     if state.learnt.waste[0] != replays:
-        state.learnt.waste = replays, freed
+        remember(state, waste=(replays, freed))
     return freed - state.learnt.waste[1]
 
 
@@ -105,19 +105,19 @@ def wait(call: Call, first: bool) -> str | None:
     if state.graph is not None or math.isinf(options.OVERHEAD) or state.blockers is not None:
         return None
     mine, room = whose(call.flat.program), state.opts.max_records
-    new = account.meet(state.learnt.account, (*key_of(call), core.fn_unknown(f)), mine, room)
+    new = account.meet(state, (*key_of(call), core.fn_unknown(f)), mine, room)
     if new and not first:
         if new == 1:
             return errors.new_kind()
         if new < options.COOL_DOWN[0]:  # to compare the calls costs more than many a call
-            state.learnt.account.varies = varying(call)
+            account.book(state, varies=varying(call))
         reason = errors.new_kind(state.learnt.account.varies)
         core.verdict_fn(f, reason, core.fn_counts(f)[0] + new, 2)
         return reason
     place = (core.NONE, core.NONE) if first else place_in_tree(state, call.flat, call.flat.tensors)
     missed = [] if first else [miss for miss in places_first(misses(call, *place)) if not is_learnt(state, *miss)]
     missed = [miss for miss in missed if whose(state.learnt.programs[core.node_facts(miss[0]).spec][0]) == mine]
-    n = account.waits(state.learnt.account, f, missed, room, mine)
+    n = account.waits(state, missed, room, mine)
     if n == 0:
         return None
     reason = account.reason(state.learnt.account, n, lambda: why_missed(call, *place))
@@ -158,7 +158,7 @@ def condemn(call: Call, reason: str, fails: bool = True, length: int | None = No
     function with many verdicts and no recording gets one for all its calls: new shapes will not help it."""
     state, verdicts = call.state, call.state.learnt.verdicts
     if fails:
-        account.note_failure(state.learnt.account, reason)
+        account.note_failure(state, reason)
     many = len(verdicts) >= options.MAX_VERDICTS and not core.fn_nodes(state.f)
     key = None if many else key_of(call)
     length = min(2 * verdicts[key].length, options.COOL_DOWN[1]) if key in verdicts else length or options.COOL_DOWN[0]
@@ -191,7 +191,7 @@ def note_left(call: Call, error: Exception, counted: bool) -> None:
     state, lines = call.state, [(frame.f_code.co_filename, at) for frame, at in traceback.walk_tb(error.__traceback__)]
     name, at = next((line for line in reversed(lines) if not line[0].startswith(NOT_USER_CODE)), lines[-1])
     reason = errors.left(type(error).__name__, f"{name}:{at}")
-    state.learnt.left += 1
+    remember(state, left=state.learnt.left + 1)
     if state.learnt.left > 1 or state.learnt.devices.drivers:
         condemn(call, reason, state.learnt.left > 1, 4 * options.COOL_DOWN[0])
     if not counted:
@@ -201,7 +201,7 @@ def note_left(call: Call, error: Exception, counted: bool) -> None:
 def note_incomparable(state: State, reason: str) -> None:
     """A call came with arguments that no other call can be compared by. Where many did, those to come most likely do,
     too: Python is not asked for a while."""
-    state.learnt.incomparable += 1
+    remember(state, incomparable=state.learnt.incomparable + 1)
     if state.blockers is not None:
         state.blockers[reason] = state.blockers.get(reason, 0) + 1
     if state.learnt.incomparable >= options.MAX_VERDICTS and state.graph is None and not options.STRICT:

@@ -11,7 +11,7 @@ import torch
 from cgt_core import CUDA, HOST
 
 from ..cuts import segments
-from ..data import Around, Call, Seen, State
+from ..data import Around, Call, Seen, State, remember
 from ..look import impure
 from ..make import describe, trace
 from ..make.optional import collectives
@@ -86,7 +86,7 @@ def warm(call: Call, sources: Sequence[tuple[str, object]] = ()) -> object:
     if reason is None:
         state.learnt.devices.drivers[leaf_devices(flat)] = driver
     else:  # a first call may do what no other does: caches that are made lazily
-        state.learnt.doubted = True
+        remember(state, doubted=True)
     return result
 
 
@@ -96,17 +96,20 @@ def run_observed(call, seen, guess, home):
     anew = guess == CUDA and core.dropout_begins_anew(home)
     result = trace.run(seen, call.function, call.args, call.kwargs)
     if anew and not core.dropout_begins_anew(home):
-        seen.reason, call.state.learnt.recurrent = errors.cudnn_dropout(), True
+        seen.reason = errors.cudnn_dropout()
+        remember(call.state, recurrent=True)
     return result
 
 
 def note_run(state, seen):
     """Remember what the run showed of the function, whatever its arguments were."""
     counters.learn(state, None, seen, None)
-    state.learnt.late = max(state.learnt.late, seen.late)
-    state.learnt.computes = seen.computed if state.learnt.computes is None else state.learnt.computes
+    learnt = state.learnt
+    remember(
+        state, late=max(learnt.late, seen.late), recurrent=learnt.recurrent or bool(seen.generators.dropout),
+        computes=seen.computed if learnt.computes is None else learnt.computes,
+    )  # fmt: skip
     state.ran |= seen.code.ran - {None}  # what is hidden here must be seen when it is recorded
-    state.learnt.recurrent |= seen.dropout is not None
 
 
 def note_devices(state, seen, elsewhere):
@@ -126,13 +129,13 @@ def judge(call, seen, result, reason, before):
         if describe.memory_of(t) != was:  # a capture could not always be undone
             reason = reason or errors.replaced(path)
     pending = bool(describe.pending_in(seen, result))
-    state.learnt.saves |= pending
+    remember(state, saves=state.learnt.saves or pending)
     parallel, settles = collectives.learn(state, seen, pending)
     if state.graph is not None:
-        prove(state.graph, seen, call.args)
+        prove(state, seen, call.args)
     reason = parallel or reason
     strange = vet_values(call, seen) if reason is None else None
-    state.learnt.strangers += strange is not None
+    remember(state, strangers=state.learnt.strangers + (strange is not None))
     waits = settles or (strange is not None and state.learnt.strangers < segments.tries(seen.reads.values))
     return reason or strange, waits
 
@@ -144,13 +147,13 @@ def vet_values(call, seen):
     if not wide or math.isinf(options.OVERHEAD):
         return None
     kind = (*verdicts.key_of(call), *(value.bytes for value in wide))
-    new = account.meet(call.state.learnt.account, kind, verdicts.whose(call.flat.program), room=0)  # allowance or not
+    new = account.meet(call.state, kind, verdicts.whose(call.flat.program), room=0)  # allowance or not
     return errors.varying_values(segments.lines_of(wide)) if new else None
 
 
 def note_tensors(state: State, seen: Seen, named: Iterable[tuple[str, torch.Tensor]]) -> None:
     """Remember where each argument was, and what the function reaches, and which of them it writes."""
-    state.learnt.asks_which |= seen.asks_which
+    remember(state, asks_which=state.learnt.asks_which or seen.asks_which)
     for path, tensor in named:
         state.learnt.moves.pointers[path], sid = core.address(tensor), core.storage_id(tensor)
         if sid in seen.written or sid in seen.raw:
@@ -173,5 +176,5 @@ def is_to_watch(call: Call, around: Around | str) -> bool:
     state = call.state
     if isinstance(around, str) or driver_of(state, call.flat) == HOST or not impure.lasting(around.found.sources):
         return False
-    state.learnt.watched = not state.learnt.watched
+    remember(state, watched=not state.learnt.watched)
     return state.learnt.watched

@@ -47,6 +47,7 @@ from cgt_core import ATTR, CELL, DICT_ITEM, DICT_LEN, EMPTY, LIST_ITEM, LIST_LEN
 from torch.nn.modules import module as torch_module
 from torch.optim import optimizer as torch_optimizer
 
+from ..data import empty
 from ..run.taps import is_reader
 from ..words import wrappers
 from ..words.private import SHARDED_FIELDS, SHARDED_KINDS, SHARDED_PARAMETER, is_sharded_module, knows_sharding
@@ -129,7 +130,7 @@ def find_places(
     value must change that these read. To it come those that a backward will run. None: what any code reads to which the
     function leads. `arguments`: (path, tensor) of those that are given, of which only the hooks count. `keeps`: see
     Walk."""
-    found = Found([], [], [], [], [], {}, [], set(), [], set(), [], [])
+    found = empty(Found)
     walk = Walk(found, set(), {}, collections.deque(), [], {}, {}, {}, {}, {}, {}, {}, ran, keeps)
     most = math.inf if most is None else most
     # Thousands of places are no garbage, and a finalizer could change what is looked at.

@@ -14,7 +14,7 @@ import cgt_core as core
 import torch
 from cgt_core import CUDA, FRESH, NONE, WRITES
 
-from ..data import Behind, Draft, Graph, Leaves, OutRow, Plan, SaveRow, Seen, State
+from ..data import Behind, Draft, Graph, Leaves, OutRow, Plan, SaveRow, Seen, State, empty, remember
 from ..run import tokens
 from ..run.observe import observe
 from ..run.taps import KEEPS, NOTHING, tap_states
@@ -30,7 +30,8 @@ def complete(state: State, plan: Plan, seen: Seen, draft: Draft) -> Draft | str:
     if not roots:
         return vet_written(draft, seen.run.since) or draft
     if not seen.run.saves:
-        state.learnt.saves = seen.again = True
+        seen.again = True
+        remember(state, saves=True)
         return errors.first_gradient()
     reason = vet_roots(draft, roots) or vet_arguments(plan, seen, draft)
     if reason is not None:
@@ -52,12 +53,13 @@ def complete(state: State, plan: Plan, seen: Seen, draft: Draft) -> Draft | str:
     outs = list(draft.outs)  # hidden ones come to these
     saves, saved, kept = find_saves(plan, seen, draft, outs, n_grads)
     graph = Graph(
-        sinks=seen.run.plan.sinks, flows=flows, leaves=Leaves(), driver=plan.driver, device=plan.device,
+        sinks=seen.run.plan.sinks, flows=flows, leaves=empty(Leaves), driver=plan.driver, device=plan.device,
         reached=[(r.path, r.tensor) for r in plan.reached if r.owner == NONE], tokens=kept,
         recomputes=seen.hooked or bool(custom), forward=state.f, grads=n_grads,
         donates=any(map(may_donate, custom)), seeds=seen.seeds,
         constants={sid: name for sid, name in seen.host.made.items() if sid in seen.constants.memory},
-        places=[plan.places[k] for k in plan.moving], owners=plan.owners,
+        places=[plan.places[k] for k in plan.changes.moving], owners=plan.found.owners,
+        lock=threading.RLock(), loose=[],
     )  # fmt: skip
     return draft._replace(outs=outs, behind=Behind(roots, saves, saved, flows, len(joined), graph))
 
@@ -169,18 +171,13 @@ def find_spent(
 
 def find_dying(graph: Graph, args: tuple) -> list[tuple[int, torch.Tensor]]:
     """[(index, tensor), ...]: arguments of a backward which that alone still reads, through the graph."""
-    kept = {at for at, *_ in graph.tokens.values()}
-    dies = [
-        k
-        for k, one in enumerate(args[0] or ())
-        if one and k not in kept and (k < graph.grads or k in graph.leaves.readers)
-    ]
-    return [(k, args[1 + k]) for k in dies]
+    read = {*range(graph.grads), *graph.leaves.readers} - {at for at, *_ in graph.tokens.values()}
+    return [(k, args[1 + k]) for k, dies in enumerate(args[0] or ()) if dies and k in read]
 
 
 def was_greedy(plan: Plan) -> bool:
     """Did the recording let go of something too early? The next one will not."""
-    return bool(plan.spent) and plan.graph.leaves.late
+    return bool(plan.spent and plan.graph.leaves.late)
 
 
 def tap_states_of(graph):
@@ -223,7 +220,7 @@ def backward_of(graph: Graph) -> Callable[..., tuple[torch.Tensor | None, ...]]:
     def run(leaves, changed):
         seen = trace.seen_here()
         spent = seen.autograd.spent if seen is not None and seen.run.graph is graph else ()
-        graph.leaves.begin(leaves, [graph.grads + k for k in changed], spent)
+        trace.begin_leaves(graph.leaves, leaves, [graph.grads + k for k in changed], spent)
         grads = leaves[: graph.grads]
         if graph.driver == CUDA:
             core.sinks_here(graph.sinks)
@@ -234,7 +231,8 @@ def backward_of(graph: Graph) -> Callable[..., tuple[torch.Tensor | None, ...]]:
         return own(core.sinks_take(graph.sinks, graph.flows), leaves[graph.grads :])
 
     def backward(spent, *leaves, changed=()):
-        brackets = [tap_states_of(graph), tap_keeps_of(graph, spent), (lambda: None, graph.leaves.end)]
+        over = functools.partial(trace.end_leaves, graph.leaves)
+        brackets = [tap_states_of(graph), tap_keeps_of(graph, spent), (lambda: None, over)]
         if hides:
             brackets.append((lambda: away(True), lambda: away(False)))
         return core.holding(graph.lock, lambda: core.within(brackets, lambda: run(leaves, changed)))

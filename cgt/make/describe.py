@@ -12,11 +12,11 @@ import cgt_core as core
 import torch
 
 from ..cuts import readout
-from ..data import Call, Draft, EffectRow, GradRow, Graph, OutRow, Plan, Seen, SlotRow, Was
+from ..data import Call, Changes, Draft, EffectRow, GradRow, Graph, OutRow, Plan, Seen, SlotRow, Was
 from ..look import places
 from ..numbers import counters, live
 from ..run import views
-from ..run.observe import NO_LINE, all_paths, all_tensors, span, version_of
+from ..run.observe import NO_LINE, span, version_of
 from ..words import errors, pytree, wrappers
 from ..words.private import creation_meta, gathered_in, is_gathered
 from . import moving, trace
@@ -56,7 +56,7 @@ def rows(plan: Plan, seen: Seen, result: object, call: Call) -> Draft | str:
     if isinstance(found, str):
         return found
     grads, sets, hidden = found
-    advances = [row for row in plan.moving.values() if row is not None]
+    advances = [row for row in plan.changes.moving.values() if row is not None]
     outs += hidden
     puts = describe_puts(plan, seen, slots, paths, near, outs, out, result)
     if isinstance(puts, str):
@@ -119,17 +119,14 @@ def tensors_of(seen: Seen, result: object) -> tuple[torch.Tensor, ...]:
 def is_lost(plan, slot):
     """Would a slot's copy be made of where it lies today, although it is no longer there at a later call? On the host a
     rescue gives a result of the path other memory; whatever else is pinned is where it was."""
-    return (
-        slot.binding == core.PINNED
-        and plan.driver == core.HOST
-        and core.path_proto(plan.parent, slot.example) is not None
-    )
+    pinned = slot.binding == core.PINNED and plan.driver == core.HOST
+    return pinned and core.path_proto(plan.parent, slot.example) is not None
 
 
 class SlotFacts(NamedTuple):
     """What is known of all slots before the first of them has a row."""
 
-    tensors: list  # as of all_tensors
+    tensors: list  # the slots, as of Plan
     copied: dict  # as of copied_with
     counted: dict  # as of counters.rows_of
     begun: list  # as of begin_to_require
@@ -139,7 +136,7 @@ class SlotFacts(NamedTuple):
 
 def describe_slots(plan, seen):
     """(a row per argument leaf, then one per reached tensor; their paths; which of them the run wrote)."""
-    tensors, leaves, slots = all_tensors(plan), len(plan.flat.tensors), []
+    tensors, leaves, slots = plan.tensors, len(plan.flat.tensors), []
     facts = SlotFacts(
         tensors, copied_with(plan, seen), counters.rows_of(seen), begin_to_require(plan),
         {id(t): k for k, t in reversed(list(enumerate(plan.flat.tensors)))},
@@ -163,7 +160,7 @@ def describe_slots(plan, seen):
         beside = next(iter(sharing), core.NONE)
         whole = core.storage_id(t) in seen.copied.whole and t.storage_offset() == 0
         slots.append(SlotRow(leaf, kept, t, binding, copy, same, apart, owner, back, beside, k in facts.begun, whole))
-    return slots, all_paths(plan), describe_writes(plan, seen, facts)
+    return slots, plan.paths, describe_writes(plan, seen, facts)
 
 
 def is_touched(seen, t, owner):
@@ -218,7 +215,7 @@ def describe_writes(plan, seen, facts):
     """A row for each slot that the run wrote: by how much its version moves, and which number is counted there."""
     writes, bumped = [], set()
     for k, t in enumerate(facts.tensors):
-        sid, bumps = core.storage_id(t), version_of(t) - plan.versions[k]
+        sid, bumps = core.storage_id(t), version_of(t) - plan.was[k].version
         if core.version_counter(t) in bumped:
             bumps = 0  # a view: it shares the counter that is already moved
         elif bumps:
@@ -233,26 +230,23 @@ def begin_to_require(plan):
     most likely. Not where a later backward goes through them."""
     if plan.saves or plan.graph is not None:
         return []
-    mine = zip(plan.flat.tensors, plan.was, strict=False)
-    return [
-        k
-        for k, (t, was) in enumerate(mine)
-        if t.requires_grad and not was.requires_grad and t.is_leaf and core.is_plain(t) and k not in plan.grads
-    ]
+    begun = [k for k, t in enumerate(plan.flat.tensors) if t.requires_grad and not plan.was[k].requires_grad]
+    mine = [(k, plan.tensors[k]) for k in begun if k not in plan.grads]
+    return [k for k, t in mine if t.is_leaf and core.is_plain(t)]
 
 
 def loose_in(plan: Plan, seen: Seen) -> list[torch.Tensor]:
     """Aliases of memory that the run read, and neither argument nor place leads to."""
-    drawn_from = [] if seen.dropout is None else [seen.dropout]  # guarded by itself
-    known = {core.storage_id(t) for t in (*all_tensors(plan), *drawn_from)}.union(seen.copied.buffers, seen.made)
+    mine = (*plan.tensors, *seen.generators.dropout)  # the latter is guarded by itself
+    known = set(map(core.storage_id, mine)).union(seen.copied.buffers, seen.made)
     # It gathers these itself.
-    known.update(core.storage_id(t) for one in plan.sharded if not is_gathered(one) for t in gathered_in(one))
+    known.update(core.storage_id(t) for _, one in plan.found.sharded if not is_gathered(one) for t in gathered_in(one))
     return [core.alias(t) for sid, t in seen.touched.items() if sid not in known]
 
 
 def copied_with(plan, seen):
     """id of a tensor -> the slot from whose copy it is read: its own, or that of one at its address that it lies in."""
-    tensors, copied = all_tensors(plan), {}
+    tensors, copied = plan.tensors, {}
     for k in seen.copied.copies:
         base = tensors[k]
         for t in plan.flat.tensors if plan.graph is not None else ():
@@ -464,7 +458,7 @@ class Outputs(NamedTuple):
 
 def describe_puts(plan, seen, slots, paths, near, outs, out, result):
     """A row for each thing that the run left in a place. What is not part of the result becomes a hidden output."""
-    put_at = [(put.place, at) for put, at in plan.puts]
+    put_at = [(put.place, at) for put, at in plan.changes.puts]
     came = [(p, at, p.home[p.want :] if p.kind == core.LIST_LEN else [places.value_at(p)]) for p, at in put_at]
     shared = readout.shared_in([result, *(values for _, _, values in came)]) if seen.readouts.rows else set()
     known = Outputs(
@@ -510,7 +504,7 @@ def readout_in(known, value):
     """(a Readout, what makes the value of its bytes) of a Readout, or of a tuple, list or dict of such; or None."""
     if type(value) is pytree.Readout:
         return value, value.make
-    return None if known.plan.live else readout.pattern(value, is_fixed, known.shared)
+    return None if known.plan.numbers.sources else readout.pattern(value, is_fixed, known.shared)
 
 
 def make_output(known, place, t):
@@ -569,18 +563,18 @@ def find_moved(plan: Plan) -> str | None:
 
 def slots_before(plan: Plan) -> Iterator[tuple[str, torch.Tensor, Was]]:
     """(path, tensor, Was) of what the call was given or reached."""
-    paths = all_paths(plan)
-    return zip(paths, all_tensors(plan), plan.was, strict=True)
+    return zip(plan.paths, plan.tensors, plan.was, strict=True)
 
 
 def vet_changes(plan: Plan, ran: set[types.CodeType]) -> str | None:
     """A sentence if the run left something else behind that a replay would not: other values in places
     that are guarded, another mode, another requires_grad. `ran`: the function's code."""
-    known = {*plan.moving, *plan.free, *plan.stored, *(at for _, at in plan.puts)}
+    changes = plan.changes
+    known = {*changes.moving, *changes.free, *changes.stored, *(at for _, at in changes.puts)}
     place = places.find_changed(plan.places, is_guarded_as, known)
     if place is not None:
         return errors.changed_state(place.path, moving.line_of(place, ran))
-    changed = places.find_grown(plan.sizes)
+    changed = places.find_grown(plan.found.sizes)
     if changed is None:
         begun = {id(plan.flat.tensors[k]) for k in begin_to_require(plan)}
         other = [
@@ -609,18 +603,17 @@ def used_slots(plan: Plan, draft: Draft) -> list[int]:
 
 
 def group_places(
-    found: list[places.Place], moving: dict[int, EffectRow | None], free: frozenset[int],
-    follows: dict[int, list[int]], numbers: dict[int, int],
+    found: list[places.Place], changes: Changes, follows: dict[int, list[int]], numbers: dict[int, int]
 ) -> tuple[list[tuple[object, list[tuple]]], list[int]]:  # fmt: skip
     """(Places by the dict that tells of them (the core skips a dict that did not change), the rest in
     one group that is compared at each call; the positions that they had.)"""
-    groups, loose = {}, []
+    groups, loose, roles = {}, [], (numbers, follows, changes.free, changes.moving)
+    kinds = [*zip((core.IS_NUMBER, core.FOLLOWS, core.NOT_AT_ALL, core.BY_TYPE), roles, strict=True)]
     for k, p in enumerate(found):
         number = p.want if p.kind in (places.DICT_LEN, places.LIST_LEN) else 0
         number = p.key if p.kind == places.LIST_ITEM else number
         present = p.want is not places.MISSING
         guard = core.BY_VALUE if is_plain(p.want) else core.BY_IDENTITY
-        kinds = ((core.IS_NUMBER, numbers), (core.FOLLOWS, follows), (core.NOT_AT_ALL, free), (core.BY_TYPE, moving))
         guard = next((kind for kind, members in kinds if k in members), guard)
         want = None if k in follows else p.want  # the core has it from the slot
         slots = follows.get(k, [core.NONE])

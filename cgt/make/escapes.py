@@ -9,7 +9,7 @@ from cgt_core import CUDA, DICT_LEN, EMPTY, FRESH, LIST_LEN, SHARED
 
 from ..data import Draft, Plan, Seen
 from ..look import places
-from ..run.observe import all_tensors, collect, held
+from ..run.observe import collect, held
 from ..words import errors, pytree
 
 ALONE = max(core.references(t) for t in [torch.empty(0)])  # Python's, of what is in a list and has one name
@@ -80,7 +80,7 @@ def find_kept_view(plan, seen, draft):
     view of the recorded call's. (PyTorch keeps some in a result that is a view of theirs, as in `z.mH`.)"""
     flat = plan.flat
     bases = [t._base for t in draft.out.tensors if t._base is not None]  # autograd's, of what is a view
-    known = {id(t) for t in (*all_tensors(plan), *draft.out.tensors, *bases)}
+    known = {id(t) for t in (*plan.tensors, *draft.out.tensors, *bases)}
     path_of = {core.storage_id(t): path for path, t in zip(flat.paths, flat.tensors, strict=True)}
     for attempt in range(2):
         kept = [

@@ -162,11 +162,8 @@ def is_guarded(seen: Seen, t: torch.Tensor) -> bool:
     """Are this CPU tensor's bytes constant, or compared at each call? What an op reads while it is recorded must be; a
     warm-up does not know yet."""
     sid = core.storage_id(t)
-    return (
-        sid in seen.constants.memory
-        or not t.numel()
-        or (not t.is_cuda and (not seen.run.recording or sid in seen.run.slots))
-    )
+    compared = not t.is_cuda and (not seen.run.recording or sid in seen.run.slots)
+    return sid in seen.constants.memory or not t.numel() or compared
 
 
 def noted(seen: Seen, op: OpOverload, args: tuple, kwargs: dict) -> NotedOp:

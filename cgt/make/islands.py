@@ -169,9 +169,8 @@ def has_changed(plan):
     began?"""
     if plan is None:
         return False
-    stored = not all(places.is_as_found(put.place) for put in plan.kept)
-    tensors = observe.all_tensors(plan)
-    graded = any(core.grad_id(tensors[k]) != before for k, before in plan.grads.items())
+    stored = not all(places.is_as_found(put.place) for put in plan.found.kept)
+    graded = any(core.grad_id(plan.tensors[k]) != before for k, before in plan.grads.items())
     return stored or graded or places.find_changed(plan.places, describe.is_guarded_as, set()) is not None
 
 
@@ -212,7 +211,8 @@ def record(seen, call, function, leaves, spec, line):
     known = set(seen.blank)
     given = [bring_out(seen, x) if isinstance(x, torch.Tensor) else x for x in leaves]
     alike = [isinstance(x, torch.Tensor) and is_cloned_alike(x) for x in given]
-    island = Island(function, given, alike, spec, line, not seen.cuts.islands)
+    is_flat = spec == _pytree.tree_structure((tuple(given), {}))
+    island = Island(function, given, alike, spec, is_flat, line, not seen.cuts.islands, [], [])
     seen.cuts.islands.append((island, call))
     seen.alive.objects.append(island)
     real = functools.partial(constants.for_real, seen) if observe.is_capture(seen) else lambda body: body()
@@ -221,13 +221,13 @@ def record(seen, call, function, leaves, spec, line):
     # It may hand them to another thread, whose stream does not wait for that of a capture.
     settled = (lambda: torch.cuda.current_stream(seen.run.device).synchronize()) if observe.is_capture(seen) else None
     try:
-        done = real(lambda: beside(seen, lambda: island.run(seen.cuts.answers, settled)))
+        done, copies = real(lambda: beside(seen, lambda: run(island, seen.cuts.answers, settled)))
     finally:
         for sid in seen.blank.keys() - known | {core.storage_id(x) for x in leaves if isinstance(x, torch.Tensor)}:
             seen.blank.pop(sid, None)  # it may have filled it
         if observe.is_capture(seen) and len(seen.cuts.answers) > before:
             note_changes(seen)
-    why = vet_result(seen, done.result, island.given)
+    why = vet_result(seen, done.result, copies)
     if any(core.storage_id(leaves[k]) not in seen.made for k, _ in done.written):
         why = "writes"
     why = why or ("changes" if has_changed(seen.run.plan) else None)
@@ -236,27 +236,28 @@ def record(seen, call, function, leaves, spec, line):
         return done.result
     for k, _ in done.written:
         slim(leaves[k]).copy_(slim(island.leaves[k]))
-    real(lambda: paused(lambda: island.settle(done)))
-    return unflatten([bring_in(seen, x) if isinstance(x, torch.Tensor) else x for x in island.result], island.out)
+    came = real(lambda: paused(lambda: came_of(done)))
+    island.came.append(came)
+    return unflatten([bring_in(seen, x) if isinstance(x, torch.Tensor) else x for x in came.leaves], came.structure)
 
 
 def note_changes(seen):
     """What the part changed for real, while the capture around it may come to nothing."""
-    plan, tensors = seen.run.plan, observe.all_tensors(seen.run.plan)
+    plan, tensors = seen.run.plan, seen.run.plan.tensors
     singles, more = places.differing(plan.places, describe.is_guarded_as)
-    wrote = any(observe.version_of(t) != v for t, v in zip(tensors, plan.versions, strict=True))
+    wrote = any(observe.version_of(t) != was.version for t, was in zip(tensors, plan.was, strict=True))
     graded = any(core.grad_id(tensors[k]) != was for k, was in plan.grads.items())
     seen.cuts.answers[-1] = seen.cuts.answers[-1]._replace(
         changes=list(map(places.as_now, singles)), unsafe=more or wrote or graded
     )
-    accept(seen.before)
+    accept(seen.run.before)
 
 
 def settle(seen: Seen, plan: Plan) -> None:
     """The recording becomes a node: what its guards compare, that its parts must not have changed where it is left."""
-    free = {*plan.moving, *plan.free}
+    free = {*plan.changes.moving, *plan.changes.free}
     for island, _ in seen.cuts.islands:
-        island.places = [p for k, p in enumerate(plan.places) if k not in free]
+        island.places.extend(p for k, p in enumerate(plan.places) if k not in free)
 
 
 def vet_parts(function: Callable[..., object], plan: Plan, seen: Seen) -> str | None:
@@ -281,39 +282,38 @@ def told(seen: Seen) -> list[str]:
     return [f"{name} at {line}" for name, line in parts]
 
 
-class Island:
+class Came(NamedTuple):
+    """What a part returned when it was recorded."""
+
+    leaves: list  # of the result; tensors are where replays bring them
+    structure: Any
+    writes: set  # which of the arguments' leaves it wrote
+
+
+class Island(NamedTuple):
     """A function that replays call between two segments, with what it is given and what it returned."""
 
-    __slots__ = (
-        "alike", "first", "function", "given", "is_flat", "leaves", "line", "out", "places", "result", "spec",
-        "writes",
-    )  # fmt: skip
+    function: Callable[..., object]
+    leaves: list  # of its arguments
+    alike: list  # of each: does a clone do?
+    spec: Any  # their structure
+    is_flat: bool  # there are no keywords and no containers among these
+    line: str
+    first: bool  # of its call
+    came: list  # one Came, once it ran in the recording
+    places: list  # of the recording, once that is a node: those that guards compare
 
-    def __init__(self, function, leaves, alike, spec, line, first):
-        self.function, self.leaves, self.alike, self.spec, self.line = function, leaves, alike, spec, line
-        self.is_flat = spec == _pytree.tree_structure((tuple(leaves), {}))  # no keywords, no containers
-        self.first = first  # of its call
-        self.places = []  # of the recording
-        self.given, self.writes = [], []  # copies of the arguments, of the last run; those of them that it wrote
-        self.result, self.out = [], None  # leaves of what it returned; tensors are where replays bring them
-
-    def __call__(self):
+    def __call__(self) -> bool:
         """For the core, behind the segment: does the call go on as it was recorded?"""
         if self.first:
             LOCAL.ran = []
-        done = self.run_watched() if getattr(LOCAL, "watched", ()) else self.run(LOCAL.ran)
-        self.given = []
-        return self.takes(done)
-
-    def run_watched(self):
-        """run(), and see whether it wrote to the tensors that it should leave alone."""
-        before = list(map(observe.version_of, LOCAL.watched))
-        done = self.run(LOCAL.ran)
-        if list(map(observe.version_of, LOCAL.watched)) != before:
+        before = list(map(observe.version_of, getattr(LOCAL, "watched", ())))
+        done = run(self, LOCAL.ran)[0]
+        if before and list(map(observe.version_of, LOCAL.watched)) != before:
             LOCAL.ran[-1] = done._replace(unsafe=True)
-        return done
+        return takes(self, done)
 
-    def leave(self, due, wrote):
+    def leave(self, due: bool, wrote: bool) -> None:
         """For the core: no more segments run. `due`: the call goes another way, from the top, where all is as it was
         until this part, the last that ran, is called again; guards stood before it. `wrote`: to tensors from outside,
         which is not undone."""
@@ -327,47 +327,47 @@ class Island:
                 places.put_back(place)
             LOCAL.left = [*ran[:-1], ran[-1]._replace(changes=changes, unsafe=more or wrote)]
 
-    def run(self, answers, settled=None):
-        """Call the function with copies of its arguments; the Answer, which comes to `answers`, too. `settled()`: wait
-        for the copies."""
-        self.given = [x.clone() if alike else copied(x) for x, alike in zip(self.leaves, self.alike, strict=True)]
-        if settled is not None:
-            settled()
-        args, kwargs = (self.given, {}) if self.is_flat else _pytree.tree_unflatten(self.given, self.spec)
-        try:
-            result = self.function(*args, **kwargs)
-        except BaseException as error:
-            answers.append(Answer(self.function, None, error, []))
-            raise
-        written = [(k, t) for k, t in enumerate(self.given) if isinstance(t, torch.Tensor) and t._version]
-        answers.append(Answer(self.function, result, None, written))
-        if not self.is_flat:
-            leaves, spec = _pytree.tree_flatten((args, kwargs))
-            if spec != self.spec or any(a is not b for a, b in zip(leaves, self.given, strict=True)):
-                raise errors.CgtError(errors.island(self.function.__qualname__, self.line, "changes_containers"))
-        for k, t in written:
-            slim(self.leaves[k]).copy_(slim(t.detach()))
-        return answers[-1]
 
-    def settle(self, done):
-        """This is what it does, as far as the recording depends on it."""
-        leaves, self.out = flatten(done.result)
-        self.result = [x.detach().clone() if isinstance(x, torch.Tensor) else x for x in leaves]
-        self.writes, self.given = [k for k, _ in done.written], []
+def run(island, answers, settled=None):
+    """Call the function with copies of its arguments: (the Answer, which comes to `answers`, too; the copies).
+    `settled()`: wait for these."""
+    given = [x.clone() if alike else copied(x) for x, alike in zip(island.leaves, island.alike, strict=True)]
+    if settled is not None:
+        settled()
+    args, kwargs = (given, {}) if island.is_flat else _pytree.tree_unflatten(given, island.spec)
+    try:
+        result = island.function(*args, **kwargs)
+    except BaseException as error:
+        answers.append(Answer(island.function, None, error, []))
+        raise
+    written = [(k, t) for k, t in enumerate(given) if isinstance(t, torch.Tensor) and t._version]
+    answers.append(Answer(island.function, result, None, written))
+    if not island.is_flat:
+        leaves, spec = _pytree.tree_flatten((args, kwargs))
+        if spec != island.spec or any(a is not b for a, b in zip(leaves, given, strict=True)):
+            raise errors.CgtError(errors.island(island.function.__qualname__, island.line, "changes_containers"))
+    for k, t in written:
+        slim(island.leaves[k]).copy_(slim(t.detach()))
+    return answers[-1], given
 
-    def takes(self, done):
-        """Bring what it returned to where the recording reads it, if it is like what was recorded."""
-        leaves, out = flatten(done.result)
-        if (
-            out != self.out
-            or not all(map(alike, leaves, self.result))
-            or not {k for k, _ in done.written} <= set(self.writes)
-        ):
-            return False
-        for mine, x in zip(self.result, leaves, strict=True):
-            if isinstance(mine, torch.Tensor):
-                mine.copy_(x)  # neither requires grad
-        return True
+
+def came_of(done):
+    """What it did, as far as the recording depends on it."""
+    leaves, structure = flatten(done.result)
+    mine = [x.detach().clone() if isinstance(x, torch.Tensor) else x for x in leaves]
+    return Came(mine, structure, {k for k, _ in done.written})
+
+
+def takes(island, done):
+    """Bring what it returned to where the recording reads it, if it is like what was recorded."""
+    (came,), (leaves, structure) = island.came, flatten(done.result)
+    same = structure == came.structure and all(map(alike, leaves, came.leaves))
+    if not (same and {k for k, _ in done.written} <= came.writes):
+        return False
+    for mine, x in zip(came.leaves, leaves, strict=True):
+        if isinstance(mine, torch.Tensor):
+            mine.copy_(x)  # neither requires grad
+    return True
 
 
 def flatten(result):

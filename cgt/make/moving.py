@@ -90,9 +90,9 @@ def find_puts(
     appends and does not read. A place that holds what it held is compared: it is not known whether it was stored anew.
     None: this code reads one of them after all, or another thread has to do with one."""
     rows, free, puts = [], [], []
-    keeps = None if not plan.kept or is_opened(plan.places, seen) else keeper(ran)
-    beside = [moves_of(code) for code in disturbers(seen.code.beside, [put[:2] for put in plan.kept])]
-    for put in plan.kept:
+    keeps = None if not plan.found.kept or is_opened(plan.places, seen) else keeper(ran)
+    beside = [moves_of(code) for code in disturbers(seen.code.beside, [put[:2] for put in plan.found.kept])]
+    for put in plan.found.kept:
         at, place = len(plan.places) + len(rows), put.place
         if place.kind == LIST_LEN:
             at = next(k for k, p in enumerate(plan.places) if p.want is place.home)
@@ -112,7 +112,7 @@ def find_puts(
 def find_flags(plan: Plan, known: set[int]) -> list[int]:
     """Positions of places, but for those that are `known`, in which the run left another flag than it found, as
     `model.train()` does. The recording is for the one, and a replay stores the other."""
-    return [k for k, place in enumerate(plan.places) if k not in known and is_flag_flipped(place, plan.owners)]
+    return [k for k, place in enumerate(plan.places) if k not in known and is_flag_flipped(place, plan.found.owners)]
 
 
 def is_flag_flipped(place, owners):
@@ -211,15 +211,13 @@ def line_of(place: Place, ran: set[types.CodeType]) -> str | None:
 def told(plan: Plan, ran: set[types.CodeType]) -> list[Advance]:
     """[Advance], for messages: what a replay of the plan's recording does to places."""
     known = code_of(ran)
-    rows = [(plan.places[k], row) for k, row in plan.moving.items() if row is not None]
+    rows = [(plan.places[k], row) for k, row in plan.changes.moving.items() if row is not None]
     lines = {
         p.path: [a.line for name, found in known.advances.items() if is_of(name, p) for a in found] for p, _ in rows
     }
     numbers = [Advance(p.path, SIGNS[row.op], row.by, row.times, tuple(lines[p.path])) for p, row in rows]
-    puts = [
-        Advance(put.place.path, "append" if put.place.kind == LIST_LEN else "=", None, 1, ()) for put, _ in plan.puts
-    ]
-    return numbers + puts
+    came = [(put.place.path, "append" if put.place.kind == LIST_LEN else "=") for put, _ in plan.changes.puts]
+    return numbers + [Advance(path, sign, None, 1, ()) for path, sign in came]
 
 
 def is_of(name, place):

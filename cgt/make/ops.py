@@ -70,7 +70,7 @@ MAKES = (*LIFTS, "set_")  # tensors of what comes from outside
 
 
 class OpCall:
-    """An op on its way through the watchers, which leave here what those behind them ask for."""
+    """An op on its way through the watchers. It changes with each: they leave here what those behind them ask for."""
 
     reads, dynamic = False, False  # does what it does, does the shape of its result depend on values?
     values = None  # that Python reads here, and how it comes by them
@@ -118,7 +118,7 @@ def see_op(seen: Seen, op: OpOverload | None, args: tuple, kwargs: dict) -> None
         return
     if seen.live is not None:
         live.watch(seen)
-    facts, before, behind = seen.watchers.get(id(op)) or choose_watchers(seen, op)
+    facts, before, behind = seen.watch.of_op.get(id(op)) or choose_watchers(seen, op)
     if seen.inside or facts.namespace == "profiler":
         core.proceed(None)
         return
@@ -257,7 +257,7 @@ def touch_inputs(seen, call):
 
 def save_written(seen, call):
     """What it writes, which a replay that goes another way puts back."""
-    if call.written and (seen.run.until or seen.before is not None):
+    if call.written and (seen.run.until or seen.run.before is not None):
         segments.save(seen, call.written)
     seen.written.update(map(core.storage_id, call.written))
 
@@ -508,8 +508,9 @@ BEHIND = (
 
 def choose_watchers(seen, op):
     """(the op's facts, in front, behind): the watchers that are asked of it in this run."""
-    seen.on_watch = seen.on_watch or tuple(row.when is None or bool(row.when(seen)) for row in (*BEFORE, *BEHIND))
-    seen.watchers[id(op)] = found = (facts_of(op), *watchers_of(op, seen.on_watch))
+    if not seen.watch.asked:
+        seen.watch.asked.extend(row.when is None or bool(row.when(seen)) for row in (*BEFORE, *BEHIND))
+    seen.watch.of_op[id(op)] = found = (facts_of(op), *watchers_of(op, tuple(seen.watch.asked)))
     return found
 
 
@@ -533,12 +534,12 @@ def see_dropout(seen, packet, dropout, train, buffer):
     if dropout and train and is_elsewhere(seen, buffer):
         refuse(seen, errors.spread_draws(packet, user_line(seen), buffer.device, name_of(seen.run.device)))
     elif not (dropout and train):
-        if buffer is not None and seen.dropout is None:
+        if buffer is not None and not seen.generators.dropout:
             seen.touched.pop(core.storage_id(buffer), None)
             seen.autograd.passing.discard(core.storage_id(buffer))
     elif packet == "_cudnn_rnn":
-        seen.acts, seen.dropout = True, core.alias(buffer)
-        seen.alive.objects.append(seen.dropout)
+        seen.acts, seen.generators.dropout[:] = True, [core.alias(buffer)]
+        seen.alive.objects.extend(seen.generators.dropout)
 
 
 def seeds_on_host(op: OpOverload, args: tuple, kwargs: dict) -> list[torch.Tensor] | None:

@@ -10,7 +10,7 @@ import cgt_core as core
 import torch
 from cgt_core import AT_PLACE, COPIED, CUDA, HOST, MISS_META, MISS_PLACE, MISS_POINTER, NONE, PINNED, REBOUND
 
-from ..data import Around, Call, Plan, Reached, State, Was
+from ..data import Around, Call, OpenNumbers, Plan, Reached, State, Was, empty
 from ..look import code, empties, flow, impure, places
 from ..numbers import addresses, counters, live
 from ..run.devices import home_of
@@ -26,10 +26,13 @@ def is_strict(t):
     """May a tensor refuse what it is asked? Its class has functions of its own, and is no wrapper's."""
     asks = type(t).__torch_function__
     asks = getattr(asks, "__func__", asks)
-    return asks not in (
-        torch.Tensor.__torch_function__.__func__,
-        torch.nn.Parameter.__torch_function__,
-    ) and not is_traceable(t)
+    plain = torch.Tensor.__torch_function__.__func__, torch.nn.Parameter.__torch_function__
+    return asks not in plain and not is_traceable(t)
+
+
+def will_save(state: State) -> bool:
+    """Will a result of a call require grad?"""
+    return state.learnt.saves and torch.is_grad_enabled()
 
 
 def leaf_devices(flat: pytree.Flat) -> frozenset[str]:
@@ -91,9 +94,8 @@ def survey(call: Call) -> Around | str:
     if graph is None:
         found = look_around(state, call.function, flat)
     else:
-        found = places.Found(
-            places.found_again(graph.places), [], graph.reached, [], [], graph.owners, [], set(), [], set(), [], []
-        )
+        known = {"places": places.found_again(graph.places), "tensors": graph.reached, "owners": graph.owners}
+        found = empty(places.Found)._replace(**known)
     reason = refuse_around(flat, found)
     if reason is not None:
         return reason
@@ -103,35 +105,28 @@ def survey(call: Call) -> Around | str:
             return errors.odd_tensor(one.path, facts.odd_kind([one.tensor]))
         if is_strict(one.tensor):
             return errors.subclass(one.path, type(one.tensor).__name__)
-        if (
-            state.learnt.saves
-            and torch.is_grad_enabled()
-            and one.tensor.requires_grad
-            and not core.is_plain(one.tensor)
-        ):
+        if will_save(state) and one.tensor.requires_grad and not core.is_plain(one.tensor):
             return errors.wrapped_graph(one.path, type(one.tensor).__name__)
-    return Around(found, reached, also, [*flat.tensors, *(one.tensor for one in reached)])
+    tensors, paths = [one.tensor for one in reached], [one.path for one in reached]
+    return Around(found, reached, also, [*flat.tensors, *tensors], [*flat.paths, *paths])
 
 
 def find_followable(call: Call, around: Around) -> dict[str, tuple[int, int]]:
     """{path: (position of its place, slot)} of reached tensors in whose place another may come, without a gradient's
     noticing; or in that of the tuple in which they are, whose slots are consecutive."""
     state, flat, found = call.state, call.flat, around.found
-    grad = torch.is_grad_enabled()
-    if state.graph is not None or state.learnt.asks_which or (state.learnt.saves and grad):
+    if state.graph is not None or state.learnt.asks_which or will_save(state):
         return {}
     mine = [(k, r) for k, r in enumerate(around.reached, len(flat.tensors)) if r.owner == NONE]
     at = {id(r.tensor): (k, r.path) for k, r in mine if id(r.tensor) not in around.also}
     owners = {r.owner for r in around.reached} | {
         k for _, owner, others in around.also.values() for k in (owner, *(k for k, _ in others))
     }
+    graded = {k for k, t in enumerate(around.tensors) if t.requires_grad} if torch.is_grad_enabled() else set()
     followable = {}
     for k, ones in alone_in_places(found).items():
         slots = [at.get(one, (NONE, None)) for one in ones]
-        fit = all(
-            slot != NONE and slot not in owners and not (grad and around.tensors[slot].requires_grad)
-            for slot, _ in slots
-        )
+        fit = all(slot != NONE and slot not in owners and slot not in graded for slot, _ in slots)
         if fit and [slot for slot, _ in slots] == list(range(slots[0][0], slots[0][0] + len(slots))):
             followable |= {path: (k, slot) for slot, path in slots}
     return followable
@@ -183,41 +178,33 @@ def plan_call(
     find_mobile. `moves`: as of Plan. `changed`: paths of places that kept others from fitting."""
     state, flat, graph, found, tensors = call.state, call.flat, call.state.graph, around.found, around.tensors
     driver, device = driver_of(state, flat), device_of(state, flat)
-    paths = [*flat.paths, *(one.path for one in around.reached)]
     others = tuple(sorted(state.learnt.devices.gpus - {device})) if driver == CUDA and graph is None else ()
     gathered = next((path for path, one in found.sharded if is_gathered(one)), None)
     # A backward would let go of its memory, and a capture that comes to nothing, too.
     if gathered is not None and torch.is_grad_enabled():
         return errors.gathered(gathered)
     sinks = core.sinks_new(tensors)  # autograd's accumulators are made on the caller's stream, if there are none
-    saves = state.learnt.saves and torch.is_grad_enabled()
+    saves = will_save(state)
     hooked = find_hooked(state, saves, sinks)
     if hooked >= 0:
-        return errors.hooked_leaf(paths[hooked])
+        return errors.hooked_leaf(around.paths[hooked])
     followed, follows = find_followed(state, followable)
     stored = next((path for path in followed if path in state.learnt.moves.replaced), None)
     if stored is not None and not is_alone():
         return errors.used_elsewhere(stored)
-    moved = followed.keys() | (state.learnt.moves.moved - followable.keys())
+    moved = followed.keys() | (state.learnt.moves.swaps.keys() - followable.keys())
     slots = [(slot, path) for path, slot in mobile.items() if path in moved]
     named = candidates(flat, tensors, slots, driver, (device, *others))
-    written = {id(t) for t, path in zip(tensors, paths, strict=True) if path in state.learnt.moves.written}
+    written = {id(t) for t, path in zip(tensors, around.paths, strict=True) if path in state.learnt.moves.written}
     copied, beside = choose_copied(state, named, tensors, written, len(flat.tensors), parent, moves)
-    sources, sums, untraced = live_sources(call, around, saves)
     return Plan(
-        flat=flat, driver=driver, device=device, others=others, parent=parent, graph=graph, saves=saves,
-        reached=around.reached, also=around.also, places=found.places, lone=empties.lone_empties(found.places),
-        sizes=found.sizes, sources=impure.states(found.sources), owners=found.owners, kept=found.kept,
-        live=sources, lone_tables=state.learnt.numbers.tables,
-        summed=moving.summed(found.places, found.owners, state.ran, sums) if sums else [], wary=untraced is not None,
-        computes=state.learnt.computes if untraced is None and graph is None else False,
-        unguarded=found.notes, changed=changed, sharded=[one for _, one in found.sharded],
-        followable=followable, follows=follows, moves=moves,
+        flat=flat, **around._asdict(), driver=driver, device=device, others=others, parent=parent, graph=graph,
+        saves=saves, places=found.places, lone=empties.lone_empties(found.places), sources=impure.states(found.sources),
+        numbers=open_numbers(call, around, saves), changed=changed, followable=followable, follows=follows, moves=moves,
         copied=copied, carries=frozenset(id(tensors[k]) for k in copied if id(tensors[k]) in written), beside=beside,
         spent=autograd.find_spent(graph, flat, copied, driver, parent, call.args),
         grads={k: core.grad_id(t) for k, t in enumerate(tensors) if can_have_grad(t)},
-        versions=[version_of(t) for t in tensors],
-        was=[Was(describe.memory_of(t), t.requires_grad, alias_of(t, driver, parent)) for t in tensors],
+        was=[Was(describe.memory_of(t), version_of(t), t.requires_grad, alias_of(t, driver, parent)) for t in tensors],
         generators=reach_generators(found.places, flat), ambient=core.ambient(), sinks=sinks,
     )  # fmt: skip
 
@@ -227,7 +214,7 @@ def find_hooked(state, saves, sinks):
     one would be recorded past hooks on accumulators, which a capture does not even meet."""
     if saves or state.graph is not None or not torch.is_grad_enabled():
         return NONE
-    return core.sinks_hooked(sinks, bool(state.learnt.parallel))
+    return core.sinks_hooked(sinks, bool(state.learnt.devices.parallel))
 
 
 def find_followed(state, followable):
@@ -246,17 +233,19 @@ def candidates(flat, tensors, slots, driver, gpus):
     ]  # fmt: skip
 
 
-def live_sources(call, around, saves):
-    """(sources of the live numbers; positions of places whose number may be read for a sum that comes there again, if
-    a recording may leave it open; why the user's code is given no live number, or None)"""
-    state, flat = call.state, call.flat
-    untraced = why_untraced(state, saves)
-    sources = live.sources_of(flat, around.found.places, state, untraced)
-    sums = [s.at for s in sources if s.op == AT_PLACE and s.part == NONE and s.exact is None]
+def open_numbers(call, around, saves):
+    """The OpenNumbers of the call's plan."""
+    state, flat, found = call.state, call.flat, around.found
+    untraced, uncounted = why_untraced(state, saves), why_uncounted(state, saves)
+    sources = live.sources_of(flat, found.places, state, untraced)
     may_sum = state.opts.outputs == "rescue" and not (saves or state.graph)
-    if why_uncounted(state, saves) is None:
-        sources += counters.sources_of(state, flat, around.reached)
-    return sources, sums if may_sum else [], untraced
+    sums = [s.at for s in sources if s.op == AT_PLACE and s.part == NONE and s.exact is None] if may_sum else []
+    return OpenNumbers(
+        sources=sources if uncounted else sources + counters.sources_of(state, flat, around),
+        tables=state.learnt.numbers.tables, wary=untraced is not None,
+        computes=state.learnt.computes if untraced is None and state.graph is None else False,
+        summed=moving.summed(found.places, found.owners, state.ran, sums) if sums else [],
+    )  # fmt: skip
 
 
 def why_uncounted(state: State, saves: bool) -> str | None:
@@ -296,9 +285,9 @@ def look_around(state, function, flat):
     if runs_compiled(state):
         return places.find_places(function, roots, None, arguments, options.MAX_PLACES)
     # A backward may run code of the forward's again (recomputation), and would not be seen to keep anything.
-    keeps = state.opts.outputs == "rescue" and not (state.learnt.saves and torch.is_grad_enabled())
+    keeps = state.opts.outputs == "rescue" and not will_save(state)
     found = places.find_places(function, roots, state.ran, arguments, keeps=moving.keeper(state.ran) if keeps else None)
-    state.learnt.passed |= found.passed
+    state.learnt.passed.update(found.passed)
     return found
 
 
@@ -406,7 +395,7 @@ def stays(state, path, t, parent, moved):
     if not moved and core.path_proto(parent, t) is not None:
         return True
     before = state.learnt.moves.pointers.get(path)
-    return path not in state.learnt.moves.moved and (before is None or before == core.address(t))
+    return path not in state.learnt.moves.swaps and (before is None or before == core.address(t))
 
 
 def overlaps(ranges, k):
@@ -439,10 +428,8 @@ def only_together(chosen, neighbours, tensors):
 def stands_alone(t, tensors):
     """Does no other one of these share t's storage, or count its writes? By these it is known what was written."""
     storage, counter = core.storage_id(t), core.version_counter(t)
-    return all(
-        x is t or (core.storage_id(x) != storage and not (counter and core.version_counter(x) == counter))
-        for x in tensors
-    )
+    others = [x for x in tensors if x is not t]
+    return all(core.storage_id(x) != storage and not (counter and core.version_counter(x) == counter) for x in others)
 
 
 def note_moves(
@@ -469,7 +456,6 @@ def note_moves(
             paths = {name}.union(*beside)
             state.learnt.moves.followed.update({place, *paths})
             for path in paths:
-                state.learnt.moves.moved.add(path)
                 note_swap(state, path)
             moves.append((node, [followable[name][1]], True))
         elif slot is not None and state.opts.inputs == "auto" and (slot.leaf != NONE or name in mobile):
@@ -478,7 +464,6 @@ def note_moves(
                 continue
             all_new = gradients.intersection(kept.slot_paths) if name in gradients else ()  # a backward made them
             for path in {name, *all_new, *moved_too(state, kept, node, mobile, tensors)}:
-                state.learnt.moves.moved.add(path)
                 note_swap(state, path)
             moves.append((node, [at, *moved_before(kept, node, mobile)], False))
     return moves
@@ -503,8 +488,8 @@ def moved_before(kept, node, mobile):
 
 
 def note_swap(state, name):
-    """A copy of a parameter at each replay must cost less than a recording for each: it does where it is replaced all
-    the time."""
+    """It moved. A copy of a parameter at each replay must cost less than a recording for each: it does where it is
+    replaced all the time."""
     calls, (times, last) = core.fn_counts(state.f)[0], state.learnt.moves.swaps.get(name, (0, -options.SWAPPED_SOON))
     if last != calls:  # several recordings miss it in one call
         state.learnt.moves.swaps[name] = (times + 1 if calls - last < options.SWAPPED_SOON else 1, calls)
@@ -525,7 +510,7 @@ def others_in(kept, node, followable, tensors):
 def may_carry(state, path, t):
     """Can the graph write this tensor wherever it lies: there, if it can be told where that is, or else in a copy that
     is copied back?"""
-    if state.graph is not None or (state.learnt.saves and torch.is_grad_enabled()) or state.opts.inputs != "auto":
+    if state.graph is not None or will_save(state) or state.opts.inputs != "auto":
         return False
     if t.requires_grad or path in state.learnt.moves.fixed or path in state.learnt.numbers.counters:
         return False

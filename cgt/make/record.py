@@ -15,7 +15,7 @@ import cgt_core as core
 import torch
 
 from ..cuts import apart, finite, readout, segments
-from ..data import Attempt, Behind, Call, Draft, EffectRow, Plan, Seen, Words
+from ..data import Attempt, Behind, Call, Draft, EffectRow, Plan, Seen, Words, remember
 from ..look import containers, impure, places
 from ..numbers import addresses, counters, live
 from ..run import observe, tokens, views
@@ -40,9 +40,8 @@ class Before(NamedTuple):
     sources: list  # see impure.py
     histories: object  # of core.histories
     random: object  # the state of the host's default generator
-    anew: int | None = (
-        None  # the GPU on which the next recurrent layer would have filled another buffer with cuDNN's random state
-    )
+    # the GPU on which the next recurrent layer would have filled another buffer with cuDNN's random state
+    anew: int | None = None
     counters: list = []  # of counters.snapshot
     given: list = []  # of containers.contents: the call's arguments, deques and sets
     gathered: list = []  # of collectives.sizes
@@ -127,16 +126,17 @@ def close(attempt: Attempt) -> None:
     core.paths_leave()
     core.abort()
     if not attempt.settled and attempt.before is not None and not core.recording_ran():
-        restore_places(attempt.before, attempt.seen, tensors_only=not attempt.plan.sharded)  # whose states fit together
+        # The states of sharded parameters fit together.
+        restore_places(attempt.before, attempt.seen, tensors_only=not attempt.plan.found.sharded)
         put_back(attempt.plan)
     attempt.settled = True
 
 
 def copy_leaves(plan, fills):
     """[(tensor, buffer), ...] of the slots that the recording copies, {slot: its copy in the core}."""
-    tensors, swaps, copies, spare = observe.all_tensors(plan), [], {}, []
+    swaps, copies, spare = [], {}, []
     for k in plan.copied:
-        t = tensors[k]
+        t = plan.tensors[k]
         buffer = buffer_apart(t, swaps, spare)
         if fills:
             observe.fill(buffer, t)
@@ -161,14 +161,13 @@ def buffer_apart(t, swaps, spare):
 def bind(state, plan, seen):
     """Of the copied slots, those that need no copy."""
     seen.copied.bound.update(addresses.bind(seen, plan))
-    state.learnt.whole = addresses.is_whole(seen)
+    remember(state, whole=addresses.is_whole(seen))
 
 
 def copy_back(plan, seen):
     """Record, behind all else, that what was written in copies comes to where the user has it."""
-    tensors = observe.all_tensors(plan)
     for k in plan.copied:
-        t = tensors[k]
+        t = plan.tensors[k]
         if id(t) in seen.copied.carried and k not in seen.copied.bound:
             (buffer,) = (swap.buffer for swap in seen.copied.swaps[core.storage_id(t)] if swap.leaf is t)
             seen.copied.backs[k] = core.copy_back(buffer, t, observe.span(t))
@@ -186,11 +185,12 @@ def capture(call: Call, attempt: Attempt) -> str | None:
     return (on_cuda if attempt.plan.driver == core.CUDA else on_host)(call, attempt)
 
 
-def watch(state, attempt, fills):
-    """(attempt.seen, which is to show the run; what it copies). `fills`: the copies hold what they are of, by now."""
+def watch(state, attempt, fills, pool=0):
+    """(attempt.seen, which is to show the run; what it copies). `fills`: the copies hold what they are of, by now.
+    `pool`: as of Run."""
     plan = attempt.plan
     swaps, copies = copy_leaves(plan, fills)
-    seen = attempt.seen = observe.observe_plan(state, plan, swaps)
+    seen = attempt.seen = observe.observe_plan(state, plan, swaps, attempt.before, pool)
     seen.copied.copies.update(copies)
     seen.copied.movable.update(addresses.begin(state, plan, seen, copies))
     return seen, swaps
@@ -202,9 +202,10 @@ def on_host(call, attempt):
     finite.ready(-1)
     try:
         begin(attempt, -1)
+        # Code that is given a number of ours may raise where eager's would not.
+        if plan.numbers.computes or plan.numbers.sources:
+            attempt.before = snapshot(call, plan)
         seen, swaps = watch(call.state, attempt, fills=True)
-        if plan.computes or plan.live:  # code that is given a number of ours may raise where eager's would not
-            attempt.before = seen.before = snapshot(call, plan)
         seen.alive.memory.extend(buffer for _, buffer in swaps)
         torch.clear_autocast_cache()
         observed = functools.partial(trace.run, seen, call.function, arguments(call, seen), call.kwargs)
@@ -270,10 +271,8 @@ def on_cuda(call, attempt):
         for g, w, seed_offset in zip(generators, word_pairs, now, strict=True):
             core.words(g, w[0:1], w[1:2], seed_offset)
             core.swap_generator(g, w[0:1], w[1:2], handles)
-        seen, _ = watch(call.state, attempt, fills=False)
-        seen.before, seen.pool = attempt.before, POOLS[device, device]
-        seen.generators.captured.extend(generators)
-        seen.alive.objects.extend(word_pairs)
+        seen, _ = watch(call.state, attempt, fills=False, pool=POOLS[device, device])
+        seen.alive.objects.extend((*generators, *word_pairs))
         for g, w, handle in zip(generators, word_pairs, handles, strict=True):
             seen.generators.words[core.generator_id(g)] = Words(handle, w, w)
             observe.note_memory(seen, w)
@@ -292,7 +291,7 @@ def on_cuda(call, attempt):
         if not captured:
             abort(attempt)  # before the streams are joined again: nobody may wait for a capture
 
-    parallel = bool(call.state.learnt.parallel) and plan.graph is None
+    parallel = bool(call.state.learnt.devices.parallel) and plan.graph is None
     # On the caller's stream.
     back = functools.partial(core.sinks_away, plan.sinks, False, True) if parallel else lambda: None
     brackets = [
@@ -302,7 +301,7 @@ def on_cuda(call, attempt):
         *map(on_side_stream, (device, *plan.others)),
         capture_hidden(forks.STREAMS.values),
         own_accumulators(plan, parallel),
-        collectives.undisturbed(call.state.learnt.parallel),
+        collectives.undisturbed(call.state.learnt.devices.parallel),
         (lambda: None, leave),
     ]
     try:
@@ -316,7 +315,7 @@ def on_cuda(call, attempt):
         attempt.passing |= broken
         restore_places(attempt.before, attempt.seen, tensors_only=False)
         attempt.settled = True
-        if collectives.forget(call.state.learnt.parallel) and attempt.starved:
+        if collectives.forget(call.state.learnt.devices.parallel) and attempt.starved:
             raise  # as eager would
         return errors.capture_broken() if broken else (attempt.seen and attempt.seen.reason) or failure(error)
     return None
@@ -330,7 +329,7 @@ def recover(device, seen):
     for body in (
         lambda: torch.empty(1, device=home).fill_(1),
         lambda: torch.empty(1, pin_memory=True),
-        seen.failed if seen else lambda: None,
+        *(seen.cuts.failed if seen else ()),
     ):
         with contextlib.suppress(Exception):  # of zeros an op may say anything
             body()
@@ -377,8 +376,7 @@ def own_accumulators(plan, parallel):
 def open_sinks(plan, seen, result):
     """The graph that the run left behind begins at what requires grad in its result."""
     if plan.saves:
-        tensors = observe.all_tensors(plan)
-        core.sinks_open(seen.run.plan.sinks, tensors, describe.pending_in(seen, result, {id(t) for t in tensors}))
+        core.sinks_open(plan.sinks, plan.tensors, describe.pending_in(seen, result, set(map(id, plan.tensors))))
 
 
 def failure(error: BaseException) -> str:
@@ -403,17 +401,16 @@ def failure(error: BaseException) -> str:
 
 def snapshot(call, plan):
     """What a failed capture may have replaced by tensors that were never computed."""
-    tensors = observe.all_tensors(plan)
-    grads = [(t, t.grad) for t in tensors if t.is_leaf]  # one that requires none may begin to
-    kept = [put.place for put in plan.kept]
-    histories, random = core.histories(tensors), torch.default_generator.get_state()
+    grads = [(t, t.grad) for t in plan.tensors if t.is_leaf]  # one that requires none may begin to
+    kept = [put.place for put in plan.found.kept]
+    histories, random = core.histories(plan.tensors), torch.default_generator.get_state()
     anew = plan.device if plan.driver == core.CUDA and core.dropout_begins_anew(plan.device) else None
     given = containers.contents([*call.args, *call.kwargs.values()])
     wanted = [p.want for p in plan.places if type(p.want) in containers.NO_PLACES]
     given += [(home, containers.entries(home)) for home in wanted]
     return Before(
         plan.places, kept, grads, plan.sources, histories, random, anew, counters.snapshot(plan), given,
-        collectives.sizes(plan.sharded), keys_in(plan.places),
+        collectives.sizes(plan.found.sharded), keys_in(plan.places),
     )  # fmt: skip
 
 
@@ -534,15 +531,12 @@ def part_result(plan: Plan, draft: Draft) -> tuple[Parts, Draft]:
     ]  # fmt: skip
     for saved, *_ in draft.behind.saved:
         saved.tensor = None
-    grads = [
-        (draft.slots[e.slot].example, grad_of(draft.outs, e.out))
-        for e in draft.effects
-        if e.kind == core.SETS_GRAD and e.out != core.NONE
-    ]
+    sets = [e for e in draft.effects if e.kind == core.SETS_GRAD and e.out != core.NONE]
+    grads = [(draft.slots[e.slot].example, grad_of(draft.outs, e.out)) for e in sets]
     for owner, _ in grads:
         owner.grad = None  # the replay of this very call sets it
     puts = [(e, put_of(draft, e, given)) for e in draft.effects if e.kind in (core.PUTS, core.PUTS_TUPLE, core.APPENDS)]
-    for put, _ in plan.puts:  # and these
+    for put, _ in plan.changes.puts:  # and these
         if put.place.kind == core.LIST_LEN:
             del put.place.home[put.place.want :]
         else:
@@ -599,10 +593,8 @@ def restore_result(plan: Plan, seen: Seen, parts: Parts) -> object:
             places.put_back(place._replace(want=value))
     puts = [t for _, value in parts.puts for t in places.tensors_at(value)]
     seen.alive.results.extend(weakref.ref(t) for t in (*given, *(proto for _, proto in parts.grads), *puts))
-    leaves = [
-        pytree.Readout(t, o.ops[0], o.line) if o.kind == core.READOUT else t
-        for o, t in zip(parts.outs, given, strict=True)
-    ]
+    pairs = zip(parts.outs, given, strict=True)
+    leaves = [pytree.Readout(t, o.ops[0], o.line) if o.kind == core.READOUT else t for o, t in pairs]
     leaves = [leaves[o.ref] if o.kind == core.AGAIN else leaf for o, leaf in zip(parts.outs, leaves, strict=True)]
     return pytree.unflatten(parts.program, leaves)
 

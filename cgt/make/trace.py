@@ -8,14 +8,15 @@ states behind the dispatcher's back are tapped one by one (taps.py).
 import functools
 import sys
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import cgt_core as core
 import torch
 from cgt_core import CUDA, HOST
 
 from ..cuts import finite, readout, segments
-from ..data import Seen
+from ..data import Leaves, Seen
 from ..look import impure
 from ..numbers import addresses, counters, live
 from ..run import blank, constants, taps
@@ -47,7 +48,8 @@ COPIED_OUT = ("tolist", "__repr__")  # readers that keep nothing of the memory
 
 class Saved:
     """What autograd holds instead of a tensor that it saved, while a differentiable call is recorded:
-    the tensor, until the recording is complete; then which argument of the backward it lies in."""
+    the tensor, until the recording is complete; then which argument of the backward it lies in. It changes there, since
+    autograd keeps this very object."""
 
     __slots__ = ("tensor", "version", "leaves", "at", "like", "shift", "__weakref__")
 
@@ -68,6 +70,7 @@ def run(seen: Seen, function: Callable[..., object], args: tuple, kwargs: dict) 
             see_draw(seen, generator, after=True)
     observer, higher_order = functools.partial(see_op, seen), functools.partial(see_higher_order, seen)
     is_mine = lambda: core.observer() is observer  # noqa: E731
+    handovers: list = []  # code of the run's that gives work to threads, or waits for them
     regions, saw_regions = taps.tap_regions(
         is_mine, functools.partial(see_region, seen), functools.partial(see_compilation, seen)
     )
@@ -92,7 +95,7 @@ def run(seen: Seen, function: Callable[..., object], args: tuple, kwargs: dict) 
         impure.tap(seen, is_mine),
         live.tap(seen, is_mine),
         one_thread(seen.run.others),
-        taps.tap_threads(functools.partial(hear, seen)),  # the last is the first to end
+        taps.tap_threads(functools.partial(hear, seen, handovers)),  # the last is the first to end
     ]
     counters.begin(seen)
     before = references(seen)
@@ -100,7 +103,7 @@ def run(seen: Seen, function: Callable[..., object], args: tuple, kwargs: dict) 
     result = live.close(seen, [core.within(brackets, called)])  # a caller's stack may hold what it passes
     finite.close(seen, getattr(function, "__qualname__", "a function"))
     seen.is_own = sys.getrefcount(result) <= OWNED
-    if seen.gave_work:
+    if handovers:
         vet_threads(seen)
     seen.code.imported.update(impure.imported(seen.code.started))
     seen.code.ran.update(impure.code_of_function(seen.code.started, seen.code.imported))
@@ -132,10 +135,11 @@ def see_hash(seen, plain, owner, name, args, kwargs):
     return plain(*args)
 
 
-def hear(seen, op):
+def hear(seen, handovers, op):
     """A thread ran this op meanwhile that nobody sees. Did this run give work to one, or wait for one? Asked before the
     code of other threads counts as its own (tap_calls): they give each other work, too."""
-    seen.elsewhere, seen.gave_work = op, not taps.HANDOVERS.isdisjoint(seen.code.started)
+    seen.elsewhere = op
+    handovers.extend(taps.HANDOVERS & seen.code.started)
 
 
 def vet_threads(seen):
@@ -180,11 +184,12 @@ def see_lift(begins: int) -> None:
     gone when it is replayed: they are brought for real."""
     seen = seen_here()
     if begins and seen is not None and is_capture(seen) and not seen.inside:
-        begin, seen.lifted = constants.elsewhere(seen)  # an interrupt between the two does no harm
+        begin, end = constants.elsewhere(seen)
+        seen.constants.lifted[:] = [end]  # an interrupt between the two does no harm
         begin()
-    elif not begins and seen is not None and seen.lifted is not None:
-        seen.lifted()
-        seen.lifted = None
+    elif not begins and seen is not None and seen.constants.lifted:
+        seen.constants.lifted[0]()
+        seen.constants.lifted.clear()
 
 
 def pack(packed, results, t):
@@ -205,15 +210,39 @@ def unpack(saved):
         if saved.at in leaves.changed:
             raise RuntimeError(errors.modified(tuple(saved.like.shape)))
         if saved.at in leaves.gone:
-            leaves.late = True
+            leaves.late.add(saved.at)
             if leaves.tensors[saved.at].is_cuda:  # nothing has run yet
                 raise Unrecordable(errors.late_read())
         elif saved.at in leaves.left:
-            leaves.was_read(saved.at, id(saved))
+            was_read(leaves, saved.at, id(saved))
         return core.view_like(leaves.tensors[saved.at], saved.like, saved.shift)
     if not saved.tensor.is_inference() and saved.tensor._version != saved.version:
         raise RuntimeError(errors.modified(tuple(saved.tensor.shape), saved.tensor._version, saved.version))
     return saved.tensor
+
+
+def begin_leaves(leaves: Leaves, tensors: Iterable[Any], changed: Iterable[int], spent: Iterable[int]) -> None:
+    """A backward begins, with its graph's lock: another thread may be at one until then. `spent`: which arguments die
+    with it."""
+    end_leaves(leaves)
+    leaves.tensors.extend(tensors)
+    leaves.changed.update(changed)
+    for at in spent:
+        leaves.left[at] = set(leaves.readers.get(at, ()))
+        was_read(leaves, at)
+
+
+def end_leaves(leaves: Leaves) -> None:
+    """It is over."""
+    for of_a_run in (leaves.tensors, leaves.left, leaves.read, leaves.gone, leaves.changed):
+        of_a_run.clear()
+
+
+def was_read(leaves, at, reader=None):
+    """A reader of that argument came, if it has any left."""
+    leaves.left[at].discard(reader)
+    if not leaves.left[at]:
+        leaves.read.add(at)
 
 
 def see_higher_order(seen, op):

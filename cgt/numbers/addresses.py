@@ -20,7 +20,7 @@ import torch
 from cgt_core import HOST
 
 from ..data import Plan, Seen, State
-from ..run.observe import all_paths, all_tensors, span
+from ..run.observe import span
 from ..words import options
 from ..words.private import OpOverload
 from .scalars import KERNEL, are_alike, shots_from, told_by
@@ -66,8 +66,8 @@ def begin(state: State, plan: Plan, seen: Seen, copies: dict[int, int]) -> dict[
     what it is given while it runs, and results that are lent may lie where the recording writes."""
     if plan.graph is not None or state.opts.outputs != "rescue" or state.opts.inputs != "auto":
         return {}
-    paths = all_paths(plan)
-    slots = {id(all_tensors(plan)[k]): copy for k, copy in copies.items() if paths[k] not in state.learnt.moves.untold}
+    untold = state.learnt.moves.untold
+    slots = {id(plan.tensors[k]): copy for k, copy in copies.items() if plan.paths[k] not in untold}
     return {
         sid: Movable(swap, slots[id(swap.leaf)], most_nodes(swap, id(swap.leaf) in plan.carries), [], set(), set())
         for sid, swap in seen.copied.buffers.items()

@@ -18,8 +18,8 @@ import cgt_core as core
 import torch
 from cgt_core import ADDED, AS_FLOAT, CUDA, DIVIDED, IN_TENSOR, MULTIPLIED, NONE, ROUNDED, SUBTRACTED
 
-from ..data import Plan, Reached, Seen, State
-from ..run.observe import NOT_USER_CODE, all_paths, all_tensors, asker, refuse, unseen, user_line
+from ..data import Around, Plan, Seen, State, remember
+from ..run.observe import NOT_USER_CODE, asker, refuse, unseen, user_line
 from ..words import errors
 from ..words.private import OpOverload
 from ..words.pytree import Flat
@@ -55,23 +55,18 @@ def fits(t: torch.Tensor) -> bool:
 # --- which they are ---------------------------------------------------------------------------
 
 
-def sources_of(state: State, flat: Flat, reached: list[Reached]) -> list[Source]:
-    """[standins.Source] of the counters among a plan's tensors."""
-    named = [
-        *zip(flat.paths, flat.tensors, strict=True),
-        *((r.path, r.tensor if r.owner == NONE else None) for r in reached),
-    ]
-    asked = [
-        (k, path, t)
-        for k, (path, t) in enumerate(named)
-        if t is not None
-        and (path in state.learnt.numbers.counters or core.storage_id(t) in state.learnt.numbers.asked)
-        and path not in state.learnt.numbers.exact
-        and fits(t)
-    ]
-    shared = memory_in_common([t for _, t in named if t is not None]) if asked else ()
+def sources_of(state: State, flat: Flat, around: Around) -> list[Source]:
+    """[standins.Source] of the counters among a plan's tensors, none of which is a gradient."""
+    tensors = [*flat.tensors, *(r.tensor if r.owner == NONE else None for r in around.reached)]
+    mine = [(k, path, t) for k, (path, t) in enumerate(zip(around.paths, tensors, strict=True)) if t is not None]
+    asked = [(k, path, t) for k, path, t in mine if is_asked(state.learnt.numbers, path, t) and fits(t)]
+    shared = memory_in_common([t for _, _, t in mine]) if asked else ()
     alone = [(k, path, t.item()) for k, path, t in asked if core.storage_id(t) not in shared]
     return [Source(path, IN_TENSOR, k, value, None) for k, path, value in alone if math.isfinite(value)]
+
+
+def is_asked(known, path, t):
+    return (path in known.counters or core.storage_id(t) in known.asked) and path not in known.exact
 
 
 def memory_in_common(tensors):
@@ -97,8 +92,8 @@ def learn(state: State, plan: Plan | None, seen: Seen, untraced: str | None) -> 
     state.learnt.numbers.asked.update(seen.host.asked)
     if plan is None or untraced is not None:
         return None
-    paths, known = all_paths(plan), state.learnt.numbers.counters | state.learnt.numbers.exact.keys()
-    asked = [path for path, t in zip(paths, all_tensors(plan), strict=True) if core.storage_id(t) in seen.host.asked]
+    paths, known = plan.paths, state.learnt.numbers.counters | state.learnt.numbers.exact.keys()
+    asked = [path for path, t in zip(paths, plan.tensors, strict=True) if core.storage_id(t) in seen.host.asked]
     fresh = [path for path in asked if path not in known]
     if not (fresh or joined):
         return None
@@ -111,8 +106,9 @@ def may_join(state):
     """Others joined those that are known: is it worth another try? A function that makes some at each call will not
     replay."""
     replays, (before, tries) = core.fn_counts(state.f)[3], state.learnt.joined
-    state.learnt.joined = (replays, tries + 1 if replays == before else 1)
-    return state.learnt.joined[1] <= JOIN_TRIES
+    tries = tries + 1 if replays == before else 1
+    remember(state, joined=(replays, tries))
+    return tries <= JOIN_TRIES
 
 
 # --- a run ------------------------------------------------------------------------------------
@@ -125,7 +121,7 @@ def begin(seen: Seen) -> None:
     for row, source in enumerate(trace.sources if trace is not None else ()):
         if source.op != IN_TENSOR:
             continue
-        t = all_tensors(seen.run.plan)[source.at]
+        t = seen.run.plan.tensors[source.at]
         alike = first.setdefault((t.dtype, repr(source.value)), row)
         if alike != row:
             trace.steps[row] = trace.steps[row]._replace(b=alike)
@@ -138,7 +134,7 @@ def ask(seen: Seen, name: str, t: torch.Tensor) -> int | float | None:
         return None
     one = seen.live.counters.get(core.storage_id(t)) if seen.live is not None else None
     if one is not None:
-        to_user = seen.run.plan.wary and not asker().f_code.co_filename.startswith(NOT_USER_CODE)
+        to_user = seen.run.plan.numbers.wary and not asker().f_code.co_filename.startswith(NOT_USER_CODE)
         return None if seen.live.over or to_user else seen.live.stand_in(one.row)
     # The latter is one that this call begins.
     if may_count(seen, t) or (not seen.run.recording and core.storage_id(t) in seen.constants.memory and fits(t)):
@@ -270,7 +266,7 @@ def rows_of(seen: Seen) -> dict[int, int]:
 
 def snapshot(plan: Plan) -> list[tuple[torch.Tensor, torch.Tensor, int]]:
     """What a capture that comes to nothing puts back: [(tensor, its bytes, its version)]."""
-    return as_now([(all_tensors(plan)[s.at],) for s in plan.live if s.op == IN_TENSOR])
+    return as_now([(plan.tensors[s.at],) for s in plan.numbers.sources if s.op == IN_TENSOR])
 
 
 def as_now(before: list[tuple]) -> list[tuple[torch.Tensor, torch.Tensor, int]]:

@@ -27,7 +27,7 @@ from typing import Any, NamedTuple, NoReturn
 import cgt_core as core
 import torch
 
-from ..data import Kept, Plan, Seen, State
+from ..data import Kept, Plan, Seen, State, remember
 from ..look import containers, places, tables
 from ..look.code import is_read, tells_apart
 from ..look.places import Place
@@ -99,7 +99,7 @@ def learn_stored(state: State, plan: Plan, seen: Seen, untraced: str | None) -> 
     learn_exact(state, seen.live)
     if untraced is not None:
         return None
-    known = {*plan.moving, *plan.free, *(s.at for s in plan.live if s.op == core.AT_PLACE)}
+    known = {*plan.changes.moving, *plan.changes.free, *(s.at for s in plan.numbers.sources if s.op == core.AT_PLACE)}
     mine = [p for k, p in enumerate(plan.places) if k not in known and p.path not in state.learnt.numbers.exact]
     now = [(p, places.value_at(p)) for p in mine if len(numbers_in(p)) == 1]
     names = {p.path for p, x in now if type(x) is type(p.want) and not pytree.same_value(x, p.want)}
@@ -116,17 +116,12 @@ def learn_stored(state: State, plan: Plan, seen: Seen, untraced: str | None) -> 
 def sources_of(flat: pytree.Flat, found: list[Place], state: State, untraced: str | None) -> list[Source]:
     """[Source] of what is to be live: the call's numbers, and what lies in places that held other numbers. `untraced`:
     a sentence that says why no run of the function can have any, or None."""
-    sources = [
-        Source(path, core.IN_CALL, k, value, untraced or state.learnt.numbers.exact.get(path))
-        for k, (path, value) in enumerate(flat.numbers)
-    ]
-    wanted = () if untraced else state.learnt.numbers.live - state.learnt.numbers.exact.keys()
+    exact, given = state.learnt.numbers.exact, enumerate(flat.numbers)
+    sources = [Source(path, core.IN_CALL, k, value, untraced or exact.get(path)) for k, (path, value) in given]
+    wanted = () if untraced else state.learnt.numbers.live - exact.keys()
     for k, p in enumerate(found):
         numbers = numbers_in(p) if p.path in wanted else []
-        more = [
-            Source(p.path + name, core.AT_PLACE, k, x, state.learnt.numbers.exact.get(p.path + name), part)
-            for name, part, x in numbers
-        ]
+        more = [Source(p.path + name, core.AT_PLACE, k, x, exact.get(p.path + name), part) for name, part, x in numbers]
         sources += more if any(s.exact is None for s in more) else []
     return sources
 
@@ -142,12 +137,8 @@ def formula_of(trace, row, at, place):
     step = trace.steps[row]
     if row < len(trace.sources):
         source = trace.sources[row]
-        if (
-            place is not None
-            and source[1:3] == (core.AT_PLACE, at)
-            and source.part == core.NONE
-            and row not in trace.exact
-        ):
+        lies_there = source[1:3] == (core.AT_PLACE, at) and source.part == core.NONE
+        if place is not None and lies_there and row not in trace.exact:
             return functools.partial(lying, place)
     elif step.op == core.EQUALS:
         return step.value
@@ -187,9 +178,9 @@ def is_source(place):
 def tap(seen: Seen, is_mine: Callable[[], bool]) -> tuple[Callable[[], object], Callable[[], object]]:
     """A bracket: the numbers of the run's plan are live in it. No stand-in is left in a place."""
     plan = seen.run.plan
-    if plan is None or not (plan.live or plan.computes):
+    if plan is None or not (plan.numbers.sources or plan.numbers.computes):
         return lambda: None, lambda: None
-    trace = seen.live = Trace(plan.live, functools.partial(user_line, seen))
+    trace = seen.live = Trace(plan.numbers.sources, functools.partial(user_line, seen))
     trace.chooses, trace.choose = functools.partial(can_choose, seen), functools.partial(rows.choose, seen)
     trace.give_up = functools.partial(give_up, seen) if is_capture(seen) else None
     trace.leave = lambda: leave(seen, errors.number_type(user_line(seen)))
@@ -200,7 +191,7 @@ def tap(seen: Seen, is_mine: Callable[[], bool]) -> tuple[Callable[[], object], 
     if any(type(one) is Int for one in trace.stand_ins):
         homes = {id(plan.places[k].home) for k in trace.held}
         whole = [p for k, p in enumerate(plan.places) if k not in trace.held and id(p.want) not in homes]
-        held += [(place, trace.table_of(place.want)) for place in tables.find(whole, plan.lone_tables)]
+        held += [(place, trace.table_of(place.want)) for place in tables.find(whole, plan.numbers.tables)]
     tapped = [
         taps.MAKERS.to(is_mine, functools.partial(make, seen)),
         taps.FUNCTIONS.to(is_mine, functools.partial(compute, seen)),
@@ -235,7 +226,7 @@ def tap(seen: Seen, is_mine: Callable[[], bool]) -> tuple[Callable[[], object], 
 
 def unwrap_all(plan, trace):
     """No stand-in stays in a place or in what stood for a table."""
-    for place in (*plan.places, *(put.place for put in plan.kept)):
+    for place in (*plan.places, *(put.place for put in plan.found.kept)):
         unwrap(trace, place)
     for proxy, entries, _ in trace.tables:
         if getattr(proxy, "written", False):
@@ -255,16 +246,12 @@ def make(seen, plain, owner, name, args, kwargs):
 def compute(seen, plain, owner, name, args, kwargs):
     """A function of Python's math, of a live number."""
     trace = seen.live
-    if (
-        trace.over
-        or len(args) != 1 + (name == "pow")
-        or not any(type(x) in STAND_INS and x.node.trace is trace for x in args)
-    ):
+    mine = any(type(x) in STAND_INS and x.node.trace is trace for x in args)
+    if trace.over or not mine or len(args) != 1 + (name == "pow"):
         return plain(*args)
     if name == "pow":  # of floats, whatever it is given
-        return trace.step(
-            core.RAISED, plain, *(trace.step(core.AS_FLOAT, float, x) if type(x) is Int else x for x in args)
-        )
+        floats = [trace.step(core.AS_FLOAT, float, x) if type(x) is Int else x for x in args]
+        return trace.step(core.RAISED, plain, *floats)
     return trace.step(MATH[name], plain, args[0]) if name in MATH else is_kind(trace, name, args[0])
 
 
@@ -374,9 +361,8 @@ def arguments(seen: Seen, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
         return args, kwargs
     given = {s.path: x for s, x in zip(seen.live.sources, seen.live.stand_ins, strict=True) if s.op == core.IN_CALL}
     values = [containers.exchange(x, path, given, seen.live.exchanged) for path, x in containers.named(args, kwargs)]
-    for (
-        one
-    ) in given.values():  # where none could be put (a container of another kind than the one of which it was learnt)
+    # Where none could be put: in a container of another kind than the one of which it was learnt.
+    for one in given.values():
         pin(one)
     return tuple(values[: len(args)]), dict(zip(kwargs, values[len(args) :], strict=True))
 
@@ -464,10 +450,10 @@ def close(seen: Seen, box: list) -> object:
         leave(seen, errors.row_written(trace.line()))
     seen.alive.objects.extend(numbers for _, _, numbers in trace.tables)
     if trace.chosen and any(core.storage_id(t) in trace.chosen for t in core.alive(seen.run.returned)):
-        seen.untraced = errors.row_kept()
+        trace.untraced = errors.row_kept()
         if is_capture(seen) or may_undo(seen) or may_repeat(seen):
-            raise Unrecordable(seen.untraced)
-        refuse(seen, seen.untraced)  # the values are right; what it is no view of is somewhere else
+            raise Unrecordable(trace.untraced)
+        refuse(seen, trace.untraced)  # the values are right; what it is no view of is somewhere else
     if trace.changed is not None:
         refuse(seen, errors.changed_arguments(trace.changed))
     if escaped:
@@ -557,53 +543,54 @@ def leave(seen: Seen, sentence: str) -> NoReturn:
     """The run came to code that tells stand-ins from numbers."""
     if not (is_capture(seen) or may_undo(seen) or may_repeat(seen)):
         raise errors.CgtError(sentence)
-    seen.untraced = sentence
+    seen.live.untraced = sentence
     raise Unrecordable(sentence)
 
 
 def blame(state: State, seen: Seen, reason: str | None) -> None:
     """A run with live numbers came to nothing: the next one has none, if that helps."""
-    if reason is None or seen.again or seen.live is None or state.learnt.untraced is not None:
+    if seen.live is None:
         return
-    if not all(k in seen.live.exact for k in range(len(seen.live.sources))):
-        state.learnt.untraced, seen.again = reason, True
-        state.learnt.blamed = reason
+    some = not all(k in seen.live.exact for k in range(len(seen.live.sources)))
+    if some and reason is not None and state.learnt.untraced is None and not seen.again:
+        remember(state, untraced=reason, blamed=reason)
+        seen.again = True
+    remember(state, untraced=seen.live.untraced or state.learnt.untraced)
 
 
 def absolve(state: State, reason: str | None) -> str | None:
     """Why a run came to nothing. If the one before it, with live numbers, did, too, they were not to blame, and it says
     more: what is computed of them was still followed."""
-    if state.learnt.blamed is None:
+    blamed = state.learnt.blamed
+    if blamed is None:
         return reason
-    reason, state.learnt.untraced, state.learnt.blamed = state.learnt.blamed, None, None
-    return reason
+    remember(state, untraced=None, blamed=None)
+    return blamed
 
 
 def why_repeated(seen: Seen | None, error: BaseException) -> str | None:
     """A sentence if a run on the host that raised this is to run again with the numbers themselves, or None."""
     if seen is None or seen.live is None:
         return None
-    if seen.untraced is None and isinstance(error, Exception) and (may_undo(seen) or may_repeat(seen)):
-        seen.untraced = errors.number_raised(f"{type(error).__name__}: {error}")
-    if seen.untraced is not None:
+    if seen.live.untraced is None and isinstance(error, Exception) and (may_undo(seen) or may_repeat(seen)):
+        seen.live.untraced = errors.number_raised(f"{type(error).__name__}: {error}")
+    if seen.live.untraced is not None:
         seen.again = True
-    return seen.untraced
+    return seen.live.untraced
 
 
 def may_undo(seen: Seen | None) -> bool:
     """Can all be undone that a run on the host did so far?"""
-    return seen is not None and seen.before is not None and not (seen.acts or seen.cuts.islands)
+    return seen is not None and seen.run.before is not None and not (seen.acts or seen.cuts.islands)
 
 
 def may_repeat(seen):
     """Did the run nothing so far that a second one would do again?"""
     if seen.random or seen.draws or seen.acts or not all(sid in seen.made for sid in seen.written):
         return False
-    same = (
-        places.find_changed(seen.run.plan.places, lambda then, now: then is now or stands_for(seen.live, then, now))
-        is None
-    )
-    return same and all(places.is_as_found(put.place) for put in seen.run.plan.kept)
+    plan = seen.run.plan
+    changed = places.find_changed(plan.places, lambda then, now: then is now or stands_for(seen.live, then, now))
+    return changed is None and all(places.is_as_found(put.place) for put in plan.found.kept)
 
 
 def rows_of(trace: Trace | None, row_at: dict[int, int], slot_at: dict[int, int]) -> list[tuple]:

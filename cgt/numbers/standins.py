@@ -48,7 +48,8 @@ class Step(NamedTuple):
 
 
 class Trace:
-    """What one run does with its numbers."""
+    """What one run does with its numbers. It changes with each step of arithmetic: every stand-in of the run leads to
+    this one, and to no other run's."""
 
     def __init__(self, sources, line):
         self.sources, self.line = sources, line  # line(): where the user's code is
@@ -63,6 +64,7 @@ class Trace:
         self.exchanged = []  # entries of the arguments' containers: (path, home, key, what was there, the stand-in)
         self.changed = None  # the path of one of these that the function changed
         self.over = False
+        self.untraced = None  # a sentence on why the function can have no live numbers
         self.sums = set()  # rows of what C added, not the code
         self.give_up = None  # of a capture: leave it, with the line at which a number was read
         self.leave = None  # the run: C adds in another way than a stand-in does
@@ -164,19 +166,17 @@ class Trace:
         return self.stand_in(self.add(Step(op, rows[0], rows[-1], value)))
 
 
-class Node:
+class Node(NamedTuple):
     """What PyTorch's C++ knows of a stand-in: the protocol of torch.SymFloat and torch.SymInt. It asks for the value
     where it cannot carry the symbol."""
 
-    def __init__(self, trace, row, value):
-        self.trace, self.row, self.value = trace, row, value
+    trace: Any
+    row: int
+    value: Any
 
     def plain(self, *_):
         self.trace.pin(self.row)
         return self.value
-
-    guard_bool = guard_size_oblivious = int_ = float_ = bool_ = plain
-    expect_true = guard_or_false = guard_or_true = statically_known_true = plain
 
     def guard_int(self, file, _):
         if "tensor_new" in file and not -(2**31) <= self.value < 2**31:
@@ -205,20 +205,14 @@ class Node:
     def is_constant(self):
         return False
 
-    is_nested_int = is_constant
-
     def maybe_as_int(self):
         return None
-
-    maybe_as_float = maybe_as_bool = maybe_as_int
 
     def has_hint(self):
         return True
 
     def wrap_int(self, value):
         return Node(self.trace, core.NONE if type(value) is bool else self.trace.row_of(value), value)
-
-    wrap_float = wrap_bool = wrap_int
 
     def made(self, op, function, *others):
         """C++ computes with it, to see whether an index fits, say."""
@@ -230,8 +224,6 @@ class Node:
 
     def str(self):
         return str(self.plain())
-
-    _graph_repr = str
 
 
 def looked_at(trace: Trace) -> str | None:
@@ -449,12 +441,20 @@ for _name, _how in (
     ("sym_float", (core.AS_FLOAT, float)),
 ):
     setattr(Node, _name, node_method(*_how))
-Node.float_truediv = Node.int_truediv = Node.truediv
-Node.int_floordiv, Node.float_pow, Node.pow_by_natural = Node.floordiv, Node.pow, Node.pow
 for _name, _function in (
     ("ceil", math.ceil), ("floor", math.floor), ("sym_max", max), ("sym_min", min), ("sym_and", operator.and_),
     ("sym_or", operator.or_), ("sym_not", operator.not_),
     ("sym_ite", lambda condition, one, other: one if condition else other),
 ):  # fmt: skip
     setattr(Node, _name, exact_node(_function))
+ALSO_CALLED = {
+    "plain": "guard_bool guard_size_oblivious int_ float_ bool_ expect_true guard_or_false guard_or_true"
+    " statically_known_true",
+    "is_constant": "is_nested_int", "maybe_as_int": "maybe_as_float maybe_as_bool", "wrap_int": "wrap_float wrap_bool",
+    "str": "_graph_repr", "truediv": "float_truediv int_truediv", "floordiv": "int_floordiv",
+    "pow": "float_pow pow_by_natural",
+}  # fmt: skip
+for _name, _others in ALSO_CALLED.items():
+    for _other in _others.split():
+        setattr(Node, _other, getattr(Node, _name))
 core.numbers_are(Node)

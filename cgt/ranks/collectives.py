@@ -8,12 +8,13 @@ import atexit
 import functools
 import os
 from collections.abc import Callable, Collection, Iterable
+from typing import Any
 
 import cgt_core as core
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from ..data import Seen, State
+from ..data import Seen, State, remember
 from ..run import constants, taps
 from ..run.observe import NO_LINE, user_line
 from ..run.taps import NOTHING
@@ -51,8 +52,8 @@ def is_of_reducer(seen, t):
 def learn(state: State, seen: Seen, pending: bool) -> tuple[str | None, bool]:
     """Note what a warm-up has to do with other processes; (a sentence on why it is not recorded or None, is that over
     soon). `pending`: a backward of its results may come."""
-    state.learnt.exchanges |= seen.exchanges
-    state.learnt.parallel.update(module for module, *_ in seen.ranks.parallel)
+    remember(state, exchanges=state.learnt.exchanges or seen.exchanges)
+    state.learnt.devices.parallel.update(module for module, *_ in seen.ranks.parallel)
     for module, name, line, works in seen.ranks.parallel:
         if pending:
             return errors.parallel_module(name, line), False
@@ -83,11 +84,9 @@ def forget(modules: Iterable[DistributedDataParallel]) -> bool:
     return bool(cut)
 
 
-def sizes(
-    parameters: Iterable["torch.distributed.fsdp._fully_shard._fsdp_param.FSDPParam"],
-) -> list[tuple[torch.UntypedStorage, int]]:
-    """[(memory to which all of a parameter of fully_shard's comes, its bytes now)]"""
-    storages = [t.untyped_storage() for one in parameters for t in private.gathered_in(one)]
+def sizes(sharded: Iterable[tuple[str, Any]]) -> list[tuple[torch.UntypedStorage, int]]:
+    """[(memory to which all of a parameter of fully_shard's comes, its bytes now)], of places.Found.sharded."""
+    storages = [t.untyped_storage() for _, one in sharded for t in private.gathered_in(one)]
     return [(storage, storage.size()) for storage in storages]
 
 

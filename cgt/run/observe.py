@@ -53,15 +53,18 @@ def observe(
     return Seen(Run(driver, device, graph=graph, slots=slots, allocated=allocated, **(now | also)))
 
 
-def observe_plan(state: State, plan: Plan, swaps: list[tuple[torch.Tensor, torch.Tensor]]) -> Seen:
-    """For the recording of a plan. `swaps`: [(leaf tensor, buffer), ...] of its copied slots."""
-    tensors = all_tensors(plan)
+def observe_plan(
+    state: State, plan: Plan, swaps: list[tuple[torch.Tensor, torch.Tensor]], before: object, pool: int
+) -> Seen:
+    """For the recording of a plan. `swaps`: [(leaf tensor, buffer), ...] of its copied slots. `before`, `pool`: as of
+    Run."""
+    tensors = plan.tensors
     compared, learnt = state.opts.audit and state.opts.audit.every, state.learnt
     run = Run(
-        plan.driver, plan.device, plan.others, plan=plan, graph=plan.graph,
+        plan.driver, plan.device, plan.others, plan=plan, graph=plan.graph, before=before, pool=pool,
         slots=frozenset(map(core.storage_id, tensors)), since=sequence_number(), returned=core.results(),
-        computes=plan.computes, until=learnt.late, apart=learnt.apart, sources=plan.sources, blockers=state.blockers,
-        ops=[] if compared else None,
+        computes=plan.numbers.computes, until=learnt.late, apart=learnt.apart, sources=plan.sources,
+        blockers=state.blockers, ops=[] if compared else None,
     )  # fmt: skip
     seen = Seen(run)
     seen.autograd.leaves.extend(tensors[k] for k in plan.grads)
@@ -84,16 +87,6 @@ def note_swaps(seen, swaps):
         row = Swap(core.address(leaf), core.address(leaf) + span(leaf), buffer, leaf)
         seen.copied.swaps.setdefault(core.storage_id(leaf), []).append(row)
         seen.copied.buffers[core.storage_id(buffer)] = row
-
-
-def all_tensors(plan: Plan) -> list[torch.Tensor]:
-    """Slots in order: every argument leaf, then every reached tensor."""
-    return [*plan.flat.tensors, *(r.tensor for r in plan.reached)]
-
-
-def all_paths(plan: Plan) -> list[str]:
-    """What messages call them."""
-    return [*plan.flat.paths, *(r.path for r in plan.reached)]
 
 
 def span(t: torch.Tensor) -> int:
@@ -319,11 +312,11 @@ def fix(seen: Seen, value: object, done: dict[int, torch.Tensor] | None = None) 
         sid = core.storage_id(value)
         if sid in seen.made or sid in seen.copied.buffers or not sid:
             return value
-        if sid not in seen.fixed:
+        if sid not in seen.alive.fixed:
             proto = core.path_proto(seen.run.plan.parent, value)
-            seen.fixed[sid] = core.fixed(value) if proto is None else proto
+            seen.alive.fixed[sid] = core.fixed(value) if proto is None else proto
         if id(value) not in done:
-            base = seen.fixed[sid]
+            base = seen.alive.fixed[sid]
             start = base.storage_offset() * base.element_size()
             done[id(value)] = core.view_like(base, value, core.address(value) - core.storage_address(value) - start)
         return done[id(value)]

@@ -28,7 +28,8 @@ NOTHING = (lambda: None, lambda: None)  # one
 
 class Tap:
     """Functions that hand their calls to the latest handler whose `is_mine()` says so, while there is one.
-    Threads begin and end in any order, so what was there before is put back by the last."""
+    Threads begin and end in any order, so what was there before is put back by the last. It changes with each, since
+    what is replaced in torch is replaced for the whole process."""
 
     def __init__(self, *targets):
         self.targets, self.plain, self.handlers, self.lock = targets, [], (), threading.Lock()

@@ -157,7 +157,7 @@ def drop_words(seen: Seen) -> None:
 
 def fill_tokens(seen: Seen, words: list[tuple[int, int]]) -> None:
     """The capture was launched once and is thrown away: its tokens are now the states they stand for."""
-    began = dict(zip(map(core.generator_id, seen.generators.captured), words, strict=True))
+    began = dict(zip(seen.generators.words, words, strict=True))
     for token in seen.generators.tokens.values():
         state = token.state()
         if state is not None and token.words:

@@ -97,10 +97,8 @@ class Memory(NamedTuple):
                     f"  {one.name}: results {size(one.results)}, copies of inputs {size(one.copies)}, executable"
                     f" {size(one.executable)}; replayed {one.replays}x"
                 )
-                lines += [
-                    f"    {size(n)} made at {line or 'a line that is not known'}"
-                    for line, n in made[: options.EXPLAIN_ITEMS]
-                ]
+                told = made[: options.EXPLAIN_ITEMS]
+                lines += [f"    {size(n)} made at {line or 'a line that is not known'}" for line, n in told]
         return "\n".join(lines) if lines else "nothing is recorded"
 
 

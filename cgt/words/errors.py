@@ -390,12 +390,8 @@ def island(name: str, line: str, why: str) -> str:
 
 @code(225)
 def audit(name: str, unguarded: list[str], told: str, other: str) -> str:
-    reads = (
-        f" It can read what is not guarded: {' '.join(unguarded)} If it changes, pass it as an argument."
-        if unguarded
-        else ""
-    )
-    advice = reads or " Report this: it is a defect of cgt, or code that it cannot see changes memory."
+    reads = f" It can read what is not guarded: {' '.join(unguarded)} If it changes, pass it as an argument."
+    advice = reads if unguarded else " Report this: it is a defect of cgt, or code that it cannot see changes memory."
     return (
         f"audit of {name}: a replay was not what eager is: {told}. Eager's values stand, and the recording is"
         f" dropped.{other}{advice}"

@@ -50,7 +50,8 @@ MOST = 1 << 62  # a whole number that is live is no larger: C computes with it
 
 class Readout:
     """A leaf of a result that is no tensor: what will be made of bytes on the host. Nobody looks at it (readout.py),
-    but for comparisons and arithmetic of a number."""
+    but for comparisons and arithmetic of a number. It changes when the run is over: the function may keep it, and what
+    it could do with it then must end."""
 
     __slots__ = ("words", "make", "line", "compare", "compute", "read")
     __array_ufunc__ = None  # numpy leaves arithmetic to it

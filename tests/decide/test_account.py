@@ -17,7 +17,6 @@ from torch import nn
 import cgt_core as core
 
 import cgt
-from cgt.data import Account
 from cgt.decide import account, sites
 from cgt.words import options
 
@@ -29,8 +28,8 @@ def must_pay(monkeypatch):
     monkeypatch.setattr(options, "ALLOWANCE", 0.0)
 
 
-def account_of(f):
-    return getattr(f, sites.ATTRIBUTE).learnt.account
+def state_of(f):
+    return getattr(f, sites.ATTRIBUTE)
 
 
 def run(f, calls, plain=None):
@@ -181,7 +180,7 @@ def test_it_is_tried_again_when_it_has_paid(device):
     inputs = [(values(device, k + 1),) for k in range(12)]
     run(f, inputs * 8)
     assert cgt.stats(f).records <= 2
-    account_of(f).eager = math.inf  # a slow function: recordings cost next to nothing
+    account.book(state_of(f), eager=[math.inf])  # a slow function: recordings cost next to nothing
     core.verdict_fn(getattr(f, sites.ATTRIBUTE).f, "", 0)
     run(f, inputs[3:6])
     assert cgt.stats(f).records >= 3
@@ -225,25 +224,26 @@ def test_objects_that_come_once_come_to_the_limit_too(device, monkeypatch):
 
 def test_replays_pay_for_what_varies(device):
     """So a program that mostly replays tries new ways soon."""
-    book = Account(spent=1.0, eager=0.1)
     f = cgt.jit(lambda x: x * 2)
     x = values(device)
     run(f, [(x,)] * 2)
-    row = getattr(f, sites.ATTRIBUTE).f
-    missed = [(node, 3, 0) for node in core.fn_nodes(row)]
-    assert account.waits(book, row, missed, 8) == 10 / 0.05 - 2
-    book.last = 0.5
-    assert account.waits(book, row, missed, 8) == 15 / 0.05 - 2, "the next one costs as much as the last"
+    state = state_of(f)
+    missed = [(node, 3, 0) for node in core.fn_nodes(state.f)]
+    account.book(state, spent=1.0, last=0.0, eager=[0.1], met={})
+    assert account.waits(state, missed, 8) == 10 / 0.05 - 2
+    account.book(state, last=0.5)
+    assert account.waits(state, missed, 8) == 15 / 0.05 - 2, "the next one costs as much as the last"
     run(f, [(x,)] * 30)
-    assert account.waits(book, row, missed, 8) == 0, "it was replayed"
-    book.failed = 2
-    assert account.waits(book, row, missed, 8) == 0, "30 replays saved 1.5 s"
-    book.spent = 10.0
-    assert account.waits(book, row, missed, 8) == (105 - 15) / 0.05 - 32
-    book.failed = 0
-    assert account.waits(book, row, missed, 8) == 0
-    book.met = dict.fromkeys(range(9))
-    assert account.waits(book, row, missed, 8) > 0, "there is no room for all kinds that came"
+    account.book(state, spent=1.0, last=0.5, eager=[0.1], met={})
+    assert account.waits(state, missed, 8) == 0, "it was replayed"
+    account.book(state, failed=2)
+    assert account.waits(state, missed, 8) == 0, "30 replays saved 1.5 s"
+    account.book(state, spent=10.0)
+    assert account.waits(state, missed, 8) == (105 - 15) / 0.05 - 32
+    account.book(state, failed=0)
+    assert account.waits(state, missed, 8) == 0
+    account.book(state, met=dict.fromkeys(range(9)))
+    assert account.waits(state, missed, 8) > 0, "there is no room for all kinds that came"
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck), database=None)
@@ -280,28 +280,28 @@ def test_recording_begins_at_once(device, allowed):
 
 def test_what_it_costs_is_asked_when_the_allowance_is_spent(device, monkeypatch):
     monkeypatch.setattr(options, "ALLOWANCE", 2.0)
-    monkeypatch.setattr(account.TOGETHER, "spent", -1e6)
+    monkeypatch.setattr(account, "TOGETHER", [-1e6])
     f, x = cgt.jit(lambda x, k: x * float(k)), values(device)
-    account_of(f).spent, account_of(f).eager = 1e6, 1e-9
+    account.book(state_of(f), spent=1e6, eager=[1e-9])
     s = run(f, [(x, str(k % 6)) for k in range(30)])
     assert s.records == 6 and s.eager <= 4, s.reasons
-    account.TOGETHER.spent = options.ALLOWANCE
+    account.TOGETHER[0] = options.ALLOWANCE
     s = run(f, [(x, str(k % 2)) for k in range(6, 40)])
     assert s.records == 6
     g = cgt.jit(lambda x, k: x * float(k))
-    account_of(g).spent, account_of(g).eager = 1e6, 1e-9
+    account.book(state_of(g), spent=1e6, eager=[1e-9])
     assert run(g, [(x, str(k % 6)) for k in range(30)]).eager >= 10
 
 
 def test_all_functions_share_it(device, monkeypatch):
     clock = iter(range(1000))
     monkeypatch.setattr(account, "time", types.SimpleNamespace(perf_counter=lambda: float(next(clock))))
-    monkeypatch.setattr(account.TOGETHER, "spent", 0.0)
+    monkeypatch.setattr(account, "TOGETHER", [0.0])
     monkeypatch.setattr(options, "ALLOWANCE", 3.0)
     for k in range(1, 5):
         f = cgt.jit(lambda x: x * 2)
         assert run(f, [(values(device),)] * 3).replays == 1
-        assert account.TOGETHER.spent == k, "the first call is slow in eager, too"
+        assert account.TOGETHER[0] == k, "the first call is slow in eager, too"
     inputs = [(values(device, n + 1),) for n in range(3)]
     assert run(cgt.jit(lambda x: x * 3), inputs * 2).eager > 0
 
@@ -316,7 +316,7 @@ def test_function_that_was_refused_keeps_to_its_share(device, allowed, looks):
     f = cgt.jit(lambda x: x * 2 if float(x.sum()) * 1 > 0 else x)
     x = values(device).abs()
     run(f, [(x,)] * 60)
-    account_of(f).spent, account_of(f).eager = 1.0, 1e-9
+    account.book(state_of(f), spent=1.0, eager=[1e-9])
     s = run(f, [(x,)] * 300)
     assert len(looks) == 2 and (s.warmups, s.eager) == (1, 359)
 
@@ -466,7 +466,7 @@ def scaled():
 def test_each_object_has_room_for_its_recordings(device, monkeypatch, allowance):
     monkeypatch.setattr(options, "ALLOWANCE", allowance)
     Scaled = scaled()
-    account_of(Scaled.forward).spent = -1e9  # recordings cost nothing
+    account.book(state_of(Scaled.forward), spent=-1e9)  # recordings cost nothing
     objects = [Scaled(k) for k in range(12)]
     inputs = [values(device, k + 1) for k in range(3)]
     for k in range(60):

@@ -18,6 +18,7 @@ from torch import nn
 
 import cgt
 from cgt.api import state_of
+from cgt.data import remember
 from cgt.decide import audit
 from cgt.look import impure
 from cgt.make import describe
@@ -156,7 +157,7 @@ def test_what_exchanges_data_is_not_run_twice(device):
     for _ in range(4):
         f(x)
     assert state_of(f).audited
-    state_of(f).learnt.exchanges = True
+    remember(state_of(f), exchanges=True)
     audited, replays = state_of(f).audited, cgt.stats(f).replays
     for k in range(6):
         assert identical(f(x.fill_(k)), x * 2)

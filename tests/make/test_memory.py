@@ -13,7 +13,7 @@ from torch import nn
 import cgt_core as core
 
 import cgt
-from cgt.decide import dispatch
+from cgt.make import autograd, trace
 
 N = 256
 SIZE = N * N * 4  # bytes of every activation and every weight gradient below
@@ -87,7 +87,7 @@ def test_two_functions_need_no_more_than_in_eager(device, spent):
 
 def test_a_run_of_the_graph_that_ends_as_a_recording_begins(device, spent, monkeypatch):
     """In another thread: what dies is known with the graph's lock only."""
-    step_of = dispatch.new_site
+    complete = autograd.complete
 
     class Lock:
         def __init__(self, graph):
@@ -95,17 +95,19 @@ def test_a_run_of_the_graph_that_ends_as_a_recording_begins(device, spent, monke
 
         def acquire(self):
             self.lock.acquire()
-            self.graph.leaves.end()  # as the other thread does last
+            trace.end_leaves(self.graph.leaves)  # as the other thread does last
 
         def release(self):
             self.lock.release()
 
-    def new_site(function, name, opts, graph=None, **more):
-        if graph is not None:
-            graph.lock = Lock(graph)
-        return step_of(function, name, opts, graph, **more)
+    def with_lock(*args):
+        draft = complete(*args)
+        graph = None if isinstance(draft, str) else draft.behind.graph
+        if graph is None:
+            return draft
+        return draft._replace(behind=draft.behind._replace(graph=graph._replace(lock=Lock(graph))))
 
-    monkeypatch.setattr(dispatch, "new_site", new_site)
+    monkeypatch.setattr(autograd, "complete", with_lock)
     check(device, plain)
     assert len(spent) >= 8
 

@@ -20,6 +20,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import cgt
+from cgt.data import OpenNumbers
 from cgt.decide import sites
 from cgt.make import trace
 from cgt.run import observe
@@ -268,8 +269,9 @@ def test_no_compilation_in_a_capture():
     g = torch.compile(torch.sin, backend=backend)
     x = torch.randn(8)
     callbacks = list(torch._dynamo.callback_handler.start_callbacks)
-    nothing = dict.fromkeys(("generators", "live", "reached"), ())
-    plan = types.SimpleNamespace(**nothing, saves=False, computes=False, flat=types.SimpleNamespace(tensors=()))
+    nothing = dict.fromkeys(("generators", "tensors"), ())
+    numbers = OpenNumbers([], {}, False, False, [])
+    plan = types.SimpleNamespace(**nothing, saves=False, numbers=numbers, flat=types.SimpleNamespace(tensors=()))
     seen = observe.observe(core.CUDA, 0, plan=plan)
     with pytest.raises(observe.Unrecordable):
         trace.run(seen, lambda x: g(x), (x,), {})
