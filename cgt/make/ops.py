@@ -475,7 +475,7 @@ def put_on_tape(seen, call):
 
 
 def mirror_written(seen, call):
-    """What was written in a copy is written in the user's memory, and counted where a kernel counts itself."""
+    """What was written in a copy is written in the user's memory. Where a kernel counts that itself, so do we."""
     if not call.written:
         return
     mirror(seen, call.written)
