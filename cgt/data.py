@@ -3,10 +3,8 @@
     Call ── prepare ──► Plan ── the run, observed ──► Seen ── describe, autograd ──► Draft ── settle ──► node
 
 and each of these is made once, whole, and read by name. The fields of a NamedTuple never change; the containers in one
-may fill, and belong to the mechanism that it names. What else changes is a dataclass with slots, so that a name that is
-not here is an error where it is written: `State` is what stays of a function between its misses, `Seen` what one run
-shows, `Attempt` what must be undone if one recording fails.
-"""
+may fill, and belong to the mechanism that it names. What else changes is a dataclass with slots: `State` is what stays
+of a function between its misses, `Seen` what one run shows, `Attempt` what must be undone if one recording fails."""
 
 import dataclasses
 import weakref
@@ -104,8 +102,7 @@ class Moving(NamedTuple):
     """What a function's calls showed of tensors that change, by path: of arguments, of what they reach, of places."""
 
     pointers: dict  # path of an argument, or of what it reaches -> its last address
-    # of these, those that move: they are copied -> (how often soon after they had before, in which call they did last)
-    swaps: dict
+    swaps: dict  # of these, those that move, and are copied -> (how often soon after the last time, in which call last)
     written: set  # those that the function writes
     fixed: set  # those of which somebody may have the address
     # those that are copied, since a recording that was told where they lie was not what eager is

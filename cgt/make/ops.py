@@ -78,10 +78,9 @@ class OpCall:
     counts = False  # does it only count, on the host, what counters follow?
     tells = False  # does it only tell the outcome of a comparison?
     selects = False  # does it take what a mask says, of which the values are known?
-    aside = False  # does it draw on the host beside the graph?
     apart, between = False, False  # can no graph hold it, and does it run between two segments therefore?
     for_real = False  # does it run on real memory in a capture?
-    draws = False  # does it draw on the host?
+    draws, aside = False, False  # does it draw on the host, and beside the graph?
     numbers = ()  # live numbers among its arguments: see live.note
     movable = ()  # addresses in it that replays will be told
     before, end = None, 0  # the length of the graph around it
