@@ -143,6 +143,8 @@ def identical(got, want):
         )
     if isinstance(want, (tuple, list)):
         return len(got) == len(want) and all(map(identical, got, want))
+    if isinstance(want, dict):
+        return list(got) == list(want) and all(map(identical, got.values(), want.values()))
     return repr(got) == repr(want)
 
 

@@ -4,13 +4,11 @@ compares: the outcome chooses the way."""
 import functools
 import sys
 import weakref
-from collections import Counter
 
 import numpy as np
 import pytest
 import torch
-from helpers import in_threads, try_programs, values
-from hypothesis import strategies as st
+from helpers import in_threads, values
 from torch import nn
 
 import cgt
@@ -819,70 +817,3 @@ def test_only_the_call_itself_counts():
     """What another call gives, from inside of which the tensor is read, is not the tensor's."""
     code = function_of("    return y(x)")
     assert not any(returns.is_method_call(code, k) for k in range(0, len(code.co_code), 2))
-
-
-# --- random programs -----------------------------------------------------------------------------
-
-READS = ["{t}.mean().item() > 0.1", "{t}.sum().item()", "{t}.argmax().item()", "({t} > 0).any().item()", "{t}.tolist()", "{t}[0].item()"]
-MAKES = ["{t} * 2 if {t}.sum().item() > 1 else {t} - 1", "{t} * 2", "{t} + x", "torch.tanh({t})", "{t}.clone().mul_(0.5)", "{t} - {t}.mean()"]
-WRAPS = ["{v}", "({v}, {w})", "[{v}]", "{{'a': {v}, 'b': {w}}}", "[({v}, 1), {w}]"]
-USES = ["{t} + ({n} if isinstance({n}, int) else 0) % 2", "{t} if {n} else {t} + 1"]
-
-
-@st.composite
-def programs(draw):
-    """The text of a function of a tensor x and a number k, which reads numbers and mostly only returns them."""
-    tensors, numbers, lines = ["x"], [], []
-    pick = lambda some: draw(st.sampled_from(some))  # noqa: E731
-
-    def statement(indent):
-        kind = draw(st.integers(0, 9))
-        name = f"{'n' if kind < 4 else 't'}{len(lines)}"
-        if kind < 4:
-            text = pick(READS).format(t=pick(tensors))
-        elif kind < 5 and numbers:
-            text = pick(USES).format(t=pick(tensors), n=pick(numbers))
-        else:
-            text = pick(MAKES).format(t=pick(tensors))
-        lines.append(f"{indent}{name} = {text}")
-        return name
-
-    for _ in range(draw(st.integers(2, 6))):
-        shape = draw(st.integers(0, 5))
-        if shape == 0:
-            first = statement("    ")
-            lines.append("    if k > 1:")
-            lines.append(f"        {first} = {pick(READS if first[0] == 'n' else MAKES).format(t=pick(tensors))}")
-            name = first
-        elif shape == 1:
-            lines.append("    with torch.no_grad():")
-            name = statement("        ")
-        elif shape == 2:
-            lines.append("    for _ in range(k):")
-            name = f"t{len(lines)}"
-            lines[-1:] = [f"    {name} = {pick(tensors)}", lines[-1], f"        {name} = {name} * 0.5"]
-        else:
-            name = statement("    ")
-        (numbers if name[0] == "n" else tensors).append(name)
-    result = pick(WRAPS).format(v=pick(numbers or tensors), w=pick(tensors + numbers))
-    return "\n".join(["def f(x, k):", *lines, f"    return {result}, {pick(tensors)} + 0"])
-
-
-def test_random_programs_agree_with_eager(device):
-    tally, data = Counter(), st.tuples(programs(), st.lists(st.integers(0, 3), min_size=4, max_size=8))
-
-    def check(program):
-        text, values = program
-        space = {"torch": torch}
-        exec(text, space)
-        f, function, x = cgt.jit(space["f"]), space["f"], torch.zeros(3, device=device)
-        for k, n in enumerate([*values, 1, 1, 1, 1]):
-            x.copy_(torch.tensor([n + 0.5, -1.0, k * 0.25]))
-            want = function(x.clone(), n % 3)
-            assert alike(f(x, n % 3), want), text
-        tally["programs"] += 1
-        tally["replays"] += cgt.stats(f).replays
-        cgt.reset(f)
-
-    try_programs(data, check, 150)
-    assert tally["replays"] > 2 * tally["programs"], tally

@@ -5,7 +5,6 @@ calls were replays."""
 
 import collections
 import gc
-import os
 import threading
 import types
 import weakref
@@ -13,12 +12,10 @@ import weakref
 import cgt_core as core
 import pytest
 import torch
-from helpers import STEPS, counts, identical, says_step, tells, try_programs, values
-from hypothesis import strategies as st
+from helpers import counts, identical, tells, values
 from torch import nn
 
 import cgt
-from cgt.decide import sites
 
 L = torch.linalg
 
@@ -486,139 +483,6 @@ def test_not_beside_functions_that_run_eagerly(device):
         got = f(x)
         assert identical(got, x * first + m.h), k
 
-
-# --- random programs ---------------------------------------------------------------------------------
-
-
-class Scene:
-    def __init__(self, device):
-        self.device, self.k = device, 0
-        self.a, self.b = square(device), square(device, 2)
-        self.rows, self.inner = [square(device, 3)], {"c": square(device, 4)}
-        self.pair = (self.a, self.b)
-
-    def fresh(self):
-        self.k += 1
-        return square(self.device, self.k)
-
-
-READS = {
-    "a": lambda s, x: x + s.a, "b": lambda s, x: x * s.b, "row": lambda s, x: x - s.rows[0], "inner": lambda s, x: x.sin() + s.inner["c"],
-    "pair": lambda s, x: x + s.pair[0], "write a": lambda s, x: x + s.a.add_(0.5), "write c": lambda s, x: x + s.inner["c"].mul_(0.5),
-    "turn a": lambda s, x: setattr(s, "a", torch.tanh(s.a + x)) or x + 1, "turn c": lambda s, x: s.inner.update(c=s.inner["c"] * x) or x,
-    "turn row": lambda s, x: s.rows.__setitem__(0, x * 0.5) or x, "keep x": lambda s, x: setattr(s, "b", x) or x,
-    "turn both": lambda s, x: vars(s).update(a=s.b, b=s.a) or x, "turn twice": lambda s, x: x + [setattr(s, "a", s.a * 0.5) for _ in "ab"].count(s.a),
-    "shape": lambda s, x: x * s.a.shape[0], "same": lambda s, x: x + 1 if s.a is s.b else x - 1, "view": lambda s, x: x + s.b.t(),
-}  # fmt: skip
-CHANGES = {
-    "a": lambda s, y: setattr(s, "a", s.fresh()), "b": lambda s, y: setattr(s, "b", y), "row": lambda s, y: s.rows.__setitem__(0, s.fresh()),
-    "inner": lambda s, y: s.inner.__setitem__("c", y.clone()), "swap": lambda s, y: vars(s).update(a=s.b, b=s.a),
-    "alias": lambda s, y: setattr(s, "a", s.b), "part": lambda s, y: setattr(s, "a", s.b[:]), "pair": lambda s, y: setattr(s, "pair", (s.b, s.a)),
-    "back": lambda s, y: setattr(s, "a", s.pair[0]), "wide": lambda s, y: setattr(s, "b", s.fresh()[:1].clone()), "none": lambda s, y: None,
-    "result": lambda s, y: setattr(s, "a", y), "turned": lambda s, y: setattr(s, "b", s.b.t()),
-}  # fmt: skip
-
-
-def run(program, device, wrap):
-    reads, changes, steps, grad = program
-    scene, made = Scene(device), []
-
-    def function(x):
-        for name in reads:
-            x = torch.tanh(READS[name](scene, x))
-        return x * 2
-
-    f, x = wrap(function), torch.empty(4, 4, device=device)
-    with torch.set_grad_enabled(grad):
-        for k in range(24):
-            if says_step(steps, k):
-                cgt.step()
-            y = f(x.copy_(square(device, k % 5)))
-            made.append([t.clone() for t in (y, scene.a, scene.b, scene.rows[0], scene.inner["c"])])
-            CHANGES[changes[k % len(changes)]](scene, y)
-    return made, f
-
-
-def agree(run, programs, device, few):
-    """So many programs of a strategy are as in eager, run with `run(program, device, wrap)`, and most calls are replays."""
-    replays = []
-
-    def check(program):
-        want, _ = run(program, device, lambda f: f)
-        got, f = run(program, device, cgt.jit)
-        core.check_table()
-        for k, (a, b) in enumerate(zip(got, want, strict=True)):
-            assert all(map(identical, a, b)), k
-        replays.append(cgt.stats(f).replays)
-
-    try_programs(programs, check, int(os.environ.get("CGT_PROGRAMS", few)))
-    assert sum(replays) > 4 * len(replays)
-
-
-def some(names, most):
-    return st.lists(st.sampled_from(sorted(names)), min_size=1, max_size=most)
-
-
-def test_random_programs_that_replace_what_they_read(device):
-    programs = st.tuples(some(READS, 4), some(CHANGES, 4), st.sampled_from(STEPS), st.booleans())
-    agree(run, programs, device, 25 if device.type == "cuda" else 60)
-
-
-class Model(nn.Module):
-    def __init__(self, device):
-        super().__init__()
-        self.register_buffer("b", square(device))
-        self.a, self.c, self.rows = square(device, 2), square(device, 3), [square(device, 4)]
-        self.n, self.last = 0, None
-
-
-def turn_buffer(m, x):
-    m.b = torch.sin(m.b * x)
-    return x
-
-
-INSIDE = {  # what a call does besides, on the way
-    "turn": lambda m, x: setattr(m, "a", torch.tanh(m.a + x)) or x, "read": lambda m, x: x * 2 if m.c.sum() > 0 else x - 1,
-    "rand": lambda m, x: x + torch.rand(4, 4, device=x.device), "apart": lambda m, x: x + L.svdvals(m.a.detach() + x.detach()) * 0.1,
-    "count": lambda m, x: setattr(m, "n", m.n + 1) or x, "store": lambda m, x: setattr(m, "last", x * 2) or x, "add": lambda m, x: x + m.a,
-    "buffer": lambda m, x: x * m.b, "turn buffer": turn_buffer, "keep": lambda m, x: setattr(m, "c", x) or x,
-    "write": lambda m, x: x + m.c.mul_(0.5).sum(), "row": lambda m, x: m.rows.__setitem__(0, x * 0.5) or x + m.rows[0],
-}  # fmt: skip
-OUTSIDE = {  # what is done between two calls
-    "nothing": lambda m, y: None, "fresh": lambda m, y: setattr(m, "a", y.detach() * 0 + 0.3), "result": lambda m, y: setattr(m, "c", y.detach()),
-    "same": lambda m, y: setattr(m, "b", m.b.clone()), "swap": lambda m, y: vars(m).update(a=m.c, c=m.a), "alias": lambda m, y: setattr(m, "c", m.a),
-    "grad": lambda m, y: torch.set_grad_enabled(not torch.is_grad_enabled()),
-}  # fmt: skip
-
-
-def run_mixed(program, device, wrap):
-    inside, outside, steps = program
-    m, made = Model(device), []
-
-    def function(x):
-        for name in inside:
-            x = torch.tanh(INSIDE[name](m, x))
-        return x + 0
-
-    f, other, x = wrap(function), wrap(lambda x: x + m.a.sum() + m.b), torch.empty(4, 4, device=device)
-    if device.type == "cpu" and hasattr(f, sites.ATTRIBUTE):  # what a CUDA capture finds out
-        getattr(f, sites.ATTRIBUTE).learnt.apart.add(torch.ops.aten._linalg_svd.default)
-    torch.manual_seed(1)
-    with torch.no_grad():
-        for k in range(24):
-            if says_step(steps, k):
-                cgt.step()
-            y = f(x.copy_(square(device, k % 4)))
-            last = x if m.last is None else m.last
-            made.append([t.clone() for t in (y, other(x), m.a, m.b, m.c, m.rows[0], last)] + [m.n])
-            OUTSIDE[outside[k % len(outside)]](m, y)
-    return made, f
-
-
-def test_random_programs_that_mix_it_with_the_rest(device):
-    """Values read on the way, ops between graphs, random numbers, counters, stores, writes, and a second function."""
-    programs = st.tuples(some(INSIDE, 6), some(OUTSIDE, 5), st.sampled_from(STEPS))
-    agree(run_mixed, programs, device, 15 if device.type == "cuda" else 60)
 
 
 def test_what_lies_under_a_tensor_as_a_key_is_followed(device):

@@ -1,6 +1,5 @@
 """Functions that run eagerly between two graphs of a recording (cgt.eager)."""
 
-import os
 import random
 import threading
 import time
@@ -9,8 +8,7 @@ import types
 import cgt_core as core
 import pytest
 import torch
-from helpers import STEPS, not_audited, same, says_step, tells, try_programs, values
-from hypothesis import strategies as st
+from helpers import not_audited, same, tells, values
 from torch import nn
 
 import cgt
@@ -525,146 +523,3 @@ def test_threads(device):
         t.join(60)
     assert not wrong and world.calls == 150
     assert cgt.stats(f).replays > 0, cgt.explain(f)
-
-
-# --- random programs --------------------------------------------------------------------------------
-
-
-class Scene:
-    """What a random program works with; every second value is rare."""
-
-    def __init__(self, device):
-        self.log, self.calls, self.flag, self.state = [], 0, False, torch.zeros(4, device=device)
-        self.n, self.last = 0, None
-
-    @cgt.eager
-    def look(self, y):
-        self.calls += 1
-        self.log.append(y.clone())  # eager hands out the tensor itself, which may be written
-        self.log.append(torch.tensor(self.n) if self.last is None else self.last.clone())
-
-    @cgt.eager
-    def solve(self, y, c):
-        self.calls += 1
-        return {"y": y.flip(0) * c, "rest": (y[:2] + 1, self.calls % 9 == 0)}
-
-    @cgt.eager
-    def shapes(self, y):
-        self.calls += 1
-        return y[: 2 + (self.calls % 7 == 0)] * 2
-
-    @cgt.eager
-    def write(self, y):
-        self.calls += 1
-        if self.calls % 5:
-            y[1:] += 1
-
-    @cgt.eager
-    def number(self, y):
-        self.calls += 1
-        return int(y[0].item() > 2)
-
-    @cgt.eager
-    def turn(self, y):
-        self.calls += 1
-        self.flag = self.calls % 6 == 0
-
-    @cgt.eager
-    def bias(self, y):
-        self.calls += 1
-        if self.calls % 6 == 0:
-            self.state.add_(1)
-
-    @cgt.eager
-    def fail(self, y):
-        self.calls += 1
-        if self.calls % 8 == 0:
-            raise KeyError(self.calls)
-
-
-def act(scene, program, x):
-    y = x * 2
-    for kind, c in program:
-        if kind == "op":
-            y = (y + c).sin()
-        elif kind == "in place":
-            y[0] = y[1] * c
-        elif kind == "apart":
-            y = y + torch.linalg.svdvals(y.detach().view(2, 2)).repeat(2) * 0.1
-        elif kind == "look":
-            scene.look(y[c:])
-        elif kind == "solve":
-            found = scene.solve(y, c)
-            y = found["y"] + found["rest"][0].sum()
-            if found["rest"][1]:
-                y = y * 0.5
-        elif kind == "shapes":
-            y = y + scene.shapes(y).sum()
-        elif kind == "write":
-            scene.write(y)
-        elif kind == "number":
-            y = y * (1 + scene.number(y))
-        elif kind == "turn":
-            scene.turn(y)
-            y = y - 1 if scene.flag else y + 1
-        elif kind == "flag":
-            y = y * 2 if scene.flag else y
-        elif kind == "state":
-            y = y + scene.state
-        elif kind == "bias":
-            scene.bias(y)
-        elif kind == "fail":
-            scene.fail(y)
-        elif kind == "read":
-            y = y + c if y.sum() > 0 else y - c
-        elif kind == "count":
-            scene.n += 1
-        elif kind == "store":
-            scene.last = y.detach() * c
-        elif kind == "outside":
-            scene.state.add_(y.detach())
-    return y
-
-
-KINDS = ("op", "in place", "apart", "look", "solve", "shapes", "write", "number", "turn", "fail", "read", "outside", "count", "store", "flag", "state", "bias")
-
-
-def outcomes(program, device, wrap, steps):
-    scene = Scene(device)
-    f, made = wrap(lambda x: act(scene, program, x)), []
-    if device.type == "cpu" and hasattr(f, sites.ATTRIBUTE):  # what a CUDA capture finds out
-        getattr(f, sites.ATTRIBUTE).learnt.apart.add(torch.ops.aten._linalg_svd.default)
-    x = torch.empty(4, device=device)
-    for k in range(16):
-        if says_step(steps, k):
-            cgt.step()
-        try:
-            made.append(f(x.copy_(values(device, 4, seed=k % 5))).clone())
-        except KeyError as error:
-            made.append(error.args)
-        except cgt.CgtError as error:
-            assert "It cannot run again" in str(error)  # told, and never wrong
-            break
-        made.append((scene.calls, scene.flag, scene.state.clone()))
-    return made, [t.clone() for t in scene.log], f
-
-
-def test_random_programs_with_eager_parts(device):
-    replays = []
-
-    def check(drawn):
-        program, steps = drawn
-        want, log, _ = outcomes(program, device, lambda f: f, steps)
-        got, ours, f = outcomes(program, device, cgt.jit, steps)
-        core.check_table()
-        assert len(got) == len(want) or any(kind == "bias" for kind, _ in program)
-        for k, (a, b) in enumerate(zip(got, want, strict=False)):
-            assert same(a, b), f"{k}: {a} but {b}"
-        for k, (a, b) in enumerate(zip(ours, log, strict=len(got) == len(want))):
-            assert same(a, b), f"log {k}: {a} but {b}"
-        replays.append(cgt.stats(f).replays)
-
-    programs = st.lists(st.tuples(st.sampled_from(KINDS), st.integers(0, 3)), min_size=1, max_size=5)
-    few = 25 if device.type == "cuda" else 60
-    try_programs(st.tuples(programs, st.sampled_from(STEPS)), check, int(os.environ.get("CGT_PROGRAMS", few)))
-    assert sum(replays) > len(replays)

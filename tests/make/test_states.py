@@ -8,9 +8,8 @@ import weakref
 
 import pytest
 import torch
-from helpers import STEPS, counts, identical, values
-from hypothesis import strategies as st
-from test_followed import agree, some, square
+from helpers import counts, identical, values
+from test_followed import square
 from torch import nn
 
 import cgt
@@ -319,60 +318,6 @@ def test_steps_of_training_through_time(device):
         if wrap is cgt.jit:
             assert cgt.stats(step).replays >= 14, cgt.explain(step)
     assert outcomes[0] == outcomes[1]
-
-
-# --- random programs ---------------------------------------------------------------------------------
-
-
-class Scene:
-    def __init__(self, device):
-        self.device, self.k = device, 0
-        self.s, self.t = (square(device), square(device, 2)), (square(device, 3),)
-        self.a, self.rows, self.n = square(device, 4), [(square(device, 5), square(device, 6))], 0
-
-    def fresh(self):
-        self.k += 1
-        return square(self.device, self.k)
-
-
-READS = {
-    "s": lambda m, x: x + m.s[0] * m.s[-1], "t": lambda m, x: x * m.t[0], "a": lambda m, x: x - m.a, "row": lambda m, x: x + m.rows[0][1],
-    "turn s": lambda m, x: setattr(m, "s", (torch.tanh(m.s[-1] + x), m.s[0] * 0.5)) or x + 1, "turn t": lambda m, x: setattr(m, "t", (m.t[0] * x,)) or x,
-    "turn row": lambda m, x: m.rows.__setitem__(0, (x * 0.5, m.rows[0][0])) or x, "turn a": lambda m, x: setattr(m, "a", m.a * 0.5 + x) or x,
-    "keep x": lambda m, x: setattr(m, "t", (x,)) or x, "s to t": lambda m, x: setattr(m, "t", m.s[-1:]) or x, "count": lambda m, x: setattr(m, "n", m.n + 1) or x,
-    "write": lambda m, x: x + m.s[0].mul_(0.5), "same": lambda m, x: x + 1 if m.s[0] is m.a else x - 1, "length": lambda m, x: x * len(m.s), "is": lambda m, x: x * (2 if m.s is m.rows[0] else 1),
-}  # fmt: skip
-CHANGES = {
-    "s": lambda m, y: setattr(m, "s", (m.fresh(), m.fresh())), "t": lambda m, y: setattr(m, "t", (y,)), "row": lambda m, y: m.rows.__setitem__(0, (y.clone(), m.fresh())),
-    "swap": lambda m, y: setattr(m, "s", m.s[::-1]), "alias": lambda m, y: setattr(m, "s", m.rows[0]), "part": lambda m, y: setattr(m, "s", (m.s[0], m.s[0])),
-    "a": lambda m, y: setattr(m, "a", m.s[0]), "back": lambda m, y: setattr(m, "s", (m.a, y)), "one": lambda m, y: setattr(m, "s", m.s[:1]), "none": lambda m, y: None,
-    "wide": lambda m, y: setattr(m, "t", (m.fresh()[:1].clone(),)), "view": lambda m, y: setattr(m, "t", (m.t[0][:],)), "result": lambda m, y: setattr(m, "s", (y, y.clone())),
-}  # fmt: skip
-
-
-def run(program, device, wrap):
-    reads, changes, steps, grad = program
-    m, made = Scene(device), []
-
-    def function(x):
-        for name in reads:
-            x = torch.tanh(READS[name](m, x))
-        return x * 2
-
-    f, x = wrap(function), torch.empty(4, 4, device=device)
-    with torch.set_grad_enabled(grad):
-        for k in range(24):
-            if STEPS.index(steps) % 2 and k % 3 == 0:
-                cgt.step()
-            y = f(x.copy_(square(device, k % 5)))
-            made.append([t.clone() for t in (y, *m.s, *m.t, *m.rows[0], m.a)])
-            CHANGES[changes[k % len(changes)]](m, y)
-    return made, f
-
-
-def test_random_programs_that_replace_tuples(device):
-    programs = st.tuples(some(READS, 4), some(CHANGES, 4), st.sampled_from(STEPS), st.booleans())
-    agree(run, programs, device, 25 if device.type == "cuda" else 80)
 
 
 def test_of_a_replay_nothing_but_the_tuple_is_made(device):

@@ -2,13 +2,10 @@
 bytes and versions are eager's."""
 
 import copy
-import os
 
 import pytest
 import torch
 from helpers import identical, tells, values
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 from torch import nn
 
 import cgt
@@ -332,45 +329,6 @@ def test_rate_on_a_schedule_with_steps_on_the_host(device):
         assert_twins(ours, theirs)
     s = cgt.stats(f)
     assert s.records <= 3 and s.replays >= CALLS - 6, cgt.explain(f)
-
-
-# --- random programs ------------------------------------------------------------------------------
-
-NUMBER = st.one_of(st.integers(-3, 3), st.floats(-2, 2, allow_nan=False).map(lambda x: round(x, 2)))
-LINES = st.one_of(
-    st.tuples(st.sampled_from("cd"), st.sampled_from(["+=", "-=", "*=", "/="]), st.one_of(NUMBER, st.sampled_from(["a", "a * 2", "d.item()"])))
-    .map(lambda line: " ".join(map(str, line))),
-    st.tuples(st.sampled_from("cd"), NUMBER).map(lambda two: f"y = y * {two[0]}.item() + {two[1]}"),
-    st.tuples(st.sampled_from("cd"), NUMBER).map(lambda two: f"y = y + 1 if {two[0]}.item() > {two[1]} else y - 1"),
-    st.sampled_from(["y = y * c", "torch._foreach_add_([c, d], 1)", "c.zero_()", "y = y + (1 - 0.9 ** d.item()) ** 0.5"]),
-)  # fmt: skip
-
-
-@settings(deadline=None, suppress_health_check=list(HealthCheck), max_examples=int(os.environ.get("CGT_PROGRAMS", 60)))
-@given(
-    lines=st.lists(LINES, min_size=1, max_size=6), kinds=st.tuples(*[st.sampled_from([F32, F64, I64])] * 2),
-    pokes=st.lists(st.one_of(st.none(), st.integers(0, 3)), min_size=6, max_size=12), a=st.sampled_from([0.5, 2]),
-)  # fmt: skip
-def test_random_counting_is_eager_s(device, lines, kinds, pokes, a):
-    source = "def f(x, a, c, d):\n    y = x\n" + "".join(f"    {line}\n" for line in lines) + "    return y * 1\n"
-    scope = {"torch": torch}
-    exec(compile(source, "random_counting", "exec"), scope)
-    (c, d), (e, g) = ([torch.tensor(k, dtype=kind) for k, kind in zip((2, 3), kinds, strict=True)] for _ in range(2))
-    f, x = cgt.jit(lambda x, a: scope["f"](x, a, c, d)), torch.linspace(-1, 1, 4, dtype=F64, device=device)
-    for k, poke in enumerate(pokes):
-        if poke is not None:
-            for counter in (c, e) if k % 2 else (d, g):
-                counter.fill_(poke)
-        got, want = outcome(f, x, a + k), outcome(scope["f"], x, a + k, e, g)
-        assert type(got) is type(want) and (identical(got, want) if isinstance(got, torch.Tensor) else str(got) == str(want)), source
-        assert state_of([c, d]) == state_of([e, g]), source
-
-
-def outcome(function, x, a, *counters):
-    try:
-        return function(x, a, *counters)
-    except (ZeroDivisionError, OverflowError, RuntimeError, TypeError) as error:
-        return error
 
 
 @pytest.mark.parametrize("whole", [False, True])

@@ -6,8 +6,6 @@ import ctypes
 import pytest
 import torch
 from helpers import counts, same
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 import cgt
 
@@ -192,47 +190,6 @@ def test_numbers_of_tensors_are_no_constants(device):
         x.add_(k)
         assert same(f(x), function(x))
     assert cgt.stats(f).replays == 0
-
-
-STEPS = st.lists(
-    st.tuples(st.sampled_from("make add mul copy index read from_x read_x".split()), st.integers(0, 3), st.integers(0, 3)),
-    min_size=1, max_size=10,
-)  # fmt: skip
-
-
-@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck), database=None)
-@given(steps=STEPS)
-def test_random_steps_on_constants_agree(device, steps):
-    """Some of the memory comes to depend on x, some never does; reads of either kind stand in between."""
-
-    def function(x):
-        parts = [torch.arange(4.0, device=x.device) + k for k in range(4)]
-        read = 0.0
-        for what, a, b in steps:
-            if what == "make":
-                parts[a] = parts[b] * 2 + a
-            elif what == "add":
-                parts[a].add_(parts[b])
-            elif what == "mul":
-                parts[a][b:] *= 0.5
-            elif what == "copy":
-                parts[a].copy_(parts[b])
-            elif what == "index":
-                parts[a] = parts[b][(torch.arange(4, device=x.device) % (a + 2)).nonzero()[:, 0]].mean() + parts[a]
-            elif what == "read":
-                read += parts[a].sum().item()
-            elif what == "from_x":
-                parts[a] = parts[a] + x
-            else:
-                parts[a][b] = x[a]
-        return [p * 1 for p in parts], x + read
-
-    f, x = cgt.jit(function), values(device)
-    for k in range(5):
-        x.mul_(0.5).add_(k)
-        assert same(f(x), function(x))
-    s = cgt.stats(f)
-    assert s.replays == 3 or any("host" in reason for reason in s.reasons), s.reasons
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="says something about GPUs")

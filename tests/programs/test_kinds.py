@@ -1,0 +1,28 @@
+"""Random programs of each kind, and of several at once, agree with eager after every call (generator.py)."""
+
+import pytest
+from generator import KINDS, try_kinds
+
+# Kinds -> (share of programs of which calls are replays, replays of a program): at least, and on the average.
+LEAST = {
+    "sums": (0.3, 1.5), "kept": (0.25, 1), "computed": (0.5, 4), "undone": (0.5, 6), "carried": (0.5, 2.5), "followed": (0.4, 6),
+    "tuples": (0.4, 6), "mixed": (0.5, 8), "handed out": (0.5, 3), "counted": (0.34, 2), "constants": (0.5, 3), "parts": (0.34, 3),
+}  # fmt: skip
+TOGETHER = [
+    ("sums", "kept", "computed", "mixed"), ("followed", "tuples", "mixed", "carried"), ("undone", "computed", "followed", "counted"),
+    ("parts", "followed", "constants"), tuple(KINDS),
+]  # fmt: skip
+
+
+def check(replays, share, mean):
+    assert sum(n > 0 for n in replays) > share * len(replays) and sum(replays) > mean * len(replays), replays
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_random_programs_of_one_kind_agree_with_eager(device, kind):
+    check(try_kinds(device, kind), *LEAST[kind])
+
+
+@pytest.mark.parametrize("kinds", TOGETHER, ids="+".join)
+def test_random_programs_of_several_kinds_agree_with_eager(device, kinds):
+    check(try_kinds(device, *kinds, many=60 if device.type == "cpu" else 25), 0.25, 1)
