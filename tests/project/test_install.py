@@ -13,7 +13,6 @@ from pathlib import Path
 import cgt_core as core
 import pytest
 import torch
-from helpers import tells
 
 import cgt
 from cgt.words import private
@@ -135,7 +134,6 @@ import cgt
 """
 
 
-@tells("other_torch")
 def test_another_torch_is_told_at_import():
     done = subprocess.run([sys.executable, "-c", OTHER.format("2.99.1")], cwd=ROOT, capture_output=True, text=True)
     assert "ImportError" in done.stderr and "cannot be loaded with torch 2.99.1" in done.stderr
