@@ -86,7 +86,7 @@ class OpCall:
     before, end = None, 0  # the length of the graph around it
     repeats = False  # may it be captured again?
     instead = None  # tensors with which the op runs; None: its own
-    counted = ()  # (input, the copy in whose place it works, its version before) where it writes
+    counted = ()  # where it writes: (input, the copy in whose place it worked, by how much the copy's version moved)
     written: Sequence = ()  # the inputs that it writes
     known: set  # storages of its inputs
     results: list
@@ -278,8 +278,6 @@ def exchange_inputs(seen, call):
         call.args = exchange(seen, call.args, done)
         call.kwargs = {k: exchange(seen, v, done) for k, v in call.kwargs.items()}
         call.instead = tensors_in(call.kwargs.values(), tensors_in(call.args, []))
-        pairs = zip(call.inputs, call.instead, strict=True) if call.written else ()
-        call.counted = [(t, one, version_of(one)) for t, one in pairs if t is not one]
 
 
 def find_movable(seen, call):
@@ -368,12 +366,15 @@ def proceed(seen, call):
         return packed.record(call.op, call.args, call.kwargs)
     call.before = core.graph_length() if (call.numbers or call.movable) and is_capture(seen) else 0
     moved = how_far(seen) if call.movable and call.facts.draws else None
+    pairs = zip(call.inputs, call.instead, strict=True) if call.written and call.instead else ()
+    copies = [(t, one, version_of(one)) for t, one in pairs if t is not one]
     try:
         results = core.proceed(call.instead)
     except Exception as error:
         apart.learn(seen, call.op, call.facts, call.args, call.kwargs, call.written, error)
         raise
     call.end = core.graph_length() if call.movable else 0
+    call.counted = [(t, one, version_of(one) - before) for t, one, before in copies]
     # Not what counts somewhere, a collective or a draw, whose op did: it would do so again.
     call.repeats = call.facts.namespace in constants.KNOWN and (moved is None or how_far(seen) == moved)
     return results
@@ -478,9 +479,8 @@ def mirror_written(seen, call):
     if not call.written:
         return
     mirror(seen, call.written)
-    for t, one, before in {core.version_counter(row[1]): row for row in call.counted}.values():
-        for _ in range(version_of(one) - before):
-            torch.autograd.graph.increment_version(t)
+    for t, _, times in {core.version_counter(row[1]): row for row in call.counted}.values():
+        torch.autograd.graph.increment_version([t] * times)
 
 
 def check_finite(seen, call):

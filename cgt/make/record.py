@@ -531,10 +531,12 @@ def part_result(plan: Plan, draft: Draft) -> tuple[Parts, Draft]:
     ]  # fmt: skip
     for saved, *_ in draft.behind.saved:
         saved.tensor = None
-    sets = [e for e in draft.effects if e.kind == core.SETS_GRAD and e.out != core.NONE]
-    grads = [(draft.slots[e.slot].example, grad_of(draft.outs, e.out)) for e in sets]
-    for owner, _ in grads:
-        owner.grad = None  # the replay of this very call sets it
+    sets = [e for e in draft.effects if e.kind == core.SETS_GRAD]
+    grads = [(draft.slots[e.slot].example, None if e.out == core.NONE else grad_of(draft.outs, e.out)) for e in sets]
+    # The replay of this very call sets them; in a capture nothing has run, and it may read those that were there.
+    were = {one.owner: one.tensor for one in plan.reached if one.owner != core.NONE and plan.driver == core.CUDA}
+    for e, (owner, _) in zip(sets, grads, strict=True):
+        owner.grad = were.get(e.slot)
     puts = [(e, put_of(draft, e, given)) for e in draft.effects if e.kind in (core.PUTS, core.PUTS_TUPLE, core.APPENDS)]
     for put, _ in plan.changes.puts:  # and these
         if put.place.kind == core.LIST_LEN:
@@ -592,7 +594,9 @@ def restore_result(plan: Plan, seen: Seen, parts: Parts) -> object:
         else:
             places.put_back(place._replace(want=value))
     puts = [t for _, value in parts.puts for t in places.tensors_at(value)]
-    seen.alive.results.extend(weakref.ref(t) for t in (*given, *(proto for _, proto in parts.grads), *puts))
+    seen.alive.results.extend(
+        weakref.ref(t) for t in (*given, *(proto for _, proto in parts.grads), *puts) if t is not None
+    )
     pairs = zip(parts.outs, given, strict=True)
     leaves = [pytree.Readout(t, o.ops[0], o.line) if o.kind == core.READOUT else t for o, t in pairs]
     leaves = [leaves[o.ref] if o.kind == core.AGAIN else leaf for o, leaf in zip(parts.outs, leaves, strict=True)]

@@ -288,10 +288,9 @@ def test_an_optimizer_alone_where_gradients_are_new_at_each_call(device, name, b
     f, keep = cgt.jit(a.step if bound else lambda: a.step()), []
     for k in range(24):
         given_gradients(device, (mine, theirs), k)
-        before = [p.grad.clone() for p in mine]
         keep.append([p.grad for p in mine])
-        f(), b.step()
-        assert identical(mine, theirs) and identical(before, keep[-1])
+        f(), b.step()  # which may compute in the gradients, as Nesterov's momentum does on a GPU
+        assert identical(mine, theirs) and identical(keep[-1], [p.grad for p in theirs])
         if held:
             del keep[: -3 if k % 4 else -1]
         else:

@@ -299,8 +299,11 @@ EAGER_ON_CUDA = {  # with words of the reason
 }  # fmt: skip
 
 
+def test_module_whose_buffer_is_another_tensor_at_each_call(device):
+    assert counts(compare(device, lambda: Buffers("replaced"), kind="vectors", optimizer=sgd)) == (1, 1, 7, 1)  # then it is followed
+
+
 EAGER_MODULES = {  # with words of the reason
-    "buffer replaced": ("vectors", lambda: Buffers("replaced"), "model.mean"),
     "weight replaced": ("vectors", parametrized(nn.utils.spectral_norm), "model.0.weight"),
     "sparse": ("words", lambda: nn.Embedding(WORDS, WORDS, sparse=True), "sparse"),
 }
