@@ -86,7 +86,7 @@ class OpCall:
     before, end = None, 0  # the length of the graph around it
     repeats = False  # may it be captured again?
     instead = None  # tensors with which the op runs; None: its own
-    counted = ()  # where it writes: (input, the copy in whose place it worked, by how much the copy's version moved)
+    counted = ()  # where it wrote copies: (input, its version as the kernel counts)
     written: Sequence = ()  # the inputs that it writes
     known: set  # storages of its inputs
     results: list
@@ -367,14 +367,14 @@ def proceed(seen, call):
     call.before = core.graph_length() if (call.numbers or call.movable) and is_capture(seen) else 0
     moved = how_far(seen) if call.movable and call.facts.draws else None
     pairs = zip(call.inputs, call.instead, strict=True) if call.written and call.instead else ()
-    copies = [(t, one, version_of(one)) for t, one in pairs if t is not one]
+    copies = [(t, one, version_of(t) - version_of(one)) for t, one in pairs if t is not one]
     try:
         results = core.proceed(call.instead)
     except Exception as error:
         apart.learn(seen, call.op, call.facts, call.args, call.kwargs, call.written, error)
         raise
     call.end = core.graph_length() if call.movable else 0
-    call.counted = [(t, one, version_of(one) - before) for t, one, before in copies]
+    call.counted = [(t, version_of(one) + ahead) for t, one, ahead in copies]
     # Not what counts somewhere, a collective or a draw, whose op did: it would do so again.
     call.repeats = call.facts.namespace in constants.KNOWN and (moved is None or how_far(seen) == moved)
     return results
@@ -479,8 +479,8 @@ def mirror_written(seen, call):
     if not call.written:
         return
     mirror(seen, call.written)
-    for t, _, times in {core.version_counter(row[1]): row for row in call.counted}.values():
-        torch.autograd.graph.increment_version([t] * times)
+    for t, version in call.counted:
+        torch.autograd.graph.increment_version([t] * max(0, version - version_of(t)))
 
 
 def check_finite(seen, call):

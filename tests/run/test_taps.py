@@ -9,6 +9,7 @@ import torch  # before the core, whose libraries are torch's
 
 # isort: split
 import pytest
+from helpers import calls
 
 import cgt
 from cgt.run import taps
@@ -79,6 +80,7 @@ def test_a_handler_that_was_interrupted_ends_all_the_same():
 
 
 def test_nothing_stays_replaced(device):
+    calls(cgt.jit(torch.relu), 3, torch.ones(3, device=device))  # a first recording on a GPU replaces something for good
     everything = [taps.READERS, taps.STATES, *taps.LATE.values()]
     before, held = list(map(names_of, everything)), [patched.handlers for patched in everything]  # a group of processes has one
     during = []
