@@ -10,6 +10,7 @@ not exceed. The figures are shown above the pytest-benchmark table (whose rows a
 the subject) and stand in that plugin's JSON, where gpu.py finds them.
 """
 
+import gc
 import math
 import statistics
 import timeit
@@ -70,6 +71,7 @@ def release_build():
     """The checked build moves its arrays and checks its table: its times mean nothing."""
     if core.debug_build():
         pytest.skip("this is the checked build (CGT_DEBUG=1): build with `make ext` to measure")
+    gc.collect()  # a module that was jitted in place and its function know each other
 
 
 @pytest.fixture(params=DEVICES)
