@@ -460,7 +460,7 @@ def agrees(device, program):
 
 def try_kinds(device, *kinds, many=None, **options):
     """[replays] of so many programs of these kinds, which agree with eager."""
-    replays, many = [], many or (120 if device.type == "cpu" else 60)
+    replays, many = [], many or (80 if device.type == "cpu" else 60)
     check = lambda program: replays.append(agrees(device, program))  # noqa: E731
     try_programs(programs(*kinds, **options), check, int(os.environ.get("CGT_PROGRAMS", many)))
     return replays

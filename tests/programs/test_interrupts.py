@@ -17,7 +17,7 @@ import cgt
 from cgt.run import constants
 
 ROOT = pathlib.Path(__file__).parents[2]
-EVERY = 1500 if core.debug_build() else 1000  # of some 85,000 moments
+EVERY = 1500  # of some 85,000 moments
 
 
 def swept(device, *options):
