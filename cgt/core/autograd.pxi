@@ -84,6 +84,16 @@ cdef object slot_object(Table* t, id_t n, id_t k, PyObject** leaves):
     if x is NULL: return None
     return <object>x if g.leaf != NONE or g.grad_of == NONE else taken(tensor_wrap(x))
 
+cdef uint64_t reached_versions(Table* t, Node* node) noexcept:
+    """The versions of what the node reads without a call's arguments, added up: none is ever smaller than before."""
+    cdef uint64_t total = 0
+    cdef Guard* g
+    cdef int32_t k
+    for k in range(node.len[SLOTS]):
+        g = node_guard(t, node, k)
+        if g.leaf == NONE and g.grad_of == NONE and g.tensor is not NULL: total += tensor_version(g.tensor)
+    return total
+
 cdef void* backward_make(Table* t, id_t n, PyObject** leaves) except NULL:
     """The autograd node of a call of n: what is saved, where gradients flow."""
     cdef Node* node = node_row(t, n)
@@ -93,6 +103,7 @@ cdef void* backward_make(Table* t, id_t n, PyObject** leaves) except NULL:
     cdef void* made
     cdef id_t k
     cdef id_t* slot
+    cdef bint again = node.len[EFFECTS] == 0       # else it is not run once more, whatever a backward wants
     saved = PyTuple_New(node.len[SAVES])
     for k in range(node.len[SAVES]):
         s = node_save(t, node, k)
@@ -107,7 +118,7 @@ cdef void* backward_make(Table* t, id_t n, PyObject** leaves) except NULL:
         flows[k] = slot_tensor(t, node, slot[0], leaves)
     made = backward_new(node.site, <PyObject*>saved, flows, node.len[FLOWS], node.joined_n, n, node.path,
                         path_row(t, node.path).step, backward_released, backward_spent, leaves,
-                        spec_row(t, node.spec).n_leaves)
+                        spec_row(t, node.spec).n_leaves if again else 0, reached_versions(t, node) if again else 0)
     if flows is not small: free(flows)
     if made is NULL: raise_pending()
     path_row(t, node_row(t, n).path).pending += 1      # the table may have grown meanwhile

@@ -639,6 +639,7 @@ struct Backward : ag::Node {
   PyObject* saved = nullptr;        // owned: a tuple, its arguments behind the gradients; NULL: released
   std::vector<Version> versions;    // of `saved`
   std::vector<Input> inputs;        // the call's tensors, in its order
+  uint64_t reached = 0;             // the versions of what the call read without its arguments, added up
   int joined = 0;                   // to so many of its edges, the first, the call contributes more than once
   int node = 0, path = 0;           // of the forward, in that iteration
   int64_t step = 0;
@@ -956,8 +957,8 @@ PyObject* Backward::run(ag::variable_list&& grads) {
   return result;
 }
 
-// (the call's tensors, those to which its gradients flow, to how many of these it contributes more than once). None: it
-// is gone or was modified; all are if what the call saved was. NULL: an exception is set.
+// (the call's tensors, those to which its gradients flow, to how many of these it contributes several times, `reached`).
+// None instead of a tensor that is gone or was modified; of all, if what the call saved was. NULL: an exception is set.
 PyObject* Backward::what_to_run_again() {
   std::vector<at::Tensor> given(inputs.size()), ends(num_outputs());
   PyObject* changed = changed_since(saved, versions);
@@ -979,14 +980,14 @@ PyObject* Backward::what_to_run_again() {
       PyList_SET_ITEM(list, k, tensors[k].defined() ? THPVariable_Wrap(tensors[k]) : Py_NewRef(Py_None));
     return list;
   };
-  return Py_BuildValue("NNi", listed(given), listed(ends), joined);
+  return Py_BuildValue("NNiK", listed(given), listed(ends), joined, static_cast<unsigned long long>(reached));
 }
 
 // A node whose gradients flow to these tensors, to the first `joined` from several ops; `leaves`: the call's. Lets the
 // GIL go meanwhile. NULL: an exception is set.
 static void* backward_new(PyObject* site, PyObject* saved, PyObject** flows, int n, int joined, int forward,
                           int path, int64_t step, released_fn released, spent_fn spent, PyObject** leaves,
-                          int n_leaves) noexcept {
+                          int n_leaves, uint64_t reached) noexcept {
   try {
     auto* node = new Backward();
     auto owner = std::make_unique<NodePtr>(node_ptr(node));
@@ -1000,6 +1001,7 @@ static void* backward_new(PyObject* site, PyObject* saved, PyObject** flows, int
     std::vector<at::Tensor> ends;
     ends.reserve(n);
     for (int k = 0; k < n; ++k) ends.push_back(tensor_of(flows[k]));
+    node->reached = reached;
     node->inputs.reserve(n_leaves);
     for (int k = 0; k < n_leaves; ++k) {
       const at::Tensor& t = tensor_of(leaves[k]);

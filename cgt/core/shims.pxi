@@ -176,7 +176,7 @@ cdef extern from "autograd_shim.h" namespace "cgt":
     int64_t c_quiet_gradients "cgt::quiet_gradients"() noexcept
     void* backward_new(PyObject* site, PyObject* saved, PyObject** flows, int n, int joined, int forward,
                        int path, int64_t step, released_fn released, spent_fn spent, PyObject** leaves,
-                       int n_leaves) noexcept
+                       int n_leaves, uint64_t reached) noexcept
     int backward_give(void* owner, PyObject* t) noexcept
     void backward_replayed(PyObject* result) noexcept
     void backward_cached(int first) except +

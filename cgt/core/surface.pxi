@@ -349,6 +349,11 @@ def node_misses(int path, int parent, int f, int spec, list tensors):
     return rows
 
 
+def node_reached(int n):
+    """The versions of what the node reads without a call's arguments, as of a call that is made now."""
+    return reached_versions(&TABLE, node_now(n))
+
+
 def slot_holds(int n, int k, object x):
     """Is this what the function found where slot k of node n was reached?"""
     return node_guard(&TABLE, node_row(&TABLE, n), k).tensor == <PyObject*>x

@@ -15,7 +15,7 @@ from ..make import describe
 from ..make.plan import learn_code
 from ..words import errors, pytree
 from .freeing import drop_graphs
-from .sites import ATTRIBUTE, BACKWARD, DOOMED, GRAPHS, RECORDING, SITES
+from .sites import ATTRIBUTE, BACKWARD, DOOMED, GRAPHS, RECORDING, SITES, is_mine
 
 
 def readable(graph: Graph, leaves: Iterable[object]) -> list[torch.Tensor]:
@@ -70,36 +70,46 @@ def disprove(graph, reason):
         raise errors.CgtError(errors.stale_backward(reason))
 
 
-def run_again(call: Call, given: list, flows: list, joined: int) -> tuple:
+def run_again(call: Call, given: list, flows: list, joined: int, reached: int) -> tuple:
     """The gradients that a backward wants which makes a graph of its own (create_graph=True), or has batched gradients:
     by autograd, of the forward's call run once more from its inputs, as a checkpoint does it. `given`: its tensors;
     `flows`: those to which gradients flow, to the first `joined` from several ops. None: it is gone or was modified.
+    `reached`: core.node_reached when it was made.
 
     Raises:
         CgtError: it cannot be run once more.
     """
     graph: Graph | Any = call.state.graph
-    forward: State | Any = forward_of(graph)
-    node, why, found = node_of(graph, forward), errors.READS_OTHERS, None
-    kept = None if node == NONE else forward.keep.get(node)
-    if any(t is None for t in (*given, *flows)):
-        why = errors.IS_GONE
-    elif kept is None:
-        why = errors.IS_FREED
-    elif kept.changes or kept.draws or kept.islands or kept.numbers.sources:
-        why = errors.DOES_MORE
-    else:
-        again = functools.partial(results, node, forward, given)
-        found = core.with_paths(functools.partial(differentiate, call, again, given, flows, joined), True)
-    if found is None:
+    body = functools.partial(run_forward, call, graph, given, flows, joined, reached)
+    busy = lambda: (errors.IS_BUSY, None)  # noqa: E731
+    alone = functools.partial(core.with_paths, body, True)  # jitted functions inside are plain
+    outcome: Any = busy() if is_mine() else core.locked(RECORDING, alone, busy)
+    why, found = outcome
+    if why is not None:
         refuse_gradients(graph, errors.refused_backward(why))
         raise errors.CgtError(errors.not_run_again(call.state.name.removesuffix(BACKWARD), why))
     return found
 
 
+def run_forward(call, graph, given, flows, joined, reached):
+    """(None, those gradients), or (half a sentence that says why there are none, None). The caller holds the paths."""
+    forward: State | Any = forward_of(graph)
+    node = node_of(graph, forward)
+    if node == NONE:
+        return errors.IS_FREED, None
+    kept = forward.keep[node]
+    if kept.changes or kept.loose or kept.numbers.sources:
+        return errors.DOES_MORE, None
+    if any(t is None for t in (*given, *flows)) or core.node_reached(node) != reached:
+        return errors.IS_GONE, None
+    if any(t._backward_hooks or t.retains_grad for t in flows):  # which this run would call, and the caller's again
+        return errors.HAS_HOOKS, None
+    found = differentiate(call, functools.partial(results, node, forward, given), given, flows, joined)
+    return (errors.READS_OTHERS, None) if found is None else (None, found)
+
+
 def differentiate(call, again, given, flows, joined):
-    """Those gradients, of the tensors in again(); or None where these are not the call's. Jitted functions in it are
-    plain."""
+    """Those gradients, of the tensors in again(); or None where these are not the call's."""
     creates, grads = torch.is_grad_enabled(), call.args[1 : 1 + call.state.graph.grads - joined]
     on = functools.partial(torch.set_grad_enabled, True), functools.partial(torch.set_grad_enabled, creates)
     known = {*map(id, given), *map(id, flows)}

@@ -149,10 +149,8 @@ def describe_slots(plan, seen):
         binding = binding_of(plan, seen, facts, k, touched)
         copy, back = copies_of(seen, facts, k, binding)
         if is_leaf:
-            leaf, (kept, owner, _) = (
-                k,
-                plan.also.get(id(t), (None, core.NONE, ())) if touched else (None, core.NONE, ()),
-            )
+            met = plan.also.get(id(t)) if touched else None
+            leaf, (kept, owner, _) = k, met or (None, core.NONE, ())
             same, apart = identity_of(facts, k, binding) if touched and plan.graph is None else (core.NONE, False)
         else:  # a gradient is found at the call, and nobody but its owner holds it
             leaf, kept, same, apart = core.NONE, t if owner == core.NONE else None, core.NONE, False

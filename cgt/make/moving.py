@@ -116,6 +116,7 @@ def find_flags(plan: Plan, known: set[int]) -> list[int]:
 
 
 def is_flag_flipped(place, owners):
+    """Does the place hold another flag than it did, which no setter of the user's is told of?"""
     if place.kind not in (DICT_ITEM, CELL) or not is_flag(place.want):
         return False
     now, owner = value_at(place), owners.get(id(place.home))
@@ -359,12 +360,12 @@ def is_replaced(place: Place) -> bool:
 
 
 def is_asked(seen: Seen, place: Place) -> bool:
-    """Was it asked which tensor one is that lay there before the run or lies there now?"""
+    """Was it asked, by a hash or an id, which tensor lay there before the run, or lies there now?"""
     return is_one_asked(seen, [*places.tensors_at(place.want), *places.tensors_at(value_at(place))])
 
 
 def is_one_asked(seen: Seen, tensors: list[torch.Tensor]) -> bool:
-    """The same of these."""
+    """Was it asked, by a hash or an id, which tensor one of these is?"""
     return seen.asks_which or not seen.code.hashed.isdisjoint(map(id, tensors))
 
 

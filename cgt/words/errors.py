@@ -348,9 +348,11 @@ other_torch = says("""901: cgt {version} cannot be loaded with torch {now} ({why
 
 
 # Why a call is not run once more for its gradients.
-IS_GONE = "one of its arguments is gone, or was modified since"
+IS_GONE = "one of its arguments is gone, or a tensor that it read was modified since"
 IS_FREED = "its recording was freed meanwhile"
-DOES_MORE = "it does more than to return results, draws random numbers, or follows a number"
+IS_BUSY = "a recording is being made meanwhile"
+HAS_HOOKS = "a hook on a tensor to which its gradients flow would be called twice"
+DOES_MORE = "it does more than to return results, draws random numbers, reads a value, or follows a number"
 READS_OTHERS = "it would not do the same now: what it reads is not what it was"
 ISLANDS = {  # why a function marked cgt.eager has no place in a recording
     "in_backward": "is called in a backward or in a body of torch.cond or while_loop. Call it outside",

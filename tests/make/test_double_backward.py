@@ -74,30 +74,46 @@ def test_what_python_draws_is_not_run_again(device):
     assert any("create_graph" in reason for reason in cgt.stats(f).reasons)
 
 
-@pytest.mark.parametrize("what", ["gone", "modified", "replaced", "flag"])
+WHATS = ["gone", "modified", "replaced", "flag", "parameter", "buffer", "hook", "retained", "hook of an argument"]
+
+
+@pytest.mark.parametrize("what", WHATS)
 def test_a_call_whose_inputs_are_not_what_they_were_is_not_run_again(device, what):
     class Model(nn.Module):
         def __init__(self):
             super().__init__()
             self.w, self.square = nn.Parameter(torch.full((6,), 0.5, device=device)), True
+            self.b = nn.Parameter(torch.zeros(6, device=device))
+            self.register_buffer("c", torch.ones(6, device=device))
 
         def forward(self, x, shift):
             x = x * self.w if self.square else x + self.w
-            return (x.exp() + shift).sum()
+            return ((x + self.b + self.c).exp() + shift).sum()  # autograd saves the power, and neither b nor c
 
     model = Model()
     f, w = cgt.jit(model), model.w
     for x in several(device, 4):
         f(x, torch.ones_like(x)).backward()
-    shift = torch.ones_like(x)
+    shift, x = torch.ones_like(x), x.clone().requires_grad_() * 1
+    if what == "retained":
+        x.retain_grad()
+    elif what == "hook of an argument":  # eager does not call it for w's gradient
+        x.register_hook(lambda grad: grad * 2)
     y = f(x, shift)
     if what == "gone":  # eager has no use for it any more
         del shift
     elif what == "modified":
         shift.zero_()
+    elif what == "parameter":
+        with torch.no_grad():
+            model.b.add_(1)
+    elif what == "buffer":
+        model.c.add_(1)
+    elif what == "hook":  # it would double the gradient twice
+        w.register_hook(lambda grad: grad * 2)
     elif what == "replaced":
         model.w = nn.Parameter(torch.ones(6, device=device))
-    else:
+    elif what == "flag":
         model.square = False
     with pytest.raises(cgt.CgtError, match="CGT408.*__wrapped__"):
         torch.autograd.grad(y, w, create_graph=True)

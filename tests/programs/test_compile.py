@@ -443,8 +443,8 @@ def test_jitted_function_inside_is_one_graph_break(device, kind):
     f = holder.forward if kind == "module" else inner
     assert cgt.stats(f).replays, cgt.explain(f)  # not each time: x + 1 lies where it likes
     # Before and after; nothing of cgt's, nothing of the function's. Python 3.12's Dynamo leaves a frame alone whose callee is a
-    # bound method of Cython's, and now and then the one behind a break.
-    assert 1 <= len(graphs) <= 2 or (kind == "method" and not graphs)
+    # bound method of Cython's, and now and then the one behind a break at a module's call (values are right; cause unknown).
+    assert len(graphs) == 2 or (kind == "method" and not graphs) or (kind == "module" and len(graphs) == 1)
     cgt.reset(f)
     # Dynamo keeps it alive: its counters must not stand in the sums of other tests.
     sites.SITES.pop(getattr(f, "__func__", f)._cgt_state.f, None)
