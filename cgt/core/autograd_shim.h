@@ -957,8 +957,8 @@ PyObject* Backward::run(ag::variable_list&& grads) {
   return result;
 }
 
-// (the call's tensors, those to which its gradients flow, to how many of these it contributes several times, `reached`).
-// None instead of a tensor that is gone or was modified; of all, if what the call saved was. NULL: an exception is set.
+// (the call's tensors, those to which its gradients flow, how many of these get several contributions, `reached`). None
+// instead of a tensor that is gone or was modified; of all, if what the call saved was. NULL: an exception is set.
 PyObject* Backward::what_to_run_again() {
   std::vector<at::Tensor> given(inputs.size()), ends(num_outputs());
   PyObject* changed = changed_since(saved, versions);
