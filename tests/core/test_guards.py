@@ -301,7 +301,7 @@ def test_a_tensor_made_of_numbers_inside_the_function_is_new_and_right_each_time
     for scale in (2.0, 2.0, 2.0, 2.0, 3.0, 3.0, 2.0):
         config.scale = scale
         assert same(f(x), function(x))
-    assert counts(f) == (1, 2, 4, 0)
+    assert counts(f) == (1, 2, 4, 0), cgt.explain(f)
 
 
 # --- metadata and addresses -------------------------------------------------------------------
