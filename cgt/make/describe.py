@@ -47,9 +47,10 @@ def rows(plan: Plan, seen: Seen, result: object, call: Call) -> Draft | str:
     if reason is not None:
         return reason
     near = by_storage(slots)
-    outs = describe_outs(plan, seen, out, slots, near)
-    if isinstance(outs, str):
-        return outs
+    described = describe_outs(plan, seen, out, slots, near)
+    if isinstance(described, str):
+        return described
+    outs, bases = described
     slots, owners = hold_gradients(slots, outs)
     owners |= {k for _, _, others in plan.also.values() for k, t in others if is_touched(seen, t, core.NONE)}
     found = describe_grads(plan, seen, slots, near, outs, paths, owners)
@@ -61,7 +62,7 @@ def rows(plan: Plan, seen: Seen, result: object, call: Call) -> Draft | str:
     puts = describe_puts(plan, seen, slots, paths, near, outs, out, result)
     if isinstance(puts, str):
         return puts
-    return Draft(slots, paths, near, outs, [*writes, *sets, *advances, *puts], grads, out)
+    return Draft(slots, paths, near, outs, [*writes, *sets, *advances, *puts], grads, out, bases)
 
 
 def vet_call(plan, seen, call):
@@ -316,13 +317,18 @@ def slot_at(t: torch.Tensor, near: dict[int, list[tuple[int, torch.Tensor, int]]
 
 
 def describe_outs(plan, seen, out, slots, near):
-    """One row per tensor of the result."""
+    """(A row per tensor of the result, then hidden ones; the tensors of these by their place); or a sentence."""
     by_id = {id(s.example): k for k, s in reversed(list(enumerate(slots)))}
     outs, first_of, seen_ids = [], {}, {}
     first = {id(t): k for k, t in reversed(list(enumerate(out.tensors)))}
     leaves = [obj for kind, _, obj in out.program if kind == core.TENSOR]
+    parts = find_parts(seen, out, slots, near, by_id)
+    if isinstance(parts, str):
+        return parts
+    hidden = [t for t in parts.bases if id(t) not in first]
+    at = first | {id(t): k for k, t in enumerate(hidden, len(out.tensors))}
+    ops = tuple(at[id(t)] for t in parts.bases), parts.steps
     for path, t, leaf in zip(out.paths, out.tensors, leaves, strict=True):
-        ops = ops_of_part(seen, t, first)
         told = type(leaf) is pytree.Readout
         one = leaf if told else t
         if id(one) in seen_ids:
@@ -331,31 +337,50 @@ def describe_outs(plan, seen, out, slots, near):
             row = OutRow(core.INPUT, by_id[id(t)], ghost(t))
         elif told:
             row = OutRow(core.READOUT, core.NONE, t, line=leaf.line, ops=(leaf.make,))
-        elif ops is not None:
-            row = OutRow(core.PART, first[id(t._base)], ghost(t), ops=ops)
+        elif id(t) in parts.numbers:
+            row = OutRow(core.PART, parts.numbers[id(t)], ghost(t), ops=ops)
         else:
             row = describe_tensor(plan, seen, path, t, near, first_of, len(outs))
         if isinstance(row, str):
             return row
         seen_ids.setdefault(id(one), len(outs))
         outs.append(row)
-    return in_order_of_birth(outs, out.tensors)
+    for t in hidden:
+        if id(t) in by_id:
+            row = OutRow(core.INPUT, by_id[id(t)], ghost(t))
+        else:
+            row = describe_tensor(plan, seen, "a result's base", t, near, first_of, len(outs))
+        if isinstance(row, str):
+            return row
+        outs.append(row._replace(hidden=True))
+    return outs, {at[id(t)]: t for t in hidden}
 
 
-def in_order_of_birth(outs, tensors):
-    """The rows, of which those that autograd makes again know their turn: gradients that meet are summed in the order
-    in which the graph grew."""
-    parts = [k for k, o in enumerate(outs) if o.kind == core.PART]
-    parts.sort(key=lambda k: tensors[k].grad_fn._sequence_nr())
-    turn = {k: n for n, k in enumerate(parts)}
-    return [o._replace(version=turn[k]) if k in turn else o for k, o in enumerate(outs)]
-
-
-def ops_of_part(seen, t, results):
-    """What autograd makes this of one of these results by, whose view it is; or None."""
-    if type(t) is not torch.Tensor or not t._is_view() or id(t._base) not in results:
-        return None
-    return views.ops_of(t, t._base) if is_pending(seen, t) and is_pending(seen, t._base) else None
+def find_parts(seen, out, slots, near, by_id):
+    """Results that autograd makes again (views.Parts), of arguments, other results or what several are views of; or why
+    that cannot be."""
+    results = {id(t): (path, t) for path, t in zip(out.paths, out.tensors, strict=True) if id(t) not in by_id}
+    roots = [t for _, t in results.values() if type(t) is torch.Tensor and is_pending(seen, t)]
+    inside = {id(t): [k for k, *_ in near.get(core.storage_id(t), ())] for t in roots}
+    found = [t for t in roots if t._is_view() or inside[id(t)]]
+    met = {k for t in found for k in inside[id(t)]} if found else ()
+    given = [slots[by_id[id(slots[k].example)]] for k in met]
+    bases = [
+        s.example for s in given
+        if s.example.requires_grad and s.owner == core.NONE and not s.begins
+        and core.storage_id(s.example) not in seen.written
+    ]
+    made = [t._base for t in found if t._is_view() and not inside[id(t)]]
+    times = collections.Counter(map(id, made))
+    several = {id(t): t for t in made if times[id(t)] > 1 or id(t) in results}
+    bases += [t for t in several.values() if core.storage_id(t) in seen.made and is_pending(seen, t)]
+    parts = views.find([t for t in found if id(t) not in several], bases)
+    if not parts.steps:
+        return parts
+    rest = {id(t): t for t in (*roots, *parts.bases) if id(t) not in parts.numbers and id(t) not in by_id}
+    if views.are_right(parts, found) and not views.is_met(parts, list(rest.values()), seen.run.since, results):
+        return parts
+    return errors.odd_root(next(path for path, t in results.values() if id(t) in parts.numbers))
 
 
 def ghost(t: torch.Tensor) -> torch.Tensor:
@@ -642,8 +667,10 @@ def check_draft(draft: Draft) -> None:
     n_slots, n_outs = len(draft.slots), len(draft.outs)
     assert all(core.NONE <= k < n_slots for s in draft.slots for k in (s.same, s.owner)), draft.slots
     for k, o in enumerate(draft.outs):
-        # A PART may come first.
-        last = n_slots if o.kind in (core.VIEW, core.INPUT) else n_outs if o.kind == core.PART else k
+        last = n_slots if o.kind in (core.VIEW, core.INPUT) else k
+        if o.kind == core.PART:
+            assert len(o.ops[0]) <= o.ref and all(0 <= j < n_outs for j in o.ops[0]), o
+            continue
         assert core.NONE <= o.ref < last and core.NONE <= o.grad_slot < n_slots, o
     assert all(0 <= g.slot < n_slots for g in draft.grads), draft.grads
     assert all(
