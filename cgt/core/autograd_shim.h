@@ -369,7 +369,8 @@ static bool is_heard(ag::AccumulateGrad* leaf) {
          !leaf->post_hooks().empty() || !leaf->retains_grad_hooks().empty();
 }
 
-// The graph begins at `results`. The tensors (by index) to which gradients flow: a tuple of two lists, first those to which several edges
+// The graph begins at `results`.
+// The tensors (by index) to which gradients flow: a tuple of two lists, first those to which several edges
 // lead. None if the graph leads to others, too. In each list those where nobody listens come last: a call's
 // node leaves the gradients before them to the engine.
 static PyObject* sinks_flows(PyObject* capsule, PyObject* results, uint64_t since) noexcept {
@@ -397,6 +398,13 @@ static PyObject* sinks_flows(PyObject* capsule, PyObject* results, uint64_t sinc
     PyErr_SetString(PyExc_RuntimeError, e.what());
     return nullptr;
   }
+}
+
+// Does autograd make a graph from now on? Whether it did.
+static bool grad_mode(bool on) noexcept {
+  bool before = c10::GradMode::is_enabled();
+  c10::GradMode::set_enabled(on);
+  return before;
 }
 
 // Does somebody hear of gradients on their way through the last `steps` nodes that made t? 1, 0.

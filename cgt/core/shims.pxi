@@ -159,6 +159,7 @@ cdef extern from "autograd_shim.h" namespace "cgt":
     int extents_apart(Extents* extents) noexcept nogil
     PyObject* c_sinks_new "cgt::sinks_new"(PyObject* tensors) noexcept
     int c_sinks_hooked "cgt::sinks_hooked"(PyObject* capsule, int parallel) noexcept
+    bint grad_mode(bint on) noexcept
     int c_graph_heard "cgt::graph_heard"(PyObject* t, int steps) noexcept
     int c_sinks_open "cgt::sinks_open"(PyObject* capsule, PyObject* tensors) noexcept
     PyObject* c_sinks_flows "cgt::sinks_flows"(PyObject* capsule, PyObject* results, uint64_t since) noexcept

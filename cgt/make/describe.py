@@ -15,11 +15,10 @@ from ..cuts import readout
 from ..data import Call, Changes, Draft, EffectRow, GradRow, Graph, OutRow, Plan, Seen, SlotRow, Was
 from ..look import places
 from ..numbers import counters, live
-from ..run import views
 from ..run.observe import NO_LINE, span, version_of
 from ..words import errors, pytree, wrappers
 from ..words.private import creation_meta, gathered_in, is_gathered
-from . import moving, trace
+from . import moving, parts
 
 MOVES = (core.COPIED, core.REBOUND)  # bindings of a slot that moves: its tensor may lie elsewhere at each call
 DEFAULT_GENERATORS = (torch.default_generator, *torch.cuda.default_generators)
@@ -271,12 +270,7 @@ def pending_in(seen: Seen, result: object, given: Collection[int] = ()) -> list[
     """The tensors of a result, each once, through which a later backward will go; but for those whose
     id is among `given`."""
     found = {id(t): t for t in tensors_of(seen, result) if id(t) not in given}
-    return [t for t in found.values() if is_pending(seen, t)]
-
-
-def is_pending(seen, t):
-    """Does t require grad by a graph whose backward has not run inside the call?"""
-    return t.requires_grad and t.grad_fn is not None and not trace.is_spent(t, seen.run.since)
+    return [t for t in found.values() if parts.is_pending(seen, t)]
 
 
 def vet_constants(out, plan):
@@ -317,18 +311,20 @@ def slot_at(t: torch.Tensor, near: dict[int, list[tuple[int, torch.Tensor, int]]
 
 
 def describe_outs(plan, seen, out, slots, near):
-    """(A row per tensor of the result, then hidden ones; the tensors of these by their place); or a sentence."""
+    """(A row per tensor of the result, then hidden ones; {the latter's place: its tensor}); or a sentence."""
     by_id = {id(s.example): k for k, s in reversed(list(enumerate(slots)))}
+    results = [(path, t) for path, t in zip(out.paths, out.tensors, strict=True) if id(t) not in by_id]
+    made = parts.find(seen, results, near, slots)
+    if isinstance(made, str):
+        return made
     outs, first_of, seen_ids = [], {}, {}
     first = {id(t): k for k, t in reversed(list(enumerate(out.tensors)))}
+    hidden = dict(enumerate((t for t in made.bases if id(t) not in first), len(out.tensors)))
+    first |= {id(t): k for k, t in hidden.items()}
+    ops = [first[id(t)] for t in made.bases], made.steps
     leaves = [obj for kind, _, obj in out.program if kind == core.TENSOR]
-    parts = find_parts(seen, out, slots, near, by_id)
-    if isinstance(parts, str):
-        return parts
-    hidden = [t for t in parts.bases if id(t) not in first]
-    at = first | {id(t): k for k, t in enumerate(hidden, len(out.tensors))}
-    ops = tuple(at[id(t)] for t in parts.bases), parts.steps
-    for path, t, leaf in zip(out.paths, out.tensors, leaves, strict=True):
+    paths = [*out.paths, *("what results are views of" for _ in hidden)]
+    for path, t, leaf in zip(paths, (*out.tensors, *hidden.values()), (*leaves, *hidden.values()), strict=True):
         told = type(leaf) is pytree.Readout
         one = leaf if told else t
         if id(one) in seen_ids:
@@ -337,50 +333,15 @@ def describe_outs(plan, seen, out, slots, near):
             row = OutRow(core.INPUT, by_id[id(t)], ghost(t))
         elif told:
             row = OutRow(core.READOUT, core.NONE, t, line=leaf.line, ops=(leaf.make,))
-        elif id(t) in parts.numbers:
-            row = OutRow(core.PART, parts.numbers[id(t)], ghost(t), ops=ops)
+        elif id(t) in made.numbers:
+            row = OutRow(core.PART, made.numbers[id(t)], ghost(t), ops=ops)
         else:
             row = describe_tensor(plan, seen, path, t, near, first_of, len(outs))
         if isinstance(row, str):
             return row
         seen_ids.setdefault(id(one), len(outs))
-        outs.append(row)
-    for t in hidden:
-        if id(t) in by_id:
-            row = OutRow(core.INPUT, by_id[id(t)], ghost(t))
-        else:
-            row = describe_tensor(plan, seen, "a result's base", t, near, first_of, len(outs))
-        if isinstance(row, str):
-            return row
-        outs.append(row._replace(hidden=True))
-    return outs, {at[id(t)]: t for t in hidden}
-
-
-def find_parts(seen, out, slots, near, by_id):
-    """Results that autograd makes again (views.Parts), of arguments, other results or what several are views of; or why
-    that cannot be."""
-    results = {id(t): (path, t) for path, t in zip(out.paths, out.tensors, strict=True) if id(t) not in by_id}
-    roots = [t for _, t in results.values() if type(t) is torch.Tensor and is_pending(seen, t)]
-    inside = {id(t): [k for k, *_ in near.get(core.storage_id(t), ())] for t in roots}
-    found = [t for t in roots if t._is_view() or inside[id(t)]]
-    met = {k for t in found for k in inside[id(t)]} if found else ()
-    given = [slots[by_id[id(slots[k].example)]] for k in met]
-    bases = [
-        s.example for s in given
-        if s.example.requires_grad and s.owner == core.NONE and not s.begins
-        and core.storage_id(s.example) not in seen.written
-    ]
-    made = [t._base for t in found if t._is_view() and not inside[id(t)]]
-    times = collections.Counter(map(id, made))
-    several = {id(t): t for t in made if times[id(t)] > 1 or id(t) in results}
-    bases += [t for t in several.values() if core.storage_id(t) in seen.made and is_pending(seen, t)]
-    parts = views.find([t for t in found if id(t) not in several], bases)
-    if not parts.steps:
-        return parts
-    rest = {id(t): t for t in (*roots, *parts.bases) if id(t) not in parts.numbers and id(t) not in by_id}
-    if views.are_right(parts, found) and not views.is_met(parts, list(rest.values()), seen.run.since, results):
-        return parts
-    return errors.odd_root(next(path for path, t in results.values() if id(t) in parts.numbers))
+        outs.append(row._replace(hidden=len(outs) in hidden))
+    return outs, hidden
 
 
 def ghost(t: torch.Tensor) -> torch.Tensor:
@@ -395,7 +356,7 @@ def describe_tensor(plan, seen, path, t, near, first_of, index, grad_slot=core.N
         return errors.strange_output(path, type(t).__name__ + layout)
     if t.requires_grad and t.grad_fn is None:
         return errors.made_leaf(path)
-    root = is_pending(seen, t)
+    root = parts.is_pending(seen, t)
     if plan.driver == core.CUDA and not t.is_cuda:
         return errors.host_output(path)
     sid = core.storage_id(t)
@@ -667,10 +628,8 @@ def check_draft(draft: Draft) -> None:
     n_slots, n_outs = len(draft.slots), len(draft.outs)
     assert all(core.NONE <= k < n_slots for s in draft.slots for k in (s.same, s.owner)), draft.slots
     for k, o in enumerate(draft.outs):
-        last = n_slots if o.kind in (core.VIEW, core.INPUT) else k
-        if o.kind == core.PART:
-            assert len(o.ops[0]) <= o.ref and all(0 <= j < n_outs for j in o.ops[0]), o
-            continue
+        last = n_slots if o.kind in (core.VIEW, core.INPUT) else o.ref + 1 if o.kind == core.PART else k
+        assert o.kind != core.PART or max(o.ops[0]) < n_outs, o
         assert core.NONE <= o.ref < last and core.NONE <= o.grad_slot < n_slots, o
     assert all(0 <= g.slot < n_slots for g in draft.grads), draft.grads
     assert all(

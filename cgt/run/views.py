@@ -2,11 +2,12 @@
 
 A result may be a view of another one or of an argument, both with a history: CLIP's logits and their transpose, a
 weight's transpose, the two halves of what was computed. A replay has autograd make the view by the very ops of the
-recorded call, which are read off its graph. What it is a view of is today's argument, or what the replay hands out as
-its own backward's. (One op for all, as_strided, would give the same view; but its gradient is laid out in another way,
-and a matrix product behind it may round in another way.)
+recorded call, which are read off its graph, of today's argument or of what it hands out as its own backward's. (One op
+for all, as_strided, would give the same view; but its gradient is laid out in another way, and a matrix product behind
+it may round in another way.)
 """
 
+import itertools
 from collections.abc import Callable, Collection
 from typing import Any, NamedTuple
 
@@ -15,37 +16,24 @@ import torch
 
 from ..words.private import creation_meta
 
-CLASS, ATEN = torch.Tensor, torch.ops.aten
 ANY = 2**63  # numbers of this size and more are negative ones
 LEAF = "torch::autograd::AccumulateGrad"  # the node where the graph comes to a leaf
-
-GIVEN = {  # node of the graph -> (op, what the node keeps of the arguments, in order)
-    "AliasBackward0": (ATEN.alias.default, ""),
-    "AsStridedBackward0": (CLASS.as_strided, "size stride storage_offset"),
-    "ConjBackward0": (ATEN._conj.default, ""),
-    "DiagonalBackward0": (CLASS.diagonal, "offset dim1 dim2"),
-    "NegViewBackward0": (ATEN._neg_view.default, ""),
-    "PermuteBackward0": (CLASS.permute, "dims"),
-    "SelectBackward0": (CLASS.select, "dim index"),
-    "SliceBackward0": (ATEN.slice.Tensor, "dim start end step"),
-    "SplitBackward0": (ATEN.split.Tensor, "split_size dim"),
-    "SplitWithSizesBackward0": (ATEN.split_with_sizes.default, "split_sizes dim"),
-    "SqueezeBackward0": (CLASS.squeeze, ""),
-    "SqueezeBackward1": (CLASS.squeeze, "dim"),
-    "SqueezeBackward2": (CLASS.squeeze, "dim"),
-    "TBackward0": (CLASS.t, ""),
-    "TransposeBackward0": (CLASS.transpose, "dim0 dim1"),
-    "UnbindBackward0": (CLASS.unbind, "dim"),
-    "UnfoldBackward0": (CLASS.unfold, "dimension size step"),
-    "UnsafeSplitBackward0": (ATEN.unsafe_split.Tensor, "split_size dim"),
-    "UnsafeSplitWithSizesBackward0": (ATEN.unsafe_split_with_sizes.default, "split_sizes dim"),
-    "UnsqueezeBackward0": (CLASS.unsqueeze, "dim"),
-    "ViewAsComplexBackward0": (ATEN.view_as_complex.default, ""),
-    "ViewAsRealBackward0": (ATEN.view_as_real.default, ""),
-}
-SHAPED = {  # these want the shape of what they make
-    "ExpandBackward0": CLASS.expand, "ReshapeAliasBackward0": CLASS.reshape, "ViewBackward0": CLASS.view,
-}  # fmt: skip
+ATEN = torch.ops.aten
+OPS = {
+    op._schema.name.partition("::")[2].lstrip("_").title().replace("_", "") + f"Backward{k}": op
+    for k, ops in enumerate([
+        (
+            ATEN.alias.default, ATEN.as_strided.default, ATEN._conj.default, ATEN.diagonal.default, ATEN.expand.default,
+            ATEN._neg_view.default, ATEN.permute.default, ATEN.select.int, ATEN.slice.Tensor, ATEN.split.Tensor,
+            ATEN.split_with_sizes.default, ATEN.squeeze.default, ATEN.t.default, ATEN.transpose.int, ATEN.unbind.int,
+            ATEN.unfold.default, ATEN.unsafe_split.Tensor, ATEN.unsafe_split_with_sizes.default, ATEN.unsqueeze.default,
+            ATEN.view.default, ATEN.view_as_complex.default, ATEN.view_as_real.default,
+        ),
+        (ATEN.squeeze.dim,),
+        (ATEN.squeeze.dims,),
+    ])
+    for op in ops
+} | {"ReshapeAliasBackward0": ATEN.reshape.default}  # fmt: skip
 
 
 class Step(NamedTuple):
@@ -53,7 +41,7 @@ class Step(NamedTuple):
 
     of: int
     op: Callable[..., Any]
-    given: tuple
+    given: list
 
 
 class Parts(NamedTuple):
@@ -61,7 +49,7 @@ class Parts(NamedTuple):
 
     numbers: dict[int, int]  # id of a view -> which of the values it is
     bases: list[torch.Tensor]  # the first values
-    steps: tuple[Step, ...]
+    steps: list[Step]
     nodes: list[Any]  # of the graph: one for each step
 
 
@@ -70,18 +58,15 @@ def find(views: list[torch.Tensor], bases: list[torch.Tensor]) -> Parts:
     grew, since gradients that meet are summed in it."""
     held = [t.grad_fn for t in bases]  # ids are of what is there
     ends = {place_of(t): t for t in bases}
-    chains = {id(t): chain for t in views if (chain := chain_of(t, ends)) is not None}
-    used = list({id(base): base for _, base in chains.values()}.values())
-    nodes = {id(node): node for chain, _ in chains.values() for node, _ in chain}
-    value, steps, count = {place_of(t): k for k, t in enumerate(used)}, [], len(used)
-    order = sorted(nodes.values(), key=lambda node: node._sequence_nr())
-    for node in order:
-        steps.append(Step(value[edge_of(*node.next_functions[0])], *step_of(node)))
-        made = len(node._input_metadata)
-        value |= {(id(node), k): count + k for k in range(made)}
-        count += made
+    chains = {id(t): chain for t in views if (chain := chain_of(t, ends))}
+    used = list({id(ends[chain[-1]]): ends[chain[-1]] for chain in chains.values()}.values())
+    nodes = {id(node): node for *chain, _ in chains.values() for node, _ in chain}
+    order, count = sorted(nodes.values(), key=lambda node: node._sequence_nr()), itertools.count()
+    value = {place_of(t): next(count) for t in used}
+    value |= {(id(node), k): next(count) for node in order for k in range(len(node._input_metadata))}
+    steps = [Step(value[edge_of(*node.next_functions[0])], *op_of(node)) for node in order]
     del held
-    return Parts({t: value[edge_of(*chain[0])] for t, (chain, _) in chains.items()}, used, tuple(steps), order)
+    return Parts({t: value[edge_of(*chain[0])] for t, chain in chains.items()}, used, steps, order)
 
 
 def place_of(t):
@@ -95,34 +80,33 @@ def edge_of(node, nr):
 
 
 def chain_of(t, ends):
-    """([(node, number), ...], the tensor at whose place they end), from t on; None: there are others on the way, or
-    somebody hears of the gradients."""
+    """[(node, number), ..., the place where they end], from t on; None: there are others on the way, or somebody hears
+    of the gradients."""
     chain, node, nr = [], t.grad_fn, t.output_nr
     while node is not None and edge_of(node, nr) not in ends:
-        if step_of(node) is None:
+        if op_of(node) is None:
             return None
         chain.append((node, nr))
         node, nr = node.next_functions[0]
     if node is None or not chain or core.graph_heard(t, len(chain)):
         return None
-    return chain, ends[edge_of(node, nr)]
+    return [*chain, edge_of(node, nr)]
 
 
-def step_of(node):
-    """(op, what it was given besides the tensor); None: it cannot be told."""
-    name = node.name()
-    if name in SHAPED:
-        return SHAPED[name], (tuple(node._input_metadata[0].shape),)
-    if name not in GIVEN:
+def op_of(node):
+    """(op, what it was given besides the tensor, as its node keeps it); None: it cannot be told."""
+    op = OPS.get(node.name())
+    if op is None:
         return None
-    op, names = GIVEN[name]
-    return op, tuple(signed(getattr(node, f"_saved_{name}")) for name in names.split())
+    made = {name: list(node._input_metadata[0].shape) for name in ("size", "shape")}
+    names = [argument.name for argument in op._schema.arguments[1:] if argument.name != "implicit"]
+    return op, [signed(getattr(node, f"_saved_{name}", made.get(name))) for name in names]
 
 
 def signed(value):
     """What an op was given, from how its node shows it."""
-    if isinstance(value, tuple):
-        return tuple(map(signed, value))
+    if isinstance(value, (tuple, list)):
+        return list(map(signed, value))
     return value - 2 * ANY if value is not None and value >= ANY else value
 
 
@@ -130,55 +114,45 @@ def are_right(parts: Parts, views: list[torch.Tensor]) -> bool:
     """Do the steps make these views again?"""
     values = list(parts.bases)
     make(values, parts.steps)
-    return all(alike(t, values[parts.numbers[id(t)]]) for t in views if id(t) in parts.numbers)
+    made = [(t, values[parts.numbers[id(t)]]) for t in views if id(t) in parts.numbers]
+    return all(t._base is other._base and facts_of(t) == facts_of(other) for t, other in made)
 
 
-def alike(t, made):
-    """Is what was made all that t is?"""
-    same = t._base is made._base and core.address(t) == core.address(made) and made.grad_fn is not None
-    facts = [
-        (x.dtype, x.shape, x.stride(), x.storage_offset(), x.is_conj(), x.is_neg(), creation_meta(x), x.output_nr)
-        for x in (t, made)
-    ]
-    return same and facts[0] == facts[1] and t.grad_fn.name() == made.grad_fn.name()
+def facts_of(t):
+    """What is told of a view."""
+    of_memory = core.address(t), t.dtype, t.shape, t.stride(), t.is_conj(), t.is_neg(), creation_meta(t)
+    return *of_memory, t.output_nr, t.grad_fn and t.grad_fn.name()
 
 
-def is_met(parts: Parts, results: list[torch.Tensor], since: int, first: Collection[int]) -> bool:
+def is_met(parts: Parts, results: list[torch.Tensor], since: int, free: Collection[int]) -> bool:
     """Has the graph of these results, made since that number of autograd's, to do with the views, or later than the
-    first view with what it is of? Gradients would come to a view that its hooks do not see, or be summed in another
-    order, since a replay makes views behind all the rest. `first`: ids of what may be met later. That is a result
-    itself, and the sum another one only if it, its view and a result that was made of it all get gradients."""
+    first view with what that is of? Gradients would come to a view of which its hooks do not hear, or be summed in
+    another order, since a replay makes views behind all the rest. `free`: ids of what may be met later: results, of
+    which that is seen only where they, their view and what was made of them later all get gradients."""
     held = [t.grad_fn for t in parts.bases]
-    begun: dict[tuple, int] = {}
-    ends = [place_of(t) for t in parts.bases if id(t) not in first]
-    for node in parts.nodes:
-        begun.setdefault(edge_of(*node.next_functions[0]), node._sequence_nr())
-    seen = {id(t.grad_fn): t.grad_fn for t in results}
-    todo = list(seen.values())
+    ends = {place_of(t) for t in parts.bases if id(t) not in free}
+    first = {edge_of(*node.next_functions[0]): node._sequence_nr() for node in reversed(parts.nodes)}
+    todo, seen = [t.grad_fn for t in results], {}
     while todo:
         node = todo.pop()
+        if id(node) in seen:
+            continue
+        seen[id(node)] = node
         for other, nr in node.next_functions:
-            if other is None:
-                continue
-            place = edge_of(other, nr)
-            if place in ends and begun[place] < node._sequence_nr():
+            place = other and edge_of(other, nr)
+            if place in ends and first[place] < node._sequence_nr():
                 return True
-            if id(other) not in seen and since <= other._sequence_nr() < ANY:
-                seen[id(other)] = other
+            if other is not None and since <= other._sequence_nr() < ANY:
                 todo.append(other)
     del held
     return not seen.keys().isdisjoint(map(id, parts.nodes))
 
 
-def make(values: list[torch.Tensor], steps: tuple[Step, ...]) -> None:
+def make(values: list[torch.Tensor], steps: list[Step]) -> None:
     """Bring to the values what the steps make of them."""
-    if not torch.is_grad_enabled():  # which is the caller's affair
-        with torch.enable_grad():
-            make(values, steps)
+    if not torch.is_grad_enabled():  # outside of the function
+        core.with_grad(lambda: make(values, steps))
         return
     for of, op, given in steps:
         made = op(values[of], *given)
-        if isinstance(made, torch.Tensor):
-            values.append(made)
-        else:
-            values.extend(made)
+        values.extend((made,) if isinstance(made, torch.Tensor) else made)
