@@ -31,6 +31,7 @@ cdef extern from "tensor_shim.h" namespace "cgt" nogil:
     void* tensor_storage(PyObject* t)
     void* tensor_impl(PyObject* t)
     int tensor_is_plain(PyObject* t) except +
+    bint tensor_is_on(PyObject* t, int device)
     int64_t storage_nbytes(PyObject* t)
     char* tensor_storage_ptr "(char*)cgt::tensor_storage_ptr"(PyObject* t)
     int64_t tensor_offset(PyObject* t)
@@ -112,12 +113,10 @@ cdef extern from "tape_shim.h" namespace "cgt":
     int host_give_away(void* held, PyObject* proto) noexcept
     void* range_begin(PyObject* name) noexcept
     void range_end(void* range_) noexcept
-    void* warnings_off() noexcept
-    void warnings_on(void* before) noexcept
     void tape_bind(void* tape, int k) noexcept
     void tape_patch_copy(void* tape, int k, void* theirs) noexcept nogil
     int tape_add(void* tape, const char* name, const char* overload, PyObject* args,
-                 PyObject* kwargs, PyObject* into) noexcept
+                 PyObject* kwargs, PyObject* into, const char* out) noexcept
     int tape_last(void* tape) noexcept
     void tape_scalar(void* tape, int op, int arg, int part, int is_float, double f, int64_t i) noexcept nogil
     int tape_state(void* tape, PyObject* generator, PyObject* state, int sets) noexcept

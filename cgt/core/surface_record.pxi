@@ -8,10 +8,13 @@ def begin(int driver, int device, uintptr_t stream, uintptr_t pool, list others)
     record_begin(&TABLE, driver, device, stream, pool, others)
 
 
-def op(bytes name, bytes overload, tuple args, dict kwargs, tuple into):
-    """Append an op of the host's to the tape under way."""
-    if tape_add(tape_now(&TABLE), name, overload, <PyObject*>args, <PyObject*>kwargs,
-                <PyObject*>into) != 0: raise_pending()
+def op(bytes name, bytes overload, tuple args, dict kwargs, tuple into, bytes out=b""):
+    """Append an op of the host's to the tape under way: what it returns is copied `into` these tensors. Or a variant
+    that writes such a one as its argument `out`, if it leaves the same bytes there. Was it?"""
+    cdef int added = tape_add(
+        tape_now(&TABLE), name, overload, <PyObject*>args, <PyObject*>kwargs, <PyObject*>into, out)
+    if added < 0: raise_pending()
+    return added > 0
 
 
 def scalar(int number, object value, int at, int part):
