@@ -25,7 +25,7 @@ GATHERS = "fsdp::all_gather_copy_in"  # and this one argument 1
 CASTS_INSIDE = frozenset(("_trilinear", "linalg_pinv"))
 # Ops that count from the start of the storage, which a copied slot's buffer does not have.
 ABSOLUTE = frozenset(("as_strided", "as_strided_", "as_strided_copy", "as_strided_scatter"))
-CHECKS = frozenset(("_linalg_check_errors",))
+CHECKS = frozenset(("_linalg_check_errors.default", "normal.Tensor_Tensor", "normal.float_Tensor"))
 DYNAMIC = frozenset(("_pack_padded_sequence",))  # by lengths on the host, though it has no tag for that
 # Ops that keep seed and offset of their random numbers for a backward: on the device where a capture is under way, on
 # the host elsewhere; and their backwards, which look for them there.
@@ -41,7 +41,9 @@ COLLECTIVES = ("c10d", "_c10d_functional", "_c10d_functional_autograd", "symm_me
 COPIES = frozenset(("_to_copy", "copy_", "_copy_from"))
 INDEX_PUT = frozenset("index_put index_put_ _index_put_impl_ _unsafe_index_put".split())
 INDEXES = INDEX_PUT | {"index", "_unsafe_index"}
-SPECIAL = INDEXES | CASTS_INSIDE | apart.KNOWN | {"_cudnn_init_dropout_state"}  # what ops.judge and vets.vet_op look for
+SPECIAL = (
+    INDEXES | CASTS_INSIDE | apart.KNOWN | {"_cudnn_init_dropout_state"}
+)  # what ops.judge and vets.vet_op look for
 REPLACES_MEMORY = frozenset("set_ resize_ resize_as_ _resize_output_ resize_storage_bytes_".split())
 
 
@@ -78,7 +80,8 @@ def find_facts(op):
     packet, tags = op.overloadpacket.__name__, op.tags
     draws = torch.Tag.nondeterministic_seeded in tags
     facts = OpFacts(
-        op, packet, op.namespace, tape.writes(op), draws, torch.Tag.data_dependent_output in tags, packet in CHECKS,
+        op, packet, op.namespace, tape.writes(op), draws, torch.Tag.data_dependent_output in tags,
+        f"{packet}.{op._overloadname}" in CHECKS,
         packet in DYNAMIC or torch.Tag.dynamic_output_shape in tags, torch.Tag.inplace_view in tags,
         packet in REPLACES_MEMORY, packet in ABSOLUTE, packet in COPIES, packet in COPIES | INDEX_PUT,
         any(r.alias_info is not None for r in op._schema.returns), constants.is_pure(op, packet, draws), False,

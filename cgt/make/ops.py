@@ -77,7 +77,7 @@ class OpCall:
     values = None  # that Python reads here, and how it comes by them
     constant = False  # is its result the same in each replay?
     counts = False  # does it only count, on the host, what counters follow?
-    tells = False  # does it only tell the outcome of a comparison?
+    tells = False  # does it only tell the outcome of a comparison, or go on if that is true?
     selects = False  # does it take what a mask says, of which the values are known?
     apart, between = False, False  # can no graph hold it, and does it run between two segments therefore?
     for_real = False  # does it run on real memory in a capture?
@@ -235,7 +235,7 @@ def find_values(seen, call):
     if asks and facts.pure and not into:
         call.values = segments.values_of(seen, inputs)
     call.tells = asks and call.values is None and segments.tells(seen, facts.packet, inputs)
-    call.constant = call.constant or call.values is not None or call.tells
+    call.constant = call.constant or call.values is not None or (call.tells and not facts.draws)
     if asks and not call.constant and facts.packet == "masked_select" and not into:
         call.values = segments.values_of(seen, inputs[1:])
         call.selects = call.values is not None
@@ -349,9 +349,7 @@ BEFORE = (
     Watcher(find_numbers, "an op with live numbers is not constant", when=has_numbers),
     Watcher(judge, "it asks for writes and numbers", usual=False),
     Watcher(find_values, "what is constant, or only counted, is not asked for", may_ask),
-    Watcher(
-        vet, "a constant is refused nothing; memory of an op that is refused is none that is touched", usual=False
-    ),
+    Watcher(vet, "a constant is refused nothing; memory of an op that is refused is none that is touched", usual=False),
     Watcher(touch_inputs, "it knows the user's tensors, not their copies"),
     Watcher(save_written, "the user's tensors, still; what was touched is known", may_write),
     Watcher(exchange_inputs, "from here on arguments are those with which the op runs"),
@@ -375,6 +373,8 @@ def proceed(seen, call):
     """Run the op, in one of the ways that there are; its results."""
     if call.selects and is_capture(seen):
         return segments.select(seen, *call.inputs)
+    if call.tells and call.facts.draws and is_capture(seen) and seen.reason is None:
+        return segments.sample(seen, *call.args, call.generator)
     if call.for_real:
         return constants.read(seen, call.inputs)
     if call.apart and seen.run.recording and not call.constant and seen.reason is None:
@@ -589,7 +589,10 @@ def append(seen, call):
     try:
         if not call.known <= seen.made.keys():
             done = {}
-            args, kwargs = fix(seen, args, done), {k: fix(seen, v, done) for k, v in kwargs.items()} if kwargs else kwargs
+            args, kwargs = (
+                fix(seen, args, done),
+                {k: fix(seen, v, done) for k, v in kwargs.items()} if kwargs else kwargs,
+            )
         tape.append(op, args, kwargs, fresh)
         for k, part, row in call.numbers:
             core.scalar(row, seen.live.steps[row].value, k, part)
