@@ -14,6 +14,7 @@ import torch
 
 from ..cuts import segments
 from ..data import Around, Call, State, Verdict, remember
+from ..look import places
 from ..make import facts, moving
 from ..make.plan import driver_of, misses, place_in_tree, places_first
 from ..run.observe import NOT_USER_CODE
@@ -172,8 +173,13 @@ def condemn(call: Call, reason: str, fails: bool = True, length: int | None = No
 def still_grows(call: Call, around: Around | str) -> str | None:
     """A sentence if tensors that the call finds in places have other shapes than at the last look, as a cache that
     torch.cat makes longer at each call; or None. To look costs less than a recording that fits no later call."""
-    grown = call.state.learnt.moves.grown
-    for place in around.found.places if grown and not isinstance(around, str) else ():
+    moves, found = call.state.learnt.moves, () if isinstance(around, str) else around.found.places
+    grown = moves.grown
+    for place in found if moves.shifty else ():
+        if not moves.shifty.isdisjoint(map(core.storage_id, places.tensors_at(place.want))):
+            grown[place.path] = None
+    moves.shifty.clear()
+    for place in found if grown else ():
         shapes = moving.shapes_at(place.want)
         before = grown.get(place.path, shapes)
         if before != shapes:
