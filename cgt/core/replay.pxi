@@ -111,8 +111,7 @@ cdef int out_renew(Table* t, id_t n, int32_t k) except -1:
             made = out_make(o.proto, o.keys, o.offset, o.ndim, node_dim(t, node, o.dim_at))
         else:
             first = node_out(t, node, k)
-            made = out_share(first.tensor, o.proto, o.keys, o.offset, o.ndim,
-                             node_dim(t, node, o.dim_at))
+            made = out_share(first.tensor, o.proto, o.keys, o.offset, o.ndim, node_dim(t, node, o.dim_at))
         if made is NULL: raise_pending()
         node = node_row(t, n)               # making an object may collect garbage
         o = node_out(t, node, j)
@@ -230,8 +229,7 @@ cdef object outs_give(Table* t, id_t n, PyObject** leaves, void* backward):
                 tensors[k] = o.tensor
                 if not o.root: continue
                 # The cached tensor must not lead to its own backward: it would never be free.
-                made = out_share(o.tensor, o.proto, o.keys, o.offset, o.ndim,
-                                 node_dim(t, node_row(t, n), o.dim_at))
+                made = out_share(o.tensor, o.proto, o.keys, o.offset, o.ndim, node_dim(t, node_row(t, n), o.dim_at))
                 if views is None: views = []
                 views.append(taken(made))
                 tensors[k] = made
@@ -258,8 +256,7 @@ cdef object outs_give(Table* t, id_t n, PyObject** leaves, void* backward):
         if parts: parts_give(t, n, tensors, views)
         node = node_row(t, n)
         if node.ret_python:
-            return UNFLATTEN[0](<object>node.ret_program,
-                                [<object>tensors[k] for k in range(node.n_given)])
+            return UNFLATTEN[0](<object>node.ret_program, [<object>tensors[k] for k in range(node.n_given)])
         return leaves_build(t, &at, tensors, &next_)
     finally:
         if tensors is not small: free(tensors)

@@ -117,7 +117,7 @@ def note_run(state, seen):
 def note_shifty(state, seen):
     """A run knows no places. But where it let go of tensors from outside, what it made of the same kind in another
     shape may lie in their place: a cache that torch.cat makes longer. A recording would be in vain."""
-    shed: dict = {}
+    shed = {}
     for t in filter(core.is_plain, seen.touched.values()):
         if core.storage_holders(t) == 1:  # the run itself
             shed.setdefault((t.dtype, t.dim()), set()).add(t.shape)
