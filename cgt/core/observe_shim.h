@@ -190,8 +190,7 @@ static PyObject* observe_proceed(PyObject* instead) noexcept {
       c10::impl::ExcludeDispatchKeyGuard unseen(OBSERVED);
       call.op.redispatchBoxed(call.below, &stack);
     }
-    auto* results = static_cast<Results*>(
-        PyCapsule_GetPointer(PyTuple_GET_ITEM(observer_of_thread(), 0), RESULTS));
+    auto* results = static_cast<Results*>(PyCapsule_GetPointer(PyTuple_GET_ITEM(observer_of_thread(), 0), RESULTS));
     PyObject* made = PyList_New(0);
     auto first = stack.end() - static_cast<ptrdiff_t>(schema.returns().size());
     for (auto value = first; made && value != stack.end(); ++value) {

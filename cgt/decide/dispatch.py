@@ -467,9 +467,8 @@ def unmake_node(call, attempt):
 
 
 def abandon(call, attempt, reason):
-    """The function ran (host) or was captured whole (CUDA), but cannot be replayed. The host's
-    results stand; a capture is launched once and its memory moved out of the pool. The caller holds
-    the paths."""
+    """The function ran (host) or was captured whole (CUDA), but cannot be replayed. The host's results stand; a capture
+    is launched once and its memory moved out of the pool. The caller holds the paths."""
     state = call.state
     if attempt.plan.driver == CUDA:
         record.launch_once(attempt)

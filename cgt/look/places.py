@@ -19,9 +19,8 @@ code only stores (`self.last = loss`) is one, too: after the run its place tells
 do; and so do the sizes of all that was opened, where a name was not there before. What Python runs without a
 name in the bytecode (special methods, setters) counts wherever a class of the user's has it.
 
-torch, numpy and the standard library are *ambient*: their globals are not walked. Only the
-instances that carry a user's state are: modules, optimizers, schedulers, gradient scalers; of tensors
-their hooks, where a backward runs.
+torch, numpy and the standard library are *ambient*: their globals are not walked. Only the instances that carry a
+user's state are: modules, optimizers, schedulers, gradient scalers; of tensors their hooks, where a backward runs.
 
 No user code runs here, but for what tells what a tensor subclass is made of (wrappers.py): attributes are looked up in
 dicts and class dicts, never with getattr, and subclasses are asked with issubclass of a real type, never isinstance

@@ -1,8 +1,7 @@
 """What cgt raises and warns with, and every sentence that it says.
 
-A reason tells what happened, where (file:line and op), and what to change; cgt's part ("ran
-eagerly") is said by `explain`. The core knows no words: `DriverError` carries facts, and
-`recording_failed` makes the sentence.
+A reason tells what happened, where (file:line and op), and what to change; cgt's part ("ran eagerly") is said by
+`explain`. The core knows no words: `DriverError` carries facts, and `recording_failed` makes the sentence.
 """
 
 import functools

@@ -322,10 +322,9 @@ def matches_call(program: tuple, args: tuple, kwargs: dict) -> list[torch.Tensor
 def same_value(recorded: Any, value: Any) -> bool:
     """Whether two constants are one value: exact type and ==, stricter where == is too generous.
 
-    Floats are compared by their bits: a nan must not miss for ever, nor -0.0 hit 0.0. Ranges that
-    are equal as sequences may differ in `stop`. Tuples, lists and dicts (what torch's pytrees tell of a
-    container) are entered because (1,) == (True,).
-    A failing == is a difference: the flatten that follows the miss explains it.
+    Floats are compared by their bits: a nan must not miss for ever, nor -0.0 hit 0.0. Ranges that are equal as
+    sequences may differ in `stop`. Tuples, lists and dicts (what torch's pytrees tell of a container) are entered
+    because (1,) == (True,). A failing == is a difference: the flatten that follows the miss explains it.
     """
     kind = type(recorded)
     if type(value) is not kind or value is recorded:
