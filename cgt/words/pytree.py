@@ -8,9 +8,9 @@
                           TENSOR
 
 A program is a tuple of ops `(kind, n, obj)` in pre-order: after an op come its `n` children, each
-followed by its own. Tomorrow's arguments are compared with it in one walk that builds nothing: the
-core does that, `matches` is its specification. What a program does not mention is not guarded, so
-the rule is to be strict: exact types, 1 is not True, -0.0 is not 0.0.
+followed by its own. Tomorrow's arguments fit if their program is the same (`same_program`); the core compares them
+with it in one walk that builds nothing. What a program does not mention is not guarded, so the rule is to be strict:
+exact types, 1 is not True, -0.0 is not 0.0.
 
 A program keeps alive every constant and every type that it names, but no tensor.
 """
@@ -37,7 +37,6 @@ PLAIN_TYPES = frozenset(
     | {slice, torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size}
 )
 HASHABLE_INSTEAD = {list: "a tuple", dict: "a tuple of its items", set: "a frozenset"}
-EXACT_TYPE = {TUPLE: tuple, LIST: list, DICT: dict}
 HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: a class made at run time, not a C type such as dict
 
 
@@ -309,14 +308,18 @@ def leaves_of(tree):
     return [(path[2:].replace("']", "", 1), leaf) for path, leaf in found]
 
 
-def matches(program, tree):
-    """The tensor leaves of `tree` if `program` describes it, else None."""
-    return _match_all(program, (tree,))
+def same_program(recorded: tuple, program: tuple) -> bool:
+    """Whether what the second one is of fits the first, which may hold objects weakly (dispatch.find_spec)."""
+    return len(recorded) == len(program) and all(map(_same_op, recorded, program))
 
 
-def matches_call(program: tuple, args: tuple, kwargs: dict) -> list[torch.Tensor] | None:
-    """`matches` for a program of `flatten_call`."""
-    return _match_all(program, (args, kwargs))
+def _same_op(recorded, op):
+    (kind, n, was), (now_kind, now_n, now) = recorded, op
+    if (kind, n) != (now_kind, now_n):
+        return False
+    if kind == SAME and type(was) is weakref.ref and type(now) is not weakref.ref:
+        return was() is now
+    return was is now if kind in (TENSOR, LIVE, SAME, NAMEDTUPLE) else same_value(was, now)
 
 
 def same_value(recorded: Any, value: Any) -> bool:
@@ -455,7 +458,7 @@ def _open_dataclass(value):
     names = [field.name for field in dataclasses.fields(kind)]
     # What __post_init__ left beside the fields: the function may read it, so it is guarded too.
     own = getattr(value, "__dict__", ())
-    names += [name for name in own if name not in names]
+    names += sorted(name for name in own if name not in names)
     names = [name for name in names if hasattr(value, name)]  # a field may be set later
     children = tuple(getattr(value, name) for name in names)
     about = (kind, tuple(names), len(own))
@@ -533,46 +536,6 @@ def _is_numpy(kind, name=None):
     # By name, so that cgt works without numpy and never imports it.
     bases = [base for base in kind.__mro__ if str(base.__module__).split(".")[0] == "numpy"]
     return any(name is None or base.__name__ == name for base in bases)
-
-
-def _match_all(program, trees):
-    ops, tensors = iter(program), []
-    return tensors if all(_match(ops, tree, tensors) for tree in trees) else None
-
-
-def _match(ops, value, tensors):
-    """Whether the next ops describe `value`; its tensors are appended as they are met."""
-    kind, n, obj = next(ops)
-    if kind == TENSOR:
-        tensors.append(value)
-        return type(value) is obj
-    if kind == LIVE:
-        return type(value) is obj
-    if kind == SAME:  # held weakly where it can be, see dispatch.find_spec
-        return value is obj or (type(value) is not weakref.ref and type(obj) is weakref.ref and value is obj())
-    if kind in (PLAIN, EQUAL):
-        return same_value(obj, value)
-    children = _children(value, kind, obj)
-    if children is None or len(children) != n:
-        return False
-    return all(_match(ops, child, tensors) for child in children)
-
-
-def _children(value, kind, obj):
-    """The children of `value` if it is the container that an op describes, else None."""
-    exact_type = obj[0] if kind in (DATACLASS, CUSTOM) else EXACT_TYPE.get(kind, obj)
-    if type(value) is not exact_type:
-        return None
-    if kind == DICT:
-        return tuple(value.values()) if same_value(obj, tuple(value)) else None
-    if kind == DATACLASS:  # an attribute that is absent becomes a marker that no op describes
-        if len(getattr(value, "__dict__", ())) != obj[2]:
-            return None
-        return [getattr(value, name, EXACT_TYPE) for name in obj[1]]
-    if kind == CUSTOM:
-        children, context = obj[1](value)
-        return tuple(children) if same_value(obj[2], context) else None
-    return value
 
 
 def _build_all(program, tensors, n_trees):
