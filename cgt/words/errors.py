@@ -332,6 +332,7 @@ no_generator_function = says("""802: {name} is {kind}: its body runs after the c
 bad_option = says("803: cgt.jit({name}={value!r}): expected {allowed}.")
 bad_switch = says("804: {name}={value}: expected {expected}.")
 not_jitted = says("805: {what!r} was not made by cgt.jit.")
+no_drawing = says("806: cgt.show draws into a file whose name ends in .html or .dot, not {path}.")
 no_tap = says("807: cgt.tap() takes a name and a tensor, not a {name} and a {t}.")
 tapped_inside = says("""808: cgt.tapped() is for outside of jitted functions: a replay would not look again. Pass the
     tensor to the function.""")
@@ -578,8 +579,3 @@ def arguments_changed(path: str, then: object = None, now: object = None) -> str
         f"{path}{told} has another shape, dtype or value at each call. Keep to a few shapes and values (a number that "
         "changes: pass it as a tensor)."
     )
-
-
-@code(806)
-def no_drawing(path: str, known: list[str]) -> str:
-    return f"cgt.show draws into a file whose name ends in {', '.join(known[:-1])} or {known[-1]}, not {path}."
