@@ -8,7 +8,6 @@ eagerly") is said by `explain`. The core knows no words: `DriverError` carries f
 import functools
 import inspect
 import string
-import types
 from collections.abc import Callable
 
 CODES: dict[int, Callable] = {}  # number -> the sentence's function
@@ -45,8 +44,14 @@ def code(number: int) -> Callable:
 
 
 def says(text: str) -> Callable[..., str]:
-    """The sentence `NNN: what it tells of {these}`, NNN its code; these are its arguments, in the order of the text."""
-    number, _, words = " ".join(text.split()).partition(": ")
+    """The sentence `NNN: what it tells of {these}`, NNN its code."""
+    number, _, words = text.partition(": ")
+    return code(int(number))(phrase(words))
+
+
+def phrase(text: str) -> Callable[..., str]:
+    """A function that says this; what it tells of {these} are its arguments, in the order of the text."""
+    words = " ".join(text.split())
     names = list(dict.fromkeys(name for _, name, _, _ in string.Formatter().parse(words) if name))
 
     def sentence(*given):
@@ -54,7 +59,7 @@ def says(text: str) -> Callable[..., str]:
 
     parameters = [inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD) for name in names]
     vars(sentence)["__signature__"] = inspect.Signature(parameters)
-    return code(int(number))(sentence)
+    return sentence
 
 
 # --- sentences: why a call was not replayed, and what is raised -----------------------------------
@@ -183,6 +188,8 @@ new_generator = says("""311: the function draws from a torch.Generator that it m
     it by argument or closure.""")
 imports = says("""312: the call imported {file}, and so ran code that other calls do not: recorded when one comes that
     imports nothing.""")
+new_code = says("""313: code ran for the first time ({name} at {line}); what it reads is guarded from the next call
+    on.""")
 hidden_code = says("""314: a profiler, or a thread that the function started, hides which code ran, and so what it read.
     Record without the profiler, and start threads outside.""")
 too_many_places = says("""315: the function's code can read too much to guard it all, and torch.compile hides which part
@@ -197,6 +204,9 @@ early_bound = says("""320: {path} reads a tensor's memory and was looked up befo
     it is called: x.tolist(), torch.utils.dlpack.to_dlpack(x).""")
 parallel_settles = says("""322: {name} takes times in its first iterations, which a replay could not: it is recorded
     after them.""")
+op_elsewhere = says("""323: {op} ran in another thread, to which the function may have given work (a pool, a queue,
+    nn.DataParallel): no recording has it. Work on tensors in the function's own thread, or jit what the other thread
+    runs.""")
 unseen_kernel = says("""324: no op wrote the memory that was made empty at {line}, and it is used: a kernel that PyTorch
     shows to nobody may fill it.""")
 swapped = says("""325: torch.utils.swap_tensors was called at {line}: what a recording reads would be another tensor
@@ -221,6 +231,7 @@ stale_backward = says("407: this backward belongs to a replayed call, and {why}"
 not_run_again = says("""408: a backward through a replayed call of {name} asked for create_graph=True or for batched
     gradients (vmap, is_grads_batched). cgt runs the call once more for that, as a checkpoint does, but {why}. Call
     {name}.__wrapped__ (a module's forward()) there; further calls of {name} with gradients run eagerly.""")
+refused_backward = says("409: a backward through it asked for create_graph=True or for batched gradients, and {why}")
 transforms = says("""411: {line} differentiates with torch.func, which does not work where a later backward's needs are
     watched. Return a result that does not require grad, or jit the whole step with its backward().""")
 late_read = says("""412: the backward pass read a saved tensor again after it had let go of it; it is recorded anew with
@@ -245,6 +256,8 @@ scaler_outside = says("""421: GradScaler.step at {line} needs to know on the hos
 unrecorded = says("501: such a call was not recorded yet. Call it outside first, until cgt.stats tells of replays.")
 limit = says("502: recorded {n} times already (max_records); {why}")
 timed = says("505: timed as it is: a recording was not replayed yet, and another one must pay.")
+does_not_pay = says("""503: recordings do not pay so far: with the next one they take {spent:.1f} ms, an eager call
+    {eager:.0f} µs, and few would be replayed; {why} Tried again after {calls} calls, or when calls stay alike.""")
 another_mode = says("""506: a mode of torch (gradients, autocast, inference, deterministic algorithms, the default
     dtype) is another one than when it was recorded. Enter it inside the jitted function, or keep to a few.""")
 another_way = says("""507: what ran before it in this iteration is another recording, or none, than when it was
@@ -255,6 +268,8 @@ lost = says("""509: the iteration went on while this was recorded: another threa
 mode_inside = says("""511: a dispatch mode is active at {line}: it sees the ops that run, and a replay runs none. Put
     the mode around the call.""")
 disabled = says("512: CGT_DISABLE=1: jitted functions are plain ones.")
+never_replayed = says("""513: none of {calls} calls of {name} was replayed. Mostly: {reason} (cgt.explain({short}) tells
+    the rest; this is said once for each function.)""")
 not_replayed = says("514: {name} is not replayed, as cgt.require_replay() demands: {reason}")
 strict = says("515: {name} is not replayed, as CGT_STRICT=1 demands: {reason}")
 nothing_jitted = says("""516: {script} jits nothing: mark a function with @cgt.jit, or ask cgt.doctor(f, *args) about
@@ -280,6 +295,8 @@ fork_in_backward = says("""606: torch's {name} at {line} runs in a backward. Cal
     jitted function.""")
 fork_with_grad = says("""607: torch's {name} at {line} works on tensors that require grad, and its backward is PyTorch's
     own. Put it under torch.no_grad(), or choose with `if` on a tensor, or with torch.where.""")
+fork_raised = says("""608: a body of torch's cond or while_loop raised while it was recorded ({line}; {what}). Each body
+    is run once for that, with the operands of the call: it must not raise for any.""")
 fork_result = says("""609: torch's {name} at {line} {what}. Return new tensors from each body, of the same kind; pass
     and return clones.""")
 body_writes = says("""610: {op} at {line}, in a body of torch's cond or while_loop, writes a tensor that the body did
@@ -343,6 +360,15 @@ called_otherwise = says("""809: {name} has a __call__ that does not come to nn.M
 other_torch = says("""901: cgt {version} cannot be loaded with torch {now} ({why}). Its core belongs to the torch that
     it was built against: build it again with this one, pip install --no-build-isolation --force-reinstall --no-deps cgt
     (or make ext, where its sources are).""")
+
+
+# --- parts of other sentences, and what who watches is told: these have no code -----------------------
+
+other_op = phrase("The first op that is another one: {now}, recorded as {recorded}.")
+told_miss = phrase("{name} runs eagerly: {reason}")
+told_rescue = phrase("""a result of {name} ({size} B, made at {line}) is still held where a replay is about to overwrite
+    it: moved""")
+told_evict = phrase("the recording that ran longest ago goes, to make room for one of {name}: there are {count}")
 
 
 # --- sentences that are put together ---------------------------------------------------------------
@@ -412,10 +438,6 @@ UNAUDITED = {  # why a replay is not compared with eager, for explain()
 }
 
 
-def other_op(now: str, recorded: str) -> str:
-    return f" The first op that is another one: {now}, recorded as {recorded}."
-
-
 @code(703)
 def collective(op: str, line: str, waits: bool = False) -> str:
     what = (
@@ -432,34 +454,6 @@ def parallel_module(name: str, line: str, why: str = "") -> str:
         f"{name}'s forward at {line} prepares the exchange of gradients that its backward will do"
         f"{f' ({why})' if why else ''}. Jit what it wraps: cgt.jit(module)."
     )
-
-
-@code(608)
-def fork_raised(line: str, what: str) -> str:
-    return (
-        f"a body of torch's cond or while_loop raised while it was recorded ({line}; {what.rstrip('.')}). Each body is"
-        " run once for that, with the operands of the call: it must not raise for any."
-    )
-
-
-@code(323)
-def op_elsewhere(op: str) -> str:
-    return (
-        f"{op.replace('::', '.')} ran in another thread, to which the function may have given work (a pool, a queue,"
-        " nn.DataParallel): no recording has it. Work on tensors in the function's own thread, or jit what the other"
-        " thread runs."
-    )
-
-
-@code(313)
-def new_code(code: types.CodeType) -> str:
-    place = f"{code.co_name} at {code.co_filename}:{code.co_firstlineno}"
-    return f"code ran for the first time ({place}); what it reads is guarded from the next call on."
-
-
-refused_backward = says(
-    """409: a backward through it asked for create_graph=True or for batched gradients, and {why}"""
-)
 
 
 @code(413)
@@ -495,29 +489,9 @@ def blocked(kind: int) -> str:
     )[kind]
 
 
-@code(513)
-def never_replayed(name: str, calls: int, reason: str) -> str:
-    return (
-        f"none of {calls} calls of {name} was replayed. Mostly: {reason} (cgt.explain({name.rpartition('.')[2]}) tells"
-        " the rest; this is said once for each function.)"
-    )
-
-
-def told_miss(name: str, reason: str) -> str:
-    return f"{name} runs eagerly: {reason}"
-
-
 def told_record(name: str, kind: str, seconds: float, why: str) -> str:
     done = f"{name}: {kind}ed in {seconds * 1e3:.1f} ms"
     return done if why == unrecorded() else f"{done}: {why}"
-
-
-def told_rescue(name: str, size: int, line: str) -> str:
-    return f"a result of {name} ({size} B, made at {line}) is still held where a replay is about to overwrite it: moved"
-
-
-def told_evict(name: str, count: int) -> str:
-    return f"the recording that ran longest ago goes, to make room for one of {name}: there are {count}"
 
 
 @code(504)
@@ -527,15 +501,6 @@ def new_kind(path: str | None = None) -> str:
     return (
         f"the first call with such arguments: {path} is another one at each call. Recorded when one comes that is like"
         " it. Keep it to a few values, or pass it by itself as a float, an int or a tensor."
-    )
-
-
-@code(503)
-def does_not_pay(spent: float, eager: float, calls: int, why: str) -> str:
-    return (
-        f"recordings do not pay so far: with the next one they take {1e3 * spent:.1f} ms, an eager call"
-        f" {1e6 * eager:.0f} µs, and few would be replayed; {why} Tried again after {calls} calls, or when calls stay"
-        " alike."
     )
 
 
