@@ -233,7 +233,7 @@ def find_spec(state, flat):
     if len(mine) >= options.MAX_SPECS or len(state.learnt.programs) >= options.MAX_GRAPHS:
         used = {core.node_facts(n).spec for n in core.fn_nodes(f)}
         DOOMED.append((state, next((s for s in mine or state.learnt.programs if s not in used), NONE)))
-    spec_of.append(core.spec_add(f, program, len(flat.tensors), len(flat.numbers), state.learnt.programs, flat.paths))
+    spec_of.append(core.spec_add(f, program, len(flat.tensors), len(flat.numbers), state.learnt.programs, flat.where))
     return spec_of[0]
 
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import cgt_core as core
 import torch
-from cgt_core import COPIED, NONE, PINNED, REBOUND, VALUE
+from cgt_core import COPIED, EQUAL, NONE, PINNED, PLAIN, REBOUND, VALUE
 
 from ..cuts.segments import Value
 from ..data import State
@@ -194,8 +194,8 @@ def told_apart(state: State) -> dict[int, dict[str, str]]:
     told = {}
     for node in core.fn_nodes(state.f):
         facts, kept = core.node_facts(node), state.keep.get(node)
-        leaves = pytree.leaves_of_program(state.learnt.programs[facts.spec][0])
-        told[node] = {path: pytree.told_leaf(x) for path, x in leaves if not isinstance(x, pytree.Stand)}
+        leaves = pytree.leaves_of(*state.learnt.programs[facts.spec])
+        told[node] = {path: pytree.told_leaf(op) for path, op in leaves.items() if op[0] in (PLAIN, EQUAL)}
         slots = enumerate(zip(kept.slot_paths, facts.slots, strict=True) if kept is not None else ())
         told[node] |= {path: str(core.slot_shape(node, k)) for k, (path, slot) in slots if slot.leaf != NONE}
     paths = {path for one in told.values() for path in one}

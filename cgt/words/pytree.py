@@ -37,6 +37,7 @@ PLAIN_TYPES = frozenset(
     | {slice, torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size}
 )
 HASHABLE_INSTEAD = {list: "a tuple", dict: "a tuple of its items", set: "a frozenset"}
+LEAVES = frozenset((TENSOR, PLAIN, SAME, EQUAL, LIVE))
 HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: a class made at run time, not a C type such as dict
 
 
@@ -109,6 +110,7 @@ class Flat(NamedTuple):
     paths: tuple  # of each tensor leaf: "args[0]['x'].w"
     objects: tuple  # (path, object) of every SAME and EQUAL leaf, in order
     numbers: tuple = ()  # (path, number) of every LIVE leaf, in order
+    where: tuple = ()  # the path of each op
 
 
 def flatten(
@@ -116,7 +118,7 @@ def flatten(
 ) -> Flat:
     """Flatten `tree`. Paths start with `path`; a subtree whose path is in `static` is one leaf. `objects`: opens those
     that it knows as dataclasses are. `live`: paths of what may be another number of its type at each call."""
-    out = Flat([], [], [], [], [])  # type: ignore[arg-type]  # while they grow
+    out = Flat([], [], [], [], [], [])  # type: ignore[arg-type]  # while they grow
     _flatten_into(out, tree, path, frozenset(static), {}, objects, live)
     return Flat(*map(tuple, out))
 
@@ -264,48 +266,34 @@ def unflatten_call(program: Collection[tuple], tensors: Collection[torch.Tensor]
     return _build_all(program, tensors, 2)
 
 
-def first_difference(program: tuple, args: tuple, kwargs: dict) -> tuple[str, str, str] | None:
-    """(path, what a call had that this program is of, what this one has), as texts, of the first plain value or
-    container in which they differ; or None. For messages."""
-    then, now = dict(leaves_of_program(program)), dict(leaves_of({"args": args, "kwargs": kwargs}))
-    for path in dict.fromkeys((*then, *now)) if then else ():
-        was, one = then.get(path, Stand.NOTHING), now.get(path, Stand.NOTHING)
-        one = Stand.TENSOR if isinstance(one, torch.Tensor) else one
-        if was is not Stand.ANY and was is not one and not same_value(was, one):
+def first_difference(recorded: tuple[tuple, tuple], flat: Flat) -> tuple[str, str, str] | None:
+    """(path, what a recorded call had there, what this one has), as texts, of the first leaf in which they differ, but
+    for objects and numbers that may be any; or None. `recorded`: (program, where). For messages."""
+    numbers = {path: (PLAIN, 0, number) for path, number in flat.numbers}
+    then, now = leaves_of(*recorded), leaves_of(flat.program, flat.where) | numbers
+    for path in dict.fromkeys((*then, *now)):
+        was, one = then.get(path), now.get(path)
+        if (
+            was is None
+            or one is None
+            or not (was[0] in (SAME, LIVE) or was[0] == one[0] == TENSOR or _same_op(was, one))
+        ):
             return path, told_leaf(was), told_leaf(one)
     return None
 
 
-def leaves_of_program(program: tuple) -> list[tuple[str, object]]:
-    """[(path, leaf)] of the calls that it is of, if it names but containers that torch's pytrees know, too; else []."""
-    stands = {TENSOR: Stand.TENSOR, LIVE: Stand.ANY, SAME: Stand.ANY}
-    told = [(PLAIN, 0, stands.get(op[0], op[2])) if op[0] in (*stands, EQUAL) else op for op in program]
-    if {op[0] for op in told} - {PLAIN, TUPLE, LIST, DICT, NAMEDTUPLE}:
-        return []
-    args, kwargs = unflatten_call(told, [])
-    return leaves_of({"args": args, "kwargs": kwargs})
+def leaves_of(program: tuple, where: tuple) -> dict[str, tuple]:
+    """{path: op} of a call's leaves."""
+    return {path: op for op, path in zip(program, where, strict=True) if op[0] in LEAVES}
 
 
-def told_leaf(x: object) -> str:
-    if isinstance(x, Stand):
-        return x.value
+def told_leaf(op: tuple | None) -> str:
+    if op is None or op[0] == TENSOR:
+        return "nothing" if op is None else "a tensor"
     try:
-        return repr(x)[:40]
+        return repr(op[2])[:40]
     except Exception:  # the user's own, which no message of ours may raise
-        return f"a {type(x).__qualname__}"
-
-
-class Stand(enum.Enum):
-    """What stands for a leaf in a message."""
-
-    TENSOR = "a tensor"
-    ANY = "anything"
-    NOTHING = "nothing"
-
-
-def leaves_of(tree):
-    found = ((torch_pytree.keystr(path), leaf) for path, leaf in torch_pytree.tree_flatten_with_path(tree)[0])
-    return [(path[2:].replace("']", "", 1), leaf) for path, leaf in found]
+        return f"a {type(op[2]).__qualname__}"
 
 
 def same_program(recorded: tuple, program: tuple) -> bool:
@@ -353,9 +341,10 @@ def same_value(recorded: Any, value: Any) -> bool:
 
 
 def _flatten_into(out, value, path, static, ancestors, objects, live=()):
-    """Append to the four lists of `out`. `ancestors` maps the id of each open container to its
+    """Append to the lists of `out`. `ancestors` maps the id of each open container to its
     path; every one of them is alive further up the stack, so no id is reused."""
     is_static = path in static
+    out.where.append(path)
     value = value if objects is None else wrappers.waited_for(value)
     # A proxy would lie to isinstance.
     if issubclass(type(value), torch.Tensor) and not is_static and not _is_opened(value, objects):

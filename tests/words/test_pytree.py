@@ -595,6 +595,30 @@ def test_a_static_function_is_compared_by_identity():
     assert not fits(program, (lambda: 0,), {}, static_argnums=(0,))
 
 
+@pytest.mark.parametrize(
+    ("then", "now", "told"),
+    [
+        ((1, [2]), (1, [3]), ("args[1][0]", "2", "3")),
+        ((1,), (1, "more"), ("args[1]", "nothing", "'more'")),
+        (({"a": 1, "b": 2},), ({"a": 1},), ("args[0]['b']", "2", "nothing")),
+        ((Config(1, 2),), (Config(1, 3),), ("args[0].y", "2", "3")),
+        ((torch.ones(1),), (torch.nn.Parameter(torch.ones(1)),), None),
+        ((torch.ones(1),), (1.0,), ("args[0]", "a tensor", "1.0")),
+        ((object(),), (object(),), None),
+        ((1, 1), (1, 1), None),
+    ],
+)  # fmt: skip
+def test_the_first_leaf_that_differs_is_told(then, now, told):
+    recorded = flatten_call(then, {})
+    assert pytree.first_difference((recorded.program, recorded.where), flatten_call(now, {})) == told
+
+
+def test_a_number_that_may_be_any_differs_from_none_that_a_recording_is_for():
+    fixed, live = flatten_call((1.0,), {}), flatten_call((2.0,), {}, live={"args[0]"})
+    assert pytree.first_difference((fixed.program, fixed.where), live) == ("args[0]", "1.0", "2.0")
+    assert pytree.first_difference((live.program, live.where), fixed) is None
+
+
 # ---- errors ---------------------------------------------------------------------------------
 
 
