@@ -769,11 +769,6 @@ NAMES_OF_BACKWARD = frozenset(("backward", "grad"))
 RUN_BACKWARD = (torch.autograd.backward, torch.autograd.grad)
 
 
-def found_again(found: Iterable[Place]) -> list[Place]:
-    """The same places, with what is there now."""
-    return [place._replace(want=value_at(place)) for place in found]
-
-
 def find_changed(
     found: Iterable[Place], is_same: Callable[[Any, Any], bool], moving: Container[int] = ()
 ) -> Place | None:
@@ -801,8 +796,6 @@ def is_as_found(place: Place) -> bool:
 
 def as_now(place: Place) -> Place:
     """The place with what it holds now."""
-    if place.kind in (DICT_LEN, LIST_LEN):
-        return place._replace(want=len(place.home))
     return place if place.kind == EMPTY else place._replace(want=value_at(place))
 
 
@@ -814,8 +807,10 @@ def differing(found: Iterable[Place], is_same: Callable[[Any, Any], bool]) -> tu
 
 
 def value_at(place: Place) -> Any:
-    """What a place holds now, if it is of those that hold one object."""
+    """What a place holds now: one object, or so many."""
     home, key = place.home, place.key
+    if place.kind in (DICT_LEN, LIST_LEN):
+        return len(home)
     if place.kind == DICT_ITEM:
         return dict.get(home, key, MISSING)
     if place.kind == LIST_ITEM:

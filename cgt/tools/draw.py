@@ -2,7 +2,7 @@
 
 Both are of the same blocks: the function with the verdict on its calls, below it a block for what recordings that read
 values have in common, and one for each recording, with what `explain` says of it. An edge tells what leads there: a
-value that was read, what ran before. The page unfolds each recording to its ops, and refers to nothing outside of it."""
+value that was read, what ran before. The page unfolds each recording to its ops and refers to nothing outside."""
 
 import html
 from typing import NamedTuple
