@@ -133,18 +133,18 @@ def as_html(block):
     return (
         f'<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><title>{title}</title>'
         f"<style>{PAGE_STYLE}</style></head><body>\n"
-        f"{unfolding(block, True)}<p>{html.escape(LEGEND)}</p>\n</body></html>\n"
+        f"{unfolding(block)}<p>{html.escape(LEGEND)}</p>\n</body></html>\n"
     )
 
 
-def unfolding(block, is_open=False):
+def unfolding(block):
     edge = f'<span class="edge">{html.escape(block.edge)}</span> ' if block.edge else ""
     ops = "".join(f"<li><code>{html.escape(op)}</code> {html.escape(line)}</li>" for op, line in block.ops)
     facts = "".join(f"<li>{html.escape(fact)}</li>" for fact in block.facts)
     return (
-        f"<details{' open' if is_open else ''}><summary>{edge}{html.escape(block.title)}</summary>\n<ul>{facts}</ul>\n"
+        f"<details open><summary>{edge}{html.escape(block.title)}</summary>\n<ul>{facts}</ul>\n"
         + (f'<details class="ops"><summary>{len(block.ops)} ops</summary><ol>{ops}</ol></details>\n' if ops else "")
-        + "".join(unfolding(one, True) for one in block.below)
+        + "".join(unfolding(one) for one in block.below)
         + "</details>\n"
     )
 

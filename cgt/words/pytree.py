@@ -131,20 +131,12 @@ def flatten_result(result: object, is_made: Callable[[torch.Tensor], bool], is_o
     flat = flatten(result, "result", objects=objects)
     if not objects.opened:
         return flat
-    inside = _holders_inside(result, set(map(id, objects.opened)))
-    counted = zip(objects.opened, _references(objects.opened), strict=True)
-    is_shared = any(not is_own if one is result else n - PASSING > inside[id(one)] for one, n in counted)
-    return flatten(result, "result") if is_shared else flat
+    return flatten(result, "result") if _held_elsewhere(objects.opened, result, objects.opened, is_own) else flat
 
 
 def find_shared(result: object, is_own: bool) -> list[list | dict]:
     """The lists and dicts of a result that somebody else holds, too. is_own: see flatten_result."""
-    ones = [one for one in _met_in(result) if issubclass(type(one), (list, dict))]
-    inside = _holders_inside(result, ())
-    return [
-        one for one, n in zip(ones, _references(ones), strict=True)
-        if (not is_own if one is result else n - PASSING > inside[id(one)])
-    ]  # fmt: skip
+    return _held_elsewhere([one for one in _met_in(result) if issubclass(type(one), (list, dict))], result, (), is_own)
 
 
 def leaves_in(tree: object) -> list[object]:
@@ -172,6 +164,13 @@ class Objects(NamedTuple):
 
 def _references(ones):
     return [sys.getrefcount(one) for one in ones]
+
+
+def _held_elsewhere(ones, result, opened, is_own):
+    """Those of these parts of a result that somebody else holds, too."""
+    inside = _holders_inside(result, set(map(id, opened)))
+    counted = zip(ones, _references(ones), strict=True)
+    return [one for one, n in counted if (not is_own if one is result else n - PASSING > inside[id(one)])]
 
 
 def _holders_inside(root, opened):
