@@ -436,7 +436,8 @@ for _name, _answer in (
 ALSO_CALLED = {
     "plain": "guard_bool guard_size_oblivious int_ float_ bool_ expect_true guard_or_false guard_or_true"
     " statically_known_true",
-    "wrap_int": "wrap_float wrap_bool", "str": "_graph_repr", "truediv": "float_truediv int_truediv", "floordiv": "int_floordiv",
+    "wrap_int": "wrap_float wrap_bool", "str": "_graph_repr", "floordiv": "int_floordiv",
+    "truediv": "float_truediv int_truediv",
     "pow": "float_pow pow_by_natural",
 }  # fmt: skip
 for _name, _others in ALSO_CALLED.items():

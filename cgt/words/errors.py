@@ -70,8 +70,7 @@ host_read = says("""101: {op} at {line} needs a value on the host in the middle 
     or return the number or the tensor and look at it outside.""")
 dynamic_shape = says("""102: {op} at {line} makes a tensor whose shape depends on data. Use a mask with torch.where, a
     fixed size, or an index (x[x > 0]): a mask can be read.""")
-reads_too_much = says("""103: the values that the function reads on the way, up to {line}, are too many. Read fewer, or
-    outside.""")
+reads_too_much = says("103: the function reads too many values on the way, up to {line}. Read fewer, or outside.")
 another_value = says("104: the function read a value at {lines} for which there is no recording yet.")
 varying_values = says("""105: the values that the function reads at {lines} have not come before, and a recording is for
     one of them alone. Read what has few (mask.all()), or return the tensor and read it outside.""")
@@ -92,8 +91,7 @@ number_saved = says("113: a backward outside of the function, compiled code or a
 number_type = says("""114: the function asks for an exact type with type(x), calls a method such as __le__ by its name,
     catches TypeError, or adds floats with sum(), at {line}: there a number that changes is recorded by itself.
     isinstance(), operators, and a test in place of `try` would not keep it from that.""")
-stores_number = says("""115: the function changes the number in {path}, which it reads: from the next call on it is
-    computed at each.""")
+stores_number = says("115: the function changes the number in {path}, which it reads: computed from the next call on.")
 reads_counter = says("""116: the function counts in {path}, a tensor on the CPU, or asks for its number: from the next
     call on it is computed at each.""")
 counter_used = says("""117: {what} at {line} uses {path}, a tensor on the CPU in which the call counted before: from the
@@ -102,8 +100,7 @@ counters_join = says("""118: the function counts in further tensors on the CPU a
     known: from the next call on all are.""")
 counters_part = says("""119: {path} and {other} held the same number when this was recorded, and do not any more:
     recorded anew.""")
-waits = says("""120: each call waits for a value that is read at {line}, and each value that comes again has a
-    recording.""")
+waits = says("120: each call waits for a value that is read at {line}; each that comes again has a recording.")
 
 # 2: tensors and their memory
 misaligned = says("""203: {path} begins at another remainder of 512 bytes (64 on the CPU) at each call, a slice of a
@@ -120,13 +117,10 @@ strange_output = says("""208: {path} is a {kind}, which cgt cannot rebuild at a 
     dicts or dataclasses, or register the type with torch.utils._pytree.""")
 unknown_output = says("209: {path} is a tensor that cgt did not see being made. Make it with PyTorch ops.")
 host_output = says("210: {path} is a CPU tensor made in a function on the GPU. Return a GPU tensor.")
-kept_tensor = says("""211: a tensor made at {line} outlives the call{held_by}. Return it, or copy_ into a tensor that
-    exists before.""")
+kept_tensor = says("211: a tensor made at {line} outlives the call{held_by}. Return it, or copy_ into an older tensor.")
 replaces_memory = says("212: {op} at {line} replaces the memory of a tensor. Make a new tensor, or copy_ into the old.")
-absolute = says("""213: {op} at {line} counts from the start of an argument's memory, and the argument moves. Use slices
-    and views instead.""")
-changes_shape = says("""214: {op} at {line} changes the shape of a tensor from outside in place. Use the form without
-    underscore.""")
+absolute = says("213: {op} at {line} counts from the start of an argument's memory, which moves. Use slices and views.")
+changes_shape = says("214: {op} at {line} changes an outer tensor's shape in place. Use the form without underscore.")
 layout = says("215: {op} at {line} works on {kind}. Use a plain, dense tensor.")
 odd_tensor = says("""216: {path} is {kind}. Use a plain, dense tensor, or leave this part outside of the jitted
     function.""")
@@ -186,10 +180,8 @@ drawn_in_vain = says("""310: {name} was being recorded, which came to nothing ({
     what comes as a tensor.""")
 new_generator = says("""311: the function draws from a torch.Generator that it makes itself. Make it outside, and reach
     it by argument or closure.""")
-imports = says("""312: the call imported {file}, and so ran code that other calls do not: recorded when one comes that
-    imports nothing.""")
-new_code = says("""313: code ran for the first time ({name} at {line}); what it reads is guarded from the next call
-    on.""")
+imports = says("312: the call imported {file}, and so ran code that others do not: recorded when one imports nothing.")
+new_code = says("313: code ran for the first time ({name} at {line}); what it reads is guarded from the next call on.")
 hidden_code = says("""314: a profiler, or a thread that the function started, hides which code ran, and so what it read.
     Record without the profiler, and start threads outside.""")
 too_many_places = says("""315: the function's code can read too much to guard it all, and torch.compile hides which part
@@ -202,11 +194,9 @@ row_kept = says("""318: a row that a number chose from a tensor outlives the cal
     each such number is recorded by itself.""")
 early_bound = says("""320: {path} reads a tensor's memory and was looked up before cgt could watch it. Look it up where
     it is called: x.tolist(), torch.utils.dlpack.to_dlpack(x).""")
-parallel_settles = says("""322: {name} takes times in its first iterations, which a replay could not: it is recorded
-    after them.""")
+parallel_settles = says("322: {name} takes times in its first iterations, which no replay could: recorded after them.")
 op_elsewhere = says("""323: {op} ran in another thread, to which the function may have given work (a pool, a queue,
-    nn.DataParallel): no recording has it. Work on tensors in the function's own thread, or jit what the other thread
-    runs.""")
+    nn.DataParallel): no recording has it. Work on tensors in the function's own thread, or jit what that runs.""")
 unseen_kernel = says("""324: no op wrote the memory that was made empty at {line}, and it is used: a kernel that PyTorch
     shows to nobody may fill it.""")
 swapped = says("""325: torch.utils.swap_tensors was called at {line}: what a recording reads would be another tensor
@@ -215,13 +205,10 @@ casts_inside = says("""326: {op} at {line} runs other ops, which autocast change
     Call it outside of autocast.""")
 
 # 4: gradients and optimizers
-odd_root = says("""401: {path} requires grad and shares memory with an argument or with another such result. Return a
-    clone of it.""")
-made_leaf = says("""402: {path} is a leaf that the function makes and that requires grad. Make it outside, or return it
-    detached.""")
+odd_root = says("401: {path} requires grad and shares memory with an argument or another such result. Return a clone.")
+made_leaf = says("402: {path} is a leaf that the function makes and that requires grad. Make it outside, or detach it.")
 outer_graph = says("""403: gradients would flow ({line}) to something that cgt cannot follow: a graph made before the
-    call, or a leaf made in it (x.detach().requires_grad_()). Pass such tensors as arguments, or return detached
-    results.""")
+    call, or a leaf made in it (x.detach().requires_grad_()). Pass such tensors as arguments, or detach results.""")
 written_root = says("404: {path} requires grad and is written in place. Return the new value instead.")
 first_gradient = says("405: the result requires grad for the first time: from the next call on it is recorded so.")
 backward_reads = says("""406: the backward of this function, at {line}, reads a tensor that autograd did not save (a
@@ -284,8 +271,7 @@ op_apart = says("""601: {op} at {line} cannot be captured. It runs between two g
     writes to an argument or is not PyTorch's own, nor in a backward or behind writes to anything from outside. There
     call it first, or outside.""")
 island_differs = says("""603: what the eager parts of {name} returned, or changed, was not what it was when the call was
-    recorded: the rest ran eagerly. Let them return tensors of the same shapes, and nothing that Python code goes
-    by.""")
+    recorded: the rest ran eagerly. Let them return tensors of the same shapes, and nothing that Python goes by.""")
 island_unsafe = says("""604: an eager part (cgt.eager) of {name} wrote to a tensor from outside, or changed a list, dict
     or gradient that {name} can read, and the rest of the call could not be replayed ({why}) It cannot run again. Let
     the part return what it finds.""")
@@ -318,8 +304,7 @@ hidden_kernels = says("""616: kernels that no op shows (TorchScript fuses some) 
 beside = says("""701: {line} reads memory around an argument that moves (its _base, or past its end). Pass the whole
     tensor as an argument.""")
 other_device = says("""702: {op} at {line} works on {device}, and the call is recorded on {home}, where its arguments
-    lie (the current GPU, if they lie on none or several). Say device= where a tensor is made, and jit what runs on each
-    GPU by itself.""")
+    lie (the current GPU, if on none or several). Say device= where a tensor is made; jit what each GPU runs.""")
 cudnn_dropout = says("""704: a recurrent layer draws its dropout from a random state of cuDNN's, which begins anew at
     this call, since the generator's seed was set. Seed less often, or give the layer dropout=0 and put torch.nn.Dropout
     between layers.""")
@@ -333,11 +318,9 @@ overdue = says("""708: replays on cuda:{device} that exchange data with other pr
     process ends, as it does by NCCL's watchdog where a collective ran eagerly; python -X faulthandler tells where its
     threads were. TORCH_NCCL_ASYNC_ERROR_HANDLING=0 turns off both.""")
 spread_graph = says("""709: {op} at {line} works on {device}, in a call that is recorded on {home}, and a backward
-    outside of the call is to go through it. Jit the whole step, the backward inside, or what runs on each GPU by
-    itself.""")
+    outside of the call is to go through it. Jit the whole step, backward inside, or what each GPU runs.""")
 spread_draws = says("""710: {op} at {line} draws on {device} from a generator of the program's own or a random state of
-    cuDNN's, and the call is recorded on {home}. Draw there from the default generator, or jit what runs on each GPU by
-    itself.""")
+    cuDNN's, and the call is recorded on {home}. Draw there from the default generator, or jit what each GPU runs.""")
 no_checkpoints = says("""711: memory comes from the allocator {backend}, which cannot be put back to where a recording
     began. Use PyTorch's own: no backend:cudaMallocAsync in PYTORCH_CUDA_ALLOC_CONF, no change_current_allocator (RMM's,
     or another one); for some tensors alone, torch.cuda.MemPool.""")
