@@ -365,15 +365,15 @@ def show(f: Callable[..., object], path: str | os.PathLike[str]) -> None:
 
     Args:
         f: a function made by `cgt.jit`.
-        path: where to. `tree.html` is a page that unfolds each recording to its ops, with file and line; `tree.svg` a
-            drawing; `tree.dot` is for Graphviz. None of them refers to anything outside of it.
+        path: where to. `tree.html` is a page that unfolds each recording to its ops, with file and line, and refers to
+            nothing outside of it; `tree.dot` is for Graphviz, which draws it.
 
     Raises:
         CgtError: `f` was not made by `cgt.jit`, or the path ends otherwise.
     """
     state, path = state_of(f), pathlib.Path(path)
     if path.suffix not in draw.FORMATS:
-        raise CgtError(errors.no_drawing(str(path), list(draw.FORMATS)))
+        raise CgtError(errors.no_drawing(path))
 
     def block():
         owners = {node: one for one in all_states() for node in core.fn_nodes(one.f)}

@@ -151,7 +151,7 @@ class Learnt(NamedTuple):
     numbers: Numbers
     devices: Devices
     account: Account
-    programs: dict  # spec -> (program, paths); filled by the core
+    programs: dict  # spec -> (program, path of each of its ops); filled by the core
     verdicts: dict  # (spec, ambient state, shapes), or None for all -> Verdict
     cool: dict  # (path, parent) -> (until, length), where there are enough recordings
     refused: list  # why calls with gradients run eagerly: the last reason, if there is one

@@ -124,4 +124,4 @@ def reason(account: Account, n: int, why: Callable[[], str]) -> str:
         return account.why
     if not account.eager:
         return errors.timed()
-    return errors.does_not_pay(account.spent + account.last, account.eager[0], n, why())
+    return errors.does_not_pay(1e3 * (account.spent + account.last), 1e6 * account.eager[0], why(), n)

@@ -131,8 +131,8 @@ def varying(call):
     None."""
     if sum(kind[0] == call.spec for kind in call.state.learnt.account.met) > 1:
         return None
-    programs = [program for spec, (program, _) in call.state.learnt.programs.items() if spec != call.spec]
-    found = pytree.first_difference(programs[-1], call.args, call.kwargs) if programs else None
+    programs = [known for spec, known in call.state.learnt.programs.items() if spec != call.spec]
+    found = pytree.first_difference(programs[-1], call.flat) if programs else None
     return None if found is None else found[0]
 
 
@@ -237,9 +237,7 @@ def why_missed(call, path, parent):
     for node, why, index in misses(call, path, parent):
         kept = state.keep.get(node)
         if why == core.MISS_SPEC:
-            found = pytree.first_difference(
-                state.learnt.programs[core.node_facts(node).spec][0], call.args, call.kwargs
-            )
+            found = pytree.first_difference(state.learnt.programs[core.node_facts(node).spec], call.flat)
             if found is not None:
                 return errors.arguments_changed(*found)
         if why == core.MISS_AMBIENT:

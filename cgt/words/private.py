@@ -15,26 +15,14 @@ import cgt_core as core
 import torch
 import torch.utils._device  # torch.get_default_device would import it, in the middle of a run
 from torch._C._dynamo import eval_frame
-from torch._ops import OpOverload
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._ops import OpOverload as OpOverload
+from torch._subclasses.fake_tensor import FakeTensorMode as FakeTensorMode
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import (
     TorchDispatchMode,
     _get_current_dispatch_mode_stack,
     is_traceable_wrapper_subclass,
 )
-
-__all__ = [
-    "CAPTURE_CHECKS", "COMPILED_FRAME", "HIGHER_ORDER_CALL", "HOP_COMPILES", "HOP_WRAPPERS", "JITERATORS",
-    "KEEPS_GRAPH", "READ_BEHIND", "SAVED_HOOKS_DISABLE", "SCRIPTED", "SHARDED_FIELDS", "SHARDED_KINDS",
-    "SHARDED_PARAMETER", "TO_DLPACK", "DispatchMode", "FakeTensorMode", "OpOverload", "clear_workspaces",
-    "compilations", "compiled_switches", "forget_reduction", "gathered_in", "graph_task", "has_threads",
-    "inductor_is_there", "is_forward_ad", "is_gathered", "is_pending", "is_reduced", "is_sharded_module",
-    "is_traceable", "knows_parallel", "knows_sharding", "may_donate", "mode_is_active", "nccl_timeout", "odd_parallel",
-    "outside_dynamo", "parallel_iteration", "pop_saved_hooks", "push_saved_hooks", "region_call", "self_check",
-    "sequence_number", "set_parallel_statistics", "sharded_module", "sharding_calls", "used_map_size",
-    "without_torch_function",
-]  # fmt: skip
 
 F = TypeVar("F", bound=Callable)
 

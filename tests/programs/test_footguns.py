@@ -233,6 +233,8 @@ class Rates:
 RATES, STREAM, TIMES = Rates(), io.StringIO(), functools.partial(lambda x, by: x * by, by=1.0)
 RATE_OF = operator.attrgetter("lr")
 FACTOR = type("Meta", (type,), {"by": 1.0})("Factor", (), {})
+MADE = type("Made", (), {"__getattr__": lambda self, name: 1.0})()
+PLAIN = torch.nn.ParameterDict({"by": 1.0})
 
 
 def set_stream(k):
@@ -251,6 +253,8 @@ AMBIENT = {
     "astuple": (lambda x: x * dataclasses.astuple(RATES)[0], lambda k: setattr(RATES, "lr", float(k))),
     "attrgetter": (lambda x: x * RATE_OF(RATES), lambda k: setattr(RATES, "lr", float(k))),
     "metaclass": (lambda x: x * FACTOR.by, lambda k: setattr(type(FACTOR), "by", float(k))),
+    "__getattr__": (lambda x: x * MADE.by, lambda k: setattr(MADE, "by", 5.0) if k > 1 else vars(MADE).clear()),
+    "ParameterDict": (lambda x: x * sum(PLAIN.values()), lambda k: PLAIN.update({"by": float(k)})),
 }
 
 
