@@ -197,7 +197,7 @@ def undo_rows(seen: Seen) -> list[tuple]:
     return [tuple(one) for one in seen.reads.undos if one.segment != MANY]
 
 
-def tells(seen: Seen, packet: str, inputs: Iterable[torch.Tensor]) -> bool:
+def tells(seen: Seen, packet: str, inputs: list[torch.Tensor]) -> bool:
     """May the outcome of this op be read here?"""
     here = all(core.is_plain(t) and t.is_cuda == (seen.run.driver == CUDA) for t in inputs)
     if packet == "normal" and inputs[-1].is_complex():
@@ -437,19 +437,16 @@ def select(seen: Seen, t: torch.Tensor, mask: torch.Tensor) -> list[torch.Tensor
     return results
 
 
-def sample(
-    seen: Seen, mean: torch.Tensor | float, std: torch.Tensor, generator: torch.Generator | None
-) -> list[torch.Tensor]:
+def sample(seen: Seen, call: Any) -> list[torch.Tensor]:
     """In a capture: return from normal, of which the outcome of its check was read, what the ops give that PyTorch makes
-    it of; the tensor."""
-    if seen.reads.values[-1].bytes == b"\0":
-        constants.for_real(seen, functools.partial(torch.normal, mean, std, generator=generator))  # which raises
+    it of; the tensor. `call`: ops.OpCall."""
+    mean, std = call.args
+    if seen.reads.values[-1].bytes == b"\0":  # it raises
+        constants.for_real(seen, functools.partial(torch.normal, mean, std, generator=call.generator))
     with unseen(seen):
-        like, shape = (
-            (mean, torch.broadcast_shapes(mean.shape, std.shape)) if type(mean) is not float else (std, std.shape)
-        )
+        like, shape = (std, std.shape) if type(mean) is float else (mean, torch.broadcast_shapes(mean.shape, std.shape))
         made = torch.empty(shape, dtype=like.dtype, device=like.device)
-        made.normal_(generator=generator).mul_(std).add_(mean)
+        made.normal_(generator=call.generator).mul_(std).add_(mean)
     core.answer([made])
     return [made]
 
