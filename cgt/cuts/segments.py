@@ -437,17 +437,19 @@ def select(seen: Seen, t: torch.Tensor, mask: torch.Tensor) -> list[torch.Tensor
     return results
 
 
-def sample(seen: Seen, call: Any) -> list[torch.Tensor]:
+def sample(
+    seen: Seen, mean: torch.Tensor | float, std: torch.Tensor, generator: torch.Generator | None
+) -> list[torch.Tensor]:
     """In a capture: return from normal, of which the outcome of its check was read, what the ops give that PyTorch makes
-    it of; the tensor. `call`: ops.OpCall."""
-    mean, std = call.args
+    it of; the tensor."""
     if seen.reads.values[-1].bytes == b"\0":  # it raises
-        constants.for_real(seen, functools.partial(torch.normal, mean, std, generator=call.generator))
+        constants.for_real(seen, functools.partial(torch.normal, mean, std, generator=generator))
     with unseen(seen):
-        like, shape = (std, std.shape) if type(mean) is float else (mean, torch.broadcast_shapes(mean.shape, std.shape))
-        made = torch.empty(shape, dtype=like.dtype, device=like.device)
-        made.normal_(generator=call.generator).mul_(std).add_(mean)
-    core.answer([made])
+        mean, std = exchange(seen, [mean, std])
+        like = std if type(mean) is float else aten.broadcast_tensors.default([mean, std])[0]
+        made = torch.empty(like.shape, dtype=like.dtype, device=like.device)
+        made.normal_(generator=generator).mul_(std).add_(mean)
+    core.done([made])
     return [made]
 
 

@@ -237,7 +237,7 @@ def find_values(seen, call):
     call.tells = asks and call.values is None and segments.tells(seen, facts.packet, inputs)
     call.constant = call.constant or call.values is not None or (call.tells and not facts.draws)
     if call.tells and facts.draws:
-        call.made_of = functools.partial(segments.sample, seen, call)
+        call.made_of = functools.partial(segments.sample, seen, *call.args, call.generator)
     elif asks and not call.constant and facts.packet == "masked_select" and not into:
         call.values = segments.values_of(seen, inputs[1:])
         call.made_of = functools.partial(segments.select, seen, *inputs) if call.values is not None else None
