@@ -629,7 +629,7 @@ class OutRow(NamedTuple):
     hidden: bool = False  # not part of the result
     root: bool = False  # it requires grad
     line: str = ""  # where it was made
-    # PART: (outputs, views.Steps); READOUT: (what makes it of the bytes,); WRAPPER: (what makes it, outputs, attributes)
+    # PART: (outputs, Steps of views.py); READOUT: (what makes it of bytes,); WRAPPER: (what makes it, outputs, names)
     ops: tuple = ()
     inside: int = NONE  # the output of kind WRAPPER whose attribute it is
 
