@@ -612,13 +612,12 @@ class OutRow(NamedTuple):
     ref: int  # output or slot it refers to
     proto: Any  # alias of the memory that the graph writes, or metadata alone
     shift: int = 0  # VIEW: bytes from the start of the slot's tensor
-    version: int = 0  # _version when handed out; PART: its turn, as autograd makes them, from 0; VIEW: CreationMeta
+    version: int = 0  # _version when handed out; VIEW: CreationMeta
     grad_slot: int = NONE  # it becomes .grad of this slot's tensor
     hidden: bool = False  # not part of the result
     root: bool = False  # it requires grad
     line: str = ""  # where it was made
-    # PART: what makes it (views.py); READOUT: (what makes it of the bytes,); WRAPPER: (what makes it of tensors,
-    # which outputs, attributes)
+    # PART: (outputs, views.Steps); READOUT: (what makes it of the bytes,); WRAPPER: (what makes it, outputs, attributes)
     ops: tuple = ()
     inside: int = NONE  # the output of kind WRAPPER whose attribute it is
 
@@ -674,6 +673,7 @@ class Draft(NamedTuple):
     effects: list  # of EffectRow
     grads: list  # of GradRow
     out: Flat  # the result
+    bases: dict  # hidden output -> its tensor, where results are views of it
     behind: Behind = Behind()
     keeps_grads: bool = False  # some .grad that it replaces was there when it read a value
 

@@ -307,8 +307,8 @@ static int sinks_hooked(PyObject* capsule, int parallel) noexcept {
   return -1;
 }
 
-// After it: a sink for each tensor that requires grad. The graph begins at `results`.
-static int sinks_open(PyObject* capsule, PyObject* tensors, PyObject* results) noexcept {
+// After it: a sink for each tensor that requires grad.
+static int sinks_open(PyObject* capsule, PyObject* tensors) noexcept {
   try {
     Sinks* sinks = sinks_of(capsule);
     std::vector<at::Tensor> flows = tensors_of(tensors);
@@ -324,7 +324,6 @@ static int sinks_open(PyObject* capsule, PyObject* tensors, PyObject* results) n
     ag::edge_list ends = edges_of(flows);
     for (size_t k = 0; k < flows.size(); ++k)
       if (ends[k].function) sinks->ends[k] = std::move(ends[k]);
-    sinks->roots = edges_of(tensors_of(results));
     return 0;
   } catch (const std::exception& e) {
     PyErr_SetString(PyExc_RuntimeError, e.what());
@@ -370,12 +369,14 @@ static bool is_heard(ag::AccumulateGrad* leaf) {
          !leaf->post_hooks().empty() || !leaf->retains_grad_hooks().empty();
 }
 
+// The graph begins at `results`.
 // The tensors (by index) to which gradients flow: a tuple of two lists, first those to which several edges
 // lead. None if the graph leads to others, too. In each list those where nobody listens come last: a call's
 // node leaves the gradients before them to the engine.
-static PyObject* sinks_flows(PyObject* capsule, uint64_t since) noexcept {
+static PyObject* sinks_flows(PyObject* capsule, PyObject* results, uint64_t since) noexcept {
   try {
     Sinks* sinks = sinks_of(capsule);
+    sinks->roots = edges_of(tensors_of(results));
     sinks->since = since;
     std::vector<int> reached(sinks->nodes.size(), 0);
     if (!sinks_walk(sinks, false, &reached)) Py_RETURN_NONE;
@@ -397,6 +398,26 @@ static PyObject* sinks_flows(PyObject* capsule, uint64_t since) noexcept {
     PyErr_SetString(PyExc_RuntimeError, e.what());
     return nullptr;
   }
+}
+
+// Does autograd make a graph from now on? Whether it did.
+static bool grad_mode(bool on) noexcept {
+  bool before = c10::GradMode::is_enabled();
+  c10::GradMode::set_enabled(on);
+  return before;
+}
+
+// Does somebody hear of gradients on their way through the last `steps` nodes that made t? 1, 0.
+static int graph_heard(PyObject* t, int steps) noexcept {
+  NodePtr node = ag::impl::gradient_edge(tensor_of(t)).function;
+  for (; node && steps > 0; --steps) {
+    if (!node->pre_hooks().empty() || !node->post_hooks().empty() || !node->tensor_pre_hooks().empty() ||
+        !node->retains_grad_hooks().empty())
+      return 1;
+    NodePtr next = node->next_edge(0).function;
+    node = std::move(next);
+  }
+  return 0;
 }
 
 // Gradients will be those of these results; then what comes to these sinks before anything else.

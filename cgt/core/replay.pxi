@@ -188,30 +188,45 @@ cdef int outs_ready(Table* t, id_t n) except -1:
                 out_share_version(o.tensor, first.tensor)
     return 0
 
-cdef int parts_give(Table* t, id_t n, PyObject** tensors, list views) except -1:
-    """Views of results that require grad, made by autograd, each in its turn; `views` owns them."""
+cdef object root_give(Table* t, id_t n, int32_t k, void* backward):
+    """Output k with the call's history. The cached tensor must not lead to its own backward: it would never be free."""
+    cdef Out* o = node_out(t, node_row(t, n), k)
+    made = taken(out_share(o.tensor, o.proto, o.keys, o.offset, o.ndim, node_dim(t, node_row(t, n), o.dim_at)))
+    if backward_give(backward, <PyObject*>made) != 0: raise_pending()
+    return made
+
+cdef int parts_give(Table* t, id_t n, PyObject** leaves, void* backward, PyObject** tensors, list views) except -1:
+    """Views that require grad, as do what they are views of: made by autograd. `views` owns them."""
     cdef Out* o
-    cdef int32_t k = 0, turn = 0, n_given = node_row(t, n).n_given
-    while k < n_given:
+    cdef int32_t k, n_given = node_row(t, n).n_given
+    values = None
+    for k in range(n_given):
         o = node_out(t, node_row(t, n), k)
-        k += 1
-        if o.kind != PART or o.version != turn: continue
-        made = MAKE_VIEW[0](<object>tensors[o.ref], <object>o.ops)
-        views.append(made)
-        tensors[k - 1] = <PyObject*>made
-        turn += 1
-        k = 0
+        if o.kind != PART: continue
+        if values is None:
+            bases, steps = <tuple>o.ops         # the same for all of them
+            values = [part_base(t, n, base, leaves, backward, tensors) for base in bases]
+            MAKE_VIEWS[0](values, steps)
+            views.append(values)
+            o = node_out(t, node_row(t, n), k)
+        made = values[o.ref]
+        tensors[k] = <PyObject*>made
     for k in range(n_given):
         o = node_out(t, node_row(t, n), k)
         if o.kind == AGAIN: tensors[k] = tensors[o.ref]
     return 0
+
+cdef object part_base(Table* t, id_t n, id_t k, PyObject** leaves, void* backward, PyObject** tensors):
+    """Output k, which may be none of the result's."""
+    cdef Out* o = node_out(t, node_row(t, n), k)
+    if not o.hidden: return <object>tensors[k]
+    return slot_object(t, n, o.ref, leaves) if o.kind == INPUT else root_give(t, n, k, backward)
 
 cdef object outs_give(Table* t, id_t n, PyObject** leaves, void* backward):
     """The call's result. `backward`: the autograd node of what requires grad in it, or NULL."""
     cdef Node* node = node_row(t, n)
     cdef PyObject* small[SCRATCH]
     cdef PyObject** tensors = small
-    cdef PyObject* made
     cdef Out* o
     cdef id_t at = node.ret_at
     cdef int32_t k, next_ = 0
@@ -229,13 +244,10 @@ cdef object outs_give(Table* t, id_t n, PyObject** leaves, void* backward):
             if o.kind == FRESH or o.kind == SHARED:
                 tensors[k] = o.tensor
                 if not o.root: continue
-                # The cached tensor must not lead to its own backward: it would never be free.
-                made = out_share(o.tensor, o.proto, o.keys, o.offset, o.ndim,
-                                 node_dim(t, node_row(t, n), o.dim_at))
                 if views is None: views = []
-                views.append(taken(made))
-                tensors[k] = made
-                if backward_give(backward, made) != 0: raise_pending()
+                x = root_give(t, n, k, backward)
+                views.append(x)
+                tensors[k] = <PyObject*>x
             elif o.kind == AGAIN:
                 tensors[k] = tensors[o.ref]
             elif o.kind == PART:
@@ -255,7 +267,9 @@ cdef object outs_give(Table* t, id_t n, PyObject** leaves, void* backward):
                 if views is None: views = []
                 views.append(x)
                 tensors[k] = <PyObject*>x
-        if parts: parts_give(t, n, tensors, views)
+        if parts:
+            if views is None: views = []
+            parts_give(t, n, leaves, backward, tensors, views)
         node = node_row(t, n)
         if node.ret_python:
             return UNFLATTEN[0](<object>node.ret_program,

@@ -158,8 +158,10 @@ cdef extern from "autograd_shim.h" namespace "cgt":
     int extents_apart(Extents* extents) noexcept nogil
     PyObject* c_sinks_new "cgt::sinks_new"(PyObject* tensors) noexcept
     int c_sinks_hooked "cgt::sinks_hooked"(PyObject* capsule, int parallel) noexcept
-    int c_sinks_open "cgt::sinks_open"(PyObject* capsule, PyObject* tensors, PyObject* results) noexcept
-    PyObject* c_sinks_flows "cgt::sinks_flows"(PyObject* capsule, uint64_t since) noexcept
+    bint grad_mode(bint on) noexcept
+    int c_graph_heard "cgt::graph_heard"(PyObject* t, int steps) noexcept
+    int c_sinks_open "cgt::sinks_open"(PyObject* capsule, PyObject* tensors) noexcept
+    PyObject* c_sinks_flows "cgt::sinks_flows"(PyObject* capsule, PyObject* results, uint64_t since) noexcept
     int c_sinks_heads "cgt::sinks_heads"(PyObject* capsule, PyObject* results, PyObject* joined) noexcept
     int c_sinks_run "cgt::sinks_run"(PyObject* capsule, PyObject* grads, PyObject* aliases) noexcept
     int c_sinks_join "cgt::sinks_join"(PyObject* capsule, int k, PyObject* t) noexcept

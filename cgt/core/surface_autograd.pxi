@@ -25,15 +25,21 @@ def sinks_hooked(object handle, bint parallel):
     return c_sinks_hooked(<PyObject*>handle, parallel)
 
 
-def sinks_open(object handle, list tensors, list results):
-    """A graph was made: it begins at these results and ends, among others, at these tensors."""
-    if c_sinks_open(<PyObject*>handle, <PyObject*>tensors, <PyObject*>results) != 0: raise_pending()
+def graph_heard(object t, int steps):
+    """Has one of the last nodes of autograd's, so many, that made t a hook?"""
+    return c_graph_heard(<PyObject*>t, steps) == 1
 
 
-def sinks_flows(object handle, uint64_t since):
-    """To which of the tensors (by index) gradients flow in that graph, made since the thread's sequence
-    number was `since`: those to which several edges lead, then the rest; or None if it leads elsewhere, too."""
-    return taken(c_sinks_flows(<PyObject*>handle, since))
+def sinks_open(object handle, list tensors):
+    """A graph was made: it ends, among others, at these tensors."""
+    if c_sinks_open(<PyObject*>handle, <PyObject*>tensors) != 0: raise_pending()
+
+
+def sinks_flows(object handle, list results, uint64_t since):
+    """To which of the tensors (by index) gradients flow in the graph that begins at these results, made since the
+    thread's sequence number was `since`: those to which several edges lead, then the rest; or None if it leads
+    elsewhere, too."""
+    return taken(c_sinks_flows(<PyObject*>handle, <PyObject*>results, since))
 
 
 def sinks_heads(object handle, list results, list joined):

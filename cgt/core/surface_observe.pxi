@@ -63,6 +63,15 @@ def in_inference(bint on, object body):
         inference_end(guard)
 
 
+def with_grad(object body):
+    """body() where autograd makes a graph."""
+    cdef bint before = grad_mode(True)
+    try:
+        return body()
+    finally:
+        grad_mode(before)
+
+
 def results():
     """Where a run under observation keeps what its ops returned, without holding it."""
     return taken(results_new())
