@@ -7,7 +7,6 @@ may fill, and belong to the mechanism that it names. What else changes is a data
 of a function between its misses, `Seen` what one run shows, `Attempt` what must be undone if one recording fails."""
 
 import dataclasses
-import functools
 import weakref
 from collections.abc import Callable
 from typing import Any, NamedTuple, dataclass_transform
@@ -29,22 +28,11 @@ def fresh(kind: Callable[[], object]) -> Any:
     return dataclasses.field(default_factory=kind)
 
 
-@functools.cache
-def maker(record: Any) -> Callable[[], Any]:
+def maker_of(record: Any) -> Callable[[], Any]:
     """Makes such a record. What has no other value to begin with is a container, or a record of such."""
     kinds = [kind for name, kind in record.__annotations__.items() if name not in record._field_defaults]
-    kinds = [maker(kind) if hasattr(kind, "_fields") else kind for kind in kinds]
+    kinds = [maker_of(kind) if hasattr(kind, "_fields") else kind for kind in kinds]
     return lambda: record(*[kind() for kind in kinds])
-
-
-def empty(record: Any) -> Any:
-    """One."""
-    return maker(record)()
-
-
-def filled(record: Any) -> Any:
-    """A field that holds one."""
-    return fresh(maker(record))
 
 
 # --- of a function ----------------------------------------------------------------------------
@@ -194,7 +182,7 @@ class State:
     dynamic: set = fresh(set)  # paths of arguments that the user says are live
     keep: dict = fresh(dict)  # node -> Kept
     proven: bool = False  # the graph that it runs read only what belongs to its call
-    learnt: Learnt = filled(Learnt)
+    learnt: Learnt = fresh(maker_of(Learnt))
     ran: set = fresh(set)  # code objects that ran so far: what these read is looked at
     reasons: dict = fresh(dict)  # why calls ran eagerly -> how many did
     past: list = dataclasses.field(default_factory=lambda: [0] * 10)  # counters of freed backwards
@@ -561,19 +549,19 @@ class Seen:
     trail: list = fresh(list)  # (op, line) of each that made or wrote something
 
     # what its mechanisms write down, each its own
-    copied: Copied = filled(Copied)
-    reads: ReadValues = filled(ReadValues)
-    readouts: Readouts = filled(Readouts)
-    finite: Finite = filled(Finite)
-    generators: Generators = filled(Generators)
-    constants: Constants = filled(Constants)
-    code: RanCode = filled(RanCode)
-    autograd: Autograd = filled(Autograd)
-    cuts: Cuts = filled(Cuts)
-    ranks: Ranks = filled(Ranks)
-    host: Host = filled(Host)
-    watch: Watch = filled(Watch)
-    alive: Alive = filled(Alive)
+    copied: Copied = fresh(maker_of(Copied))
+    reads: ReadValues = fresh(maker_of(ReadValues))
+    readouts: Readouts = fresh(maker_of(Readouts))
+    finite: Finite = fresh(maker_of(Finite))
+    generators: Generators = fresh(maker_of(Generators))
+    constants: Constants = fresh(maker_of(Constants))
+    code: RanCode = fresh(maker_of(RanCode))
+    autograd: Autograd = fresh(maker_of(Autograd))
+    cuts: Cuts = fresh(maker_of(Cuts))
+    ranks: Ranks = fresh(maker_of(Ranks))
+    host: Host = fresh(maker_of(Host))
+    watch: Watch = fresh(maker_of(Watch))
+    alive: Alive = fresh(maker_of(Alive))
 
     # what it showed
     reason: str | None = None  # the first thing that forbids replay

@@ -27,6 +27,18 @@ static inline bool is_ours(PyObject* globals) {
   return text && !strncmp(text, "cgt", 3) && (text[3] == '.' || !text[3]);
 }
 
+// Does this thread's profiler hear of what runs here? Not of code of ours: the interpreter is much slower under one.
+struct Heard {
+  const bool on;
+  explicit Heard(bool hears) : on(hears) { set(on); }
+  ~Heard() { set(!on); }
+  static void set([[maybe_unused]] bool on) {
+#if PY_VERSION_HEX < 0x030C0000
+    (on ? PyThreadState_LeaveTracing : PyThreadState_EnterTracing)(PyThreadState_Get());
+#endif
+  }
+};
+
 #if PY_VERSION_HEX < 0x030C0000
 struct CallTap {
   std::unordered_set<void*> methods;  // those to tell of
@@ -123,20 +135,7 @@ static void call_tap_end(uint64_t handle) {
 }
 
 static int call_tap_count() { return static_cast<int>(call_taps.size()); }
-
-// While this thread is in code of ours no profiler hears of it (`on`: it hears again). The interpreter is much slower
-// under one.
-struct Profiled {
-  void (*until)(PyThreadState*);
-  explicit Profiled(bool on) : until(on ? PyThreadState_EnterTracing : PyThreadState_LeaveTracing) {
-    (on ? PyThreadState_LeaveTracing : PyThreadState_EnterTracing)(PyThreadState_Get());
-  }
-  ~Profiled() { until(PyThreadState_Get()); }
-};
 #else
-struct Profiled {
-  explicit Profiled(bool) {}
-};
 static uint64_t call_tap_begin(PyObject*, PyObject*, PyObject*, PyObject*, PyObject*) { return 0; }
 static void call_tap_end(uint64_t) {}
 static int call_tap_count() { return 0; }

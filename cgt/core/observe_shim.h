@@ -184,7 +184,7 @@ static PyObject* observe_proceed(PyObject* instead) noexcept {
       TORCH_INTERNAL_ASSERT(k == PyList_GET_SIZE(instead));
     }
     {
-      Profiled heard(true);
+      Heard heard(true);
       NoGil no_gil;
       c10::impl::ForceDispatchKeyGuard as_called(call.thread);
       c10::impl::ExcludeDispatchKeyGuard unseen(OBSERVED);
@@ -524,7 +524,7 @@ static void observe_op(const c10::OperatorHandle& op, c10::DispatchKeySet keys, 
     c10::impl::ForceDispatchKeyGuard as_called(call.thread);
     return op.redispatchBoxed(call.below, stack);
   }
-  Profiled unheard(false);
+  Heard unheard(false);
   Call* outer = std::exchange(call_now, &call);
   PyObject* done = PyObject_CallFunctionObjArgs(see, torch::detail::getTorchApiFunction(op).ptr(), args.ptr(),
                                                 kwargs.ptr(), nullptr);

@@ -69,11 +69,6 @@ def has_attributes(object t):
     return tensor_has_attributes(<PyObject*>t)
 
 
-def dtype_number(object t):
-    """A tensor's dtype as PyTorch's ScalarType number."""
-    return tensor_dtype(<PyObject*>t)
-
-
 def grad_id(object t):
     """Identity of t.grad's TensorImpl, or 0."""
     return <uintptr_t>tensor_grad(<PyObject*>t)

@@ -27,6 +27,11 @@
 
 #include "tensor_shim.h"
 
+namespace torch::jit {  // libtorch_python's own; its header is an expensive one
+__attribute__((visibility("default"))) c10::IValue toIValue(pybind11::handle o, const c10::TypePtr& type,
+                                                            std::optional<int32_t> n);
+}
+
 namespace cgt {
 
 struct Tape;
@@ -95,62 +100,36 @@ static at::Tensor alias_once(PyObject* o, Aliases& done) {
   return done.back().second;
 }
 
-static c10::Scalar scalar_of(PyObject* o) {
-  if (PyBool_Check(o)) return c10::Scalar(o == Py_True);
-  if (PyLong_Check(o)) return c10::Scalar(static_cast<int64_t>(PyLong_AsLongLong(o)));
-  if (PyFloat_Check(o)) return c10::Scalar(PyFloat_AS_DOUBLE(o));
-  if (PyComplex_Check(o))
-    return c10::Scalar(c10::complex<double>(PyComplex_RealAsDouble(o), PyComplex_ImagAsDouble(o)));
-  throw std::runtime_error(std::string("not a number: ") + Py_TYPE(o)->tp_name);
-}
-
-static c10::IValue value_of(PyObject* o, const c10::Type& type, Aliases& done) {
+static c10::IValue value_of(PyObject* o, const c10::TypePtr& type, Aliases& done) {
   using K = c10::TypeKind;
-  if (type.kind() == K::OptionalType) {
-    if (o == Py_None) return c10::IValue();
-    return value_of(o, *type.castRaw<c10::OptionalType>()->getElementType(), done);
-  }
-  switch (type.kind()) {
+  switch (type->kind()) {
+    case K::OptionalType:
+      return o == Py_None ? c10::IValue() : value_of(o, type->castRaw<c10::OptionalType>()->getElementType(), done);
     case K::TensorType: {
       if (o == Py_None) return c10::IValue(at::Tensor());
       if (!PyFloat_Check(o) && !PyLong_Check(o) && !PyComplex_Check(o))
         return c10::IValue(alias_once(o, done));
       // `x * 2.0`: the mode is shown the number; the op wants the wrapped tensor it came from.
-      at::Tensor number = c10::scalar_to_tensor(scalar_of(o));
+      at::Tensor number = c10::scalar_to_tensor(torch::jit::toIValue(o, c10::NumberType::get(), {}).toScalar());
       number.unsafeGetTensorImpl()->set_wrapped_number(true);
       return c10::IValue(number);
     }
-    case K::IntType:
-    case K::SymIntType:
-      return c10::IValue(static_cast<int64_t>(PyLong_AsLongLong(o)));
-    case K::FloatType:
-    case K::SymFloatType:
-      return c10::IValue(PyFloat_AsDouble(o));
-    case K::BoolType:
-    case K::SymBoolType:
-      return c10::IValue(PyObject_IsTrue(o) == 1);
-    case K::NumberType:
-      return c10::IValue(scalar_of(o));
-    case K::StringType:
-      return c10::IValue(std::string(PyUnicode_AsUTF8(o)));
-    case K::DeviceObjType:
-      return c10::IValue(c10::Device(std::string(PyUnicode_AsUTF8(o))));
-    case K::GeneratorType:
-      return c10::IValue(reinterpret_cast<PyGenerator*>(o)->cdata);
     case K::ListType: {
-      const c10::TypePtr& of = type.castRaw<c10::ListType>()->getElementType();
+      const c10::TypePtr& of = type->castRaw<c10::ListType>()->getElementType();
       c10::impl::GenericList list(of->kind() == K::SymIntType ? c10::IntType::get() : of);
       if (PyList_Check(o) || PyTuple_Check(o)) {
-        Py_ssize_t n = PySequence_Fast_GET_SIZE(o);
-        for (Py_ssize_t k = 0; k < n; ++k)
-          list.push_back(value_of(PySequence_Fast_GET_ITEM(o, k), *of, done));
+        for (Py_ssize_t k = 0; k < PySequence_Fast_GET_SIZE(o); ++k)
+          list.push_back(value_of(PySequence_Fast_GET_ITEM(o, k), of, done));
       } else {
-        list.push_back(value_of(o, *of, done));
+        list.push_back(value_of(o, of, done));
       }
       return c10::IValue(std::move(list));
     }
+    case K::IntType: case K::SymIntType: case K::FloatType: case K::SymFloatType: case K::BoolType:
+    case K::SymBoolType: case K::NumberType: case K::StringType: case K::DeviceObjType: case K::GeneratorType:
+      return torch::jit::toIValue(o, type, {});  // dtypes, layouts and memory formats are integers
     default:
-      throw std::runtime_error("no tape form for an argument of type " + type.str());
+      throw std::runtime_error("no tape form for an argument of type " + type->str());
   }
 }
 
@@ -430,12 +409,7 @@ static int tape_add(void* t, const char* name, const char* overload, PyObject* a
         o = PyTuple_GET_ITEM(args, k);
       else
         o = PyDict_GetItemString(kwargs, wanted[k].name().c_str());
-      if (o)
-        row.args.push_back(value_of(o, *wanted[k].type(), done));
-      else if (wanted[k].default_value())
-        row.args.push_back(*wanted[k].default_value());
-      else
-        row.args.push_back(c10::IValue());
+      row.args.push_back(o ? value_of(o, wanted[k].type(), done) : wanted[k].default_value().value_or(c10::IValue()));
     }
     if (PyErr_Occurred()) return -1;
     if (at < wanted.size()) {

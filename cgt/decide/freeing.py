@@ -6,7 +6,7 @@ import cgt_core as core
 import torch
 from cgt_core import CUDA, NONE
 
-from ..data import Call, Learnt, State, empty, remember
+from ..data import Call, Learnt, State, maker_of, remember
 from ..make import record
 from ..make.plan import device_of, driver_of
 from ..words import errors
@@ -185,5 +185,5 @@ def forget(state):
     core.fn_reset(state.f)
     disable(state.f)
     # What it runs stays: a backward may be pending, or just be at it in another thread.
-    state.learnt = empty(Learnt)
+    state.learnt = maker_of(Learnt)()
     state.learnt.numbers.live.update(state.dynamic)

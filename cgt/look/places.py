@@ -46,7 +46,7 @@ from cgt_core import ATTR, CELL, DICT_ITEM, DICT_LEN, EMPTY, LIST_ITEM, LIST_LEN
 from torch.nn.modules import module as torch_module
 from torch.optim import optimizer as torch_optimizer
 
-from ..data import empty
+from ..data import maker_of
 from ..run.taps import is_reader
 from ..words import wrappers
 from ..words.private import SHARDED_FIELDS, SHARDED_KINDS, SHARDED_PARAMETER, is_sharded_module, knows_sharding
@@ -128,7 +128,7 @@ def find_places(
     value must change that these read. To it come those that a backward will run. None: what any code reads to which the
     function leads. `arguments`: (path, tensor) of those that are given, of which only the hooks count. `keeps`: see
     Walk."""
-    found = empty(Found)
+    found = maker_of(Found)()
     walk = Walk(found, set(), {}, collections.deque(), [], {}, {}, {}, {}, {}, {}, ran, keeps)
     most = math.inf if most is None else most
     # Thousands of places are no garbage, and a finalizer could change what is looked at.
@@ -915,27 +915,28 @@ WRAPPERS = (
     (functools.partialmethod, "func"), (functools._lru_cache_wrapper, "__wrapped__"),
 )  # fmt: skip
 RULES = (  # the first that fits; None: nothing to walk
-    (str, walk_text),
-    (torch.Tensor, walk_tensor),
+    ((str,), walk_text),
+    ((torch.Tensor,), walk_tensor),
     ((torch.Size, frozenset), None),
-    (types.FunctionType, walk_function),
+    ((types.FunctionType,), walk_function),
     ((types.MethodType, types.BuiltinMethodType, types.MethodWrapperType), walk_method),
-    (functools.partial, walk_partial),
-    (property, walk_property),
+    ((functools.partial,), walk_partial),
+    ((property,), walk_property),
     (tuple(cls for cls, _ in WRAPPERS), walk_wrapper),
-    (types.ModuleType, walk_python_module),
-    (type, walk_class),
-    (torch.nn.parallel.DistributedDataParallel, walk_parallel),
-    (torch.nn.Module, walk_module),
-    (torch.optim.Optimizer, walk_optimizer),
+    ((types.ModuleType,), walk_python_module),
+    ((type,), walk_class),
+    ((torch.nn.parallel.DistributedDataParallel,), walk_parallel),
+    ((torch.nn.Module,), walk_module),
+    ((torch.optim.Optimizer,), walk_optimizer),
     ((*STATEFUL, types.SimpleNamespace, argparse.Namespace), walk_instance),
-    (list, walk_list),
-    (dict, walk_dict),
-    (tuple, walk_tuple),
+    ((list,), walk_list),
+    ((dict,), walk_dict),
+    ((tuple,), walk_tuple),
     ((*OPAQUE, *UNFOLLOWED), walk_opaque),
     (AROUND_BUILTIN, walk_around_builtin),
     ((types.MappingProxyType, *VIEWS), walk_proxy),
 )
+RULE_AT = {id(cls): k for k, (classes, _) in reversed([*enumerate(RULES)]) for cls in classes}
 
 
 def derives(cls: type, classes: Iterable[type]) -> bool:
@@ -948,9 +949,9 @@ def kind_of(cls):
 
 
 def rule_for(cls):
-    for classes, rule in RULES:
-        if derives(cls, classes if type(classes) is tuple else (classes,)):
-            return rule
+    found = [RULE_AT[id(base)] for base in MRO_OF(cls) if id(base) in RULE_AT]
+    if found:
+        return RULES[min(found)][1]
     if any(kind_of(base) in OPAQUE_NAMES for base in MRO_OF(cls)):
         return walk_opaque
     if any(kind_of(base) in SHARDED_KINDS for base in MRO_OF(cls)):

@@ -14,7 +14,7 @@ import cgt_core as core
 import torch
 from cgt_core import CUDA, FRESH, NONE, WRITES
 
-from ..data import Behind, Draft, Graph, Leaves, OutRow, Plan, SaveRow, Seen, State, empty, remember
+from ..data import Behind, Draft, Graph, Leaves, OutRow, Plan, SaveRow, Seen, State, maker_of, remember
 from ..run import tokens
 from ..run.observe import observe, version_of
 from ..run.taps import KEEPS, NOTHING, tap_states
@@ -57,7 +57,7 @@ def complete(state: State, plan: Plan, seen: Seen, draft: Draft) -> Draft | str:
     outs = list(draft.outs)  # hidden ones come to these
     saves, saved, kept = find_saves(plan, seen, draft, outs, n_grads)
     graph = Graph(
-        sinks=seen.run.plan.sinks, flows=flows, leaves=empty(Leaves), driver=plan.driver, device=plan.device,
+        sinks=seen.run.plan.sinks, flows=flows, leaves=maker_of(Leaves)(), driver=plan.driver, device=plan.device,
         reached=[(r.path, r.tensor) for r in plan.reached if r.owner == NONE], tokens=kept,
         recomputes=seen.hooked or bool(custom), forward=state.f, grads=n_grads,
         donates=any(map(may_donate, custom)), seeds=seen.seeds,

@@ -11,8 +11,9 @@ from cgt_core import CUDA, NONE
 from ..cuts import apart
 from ..data import LIVE_NUMBER, NotedOp, Seen
 from ..run import constants, tape
+from ..run.devices import is_captured
 from ..run.observe import is_host_recording, span, tensors_in, user_line
-from ..words.private import OpOverload
+from ..words.private import OpOverload, is_forward_ad
 
 # Which arguments of cuDNN's recurrent ops are the share that is dropped, whether it trains, and the buffer from which
 # that is drawn.
@@ -41,9 +42,7 @@ COLLECTIVES = ("c10d", "_c10d_functional", "_c10d_functional_autograd", "symm_me
 COPIES = frozenset(("_to_copy", "copy_", "_copy_from"))
 INDEX_PUT = frozenset("index_put index_put_ _index_put_impl_ _unsafe_index_put".split())
 INDEXES = INDEX_PUT | {"index", "_unsafe_index"}
-SPECIAL = (
-    INDEXES | CASTS_INSIDE | apart.KNOWN | {"_cudnn_init_dropout_state"}
-)  # what ops.judge and vets.vet_op look for
+SPECIAL = INDEXES | CASTS_INSIDE | apart.KNOWN | {"_cudnn_init_dropout_state"}  # which watchers know by name
 REPLACES_MEMORY = frozenset("set_ resize_ resize_as_ _resize_output_ resize_storage_bytes_".split())
 
 
@@ -79,12 +78,13 @@ def facts_of(op: OpOverload) -> OpFacts:
 def find_facts(op):
     packet, tags = op.overloadpacket.__name__, op.tags
     draws = torch.Tag.nondeterministic_seeded in tags
+    pure = not (draws or op.namespace not in constants.KNOWN or packet in constants.READS_FILES)
     facts = OpFacts(
         op, packet, op.namespace, tape.writes(op), draws, torch.Tag.data_dependent_output in tags,
         f"{packet}.{op._overloadname}" in CHECKS,
         packet in DYNAMIC or torch.Tag.dynamic_output_shape in tags, torch.Tag.inplace_view in tags,
         packet in REPLACES_MEMORY, packet in ABSOLUTE, packet in COPIES, packet in COPIES | INDEX_PUT,
-        any(r.alias_info is not None for r in op._schema.returns), constants.is_pure(op, packet, draws), False,
+        any(r.alias_info is not None for r in op._schema.returns), pure, False,
     )  # fmt: skip
     odd = may_write(op, facts) or may_ask(op, facts) or facts.replaces or facts.reshapes or packet in SPECIAL
     return facts._replace(usual=not odd)
@@ -99,6 +99,24 @@ def may_ask(op: OpOverload, facts: OpFacts) -> bool:
     """Could it, with some arguments, depend on values that the host sees?"""
     names = {argument.name for argument in op._schema.arguments}
     return facts.reads or facts.checks or facts.dynamic or "device" in names
+
+
+def usual_inputs(seen: Seen, inputs: list[torch.Tensor]) -> set[int] | None:
+    """The storages of what a usual op works on, if these are tensors that every recording takes, of the run's device
+    and not all constants, as most are: nothing is to be judged then. Else None."""
+    if seen.run.apart or seen.cuts.bodies or seen.ranks.parallel or is_forward_ad():
+        return None
+    return core.usual(inputs, seen.run.device if seen.run.driver == CUDA else -1, seen.constants.memory)
+
+
+def seeds_on_host(op: OpOverload, args: tuple, kwargs: dict) -> list[torch.Tensor] | None:
+    """What `proceed` wants if a backward of attention runs outside of a capture with seed and offset of a forward that
+    was captured: it would read them where they are not. None if they are where it expects them."""
+    given = dict(zip((a.name for a in op._schema.arguments), args, strict=False)) | kwargs
+    wrong = [id(t) for t in map(given.get, SEED) if t is not None and t.is_cuda and t.dim() == 0 and not is_captured(t)]
+    if not wrong:
+        return None
+    return [t.cpu() if id(t) in wrong else t for t in tensors_in(kwargs.values(), tensors_in(args, []))]
 
 
 def written_by(

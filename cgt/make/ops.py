@@ -16,7 +16,7 @@ from ..cuts import apart, finite, segments
 from ..data import Seen
 from ..numbers import addresses, counters, live, scalars
 from ..run import blank, constants, tape
-from ..run.devices import is_captured, name_of
+from ..run.devices import name_of
 from ..run.observe import (
     asks_on,
     exchange,
@@ -36,7 +36,7 @@ from ..run.observe import (
 )
 from ..run.tokens import how_far, see_draw
 from ..words import errors, options, wrappers
-from ..words.private import OpOverload, is_forward_ad
+from ..words.private import OpOverload
 from . import packed
 from .facts import (
     COLLECTIVES,
@@ -44,7 +44,6 @@ from .facts import (
     INDEX_PUT,
     INDEXES,
     KEEPS_SEED,
-    SEED,
     OpFacts,
     brings_to_gpu,
     counts_inside,
@@ -60,6 +59,8 @@ from .facts import (
     noted,
     odd_kind,
     reads_here,
+    seeds_on_host,
+    usual_inputs,
     written_by,
 )
 from .optional import collectives, forks
@@ -86,9 +87,9 @@ class OpCall:
     movable = ()  # addresses in it that replays will be told
     before, end = None, 0  # the length of the graph around it
     repeats = False  # may it be captured again?
-    usual = False  # see is_usual
+    usual = False  # see facts.usual_inputs
     instead = None  # tensors with which the op runs; None: its own
-    counted = ()  # where it wrote copies: (input, its copy, how far its version was ahead of that one's)
+    counted = ()  # where it wrote copies: (input, its version as the kernel counts)
     written: Sequence = ()  # the inputs that it writes
     known: set  # storages of its inputs
     results: list
@@ -110,7 +111,6 @@ class Watcher(NamedTuple):
     why_here: str
     of: Callable | None = None  # (op, facts) -> is it asked of this op? None: of all
     when: Callable | None = None  # seen -> is it asked in this run, from its begin to its end? None: in all
-    usual: bool = True  # is it asked of usual ops, too?
 
 
 def see_op(seen: Seen, op: OpOverload | None, args: tuple, kwargs: dict) -> None:
@@ -125,7 +125,8 @@ def see_op(seen: Seen, op: OpOverload | None, args: tuple, kwargs: dict) -> None
         core.proceed(None)
         return
     call = OpCall(facts, args, kwargs)
-    call.usual = facts.usual and is_usual(seen, call)
+    call.known = usual_inputs(seen, call.inputs) if facts.usual else None
+    call.usual = call.known is not None
     before, behind = of_usual if call.usual else of_others
     for look in before:
         if look(seen, call):
@@ -133,16 +134,6 @@ def see_op(seen: Seen, op: OpOverload | None, args: tuple, kwargs: dict) -> None
     call.results = proceed(seen, call)
     for look in behind:
         look(seen, call)
-
-
-def is_usual(seen, call):
-    """Does a usual op meet only tensors of the run's device that every recording takes, and are not all constants? Most
-    do: nothing is to be judged then."""
-    if seen.run.apart or seen.cuts.bodies or seen.ranks.parallel or is_forward_ad():
-        return False
-    device = seen.run.device if seen.run.driver == CUDA else -1
-    call.known = core.usual(call.inputs, device, seen.constants.memory)
-    return call.known is not None
 
 
 # --- in front of the op --------------------------------------------------------------------------
@@ -335,12 +326,11 @@ def has_numbers(seen):
     return seen.live is not None
 
 
+JUDGES = (meet_inputs, judge, vet, choose_memory)  # who need not be asked of an op that is usual
 BEFORE = (
     Watcher(note_op, "it may be none that the others deal with", when=lambda seen: seen.run.ops is not None),
     Watcher(note_autograd, "spent memory is free for results", when=lambda seen: seen.autograd.spent or seen.run.saves),
-    Watcher(
-        meet_inputs, "numbers that it makes known are constants", when=lambda seen: seen.run.driver == CUDA, usual=False
-    ),
+    Watcher(meet_inputs, "numbers that it makes known are constants", when=lambda seen: seen.run.driver == CUDA),
     Watcher(
         pass_by,
         "a warm-up that asks nothing needs none of what follows",
@@ -351,16 +341,14 @@ BEFORE = (
     Watcher(find_written, "all that follows asks what is written", may_write),
     Watcher(count, "no other watcher may take a count for a read", when=has_numbers),
     Watcher(find_numbers, "an op with live numbers is not constant", when=has_numbers),
-    Watcher(judge, "it asks for writes and numbers", usual=False),
+    Watcher(judge, "it asks for writes and numbers"),
     Watcher(find_values, "what is constant, or only counted, is not asked for", may_ask),
-    Watcher(vet, "a constant is refused nothing; memory of an op that is refused is none that is touched", usual=False),
+    Watcher(vet, "a constant is refused nothing; memory of an op that is refused is none that is touched"),
     Watcher(touch_inputs, "it knows the user's tensors, not their copies"),
     Watcher(save_written, "the user's tensors, still; what was touched is known", may_write),
     Watcher(exchange_inputs, "from here on arguments are those with which the op runs"),
     Watcher(find_movable, "addresses are those of the copies", when=lambda seen: seen.copied.movable),
-    Watcher(
-        choose_memory, "what is brought to the GPU takes the place of what was exchanged", when=is_capture, usual=False
-    ),
+    Watcher(choose_memory, "what is brought to the GPU takes the place of what was exchanged", when=is_capture),
     Watcher(
         begin_draw,
         "the state of the generator in front of the op, behind all that may run ops of its own",
@@ -384,21 +372,19 @@ def proceed(seen, call):
         return apart.record(seen, call.op, call.args, call.kwargs)
     if not call.usual and is_capture(seen) and packed.is_one(call.op, call.args, call.kwargs):
         return packed.record(call.op, call.args, call.kwargs)
-    if (call.numbers or call.movable) and is_capture(seen):
-        call.before = core.graph_length()
+    call.before = core.graph_length() if (call.numbers or call.movable) and is_capture(seen) else 0
     moved = how_far(seen) if call.movable and call.facts.draws else None
-    if call.written and call.instead:
-        pairs = zip(call.inputs, call.instead, strict=True)
-        call.counted = [(t, one, version_of(t) - version_of(one)) for t, one in pairs if t is not one]
+    pairs = zip(call.inputs, call.instead, strict=True) if call.written and call.instead else ()
+    copies = [(t, one, version_of(t) - version_of(one)) for t, one in pairs if t is not one]
     try:
         results = core.proceed(call.instead)
     except Exception as error:
         apart.learn(seen, call.op, call.facts, call.args, call.kwargs, call.written, error)
         raise
-    if call.movable:
-        call.end = core.graph_length()
-        # Not what counts somewhere, a collective or a draw, whose op did: it would do so again.
-        call.repeats = call.facts.namespace in constants.KNOWN and (moved is None or how_far(seen) == moved)
+    call.end = core.graph_length() if call.movable else 0
+    call.counted = [(t, version_of(one) + ahead) for t, one, ahead in copies]
+    # Not what counts somewhere, a collective or a draw, whose op did: it would do so again.
+    call.repeats = call.facts.namespace in constants.KNOWN and (moved is None or how_far(seen) == moved)
     return results
 
 
@@ -452,11 +438,9 @@ def find_fresh(seen, call):
     """Which results are new memory."""
     if not all(map(core.is_plain, call.results)):
         refuse(seen, errors.layout(str(call.op), user_line(seen), odd_kind(call.results)))
-    if call.inputs or not call.facts.views:
-        call.fresh = [t for t in call.results if core.storage_id(t) not in call.known]
-    else:  # C++ made a tensor of a number, whose memory is not the recording's
-        seen.alive.objects.extend(map(core.alias, call.results))
-        call.fresh = []
+    of_number = not call.inputs and call.facts.views  # C++ made a tensor of it, whose memory is not the recording's
+    seen.alive.objects.extend(map(core.alias, call.results if of_number else ()))
+    call.fresh = [t for t in call.results if core.storage_id(t) not in call.known and not of_number]
     if not call.fresh:
         vet_effect(seen, call.op, call.facts, call.written)
     if seen.cuts.bodies:
@@ -504,9 +488,8 @@ def mirror_written(seen, call):
     """What was written in a copy is written in the user's memory. Where a kernel counts that itself, so do we."""
     if not call.written:
         return
-    counted = [(t, version_of(one) + ahead) for t, one, ahead in call.counted]
     mirror(seen, call.written)
-    for t, version in counted:
+    for t, version in call.counted:
         torch.autograd.graph.increment_version([t] * max(0, version - version_of(t)))
 
 
@@ -543,13 +526,13 @@ def choose_watchers(seen, op):
 @functools.cache  # which keeps the op, and so its id
 def watchers_of(op, asked):
     """The watchers that are asked of this op in such a run, and those if it is usual: (in front, behind)."""
-    pairs = zip((*BEFORE, *BEHIND), asked, strict=True)
-    rows = [row for row, yes in pairs if yes and (row.of is None or row.of(op, facts_of(op)))]
 
-    def walk(rows):
-        return tuple(tuple(row.look for row in rows if row in some) for some in (BEFORE, BEHIND))
+    def chosen(rows, asked):
+        pairs = zip(rows, asked, strict=True)
+        return tuple(row.look for row, yes in pairs if yes and (row.of is None or row.of(op, facts_of(op))))
 
-    return walk(rows), walk([row for row in rows if row.usual])
+    before, behind = chosen(BEFORE, asked[: len(BEFORE)]), chosen(BEHIND, asked[len(BEFORE) :])
+    return (before, behind), (tuple(look for look in before if look not in JUDGES), behind)
 
 
 # --- single mechanisms ---------------------------------------------------------------------------
@@ -569,16 +552,6 @@ def see_dropout(seen, packet, dropout, train, buffer):
         seen.alive.objects.extend(seen.generators.dropout)
 
 
-def seeds_on_host(op: OpOverload, args: tuple, kwargs: dict) -> list[torch.Tensor] | None:
-    """What `proceed` wants if a backward of attention runs outside of a capture with seed and offset of a forward that
-    was captured: it would read them where they are not. None if they are where it expects them."""
-    given = dict(zip((a.name for a in op._schema.arguments), args, strict=False)) | kwargs
-    wrong = [id(t) for t in map(given.get, SEED) if t is not None and t.is_cuda and t.dim() == 0 and not is_captured(t)]
-    if not wrong:
-        return None
-    return [t.cpu() if id(t) in wrong else t for t in tensors_in(kwargs.values(), tensors_in(args, []))]
-
-
 def append(seen, call):
     """Put the op on the host's tape, unless it is a view."""
     op, args, kwargs, results, fresh = call.op, call.args, call.kwargs, call.results, call.fresh
@@ -591,10 +564,7 @@ def append(seen, call):
     try:
         if not call.known <= seen.made.keys():
             done = {}
-            args, kwargs = (
-                fix(seen, args, done),
-                {k: fix(seen, v, done) for k, v in kwargs.items()} if kwargs else kwargs,
-            )
+            args, kwargs = fix(seen, args, done), {k: fix(seen, v, done) for k, v in kwargs.items()}
         tape.append(op, args, kwargs, fresh)
         for k, part, row in call.numbers:
             core.scalar(row, seen.live.steps[row].value, k, part)

@@ -10,7 +10,7 @@ import cgt_core as core
 import torch
 from cgt_core import AT_PLACE, COPIED, CUDA, HOST, MISS_META, MISS_PLACE, MISS_POINTER, NONE, PINNED, REBOUND
 
-from ..data import Around, Call, OpenNumbers, Plan, Reached, State, Was, empty
+from ..data import Around, Call, OpenNumbers, Plan, Reached, State, Was, maker_of
 from ..look import code, empties, flow, impure, places
 from ..numbers import addresses, counters, live
 from ..run.devices import home_of
@@ -37,7 +37,7 @@ def will_save(state: State) -> bool:
 
 def leaf_devices(flat: pytree.Flat) -> frozenset[str]:
     """Warm-up, and the choice of driver, are per function and kinds of device among its arguments."""
-    return frozenset(t.device.type for t in flat.tensors)
+    return frozenset(device.type for device in {t.device for t in flat.tensors})
 
 
 def driver_of(state: State, flat: pytree.Flat) -> int | Any:
@@ -94,8 +94,8 @@ def survey(call: Call) -> Around | str:
     if graph is None:
         found = look_around(state, call.function, flat)
     else:
-        known = {"places": list(map(places.as_now, graph.places)), "tensors": graph.reached, "owners": graph.owners}
-        found = empty(places.Found)._replace(**known)
+        known = {"places": places.found_again(graph.places), "tensors": graph.reached, "owners": graph.owners}
+        found = maker_of(places.Found)()._replace(**known)
     reason = refuse_around(flat, found)
     if reason is not None:
         return reason

@@ -39,8 +39,8 @@ from ..run.observe import (
 from ..run.tokens import see_draw, see_get_state, see_set_state
 from ..words import errors, wrappers
 from ..words.private import OpOverload
-from .facts import KEEPS_SEED, facts_of, is_elsewhere
-from .ops import mirror, see_op, seeds_on_host
+from .facts import KEEPS_SEED, facts_of, is_elsewhere, seeds_on_host
+from .ops import mirror, see_op
 from .optional import collectives, forks
 
 COPIED_OUT = ("tolist", "__repr__")  # readers that keep nothing of the memory

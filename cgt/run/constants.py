@@ -45,11 +45,6 @@ class Step(NamedTuple):
     makes: list  # memory of its results
 
 
-def is_pure(op: OpOverload, packet: str, draws: bool) -> bool:
-    """Do this op's results depend on its arguments alone?"""
-    return not (draws or op.namespace not in KNOWN or packet in READS_FILES)
-
-
 def is_constant(seen: Seen, facts: Any, inputs: Iterable[torch.Tensor]) -> bool:
     """Do this op's results depend on constants alone?"""
     return facts.pure and all(core.storage_id(t) in seen.constants.memory or not t.numel() for t in inputs)

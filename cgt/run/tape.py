@@ -7,43 +7,27 @@ An op is appended with the tensors that it really got, after it ran. Three forms
 Views are not appended: a view of recorded memory is the same view at every launch.
 """
 
-import functools
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
 
 import cgt_core as core
 import torch
 
 from ..words.private import OpOverload
 
-ENUMS = (torch.dtype, torch.layout, torch.memory_format)
-PLAIN = frozenset((torch.Tensor, torch.nn.Parameter, type(None), bool, int, float, complex, list, tuple, str))
 EMPTY = frozenset("empty empty_like empty_strided new_empty new_empty_strided empty_permuted".split())
-
-
-class Form(NamedTuple):
-    """How an op comes on a tape."""
-
-    op: Any  # as of make.facts.OpFacts
-    name: bytes
-    overload: bytes
-    is_empty: bool  # what it makes has any bytes
-    out: tuple | None  # of out_variant, if it writes none of its arguments
-
-
-FORMS: dict = {}  # id of an op -> its form
+FORMS: dict = {}  # id of an op -> form_of
 
 
 def form_of(op):
-    out, schema = None if writes(op) else out_variant(op), op._schema
-    is_empty = op.overloadpacket.__name__ in EMPTY and not writes(op)
-    return Form(op, schema.name.encode(), schema.overload_name.encode(), is_empty, out)
+    """(the op, its name, its overload, have results any bytes, its out variant or None): how it comes on a tape."""
+    schema, writing = op._schema, writes(op)
+    is_empty, out = op.overloadpacket.__name__ in EMPTY and not writing, None if writing else out_variant(op)
+    return op, schema.name.encode(), schema.overload_name.encode(), is_empty, out
 
 
 def out_variant(op):
-    """(overload, its out argument, names of its arguments), or None: the variant that takes op's arguments and writes a
-    given result."""
+    """(overload, its out argument), or None: the variant that takes op's arguments and writes a given result."""
     packet = op.overloadpacket
     wanted = [(a.name, str(a.type)) for a in op._schema.arguments]
     if torch.Tag.nondeterministic_seeded in op.tags:
@@ -58,8 +42,7 @@ def out_variant(op):
             continue
         # dtype, layout, device and pin_memory of a factory are those of the recorded result.
         if rest == wanted or rest == [w for w in wanted if w[0] not in FACTORY]:
-            names = frozenset(a.name for a in candidate._schema.arguments)
-            return candidate._schema.overload_name.encode(), outs[0].name.encode(), names
+            return candidate._schema.overload_name.encode(), outs[0].name.encode()
     return None
 
 
@@ -73,42 +56,16 @@ def writes(op: OpOverload) -> tuple[tuple[int, str], ...]:
     )
 
 
-@functools.cache
-def enum_number(value):
-    """A dtype, layout or memory format as the integer that boxed calls carry."""
-    if isinstance(value, torch.dtype):
-        return core.dtype_number(torch.empty(0, dtype=value))
-    if isinstance(value, torch.layout):
-        return [torch.strided, torch.sparse_coo].index(value)
-    return [torch.contiguous_format, torch.preserve_format, torch.channels_last,
-            torch.channels_last_3d].index(value)  # fmt: skip
-
-
-def boxed(value):
-    """An argument as the core's tape takes it."""
-    if isinstance(value, ENUMS):
-        return enum_number(value)
-    if isinstance(value, torch.device):
-        return str(value)
-    return value
-
-
 def append(op: OpOverload, args: Sequence[object], kwargs: dict[str, object], results: Sequence[torch.Tensor]) -> None:
     """Append op to the tape under way. `results`: the tensors it made, in order."""
-    form = FORMS.get(id(op)) or FORMS.setdefault(id(op), form_of(op))
-    if form.is_empty and results:
+    _, name, overload, is_empty, out = FORMS.get(id(op)) or FORMS.setdefault(id(op), form_of(op))
+    if is_empty and results:
         if is_filled():
             core.op(b"aten::fill_", b"Scalar", (results[0], unwritten(results[0].dtype)), {}, ())
         return  # or its bytes mean nothing; the memory stays
-    if not PLAIN.issuperset(map(type, (*args, *kwargs.values()))):
-        args, kwargs = tuple(map(boxed, args)), {k: boxed(v) for k, v in kwargs.items()}
     args, into = tuple(args), tuple(results)
-    if form.out is not None and results:
-        overload, out, known = form.out
-        trimmed = {k: v for k, v in kwargs.items() if k not in FACTORY or k in known} if kwargs else kwargs
-        if core.op(form.name, overload, args, trimmed, into, out):
-            return
-    core.op(form.name, form.overload, args, kwargs, into)
+    if out is None or not results or not core.op(name, out[0], args, kwargs, into, out[1]):
+        core.op(name, overload, args, kwargs, into)
 
 
 def is_filled() -> bool:

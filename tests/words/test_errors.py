@@ -76,6 +76,8 @@ class Odd(torch.Tensor):
 LIBRARY = torch.library.Library("cgt_tests", "DEF")
 LIBRARY.define("odd(Tensor(a) x) -> (Tensor(a), Tensor)")
 LIBRARY.impl("odd", lambda x: (x.view(-1), x * 2), "CompositeExplicitAutograd")
+LIBRARY.define("scaled(Tensor x, Dict(str, int) by) -> Tensor")
+LIBRARY.impl("scaled", lambda x, by: x * by["n"], "CPU")
 
 
 def branch(x):
@@ -295,11 +297,11 @@ def test_function_that_works_on_another_gpu_says_what_to_do():
 @tells("untaped_op")
 def test_op_without_a_tape_form_says_so():
     """On the CPU only: a CUDA graph has no tape."""
-    f = cgt.jit(lambda: torch.full((2,), 2**63 + 1, dtype=torch.uint64))
+    f, x = cgt.jit(lambda x: torch.ops.cgt_tests.scaled(x, {"n": 3})), torch.ones(2)
     for _ in range(4):
-        same(f(), torch.full((2,), 2**63 + 1, dtype=torch.uint64))
+        same(f(x), x * 3)
     (reason,) = cgt.stats(f).reasons
-    assert "aten.full" in reason and re.search(HERE, reason)
+    assert "CGT222" in reason and "cgt_tests.scaled" in reason and re.search(HERE, reason)
     assert counters(f) == (1, 0, 0, 3) or counters(f)[2] == 0
 
 
