@@ -113,7 +113,6 @@ cdef int out_renew(Table* t, id_t n, int32_t k) except -1:
             first = node_out(t, node, k)
             made = out_share(first.tensor, o.proto, o.keys, o.offset, o.ndim,
                              node_dim(t, node, o.dim_at))
-        if made is NULL: raise_pending()
         node = node_row(t, n)               # making an object may collect garbage
         o = node_out(t, node, j)
         old = o.tensor
@@ -209,8 +208,7 @@ cdef int parts_give(Table* t, id_t n, PyObject** tensors, list views) except -1:
 cdef object outs_give(Table* t, id_t n, PyObject** leaves, void* backward):
     """The call's result. `backward`: the autograd node of what requires grad in it, or NULL."""
     cdef Node* node = node_row(t, n)
-    cdef PyObject* small[SCRATCH]
-    cdef PyObject** tensors = small
+    cdef Objects tensors
     cdef PyObject* made
     cdef Out* o
     cdef id_t at = node.ret_at
@@ -219,50 +217,39 @@ cdef object outs_give(Table* t, id_t n, PyObject** leaves, void* backward):
     if node.n_given == 1 and node.ret_n == 1 and node_out(t, node, 0).kind == FRESH \
             and backward is NULL:
         return <object>node_out(t, node, 0).tensor             # one tensor: the common result
-    if node.n_given > SCRATCH:
-        tensors = <PyObject**>malloc(node.n_given * sizeof(PyObject*))
-        if tensors is NULL: raise MemoryError()
-    views = None                    # owns the views made here until the result does
-    try:
-        for k in range(node_row(t, n).n_given):
+    views = []                      # owns the views made here until the result does
+    for k in range(node_row(t, n).n_given):
+        o = node_out(t, node_row(t, n), k)
+        if o.kind == FRESH or o.kind == SHARED:
+            made = o.tensor
+            if o.root:              # the cached tensor must not lead to its own backward: it would never be free
+                made = out_share(o.tensor, o.proto, o.keys, o.offset, o.ndim, node_dim(t, node_row(t, n), o.dim_at))
+                views.append(<object>made)
+                Py_DECREFX(made)
+                backward_give(backward, made)
+            tensors.push_back(made)
+        elif o.kind == AGAIN:
+            tensors.push_back(tensors.data()[o.ref])
+        elif o.kind == PART:
+            parts = True
+            tensors.push_back(NULL)
+        elif o.kind == READOUT:
+            what = (<object>o.ops)[0](<object>o.proto)
+            views.append(what)
+            tensors.push_back(<PyObject*>what)
+        else:                           # INPUT or VIEW
+            x = slot_object(t, n, o.ref, leaves)
             o = node_out(t, node_row(t, n), k)
-            if o.kind == FRESH or o.kind == SHARED:
-                tensors[k] = o.tensor
-                if not o.root: continue
-                # The cached tensor must not lead to its own backward: it would never be free.
-                made = out_share(o.tensor, o.proto, o.keys, o.offset, o.ndim,
-                                 node_dim(t, node_row(t, n), o.dim_at))
-                if views is None: views = []
-                views.append(taken(made))
-                tensors[k] = made
-                if backward_give(backward, made) != 0: raise_pending()
-            elif o.kind == AGAIN:
-                tensors[k] = tensors[o.ref]
-            elif o.kind == PART:
-                parts = True
-                tensors[k] = NULL
-            elif o.kind == READOUT:
-                if views is None: views = []
-                what = (<object>o.ops)[0](<object>o.proto)
-                views.append(what)
-                tensors[k] = <PyObject*>what
-            else:                           # INPUT or VIEW
-                x = slot_object(t, n, o.ref, leaves)
-                o = node_out(t, node_row(t, n), k)
-                if o.kind == VIEW and x is not None:
-                    x = taken(out_view(<PyObject*>x, o.proto, o.keys, o.shift, o.ndim,
-                                       node_dim(t, node_row(t, n), o.dim_at), o.version))
-                if views is None: views = []
-                views.append(x)
-                tensors[k] = <PyObject*>x
-        if parts: parts_give(t, n, tensors, views)
-        node = node_row(t, n)
-        if node.ret_python:
-            return UNFLATTEN[0](<object>node.ret_program,
-                                [<object>tensors[k] for k in range(node.n_given)])
-        return leaves_build(t, &at, tensors, &next_)
-    finally:
-        if tensors is not small: free(tensors)
+            if o.kind == VIEW and x is not None:
+                x = out_view(x, o.proto, o.keys, o.shift, o.ndim, node_dim(t, node_row(t, n), o.dim_at), o.version)
+            views.append(x)
+            tensors.push_back(<PyObject*>x)
+    if parts: parts_give(t, n, tensors.data(), views)
+    node = node_row(t, n)
+    if node.ret_python:
+        return UNFLATTEN[0](<object>node.ret_program,
+                            [<object>tensors.data()[k] for k in range(<int32_t>tensors.size())])
+    return leaves_build(t, &at, tensors.data(), &next_)
 
 cdef object effect_value(Table* t, id_t n, Effect* e, PyObject** leaves):
     """What a place gets."""
@@ -336,7 +323,6 @@ cdef object replay(Table* t, id_t n, PyObject** leaves, void* stream, bint launc
     cdef void* exec_ = node.exec
     cdef Spread* spread = node.spread
     cdef void* backward = NULL
-    cdef string error
     cdef Tensors held
     grads_hold(t, n, leaves, &held)
     stream_order(path_row(t, path), d, stream)
@@ -353,9 +339,9 @@ cdef object replay(Table* t, id_t n, PyObject** leaves, void* stream, bint launc
         if launch:
             if node_row(t, n).watchdog is not NULL: (<Watchdog*>node_row(t, n).watchdog).note(stream)
             with nogil:
-                code = launch_among(d, spread, exec_, stream, device, &error)
+                code = launch_among(d, spread, exec_, stream, device)
                 if code == 0 and waits: code = d.wait(stream, device)
-            if code != 0: fail(driver, code, CALL_LAUNCH, &error)
+            check(driver, code, CALL_LAUNCH)
         if waits: result = outs_give(t, n, leaves, backward)
         effects_happen(t, n, leaves, bump)
         if path_row(t, path).shared and driver == CUDA and \

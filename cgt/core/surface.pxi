@@ -19,7 +19,7 @@ MAKE_VIEW = [None]         # (tensor, ops) -> what these make of it; set once by
 
 table_start(&TABLE)
 dict_watch_start()
-if observe_start() != 0: raise_pending()
+observe_start()
 cuda_dropout_watch()
 
 
@@ -204,11 +204,10 @@ def verdict_fn(int f, str reason, int64_t until, int patience=0):
 def verdict_spec(int spec, list tensors, str reason, int64_t until):
     """The same of calls with this structure, ambient state and tensors of these shapes."""
     cdef uint64_t ambient[3]
-    cdef PyObject** leaves = borrowed(tensors)
+    cdef Objects leaves = borrowed(tensors)
     ambient_now(ambient)
     verdict_set(&spec_row(&TABLE, spec).verdict, reason, until,
-                call_key(spec, ambient, leaves, <int32_t>len(tensors)))
-    free(leaves)
+                call_key(spec, ambient, leaves.data(), <int32_t>len(tensors)))
 
 
 def verdict_place(int path, int parent, int f, str reason, int64_t until):
@@ -244,27 +243,6 @@ cdef inline Node* node_now(int n) noexcept:
     return node_row(&TABLE, n)
 
 
-cdef int64_t patch_bytes(Node* node, int kind) noexcept:
-    cdef int64_t total = 0
-    cdef int32_t k
-    for k in range(node.len[PATCHES]):
-        if node_patch(&TABLE, node, k).kind == kind: total += node_patch(&TABLE, node, k).nbytes
-    return total
-
-
-cdef int32_t patch_count(Node* node, int kind) noexcept:
-    cdef int32_t k, n = 0
-    for k in range(node.len[PATCHES]): n += node_patch(&TABLE, node, k).kind == kind
-    return n
-
-
-cdef int64_t undo_bytes(Node* node) noexcept:
-    cdef int64_t total = 0
-    cdef int32_t k
-    for k in range(node.len[UNDOS]): total += node_undo(&TABLE, node, k).nbytes
-    return total
-
-
 cdef object slot_facts(int n, int k, set written, set told):
     cdef Guard* g = node_guard(&TABLE, node_now(n), k)
     cdef Slot* s = node_slot(&TABLE, node_now(n), k)
@@ -282,13 +260,18 @@ def node_facts(int n):
     cdef Patch* p
     cdef Out* o
     cdef Read* r
-    cdef int32_t k, so_far = 0
+    cdef int32_t k, so_far = 0, words = 0
+    cdef int64_t copied = 0, back = 0, saved = 0
     written, told, segments, outs, readouts = set(), set(), [], [], []
     for k in range(node_now(n).len[EFFECTS]):
         if node_effect(&TABLE, node_now(n), k).kind == WRITES: written.add(node_effect(&TABLE, node_now(n), k).slot)
     for k in range(node_now(n).len[PATCHES]):
         p = node_patch(&TABLE, node_now(n), k)
         if p.kind == ADDRESS: told.add((p.slot, <uintptr_t>p.handle))
+        elif p.kind == COPY_SOURCE: copied += p.nbytes
+        elif p.kind == COPY_BACK: back += p.nbytes
+        elif p.kind == SCALAR: words += 1
+    for k in range(node_now(n).len[UNDOS]): saved += node_undo(&TABLE, node_now(n), k).nbytes
     for k in range(node_now(n).len[READS]):      # up to each value
         r = node_read(&TABLE, node_now(n), k)
         so_far += r.n_graph_nodes
@@ -304,10 +287,8 @@ def node_facts(int n):
     return NodeFacts(
         node_now(n).fn, node_now(n).spec, node_now(n).path, node_now(n).parent, node_now(n).depth, node_now(n).children,
         node_now(n).used, node_now(n).n_replay, node_length(&TABLE, node_now(n)), tuple(slots),
-        copied=patch_bytes(node_now(n), COPY_SOURCE), back=patch_bytes(node_now(n), COPY_BACK),
-        out_bytes=sum([nbytes for _, nbytes in outs]), exec_bytes=node_now(n).exec_bytes, outs=outs,
-        deads=node_now(n).len[DEADS], segments=segments, readouts=readouts, saved=undo_bytes(node_now(n)),
-        words=patch_count(node_now(n), SCALAR))
+        copied=copied, back=back, out_bytes=sum([nbytes for _, nbytes in outs]), exec_bytes=node_now(n).exec_bytes,
+        outs=outs, deads=node_now(n).len[DEADS], segments=segments, readouts=readouts, saved=saved, words=words)
 
 
 cdef bint path_enter(id_t path) except -1:
@@ -332,7 +313,7 @@ def node_misses(int path, int parent, int f, int spec, list tensors):
     """Why each of these children does not take this call: [(node, Miss, index), ...]. For messages
     and for the choice between pinned and copied. The path is held as by a call."""
     cdef uint64_t ambient[3]
-    cdef PyObject** leaves = borrowed(tensors)
+    cdef Objects leaves = borrowed(tensors)
     cdef bint mine = path_enter(path)
     cdef id_t n = first_child(&TABLE, path, parent, f)
     cdef int64_t why
@@ -340,12 +321,11 @@ def node_misses(int path, int parent, int f, int spec, list tensors):
     try:
         ambient_now(ambient)
         while n != NONE:
-            why = node_why(&TABLE, n, spec, ambient, leaves)
+            why = node_why(&TABLE, n, spec, ambient, leaves.data())
             rows.append((n, <int>(why >> 32), <int>(why & 0xffffffff)))
             n = node_row(&TABLE, n).next
     finally:
         if mine: path_unlock(path_row(&TABLE, path))
-        free(leaves)
     return rows
 
 
@@ -369,10 +349,8 @@ def slot_shape(int n, int k):
 def slot_addresses(int n, int k, list tensors):
     """(address that slot k of node n wants, address it has in a call with these leaves)."""
     cdef Node* node = node_row(&TABLE, n)
-    cdef PyObject** leaves = borrowed(tensors)
-    cdef PyObject* x
-    x = slot_tensor(&TABLE, node, k, leaves)
-    free(leaves)
+    cdef Objects leaves = borrowed(tensors)
+    cdef PyObject* x = slot_tensor(&TABLE, node, k, leaves.data())
     return <uintptr_t>slot_ptr(&TABLE, node, k), <uintptr_t>(tensor_ptr(x) if x is not NULL else NULL)
 
 
@@ -483,10 +461,8 @@ def parent_of(int device, int f, list tensors):
     """The node behind which a call with these tensors belongs, or -1: it begins an iteration."""
     cdef id_t path = path_of(&TABLE, device)
     cdef id_t at = path_back(&TABLE, path, path_row(&TABLE, path).current)
-    cdef PyObject** rows = borrowed(tensors)
-    on = path_continues(&TABLE, path, at, f, rows, <int32_t>len(tensors))
-    free(rows)
-    return at if on else NONE
+    cdef Objects rows = borrowed(tensors)
+    return at if path_continues(&TABLE, path, at, f, rows.data(), <int32_t>len(tensors)) else NONE
 
 
 def go_on(int device, int parent, list tensors):
@@ -494,17 +470,13 @@ def go_on(int device, int parent, list tensors):
     way ends and what it left is released. The caller holds the paths."""
     cdef id_t path = path_of(&TABLE, device)
     cdef id_t at = path_back(&TABLE, path, path_row(&TABLE, path).current)
-    cdef PyObject** leaves
+    cdef Objects leaves = borrowed(tensors)
     if parent != NONE:
         # Another thread may have moved it, or hold what was dead; then the recording finds itself overtaken.
         if at == parent: path_row(&TABLE, path).current = parent
         return
-    leaves = borrowed(tensors)
-    try:
-        path_leave(path_row(&TABLE, path), at)
-        while path_release(&TABLE, path, NONE, leaves, <int32_t>len(tensors)) != 0: pass
-    finally:
-        free(leaves)
+    path_leave(path_row(&TABLE, path), at)
+    while path_release(&TABLE, path, NONE, leaves.data(), <int32_t>len(tensors)) != 0: pass
 
 
 def path_proto(int at, object t):

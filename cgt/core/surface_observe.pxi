@@ -15,7 +15,7 @@ def see_gpus():
 
 def set_stream(int64_t stream_id, int device):
     """Make this the device's current stream; which device is current stays."""
-    if cuda_set_stream(stream_id, device) != 0: raise_pending()
+    cuda_set_stream(stream_id, device)
 
 
 def blocker():
@@ -74,17 +74,17 @@ def quiet(object f):
 
 def results():
     """Where a run under observation keeps what its ops returned, without holding it."""
-    return taken(results_new())
+    return results_new()
 
 
 def forget_results(object results):
     """Keep none of them any more: nobody will ask a run that is refused."""
-    results_forget(<PyObject*>results)
+    results_forget(results)
 
 
 def alive(object results):
     """The tensors among them that somebody still holds, in order."""
-    return taken(results_alive(<PyObject*>results))
+    return results_alive(results)
 
 
 def observed(object results, object see, object function, tuple args, dict kwargs):
@@ -103,7 +103,7 @@ def observed(object results, object see, object function, tuple args, dict kwarg
         observe_shown(shown)
         observer_set(before)
         Py_XDECREFX(before)
-        if observe_told() != 0: raise_pending()
+        observe_told()
 
 
 def observed_op(object op, tuple args, dict kwargs):
@@ -135,32 +135,32 @@ def pause(int by):
 def proceed(list instead):
     """Run the op that `see` was called for, with these tensors in place of those that it was given, or None. What it
     returned: the tensors, each as another one over the same memory."""
-    return taken(observe_proceed(<PyObject*>instead))
+    return observe_proceed(instead)
 
 
 def replace_list(int k, list tensors):
     """Run the op that is observed now with these tensors, or None, as its argument number k."""
-    observe_list(k, <PyObject*>tensors)
+    observe_list(k, tensors)
 
 
 def answer(list results):
     """Return these tensors from the op that is observed now, in place of what it returned."""
-    observe_answer(<PyObject*>results)
+    observe_answer(results)
 
 
 def done(list results):
     """The op that is observed now was done without `proceed`, and returns these tensors."""
-    observe_done(<PyObject*>results)
+    observe_done(results)
 
 
 def is_lone(object t):
     """Is this argument of the op that is observed now a number of the host's that Python did not know before?"""
-    return observe_lone(<PyObject*>t) != 0
+    return observe_lone(t) != 0
 
 
 def numbers_are(node):
     """The class of what PyTorch's symbolic numbers lead to where they are ours (live.py). Set once."""
-    numbers_are_(<PyObject*>node)
+    numbers_are_(node)
 
 
 def numbers_watch(object run, bint on):
@@ -171,14 +171,14 @@ def numbers_watch(object run, bint on):
 def numbers_of_op():
     """[(argument, element of that list or NONE, node), ...] of the op that is observed now: what is live among its
     numbers."""
-    return taken(observe_numbers())
+    return observe_numbers()
 
 
 def reads_by(list names, object read, object lift):
     """Have read(name) called before each of these operators, where `observed` would not see it; lift(1) before PyTorch
     brings Python's numbers to their device, and lift(0) behind. Set once."""
     for name in names: reads_of((<str>name).encode())
-    reads_tell(<PyObject*>read, <PyObject*>lift)
+    reads_tell(read, lift)
 
 
 def reads_begin(list handles):
@@ -194,14 +194,13 @@ def reads_end(list handles):
 
 def method_id(function):
     """A number for the C function behind a builtin function or a method of a builtin class; 0 for all else."""
-    return <uintptr_t>method_of(<PyObject*>function)
+    return <uintptr_t>method_of(function)
 
 
 def calls_begin(list handles, methods, set started, called, others, set aside):
     """From now on code that starts or goes on comes into the set, and called(function, frame) comes before one of the
     builtin functions whose method_id is among these. Code of the threads `others` comes into `aside`. For calls_end."""
-    handles.append(call_tap_begin(
-        <PyObject*>methods, <PyObject*>started, <PyObject*>called, <PyObject*>others, <PyObject*>aside))
+    handles.append(call_tap_begin(methods, started, called, others, aside))
 
 
 def calls_end(list handles):

@@ -9,26 +9,17 @@ def set_version(object t, int version):
 
 def alias(object t):
     """A detached tensor over the same storage with the same metadata."""
-    return taken(tensor_alias(<PyObject*>t))
+    return tensor_alias(t)
 
 
 def fixed(object t):
     """A flat tensor over t's storage at today's address that owns nothing."""
-    return taken(tensor_fixed(<PyObject*>t))
+    return tensor_fixed(t)
 
 
 def view_like(object base, object like, int64_t shift):
     """A tensor with the metadata of `like` over base's memory, `shift` bytes from base's start."""
-    cdef int64_t small[SCRATCH]
-    cdef int ndim = tensor_ndim(<PyObject*>like)
-    cdef int64_t* dims = small
-    cdef PyObject* made
-    if 2 * ndim > SCRATCH: dims = <int64_t*>malloc(2 * ndim * sizeof(int64_t))
-    if dims is NULL: raise MemoryError()
-    tensor_dims(<PyObject*>like, dims)
-    made = tensor_over(<PyObject*>base, <PyObject*>like, tensor_keys(<PyObject*>like), shift, ndim, dims)
-    if dims is not small: free(dims)
-    return taken(made)
+    return tensor_like(base, like, shift)
 
 
 def is_plain(object t):
@@ -69,11 +60,6 @@ def has_attributes(object t):
     return tensor_has_attributes(<PyObject*>t)
 
 
-def dtype_number(object t):
-    """A tensor's dtype as PyTorch's ScalarType number."""
-    return tensor_dtype(<PyObject*>t)
-
-
 def grad_id(object t):
     """Identity of t.grad's TensorImpl, or 0."""
     return <uintptr_t>tensor_grad(<PyObject*>t)
@@ -106,7 +92,7 @@ def storage_holders(object t):
 
 def storage_name(object t):
     """Something without which t's storage_id may become another's; it holds none of the memory."""
-    return taken(<PyObject*>storage_hold_name(<PyObject*>t))
+    return storage_hold_name(t)
 
 
 def storage_empty(object t):

@@ -82,7 +82,7 @@ def time_launches(list execs, uintptr_t stream, int n):
     with nogil:
         began = now()
         for k in range(n):
-            code = cuda_launch(<void*>handle[k % n_execs], <void*>stream, device, NULL)
+            code = cuda_launch(<void*>handle[k % n_execs], <void*>stream, device)
             if code: break
         began = now() - began
     check(CUDA, code, CALL_LAUNCH)

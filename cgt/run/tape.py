@@ -16,8 +16,6 @@ import torch
 
 from ..words.private import OpOverload
 
-ENUMS = (torch.dtype, torch.layout, torch.memory_format)
-PLAIN = frozenset((torch.Tensor, torch.nn.Parameter, type(None), bool, int, float, complex, list, tuple, str))
 EMPTY = frozenset("empty empty_like empty_strided new_empty new_empty_strided empty_permuted".split())
 
 
@@ -54,26 +52,6 @@ def writes(op: OpOverload) -> tuple[tuple[int, str], ...]:
     )
 
 
-@functools.cache
-def enum_number(value):
-    """A dtype, layout or memory format as the integer that boxed calls carry."""
-    if isinstance(value, torch.dtype):
-        return core.dtype_number(torch.empty(0, dtype=value))
-    if isinstance(value, torch.layout):
-        return [torch.strided, torch.sparse_coo].index(value)
-    return [torch.contiguous_format, torch.preserve_format, torch.channels_last,
-            torch.channels_last_3d].index(value)  # fmt: skip
-
-
-def boxed(value):
-    """An argument as the core's tape takes it."""
-    if isinstance(value, ENUMS):
-        return enum_number(value)
-    if isinstance(value, torch.device):
-        return str(value)
-    return value
-
-
 def append(op: OpOverload, args: Sequence[object], kwargs: dict[str, object], results: Sequence[torch.Tensor]) -> None:
     """Append op to the tape under way. `results`: the tensors it made, in order."""
     name, overload, into = op._schema.name, op._schema.overload_name, tuple(results)
@@ -88,8 +66,6 @@ def append(op: OpOverload, args: Sequence[object], kwargs: dict[str, object], re
         trimmed = {k: v for k, v in kwargs.items() if k not in FACTORY or k in known} if kwargs else kwargs
         if writes_same(target, out, args, trimmed, results[0]):
             overload, into, kwargs, extra = target._schema.overload_name, (), trimmed, {out: results[0]}
-    if not PLAIN.issuperset(map(type, (*args, *kwargs.values()))):
-        args, kwargs = tuple(map(boxed, args)), {k: boxed(v) for k, v in kwargs.items()}
     core.op(name.encode(), overload.encode(), tuple(args), kwargs | extra, into)
 
 
