@@ -179,8 +179,8 @@ bool saved_none(ag::SavedVariable& s);
 template struct ReachSaved<&ag::SavedVariable::grad_fn_, &ag::SavedVariable::was_default_constructed_>;
 
 // Did a backward free anything that the graphs behind these tensors saved, as far as they were made since `since`?
-// (Python can ask by registering hooks, which raises then, and at all that hold None: of 120 such an H100's machine took
-// 80 ms.)
+// (Python can ask by registering hooks, which raises then, and at all that hold None: of 120 such an H100's machine
+// took 80 ms.)
 static bool graphs_freed(PyObject* tensors, uint64_t since) {
   py::list saved = saved_of(nodes_since(edges_of(tensors_of(tensors)), since));
   return std::any_of(saved.begin(), saved.end(), [](py::handle handle) {
@@ -891,7 +891,7 @@ PyObject* Backward::what_to_run_again() {
 }
 
 // A node whose gradients flow to these tensors, to the first `joined` from several ops; `leaves`: the call's. Lets the
-// GIL go meanwhile. NULL: an exception is set.
+// GIL go meanwhile.
 static void* backward_new(PyObject* site, PyObject* saved, PyObject** flows, int n, int joined, int forward,
                           int path, int64_t step, released_fn released, spent_fn spent, PyObject** leaves,
                           int n_leaves, uint64_t reached) {

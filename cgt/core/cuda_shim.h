@@ -232,8 +232,8 @@ static bool cuda_pool_made(void* pool, void* at) {
   return false;
 }
 
-// What is free of the pool, a list: (address, bytes, is its segment a small one?, is it of this stream?). (PyTorch's own
-// torch.cuda.memory_snapshot makes dicts of all that was ever traced, too.)
+// What is free of the pool, a list: (address, bytes, is its segment a small one?, is it of this stream?). (PyTorch's
+// own torch.cuda.memory_snapshot makes dicts of all that was ever traced, too.)
 static PyObject* cuda_pool_free(void* pool, void* stream) {
   py::list found;
   auto* p = static_cast<CudaPool*>(pool);

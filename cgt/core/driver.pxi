@@ -13,7 +13,7 @@ cdef enum:                        # our own codes; the driver's are positive
     ERROR_HOST_MEMORY = -2        # the graph reads host memory that nobody owns
     ERROR_MEMORY_NODES = -3       # the graph allocates
     ERROR_FOREIGN_MEMORY = -4     # somebody else keeps memory of the pool
-    RAISES = -5                   # none: a Python exception is set (PyTorch's; cydriver's, of a driver that lacks a function)
+    RAISES = -5                   # none: an exception is set: PyTorch's, or cydriver's where a driver lacks a function
     ERROR_OLD_DRIVER = -6
     ERROR_HOST_FUNCTION = -7      # the graph calls a function of the host, whose data nobody owns
     ERROR_TAPE = -10              # an op of the tape threw: what eager raises is set

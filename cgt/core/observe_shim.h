@@ -296,10 +296,8 @@ static void plain_number(c10::IValue& value, int arg, int part, std::vector<OpNu
     const at::Tensor& t = value.toTensor();
     if (!t.unsafeGetTensorImpl()->pyobj_slot()->load_pyobj()) return;
     py::object wrapped = py::reinterpret_steal<py::object>(THPVariable_Wrap(t));
-    PyObject* symbol = PyObject_GetAttrString(wrapped.ptr(), "_wrapped_number");
-    if (!symbol) return PyErr_Clear();
-    PyObject* node = node_of(symbol);
-    Py_DECREF(symbol);
+    py::object symbol = py::getattr(wrapped, "_wrapped_number", py::none());
+    PyObject* node = symbol.is_none() ? nullptr : node_of(symbol.ptr());
     if (!node) return;
     c10::IValue number = number_of(node);
     if (number.isDouble()) *static_cast<double*>(t.mutable_data_ptr()) = number.toDouble();
@@ -360,12 +358,8 @@ static bool has_own_wrapper(const c10::IValue& value) {
   }
   if (!has_wrapper(value)) return true;
   py::object t = torch::jit::toPyObject(value);
-  PyObject* module = PyObject_GetAttrString(reinterpret_cast<PyObject*>(Py_TYPE(t.ptr())), "__module__");
-  const char* name = module && PyUnicode_Check(module) ? PyUnicode_AsUTF8(module) : nullptr;
-  bool own = name && !strncmp(name, "torch.", 6);
-  if (!name) PyErr_Clear();
-  Py_XDECREF(module);
-  return own;
+  py::object module = py::getattr(py::type::handle_of(t), "__module__", py::none());
+  return py::isinstance<py::str>(module) && module.cast<std::string>().starts_with("torch.");
 }
 
 static thread_local Call* around = nullptr;  // the op on such that is under way

@@ -1,5 +1,5 @@
-# What Python finds out about a run becomes a node's rows; what a recording notes on the way (surface_record.pxi begins it
-# and ends it). A recording is a transaction: record_abort undoes whatever was begun.
+# What a recording notes on its way, and how a node's rows are filled from what Python found out about the run. The
+# surface (surface_record.pxi) begins it and ends it; it is a transaction: record_abort undoes whatever was begun.
 
 cdef void* state_beside(Table* t, id_t m, Beside* b) noexcept:
     """The state of the pool on another GPU behind the last of these recordings that worked there. NULL: none did, or in

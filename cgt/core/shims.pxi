@@ -1,5 +1,5 @@
-# What the C++ headers offer, declared once. No code. What is thrown comes to Python as PyTorch's own bindings would have
-# it (`raised`).
+# What the C++ headers offer, declared once. No code. What is thrown comes to Python as PyTorch's own bindings would
+# have it (`raised`).
 
 cdef extern from "debug.h":
     const bint CGT_DEBUG

@@ -344,8 +344,8 @@ static inline void tape_patch_copy(void* t, int k, void* theirs) noexcept {
   if (c.bound) bind(c);
 }
 
-// Append one op. `args` is a tuple in schema order, `kwargs` a dict, `into` a tuple of tensors. Throws if an argument has
-// no boxed form.
+// Append one op. `args` is a tuple in schema order, `kwargs` a dict, `into` a tuple of tensors. Throws if an argument
+// has no boxed form.
 static void tape_add(void* t, const char* name, const char* overload, PyObject* args, PyObject* kwargs,
                      PyObject* into) {
   auto op = c10::Dispatcher::singleton().findSchemaOrThrow(name, overload);

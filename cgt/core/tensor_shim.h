@@ -51,8 +51,8 @@ struct PyTensor {  // mirror of THPVariable, torch 2.11 to 2.13
 };
 static_assert(sizeof(at::TensorBase) == sizeof(void*), "a TensorBase is one intrusive pointer");
 
-// Functions of the shims may throw. Cython comes here (shims.pxi: `except +raised`): what was thrown becomes the exception
-// of Python's that PyTorch's own bindings would have made of it.
+// What functions of the shims throw comes here from Cython (shims.pxi: `except +raised`), and becomes the exception of
+// Python's that PyTorch's own bindings would have made of it.
 static void raised() { torch::translate_exception_to_python(std::current_exception()); }
 
 // Throw the exception that is set, so that it lasts where the GIL is let go. The GIL is held.

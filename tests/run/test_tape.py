@@ -475,11 +475,6 @@ REFUSED = {
         "aten.quantize_per_tensor",
         "tape",
     ),
-    "number too big for the tape": (
-        lambda a: torch.full((2,), 2**63 + 1, dtype=torch.uint64),
-        "aten.full",
-        "tape",
-    ),
 }
 
 
@@ -522,19 +517,9 @@ def test_written_arguments_are_read_from_the_schema():
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "value, kind",
-    [(torch.float64, int), (torch.strided, int), (torch.channels_last, int), ("cpu", str),
-     (torch.device("cpu"), str), (None, type(None)), ([1, 2], list), (True, bool)],
-)  # fmt: skip
-def test_arguments_are_boxed_as_what_the_core_takes(value, kind):
-    assert type(tape.boxed(value)) is kind
-
-
-def test_every_dtype_has_a_number_of_its_own():
-    dtypes = [torch.uint8, torch.int8, torch.int64, torch.half, torch.float, torch.double]
-    dtypes += [torch.bfloat16, torch.bool, torch.complex64]
-    assert len({tape.enum_number(dtype) for dtype in dtypes}) == len(dtypes)
+def test_a_number_that_only_64_bits_without_a_sign_hold_is_taped():
+    stats = cgt.stats(agrees(lambda a: torch.full((2,), 2**63 + 1, dtype=torch.uint64) + a[0, 0].to(torch.uint64), [X.abs()]))
+    assert stats.replays >= 1 and not stats.reasons
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.complex128, torch.bfloat16])
