@@ -84,7 +84,7 @@ cpdef enum:                 # OutKind: outs.kind
     VIEW                    # a view of slot `ref`, `shift` bytes from its start
     INPUT                   # the very tensor in slot `ref`
     AGAIN                   # the very tensor of output `ref`
-    PART                    # a view of output `ref` that autograd makes, since both require grad
+    PART                    # a view that autograd makes, since it requires grad: value `ref` of those of ops
     READOUT                 # no tensor: what ops[0] makes of memory of the host that the graph writes
     # a tensor subclass: what ops[0] makes around outputs ops[1], which are its attributes ops[2]
     WRAPPER
@@ -286,7 +286,7 @@ cdef struct Out:
     int32_t root                # it requires grad: handed out as a new tensor whose backward is the node's
     int32_t sharers             # FRESH: how many SHARED outputs refer to it
     id_t inside                 # the WRAPPER whose attribute it is, or NONE
-    int32_t version             # _version when handed out; PART: its turn in autograd, from 0; VIEW: CreationMeta
+    int32_t version             # _version when handed out; VIEW: CreationMeta
     uint64_t keys
     uint32_t data_kind          # as of a Guard
     int32_t ndim

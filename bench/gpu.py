@@ -14,6 +14,8 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -21,14 +23,17 @@ ROOT = Path(__file__).resolve().parent.parent
 RECORD = ROOT / "bench" / "results" / "gpu.json"
 SOURCES = ("cgt_core.pyx", "cgt_core.pxd", "setup.py", "cgt/**/*.py", "cgt/**/*.pxi", "cgt/**/*.h")
 OUTCOMES = "CGT_OUTCOMES"  # names the file that the tests' outcomes go to
-PART = "CGT_PART"  # which of the tests a process runs, of PARTS
+PART = "CGT_PART"  # which of the tests a process runs: "2/43" is the third of 43 parts
 PARTS, AT_ONCE = 43, 15  # processes, and of these on one GPU; odd, since most tests come in pairs, one for each device
 TESTS_S, BENCHES_S = 420, 240  # seconds that each may take
 PARITY_S = 240  # of PyTorch's databases: entries that were not judged by then do not count
 PARITY_MOST = 8  # samples of each operator, module or optimizer, in each way and dtype
 # The allocator's other way to lay out segments: the tests of the GPU again, with it.
 SEGMENTS = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
-SECTIONS = ("suite", "expandable_segments", "parity", "bench")  # of the record
+SECTIONS = ("suite", "expandable_segments", "parity", "bench", "rounds")  # of the record
+BY_DEFAULT = SECTIONS[:-1]
+ROUNDS, UNTIL = "CGT_ROUNDS", "CGT_UNTIL"  # how often a process runs its tests, and the time at which it begins no more
+ROUNDS_S = 480  # seconds until then; a minute later the process is stopped
 
 
 def source_hash(root=ROOT):
@@ -94,22 +99,20 @@ def run_module(limit_s, *args, variables=()):
             child.wait()
 
 
-def begin_suite(pool, notes, *args, variables=()):
-    """Run the tests, in processes of the pool's, with these arguments and environment variables: a function that waits for
-    them, and tells how many passed, failed and were skipped, and which failed. One that fails and then errs while it
-    is put away is one; one that began and never ended counts as failed."""
+def begin_suite(pool, notes, *args, variables=(), parts=PARTS, seconds=TESTS_S):
+    """Run the tests in so many parts, in processes of the pool's, with these arguments and environment variables, each for so many seconds
+    at most: a function that waits for them, and tells how many passed, failed and were skipped, and which failed. One
+    that fails and then errs while it is put away is one; one that began and never ended counts as failed."""
     notes.write_text("")
     order = [str(k) for k in range(gpus())]
 
     def run_part(k):
         k_th = k % len(order)  # whose the part is: the first that its tests see
-        part = {**dict(variables), PART: str(k), "CUDA_VISIBLE_DEVICES": ",".join(order[k_th:] + order[:k_th])}
-        return run_pytest(
-            TESTS_S, "tests", "-p", "bench.gpu", *args, outcomes=notes, variables=part
-        )
+        part = {**dict(variables), PART: f"{k}/{parts}", "CUDA_VISIBLE_DEVICES": ",".join(order[k_th:] + order[:k_th])}
+        return run_pytest(seconds, "tests", "-p", "bench.gpu", *args, outcomes=notes, variables=part)
 
-    parts = [pool.submit(run_part, k) for k in range(PARTS)]
-    return lambda: outcomes_of([part.result() for part in parts], notes)
+    begun = [pool.submit(run_part, k) for k in range(parts)]
+    return lambda: outcomes_of([part.result() for part in begun], notes)
 
 
 def outcomes_of(statuses, notes):
@@ -129,12 +132,29 @@ def outcomes_of(statuses, notes):
     }
 
 
+def run_rounds(pool, notes, rounds, seconds):
+    """The tests of the GPU again and again, all processes at once: what a suite tells, and how often each of the tests
+    passed that passed the fewest times."""
+    variables = {ROUNDS: str(rounds), UNTIL: str(time.time() + seconds)}
+    at_once = AT_ONCE * gpus() - (AT_ONCE * gpus() + 1) % 2
+    told = begin_suite(pool, notes, "-k", "cuda", variables=variables, parts=at_once, seconds=seconds + 60)()
+    times = Counter(line.removeprefix("passed ") for line in notes.read_text().splitlines() if line.startswith("passed "))
+    return {**told, "rounds": min(times.values(), default=0), "runs": times.total()}
+
+
 def pytest_collection_modifyitems(items):
-    """With `-p bench.gpu` this module is a plugin: it takes this process's part of the tests, and notes
-    outcomes as they come, since a report that is written at the end says nothing when the last test takes
+    """With `-p bench.gpu` this module is a plugin: it takes this process's part of the tests, as often as it is asked to,
+    and notes outcomes as they come, since a report that is written at the end says nothing when the last test takes
     the process with it."""
     if PART in os.environ:
-        items[:] = items[int(os.environ[PART]) :: PARTS]
+        part, parts = map(int, os.environ[PART].split("/"))
+        items[:] = items[part::parts] * int(os.environ.get(ROUNDS, 1))
+
+
+def pytest_runtest_teardown(item):
+    """Time is up between two tests, not within one."""
+    if time.time() > float(os.environ.get(UNTIL, "inf")):
+        item.session.shouldstop = "time is up"
 
 
 def pytest_runtest_logstart(nodeid):
@@ -182,8 +202,10 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, default=RECORD, help="default: bench/results/gpu.json")
     parser.add_argument("--compile", action="store_true", help="measure torch.compile too")
-    parser.add_argument("--only", nargs="+", choices=SECTIONS, default=SECTIONS, help="the rest of the record stays, and says of which sources it is")
+    parser.add_argument("--only", nargs="+", choices=SECTIONS, default=BY_DEFAULT, help="the rest of the record stays, and says of which sources it is")
     parser.add_argument("--parity-seconds", type=int, default=PARITY_S, help="default: %(default)s")
+    parser.add_argument("--rounds", type=int, default=20, help="how often the section of that name runs the tests of the GPU; default: %(default)s")
+    parser.add_argument("--rounds-seconds", type=int, default=ROUNDS_S, help="when it begins no more of them; default: %(default)s")
     options = parser.parse_args()
     facts = machine()
     if facts["device"] == "CPU" and options.out.resolve() == RECORD:
@@ -200,6 +222,9 @@ def main():
             for what, wait in waits.items():
                 record[what] = wait()
                 write(record, options.out)  # already now: what comes next may take the machine with it, or the time
+            if "rounds" in options.only:
+                record["rounds"] = run_rounds(pool, folder / "rounds", options.rounds, options.rounds_seconds)
+                write(record, options.out)
         if "parity" in options.only:
             record["parity"] = run_parity(folder, options.parity_seconds)
             write(record, options.out)

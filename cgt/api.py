@@ -455,7 +455,7 @@ core.POISONED[0] = message_for_poisoned
 SWAPS.to(lambda: True, swap)[0]()
 core.REDUCE[0] = made_again
 core.UNFLATTEN[0] = outside_dynamo(pytree.unflatten)
-core.MAKE_VIEW[0] = outside_dynamo(views.make)
+core.MAKE_VIEWS[0] = outside_dynamo(views.make)
 core.SWEEP[0] = outside_dynamo(freeing.sweep)
 core.SAME_VALUE[0] = outside_dynamo(pytree.same_value)
 core.reads_by(READ_BEHIND, outside_dynamo(trace.see_kernel), outside_dynamo(trace.see_lift))

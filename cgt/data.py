@@ -7,6 +7,7 @@ may fill, and belong to the mechanism that it names. What else changes is a data
 of a function between its misses, `Seen` what one run shows, `Attempt` what must be undone if one recording fails."""
 
 import dataclasses
+import functools
 import weakref
 from collections.abc import Callable
 from typing import Any, NamedTuple, dataclass_transform
@@ -28,15 +29,22 @@ def fresh(kind: Callable[[], object]) -> Any:
     return dataclasses.field(default_factory=kind)
 
 
-def empty(record: Any) -> Any:
-    """Such a record. What has no other value to begin with is a container, or a record of such."""
+@functools.cache
+def maker(record: Any) -> Callable[[], Any]:
+    """Makes such a record. What has no other value to begin with is a container, or a record of such."""
     kinds = [kind for name, kind in record.__annotations__.items() if name not in record._field_defaults]
-    return record(*(empty(kind) if hasattr(kind, "_fields") else kind() for kind in kinds))
+    kinds = [maker(kind) if hasattr(kind, "_fields") else kind for kind in kinds]
+    return lambda: record(*[kind() for kind in kinds])
+
+
+def empty(record: Any) -> Any:
+    """One."""
+    return maker(record)()
 
 
 def filled(record: Any) -> Any:
     """A field that holds one."""
-    return fresh(lambda: empty(record))
+    return fresh(maker(record))
 
 
 # --- of a function ----------------------------------------------------------------------------
@@ -499,7 +507,7 @@ class Watch(NamedTuple):
     """The watchers of the run's ops (ops.py)."""
 
     asked: list  # of each row of the watchers' tables: is it asked in this run?
-    of_op: dict  # id of an op -> (watchers in front of it, behind it)
+    of_op: dict  # id of an op -> (what it is, its watchers, those if it is usual: in front of it, behind it)
 
 
 class Alive(NamedTuple):
@@ -616,13 +624,12 @@ class OutRow(NamedTuple):
     ref: int  # output or slot it refers to
     proto: Any  # alias of the memory that the graph writes, or metadata alone
     shift: int = 0  # VIEW: bytes from the start of the slot's tensor
-    version: int = 0  # _version when handed out; PART: its turn, as autograd makes them, from 0; VIEW: CreationMeta
+    version: int = 0  # _version when handed out; VIEW: CreationMeta
     grad_slot: int = NONE  # it becomes .grad of this slot's tensor
     hidden: bool = False  # not part of the result
     root: bool = False  # it requires grad
     line: str = ""  # where it was made
-    # PART: what makes it (views.py); READOUT: (what makes it of the bytes,); WRAPPER: (what makes it of tensors,
-    # which outputs, attributes)
+    # PART: (outputs, views.Steps); READOUT: (what makes it of the bytes,); WRAPPER: (what makes it, outputs, attributes)
     ops: tuple = ()
     inside: int = NONE  # the output of kind WRAPPER whose attribute it is
 
@@ -678,6 +685,7 @@ class Draft(NamedTuple):
     effects: list  # of EffectRow
     grads: list  # of GradRow
     out: Flat  # the result
+    bases: dict  # hidden output -> its tensor, where results are views of it
     behind: Behind = Behind()
     keeps_grads: bool = False  # some .grad that it replaces was there when it read a value
 

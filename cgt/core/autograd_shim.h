@@ -273,8 +273,8 @@ static int sinks_hooked(PyObject* capsule, int parallel) noexcept {
   return -1;
 }
 
-// After it: a sink for each tensor that requires grad. The graph begins at `results`.
-static void sinks_open(PyObject* capsule, PyObject* tensors, PyObject* results) {
+// After it: a sink for each tensor that requires grad.
+static void sinks_open(PyObject* capsule, PyObject* tensors) {
   Sinks& sinks = inside<Sinks>(capsule);
   std::vector<at::Tensor> flows = tensors_of(tensors);
   for (size_t k = 0; k < flows.size(); ++k) {
@@ -289,7 +289,6 @@ static void sinks_open(PyObject* capsule, PyObject* tensors, PyObject* results) 
   ag::edge_list ends = edges_of(flows);
   for (size_t k = 0; k < flows.size(); ++k)
     if (ends[k].function) sinks.ends[k] = std::move(ends[k]);
-  sinks.roots = edges_of(tensors_of(results));
 }
 
 // Walk the graph from its roots. In `reached`, per tensor, how many edges lead to it; false if one leads to
@@ -330,11 +329,13 @@ static bool is_heard(ag::AccumulateGrad* leaf) {
          !leaf->post_hooks().empty() || !leaf->retains_grad_hooks().empty();
 }
 
+// The graph begins at `results`.
 // The tensors (by index) to which gradients flow: a tuple of two lists, first those to which several edges
 // lead. None if the graph leads to others, too. In each list those where nobody listens come last: a call's
 // node leaves the gradients before them to the engine.
-static PyObject* sinks_flows(PyObject* capsule, uint64_t since) {
+static PyObject* sinks_flows(PyObject* capsule, PyObject* results, uint64_t since) {
   Sinks& sinks = inside<Sinks>(capsule);
+  sinks.roots = edges_of(tensors_of(results));
   sinks.since = since;
   std::vector<int> reached(sinks.nodes.size(), 0);
   if (!sinks_walk(sinks, false, &reached)) Py_RETURN_NONE;
@@ -348,6 +349,26 @@ static PyObject* sinks_flows(PyObject* capsule, uint64_t since) {
   py::list joined, single;
   for (size_t k : order) (reached[k] == 1 ? single : joined).append(k);
   return py::make_tuple(joined, single).release().ptr();
+}
+
+// Does autograd make a graph from now on? Whether it did.
+static bool grad_mode(bool on) noexcept {
+  bool before = c10::GradMode::is_enabled();
+  c10::GradMode::set_enabled(on);
+  return before;
+}
+
+// Does somebody hear of gradients on their way through the last `steps` nodes that made t?
+static bool graph_heard(PyObject* t, int steps) {
+  NodePtr node = ag::impl::gradient_edge(tensor_of(t)).function;
+  for (; node && steps > 0; --steps) {
+    if (!node->pre_hooks().empty() || !node->post_hooks().empty() || !node->tensor_pre_hooks().empty() ||
+        !node->retains_grad_hooks().empty())
+      return true;
+    NodePtr next = node->next_edge(0).function;
+    node = std::move(next);
+  }
+  return false;
 }
 
 // Gradients will be those of these results; then what comes to these sinks before anything else.

@@ -6,6 +6,7 @@
 // Autograd's threads inherit that, and with it what the thread's Python objects say: whose run it is.
 #pragma once
 #include "autograd_shim.h"
+#include "calls_shim.h"
 
 #include <ATen/ThreadLocalPythonObjects.h>
 #include <ATen/record_function.h>
@@ -148,6 +149,7 @@ static PyObject* observe_proceed(PyObject* instead) {
       TORCH_INTERNAL_ASSERT(k == PyList_GET_SIZE(instead));
     }
     {
+      Profiled heard(true);
       NoGil no_gil;
       c10::impl::ForceDispatchKeyGuard as_called(call.thread);
       c10::impl::ExcludeDispatchKeyGuard unseen(OBSERVED);
@@ -461,6 +463,7 @@ static void observe_op(const c10::OperatorHandle& op, c10::DispatchKeySet keys, 
     c10::impl::ForceDispatchKeyGuard as_called(call.thread);
     return op.redispatchBoxed(call.below, stack);
   }
+  Profiled unheard(false);
   Call* outer = std::exchange(call_now, &call);
   PyObject* done = PyObject_CallFunctionObjArgs(see, torch::detail::getTorchApiFunction(op).ptr(), args.ptr(),
                                                 kwargs.ptr(), nullptr);

@@ -268,17 +268,20 @@ cdef bint uses_output(Table* t, id_t n, PyObject** tensors, int32_t count) noexc
 cdef bint path_lengthens(Table* t, id_t path, id_t at, id_t f, PyObject** tensors, int32_t n) noexcept nogil:
     """May a call of f be recorded behind `at`, in an iteration that the program said? If it says no more,
     its loops must not lengthen the path forever. So a function that ran in this one goes on only from its
-    own results, or if they are held and the last iteration was as long. But results that are not moved
-    when an iteration ends are to last until the program says so."""
+    own results, or if all that it returned is held and the last iteration was as long. But results that are
+    not moved when an iteration ends are to last until the program says so."""
     cdef Path* p = path_row(t, path)
     cdef int32_t depth = node_row(t, at).depth + 1
+    cdef bint ran = False
     cdef id_t m = at
     while m != NONE:
         if fn_row(t, node_row(t, m).fn).outputs != RESCUE: return True
         m = node_row(t, m).parent
     while at != NONE:
-        if uses_output(t, at, tensors, n): return depth < MAX_CHAIN or depth < p.usual
-        if node_row(t, at).fn == f: return depth < p.usual and not node_over(t, p, at)
+        if not ran and uses_output(t, at, tensors, n): return depth < MAX_CHAIN or depth < p.usual
+        if node_row(t, at).fn == f:
+            if depth >= p.usual or node_over(t, p, at): return False
+            ran = True
         at = node_row(t, at).parent
     return True
 

@@ -187,29 +187,47 @@ cdef int outs_ready(Table* t, id_t n) except -1:
                 out_share_version(o.tensor, first.tensor)
     return 0
 
-cdef int parts_give(Table* t, id_t n, PyObject** tensors, list views) except -1:
-    """Views of results that require grad, made by autograd, each in its turn; `views` owns them."""
+cdef object root_give(Table* t, id_t n, int32_t k, void* backward):
+    """Output k with the call's history. The cached tensor must not lead to its own backward: it would never be free."""
+    cdef Out* o = node_out(t, node_row(t, n), k)
+    cdef int64_t* dims = node_dim(t, node_row(t, n), o.dim_at)
+    cdef PyObject* shared = out_share(o.tensor, o.proto, o.keys, o.offset, o.ndim, dims)
+    made = <object>shared
+    Py_DECREFX(shared)
+    backward_give(backward, shared)
+    return made
+
+cdef int parts_give(Table* t, id_t n, PyObject** leaves, void* backward, PyObject** tensors, list views) except -1:
+    """Views that require grad, as do what they are views of: made by autograd. `views` owns them."""
     cdef Out* o
-    cdef int32_t k = 0, turn = 0, n_given = node_row(t, n).n_given
-    while k < n_given:
+    cdef int32_t k, n_given = node_row(t, n).n_given
+    values = None
+    for k in range(n_given):
         o = node_out(t, node_row(t, n), k)
-        k += 1
-        if o.kind != PART or o.version != turn: continue
-        made = MAKE_VIEW[0](<object>tensors[o.ref], <object>o.ops)
-        views.append(made)
-        tensors[k - 1] = <PyObject*>made
-        turn += 1
-        k = 0
+        if o.kind != PART: continue
+        if values is None:
+            bases, steps = <tuple>o.ops         # the same for all of them
+            values = [part_base(t, n, base, leaves, backward, tensors) for base in bases]
+            MAKE_VIEWS[0](values, steps)
+            views.append(values)
+            o = node_out(t, node_row(t, n), k)
+        made = values[o.ref]
+        tensors[k] = <PyObject*>made
     for k in range(n_given):
         o = node_out(t, node_row(t, n), k)
         if o.kind == AGAIN: tensors[k] = tensors[o.ref]
     return 0
 
+cdef object part_base(Table* t, id_t n, id_t k, PyObject** leaves, void* backward, PyObject** tensors):
+    """Output k, which may be none of the result's."""
+    cdef Out* o = node_out(t, node_row(t, n), k)
+    if not o.hidden: return <object>tensors[k]
+    return slot_object(t, n, o.ref, leaves) if o.kind == INPUT else root_give(t, n, k, backward)
+
 cdef object outs_give(Table* t, id_t n, PyObject** leaves, void* backward):
     """The call's result. `backward`: the autograd node of what requires grad in it, or NULL."""
     cdef Node* node = node_row(t, n)
     cdef Objects tensors
-    cdef PyObject* made
     cdef Out* o
     cdef id_t at = node.ret_at
     cdef int32_t k, next_ = 0
@@ -221,13 +239,10 @@ cdef object outs_give(Table* t, id_t n, PyObject** leaves, void* backward):
     for k in range(node_row(t, n).n_given):
         o = node_out(t, node_row(t, n), k)
         if o.kind == FRESH or o.kind == SHARED:
-            made = o.tensor
-            if o.root:              # the cached tensor must not lead to its own backward: it would never be free
-                made = out_share(o.tensor, o.proto, o.keys, o.offset, o.ndim, node_dim(t, node_row(t, n), o.dim_at))
-                views.append(<object>made)
-                Py_DECREFX(made)
-                backward_give(backward, made)
-            tensors.push_back(made)
+            if o.root:
+                views.append(root_give(t, n, k, backward))
+                tensors.push_back(<PyObject*>views[-1])
+            else: tensors.push_back(o.tensor)
         elif o.kind == AGAIN:
             tensors.push_back(tensors.data()[o.ref])
         elif o.kind == PART:
@@ -244,7 +259,7 @@ cdef object outs_give(Table* t, id_t n, PyObject** leaves, void* backward):
                 x = out_view(x, o.proto, o.keys, o.shift, o.ndim, node_dim(t, node_row(t, n), o.dim_at), o.version)
             views.append(x)
             tensors.push_back(<PyObject*>x)
-    if parts: parts_give(t, n, tensors.data(), views)
+    if parts: parts_give(t, n, leaves, backward, tensors.data(), views)
     node = node_row(t, n)
     if node.ret_python:
         return UNFLATTEN[0](<object>node.ret_program,

@@ -34,6 +34,7 @@ cdef extern from "tensor_shim.h" namespace "cgt" nogil:
     void* tensor_storage(PyObject* t)
     void* tensor_impl(PyObject* t)
     int tensor_is_plain(PyObject* t) except +raised
+    bint tensor_is_on(PyObject* t, int device)
     int64_t storage_nbytes(PyObject* t)
     char* tensor_storage_ptr "(char*)cgt::tensor_storage_ptr"(PyObject* t)
     int64_t tensor_offset(PyObject* t)
@@ -118,12 +119,10 @@ cdef extern from "tape_shim.h" namespace "cgt":
     void host_give_away(void* held, PyObject* proto) except +raised
     void* range_begin(PyObject* name) noexcept
     void range_end(void* range_) noexcept
-    void* warnings_off() noexcept
-    void warnings_on(void* before) noexcept
     void tape_bind(void* tape, int k) noexcept
     void tape_patch_copy(void* tape, int k, void* theirs) noexcept nogil
-    void tape_add(void* tape, const char* name, const char* overload, object args, object kwargs,
-                  object into) except +raised
+    bint tape_add(void* tape, const char* name, const char* overload, object args, object kwargs, object into,
+                  const char* out) except +raised
     int tape_last(void* tape) noexcept
     void tape_scalar(void* tape, int op, int arg, int part, int is_float, double f, int64_t i) noexcept nogil
     void tape_state(void* tape, object generator, object state, int sets)
@@ -149,8 +148,10 @@ cdef extern from "autograd_shim.h" namespace "cgt":
     int extents_apart(Extents* extents) noexcept nogil
     object c_sinks_new "cgt::sinks_new"(list tensors) except +raised
     int c_sinks_hooked "cgt::sinks_hooked"(object handle, int parallel) noexcept
-    void c_sinks_open "cgt::sinks_open"(object handle, list tensors, list results) except +raised
-    object c_sinks_flows "cgt::sinks_flows"(object handle, uint64_t since) except +raised
+    bint grad_mode(bint on) noexcept
+    bint c_graph_heard "cgt::graph_heard"(object t, int steps) except +raised
+    void c_sinks_open "cgt::sinks_open"(object handle, list tensors) except +raised
+    object c_sinks_flows "cgt::sinks_flows"(object handle, list results, uint64_t since) except +raised
     void c_sinks_heads "cgt::sinks_heads"(object handle, list results, list joined) except +raised
     int c_sinks_run "cgt::sinks_run"(object handle, tuple grads, list aliases) except -1
     void c_sinks_join "cgt::sinks_join"(object handle, int k, object t) except +raised

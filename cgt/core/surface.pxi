@@ -15,7 +15,7 @@ POISONED = [None]          # (line that made it) -> message; set once by the fro
 SAME_VALUE = [None]        # (recorded, value) -> bool for rare types; set once by the front end
 REDUCE = [None]            # (what jit returned) -> what makes it again where it is pickled or copied; set likewise
 UNFLATTEN = [None]         # (program, tensors) -> result; set once by the front end
-MAKE_VIEW = [None]         # (tensor, ops) -> what these make of it; set once by the front end
+MAKE_VIEWS = [None]        # (values, steps): adds to the values what these make of them; set once by the front end
 
 table_start(&TABLE)
 dict_watch_start()

@@ -18,14 +18,19 @@ def sinks_hooked(object handle, bint parallel):
     DistributedDataParallel."""
     return c_sinks_hooked(handle, parallel)
 
-def sinks_open(object handle, list tensors, list results):
-    """A graph was made: it begins at these results and ends, among others, at these tensors."""
-    c_sinks_open(handle, tensors, results)
+def graph_heard(object t, int steps):
+    """Has one of the last nodes of autograd's, so many, that made t a hook?"""
+    return c_graph_heard(t, steps)
 
-def sinks_flows(object handle, uint64_t since):
-    """To which of the tensors (by index) gradients flow in that graph, made since the thread's sequence
-    number was `since`: those to which several edges lead, then the rest; or None if it leads elsewhere, too."""
-    return c_sinks_flows(handle, since)
+def sinks_open(object handle, list tensors):
+    """A graph was made: it ends, among others, at these tensors."""
+    c_sinks_open(handle, tensors)
+
+def sinks_flows(object handle, list results, uint64_t since):
+    """To which of the tensors (by index) gradients flow in the graph that begins at these results, made since the
+    thread's sequence number was `since`: those to which several edges lead, then the rest; or None if it leads
+    elsewhere, too."""
+    return c_sinks_flows(handle, results, since)
 
 def sinks_heads(object handle, list results, list joined):
     """A run of the graph will be given gradients of these results, in this order; then, for each of these

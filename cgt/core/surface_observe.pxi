@@ -55,13 +55,13 @@ def in_inference(bint on, object body):
     finally:
         inference_end(guard)
 
-def quiet(object f):
-    """Call f; what ATen warns of meanwhile is dropped."""
-    cdef void* before = warnings_off()
+def with_grad(object body):
+    """body() where autograd makes a graph."""
+    cdef bint before = grad_mode(True)
     try:
-        f()
+        return body()
     finally:
-        warnings_on(before)
+        grad_mode(before)
 
 def results():
     """Where a run under observation keeps what its ops returned, without holding it."""
@@ -131,6 +131,20 @@ def answer(list results):
 def done(list results):
     """The op that is observed now was done without `proceed`, and returns these tensors."""
     observe_done(results)
+
+def usual(list inputs, int device, dict constants):
+    """The storages of these inputs of the op that is observed now, if a recording can hold all of them, they are on
+    this GPU or on the host (-1), known to Python, and one of them is no constant; or None."""
+    cdef bint varies = False
+    cdef PyObject* t
+    known = set()
+    for one in inputs:
+        t = <PyObject*>one
+        if not tensor_is_plain(t) or not tensor_is_on(t, device) or observe_lone(one): return None
+        sid = <uintptr_t>tensor_storage(t)
+        known.add(sid)
+        varies = varies or (tensor_numel(t) and sid not in constants)
+    return known if varies else None
 
 def is_lone(object t):
     """Is this argument of the op that is observed now a number of the host's that Python did not know before?"""

@@ -36,9 +36,10 @@ def begin(int driver, int device, uintptr_t stream, uintptr_t pool, list others)
     t.rec.seconds[RESTORE] = t.rec.seconds[CAPTURE] - t.rec.seconds[RESTORE]
     check(driver, DRIVERS[driver].begin(&t.rec), CALL_BEGIN)
 
-def op(bytes name, bytes overload, tuple args, dict kwargs, tuple into):
-    """Append an op of the host's to the tape under way."""
-    tape_add(tape_now(&TABLE), name, overload, args, kwargs, into)
+def op(bytes name, bytes overload, tuple args, dict kwargs, tuple into, bytes out=b""):
+    """Append an op of the host's to the tape under way: what it returns is copied `into` these tensors. Or a variant
+    that writes such a one as its argument `out`, if it leaves the same bytes there. Was it?"""
+    return tape_add(tape_now(&TABLE), name, overload, args, kwargs, into, out)
 
 def scalar(int number, object value, int at, int part):
     """The op recorded last has this number, which is `value` now, as argument `at`, or as element `part` of it (NONE:
@@ -346,6 +347,16 @@ def run_node(int n, list tensors, bint launch):
     cdef Path* p = path_row(&TABLE, node_row(&TABLE, n).path)
     TABLE.rec.ran = 1
     return replay(&TABLE, n, leaves.data(), DRIVERS[p.driver].stream(p.device), launch, False, False)
+
+def run_again(int n, list tensors):
+    """Replay a node once more, all its segments, of which no user's code is a part; None where a value leads
+    elsewhere. The caller holds the paths."""
+    cdef Objects leaves = borrowed(tensors)
+    cdef Path* p = path_row(&TABLE, node_row(&TABLE, n).path)
+    cdef void* stream = DRIVERS[p.driver].stream(p.device)
+    cdef bint due = False, met = node_row(&TABLE, n).len[READS] != 0
+    if met and reads_meet(&TABLE, n, node_row(&TABLE, n).spec, stream, leaves.data(), &due) != n: return None
+    return replay(&TABLE, n, leaves.data(), stream, True, False, met)
 
 def run_once(list tensors):
     """Launch the recording that just ended once, and move these tensors out of the pool. The caller

@@ -344,19 +344,60 @@ static inline void tape_patch_copy(void* t, int k, void* theirs) noexcept {
   if (c.bound) bind(c);
 }
 
-// Append one op. `args` is a tuple in schema order, `kwargs` a dict, `into` a tuple of tensors. Throws if an argument
-// has no boxed form.
-static void tape_add(void* t, const char* name, const char* overload, PyObject* args, PyObject* kwargs,
-                     PyObject* into) {
+struct Deaf final : c10::WarningHandler {  // while there is one nobody hears what ATen warns of on this thread
+  c10::WarningHandler* before = c10::WarningUtils::get_warning_handler();
+  Deaf() { c10::WarningUtils::set_warning_handler(this); }
+  ~Deaf() override { c10::WarningUtils::set_warning_handler(before); }
+  void process(const c10::Warning&) override {}
+};
+
+// Does this op write the very bytes of `made` where it is told to, as argument number `out`? Tried once: some variants
+// resize, or use the memory that they are given as scratch.
+static bool writes_same(const TapeOp& row, size_t out, const at::Tensor& made) {
+  if (made.is_conj() || made.is_neg()) return false;  // as dot's is, of conjugated vectors; what is given is not
+  at::Tensor room = at::empty_strided(made.sizes(), made.strides(), made.options());
+  const void* at = room.const_data_ptr();
+  std::vector<c10::IValue> stack(row.args);
+  stack[out] = room;
+  try {
+    Deaf deaf;
+    py::gil_scoped_release no_gil;
+    row.op->callBoxed(&stack);
+  } catch (python_error& e) {
+    e.restore();
+  } catch (py::error_already_set& e) {
+    e.restore();
+  } catch (const std::exception&) {
+    return false;
+  }
+  if (PyErr_Occurred()) {  // in a kernel of Python's
+    if (!PyErr_ExceptionMatches(PyExc_RuntimeError)) throw_python();
+    PyErr_Clear();
+    return false;
+  }
+  if (room.const_data_ptr() != at || room.sizes() != made.sizes() || room.strides() != made.strides()) return false;
+  const bool dense = made.is_non_overlapping_and_dense();
+  const at::Tensor mine = dense ? room : room.contiguous(), theirs = dense ? made : made.contiguous();
+  return !memcmp(mine.const_data_ptr(), theirs.const_data_ptr(), mine.nbytes());
+}
+
+// Append one op. `args` is a tuple in schema order, `kwargs` a dict, `into` a tuple of tensors; or, of a variant that
+// writes its one result into its argument `out`, that one. False: that variant does not do the same, and is not
+// appended. Throws if an argument has no boxed form.
+static bool tape_add(void* t, const char* name, const char* overload, PyObject* args, PyObject* kwargs, PyObject* into,
+                     const char* out) {
   auto op = c10::Dispatcher::singleton().findSchemaOrThrow(name, overload);
   const auto& wanted = op.schema().arguments();
   TapeOp row{op, {}, {}, {}};
   Aliases done;
   row.args.reserve(wanted.size());
   Py_ssize_t given = PyTuple_GET_SIZE(args);
+  size_t at = wanted.size();
   for (size_t k = 0; k < wanted.size(); ++k) {
     PyObject* o = nullptr;
-    if (static_cast<Py_ssize_t>(k) < given && !wanted[k].kwarg_only())
+    if (wanted[k].name() == out)
+      o = PyTuple_GET_ITEM(into, 0), at = k;
+    else if (static_cast<Py_ssize_t>(k) < given && !wanted[k].kwarg_only())
       o = PyTuple_GET_ITEM(args, k);
     else
       o = PyDict_GetItemString(kwargs, wanted[k].name().c_str());
@@ -367,10 +408,15 @@ static void tape_add(void* t, const char* name, const char* overload, PyObject* 
     else
       row.args.push_back(c10::IValue());
   }
-  for (Py_ssize_t k = 0; k < PyTuple_GET_SIZE(into); ++k)
-    row.into.push_back(alias_of(PyTuple_GET_ITEM(into, k)));
   if (PyErr_Occurred()) throw_python();
+  if (at < wanted.size()) {
+    if (!writes_same(row, at, row.args[at].toTensor())) return false;
+  } else {
+    for (Py_ssize_t k = 0; k < PyTuple_GET_SIZE(into); ++k)
+      row.into.push_back(alias_of(PyTuple_GET_ITEM(into, k)));
+  }
   static_cast<Tape*>(t)->ops.push_back(std::move(row));
+  return true;
 }
 
 // The index of the op that was appended last.
@@ -491,24 +537,6 @@ static void rng_release(void* state, int put_back) noexcept {
     g.set_state(*tensor);
   }
   delete tensor;
-}
-
-// --- warnings ---
-
-struct Deaf final : c10::WarningHandler {
-  void process(const c10::Warning&) override {}
-};
-
-// From now on nobody hears what ATen warns of on this thread; returns who would have.
-static void* warnings_off() noexcept {
-  static Deaf deaf;
-  auto* before = c10::WarningUtils::get_warning_handler();
-  c10::WarningUtils::set_warning_handler(&deaf);
-  return before;
-}
-
-static void warnings_on(void* before) noexcept {
-  c10::WarningUtils::set_warning_handler(static_cast<c10::WarningHandler*>(before));
 }
 
 // --- ranges that profilers show ---

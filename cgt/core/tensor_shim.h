@@ -161,6 +161,11 @@ static inline int tensor_is_plain(PyObject* t) {
   return x.layout() == c10::kStrided && !x.is_nested() && !x.is_quantized() && !x._is_zerotensor() &&
          !impl_of(t)->is_python_dispatch();
 }
+// Is it one of this GPU's, or of the host's (-1)?
+static inline bool tensor_is_on(PyObject* t, int device) {
+  const c10::Device& where = *impl_device(impl_of(t));
+  return device < 0 ? where.is_cpu() : where.is_cuda() && where.index() == device;
+}
 static inline int64_t storage_nbytes(PyObject* t) {
   c10::StorageImpl* s = storage_of(t);
   return s ? s->sym_nbytes().maybe_as_int().value_or(0) : 0;

@@ -58,15 +58,15 @@ def see_fork(seen: Seen, before: set[str] | None, name: str, args: tuple, plain:
         return plain()
 
 
-def modules() -> set[str] | None:
-    """Names of the modules that there are before Dynamo comes; None when it is there."""
-    return None if "torch._dynamo" in sys.modules else set(sys.modules)
+def modules() -> dict[str, object] | None:
+    """The modules that there are before Dynamo comes, by name; None when it is there."""
+    return None if "torch._dynamo" in sys.modules else sys.modules.copy()
 
 
 def forget_imports(seen, before):
     """torch.cond and while_loop have imported Dynamo, and with it the like of SymPy: what ran there is not the
     function's."""
-    new = {getattr(sys.modules[name], "__file__", None) for name in sys.modules.keys() - before}
+    new = {getattr(sys.modules[name], "__file__", None) for name in sys.modules.keys() - before.keys()}
     seen.code.started.difference_update(
         [code for code in list(seen.code.started) if code is not None and code.co_filename in new]
     )

@@ -121,7 +121,8 @@ def compare(
         for t, kept in zip(mine.tensors, mine.copies, strict=True):
             put_bytes(t, kept)
         return raised is None, result
-    if raised is None and not repeats(call, node, scope, before, copies, mine, after, audits, seen):
+    parts = bool(answers)  # of the user's, which must not run again
+    if raised is None and not parts and not repeats(call, node, scope, before, copies, mine, after, audits, seen):
         return False, theirs
     reason = blame(told, first_other(state.keep[node].ops, seen.run.ops))
     result = mine = after = None  # they may hold memory of the recording
@@ -173,16 +174,15 @@ def repeats(call, node, scope, before, copies, mine, after, audits, seen):
     """Does the recording do the same once more, from the same state? (Not where it sums in an order that nobody keeps.)
     Its kernels alone run: what the function takes from elsewhere is taken once. Eager's state is there again behind
     it."""
-    # Kernels of the host's do the same each time: a tape that does not works on what its last run left. A recording of
-    # segments does not run as a whole, and one whose tensors are missed cannot run from that state.
-    apart = scope.device < 0 or core.node_facts(node).segments
-    if apart or any(map(functools.partial(is_missed, seen=seen), after.tensors)):
+    # Kernels of the host's do the same each time: a tape that does not works on what its last run left. A recording
+    # whose tensors are missed cannot run from that state.
+    if scope.device < 0 or any(map(functools.partial(is_missed, seen=seen), after.tensors)):
         return True
     at_end = take(scope)
     give_back(before)
     for k, memory in zip(scope.spent, copies, strict=True):
         core.fixed(call.args[k]).copy_(memory)
-    result = core.with_paths(functools.partial(core.run_node, node, leaves_of(call.flat), True))
+    result = core.with_paths(functools.partial(core.run_again, node, leaves_of(call.flat)))
     told = differ_results(mine, result, audits, seen)
     written = (one for one in after.tensors if one.bytes is not None)
     told = told or any(differ(as_tensor(one.tensor, one.bytes), one.tensor, audits) for one in written)

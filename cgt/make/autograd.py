@@ -40,12 +40,12 @@ def complete(state: State, plan: Plan, seen: Seen, draft: Draft) -> Draft | str:
     odd = next((t for t in saved if not core.is_plain(t)), None)
     if odd is not None:
         return errors.wrapped_graph(f"a tensor that {draft.outs[roots[0]].line} saves", type(odd).__name__)
-    found = core.sinks_flows(seen.run.plan.sinks, seen.run.since)
+    results = [draft.bases[k] if draft.outs[k].hidden else draft.out.tensors[k] for k in roots]
+    found = core.sinks_flows(seen.run.plan.sinks, results, seen.run.since)
     if found is None:
         return errors.outer_graph(draft.outs[roots[0]].line)
     joined, single = found
     flows, n_grads = joined + single, len(roots) + len(joined)
-    results = [draft.out.tensors[k] for k in roots]
     core.sinks_heads(seen.run.plan.sinks, results, joined)
     # The backward of a custom Function may run anything, a reentrant checkpoint's the forward and a
     # backward of its own.
@@ -68,7 +68,7 @@ def vet_roots(draft, roots):
     """A sentence if the call's place in the graph cannot be given to a replay's results."""
     memory = [core.storage_id(draft.outs[k].proto) for k in roots]
     for k, sid in zip(roots, memory, strict=True):
-        if memory.count(sid) > 1:
+        if memory.count(sid) > 1 and not draft.outs[k].hidden:
             return errors.odd_root(draft.out.paths[k])
     return vet_written(draft, 0)
 

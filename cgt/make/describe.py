@@ -15,11 +15,10 @@ from ..cuts import readout
 from ..data import Call, Changes, Draft, EffectRow, GradRow, Graph, OutRow, Plan, Seen, SlotRow, Was
 from ..look import places
 from ..numbers import counters, live
-from ..run import views
 from ..run.observe import NO_LINE, span, version_of
 from ..words import errors, pytree, wrappers
 from ..words.private import creation_meta, gathered_in, is_gathered
-from . import moving, trace
+from . import moving, parts
 
 MOVES = (core.COPIED, core.REBOUND)  # bindings of a slot that moves: its tensor may lie elsewhere at each call
 DEFAULT_GENERATORS = (torch.default_generator, *torch.cuda.default_generators)
@@ -47,9 +46,10 @@ def rows(plan: Plan, seen: Seen, result: object, call: Call) -> Draft | str:
     if reason is not None:
         return reason
     near = by_storage(slots)
-    outs = describe_outs(plan, seen, out, slots, near)
-    if isinstance(outs, str):
-        return outs
+    described = describe_outs(plan, seen, out, slots, near)
+    if isinstance(described, str):
+        return described
+    outs, bases = described
     slots, owners = hold_gradients(slots, outs)
     owners |= {k for _, _, others in plan.also.values() for k, t in others if is_touched(seen, t, core.NONE)}
     found = describe_grads(plan, seen, slots, near, outs, paths, owners)
@@ -61,7 +61,7 @@ def rows(plan: Plan, seen: Seen, result: object, call: Call) -> Draft | str:
     puts = describe_puts(plan, seen, slots, paths, near, outs, out, result)
     if isinstance(puts, str):
         return puts
-    return Draft(slots, paths, near, outs, [*writes, *sets, *advances, *puts], grads, out)
+    return Draft(slots, paths, near, outs, [*writes, *sets, *advances, *puts], grads, out, bases)
 
 
 def vet_call(plan, seen, call):
@@ -270,12 +270,7 @@ def pending_in(seen: Seen, result: object, given: Collection[int] = ()) -> list[
     """The tensors of a result, each once, through which a later backward will go; but for those whose
     id is among `given`."""
     found = {id(t): t for t in tensors_of(seen, result) if id(t) not in given}
-    return [t for t in found.values() if is_pending(seen, t)]
-
-
-def is_pending(seen, t):
-    """Does t require grad by a graph whose backward has not run inside the call?"""
-    return t.requires_grad and t.grad_fn is not None and not trace.is_spent(t, seen.run.since)
+    return [t for t in found.values() if parts.is_pending(seen, t)]
 
 
 def vet_constants(out, plan):
@@ -316,13 +311,20 @@ def slot_at(t: torch.Tensor, near: dict[int, list[tuple[int, torch.Tensor, int]]
 
 
 def describe_outs(plan, seen, out, slots, near):
-    """One row per tensor of the result."""
+    """(A row per tensor of the result, then hidden ones; {the latter's place: its tensor}); or a sentence."""
     by_id = {id(s.example): k for k, s in reversed(list(enumerate(slots)))}
+    results = [(path, t) for path, t in zip(out.paths, out.tensors, strict=True) if id(t) not in by_id]
+    made = parts.find(seen, results, near, slots)
+    if isinstance(made, str):
+        return made
     outs, first_of, seen_ids = [], {}, {}
     first = {id(t): k for k, t in reversed(list(enumerate(out.tensors)))}
+    hidden = dict(enumerate((t for t in made.bases if id(t) not in first), len(out.tensors)))
+    first |= {id(t): k for k, t in hidden.items()}
+    ops = [first[id(t)] for t in made.bases], made.steps
     leaves = [obj for kind, _, obj in out.program if kind == core.TENSOR]
-    for path, t, leaf in zip(out.paths, out.tensors, leaves, strict=True):
-        ops = ops_of_part(seen, t, first)
+    paths = [*out.paths, *("what results are views of" for _ in hidden)]
+    for path, t, leaf in zip(paths, (*out.tensors, *hidden.values()), (*leaves, *hidden.values()), strict=True):
         told = type(leaf) is pytree.Readout
         one = leaf if told else t
         if id(one) in seen_ids:
@@ -331,31 +333,15 @@ def describe_outs(plan, seen, out, slots, near):
             row = OutRow(core.INPUT, by_id[id(t)], ghost(t))
         elif told:
             row = OutRow(core.READOUT, core.NONE, t, line=leaf.line, ops=(leaf.make,))
-        elif ops is not None:
-            row = OutRow(core.PART, first[id(t._base)], ghost(t), ops=ops)
+        elif id(t) in made.numbers:
+            row = OutRow(core.PART, made.numbers[id(t)], ghost(t), ops=ops)
         else:
             row = describe_tensor(plan, seen, path, t, near, first_of, len(outs))
         if isinstance(row, str):
             return row
         seen_ids.setdefault(id(one), len(outs))
-        outs.append(row)
-    return in_order_of_birth(outs, out.tensors)
-
-
-def in_order_of_birth(outs, tensors):
-    """The rows, of which those that autograd makes again know their turn: gradients that meet are summed in the order
-    in which the graph grew."""
-    parts = [k for k, o in enumerate(outs) if o.kind == core.PART]
-    parts.sort(key=lambda k: tensors[k].grad_fn._sequence_nr())
-    turn = {k: n for n, k in enumerate(parts)}
-    return [o._replace(version=turn[k]) if k in turn else o for k, o in enumerate(outs)]
-
-
-def ops_of_part(seen, t, results):
-    """What autograd makes this of one of these results by, whose view it is; or None."""
-    if type(t) is not torch.Tensor or not t._is_view() or id(t._base) not in results:
-        return None
-    return views.ops_of(t, t._base) if is_pending(seen, t) and is_pending(seen, t._base) else None
+        outs.append(row._replace(hidden=len(outs) in hidden))
+    return outs, hidden
 
 
 def ghost(t: torch.Tensor) -> torch.Tensor:
@@ -370,7 +356,7 @@ def describe_tensor(plan, seen, path, t, near, first_of, index, grad_slot=core.N
         return errors.strange_output(path, type(t).__name__ + layout)
     if t.requires_grad and t.grad_fn is None:
         return errors.made_leaf(path)
-    root = is_pending(seen, t)
+    root = parts.is_pending(seen, t)
     if plan.driver == core.CUDA and not t.is_cuda:
         return errors.host_output(path)
     sid = core.storage_id(t)
@@ -642,8 +628,8 @@ def check_draft(draft: Draft) -> None:
     n_slots, n_outs = len(draft.slots), len(draft.outs)
     assert all(core.NONE <= k < n_slots for s in draft.slots for k in (s.same, s.owner)), draft.slots
     for k, o in enumerate(draft.outs):
-        # A PART may come first.
-        last = n_slots if o.kind in (core.VIEW, core.INPUT) else n_outs if o.kind == core.PART else k
+        last = n_slots if o.kind in (core.VIEW, core.INPUT) else o.ref + 1 if o.kind == core.PART else k
+        assert o.kind != core.PART or max(o.ops[0]) < n_outs, o
         assert core.NONE <= o.ref < last and core.NONE <= o.grad_slot < n_slots, o
     assert all(0 <= g.slot < n_slots for g in draft.grads), draft.grads
     assert all(

@@ -25,7 +25,7 @@ GATHERS = "fsdp::all_gather_copy_in"  # and this one argument 1
 CASTS_INSIDE = frozenset(("_trilinear", "linalg_pinv"))
 # Ops that count from the start of the storage, which a copied slot's buffer does not have.
 ABSOLUTE = frozenset(("as_strided", "as_strided_", "as_strided_copy", "as_strided_scatter"))
-CHECKS = frozenset(("_linalg_check_errors",))
+CHECKS = frozenset(("_linalg_check_errors.default", "normal.Tensor_Tensor", "normal.float_Tensor"))
 DYNAMIC = frozenset(("_pack_padded_sequence",))  # by lengths on the host, though it has no tag for that
 # Ops that keep seed and offset of their random numbers for a backward: on the device where a capture is under way, on
 # the host elsewhere; and their backwards, which look for them there.
@@ -41,6 +41,9 @@ COLLECTIVES = ("c10d", "_c10d_functional", "_c10d_functional_autograd", "symm_me
 COPIES = frozenset(("_to_copy", "copy_", "_copy_from"))
 INDEX_PUT = frozenset("index_put index_put_ _index_put_impl_ _unsafe_index_put".split())
 INDEXES = INDEX_PUT | {"index", "_unsafe_index"}
+SPECIAL = (
+    INDEXES | CASTS_INSIDE | apart.KNOWN | {"_cudnn_init_dropout_state"}
+)  # what ops.judge and vets.vet_op look for
 REPLACES_MEMORY = frozenset("set_ resize_ resize_as_ _resize_output_ resize_storage_bytes_".split())
 
 
@@ -62,6 +65,7 @@ class OpFacts(NamedTuple):
     moves: bool  # brings numbers of the host's to the GPU by a copy, which a capture forbids
     views: bool  # says that what it returns is its argument's memory
     pure: bool  # its results depend on its arguments alone
+    usual: bool  # it computes with values that the host needs not see, writes none, and there is nothing special to it
 
 
 FACTS = {}  # id of an op -> its facts. Its hash is a function in Python, and some ten times as slow.
@@ -75,17 +79,26 @@ def facts_of(op: OpOverload) -> OpFacts:
 def find_facts(op):
     packet, tags = op.overloadpacket.__name__, op.tags
     draws = torch.Tag.nondeterministic_seeded in tags
-    return OpFacts(
-        op, packet, op.namespace, tape.writes(op), draws, torch.Tag.data_dependent_output in tags, packet in CHECKS,
+    facts = OpFacts(
+        op, packet, op.namespace, tape.writes(op), draws, torch.Tag.data_dependent_output in tags,
+        f"{packet}.{op._overloadname}" in CHECKS,
         packet in DYNAMIC or torch.Tag.dynamic_output_shape in tags, torch.Tag.inplace_view in tags,
         packet in REPLACES_MEMORY, packet in ABSOLUTE, packet in COPIES, packet in COPIES | INDEX_PUT,
-        any(r.alias_info is not None for r in op._schema.returns), constants.is_pure(op, packet, draws),
+        any(r.alias_info is not None for r in op._schema.returns), constants.is_pure(op, packet, draws), False,
     )  # fmt: skip
+    odd = may_write(op, facts) or may_ask(op, facts) or facts.replaces or facts.reshapes or packet in SPECIAL
+    return facts._replace(usual=not odd)
 
 
 def may_write(op: OpOverload, facts: OpFacts) -> bool:
     """Could it write some of its arguments?"""
     return bool(facts.writes) or facts.namespace != "aten" or facts.packet in SILENT_WRITES
+
+
+def may_ask(op: OpOverload, facts: OpFacts) -> bool:
+    """Could it, with some arguments, depend on values that the host sees?"""
+    names = {argument.name for argument in op._schema.arguments}
+    return facts.reads or facts.checks or facts.dynamic or "device" in names
 
 
 def written_by(

@@ -36,7 +36,7 @@ from ..run.observe import (
 )
 from ..run.tokens import how_far, see_draw
 from ..words import errors, options, wrappers
-from ..words.private import OpOverload
+from ..words.private import OpOverload, is_forward_ad
 from . import packed
 from .facts import (
     COLLECTIVES,
@@ -55,6 +55,7 @@ from .facts import (
     is_guarded,
     is_hosts,
     is_to_host,
+    may_ask,
     may_write,
     noted,
     odd_kind,
@@ -76,7 +77,7 @@ class OpCall:
     values = None  # that Python reads here, and how it comes by them
     constant = False  # is its result the same in each replay?
     counts = False  # does it only count, on the host, what counters follow?
-    tells = False  # does it only tell the outcome of a comparison?
+    tells = False  # does it only tell the outcome of a comparison, or go on if that is true?
     selects = False  # does it take what a mask says, of which the values are known?
     apart, between = False, False  # can no graph hold it, and does it run between two segments therefore?
     for_real = False  # does it run on real memory in a capture?
@@ -85,8 +86,9 @@ class OpCall:
     movable = ()  # addresses in it that replays will be told
     before, end = None, 0  # the length of the graph around it
     repeats = False  # may it be captured again?
+    usual = False  # see is_usual
     instead = None  # tensors with which the op runs; None: its own
-    counted = ()  # where it wrote copies: (input, its version as the kernel counts)
+    counted = ()  # where it wrote copies: (input, its copy, how far its version was ahead of that one's)
     written: Sequence = ()  # the inputs that it writes
     known: set  # storages of its inputs
     results: list
@@ -108,6 +110,7 @@ class Watcher(NamedTuple):
     why_here: str
     of: Callable | None = None  # (op, facts) -> is it asked of this op? None: of all
     when: Callable | None = None  # seen -> is it asked in this run, from its begin to its end? None: in all
+    usual: bool = True  # is it asked of usual ops, too?
 
 
 def see_op(seen: Seen, op: OpOverload | None, args: tuple, kwargs: dict) -> None:
@@ -117,17 +120,29 @@ def see_op(seen: Seen, op: OpOverload | None, args: tuple, kwargs: dict) -> None
         return
     if seen.live is not None:
         live.watch(seen)
-    facts, before, behind = seen.watch.of_op.get(id(op)) or choose_watchers(seen, op)
+    facts, of_others, of_usual = seen.watch.of_op.get(id(op)) or choose_watchers(seen, op)
     if seen.inside or facts.namespace == "profiler":
         core.proceed(None)
         return
     call = OpCall(facts, args, kwargs)
+    call.usual = facts.usual and is_usual(seen, call)
+    before, behind = of_usual if call.usual else of_others
     for look in before:
         if look(seen, call):
             return
     call.results = proceed(seen, call)
     for look in behind:
         look(seen, call)
+
+
+def is_usual(seen, call):
+    """Does a usual op meet only tensors of the run's device that every recording takes, and are not all constants? Most
+    do: nothing is to be judged then."""
+    if seen.run.apart or seen.cuts.bodies or seen.ranks.parallel or is_forward_ad():
+        return False
+    device = seen.run.device if seen.run.driver == CUDA else -1
+    call.known = core.usual(call.inputs, device, seen.constants.memory)
+    return call.known is not None
 
 
 # --- in front of the op --------------------------------------------------------------------------
@@ -210,12 +225,6 @@ def judge(seen, call):
     call.apart = bool(seen.run.apart or facts.packet in apart.KNOWN) and apart.is_one(seen, op, facts, inputs)
 
 
-def may_ask(op, facts):
-    """Could it, with some arguments, depend on values that the host sees?"""
-    names = {argument.name for argument in op._schema.arguments}
-    return facts.reads or facts.checks or facts.dynamic or "device" in names
-
-
 def find_values(seen, call):
     """Does it read values, and which?"""
     facts, inputs = call.facts, call.inputs
@@ -226,7 +235,7 @@ def find_values(seen, call):
     if asks and facts.pure and not into:
         call.values = segments.values_of(seen, inputs)
     call.tells = asks and call.values is None and segments.tells(seen, facts.packet, inputs)
-    call.constant = call.constant or call.values is not None or call.tells
+    call.constant = call.constant or call.values is not None or (call.tells and not facts.draws)
     if asks and not call.constant and facts.packet == "masked_select" and not into:
         call.values = segments.values_of(seen, inputs[1:])
         call.selects = call.values is not None
@@ -244,12 +253,15 @@ def vet(seen, call):
 
 def touch_inputs(seen, call):
     """Memory, devices and generators that it works on."""
-    call.known = set(map(core.storage_id, call.inputs))
-    new = call.known - seen.made.keys() - seen.touched.keys()
-    for t in call.inputs:
-        seen.devices.add(t.device)
-        if core.storage_id(t) in new:
-            touch(seen, t, bool(seen.ranks.parallel) and fills(call.facts.packet, call.args, call.kwargs, t))
+    if call.usual:
+        seen.devices.add(call.inputs[0].device)
+    else:
+        call.known = set(map(core.storage_id, call.inputs))
+        seen.devices.update(t.device for t in call.inputs)
+    if not call.known <= seen.made.keys():
+        for t in call.inputs:
+            if core.storage_id(t) not in seen.touched:
+                touch(seen, t, bool(seen.ranks.parallel) and fills(call.facts.packet, call.args, call.kwargs, t))
     if call.generator is not None:
         seen.generators.given[core.generator_id(call.generator)] = call.generator
 
@@ -322,7 +334,9 @@ def has_numbers(seen):
 BEFORE = (
     Watcher(note_op, "it may be none that the others deal with", when=lambda seen: seen.run.ops is not None),
     Watcher(note_autograd, "spent memory is free for results", when=lambda seen: seen.autograd.spent or seen.run.saves),
-    Watcher(meet_inputs, "numbers that it makes known are constants", when=lambda seen: seen.run.driver == CUDA),
+    Watcher(
+        meet_inputs, "numbers that it makes known are constants", when=lambda seen: seen.run.driver == CUDA, usual=False
+    ),
     Watcher(
         pass_by,
         "a warm-up that asks nothing needs none of what follows",
@@ -333,14 +347,16 @@ BEFORE = (
     Watcher(find_written, "all that follows asks what is written", may_write),
     Watcher(count, "no other watcher may take a count for a read", when=has_numbers),
     Watcher(find_numbers, "an op with live numbers is not constant", when=has_numbers),
-    Watcher(judge, "it asks for writes and numbers"),
+    Watcher(judge, "it asks for writes and numbers", usual=False),
     Watcher(find_values, "what is constant, or only counted, is not asked for", may_ask),
-    Watcher(vet, "a constant is refused nothing; memory of an op that is refused is none that is touched"),
+    Watcher(vet, "a constant is refused nothing; memory of an op that is refused is none that is touched", usual=False),
     Watcher(touch_inputs, "it knows the user's tensors, not their copies"),
     Watcher(save_written, "the user's tensors, still; what was touched is known", may_write),
     Watcher(exchange_inputs, "from here on arguments are those with which the op runs"),
     Watcher(find_movable, "addresses are those of the copies", when=lambda seen: seen.copied.movable),
-    Watcher(choose_memory, "what is brought to the GPU takes the place of what was exchanged", when=is_capture),
+    Watcher(
+        choose_memory, "what is brought to the GPU takes the place of what was exchanged", when=is_capture, usual=False
+    ),
     Watcher(
         begin_draw,
         "the state of the generator in front of the op, behind all that may run ops of its own",
@@ -357,26 +373,30 @@ def proceed(seen, call):
     """Run the op, in one of the ways that there are; its results."""
     if call.selects and is_capture(seen):
         return segments.select(seen, *call.inputs)
+    if call.tells and call.facts.draws and is_capture(seen) and seen.reason is None:
+        return segments.sample(seen, *call.args, call.generator)
     if call.for_real:
         return constants.read(seen, call.inputs)
     if call.apart and seen.run.recording and not call.constant and seen.reason is None:
         call.between = True
         return apart.record(seen, call.op, call.args, call.kwargs)
-    if is_capture(seen) and packed.is_one(call.op, call.args, call.kwargs):
+    if not call.usual and is_capture(seen) and packed.is_one(call.op, call.args, call.kwargs):
         return packed.record(call.op, call.args, call.kwargs)
-    call.before = core.graph_length() if (call.numbers or call.movable) and is_capture(seen) else 0
+    if (call.numbers or call.movable) and is_capture(seen):
+        call.before = core.graph_length()
     moved = how_far(seen) if call.movable and call.facts.draws else None
-    pairs = zip(call.inputs, call.instead, strict=True) if call.written and call.instead else ()
-    copies = [(t, one, version_of(t) - version_of(one)) for t, one in pairs if t is not one]
+    if call.written and call.instead:
+        pairs = zip(call.inputs, call.instead, strict=True)
+        call.counted = [(t, one, version_of(t) - version_of(one)) for t, one in pairs if t is not one]
     try:
         results = core.proceed(call.instead)
     except Exception as error:
         apart.learn(seen, call.op, call.facts, call.args, call.kwargs, call.written, error)
         raise
-    call.end = core.graph_length() if call.movable else 0
-    call.counted = [(t, version_of(one) + ahead) for t, one, ahead in copies]
-    # Not what counts somewhere, a collective or a draw, whose op did: it would do so again.
-    call.repeats = call.facts.namespace in constants.KNOWN and (moved is None or how_far(seen) == moved)
+    if call.movable:
+        call.end = core.graph_length()
+        # Not what counts somewhere, a collective or a draw, whose op did: it would do so again.
+        call.repeats = call.facts.namespace in constants.KNOWN and (moved is None or how_far(seen) == moved)
     return results
 
 
@@ -430,10 +450,13 @@ def find_fresh(seen, call):
     """Which results are new memory."""
     if not all(map(core.is_plain, call.results)):
         refuse(seen, errors.layout(str(call.op), user_line(seen), odd_kind(call.results)))
-    of_number = not call.inputs and call.facts.views  # C++ made a tensor of it, whose memory is not the recording's
-    seen.alive.objects.extend(map(core.alias, call.results if of_number else ()))
-    call.fresh = [t for t in call.results if core.storage_id(t) not in call.known and not of_number]
-    vet_effect(seen, call.op, call.facts, call.fresh, call.written)
+    if call.inputs or not call.facts.views:
+        call.fresh = [t for t in call.results if core.storage_id(t) not in call.known]
+    else:  # C++ made a tensor of a number, whose memory is not the recording's
+        seen.alive.objects.extend(map(core.alias, call.results))
+        call.fresh = []
+    if not call.fresh:
+        vet_effect(seen, call.op, call.facts, call.written)
     if seen.cuts.bodies:
         forks.note_made(seen, call.fresh)
     if call.facts.namespace == "_c10d_functional" and collectives.DRIVERS:
@@ -450,7 +473,7 @@ def note_fresh(seen, call):
             refuse(seen, strange)
         note_memory(seen, t, line)
         seen.devices.add(t.device)
-        if t.device.type == "cpu" and seen.run.driver == CUDA:
+        if seen.run.driver == CUDA and t.is_cpu:
             seen.host.made[core.storage_id(t)] = core.storage_name(t)
             held = not call.facts.draws and all(is_guarded(seen, one) for one in call.inputs)
             # Seed and offset lie on the device in a capture.
@@ -463,7 +486,8 @@ def note_constant(seen, call):
         strange = blank.see(seen, call.facts, call.inputs, call.written, call.fresh)
         if strange is not None:
             refuse(seen, strange)
-    constants.note(seen, call.op, call.args, call.kwargs, call.constant, call.fresh, call.written, call.for_real)
+    if call.constant or seen.constants.memory or seen.reads.known:
+        constants.note(seen, call.op, call.args, call.kwargs, call.constant, call.fresh, call.written, call.for_real)
     if call.aside:
         seen.host.drawn.update(map(core.storage_id, call.fresh))
 
@@ -478,8 +502,9 @@ def mirror_written(seen, call):
     """What was written in a copy is written in the user's memory. Where a kernel counts that itself, so do we."""
     if not call.written:
         return
+    counted = [(t, version_of(one) + ahead) for t, one, ahead in call.counted]
     mirror(seen, call.written)
-    for t, version in call.counted:
+    for t, version in counted:
         torch.autograd.graph.increment_version([t] * max(0, version - version_of(t)))
 
 
@@ -506,7 +531,7 @@ BEHIND = (
 
 
 def choose_watchers(seen, op):
-    """(the op's facts, in front, behind): the watchers that are asked of it in this run."""
+    """(the op's facts, who is asked of it in this run, and who if it is usual): watchers in front of it and behind."""
     if not seen.watch.asked:
         seen.watch.asked.extend(row.when is None or bool(row.when(seen)) for row in (*BEFORE, *BEHIND))
     seen.watch.of_op[id(op)] = found = (facts_of(op), *watchers_of(op, tuple(seen.watch.asked)))
@@ -515,13 +540,14 @@ def choose_watchers(seen, op):
 
 @functools.cache  # which keeps the op, and so its id
 def watchers_of(op, asked):
-    """(in front, behind): the watchers that are asked of this op in such a run."""
+    """The watchers that are asked of this op in such a run, and those if it is usual: (in front, behind)."""
+    pairs = zip((*BEFORE, *BEHIND), asked, strict=True)
+    rows = [row for row, yes in pairs if yes and (row.of is None or row.of(op, facts_of(op)))]
 
-    def chosen(rows, asked):
-        pairs = zip(rows, asked, strict=True)
-        return tuple(row.look for row, yes in pairs if yes and (row.of is None or row.of(op, facts_of(op))))
+    def walk(rows):
+        return tuple(tuple(row.look for row in rows if row in some) for some in (BEFORE, BEHIND))
 
-    return chosen(BEFORE, asked[: len(BEFORE)]), chosen(BEHIND, asked[len(BEFORE) :])
+    return walk(rows), walk([row for row in rows if row.usual])
 
 
 # --- single mechanisms ---------------------------------------------------------------------------
@@ -554,9 +580,8 @@ def seeds_on_host(op: OpOverload, args: tuple, kwargs: dict) -> list[torch.Tenso
 def append(seen, call):
     """Put the op on the host's tape, unless it is a view."""
     op, args, kwargs, results, fresh = call.op, call.args, call.kwargs, call.results, call.fresh
-    # A freed storage's address could come back.
-    seen.alive.memory.extend(map(core.alias, filter(core.is_plain, fresh)))
-    if seen.reason is not None or call.facts.reshapes or not (fresh or call.written or not results):
+    seen.alive.memory.extend(fresh)  # a freed storage's address could come back
+    if call.facts.reshapes or not (fresh or call.written or not results):
         return
     if fresh and len(fresh) != len(results):
         refuse(seen, errors.odd_op(str(op), user_line(seen)))
@@ -564,7 +589,10 @@ def append(seen, call):
     try:
         if not call.known <= seen.made.keys():
             done = {}
-            args, kwargs = fix(seen, args, done), {k: fix(seen, v, done) for k, v in kwargs.items()}
+            args, kwargs = (
+                fix(seen, args, done),
+                {k: fix(seen, v, done) for k, v in kwargs.items()} if kwargs else kwargs,
+            )
         tape.append(op, args, kwargs, fresh)
         for k, part, row in call.numbers:
             core.scalar(row, seen.live.steps[row].value, k, part)

@@ -211,7 +211,7 @@ def on_host(call, attempt):
         observed = functools.partial(trace.run, seen, call.function, arguments(call, seen), call.kwargs)
         attempt.result = core.within(places.collector_off(), observed)  # cycles of the run stay young
         torch.clear_autocast_cache()
-        open_sinks(plan, seen, attempt.result)
+        open_sinks(plan)
         if seen.reason is None:
             bind(call.state, plan, seen)
             copy_back(plan, seen)
@@ -277,7 +277,7 @@ def on_cuda(call, attempt):
             seen.generators.words[core.generator_id(g)] = Words(handle, w, w)
             observe.note_memory(seen, w)
         attempt.result = trace.run(seen, call.function, arguments(call, seen), call.kwargs)
-        open_sinks(plan, seen, attempt.result)
+        open_sinks(plan)
         bind(call.state, plan, seen)
         copy_back(plan, seen)
         advances = core.restore_generators(handles)
@@ -373,10 +373,10 @@ def own_accumulators(plan, parallel):
     return functools.partial(away, True, parallel), functools.partial(away, False)
 
 
-def open_sinks(plan, seen, result):
-    """The graph that the run left behind begins at what requires grad in its result."""
+def open_sinks(plan):
+    """The graph that the run left behind ends at what the call was given and reached."""
     if plan.saves:
-        core.sinks_open(plan.sinks, plan.tensors, describe.pending_in(seen, result, set(map(id, plan.tensors))))
+        core.sinks_open(plan.sinks, plan.tensors)
 
 
 def failure(error: BaseException) -> str:
@@ -514,7 +514,8 @@ class Parts(NamedTuple):
 
     program: tuple
     given: list  # tensors of the result, or memory of theirs; None: comes of another one
-    outs: list  # their rows
+    bases: dict  # the same of hidden outputs of which results are views
+    outs: list  # the rows of the result
     grads: list  # (tensor, what its .grad was)
     puts: list  # (EffectRow, what came to its place)
     behind: Behind
@@ -529,6 +530,8 @@ def part_result(plan: Plan, draft: Draft) -> tuple[Parts, Draft]:
         else draft.slots[o.ref].example if o.kind == core.INPUT else t
         for o, t in zip(outs, draft.out.tensors, strict=True)
     ]  # fmt: skip
+    hidden = {k: draft.outs[k] for k in draft.bases}
+    bases = {k: draft.slots[o.ref].example if o.kind == core.INPUT else o.proto for k, o in hidden.items()}
     for saved, *_ in draft.behind.saved:
         saved.tensor = None
     sets = [e for e in draft.effects if e.kind == core.SETS_GRAD]
@@ -543,8 +546,8 @@ def part_result(plan: Plan, draft: Draft) -> tuple[Parts, Draft]:
             del put.place.home[put.place.want :]
         else:
             places.put_back(put.place)
-    parts = Parts(draft.out.program, given, outs, grads, puts, draft.behind)
-    return parts, draft._replace(out=draft.out._replace(tensors=()))
+    parts = Parts(draft.out.program, given, bases, outs, grads, puts, draft.behind)
+    return parts, draft._replace(out=draft.out._replace(tensors=()), bases={})
 
 
 def grad_of(outs, k):
@@ -572,15 +575,17 @@ def put_of(draft, effect, given):
 
 def restore_result(plan: Plan, seen: Seen, parts: Parts) -> object:
     """The call's result after all, over the memory in which it was made."""
-    given = parts.given
+    whole, made = dict(enumerate(parts.given)) | parts.bases, []
     for k, root in enumerate(parts.behind.roots):
-        given[root] = core.view_like(given[root], given[root], 0)
-        core.sinks_join(seen.run.plan.sinks, k, given[root])
-    for _, k in sorted((o.version, k) for k, o in enumerate(parts.outs) if o.kind == core.PART):
-        given[k] = views.make(given[parts.outs[k].ref], parts.outs[k].ops)
+        whole[root] = core.view_like(whole[root], whole[root], 0)
+        core.sinks_join(seen.run.plan.sinks, k, whole[root])
     for k, row in enumerate(parts.outs):
-        if row.kind == core.AGAIN:
-            given[k] = given[row.ref]
+        if row.kind == core.PART:
+            if not made:
+                made += [whole[j] for j in row.ops[0]]
+                views.make(made, row.ops[1])
+            whole[k] = made[row.ref]
+    given = [whole[row.ref if row.kind == core.AGAIN else k] for k, row in enumerate(parts.outs)]
     for one, base, like, shift in parts.behind.saved:
         one.tensor = core.view_like(base, like, shift)
         one.version = one.tensor._version

@@ -30,7 +30,13 @@ def vet_generator(seen: Seen, op: OpOverload, generator: torch.Generator, drawn:
 
 def vet_op(seen: Seen, call: Any) -> None:
     """Refuse what a replay could not repeat. `call`: ops.OpCall."""
-    op, facts, inputs, constant, line = call.op, call.facts, call.inputs, call.constant or call.selects, None
+    op, facts, inputs, constant, line = (
+        call.op,
+        call.facts,
+        call.inputs,
+        call.constant or call.selects or call.tells,
+        None,
+    )
     if is_forward_ad():
         line = errors.forward_mode(user_line(seen))
     elif call.reads and not constant:
@@ -66,12 +72,10 @@ def writes_array(seen, written):
         return not all(t.untyped_storage().resizable() for t in known)
 
 
-def vet_effect(
-    seen: Seen, op: OpOverload, facts: OpFacts, fresh: list[torch.Tensor], written: list[torch.Tensor]
-) -> None:
-    """Refuse an op of somebody's that may have done anything: where PyTorch's own return nothing new it is a view, or
-    they assert something. (NCCL's kernels are captured.)"""
-    if not (fresh or written or facts.views or facts.namespace in constants.KNOWN or facts.namespace in COLLECTIVES):
+def vet_effect(seen: Seen, op: OpOverload, facts: OpFacts, written: list[torch.Tensor]) -> None:
+    """Refuse an op of somebody's that made nothing new and may have done anything: where PyTorch's own do so it is a
+    view, or they assert something. (NCCL's kernels are captured.)"""
+    if not (written or facts.views or facts.namespace in constants.KNOWN or facts.namespace in COLLECTIVES):
         refuse(seen, errors.unknown_effect(str(op), user_line(seen)))
 
 

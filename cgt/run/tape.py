@@ -7,9 +7,9 @@ An op is appended with the tensors that it really got, after it ran. Three forms
 Views are not appended: a view of recorded memory is the same view at every launch.
 """
 
-import functools
 import math
 from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import cgt_core as core
 import torch
@@ -19,10 +19,28 @@ from ..words.private import OpOverload
 EMPTY = frozenset("empty empty_like empty_strided new_empty new_empty_strided empty_permuted".split())
 
 
-@functools.cache
+class Form(NamedTuple):
+    """How an op comes on a tape."""
+
+    op: Any  # as of make.facts.OpFacts
+    name: bytes
+    overload: bytes
+    is_empty: bool  # what it makes has any bytes
+    out: tuple | None  # of out_variant, if it writes none of its arguments
+
+
+FORMS: dict = {}  # id of an op -> its form
+
+
+def form_of(op):
+    out, schema = None if writes(op) else out_variant(op), op._schema
+    is_empty = op.overloadpacket.__name__ in EMPTY and not writes(op)
+    return Form(op, schema.name.encode(), schema.overload_name.encode(), is_empty, out)
+
+
 def out_variant(op):
-    """(overload, name of its out argument, names of its arguments), or None: the variant that takes op's arguments and
-    writes a given result."""
+    """(overload, its out argument, names of its arguments), or None: the variant that takes op's arguments and writes a
+    given result."""
     packet = op.overloadpacket
     wanted = [(a.name, str(a.type)) for a in op._schema.arguments]
     if torch.Tag.nondeterministic_seeded in op.tags:
@@ -37,14 +55,14 @@ def out_variant(op):
             continue
         # dtype, layout, device and pin_memory of a factory are those of the recorded result.
         if rest == wanted or rest == [w for w in wanted if w[0] not in FACTORY]:
-            return candidate, outs[0].name, frozenset(a.name for a in candidate._schema.arguments)
+            names = frozenset(a.name for a in candidate._schema.arguments)
+            return candidate._schema.overload_name.encode(), outs[0].name.encode(), names
     return None
 
 
 FACTORY = frozenset(("dtype", "layout", "device", "pin_memory"))
 
 
-@functools.cache
 def writes(op: OpOverload) -> tuple[tuple[int, str], ...]:
     """Positions and names of the arguments that op writes."""
     return tuple(
@@ -54,19 +72,18 @@ def writes(op: OpOverload) -> tuple[tuple[int, str], ...]:
 
 def append(op: OpOverload, args: Sequence[object], kwargs: dict[str, object], results: Sequence[torch.Tensor]) -> None:
     """Append op to the tape under way. `results`: the tensors it made, in order."""
-    name, overload, into = op._schema.name, op._schema.overload_name, tuple(results)
-    makes = bool(results) and not writes(op)
-    if makes and op.overloadpacket.__name__ in EMPTY:
+    form = FORMS.get(id(op)) or FORMS.setdefault(id(op), form_of(op))
+    if form.is_empty and results:
         if is_filled():
             core.op(b"aten::fill_", b"Scalar", (results[0], unwritten(results[0].dtype)), {}, ())
         return  # or its bytes mean nothing; the memory stays
-    found, extra = out_variant(op) if makes else None, {}
-    if found is not None:
-        target, out, known = found
+    args, into = tuple(args), tuple(results)
+    if form.out is not None and results:
+        overload, out, known = form.out
         trimmed = {k: v for k, v in kwargs.items() if k not in FACTORY or k in known} if kwargs else kwargs
-        if writes_same(target, out, args, trimmed, results[0]):
-            overload, into, kwargs, extra = target._schema.overload_name, (), trimmed, {out: results[0]}
-    core.op(name.encode(), overload.encode(), tuple(args), kwargs | extra, into)
+        if core.op(form.name, overload, args, trimmed, into, out):
+            return
+    core.op(form.name, form.overload, args, kwargs, into)
 
 
 def is_filled() -> bool:
@@ -79,29 +96,6 @@ def unwritten(dtype):
     if dtype.is_floating_point or dtype.is_complex:
         return math.nan
     return True if dtype == torch.bool else torch.iinfo(dtype).max
-
-
-def writes_same(target, name, args, kwargs, result):
-    """Does the out variant write the very bytes of `result` where it is told to? Tried once with
-    these arguments: some variants resize, or use the memory they are given as scratch."""
-    if result.is_conj() or result.is_neg():  # as dot's is, of conjugated vectors; what is given is not
-        return False
-    out = torch.empty_strided(result.shape, result.stride(), dtype=result.dtype)
-    at = core.address(out)
-    try:
-        core.quiet(functools.partial(target, *args, **kwargs, **{name: out}))
-    except RuntimeError:
-        return False
-    return core.address(out) == at and out.stride() == result.stride() and same_bits(out, result)
-
-
-def same_bits(a, b):
-    """Bitwise equality of two dense tensors."""
-    size = a.element_size()
-    number = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}.get(size)
-    if number is None:  # complex128
-        return torch.equal(torch.view_as_real(a).view(torch.int64), torch.view_as_real(b).view(torch.int64))
-    return torch.equal(a.view(number), b.view(number))
 
 
 def copy_into(target: torch.Tensor, source: torch.Tensor) -> None:

@@ -33,6 +33,7 @@ class Tap:
 
     def __init__(self, *targets):
         self.targets, self.plain, self.handlers, self.lock = targets, [], (), threading.Lock()
+        self.made = {}  # target -> (what is there else, what hands its calls over)
 
     def to(self, is_mine, handle):
         """A bracket: inside, handle(plain, owner, name, args, kwargs) is called instead of the functions."""
@@ -53,8 +54,11 @@ class Tap:
 
     def install(self):
         self.plain = [(owner, name, vars(owner).get(name)) for owner, name in self.targets]
-        for owner, name in self.targets:
-            setattr(owner, name, self.tapped(owner, name, getattr(owner, name)))
+        for target in self.targets:
+            plain = getattr(*target)
+            if self.made.get(target, (None,))[0] is not plain:
+                self.made[target] = (plain, self.tapped(*target, plain))
+            setattr(*target, self.made[target][1])
 
     def tapped(self, owner, name, plain):
         @private.outside_dynamo  # which would trace what the handler does

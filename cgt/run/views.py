@@ -1,63 +1,158 @@
-"""Views of a differentiable function's results: how autograd made them, and how it makes them again.
+"""Views in a differentiable function's result: how autograd made them, and how it makes them again.
 
-A result may be a view of another, both with a history: CLIP's logits and their transpose, a decoder's states and the
-last of them. A replay hands out the one as its own backward's, and has autograd make the other from it by the very ops
-of the recorded call, which are read off its graph. (One op for all, as_strided, would give the same view; but its
-gradient is laid out in another way, and a matrix product behind it may round in another way.)
+A result may be a view of another one or of an argument, both with a history: CLIP's logits and their transpose, a
+weight's transpose, the two halves of what was computed. A replay has autograd make the view by the very ops of the
+recorded call, which are read off its graph, of today's argument or of what it hands out as its own backward's. (One op
+for all, as_strided, would give the same view; but its gradient is laid out in another way, and a matrix product behind
+it may round in another way.)
 """
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Collection
+from typing import Any, NamedTuple
 
+import cgt_core as core
 import torch
 
-CLASS = torch.Tensor
+from ..words.private import creation_meta
+
 ANY = 2**63  # numbers of this size and more are negative ones
+LEAF = "torch::autograd::AccumulateGrad"  # the node where the graph comes to a leaf
+ATEN = torch.ops.aten
+OPS = {
+    op._schema.name.partition("::")[2].lstrip("_").title().replace("_", "") + f"Backward{k}": op
+    for k, ops in enumerate([
+        (
+            ATEN.alias.default, ATEN.as_strided.default, ATEN._conj.default, ATEN.diagonal.default, ATEN.expand.default,
+            ATEN._neg_view.default, ATEN.permute.default, ATEN.select.int, ATEN.slice.Tensor, ATEN.split.Tensor,
+            ATEN.split_with_sizes.default, ATEN.squeeze.default, ATEN.t.default, ATEN.transpose.int, ATEN.unbind.int,
+            ATEN.unfold.default, ATEN.unsafe_split.Tensor, ATEN.unsafe_split_with_sizes.default, ATEN.unsqueeze.default,
+            ATEN.view.default, ATEN.view_as_complex.default, ATEN.view_as_real.default,
+        ),
+        (ATEN.squeeze.dim,),
+        (ATEN.squeeze.dims,),
+    ])
+    for op in ops
+} | {"ReshapeAliasBackward0": ATEN.reshape.default}  # fmt: skip
 
 
-def numbers(node, names):
-    """What an op was given, as its node of the graph keeps it."""
-    return tuple(n - 2 * ANY if n >= ANY else n for n in (getattr(node, f"_saved_{name}") for name in names.split()))
+class Step(NamedTuple):
+    """An op on one of the values so far, to which come those that it makes."""
+
+    of: int
+    op: Callable[..., Any]
+    given: list
 
 
-GIVEN = {  # node of the graph -> (op, what the node keeps of the arguments, in order)
-    "TBackward0": (CLASS.t, ""),
-    "TransposeBackward0": (CLASS.transpose, "dim0 dim1"),
-    "SliceBackward0": (torch.ops.aten.slice.Tensor, "dim start end step"),
-    "SelectBackward0": (CLASS.select, "dim index"),
-    "UnsqueezeBackward0": (CLASS.unsqueeze, "dim"),
-    "SqueezeBackward0": (CLASS.squeeze, ""),
-    "SqueezeBackward1": (CLASS.squeeze, "dim"),
-    "DiagonalBackward0": (CLASS.diagonal, "offset dim1 dim2"),
-}
-SHAPED = {"ViewBackward0": CLASS.view, "ExpandBackward0": CLASS.expand}  # these want the shape of what they make
+class Parts(NamedTuple):
+    """Views, and what makes them."""
+
+    numbers: dict[int, int]  # id of a view -> which of the values it is
+    bases: list[torch.Tensor]  # the first values
+    steps: list[Step]
+    nodes: list[Any]  # of the graph: one for each step
 
 
-def ops_of(t: torch.Tensor, base: torch.Tensor) -> tuple[tuple[Callable[..., torch.Tensor], tuple], ...] | None:
-    """((op, arguments), ...) that make t of `base`, whose view it is; None if that cannot be told."""
-    ops, node = [], t.grad_fn
-    shape: tuple[int, ...] | None = tuple(t.shape)
-    while node is not base.grad_fn:
-        name, inputs = node.name(), node.next_functions
-        if name in GIVEN:
-            op, names = GIVEN[name]
-            ops.append((op, numbers(node, names)))
-        elif name == "PermuteBackward0":
-            ops.append((CLASS.permute, (tuple(node._saved_dims),)))
-        elif name in SHAPED and shape is not None:
-            ops.append((SHAPED[name], (shape,)))
-        else:
+def find(views: list[torch.Tensor], bases: list[torch.Tensor]) -> Parts:
+    """Those of the views that autograd made of these bases by ops that can be told; in the order in which the graph
+    grew, since gradients that meet are summed in it."""
+    held = [t.grad_fn for t in bases]  # ids are of what is there
+    ends = {place_of(t): t for t in bases}
+    chains = {id(t): chain for t in views if (chain := chain_of(t, ends))}
+    used = list({id(ends[chain[-1]]): ends[chain[-1]] for chain in chains.values()}.values())
+    nodes = {id(node): node for *chain, _ in chains.values() for node, _ in chain}
+    order, count = sorted(nodes.values(), key=lambda node: node._sequence_nr()), itertools.count()
+    value = {place_of(t): next(count) for t in used}
+    value |= {(id(node), k): next(count) for node in order for k in range(len(node._input_metadata))}
+    steps = [Step(value[edge_of(*node.next_functions[0])], *op_of(node)) for node in order]
+    del held
+    return Parts({t: value[edge_of(*chain[0])] for t, chain in chains.items()}, used, steps, order)
+
+
+def place_of(t):
+    """Where in the graph gradients of t come to."""
+    return (LEAF, id(t)) if t.grad_fn is None else (id(t.grad_fn), t.output_nr)
+
+
+def edge_of(node, nr):
+    """The same, as an edge that leads there tells it."""
+    return (LEAF, id(node.variable)) if node.name() == LEAF else (id(node), nr)
+
+
+def chain_of(t, ends):
+    """[(node, number), ..., the place where they end], from t on; None: there are others on the way, or somebody hears
+    of the gradients."""
+    chain, node, nr = [], t.grad_fn, t.output_nr
+    while node is not None and edge_of(node, nr) not in ends:
+        if op_of(node) is None:
             return None
-        shape = getattr(node, "_saved_self_sym_sizes", None)
-        if len(inputs) != 1 or inputs[0][0] is None:
-            return None
-        node, at = inputs[0]
-        if node is base.grad_fn and at != base.output_nr:
-            return None
-    return tuple(reversed(ops))
+        chain.append((node, nr))
+        node, nr = node.next_functions[0]
+    if node is None or not chain or core.graph_heard(t, len(chain)):
+        return None
+    return [*chain, edge_of(node, nr)]
 
 
-def make(t: torch.Tensor, ops: tuple[tuple[Callable[..., torch.Tensor], tuple], ...]) -> torch.Tensor:
-    """The view of t that these ops make."""
-    for op, given in ops:
-        t = op(t, *given)
-    return t
+def op_of(node):
+    """(op, what it was given besides the tensor, as its node keeps it); None: it cannot be told."""
+    op = OPS.get(node.name())
+    if op is None:
+        return None
+    made = {name: list(node._input_metadata[0].shape) for name in ("size", "shape")}
+    names = [argument.name for argument in op._schema.arguments[1:] if argument.name != "implicit"]
+    return op, [signed(getattr(node, f"_saved_{name}", made.get(name))) for name in names]
+
+
+def signed(value):
+    """What an op was given, from how its node shows it."""
+    if isinstance(value, (tuple, list)):
+        return list(map(signed, value))
+    return value - 2 * ANY if value is not None and value >= ANY else value
+
+
+def are_right(parts: Parts, views: list[torch.Tensor]) -> bool:
+    """Do the steps make these views again?"""
+    values = list(parts.bases)
+    make(values, parts.steps)
+    made = [(t, values[parts.numbers[id(t)]]) for t in views if id(t) in parts.numbers]
+    return all(t._base is other._base and facts_of(t) == facts_of(other) for t, other in made)
+
+
+def facts_of(t):
+    """What is told of a view."""
+    of_memory = core.address(t), t.dtype, t.shape, t.stride(), t.is_conj(), t.is_neg(), creation_meta(t)
+    return *of_memory, t.output_nr, t.grad_fn and t.grad_fn.name()
+
+
+def is_met(parts: Parts, results: list[torch.Tensor], since: int, free: Collection[int]) -> bool:
+    """Has the graph of these results, made since that number of autograd's, to do with the views, or later than the
+    first view with what that is of? Gradients would come to a view of which its hooks do not hear, or be summed in
+    another order, since a replay makes views behind all the rest. `free`: ids of what may be met later: results, of
+    which that is seen only where they, their view and what was made of them later all get gradients."""
+    held = [t.grad_fn for t in parts.bases]
+    ends = {place_of(t) for t in parts.bases if id(t) not in free}
+    first = {edge_of(*node.next_functions[0]): node._sequence_nr() for node in reversed(parts.nodes)}
+    todo, seen = [t.grad_fn for t in results], {}
+    while todo:
+        node = todo.pop()
+        if id(node) in seen:
+            continue
+        seen[id(node)] = node
+        for other, nr in node.next_functions:
+            place = other and edge_of(other, nr)
+            if place in ends and first[place] < node._sequence_nr():
+                return True
+            if other is not None and since <= other._sequence_nr() < ANY:
+                todo.append(other)
+    del held
+    return not seen.keys().isdisjoint(map(id, parts.nodes))
+
+
+def make(values: list[torch.Tensor], steps: list[Step]) -> None:
+    """Bring to the values what the steps make of them."""
+    if not torch.is_grad_enabled():  # outside of the function
+        core.with_grad(lambda: make(values, steps))
+        return
+    for of, op, given in steps:
+        made = op(values[of], *given)
+        values.extend((made,) if isinstance(made, torch.Tensor) else made)

@@ -132,6 +132,19 @@ def test_independent_results_held_between_steps_are_a_path_as_long_as_the_iterat
     assert len(path_of(device)) == 6
 
 
+@pytest.mark.parametrize("window", [1, 3])
+def test_long_loop_that_holds_its_last_results_between_steps_is_no_path_of_its_length(device, window):
+    """A rollout: a policy is asked 40 times in each iteration, and what it said last is held."""
+    f, x, held = cgt.jit(one), numbers(device), []
+    for k in iterations(8, x):
+        for _ in range(40):
+            held = [*held[1 - window :], f(x)] if window > 1 else [f(x)]
+        if k == 4:
+            records = cgt.stats(f).records
+        assert all(same(y, one(x)) for y in held)
+    assert cgt.stats(f).records == records <= 2 * window + 2 and cgt.stats(f).eager == 0
+
+
 @pytest.mark.parametrize("outputs", ["error", "borrow"])
 def test_results_that_stay_where_they_are_last_until_step(device, outputs):
     f = cgt.jit(one, outputs=outputs)

@@ -494,12 +494,10 @@ def test_op_that_cannot_be_taped_runs_eagerly_and_the_reason_names_op_and_line(n
 
 
 def test_op_with_an_out_variant_for_the_same_arguments_has_one():
-    op, name, _ = tape.out_variant(aten.add.Tensor)
-    assert (op, name) == (aten.add.out, "out")
-    op, name, _ = tape.out_variant(aten.sum.dim_IntList)
-    assert (op, name) == (aten.sum.IntList_out, "out")
-    op, *_ = tape.out_variant(aten.full.default)
-    assert op is aten.full.out, "dtype and device are those of the result that is written"
+    assert tape.out_variant(aten.add.Tensor)[:2] == (b"out", b"out")
+    assert tape.out_variant(aten.sum.dim_IntList)[:2] == (b"IntList_out", b"out")
+    overload, *_ = tape.out_variant(aten.full.default)
+    assert overload == b"out", "dtype and device are those of the result that is written"
 
 
 def test_random_ops_and_ops_of_several_results_have_no_out_variant():
@@ -522,20 +520,65 @@ def test_a_number_that_only_64_bits_without_a_sign_hold_is_taped():
     assert stats.replays >= 1 and not stats.reasons
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.complex128, torch.bfloat16])
-def test_bits_tell_zeros_apart_and_know_a_nan_again(dtype):
-    zero, nan = torch.zeros(2, dtype=dtype), torch.full((2,), float("nan"), dtype=dtype)
-    assert tape.same_bits(nan, nan.clone())
-    assert not tape.same_bits(zero, -zero)
+DTYPES = [torch.float32, torch.float64, torch.complex128, torch.bfloat16, torch.bool]
+VARIANTS = torch.library.Library("cgt_variants", "DEF")
+VARIANTS.define("copy(Tensor x) -> Tensor")
+VARIANTS.define("copy.out(Tensor x, *, Tensor(a!) out) -> Tensor(a!)")
+WRITES_OUT = []  # what the out variant does, and then each time that it does so
+VARIANTS.impl("copy", lambda x: torch.empty_strided(x.shape, x.stride(), dtype=x.dtype).copy_(x), "CPU")
+VARIANTS.impl("copy.out", lambda x, *, out: (WRITES_OUT.append(1), WRITES_OUT[0](x, out), out)[-1], "CPU")
 
 
-def test_out_variant_that_resizes_what_it_is_given_is_not_trusted():
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        a = torch.randn(3, 4)
-        assert tape.writes_same(aten.add.out, "out", (a, a), {}, a + a)
-        assert not tape.writes_same(aten.add.out, "out", (a, a), {}, torch.zeros(2))
-        assert not tape.writes_same(aten.add.out, "out", (a, a), {}, a)
+def copies(x):
+    return torch.ops.cgt_variants.copy(x)
+
+
+def raises(error):
+    def raised(x, out):
+        raise error("no")
+
+    return raised
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("stride", [(3, 1), (1, 2), (8, 2)])
+def test_out_variant_that_leaves_the_same_bits_is_replayed(dtype, stride):
+    """NaNs are the same, too."""
+    x = torch.empty_strided((2, 3), stride, dtype=dtype)
+    x.copy_(torch.tensor([[float("nan"), -0.0, 0.0], [1, 2, 3]]))
+    f = cgt.jit(copies)
+    WRITES_OUT[:] = [lambda x, out: out.copy_(x)]
+    for k in range(4):
+        assert identical(f(x), copies(x)), k
+    assert len(WRITES_OUT) == 1 + 1 + 2, "tried once; then two replays"
+
+
+WRONG = {
+    "other bits": lambda x, out: out.copy_(x).neg_(),
+    "other memory": lambda x, out: out.set_(x.clone()),
+    "another size": lambda x, out: out.resize_(9)[:6].copy_(x.flatten()),
+    "an error": raises(RuntimeError),
+}
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_out_variant_that_does_something_else_is_not_trusted(what):
+    f, x = cgt.jit(copies), torch.zeros(2, 3)
+    WRITES_OUT[:] = [WRONG[what]]
+    for k in range(4):
+        assert identical(f(x), copies(x)), k
+    assert len(WRITES_OUT) == 1 + 1 and cgt.stats(f).replays == 2, "tried once; replays run the op and copy"
+
+
+def test_exception_of_an_out_variant_that_tells_of_more_is_the_reason():
+    f, x = cgt.jit(copies), torch.zeros(2, 3)
+    WRITES_OUT[:] = [raises(KeyError)]
+    assert all(identical(f(x), copies(x)) for _ in range(3)) and cgt.stats(f).records == 0
+    WRITES_OUT[:] = [raises(KeyboardInterrupt)]
+    f = cgt.jit(copies)
+    f(x)
+    with pytest.raises(KeyboardInterrupt):
+        f(x)
 
 
 def heard(function, args):
