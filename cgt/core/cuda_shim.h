@@ -399,8 +399,7 @@ static void* generator_swap(PyObject* generator, PyObject* seed_word, PyObject* 
       new GeneratorSwap{g, cuda_generator(g)->graphsafe_get_state(), ours, capture_id, seed.const_data_ptr()};
   seed_of(capture_of(swap)) = seed;
   offset_of(capture_of(swap)) = reinterpret_cast<PyTensor*>(offset_word)->cdata;
-  cuda_generator(g)->graphsafe_set_state(
-      c10::make_intrusive<at::CUDAGeneratorImpl>(g.device().index(), ours));
+  cuda_generator(g)->graphsafe_set_state(c10::make_intrusive<at::CUDAGeneratorImpl>(g.device().index(), ours));
   return swap;
 }
 
@@ -437,8 +436,7 @@ static uint64_t generator_moved(void* handle) noexcept {
 }
 
 // Kernels recorded from here on read these words, and count from `moved`: a state is set.
-static void generator_point(void* handle, PyObject* seed_word, PyObject* offset_word,
-                            uint64_t moved) noexcept {
+static void generator_point(void* handle, PyObject* seed_word, PyObject* offset_word, uint64_t moved) noexcept {
   auto* swap = static_cast<GeneratorSwap*>(handle);
   swap->drew = generator_draws(swap);
   swap->since = moved;
@@ -449,8 +447,7 @@ static void generator_point(void* handle, PyObject* seed_word, PyObject* offset_
 }
 
 // Seed and offset as of now, and advance the generator as eager would.
-static inline void generator_take(PyObject* generator, uint64_t advance, uint64_t* seed,
-                                 uint64_t* offset) {
+static inline void generator_take(PyObject* generator, uint64_t advance, uint64_t* seed, uint64_t* offset) {
   at::Generator& g = reinterpret_cast<PyGenerator*>(generator)->cdata;
   std::lock_guard<std::mutex> lock(g.mutex());
   auto now = cuda_generator(g)->philox_engine_inputs(advance);

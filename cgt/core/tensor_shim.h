@@ -342,14 +342,12 @@ static PyObject* wrap_view(c10::Storage storage, uint64_t keys, PyObject* like_d
   if (c10::InferenceMode::is_enabled() != inference) mode.emplace(inference);
   auto t = at::detail::make_tensor_base<c10::TensorImpl>(std::move(storage), set, meta);
   auto* i = t.unsafeGetTensorImpl();
-  i->set_sizes_and_strides(c10::IntArrayRef(dims, ndim), c10::IntArrayRef(dims + ndim, ndim),
-                           offset);
+  i->set_sizes_and_strides(c10::IntArrayRef(dims, ndim), c10::IntArrayRef(dims + ndim, ndim), offset);
   return wrapped(t);
 }
 
 // A tensor over a fresh borrowed storage. `proto` gives dtype and owns the bytes.
-static PyObject* out_make(PyObject* proto, uint64_t keys, int64_t offset, int ndim,
-                          const int64_t* dims) {
+static PyObject* out_make(PyObject* proto, uint64_t keys, int64_t offset, int ndim, const int64_t* dims) {
   return wrap_view(borrow_storage(proto), keys, proto, offset, ndim, dims);
 }
 
@@ -371,8 +369,7 @@ static PyObject* tensor_over(PyObject* base, PyObject* proto, uint64_t keys, int
                              const int64_t* dims) {
   c10::TensorImpl* b = impl_of(base);
   int64_t bytes = impl_offset(b) * (int64_t)b->dtype().itemsize() + shift;
-  return out_share(base, proto, keys, bytes / (int64_t)impl_of(proto)->dtype().itemsize(), ndim,
-                   dims);
+  return out_share(base, proto, keys, bytes / (int64_t)impl_of(proto)->dtype().itemsize(), ndim, dims);
 }
 
 // The same with the metadata of `like`.

@@ -280,7 +280,7 @@ def attempt(seen, body):
     try:
         result = body()
     except Exception as error:
-        leave(seen, errors.fork_raised(user_line(seen), f"{type(error).__name__}: {error}"))
+        leave(seen, errors.fork_raised(user_line(seen), f"{type(error).__name__}: {error}".rstrip(".")))
     if seen.reason is not None:  # that was told where no exception could leave
         leave(seen, seen.reason)
     return result

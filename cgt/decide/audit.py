@@ -549,5 +549,7 @@ def first_other(recorded, now):
             a in (b, LIVE_NUMBER) for a, b in zip(one.operands, other.operands, strict=True)
         )
         if one.op != other.op or not alike:
-            return errors.other_op(*(f"{op}({', '.join(operands)}) at {line}" for op, line, operands in (other, one)))
+            return " " + errors.other_op(
+                *(f"{op}({', '.join(operands)}) at {line}" for op, line, operands in (other, one))
+            )
     return ""
