@@ -239,8 +239,9 @@ cdef object outs_give(Table* t, id_t n, PyObject** leaves, void* backward):
         o = node_out(t, node_row(t, n), k)
         if o.kind == FRESH or o.kind == SHARED:
             if o.root:
-                views.append(root_give(t, n, k, backward))
-                tensors.push_back(<PyObject*>views[-1])
+                x = root_give(t, n, k, backward)
+                views.append(x)
+                tensors.push_back(<PyObject*>x)
             else: tensors.push_back(o.tensor)
         elif o.kind == AGAIN:
             tensors.push_back(tensors.data()[o.ref])
