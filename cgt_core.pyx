@@ -10,7 +10,9 @@ from cpython.tuple cimport PyTuple_GET_SIZE, PyTuple_New, PyTuple_SET_ITEM
 from libc.stdint cimport int8_t, int32_t, int64_t, uint32_t, uint64_t, uintptr_t
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcmp, memcpy, memmove, memset, strstr
+from libc.math cimport copysign, cos, exp, fabs, floor, fmod, isfinite, log, pow, sin, sqrt, tan, tanh, trunc
 from libcpp.string cimport string
+from libcpp.vector cimport vector
 from posix.time cimport CLOCK_MONOTONIC, clock_gettime, timespec
 from posix.unistd cimport usleep
 from cuda.bindings cimport cydriver as cu

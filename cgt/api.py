@@ -463,7 +463,6 @@ core.MAKE_VIEWS[0] = outside_dynamo(views.make)
 core.SWEEP[0] = outside_dynamo(freeing.sweep)
 core.SAME_VALUE[0] = outside_dynamo(pytree.same_value)
 core.reads_by(READ_BEHIND, outside_dynamo(trace.see_kernel), outside_dynamo(trace.see_lift))
-core.TAPE_ERRORS[-1] = torch.linalg.LinAlgError
 core.max_path(options.MAX_GRAPHS)
 logs.set_up(options.LOG, name_of)
 if not self_check():

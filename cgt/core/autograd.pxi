@@ -82,7 +82,7 @@ cdef object slot_object(Table* t, id_t n, id_t k, PyObject** leaves):
     cdef PyObject* x = slot_tensor(t, node_row(t, n), k, leaves)
     cdef Guard* g = node_guard(t, node_row(t, n), k)
     if x is NULL: return None
-    return <object>x if g.leaf != NONE or g.grad_of == NONE else taken(tensor_wrap(x))
+    return <object>x if g.leaf != NONE or g.grad_of == NONE else tensor_wrap(x)
 
 cdef uint64_t reached_versions(Table* t, Node* node) noexcept:
     """The versions of what the node reads without a call's arguments, added up: none is ever smaller than before."""
@@ -97,12 +97,10 @@ cdef uint64_t reached_versions(Table* t, Node* node) noexcept:
 cdef void* backward_make(Table* t, id_t n, PyObject** leaves) except NULL:
     """The autograd node of a call of n: what is saved, where gradients flow."""
     cdef Node* node = node_row(t, n)
-    cdef PyObject* small[SCRATCH]
-    cdef PyObject** flows = small
+    cdef Objects flows
     cdef Save* s
     cdef void* made
     cdef id_t k
-    cdef id_t* slot
     cdef bint again = node.len[EFFECTS] == 0       # else it is not run once more, whatever a backward wants
     saved = PyTuple_New(node.len[SAVES])
     for k in range(node.len[SAVES]):
@@ -110,16 +108,9 @@ cdef void* backward_make(Table* t, id_t n, PyObject** leaves) except NULL:
         x = <object>node_out(t, node, s.out).tensor if s.out != NONE else slot_object(t, n, s.slot, leaves)
         Py_INCREF(x)
         PyTuple_SET_ITEM(saved, k, x)
-    if node.len[FLOWS] > SCRATCH:
-        flows = <PyObject**>malloc(node.len[FLOWS] * sizeof(PyObject*))
-        if flows is NULL: raise MemoryError()
-    for k in range(node.len[FLOWS]):
-        slot = node_flow(t, node, k)
-        flows[k] = slot_tensor(t, node, slot[0], leaves)
-    made = backward_new(node.site, <PyObject*>saved, flows, node.len[FLOWS], node.joined_n, n, node.path,
+    for k in range(node.len[FLOWS]): flows.push_back(slot_tensor(t, node, node_flow(t, node, k)[0], leaves))
+    made = backward_new(node.site, <PyObject*>saved, flows.data(), node.len[FLOWS], node.joined_n, n, node.path,
                         path_row(t, node.path).step, backward_released, backward_spent, leaves,
                         spec_row(t, node.spec).n_leaves if again else 0, reached_versions(t, node) if again else 0)
-    if flows is not small: free(flows)
-    if made is NULL: raise_pending()
     path_row(t, node_row(t, n).path).pending += 1      # the table may have grown meanwhile
     return made

@@ -128,13 +128,11 @@ static const Window& window_of(const NodePtr& node) {
   static auto* windows = new std::unordered_map<std::type_index, Window>();
   auto found = windows->find(typeid(*node));
   if (found != windows->end()) return found->second;
-  THPObjectPtr real(ag::functionToPyObject(node));   // PyTorch knows the type by a node only
-  if (!real) throw python_error();
-  PyTypeObject* type = Py_TYPE(real.get());
+  py::object real = owned(ag::functionToPyObject(node));   // PyTorch knows the type by a node only
+  PyTypeObject* type = Py_TYPE(real.ptr());
   Window window{nullptr, {}};
   if (!PyType_HasFeature(type, Py_TPFLAGS_HEAPTYPE)) {
-    window.object = type->tp_alloc(type, 0);
-    if (!window.object) throw python_error();
+    window.object = owned(type->tp_alloc(type, 0)).release().ptr();
     PyObject_GC_UnTrack(window.object);
     new (&reinterpret_cast<ag::THPCppFunction*>(window.object)->cdata) NodePtr();
     for (PyGetSetDef* one = type->tp_getset; one && one->name; ++one)
@@ -143,24 +141,19 @@ static const Window& window_of(const NodePtr& node) {
   return windows->emplace(typeid(*node), window).first->second;
 }
 
-// Append a SavedTensor, or each of a tuple of them, to a list. Takes over the reference.
-static void saved_add(PyObject* list, PyObject* one) {
-  THPObjectPtr owner(one);
-  bool many = one && PyTuple_Check(one);
-  for (Py_ssize_t k = 0; one && k < (many ? PyTuple_GET_SIZE(one) : 1); ++k)
-    if (PyList_Append(list, many ? PyTuple_GET_ITEM(one, k) : one) != 0) throw python_error();
-  if (!one) throw python_error();
+// Append a SavedTensor, or each of a tuple of them, to a list.
+static void saved_add(py::list& list, const py::object& one) {
+  if (!py::isinstance<py::tuple>(one)) return list.append(one);
+  for (py::handle part : one) list.append(part);
 }
 
-// The SavedTensors of these nodes, a new list: good for as long as the nodes.
-static PyObject* saved_of(const std::vector<NodePtr>& nodes) {
-  THPObjectPtr list(PyList_New(0));
-  if (!list) throw python_error();
+// The SavedTensors of these nodes: good for as long as the nodes.
+static py::list saved_of(const std::vector<NodePtr>& nodes) {
+  py::list list;
   for (const NodePtr& node : nodes) {
     const Window& window = window_of(node);
     if (!window.object) {
-      THPObjectPtr function(ag::functionToPyObject(node));
-      saved_add(list, function ? PyObject_GetAttrString(function, "_raw_saved_tensors") : nullptr);
+      saved_add(list, owned(ag::functionToPyObject(node)).attr("_raw_saved_tensors"));
       continue;
     }
     NodePtr& lent = reinterpret_cast<ag::THPCppFunction*>(window.object)->cdata;
@@ -168,10 +161,10 @@ static PyObject* saved_of(const std::vector<NodePtr>& nodes) {
       NodePtr before = std::exchange(lent, node);   // a finalizer may have come to look, too
       PyObject* saved = one->get(window.object, one->closure);
       lent = std::move(before);
-      saved_add(list, saved);
+      saved_add(list, owned(saved));
     }
   }
-  return list.release();
+  return list;
 }
 
 // SavedVariable::grad_fn_ and was_default_constructed_, by the rule that an explicit instantiation may name a private
@@ -185,35 +178,23 @@ NodePtr& saved_grad_fn(ag::SavedVariable& s);
 bool saved_none(ag::SavedVariable& s);
 template struct ReachSaved<&ag::SavedVariable::grad_fn_, &ag::SavedVariable::was_default_constructed_>;
 
-static ag::SavedVariable& saved_at(PyObject* list, Py_ssize_t k) {
-  return *pybind11::cast<ag::SavedVariable*>(pybind11::handle(PyList_GET_ITEM(list, k)));
-}
-
-// Did a backward free anything that the graphs behind these tensors saved, as far as they were made since `since`? -1:
-// an exception. (Python can ask by registering hooks, which raises then, and at all that hold None: of 120 such an
-// H100's machine took 80 ms.)
-static int graphs_freed(PyObject* tensors, uint64_t since) noexcept {
-  HANDLE_TH_ERRORS
-  THPObjectPtr saved(saved_of(nodes_since(edges_of(tensors_of(tensors)), since)));
-  for (Py_ssize_t k = 0; k < PyList_GET_SIZE(saved.get()); ++k) {
-    ag::SavedVariable& one = saved_at(saved.get(), k);
-    if (!one.has_hooks() && !one.get_raw_data()->defined() && !saved_none(one)) return 1;
-  }
-  return 0;
-  END_HANDLE_TH_ERRORS_RET(-1)
+// Did a backward free anything that the graphs behind these tensors saved, as far as they were made since `since`?
+// (Python can ask by registering hooks, which raises then, and at all that hold None: of 120 such an H100's machine
+// took 80 ms.)
+static bool graphs_freed(PyObject* tensors, uint64_t since) {
+  py::list saved = saved_of(nodes_since(edges_of(tensors_of(tensors)), since));
+  return std::any_of(saved.begin(), saved.end(), [](py::handle handle) {
+    auto* one = handle.cast<ag::SavedVariable*>();
+    return !one->has_hooks() && !one->get_raw_data()->defined() && !saved_none(*one);
+  });
 }
 
 // The nodes in them that are Python functions: a list.
-static PyObject* graphs_functions(PyObject* tensors, uint64_t since) noexcept {
-  HANDLE_TH_ERRORS
-  THPObjectPtr list(PyList_New(0));
-  for (const NodePtr& node : nodes_since(edges_of(tensors_of(tensors)), since)) {
-    if (window_of(node).object) continue;
-    THPObjectPtr function(ag::functionToPyObject(node));
-    if (!list || !function || PyList_Append(list, function) != 0) throw python_error();
-  }
-  return list.release();
-  END_HANDLE_TH_ERRORS
+static PyObject* graphs_functions(PyObject* tensors, uint64_t since) {
+  py::list list;
+  for (const NodePtr& node : nodes_since(edges_of(tensors_of(tensors)), since))
+    if (!window_of(node).object) list.append(owned(ag::functionToPyObject(node)));
+  return list.release().ptr();
 }
 
 // Does autograd evaluate a node in this thread?
@@ -261,31 +242,16 @@ struct Sinks {
   int task = NO_TASK;            // autograd's number of the run under way
 };
 
-static constexpr const char* SINKS = "cgt.sinks";
-
-static void sinks_free(PyObject* capsule) {
-  delete static_cast<Sinks*>(PyCapsule_GetPointer(capsule, SINKS));
-}
-
-static Sinks* sinks_of(PyObject* capsule) {
-  return static_cast<Sinks*>(PyCapsule_GetPointer(capsule, SINKS));
-}
-
 // Before the run: the leaves among these tensors get their accumulators on the caller's stream, on which
 // a replayed backward will run.
-static PyObject* sinks_new(PyObject* tensors) noexcept {
-  try {
-    std::vector<at::Tensor> leaves = tensors_of(tensors);
-    for (at::Tensor& t : leaves)
-      if (!t.requires_grad() || !t.is_leaf()) t.reset();
-    auto sinks = std::make_unique<Sinks>();
-    sinks->nodes.resize(leaves.size());
-    sinks->ends = edges_of(leaves);
-    return PyCapsule_New(sinks.release(), SINKS, &sinks_free);
-  } catch (const std::exception& e) {
-    PyErr_SetString(PyExc_RuntimeError, e.what());
-    return nullptr;
-  }
+static PyObject* sinks_new(PyObject* tensors) {
+  std::vector<at::Tensor> leaves = tensors_of(tensors);
+  for (at::Tensor& t : leaves)
+    if (!t.requires_grad() || !t.is_leaf()) t.reset();
+  Sinks sinks;
+  sinks.nodes.resize(leaves.size());
+  sinks.ends = edges_of(leaves);
+  return handle_new(std::move(sinks));
 }
 
 // Are all hooks on this accumulator a DistributedDataParallel's, which are lambdas of C++?
@@ -298,7 +264,7 @@ static bool is_reduced(ag::AccumulateGrad* leaf) {
 // The first of these tensors on whose accumulator somebody put a hook, or -1; `parallel`: but for is_reduced. (Those
 // on the tensor itself follow it to any accumulator.)
 static int sinks_hooked(PyObject* capsule, int parallel) noexcept {
-  const std::vector<ag::Edge>& ends = sinks_of(capsule)->ends;
+  const std::vector<ag::Edge>& ends = inside<Sinks>(capsule).ends;
   for (size_t k = 0; k < ends.size(); ++k) {
     auto* leaf = dynamic_cast<ag::AccumulateGrad*>(ends[k].function.get());
     if (!leaf || (leaf->pre_hooks().empty() && leaf->post_hooks().empty())) continue;
@@ -308,51 +274,45 @@ static int sinks_hooked(PyObject* capsule, int parallel) noexcept {
 }
 
 // After it: a sink for each tensor that requires grad.
-static int sinks_open(PyObject* capsule, PyObject* tensors) noexcept {
-  try {
-    Sinks* sinks = sinks_of(capsule);
-    std::vector<at::Tensor> flows = tensors_of(tensors);
-    for (size_t k = 0; k < flows.size(); ++k) {
-      if (!flows[k].requires_grad()) {
-        flows[k].reset();
-        continue;
-      }
-      auto* sink = new Sink();
-      sinks->nodes[k] = node_ptr(sink);
-      sink->add_input_metadata(flows[k]);
+static void sinks_open(PyObject* capsule, PyObject* tensors) {
+  Sinks& sinks = inside<Sinks>(capsule);
+  std::vector<at::Tensor> flows = tensors_of(tensors);
+  for (size_t k = 0; k < flows.size(); ++k) {
+    if (!flows[k].requires_grad()) {
+      flows[k].reset();
+      continue;
     }
-    ag::edge_list ends = edges_of(flows);
-    for (size_t k = 0; k < flows.size(); ++k)
-      if (ends[k].function) sinks->ends[k] = std::move(ends[k]);
-    return 0;
-  } catch (const std::exception& e) {
-    PyErr_SetString(PyExc_RuntimeError, e.what());
-    return -1;
+    auto* sink = new Sink();
+    sinks.nodes[k] = node_ptr(sink);
+    sink->add_input_metadata(flows[k]);
   }
+  ag::edge_list ends = edges_of(flows);
+  for (size_t k = 0; k < flows.size(); ++k)
+    if (ends[k].function) sinks.ends[k] = std::move(ends[k]);
 }
 
 // Walk the graph from its roots. In `reached`, per tensor, how many edges lead to it; false if one leads to
 // anything else that was there before the graph.
-static bool sinks_walk(Sinks* sinks, bool cut, std::vector<int>* reached) {
-  sinks->graph.clear();
+static bool sinks_walk(Sinks& sinks, bool cut, std::vector<int>* reached) {
+  sinks.graph.clear();
   std::map<std::pair<ag::Node*, uint32_t>, size_t> ends;
-  for (size_t k = 0; k < sinks->ends.size(); ++k)
-    if (sinks->nodes[k]) ends[{sinks->ends[k].function.get(), sinks->ends[k].input_nr}] = k;
+  for (size_t k = 0; k < sinks.ends.size(); ++k)
+    if (sinks.nodes[k]) ends[{sinks.ends[k].function.get(), sinks.ends[k].input_nr}] = k;
   std::unordered_set<ag::Node*> seen;
   std::vector<NodePtr> todo;
-  for (const ag::Edge& root : sinks->roots)
+  for (const ag::Edge& root : sinks.roots)
     if (seen.insert(root.function.get()).second) todo.push_back(root.function);
   while (!todo.empty()) {
     NodePtr node = todo.back();
     todo.pop_back();
-    sinks->graph.push_back(node);
-    if (node->sequence_nr() < sinks->since || node->sequence_nr() == UINT64_MAX) return false;
+    sinks.graph.push_back(node);
+    if (node->sequence_nr() < sinks.since || node->sequence_nr() == UINT64_MAX) return false;
     for (ag::Edge& edge : node->next_edges()) {
       if (!edge.is_valid()) continue;
       auto end = ends.find({edge.function.get(), edge.input_nr});
       if (end != ends.end()) {
         ++(*reached)[end->second];
-        if (cut) edge = ag::Edge(sinks->nodes[end->second], 0);
+        if (cut) edge = ag::Edge(sinks.nodes[end->second], 0);
       } else if (seen.insert(edge.function.get()).second) {
         todo.push_back(edge.function);
       }
@@ -373,31 +333,22 @@ static bool is_heard(ag::AccumulateGrad* leaf) {
 // The tensors (by index) to which gradients flow: a tuple of two lists, first those to which several edges
 // lead. None if the graph leads to others, too. In each list those where nobody listens come last: a call's
 // node leaves the gradients before them to the engine.
-static PyObject* sinks_flows(PyObject* capsule, PyObject* results, uint64_t since) noexcept {
-  try {
-    Sinks* sinks = sinks_of(capsule);
-    sinks->roots = edges_of(tensors_of(results));
-    sinks->since = since;
-    std::vector<int> reached(sinks->nodes.size(), 0);
-    if (!sinks_walk(sinks, false, &reached)) Py_RETURN_NONE;
-    std::vector<size_t> order;
-    for (size_t k = 0; k < reached.size(); ++k)
-      if (reached[k]) order.push_back(k);
-    std::stable_partition(order.begin(), order.end(), [&](size_t k) {
-      auto* leaf = dynamic_cast<ag::AccumulateGrad*>(sinks->ends[k].function.get());
-      return !leaf || is_heard(leaf);
-    });
-    PyObject* flows = Py_BuildValue("[][]");
-    for (size_t k : order) {
-      PyObject* number = flows ? PyLong_FromSize_t(k) : nullptr;
-      if (number) PyList_Append(PyTuple_GET_ITEM(flows, reached[k] == 1), number);
-      Py_XDECREF(number);
-    }
-    return flows;
-  } catch (const std::exception& e) {
-    PyErr_SetString(PyExc_RuntimeError, e.what());
-    return nullptr;
-  }
+static PyObject* sinks_flows(PyObject* capsule, PyObject* results, uint64_t since) {
+  Sinks& sinks = inside<Sinks>(capsule);
+  sinks.roots = edges_of(tensors_of(results));
+  sinks.since = since;
+  std::vector<int> reached(sinks.nodes.size(), 0);
+  if (!sinks_walk(sinks, false, &reached)) Py_RETURN_NONE;
+  std::vector<size_t> order;
+  for (size_t k = 0; k < reached.size(); ++k)
+    if (reached[k]) order.push_back(k);
+  std::stable_partition(order.begin(), order.end(), [&](size_t k) {
+    auto* leaf = dynamic_cast<ag::AccumulateGrad*>(sinks.ends[k].function.get());
+    return !leaf || is_heard(leaf);
+  });
+  py::list joined, single;
+  for (size_t k : order) (reached[k] == 1 ? single : joined).append(k);
+  return py::make_tuple(joined, single).release().ptr();
 }
 
 // Does autograd make a graph from now on? Whether it did.
@@ -407,61 +358,45 @@ static bool grad_mode(bool on) noexcept {
   return before;
 }
 
-// Does somebody hear of gradients on their way through the last `steps` nodes that made t? 1, 0.
-static int graph_heard(PyObject* t, int steps) noexcept {
+// Does somebody hear of gradients on their way through the last `steps` nodes that made t?
+static bool graph_heard(PyObject* t, int steps) {
   NodePtr node = ag::impl::gradient_edge(tensor_of(t)).function;
   for (; node && steps > 0; --steps) {
     if (!node->pre_hooks().empty() || !node->post_hooks().empty() || !node->tensor_pre_hooks().empty() ||
         !node->retains_grad_hooks().empty())
-      return 1;
+      return true;
     NodePtr next = node->next_edge(0).function;
     node = std::move(next);
   }
-  return 0;
+  return false;
 }
 
 // Gradients will be those of these results; then what comes to these sinks before anything else.
-static int sinks_heads(PyObject* capsule, PyObject* results, PyObject* joined) noexcept {
-  try {
-    Sinks* sinks = sinks_of(capsule);
-    sinks->heads = edges_of(tensors_of(results));
-    for (Py_ssize_t k = 0; k < PyList_GET_SIZE(joined); ++k)
-      sinks->heads.emplace_back(sinks->nodes[PyLong_AsSize_t(PyList_GET_ITEM(joined, k))], 0);
-    return 0;
-  } catch (const std::exception& e) {
-    PyErr_SetString(PyExc_RuntimeError, e.what());
-    return -1;
-  }
+static void sinks_heads(PyObject* capsule, PyObject* results, PyObject* joined) {
+  Sinks& sinks = inside<Sinks>(capsule);
+  sinks.heads = edges_of(tensors_of(results));
+  for (Py_ssize_t k = 0; k < PyList_GET_SIZE(joined); ++k)
+    sinks.heads.emplace_back(sinks.nodes[PyLong_AsSize_t(PyList_GET_ITEM(joined, k))], 0);
 }
 
 // t, which has the memory of the graph's result k, is that result.
-static int sinks_join(PyObject* capsule, int k, PyObject* t) noexcept {
-  try {
-    ag::impl::set_gradient_edge(tensor_of(t), sinks_of(capsule)->roots[k]);
-    return 0;
-  } catch (const std::exception& e) {
-    PyErr_SetString(PyExc_RuntimeError, e.what());
-    return -1;
-  }
+static void sinks_join(PyObject* capsule, int k, PyObject* t) {
+  ag::impl::set_gradient_edge(tensor_of(t), inside<Sinks>(capsule).roots[k]);
 }
 
 // Lead the graph's edges to the sinks. From then on it knows nothing of what was before the call: what a node
 // saved of an argument knows where that came from (it would need it to be differentiated again), too.
-static int sinks_cut(PyObject* capsule) noexcept {
-  HANDLE_TH_ERRORS
-  Sinks* sinks = sinks_of(capsule);
-  std::vector<int> reached(sinks->nodes.size(), 0);
+static void sinks_cut(PyObject* capsule) {
+  Sinks& sinks = inside<Sinks>(capsule);
+  std::vector<int> reached(sinks.nodes.size(), 0);
   sinks_walk(sinks, true, &reached);
-  for (ag::Edge& end : sinks->ends)
+  for (ag::Edge& end : sinks.ends)
     if (end.function && end.function->sequence_nr() != UINT64_MAX) end = ag::Edge();
-  sinks->roots.clear();
-  THPObjectPtr saved(saved_of(sinks->graph));
-  for (Py_ssize_t k = 0; k < PyList_GET_SIZE(saved.get()); ++k) {
-    NodePtr& from = saved_grad_fn(saved_at(saved.get(), k));
-    if (from && from->sequence_nr() < sinks->since) from = node_ptr(new Sink());
+  sinks.roots.clear();
+  for (py::handle saved : saved_of(sinks.graph)) {
+    NodePtr& from = saved_grad_fn(*saved.cast<ag::SavedVariable*>());
+    if (from && from->sequence_nr() < sinks.since) from = node_ptr(new Sink());
   }
-  return 0;
-  END_HANDLE_TH_ERRORS_RET(-1)
 }
 
 // The engine runs a node on the stream that was current when the node learnt of its inputs: let that be
@@ -483,39 +418,27 @@ static void stamp(const NodePtr& node) {
 }
 
 // All of a recorded graph: the stream that recorded it may be capturing for another thread.
-static int sinks_here(PyObject* capsule) noexcept {
-  try {
-    Sinks* sinks = sinks_of(capsule);
-    for (const NodePtr& node : sinks->graph) stamp(node);
-    for (const NodePtr& sink : sinks->nodes)
-      if (sink) stamp(sink);
-    return 0;
-  } catch (const std::exception& e) {
-    PyErr_SetString(PyExc_RuntimeError, e.what());
-    return -1;
-  }
+static void sinks_here(PyObject* capsule) {
+  Sinks& sinks = inside<Sinks>(capsule);
+  for (const NodePtr& node : sinks.graph) stamp(node);
+  for (const NodePtr& sink : sinks.nodes)
+    if (sink) stamp(sink);
 }
 
 // What is left on stream `from` of the graphs behind these tensors, results of a recording that will not be
 // kept: the user's accumulators are not there.
-static int graphs_here(PyObject* tensors, int64_t from) noexcept {
-  try {
-    std::unordered_set<ag::Node*> seen;
-    std::vector<NodePtr> todo;
-    for (ag::Edge& root : edges_of(tensors_of(tensors))) todo.push_back(std::move(root.function));
-    while (!todo.empty()) {
-      NodePtr node = todo.back();
-      todo.pop_back();
-      if (!node || !seen.insert(node.get()).second) continue;
-      auto stream = node->stream();
-      if (stream && stream->id() != from) continue;
-      if (stream) stamp(node);
-      for (const ag::Edge& edge : node->next_edges()) todo.push_back(edge.function);
-    }
-    return 0;
-  } catch (const std::exception& e) {
-    PyErr_SetString(PyExc_RuntimeError, e.what());
-    return -1;
+static void graphs_here(PyObject* tensors, int64_t from) {
+  std::unordered_set<ag::Node*> seen;
+  std::vector<NodePtr> todo;
+  for (ag::Edge& root : edges_of(tensors_of(tensors))) todo.push_back(std::move(root.function));
+  while (!todo.empty()) {
+    NodePtr node = todo.back();
+    todo.pop_back();
+    if (!node || !seen.insert(node.get()).second) continue;
+    auto stream = node->stream();
+    if (stream && stream->id() != from) continue;
+    if (stream) stamp(node);
+    for (const ag::Edge& edge : node->next_edges()) todo.push_back(edge.function);
   }
 }
 
@@ -523,9 +446,9 @@ static int graphs_here(PyObject* tensors, int64_t from) noexcept {
 // caller's stream (`away`); afterwards they are back, since others may have hooks on them. `parallel`: where hooks of
 // is_reduced are to run in the capture, the accumulator changes its stream.
 static void sinks_away(PyObject* capsule, int away, int parallel) noexcept {
-  const Sinks* sinks = sinks_of(capsule);
+  const Sinks& sinks = inside<Sinks>(capsule);
   NoGil no_gil;
-  for (const ag::Edge& end : sinks->ends) {
+  for (const ag::Edge& end : sinks.ends) {
     auto* leaf = dynamic_cast<ag::AccumulateGrad*>(end.function.get());
     if (!leaf) continue;
     if (parallel && is_reduced(leaf)) {
@@ -542,11 +465,11 @@ static void sinks_away(PyObject* capsule, int away, int parallel) noexcept {
 // That list is emptied: then nobody else holds its tensors.
 static int sinks_run(PyObject* capsule, PyObject* grads, PyObject* aliases) noexcept {
   HANDLE_TH_ERRORS
-  const std::vector<ag::Edge>& heads = sinks_of(capsule)->heads;
-  auto& given = sinks_of(capsule)->given;
+  const std::vector<ag::Edge>& heads = inside<Sinks>(capsule).heads;
+  auto& given = inside<Sinks>(capsule).given;
   given.clear();
   auto* begin = new Begin();
-  begin->task = &sinks_of(capsule)->task;
+  begin->task = &inside<Sinks>(capsule).task;
   NodePtr root = node_ptr(begin);
   for (size_t k = 0; k < heads.size(); ++k) {
     PyObject* alias = PyList_GET_ITEM(aliases, k);
@@ -573,17 +496,17 @@ static int sinks_run(PyObject* capsule, PyObject* grads, PyObject* aliases) noex
   END_HANDLE_TH_ERRORS_RET(-1)
 }
 
-static int sinks_task(PyObject* capsule) noexcept { return sinks_of(capsule)->task; }
+static int sinks_task(PyObject* capsule) noexcept { return inside<Sinks>(capsule).task; }
 
-// What arrived at sink k since it was asked last: a new reference to a tensor, or to None.
-static PyObject* sink_take(PyObject* capsule, int k) noexcept {
-  auto* sink = static_cast<Sink*>(sinks_of(capsule)->nodes[k].get());
+// What arrived at sink k since it was asked last: a tensor, or None.
+static PyObject* sink_take(PyObject* capsule, int k) {
+  auto* sink = static_cast<Sink*>(inside<Sinks>(capsule).nodes[k].get());
   at::Tensor got = std::move(sink->got);
   sink->got = at::Tensor();
   if (!got.defined()) Py_RETURN_NONE;
-  for (const auto& [alias, grad] : sinks_of(capsule)->given)
+  for (const auto& [alias, grad] : inside<Sinks>(capsule).given)
     if (alias._unsafe_get_target() == got.unsafeGetTensorImpl()) return Py_NewRef(grad);
-  return THPVariable_Wrap(got);
+  return wrapped(got);
 }
 
 // --- what a tensor was before a capture that is undone ------------------------------------------
@@ -595,33 +518,27 @@ struct History {  // of one tensor; those of views and of what they are views of
   uint32_t output_nr = 0, version = 0;
   bool requires_grad = false;
 };
-static constexpr const char* HISTORIES = "cgt.histories";
-
-static void histories_free(PyObject* capsule) {
-  delete static_cast<std::vector<History>*>(PyCapsule_GetPointer(capsule, HISTORIES));
-}
-
-static PyObject* histories(PyObject* tensors) noexcept {
-  auto* histories = new std::vector<History>();
+static PyObject* histories(PyObject* tensors) {
+  std::vector<History> histories;
   auto note = [&](const at::TensorBase& t) {
     const ag::AutogradMeta* m = autograd_meta_of(t.unsafeGetTensorImpl());
     History h{at::Tensor(t)};
     h.version = t.is_inference() ? 0 : t.unsafeGetTensorImpl()->version_counter().current_version();
     if (m) h.grad_fn = m->grad_fn_, h.output_nr = m->output_nr_, h.requires_grad = m->requires_grad_;
     if (m && !h.requires_grad) h.accumulator = m->grad_accumulator_.lock();
-    histories->push_back(std::move(h));
+    histories.push_back(std::move(h));
   };
   for (Py_ssize_t k = 0; k < PyList_GET_SIZE(tensors); ++k) {
     const at::Tensor& t = tensor_of(PyList_GET_ITEM(tensors, k));
     note(t);
     if (t.is_view()) note(t._base());
   }
-  return PyCapsule_New(histories, HISTORIES, &histories_free);
+  return handle_new(std::move(histories));
 }
 
 // An op in place has led these tensors' histories through a graph that will never have run.
 static void histories_restore(PyObject* capsule) noexcept {
-  for (History& h : *static_cast<std::vector<History>*>(PyCapsule_GetPointer(capsule, HISTORIES))) {
+  for (History& h : inside<std::vector<History>>(capsule)) {
     ag::AutogradMeta* m = autograd_meta_of(h.tensor.unsafeGetTensorImpl());
     if (m) m->grad_fn_ = h.grad_fn, m->output_nr_ = h.output_nr, m->requires_grad_ = h.requires_grad;
     if (m && !h.requires_grad) {
@@ -732,15 +649,13 @@ static Version version_of(const at::Tensor& t) {
 
 // The indices of tensors that were modified since they were saved: a list, or NULL if there are none.
 static PyObject* changed_since(PyObject* saved, const std::vector<Version>& versions) {
-  PyObject* changed = nullptr;
+  py::object changed;
   for (size_t k = 0; k < versions.size(); ++k) {
     if (version_of(tensor_of(PyTuple_GET_ITEM(saved, k))) == versions[k]) continue;
-    PyObject* index = PyLong_FromSize_t(k);
-    if (!changed) changed = PyList_New(0);
-    if (changed && index) PyList_Append(changed, index);
-    Py_XDECREF(index);
+    if (!changed) changed = py::list();
+    py::reinterpret_borrow<py::list>(changed).append(k);
   }
-  return changed;
+  return changed.release().ptr();
 }
 
 void Backward::release_variables() {
@@ -757,14 +672,6 @@ struct Gil {
   PyGILState_STATE state = PyGILState_Ensure();
   ~Gil() { PyGILState_Release(state); }
 };
-
-// Throw a RuntimeError with this text, or the error that is set. The GIL is held.
-[[noreturn]] static void throw_python(const char* text) {
-  if (text) PyErr_SetString(PyExc_RuntimeError, text);
-  python_error error;
-  error.persist();
-  throw error;
-}
 
 // The graph task in which the engine runs this node, in this thread; or NULL: somebody called the node by hand.
 // Autograd gives out its number and the address of a member.
@@ -934,7 +841,7 @@ ag::variable_list Backward::apply(ag::variable_list&& grads) {
 
 // Call the jitted backward: a new reference to its result. The GIL is held.
 PyObject* Backward::run(ag::variable_list&& grads) {
-  if (!saved) throw_python(ag::ERR_BACKWARD_TWICE);
+  TORCH_CHECK(saved, ag::ERR_BACKWARD_TWICE);
   // Of vmap (is_grads_batched): without memory of its own.
   constexpr c10::DispatchKeySet wrappers({c10::DispatchKey::Batched, c10::DispatchKey::FuncTorchBatched,
                                           c10::DispatchKey::FuncTorchGradWrapper});
@@ -943,7 +850,7 @@ PyObject* Backward::run(ag::variable_list&& grads) {
   });
   Py_ssize_t n = PyTuple_GET_SIZE(saved), m = static_cast<Py_ssize_t>(grads.size());
   PyObject* args = PyTuple_New(1 + m + n);
-  if (!args) throw_python(nullptr);
+  if (!args) throw_python();
   for (Py_ssize_t k = 0; k < m; ++k) {
     PyObject* grad = grads[k].defined() ? THPVariable_Wrap(grads[k]) : Py_NewRef(Py_None);
     PyTuple_SET_ITEM(args, 1 + k, grad);
@@ -972,7 +879,7 @@ PyObject* Backward::run(ag::variable_list&& grads) {
   --backward_depth;
   Py_DECREF(args);
   Py_XDECREF(kwargs);
-  if (!result) throw_python(nullptr);
+  if (!result) throw_python();
   return result;
 }
 
@@ -1003,49 +910,38 @@ PyObject* Backward::what_to_run_again() {
 }
 
 // A node whose gradients flow to these tensors, to the first `joined` from several ops; `leaves`: the call's. Lets the
-// GIL go meanwhile. NULL: an exception is set.
+// GIL go meanwhile.
 static void* backward_new(PyObject* site, PyObject* saved, PyObject** flows, int n, int joined, int forward,
                           int path, int64_t step, released_fn released, spent_fn spent, PyObject** leaves,
-                          int n_leaves, uint64_t reached) noexcept {
-  try {
-    auto* node = new Backward();
-    auto owner = std::make_unique<NodePtr>(node_ptr(node));
-    node->site = Py_NewRef(site);
-    node->joined = joined;
-    node->node = forward;
-    node->path = path;
-    node->step = step;
-    node->released = released;
-    node->spent = spent;
-    std::vector<at::Tensor> ends;
-    ends.reserve(n);
-    for (int k = 0; k < n; ++k) ends.push_back(tensor_of(flows[k]));
-    node->reached = reached;
-    node->inputs.reserve(n_leaves);
-    for (int k = 0; k < n_leaves; ++k) {
-      const at::Tensor& t = tensor_of(leaves[k]);
-      node->inputs.push_back({decltype(Input::tensor)(t.getIntrusivePtr()), version_of(t)});
-    }
-    node->set_next_edges(edges_of(ends));
-    node->saved = Py_NewRef(saved);     // from here on it is one that is to be released
-    return owner.release();
-  } catch (const std::exception& e) {
-    PyErr_SetString(PyExc_RuntimeError, e.what());
-    return nullptr;
+                          int n_leaves, uint64_t reached) {
+  auto* node = new Backward();
+  auto owner = std::make_unique<NodePtr>(node_ptr(node));
+  node->site = Py_NewRef(site);
+  node->joined = joined;
+  node->node = forward;
+  node->path = path;
+  node->step = step;
+  node->released = released;
+  node->spent = spent;
+  std::vector<at::Tensor> ends;
+  ends.reserve(n);
+  for (int k = 0; k < n; ++k) ends.push_back(tensor_of(flows[k]));
+  node->reached = reached;
+  node->inputs.reserve(n_leaves);
+  for (int k = 0; k < n_leaves; ++k) {
+    const at::Tensor& t = tensor_of(leaves[k]);
+    node->inputs.push_back({decltype(Input::tensor)(t.getIntrusivePtr()), version_of(t)});
   }
+  node->set_next_edges(edges_of(ends));
+  node->saved = Py_NewRef(saved);     // from here on it is one that is to be released
+  return owner.release();
 }
 
 // t is the node's next output.
-static int backward_give(void* owner, PyObject* t) noexcept {
-  try {
-    const NodePtr& node = *static_cast<NodePtr*>(owner);
-    uint32_t k = node->add_input_metadata(tensor_of(t));
-    ag::impl::set_gradient_edge(tensor_of(t), {node, k});
-    return 0;
-  } catch (const std::exception& e) {
-    PyErr_SetString(PyExc_RuntimeError, e.what());
-    return -1;
-  }
+static void backward_give(void* owner, PyObject* t) {
+  const NodePtr& node = *static_cast<NodePtr*>(owner);
+  uint32_t k = node->add_input_metadata(tensor_of(t));
+  ag::impl::set_gradient_edge(tensor_of(t), {node, k});
 }
 
 // The call is over: what is saved must not change from here on.

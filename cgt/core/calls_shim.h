@@ -2,7 +2,7 @@
 // each thread that there is, since one in Python makes the function several times slower. (Up to Python 3.11; then
 // private.py uses sys.monitoring.)
 #pragma once
-#include <Python.h>
+#include "tensor_shim.h"
 
 #include <algorithm>
 #include <cstdint>
@@ -44,9 +44,8 @@ struct CallTap {
   std::unordered_set<void*> methods;  // those to tell of
   std::unordered_set<unsigned long> others;  // threads whose code is told apart
   std::unordered_set<void*> known[2];  // what is in the sets: to ask one of Python's costs a hash of the bytecode
-  // owned: sets of code objects, of the others in the second; None: not all were seen
-  PyObject* started[2];
-  PyObject* called;                   // owned: called(function, frame) before one of them runs
+  py::object started[2];  // sets of code objects, of the others in the second; None: not all were seen
+  py::object called;      // called(function, frame) before one of them runs
 };
 
 static std::vector<CallTap*> call_taps;  // those under way, of several threads perhaps; under the GIL
@@ -59,7 +58,7 @@ static int call_tell(CallTap* tap, PyFrameObject* frame, int what, PyObject* fun
     int failed = 0;
     if (tap->known[other].insert(code).second) {
       PyObject* globals = PyObject_GetAttrString(reinterpret_cast<PyObject*>(frame), "f_globals");
-      failed = !globals || (!is_ours(globals) && PySet_Add(tap->started[other], code) < 0) ? -1 : 0;
+      failed = !globals || (!is_ours(globals) && PySet_Add(tap->started[other].ptr(), code) < 0) ? -1 : 0;
       Py_XDECREF(globals);
     }
     Py_DECREF(code);
@@ -67,10 +66,10 @@ static int call_tell(CallTap* tap, PyFrameObject* frame, int what, PyObject* fun
   }
   void* method = method_of(function);
   if (!method) return 0;
-  if (method == thread_start) return PySet_Add(tap->started[other], Py_None);
+  if (method == thread_start) return PySet_Add(tap->started[other].ptr(), Py_None);
   if (!tap->methods.count(method)) return 0;
-  PyObject* done = PyObject_CallFunctionObjArgs(tap->called, function, frame, nullptr);
-  if (!done) PyErr_WriteUnraisable(tap->called);  // an exception would be the user's
+  PyObject* done = PyObject_CallFunctionObjArgs(tap->called.ptr(), function, frame, nullptr);
+  if (!done) PyErr_WriteUnraisable(tap->called.ptr());  // an exception would be the user's
   Py_XDECREF(done);
   return 0;
 }
@@ -97,28 +96,14 @@ static int call_profile_all(bool begins) {
   return all;
 }
 
-template <class Insert>
-static void for_each_number(PyObject* numbers, Insert insert) {
-  numbers = PyObject_GetIter(numbers);
-  while (PyObject* number = PyIter_Next(numbers)) {
-    insert(number);
-    Py_DECREF(number);
-  }
-  Py_DECREF(numbers);
-}
-
 // `methods`: numbers of method_of. `others`: threads whose code comes into `aside`. Returns a handle for call_tap_end.
 static uint64_t call_tap_begin(PyObject* methods, PyObject* started, PyObject* called, PyObject* others,
                                PyObject* aside) {
-  auto* tap = new CallTap{{}, {}, {}, {Py_NewRef(started), Py_NewRef(aside)}, Py_NewRef(called)};
-  for_each_number(methods, [tap](PyObject* number) { tap->methods.insert(PyLong_AsVoidPtr(number)); });
-  for_each_number(others, [tap](PyObject* number) { tap->others.insert(PyLong_AsUnsignedLong(number)); });
-  if (!thread_start) {
-    PyObject* module = PyImport_ImportModule("_thread");
-    PyObject* start = module ? PyObject_GetAttrString(module, "start_new_thread") : nullptr;
-    if (start) thread_start = method_of(start);
-    Py_XDECREF(start), Py_XDECREF(module);
-  }
+  const auto borrow = [](PyObject* o) { return py::reinterpret_borrow<py::object>(o); };
+  auto* tap = new CallTap{{}, {}, {}, {borrow(started), borrow(aside)}, borrow(called)};
+  for (py::handle number : py::handle(methods)) tap->methods.insert(PyLong_AsVoidPtr(number.ptr()));
+  for (py::handle number : py::handle(others)) tap->others.insert(PyLong_AsUnsignedLong(number.ptr()));
+  if (!thread_start) thread_start = method_of(py::module_::import("_thread").attr("start_new_thread").ptr());
   call_taps.push_back(tap);
   if (!call_profile_all(true)) PySet_Add(started, Py_None);
   return reinterpret_cast<uint64_t>(tap);
@@ -126,11 +111,8 @@ static uint64_t call_tap_begin(PyObject* methods, PyObject* started, PyObject* c
 
 static void call_tap_end(uint64_t handle) {
   auto* tap = reinterpret_cast<CallTap*>(handle);
-  call_taps.erase(std::remove(call_taps.begin(), call_taps.end(), tap), call_taps.end());
-  if (!call_profile_all(false)) PySet_Add(tap->started[0], Py_None);  // a thread that came since, too
-  Py_DECREF(tap->started[0]);
-  Py_DECREF(tap->started[1]);
-  Py_DECREF(tap->called);
+  std::erase(call_taps, tap);
+  if (!call_profile_all(false)) PySet_Add(tap->started[0].ptr(), Py_None);  // a thread that came since, too
   delete tap;
 }
 

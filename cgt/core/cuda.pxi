@@ -122,13 +122,22 @@ cdef object cuda_error_name(int code):
 
 cdef inline cu.CUstream cu_stream(void* s) noexcept nogil: return <cu.CUstream>s
 
-cdef int cuda_last_node(void* stream, cu.CUgraphNode* node) except? RAISES:
+ctypedef vector[cu.CUgraphNode] Nodes
+
+cdef int nodes_of(cu.CUgraph graph, Nodes* nodes) except? RAISES:
+    """In the order in which they were made."""
+    cdef size_t n = 0
+    cdef int code = cu.cuGraphGetNodes(graph, NULL, &n)
+    nodes.resize(n)
+    return cu.cuGraphGetNodes(graph, nodes.data(), &n) if code == 0 and n else code
+
+cdef int cuda_last_node(void* stream, void** node) except? RAISES:
     """The node that the capturing stream added last."""
     cdef cu.CUstreamCaptureStatus status
     cdef const cu.CUgraphNode* last = NULL
     cdef size_t n = 0
     cdef int code = cu.cuStreamGetCaptureInfo(cu_stream(stream), &status, NULL, NULL, &last, NULL, &n)
-    if code == 0 and n: node[0] = last[0]
+    node[0] = <void*>last[0] if code == 0 and n else NULL
     return code
 
 cdef int cuda_capturing(void* stream) except? RAISES nogil:
@@ -217,6 +226,11 @@ cdef Beside* beside_of(Spread* s, int device) noexcept nogil:
         if s.others[k].device == device: return &s.others[k]
     return NULL
 
+cdef inline void* stream_on(Recording* r, int device) noexcept nogil:
+    """The recording's stream there."""
+    cdef Beside* b = beside_of(r.spread, device)
+    return b.stream if b is not NULL else r.stream
+
 cdef int cuda_record_event(void** event, int device, void* stream) except? RAISES nogil:
     """Record an event, made at the first time, behind what a stream has now. (Each GPU's default stream is the null
     stream: which is current says whose.)"""
@@ -264,22 +278,13 @@ cdef int spread_part(Spread* s, int device, void* stream) except? RAISES nogil:
             code = cuda_follow(&s.event, device, stream, s.others[k].device, cuda_current_stream(s.others[k].device))
     return code
 
-cdef inline int launch_among(Driver* d, Spread* s, void* exec_, void* stream, int device,
-                              string* error) except? RAISES nogil:
+cdef inline int launch_among(Driver* d, Spread* s, void* exec_, void* stream, int device) except? RAISES nogil:
     """Launch a graph of a recording that works on these GPUs, too, or on no others (NULL)."""
     cdef int code
-    if s is NULL: return d.launch(exec_, stream, device, error)
+    if s is NULL: return d.launch(exec_, stream, device)
     code = spread_meet(s, device, stream)
-    if code == 0: code = d.launch(exec_, stream, device, error)
+    if code == 0: code = d.launch(exec_, stream, device)
     return code if code else spread_part(s, device, stream)
-
-cdef int spread_begin(Recording* r) except? RAISES:
-    """The others' memory is routed."""
-    cdef int32_t k
-    for k in range(r.spread.n if r.spread is not NULL else 0):
-        if cuda_pool_begin(r.spread.others[k].pool, r.spread.others[k].stream, cuda_joined) != 0: return 1
-        r.spread_open = k + 1
-    return 0
 
 cdef int spread_fork(Recording* r) except? RAISES:
     """The capture forks to them."""
@@ -341,12 +346,15 @@ cdef int cuda_resume(Recording* r) except? RAISES:
     return spread_fork(r)
 
 cdef int cuda_begin(Recording* r) except? RAISES:
+    cdef int32_t k
     cdef int code = fault(CALL_BEGIN)
     if code: return code
-    if cuda_pool_begin(r.pool, r.stream, cuda_joined) != 0: return 1
+    cuda_pool_begin(r.pool, r.stream, cuda_joined)
     r.pool_open = 1
-    code = spread_begin(r)
-    return code if code else cuda_resume(r)
+    for k in range(r.spread.n if r.spread is not NULL else 0):
+        cuda_pool_begin(r.spread.others[k].pool, r.spread.others[k].stream, cuda_joined)
+        r.spread_open = k + 1
+    return cuda_resume(r)
 
 cdef unsigned long long cuda_capture_id(Recording* r) noexcept:
     cdef cu.CUstreamCaptureStatus status
@@ -375,12 +383,10 @@ cdef inline unsigned int copy_blocks(Patch* p) noexcept nogil:
 cdef int cuda_copy(Recording* r, Patch* p, PyObject* to) except? RAISES:
     cdef OnDevice here
     cdef int code = fault(CALL_COPY)
-    cdef cu.CUgraphNode node = NULL
     cdef CopyArgs a
-    cdef Beside* b = beside_of(r.spread, tensor_device(to))
-    cdef void* stream = b.stream if b is not NULL else r.stream
+    cdef void* stream = stream_on(r, tensor_device(to))
     if code: return code
-    p.device = b.device if b is not NULL else r.device
+    p.device = tensor_device(to)
     here.go(p.device)
     copy_args(p, &a)
     if copied_by_kernel(p):
@@ -388,9 +394,7 @@ cdef int cuda_copy(Recording* r, Patch* p, PyObject* to) except? RAISES:
             a.params, NULL)
     else:
         code = cu.cuMemcpyDtoDAsync(a.to, a.source, a.nbytes, cu_stream(stream))
-    if code == 0: code = cuda_last_node(stream, &node)
-    p.handle = <void*>node
-    return code
+    return code if code else cuda_last_node(stream, &p.handle)
 
 cdef int cuda_load_kernels(int device) except? RAISES:
     """Once per device; before a capture, since loading is not capturable."""
@@ -418,21 +422,18 @@ cdef int cuda_decide_kernel(int device) except? RAISES:
 cdef int cuda_words(Recording* r, Patch* p) except? RAISES:
     cdef OnDevice here
     cdef int code = fault(CALL_WORDS)
-    cdef cu.CUgraphNode node = NULL
     cdef void* params[3]
-    cdef Beside* b = beside_of(r.spread, p.device)
-    cdef void* stream = b.stream if b is not NULL else r.stream
+    cdef void* stream = stream_on(r, p.device)
     here.go(p.device)
     if code: return code
     params[0], params[1], params[2] = &p.to, &p.told[0], &p.told[1]
     code = cu.cuLaunchKernel(WORDS_KERNEL[p.device], 1, 1, 1, 1, 1, 1, 0, cu_stream(stream), params, NULL)
-    if code == 0: code = cuda_last_node(stream, &node)
-    p.handle = <void*>node
-    return code
+    return code if code else cuda_last_node(stream, &p.handle)
 
 cdef int cuda_spend(Recording* r, PyObject* proto) except? RAISES:
     cdef int code = fault(CALL_SPEND)
-    return code if code else cuda_pool_spend(r.pool, tensor_storage_ptr(proto))
+    if code == 0: cuda_pool_spend(r.pool, tensor_storage_ptr(proto))
+    return code
 
 cdef bint is_of_nccl(void* function) noexcept nogil:
     """NCCL, whose network wants the host, gives the data of its functions to the graph, which keeps it."""
@@ -440,22 +441,20 @@ cdef bint is_of_nccl(void* function) noexcept nogil:
     if dladdr(function, &found) == 0 or found.dli_fname is NULL: return False
     return strstr(found.dli_fname, b"libnccl") is not NULL
 
-cdef int cuda_vet(cu.CUgraph graph, size_t n) except? RAISES:
+cdef int cuda_vet(cu.CUgraph graph, int32_t* count) except? RAISES:
     """No node may allocate, and none may read host memory, or have a function of the host do it: nobody would keep it
-    alive."""
-    cdef cu.CUgraphNode* nodes = <cu.CUgraphNode*>malloc(n * sizeof(cu.CUgraphNode))
+    alive. `count`: how many nodes there are."""
+    cdef Nodes nodes
     cdef cu.CUgraphNodeType kind
     cdef cu.CUgraph child = NULL
     cdef cu.CUDA_MEMCPY3D copy
     cdef cu.CUDA_HOST_NODE_PARAMS calls
     cdef unsigned int memory = 0
-    cdef int code
-    cdef size_t k, inner = 0
-    if nodes is NULL:
-        PyErr_NoMemoryX()
-        return -1
-    code = cu.cuGraphGetNodes(graph, nodes, &n)
-    for k in range(n):
+    cdef int32_t inner
+    cdef int code = nodes_of(graph, &nodes)
+    cdef size_t k
+    count[0] = <int32_t>nodes.size()
+    for k in range(nodes.size()):
         if code: break
         code = cu.cuGraphNodeGetType(nodes[k], &kind)
         if code: break
@@ -466,8 +465,7 @@ cdef int cuda_vet(cu.CUgraph graph, size_t n) except? RAISES:
             if code == 0 and not is_of_nccl(<void*>calls.fn): code = ERROR_HOST_FUNCTION
         elif kind == cu.CUgraphNodeType_enum.CU_GRAPH_NODE_TYPE_GRAPH:
             code = cu.cuGraphChildGraphNodeGetGraph(nodes[k], &child)
-            if code == 0: code = cu.cuGraphGetNodes(child, NULL, &inner)
-            if code == 0 and inner: code = cuda_vet(child, inner)
+            if code == 0: code = cuda_vet(child, &inner)
         elif kind == cu.CUgraphNodeType_enum.CU_GRAPH_NODE_TYPE_MEMCPY:
             code = cu.cuGraphMemcpyNodeGetParams(nodes[k], &copy)
             if code: break
@@ -479,13 +477,12 @@ cdef int cuda_vet(cu.CUgraph graph, size_t n) except? RAISES:
                         copy.srcDevice) != 0:
                     memory = cu.CUmemorytype_enum.CU_MEMORYTYPE_HOST
             if memory == cu.CUmemorytype_enum.CU_MEMORYTYPE_HOST: code = ERROR_HOST_MEMORY
-    free(nodes)
     return code
 
 cdef int cuda_end(Recording* r, Patch* patches, int32_t n_patches) except? RAISES:
     cdef OnDevice here
     cdef cu.CUgraph graph = NULL
-    cdef size_t n = 0
+    cdef int32_t n = 0
     cdef bint draws = False
     cdef int32_t k
     cdef int code, joined, told = fault(CALL_END)
@@ -506,24 +503,22 @@ cdef int cuda_end(Recording* r, Patch* patches, int32_t n_patches) except? RAISE
         if code: return code
     code = cuda_thin(&TABLE.rec_vain)
     if code == 0: code = cuda_bound(graph, patches, n_patches)
-    if code == 0: code = cu.cuGraphGetNodes(graph, NULL, &n)
-    if code: return code
-    r.n_graph_nodes = <int32_t>n + r.n_inner
-    return cuda_vet(graph, n) if n else 0
+    if code == 0: code = cuda_vet(graph, &n)
+    r.n_graph_nodes = n + r.n_inner
+    return code
 
 cdef int cuda_fetch(Recording* r, PyObject* x, char* to, int64_t nbytes) except? RAISES:
     cdef OnDevice here
-    cdef Beside* b = beside_of(r.spread, tensor_device(x))
     here.go(tensor_device(x))
     return cu.cuMemcpyDtoHAsync(<void*>to, <cu.CUdeviceptr><uintptr_t>tensor_ptr(x), nbytes,
-        cu_stream(b.stream if b is not NULL else r.stream))
+        cu_stream(stream_on(r, tensor_device(x))))
 
 cdef int cuda_cut(Recording* r, Read* read) except? RAISES:
     """The pool stays open: what the segment holds is there for the next one."""
     cdef OnDevice here
     cdef cu.CUgraph graph = NULL
     cdef cu.CUgraphExec exec_ = NULL
-    cdef size_t n = 0
+    cdef int32_t n = 0
     cdef int code, joined, told = fault(CALL_CUT)
     here.go(r.device)
     joined = spread_join(r)
@@ -534,10 +529,9 @@ cdef int cuda_cut(Recording* r, Read* read) except? RAISES:
     read.graph = <void*>graph
     if code == 0: code = told
     if code == 0: code = cuda_thin(&TABLE.rec_vain)
-    if code == 0: code = cu.cuGraphGetNodes(graph, NULL, &n)
-    if code == 0: code = cuda_vet(graph, n)
+    if code == 0: code = cuda_vet(graph, &n)
     if code: return code
-    read.n_graph_nodes = <int32_t>n + r.n_inner
+    read.n_graph_nodes = n + r.n_inner
     r.n_inner = 0
     code = cu.cuGraphInstantiate(&exec_, graph, 0)
     read.exec = <void*>exec_
@@ -600,14 +594,14 @@ cdef int cuda_enter(Recording* r, void* body, void* stream) except? RAISES:
 cdef int cuda_leave(Recording* r, void* body, void* stream) except? RAISES:
     cdef OnDevice here
     cdef cu.CUgraph graph = NULL
-    cdef size_t n = 0
+    cdef int32_t n = 0
     cdef int code
     here.go(r.device)
     if not cuda_joined(stream): return 0                 # it never began
     code = cu.cuStreamEndCapture(cu_stream(stream), &graph)
-    if code == 0: code = cu.cuGraphGetNodes(<cu.CUgraph>body, NULL, &n)
-    r.n_inner += <int32_t>n
-    return cuda_vet(<cu.CUgraph>body, n) if code == 0 and n else code
+    if code == 0: code = cuda_vet(<cu.CUgraph>body, &n)
+    r.n_inner += n
+    return code
 
 cdef int cuda_instantiate(Recording* r) except? RAISES:
     cdef OnDevice here
@@ -623,15 +617,16 @@ cdef int cuda_instantiate(Recording* r) except? RAISES:
     if cu.cuMemGetInfo(&after, &total) == 0 and after < before: r.exec_bytes += before - after
     return code
 
-cdef int made_on(int device, PyObject* tensors, void** addresses) noexcept:
-    """Where the memory of those on this device lies; how many."""
+cdef vector[void*] made_on(int device, PyObject* tensors) except *:
+    """Where the memory of those on this device lies."""
+    cdef vector[void*] addresses
     cdef PyObject* x
-    cdef int k, n = 0
+    cdef int k
     for k in range(<int>PyList_GET_SIZEX(tensors)):
         x = PyList_GET_ITEMX(tensors, k)
-        addresses[n] = tensor_storage_ptr(x) if tensor_device(x) == device else NULL
-        n += addresses[n] is not NULL
-    return n
+        if tensor_device(x) == device and tensor_storage_ptr(x) is not NULL:
+            addresses.push_back(<void*>tensor_storage_ptr(x))
+    return addresses
 
 cdef int cuda_checkpoint(Recording* r, PyObject* made, PyObject* outs, PyObject* early, void** live,
                          int n) except? RAISES:
@@ -640,19 +635,16 @@ cdef int cuda_checkpoint(Recording* r, PyObject* made, PyObject* outs, PyObject*
     cdef OnDevice here
     cdef int code = fault(CALL_CHECKPOINT)
     cdef int j, k, n_outs = <int>PyList_GET_SIZEX(outs)
-    cdef void** addresses
+    cdef vector[void*] addresses
     here.go(r.device)
     if code: return code
-    addresses = <void**>malloc((n_outs + 1) * sizeof(void*))
-    if addresses is NULL:
-        PyErr_NoMemoryX()
-        return -1
     for j in range(r.spread.n if r.spread is not NULL else 0):
-        n = made_on(r.spread.others[j].device, outs, addresses)
-        if code == 0: code = cuda_pool_checkpoint(r.spread.others[j].pool, addresses, n, &r.spread.others[j].state)
-    n = made_on(r.device, outs, addresses)
-    if code == 0: code = cuda_pool_checkpoint(r.pool, addresses, n, &r.state)
-    free(addresses)
+        addresses = made_on(r.spread.others[j].device, outs)
+        if code == 0:
+            code = cuda_pool_checkpoint(r.spread.others[j].pool, addresses.data(), <int>addresses.size(),
+                &r.spread.others[j].state)
+    addresses = made_on(r.device, outs)
+    if code == 0: code = cuda_pool_checkpoint(r.pool, addresses.data(), <int>addresses.size(), &r.state)
     for k in range(n_outs if code == 0 else 0): tensor_disown(PyList_GET_ITEMX(outs, k))
     return ERROR_FOREIGN_MEMORY if code == 1 else code
 
@@ -670,7 +662,7 @@ cdef void cuda_abort(Recording* r) noexcept:
     spread_free(r.spread)
     r.spread = NULL
 
-cdef int cuda_launch(void* exec_, void* stream, int device, string* error) except? RAISES nogil:
+cdef int cuda_launch(void* exec_, void* stream, int device) except? RAISES nogil:
     cdef OnDevice here
     cdef int code = fault(CALL_LAUNCH)
     if code: return code
@@ -882,33 +874,18 @@ cdef bint cuda_names(Recording* r, Column* patches, Column* vain, int32_t copy, 
     return named
 
 cdef bint node_names(cu.CUgraphNode node, char* lo, char* hi) except -1:
-    cdef cu.CUgraphNodeType kind
-    cdef cu.CUDA_MEMSET_NODE_PARAMS fill
-    cdef Args* a
     cdef char* word = NULL
-    cdef size_t at
-    cdef bint named = False
-    check(CUDA, cu.cuGraphNodeGetType(node, &kind), CALL_CUT)
-    if kind == cu.CUgraphNodeType.CU_GRAPH_NODE_TYPE_MEMSET:
-        check(CUDA, cu.cuGraphMemsetNodeGetParams(node, &fill), CALL_CUT)
-        return lo <= <char*><uintptr_t>fill.dst < hi
-    if kind != cu.CUgraphNodeType.CU_GRAPH_NODE_TYPE_KERNEL and kind != cu.CUgraphNodeType.CU_GRAPH_NODE_TYPE_MEMCPY:
-        return kind == cu.CUgraphNodeType.CU_GRAPH_NODE_TYPE_GRAPH
-    a = args_take(node)
-    if a.copies:
-        for at in range(0, 16, 8):
-            word = <char*><uintptr_t>(a.move.dstDevice if at else a.move.srcDevice)
-            named = named or lo <= word < hi
-        named = named or not is_flat(&a.move)
-    else:
-        named = a.n == 0 and a.params.extra is not NULL
-        at = 0
-        while not named and at + 8 <= a.nbytes:
-            memcpy(&word, args_bytes(a) + at, 8)
-            named = lo <= word < hi
-            at += 8
-    free(a)
-    return named
+    cdef Py_ssize_t at
+    _, kind, _, params = cuda_shot(node)
+    # What cannot be looked into may name it: a graph, a copy that is not flat, arguments of an unknown form.
+    if not params: return kind in (<int>cu.CUgraphNodeType.CU_GRAPH_NODE_TYPE_GRAPH,
+                                   <int>cu.CUgraphNodeType.CU_GRAPH_NODE_TYPE_KERNEL,
+                                   <int>cu.CUgraphNodeType.CU_GRAPH_NODE_TYPE_MEMCPY)
+    for _, argument in params:
+        for at in range(0, len(argument) - 7, 8):
+            memcpy(&word, PyBytes_AS_STRING(argument) + at, 8)
+            if lo <= word < hi: return True
+    return False
 
 # cuda_end does it: nothing may change in a capture under way
 cdef int cuda_bind(Recording* r, Patch* p) noexcept: return 0
@@ -930,57 +907,44 @@ cdef int cuda_bound(cu.CUgraph graph, Patch* patches, int32_t n) except? RAISES:
 
 cdef int cuda_unlink(cu.CUgraph graph, cu.CUgraphNode node) except? RAISES:
     """Take a node out; what stood behind it stands behind those before it."""
-    cdef size_t n_before = 0, n_behind = 0, n, j, k
-    cdef cu.CUgraphNode* before
-    cdef cu.CUgraphNode* behind
+    cdef size_t n_before = 0, n_behind = 0, j, k
+    cdef Nodes before, behind
     cdef int code = cu.cuGraphNodeGetDependencies(node, NULL, NULL, &n_before)
     if code == 0: code = cu.cuGraphNodeGetDependentNodes(node, NULL, NULL, &n_behind)
     if code: return code
-    before = <cu.CUgraphNode*>malloc((n_before + n_behind + 1) * sizeof(cu.CUgraphNode))
-    if before is NULL:
-        PyErr_NoMemoryX()
-        return -1
-    behind = before + n_before
-    if n_before: code = cu.cuGraphNodeGetDependencies(node, before, NULL, &n_before)
-    if code == 0 and n_behind: code = cu.cuGraphNodeGetDependentNodes(node, behind, NULL, &n_behind)
+    before.resize(n_before)
+    behind.resize(n_behind)
+    if n_before: code = cu.cuGraphNodeGetDependencies(node, before.data(), NULL, &n_before)
+    if code == 0 and n_behind: code = cu.cuGraphNodeGetDependentNodes(node, behind.data(), NULL, &n_behind)
     for j in range(n_before):
         for k in range(n_behind):
             if code == 0: code = cu.cuGraphAddDependencies(graph, &before[j], &behind[k], NULL, 1)
-    free(before)
     return code if code else cu.cuGraphDestroyNode(node)
+
+cdef cu.CUgraph cuda_graph(Recording* r) except NULL:
+    """Of the capture under way."""
+    cdef cu.CUstreamCaptureStatus status
+    cdef cu.CUgraph graph = NULL
+    check(CUDA, cu.cuStreamGetCaptureInfo(cu_stream(r.stream), &status, NULL, &graph, NULL, NULL, NULL), CALL_CUT)
+    return graph
 
 cdef Py_ssize_t cuda_length(Recording* r) except -1:
     """How many nodes the capture under way has."""
-    cdef cu.CUstreamCaptureStatus status
-    cdef cu.CUgraph graph = NULL
     cdef size_t n = 0
-    check(CUDA, cu.cuStreamGetCaptureInfo(cu_stream(r.stream), &status, NULL, &graph, NULL, NULL, NULL), CALL_CUT)
-    check(CUDA, cu.cuGraphGetNodes(graph, NULL, &n), CALL_CUT)
+    check(CUDA, cu.cuGraphGetNodes(cuda_graph(r), NULL, &n), CALL_CUT)
     return n
 
 cdef list cuda_nodes(Recording* r, size_t first=0):
     """The nodes of the capture under way from this one on, in the order in which they were made."""
-    cdef cu.CUstreamCaptureStatus status
-    cdef cu.CUgraph graph = NULL
-    cdef cu.CUgraphNode* nodes
-    cdef size_t n = 0, k
-    check(CUDA, cu.cuStreamGetCaptureInfo(cu_stream(r.stream), &status, NULL, &graph, NULL, NULL, NULL), CALL_CUT)
-    check(CUDA, cu.cuGraphGetNodes(graph, NULL, &n), CALL_CUT)
-    if n == 0: return []
-    nodes = <cu.CUgraphNode*>malloc(n * sizeof(cu.CUgraphNode))
-    if nodes is NULL: raise MemoryError()
-    try:
-        check(CUDA, cu.cuGraphGetNodes(graph, nodes, &n), CALL_CUT)
-        return [<uintptr_t>nodes[k] for k in range(first, n)]
-    finally:
-        free(nodes)
+    cdef Nodes nodes
+    cdef size_t k
+    check(CUDA, nodes_of(cuda_graph(r), &nodes), CALL_CUT)
+    return [<uintptr_t>nodes[k] for k in range(first, nodes.size())]
 
 cdef list cuda_mark_here(Recording* r):
     """For the stream and those of other GPUs: the nodes behind which its next one will stand."""
     cdef int32_t k
-    cdef list marks = [last_nodes(r.stream)]
-    for k in range(r.spread_open): marks.append(last_nodes(r.spread.others[k].stream))
-    return marks
+    return [last_nodes(r.stream)] + [last_nodes(r.spread.others[k].stream) for k in range(r.spread_open)]
 
 cdef list last_nodes(void* stream):
     cdef cu.CUstreamCaptureStatus status
@@ -997,16 +961,11 @@ cdef int cuda_back(Recording* r, list marks) except -1:
     return 0
 
 cdef int stream_back(void* stream, list mark) except -1:
-    cdef cu.CUgraphNode* nodes = <cu.CUgraphNode*>malloc((len(mark) + 1) * sizeof(cu.CUgraphNode))
-    cdef Py_ssize_t k
-    cdef int code
-    if nodes is NULL: raise MemoryError()
-    for k in range(len(mark)): nodes[k] = <cu.CUgraphNode><uintptr_t>mark[k]
-    code = cu.cuStreamUpdateCaptureDependencies(
-        cu_stream(stream), nodes, NULL, len(mark),
-        cu.CUstreamUpdateCaptureDependencies_flags_enum.CU_STREAM_SET_CAPTURE_DEPENDENCIES)
-    free(nodes)
-    return check(CUDA, code, CALL_CUT)
+    cdef Nodes nodes
+    for node in mark: nodes.push_back(<cu.CUgraphNode><uintptr_t>node)
+    return check(CUDA, cu.cuStreamUpdateCaptureDependencies(
+        cu_stream(stream), nodes.data(), NULL, nodes.size(),
+        cu.CUstreamUpdateCaptureDependencies_flags_enum.CU_STREAM_SET_CAPTURE_DEPENDENCIES), CALL_CUT)
 
 cdef int cuda_thin(Column* vain) except? RAISES:
     """Take out nodes that were captured to look at. Nothing stands behind them."""
@@ -1038,14 +997,15 @@ cdef int cuda_move(void* to, const void* source, int64_t nbytes, int device) exc
         <cu.CUdeviceptr><uintptr_t>to, <cu.CUdeviceptr><uintptr_t>source, nbytes,
         cu_stream(cuda_current_stream(device)))
 
-cdef int cuda_rescue(void* held, PyObject* proto, int device) noexcept:
+cdef int cuda_rescue(void* held, PyObject* proto, int device) except? RAISES:
     # The graph's addresses are fixed, so the holder's bytes move. Any thread may free a recording, and any GPU be
     # current.
     cdef OnDevice here
     if tensor_device(proto) >= 0: device = tensor_device(proto)         # another GPU of the recording's
     cuda_thread_ready(device)
     here.go(device)
-    return out_rescue(held, device, move_or_fail)
+    out_rescue(held, device, move_or_fail)
+    return 0
 
 cdef int move_or_fail(void* to, const void* source, int64_t nbytes, int device) noexcept nogil:
     with gil:

@@ -63,15 +63,9 @@ class OnDevice {
 };
 
 // The device's current stream from now on; the current device stays. (Python's torch.cuda.set_stream changes both.)
-static inline int cuda_set_stream(int64_t id, int device) noexcept {
-  try {
-    c10::cuda::setCurrentCUDAStream(
-        c10::cuda::CUDAStream::unpack3(id, static_cast<c10::DeviceIndex>(device), c10::DeviceType::CUDA));
-    return 0;
-  } catch (const std::exception& e) {
-    PyErr_SetString(PyExc_RuntimeError, e.what());
-    return -1;
-  }
+static inline void cuda_set_stream(int64_t id, int device) {
+  c10::cuda::setCurrentCUDAStream(
+      c10::cuda::CUDAStream::unpack3(id, static_cast<c10::DeviceIndex>(device), c10::DeviceType::CUDA));
 }
 
 // A thread that never touched CUDA has no current context; the driver needs one. Once per thread.
@@ -95,20 +89,15 @@ struct CudaPool {
   bool settled;  // nothing that a recording freed waits for another stream
 };
 
-static void* cuda_pool_new(int device, unsigned long long hi, unsigned long long lo) noexcept {
+static void* cuda_pool_new(int device, unsigned long long hi, unsigned long long lo) {
   namespace alloc = c10::cuda::CUDACachingAllocator;
   auto d = static_cast<c10::DeviceIndex>(device);
+  alloc::createOrIncrefPool(d, {hi, lo});
   try {
-    alloc::createOrIncrefPool(d, {hi, lo});
-    try {
-      return new CudaPool{d, {hi, lo}, alloc::getCheckpointState(d, {hi, lo}), {}, 0, false, true};
-    } catch (...) {
-      alloc::releasePool(d, {hi, lo});
-      throw;
-    }
-  } catch (const std::exception& e) {
-    PyErr_SetString(PyExc_RuntimeError, e.what());
-    return nullptr;
+    return new CudaPool{d, {hi, lo}, alloc::getCheckpointState(d, {hi, lo}), {}, 0, false, true};
+  } catch (...) {
+    alloc::releasePool(d, {hi, lo});
+    throw;
   }
 }
 
@@ -187,132 +176,89 @@ static void cuda_pool_settle(CudaPool* p) {
 }
 
 // Put the pool into a node's state (NULL: empty), `live` addresses allocated, what died since free.
-// 0 done; 1 somebody else owns memory of the pool, nothing was changed; -1 an exception is set.
-static int cuda_pool_restore(void* pool, void* state, void** live, int n) noexcept {
+// 0 done; 1 somebody else owns memory of the pool, nothing was changed.
+static int cuda_pool_restore(void* pool, void* state, void** live, int n) {
   namespace alloc = c10::cuda::CUDACachingAllocator;
   auto* p = static_cast<CudaPool*>(pool);
-  try {
-    if (!p->settled) cuda_pool_settle(p);
-    if (!alloc::checkPoolLiveAllocations(p->device, p->id, p->ours)) return 1;
-    std::unordered_set<void*> keep(live, live + n);
-    auto to = state ? *static_cast<std::shared_ptr<alloc::AllocatorState>*>(state) : p->empty;
-    auto delta = alloc::setCheckpointPoolState(p->device, to);
-    p->ours.clear();
-    for (auto& data : delta.dataptrs_allocd)
-      if (keep.count(data.get())) {
-        p->ours.insert(data.get());
-        data.release_context();
-      }
-    return 0;  // the rest of delta.dataptrs_allocd is freed here
-  } catch (const std::exception& e) {
-    PyErr_SetString(PyExc_RuntimeError, e.what());
-    return -1;
-  }
+  if (!p->settled) cuda_pool_settle(p);
+  if (!alloc::checkPoolLiveAllocations(p->device, p->id, p->ours)) return 1;
+  std::unordered_set<void*> keep(live, live + n);
+  auto to = state ? *static_cast<std::shared_ptr<alloc::AllocatorState>*>(state) : p->empty;
+  auto delta = alloc::setCheckpointPoolState(p->device, to);
+  p->ours.clear();
+  for (auto& data : delta.dataptrs_allocd)
+    if (keep.count(data.get())) {
+      p->ours.insert(data.get());
+      data.release_context();
+    }
+  return 0;  // the rest of delta.dataptrs_allocd is freed here
 }
 
 // Free memory of the pool that no node will need behind the recording under way.
-static int cuda_pool_spend(void* pool, void* at) noexcept {
+static void cuda_pool_spend(void* pool, void* at) {
   auto* p = static_cast<CudaPool*>(pool);
-  if (p->ours.erase(at) == 0) return 0;  // of a pool that was given up
-  try {
-    c10::cuda::CUDACachingAllocator::raw_delete(at);
-    return 0;
-  } catch (const std::exception& e) {
-    PyErr_SetString(PyExc_RuntimeError, e.what());
-    return -1;
-  }
+  if (p->ours.erase(at) == 0) return;  // of a pool that was given up
+  c10::cuda::CUDACachingAllocator::raw_delete(at);
 }
 
 // The pool's state after a recording that added `made` to what restore left. `*state` is NULL and 1 is
 // returned if anything else was allocated since.
-static int cuda_pool_checkpoint(void* pool, void** made, int n, void** state) noexcept {
+static int cuda_pool_checkpoint(void* pool, void** made, int n, void** state) {
   namespace alloc = c10::cuda::CUDACachingAllocator;
   auto* p = static_cast<CudaPool*>(pool);
+  std::unordered_set<void*> all(p->ours);
+  all.insert(made, made + n);
+  if (!alloc::checkPoolLiveAllocations(p->device, p->id, all)) return 1;
+  std::shared_ptr<alloc::AllocatorState> now;
   try {
-    std::unordered_set<void*> all(p->ours);
-    all.insert(made, made + n);
-    if (!alloc::checkPoolLiveAllocations(p->device, p->id, all)) return 1;
-    std::shared_ptr<alloc::AllocatorState> now;
-    try {
-      now = alloc::getCheckpointState(p->device, p->id);
-    } catch (const c10::Error&) {  // a block waits for events
-      cuda_pool_settle(p);
-      now = alloc::getCheckpointState(p->device, p->id);
-    }
-    p->settled = true;
-    *state = new std::shared_ptr<alloc::AllocatorState>(std::move(now));
-    p->ours = std::move(all);
-    return 0;
-  } catch (const std::exception& e) {
-    PyErr_SetString(PyExc_RuntimeError, e.what());
-    return -1;
+    now = alloc::getCheckpointState(p->device, p->id);
+  } catch (const c10::Error&) {  // a block waits for events
+    cuda_pool_settle(p);
+    now = alloc::getCheckpointState(p->device, p->id);
   }
+  p->settled = true;
+  *state = new std::shared_ptr<alloc::AllocatorState>(std::move(now));
+  p->ours = std::move(all);
+  return 0;
 }
 
-// Was the storage that begins at this address allocated in the recording under way? -1: an exception is set. Walks the
-// pool.
-static int cuda_pool_made(void* pool, void* at) noexcept {
+// Was the storage that begins at this address allocated in the recording under way? Walks the pool.
+static bool cuda_pool_made(void* pool, void* at) {
   auto* p = static_cast<CudaPool*>(pool);
-  if (p->ours.count(at)) return 0;
-  try {
-    auto address = reinterpret_cast<size_t>(at);
-    for (const auto& segment : c10::cuda::CUDACachingAllocator::snapshot(p->id).segments)
-      if (segment.owner_private_pool_id == p->id && address - segment.address < segment.total_size) return 1;
-    return 0;
-  } catch (const std::exception& e) {
-    PyErr_SetString(PyExc_RuntimeError, e.what());
-    return -1;
-  }
+  if (p->ours.count(at)) return false;
+  auto address = reinterpret_cast<size_t>(at);
+  for (const auto& segment : c10::cuda::CUDACachingAllocator::snapshot(p->id).segments)
+    if (segment.owner_private_pool_id == p->id && address - segment.address < segment.total_size) return true;
+  return false;
 }
 
-// Append what is free of the pool to a list of Python's: (address, bytes, is its segment a small one?, is it of this
-// stream?). -1: an exception is set. (PyTorch's own torch.cuda.memory_snapshot makes dicts of all that was ever traced,
-// too.)
-static int cuda_pool_free(void* pool, void* stream, PyObject* into) noexcept {
+// What is free of the pool, a list: (address, bytes, is its segment a small one?, is it of this stream?). (PyTorch's
+// own torch.cuda.memory_snapshot makes dicts of all that was ever traced, too.)
+static PyObject* cuda_pool_free(void* pool, void* stream) {
+  py::list found;
   auto* p = static_cast<CudaPool*>(pool);
-  try {
-    for (const auto& segment : c10::cuda::CUDACachingAllocator::snapshot(p->id, false).segments) {
-      if (segment.owner_private_pool_id != p->id || segment.device != p->device) continue;
-      size_t at = segment.address;
-      for (const auto& block : segment.blocks) {
-        if (!block.active) {
-          PyObject* row = Py_BuildValue("(KKii)", static_cast<unsigned long long>(at),
-                                        static_cast<unsigned long long>(block.size),
-                                        !segment.is_large, segment.stream == stream);
-          int code = row ? PyList_Append(into, row) : -1;
-          Py_XDECREF(row);
-          if (code) return -1;
-        }
-        at += block.size;
-      }
+  for (const auto& segment : c10::cuda::CUDACachingAllocator::snapshot(p->id, false).segments) {
+    if (segment.owner_private_pool_id != p->id || segment.device != p->device) continue;
+    size_t at = segment.address;
+    for (const auto& block : segment.blocks) {
+      if (!block.active) found.append(py::make_tuple(at, block.size, !segment.is_large, segment.stream == stream));
+      at += block.size;
     }
-    return 0;
-  } catch (const std::exception& e) {
-    PyErr_SetString(PyExc_RuntimeError, e.what());
-    return -1;
   }
+  return found.release().ptr();
 }
 
-// Add where each allocation of a device begins to a set of Python's. -1: an exception is set.
-static int cuda_allocations(int device, PyObject* into) noexcept {
-  try {
-    for (const auto& segment : c10::cuda::CUDACachingAllocator::snapshot().segments) {
-      size_t at = segment.address;
-      for (const auto& block : segment.blocks) {
-        if (block.allocated && segment.device == device) {
-          PyObject* number = PyLong_FromSize_t(at);
-          int code = number ? PySet_Add(into, number) : -1;
-          Py_XDECREF(number);
-          if (code) return -1;
-        }
-        at += block.size;
-      }
+// Where each allocation of a device begins: a set.
+static PyObject* cuda_allocations(int device) {
+  py::set found;
+  for (const auto& segment : c10::cuda::CUDACachingAllocator::snapshot().segments) {
+    size_t at = segment.address;
+    for (const auto& block : segment.blocks) {
+      if (block.allocated && segment.device == device) found.add(at);
+      at += block.size;
     }
-    return 0;
-  } catch (const std::exception& e) {
-    PyErr_SetString(PyExc_RuntimeError, e.what());
-    return -1;
   }
+  return found.release().ptr();
 }
 
 static void cuda_state_free(void* state) noexcept {
@@ -328,18 +274,12 @@ static void cuda_pool_id(void* pool, unsigned long long* id) noexcept {
 // Route allocations made on `stream`, by any thread (autograd's worker too), to the pool; and those
 // on streams that the function forked from it, which are then `joined` as well.
 typedef int (*stream_test)(void* stream);
-static int cuda_pool_begin(void* pool, void* stream, stream_test joined) noexcept {
-  try {
-    auto* p = static_cast<CudaPool*>(pool);
-    cudaStream_t s = static_cast<cudaStream_t>(stream);
-    c10::cuda::CUDACachingAllocator::beginAllocateToPool(
-        p->device, p->id, [s, joined](cudaStream_t other) { return other == s || joined(other); });
-    p->settled = false;
-    return 0;
-  } catch (const std::exception& e) {
-    PyErr_SetString(PyExc_RuntimeError, e.what());
-    return -1;
-  }
+static void cuda_pool_begin(void* pool, void* stream, stream_test joined) {
+  auto* p = static_cast<CudaPool*>(pool);
+  cudaStream_t s = static_cast<cudaStream_t>(stream);
+  c10::cuda::CUDACachingAllocator::beginAllocateToPool(
+      p->device, p->id, [s, joined](cudaStream_t other) { return other == s || joined(other); });
+  p->settled = false;
 }
 
 // Stop routing. The routing held the pool once more; it is let go, since cuda_pool_new holds it.
@@ -423,56 +363,53 @@ struct GeneratorSwap {
   bool drew = false;   // did kernels read its own? A state that is set takes back how far they moved it
 };
 
-static bool generator_draws(GeneratorSwap* swap) {
+// What a capture's kernels are given. From 2.13 on each capture has one, and NULL says that it has none.
 #if CGT_TORCH_MINOR >= 13
+using Capture = at::CUDAGeneratorCaptureState;
+static Capture* capture_of(GeneratorSwap* swap) {
   auto at = swap->ours->capture_states_.find(swap->capture_id);
-  if (at == swap->ours->capture_states_.end()) return swap->drew;
-  auto& now = *at->second;
-  const void* words = now.rng_state_seed_extragraph_.const_data_ptr();
+  return at == swap->ours->capture_states_.end() ? nullptr : at->second.get();
+}
+static at::TensorBase& seed_of(Capture* capture) { return capture->rng_state_seed_extragraph_; }
+static at::TensorBase& offset_of(Capture* capture) { return capture->rng_state_offset_extragraph_; }
 #else
-  auto& now = *swap->ours;
-  const void* words = now.seed_extragraph_.const_data_ptr();
+using Capture = at::CUDAGeneratorState;
+static Capture* capture_of(GeneratorSwap* swap) { return swap->ours.get(); }
+static at::TensorBase& seed_of(Capture* capture) { return capture->seed_extragraph_; }
+static at::TensorBase& offset_of(Capture* capture) { return capture->offset_extragraph_; }
 #endif
-  return swap->drew || (words == swap->words && now.offset_intragraph_ > swap->since);
+
+static bool generator_draws(GeneratorSwap* swap) {
+  Capture* now = capture_of(swap);
+  if (!now || swap->drew) return swap->drew;
+  return seed_of(now).const_data_ptr() == swap->words && now->offset_intragraph_ > swap->since;
 }
 
 static void* generator_swap(PyObject* generator, PyObject* seed_word, PyObject* offset_word,
-                            unsigned long long capture_id) noexcept {
-  try {
-    at::Generator g = reinterpret_cast<PyGenerator*>(generator)->cdata;
-    auto ours = c10::make_intrusive<at::CUDAGeneratorState>();
-    const at::TensorBase& seed = reinterpret_cast<PyTensor*>(seed_word)->cdata;
-    const at::TensorBase& offset = reinterpret_cast<PyTensor*>(offset_word)->cdata;
+                            unsigned long long capture_id) {
+  at::Generator g = reinterpret_cast<PyGenerator*>(generator)->cdata;
+  auto ours = c10::make_intrusive<at::CUDAGeneratorState>();
+  const at::TensorBase& seed = reinterpret_cast<PyTensor*>(seed_word)->cdata;
 #if CGT_TORCH_MINOR >= 13
-    auto capture = c10::make_intrusive<at::CUDAGeneratorCaptureState>();
-    capture->rng_state_seed_extragraph_ = seed;
-    capture->rng_state_offset_extragraph_ = offset;
-    ours->capture_states_[capture_id] = std::move(capture);
+  ours->capture_states_[capture_id] = c10::make_intrusive<Capture>();
 #else
-    ours->capturing_ = true;
-    ours->seed_extragraph_ = seed;
-    ours->offset_extragraph_ = offset;
+  ours->capturing_ = true;
 #endif
-    auto* swap =
-        new GeneratorSwap{g, cuda_generator(g)->graphsafe_get_state(), ours, capture_id, seed.const_data_ptr()};
-    cuda_generator(g)->graphsafe_set_state(c10::make_intrusive<at::CUDAGeneratorImpl>(g.device().index(), ours));
-    return swap;
-  } catch (const std::exception& e) {
-    PyErr_SetString(PyExc_RuntimeError, e.what());
-    return nullptr;
-  }
+  auto* swap =
+      new GeneratorSwap{g, cuda_generator(g)->graphsafe_get_state(), ours, capture_id, seed.const_data_ptr()};
+  seed_of(capture_of(swap)) = seed;
+  offset_of(capture_of(swap)) = reinterpret_cast<PyTensor*>(offset_word)->cdata;
+  cuda_generator(g)->graphsafe_set_state(c10::make_intrusive<at::CUDAGeneratorImpl>(g.device().index(), ours));
+  return swap;
 }
 
 // Put the user's state back; returns how far one run advances the generator. `drew`: do its kernels read the words?
 static uint64_t generator_restore(void* handle, int* drew) noexcept {
   auto* swap = static_cast<GeneratorSwap*>(handle);
-  uint64_t advance = 0;
+  Capture* now = capture_of(swap);
+  uint64_t advance = now ? now->offset_intragraph_ : 0;
   *drew = generator_draws(swap);
-#if CGT_TORCH_MINOR >= 13
-  auto at = swap->ours->capture_states_.find(swap->capture_id);
-  if (at != swap->ours->capture_states_.end()) advance = at->second->offset_intragraph_;
-#else
-  advance = swap->ours->offset_intragraph_;
+#if CGT_TORCH_MINOR < 13
   swap->ours->capturing_ = false;
 #endif
   cuda_generator(swap->generator)->graphsafe_set_state(swap->before);
@@ -495,46 +432,27 @@ static void generator_follow(void* handle, unsigned long long capture_id) noexce
 
 // How far the recording has moved the generator, counted from the words that its kernels read now.
 static uint64_t generator_moved(void* handle) noexcept {
-  auto* swap = static_cast<GeneratorSwap*>(handle);
-#if CGT_TORCH_MINOR >= 13
-  return swap->ours->capture_states_[swap->capture_id]->offset_intragraph_;
-#else
-  return swap->ours->offset_intragraph_;
-#endif
+  return capture_of(static_cast<GeneratorSwap*>(handle))->offset_intragraph_;
 }
 
 // Kernels recorded from here on read these words, and count from `moved`: a state is set.
 static void generator_point(void* handle, PyObject* seed_word, PyObject* offset_word, uint64_t moved) noexcept {
   auto* swap = static_cast<GeneratorSwap*>(handle);
-  const at::TensorBase& seed = reinterpret_cast<PyTensor*>(seed_word)->cdata;
-  const at::TensorBase& offset = reinterpret_cast<PyTensor*>(offset_word)->cdata;
   swap->drew = generator_draws(swap);
   swap->since = moved;
-#if CGT_TORCH_MINOR >= 13
-  auto& capture = swap->ours->capture_states_[swap->capture_id];
-  capture->rng_state_seed_extragraph_ = seed;
-  capture->rng_state_offset_extragraph_ = offset;
-  capture->offset_intragraph_ = moved;
-#else
-  swap->ours->seed_extragraph_ = seed;
-  swap->ours->offset_extragraph_ = offset;
-  swap->ours->offset_intragraph_ = moved;
-#endif
+  Capture* now = capture_of(swap);
+  seed_of(now) = reinterpret_cast<PyTensor*>(seed_word)->cdata;
+  offset_of(now) = reinterpret_cast<PyTensor*>(offset_word)->cdata;
+  now->offset_intragraph_ = moved;
 }
 
 // Seed and offset as of now, and advance the generator as eager would.
-static inline int generator_take(PyObject* generator, uint64_t advance, uint64_t* seed, uint64_t* offset) noexcept {
-  try {
-    at::Generator& g = reinterpret_cast<PyGenerator*>(generator)->cdata;
-    std::lock_guard<std::mutex> lock(g.mutex());
-    auto now = cuda_generator(g)->philox_engine_inputs(advance);
-    *seed = now.first;
-    *offset = now.second;
-    return 0;
-  } catch (const std::exception& e) {
-    PyErr_SetString(PyExc_RuntimeError, e.what());
-    return -1;
-  }
+static inline void generator_take(PyObject* generator, uint64_t advance, uint64_t* seed, uint64_t* offset) {
+  at::Generator& g = reinterpret_cast<PyGenerator*>(generator)->cdata;
+  std::lock_guard<std::mutex> lock(g.mutex());
+  auto now = cuda_generator(g)->philox_engine_inputs(advance);
+  *seed = now.first;
+  *offset = now.second;
 }
 
 // What was taken was not needed: unless somebody drew since, the generator is where it was.
@@ -545,9 +463,8 @@ static inline void generator_give_back(PyObject* generator, uint64_t advance, ui
     auto now = cuda_generator(g)->philox_engine_inputs(0);
     if (now.first == seed && now.second == offset + (advance + 3) / 4 * 4)
       cuda_generator(g)->set_philox_offset_per_thread(offset);
-  // a capture of somebody's own, where it is not ours to move: its numbers are skipped
-  } catch (const std::exception& e) {
-    PyErr_SetString(PyExc_RuntimeError, e.what());
+  } catch (...) {  // a capture of somebody's own, where it is not ours to move: its numbers are skipped
+    raised();
     PyErr_WriteUnraisable(generator);
   }
 }
@@ -563,46 +480,35 @@ struct OnDevice {
   void back() noexcept {}
 };
 static inline void cuda_thread_ready(int) noexcept {}
-static int cuda_absent() {
-  PyErr_SetString(PyExc_RuntimeError, "cgt was built against a CPU torch");
-  return -1;
-}
-static inline int cuda_set_stream(int64_t, int) noexcept { return cuda_absent(); }
+[[noreturn]] static void cuda_absent() { throw std::runtime_error("cgt was built against a CPU torch"); }
+static inline void cuda_set_stream(int64_t, int) { cuda_absent(); }
 typedef int (*stream_test)(void* stream);
-static int cuda_pool_begin(void*, void*, stream_test) noexcept { return cuda_absent(); }
+static void cuda_pool_begin(void*, void*, stream_test) { cuda_absent(); }
 static void cuda_pool_end(void*) noexcept {}
-static void* cuda_pool_new(int, unsigned long long, unsigned long long) noexcept {
-  cuda_absent();
-  return nullptr;
-}
+static void* cuda_pool_new(int, unsigned long long, unsigned long long) { cuda_absent(); }
 static void cuda_pools_drop() noexcept {}
 static void cuda_pool_retire(void*) noexcept {}
 static void cuda_pool_count(void*, int) noexcept {}
 static int cuda_pool_nodes(void*) noexcept { return 0; }
-static int cuda_pool_restore(void*, void*, void**, int) noexcept { return cuda_absent(); }
-static int cuda_pool_spend(void*, void*) noexcept { return cuda_absent(); }
-static int cuda_pool_checkpoint(void*, void**, int, void**) noexcept { return cuda_absent(); }
-static int cuda_pool_made(void*, void*) noexcept { return 0; }
-static int cuda_pool_free(void*, void*, PyObject*) noexcept { return 0; }
-static int cuda_allocations(int, PyObject*) noexcept { return 0; }
+static int cuda_pool_restore(void*, void*, void**, int) { cuda_absent(); }
+static void cuda_pool_spend(void*, void*) { cuda_absent(); }
+static int cuda_pool_checkpoint(void*, void**, int, void**) { cuda_absent(); }
+static bool cuda_pool_made(void*, void*) { return false; }
+static PyObject* cuda_pool_free(void*, void*) { return py::list().release().ptr(); }
+static PyObject* cuda_allocations(int) { return py::set().release().ptr(); }
 static int64_t cuda_dropout_now(int) noexcept { return 1; }
 static void cuda_dropout_undo(int) noexcept {}
 static void cuda_dropout_watch() {}
 static void cuda_state_free(void*) noexcept {}
 static void cuda_pool_id(void*, unsigned long long*) noexcept {}
 static void cuda_mark(int, int) noexcept {}
-static void* generator_swap(PyObject*, PyObject*, PyObject*, unsigned long long) noexcept {
-  cuda_absent();
-  return nullptr;
-}
+static void* generator_swap(PyObject*, PyObject*, PyObject*, unsigned long long) { cuda_absent(); }
 static uint64_t generator_restore(void*, int*) noexcept { return 0; }
 static uint64_t generator_moved(void*) noexcept { return 0; }
 static void generator_point(void*, PyObject*, PyObject*, uint64_t) noexcept {}
 static inline void generator_give_back(PyObject*, uint64_t, uint64_t, uint64_t) noexcept {}
 static void generator_follow(void*, unsigned long long) noexcept {}
-static inline int generator_take(PyObject*, uint64_t, uint64_t*, uint64_t*) noexcept {
-  return cuda_absent();
-}
+static inline void generator_take(PyObject*, uint64_t, uint64_t*, uint64_t*) { cuda_absent(); }
 
 #endif
 

@@ -6,8 +6,6 @@ cdef enum:                        # DriverCall, in the order of CALL_NAMES
     CALL_RESTORE, CALL_BEGIN, CALL_COPY, CALL_WORDS, CALL_END, CALL_INSTANTIATE, CALL_CHECKPOINT,
     CALL_LAUNCH, CALL_PATCH, CALL_ORDER, CALL_MOVE, CALL_SPEND, CALL_CUT, CALL_WAIT, CALL_FORK, N_CALLS
 
-# By TapeError; the last one, PyTorch's own LinAlgError, is set by the front end.
-TAPE_ERRORS = [None, RuntimeError, IndexError, ValueError, TypeError, NotImplementedError, RuntimeError]
 CALL_NAMES = ("restore", "begin", "copy", "words", "end", "instantiate", "checkpoint", "launch", "patch",
               "order", "move", "spend", "cut", "wait", "fork")
 
@@ -15,10 +13,10 @@ cdef enum:                        # our own codes; the driver's are positive
     ERROR_HOST_MEMORY = -2        # the graph reads host memory that nobody owns
     ERROR_MEMORY_NODES = -3       # the graph allocates
     ERROR_FOREIGN_MEMORY = -4     # somebody else keeps memory of the pool
-    RAISES = -5                   # none: a Python exception is set (cydriver's, of a driver that lacks a function)
+    RAISES = -5                   # none: an exception is set: PyTorch's, or cydriver's where a driver lacks a function
     ERROR_OLD_DRIVER = -6
     ERROR_HOST_FUNCTION = -7      # the graph calls a function of the host, whose data nobody owns
-    ERROR_TAPE = -10              # an op of the tape threw: minus the TapeError
+    ERROR_TAPE = -10              # an op of the tape threw: what eager raises is set
 
 cdef struct Driver:
     int (*restore)(Recording* r, void* state, void** live, int n) except? RAISES   # the pool behind the parent
@@ -43,7 +41,7 @@ cdef struct Driver:
     # `early`: of outs, those whose bytes must last until the recording itself writes them.
     int (*checkpoint)(Recording* r, PyObject* made, PyObject* outs, PyObject* early, void** live, int n) except? RAISES
     void (*abort)(Recording* r) noexcept                 # undo begin, whatever happened since
-    int (*launch)(void* exec_, void* stream, int device, string* error) except? RAISES nogil
+    int (*launch)(void* exec_, void* stream, int device) except? RAISES nogil
     int (*patch)(void* exec_, Patch* p) except? RAISES nogil   # tell the exec p.told
     int (*scalar)(void* exec_, Patch* p, Number* r) except? RAISES     # tell it a number
     int (*word_done)(void* exec_, Patch* p) except? RAISES     # that was the last for this op
@@ -54,7 +52,7 @@ cdef struct Driver:
     void* (*stream)(int device) noexcept nogil           # the caller's current stream
     # on the caller's current stream
     int (*move)(void* to, const void* source, int64_t nbytes, int device) except? RAISES nogil
-    int (*rescue)(void* held, PyObject* proto, int device) noexcept   # part a holder's storage and proto's
+    int (*rescue)(void* held, PyObject* proto, int device) except? RAISES  # part a holder's storage and proto's
     void (*destroy)(void* graph, void* exec_, void* pool, void* state) noexcept
 
 cdef Driver DRIVERS[2]
@@ -83,11 +81,9 @@ cdef inline int fault(int call) noexcept nogil:
 class DriverError(RuntimeError):
     """Facts of a failed driver call: (code, name, call). dispatch.py makes the sentence."""
 
-cdef int fail(int driver, int code, int call, string* text=NULL) except -1:
-    """Raise what this code tells, or the exception that is set: an op's that is Python's, cydriver's."""
+cdef int fail(int driver, int code, int call) except -1:
+    """Raise what this code tells, or the exception that is set."""
     if PyErr_Occurred() is not NULL: return -1
-    if code < ERROR_TAPE:                     # the error that the op raises in eager, too
-        raise TAPE_ERRORS[ERROR_TAPE - code](text.c_str().decode())
     if code == ERROR_HOST_MEMORY:
         name = "the graph would read host memory that may be gone at the next replay"
     elif code == ERROR_FOREIGN_MEMORY:

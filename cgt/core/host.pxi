@@ -37,7 +37,7 @@ cdef int host_resume(Recording* r) noexcept: return 0
 
 cdef int host_wait(void* stream, int device) noexcept nogil: return fault(CALL_WAIT)
 
-cdef int host_fork(Recording* r, Fork* f, PyObject* pred, void* stream) noexcept:
+cdef int host_fork(Recording* r, Fork* f, PyObject* pred, void* stream) except? RAISES:
     cdef int code = fault(CALL_FORK)
     if code == 0: tape_fork(r.exec, pred, 2 if f.kind == BRANCH else 1, f.bodies)
     return code
@@ -60,20 +60,21 @@ cdef int host_end(Recording* r, Patch* patches, int32_t n) noexcept:
 cdef int host_instantiate(Recording* r) noexcept:
     return fault(CALL_INSTANTIATE)
 
-cdef int host_checkpoint(Recording* r, PyObject* made, PyObject* outs, PyObject* early, void** live, int n) noexcept:
+cdef int host_checkpoint(Recording* r, PyObject* made, PyObject* outs, PyObject* early, void** live,
+                         int n) except? RAISES:
     cdef int code = fault(CALL_CHECKPOINT)
-    return code if code else tape_plan(r.exec, made, outs, early, live, n)
+    if code == 0: tape_plan(r.exec, made, outs, early, live, n)
+    return code
 
 cdef void host_abort(Recording* r) noexcept:
     while r.exec is not NULL and tape_outer(r.exec) is not NULL: r.exec = tape_outer(r.exec)
     host_destroy(NULL, r.exec, NULL, NULL)
     r.exec = NULL
 
-cdef int host_launch(void* exec_, void* stream, int device, string* error) noexcept nogil:
+cdef int host_launch(void* exec_, void* stream, int device) noexcept nogil:
     cdef int code = fault(CALL_LAUNCH)
     if code: return code
-    code = tape_run(exec_, 0, error)
-    return ERROR_TAPE - code if code else 0
+    return ERROR_TAPE if tape_run(exec_, 0) != 0 else 0
 
 cdef int host_patch(void* exec_, Patch* p) noexcept nogil:
     cdef int code = fault(CALL_PATCH)
@@ -102,8 +103,10 @@ cdef int host_move(void* to, const void* source, int64_t nbytes, int device) noe
     if code == 0: memcpy(to, source, nbytes)
     return code
 
-cdef int host_rescue(void* held, PyObject* proto, int device) noexcept:
-    return -1 if fault(CALL_MOVE) else host_give_away(held, proto)
+cdef int host_rescue(void* held, PyObject* proto, int device) except? RAISES:
+    cdef int code = fault(CALL_MOVE)
+    if code == 0: host_give_away(held, proto)
+    return code
 
 cdef void host_destroy(void* graph, void* exec_, void* pool, void* state) noexcept:
     if exec_ is not NULL: tape_free(exec_)

@@ -4,11 +4,10 @@
 
 cdef enum: SCRATCH = 32           # leaves of a call, or whatever else, that fit on the C stack
 
-cdef PyObject** borrowed(list tensors) except NULL:
-    """The tensors in an array, to be freed, that holds none of them."""
-    cdef PyObject** rows = <PyObject**>malloc((len(tensors) + 1) * sizeof(PyObject*))
-    if rows is NULL: raise MemoryError()
-    for k in range(len(tensors)): rows[k] = <PyObject*>tensors[k]
+cdef Objects borrowed(list tensors) except *:
+    """The tensors as an array, which holds none of them."""
+    cdef Objects rows
+    for x in tensors: rows.push_back(<PyObject*>x)
     return rows
 
 cdef inline int plain_same(PyObject* a, PyObject* b) except -1:

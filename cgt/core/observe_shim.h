@@ -23,9 +23,6 @@
 namespace torch::detail {
 __attribute__((visibility("default"))) pybind11::handle getTorchApiFunction(const c10::OperatorHandle& op);
 }
-namespace torch::jit {
-__attribute__((visibility("default"))) pybind11::object toPyObject(c10::IValue value);
-}
 __attribute__((visibility("default"))) c10::impl::PyInterpreter* getPyInterpreter();
 
 namespace cgt {
@@ -33,33 +30,23 @@ namespace cgt {
 using Stack = std::vector<c10::IValue>;
 using WeakTensor = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
 
-// What ops of a run returned, in order; a capsule holds it.
+// What ops of a run returned, in order.
 using Results = std::vector<WeakTensor>;
-static constexpr const char* RESULTS = "cgt.results";
-static void results_free(PyObject* capsule) {
-  delete static_cast<Results*>(PyCapsule_GetPointer(capsule, RESULTS));
-}
-static PyObject* results_new() { return PyCapsule_New(new Results(), RESULTS, &results_free); }
+static PyObject* results_new() { return handle_new(Results()); }
 
 // A weak reference is one too many where tensors are swapped.
-static void results_forget(PyObject* capsule) {
-  static_cast<Results*>(PyCapsule_GetPointer(capsule, RESULTS))->clear();
-}
+static void results_forget(PyObject* handle) { inside<Results>(handle).clear(); }
 
 // Those that somebody still holds: a new list.
-static PyObject* results_alive(PyObject* capsule) {
-  auto* results = static_cast<Results*>(PyCapsule_GetPointer(capsule, RESULTS));
-  PyObject* alive = PyList_New(0);
-  if (!results || !alive) return alive;
-  std::erase_if(*results, [](const WeakTensor& t) { return t.expired(); });
-  for (const WeakTensor& weak : *results) {
-    at::Tensor t(weak.lock());
-    PyObject* one = t.defined() ? THPVariable_Wrap(t) : nullptr;
-    if (one && PyList_Append(alive, one) != 0) Py_CLEAR(alive);
-    Py_XDECREF(one);
-    if (!alive) break;
+static PyObject* results_alive(PyObject* handle) {
+  py::list alive;
+  auto& results = inside<Results>(handle);
+  std::erase_if(results, [](const WeakTensor& t) { return t.expired(); });
+  for (size_t k = 0; k < results.size(); ++k) {  // by number: a finalizer may come in between, whose ops are seen
+    at::Tensor t(results[k].lock());
+    if (t.defined()) alive.append(owned(THPVariable_Wrap(t)));
   }
-  return alive;
+  return alive.release().ptr();
 }
 
 // --- whose run it is --------------------------------------------------------------------------------------------
@@ -127,28 +114,6 @@ static int observe_casts() noexcept {
   return call_now && !call_now->thread.excluded_.has(c10::DispatchKey::AutocastCPU);
 }
 
-// f(t) for each tensor in this value, lists and lists of lists too, in order; what it returns takes t's place.
-template <class F>
-static void each_tensor(c10::IValue& value, F&& f) {
-  if (value.isTensor()) {
-    if (value.toTensor().defined()) value = f(value.toTensor());
-  } else if (value.isTensorList()) {
-    c10::List<at::Tensor> list = value.toTensorList().copy();
-    for (size_t k = 0; k < list.size(); ++k)
-      if (at::Tensor t = list.get(k); t.defined()) list.set(k, f(t));
-    value = std::move(list);
-  } else if (value.isList()) {
-    c10::List<c10::IValue> list = value.toList().copy();
-    for (size_t k = 0; k < list.size(); ++k) {
-      c10::IValue one = list.get(k);
-      if (!one.isTensor() && !one.isList()) continue;
-      each_tensor(one, f);
-      list.set(k, one);
-    }
-    value = std::move(list);
-  }
-}
-
 // A tensor over the memory of `given` that is to it what t is to `instead`; given itself if t is that.
 static at::Tensor give_back(const at::Tensor& t, const at::Tensor& given, const at::Tensor& instead) {
   if (t.is_same(instead)) return given;
@@ -164,7 +129,7 @@ static at::Tensor give_back(const at::Tensor& t, const at::Tensor& given, const 
 // Run the op, with these tensors in place of those among its arguments (None: as they are). A list of what it
 // returned: tensors over the same memory, since a Python object would tie the very ones down (a Parameter or a
 // subclass that is made of one wants to be its first).
-static PyObject* observe_proceed(PyObject* instead) noexcept {
+static PyObject* observe_proceed(PyObject* instead) {
   Call& call = *call_now;
   Stack& stack = *call.stack;
   const auto& schema = call.op.schema();
@@ -190,35 +155,32 @@ static PyObject* observe_proceed(PyObject* instead) noexcept {
       c10::impl::ExcludeDispatchKeyGuard unseen(OBSERVED);
       call.op.redispatchBoxed(call.below, &stack);
     }
-    auto* results = static_cast<Results*>(PyCapsule_GetPointer(PyTuple_GET_ITEM(observer_of_thread(), 0), RESULTS));
-    PyObject* made = PyList_New(0);
+    auto& results = inside<Results>(PyTuple_GET_ITEM(observer_of_thread(), 0));
+    py::list made;
     auto first = stack.end() - static_cast<ptrdiff_t>(schema.returns().size());
-    for (auto value = first; made && value != stack.end(); ++value) {
+    for (auto value = first; value != stack.end(); ++value) {
       each_tensor(*value, [&](at::Tensor t) {
         for (const auto& [given, other] : call.given) {
           if (!t.has_storage() || !other.is_alias_of(t)) continue;
           t = give_back(t, given, other);
           break;
         }
-        results->emplace_back(t.getIntrusivePtr());
+        results.emplace_back(t.getIntrusivePtr());
         bool plain = !t.key_set().has(c10::DispatchKey::Python);
-        PyObject* one = THPVariable_Wrap(
-            plain ? at::Tensor(t.unsafeGetTensorImpl()->shallow_copy_and_detach(c10::VariableVersion(0), false)) : t);
-        if (made && (!one || PyList_Append(made, one) != 0)) Py_CLEAR(made);
-        Py_XDECREF(one);
+        made.append(owned(THPVariable_Wrap(
+            plain ? at::Tensor(t.unsafeGetTensorImpl()->shallow_copy_and_detach(c10::VariableVersion(0), false)) : t)));
         return t;
       });
     }
-    return made;
-  } catch (python_error& e) {
-    e.restore();
-  } catch (pybind11::error_already_set& e) {
-    e.restore();
+    return made.release().ptr();
+  } catch (python_error&) {
+    throw;
+  } catch (py::error_already_set&) {
+    throw;
   } catch (...) {
     call.error = std::current_exception();
-    torch::translate_exception_to_python(call.error);
+    throw;
   }
-  return nullptr;
 }
 
 // An op that is only made of others is no op to us, but where autograd's keys do not take it apart (inference mode).
@@ -257,13 +219,13 @@ static void observe_list(int k, PyObject* tensors) noexcept {
 // What the op under way is to return, in place of the tensors that it returned.
 static void observe_answer(PyObject* results) noexcept {
   Stack& stack = *call_now->stack;
-  auto* told = static_cast<Results*>(PyCapsule_GetPointer(PyTuple_GET_ITEM(observer_of_thread(), 0), RESULTS));
+  auto& told = inside<Results>(PyTuple_GET_ITEM(observer_of_thread(), 0));
   Py_ssize_t k = 0;
   auto first = stack.end() - static_cast<ptrdiff_t>(call_now->op.schema().returns().size());
   for (auto value = first; value != stack.end(); ++value) {
     each_tensor(*value, [&](at::Tensor) {
       at::Tensor t = tensor_of(PyList_GET_ITEM(results, k++));
-      told->emplace_back(t.getIntrusivePtr());
+      told.emplace_back(t.getIntrusivePtr());
       return t;
     });
   }
@@ -272,11 +234,11 @@ static void observe_answer(PyObject* results) noexcept {
 // The op under way was done in another way, and returns these tensors.
 static void observe_done(PyObject* results) noexcept {
   Stack& stack = *call_now->stack;
-  auto* told = static_cast<Results*>(PyCapsule_GetPointer(PyTuple_GET_ITEM(observer_of_thread(), 0), RESULTS));
+  auto& told = inside<Results>(PyTuple_GET_ITEM(observer_of_thread(), 0));
   stack.resize(stack.size() - call_now->op.schema().arguments().size());
   for (Py_ssize_t k = 0; k < PyList_GET_SIZE(results); ++k) {
     stack.emplace_back(tensor_of(PyList_GET_ITEM(results, k)));
-    told->emplace_back(stack.back().toTensor().getIntrusivePtr());
+    told.emplace_back(stack.back().toTensor().getIntrusivePtr());
   }
 }
 
@@ -286,13 +248,13 @@ static bool is_default(const c10::Argument& wanted, const c10::IValue& value) {
 
 static thread_local PyObject* told_error = nullptr;  // owned: what Python raised where no exception could pass (`tell`)
 
-// Raise it, now that one can: -1.
-static int observe_told() noexcept {
-  if (!told_error) return 0;
+// Raise it, now that one can.
+static void observe_told() {
+  if (!told_error) return;
   PyObject* error = std::exchange(told_error, nullptr);
   PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(error)), error);
   Py_DECREF(error);
-  return -1;
+  throw_python();
 }
 
 // --- numbers that are live (live.py) --------------------------------------------------------------------------------
@@ -315,7 +277,7 @@ static PyObject* node_of(PyObject* symbol) {
   static PyObject* name = PyUnicode_InternFromString("node");
   PyObject* node = symbol ? PyObject_GenericGetAttr(symbol, name) : nullptr;
   if (!node && PyErr_Occurred()) {
-    if (!PyErr_ExceptionMatches(PyExc_AttributeError)) throw_python(nullptr);
+    if (!PyErr_ExceptionMatches(PyExc_AttributeError)) throw_python();
     PyErr_Clear();
   }
   if (node && reinterpret_cast<PyObject*>(Py_TYPE(node)) != number_node) Py_CLEAR(node);
@@ -323,17 +285,14 @@ static PyObject* node_of(PyObject* symbol) {
 }
 
 static c10::IValue number_of(PyObject* node) {
-  PyObject* value = PyObject_GetAttrString(node, "value");
-  if (!value) throw_python(nullptr);
-  c10::IValue number = PyFloat_Check(value) ? c10::IValue(PyFloat_AS_DOUBLE(value))
-                                            : c10::IValue(static_cast<int64_t>(PyLong_AsLongLong(value)));
-  Py_DECREF(value);
-  return number;
+  py::object value = owned(PyObject_GetAttrString(node, "value"));
+  return PyFloat_Check(value.ptr()) ? c10::IValue(PyFloat_AS_DOUBLE(value.ptr()))
+                                    : c10::IValue(static_cast<int64_t>(PyLong_AsLongLong(value.ptr())));
 }
 
 static void plain_number(c10::IValue& value, int arg, int part, std::vector<OpNumber>& found) {
   if (value.isSymInt() || value.isSymFloat()) {
-    pybind11::object symbol = torch::jit::toPyObject(value);
+    py::object symbol = torch::jit::toPyObject(value);
     PyObject* node = node_of(symbol.ptr());
     if (!node) return;
     value = number_of(node);
@@ -342,11 +301,9 @@ static void plain_number(c10::IValue& value, int arg, int part, std::vector<OpNu
              value.toTensor().unsafeGetTensorImpl()->is_wrapped_number()) {
     const at::Tensor& t = value.toTensor();
     if (!t.unsafeGetTensorImpl()->pyobj_slot()->load_pyobj()) return;
-    pybind11::object wrapped = pybind11::reinterpret_steal<pybind11::object>(THPVariable_Wrap(t));
-    PyObject* symbol = PyObject_GetAttrString(wrapped.ptr(), "_wrapped_number");
-    if (!symbol) return PyErr_Clear();
-    PyObject* node = node_of(symbol);
-    Py_DECREF(symbol);
+    py::object wrapped = py::reinterpret_steal<py::object>(THPVariable_Wrap(t));
+    py::object symbol = py::getattr(wrapped, "_wrapped_number", py::none());
+    PyObject* node = symbol.is_none() ? nullptr : node_of(symbol.ptr());
     if (!node) return;
     c10::IValue number = number_of(node);
     if (number.isDouble()) *static_cast<double*>(t.mutable_data_ptr()) = number.toDouble();
@@ -369,14 +326,10 @@ static void plain_number(c10::IValue& value, int arg, int part, std::vector<OpNu
 }
 
 // [(argument, element or -1, node), ...] of the op under way.
-static PyObject* observe_numbers() noexcept {
-  PyObject* list = PyList_New(0);
-  for (const OpNumber& one : call_now->numbers) {
-    PyObject* row = list ? Py_BuildValue("(iiO)", one.arg, one.part, one.node) : nullptr;
-    if (list && (!row || PyList_Append(list, row) != 0)) Py_CLEAR(list);
-    Py_XDECREF(row);
-  }
-  return list;
+static PyObject* observe_numbers() {
+  py::list list;
+  for (const OpNumber& one : call_now->numbers) list.append(py::make_tuple(one.arg, one.part, py::handle(one.node)));
+  return list.release().ptr();
 }
 
 static void plain_numbers(Call& call) {
@@ -390,11 +343,7 @@ static void plain_numbers(Call& call) {
 // Where no run sees the op, the recording is for these numbers alone.
 static void settle_numbers(Call& call) {
   Gil gil;
-  for (const OpNumber& one : call.numbers) {
-    PyObject* done = PyObject_CallMethod(one.node, "plain", nullptr);
-    if (!done) throw_python(nullptr);
-    Py_DECREF(done);
-  }
+  for (const OpNumber& one : call.numbers) owned(PyObject_CallMethod(one.node, "plain", nullptr));
 }
 
 // Is one of these, or of a list among them, a tensor whose class runs Python for an op?
@@ -414,13 +363,9 @@ static bool has_own_wrapper(const c10::IValue& value) {
     return std::all_of(list.begin(), list.end(), has_own_wrapper);
   }
   if (!has_wrapper(value)) return true;
-  pybind11::object t = torch::jit::toPyObject(value);
-  PyObject* module = PyObject_GetAttrString(reinterpret_cast<PyObject*>(Py_TYPE(t.ptr())), "__module__");
-  const char* name = module && PyUnicode_Check(module) ? PyUnicode_AsUTF8(module) : nullptr;
-  bool own = name && !strncmp(name, "torch.", 6);
-  if (!name) PyErr_Clear();
-  Py_XDECREF(module);
-  return own;
+  py::object t = torch::jit::toPyObject(value);
+  py::object module = py::getattr(py::type::handle_of(t), "__module__", py::none());
+  return py::isinstance<py::str>(module) && module.cast<std::string>().starts_with("torch.");
 }
 
 static thread_local Call* around = nullptr;  // the op on such that is under way
@@ -494,7 +439,7 @@ static void observe_op(const c10::OperatorHandle& op, c10::DispatchKeySet keys, 
                                         c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, OBSERVED);
   c10::impl::ExcludeDispatchKeyGuard ours(above);  // ops that `see` runs itself
   Gil gil;
-  if (observe_told() != 0) throw_python(nullptr);
+  observe_told();
   const auto& wanted = op.schema().arguments();
   const c10::IValue* given = &*(stack->end() - static_cast<ptrdiff_t>(wanted.size()));
   // As an operator is called from Python: without what has its default value, as far as that is at the end.
@@ -505,8 +450,8 @@ static void observe_op(const c10::OperatorHandle& op, c10::DispatchKeySet keys, 
     ++n;
     if (!is_default(wanted[k], given[k])) positional = n;
   }
-  auto args = pybind11::tuple(positional);
-  pybind11::dict kwargs;
+  auto args = py::tuple(positional);
+  py::dict kwargs;
   n = 0;
   for (size_t k = 0; k < wanted.size(); ++k) {
     if (wanted[k].kwarg_only()) {
@@ -517,9 +462,7 @@ static void observe_op(const c10::OperatorHandle& op, c10::DispatchKeySet keys, 
   }
   PyObject* see = PyTuple_GET_ITEM(observer_of_thread(), 1);
   if (c10::impl::TorchDispatchModeTLS::any_modes_set()) {  // its key is below ours (before torch 2.13): not yet run
-    PyObject* told = PyObject_CallFunctionObjArgs(see, Py_None, Py_None, Py_None, nullptr);
-    if (!told) throw_python(nullptr);
-    Py_DECREF(told);
+    owned(PyObject_CallFunctionObjArgs(see, Py_None, Py_None, Py_None, nullptr));
     NoGil no_gil;
     c10::impl::ForceDispatchKeyGuard as_called(call.thread);
     return op.redispatchBoxed(call.below, stack);
@@ -530,23 +473,17 @@ static void observe_op(const c10::OperatorHandle& op, c10::DispatchKeySet keys, 
                                                 kwargs.ptr(), nullptr);
   call_now = outer;
   if (!done) {
-    if (!call.error || !PyErr_ExceptionMatches(PyExc_Exception)) throw_python(nullptr);
+    if (!call.error || !PyErr_ExceptionMatches(PyExc_Exception)) throw_python();
     PyErr_Clear();
     std::rethrow_exception(call.error);
   }
   Py_DECREF(done);
 }
 
-// Once, at import: 0; -1 with an exception set if the key is somebody's.
-static int observe_start() noexcept {
-  try {
-    static auto registered = c10::Dispatcher::singleton().registerFallback(
-        OBSERVED, c10::KernelFunction::makeFromBoxedFunction<&observe_op>(), "cgt");
-    return 0;
-  } catch (const std::exception& e) {
-    PyErr_SetString(PyExc_ImportError, e.what());
-    return -1;
-  }
+// Once, at import. Throws if the key is somebody's.
+static void observe_start() {
+  static auto registered = c10::Dispatcher::singleton().registerFallback(
+      OBSERVED, c10::KernelFunction::makeFromBoxedFunction<&observe_op>(), "cgt");
 }
 
 // --- operators that are not seen ----------------------------------------------------------------------------------

@@ -138,9 +138,10 @@ cdef int group_rescue(Table* t, id_t n, int32_t k) except -1:
     stream_order(p, d, d.stream(p.device))
     if tensor_device(proto) != p.device and tensor_device(proto) >= 0:
         check(p.driver, d.order(p, tensor_device(proto), d.stream(tensor_device(proto))), CALL_ORDER)
-    if d.rescue(node_out(t, node, k).storage, proto, p.device) != 0:
-        PyErr_Clear()
-        raise DriverError(-1, "no memory for a held output, or it could not be copied", "move")
+    try:
+        check(p.driver, d.rescue(node_out(t, node, k).storage, proto, p.device), CALL_MOVE)
+    except Exception:
+        raise DriverError(-1, "no memory for a held output, or it could not be copied", "move") from None
     fn.rescues += 1
     fn.rescued_bytes += storage_nbytes(proto)
     group_forget(t, n, k)
@@ -150,20 +151,9 @@ cdef int group_rescue(Table* t, id_t n, int32_t k) except -1:
     return 0
 
 cdef int group_poison(Table* t, id_t n, int32_t k, object text) except -1:
-    if out_poison(node_out(t, node_row(t, n), k).storage, text) != 0: raise_pending()
+    out_poison(node_out(t, node_row(t, n), k).storage, text)
     group_forget(t, n, k)
     return 0
-
-cdef int raise_pending() except -1:
-    if PyErr_Occurred() is NULL: raise MemoryError()
-    return -1
-
-cdef object taken(PyObject* made):
-    """A new reference as an object, or the pending exception."""
-    if made is NULL: raise_pending()
-    result = <object>made
-    Py_DECREFX(made)
-    return result
 
 cdef bint is_leaf(void* storage, PyObject** leaves, int32_t n_leaves) noexcept nogil:
     cdef int32_t k
@@ -203,7 +193,6 @@ cdef void outs_rescue_all(Table* t, id_t n) noexcept:
         except Exception:
             out_poison(node_out(t, node_row(t, n), k).storage,
                        b"cgt: the recording of this result was freed, and no memory was left for it")
-            PyErr_Clear()
             group_forget(t, n, k)
 
 cdef int outs_part(Table* t, id_t n) except -1:

@@ -1,8 +1,8 @@
 # Values that a function reads without its arguments: globals, closure cells, attributes. Most lie in dicts, and are
 # compared only where one was written since (dict_shim.h), so this chapter may call Python.
 
-cdef PyObject* place_now(Place p) noexcept:
-    """What lies in a dict, a cell or a list, borrowed; NULL: nothing, or an error."""
+cdef PyObject* place_now(Place p) except? NULL:
+    """What lies in a dict, a cell or a list, borrowed; NULL: nothing."""
     if p.kind == DICT_ITEM: return PyDict_GetItemWithError(p.home, p.key)
     if p.kind == CELL: return PyCell_GET(p.home)
     return PyList_GET_ITEMX(p.home, p.number) if p.number < PyList_GET_SIZEX(p.home) else NULL
@@ -13,16 +13,13 @@ cdef int place_holds(Place p) except -1:
     cdef int same
     if p.kind in (DICT_ITEM, CELL, LIST_ITEM):
         now = place_now(p)
-        if now is NULL and PyErr_Occurred() is not NULL: return -1
     elif p.kind == DICT_LEN:
         return PyDict_GET_SIZE(p.home) == p.number
     elif p.kind == LIST_LEN:
         return PyList_GET_SIZEX(p.home) == p.number
     elif p.kind == EMPTY:
-        now = PyCell_GET(p.home) if PyCell_Check(p.home) else \
-            PyDict_GetItemWithError(p.home, p.key)
-        if now is NULL: return -1 if PyErr_Occurred() is not NULL else 0
-        return empty_same(p.want, now)
+        now = PyCell_GET(p.home) if PyCell_Check(p.home) else PyDict_GetItemWithError(p.home, p.key)
+        return now is not NULL and empty_same(p.want, now)
     elif p.kind == TYPE_ATTR:
         now = type_lookup(p.home, p.key)
     elif p.number:
@@ -57,7 +54,7 @@ cdef int place_follow(Table* t, id_t n, id_t j) except -1:
     cdef int32_t k, items = p.items
     cdef id_t slot = p.slot
     cdef PyObject* now = place_now(p[0])
-    if now is NULL: return -1 if PyErr_Occurred() is not NULL else 0
+    if now is NULL: return 0
     if not items: return slot_follow(t, n, slot, now)
     if Py_TYPE_(now) != TUPLE_TYPE or PyTuple_GET_SIZEX(now) != items: return 0
     held = <object>now                  # what is let go of may come to code of Python's
@@ -97,7 +94,7 @@ cdef int place_take(Table* t, id_t n, id_t j) except -1:
     cdef int took
     if p.kind in (DICT_ITEM, CELL, LIST_ITEM):
         now = place_now(p[0])
-        if now is NULL: return -1 if PyErr_Occurred() is not NULL else 0
+        if now is NULL: return 0
         took = numbers_take(t, n, p, now)
     else:
         now = PyObject_GetAttrX(p.home, p.key)
@@ -203,7 +200,6 @@ cdef object place_value(Place p):
     cdef PyObject* now
     if p.kind not in (DICT_ITEM, CELL, LIST_ITEM): return getattr(<object>p.home, <object>p.key, None)
     now = place_now(p)
-    if now is NULL and PyErr_Occurred() is not NULL: raise_pending()
     return <object>now if now is not NULL else None
 
 cdef int place_put(Place p, object value) except -1:

@@ -1,38 +1,5 @@
-# Begin and end a recording, and fill a node's rows from what Python found out about the run. A
-# recording is a transaction: record_abort undoes whatever was begun.
-
-cdef int record_begin(Table* t, int driver, int device, uintptr_t stream, uintptr_t pool, list others) except -1:
-    """Behind the node that the path has come to. The caller holds the path's lock."""
-    cdef id_t path = path_of(t, device), m
-    cdef void* state = NULL
-    cdef Beside* b
-    cdef int32_t k
-    assert not t.rec.active, "one recording at a time: its caller holds the lock (sites.py)"
-    memset(&t.rec, 0, sizeof(Recording))
-    t.rec_patches.n = t.rec_reads.n = t.rec_vain.n = 0
-    t.rec.driver = driver
-    t.rec.device = device
-    t.rec.stream = <void*>stream
-    t.rec.pool = <void*>pool
-    t.rec.parent = m = path_row(t, path).current
-    t.rec.step = path_row(t, path).step
-    t.rec.launches = path_row(t, path).launches
-    path_survey(t, m)
-    # A parent from another pool that was given up leaves nothing in this one.
-    while m != NONE and node_row(t, m).pool != t.rec.pool: m = node_row(t, m).parent
-    if m != NONE: state = node_row(t, m).state
-    t.rec.active = 1
-    spread_new(&t.rec.spread, others)
-    t.rec.seconds[RESTORE] = now()
-    check(driver, DRIVERS[driver].restore(&t.rec, state, <void**>t.rec_live.rows, t.rec_live.n), CALL_RESTORE)
-    for k in range(t.rec.spread.n if t.rec.spread is not NULL else 0):
-        b = &t.rec.spread.others[k]
-        check(driver, spread_restore(b, state_beside(t, t.rec.parent, b), <void**>t.rec_live.rows, t.rec_live.n),
-            CALL_RESTORE)
-    t.rec.seconds[CAPTURE] = now()
-    t.rec.seconds[RESTORE] = t.rec.seconds[CAPTURE] - t.rec.seconds[RESTORE]
-    check(driver, DRIVERS[driver].begin(&t.rec), CALL_BEGIN)
-    return 0
+# What a recording notes on its way, and how a node's rows are filled from what Python found out about the run. The
+# surface (surface_record.pxi) begins it and ends it; it is a transaction: record_abort undoes whatever was begun.
 
 cdef void* state_beside(Table* t, id_t m, Beside* b) noexcept:
     """The state of the pool on another GPU behind the last of these recordings that worked there. NULL: none did, or in
@@ -44,85 +11,22 @@ cdef void* state_beside(Table* t, id_t m, Beside* b) noexcept:
         m = node_row(t, m).parent
     return NULL
 
-cdef bint record_lost(Table* t) noexcept:
-    """Did another thread move the path on while this was recorded, even if it came back to the parent? Then
-    it cannot run here."""
-    cdef Path* p = path_row(t, t.rec.device + 1)
-    return (p.current != t.rec.parent or p.step != t.rec.step or p.launches != t.rec.launches
-            or p.stale != NONE)
-
-cdef int record_checkpoint(Table* t, list made, list outs, list early) except -1:
-    cdef int code
-    t.rec.seconds[CHECKPOINT] = now()
-    code = DRIVERS[t.rec.driver].checkpoint(&t.rec, <PyObject*>made, <PyObject*>outs, <PyObject*>early,
-                                            <void**>t.rec_live.rows, t.rec_live.n)
-    t.rec.seconds[CHECKPOINT] = now() - t.rec.seconds[CHECKPOINT]
-    return check(t.rec.driver, code, CALL_CHECKPOINT)
-
 cdef inline Patch* rec_patch(Table* t, int32_t k) noexcept nogil: return <Patch*>t.rec_patches.rows + k
 
-cdef int record_words(Table* t, object generator, object seed_word, object offset_word, tuple now) except -1:
-    """The node that writes a generator's two words; before anything else in the recording."""
+cdef Patch* patch_add(Table* t, int kind) except NULL:
     cdef Patch* p = rec_patch(t, column_add(t, &t.rec_patches, 1))
-    p.kind = WORDS
-    p.slot = NONE
-    p.generator = <PyObject*>generator
-    p.to = tensor_ptr(<PyObject*>seed_word)
-    p.device = tensor_device(<PyObject*>seed_word)
-    p.told[0], p.told[1] = now
-    return check(t.rec.driver, DRIVERS[t.rec.driver].words(&t.rec, p), CALL_WORDS)
+    p.kind, p.slot = kind, NONE
+    return p
 
 cdef int32_t record_copy(Table* t, int kind, object buffer, object x, int64_t nbytes) except -1:
     """A copy node of a copied slot, whose tensor is x today: into the buffer or out of it; its index among the
     recording's patches."""
-    cdef int32_t k = column_add(t, &t.rec_patches, 1)
-    cdef Patch* p = rec_patch(t, k)
-    p.kind = kind
-    p.slot = NONE
+    cdef Patch* p = patch_add(t, kind)
     p.to = tensor_ptr(<PyObject*>buffer)
     p.told[0] = <uintptr_t>tensor_ptr(<PyObject*>x)
     p.nbytes = nbytes
     if nbytes: check(t.rec.driver, DRIVERS[t.rec.driver].copy(&t.rec, p, <PyObject*>buffer), CALL_COPY)
-    return k
-
-cdef int record_scalar(Table* t, id_t number, object value, int32_t at, int32_t part) except -1:
-    """An argument of the tape's last op comes of a number."""
-    cdef Patch* p = rec_patch(t, column_add(t, &t.rec_patches, 1))
-    p.kind = SCALAR
-    p.slot = NONE
-    p.number, p.at, p.part, p.segment = number, at, part, t.rec_reads.n
-    p.told[0] = number_bits(value)
-    p.handle = <void*><uintptr_t>tape_last(t.rec.exec)
-    return 0
-
-cdef int record_words_of(Table* t, uintptr_t node, list words) except -1:
-    """words: [(offset, form, number, its value now), ...] among the arguments of a kernel that was captured."""
-    cdef Args* args = args_of(t, node)
-    cdef Patch* p
-    try:
-        words_room(t, words)
-        for at, form, number, value in words:
-            bits = number_bits(value)
-            p = word_add(t, SCALAR, node, args)
-            p.number, p.at, p.part, p.told[0] = number, at, form, bits
-    finally:
-        if args.users == 0: free(args)
-    return 0
-
-cdef int record_addresses(Table* t, uintptr_t node, list words) except -1:
-    """words: [(offset, index of the slot's copy, bytes behind where that begins), ...] among the arguments of a node
-    that was captured."""
-    cdef Args* args = args_of(t, node)
-    cdef Patch* p
-    try:
-        words_room(t, words)
-        for at, copy, shift in words:
-            p = word_add(t, ADDRESS, node, args)
-            p.number, p.at, p.nbytes = copy, at, shift
-            p.told[0] = rec_patch(t, copy).told[0]
-    finally:
-        if args.users == 0: free(args)
-    return 0
+    return t.rec_patches.n - 1
 
 cdef Args* args_of(Table* t, uintptr_t node) except NULL:
     """What the node is launched with: one for all its words."""
@@ -138,9 +42,7 @@ cdef int words_room(Table* t, list words) except -1:
     return 0
 
 cdef Patch* word_add(Table* t, int kind, uintptr_t node, Args* args) except NULL:
-    cdef Patch* p = rec_patch(t, column_add(t, &t.rec_patches, 1))
-    p.kind = kind
-    p.slot = NONE
+    cdef Patch* p = patch_add(t, kind)
     p.segment = t.rec_reads.n
     p.handle = <void*>node
     p.device = t.rec.device
@@ -148,72 +50,12 @@ cdef Patch* word_add(Table* t, int kind, uintptr_t node, Args* args) except NULL
     args.users += 1
     return p
 
-cdef int record_bind(Table* t, int32_t copy) except -1:
-    """The recording works on the slot's memory itself: on CUDA its nodes' words were told, on the host a storage points
-    there."""
-    cdef Patch* p = rec_patch(t, copy)
-    if p.nbytes: check(t.rec.driver, DRIVERS[t.rec.driver].bind(&t.rec, p), CALL_COPY)
-    p.kind = BOUND
-    return 0
-
-cdef int record_spend(Table* t, PyObject* x) except -1:
-    """The recording does not need x, a result of its path, from here on; and nobody else will."""
-    cdef int32_t k, j
-    cdef PyObject* proto
-    cdef void** live = <void**>t.rec_live.rows
-    cdef id_t n = path_output(t, t.rec.parent, x, &k)
-    if n == NONE: return 0
-    proto = node_out(t, node_row(t, n), k).proto
-    check(t.rec.driver, DRIVERS[t.rec.driver].spend(&t.rec, proto), CALL_SPEND)
-    for j in range(t.rec_live.n):
-        if live[j] != tensor_storage_ptr(proto): continue
-        t.rec_live.n -= 1
-        live[j] = live[t.rec_live.n]
-        break
-    return 0
-
 cdef inline Read* rec_read(Table* t, int32_t k) noexcept nogil: return <Read*>t.rec_reads.rows + k
 
-cdef bytes record_cut(Table* t, uintptr_t at, int64_t nbytes, bytes value, bint draws, PyObject* island, bint pure):
-    """What was recorded is a segment: it runs now, and leaves at `at` what Python reads next. These bytes. `value`:
-    them, where recording ran the segment already. `island`: what a replay calls behind it, kept alive by the caller.
-    The caller holds the path's lock, and it is not lost."""
-    cdef Driver* d = &DRIVERS[t.rec.driver]
-    cdef int32_t k = column_add(t, &t.rec_reads, 1)
-    cdef Path* p = path_row(t, t.rec.device + 1)
-    cdef void* stream = t.rec.stream
-    cdef void* exec_
-    cdef string error
-    cdef int code, begun, call = CALL_CUT
-    cdef bint ran = value is not None
-    rec_read(t, k).at = <char*>at
-    rec_read(t, k).nbytes = nbytes
-    rec_read(t, k).draws = draws
-    rec_read(t, k).island = island
-    rec_read(t, k).pure = pure
-    rec_read(t, k).number = NONE
-    t.rec.cuts += 1
-    code = d.cut(&t.rec, rec_read(t, k))
-    if code == 0 and value is None:
-        call = CALL_ORDER
-        if stream != p.last_stream or p.event_only: code = d.order(p, p.device, stream)
-        if code == 0:
-            call = CALL_LAUNCH
-            exec_ = rec_read(t, k).exec
-            with nogil:
-                code = launch_among(d, t.rec.spread, exec_, stream, p.device, &error)
-                ran = code == 0
-                if ran: code = d.wait(stream, p.device)
-    # Nobody waits for this stream, which captures again: what ran on it is done. Resume, whatever happened: what the
-    # function still does must not run.
-    begun = d.resume(&t.rec)
-    if not ran:                     # what it was to write is not undone
-        read_free(t.rec.driver, rec_read(t, k))
-        t.rec_reads.n -= 1
-    check(t.rec.driver, code if code else begun, call if code else CALL_BEGIN)
-    if value is None: value = PyBytes_FromStringAndSize(<char*>at, nbytes)
-    rec_read(t, k).value = PyBytes_AS_STRING(value)
-    return value
+cdef Read* read_add(Table* t, uintptr_t at, int64_t nbytes, bint draws) except NULL:
+    cdef Read* r = rec_read(t, column_add(t, &t.rec_reads, 1))
+    r.at, r.nbytes, r.draws, r.number = <char*>at, nbytes, draws, NONE
+    return r
 
 cdef void* tape_now(Table* t) except NULL:
     """Where ops of the host are recorded."""
@@ -224,53 +66,9 @@ cdef void* tape_now(Table* t) except NULL:
 cdef int record_aside(Table* t, uintptr_t at, int64_t nbytes, bytes value, bint draws) except -1:
     """What the host's ops, which ran while they were recorded, left at `at` is read next; the graph under way takes no
     notice. The caller keeps `value`."""
-    cdef int32_t k = column_add(t, &t.rec_reads, 1)
-    cdef Read* r = rec_read(t, k)
-    r.at = <char*>at
-    r.nbytes = nbytes
+    cdef Read* r = read_add(t, at, nbytes, draws)
     r.value = PyBytes_AS_STRING(value)
-    r.draws = draws
     r.tape, t.rec.tape = t.rec.tape, NULL
-    r.island = NULL
-    r.pure = False
-    r.number = NONE
-    return 0
-
-cdef tuple record_fork(Table* t, int kind, object pred, uintptr_t stream):
-    """An op whose bodies are recorded next: (its condition, the first body, the second)."""
-    cdef Fork f
-    memset(&f, 0, sizeof(Fork))
-    f.kind = kind
-    check(t.rec.driver, DRIVERS[t.rec.driver].fork(&t.rec, &f, <PyObject*>pred, <void*>stream), CALL_FORK)
-    return f.condition, <uintptr_t>f.bodies[0], <uintptr_t>f.bodies[1]
-
-cdef int record_last(Table* t) except -1:
-    """Run the op that was recorded last; on the host."""
-    cdef void* tape = t.rec.exec
-    cdef string error
-    cdef int code, was = observe_key(0)
-    with nogil: code = tape_run(tape, 1, &error)
-    observe_key(was)
-    if code != 0: fail(HOST, ERROR_TAPE - code, CALL_LAUNCH, &error)
-    return 0
-
-cdef int record_end(Table* t, list advances) except -1:
-    """`advances`: by how much a run moves each generator that has words, and whether it draws from it, in their
-    order."""
-    cdef int32_t k, j = 0
-    for k in range(t.rec_patches.n):
-        if rec_patch(t, k).kind != WORDS: continue
-        rec_patch(t, k).advance, rec_patch(t, k).draws = advances[j]
-        j += 1
-    if t.rec.tape is not NULL: record_aside(t, 0, 0, b"", True)     # nobody reads it; eager draws all the same
-    t.rec.seconds[CAPTURE] = now() - t.rec.seconds[CAPTURE]
-    return check(t.rec.driver, DRIVERS[t.rec.driver].end(&t.rec, rec_patch(t, 0), t.rec_patches.n), CALL_END)
-
-cdef int record_instantiate(Table* t) except -1:
-    """From the graph what is launched. Only now: a graph that cannot become a node costs no exec."""
-    t.rec.seconds[INSTANTIATE] = now()
-    check(t.rec.driver, DRIVERS[t.rec.driver].instantiate(&t.rec), CALL_INSTANTIATE)
-    t.rec.seconds[INSTANTIATE] = now() - t.rec.seconds[INSTANTIATE]
     return 0
 
 cdef void record_abort(Table* t) noexcept:
@@ -326,7 +124,6 @@ cdef int slot_fill(Table* t, id_t n, id_t k, object row) except -1:
     s.copy, s.back, s.beside, s.whole = copy, back, beside, whole
     s.align = <int32_t>(<uintptr_t>g.ptr % align_of(node_row(t, n)))
     s.from_node = NONE
-    s.follows = False
     if g.binding == PINNED:
         s.from_node = path_output(t, node_row(t, n).parent, x, &s.from_out)
         if s.from_node != NONE: s.shift = g.ptr - tensor_storage_ptr(x)
@@ -467,44 +264,22 @@ cdef int part_copy(Table* t, id_t n, int part, Column* rows) except -1:
             <size_t>rows.n * rows.size)
     return 0
 
-cdef id_t node_add(Table* t, id_t f, id_t spec, tuple ambient, list slots, list outs,
-                   object ret_program, bint ret_python, list effects, list grads, list groups,
-                   list leaves, tuple backward, list numbers, list undos, bint keeps_grads) except -1:
-    """A row for the recording that just ended; it takes over graph, exec and state. Where there is no memory for it,
-    all is as before, and the recording is the caller's to abort."""
-    cdef id_t n = row_take(t, &t.nodes)
-    cdef int part
-    try:
-        node_fill(t, n, f, spec, ambient, slots, outs, ret_program, ret_python, effects, grads, groups, leaves,
-                  backward, numbers, undos, keeps_grads)
-    except BaseException:
-        outs_drop(t, n)
-        for part in range(N_PARTS): part_cut(t, node_row(t, n), part)
-        ops_cut(t, node_row(t, n).ret_at, node_row(t, n).ret_n)
-        row_drop(t, &t.nodes, n)
-        raise
-    node_take(t, n)
-    if CGT_DEBUG: table_check(t)
-    return n
-
-cdef int node_fill(Table* t, id_t n, id_t f, id_t spec, tuple ambient, list slots, list outs, object ret_program,
-                   bint ret_python, list effects, list grads, list groups, list leaves, tuple backward, list numbers,
-                   list undos, bint keeps_grads) except -1:
-    """Its rows, and the place in the tree when they are complete."""
+cdef int node_fill(Table* t, id_t n, id_t f, id_t spec, tuple rows) except -1:
+    """Its rows, and the place in the tree when they are complete. leaves: the call's tensors."""
     cdef Node* node = node_row(t, n)
     cdef id_t k
-    cdef PyObject** tensors
+    cdef Objects tensors
+    (ambient, slots, outs, ret_program, ret_python, effects, grads, groups, leaves, backward, numbers, undos,
+     keeps_grads) = rows
     node.fn = f
     node.spec = spec
     node.path = path_of(t, t.rec.device)
     node.parent = t.rec.parent
     node.depth = node_row(t, node.parent).depth + 1 if node.parent != NONE else 0
     node.pin_leaf = NONE
-    node.follows = node.grads_move = False
     node.ambient[0], node.ambient[1], node.ambient[2] = ambient
     tensors = borrowed(leaves)
-    node.key = call_key(spec, node.ambient, tensors, <int32_t>len(leaves))
-    free(tensors)
+    node.key = call_key(spec, node.ambient, tensors.data(), <int32_t>tensors.size())
     part_copy(t, n, DEADS, &t.rec_deads)
     part_copy(t, n, PATCHES, &t.rec_patches)
     part_copy(t, n, READS, &t.rec_reads)
@@ -529,7 +304,6 @@ cdef int node_fill(Table* t, id_t n, id_t f, id_t spec, tuple ambient, list slot
     node.ret_at = k
     node.ret_n = <int32_t>len(ret_program)
     node.ret_python = ret_python
-    node.dropout = 0
     node.ret_program = <PyObject*>ret_program
     edge_link(t, n)
     return 0
@@ -551,20 +325,3 @@ cdef void node_take(Table* t, id_t n) noexcept:
     node.exec_bytes = t.rec.exec_bytes
     t.rec.active = 0
 
-cdef int record_run_once(Table* t, list tensors) except -1:
-    """Launch a recording that will not be kept, then move its tensors to ordinary memory. The
-    caller holds the path's lock."""
-    cdef Driver* d = &DRIVERS[t.rec.driver]
-    cdef Path* p = path_row(t, path_of(t, t.rec.device))
-    cdef void* stream = d.stream(p.device)
-    cdef void* first = exec_among(rec_read(t, 0), t.rec_reads.n, t.rec.exec)
-    cdef string error
-    cdef int32_t k
-    stream_order(p, d, stream)
-    for k in range(t.rec_patches.n):
-        if rec_patch(t, k).kind == WORDS: words_bind(first, rec_patch(t, k), d)
-    t.rec.ran = 1
-    check(t.rec.driver, launch_among(d, t.rec.spread, t.rec.exec, stream, p.device, &error), CALL_LAUNCH)
-    for x in tensors:
-        if d.rescue(tensor_storage(<PyObject*>x), <PyObject*>x, p.device) != 0: raise_pending()
-    return 0

@@ -112,7 +112,6 @@ cdef int out_renew(Table* t, id_t n, int32_t k) except -1:
         else:
             first = node_out(t, node, k)
             made = out_share(first.tensor, o.proto, o.keys, o.offset, o.ndim, node_dim(t, node, o.dim_at))
-        if made is NULL: raise_pending()
         node = node_row(t, n)               # making an object may collect garbage
         o = node_out(t, node, j)
         old = o.tensor
@@ -190,8 +189,11 @@ cdef int outs_ready(Table* t, id_t n) except -1:
 cdef object root_give(Table* t, id_t n, int32_t k, void* backward):
     """Output k with the call's history. The cached tensor must not lead to its own backward: it would never be free."""
     cdef Out* o = node_out(t, node_row(t, n), k)
-    made = taken(out_share(o.tensor, o.proto, o.keys, o.offset, o.ndim, node_dim(t, node_row(t, n), o.dim_at)))
-    if backward_give(backward, <PyObject*>made) != 0: raise_pending()
+    cdef int64_t* dims = node_dim(t, node_row(t, n), o.dim_at)
+    cdef PyObject* shared = out_share(o.tensor, o.proto, o.keys, o.offset, o.ndim, dims)
+    made = <object>shared
+    Py_DECREFX(shared)
+    backward_give(backward, shared)
     return made
 
 cdef int parts_give(Table* t, id_t n, PyObject** leaves, void* backward, PyObject** tensors, list views) except -1:
@@ -224,8 +226,7 @@ cdef object part_base(Table* t, id_t n, id_t k, PyObject** leaves, void* backwar
 cdef object outs_give(Table* t, id_t n, PyObject** leaves, void* backward):
     """The call's result. `backward`: the autograd node of what requires grad in it, or NULL."""
     cdef Node* node = node_row(t, n)
-    cdef PyObject* small[SCRATCH]
-    cdef PyObject** tensors = small
+    cdef Objects tensors
     cdef Out* o
     cdef id_t at = node.ret_at
     cdef int32_t k, next_ = 0
@@ -233,48 +234,36 @@ cdef object outs_give(Table* t, id_t n, PyObject** leaves, void* backward):
     if node.n_given == 1 and node.ret_n == 1 and node_out(t, node, 0).kind == FRESH \
             and backward is NULL:
         return <object>node_out(t, node, 0).tensor             # one tensor: the common result
-    if node.n_given > SCRATCH:
-        tensors = <PyObject**>malloc(node.n_given * sizeof(PyObject*))
-        if tensors is NULL: raise MemoryError()
-    views = None                    # owns the views made here until the result does
-    try:
-        for k in range(node_row(t, n).n_given):
-            o = node_out(t, node_row(t, n), k)
-            if o.kind == FRESH or o.kind == SHARED:
-                tensors[k] = o.tensor
-                if not o.root: continue
-                if views is None: views = []
+    views = []                      # owns the views made here until the result does
+    for k in range(node_row(t, n).n_given):
+        o = node_out(t, node_row(t, n), k)
+        if o.kind == FRESH or o.kind == SHARED:
+            if o.root:
                 x = root_give(t, n, k, backward)
                 views.append(x)
-                tensors[k] = <PyObject*>x
-            elif o.kind == AGAIN:
-                tensors[k] = tensors[o.ref]
-            elif o.kind == PART:
-                parts = True
-                tensors[k] = NULL
-            elif o.kind == READOUT:
-                if views is None: views = []
-                what = (<object>o.ops)[0](<object>o.proto)
-                views.append(what)
-                tensors[k] = <PyObject*>what
-            else:                           # INPUT or VIEW
-                x = slot_object(t, n, o.ref, leaves)
-                o = node_out(t, node_row(t, n), k)
-                if o.kind == VIEW and x is not None:
-                    x = taken(out_view(<PyObject*>x, o.proto, o.keys, o.shift, o.ndim,
-                                       node_dim(t, node_row(t, n), o.dim_at), o.version))
-                if views is None: views = []
-                views.append(x)
-                tensors[k] = <PyObject*>x
-        if parts:
-            if views is None: views = []
-            parts_give(t, n, leaves, backward, tensors, views)
-        node = node_row(t, n)
-        if node.ret_python:
-            return UNFLATTEN[0](<object>node.ret_program, [<object>tensors[k] for k in range(node.n_given)])
-        return leaves_build(t, &at, tensors, &next_)
-    finally:
-        if tensors is not small: free(tensors)
+                tensors.push_back(<PyObject*>x)
+            else: tensors.push_back(o.tensor)
+        elif o.kind == AGAIN:
+            tensors.push_back(tensors.data()[o.ref])
+        elif o.kind == PART:
+            parts = True
+            tensors.push_back(NULL)
+        elif o.kind == READOUT:
+            what = (<object>o.ops)[0](<object>o.proto)
+            views.append(what)
+            tensors.push_back(<PyObject*>what)
+        else:                           # INPUT or VIEW
+            x = slot_object(t, n, o.ref, leaves)
+            o = node_out(t, node_row(t, n), k)
+            if o.kind == VIEW and x is not None:
+                x = out_view(x, o.proto, o.keys, o.shift, o.ndim, node_dim(t, node_row(t, n), o.dim_at), o.version)
+            views.append(x)
+            tensors.push_back(<PyObject*>x)
+    if parts: parts_give(t, n, leaves, backward, tensors.data(), views)
+    node = node_row(t, n)
+    if node.ret_python:
+        return UNFLATTEN[0](<object>node.ret_program, [<object>tensors.data()[k] for k in range(node.n_given)])
+    return leaves_build(t, &at, tensors.data(), &next_)
 
 cdef object effect_value(Table* t, id_t n, Effect* e, PyObject** leaves):
     """What a place gets."""
@@ -348,7 +337,6 @@ cdef object replay(Table* t, id_t n, PyObject** leaves, void* stream, bint launc
     cdef void* exec_ = node.exec
     cdef Spread* spread = node.spread
     cdef void* backward = NULL
-    cdef string error
     cdef Tensors held
     grads_hold(t, n, leaves, &held)
     stream_order(path_row(t, path), d, stream)
@@ -365,9 +353,9 @@ cdef object replay(Table* t, id_t n, PyObject** leaves, void* stream, bint launc
         if launch:
             if node_row(t, n).watchdog is not NULL: (<Watchdog*>node_row(t, n).watchdog).note(stream)
             with nogil:
-                code = launch_among(d, spread, exec_, stream, device, &error)
+                code = launch_among(d, spread, exec_, stream, device)
                 if code == 0 and waits: code = d.wait(stream, device)
-            if code != 0: fail(driver, code, CALL_LAUNCH, &error)
+            check(driver, code, CALL_LAUNCH)
         if waits: result = outs_give(t, n, leaves, backward)
         effects_happen(t, n, leaves, bump)
         if path_row(t, path).shared and driver == CUDA and \

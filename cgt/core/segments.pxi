@@ -169,7 +169,6 @@ cdef int32_t reads_run(Table* t, id_t n, id_t s, Driver* d, void* stream, PyObje
     cdef void* tape
     cdef PyObject* part
     cdef bint waits
-    cdef string error
     cdef Spread* spread = node_row(t, n).spread
     cdef Tensors held
     cdef int32_t k = 0
@@ -180,10 +179,10 @@ cdef int32_t reads_run(Table* t, id_t n, id_t s, Driver* d, void* stream, PyObje
         part = node_read(t, node_row(t, n), k).island
         waits = k >= known or node_read(t, node_row(t, n), k).number != NONE
         with nogil:
-            code = launch_among(d, spread, exec_, stream, device, &error)
-            if code == 0 and tape is not NULL: code = DRIVERS[HOST].launch(tape, NULL, -1, &error)
+            code = launch_among(d, spread, exec_, stream, device)
+            if code == 0 and tape is not NULL: code = DRIVERS[HOST].launch(tape, NULL, -1)
             elif code == 0 and part is NULL and waits: code = d.wait(stream, device)
-        if code != 0: fail(driver, code, CALL_LAUNCH, &error)
+        check(driver, code, CALL_LAUNCH)
         if part is not NULL and node_read(t, node_row(t, n), k).pure: (<object>part)()
         elif part is not NULL:
             island[0] = part
@@ -259,9 +258,7 @@ cdef id_t reads_meet(Table* t, id_t n, id_t s, void* stream, PyObject** leaves, 
         state = NULL
         differs = NONE
         if has_islands(t, n): versions = slots_versions(t, n, leaves)
-        if node_read(t, node_row(t, n), node_row(t, n).len[READS] - 1).draws:
-            state = rng_keep()
-            if state is NULL: raise_pending()
+        if node_read(t, node_row(t, n), node_row(t, n).len[READS] - 1).draws: state = rng_keep()
         try:
             differs = reads_run(t, n, s, d, stream, leaves, known, &island)
         except BaseException:

@@ -19,12 +19,10 @@ MAKE_VIEWS = [None]        # (values, steps): adds to the values what these make
 
 table_start(&TABLE)
 dict_watch_start()
-if observe_start() != 0: raise_pending()
+observe_start()
 cuda_dropout_watch()
 
-
 cdef frozenset OF_FUNCTIONS = frozenset("__code__ __globals__ __closure__ __defaults__ __kwdefaults__ __self__".split())
-
 
 cdef class Site:
     """What `jit` returns: knows one row, and keeps alive what that needs. Name, docstring and all else that a function
@@ -63,7 +61,6 @@ cdef class Site:
 # `x.f(y)` calls it with x in front and makes no bound method, as of functions.
 (<PyTypeObject*>Site).tp_flags |= Py_TPFLAGS_METHOD_DESCRIPTOR
 
-
 def fn_add(int outputs, bint backward, str range_name, object build):
     """build(id, born) with a row for a new function, which goes again if that fails; what it returns. The caller keeps
     the name, which profilers show. backward: autograd calls it."""
@@ -82,24 +79,20 @@ def fn_add(int outputs, bint backward, str range_name, object build):
         fn_free(f, born)
         raise
 
-
 def fn_free(int f, int64_t born):
     """Free a function's rows; a stale id is ignored."""
     if fn_is(f, born):
         fn_clear(&TABLE, f)
         row_drop(&TABLE, &TABLE.fns, f)
 
-
 def fn_is(int f, int64_t born):
     """Does the row still belong to the function that was born then?"""
     return bool(f < TABLE.fns.n and fn_row(&TABLE, f).alive and fn_row(&TABLE, f).born == born)
-
 
 def fn_reset(int f):
     """Free a function's specs and nodes; counters stay."""
     fn_clear(&TABLE, f)
     fn_row(&TABLE, f).wasted = 0
-
 
 def fn_count(int f, str column, int64_t by=1):
     """Add to one of the counters that Python keeps; take back a call with column 'calls'."""
@@ -109,7 +102,6 @@ def fn_count(int f, str column, int64_t by=1):
     elif column == "eager": fn.eager += by
     elif column == "calls": fn.calls += by
     else: raise KeyError(column)
-
 
 def fn_counts(int f):
     """(calls, warmups, records, replays, eager, rebinds, copied_bytes, rescues, rescued_bytes,
@@ -123,12 +115,10 @@ def fn_counts(int f):
     return (fn.calls, fn.warmups, fn.records, fn.replays, fn.eager, fn.rebinds, fn.copied_bytes,
             fn.rescues, fn.rescued_bytes, graph_nodes)
 
-
 def fn_hopes(int f):
     """(how many calls in a row were alike, of those that a verdict kept from Python; how many recordings were freed
     that were never replayed)."""
     return fn_row(&TABLE, f).alike, fn_row(&TABLE, f).wasted
-
 
 def require_begin(block):
     """A block begins in which a call that is not a replay raises. Blocks nest, in all threads together."""
@@ -136,22 +126,18 @@ def require_begin(block):
     REPLAY_REQUIRED += 1
     return block
 
-
 def require_end(block, *error):
     """It ends."""
     global REPLAY_REQUIRED
     REPLAY_REQUIRED -= 1
 
-
 def is_required():
     """Is such a block under way?"""
     return REPLAY_REQUIRED > 0
 
-
 def fn_unknown(int f):
     """A number of the values that the last call read, if no recording had them; or 0."""
     return fn_row(&TABLE, f).unknown
-
 
 def fn_nodes(int f):
     """Node ids of a function, used last first."""
@@ -161,7 +147,6 @@ def fn_nodes(int f):
         node = node_row(&TABLE, k)
         if node.alive and node.fn == f: ids.append((-node.used, k))
     return [k for _, k in sorted(ids)]
-
 
 def spec_add(int f, object program, int n_leaves, int n_numbers, dict programs, object paths):
     """A spec for a function, with so many tensors and live numbers. programs[spec] becomes (program, paths): its
@@ -186,7 +171,6 @@ def spec_add(int f, object program, int n_leaves, int n_numbers, dict programs, 
     fn.first_spec = s
     return s
 
-
 def spec_free_if(int f, int64_t born, int s):
     """Free a spec and its nodes, if the function is still the one that was born then."""
     cdef id_t k
@@ -195,29 +179,24 @@ def spec_free_if(int f, int64_t born, int s):
     while k != NONE and k != s: k = spec_row(&TABLE, k).next
     if k == s: spec_free(&TABLE, s)
 
-
 def verdict_fn(int f, str reason, int64_t until, int patience=0):
     """Calls of a function run eagerly from now on, where no recording takes them, until it was called so often, or
     until so many in a row were alike."""
     verdict_set(&fn_row(&TABLE, f).verdict, reason, until, 0)
     fn_row(&TABLE, f).patience = patience
 
-
 def verdict_spec(int spec, list tensors, str reason, int64_t until):
     """The same of calls with this structure, ambient state and tensors of these shapes."""
     cdef uint64_t ambient[3]
-    cdef PyObject** leaves = borrowed(tensors)
+    cdef Objects leaves = borrowed(tensors)
     ambient_now(ambient)
     verdict_set(&spec_row(&TABLE, spec).verdict, reason, until,
-                call_key(spec, ambient, leaves, <int32_t>len(tensors)))
-    free(leaves)
-
+                call_key(spec, ambient, leaves.data(), <int32_t>len(tensors)))
 
 def verdict_place(int path, int parent, int f, str reason, int64_t until):
     """The same of calls behind this node, where there are recordings already."""
     cdef Edge* e = edge_find(&TABLE, path, parent, f)
     if e.fn != NONE and e.first != NONE: verdict_set(&e.verdict, reason, until, 0)
-
 
 def children(int path, int parent, int f):
     """Nodes of f behind a parent (-1: that begin an iteration), newest match first."""
@@ -228,44 +207,19 @@ def children(int path, int parent, int f):
         n = node_row(&TABLE, n).next
     return ids
 
-
 def nodes():
     """Ids of all nodes."""
     return [k for k in range(TABLE.nodes.n) if node_row(&TABLE, k).alive]
-
 
 SlotFacts = namedtuple("SlotFacts", "leaf binding written address from_node told")
 NodeFacts = namedtuple(
     "NodeFacts", "fn spec path parent depth children used n_replay graph_nodes slots copied out_bytes exec_bytes outs "
     "deads segments readouts saved back words")
 
-
 cdef inline Node* node_now(int n) noexcept:
     """Node n's row, looked up each time where objects are made in between: garbage that is collected for one, or
     another thread that runs meanwhile, may add rows, and the table moves."""
     return node_row(&TABLE, n)
-
-
-cdef int64_t patch_bytes(Node* node, int kind) noexcept:
-    cdef int64_t total = 0
-    cdef int32_t k
-    for k in range(node.len[PATCHES]):
-        if node_patch(&TABLE, node, k).kind == kind: total += node_patch(&TABLE, node, k).nbytes
-    return total
-
-
-cdef int32_t patch_count(Node* node, int kind) noexcept:
-    cdef int32_t k, n = 0
-    for k in range(node.len[PATCHES]): n += node_patch(&TABLE, node, k).kind == kind
-    return n
-
-
-cdef int64_t undo_bytes(Node* node) noexcept:
-    cdef int64_t total = 0
-    cdef int32_t k
-    for k in range(node.len[UNDOS]): total += node_undo(&TABLE, node, k).nbytes
-    return total
-
 
 cdef object slot_facts(int n, int k, set written, set told):
     cdef Guard* g = node_guard(&TABLE, node_now(n), k)
@@ -275,22 +229,25 @@ cdef object slot_facts(int n, int k, set written, set told):
     return SlotFacts(leaf, g.binding, k in written, <uintptr_t>slot_ptr(&TABLE, node_now(n), k), s.from_node,
                      sum([slot == k for slot, _ in told]))
 
-
 cdef object out_line(Out* o): return <object>o.line if o.line is not NULL else ""
-
 
 def node_facts(int n):
     """What a report says about a node."""
     cdef Patch* p
     cdef Out* o
     cdef Read* r
-    cdef int32_t k, so_far = 0
+    cdef int32_t k, so_far = 0, words = 0
+    cdef int64_t copied = 0, back = 0, saved = 0
     written, told, segments, outs, readouts = set(), set(), [], [], []
     for k in range(node_now(n).len[EFFECTS]):
         if node_effect(&TABLE, node_now(n), k).kind == WRITES: written.add(node_effect(&TABLE, node_now(n), k).slot)
     for k in range(node_now(n).len[PATCHES]):
         p = node_patch(&TABLE, node_now(n), k)
         if p.kind == ADDRESS: told.add((p.slot, <uintptr_t>p.handle))
+        elif p.kind == COPY_SOURCE: copied += p.nbytes
+        elif p.kind == COPY_BACK: back += p.nbytes
+        elif p.kind == SCALAR: words += 1
+    for k in range(node_now(n).len[UNDOS]): saved += node_undo(&TABLE, node_now(n), k).nbytes
     for k in range(node_now(n).len[READS]):      # up to each value
         r = node_read(&TABLE, node_now(n), k)
         so_far += r.n_graph_nodes
@@ -306,18 +263,14 @@ def node_facts(int n):
     return NodeFacts(
         node_now(n).fn, node_now(n).spec, node_now(n).path, node_now(n).parent, node_now(n).depth, node_now(n).children,
         node_now(n).used, node_now(n).n_replay, node_length(&TABLE, node_now(n)), tuple(slots),
-        copied=patch_bytes(node_now(n), COPY_SOURCE), back=patch_bytes(node_now(n), COPY_BACK),
-        out_bytes=sum([nbytes for _, nbytes in outs]), exec_bytes=node_now(n).exec_bytes, outs=outs,
-        deads=node_now(n).len[DEADS], segments=segments, readouts=readouts, saved=undo_bytes(node_now(n)),
-        words=patch_count(node_now(n), SCALAR))
-
+        copied=copied, back=back, out_bytes=sum([nbytes for _, nbytes in outs]), exec_bytes=node_now(n).exec_bytes,
+        outs=outs, deads=node_now(n).len[DEADS], segments=segments, readouts=readouts, saved=saved, words=words)
 
 cdef bint path_enter(id_t path) except -1:
     """Hold a path, for what a call would do; False: this thread holds it already (an eager part's, a finalizer's)."""
     if path == NONE or path_is_mine(path_row(&TABLE, path)): return False
     while not path_hold(path_row(&TABLE, path)): path_wait(path_row(&TABLE, path))
     return True
-
 
 def node_misplaced(int n):
     """Which place of the node's holds something else now than its guard wants, or NONE. To ask is to follow what lies
@@ -329,12 +282,11 @@ def node_misplaced(int n):
     finally:
         if mine: path_unlock(path_row(&TABLE, path))
 
-
 def node_misses(int path, int parent, int f, int spec, list tensors):
     """Why each of these children does not take this call: [(node, Miss, index), ...]. For messages
     and for the choice between pinned and copied. The path is held as by a call."""
     cdef uint64_t ambient[3]
-    cdef PyObject** leaves = borrowed(tensors)
+    cdef Objects leaves = borrowed(tensors)
     cdef bint mine = path_enter(path)
     cdef id_t n = first_child(&TABLE, path, parent, f)
     cdef int64_t why
@@ -342,24 +294,20 @@ def node_misses(int path, int parent, int f, int spec, list tensors):
     try:
         ambient_now(ambient)
         while n != NONE:
-            why = node_why(&TABLE, n, spec, ambient, leaves)
+            why = node_why(&TABLE, n, spec, ambient, leaves.data())
             rows.append((n, <int>(why >> 32), <int>(why & 0xffffffff)))
             n = node_row(&TABLE, n).next
     finally:
         if mine: path_unlock(path_row(&TABLE, path))
-        free(leaves)
     return rows
-
 
 def node_reached(int n):
     """The versions of what the node reads without a call's arguments, as of a call that is made now."""
     return reached_versions(&TABLE, node_now(n))
 
-
 def slot_holds(int n, int k, object x):
     """Is this what the function found where slot k of node n was reached?"""
     return node_guard(&TABLE, node_row(&TABLE, n), k).tensor == <PyObject*>x
-
 
 def slot_shape(int n, int k):
     """The sizes that slot k of node n wants."""
@@ -367,16 +315,12 @@ def slot_shape(int n, int k):
     cdef int64_t* dims = node_dim(&TABLE, node_row(&TABLE, n), 0) + g.dim_at
     return tuple([dims[j] for j in range(g.ndim)])
 
-
 def slot_addresses(int n, int k, list tensors):
     """(address that slot k of node n wants, address it has in a call with these leaves)."""
     cdef Node* node = node_row(&TABLE, n)
-    cdef PyObject** leaves = borrowed(tensors)
-    cdef PyObject* x
-    x = slot_tensor(&TABLE, node, k, leaves)
-    free(leaves)
+    cdef Objects leaves = borrowed(tensors)
+    cdef PyObject* x = slot_tensor(&TABLE, node, k, leaves.data())
     return <uintptr_t>slot_ptr(&TABLE, node, k), <uintptr_t>(tensor_ptr(x) if x is not NULL else NULL)
-
 
 def slot_tensors(int n, list tensors):
     """The tensor of each of the node's slots in a call that it takes, with these leaves; None for a gradient."""
@@ -388,27 +332,22 @@ def slot_tensors(int n, list tensors):
         found.append(tensors[g.leaf] if g.leaf != NONE else <object>g.tensor if g.grad_of == NONE else None)
     return found
 
-
 def dead_line(int n, int k):
     """Where the output was made that must be dead before node n runs: number k of them."""
     cdef Dead* d = node_dead(&TABLE, node_row(&TABLE, n), k)
     return <object>node_out(&TABLE, node_row(&TABLE, d.node), d.out).line
 
-
 def node_doubt(int n):
     """The node's first call with a rebound slot elsewhere comes to on_miss, as `proves`."""
     node_row(&TABLE, n).unproven = 1
-
 
 def node_audit(int n, int64_t at):
     """So does the call that would be its replay of that number, as `audited`; 0: none."""
     node_row(&TABLE, n).audit_at = at
 
-
 def node_draws(int n, int device, object buffer):
     """The node draws dropout from cuDNN's random state, of which this, kept alive by the caller, is the buffer."""
     node_row(&TABLE, n).dropout, node_row(&TABLE, n).dropout_buffer = cuda_dropout_now(device) or -1, <PyObject*>buffer
-
 
 def node_watch(int n, uintptr_t stream, double seconds, bytes text):
     """The node waits for other processes at each replay. On this stream, which lasts as long as the process, its
@@ -417,34 +356,28 @@ def node_watch(int n, uintptr_t stream, double seconds, bytes text):
     watchdog.begin(<void*>stream, seconds, text)
     node_row(&TABLE, n).watchdog = watchdog
 
-
 def watch_end():
     """The process ends by itself."""
     cdef int k
     for k in range(MAX_DEVICES):
         if WATCHDOGS[k] is not NULL: WATCHDOGS[k].end()
 
-
 def node_is_spent(int n):
     """Does the node draw from a buffer that no layer of eager's uses any more?"""
     return node_row(&TABLE, n).dropout != 0 and not dropout_holds(&TABLE, n)
-
 
 def dropout_begins_anew(int device):
     """Will the next recurrent layer of cuDNN's fill another buffer with random state?"""
     return cuda_dropout_now(device) == 0
 
-
 def dropout_undo(int device):
     """The buffer that is about to be filled will not be: let the next layer do it."""
     cuda_dropout_undo(device)
-
 
 def node_drop(int n):
     """Free one node and all behind it."""
     node_free(&TABLE, n)
     if CGT_DEBUG: table_check(&TABLE)
-
 
 def node_replace(int n):
     """Drop a recording for which another one was made: it was not wasted, nor those behind it, which will be made
@@ -454,7 +387,6 @@ def node_replace(int n):
     node_free(&TABLE, n)
     REPLACING = False
     if CGT_DEBUG: table_check(&TABLE)
-
 
 def node_oldest():
     """The leaf of the trees that ran longest ago, or None. Not the node that a path has come to."""
@@ -466,7 +398,6 @@ def node_oldest():
         if best == NONE or node.used < node_row(&TABLE, best).used: best = k
     return best if best != NONE else None
 
-
 def freed():
     """[(fn, node), ...] of nodes freed since the last time: their owners can go."""
     cdef id_t* row = <id_t*>TABLE.freed.rows
@@ -474,40 +405,30 @@ def freed():
     TABLE.freed.n = 0
     return pairs
 
-
 def path_state(int device):
     """(path, node that it has come to or -1, did several threads call there?) of a device; -1 is the host."""
     cdef id_t path = path_of(&TABLE, device)
     return path, path_row(&TABLE, path).current, bool(path_row(&TABLE, path).shared)
 
-
 def parent_of(int device, int f, list tensors):
     """The node behind which a call with these tensors belongs, or -1: it begins an iteration."""
     cdef id_t path = path_of(&TABLE, device)
     cdef id_t at = path_back(&TABLE, path, path_row(&TABLE, path).current)
-    cdef PyObject** rows = borrowed(tensors)
-    on = path_continues(&TABLE, path, at, f, rows, <int32_t>len(tensors))
-    free(rows)
-    return at if on else NONE
-
+    cdef Objects rows = borrowed(tensors)
+    return at if path_continues(&TABLE, path, at, f, rows.data(), <int32_t>len(tensors)) else NONE
 
 def go_on(int device, int parent, list tensors):
     """The path goes on from `parent`, as parent_of told for a call with these tensors; from -1, the iteration under
     way ends and what it left is released. The caller holds the paths."""
     cdef id_t path = path_of(&TABLE, device)
     cdef id_t at = path_back(&TABLE, path, path_row(&TABLE, path).current)
-    cdef PyObject** leaves
+    cdef Objects leaves = borrowed(tensors)
     if parent != NONE:
         # Another thread may have moved it, or hold what was dead; then the recording finds itself overtaken.
         if at == parent: path_row(&TABLE, path).current = parent
         return
-    leaves = borrowed(tensors)
-    try:
-        path_leave(path_row(&TABLE, path), at)
-        while path_release(&TABLE, path, NONE, leaves, <int32_t>len(tensors)) != 0: pass
-    finally:
-        free(leaves)
-
+    path_leave(path_row(&TABLE, path), at)
+    while path_release(&TABLE, path, NONE, leaves.data(), <int32_t>len(tensors)) != 0: pass
 
 def path_proto(int at, object t):
     """The recorded memory behind t, if t is a result of the path that ends at node `at`; or None."""
@@ -515,7 +436,6 @@ def path_proto(int at, object t):
     cdef id_t n = path_output(&TABLE, at, <PyObject*>t, &k)
     if n == NONE: return None
     return <object>node_out(&TABLE, node_row(&TABLE, n), k).proto
-
 
 def step():
     """Begin an iteration on every device, not in the middle of another thread's call."""
@@ -529,7 +449,6 @@ def step():
         finally:
             if not mine: path_unlock(path_row(&TABLE, k))
 
-
 def stepped(bint on):
     """Take the iterations under way for ones that step() began, or for ones of a program that never says it."""
     cdef id_t k
@@ -537,17 +456,14 @@ def stepped(bint on):
         path_row(&TABLE, k).said = on
         if not on: path_row(&TABLE, k).since = NONE
 
-
 def max_path(int n):
     """Nodes of one iteration, before another one begins by itself."""
     TABLE.max_path = n
-
 
 def alone():
     """Forget that several threads called (path.pxi); for tests, whose threads are gone."""
     cdef id_t k
     for k in range(TABLE.paths.n): path_row(&TABLE, k).thread = path_row(&TABLE, k).shared = 0
-
 
 def paths_mine():
     """Does this thread hold a path: is it inside a call (a finalizer, say)?"""
@@ -556,7 +472,6 @@ def paths_mine():
         if path_is_mine(path_row(&TABLE, k)): return True
     return False
 
-
 def paths_lock():
     """Hold every device's path, so that no replay is under way; for freeing rows. Waits."""
     cdef id_t k
@@ -564,17 +479,14 @@ def paths_lock():
         while not path_lock(path_row(&TABLE, k)):
             path_wait(path_row(&TABLE, k))
 
-
 def paths_unlock():
     """Let go what paths_lock took."""
     cdef id_t k
     for k in range(TABLE.paths.n): path_unlock(path_row(&TABLE, k))
 
-
 def paths_leave():
     """The same if this thread holds them; else nothing."""
     if paths_mine(): paths_unlock()
-
 
 def with_paths(object body, int lent=0):
     """body(), while every path is held. `lent`: that is code of the user's."""
@@ -587,7 +499,6 @@ def with_paths(object body, int lent=0):
     finally:
         for k in range(n): path_row(&TABLE, k).lent -= lent
         paths_unlock()
-
 
 def part(object t):
     """Move a result's memory out of its recording's, if t lies in a CUDA recording's results: its address is about to
@@ -603,11 +514,9 @@ def part(object t):
                 group_rescue(&TABLE, n, k)
                 return
 
-
 def held(object body):
     """body(), while no row is freed. A finalizer in the middle of a call is let in."""
     return body() if paths_mine() else with_paths(body)
-
 
 def locked(object lock, object body, object busy):
     """body(), while the lock is held; busy(), where somebody else holds it."""
@@ -616,7 +525,6 @@ def locked(object lock, object body, object busy):
         return body()
     finally:
         lock.release()
-
 
 def holding(object lock, object body):
     """body(), while the lock is held. A with statement would keep it if an interrupt came as it ends, where somebody

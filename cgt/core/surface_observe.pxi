@@ -1,32 +1,26 @@
 # What Python sees of a run under observation: modes and switches, brackets, ops, calls.
 
-
 def ambient():
     """The three words of ambient state."""
     cdef uint64_t words[3]
     ambient_now(words)
     return words[0], words[1], words[2]
 
-
 def see_gpus():
     """CUDA is there: from now on which GPU is current is part of the ambient state, if there are several. Are there?"""
     return bool(cuda_see_gpus())
 
-
 def set_stream(int64_t stream_id, int device):
     """Make this the device's current stream; which device is current stays."""
-    if cuda_set_stream(stream_id, device) != 0: raise_pending()
-
+    cuda_set_stream(stream_id, device)
 
 def blocker():
     """0, or what hides ops from a recording: 1 a dispatch mode, 2 a function mode, 3 a transform."""
     return ambient_blocker()
 
-
 def save_hooks():
     """How many hooks for saved tensors are active in this thread?"""
     return saved_hooks()
-
 
 def within(list brackets, object body):
     """body(), with what each bracket begins: a pair of functions, of which the second puts back whatever the first one
@@ -52,7 +46,6 @@ def within(list brackets, object body):
     if error is not None: raise error
     return result
 
-
 def in_inference(bint on, object body):
     """body() with inference mode on or off. torch's own context manager would leave it so if an interrupt came while it
     is entered or left."""
@@ -62,7 +55,6 @@ def in_inference(bint on, object body):
     finally:
         inference_end(guard)
 
-
 def with_grad(object body):
     """body() where autograd makes a graph."""
     cdef bint before = grad_mode(True)
@@ -71,21 +63,17 @@ def with_grad(object body):
     finally:
         grad_mode(before)
 
-
 def results():
     """Where a run under observation keeps what its ops returned, without holding it."""
-    return taken(results_new())
-
+    return results_new()
 
 def forget_results(object results):
     """Keep none of them any more: nobody will ask a run that is refused."""
-    results_forget(<PyObject*>results)
-
+    results_forget(results)
 
 def alive(object results):
     """The tensors among them that somebody still holds, in order."""
-    return taken(results_alive(<PyObject*>results))
-
+    return results_alive(results)
 
 def observed(object results, object see, object function, tuple args, dict kwargs):
     """Call the function; for each op that it runs, here and in autograd's threads, see(op, args, kwargs) is called
@@ -103,8 +91,7 @@ def observed(object results, object see, object function, tuple args, dict kwarg
         observe_shown(shown)
         observer_set(before)
         Py_XDECREFX(before)
-        if observe_told() != 0: raise_pending()
-
+        observe_told()
 
 def observed_op(object op, tuple args, dict kwargs):
     """Call an op that a dispatch mode caught, as a thread does that is observed."""
@@ -115,43 +102,35 @@ def observed_op(object op, tuple args, dict kwargs):
         observe_key(was)
         observe_shown(shown)
 
-
 def observer():
     """The observer, `see` of observed, for which this thread works, or None."""
     cdef PyObject* pair = observer_of_thread()
     return (<tuple><object>pair)[1] if pair is not NULL and not observe_paused() else None
 
-
 def observe(bint on):
     """Is this thread seen, where somebody observes it? Returns what it was."""
     return bool(observe_key(on))
-
 
 def pause(int by):
     """1: what this thread does from now on is not the function's; -1: it is again."""
     observe_pause(by)
 
-
 def proceed(list instead):
     """Run the op that `see` was called for, with these tensors in place of those that it was given, or None. What it
     returned: the tensors, each as another one over the same memory."""
-    return taken(observe_proceed(<PyObject*>instead))
-
+    return observe_proceed(instead)
 
 def replace_list(int k, list tensors):
     """Run the op that is observed now with these tensors, or None, as its argument number k."""
-    observe_list(k, <PyObject*>tensors)
-
+    observe_list(k, tensors)
 
 def answer(list results):
     """Return these tensors from the op that is observed now, in place of what it returned."""
-    observe_answer(<PyObject*>results)
-
+    observe_answer(results)
 
 def done(list results):
     """The op that is observed now was done without `proceed`, and returns these tensors."""
-    observe_done(<PyObject*>results)
-
+    observe_done(results)
 
 def usual(list inputs, int device, dict constants):
     """The storages of these inputs of the op that is observed now, if a recording can hold all of them, they are on
@@ -161,68 +140,56 @@ def usual(list inputs, int device, dict constants):
     known = set()
     for one in inputs:
         t = <PyObject*>one
-        if not tensor_is_plain(t) or not tensor_is_on(t, device) or observe_lone(t): return None
+        if not tensor_is_plain(t) or not tensor_is_on(t, device) or observe_lone(one): return None
         sid = <uintptr_t>tensor_storage(t)
         known.add(sid)
         varies = varies or (tensor_numel(t) and sid not in constants)
     return known if varies else None
 
-
 def is_lone(object t):
     """Is this argument of the op that is observed now a number of the host's that Python did not know before?"""
-    return observe_lone(<PyObject*>t) != 0
-
+    return observe_lone(t) != 0
 
 def numbers_are(node):
     """The class of what PyTorch's symbolic numbers lead to where they are ours (live.py). Set once."""
-    numbers_are_(<PyObject*>node)
-
+    numbers_are_(node)
 
 def numbers_watch(object run, bint on):
     """A run with live numbers begins or is over, which may be said again."""
     numbers_watch_(<const void*><PyObject*>run, on)
 
-
 def numbers_of_op():
     """[(argument, element of that list or NONE, node), ...] of the op that is observed now: what is live among its
     numbers."""
-    return taken(observe_numbers())
-
+    return observe_numbers()
 
 def reads_by(list names, object read, object lift):
     """Have read(name) called before each of these operators, where `observed` would not see it; lift(1) before PyTorch
     brings Python's numbers to their device, and lift(0) behind. Set once."""
     for name in names: reads_of((<str>name).encode())
-    reads_tell(<PyObject*>read, <PyObject*>lift)
-
+    reads_tell(read, lift)
 
 def reads_begin(list handles):
     """From now on, in this thread; for reads_end. (No signal is looked at between a beginning and its note: who
     returned a handle to Python would lose it to an interrupt.)"""
     handles.append(reads_enter())
 
-
 def reads_end(list handles):
     """No more."""
     while handles: reads_leave(handles.pop())
 
-
 def method_id(function):
     """A number for the C function behind a builtin function or a method of a builtin class; 0 for all else."""
-    return <uintptr_t>method_of(<PyObject*>function)
-
+    return <uintptr_t>method_of(function)
 
 def calls_begin(list handles, methods, set started, called, others, set aside):
     """From now on code that starts or goes on comes into the set, and called(function, frame) comes before one of the
     builtin functions whose method_id is among these. Code of the threads `others` comes into `aside`. For calls_end."""
-    handles.append(call_tap_begin(
-        <PyObject*>methods, <PyObject*>started, <PyObject*>called, <PyObject*>others, <PyObject*>aside))
-
+    handles.append(call_tap_begin(methods, started, called, others, aside))
 
 def calls_end(list handles):
     """No more. None is in the set if not all was seen: of a thread that came since, or has another profiler."""
     while handles: call_tap_end(handles.pop())
-
 
 def stacks_elsewhere():
     """{thread: [frames], innermost first} of the other threads. No garbage is collected meanwhile: a finalizer may let
@@ -240,12 +207,10 @@ def stacks_elsewhere():
     finally:
         if collects: PyGC_Enable()
 
-
 def listen_begin(list handles):
     """From now on ops are noted that threads run which nobody sees: not this one, nor autograd's when they work for one
     that is seen."""
     handles.append(<uintptr_t>listen_begin_())
-
 
 def listen_end(list handles):
     """No more. The name of the first one, or "" if there was none."""
@@ -253,28 +218,23 @@ def listen_end(list handles):
     while handles: op = listen_end_(<void*><uintptr_t>handles.pop())
     return op.decode()
 
-
 def listeners():
     """How many of these three are there now, the first in this thread?"""
     return reads_count() + call_tap_count() + listen_count()
-
 
 def stream_is_capturing(int device):
     """Is somebody's capture under way on the current stream of this device?"""
     cuda_thread_ready(device)
     return bool(cuda_capturing(cuda_current_stream(device)))
 
-
 def path_is_captured(int device):
     """Is it under way there, or on the stream of the last launch, for which one would wait?"""
     cuda_thread_ready(device)
     return bool(path_captured(path_row(&TABLE, path_of(&TABLE, device)), cuda_current_stream(device)))
 
-
 def casts_inside():
     """Would ops on the CPU that the op under way runs be changed by autocast?"""
     return observe_casts() != 0
-
 
 def is_in_node():
     """Does autograd evaluate a node in this thread?"""

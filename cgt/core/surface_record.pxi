@@ -1,43 +1,65 @@
 # What Python sees of the recording under way (record.pxi), from begin to a node, and of pools.
 
-
 def begin(int driver, int device, uintptr_t stream, uintptr_t pool, list others):
     """Begin a recording behind the node that the device's path has come to, its pool put back to that node's state. The
     caller holds the paths. pool: from pool_new, or 0. others: [(device, stream, pool), ...] of the GPUs on which it
     works besides."""
-    record_begin(&TABLE, driver, device, stream, pool, others)
-
+    cdef Table* t = &TABLE
+    cdef id_t path = path_of(t, device), m
+    cdef void* state = NULL
+    cdef Beside* b
+    cdef int32_t k
+    assert not t.rec.active, "one recording at a time: its caller holds the lock (sites.py)"
+    memset(&t.rec, 0, sizeof(Recording))
+    t.rec_patches.n = t.rec_reads.n = t.rec_vain.n = 0
+    t.rec.driver = driver
+    t.rec.device = device
+    t.rec.stream = <void*>stream
+    t.rec.pool = <void*>pool
+    t.rec.parent = m = path_row(t, path).current
+    t.rec.step = path_row(t, path).step
+    t.rec.launches = path_row(t, path).launches
+    path_survey(t, m)
+    # A parent from another pool that was given up leaves nothing in this one.
+    while m != NONE and node_row(t, m).pool != t.rec.pool: m = node_row(t, m).parent
+    if m != NONE: state = node_row(t, m).state
+    t.rec.active = 1
+    spread_new(&t.rec.spread, others)
+    t.rec.seconds[RESTORE] = now()
+    check(driver, DRIVERS[driver].restore(&t.rec, state, <void**>t.rec_live.rows, t.rec_live.n), CALL_RESTORE)
+    for k in range(t.rec.spread.n if t.rec.spread is not NULL else 0):
+        b = &t.rec.spread.others[k]
+        check(driver, spread_restore(b, state_beside(t, t.rec.parent, b), <void**>t.rec_live.rows, t.rec_live.n),
+            CALL_RESTORE)
+    t.rec.seconds[CAPTURE] = now()
+    t.rec.seconds[RESTORE] = t.rec.seconds[CAPTURE] - t.rec.seconds[RESTORE]
+    check(driver, DRIVERS[driver].begin(&t.rec), CALL_BEGIN)
 
 def op(bytes name, bytes overload, tuple args, dict kwargs, tuple into, bytes out=b""):
     """Append an op of the host's to the tape under way: what it returns is copied `into` these tensors. Or a variant
     that writes such a one as its argument `out`, if it leaves the same bytes there. Was it?"""
-    cdef int added = tape_add(
-        tape_now(&TABLE), name, overload, <PyObject*>args, <PyObject*>kwargs, <PyObject*>into, out)
-    if added < 0: raise_pending()
-    return added > 0
-
+    return tape_add(tape_now(&TABLE), name, overload, args, kwargs, into, out)
 
 def scalar(int number, object value, int at, int part):
     """The op recorded last has this number, which is `value` now, as argument `at`, or as element `part` of it (NONE:
     it is no list). Where it is on the host's tape; a kernel's is found by `scalars_found`."""
-    record_scalar(&TABLE, number, value, at, part)
-
+    cdef Patch* p = patch_add(&TABLE, SCALAR)
+    p.number, p.at, p.part, p.segment = number, at, part, TABLE.rec_reads.n
+    p.told[0] = number_bits(value)
+    p.handle = <void*><uintptr_t>tape_last(TABLE.rec.exec)
 
 def graph_length():
     """How many nodes the capture under way has."""
     return cuda_length(&TABLE.rec)
 
-
 def graph_mark():
     """For each stream of the capture under way (one for each GPU): the nodes behind which its next one will stand."""
     return cuda_mark_here(&TABLE.rec)
-
 
 def graph_shots(int first):
     """[(handle, kind, what must be the same, ((offset, bytes), ...)), ...] of the nodes from this one on; kind 0:
     kernels, with their arguments."""
     return [cuda_shot(<cu.CUgraphNode><uintptr_t>node) for node in cuda_nodes(&TABLE.rec, first)]
-
 
 def graph_back(int first, list marks):
     """Nodes from this one on are taken out when the graph is complete; what comes next stands behind `marks` (of
@@ -48,75 +70,86 @@ def graph_back(int first, list marks):
         (<void**>TABLE.rec_vain.rows)[k] = <void*><uintptr_t>node
     cuda_back(&TABLE.rec, marks)
 
-
 def scalar_words(uintptr_t node, list words):
     """A captured kernel's arguments have these words of numbers: [(offset, form, number, its value now), ...]."""
-    record_words_of(&TABLE, node, words)
-
+    cdef Table* t = &TABLE
+    cdef Args* args = args_of(t, node)
+    cdef Patch* p
+    try:
+        words_room(t, words)
+        for at, form, number, value in words:
+            bits = number_bits(value)
+            p = word_add(t, SCALAR, node, args)
+            p.number, p.at, p.part, p.told[0] = number, at, form, bits
+    finally:
+        if args.users == 0: free(args)
 
 def address_words(uintptr_t node, list words):
     """A captured node's arguments have these addresses: [(offset, a slot's copy, bytes behind where that begins),
     ...]."""
-    record_addresses(&TABLE, node, words)
-
+    cdef Table* t = &TABLE
+    cdef Args* args = args_of(t, node)
+    cdef Patch* p
+    try:
+        words_room(t, words)
+        for at, copy, shift in words:
+            p = word_add(t, ADDRESS, node, args)
+            p.number, p.at, p.nbytes = copy, at, shift
+            p.told[0] = rec_patch(t, copy).told[0]
+    finally:
+        if args.users == 0: free(args)
 
 def is_named(int copy, set known):
     """Does a node of the capture, of those that stay, name an address in this copy's buffer, besides these and those
     that copy it?"""
     return cuda_names(&TABLE.rec, &TABLE.rec_patches, &TABLE.rec_vain, copy, known)
 
-
 def bind(int copy):
     """The slot is not copied after all: the recording is told where it lies. Nothing copies back."""
-    record_bind(&TABLE, copy)
-
+    cdef Patch* p = rec_patch(&TABLE, copy)
+    if p.nbytes: check(TABLE.rec.driver, DRIVERS[TABLE.rec.driver].bind(&TABLE.rec, p), CALL_COPY)
+    p.kind = BOUND
 
 def state_op(object generator, object state, bint sets):
     """Append to the host driver's tape: a generator's state is read into a tensor, or set from it."""
-    tape_state(TABLE.rec.exec, <PyObject*>generator, <PyObject*>state, sets)
-
+    tape_state(TABLE.rec.exec, generator, state, sets)
 
 def copy(object to, object source, int64_t nbytes):
     """Record the copy node of a copied slot."""
     return record_copy(&TABLE, COPY_SOURCE, to, source, nbytes)
 
-
 def copy_back(object source, object to, int64_t nbytes):
     """The same for the way back, behind all else that is recorded."""
     return record_copy(&TABLE, COPY_BACK, source, to, nbytes)
 
-
 def generator_now(object generator):
     """(seed, offset) of a generator on a GPU. Not in a capture."""
     cdef uint64_t seed = 0, offset = 0
-    if generator_take(<PyObject*>generator, 0, &seed, &offset) != 0: raise_pending()
+    generator_take(<PyObject*>generator, 0, &seed, &offset)
     return seed, offset
-
 
 def words(object generator, object seed_word, object offset_word, tuple now):
     """Record the node that writes a generator's words. `now`: what they are for a segment that runs while recording
     goes on."""
-    record_words(&TABLE, generator, seed_word, offset_word, now)
-
+    cdef Table* t = &TABLE
+    cdef Patch* p = patch_add(t, WORDS)
+    p.generator = <PyObject*>generator
+    p.to = tensor_ptr(<PyObject*>seed_word)
+    p.device = tensor_device(<PyObject*>seed_word)
+    p.told[0], p.told[1] = now
+    check(t.rec.driver, DRIVERS[t.rec.driver].words(&t.rec, p), CALL_WORDS)
 
 def swap_generator(object generator, object seed_word, object offset_word, list handles):
     """Give a generator our state while recording; a handle for restore_generators is appended."""
-    cdef void* handle = generator_swap(
-        <PyObject*>generator, <PyObject*>seed_word, <PyObject*>offset_word,
-        cuda_capture_id(&TABLE.rec))
-    if handle is NULL: raise_pending()
-    handles.append(<uintptr_t>handle)
-
+    handles.append(<uintptr_t>generator_swap(generator, seed_word, offset_word, cuda_capture_id(&TABLE.rec)))
 
 def moved_generator(uintptr_t handle):
     """How far the recording has moved a generator since the words that its kernels read now."""
     return generator_moved(<void*>handle)
 
-
 def point_generator(uintptr_t handle, object seed_word, object offset_word, uint64_t moved):
     """Kernels recorded from here on read these words, and count from `moved`."""
-    generator_point(<void*>handle, <PyObject*>seed_word, <PyObject*>offset_word, moved)
-
+    generator_point(<void*>handle, seed_word, offset_word, moved)
 
 def restore_generators(list handles):
     """Put the generators' own states back; for each, (by how much a run advances it, do kernels read its words?). The
@@ -129,26 +162,65 @@ def restore_generators(list handles):
         advances.append((advance, bool(drew)))
     return advances
 
-
-def spend(object t):
+def spend(object x):
     """The recording under way needs a result of its path no more, and nobody else does: what is recorded
     from here on may use its memory."""
-    record_spend(&TABLE, <PyObject*>t)
-
+    cdef Table* t = &TABLE
+    cdef int32_t k, j
+    cdef PyObject* proto
+    cdef void** live = <void**>t.rec_live.rows
+    cdef id_t n = path_output(t, t.rec.parent, <PyObject*>x, &k)
+    if n == NONE: return
+    proto = node_out(t, node_row(t, n), k).proto
+    check(t.rec.driver, DRIVERS[t.rec.driver].spend(&t.rec, proto), CALL_SPEND)
+    for j in range(t.rec_live.n):
+        if live[j] != tensor_storage_ptr(proto): continue
+        t.rec_live.n -= 1
+        live[j] = live[t.rec_live.n]
+        break
 
 def fetch(uintptr_t to, object x, int64_t nbytes):
     """Record that a contiguous tensor's bytes come to the host."""
     check(TABLE.rec.driver, DRIVERS[TABLE.rec.driver].fetch(&TABLE.rec, <PyObject*>x, <char*>to, nbytes), CALL_CUT)
 
-
-def cut(uintptr_t at, int64_t nbytes, object value, bint draws, object island=None, bint pure=False):
+def cut(uintptr_t at, int64_t nbytes, bytes value, bint draws, object island=None, bint pure=False):
     """A segment ends, behind which the function reads what lies at `at`: these bytes, which the caller keeps. They are
     computed now, unless `value` tells them, because recording ran the ops. `draws`: random numbers were drawn so far.
     `island`: there is nothing to read, a replay calls this, which says whether the call goes on as it was recorded; or
     leaves with it (island.leave(due, wrote)). `pure`: it is asked for nothing, and may be called twice. The caller
     holds the paths."""
-    return record_cut(&TABLE, at, nbytes, value, draws, <PyObject*>island if island is not None else NULL, pure)
-
+    cdef Table* t = &TABLE
+    cdef Driver* d = &DRIVERS[t.rec.driver]
+    cdef Read* r = read_add(t, at, nbytes, draws)
+    cdef Path* p = path_row(t, t.rec.device + 1)
+    cdef void* stream = t.rec.stream
+    cdef void* exec_
+    cdef int code, begun, call = CALL_CUT
+    cdef bint ran = value is not None
+    r.island = <PyObject*>island if island is not None else NULL
+    r.pure = pure
+    t.rec.cuts += 1
+    code = d.cut(&t.rec, r)
+    if code == 0 and value is None:
+        call = CALL_ORDER
+        if stream != p.last_stream or p.event_only: code = d.order(p, p.device, stream)
+        if code == 0:
+            call = CALL_LAUNCH
+            exec_ = r.exec
+            with nogil:
+                code = launch_among(d, t.rec.spread, exec_, stream, p.device)
+                ran = code == 0
+                if ran: code = d.wait(stream, p.device)
+    # Nobody waits for this stream, which captures again: what ran on it is done. Resume, whatever happened: what the
+    # function still does must not run.
+    begun = d.resume(&t.rec)
+    if not ran:                     # what it was to write is not undone
+        read_free(t.rec.driver, r)
+        t.rec_reads.n -= 1
+    check(t.rec.driver, code if code else begun, call if code else CALL_BEGIN)
+    if value is None: value = PyBytes_FromStringAndSize(<char*>at, nbytes)
+    r.value = PyBytes_AS_STRING(value)
+    return value
 
 def aside(uintptr_t at, int64_t nbytes, bytes value, bint draws):
     """The function on the GPU reads what its ops on the host left at `at`: `value`, which the caller keeps. No graph is
@@ -156,204 +228,205 @@ def aside(uintptr_t at, int64_t nbytes, bytes value, bint draws):
     record_aside(&TABLE, at, nbytes, value, draws)
     return value
 
-
 def follow_generator(uintptr_t handle):
     """The generator's kernels belong to the capture that a new segment began."""
     generator_follow(<void*>handle, cuda_capture_id(&TABLE.rec))
 
-
 def fork(int kind, object pred, uintptr_t stream):
     """Record an op with bodies, of which the bool `pred` chooses on `stream`: (condition, body, second body or 0)."""
-    return record_fork(&TABLE, kind, pred, stream)
-
+    cdef Fork f
+    memset(&f, 0, sizeof(Fork))
+    f.kind = kind
+    check(TABLE.rec.driver, DRIVERS[TABLE.rec.driver].fork(&TABLE.rec, &f, <PyObject*>pred, <void*>stream), CALL_FORK)
+    return f.condition, <uintptr_t>f.bodies[0], <uintptr_t>f.bodies[1]
 
 def fork_enter(uintptr_t body, uintptr_t stream):
     """What is recorded from now on, on this stream, is in the body."""
     check(TABLE.rec.driver, DRIVERS[TABLE.rec.driver].enter(&TABLE.rec, <void*>body, <void*>stream), CALL_FORK)
 
-
 def fork_leave(uintptr_t body, uintptr_t stream):
     """No more."""
     check(TABLE.rec.driver, DRIVERS[TABLE.rec.driver].leave(&TABLE.rec, <void*>body, <void*>stream), CALL_FORK)
-
 
 def fork_decide(uint64_t condition, object pred, uintptr_t stream):
     """The end of a loop's body: `pred` says whether it runs once more."""
     check(TABLE.rec.driver, DRIVERS[TABLE.rec.driver].decide(&TABLE.rec, condition, <PyObject*>pred, <void*>stream),
         CALL_FORK)
 
-
 def fork_run():
     """Run the op whose bodies were recorded, on the host."""
-    record_last(&TABLE)
-
+    cdef void* tape = TABLE.rec.exec
+    cdef int code, was = observe_key(0)
+    with nogil: code = tape_run(tape, 1)
+    observe_key(was)
+    check(HOST, code, CALL_LAUNCH)
 
 def fork_drop():
     """Take it back, on the host."""
     tape_pop(TABLE.rec.exec)
 
-
 def end(list advances):
     """End what is recorded: there is a graph now."""
-    record_end(&TABLE, advances)
-
+    cdef Table* t = &TABLE
+    cdef int32_t k, j = 0
+    for k in range(t.rec_patches.n):
+        if rec_patch(t, k).kind != WORDS: continue
+        rec_patch(t, k).advance, rec_patch(t, k).draws = advances[j]
+        j += 1
+    if t.rec.tape is not NULL: record_aside(t, 0, 0, b"", True)     # nobody reads it; eager draws all the same
+    t.rec.seconds[CAPTURE] = now() - t.rec.seconds[CAPTURE]
+    check(t.rec.driver, DRIVERS[t.rec.driver].end(&t.rec, rec_patch(t, 0), t.rec_patches.n), CALL_END)
 
 def checkpoint(list made, list outs, list early):
     """The recording is complete. Tensors it made become memory of the pool: `outs` as long as the path needs them, the
     others as long as the recording runs. `early`: of outs, on the host, those of whose memory nothing else may be used
     while it runs."""
-    record_checkpoint(&TABLE, made, outs, early)
-
+    cdef Table* t = &TABLE
+    cdef int code
+    t.rec.seconds[CHECKPOINT] = now()
+    code = DRIVERS[t.rec.driver].checkpoint(&t.rec, <PyObject*>made, <PyObject*>outs, <PyObject*>early,
+                                            <void**>t.rec_live.rows, t.rec_live.n)
+    t.rec.seconds[CHECKPOINT] = now() - t.rec.seconds[CHECKPOINT]
+    check(t.rec.driver, code, CALL_CHECKPOINT)
 
 def instantiate():
     """Make of the graph that just ended what is launched."""
-    record_instantiate(&TABLE)
-
+    TABLE.rec.seconds[INSTANTIATE] = now()
+    check(TABLE.rec.driver, DRIVERS[TABLE.rec.driver].instantiate(&TABLE.rec), CALL_INSTANTIATE)
+    TABLE.rec.seconds[INSTANTIATE] = now() - TABLE.rec.seconds[INSTANTIATE]
 
 def abort():
     """Undo the recording, whatever state it is in."""
     record_abort(&TABLE)
-
 
 def move_bytes(int device, uintptr_t to, uintptr_t source, int64_t nbytes):
     """Copy them, in the order of the caller's current stream; -1: the host."""
     cdef int driver = CUDA if device >= 0 else HOST
     check(driver, DRIVERS[driver].move(<void*>to, <const void*>source, nbytes, device), CALL_MOVE)
 
-
 def undo_writes(int n):
     """What the segments of node n but the last overwrote outside is as it was."""
     writes_undo(&TABLE, n, node_row(&TABLE, n).len[READS] - 1)
-
 
 def segments_ran():
     """Segments of the recording under way, which ran when they ended."""
     return TABLE.rec_reads.n
 
-
 def lost():
     """Did another thread move the path on while this was recorded? Then it cannot run here."""
-    return record_lost(&TABLE)
+    cdef Path* p = path_row(&TABLE, TABLE.rec.device + 1)
+    return (p.current != TABLE.rec.parent or p.step != TABLE.rec.step or p.launches != TABLE.rec.launches
+            or p.stale != NONE)
 
-
-def add_node(int f, int spec, tuple ambient, list slots, list outs, object ret_program, bint ret_python, list effects,
-             list grads, list groups, list leaves, tuple backward, list numbers, list undos, bint keeps_grads,
-             dict keep, object kept):
-    """Make the recording a node of f. leaves: the call's tensors. backward: see backward_fill. keep[node] becomes
-    `kept`: what the rows borrow must stay alive."""
-    cdef id_t n = node_add(&TABLE, f, spec, ambient, slots, outs, ret_program, ret_python, effects, grads,
-                           groups, leaves, backward, numbers, undos, keeps_grads)
+def add_node(int f, int spec, dict keep, object kept, *rows):
+    """Make the recording that just ended, of which node_fill tells the rows, a node of f: it takes over graph, exec and
+    state. Where there is no memory for it, all is as before, and the recording is the caller's to abort. keep[node]
+    becomes `kept`: what the rows borrow must stay alive."""
+    cdef Table* t = &TABLE
+    cdef id_t n = row_take(t, &t.nodes)
+    cdef int part
+    try:
+        node_fill(t, n, f, spec, rows)
+    except BaseException:
+        outs_drop(t, n)
+        for part in range(N_PARTS): part_cut(t, node_row(t, n), part)
+        ops_cut(t, node_row(t, n).ret_at, node_row(t, n).ret_n)
+        row_drop(t, &t.nodes, n)
+        raise
+    node_take(t, n)
+    if CGT_DEBUG: table_check(t)
     keep[n] = kept
     return n
-
 
 def run_node(int n, list tensors, bint launch):
     """Replay a node outside the guard: the call that recorded it. `launch` is False where recording
     already ran the ops. The caller holds the paths since before the node was added: another thread
     could replay it before this call has its result."""
-    cdef PyObject** leaves = borrowed(tensors)
+    cdef Objects leaves = borrowed(tensors)
     cdef Path* p = path_row(&TABLE, node_row(&TABLE, n).path)
     TABLE.rec.ran = 1
-    try:
-        return replay(&TABLE, n, leaves, DRIVERS[p.driver].stream(p.device), launch, False, False)
-    finally:
-        free(leaves)
-
+    return replay(&TABLE, n, leaves.data(), DRIVERS[p.driver].stream(p.device), launch, False, False)
 
 def run_again(int n, list tensors):
     """Replay a node once more, all its segments, of which no user's code is a part; None where a value leads
     elsewhere. The caller holds the paths."""
-    cdef PyObject** leaves = borrowed(tensors)
+    cdef Objects leaves = borrowed(tensors)
     cdef Path* p = path_row(&TABLE, node_row(&TABLE, n).path)
     cdef void* stream = DRIVERS[p.driver].stream(p.device)
     cdef bint due = False, met = node_row(&TABLE, n).len[READS] != 0
-    try:
-        if met and reads_meet(&TABLE, n, node_row(&TABLE, n).spec, stream, leaves, &due) != n: return None
-        return replay(&TABLE, n, leaves, stream, True, False, met)
-    finally:
-        free(leaves)
-
+    if met and reads_meet(&TABLE, n, node_row(&TABLE, n).spec, stream, leaves.data(), &due) != n: return None
+    return replay(&TABLE, n, leaves.data(), stream, True, False, met)
 
 def run_once(list tensors):
     """Launch the recording that just ended once, and move these tensors out of the pool. The caller
     holds the paths."""
-    record_run_once(&TABLE, tensors)
-
+    cdef Table* t = &TABLE
+    cdef Driver* d = &DRIVERS[t.rec.driver]
+    cdef Path* p = path_row(t, path_of(t, t.rec.device))
+    cdef void* stream = d.stream(p.device)
+    cdef void* first = exec_among(rec_read(t, 0), t.rec_reads.n, t.rec.exec)
+    cdef int32_t k
+    stream_order(p, d, stream)
+    for k in range(t.rec_patches.n):
+        if rec_patch(t, k).kind == WORDS: words_bind(first, rec_patch(t, k), d)
+    t.rec.ran = 1
+    check(t.rec.driver, launch_among(d, t.rec.spread, t.rec.exec, stream, p.device), CALL_LAUNCH)
+    for x in tensors:
+        check(t.rec.driver, d.rescue(tensor_storage(<PyObject*>x), <PyObject*>x, p.device), CALL_MOVE)
 
 def recording_ran():
     """Was the last recording launched, as far as anybody knows?"""
     return bool(TABLE.rec.ran)
 
-
 def pool_free(uintptr_t pool, uintptr_t stream):
     """[(address, bytes, is its segment a small one?, is it of this stream?), ...] of what is free of a pool."""
-    found = []
-    if cuda_pool_free(<void*>pool, <void*>stream, <PyObject*>found) != 0: raise_pending()
-    return found
-
+    return cuda_pool_free(<void*>pool, <void*>stream)
 
 def is_of_recording(object t):
     """Does a tensor on the GPU lie in memory that was allocated since the capture under way began?"""
     cdef Beside* b = beside_of(TABLE.rec.spread, tensor_device(<PyObject*>t))
-    cdef int made = cuda_pool_made(b.pool if b is not NULL else TABLE.rec.pool, tensor_storage_ptr(<PyObject*>t))
-    if made < 0: raise_pending()
-    return bool(made)
-
+    return cuda_pool_made(b.pool if b is not NULL else TABLE.rec.pool, tensor_storage_ptr(<PyObject*>t))
 
 def allocations(int device):
     """Where what is allocated on a GPU begins: a set of addresses."""
-    cdef set found = set()
-    if cuda_allocations(device, <PyObject*>found): raise_pending()
-    return found
-
+    return cuda_allocations(device)
 
 def recorded_words():
     """[(seed, offset), ...] of the recording that was launched once, in the order of `words`."""
     return [(rec_patch(&TABLE, k).told[0], rec_patch(&TABLE, k).told[1])
             for k in range(TABLE.rec_patches.n) if rec_patch(&TABLE, k).kind == WORDS]
 
-
 def record_seconds():
     """(restore, capture, instantiate, checkpoint) of the recording under way, in seconds."""
     return tuple([TABLE.rec.seconds[k] for k in range(4)])
-
 
 def capture_relaxed(bint on):
     """May this thread allocate and wait while it captures a stream, in others?"""
     cuda_relaxed(on)
 
-
 def load_kernels(int device):
     """Load the kernels that write seed and offset, and copy; a capture cannot."""
     check(CUDA, cuda_load_kernels(device), CALL_WORDS)
-
 
 def load_decide_kernel(int device):
     """Load the kernel that conditional nodes need; 0, or the driver's error where there are none of two bodies."""
     return cuda_decide_kernel(device)
 
-
 def pool_new(int device, ids):
     """A private pool on a device; ids: torch.cuda.graph_pool_handle()."""
-    cdef void* pool = cuda_pool_new(device, ids[0], ids[1])
-    if pool is NULL: raise_pending()
-    return <uintptr_t>pool
-
+    return <uintptr_t>cuda_pool_new(device, ids[0], ids[1])
 
 def pools_drop():
     """Give back the memory of pools that are over, if there are any and nobody captures."""
     cuda_pools_drop()
 
-
 def pool_retire(uintptr_t pool):
     """No more recordings in this pool. Its memory goes with its last node, or when nobody captures any more."""
     cuda_pool_retire(<void*>pool)
 
-
 def pool_nodes(uintptr_t pool):
     """Nodes that live in a pool."""
     return cuda_pool_nodes(<void*>pool)
-
 
 cdef int pool_add(set found, void* pool) except -1:
     cdef unsigned long long id_[2]
@@ -361,7 +434,6 @@ cdef int pool_add(set found, void* pool) except -1:
     cuda_pool_id(pool, id_)
     found.add((id_[0], id_[1]))
     return 0
-
 
 def pool_ids():
     """Ids of the pools in which nodes live."""

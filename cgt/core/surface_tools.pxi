@@ -1,6 +1,5 @@
 # For tests, benches and reports; and for after a fork.
 
-
 def tuple_put(tuple holder, object one, object other):
     """Put another object where a tuple holds this one: it stood for that while a function was recorded."""
     cdef Py_ssize_t k
@@ -9,7 +8,6 @@ def tuple_put(tuple holder, object one, object other):
         Py_INCREF(other)
         PyTuple_SET_ITEM(holder, k, other)
         Py_DECREFX(<PyObject*>one)
-
 
 def forget(bint recording):
     """After fork: the parent's CUDA context is not ours, nor are its threads. Drop rows without touching the driver.
@@ -33,13 +31,11 @@ def forget(bint recording):
         path_row(&TABLE, k).event = NULL
         path_row(&TABLE, k).fleeting = path_row(&TABLE, k).event_only = 0
 
-
 def fault_set(str call, int after, int code):
     """Make driver call number `after` (from 0) of this name fail with `code`. For tests."""
     FAULT.call = CALL_NAMES.index(call) if call else NONE
     FAULT.after = after
     FAULT.code = code
-
 
 def books():
     """Counts of living rows and handles; equal before and after whatever should leave no trace."""
@@ -50,26 +46,21 @@ def books():
         "ops": TABLE.ops.n, "recording": TABLE.rec.active, "blocks": blocks_nbytes(),
     } | {name: TABLE.parts[k].n for k, (name, _) in enumerate(PARTS)}
 
-
 def check_table():
     """Raise AssertionError if the table does not hold together."""
     table_check(&TABLE)
-
 
 def built_against():
     """(major, minor) of the torch whose headers this was compiled with."""
     return CGT_TORCH_MAJOR, CGT_TORCH_MINOR
 
-
 def debug_build():
     """Was this built with CGT_DEBUG=1?"""
     return bool(CGT_DEBUG)
 
-
 def host_bytes():
     """Bytes of the host's pool."""
     return blocks_nbytes()
-
 
 def time_launches(list execs, uintptr_t stream, int n):
     """Seconds per cuGraphLaunch of raw CUgraphExecs in turn, from C without the GIL: the floor of
@@ -82,12 +73,11 @@ def time_launches(list execs, uintptr_t stream, int n):
     with nogil:
         began = now()
         for k in range(n):
-            code = cuda_launch(<void*>handle[k % n_execs], <void*>stream, device, NULL)
+            code = cuda_launch(<void*>handle[k % n_execs], <void*>stream, device)
             if code: break
         began = now() - began
     check(CUDA, code, CALL_LAUNCH)
     return began / n
-
 
 def time_guards(int f, tuple args, dict kwargs, int n):
     """Seconds per guard of a call: leaves taken and the node found, nothing bound or launched."""

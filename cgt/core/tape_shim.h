@@ -14,8 +14,6 @@
 
 #include <ATen/record_function.h>
 #include <c10/util/Exception.h>
-#include <pybind11/pybind11.h>
-#include <torch/csrc/Exceptions.h>
 
 #include <climits>
 #include <memory>
@@ -27,9 +25,11 @@
 
 #include "tensor_shim.h"
 
-namespace torch::jit {  // libtorch_python's own; its header is an expensive one
-__attribute__((visibility("default"))) c10::IValue toIValue(pybind11::handle o, const c10::TypePtr& type,
+// libtorch_python's own; declared here because their headers are the expensive ones.
+namespace torch::jit {
+__attribute__((visibility("default"))) c10::IValue toIValue(pybind11::handle value, const c10::TypePtr& type,
                                                             std::optional<int32_t> n);
+__attribute__((visibility("default"))) pybind11::object toPyObject(c10::IValue value);
 }
 
 namespace cgt {
@@ -87,50 +87,54 @@ static void* generator_impl(PyObject* g) {
   return reinterpret_cast<PyGenerator*>(g)->cdata.unsafeGetGeneratorImpl();
 }
 
-static at::Tensor alias_of(PyObject* o) {
-  return at::Tensor(impl_of(o)->shallow_copy_and_detach(c10::VariableVersion(0), false));
+static at::Tensor alias_of(const at::TensorBase& t) {
+  return at::Tensor(t.unsafeGetTensorImpl()->shallow_copy_and_detach(c10::VariableVersion(0), false));
 }
+static at::Tensor alias_of(PyObject* o) { return alias_of(reinterpret_cast<PyTensor*>(o)->cdata); }
 
 // Of one op's arguments: what is one tensor stays one, since some ops ask (attention, of query and key).
 using Aliases = std::vector<std::pair<c10::TensorImpl*, at::Tensor>>;
-static at::Tensor alias_once(PyObject* o, Aliases& done) {
+static at::Tensor alias_once(const at::Tensor& t, Aliases& done) {
   for (const auto& one : done)
-    if (one.first == impl_of(o)) return one.second;
-  done.emplace_back(impl_of(o), alias_of(o));
+    if (one.first == t.unsafeGetTensorImpl()) return one.second;
+  done.emplace_back(t.unsafeGetTensorImpl(), alias_of(t));
   return done.back().second;
 }
 
-static c10::IValue value_of(PyObject* o, const c10::TypePtr& type, Aliases& done) {
-  using K = c10::TypeKind;
-  switch (type->kind()) {
-    case K::OptionalType:
-      return o == Py_None ? c10::IValue() : value_of(o, type->castRaw<c10::OptionalType>()->getElementType(), done);
-    case K::TensorType: {
-      if (o == Py_None) return c10::IValue(at::Tensor());
-      if (!PyFloat_Check(o) && !PyLong_Check(o) && !PyComplex_Check(o))
-        return c10::IValue(alias_once(o, done));
-      // `x * 2.0`: the mode is shown the number; the op wants the wrapped tensor it came from.
-      at::Tensor number = c10::scalar_to_tensor(torch::jit::toIValue(o, c10::NumberType::get(), {}).toScalar());
-      number.unsafeGetTensorImpl()->set_wrapped_number(true);
-      return c10::IValue(number);
+// f(t) for each tensor in this value, lists and lists of lists too, in order; what it returns takes t's place.
+template <class F>
+static void each_tensor(c10::IValue& value, F&& f) {
+  if (value.isTensor()) {
+    if (value.toTensor().defined()) value = f(value.toTensor());
+  } else if (value.isTensorList()) {
+    c10::List<at::Tensor> list = value.toTensorList().copy();
+    for (size_t k = 0; k < list.size(); ++k)
+      if (at::Tensor t = list.get(k); t.defined()) list.set(k, f(t));
+    value = std::move(list);
+  } else if (value.isList()) {
+    c10::List<c10::IValue> list = value.toList().copy();
+    for (size_t k = 0; k < list.size(); ++k) {
+      c10::IValue one = list.get(k);
+      if (!one.isTensor() && !one.isList()) continue;
+      each_tensor(one, f);
+      list.set(k, one);
     }
-    case K::ListType: {
-      const c10::TypePtr& of = type->castRaw<c10::ListType>()->getElementType();
-      c10::impl::GenericList list(of->kind() == K::SymIntType ? c10::IntType::get() : of);
-      if (PyList_Check(o) || PyTuple_Check(o)) {
-        for (Py_ssize_t k = 0; k < PySequence_Fast_GET_SIZE(o); ++k)
-          list.push_back(value_of(PySequence_Fast_GET_ITEM(o, k), of, done));
-      } else {
-        list.push_back(value_of(o, of, done));
-      }
-      return c10::IValue(std::move(list));
-    }
-    case K::IntType: case K::SymIntType: case K::FloatType: case K::SymFloatType: case K::BoolType:
-    case K::SymBoolType: case K::NumberType: case K::StringType: case K::DeviceObjType: case K::GeneratorType:
-      return torch::jit::toIValue(o, type, {});  // dtypes, layouts and memory formats are integers
-    default:
-      throw std::runtime_error("no tape form for an argument of type " + type->str());
+    value = std::move(list);
   }
+}
+
+// An argument as the op takes it.
+static c10::IValue value_of(PyObject* o, const c10::Argument& wanted, Aliases& done) {
+  bool tensor = wanted.type()->isSubtypeOf(*c10::OptionalType::ofTensor());
+  if (tensor && (PyFloat_Check(o) || PyLong_Check(o) || PyComplex_Check(o))) {
+    // `x * 2.0`: the mode is shown the number; the op wants the wrapped tensor it came from.
+    at::Tensor number = c10::scalar_to_tensor(torch::jit::toIValue(o, c10::NumberType::get(), {}).toScalar());
+    number.unsafeGetTensorImpl()->set_wrapped_number(true);
+    return c10::IValue(number);
+  }
+  c10::IValue value = torch::jit::toIValue(o, wanted.real_type(), wanted.N());
+  each_tensor(value, [&](const at::Tensor& t) { return alias_once(t, done); });
+  return value;
 }
 
 static void* tape_new() { return new Tape(); }
@@ -247,99 +251,87 @@ static void live_at(std::unordered_map<c10::StorageImpl*, Life>& lives, const Ta
 // that the path does not need (`busy`: addresses) and that no storage of this tape needs at the same
 // time; else its own memory becomes a new block. Linear scan allocation (Poletto and Sarkar, 1999),
 // by storages instead of registers. `made`: tensors over those storages; `outs`: those that live on.
-static int tape_plan(void* t, PyObject* made, PyObject* outs, PyObject* early, void** busy, int n_busy) noexcept {
-  try {
-    Tape* tape = static_cast<Tape*>(t);
-    std::unordered_map<c10::StorageImpl*, Life> lives;
-    for (Py_ssize_t k = 0; k < PyList_GET_SIZE(made); ++k) {
-      c10::StorageImpl* s = storage_of(PyList_GET_ITEM(made, k));
-      if (s && s->nbytes()) lives[s].storage = s;
-    }
-    std::vector<Tape*> parts;
-    for (Tape* part = tape; part; part = part->before) parts.insert(parts.begin(), part);
-    int at = 0;
-    for (Tape* part : parts) {
-      for (const TapeCopy& c : part->copies)
-        if (c.bound) {
-          lives.erase(c.mine.storage().unsafeGetStorageImpl());
-          bind(c);
-        } else if (!c.back) live_at(lives, c.mine, -1);
-      for (const TapeOp& row : part->ops) live_at(lives, row, at++);
-      for (const TapeCopy& c : part->copies)
-        if (c.back) live_at(lives, c.mine, at);
-    }
-    std::unordered_set<c10::StorageImpl*> kept;
-    for (Py_ssize_t k = 0; k < PyList_GET_SIZE(outs); ++k) {
-      auto found = lives.find(storage_of(PyList_GET_ITEM(outs, k)));
-      if (found == lives.end()) continue;
-      kept.insert(found->first);
-      found->second.first = std::min(found->second.first, INT_MAX - 1);
-      found->second.last = INT_MAX;
-    }
-    for (Py_ssize_t k = 0; k < PyList_GET_SIZE(early); ++k) {
-      auto found = lives.find(storage_of(PyList_GET_ITEM(early, k)));
-      if (found != lives.end()) found->second.first = -1;
-    }
-    std::vector<Life> order;
-    for (const auto& life : lives)
-      if (life.second.last >= 0 || life.second.first < INT_MAX) order.push_back(life.second);
-    std::sort(order.begin(), order.end(), [](const Life& a, const Life& b) {
-      return a.first != b.first ? a.first < b.first
-                                : a.storage->nbytes() > b.storage->nbytes();
-    });
-    std::unordered_set<void*> taken(busy, busy + n_busy);
-    // Blocks that are free, the smallest first, and the others by the last op that needs them.
-    using Place = std::pair<size_t, size_t>;  // size, index
-    std::set<Place> free;
-    std::priority_queue<std::pair<int, size_t>, std::vector<std::pair<int, size_t>>, std::greater<>> used;
-    std::unordered_map<Block*, int> spent(tape->spent.begin(), tape->spent.end());
-    for (size_t k = 0; k < BLOCKS.size(); ++k) {
-      auto until = spent.find(BLOCKS[k]);
-      if (taken.count(BLOCKS[k]->memory.get())) continue;
-      if (until == spent.end()) free.emplace(BLOCKS[k]->size, k);
-      else used.emplace(until->second, k);
-    }
-    c10::Allocator* allocator = c10::GetAllocator(c10::DeviceType::CPU);
-    for (const Life& life : order) {
-      c10::StorageImpl* s = life.storage;
-      for (; !used.empty() && used.top().first < life.first; used.pop())
-        free.emplace(BLOCKS[used.top().second]->size, used.top().second);
-      auto fits = free.lower_bound(Place(s->nbytes(), 0));
-      size_t k = fits == free.end() ? BLOCKS.size() : fits->second;
-      if (fits == free.end()) BLOCKS.push_back(new Block{allocator->allocate(s->nbytes()), s->nbytes(), {}, k});
-      else free.erase(fits);
-      used.emplace(life.last, k);
-      Block* best = BLOCKS[k];
-      if (kept.count(s)) memcpy(best->memory.get(), storage_base(s), s->nbytes());
-      tape->planned.emplace_back(c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(s));
-      best->users.push_back(s);
-      BLOCK_OF[s] = best;
-      point(s, best->memory.get());
-    }
-    return 0;
-  } catch (const std::exception& e) {
-    PyErr_SetString(PyExc_RuntimeError, e.what());
-    return -1;
+static void tape_plan(void* t, PyObject* made, PyObject* outs, PyObject* early, void** busy, int n_busy) {
+  Tape* tape = static_cast<Tape*>(t);
+  std::unordered_map<c10::StorageImpl*, Life> lives;
+  for (Py_ssize_t k = 0; k < PyList_GET_SIZE(made); ++k) {
+    c10::StorageImpl* s = storage_of(PyList_GET_ITEM(made, k));
+    if (s && s->nbytes()) lives[s].storage = s;
+  }
+  std::vector<Tape*> parts;
+  for (Tape* part = tape; part; part = part->before) parts.insert(parts.begin(), part);
+  int at = 0;
+  for (Tape* part : parts) {
+    for (const TapeCopy& c : part->copies)
+      if (c.bound) {
+        lives.erase(c.mine.storage().unsafeGetStorageImpl());
+        bind(c);
+      } else if (!c.back) live_at(lives, c.mine, -1);
+    for (const TapeOp& row : part->ops) live_at(lives, row, at++);
+    for (const TapeCopy& c : part->copies)
+      if (c.back) live_at(lives, c.mine, at);
+  }
+  std::unordered_set<c10::StorageImpl*> kept;
+  for (Py_ssize_t k = 0; k < PyList_GET_SIZE(outs); ++k) {
+    auto found = lives.find(storage_of(PyList_GET_ITEM(outs, k)));
+    if (found == lives.end()) continue;
+    kept.insert(found->first);
+    found->second.first = std::min(found->second.first, INT_MAX - 1);
+    found->second.last = INT_MAX;
+  }
+  for (Py_ssize_t k = 0; k < PyList_GET_SIZE(early); ++k) {
+    auto found = lives.find(storage_of(PyList_GET_ITEM(early, k)));
+    if (found != lives.end()) found->second.first = -1;
+  }
+  std::vector<Life> order;
+  for (const auto& life : lives)
+    if (life.second.last >= 0 || life.second.first < INT_MAX) order.push_back(life.second);
+  std::sort(order.begin(), order.end(), [](const Life& a, const Life& b) {
+    return a.first != b.first ? a.first < b.first
+                              : a.storage->nbytes() > b.storage->nbytes();
+  });
+  std::unordered_set<void*> taken(busy, busy + n_busy);
+  // Blocks that are free, the smallest first, and the others by the last op that needs them.
+  using Place = std::pair<size_t, size_t>;  // size, index
+  std::set<Place> free;
+  std::priority_queue<std::pair<int, size_t>, std::vector<std::pair<int, size_t>>, std::greater<>> used;
+  std::unordered_map<Block*, int> spent(tape->spent.begin(), tape->spent.end());
+  for (size_t k = 0; k < BLOCKS.size(); ++k) {
+    auto until = spent.find(BLOCKS[k]);
+    if (taken.count(BLOCKS[k]->memory.get())) continue;
+    if (until == spent.end()) free.emplace(BLOCKS[k]->size, k);
+    else used.emplace(until->second, k);
+  }
+  c10::Allocator* allocator = c10::GetAllocator(c10::DeviceType::CPU);
+  for (const Life& life : order) {
+    c10::StorageImpl* s = life.storage;
+    for (; !used.empty() && used.top().first < life.first; used.pop())
+      free.emplace(BLOCKS[used.top().second]->size, used.top().second);
+    auto fits = free.lower_bound(Place(s->nbytes(), 0));
+    size_t k = fits == free.end() ? BLOCKS.size() : fits->second;
+    if (fits == free.end()) BLOCKS.push_back(new Block{allocator->allocate(s->nbytes()), s->nbytes(), {}, k});
+    else free.erase(fits);
+    used.emplace(life.last, k);
+    Block* best = BLOCKS[k];
+    if (kept.count(s)) memcpy(best->memory.get(), storage_base(s), s->nbytes());
+    tape->planned.emplace_back(c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(s));
+    best->users.push_back(s);
+    BLOCK_OF[s] = best;
+    point(s, best->memory.get());
   }
 }
 
 // The host's rescue: the holder keeps the memory, the block gets new. Nothing is copied, and pointers
 // that left PyTorch (NumPy arrays over the tensor) stay right. `proto` is over the storage that the
 // tape writes; whatever shares its block moves along.
-static int host_give_away(void* held, PyObject* proto) noexcept {
-  try {
-    auto found = BLOCK_OF.find(storage_of(proto));
-    if (found == BLOCK_OF.end()) return 0;  // no bytes
-    Block* b = found->second;
-    c10::DataPtr fresh = c10::GetAllocator(c10::DeviceType::CPU)->allocate(b->size);
-    static_cast<c10::StorageImpl*>(held)->set_data_ptr_noswap(std::move(b->memory));
-    b->memory = std::move(fresh);
-    for (c10::StorageImpl* s : b->users) point(s, b->memory.get());
-    return 0;
-  } catch (const std::exception& e) {
-    PyErr_SetString(PyExc_RuntimeError, e.what());
-    return -1;
-  }
+static void host_give_away(void* held, PyObject* proto) {
+  auto found = BLOCK_OF.find(storage_of(proto));
+  if (found == BLOCK_OF.end()) return;  // no bytes
+  Block* b = found->second;
+  c10::DataPtr fresh = c10::GetAllocator(c10::DeviceType::CPU)->allocate(b->size);
+  static_cast<c10::StorageImpl*>(held)->set_data_ptr_noswap(std::move(b->memory));
+  b->memory = std::move(fresh);
+  for (c10::StorageImpl* s : b->users) point(s, b->memory.get());
 }
 
 // The slot is not copied after all.
@@ -368,17 +360,17 @@ static bool writes_same(const TapeOp& row, size_t out, const at::Tensor& made) {
   stack[out] = room;
   try {
     Deaf deaf;
-    pybind11::gil_scoped_release no_gil;
+    py::gil_scoped_release no_gil;
     row.op->callBoxed(&stack);
   } catch (python_error& e) {
     e.restore();
-  } catch (pybind11::error_already_set& e) {
+  } catch (py::error_already_set& e) {
     e.restore();
   } catch (const std::exception&) {
     return false;
   }
   if (PyErr_Occurred()) {  // in a kernel of Python's
-    if (!PyErr_ExceptionMatches(PyExc_RuntimeError)) throw std::runtime_error("");
+    if (!PyErr_ExceptionMatches(PyExc_RuntimeError)) throw_python();
     PyErr_Clear();
     return false;
   }
@@ -389,41 +381,41 @@ static bool writes_same(const TapeOp& row, size_t out, const at::Tensor& made) {
 }
 
 // Append one op. `args` is a tuple in schema order, `kwargs` a dict, `into` a tuple of tensors; or, of a variant that
-// writes its one result into its argument `out`, that one. 0: that variant does not do the same, and is not appended.
-// Returns -1 with an exception set if an argument has no boxed form.
-static int tape_add(void* t, const char* name, const char* overload, PyObject* args, PyObject* kwargs, PyObject* into,
-                    const char* out) noexcept {
-  try {
-    auto op = c10::Dispatcher::singleton().findSchemaOrThrow(name, overload);
-    const auto& wanted = op.schema().arguments();
-    TapeOp row{op, {}, {}, {}};
-    Aliases done;
-    row.args.reserve(wanted.size());
-    Py_ssize_t given = PyTuple_GET_SIZE(args);
-    size_t at = wanted.size();
-    for (size_t k = 0; k < wanted.size(); ++k) {
-      PyObject* o = nullptr;
-      if (wanted[k].name() == out)
-        o = PyTuple_GET_ITEM(into, 0), at = k;
-      else if (static_cast<Py_ssize_t>(k) < given && !wanted[k].kwarg_only())
-        o = PyTuple_GET_ITEM(args, k);
-      else
-        o = PyDict_GetItemString(kwargs, wanted[k].name().c_str());
-      row.args.push_back(o ? value_of(o, wanted[k].type(), done) : wanted[k].default_value().value_or(c10::IValue()));
-    }
-    if (PyErr_Occurred()) return -1;
-    if (at < wanted.size()) {
-      if (!writes_same(row, at, row.args[at].toTensor())) return 0;
-    } else {
-      for (Py_ssize_t k = 0; k < PyTuple_GET_SIZE(into); ++k)
-        row.into.push_back(alias_of(PyTuple_GET_ITEM(into, k)));
-    }
-    static_cast<Tape*>(t)->ops.push_back(std::move(row));
-    return 1;
-  } catch (const std::exception& e) {
-    if (!PyErr_Occurred()) PyErr_SetString(PyExc_RuntimeError, e.what());
-    return -1;
+// writes its one result into its argument `out`, that one. False: that variant does not do the same, and is not
+// appended. Throws if an argument has no boxed form.
+static bool tape_add(void* t, const char* name, const char* overload, PyObject* args, PyObject* kwargs, PyObject* into,
+                     const char* out) {
+  auto op = c10::Dispatcher::singleton().findSchemaOrThrow(name, overload);
+  const auto& wanted = op.schema().arguments();
+  TapeOp row{op, {}, {}, {}};
+  Aliases done;
+  row.args.reserve(wanted.size());
+  Py_ssize_t given = PyTuple_GET_SIZE(args);
+  size_t at = wanted.size();
+  for (size_t k = 0; k < wanted.size(); ++k) {
+    PyObject* o = nullptr;
+    if (wanted[k].name() == out)
+      o = PyTuple_GET_ITEM(into, 0), at = k;
+    else if (static_cast<Py_ssize_t>(k) < given && !wanted[k].kwarg_only())
+      o = PyTuple_GET_ITEM(args, k);
+    else
+      o = PyDict_GetItemString(kwargs, wanted[k].name().c_str());
+    if (o)
+      row.args.push_back(value_of(o, wanted[k], done));
+    else if (wanted[k].default_value())
+      row.args.push_back(*wanted[k].default_value());
+    else
+      row.args.push_back(c10::IValue());
   }
+  if (PyErr_Occurred()) throw_python();
+  if (at < wanted.size()) {
+    if (!writes_same(row, at, row.args[at].toTensor())) return false;
+  } else {
+    for (Py_ssize_t k = 0; k < PyTuple_GET_SIZE(into); ++k)
+      row.into.push_back(alias_of(PyTuple_GET_ITEM(into, k)));
+  }
+  static_cast<Tape*>(t)->ops.push_back(std::move(row));
+  return true;
 }
 
 // The index of the op that was appended last.
@@ -444,12 +436,11 @@ static void tape_scalar(void* t, int op, int arg, int part, int is_float, double
 }
 
 // Append the reading of a generator's state into `state`, or the setting from it.
-static int tape_state(void* t, PyObject* generator, PyObject* state, int sets) noexcept {
+static void tape_state(void* t, PyObject* generator, PyObject* state, int sets) noexcept {
   TapeOp row{std::nullopt, {c10::IValue(alias_of(state))}, {},
              reinterpret_cast<PyGenerator*>(generator)->cdata};
   row.sets = sets;
   static_cast<Tape*>(t)->ops.push_back(std::move(row));
-  return 0;
 }
 
 static void run_state(const TapeOp& row) {
@@ -460,16 +451,6 @@ static void run_state(const TapeOp& row) {
     generator.set_state(state.clone());  // the state that is set is kept by some generators
   else
     state.copy_(generator.get_state());
-}
-
-enum TapeError { TAPE_RAN, TAPE_RUNTIME, TAPE_INDEX, TAPE_VALUE, TAPE_TYPE, TAPE_ABSENT, TAPE_LINALG, TAPE_PYTHON };
-
-// An op that is Python's raised: its exception is this thread's again.
-template <class Error>
-static int python_raised(Error& e) {
-  pybind11::gil_scoped_acquire gil;
-  e.restore();
-  return TAPE_PYTHON;
 }
 
 // `stack`: one for the run; an op may run another tape.
@@ -513,9 +494,9 @@ struct CopyBack {
   }
 };
 
-// Run the tape, or only its last op. Called without the GIL. What an op throws is returned as text in `error`, and its
-// kind, so that the caller raises what eager would have raised.
-static int tape_run(void* t, int last, std::string* error) noexcept {
+// Run the tape, or only its last op. Called without the GIL. -1: an op threw, and the exception that eager would have
+// raised is set.
+static int tape_run(void* t, int last) noexcept {
   try {
     // The tape was recorded below autograd and autocast; it runs there too.
     at::AutoDispatchBelowADInplaceOrView below_autograd;
@@ -530,47 +511,21 @@ static int tape_run(void* t, int last, std::string* error) noexcept {
     std::vector<c10::IValue> stack;
     const TapeOp* end = tape->ops.data() + tape->ops.size();
     run_ops(last ? end - 1 : tape->ops.data(), end, &stack);
-    return TAPE_RAN;
-  } catch (pybind11::error_already_set& e) {
-    return python_raised(e);
-  } catch (python_error& e) {
-    return python_raised(e);
-  } catch (const c10::IndexError& e) {
-    *error = e.what_without_backtrace();
-    return TAPE_INDEX;
-  } catch (const c10::ValueError& e) {
-    *error = e.what_without_backtrace();
-    return TAPE_VALUE;
-  } catch (const c10::TypeError& e) {
-    *error = e.what_without_backtrace();
-    return TAPE_TYPE;
-  } catch (const c10::NotImplementedError& e) {
-    *error = e.what_without_backtrace();
-    return TAPE_ABSENT;
-  } catch (const c10::LinAlgError& e) {
-    *error = e.what_without_backtrace();
-    return TAPE_LINALG;
-  } catch (const c10::Error& e) {
-    *error = e.what_without_backtrace();
-    return TAPE_RUNTIME;
-  } catch (const std::exception& e) {
-    *error = e.what();
-    return TAPE_RUNTIME;
+    return 0;
+  } catch (...) {
+    py::gil_scoped_acquire gil;
+    raised();
+    return -1;
   }
 }
 
 // --- randomness: a segment that ran for a call which goes another way drew its numbers in vain ---
 
 // The state of the default generator; to be released.
-static void* rng_keep() noexcept {
-  try {
-    at::Generator g = at::detail::getDefaultCPUGenerator();
-    std::lock_guard<std::mutex> lock(g.mutex());
-    return new at::Tensor(g.get_state());
-  } catch (const std::exception& e) {
-    PyErr_SetString(PyExc_RuntimeError, e.what());
-    return nullptr;
-  }
+static void* rng_keep() {
+  at::Generator g = at::detail::getDefaultCPUGenerator();
+  std::lock_guard<std::mutex> lock(g.mutex());
+  return new at::Tensor(g.get_state());
 }
 
 static void rng_release(void* state, int put_back) noexcept {

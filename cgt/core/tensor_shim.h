@@ -19,6 +19,9 @@
 #include <c10/core/TensorImpl.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/core/impl/TorchDispatchModeTLS.h>
+#include <pybind11/pybind11.h>
+#include <c10/util/SmallVector.h>
+#include <torch/csrc/Exceptions.h>
 #include <torch/csrc/autograd/anomaly_mode.h>
 #include <torch/csrc/autograd/variable.h>
 
@@ -38,6 +41,8 @@ TORCH_API bool is_autocast_cache_enabled();
 
 namespace cgt {
 
+namespace py = pybind11;
+
 struct PyTensor {  // mirror of THPVariable, torch 2.11 to 2.13
   PyObject_HEAD
   at::TensorBase cdata;
@@ -45,6 +50,42 @@ struct PyTensor {  // mirror of THPVariable, torch 2.11 to 2.13
   PyObject* post_accumulate_grad_hooks;
 };
 static_assert(sizeof(at::TensorBase) == sizeof(void*), "a TensorBase is one intrusive pointer");
+
+// What functions of the shims throw comes here from Cython (shims.pxi: `except +raised`), and becomes the exception of
+// Python's that PyTorch's own bindings would have made of it.
+static void raised() { torch::translate_exception_to_python(std::current_exception()); }
+
+// Throw the exception that is set, so that it lasts where the GIL is let go. The GIL is held.
+[[noreturn]] static void throw_python() {
+  python_error error;
+  error.persist();
+  throw error;
+}
+
+// Take a new reference over, or throw the exception of Python's that is set instead.
+static py::object owned(PyObject* o) {
+  if (!o) throw_python();
+  return py::reinterpret_steal<py::object>(o);
+}
+
+using Objects = c10::SmallVector<PyObject*, 32>;  // borrowed; no more than that many need memory
+
+// What a handle of Python's owns, and a new one.
+template <class T>
+static T& inside(PyObject* handle) {
+  return *static_cast<T*>(PyCapsule_GetPointer(handle, typeid(T).name()));
+}
+template <class T>
+static PyObject* handle_new(T what) {
+  auto owner = std::make_unique<T>(std::move(what));
+  auto end = [](PyObject* handle) { delete &inside<T>(handle); };
+  py::object made = owned(PyCapsule_New(owner.get(), typeid(T).name(), end));
+  owner.release();
+  return made.release().ptr();
+}
+
+// A new reference to a tensor's Python object.
+static PyObject* wrapped(const at::TensorBase& t) { return owned(THPVariable_Wrap(t)).release().ptr(); }
 
 static inline c10::TensorImpl* impl_of(PyObject* t) {
   return reinterpret_cast<PyTensor*>(t)->cdata.unsafeGetTensorImpl();
@@ -104,9 +145,6 @@ static constexpr c10::DispatchKey OBSERVED = c10::DispatchKey::Fake;
 // --- what a slot's guard compares ------------------------------------------------------------
 
 static inline uint64_t tensor_keys(PyObject* t) { return impl_of(t)->key_set().raw_repr(); }
-static inline int tensor_dtype(PyObject* t) {
-  return static_cast<int>(c10::typeMetaToScalarType(impl_of(t)->dtype()));
-}
 static inline int tensor_device(PyObject* t) {  // -1 for the CPU, else the device's index
   return static_cast<int>(impl_device(impl_of(t))->index());
 }
@@ -256,15 +294,8 @@ static inline PyObject* tensor_grad_tensor(PyObject* t) {
   return reinterpret_cast<PyObject*>(reinterpret_cast<char*>(&m->grad_) - offsetof(PyTensor, cdata));
 }
 
-// What tensor_grad_tensor gives, as Python has it: a new reference, or NULL with an exception.
-static PyObject* tensor_wrap(PyObject* t) noexcept {
-  try {
-    return THPVariable_Wrap(reinterpret_cast<PyTensor*>(t)->cdata);
-  } catch (const std::exception& e) {
-    PyErr_SetString(PyExc_RuntimeError, e.what());
-    return nullptr;
-  }
-}
+// What tensor_grad_tensor gives, as Python has it.
+static PyObject* tensor_wrap(PyObject* t) { return wrapped(reinterpret_cast<PyTensor*>(t)->cdata); }
 static inline void tensor_hold(PyObject* t, std::vector<at::TensorBase>* held) {
   if (t) held->push_back(reinterpret_cast<PyTensor*>(t)->cdata);
 }
@@ -312,18 +343,12 @@ static PyObject* wrap_view(c10::Storage storage, uint64_t keys, PyObject* like_d
   auto t = at::detail::make_tensor_base<c10::TensorImpl>(std::move(storage), set, meta);
   auto* i = t.unsafeGetTensorImpl();
   i->set_sizes_and_strides(c10::IntArrayRef(dims, ndim), c10::IntArrayRef(dims + ndim, ndim), offset);
-  return THPVariable_Wrap(t);
+  return wrapped(t);
 }
 
-// A tensor over a fresh borrowed storage. `proto` gives dtype and owns the bytes; returns a new
-// reference, or NULL with an exception set.
-static PyObject* out_make(PyObject* proto, uint64_t keys, int64_t offset, int ndim, const int64_t* dims) noexcept {
-  try {
-    return wrap_view(borrow_storage(proto), keys, proto, offset, ndim, dims);
-  } catch (const std::exception& e) {
-    PyErr_SetString(PyExc_RuntimeError, e.what());
-    return nullptr;
-  }
+// A tensor over a fresh borrowed storage. `proto` gives dtype and owns the bytes.
+static PyObject* out_make(PyObject* proto, uint64_t keys, int64_t offset, int ndim, const int64_t* dims) {
+  return wrap_view(borrow_storage(proto), keys, proto, offset, ndim, dims);
 }
 
 // Outputs that share memory share a version counter, as views do.
@@ -333,46 +358,43 @@ static inline void out_share_version(PyObject* o, PyObject* first) {
 
 // A tensor over the storage of `first`: an output that shares memory with another output.
 static PyObject* out_share(PyObject* first, PyObject* proto, uint64_t keys, int64_t offset,
-                           int ndim, const int64_t* dims) noexcept {
-  try {
-    PyObject* o = wrap_view(impl_of(first)->unsafe_storage(), keys, proto, offset, ndim, dims);
-    if (o) out_share_version(o, first);
-    return o;
-  } catch (const std::exception& e) {
-    PyErr_SetString(PyExc_RuntimeError, e.what());
-    return nullptr;
-  }
+                           int ndim, const int64_t* dims) {
+  PyObject* o = wrap_view(impl_of(first)->unsafe_storage(), keys, proto, offset, ndim, dims);
+  out_share_version(o, first);
+  return o;
 }
 
 // A tensor over the memory of `base`, `shift` bytes from its start; unknown to autograd.
 static PyObject* tensor_over(PyObject* base, PyObject* proto, uint64_t keys, int64_t shift, int ndim,
-                          const int64_t* dims) noexcept {
+                             const int64_t* dims) {
   c10::TensorImpl* b = impl_of(base);
   int64_t bytes = impl_offset(b) * (int64_t)b->dtype().itemsize() + shift;
   return out_share(base, proto, keys, bytes / (int64_t)impl_of(proto)->dtype().itemsize(), ndim, dims);
 }
 
+// The same with the metadata of `like`.
+static PyObject* tensor_like(PyObject* base, PyObject* like, int64_t shift) {
+  std::vector<int64_t> dims(2 * tensor_ndim(like));
+  tensor_dims(like, dims.data());
+  return tensor_over(base, like, tensor_keys(like), shift, tensor_ndim(like), dims.data());
+}
+
 // An output that is a view of an input: a real view of today's input, as autograd knows views. `made`: its
 // CreationMeta, by which it refuses writes.
 static PyObject* out_view(PyObject* base, PyObject* proto, uint64_t keys, int64_t shift, int ndim,
-                          const int64_t* dims, int made) noexcept {
+                          const int64_t* dims, int made) {
   c10::TensorImpl* b = impl_of(base);
   int64_t item = static_cast<int64_t>(b->dtype().itemsize());
   // What the function returned does not require grad: if the base does, it was detached.
   if (b->dtype() != impl_of(proto)->dtype() || b->key_set().raw_repr() != keys || shift % item ||
       autograd_state(b) != PLAIN_TENSOR)
     return tensor_over(base, proto, keys, shift, ndim, dims);
-  try {
-    at::Tensor t(reinterpret_cast<PyTensor*>(base)->cdata);
-    at::Tensor view = t.as_strided(c10::IntArrayRef(dims, ndim), c10::IntArrayRef(dims + ndim, ndim),
-                                   impl_offset(b) + shift / item);
-    if (auto* mine = torch::autograd::impl::get_view_autograd_meta(view))
-      mine->set_creation_meta(static_cast<torch::autograd::CreationMeta>(made));
-    return THPVariable_Wrap(view);
-  } catch (const std::exception& e) {
-    PyErr_SetString(PyExc_RuntimeError, e.what());
-    return nullptr;
-  }
+  at::Tensor t(reinterpret_cast<PyTensor*>(base)->cdata);
+  at::Tensor view = t.as_strided(c10::IntArrayRef(dims, ndim), c10::IntArrayRef(dims + ndim, ndim),
+                                 impl_offset(b) + shift / item);
+  if (auto* mine = torch::autograd::impl::get_view_autograd_meta(view))
+    mine->set_creation_meta(static_cast<torch::autograd::CreationMeta>(made));
+  return wrapped(view);
 }
 
 // By how much a tensor's Python reference count rises while C++ holds references too. A property of
@@ -407,17 +429,9 @@ static inline int64_t storage_uses(PyObject* o) noexcept {
   return static_cast<int64_t>(impl_of(o)->unsafe_storage().use_count());
 }
 
-// A weak reference to the storage: while there is one its address is not given out again. New, or NULL with an
-// exception.
-static inline PyObject* storage_hold_name(PyObject* o) noexcept {
-  using Weak = c10::weak_intrusive_ptr<c10::StorageImpl>;
-  static constexpr const char* NAME = "cgt.storage_name";
-  auto* weak = new Weak(impl_of(o)->unsafe_storage().getWeakStorageImpl());
-  PyObject* capsule = PyCapsule_New(weak, NAME, [](PyObject* c) {
-    delete static_cast<Weak*>(PyCapsule_GetPointer(c, NAME));
-  });
-  if (!capsule) delete weak;
-  return capsule;
+// A weak reference to the storage: while there is one its address is not given out again.
+static PyObject* storage_hold_name(PyObject* o) {
+  return handle_new(c10::weak_intrusive_ptr<c10::StorageImpl>(impl_of(o)->unsafe_storage().getWeakStorageImpl()));
 }
 
 // Does autograd call Python with its gradient, before it arrives and behind?
@@ -455,48 +469,28 @@ static inline void out_set_version(PyObject* o, int version) {
 // Move a held output's bytes to ordinary memory; the data pointer of its storage is swapped in
 // place, so every view and alias keeps its value. `copy` copies on the right stream.
 typedef int (*copy_fn)(void* dst, const void* src, int64_t nbytes, int device);
-static int out_rescue(void* held, int device, copy_fn copy) noexcept {
-  try {
-    auto* s = static_cast<c10::StorageImpl*>(held);
-    int64_t n = static_cast<int64_t>(s->nbytes());
-    c10::Allocator* a = c10::GetAllocator(s->device().type());
-    c10::DataPtr fresh = a->allocate(n);
-    if (n && copy(fresh.get(), storage_base(s), n, device) != 0) {
-      if (!PyErr_Occurred()) PyErr_SetString(PyExc_RuntimeError, "copying a held output failed");
-      return -1;
-    }
-    s->set_data_ptr_noswap(std::move(fresh));
-    s->set_allocator(a);
-    return 0;
-  } catch (const std::exception& e) {
-    PyErr_SetString(PyExc_RuntimeError, e.what());
-    return -1;
-  }
+static void out_rescue(void* held, int device, copy_fn copy) {
+  auto* s = static_cast<c10::StorageImpl*>(held);
+  int64_t n = static_cast<int64_t>(s->nbytes());
+  c10::Allocator* a = c10::GetAllocator(s->device().type());
+  c10::DataPtr fresh = a->allocate(n);
+  if (n && copy(fresh.get(), storage_base(s), n, device) != 0) throw std::runtime_error("copying a held output failed");
+  s->set_data_ptr_noswap(std::move(fresh));
+  s->set_allocator(a);
 }
 
 // outputs="error": let go of the memory and make every later access raise `message`.
-static int out_poison(void* held, const char* message) noexcept {
-  try {
-    auto* s = static_cast<c10::StorageImpl*>(held);
-    s->set_data_ptr_noswap(c10::DataPtr(nullptr, s->device()));
-    s->release_data_and_set_meta_custom_data_ptr_error_msg_(std::string(message));
-    return 0;
-  } catch (const std::exception& e) {
-    PyErr_SetString(PyExc_RuntimeError, e.what());
-    return -1;
-  }
+static void out_poison(void* held, const char* message) {
+  auto* s = static_cast<c10::StorageImpl*>(held);
+  s->set_data_ptr_noswap(c10::DataPtr(nullptr, s->device()));
+  s->release_data_and_set_meta_custom_data_ptr_error_msg_(std::string(message));
 }
 
 // A detached alias of t: the same storage and metadata as of now, no autograd, no version sharing.
-// New reference. What a tape or a node keeps, so that later metadata changes cannot reach it.
-static PyObject* tensor_alias(PyObject* t) noexcept {
-  try {
-    auto impl = impl_of(t)->shallow_copy_and_detach(c10::VariableVersion(0), false);
-    return THPVariable_Wrap(at::TensorBase(std::move(impl)));
-  } catch (const std::exception& e) {
-    PyErr_SetString(PyExc_RuntimeError, e.what());
-    return nullptr;
-  }
+// What a tape or a node keeps, so that later metadata changes cannot reach it.
+static PyObject* tensor_alias(PyObject* t) {
+  auto impl = impl_of(t)->shallow_copy_and_detach(c10::VariableVersion(0), false);
+  return wrapped(at::TensorBase(std::move(impl)));
 }
 
 // t's storage goes on over the same bytes without owning them: somebody else looks after them now.
@@ -513,20 +507,15 @@ static inline void storage_clear(PyObject* t) noexcept {
 // A tensor over t's whole storage at today's address, owning nothing: what a tape keeps of memory
 // that is not its own. The storage of the user's tensor may be given other memory later; the guard
 // holds addresses against addresses.
-static PyObject* tensor_fixed(PyObject* t) noexcept {
-  try {
-    c10::StorageImpl* s = storage_of(t);
-    c10::Storage fixed(c10::make_intrusive<c10::StorageImpl>(
-        c10::StorageImpl::use_byte_size_t(), s->nbytes(),
-        c10::DataPtr(storage_base(s), s->device()), nullptr, /*resizable=*/false));
-    c10::TensorImpl* i = impl_of(t);
-    int64_t dims[2] = {static_cast<int64_t>(s->nbytes() / i->dtype().itemsize()), 1};
-    auto keys = i->key_set() - c10::DispatchKeySet({c10::DispatchKey::Conjugate, c10::DispatchKey::Negative});
-    return wrap_view(std::move(fixed), keys.raw_repr(), t, 0, 1, dims);
-  } catch (const std::exception& e) {
-    PyErr_SetString(PyExc_RuntimeError, e.what());
-    return nullptr;
-  }
+static PyObject* tensor_fixed(PyObject* t) {
+  c10::StorageImpl* s = storage_of(t);
+  c10::Storage fixed(c10::make_intrusive<c10::StorageImpl>(
+      c10::StorageImpl::use_byte_size_t(), s->nbytes(),
+      c10::DataPtr(storage_base(s), s->device()), nullptr, /*resizable=*/false));
+  c10::TensorImpl* i = impl_of(t);
+  int64_t dims[2] = {static_cast<int64_t>(s->nbytes() / i->dtype().itemsize()), 1};
+  auto keys = i->key_set() - c10::DispatchKeySet({c10::DispatchKey::Conjugate, c10::DispatchKey::Negative});
+  return wrap_view(std::move(fixed), keys.raw_repr(), t, 0, 1, dims);
 }
 
 // From now on inference mode is on or off in this thread; returns what inference_end wants.

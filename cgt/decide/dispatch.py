@@ -518,9 +518,9 @@ def add_node(call, plan, seen, draft):
         verify.changes(seen, draft), seen.random,
     )  # fmt: skip
     node = core.add_node(
-        state.f, call.spec, plan.ambient, slots, outs, program, ret_python, effects, grads, groups,
+        state.f, call.spec, state.keep, kept, plan.ambient, slots, outs, program, ret_python, effects, grads, groups,
         list(plan.flat.tensors), (site, saves, [index[k] for k in behind.flows], behind.joined),
-        live.rows_of(seen.live, row_at, index), segments.undo_rows(seen), draft.keeps_grads, state.keep, kept,
+        live.rows_of(seen.live, row_at, index), segments.undo_rows(seen), draft.keeps_grads,
     )  # fmt: skip
     if graph is not None:
         graph.loose.extend(loose + seen.generators.dropout)

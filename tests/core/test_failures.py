@@ -575,7 +575,7 @@ def test_a_recording_that_finds_no_memory_leaves_no_row(device, part, monkeypatc
     total = torch.zeros(3, device=device)
     f, x = cgt.jit(lambda x: (total.add_(x) * 2, x + 1)), torch.ones(3, device=device)
     f(x)
-    add, at = core.add_node, {"slots": 3, "outs": 4, "effects": 7, "numbers": 12, "undos": 13}[part]
+    add, at = core.add_node, {"slots": 5, "outs": 6, "effects": 9, "numbers": 14, "undos": 15}[part]
 
     def starved(*args):
         return add(*(arg if k != at else [*arg, None] for k, arg in enumerate(args)))

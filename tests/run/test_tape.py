@@ -516,6 +516,11 @@ def test_written_arguments_are_read_from_the_schema():
     ]  # fmt: skip
 
 
+def test_a_number_that_only_64_bits_without_a_sign_hold_is_taped():
+    stats = cgt.stats(agrees(lambda a: torch.full((2,), 2**63 + 1, dtype=torch.uint64), [X]))
+    assert stats.replays >= 1 and not stats.reasons
+
+
 DTYPES = [torch.float32, torch.float64, torch.complex128, torch.bfloat16, torch.bool]
 VARIANTS = torch.library.Library("cgt_variants", "DEF")
 VARIANTS.define("copy(Tensor x) -> Tensor")
