@@ -440,8 +440,8 @@ def select(seen: Seen, t: torch.Tensor, mask: torch.Tensor) -> list[torch.Tensor
 def sample(
     seen: Seen, mean: torch.Tensor | float, std: torch.Tensor, generator: torch.Generator | None
 ) -> list[torch.Tensor]:
-    """In a capture: return from normal, of which the outcome of its check was read, what the ops give that PyTorch makes
-    it of; the tensor."""
+    """In a capture: return from normal, of which the outcome of its check was read, what the ops give of which PyTorch
+    makes it; the tensor."""
     if seen.reads.values[-1].bytes == b"\0":  # it raises
         constants.for_real(seen, functools.partial(torch.normal, mean, std, generator=generator))
     with unseen(seen):

@@ -91,7 +91,7 @@ class OpCall:
     instead = None  # tensors with which the op runs; None: its own
     counted = ()  # where it wrote copies: (input, its version as the kernel counts)
     written: Sequence = ()  # the inputs that it writes
-    known: set  # storages of its inputs
+    known: Any = None  # a set: storages of its inputs
     results: list
     fresh: list  # which of the results are new memory
 

@@ -94,7 +94,7 @@ def survey(call: Call) -> Around | str:
     if graph is None:
         found = look_around(state, call.function, flat)
     else:
-        known = {"places": places.found_again(graph.places), "tensors": graph.reached, "owners": graph.owners}
+        known = {"places": list(map(places.as_now, graph.places)), "tensors": graph.reached, "owners": graph.owners}
         found = maker_of(places.Found)()._replace(**known)
     reason = refuse_around(flat, found)
     if reason is not None:
