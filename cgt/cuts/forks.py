@@ -38,7 +38,7 @@ def prepare(device: int, stream: torch.cuda.Stream) -> None:
     DECIDES[device] = core.load_decide_kernel(device)
 
 
-def see_fork(seen: Seen, before: set[str] | None, name: str, args: tuple, plain: Callable[[], object]) -> object:
+def see_fork(seen: Seen, before: dict[str, Any] | None, name: str, args: tuple, plain: Callable[[], object]) -> object:
     """A call of torch.cond or while_loop, as PyTorch has checked it; plain() compiles and runs it. `before`: see
     modules."""
     if before is not None:
@@ -58,7 +58,7 @@ def see_fork(seen: Seen, before: set[str] | None, name: str, args: tuple, plain:
         return plain()
 
 
-def modules() -> dict[str, object] | None:
+def modules() -> dict[str, Any] | None:
     """The modules that there are before Dynamo comes, by name; None when it is there."""
     return None if "torch._dynamo" in sys.modules else sys.modules.copy()
 
