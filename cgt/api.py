@@ -21,7 +21,7 @@ from .make import trace
 from .numbers import live
 from .run import views
 from .run.observe import NOT_USER_CODE, collect
-from .run.taps import SWAPS
+from .run.taps import SCRIPTED, SWAPS
 from .tools import draw, report
 from .words import errors, options, pytree
 from .words.errors import CgtError
@@ -289,12 +289,11 @@ def all_states():
 def step() -> None:
     """Begin an iteration: results of the last one may be overwritten from now on.
 
-    Results that somebody still holds stay right: they are moved out of the way when the next
-    recording runs; with `outputs="error"` touching them raises from here on. Without `step()` an
-    iteration begins by itself, at a call of a function that already ran in it or that uses none of
-    its results. Both are right; with `step()` a loop over one function becomes a path of
-    recordings that pass results on without a copy. A program may say it in one loop and not in
-    another: what is dead is forgotten either way.
+    Results that somebody still holds stay right: they are moved out of the way when the next recording runs; with
+    `outputs="error"` touching them raises from here on. Without `step()` an iteration begins by itself, at a call of a
+    function that already ran in it or that uses none of its results. Both are right; with `step()` a loop over one
+    function becomes a path of recordings that pass results on without a copy. A program may say it in one loop and not
+    in another: what is dead is forgotten either way.
 
     >>> import cgt
     >>> cgt.step()
@@ -330,11 +329,15 @@ def swap(plain, owner, name, tensors, kwargs):
         plain(*tensors, **kwargs)
 
 
+def script(plain, owner, name, args, kwargs):
+    """torch.jit.script reads the source of a module's forward: of a jitted one, that of the plain one."""
+    return plain(plain_of(args[0]), *args[1:], **kwargs)
+
+
 def stats(f: Callable[..., object] | None = None) -> report.Stats:
-    """Counters of `f`, or summed over every jitted function, as a `NamedTuple`: calls, warmups,
-    records, replays, eager, rebinds, copied_bytes, rescues, rescued_bytes, graph_nodes,
-    pool_bytes (bytes), reasons (text -> count), seconds (phase -> seconds), and backward: the same
-    of the backwards of differentiable functions, or None.
+    """Counters of `f`, or summed over every jitted function, as a `NamedTuple`: calls, warmups, records, replays,
+    eager, rebinds, copied_bytes, rescues, rescued_bytes, graph_nodes, pool_bytes (bytes), reasons (text -> count),
+    seconds (phase -> seconds), and backward: the same of the backwards of differentiable functions, or None.
 
     Raises:
         CgtError: `f` was not made by `cgt.jit`.
@@ -362,15 +365,15 @@ def show(f: Callable[..., object], path: str | os.PathLike[str]) -> None:
 
     Args:
         f: a function made by `cgt.jit`.
-        path: where to. `tree.html` is a page that unfolds each recording to its ops, with file and line; `tree.svg` a
-            drawing; `tree.dot` is for Graphviz. None of them refers to anything outside of it.
+        path: where to. `tree.html` is a page that unfolds each recording to its ops, with file and line, and refers to
+            nothing outside of it; `tree.dot` is for Graphviz, which draws it.
 
     Raises:
         CgtError: `f` was not made by `cgt.jit`, or the path ends otherwise.
     """
     state, path = state_of(f), pathlib.Path(path)
     if path.suffix not in draw.FORMATS:
-        raise CgtError(errors.no_drawing(str(path), list(draw.FORMATS)))
+        raise CgtError(errors.no_drawing(path))
 
     def block():
         owners = {node: one for one in all_states() for node in core.fn_nodes(one.f)}
@@ -453,6 +456,7 @@ core.FAILED[0] = error_for_failed
 core.UNREPLAYED[0] = error_for_unreplayed
 core.POISONED[0] = message_for_poisoned
 SWAPS.to(lambda: True, swap)[0]()
+SCRIPTED.to(lambda: True, script)[0]()
 core.REDUCE[0] = made_again
 core.UNFLATTEN[0] = outside_dynamo(pytree.unflatten)
 core.MAKE_VIEWS[0] = outside_dynamo(views.make)

@@ -105,8 +105,8 @@ class Moving(NamedTuple):
     untold: set
     followed: set  # of places in which other tensors came
     replaced: set  # of these, to which it stores them itself
-    # of a place to which it stored other shapes -> those there at the last look, or None
-    grown: dict
+    grown: dict  # of a place to which it stored other shapes -> those there at the last look, or None
+    shifty: set  # memory that a warm-up made and somebody keeps, of other shapes than what was let go for it
     # memory that a recording read and nothing leads to, while other threads ran ops: id -> its name
     loose: dict
 
@@ -139,7 +139,7 @@ class Learnt(NamedTuple):
     numbers: Numbers
     devices: Devices
     account: Account
-    programs: dict  # spec -> (program, paths); filled by the core
+    programs: dict  # spec -> (program, path of each of its ops); filled by the core
     verdicts: dict  # (spec, ambient state, shapes), or None for all -> Verdict
     cool: dict  # (path, parent) -> (until, length), where there are enough recordings
     refused: list  # why calls with gradients run eagerly: the last reason, if there is one
@@ -617,7 +617,7 @@ class OutRow(NamedTuple):
     hidden: bool = False  # not part of the result
     root: bool = False  # it requires grad
     line: str = ""  # where it was made
-    # PART: (outputs, views.Steps); READOUT: (what makes it of the bytes,); WRAPPER: (what makes it, outputs, attributes)
+    # PART: (outputs, Steps of views.py); READOUT: (what makes it of bytes,); WRAPPER: (what makes it, outputs, names)
     ops: tuple = ()
     inside: int = NONE  # the output of kind WRAPPER whose attribute it is
 

@@ -477,8 +477,7 @@ static void stamp(const NodePtr& node) {
     if (m.was_default_constructed()) {
       node->add_input_metadata(ag::Node::undefined_input());
     } else {
-      node->add_input_metadata(m.options(), m.shape_as_dim_vector(), m.is_tensor_subclass(), false,
-                               m.grad_dtype());
+      node->add_input_metadata(m.options(), m.shape_as_dim_vector(), m.is_tensor_subclass(), false, m.grad_dtype());
     }
   }
 }
@@ -867,8 +866,7 @@ static void quiet_give(ag::AccumulateGrad* leaf, at::Tensor&& given) {
     to = std::move(grad);
     return;
   }
-  ag::AccumulateGrad::accumulateGrad(leaf->variable, to, grad, 1,
-                                     [&to](at::Tensor&& next) { to = std::move(next); });
+  ag::AccumulateGrad::accumulateGrad(leaf->variable, to, grad, 1, [&to](at::Tensor&& next) { to = std::move(next); });
 }
 
 // Set the gradients of the last edges, as far as they are ours and nobody listens; the rest is the engine's.

@@ -707,8 +707,7 @@ cdef int cuda_patch_copy(void* exec_, Patch* p) except? RAISES nogil:
     here.go(p.device)
     code = cu.cuCtxGetCurrent(&context)
     if code: return code
-    return cu.cuGraphExecMemcpyNodeSetParams(
-        <cu.CUgraphExec>exec_, <cu.CUgraphNode>p.handle, &m, context)
+    return cu.cuGraphExecMemcpyNodeSetParams(<cu.CUgraphExec>exec_, <cu.CUgraphNode>p.handle, &m, context)
 
 cdef int cuda_patch_words(void* exec_, Patch* p) except? RAISES nogil:
     cdef cu.CUDA_KERNEL_NODE_PARAMS k
@@ -719,8 +718,7 @@ cdef int cuda_patch_words(void* exec_, Patch* p) except? RAISES nogil:
     k.gridDimX = k.gridDimY = k.gridDimZ = 1
     k.blockDimX = k.blockDimY = k.blockDimZ = 1
     k.kernelParams = params
-    return cu.cuGraphExecKernelNodeSetParams(
-        <cu.CUgraphExec>exec_, <cu.CUgraphNode>p.handle, &k)
+    return cu.cuGraphExecKernelNodeSetParams(<cu.CUgraphExec>exec_, <cu.CUgraphNode>p.handle, &k)
 
 # --- numbers and addresses among a node's arguments ---
 

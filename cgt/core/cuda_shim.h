@@ -455,8 +455,7 @@ static void* generator_swap(PyObject* generator, PyObject* seed_word, PyObject* 
 #endif
     auto* swap =
         new GeneratorSwap{g, cuda_generator(g)->graphsafe_get_state(), ours, capture_id, seed.const_data_ptr()};
-    cuda_generator(g)->graphsafe_set_state(
-        c10::make_intrusive<at::CUDAGeneratorImpl>(g.device().index(), ours));
+    cuda_generator(g)->graphsafe_set_state(c10::make_intrusive<at::CUDAGeneratorImpl>(g.device().index(), ours));
     return swap;
   } catch (const std::exception& e) {
     PyErr_SetString(PyExc_RuntimeError, e.what());
@@ -505,8 +504,7 @@ static uint64_t generator_moved(void* handle) noexcept {
 }
 
 // Kernels recorded from here on read these words, and count from `moved`: a state is set.
-static void generator_point(void* handle, PyObject* seed_word, PyObject* offset_word,
-                            uint64_t moved) noexcept {
+static void generator_point(void* handle, PyObject* seed_word, PyObject* offset_word, uint64_t moved) noexcept {
   auto* swap = static_cast<GeneratorSwap*>(handle);
   const at::TensorBase& seed = reinterpret_cast<PyTensor*>(seed_word)->cdata;
   const at::TensorBase& offset = reinterpret_cast<PyTensor*>(offset_word)->cdata;
@@ -525,8 +523,7 @@ static void generator_point(void* handle, PyObject* seed_word, PyObject* offset_
 }
 
 // Seed and offset as of now, and advance the generator as eager would.
-static inline int generator_take(PyObject* generator, uint64_t advance, uint64_t* seed,
-                                 uint64_t* offset) noexcept {
+static inline int generator_take(PyObject* generator, uint64_t advance, uint64_t* seed, uint64_t* offset) noexcept {
   try {
     at::Generator& g = reinterpret_cast<PyGenerator*>(generator)->cdata;
     std::lock_guard<std::mutex> lock(g.mutex());

@@ -22,8 +22,7 @@ cdef inline char* slot_ptr(Table* t, Node* n, id_t k) noexcept nogil:
     ancestor is where that one writes it now."""
     cdef Slot* s = node_slot(t, n, k)
     if s.from_node == NONE: return node_guard(t, n, k).ptr
-    return tensor_storage_ptr(
-        node_out(t, node_row(t, s.from_node), s.from_out).proto) + s.shift
+    return tensor_storage_ptr(node_out(t, node_row(t, s.from_node), s.from_out).proto) + s.shift
 
 cdef inline char* slot_at(Table* t, Node* n, id_t k, PyObject** leaves) noexcept nogil:
     """Where slot k's tensor begins today."""

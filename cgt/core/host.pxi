@@ -1,6 +1,5 @@
-# The host driver: a launch runs the tape of ATen calls (tape_shim.h) on CPU tensors. Same shape as
-# cuda.pxi; there are no streams, and randomness needs no words, since the ops draw from the
-# generators themselves.
+# The host driver: a launch runs the tape of ATen calls (tape_shim.h) on CPU tensors. Same shape as cuda.pxi; there are
+# no streams, and randomness needs no words, since the ops draw from the generators themselves.
 
 cdef int host_restore(Recording* r, void* state, void** live, int n) noexcept:
     return fault(CALL_RESTORE)              # tape_plan puts the pool to use when the tape is complete

@@ -190,8 +190,7 @@ static PyObject* observe_proceed(PyObject* instead) noexcept {
       c10::impl::ExcludeDispatchKeyGuard unseen(OBSERVED);
       call.op.redispatchBoxed(call.below, &stack);
     }
-    auto* results = static_cast<Results*>(
-        PyCapsule_GetPointer(PyTuple_GET_ITEM(observer_of_thread(), 0), RESULTS));
+    auto* results = static_cast<Results*>(PyCapsule_GetPointer(PyTuple_GET_ITEM(observer_of_thread(), 0), RESULTS));
     PyObject* made = PyList_New(0);
     auto first = stack.end() - static_cast<ptrdiff_t>(schema.returns().size());
     for (auto value = first; made && value != stack.end(); ++value) {
@@ -273,8 +272,12 @@ static void observe_answer(PyObject* results) noexcept {
 // The op under way was done in another way, and returns these tensors.
 static void observe_done(PyObject* results) noexcept {
   Stack& stack = *call_now->stack;
+  auto* told = static_cast<Results*>(PyCapsule_GetPointer(PyTuple_GET_ITEM(observer_of_thread(), 0), RESULTS));
   stack.resize(stack.size() - call_now->op.schema().arguments().size());
-  for (Py_ssize_t k = 0; k < PyList_GET_SIZE(results); ++k) stack.emplace_back(tensor_of(PyList_GET_ITEM(results, k)));
+  for (Py_ssize_t k = 0; k < PyList_GET_SIZE(results); ++k) {
+    stack.emplace_back(tensor_of(PyList_GET_ITEM(results, k)));
+    told->emplace_back(stack.back().toTensor().getIntrusivePtr());
+  }
 }
 
 static bool is_default(const c10::Argument& wanted, const c10::IValue& value) {

@@ -24,8 +24,7 @@ cdef int record_begin(Table* t, int driver, int device, uintptr_t stream, uintpt
     t.rec.active = 1
     spread_new(&t.rec.spread, others)
     t.rec.seconds[RESTORE] = now()
-    check(driver, DRIVERS[driver].restore(&t.rec, state, <void**>t.rec_live.rows, t.rec_live.n),
-          CALL_RESTORE)
+    check(driver, DRIVERS[driver].restore(&t.rec, state, <void**>t.rec_live.rows, t.rec_live.n), CALL_RESTORE)
     for k in range(t.rec.spread.n if t.rec.spread is not NULL else 0):
         b = &t.rec.spread.others[k]
         check(driver, spread_restore(b, state_beside(t, t.rec.parent, b), <void**>t.rec_live.rows, t.rec_live.n),

@@ -111,8 +111,7 @@ cdef int out_renew(Table* t, id_t n, int32_t k) except -1:
             made = out_make(o.proto, o.keys, o.offset, o.ndim, node_dim(t, node, o.dim_at))
         else:
             first = node_out(t, node, k)
-            made = out_share(first.tensor, o.proto, o.keys, o.offset, o.ndim,
-                             node_dim(t, node, o.dim_at))
+            made = out_share(first.tensor, o.proto, o.keys, o.offset, o.ndim, node_dim(t, node, o.dim_at))
         if made is NULL: raise_pending()
         node = node_row(t, n)               # making an object may collect garbage
         o = node_out(t, node, j)
@@ -272,8 +271,7 @@ cdef object outs_give(Table* t, id_t n, PyObject** leaves, void* backward):
             parts_give(t, n, leaves, backward, tensors, views)
         node = node_row(t, n)
         if node.ret_python:
-            return UNFLATTEN[0](<object>node.ret_program,
-                                [<object>tensors[k] for k in range(node.n_given)])
+            return UNFLATTEN[0](<object>node.ret_program, [<object>tensors[k] for k in range(node.n_given)])
         return leaves_build(t, &at, tensors, &next_)
     finally:
         if tensors is not small: free(tensors)

@@ -73,8 +73,7 @@ cdef extern from "tensor_shim.h" namespace "cgt":
     void tensor_require_grad(PyObject* t)
     void* inference_begin(int on)
     void inference_end(void* guard) noexcept
-    PyObject* out_make(PyObject* proto, uint64_t keys, int64_t offset, int ndim,
-                       const int64_t* dims) noexcept
+    PyObject* out_make(PyObject* proto, uint64_t keys, int64_t offset, int ndim, const int64_t* dims) noexcept
     PyObject* out_share(PyObject* first, PyObject* proto, uint64_t keys, int64_t offset, int ndim,
                         const int64_t* dims) noexcept
     PyObject* out_view(PyObject* base, PyObject* proto, uint64_t keys, int64_t shift, int ndim,
@@ -248,12 +247,10 @@ cdef extern from "cuda_shim.h" namespace "cgt":
                          unsigned long long capture_id) noexcept
     uint64_t generator_restore(void* handle, int* drew) noexcept
     uint64_t generator_moved(void* handle) noexcept
-    void generator_point(void* handle, PyObject* seed_word, PyObject* offset_word,
-                         uint64_t moved) noexcept
+    void generator_point(void* handle, PyObject* seed_word, PyObject* offset_word, uint64_t moved) noexcept
     void generator_follow(void* handle, unsigned long long capture_id) noexcept
     void generator_give_back(PyObject* generator, uint64_t advance, uint64_t seed, uint64_t offset) noexcept
-    int generator_take(PyObject* generator, uint64_t advance, uint64_t* seed,
-                       uint64_t* offset) noexcept
+    int generator_take(PyObject* generator, uint64_t advance, uint64_t* seed, uint64_t* offset) noexcept
 
 cdef extern from "calls_shim.h" namespace "cgt":
     void* method_of(PyObject* function)

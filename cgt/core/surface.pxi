@@ -56,6 +56,8 @@ cdef class Site:
 
     def __copy__(self): return self
 
+    def __prepare_scriptable__(self): return vars(self)["__wrapped__"]      # torch.jit.script asks for it
+
     def __reduce__(self): return REDUCE[0](self)
 
 # `x.f(y)` calls it with x in front and makes no bound method, as of functions.

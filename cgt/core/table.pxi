@@ -27,8 +27,7 @@ cdef void column_cut(Column* c, int32_t at, int32_t count) noexcept:
     """Take rows out and close the gap; the caller moves the slices behind it."""
     cdef size_t size = c.size
     if count == 0: return
-    memmove(<char*>c.rows + at * size, <char*>c.rows + (at + count) * size,
-            (c.n - at - count) * size)
+    memmove(<char*>c.rows + at * size, <char*>c.rows + (at + count) * size, (c.n - at - count) * size)
     c.n -= count
     if CGT_DEBUG: memset(<char*>c.rows + c.n * size, 0xDD, count * size)
 

@@ -185,8 +185,7 @@ static void tape_free(void* t) noexcept {
     Block* b = BLOCK_OF[i];
     BLOCK_OF.erase(i);
     b->users.erase(std::find(b->users.begin(), b->users.end(), i));
-    i->release_data_and_set_meta_custom_data_ptr_error_msg_(
-        std::string("cgt: memory of a recording that was freed"));
+    i->release_data_and_set_meta_custom_data_ptr_error_msg_(std::string("cgt: memory of a recording that was freed"));
     if (!b->users.empty()) continue;
     BLOCKS.back()->at = b->at;
     BLOCKS[b->at] = BLOCKS.back();

@@ -311,15 +311,13 @@ static PyObject* wrap_view(c10::Storage storage, uint64_t keys, PyObject* like_d
   if (c10::InferenceMode::is_enabled() != inference) mode.emplace(inference);
   auto t = at::detail::make_tensor_base<c10::TensorImpl>(std::move(storage), set, meta);
   auto* i = t.unsafeGetTensorImpl();
-  i->set_sizes_and_strides(c10::IntArrayRef(dims, ndim), c10::IntArrayRef(dims + ndim, ndim),
-                           offset);
+  i->set_sizes_and_strides(c10::IntArrayRef(dims, ndim), c10::IntArrayRef(dims + ndim, ndim), offset);
   return THPVariable_Wrap(t);
 }
 
 // A tensor over a fresh borrowed storage. `proto` gives dtype and owns the bytes; returns a new
 // reference, or NULL with an exception set.
-static PyObject* out_make(PyObject* proto, uint64_t keys, int64_t offset, int ndim,
-                          const int64_t* dims) noexcept {
+static PyObject* out_make(PyObject* proto, uint64_t keys, int64_t offset, int ndim, const int64_t* dims) noexcept {
   try {
     return wrap_view(borrow_storage(proto), keys, proto, offset, ndim, dims);
   } catch (const std::exception& e) {
@@ -351,8 +349,7 @@ static PyObject* tensor_over(PyObject* base, PyObject* proto, uint64_t keys, int
                           const int64_t* dims) noexcept {
   c10::TensorImpl* b = impl_of(base);
   int64_t bytes = impl_offset(b) * (int64_t)b->dtype().itemsize() + shift;
-  return out_share(base, proto, keys, bytes / (int64_t)impl_of(proto)->dtype().itemsize(), ndim,
-                   dims);
+  return out_share(base, proto, keys, bytes / (int64_t)impl_of(proto)->dtype().itemsize(), ndim, dims);
 }
 
 // An output that is a view of an input: a real view of today's input, as autograd knows views. `made`: its

@@ -10,6 +10,7 @@ behind. One that is not is left before it did harm, and the call is PyTorch's ow
 import functools
 import sys
 import threading
+import types
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -38,7 +39,9 @@ def prepare(device: int, stream: torch.cuda.Stream) -> None:
     DECIDES[device] = core.load_decide_kernel(device)
 
 
-def see_fork(seen: Seen, before: dict[str, Any] | None, name: str, args: tuple, plain: Callable[[], object]) -> object:
+def see_fork(
+    seen: Seen, before: dict[str, types.ModuleType] | None, name: str, args: tuple, plain: Callable[[], object]
+) -> object:
     """A call of torch.cond or while_loop, as PyTorch has checked it; plain() compiles and runs it. `before`: see
     modules."""
     if before is not None:
@@ -58,7 +61,7 @@ def see_fork(seen: Seen, before: dict[str, Any] | None, name: str, args: tuple, 
         return plain()
 
 
-def modules() -> dict[str, Any] | None:
+def modules() -> dict[str, types.ModuleType] | None:
     """The modules that there are before Dynamo comes, by name; None when it is there."""
     return None if "torch._dynamo" in sys.modules else sys.modules.copy()
 
@@ -280,7 +283,7 @@ def attempt(seen, body):
     try:
         result = body()
     except Exception as error:
-        leave(seen, errors.fork_raised(user_line(seen), f"{type(error).__name__}: {error}"))
+        leave(seen, errors.fork_raised(user_line(seen), f"{type(error).__name__}: {error}".rstrip(".")))
     if seen.reason is not None:  # that was told where no exception could leave
         leave(seen, seen.reason)
     return result

@@ -47,11 +47,18 @@ SMALL = 1 << 20  # bytes: what is larger does not come from a small segment (kSm
 ROOMS = {}  # device, -1 the host -> where segments leave their values; pinned, since the GPU writes there
 
 
-# Ops that look at any numbers but tell one truth, and the ops that compute it where they lie, as PyTorch does.
+def may_spread(mean, std):
+    """Is each of these a standard deviation?"""
+    return aten.ge.Scalar(std, 0)
+
+
+# Ops that look at any numbers but tell one truth, or go on if it holds, and what computes it where they lie, as PyTorch
+# does.
 OUTCOMES = {
     "equal": (aten.eq.Tensor, aten.all.default),
     "allclose": (aten.isclose.default, aten.all.default),
     "_linalg_check_errors": (None, aten.any.default),  # did any decomposition fail?
+    "normal": (may_spread, aten.all.default),
 }
 
 
@@ -190,9 +197,11 @@ def undo_rows(seen: Seen) -> list[tuple]:
     return [tuple(one) for one in seen.reads.undos if one.segment != MANY]
 
 
-def tells(seen: Seen, packet: str, inputs: Iterable[torch.Tensor]) -> bool:
+def tells(seen: Seen, packet: str, inputs: list[torch.Tensor]) -> bool:
     """May the outcome of this op be read here?"""
     here = all(core.is_plain(t) and t.is_cuda == (seen.run.driver == CUDA) for t in inputs)
+    if packet == "normal" and inputs[-1].is_complex():
+        return False  # it raises
     return packet in OUTCOMES and here and may_read(seen)
 
 
@@ -426,6 +435,22 @@ def select(seen: Seen, t: torch.Tensor, mask: torch.Tensor) -> list[torch.Tensor
     results = [compute(seen, aten.index.Tensor, exchange(seen, t).expand(shape), list(columns))]
     core.answer(results)
     return results
+
+
+def sample(
+    seen: Seen, mean: torch.Tensor | float, std: torch.Tensor, generator: torch.Generator | None
+) -> list[torch.Tensor]:
+    """In a capture: return from normal, of which the outcome of its check was read, what the ops give that PyTorch makes
+    it of; the tensor."""
+    if seen.reads.values[-1].bytes == b"\0":  # it raises
+        constants.for_real(seen, functools.partial(torch.normal, mean, std, generator=generator))
+    with unseen(seen):
+        mean, std = exchange(seen, [mean, std])
+        like = std if type(mean) is float else aten.broadcast_tensors.default([mean, std])[0]
+        made = torch.empty(like.shape, dtype=like.dtype, device=like.device)
+        made.normal_(generator=generator).mul_(std).add_(mean)
+    core.done([made])
+    return [made]
 
 
 def room_for(seen: Seen, t: torch.Tensor) -> torch.Tensor | None:

@@ -98,8 +98,8 @@ def waits(state: State, missed: list[tuple[int, int, int]], room: int, whose: in
     has_room = sum(one == whose for one in account.met.values()) <= room
     if has_room and (is_allowed(account) or unproven + account.failed < max(1, proven)):
         return 0
-    if not account.eager:
-        return 1  # which times it
+    if not account.eager:  # a call that returns times it
+        return 1 if state.learnt.left < 2 else options.COOL_DOWN[0]
     calls, _, _, replays, *_ = core.fn_counts(state.f)
     if not account.failed and alike >= account.patience:
         book(state, patience=account.patience * options.PATIENCE)
@@ -124,4 +124,4 @@ def reason(account: Account, n: int, why: Callable[[], str]) -> str:
         return account.why
     if not account.eager:
         return errors.timed()
-    return errors.does_not_pay(account.spent + account.last, account.eager[0], n, why())
+    return errors.does_not_pay(1e3 * (account.spent + account.last), 1e6 * account.eager[0], why(), n)

@@ -106,7 +106,7 @@ def compare(
     if answers:  # these parts drew what they drew, and are not run again
         before = before._replace(sources=after.sources, generators=after.generators)
     give_back(before)
-    observed = not audits.doubling or is_watched(state.keep[node], scope)
+    observed = not audits.doubling or is_watched(state, node, scope)
     seen, theirs, raised = run_eagerly(reading(call, scope.spent, copies), answers, observed)
     state.audited += 1
     if isinstance(raised, torch.OutOfMemoryError):
@@ -160,9 +160,11 @@ def run_eagerly(call, answers, observed):
         return seen, None, error
 
 
-def is_watched(kept, scope):
-    """Does the function ask whether somebody looks at its ops, as torch.cond and cgt.tap do?"""
-    return bool(kept.forks) or any(p.home is probes.TAPPED for p in scope.singles)
+def is_watched(state, node, scope):
+    """Does the function ask whether somebody looks at its ops, as torch.cond and cgt.tap do? Or is it a backward that is
+    handed seeds where it looks for them?"""
+    asks = state.keep[node].forks or (state.graph is not None and state.graph.seeds)
+    return bool(asks) or any(p.home is probes.TAPPED for p in scope.singles)
 
 
 def unheard(op, args, kwargs):
@@ -549,5 +551,7 @@ def first_other(recorded, now):
             a in (b, LIVE_NUMBER) for a, b in zip(one.operands, other.operands, strict=True)
         )
         if one.op != other.op or not alike:
-            return errors.other_op(*(f"{op}({', '.join(operands)}) at {line}" for op, line, operands in (other, one)))
+            return " " + errors.other_op(
+                *(f"{op}({', '.join(operands)}) at {line}" for op, line, operands in (other, one))
+            )
     return ""

@@ -16,7 +16,7 @@ from collections.abc import Callable
 
 import cgt_core as core
 import torch
-from cgt_core import AT_PLACE, CUDA, FRESH, HOST, INPUT, LIVE, MISS_PLACE, NONE, VIEW
+from cgt_core import AT_PLACE, CUDA, FRESH, HOST, INPUT, MISS_PLACE, NONE, VIEW
 
 from ..cuts import readout, segments
 from ..data import Attempt, Call, Changes, Graph, Kept, Options, State, remember
@@ -215,9 +215,7 @@ def is_spec(call):
     answer and the lock another thread may have reset the function: the spec's row is free then, or another
     structure's."""
     program, _ = call.state.learnt.programs.get(call.spec, (None, None))
-    if program is None or pytree.matches_call(program, call.args, call.kwargs) is None:
-        return False
-    return sum(kind == LIVE for kind, _, _ in program) == len(call.flat.numbers)
+    return program is not None and pytree.same_program(program, call.flat.program)
 
 
 def find_spec(state, flat):
@@ -235,7 +233,7 @@ def find_spec(state, flat):
     if len(mine) >= options.MAX_SPECS or len(state.learnt.programs) >= options.MAX_GRAPHS:
         used = {core.node_facts(n).spec for n in core.fn_nodes(f)}
         DOOMED.append((state, next((s for s in mine or state.learnt.programs if s not in used), NONE)))
-    spec_of.append(core.spec_add(f, program, len(flat.tensors), len(flat.numbers), state.learnt.programs, flat.paths))
+    spec_of.append(core.spec_add(f, program, len(flat.tensors), len(flat.numbers), state.learnt.programs, flat.where))
     return spec_of[0]
 
 
@@ -467,9 +465,8 @@ def unmake_node(call, attempt):
 
 
 def abandon(call, attempt, reason):
-    """The function ran (host) or was captured whole (CUDA), but cannot be replayed. The host's
-    results stand; a capture is launched once and its memory moved out of the pool. The caller holds
-    the paths."""
+    """The function ran (host) or was captured whole (CUDA), but cannot be replayed. The host's results stand; a capture
+    is launched once and its memory moved out of the pool. The caller holds the paths."""
     state = call.state
     if attempt.plan.driver == CUDA:
         record.launch_once(attempt)

@@ -32,7 +32,8 @@ def vet_code(state: State, seen: Seen) -> str | None:
     if not fresh:
         return None
     seen.again = True
-    return errors.new_code(min(fresh, key=lambda code: code.co_name))
+    first = min(fresh, key=lambda code: code.co_name)
+    return errors.new_code(first.co_name, f"{first.co_filename}:{first.co_firstlineno}")
 
 
 def vet_spent(plan: Plan, seen: Seen) -> str | None:

@@ -51,4 +51,5 @@ def warn_of_nothing(state: State) -> None:
     if state.warned or state.graph is not None or replays or calls < options.WARN_AFTER or not state.reasons:
         return
     state.warned = True
-    warn(errors.never_replayed(state.name, calls, max(state.reasons, key=state.reasons.__getitem__)))
+    reason = max(state.reasons, key=state.reasons.__getitem__)
+    warn(errors.never_replayed(calls, state.name, reason, state.name.rpartition(".")[2]))

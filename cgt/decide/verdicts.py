@@ -14,6 +14,7 @@ import torch
 
 from ..cuts import segments
 from ..data import Around, Call, State, Verdict, remember
+from ..look import places
 from ..make import facts, moving
 from ..make.plan import driver_of, misses, place_in_tree, places_first
 from ..run.observe import NOT_USER_CODE
@@ -130,8 +131,8 @@ def varying(call):
     None."""
     if sum(kind[0] == call.spec for kind in call.state.learnt.account.met) > 1:
         return None
-    programs = [program for spec, (program, _) in call.state.learnt.programs.items() if spec != call.spec]
-    found = pytree.first_difference(programs[-1], call.args, call.kwargs) if programs else None
+    programs = [known for spec, known in call.state.learnt.programs.items() if spec != call.spec]
+    found = pytree.first_difference(programs[-1], call.flat) if programs else None
     return None if found is None else found[0]
 
 
@@ -172,16 +173,20 @@ def condemn(call: Call, reason: str, fails: bool = True, length: int | None = No
 def still_grows(call: Call, around: Around | str) -> str | None:
     """A sentence if tensors that the call finds in places have other shapes than at the last look, as a cache that
     torch.cat makes longer at each call; or None. To look costs less than a recording that fits no later call."""
-    grown = call.state.learnt.moves.grown
-    for place in around.found.places if grown and not isinstance(around, str) else ():
+    moves, found = call.state.learnt.moves, () if isinstance(around, str) else around.found.places
+    for place in found if moves.shifty else ():
+        if not moves.shifty.isdisjoint(map(core.storage_id, places.tensors_at(place.want))):
+            moves.grown[place.path] = None
+    moves.shifty.clear()
+    for place in found if moves.grown else ():
         shapes = moving.shapes_at(place.want)
-        before = grown.get(place.path, shapes)
+        before = moves.grown.get(place.path, shapes)
         if before != shapes:
-            grown[place.path], reason = shapes, errors.grows(place.path)
+            moves.grown[place.path], reason = shapes, errors.grows(place.path)
             if before is not None:
                 condemn(call, reason, fails=False)
             return reason
-    grown.clear()
+    moves.grown.clear()
     return None
 
 
@@ -232,9 +237,7 @@ def why_missed(call, path, parent):
     for node, why, index in misses(call, path, parent):
         kept = state.keep.get(node)
         if why == core.MISS_SPEC:
-            found = pytree.first_difference(
-                state.learnt.programs[core.node_facts(node).spec][0], call.args, call.kwargs
-            )
+            found = pytree.first_difference(state.learnt.programs[core.node_facts(node).spec], call.flat)
             if found is not None:
                 return errors.arguments_changed(*found)
         if why == core.MISS_AMBIENT:

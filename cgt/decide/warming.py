@@ -18,7 +18,7 @@ from ..make.optional import collectives
 from ..make.plan import driver_of, leaf_devices, survey
 from ..numbers import counters
 from ..run import devices
-from ..run.observe import asks_on, note_reason, observe
+from ..run.observe import asks_on, held, note_reason, observe
 from ..words import errors, options
 from ..words.private import without_torch_function
 from ..words.pytree import Flat
@@ -109,7 +109,21 @@ def note_run(state, seen):
         state, late=max(learnt.late, seen.late), recurrent=learnt.recurrent or bool(seen.generators.dropout),
         computes=seen.computed if learnt.computes is None else learnt.computes,
     )  # fmt: skip
+    if state.graph is None:
+        note_shifty(state, seen)
     state.ran |= seen.code.ran - {None}  # what is hidden here must be seen when it is recorded
+
+
+def note_shifty(state, seen):
+    """A run knows no places. But where it let go of tensors from outside, what it made of the same kind in another
+    shape may lie in their place: a cache that torch.cat makes longer. A recording would be in vain."""
+    shed = {}
+    for t in filter(core.is_plain, seen.touched.values()):
+        if core.storage_holders(t) == 1:  # the run itself
+            shed.setdefault((t.dtype, t.dim()), set()).add(t.shape)
+    kept = [t for t in held(seen) if core.is_plain(t) and core.storage_id(t) in seen.made] if shed else ()
+    odd = [t for t in kept if t.shape not in shed.get((t.dtype, t.dim()), {t.shape})]
+    state.learnt.moves.shifty.update(map(core.storage_id, odd))
 
 
 def note_devices(state, seen, elsewhere):

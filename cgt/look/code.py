@@ -177,7 +177,8 @@ def asks_type(reading, at):
         return False
     call = reading.call_of(at)
     if call is None:
-        return not all(is_last_argument(reading, *user) for user in reading.users[at])
+        users = [(reading.steps[user].does, operand, len(reading.takes[user])) for user, operand in reading.users[at]]
+        return not all(does == b.CALL and operand == n - 1 for does, operand, n in users)
     given = reading.maker(call, 2) if len(reading.takes[call]) == 3 else None
     step = reading.steps[given] if given is not None else None
     is_self = step is not None and step.where in (b.LOCAL, b.VARIABLE) and step.name in ("self", "cls")
@@ -185,10 +186,6 @@ def asks_type(reading, at):
         return False
     users = reading.users[call]
     return not users or not all(is_text(reading, user) for user, _ in users)
-
-
-def is_last_argument(reading, user, operand):
-    return reading.steps[user].does == b.CALL and operand == len(reading.takes[user]) - 1
 
 
 def is_text(reading, user):

@@ -27,10 +27,9 @@ def lone_empties(found: list[places.Place]) -> list[int]:
 
 
 def settle_empties(found: list[places.Place], lone: list[int], changed: set[str]) -> None:
-    """After the run: make the places EMPTY that the run left just as it found them, but for the
-    container's identity: those where it replaced that, and those `changed` since another recording (by
-    path; the others are quicker to guard by identity). Lets go of the old containers, which the
-    function may have filled."""
+    """After the run: make the places EMPTY that the run left just as it found them, but for the container's identity:
+    those where it replaced that, and those `changed` since another recording (by path; the others are quicker to guard
+    by identity). Lets go of the old containers, which the function may have filled."""
     ours = count_references(found, lone)
     settled = {}
     for k in lone:

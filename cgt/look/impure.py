@@ -20,7 +20,6 @@ import socket
 import sys
 import time
 import types
-import warnings
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -155,19 +154,9 @@ def moved(before: list[tuple[str, object, object]], seen: Seen) -> Iterator[str]
 
 
 def has_moved(source, state, started):
-    hidden = None in started or any(map(is_compiled, list(started)))  # a run under way still adds some
-    for part in () if is_random(type(source)) else parts(state):
-        ran = type(part) is types.CodeType and (hidden or part in started)
-        if ran or part is UNKNOWN:
-            return True
-    return marked(state) != marked(state_of(source))
-
-
-def parts(state):
-    """All in a state that is made of tuples."""
-    if type(state) is not tuple:
-        return [state]
-    return [part for entry in state for part in parts(entry)]
+    if type(state) is types.CodeType:  # a run under way still adds some
+        return state in started or None in started or any(map(is_compiled, list(started)))
+    return state is UNKNOWN or marked(state) != marked(state_of(source))
 
 
 def put_back(before: list[tuple[str, object, Any]]) -> None:
@@ -186,7 +175,8 @@ def marked(state: object) -> object:
 
 
 def state_of(source: Any) -> object:
-    """What changes when this gives a value. None: nothing does; of code, a code object that runs when it does."""
+    """What changes when this gives a value. None: nothing does; of code, a code object that runs when it does. An
+    iterator of Python's own, but for a generator, cannot be asked."""
     cls = type(source)
     if is_random(cls):
         if isinstance(source, random.Random):  # the system's has no state, and is seen when it is called
@@ -196,8 +186,7 @@ def state_of(source: Any) -> object:
         return position(source) if is_ambient(cls.__module__) else None
     if cls is types.GeneratorType:
         return source.gi_code
-    code = getattr(cls.__next__, "__code__", None)
-    return state_of_iterator(source) if code is None else code
+    return getattr(cls.__next__, "__code__", UNKNOWN)
 
 
 def bits_of(source):
@@ -213,29 +202,3 @@ def position(file):
         return "closed"
     except OSError:  # is no file, or is being read line by line
         return UNKNOWN
-
-
-def state_of_iterator(source):
-    """What the iterators of Python's own tell when they are pickled, without what they lead to."""
-    owner = next((cls for cls in type(source).__mro__ if cls.__module__ in ("builtins", "itertools")), object)
-    if owner in COUNTED:
-        return owner.__length_hint__(source)
-    if owner.__reduce__ is object.__reduce__ or owner is CALLING:
-        return UNKNOWN
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # for itertools it is deprecated; it will be UNKNOWN then
-        return snapshot(owner.__reduce__(source))
-
-
-def snapshot(told):
-    if type(told) is tuple:
-        return tuple(map(snapshot, told))
-    if type(told) in (int, float, str, bool, range, type(None)):
-        return told
-    return state_of(told) if hasattr(type(told), "__next__") else id(told)
-
-
-COUNTED = frozenset(  # pickled they are a list of what is left
-    type(iter(thing)) for thing in ({}, {}.values(), {}.items(), set())
-) | frozenset(type(reversed(thing)) for thing in ({}, {}.values(), {}.items()))
-CALLING = type(iter(int, 1))

@@ -19,9 +19,8 @@ code only stores (`self.last = loss`) is one, too: after the run its place tells
 do; and so do the sizes of all that was opened, where a name was not there before. What Python runs without a
 name in the bytecode (special methods, setters) counts wherever a class of the user's has it.
 
-torch, numpy and the standard library are *ambient*: their globals are not walked. Only the
-instances that carry a user's state are: modules, optimizers, schedulers, gradient scalers; of tensors
-their hooks, where a backward runs.
+torch, numpy and the standard library are *ambient*: their globals are not walked. Only the instances that carry a
+user's state are: modules, optimizers, schedulers, gradient scalers; of tensors their hooks, where a backward runs.
 
 No user code runs here, but for what tells what a tensor subclass is made of (wrappers.py): attributes are looked up in
 dicts and class dicts, never with getattr, and subclasses are asked with issubclass of a real type, never isinstance
@@ -111,7 +110,6 @@ class Walk(NamedTuple):
     rules: dict  # id of type -> the rule of RULES for it
     dicts: dict  # id of type -> what gives its instances' __dict__, or None
     layers: dict  # id of class -> its class dicts that count, see layers_of
-    asks: dict  # id of class -> has it a __getattr__ of the user's?
     hits: dict  # this round's (id of class, id of names) -> what the class has under the names
     ran: set | None  # code objects that count; None: all
     keeps: Any  # (where, name, owner, value) -> what the code that ran only does under this name: see moving.keeper
@@ -131,7 +129,7 @@ def find_places(
     function leads. `arguments`: (path, tensor) of those that are given, of which only the hooks count. `keeps`: see
     Walk."""
     found = maker_of(Found)()
-    walk = Walk(found, set(), {}, collections.deque(), [], {}, {}, {}, {}, {}, {}, {}, ran, keeps)
+    walk = Walk(found, set(), {}, collections.deque(), [], {}, {}, {}, {}, {}, {}, ran, keeps)
     most = math.inf if most is None else most
     # Thousands of places are no garbage, and a finalizer could change what is looked at.
     return core.within(collector_off(), lambda: look_everywhere(walk, function, roots, arguments, most))
@@ -458,27 +456,8 @@ def walk_subclass(walk, thing, path):
 
 
 def walk_instance(walk, thing, path):
-    cls = type(thing)
-    if id(cls) not in walk.asks:
-        layers = layers_of(walk, cls)
-        walk.asks[id(cls)] = any("__getattr__" in members for _, members, ambient in layers if not ambient)
-    if walk.asks[id(cls)]:
-        own = own_dict(walk, thing)
-        if own is not None:
-            add_length(walk, own, path)  # what that gives ends with an attribute that comes later
-        add_lengths(walk, cls)
+    layers_of(walk, type(thing))
     walk.open.append((read_instance, thing, path))
-
-
-def add_length(walk, own, path):
-    add(walk, DICT_LEN, own, None, len(own), f"len({path}.__dict__)")
-
-
-def add_lengths(walk, cls):
-    """Places for the dicts of a class that an attribute may come to."""
-    for base, members, ambient in layers_of(walk, cls):
-        if not ambient:
-            add_length(walk, behind_proxy(members), NAME_OF(base))
 
 
 def read_instance(walk, thing, path, names):
@@ -636,8 +615,10 @@ def guard_absences(walk):
         own, cls = (None, thing) if reader is read_class else (own_dict(walk, thing), type(thing))
         if id(cls) not in of_class:
             of_class[id(cls)] = [name for name in walk.probed if class_value(cls, name) is MISSING]
-            if of_class[id(cls)]:
-                add_lengths(walk, cls)
+            for base, members, ambient in layers_of(walk, cls) if of_class[id(cls)] else ():
+                if not ambient:  # an attribute may come to the class, too
+                    entries = behind_proxy(members)
+                    add(walk, DICT_LEN, entries, None, len(entries), f"len({NAME_OF(base)}.__dict__)")
         for name in of_class[id(cls)] if own is not None else ():
             if name not in own:
                 add(walk, DICT_ITEM, own, name, MISSING, f"{path}.{name}")
@@ -728,11 +709,6 @@ def walk_module(walk, module, path):
             add(walk, DICT_LEN, entries, None, size, f"len({path}.{field})")
             for name, value in list(dict.items(entries)):
                 add_and_visit(walk, DICT_ITEM, entries, name, value, f"{path}.{name}")
-        elif entries is not None:
-            walk.found.notes.append(f"{path}.{field} is not a dict: its entries are not guarded.")
-    if derives(type(module), HOLD_PLAIN):
-        keys = [*own.get("_keys", ()), *map(str, range(own.get("_size", 0)))]
-        read_dict(walk, own, path, {"_keys", "_size", *keys})
     walk_hooks(walk, own, MODULE_HOOKS, path)
     if is_sharded_module(type(module)):
         walk.found.taken_over.append(path)
@@ -779,7 +755,6 @@ def walk_hooks(walk, own, fields, path):
             visit(walk, hooks, f"{path}.{field}")
 
 
-HOLD_PLAIN = (torch.nn.ParameterDict, torch.nn.ParameterList)  # plain values in attributes named like the keys
 MODULE_HOOKS = (  # how they want to be called is told when they are put there
     "_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks",
 )  # fmt: skip
@@ -791,11 +766,6 @@ GLOBAL_OPTIMIZER_HOOKS = ("_global_optimizer_pre_hooks", "_global_optimizer_post
 TENSOR_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 NAMES_OF_BACKWARD = frozenset(("backward", "grad"))
 RUN_BACKWARD = (torch.autograd.backward, torch.autograd.grad)
-
-
-def found_again(found: Iterable[Place]) -> list[Place]:
-    """The same places, with what is there now."""
-    return [place._replace(want=value_at(place)) for place in found]
 
 
 def find_changed(
@@ -825,8 +795,6 @@ def is_as_found(place: Place) -> bool:
 
 def as_now(place: Place) -> Place:
     """The place with what it holds now."""
-    if place.kind in (DICT_LEN, LIST_LEN):
-        return place._replace(want=len(place.home))
     return place if place.kind == EMPTY else place._replace(want=value_at(place))
 
 
@@ -838,8 +806,10 @@ def differing(found: Iterable[Place], is_same: Callable[[Any, Any], bool]) -> tu
 
 
 def value_at(place: Place) -> Any:
-    """What a place holds now, if it is of those that hold one object."""
+    """What a place holds now: one object, or so many."""
     home, key = place.home, place.key
+    if place.kind in (DICT_LEN, LIST_LEN):
+        return len(home)
     if place.kind == DICT_ITEM:
         return dict.get(home, key, MISSING)
     if place.kind == LIST_ITEM:

@@ -16,7 +16,7 @@ from cgt_core import CUDA, FRESH, NONE, WRITES
 
 from ..data import Behind, Draft, Graph, Leaves, OutRow, Plan, SaveRow, Seen, State, maker_of, remember
 from ..run import tokens
-from ..run.observe import observe
+from ..run.observe import observe, version_of
 from ..run.taps import KEEPS, NOTHING, tap_states
 from ..words import errors
 from ..words.private import graph_task, may_donate
@@ -36,7 +36,11 @@ def complete(state: State, plan: Plan, seen: Seen, draft: Draft) -> Draft | str:
     reason = vet_roots(draft, roots) or vet_arguments(plan, seen, draft)
     if reason is not None:
         return reason
-    saved = [one.tensor for one in (ref() for ref in seen.autograd.saved) if one is not None]
+    kept = [one for one in (ref() for ref in seen.autograd.saved) if one is not None]
+    saved = [one.tensor for one in kept]
+    stale = next((one.tensor for one in kept if version_of(one.tensor) != one.version), None)
+    if stale is not None:  # by the call itself: nobody would notice at a replay
+        return errors.modified(tuple(stale.shape))
     odd = next((t for t in saved if not core.is_plain(t)), None)
     if odd is not None:
         return errors.wrapped_graph(f"a tensor that {draft.outs[roots[0]].line} saves", type(odd).__name__)
@@ -94,10 +98,9 @@ def vet_arguments(plan, seen, draft):
 
 
 def find_saves(plan, seen, draft, outs, n_grads):
-    """([SaveRow], [(Saved, its base there, metadata, shift in bytes)],
-    {state: (index of its words among the backward's arguments, how far it was, the state)}). The former
-    are those arguments, behind `n_grads` gradients. What the run made and saved becomes a hidden output,
-    each storage once. A constant of the run stays with its Saved."""
+    """([SaveRow], [(Saved, its base there, metadata, shift in bytes)], {state: (index of its words among the backward's
+    arguments, how far it was, the state)}). The former are those arguments, behind `n_grads` gradients. What the run
+    made and saved becomes a hidden output, each storage once. A constant of the run stays with its Saved."""
     slots = draft.slots
     made = {core.storage_id(o.proto): SaveRow(NONE, k) for k, o in enumerate(outs) if o.kind == FRESH}
     # A view of a copied argument is one of its buffer: the backward gets the argument.
@@ -152,9 +155,8 @@ def cut(draft: Draft) -> None:
 def find_spent(
     graph: Graph | None, flat: Flat, copied: list[int], driver: int, parent: int, args: tuple
 ) -> list[tuple[int, torch.Tensor]]:
-    """[(index, tensor), ...]: arguments of a backward whose memory the recording can let go of. Results of
-    the path that are read only through the graph, and copies of gradients (a tape lets go of those by
-    itself)."""
+    """[(index, tensor), ...]: arguments of a backward whose memory the recording can let go of. Results of the path
+    that are read only through the graph, and copies of gradients (a tape lets go of those by itself)."""
     if graph is None or not args[0] or graph.leaves.late:
         return []
     copies = {id(flat.tensors[k]) for k in copied}
@@ -206,12 +208,11 @@ def own(grads, saved):
 
 
 def backward_of(graph: Graph) -> Callable[..., tuple[torch.Tensor | None, ...]]:
-    """The function that runs a recorded graph: a byte per tensor that says whether it dies with the call
-    (a recording looks at them, find_spent; None: nothing does; False: the call's own graph is kept),
-    gradients of its results (None: not needed), what has come to the tensors that it uses more than once
-    (None: nothing yet), what a call saved; to the gradients of the tensors in
-    `flows` (None: not reached). `changed`: indices of what was modified since it was saved, which must not
-    be read."""
+    """The function that runs a recorded graph: a byte per tensor that says whether it dies with the call (a recording
+    looks at them, find_spent; None: nothing does; False: the call's own graph is kept), gradients of its results (None:
+    not needed), what has come to the tensors that it uses more than once (None: nothing yet), what a call saved; to the
+    gradients of the tensors in `flows` (None: not reached). `changed`: indices of what was modified since it was saved,
+    which must not be read."""
 
     hides = graph.driver == CUDA and graph.recomputes
     away = functools.partial(core.sinks_away, graph.sinks)

@@ -69,12 +69,17 @@ def vet_call(plan, seen, call):
     known = {core.generator_id(g) for g in (*DEFAULT_GENERATORS, *plan.generators)}
     if not known.issuperset(seen.generators.given):
         return errors.new_generator()
-    again = pytree.matches_call(plan.flat.program, call.args, call.kwargs)
-    if again is None or any(a is not b for a, b in zip(again, plan.flat.tensors, strict=True)):
+    flat = plan.flat
+    try:
+        again = pytree.flatten_call(call.args, call.kwargs, *call.state.opts.static, dict(flat.numbers))
+    except errors.CgtError:  # which cannot be compared
         return errors.changed_arguments("the structure of an argument")
-    was = dict(plan.flat.numbers)  # any fits where one may change: the run may have changed what lies in a container
-    now = dict(pytree.flatten_call(call.args, call.kwargs, *call.state.opts.static, was).numbers) if was else {}
-    changed = next((path for path, x in was.items() if not pytree.same_value((x,), (now.get(path),))), None)
+    is_same = pytree.same_program(flat.program, again.program)
+    if not (is_same and all(a is b for a, b in zip(again.tensors, flat.tensors, strict=True))):
+        return errors.changed_arguments("the structure of an argument")
+    # Any number fits where one may change: the run may have changed what lies in a container.
+    both = zip(flat.numbers, again.numbers, strict=True)
+    changed = next((path for (path, was), (_, now) in both if not pytree.same_value(was, now)), None)
     return errors.changed_arguments(changed) if changed is not None else None
 
 

@@ -26,7 +26,7 @@ GATHERS = "fsdp::all_gather_copy_in"  # and this one argument 1
 CASTS_INSIDE = frozenset(("_trilinear", "linalg_pinv"))
 # Ops that count from the start of the storage, which a copied slot's buffer does not have.
 ABSOLUTE = frozenset(("as_strided", "as_strided_", "as_strided_copy", "as_strided_scatter"))
-CHECKS = frozenset(("_linalg_check_errors",))
+CHECKS = frozenset(("_linalg_check_errors.default", "normal.Tensor_Tensor", "normal.float_Tensor"))
 DYNAMIC = frozenset(("_pack_padded_sequence",))  # by lengths on the host, though it has no tag for that
 # Ops that keep seed and offset of their random numbers for a backward: on the device where a capture is under way, on
 # the host elsewhere; and their backwards, which look for them there.
@@ -80,7 +80,8 @@ def find_facts(op):
     draws = torch.Tag.nondeterministic_seeded in tags
     pure = not (draws or op.namespace not in constants.KNOWN or packet in constants.READS_FILES)
     facts = OpFacts(
-        op, packet, op.namespace, tape.writes(op), draws, torch.Tag.data_dependent_output in tags, packet in CHECKS,
+        op, packet, op.namespace, tape.writes(op), draws, torch.Tag.data_dependent_output in tags,
+        f"{packet}.{op._overloadname}" in CHECKS,
         packet in DYNAMIC or torch.Tag.dynamic_output_shape in tags, torch.Tag.inplace_view in tags,
         packet in REPLACES_MEMORY, packet in ABSOLUTE, packet in COPIES, packet in COPIES | INDEX_PUT,
         any(r.alias_info is not None for r in op._schema.returns), pure, False,

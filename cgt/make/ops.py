@@ -78,8 +78,8 @@ class OpCall:
     values = None  # that Python reads here, and how it comes by them
     constant = False  # is its result the same in each replay?
     counts = False  # does it only count, on the host, what counters follow?
-    tells = False  # does it only tell the outcome of a comparison?
-    selects = False  # does it take what a mask says, of which the values are known?
+    tells = False  # does it only tell the outcome of a comparison, or go on if that is true?
+    made_of: Callable | None = None  # what makes its results of other ops, in a capture: what it reads is known
     apart, between = False, False  # can no graph hold it, and does it run between two segments therefore?
     for_real = False  # does it run on real memory in a capture?
     draws, aside = False, False  # does it draw on the host, and beside the graph?
@@ -226,10 +226,14 @@ def find_values(seen, call):
     if asks and facts.pure and not into:
         call.values = segments.values_of(seen, inputs)
     call.tells = asks and call.values is None and segments.tells(seen, facts.packet, inputs)
-    call.constant = call.constant or call.values is not None or call.tells
-    if asks and not call.constant and facts.packet == "masked_select" and not into:
+    call.constant = call.constant or call.values is not None or (call.tells and not facts.draws)
+    if call.tells and facts.draws:
+        call.made_of = functools.partial(segments.sample, seen, *call.args, call.generator)
+    elif asks and not call.constant and facts.packet == "masked_select" and not into:
         call.values = segments.values_of(seen, inputs[1:])
-        call.selects = call.values is not None
+        call.made_of = functools.partial(segments.select, seen, *inputs) if call.values is not None else None
+    if call.made_of is not None:
+        call.reads = call.dynamic = False  # of what is known
 
 
 def vet(seen, call):
@@ -359,8 +363,8 @@ BEFORE = (
 
 def proceed(seen, call):
     """Run the op, in one of the ways that there are; its results."""
-    if call.selects and is_capture(seen):
-        return segments.select(seen, *call.inputs)
+    if call.made_of is not None and is_capture(seen):
+        return call.made_of()
     if call.for_real:
         return constants.read(seen, call.inputs)
     if call.apart and seen.run.recording and not call.constant and seen.reason is None:

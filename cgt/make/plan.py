@@ -510,7 +510,7 @@ def others_in(kept, node, followable, tensors):
 def may_carry(state, path, t):
     """Can the graph write this tensor wherever it lies: there, if it can be told where that is, or else in a copy that
     is copied back?"""
-    if state.graph is not None or will_save(state) or state.opts.inputs != "auto":
+    if state.graph is not None or state.opts.inputs != "auto":
         return False
     if t.requires_grad or path in state.learnt.moves.fixed or path in state.learnt.numbers.counters:
         return False

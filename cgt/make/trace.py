@@ -138,7 +138,7 @@ def see_hash(seen, plain, owner, name, args, kwargs):
 def hear(seen, handovers, op):
     """A thread ran this op meanwhile that nobody sees. Did this run give work to one, or wait for one? Asked before the
     code of other threads counts as its own (tap_calls): they give each other work, too."""
-    seen.elsewhere = op
+    seen.elsewhere = op.replace("::", ".")
     handovers.extend(taps.HANDOVERS & seen.code.started)
 
 

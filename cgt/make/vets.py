@@ -30,7 +30,7 @@ def vet_generator(seen: Seen, op: OpOverload, generator: torch.Generator, drawn:
 
 def vet_op(seen: Seen, call: Any) -> None:
     """Refuse what a replay could not repeat. `call`: ops.OpCall."""
-    op, facts, inputs, constant, line = call.op, call.facts, call.inputs, call.constant or call.selects, None
+    op, facts, inputs, constant, line = call.op, call.facts, call.inputs, call.constant, None
     if is_forward_ad():
         line = errors.forward_mode(user_line(seen))
     elif call.reads and not constant:

@@ -190,27 +190,6 @@ class Node(NamedTuple):
         self.trace.parsed.append(self.row)
         return self.value
 
-    def is_int(self):
-        return type(self.value) is int
-
-    def is_float(self):
-        return type(self.value) is float
-
-    def is_bool(self):
-        return type(self.value) is bool
-
-    def is_symbolic(self):
-        return True
-
-    def is_constant(self):
-        return False
-
-    def maybe_as_int(self):
-        return None
-
-    def has_hint(self):
-        return True
-
     def wrap_int(self, value):
         return Node(self.trace, core.NONE if type(value) is bool else self.trace.row_of(value), value)
 
@@ -447,11 +426,18 @@ for _name, _function in (
     ("sym_ite", lambda condition, one, other: one if condition else other),
 ):  # fmt: skip
     setattr(Node, _name, exact_node(_function))
+for _name, _kind in (("is_int", int), ("is_float", float), ("is_bool", bool)):
+    setattr(Node, _name, lambda self, kind=_kind: type(self.value) is kind)
+for _name, _answer in (
+    ("is_symbolic", True), ("has_hint", True), ("is_constant", False), ("is_nested_int", False), ("maybe_as_int", None),
+    ("maybe_as_float", None), ("maybe_as_bool", None),
+):  # fmt: skip
+    setattr(Node, _name, lambda self, answer=_answer: answer)
 ALSO_CALLED = {
     "plain": "guard_bool guard_size_oblivious int_ float_ bool_ expect_true guard_or_false guard_or_true"
     " statically_known_true",
-    "is_constant": "is_nested_int", "maybe_as_int": "maybe_as_float maybe_as_bool", "wrap_int": "wrap_float wrap_bool",
-    "str": "_graph_repr", "truediv": "float_truediv int_truediv", "floordiv": "int_floordiv",
+    "wrap_int": "wrap_float wrap_bool", "str": "_graph_repr", "floordiv": "int_floordiv",
+    "truediv": "float_truediv int_truediv",
     "pow": "float_pow pow_by_natural",
 }  # fmt: skip
 for _name, _others in ALSO_CALLED.items():

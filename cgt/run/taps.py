@@ -291,6 +291,7 @@ MAKERS = Tap((torch, "tensor"), (torch, "as_tensor"))  # of tensors of Python's 
 FUNCTIONS = Tap(*((math, name) for name in "sqrt exp log sin cos tan tanh pow isfinite isnan isinf".split()))
 SETTERS = Tap((torch.Tensor, "__setitem__"))
 SWAPS = Tap((torch.utils, "swap_tensors"))
+SCRIPTED = Tap(*private.SCRIPTED)
 HASHES = Tap((torch.Tensor, "__hash__"))
 JITERATED = Tap(*private.JITERATORS)  # kernels of torch.cuda.jiterator's
 
@@ -393,8 +394,7 @@ STATES = Tap(*((m, name) for m in (torch, torch.cuda) for name in ("get_rng_stat
 
 def tap_states(is_mine: Callable[[], bool], get: Callable[..., object], set_: Callable[..., object]) -> Bracket:
     """A bracket: inside, where `is_mine()`, the functions that read or set a default generator's state (those that
-    fork_rng and torch.utils.checkpoint call) become get(generator, plain) and set_(generator, state,
-    plain)."""
+    fork_rng and torch.utils.checkpoint call) become get(generator, plain) and set_(generator, state, plain)."""
 
     def generator_of(module, device="cuda"):
         if module is torch:

@@ -1,9 +1,8 @@
-"""The recordings of a function as a picture: `cgt.show(f, "tree.svg")`, `.html` or `.dot`.
+"""The recordings of a function as a page or a picture: `cgt.show(f, "tree.html")`, or `.dot` for Graphviz.
 
-All three are of the same blocks: the function with the verdict on its calls, below it a block for what recordings that
-read values have in common, and one for each recording, with what `explain` says of it. An edge tells what leads there:
-a value that was read, what ran before. The page unfolds each recording to its ops. No file refers to anything outside
-of it."""
+Both are of the same blocks: the function with the verdict on its calls, below it a block for what recordings that read
+values have in common, and one for each recording, with what `explain` says of it. An edge tells what leads there: a
+value that was read, what ran before. The page unfolds each recording to its ops and refers to nothing outside."""
 
 import html
 from typing import NamedTuple
@@ -15,8 +14,7 @@ from ..data import State
 from ..decide.dispatch import ATTRIBUTE
 from . import report
 
-# In pixels: a line, around a block, between two, a letter; letters of a line.
-LINE, PAD, GAP, LETTER, MOST = 15, 10, 28, 6.7, 64
+MOST = 64  # letters of a line in a picture
 
 
 class Block(NamedTuple):
@@ -66,14 +64,8 @@ def parent_of(node):
 
 def ways(state, nodes, depth, edge, apart, behind):
     """Blocks of recordings that read the same `depth` values so far."""
-    found, groups = [], {}
-    for node in nodes:
-        values = state.keep[node].values
-        if len(values) == depth:
-            found.append(recording(state, node, depth, edge, apart[node], behind(node)))
-        else:
-            way = groups.setdefault((values[depth].line, core.node_facts(node).segments[depth]), {})
-            way.setdefault(values[depth], []).append(node)
+    ends, groups = report.parted(state, nodes, depth)
+    found = [recording(state, node, depth, edge, apart[node], behind(node)) for node in ends]
     for (line, length), way in groups.items():
         below = [
             block for value, some in way.items()
@@ -132,115 +124,27 @@ def shortened(text):
     return text if len(text) <= MOST else f"{text[: MOST - 1]}…"
 
 
-# --- .svg -------------------------------------------------------------------------------------------
-
-
-class Placed(NamedTuple):
-    """A Block with its place, in pixels."""
-
-    block: Block
-    x: float
-    y: float
-    width: float
-    height: float
-    below: list
-
-
-def place(block, x, y):
-    """(Placed, how wide it is with all below it): each block over the middle of its own."""
-    lines = [block.title, *map(shortened, block.facts)]
-    width, height = max(map(len, lines)) * LETTER + 2 * PAD, len(lines) * LINE + 2 * PAD
-    edges = max((len(shortened(one.edge)) * LETTER for one in block.below), default=0)
-    found, at = [], x
-    for one in block.below:
-        placed, wide = place(one, at, y + height + (2 * GAP if edges else GAP))
-        found.append(placed)
-        at += max(wide, len(shortened(one.edge)) * LETTER) + GAP
-    total = max(width, at - x - GAP)
-    shift = max(0, (width - (at - x - GAP)) / 2)
-    if shift and found:
-        found = [moved(one, shift) for one in found]
-    return Placed(block, x + (total - width) / 2, y, width, height, found), total
-
-
-def moved(placed, by):
-    return placed._replace(x=placed.x + by, below=[moved(one, by) for one in placed.below])
-
-
-TITLE = ' class="title"'
-
-
-def as_svg(block):
-    """A drawing by itself."""
-    placed, width = place(block, PAD, PAD)
-    shapes, bottom = [], [0]
-
-    def add(one):
-        bottom[0] = max(bottom[0], one.y + one.height)
-        whole = "\n".join((one.block.title, *one.block.facts))
-        rows = "".join(
-            f'<text{"" if k else TITLE} x="{one.x + PAD:.1f}" y="{one.y + PAD + LINE * (k + 0.8):.1f}">'
-            f"{html.escape(text)}</text>"
-            for k, text in enumerate((one.block.title, *map(shortened, one.block.facts)))
-        )
-        shapes.append(
-            f'<g class="block"><title>{html.escape(whole)}</title>'
-            f'<rect x="{one.x:.1f}" y="{one.y:.1f}" width="{one.width:.1f}" '
-            f'height="{one.height:.1f}" rx="5"/>{rows}</g>'
-        )
-        middle = one.x + one.width / 2
-        for other in one.below:
-            x, y = other.x + other.width / 2, one.y + one.height
-            half = (y + other.y) / 2
-            shapes.append(
-                f'<path d="M{middle:.1f} {y:.1f}C{middle:.1f} {half:.1f} {x:.1f} {half:.1f} {x:.1f} {other.y:.1f}"/>'
-            )
-            if other.block.edge:
-                shapes.append(
-                    f'<text class="edge" x="{x:.1f}" y="{other.y - 6:.1f}">'
-                    f"{html.escape(shortened(other.block.edge))}</text>"
-                )
-            add(other)
-
-    add(placed)
-    wide, high = width + 2 * PAD, bottom[0] + PAD
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{wide:.0f}" height="{high:.0f}" '
-        f'viewBox="0 0 {wide:.0f} {high:.0f}" '
-        f'font-family="ui-monospace, monospace" font-size="11"><style>{SVG_STYLE}</style>{"".join(shapes)}</svg>\n'
-    )
-
-
-SVG_STYLE = (
-    "rect{fill:#f6f8fa;stroke:#8c959f}path{fill:none;stroke:#8c959f}text{fill:#1f2328}"
-    ".title{font-weight:bold}.edge{text-anchor:middle;fill:#0969da}"
-    "@media(prefers-color-scheme:dark){rect{fill:#161b22;stroke:#6e7681}path{stroke:#6e7681}text{fill:#e6edf3}"
-    ".edge{fill:#58a6ff}}"
-)
-
-
 # --- .html ------------------------------------------------------------------------------------------
 
 
 def as_html(block):
-    """A page by itself: the drawing, and each block to unfold, down to the ops."""
+    """A page by itself: each block to unfold, down to the ops."""
     title = html.escape(f"{block.title} - cgt")
     return (
         f'<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><title>{title}</title>'
         f"<style>{PAGE_STYLE}</style></head><body>\n"
-        f'<div class="drawing">{as_svg(block)}</div>\n{unfolding(block, True)}'
-        f"<p>{html.escape(LEGEND)}</p>\n</body></html>\n"
+        f"{unfolding(block)}<p>{html.escape(LEGEND)}</p>\n</body></html>\n"
     )
 
 
-def unfolding(block, is_open=False):
+def unfolding(block):
     edge = f'<span class="edge">{html.escape(block.edge)}</span> ' if block.edge else ""
     ops = "".join(f"<li><code>{html.escape(op)}</code> {html.escape(line)}</li>" for op, line in block.ops)
     facts = "".join(f"<li>{html.escape(fact)}</li>" for fact in block.facts)
     return (
-        f"<details{' open' if is_open else ''}><summary>{edge}{html.escape(block.title)}</summary>\n<ul>{facts}</ul>\n"
+        f"<details open><summary>{edge}{html.escape(block.title)}</summary>\n<ul>{facts}</ul>\n"
         + (f'<details class="ops"><summary>{len(block.ops)} ops</summary><ol>{ops}</ol></details>\n' if ops else "")
-        + "".join(unfolding(one, True) for one in block.below)
+        + "".join(unfolding(one) for one in block.below)
         + "</details>\n"
     )
 
@@ -252,10 +156,10 @@ LEGEND = (
 )
 PAGE_STYLE = (
     "body{font:14px system-ui,sans-serif;margin:1.5em;color:#1f2328;background:#fff}"
-    ".drawing{overflow:auto}code{font-family:ui-monospace,monospace}"
+    "code{font-family:ui-monospace,monospace}"
     "details{margin:.3em 0 .3em 1.2em}summary{cursor:pointer;font-weight:600}"
     ".edge{color:#0969da}.ops summary{font-weight:400}p{color:#59636e;max-width:60em}"
     "@media(prefers-color-scheme:dark){body{color:#e6edf3;background:#0d1117}.edge{color:#58a6ff}p{color:#9198a1}}"
 )
 
-FORMATS = {".svg": as_svg, ".html": as_html, ".dot": as_dot}
+FORMATS = {".html": as_html, ".dot": as_dot}

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import cgt_core as core
 import torch
-from cgt_core import COPIED, NONE, PINNED, REBOUND, VALUE
+from cgt_core import COPIED, EQUAL, NONE, PINNED, PLAIN, REBOUND, VALUE
 
 from ..cuts.segments import Value
 from ..data import State
@@ -194,8 +194,8 @@ def told_apart(state: State) -> dict[int, dict[str, str]]:
     told = {}
     for node in core.fn_nodes(state.f):
         facts, kept = core.node_facts(node), state.keep.get(node)
-        leaves = pytree.leaves_of_program(state.learnt.programs[facts.spec][0])
-        told[node] = {path: pytree.told_leaf(x) for path, x in leaves if not isinstance(x, pytree.Stand)}
+        leaves = pytree.leaves_of(*state.learnt.programs[facts.spec])
+        told[node] = {path: pytree.told_leaf(op) for path, op in leaves.items() if op[0] in (PLAIN, EQUAL)}
         slots = enumerate(zip(kept.slot_paths, facts.slots, strict=True) if kept is not None else ())
         told[node] |= {path: str(core.slot_shape(node, k)) for k, (path, slot) in slots if slot.leaf != NONE}
     paths = {path for one in told.values() for path in one}
@@ -332,15 +332,10 @@ def explain_branch(owner, facts, here, parent, indent):
 def explain_ways(state, facts, nodes, depth, indent, label, below):
     """Lines on recordings of a function that read the same values so far, `depth` of them; what ran behind each, says
     `below`."""
-    lines, ways = [], {}
-    for node in nodes:
-        values = state.keep[node].values if node in state.keep else []
-        if len(values) == depth:
-            lines.append(f"{indent}{label}: {describe_node(facts[node], depth)}")
-            lines.extend(below(node, indent + "  "))
-        else:
-            way = ways.setdefault((values[depth].line, facts[node].segments[depth]), {})
-            way.setdefault(values[depth], []).append(node)
+    lines, (ends, ways) = [], parted(state, nodes, depth)
+    for node in ends:
+        lines.append(f"{indent}{label}: {describe_node(facts[node], depth)}")
+        lines.extend(below(node, indent + "  "))
     for (line, length), way in ways.items():
         one = facts[next(iter(way.values()))[0]]
         lines.append(f"{indent}{label}: {describe_length(one, length)}, then a value is read at {line}")
@@ -348,6 +343,20 @@ def explain_ways(state, facts, nodes, depth, indent, label, below):
             told = describe_value(value)
             lines.extend(explain_ways(state, facts, some_nodes, depth + 1, indent + "  ", told, below))
     return lines
+
+
+def parted(state: State, nodes: Sequence[int], depth: int) -> tuple[list[int], dict]:
+    """Of recordings that read the same `depth` values so far: (those that read no more; the others by the value that
+    comes next: {(line, nodes of the graph before it): {value: [recording]}})."""
+    ends, ways = [], {}
+    for node in nodes:
+        values = state.keep[node].values if node in state.keep else []
+        if len(values) == depth:
+            ends.append(node)
+        else:
+            way = ways.setdefault((values[depth].line, core.node_facts(node).segments[depth]), {})
+            way.setdefault(values[depth], []).append(node)
+    return ends, ways
 
 
 def size(n):

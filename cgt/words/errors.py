@@ -1,14 +1,12 @@
 """What cgt raises and warns with, and every sentence that it says.
 
-A reason tells what happened, where (file:line and op), and what to change; cgt's part ("ran
-eagerly") is said by `explain`. The core knows no words: `DriverError` carries facts, and
-`recording_failed` makes the sentence.
+A reason tells what happened, where (file:line and op), and what to change; cgt's part ("ran eagerly") is said by
+`explain`. The core knows no words: `DriverError` carries facts, and `recording_failed` makes the sentence.
 """
 
 import functools
 import inspect
 import string
-import types
 from collections.abc import Callable
 
 CODES: dict[int, Callable] = {}  # number -> the sentence's function
@@ -45,8 +43,14 @@ def code(number: int) -> Callable:
 
 
 def says(text: str) -> Callable[..., str]:
-    """The sentence `NNN: what it tells of {these}`, NNN its code; these are its arguments, in the order of the text."""
-    number, _, words = " ".join(text.split()).partition(": ")
+    """The sentence `NNN: what it tells of {these}`, NNN its code."""
+    number, _, words = text.partition(": ")
+    return code(int(number))(phrase(words))
+
+
+def phrase(text: str) -> Callable[..., str]:
+    """A function that says this; what it tells of {these} are its arguments, in the order of the text."""
+    words = " ".join(text.split())
     names = list(dict.fromkeys(name for _, name, _, _ in string.Formatter().parse(words) if name))
 
     def sentence(*given):
@@ -54,7 +58,7 @@ def says(text: str) -> Callable[..., str]:
 
     parameters = [inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD) for name in names]
     vars(sentence)["__signature__"] = inspect.Signature(parameters)
-    return code(int(number))(sentence)
+    return sentence
 
 
 # --- sentences: why a call was not replayed, and what is raised -----------------------------------
@@ -65,8 +69,7 @@ host_read = says("""101: {op} at {line} needs a value on the host in the middle 
     or return the number or the tensor and look at it outside.""")
 dynamic_shape = says("""102: {op} at {line} makes a tensor whose shape depends on data. Use a mask with torch.where, a
     fixed size, or an index (x[x > 0]): a mask can be read.""")
-reads_too_much = says("""103: the values that the function reads on the way, up to {line}, are too many. Read fewer, or
-    outside.""")
+reads_too_much = says("103: the function reads too many values on the way, up to {line}. Read fewer, or outside.")
 another_value = says("104: the function read a value at {lines} for which there is no recording yet.")
 varying_values = says("""105: the values that the function reads at {lines} have not come before, and a recording is for
     one of them alone. Read what has few (mask.all()), or return the tensor and read it outside.""")
@@ -87,8 +90,7 @@ number_saved = says("113: a backward outside of the function, compiled code or a
 number_type = says("""114: the function asks for an exact type with type(x), calls a method such as __le__ by its name,
     catches TypeError, or adds floats with sum(), at {line}: there a number that changes is recorded by itself.
     isinstance(), operators, and a test in place of `try` would not keep it from that.""")
-stores_number = says("""115: the function changes the number in {path}, which it reads: from the next call on it is
-    computed at each.""")
+stores_number = says("115: the function changes the number in {path}, which it reads: computed from the next call on.")
 reads_counter = says("""116: the function counts in {path}, a tensor on the CPU, or asks for its number: from the next
     call on it is computed at each.""")
 counter_used = says("""117: {what} at {line} uses {path}, a tensor on the CPU in which the call counted before: from the
@@ -97,8 +99,7 @@ counters_join = says("""118: the function counts in further tensors on the CPU a
     known: from the next call on all are.""")
 counters_part = says("""119: {path} and {other} held the same number when this was recorded, and do not any more:
     recorded anew.""")
-waits = says("""120: each call waits for a value that is read at {line}, and each value that comes again has a
-    recording.""")
+waits = says("120: each call waits for a value that is read at {line}; each that comes again has a recording.")
 
 # 2: tensors and their memory
 misaligned = says("""203: {path} begins at another remainder of 512 bytes (64 on the CPU) at each call, a slice of a
@@ -115,13 +116,10 @@ strange_output = says("""208: {path} is a {kind}, which cgt cannot rebuild at a 
     dicts or dataclasses, or register the type with torch.utils._pytree.""")
 unknown_output = says("209: {path} is a tensor that cgt did not see being made. Make it with PyTorch ops.")
 host_output = says("210: {path} is a CPU tensor made in a function on the GPU. Return a GPU tensor.")
-kept_tensor = says("""211: a tensor made at {line} outlives the call{held_by}. Return it, or copy_ into a tensor that
-    exists before.""")
+kept_tensor = says("211: a tensor made at {line} outlives the call{held_by}. Return it, or copy_ into an older tensor.")
 replaces_memory = says("212: {op} at {line} replaces the memory of a tensor. Make a new tensor, or copy_ into the old.")
-absolute = says("""213: {op} at {line} counts from the start of an argument's memory, and the argument moves. Use slices
-    and views instead.""")
-changes_shape = says("""214: {op} at {line} changes the shape of a tensor from outside in place. Use the form without
-    underscore.""")
+absolute = says("213: {op} at {line} counts from the start of an argument's memory, which moves. Use slices and views.")
+changes_shape = says("214: {op} at {line} changes an outer tensor's shape in place. Use the form without underscore.")
 layout = says("215: {op} at {line} works on {kind}. Use a plain, dense tensor.")
 odd_tensor = says("""216: {path} is {kind}. Use a plain, dense tensor, or leave this part outside of the jitted
     function.""")
@@ -181,8 +179,8 @@ drawn_in_vain = says("""310: {name} was being recorded, which came to nothing ({
     what comes as a tensor.""")
 new_generator = says("""311: the function draws from a torch.Generator that it makes itself. Make it outside, and reach
     it by argument or closure.""")
-imports = says("""312: the call imported {file}, and so ran code that other calls do not: recorded when one comes that
-    imports nothing.""")
+imports = says("312: the call imported {file}, and so ran code that others do not: recorded when one imports nothing.")
+new_code = says("313: code ran for the first time ({name} at {line}); what it reads is guarded from the next call on.")
 hidden_code = says("""314: a profiler, or a thread that the function started, hides which code ran, and so what it read.
     Record without the profiler, and start threads outside.""")
 too_many_places = says("""315: the function's code can read too much to guard it all, and torch.compile hides which part
@@ -195,8 +193,9 @@ row_kept = says("""318: a row that a number chose from a tensor outlives the cal
     each such number is recorded by itself.""")
 early_bound = says("""320: {path} reads a tensor's memory and was looked up before cgt could watch it. Look it up where
     it is called: x.tolist(), torch.utils.dlpack.to_dlpack(x).""")
-parallel_settles = says("""322: {name} takes times in its first iterations, which a replay could not: it is recorded
-    after them.""")
+parallel_settles = says("322: {name} takes times in its first iterations, which no replay could: recorded after them.")
+op_elsewhere = says("""323: {op} ran in another thread, to which the function may have given work (a pool, a queue,
+    nn.DataParallel): no recording has it. Work on tensors in the function's own thread, or jit what that runs.""")
 unseen_kernel = says("""324: no op wrote the memory that was made empty at {line}, and it is used: a kernel that PyTorch
     shows to nobody may fill it.""")
 swapped = says("""325: torch.utils.swap_tensors was called at {line}: what a recording reads would be another tensor
@@ -205,13 +204,10 @@ casts_inside = says("""326: {op} at {line} runs other ops, which autocast change
     Call it outside of autocast.""")
 
 # 4: gradients and optimizers
-odd_root = says("""401: {path} requires grad and shares memory with an argument or with another such result. Return a
-    clone of it.""")
-made_leaf = says("""402: {path} is a leaf that the function makes and that requires grad. Make it outside, or return it
-    detached.""")
+odd_root = says("401: {path} requires grad and shares memory with an argument or another such result. Return a clone.")
+made_leaf = says("402: {path} is a leaf that the function makes and that requires grad. Make it outside, or detach it.")
 outer_graph = says("""403: gradients would flow ({line}) to something that cgt cannot follow: a graph made before the
-    call, or a leaf made in it (x.detach().requires_grad_()). Pass such tensors as arguments, or return detached
-    results.""")
+    call, or a leaf made in it (x.detach().requires_grad_()). Pass such tensors as arguments, or detach results.""")
 written_root = says("404: {path} requires grad and is written in place. Return the new value instead.")
 first_gradient = says("405: the result requires grad for the first time: from the next call on it is recorded so.")
 backward_reads = says("""406: the backward of this function, at {line}, reads a tensor that autograd did not save (a
@@ -221,6 +217,7 @@ stale_backward = says("407: this backward belongs to a replayed call, and {why}"
 not_run_again = says("""408: a backward through a replayed call of {name} asked for create_graph=True or for batched
     gradients (vmap, is_grads_batched). cgt runs the call once more for that, as a checkpoint does, but {why}. Call
     {name}.__wrapped__ (a module's forward()) there; further calls of {name} with gradients run eagerly.""")
+refused_backward = says("409: a backward through it asked for create_graph=True or for batched gradients, and {why}")
 transforms = says("""411: {line} differentiates with torch.func, which does not work where a later backward's needs are
     watched. Return a result that does not require grad, or jit the whole step with its backward().""")
 late_read = says("""412: the backward pass read a saved tensor again after it had let go of it; it is recorded anew with
@@ -245,6 +242,8 @@ scaler_outside = says("""421: GradScaler.step at {line} needs to know on the hos
 unrecorded = says("501: such a call was not recorded yet. Call it outside first, until cgt.stats tells of replays.")
 limit = says("502: recorded {n} times already (max_records); {why}")
 timed = says("505: timed as it is: a recording was not replayed yet, and another one must pay.")
+does_not_pay = says("""503: recordings do not pay so far: with the next one they take {spent:.1f} ms, an eager call
+    {eager:.0f} µs, and few would be replayed; {why} Tried again after {calls} calls, or when calls stay alike.""")
 another_mode = says("""506: a mode of torch (gradients, autocast, inference, deterministic algorithms, the default
     dtype) is another one than when it was recorded. Enter it inside the jitted function, or keep to a few.""")
 another_way = says("""507: what ran before it in this iteration is another recording, or none, than when it was
@@ -255,6 +254,8 @@ lost = says("""509: the iteration went on while this was recorded: another threa
 mode_inside = says("""511: a dispatch mode is active at {line}: it sees the ops that run, and a replay runs none. Put
     the mode around the call.""")
 disabled = says("512: CGT_DISABLE=1: jitted functions are plain ones.")
+never_replayed = says("""513: none of {calls} calls of {name} was replayed. Mostly: {reason} (cgt.explain({short}) tells
+    the rest; this is said once for each function.)""")
 not_replayed = says("514: {name} is not replayed, as cgt.require_replay() demands: {reason}")
 strict = says("515: {name} is not replayed, as CGT_STRICT=1 demands: {reason}")
 nothing_jitted = says("""516: {script} jits nothing: mark a function with @cgt.jit, or ask cgt.doctor(f, *args) about
@@ -269,8 +270,7 @@ op_apart = says("""601: {op} at {line} cannot be captured. It runs between two g
     writes to an argument or is not PyTorch's own, nor in a backward or behind writes to anything from outside. There
     call it first, or outside.""")
 island_differs = says("""603: what the eager parts of {name} returned, or changed, was not what it was when the call was
-    recorded: the rest ran eagerly. Let them return tensors of the same shapes, and nothing that Python code goes
-    by.""")
+    recorded: the rest ran eagerly. Let them return tensors of the same shapes, and nothing that Python goes by.""")
 island_unsafe = says("""604: an eager part (cgt.eager) of {name} wrote to a tensor from outside, or changed a list, dict
     or gradient that {name} can read, and the rest of the call could not be replayed ({why}) It cannot run again. Let
     the part return what it finds.""")
@@ -280,6 +280,8 @@ fork_in_backward = says("""606: torch's {name} at {line} runs in a backward. Cal
     jitted function.""")
 fork_with_grad = says("""607: torch's {name} at {line} works on tensors that require grad, and its backward is PyTorch's
     own. Put it under torch.no_grad(), or choose with `if` on a tensor, or with torch.where.""")
+fork_raised = says("""608: a body of torch's cond or while_loop raised while it was recorded ({line}; {what}). Each body
+    is run once for that, with the operands of the call: it must not raise for any.""")
 fork_result = says("""609: torch's {name} at {line} {what}. Return new tensors from each body, of the same kind; pass
     and return clones.""")
 body_writes = says("""610: {op} at {line}, in a body of torch's cond or while_loop, writes a tensor that the body did
@@ -301,8 +303,7 @@ hidden_kernels = says("""616: kernels that no op shows (TorchScript fuses some) 
 beside = says("""701: {line} reads memory around an argument that moves (its _base, or past its end). Pass the whole
     tensor as an argument.""")
 other_device = says("""702: {op} at {line} works on {device}, and the call is recorded on {home}, where its arguments
-    lie (the current GPU, if they lie on none or several). Say device= where a tensor is made, and jit what runs on each
-    GPU by itself.""")
+    lie (the current GPU, if on none or several). Say device= where a tensor is made; jit what each GPU runs.""")
 cudnn_dropout = says("""704: a recurrent layer draws its dropout from a random state of cuDNN's, which begins anew at
     this call, since the generator's seed was set. Seed less often, or give the layer dropout=0 and put torch.nn.Dropout
     between layers.""")
@@ -316,11 +317,9 @@ overdue = says("""708: replays on cuda:{device} that exchange data with other pr
     process ends, as it does by NCCL's watchdog where a collective ran eagerly; python -X faulthandler tells where its
     threads were. TORCH_NCCL_ASYNC_ERROR_HANDLING=0 turns off both.""")
 spread_graph = says("""709: {op} at {line} works on {device}, in a call that is recorded on {home}, and a backward
-    outside of the call is to go through it. Jit the whole step, the backward inside, or what runs on each GPU by
-    itself.""")
+    outside of the call is to go through it. Jit the whole step, backward inside, or what each GPU runs.""")
 spread_draws = says("""710: {op} at {line} draws on {device} from a generator of the program's own or a random state of
-    cuDNN's, and the call is recorded on {home}. Draw there from the default generator, or jit what runs on each GPU by
-    itself.""")
+    cuDNN's, and the call is recorded on {home}. Draw there from the default generator, or jit what each GPU runs.""")
 no_checkpoints = says("""711: memory comes from the allocator {backend}, which cannot be put back to where a recording
     began. Use PyTorch's own: no backend:cudaMallocAsync in PYTORCH_CUDA_ALLOC_CONF, no change_current_allocator (RMM's,
     or another one); for some tensors alone, torch.cuda.MemPool.""")
@@ -332,6 +331,7 @@ no_generator_function = says("""802: {name} is {kind}: its body runs after the c
 bad_option = says("803: cgt.jit({name}={value!r}): expected {allowed}.")
 bad_switch = says("804: {name}={value}: expected {expected}.")
 not_jitted = says("805: {what!r} was not made by cgt.jit.")
+no_drawing = says("806: cgt.show draws into a file whose name ends in .html or .dot, not {path}.")
 no_tap = says("807: cgt.tap() takes a name and a tensor, not a {name} and a {t}.")
 tapped_inside = says("""808: cgt.tapped() is for outside of jitted functions: a replay would not look again. Pass the
     tensor to the function.""")
@@ -342,6 +342,15 @@ called_otherwise = says("""809: {name} has a __call__ that does not come to nn.M
 other_torch = says("""901: cgt {version} cannot be loaded with torch {now} ({why}). Its core belongs to the torch that
     it was built against: build it again with this one, pip install --no-build-isolation --force-reinstall --no-deps cgt
     (or make ext, where its sources are).""")
+
+
+# --- parts of other sentences, and what who watches is told: these have no code -----------------------
+
+other_op = phrase("The first op that is another one: {now}, recorded as {recorded}.")
+told_miss = phrase("{name} runs eagerly: {reason}")
+told_rescue = phrase("""a result of {name} ({size} B, made at {line}) is still held where a replay is about to overwrite
+    it: moved""")
+told_evict = phrase("the recording that ran longest ago goes, to make room for one of {name}: there are {count}")
 
 
 # --- sentences that are put together ---------------------------------------------------------------
@@ -411,10 +420,6 @@ UNAUDITED = {  # why a replay is not compared with eager, for explain()
 }
 
 
-def other_op(now: str, recorded: str) -> str:
-    return f" The first op that is another one: {now}, recorded as {recorded}."
-
-
 @code(703)
 def collective(op: str, line: str, waits: bool = False) -> str:
     what = (
@@ -431,34 +436,6 @@ def parallel_module(name: str, line: str, why: str = "") -> str:
         f"{name}'s forward at {line} prepares the exchange of gradients that its backward will do"
         f"{f' ({why})' if why else ''}. Jit what it wraps: cgt.jit(module)."
     )
-
-
-@code(608)
-def fork_raised(line: str, what: str) -> str:
-    return (
-        f"a body of torch's cond or while_loop raised while it was recorded ({line}; {what.rstrip('.')}). Each body is"
-        " run once for that, with the operands of the call: it must not raise for any."
-    )
-
-
-@code(323)
-def op_elsewhere(op: str) -> str:
-    return (
-        f"{op.replace('::', '.')} ran in another thread, to which the function may have given work (a pool, a queue,"
-        " nn.DataParallel): no recording has it. Work on tensors in the function's own thread, or jit what the other"
-        " thread runs."
-    )
-
-
-@code(313)
-def new_code(code: types.CodeType) -> str:
-    place = f"{code.co_name} at {code.co_filename}:{code.co_firstlineno}"
-    return f"code ran for the first time ({place}); what it reads is guarded from the next call on."
-
-
-refused_backward = says(
-    """409: a backward through it asked for create_graph=True or for batched gradients, and {why}"""
-)
 
 
 @code(413)
@@ -494,29 +471,9 @@ def blocked(kind: int) -> str:
     )[kind]
 
 
-@code(513)
-def never_replayed(name: str, calls: int, reason: str) -> str:
-    return (
-        f"none of {calls} calls of {name} was replayed. Mostly: {reason} (cgt.explain({name.rpartition('.')[2]}) tells"
-        " the rest; this is said once for each function.)"
-    )
-
-
-def told_miss(name: str, reason: str) -> str:
-    return f"{name} runs eagerly: {reason}"
-
-
 def told_record(name: str, kind: str, seconds: float, why: str) -> str:
     done = f"{name}: {kind}ed in {seconds * 1e3:.1f} ms"
     return done if why == unrecorded() else f"{done}: {why}"
-
-
-def told_rescue(name: str, size: int, line: str) -> str:
-    return f"a result of {name} ({size} B, made at {line}) is still held where a replay is about to overwrite it: moved"
-
-
-def told_evict(name: str, count: int) -> str:
-    return f"the recording that ran longest ago goes, to make room for one of {name}: there are {count}"
 
 
 @code(504)
@@ -526,15 +483,6 @@ def new_kind(path: str | None = None) -> str:
     return (
         f"the first call with such arguments: {path} is another one at each call. Recorded when one comes that is like"
         " it. Keep it to a few values, or pass it by itself as a float, an int or a tensor."
-    )
-
-
-@code(503)
-def does_not_pay(spent: float, eager: float, calls: int, why: str) -> str:
-    return (
-        f"recordings do not pay so far: with the next one they take {1e3 * spent:.1f} ms, an eager call"
-        f" {1e6 * eager:.0f} µs, and few would be replayed; {why} Tried again after {calls} calls, or when calls stay"
-        " alike."
     )
 
 
@@ -578,8 +526,3 @@ def arguments_changed(path: str, then: object = None, now: object = None) -> str
         f"{path}{told} has another shape, dtype or value at each call. Keep to a few shapes and values (a number that "
         "changes: pass it as a tensor)."
     )
-
-
-@code(806)
-def no_drawing(path: str, known: list[str]) -> str:
-    return f"cgt.show draws into a file whose name ends in {', '.join(known[:-1])} or {known[-1]}, not {path}."

@@ -13,26 +13,16 @@ from typing import TypeVar
 
 import cgt_core as core
 import torch
+import torch.utils._device  # torch.get_default_device would import it, in the middle of a run
 from torch._C._dynamo import eval_frame
-from torch._ops import OpOverload
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._ops import OpOverload as OpOverload
+from torch._subclasses.fake_tensor import FakeTensorMode as FakeTensorMode
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import (
     TorchDispatchMode,
     _get_current_dispatch_mode_stack,
     is_traceable_wrapper_subclass,
 )
-
-__all__ = [
-    "CAPTURE_CHECKS", "COMPILED_FRAME", "HIGHER_ORDER_CALL", "HOP_COMPILES", "HOP_WRAPPERS", "JITERATORS",
-    "KEEPS_GRAPH", "READ_BEHIND", "SAVED_HOOKS_DISABLE", "SHARDED_FIELDS", "SHARDED_KINDS", "SHARDED_PARAMETER",
-    "TO_DLPACK", "DispatchMode", "FakeTensorMode", "OpOverload", "clear_workspaces", "compilations",
-    "compiled_switches", "forget_reduction", "gathered_in", "graph_task", "has_threads", "inductor_is_there",
-    "is_forward_ad", "is_gathered", "is_pending", "is_reduced", "is_sharded_module", "is_traceable", "knows_parallel",
-    "knows_sharding", "may_donate", "mode_is_active", "nccl_timeout", "odd_parallel", "outside_dynamo",
-    "parallel_iteration", "pop_saved_hooks", "push_saved_hooks", "region_call", "self_check", "sequence_number",
-    "set_parallel_statistics", "sharded_module", "sharding_calls", "used_map_size", "without_torch_function",
-]  # fmt: skip
 
 F = TypeVar("F", bound=Callable)
 
@@ -73,6 +63,9 @@ READ_BEHIND = [
 
 # What launches a kernel of torch.cuda.jiterator's: (owner, name), where this torch has it.
 JITERATORS = [(torch._C, name) for name in ("_cuda_jiterator_compile_and_launch_kernel",) if hasattr(torch._C, name)]
+
+# What torch.jit.script makes of a method, of which it reads the source: likewise.
+SCRIPTED = [(torch.jit._recursive, name) for name in ("make_stub",) if hasattr(torch.jit._recursive, name)]
 
 
 # The code in which optimizers look whether they are being captured, and refuse it.

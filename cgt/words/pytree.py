@@ -8,9 +8,9 @@
                           TENSOR
 
 A program is a tuple of ops `(kind, n, obj)` in pre-order: after an op come its `n` children, each
-followed by its own. Tomorrow's arguments are compared with it in one walk that builds nothing: the
-core does that, `matches` is its specification. What a program does not mention is not guarded, so
-the rule is to be strict: exact types, 1 is not True, -0.0 is not 0.0.
+followed by its own. Tomorrow's arguments fit if their program is the same (`same_program`); the core compares them
+with it in one walk that builds nothing. What a program does not mention is not guarded, so the rule is to be strict:
+exact types, 1 is not True, -0.0 is not 0.0.
 
 A program keeps alive every constant and every type that it names, but no tensor.
 """
@@ -37,7 +37,7 @@ PLAIN_TYPES = frozenset(
     | {slice, torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size}
 )
 HASHABLE_INSTEAD = {list: "a tuple", dict: "a tuple of its items", set: "a frozenset"}
-EXACT_TYPE = {TUPLE: tuple, LIST: list, DICT: dict}
+LEAVES = frozenset((TENSOR, PLAIN, SAME, EQUAL, LIVE))
 HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: a class made at run time, not a C type such as dict
 
 
@@ -110,6 +110,7 @@ class Flat(NamedTuple):
     paths: tuple  # of each tensor leaf: "args[0]['x'].w"
     objects: tuple  # (path, object) of every SAME and EQUAL leaf, in order
     numbers: tuple = ()  # (path, number) of every LIVE leaf, in order
+    where: tuple = ()  # the path of each op
 
 
 def flatten(
@@ -117,7 +118,7 @@ def flatten(
 ) -> Flat:
     """Flatten `tree`. Paths start with `path`; a subtree whose path is in `static` is one leaf. `objects`: opens those
     that it knows as dataclasses are. `live`: paths of what may be another number of its type at each call."""
-    out = Flat([], [], [], [], [])  # type: ignore[arg-type]  # while they grow
+    out = Flat([], [], [], [], [], [])  # type: ignore[arg-type]  # while they grow
     _flatten_into(out, tree, path, frozenset(static), {}, objects, live)
     return Flat(*map(tuple, out))
 
@@ -130,20 +131,12 @@ def flatten_result(result: object, is_made: Callable[[torch.Tensor], bool], is_o
     flat = flatten(result, "result", objects=objects)
     if not objects.opened:
         return flat
-    inside = _holders_inside(result, set(map(id, objects.opened)))
-    counted = zip(objects.opened, _references(objects.opened), strict=True)
-    is_shared = any(not is_own if one is result else n - PASSING > inside[id(one)] for one, n in counted)
-    return flatten(result, "result") if is_shared else flat
+    return flatten(result, "result") if _held_elsewhere(objects.opened, result, objects.opened, is_own) else flat
 
 
 def find_shared(result: object, is_own: bool) -> list[list | dict]:
     """The lists and dicts of a result that somebody else holds, too. is_own: see flatten_result."""
-    ones = [one for one in _met_in(result) if issubclass(type(one), (list, dict))]
-    inside = _holders_inside(result, ())
-    return [
-        one for one, n in zip(ones, _references(ones), strict=True)
-        if (not is_own if one is result else n - PASSING > inside[id(one)])
-    ]  # fmt: skip
+    return _held_elsewhere([one for one in _met_in(result) if issubclass(type(one), (list, dict))], result, (), is_own)
 
 
 def leaves_in(tree: object) -> list[object]:
@@ -171,6 +164,13 @@ class Objects(NamedTuple):
 
 def _references(ones):
     return [sys.getrefcount(one) for one in ones]
+
+
+def _held_elsewhere(ones, result, opened, is_own):
+    """Those of these parts of a result that somebody else holds, too."""
+    inside = _holders_inside(result, set(map(id, opened)))
+    counted = zip(ones, _references(ones), strict=True)
+    return [one for one, n in counted if (not is_own if one is result else n - PASSING > inside[id(one)])]
 
 
 def _holders_inside(root, opened):
@@ -265,67 +265,56 @@ def unflatten_call(program: Collection[tuple], tensors: Collection[torch.Tensor]
     return _build_all(program, tensors, 2)
 
 
-def first_difference(program: tuple, args: tuple, kwargs: dict) -> tuple[str, str, str] | None:
-    """(path, what a call had that this program is of, what this one has), as texts, of the first plain value or
-    container in which they differ; or None. For messages."""
-    then, now = dict(leaves_of_program(program)), dict(leaves_of({"args": args, "kwargs": kwargs}))
-    for path in dict.fromkeys((*then, *now)) if then else ():
-        was, one = then.get(path, Stand.NOTHING), now.get(path, Stand.NOTHING)
-        one = Stand.TENSOR if isinstance(one, torch.Tensor) else one
-        if was is not Stand.ANY and was is not one and not same_value(was, one):
+def first_difference(recorded: tuple[tuple, tuple], flat: Flat) -> tuple[str, str, str] | None:
+    """(path, what a recorded call had there, what this one has), as texts, of the first leaf in which they differ, but
+    for objects and numbers that may be any; or None. `recorded`: (program, where). For messages."""
+    numbers = {path: (PLAIN, 0, number) for path, number in flat.numbers}
+    then, now = leaves_of(*recorded), leaves_of(flat.program, flat.where) | numbers
+    for path in dict.fromkeys((*then, *now)):
+        was, one = then.get(path), now.get(path)
+        if (
+            was is None
+            or one is None
+            or not (was[0] in (SAME, LIVE) or was[0] == one[0] == TENSOR or _same_op(was, one))
+        ):
             return path, told_leaf(was), told_leaf(one)
     return None
 
 
-def leaves_of_program(program: tuple) -> list[tuple[str, object]]:
-    """[(path, leaf)] of the calls that it is of, if it names but containers that torch's pytrees know, too; else []."""
-    stands = {TENSOR: Stand.TENSOR, LIVE: Stand.ANY, SAME: Stand.ANY}
-    told = [(PLAIN, 0, stands.get(op[0], op[2])) if op[0] in (*stands, EQUAL) else op for op in program]
-    if {op[0] for op in told} - {PLAIN, TUPLE, LIST, DICT, NAMEDTUPLE}:
-        return []
-    args, kwargs = unflatten_call(told, [])
-    return leaves_of({"args": args, "kwargs": kwargs})
+def leaves_of(program: tuple, where: tuple) -> dict[str, tuple]:
+    """{path: op} of a call's leaves."""
+    return {path: op for op, path in zip(program, where, strict=True) if op[0] in LEAVES}
 
 
-def told_leaf(x: object) -> str:
-    if isinstance(x, Stand):
-        return x.value
+def told_leaf(op: tuple | None) -> str:
+    if op is None or op[0] == TENSOR:
+        return "nothing" if op is None else "a tensor"
     try:
-        return repr(x)[:40]
+        return repr(op[2])[:40]
     except Exception:  # the user's own, which no message of ours may raise
-        return f"a {type(x).__qualname__}"
+        return f"a {type(op[2]).__qualname__}"
 
 
-class Stand(enum.Enum):
-    """What stands for a leaf in a message."""
-
-    TENSOR = "a tensor"
-    ANY = "anything"
-    NOTHING = "nothing"
+def same_program(recorded: tuple, program: tuple) -> bool:
+    """Whether what the second one is of fits the first, which may hold objects weakly (dispatch.find_spec)."""
+    return len(recorded) == len(program) and all(map(_same_op, recorded, program))
 
 
-def leaves_of(tree):
-    found = ((torch_pytree.keystr(path), leaf) for path, leaf in torch_pytree.tree_flatten_with_path(tree)[0])
-    return [(path[2:].replace("']", "", 1), leaf) for path, leaf in found]
-
-
-def matches(program, tree):
-    """The tensor leaves of `tree` if `program` describes it, else None."""
-    return _match_all(program, (tree,))
-
-
-def matches_call(program: tuple, args: tuple, kwargs: dict) -> list[torch.Tensor] | None:
-    """`matches` for a program of `flatten_call`."""
-    return _match_all(program, (args, kwargs))
+def _same_op(recorded, op):
+    (kind, n, was), (now_kind, now_n, now) = recorded, op
+    if (kind, n) != (now_kind, now_n):
+        return False
+    if kind == SAME and type(was) is weakref.ref and type(now) is not weakref.ref:
+        return was() is now
+    return was is now if kind in (TENSOR, LIVE, SAME, NAMEDTUPLE) else same_value(was, now)
 
 
 def same_value(recorded: Any, value: Any) -> bool:
     """Whether two constants are one value: exact type and ==, stricter where == is too generous.
 
-    Floats are compared by their bits: a nan must not miss for ever, nor -0.0 hit 0.0. Ranges that
-    are equal as sequences may differ in `stop`. Tuples, lists and dicts (what torch's pytrees tell of a
-    container) are entered because (1,) == (True,).
-    A failing == is a difference: the flatten that follows the miss explains it.
+    Floats are compared by their bits: a nan must not miss for ever, nor -0.0 hit 0.0. Ranges that are equal as
+    sequences may differ in `stop`. Tuples, lists and dicts (what torch's pytrees tell of a container) are entered
+    because (1,) == (True,). A failing == is a difference: the flatten that follows the miss explains it.
     """
     kind = type(recorded)
     if type(value) is not kind or value is recorded:
@@ -350,9 +339,10 @@ def same_value(recorded: Any, value: Any) -> bool:
 
 
 def _flatten_into(out, value, path, static, ancestors, objects, live=()):
-    """Append to the four lists of `out`. `ancestors` maps the id of each open container to its
+    """Append to the lists of `out`. `ancestors` maps the id of each open container to its
     path; every one of them is alive further up the stack, so no id is reused."""
     is_static = path in static
+    out.where.append(path)
     value = value if objects is None else wrappers.waited_for(value)
     # A proxy would lie to isinstance.
     if issubclass(type(value), torch.Tensor) and not is_static and not _is_opened(value, objects):
@@ -455,7 +445,7 @@ def _open_dataclass(value):
     names = [field.name for field in dataclasses.fields(kind)]
     # What __post_init__ left beside the fields: the function may read it, so it is guarded too.
     own = getattr(value, "__dict__", ())
-    names += [name for name in own if name not in names]
+    names += sorted(name for name in own if name not in names)
     names = [name for name in names if hasattr(value, name)]  # a field may be set later
     children = tuple(getattr(value, name) for name in names)
     about = (kind, tuple(names), len(own))
@@ -533,46 +523,6 @@ def _is_numpy(kind, name=None):
     # By name, so that cgt works without numpy and never imports it.
     bases = [base for base in kind.__mro__ if str(base.__module__).split(".")[0] == "numpy"]
     return any(name is None or base.__name__ == name for base in bases)
-
-
-def _match_all(program, trees):
-    ops, tensors = iter(program), []
-    return tensors if all(_match(ops, tree, tensors) for tree in trees) else None
-
-
-def _match(ops, value, tensors):
-    """Whether the next ops describe `value`; its tensors are appended as they are met."""
-    kind, n, obj = next(ops)
-    if kind == TENSOR:
-        tensors.append(value)
-        return type(value) is obj
-    if kind == LIVE:
-        return type(value) is obj
-    if kind == SAME:  # held weakly where it can be, see dispatch.find_spec
-        return value is obj or (type(value) is not weakref.ref and type(obj) is weakref.ref and value is obj())
-    if kind in (PLAIN, EQUAL):
-        return same_value(obj, value)
-    children = _children(value, kind, obj)
-    if children is None or len(children) != n:
-        return False
-    return all(_match(ops, child, tensors) for child in children)
-
-
-def _children(value, kind, obj):
-    """The children of `value` if it is the container that an op describes, else None."""
-    exact_type = obj[0] if kind in (DATACLASS, CUSTOM) else EXACT_TYPE.get(kind, obj)
-    if type(value) is not exact_type:
-        return None
-    if kind == DICT:
-        return tuple(value.values()) if same_value(obj, tuple(value)) else None
-    if kind == DATACLASS:  # an attribute that is absent becomes a marker that no op describes
-        if len(getattr(value, "__dict__", ())) != obj[2]:
-            return None
-        return [getattr(value, name, EXACT_TYPE) for name in obj[1]]
-    if kind == CUSTOM:
-        children, context = obj[1](value)
-        return tuple(children) if same_value(obj[2], context) else None
-    return value
 
 
 def _build_all(program, tensors, n_trees):

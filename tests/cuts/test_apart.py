@@ -269,6 +269,45 @@ def test_a_tensor_is_not_equal_to_itself_where_it_holds_a_nan(device):
     assert cgt.stats(f).replays > 10, cgt.stats(f).reasons
 
 
+SPREADS = {  # of (mean, standard deviation); the means' shape is wider, narrower, none
+    "alike": lambda m, s: torch.normal(m, s),
+    "wide means": lambda m, s: torch.normal(m, s[:1]),
+    "wide deviations": lambda m, s: torch.normal(m[:, :1], s),
+    "a number as mean": lambda m, s: torch.normal(0.5, s),
+    "half": lambda m, s: torch.normal(m.half(), s.half()).float(),
+    "a distribution": lambda m, s: torch.distributions.Normal(m, s).sample(),
+    "made here": lambda m, s: torch.normal(m * 2, s.square()) + torch.randn_like(m),
+    "none": lambda m, s: torch.normal(m[:0], s[:0]),
+}
+
+
+@pytest.mark.parametrize("name", SPREADS)
+def test_a_sampler_that_looks_at_its_deviations(device, name):
+    """On CUDA its check waits for the GPU inside of the op."""
+    f, m, s = cgt.jit(SPREADS[name]), values(device), values(device).abs()
+    drawn = []
+    for one in (f, f.__wrapped__):
+        torch.manual_seed(3)
+        drawn.append([one(m + k, s + k) for k in range(8)] + [torch.rand(2, device=device)])
+    assert all(map(identical, *drawn)) and cgt.stats(f).replays >= 5, cgt.stats(f).reasons
+
+
+def test_a_sampler_whose_deviation_is_negative_raises(device):
+    f, m, s = cgt.jit(torch.normal), values(device), values(device).abs()
+    for k in range(12):
+        wrong = k in (6, 9)
+        s.copy_(values(device, seed=k).abs() * (-1 if wrong else 1))
+        torch.manual_seed(k)
+        if wrong:
+            with pytest.raises(RuntimeError, match="std >= 0.0"):
+                f(m, s)
+        else:
+            got = f(m, s)
+            torch.manual_seed(k)
+            assert identical(got, torch.normal(m, s))
+    assert cgt.stats(f).replays >= 4, cgt.stats(f).reasons
+
+
 @pytest.mark.parametrize("kind", ["constant", "argument", "broadcast"])
 def test_masked_select(device, kind):
     def function(x, mask):

@@ -25,7 +25,7 @@ buffers and states are compared bit for bit. Replays are not audited here (`CGT_
 | database | ops: `op_db`; random: those of it that seed and draw, without the seeding; refs: `python_ref_db`; foreach; hop; functions: `autograd_function_db`; custom; modules; criteria; optim |
 | way | of operators: forward; mixed: several samples by one function in each iteration; autocast: under it, in bfloat16; inside: of clones that the function makes; noncontiguous: inputs with gaps; kept: the first tensor is the same at each call; inplace; out: into tensors that are there; backward: backward() outside; grad: autograd.grad inside. Of modules: infer; model: jitted in training; autocast: the same, under it; step: with loss, backward and optimizer. Of optimizers: step; fresh: gradients in new tensors; schedule: another rate at each call; bound: that of `cgt.jit(opt.step)`; train: with forward and backward |
 | entries | samples that eager can run, and answers twice alike |
-| replayed | of the last two calls at least one was, and the backward of one |
+| replayed | of the last two calls at least one was, and the backward of one, where it is a recording's: that of a view of an argument is autograd's own |
 | eager | by [code](messages.md) |
 | differ, raise, crash, late | that should not be: other bits; an exception of cgt's; the process ended; no answer in time |
 | not counted | eager raises, or differs from itself |

@@ -17,7 +17,8 @@ from torch import nn
 import cgt_core as core
 
 import cgt
-from cgt.decide import account, sites
+from cgt.decide import account, dispatch, sites
+from cgt.make import record
 from cgt.words import options
 
 
@@ -349,8 +350,16 @@ class Stop(Exception):
     pass
 
 
+@pytest.fixture
+def asked(monkeypatch):
+    """Grows by one with each call that compiled code hands to Python."""
+    found, miss = [], dispatch.miss
+    monkeypatch.setattr(dispatch, "miss", lambda call: found.append(call.state) or miss(call))
+    return found
+
+
 @tells("left")
-def test_calls_that_an_exception_leaves_are_counted_and_seldom_looked_at(device, allowed, looks):
+def test_calls_that_an_exception_leaves_are_counted_and_seldom_looked_at(device, allowed, looks, asked):
     @cgt.jit
     def f(x):
         y = x * 2
@@ -362,6 +371,7 @@ def test_calls_that_an_exception_leaves_are_counted_and_seldom_looked_at(device,
         assert torch.equal(caught.value.args[0], values(device, seed=k) * 2)
     s = cgt.stats(f)
     assert (s.calls, s.eager, s.warmups, s.records) == (600, 600, 0, 0) and len(looks) <= 3
+    assert len(asked) <= 20, "a call that is known to be left costs no Python of ours"
     (told,) = s.reasons
     assert "left by Stop (raised at " in told and line_of(f.__wrapped__, "raise Stop") in told
     assert told in cgt.explain(f)
@@ -407,7 +417,7 @@ def test_code_that_is_made_anew_at_each_call_is_not_learnt_for_ever(device, monk
 
 
 @tells("grows")
-def test_cache_that_grows_is_recorded_when_it_stays(device, allowed, looks):
+def test_cache_that_grows_is_recorded_when_it_stays(device, monkeypatch, allowed, looks):
     def build():
         held = {"k": torch.zeros(0, 3, device=device)}
 
@@ -417,10 +427,13 @@ def test_cache_that_grows_is_recorded_when_it_stays(device, allowed, looks):
 
         return step
 
+    captures, capture = [], record.capture
+    monkeypatch.setattr(record, "capture", lambda *args: captures.append(args) or capture(*args))
     f, plain = cgt.jit(build()), build()
     for k in range(25):
         x = values(device, seed=k)
         assert torch.equal(f(x), plain(x))
+    assert not captures, "one glance at the place was enough"
     s = cgt.stats(f)
     assert len(looks) <= 4 and (s.warmups, s.records, s.eager) == (1, 0, 24)
     assert any("held['k'] gets a tensor of another shape" in told for told in s.reasons)

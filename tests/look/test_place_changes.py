@@ -341,18 +341,6 @@ def absent_in_try():
     return function, state
 
 
-class Computes:
-    def __getattr__(self, name):
-        if name == "scale":
-            return 2.0
-        raise AttributeError(name)
-
-
-def computed():
-    state = Computes()
-    return lambda x: x * state.scale, state
-
-
 def absent_in_class():
     state = type("State", (), {})
     return lambda x: x * getattr(state, "scale", 2.0), state
@@ -406,7 +394,7 @@ def dispatched():
 
 @pytest.mark.parametrize(
     "make",
-    [function_attribute, absent_in_try, computed, absent_in_class, absent_in_class_of_instance]
+    [function_attribute, absent_in_try, absent_in_class, absent_in_class_of_instance]
     + [absent_in_base, absent_behind_an_attribute, behind_super, dispatched],
 )
 def test_attributes(make):

@@ -5,7 +5,6 @@ import copy
 import pytest
 import torch
 import torch.nn.functional as F
-from test_place_changes import agree_with_a_change
 from torch import nn
 
 # isort: split
@@ -42,32 +41,6 @@ def test_function_of_torch_that_is_replaced(device, monkeypatch, owner, name, fu
     assert torch.equal(f(x), x * 5)
     monkeypatch.undo()
     assert torch.equal(f(x), function(x))
-
-
-@pytest.mark.parametrize("make_holder", [lambda: nn.ParameterDict({"a": 2.0}), lambda: nn.ParameterList([2.0])])
-@pytest.mark.parametrize("change", ["set", "more", "less"])
-def test_plain_values_in_containers_of_parameters(make_holder, change):
-    def make():
-        holder = make_holder()
-
-        def f(x):
-            for value in holder.values() if isinstance(holder, nn.ParameterDict) else holder:
-                x = x * value
-            return x
-
-        return f, holder
-
-    def changes(holder):
-        if change == "set":
-            holder["a" if isinstance(holder, nn.ParameterDict) else 0] = 7.0
-        elif change == "more":
-            holder.update({"b": 7.0}) if isinstance(holder, nn.ParameterDict) else holder.append(7.0)
-        elif isinstance(holder, nn.ParameterDict):
-            del holder["a"]
-        else:
-            holder._size = 0
-
-    agree_with_a_change(make, changes)
 
 
 @pytest.mark.filterwarnings("ignore:Setting the SM carveout")

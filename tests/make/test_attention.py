@@ -8,11 +8,12 @@ import torch  # before the core, whose libraries are torch's
 # isort: split
 import pytest
 import torch.nn.functional as F
-from helpers import plain, same
+from helpers import AUDITS_BY_DEFAULT, plain, same
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import cgt
 from cgt.decide import sites
+from cgt.words import options
 
 KERNELS = {
     "flash": (SDPBackend.FLASH_ATTENTION, torch.bfloat16),
@@ -69,7 +70,9 @@ def kernel(request, device):
     return request.param
 
 
-def test_training_replays(device, kernel):
+@pytest.mark.parametrize("audited", [False, True])
+def test_training_replays(device, kernel, audited, monkeypatch):
+    monkeypatch.setattr(options, "AUDIT", AUDITS_BY_DEFAULT if audited else "0")
     block, batch = make(kernel, device)
     f = cgt.jit(block)
     for k in range(12):

@@ -12,7 +12,9 @@ import operator
 import os
 import pathlib
 import re
+import subprocess
 import sys
+import textwrap
 import time
 import types
 
@@ -976,3 +978,22 @@ def test_additions_of_the_code_are_followed(device, monkeypatch, exactly):
         return x * (1e16 + k + total + (lambda a: 1.0 + a)(k)) + sum([x, x], k)
 
     agree(argument(function)(device), RATES)
+
+
+def test_tensor_of_a_number_imports_nothing_in_the_middle_of_a_call():
+    # Code that imports run, a finder's of pytest's or beartype's, would count as the function's.
+    code = """
+        import sys, cgt, torch
+        asked = []
+        class Finder:
+            def find_spec(self, name, *_): asked.append(name)
+        sys.meta_path.insert(0, Finder())
+        held, x = {}, torch.ones(3)
+        f = cgt.jit(lambda x: x * torch.tensor(held["k"]).add_(1))
+        for held["k"] in (2.0, 2.0, 2.0, 3.0, 4.0, 5.0):
+            assert torch.equal(f(x), x * (held["k"] + 1))
+        print(cgt.stats(f).replays, cgt.stats(f).eager, *(name for name in asked if name == "torch.utils._device"))
+    """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "3 0\n"

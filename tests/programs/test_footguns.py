@@ -233,6 +233,8 @@ class Rates:
 RATES, STREAM, TIMES = Rates(), io.StringIO(), functools.partial(lambda x, by: x * by, by=1.0)
 RATE_OF = operator.attrgetter("lr")
 FACTOR = type("Meta", (type,), {"by": 1.0})("Factor", (), {})
+MADE = type("Made", (), {"__getattr__": lambda self, name: 1.0})()
+PLAIN = torch.nn.ParameterDict({"by": 1.0})
 
 
 def set_stream(k):
@@ -251,6 +253,8 @@ AMBIENT = {
     "astuple": (lambda x: x * dataclasses.astuple(RATES)[0], lambda k: setattr(RATES, "lr", float(k))),
     "attrgetter": (lambda x: x * RATE_OF(RATES), lambda k: setattr(RATES, "lr", float(k))),
     "metaclass": (lambda x: x * FACTOR.by, lambda k: setattr(type(FACTOR), "by", float(k))),
+    "__getattr__": (lambda x: x * MADE.by, lambda k: setattr(MADE, "by", 5.0) if k > 1 else vars(MADE).clear()),
+    "ParameterDict": (lambda x: x * sum(PLAIN.values()), lambda k: PLAIN.update({"by": float(k)})),
 }
 
 
@@ -875,15 +879,37 @@ def test_copy_of_the_dict_of_a_jitted_module(device):
         assert copied._compiled_call_impl is None and torch.equal(copied(x), model.forward(x))
 
 
-def test_jitted_module_is_scripted_behind_unjit(device):
-    class Doubles(torch.nn.Module):
-        def forward(self, x):
-            return x * 2
+class Doubles(torch.nn.Module):
+    def forward(self, x):
+        return x * 2
 
+
+def test_jitted_module_is_scripted_behind_unjit(device):
     model, x = cgt.jit(Doubles()), ones(device)
     with pytest.raises((AssertionError, RuntimeError, TypeError)):
         torch.jit.script(model)
     assert torch.equal(torch.jit.script(cgt.unjit(model))(x), x * 2)
+
+
+@footgun("torch.compile with fullgraph=True finds nothing to compile in what is jitted")
+def test_what_is_jitted_is_a_break_of_what_is_compiled_around_it(device):
+    def compiled(what):
+        torch._dynamo.reset()
+        return torch.compile(what, backend=lambda graph, _: graphs.append(graph.code) or graph.forward, fullgraph=True)
+
+    x, graphs, model = ones(device), [], Doubles()
+    in_place, function = cgt.jit(Doubles()), cgt.jit(lambda x: x * 2)
+    model.forward = cgt.jit(model.forward)
+    want = [[called(x) for called in (model, in_place, function)] for _ in range(4)][-1][0]
+    for called in (model, in_place, function, lambda x: model(x) + 1, lambda x: function(x) + 1):
+        with contextlib.suppress(RuntimeError):  # older releases of torch raise nothing
+            compiled(called)(x)
+    assert " * 2" not in "".join(graphs)
+    assert torch.equal(compiled(lambda x: in_place(x) + 1)(x), want + 1) and " * 2" in graphs[-1]
+    model.forward = cgt.unjit(model.forward)  # instead
+    assert all(" * 2" in (compiled(f)(x), graphs.pop())[1] for f in (model, cgt.unjit(in_place), cgt.unjit(function)))
+    f = cgt.jit(compiled(model))  # instead
+    assert all(torch.equal(f(x), want) for _ in range(6)) and cgt.stats(f).replays
 
 
 @footgun("A tensor stored where the function reads it keeps it from replaying")

@@ -430,6 +430,44 @@ def test_jitted_method_is_pickled_and_copied_and_jitted_where_it_comes_to(device
     assert copy.deepcopy(jitted_nothing) is jitted_nothing and copy.copy(net.forward) is net.forward
 
 
+class Decorated(Scaled):
+    """Whose forward is jitted in the class."""
+
+    forward = cgt.jit(Scaled.forward)
+
+
+def replaced(model):
+    model.forward = cgt.jit(model.forward)
+    return model
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+@pytest.mark.parametrize("way", ["replaced", "decorated", "inside"])
+def test_jitted_forward_is_scripted_as_the_plain_one(device, way):
+    torch.manual_seed(0)
+    plain, x = Scaled().to(device).requires_grad_(False), torch.ones(2, 3, device=device)
+    model = Decorated().to(device).requires_grad_(False) if way == "decorated" else replaced(copy.deepcopy(plain))
+    model.load_state_dict(plain.state_dict())
+    model = nn.Sequential(model, nn.Identity()) if way == "inside" else model
+    want = plain(x)
+    assert all(torch.equal(model(x), want) for _ in range(4))
+    scripted = torch.jit.script(model)
+    assert torch.equal(scripted(x), want) and all(torch.equal(model(x), want) for _ in range(2))
+    held = io.BytesIO()
+    torch.jit.save(scripted, held)
+    assert torch.equal(torch.jit.load(io.BytesIO(held.getvalue()))(x), want)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+def test_jitted_function_is_scripted_as_the_plain_one(device):
+    def twice(x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+    f, x = cgt.jit(twice), torch.ones(3, device=device)
+    assert all(torch.equal(f(x), x * 2) for _ in range(4)) and torch.equal(torch.jit.script(f)(x), x * 2)
+    assert torch.jit.script(f).code == torch.jit.script(twice).code
+
+
 def test_tools_that_look_at_a_function_find_what_was_jitted():
     net = Scaled()
     method, function = cgt.jit(net.forward), cgt.jit(nothing)

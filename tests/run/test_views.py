@@ -272,6 +272,57 @@ def test_another_argument_at_each_call_is_the_one_of_which_the_result_is_a_view(
     assert cgt.stats(f).replays >= 5, cgt.stats(f).reasons
 
 
+def hooked_result(x, w):
+    h = (x @ w).sin()
+    v = h.t()
+    v.register_hook(lambda g: g * 3)
+    return v, h
+
+
+def used_result(x, w):
+    h = (x @ w).sin()
+    v = h.t()
+    return h, v, (v * 3).tanh()
+
+
+@pytest.mark.parametrize("function", [hooked_result, used_result])
+def test_view_of_a_result_whose_gradients_others_hear_of(device, function):
+    f = cgt.jit(function)
+    for k in range(6):
+        answers = []
+        for run in (f, function):
+            x, w = values(device, 4, 6, seed=k), values(device, 6, 6, seed=9).requires_grad_()
+            told = played(run, w, x, hook)
+            answers.append([told[3:], w.grad])  # which results are views of each other is not asked of a call that runs eagerly
+        assert_same(*answers)
+        del answers, told
+    assert any("CGT401" in reason for reason in cgt.stats(f).reasons)
+
+
+def test_a_recording_that_comes_to_nothing_gives_each_result_its_history(device, monkeypatch):
+    """It is thrown away when results are its memory already: the mode that the function changes is asked for last."""
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", torch.backends.cudnn.benchmark)
+    w = torch.ones(6, device=device, requires_grad=True)
+
+    def function(x):
+        h = (x * w).sin()
+        y = (x + w).cos()
+        torch.backends.cudnn.benchmark = not torch.backends.cudnn.benchmark
+        return h.t(), y[0], w[1:], h, y[1]
+
+    f = cgt.jit(function)
+    for k in range(5):
+        x, grads = values(device, 4, 6, seed=k), []
+        for run in (f, function):
+            given = run(x)
+            sum(((j + 2) * t.square()).sum() for j, t in enumerate(given)).backward()
+            grads.append((w.grad, *(t.detach() for t in given)))
+            w.grad = None
+        assert_same(*grads)
+        del grads, given
+    assert any("a mode or setting" in reason for reason in cgt.stats(f).reasons)
+
+
 class Passing(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x):
