@@ -6,7 +6,7 @@ mean, and each row says why it stands where it does. One that answers True has d
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import cgt_core as core
 import torch
@@ -91,7 +91,7 @@ class OpCall:
     instead = None  # tensors with which the op runs; None: its own
     counted = ()  # where it wrote copies: (input, its version as the kernel counts)
     written: Sequence = ()  # the inputs that it writes
-    known: Any = None  # a set: storages of its inputs
+    known: Any  # storages of its inputs
     results: list
     fresh: list  # which of the results are new memory
 

@@ -4,6 +4,7 @@ the recording and in replays; and nobody gets to see memory of ours."""
 import contextlib
 import ctypes
 import sys
+import time
 from pathlib import Path
 
 import torch  # before the core, whose libraries are torch's
@@ -253,6 +254,39 @@ def test_the_page_has_the_watchers_of_an_op_in_their_order():
     rows = [(name.strip("`"), what, why) for name, what, why in rows if name != "`proceed`"]
     assert [(name, why) for name, _, why in rows] == [(name, why) for name, _, why in told]
     assert [what for (_, what, _), (_, docstring, _) in zip(rows, told, strict=True) if not docstring.startswith(what)] == []
+
+
+LIBRARY = torch.library.Library("cgt_observer", "DEF")
+FACTOR = {"n": 2.0}
+for name, kernel in (("clocked", lambda x: x * (time.time() > 0)), ("scaled", lambda x: x * FACTOR["n"])):
+    LIBRARY.define(f"{name}(Tensor x) -> Tensor")
+    LIBRARY.impl(name, kernel, "CPU")
+
+
+def test_python_that_an_op_runs_is_looked_at_though_what_sees_the_op_is_not():
+    f = cgt.jit(lambda x: torch.ops.cgt_observer.clocked(x) + 1)
+    assert all(torch.equal(f(torch.ones(3)), torch.full((3,), 2.0)) for _ in range(3))
+    (reason,) = cgt.stats(f).reasons
+    assert "time.time" in reason and __file__ in reason
+    f = cgt.jit(lambda x: torch.ops.cgt_observer.scaled(x) + 1)
+    for n in (2.0, 2.0, 2.0, 5.0, 5.0, 5.0):
+        FACTOR["n"] = n
+        assert torch.equal(f(torch.ones(3)), torch.full((3,), n + 1))
+    assert cgt.stats(f).replays >= 2
+
+
+def test_profiler_of_the_users_is_as_it_was_behind_an_op_that_raises():
+    told, f = [], cgt.jit(lambda x: x @ torch.ones(7, 7))
+    sys.setprofile(lambda frame, event, _: told.append(event))
+    try:
+        for _ in range(3):
+            with contextlib.suppress(RuntimeError):
+                f(torch.ones(3, 3))
+        told.clear()
+        len(told)
+        assert "c_call" in told
+    finally:
+        sys.setprofile(None)
 
 
 @contextlib.contextmanager
