@@ -284,8 +284,9 @@ def prepare(call, attempt, around):
     """attempt.plan: what is decided before the function runs; or the reason why nothing is recorded. Begins an
     iteration if the call does."""
     state, flat = call.state, call.flat
-    if isinstance(around, str):
-        return around
+    reason = around if isinstance(around, str) else impure.unasked(around.found.sources)
+    if reason is not None:
+        return reason
     path, parent = place_in_tree(state, flat, around.tensors)
     reason = verdicts.over_limit(call, path, parent)
     attempt.passing = reason is not None

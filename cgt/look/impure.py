@@ -131,6 +131,12 @@ def states(sources: Iterable[tuple[str, object]]) -> list[tuple[str, object, obj
     return [(path, source, state_of(source)) for path, source in (*everybodys, *sources)]
 
 
+def unasked(sources: Iterable[tuple[str, object]]) -> str | None:
+    """A sentence if one of these cannot be asked whether it gave something: no run of such a function is recorded."""
+    mine = ((path, source) for path, source in sources if not is_random(type(source)))
+    return next((errors.advanced(path) for path, source in mine if state_of(source) is UNKNOWN), None)
+
+
 def states_now(before: list[tuple[str, object, object]]) -> list[tuple[str, object, object]]:
     """The same sources, with their states as they are now."""
     return [(path, source, state_of(source)) for path, source, _ in before]

@@ -179,7 +179,8 @@ def test_iterator_that_a_differentiable_function_advances(device, make):
 
 def test_iterator_that_only_a_recording_advances_is_told(device):
     """CUDA: the run before it, which watched, took nothing, and the capture cannot stand in for eager."""
-    source, s, w = itertools.count(), types.SimpleNamespace(on=False), torch.ones(3, device=device).requires_grad_()
+    source, s = (k for k in itertools.count()), types.SimpleNamespace(on=False)
+    w = torch.ones(3, device=device).requires_grad_()
     f = cgt.jit(lambda w: w * (next(source) if s.on else 2))
     for _ in range(2):
         assert torch.equal(f(w), w * 2)
