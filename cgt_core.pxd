@@ -25,10 +25,9 @@
 # are slices (at, len) of one long array per kind; freeing a node closes the gap, so a slice moves but never
 # tears. Ids may cross calls, pointers to rows never outlive a call that can add rows.
 #
-# Ownership. Rows borrow every Python object they name: the owner is the function's `keep` dict,
-# which lives with what `jit` returned. So the garbage collector sees through a jitted
-# function, and a function nobody holds takes its rows along. Of tensors only `outs.tensor` and those of
-# followed slots are owned here.
+# Ownership. Rows borrow every Python object they name: the owner is the function's `keep` dict, which lives with what
+# `jit` returned. So the garbage collector sees through a jitted function, and a function nobody holds takes its rows
+# along. Of tensors only `outs.tensor` and those of followed slots are owned here.
 #
 # The nodes are trees, one per device and pool. A call becomes a child of the node that ran last in
 # this iteration, so a node's ancestors are what ran before it, and it was recorded with the pool in

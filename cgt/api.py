@@ -331,7 +331,8 @@ def swap(plain, owner, name, tensors, kwargs):
 
 def script(plain, owner, name, args, kwargs):
     """torch.jit.script reads the source of a module's forward: of a jitted one, that of the plain one."""
-    return plain(plain_of(args[0]), *args[1:], **kwargs)
+    site = getattr(args[0], "__func__", args[0])
+    return plain(site.__wrapped__ if isinstance(site, core.Site) else args[0], *args[1:], **kwargs)
 
 
 def stats(f: Callable[..., object] | None = None) -> report.Stats:

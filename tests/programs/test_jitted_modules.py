@@ -2,6 +2,7 @@
 PyTorch's tools."""
 
 import copy
+import functools
 import gc
 import inspect
 import io
@@ -436,6 +437,14 @@ class Decorated(Scaled):
     forward = cgt.jit(Scaled.forward)
 
 
+def around(method):
+    return functools.wraps(method)(lambda self, x: method(self, x) * 3)
+
+
+# Out here because TorchScript's caches keep classes alive.
+AROUND = [type("Around", (Scaled,), {"forward": around(of(Scaled.forward))}) for of in (identity, cgt.jit)]
+
+
 def replaced(model):
     model.forward = cgt.jit(model.forward)
     return model
@@ -466,6 +475,12 @@ def test_jitted_function_is_scripted_as_the_plain_one(device):
     f, x = cgt.jit(twice), torch.ones(3, device=device)
     assert all(torch.equal(f(x), x * 2) for _ in range(4)) and torch.equal(torch.jit.script(f)(x), x * 2)
     assert torch.jit.script(f).code == torch.jit.script(twice).code
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+def test_what_wraps_a_jitted_forward_is_scripted_as_what_wraps_the_plain_one():
+    plain, jitted = [torch.jit.script(kind()).code for kind in AROUND]
+    assert plain == jitted
 
 
 def test_tools_that_look_at_a_function_find_what_was_jitted():
