@@ -132,6 +132,7 @@ static c10::IValue value_of(PyObject* o, const c10::Argument& wanted, Aliases& d
     number.unsafeGetTensorImpl()->set_wrapped_number(true);
     return c10::IValue(number);
   }
+  if (PyDict_Check(o)) throw std::runtime_error("no tape form for " + wanted.type()->str());  // nobody sees its tensors
   c10::IValue value = torch::jit::toIValue(o, wanted.real_type(), wanted.N());
   each_tensor(value, [&](const at::Tensor& t) { return alias_once(t, done); });
   return value;
