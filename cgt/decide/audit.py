@@ -161,8 +161,8 @@ def run_eagerly(call, answers, observed):
 
 
 def is_watched(state, node, scope):
-    """Does the function ask whether somebody looks at its ops, as torch.cond and cgt.tap do? Or does a backward need seeds
-    that are handed to it?"""
+    """Does the function ask whether somebody looks at its ops, as torch.cond and cgt.tap do? Or is it a backward whose
+    seeds are handed to it?"""
     asks = state.keep[node].forks or (state.graph is not None and state.graph.seeds)
     return bool(asks) or any(p.home is probes.TAPPED for p in scope.singles)
 
