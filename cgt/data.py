@@ -106,7 +106,7 @@ class Moving(NamedTuple):
     followed: set  # of places in which other tensors came
     replaced: set  # of these, to which it stores them itself
     grown: dict  # of a place to which it stored other shapes -> those there at the last look, or None
-    shifty: set  # memory that a warm-up made and somebody keeps, of other shapes than what was let go for it
+    shifty: set  # memory that a warm-up made and somebody keeps, longer than what was let go for it
     # memory that a recording read and nothing leads to, while other threads ran ops: id -> its name
     loose: dict
 

@@ -115,15 +115,19 @@ def note_run(state, seen):
 
 
 def note_shifty(state, seen):
-    """A run knows no places. But where it let go of tensors from outside, what it made of the same kind in another
-    shape may lie in their place: a cache that torch.cat makes longer. A recording would be in vain."""
-    shed = {}
-    for t in filter(core.is_plain, seen.touched.values()):
-        if core.storage_holders(t) == 1:  # the run itself
-            shed.setdefault((t.dtype, t.dim()), set()).add(t.shape)
+    """A run knows no places. But where it let go of a tensor from outside, one that it made and that is longer along one
+    dimension may lie in its place: a cache that torch.cat makes longer. A recording would be in vain."""
+    plain = list(filter(core.is_plain, seen.touched.values()))
+    shed = {(t.dtype, t.shape) for t in plain if core.storage_holders(t) == 1}  # the run itself
     kept = [t for t in held(seen) if core.is_plain(t) and core.storage_id(t) in seen.made] if shed else ()
-    odd = [t for t in kept if t.shape not in shed.get((t.dtype, t.dim()), {t.shape})]
-    state.learnt.moves.shifty.update(map(core.storage_id, odd))
+    longer = [t for t in kept if any(t.dtype == dtype and is_longer(t.shape, shape) for dtype, shape in shed)]
+    state.learnt.moves.shifty.update(map(core.storage_id, longer))
+
+
+def is_longer(shape, before):
+    """Along one dimension alone, of several?"""
+    more = [n - m for n, m in zip(shape, before, strict=False) if n != m]
+    return len(shape) == len(before) > 1 and len(more) == 1 and more[0] > 0
 
 
 def note_devices(state, seen, elsewhere):

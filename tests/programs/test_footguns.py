@@ -884,13 +884,6 @@ class Doubles(torch.nn.Module):
         return x * 2
 
 
-def test_jitted_module_is_scripted_behind_unjit(device):
-    model, x = cgt.jit(Doubles()), ones(device)
-    with pytest.raises((AssertionError, RuntimeError, TypeError)):
-        torch.jit.script(model)
-    assert torch.equal(torch.jit.script(cgt.unjit(model))(x), x * 2)
-
-
 @footgun("torch.compile with fullgraph=True finds nothing to compile in what is jitted")
 def test_what_is_jitted_is_a_break_of_what_is_compiled_around_it(device):
     def compiled(what):

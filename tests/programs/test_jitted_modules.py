@@ -495,3 +495,15 @@ def test_tools_that_look_at_a_function_find_what_was_jitted():
         _ = method.parameters
     for f in (function, method):
         assert bool(f) and not any(hasattr(f, name) for name in ("__len__", "__iter__", "__getitem__"))
+
+
+class Doubles(nn.Module):
+    def forward(self, x):
+        return x * 2
+
+
+def test_jitted_module_is_scripted_behind_unjit(device):
+    model, x = cgt.jit(Doubles()), rows(device, 1)
+    with pytest.raises((AssertionError, RuntimeError, TypeError)):
+        torch.jit.script(model)
+    assert torch.equal(torch.jit.script(cgt.unjit(model))(x), x * 2)
