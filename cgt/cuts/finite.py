@@ -96,7 +96,7 @@ def close(seen: Seen, name: str) -> None:
         return
     slots = MAGNITUDES[seen.run.device][: len(seen.finite.measured)]
     with unseen(seen):
-        room = segments.room_for(seen, slots)
+        room = segments.room_for(seen, slots, slots.dtype)
         if room is None:
             return
         words, value = room.view(torch.float64), None

@@ -201,7 +201,7 @@ def leave(seen, name, t):
     """Record that t's bytes come to the host: (where, on the host a copy of them), or None: there is no room."""
     shape = () if name == "item" else tuple(t.shape)
     with observe.unseen(seen):
-        room, value = segments.room_for(seen, t), None
+        room, value = segments.room_for(seen, t, t.dtype), None
         if room is None:
             observe.refuse(seen, errors.reads_too_much(observe.user_line(seen)))
             return None
