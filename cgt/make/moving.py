@@ -62,9 +62,7 @@ def find(
     """{position of a place: EffectRow; or None, where this run did not come to it}, of those that the code of `ran`
     advances and does nothing else to."""
     known = code_of(ran)
-    if not known.advances or known.opens:
-        return {}
-    if is_opened(found, seen):
+    if not known.advances or known.opens or is_opened(found, seen):
         return {}
     holders = {}
     for p in found:
