@@ -452,7 +452,8 @@ def room_for(seen: Seen, t: torch.Tensor, dtype: torch.dtype) -> torch.Tensor | 
 def leave(seen, t, dtype):
     """End a segment that leaves t's bytes, as of this type, where the host finds them: (these, where). Of a recording
     that is refused: (nothing, None)."""
-    room = room_for(seen, t, dtype)
+    with unseen(seen):
+        room = room_for(seen, t, dtype)
     if room is None:
         refuse(seen, errors.reads_too_much(user_line(seen)))
         return b"", None
