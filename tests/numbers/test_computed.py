@@ -205,7 +205,7 @@ def test_memory_for_numbers_outlives_recordings(device):
     """Where they come to on the host belongs to none of them."""
 
     def function(o, x):
-        n = x[1].item()
+        n = x[1, 2].item()
         return x * n, n
 
     for _ in range(3):
