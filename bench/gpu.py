@@ -25,7 +25,7 @@ SOURCES = ("cgt_core.pyx", "cgt_core.pxd", "setup.py", "cgt/**/*.py", "cgt/**/*.
 OUTCOMES = "CGT_OUTCOMES"  # names the file that the tests' outcomes go to
 PART = "CGT_PART"  # which of the tests a process runs: "2/43" is the third of 43 parts
 PARTS, AT_ONCE = 43, 15  # processes, and of these on one GPU; odd, since most tests come in pairs, one for each device
-TESTS_S, BENCHES_S = 420, 240  # seconds that each may take
+TESTS_S, BENCHES_S = 420, 240  # seconds: the suite begins no more tests; the benches are over
 PARITY_S = 240  # of PyTorch's databases: entries that were not judged by then do not count
 PARITY_MOST = 8  # samples of each operator, module or optimizer, in each way and dtype
 # The allocator's other way to lay out segments: the tests of the GPU again, with it.
@@ -105,9 +105,10 @@ def at_once():
 
 
 def begin_suite(pool, notes, *args, variables=(), parts=None, seconds=TESTS_S):
-    """Run the tests in so many parts, in processes of the pool's, with these arguments and environment variables, each for so many seconds
-    at most: a function that waits for them, and tells how many passed, failed and were skipped, and which failed. One
-    that fails and then errs while it is put away is one; one that began and never ended counts as failed."""
+    """Run the tests in so many parts, in processes of the pool's, with these arguments and environment variables, each
+    for so many seconds at most: a function that waits for them, and tells how many passed, failed and were skipped,
+    and which failed. One that fails and then errs while it is put away is one; one that began and never ended counts
+    as failed."""
     parts = parts or max(PARTS, at_once())
     notes.write_text("")
     order = [str(k) for k in range(gpus())]
@@ -223,7 +224,7 @@ def main():
             waits = {}
             if "suite" in options.only:
                 until = {UNTIL: str(time.time() + options.suite_seconds)}
-                waits["suite"] = begin_suite(pool, folder / "suite", variables=until)
+                waits["suite"] = begin_suite(pool, folder / "suite", variables=until, seconds=options.suite_seconds + 60)
             if "expandable_segments" in options.only:
                 waits["expandable_segments"] = begin_suite(pool, folder / "other", "-k", "cuda", variables=SEGMENTS)
             for what, wait in waits.items():
