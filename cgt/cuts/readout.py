@@ -118,8 +118,9 @@ def stand_in(seen, name, t, uses):
         wide = torch.float64 if t.is_floating_point() else torch.int64
         compare = functools.partial(compared, t.detach().to(wide, copy=True).reshape(()), t.dtype)
     if uses.count(returns.COMPARED) != len(uses):
-        found = leave(seen, name, t)
+        found = leave(seen, t, () if name == "item" else tuple(t.shape))
         if found is None:
+            observe.refuse(seen, errors.reads_too_much(observe.user_line(seen)))
             return None
         words, value = found
     one = Readout(words, MAKERS[name], observe.user_line(seen), compare)
@@ -185,13 +186,13 @@ def compared(number, dtype, op, other):
     return op(number.to(dtype).item(), other)
 
 
-def leave(seen, name, t):
+def leave(
+    seen: Seen, t: torch.Tensor, shape: tuple[int, ...]
+) -> tuple[torch.Tensor, torch.Tensor | None] | None:  # fmt: skip
     """Record that t's bytes come to the host: (where, on the host a copy of them), or None: there is no room."""
-    shape = () if name == "item" else tuple(t.shape)
     with observe.unseen(seen):
         room, value = segments.room_for(seen, t, t.dtype), None
         if room is None:
-            observe.refuse(seen, errors.reads_too_much(observe.user_line(seen)))
             return None
         words, t = room.view(t.dtype).view(shape), observe.exchange(seen, t.detach())
         if observe.is_capture(seen):
