@@ -43,7 +43,7 @@ from ..numbers import counters, live
 from ..run import blank, tokens
 from ..run.observe import note_strays, observe
 from ..run.taps import is_alone, threads_beside
-from ..words import errors, options, pytree
+from ..words import errors, options, private, pytree
 from ..words.private import outside_dynamo
 from . import account, audit, lessons, logs, verdicts, verify
 from .backwards import forward_of, prove, readable, run_again
@@ -177,7 +177,7 @@ def attend(call):
     kind = "warm" if run is warm else "record"
     why, before = logs.listens("record") and verdicts.why_new(call, first), core.fn_counts(state.f)[:5]
     try:
-        with torch.profiler.record_function(f"cgt.{kind} {state.name}"):
+        with private.named_range(f"cgt.{kind} {state.name}"):
             result = account.timed(state, run, call, first=before[0] == 1)
     except errors.CgtError:
         raise
@@ -324,7 +324,7 @@ def capture(call, attempt):
         learnt = call.state.learnt
         computes = learnt.computes if seen.computed is None else seen.computed
         remember(call.state, late=max(learnt.late, seen.late), computes=computes)
-        told = counters.learn(call.state, plan, seen, why_uncounted(call.state, plan.saves))
+        told = counters.learn(call.state, plan, seen, lambda: why_uncounted(call.state, plan.saves))
         reason, seen.reason = reason and (told or reason), told or seen.reason
         live.blame(call.state, seen, reason or seen.reason)
     if reason is not None:
@@ -344,7 +344,8 @@ def draft_node(call, attempt):
     state, plan, seen = call.state, attempt.plan, attempt.seen
     note_tensors(state, seen, zip(plan.paths, plan.tensors, strict=True))
     try:
-        note_strays(seen, describe.tensors_of(seen, attempt.result))
+        if plan.driver == CUDA:
+            note_strays(seen, describe.tensors_of(seen, attempt.result))
         empties.settle_empties(plan.places, plan.lone, plan.changed)
         reason = lessons.vet_code(state, seen) or lessons.vet_spent(plan, seen) or lessons.vet_strays(state, seen)
         reason = reason or lessons.vet_follows(state, plan, seen) or lessons.vet_loose(state, plan, seen)
@@ -353,7 +354,7 @@ def draft_node(call, attempt):
             plan = attempt.plan = find_moving(state, plan, seen)
             reason = errors.used_elsewhere(plan.found.kept[0].place.path) if plan.changes.free is None else None
             reason = reason or moving.learn_replaced(state, plan, seen)
-            reason = reason or live.learn_stored(state, plan, seen, why_untraced(state, plan.saves))
+            reason = reason or live.learn_stored(state, plan, seen, lambda: why_untraced(state, plan.saves))
         draft = reason or describe.rows(plan, seen, attempt.result, call)
         if not isinstance(draft, str):
             state.proven |= plan.graph is not None

@@ -10,7 +10,6 @@ import concurrent.futures
 import contextlib
 import functools
 import math
-import operator
 import os
 import sys
 import threading
@@ -33,7 +32,7 @@ class Tap:
 
     def __init__(self, *targets):
         self.targets, self.plain, self.handlers, self.lock = targets, [], (), threading.Lock()
-        self.made = {}  # target -> (what is there else, what hands its calls over)
+        self.made = [(None, None)] * len(targets)  # of each: (what is there else, what hands its calls over)
 
     def to(self, is_mine, handle):
         """A bracket: inside, handle(plain, owner, name, args, kwargs) is called instead of the functions."""
@@ -54,11 +53,13 @@ class Tap:
 
     def install(self):
         self.plain = [(owner, name, vars(owner).get(name)) for owner, name in self.targets]
-        for target in self.targets:
-            plain = getattr(*target)
-            if self.made.get(target, (None,))[0] is not plain:
-                self.made[target] = (plain, self.tapped(*target, plain))
-            setattr(*target, self.made[target][1])
+        # All are asked for before the first is replaced: with that, what Python knows of a class's attributes is void.
+        for k, (owner, name) in enumerate(self.targets):
+            plain = getattr(owner, name)
+            if self.made[k][0] is not plain:
+                self.made[k] = (plain, self.tapped(owner, name, plain))
+        for (owner, name), (_, call) in zip(self.targets, self.made, strict=True):
+            setattr(owner, name, call)
 
     def tapped(self, owner, name, plain):
         @private.outside_dynamo  # which would trace what the handler does
@@ -527,20 +528,26 @@ THREAD_STARTS = {
 
 
 def monitored(started, methods, called, others, aside):
-    """tap_calls from Python 3.12 on. Of torch's own calls those that are many are not looked at."""
+    """tap_calls from Python 3.12 on. Calls are listened to in code that started, for each place that makes one is to be
+    prepared for it; but not in ours, nor in that of torch's which makes many."""
     events, tools, me, spawned = sys.monitoring.events, [], threading.get_ident(), []
-    name = f"cgt {id(tools)}"  # another thread may observe, too
+    name, heard = f"cgt {id(tools)}", set()  # another thread may observe, too
 
     def start(code, _):
+        if code.co_filename.startswith(options.HOME):
+            return sys.monitoring.DISABLE  # for all threads
         thread = threading.get_ident()
-        other = thread in others or (thread != me and not spawned and core.observer() is None)
+        mine = thread not in others and (thread == me or core.observer() is not None)
+        other = thread in others or not (mine or spawned)
         if not str(sys._getframe(1).f_globals.get("__name__")).startswith("cgt."):
             (aside if other else started).add(code)
-        return None if other else sys.monitoring.DISABLE  # for all threads
+        if mine and code not in heard and not code.co_filename.startswith(QUIET_FILES):
+            heard.add(code)
+            with contextlib.suppress(ValueError):  # of another thread's run: the tool is gone
+                sys.monitoring.set_local_events(tools[0], code, events.CALL)
+        return sys.monitoring.DISABLE if mine else None
 
     def call(code, _, function, __):
-        if code.co_filename.startswith(QUIET_FILES):
-            return sys.monitoring.DISABLE
         number = core.method_id(function)
         if number in THREAD_STARTS and threading.get_ident() == me:
             spawned.append(number)
@@ -564,13 +571,15 @@ def monitored(started, methods, called, others, aside):
         tool = tools[0]
         for event, callback in callbacks.items():
             sys.monitoring.register_callback(tool, event, callback)
-        sys.monitoring.set_events(tool, functools.reduce(operator.or_, callbacks))
+        sys.monitoring.set_events(tool, events.PY_START | events.PY_RESUME)
         sys.monitoring.restart_events()
 
     def end():
         for tool in tools:
             if sys.monitoring.get_tool(tool) == name:
                 sys.monitoring.set_events(tool, 0)
+                for code in list(heard):
+                    sys.monitoring.set_local_events(tool, code, 0)
                 for event in callbacks:
                     sys.monitoring.register_callback(tool, event, None)
                 sys.monitoring.free_tool_id(tool)
