@@ -536,10 +536,9 @@ def add_node(call, plan, seen, draft):
 
 def renumbered(draft, used, index):
     """The draft's slots and outputs, as rows that name slots by their place among the used ones."""
-    slots = [draft.slots[k]._replace(owner=index[draft.slots[k].owner]) for k in used]
-    refs = [index[o.ref] if o.kind in (VIEW, INPUT) else o.ref for o in draft.outs]
-    outs = [o._replace(ref=ref, grad_slot=index[o.grad_slot]) for o, ref in zip(draft.outs, refs, strict=True)]
-    return slots, outs
+    slots = [s if s.owner == NONE else s._replace(owner=index[s.owner]) for s in map(draft.slots.__getitem__, used)]
+    outs = [o._replace(ref=index[o.ref]) if o.kind in (VIEW, INPUT) else o for o in draft.outs]
+    return slots, [o if o.grad_slot == NONE else o._replace(grad_slot=index[o.grad_slot]) for o in outs]
 
 
 def backward_site(state, graph, draft):

@@ -345,7 +345,7 @@ def describe_outs(plan, seen, out, slots, near):
         if isinstance(row, str):
             return row
         seen_ids.setdefault(id(one), len(outs))
-        outs.append(row._replace(hidden=len(outs) in hidden))
+        outs.append(row._replace(hidden=True) if len(outs) in hidden else row)
     return outs, hidden
 
 

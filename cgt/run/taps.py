@@ -32,7 +32,7 @@ class Tap:
 
     def __init__(self, *targets):
         self.targets, self.plain, self.handlers, self.lock = targets, [], (), threading.Lock()
-        self.made = [(None, None)] * len(targets)  # of each: (what is there else, what hands its calls over)
+        self.made = {}  # target -> (what is there else, what hands its calls over)
 
     def to(self, is_mine, handle):
         """A bracket: inside, handle(plain, owner, name, args, kwargs) is called instead of the functions."""
@@ -53,13 +53,11 @@ class Tap:
 
     def install(self):
         self.plain = [(owner, name, vars(owner).get(name)) for owner, name in self.targets]
-        # All are asked for before the first is replaced: with that, what Python knows of a class's attributes is void.
-        for k, (owner, name) in enumerate(self.targets):
-            plain = getattr(owner, name)
-            if self.made[k][0] is not plain:
-                self.made[k] = (plain, self.tapped(owner, name, plain))
-        for (owner, name), (_, call) in zip(self.targets, self.made, strict=True):
-            setattr(owner, name, call)
+        for target in self.targets:
+            plain = getattr(*target)
+            if self.made.get(target, (None,))[0] is not plain:
+                self.made[target] = (plain, self.tapped(*target, plain))
+            setattr(*target, self.made[target][1])
 
     def tapped(self, owner, name, plain):
         @private.outside_dynamo  # which would trace what the handler does
@@ -532,10 +530,11 @@ def monitored(started, methods, called, others, aside):
     prepared for it; but not in ours, nor in that of torch's which makes many."""
     events, tools, me, spawned = sys.monitoring.events, [], threading.get_ident(), []
     name, heard = f"cgt {id(tools)}", set()  # another thread may observe, too
+    home, stop = options.HOME, sys.monitoring.DISABLE  # for all threads
 
     def start(code, _):
-        if code.co_filename.startswith(options.HOME):
-            return sys.monitoring.DISABLE  # for all threads
+        if code.co_filename.startswith(home):
+            return stop
         thread = threading.get_ident()
         mine = thread not in others and (thread == me or core.observer() is not None)
         other = thread in others or not (mine or spawned)
@@ -545,7 +544,7 @@ def monitored(started, methods, called, others, aside):
             heard.add(code)
             with contextlib.suppress(ValueError):  # of another thread's run: the tool is gone
                 sys.monitoring.set_local_events(tools[0], code, events.CALL)
-        return sys.monitoring.DISABLE if mine else None
+        return stop if mine else None
 
     def call(code, _, function, __):
         number = core.method_id(function)
