@@ -553,7 +553,7 @@ def note_recorded(state, plan, seen, node):
     core.fn_count(state.f, "records")
     remember(state, unguarded=plan.found.notes, left=0, lessons=0, blamed=None)
     account.book(state, failed=0)
-    audit.plan_next(state, node)
+    audit.plan_next(state, node, replays=0)
     verify.begin(state, node)
     if seen.exchanges:
         remember(state, exchanges=True)
