@@ -103,7 +103,7 @@ def run_observed(call, seen, guess, home):
 
 def note_run(state, seen):
     """Remember what the run showed of the function, whatever its arguments were."""
-    counters.learn(state, None, seen, None)
+    counters.learn(state, None, seen, lambda: None)
     learnt = state.learnt
     remember(
         state, late=max(learnt.late, seen.late), recurrent=learnt.recurrent or bool(seen.generators.dropout),
@@ -115,8 +115,8 @@ def note_run(state, seen):
 
 
 def note_shifty(state, seen):
-    """A run knows no places. But where it let go of a tensor from outside, one that it made and that is longer along one
-    dimension may lie in its place: a cache that torch.cat makes longer. A recording would be in vain."""
+    """A run knows no places. But where it let go of a tensor from outside, one that it made and that is longer along
+    one dimension may lie in its place: a cache that torch.cat makes longer. A recording would be in vain."""
     plain = list(filter(core.is_plain, seen.touched.values()))
     shed = {(t.dtype, t.shape) for t in plain if core.storage_holders(t) == 1}  # the run itself
     kept = [t for t in held(seen) if core.is_plain(t) and core.storage_id(t) in seen.made] if shed else ()

@@ -94,16 +94,14 @@ def is_like(one, other):
     return type(one) is type(other)
 
 
-def learn_stored(state: State, plan: Plan, seen: Seen, untraced: str | None) -> str | None:
+def learn_stored(state: State, plan: Plan, seen: Seen, why_untraced: Callable[[], str | None]) -> str | None:
     """A sentence if the run changed numbers in places that it read and that were not live yet, or None."""
     learn_exact(state, seen.live)
-    if untraced is not None:
-        return None
     known = {*plan.changes.moving, *plan.changes.free, *(s.at for s in plan.numbers.sources if s.op == core.AT_PLACE)}
     mine = [p for k, p in enumerate(plan.places) if k not in known and p.path not in state.learnt.numbers.exact]
     now = [(p, places.value_at(p)) for p in mine if len(numbers_in(p)) == 1]
     names = {p.path for p, x in now if type(x) is type(p.want) and not pytree.same_value(x, p.want)}
-    if not names:
+    if not names or why_untraced() is not None:
         return None
     state.learnt.numbers.live.update(names)
     seen.again = True
