@@ -121,8 +121,10 @@ def wait(call: Call, first: bool) -> str | None:
     n = account.waits(state, missed, room, mine)
     if n == 0:
         return None
-    reason = account.reason(state.learnt.account, n, lambda: why_missed(call, *place))
-    core.verdict_fn(f, reason, core.fn_counts(f)[0] + n, account.heard(state.learnt.account))
+    books = state.learnt.account
+    reason = account.reason(books, n, lambda: why_missed(call, *place))
+    heard = 0 if books.failed else books.patience  # calls alike in a row: one that failed would fail again
+    core.verdict_fn(f, reason, core.fn_counts(f)[0] + n, heard)
     return reason
 
 
@@ -159,7 +161,7 @@ def condemn(call: Call, reason: str, fails: bool = True, length: int | None = No
     function with many verdicts and no recording gets one for all its calls: new shapes will not help it."""
     state, verdicts = call.state, call.state.learnt.verdicts
     if fails:
-        account.note_failure(state, reason)
+        account.book(state, failed=state.learnt.account.failed + 1, why=reason)
     many = len(verdicts) >= options.MAX_VERDICTS and not core.fn_nodes(state.f)
     key = None if many else key_of(call)
     length = min(2 * verdicts[key].length, options.COOL_DOWN[1]) if key in verdicts else length or options.COOL_DOWN[0]

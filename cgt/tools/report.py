@@ -335,9 +335,7 @@ def blocks_behind(owner, facts, here, parent):
     def block(node, depth, edge):
         return Block(describe_node(facts[node], depth), edge, blocks_behind(owner, facts, here, node))
 
-    return [
-        one for nodes in children.values() for one in ways(owner[nodes[0]], nodes, 0, owner[nodes[0]].name, block)
-    ]
+    return [one for nodes in children.values() for one in ways(owner[nodes[0]], nodes, 0, owner[nodes[0]].name, block)]
 
 
 def ways(
