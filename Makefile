@@ -5,6 +5,7 @@
 # make bench   ratios to floors measured in the same run
 # make parity  PyTorch's own databases of operators, modules and optimizers beside eager, into docs/parity.md; DEVICE=cuda
 # make zoo     models of many libraries, eager and jitted, into docs/zoo.md; INSTALL=1 installs the libraries into .venv
+# make applications  whole algorithms, eager, jitted and compiled, into docs/applications.md; INSTALL=1 installs their needs
 # make suites  other projects' own tests with cgt in their modules and optimizers, into docs/suites.md; INSTALL=1 installs their needs
 # make docs    the site, into build/site; INSTALL=1 installs what builds it into .venv
 # make gpu     the suite and the benches on a machine with a CUDA device; installs nothing
@@ -21,7 +22,7 @@ SHELL       := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := test
 .NOTPARALLEL:
-.PHONY: demo test audit sanitize bench parity zoo suites docs gpu gpu2 lint ext wheel clean
+.PHONY: demo test audit sanitize bench parity zoo applications suites docs gpu gpu2 lint ext wheel clean
 
 export PYTHONUNBUFFERED := 1
 
@@ -84,6 +85,10 @@ parity: ext
 zoo: ext
 	$(if $(and $(READY),$(INSTALL)),$(PY) -m pip install -q -r bench/requirements-zoo.txt)
 	$(PY) -m bench.zoo --write docs/zoo.md
+
+applications: ext
+	$(if $(and $(READY),$(INSTALL)),$(PY) -m pip install -q -r bench/requirements-applications.txt)
+	$(PY) -m bench.applications --write
 
 # Sources come from the package index into build/suites. The environment there has this interpreter's packages, too.
 SUITES := build/suites/env

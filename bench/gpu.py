@@ -25,7 +25,7 @@ SOURCES = ("cgt_core.pyx", "cgt_core.pxd", "setup.py", "cgt/**/*.py", "cgt/**/*.
 OUTCOMES = "CGT_OUTCOMES"  # names the file that the tests' outcomes go to
 PART = "CGT_PART"  # which of the tests a process runs: "2/43" is the third of 43 parts
 PARTS, AT_ONCE = 43, 15  # processes, and of these on one GPU; odd, since most tests come in pairs, one for each device
-TESTS_S, BENCHES_S = 420, 240  # seconds that each may take
+TESTS_S, BENCHES_S = 420, 240  # seconds: the suite begins no more tests; the benches are over
 PARITY_S = 240  # of PyTorch's databases: entries that were not judged by then do not count
 PARITY_MOST = 8  # samples of each operator, module or optimizer, in each way and dtype
 # The allocator's other way to lay out segments: the tests of the GPU again, with it.
@@ -99,10 +99,17 @@ def run_module(limit_s, *args, variables=()):
             child.wait()
 
 
-def begin_suite(pool, notes, *args, variables=(), parts=PARTS, seconds=TESTS_S):
-    """Run the tests in so many parts, in processes of the pool's, with these arguments and environment variables, each for so many seconds
-    at most: a function that waits for them, and tells how many passed, failed and were skipped, and which failed. One
-    that fails and then errs while it is put away is one; one that began and never ended counts as failed."""
+def at_once():
+    """Processes of a suite: an odd number."""
+    return AT_ONCE * gpus() - (AT_ONCE * gpus() + 1) % 2
+
+
+def begin_suite(pool, notes, *args, variables=(), parts=None, seconds=TESTS_S):
+    """Run the tests in so many parts, in processes of the pool's, with these arguments and environment variables, each
+    for so many seconds at most: a function that waits for them, and tells how many passed, failed and were skipped,
+    and which failed. One that fails and then errs while it is put away is one; one that began and never ended counts
+    as failed."""
+    parts = parts or max(PARTS, at_once())
     notes.write_text("")
     order = [str(k) for k in range(gpus())]
 
@@ -136,8 +143,7 @@ def run_rounds(pool, notes, rounds, seconds):
     """The tests of the GPU again and again, all processes at once: what a suite tells, and how often each of the tests
     passed that passed the fewest times."""
     variables = {ROUNDS: str(rounds), UNTIL: str(time.time() + seconds)}
-    at_once = AT_ONCE * gpus() - (AT_ONCE * gpus() + 1) % 2
-    told = begin_suite(pool, notes, "-k", "cuda", variables=variables, parts=at_once, seconds=seconds + 60)()
+    told = begin_suite(pool, notes, "-k", "cuda", variables=variables, parts=at_once(), seconds=seconds + 60)()
     times = Counter(line.removeprefix("passed ") for line in notes.read_text().splitlines() if line.startswith("passed "))
     return {**told, "rounds": min(times.values(), default=0), "runs": times.total()}
 
@@ -204,6 +210,7 @@ def main():
     parser.add_argument("--compile", action="store_true", help="measure torch.compile too")
     parser.add_argument("--only", nargs="+", choices=SECTIONS, default=BY_DEFAULT, help="the rest of the record stays, and says of which sources it is")
     parser.add_argument("--parity-seconds", type=int, default=PARITY_S, help="default: %(default)s")
+    parser.add_argument("--suite-seconds", type=int, default=TESTS_S, help="when the suite begins no more tests; default: %(default)s")
     parser.add_argument("--rounds", type=int, default=20, help="how often the section of that name runs the tests of the GPU; default: %(default)s")
     parser.add_argument("--rounds-seconds", type=int, default=ROUNDS_S, help="when it begins no more of them; default: %(default)s")
     options = parser.parse_args()
@@ -216,7 +223,8 @@ def main():
         with ThreadPoolExecutor(AT_ONCE * gpus()) as pool:
             waits = {}
             if "suite" in options.only:
-                waits["suite"] = begin_suite(pool, folder / "suite")
+                until = {UNTIL: str(time.time() + options.suite_seconds)}
+                waits["suite"] = begin_suite(pool, folder / "suite", variables=until, seconds=options.suite_seconds + 60)
             if "expandable_segments" in options.only:
                 waits["expandable_segments"] = begin_suite(pool, folder / "other", "-k", "cuda", variables=SEGMENTS)
             for what, wait in waits.items():

@@ -25,7 +25,6 @@ PAGE = ROOT / "docs" / "applications.md"
 LIMIT_S = 240  # of one process
 WAYS = ("eager", "cgt", "compile")
 LIBRARIES = ("gymnasium", "transformers", "diffusers", "torch_geometric")
-HERE = Path(__file__).parent
 NO_APPLICATION = {"__main__", "worker"}
 
 HEAD = """# Applications
@@ -51,7 +50,7 @@ buffers, data loaders and the host's part of each step.
 
 def names(patterns=()):
     """The applications that match; no pattern: all."""
-    found = [one.name for one in pkgutil.iter_modules([str(HERE)]) if one.name not in NO_APPLICATION]
+    found = [one.name for one in pkgutil.iter_modules([str(Path(__file__).parent)]) if one.name not in NO_APPLICATION]
     return [name for name in found if not patterns or any(fnmatch.fnmatch(name, p) for p in patterns)]
 
 

@@ -10,6 +10,7 @@ import traceback
 import warnings
 from collections import Counter
 from contextlib import redirect_stdout
+from pathlib import Path
 from time import perf_counter
 
 import numpy
@@ -18,6 +19,7 @@ import torch
 # isort: split
 import cgt
 
+HERE = Path(__file__).parent
 WAYS = {"eager": lambda f: f, "cgt": cgt.jit, "compile": lambda f: torch.compile(f, mode="reduce-overhead")}
 STEADY = 1 / 3  # of the steps, the last
 

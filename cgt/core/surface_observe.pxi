@@ -115,6 +115,15 @@ def pause(int by):
     """1: what this thread does from now on is not the function's; -1: it is again."""
     observe_pause(by)
 
+def heard(object body):
+    """body(), of whose ops an observer hears although this thread pauses."""
+    cdef int depth = observe_paused()
+    observe_pause(-depth)
+    try:
+        return body()
+    finally:
+        observe_pause(depth)
+
 def proceed(list instead):
     """Run the op that `see` was called for, with these tensors in place of those that it was given, or None. What it
     returned: the tensors, each as another one over the same memory."""

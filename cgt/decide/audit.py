@@ -106,7 +106,7 @@ def compare(
     if answers:  # these parts drew what they drew, and are not run again
         before = before._replace(sources=after.sources, generators=after.generators)
     give_back(before)
-    observed = not audits.doubling or is_watched(state, node, scope)
+    observed = not audits.doubling or is_watched(state.keep[node], scope)
     seen, theirs, raised = run_eagerly(reading(call, scope.spent, copies), answers, observed)
     state.audited += 1
     if isinstance(raised, torch.OutOfMemoryError):
@@ -160,11 +160,9 @@ def run_eagerly(call, answers, observed):
         return seen, None, error
 
 
-def is_watched(state, node, scope):
-    """Does the function ask whether somebody looks at its ops, as torch.cond and cgt.tap do? Or is it a backward whose
-    seeds are handed to it?"""
-    asks = state.keep[node].forks or (state.graph is not None and state.graph.seeds)
-    return bool(asks) or any(p.home is probes.TAPPED for p in scope.singles)
+def is_watched(kept, scope):
+    """Does the function ask whether somebody looks at its ops, as torch.cond and cgt.tap do?"""
+    return bool(kept.forks) or any(p.home is probes.TAPPED for p in scope.singles)
 
 
 def unheard(op, args, kwargs):

@@ -226,7 +226,8 @@ def backward_of(graph: Graph) -> Callable[..., tuple[torch.Tensor | None, ...]]:
         if graph.driver == CUDA:
             core.sinks_here(graph.sinks)
         if graph.driver == CUDA and graph.seeds and core.observer() is None:  # nobody records it
-            core.observed(core.results(), trace.hand_over_seed, backward_of_all, (grads,), {})
+            hand_over = trace.hand_over_seed
+            core.heard(lambda: core.observed(core.results(), hand_over, backward_of_all, (grads,), {}))
         else:
             backward_of_all(grads)
         return own(core.sinks_take(graph.sinks, graph.flows), leaves[graph.grads :])

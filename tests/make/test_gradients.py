@@ -296,7 +296,8 @@ def test_an_optimizer_alone_where_gradients_are_new_at_each_call(device, name, b
         else:
             a.zero_grad()
             keep.clear()
-    assert counts(f) == (1, 2, 21, 0), cgt.explain(f)
+    # One recording is enough where the first gradients happen to lie where the next ones do.
+    assert counts(f) in ((1, 2, 21, 0), (1, 1, 22, 0)), cgt.explain(f)
 
 
 def test_an_eager_backward_makes_them(device):
