@@ -174,8 +174,8 @@ def repeats(call, node, scope, before, copies, mine, after, audits, seen):
     """Does the recording do the same once more, from the same state? (Not where it sums in an order that nobody keeps.)
     Its kernels alone run: what the function takes from elsewhere is taken once. Eager's state is there again behind
     it."""
-    written = any(version_of(one.tensor) != one.version for one in after.tensors)
-    if written and threads_beside() and not call.state.keep[node].changes:
+    moved = any(version_of(one.tensor) != one.version for one in after.tensors)
+    if moved and threads_beside() and not call.state.keep[node].changes:
         return False  # one of them wrote meanwhile what the call reads
     # Kernels of the host's do the same each time: a tape that does not works on what its last run left. A recording
     # whose tensors are missed cannot run from that state.
