@@ -107,16 +107,15 @@ def vet_dropout(call: Call) -> str | None:
 def make_place(call: Call, path: int, parent: int) -> None:
     """Room for one more recording of the function there: after the cool-down the one matched longest ago goes. Where
     recordings were wasted instead, they count from zero again."""
-    state = call.state
-    nodes = verdicts.siblings(call, path, parent)
-    if len(nodes) >= state.opts.max_records:
-        key = (path, parent, verdicts.whose(call.flat.program))
-        state.learnt.cool[key] = (0, state.learnt.cool[key][1])
+    state, there = call.state, verdicts.crowd(call, path, parent)
+    if there is None:
+        return
+    nodes, key = there
+    state.learnt.cool[key] = (0, state.learnt.cool[key][1])
+    if nodes:
         logs.tell("evict", errors.told_evict, state.name, len(nodes))
         drop_node(nodes[-1])
-    elif verdicts.wasted(state) >= state.opts.max_records:
-        key = (path, parent, None)
-        state.learnt.cool[key] = (0, state.learnt.cool[key][1])
+    else:
         remember(state, waste=(NONE, 0))
 
 
