@@ -854,38 +854,11 @@ cdef tuple cuda_shot(cu.CUgraphNode node):
     free(a)
     return <uintptr_t>node, <int>kind, shape, tuple(params)
 
-cdef bint cuda_names(Recording* r, Column* patches, Column* vain, int32_t copy, set known) except -1:
-    """Does a node that stays name an address in this copy's buffer, besides the known?"""
-    cdef char* lo = (<Patch*>patches.rows)[copy].to
-    cdef char* hi = lo + (<Patch*>patches.rows)[copy].nbytes
-    cdef int32_t j
-    cdef bint named = r.n_inner != 0            # bodies are not looked at
-    for handle in cuda_nodes(r):
-        if named: break
-        if handle in known: continue
-        for j in range(vain.n):
-            if (<void**>vain.rows)[j] == <void*><uintptr_t>handle: break
-        else:
-            for j in range(patches.n):
-                if (<Patch*>patches.rows)[j].handle == <void*><uintptr_t>handle \
-                        and (<Patch*>patches.rows)[j].kind <= COPY_BACK:
-                    break
-            else: named = node_names(<cu.CUgraphNode><uintptr_t>handle, lo, hi)
-    return named
-
-cdef bint node_names(cu.CUgraphNode node, char* lo, char* hi) except -1:
-    cdef char* word = NULL
-    cdef Py_ssize_t at
-    _, kind, _, params = cuda_shot(node)
-    # What cannot be looked into may name it: a graph, a copy that is not flat, arguments of an unknown form.
-    if not params: return kind in (<int>cu.CUgraphNodeType.CU_GRAPH_NODE_TYPE_GRAPH,
-                                   <int>cu.CUgraphNodeType.CU_GRAPH_NODE_TYPE_KERNEL,
-                                   <int>cu.CUgraphNodeType.CU_GRAPH_NODE_TYPE_MEMCPY)
-    for _, argument in params:
-        for at in range(0, len(argument) - 7, 8):
-            memcpy(&word, PyBytes_AS_STRING(argument) + at, 8)
-            if lo <= word < hi: return True
-    return False
+cdef bint is_opaque(int kind) noexcept:
+    """May a node of this kind without arguments that can be told have some all the same: a graph, a copy that is not
+    flat, arguments of an unknown form?"""
+    return kind in (<int>cu.CUgraphNodeType.CU_GRAPH_NODE_TYPE_GRAPH, <int>cu.CUgraphNodeType.CU_GRAPH_NODE_TYPE_KERNEL,
+                    <int>cu.CUgraphNodeType.CU_GRAPH_NODE_TYPE_MEMCPY)
 
 # cuda_end does it: nothing may change in a capture under way
 cdef int cuda_bind(Recording* r, Patch* p) noexcept: return 0

@@ -99,10 +99,22 @@ def address_words(uintptr_t node, list words):
     finally:
         if args.users == 0: free(args)
 
-def is_named(int copy, set known):
-    """Does a node of the capture, of those that stay, name an address in this copy's buffer, besides these and those
-    that copy it?"""
-    return cuda_names(&TABLE.rec, &TABLE.rec_patches, &TABLE.rec_vain, copy, known)
+def graph_words():
+    """(sorted [(word, node), ...] of the 8 bytes wherever a pointer may be among the nodes' arguments, {node, ...} of
+    which that is not known), for nodes of the capture that stay and copy no slot; None if there are graphs in it."""
+    cdef int32_t k
+    if TABLE.rec.n_inner: return None
+    gone = {<uintptr_t>(<void**>TABLE.rec_vain.rows)[k] for k in range(TABLE.rec_vain.n)}
+    for k in range(TABLE.rec_patches.n):
+        if rec_patch(&TABLE, k).kind <= COPY_BACK: gone.add(<uintptr_t>rec_patch(&TABLE, k).handle)
+    words, opaque = [], set()
+    for handle, kind, _, params in graph_shots(0):
+        if handle in gone: continue
+        if not params and is_opaque(kind): opaque.add(handle)
+        for _, given in params:
+            words += [(int.from_bytes(given[at:at + 8], "little"), handle) for at in range(0, len(given) - 7, 8)]
+    words.sort()
+    return words, opaque
 
 def bind(int copy):
     """The slot is not copied after all: the recording is told where it lies. Nothing copies back."""

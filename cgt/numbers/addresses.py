@@ -10,6 +10,7 @@ differs between the kinds keeps the slot copied. So does an address in the copy 
 Source of the method: differential capture, decision 146 (docs/decisions); driver API, "Graph Management"
 (cuGraphExecKernelNodeSetParams)."""
 
+import bisect
 import functools
 import math
 from collections.abc import Iterable, Sequence
@@ -202,13 +203,16 @@ def is_whole(seen: Seen) -> bool:
 def bind(seen: Seen, plan: Plan) -> set[int]:
     """The slots that are not copied after all, behind all that is recorded but their way back."""
     bound, movable = set(), {one.copy: one for one in seen.copied.movable.values()}
-    for k in plan.copied if seen.reason is None and is_whole(seen) else ():
+    if not movable or seen.reason is not None or not is_whole(seen):
+        return bound
+    says = core.graph_words() if plan.driver != HOST else ([], set())
+    for k in plan.copied if says is not None else ():
         one = movable.get(seen.copied.copies[k])
         if one is None or id(one.swap.leaf) in seen.copied.mirrored or core.storage_id(one.swap.leaf) in seen.raw:
             continue
         if core.storage_id(one.swap.leaf) in seen.written and id(one.swap.leaf) not in seen.copied.carried:
             continue
-        if plan.driver != HOST and core.is_named(one.copy, one.looked_at):
+        if is_named(one, *says):
             continue
         by_node = {}
         for handle, offset, shift in one.words:
@@ -219,3 +223,11 @@ def bind(seen: Seen, plan: Plan) -> set[int]:
         bound.add(k)
         seen.copied.told.update(one.told)
     return bound
+
+
+def is_named(one: Movable, words: list[tuple[int, int]], opaque: set[int]) -> bool:
+    """Does a node of the graph name an address in this slot's copy, besides those of ops on it? `words`, `opaque`: of
+    core.graph_words()."""
+    lo = core.address(one.swap.buffer)
+    first, last = (bisect.bisect_left(words, (at,)) for at in (lo, lo + span(one.swap.leaf)))
+    return not one.looked_at.issuperset(opaque) or any(node not in one.looked_at for _, node in words[first:last])
