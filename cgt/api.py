@@ -281,11 +281,6 @@ def state_of(f):
     return state
 
 
-def all_states():
-    """States of every jitted function alive."""
-    return [getattr(site, sites.ATTRIBUTE) for site in sites.alive()]
-
-
 def step() -> None:
     """Begin an iteration: results of the last one may be overwritten from now on.
 
@@ -311,7 +306,7 @@ def reset(f: Callable[..., object] | None = None) -> None:
     Raises:
         CgtError: `f` was not made by `cgt.jit`.
     """
-    for state in [state_of(f)] if f is not None else all_states():
+    for state in [state_of(f)] if f is not None else sites.states():
         freeing.reset_state(state)
     freeing.sweep()
     freeing.trim()
@@ -343,7 +338,7 @@ def stats(f: Callable[..., object] | None = None) -> report.Stats:
     Raises:
         CgtError: `f` was not made by `cgt.jit`.
     """
-    states = [state_of(f)] if f is not None else all_states()
+    states = [state_of(f)] if f is not None else sites.states()
     return core.held(lambda: report.stats_of(states))
 
 
@@ -355,7 +350,7 @@ def explain(f: Callable[..., object] | None = None) -> str:
         CgtError: `f` was not made by `cgt.jit`.
     """
     if f is None:
-        return core.held(lambda: report.explain_tree(all_states()))
+        return core.held(lambda: report.explain_tree(sites.states()))
     state = state_of(f)
     return core.held(lambda: report.explain_state(state))
 
@@ -377,7 +372,7 @@ def show(f: Callable[..., object], path: str | os.PathLike[str]) -> None:
         raise CgtError(errors.no_drawing(path))
 
     def block():
-        owners = {node: one for one in all_states() for node in core.fn_nodes(one.f)}
+        owners = {node: one for one in sites.states() for node in core.fn_nodes(one.f)}
         return draw.block_of(state, owners)
 
     path.write_text(draw.FORMATS[path.suffix](core.held(block)), encoding="utf-8")
@@ -397,7 +392,7 @@ def memory() -> report.Memory:
     >>> [one.results for one in cgt.memory().recordings if one.name == "relu"]
     [4000]
     """
-    return core.held(lambda: report.memory_of(all_states()))
+    return core.held(lambda: report.memory_of(sites.states()))
 
 
 class require_replay(contextlib.ContextDecorator):
@@ -449,7 +444,7 @@ def error_for_unreplayed(f, reason):
 
 def at_exit():
     """Graphs go before the CUDA context does."""
-    for state in all_states():
+    for state in sites.states():
         freeing.reset_state(state)
 
 

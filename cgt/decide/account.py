@@ -108,16 +108,6 @@ def waits(state: State, missed: list[tuple[int, int, int]], room: int, whose: in
     return max(0, min(math.ceil(needed) - calls, options.COOL_DOWN[1]))
 
 
-def heard(account: Account) -> int:
-    """Of so many calls alike in a row Python is told; 0: of none, since a function that failed would fail again."""
-    return 0 if account.failed else account.patience
-
-
-def note_failure(state: State, why: str) -> None:
-    """A warm-up or a recording came to nothing."""
-    book(state, failed=state.learnt.account.failed + 1, why=why)
-
-
 def reason(account: Account, n: int, why: Callable[[], str]) -> str:
     """A sentence on why the function waits so many calls. `why`: tells what the last recording did not accept."""
     if account.failed:

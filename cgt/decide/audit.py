@@ -104,7 +104,7 @@ def compare(
     mine = Result.of(result)
     after = take(scope)
     if threads_beside():
-        scope, before, after = narrowed(scope, before, after, state.keep[node].draws)
+        scope, before, after = narrowed(scope, before, after, state.keep[node])
     if answers:  # these parts drew what they drew, and are not run again
         before = before._replace(sources=after.sources, generators=after.generators)
     give_back(before)
@@ -176,6 +176,9 @@ def repeats(call, node, scope, before, copies, mine, after, audits, seen):
     """Does the recording do the same once more, from the same state? (Not where it sums in an order that nobody keeps.)
     Its kernels alone run: what the function takes from elsewhere is taken once. Eager's state is there again behind
     it."""
+    moved = any(version_of(one.tensor) != one.version for one in after.tensors)
+    if moved and threads_beside() and not call.state.keep[node].changes:
+        return False  # one of them wrote meanwhile what the call reads
     # Kernels of the host's do the same each time: a tape that does not works on what its last run left. A recording
     # whose tensors are missed cannot run from that state.
     if scope.device < 0 or any(map(functools.partial(is_missed, seen=seen), after.tensors)):
@@ -386,15 +389,16 @@ def take(scope):
     )  # fmt: skip
 
 
-def narrowed(scope, before, after, draws):
+def narrowed(scope, before, after, kept):
     """The same without what the replay left as it was: other threads may be at that meanwhile. Random generators are
-    not compared, and given back to who draws."""
+    not compared, and given back to who draws; gradients are those of who changes more than results."""
     singles = [a.want is not b.want for a, b in zip(before.singles, after.singles, strict=True)]
     homes = [a != b for (_, a), (_, b) in zip(before.contents, after.contents, strict=True)]
-    generators = [draws] * len(scope.generators)
+    generators, grads = [kept.draws] * len(scope.generators), [kept.changes] * len(before.grads)
 
     def of(one, contents):
-        rows = {"singles": singles, contents: homes, "generators": generators}
+        rows = {"singles": singles, contents: homes, "generators": generators, "grads": grads}
+        rows = {name: which for name, which in rows.items() if hasattr(one, name)}
         return one._replace(
             **{name: list(itertools.compress(getattr(one, name), which)) for name, which in rows.items()}
         )
@@ -413,8 +417,9 @@ def give_back(held, ran=True):
             owner.grad = as_tensor(grad, kept.bytes).clone() if ran and grad is not None else grad
         grads += [kept] if grad is not None and not (moved and ran) else []
     for one in (*held.tensors, *grads):
-        if one.bytes is not None:
-            put_bytes(one.tensor, one.bytes)
+        if one.bytes is None:  # what is only read, others may write
+            continue
+        put_bytes(one.tensor, one.bytes)
         if not one.tensor.is_inference() and one.tensor._version != one.version:
             core.set_version(one.tensor, one.version)
     for place in held.singles:

@@ -21,12 +21,8 @@ def parse(budget: int | str | None) -> int | None:
     return int(float(found[1]) * UNITS[found[2]])
 
 
-def of_node(facts):
-    """Bytes that go with a recording: its results, its copies of inputs, and what the driver took for it. What it needs
-    while it runs lies in the pool, for all."""
-    return facts.out_bytes + facts.copied + facts.exec_bytes
-
-
 def held() -> int:
-    """Of all recordings."""
-    return sum(of_node(core.node_facts(n)) for n in core.nodes())
+    """Bytes that go with all recordings: their results, their copies of inputs, and what the driver took for them. What
+    one needs while it runs lies in the pool, for all."""
+    every = map(core.node_facts, core.nodes())
+    return sum(facts.out_bytes + facts.copied + facts.exec_bytes for facts in every)

@@ -492,8 +492,6 @@ def condemned(call, attempt, reason):
 def add_node(call, plan, seen, draft):
     """Hand the rows to the core and keep alive what they borrow; the node."""
     state, behind, graph = call.state, draft.behind, draft.behind.graph
-    if core.debug_build():
-        describe.check_draft(draft)
     used = describe.used_slots(plan, draft)
     index = {k: j for j, k in enumerate(used)} | {NONE: NONE}
     slots, outs = renumbered(draft, used, index)

@@ -12,7 +12,7 @@ from ..make.plan import device_of, driver_of
 from ..words import errors
 from . import budget as budgets
 from . import logs, verdicts
-from .sites import ATTRIBUTE, DOOMED, GRAPHS, RECORDING, SITES, alive, disable, is_mine
+from .sites import ATTRIBUTE, DOOMED, GRAPHS, RECORDING, SITES, disable, is_mine, states
 
 
 def drop_graphs(state: State) -> None:
@@ -55,7 +55,7 @@ def free_doomed():
 
 def free_exchanging() -> None:
     """A group of processes is about to go: the recordings that exchange data go before it."""
-    for state in [getattr(site, ATTRIBUTE) for site in alive()]:
+    for state in states():
         if state.learnt.exchanges:
             reset_state(state)
     sweep()
@@ -77,8 +77,7 @@ def bury() -> None:
             counts = core.fn_counts(getattr(kept.backward, ATTRIBUTE).f)
             state.past = [a + b for a, b in zip(state.past, counts, strict=True)]
     nodes = {node for _, node in freed}
-    for site in alive() if nodes else ():
-        state = getattr(site, ATTRIBUTE)
+    for state in states() if nodes else ():
         for key in [key for key in state.learnt.cool if key[1] in nodes]:
             del state.learnt.cool[key]
 
@@ -108,16 +107,15 @@ def vet_dropout(call: Call) -> str | None:
 def make_place(call: Call, path: int, parent: int) -> None:
     """Room for one more recording of the function there: after the cool-down the one matched longest ago goes. Where
     recordings were wasted instead, they count from zero again."""
-    state = call.state
-    nodes = verdicts.siblings(call, path, parent)
-    if len(nodes) >= state.opts.max_records:
-        key = (path, parent, verdicts.whose(call.flat.program))
-        state.learnt.cool[key] = (0, state.learnt.cool[key][1])
+    state, there = call.state, verdicts.crowd(call, path, parent)
+    if there is None:
+        return
+    nodes, key = there
+    state.learnt.cool[key] = (0, state.learnt.cool[key][1])
+    if nodes:
         logs.tell("evict", errors.told_evict, state.name, len(nodes))
         drop_node(nodes[-1])
-    elif verdicts.wasted(state) >= state.opts.max_records:
-        key = (path, parent, None)
-        state.learnt.cool[key] = (0, state.learnt.cool[key][1])
+    else:
         remember(state, waste=(NONE, 0))
 
 

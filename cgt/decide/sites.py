@@ -5,6 +5,7 @@ import weakref
 
 import cgt_core as core
 
+from ..data import State
 from ..words import errors, options
 
 ATTRIBUTE = "_cgt_state"  # of a jitted function: its state
@@ -20,9 +21,9 @@ GRAPHS = "graphs"
 FOREVER = 1 << 62  # calls
 
 
-def alive() -> list[core.Site]:
-    """All jitted functions alive. Other threads may make one meanwhile: references are copied in one go."""
-    return [site for site in (ref() for ref in SITES.valuerefs()) if site is not None]
+def states() -> list[State]:
+    """Those of all jitted functions alive. Other threads may make one meanwhile: references are copied in one go."""
+    return [getattr(site, ATTRIBUTE) for site in (ref() for ref in SITES.valuerefs()) if site is not None]
 
 
 def disable(f: int) -> None:

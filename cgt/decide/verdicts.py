@@ -47,34 +47,44 @@ def find(call: Call) -> str | None:
     return over_limit(call, *place_in_tree(state, flat, flat.tensors))
 
 
+def crowd(call: Call, path: int, parent: int) -> tuple[list[int], tuple[int, int, int | None]] | None:
+    """(the recordings of which this place in the tree has enough, newest match first, or none where it is wasted ones
+    that are too many; what Learnt.cool knows that by). None: there is room."""
+    state, mine, most = call.state, whose(call.flat.program), call.state.opts.max_records
+    nodes = core.children(path, parent, state.f)
+    if mine is not None and len(nodes) >= most:  # those of the same object's calls count
+        nodes = [n for n in nodes if whose(state.learnt.programs[core.node_facts(n).spec][0]) == mine]
+    if len(nodes) >= most:
+        return nodes, (path, parent, mine)
+    return ([], (path, parent, None)) if wasted(state) >= most else None
+
+
 def over_limit(call: Call, path: int, parent: int) -> str | None:
-    """A reason to run eagerly because this place in the tree has enough recordings of the function,
-    or None: there is room, or the cool-down is over and make_place finds some."""
-    state, mine = call.state, whose(call.flat.program)
-    nodes = siblings(call, path, parent)
-    full = len(nodes) >= state.opts.max_records
-    if not full and wasted(state) < state.opts.max_records:
+    """A reason to run eagerly because there are enough recordings, or None: there is room, or the cool-down is over and
+    make_place finds some."""
+    state, there = call.state, crowd(call, path, parent)
+    if there is None:
         return None
-    mine = mine if full else None
+    nodes, key = there
     calls = core.fn_counts(state.f)[0]
-    until, length = state.learnt.cool.get((path, parent, mine), (0, options.COOL_DOWN[0]))
+    until, length = state.learnt.cool.get(key, (0, options.COOL_DOWN[0]))
     if until == 0:
         until = calls + length
-        state.learnt.cool[path, parent, mine] = (until, min(2 * length, options.COOL_DOWN[1]))
-    if calls < until:
-        if full:
-            reason = errors.limit(len(nodes), why_missed(call, path, parent))
-        else:
-            reason = errors.limit(wasted(state), errors.new_kind(varying(call)))
-        if mine is not None:
-            hand_over(call, key_of(call), reason, until)
-        elif state.graph is None and not options.STRICT:
-            core.verdict_place(path, parent, state.f, reason, until)
-        return reason
-    return None
+        state.learnt.cool[key] = (until, min(2 * length, options.COOL_DOWN[1]))
+    if calls >= until:
+        return None
+    if nodes:
+        reason = errors.limit(len(nodes), why_missed(call, path, parent))
+    else:
+        reason = errors.limit(wasted(state), errors.new_kind(varying(call)))
+    if key[2] is not None:
+        hand_over(call, key_of(call), reason, until)
+    elif state.graph is None and not options.STRICT:
+        core.verdict_place(path, parent, state.f, reason, until)
+    return reason
 
 
-def wasted(state: State) -> int:
+def wasted(state):
     """How many recordings of the function were freed without a replay since its last replay: those of objects that come
     once go with the objects."""
     replays, freed = core.fn_counts(state.f)[3], core.fn_hopes(state.f)[1]
@@ -88,15 +98,6 @@ def whose(program: tuple) -> int | None:
     Methods of several objects are one function, but what one of them varies is no affair of the others."""
     kind, _, obj = program[1] if len(program) > 1 else (None, 0, None)
     return None if kind != pytree.SAME else id(obj() if isinstance(obj, weakref.ref) else obj)
-
-
-def siblings(call: Call, path: int, parent: int) -> list[int]:
-    """Recordings of the function there, of the same object's calls; newest match first."""
-    state, nodes = call.state, core.children(path, parent, call.state.f)
-    mine = whose(call.flat.program)
-    if mine is None or len(nodes) < state.opts.max_records:
-        return nodes
-    return [n for n in nodes if whose(state.learnt.programs[core.node_facts(n).spec][0]) == mine]
 
 
 def wait(call: Call, first: bool) -> str | None:
@@ -121,8 +122,10 @@ def wait(call: Call, first: bool) -> str | None:
     n = account.waits(state, missed, room, mine)
     if n == 0:
         return None
-    reason = account.reason(state.learnt.account, n, lambda: why_missed(call, *place))
-    core.verdict_fn(f, reason, core.fn_counts(f)[0] + n, account.heard(state.learnt.account))
+    books = state.learnt.account
+    reason = account.reason(books, n, lambda: why_missed(call, *place))
+    heard = 0 if books.failed else books.patience  # calls alike in a row: one that failed would fail again
+    core.verdict_fn(f, reason, core.fn_counts(f)[0] + n, heard)
     return reason
 
 
@@ -159,7 +162,7 @@ def condemn(call: Call, reason: str, fails: bool = True, length: int | None = No
     function with many verdicts and no recording gets one for all its calls: new shapes will not help it."""
     state, verdicts = call.state, call.state.learnt.verdicts
     if fails:
-        account.note_failure(state, reason)
+        account.book(state, failed=state.learnt.account.failed + 1, why=reason)
     many = len(verdicts) >= options.MAX_VERDICTS and not core.fn_nodes(state.f)
     key = None if many else key_of(call)
     length = min(2 * verdicts[key].length, options.COOL_DOWN[1]) if key in verdicts else length or options.COOL_DOWN[0]

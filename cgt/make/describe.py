@@ -634,21 +634,3 @@ def is_guarded_as(then: object, now: object) -> bool:
 def is_plain(value):
     """Compared by value in a place; anything else by identity."""
     return isinstance(value, (bool, int, float, complex, str, bytes)) or type(value) in pytree.PLAIN_TYPES
-
-
-def check_draft(draft: Draft) -> None:
-    """AssertionError if rows refer to what is not there; for the checked build."""
-    n_slots, n_outs = len(draft.slots), len(draft.outs)
-    assert all(core.NONE <= k < n_slots for s in draft.slots for k in (s.same, s.owner)), draft.slots
-    for k, o in enumerate(draft.outs):
-        last = n_slots if o.kind in (core.VIEW, core.INPUT) else o.ref + 1 if o.kind == core.PART else k
-        assert o.kind != core.PART or max(o.ops[0]) < n_outs, o
-        assert core.NONE <= o.ref < last and core.NONE <= o.grad_slot < n_slots, o
-    assert all(0 <= g.slot < n_slots for g in draft.grads), draft.grads
-    assert all(
-        (e.slot == core.NONE) == (e.kind >= core.ADVANCES) and e.slot < n_slots and core.NONE <= e.out < n_outs
-        for e in draft.effects
-    )
-    roots, saves, _, flows, *_ = draft.behind
-    assert all((s.slot == core.NONE) != (s.out == core.NONE) and s.slot < n_slots and s.out < n_outs for s in saves)
-    assert set(roots) <= set(range(n_outs)) and set(flows) <= set(range(n_slots))

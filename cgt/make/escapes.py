@@ -61,14 +61,16 @@ def vet_shared(plan: Plan, seen: Seen, result: object) -> str | None:
     def is_made(leaf):
         return type(leaf) is pytree.Readout or (isinstance(leaf, torch.Tensor) and core.storage_id(leaf) in seen.made)
 
-    for attempt in range(2):
-        shared = pytree.find_shared(result, seen.is_own)
-        made = next((leaf for one in shared for leaf in pytree.leaves_in(one) if is_made(leaf)), None)
-        if made is None and not any(id(one) in came for one in shared):
-            return None
-        if attempt == 0:
-            del shared, made
-            collect()
+    def find():
+        return [
+            one for one in pytree.find_shared(result, seen.is_own)
+            if id(one) in came or any(map(is_made, pytree.leaves_in(one)))
+        ]  # fmt: skip
+
+    shared = lasting(find)
+    if not shared:
+        return None
+    made = next((leaf for one in shared for leaf in pytree.leaves_in(one) if is_made(leaf)), None)
     if isinstance(made, torch.Tensor):
         return errors.kept_tensor(seen.made[core.storage_id(made)], "")
     held = (p.path for p in ones if any(places.value_at(p) is one for one in shared))
@@ -82,18 +84,12 @@ def find_kept_view(plan, seen, draft):
     bases = [t._base for t in draft.out.tensors if t._base is not None]  # autograd's, of what is a view
     known = {id(t) for t in (*plan.tensors, *draft.out.tensors, *bases)}
     path_of = {core.storage_id(t): path for path, t in zip(flat.paths, flat.tensors, strict=True)}
-    for attempt in range(2):
-        kept = [
-            t for t in core.alive(seen.run.returned)
-            if id(t) not in known and core.storage_id(t) in path_of
-            and (core.references(t) > ALONE or all(t._base is not base for base in bases))
-        ]  # fmt: skip
-        if not kept:
-            return None
-        if attempt == 0:
-            del kept
-            collect()
-    return path_of[core.storage_id(kept[0])]
+    kept = lasting(lambda: [
+        t for t in core.alive(seen.run.returned)
+        if id(t) not in known and core.storage_id(t) in path_of
+        and (core.references(t) > ALONE or all(t._base is not base for base in bases))
+    ])  # fmt: skip
+    return path_of[core.storage_id(kept[0])] if kept else None
 
 
 def find_replaced(found, tensors):
@@ -129,11 +125,12 @@ def vet_aliases(seen: Seen, draft: Draft) -> str | None:
 
 def find_alive(seen, is_wanted):
     """Tensors that ops of the run returned and somebody still holds, of those wanted."""
-    for attempt in range(2):
-        alive = [t for t in held(seen) if t.numel() and is_wanted(t)]
-        if alive and attempt == 0:
-            del alive
-            collect()
-        else:
-            break
-    return alive
+    return lasting(lambda: [t for t in held(seen) if t.numel() and is_wanted(t)])
+
+
+def lasting(find):
+    """What find() finds, and still does when garbage was collected."""
+    if find():  # held by nobody here meanwhile
+        collect()
+        return find()
+    return []

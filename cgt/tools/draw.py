@@ -5,7 +5,6 @@ values have in common, and one for each recording, with what `explain` says of i
 value that was read, what ran before. The page unfolds each recording to its ops and refers to nothing outside."""
 
 import html
-from typing import NamedTuple
 
 import cgt_core as core
 from cgt_core import NONE
@@ -17,27 +16,17 @@ from . import report
 MOST = 64  # letters of a line in a picture
 
 
-class Block(NamedTuple):
-    """A box of the picture."""
-
-    title: str
-    edge: str  # what leads to it from the one above
-    facts: list[str]
-    ops: list  # (op, line of the user's), of a recording
-    below: list
-
-
 # --- what is shown --------------------------------------------------------------------------------
 
 
-def block_of(state: State, owners: dict[int, State]) -> Block:
+def block_of(state: State, owners: dict[int, State]) -> report.Block:
     """The Block of a function. `owners`: recording -> State, of all."""
     counts = report.stats_of([state])
     head, *reasons = report.verdict(state.name, counts)
     facts = [head.removeprefix(f"{state.name}: "), report.describe_counts(counts), *map(str.strip, reasons)]
     facts += [report.describe_rescues(counts)] if counts.rescues else []
     nodes = [node for node in core.fn_nodes(state.f) if node in state.keep]
-    return Block(state.name, "", facts, [], blocks_behind(state, nodes, owners, NONE, report.told_apart(state)))
+    return report.Block(state.name, "", blocks_behind(state, nodes, owners, NONE, report.told_apart(state)), facts)
 
 
 def blocks_behind(state, nodes, owners, above, apart):
@@ -51,30 +40,19 @@ def blocks_behind(state, nodes, owners, above, apart):
             between = parent_of(between)
         if between == above:
             groups.setdefault(parent, []).append(node)
+
+    def block(node, depth, edge):
+        return recording(state, node, depth, edge, apart[node], blocks_behind(state, nodes, owners, node, apart))
+
     found = []
     for parent, some in groups.items():
         edge = f"behind {owners[parent].name}" if parent in owners and parent not in mine else ""
-        found += ways(state, some, 0, edge, apart, lambda node: blocks_behind(state, nodes, owners, node, apart))
+        found += report.ways(state, some, 0, edge, block)
     return found
 
 
 def parent_of(node):
     return core.node_facts(node).parent
-
-
-def ways(state, nodes, depth, edge, apart, behind):
-    """Blocks of recordings that read the same `depth` values so far."""
-    ends, groups = report.parted(state, nodes, depth)
-    found = [recording(state, node, depth, edge, apart[node], behind(node)) for node in ends]
-    for (line, length), way in groups.items():
-        below = [
-            block for value, some in way.items()
-            for block in ways(state, some, depth + 1, f"reads {report.describe_value(value)}", apart, behind)
-        ]  # fmt: skip
-        first = core.node_facts(next(iter(way.values()))[0])
-        title = f"{report.describe_length(first, length)}, then a value is read"
-        found.append(Block(title, edge, [f"read at {line}"], [], below))
-    return found
 
 
 def recording(state, node, depth, edge, apart, below):
@@ -89,7 +67,7 @@ def recording(state, node, depth, edge, apart, below):
         below = [*below, back._replace(edge="its backward")]
     title = report.describe_node(facts, depth)
     device = head.removeprefix("recording ").partition(":")[0]
-    return Block(title, edge, [device, *lines], [(str(op), line) for op, line in kept.trail], below)
+    return report.Block(title, edge, below, [device, *lines], [(str(op), line) for op, line in kept.trail])
 
 
 # --- .dot -------------------------------------------------------------------------------------------

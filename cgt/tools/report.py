@@ -1,9 +1,8 @@
 """What cgt tells about itself: counters as a NamedTuple, and the same with reasons as text. Other threads free
 no rows meanwhile (core.held), but they count reasons, and a finalizer may ask about a row that is being freed."""
 
-import functools
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import cgt_core as core
@@ -309,54 +308,64 @@ def explain_tree(states: list[State]) -> str:
             f"{device_name(path)}: {len(here)} recordings, {leaves} ways through the program, pool "
             f"{size(pool_bytes({path}))}"
         )
-        lines.extend(explain_branch(owner, facts, here, NONE, "  "))
+        lines += [line for block in blocks_behind(owner, facts, here, NONE) for line in lines_of(block, "  ")]
     for state in states:
         for text, n in sorted(state.reasons.items(), key=lambda r: -r[1]):
             lines.append(f"{state.name} eager {n}x: {text}")
     return "\n".join(lines) if lines else "nothing was recorded"
 
 
-def explain_branch(owner, facts, here, parent, indent):
-    """Lines on the recordings behind one node; deeper ones further in."""
+class Block(NamedTuple):
+    """A recording, or what several have in common: a line of the tree, a box of its picture."""
+
+    title: str
+    edge: str  # what leads to it from the one above
+    below: list
+    facts: list[str] = []
+    ops: list = []  # (op, line of the user's), of a recording
+
+
+def blocks_behind(owner, facts, here, parent):
+    """Blocks of the recordings that ran behind one node."""
     children = {}
     for node in here:
         if facts[node].parent == parent:
             children.setdefault(owner[node].f, []).append(node)
-    below = functools.partial(explain_branch, owner, facts, here)
-    return [
-        line for nodes in children.values()
-        for line in explain_ways(owner[nodes[0]], facts, nodes, 0, indent, owner[nodes[0]].name, below)
-    ]  # fmt: skip
+
+    def block(node, depth, edge):
+        return Block(describe_node(facts[node], depth), edge, blocks_behind(owner, facts, here, node))
+
+    return [one for nodes in children.values() for one in ways(owner[nodes[0]], nodes, 0, owner[nodes[0]].name, block)]
 
 
-def explain_ways(state, facts, nodes, depth, indent, label, below):
-    """Lines on recordings of a function that read the same values so far, `depth` of them; what ran behind each, says
-    `below`."""
-    lines, (ends, ways) = [], parted(state, nodes, depth)
-    for node in ends:
-        lines.append(f"{indent}{label}: {describe_node(facts[node], depth)}")
-        lines.extend(below(node, indent + "  "))
-    for (line, length), way in ways.items():
-        one = facts[next(iter(way.values()))[0]]
-        lines.append(f"{indent}{label}: {describe_length(one, length)}, then a value is read at {line}")
-        for value, some_nodes in way.items():
-            told = describe_value(value)
-            lines.extend(explain_ways(state, facts, some_nodes, depth + 1, indent + "  ", told, below))
-    return lines
-
-
-def parted(state: State, nodes: Sequence[int], depth: int) -> tuple[list[int], dict]:
-    """Of recordings that read the same `depth` values so far: (those that read no more; the others by the value that
-    comes next: {(line, nodes of the graph before it): {value: [recording]}})."""
-    ends, ways = [], {}
+def ways(
+    state: State, nodes: Sequence[int], depth: int, edge: str, block: Callable[[int, int, str], Block]
+) -> list[Block]:
+    """Blocks of a function's recordings that read the same `depth` values so far. `block(recording, depth, edge)`: that
+    of one which reads no more."""
+    found, groups = [], {}
     for node in nodes:
         values = state.keep[node].values if node in state.keep else []
         if len(values) == depth:
-            ends.append(node)
+            found.append(block(node, depth, edge))
         else:
-            way = ways.setdefault((values[depth].line, core.node_facts(node).segments[depth]), {})
-            way.setdefault(values[depth], []).append(node)
-    return ends, ways
+            group = groups.setdefault((values[depth].line, core.node_facts(node).segments[depth]), {})
+            group.setdefault(values[depth], []).append(node)
+    for (line, length), group in groups.items():
+        below = [
+            one for value, some_nodes in group.items()
+            for one in ways(state, some_nodes, depth + 1, describe_value(value), block)
+        ]  # fmt: skip
+        length = describe_length(core.node_facts(nodes[0]), length)
+        found.append(Block(f"{length}, then a value is read at {line}", edge, below))
+    return found
+
+
+def lines_of(block, indent):
+    """A block and what is below it, as text."""
+    yield f"{indent}{block.edge}: {block.title}"
+    for one in block.below:
+        yield from lines_of(one, indent + "  ")
 
 
 def size(n):

@@ -11,8 +11,7 @@ import torch
 from helpers import calls, in_threads, values
 
 import cgt
-from cgt.api import all_states
-from cgt.decide import dispatch, freeing
+from cgt.decide import dispatch, freeing, sites
 
 ROOT = pathlib.Path(__file__).parents[2]
 
@@ -89,7 +88,7 @@ def test_functions_may_be_made_while_other_threads_ask_for_all():
     def work(k):
         for _ in range(1000):
             if k:
-                assert len(all_states()) >= 100
+                assert len(sites.states()) >= 100
             else:
                 made.append(cgt.jit(lambda x: x * 2))
 
@@ -98,4 +97,4 @@ def test_functions_may_be_made_while_other_threads_ask_for_all():
         in_threads(3, work)
     finally:
         sys.setswitchinterval(before)
-    assert cgt.stats().calls == 0 and len(all_states()) >= 1100
+    assert cgt.stats().calls == 0 and len(sites.states()) >= 1100

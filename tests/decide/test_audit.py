@@ -6,6 +6,7 @@ import functools
 import gc
 import queue
 import random
+import threading
 import time
 import warnings
 
@@ -777,3 +778,51 @@ def test_what_a_backward_reads_and_no_guard_compares(device, audited_by_default)
     assert identical(got[-1], torch.full_like(w, 3.0)), got
     is_told = len(told) == 1 and ".backward" in told[0]
     assert is_told or (not told and cgt.stats(f).backward.records > before), told
+
+
+# --- beside other threads -------------------------------------------------------------------------
+
+
+def trains(p):
+    (p * 1.0).sum().backward()
+
+
+def writes(p):
+    with torch.no_grad():
+        p.add_(1)
+
+
+@pytest.mark.parametrize("act", [trains, writes])
+@pytest.mark.parametrize("audits", [EVERY, AUDITS_BY_DEFAULT])
+def test_what_another_thread_does_meanwhile_is_no_fault_of_the_replay(device, act, audits, monkeypatch):
+    """Evaluation beside training: the other thread acts between a replay and the run that it is compared with."""
+    p = nn.Parameter(torch.ones(8, device=device))
+    p.grad = torch.zeros(8, device=device)
+    asked, done, plainly, acts = threading.Semaphore(0), threading.Semaphore(0), audit.run_eagerly, []
+
+    def work():
+        while asked.acquire() and acts[-1]:
+            act(p)
+            done.release()
+
+    def beside(*args):
+        acts.append(True)
+        asked.release()
+        done.acquire()
+        return plainly(*args)
+
+    monkeypatch.setattr(audit, "run_eagerly", beside)
+    f = cgt.jit(lambda x: x * p, audit=audits)
+    other = threading.Thread(target=work)
+    other.start()
+    with warnings.catch_warnings(), torch.no_grad():
+        warnings.simplefilter("error")
+        for k in range(12):
+            x = values(device, 8, seed=k)
+            assert identical(f(x), x * p.detach())
+    n, version = len(acts), p._version
+    acts.append(False)
+    asked.release()
+    other.join()
+    assert n >= 3 and state_of(f).mismatches == 0 and cgt.stats(f).replays == 10, cgt.explain(f)
+    assert p.grad.tolist() == [n * (act is trains)] * 8 and version == n * (act is writes)
