@@ -115,8 +115,8 @@ def note_run(state, seen):
 
 
 def note_shifty(state, seen):
-    """A run knows no places. But where it let go of a tensor from outside, one that it made and that is longer along one
-    dimension may lie in its place: a cache that torch.cat makes longer. A recording would be in vain."""
+    """A run knows no places. But where it let go of a tensor from outside, one that it made and that is longer along
+    one dimension may lie in its place: a cache that torch.cat makes longer. A recording would be in vain."""
     plain = list(filter(core.is_plain, seen.touched.values()))
     shed = {(t.dtype, t.shape) for t in plain if core.storage_holders(t) == 1}  # the run itself
     kept = [t for t in held(seen) if core.is_plain(t) and core.storage_id(t) in seen.made] if shed else ()
