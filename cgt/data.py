@@ -32,7 +32,8 @@ def maker_of(record: Any) -> Callable[[], Any]:
     """Makes such a record. What has no other value to begin with is a container, or a record of such."""
     kinds = [kind for name, kind in record.__annotations__.items() if name not in record._field_defaults]
     kinds = [maker_of(kind) if hasattr(kind, "_fields") else kind for kind in kinds]
-    return lambda: record(*[kind() for kind in kinds])
+    rest, new = [*record._field_defaults.values()], tuple.__new__
+    return lambda: new(record, [kind() for kind in kinds] + rest)
 
 
 # --- of a function ----------------------------------------------------------------------------
@@ -199,7 +200,10 @@ class State:
 def remember(state: State, **learnt: Any) -> None:
     """Fields of what the function's calls showed are these from now on. With the lock around warming and recording: of
     two threads that do this at once, the one forgets what the other learnt."""
-    state.learnt = state.learnt._replace(**learnt)
+    for name, value in learnt.items():
+        if getattr(state.learnt, name) is not value:
+            state.learnt = state.learnt._replace(**learnt)
+            return
 
 
 class Kept(NamedTuple):

@@ -20,7 +20,7 @@ from ..run.observe import exchange, fix, is_capture, is_host_recording, unseen, 
 from ..words import errors, options
 from ..words.private import OpOverload
 from ..words.pytree import Readout
-from . import segments
+from . import readout
 
 MOST = 4096  # tensors of one recording that are looked at
 NORM = torch.ops.aten.linalg_vector_norm.out
@@ -95,16 +95,10 @@ def close(seen: Seen, name: str) -> None:
     if not seen.finite.ops or seen.reason is not None:
         return
     slots = MAGNITUDES[seen.run.device][: len(seen.finite.measured)]
-    with unseen(seen):
-        room = segments.room_for(seen, slots)
-        if room is None:
-            return
-        words, value = room.view(torch.float64), None
-        if is_capture(seen):
-            core.fetch(core.address(words), slots, room.numel())
-        else:
-            value = slots.clone()
-            tape.copy_into(words, slots)
+    left = readout.leave(seen, slots, tuple(slots.shape))
+    if left is None:
+        return
+    words, value = left
     one = Readout(words, functools.partial(look, name, tuple(seen.finite.ops)), "")
     seen.readouts.rows.append((one, value))
     seen.own.append(Place(DICT_ITEM, FOUND, name, MISSING, f"NaNs found in {name}"))

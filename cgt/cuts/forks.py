@@ -10,7 +10,6 @@ behind. One that is not is left before it did harm, and the call is PyTorch's ow
 import functools
 import sys
 import threading
-import types
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -39,9 +38,7 @@ def prepare(device: int, stream: torch.cuda.Stream) -> None:
     DECIDES[device] = core.load_decide_kernel(device)
 
 
-def see_fork(
-    seen: Seen, before: dict[str, types.ModuleType] | None, name: str, args: tuple, plain: Callable[[], object]
-) -> object:
+def see_fork(seen: Seen, before: int | None, name: str, args: tuple, plain: Callable[[], object]) -> object:
     """A call of torch.cond or while_loop, as PyTorch has checked it; plain() compiles and runs it. `before`: see
     modules."""
     if before is not None:
@@ -61,15 +58,15 @@ def see_fork(
         return plain()
 
 
-def modules() -> dict[str, types.ModuleType] | None:
-    """The modules that there are before Dynamo comes, by name; None when it is there."""
-    return None if "torch._dynamo" in sys.modules else sys.modules.copy()
+def modules() -> int | None:
+    """How many modules there are before Dynamo comes; None when it is there."""
+    return None if "torch._dynamo" in sys.modules else len(sys.modules)
 
 
 def forget_imports(seen, before):
     """torch.cond and while_loop have imported Dynamo, and with it the like of SymPy: what ran there is not the
     function's."""
-    new = {getattr(sys.modules[name], "__file__", None) for name in sys.modules.keys() - before.keys()}
+    new = {getattr(module, "__file__", None) for module in list(sys.modules.values())[before:]}
     seen.code.started.difference_update(
         [code for code in list(seen.code.started) if code is not None and code.co_filename in new]
     )

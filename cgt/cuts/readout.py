@@ -75,7 +75,7 @@ def may_be(seen, name, uses):
     ):
         return False
     plan = seen.run.plan
-    stored = plan is None or all(any(is_place(use, put) for put in plan.found.kept) for use in kept)
+    stored = plan is None or all(any(is_at(use, put.place, put.owner) for put in plan.found.kept) for use in kept)
     return stored or summed_in(plan, uses) is not None
 
 
@@ -84,19 +84,15 @@ def summed_in(plan, uses):
     others = [use for use in uses if use != returns.COMPUTED]
     if len(others) != 1 or type(others[0]) is not returns.Kept or returns.COMPUTED not in uses:
         return None
-    return next((k for k in plan.numbers.summed if is_lying(plan, others[0], plan.places[k])), None)
+    summed = ((k, plan.places[k]) for k in plan.numbers.summed)
+    return next((k for k, p in summed if is_at(others[0], p, plan.found.owners.get(id(p.home)))), None)
 
 
-def is_lying(plan, use, place):
-    mine = place.home is use.home or plan.found.owners.get(id(place.home), place) is use.home
-    return mine and (place.key == use.name if use.name is not None else place.kind == CELL)
-
-
-def is_place(use, put):
-    place = put.place
-    return place.home is use.home if use.name is None else (
-        put.name == use.name and (put.owner is use.home if put.owner is not None else place.home is use.home)
-    )  # fmt: skip
+def is_at(use, place, owner):
+    """Is this place, whose home is the owner's if there is one, where it is kept?"""
+    if use.name is None:
+        return place.home is use.home and place.kind in (CELL, LIST_LEN)
+    return place.key == use.name and (place.home is use.home or owner is use.home)
 
 
 def may_wait(seen, t, name):
@@ -122,8 +118,9 @@ def stand_in(seen, name, t, uses):
         wide = torch.float64 if t.is_floating_point() else torch.int64
         compare = functools.partial(compared, t.detach().to(wide, copy=True).reshape(()), t.dtype)
     if uses.count(returns.COMPARED) != len(uses):
-        found = leave(seen, name, t)
+        found = leave(seen, t, () if name == "item" else tuple(t.shape))
         if found is None:
+            observe.refuse(seen, errors.reads_too_much(observe.user_line(seen)))
             return None
         words, value = found
     one = Readout(words, MAKERS[name], observe.user_line(seen), compare)
@@ -145,10 +142,10 @@ def computed(place, at, op, operands):
     where the numbers of another call could raise, it is read."""
     parts = [part_of(place, at, x) for x in operands]
     if None in parts or (op is operator.truediv and (callable(parts[1]) or not parts[1])):
-        return op(*map(number_of, operands))
+        return op(*(x.read() if type(x) is Readout else x for x in operands))
     one = next(x for x in operands if type(x) is Readout)
     formula, again = (functools.partial(live.calculate, op, *made) for made in (parts, map(reader_of, operands)))
-    return Readout(one.words, functools.partial(anew, formula), one.line, None, one.compute, again)
+    return Readout(one.words, lambda _: formula(), one.line, None, one.compute, again)
 
 
 def part_of(place, at, x):
@@ -163,14 +160,6 @@ def part_of(place, at, x):
 def reader_of(x):
     """What reads it now, or itself. A stand-in must not be kept."""
     return x.read if type(x) is Readout else x.node.plain if type(x) in standins.STAND_INS else x
-
-
-def anew(formula, _):
-    return formula()
-
-
-def number_of(x):
-    return x.read() if type(x) is Readout else x
 
 
 def read(seen, known):
@@ -197,13 +186,13 @@ def compared(number, dtype, op, other):
     return op(number.to(dtype).item(), other)
 
 
-def leave(seen, name, t):
+def leave(
+    seen: Seen, t: torch.Tensor, shape: tuple[int, ...]
+) -> tuple[torch.Tensor, torch.Tensor | None] | None:  # fmt: skip
     """Record that t's bytes come to the host: (where, on the host a copy of them), or None: there is no room."""
-    shape = () if name == "item" else tuple(t.shape)
     with observe.unseen(seen):
-        room, value = segments.room_for(seen, t), None
+        room, value = segments.room_for(seen, t, t.dtype), None
         if room is None:
-            observe.refuse(seen, errors.reads_too_much(observe.user_line(seen)))
             return None
         words, t = room.view(t.dtype).view(shape), observe.exchange(seen, t.detach())
         if observe.is_capture(seen):
@@ -270,44 +259,35 @@ def pattern(
 ) -> tuple[Readout, Callable[[object], object]] | None:
     """(one of its Readouts, what makes the value anew) of a tuple, list or dict of Readouts and what is_fixed(); else
     None. `shared`: ids of what lies elsewhere, too."""
-    found = []
-
-    def copied(leaf):
-        if type(leaf) is Readout:
-            found.append(leaf)
-        elif not is_fixed(leaf):
-            raise ValueError
-        return leaf
-
-    if type(value) not in (tuple, list, dict) or not shared.isdisjoint(mutable_in(value)):
+    if type(value) not in (tuple, list, dict):
         return None
-    try:
-        kept = rebuilt(value, copied)
-    except ValueError:
+    mutable, leaves = parts_in(value)
+    found = [leaf for leaf in leaves if type(leaf) is Readout]
+    if not found or not shared.isdisjoint(mutable) or not all(type(x) is Readout or is_fixed(x) for x in leaves):
         return None
-    return (found[0], functools.partial(remade, kept)) if found else None
+    kept = rebuilt(value, lambda leaf: leaf)  # the function may go on with its own
+    return found[-1], lambda _: rebuilt(kept, made)
 
 
-def mutable_in(value):
-    """ids of lists and dicts in tuples, lists and dicts, as often as they are met; those of one that holds itself
-    twice."""
-    met, todo = [], [value]
+def parts_in(value):
+    """(ids of lists and dicts in tuples, lists and dicts, as often as they are met, of one that holds itself twice;
+    what else is in these, the last first)"""
+    met, leaves, todo = [], [], [value]
     while todo:
         one = todo.pop()
-        if type(one) in (list, dict):
-            met.append(id(one))
-        if type(one) in (tuple, list, dict) and met.count(id(one)) < 2:
-            todo.extend(one.values() if type(one) is dict else one)
-    return met
+        if type(one) not in (tuple, list, dict):
+            leaves.append(one)
+            continue
+        met += [] if type(one) is tuple else [id(one)]
+        if met.count(id(one)) < 2:
+            leaves += one if type(one) is dict else []
+            todo += one.values() if type(one) is dict else one
+    return met, leaves
 
 
 def shared_in(values: list) -> set[int]:
     """ids of lists and dicts that are met twice in these."""
-    return {one for one, n in collections.Counter(mutable_in(values)).items() if n > 1}
-
-
-def remade(kept, _):
-    return rebuilt(kept, made)
+    return {one for one, n in collections.Counter(parts_in(values)[0]).items() if n > 1}
 
 
 def rebuilt(value, leaf):

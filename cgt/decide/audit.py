@@ -50,10 +50,12 @@ def parse(text: str) -> Audits | None:
 # --- which calls ------------------------------------------------------------------------------
 
 
-def plan_next(state: State, node: int) -> None:
-    """Which replay of a recording is compared next: the core hands over the call that would be it."""
+def plan_next(state: State, node: int, replays: int | None = None) -> None:
+    """Which replay of a recording is compared next: the core hands over the call that would be it. `replays`: how many
+    it had, where that is known."""
     if state.opts.audit is not None and node in state.keep:
-        core.node_audit(node, number_behind(state.opts.audit, core.node_facts(node).n_replay))
+        replays = core.node_facts(node).n_replay if replays is None else replays
+        core.node_audit(node, number_behind(state.opts.audit, replays))
 
 
 def number_behind(audits, n):

@@ -43,7 +43,7 @@ from ..numbers import counters, live
 from ..run import blank, tokens
 from ..run.observe import note_strays, observe
 from ..run.taps import is_alone, threads_beside
-from ..words import errors, options, pytree
+from ..words import errors, options, private, pytree
 from ..words.private import outside_dynamo
 from . import account, audit, lessons, logs, verdicts, verify
 from .backwards import forward_of, prove, readable, run_again
@@ -177,7 +177,7 @@ def attend(call):
     kind = "warm" if run is warm else "record"
     why, before = logs.listens("record") and verdicts.why_new(call, first), core.fn_counts(state.f)[:5]
     try:
-        with torch.profiler.record_function(f"cgt.{kind} {state.name}"):
+        with private.named_range(f"cgt.{kind} {state.name}"):
             result = account.timed(state, run, call, first=before[0] == 1)
     except errors.CgtError:
         raise
@@ -324,7 +324,7 @@ def capture(call, attempt):
         learnt = call.state.learnt
         computes = learnt.computes if seen.computed is None else seen.computed
         remember(call.state, late=max(learnt.late, seen.late), computes=computes)
-        told = counters.learn(call.state, plan, seen, why_uncounted(call.state, plan.saves))
+        told = counters.learn(call.state, plan, seen, lambda: why_uncounted(call.state, plan.saves))
         reason, seen.reason = reason and (told or reason), told or seen.reason
         live.blame(call.state, seen, reason or seen.reason)
     if reason is not None:
@@ -344,7 +344,8 @@ def draft_node(call, attempt):
     state, plan, seen = call.state, attempt.plan, attempt.seen
     note_tensors(state, seen, zip(plan.paths, plan.tensors, strict=True))
     try:
-        note_strays(seen, describe.tensors_of(seen, attempt.result))
+        if plan.driver == CUDA:
+            note_strays(seen, describe.tensors_of(seen, attempt.result))
         empties.settle_empties(plan.places, plan.lone, plan.changed)
         reason = lessons.vet_code(state, seen) or lessons.vet_spent(plan, seen) or lessons.vet_strays(state, seen)
         reason = reason or lessons.vet_follows(state, plan, seen) or lessons.vet_loose(state, plan, seen)
@@ -353,7 +354,7 @@ def draft_node(call, attempt):
             plan = attempt.plan = find_moving(state, plan, seen)
             reason = errors.used_elsewhere(plan.found.kept[0].place.path) if plan.changes.free is None else None
             reason = reason or moving.learn_replaced(state, plan, seen)
-            reason = reason or live.learn_stored(state, plan, seen, why_untraced(state, plan.saves))
+            reason = reason or live.learn_stored(state, plan, seen, lambda: why_untraced(state, plan.saves))
         draft = reason or describe.rows(plan, seen, attempt.result, call)
         if not isinstance(draft, str):
             state.proven |= plan.graph is not None
@@ -533,10 +534,9 @@ def add_node(call, plan, seen, draft):
 
 def renumbered(draft, used, index):
     """The draft's slots and outputs, as rows that name slots by their place among the used ones."""
-    slots = [draft.slots[k]._replace(owner=index[draft.slots[k].owner]) for k in used]
-    refs = [index[o.ref] if o.kind in (VIEW, INPUT) else o.ref for o in draft.outs]
-    outs = [o._replace(ref=ref, grad_slot=index[o.grad_slot]) for o, ref in zip(draft.outs, refs, strict=True)]
-    return slots, outs
+    slots = [s if s.owner == NONE else s._replace(owner=index[s.owner]) for s in map(draft.slots.__getitem__, used)]
+    outs = [o._replace(ref=index[o.ref]) if o.kind in (VIEW, INPUT) else o for o in draft.outs]
+    return slots, [o if o.grad_slot == NONE else o._replace(grad_slot=index[o.grad_slot]) for o in outs]
 
 
 def backward_site(state, graph, draft):
@@ -551,7 +551,7 @@ def note_recorded(state, plan, seen, node):
     core.fn_count(state.f, "records")
     remember(state, unguarded=plan.found.notes, left=0, lessons=0, blamed=None)
     account.book(state, failed=0)
-    audit.plan_next(state, node)
+    audit.plan_next(state, node, replays=0)
     verify.begin(state, node)
     if seen.exchanges:
         remember(state, exchanges=True)

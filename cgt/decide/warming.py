@@ -103,7 +103,7 @@ def run_observed(call, seen, guess, home):
 
 def note_run(state, seen):
     """Remember what the run showed of the function, whatever its arguments were."""
-    counters.learn(state, None, seen, None)
+    counters.learn(state, None, seen, lambda: None)
     learnt = state.learnt
     remember(
         state, late=max(learnt.late, seen.late), recurrent=learnt.recurrent or bool(seen.generators.dropout),

@@ -31,26 +31,20 @@ from .code import KEPT
 from .flow import ARITHMETIC, OPENERS, is_arithmetic, is_read, names_of, tree_of
 from .places import MISSING, Place, class_value, dict_of, is_builtin_descriptor, value_at
 
-RETURNED, COMPARED, COMPUTED = "returned", "compared", "computed"  # what may become of it, and Keeping
+RETURNED, COMPARED, COMPUTED = "returned", "compared", "computed"  # what may become of it, and Named
+APPENDED, OPERAND = "appended", "operand"
 LAZY = 0x20 | 0x80 | 0x200  # flags of generators, coroutines and both
 
 
-class Keeping(NamedTuple):
-    """It is stored, or appended to a list."""
+class Named(NamedTuple):
+    """What becomes of it where the code names another object."""
 
-    where: str  # as of flow.Advance
-    names: tuple  # (variable, attribute, ...): what is stored to, or the list
-    appends: bool  # where says nothing then
-
-
-class Operand(NamedTuple):
-    """It is the right operand of arithmetic, and the left one is made of what is found here: it must be a number."""
-
-    names: tuple
+    what: str  # stored there, as of flow.Advance; APPENDED to it; OPERAND: arithmetic's, the left one comes of it
+    names: tuple  # (variable, attribute, ...)
 
 
 class Kept(NamedTuple):
-    """Keeping, of objects."""
+    """Where it is stored, or the list to which it is appended."""
 
     home: Any  # whose attribute it becomes, the scope or cell, or the list
     name: str | None  # the attribute or global; None of a cell and a list
@@ -67,7 +61,7 @@ def uses_behind(
     comparisons, arithmetic, what is found here by name and to the result of `function`, which code `runner` runs with
     `args`: [RETURNED, COMPARED, COMPUTED, Kept, ...] or less; else None. `answers`: names of methods that may be called
     of it, and give more of the like."""
-    if not (is_method_call(frame.f_code, frame.f_lasti) or is_float(frame)):
+    if not is_asked(frame):
         return None
     frames = [frame]
     while frames[-1].f_back is not None and frames[-1].f_back.f_code is not runner:
@@ -84,24 +78,22 @@ def uses_behind(
                 return None
         if COMPUTED in found and COMPARED in uses:
             return None
-        if not all(is_number(callers[k], use.names) for use in uses if type(use) is Operand):
+        named = [use for use in uses if type(use) is Named]
+        if not all(is_number(callers[k], use.names) for use in named if use.what == OPERAND):
             return None
         ends = RETURNED not in uses or one is frames[-1]  # else its caller has it
-        found += [
-            kept(callers[k], use) if type(use) is Keeping else use
-            for use in uses
-            if type(use) is not Operand and (ends or use != RETURNED)
-        ]
+        found += uses.difference(named, () if ends else (RETURNED,))
+        found += [kept(callers[k], use) for use in named if use.what != OPERAND]
         if ends:
             break
     return None if None in found else found
 
 
-def is_float(frame):
-    """Is it at a call of Python's float() of one argument?"""
-    code, at = frame.f_code, frame.f_lasti
-    is_it = frame.f_globals.get("float") is None and frame.f_builtins.get("float") is float
-    return is_it and callee_of(code, at) == (("float",), 1)
+def is_asked(frame):
+    """Is it at the call of a method without arguments, or of Python's float() of one?"""
+    names, given, is_method = callee_of(frame.f_code, frame.f_lasti)
+    is_float = frame.f_globals.get("float") is None and frame.f_builtins.get("float") is float
+    return is_method or (is_float and names == ("float",) and given == 1)
 
 
 def is_number(who, names):
@@ -111,15 +103,15 @@ def is_number(who, names):
 
 
 def kept(who, use):
-    """The Kept of a Keeping in this function; None: that cannot be told."""
+    """The Kept of a Named in this function; None: that cannot be told."""
     function, (name, *more) = who.function, use.names
-    if use.appends:
+    if use.what == APPENDED:
         found = attribute_of(value_of(who, name), more)
         return Kept(found, None) if type(found) is list else None
-    if use.where == b.ATTRIBUTE:
+    if use.what == b.ATTRIBUTE:
         owner = attribute_of(value_of(who, name), more[:-1])
         return Kept(owner, more[-1]) if owner is not None else None
-    if use.where == b.GLOBAL:
+    if use.what == b.GLOBAL:
         return Kept(function.__globals__, name)
     free = function.__code__.co_freevars
     return Kept(function.__closure__[free.index(name)], None) if name in free else None
@@ -154,13 +146,6 @@ def call_at(code, offset):
     return reading, at if reading.steps[at].does == b.CALL and reading.takes[at] else None
 
 
-@functools.lru_cache(KEPT)
-def is_method_call(code, offset):
-    """Is it at the call of a method without arguments?"""
-    reading, call = call_at(code, offset)
-    return call is not None and method_of(reading, call) is not None
-
-
 def method_of(reading, call):
     """The step that reads the method that is called here without arguments, or None."""
     callee = reading.callee(call) if reading.steps[call].name == 0 else None
@@ -170,9 +155,12 @@ def method_of(reading, call):
 
 @functools.lru_cache(KEPT)
 def callee_of(code, offset):
-    """((variable, attribute, ...): what the call at this offset calls, the number of its arguments), each or None"""
+    """((variable, attribute, ...): what the call at this offset calls, the number of its arguments, is that a method
+    without any?), or None in place of what cannot be told"""
     reading, call = call_at(code, offset)
-    return (None, None) if call is None else (names_of(reading, reading.callee(call)), reading.steps[call].name)
+    if call is None:
+        return None, None, False
+    return names_of(reading, reading.callee(call)), reading.steps[call].name, method_of(reading, call) is not None
 
 
 # --- who called a helper ------------------------------------------------------------------------
@@ -212,7 +200,7 @@ def entered(one):
 
 def called_by(who, offset):
     """What a function calls at this offset, or None."""
-    names, _ = callee_of(who.function.__code__, offset)
+    names, *_ = callee_of(who.function.__code__, offset)
     if names is None:
         return None
     found = value_of(who, names[0])
@@ -254,7 +242,7 @@ DECORATED = torch.no_grad()(lambda: None).__code__  # of all functions under tor
 @functools.lru_cache(KEPT)
 def uses_of(code, offset, answers):
     """What becomes of what the call at this offset gives, if it only comes to comparisons, the result of the code
-    object and places: {RETURNED, COMPARED, Keeping, ...} or less; else None."""
+    object and places: {RETURNED, COMPARED, Named, ...} or less; else None."""
     reading, call = call_at(code, offset)
     if call is None or code.co_flags & LAZY or not OPENERS.isdisjoint(code.co_names):
         return None
@@ -314,20 +302,25 @@ def use_of(reading, at, operand, changed, makers, is_mixed, answers):
         left = reading.takes[at][0]
         return {COMPUTED} if operand == 0 or (left <= makers and not is_mixed) else computed(reading, at)
     if step.does == b.STORE and step.where in (b.GLOBAL, b.VARIABLE):
-        return {Keeping(step.where, (step.name,), False)}
+        return {Named(step.where, (step.name,))}
     if step.does == b.STORE and step.where == b.ATTRIBUTE:
         names = names_of(reading, reading.maker(at, 1)) if operand == 0 else None
-        return {Keeping(b.ATTRIBUTE, (*names, step.name), False)} if names else None
+        return {Named(b.ATTRIBUTE, (*names, step.name))} if names else None
     if step.does == b.CALL and step.name == 1 and operand == 2:
         names = names_of(reading, reading.callee(at)) or ()
-        return {Keeping("", names[:-1], True)} if len(names) > 1 and names[-1] == "append" else None
+        return {Named(APPENDED, names[:-1])} if len(names) > 1 and names[-1] == "append" else None
     return set() if passes(reading, at, operand, answers) else None
 
 
 def computed(reading, at):
     """How arithmetic uses its right operand. The left one decides what an operator does: it must be made of numbers."""
-    begins = [one for one in tree_of(reading, reading.maker(at, 0)) if one is None or not is_arithmetic(reading, one)]
-    reads = [one for one in begins if one is not None and is_read(reading, one)]
-    names = [names_of(reading, one) for one in reads]
-    constant = [one for one in begins if one is not None and reading.steps[one].does == b.CONSTANT]
-    return None if len(reads) + len(constant) < len(begins) or None in names else {COMPUTED, *map(Operand, names)}
+    found = {COMPUTED}
+    for one in tree_of(reading, reading.maker(at, 0)):
+        if one is None:
+            return None
+        names = names_of(reading, one) if is_read(reading, one) else None
+        if names is not None:
+            found.add(Named(OPERAND, names))
+        elif reading.steps[one].does != b.CONSTANT and not is_arithmetic(reading, one):
+            return None
+    return found

@@ -62,9 +62,7 @@ def find(
     """{position of a place: EffectRow; or None, where this run did not come to it}, of those that the code of `ran`
     advances and does nothing else to."""
     known = code_of(ran)
-    if not known.advances or known.opens:
-        return {}
-    if is_opened(found, seen):
+    if not known.advances or known.opens or is_opened(found, seen):
         return {}
     holders = {}
     for p in found:
@@ -155,6 +153,8 @@ def keeper(ran: set[types.CodeType]) -> Callable[[str, str, object, object], str
     there ("append"), or something else (None)?"""
     moves = [moves_of(code) for code in flow.keepers(ran)]
     stores, appends = (set().union(*(getattr(one, field) for one in moves)) for field in ("stores", "appends"))
+    if not (stores or appends):
+        return None
     others = [moves_of(code) for code in disturbers(ran, stores | appends)]
     if any(one.opens for one in others) or any(map(is_compiled, ran)):
         return None

@@ -19,8 +19,10 @@ def is_pending(seen: Seen, t: torch.Tensor) -> bool:
 def find(seen: Seen, results: list[tuple[str, torch.Tensor]], near: dict, slots: list) -> views.Parts | str:
     """What makes them; or why a replay could not. `results`: (path, tensor) of those that are no arguments. `near`,
     `slots`: as of Draft."""
-    given = {core.storage_id(t): near.get(core.storage_id(t), ()) for _, t in results}
     roots = {id(t): t for _, t in results if type(t) is torch.Tensor and is_pending(seen, t)}
+    if not roots:
+        return views.find([], [])
+    given = {core.storage_id(t): near.get(core.storage_id(t), ()) for _, t in results}
     shared = {k: t for k, t in roots.items() if given[core.storage_id(t)]}
     slots = [slots[k] for rows in given.values() for k, *_ in rows] if shared else []
     bases = [s.example for s in slots if may_be_base(seen, s)]

@@ -37,7 +37,7 @@ def will_save(state: State) -> bool:
 
 def leaf_devices(flat: pytree.Flat) -> frozenset[str]:
     """Warm-up, and the choice of driver, are per function and kinds of device among its arguments."""
-    return frozenset(device.type for device in {t.device for t in flat.tensors})
+    return frozenset({t.device.type for t in flat.tensors})
 
 
 def driver_of(state: State, flat: pytree.Flat) -> int | Any:

@@ -24,7 +24,7 @@ from ..data import Plan, Seen, State
 from ..run.observe import span
 from ..words import options
 from ..words.private import OpOverload
-from .scalars import KERNEL, are_alike, shots_from, told_by
+from .scalars import KERNEL, shots_from, told_by, words_in
 
 # In which order the op is captured on the copy (0) and on the user's memory (1), in rounds: another one is made where
 # something is left that no address explains, since what the heap and the stack leave in padding stays for some captures
@@ -151,24 +151,14 @@ def explain(main, shots, spans):
     """[Word]: where addresses in the slots lie among the arguments of the nodes `main`; or None, if that cannot be
     told. `shots`: (which, nodes) of captures of the same op, on the copies (0) as `main`, or on the user's memory (1).
     `spans`: a Span for each slot."""
-    if not are_alike(main, shots):
+    if any(node.kind not in (KERNEL, COPY, FILL) or not node.params for node in main):
         return None
-    words = []
-    for n, node in enumerate(main):
-        if node.kind not in (KERNEL, COPY, FILL) or not node.params:
-            return None
-        for k, (offset, data) in enumerate(node.params):
-            found = words_of(data, [(which, nodes[n].params[k][1]) for which, nodes in shots], spans)
-            if found is None or (found and node.kind == FILL):
-                return None
-            words += [Word(n, offset + at, slot, shift) for at, slot, shift in found]
-    return words
+    words = words_in(main, shots, functools.partial(words_of, spans=spans), Word)
+    return None if words is None or any(main[word.node].kind == FILL for word in words) else words
 
 
 def words_of(data, seen, spans):
     """[(offset, slot, shift)] of one argument's bytes, or None. `seen`: (which, bytes) of the other captures."""
-    if all(one == seen[0][1] for _, one in seen):
-        return []
     by = [[one for which, one in seen if which == kind] for kind in (0, 1)]
     found, end = [], 0
     for k in range(len(data)):

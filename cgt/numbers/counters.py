@@ -11,7 +11,7 @@ is done to the tensor, it is an ordinary one from the next recording on."""
 import array
 import math
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import cgt_core as core
@@ -81,7 +81,7 @@ def memory_in_common(tensors):
     return shared
 
 
-def learn(state: State, plan: Plan | None, seen: Seen, untraced: str | None) -> str | None:
+def learn(state: State, plan: Plan | None, seen: Seen, why_untraced: Callable[[], str | None]) -> str | None:
     """After a run: what was asked is a counter from the next one on. A sentence if that helps the recording, or
     None."""
     joined = seen.live is not None and seen.live.joined and may_join(state)
@@ -90,7 +90,7 @@ def learn(state: State, plan: Plan | None, seen: Seen, untraced: str | None) -> 
     elif seen.live is not None:
         state.learnt.numbers.exact.update(seen.live.uncounted)
     state.learnt.numbers.asked.update(seen.host.asked)
-    if plan is None or untraced is not None:
+    if plan is None or not (joined or seen.host.asked) or why_untraced() is not None:
         return None
     paths, known = plan.paths, state.learnt.numbers.counters | state.learnt.numbers.exact.keys()
     asked = [path for path, t in zip(paths, plan.tensors, strict=True) if core.storage_id(t) in seen.host.asked]

@@ -83,7 +83,7 @@ def learn_places(state: State, found: list[Place], kept: list[Kept], misplaced: 
         return
     for p in found:
         was = [one.numbers.places.get(p.path) for one in kept]
-        if is_source(p) and any(is_like(one, p.want) and not pytree.same_value(one, p.want) for one in was):
+        if numbers_in(p) and any(is_like(one, p.want) and not pytree.same_value(one, p.want) for one in was):
             state.learnt.numbers.live.add(p.path)
 
 
@@ -94,16 +94,14 @@ def is_like(one, other):
     return type(one) is type(other)
 
 
-def learn_stored(state: State, plan: Plan, seen: Seen, untraced: str | None) -> str | None:
+def learn_stored(state: State, plan: Plan, seen: Seen, why_untraced: Callable[[], str | None]) -> str | None:
     """A sentence if the run changed numbers in places that it read and that were not live yet, or None."""
     learn_exact(state, seen.live)
-    if untraced is not None:
-        return None
     known = {*plan.changes.moving, *plan.changes.free, *(s.at for s in plan.numbers.sources if s.op == core.AT_PLACE)}
     mine = [p for k, p in enumerate(plan.places) if k not in known and p.path not in state.learnt.numbers.exact]
     now = [(p, places.value_at(p)) for p in mine if len(numbers_in(p)) == 1]
     names = {p.path for p, x in now if type(x) is type(p.want) and not pytree.same_value(x, p.want)}
-    if not names:
+    if not names or why_untraced() is not None:
         return None
     state.learnt.numbers.live.update(names)
     seen.again = True
@@ -171,17 +169,14 @@ def numbers_in(place):
     return numbers if all(type(x) in (int, float) and abs(x) <= MOST for _, _, x in numbers) else []
 
 
-def is_source(place):
-    return bool(numbers_in(place))
-
-
 def tap(seen: Seen, is_mine: Callable[[], bool]) -> tuple[Callable[[], object], Callable[[], object]]:
     """A bracket: the numbers of the run's plan are live in it. No stand-in is left in a place."""
     plan = seen.run.plan
     if plan is None or not (plan.numbers.sources or plan.numbers.computes):
         return lambda: None, lambda: None
     trace = seen.live = Trace(plan.numbers.sources, functools.partial(user_line, seen))
-    trace.chooses, trace.choose = functools.partial(can_choose, seen), functools.partial(rows.choose, seen)
+    trace.chooses = lambda t: rows.can_choose(seen, t) and t.is_contiguous()
+    trace.choose = functools.partial(rows.choose, seen)
     trace.give_up = functools.partial(give_up, seen) if is_capture(seen) else None
     trace.leave = lambda: leave(seen, errors.number_type(user_line(seen)))
     for s, one in zip(trace.sources, trace.stand_ins, strict=True):
@@ -265,10 +260,6 @@ def is_kind(trace, name, x):
         return finite
     nan = not finite and trace.step(core.OTHER_THAN, operator.ne, x, x)
     return nan if name == "isnan" else not (finite or nan)
-
-
-def can_choose(seen, t):
-    return rows.can_choose(seen, t) and t.is_contiguous()
 
 
 def put(seen, plain, owner, name, args, kwargs):
@@ -389,10 +380,8 @@ def note(
     replay; of the others the recording is for the value. `beside`: it runs on the host, and what is recorded is a
     graph."""
     taken = note_parsed(seen.live, op, args, kwargs, facts.packet in PARSES and not beside and not seen.cuts.bodies)
-    plain = (
-        beside or seen.cuts.bodies or facts.draws or not takes(op, facts) or seen.reason is not None
-        or seen.live is None
-    )  # fmt: skip
+    takes = facts.packet in TAKES and not op._overloadname.endswith("_mode")
+    plain = not takes or beside or seen.cuts.bodies or facts.draws or seen.reason is not None or seen.live is None
     for k, part, node in core.numbers_of_op():
         if plain or node.trace is not seen.live or not takes_number(op, k):
             node.plain()
@@ -405,10 +394,6 @@ def pin_all(seen: Seen, numbers: Iterable[tuple[int, int, int]]) -> None:
     """The recording is for these numbers alone after all."""
     for _, _, row in numbers:
         seen.live.pin(row)
-
-
-def takes(op, facts):
-    return facts.packet in TAKES and not op._overloadname.endswith("_mode")
 
 
 @functools.cache
@@ -615,7 +600,7 @@ class Told(NamedTuple):
 
 
 def told(trace: Trace | None, found: list[Place]) -> Told:
-    lie = {p.path: p.want for p in found if is_source(p)}
+    lie = {p.path: p.want for p in found if numbers_in(p)}
     if trace is None:
         return Told(lie, [], {})
     sources = [(s.path, trace.exact.get(k)) for k, s in enumerate(trace.sources)]

@@ -105,25 +105,33 @@ def others(value, k):
 def explain(main, shots, values):
     """[Word]: where the numbers lie among the arguments of the nodes `main`; or None, if that cannot be told. `shots`:
     (which, nodes) of captures of the same op, with the numbers values[which]; values[0] are those of main."""
+    if any(node.kind == KERNEL and not node.params for node in main):
+        return None
+    words = words_in(main, shots, functools.partial(words_of, values=values), Word)
+    return words if words is not None and {word.number for word in words} == set(range(len(values[0]))) else None
+
+
+def words_in(
+    main: list[Shot], shots: list[tuple[int, list[Shot]]], words_of: Callable[..., list[tuple] | None],
+    word: Callable[..., Any],
+) -> list | None:  # fmt: skip
+    """[word(node, offset, ...)]: what words_of tells of the bytes of each argument that are others in other captures,
+    and of those; None: it cannot tell of one, or these captures did not make the same nodes."""
     if not are_alike(main, shots):
         return None
     words = []
     for n, node in enumerate(main):
-        if node.kind == KERNEL and not node.params:
-            return None
         for k, (offset, data) in enumerate(node.params):
             seen = [(which, nodes[n].params[k][1]) for which, nodes in shots]
-            found = words_of(data, seen, values)
+            found = [] if all(one == seen[0][1] for _, one in seen) else words_of(data, seen)
             if found is None:
                 return None
-            words += [Word(n, offset + at, form, number) for at, form, number in found]
-    return words if {word.number for word in words} == set(range(len(values[0]))) else None
+            words += [word(n, offset + at, *what) for at, *what in found]
+    return words
 
 
 def words_of(data, seen, values):
     """[(offset, form, number)] of one argument's bytes, or None. `seen`: (which, bytes) of the other captures."""
-    if all(one == seen[0][1] for _, one in seen):
-        return []
     by = {which: [one for w, one in seen if w == which] for which in range(len(values))}
     moves = [k for k in range(len(data)) if is_told(data, by, k)]
     found = []
@@ -229,7 +237,7 @@ def shots_from(first: int) -> list[Shot]:
     return [Shot(*one) for one in core.graph_shots(first)]
 
 
-def are_alike(main: list[Shot], shots: list[tuple[int, list[Shot]]]) -> bool:
+def are_alike(main, shots):
     """Did all captures make the same nodes, but for their arguments?"""
     shape = [(s.kind, s.shape, [(at, len(data)) for at, data in s.params]) for s in main]
     return all(

@@ -15,7 +15,7 @@ import cgt_core as core
 import torch
 
 from ..words.private import has_threads
-from .taps import Bracket
+from .taps import NOTHING, Bracket
 
 
 def home_of(tensors: Iterable[torch.Tensor], homes: dict[int, int] | None = None) -> int:
@@ -48,8 +48,10 @@ def name_of(device: int) -> str:
 def one_thread(others: tuple[int, ...] | bool) -> Bracket:
     """A bracket: inside, a backward that works on these GPUs, too, runs in the thread that asks for it; not in one for
     each."""
+    if not others:  # what the function switches stays so
+        return NOTHING
     switch, before = torch.autograd.set_multithreading_enabled, has_threads()
-    return functools.partial(switch, before and not others), functools.partial(switch, before)
+    return functools.partial(switch, False), functools.partial(switch, before)
 
 
 def is_captured(tensor: torch.Tensor) -> bool:

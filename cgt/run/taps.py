@@ -10,7 +10,6 @@ import concurrent.futures
 import contextlib
 import functools
 import math
-import operator
 import os
 import sys
 import threading
@@ -527,20 +526,27 @@ THREAD_STARTS = {
 
 
 def monitored(started, methods, called, others, aside):
-    """tap_calls from Python 3.12 on. Of torch's own calls those that are many are not looked at."""
+    """tap_calls from Python 3.12 on. Calls are listened to in code that started, for each place that makes one is to be
+    prepared for it; but not in ours, nor in that of torch's which makes many."""
     events, tools, me, spawned = sys.monitoring.events, [], threading.get_ident(), []
-    name = f"cgt {id(tools)}"  # another thread may observe, too
+    name, heard = f"cgt {id(tools)}", set()  # another thread may observe, too
+    home, stop = options.HOME, sys.monitoring.DISABLE  # for all threads
 
     def start(code, _):
+        if code.co_filename.startswith(home):
+            return stop
         thread = threading.get_ident()
-        other = thread in others or (thread != me and not spawned and core.observer() is None)
+        mine = thread not in others and (thread == me or core.observer() is not None)
+        other = thread in others or not (mine or spawned)
         if not str(sys._getframe(1).f_globals.get("__name__")).startswith("cgt."):
             (aside if other else started).add(code)
-        return None if other else sys.monitoring.DISABLE  # for all threads
+        if mine and code not in heard and not code.co_filename.startswith(QUIET_FILES):
+            heard.add(code)
+            with contextlib.suppress(ValueError):  # of another thread's run: the tool is gone
+                sys.monitoring.set_local_events(tools[0], code, events.CALL)
+        return stop if mine else None
 
     def call(code, _, function, __):
-        if code.co_filename.startswith(QUIET_FILES):
-            return sys.monitoring.DISABLE
         number = core.method_id(function)
         if number in THREAD_STARTS and threading.get_ident() == me:
             spawned.append(number)
@@ -564,13 +570,15 @@ def monitored(started, methods, called, others, aside):
         tool = tools[0]
         for event, callback in callbacks.items():
             sys.monitoring.register_callback(tool, event, callback)
-        sys.monitoring.set_events(tool, functools.reduce(operator.or_, callbacks))
+        sys.monitoring.set_events(tool, events.PY_START | events.PY_RESUME)
         sys.monitoring.restart_events()
 
     def end():
         for tool in tools:
             if sys.monitoring.get_tool(tool) == name:
                 sys.monitoring.set_events(tool, 0)
+                for code in list(heard):
+                    sys.monitoring.set_local_events(tool, code, 0)
                 for event in callbacks:
                     sys.monitoring.register_callback(tool, event, None)
                 sys.monitoring.free_tool_id(tool)

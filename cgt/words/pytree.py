@@ -118,8 +118,14 @@ def flatten(
 ) -> Flat:
     """Flatten `tree`. Paths start with `path`; a subtree whose path is in `static` is one leaf. `objects`: opens those
     that it knows as dataclasses are. `live`: paths of what may be another number of its type at each call."""
+    return _flattened([(tree, path)], frozenset(static), objects, live)
+
+
+def _flattened(trees, static, objects, live):
+    """These trees, each with its path, one after the other."""
     out = Flat([], [], [], [], [], [])  # type: ignore[arg-type]  # while they grow
-    _flatten_into(out, tree, path, frozenset(static), {}, objects, live)
+    for tree, path in trees:
+        _flatten_into(out, tree, path, static, {}, objects, live)
     return Flat(*map(tuple, out))
 
 
@@ -136,7 +142,8 @@ def flatten_result(result: object, is_made: Callable[[torch.Tensor], bool], is_o
 
 def find_shared(result: object, is_own: bool) -> list[list | dict]:
     """The lists and dicts of a result that somebody else holds, too. is_own: see flatten_result."""
-    return _held_elsewhere([one for one in _met_in(result) if issubclass(type(one), (list, dict))], result, (), is_own)
+    ones = [one for one in _met_in(result) if issubclass(type(one), (list, dict))]
+    return _held_elsewhere(ones, result, (), is_own) if ones else []
 
 
 def leaves_in(tree: object) -> list[object]:
@@ -251,8 +258,7 @@ def flatten_call(
     """Flatten a call: its program is that of `args` followed by that of `kwargs`. `live`: see flatten."""
     static = {f"args[{i + len(args) if i < 0 else i}]" for i in static_argnums}
     static |= {f"kwargs[{name!r}]" for name in static_names}
-    positional, named = flatten(args, "args", static, live=live), flatten(kwargs, "kwargs", static, live=live)
-    return Flat(*(left + right for left, right in zip(positional, named, strict=True)))
+    return _flattened([(args, "args"), (kwargs, "kwargs")], static, None, live)
 
 
 def unflatten(program: Collection[tuple], tensors: Collection[torch.Tensor | Readout]) -> object:

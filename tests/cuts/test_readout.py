@@ -703,11 +703,11 @@ def function_from(text):
         ("    return x.item() ** 2", False),
         ("    return y - x.item()", False),
         ("    y -= x.item()\n    return y", False),
-        ("    return y.n * 2 - x.item()", {"computed", "returned", (("y", "n"),)}),
-        ("    y.n += x.item()", {"computed", (("y", "n"),), ("attribute", ("y", "n"), False)}),
-        ("    y.a.n = 2 + y.a.n / x.item()", {"computed", (("y", "a", "n"),), ("attribute", ("y", "a", "n"), False)}),
+        ("    return y.n * 2 - x.item()", {"computed", "returned", ("operand", ("y", "n"))}),
+        ("    y.n += x.item()", {"computed", ("operand", ("y", "n")), ("attribute", ("y", "n"))}),
+        ("    y.a.n = 2 + y.a.n / x.item()", {"computed", ("operand", ("y", "a", "n")), ("attribute", ("y", "a", "n"))}),
         ("    y.n = (0 if y else y.n) + x.item()", False),
-        ("    y.n += x.item() + y()", {"computed", (("y", "n"),), ("attribute", ("y", "n"), False)}),
+        ("    y.n += x.item() + y()", {"computed", ("operand", ("y", "n")), ("attribute", ("y", "n"))}),
         ("    y[0] += x.item()", False),
         ("    return x.item() is None", False),
         ("    return 1 if x.item() > y else 2", {"compared"}),
@@ -720,19 +720,19 @@ def function_from(text):
         ("    return y(x.item())", False),
         ("    return {x.item(): 1}", False),
         ("    return {x.item()}", False),
-        ("    y.n = x.item()", {("attribute", ("y", "n"), False)}),
-        ("    y.a.n = n = x.item()\n    return n", {"returned", ("attribute", ("y", "a", "n"), False)}),
-        ("    y.a.append(x.item())", {("", ("y", "a"), True)}),
-        ("    y.append((1, x.item()))", {("", ("y",), True)}),
+        ("    y.n = x.item()", {("attribute", ("y", "n"))}),
+        ("    y.a.n = n = x.item()\n    return n", {"returned", ("attribute", ("y", "a", "n"))}),
+        ("    y.a.append(x.item())", {("appended", ("y", "a"))}),
+        ("    y.append((1, x.item()))", {("appended", ("y",))}),
         ("    y.append(x.item(), 1)", False),
         ("    y().append(x.item())", False),
         ("    y().n = x.item()", False),
         ("    y.extend([x.item()])", False),
-        ("    global G\n    G = x.item()", {("global", ("G",), False)}),
+        ("    global G\n    G = x.item()", {("global", ("G",))}),
         ("    global G\n    G = n = x.item()\n    return y(n)", False),  # the variable has it, too
         ("    y[0] = x.item()", False),
         ("    n = x.item()\n    return [n for _ in y]", None),
-        ("    n = x.item()\n    def g(): return n\n    return g", {("variable", ("n",), False)}),
+        ("    n = x.item()\n    def g(): return n\n    return g", {("variable", ("n",))}),
         ("    n = x.item()\n    try:\n        y()\n    except ValueError:\n        return n + 1\n    return n", {"computed", "returned"}),
         ("    n = x.item()\n    try:\n        y()\n    finally:\n        print(n)\n    return n", False),
         ("    n = x.item()\n    while y:\n        y = y - n\n    return n", False),
@@ -751,7 +751,7 @@ def test_what_becomes_of_a_value(text, answer):
     reading = bytecode.read(code)
     load = next(k for k, one in enumerate(reading.steps) if one.name == "item")
     offset = reading.steps[reading.call_of(load)].offset
-    assert returns.is_method_call(code, offset)
+    assert returns.callee_of(code, offset)[2]
     found = returns.uses_of(code, offset, ("numpy",))
     assert answer is None or (found is not None) == bool(answer)
     assert not isinstance(answer, set) or found == answer
@@ -765,7 +765,7 @@ LONG = "".join(f"        y = y.add(0.{k}).mul(1.{k})\n" for k in range(60))  # s
     [
         (f"    n = x.item()\n    for k in range(2):\n{LONG}    return n > 2", {"compared"}),
         (f"    n = x.item()\n    while not y:\n{LONG}    return n > 2", {"compared"}),
-        (f"    n = x.item()\n    for k in range(2):\n{LONG}    y.append(n)", {("", ("y",), True)}),
+        (f"    n = x.item()\n    for k in range(2):\n{LONG}    y.append(n)", {("appended", ("y",))}),
         ("    (y if y else x).append(x.item())", False),  # one of two, behind a jump
     ],
 )
@@ -816,4 +816,4 @@ def test_number_that_a_global_and_a_variable_have(device):
 def test_only_the_call_itself_counts():
     """What another call gives, from inside of which the tensor is read, is not the tensor's."""
     code = function_of("    return y(x)")
-    assert not any(returns.is_method_call(code, k) for k in range(0, len(code.co_code), 2))
+    assert not any(returns.callee_of(code, k)[2] for k in range(0, len(code.co_code), 2))

@@ -351,7 +351,7 @@ def test_what_a_call_calls():
     exec("import types\ndef f(x, y): return types.one(x if y else 2) + x.two.three(1, 2) + y(*x) + x[0](y)", space)
     code = space["f"].__code__
     calls = [step for step in bytecode.steps_of(code) if step.does == bytecode.CALL]
-    names, given = zip(*(returns.callee_of(code, step.offset) for step in calls), strict=True)
+    names, given, _ = zip(*(returns.callee_of(code, step.offset) for step in calls), strict=True)
     assert names == (("types", "one"), ("x", "two", "three"), ("y",), None)
     assert given == (1, 2, None, 1)
 

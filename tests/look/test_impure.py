@@ -2,6 +2,7 @@
 libraries for their own ends does not count."""
 
 import collections
+import contextlib
 import csv
 import datetime
 import functools
@@ -12,6 +13,8 @@ import logging
 import os
 import random
 import secrets
+import sys
+import threading
 import time
 import types
 import uuid
@@ -354,3 +357,39 @@ def test_garbage_collections_do_not_count(device):
     finally:
         gc.callbacks.remove(namespace["tell"])
     assert told and cgt.stats(f).replays >= 3, cgt.explain(f)
+
+
+@pytest.mark.skipif(not hasattr(sys, "monitoring"), reason="says something about sys.monitoring")
+@pytest.mark.parametrize("raises", [False, True])
+def test_calls_are_listened_to_in_code_that_runs_and_no_longer(device, raises):
+    during = []
+
+    def listened():
+        return [sys.monitoring.get_local_events(tool, function.__code__) for tool in range(6)]
+
+    def function(x):
+        during.append(listened())
+        if raises:
+            raise ValueError
+        return x + 1
+
+    with pytest.raises(ValueError) if raises else contextlib.nullcontext():
+        cgt.jit(function)(torch.ones(3, device=device))
+    assert sum(during[0]) == sys.monitoring.events.CALL and not any(listened())
+
+
+def test_code_that_a_thread_of_the_run_was_the_first_to_run_is_listened_to(device, short_cool_down):
+    def now():
+        return time.time()
+
+    def function(x):
+        thread = threading.Thread(target=now)
+        thread.start()
+        thread.join()
+        return x * 0 + now()
+
+    f, x = cgt.jit(function), torch.ones(3, dtype=torch.float64, device=device)
+    for _ in range(4):
+        before = time.time()
+        assert before <= f(x)[0].item() <= time.time()
+    assert cgt.stats(f).replays == 0 and any("time.time()" in reason for reason in cgt.stats(f).reasons), cgt.explain(f)

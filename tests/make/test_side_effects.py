@@ -89,6 +89,7 @@ MODES = {
     "deterministic": (
         lambda: torch.use_deterministic_algorithms(True), torch.are_deterministic_algorithms_enabled
     ),
+    "threads": (lambda: torch.autograd.set_multithreading_enabled(False), torch._C._is_multithreading_enabled),
 }  # fmt: skip
 
 
@@ -104,11 +105,13 @@ def test_mode_that_the_function_leaves_changed(device, change, ask):
             torch.set_grad_enabled(True)
             torch.set_default_dtype(torch.float32)
             torch.use_deterministic_algorithms(False)
+            torch.autograd.set_multithreading_enabled(True)
             assert torch.equal(f(x), x * 2) and ask() != before
     finally:
         torch.set_grad_enabled(True)
         torch.set_default_dtype(torch.float32)
         torch.use_deterministic_algorithms(False)
+        torch.autograd.set_multithreading_enabled(True)
     assert cgt.stats(f).replays == 0
     assert any("a mode or setting of torch" in reason for reason in cgt.stats(f).reasons)
 

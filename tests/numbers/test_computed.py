@@ -201,6 +201,18 @@ def test_one_recording_serves_all_numbers(device, function):
     assert s.replays >= 18 and s.records <= 3, cgt.explain(f)
 
 
+def test_memory_for_numbers_outlives_recordings(device):
+    """Where they come to on the host belongs to none of them."""
+
+    def function(o, x):
+        n = x[1, 2].item()
+        return x * n, n
+
+    for _ in range(3):
+        f = agree(function, device, [values(device, seed=k) for k in range(8)])
+        assert cgt.stats(f).replays >= 5, cgt.explain(f)
+
+
 @pytest.mark.parametrize("function", OTHERS, ids=lambda f: f.__name__)
 def test_what_else_becomes_of_one_is_as_in_eager(device, function):
     agree(function, device, [values(device, seed=k) for k in range(12)])
