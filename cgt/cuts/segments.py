@@ -251,10 +251,7 @@ def read(seen: Seen, values: Iterable[torch.Tensor]) -> None:
     for t in values:
         touch(seen, t)
         seen.devices.add(t.device)
-        if is_capture(seen) or is_host_recording(seen):
-            value, _ = leave(seen, t, t.dtype) or (b"", None)
-        else:
-            value = bytes_of(seen, t, t.dtype)
+        value = leave(seen, t, t.dtype)[0] if is_capture(seen) or is_host_recording(seen) else bytes_of(seen, t)
         seen.reads.values.append(Value(line, tuple(t.shape), t.dtype, value))
         sid = core.storage_id(t)
         seen.reads.known.add(part_of(t))
@@ -314,10 +311,9 @@ def may_compute(seen, t):
 def leave_number(seen, t) -> tuple[float, torch.Tensor] | None:
     """End a segment that leaves t's number on the host, in 64 bits: (the number, where). None: it is none with which C
     computes."""
-    left = leave(seen, t, torch.float64)
-    if left is None:
+    value, room = leave(seen, t, torch.float64)
+    if room is None:
         return None
-    value, room = left
     seen.alive.objects.append(value)
     (number,) = struct.unpack("d", value)
     if not math.isfinite(number):
@@ -444,7 +440,7 @@ def sample(
 
 
 def room_for(seen: Seen, t: torch.Tensor, dtype: torch.dtype) -> torch.Tensor | None:
-    """Memory of the host for t's bytes, as of this dtype, or None: there is too much already. Recordings that begin
+    """Memory of the host for t's bytes, as of this type; or None: there is too much already. Recordings that begin
     alike find what they share at the same place."""
     at, nbytes = sum(seen.reads.rooms), t.numel() * dtype.itemsize
     if at + nbytes > ROOM_BYTES:
@@ -453,37 +449,37 @@ def room_for(seen: Seen, t: torch.Tensor, dtype: torch.dtype) -> torch.Tensor | 
     return room_of(seen.run.device)[at : at + nbytes]
 
 
-def leave(seen, t, dtype) -> tuple[bytes, torch.Tensor] | None:
-    """End a segment that leaves t, as of this dtype, where the host finds it: (its bytes, where). None: it cannot, and
-    that is told."""
+def leave(seen, t, dtype):
+    """End a segment that leaves t's bytes, as of this type, where the host finds them: (these, where). Of a recording
+    that is refused: (nothing, None)."""
     with unseen(seen):
         room = room_for(seen, t, dtype)
     if room is None:
         refuse(seen, errors.reads_too_much(user_line(seen)))
-        return None
+        return b"", None
     try:
-        return (leave_on_cuda if t.is_cuda else leave_on_host)(seen, t, dtype, room), room
+        return (leave_on_cuda if t.is_cuda else leave_on_host)(seen, t, room, dtype), room
     except core.DriverError as error:
         refuse(seen, errors.recording_failed(error.args[1], user_line(seen)))
-        return None
+        return b"", None
 
 
-def leave_on_host(seen, t, dtype, room):
+def leave_on_host(seen, t, room, dtype):
     """The op that made t ran for real: only a replay needs the tape."""
     with unseen(seen):
         tape.copy_into(room.view(dtype).view(t.shape), fix(seen, exchange(seen, t)))
+        now = t.detach().to(dtype)
     end = core.cut if seen.run.driver == HOST else core.aside
-    return end(core.address(room), room.numel(), bytes_of(seen, t, dtype), seen.draws)
+    return end(core.address(room), room.numel(), bytes_of(seen, now), seen.draws)
 
 
-def bytes_of(seen, t, dtype):
+def bytes_of(seen, t):
     """What lies there now; not in a capture."""
     with unseen(seen):
-        whole = t.detach().to(dtype).clone(memory_format=torch.contiguous_format)
-        return bytes(whole.reshape(-1).view(torch.uint8).tolist())
+        return bytes(t.detach().clone(memory_format=torch.contiguous_format).reshape(-1).view(torch.uint8).tolist())
 
 
-def leave_on_cuda(seen, t, dtype, room):
+def leave_on_cuda(seen, t, room, dtype):
     """Run the segment now."""
     with unseen(seen):
         whole = exchange(seen, t).detach().to(dtype).contiguous()
