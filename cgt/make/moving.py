@@ -153,8 +153,6 @@ def keeper(ran: set[types.CodeType]) -> Callable[[str, str, object, object], str
     there ("append"), or something else (None)?"""
     moves = [moves_of(code) for code in flow.keepers(ran)]
     stores, appends = (set().union(*(getattr(one, field) for one in moves)) for field in ("stores", "appends"))
-    if not (stores or appends):
-        return None
     others = [moves_of(code) for code in disturbers(ran, stores | appends)]
     if any(one.opens for one in others) or any(map(is_compiled, ran)):
         return None
