@@ -126,3 +126,24 @@ def test_nothing_is_patched_before_a_recording_on_a_gpu():
     """
     done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+def test_the_first_training_step_of_a_process_is_code_of_the_function_alone():
+    """What torch makes at the first use of the profiler's ranges, which optimizers have, is no part of it."""
+    code = """
+    import torch, cgt
+    model, losses = torch.nn.Linear(3, 1), []
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    @cgt.jit
+    def step(x):
+        optimizer.zero_grad()
+        loss = model(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    for k in range(12):
+        step(torch.ones(4, 3))
+    assert cgt.stats(step).replays >= 8, cgt.explain(step)
+    """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
