@@ -568,7 +568,8 @@ def test_out_variant_that_does_something_else_is_not_trusted(what):
     WRITES_OUT[:] = [WRONG[what]]
     for k in range(4):
         assert identical(f(x), copies(x)), k
-    assert len(WRITES_OUT) == 1 + 1 and cgt.stats(f).replays == 2, "tried once; replays run the op and copy"
+    replays = cgt.stats(f).replays  # the first recording may find that the variant's code is new
+    assert replays >= 1 and len(WRITES_OUT) == 1 + 3 - replays, "tried where it is recorded; replays run the op and copy"
 
 
 def test_exception_of_an_out_variant_that_tells_of_more_is_the_reason():
