@@ -894,8 +894,8 @@ cdef int cuda_unlink(cu.CUgraph graph, cu.CUgraphNode node) except? RAISES:
             if code == 0: code = cu.cuGraphAddDependencies(graph, &before[j], &behind[k], NULL, 1)
     return code if code else cu.cuGraphDestroyNode(node)
 
-cdef cu.CUgraph cuda_graph(Recording* r) except NULL:
-    """Of the capture under way."""
+cdef cu.CUgraph cuda_graph(Recording* r) except? NULL:
+    """Of the capture under way; NULL: something ended that."""
     cdef cu.CUstreamCaptureStatus status
     cdef cu.CUgraph graph = NULL
     check(CUDA, cu.cuStreamGetCaptureInfo(cu_stream(r.stream), &status, NULL, &graph, NULL, NULL, NULL), CALL_CUT)
