@@ -460,8 +460,6 @@ core.SWEEP[0] = outside_dynamo(freeing.sweep)
 core.SAME_VALUE[0] = outside_dynamo(pytree.same_value)
 core.reads_by(READ_BEHIND, outside_dynamo(trace.see_kernel), outside_dynamo(trace.see_lift))
 core.max_path(options.MAX_GRAPHS)
-with torch.profiler.record_function("cgt"):
-    pass  # optimizers use it, and what its first use makes in torch.ops must not be made in the middle of a call
 logs.set_up(options.LOG, name_of)
 if not self_check():
     core.reuse_outputs(False)

@@ -223,6 +223,12 @@ cdef object part_base(Table* t, id_t n, id_t k, PyObject** leaves, void* backwar
     if not o.hidden: return <object>tensors[k]
     return slot_object(t, n, o.ref, leaves) if o.kind == INPUT else root_give(t, n, k, backward)
 
+cdef inline list owned(list views, object x):
+    """With this one. None is a list of nothing: most hits make nothing."""
+    if views is None: return [x]
+    views.append(x)
+    return views
+
 cdef object outs_give(Table* t, id_t n, PyObject** leaves, void* backward):
     """The call's result. `backward`: the autograd node of what requires grad in it, or NULL."""
     cdef Node* node = node_row(t, n)
@@ -231,16 +237,16 @@ cdef object outs_give(Table* t, id_t n, PyObject** leaves, void* backward):
     cdef id_t at = node.ret_at
     cdef int32_t k, next_ = 0
     cdef bint parts = False
+    cdef list views = None          # owns what is made here until the result does
     if node.n_given == 1 and node.ret_n == 1 and node_out(t, node, 0).kind == FRESH \
             and backward is NULL:
         return <object>node_out(t, node, 0).tensor             # one tensor: the common result
-    views = []                      # owns the views made here until the result does
     for k in range(node_row(t, n).n_given):
         o = node_out(t, node_row(t, n), k)
         if o.kind == FRESH or o.kind == SHARED:
             if o.root:
                 x = root_give(t, n, k, backward)
-                views.append(x)
+                views = owned(views, x)
                 tensors.push_back(<PyObject*>x)
             else: tensors.push_back(o.tensor)
         elif o.kind == AGAIN:
@@ -250,16 +256,18 @@ cdef object outs_give(Table* t, id_t n, PyObject** leaves, void* backward):
             tensors.push_back(NULL)
         elif o.kind == READOUT:
             what = (<object>o.ops)[0](<object>o.proto)
-            views.append(what)
+            views = owned(views, what)
             tensors.push_back(<PyObject*>what)
         else:                           # INPUT or VIEW
             x = slot_object(t, n, o.ref, leaves)
             o = node_out(t, node_row(t, n), k)
             if o.kind == VIEW and x is not None:
                 x = out_view(x, o.proto, o.keys, o.shift, o.ndim, node_dim(t, node_row(t, n), o.dim_at), o.version)
-            views.append(x)
+            views = owned(views, x)
             tensors.push_back(<PyObject*>x)
-    if parts: parts_give(t, n, leaves, backward, tensors.data(), views)
+    if parts:
+        if views is None: views = []
+        parts_give(t, n, leaves, backward, tensors.data(), views)
     node = node_row(t, n)
     if node.ret_python:
         return UNFLATTEN[0](<object>node.ret_program, [<object>tensors.data()[k] for k in range(node.n_given)])

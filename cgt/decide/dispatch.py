@@ -43,7 +43,7 @@ from ..numbers import counters, live
 from ..run import blank, tokens
 from ..run.observe import note_strays, observe
 from ..run.taps import is_alone, threads_beside
-from ..words import errors, options, private, pytree
+from ..words import errors, options, pytree
 from ..words.private import outside_dynamo
 from . import account, audit, lessons, logs, verdicts, verify
 from .backwards import forward_of, prove, readable, run_again
@@ -177,7 +177,8 @@ def attend(call):
     kind = "warm" if run is warm else "record"
     why, before = logs.listens("record") and verdicts.why_new(call, first), core.fn_counts(state.f)[:5]
     try:
-        with private.named_range(f"cgt.{kind} {state.name}"):
+        # Optimizers have such ranges, too: what torch.ops makes at the first one is made in front of their code.
+        with torch.profiler.record_function(f"cgt.{kind} {state.name}"):
             result = account.timed(state, run, call, first=before[0] == 1)
     except errors.CgtError:
         raise

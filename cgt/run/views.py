@@ -37,7 +37,7 @@ OPS = {
 
 
 class Step(NamedTuple):
-    """An op on one of the values so far, to which come those that it makes."""
+    """An op that is applied to value number `of`; its results are the next values."""
 
     of: int
     op: Callable[..., Any]
@@ -125,10 +125,11 @@ def facts_of(t):
 
 
 def is_met(parts: Parts, results: list[torch.Tensor], since: int, free: Collection[int]) -> bool:
-    """Has the graph of these results, made since that number of autograd's, to do with the views, or later than the
-    first view with what that is of? Gradients would come to a view of which its hooks do not hear, or be summed in
-    another order, since a replay makes views behind all the rest. `free`: ids of what may be met later: results, of
-    which that is seen only where they, their view and what was made of them later all get gradients."""
+    """Does the graph of these results go through one of the views, or use the base of a view after that view was made?
+    A replay makes the views last, so hooks of a view would miss gradients, or gradients would be summed in another
+    order. `since`: the part of the graph that counts begins at this sequence number. `free`: ids of bases that may be
+    used later: they are results, and the order of the sum differs only where such a base, its view and what was made
+    of the base later all get gradients."""
     held = [t.grad_fn for t in parts.bases]
     ends = {place_of(t) for t in parts.bases if id(t) not in free}
     first = {edge_of(*node.next_functions[0]): node._sequence_nr() for node in reversed(parts.nodes)}

@@ -27,7 +27,6 @@ from torch.utils._python_dispatch import (
 F = TypeVar("F", bound=Callable)
 
 without_torch_function = torch._C.DisableTorchFunctionSubclass
-named_range = torch._C._profiler._RecordFunctionFast  # profiler.record_function, but for what it does unwatched
 is_traceable = is_traceable_wrapper_subclass  # has it __tensor_flatten__ and __tensor_unflatten__?
 
 
