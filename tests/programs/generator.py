@@ -402,7 +402,7 @@ def outcome(call, *args):
     """What comes of a call: what it raises, too."""
     try:
         return call(*args)
-    except (ArithmeticError, KeyError, RuntimeError, ValueError) as error:
+    except (ArithmeticError, LookupError, RuntimeError, ValueError) as error:
         return LOST if "It cannot run again" in str(error) else (type(error).__name__, str(error)[:40])
 
 
