@@ -154,9 +154,15 @@ def pytest_collection_modifyitems(items):
     the process with it."""
     if PART in os.environ:
         part, parts = map(int, os.environ[PART].split("/"))
-        mine = items[part::parts]
-        first = len(mine) * part // parts  # each part begins elsewhere: else all come to the costliest tests at once
-        items[:] = (mine[first:] + mine[:first]) * int(os.environ.get(ROUNDS, 1))
+        rounds = int(os.environ.get(ROUNDS, 1))
+        items[:] = [item for k in range(rounds) for item in nth_part(items, (part + k) % parts, parts)]
+
+
+def nth_part(items, part, parts):
+    """The tests of a part. Each begins elsewhere among its own: else all would come to the costliest at once."""
+    mine = items[part::parts]
+    first = len(mine) * part // parts
+    return mine[first:] + mine[:first]
 
 
 def pytest_runtest_teardown(item):

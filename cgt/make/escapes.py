@@ -9,6 +9,7 @@ from cgt_core import CUDA, DICT_LEN, EMPTY, FRESH, LIST_LEN, SHARED
 
 from ..data import Draft, Plan, Seen
 from ..look import places
+from ..run.devices import settle
 from ..run.observe import collect, held
 from ..words import errors, pytree
 
@@ -67,7 +68,7 @@ def vet_shared(plan: Plan, seen: Seen, result: object) -> str | None:
             if id(one) in came or any(map(is_made, pytree.leaves_in(one)))
         ]  # fmt: skip
 
-    shared = lasting(find)
+    shared = lasting(seen, find)
     if not shared:
         return None
     made = next((leaf for one in shared for leaf in pytree.leaves_in(one) if is_made(leaf)), None)
@@ -84,7 +85,7 @@ def find_kept_view(plan, seen, draft):
     bases = [t._base for t in draft.out.tensors if t._base is not None]  # autograd's, of what is a view
     known = {id(t) for t in (*plan.tensors, *draft.out.tensors, *bases)}
     path_of = {core.storage_id(t): path for path, t in zip(flat.paths, flat.tensors, strict=True)}
-    kept = lasting(lambda: [
+    kept = lasting(seen, lambda: [
         t for t in core.alive(seen.run.returned)
         if id(t) not in known and core.storage_id(t) in path_of
         and (core.references(t) > ALONE or all(t._base is not base for base in bases))
@@ -125,12 +126,13 @@ def vet_aliases(seen: Seen, draft: Draft) -> str | None:
 
 def find_alive(seen, is_wanted):
     """Tensors that ops of the run returned and somebody still holds, of those wanted."""
-    return lasting(lambda: [t for t in held(seen) if t.numel() and is_wanted(t)])
+    return lasting(seen, lambda: [t for t in held(seen) if t.numel() and is_wanted(t)])
 
 
-def lasting(find):
-    """What find() finds, and still does when garbage was collected."""
+def lasting(seen, find):
+    """What find() finds, and still does when garbage was collected and autograd's thread is done."""
     if find():  # held by nobody here meanwhile
         collect()
+        settle(seen.run.device)
         return find()
     return []

@@ -54,6 +54,15 @@ def one_thread(others: tuple[int, ...] | bool) -> Bracket:
     return functools.partial(switch, False), functools.partial(switch, before)
 
 
+def settle(device: int) -> None:
+    """Wait until autograd's thread of a GPU has let go of what it ran last. It wakes the caller before that, and begins
+    nothing else until then."""
+    if device >= 0:
+        with torch.inference_mode(False), torch.enable_grad():
+            x = torch.empty(0, device=device, requires_grad=True)
+            torch.autograd.grad(x.view(0), x, x.detach())
+
+
 def is_captured(tensor: torch.Tensor) -> bool:
     """Is a capture under way where what is done with this tensor is launched?"""
     return tensor.is_cuda and core.stream_is_capturing(tensor.device.index)

@@ -693,7 +693,7 @@ def test_gradients_of_each_sample(device):
     for k in range(6):
         x = torch.arange(15.0, device=device).view(5, 3) + k
         assert torch.equal(f(p, x), gradients(p, x))
-    assert cgt.stats(f).replays >= 3, cgt.stats(f).reasons  # autograd's thread may let go of a tensor late, once
+    assert cgt.stats(f).replays >= 4, cgt.stats(f).reasons
 
 
 def test_linalg_error_of_a_replay_is_pytorchs_own(device):
