@@ -32,7 +32,8 @@ from ..run.taps import threads_beside
 from ..words import errors, pytree, wrappers
 
 LENGTHS = (places.DICT_LEN, places.LIST_LEN)
-RUNS = 8  # of a recording that is not as eager, before it is said to do the same each time: sums of few terms often agree
+# Of a recording that is not as eager, before it is said to do the same each time: sums of few terms often agree.
+RUNS = 8
 
 
 def parse(text: str) -> Audits | None:

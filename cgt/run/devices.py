@@ -57,10 +57,13 @@ def one_thread(others: tuple[int, ...] | bool) -> Bracket:
 def settle(device: int) -> None:
     """Wait until autograd's thread of a GPU has let go of what it ran last. It wakes the caller before that, and begins
     nothing else until then."""
+
+    def backward():
+        x = torch.empty(0, device=device, requires_grad=True)
+        torch.autograd.grad(x.view(0), x, x.detach())
+
     if device >= 0:
-        with torch.inference_mode(False), torch.enable_grad():
-            x = torch.empty(0, device=device, requires_grad=True)
-            torch.autograd.grad(x.view(0), x, x.detach())
+        core.in_inference(False, functools.partial(core.with_grad, backward))
 
 
 def is_captured(tensor: torch.Tensor) -> bool:
