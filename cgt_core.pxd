@@ -108,8 +108,7 @@ cpdef enum:                 # EffectKind
     SETS_GRAD               # .grad of the slot's tensor is replaced
     REQUIRES_GRAD           # the slot's tensor does from now on
     ADVANCES                # a place's number becomes itself, op, a constant
-    PUTS                    # an output or a constant comes to a place
-    PUTS_TUPLE              # a tuple of outputs does
+    PUTS                    # an output, a number, a constant, or what is made of such comes to a place
     APPENDS                 # the same, to the end of a place's list
 
 cpdef enum: PLUS, MINUS, TIMES, OVER    # Operator: effects.op
@@ -361,8 +360,8 @@ cdef struct Effect:             # what a replay does besides its results
     id_t tag                    # of that place, relative to the node's tags
     id_t number                 # PUTS, APPENDS, WRITES: the number that comes to it; or NONE
     int32_t op                  # ADVANCES: Operator
-    int32_t times
-    PyObject* by                # the constant, or which outputs, borrowed
+    int32_t times               # ADVANCES; PUTS, APPENDS: 1: `by` is (what makes it, of what)
+    PyObject* by                # the constant, or that, borrowed
 
 cdef struct Grad:               # what is guarded of a tensor that can have a .grad
     id_t slot

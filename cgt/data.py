@@ -324,7 +324,7 @@ class Changes(NamedTuple):
     # those of Found.kept that hold anything; None: somebody else holds one
     free: frozenset | Any = frozenset()
     puts: list = []  # (places.Put, position) where something came
-    stored: dict = {}  # a place that it changed -> the number, of standins.Trace, that came to it
+    stored: Any = ()  # positions of places with numbers to which others came
 
 
 class Plan(NamedTuple):
@@ -636,9 +636,17 @@ class EffectRow(NamedTuple):
     out: int = NONE
     place: int = NONE  # position of the place; in the core its row
     op: int = 0  # Operator in cgt_core.pxd
-    by: Any = None  # ADVANCES, and PUTS and APPENDS without an output: the constant; PUTS_TUPLE: which outputs
-    times: int = 0
+    by: Any = None  # ADVANCES, and PUTS and APPENDS without an output: the constant; or Made
+    times: int = 0  # ADVANCES; PUTS, APPENDS: 1: `by` is Made
     number: int = NONE  # PUTS, APPENDS, WRITES: of the node's numbers, the one that comes to it
+
+
+class Made(NamedTuple):
+    """What each replay makes anew, for a place."""
+
+    make: Any  # of a list of the parts
+    parts: list  # (output or NONE, number or NONE)
+    values: list  # of the numbers, what they were in the recorded call
 
 
 class GradRow(NamedTuple):

@@ -273,23 +273,19 @@ cdef object outs_give(Table* t, id_t n, PyObject** leaves, void* backward):
         return UNFLATTEN[0](<object>node.ret_program, [<object>tensors.data()[k] for k in range(node.n_given)])
     return leaves_build(t, &at, tensors.data(), &next_)
 
-cdef object effect_value(Table* t, id_t n, Effect* e, PyObject** leaves):
-    """What a place gets."""
+cdef object effect_part(Table* t, id_t n, id_t out, id_t number, PyObject** leaves):
+    """An output, or a number, for a place."""
     cdef Out* o
-    if e.number != NONE: return number_value(node_number(t, node_row(t, n), e.number))
-    if e.out == NONE: return <object>e.by
-    o = node_out(t, node_row(t, n), e.out)
+    if number != NONE: return number_value(node_number(t, node_row(t, n), number))
+    o = node_out(t, node_row(t, n), out)
     if o.kind == READOUT: return (<object>o.ops)[0](<object>o.proto)
     return slot_object(t, n, o.ref, leaves) if o.kind == INPUT else <object>o.tensor
 
-cdef tuple tuple_of_outs(Table* t, id_t n, tuple which, PyObject** leaves):
-    """A new tuple of these outputs."""
-    cdef list made = []
-    cdef Out* o
-    for k in which:
-        o = node_out(t, node_row(t, n), k)
-        made.append(slot_object(t, n, o.ref, leaves) if o.kind == INPUT else <object>o.tensor)
-    return tuple(made)
+cdef object effect_value(Table* t, id_t n, Effect e, PyObject** leaves):
+    """What a place gets."""
+    if e.out != NONE or e.number != NONE: return effect_part(t, n, e.out, e.number, leaves)
+    by = <object>e.by
+    return by[0]([effect_part(t, n, out, number, leaves) for out, number in by[1]]) if e.times else by
 
 cdef inline void number_put(Table* t, Node* node, Effect* e, PyObject* x) noexcept nogil:
     """Into a tensor's memory on the host."""
@@ -301,6 +297,7 @@ cdef int effects_happen(Table* t, id_t n, PyObject** leaves, bint bump) except -
     Without `bump`: some of it was done while it was recorded."""
     cdef Node* node = node_row(t, n)
     cdef Effect* e
+    cdef Effect put
     cdef PyObject* x
     cdef PyObject* made
     cdef int32_t k
@@ -310,14 +307,11 @@ cdef int effects_happen(Table* t, id_t n, PyObject** leaves, bint bump) except -
         if e.kind == ADVANCES:
             if bump: place_advance(t, n, e[0])
             continue
-        if e.kind == PUTS:
-            place_change(t, n, e[0], effect_value(t, n, e, leaves))
-            continue
-        if e.kind == PUTS_TUPLE:
-            place_change(t, n, e[0], tuple_of_outs(t, n, <tuple>e.by, leaves))
-            continue
-        if e.kind == APPENDS:
-            place_append(t, n, e[0], effect_value(t, n, e, leaves))
+        if e.kind == PUTS or e.kind == APPENDS:
+            put = e[0]
+            value = effect_value(t, n, put, leaves)
+            if put.kind == PUTS: place_change(t, n, put, value)
+            else: place_append(t, n, put, value)
             continue
         x = slot_tensor(t, node, e.slot, leaves)
         if x is NULL: continue              # a gradient that another thread took away

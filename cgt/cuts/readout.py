@@ -12,7 +12,6 @@ Arithmetic is Python's own, done when the number has come; of a sum (moving.py) 
 While a function is recorded, a `Readout` (pytree.py) stands for what will be made, and comes to the result in its
 place. float() is not content with one: there a number of its own stands for it, which nobody else has."""
 
-import collections
 import functools
 import operator
 import types
@@ -252,46 +251,3 @@ def marked(seen: Seen, value: object) -> Any:
     return containers.replaced(
         value, lambda leaf: seen.readouts.numbers.get(id(leaf), (None, leaf))[1] if type(leaf) is float else leaf, set()
     )
-
-
-def pattern(
-    value: object, is_fixed: Callable[[object], bool], shared: set[int]
-) -> tuple[Readout, Callable[[object], object]] | None:
-    """(one of its Readouts, what makes the value anew) of a tuple, list or dict of Readouts and what is_fixed(); else
-    None. `shared`: ids of what lies elsewhere, too."""
-    if type(value) not in (tuple, list, dict):
-        return None
-    mutable, leaves = parts_in(value)
-    found = [leaf for leaf in leaves if type(leaf) is Readout]
-    if not found or not shared.isdisjoint(mutable) or not all(type(x) is Readout or is_fixed(x) for x in leaves):
-        return None
-    kept = rebuilt(value, lambda leaf: leaf)  # the function may go on with its own
-    return found[-1], lambda _: rebuilt(kept, made)
-
-
-def parts_in(value):
-    """(ids of lists and dicts in tuples, lists and dicts, as often as they are met, of one that holds itself twice;
-    what else is in these, the last first)"""
-    met, leaves, todo = [], [], [value]
-    while todo:
-        one = todo.pop()
-        if type(one) not in (tuple, list, dict):
-            leaves.append(one)
-            continue
-        met += [] if type(one) is tuple else [id(one)]
-        if met.count(id(one)) < 2:
-            leaves += one if type(one) is dict else []
-            todo += one.values() if type(one) is dict else one
-    return met, leaves
-
-
-def shared_in(values: list) -> set[int]:
-    """ids of lists and dicts that are met twice in these."""
-    return {one for one, n in collections.Counter(parts_in(values)[0]).items() if n > 1}
-
-
-def rebuilt(value, leaf):
-    """New tuples, lists and dicts, of what leaf() gives."""
-    if type(value) is dict:
-        return {leaf(key): rebuilt(one, leaf) for key, one in value.items()}
-    return type(value)([rebuilt(one, leaf) for one in value]) if type(value) in (tuple, list) else leaf(value)

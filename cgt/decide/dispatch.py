@@ -366,6 +366,7 @@ def draft_node(call, attempt):
         if not isinstance(draft, str):
             reason, keeps = segments.vet(seen, draft)
             reason = reason or lessons.escaping(state, seen, escapes.vet_shared(plan, seen, attempt.result))
+            reason = reason or lessons.escaping(state, seen, escapes.vet_puts(plan, seen, attempt.result))
             reason = reason or lessons.escaping(state, seen, escapes.vet_escapes(plan, seen, draft))
             draft = reason or draft._replace(keeps_grads=keeps)
     except Exception as error:  # a gap of ours must not become the user's crash: the result stands
@@ -386,7 +387,7 @@ def find_moving(state, plan, seen):
     more, free, puts = found
     plan.places.extend(more)
     replaced = [k for k in plan.follows if state.opts.outputs == "rescue" and moving.is_replaced(plan.places[k])]
-    stored = {k: row for k, row in live.stored_in(seen, plan.places).items() if k not in free and k not in rows}
+    stored = [k for k in live.stored_in(seen, plan.places) if k not in free and k not in rows]
     flags = moving.find_flags(plan, {*rows, *free, *stored, *plan.follows}) if is_alone() else []
     puts = puts + [(places.Put("", "", None, plan.places[k]), k) for k in (*replaced, *stored, *flags)]
     own = range(len(plan.places), len(plan.places) + len(seen.own))

@@ -28,7 +28,7 @@ def parts_of(value):
         return [(f"[{k}]", k, x) for k, x in enumerate(value)]
     if is_namedtuple(value):
         return [(f".{name}", k, x) for k, (name, x) in enumerate(zip(kind._fields, value, strict=False))]
-    if dataclasses.is_dataclass(kind) and hasattr(value, "__dict__"):
+    if hasattr(kind, "__dataclass_fields__") and hasattr(value, "__dict__"):  # no code of the library's: it would count
         # No property in front of it.
         return [(f".{name}", name, x) for name, x in vars(value).items() if getattr(value, name, None) is x]
     return []

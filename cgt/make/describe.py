@@ -4,6 +4,7 @@ Every function returns rows, or the sentence that says why there can be none, an
 """
 
 import collections
+import functools
 import types
 from collections.abc import Collection, Iterator
 from typing import NamedTuple
@@ -12,7 +13,7 @@ import cgt_core as core
 import torch
 
 from ..cuts import readout
-from ..data import Call, Changes, Draft, EffectRow, GradRow, Graph, OutRow, Plan, Seen, SlotRow, Was
+from ..data import Call, Changes, Draft, EffectRow, GradRow, Graph, Made, OutRow, Plan, Seen, SlotRow, Was
 from ..look import places
 from ..numbers import counters, live
 from ..run.observe import NO_LINE, span, version_of
@@ -58,7 +59,7 @@ def rows(plan: Plan, seen: Seen, result: object, call: Call) -> Draft | str:
     grads, sets, hidden = found
     advances = [row for row in plan.changes.moving.values() if row is not None]
     outs += hidden
-    puts = describe_puts(plan, seen, slots, paths, near, outs, out, result)
+    puts = describe_puts(plan, seen, slots, paths, near, outs, out)
     if isinstance(puts, str):
         return puts
     return Draft(slots, paths, near, outs, [*writes, *sets, *advances, *puts], grads, out, bases)
@@ -450,58 +451,69 @@ class Outputs(NamedTuple):
     slot_of: dict  # id of a tensor -> its slot
     output_of: dict  # id of a tensor -> its output
     first_of: dict  # memory -> the output that is FRESH there
-    shared: set  # ids of lists and dicts that lie in two places, or in one and the result
 
 
-def describe_puts(plan, seen, slots, paths, near, outs, out, result):
+def describe_puts(plan, seen, slots, paths, near, outs, out):
     """A row for each thing that the run left in a place. What is not part of the result becomes a hidden output."""
-    put_at = [(put.place, at) for put, at in plan.changes.puts]
-    came = [(p, at, p.home[p.want :] if p.kind == core.LIST_LEN else [places.value_at(p)]) for p, at in put_at]
-    shared = readout.shared_in([result, *(values for _, _, values in came)]) if seen.readouts.rows else set()
     known = Outputs(
         plan, seen, slots, paths, near, outs,
         slot_of={id(s.example): k for k, s in reversed(list(enumerate(slots)))},
         output_of={id(t): k for k, t in reversed(list(enumerate(out.tensors)))},
         first_of={core.storage_id(o.proto): k for k, o in enumerate(outs) if o.kind == core.FRESH},
-        shared=shared,
     )  # fmt: skip
     effects = []
-    for place, at, values in came:
-        for j, value in enumerate(readout.marked(seen, values)):
-            row = describe_put(known, place, at, j, value)
+    for put, at in plan.changes.puts:
+        for j, value in enumerate(readout.marked(seen, came_to(put.place))):
+            row = describe_put(known, put.place, at, j, value)
             if isinstance(row, str):
                 return row
             effects.append(row)
     return effects
 
 
+def came_to(place: places.Place) -> list:
+    """What the run left there."""
+    return place.home[place.want :] if place.kind == core.LIST_LEN else [places.value_at(place)]
+
+
 def describe_put(known, place, at, j, value):
     """The row of a value that came to a place, the jth of those appended if that is a list; or a sentence."""
-    plan, seen, outs = known.plan, known.seen, known.outs
+    plan, seen = known.plan, known.seen
     kind = core.APPENDS if place.kind == core.LIST_LEN else core.PUTS
-    told = readout_in(known, value)
-    if told is not None:
-        outs.append(OutRow(core.READOUT, core.NONE, told[0].words, hidden=True, line=told[0].line, ops=told[1:]))
-        return EffectRow(kind, core.NONE, out=len(outs) - 1, place=at)
-    if is_fixed(value):
-        return EffectRow(kind, core.NONE, place=at, by=value, number=live.number_put(seen, place, j))
-    tensors = () if type(value) is tuple and at not in plan.follows else places.tensors_at(value)
-    if not tensors:
+    rows = live.numbers_put(seen, place, j)
+    if is_fixed(value) and rows.keys() <= {pytree.ROOT}:
+        return EffectRow(kind, core.NONE, place=at, by=value, number=rows.get(pytree.ROOT, core.NONE))
+    try:
+        flat = pytree.flatten_put(value, lambda t: core.storage_id(t) in seen.made, rows)
+    except errors.CgtError:
         return errors.changed_state(place.path)
-    reason = next(filter(None, (make_output(known, place, t) for t in tensors)), None)
-    if reason is not None:
-        return reason
-    which = tuple(known.output_of[id(t)] for t in tensors)
-    if type(value) is tuple:
-        return EffectRow(core.PUTS_TUPLE, core.NONE, place=at, by=which)
-    return EffectRow(kind, core.NONE, out=which[0], place=at)
+    if vet_constants(flat, plan) is not None:
+        return errors.changed_state(place.path)
+    parts, tensors, program = [], iter(flat.tensors), []
+    for op, path in zip(flat.program, flat.where, strict=True):
+        if op[0] == pytree.LIVE:
+            parts.append((core.NONE, rows[path]))
+        elif op[0] == core.TENSOR:
+            out = put_output(known, place, next(tensors), op[2])
+            if isinstance(out, str):
+                return out
+            parts.append((out, core.NONE))
+        program.append((core.TENSOR, 0, None) if op[0] == pytree.LIVE else op)
+    if len(program) == len(parts) == 1:
+        return EffectRow(kind, core.NONE, out=parts[0][0], place=at)
+    row = all(op[0] == core.TENSOR for op in program[1:]) and program[0][0] == core.TUPLE
+    make = tuple if row else functools.partial(pytree.unflatten, tuple(program))
+    by = Made(make, parts, [number for _, number in flat.numbers])
+    return EffectRow(kind, core.NONE, place=at, by=by, times=1)
 
 
-def readout_in(known, value):
-    """(a Readout, what makes the value of its bytes) of a Readout, or of a tuple, list or dict of such; or None."""
-    if type(value) is pytree.Readout:
-        return value, value.make
-    return None if known.plan.numbers.sources else readout.pattern(value, is_fixed, known.shared)
+def put_output(known, place, t, leaf):
+    """The output that comes to a place: of a Readout, which is the leaf itself, or a tensor; or a sentence."""
+    if type(leaf) is not pytree.Readout:
+        return make_output(known, place, t) or known.output_of[id(t)]
+    row = OutRow(core.READOUT, core.NONE, leaf.words, hidden=True, line=leaf.line, ops=(leaf.make,))
+    known.outs.append(row)
+    return len(known.outs) - 1
 
 
 def make_output(known, place, t):

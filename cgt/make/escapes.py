@@ -12,6 +12,7 @@ from ..look import places
 from ..run.devices import settle
 from ..run.observe import collect, held
 from ..words import errors, pytree
+from . import describe
 
 ALONE = max(core.references(t) for t in [torch.empty(0)])  # Python's, of what is in a list and has one name
 CODE = (type, types.ModuleType, types.FunctionType, types.MethodType, types.CodeType, torch.Tensor)
@@ -76,6 +77,20 @@ def vet_shared(plan: Plan, seen: Seen, result: object) -> str | None:
         return errors.kept_tensor(seen.made[core.storage_id(made)], "")
     held = (p.path for p in ones if any(places.value_at(p) is one for one in shared))
     return errors.changed_state(next(held, "a list or dict of the result"))
+
+
+def vet_puts(plan: Plan, seen: Seen, result: object) -> str | None:
+    """A sentence if a list, dict or object that came to a place is somewhere else, too: a replay makes another one
+    for the place alone."""
+    found = [put.place for put, _ in plan.changes.puts]
+
+    def find():
+        came = [[x for x in describe.came_to(p) if not describe.is_fixed(x)] for p in found]
+        return pytree.find_held(result, came, lambda t: core.storage_id(t) in seen.made)
+
+    held = set(map(id, lasting(seen, find)))
+    path = next((p.path for p in found if any(leads_to(x, held) for x in describe.came_to(p))), None) if held else None
+    return path and errors.changed_state(path)
 
 
 def find_kept_view(plan, seen, draft):

@@ -15,7 +15,7 @@ import cgt_core as core
 import torch
 
 from ..cuts import apart, finite, readout, segments
-from ..data import Attempt, Behind, Call, Draft, EffectRow, Plan, Seen, Words, remember
+from ..data import Attempt, Behind, Call, Draft, Plan, Seen, Words, remember
 from ..look import containers, impure, places
 from ..numbers import addresses, counters, live
 from ..run import observe, tokens, views
@@ -436,7 +436,7 @@ def restore_places(before, seen, tensors_only):
 
     def spoilt(value):
         return not tensors_only or (
-            seen is not None and any(core.storage_id(t) in seen.made for t in places.tensors_at(value))
+            seen is not None and any(core.storage_id(t) in seen.made for t in pytree.tensors_in(value))
         )
 
     found, kept, grads, sources, histories, random, anew, counted, given, gathered, keys = before
@@ -540,7 +540,7 @@ def part_result(plan: Plan, draft: Draft) -> tuple[Parts, Draft]:
     were = {one.owner: one.tensor for one in plan.reached if one.owner != core.NONE and plan.driver == core.CUDA}
     for e, (owner, _) in zip(sets, grads, strict=True):
         owner.grad = were.get(e.slot)
-    puts = [(e, put_of(draft, e, given)) for e in draft.effects if e.kind in (core.PUTS, core.PUTS_TUPLE, core.APPENDS)]
+    puts = [(e, put_of(draft, e, given)) for e in draft.effects if e.kind in (core.PUTS, core.APPENDS)]
     for put, _ in plan.changes.puts:  # and these
         if put.place.kind == core.LIST_LEN:
             del put.place.home[put.place.want :]
@@ -561,13 +561,17 @@ def grad_of(outs, k):
 
 def put_of(draft, effect, given):
     """What came to a place, or the memory of it."""
-    if effect.kind == core.PUTS_TUPLE:
-        return tuple(put_of(draft, EffectRow(core.PUTS, core.NONE, out=k), given) for k in effect.by)
-    if effect.out == core.NONE:
-        return effect.by
-    if effect.out < len(given):
-        return given[effect.out]
-    row = draft.outs[effect.out]
+    if effect.times:
+        make, parts, values = effect.by
+        numbers = iter(values)
+        return make([next(numbers) if out == core.NONE else put_part(draft, out, given) for out, _ in parts])
+    return effect.by if effect.out == core.NONE else put_part(draft, effect.out, given)
+
+
+def put_part(draft, out, given):
+    if out < len(given):
+        return given[out]
+    row = draft.outs[out]
     if row.kind == core.READOUT:
         return pytree.Readout(row.proto, *row.ops, row.line)
     return draft.slots[row.ref].example if row.kind == core.INPUT else row.proto
@@ -598,7 +602,7 @@ def restore_result(plan: Plan, seen: Seen, parts: Parts) -> object:
             place.want.append(value)
         else:
             places.put_back(place._replace(want=value))
-    puts = [t for _, value in parts.puts for t in places.tensors_at(value)]
+    puts = [t for _, value in parts.puts for t in pytree.tensors_in(value)]
     seen.alive.results.extend(
         weakref.ref(t) for t in (*given, *(proto for _, proto in parts.grads), *puts) if t is not None
     )

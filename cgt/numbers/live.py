@@ -99,8 +99,8 @@ def learn_stored(state: State, plan: Plan, seen: Seen, why_untraced: Callable[[]
     learn_exact(state, seen.live)
     known = {*plan.changes.moving, *plan.changes.free, *(s.at for s in plan.numbers.sources if s.op == core.AT_PLACE)}
     mine = [p for k, p in enumerate(plan.places) if k not in known and p.path not in state.learnt.numbers.exact]
-    now = [(p, places.value_at(p)) for p in mine if len(numbers_in(p)) == 1]
-    names = {p.path for p, x in now if type(x) is type(p.want) and not pytree.same_value(x, p.want)}
+    now = [(p, places.value_at(p)) for p in mine if numbers_in(p)]
+    names = {p.path for p, x in now if is_like(x, p.want) and not pytree.same_value(x, p.want)}
     if not names or why_untraced() is not None:
         return None
     state.learnt.numbers.live.update(names)
@@ -304,26 +304,43 @@ def unwrap(trace, place):
     """The number itself in a place where the function put a stand-in."""
     if place.kind == places.LIST_LEN:
         for k in range(place.want, len(place.home)):
-            one = place.home[k]
-            if type(one) in STAND_INS:
-                trace.stored[id(place.home), k] = one.node.row
-                place.home[k] = one.node.value
+            rows = trace.stored[id(place.home), k] = {}
+            place.home[k] = unwrapped(place.home[k], pytree.ROOT, rows)
     elif place.kind in places.HOLD_NUMBERS:
-        now = places.value_at(place)
-        if type(now) is tuple and any(type(one) in STAND_INS for one in now):
-            places.put_back(place._replace(want=tuple(map(settle, now))))
-        if type(now) in STAND_INS:
-            trace.stored[id(place.home), place.key] = now.node.row
-            places.put_back(place._replace(want=now.node.value))
+        now, rows = places.value_at(place), {}
+        plain = unwrapped(now, pytree.ROOT, rows) if now is not place.want else now
+        if rows:
+            trace.stored[id(place.home), place.key] = rows
+        if plain is not now:
+            places.put_back(place._replace(want=plain))
 
 
-def number_put(seen: Seen, place: Place, k: int) -> int:
-    """Which number came to a place, as the k-th of those appended if it is a list; NONE: it is a constant."""
+def unwrapped(value, path, rows, depth=containers.DEEPEST):
+    """The value with numbers in place of the stand-ins in it, of which `rows` has the rows by their paths. Tuples are
+    made anew."""
+    if type(value) in STAND_INS:
+        rows[path] = value.node.row
+        return value.node.value
+    parts = [
+        (key, one, unwrapped(one, path + step, rows, depth - 1))
+        for step, key, one in (containers.parts_of(value) if depth else ())
+    ]
+    changed = {key: now for key, one, now in parts if now is not one}
+    if changed and isinstance(value, tuple):
+        return tuple(now for *_, now in parts) if type(value) is tuple else value._make(now for *_, now in parts)
+    home = value if isinstance(value, (dict, list)) or not changed else vars(value)
+    for key, now in changed.items():
+        home[key] = now
+    return value
+
+
+def numbers_put(seen: Seen, place: Place, k: int) -> dict[str, int]:
+    """{path: number} of those that came to a place, as the k-th of those appended if it is a list; the rest of it is
+    constant."""
     if seen.live is None:
-        return core.NONE
-    return seen.live.stored.get(
-        (id(place.home), place.want + k if place.kind == places.LIST_LEN else place.key), core.NONE
-    )
+        return {}
+    found = seen.live.stored.get((id(place.home), place.want + k if place.kind == places.LIST_LEN else place.key), {})
+    return {path: row for path, row in found.items() if row != core.NONE}
 
 
 def stands_for(trace, then, now):
@@ -333,17 +350,17 @@ def stands_for(trace, then, now):
     return type(now) in STAND_INS and now.node.row < len(trace.sources) and trace.sources[now.node.row].value is then
 
 
-def stored_in(seen: Seen, found: list[Place]) -> dict[int, int]:
-    """{position: number, or NONE: a constant} of these places that a number came to, or that held one that was live and
-    were stored to: the constant may be what they held in this call, not in the next."""
+def stored_in(seen: Seen, found: list[Place]) -> list[int]:
+    """Positions of these places that a number came to, or that held one that was live and were stored to: what they
+    held in this call may be a constant that they do not hold in the next."""
     trace = seen.live
     if trace is None:
-        return {}
-    rows = {k: number_put(seen, place, 0) for k, place in enumerate(found) if place.kind in places.HOLD_NUMBERS}
+        return []
+    came = {k for k, p in enumerate(found) if p.kind in places.HOLD_NUMBERS and numbers_put(seen, p, 0)}
     mine = [(k, s.at) for k, s in enumerate(trace.sources) if s.op == core.AT_PLACE]
     changed = {at for k, at in mine if k in trace.overwritten - trace.exact.keys()}
     changed |= {at for _, at in mine if places.value_at(found[at]) is not found[at].want}
-    return {k: row for k, row in rows.items() if row != core.NONE or k in changed}
+    return sorted(came | {k for k in changed if found[k].kind in places.HOLD_NUMBERS})
 
 
 def arguments(seen: Seen, args: tuple, kwargs: dict) -> tuple[tuple, dict]:

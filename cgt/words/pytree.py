@@ -21,6 +21,7 @@ import enum
 import operator
 import struct
 import sys
+import types
 import weakref
 from collections.abc import Callable, Collection, Container, Iterable
 from typing import Any, NamedTuple
@@ -45,6 +46,7 @@ class Incomparable(CgtError):
     """An argument that no later call can be compared by, although nothing was said of it."""
 
 
+ROOT = "result"  # the path of what a call returns or keeps
 MOST = 1 << 62  # a whole number that is live is no larger: C computes with it
 
 
@@ -134,16 +136,45 @@ def flatten_result(result: object, is_made: Callable[[torch.Tensor], bool], is_o
     in the call, too: its attributes are leaves, and a replay makes another one. is_own: nobody else holds the
     result."""
     objects = Objects(is_made, [])
-    flat = flatten(result, "result", objects=objects)
+    flat = flatten(result, ROOT, objects=objects)
     if not objects.opened:
         return flat
-    return flatten(result, "result") if _held_elsewhere(objects.opened, result, objects.opened, is_own) else flat
+    return flatten(result, ROOT) if _held_elsewhere(objects.opened, result, objects.opened, is_own) else flat
 
 
 def find_shared(result: object, is_own: bool) -> list[list | dict]:
     """The lists and dicts of a result that somebody else holds, too. is_own: see flatten_result."""
     ones = [one for one in _met_in(result) if issubclass(type(one), (list, dict))]
     return _held_elsewhere(ones, result, (), is_own) if ones else []
+
+
+def flatten_put(value: object, is_made: Callable[[torch.Tensor], bool], numbers: Container[str]) -> Flat:
+    """The same of what the call left in a place. `numbers`: paths of those that are others at each call."""
+    return flatten(value, ROOT, objects=Objects(is_made, []), live=numbers)
+
+
+def find_held(result: object, values: list[list], is_made: Callable[[torch.Tensor], bool]) -> list[object]:
+    """Of what can be made anew in these lists, each of whose entries lies in one place besides: those that somebody
+    else holds, or that are met twice, there or in the result."""
+    objects, roots = Objects(is_made, []), collections.Counter(id(value) for row in values for value in row)
+    forest = [result, *(value for row in values for value in row)]
+    for k in range(1, len(forest)):
+        flatten(forest[k], ROOT, objects=objects)
+    opened = set(map(id, objects.opened))
+    objects.opened.clear()
+    ones = [one for one in _met_in(forest[1:], opened)[1:] if not _is_plain(one)]
+    ones = [one for one in ones if issubclass(type(one), (list, dict)) or _has_parts(one, opened)]
+    inside = _holders_inside(forest, opened)
+    counted = zip(ones, _references(ones), strict=True)
+    return [x for x, n in counted if inside[id(x)] > 1 or n - PASSING > inside[id(x)] + 2 * roots[id(x)]]
+
+
+def tensors_in(value: object) -> tuple[torch.Tensor, ...]:
+    """Those in what a call could have made."""
+    try:
+        return flatten_put(value, lambda _: True, ()).tensors
+    except CgtError:  # which cannot be made anew
+        return ()
 
 
 def leaves_in(tree: object) -> list[object]:
@@ -183,33 +214,31 @@ def _held_elsewhere(ones, result, opened, is_own):
 def _holders_inside(root, opened):
     """{id: how many holders an object has in this tree}, given the ids of the objects that are a part of it. A
     container registered with torch may be a dict and have attributes, too."""
-    found, todo, done = collections.Counter(), [root], set()
-    while todo:
-        one = todo.pop()
-        if id(one) in done:
-            continue
-        done.add(id(one))
-        children = list(one) if issubclass(type(one), (list, tuple)) else []
-        children += dict.values(one) if issubclass(type(one), dict) else ()
-        if id(one) in opened or type(one) in torch_pytree.SUPPORTED_NODES or dataclasses.is_dataclass(type(one)):
-            state = getattr(one, "__dict__", None)
-            children += state.values() if type(state) is dict else ()
-        found.update(map(id, children))
-        todo += children
-    return found
+    return collections.Counter(id(child) for one in _met_in(root, opened) for child in _children(one, opened))
 
 
-def _met_in(root):
-    """What a tree of tuples, lists and dicts consists of, each once."""
+def _met_in(root, opened=None):
+    """What a tree of tuples, lists and dicts consists of, each once; and of objects, given the ids of those that are a
+    part of it."""
     todo, met = [root], {}
     while todo:
         one = todo.pop()
-        if id(one) in met:
-            continue
-        met[id(one)] = one
-        if issubclass(type(one), (tuple, list, dict)):
-            todo += dict.values(one) if issubclass(type(one), dict) else one
+        if id(one) not in met:
+            met[id(one)] = one
+            todo += _children(one, opened)
     return list(met.values())
+
+
+def _children(one, opened):
+    children = list(one) if issubclass(type(one), (list, tuple)) else []
+    children += dict.values(one) if issubclass(type(one), dict) else ()
+    state = getattr(one, "__dict__", None) if opened is not None and _has_parts(one, opened) else None
+    return children + list(state.values()) if type(state) is dict else children
+
+
+def _has_parts(one, opened):
+    """May a replay make this object anew?"""
+    return id(one) in opened or type(one) in torch_pytree.SUPPORTED_NODES or dataclasses.is_dataclass(type(one))
 
 
 PASSING = _references([object()])[0]  # what holds an object while it is counted: a list, a name, an argument
@@ -224,7 +253,7 @@ MAKERS = (
 
 def _is_simple(kind):
     """Are instances of this class what their dict says, and nothing else?"""
-    bases = [base for base in kind.__mro__ if base is not object]
+    bases = [base for base in kind.__mro__ if base is not object and base is not types.SimpleNamespace]
     return all(
         base.__flags__ & HEAP_TYPE
         and not vars(base).get("__slots__")
@@ -554,7 +583,8 @@ def _build(ops, leaves):
         return obj[3](children, obj[2])
     if kind == DATACLASS:
         # Neither __init__ nor __post_init__: the attributes already hold what those two made.
-        instance = object.__new__(obj[0])
+        root = types.SimpleNamespace if issubclass(obj[0], types.SimpleNamespace) else object
+        instance = root.__new__(obj[0])
         if not dataclasses.is_dataclass(obj[0]):
             vars(instance).update(zip(obj[1], children, strict=True))
             return instance
