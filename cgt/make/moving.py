@@ -255,7 +255,7 @@ def is_bare(owner, name):
 def is_known(cls):
     """Does nobody but Python code read objects of this class? (repr() of a SimpleNamespace does, and C code of
     others.)"""
-    if is_one(cls, PLAIN_BASES) or derives(cls, (torch.nn.Module,)):
+    if is_one(cls, PLAIN_BASES) or derives(cls, (torch.nn.Module, torch.optim.lr_scheduler.LRScheduler)):
         return True
     return not is_ambient(MODULE_OF(cls)) and not any(
         is_one(type(raw), COMPILED) for raw in CLASS_DICT_OF(cls).values()

@@ -386,6 +386,7 @@ def note_parsed(trace, op, args, kwargs, takes):
         if len(fits) == 1:
             taken.append((fits[0], core.NONE, row))
         else:
+            trace.chance.update([row] if fits else [])
             trace.pin(row)
     return taken
 
@@ -652,6 +653,6 @@ def learn_exact(state, trace):
             continue
         path = trace.sources[at].path
         looks = state.learnt.numbers.looks[path] = state.learnt.numbers.looks.get(path, 0) + 1
-        if row < len(trace.sources) or looks >= MOST_LOOKS:
+        if (row < len(trace.sources) and row not in trace.chance) or looks >= MOST_LOOKS:
             alike = [s.path for k, s in enumerate(trace.sources) if s.op == core.IN_TENSOR and trace.steps[k].b == at]
             state.learnt.numbers.exact.update(dict.fromkeys((path, *alike), line))

@@ -76,6 +76,7 @@ class Trace:
         self.reads = {}  # row of a number that was read on the way -> the line
         self.hands = {}  # such a row -> what makes of it what a result holds
         self.parsed = []  # rows whose values PyTorch's parser asked for since the last op
+        self.chance = set()  # rows that are exact because another argument of an op has this value, too
         self.made = []  # weak references to the stand-ins; a WeakSet would ask them for their hash
         self.stand_ins = [
             s.value if s.exact or s.op == core.IN_TENSOR else self.stand_in(k) for k, s in enumerate(sources)
@@ -229,6 +230,16 @@ def settle(x: Any) -> Any:
     return plain_of(x)
 
 
+def floor(self):
+    whole = self // 1
+    return whole.node.trace.step(core.AS_INT, int, whole) if type(whole) in STAND_INS else math.floor(settle(self))
+
+
+def ceil(self):
+    below = -self
+    return -floor(below) if type(below) in STAND_INS else math.ceil(settle(self))
+
+
 def binary(op, function):
     """The two methods of an operator, for the left and for the right operand."""
 
@@ -304,7 +315,7 @@ MATH = {
     "tan": core.TANGENT, "tanh": core.HYPERBOLIC,
 }  # fmt: skip
 EXACT = (
-    "__str__ __repr__ __format__ __hash__ __round__ __floor__ __ceil__ __divmod__ __rdivmod__ __reduce_ex__ __complex__"
+    "__str__ __repr__ __format__ __hash__ __round__ __divmod__ __rdivmod__ __reduce_ex__ __complex__"
     " __getnewargs__ is_integer as_integer_ratio hex conjugate bit_length bit_count to_bytes __and__ __or__ __xor__"
     " __lshift__ __rshift__ __rand__ __ror__ __rxor__ __rlshift__ __rrshift__ __invert__ __copy__ __reduce__"
     " __getstate__ __dir__ __sizeof__"
@@ -338,8 +349,9 @@ def methods(kind):
     made |= {f"__{name}__": compared(*how) for name, how in COMPARISONS.items()}
     made |= {name: exact(name) for name in EXACT if hasattr(kind, name) or name == "__copy__"}
     made["__copy__"] = lambda self: self
+    made |= {"__floor__": floor, "__ceil__": ceil}
     if kind is int:
-        made |= {"__index__": settle, "numerator": property(lambda self: self), "denominator": property(lambda self: 1)}
+        made |= {"__index__": settle, "__floor__": made["__pos__"], "__ceil__": made["__pos__"], "numerator": property(lambda self: self), "denominator": property(lambda self: 1)}
     return made | {"__getattribute__": lambda self, name: attribute(self, name, name in made, sys._getframe().f_back)}
 
 
