@@ -59,6 +59,7 @@ def folder_of(module):
 
 # torch's own, with what it brings to make classes by, and ours.
 HOMES = (folder_of(torch), options.HOME, typing_extensions.__file__)
+SCHEDULERS = os.path.join(HOMES[0], "optim", "lr_scheduler.py")
 STANDARD = folder_of(os)  # and of what was installed beside it
 BEARERS = tuple(
     HOMES[0] + name.replace("/", os.sep)

@@ -20,7 +20,7 @@ from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from . import bytecode as b
-from .code import HOMES, KEPT, asked_for, texts_in
+from .code import HOMES, KEPT, SCHEDULERS, asked_for, texts_in
 
 
 class Advance(NamedTuple):
@@ -66,7 +66,7 @@ def moves_of(code: types.CodeType) -> Moves:
         appends={key for at, key in asked if at in appended},
         reads={key for at, key in asked if at not in appended} | called,
         beside={key for at, key in asked if at not in quiet} | called,
-        opens=None if code.co_filename.startswith(HOMES) else opens_at(code, reading, mentioned),
+        opens=None if is_closed(code.co_filename) else opens_at(code, reading, mentioned),
     )
 
 
@@ -84,6 +84,12 @@ def appended_in(reading):
     methods = [at for at, one in enumerate(reading.steps) if is_method(one) and one.name == "append"]
     lists = {at for one in methods if reading.call_of(one) is not None for at in reading.takes[one][-1]}
     return {at for at in lists - b.UNKNOWN if len(reading.users[at]) == 1}
+
+
+def is_closed(filename):
+    """Is this torch's own code, which comes to nothing of the user's without naming it? (A scheduler's state_dict()
+    does.)"""
+    return filename.startswith(HOMES) and filename != SCHEDULERS
 
 
 def opens_at(code, reading, mentioned):

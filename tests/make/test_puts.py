@@ -1,7 +1,10 @@
 """What a call stores (`self.last = loss`) or appends (`self.losses.append(loss)`) and does not read otherwise: the function
 replays, and each replay does so as eager would. Where the call could see it, it runs eagerly."""
 
+import collections
+import dataclasses
 import threading
+import types
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 
@@ -23,6 +26,7 @@ class Log:
 
 
 HISTORY, LAST = [], None
+OTHERS = [None]
 
 
 def store_result(o, x):
@@ -75,7 +79,53 @@ def append_and_count(o, x):
     return y
 
 
-PUTS = [store_result, store_made, append_result, append_made, append_twice, store_parts, append_and_count]
+@dataclasses.dataclass
+class Found:
+    loss: torch.Tensor
+    more: dict
+
+
+Pair = collections.namedtuple("Pair", "first second")
+
+
+def store_list(o, x):
+    o.last = [x * 2, [], {"x": x}]
+    return x + 1
+
+
+def store_dataclass(o, x):
+    o.last = Found(x.sum(), {"n": len(x), "mean": x.mean()})
+    return x * 2
+
+
+def store_namespace(o, x):
+    y = x * 2
+    o.last = types.SimpleNamespace(y=y, both=(y, x), pair=Pair(y.sum(), 3))
+    return y
+
+
+def store_distribution(o, x):
+    o.last = torch.distributions.Normal(x * 2, x.abs() + 1, validate_args=False)
+    return x + 1
+
+
+def append_transition(o, x):
+    y = x.tanh()
+    o.losses.append((x, y, y.sum().item(), False))
+    return y
+
+
+def append_dicts(o, x):
+    for k in range(2):
+        o.losses.append({"k": k, "x": x + k, "mean": x.mean()})
+    o.losses.append({"sum": x.sum().item(), "more": [x * 3]})
+    return x * 3
+
+
+PUTS = [
+    store_list, store_dataclass, store_namespace, store_distribution, append_transition, append_dicts,
+    store_result, store_made, append_result, append_made, append_twice, store_parts, append_and_count,
+]  # fmt: skip
 
 
 def puts_agree(function, device, n=14, between=lambda o, k: None, sizes=(3,), wrap=cgt.jit):
@@ -203,8 +253,37 @@ def adds_in_place(o, x):
     return x
 
 
-def stores_a_list(o, x):
+def stores_one_twice(o, x):
+    o.last = o.given = [x * 2]
+    return x
+
+
+def stores_and_returns_one(o, x):
     o.last = [x * 2]
+    return x, o.last
+
+
+def stores_one_inside_of_another(o, x):
+    inner = {"x": x * 2}
+    o.last = (inner, [inner])
+    return x
+
+
+def stores_what_was_there(o, x):
+    o.last = None if o.last is OTHERS else OTHERS
+    return x
+
+
+def stores_what_another_keeps(o, x):
+    made = Opaque()
+    made.x = x * 2
+    OTHERS[:] = [made]
+    o.last = made
+    return x
+
+
+def stores_a_set(o, x):
+    o.last = {1, len(x)}
     return x
 
 
@@ -226,7 +305,9 @@ def asks_all(o, x):
 
 
 ASKS = [
-    asks_length, asks_last, asks_first, returns_the_list, adds_in_place, stores_a_list, stores_an_object, asks_all,
+    asks_length, asks_last, asks_first, returns_the_list, adds_in_place, stores_an_object, asks_all, stores_one_twice,
+    stores_and_returns_one, stores_one_inside_of_another, stores_what_was_there, stores_what_another_keeps,
+    stores_a_set,
 ]  # fmt: skip
 
 
