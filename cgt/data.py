@@ -106,6 +106,8 @@ class Moving(NamedTuple):
     untold: set
     followed: set  # of places in which other tensors came
     replaced: set  # of these, to which it stores them itself
+    # of a place to whose object it stored another one -> may it do so before it looks at that? (blinds.py)
+    hidden: dict
     grown: dict  # of a place to which it stored other shapes -> those there at the last look, or None
     shifty: set  # memory that a warm-up made and somebody keeps, longer than what was let go for it
     # memory that a recording read and nothing leads to, while other threads ran ops: id -> its name
@@ -451,6 +453,7 @@ class RanCode(NamedTuple):
 
     started: set
     beside: set  # those of other threads
+    looked: set  # paths of places in which somebody looked at what a blind stands for, or found it
     hashed: set  # ids of the tensors of which it was asked which one each is, past its values, as of a key
     ran: set  # those that are the function's; None among them: not all were seen
     imported: set  # files of modules whose bodies ran

@@ -354,6 +354,7 @@ def draft_node(call, attempt):
         if reason is None:
             plan = attempt.plan = find_moving(state, plan, seen)
             reason = errors.used_elsewhere(plan.found.kept[0].place.path) if plan.changes.free is None else None
+            reason = reason or moving.learn_hidden(state, plan, seen)
             reason = reason or moving.learn_replaced(state, plan, seen)
             reason = reason or live.learn_stored(state, plan, seen, lambda: why_untraced(state, plan.saves))
         draft = reason or describe.rows(plan, seen, attempt.result, call)
@@ -380,16 +381,17 @@ def draft_node(call, attempt):
 def find_moving(state, plan, seen):
     """The plan, with the places that the run changed and did not read; `free` is None where that is not known."""
     ran = code_of(state) | seen.code.ran
-    rows = moving.find(plan.places, plan.found.owners, ran, seen)
+    rows = moving.find(plan.places, plan.found.owners, ran, seen) | dict.fromkeys(plan.found.hidden)
     found = moving.find_puts(plan, ran, seen, describe.is_guarded_as)
     if found is None:
         return plan._replace(changes=Changes(free=None))
     more, free, puts = found
     plan.places.extend(more)
+    hidden = plan.found.hidden
     replaced = [k for k in plan.follows if state.opts.outputs == "rescue" and moving.is_replaced(plan.places[k])]
     stored = [k for k in live.stored_in(seen, plan.places) if k not in free and k not in rows]
     flags = moving.find_flags(plan, {*rows, *free, *stored, *plan.follows}) if is_alone() else []
-    puts = puts + [(places.Put("", "", None, plan.places[k]), k) for k in (*replaced, *stored, *flags)]
+    puts = puts + [(places.Put("", "", None, plan.places[k]), k) for k in (*replaced, *stored, *flags, *hidden)]
     own = range(len(plan.places), len(plan.places) + len(seen.own))
     puts += [(places.Put("", "", None, place), k) for k, place in zip(own, seen.own, strict=True)]
     plan.places.extend(place._replace(want=None) for place in seen.own)
@@ -502,7 +504,7 @@ def add_node(call, plan, seen, draft):
     mine = [None if any(k in slots for slots in follows.values()) else s.tensor for k, s in enumerate(slots)]
     sources = reversed([*enumerate(plan.numbers.sources)])  # of a tuple the first number counts
     taken = {s.at: k for k, s in sources if s.op == AT_PLACE}
-    groups, order = describe.group_places(plan.places, plan.changes, follows, taken)
+    groups, order = describe.group_places(plan.places, plan.changes, follows, taken, plan.found.hidden)
     row_at = {k: j for j, k in enumerate(order)} | {NONE: NONE}
     # Another thread may have moved the version of what this run did not touch.
     effects = [e._replace(slot=index[e.slot], place=row_at[e.place]) for e in draft.effects if e.slot in index]

@@ -26,7 +26,8 @@ from typing import Any, NamedTuple
 
 # What a step does. An escape may do anything with what lies on the stack.
 READ, STORE, DELETE, CONSTANT, IMPORT, CALL = "read", "store", "delete", "constant", "import", "call"
-COMPUTE, COMPARE, CONTAIN, MATCH, FORMAT, GATHER = "compute", "compare", "contain", "match", "format", "gather"
+COMPUTE, COMPARE, CONTAIN, IDENTIFY, MATCH = "compute", "compare", "contain", "identify", "match"
+FORMAT, GATHER = "format", "gather"
 RETURN, RAISE, JUMP, HANDLE, CATCH, DROP = "return", "raise", "jump", "handle", "catch", "drop"
 COPY, SWAP, NULL, NOTHING, OTHER, ESCAPE = "copy", "swap", "null", "nothing", "other", "escape"
 
@@ -313,6 +314,7 @@ TABLE = [  # what else they do, where, and how many values they leave
     (COMPUTE, "", 1, "BINARY_OP UNARY_NEGATIVE"),
     (COMPARE, "", 1, "COMPARE_OP"),
     (CONTAIN, "", 1, "CONTAINS_OP"),
+    (IDENTIFY, "", 1, "IS_OP"),
     (MATCH, "", 1, "MATCH_CLASS"),
     (FORMAT, "", 1, "FORMAT_VALUE FORMAT_SIMPLE FORMAT_WITH_SPEC CONVERT_VALUE"),
     (GATHER, "", 1, "BUILD_TUPLE BUILD_LIST BUILD_MAP BUILD_CONST_KEY_MAP"),
@@ -328,7 +330,7 @@ TABLE = [  # what else they do, where, and how many values they leave
     (NOTHING, "", 0, "NOP RESUME PRECALL KW_NAMES NOT_TAKEN MAKE_CELL COPY_FREE_VARS"),
     (OTHER, LOCAL, 1, "LOAD_FAST_AND_CLEAR"),
     (OTHER, "", 0, "POP_EXCEPT STORE_SLICE LIST_EXTEND SET_UPDATE SET_ADD DICT_UPDATE DICT_MERGE MAP_ADD"),
-    (OTHER, "", 1, "UNARY_NOT UNARY_INVERT UNARY_POSITIVE BINARY_SLICE IS_OP TO_BOOL GET_ITER WITH_EXCEPT_START"),
+    (OTHER, "", 1, "UNARY_NOT UNARY_INVERT UNARY_POSITIVE BINARY_SLICE TO_BOOL GET_ITER WITH_EXCEPT_START"),
     (OTHER, "", 1, "BUILD_STRING BUILD_SLICE BUILD_SET LIST_TO_TUPLE MAKE_FUNCTION SET_FUNCTION_ATTRIBUTE"),
     (OTHER, "", 1, "LOAD_CLOSURE LOAD_BUILD_CLASS LOAD_ASSERTION_ERROR LOAD_COMMON_CONSTANT LOAD_LOCALS"),
     (OTHER, "", 1, "CALL_INTRINSIC_1 CALL_INTRINSIC_2"),

@@ -50,6 +50,7 @@ from ..data import maker_of
 from ..run.taps import is_reader
 from ..words import wrappers
 from ..words.private import SHARDED_FIELDS, SHARDED_KINDS, SHARDED_PARAMETER, is_sharded_module, knows_sharding
+from . import blinds
 from .code import code_reads, family, is_ambient, parts_of
 
 MISSING = object()  # the wanted value of a key that must stay absent, of a cell that is empty
@@ -91,6 +92,7 @@ class Found(NamedTuple):
     scripted: list  # paths of modules of TorchScript, whose parameters and attributes lie in C++
     passed: set  # code objects of functions that were met and not looked at, since they did not run
     kept: list  # of Put
+    hidden: list  # positions of places in which a blind lies while the function is recorded
     shared: set  # ids of tensors and tuples that were met more than once
     taken_over: list  # paths of modules whose parameters fully_shard has spread
     sharded: list  # (path, what it keeps of a parameter; None: this release keeps something else)
@@ -113,12 +115,14 @@ class Walk(NamedTuple):
     hits: dict  # this round's (id of class, id of names) -> what the class has under the names
     ran: set | None  # code objects that count; None: all
     keeps: Any  # (where, name, owner, value) -> what the code that ran only does under this name: see moving.keeper
+    hidden: Any  # paths of those in which a blind lies while the function is recorded (blinds.py)
 
 
 def find_places(
     function: Callable[..., object], roots: Iterable[tuple[str, object]] = (),
     ran: set[types.CodeType] | None = None, arguments: Iterable[tuple[str, torch.Tensor]] = (),
     most: float | None = None, keeps: Callable[[str, str, object, object], str | None] | None = None,
+    hidden: Iterable[str] = (),
 ) -> Found | None:  # fmt: skip
     """All places from which `function` can read or in which it can store, and what else there is in Found; or
     None if there are more than `most` places.
@@ -126,10 +130,10 @@ def find_places(
     `roots`: (path, object) of what comes with the arguments and is neither a tensor nor a plain value. `ran`: code
     objects; only what these read counts. That is enough for a run in which no other code ran: to get to another one, a
     value must change that these read. To it come those that a backward will run. None: what any code reads to which the
-    function leads. `arguments`: (path, tensor) of those that are given, of which only the hooks count. `keeps`: see
-    Walk."""
+    function leads. `arguments`: (path, tensor) of those that are given, of which only the hooks count. `keeps`,
+    `hidden`: see Walk."""
     found = maker_of(Found)()
-    walk = Walk(found, set(), {}, collections.deque(), [], {}, {}, {}, {}, {}, {}, ran, keeps)
+    walk = Walk(found, set(), {}, collections.deque(), [], {}, {}, {}, {}, {}, {}, ran, keeps, hidden)
     most = math.inf if most is None else most
     # Thousands of places are no garbage, and a finalizer could change what is looked at.
     return core.within(collector_off(), lambda: look_everywhere(walk, function, roots, arguments, most))
@@ -208,6 +212,11 @@ def add_and_visit(walk, kind, home, key, value, path):
 
 def is_kept(walk, kind, home, key, value, path, where, owner):
     """Does the code only store there, or append to what is there? Then what is there is looked at by nobody."""
+    if path in walk.hidden and blinds.fits(value):
+        at = len(walk.found.places)
+        add(walk, kind, home, key, value, path)
+        walk.found.hidden.extend(range(at, len(walk.found.places)))
+        return True
     name = path if kind == CELL else key
     how = walk.keeps(where, name, owner, value) if walk.keeps is not None else None
     if how == "append":

@@ -14,7 +14,7 @@ import torch
 
 from ..cuts import readout
 from ..data import Call, Changes, Draft, EffectRow, GradRow, Graph, Made, OutRow, Plan, Seen, SlotRow, Was
-from ..look import places
+from ..look import blinds, places
 from ..numbers import counters, live
 from ..run.observe import NO_LINE, span, version_of
 from ..words import errors, pytree, wrappers
@@ -612,7 +612,8 @@ def used_slots(plan: Plan, draft: Draft) -> list[int]:
 
 
 def group_places(
-    found: list[places.Place], changes: Changes, follows: dict[int, list[int]], numbers: dict[int, int]
+    found: list[places.Place], changes: Changes, follows: dict[int, list[int]], numbers: dict[int, int],
+    hidden: list[int] = (),
 ) -> tuple[list[tuple[object, list[tuple]]], list[int]]:  # fmt: skip
     """(Places by the dict that tells of them (the core skips a dict that did not change), the rest in
     one group that is compared at each call; the positions that they had.)"""
@@ -625,6 +626,7 @@ def group_places(
         guard = core.BY_VALUE if is_plain(p.want) else core.BY_IDENTITY
         guard = next((kind for kind, members in kinds if k in members), guard)
         want = None if k in follows else p.want  # the core has it from the slot
+        want = blinds.empty(type(want)) if k in hidden else want  # the last call's is nobody's business
         slots = follows.get(k, [core.NONE])
         items = len(slots) if k in follows and type(p.want) is tuple else 0
         row = (p.kind, guard, p.home, p.key, want, present, number, numbers.get(k, slots[0]), items)

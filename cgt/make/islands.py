@@ -30,7 +30,7 @@ from ..run.taps import look_again
 from ..words import errors, options
 from ..words.private import outside_dynamo
 from ..words.pytree import PLAIN_TYPES
-from . import describe, trace
+from . import describe, moving, trace
 from .record import accept
 
 F = TypeVar("F", bound=Callable[..., object])
@@ -107,6 +107,7 @@ def meet(seen, call, function, args, kwargs):
     line = observe.user_line(seen)
     counters.end(seen)
     live.settle_all(seen)
+    moving.take_blinds_away(seen)
     leaves, spec = _pytree.tree_flatten((args, kwargs))
     leaves = list(map(standins.settle, leaves))
     args, kwargs = _pytree.tree_unflatten(leaves, spec)

@@ -12,11 +12,13 @@ to know; else there must be one operation, whose number of times is found by doi
 import abc
 import copy
 import dataclasses
+import functools
 import inspect
 import json
 import operator
 import pickle
 import pprint
+import sys
 import types
 import typing
 from collections.abc import Callable
@@ -27,11 +29,13 @@ from cgt_core import ADVANCES, ATTR, CELL, DICT_ITEM, LIST_ITEM, LIST_LEN, MINUS
 
 from ..cuts import readout
 from ..data import EffectRow, Plan, Seen, State
-from ..look import flow, places
+from ..look import blinds, flow, places
 from ..look.bytecode import ATTRIBUTE, ENTRY, GLOBAL, VARIABLE
 from ..look.code import HOMES, is_ambient, is_compiled
 from ..look.flow import advances_of, disturbers, moves_of
 from ..look.places import CLASS_DICT_OF, MISSING, MODULE_OF, MRO_OF, Place, Put, class_value, derives, value_at
+from ..numbers import live
+from ..run.observe import NOT_USER_CODE
 from ..words import errors
 
 MOST_TIMES = 1024  # in one call
@@ -388,3 +392,74 @@ def learn_replaced(state: State, plan: Plan, seen: Seen) -> str | None:
 def shapes_at(value: object) -> list[torch.Size]:
     """Of the tensors in a place."""
     return [t.shape for t in places.tensors_at(value)]
+
+
+# --- objects that are replaced before anybody looks at them -----------------------------------------
+
+
+def lay_blinds(seen: Seen) -> tuple[Callable[[], object], Callable[[], object]]:
+    """A bracket: blinds lie in its run's hidden places, until it stores there."""
+    laid: list = []
+
+    def begin():
+        for place in hidden_of(seen):
+            blind = blinds.blind_for(place.want, functools.partial(seen.code.looked.add, place.path))
+            laid.append((blind, place))
+            places.put_back(place._replace(want=blind))
+
+    def end():
+        take_blinds_away(seen)
+        while laid:
+            blind, place = laid.pop()
+            if sys.getrefcount(blind) > ALONE:  # somebody keeps what lay there
+                seen.code.looked.add(place.path)
+                live.replace(blind, place.want)
+
+    return begin, end
+
+
+def take_blinds_away(seen: Seen) -> None:
+    """Where a blind lies still, its object does. Of what comes now it is not known whether it looks."""
+    for place in hidden_of(seen):
+        if blinds.is_one(value_at(place)):
+            places.put_back(place)
+            seen.code.looked.add(place.path)
+
+
+def hidden_of(seen):
+    plan = seen.run.plan
+    return [plan.places[k] for k in plan.found.hidden] if plan is not None else []
+
+
+def learn_hidden(state: State, plan: Plan, seen: Seen) -> str | None:
+    """A sentence if the run put other objects into places, which it may do before it looks at those there; or if it
+    looked at one that was hidden from it. Else None."""
+    known = state.learnt.moves.hidden
+    if seen.code.looked:
+        known.update(dict.fromkeys(seen.code.looked, False))
+        seen.again = True
+        return errors.changed_state(min(seen.code.looked))
+    ran = state.ran | seen.code.ran
+    if state.opts.outputs != "rescue" or plan.saves or plan.graph or seen.asks_which or seen.cuts.islands:
+        return None
+    found = [p for p in plan.places if p.kind in (DICT_ITEM, CELL) and p.path not in known]
+    names = [p.path for p in found if blinds.fits(p.want) and is_another(p.want, value_at(p))]
+    users = [code for code in ran if code is not None and not code.co_filename.startswith(NOT_USER_CODE)]
+    if not names or any(map(blinds.tells_apart, users)):
+        return None
+    known.update(dict.fromkeys(names, True))
+    seen.again = True
+    return errors.follows(names[0])
+
+
+def is_another(then, now):
+    return now is not then and type(now) is type(then)
+
+
+def one_alone():
+    laid = [(object(), None)]
+    blind, _ = laid.pop()
+    return sys.getrefcount(blind)
+
+
+ALONE = one_alone()

@@ -271,8 +271,9 @@ def refuse_around(flat, around):
         if is_reader(value):
             return errors.early_bound(path)
     # What another thread puts there meanwhile could not be told from what a recording did that is undone.
-    if around.kept and not is_alone():
-        return errors.used_elsewhere(around.kept[0].place.path)
+    stored = [*(put.place for put in around.kept), *map(around.places.__getitem__, around.hidden)]
+    if stored and not is_alone():
+        return errors.used_elsewhere(stored[0].path)
     known = [one is not None and bool(collectives.DRIVERS) for _, one in around.sharded]
     if (around.taken_over and not known) or not all(known):
         return errors.unknown_sharding(around.taken_over[0])
@@ -286,7 +287,9 @@ def look_around(state, function, flat):
         return places.find_places(function, roots, None, arguments, options.MAX_PLACES)
     # A backward may run code of the forward's again (recomputation), and would not be seen to keep anything.
     keeps = state.opts.outputs == "rescue" and not will_save(state)
-    found = places.find_places(function, roots, state.ran, arguments, keeps=moving.keeper(state.ran) if keeps else None)
+    hidden = {path for path, may in state.learnt.moves.hidden.items() if may} if keeps else ()
+    keeper = moving.keeper(state.ran) if keeps else None
+    found = places.find_places(function, roots, state.ran, arguments, keeps=keeper, hidden=hidden)
     state.learnt.passed.update(found.passed)
     return found
 

@@ -39,6 +39,7 @@ from ..run.observe import (
 from ..run.tokens import see_draw, see_get_state, see_set_state
 from ..words import errors, wrappers
 from ..words.private import OpOverload
+from . import moving
 from .facts import KEEPS_SEED, facts_of, is_elsewhere, seeds_on_host
 from .ops import mirror, see_op
 from .optional import collectives, forks
@@ -94,6 +95,7 @@ def run(seen: Seen, function: Callable[..., object], args: tuple, kwargs: dict) 
         *packing(seen, is_mine),
         impure.tap(seen, is_mine),
         live.tap(seen, is_mine),
+        moving.lay_blinds(seen),
         one_thread(seen.run.others),
         taps.tap_threads(functools.partial(hear, seen, handovers)),  # the last is the first to end
     ]

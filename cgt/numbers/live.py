@@ -28,7 +28,7 @@ import cgt_core as core
 import torch
 
 from ..data import Kept, Plan, Seen, State, remember
-from ..look import containers, places, tables
+from ..look import blinds, containers, places, tables
 from ..look.code import is_read, tells_apart
 from ..look.places import Place
 from ..run import taps
@@ -592,7 +592,7 @@ def may_repeat(seen):
     if seen.random or seen.draws or seen.acts or not all(sid in seen.made for sid in seen.written):
         return False
     plan = seen.run.plan
-    changed = places.find_changed(plan.places, lambda then, now: then is now or stands_for(seen.live, then, now))
+    changed = places.find_changed(plan.places, lambda then, now: then is now or blinds.is_one(now) or stands_for(seen.live, then, now))
     return changed is None and all(places.is_as_found(put.place) for put in plan.found.kept)
 
 

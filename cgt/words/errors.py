@@ -170,7 +170,8 @@ reseeded = says("""304: the state of a random generator was set inside the funct
 used_elsewhere = says("""306: {path} is stored by the function while another thread, or code that ran for the first
     time, has to do with that name. Let one thread at a time do so, or return the value and store it outside.""")
 place_changed = says("307: {path} changes from call to call. Pass it as a tensor, or keep it constant.")
-follows = says("308: the function puts another tensor into {path}, which it reads: followed from the next call on.")
+follows = says("""308: the function puts another tensor or object into {path}, which it reads: followed from the next
+    call on.""")
 asks_which = says("""309: the function asks which tensor lies in {path}, by its hash or id; or it calls an eager part
     (cgt.eager), which could replace it; or comes to tensors through what is not looked into (a set, a deque). From the
     next call on each one is recorded.""")

@@ -192,7 +192,7 @@ class Objects(NamedTuple):
         """The names of its attributes; None if it is to stay one leaf: instances that are more than their dict, that
         hold nothing of the call's, or that are met twice."""
         state = getattr(value, "__dict__", None)
-        if type(state) is not dict or not _is_simple(type(value)) or any(value is one for one in self.opened):
+        if type(state) is not dict or not is_simple(type(value)) or any(value is one for one in self.opened):
             return None
         if not _holds(value, self.is_made, set()):
             return None
@@ -251,7 +251,7 @@ MAKERS = (
 )  # fmt: skip
 
 
-def _is_simple(kind):
+def is_simple(kind: type) -> bool:
     """Are instances of this class what their dict says, and nothing else?"""
     bases = [base for base in kind.__mro__ if base is not object and base is not types.SimpleNamespace]
     return all(
@@ -272,7 +272,7 @@ def _holds(value, is_made, ancestors):
         children = value
     elif type(value) is dict:
         children = value.values()
-    elif _is_simple(type(value)) and not issubclass(type(value), torch.nn.Module):
+    elif is_simple(type(value)) and not issubclass(type(value), torch.nn.Module):
         children = getattr(value, "__dict__", {}).values()
     else:
         return False
