@@ -494,7 +494,7 @@ def describe_put(known, place, at, j, value):
         if op[0] == pytree.LIVE:
             parts.append((core.NONE, rows[path]))
         elif op[0] == core.TENSOR:
-            out = put_output(known, place, next(tensors), op[2])
+            out = put_output(known, place, next(tensors), op[2], at in plan.follows)
             if isinstance(out, str):
                 return out
             parts.append((out, core.NONE))
@@ -507,10 +507,12 @@ def describe_put(known, place, at, j, value):
     return EffectRow(kind, core.NONE, place=at, by=by, times=1)
 
 
-def put_output(known, place, t, leaf):
-    """The output that comes to a place: of a Readout, which is the leaf itself, or a tensor; or a sentence."""
+def put_output(known, place, t, leaf, is_read):
+    """The output that comes to a place: of a Readout, which is the leaf itself, or a tensor; or a sentence. Of a graph
+    that is spent a replay has nothing left: the next call, if it reads the place, would miss it."""
     if type(leaf) is not pytree.Readout:
-        return make_output(known, place, t) or known.output_of[id(t)]
+        reason = errors.changed_state(place.path) if is_read and t.requires_grad else make_output(known, place, t)
+        return reason or known.output_of[id(t)]
     row = OutRow(core.READOUT, core.NONE, leaf.words, hidden=True, line=leaf.line, ops=(leaf.make,))
     known.outs.append(row)
     return len(known.outs) - 1
@@ -519,7 +521,7 @@ def put_output(known, place, t, leaf):
 def make_output(known, place, t):
     """See to it that this tensor is an output, known.output_of[id(t)]; or a sentence."""
     outs, index = known.outs, known.output_of
-    if type(t) is not torch.Tensor or t.requires_grad:
+    if type(t) is not torch.Tensor or parts.is_pending(known.seen, t):
         return errors.changed_state(place.path)
     if id(t) not in index:
         row = hidden_row(known, place.path, t)

@@ -399,12 +399,11 @@ def shapes_at(value: object) -> list[torch.Size]:
 
 def lay_blinds(seen: Seen) -> tuple[Callable[[], object], Callable[[], object]]:
     """A bracket: blinds lie in its run's hidden places, until it stores there."""
-    laid: list = []
+    look = seen.code.looked.add
+    laid = [(blinds.blind_for(p.want, functools.partial(look, p.path)), p) for p in hidden_of(seen)]
 
     def begin():
-        for place in hidden_of(seen):
-            blind = blinds.blind_for(place.want, functools.partial(seen.code.looked.add, place.path))
-            laid.append((blind, place))
+        for blind, place in laid:
             places.put_back(place._replace(want=blind))
 
     def end():
@@ -440,7 +439,7 @@ def learn_hidden(state: State, plan: Plan, seen: Seen) -> str | None:
         seen.again = True
         return errors.changed_state(min(seen.code.looked))
     ran = state.ran | seen.code.ran
-    if state.opts.outputs != "rescue" or plan.saves or plan.graph or seen.asks_which or seen.cuts.islands:
+    if state.opts.outputs != "rescue" or plan.saves or plan.graph or seen.cuts.islands:
         return None
     found = [p for p in plan.places if p.kind in (DICT_ITEM, CELL) and p.path not in known]
     names = [p.path for p in found if blinds.fits(p.want) and is_another(p.want, value_at(p))]
@@ -453,7 +452,9 @@ def learn_hidden(state: State, plan: Plan, seen: Seen) -> str | None:
 
 
 def is_another(then, now):
-    return now is not then and type(now) is type(then)
+    """Is this another object of the class? Of tensors, one that is not followed."""
+    another = now is not then and type(now) is type(then)
+    return another and (type(now) is not torch.Tensor or then.requires_grad or now.requires_grad)
 
 
 def one_alone():

@@ -321,10 +321,10 @@ def unwrapped(value, path, rows, depth=containers.DEEPEST):
     if type(value) in STAND_INS:
         rows[path] = value.node.row
         return value.node.value
-    parts = [
-        (key, one, unwrapped(one, path + step, rows, depth - 1))
-        for step, key, one in (containers.parts_of(value) if depth else ())
-    ]
+    found = containers.parts_of(value) if depth else []
+    if depth and not found and blinds.fits(value):
+        found = [(f".{name}", name, x) for name, x in vars(value).items()]
+    parts = [(key, one, unwrapped(one, path + step, rows, depth - 1)) for step, key, one in found]
     changed = {key: now for key, one, now in parts if now is not one}
     if changed and isinstance(value, tuple):
         return tuple(now for *_, now in parts) if type(value) is tuple else value._make(now for *_, now in parts)

@@ -162,7 +162,7 @@ def find_held(result: object, values: list[list], is_made: Callable[[torch.Tenso
         flatten(forest[k], ROOT, objects=objects)
     opened = set(map(id, objects.opened))
     objects.opened.clear()
-    ones = [one for one in _met_in(forest[1:], opened)[1:] if not _is_plain(one)]
+    ones = [one for one in _met_in(forest[1:], opened)[1:] if not issubclass(type(one), tuple)]
     ones = [one for one in ones if issubclass(type(one), (list, dict)) or _has_parts(one, opened)]
     inside = _holders_inside(forest, opened)
     counted = zip(ones, _references(ones), strict=True)
