@@ -110,6 +110,7 @@ class Moving(NamedTuple):
     shifty: set  # memory that a warm-up made and somebody keeps, longer than what was let go for it
     # memory that a recording read and nothing leads to, while other threads ran ops: id -> its name
     loose: dict
+    fed: set  # those on the host that it brings to the GPU
 
 
 class Numbers(NamedTuple):
@@ -493,6 +494,7 @@ class Host(NamedTuple):
     asked: set  # from outside, of tensors that count
     made: dict  # by an op of a function on the GPU -> what keeps that name its own
     drawn: set  # of these, what depends on random numbers
+    fed: set  # from outside, and brought to the GPU
 
 
 class Watch(NamedTuple):

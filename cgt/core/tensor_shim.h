@@ -376,7 +376,8 @@ static PyObject* tensor_over(PyObject* base, PyObject* proto, uint64_t keys, int
 static PyObject* tensor_like(PyObject* base, PyObject* like, int64_t shift) {
   std::vector<int64_t> dims(2 * tensor_ndim(like));
   tensor_dims(like, dims.data());
-  return tensor_over(base, like, tensor_keys(like), shift, tensor_ndim(like), dims.data());
+  bool there = impl_of(base)->device() == impl_of(like)->device();
+  return tensor_over(base, like, tensor_keys(there ? like : base), shift, tensor_ndim(like), dims.data());
 }
 
 // An output that is a view of an input: a real view of today's input, as autograd knows views. `made`: its

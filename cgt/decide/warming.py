@@ -178,6 +178,8 @@ def note_tensors(state: State, seen: Seen, named: Iterable[tuple[str, torch.Tens
             state.learnt.moves.written.add(path)
         if sid in seen.raw:
             state.learnt.moves.fixed.add(path)
+        if sid in seen.host.fed:
+            state.learnt.moves.fed.add(path)
 
 
 def timed_survey(call: Call) -> Around | str:

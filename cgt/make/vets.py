@@ -15,7 +15,18 @@ from ..run.observe import asks_on, is_capture, is_host_recording, refuse, unseen
 from ..words import errors
 from ..words.private import OpOverload, has_threads, is_forward_ad
 from . import advice
-from .facts import CASTS_INSIDE, COLLECTIVES, WAITS, OpFacts, is_elsewhere, is_guarded, is_hosts, is_to_host, odd_kind
+from .facts import (
+    CASTS_INSIDE,
+    COLLECTIVES,
+    WAITS,
+    OpFacts,
+    feeds,
+    is_elsewhere,
+    is_guarded,
+    is_hosts,
+    is_to_host,
+    odd_kind,
+)
 from .optional import collectives
 
 
@@ -54,7 +65,7 @@ def vet_op(seen: Seen, call: Any) -> None:
     elif facts.packet == "_cudnn_init_dropout_state" and is_capture(seen):
         line = errors.cudnn_dropout()
     elif seen.run.driver == CUDA and not call.aside:
-        line = vet_mixed(seen, op, facts, call.kwargs, inputs, call.written, constant)
+        line = vet_mixed(seen, call)
     if line is not None:
         refuse(seen, line)
 
@@ -101,22 +112,31 @@ def vet_gpus(seen: Seen, op: OpOverload, inputs: list[torch.Tensor], met: list[t
     return errors.spread_graph(*told) if outside or has_threads() else None
 
 
-def vet_mixed(seen, op, facts, kwargs, inputs, written, constant):
-    """CPU tensors in a function on the GPU: only numbers that are guarded or constant."""
+def vet_mixed(seen, call):
+    """CPU tensors in a function on the GPU: numbers that are guarded, constants, and what it brings to the GPU as it
+    is."""
+    op, facts, inputs, constant = call.op, call.facts, call.inputs, call.constant
     on_cpu = [t for t in inputs if not t.is_cuda and t.numel()]
-    if facts.draws and is_hosts(kwargs, inputs):
+    if facts.draws and is_hosts(call.kwargs, inputs):
         return host_reason(seen, errors.cpu_state, op)
     if not on_cpu:
-        return host_reason(seen, errors.host_read, op) if is_to_host(inputs, kwargs) and not constant else None
+        return host_reason(seen, errors.host_read, op) if is_to_host(inputs, call.kwargs) and not constant else None
     if facts.copies and len(on_cpu) < len(inputs) and on_cpu[0] is inputs[0]:
         return host_reason(seen, errors.host_read, op)
     for t in on_cpu:
-        number = t.dim() == 0 and core.storage_id(t) not in seen.made
-        if core.storage_id(t) not in seen.constants.memory and not (
-            number and (not facts.copies or is_guarded(seen, t))
-        ):
+        sid = core.storage_id(t)
+        number = t.dim() == 0 and sid not in seen.made and sid not in seen.copied.swaps
+        if sid in seen.constants.memory or (number and (not facts.copies or is_guarded(seen, t))):
+            continue
+        if facts.views and not call.written and sid not in seen.made:
+            continue  # of memory that is looked at when an op reads it
+        if not feeds(seen, call, t):
             return errors.cpu_tensor(str(op), user_line(seen), tuple(t.shape))
-    external = any(not t.is_cuda and core.storage_id(t) not in seen.made for t in written)
+        seen.host.fed.add(sid)
+        if seen.run.recording and sid not in seen.copied.swaps:
+            seen.again = True  # it will be, from now on
+            return errors.cpu_tensor(str(op), user_line(seen), tuple(t.shape))
+    external = any(not t.is_cuda and core.storage_id(t) not in seen.made for t in call.written)
     if external:
         return host_reason(seen, errors.cpu_state, op)
     return None
