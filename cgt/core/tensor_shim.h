@@ -21,6 +21,7 @@
 #include <c10/core/impl/TorchDispatchModeTLS.h>
 #include <pybind11/pybind11.h>
 #include <c10/util/SmallVector.h>
+#include <torch/csrc/DynamicTypes.h>
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/autograd/anomaly_mode.h>
 #include <torch/csrc/autograd/variable.h>
@@ -362,6 +363,11 @@ static PyObject* out_share(PyObject* first, PyObject* proto, uint64_t keys, int6
   PyObject* o = wrap_view(impl_of(first)->unsafe_storage(), keys, proto, offset, ndim, dims);
   out_share_version(o, first);
   return o;
+}
+
+// The dtype that an op's argument tells by its number.
+static PyObject* dtype_at(int64_t number) {
+  return Py_NewRef(reinterpret_cast<PyObject*>(torch::getTHPDtype(static_cast<at::ScalarType>(number))));
 }
 
 // A tensor over the memory of `base`, `shift` bytes from its start; unknown to autograd.

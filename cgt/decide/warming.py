@@ -172,14 +172,19 @@ def vet_values(call, seen):
 def note_tensors(state: State, seen: Seen, named: Iterable[tuple[str, torch.Tensor]]) -> None:
     """Remember where each argument was, and what the function reaches, and which of them it writes."""
     remember(state, asks_which=state.learnt.asks_which or seen.asks_which)
+    named = list(named)
     for path, tensor in named:
         state.learnt.moves.pointers[path], sid = core.address(tensor), core.storage_id(tensor)
         if sid in seen.written or sid in seen.raw:
             state.learnt.moves.written.add(path)
         if sid in seen.raw:
             state.learnt.moves.fixed.add(path)
-        if sid in seen.host.fed:
-            state.learnt.moves.fed.add(path)
+    note_fed(state, seen, named)
+
+
+def note_fed(state: State, seen: Seen, named: Iterable[tuple[str, torch.Tensor]]) -> None:
+    """Remember which of these it brings to the GPU."""
+    state.learnt.moves.fed.update(path for path, t in named if core.storage_id(t) in seen.host.fed)
 
 
 def timed_survey(call: Call) -> Around | str:

@@ -204,7 +204,8 @@ def feeds(seen: Seen, call: Any, t: torch.Tensor) -> bool:
         return False
     if call.facts.moves and not call.facts.copies:
         return t.dtype == torch.int64
-    to = call.kwargs.get("dtype") or (call.inputs[0].dtype if call.written else t.dtype)
+    given = call.kwargs.get("dtype")
+    to = core.dtype_of(given) if given is not None else call.inputs[0].dtype if call.written else t.dtype
     return call.facts.copies and not is_hosts(call.kwargs, call.inputs) and (to == t.dtype or to.is_floating_point)
 
 
