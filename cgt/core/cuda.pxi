@@ -1008,7 +1008,8 @@ cdef void cuda_destroy(void* graph, void* exec_, void* pool, void* state) noexce
     if pool is not NULL: cuda_pool_count(pool, -1)
 
 DRIVERS[CUDA] = Driver(
-    cuda_restore, cuda_begin, cuda_copy, cuda_feed, cuda_words, cuda_spend, cuda_fetch, cuda_cut, cuda_resume, cuda_wait,
+    cuda_restore, cuda_begin, cuda_copy, cuda_feed, cuda_words, cuda_spend, cuda_fetch, cuda_cut, cuda_resume,
+    cuda_wait,
     cuda_fork, cuda_enter, cuda_leave, cuda_decide,
     cuda_end, cuda_instantiate, cuda_checkpoint, cuda_abort, cuda_launch, cuda_patch, cuda_scalar,
     cuda_word_done, cuda_word_free, cuda_bind,

@@ -183,8 +183,10 @@ def note_tensors(state: State, seen: Seen, named: Iterable[tuple[str, torch.Tens
 
 
 def note_fed(state: State, seen: Seen, named: Iterable[tuple[str, torch.Tensor]]) -> None:
-    """Remember which of these it brings to the GPU."""
-    state.learnt.moves.fed.update(path for path, t in named if core.storage_id(t) in seen.host.fed)
+    """Remember which of these it brings to the GPU, and takes for no number besides."""
+    named = [(path, core.storage_id(t)) for path, t in named]
+    state.learnt.moves.fed.update(path for path, sid in named if sid in seen.host.fed)
+    state.learnt.moves.fed.difference_update(path for path, sid in named if sid in seen.host.numbers)
 
 
 def timed_survey(call: Call) -> Around | str:

@@ -197,23 +197,6 @@ def is_guarded(seen: Seen, t: torch.Tensor) -> bool:
     return sid in seen.constants.memory or not t.numel() or compared
 
 
-def feeds(seen: Seen, call: Any, t: torch.Tensor) -> bool:
-    """Does this op bring t, which is on the host and from outside, to the GPU as it is? Numbers are rounded there as on
-    the host, but for those that an integer cannot hold."""
-    if seen.run.graph is not None or core.storage_id(t) in seen.made or not is_fit(t):
-        return False
-    if call.facts.moves and not call.facts.copies:
-        return t.dtype == torch.int64
-    given = call.kwargs.get("dtype")
-    to = core.dtype_of(given) if given is not None else call.inputs[0].dtype if call.written else t.dtype
-    return call.facts.copies and not is_hosts(call.kwargs, call.inputs) and (to == t.dtype or to.is_floating_point)
-
-
-def is_fit(t):
-    """Are its bytes its values, which nobody differentiates?"""
-    return core.is_plain(t) and not (t.requires_grad or t.is_conj() or t.is_neg())
-
-
 def noted(seen: Seen, op: OpOverload, args: tuple, kwargs: dict) -> NotedOp:
     """The op, to be compared with that of another run."""
     live_at = {(k, part) for k, part, _ in core.numbers_of_op()}

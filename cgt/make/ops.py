@@ -37,7 +37,7 @@ from ..run.observe import (
 from ..run.tokens import how_far, see_draw
 from ..words import errors, options, wrappers
 from ..words.private import OpOverload
-from . import packed
+from . import fed, packed
 from .facts import (
     COLLECTIVES,
     DROPOUT,
@@ -280,25 +280,12 @@ def exchange_inputs(seen, call):
         if core.storage_id(call.inputs[0]) in seen.copied.swaps:
             refuse(seen, errors.absolute(str(call.op), user_line(seen)))
             return  # on the user's own memory: it ran for real
-    hosts = seen.run.driver == CUDA and call.facts.views and is_hosts(call.kwargs, call.inputs)
-    if seen.copied.swaps and not hosts:
-        wait_for(seen, call)
+    if seen.copied.swaps and not fed.is_view(seen, call):
+        fed.wait_for(seen, call)
         done = {}
         call.args = exchange(seen, call.args, done)
         call.kwargs = {k: exchange(seen, v, done) for k, v in call.kwargs.items()}
         call.instead = tensors_in(call.kwargs.values(), tensors_in(call.args, []))
-
-
-def wait_for(seen, call):
-    """Of what is fed from the host: whoever called may overwrite it when the call is over, unless the op says that
-    somebody else waits."""
-    lets_go = call.kwargs.get("non_blocking") or (call.facts.packet == "copy_" and len(call.args) > 2 and call.args[2])
-    for t in call.inputs if is_capture(seen) and not lets_go else ():
-        sid = core.storage_id(t)
-        for row in seen.copied.swaps.get(sid, ()) if not t.is_cuda else ():
-            core.feed_waits(
-                next(copy for k, copy in seen.copied.copies.items() if seen.run.plan.tensors[k] is row.leaf)
-            )
 
 
 def find_movable(seen, call):

@@ -14,19 +14,8 @@ from ..run.devices import name_of
 from ..run.observe import asks_on, is_capture, is_host_recording, refuse, unseen, user_line
 from ..words import errors
 from ..words.private import OpOverload, has_threads, is_forward_ad
-from . import advice
-from .facts import (
-    CASTS_INSIDE,
-    COLLECTIVES,
-    WAITS,
-    OpFacts,
-    feeds,
-    is_elsewhere,
-    is_guarded,
-    is_hosts,
-    is_to_host,
-    odd_kind,
-)
+from . import advice, fed
+from .facts import CASTS_INSIDE, COLLECTIVES, WAITS, OpFacts, is_elsewhere, is_hosts, is_to_host, odd_kind
 from .optional import collectives
 
 
@@ -42,6 +31,7 @@ def vet_generator(seen: Seen, op: OpOverload, generator: torch.Generator, drawn:
 def vet_op(seen: Seen, call: Any) -> None:
     """Refuse what a replay could not repeat. `call`: ops.OpCall."""
     op, facts, inputs, constant, line = call.op, call.facts, call.inputs, call.constant, None
+    fed.note(seen, call)
     if is_forward_ad():
         line = errors.forward_mode(user_line(seen))
     elif call.reads and not constant:
@@ -123,19 +113,10 @@ def vet_mixed(seen, call):
         return host_reason(seen, errors.host_read, op) if is_to_host(inputs, call.kwargs) and not constant else None
     if facts.copies and len(on_cpu) < len(inputs) and on_cpu[0] is inputs[0]:
         return host_reason(seen, errors.host_read, op)
-    for t in on_cpu:
-        sid = core.storage_id(t)
-        number = t.dim() == 0 and sid not in seen.made and sid not in seen.copied.swaps
-        if sid in seen.constants.memory or (number and (not facts.copies or is_guarded(seen, t))):
-            continue
-        if facts.views and not call.written and sid not in seen.made:
-            continue  # of memory that is looked at when an op reads it
-        if not feeds(seen, call, t):
-            return errors.cpu_tensor(str(op), user_line(seen), tuple(t.shape))
-        seen.host.fed.add(sid)
-        if seen.run.recording and sid not in seen.copied.swaps:
-            seen.again = True  # it will be, from now on
-            return errors.cpu_tensor(str(op), user_line(seen), tuple(t.shape))
+    strange = next((t for t in on_cpu if not fed.may_use(seen, call, t)), None)
+    if strange is not None:
+        seen.again = seen.again or fed.helps(seen, strange)
+        return errors.cpu_tensor(str(op), user_line(seen), tuple(strange.shape))
     external = any(not t.is_cuda and core.storage_id(t) not in seen.made for t in call.written)
     if external:
         return host_reason(seen, errors.cpu_state, op)

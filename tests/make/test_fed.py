@@ -237,16 +237,31 @@ def test_tensor_that_python_also_reads_is_right(read):
 
 
 @GPU
-def test_number_that_is_also_moved_is_right():
+@pytest.mark.parametrize(
+    "function, replays",
+    [
+        (lambda x, t: x * t + t.to("cuda"), True),  # compared
+        (lambda x, t: t.to("cuda") + x * t, True),
+        (lambda x, t: x + t.to("cuda"), True),  # brought there
+        (lambda x, t: x * t + t[None].to("cuda"), False),
+        (lambda x, t: t[None].to("cuda") + x * t, False),
+    ],
+)
+def test_number_that_is_also_moved(function, replays):
     """As a number of the host's it is compared, as a tensor it is brought there."""
-    x = torch.ones(3, device="cuda")
+    x, f = torch.ones(3, device="cuda"), cgt.jit(function)
+    for k in range(15):
+        t = torch.tensor(k // 5 / 2)
+        assert identical(f(x, t), function(x, t)), k
+    assert not replays or cgt.stats(f).replays >= 4, cgt.stats(f).reasons
 
-    def function(t):
-        return x * t + t[None].to("cuda")
 
-    f = cgt.jit(function)
-    for k in range(10):
-        assert identical(f(torch.tensor(k / 2)), function(torch.tensor(k / 2))), k
+@GPU
+def test_number_that_is_moved_may_be_any():
+    f = cgt.jit(lambda t: t.to("cuda") * 2)
+    for k in range(12):
+        assert f(torch.tensor(float(k))).item() == 2 * k
+    assert cgt.stats(f).replays >= 8, cgt.stats(f).reasons
 
 
 @GPU
