@@ -3,7 +3,7 @@
 import pytest
 
 from bench.applications import dynamics, worker
-from bench.applications.__main__ import gain, equality, names, page, told
+from bench.applications.__main__ import equality, gain, names, page, told
 
 EAGER = {"what": "a | b", "steps": 10, "seconds": 4.0, "steady_seconds": 0.4, "digest": "x"}
 OURS = {"seconds": 2.0, "steady_seconds": 0.02, "digest": "x", "calls": 10, "replays": 8, "eager": 0}
