@@ -381,7 +381,8 @@ def choose_copied(state, named, tensors, written, leaves, parent, moves):
 
 def may_copy(state, path, t, written):
     """Can a graph work on a copy of this tensor?"""
-    if not (type(t) is torch.Tensor or is_swapped(state, path, t)) or t.layout != torch.strided:
+    plain = type(t) is torch.Tensor or is_swapped(state, path, t) or path in state.learnt.moves.fed
+    if not plain or t.layout != torch.strided:
         return False
     if id(t) in written and not may_carry(state, path, t):
         return False
