@@ -1,13 +1,14 @@
-"""Objects that a call replaces before anybody looks at what lay there: `self.dist = Normal(mean, std)`, then
-`self.dist.log_prob(a)`. What the last call left in such a place is not guarded, but for its type.
+"""Objects and tensors that a call replaces before anybody looks at what lay there: `self.dist = Normal(mean, std)`,
+then `self.dist.log_prob(a)`. Of what the last call left in such a place the class alone is guarded.
 
-While the function is recorded a *blind* lies there. It does what the object does and tells whoever wants to know that
-it was asked, and then the recording comes to nothing. What asks nobody is `is`, and type(x)."""
+While the function is recorded a *blind* lies there. It does what the object does and tells that it was asked, and then
+the recording comes to nothing. `is`, id() and type() ask nobody: code that may use them so has no blinds."""
 
 import functools
 import types
 import weakref
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch.utils import _pytree
@@ -18,19 +19,25 @@ from .code import KEPT, asks_type
 
 KINDS: weakref.WeakSet = weakref.WeakSet()  # classes of blinds
 QUIET = frozenset(("__new__", "__init__", "__init_subclass__", "__subclasshook__", "__getattribute__", "__class__"))
+BARE = (object, types.SimpleNamespace)  # whose methods read an object's attributes without asking for them
+NOTHING = torch.empty(0)
+IS = b.operations(b.IDENTIFY)
 
 
 def fits(value: object) -> bool:
     """Can a blind do what this does? It must be a tensor, or what Python code makes of its attributes."""
+    return type(value) is torch.Tensor or is_open(value)
+
+
+def is_open(value: Any) -> bool:
+    """Is this what Python code makes of its attributes?"""
     cls = type(value)
-    if cls is torch.Tensor:
-        return True
     simple = type(cls) is type and pytree.is_simple(cls) and not issubclass(cls, torch.nn.Module)
     return simple and type(getattr(value, "__dict__", None)) is dict and not has_own(cls, "__init_subclass__")
 
 
 def has_own(cls, name):
-    return any(name in vars(base) for base in cls.__mro__ if base is not object)
+    return any(name in vars(base) for base in cls.__mro__ if base not in BARE)
 
 
 def empty(kind: type) -> object:
@@ -40,46 +47,36 @@ def empty(kind: type) -> object:
     return (types.SimpleNamespace if issubclass(kind, types.SimpleNamespace) else object).__new__(kind)
 
 
-def blind_for(real: object, look: Callable[[], object]) -> object:
-    """What does as the object does, and calls look() before."""
+def blind_for(real: Any, look: Callable[[], object]) -> object:
+    """What does as the object does, and calls look() before. What comes to a tensor's memory without asking finds the
+    same, to which nothing leads."""
+    cls = type(real)
+    made: Any = {"__module__": cls.__module__, "__qualname__": cls.__qualname__}
 
     def ask(name):
         return lambda self, *args: (look(), getattr(real, name)(*args))[1]
 
-    cls = type(real)
-    bases = [base for base in cls.__mro__ if base in (object, types.SimpleNamespace)]
-    names = {name for base in bases for name, raw in vars(base).items() if callable(raw)} - QUIET
-    made = {name: ask(name) for name in names if name == "__setattr__" or not any(
-        name in vars(base) for base in cls.__mro__ if base not in bases
-    )}  # fmt: skip
-    made["__getattribute__"] = lambda self, name: cls if name == "__class__" else (look(), getattr(real, name))[1]
-    made |= {"__module__": cls.__module__, "__qualname__": cls.__qualname__}
-    if cls is torch.Tensor:
-        made, attribute = blind_tensor(real, look)
-    kind = type(cls.__name__, (cls,), made)
-    KINDS.add(kind)
-    if cls is not torch.Tensor:
-        return empty(kind)
-    # What asks no Python code finds the same memory, which nothing leads to.
-    blind = torch.Tensor._make_subclass(kind, real.detach(), real.requires_grad)
-    kind.__getattribute__ = attribute  # PyTorch asks while it makes one
-    return blind
-
-
-def blind_tensor(real, look):
-    """The attributes of its class; and what is asked for one. Ops are done with the tensor."""
-
-    def handed(cls, function, types, args=(), kwargs=None):
-        look()
-        args, kwargs = _pytree.tree_map(lambda x: real if type(x) is cls else x, (args, kwargs or {}))
-        return function(*args, **kwargs)
-
     def attribute(self, name):
         if name == "__torch_function__":
             return object.__getattribute__(self, name)
-        return torch.Tensor if name == "__class__" else (look(), getattr(real, name))[1]
+        return cls if name == "__class__" else (look(), getattr(real, name))[1]
 
-    return {"__torch_function__": classmethod(handed), "__hash__": lambda self: (look(), hash(real))[1]}, attribute
+    def handed(kind, function, types, args=(), kwargs=None):
+        look()
+        args, kwargs = _pytree.tree_map(lambda x: real if type(x) is kind else x, (args, kwargs or {}))
+        return function(*args, **kwargs)
+
+    if cls is torch.Tensor:
+        made |= {"__torch_function__": classmethod(handed), "__hash__": ask("__hash__")}
+    else:
+        names = {name for base in BARE if issubclass(cls, base) for name, raw in vars(base).items() if callable(raw)}
+        made |= {name: ask(name) for name in names - QUIET if not has_own(cls, name)}
+    kind: Any = type(cls.__name__, (cls,), made)
+    KINDS.add(kind)
+    is_tensor = cls is torch.Tensor
+    blind = torch.Tensor._make_subclass(kind, real.detach(), real.requires_grad) if is_tensor else empty(kind)
+    kind.__getattribute__ = attribute  # PyTorch asks while it makes one
+    return blind
 
 
 def is_one(value: object) -> bool:
@@ -93,16 +90,12 @@ def tells_apart(code: types.CodeType) -> bool:
     if "id" in code.co_names or not ("type" in code.co_names or b.has(code, IS)):
         return "id" in code.co_names
     reading = b.read(code)
-    return any(
-        (step.name == "type" and asks_type(reading, at)) or (step.operation in IS and is_between_two(reading, at))
-        for at, step in enumerate(reading.steps)
-    )
+    types = [at for at, step in enumerate(reading.steps) if step.name == "type" and asks_type(reading, at)]
+    same = [at for at, step in enumerate(reading.steps) if step.operation in IS and is_between_two(reading, at)]
+    return bool(types or same)
 
 
 def is_between_two(reading, at):
+    """Is neither operand a constant?"""
     makers = [reading.maker(at, operand) for operand in (0, 1)]
     return not any(one is not None and reading.steps[one].does == b.CONSTANT for one in makers)
-
-
-IS = b.operations(b.IDENTIFY)
-NOTHING = torch.empty(0)

@@ -171,15 +171,15 @@ def tells_apart(code: types.CodeType) -> str | None:
     return None
 
 
-def asks_type(reading, at):
+def asks_type(reading: b.Reading, at: int) -> bool:
     """Is type() looked up here, for more than the type's name, method or text, or of a constant or `self`?
     (isinstance() asks for no exact type.)"""
     if not is_global(reading.steps[at], ("type",)):
         return False
     call = reading.call_of(at)
     if call is None:
-        users = [(reading.steps[user].does, operand, len(reading.takes[user])) for user, operand in reading.users[at]]
-        return not all(does == b.CALL and operand == n - 1 for does, operand, n in users)
+        uses = [(reading.steps[user].does, operand, len(reading.takes[user])) for user, operand in reading.users[at]]
+        return not all(does == b.CALL and operand == n - 1 for does, operand, n in uses)
     given = reading.maker(call, 2) if len(reading.takes[call]) == 3 else None
     step = reading.steps[given] if given is not None else None
     is_self = step is not None and step.where in (b.LOCAL, b.VARIABLE) and step.name in ("self", "cls")

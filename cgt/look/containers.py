@@ -16,7 +16,7 @@ from ..words.pytree import is_namedtuple
 MOST_ENTRIES, MOST_IN_ROW, DEEPEST = 64, 8, 4
 
 
-def parts_of(value):
+def parts_of(value: Any) -> list[tuple[str, Any, Any]]:
     """[(step of the path, key, child)] of a container whose entries can be exchanged, or which can be made anew; else,
     or of a large one, []."""
     kind = type(value)

@@ -55,6 +55,8 @@ def moves_of(code: types.CodeType) -> Moves:
     keys, containers = opened_in(reading)
     advanced = keys.union(advances, (read for read, _ in advances.values()))
     appended, summed = appended_in(reading), {at for store in stores for at in summed_at(reading, store)}
+    # A scheduler's code looks at whole objects, to save them.
+    is_torchs = code.co_filename.startswith(HOMES) and code.co_filename != SCHEDULERS
     mentioned = [(at, key) for at in range(len(steps)) for key in mentions(reading, at)]
     asked = [(at, key) for at, key in mentioned if at not in advanced and steps[at].does != b.STORE]
     called = {(b.ATTRIBUTE, step.name) for step in steps if is_method(step)}
@@ -66,7 +68,7 @@ def moves_of(code: types.CodeType) -> Moves:
         appends={key for at, key in asked if at in appended},
         reads={key for at, key in asked if at not in appended} | called,
         beside={key for at, key in asked if at not in quiet} | called,
-        opens=None if is_closed(code.co_filename) else opens_at(code, reading, mentioned),
+        opens=None if is_torchs else opens_at(code, reading, mentioned),
     )
 
 
@@ -84,12 +86,6 @@ def appended_in(reading):
     methods = [at for at, one in enumerate(reading.steps) if is_method(one) and one.name == "append"]
     lists = {at for one in methods if reading.call_of(one) is not None for at in reading.takes[one][-1]}
     return {at for at in lists - b.UNKNOWN if len(reading.users[at]) == 1}
-
-
-def is_closed(filename):
-    """Is this torch's own code, which comes to nothing of the user's without naming it? (A scheduler's state_dict()
-    does.)"""
-    return filename.startswith(HOMES) and filename != SCHEDULERS
 
 
 def opens_at(code, reading, mentioned):

@@ -547,7 +547,7 @@ def hidden_row(known, path, t):
     return describe_tensor(known.plan, known.seen, path, t, known.near, known.first_of, len(known.outs))
 
 
-def is_fixed(value):
+def is_fixed(value: object) -> bool:
     """Is this the same wherever it is?"""
     if type(value) is tuple or type(value) is torch.Size:
         return all(map(is_fixed, tuple.__iter__(value)))
@@ -615,7 +615,7 @@ def used_slots(plan: Plan, draft: Draft) -> list[int]:
 
 def group_places(
     found: list[places.Place], changes: Changes, follows: dict[int, list[int]], numbers: dict[int, int],
-    hidden: list[int] = (),
+    hidden: Collection[int],
 ) -> tuple[list[tuple[object, list[tuple]]], list[int]]:  # fmt: skip
     """(Places by the dict that tells of them (the core skips a dict that did not change), the rest in
     one group that is compared at each call; the positions that they had.)"""

@@ -36,7 +36,7 @@ from ..look.flow import advances_of, disturbers, moves_of
 from ..look.places import CLASS_DICT_OF, MISSING, MODULE_OF, MRO_OF, Place, Put, class_value, derives, value_at
 from ..numbers import live
 from ..run.observe import NOT_USER_CODE
-from ..words import errors
+from ..words import errors, pytree
 
 MOST_TIMES = 1024  # in one call
 NEITHER = object()
@@ -408,11 +408,11 @@ def lay_blinds(seen: Seen) -> tuple[Callable[[], object], Callable[[], object]]:
 
     def end():
         take_blinds_away(seen)
-        while laid:
-            blind, place = laid.pop()
-            if sys.getrefcount(blind) > ALONE:  # somebody keeps what lay there
-                seen.code.looked.add(place.path)
+        for blind, place in laid:
+            if sys.getrefcount(blind) > pytree.PASSING:  # somebody keeps what lay there
+                look(place.path)
                 live.replace(blind, place.want)
+        laid.clear()
 
     return begin, end
 
@@ -455,12 +455,3 @@ def is_another(then, now):
     """Is this another object of the class? Of tensors, one that is not followed."""
     another = now is not then and type(now) is type(then)
     return another and (type(now) is not torch.Tensor or then.requires_grad or now.requires_grad)
-
-
-def one_alone():
-    laid = [(object(), None)]
-    blind, _ = laid.pop()
-    return sys.getrefcount(blind)
-
-
-ALONE = one_alone()

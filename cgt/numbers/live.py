@@ -322,7 +322,7 @@ def unwrapped(value, path, rows, depth=containers.DEEPEST):
         rows[path] = value.node.row
         return value.node.value
     found = containers.parts_of(value) if depth else []
-    if depth and not found and blinds.fits(value):
+    if depth and not found and blinds.is_open(value):
         found = [(f".{name}", name, x) for name, x in vars(value).items()]
     parts = [(key, one, unwrapped(one, path + step, rows, depth - 1)) for step, key, one in found]
     changed = {key: now for key, one, now in parts if now is not one}
@@ -344,7 +344,9 @@ def numbers_put(seen: Seen, place: Place, k: int) -> dict[str, int]:
 
 
 def stands_for(trace, then, now):
-    """Is this the stand-in of a number that a place held, or a tuple of such?"""
+    """Is this the stand-in of a number that a place held, a tuple of such, or a blind?"""
+    if blinds.is_one(now):
+        return True
     if type(then) is tuple and type(now) is tuple and len(then) == len(now):
         return all(was is one or stands_for(trace, was, one) for was, one in zip(then, now, strict=True))
     return type(now) in STAND_INS and now.node.row < len(trace.sources) and trace.sources[now.node.row].value is then
@@ -489,7 +491,7 @@ def filled(value):
     return settle(value) if hand is None else hand()
 
 
-def replace(one, number):
+def replace(one: object, number: object) -> None:
     """Put the number where somebody keeps a stand-in: containers, variables, attributes in slots. (What a C library may
     have hidden in its own remains one, which computes as the number does.)"""
     for holder in gc.get_referrers(one):
@@ -592,7 +594,7 @@ def may_repeat(seen):
     if seen.random or seen.draws or seen.acts or not all(sid in seen.made for sid in seen.written):
         return False
     plan = seen.run.plan
-    changed = places.find_changed(plan.places, lambda then, now: then is now or blinds.is_one(now) or stands_for(seen.live, then, now))
+    changed = places.find_changed(plan.places, lambda then, now: then is now or stands_for(seen.live, then, now))
     return changed is None and all(places.is_as_found(put.place) for put in plan.found.kept)
 
 

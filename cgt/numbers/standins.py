@@ -240,6 +240,9 @@ def ceil(self):
     return -floor(below) if type(below) in STAND_INS else math.ceil(settle(self))
 
 
+ROUNDS = {"__floor__": floor, "__ceil__": ceil}
+
+
 def binary(op, function):
     """The two methods of an operator, for the left and for the right operand."""
 
@@ -349,9 +352,9 @@ def methods(kind):
     made |= {f"__{name}__": compared(*how) for name, how in COMPARISONS.items()}
     made |= {name: exact(name) for name in EXACT if hasattr(kind, name) or name == "__copy__"}
     made["__copy__"] = lambda self: self
-    made |= {"__floor__": floor, "__ceil__": ceil}
+    made |= dict.fromkeys(("__floor__", "__ceil__"), made["__pos__"]) if kind is int else ROUNDS
     if kind is int:
-        made |= {"__index__": settle, "__floor__": made["__pos__"], "__ceil__": made["__pos__"], "numerator": property(lambda self: self), "denominator": property(lambda self: 1)}
+        made |= {"__index__": settle, "numerator": property(lambda self: self), "denominator": property(lambda self: 1)}
     return made | {"__getattribute__": lambda self, name: attribute(self, name, name in made, sys._getframe().f_back)}
 
 
