@@ -410,12 +410,13 @@ def path_state(int device):
     cdef id_t path = path_of(&TABLE, device)
     return path, path_row(&TABLE, path).current, bool(path_row(&TABLE, path).shared)
 
-def parent_of(int device, int f, list tensors):
-    """The node behind which a call with these tensors belongs, or -1: it begins an iteration."""
+def parent_of(int device, int f, list tensors, list said=None):
+    """The node behind which a call with these tensors belongs, or -1: it begins an iteration. `said`: those of them
+    from which it goes on in an iteration that the program said."""
     cdef id_t path = path_of(&TABLE, device)
     cdef id_t at = path_back(&TABLE, path, path_row(&TABLE, path).current)
-    cdef Objects rows = borrowed(tensors)
-    return at if path_continues(&TABLE, path, at, f, rows.data(), <int32_t>len(tensors)) else NONE
+    cdef Objects rows = borrowed(said if said is not None and path_row(&TABLE, path).said else tensors)
+    return at if path_continues(&TABLE, path, at, f, rows.data(), <int32_t>rows.size()) else NONE
 
 def go_on(int device, int parent, list tensors):
     """The path goes on from `parent`, as parent_of told for a call with these tensors; from -1, the iteration under

@@ -288,7 +288,7 @@ def prepare(call, attempt, around):
     reason = around if isinstance(around, str) else impure.unasked(around.found.sources)
     if reason is not None:
         return reason
-    path, parent = place_in_tree(state, flat, around.tensors)
+    path, parent = place_in_tree(state, flat, around.tensors, around.paths)
     reason = verdicts.over_limit(call, path, parent)
     attempt.passing = reason is not None
     if reason is not None:

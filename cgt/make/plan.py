@@ -54,10 +54,16 @@ def device_of(state: State, flat: pytree.Flat) -> int:
     return home_of(flat.tensors, state.learnt.devices.homes) if driver_of(state, flat) == CUDA else -1
 
 
-def place_in_tree(state: State, flat: pytree.Flat, tensors: Iterable[torch.Tensor]) -> tuple[int, int]:
-    """(path, node behind which a call with these tensors belongs; NONE: it begins an iteration)."""
-    device = device_of(state, flat)
-    return core.path_state(device)[0], core.parent_of(device, state.f, list(tensors))
+def place_in_tree(
+    state: State, flat: pytree.Flat, tensors: Iterable[torch.Tensor], paths: Iterable[str] = ()
+) -> tuple[int, int]:
+    """(path, node behind which a call with these tensors belongs; NONE: it begins an iteration). From gradients that
+    its recordings replaced, without a look at what was there, it does not go on. `paths`: of the tensors."""
+    device, tensors = device_of(state, flat), list(tensors)
+    rows = [(k.slot_paths[g.slot] + ".grad", k) for k in state.keep.values() for g in k.grads if not g.was_none]
+    dropped = {path for path, _ in rows} - {path for path, kept in rows if path in kept.slot_paths}
+    said = [t for t, path in zip(tensors, paths, strict=True) if path not in dropped] if dropped and paths else tensors
+    return core.path_state(device)[0], core.parent_of(device, state.f, tensors, said)
 
 
 def misses(call: Call, path: int, parent: int) -> list[tuple[int, int, int]]:

@@ -446,3 +446,32 @@ def test_one_tensor_that_is_reached_in_two_ways_and_then_is_two(device, other):
                 p.grad = values(device, 3, seed=100 + k)
             assert identical(f(), function()), k
     assert counts(f)[2] >= 8, cgt.explain(f)
+
+
+@pytest.mark.parametrize("outside", [False, True], ids=["drops them itself", "finds none"])
+def test_step_that_drops_its_own_gradients_does_not_go_on_from_them(device, outside):
+    """Where the program says step() in one loop and then trains another model without it."""
+
+    def trained(said):
+        torch.manual_seed(0)
+        model = nn.Linear(4, 3).to(device)
+        opt = torch.optim.Adam(model.parameters())
+
+        @cgt.jit
+        def step(x):
+            if not outside:
+                opt.zero_grad()
+            model(x).square().mean().backward()
+            opt.step()
+
+        for k in range(24):
+            if said:
+                cgt.step()
+            if outside:
+                opt.zero_grad()
+            step(torch.full((2, 4), float(k), device=device))
+        return cgt.stats(step)
+
+    assert trained(True).records == 1
+    s = trained(False)
+    assert s.records <= 2 and s.replays >= 21, s
