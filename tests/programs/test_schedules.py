@@ -25,19 +25,19 @@ OPTIMIZERS = {
     "groups": lambda p: optim.AdamW([{"params": p[:1]}, {"params": p[1:], "lr": 0.05}], lr=0.02, foreach=True),
 }
 SCHEDULES = {  # with the recordings that there may be: one for each way through the schedule
-    "lambda": (lambda o: S.LambdaLR(o, lambda k: 0.9**k), 2),
-    "warm, then cosine": (lambda o: S.LambdaLR(o, warm_then_cosine), 4),
-    "steps": (lambda o: S.StepLR(o, 5), 4),
-    "exponential": (lambda o: S.ExponentialLR(o, 0.9), 2),
-    "cosine": (lambda o: S.CosineAnnealingLR(o, 30), 3),
-    "cosine and back": (lambda o: S.CosineAnnealingLR(o, 8, eta_min=1e-3), 5),
-    "one cycle": (lambda o: S.OneCycleLR(o, 0.1, total_steps=60), 4),
-    "one cycle, linear": (lambda o: S.OneCycleLR(o, 0.1, total_steps=40, anneal_strategy="linear"), 4),
-    "linear": (lambda o: S.LinearLR(o, 0.1, total_iters=6), 4),
-    "polynomial": (lambda o: S.PolynomialLR(o, 40, 2.0), 3),
-    "warm restarts": (lambda o: S.CosineAnnealingWarmRestarts(o, 7), 4),
-    "longer restarts": (lambda o: S.CosineAnnealingWarmRestarts(o, 5, 2), 5),
-    "up and down": (lambda o: S.CyclicLR(o, 0.01, 0.1, step_size_up=4, cycle_momentum=False), 4),
+    "lambda": (lambda o: S.LambdaLR(o, lambda k: 0.9**k), 1),
+    "warm, then cosine": (lambda o: S.LambdaLR(o, warm_then_cosine), 3),
+    "steps": (lambda o: S.StepLR(o, 5), 3),
+    "exponential": (lambda o: S.ExponentialLR(o, 0.9), 1),
+    "cosine": (lambda o: S.CosineAnnealingLR(o, 30), 1),
+    "cosine and back": (lambda o: S.CosineAnnealingLR(o, 8, eta_min=1e-3), 2),
+    "one cycle": (lambda o: S.OneCycleLR(o, 0.1, total_steps=60), 2),
+    "one cycle, linear": (lambda o: S.OneCycleLR(o, 0.1, total_steps=40, anneal_strategy="linear"), 2),
+    "linear": (lambda o: S.LinearLR(o, 0.1, total_iters=6), 2),
+    "polynomial": (lambda o: S.PolynomialLR(o, 40, 2.0), 1),
+    "warm restarts": (lambda o: S.CosineAnnealingWarmRestarts(o, 7), 2),
+    "longer restarts": (lambda o: S.CosineAnnealingWarmRestarts(o, 5, 2), 3),
+    "up and down": (lambda o: S.CyclicLR(o, 0.01, 0.1, step_size_up=4, cycle_momentum=False), 2),
 }  # fmt: skip
 
 
