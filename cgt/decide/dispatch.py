@@ -326,7 +326,9 @@ def capture(call, attempt):
         note_fed(call.state, seen, zip(plan.paths, plan.tensors, strict=True))
         computes = learnt.computes if seen.computed is None else seen.computed
         remember(call.state, late=max(learnt.late, seen.late), computes=computes)
-        told = counters.learn(call.state, plan, seen, lambda: why_uncounted(call.state, plan.saves))
+        told = moving.learn_looked(call.state, seen) or counters.learn(
+            call.state, plan, seen, lambda: why_uncounted(call.state, plan.saves)
+        )
         reason, seen.reason = reason and (told or reason), told or seen.reason
         live.blame(call.state, seen, reason or seen.reason)
     if reason is not None:

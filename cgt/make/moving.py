@@ -430,15 +430,18 @@ def hidden_of(seen):
     return [plan.places[k] for k in plan.found.hidden] if plan is not None else []
 
 
+def learn_looked(state: State, seen: Seen) -> str | None:
+    """A sentence if the run looked at what was hidden from it, or None."""
+    if not seen.code.looked:
+        return None
+    state.learnt.moves.hidden.update(dict.fromkeys(seen.code.looked, False))
+    seen.again = True
+    return errors.changed_state(min(seen.code.looked))
+
+
 def learn_hidden(state: State, plan: Plan, seen: Seen) -> str | None:
-    """A sentence if the run put other objects into places, which it may do before it looks at those there; or if it
-    looked at one that was hidden from it. Else None."""
-    known = state.learnt.moves.hidden
-    if seen.code.looked:
-        known.update(dict.fromkeys(seen.code.looked, False))
-        seen.again = True
-        return errors.changed_state(min(seen.code.looked))
-    ran = state.ran | seen.code.ran
+    """A sentence if the run put other objects into places, which it may do before it looks at those there; or None."""
+    known, ran = state.learnt.moves.hidden, state.ran | seen.code.ran
     if state.opts.outputs != "rescue" or plan.saves or plan.graph or seen.cuts.islands:
         return None
     found = [p for p in plan.places if p.kind in (DICT_ITEM, CELL) and p.path not in known]

@@ -574,7 +574,12 @@ def absolve(state: State, reason: str | None) -> str | None:
 
 
 def why_repeated(seen: Seen | None, error: BaseException) -> str | None:
-    """A sentence if a run on the host that raised this is to run again with the numbers themselves, or None."""
+    """A sentence if a run on the host that raised this is to run again with the numbers and objects themselves, or
+    None."""
+    blind = seen is not None and seen.code.looked and isinstance(error, Exception)
+    if blind and (may_undo(seen) or may_repeat(seen)):
+        seen.again = True
+        return errors.changed_state(min(seen.code.looked))
     if seen is None or seen.live is None:
         return None
     if seen.live.untraced is None and isinstance(error, Exception) and (may_undo(seen) or may_repeat(seen)):

@@ -173,7 +173,7 @@ def tensors_in(value: object) -> tuple[torch.Tensor, ...]:
     """Those in what a call could have made."""
     try:
         return flatten_put(value, lambda _: True, ()).tensors
-    except CgtError:  # which cannot be made anew
+    except Exception:  # the user's own: it cannot be made anew
         return ()
 
 

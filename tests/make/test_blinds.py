@@ -411,3 +411,42 @@ def test_loss_that_a_module_leaves_for_its_step(device, first):
     f, got = train(cgt.jit)
     assert same(got, train(lambda f: f)[1])
     assert cgt.stats(f).replays == 0 if looks else cgt.stats(f).replays >= N - 4, cgt.explain(f)
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+def test_object_that_is_replaced_now_and_then_and_read_otherwise(device, kind):
+    """What was hidden from a call that looks at it is guarded again."""
+    ours, theirs = Owner(), Owner()
+    ours.r, theirs.r = (kind(torch.ones(3, device=device)) for _ in range(2))
+
+    def function(o, x, new):
+        if new:
+            o.r = kind(x * 2)
+        return x + o.r.a
+
+    f = cgt.jit(lambda x, new: function(ours, x, new))
+    for k in range(40):
+        x, new = torch.full((3,), float(k), device=device), k in (3, 8, 9, 10, 21, 22)
+        assert same(f(x, new), function(theirs, x, new)) and same(ours.r, theirs.r), k
+    assert cgt.stats(f).replays >= 20, cgt.explain(f)
+
+
+def test_what_takes_no_blind_raises_nothing(device):
+    """nn.Parameter refuses tensors of other classes."""
+
+    def run(wrap):
+        w, o, found = nn.Parameter(torch.ones(3, device=device)), Owner(), []
+
+        def function(x):
+            w.grad = None
+            was = 0 if o.r is None else nn.Parameter(o.r).sum()
+            o.r = w * x
+            (o.r.sum() + was).backward()
+
+        f = wrap(function)
+        for k in range(12):
+            f(torch.full((3,), float(k), device=device))
+            found += [w.grad, o.r.detach().clone()]
+        return found
+
+    assert same(run(cgt.jit), run(lambda f: f))
