@@ -52,6 +52,7 @@ class Answer(NamedTuple):
     written: list  # [(which of the arguments' leaves, what the part made of it, how often it wrote)]
     changes: list = []  # places that guards compare, with what it put there; meanwhile they hold what they did
     unsafe: bool = False  # it changed more than that
+    given: list = []  # copies of its arguments, where somebody compares them
 
 
 def eager(function: F) -> F:
@@ -347,6 +348,7 @@ def run(island, answers, settled=None):
     given = [copies[id(x)] for x in island.leaves]
     tensors = {id(t): (k, t) for k, t in reversed(list(enumerate(given))) if isinstance(t, torch.Tensor)}.values()
     before = {k: observe.version_of(t) for k, t in tensors}
+    kept = list(map(copied, given)) if getattr(LOCAL, "compares", False) else []
     if settled is not None:
         settled()
     args, kwargs = (given, {}) if island.is_flat else _pytree.tree_unflatten(given, island.spec)
@@ -356,7 +358,7 @@ def run(island, answers, settled=None):
     except BaseException as raised:
         error = raised
     written = [(k, t, n) for k, t in tensors if (n := observe.version_of(t) - before[k])]
-    answers.append(Answer(island.function, result, error, written))
+    answers.append(Answer(island.function, result, error, written, given=kept))
     if error is not None:
         raise error
     if not island.is_flat:
@@ -436,14 +438,26 @@ def alike(x, was):
     return facts[0] == facts[1] and core.is_plain(x)
 
 
-def keep_answers(tensors: list[torch.Tensor]) -> None:
+def same(x, was):
+    """Is this argument of a part what it was, bit for bit but for which NaN it is?"""
+    if not isinstance(x, torch.Tensor) or type(x) is not type(was):
+        return alike(x, was) if type(x) in PLAIN_TYPES else True
+    return alike(x, was) and torch.allclose(x, was, rtol=0, atol=0, equal_nan=True)
+
+
+def keep_answers(tensors: list[torch.Tensor], compares: bool) -> None:
     """Of the replay that this thread makes next, until they are taken; those whose parts wrote to these tensors are
-    unsafe."""
-    LOCAL.kept, LOCAL.watched = [], tensors
+    unsafe. `compares`: with what the parts were given, which eager is to give them, too."""
+    LOCAL.kept, LOCAL.watched, LOCAL.compares, LOCAL.differs = [], tensors, compares, None
+
+
+def took_other() -> str | None:
+    """The part that was given something else when the call ran eagerly, and ran again therefore."""
+    return getattr(LOCAL, "differs", None)
 
 
 def take_answers() -> list[Answer]:
-    kept, LOCAL.kept, LOCAL.watched = LOCAL.kept, None, ()
+    kept, LOCAL.kept, LOCAL.watched, LOCAL.compares = LOCAL.kept, None, (), False
     return kept
 
 
@@ -472,6 +486,9 @@ def answer(due, function, args, kwargs):
     if getattr(done.function, "__code__", done.function) is not getattr(function, "__code__", function):
         raise errors.CgtError(errors.island(function.__qualname__, "its second run", "another_order"))
     leaves = _pytree.tree_leaves((args, kwargs))
+    if not paused(lambda: all(itertools.starmap(same, zip(leaves, done.given, strict=False)))):
+        LOCAL.differs = function.__qualname__
+        return paused(lambda: function(*args, **kwargs))
     bring_back(leaves, done)
     for place in done.changes:
         places.put_back(place)
