@@ -105,8 +105,7 @@ class Moving(NamedTuple):
     untold: set  # those that are copied: a recording that was told where they lie was not what eager is
     followed: set  # of places in which other tensors came
     replaced: set  # of these, to which it stores them itself
-    # of a place to whose object it stored another one -> may it do so before it looks at that? (blinds.py)
-    hidden: dict
+    hidden: dict  # path of a place -> may it store another object there before it looks at that? (blinds.py)
     grown: dict  # of a place to which it stored other shapes -> those there at the last look, or None
     shifty: set  # memory that a warm-up made and somebody keeps, longer than what was let go for it
     loose: dict  # memory that a recording read while other threads ran ops, to which nothing leads: id -> its name

@@ -390,11 +390,11 @@ def find_moving(state, plan, seen):
         return plan._replace(changes=Changes(free=None))
     more, free, puts = found
     plan.places.extend(more)
-    hidden = plan.found.hidden
     replaced = [k for k in plan.follows if state.opts.outputs == "rescue" and moving.is_replaced(plan.places[k])]
     stored = [k for k in live.stored_in(seen, plan.places) if k not in free and k not in rows]
     flags = moving.find_flags(plan, {*rows, *free, *stored, *plan.follows}) if is_alone() else []
-    puts = puts + [(places.Put("", "", None, plan.places[k]), k) for k in (*replaced, *stored, *flags, *hidden)]
+    changed = (*replaced, *stored, *flags, *plan.found.hidden)
+    puts = [*puts, *((places.Put("", "", None, plan.places[k]), k) for k in changed)]
     own = range(len(plan.places), len(plan.places) + len(seen.own))
     puts += [(places.Put("", "", None, place), k) for k, place in zip(own, seen.own, strict=True)]
     plan.places.extend(place._replace(want=None) for place in seen.own)

@@ -33,11 +33,8 @@ def is_open(value: Any) -> bool:
     """Is this what Python code makes of its attributes?"""
     cls = type(value)
     simple = type(cls) is type and pytree.is_simple(cls) and not issubclass(cls, torch.nn.Module)
-    return simple and type(getattr(value, "__dict__", None)) is dict and not has_own(cls, "__init_subclass__")
-
-
-def has_own(cls, name):
-    return any(name in vars(base) for base in cls.__mro__ if base not in BARE)
+    free = simple and type(cls.__init_subclass__) is types.BuiltinMethodType
+    return free and type(getattr(value, "__dict__", None)) is dict
 
 
 def empty(kind: type) -> object:
@@ -69,8 +66,8 @@ def blind_for(real: Any, look: Callable[[], object]) -> object:
     if cls is torch.Tensor:
         made |= {"__torch_function__": classmethod(handed), "__hash__": ask("__hash__")}
     else:
-        names = {name for base in BARE if issubclass(cls, base) for name, raw in vars(base).items() if callable(raw)}
-        made |= {name: ask(name) for name in names - QUIET if not has_own(cls, name)}
+        raws = [row for base in BARE for row in vars(base).items() if callable(row[1]) and row[0] not in QUIET]
+        made |= {name: ask(name) for name, raw in raws if getattr(cls, name, None) is raw}
     kind: Any = type(cls.__name__, (cls,), made)
     KINDS.add(kind)
     is_tensor = cls is torch.Tensor
@@ -90,12 +87,12 @@ def tells_apart(code: types.CodeType) -> bool:
     if "id" in code.co_names or not ("type" in code.co_names or b.has(code, IS)):
         return "id" in code.co_names
     reading = b.read(code)
-    types = [at for at, step in enumerate(reading.steps) if step.name == "type" and asks_type(reading, at)]
-    same = [at for at, step in enumerate(reading.steps) if step.operation in IS and is_between_two(reading, at)]
-    return bool(types or same)
+    return any(
+        asks_type(reading, at) if step.name == "type" else step.operation in IS and is_between_two(reading, at)
+        for at, step in enumerate(reading.steps)
+    )
 
 
 def is_between_two(reading, at):
-    """Is neither operand a constant?"""
-    makers = [reading.maker(at, operand) for operand in (0, 1)]
-    return not any(one is not None and reading.steps[one].does == b.CONSTANT for one in makers)
+    last = reading.maker(at, 1)
+    return last is None or reading.steps[last].does != b.CONSTANT

@@ -444,17 +444,12 @@ def learn_hidden(state: State, plan: Plan, seen: Seen) -> str | None:
     known, ran = state.learnt.moves.hidden, state.ran | seen.code.ran
     if state.opts.outputs != "rescue" or plan.saves or plan.graph or seen.cuts.islands:
         return None
-    found = [p for p in plan.places if p.kind in (DICT_ITEM, CELL) and p.path not in known]
-    names = [p.path for p in found if blinds.fits(p.want) and is_another(p.want, value_at(p))]
+    found = [(p, value_at(p)) for p in plan.places if p.kind in (DICT_ITEM, CELL) and p.path not in known]
+    found = [(p, now) for p, now in found if now is not p.want and type(now) is type(p.want) and blinds.fits(now)]
+    names = [p.path for p, now in found if type(now) is not torch.Tensor or now.requires_grad]  # others are followed
     users = [code for code in ran if code is not None and not code.co_filename.startswith(NOT_USER_CODE)]
     if not names or any(map(blinds.tells_apart, users)):
         return None
     known.update(dict.fromkeys(names, True))
     seen.again = True
     return errors.follows(names[0])
-
-
-def is_another(then, now):
-    """Is this another object of the class? Of tensors, one that is not followed."""
-    another = now is not then and type(now) is type(then)
-    return another and (type(now) is not torch.Tensor or then.requires_grad or now.requires_grad)

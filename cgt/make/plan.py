@@ -57,8 +57,8 @@ def device_of(state: State, flat: pytree.Flat) -> int:
 def place_in_tree(
     state: State, flat: pytree.Flat, tensors: Iterable[torch.Tensor], paths: Iterable[str] = ()
 ) -> tuple[int, int]:
-    """(path, node behind which a call with these tensors belongs; NONE: it begins an iteration). From gradients that
-    its recordings replaced, without a look at what was there, it does not go on. `paths`: of the tensors."""
+    """(path, node behind which a call with these tensors belongs; NONE: it begins an iteration). It does not go on
+    from gradients that its recordings replaced without a look at them. `paths`: of the tensors."""
     device, tensors = device_of(state, flat), list(tensors)
     rows = [(k.slot_paths[g.slot] + ".grad", k) for k in state.keep.values() for g in k.grads if not g.was_none]
     dropped = {path for path, _ in rows} - {path for path, kept in rows if path in kept.slot_paths}
@@ -295,8 +295,8 @@ def look_around(state, function, flat):
     # A backward may run code of the forward's again (recomputation), and would not be seen to keep anything.
     keeps = state.opts.outputs == "rescue" and not will_save(state)
     hidden = {path for path, may in state.learnt.moves.hidden.items() if may} if keeps else ()
-    keeper = moving.keeper(state.ran) if keeps else None
-    found = places.find_places(function, roots, state.ran, arguments, keeps=keeper, hidden=hidden)
+    keep = moving.keeper(state.ran) if keeps else None
+    found = places.find_places(function, roots, state.ran, arguments, None, keep, hidden)
     state.learnt.passed.update(found.passed)
     return found
 

@@ -345,11 +345,10 @@ def numbers_put(seen: Seen, place: Place, k: int) -> dict[str, int]:
 
 def stands_for(trace, then, now):
     """Is this the stand-in of a number that a place held, a tuple of such, or a blind?"""
-    if blinds.is_one(now):
-        return True
     if type(then) is tuple and type(now) is tuple and len(then) == len(now):
         return all(was is one or stands_for(trace, was, one) for was, one in zip(then, now, strict=True))
-    return type(now) in STAND_INS and now.node.row < len(trace.sources) and trace.sources[now.node.row].value is then
+    mine = type(now) in STAND_INS and now.node.row < len(trace.sources) and trace.sources[now.node.row].value is then
+    return mine or blinds.is_one(now)
 
 
 def stored_in(seen: Seen, found: list[Place]) -> list[int]:

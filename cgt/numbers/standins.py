@@ -231,16 +231,10 @@ def settle(x: Any) -> Any:
 
 
 def floor(self):
+    if type(plain_of(self)) is int:
+        return self
     whole = self // 1
     return whole.node.trace.step(core.AS_INT, int, whole) if type(whole) in STAND_INS else math.floor(settle(self))
-
-
-def ceil(self):
-    below = -self
-    return -floor(below) if type(below) in STAND_INS else math.ceil(settle(self))
-
-
-ROUNDS = {"__floor__": floor, "__ceil__": ceil}
 
 
 def binary(op, function):
@@ -352,7 +346,7 @@ def methods(kind):
     made |= {f"__{name}__": compared(*how) for name, how in COMPARISONS.items()}
     made |= {name: exact(name) for name in EXACT if hasattr(kind, name) or name == "__copy__"}
     made["__copy__"] = lambda self: self
-    made |= dict.fromkeys(("__floor__", "__ceil__"), made["__pos__"]) if kind is int else ROUNDS
+    made |= {"__floor__": floor, "__ceil__": lambda self: -floor(-self)}
     if kind is int:
         made |= {"__index__": settle, "numerator": property(lambda self: self), "denominator": property(lambda self: 1)}
     return made | {"__getattribute__": lambda self, name: attribute(self, name, name in made, sys._getframe().f_back)}

@@ -158,8 +158,7 @@ def find_held(result: object, values: list[list], is_made: Callable[[torch.Tenso
     else holds, or that are met twice, there or in the result."""
     objects, roots = Objects(is_made, []), collections.Counter(id(value) for row in values for value in row)
     forest = [result, *(value for row in values for value in row)]
-    for k in range(1, len(forest)):
-        flatten(forest[k], ROOT, objects=objects)
+    _flattened([(one, ROOT) for one in forest[1:]], (), objects, ())
     opened = set(map(id, objects.opened))
     objects.opened.clear()
     ones = [one for one in _met_in(forest[1:], opened)[1:] if not issubclass(type(one), tuple)]
