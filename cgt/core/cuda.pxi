@@ -409,12 +409,11 @@ cdef int cuda_load_kernels(int device) except? RAISES:
     return code if code else cu.cuModuleGetFunction(&WORDS_KERNEL[device], module, b"cgt_words")
 
 cdef int cuda_decide_kernel(int device) except? RAISES:
-    """The same for the kernel of conditional nodes; an error where the driver knows none."""
+    """The same for the kernel of conditional nodes, where the driver knows those."""
     cdef OnDevice here
     cdef cu.CUmodule module = NULL
     cdef int version = 0, code = cu.cuDriverGetVersion(&version)
-    if code or version < HAS_ELSE: return code if code else cu.cudaError_enum.CUDA_ERROR_NOT_SUPPORTED
-    if DECIDE_KERNEL[device] is not NULL: return 0
+    if code or version < HAS_ELSE or DECIDE_KERNEL[device] is not NULL: return code
     here.go(device)
     code = cu.cuModuleLoadData(&module, <const void*>DECIDE_PTX)
     return code if code else cu.cuModuleGetFunction(&DECIDE_KERNEL[device], module, b"cgt_decide")
@@ -564,6 +563,7 @@ cdef int cuda_fork(Recording* r, Fork* f, PyObject* pred, void* stream) except? 
     cdef size_t n = 0
     cdef unsigned int k
     cdef int code = fault(CALL_FORK)
+    if DECIDE_KERNEL[r.device] is NULL: return cu.cudaError_enum.CUDA_ERROR_NOT_SUPPORTED
     here.go(r.device)
     memset(&params, 0, sizeof(params))
     params.type = cu.CUgraphNodeType_enum.CU_GRAPH_NODE_TYPE_CONDITIONAL

@@ -28,13 +28,12 @@ from ..words.private import OpOverload
 NO_TENSORS = "has a body that returns something else than tensors"
 NOT_ITS_OWN = "has a body that returns a tensor it did not make, or the same memory twice"
 STREAMS = {}  # (device, how deep) -> the stream on which bodies there are captured; of depth -1 what is around them
-DECIDES = {}  # device -> 0, or the error of a driver that has no conditional nodes
 
 
 def prepare(device: int, stream: torch.cuda.Stream) -> None:
     """What a capture on this stream cannot do."""
     STREAMS[device, -1] = stream
-    DECIDES[device] = core.load_decide_kernel(device)
+    core.load_decide_kernel(device)
 
 
 def see_fork(seen: Seen, before: int | None, name: str, args: tuple, plain: Callable[[], object]) -> object:
@@ -107,8 +106,6 @@ def branch(seen, pred, true_fn, false_fn, operands):
         mine = sides[not chosen]()
         vet_alike(seen, "cond", mine, other or mine)
         return tree_unflatten(*mine)
-    if is_by_reads(seen):
-        return (true_fn if pred else false_fn)(*operands)
     outs, first = [], []
 
     def body(side, condition):
@@ -138,12 +135,6 @@ def loop(seen, cond_fn, body_fn, carried, more):
     step = functools.partial(run_body, seen, "while_loop", body_fn)
     if not seen.run.recording:
         return warm_loop(seen, holds, step, carried)
-    if is_by_reads(seen):
-        given = None
-        while cond_fn(*carried):
-            given = body_fn(*carried)
-            carried, program = tree_flatten(given)
-        return tuple(t.clone() for t in carried) if given is None else given
     carries = [t.clone() for t in carried]
     constants.forget(seen, carries)
     pred, programs = holds(carries), []
@@ -163,8 +154,8 @@ def loop(seen, cond_fn, body_fn, carried, more):
 
 
 def warm_loop(seen, holds, step, carried):
-    """The loop in Python. A body that would not run is run all the same on the host, where that does no harm: a kernel of
-    the GPU's that was not meant for these operands may end the process."""
+    """The loop in Python. A body that would not run is run all the same on the host, where that does no harm. (A kernel
+    of the GPU's that was not meant for these operands may end the process.)"""
     now, program = list(carried), None
     while truth(seen, holds(now)):
         leaves, program = step(now)
@@ -178,11 +169,6 @@ def warm_loop(seen, holds, step, carried):
     leaves, program = given_back(seen, functools.partial(step, now))
     vet_alike(seen, "while_loop", (carried, program), (leaves, program))
     return tree_unflatten(now, program)
-
-
-def is_by_reads(seen):
-    """Must Python choose, because the driver cannot? A segment ends at each predicate then."""
-    return seen.run.driver == CUDA and DECIDES[seen.run.device] != 0
 
 
 def record(seen, kind, pred, bodies, changed):
