@@ -121,7 +121,6 @@ class Numbers(NamedTuple):
     last: dict  # path of an argument -> the last number that Python saw there
     counters: set  # paths of tensors of the host's that it counts in and asks for their numbers
     asked: set  # the same by memory, of runs that do not know paths
-    tables: dict  # path of a list of numbers to which no other way led -> its Place
 
 
 class Devices(NamedTuple):
@@ -311,7 +310,6 @@ class OpenNumbers(NamedTuple):
     """Numbers that the recording may leave open (live.py)."""
 
     sources: list  # of standins.Source
-    tables: dict  # the function's, see Numbers
     wary: bool  # the user's code is given none of them
     computes: bool | None  # numbers that it reads on the way are live, too; None: it read none so far
     summed: list  # positions of places with live numbers that are only read for sums that come there again

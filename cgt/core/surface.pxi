@@ -374,18 +374,10 @@ def dropout_undo(int device):
     """The buffer that is about to be filled will not be: let the next layer do it."""
     cuda_dropout_undo(device)
 
-def node_drop(int n):
-    """Free one node and all behind it."""
-    node_free(&TABLE, n)
-    if CGT_DEBUG: table_check(&TABLE)
-
-def node_replace(int n):
-    """Drop a recording for which another one was made: it was not wasted, nor those behind it, which will be made
-    anew."""
-    global REPLACING
-    REPLACING = True
-    node_free(&TABLE, n)
-    REPLACING = False
+def node_drop(int n, bint replaced=False):
+    """Free one node and all behind it. `replaced`: another recording was made for it, and those behind it will be made
+    anew: they were not wasted."""
+    node_free(&TABLE, n, replaced)
     if CGT_DEBUG: table_check(&TABLE)
 
 def node_oldest():

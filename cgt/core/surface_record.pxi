@@ -51,8 +51,8 @@ def begin(int driver, int device, uintptr_t stream, uintptr_t pool, list others)
     check(driver, DRIVERS[driver].restore(&t.rec, state, <void**>t.rec_live.rows, t.rec_live.n), CALL_RESTORE)
     for k in range(t.rec.spread.n if t.rec.spread is not NULL else 0):
         b = &t.rec.spread.others[k]
-        check(driver, spread_restore(b, state_beside(t, t.rec.parent, b), <void**>t.rec_live.rows, t.rec_live.n),
-            CALL_RESTORE)
+        check(driver, pool_restore(b.device, b.pool, state_beside(t, t.rec.parent, b), <void**>t.rec_live.rows,
+            t.rec_live.n), CALL_RESTORE)
     t.rec.seconds[CAPTURE] = now()
     t.rec.seconds[RESTORE] = t.rec.seconds[CAPTURE] - t.rec.seconds[RESTORE]
     check(driver, DRIVERS[driver].begin(&t.rec), CALL_BEGIN)
@@ -83,6 +83,14 @@ def graph_back(int first, list marks):
         k = column_add(&TABLE, &TABLE.rec_vain, 1)
         (<void**>TABLE.rec_vain.rows)[k] = <void*><uintptr_t>node
     cuda_back(&TABLE.rec, marks)
+
+def form_of(int form, object x):
+    """The bytes that a kernel is given of a number in this form, as a replay writes them; None: a float is no whole
+    number."""
+    cdef char word[SCRATCH]
+    cdef bint is_float = type(x) is float
+    if is_float and form in (AS_I64, AS_I32): return None
+    return PyBytes_FromStringAndSize(word, form_write(form, is_float, x if is_float else 0, 0 if is_float else x, word))
 
 def scalar_words(uintptr_t node, list words):
     """A captured kernel's arguments have these words of numbers: [(offset, form, number, its value now), ...]."""

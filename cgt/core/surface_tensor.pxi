@@ -8,7 +8,9 @@ def view_like(object base, object like, int64_t shift): return tensor_like(base,
 def is_plain(object t): return tensor_is_plain(<PyObject*>t) != 0
 def is_lent(object t): return tensor_is_lent(<PyObject*>t)
 def address(object t): return <uintptr_t>tensor_ptr(<PyObject*>t)
+def version_of(object t): return tensor_version(<PyObject*>t)
 def version_counter(object t): return <uintptr_t>tensor_counter(<PyObject*>t)
+def span(object t): return tensor_span(<PyObject*>t)
 def has_attributes(object t): return tensor_has_attributes(<PyObject*>t)
 def grad_id(object t): return <uintptr_t>tensor_grad(<PyObject*>t)
 def generator_id(object g): return <uintptr_t>generator_impl(<PyObject*>g)

@@ -450,7 +450,7 @@ def run_node(call, attempt):
     result = core.run_node(attempt.node, leaves_of(plan.flat), plan.driver == CUDA)
     for old, moved, first in plan.moves:
         if set(moved).issubset(plan.copied) or (first and any(moved[0] in slots for slots in plan.follows.values())):
-            core.node_replace(old)
+            core.node_drop(old, replaced=True)
     bury()
     attempt.settled = True
     return result

@@ -245,7 +245,7 @@ def note_changes(seen):
     """What the part changed for real, while the capture around it may come to nothing."""
     plan, tensors = seen.run.plan, seen.run.plan.tensors
     singles, more = places.differing(plan.places, describe.is_guarded_as)
-    wrote = any(observe.version_of(t) != was.version for t, was in zip(tensors, plan.was, strict=True))
+    wrote = any(core.version_of(t) != was.version for t, was in zip(tensors, plan.was, strict=True))
     graded = any(core.grad_id(tensors[k]) != was for k, was in plan.grads.items())
     seen.cuts.answers[-1] = seen.cuts.answers[-1]._replace(
         changes=list(map(places.as_now, singles)), unsafe=more or wrote or graded
@@ -307,9 +307,9 @@ class Island(NamedTuple):
         """For the core, behind the segment: does the call go on as it was recorded?"""
         if self.first:
             LOCAL.ran = []
-        before = list(map(observe.version_of, getattr(LOCAL, "watched", ())))
+        before = list(map(core.version_of, getattr(LOCAL, "watched", ())))
         done = run(self, LOCAL.ran)[0]
-        if before and list(map(observe.version_of, LOCAL.watched)) != before:
+        if before and list(map(core.version_of, LOCAL.watched)) != before:
             LOCAL.ran[-1] = done._replace(unsafe=True)
         return takes(self, done)
 

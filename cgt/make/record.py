@@ -140,7 +140,7 @@ def copy_leaves(plan, fills):
         buffer = buffer_apart(t, swaps, spare)
         if fills:
             observe.fill(buffer, t)
-        copies[k] = core.copy(buffer, t, observe.span(t))
+        copies[k] = core.copy(buffer, t, core.span(t))
         swaps.append((t, buffer))
     return swaps, copies
 
@@ -170,7 +170,7 @@ def copy_back(plan, seen):
         t = plan.tensors[k]
         if id(t) in seen.copied.carried and k not in seen.copied.bound:
             (buffer,) = (swap.buffer for swap in seen.copied.swaps[core.storage_id(t)] if swap.leaf is t)
-            seen.copied.backs[k] = core.copy_back(buffer, t, observe.span(t))
+            seen.copied.backs[k] = core.copy_back(buffer, t, core.span(t))
 
 
 def arguments(call, seen):

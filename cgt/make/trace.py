@@ -34,7 +34,6 @@ from ..run.observe import (
     tensors_in,
     touch,
     user_line,
-    version_of,
 )
 from ..run.tokens import see_draw, see_get_state, see_set_state
 from ..words import errors, wrappers
@@ -195,7 +194,7 @@ def pack(packed, results, t):
     graph holds this hook: it must not lead to `seen`, and with it to the call's arguments."""
     saved = Saved()
     saved.tensor = core.view_like(t, t, 0) if core.is_plain(t) else t.detach()
-    saved.version = version_of(t if core.is_plain(t) else saved.tensor)  # whose counter may be another one
+    saved.version = core.version_of(t if core.is_plain(t) else saved.tensor)  # whose counter may be another one
     packed.append(weakref.ref(saved))
     results.append(weakref.ref(saved.tensor))
     return saved

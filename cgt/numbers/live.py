@@ -186,7 +186,7 @@ def tap(seen: Seen, is_mine: Callable[[], bool]) -> tuple[Callable[[], object], 
     if any(type(one) is Int for one in trace.stand_ins):
         homes = {id(plan.places[k].home) for k in trace.held}
         whole = [p for k, p in enumerate(plan.places) if k not in trace.held and id(p.want) not in homes]
-        held += [(place, trace.table_of(place.want)) for place in tables.find(whole, plan.numbers.tables)]
+        held += [(place, trace.table_of(place.want)) for place in filter(tables.is_table, whole)]
     tapped = [
         taps.MAKERS.to(is_mine, functools.partial(make, seen)),
         taps.FUNCTIONS.to(is_mine, functools.partial(compute, seen)),

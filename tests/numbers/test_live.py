@@ -27,7 +27,6 @@ from torch import nn
 from torch.nn import functional as F
 
 import cgt
-from cgt.look import tables
 from cgt.numbers import live, standins
 
 CALLS = 30
@@ -435,21 +434,6 @@ def test_tables_stay_the_user_s(device):
         del mine[4:]
     with pytest.raises(IndexError):
         f(values(device, 8), 9)
-
-
-@pytest.mark.parametrize("named", [False, True])
-def test_all_that_lives_is_looked_at_once_for_a_table_if_at_all(device, monkeypatch, named):
-    """It takes longer than the recording. Reference counts tell that only a place leads to one; that what runs has a variable for it, too, they
-    do not."""
-    box, looks, ways = types.SimpleNamespace(table=[0.5, 0.25, 0.125, 1.0]), [], tables.strange_ways
-    monkeypatch.setattr(tables, "strange_ways", lambda lists: looks.extend(id(p.want) for p in lists) or ways(lists))
-    variable = box.table if named else None
-    f = cgt.jit(lambda x, t: x * box.table[t])
-    for n in (3, 4, 5):
-        for t in (0, 1, 2, 3, 1, 2):
-            assert torch.equal(f(values(device, n), t), values(device, n) * box.table[t])
-    assert cgt.stats(f).records >= 3 and cgt.stats(f).replays >= 9, cgt.explain(f)
-    assert looks == ([id(variable)] if named else [])
 
 
 def test_tables_to_which_two_ways_lead(device):
