@@ -312,7 +312,8 @@ cdef struct Patch:
     # where it writes: nbytes, or two words of 64 bits; COPY_BACK: where it reads; SCALAR, ADDRESS: see cuda.pxi
     char* to
     int64_t nbytes              # ADDRESS: so far behind where the slot begins
-    uint64_t told[2]            # what the exec was told last: an address; seed and offset; SCALAR: bits, is it unknown?
+    # what the exec was told last: an address; seed and offset; SCALAR: bits. SCALAR, ADDRESS: and is it unknown?
+    uint64_t told[2]
     id_t number                 # SCALAR: which; ADDRESS: in the memory of which BOUND; or NONE
     int32_t at, part            # SCALAR, host: argument of the op, element of that or NONE. CUDA: offset in bytes, Form
     id_t segment                # SCALAR: of which read it is the segment; NONE: of the last

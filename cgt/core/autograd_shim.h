@@ -174,16 +174,8 @@ static py::list saved_of(const std::vector<NodePtr>& nodes) {
   return list;
 }
 
-// SavedVariable::grad_fn_ and was_default_constructed_, by the rule that an explicit instantiation may name a private
-// member.
-template <auto GradFn, auto Default>
-struct ReachSaved {
-  friend NodePtr& saved_grad_fn(ag::SavedVariable& s) { return s.*GradFn; }
-  friend bool saved_none(ag::SavedVariable& s) { return s.*Default; }
-};
-NodePtr& saved_grad_fn(ag::SavedVariable& s);
-bool saved_none(ag::SavedVariable& s);
-template struct ReachSaved<&ag::SavedVariable::grad_fn_, &ag::SavedVariable::was_default_constructed_>;
+REACH(SavedGradFn, &ag::SavedVariable::grad_fn_);
+REACH(SavedNone, &ag::SavedVariable::was_default_constructed_);
 
 // Did a backward free anything that the graphs behind these tensors saved, as far as they were made since `since`?
 // (Python can ask by registering hooks, which raises then, and at all that hold None: of 120 such an H100's machine
@@ -192,7 +184,7 @@ static bool graphs_freed(PyObject* tensors, uint64_t since) {
   py::list saved = saved_of(nodes_since(tensors, since));
   return std::any_of(saved.begin(), saved.end(), [](py::handle handle) {
     auto* one = handle.cast<ag::SavedVariable*>();
-    return !one->has_hooks() && !one->get_raw_data()->defined() && !saved_none(*one);
+    return !one->has_hooks() && !one->get_raw_data()->defined() && !(one->*reach(SavedNone()));
   });
 }
 
@@ -389,7 +381,7 @@ static void sinks_cut(PyObject* capsule) {
     if (end.function && end.function->sequence_nr() != UINT64_MAX) end = ag::Edge();
   sinks.roots.clear();
   for (py::handle saved : saved_of(sinks.graph)) {
-    NodePtr& from = saved_grad_fn(*saved.cast<ag::SavedVariable*>());
+    NodePtr& from = saved.cast<ag::SavedVariable*>()->*reach(SavedGradFn());
     if (from && from->sequence_nr() < sinks.since) from = node_ptr(new Sink());
   }
 }
@@ -719,13 +711,7 @@ struct Cut : ag::FunctionPostHook {
 static std::atomic<int64_t> quiet_total{0};  // how many were set so
 static inline int64_t quiet_gradients() noexcept { return quiet_total; }
 
-// Node::mutex_, which an accumulator holds while it adds.
-template <auto Member>
-struct ReachNode {
-  friend std::mutex& node_mutex(ag::Node& n) { return n.*Member; }
-};
-std::mutex& node_mutex(ag::Node& n);
-template struct ReachNode<&ag::Node::mutex_>;
+REACH(NodeMutex, &ag::Node::mutex_);  // which an accumulator holds while it adds
 
 // The accumulator behind an edge, if nobody hears of what comes there, nothing else is to come in this task, and
 // the engine would run it on this stream with this very gradient. Else NULL. The task's mutex is held.
@@ -755,7 +741,7 @@ static ag::AccumulateGrad* quiet_leaf(ag::GraphTask& task, const ag::Edge& edge,
 // What the accumulator does with it. An alias that nobody else holds needs no other one (its detach()).
 static void quiet_give(ag::AccumulateGrad* leaf, at::Tensor&& given) {
   at::Tensor grad = std::move(given);
-  std::lock_guard<std::mutex> lock(node_mutex(*leaf));
+  std::lock_guard<std::mutex> lock(leaf->*reach(NodeMutex()));
   at::Tensor& to = leaf->variable.mutable_grad();
   if (!to.defined() && grad.use_count() == 1 && ag::utils::obeys_layout_contract(grad, leaf->variable)) {
     grad.unsafeGetTensorImpl()->set_allow_tensor_metadata_change(false);

@@ -657,7 +657,7 @@ cdef int cuda_launch(void* exec_, void* stream, int device) except? RAISES nogil
 cdef int cuda_patch(void* exec_, Patch* p) except? RAISES nogil:
     cdef int code = fault(CALL_PATCH)
     if code: return code
-    if p.kind == BOUND: return 0            # its words are told: addresses_bind
+    if p.kind == BOUND: return 0            # its words are told: words_tell
     return cuda_patch_words(exec_, p) if p.kind == WORDS else cuda_patch_copy(exec_, p)
 
 cdef int cuda_patch_copy(void* exec_, Patch* p) except? RAISES nogil:

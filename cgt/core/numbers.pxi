@@ -267,33 +267,41 @@ cdef int numbers_fill(Table* t, id_t n, list rows) except -1:
         r.now.word = r.want = number_bits(value)
     return 0
 
-cdef int scalars_bind(Table* t, id_t n, Driver* d, id_t after=NONE) except -1:
-    """Tell the graphs what came of the numbers, where it is another value: of those that are known behind this read, or
-    before the first."""
-    cdef Node* node = node_row(t, n)
-    cdef Number* r
+cdef int words_tell(Table* t, Node* node, int kind, id_t after, Driver* d) except? RAISES:
+    """Tell the graphs the words of this kind that moved, a node's arguments once, whatever changed in them: numbers
+    that are known behind this read, or before the first; or addresses of rebound slots."""
+    cdef Number* r = NULL
     cdef Patch* p
     cdef Patch* last = NULL
+    cdef uint64_t now
     cdef int32_t k
     cdef int code = 0
     for k in range(node.len[PATCHES]):
         p = node_patch(t, node, k)
-        if p.kind != SCALAR: continue
-        r = node_number(t, node, p.number)
-        if r.after != after: continue
-        if r.now.word == p.told[0] and not p.told[1]: continue
-        if last is not NULL and last.to != p.to: code = d.word_done(scalar_exec(t, node, last), last)
-        if code == 0: code = d.scalar(scalar_exec(t, node, p), p, r)
+        if p.kind != kind: continue
+        if kind == SCALAR: r = node_number(t, node, p.number)
+        if r is not NULL and r.after != after: continue
+        now = r.now.word if r is not NULL else node_patch(t, node, p.number).told[0]
+        if now == p.told[0] and not p.told[1]: continue
+        if last is not NULL and last.to != p.to: code = d.word_done(exec_of(t, node, last), last)
         if code: break
-        p.told[0], p.told[1] = r.now.word, 0
+        if r is NULL: address_write(p, now + p.nbytes)
+        else: code = d.scalar(exec_of(t, node, p), p, r)
+        if code: break
+        p.told[0], p.told[1] = now, 0
         last = p
-    if code == 0 and last is not NULL: code = d.word_done(scalar_exec(t, node, last), last)
+    if code == 0 and last is not NULL: code = d.word_done(exec_of(t, node, last), last)
     for k in range(node.len[PATCHES] if code else 0):       # what the exec was told is not known: it is told anew
         p = node_patch(t, node, k)
-        if p.kind == SCALAR: p.told[1] = 1
+        if p.kind == kind: p.told[1] = 1
+    return code
+
+cdef int scalars_bind(Table* t, id_t n, Driver* d, id_t after=NONE) except -1:
+    cdef Node* node = node_row(t, n)
+    cdef int code = words_tell(t, node, SCALAR, after, d)
     if code == 0 and after == NONE: node.stale = 0
     return check(path_row(t, node.path).driver, code, CALL_PATCH)
 
-cdef inline void* scalar_exec(Table* t, Node* node, Patch* p) noexcept nogil:
+cdef inline void* exec_of(Table* t, Node* node, Patch* p) noexcept nogil:
     """Of the segment that the patch belongs to."""
     return node.exec if p.segment == NONE else node_read(t, node, p.segment).exec

@@ -1,8 +1,8 @@
 """Lists and tuples of numbers from which a number that changes chooses (`betas[t]`): in a recording the core looks them
 up.
 
-Something of ours lies in such a list's places while a run is traced (live.py). Where another way leads to the list, and
-the run changes it that way, it is told when the run is over, and undone."""
+Something of ours lies in such a list's places while a run is traced (live.py): one for all of them. A list to which the
+code can come by another way, too, is none; where one does all the same, and changes it, the run is undone."""
 
 import array
 import operator

@@ -457,6 +457,29 @@ def test_tables_to_which_two_ways_lead(device):
         assert torch.equal(f(values(device, 8), t), g(values(device, 8), t)) and tables[0] == tables[1]
 
 
+def test_table_at_two_places_is_one(device):
+    def make():
+        table = [0.001 * (k + 1) for k in range(CALLS)]
+        one, other = Box(betas=table), Box(betas=table)
+
+        def function(x, t):
+            return x * one.betas[t] + other.betas[-t - 1] * (1 if one.betas is other.betas else 2)
+
+        return function, lambda t: (values(device, 8), t), tuple
+
+    agree(make, STEPS, most=3)
+
+
+@pytest.mark.parametrize(("way", "held"), [(lambda l: l, lambda l: l), (lambda l: (l,), lambda l: l[0]), (lambda l: {"of": (0, l)}, lambda l: l["of"][1])])
+def test_list_that_a_call_has_in_its_hand_is_no_table(device, way, held):
+    """It must be the one in the place, to `is` as well."""
+    box, mine = Box(betas=[0.5, 0.25, 0.125, 1.0]), [0.5, 0.25, 0.125, 1.0]
+    given = way(box.betas)
+    f = cgt.jit(lambda x, t, given: x * box.betas[t] * (2 if held(given) is box.betas else 3))
+    for k in range(12):
+        assert torch.equal(f(values(device, 8), k % 4, given), values(device, 8) * mine[k % 4] * 2), k
+
+
 @pytest.mark.parametrize("shape", [(CALLS,), (CALLS, 8)])
 def test_rows_of_a_tensor(device, shape):
     def make():
