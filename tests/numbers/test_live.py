@@ -470,7 +470,7 @@ def test_table_at_two_places_is_one(device):
     agree(make, STEPS, most=3)
 
 
-@pytest.mark.parametrize(("way", "held"), [(lambda l: l, lambda l: l), (lambda l: (l,), lambda l: l[0]), (lambda l: {"of": (0, l)}, lambda l: l["of"][1])])
+@pytest.mark.parametrize(("way", "held"), [(lambda one: one, lambda one: one), (lambda one: (one,), lambda one: one[0]), (lambda one: {"of": (0, one)}, lambda one: one["of"][1])])
 def test_list_that_a_call_has_in_its_hand_is_no_table(device, way, held):
     """It must be the one in the place, to `is` as well."""
     box, mine = Box(betas=[0.5, 0.25, 0.125, 1.0]), [0.5, 0.25, 0.125, 1.0]
