@@ -417,14 +417,6 @@ class Readouts(NamedTuple):
     handed: dict  # memory on the host that only the result gets -> what keeps that name its own
 
 
-class Finite(NamedTuple):
-    """Of gradient scalers and other looks for infinities (finite.py)."""
-
-    # (op, line, where the magnitudes of its inputs and of its results come, does it name an infinity, a NaN)
-    ops: list
-    measured: list  # memory of the tensors whose magnitudes are taken
-
-
 class Generators(NamedTuple):
     """Random numbers (record.py, tokens.py)."""
 
@@ -553,7 +545,6 @@ class Seen:
     copied: Copied = fresh(maker_of(Copied))
     reads: ReadValues = fresh(maker_of(ReadValues))
     readouts: Readouts = fresh(maker_of(Readouts))
-    finite: Finite = fresh(maker_of(Finite))
     generators: Generators = fresh(maker_of(Generators))
     constants: Constants = fresh(maker_of(Constants))
     code: RanCode = fresh(maker_of(RanCode))
@@ -571,7 +562,7 @@ class Seen:
     touched: dict = fresh(dict)  # memory from outside -> a tensor of it
     written: set = fresh(set)
     raw: set = fresh(set)  # memory whose address was asked for
-    own: list = fresh(list)  # of places.Place: cgt's own that the run changed (probes.py, finite.py)
+    own: list = fresh(list)  # of places.Place: cgt's own that the run changed (probes.py)
     computed: bool | None = None  # with some it did; False: and more depends on one than ops and comparisons
     late: int = 0  # so many values came until the last that was read behind a write to memory from outside
     asks_which: bool = False  # it is not the same to it which tensor lies in a place

@@ -21,7 +21,6 @@ import cgt_core as core
 import torch
 from cgt_core import APPENDS, EMPTY
 
-from ..cuts import finite
 from ..data import LIVE_NUMBER, Audits, Call, State
 from ..look import containers, impure, places
 from ..make import autograd, islands, probes, trace
@@ -236,7 +235,7 @@ def find_scope(call: Call, node: int) -> "Scope | str":
     paths, ones, written = map(list, zip(*tensors, strict=True) if tensors else ((), (), ()))
     return Scope(
         device, paths, ones, written, spent,
-        singles=[p for p in found if p.kind not in (*LENGTHS, EMPTY) and p.home is not finite.FOUND],
+        singles=[p for p in found if p.kind not in (*LENGTHS, EMPTY)],
         lengths=[p for p in found if p.kind in LENGTHS],
         homes=list({id(home): home for home in homes}.values()),
         sources=[(path, one) for path, one in held if type(one) in kinds],

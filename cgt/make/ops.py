@@ -12,7 +12,7 @@ import cgt_core as core
 import torch
 from cgt_core import CUDA
 
-from ..cuts import apart, finite, segments
+from ..cuts import apart, segments
 from ..data import Seen
 from ..numbers import addresses, counters, live, scalars
 from ..run import blank, constants, tape
@@ -33,7 +33,7 @@ from ..run.observe import (
     user_line,
 )
 from ..run.tokens import how_far, see_draw
-from ..words import errors, options, wrappers
+from ..words import errors, wrappers
 from ..words.private import OpOverload
 from . import packed
 from .facts import (
@@ -491,11 +491,6 @@ def mirror_written(seen, call):
         torch.autograd.graph.increment_version([t] * max(0, version - core.version_of(t)))
 
 
-def check_finite(seen, call):
-    """NaN and infinity, where somebody asks for them."""
-    finite.note(seen, call.op, call.args, call.kwargs, call.inputs, call.fresh, call.written)
-
-
 BEHIND = (
     Watcher(unwrap, "the others take plain tensors", lambda op, facts: facts.namespace in COLLECTIVES),
     Watcher(
@@ -509,7 +504,6 @@ BEHIND = (
     Watcher(note_constant, "new memory has its name"),
     Watcher(put_on_tape, "what is refused by now is on no tape", when=lambda seen: seen.run.recording),
     Watcher(mirror_written, "the tape has the op whose writes are copied", when=lambda seen: seen.copied.swaps),
-    Watcher(check_finite, "it looks at what the op left", when=lambda seen: options.NAN),
 )
 
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import cgt_core as core
 import torch
 
-from ..cuts import apart, finite, readout, segments
+from ..cuts import apart, readout, segments
 from ..data import Attempt, Behind, Call, Draft, EffectRow, Plan, Seen, Words, remember
 from ..look import containers, impure, places
 from ..numbers import addresses, counters, live
@@ -199,7 +199,6 @@ def watch(state, attempt, fills, pool=0):
 def on_host(call, attempt):
     """The function runs for real while the tape is written. What it raises is the user's own."""
     plan = attempt.plan
-    finite.ready(-1)
     try:
         begin(attempt, -1)
         # Code that is given a number of ours may raise where eager's would not.
@@ -260,7 +259,6 @@ def on_cuda(call, attempt):
     attempt.before = snapshot(call, plan)
     handles, captured = [], []
     tap_exports(leaves)
-    finite.ready(device)
 
     def run():
         for d in (device, *plan.others):

@@ -15,7 +15,7 @@ import cgt_core as core
 import torch
 from cgt_core import CUDA, HOST
 
-from ..cuts import finite, readout, segments
+from ..cuts import readout, segments
 from ..data import Leaves, Seen
 from ..look import impure
 from ..numbers import addresses, counters, live
@@ -98,7 +98,6 @@ def run(seen: Seen, function: Callable[..., object], args: tuple, kwargs: dict) 
     before = references(seen)
     called = functools.partial(given, seen, observer, function, args, kwargs)
     result = live.close(seen, [core.within(brackets, called)])  # a caller's stack may hold what it passes
-    finite.close(seen, getattr(function, "__qualname__", "a function"))
     seen.is_own = sys.getrefcount(result) <= OWNED
     if handovers:
         vet_threads(seen)

@@ -200,13 +200,17 @@ NO_LINE = "the backward pass"  # autograd's threads have no frames
 
 
 def user_line(seen: Seen) -> str:
-    """file:line of the innermost frame that is neither PyTorch's nor ours, or NO_LINE."""
+    return line_in(seen.code.user)
+
+
+def line_in(files: dict[str, bool]) -> str:
+    """file:line of the innermost frame that is neither PyTorch's nor ours, or NO_LINE. `files`: what is known."""
     frame: types.FrameType | None = sys._getframe(1)
     while frame is not None:
         name = frame.f_code.co_filename
-        mine = seen.code.user.get(name)
+        mine = files.get(name)
         if mine is None:
-            mine = seen.code.user[name] = not name.startswith(NOT_USER_CODE)
+            mine = files[name] = not name.startswith(NOT_USER_CODE)
         if mine:
             return f"{name}:{frame.f_lineno}"
         frame = frame.f_back
