@@ -8,6 +8,7 @@ def state_op(object generator, object state, bint sets): tape_state(TABLE.rec.ex
 def fork_drop(): tape_pop(TABLE.rec.exec)
 def graph_length(): return cuda_length(&TABLE.rec)
 def graph_mark(): return cuda_mark_here(&TABLE.rec)
+def graph_shots(int first): return [cuda_shot(<cu.CUgraphNode><uintptr_t>one) for one in cuda_nodes(&TABLE.rec, first)]
 def moved_generator(uintptr_t handle): return generator_moved(<void*>handle)
 def follow_generator(uintptr_t handle): generator_follow(<void*>handle, cuda_capture_id(&TABLE.rec))
 def point_generator(uintptr_t handle, object seed_word, object offset_word, uint64_t moved):
@@ -69,11 +70,6 @@ def scalar(int number, object value, int at, int part):
     p.number, p.at, p.part, p.segment = number, at, part, TABLE.rec_reads.n
     p.told[0] = number_bits(value)
     p.handle = <void*><uintptr_t>tape_last(TABLE.rec.exec)
-
-def graph_shots(int first):
-    """[(handle, kind, what must be the same, ((offset, bytes), ...)), ...] of the nodes from this one on; kind 0:
-    kernels, with their arguments."""
-    return [cuda_shot(<cu.CUgraphNode><uintptr_t>node) for node in cuda_nodes(&TABLE.rec, first)]
 
 def graph_back(int first, list marks):
     """Nodes from this one on are taken out when the graph is complete; what comes next stands behind `marks` (of
