@@ -2,7 +2,6 @@
 # is one of the chapters' and shims', where it is told what it does.
 
 def abort(): record_abort(&TABLE)
-def copy(object to, object source, int64_t nbytes): return record_copy(&TABLE, COPY_SOURCE, to, source, nbytes)
 def copy_back(object source, object to, int64_t nbytes): return record_copy(&TABLE, COPY_BACK, source, to, nbytes)
 def state_op(object generator, object state, bint sets): tape_state(TABLE.rec.exec, generator, state, sets)
 def fork_drop(): tape_pop(TABLE.rec.exec)
@@ -139,6 +138,15 @@ def bind(int copy):
     cdef Patch* p = rec_patch(&TABLE, copy)
     if p.nbytes: check(TABLE.rec.driver, DRIVERS[TABLE.rec.driver].bind(&TABLE.rec, p), CALL_COPY)
     p.kind = BOUND
+
+def copy(object to, object source, int64_t nbytes):
+    """Record that a copied slot is copied; one on the host is FED."""
+    cdef bint fed = tensor_device(<PyObject*>to) != tensor_device(<PyObject*>source)
+    return record_copy(&TABLE, FED if fed else COPY_SOURCE, to, source, nbytes)
+
+def feed_waits(int copy):
+    """Whoever calls may overwrite the slot's memory once the call is over, wherever it lies."""
+    rec_patch(&TABLE, copy).told[1] = 1
 
 def generator_now(object generator):
     """(seed, offset) of a generator on a GPU. Not in a capture."""

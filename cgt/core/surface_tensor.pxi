@@ -5,6 +5,7 @@ def set_version(object t, int version): out_set_version(<PyObject*>t, version)
 def alias(object t): return tensor_alias(t)
 def fixed(object t): return tensor_fixed(t)
 def view_like(object base, object like, int64_t shift): return tensor_like(base, like, shift)
+def dtype_of(int64_t number): return dtype_at(number)
 def is_plain(object t): return tensor_is_plain(<PyObject*>t) != 0
 def is_lent(object t): return tensor_is_lent(<PyObject*>t)
 def address(object t): return <uintptr_t>tensor_ptr(<PyObject*>t)
