@@ -8,7 +8,6 @@ function of its operands and of what else it reads, which makes its results, wri
 behind. One that is not is left before it did harm, and the call is PyTorch's own."""
 
 import functools
-import sys
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -36,11 +35,8 @@ def prepare(device: int, stream: torch.cuda.Stream) -> None:
     core.load_decide_kernel(device)
 
 
-def see_fork(seen: Seen, before: int | None, name: str, args: tuple, plain: Callable[[], object]) -> object:
-    """A call of torch.cond or while_loop, as PyTorch has checked it; plain() compiles and runs it. `before`: see
-    modules."""
-    if before is not None:
-        forget_imports(seen, before)
+def see_fork(seen: Seen, name: str, args: tuple, plain: Callable[[], object]) -> object:
+    """A call of torch.cond or while_loop, as PyTorch has checked it; plain() compiles and runs it."""
     if seen.reason is not None or seen.inside:
         return plain()
     states = states_of(seen)
@@ -52,20 +48,6 @@ def see_fork(seen: Seen, before: int | None, name: str, args: tuple, plain: Call
             raise
         put_back(seen, states)
         return plain()
-
-
-def modules() -> int | None:
-    """How many modules there are before Dynamo comes; None when it is there."""
-    return None if "torch._dynamo" in sys.modules else len(sys.modules)
-
-
-def forget_imports(seen, before):
-    """torch.cond and while_loop have imported Dynamo, and with it the like of SymPy: what ran there is not the
-    function's."""
-    new = {getattr(module, "__file__", None) for module in list(sys.modules.values())[before:]}
-    seen.code.started.difference_update(
-        [code for code in list(seen.code.started) if code is not None and code.co_filename in new]
-    )
 
 
 def vet_call(seen, name, operands):
