@@ -313,8 +313,8 @@ cdef struct Patch:
     # where it writes: nbytes, or two words of 64 bits; COPY_BACK: where it reads; SCALAR, ADDRESS: see cuda.pxi
     char* to
     int64_t nbytes              # ADDRESS: so far behind where the slot begins
-    # what the exec was told last: an address; seed and offset; FED: 0, is it waited for?; SCALAR: bits. SCALAR, ADDRESS:
-    # and is it unknown?
+    # what the exec was told last: an address; seed and offset; FED: 0, is it waited for?; SCALAR: bits. Of SCALAR and
+    # ADDRESS: is it unknown?
     uint64_t told[2]
     id_t number                 # SCALAR: which; ADDRESS: in the memory of which BOUND; or NONE
     int32_t at, part            # SCALAR, host: argument of the op, element of that or NONE. CUDA: offset in bytes, Form
