@@ -5,7 +5,6 @@ dataclass keep their identity, which the function may ask for or store: their en
 the run. A tuple is made anew. What a run that comes to nothing did to any of them is undone."""
 
 import collections
-import dataclasses
 import operator
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -14,6 +13,7 @@ from ..words.pytree import is_namedtuple
 
 # Larger containers are data, and so are longer lists and tuples of nothing but numbers.
 MOST_ENTRIES, MOST_IN_ROW, DEEPEST = 64, 8, 4
+FIELDS = "__dataclass_fields__"  # is_dataclass() would count as code that ran, and opens objects
 
 
 def parts_of(value: Any) -> list[tuple[str, Any, Any]]:
@@ -28,7 +28,7 @@ def parts_of(value: Any) -> list[tuple[str, Any, Any]]:
         return [(f"[{k}]", k, x) for k, x in enumerate(value)]
     if is_namedtuple(value):
         return [(f".{name}", k, x) for k, (name, x) in enumerate(zip(kind._fields, value, strict=False))]
-    if hasattr(kind, "__dataclass_fields__") and hasattr(value, "__dict__"):  # no code of the library's: it would count
+    if hasattr(kind, FIELDS) and hasattr(value, "__dict__"):
         # No property in front of it.
         return [(f".{name}", name, x) for name, x in vars(value).items() if getattr(value, name, None) is x]
     return []
@@ -109,7 +109,7 @@ def contents(values: Iterable[object]) -> list[tuple[dict | list, list]]:
     while waiting:
         value = waiting.pop()
         if not isinstance(value, (dict, list, tuple)):
-            if isinstance(value, type) or not dataclasses.is_dataclass(value) or not hasattr(value, "__dict__"):
+            if not (hasattr(type(value), FIELDS) and hasattr(value, "__dict__")):
                 continue
             value = vars(value)
         if isinstance(value, tuple):

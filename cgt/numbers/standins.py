@@ -234,8 +234,6 @@ def settle(x: Any) -> Any:
 
 
 def floor(self):
-    if type(plain_of(self)) is int:
-        return self
     whole = self // 1
     return whole.node.trace.step(core.AS_INT, int, whole) if type(whole) in STAND_INS else math.floor(settle(self))
 

@@ -148,7 +148,7 @@ def find_shared(result: object, is_own: bool) -> list[list | dict]:
 
 def flatten_put(value: object, is_made: Callable[[torch.Tensor], bool], numbers: Container[str]) -> Flat:
     """The same of what the call left in a place. `numbers`: paths of those that are others at each call."""
-    return flatten(value, ROOT, objects=Objects(is_made, []), live=numbers)
+    return _flattened([(value, ROOT)], (), Objects(is_made, []), numbers)
 
 
 def find_held(result: object, values: list[list], is_made: Callable[[torch.Tensor], bool]) -> list[object]:
