@@ -13,7 +13,7 @@ from ..words.pytree import is_namedtuple
 
 # Larger containers are data, and so are longer lists and tuples of nothing but numbers.
 MOST_ENTRIES, MOST_IN_ROW, DEEPEST = 64, 8, 4
-FIELDS = "__dataclass_fields__"  # is_dataclass() would count as code that ran, and opens objects
+FIELDS = "__dataclass_fields__"  # the module that tells them would count as code that ran, and opens objects
 
 
 def parts_of(value: Any) -> list[tuple[str, Any, Any]]:
