@@ -7,6 +7,7 @@ may fill, and belong to the mechanism that it names. What else changes is a data
 of a function between its misses, `Seen` what one run shows, `Attempt` what must be undone if one recording fails."""
 
 import dataclasses
+import functools
 import weakref
 from collections.abc import Callable
 from typing import Any, NamedTuple, dataclass_transform
@@ -28,6 +29,7 @@ def fresh(kind: Callable[[], object]) -> Any:
     return dataclasses.field(default_factory=kind)
 
 
+@functools.cache
 def maker_of(record: Any) -> Callable[[], Any]:
     """Makes such a record. What has no other value to begin with is a container, or a record of such."""
     kinds = [kind for name, kind in record.__annotations__.items() if name not in record._field_defaults]
@@ -277,6 +279,9 @@ class Call(NamedTuple):
     flat: Flat | Any  # its arguments, flattened; None until they are
     args: tuple
     kwargs: dict
+    # The next two once it is flattened.
+    driver: int | None = None  # None: no call with arguments on such devices was warmed yet
+    device: int = -1  # index of the one on which it is recorded; -1: the host
 
 
 class Reached(NamedTuple):

@@ -25,7 +25,7 @@ from ..cuts import finite
 from ..data import LIVE_NUMBER, Audits, Call, State
 from ..look import containers, impure, places
 from ..make import autograd, islands, probes, trace
-from ..make.plan import device_of, driver_of, flattened, leaves_of, reach_generators
+from ..make.plan import flattened, leaves_of, reach_generators
 from ..run.devices import one_thread
 from ..run.observe import buffer_for, fill, observe, span, version_of, warn
 from ..run.taps import threads_beside
@@ -150,7 +150,7 @@ def reading(call, spent, copies):
 def run_eagerly(call, answers, observed):
     """(what was observed, the result, what it raised). By default nobody looks at its ops: that takes ten times as
     long."""
-    seen = observe(driver_of(call.state, call.flat), device_of(call.state, call.flat), call.state.graph, ops=[])
+    seen = observe(call.driver, call.device, call.state.graph, ops=[])
     if observed:
         body = functools.partial(trace.run, seen, call.function, call.args, call.kwargs)
     else:  # jitted functions inside are plain ones, as under an observer; a backward runs in this thread, which pauses
@@ -221,7 +221,7 @@ class Scope(NamedTuple):
 def find_scope(call: Call, node: int) -> "Scope | str":
     """Or a sentence why what this recording changes, or another one that the values which it reads may come to, cannot
     be put back."""
-    state, device = call.state, device_of(call.state, call.flat)
+    state, device = call.state, call.device
     nodes = alternatives(state, node)
     tensors = tensors_of(call, nodes)
     spent = [1 + k for k, _ in autograd.find_dying(state.graph, call.args)] if state.graph is not None else []

@@ -24,8 +24,6 @@ from ..look import empties, impure, places
 from ..make import autograd, describe, escapes, islands, moving, record, trace
 from ..make.optional import collectives
 from ..make.plan import (
-    device_of,
-    driver_of,
     find_followable,
     find_mobile,
     flattened,
@@ -43,7 +41,7 @@ from ..numbers import counters, live
 from ..run import blank, tokens
 from ..run.observe import note_strays, observe
 from ..run.taps import is_alone, threads_beside
-from ..words import errors, options, pytree
+from ..words import errors, options, private, pytree
 from ..words.private import outside_dynamo
 from . import account, audit, lessons, logs, verdicts, verify
 from .backwards import forward_of, prove, readable, run_again
@@ -168,7 +166,7 @@ def attend(call):
         return reason, None
     if not is_spec(call):
         call = call._replace(spec=find_spec(state, call.flat))
-    first = driver_of(state, call.flat) is None
+    first = call.driver is None
     reason = verdicts.wait(call, first)
     if reason is not None:
         return reason, None
@@ -177,8 +175,7 @@ def attend(call):
     kind = "warm" if run is warm else "record"
     why, before = logs.listens("record") and verdicts.why_new(call, first), core.fn_counts(state.f)[:5]
     try:
-        # Optimizers have such ranges, too: what torch.ops makes at the first one is made in front of their code.
-        with torch.profiler.record_function(f"cgt.{kind} {state.name}"):
+        with private.named_range(f"cgt.{kind} {state.name}"):
             result = account.timed(state, run, call, first=before[0] == 1)
     except errors.CgtError:
         raise
@@ -284,11 +281,11 @@ def record_node(call, attempt):
 def prepare(call, attempt, around):
     """attempt.plan: what is decided before the function runs; or the reason why nothing is recorded. Begins an
     iteration if the call does."""
-    state, flat = call.state, call.flat
+    state = call.state
     reason = around if isinstance(around, str) else impure.unasked(around.found.sources)
     if reason is not None:
         return reason
-    path, parent = place_in_tree(state, flat, around.tensors)
+    path, parent = place_in_tree(call, around.tensors)
     reason = verdicts.over_limit(call, path, parent)
     attempt.passing = reason is not None
     if reason is not None:
@@ -304,7 +301,7 @@ def prepare(call, attempt, around):
         misplaced(state, missed),
     )  # fmt: skip
     try:
-        core.with_paths(functools.partial(core.go_on, device_of(state, flat), parent, around.tensors))
+        core.with_paths(functools.partial(core.go_on, call.device, parent, around.tensors))
     except core.DriverError as error:  # no memory for what the last iteration left held
         attempt.passing = True
         return record.failure(error)
@@ -336,7 +333,8 @@ def capture(call, attempt):
     if moved and plan.driver == CUDA:  # into a capture that has not run
         return errors.replaced(moved)
     seen.reason = seen.reason or (errors.replaced(moved) if moved else None)
-    attempt.plan = plan._replace(was=[was._replace(alias=None) for was in plan.was])  # their memory can go
+    if plan.driver == CUDA:
+        attempt.plan = plan._replace(was=[was._replace(alias=None) for was in plan.was])  # their memory can go
     return None
 
 
@@ -550,11 +548,13 @@ def backward_site(state, graph, draft):
 def note_recorded(state, plan, seen, node):
     """Remember that the function has a recording more, and what looks at its replays."""
     core.fn_count(state.f, "records")
-    remember(state, unguarded=plan.found.notes, left=0, lessons=0, blamed=None)
-    account.book(state, failed=0)
+    learnt = state.learnt
+    remember(
+        state, unguarded=plan.found.notes, left=0, lessons=0, blamed=None, account=learnt.account._replace(failed=0),
+        exchanges=learnt.exchanges or seen.exchanges,
+    )  # fmt: skip
     audit.plan_next(state, node, replays=0)
     verify.begin(state, node)
     if seen.exchanges:
-        remember(state, exchanges=True)
         collectives.watch_groups(free_exchanging)
         collectives.watch_replays(node, plan.device)

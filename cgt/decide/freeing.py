@@ -8,7 +8,6 @@ from cgt_core import CUDA, NONE
 
 from ..data import Call, Learnt, State, maker_of, remember
 from ..make import record
-from ..make.plan import device_of, driver_of
 from ..words import errors
 from . import budget as budgets
 from . import logs, verdicts
@@ -96,12 +95,12 @@ def vet_dropout(call: Call) -> str | None:
     """A sentence if the function's recurrent layers begin with another random state of cuDNN's at this call, or None.
     Recordings with the old one fit no call any more."""
     state = call.state
-    if not state.learnt.recurrent or driver_of(state, call.flat) != CUDA:
+    if not state.learnt.recurrent or call.driver != CUDA:
         return None
     for n in core.fn_nodes(state.f):
         if n in state.keep and core.node_is_spent(n):  # freeing one frees those behind it
             drop_node(n)
-    return errors.cudnn_dropout() if core.dropout_begins_anew(device_of(state, call.flat)) else None
+    return errors.cudnn_dropout() if core.dropout_begins_anew(call.device) else None
 
 
 def make_place(call: Call, path: int, parent: int) -> None:

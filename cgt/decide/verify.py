@@ -14,7 +14,7 @@ import cgt_core as core
 from cgt_core import REBOUND
 
 from ..data import Audits, Call, Draft, Seen, State
-from ..make.plan import device_of, flattened
+from ..make.plan import flattened
 from ..words import errors, options, pytree
 from . import audit
 
@@ -45,9 +45,7 @@ def run(call: Call, node: int, replay: Callable[[], object], drop: Callable[...,
     with contextlib.suppress(pytree.Incomparable):
         call = flattened(call)
         stays = state.graph is None and not kept.changes
-        scope = (
-            audit.Scope(device_of(state, call.flat), *[[] for _ in range(9)]) if stays else audit.find_scope(call, node)
-        )
+        scope = audit.Scope(call.device, *[[] for _ in range(9)]) if stays else audit.find_scope(call, node)
     if not isinstance(scope, audit.Scope):
         return replay()
     paths = [

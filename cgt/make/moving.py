@@ -352,9 +352,11 @@ def is_replaced(place: Place) -> bool:
     """Did the run put another tensor there, or another tuple of them? As it was read before, its place is followed, and
     as a replay stores it, free."""
     now = value_at(place)
+    if now is place.want:
+        return False
     then, ones = (places.tensors_at(value) for value in (place.want, now))
     alike = len(ones) == len(then) > 0 and (type(now) is tuple) == (type(place.want) is tuple)
-    return now is not place.want and alike and all(type(one) is torch.Tensor for one in ones)
+    return alike and all(type(one) is torch.Tensor for one in ones)
 
 
 def is_asked(seen: Seen, place: Place) -> bool:

@@ -372,15 +372,25 @@ def proceed(seen, call):
         return apart.record(seen, call.op, call.args, call.kwargs)
     if not call.usual and is_capture(seen) and packed.is_one(call.op, call.args, call.kwargs):
         return packed.record(call.op, call.args, call.kwargs)
+    return run_told(seen, call) if call.numbers or call.instead else run_op(seen, call)
+
+
+def run_op(seen, call):
+    """The op itself; which one failed is remembered."""
+    try:
+        return core.proceed(call.instead)
+    except Exception as error:
+        apart.learn(seen, call.op, call.facts, call.args, call.kwargs, call.written, error)
+        raise
+
+
+def run_told(seen, call):
+    """The same of an op in which are live numbers or copies of arguments: with what is asked of it later."""
     call.before = core.graph_length() if (call.numbers or call.movable) and is_capture(seen) else 0
     moved = how_far(seen) if call.movable and call.facts.draws else None
     pairs = zip(call.inputs, call.instead, strict=True) if call.written and call.instead else ()
     copies = [(t, one, version_of(t) - version_of(one)) for t, one in pairs if t is not one]
-    try:
-        results = core.proceed(call.instead)
-    except Exception as error:
-        apart.learn(seen, call.op, call.facts, call.args, call.kwargs, call.written, error)
-        raise
+    results = run_op(seen, call)
     call.end = core.graph_length() if call.movable else 0
     call.counted = [(t, version_of(one) + ahead) for t, one, ahead in copies]
     # Not what counts somewhere, a collective or a draw, whose op did: it would do so again.
@@ -438,9 +448,11 @@ def find_fresh(seen, call):
     """Which results are new memory."""
     if not all(map(core.is_plain, call.results)):
         refuse(seen, errors.layout(str(call.op), user_line(seen), odd_kind(call.results)))
-    of_number = not call.inputs and call.facts.views  # C++ made a tensor of it, whose memory is not the recording's
-    seen.alive.objects.extend(map(core.alias, call.results if of_number else ()))
-    call.fresh = [t for t in call.results if core.storage_id(t) not in call.known and not of_number]
+    if call.facts.views and not call.inputs:  # of a number, of which C++ made a tensor: its memory is not ours
+        seen.alive.objects.extend(map(core.alias, call.results))
+        call.fresh = []
+    else:
+        call.fresh = [t for t in call.results if core.storage_id(t) not in call.known]
     if not call.fresh:
         vet_effect(seen, call.op, call.facts, call.written)
     if seen.cuts.bodies:
@@ -451,8 +463,9 @@ def find_fresh(seen, call):
 
 def note_fresh(seen, call):
     """The new memory, and where the user called what made or wrote it."""
-    line = user_line(seen) if call.fresh or (call.written and seen.run.recording) else ""
-    if line and seen.run.recording:
+    recording = seen.run.recording
+    line = user_line(seen) if call.fresh or (call.written and recording) else ""
+    if line and recording:
         seen.trail.append((call.op, line))
     for t in call.fresh:
         if t.is_cuda and (strange := vet_gpus(seen, call.op, call.inputs, [t])) is not None:

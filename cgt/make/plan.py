@@ -40,24 +40,9 @@ def leaf_devices(flat: pytree.Flat) -> frozenset[str]:
     return frozenset({t.device.type for t in flat.tensors})
 
 
-def driver_of(state: State, flat: pytree.Flat) -> int | Any:
-    """The driver for a call with these leaves; None before the first one."""
-    if state.graph is not None:
-        return state.graph.driver
-    return state.learnt.devices.drivers.get(leaf_devices(flat))
-
-
-def device_of(state: State, flat: pytree.Flat) -> int:
-    """Index of the device on which a call is recorded; -1 is the host."""
-    if state.graph is not None:
-        return state.graph.device
-    return home_of(flat.tensors, state.learnt.devices.homes) if driver_of(state, flat) == CUDA else -1
-
-
-def place_in_tree(state: State, flat: pytree.Flat, tensors: Iterable[torch.Tensor]) -> tuple[int, int]:
-    """(path, node behind which a call with these tensors belongs; NONE: it begins an iteration)."""
-    device = device_of(state, flat)
-    return core.path_state(device)[0], core.parent_of(device, state.f, list(tensors))
+def place_in_tree(call: Call, tensors: Iterable[torch.Tensor]) -> tuple[int, int]:
+    """(path, node behind which the call, with these tensors, belongs; NONE: it begins an iteration)."""
+    return core.path_state(call.device)[0], core.parent_of(call.device, call.state.f, list(tensors))
 
 
 def misses(call: Call, path: int, parent: int) -> list[tuple[int, int, int]]:
@@ -76,11 +61,14 @@ def places_first(missed: list[tuple[int, int, int]]) -> list[tuple[int, int, int
 
 
 def flattened(call: Call) -> Call:
-    """The call with its arguments flattened, by what is known of the function's numbers now. Incomparable: one of them
-    cannot be compared from call to call."""
-    state = call.state
+    """The call with its arguments flattened, by what is known of the function's numbers now, and where it is recorded.
+    Incomparable: an argument cannot be compared from call to call."""
+    state, graph, known = call.state, call.state.graph, call.state.learnt.devices
     flat = pytree.flatten_call(call.args, call.kwargs, *state.opts.static, state.learnt.numbers.live)
-    return call._replace(flat=flat)
+    if graph is not None:
+        return call._replace(flat=flat, driver=graph.driver, device=graph.device)
+    driver = known.drivers.get(leaf_devices(flat))
+    return call._replace(flat=flat, driver=driver, device=home_of(flat.tensors, known.homes) if driver == CUDA else -1)
 
 
 def leaves_of(flat: pytree.Flat) -> list[torch.Tensor | int | float]:
@@ -177,7 +165,8 @@ def plan_call(
     """The Plan of a call that goes behind `parent`, or a sentence. `followable`, `mobile`: see find_followable,
     find_mobile. `moves`: as of Plan. `changed`: paths of places that kept others from fitting."""
     state, flat, graph, found, tensors = call.state, call.flat, call.state.graph, around.found, around.tensors
-    driver, device = driver_of(state, flat), device_of(state, flat)
+    driver: int | Any = call.driver
+    device = call.device
     others = tuple(sorted(state.learnt.devices.gpus - {device})) if driver == CUDA and graph is None else ()
     gathered = next((path for path, one in found.sharded if is_gathered(one)), None)
     # A backward would let go of its memory, and a capture that comes to nothing, too.
@@ -358,12 +347,16 @@ def choose_copied(state, named, tensors, written, leaves, parent, moves):
     if state.opts.inputs == "pinned" or (state.learnt.hidden and state.graph is None):
         return [], {}
     moved = {k for _, slots, first in moves if not first for k in slots}
+    named = [
+        (k, path) for k, path in named
+        if may_copy(state, path, tensors[k], written) and not stays(state, path, tensors[k], parent, k in moved)
+    ]  # fmt: skip
+    if not named:
+        return [], {}
     ranges = [(t, core.address(t), core.address(t) + span(t)) for t in tensors]
     chosen, neighbours = [], {}
-    for k, path in named:
+    for k, _ in named:
         t, lo, hi = ranges[k]
-        if not may_copy(state, path, t, written) or stays(state, path, t, parent, k in moved):
-            continue
         if not lo and hi:
             continue  # its memory was given back, or taken away: the op that reads it raises
         beside = overlaps(ranges, k)
