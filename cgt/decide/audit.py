@@ -110,7 +110,9 @@ def compare(
     if answers:  # these parts drew what they drew, and are not run again
         before = before._replace(sources=after.sources, generators=after.generators)
     give_back(before)
-    observed = not audits.doubling or is_watched(state.keep[node], scope)
+    # torch.cond and cgt.tap ask whether somebody looks at the function's ops.
+    asks = bool(state.keep[node].forks) or any(p.home is probes.TAPPED for p in scope.singles)
+    observed = not audits.doubling or asks
     seen, theirs, raised = run_eagerly(reading(call, scope.spent, copies), answers, observed)
     state.audited += 1
     if isinstance(raised, torch.OutOfMemoryError):
@@ -162,11 +164,6 @@ def run_eagerly(call, answers, observed):
         return seen, core.with_paths(functools.partial(islands.answering, answers, body)) if answers else body(), None
     except Exception as error:
         return seen, None, error
-
-
-def is_watched(kept, scope):
-    """Does the function ask whether somebody looks at its ops, as torch.cond and cgt.tap do?"""
-    return bool(kept.forks) or any(p.home is probes.TAPPED for p in scope.singles)
 
 
 def unheard(op, args, kwargs):

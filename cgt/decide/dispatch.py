@@ -28,7 +28,6 @@ from ..make.plan import (
     find_mobile,
     flattened,
     leaves_of,
-    misplaced,
     misses,
     note_moves,
     place_in_tree,
@@ -296,16 +295,14 @@ def prepare(call, attempt, around):
     followable = find_followable(call, around)
     mobile = find_mobile(call, around, followable)
     moves = note_moves(state, around, missed, followable, mobile)
-    live.learn_places(
-        state, around.found.places, [state.keep[node] for node, why, _ in missed if why == MISS_PLACE],
-        misplaced(state, missed),
-    )  # fmt: skip
+    other = [(state.keep[node], index) for node, why, index in missed if why == MISS_PLACE]
+    changed = {kept.place_paths[index] for kept, index in other}
+    live.learn_places(state, around.found.places, [kept for kept, _ in other], changed)
     try:
         core.with_paths(functools.partial(core.go_on, call.device, parent, around.tensors))
     except core.DriverError as error:  # no memory for what the last iteration left held
         attempt.passing = True
         return record.failure(error)
-    changed = misplaced(state, missed)
     plan = plan_call(call, around, parent, followable, mobile, moves, changed)
     if isinstance(plan, str):
         return plan
@@ -326,7 +323,7 @@ def capture(call, attempt):
         reason, seen.reason = reason and (told or reason), told or seen.reason
         live.blame(call.state, seen, reason or seen.reason)
     if reason is not None:
-        attempt.passing |= autograd.was_greedy(plan) or (seen is not None and lessons.is_lesson(call.state, seen))
+        attempt.passing |= autograd.was_greedy(plan) or (seen is not None and lessons.is_passing(call.state, seen))
         return reason
     seen.reason = seen.reason or impure.vet(plan.sources, seen)
     moved = describe.find_moved(plan)
@@ -410,16 +407,19 @@ def settle(call, attempt, reason):
         reason = errors.lost() if lost else reason or make_node(call, attempt)
         if reason is None:
             return None, run_node(call, attempt)
-        attempt.passing = lessons.is_passing(call.state, attempt.seen, lost)
+        attempt.passing = lost or lessons.is_passing(call.state, attempt.seen)
         stands = on_host or not (lost or lessons.leaves_graph(plan, attempt.seen, attempt.result))
         if stands:
             return None, abandon(call, attempt, reason)
     except core.DriverError as error:
         if on_host:
             raise errors.CgtError(errors.replay_failed(call.state.name, error.args[2], error.args[1])) from error
-        reason = record.failure(error)  # nothing was launched: eager is still right
+        reason = record.failure(error)  # nothing was launched, but for segments: eager is still right
         attempt.passing = False
-        unmake_node(call, attempt)
+        if attempt.node != NONE:
+            core.undo_writes(attempt.node)
+            drop_node(attempt.node)
+            core.fn_count(call.state.f, "records", -1)
     attempt.result = None
     return reason, None
 
@@ -452,14 +452,6 @@ def run_node(call, attempt):
     bury()
     attempt.settled = True
     return result
-
-
-def unmake_node(call, attempt):
-    """It was never launched, but for segments."""
-    if attempt.node != NONE:
-        core.undo_writes(attempt.node)
-        drop_node(attempt.node)
-        core.fn_count(call.state.f, "records", -1)
 
 
 # --- what becomes of it -----------------------------------------------------------------------

@@ -444,8 +444,8 @@ def end_draw(seen, call):
         vet_generator(seen, op, call.generator, [*call.results, *call.written])
 
 
-def find_fresh(seen, call):
-    """Which results are new memory."""
+def note_fresh(seen, call):
+    """The results that are new memory, and where the user called what made or wrote it."""
     if not all(map(core.is_plain, call.results)):
         refuse(seen, errors.layout(str(call.op), user_line(seen), odd_kind(call.results)))
     if call.facts.views and not call.inputs:  # of a number, of which C++ made a tensor: its memory is not ours
@@ -459,10 +459,6 @@ def find_fresh(seen, call):
         forks.note_made(seen, call.fresh)
     if call.facts.namespace == "_c10d_functional" and collectives.DRIVERS:
         collectives.note_pending(seen, call.op, call.inputs, call.fresh)
-
-
-def note_fresh(seen, call):
-    """The new memory, and where the user called what made or wrote it."""
     recording = seen.run.recording
     line = user_line(seen) if call.fresh or (call.written and recording) else ""
     if line and recording:
@@ -519,7 +515,6 @@ BEHIND = (
         when=lambda seen: seen.copied.movable or has_numbers(seen),
     ),
     Watcher(end_draw, "the generators are as the op left them", may_draw),
-    Watcher(find_fresh, "it asks which results are no inputs"),
     Watcher(note_fresh, "what is no input is new"),
     Watcher(note_constant, "new memory has its name"),
     Watcher(put_on_tape, "what is refused by now is on no tape", when=lambda seen: seen.run.recording),

@@ -143,19 +143,10 @@ def alone_in_places(found):
             continue
         ones = places.tensors_at(p.want)
         ids = tuple(map(id, ones))
-        if (
-            ones
-            and len(set(ids)) == len(ids)
-            and others.isdisjoint((id(p.want), *ids))
-            and not any(map(is_bearer, ones))
-        ):
+        bear = any(core.has_attributes(t) or not core.is_plain(t) for t in ones)  # more than memory
+        if ones and not bear and len(set(ids)) == len(ids) and others.isdisjoint((id(p.want), *ids)):
             alone[k] = ids
     return alone
-
-
-def is_bearer(t):
-    """May it lead to more than memory: does it have attributes, or tensors inside?"""
-    return core.has_attributes(t) or not core.is_plain(t)
 
 
 def plan_call(
@@ -373,11 +364,9 @@ def choose_copied(state, named, tensors, written, leaves, parent, moves):
 
 def may_copy(state, path, t, written):
     """Can a graph work on a copy of this tensor?"""
-    if not (type(t) is torch.Tensor or is_swapped(state, path, t)) or t.layout != torch.strided:
-        return False
-    if id(t) in written and not may_carry(state, path, t):
-        return False
-    return not t.is_quantized
+    known = type(t) is torch.Tensor or is_swapped(state, path, t)
+    lasts = id(t) not in written or may_carry(state, path, t)
+    return known and lasts and t.layout == torch.strided and not t.is_quantized
 
 
 def stays(state, path, t, parent, moved):
@@ -486,11 +475,6 @@ def note_swap(state, name):
     calls, (times, last) = core.fn_counts(state.f)[0], state.learnt.moves.swaps.get(name, (0, -options.SWAPPED_SOON))
     if last != calls:  # several recordings miss it in one call
         state.learnt.moves.swaps[name] = (times + 1 if calls - last < options.SWAPPED_SOON else 1, calls)
-
-
-def misplaced(state: State, missed: list[tuple[int, int, int]]) -> set[str]:
-    """Paths of the places that kept recordings from fitting."""
-    return {state.keep[node].place_paths[index] for node, why, index in missed if why == MISS_PLACE}
 
 
 def others_in(kept, node, followable, tensors):
