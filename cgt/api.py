@@ -15,7 +15,7 @@ import cgt_core as core
 import torch
 
 from .data import Options
-from .decide import budget, dispatch, freeing, logs, sites
+from .decide import dispatch, freeing, logs, sites
 from .decide.audit import parse as audit_of
 from .make import trace
 from .numbers import live
@@ -197,7 +197,7 @@ def check_options(
     names = several("static_argnames", static_argnames, str, "strings")
     dynamic = several("dynamic", dynamic, str, "strings")
     audits = read("audit", audit, options.AUDIT, audit_of, "like 'first:2,every:1000' (also rtol:1e-5, atol:1e-8)")
-    most = read("memory_budget", memory_budget, options.MEMORY_BUDGET, budget.parse, "bytes, or like '2GiB'")
+    most = read("memory_budget", memory_budget, options.MEMORY_BUDGET, freeing.parse_budget, "bytes, or like '2GiB'")
     return Options((nums, names), max_records, max_graphs, outputs, inputs, dynamic, audits, most)
 
 
