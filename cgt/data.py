@@ -524,6 +524,7 @@ class Run(NamedTuple):
     device: int  # the GPU whose tensors it may use; -1, of a recording: none
     others: tuple = ()  # of a recording: and these GPUs'
     plan: "Plan | Any" = None  # what is recorded; None: it is only looked at
+    recording: bool = False  # there is a plan
     graph: Graph | None = None  # it is a backward of this recorded graph
     before: Any = None  # record.Before: what a recording that comes to nothing puts back
     pool: int = 0  # of a recording on the GPU: its pool, a handle of the core's
@@ -537,10 +538,6 @@ class Run(NamedTuple):
     sources: list = []  # of impure.states
     blockers: dict | None = None  # all that forbids replay -> how often, where somebody asks
     ops: list | None = None  # of NotedOp, where somebody asks
-
-    @property
-    def recording(self) -> bool:
-        return self.plan is not None
 
     @property
     def saves(self) -> bool:

@@ -459,9 +459,8 @@ def note_fresh(seen, call):
         forks.note_made(seen, call.fresh)
     if call.facts.namespace == "_c10d_functional" and collectives.DRIVERS:
         collectives.note_pending(seen, call.op, call.inputs, call.fresh)
-    recording = seen.run.recording
-    line = user_line(seen) if call.fresh or (call.written and recording) else ""
-    if line and recording:
+    line = user_line(seen) if call.fresh or (call.written and seen.run.recording) else ""
+    if line and seen.run.recording:
         seen.trail.append((call.op, line))
     for t in call.fresh:
         if t.is_cuda and (strange := vet_gpus(seen, call.op, call.inputs, [t])) is not None:
@@ -572,7 +571,8 @@ def append(seen, call):
     try:
         if not call.known <= seen.made.keys():
             done = {}
-            args, kwargs = fix(seen, args, done), {k: fix(seen, v, done) for k, v in kwargs.items()}
+            args = [fix(seen, one, done) for one in args]
+            kwargs = {k: fix(seen, one, done) for k, one in kwargs.items()} if kwargs else {}
         tape.append(op, args, kwargs, fresh)
         for k, part, row in call.numbers:
             core.scalar(row, seen.live.steps[row].value, k, part)
