@@ -138,11 +138,6 @@ def fills(packet: str, args: tuple, kwargs: dict, t: torch.Tensor) -> bool:
     return kwargs.get("out") is t or (packet == "copy_" and args[0] is t)
 
 
-def reads_here(seen: Seen, facts: OpFacts) -> bool:
-    """Does what an op does depend on values that the host sees, and is that not the tape's own affair?"""
-    return facts.reads or (facts.checks and seen.run.driver == CUDA)
-
-
 def is_dynamic(facts: OpFacts, inputs: list[torch.Tensor]) -> bool:
     """Does the shape of an op's result depend on values?"""
     if facts.packet in apart.KNOWN and any(t.is_cuda for t in inputs):

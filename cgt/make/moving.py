@@ -294,7 +294,8 @@ def class_guards(found: list[Place], owners: dict[int, object], positions: list[
 
 def row_of(at, before, after, advances):
     """The EffectRow that leads from the one number to the other; None: they are the same; NEITHER: it is not clear."""
-    if type(after) is not type(before) or (type(before) is int and not all(keeps_int(a) for a in advances)):
+    whole = all(type(a.by) is int and a.op != "/" for a in advances)
+    if type(after) is not type(before) or (type(before) is int and not whole):
         return NEITHER
     if type(before) is int and all(a.op in "+-" for a in advances):
         return EffectRow(ADVANCES, NONE, place=at, op=PLUS, by=after - before, times=1) if after != before else None
@@ -305,10 +306,6 @@ def row_of(at, before, after, advances):
     if times is None:
         return NEITHER
     return EffectRow(ADVANCES, NONE, place=at, op=OPERATIONS[op][0], by=by, times=times) if times else None
-
-
-def keeps_int(advance):
-    return type(advance.by) is int and advance.op != "/"
 
 
 def count(before, after, function):
@@ -375,6 +372,8 @@ def learn_replaced(state: State, plan: Plan, seen: Seen) -> str | None:
         return None
     found = {k: plan.places[k] for k, _ in sorted(plan.followable.values())}
     found = {k: place for k, place in found.items() if is_replaced(place) and not is_asked(seen, place)}
+    if not found:
+        return None
     at = found.keys() - plan.follows
     names = [plan.places[k].path for k in sorted(at)] + [path for path, (k, _) in plan.followable.items() if k in at]
     grown = [place.path for place in found.values() if shapes_at(place.want) != shapes_at(value_at(place))]

@@ -58,7 +58,6 @@ from .facts import (
     may_write,
     noted,
     odd_kind,
-    reads_here,
     seeds_on_host,
     usual_inputs,
     written_by,
@@ -219,7 +218,8 @@ def judge(seen, call):
 def find_values(seen, call):
     """Does it read values, and which?"""
     facts, inputs = call.facts, call.inputs
-    call.reads, call.dynamic = reads_here(seen, facts), is_dynamic(facts, inputs)
+    # Whether a check raises is the tape's own affair.
+    call.reads, call.dynamic = facts.reads or (facts.checks and seen.run.driver == CUDA), is_dynamic(facts, inputs)
     asks = call.reads or call.dynamic or is_to_host(inputs, call.kwargs)
     asks = asks and not (call.constant or call.counts)
     into = facts.dynamic and call.written  # a replay would not write there
