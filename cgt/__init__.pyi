@@ -86,8 +86,6 @@ class Diagnosis(NamedTuple):
 def jit(
     fn: M,
     *,
-    static_argnums: int | Iterable[int] = ...,
-    static_argnames: str | Iterable[str] = ...,
     max_records: int = ...,
     max_graphs: int = ...,
     outputs: str = ...,
@@ -100,8 +98,6 @@ def jit(
 def jit(
     fn: Callable[P, R],
     *,
-    static_argnums: int | Iterable[int] = ...,
-    static_argnames: str | Iterable[str] = ...,
     max_records: int = ...,
     max_graphs: int = ...,
     outputs: str = ...,
@@ -114,8 +110,6 @@ def jit(
 def jit(
     fn: None = None,
     *,
-    static_argnums: int | Iterable[int] = ...,
-    static_argnames: str | Iterable[str] = ...,
     max_records: int = ...,
     max_graphs: int = ...,
     outputs: str = ...,
