@@ -102,6 +102,7 @@ cpdef enum:                 # PatchKind
     SCALAR                  # an argument of an op, or a word of a kernel's arguments, that comes of a number
     BOUND                   # was a COPY_SOURCE: the recording works on the slot's memory itself
     ADDRESS                 # CUDA: a word of a node's arguments is an address in there
+    FED                     # CUDA: in front of the graph the bytes of a slot on the host are copied to where it works
 
 cpdef enum:                 # EffectKind
     WRITES                  # the graph writes the slot's tensor, and _version moves
@@ -268,7 +269,7 @@ cdef struct Slot:               # the rest
     int32_t identity            # of a leaf: it matters which tensor it is, by `tensor`, grad_of, same or apart
     id_t same                   # it is the very tensor of this slot of the node's; or NONE
     int32_t apart               # and it is that of no other slot (gradients flow to it)
-    int32_t align               # data pointer modulo align_of (guard.pxi)
+    int32_t align               # data pointer modulo align_of (guard.pxi); NONE: any
     id_t copy                   # COPIED, REBOUND: index into the node's patches; TWIN: the slot that is; or NONE
     id_t back                   # COPIED, and written: the patch that copies back; REBOUND, and written: `copy`; or NONE
     # COPIED: it shares bytes with this earlier one, and lies `shift` bytes behind it; or NONE
@@ -312,7 +313,8 @@ cdef struct Patch:
     # where it writes: nbytes, or two words of 64 bits; COPY_BACK: where it reads; SCALAR, ADDRESS: see cuda.pxi
     char* to
     int64_t nbytes              # ADDRESS: so far behind where the slot begins
-    uint64_t told[2]            # what the exec was told last: an address; seed and offset; SCALAR: bits, is it unknown?
+    # what the exec was told last: an address; seed and offset; SCALAR: bits, is it unknown?; FED: 0, is it waited for?
+    uint64_t told[2]
     id_t number                 # SCALAR: which; ADDRESS: in the memory of which BOUND; or NONE
     int32_t at, part            # SCALAR, host: argument of the op, element of that or NONE. CUDA: offset in bytes, Form
     id_t segment                # SCALAR: of which read it is the segment; NONE: of the last

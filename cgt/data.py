@@ -103,14 +103,13 @@ class Moving(NamedTuple):
     swaps: dict  # of these, those that move, and are copied -> (how often soon after the last time, in which call last)
     written: set  # those that the function writes
     fixed: set  # those of which somebody may have the address
-    # those that are copied, since a recording that was told where they lie was not what eager is
-    untold: set
+    untold: set  # those that are copied: a recording that was told where they lie was not what eager is
     followed: set  # of places in which other tensors came
     replaced: set  # of these, to which it stores them itself
     grown: dict  # of a place to which it stored other shapes -> those there at the last look, or None
     shifty: set  # memory that a warm-up made and somebody keeps, longer than what was let go for it
-    # memory that a recording read and nothing leads to, while other threads ran ops: id -> its name
-    loose: dict
+    loose: dict  # memory that a recording read while other threads ran ops, to which nothing leads: id -> its name
+    fed: set  # those on the host that it brings to the GPU
 
 
 class Numbers(NamedTuple):
@@ -497,6 +496,8 @@ class Host(NamedTuple):
     asked: set  # from outside, of tensors that count
     made: dict  # by an op of a function on the GPU -> what keeps that name its own
     drawn: set  # of these, what depends on random numbers
+    fed: set  # from outside, brought to the GPU (fed.py)
+    numbers: set  # from outside, taken for numbers there
 
 
 class Watch(NamedTuple):

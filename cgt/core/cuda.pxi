@@ -396,6 +396,19 @@ cdef int cuda_copy(Recording* r, Patch* p, PyObject* to) except? RAISES:
         code = cu.cuMemcpyDtoDAsync(a.to, a.source, a.nbytes, cu_stream(stream))
     return code if code else cuda_last_node(stream, &p.handle)
 
+cdef int cuda_feed(Patch* p, const void* source, void* stream) except? RAISES nogil:
+    # The driver has read ordinary memory when it returns. What is page-locked it reads later.
+    cdef OnDevice here
+    cdef unsigned int memory = 0
+    cdef int code = fault(CALL_COPY)
+    if code: return code
+    here.go(p.device)
+    code = cu.cuMemcpyHtoDAsync(<cu.CUdeviceptr><uintptr_t>p.to, source, p.nbytes, cu_stream(stream))
+    if code or not p.told[1]: return code
+    if cu.cuPointerGetAttribute(&memory, cu.CUpointer_attribute_enum.CU_POINTER_ATTRIBUTE_MEMORY_TYPE,
+            <cu.CUdeviceptr><uintptr_t>source) != 0: return 0       # the driver does not know it
+    return cu.cuStreamSynchronize(cu_stream(stream))
+
 cdef int cuda_load_kernels(int device) except? RAISES:
     """Once per device; before a capture, since loading is not capturable."""
     cdef OnDevice here
@@ -995,7 +1008,8 @@ cdef void cuda_destroy(void* graph, void* exec_, void* pool, void* state) noexce
     if pool is not NULL: cuda_pool_count(pool, -1)
 
 DRIVERS[CUDA] = Driver(
-    cuda_restore, cuda_begin, cuda_copy, cuda_words, cuda_spend, cuda_fetch, cuda_cut, cuda_resume, cuda_wait,
+    cuda_restore, cuda_begin, cuda_copy, cuda_feed, cuda_words, cuda_spend, cuda_fetch, cuda_cut, cuda_resume,
+    cuda_wait,
     cuda_fork, cuda_enter, cuda_leave, cuda_decide,
     cuda_end, cuda_instantiate, cuda_checkpoint, cuda_abort, cuda_launch, cuda_patch, cuda_scalar,
     cuda_word_done, cuda_word_free, cuda_bind,

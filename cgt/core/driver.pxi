@@ -22,6 +22,8 @@ cdef struct Driver:
     int (*restore)(Recording* r, void* state, void** live, int n) except? RAISES   # the pool behind the parent
     int (*begin)(Recording* r) except? RAISES
     int (*copy)(Recording* r, Patch* p, PyObject* to) except? RAISES   # record the copy node of a copied slot
+    # copy what a slot of the host's holds, on this stream; the host's driver has no such slots
+    int (*feed)(Patch* p, const void* source, void* stream) except? RAISES nogil
     int (*words)(Recording* r, Patch* p) except? RAISES        # record the node that writes seed, offset
     int (*spend)(Recording* r, PyObject* proto) except? RAISES  # a result of the path is not needed from here on
     # record that x, contiguous, is copied to the host

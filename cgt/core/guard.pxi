@@ -47,7 +47,7 @@ cdef int64_t guard_odd(Table* t, Node* n, int32_t k, PyObject** leaves) noexcept
         if g.binding == COPIED:
             if p != g.ptr and is_loose(g): n.moved = 1
             if p is NULL and g.ptr is not NULL: return miss(MISS_ALIGN, k)
-            if <int32_t>(<uintptr_t>p % align_of(n)) != s.align: return miss(MISS_ALIGN, k)
+            if s.align != NONE and <int32_t>(<uintptr_t>p % align_of(n)) != s.align: return miss(MISS_ALIGN, k)
         elif p != g.ptr and not rebound_may_move(n, g, p): return miss(MISS_ALIGN, k)
         if s.beside != NONE and p - slot_at(t, n, s.beside, leaves) != s.shift: return miss(MISS_OVERLAP, k)
         if n.writes and not is_loose(g) and guard_overlaps(t, n, k, x, leaves): return miss(MISS_OVERLAP, k)

@@ -112,7 +112,7 @@ cdef void host_destroy(void* graph, void* exec_, void* pool, void* state) noexce
     if exec_ is not NULL: tape_free(exec_)
 
 DRIVERS[HOST] = Driver(
-    host_restore, host_begin, host_copy, host_words, host_spend, host_fetch, host_cut, host_resume, host_wait,
+    host_restore, host_begin, host_copy, NULL, host_words, host_spend, host_fetch, host_cut, host_resume, host_wait,
     host_fork, host_enter, host_leave, host_decide,
     host_end, host_instantiate, host_checkpoint, host_abort, host_launch, host_patch, host_scalar,
     host_word_done, host_word_free, host_bind,

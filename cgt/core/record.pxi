@@ -19,13 +19,14 @@ cdef Patch* patch_add(Table* t, int kind) except NULL:
     return p
 
 cdef int32_t record_copy(Table* t, int kind, object buffer, object x, int64_t nbytes) except -1:
-    """A copy node of a copied slot, whose tensor is x today: into the buffer or out of it; its index among the
-    recording's patches."""
+    """A copied slot, whose tensor is x today, is copied into the buffer or out of it: by a node, unless it is FED. The
+    copy's index among the recording's patches."""
     cdef Patch* p = patch_add(t, kind)
     p.to = tensor_ptr(<PyObject*>buffer)
     p.told[0] = <uintptr_t>tensor_ptr(<PyObject*>x)
     p.nbytes = nbytes
-    if nbytes: check(t.rec.driver, DRIVERS[t.rec.driver].copy(&t.rec, p, <PyObject*>buffer), CALL_COPY)
+    if kind == FED: p.device, p.told[0] = tensor_device(<PyObject*>buffer), 0
+    elif nbytes: check(t.rec.driver, DRIVERS[t.rec.driver].copy(&t.rec, p, <PyObject*>buffer), CALL_COPY)
     return t.rec_patches.n - 1
 
 cdef Args* args_of(Table* t, uintptr_t node) except NULL:
@@ -132,7 +133,10 @@ cdef int slot_fill(Table* t, id_t n, id_t k, object row) except -1:
     g.odd = s.identity or s.whole or s.from_node != NONE or s.beside != NONE \
         or not (g.binding == UNUSED or g.binding == PINNED or g.binding == REBOUND)
     if is_loose(g): node_row(t, n).grads_move = True
-    if g.binding == COPIED or g.binding == REBOUND: node_patch(t, node_row(t, n), s.copy).slot = k
+    if g.binding == COPIED or g.binding == REBOUND:
+        p = node_patch(t, node_row(t, n), s.copy)
+        p.slot = k
+        if p.kind == FED: s.align = NONE
     for j in range(node_row(t, n).len[PATCHES] if g.binding == REBOUND else 0):
         p = node_patch(t, node_row(t, n), j)
         if p.kind == ADDRESS and p.number == s.copy: p.slot = k

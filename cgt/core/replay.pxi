@@ -350,7 +350,8 @@ cdef object replay(Table* t, id_t n, PyObject** leaves, void* stream, bint launc
     stream_order(path_row(t, path), d, stream)
     outs_ready(t, n)
     if node_row(t, n).stale: scalars_bind(t, n, d)
-    if launch and node_row(t, n).len[PATCHES] and not met: patches_bind(t, n, first_exec(t, node_row(t, n)), d, leaves)
+    if launch and node_row(t, n).len[PATCHES] and not met:
+        patches_bind(t, n, first_exec(t, node_row(t, n)), d, leaves, stream)
     if node_row(t, n).site is not NULL: backward = backward_make(t, n, leaves)
     try:
         if not waits: result = outs_give(t, n, leaves, backward)

@@ -12,15 +12,16 @@
 cdef enum: VAIN = 8, TRY_AGAIN = 32     # calls after which they run all the same
 cdef uint64_t NOWHERE = <uint64_t>-1    # no tensor lies there
 
-cdef int patches_bind(Table* t, id_t n, void* exec_, Driver* d, PyObject** leaves) except -1:
+cdef int patches_bind(Table* t, id_t n, void* exec_, Driver* d, PyObject** leaves, void* stream) except -1:
     """Have the graph copy from today's inputs, and to them, and draw from where the generators are; what did not move
-    costs one compare. `exec_`: the first of the node's."""
+    costs one compare. `exec_`: the first of the node's. The GIL may go, at the end, where inputs are on the host."""
     cdef Node* node = node_row(t, n)
     cdef Patch* p
     cdef Fn* fn = fn_row(t, node.fn)
     cdef uint64_t source, before
     cdef int32_t k
     cdef int code
+    cdef bint feeds = False
     for k in range(node.len[PATCHES] if node.moved else 0):
         p = node_patch(t, node, k)
         if p.kind != BOUND or p.slot == NONE: continue
@@ -40,8 +41,11 @@ cdef int patches_bind(Table* t, id_t n, void* exec_, Driver* d, PyObject** leave
             words_bind(exec_, p, d)
             continue
         if p.slot == NONE or p.kind == BOUND or p.kind == ADDRESS: continue
-        source = <uintptr_t>tensor_ptr(slot_tensor(t, node, p.slot, leaves))
         fn.copied_bytes += p.nbytes
+        if p.kind == FED:
+            feeds = True
+            continue
+        source = <uintptr_t>tensor_ptr(slot_tensor(t, node, p.slot, leaves))
         if source == p.told[0]: continue
         if p.nbytes:
             before = p.told[0]
@@ -51,6 +55,21 @@ cdef int patches_bind(Table* t, id_t n, void* exec_, Driver* d, PyObject** leave
             check(path_row(t, node.path).driver, code, CALL_PATCH)
         if is_loose(node_guard(t, node, p.slot)): node_guard(t, node, p.slot).ptr = <char*>source
         fn.rebinds += p.kind == COPY_SOURCE
+    return slots_feed(t, n, d, leaves, stream) if feeds else 0
+
+cdef int slots_feed(Table* t, id_t n, Driver* d, PyObject** leaves, void* stream) except -1:
+    """Copy what slots on the host hold to where the recording works. The caller holds the path, so the node stays; its
+    rows may move while the GIL is gone."""
+    cdef Patch p
+    cdef const void* source
+    cdef int32_t k
+    cdef int code
+    for k in range(node_row(t, n).len[PATCHES]):
+        p = node_patch(t, node_row(t, n), k)[0]
+        if p.kind != FED or not p.nbytes: continue
+        source = tensor_ptr(slot_tensor(t, node_row(t, n), p.slot, leaves))
+        with nogil: code = d.feed(&p, source, stream)
+        check(path_row(t, node_row(t, n).path).driver, code, CALL_COPY)
     return 0
 
 cdef int addresses_bind(Table* t, id_t n, Driver* d) except -1:
@@ -254,7 +273,7 @@ cdef id_t reads_meet(Table* t, id_t n, id_t s, void* stream, PyObject** leaves, 
         node_row(t, n).tried = fn_row(t, node_row(t, n).fn).calls
         stream_order(path_row(t, path), d, stream)
         if node_row(t, n).stale: scalars_bind(t, n, d)
-        patches_bind(t, n, first_exec(t, node_row(t, n)), d, leaves)
+        patches_bind(t, n, first_exec(t, node_row(t, n)), d, leaves, stream)
         state = NULL
         differs = NONE
         if has_islands(t, n): versions = slots_versions(t, n, leaves)

@@ -34,6 +34,7 @@ cdef extern from "tensor_shim.h" namespace "cgt" nogil:
     void* tensor_storage(PyObject* t)
     void* tensor_impl(PyObject* t)
     int tensor_is_plain(PyObject* t) except +raised
+    object dtype_at(int64_t number) except +raised
     bint tensor_is_on(PyObject* t, int device)
     int64_t storage_nbytes(PyObject* t)
     char* tensor_storage_ptr "(char*)cgt::tensor_storage_ptr"(PyObject* t)

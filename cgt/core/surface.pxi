@@ -244,7 +244,7 @@ def node_facts(int n):
     for k in range(node_now(n).len[PATCHES]):
         p = node_patch(&TABLE, node_now(n), k)
         if p.kind == ADDRESS: told.add((p.slot, <uintptr_t>p.handle))
-        elif p.kind == COPY_SOURCE: copied += p.nbytes
+        elif p.kind == COPY_SOURCE or p.kind == FED: copied += p.nbytes
         elif p.kind == COPY_BACK: back += p.nbytes
         elif p.kind == SCALAR: words += 1
     for k in range(node_now(n).len[UNDOS]): saved += node_undo(&TABLE, node_now(n), k).nbytes

@@ -127,8 +127,13 @@ def state_op(object generator, object state, bint sets):
     tape_state(TABLE.rec.exec, generator, state, sets)
 
 def copy(object to, object source, int64_t nbytes):
-    """Record the copy node of a copied slot."""
-    return record_copy(&TABLE, COPY_SOURCE, to, source, nbytes)
+    """Record that a copied slot is copied; one on the host is FED."""
+    cdef bint fed = tensor_device(<PyObject*>to) != tensor_device(<PyObject*>source)
+    return record_copy(&TABLE, FED if fed else COPY_SOURCE, to, source, nbytes)
+
+def feed_waits(int copy):
+    """Whoever calls may overwrite the slot's memory once the call is over, wherever it lies."""
+    rec_patch(&TABLE, copy).told[1] = 1
 
 def copy_back(object source, object to, int64_t nbytes):
     """The same for the way back, behind all else that is recorded."""

@@ -17,6 +17,10 @@ def view_like(object base, object like, int64_t shift):
     """A tensor with the metadata of `like` over base's memory, `shift` bytes from base's start."""
     return tensor_like(base, like, shift)
 
+def dtype_of(int64_t number):
+    """The dtype that an op's argument tells by its number."""
+    return dtype_at(number)
+
 def is_plain(object t):
     """Can a recording hold such a tensor: strided, not quantized, not nested, not a wrapper of others?"""
     return tensor_is_plain(<PyObject*>t) != 0

@@ -21,6 +21,7 @@
 #include <c10/core/impl/TorchDispatchModeTLS.h>
 #include <pybind11/pybind11.h>
 #include <c10/util/SmallVector.h>
+#include <torch/csrc/DynamicTypes.h>
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/autograd/anomaly_mode.h>
 #include <torch/csrc/autograd/variable.h>
@@ -364,6 +365,11 @@ static PyObject* out_share(PyObject* first, PyObject* proto, uint64_t keys, int6
   return o;
 }
 
+// The dtype that an op's argument tells by its number.
+static PyObject* dtype_at(int64_t number) {
+  return Py_NewRef(reinterpret_cast<PyObject*>(torch::getTHPDtype(static_cast<at::ScalarType>(number))));
+}
+
 // A tensor over the memory of `base`, `shift` bytes from its start; unknown to autograd.
 static PyObject* tensor_over(PyObject* base, PyObject* proto, uint64_t keys, int64_t shift, int ndim,
                              const int64_t* dims) {
@@ -376,7 +382,8 @@ static PyObject* tensor_over(PyObject* base, PyObject* proto, uint64_t keys, int
 static PyObject* tensor_like(PyObject* base, PyObject* like, int64_t shift) {
   std::vector<int64_t> dims(2 * tensor_ndim(like));
   tensor_dims(like, dims.data());
-  return tensor_over(base, like, tensor_keys(like), shift, tensor_ndim(like), dims.data());
+  bool there = impl_of(base)->device() == impl_of(like)->device();
+  return tensor_over(base, like, tensor_keys(there ? like : base), shift, tensor_ndim(like), dims.data());
 }
 
 // An output that is a view of an input: a real view of today's input, as autograd knows views. `made`: its

@@ -46,7 +46,7 @@ from . import account, audit, lessons, logs, verdicts, verify
 from .backwards import forward_of, prove, readable, run_again
 from .freeing import bury, drop_node, free_exchanging, make_place, make_room, make_way, sweep, vet_dropout
 from .sites import ATTRIBUTE, BACKWARD, DOOMED, RECORDING, SITES, disable, is_mine
-from .warming import is_behind_warm_up, is_to_watch, note_tensors, timed_survey, warm
+from .warming import is_behind_warm_up, is_to_watch, note_fed, note_tensors, timed_survey, warm
 
 WATCHED = []  # lists to which new functions are added: doctor.py wants to know all that they meet
 
@@ -317,6 +317,7 @@ def capture(call, attempt):
     seen = attempt.seen
     if seen is not None:
         learnt = call.state.learnt
+        note_fed(call.state, seen, zip(plan.paths, plan.tensors, strict=True))
         computes = learnt.computes if seen.computed is None else seen.computed
         remember(call.state, late=max(learnt.late, seen.late), computes=computes)
         told = counters.learn(call.state, plan, seen, lambda: why_uncounted(call.state, plan.saves))

@@ -172,12 +172,21 @@ def vet_values(call, seen):
 def note_tensors(state: State, seen: Seen, named: Iterable[tuple[str, torch.Tensor]]) -> None:
     """Remember where each argument was, and what the function reaches, and which of them it writes."""
     remember(state, asks_which=state.learnt.asks_which or seen.asks_which)
+    named = list(named)
     for path, tensor in named:
         state.learnt.moves.pointers[path], sid = core.address(tensor), core.storage_id(tensor)
         if sid in seen.written or sid in seen.raw:
             state.learnt.moves.written.add(path)
         if sid in seen.raw:
             state.learnt.moves.fixed.add(path)
+    note_fed(state, seen, named)
+
+
+def note_fed(state: State, seen: Seen, named: Iterable[tuple[str, torch.Tensor]]) -> None:
+    """Remember which of these it brings to the GPU, and takes for no number besides."""
+    named = [(path, core.storage_id(t)) for path, t in named]
+    state.learnt.moves.fed.update(path for path, sid in named if sid in seen.host.fed)
+    state.learnt.moves.fed.difference_update(path for path, sid in named if sid in seen.host.numbers)
 
 
 def timed_survey(call: Call) -> Around | str:

@@ -185,9 +185,9 @@ def binding_of(plan, seen, facts, k, touched):
         return core.UNUSED
     if not touched and (k not in seen.copied.copies or k in seen.copied.bound):
         return core.UNUSED
-    if plan.driver == core.CUDA and not t.is_cuda:
-        return core.PINNED if sid in facts.counted else core.VALUE
     source = facts.copied.get(id(t), core.NONE)
+    if plan.driver == core.CUDA and not t.is_cuda and source == core.NONE:
+        return core.PINNED if sid in facts.counted else core.VALUE if t.numel() else core.UNUSED
     if source == core.NONE or id(facts.tensors[source]) in seen.copied.mirrored:
         return core.PINNED
     has_way_back = source in seen.copied.bound or source in seen.copied.backs

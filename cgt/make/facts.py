@@ -188,7 +188,7 @@ def is_guarded(seen: Seen, t: torch.Tensor) -> bool:
     """Are this CPU tensor's bytes constant, or compared at each call? What an op reads while it is recorded must be; a
     warm-up does not know yet."""
     sid = core.storage_id(t)
-    compared = not t.is_cuda and (not seen.run.recording or sid in seen.run.slots)
+    compared = not t.is_cuda and (not seen.run.recording or (sid in seen.run.slots and sid not in seen.copied.swaps))
     return sid in seen.constants.memory or not t.numel() or compared
 
 

@@ -37,7 +37,7 @@ from ..run.observe import (
 from ..run.tokens import how_far, see_draw
 from ..words import errors, options, wrappers
 from ..words.private import OpOverload
-from . import packed
+from . import fed, packed
 from .facts import (
     COLLECTIVES,
     DROPOUT,
@@ -280,7 +280,8 @@ def exchange_inputs(seen, call):
         if core.storage_id(call.inputs[0]) in seen.copied.swaps:
             refuse(seen, errors.absolute(str(call.op), user_line(seen)))
             return  # on the user's own memory: it ran for real
-    if seen.copied.swaps:
+    if seen.copied.swaps and not fed.is_view(seen, call):
+        fed.wait_for(seen, call)
         done = {}
         call.args = exchange(seen, call.args, done)
         call.kwargs = {k: exchange(seen, v, done) for k, v in call.kwargs.items()}

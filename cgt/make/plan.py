@@ -172,9 +172,10 @@ def plan_call(
     stored = next((path for path in followed if path in state.learnt.moves.replaced), None)
     if stored is not None and not is_alone():
         return errors.used_elsewhere(stored)
-    moved = followed.keys() | (state.learnt.moves.swaps.keys() - followable.keys())
+    fed = state.learnt.moves.fed - state.learnt.moves.written if driver == CUDA and graph is None else frozenset()
+    moved = followed.keys() | (state.learnt.moves.swaps.keys() - followable.keys()) | fed
     slots = [(slot, path) for path, slot in mobile.items() if path in moved]
-    named = candidates(flat, tensors, slots, driver, (device, *others))
+    named = candidates(flat, tensors, slots, driver, (device, *others), fed)
     written = {id(t) for t, path in zip(tensors, around.paths, strict=True) if path in state.learnt.moves.written}
     copied, beside = choose_copied(state, named, tensors, written, len(flat.tensors), parent, moves)
     return Plan(
@@ -204,12 +205,12 @@ def find_followed(state, followable):
     return followed, {k: [slot for one, slot in followed.values() if one == k] for k in at}
 
 
-def candidates(flat, tensors, slots, driver, gpus):
+def candidates(flat, tensors, slots, driver, gpus, fed):
     """[(slot, path)] of arguments and of these, if the recording works on memory of their kind: that of these GPUs, or
-    the host's if no GPU runs it."""
+    the host's if no GPU runs it. `fed`: paths of those on the host that it brings to the GPU."""
     return [
         (k, path) for k, path in (*enumerate(flat.paths), *slots)
-        if (tensors[k].device.index in gpus if tensors[k].is_cuda else driver == HOST)
+        if (tensors[k].device.index in gpus if tensors[k].is_cuda else driver == HOST or path in fed)
     ]  # fmt: skip
 
 
@@ -372,8 +373,8 @@ def may_copy(state, path, t, written):
 def stays(state, path, t, parent, moved):
     """Does this tensor most likely lie at the same address at each call? Above all results of the path do, whose memory
     stays where it is; unless they `moved` at this very place. Of others it is known by the addresses so far."""
-    if state.opts.inputs != "auto":
-        return False  # the user has said that it moves
+    if state.opts.inputs != "auto" or path in state.learnt.moves.fed:
+        return False  # the user has said that it moves; or the recording works on a copy anyway
     if not moved and core.path_proto(parent, t) is not None:
         return True
     before = state.learnt.moves.pointers.get(path)

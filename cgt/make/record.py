@@ -23,7 +23,7 @@ from ..run.devices import is_captured, on_stream
 from ..run.taps import NOTHING, capture_hidden, tap_exports
 from ..words import errors, pytree
 from ..words.private import CAPTURE_CHECKS, clear_workspaces
-from . import advice, describe, trace
+from . import advice, describe, fed, trace
 from .optional import collectives, forks
 
 POOLS = {}  # (device index, that of the path) -> the pool (a handle of the core's) in which to record
@@ -132,12 +132,12 @@ def close(attempt: Attempt) -> None:
     attempt.settled = True
 
 
-def copy_leaves(plan, fills):
+def copy_leaves(plan, fills, made):
     """[(tensor, buffer), ...] of the slots that the recording copies, {slot: its copy in the core}."""
     swaps, copies, spare = [], {}, []
     for k in plan.copied:
         t = plan.tensors[k]
-        buffer = buffer_apart(t, swaps, spare)
+        buffer = made[k] if k in made else buffer_apart(t, swaps, spare)
         if fills:
             observe.fill(buffer, t)
         copies[k] = core.copy(buffer, t, observe.span(t))
@@ -187,11 +187,11 @@ def capture(call: Call, attempt: Attempt) -> str | None:
     return (on_cuda if attempt.plan.driver == core.CUDA else on_host)(call, attempt)
 
 
-def watch(state, attempt, fills, pool=0):
+def watch(state, attempt, fills, pool=0, made=()):
     """(attempt.seen, which is to show the run; what it copies). `fills`: the copies hold what they are of, by now.
-    `pool`: as of Run."""
+    `pool`: as of Run. `made`: see fed.buffers."""
     plan = attempt.plan
-    swaps, copies = copy_leaves(plan, fills)
+    swaps, copies = copy_leaves(plan, fills, made)
     seen = attempt.seen = observe.observe_plan(state, plan, swaps, attempt.before, pool)
     seen.copied.copies.update(copies)
     seen.copied.movable.update(addresses.begin(state, plan, seen, copies))
@@ -257,7 +257,7 @@ def on_cuda(call, attempt):
     # draw on any GPU.
     homes = [g.device for g in defaults] + [defaults[0].device] * (len(generators) - len(defaults))
     word_pairs = [torch.zeros(2, dtype=torch.int64, device=where) for where in homes]
-    attempt.before = snapshot(call, plan)
+    attempt.before, buffers = snapshot(call, plan), fed.buffers(plan)
     handles, captured = [], []
     tap_exports(leaves)
     finite.ready(device)
@@ -272,8 +272,8 @@ def on_cuda(call, attempt):
             seed, offset = w[0:1], w[1:2]
             core.words(g, seed, offset, seed_offset)
             core.swap_generator(g, seed, offset, handles)
-        seen, _ = watch(call.state, attempt, fills=False, pool=POOLS[device, device])
-        seen.alive.objects.extend((*generators, *word_pairs))
+        seen, _ = watch(call.state, attempt, fills=False, pool=POOLS[device, device], made=buffers)
+        seen.alive.objects.extend((*generators, *word_pairs, *buffers.values()))
         for g, w, handle in zip(generators, word_pairs, handles, strict=True):
             seen.generators.words[core.generator_id(g)] = Words(handle, w, w)
             observe.note_memory(seen, w)
@@ -622,7 +622,7 @@ def checkpoint(plan: Plan, seen: Seen, draft: Draft) -> str | None:
         outs.extend(saved for _, saved, *_ in segments.undo_rows(seen))
     else:
         # A result may be a view of a copied argument's buffer, which is then still allocated.
-        buffers = [swap.buffer for swap in seen.copied.buffers.values()]
+        buffers = [swap.buffer for swap in seen.copied.buffers.values() if swap.leaf.is_cuda]
         outs.extend(buffer for buffer in buffers if core.storage_address(buffer))  # not let go of
     try:
         seen.reads.spare.clear()

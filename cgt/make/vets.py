@@ -14,8 +14,8 @@ from ..run.devices import name_of
 from ..run.observe import asks_on, is_capture, is_host_recording, refuse, unseen, user_line
 from ..words import errors
 from ..words.private import OpOverload, has_threads, is_forward_ad
-from . import advice
-from .facts import CASTS_INSIDE, COLLECTIVES, WAITS, OpFacts, is_elsewhere, is_guarded, is_hosts, is_to_host, odd_kind
+from . import advice, fed
+from .facts import CASTS_INSIDE, COLLECTIVES, WAITS, OpFacts, is_elsewhere, is_hosts, is_to_host, odd_kind
 from .optional import collectives
 
 
@@ -31,6 +31,7 @@ def vet_generator(seen: Seen, op: OpOverload, generator: torch.Generator, drawn:
 def vet_op(seen: Seen, call: Any) -> None:
     """Refuse what a replay could not repeat. `call`: ops.OpCall."""
     op, facts, inputs, constant, line = call.op, call.facts, call.inputs, call.constant, None
+    fed.note(seen, call)
     if is_forward_ad():
         line = errors.forward_mode(user_line(seen))
     elif call.reads and not constant:
@@ -54,7 +55,7 @@ def vet_op(seen: Seen, call: Any) -> None:
     elif facts.packet == "_cudnn_init_dropout_state" and is_capture(seen):
         line = errors.cudnn_dropout()
     elif seen.run.driver == CUDA and not call.aside:
-        line = vet_mixed(seen, op, facts, call.kwargs, inputs, call.written, constant)
+        line = vet_mixed(seen, call)
     if line is not None:
         refuse(seen, line)
 
@@ -101,22 +102,22 @@ def vet_gpus(seen: Seen, op: OpOverload, inputs: list[torch.Tensor], met: list[t
     return errors.spread_graph(*told) if outside or has_threads() else None
 
 
-def vet_mixed(seen, op, facts, kwargs, inputs, written, constant):
-    """CPU tensors in a function on the GPU: only numbers that are guarded or constant."""
+def vet_mixed(seen, call):
+    """CPU tensors in a function on the GPU: numbers that are guarded, constants, and what it brings to the GPU as it
+    is."""
+    op, facts, inputs, constant = call.op, call.facts, call.inputs, call.constant
     on_cpu = [t for t in inputs if not t.is_cuda and t.numel()]
-    if facts.draws and is_hosts(kwargs, inputs):
+    if facts.draws and is_hosts(call.kwargs, inputs):
         return host_reason(seen, errors.cpu_state, op)
     if not on_cpu:
-        return host_reason(seen, errors.host_read, op) if is_to_host(inputs, kwargs) and not constant else None
+        return host_reason(seen, errors.host_read, op) if is_to_host(inputs, call.kwargs) and not constant else None
     if facts.copies and len(on_cpu) < len(inputs) and on_cpu[0] is inputs[0]:
         return host_reason(seen, errors.host_read, op)
-    for t in on_cpu:
-        number = t.dim() == 0 and core.storage_id(t) not in seen.made
-        if core.storage_id(t) not in seen.constants.memory and not (
-            number and (not facts.copies or is_guarded(seen, t))
-        ):
-            return errors.cpu_tensor(str(op), user_line(seen), tuple(t.shape))
-    external = any(not t.is_cuda and core.storage_id(t) not in seen.made for t in written)
+    strange = next((t for t in on_cpu if not fed.may_use(seen, call, t)), None)
+    if strange is not None:
+        seen.again = seen.again or fed.helps(seen, strange)
+        return errors.cpu_tensor(str(op), user_line(seen), tuple(strange.shape))
+    external = any(not t.is_cuda and core.storage_id(t) not in seen.made for t in call.written)
     if external:
         return host_reason(seen, errors.cpu_state, op)
     return None

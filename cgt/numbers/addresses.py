@@ -67,8 +67,9 @@ def begin(state: State, plan: Plan, seen: Seen, copies: dict[int, int]) -> dict[
     what it is given while it runs, and results that are lent may lie where the recording writes."""
     if plan.graph is not None or state.opts.outputs != "rescue" or state.opts.inputs != "auto":
         return {}
-    untold = state.learnt.moves.untold
-    slots = {id(plan.tensors[k]): copy for k, copy in copies.items() if plan.paths[k] not in untold}
+    untold, ours = state.learnt.moves.untold, plan.driver != HOST
+    mine = {k: copy for k, copy in copies.items() if plan.paths[k] not in untold and plan.tensors[k].is_cuda == ours}
+    slots = {id(plan.tensors[k]): copy for k, copy in mine.items()}
     return {
         sid: Movable(swap, slots[id(swap.leaf)], most_nodes(swap, id(swap.leaf) in plan.carries), [], set(), set())
         for sid, swap in seen.copied.buffers.items()

@@ -109,12 +109,13 @@ def version_of(t: torch.Tensor) -> int:
     return 0 if t.is_inference() else t._version
 
 
-def buffer_for(t: torch.Tensor, inference: bool | None = None) -> torch.Tensor:
+def buffer_for(t: torch.Tensor, inference: bool | None = None, home: str | None = None) -> torch.Tensor:
     """Memory for a copied slot, in the input's own alignment class: kernels choose their vector
-    width, and reductions their order, by the address. `inference`: may it be written in that mode alone? As t."""
+    width, and reductions their order, by the address. `inference`: may it be written in that mode alone? As t. `home`:
+    another device, where PyTorch would make new memory."""
     n, align = span(t), options.ALIGN[t.device.type]
-    shift = core.address(t) % align
-    empty = functools.partial(torch.empty, shift + n, dtype=torch.uint8, device=t.device)
+    shift = 0 if home else core.address(t) % align
+    empty = functools.partial(torch.empty, shift + n, dtype=torch.uint8, device=home or t.device)
     # Views of it are to be what views of t are.
     room = core.in_inference(t.is_inference() if inference is None else inference, empty)
     assert core.address(room) % align == 0, f"PyTorch's allocator aligns to {align} bytes"

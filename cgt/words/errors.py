@@ -126,8 +126,8 @@ odd_tensor = says("""216: {path} is {kind}. Use a plain, dense tensor, or leave 
 subclass = says("217: {path} is a {kind}, a tensor subclass. Pass plain tensors.")
 replaced = says("""218: {path} gets other memory in the function (.data = ..., swap_tensors). Write its values in place:
     copy_() under torch.no_grad().""")
-cpu_tensor = says("""219: {op} at {line} uses a CPU tensor of shape {shape} in a function on the GPU. Move it to the GPU
-    outside.""")
+cpu_tensor = says("""219: {op} at {line} computes with a CPU tensor of shape {shape} in a function on the GPU. Move it
+    to the GPU first; x.to(device) may stand in the function.""")
 cpu_state = says("""220: {op} at {line} changes or draws a CPU tensor in a function on the GPU. Keep that state on the
     GPU (optimizers: capturable=True).""")
 odd_op = says("221: {op} at {line} returns new tensors and views at once. Mark the place eager.")

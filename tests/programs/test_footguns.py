@@ -1003,16 +1003,16 @@ def test_default_device_is_a_mode_that_switches_recording_off(device):
     assert counters(jitted) == (1, 1, 2, 3)
 
 
-@footgun("A CPU tensor in a function on the GPU runs eagerly, unless it is one number")
+@footgun("A CPU tensor in a function on the GPU runs eagerly, unless it is one number or is only moved there")
 def test_cpu_tensor_in_a_gpu_function_runs_eagerly():
     if not torch.cuda.is_available():
         pytest.skip("says something about GPUs")
     x, table = torch.ones(3, device="cuda"), torch.ones(3)
-    jitted = cgt.jit(lambda x, table: x + table.to(x.device))
-    assert firsts(jitted, x, table) == [2.0] * 6
+    jitted = cgt.jit(lambda x, table: x + (table * 2).to(x.device))
+    assert firsts(jitted, x, table) == [3.0] * 6
     assert cgt.stats(jitted).replays == 0
-    jitted = cgt.jit(lambda x, table: x + table)  # instead: move it outside
-    assert firsts(jitted, x, table.to("cuda")) == [2.0] * 6
+    jitted = cgt.jit(lambda x, table: x + table.to(x.device) * 2)  # instead: move it first
+    assert firsts(jitted, x, table) == [3.0] * 6
     assert cgt.stats(jitted).replays == 4
     jitted = cgt.jit(lambda x, number: x + number)  # one number is guarded by value
     assert firsts(jitted, x, torch.tensor(2.0)) == [3.0] * 6

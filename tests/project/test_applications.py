@@ -3,7 +3,7 @@
 import pytest
 
 from bench.applications import dynamics, worker
-from bench.applications.__main__ import gain, is_equal, names, page, told
+from bench.applications.__main__ import equality, gain, names, page, told
 
 EAGER = {"what": "a | b", "steps": 10, "seconds": 4.0, "steady_seconds": 0.4, "digest": "x"}
 OURS = {"seconds": 2.0, "steady_seconds": 0.02, "digest": "x", "calls": 10, "replays": 8, "eager": 0}
@@ -34,8 +34,10 @@ def test_digest_is_of_names_and_bits():
 
 def test_rows_tell_gains_equality_and_errors():
     assert gain(ROW, "cgt", "steady_seconds") == 20 and gain(ROW, "cgt", "seconds") == 2
-    assert gain(ROW, "compile", "seconds") is None and is_equal(ROW) and is_equal(ROW, "compile") is None
-    assert is_equal({**ROW, "cgt": {**OURS, "digest": "y"}}) is False
+    assert gain(ROW, "compile", "seconds") is None and equality(ROW) == "yes" and equality(ROW, "compile") == "?"
+    other = {**ROW, "cgt": {**OURS, "digest": "y"}}
+    assert equality(other) == equality({**other, "again": EAGER}) == "**no**"
+    assert equality({**other, "again": {**EAGER, "digest": "z"}}) == "nor is eager to itself"
     assert "equal" in told(ROW) and "cgt 20.00 x, 2.00 x in all" in told(ROW) and "compile: Unsupported" in told(ROW)
     record = {"device": "GPU", "torch": "2", "python": "3", "libraries": {"one": "1.0", "other": None}}
     text = page({**record, "applications": {"a": ROW}})

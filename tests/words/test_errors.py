@@ -260,8 +260,8 @@ def test_scaler_whose_step_asks_the_host_is_told_with_what_helps(device, fused):
 @pytest.mark.parametrize(
     "sentence, words, bad, good",
     [
-        ("cpu_tensor", r"shape \(2,\)", lambda x: x + TABLE.to("cuda"),
-         lambda x: x + torch.ones(2, device="cuda")),
+        ("cpu_tensor", r"shape \(2,\)", lambda x: x + (TABLE * 2).to("cuda"),
+         lambda x: x + TABLE.to("cuda") * 2),
         ("cpu_state", "aten.normal_", lambda x: (torch.zeros(2).normal_(), x * 2)[1],
          lambda x: (torch.zeros(2, device="cuda").normal_(), x * 2)[1]),
         ("host_output", r"result\[1\]", lambda x: (x * 2, torch.zeros(2)),
