@@ -277,8 +277,7 @@ class Call(NamedTuple):
     flat: Flat | Any  # its arguments, flattened; None until they are
     args: tuple
     kwargs: dict
-    # The next two once it is flattened.
-    driver: int | None = None  # None: no call with arguments on such devices was warmed yet
+    driver: int | None = None  # once it is flattened; None: no call with arguments on such devices was warmed yet
     device: int = -1  # index of the one on which it is recorded; -1: the host
 
 
@@ -324,8 +323,7 @@ class Changes(NamedTuple):
     """What the run did to places, by their positions, of which nobody in the call sees more (moving.py, live.py)."""
 
     moving: dict = {}  # a place that the call advances -> the EffectRow, or None
-    # those of Found.kept that hold anything; None: somebody else holds one
-    free: frozenset | Any = frozenset()
+    free: frozenset | Any = frozenset()  # those of Found.kept that hold anything; None: somebody else holds one
     puts: list = []  # (places.Put, position) where something came
     stored: dict = {}  # a place that it changed -> the number, of standins.Trace, that came to it
 

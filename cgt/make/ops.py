@@ -49,6 +49,8 @@ from .facts import (
     counts_inside,
     facts_of,
     fills,
+    is_alias_made,
+    is_aside,
     is_dynamic,
     is_elsewhere,
     is_guarded,
@@ -211,7 +213,7 @@ def judge(seen, call):
     op, facts, inputs = call.op, call.facts, call.inputs
     call.constant = not call.numbers and constants.is_constant(seen, facts, inputs)
     call.counts = (facts.reads or call.written) and counters.passes(seen, facts, call.args, inputs, call.written)
-    call.aside = seen.run.driver == CUDA and is_aside(seen, op, facts, call.kwargs, inputs, call.written)
+    call.aside = seen.run.driver == CUDA and is_aside(seen, facts, call.kwargs, inputs, call.written)
     call.apart = bool(seen.run.apart or facts.packet in apart.KNOWN) and apart.is_one(seen, op, facts, inputs)
 
 
@@ -657,15 +659,6 @@ def see_number(seen, t):
     constants.add(seen, t)
 
 
-def is_alias_made(seen, args, inputs):
-    """Is this how C++ makes a tensor over a storage: set_ of an empty one that the call made? cuDNN's recurrent layers
-    take their weights so. (A tape has no place for a storage.)"""
-    return (
-        seen.run.driver == CUDA and len(args) > 1 and len(inputs) == 1 and inputs[0].is_cuda and not inputs[0].numel()
-        and core.storage_id(inputs[0]) in seen.made
-    )  # fmt: skip
-
-
 def see_alias(seen, op):
     """What set_ returns is another tensor over memory that may be from outside."""
     (t,) = core.proceed(None)
@@ -674,19 +667,6 @@ def see_alias(seen, op):
         refuse(seen, errors.replaces_memory(str(op), user_line(seen)))
     else:
         touch(seen, t)
-
-
-def is_aside(seen, op, facts, kwargs, inputs, written):
-    """Is this an op of the host's in a function on the GPU that draws random numbers, or works on such? It runs for
-    real while the function is recorded, and a replay runs it beside the graph."""
-    if seen.run.graph is not None or seen.cuts.bodies or written or facts.namespace not in constants.KNOWN:
-        return False
-    if not is_hosts(kwargs, inputs):
-        return False
-    draws = facts.draws and kwargs.get("generator") is None
-    mine = [t for t in inputs if core.storage_id(t) not in seen.host.drawn]
-    fit = all(core.storage_id(t) in seen.constants.memory or (not t.dim() and is_guarded(seen, t)) for t in mine)
-    return fit and (draws or len(mine) < len(inputs))
 
 
 def spend(seen):

@@ -159,9 +159,9 @@ def buffer_apart(t, swaps, spare):
 
 
 def end_run(state, plan, seen):
-    """The function is done. The graph that it left behind ends at what the call was given and reached; it is known which
-    of the copied slots need no copy; and behind all else what was written in the others comes to where the user has
-    it."""
+    """The function is done. The graph that it left behind ends at what the call was given and reached; it is known
+    which of the copied slots need no copy; and behind all else what was written in the others comes to where the user
+    has it."""
     if plan.saves:
         core.sinks_open(plan.sinks, plan.tensors)
     if seen.reason is not None:
