@@ -93,6 +93,7 @@ class OpCall:
     counted = ()  # where it wrote copies: (input, its version as the kernel counts)
     written: Sequence = ()  # the inputs that it writes
     known: Any  # storages of its inputs
+    outside = False  # is some of this memory from outside?
     results: list
     fresh: list  # which of the results are new memory
 
@@ -255,7 +256,8 @@ def touch_inputs(seen, call):
     else:
         call.known = set(map(core.storage_id, call.inputs))
         seen.devices.update(t.device for t in call.inputs)
-    if not call.known <= seen.made.keys():
+    call.outside = not call.known <= seen.made.keys()
+    if call.outside:
         for t in call.inputs:
             if core.storage_id(t) not in seen.touched:
                 touch(seen, t, bool(seen.ranks.parallel) and fills(call.facts.packet, call.args, call.kwargs, t))
@@ -572,7 +574,7 @@ def append(seen, call):
         refuse(seen, errors.odd_op(str(op), user_line(seen)))
         return
     try:
-        if not call.known <= seen.made.keys():
+        if call.outside:
             done = {}
             args = [fix(seen, one, done) for one in args]
             kwargs = {k: fix(seen, one, done) for k, one in kwargs.items()} if kwargs else {}
