@@ -468,7 +468,8 @@ def note_fresh(seen, call):
     if line and seen.run.recording:
         seen.trail.append((call.op, line))
     for t in call.fresh:
-        if t.is_cuda and (strange := vet_gpus(seen, call.op, call.inputs, [t])) is not None:
+        moved = t.is_cuda and not call.usual  # perhaps to another GPU
+        if moved and (strange := vet_gpus(seen, call.op, call.inputs, [t])) is not None:
             refuse(seen, strange)
         note_memory(seen, t, line)
         seen.devices.add(t.device)
