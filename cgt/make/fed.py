@@ -20,10 +20,12 @@ def note(seen: Seen, call: Any) -> None:
 
 
 def feeds(seen, call, t):
-    """Does this op bring t to the GPU as it is? Numbers are rounded there as on the host, but for those that an integer
-    cannot hold."""
-    plain = core.is_plain(t) and not (t.requires_grad or t.is_conj() or t.is_neg())
-    if not plain or seen.run.graph is not None or core.storage_id(t) in seen.made:
+    """Does this op bring t to the GPU as it was in front of the call? Numbers are rounded there as on the host, but for
+    those that an integer cannot hold."""
+    sid, graded = core.storage_id(t), t.requires_grad and torch.is_grad_enabled()
+    if graded or not core.is_plain(t) or t.is_conj() or t.is_neg():
+        return False
+    if seen.run.graph is not None or sid in seen.made or sid in seen.written:
         return False
     if call.facts.packet in INDEXES:
         return t.dtype == torch.int64 and call.inputs[0].is_cuda

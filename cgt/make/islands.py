@@ -231,11 +231,11 @@ def record(seen, call, function, leaves, spec, line):
     if any(core.storage_id(leaves[k]) not in seen.made for k, _ in done.written):
         why = "writes"
     why = why or ("changes" if has_changed(seen.run.plan) else None)
+    for k, _ in done.written if why is None or not observe.is_capture(seen) else ():
+        slim(leaves[k]).copy_(slim(island.leaves[k]))
     if why is not None:
         observe.refuse(seen, errors.island(function.__qualname__, line, why))
         return done.result
-    for k, _ in done.written:
-        slim(leaves[k]).copy_(slim(island.leaves[k]))
     came = real(lambda: paused(lambda: came_of(done)))
     island.came.append(came)
     return unflatten([bring_in(seen, x) if isinstance(x, torch.Tensor) else x for x in came.leaves], came.structure)

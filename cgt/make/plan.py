@@ -365,7 +365,7 @@ def choose_copied(state, named, tensors, written, leaves, parent, moves):
 
 def may_copy(state, path, t, written):
     """Can a graph work on a copy of this tensor?"""
-    known = type(t) is torch.Tensor or is_swapped(state, path, t)
+    known = type(t) is torch.Tensor or is_swapped(state, path, t) or path in state.learnt.moves.fed
     lasts = id(t) not in written or may_carry(state, path, t)
     return known and lasts and t.layout == torch.strided and not t.is_quantized
 

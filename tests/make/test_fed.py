@@ -213,6 +213,44 @@ def test_floats_that_become_integers_are_eager():
     assert cgt.stats(f).replays == 0
 
 
+def test_parameters_that_are_brought_there_at_each_call(device):
+    """As a model that is too large keeps its weights on the host."""
+    layers = [nn.Linear(6, 6), nn.Linear(6, 6)]
+
+    def function(x):
+        for layer in layers:
+            x = nn.functional.linear(x, layer.weight.to(device), layer.bias.to(device)).relu()
+        return x
+
+    f, x = cgt.jit(function), host(0, 3, 6).to(device)
+    with torch.no_grad():
+        for k in range(12):
+            if k > 6:
+                layers[k % 2].weight.mul_(0.5)
+            assert identical(f(x), function(x)), k
+    assert cgt.stats(f).replays >= 4, cgt.stats(f).reasons
+
+
+def test_eager_part_that_writes_before_it_is_moved(device):
+    """The copy in front of the graph would come too early."""
+
+    def fill(x, k):
+        x.fill_(k)
+
+    part = cgt.eager(fill)
+
+    def function(x, y):
+        z = y * 2
+        (part if type(x) is torch.Tensor else fill)(x, 3)
+        return x.to(device) + z
+
+    f, y = cgt.jit(function), torch.ones(4, device=device)
+    for k in range(10):
+        x = host(k, 4)
+        assert torch.equal(f(x, y + k).cpu(), torch.full((4,), 3.0) + 2 * (1 + k)), k
+        assert torch.equal(x, torch.full((4,), 3.0))
+
+
 @GPU
 def test_tensor_that_the_function_also_writes_is_right():
     def function(x):
