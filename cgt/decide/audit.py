@@ -10,6 +10,7 @@ By default the first two replays of each recording are compared, then its 4th, 8
 besides happens once in such a call, as in eager: it prints, it takes a batch from a queue. Its parts marked `cgt.eager`
 run once, too."""
 
+import contextlib
 import functools
 import itertools
 import math
@@ -19,17 +20,17 @@ from typing import Any, NamedTuple
 
 import cgt_core as core
 import torch
-from cgt_core import APPENDS, EMPTY
+from cgt_core import APPENDS, EMPTY, REBOUND
 
 from ..cuts import finite
-from ..data import LIVE_NUMBER, Audits, Call, State
+from ..data import LIVE_NUMBER, Audits, Call, Draft, Seen, State
 from ..look import containers, impure, places
 from ..make import autograd, islands, probes, trace
 from ..make.plan import flattened, leaves_of, reach_generators
 from ..run.devices import one_thread
 from ..run.observe import buffer_for, fill, observe, span, version_of, warn
 from ..run.taps import threads_beside
-from ..words import errors, pytree, wrappers
+from ..words import errors, options, pytree, wrappers
 
 LENGTHS = (places.DICT_LEN, places.LIST_LEN)
 # Of a recording that is not as eager, before it is said to do the same each time: sums of few terms often agree.
@@ -562,3 +563,55 @@ def first_other(recorded, now):
                 *(f"{op}({', '.join(operands)}) at {line}" for op, line, operands in (other, one))
             )
     return ""
+
+
+# --- recordings that are told where their inputs lie ------------------------------------------
+
+# Is the first replay with an input elsewhere what eager is? The words of addresses are explained byte by byte
+# (addresses.py); this is the look at values besides. It is taken where a kernel is told an address that none was told
+# before in this process, and the call does no more than to return results: so there is nothing to be put back, and
+# nothing that another thread could do meanwhile is lost. With CGT_VERIFY=1 it is taken for every such recording, with 0
+# for none. What eager itself does not do twice proves nothing.
+PROVEN = set()  # (op, kernel) that were told addresses, and right
+EXACT = Audits(0, 0)
+REBINDS = 5  # in fn_counts
+
+
+def changes(seen: Seen, draft: Draft) -> bool:
+    """Does it do more than to return results?"""
+    return bool(draft.effects or seen.random or seen.reads.values or seen.cuts.islands or seen.acts or seen.own)
+
+
+def doubt(state: State, node: int) -> None:
+    """A recording was made."""
+    kept = state.keep[node]
+    if kept.told and (options.VERIFY or (options.VERIFY is None and not kept.changes and not kept.told <= PROVEN)):
+        core.node_doubt(node)
+
+
+def verify(call: Call, node: int, replay: Callable[[], object], drop: Callable[..., None]) -> object:
+    """A call for which that recording is told of another address; its result. `drop(node, call, reason, untold)`: do
+    without it, and tell none of these paths again."""
+    state, scope, kept = call.state, None, call.state.keep.get(node)
+    # Another thread dropped it; or other processes would wait for a second run.
+    if kept is None or state.learnt.exchanges:
+        return replay()
+    with contextlib.suppress(pytree.Incomparable):
+        call = flattened(call)
+        stays = state.graph is None and not kept.changes
+        scope = Scope(call.device, *[[] for _ in range(9)]) if stays else find_scope(call, node)
+    if not isinstance(scope, Scope):
+        return replay()
+    paths = [
+        path for path, slot in zip(kept.slot_paths, core.node_facts(node).slots, strict=True) if slot.binding == REBOUND
+    ]
+    blame = functools.partial(errors.verified, state.name, few(paths), few(sorted({op for op, _ in kept.told})))
+    rebinds, wrong = core.fn_counts(state.f)[REBINDS], state.mismatches
+    compared, result = compare(call, node, scope, replay, blame, functools.partial(drop, untold=paths), EXACT)
+    if compared and core.fn_counts(state.f)[REBINDS] > rebinds and state.mismatches == wrong:
+        PROVEN.update(kept.told)
+    return result
+
+
+def few(names):
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

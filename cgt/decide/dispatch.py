@@ -42,7 +42,7 @@ from ..run.observe import note_strays, observe
 from ..run.taps import is_alone, threads_beside
 from ..words import errors, options, private, pytree
 from ..words.private import outside_dynamo
-from . import account, audit, lessons, logs, verdicts, verify
+from . import account, audit, lessons, logs, verdicts
 from .backwards import forward_of, prove, readable, run_again
 from .freeing import bury, drop_node, free_exchanging, make_place, make_room, make_way, sweep, vet_dropout
 from .sites import ATTRIBUTE, BACKWARD, DOOMED, RECORDING, SITES, disable, is_mine
@@ -115,9 +115,9 @@ def miss(call):
 
 
 def compare(call, node, audited):
-    """A call that this recording takes, and that audit.py is to look at; or else verify.py."""
+    """A call that this recording takes, and audit.py is to look at. `audited`: in its turn; else addresses moved."""
     replay = functools.partial(SITES[call.state.f], *call.args, **call.kwargs)
-    run = functools.partial(audit.run if audited else verify.run, call, node, replay, give_up)
+    run = functools.partial(audit.run if audited else audit.verify, call, node, replay, give_up)
     try:
         if core.blocker() or core.paths_mine() or is_mine():  # part of a recording, of somebody's capture, of an audit
             return replay()
@@ -507,7 +507,7 @@ def add_node(call, plan, seen, draft):
         [draft.paths[k] for k in used], [plan.places[k].path for k in order], followable, grads, loose,
         moving.told(plan, code_of(state)), live.told(seen.live, plan.places), core.record_seconds(),
         seen.reads.values, seen.cuts.forks, islands.told(seen), seen.run.ops, seen.trail, frozenset(seen.copied.told),
-        verify.changes(seen, draft), seen.random,
+        audit.changes(seen, draft), seen.random,
     )  # fmt: skip
     node = core.add_node(
         state.f, call.spec, state.keep, kept, plan.ambient, slots, outs, program, ret_python, effects, grads, groups,
@@ -547,7 +547,7 @@ def note_recorded(state, plan, seen, node):
         exchanges=learnt.exchanges or seen.exchanges,
     )  # fmt: skip
     audit.plan_next(state, node, replays=0)
-    verify.begin(state, node)
+    audit.doubt(state, node)
     if seen.exchanges:
         collectives.watch_groups(free_exchanging)
         collectives.watch_replays(node, plan.device)

@@ -474,10 +474,15 @@ def note_fresh(seen, call):
         note_memory(seen, t, line)
         seen.devices.add(t.device)
         if seen.run.driver == CUDA and t.is_cpu:
-            seen.host.made[core.storage_id(t)] = core.storage_name(t)
-            held = not call.facts.draws and all(is_guarded(seen, one) for one in call.inputs)
-            # Seed and offset lie on the device in a capture.
-            call.constant = call.constant or call.facts.packet in KEEPS_SEED or (held and not call.aside)
+            note_on_host(seen, call, t)
+
+
+def note_on_host(seen, call, t):
+    """New memory on the host, in a function on the GPU."""
+    seen.host.made[core.storage_id(t)] = core.storage_name(t)
+    held = not call.facts.draws and all(is_guarded(seen, one) for one in call.inputs)
+    # Seed and offset lie on the device in a capture.
+    call.constant = call.constant or call.facts.packet in KEEPS_SEED or (held and not call.aside)
 
 
 def note_constant(seen, call):
