@@ -11,6 +11,7 @@ may happen twice, and it stands on the terms of a read.
 """
 
 import functools
+import itertools
 import threading
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar, cast
@@ -48,9 +49,10 @@ class Answer(NamedTuple):
     function: Any
     result: Any
     error: BaseException | None
-    written: list  # [(which of the arguments' leaves, what the part made of it)]
+    written: list  # [(which of the arguments' leaves, what the part made of it, how often it wrote)]
     changes: list = []  # places that guards compare, with what it put there; meanwhile they hold what they did
     unsafe: bool = False  # it changed more than that
+    given: list = []  # copies of its arguments, where somebody compares them
 
 
 def eager(function: F) -> F:
@@ -134,6 +136,9 @@ def vet(seen, tensors):
         return "in_backward"
     if not segments.may_end(seen):
         return "behind_writes"
+    ends = sorted({(core.address(t), core.address(t) + observe.span(t), id(t)) for t in tensors if t.numel()})
+    if any(end > at for (_, end, _), (at, _, _) in itertools.pairwise(ends)):
+        return "shared"
     return vet_tensors(seen, tensors)
 
 
@@ -209,7 +214,9 @@ def record(seen, call, function, leaves, spec, line):
     """End a segment that leaves the arguments in memory of the part's own, run the function behind it, and bring what
     it returned into memory of the recording."""
     known = set(seen.blank)
-    given = [bring_out(seen, x) if isinstance(x, torch.Tensor) else x for x in leaves]
+    once = functools.cache(lambda k: bring_out(seen, leaves[k]))  # what is one tensor stays one
+    first = {id(x): k for k, x in reversed(list(enumerate(leaves)))}
+    given = [once(first[id(x)]) if isinstance(x, torch.Tensor) else x for x in leaves]
     alike = [isinstance(x, torch.Tensor) and is_cloned_alike(x) for x in given]
     is_flat = spec == _pytree.tree_structure((tuple(given), {}))
     island = Island(function, given, alike, spec, is_flat, line, not seen.cuts.islands, [], [])
@@ -222,20 +229,25 @@ def record(seen, call, function, leaves, spec, line):
     settled = (lambda: torch.cuda.current_stream(seen.run.device).synchronize()) if observe.is_capture(seen) else None
     try:
         done, copies = real(lambda: beside(seen, lambda: run(island, seen.cuts.answers, settled)))
+    except BaseException:
+        if not observe.is_capture(seen) and len(seen.cuts.answers) > before:
+            bring_back(leaves, seen.cuts.answers[-1])
+        raise
     finally:
         for sid in seen.blank.keys() - known | {core.storage_id(x) for x in leaves if isinstance(x, torch.Tensor)}:
             seen.blank.pop(sid, None)  # it may have filled it
         if observe.is_capture(seen) and len(seen.cuts.answers) > before:
             note_changes(seen)
     why = vet_result(seen, done.result, copies)
-    if any(core.storage_id(leaves[k]) not in seen.made for k, _ in done.written):
+    if any(core.storage_id(leaves[k]) not in seen.made for k, *_ in done.written):
         why = "writes"
     why = why or ("changes" if has_changed(seen.run.plan) else None)
-    for k, _ in done.written if why is None or not observe.is_capture(seen) else ():
-        slim(leaves[k]).copy_(slim(island.leaves[k]))
     if why is not None:
         observe.refuse(seen, errors.island(function.__qualname__, line, why))
+        bring_back(leaves, done)
         return done.result
+    for k, *_ in done.written:
+        slim(leaves[k]).copy_(slim(island.leaves[k]))
     came = real(lambda: paused(lambda: came_of(done)))
     island.came.append(came)
     return unflatten([bring_in(seen, x) if isinstance(x, torch.Tensor) else x for x in came.leaves], came.structure)
@@ -331,38 +343,52 @@ class Island(NamedTuple):
 def run(island, answers, settled=None):
     """Call the function with copies of its arguments: (the Answer, which comes to `answers`, too; the copies).
     `settled()`: wait for these."""
-    given = [x.clone() if alike else copied(x) for x, alike in zip(island.leaves, island.alike, strict=True)]
+    copies = {id(x): x.clone() if alike else copied(x) for x, alike in zip(island.leaves, island.alike, strict=True)}
+    given = [copies[id(x)] for x in island.leaves]
+    tensors = {id(t): (k, t) for k, t in reversed(list(enumerate(given))) if isinstance(t, torch.Tensor)}.values()
+    before = {k: observe.version_of(t) for k, t in tensors}
+    kept = list(map(copied, given)) if getattr(LOCAL, "compares", False) else []
     if settled is not None:
         settled()
     args, kwargs = (given, {}) if island.is_flat else _pytree.tree_unflatten(given, island.spec)
+    result = error = None
     try:
         result = island.function(*args, **kwargs)
-    except BaseException as error:
-        answers.append(Answer(island.function, None, error, []))
-        raise
-    written = [(k, t) for k, t in enumerate(given) if isinstance(t, torch.Tensor) and t._version]
-    answers.append(Answer(island.function, result, None, written))
+    except BaseException as raised:
+        error = raised
+    written = [(k, t, n) for k, t in tensors if (n := observe.version_of(t) - before[k])]
+    answers.append(Answer(island.function, result, error, written, given=kept))
+    if error is not None:
+        raise error
     if not island.is_flat:
         leaves, spec = _pytree.tree_flatten((args, kwargs))
         if spec != island.spec or any(a is not b for a, b in zip(leaves, given, strict=True)):
             raise errors.CgtError(errors.island(island.function.__qualname__, island.line, "changes_containers"))
-    for k, t in written:
+    for k, t, _ in written:
         slim(island.leaves[k]).copy_(slim(t.detach()))
     return answers[-1], given
+
+
+def bring_back(leaves, done):
+    """What a part made of its copies comes to the arguments themselves, which count its writes."""
+    for k, t, n in done.written:
+        slim(leaves[k]).copy_(slim(t.detach()))
+        if not leaves[k].is_inference():
+            torch.autograd.graph.increment_version([leaves[k]] * (n - 1))
 
 
 def came_of(done):
     """What it did, as far as the recording depends on it."""
     leaves, structure = flatten(done.result)
     mine = [x.detach().clone() if isinstance(x, torch.Tensor) else x for x in leaves]
-    return Came(mine, structure, {k for k, _ in done.written})
+    return Came(mine, structure, {k for k, *_ in done.written})
 
 
 def takes(island, done):
     """Bring what it returned to where the recording reads it, if it is like what was recorded."""
     (came,), (leaves, structure) = island.came, flatten(done.result)
     same = structure == came.structure and all(map(alike, leaves, came.leaves))
-    if not (same and {k for k, _ in done.written} <= came.writes):
+    if not (same and {k for k, *_ in done.written} <= came.writes):
         return False
     for mine, x in zip(came.leaves, leaves, strict=True):
         if isinstance(mine, torch.Tensor):
@@ -411,14 +437,26 @@ def alike(x, was):
     return facts[0] == facts[1] and core.is_plain(x)
 
 
-def keep_answers(tensors: list[torch.Tensor]) -> None:
+def same(x, was):
+    """Is this argument of a part what it was, bit for bit but for which NaN it is?"""
+    if not isinstance(x, torch.Tensor) or type(x) is not type(was):
+        return alike(x, was) if type(x) in PLAIN_TYPES else True
+    return alike(x, was) and torch.allclose(x, was, rtol=0, atol=0, equal_nan=True)
+
+
+def keep_answers(tensors: list[torch.Tensor], compares: bool) -> None:
     """Of the replay that this thread makes next, until they are taken; those whose parts wrote to these tensors are
-    unsafe."""
-    LOCAL.kept, LOCAL.watched = [], tensors
+    unsafe. `compares`: with what the parts were given, which eager is to give them, too."""
+    LOCAL.kept, LOCAL.watched, LOCAL.compares, LOCAL.differs = [], tensors, compares, None
+
+
+def took_other() -> str | None:
+    """The part that was given something else when the call ran eagerly, and ran again therefore."""
+    return getattr(LOCAL, "differs", None)
 
 
 def take_answers() -> list[Answer]:
-    kept, LOCAL.kept, LOCAL.watched = LOCAL.kept, None, ()
+    kept, LOCAL.kept, LOCAL.watched, LOCAL.compares = LOCAL.kept, None, (), False
     return kept
 
 
@@ -447,8 +485,10 @@ def answer(due, function, args, kwargs):
     if getattr(done.function, "__code__", done.function) is not getattr(function, "__code__", function):
         raise errors.CgtError(errors.island(function.__qualname__, "its second run", "another_order"))
     leaves = _pytree.tree_leaves((args, kwargs))
-    for k, t in done.written:
-        slim(leaves[k]).copy_(slim(t))
+    if not paused(lambda: all(itertools.starmap(same, zip(leaves, done.given, strict=False)))):
+        LOCAL.differs = function.__qualname__
+        return paused(lambda: function(*args, **kwargs))
+    bring_back(leaves, done)
     for place in done.changes:
         places.put_back(place)
     if done.error is not None:

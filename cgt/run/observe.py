@@ -231,6 +231,8 @@ def note_reason(seen: Seen, sentence: str) -> None:
     """The first is why the run cannot be replayed; all of them are kept where somebody asks for them (doctor.py)."""
     if seen.reason is None:
         seen.reason = sentence
+        if seen.run.driver == HOST:  # the run goes on, and what is no op writes to the user's memory
+            seen.copied.swaps.clear()
     if seen.run.blockers is not None:
         seen.run.blockers[sentence] = seen.run.blockers.get(sentence, 0) + 1
 

@@ -379,6 +379,7 @@ ISLANDS = {  # why a function marked cgt.eager has no place in a recording
     ),
     "odd": "takes or returns a tensor that no recording can hold. Use plain, dense tensors",
     "gradients": "takes or returns a tensor that requires grad. Call it under torch.no_grad(), or detach the tensor",
+    "shared": "takes tensors that share memory, of which it would have a copy each. Pass one of them, or clone()",
     "returns_arguments": "returns memory of its arguments. Return a copy",
     "returns_objects": "returns an object that a recording cannot compare. Return tensors, numbers and strings",
     "objects": (

@@ -22,9 +22,10 @@ from cgt.api import state_of
 from cgt.data import remember
 from cgt.decide import audit
 from cgt.look import impure
-from cgt.make import describe
+from cgt.make import describe, islands
 from cgt.numbers import live
 from cgt.run import blank
+from cgt.run.observe import unseen
 from cgt.words import options
 
 CALLS = 24
@@ -826,3 +827,21 @@ def test_what_another_thread_does_meanwhile_is_no_fault_of_the_replay(device, ac
     other.join()
     assert n >= 3 and state_of(f).mismatches == 0 and cgt.stats(f).replays == 10, cgt.explain(f)
     assert p.grad.tolist() == [n * (act is trains)] * 8 and version == n * (act is writes)
+
+
+def test_a_part_that_is_given_other_values(monkeypatch):
+    """What it returns is no measure, since it is not run again. What it is given is one, on the host."""
+
+    calls, kept = [], []
+
+    def stale(seen, t, bring_out=islands.bring_out):
+        with unseen(seen):
+            kept.append(t.clone())
+            return bring_out(seen, kept[-1])
+
+    monkeypatch.setattr(islands, "bring_out", stale)
+    part = cgt.eager(lambda x: calls.append(x.tolist()))
+    f, x = cgt.jit(lambda x: (part(x + 1), x * 2)[1], audit=EVERY), torch.zeros(2)
+    _, told = mute(lambda: [f(x.fill_(k)) for k in range(4)])
+    assert calls == [[1.0, 1.0], [2.0, 2.0], [3.0, 3.0], [3.0, 3.0], [4.0, 4.0]]  # again, with what eager has
+    assert "<lambda> (cgt.eager) is given other values" in told[0] and state_of(f).mismatches == 1

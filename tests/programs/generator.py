@@ -75,6 +75,23 @@ class Parts:
             self.state.add_(1)
 
     @cgt.eager
+    def join(self, a, b, c=1):
+        return a.sin() + b * c
+
+    @cgt.eager
+    def within(self, given):
+        return given["a"] * 2 + given["b"][0] * given["b"][1]
+
+    @cgt.eager
+    def spoil(self, z, c):
+        z.mul_(0.5).add_(c)
+
+    @cgt.eager
+    def both(self, a, b):
+        a.add_(1)
+        return b.mul_(2).sum()
+
+    @cgt.eager
     def fail(self, z):
         self.calls += 1
         if self.calls % 8 == 0:
@@ -318,6 +335,25 @@ KINDS = {
         head="z = x * 2",
         calls=st.just([("refilled", k % 5, 0) for k in range(16)]),
         results="z",
+    ),
+    # Parts of several arguments, from outside and made in the call, also inside of containers, which they may write.
+    "handed in": Kind(
+        """
+        z = z + o.parts.join(x, z) | z = o.parts.join(z, z, {i}) | z = z + o.parts.join(x, b=y) | z = o.parts.join(z + 1, x * {i}) | z = z * x
+        z = z + o.parts.within(dict(a=x, b=[z, {i}])) | z[{i}] = z[1] * {i} | z = z + o.parts.within(dict(b=(z, x), a=y)) | o.parts.spoil(z, {i})
+        z = z + o.parts.join(v, v * 2).sum() | z = z.sin() | z = z + {i} if z.sum() > 0 else z - {i} | z = z + o.parts.join(y, z, c={i})
+        """,
+        head="z = x * 2 | v = y[1:3]",
+        results="z, x * 1",
+    ),
+    "written by parts": Kind(
+        """
+        o.parts.spoil(x, {i}) | o.parts.spoil(v, {i}) | o.parts.spoil(z, {i}) | o.parts.spoil(x[:2], {i}) | z = z + o.parts.join(x, z) | o.parts.spoil(o.a, {i})
+        z = z * x | z = z + o.a | y.copy_(z) | x.add_(z.mean()) | z = o.parts.join(z, z, {i}) | z = z.sin() | o.a.mul_(0.5)
+        z = z + o.parts.both(z, z) | z = z + o.parts.both(z, z[1:]) | z = z + o.parts.both(y, v) | z = z + o.parts.both(z, x * 1)
+        """,
+        head="z = x * 2 | v = y[1:3]",
+        results="z, x * 1",
     ),
 }  # fmt: skip
 WORDS = {
