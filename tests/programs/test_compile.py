@@ -272,7 +272,7 @@ def test_no_compilation_in_a_capture():
     nothing = dict.fromkeys(("generators", "tensors"), ())
     numbers = OpenNumbers([], {}, False, False, [])
     plan = types.SimpleNamespace(**nothing, saves=False, numbers=numbers, flat=types.SimpleNamespace(tensors=()))
-    seen = observe.observe(core.CUDA, 0, plan=plan)
+    seen = observe.observe(core.CUDA, 0, plan=plan, recording=True)
     with pytest.raises(observe.Unrecordable):
         trace.run(seen, lambda x: g(x), (x,), {})
     assert "torch.compile" in seen.reason and not graphs
