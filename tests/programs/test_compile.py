@@ -293,7 +293,7 @@ def test_a_region_is_one_op_to_the_books():
     given, x = [], torch.ones(4)
     leaf, buffer = torch.zeros(4), torch.zeros(16, dtype=torch.uint8)
     region = types.SimpleNamespace(mutated_input_idxs=[0], device_types=["cpu"], fx_kwargs={})
-    seen = observe.observe(core.HOST, -1, plan=types.SimpleNamespace(carries=frozenset()))
+    seen = observe.observe(core.HOST, -1, plan=types.SimpleNamespace(carries=frozenset()), recording=True)
     observe.note_swaps(seen, [(leaf, buffer)])
     inputs = [leaf, x]
     made, _, view = trace.see_region(seen, plain, region, inputs)
