@@ -313,7 +313,8 @@ cdef struct Patch:
     # where it writes: nbytes, or two words of 64 bits; COPY_BACK: where it reads; SCALAR, ADDRESS: see cuda.pxi
     char* to
     int64_t nbytes              # ADDRESS: so far behind where the slot begins
-    # what the exec was told last: an address; seed and offset; SCALAR: bits, is it unknown?; FED: 0, is it waited for?
+    # what the exec was told last: an address; seed and offset; FED: 0, is it waited for?; SCALAR: bits. Of SCALAR and
+    # ADDRESS: is it unknown?
     uint64_t told[2]
     id_t number                 # SCALAR: which; ADDRESS: in the memory of which BOUND; or NONE
     int32_t at, part            # SCALAR, host: argument of the op, element of that or NONE. CUDA: offset in bytes, Form
@@ -323,13 +324,18 @@ cdef struct Patch:
     bint draws                  # does a run draw from it?
     int32_t device
 
+cdef union Bits:                # of a Python float or int that C can hold
+    double f
+    int64_t i
+    uint64_t word
+
 cdef struct Number:             # a step of what is computed from numbers that a call finds, as Python computed it
     int32_t op                  # NumberOp
     id_t a, b                   # rows of this part, or where it comes from
-    int8_t is_float             # its value is f, else i
+    int8_t is_float             # which of its bits count
     int8_t must                 # the recording is for this value alone: want
-    double f, want_f
-    int64_t i, want_i
+    Bits now
+    uint64_t want
     id_t after                  # it is known when this read has run; NONE: before the first
     const char* table           # LOOKED_UP: so many numbers of its kind, kept alive by the node's owner
     int64_t length

@@ -121,7 +121,6 @@ class Numbers(NamedTuple):
     last: dict  # path of an argument -> the last number that Python saw there
     counters: set  # paths of tensors of the host's that it counts in and asks for their numbers
     asked: set  # the same by memory, of runs that do not know paths
-    tables: dict  # path of a list of numbers to which no other way led -> its Place
 
 
 class Devices(NamedTuple):
@@ -313,7 +312,6 @@ class OpenNumbers(NamedTuple):
     """Numbers that the recording may leave open (live.py)."""
 
     sources: list  # of standins.Source
-    tables: dict  # the function's, see Numbers
     wary: bool  # the user's code is given none of them
     computes: bool | None  # numbers that it reads on the way are live, too; None: it read none so far
     summed: list  # positions of places with live numbers that are only read for sums that come there again
@@ -420,14 +418,6 @@ class Readouts(NamedTuple):
     handed: dict  # memory on the host that only the result gets -> what keeps that name its own
 
 
-class Finite(NamedTuple):
-    """Of gradient scalers and other looks for infinities (finite.py)."""
-
-    # (op, line, where the magnitudes of its inputs and of its results come, does it name an infinity, a NaN)
-    ops: list
-    measured: list  # memory of the tensors whose magnitudes are taken
-
-
 class Generators(NamedTuple):
     """Random numbers (record.py, tokens.py)."""
 
@@ -478,7 +468,6 @@ class Cuts(NamedTuple):
     failed: list  # what repeats the op at which a capture failed
     forks: list  # where there are some (forks.py)
     bodies: list  # of the forks under way -> memory that each made
-    imagined: list  # threads that run a body on tensors without memory, the latest last
 
 
 class Ranks(NamedTuple):
@@ -556,7 +545,6 @@ class Seen:
     copied: Copied = fresh(maker_of(Copied))
     reads: ReadValues = fresh(maker_of(ReadValues))
     readouts: Readouts = fresh(maker_of(Readouts))
-    finite: Finite = fresh(maker_of(Finite))
     generators: Generators = fresh(maker_of(Generators))
     constants: Constants = fresh(maker_of(Constants))
     code: RanCode = fresh(maker_of(RanCode))
@@ -574,7 +562,7 @@ class Seen:
     touched: dict = fresh(dict)  # memory from outside -> a tensor of it
     written: set = fresh(set)
     raw: set = fresh(set)  # memory whose address was asked for
-    own: list = fresh(list)  # of places.Place: cgt's own that the run changed (probes.py, finite.py)
+    own: list = fresh(list)  # of places.Place: cgt's own that the run changed (probes.py)
     computed: bool | None = None  # with some it did; False: and more depends on one than ops and comparisons
     late: int = 0  # so many values came until the last that was read behind a write to memory from outside
     asks_which: bool = False  # it is not the same to it which tensor lies in a place

@@ -98,23 +98,30 @@ static std::vector<at::Tensor> tensors_of(PyObject* list) {
 // They are walked here and not in Python, which would make an object for each node. Such an object may live as
 // long as the node, and a graph of nodes that have one is freed recursively: 50,000 ops overflow the stack.
 
-// The nodes that lie behind these edges and were made since the thread's sequence number was `since`, the
-// accumulators' apart. What comes first in the graph comes first.
-static std::vector<NodePtr> nodes_since(const ag::edge_list& roots, uint64_t since) {
+// The nodes behind these edges, along those of which `leads` says so. What comes first in the graph comes first.
+template <class Leads>
+static std::vector<NodePtr> nodes_behind(ag::edge_list roots, Leads&& leads) {
   std::vector<NodePtr> nodes, todo;
   std::unordered_set<ag::Node*> seen;
-  auto meet = [&](const NodePtr& node) {
-    if (node && node->sequence_nr() >= since && node->sequence_nr() != UINT64_MAX && seen.insert(node.get()).second)
-      todo.push_back(node);
+  auto meet = [&](ag::edge_list& edges) {
+    for (ag::Edge& edge : edges)
+      if (edge.is_valid() && leads(edge) && seen.insert(edge.function.get()).second) todo.push_back(edge.function);
   };
-  for (const ag::Edge& root : roots) meet(root.function);
+  meet(roots);
   while (!todo.empty()) {
     nodes.push_back(std::move(todo.back()));
     todo.pop_back();
-    ag::Node* node = nodes.back().get();
-    for (const ag::Edge& edge : node->next_edges()) meet(edge.function);
+    meet(nodes.back()->next_edges());
   }
   return nodes;
+}
+
+// Does the edge lead to a node that was made since the thread's sequence number was `since`, and is no accumulator?
+static bool is_since(const ag::Edge& edge, uint64_t since) {
+  return edge.function->sequence_nr() >= since && edge.function->sequence_nr() != UINT64_MAX;
+}
+static std::vector<NodePtr> nodes_since(PyObject* tensors, uint64_t since) {
+  return nodes_behind(edges_of(tensors_of(tensors)), [&](const ag::Edge& edge) { return is_since(edge, since); });
 }
 
 // What gives the SavedTensors of one type of nodes: an object of its Python type, lent to one node after the
@@ -167,32 +174,24 @@ static py::list saved_of(const std::vector<NodePtr>& nodes) {
   return list;
 }
 
-// SavedVariable::grad_fn_ and was_default_constructed_, by the rule that an explicit instantiation may name a private
-// member.
-template <auto GradFn, auto Default>
-struct ReachSaved {
-  friend NodePtr& saved_grad_fn(ag::SavedVariable& s) { return s.*GradFn; }
-  friend bool saved_none(ag::SavedVariable& s) { return s.*Default; }
-};
-NodePtr& saved_grad_fn(ag::SavedVariable& s);
-bool saved_none(ag::SavedVariable& s);
-template struct ReachSaved<&ag::SavedVariable::grad_fn_, &ag::SavedVariable::was_default_constructed_>;
+REACH(SavedGradFn, &ag::SavedVariable::grad_fn_);
+REACH(SavedNone, &ag::SavedVariable::was_default_constructed_);
 
 // Did a backward free anything that the graphs behind these tensors saved, as far as they were made since `since`?
 // (Python can ask by registering hooks, which raises then, and at all that hold None: of 120 such an H100's machine
 // took 80 ms.)
 static bool graphs_freed(PyObject* tensors, uint64_t since) {
-  py::list saved = saved_of(nodes_since(edges_of(tensors_of(tensors)), since));
+  py::list saved = saved_of(nodes_since(tensors, since));
   return std::any_of(saved.begin(), saved.end(), [](py::handle handle) {
     auto* one = handle.cast<ag::SavedVariable*>();
-    return !one->has_hooks() && !one->get_raw_data()->defined() && !saved_none(*one);
+    return !one->has_hooks() && !one->get_raw_data()->defined() && !(one->*reach(SavedNone()));
   });
 }
 
 // The nodes in them that are Python functions: a list.
 static PyObject* graphs_functions(PyObject* tensors, uint64_t since) {
   py::list list;
-  for (const NodePtr& node : nodes_since(edges_of(tensors_of(tensors)), since))
+  for (const NodePtr& node : nodes_since(tensors, since))
     if (!window_of(node).object) list.append(owned(ag::functionToPyObject(node)));
   return list.release().ptr();
 }
@@ -294,31 +293,19 @@ static void sinks_open(PyObject* capsule, PyObject* tensors) {
 // Walk the graph from its roots. In `reached`, per tensor, how many edges lead to it; false if one leads to
 // anything else that was there before the graph.
 static bool sinks_walk(Sinks& sinks, bool cut, std::vector<int>* reached) {
-  sinks.graph.clear();
   std::map<std::pair<ag::Node*, uint32_t>, size_t> ends;
   for (size_t k = 0; k < sinks.ends.size(); ++k)
     if (sinks.nodes[k]) ends[{sinks.ends[k].function.get(), sinks.ends[k].input_nr}] = k;
-  std::unordered_set<ag::Node*> seen;
-  std::vector<NodePtr> todo;
-  for (const ag::Edge& root : sinks.roots)
-    if (seen.insert(root.function.get()).second) todo.push_back(root.function);
-  while (!todo.empty()) {
-    NodePtr node = todo.back();
-    todo.pop_back();
-    sinks.graph.push_back(node);
-    if (node->sequence_nr() < sinks.since || node->sequence_nr() == UINT64_MAX) return false;
-    for (ag::Edge& edge : node->next_edges()) {
-      if (!edge.is_valid()) continue;
-      auto end = ends.find({edge.function.get(), edge.input_nr});
-      if (end != ends.end()) {
-        ++(*reached)[end->second];
-        if (cut) edge = ag::Edge(sinks.nodes[end->second], 0);
-      } else if (seen.insert(edge.function.get()).second) {
-        todo.push_back(edge.function);
-      }
-    }
-  }
-  return true;
+  auto is_mine = [&](const ag::Edge& edge) { return is_since(edge, sinks.since); };
+  bool all = std::all_of(sinks.roots.begin(), sinks.roots.end(), is_mine);
+  sinks.graph = nodes_behind(sinks.roots, [&](ag::Edge& edge) {
+    auto end = ends.find({edge.function.get(), edge.input_nr});
+    if (end == ends.end()) return is_mine(edge) || (all = false);
+    ++(*reached)[end->second];
+    if (cut) edge = ag::Edge(sinks.nodes[end->second], 0);
+    return false;
+  });
+  return all;
 }
 
 // Does anybody hear of what comes to this accumulator, but for the gradient that it makes of it? Hooks of the
@@ -394,7 +381,7 @@ static void sinks_cut(PyObject* capsule) {
     if (end.function && end.function->sequence_nr() != UINT64_MAX) end = ag::Edge();
   sinks.roots.clear();
   for (py::handle saved : saved_of(sinks.graph)) {
-    NodePtr& from = saved_grad_fn(*saved.cast<ag::SavedVariable*>());
+    NodePtr& from = saved.cast<ag::SavedVariable*>()->*reach(SavedGradFn());
     if (from && from->sequence_nr() < sinks.since) from = node_ptr(new Sink());
   }
 }
@@ -428,18 +415,12 @@ static void sinks_here(PyObject* capsule) {
 // What is left on stream `from` of the graphs behind these tensors, results of a recording that will not be
 // kept: the user's accumulators are not there.
 static void graphs_here(PyObject* tensors, int64_t from) {
-  std::unordered_set<ag::Node*> seen;
-  std::vector<NodePtr> todo;
-  for (ag::Edge& root : edges_of(tensors_of(tensors))) todo.push_back(std::move(root.function));
-  while (!todo.empty()) {
-    NodePtr node = todo.back();
-    todo.pop_back();
-    if (!node || !seen.insert(node.get()).second) continue;
-    auto stream = node->stream();
-    if (stream && stream->id() != from) continue;
-    if (stream) stamp(node);
-    for (const ag::Edge& edge : node->next_edges()) todo.push_back(edge.function);
-  }
+  auto is_there = [&](const ag::Edge& edge) {
+    auto stream = edge.function->stream();
+    return !stream || stream->id() == from;
+  };
+  for (const NodePtr& node : nodes_behind(edges_of(tensors_of(tensors)), is_there))
+    if (node->stream()) stamp(node);
 }
 
 // While a backward is captured, leaves that it recomputes with must not find accumulators that run on the
@@ -727,16 +708,10 @@ struct Cut : ag::FunctionPostHook {
   }
 };
 
-static std::atomic<int64_t> quiet_total{0};
+static std::atomic<int64_t> quiet_total{0};  // how many were set so
 static inline int64_t quiet_gradients() noexcept { return quiet_total; }
 
-// Node::mutex_, which an accumulator holds while it adds.
-template <auto Member>
-struct ReachNode {
-  friend std::mutex& node_mutex(ag::Node& n) { return n.*Member; }
-};
-std::mutex& node_mutex(ag::Node& n);
-template struct ReachNode<&ag::Node::mutex_>;
+REACH(NodeMutex, &ag::Node::mutex_);  // which an accumulator holds while it adds
 
 // The accumulator behind an edge, if nobody hears of what comes there, nothing else is to come in this task, and
 // the engine would run it on this stream with this very gradient. Else NULL. The task's mutex is held.
@@ -766,7 +741,7 @@ static ag::AccumulateGrad* quiet_leaf(ag::GraphTask& task, const ag::Edge& edge,
 // What the accumulator does with it. An alias that nobody else holds needs no other one (its detach()).
 static void quiet_give(ag::AccumulateGrad* leaf, at::Tensor&& given) {
   at::Tensor grad = std::move(given);
-  std::lock_guard<std::mutex> lock(node_mutex(*leaf));
+  std::lock_guard<std::mutex> lock(leaf->*reach(NodeMutex()));
   at::Tensor& to = leaf->variable.mutable_grad();
   if (!to.defined() && grad.use_count() == 1 && ag::utils::obeys_layout_contract(grad, leaf->variable)) {
     grad.unsafeGetTensorImpl()->set_allow_tensor_metadata_change(false);

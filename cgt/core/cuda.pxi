@@ -259,51 +259,39 @@ cdef void cuda_leave_stream(Path* p) noexcept nogil:
     if cuda_record_event(&p.event, p.device, p.last_stream): cu.cuCtxSynchronize()
     p.fleeting, p.event_only = 0, 1
 
-cdef int spread_meet(Spread* s, int device, void* stream) except? RAISES nogil:
-    """A launch on this stream comes behind what the callers' streams on the other GPUs have now."""
+cdef inline void* stream_there(Beside* b, bint captured) noexcept nogil:
+    """The one that is captured, or the caller's."""
+    return b.stream if captured else cuda_current_stream(b.device)
+
+cdef int spread_meet(Spread* s, int32_t n, bint captured, int device, void* stream) except? RAISES nogil:
+    """What comes on this stream waits for what the first n of the other GPUs have now."""
     cdef int32_t k
     cdef int code = 0
-    for k in range(s.n):
+    cdef Beside* b
+    for k in range(n):
+        b = &s.others[k]
         if code == 0:
-            code = cuda_follow(&s.others[k].event, s.others[k].device, cuda_current_stream(s.others[k].device), device,
-                stream)
+            code = cuda_follow(&b.event, b.device, stream_there(b, captured), device, stream)
     return code
 
-cdef int spread_part(Spread* s, int device, void* stream) except? RAISES nogil:
-    """And what comes on these waits for it."""
+cdef int spread_part(Spread* s, int32_t n, bint captured, int device, void* stream) except? RAISES nogil:
+    """And what comes on those waits for it."""
     cdef int32_t k
     cdef int code = 0
-    for k in range(s.n):
+    cdef Beside* b
+    for k in range(n):
+        b = &s.others[k]
         if code == 0:
-            code = cuda_follow(&s.event, device, stream, s.others[k].device, cuda_current_stream(s.others[k].device))
+            code = cuda_follow(&s.event, device, stream, b.device, stream_there(b, captured))
     return code
 
 cdef inline int launch_among(Driver* d, Spread* s, void* exec_, void* stream, int device) except? RAISES nogil:
     """Launch a graph of a recording that works on these GPUs, too, or on no others (NULL)."""
     cdef int code
     if s is NULL: return d.launch(exec_, stream, device)
-    code = spread_meet(s, device, stream)
+    code = spread_meet(s, s.n, False, device, stream)
     if code == 0: code = d.launch(exec_, stream, device)
-    return code if code else spread_part(s, device, stream)
-
-cdef int spread_fork(Recording* r) except? RAISES:
-    """The capture forks to them."""
-    cdef int32_t k
-    cdef int code = 0
-    for k in range(r.spread_open):
-        if code == 0:
-            code = cuda_follow(&r.spread.event, r.device, r.stream, r.spread.others[k].device,
-                r.spread.others[k].stream)
-    return code
-
-cdef int spread_join(Recording* r) except? RAISES:
-    cdef int32_t k
-    cdef int code = 0
-    for k in range(r.spread_open):
-        if code == 0:
-            code = cuda_follow(&r.spread.others[k].event, r.spread.others[k].device, r.spread.others[k].stream,
-                r.device, r.stream)
-    return code
+    return code if code else spread_part(s, s.n, False, device, stream)
 
 cdef void capturing_set(Recording* r, int on) noexcept:
     """A capture begins, or is over, on all of them."""
@@ -319,19 +307,16 @@ cdef void pools_end(Recording* r) noexcept:
     if r.pool_open: cuda_pool_end(r.pool)
     r.pool_open = 0
 
-cdef int spread_restore(Beside* b, void* state, void** live, int n) except? RAISES:
+cdef int pool_restore(int device, void* pool, void* state, void** live, int n) except? RAISES:
     cdef OnDevice here
     cdef int code
-    here.go(b.device)
-    code = cuda_pool_restore(b.pool, state, live, n)
+    here.go(device)
+    code = cuda_pool_restore(pool, state, live, n)
     return ERROR_FOREIGN_MEMORY if code == 1 else code
 
 cdef int cuda_restore(Recording* r, void* state, void** live, int n) except? RAISES:
-    cdef OnDevice here
     cdef int code = fault(CALL_RESTORE)
-    here.go(r.device)
-    if code == 0: code = cuda_pool_restore(r.pool, state, live, n)
-    return ERROR_FOREIGN_MEMORY if code == 1 else code
+    return code if code else pool_restore(r.device, r.pool, state, live, n)
 
 cdef int cuda_resume(Recording* r) except? RAISES:
     cdef OnDevice here
@@ -343,7 +328,7 @@ cdef int cuda_resume(Recording* r) except? RAISES:
         cu_stream(r.stream), cu.CUstreamCaptureMode_enum.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL)
     if code: return code
     capturing_set(r, 1)
-    return spread_fork(r)
+    return spread_part(r.spread, r.spread_open, True, r.device, r.stream)       # the capture forks to them
 
 cdef int cuda_begin(Recording* r) except? RAISES:
     cdef int32_t k
@@ -422,12 +407,11 @@ cdef int cuda_load_kernels(int device) except? RAISES:
     return code if code else cu.cuModuleGetFunction(&WORDS_KERNEL[device], module, b"cgt_words")
 
 cdef int cuda_decide_kernel(int device) except? RAISES:
-    """The same for the kernel of conditional nodes; an error where the driver knows none."""
+    """The same for the kernel of conditional nodes, where the driver knows those."""
     cdef OnDevice here
     cdef cu.CUmodule module = NULL
     cdef int version = 0, code = cu.cuDriverGetVersion(&version)
-    if code or version < HAS_ELSE: return code if code else cu.cudaError_enum.CUDA_ERROR_NOT_SUPPORTED
-    if DECIDE_KERNEL[device] is not NULL: return 0
+    if code or version < HAS_ELSE or DECIDE_KERNEL[device] is not NULL: return code
     here.go(device)
     code = cu.cuModuleLoadData(&module, <const void*>DECIDE_PTX)
     return code if code else cu.cuModuleGetFunction(&DECIDE_KERNEL[device], module, b"cgt_decide")
@@ -492,21 +476,25 @@ cdef int cuda_vet(cu.CUgraph graph, int32_t* count) except? RAISES:
             if memory == cu.CUmemorytype_enum.CU_MEMORYTYPE_HOST: code = ERROR_HOST_MEMORY
     return code
 
+cdef int capture_end(Recording* r, int told, cu.CUgraph* graph) except? RAISES:
+    """What was captured. `told`: the code that this is to fail with."""
+    cdef int joined = spread_meet(r.spread, r.spread_open, True, r.device, r.stream)
+    cdef int code = cu.cuStreamEndCapture(cu_stream(r.stream), graph)
+    if code == cu.cudaError_enum.CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD: return code      # it goes on
+    capturing_set(r, 0)
+    return joined if joined else code if code else told
+
 cdef int cuda_end(Recording* r, Patch* patches, int32_t n_patches) except? RAISES:
     cdef OnDevice here
     cdef cu.CUgraph graph = NULL
     cdef int32_t n = 0
     cdef bint draws = False
     cdef int32_t k
-    cdef int code, joined, told = fault(CALL_END)
+    cdef int code
     here.go(r.device)
-    joined = spread_join(r)
-    code = cu.cuStreamEndCapture(cu_stream(r.stream), &graph)
-    if joined: code = joined
-    capturing_set(r, 0)
+    code = capture_end(r, fault(CALL_END), &graph)
     pools_end(r)
     r.graph = <void*>graph
-    if code == 0: code = told
     if code: return code
     for k in range(n_patches): draws |= patches[k].kind == WORDS and patches[k].draws
     for k in range(n_patches if not draws and not r.cuts else 0):
@@ -532,15 +520,10 @@ cdef int cuda_cut(Recording* r, Read* read) except? RAISES:
     cdef cu.CUgraph graph = NULL
     cdef cu.CUgraphExec exec_ = NULL
     cdef int32_t n = 0
-    cdef int code, joined, told = fault(CALL_CUT)
+    cdef int code
     here.go(r.device)
-    joined = spread_join(r)
-    code = cu.cuStreamEndCapture(cu_stream(r.stream), &graph)
-    if code == cu.cudaError_enum.CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD: return code      # it goes on
-    if joined: code = joined
-    capturing_set(r, 0)
+    code = capture_end(r, fault(CALL_CUT), &graph)
     read.graph = <void*>graph
-    if code == 0: code = told
     if code == 0: code = cuda_thin(&TABLE.rec_vain)
     if code == 0: code = cuda_vet(graph, &n)
     if code: return code
@@ -577,6 +560,7 @@ cdef int cuda_fork(Recording* r, Fork* f, PyObject* pred, void* stream) except? 
     cdef size_t n = 0
     cdef unsigned int k
     cdef int code = fault(CALL_FORK)
+    if DECIDE_KERNEL[r.device] is NULL: return cu.cudaError_enum.CUDA_ERROR_NOT_SUPPORTED
     here.go(r.device)
     memset(&params, 0, sizeof(params))
     params.type = cu.CUgraphNodeType_enum.CU_GRAPH_NODE_TYPE_CONDITIONAL
@@ -686,7 +670,7 @@ cdef int cuda_launch(void* exec_, void* stream, int device) except? RAISES nogil
 cdef int cuda_patch(void* exec_, Patch* p) except? RAISES nogil:
     cdef int code = fault(CALL_PATCH)
     if code: return code
-    if p.kind == BOUND: return 0            # its words are told: addresses_bind
+    if p.kind == BOUND: return 0            # its words are told: words_tell
     return cuda_patch_words(exec_, p) if p.kind == WORDS else cuda_patch_copy(exec_, p)
 
 cdef int cuda_patch_copy(void* exec_, Patch* p) except? RAISES nogil:
@@ -802,7 +786,7 @@ cdef void cuda_word_free(Patch* p) noexcept:
 cdef int cuda_scalar(void* exec_, Patch* p, Number* r) except? RAISES:
     cdef int code = fault(CALL_PATCH)
     if code: return code
-    form_write(p.part, r.is_float, r.f, r.i, args_bytes(<Args*>p.to) + p.at)
+    form_write(p.part, r.is_float, r.now.f, r.now.i, args_bytes(<Args*>p.to) + p.at)
     return 0
 
 cdef void address_write(Patch* p, uint64_t address) noexcept:

@@ -314,16 +314,11 @@ static at::CUDAGeneratorImpl* cuda_generator(const at::Generator& g) {
 
 static std::atomic<int64_t> dropout_buffers{1};
 
-template <auto Flag>
-struct OpenedFlag {
-  friend std::atomic_flag& keeps_flag(at::CUDAGeneratorImpl& g) { return g.*Flag; }
-};
-std::atomic_flag& keeps_flag(at::CUDAGeneratorImpl& g);
-template struct OpenedFlag<&at::CUDAGeneratorImpl::no_reset_rnn_state_>;  // access is not checked here
+REACH(KeepsDropout, &at::CUDAGeneratorImpl::no_reset_rnn_state_);
 
 static std::atomic_flag& keeps_dropout(int device) {
   const c10::Device gpu(c10::kCUDA, static_cast<c10::DeviceIndex>(device));
-  return keeps_flag(*cuda_generator(at::globalContext().defaultGenerator(gpu)));
+  return cuda_generator(at::globalContext().defaultGenerator(gpu))->*reach(KeepsDropout());
 }
 
 // A number for the buffer that the next layer will use, or 0: it makes another one.

@@ -83,7 +83,7 @@ cdef int host_patch(void* exec_, Patch* p) noexcept nogil:
 
 cdef int host_scalar(void* exec_, Patch* p, Number* r) noexcept:
     cdef int code = fault(CALL_PATCH)
-    if code == 0: tape_scalar(exec_, <int><uintptr_t>p.handle, p.at, p.part, r.is_float, r.f, r.i)
+    if code == 0: tape_scalar(exec_, <int><uintptr_t>p.handle, p.at, p.part, r.is_float, r.now.f, r.now.i)
     return code
 
 cdef int host_word_done(void* exec_, Patch* p) noexcept: return fault(CALL_PATCH)

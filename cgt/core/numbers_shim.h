@@ -21,10 +21,10 @@ enum {
 };
 
 template <class T>
-static void write_word(char* at, T word) noexcept { memcpy(at, &word, sizeof word); }
+static int write_word(char* at, T word) noexcept { memcpy(at, &word, sizeof word); return sizeof word; }
 
-// PyTorch converts a number to the type in which the kernel computes, here as there by a cast.
-static void form_write(int form, int is_float, double f, int64_t i, char* at) noexcept {
+// PyTorch converts a number to the type in which the kernel computes, here as there by a cast. How many bytes it is.
+static int form_write(int form, int is_float, double f, int64_t i, char* at) noexcept {
   const double wide = is_float ? f : static_cast<double>(i);
   const float narrow = is_float ? static_cast<float>(f) : static_cast<float>(i);
   switch (form) {
@@ -38,6 +38,7 @@ static void form_write(int form, int is_float, double f, int64_t i, char* at) no
     case FORM_INVERSE_F32: return write_word(at, static_cast<float>(1.0 / wide));
     case FORM_INVERSE_OF_F32: return write_word(at, 1.0f / narrow);
   }
+  return 0;
 }
 
 }  // namespace cgt

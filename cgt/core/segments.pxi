@@ -33,7 +33,10 @@ cdef int patches_bind(Table* t, id_t n, void* exec_, Driver* d, PyObject** leave
         code = d.patch(node.exec, p) if p.nbytes else 0
         if code != 0: p.told[0] = NOWHERE
         check(path_row(t, node.path).driver, code, CALL_PATCH)
-    if node.moved: addresses_bind(t, n, d)
+    if node.moved:
+        code = words_tell(t, node, ADDRESS, NONE, d)
+        node.moved = code != 0
+        check(path_row(t, node.path).driver, code, CALL_PATCH)
     # generators, which are recorded first, when nothing else can fail
     for k in range(node.len[PATCHES] - 1, -1, -1):
         p = node_patch(t, node, k)
@@ -71,31 +74,6 @@ cdef int slots_feed(Table* t, id_t n, Driver* d, PyObject** leaves, void* stream
         with nogil: code = d.feed(&p, source, stream)
         check(path_row(t, node_row(t, n).path).driver, code, CALL_COPY)
     return 0
-
-cdef int addresses_bind(Table* t, id_t n, Driver* d) except -1:
-    """Tell the graph where the memory of rebound slots lies now: a node's arguments once, whatever changed in them."""
-    cdef Node* node = node_row(t, n)
-    cdef Patch* p
-    cdef Patch* last = NULL
-    cdef uint64_t source
-    cdef int32_t k
-    cdef int code = 0
-    for k in range(node.len[PATCHES]):
-        p = node_patch(t, node, k)
-        if p.kind != ADDRESS: continue
-        source = node_patch(t, node, p.number).told[0]
-        if source == p.told[0]: continue
-        if last is not NULL and last.to != p.to: code = d.word_done(node.exec, last)
-        if code: break
-        p.told[0] = source
-        address_write(p, source + p.nbytes)
-        last = p
-    if code == 0 and last is not NULL: code = d.word_done(node.exec, last)
-    for k in range(node.len[PATCHES] if code else 0):       # what the exec was told is not known: it is told anew
-        p = node_patch(t, node, k)
-        if p.kind == BOUND or p.kind == ADDRESS: p.told[0] = NOWHERE
-    node.moved = code != 0
-    return check(path_row(t, node.path).driver, code, CALL_PATCH)
 
 cdef inline void* first_exec(Table* t, Node* node) noexcept nogil:
     """What runs first: it copies the inputs and writes the words."""

@@ -27,6 +27,7 @@ cdef extern from "tensor_shim.h" namespace "cgt" nogil:
     int tensor_ndim(PyObject* t)
     int64_t tensor_itemsize(PyObject* t)
     int64_t tensor_numel(PyObject* t)
+    int64_t tensor_span(PyObject* t)
     int PLAIN_TENSOR                # nothing for autograd to know
     int ANY_STATE                   # of a backward's arguments: what they are to autograd plays no part
     int tensor_autograd(PyObject* t)
@@ -134,7 +135,7 @@ cdef extern from "numbers_shim.h" namespace "cgt" nogil:
     bint sum_fits(int64_t a, int64_t b, int64_t* c) noexcept
     bint difference_fits(int64_t a, int64_t b, int64_t* c) noexcept
     bint product_fits(int64_t a, int64_t b, int64_t* c) noexcept
-    void form_write(int form, int is_float, double f, int64_t i, char* at) noexcept
+    int form_write(int form, int is_float, double f, int64_t i, char* at) noexcept
 
 cdef extern from "autograd_shim.h" namespace "cgt":
     ctypedef void (*released_fn)(int path, int64_t step) noexcept

@@ -301,10 +301,6 @@ def node_misses(int path, int parent, int f, int spec, list tensors):
         if mine: path_unlock(path_row(&TABLE, path))
     return rows
 
-def node_reached(int n):
-    """The versions of what the node reads without a call's arguments, as of a call that is made now."""
-    return reached_versions(&TABLE, node_now(n))
-
 def slot_holds(int n, int k, object x):
     """Is this what the function found where slot k of node n was reached?"""
     return node_guard(&TABLE, node_row(&TABLE, n), k).tensor == <PyObject*>x
@@ -370,22 +366,13 @@ def dropout_begins_anew(int device):
     """Will the next recurrent layer of cuDNN's fill another buffer with random state?"""
     return cuda_dropout_now(device) == 0
 
-def dropout_undo(int device):
-    """The buffer that is about to be filled will not be: let the next layer do it."""
-    cuda_dropout_undo(device)
+def dropout_undo(int device): cuda_dropout_undo(device)
+def node_reached(int n): return reached_versions(&TABLE, node_now(n))
 
-def node_drop(int n):
-    """Free one node and all behind it."""
-    node_free(&TABLE, n)
-    if CGT_DEBUG: table_check(&TABLE)
-
-def node_replace(int n):
-    """Drop a recording for which another one was made: it was not wasted, nor those behind it, which will be made
-    anew."""
-    global REPLACING
-    REPLACING = True
-    node_free(&TABLE, n)
-    REPLACING = False
+def node_drop(int n, bint replaced=False):
+    """Free one node and all behind it. `replaced`: another recording was made for it, and those behind it will be made
+    anew: they were not wasted."""
+    node_free(&TABLE, n, replaced)
     if CGT_DEBUG: table_check(&TABLE)
 
 def node_oldest():

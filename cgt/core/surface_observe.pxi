@@ -1,4 +1,24 @@
-# What Python sees of a run under observation: modes and switches, brackets, ops, calls.
+# What Python sees of a run under observation: modes and switches, brackets, ops, calls. A function of one line is one
+# of the shims', where it is told what it does.
+
+def set_stream(int64_t stream_id, int device): cuda_set_stream(stream_id, device)
+def blocker(): return ambient_blocker()
+def save_hooks(): return saved_hooks()
+def results(): return results_new()
+def forget_results(object results): results_forget(results)
+def alive(object results): return results_alive(results)
+def observe(bint on): return bool(observe_key(on))
+def pause(int by): observe_pause(by)
+def proceed(list instead): return observe_proceed(instead)
+def replace_list(int k, list tensors): observe_list(k, tensors)
+def answer(list results): observe_answer(results)
+def done(list results): observe_done(results)
+def is_lone(object t): return observe_lone(t) != 0
+def numbers_are(node): numbers_are_(node)
+def numbers_watch(object run, bint on): numbers_watch_(<const void*><PyObject*>run, on)
+def numbers_of_op(): return observe_numbers()
+def casts_inside(): return observe_casts() != 0
+def is_in_node(): return in_node() != 0
 
 def ambient():
     """The three words of ambient state."""
@@ -9,18 +29,6 @@ def ambient():
 def see_gpus():
     """CUDA is there: from now on which GPU is current is part of the ambient state, if there are several. Are there?"""
     return bool(cuda_see_gpus())
-
-def set_stream(int64_t stream_id, int device):
-    """Make this the device's current stream; which device is current stays."""
-    cuda_set_stream(stream_id, device)
-
-def blocker():
-    """0, or what hides ops from a recording: 1 a dispatch mode, 2 a function mode, 3 a transform."""
-    return ambient_blocker()
-
-def save_hooks():
-    """How many hooks for saved tensors are active in this thread?"""
-    return saved_hooks()
 
 def within(list brackets, object body):
     """body(), with what each bracket begins: a pair of functions, of which the second puts back whatever the first one
@@ -63,18 +71,6 @@ def with_grad(object body):
     finally:
         grad_mode(before)
 
-def results():
-    """Where a run under observation keeps what its ops returned, without holding it."""
-    return results_new()
-
-def forget_results(object results):
-    """Keep none of them any more: nobody will ask a run that is refused."""
-    results_forget(results)
-
-def alive(object results):
-    """The tensors among them that somebody still holds, in order."""
-    return results_alive(results)
-
 def observed(object results, object see, object function, tuple args, dict kwargs):
     """Call the function; for each op that it runs, here and in autograd's threads, see(op, args, kwargs) is called
     in its place, and calls `proceed`."""
@@ -107,14 +103,6 @@ def observer():
     cdef PyObject* pair = observer_of_thread()
     return (<tuple><object>pair)[1] if pair is not NULL and not observe_paused() else None
 
-def observe(bint on):
-    """Is this thread seen, where somebody observes it? Returns what it was."""
-    return bool(observe_key(on))
-
-def pause(int by):
-    """1: what this thread does from now on is not the function's; -1: it is again."""
-    observe_pause(by)
-
 def heard(object body):
     """body(), of whose ops an observer hears although this thread pauses."""
     cdef int depth = observe_paused()
@@ -123,23 +111,6 @@ def heard(object body):
         return body()
     finally:
         observe_pause(depth)
-
-def proceed(list instead):
-    """Run the op that `see` was called for, with these tensors in place of those that it was given, or None. What it
-    returned: the tensors, each as another one over the same memory."""
-    return observe_proceed(instead)
-
-def replace_list(int k, list tensors):
-    """Run the op that is observed now with these tensors, or None, as its argument number k."""
-    observe_list(k, tensors)
-
-def answer(list results):
-    """Return these tensors from the op that is observed now, in place of what it returned."""
-    observe_answer(results)
-
-def done(list results):
-    """The op that is observed now was done without `proceed`, and returns these tensors."""
-    observe_done(results)
 
 def usual(list inputs, int device, dict constants):
     """The storages of these inputs of the op that is observed now, if a recording can hold all of them, they are on
@@ -154,23 +125,6 @@ def usual(list inputs, int device, dict constants):
         known.add(sid)
         varies = varies or (tensor_numel(t) and sid not in constants)
     return known if varies else None
-
-def is_lone(object t):
-    """Is this argument of the op that is observed now a number of the host's that Python did not know before?"""
-    return observe_lone(t) != 0
-
-def numbers_are(node):
-    """The class of what PyTorch's symbolic numbers lead to where they are ours (live.py). Set once."""
-    numbers_are_(node)
-
-def numbers_watch(object run, bint on):
-    """A run with live numbers begins or is over, which may be said again."""
-    numbers_watch_(<const void*><PyObject*>run, on)
-
-def numbers_of_op():
-    """[(argument, element of that list or NONE, node), ...] of the op that is observed now: what is live among its
-    numbers."""
-    return observe_numbers()
 
 def reads_by(list names, object read, object lift):
     """Have read(name) called before each of these operators, where `observed` would not see it; lift(1) before PyTorch
@@ -240,11 +194,3 @@ def path_is_captured(int device):
     """Is it under way there, or on the stream of the last launch, for which one would wait?"""
     cuda_thread_ready(device)
     return bool(path_captured(path_row(&TABLE, path_of(&TABLE, device)), cuda_current_stream(device)))
-
-def casts_inside():
-    """Would ops on the CPU that the op under way runs be changed by autocast?"""
-    return observe_casts() != 0
-
-def is_in_node():
-    """Does autograd evaluate a node in this thread?"""
-    return in_node() != 0

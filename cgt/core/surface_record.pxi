@@ -1,4 +1,26 @@
-# What Python sees of the recording under way (record.pxi), from begin to a node, and of pools.
+# What Python sees of the recording under way (record.pxi), from begin to a node, and of pools. A function of one line
+# is one of the chapters' and shims', where it is told what it does.
+
+def abort(): record_abort(&TABLE)
+def copy_back(object source, object to, int64_t nbytes): return record_copy(&TABLE, COPY_BACK, source, to, nbytes)
+def state_op(object generator, object state, bint sets): tape_state(TABLE.rec.exec, generator, state, sets)
+def fork_drop(): tape_pop(TABLE.rec.exec)
+def graph_length(): return cuda_length(&TABLE.rec)
+def graph_mark(): return cuda_mark_here(&TABLE.rec)
+def graph_shots(int first): return [cuda_shot(<cu.CUgraphNode><uintptr_t>one) for one in cuda_nodes(&TABLE.rec, first)]
+def moved_generator(uintptr_t handle): return generator_moved(<void*>handle)
+def follow_generator(uintptr_t handle): generator_follow(<void*>handle, cuda_capture_id(&TABLE.rec))
+def point_generator(uintptr_t handle, object seed_word, object offset_word, uint64_t moved):
+    generator_point(<void*>handle, seed_word, offset_word, moved)
+def capture_relaxed(bint on): cuda_relaxed(on)
+def load_kernels(int device): check(CUDA, cuda_load_kernels(device), CALL_WORDS)
+def load_decide_kernel(int device): return cuda_decide_kernel(device)
+def pool_new(int device, ids): return <uintptr_t>cuda_pool_new(device, ids[0], ids[1])
+def pool_free(uintptr_t pool, uintptr_t stream): return cuda_pool_free(<void*>pool, <void*>stream)
+def pool_nodes(uintptr_t pool): return cuda_pool_nodes(<void*>pool)
+def pool_retire(uintptr_t pool): cuda_pool_retire(<void*>pool)
+def pools_drop(): cuda_pools_drop()
+def allocations(int device): return cuda_allocations(device)
 
 def begin(int driver, int device, uintptr_t stream, uintptr_t pool, list others):
     """Begin a recording behind the node that the device's path has come to, its pool put back to that node's state. The
@@ -29,8 +51,8 @@ def begin(int driver, int device, uintptr_t stream, uintptr_t pool, list others)
     check(driver, DRIVERS[driver].restore(&t.rec, state, <void**>t.rec_live.rows, t.rec_live.n), CALL_RESTORE)
     for k in range(t.rec.spread.n if t.rec.spread is not NULL else 0):
         b = &t.rec.spread.others[k]
-        check(driver, spread_restore(b, state_beside(t, t.rec.parent, b), <void**>t.rec_live.rows, t.rec_live.n),
-            CALL_RESTORE)
+        check(driver, pool_restore(b.device, b.pool, state_beside(t, t.rec.parent, b), <void**>t.rec_live.rows,
+            t.rec_live.n), CALL_RESTORE)
     t.rec.seconds[CAPTURE] = now()
     t.rec.seconds[RESTORE] = t.rec.seconds[CAPTURE] - t.rec.seconds[RESTORE]
     check(driver, DRIVERS[driver].begin(&t.rec), CALL_BEGIN)
@@ -48,19 +70,6 @@ def scalar(int number, object value, int at, int part):
     p.told[0] = number_bits(value)
     p.handle = <void*><uintptr_t>tape_last(TABLE.rec.exec)
 
-def graph_length():
-    """How many nodes the capture under way has."""
-    return cuda_length(&TABLE.rec)
-
-def graph_mark():
-    """For each stream of the capture under way (one for each GPU): the nodes behind which its next one will stand."""
-    return cuda_mark_here(&TABLE.rec)
-
-def graph_shots(int first):
-    """[(handle, kind, what must be the same, ((offset, bytes), ...)), ...] of the nodes from this one on; kind 0:
-    kernels, with their arguments."""
-    return [cuda_shot(<cu.CUgraphNode><uintptr_t>node) for node in cuda_nodes(&TABLE.rec, first)]
-
 def graph_back(int first, list marks):
     """Nodes from this one on are taken out when the graph is complete; what comes next stands behind `marks` (of
     graph_mark)."""
@@ -69,6 +78,14 @@ def graph_back(int first, list marks):
         k = column_add(&TABLE, &TABLE.rec_vain, 1)
         (<void**>TABLE.rec_vain.rows)[k] = <void*><uintptr_t>node
     cuda_back(&TABLE.rec, marks)
+
+def form_of(int form, object x):
+    """The bytes that a kernel is given of a number in this form, as a replay writes them; None: a float is no whole
+    number."""
+    cdef char word[SCRATCH]
+    cdef bint is_float = type(x) is float
+    if is_float and form in (AS_I64, AS_I32): return None
+    return PyBytes_FromStringAndSize(word, form_write(form, is_float, x if is_float else 0, 0 if is_float else x, word))
 
 def scalar_words(uintptr_t node, list words):
     """A captured kernel's arguments have these words of numbers: [(offset, form, number, its value now), ...]."""
@@ -122,10 +139,6 @@ def bind(int copy):
     if p.nbytes: check(TABLE.rec.driver, DRIVERS[TABLE.rec.driver].bind(&TABLE.rec, p), CALL_COPY)
     p.kind = BOUND
 
-def state_op(object generator, object state, bint sets):
-    """Append to the host driver's tape: a generator's state is read into a tensor, or set from it."""
-    tape_state(TABLE.rec.exec, generator, state, sets)
-
 def copy(object to, object source, int64_t nbytes):
     """Record that a copied slot is copied; one on the host is FED."""
     cdef bint fed = tensor_device(<PyObject*>to) != tensor_device(<PyObject*>source)
@@ -134,10 +147,6 @@ def copy(object to, object source, int64_t nbytes):
 def feed_waits(int copy):
     """Whoever calls may overwrite the slot's memory once the call is over, wherever it lies."""
     rec_patch(&TABLE, copy).told[1] = 1
-
-def copy_back(object source, object to, int64_t nbytes):
-    """The same for the way back, behind all else that is recorded."""
-    return record_copy(&TABLE, COPY_BACK, source, to, nbytes)
 
 def generator_now(object generator):
     """(seed, offset) of a generator on a GPU. Not in a capture."""
@@ -159,14 +168,6 @@ def words(object generator, object seed_word, object offset_word, tuple now):
 def swap_generator(object generator, object seed_word, object offset_word, list handles):
     """Give a generator our state while recording; a handle for restore_generators is appended."""
     handles.append(<uintptr_t>generator_swap(generator, seed_word, offset_word, cuda_capture_id(&TABLE.rec)))
-
-def moved_generator(uintptr_t handle):
-    """How far the recording has moved a generator since the words that its kernels read now."""
-    return generator_moved(<void*>handle)
-
-def point_generator(uintptr_t handle, object seed_word, object offset_word, uint64_t moved):
-    """Kernels recorded from here on read these words, and count from `moved`."""
-    generator_point(<void*>handle, seed_word, offset_word, moved)
 
 def restore_generators(list handles):
     """Put the generators' own states back; for each, (by how much a run advances it, do kernels read its words?). The
@@ -245,10 +246,6 @@ def aside(uintptr_t at, int64_t nbytes, bytes value, bint draws):
     record_aside(&TABLE, at, nbytes, value, draws)
     return value
 
-def follow_generator(uintptr_t handle):
-    """The generator's kernels belong to the capture that a new segment began."""
-    generator_follow(<void*>handle, cuda_capture_id(&TABLE.rec))
-
 def fork(int kind, object pred, uintptr_t stream):
     """Record an op with bodies, of which the bool `pred` chooses on `stream`: (condition, body, second body or 0)."""
     cdef Fork f
@@ -277,10 +274,6 @@ def fork_run():
     with nogil: code = tape_run(tape, 1)
     observe_key(was)
     check(HOST, code, CALL_LAUNCH)
-
-def fork_drop():
-    """Take it back, on the host."""
-    tape_pop(TABLE.rec.exec)
 
 def end(list advances):
     """End what is recorded: there is a graph now."""
@@ -311,10 +304,6 @@ def instantiate():
     TABLE.rec.seconds[INSTANTIATE] = now()
     check(TABLE.rec.driver, DRIVERS[TABLE.rec.driver].instantiate(&TABLE.rec), CALL_INSTANTIATE)
     TABLE.rec.seconds[INSTANTIATE] = now() - TABLE.rec.seconds[INSTANTIATE]
-
-def abort():
-    """Undo the recording, whatever state it is in."""
-    record_abort(&TABLE)
 
 def move_bytes(int device, uintptr_t to, uintptr_t source, int64_t nbytes):
     """Copy them, in the order of the caller's current stream; -1: the host."""
@@ -395,18 +384,10 @@ def recording_ran():
     """Was the last recording launched, as far as anybody knows?"""
     return bool(TABLE.rec.ran)
 
-def pool_free(uintptr_t pool, uintptr_t stream):
-    """[(address, bytes, is its segment a small one?, is it of this stream?), ...] of what is free of a pool."""
-    return cuda_pool_free(<void*>pool, <void*>stream)
-
 def is_of_recording(object t):
     """Does a tensor on the GPU lie in memory that was allocated since the capture under way began?"""
     cdef Beside* b = beside_of(TABLE.rec.spread, tensor_device(<PyObject*>t))
     return cuda_pool_made(b.pool if b is not NULL else TABLE.rec.pool, tensor_storage_ptr(<PyObject*>t))
-
-def allocations(int device):
-    """Where what is allocated on a GPU begins: a set of addresses."""
-    return cuda_allocations(device)
 
 def recorded_words():
     """[(seed, offset), ...] of the recording that was launched once, in the order of `words`."""
@@ -416,34 +397,6 @@ def recorded_words():
 def record_seconds():
     """(restore, capture, instantiate, checkpoint) of the recording under way, in seconds."""
     return tuple([TABLE.rec.seconds[k] for k in range(4)])
-
-def capture_relaxed(bint on):
-    """May this thread allocate and wait while it captures a stream, in others?"""
-    cuda_relaxed(on)
-
-def load_kernels(int device):
-    """Load the kernels that write seed and offset, and copy; a capture cannot."""
-    check(CUDA, cuda_load_kernels(device), CALL_WORDS)
-
-def load_decide_kernel(int device):
-    """Load the kernel that conditional nodes need; 0, or the driver's error where there are none of two bodies."""
-    return cuda_decide_kernel(device)
-
-def pool_new(int device, ids):
-    """A private pool on a device; ids: torch.cuda.graph_pool_handle()."""
-    return <uintptr_t>cuda_pool_new(device, ids[0], ids[1])
-
-def pools_drop():
-    """Give back the memory of pools that are over, if there are any and nobody captures."""
-    cuda_pools_drop()
-
-def pool_retire(uintptr_t pool):
-    """No more recordings in this pool. Its memory goes with its last node, or when nobody captures any more."""
-    cuda_pool_retire(<void*>pool)
-
-def pool_nodes(uintptr_t pool):
-    """Nodes that live in a pool."""
-    return cuda_pool_nodes(<void*>pool)
 
 cdef int pool_add(set found, void* pool) except -1:
     cdef unsigned long long id_[2]

@@ -46,21 +46,10 @@ def books():
         "ops": TABLE.ops.n, "recording": TABLE.rec.active, "blocks": blocks_nbytes(),
     } | {name: TABLE.parts[k].n for k, (name, _) in enumerate(PARTS)}
 
-def check_table():
-    """Raise AssertionError if the table does not hold together."""
-    table_check(&TABLE)
-
-def built_against():
-    """(major, minor) of the torch whose headers this was compiled with."""
-    return CGT_TORCH_MAJOR, CGT_TORCH_MINOR
-
-def debug_build():
-    """Was this built with CGT_DEBUG=1?"""
-    return bool(CGT_DEBUG)
-
-def host_bytes():
-    """Bytes of the host's pool."""
-    return blocks_nbytes()
+def check_table(): table_check(&TABLE)
+def built_against(): return CGT_TORCH_MAJOR, CGT_TORCH_MINOR
+def debug_build(): return bool(CGT_DEBUG)
+def host_bytes(): return blocks_nbytes()
 
 def time_launches(list execs, uintptr_t stream, int n):
     """Seconds per cuGraphLaunch of raw CUgraphExecs in turn, from C without the GIL: the floor of

@@ -254,8 +254,6 @@ cdef void read_free(int driver, Read* r) noexcept:
     DRIVERS[driver].destroy(r.graph, r.exec, NULL, NULL)
     if r.tape is not NULL: tape_free(r.tape)
 
-cdef bint REPLACING = False     # what is freed was not recorded in vain
-
 cdef void outs_drop(Table* t, id_t n) noexcept:
     """What the rows of a node's outputs own. That may run a finalizer: the node is unlinked already."""
     cdef PyObject* owned[OWNED]
@@ -268,9 +266,9 @@ cdef void outs_drop(Table* t, id_t n) noexcept:
         memset(o, 0, sizeof(Out))
         for j in range(OWNED): Py_XDECREFX(owned[j])
 
-cdef void node_free(Table* t, id_t n) noexcept:
+cdef void node_free(Table* t, id_t n, bint replaced=False) noexcept:
     """Free a node and all that were recorded behind it. What somebody holds of its outputs is moved
-    to ordinary memory first; the path goes on from the parent."""
+    to ordinary memory first; the path goes on from the parent. `replaced`: they were not recorded in vain."""
     cdef Node* node = node_row(t, n)
     cdef Path* p
     cdef id_t k
@@ -279,7 +277,7 @@ cdef void node_free(Table* t, id_t n) noexcept:
     cdef list followed = []
     for k in range(t.nodes.n):
         if node_row(t, n).children == 0: break
-        if node_row(t, k).alive and node_row(t, k).parent == n: node_free(t, k)
+        if node_row(t, k).alive and node_row(t, k).parent == n: node_free(t, k, replaced)
     outs_rescue_all(t, n)
     node = node_row(t, n)
     edge_unlink(t, n)
@@ -298,7 +296,7 @@ cdef void node_free(Table* t, id_t n) noexcept:
         if not node_slot(t, node, k).follows: continue
         followed.append(<object>node_guard(t, node, k).tensor)      # let go of when the row is free
         Py_DECREFX(node_guard(t, node, k).tensor)
-    if node.n_replay == 0 and not REPLACING: fn_row(t, node.fn).wasted += 1
+    if node.n_replay == 0 and not replaced: fn_row(t, node.fn).wasted += 1
     node.alive = 0
     ops_cut(t, node.ret_at, node.ret_n)
     for part in range(N_PARTS): part_cut(t, node, part)

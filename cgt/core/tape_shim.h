@@ -344,10 +344,7 @@ static inline void tape_patch_copy(void* t, int k, void* theirs) noexcept {
   if (c.bound) bind(c);
 }
 
-struct Deaf final : c10::WarningHandler {  // while there is one nobody hears what ATen warns of on this thread
-  c10::WarningHandler* before = c10::WarningUtils::get_warning_handler();
-  Deaf() { c10::WarningUtils::set_warning_handler(this); }
-  ~Deaf() override { c10::WarningUtils::set_warning_handler(before); }
+struct Deaf final : c10::WarningHandler {
   void process(const c10::Warning&) override {}
 };
 
@@ -361,6 +358,7 @@ static bool writes_same(const TapeOp& row, size_t out, const at::Tensor& made) {
   stack[out] = room;
   try {
     Deaf deaf;
+    c10::WarningUtils::WarningHandlerGuard unheard(&deaf);  // what ATen warns of
     py::gil_scoped_release no_gil;
     row.op->callBoxed(&stack);
   } catch (python_error& e) {

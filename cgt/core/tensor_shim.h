@@ -101,30 +101,35 @@ static inline char* storage_base(c10::StorageImpl* s) {
   return s ? static_cast<char*>(s->_mutable_data_ptr_no_checks().get()) : nullptr;
 }
 
-// Members of TensorImpl, by the rule that an explicit instantiation may name a private one: a guard asks each tensor.
-// libtorch's requires_grad() is three calls, and each of sizes(), strides(), dim(), numel(), storage_offset(), device()
-// first asks whether a subclass answers instead (none does where the dispatch keys are those of a plain tensor). A
-// nested or sparse one answers by throwing, so nothing that is asked of any argument may ask it.
-template <auto Meta, auto Dims, auto Offset, auto Count, auto Dtype, auto Where>
-struct ReachImpl {
-  friend torch::autograd::AutogradMeta* autograd_meta_of(c10::TensorImpl* i) {  // NULL: nothing for autograd to know
-    return static_cast<torch::autograd::AutogradMeta*>((i->*Meta).get());
-  }
-  friend const c10::impl::SizesAndStrides& impl_dims(c10::TensorImpl* i) { return i->*Dims; }
-  friend int64_t impl_offset(c10::TensorImpl* i) { return i->*Offset; }
-  friend int64_t impl_numel(c10::TensorImpl* i) { return i->*Count; }
-  friend const caffe2::TypeMeta& impl_dtype(c10::TensorImpl* i) { return i->*Dtype; }
-  friend const std::optional<c10::Device>& impl_device(c10::TensorImpl* i) { return i->*Where; }
+// Private members of PyTorch's classes, by the rule that an explicit instantiation may name one ([temp.spec]/6):
+// `one.*reach(Name())`, where REACH said what that is.
+template <class Name, auto Member>
+struct Reached {
+  friend constexpr auto reach(Name) { return Member; }
 };
-torch::autograd::AutogradMeta* autograd_meta_of(c10::TensorImpl* i);
-const c10::impl::SizesAndStrides& impl_dims(c10::TensorImpl* i);
-int64_t impl_offset(c10::TensorImpl* i);
-int64_t impl_numel(c10::TensorImpl* i);
-const caffe2::TypeMeta& impl_dtype(c10::TensorImpl* i);
-const std::optional<c10::Device>& impl_device(c10::TensorImpl* i);
-template struct ReachImpl<&c10::TensorImpl::autograd_meta_, &c10::TensorImpl::sizes_and_strides_,
-                          &c10::TensorImpl::storage_offset_, &c10::TensorImpl::numel_, &c10::TensorImpl::data_type_,
-                          &c10::TensorImpl::device_opt_>;
+#define REACH(Name, Member)            \
+  struct Name {                        \
+    friend constexpr auto reach(Name); \
+  };                                   \
+  template struct Reached<Name, Member>
+
+// A guard asks each tensor. libtorch's requires_grad() is three calls, and each of sizes(), strides(), dim(), numel(),
+// storage_offset(), device() first asks whether a subclass answers instead (none does where the dispatch keys are those
+// of a plain tensor). A nested or sparse one answers by throwing, so nothing that is asked of any argument may ask it.
+REACH(ImplMeta, &c10::TensorImpl::autograd_meta_);
+REACH(ImplDims, &c10::TensorImpl::sizes_and_strides_);
+REACH(ImplOffset, &c10::TensorImpl::storage_offset_);
+REACH(ImplNumel, &c10::TensorImpl::numel_);
+REACH(ImplDtype, &c10::TensorImpl::data_type_);
+REACH(ImplDevice, &c10::TensorImpl::device_opt_);
+static inline torch::autograd::AutogradMeta* autograd_meta_of(c10::TensorImpl* i) {  // NULL: nothing for it to know
+  return static_cast<torch::autograd::AutogradMeta*>((i->*reach(ImplMeta())).get());
+}
+static inline const c10::impl::SizesAndStrides& impl_dims(c10::TensorImpl* i) { return i->*reach(ImplDims()); }
+static inline int64_t impl_offset(c10::TensorImpl* i) { return i->*reach(ImplOffset()); }
+static inline int64_t impl_numel(c10::TensorImpl* i) { return i->*reach(ImplNumel()); }
+static inline const caffe2::TypeMeta& impl_dtype(c10::TensorImpl* i) { return i->*reach(ImplDtype()); }
+static inline const std::optional<c10::Device>& impl_device(c10::TensorImpl* i) { return i->*reach(ImplDevice()); }
 
 static inline char* data_of(c10::TensorImpl* i) {
   char* base = storage_base(i->unsafe_storage().unsafeGetStorageImpl());
@@ -533,20 +538,14 @@ static void inference_end(void* guard) noexcept { delete static_cast<c10::Infere
 
 // float32 precision settings (TF32 and kin) are a private hash map behind getters that look up three
 // keys each, 200 ns for the five that matter. Its entries are all made by Context's constructor and
-// only assigned afterwards, so their addresses are taken once. The member is reached by the rule that
-// an explicit instantiation may name a private member ([temp.spec]/6).
-template <auto Member>
-struct Reach {
-  friend auto& precision_map(at::Context& c) { return c.*Member; }
-};
-auto& precision_map(at::Context& c);
-template struct Reach<&at::Context::fp32_precision>;
+// only assigned afterwards, so their addresses are taken once.
+REACH(PrecisionMap, &at::Context::fp32_precision);
 
 struct Precisions {
   const at::Float32Precision* at[16];
   int n = 0;
   Precisions() {
-    for (auto& entry : precision_map(at::globalContext()))
+    for (auto& entry : at::globalContext().*reach(PrecisionMap()))
       if (n < 16) at[n++] = &entry.second;
   }
 };
@@ -594,13 +593,8 @@ static void switches_ask(uint64_t* flags, uint64_t* numbers) noexcept {
 
 // The same without asking, while the bytes stand as they did when the getters were asked last: these are twenty calls
 // into libtorch at each hit, whose code is long out of the caches there. All that they read lies from the first switch
-// to the map of precisions (reached as that is). The GIL guards the copy.
-template <auto First>
-struct ReachFirst {
-  friend const char* switches_first(at::Context& c) { return reinterpret_cast<const char*>(&(c.*First)); }
-};
-const char* switches_first(at::Context& c);
-template struct ReachFirst<&at::Context::enabled_cudnn>;
+// to the map of precisions. The GIL guards the copy.
+REACH(FirstSwitch, &at::Context::enabled_cudnn);
 
 struct Switches {
   static constexpr size_t MOST = 512;
@@ -610,8 +604,8 @@ struct Switches {
   uint64_t flags, numbers;
   Switches() {
     at::Context& c = at::globalContext();
-    at = switches_first(c);
-    const char* end = reinterpret_cast<const char*>(&precision_map(c));
+    at = reinterpret_cast<const char*>(&(c.*reach(FirstSwitch())));
+    const char* end = reinterpret_cast<const char*>(&(c.*reach(PrecisionMap())));
     n = end > at && end <= at + MOST ? end - at : 0;  // 0: laid out otherwise, ask each time
     ask();
   }

@@ -113,8 +113,8 @@ def is_broken(error: BaseException) -> bool:
 
 
 def bring_out(seen: Seen, t: torch.Tensor) -> torch.Tensor:
-    """Memory, laid out as t is, into which each replay copies t. It is the recording's for good: what reads it is no op,
-    and the tape's plan, which sees ops, would give it away behind the copy."""
+    """Memory, laid out as t is, into which each replay copies t. It is the recording's for good: what reads it is no
+    op, and the tape's plan, which sees ops, would give it away behind the copy."""
     with unseen(seen):
         room = constants.for_real(seen, lambda: buffer_for(t)) if is_capture(seen) else buffer_for(t)
         mine = core.view_like(room, t, 0)

@@ -1,118 +1,76 @@
-"""Which op of a replay made the first NaN or infinity (`CGT_NAN=1`).
+"""Which op made the first NaN or infinity (`CGT_NAN=1`).
 
-While a function is recorded, the largest magnitude of each tensor of floating point that an op makes or writes, and of
-each from outside that it reads, is recorded beside it (a norm, which a NaN passes through), into memory that all
-recordings of a device share; the last thing a replay does is to bring these numbers to the host. There the first op is
-sought that made a NaN of none, or an infinity of none: a mask that was filled with infinities on purpose, by a number
-of the program's, is not told."""
+No function is recorded then: its replays would be what eager is, bit for bit, so each call runs eagerly, and what an op
+leaves is looked at behind it. An infinity that the program names itself (a mask that is filled with it) is not told."""
 
-import functools
 import math
+from collections.abc import Callable
 
 import cgt_core as core
 import torch
-from cgt_core import DICT_ITEM
 
-from ..data import Seen
-from ..look.places import MISSING, Place
 from ..run import tape
-from ..run.observe import exchange, fix, is_capture, is_host_recording, unseen, user_line, warn
-from ..words import errors, options
-from ..words.private import OpOverload
-from ..words.pytree import Readout
-from . import readout
+from ..run.observe import line_in, tensors_in, warn
+from ..words import errors
+from ..words.private import outside_dynamo
 
-MOST = 4096  # tensors of one recording that are looked at
-NORM = torch.ops.aten.linalg_vector_norm.out
-MAGNITUDES = {}  # device -> where their magnitudes come; made while nothing is captured
-FOUND = {}  # name of a function -> what was found in its last replay
+NORM = torch.ops.aten.linalg_vector_norm.default  # through which a NaN passes
+NAN, INFINITY = "NaN", "infinity"
 
 
-def ready(device: int) -> None:
-    """Before a recording on this device begins."""
-    if options.NAN and device not in MAGNITUDES:
-        empty = functools.partial(
-            torch.zeros, MOST, dtype=torch.float64, device="cpu" if device < 0 else f"cuda:{device}"
-        )
-        MAGNITUDES[device] = core.in_inference(False, empty)
+def looked_at(name: str, function: Callable[..., object]) -> Callable[..., object]:
+    """The function, which warns in each call of the first op that made one of none."""
+
+    @outside_dynamo
+    def run(*args, **kwargs):
+        told, known, files = [], {}, {}
+
+        def see(*op):  # no partial: the first argument of one is a Seen (trace.seen_here)
+            look(name, told, known, files, *op)
+
+        return core.observed(core.results(), see, function, args, kwargs)
+
+    return run
 
 
-def note(
-    seen: Seen, op: OpOverload, args: tuple, kwargs: dict[str, object], inputs: list[torch.Tensor],
-    fresh: list[torch.Tensor], written: list[torch.Tensor],
-) -> None:  # fmt: skip
-    """An op ran, which made and wrote these."""
-    if (
-        not options.NAN
-        or not (is_capture(seen) or is_host_recording(seen))
-        or seen.run.graph is not None
-        or seen.cuts.bodies
-    ):
+def look(name, told, known, files, op, args, kwargs):
+    """Run an op; None: one that runs by itself. `known`: memory -> what is in it."""
+    if op is None:
         return
-    made, inputs = [*fresh, *exchange(seen, written)], exchange(seen, inputs)
-    given = [
-        k for t in inputs if core.storage_id(t) not in set(map(core.storage_id, made)) for k in magnitudes_of(seen, t)
-    ]
-    fills = op.overloadpacket.__name__ not in tape.EMPTY
-    came = [measure(seen, t) for t in made if fills and can_be_measured(seen, t)]
-    numbers = [x for x in (*args, *kwargs.values()) if type(x) is float]
-    if came:
-        seen.finite.ops.append(
-            (str(op), user_line(seen), given, came, any(map(math.isinf, numbers)), any(map(math.isnan, numbers)))
-        )
-
-
-def can_be_measured(seen, t):
-    return (
-        t.is_floating_point() and t.numel() and core.is_plain(t) and t.get_device() == seen.run.device
-        and len(seen.finite.measured) < MOST
-    )  # fmt: skip
-
-
-def magnitudes_of(seen, t):
-    """Where the magnitudes of what lies in t's memory are, of all its parts."""
-    sid = core.storage_id(t)
-    if not any(sid == memory for memory in seen.finite.measured) and can_be_measured(seen, t):
-        measure(seen, t)
-    return [k for k, memory in enumerate(seen.finite.measured) if memory == sid]
-
-
-def measure(seen, t):
-    """Record that t's magnitude is taken; where it comes."""
-    k = len(seen.finite.measured)
-    slots = MAGNITUDES[seen.run.device]
-    seen.finite.measured.append(core.storage_id(t))
-    with unseen(seen):
-        t, into = fix(seen, t.detach()), {"dtype": torch.float64, "out": slots[k]}
-        NORM(t, math.inf, **into)
-        if is_host_recording(seen):
-            tape.append(NORM, (t, math.inf), into, [into["out"]])
-    return k
-
-
-def close(seen: Seen, name: str) -> None:
-    """The function has run: the magnitudes come to the host, where a replay makes of them what it found."""
-    if not seen.finite.ops or seen.reason is not None:
+    if told or op.overloadpacket.__name__ in tape.EMPTY:
+        core.proceed(None)
         return
-    slots = MAGNITUDES[seen.run.device][: len(seen.finite.measured)]
-    left = readout.leave(seen, slots, tuple(slots.shape))
-    if left is None:
-        return
-    words, value = left
-    one = Readout(words, functools.partial(look, name, tuple(seen.finite.ops)), "")
-    seen.readouts.rows.append((one, value))
-    seen.own.append(Place(DICT_ITEM, FOUND, name, MISSING, f"NaNs found in {name}"))
-    FOUND[name] = one
+    kept, written = tensors_of(op, args, kwargs)
+    before = found_in(known, kept) | {way_of(x) for x in (*args, *kwargs.values()) if type(x) is float}
+    made = [*core.proceed(None), *written]
+    for t in made:
+        known.pop(core.storage_id(t), None)
+    after = found_in(known, made)
+    what = NAN if NAN in after - before else INFINITY if INFINITY in after and not before & {NAN, INFINITY} else None
+    if what is not None:
+        told.append(what)
+        warn(errors.not_finite(name, what, str(op), line_in(files)))
 
 
-def look(name, ops, words):
-    """What the first op is that made one, which is warned of; or None."""
-    magnitudes = words.tolist()
-    for op, line, given, came, infinite, nan in ops:
-        before, after = ([magnitudes[k] for k in at] for at in (given, came))
-        makes_nan = any(map(math.isnan, after)) and not (nan or any(map(math.isnan, before)))
-        if makes_nan or (any(map(math.isinf, after)) and not (infinite or any(not math.isfinite(x) for x in before))):
-            told = errors.not_finite(name, "NaN" if makes_nan else "infinity", op, line)
-            warn(told)
-            return told
-    return None
+def tensors_of(op, args, kwargs):
+    """(those that an op is given, but for such in which it only leaves a result; those that it writes)"""
+    kept, written = [], []
+    for k, argument in enumerate(op._schema.arguments):
+        writes = argument.alias_info is not None and argument.alias_info.is_write
+        found = tensors_in([args[k] if k < len(args) else kwargs.get(argument.name)], [])
+        written += found if writes else []
+        kept += found if not (writes and argument.kwarg_only) else []
+    return kept, written
+
+
+def found_in(known, tensors):
+    """What is in these: NAN, INFINITY."""
+    for t in tensors:
+        can_be_measured = t.is_floating_point() and t.element_size() > 1 and t.numel() and core.is_plain(t)
+        if can_be_measured and core.storage_id(t) not in known:
+            known[core.storage_id(t)] = way_of(NORM(t.detach(), math.inf, dtype=torch.float64).item())
+    return {known.get(core.storage_id(t)) for t in tensors}
+
+
+def way_of(x):
+    return NAN if math.isnan(x) else INFINITY if math.isinf(x) else None

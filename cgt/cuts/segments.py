@@ -22,18 +22,7 @@ from cgt_core import CUDA, HOST, NONE, SETS_GRAD
 
 from ..data import Draft, Seen
 from ..run import constants, tape
-from ..run.observe import (
-    exchange,
-    fix,
-    is_capture,
-    is_host_recording,
-    note_memory,
-    refuse,
-    span,
-    touch,
-    unseen,
-    user_line,
-)
+from ..run.observe import exchange, fix, is_capture, is_host_recording, note_memory, refuse, touch, unseen, user_line
 from ..words import errors, options, wrappers
 from ..words.pytree import Readout
 
@@ -152,7 +141,7 @@ def save(seen: Seen, written: Iterable[torch.Tensor]) -> None:
 
 def is_to_save(seen, t):
     """Is it memory from outside, of which these bytes were not copied yet? From now on they are."""
-    sid, nbytes = core.storage_id(t), span(t)
+    sid, nbytes = core.storage_id(t), core.span(t)
     if not nbytes or sid in seen.made or sid in seen.copied.buffers:
         return False
     if not core.is_plain(t) or t.is_cuda != (seen.run.driver == CUDA):
@@ -168,7 +157,7 @@ def is_to_save(seen, t):
 
 def save_bytes(seen, t, keeps, undoes):
     """Copy what lies there. `keeps`: in each replay; `undoes`: in this run."""
-    nbytes = span(t)
+    nbytes = core.span(t)
     with unseen(seen):
         copy = core.in_inference(False, functools.partial(torch.empty, nbytes, dtype=torch.uint8, device=t.device))
         to = core.view_like(fix(seen, t), copy, 0)
@@ -233,7 +222,7 @@ def is_known(seen: Seen, t: torch.Tensor) -> bool:
 
 def part_of(t):
     """Which part of its memory a tensor is."""
-    return core.address(t), span(t), core.storage_id(t), t.dtype, tuple(t.shape), t.stride()
+    return core.address(t), core.span(t), core.storage_id(t), t.dtype, tuple(t.shape), t.stride()
 
 
 def is_small(seen, t):

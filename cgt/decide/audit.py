@@ -22,13 +22,12 @@ import cgt_core as core
 import torch
 from cgt_core import APPENDS, EMPTY, REBOUND
 
-from ..cuts import finite
 from ..data import LIVE_NUMBER, Audits, Call, Draft, Seen, State
 from ..look import containers, impure, places
 from ..make import autograd, islands, probes, trace
 from ..make.plan import flattened, leaves_of, reach_generators
 from ..run.devices import one_thread
-from ..run.observe import buffer_for, fill, observe, span, version_of, warn
+from ..run.observe import buffer_for, fill, observe, warn
 from ..run.taps import threads_beside
 from ..words import errors, options, pytree, wrappers
 
@@ -177,7 +176,7 @@ def repeats(call, node, scope, before, copies, mine, after, audits, seen):
     """Does the recording do the same once more, from the same state? (Not where it sums in an order that nobody keeps.)
     Its kernels alone run: what the function takes from elsewhere is taken once. Eager's state is there again behind
     it."""
-    moved = any(version_of(one.tensor) != one.version for one in after.tensors)
+    moved = any(core.version_of(one.tensor) != one.version for one in after.tensors)
     if moved and threads_beside() and not call.state.keep[node].changes:
         return False  # one of them wrote meanwhile what the call reads
     # Kernels of the host's do the same each time: a tape that does not works on what its last run left. A recording
@@ -235,7 +234,7 @@ def find_scope(call: Call, node: int) -> "Scope | str":
     paths, ones, written = map(list, zip(*tensors, strict=True) if tensors else ((), (), ()))
     return Scope(
         device, paths, ones, written, spent,
-        singles=[p for p in found if p.kind not in (*LENGTHS, EMPTY) and p.home is not finite.FOUND],
+        singles=[p for p in found if p.kind not in (*LENGTHS, EMPTY)],
         lengths=[p for p in found if p.kind in LENGTHS],
         homes=list({id(home): home for home in homes}.values()),
         sources=[(path, one) for path, one in held if type(one) in kinds],
@@ -251,7 +250,7 @@ def why_not(state, device, nodes, written, spent):
         return "threads"
     if not set(map(core.storage_id, written)).isdisjoint(map(core.storage_id, spent)):
         return "donated"
-    copied = COPIES * sum(map(span, written)) + sum(map(span, map(core.fixed, spent)))
+    copied = COPIES * sum(map(core.span, written)) + sum(map(core.span, map(core.fixed, spent)))
     return "memory" if copied > free_bytes(device) else None
 
 
@@ -369,7 +368,7 @@ def is_bytes(t):
 
 
 def keep(t, written):
-    return Kept(t, bytes_of(t) if written else None, version_of(t))
+    return Kept(t, bytes_of(t) if written else None, core.version_of(t))
 
 
 def put_bytes(t, kept):
@@ -494,7 +493,7 @@ def differ_states(paths, after, seen, audits):
 def is_missed(kept, seen):
     """Did eager write what the recording does not write?"""
     return kept.bytes is None and (
-        core.storage_id(kept.tensor) in seen.written or version_of(kept.tensor) != kept.version
+        core.storage_id(kept.tensor) in seen.written or core.version_of(kept.tensor) != kept.version
     )
 
 

@@ -18,7 +18,7 @@ import cgt_core as core
 import torch
 from cgt_core import AT_PLACE, CUDA, FRESH, HOST, INPUT, MISS_PLACE, NONE, VIEW
 
-from ..cuts import readout, segments
+from ..cuts import finite, readout, segments
 from ..data import Attempt, Call, Changes, Graph, Kept, Options, State, remember
 from ..look import empties, impure, places
 from ..make import autograd, describe, escapes, islands, moving, record, trace
@@ -69,7 +69,7 @@ def new_site(function: Callable[..., object], name: str, opts: Options, graph: G
         def plain(*args, **kwargs):
             return function(*args, **kwargs)
 
-        site = core.Site(f, on_miss, plain, state.reasons)
+        site = core.Site(f, on_miss, finite.looked_at(name, plain) if options.NAN else plain, state.reasons)
         site.__name__ = site.__qualname__ = name
         setattr(site, ATTRIBUTE, state)
         weakref.finalize(site, DOOMED.append, (f, born)).atexit = False
@@ -449,7 +449,7 @@ def run_node(call, attempt):
     result = core.run_node(attempt.node, leaves_of(plan.flat), plan.driver == CUDA)
     for old, moved, first in plan.moves:
         if set(moved).issubset(plan.copied) or (first and any(moved[0] in slots for slots in plan.follows.values())):
-            core.node_replace(old)
+            core.node_drop(old, replaced=True)
     bury()
     attempt.settled = True
     return result

@@ -27,9 +27,9 @@ def states() -> list[State]:
 
 
 def disable(f: int) -> None:
-    """Where the user wants no cgt, no call comes to Python: all run eagerly."""
-    if options.DISABLED:
-        core.verdict_fn(f, errors.disabled(), FOREVER)
+    """Where the user wants no cgt, or looks for NaN, no call comes to Python: all run eagerly."""
+    if options.DISABLED or options.NAN:
+        core.verdict_fn(f, errors.disabled() if options.DISABLED else errors.looked_at(), FOREVER)
 
 
 def is_mine() -> bool:

@@ -1,22 +1,18 @@
 """Lists and tuples of numbers from which a number that changes chooses (`betas[t]`): in a recording the core looks them
 up.
 
-Something of ours lies in such a list's place while a run is traced (live.py). That is told from the list by who has it
-from elsewhere: so no other way may lead to it."""
+Something of ours lies in such a list's places while a run is traced (live.py): one for all of them. A list to which the
+code can come by another way, too, is none; where one does all the same, and changes it, the run is undone."""
 
 import array
-import gc
 import operator
 import sys
-import types
 from typing import Any, NamedTuple
 
-from ..run.observe import collect
 from ..words import pytree
-from . import empties, places
+from . import places
 
 MAX_ENTRIES = 1 << 16
-ROW = 9  # fields of a place's row: the third is where it is, the fifth what it held (describe.py)
 
 
 class Table(NamedTuple):
@@ -48,23 +44,7 @@ def is_as_it_was(table: Table) -> bool:
     )
 
 
-def find(found: list[places.Place], lone: dict[str, places.Place]) -> list[places.Place]:
-    """Those of these places in which a table lies to which no other way leads, by which it could be changed past what
-    stands for it. `lone`: path -> Place for which that was found, since to ask is to look at all that lives."""
-    some = [p for p in found if is_table(p)]
-    lists = [p for p in some if type(p.want) is list and (p.path not in lone or lone[p.path].want is not p.want)]
-    known = empties.count_references(found, [k for k, p in enumerate(found) if any(p is one for one in lists)])
-    # By more than these places, and where it lies.
-    asked = [p for p in lists if empties.references(p) != known[id(p.want)] + 1]
-    shared = strange_ways(asked)
-    if shared:
-        collect()
-        shared = strange_ways(asked)
-    lone.update((p.path, p) for p in lists if id(p.want) not in shared)
-    return [p for p in some if id(p.want) not in shared]
-
-
-def is_table(place):
+def is_table(place: places.Place) -> bool:
     """Does a list or tuple of numbers of one kind lie there, that a whole number can choose from?"""
     entries = place.want
     if (
@@ -75,20 +55,3 @@ def is_table(place):
         return False
     kind = type(entries[0])
     return kind in (int, float) and all(type(x) is kind and (kind is float or abs(x) <= pytree.MOST) for x in entries)
-
-
-def strange_ways(lists):
-    """ids of the lists in these places to which more leads than what is known."""
-    known, mine = {id(p.want): p for p in lists}, object()
-    holders = gc.get_referrers(*(p.want for p in lists), mine) if lists else ()
-    # From Python 3.13 on it finds its own arguments.
-    asked = [one for one in holders if type(one) is tuple and one and one[-1] is mine]
-    others = [one for one in holders if all(one is not x for x in asked)]
-    return {id(x) for one in others for x in gc.get_referents(one) if id(x) in known and is_strange(one, known[id(x)])}
-
-
-def is_strange(holder, place):
-    """Is this no place of ours, no row of a recording, not where the list lies, and no variable of what is running?"""
-    row = type(holder) is tuple and len(holder) == ROW and (holder[2] is place.want or holder[4] is place.want)
-    ours = row or type(holder) in (places.Place, Table)
-    return not (ours or holder is place.home or type(holder) in (types.FrameType, types.GeneratorType))

@@ -16,7 +16,7 @@ from cgt_core import CUDA, FRESH, NONE, WRITES
 
 from ..data import Behind, Draft, Graph, Leaves, OutRow, Plan, SaveRow, Seen, State, maker_of, remember
 from ..run import tokens
-from ..run.observe import observe, version_of
+from ..run.observe import observe
 from ..run.taps import KEEPS, NOTHING, tap_states
 from ..words import errors
 from ..words.private import graph_task, may_donate
@@ -38,7 +38,7 @@ def complete(state: State, plan: Plan, seen: Seen, draft: Draft) -> Draft | str:
         return reason
     kept = [one for one in (ref() for ref in seen.autograd.saved) if one is not None]
     saved = [one.tensor for one in kept]
-    stale = next((one.tensor for one in kept if version_of(one.tensor) != one.version), None)
+    stale = next((one.tensor for one in kept if core.version_of(one.tensor) != one.version), None)
     if stale is not None:  # by the call itself: nobody would notice at a replay
         return errors.modified(tuple(stale.shape))
     odd = next((t for t in saved if not core.is_plain(t)), None)

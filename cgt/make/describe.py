@@ -15,7 +15,7 @@ from ..cuts import readout
 from ..data import Call, Changes, Draft, EffectRow, GradRow, Graph, OutRow, Plan, Seen, SlotRow, Was
 from ..look import places
 from ..numbers import counters, live
-from ..run.observe import NO_LINE, span, version_of
+from ..run.observe import NO_LINE
 from ..words import errors, pytree, wrappers
 from ..words.private import creation_meta, gathered_in, is_gathered
 from . import moving, parts
@@ -223,7 +223,7 @@ def describe_writes(plan, seen, facts):
     """A row for each slot that the run wrote: by how much its version moves, and which number is counted there."""
     writes, bumped = [], set()
     for k, t in enumerate(facts.tensors):
-        sid, bumps = core.storage_id(t), version_of(t) - plan.was[k].version
+        sid, bumps = core.storage_id(t), core.version_of(t) - plan.was[k].version
         if core.version_counter(t) in bumped:
             bumps = 0  # a view: it shares the counter that is already moved
         elif bumps:
@@ -259,7 +259,7 @@ def copied_with(plan, seen):
         base = tensors[k]
         for t in plan.flat.tensors if plan.graph is not None else ():
             here = core.storage_id(t), core.address(t), t.dtype
-            if here == (core.storage_id(base), core.address(base), base.dtype) and span(t) <= span(base):
+            if here == (core.storage_id(base), core.address(base), base.dtype) and core.span(t) <= core.span(base):
                 copied.setdefault(id(t), k)
     return copied | {id(tensors[k]): k for k in seen.copied.copies}
 
@@ -311,11 +311,11 @@ def slot_at(t: torch.Tensor, near: dict[int, list[tuple[int, torch.Tensor, int]]
     """(the slot in whose memory t lies, its tensor), or (NONE, None). Several arguments can be parts of one
     storage, and where a part that is copied lies at another call says nothing of the others."""
     lo = core.address(t)
-    hi = lo + span(t)
+    hi = lo + core.span(t)
     alike = near.get(core.storage_id(t), ())
     for k, base, _ in alike:
         start = core.address(base)
-        if start <= lo and hi <= start + span(base):
+        if start <= lo and hi <= start + core.span(base):
             return k, base
     return next(((k, base) for k, base, binding in alike if binding == core.PINNED), (core.NONE, None))
 
@@ -370,7 +370,7 @@ def describe_tensor(plan, seen, path, t, near, first_of, index, grad_slot=core.N
     if plan.driver == core.CUDA and not t.is_cuda:
         return errors.host_output(path)
     sid = core.storage_id(t)
-    version = version_of(t)
+    version = core.version_of(t)
     k, base = slot_at(t, near)
     if k == core.NONE and sid in seen.copied.buffers:
         base, leaf = seen.copied.buffers[sid][2:]
@@ -432,7 +432,7 @@ def describe_grad(plan, seen, path, grad, near, first_of, index, grad_slot):
             return errors.strange_output(path, type(grad).__name__)
         rows.append(row._replace(hidden=True, inside=index + len(parts)))
     make = wrappers.maker(grad), tuple(range(index, index + len(parts))), wrappers.names(grad)
-    return [*rows, OutRow(core.WRAPPER, index, ghost(parts[0][1]), 0, version_of(grad), grad_slot, True, ops=make)]
+    return [*rows, OutRow(core.WRAPPER, index, ghost(parts[0][1]), 0, core.version_of(grad), grad_slot, True, ops=make)]
 
 
 class Outputs(NamedTuple):

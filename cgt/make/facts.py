@@ -12,7 +12,7 @@ from ..cuts import apart
 from ..data import LIVE_NUMBER, NotedOp, Seen
 from ..run import constants, tape
 from ..run.devices import is_captured
-from ..run.observe import is_host_recording, span, tensors_in, user_line
+from ..run.observe import is_host_recording, tensors_in, user_line
 from ..words.private import OpOverload, is_forward_ad
 
 # Which arguments of cuDNN's recurrent ops are the share that is dropped, whether it trains, and the buffer from which
@@ -244,4 +244,4 @@ def counts_inside(op: OpOverload, args: tuple, kwargs: dict, numbers: Sequence) 
         return False
     steps = zip(size, given["stride"], strict=True)
     end = (given.get("storage_offset") or 0) + sum((n - 1) * step for n, step in steps)
-    return t.storage_offset() == 0 and (0 in size or (end + 1) * t.itemsize <= span(t))
+    return t.storage_offset() == 0 and (0 in size or (end + 1) * t.itemsize <= core.span(t))

@@ -136,7 +136,7 @@ def vet(seen, tensors):
         return "in_backward"
     if not segments.may_end(seen):
         return "behind_writes"
-    ends = sorted({(core.address(t), core.address(t) + observe.span(t), id(t)) for t in tensors if t.numel()})
+    ends = sorted({(core.address(t), core.address(t) + core.span(t), id(t)) for t in tensors if t.numel()})
     if any(end > at for (_, end, _), (at, _, _) in itertools.pairwise(ends)):
         return "shared"
     return vet_tensors(seen, tensors)
@@ -257,7 +257,7 @@ def note_changes(seen):
     """What the part changed for real, while the capture around it may come to nothing."""
     plan, tensors = seen.run.plan, seen.run.plan.tensors
     singles, more = places.differing(plan.places, describe.is_guarded_as)
-    wrote = any(observe.version_of(t) != was.version for t, was in zip(tensors, plan.was, strict=True))
+    wrote = any(core.version_of(t) != was.version for t, was in zip(tensors, plan.was, strict=True))
     graded = any(core.grad_id(tensors[k]) != was for k, was in plan.grads.items())
     seen.cuts.answers[-1] = seen.cuts.answers[-1]._replace(
         changes=list(map(places.as_now, singles)), unsafe=more or wrote or graded
@@ -319,9 +319,9 @@ class Island(NamedTuple):
         """For the core, behind the segment: does the call go on as it was recorded?"""
         if self.first:
             LOCAL.ran = []
-        before = list(map(observe.version_of, getattr(LOCAL, "watched", ())))
+        before = list(map(core.version_of, getattr(LOCAL, "watched", ())))
         done = run(self, LOCAL.ran)[0]
-        if before and list(map(observe.version_of, LOCAL.watched)) != before:
+        if before and list(map(core.version_of, LOCAL.watched)) != before:
             LOCAL.ran[-1] = done._replace(unsafe=True)
         return takes(self, done)
 
@@ -346,7 +346,7 @@ def run(island, answers, settled=None):
     copies = {id(x): x.clone() if alike else copied(x) for x, alike in zip(island.leaves, island.alike, strict=True)}
     given = [copies[id(x)] for x in island.leaves]
     tensors = {id(t): (k, t) for k, t in reversed(list(enumerate(given))) if isinstance(t, torch.Tensor)}.values()
-    before = {k: observe.version_of(t) for k, t in tensors}
+    before = {k: core.version_of(t) for k, t in tensors}
     kept = list(map(copied, given)) if getattr(LOCAL, "compares", False) else []
     if settled is not None:
         settled()
@@ -356,7 +356,7 @@ def run(island, answers, settled=None):
         result = island.function(*args, **kwargs)
     except BaseException as raised:
         error = raised
-    written = [(k, t, n) for k, t in tensors if (n := observe.version_of(t) - before[k])]
+    written = [(k, t, n) for k, t in tensors if (n := core.version_of(t) - before[k])]
     answers.append(Answer(island.function, result, error, written, given=kept))
     if error is not None:
         raise error

@@ -12,7 +12,7 @@ import cgt_core as core
 import torch
 from cgt_core import CUDA
 
-from ..cuts import apart, finite, segments
+from ..cuts import apart, segments
 from ..data import Seen
 from ..numbers import addresses, counters, live, scalars
 from ..run import blank, constants, tape
@@ -27,15 +27,13 @@ from ..run.observe import (
     is_host_recording,
     note_memory,
     refuse,
-    span,
     swap_of,
     tensors_in,
     touch,
     user_line,
-    version_of,
 )
 from ..run.tokens import how_far, see_draw
-from ..words import errors, options, wrappers
+from ..words import errors, wrappers
 from ..words.private import OpOverload
 from . import fed, packed
 from .facts import (
@@ -394,10 +392,10 @@ def run_told(seen, call):
     call.before = core.graph_length() if (call.numbers or call.movable) and is_capture(seen) else 0
     moved = how_far(seen) if call.movable and call.facts.draws else None
     pairs = zip(call.inputs, call.instead, strict=True) if call.written and call.instead else ()
-    copies = [(t, one, version_of(t) - version_of(one)) for t, one in pairs if t is not one]
+    copies = [(t, one, core.version_of(t) - core.version_of(one)) for t, one in pairs if t is not one]
     results = run_op(seen, call)
     call.end = core.graph_length() if call.movable else 0
-    call.counted = [(t, version_of(one) + ahead) for t, one, ahead in copies]
+    call.counted = [(t, core.version_of(one) + ahead) for t, one, ahead in copies]
     # Not what counts somewhere, a collective or a draw, whose op did: it would do so again.
     call.repeats = call.facts.namespace in constants.KNOWN and (moved is None or how_far(seen) == moved)
     return results
@@ -509,12 +507,7 @@ def mirror_written(seen, call):
         return
     mirror(seen, call.written)
     for t, version in call.counted:
-        torch.autograd.graph.increment_version([t] * max(0, version - version_of(t)))
-
-
-def check_finite(seen, call):
-    """NaN and infinity, where somebody asks for them."""
-    finite.note(seen, call.op, call.args, call.kwargs, call.inputs, call.fresh, call.written)
+        torch.autograd.graph.increment_version([t] * max(0, version - core.version_of(t)))
 
 
 BEHIND = (
@@ -529,7 +522,6 @@ BEHIND = (
     Watcher(note_constant, "new memory has its name"),
     Watcher(put_on_tape, "what is refused by now is on no tape", when=lambda seen: seen.run.recording),
     Watcher(mirror_written, "the tape has the op whose writes are copied", when=lambda seen: seen.copied.swaps),
-    Watcher(check_finite, "it looks at what the op left", when=lambda seen: options.NAN),
 )
 
 
@@ -605,7 +597,7 @@ def mirror(seen: Seen, written: list[torch.Tensor]) -> None:
             continue
         # An argument may lie in another one's copy, and have bytes there that are gaps of that one's.
         at = core.address(t) - (core.address(row.buffer) if core.storage_id(t) in seen.copied.buffers else row.lo)
-        whole = at >= 0 and at + span(t) <= row.hi - row.lo
+        whole = at >= 0 and at + core.span(t) <= row.hi - row.lo
         to, source = (
             core.view_like(base, t if whole else row.leaf, at if whole else 0) for base in (row.leaf, row.buffer)
         )
@@ -621,7 +613,7 @@ def copies_of(seen, t):
     sid = core.storage_id(t)
     if sid in seen.copied.buffers:
         return [seen.copied.buffers[sid]]
-    row = swap_of(seen, sid, core.address(t), core.address(t) + span(t)) if sid in seen.copied.swaps else None
+    row = swap_of(seen, sid, core.address(t), core.address(t) + core.span(t)) if sid in seen.copied.swaps else None
     return [row] if row is not None else seen.copied.swaps.get(sid, [])
 
 
@@ -630,7 +622,7 @@ def renew_shared(seen, written):
     recording on they are where they are."""
     for t in written:
         mine = copies_of(seen, t)
-        lo, hi = (mine[0].lo, mine[0].hi) if mine else (core.address(t), core.address(t) + span(t))
+        lo, hi = (mine[0].lo, mine[0].hi) if mine else (core.address(t), core.address(t) + core.span(t))
         for row in seen.copied.shared:
             if all(row is not one for one in mine) and row.lo < hi and lo < row.hi:
                 fill(row.buffer, row.leaf)

@@ -14,7 +14,6 @@ from ..data import Around, Call, OpenNumbers, Plan, Reached, State, Was, maker_o
 from ..look import code, empties, flow, impure, places
 from ..numbers import addresses, counters, live
 from ..run.devices import home_of
-from ..run.observe import span, version_of
 from ..run.taps import is_alone, is_reader
 from ..words import errors, options, pytree, wrappers
 from ..words.private import is_gathered, is_traceable
@@ -185,7 +184,10 @@ def plan_call(
         copied=copied, carries=frozenset(id(tensors[k]) for k in copied if id(tensors[k]) in written), beside=beside,
         spent=autograd.find_spent(graph, flat, copied, driver, parent, call.args),
         grads={k: core.grad_id(t) for k, t in enumerate(tensors) if can_have_grad(t)},
-        was=[Was(describe.memory_of(t), version_of(t), t.requires_grad, alias_of(t, driver, parent)) for t in tensors],
+        was=[
+            Was(describe.memory_of(t), core.version_of(t), t.requires_grad, alias_of(t, driver, parent))
+            for t in tensors
+        ],
         generators=reach_generators(found.places, flat), ambient=core.ambient(), sinks=sinks,
     )  # fmt: skip
 
@@ -223,7 +225,7 @@ def open_numbers(call, around, saves):
     sums = [s.at for s in sources if s.op == AT_PLACE and s.part == NONE and s.exact is None] if may_sum else []
     return OpenNumbers(
         sources=sources if uncounted else sources + counters.sources_of(state, flat, around),
-        tables=state.learnt.numbers.tables, wary=untraced is not None,
+        wary=untraced is not None,
         computes=state.learnt.computes if untraced is None and state.graph is None else False,
         summed=moving.summed(found.places, found.owners, state.ran, sums) if sums else [],
     )  # fmt: skip
@@ -345,7 +347,7 @@ def choose_copied(state, named, tensors, written, leaves, parent, moves):
     ]  # fmt: skip
     if not named:
         return [], {}
-    ranges = [(t, core.address(t), core.address(t) + span(t)) for t in tensors]
+    ranges = [(t, core.address(t), core.address(t) + core.span(t)) for t in tensors]
     chosen, neighbours = [], {}
     for k, _ in named:
         t, lo, hi = ranges[k]
@@ -492,7 +494,7 @@ def may_carry(state, path, t):
         return False
     if t.requires_grad or path in state.learnt.moves.fixed or path in state.learnt.numbers.counters:
         return False
-    return addresses.has_way_back(t) or (state.opts.outputs == "rescue" and span(t) <= options.MAX_REBOUND)
+    return addresses.has_way_back(t) or (state.opts.outputs == "rescue" and core.span(t) <= options.MAX_REBOUND)
 
 
 def is_swapped(state, path, t):

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import cgt_core as core
 import torch
 
-from ..cuts import apart, finite, readout, segments
+from ..cuts import apart, readout, segments
 from ..data import Attempt, Behind, Call, Draft, EffectRow, Plan, Seen, Words, remember
 from ..look import containers, impure, places
 from ..numbers import addresses, counters, live
@@ -140,7 +140,7 @@ def copy_leaves(plan, fills, made):
         buffer = made[k] if k in made else buffer_apart(t, swaps, spare)
         if fills:
             observe.fill(buffer, t)
-        copies[k] = core.copy(buffer, t, observe.span(t))
+        copies[k] = core.copy(buffer, t, core.span(t))
         swaps.append((t, buffer))
     return swaps, copies
 
@@ -172,7 +172,7 @@ def end_run(state, plan, seen):
         t = plan.tensors[k]
         if id(t) in seen.copied.carried and k not in seen.copied.bound:
             (buffer,) = (swap.buffer for swap in seen.copied.swaps[core.storage_id(t)] if swap.leaf is t)
-            seen.copied.backs[k] = core.copy_back(buffer, t, observe.span(t))
+            seen.copied.backs[k] = core.copy_back(buffer, t, core.span(t))
 
 
 def arguments(call, seen):
@@ -201,7 +201,6 @@ def watch(state, attempt, fills, pool=0, made=()):
 def on_host(call, attempt):
     """The function runs for real while the tape is written. What it raises is the user's own."""
     plan = attempt.plan
-    finite.ready(-1)
     try:
         begin(attempt, -1)
         # Code that is given a number of ours may raise where eager's would not.
@@ -260,7 +259,6 @@ def on_cuda(call, attempt):
     attempt.before, buffers = snapshot(call, plan), fed.buffers(plan)
     handles, captured = [], []
     tap_exports(leaves)
-    finite.ready(device)
 
     def run():
         for d in (device, *plan.others):

@@ -15,7 +15,7 @@ import cgt_core as core
 import torch
 from cgt_core import CUDA, HOST
 
-from ..cuts import finite, readout, segments
+from ..cuts import readout, segments
 from ..data import Leaves, Seen
 from ..look import impure
 from ..numbers import addresses, counters, live
@@ -34,7 +34,6 @@ from ..run.observe import (
     tensors_in,
     touch,
     user_line,
-    version_of,
 )
 from ..run.tokens import see_draw, see_get_state, see_set_state
 from ..words import errors, wrappers
@@ -84,9 +83,7 @@ def run(seen: Seen, function: Callable[..., object], args: tuple, kwargs: dict) 
         taps.SWAPS.to(is_mine, functools.partial(see_swap, seen)),
         taps.HASHES.to(is_mine, functools.partial(see_hash, seen)),
         (lambda: None, functools.partial(readout.close, seen)),
-        taps.tap_forks(
-            lambda: is_mine() or forks.is_imagined(seen), functools.partial(forks.see_fork, seen, forks.modules())
-        ),
+        taps.tap_forks(is_mine, functools.partial(forks.see_fork, seen)),
         taps.tap_kernels(),
         taps.JITERATED.to(is_mine, functools.partial(see_jiterated, seen)),
         taps.tap_sharding(is_mine),
@@ -101,7 +98,6 @@ def run(seen: Seen, function: Callable[..., object], args: tuple, kwargs: dict) 
     before = references(seen)
     called = functools.partial(given, seen, observer, function, args, kwargs)
     result = live.close(seen, [core.within(brackets, called)])  # a caller's stack may hold what it passes
-    finite.close(seen, getattr(function, "__qualname__", "a function"))
     seen.is_own = sys.getrefcount(result) <= OWNED
     if handovers:
         vet_threads(seen)
@@ -197,7 +193,7 @@ def pack(packed, results, t):
     graph holds this hook: it must not lead to `seen`, and with it to the call's arguments."""
     saved = Saved()
     saved.tensor = core.view_like(t, t, 0) if core.is_plain(t) else t.detach()
-    saved.version = version_of(t if core.is_plain(t) else saved.tensor)  # whose counter may be another one
+    saved.version = core.version_of(t if core.is_plain(t) else saved.tensor)  # whose counter may be another one
     packed.append(weakref.ref(saved))
     results.append(weakref.ref(saved.tensor))
     return saved

@@ -21,7 +21,6 @@ import torch
 from cgt_core import HOST
 
 from ..data import Plan, Seen, State
-from ..run.observe import span
 from ..words import options
 from ..words.private import OpOverload
 from .scalars import KERNEL, shots_from, told_by, words_in
@@ -86,7 +85,7 @@ def most_nodes(swap, written):
 
 def has_way_back(t: torch.Tensor) -> bool:
     """May a copy of it be copied back behind all else? Its bytes must be its own, gaps belong to others."""
-    return span(t) == t.numel() * t.element_size() <= options.MAX_CARRIED[t.device.type == "cuda"]
+    return core.span(t) == t.numel() * t.element_size() <= options.MAX_CARRIED[t.device.type == "cuda"]
 
 
 def touched(seen: Seen, tensors: Iterable[torch.Tensor]) -> list[int]:
@@ -220,5 +219,5 @@ def is_named(one: Movable, words: list[tuple[int, int]], opaque: set[int]) -> bo
     """Does a node of the graph name an address in this slot's copy, besides those of ops on it? `words`, `opaque`: of
     core.graph_words()."""
     lo = core.address(one.swap.buffer)
-    first, last = (bisect.bisect_left(words, (at,)) for at in (lo, lo + span(one.swap.leaf)))
+    first, last = (bisect.bisect_left(words, (at,)) for at in (lo, lo + core.span(one.swap.leaf)))
     return not one.looked_at.issuperset(opaque) or any(node not in one.looked_at for _, node in words[first:last])

@@ -185,8 +185,9 @@ def tap(seen: Seen, is_mine: Callable[[], bool]) -> tuple[Callable[[], object], 
     held = [(plan.places[k], one) for k, one in trace.held.items()]
     if any(type(one) is Int for one in trace.stand_ins):
         homes = {id(plan.places[k].home) for k in trace.held}
+        homes.update(at for at, owner in plan.found.owners.items() if owner is None)  # met elsewhere, too
         whole = [p for k, p in enumerate(plan.places) if k not in trace.held and id(p.want) not in homes]
-        held += [(place, trace.table_of(place.want)) for place in tables.find(whole, plan.numbers.tables)]
+        held += [(place, trace.table_of(place.want)) for place in filter(tables.is_table, whole)]
     tapped = [
         taps.MAKERS.to(is_mine, functools.partial(make, seen)),
         taps.FUNCTIONS.to(is_mine, functools.partial(compute, seen)),
@@ -350,6 +351,10 @@ def arguments(seen: Seen, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
     """The call's arguments, with stand-ins for its numbers."""
     if seen.live is None:
         return args, kwargs
+    also = {id(home) for home, _ in containers.contents([*args, *kwargs.values()])} if seen.live.tables else ()
+    for place in seen.run.plan.places if also else ():
+        if id(place.want) in also and type(place.want) is list:
+            places.put_back(place)  # no table: the function has it in its hand
     given = {s.path: x for s, x in zip(seen.live.sources, seen.live.stand_ins, strict=True) if s.op == core.IN_CALL}
     values = [containers.exchange(x, path, given, seen.live.exchanged) for path, x in containers.named(args, kwargs)]
     # Where none could be put: in a container of another kind than the one of which it was learnt.

@@ -11,13 +11,12 @@ Source of the method: differential capture, decisions 117 and 118 (docs/decision
 (cuGraphKernelNodeGetParams, cuStreamUpdateCaptureDependencies)."""
 
 import functools
-import struct
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import cgt_core as core
 import torch
-from cgt_core import AS_BF16, AS_F16, AS_F32, AS_F64, AS_I32, AS_I64, INVERSE_F32, INVERSE_F64, INVERSE_OF_F32, NONE
+from cgt_core import AS_F64, INVERSE_OF_F32, NONE
 
 from ..data import Seen
 from ..run.observe import tensors_in, unseen
@@ -47,51 +46,6 @@ class Word(NamedTuple):
     offset: int
     form: int  # of the core
     number: int  # which of the op's
-
-
-def single(x):
-    """The float of 32 bits next to x."""
-    return struct.unpack("<f", struct.pack("<f", x))[0]
-
-
-def half(x):
-    """The float of 16 bits next to the one of 32 bits, as PyTorch rounds."""
-    return struct.pack("<e", single(x))
-
-
-def brain(x):
-    """The same of bfloat16: the upper half of a float of 32 bits, to the nearest, to even between two."""
-    (bits,) = struct.unpack("<I", struct.pack("<f", x))
-    return struct.pack("<H", bits + 0x7FFF + (bits >> 16 & 1) >> 16)
-
-
-def inverse(x):
-    """Of a float of 32 bits, in 32 bits."""
-    # Of 24 bits divided by 24 in 53, rounded again: the same as divided in 24.
-    return struct.pack("<f", 1.0 / single(x))
-
-
-FORMS = {
-    AS_F64: lambda x: struct.pack("<d", x),
-    AS_I64: lambda x: struct.pack("<q", x),
-    AS_F32: lambda x: struct.pack("<f", x),
-    AS_I32: lambda x: struct.pack("<i", x),
-    AS_F16: half,
-    AS_BF16: brain,
-    INVERSE_F64: lambda x: struct.pack("<d", 1.0 / x),
-    INVERSE_F32: lambda x: struct.pack("<f", 1.0 / x),
-    INVERSE_OF_F32: inverse,
-}
-
-
-def form_of(form, x):
-    """The bytes that a form makes of a number, or None: of this one it makes none."""
-    if form in (AS_I64, AS_I32) and type(x) is float:
-        return None
-    try:
-        return FORMS[form](x)
-    except (struct.error, OverflowError, ZeroDivisionError):
-        return None
 
 
 def others(value, k):
@@ -159,9 +113,9 @@ def fitting(data, by, values, k, size):
     at = k - k % size
     if at + size > len(data):
         return
-    for form in FORMS:
+    for form in range(AS_F64, INVERSE_OF_F32 + 1):
         for number in range(len(values[0])):
-            wants = [form_of(form, those[number]) for those in values]
+            wants = [core.form_of(form, those[number]) for those in values]
             if None in wants or len(wants[0]) != size or data[at : at + size] != wants[0]:
                 continue
             if all(one[at : at + size] == want for want, ones in zip(wants, by.values(), strict=True) for one in ones):

@@ -101,7 +101,10 @@ class Trace:
         return [one for one in (ref() for ref in self.made) if one is not None]
 
     def table_of(self, entries):
-        """What stands for a list or tuple of numbers."""
+        """What stands for a list or tuple of numbers, wherever that lies."""
+        known = next((table.proxy for table in self.tables if table.entries is entries), None)
+        if known is not None:
+            return known
         proxy = TABLES[type(entries)](entries)
         proxy.trace, proxy.at = self, len(self.tables)
         self.tables.append(tables.new(proxy, entries))

@@ -74,7 +74,7 @@ def observe_plan(
     seen.copied.shared.extend(row for rows in seen.copied.swaps.values() for row in rows if id(row.leaf) in shared)
     copies = {id(leaf): buffer for leaf, buffer in swaps}
     stay = [t for t in tensors if id(t) not in copies] if swaps else ()
-    seen.copied.stay.extend((core.storage_id(t), core.address(t), span(t)) for t in stay)
+    seen.copied.stay.extend((core.storage_id(t), core.address(t), core.span(t)) for t in stay)
     for at, t in plan.spent:
         memory = [t, copies[id(t)]] if id(t) in copies else [t]
         seen.autograd.spent[at] = (memory, holders(memory))
@@ -84,17 +84,9 @@ def observe_plan(
 def note_swaps(seen, swaps):
     """From now on ops work on these buffers instead of these leaves."""
     for leaf, buffer in swaps:
-        row = Swap(core.address(leaf), core.address(leaf) + span(leaf), buffer, leaf)
+        row = Swap(core.address(leaf), core.address(leaf) + core.span(leaf), buffer, leaf)
         seen.copied.swaps.setdefault(core.storage_id(leaf), []).append(row)
         seen.copied.buffers[core.storage_id(buffer)] = row
-
-
-def span(t: torch.Tensor) -> int:
-    """Bytes from a tensor's first element to the end of its last."""
-    if t.numel() == 0:
-        return 0
-    last = sum((n - 1) * s for n, s in zip(t.shape, t.stride(), strict=True))
-    return (last + 1) * t.element_size()
 
 
 def lying_in(t: torch.Tensor, parts: Iterable[tuple]) -> list[tuple]:
@@ -104,16 +96,11 @@ def lying_in(t: torch.Tensor, parts: Iterable[tuple]) -> list[tuple]:
     return [part for part in parts if part[0] < end and at < part[0] + part[1]]
 
 
-def version_of(t: torch.Tensor) -> int:
-    """How often it was written; 0 where nothing counts that, in inference mode."""
-    return 0 if t.is_inference() else t._version
-
-
 def buffer_for(t: torch.Tensor, inference: bool | None = None, home: str | None = None) -> torch.Tensor:
     """Memory for a copied slot, in the input's own alignment class: kernels choose their vector
     width, and reductions their order, by the address. `inference`: may it be written in that mode alone? As t. `home`:
     another device, where PyTorch would make new memory."""
-    n, align = span(t), options.ALIGN[t.device.type]
+    n, align = core.span(t), options.ALIGN[t.device.type]
     shift = 0 if home else core.address(t) % align
     empty = functools.partial(torch.empty, shift + n, dtype=torch.uint8, device=home or t.device)
     # Views of it are to be what views of t are.
@@ -214,13 +201,17 @@ NO_LINE = "the backward pass"  # autograd's threads have no frames
 
 
 def user_line(seen: Seen) -> str:
-    """file:line of the innermost frame that is neither PyTorch's nor ours, or NO_LINE."""
+    return line_in(seen.code.user)
+
+
+def line_in(files: dict[str, bool]) -> str:
+    """file:line of the innermost frame that is neither PyTorch's nor ours, or NO_LINE. `files`: what is known."""
     frame: types.FrameType | None = sys._getframe(1)
     while frame is not None:
         name = frame.f_code.co_filename
-        mine = seen.code.user.get(name)
+        mine = files.get(name)
         if mine is None:
-            mine = seen.code.user[name] = not name.startswith(NOT_USER_CODE)
+            mine = files[name] = not name.startswith(NOT_USER_CODE)
         if mine:
             return f"{name}:{frame.f_lineno}"
         frame = frame.f_back
@@ -291,7 +282,7 @@ def exchange(seen: Seen, value: object, done: dict[int, torch.Tensor] | None = N
         sid = core.storage_id(value)
         if sid not in seen.copied.swaps or not value.numel():
             return value
-        at, end = core.address(value), core.address(value) + span(value)
+        at, end = core.address(value), core.address(value) + core.span(value)
         row = swap_of(seen, sid, at, end)
         if row is not None:
             if id(value) not in done:

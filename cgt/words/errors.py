@@ -139,7 +139,7 @@ poisoned = says("""224: this output of a jitted function (made at {made}) was ov
 verified = says("""226: {name} was told where {paths} lies now ({ops}), and its replay is not what eager is: {told}.
     Eager's values stand; from now on it is copied.{other} Report this: it is a defect of cgt, or code that it cannot
     see keeps the address.""")
-not_finite = says("227: a replay of {name} made the first {what} in {op} at {line}: what this op was given had none.")
+not_finite = says("227: {name} made the first {what} in {op} at {line}: what this op was given had none.")
 not_compared = says("228: {path} {what}, and cgt cannot compare it from call to call. {instead}")
 shared_and_written = says("""229: {line} writes an argument that shares memory with another one, for the first time.
     From the next recording on both are where they are: pass tensors that stay in place, or the whole tensor, and take
@@ -264,6 +264,7 @@ left = says("""517: the call is left by {kind} (raised at {line}). Return early 
     returned.""")
 grows = says("""518: {path} gets a tensor of another shape at each call. Keep one of full size, and write into it
     (cache[:, t] = k).""")
+looked_at = says("519: CGT_NAN=1: what each op leaves is looked at, in calls that run eagerly.")
 
 # 6: parts that run otherwise
 op_apart = says("""601: {op} at {line} cannot be captured. It runs between two graphs from now on; but not if it draws,

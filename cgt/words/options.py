@@ -12,7 +12,7 @@ def is_on(name):
 DISABLED = is_on("CGT_DISABLE")  # jitted functions are plain ones: is it cgt?
 STRICT = is_on("CGT_STRICT")  # what cannot be replayed raises
 LOG = tuple(filter(None, os.environ.get("CGT_LOG", "").replace(" ", "").split(",")))  # see logs.py
-NAN = is_on("CGT_NAN")  # recordings tell which op made the first NaN or infinity, see finite.py
+NAN = is_on("CGT_NAN")  # which op made the first NaN or infinity, see finite.py
 AUDIT = os.environ.get("CGT_AUDIT", "first:2,doubling:1")  # see cgt.jit
 # None: what was not told addresses before, see audit.py.
 VERIFY = {"": None, "0": False}.get(os.environ.get("CGT_VERIFY", ""), True)

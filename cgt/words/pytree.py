@@ -118,7 +118,8 @@ def flatten(tree: object, path: str, objects: Any = None) -> Flat:
 
 
 def _flattened(trees, objects=None, live=()):
-    """These trees, each with its path, one after the other."""
+    """These trees, each with its path, one after the other. `live`: paths of what may be another number of its type at
+    each call."""
     out = Flat([], [], [], [], [], [])  # type: ignore[arg-type]  # while they grow
     for tree, path in trees:
         _flatten_into(out, tree, path, {}, objects, live)
@@ -248,8 +249,7 @@ def _holds(value, is_made, ancestors):
 
 
 def flatten_call(args: tuple, kwargs: dict, live: Container[str] = ()) -> Flat:
-    """Flatten a call: its program is that of `args` followed by that of `kwargs`. `live`: paths of what may be another
-    number of its type at each call."""
+    """Flatten a call: its program is that of `args` followed by that of `kwargs`. `live`: see _flattened."""
     return _flattened([(args, "args"), (kwargs, "kwargs")], live=live)
 
 

@@ -27,7 +27,6 @@ from torch import nn
 from torch.nn import functional as F
 
 import cgt
-from cgt.look import tables
 from cgt.numbers import live, standins
 
 CALLS = 30
@@ -437,21 +436,6 @@ def test_tables_stay_the_user_s(device):
         f(values(device, 8), 9)
 
 
-@pytest.mark.parametrize("named", [False, True])
-def test_all_that_lives_is_looked_at_once_for_a_table_if_at_all(device, monkeypatch, named):
-    """It takes longer than the recording. Reference counts tell that only a place leads to one; that what runs has a variable for it, too, they
-    do not."""
-    box, looks, ways = types.SimpleNamespace(table=[0.5, 0.25, 0.125, 1.0]), [], tables.strange_ways
-    monkeypatch.setattr(tables, "strange_ways", lambda lists: looks.extend(id(p.want) for p in lists) or ways(lists))
-    variable = box.table if named else None
-    f = cgt.jit(lambda x, t: x * box.table[t])
-    for n in (3, 4, 5):
-        for t in (0, 1, 2, 3, 1, 2):
-            assert torch.equal(f(values(device, n), t), values(device, n) * box.table[t])
-    assert cgt.stats(f).records >= 3 and cgt.stats(f).replays >= 9, cgt.explain(f)
-    assert looks == ([id(variable)] if named else [])
-
-
 def test_tables_to_which_two_ways_lead(device):
     tables = [[0.5, 0.25, 0.125, 1.0] for _ in range(2)]
 
@@ -471,6 +455,29 @@ def test_tables_to_which_two_ways_lead(device):
     f, g = cgt.jit(program(tables[0])), program(tables[1])
     for t in (0, 3, 0, 1, 2, 3, 1, 1, 2, 0, 3, 2, 1):
         assert torch.equal(f(values(device, 8), t), g(values(device, 8), t)) and tables[0] == tables[1]
+
+
+def test_table_at_two_places_is_one(device):
+    def make():
+        table = [0.001 * (k + 1) for k in range(CALLS)]
+        one, other = Box(betas=table), Box(betas=table)
+
+        def function(x, t):
+            return x * one.betas[t] + other.betas[-t - 1] * (1 if one.betas is other.betas else 2)
+
+        return function, lambda t: (values(device, 8), t), tuple
+
+    agree(make, STEPS, most=3)
+
+
+@pytest.mark.parametrize(("way", "held"), [(lambda one: one, lambda one: one), (lambda one: (one,), lambda one: one[0]), (lambda one: {"of": (0, one)}, lambda one: one["of"][1])])
+def test_list_that_a_call_has_in_its_hand_is_no_table(device, way, held):
+    """It must be the one in the place, to `is` as well."""
+    box, mine = Box(betas=[0.5, 0.25, 0.125, 1.0]), [0.5, 0.25, 0.125, 1.0]
+    given = way(box.betas)
+    f = cgt.jit(lambda x, t, given: x * box.betas[t] * (2 if held(given) is box.betas else 3))
+    for k in range(12):
+        assert torch.equal(f(values(device, 8), k % 4, given), values(device, 8) * mine[k % 4] * 2), k
 
 
 @pytest.mark.parametrize("shape", [(CALLS,), (CALLS, 8)])

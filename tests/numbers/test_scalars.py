@@ -2,6 +2,7 @@
 
 import struct
 
+import cgt_core as core
 import pytest
 import torch
 from cgt_core import AS_BF16, AS_F16, AS_F32, AS_F64, AS_I32, AS_I64, INVERSE_F32, INVERSE_F64, INVERSE_OF_F32
@@ -27,7 +28,7 @@ def place(words, size, numbers, base):
     """`size` bytes with these words: [(offset, form, number)]."""
     data = bytearray(base)
     for at, form, number in words:
-        data[at : at + SIZES[form]] = scalars.form_of(form, numbers[number])
+        data[at : at + SIZES[form]] = core.form_of(form, numbers[number])
     assert len(data) == size
     return bytes(data)
 
@@ -59,7 +60,7 @@ def test_words_are_found_where_they_were_put(data):
     assert found is not None
     for at, form, number in words:
         mine = [w for w in found if w.offset == at]
-        assert mine and all(scalars.form_of(w.form, x) == scalars.form_of(form, x) for w in mine for x in (told[number], *scalars.others(told[number], number)))
+        assert mine and all(core.form_of(w.form, x) == core.form_of(form, x) for w in mine for x in (told[number], *scalars.others(told[number], number)))
 
 
 def test_one_capture_of_each_number_tells_what_comes_of_it_and_no_more():
@@ -76,7 +77,7 @@ def test_forms_are_those_of_torch(x):
     kinds = {AS_F64: torch.float64, AS_F32: torch.float32, AS_F16: torch.float16, AS_BF16: torch.bfloat16}
     for form, kind in kinds.items():
         t = wide.to(torch.float32).to(kind) if kind != torch.float64 else wide
-        assert scalars.form_of(form, x) == bytes(t.reshape(1).view(torch.uint8).tolist()), (form, x)
+        assert core.form_of(form, x) == bytes(t.reshape(1).view(torch.uint8).tolist()), (form, x)
 
 
 @pytest.mark.parametrize(
