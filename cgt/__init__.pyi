@@ -86,6 +86,8 @@ class Diagnosis(NamedTuple):
 def jit(
     fn: M,
     *,
+    static_argnums: int | Iterable[int] = ...,
+    static_argnames: str | Iterable[str] = ...,
     max_records: int = ...,
     max_graphs: int = ...,
     outputs: str = ...,
@@ -98,6 +100,8 @@ def jit(
 def jit(
     fn: Callable[P, R],
     *,
+    static_argnums: int | Iterable[int] = ...,
+    static_argnames: str | Iterable[str] = ...,
     max_records: int = ...,
     max_graphs: int = ...,
     outputs: str = ...,
@@ -110,6 +114,8 @@ def jit(
 def jit(
     fn: None = None,
     *,
+    static_argnums: int | Iterable[int] = ...,
+    static_argnames: str | Iterable[str] = ...,
     max_records: int = ...,
     max_graphs: int = ...,
     outputs: str = ...,

@@ -31,7 +31,8 @@ CALL = "_compiled_call_impl"  # of a module: what nn.Module.__call__ calls, if i
 CALLS = frozenset((CALL, "__call__", "_call_impl", "_wrapped_call_impl", "_wrapped_call"))  # and how it is come to
 
 
-def jit(fn: Callable[..., Any] | None = None, *, max_records: int = options.MAX_RECORDS,
+def jit(fn: Callable[..., Any] | None = None, *, static_argnums: int | Iterable[int] = (),
+        static_argnames: str | Iterable[str] = (), max_records: int = options.MAX_RECORDS,
         max_graphs: int = options.MAX_GRAPHS, outputs: str = "rescue", inputs: str = "auto",
         dynamic: str | Iterable[str] = (), audit: str | None = None,
         memory_budget: int | str | None = None) -> Callable[..., Any]:  # fmt: skip
@@ -45,6 +46,7 @@ def jit(fn: Callable[..., Any] | None = None, *, max_records: int = options.MAX_
         fn: a function, method, `functools.partial` or `nn.Module`. Arguments and result may be any
             pytree of tensors and plain values; plain values are compared by value. Without `fn`, a
             decorator is returned.
+        static_argnums, static_argnames: arguments taken as one hashable value, tensors not sought.
         max_records: recordings kept per function and place in the tree (what ran before it in the
             iteration); past it calls run eagerly until a cool-down ends.
         max_graphs: recordings in the whole process at which a new one of this function makes room:
@@ -74,7 +76,8 @@ def jit(fn: Callable[..., Any] | None = None, *, max_records: int = options.MAX_
 
     Raises:
         TypeError: `fn` is not callable, or is a generator or coroutine function.
-        CgtError: an unknown option value; a module whose class is called in a way of its own.
+        CgtError: an unknown option value; a module whose class is called in a way of its own; at a call: a static
+            argument that cannot be compared.
 
     >>> import torch, cgt
     >>> @cgt.jit
@@ -86,7 +89,9 @@ def jit(fn: Callable[..., Any] | None = None, *, max_records: int = options.MAX_
     >>> cgt.stats(f).replays
     1
     """
-    opts = check_options(max_records, max_graphs, outputs, inputs, dynamic, audit, memory_budget)
+    opts = check_options(
+        static_argnums, static_argnames, max_records, max_graphs, outputs, inputs, dynamic, audit, memory_budget
+    )
     return functools.partial(jitted, opts=opts) if fn is None else jitted(fn, opts)
 
 
@@ -178,7 +183,9 @@ def made_again(site):
     return (site_of, (fn, getattr(site, sites.ATTRIBUTE).opts)) if called_by(fn) is None else (type(None), ())
 
 
-def check_options(max_records, max_graphs, outputs, inputs, dynamic, audit, memory_budget):
+def check_options(
+    static_argnums, static_argnames, max_records, max_graphs, outputs, inputs, dynamic, audit, memory_budget
+):
     """Options as dispatch.py reads them; CgtError names the bad one."""
     for name, value, known in (("outputs", outputs, options.OUTPUTS), ("inputs", inputs, options.INPUTS)):
         if value not in known:
@@ -186,12 +193,20 @@ def check_options(max_records, max_graphs, outputs, inputs, dynamic, audit, memo
     for name, value in (("max_records", max_records), ("max_graphs", max_graphs)):
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             raise CgtError(errors.bad_option(name, value, "a positive int"))
-    dynamic = (dynamic,) if isinstance(dynamic, str) else tuple(dynamic)
-    if not all(isinstance(name, str) for name in dynamic):
-        raise CgtError(errors.bad_option("dynamic", dynamic, "strings"))
+    nums = several("static_argnums", static_argnums, int, "ints")
+    names = several("static_argnames", static_argnames, str, "strings")
+    dynamic = several("dynamic", dynamic, str, "strings")
     audits = read("audit", audit, options.AUDIT, audit_of, "like 'first:2,every:1000' (also rtol:1e-5, atol:1e-8)")
     most = read("memory_budget", memory_budget, options.MEMORY_BUDGET, freeing.parse_budget, "bytes, or like '2GiB'")
-    return Options(max_records, max_graphs, outputs, inputs, dynamic, audits, most)
+    return Options((nums, names), max_records, max_graphs, outputs, inputs, dynamic, audits, most)
+
+
+def several(name, value, kind, expected):
+    """One of a kind, or several, as a tuple."""
+    found = (value,) if isinstance(value, kind) else tuple(value)
+    if not all(isinstance(one, kind) for one in found):
+        raise CgtError(errors.bad_option(name, value, expected))
+    return found
 
 
 def read(name, value, switch, parse, expected):
@@ -204,15 +219,24 @@ def read(name, value, switch, parse, expected):
 
 
 def check_names(fn, opts):
-    """CgtError where an argument is named that the function does not have."""
+    """CgtError where an argument is named, or its position told, that the function does not have."""
+    positions, names = opts.static
+    if not (positions or names or opts.dynamic):
+        return
     try:
-        known = inspect.signature(described(fn)).parameters if opts.dynamic else {}
+        known = inspect.signature(described(fn)).parameters
     except ValueError:  # compiled, and does not tell
         return
-    if all(p.kind is not inspect.Parameter.VAR_KEYWORD for p in known.values()):
-        for name in opts.dynamic:
-            if name not in known:
-                raise CgtError(errors.bad_option("dynamic", name, f"one of {tuple(known)}"))
+    kinds = [p.kind for p in known.values()]
+    if inspect.Parameter.VAR_KEYWORD not in kinds:
+        for option, given in (("static_argnames", names), ("dynamic", opts.dynamic)):
+            for name in given:
+                if name not in known:
+                    raise CgtError(errors.bad_option(option, name, f"one of {tuple(known)}"))
+    n = len(kinds) - kinds.count(inspect.Parameter.KEYWORD_ONLY) - kinds.count(inspect.Parameter.VAR_KEYWORD)
+    for position in positions if inspect.Parameter.VAR_POSITIONAL not in kinds else ():
+        if not -n <= position < n:
+            raise CgtError(errors.bad_option("static_argnums", position, f"one of {n} positional arguments"))
 
 
 def described(fn):

@@ -66,6 +66,7 @@ class Verdict(NamedTuple):
 class Options(NamedTuple):
     """Of cgt.jit; see its docstring."""
 
+    static: tuple[tuple, tuple]  # (positions, names)
     max_records: int
     max_graphs: int
     outputs: str

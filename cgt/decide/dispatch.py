@@ -534,7 +534,7 @@ def renumbered(draft, used, index):
 def backward_site(state, graph, draft):
     """The jitted function that runs the graph which the recorded call left."""
     autograd.cut(draft)
-    opts = state.opts._replace(outputs="rescue", inputs="auto", dynamic=())
+    opts = state.opts._replace(outputs="rescue", inputs="auto", static=((), ()), dynamic=())
     return new_site(autograd.backward_of(graph), state.name + BACKWARD, opts, graph)
 
 

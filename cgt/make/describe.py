@@ -76,7 +76,7 @@ def vet_call(plan, seen, call):
     if fixed and not call.kwargs and classes == [type(t) for t in flat.tensors]:
         return None
     try:
-        again = pytree.flatten_call(call.args, call.kwargs, dict(flat.numbers))
+        again = pytree.flatten_call(call.args, call.kwargs, *call.state.opts.static, dict(flat.numbers))
     except errors.CgtError:  # which cannot be compared
         return errors.changed_arguments("the structure of an argument")
     is_same = pytree.same_program(flat.program, again.program)

@@ -63,7 +63,7 @@ def flattened(call: Call) -> Call:
     """The call with its arguments flattened, by what is known of the function's numbers now, and where it is recorded.
     Incomparable: an argument cannot be compared from call to call."""
     state, graph, known = call.state, call.state.graph, call.state.learnt.devices
-    flat = pytree.flatten_call(call.args, call.kwargs, state.learnt.numbers.live)
+    flat = pytree.flatten_call(call.args, call.kwargs, *state.opts.static, state.learnt.numbers.live)
     if graph is not None:
         return call._replace(flat=flat, driver=graph.driver, device=graph.device)
     driver = known.drivers.get(leaf_devices(flat))

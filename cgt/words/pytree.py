@@ -22,7 +22,7 @@ import operator
 import struct
 import sys
 import weakref
-from collections.abc import Callable, Collection, Container
+from collections.abc import Callable, Collection, Container, Iterable
 from typing import Any, NamedTuple
 
 import torch
@@ -36,6 +36,7 @@ PLAIN_TYPES = frozenset(
     {type(None), type(...), type(NotImplemented), bool, int, float, complex, str, bytes, range}
     | {slice, torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size}
 )
+HASHABLE_INSTEAD = {list: "a tuple", dict: "a tuple of its items", set: "a frozenset"}
 LEAVES = frozenset((TENSOR, PLAIN, SAME, EQUAL, LIVE))
 HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: a class made at run time, not a C type such as dict
 
@@ -112,17 +113,18 @@ class Flat(NamedTuple):
     where: tuple = ()  # the path of each op
 
 
-def flatten(tree: object, path: str, objects: Any = None) -> Flat:
-    """Flatten `tree`. Paths start with `path`. `objects`: opens those that it knows as dataclasses are."""
-    return _flattened([(tree, path)], objects)
+def flatten(tree: object, path: str, static: Iterable[str] = (), objects: Any = None) -> Flat:
+    """Flatten `tree`. Paths start with `path`; a subtree whose path is in `static` is one leaf. `objects`: opens those
+    that it knows as dataclasses are."""
+    return _flattened([(tree, path)], frozenset(static), objects)
 
 
-def _flattened(trees, objects=None, live=()):
+def _flattened(trees, static, objects=None, live=()):
     """These trees, each with its path, one after the other. `live`: paths of what may be another number of its type at
     each call."""
     out = Flat([], [], [], [], [], [])  # type: ignore[arg-type]  # while they grow
     for tree, path in trees:
-        _flatten_into(out, tree, path, {}, objects, live)
+        _flatten_into(out, tree, path, static, {}, objects, live)
     return Flat(*map(tuple, out))
 
 
@@ -248,9 +250,14 @@ def _holds(value, is_made, ancestors):
     return any(_holds(child, is_made, ancestors) for child in children)
 
 
-def flatten_call(args: tuple, kwargs: dict, live: Container[str] = ()) -> Flat:
+def flatten_call(
+    args: tuple, kwargs: dict, static_argnums: Iterable[int] = (), static_names: Iterable[str] = (),
+    live: Container[str] = (),
+) -> Flat:  # fmt: skip
     """Flatten a call: its program is that of `args` followed by that of `kwargs`. `live`: see _flattened."""
-    return _flattened([(args, "args"), (kwargs, "kwargs")], live=live)
+    static = {f"args[{i + len(args) if i < 0 else i}]" for i in static_argnums}
+    static |= {f"kwargs[{name!r}]" for name in static_names}
+    return _flattened([(args, "args"), (kwargs, "kwargs")], static, live=live)
 
 
 def unflatten(program: Collection[tuple], tensors: Collection[torch.Tensor | Readout]) -> object:
@@ -336,13 +343,14 @@ def same_value(recorded: Any, value: Any) -> bool:
         return False
 
 
-def _flatten_into(out, value, path, ancestors, objects, live):
+def _flatten_into(out, value, path, static, ancestors, objects, live=()):
     """Append to the lists of `out`. `ancestors` maps the id of each open container to its
     path; every one of them is alive further up the stack, so no id is reused."""
+    is_static = path in static
     out.where.append(path)
     value = value if objects is None else wrappers.waited_for(value)
     # A proxy would lie to isinstance.
-    if issubclass(type(value), torch.Tensor) and not _is_opened(value, objects):
+    if issubclass(type(value), torch.Tensor) and not is_static and not _is_opened(value, objects):
         out.program.append((TENSOR, 0, type(value)))
         out.tensors.append(value)
         out.paths.append(path)
@@ -352,13 +360,13 @@ def _flatten_into(out, value, path, ancestors, objects, live):
         out.tensors.append(value.words)
         out.paths.append(path)
         return
-    if path in live and (type(value) is float or (type(value) is int and abs(value) <= MOST)):
+    if path in live and not is_static and (type(value) is float or (type(value) is int and abs(value) <= MOST)):
         out.program.append((LIVE, 0, type(value)))
         out.numbers.append((path, value))
         return
-    opened = _open(value, path, objects)
+    opened = None if is_static else _open(value, path, objects)
     if opened is None:
-        kind = _leaf_kind(value, path)
+        kind = _leaf_kind(value, path, is_static)
         out.program.append((kind, 0, value))
         if kind != PLAIN:
             out.objects.append((path, value))
@@ -369,7 +377,7 @@ def _flatten_into(out, value, path, ancestors, objects, live):
         raise Incomparable(errors.not_compared(first, f"contains itself, at {path}", instead))
     out.program.append(op)
     for child, step in zip(children, steps, strict=True):
-        _flatten_into(out, child, path + step, ancestors, objects, live)
+        _flatten_into(out, child, path + step, static, ancestors, objects, live)
     del ancestors[id(value)]
 
 
@@ -453,37 +461,44 @@ def is_namedtuple(value: object) -> bool:
     return isinstance(value, tuple) and isinstance(getattr(type(value), "_fields", None), tuple)
 
 
-def _leaf_kind(value, path):
-    """PLAIN, SAME or EQUAL."""
+def _leaf_kind(value, path, is_static):
+    """PLAIN, SAME or EQUAL. A static argument is PLAIN or EQUAL, or refused."""
     kind = type(value)
     if _is_plain(value):
         if kind is slice:
             _check_comparable((value.start, value.stop, value.step), path)
         return PLAIN
     if _is_numpy(kind) and hasattr(kind, "__array__"):
-        raise Incomparable(
+        error = CgtError if is_static else Incomparable
+        raise error(
             errors.not_compared(
                 path, f"is a {kind.__module__}.{kind.__qualname__}", "Pass a tensor: torch.from_numpy(array)."
             )
         )
     try:
         hash(value)
-    except Exception:
-        return SAME
+    except Exception as error:
+        if not is_static:
+            return SAME
+        instead = HASHABLE_INSTEAD.get(kind, "something hashable")
+        raise CgtError(
+            f"{path} is static, but this {kind.__qualname__} is not hashable: cgt compares static "
+            f"arguments by value. Pass {instead} instead."
+        ) from error
     has_value = kind.__eq__ is not object.__eq__ and kind.__hash__ is not object.__hash__
-    if isinstance(value, torch.nn.Module) or not has_value:
+    if not is_static and (isinstance(value, torch.nn.Module) or not has_value):
         return SAME
-    _check_comparable(value, path)
+    _check_comparable(value, path, CgtError if is_static else Incomparable)
     return EQUAL
 
 
-def _check_comparable(value, path):
+def _check_comparable(value, path, error=Incomparable):
     """Refuse what == cannot compare with tomorrow's value, now and not as misses later."""
     if _is_plain(value):
         return
     if _holds_tensor(value):
         what = "is compared as a whole, but it is or holds a tensor, whose == is no yes or no"
-        raise Incomparable(errors.not_compared(path, what, "Pass the tensor as an argument of its own."))
+        raise error(errors.not_compared(path, what, "Pass the tensor as an argument that is not static."))
     try:
         equal = value == value
     except Exception as failure:
@@ -491,8 +506,7 @@ def _check_comparable(value, path):
     if equal is not True:
         what = f"is a {type(value).__qualname__} whose == with itself gives {equal!r}"
         instead = "Mend __eq__, or drop __eq__ and __hash__ to have it compared by identity."
-        cause = equal if isinstance(equal, Exception) else None
-        raise Incomparable(errors.not_compared(path, what, instead)) from cause
+        raise error(errors.not_compared(path, what, instead)) from (equal if isinstance(equal, Exception) else None)
 
 
 def _holds_tensor(value):

@@ -458,6 +458,37 @@ def test_a_function_argument_is_compared_by_identity(device):
     assert counts(f) == (1, 2, 3, 0)
 
 
+def test_static_argnums_take_an_argument_as_one_value(device):
+    def function(x, sizes, options):
+        return x.repeat(sizes) ** options.power
+
+    f = cgt.jit(function, static_argnums=(1, -1))
+    x = values(device)
+    for sizes, power in [((2, 1), 2)] * 3 + [((1, 2), 2)] * 2 + [((1, 2), 3)] * 2 + [((2, 1), 2)]:
+        assert same(f(x, sizes, Options(power)), function(x, sizes, Options(power)))
+    assert counts(f) == (1, 3, 4, 0)
+
+
+def test_one_static_argnum_may_be_an_int(device):
+    f = cgt.jit(lambda x, sizes: x.repeat(sizes), static_argnums=1)
+    x = values(device)
+    assert same(calls(f, 3, x, (1, 2)), x.repeat(1, 2))
+    assert same(calls(f, 2, x, (2, 1)), x.repeat(2, 1))
+    assert counts(f) == (1, 2, 2, 0)
+
+
+@pytest.mark.parametrize("names", ["mode", ("mode",), ["mode"]])
+def test_static_argnames_take_a_keyword_argument_as_one_value(device, names):
+    function = lambda x, mode=("a",): x * len(mode)  # noqa: E731
+    f = cgt.jit(function, static_argnames=names)
+    x = values(device)
+    for mode in [("a", "b")] * 3 + [("a", "b", "c")] * 2 + [("a", "b")]:
+        assert same(f(x, mode=mode), x * len(mode))
+    assert counts(f) == (1, 2, 3, 0)
+    assert same(calls(f, 2, x), x * 1)
+    assert counts(f) == (1, 3, 4, 0)
+
+
 # --- metadata of tensors ----------------------------------------------------------------------
 
 
@@ -632,7 +663,7 @@ def test_what_cannot_be_jitted_is_refused_at_decoration(what, words):
     [
         ("outputs", "resuce"), ("outputs", None), ("inputs", "pin"), ("inputs", 1),
         ("max_records", 0), ("max_records", -1), ("max_records", 1.5), ("max_records", True),
-        ("dynamic", (1,)),
+        ("static_argnums", ("x",)), ("static_argnums", "x"), ("static_argnames", (1,)),
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("late", [False, True], ids=["jit(f, ...)", "@jit(...)"])
@@ -642,11 +673,35 @@ def test_an_unknown_option_value_is_refused_with_its_name(option, value, late):
     assert f"{option}={value!r}" in str(error.value) and "expected" in str(error.value)
 
 
-@pytest.mark.parametrize("names", ["nope", ("x", "nope")])
-def test_an_argument_that_the_function_does_not_have_is_refused(names):
-    with pytest.raises(cgt.CgtError, match="dynamic=.*expected one of"):
-        cgt.jit(lambda x, y=2: x, dynamic=names)
-    cgt.jit(lambda *args, **others: args, dynamic=names)  # may be among these
+@pytest.mark.parametrize(
+    "option, value", [("static_argnames", "nope"), ("static_argnames", ("x", "nope")), ("dynamic", "nope"), ("static_argnums", 2), ("static_argnums", -3)]
+)
+def test_an_argument_that_the_function_does_not_have_is_refused(option, value):
+    with pytest.raises(cgt.CgtError, match=f"{option}=.*expected one of"):
+        cgt.jit(lambda x, y=2: x, **{option: value})
+    cgt.jit(lambda *args, **others: args, **{option: value})  # may be among these
+
+
+@pytest.mark.parametrize(
+    "options, args, kwargs, words",
+    [
+        ({"static_argnums": 0}, (np.ones(2),), {}, ["args[0] is a numpy.ndarray"]),
+        ({"static_argnums": 1}, (1, [2]), {}, ["args[1] is static", "not hashable", "a tuple"]),
+        ({"static_argnums": -1}, (1, {}), {}, ["args[1] is static", "not hashable"]),
+        ({"static_argnames": "m"}, (1,), {"m": {3}}, ["kwargs['m'] is static", "frozenset"]),
+        ({"static_argnums": 0}, (torch.ones(1),), {}, ["args[0]", "holds a tensor"]),
+        ({"static_argnums": 0}, ((torch.ones(1),),), {}, ["args[0]", "holds a tensor"]),
+    ],
+)
+def test_a_static_argument_that_cannot_be_compared_is_refused_with_its_path(device, options, args, kwargs, words):
+    f = cgt.jit(lambda *args, **kwargs: torch.ones(2, device=device), **options)
+    for _ in range(2):
+        with pytest.raises(cgt.CgtError) as error:
+            f(*args, **kwargs)
+        assert all(word in str(error.value) for word in words), str(error.value)
+    for _ in range(3):  # the function is as good as new
+        assert same(f(1, 2), torch.ones(2, device=device))
+    assert cgt.stats(f).replays == 1
 
 
 class Moody:

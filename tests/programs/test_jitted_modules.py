@@ -253,7 +253,7 @@ def test_options_of_a_module_are_those_of_the_last_jit(device):
     call = vars(model)["_compiled_call_impl"]
     assert cgt.jit(model, dynamic="scale") is model and vars(model)["_compiled_call_impl"] is call
     assert call.__name__ == "Scaled" and call.__doc__ == "By a scale." and inspect.signature(call) == inspect.signature(model.forward)
-    cgt.jit(model, inputs="copied")
+    cgt.jit(model, static_argnames="scale", inputs="copied")
     for _ in range(4):
         assert torch.equal(model(x, scale=3.0), model.forward(x, scale=3.0))
     assert cgt.stats(model).calls == 4 and cgt.stats(model).copied_bytes > 0 and call is not vars(model)["_compiled_call_impl"]

@@ -787,7 +787,7 @@ def test_function_whose_body_runs_later_is_refused_by_name(function, kind):
     [
         ("outputs", "keep", "rescue"), ("outputs", None, "error"), ("inputs", "rebound", "copied"),
         ("max_records", 0, 1), ("max_records", True, 2), ("max_records", "8", 8),
-        ("dynamic", (1,), ["mode"]),
+        ("static_argnums", ["x"], [1]), ("static_argnames", [1], ["mode"]),
     ],
 )  # fmt: skip
 def test_unknown_option_is_named_with_its_value_and_what_is_allowed(device, option, value, good):
@@ -835,6 +835,21 @@ def test_overwritten_result_names_both_lines_and_a_clone_or_rescue_stays(device)
     cgt.step()
     for k in range(5):
         same(held[k], x * k * 2)
+
+
+def test_argument_that_cannot_be_compared_is_named_by_its_path(device):
+    class Strange:
+        def __eq__(self, other):
+            raise ValueError("no")
+
+        __hash__ = None
+
+    f = cgt.jit(lambda x, thing: x * 2, static_argnums=1)
+    x = torch.ones(3, device=device)
+    with pytest.raises(cgt.CgtError, match=r"args\[1\]"):
+        f(x, Strange())
+    assert counters(f) == (0, 0, 0, 0)
+    replays_after(f, x, "a value that can be")
 
 
 @tells("mode_inside")

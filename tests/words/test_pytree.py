@@ -210,10 +210,10 @@ def same_tree(left, right, same_tensor=lambda left, right: left is right):
     return all(same_tree(a, b, same_tensor) for a, b in zip(opened[0], other[0], strict=True))
 
 
-def fits(program, *tree):
+def fits(program, *tree, **static):
     """Would a call follow the program: with this tree, or with these (args, kwargs)?"""
     try:
-        flat = flatten(*tree, "x") if len(tree) == 1 else flatten_call(*tree)
+        flat = flatten(*tree, "x") if len(tree) == 1 else flatten_call(*tree, **static)
     except CgtError:  # as it cannot be compared
         return False
     return same_program(program, flat.program)
@@ -371,8 +371,8 @@ def test_a_program_is_what_the_docstring_draws():
     assert flat.objects == ()
 
 
-def kind_of(value):
-    return flatten(value, "x").program[0][0]
+def kind_of(value, **options):
+    return flatten(value, "x", **options).program[0][0]
 
 
 @pytest.mark.parametrize("value", PLAIN_VALUES, ids=told)
@@ -564,6 +564,37 @@ def test_a_wrong_number_of_tensors_is_refused():
         unflatten(program, (torch.ones(1),) * 2)
 
 
+# ---- static arguments -----------------------------------------------------------------------
+
+
+def test_static_arguments_are_one_leaf_each():
+    call = (torch.ones(1), (1, Config), Frozen(1, 2)), {"mode": (1, 2), "x": (1, 2)}
+    static = {"static_argnums": (-1, 1, 9, -9), "static_names": ("mode", "absent")}
+    flat = flatten_call(*call, **static)
+    assert [op[0] for op in flat.program] == [
+        *(pytree.TUPLE, pytree.TENSOR, pytree.EQUAL, pytree.EQUAL),
+        *(pytree.DICT, pytree.EQUAL, pytree.TUPLE, pytree.PLAIN, pytree.PLAIN),
+    ]
+    assert [path for path, _ in flat.objects] == ["args[1]", "args[2]", "kwargs['mode']"]
+    assert fits(flat.program, *call, **static) and flat.tensors == (call[0][0],)
+    for wrong in ((1.0, Config), (1,), [1, Config]):
+        assert not fits(flat.program, (call[0][0], wrong, call[0][2]), call[1], **static)
+    assert unflatten_call(flat.program, flat.tensors) == call
+
+
+def test_a_static_float_is_compared_by_its_bits():
+    program = flatten_call((0.0, math.nan), {}, static_argnums=(0, 1)).program
+    assert fits(program, (0.0, float("nan")), {}, static_argnums=(0, 1))
+    assert not fits(program, (-0.0, float("nan")), {}, static_argnums=(0, 1))
+
+
+def test_a_static_function_is_compared_by_identity():
+    program = flatten_call((a_function,), {}, static_argnums=(0,)).program
+    assert program[1] == (pytree.EQUAL, 0, a_function)
+    assert fits(program, (a_function,), {}, static_argnums=(0,))
+    assert not fits(program, (lambda: 0,), {}, static_argnums=(0,))
+
+
 @pytest.mark.parametrize(
     ("then", "now", "told"),
     [
@@ -639,6 +670,15 @@ ERRORS = {
     "key": ({torch.ones(1): 1}, "The key tensor([1.]) of args[0] is compared as a whole"),
     "context": (Pair(1, 2, torch.ones(1)), "The pytree context of args[0] is compared as a whole"),
 }
+STATIC_ERRORS = {
+    "list": ([1], "args[0] is static, but this list is not hashable", "Pass a tuple instead."),
+    "dict": ({}, "args[0] is static, but this dict", "Pass a tuple of its items instead."),
+    "nested": (([1],), "args[0] is static, but this tuple", "Pass something hashable instead."),
+    "tensor": (torch.ones(2), "args[0] is compared as a whole, but it is or holds a", "static."),
+    "tuple": ((torch.ones(2),), "args[0] is compared as a whole, but it is or holds", "static."),
+    "dataclass": (Slotted(torch.ones(2), 1), "args[0] is compared as a whole", "static."),
+    "numpy": (numpy.ones(1), "args[0] is a numpy.ndarray", "(array)."),
+}
 
 
 @pytest.mark.parametrize(("value", "start"), ERRORS.values(), ids=ERRORS)
@@ -650,9 +690,17 @@ def test_an_error_names_the_leaf_and_what_to_do(value, start):
     assert message.endswith(".") and ". " in message
 
 
+@pytest.mark.parametrize(("value", "start", "end"), STATIC_ERRORS.values(), ids=STATIC_ERRORS)
+def test_a_static_argument_that_cannot_be_compared_is_refused(value, start, end):
+    with pytest.raises(CgtError) as caught:
+        flatten_call((value,), {}, static_argnums=(0,))
+    assert str(caught.value).removeprefix("CGT228: ").startswith(start) and str(caught.value).endswith(end)
+
+
 def test_the_advice_of_the_errors_works():
     assert kind_of(torch.from_numpy(numpy.ones(2))) == pytree.TENSOR
     assert kind_of(Broken()) == pytree.SAME  # __hash__ is object's again
+    assert kind_of((1, 2), static=("x",)) == pytree.EQUAL
 
 
 def test_an_equality_that_fails_later_is_a_miss():
