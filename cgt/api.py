@@ -15,7 +15,7 @@ import cgt_core as core
 import torch
 
 from .data import Options
-from .decide import budget, dispatch, freeing, logs, sites
+from .decide import dispatch, freeing, logs, sites
 from .decide.audit import parse as audit_of
 from .make import trace
 from .numbers import live
@@ -197,7 +197,7 @@ def check_options(
     names = several("static_argnames", static_argnames, str, "strings")
     dynamic = several("dynamic", dynamic, str, "strings")
     audits = read("audit", audit, options.AUDIT, audit_of, "like 'first:2,every:1000' (also rtol:1e-5, atol:1e-8)")
-    most = read("memory_budget", memory_budget, options.MEMORY_BUDGET, budget.parse, "bytes, or like '2GiB'")
+    most = read("memory_budget", memory_budget, options.MEMORY_BUDGET, freeing.parse_budget, "bytes, or like '2GiB'")
     return Options((nums, names), max_records, max_graphs, outputs, inputs, dynamic, audits, most)
 
 
@@ -229,11 +229,10 @@ def check_names(fn, opts):
         return
     kinds = [p.kind for p in known.values()]
     if inspect.Parameter.VAR_KEYWORD not in kinds:
-        for option, name in [("static_argnames", name) for name in names] + [
-            ("dynamic", name) for name in opts.dynamic
-        ]:
-            if name not in known:
-                raise CgtError(errors.bad_option(option, name, f"one of {tuple(known)}"))
+        for option, given in (("static_argnames", names), ("dynamic", opts.dynamic)):
+            for name in given:
+                if name not in known:
+                    raise CgtError(errors.bad_option(option, name, f"one of {tuple(known)}"))
     n = len(kinds) - kinds.count(inspect.Parameter.KEYWORD_ONLY) - kinds.count(inspect.Parameter.VAR_KEYWORD)
     for position in positions if inspect.Parameter.VAR_POSITIONAL not in kinds else ():
         if not -n <= position < n:
@@ -434,24 +433,16 @@ def name_of(f):
     return getattr(sites.SITES.get(f), "__qualname__", "a jitted function")
 
 
-def error_for_failed(f, error):
-    """What a call raises whose replay the driver refused: nothing was launched."""
-    return CgtError(errors.replay_failed(name_of(f), error.args[2], error.args[1]))
-
-
-def error_for_unreplayed(f, reason):
-    """What a call raises that a verdict keeps from being replayed, where replays are required."""
-    return CgtError(errors.not_replayed(name_of(f), reason))
-
-
 def at_exit():
     """Graphs go before the CUDA context does."""
     for state in sites.states():
         freeing.reset_state(state)
 
 
-core.FAILED[0] = error_for_failed
-core.UNREPLAYED[0] = error_for_unreplayed
+# What a call raises whose replay the driver refused (nothing was launched), or that a verdict keeps from being replayed
+# where replays are required.
+core.FAILED[0] = lambda f, error: CgtError(errors.replay_failed(name_of(f), error.args[2], error.args[1]))
+core.UNREPLAYED[0] = lambda f, reason: CgtError(errors.not_replayed(name_of(f), reason))
 core.POISONED[0] = message_for_poisoned
 SWAPS.to(lambda: True, swap)[0]()
 SCRIPTED.to(lambda: True, script)[0]()

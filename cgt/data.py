@@ -7,6 +7,7 @@ may fill, and belong to the mechanism that it names. What else changes is a data
 of a function between its misses, `Seen` what one run shows, `Attempt` what must be undone if one recording fails."""
 
 import dataclasses
+import functools
 import weakref
 from collections.abc import Callable
 from typing import Any, NamedTuple, dataclass_transform
@@ -28,6 +29,7 @@ def fresh(kind: Callable[[], object]) -> Any:
     return dataclasses.field(default_factory=kind)
 
 
+@functools.cache
 def maker_of(record: Any) -> Callable[[], Any]:
     """Makes such a record. What has no other value to begin with is a container, or a record of such."""
     kinds = [kind for name, kind in record.__annotations__.items() if name not in record._field_defaults]
@@ -276,6 +278,8 @@ class Call(NamedTuple):
     flat: Flat | Any  # its arguments, flattened; None until they are
     args: tuple
     kwargs: dict
+    driver: int | None = None  # once it is flattened; None: no call with arguments on such devices was warmed yet
+    device: int = -1  # index of the one on which it is recorded; -1: the host
 
 
 class Reached(NamedTuple):
@@ -319,8 +323,7 @@ class Changes(NamedTuple):
     """What the run did to places, by their positions, of which nobody in the call sees more (moving.py, live.py)."""
 
     moving: dict = {}  # a place that the call advances -> the EffectRow, or None
-    # those of Found.kept that hold anything; None: somebody else holds one
-    free: frozenset | Any = frozenset()
+    free: frozenset | Any = frozenset()  # those of Found.kept that hold anything; None: somebody else holds one
     puts: list = []  # (places.Put, position) where something came
     stored: Any = ()  # positions of places with numbers to which others came
 
@@ -511,6 +514,7 @@ class Run(NamedTuple):
     device: int  # the GPU whose tensors it may use; -1, of a recording: none
     others: tuple = ()  # of a recording: and these GPUs'
     plan: "Plan | Any" = None  # what is recorded; None: it is only looked at
+    recording: bool = False  # there is a plan
     graph: Graph | None = None  # it is a backward of this recorded graph
     before: Any = None  # record.Before: what a recording that comes to nothing puts back
     pool: int = 0  # of a recording on the GPU: its pool, a handle of the core's
@@ -524,10 +528,6 @@ class Run(NamedTuple):
     sources: list = []  # of impure.states
     blockers: dict | None = None  # all that forbids replay -> how often, where somebody asks
     ops: list | None = None  # of NotedOp, where somebody asks
-
-    @property
-    def recording(self) -> bool:
-        return self.plan is not None
 
     @property
     def saves(self) -> bool:

@@ -10,6 +10,7 @@ By default the first two replays of each recording are compared, then its 4th, 8
 besides happens once in such a call, as in eager: it prints, it takes a batch from a queue. Its parts marked `cgt.eager`
 run once, too."""
 
+import contextlib
 import functools
 import itertools
 import math
@@ -19,16 +20,16 @@ from typing import Any, NamedTuple
 
 import cgt_core as core
 import torch
-from cgt_core import APPENDS, EMPTY
+from cgt_core import APPENDS, EMPTY, REBOUND
 
-from ..data import LIVE_NUMBER, Audits, Call, State
+from ..data import LIVE_NUMBER, Audits, Call, Draft, Seen, State
 from ..look import containers, impure, places
 from ..make import autograd, islands, probes, trace
-from ..make.plan import device_of, driver_of, flattened, leaves_of, reach_generators
+from ..make.plan import flattened, leaves_of, reach_generators
 from ..run.devices import one_thread
 from ..run.observe import buffer_for, fill, observe, warn
 from ..run.taps import threads_beside
-from ..words import errors, pytree, wrappers
+from ..words import errors, options, pytree, wrappers
 
 LENGTHS = (places.DICT_LEN, places.LIST_LEN)
 # Of a recording that is not as eager, before it is said to do the same each time: sums of few terms often agree.
@@ -109,7 +110,9 @@ def compare(
     if answers:  # these parts drew what they drew, and are not run again
         before = before._replace(sources=after.sources, generators=after.generators)
     give_back(before)
-    observed = not audits.doubling or is_watched(state.keep[node], scope)
+    # torch.cond and cgt.tap ask whether somebody looks at the function's ops.
+    asks = bool(state.keep[node].forks) or any(p.home is probes.TAPPED for p in scope.singles)
+    observed = not audits.doubling or asks
     seen, theirs, raised = run_eagerly(reading(call, scope.spent, copies), answers, observed)
     state.audited += 1
     if isinstance(raised, torch.OutOfMemoryError):
@@ -150,7 +153,7 @@ def reading(call, spent, copies):
 def run_eagerly(call, answers, observed):
     """(what was observed, the result, what it raised). By default nobody looks at its ops: that takes ten times as
     long."""
-    seen = observe(driver_of(call.state, call.flat), device_of(call.state, call.flat), call.state.graph, ops=[])
+    seen = observe(call.driver, call.device, call.state.graph, ops=[])
     if observed:
         body = functools.partial(trace.run, seen, call.function, call.args, call.kwargs)
     else:  # jitted functions inside are plain ones, as under an observer; a backward runs in this thread, which pauses
@@ -162,11 +165,6 @@ def run_eagerly(call, answers, observed):
         return seen, core.with_paths(functools.partial(islands.answering, answers, body)) if answers else body(), None
     except Exception as error:
         return seen, None, error
-
-
-def is_watched(kept, scope):
-    """Does the function ask whether somebody looks at its ops, as torch.cond and cgt.tap do?"""
-    return bool(kept.forks) or any(p.home is probes.TAPPED for p in scope.singles)
 
 
 def unheard(op, args, kwargs):
@@ -221,7 +219,7 @@ class Scope(NamedTuple):
 def find_scope(call: Call, node: int) -> "Scope | str":
     """Or a sentence why what this recording changes, or another one that the values which it reads may come to, cannot
     be put back."""
-    state, device = call.state, device_of(call.state, call.flat)
+    state, device = call.state, call.device
     nodes = alternatives(state, node)
     tensors = tensors_of(call, nodes)
     spent = [1 + k for k, _ in autograd.find_dying(state.graph, call.args)] if state.graph is not None else []
@@ -565,3 +563,55 @@ def first_other(recorded, now):
                 *(f"{op}({', '.join(operands)}) at {line}" for op, line, operands in (other, one))
             )
     return ""
+
+
+# --- recordings that are told where their inputs lie ------------------------------------------
+
+# Is the first replay with an input elsewhere what eager is? The words of addresses are explained byte by byte
+# (addresses.py); this is the look at values besides. It is taken where a kernel is told an address that none was told
+# before in this process, and the call does no more than to return results: so there is nothing to be put back, and
+# nothing that another thread could do meanwhile is lost. With CGT_VERIFY=1 it is taken for every such recording, with 0
+# for none. What eager itself does not do twice proves nothing.
+PROVEN = set()  # (op, kernel) that were told addresses, and right
+EXACT = Audits(0, 0)
+REBINDS = 5  # in fn_counts
+
+
+def changes(seen: Seen, draft: Draft) -> bool:
+    """Does it do more than to return results?"""
+    return bool(draft.effects or seen.random or seen.reads.values or seen.cuts.islands or seen.acts or seen.own)
+
+
+def doubt(state: State, node: int) -> None:
+    """A recording was made."""
+    kept = state.keep[node]
+    if kept.told and (options.VERIFY or (options.VERIFY is None and not kept.changes and not kept.told <= PROVEN)):
+        core.node_doubt(node)
+
+
+def verify(call: Call, node: int, replay: Callable[[], object], drop: Callable[..., None]) -> object:
+    """A call for which that recording is told of another address; its result. `drop(node, call, reason, untold)`: do
+    without it, and tell none of these paths again."""
+    state, scope, kept = call.state, None, call.state.keep.get(node)
+    # Another thread dropped it; or other processes would wait for a second run.
+    if kept is None or state.learnt.exchanges:
+        return replay()
+    with contextlib.suppress(pytree.Incomparable):
+        call = flattened(call)
+        stays = state.graph is None and not kept.changes
+        scope = Scope(call.device, *[[] for _ in range(9)]) if stays else find_scope(call, node)
+    if not isinstance(scope, Scope):
+        return replay()
+    paths = [
+        path for path, slot in zip(kept.slot_paths, core.node_facts(node).slots, strict=True) if slot.binding == REBOUND
+    ]
+    blame = functools.partial(errors.verified, state.name, few(paths), few(sorted({op for op, _ in kept.told})))
+    rebinds, wrong = core.fn_counts(state.f)[REBINDS], state.mismatches
+    compared, result = compare(call, node, scope, replay, blame, functools.partial(drop, untold=paths), EXACT)
+    if compared and core.fn_counts(state.f)[REBINDS] > rebinds and state.mismatches == wrong:
+        PROVEN.update(kept.told)
+    return result
+
+
+def few(names):
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

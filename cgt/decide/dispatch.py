@@ -24,13 +24,10 @@ from ..look import empties, impure, places
 from ..make import autograd, describe, escapes, islands, moving, record, trace
 from ..make.optional import collectives
 from ..make.plan import (
-    device_of,
-    driver_of,
     find_followable,
     find_mobile,
     flattened,
     leaves_of,
-    misplaced,
     misses,
     note_moves,
     place_in_tree,
@@ -43,9 +40,9 @@ from ..numbers import counters, live
 from ..run import blank, tokens
 from ..run.observe import note_strays, observe
 from ..run.taps import is_alone, threads_beside
-from ..words import errors, options, pytree
+from ..words import errors, options, private, pytree
 from ..words.private import outside_dynamo
-from . import account, audit, lessons, logs, verdicts, verify
+from . import account, audit, lessons, logs, verdicts
 from .backwards import forward_of, prove, readable, run_again
 from .freeing import bury, drop_node, free_exchanging, make_place, make_room, make_way, sweep, vet_dropout
 from .sites import ATTRIBUTE, BACKWARD, DOOMED, RECORDING, SITES, disable, is_mine
@@ -118,9 +115,9 @@ def miss(call):
 
 
 def compare(call, node, audited):
-    """A call that this recording takes, and that audit.py is to look at; or else verify.py."""
+    """A call that this recording takes, and audit.py is to look at. `audited`: in its turn; else addresses moved."""
     replay = functools.partial(SITES[call.state.f], *call.args, **call.kwargs)
-    run = functools.partial(audit.run if audited else verify.run, call, node, replay, give_up)
+    run = functools.partial(audit.run if audited else audit.verify, call, node, replay, give_up)
     try:
         if core.blocker() or core.paths_mine() or is_mine():  # part of a recording, of somebody's capture, of an audit
             return replay()
@@ -168,7 +165,7 @@ def attend(call):
         return reason, None
     if not is_spec(call):
         call = call._replace(spec=find_spec(state, call.flat))
-    first = driver_of(state, call.flat) is None
+    first = call.driver is None
     reason = verdicts.wait(call, first)
     if reason is not None:
         return reason, None
@@ -177,8 +174,7 @@ def attend(call):
     kind = "warm" if run is warm else "record"
     why, before = logs.listens("record") and verdicts.why_new(call, first), core.fn_counts(state.f)[:5]
     try:
-        # Optimizers have such ranges, too: what torch.ops makes at the first one is made in front of their code.
-        with torch.profiler.record_function(f"cgt.{kind} {state.name}"):
+        with private.named_range(f"cgt.{kind} {state.name}"):
             result = account.timed(state, run, call, first=before[0] == 1)
     except errors.CgtError:
         raise
@@ -284,11 +280,11 @@ def record_node(call, attempt):
 def prepare(call, attempt, around):
     """attempt.plan: what is decided before the function runs; or the reason why nothing is recorded. Begins an
     iteration if the call does."""
-    state, flat = call.state, call.flat
+    state = call.state
     reason = around if isinstance(around, str) else impure.unasked(around.found.sources)
     if reason is not None:
         return reason
-    path, parent = place_in_tree(state, flat, around.tensors, around.paths)
+    path, parent = place_in_tree(call, around.tensors, around.paths)
     reason = verdicts.over_limit(call, path, parent)
     attempt.passing = reason is not None
     if reason is not None:
@@ -299,16 +295,14 @@ def prepare(call, attempt, around):
     followable = find_followable(call, around)
     mobile = find_mobile(call, around, followable)
     moves = note_moves(state, around, missed, followable, mobile)
-    live.learn_places(
-        state, around.found.places, [state.keep[node] for node, why, _ in missed if why == MISS_PLACE],
-        misplaced(state, missed),
-    )  # fmt: skip
+    other = [(state.keep[node], index) for node, why, index in missed if why == MISS_PLACE]
+    changed = {kept.place_paths[index] for kept, index in other}
+    live.learn_places(state, around.found.places, [kept for kept, _ in other], changed)
     try:
-        core.with_paths(functools.partial(core.go_on, device_of(state, flat), parent, around.tensors))
+        core.with_paths(functools.partial(core.go_on, call.device, parent, around.tensors))
     except core.DriverError as error:  # no memory for what the last iteration left held
         attempt.passing = True
         return record.failure(error)
-    changed = misplaced(state, missed)
     plan = plan_call(call, around, parent, followable, mobile, moves, changed)
     if isinstance(plan, str):
         return plan
@@ -332,14 +326,15 @@ def capture(call, attempt):
         reason, seen.reason = reason and (told or reason), told or seen.reason
         live.blame(call.state, seen, reason or seen.reason)
     if reason is not None:
-        attempt.passing |= autograd.was_greedy(plan) or (seen is not None and lessons.is_lesson(call.state, seen))
+        attempt.passing |= autograd.was_greedy(plan) or (seen is not None and lessons.is_passing(call.state, seen))
         return reason
     seen.reason = seen.reason or impure.vet(plan.sources, seen)
     moved = describe.find_moved(plan)
     if moved and plan.driver == CUDA:  # into a capture that has not run
         return errors.replaced(moved)
     seen.reason = seen.reason or (errors.replaced(moved) if moved else None)
-    attempt.plan = plan._replace(was=[was._replace(alias=None) for was in plan.was])  # their memory can go
+    if plan.driver == CUDA:
+        attempt.plan = plan._replace(was=[was._replace(alias=None) for was in plan.was])  # their memory can go
     return None
 
 
@@ -418,16 +413,19 @@ def settle(call, attempt, reason):
         reason = errors.lost() if lost else reason or make_node(call, attempt)
         if reason is None:
             return None, run_node(call, attempt)
-        attempt.passing = lessons.is_passing(call.state, attempt.seen, lost)
+        attempt.passing = lost or lessons.is_passing(call.state, attempt.seen)
         stands = on_host or not (lost or lessons.leaves_graph(plan, attempt.seen, attempt.result))
         if stands:
             return None, abandon(call, attempt, reason)
     except core.DriverError as error:
         if on_host:
             raise errors.CgtError(errors.replay_failed(call.state.name, error.args[2], error.args[1])) from error
-        reason = record.failure(error)  # nothing was launched: eager is still right
+        reason = record.failure(error)  # nothing was launched, but for segments: eager is still right
         attempt.passing = False
-        unmake_node(call, attempt)
+        if attempt.node != NONE:
+            core.undo_writes(attempt.node)
+            drop_node(attempt.node)
+            core.fn_count(call.state.f, "records", -1)
     attempt.result = None
     return reason, None
 
@@ -460,14 +458,6 @@ def run_node(call, attempt):
     bury()
     attempt.settled = True
     return result
-
-
-def unmake_node(call, attempt):
-    """It was never launched, but for segments."""
-    if attempt.node != NONE:
-        core.undo_writes(attempt.node)
-        drop_node(attempt.node)
-        core.fn_count(call.state.f, "records", -1)
 
 
 # --- what becomes of it -----------------------------------------------------------------------
@@ -522,7 +512,7 @@ def add_node(call, plan, seen, draft):
         [draft.paths[k] for k in used], [plan.places[k].path for k in order], followable, grads, loose,
         moving.told(plan, code_of(state)), live.told(seen.live, plan.places), core.record_seconds(),
         seen.reads.values, seen.cuts.forks, islands.told(seen), seen.run.ops, seen.trail, frozenset(seen.copied.told),
-        verify.changes(seen, draft), seen.random,
+        audit.changes(seen, draft), seen.random,
     )  # fmt: skip
     node = core.add_node(
         state.f, call.spec, state.keep, kept, plan.ambient, slots, outs, program, ret_python, effects, grads, groups,
@@ -556,11 +546,13 @@ def backward_site(state, graph, draft):
 def note_recorded(state, plan, seen, node):
     """Remember that the function has a recording more, and what looks at its replays."""
     core.fn_count(state.f, "records")
-    remember(state, unguarded=plan.found.notes, left=0, lessons=0, blamed=None)
-    account.book(state, failed=0)
+    learnt = state.learnt
+    remember(
+        state, unguarded=plan.found.notes, left=0, lessons=0, blamed=None, account=learnt.account._replace(failed=0),
+        exchanges=learnt.exchanges or seen.exchanges,
+    )  # fmt: skip
     audit.plan_next(state, node, replays=0)
-    verify.begin(state, node)
+    audit.doubt(state, node)
     if seen.exchanges:
-        remember(state, exchanges=True)
         collectives.watch_groups(free_exchanging)
         collectives.watch_replays(node, plan.device)

@@ -1,6 +1,7 @@
 """What frees recordings: a function that is gone or reset, memory that is needed, a limit."""
 
 import functools
+import re
 
 import cgt_core as core
 import torch
@@ -8,11 +9,15 @@ from cgt_core import CUDA, NONE
 
 from ..data import Call, Learnt, State, maker_of, remember
 from ..make import record
-from ..make.plan import device_of, driver_of
 from ..words import errors
-from . import budget as budgets
 from . import logs, verdicts
 from .sites import ATTRIBUTE, DOOMED, GRAPHS, RECORDING, SITES, disable, is_mine, states
+
+UNITS = (
+    {"": 1, "B": 1}
+    | {f"{letter}iB": 1024**k for k, letter in enumerate("KMGT", 1)}
+    | {f"{letter}B": 1000**k for k, letter in enumerate("KMGT", 1)}
+)
 
 
 def drop_graphs(state: State) -> None:
@@ -96,12 +101,12 @@ def vet_dropout(call: Call) -> str | None:
     """A sentence if the function's recurrent layers begin with another random state of cuDNN's at this call, or None.
     Recordings with the old one fit no call any more."""
     state = call.state
-    if not state.learnt.recurrent or driver_of(state, call.flat) != CUDA:
+    if not state.learnt.recurrent or call.driver != CUDA:
         return None
     for n in core.fn_nodes(state.f):
         if n in state.keep and core.node_is_spent(n):  # freeing one frees those behind it
             drop_node(n)
-    return errors.cudnn_dropout() if core.dropout_begins_anew(device_of(state, call.flat)) else None
+    return errors.cudnn_dropout() if core.dropout_begins_anew(call.device) else None
 
 
 def make_place(call: Call, path: int, parent: int) -> None:
@@ -132,10 +137,27 @@ def drop_node(node: int) -> None:
         core.with_paths(drop)
 
 
+def parse_budget(budget: int | str | None) -> int | None:
+    """Bytes of 2**30, "2GiB" or "500 MB"; None of None. ValueError."""
+    if budget is None or (type(budget) is int and budget > 0):
+        return budget
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?i?B|)\s*", budget) if isinstance(budget, str) else None
+    if found is None or not float(found[1]):
+        raise ValueError(budget)
+    return int(float(found[1]) * UNITS[found[2]])
+
+
+def held() -> int:
+    """Bytes that go with all recordings: their results, their copies of inputs, and what the driver took for them. What
+    one needs while it runs lies in the pool, for all."""
+    every = map(core.node_facts, core.nodes())
+    return sum(facts.out_bytes + facts.copied + facts.exec_bytes for facts in every)
+
+
 def make_room(state: State) -> None:
     """Free recordings that ran longest ago, leaves first, until there is room for another one."""
     most = state.opts.memory_budget
-    while len(core.nodes()) >= state.opts.max_graphs or (most is not None and budgets.held() > most):
+    while len(core.nodes()) >= state.opts.max_graphs or (most is not None and held() > most):
         if not evict(state):
             return
 

@@ -102,12 +102,9 @@ def leaves_graph(plan: Plan, seen: Seen, result: object) -> bool:
     return plan.graph is None and (plan.saves or bool(describe.pending_in(seen, result)))
 
 
-def is_passing(state: State, seen: Seen, lost: bool) -> bool:
-    """Is what kept this recording from being one no verdict: will the next one fare better?"""
-    return lost or is_lesson(state, seen) or (seen.escaped and state.learnt.escapes <= options.ESCAPE_TRIES)
-
-
-def is_lesson(state: State, seen: Seen) -> bool:
-    """The same, since this one told what it came to nothing by. Not for ever: code made anew at each call would."""
+def is_passing(state: State, seen: Seen) -> bool:
+    """Is what kept this recording from being one no verdict: will the next one fare better, since this one told what it
+    came to nothing by? Not for ever: code made anew at each call would."""
     remember(state, lessons=state.learnt.lessons + seen.again)
-    return seen.again and state.learnt.lessons <= options.LESSONS
+    learns = seen.again and state.learnt.lessons <= options.LESSONS
+    return learns or (seen.escaped and state.learnt.escapes <= options.ESCAPE_TRIES)

@@ -16,7 +16,7 @@ from ..cuts import segments
 from ..data import Around, Call, State, Verdict, remember
 from ..look import places
 from ..make import facts, moving
-from ..make.plan import driver_of, misses, place_in_tree, places_first
+from ..make.plan import misses, place_in_tree, places_first
 from ..run.observe import NOT_USER_CODE
 from ..words import errors, options, pytree
 from ..words.private import is_forward_ad
@@ -42,9 +42,7 @@ def find(call: Call) -> str | None:
         if standing is not None and calls < standing.until:
             hand_over(call, key, standing.reason, standing.until)
             return standing.reason
-    if driver_of(state, flat) is None:
-        return None
-    return over_limit(call, *place_in_tree(state, flat, flat.tensors))
+    return None if call.driver is None else over_limit(call, *place_in_tree(call, flat.tensors))
 
 
 def crowd(call: Call, path: int, parent: int) -> tuple[list[int], tuple[int, int, int | None]] | None:
@@ -116,7 +114,7 @@ def wait(call: Call, first: bool) -> str | None:
         reason = errors.new_kind(state.learnt.account.varies)
         core.verdict_fn(f, reason, core.fn_counts(f)[0] + new, 2)
         return reason
-    place = (core.NONE, core.NONE) if first else place_in_tree(state, call.flat, call.flat.tensors)
+    place = (core.NONE, core.NONE) if first else place_in_tree(call, call.flat.tensors)
     missed = [] if first else [miss for miss in places_first(misses(call, *place)) if not is_learnt(state, *miss)]
     missed = [miss for miss in missed if whose(state.learnt.programs[core.node_facts(miss[0]).spec][0]) == mine]
     n = account.waits(state, missed, room, mine)
@@ -277,7 +275,7 @@ def why_missed(call, path, parent):
 
 def why_new(call: Call, first: bool) -> str:
     """A sentence on why a call would be warmed or recorded."""
-    place = (core.NONE, core.NONE) if first else place_in_tree(call.state, call.flat, call.flat.tensors)
+    place = (core.NONE, core.NONE) if first else place_in_tree(call, call.flat.tensors)
     known = not first and core.children(*place, call.state.f)
     return why_missed(call, *place) if known else errors.unrecorded()
 

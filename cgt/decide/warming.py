@@ -15,7 +15,7 @@ from ..data import Around, Call, Seen, State, remember
 from ..look import impure
 from ..make import describe, trace
 from ..make.optional import collectives
-from ..make.plan import driver_of, leaf_devices, survey
+from ..make.plan import leaf_devices, survey
 from ..numbers import counters
 from ..run import devices
 from ..run.observe import asks_on, held, note_reason, observe
@@ -72,7 +72,7 @@ def warm(call: Call, sources: Sequence[tuple[str, object]] = ()) -> object:
     ):
         note_reason(seen, text)
     state.warm_seconds += time.perf_counter() - began
-    note_warm(state, seen, flat, result, driver_of(state, flat) is None)
+    note_warm(state, seen, flat, result, call.driver is None)
     driver = CUDA if any(d.type == "cuda" for d in seen.devices) else HOST if seen.devices else guess
     note_tensors(state, seen, zip(flat.paths, flat.tensors, strict=True))
     note_devices(state, seen, elsewhere=guess != driver)
@@ -201,7 +201,7 @@ def is_to_watch(call: Call, around: Around | str) -> bool:
     """Must the function run once more, to see that it takes nothing from the iterators and files that it reaches? Of a
     capture that does not stand that could not be undone. Each recording is made behind such a run."""
     state = call.state
-    if isinstance(around, str) or driver_of(state, call.flat) == HOST or not impure.lasting(around.found.sources):
+    if isinstance(around, str) or call.driver == HOST or not impure.lasting(around.found.sources):
         return False
     remember(state, watched=not state.learnt.watched)
     return state.learnt.watched

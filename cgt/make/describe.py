@@ -72,7 +72,9 @@ def vet_call(plan, seen, call):
         return errors.new_generator()
     flat = plan.flat
     classes = [kind for op, _, kind in flat.program if op == pytree.TENSOR]
-    if is_unchangeable(flat.program, call.kwargs) and classes == [type(t) for t in flat.tensors]:
+    # Tensors and plain values, themselves or in tuples, cannot change; but a tensor's class can.
+    fixed = all(op in (pytree.TENSOR, pytree.TUPLE, pytree.PLAIN) for op, _, _ in flat.program[:-1])
+    if fixed and not call.kwargs and classes == [type(t) for t in flat.tensors]:
         return None
     try:
         again = pytree.flatten_call(call.args, call.kwargs, *call.state.opts.static, dict(flat.numbers))
@@ -85,11 +87,6 @@ def vet_call(plan, seen, call):
     both = zip(flat.numbers, again.numbers, strict=True)
     changed = next((path for (path, was), (_, now) in both if not pytree.same_value(was, now)), None)
     return errors.changed_arguments(changed) if changed is not None else None
-
-
-def is_unchangeable(program, kwargs):
-    """Are all arguments tensors and plain values, themselves or in tuples? (Their class may be another one.)"""
-    return not kwargs and all(op in (pytree.TENSOR, pytree.TUPLE, pytree.PLAIN) for op, _, _ in program[:-1])
 
 
 def vet_reads(plan, seen, tensors):

@@ -138,11 +138,6 @@ def fills(packet: str, args: tuple, kwargs: dict, t: torch.Tensor) -> bool:
     return kwargs.get("out") is t or (packet == "copy_" and args[0] is t)
 
 
-def reads_here(seen: Seen, facts: OpFacts) -> bool:
-    """Does what an op does depend on values that the host sees, and is that not the tape's own affair?"""
-    return facts.reads or (facts.checks and seen.run.driver == CUDA)
-
-
 def is_dynamic(facts: OpFacts, inputs: list[torch.Tensor]) -> bool:
     """Does the shape of an op's result depend on values?"""
     if facts.packet in apart.KNOWN and any(t.is_cuda for t in inputs):
@@ -195,6 +190,30 @@ def is_guarded(seen: Seen, t: torch.Tensor) -> bool:
     sid = core.storage_id(t)
     compared = not t.is_cuda and (not seen.run.recording or (sid in seen.run.slots and sid not in seen.copied.swaps))
     return sid in seen.constants.memory or not t.numel() or compared
+
+
+def is_alias_made(seen: Seen, args: tuple, inputs: list[torch.Tensor]) -> bool:
+    """Is this how C++ makes a tensor over a storage: set_ of an empty one that the call made? cuDNN's recurrent layers
+    take their weights so. (A tape has no place for a storage.)"""
+    return (
+        seen.run.driver == CUDA and len(args) > 1 and len(inputs) == 1 and inputs[0].is_cuda and not inputs[0].numel()
+        and core.storage_id(inputs[0]) in seen.made
+    )  # fmt: skip
+
+
+def is_aside(
+    seen: Seen, facts: OpFacts, kwargs: dict, inputs: list[torch.Tensor], written: Sequence[torch.Tensor]
+) -> bool:
+    """Is this an op of the host's in a function on the GPU that draws random numbers, or works on such? It runs for
+    real while the function is recorded, and a replay runs it beside the graph."""
+    if seen.run.graph is not None or seen.cuts.bodies or written or facts.namespace not in constants.KNOWN:
+        return False
+    if not is_hosts(kwargs, inputs):
+        return False
+    draws = facts.draws and kwargs.get("generator") is None
+    mine = [t for t in inputs if core.storage_id(t) not in seen.host.drawn]
+    fit = all(core.storage_id(t) in seen.constants.memory or (not t.dim() and is_guarded(seen, t)) for t in mine)
+    return fit and (draws or len(mine) < len(inputs))
 
 
 def noted(seen: Seen, op: OpOverload, args: tuple, kwargs: dict) -> NotedOp:

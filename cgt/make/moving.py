@@ -298,7 +298,8 @@ def class_guards(found: list[Place], owners: dict[int, object], positions: list[
 
 def row_of(at, before, after, advances):
     """The EffectRow that leads from the one number to the other; None: they are the same; NEITHER: it is not clear."""
-    if type(after) is not type(before) or (type(before) is int and not all(keeps_int(a) for a in advances)):
+    whole = all(type(a.by) is int and a.op != "/" for a in advances)
+    if type(after) is not type(before) or (type(before) is int and not whole):
         return NEITHER
     if type(before) is int and all(a.op in "+-" for a in advances):
         return EffectRow(ADVANCES, NONE, place=at, op=PLUS, by=after - before, times=1) if after != before else None
@@ -309,10 +310,6 @@ def row_of(at, before, after, advances):
     if times is None:
         return NEITHER
     return EffectRow(ADVANCES, NONE, place=at, op=OPERATIONS[op][0], by=by, times=times) if times else None
-
-
-def keeps_int(advance):
-    return type(advance.by) is int and advance.op != "/"
 
 
 def count(before, after, function):
@@ -356,9 +353,11 @@ def is_replaced(place: Place) -> bool:
     """Did the run put another tensor there, or another tuple of them? As it was read before, its place is followed, and
     as a replay stores it, free."""
     now = value_at(place)
+    if now is place.want:
+        return False
     then, ones = (places.tensors_at(value) for value in (place.want, now))
     alike = len(ones) == len(then) > 0 and (type(now) is tuple) == (type(place.want) is tuple)
-    return now is not place.want and alike and all(type(one) is torch.Tensor for one in ones)
+    return alike and all(type(one) is torch.Tensor for one in ones)
 
 
 def is_asked(seen: Seen, place: Place) -> bool:
@@ -377,6 +376,8 @@ def learn_replaced(state: State, plan: Plan, seen: Seen) -> str | None:
         return None
     found = {k: plan.places[k] for k, _ in sorted(plan.followable.values())}
     found = {k: place for k, place in found.items() if is_replaced(place) and not is_asked(seen, place)}
+    if not found:
+        return None
     at = found.keys() - plan.follows
     names = [plan.places[k].path for k in sorted(at)] + [path for path, (k, _) in plan.followable.items() if k in at]
     grown = [place.path for place in found.values() if shapes_at(place.want) != shapes_at(value_at(place))]

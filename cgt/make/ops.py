@@ -47,6 +47,8 @@ from .facts import (
     counts_inside,
     facts_of,
     fills,
+    is_alias_made,
+    is_aside,
     is_dynamic,
     is_elsewhere,
     is_guarded,
@@ -56,7 +58,6 @@ from .facts import (
     may_write,
     noted,
     odd_kind,
-    reads_here,
     seeds_on_host,
     usual_inputs,
     written_by,
@@ -90,6 +91,7 @@ class OpCall:
     counted = ()  # where it wrote copies: (input, its version as the kernel counts)
     written: Sequence = ()  # the inputs that it writes
     known: Any  # storages of its inputs
+    outside = False  # is some of this memory from outside?
     results: list
     fresh: list  # which of the results are new memory
 
@@ -210,14 +212,15 @@ def judge(seen, call):
     op, facts, inputs = call.op, call.facts, call.inputs
     call.constant = not call.numbers and constants.is_constant(seen, facts, inputs)
     call.counts = (facts.reads or call.written) and counters.passes(seen, facts, call.args, inputs, call.written)
-    call.aside = seen.run.driver == CUDA and is_aside(seen, op, facts, call.kwargs, inputs, call.written)
+    call.aside = seen.run.driver == CUDA and is_aside(seen, facts, call.kwargs, inputs, call.written)
     call.apart = bool(seen.run.apart or facts.packet in apart.KNOWN) and apart.is_one(seen, op, facts, inputs)
 
 
 def find_values(seen, call):
     """Does it read values, and which?"""
     facts, inputs = call.facts, call.inputs
-    call.reads, call.dynamic = reads_here(seen, facts), is_dynamic(facts, inputs)
+    # Whether a check raises is the tape's own affair.
+    call.reads, call.dynamic = facts.reads or (facts.checks and seen.run.driver == CUDA), is_dynamic(facts, inputs)
     asks = call.reads or call.dynamic or is_to_host(inputs, call.kwargs)
     asks = asks and not (call.constant or call.counts)
     into = facts.dynamic and call.written  # a replay would not write there
@@ -251,7 +254,8 @@ def touch_inputs(seen, call):
     else:
         call.known = set(map(core.storage_id, call.inputs))
         seen.devices.update(t.device for t in call.inputs)
-    if not call.known <= seen.made.keys():
+    call.outside = not call.known <= seen.made.keys()
+    if call.outside:
         for t in call.inputs:
             if core.storage_id(t) not in seen.touched:
                 touch(seen, t, bool(seen.ranks.parallel) and fills(call.facts.packet, call.args, call.kwargs, t))
@@ -371,15 +375,25 @@ def proceed(seen, call):
         return apart.record(seen, call.op, call.args, call.kwargs)
     if not call.usual and is_capture(seen) and packed.is_one(call.op, call.args, call.kwargs):
         return packed.record(call.op, call.args, call.kwargs)
+    return run_told(seen, call) if call.numbers or call.instead else run_op(seen, call)
+
+
+def run_op(seen, call):
+    """The op itself; which one failed is remembered."""
+    try:
+        return core.proceed(call.instead)
+    except Exception as error:
+        apart.learn(seen, call.op, call.facts, call.args, call.kwargs, call.written, error)
+        raise
+
+
+def run_told(seen, call):
+    """The same of an op in which are live numbers or copies of arguments: with what is asked of it later."""
     call.before = core.graph_length() if (call.numbers or call.movable) and is_capture(seen) else 0
     moved = how_far(seen) if call.movable and call.facts.draws else None
     pairs = zip(call.inputs, call.instead, strict=True) if call.written and call.instead else ()
     copies = [(t, one, core.version_of(t) - core.version_of(one)) for t, one in pairs if t is not one]
-    try:
-        results = core.proceed(call.instead)
-    except Exception as error:
-        apart.learn(seen, call.op, call.facts, call.args, call.kwargs, call.written, error)
-        raise
+    results = run_op(seen, call)
     call.end = core.graph_length() if call.movable else 0
     call.counted = [(t, core.version_of(one) + ahead) for t, one, ahead in copies]
     # Not what counts somewhere, a collective or a draw, whose op did: it would do so again.
@@ -433,36 +447,40 @@ def end_draw(seen, call):
         vet_generator(seen, op, call.generator, [*call.results, *call.written])
 
 
-def find_fresh(seen, call):
-    """Which results are new memory."""
+def note_fresh(seen, call):
+    """The results that are new memory, and where the user called what made or wrote it."""
     if not all(map(core.is_plain, call.results)):
         refuse(seen, errors.layout(str(call.op), user_line(seen), odd_kind(call.results)))
-    of_number = not call.inputs and call.facts.views  # C++ made a tensor of it, whose memory is not the recording's
-    seen.alive.objects.extend(map(core.alias, call.results if of_number else ()))
-    call.fresh = [t for t in call.results if core.storage_id(t) not in call.known and not of_number]
+    if call.facts.views and not call.inputs:  # of a number, of which C++ made a tensor: its memory is not ours
+        seen.alive.objects.extend(map(core.alias, call.results))
+        call.fresh = []
+    else:
+        call.fresh = [t for t in call.results if core.storage_id(t) not in call.known]
     if not call.fresh:
         vet_effect(seen, call.op, call.facts, call.written)
     if seen.cuts.bodies:
         forks.note_made(seen, call.fresh)
     if call.facts.namespace == "_c10d_functional" and collectives.DRIVERS:
         collectives.note_pending(seen, call.op, call.inputs, call.fresh)
-
-
-def note_fresh(seen, call):
-    """The new memory, and where the user called what made or wrote it."""
     line = user_line(seen) if call.fresh or (call.written and seen.run.recording) else ""
     if line and seen.run.recording:
         seen.trail.append((call.op, line))
     for t in call.fresh:
-        if t.is_cuda and (strange := vet_gpus(seen, call.op, call.inputs, [t])) is not None:
+        moved = t.is_cuda and not call.usual  # perhaps to another GPU
+        if moved and (strange := vet_gpus(seen, call.op, call.inputs, [t])) is not None:
             refuse(seen, strange)
         note_memory(seen, t, line)
         seen.devices.add(t.device)
         if seen.run.driver == CUDA and t.is_cpu:
-            seen.host.made[core.storage_id(t)] = core.storage_name(t)
-            held = not call.facts.draws and all(is_guarded(seen, one) for one in call.inputs)
-            # Seed and offset lie on the device in a capture.
-            call.constant = call.constant or call.facts.packet in KEEPS_SEED or (held and not call.aside)
+            note_on_host(seen, call, t)
+
+
+def note_on_host(seen, call, t):
+    """New memory on the host, in a function on the GPU."""
+    seen.host.made[core.storage_id(t)] = core.storage_name(t)
+    held = not call.facts.draws and all(is_guarded(seen, one) for one in call.inputs)
+    # Seed and offset lie on the device in a capture.
+    call.constant = call.constant or call.facts.packet in KEEPS_SEED or (held and not call.aside)
 
 
 def note_constant(seen, call):
@@ -500,7 +518,6 @@ BEHIND = (
         when=lambda seen: seen.copied.movable or has_numbers(seen),
     ),
     Watcher(end_draw, "the generators are as the op left them", may_draw),
-    Watcher(find_fresh, "it asks which results are no inputs"),
     Watcher(note_fresh, "what is no input is new"),
     Watcher(note_constant, "new memory has its name"),
     Watcher(put_on_tape, "what is refused by now is on no tape", when=lambda seen: seen.run.recording),
@@ -555,9 +572,10 @@ def append(seen, call):
         refuse(seen, errors.odd_op(str(op), user_line(seen)))
         return
     try:
-        if not call.known <= seen.made.keys():
+        if call.outside:
             done = {}
-            args, kwargs = fix(seen, args, done), {k: fix(seen, v, done) for k, v in kwargs.items()}
+            args = [fix(seen, one, done) for one in args]
+            kwargs = {k: fix(seen, one, done) for k, one in kwargs.items()} if kwargs else {}
         tape.append(op, args, kwargs, fresh)
         for k, part, row in call.numbers:
             core.scalar(row, seen.live.steps[row].value, k, part)
@@ -641,15 +659,6 @@ def see_number(seen, t):
     constants.add(seen, t)
 
 
-def is_alias_made(seen, args, inputs):
-    """Is this how C++ makes a tensor over a storage: set_ of an empty one that the call made? cuDNN's recurrent layers
-    take their weights so. (A tape has no place for a storage.)"""
-    return (
-        seen.run.driver == CUDA and len(args) > 1 and len(inputs) == 1 and inputs[0].is_cuda and not inputs[0].numel()
-        and core.storage_id(inputs[0]) in seen.made
-    )  # fmt: skip
-
-
 def see_alias(seen, op):
     """What set_ returns is another tensor over memory that may be from outside."""
     (t,) = core.proceed(None)
@@ -658,19 +667,6 @@ def see_alias(seen, op):
         refuse(seen, errors.replaces_memory(str(op), user_line(seen)))
     else:
         touch(seen, t)
-
-
-def is_aside(seen, op, facts, kwargs, inputs, written):
-    """Is this an op of the host's in a function on the GPU that draws random numbers, or works on such? It runs for
-    real while the function is recorded, and a replay runs it beside the graph."""
-    if seen.run.graph is not None or seen.cuts.bodies or written or facts.namespace not in constants.KNOWN:
-        return False
-    if not is_hosts(kwargs, inputs):
-        return False
-    draws = facts.draws and kwargs.get("generator") is None
-    mine = [t for t in inputs if core.storage_id(t) not in seen.host.drawn]
-    fit = all(core.storage_id(t) in seen.constants.memory or (not t.dim() and is_guarded(seen, t)) for t in mine)
-    return fit and (draws or len(mine) < len(inputs))
 
 
 def spend(seen):

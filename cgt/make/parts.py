@@ -10,6 +10,8 @@ from ..run import views
 from ..words import errors
 from . import trace
 
+NONE_MADE = views.find([], [])
+
 
 def is_pending(seen: Seen, t: torch.Tensor) -> bool:
     """Does t require grad by a graph whose backward has not run inside the call?"""
@@ -21,7 +23,7 @@ def find(seen: Seen, results: list[tuple[str, torch.Tensor]], near: dict, slots:
     `slots`: as of Draft."""
     roots = {id(t): t for _, t in results if type(t) is torch.Tensor and is_pending(seen, t)}
     if not roots:
-        return views.find([], [])
+        return NONE_MADE
     given = {core.storage_id(t): near.get(core.storage_id(t), ()) for _, t in results}
     shared = {k: t for k, t in roots.items() if given[core.storage_id(t)]}
     slots = [slots[k] for rows in given.values() for k, *_ in rows] if shared else []

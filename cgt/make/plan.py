@@ -39,30 +39,14 @@ def leaf_devices(flat: pytree.Flat) -> frozenset[str]:
     return frozenset({t.device.type for t in flat.tensors})
 
 
-def driver_of(state: State, flat: pytree.Flat) -> int | Any:
-    """The driver for a call with these leaves; None before the first one."""
-    if state.graph is not None:
-        return state.graph.driver
-    return state.learnt.devices.drivers.get(leaf_devices(flat))
-
-
-def device_of(state: State, flat: pytree.Flat) -> int:
-    """Index of the device on which a call is recorded; -1 is the host."""
-    if state.graph is not None:
-        return state.graph.device
-    return home_of(flat.tensors, state.learnt.devices.homes) if driver_of(state, flat) == CUDA else -1
-
-
-def place_in_tree(
-    state: State, flat: pytree.Flat, tensors: Iterable[torch.Tensor], paths: Iterable[str] = ()
-) -> tuple[int, int]:
-    """(path, node behind which a call with these tensors belongs; NONE: it begins an iteration). It does not go on
+def place_in_tree(call: Call, tensors: Iterable[torch.Tensor], paths: Iterable[str] = ()) -> tuple[int, int]:
+    """(path, node behind which the call, with these tensors, belongs; NONE: it begins an iteration). It does not go on
     from gradients that its recordings replaced without a look at them. `paths`: of the tensors."""
-    device, tensors = device_of(state, flat), list(tensors)
-    rows = [(k.slot_paths[g.slot] + ".grad", k) for k in state.keep.values() for g in k.grads if not g.was_none]
-    dropped = {path for path, _ in rows} - {path for path, kept in rows if path in kept.slot_paths}
+    kept, tensors = call.state.keep.values(), list(tensors)
+    rows = [(k.slot_paths[g.slot] + ".grad", k) for k in kept for g in k.grads if not g.was_none]
+    dropped = {path for path, _ in rows} - {path for path, one in rows if path in one.slot_paths}
     said = [t for t, path in zip(tensors, paths, strict=True) if path not in dropped] if dropped and paths else tensors
-    return core.path_state(device)[0], core.parent_of(device, state.f, tensors, said)
+    return core.path_state(call.device)[0], core.parent_of(call.device, call.state.f, tensors, said)
 
 
 def misses(call: Call, path: int, parent: int) -> list[tuple[int, int, int]]:
@@ -81,11 +65,14 @@ def places_first(missed: list[tuple[int, int, int]]) -> list[tuple[int, int, int
 
 
 def flattened(call: Call) -> Call:
-    """The call with its arguments flattened, by what is known of the function's numbers now. Incomparable: one of them
-    cannot be compared from call to call."""
-    state = call.state
+    """The call with its arguments flattened, by what is known of the function's numbers now, and where it is recorded.
+    Incomparable: an argument cannot be compared from call to call."""
+    state, graph, known = call.state, call.state.graph, call.state.learnt.devices
     flat = pytree.flatten_call(call.args, call.kwargs, *state.opts.static, state.learnt.numbers.live)
-    return call._replace(flat=flat)
+    if graph is not None:
+        return call._replace(flat=flat, driver=graph.driver, device=graph.device)
+    driver = known.drivers.get(leaf_devices(flat))
+    return call._replace(flat=flat, driver=driver, device=home_of(flat.tensors, known.homes) if driver == CUDA else -1)
 
 
 def leaves_of(flat: pytree.Flat) -> list[torch.Tensor | int | float]:
@@ -160,19 +147,10 @@ def alone_in_places(found):
             continue
         ones = places.tensors_at(p.want)
         ids = tuple(map(id, ones))
-        if (
-            ones
-            and len(set(ids)) == len(ids)
-            and others.isdisjoint((id(p.want), *ids))
-            and not any(map(is_bearer, ones))
-        ):
+        bear = any(core.has_attributes(t) or not core.is_plain(t) for t in ones)  # more than memory
+        if ones and not bear and len(set(ids)) == len(ids) and others.isdisjoint((id(p.want), *ids)):
             alone[k] = ids
     return alone
-
-
-def is_bearer(t):
-    """May it lead to more than memory: does it have attributes, or tensors inside?"""
-    return core.has_attributes(t) or not core.is_plain(t)
 
 
 def plan_call(
@@ -182,7 +160,8 @@ def plan_call(
     """The Plan of a call that goes behind `parent`, or a sentence. `followable`, `mobile`: see find_followable,
     find_mobile. `moves`: as of Plan. `changed`: paths of places that kept others from fitting."""
     state, flat, graph, found, tensors = call.state, call.flat, call.state.graph, around.found, around.tensors
-    driver, device = driver_of(state, flat), device_of(state, flat)
+    driver: int | Any = call.driver
+    device = call.device
     others = tuple(sorted(state.learnt.devices.gpus - {device})) if driver == CUDA and graph is None else ()
     gathered = next((path for path, one in found.sharded if is_gathered(one)), None)
     # A backward would let go of its memory, and a capture that comes to nothing, too.
@@ -370,12 +349,16 @@ def choose_copied(state, named, tensors, written, leaves, parent, moves):
     if state.opts.inputs == "pinned" or (state.learnt.hidden and state.graph is None):
         return [], {}
     moved = {k for _, slots, first in moves if not first for k in slots}
+    named = [
+        (k, path) for k, path in named
+        if may_copy(state, path, tensors[k], written) and not stays(state, path, tensors[k], parent, k in moved)
+    ]  # fmt: skip
+    if not named:
+        return [], {}
     ranges = [(t, core.address(t), core.address(t) + core.span(t)) for t in tensors]
     chosen, neighbours = [], {}
-    for k, path in named:
+    for k, _ in named:
         t, lo, hi = ranges[k]
-        if not may_copy(state, path, t, written) or stays(state, path, t, parent, k in moved):
-            continue
         if not lo and hi:
             continue  # its memory was given back, or taken away: the op that reads it raises
         beside = overlaps(ranges, k)
@@ -392,12 +375,9 @@ def choose_copied(state, named, tensors, written, leaves, parent, moves):
 
 def may_copy(state, path, t, written):
     """Can a graph work on a copy of this tensor?"""
-    plain = type(t) is torch.Tensor or is_swapped(state, path, t) or path in state.learnt.moves.fed
-    if not plain or t.layout != torch.strided:
-        return False
-    if id(t) in written and not may_carry(state, path, t):
-        return False
-    return not t.is_quantized
+    known = type(t) is torch.Tensor or is_swapped(state, path, t) or path in state.learnt.moves.fed
+    lasts = id(t) not in written or may_carry(state, path, t)
+    return known and lasts and t.layout == torch.strided and not t.is_quantized
 
 
 def stays(state, path, t, parent, moved):
@@ -506,11 +486,6 @@ def note_swap(state, name):
     calls, (times, last) = core.fn_counts(state.f)[0], state.learnt.moves.swaps.get(name, (0, -options.SWAPPED_SOON))
     if last != calls:  # several recordings miss it in one call
         state.learnt.moves.swaps[name] = (times + 1 if calls - last < options.SWAPPED_SOON else 1, calls)
-
-
-def misplaced(state: State, missed: list[tuple[int, int, int]]) -> set[str]:
-    """Paths of the places that kept recordings from fitting."""
-    return {state.keep[node].place_paths[index] for node, why, index in missed if why == MISS_PLACE}
 
 
 def others_in(kept, node, followable, tensors):

@@ -158,14 +158,16 @@ def buffer_apart(t, swaps, spare):
         spare.append(buffer)
 
 
-def bind(state, plan, seen):
-    """Of the copied slots, those that need no copy."""
+def end_run(state, plan, seen):
+    """The function is done. The graph that it left behind ends at what the call was given and reached; it is known
+    which of the copied slots need no copy; and behind all else what was written in the others comes to where the user
+    has it."""
+    if plan.saves:
+        core.sinks_open(plan.sinks, plan.tensors)
+    if seen.reason is not None:
+        return
     seen.copied.bound.update(addresses.bind(seen, plan))
     remember(state, whole=addresses.is_whole(seen))
-
-
-def copy_back(plan, seen):
-    """Record, behind all else, that what was written in copies comes to where the user has it."""
     for k in plan.copied:
         t = plan.tensors[k]
         if id(t) in seen.copied.carried and k not in seen.copied.bound:
@@ -210,10 +212,8 @@ def on_host(call, attempt):
         observed = functools.partial(trace.run, seen, call.function, arguments(call, seen), call.kwargs)
         attempt.result = core.within(places.collector_off(), observed)  # cycles of the run stay young
         torch.clear_autocast_cache()
-        open_sinks(plan)
+        end_run(call.state, plan, seen)
         if seen.reason is None:
-            bind(call.state, plan, seen)
-            copy_back(plan, seen)
             core.end([])
     except core.DriverError as error:
         core.abort()
@@ -267,17 +267,16 @@ def on_cuda(call, attempt):
         now = list(map(core.generator_now, generators))
         begin(attempt, device, stream.cuda_stream)
         for g, w, seed_offset in zip(generators, word_pairs, now, strict=True):
-            core.words(g, w[0:1], w[1:2], seed_offset)
-            core.swap_generator(g, w[0:1], w[1:2], handles)
+            seed, offset = w[0:1], w[1:2]
+            core.words(g, seed, offset, seed_offset)
+            core.swap_generator(g, seed, offset, handles)
         seen, _ = watch(call.state, attempt, fills=False, pool=POOLS[device, device], made=buffers)
         seen.alive.objects.extend((*generators, *word_pairs, *buffers.values()))
         for g, w, handle in zip(generators, word_pairs, handles, strict=True):
             seen.generators.words[core.generator_id(g)] = Words(handle, w, w)
             observe.note_memory(seen, w)
         attempt.result = trace.run(seen, call.function, arguments(call, seen), call.kwargs)
-        open_sinks(plan)
-        bind(call.state, plan, seen)
-        copy_back(plan, seen)
+        end_run(call.state, plan, seen)
         advances = core.restore_generators(handles)
         seen.random |= any(draws for _, draws in advances)
         core.end(advances)
@@ -369,12 +368,6 @@ def own_accumulators(plan, parallel):
         return NOTHING
     away = functools.partial(core.sinks_away, plan.sinks)
     return functools.partial(away, True, parallel), functools.partial(away, False)
-
-
-def open_sinks(plan):
-    """The graph that the run left behind ends at what the call was given and reached."""
-    if plan.saves:
-        core.sinks_open(plan.sinks, plan.tensors)
 
 
 def failure(error: BaseException) -> str:

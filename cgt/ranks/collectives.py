@@ -1,8 +1,7 @@
 """Work that is spread over processes: collectives, and modules that exchange gradients in a backward.
 
 However a call runs, warmed, recorded, replayed or eagerly, it takes part in each of its collectives once: ranks need
-not do the same in a call, and nothing that runs a call twice is done to a function that exchanges data (audit.py,
-verify.py)."""
+not do the same in a call, and nothing that runs a call twice is done to a function that exchanges data (audit.py)."""
 
 import atexit
 import functools

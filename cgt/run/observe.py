@@ -61,7 +61,7 @@ def observe_plan(
     tensors = plan.tensors
     compared, learnt = state.opts.audit and state.opts.audit.every, state.learnt
     run = Run(
-        plan.driver, plan.device, plan.others, plan=plan, graph=plan.graph, before=before, pool=pool,
+        plan.driver, plan.device, plan.others, plan, True, plan.graph, before, pool,
         slots=frozenset(map(core.storage_id, tensors)), since=sequence_number(), returned=core.results(),
         computes=plan.numbers.computes, until=learnt.late, apart=learnt.apart, sources=plan.sources,
         blockers=state.blockers, ops=[] if compared else None,

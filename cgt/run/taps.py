@@ -32,7 +32,7 @@ class Tap:
 
     def __init__(self, *targets):
         self.targets, self.plain, self.handlers, self.lock = targets, [], (), threading.Lock()
-        self.made = {}  # target -> (what is there else, what hands its calls over)
+        self.made = {}  # target -> what hands its calls over to what is there else
 
     def to(self, is_mine, handle):
         """A bracket: inside, handle(plain, owner, name, args, kwargs) is called instead of the functions."""
@@ -52,12 +52,13 @@ class Tap:
             self.restore()
 
     def install(self):
-        self.plain = [(owner, name, vars(owner).get(name)) for owner, name in self.targets]
-        for target in self.targets:
-            plain = getattr(*target)
-            if self.made.get(target, (None,))[0] is not plain:
-                self.made[target] = (plain, self.tapped(*target, plain))
-            setattr(*target, self.made[target][1])
+        self.plain = []
+        for owner, name in self.targets:
+            plain, tapped = getattr(owner, name), self.made.get((owner, name))
+            if tapped is None or tapped.__wrapped__ is not plain:
+                tapped = self.made[owner, name] = self.tapped(owner, name, plain)
+            self.plain.append((owner, name, vars(owner).get(name)))
+            setattr(owner, name, tapped)
 
     def tapped(self, owner, name, plain):
         @private.outside_dynamo  # which would trace what the handler does

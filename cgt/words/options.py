@@ -14,7 +14,7 @@ STRICT = is_on("CGT_STRICT")  # what cannot be replayed raises
 LOG = tuple(filter(None, os.environ.get("CGT_LOG", "").replace(" ", "").split(",")))  # see logs.py
 NAN = is_on("CGT_NAN")  # which op made the first NaN or infinity, see finite.py
 AUDIT = os.environ.get("CGT_AUDIT", "first:2,doubling:1")  # see cgt.jit
-# None: what was not told addresses before, see verify.py.
+# None: what was not told addresses before, see audit.py.
 VERIFY = {"": None, "0": False}.get(os.environ.get("CGT_VERIFY", ""), True)
 WARN_AFTER = 20  # calls of a function of which none was replayed, which is then said once
 OUTPUTS = ("rescue", "error", "borrow")  # numbers are those of Policy in cgt_core.pxd

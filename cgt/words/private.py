@@ -26,6 +26,10 @@ from torch.utils._python_dispatch import (
 F = TypeVar("F", bound=Callable)
 
 without_torch_function = torch._C.DisableTorchFunctionSubclass
+named_range = torch._C._profiler._RecordFunctionFast  # a tenth of what profiler.record_function costs
+# Optimizers have such ranges: what torch.ops makes at the first one is made in front of all calls.
+with torch.profiler.record_function("cgt"):
+    pass
 is_traceable = is_traceable_wrapper_subclass  # has it __tensor_flatten__ and __tensor_unflatten__?
 
 

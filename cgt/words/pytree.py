@@ -115,14 +115,15 @@ class Flat(NamedTuple):
     where: tuple = ()  # the path of each op
 
 
-def flatten(tree: object, path: str, objects: Any = None) -> Flat:
-    """Flatten `tree`. Paths start with `path`. `objects`: opens those that it knows as dataclasses are."""
-    return _flattened([(tree, path)], frozenset(), objects, ())
+def flatten(tree: object, path: str, static: Iterable[str] = (), objects: Any = None) -> Flat:
+    """Flatten `tree`. Paths start with `path`; a subtree whose path is in `static` is one leaf. `objects`: opens those
+    that it knows as dataclasses are."""
+    return _flattened([(tree, path)], frozenset(static), objects)
 
 
-def _flattened(trees, static, objects, live):
-    """These trees, each with its path, one after the other. A subtree whose path is in `static` is one leaf. `live`:
-    paths of what may be another number of its type at each call."""
+def _flattened(trees, static, objects=None, live=()):
+    """These trees, each with its path, one after the other. `live`: paths of what may be another number of its type at
+    each call."""
     out = Flat([], [], [], [], [], [])  # type: ignore[arg-type]  # while they grow
     for tree, path in trees:
         _flatten_into(out, tree, path, static, {}, objects, live)
@@ -284,7 +285,7 @@ def flatten_call(
     """Flatten a call: its program is that of `args` followed by that of `kwargs`. `live`: see _flattened."""
     static = {f"args[{i + len(args) if i < 0 else i}]" for i in static_argnums}
     static |= {f"kwargs[{name!r}]" for name in static_names}
-    return _flattened([(args, "args"), (kwargs, "kwargs")], static, None, live)
+    return _flattened([(args, "args"), (kwargs, "kwargs")], static, live=live)
 
 
 def unflatten(program: Collection[tuple], tensors: Collection[torch.Tensor | Readout]) -> object:
@@ -370,7 +371,7 @@ def same_value(recorded: Any, value: Any) -> bool:
         return False
 
 
-def _flatten_into(out, value, path, static, ancestors, objects, live):
+def _flatten_into(out, value, path, static, ancestors, objects, live=()):
     """Append to the lists of `out`. `ancestors` maps the id of each open container to its
     path; every one of them is alive further up the stack, so no id is reused."""
     is_static = path in static

@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import cgt
+from cgt.data import Call
 from cgt.decide import dispatch, freeing
 from cgt.words import pytree
 
@@ -57,10 +58,11 @@ def recorded(function, *args, **options):
 
 def misses(f, *args):
     """[(Miss, index)] of the recordings at the place in the tree where this call belongs."""
-    flat = pytree.flatten_call(args, {})
     state = state_of(f)
+    call = dispatch.flattened(Call(state, f.__wrapped__, NONE, None, args, {}))
+    flat = call.flat
     specs = [s for s, (program, _) in state.learnt.programs.items() if program == tuple(flat.program)]
-    path, parent = dispatch.place_in_tree(state, flat, flat.tensors)
+    path, parent = dispatch.place_in_tree(call, flat.tensors)
     spec = specs[0] if specs else NONE
     found = core.node_misses(path, parent, state.f, spec, list(flat.tensors))
     return [(why, index) for _, why, index in found]

@@ -7,7 +7,7 @@ import torch
 from helpers import identical, values
 
 import cgt
-from cgt.decide import budget, freeing
+from cgt.decide import freeing
 from cgt.make import trace
 
 MIB = 1 << 20
@@ -38,7 +38,7 @@ def test_memory_names_what_holds_how_much_and_where_it_was_made(device):
 
 @pytest.mark.parametrize("text, number", [(None, None), (5000, 5000), ("2GiB", 2 << 30), ("1.5 MB", 1_500_000), ("100", 100), ("7KiB", 7168)])
 def test_budgets(text, number):
-    assert budget.parse(text) == number
+    assert freeing.parse_budget(text) == number
 
 
 @pytest.mark.parametrize("text", ["", "much", "-1", 0, -5, "3 apples", 2.5, "0"])
@@ -53,7 +53,7 @@ def test_recordings_that_ran_longest_ago_go(device):
     inputs = [big(device, 2, seed=k)[: 2 * MIB // 4 - k] for k in range(4)]  # of other shapes
     for k in (0, 0, 0, 1, 1, 2, 2, 3, 3):
         assert identical(f(inputs[k]), inputs[k] * 2)
-        assert budget.held() <= 7 * MIB + (64 * MIB if device.type == "cuda" else 0)
+        assert freeing.held() <= 7 * MIB + (64 * MIB if device.type == "cuda" else 0)
     if device.type == "cpu":  # a device's driver takes pieces of some MiB, too
         assert [one.results for one in cgt.memory().recordings] == [inputs[k].nbytes for k in (3, 2)] or len(cgt.memory().recordings) <= 3
     assert cgt.stats(f).records >= 4

@@ -14,7 +14,7 @@ from helpers import not_audited, tells, values
 
 import cgt
 from cgt.api import state_of
-from cgt.decide import audit, verify
+from cgt.decide import audit
 from cgt.words import options
 
 counted = not_audited("what is compared is counted")
@@ -22,7 +22,7 @@ counted = not_audited("what is compared is counted")
 
 @pytest.fixture(autouse=True)
 def nothing_is_proven(monkeypatch):
-    monkeypatch.setattr(verify, "PROVEN", set())
+    monkeypatch.setattr(audit, "PROVEN", set())
     monkeypatch.setattr(options, "VERIFY", None)
 
 
@@ -58,7 +58,7 @@ def test_first_replay_at_another_address_is_compared_and_its_kernels_are_known_t
     s = cgt.stats(f)
     assert state_of(f).audited == 1 and bindings(f) == {REBOUND}, cgt.explain(f)
     assert s.eager == 0 and s.calls == 13 == s.warmups + s.records + s.replays and "compared with eager: 1 replays, all alike" in cgt.explain(f)
-    assert verify.PROVEN and run(g, gram, moving(device, 8)) == []
+    assert audit.PROVEN and run(g, gram, moving(device, 8)) == []
     assert state_of(g).audited == 0 and cgt.stats(g).replays == 6 and bindings(g) == {REBOUND}
 
 
@@ -159,7 +159,7 @@ def test_recording_that_does_not_repeat_itself_proves_nothing(device, monkeypatc
         f(x)
     state = state_of(f)
     assert (state.audited, state.mismatches, cgt.stats(f).replays) == (1, 0, 4) and bindings(f) == {REBOUND}, cgt.explain(f)
-    assert not verify.PROVEN
+    assert not audit.PROVEN
 
 
 @counted

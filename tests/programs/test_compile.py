@@ -270,9 +270,9 @@ def test_no_compilation_in_a_capture():
     x = torch.randn(8)
     callbacks = list(torch._dynamo.callback_handler.start_callbacks)
     nothing = dict.fromkeys(("generators", "tensors"), ())
-    numbers = OpenNumbers([], {}, False, False, [])
+    numbers = OpenNumbers([], False, False, [])
     plan = types.SimpleNamespace(**nothing, saves=False, numbers=numbers, flat=types.SimpleNamespace(tensors=()))
-    seen = observe.observe(core.CUDA, 0, plan=plan)
+    seen = observe.observe(core.CUDA, 0, plan=plan, recording=True)
     with pytest.raises(observe.Unrecordable):
         trace.run(seen, lambda x: g(x), (x,), {})
     assert "torch.compile" in seen.reason and not graphs
@@ -280,8 +280,10 @@ def test_no_compilation_in_a_capture():
     assert torch.equal(g(x), x.sin()) and len(graphs) == 1
 
 
-def test_a_region_is_one_op_to_the_books():
-    """What is read, written, made, exchanged for a copy and copied back; on the GPU it is recorded so."""
+def test_a_region_is_one_op_to_the_books(monkeypatch):
+    """What is read, written, made, exchanged for a copy and copied back; on the GPU it is recorded so, and the host
+    refuses it."""
+    monkeypatch.setattr(trace, "vet_region", lambda *_: None)
 
     def plain(region, inputs):
         moved, x = inputs
@@ -293,7 +295,7 @@ def test_a_region_is_one_op_to_the_books():
     given, x = [], torch.ones(4)
     leaf, buffer = torch.zeros(4), torch.zeros(16, dtype=torch.uint8)
     region = types.SimpleNamespace(mutated_input_idxs=[0], device_types=["cpu"], fx_kwargs={})
-    seen = observe.observe(core.HOST, -1, plan=types.SimpleNamespace(carries=frozenset()))
+    seen = observe.observe(core.HOST, -1, plan=types.SimpleNamespace(carries=frozenset()), recording=True)
     observe.note_swaps(seen, [(leaf, buffer)])
     inputs = [leaf, x]
     made, _, view = trace.see_region(seen, plain, region, inputs)

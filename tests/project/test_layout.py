@@ -29,7 +29,7 @@ HOUSE = [
     ("numbers", "rows standins live counters scalars addresses"),
     ("cuts", "segments apart readout finite forks"),
     ("make", "optional packed advice facts moving fed vets ops trace parts describe escapes record islands probes autograd plan"),
-    ("decide", "account logs verdicts audit verify budget sites freeing backwards warming lessons dispatch"),
+    ("decide", "account logs verdicts audit sites freeing backwards warming lessons dispatch"),
     ("tools", "report draw"),
     ("", "api doctor __init__"),
 ]

@@ -19,7 +19,7 @@ import pytest
 import torch
 
 import cgt
-from cgt.decide import audit, verify
+from cgt.decide import audit
 from cgt.words import options
 
 OURS = ("tests", "tests.suites")  # packages that a suite may have, too
@@ -147,7 +147,7 @@ def pytest_load_initial_conftests():
 
 
 def pytest_configure(config):
-    audit.warn = verify.warn = heard
+    audit.warn = heard
     options.OVERHEAD = math.inf  # record at every miss: tests call a module a few times
     config.addinivalue_line("filterwarnings", "ignore::cgt.CgtWarning")
     inject_modules()
