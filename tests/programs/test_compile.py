@@ -270,7 +270,7 @@ def test_no_compilation_in_a_capture():
     x = torch.randn(8)
     callbacks = list(torch._dynamo.callback_handler.start_callbacks)
     nothing = dict.fromkeys(("generators", "tensors"), ())
-    numbers = OpenNumbers([], {}, False, False, [])
+    numbers = OpenNumbers([], False, False, [])
     plan = types.SimpleNamespace(**nothing, saves=False, numbers=numbers, flat=types.SimpleNamespace(tensors=()))
     seen = observe.observe(core.CUDA, 0, plan=plan, recording=True)
     with pytest.raises(observe.Unrecordable):
