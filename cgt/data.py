@@ -471,6 +471,7 @@ class Cuts(NamedTuple):
     failed: list  # what repeats the op at which a capture failed
     forks: list  # where there are some (forks.py)
     bodies: list  # of the forks under way -> memory that each made
+    imagined: list  # threads that run a body on tensors without memory, the latest last
 
 
 class Ranks(NamedTuple):

@@ -8,13 +8,14 @@ function of its operands and of what else it reads, which makes its results, wri
 behind. One that is not is left before it did harm, and the call is PyTorch's own."""
 
 import functools
+import threading
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import cgt_core as core
 import torch
 from cgt_core import BRANCH, CUDA, HOST, LOOP
-from torch.utils._pytree import tree_flatten, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from ..data import Seen
 from ..run import constants
@@ -22,7 +23,7 @@ from ..run.devices import name_of, on_stream
 from ..run.observe import Unrecordable, collect, is_capture, refuse, tensors_in, unseen, user_line
 from ..run.tokens import see_draw
 from ..words import errors, options
-from ..words.private import OpOverload
+from ..words.private import FakeTensorMode, OpOverload
 
 NO_TENSORS = "has a body that returns something else than tensors"
 NOT_ITS_OWN = "has a body that returns a tensor it did not make, or the same memory twice"
@@ -37,6 +38,8 @@ def prepare(device: int, stream: torch.cuda.Stream) -> None:
 
 def see_fork(seen: Seen, name: str, args: tuple, plain: Callable[[], object]) -> object:
     """A call of torch.cond or while_loop, as PyTorch has checked it; plain() compiles and runs it."""
+    if seen.cuts.imagined:
+        return see_imagined(name, args)
     if seen.reason is not None or seen.inside:
         return plain()
     states = states_of(seen)
@@ -84,9 +87,12 @@ def branch(seen, pred, true_fn, false_fn, operands):
     sides = [functools.partial(run_body, seen, "cond", fn, operands) for fn in (true_fn, false_fn)]
     if not seen.run.recording:
         chosen = truth(seen, pred)
-        other = given_back(seen, sides[chosen]) if seen.run.driver == HOST else None
+        if seen.run.driver == HOST:
+            other = given_back(seen, sides[chosen])
+        else:
+            other = imagined(seen, false_fn if chosen else true_fn, operands)
         mine = sides[not chosen]()
-        vet_alike(seen, "cond", mine, other or mine)
+        vet_alike(seen, "cond", mine, other)
         return tree_unflatten(*mine)
     outs, first = [], []
 
@@ -136,8 +142,7 @@ def loop(seen, cond_fn, body_fn, carried, more):
 
 
 def warm_loop(seen, holds, step, carried):
-    """The loop in Python. A body that would not run is run all the same on the host, where that does no harm. (A kernel
-    of the GPU's that was not meant for these operands may end the process.)"""
+    """The loop in Python. A body that would not run is run all the same, where that does no harm."""
     now, program = list(carried), None
     while truth(seen, holds(now)):
         leaves, program = step(now)
@@ -145,10 +150,11 @@ def warm_loop(seen, holds, step, carried):
         now = leaves
     if program is not None:
         return tree_unflatten(now, program)
-    now = tuple(t.clone() for t in carried)
-    if seen.run.driver != HOST:
-        return now
-    leaves, program = given_back(seen, functools.partial(step, now))
+    now = [t.clone() for t in carried]
+    if seen.run.driver == HOST:
+        leaves, program = given_back(seen, functools.partial(step, now))
+    else:
+        leaves, program = imagined(seen, step.args[2], now)
     vet_alike(seen, "while_loop", (carried, program), (leaves, program))
     return tree_unflatten(now, program)
 
@@ -246,6 +252,40 @@ def attempt(seen, body):
     if seen.reason is not None:  # that was told where no exception could leave
         leave(seen, seen.reason)
     return result
+
+
+def imagined(seen, function, operands):
+    """What run_body would give, of tensors without memory: a kernel that was not meant for these operands may end the
+    process."""
+    name = "cond or while_loop"
+    seen.cuts.imagined.append(threading.get_ident())
+    core.pause(1)
+    try:
+        with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+            fakes = tree_map(mode.from_tensor, operands)
+            leaves, program = attempt(seen, lambda: tree_flatten(function(*fakes)))
+            inputs = tree_flatten(fakes)[0]
+            if not all(isinstance(t, torch.Tensor) for t in leaves):
+                leave(seen, errors.fork_result(name, user_line(seen), NO_TENSORS))
+            own = {core.storage_id(t) for t in leaves}.difference(map(core.storage_id, inputs))
+            if len(own) < len(leaves) or any(not t.is_inference() and t._version for t in inputs):
+                leave(seen, errors.fork_result(name, user_line(seen), NOT_ITS_OWN))
+            return leaves, program
+    finally:
+        core.pause(-1)
+        seen.cuts.imagined.pop()
+
+
+def is_imagined(seen: Seen) -> bool:
+    """Does this thread run such a body?"""
+    return seen.cuts.imagined[-1:] == [threading.get_ident()]
+
+
+def see_imagined(name, args):
+    """A fork in a body that is imagined."""
+    if name == "cond":
+        return [args[k](*args[3]) for k in (1, 2)][0]
+    return args[1](*args[2], *args[3])
 
 
 def given_back(seen, body):

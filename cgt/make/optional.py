@@ -14,7 +14,7 @@ else:  # PyTorch's own torch.cond runs an op of higher order, which is refused
     streams: dict = {}
     forks = SimpleNamespace(  # type: ignore[assignment]
         STREAMS=streams, prepare=lambda device, stream: streams.update({device: stream}),
-        see_fork=lambda seen, name, args, plain: plain(),
+        is_imagined=lambda seen: False, see_fork=lambda seen, name, args, plain: plain(),
     )  # fmt: skip
 if find_spec("..ranks", __package__):
     from ..ranks import collectives

@@ -84,7 +84,7 @@ def run(seen: Seen, function: Callable[..., object], args: tuple, kwargs: dict) 
         taps.SWAPS.to(is_mine, functools.partial(see_swap, seen)),
         taps.HASHES.to(is_mine, functools.partial(see_hash, seen)),
         (lambda: None, functools.partial(readout.close, seen)),
-        taps.tap_forks(is_mine, functools.partial(forks.see_fork, seen)),
+        taps.tap_forks(lambda: is_mine() or forks.is_imagined(seen), functools.partial(forks.see_fork, seen)),
         taps.tap_kernels(),
         taps.JITERATED.to(is_mine, functools.partial(see_jiterated, seen)),
         taps.tap_sharding(is_mine),

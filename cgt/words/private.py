@@ -16,6 +16,7 @@ import torch
 import torch.utils._device  # torch.get_default_device would import it, in the middle of a run
 from torch._C._dynamo import eval_frame
 from torch._ops import OpOverload as OpOverload
+from torch._subclasses.fake_tensor import FakeTensorMode as FakeTensorMode
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import (
     TorchDispatchMode,

@@ -217,17 +217,17 @@ LOOK = [
 ]  # fmt: skip
 
 
-def leave(o, k):
+def leave(o, k, device):
     """Nobody does anything between calls."""
 
 
-def meddle(o, k):
+def meddle(o, k, device):
     if k == 9:
         o.r = None
     if k == 12 and o.r is not None:
         o.r.a = o.r.a + 5
     if k == 14:
-        o.r = Record(o.before.a * 0 if o.before is not None else torch.zeros(3), 9)
+        o.r = Record(o.before.a * 0 if o.before is not None else torch.zeros(3, device=device), 9)
     if k == 16:
         o.before = o.r
     if k == 19:
@@ -242,7 +242,7 @@ def agree(device, function, kind, between):
     f = cgt.jit(lambda x: function(ours, x, kind))
     for k in range(N):
         x = torch.tensor([1.0, -2.0, 0.5], device=device) * (k - 4.5)
-        between(ours, k), between(theirs, k)
+        between(ours, k, device), between(theirs, k, device)
         assert same(f(x), function(theirs, x, kind)), k
         held[0].append(ours.r), held[1].append(theirs.r)
         assert same(vars(ours), vars(theirs)) and same(*held), k
