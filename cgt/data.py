@@ -404,8 +404,7 @@ class ReadValues(NamedTuple):
     values: list  # of segments.Value
     known: set  # parts of memory (segments.part_of) that were read and not written since
     graded: list  # of each read: ids of leaves that had still their old .grad
-    # (address, bytes) of memory in which .grad must not be set anew: something ran there before
-    unfilled: list
+    unfilled: list  # (address, bytes) of memory in which .grad must not be set anew: something ran there before
     spare: list  # on the GPU: memory of the pool that nothing else may take before the recording is over
     undos: list  # of segments.Undo, where writes before a read are to be undone
     undone: dict  # memory of which all writes are -> [(address, bytes)] of the parts that were copied
@@ -576,6 +575,7 @@ class Seen:
     devices: set = fresh(set)
     exchanges: bool = False  # data with other processes
     hooked: bool = False  # other hooks for saved tensors beside ours: a checkpoint's, say
+    joins: bool = False  # backwards run in this thread, until it is over
     seeds: bool = False  # an attention keeps random numbers for its backward
     elsewhere: str = ""  # the first op that a thread ran meanwhile which nobody sees
     strays: bool = False  # ops met memory of the run's that no op had returned: kernels run that are not seen

@@ -94,6 +94,7 @@ def run(seen: Seen, function: Callable[..., object], args: tuple, kwargs: dict) 
         live.tap(seen, is_mine),
         moving.lay_blinds(seen),
         one_thread(seen.run.others),
+        (lambda: None, lambda: seen.joins and torch.autograd.set_multithreading_enabled(True)),
         taps.tap_threads(functools.partial(hear, seen, handovers)),  # the last is the first to end
     ]
     counters.begin(seen)

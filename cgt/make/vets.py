@@ -94,8 +94,9 @@ def vet_gpus(seen: Seen, op: OpOverload, inputs: list[torch.Tensor], met: list[t
     told = str(op), user_line(seen), odd.device, name_of(seen.run.device)
     if not odd.is_cuda or is_host_recording(seen) or (seen.run.recording and odd.device.index not in seen.run.others):
         return errors.other_device(*told)
-    if not core.is_in_node():
-        torch.autograd.set_multithreading_enabled(False)  # until `run` is over
+    if has_threads() and not core.is_in_node():
+        seen.joins = True  # until `run` is over
+        torch.autograd.set_multithreading_enabled(False)
     outside = seen.run.graph is not None or (
         seen.run.saves and torch.is_grad_enabled() and any(t.requires_grad for t in inputs)
     )
