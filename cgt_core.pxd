@@ -281,6 +281,7 @@ cdef struct Out:
     int32_t kind                # OutKind
     id_t ref                    # output or slot it refers to
     id_t grad_slot              # it becomes .grad of this slot's tensor, or NONE
+    int32_t reads_old           # and the node reads what was there
     int32_t hidden              # not part of the result
     int32_t root                # it requires grad: handed out as a new tensor whose backward is the node's
     int32_t sharers             # FRESH: how many SHARED outputs refer to it

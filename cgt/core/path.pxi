@@ -60,7 +60,7 @@ cdef int out_grads(Table* t, Node* n, Out* o, PyObject** leaves) noexcept nogil:
     """1 while the output is .grad of the parameter that it belongs to. Reached tensors only: a
     leaf's tensor is known just during its own call."""
     cdef PyObject* x
-    if o.grad_slot == NONE or o.tensor is NULL: return 0
+    if o.grad_slot == NONE or o.reads_old or o.tensor is NULL: return 0
     if node_guard(t, n, o.grad_slot).leaf != NONE and leaves is NULL: return 0
     x = slot_tensor(t, n, o.grad_slot, leaves)
     return x is not NULL and tensor_grad(x) == tensor_impl(o.tensor)

@@ -150,6 +150,8 @@ cdef int out_fill(Table* t, id_t n, id_t k, object row) except -1:
     """row: (kind, ref, proto, shift, version, grad_slot, hidden, root, line, ops, inside)"""
     cdef PyObject* x
     cdef Out* o
+    cdef Guard* g
+    cdef int32_t j
     cdef id_t dim_at
     kind, ref, proto, shift, version, grad_slot, hidden, root, line, ops, inside = row
     x = <PyObject*>proto
@@ -159,7 +161,10 @@ cdef int out_fill(Table* t, id_t n, id_t k, object row) except -1:
     o.ref = ref
     o.shift = shift
     o.version = version
-    o.grad_slot = grad_slot
+    o.grad_slot, o.reads_old = grad_slot, False
+    for j in range(node_row(t, n).len[SLOTS] if o.grad_slot != NONE else 0):
+        g = node_guard(t, node_row(t, n), j)
+        if g.grad_of == o.grad_slot and g.binding != UNUSED: o.reads_old = True
     o.hidden = hidden
     o.root = root
     o.inside = inside

@@ -475,3 +475,43 @@ def test_step_that_drops_its_own_gradients_does_not_go_on_from_them(device, outs
     assert trained(True).records <= 2  # a batch may come to lie elsewhere
     s = trained(False)
     assert s.records <= 2 and s.replays >= 21, s
+
+
+ADDED = {
+    "the old one behind": lambda g, old: g + old,
+    "the old one in front": lambda g, old: old + g,
+    "of a clone": lambda g, old: g.clone() + old,
+    "of both": lambda g, old: g * 1 + old * 1,
+    "decayed": lambda g, old: torch.lerp(old, g, 0.5),
+}
+
+
+@pytest.mark.parametrize("steps", [False, True])
+@pytest.mark.parametrize("add", ADDED.values(), ids=ADDED)
+def test_gradient_that_is_read_and_replaced(device, add, steps):
+    """It lies where the recording writes its own, and must last until it is read."""
+
+    def training(wrap):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)).to(device)
+
+        @wrap
+        def step(x):
+            olds = [p.grad for p in model.parameters()]
+            for p in model.parameters():
+                p.grad = None
+            model(x).square().sum().backward()
+            for p, old in zip(model.parameters(), olds, strict=True):
+                p.grad = p.grad if old is None else add(p.grad, old)
+            return model[0].weight.grad.sum()
+
+        return step, [*model.parameters()]
+
+    (step, mine), (plain, theirs) = training(cgt.jit), training(lambda f: f)
+    for k in range(10):
+        if steps:
+            cgt.step()
+        x = torch.arange(8.0, device=device).view(2, 4) * (k - 4)
+        assert torch.equal(step(x), plain(x)), k
+        assert all(torch.equal(a.grad, b.grad) for a, b in zip(mine, theirs, strict=True)), k
+    assert cgt.stats(step).replays >= 5, cgt.stats(step).reasons
