@@ -439,10 +439,12 @@ def alike(x, was):
 
 
 def same(x, was):
-    """Is this argument of a part what it was, bit for bit but for which NaN it is?"""
-    if not isinstance(x, torch.Tensor) or type(x) is not type(was):
-        return alike(x, was) if type(x) in PLAIN_TYPES else True
-    return alike(x, was) and torch.allclose(x, was, rtol=0, atol=0, equal_nan=True)
+    """Is this argument of a part what it was, bit for bit but for which NaN it is? A copy of a Parameter is a tensor.
+    Objects are not compared."""
+    if not isinstance(was, torch.Tensor):
+        return type(was) not in PLAIN_TYPES or alike(x, was)
+    kind = isinstance(x, torch.Tensor) and (x.shape, x.dtype) == (was.shape, was.dtype)
+    return kind and torch.allclose(x.detach(), was, rtol=0, atol=0, equal_nan=True)
 
 
 def keep_answers(tensors: list[torch.Tensor], compares: bool) -> None:

@@ -845,3 +845,26 @@ def test_a_part_that_is_given_other_values(monkeypatch):
     _, told = mute(lambda: [f(x.fill_(k)) for k in range(4)])
     assert calls == [[1.0, 1.0], [2.0, 2.0], [3.0, 3.0], [3.0, 3.0], [4.0, 4.0]]  # again, with what eager has
     assert "<lambda> (cgt.eager) is given other values" in told[0] and state_of(f).mismatches == 1
+
+
+@pytest.mark.parametrize("other", [False, True])
+def test_a_part_that_is_given_parameters_and_other_kinds(monkeypatch, other):
+    """A copy of a Parameter is no Parameter, and as good; another value of it is told."""
+    kept = []
+
+    def stale(seen, t, bring_out=islands.bring_out):
+        with unseen(seen):
+            kept.append(t.detach().clone())
+            return bring_out(seen, kept[-1] if other and t is w else t)
+
+    monkeypatch.setattr(islands, "bring_out", stale)
+    w = nn.Parameter(torch.ones(2))
+    given = {"n": torch.tensor([1, 2]), "b": torch.tensor([True, False]), "z": torch.tensor([1j, float("nan")]), "h": torch.ones(2).half()}
+    part = cgt.eager(lambda w, given, k: w.sum() + given["n"].sum())
+    f, x = cgt.jit(lambda x: x * part(w, given, 3), audit=EVERY), torch.ones(2)
+    with torch.no_grad():
+        for k in range(6):
+            w.fill_(k)
+            result, told = mute(lambda: f(x))
+            assert torch.equal(result, x * (w.sum() + 3)) and bool(told) == (other and state_of(f).mismatches == 1 and k == 3), (k, told)
+    assert state_of(f).mismatches == other and cgt.stats(f).replays >= 1

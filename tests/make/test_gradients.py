@@ -472,7 +472,7 @@ def test_step_that_drops_its_own_gradients_does_not_go_on_from_them(device, outs
             step(torch.full((2, 4), float(k), device=device))
         return cgt.stats(step)
 
-    assert trained(True).records <= 2  # a batch may come to lie elsewhere
+    assert trained(True).records <= (2 if device.type == "cuda" else 1)  # there a batch may come to lie elsewhere
     s = trained(False)
     assert s.records <= 2 and s.replays >= 21, s
 
