@@ -306,7 +306,7 @@ class Was(NamedTuple):
 
     memory: tuple  # describe.memory_of
     version: int
-    requires_grad: bool
+    grads: tuple  # describe.grads_of
     alias: Any  # its memory as a tensor of its own, to give it back; or None
 
 

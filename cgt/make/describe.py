@@ -239,7 +239,7 @@ def begin_to_require(plan):
     most likely. Not where a later backward goes through them."""
     if plan.saves or plan.graph is not None:
         return []
-    begun = [k for k, t in enumerate(plan.flat.tensors) if t.requires_grad and not plan.was[k].requires_grad]
+    begun = [k for k, t in enumerate(plan.flat.tensors) if t.requires_grad and not plan.was[k].grads[0]]
     mine = [(k, plan.tensors[k]) for k in begun if k not in plan.grads]
     return [k for k, t in mine if t.is_leaf and core.is_plain(t)]
 
@@ -564,6 +564,11 @@ def memory_of(t: torch.Tensor) -> tuple[int, int | torch.SymInt, torch.Size]:
     return core.storage_id(t), offset, t.shape
 
 
+def grads_of(t: torch.Tensor) -> tuple[object, ...]:
+    """Does t require grad, and who hears of its gradients?"""
+    return t.requires_grad, t.retains_grad, *(t._backward_hooks or ()), *(t._post_accumulate_grad_hooks or ())
+
+
 def find_moved(plan: Plan) -> str | None:
     """The path of a tensor to which the run gave other memory (`.data =`); or None."""
     return next((path for path, t, before in slots_before(plan) if memory_of(t) != before.memory), None)
@@ -586,9 +591,9 @@ def vet_changes(plan: Plan, ran: set[types.CodeType]) -> str | None:
     if changed is None:
         begun = {id(plan.flat.tensors[k]) for k in begin_to_require(plan)}
         other = [
-            path for path, t, was in slots_before(plan) if t.requires_grad != was.requires_grad and id(t) not in begun
+            path for path, t, was in slots_before(plan) if grads_of(t)[id(t) in begun :] != was.grads[id(t) in begun :]
         ]
-        changed = other[0] + ".requires_grad" if other else None
+        changed = other[0] + ".requires_grad, or a hook of it," if other else None
     if changed is None and core.ambient() != plan.ambient:
         changed = "a mode or setting of torch"
     return changed and errors.changed_state(changed)
