@@ -190,7 +190,8 @@ def plan_call(
         spent=autograd.find_spent(graph, flat, copied, driver, parent, call.args),
         grads={k: core.grad_id(t) for k, t in enumerate(tensors) if can_have_grad(t)},
         was=[
-            Was(describe.memory_of(t), core.version_of(t), describe.grads_of(t), alias_of(t, driver, parent)) for t in tensors
+            Was(describe.memory_of(t), core.version_of(t), describe.grads_of(t), alias_of(t, driver, parent))
+            for t in tensors
         ],
         generators=reach_generators(found.places, flat), ambient=core.ambient(), sinks=sinks,
     )  # fmt: skip
