@@ -569,6 +569,9 @@ def append(seen, call):
     if fresh and len(fresh) != len(results):
         refuse(seen, errors.odd_op(str(op), user_line(seen)))
         return
+    flags, numbers, precisions = (a ^ b for a, b in zip(core.ambient(), seen.run.plan.ambient, strict=True))
+    if flags & 0xFF00 or numbers >> 16 or precisions:  # by which kernels choose their way: a replay has its caller's
+        refuse(seen, errors.changed_state("a mode or setting of torch"))
     try:
         if call.outside:
             done = {}
