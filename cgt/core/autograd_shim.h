@@ -9,6 +9,7 @@
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/functions/accumulate_grad.h>
+#include <torch/csrc/autograd/functions/tensor.h>
 #include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/python_cpp_function.h>
 #include <torch/csrc/autograd/saved_variable.h>
@@ -377,6 +378,9 @@ static void sinks_cut(PyObject* capsule) {
   Sinks& sinks = inside<Sinks>(capsule);
   std::vector<int> reached(sinks.nodes.size(), 0);
   sinks_walk(sinks, true, &reached);
+  for (const NodePtr& node : sinks.graph)      // an op in place on a view: its own node leads where the one around does
+    if (auto* slices = dynamic_cast<ag::CopySlices*>(node.get()))
+      for (uint32_t k = 1; k < slices->num_outputs(); ++k) slices->fn->next_edges()[k] = slices->next_edge(k);
   for (ag::Edge& end : sinks.ends)
     if (end.function && end.function->sequence_nr() != UINT64_MAX) end = ag::Edge();
   sinks.roots.clear();
