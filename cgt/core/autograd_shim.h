@@ -278,13 +278,12 @@ static void sinks_open(PyObject* capsule, PyObject* tensors) {
   Sinks& sinks = inside<Sinks>(capsule);
   std::vector<at::Tensor> flows = tensors_of(tensors);
   for (size_t k = 0; k < flows.size(); ++k) {
-    if (!flows[k].requires_grad()) {
+    if (flows[k].requires_grad()) {
+      sinks.nodes[k] = node_ptr(new Sink());
+      sinks.nodes[k]->add_input_metadata(flows[k]);
+    } else {
       flows[k].reset();
-      continue;
     }
-    auto* sink = new Sink();
-    sinks.nodes[k] = node_ptr(sink);
-    sink->add_input_metadata(flows[k]);
   }
   ag::edge_list ends = edges_of(flows);
   for (size_t k = 0; k < flows.size(); ++k)
@@ -353,8 +352,7 @@ static bool graph_heard(PyObject* t, int steps) {
     if (!node->pre_hooks().empty() || !node->post_hooks().empty() || !node->tensor_pre_hooks().empty() ||
         !node->retains_grad_hooks().empty())
       return true;
-    NodePtr next = node->next_edge(0).function;
-    node = std::move(next);
+    node = NodePtr(node->next_edge(0).function);
   }
   return false;
 }

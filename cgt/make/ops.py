@@ -254,10 +254,8 @@ def touch_inputs(seen, call):
         call.known = set(map(core.storage_id, call.inputs))
         seen.devices.update(t.device for t in call.inputs)
     call.outside = not call.known <= seen.made.keys()
-    if call.outside:
-        for t in call.inputs:
-            if core.storage_id(t) not in seen.touched:
-                touch(seen, t)
+    for t in call.inputs if call.outside else ():
+        touch(seen, t)
     if call.generator is not None:
         seen.generators.given[core.generator_id(call.generator)] = call.generator
 

@@ -1051,7 +1051,7 @@ def test_part_of_a_result_that_is_written_with_what_comes_from_outside(device, w
             return z * 2
 
         f, seen = wrap(writes), []
-        for k in range(8):
+        for k in range(16):
             x, h = (values(device, 3, 3, seed=k + at).requires_grad_() for at in (0, 50))
             f(x, h * 1 if history else h).square().sum().backward(retain_graph=k % 3 == 1)
             seen += [x.grad, h.grad, w.grad]
@@ -1061,4 +1061,4 @@ def test_part_of_a_result_that_is_written_with_what_comes_from_outside(device, w
     (want, _), (got, f) = run(lambda f: f), run(cgt.jit)
     assert all(map(torch.equal, got, want)) and len(got) == len(want)
     s = cgt.stats(f)
-    assert s.replays == 6 and s.backward.replays >= 3
+    assert s.replays >= 12 and s.backward.replays >= 2
