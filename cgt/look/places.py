@@ -53,7 +53,7 @@ from ..words.private import SHARDED_FIELDS, SHARDED_KINDS, SHARDED_PARAMETER, is
 from . import blinds
 from .code import code_reads, family, is_ambient, parts_of
 
-MISSING = object()  # the wanted value of a key that must stay absent, of a cell that is empty
+MISSING, value_at = core.MISSING, core.value_at
 MOST_ENTRIES = 4096  # a larger container is data rather than settings: its entries are not guarded
 
 
@@ -362,7 +362,7 @@ def is_generated(members, raw):
 
 
 def is_builtin_descriptor(raw: object) -> bool:
-    return issubclass(type(raw), BUILTIN_DESCRIPTORS)
+    return issubclass(type(raw), core.BUILTIN_DESCRIPTORS)
 
 
 def walk_text(walk, text, path):
@@ -814,26 +814,6 @@ def differing(found: Iterable[Place], is_same: Callable[[Any, Any], bool]) -> tu
     return singles, len(singles) < len(changed)
 
 
-def value_at(place: Place) -> Any:
-    """What a place holds now: one object, or so many."""
-    home, key = place.home, place.key
-    if place.kind in (DICT_LEN, LIST_LEN):
-        return len(home)
-    if place.kind == DICT_ITEM:
-        return dict.get(home, key, MISSING)
-    if place.kind == LIST_ITEM:
-        return list.__getitem__(home, key) if key < list.__len__(home) else MISSING
-    if place.kind == TYPE_ATTR:
-        return class_value(home, key)
-    try:
-        if place.kind == CELL:
-            return home.cell_contents
-        descriptor = class_value(type(home), key)
-        return descriptor.__get__(home) if is_builtin_descriptor(descriptor) else MISSING
-    except (ValueError, AttributeError):  # no value yet
-        return MISSING
-
-
 def put_back(place: Place) -> None:
     """Let the place hold again what it held when it was found."""
     home, key, want = place[1:4]
@@ -915,10 +895,6 @@ RANDOM = frozenset(
 UNFOLLOWED = (contextvars.ContextVar, threading.local, weakref.ref)
 VIEWS = type({}.keys()), type({}.values()), type({}.items())
 AROUND_BUILTIN = (collections.UserDict, collections.UserList, collections.UserString, collections.ChainMap)
-BUILTIN_DESCRIPTORS = (
-    types.GetSetDescriptorType, types.MemberDescriptorType, types.WrapperDescriptorType, types.MethodDescriptorType,
-    types.ClassMethodDescriptorType,
-)  # fmt: skip
 WRAPPERS = (
     (staticmethod, "__func__"), (classmethod, "__func__"), (property, "fget"), (functools.cached_property, "func"),
     (functools.partialmethod, "func"), (functools._lru_cache_wrapper, "__wrapped__"),
