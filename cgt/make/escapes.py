@@ -5,7 +5,7 @@ import types
 
 import cgt_core as core
 import torch
-from cgt_core import CUDA, DICT_LEN, EMPTY, FRESH, LIST_LEN, SHARED
+from cgt_core import AT_PLACE, CUDA, DICT_LEN, EMPTY, FRESH, LIST_LEN, SHARED
 
 from ..data import Draft, Plan, Seen
 from ..look import containers, places
@@ -57,10 +57,7 @@ def vet_escapes(plan: Plan, seen: Seen, draft: Draft) -> str | None:
 def vet_shared(plan: Plan, seen: Seen, result: object) -> str | None:
     """A sentence if somebody else holds a list or dict of the result that has to do with what the call made, or came to
     a place: it must stay the very one that the function returned. Asked before the result is taken apart."""
-    homes = [home for home, _ in containers.contents([result])]
-    known = {id(one) for p in plan.places for one in (p.home, p.want, places.dict_of(p.want))} if homes else ()
-    # What was there before may hold other numbers at a replay, which the call changed or did not ask for.
-    if any(id(home) in known and not all(map(is_followed, containers.values_of(home))) for home in homes):
+    if is_from_outside(plan, result):
         return errors.changed_state("a list, dict or object of the result")
     ones = [p for p in plan.places if p.kind not in (DICT_LEN, LIST_LEN, EMPTY)]
     came = {id(places.value_at(p)) for p in ones if places.value_at(p) is not p.want}
@@ -84,8 +81,17 @@ def vet_shared(plan: Plan, seen: Seen, result: object) -> str | None:
     return errors.changed_state(next(held, "a list or dict of the result"))
 
 
-def is_followed(x):
-    return isinstance(x, (torch.Tensor, list, dict))
+def is_from_outside(plan, result):
+    """Does it contain what was there before, and may hold other values than tensors at a replay: numbers that change, or
+    fields of which nobody asked? (Nothing here may hold it any longer: its holders are counted.)"""
+    homes, changes = [home for home, _ in containers.contents([result])], plan.changes
+    moved = {*changes.moving, *changes.free, *changes.stored, *(at for _, at in changes.puts)} if homes else ()
+    live = [s.at for s in plan.numbers.sources if s.op == AT_PLACE] if homes else ()
+    known = {id(plan.places[k].home) for k in (*moved, *live)}.union(id(places.dict_of(p.want)) for p in plan.places)
+    return any(
+        not isinstance(x, (torch.Tensor, list, dict))
+        for home in homes if id(home) in known for x in containers.values_of(home)
+    )  # fmt: skip
 
 
 def vet_puts(plan: Plan, seen: Seen, result: object) -> str | None:

@@ -205,7 +205,7 @@ def tap(seen: Seen, is_mine: Callable[[], bool]) -> tuple[Callable[[], object], 
         for _, stop in reversed(tapped):
             stop()
         core.numbers_watch(trace, False)
-        trace.lent.extend((id(home), one.node.row) for _, home, _, _, one in trace.exchanged)
+        trace.lent.extend((id(home), row) for _, home, _, _, one in trace.exchanged for row in rows_in(one))
         for place, stand_in in held:
             if places.value_at(place) is stand_in:
                 places.put_back(place)
@@ -436,6 +436,17 @@ def settle_all(seen: Seen) -> None:
     for k, one in seen.live.held.items():
         if one is not None and places.value_at(seen.run.plan.places[k]) is one:
             places.put_back(seen.run.plan.places[k])
+
+
+def rows_in(x):
+    """Of a stand-in, or of those in a tuple."""
+    return (
+        [row for part in x for row in rows_in(part)]
+        if isinstance(x, tuple)
+        else [x.node.row]
+        if type(x) in STAND_INS
+        else []
+    )
 
 
 def close(seen: Seen, box: list) -> object:
