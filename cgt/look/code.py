@@ -81,16 +81,15 @@ def family(code: types.CodeType) -> list[types.CodeType]:
 
 def that_reads_more(fresh: set[types.CodeType], known: set[types.CodeType]) -> list[types.CodeType]:
     """The code among `fresh` that can read what none of the `known` can: by other names, or in variables of its own."""
-    names, probed = (
-        {name for one in known for name in getattr(code_reads(one), field)} for field in ("names", "probed")
-    )
-    return [one for one in fresh - known if reads_beyond(code_reads(one), names, probed, one.co_filename)]
+    read = list(map(code_reads, known))
+    names, probed = set().union(*(one.names for one in read)), set().union(*(one.probed for one in read))
 
+    def is_more(code):
+        reads, is_torchs = code_reads(code), code.co_filename.startswith(BEARERS)
+        own = not is_torchs and (reads.globals or reads.cells or reads.imports)
+        return own or not (reads.names.keys() <= names and reads.probed.keys() <= probed)
 
-def reads_beyond(reads, names, probed, filename):
-    if not (reads.names.keys() <= names and reads.probed.keys() <= probed):
-        return True
-    return not filename.startswith(BEARERS) and bool(reads.globals or reads.cells or reads.imports)
+    return list(filter(is_more, fresh - known))
 
 
 class Reads(NamedTuple):

@@ -44,11 +44,8 @@ def numbers_of(path: str, value: Any, depth: int = DEEPEST) -> list[tuple[str, i
     if type(value) in (int, float):
         return [(path, value)]
     parts = parts_of(value) if depth else []
-    if (
-        len(parts) > MOST_IN_ROW
-        and isinstance(value, (list, tuple))
-        and all(type(x) in (int, float) for *_, x in parts)
-    ):
+    is_row = isinstance(value, (list, tuple)) and all(type(x) in (int, float) for *_, x in parts)
+    if is_row and len(parts) > MOST_IN_ROW:
         return []
     return [one for step, _, x in parts for one in numbers_of(path + step, x, depth - 1)]
 
@@ -141,15 +138,7 @@ def is_same_entries(now, was):
 def restore(held: Iterable[tuple[dict | list | collections.deque | set, list]]) -> None:
     """Let dicts and lists hold what they held. Past the methods of classes that people made, which may do more."""
     for home, was in held:
-        if is_same_entries(entries(home), was):
-            continue
-        if isinstance(home, list):
-            list.__setitem__(home, slice(None), was)
-            continue
-        if type(home) in NO_PLACES:
-            home.clear()
-            (home.extend if type(home) is collections.deque else home.update)(was)
-            continue
-        kind: Any = collections.OrderedDict if isinstance(home, collections.OrderedDict) else dict
-        kind.clear(home)
-        kind.update(home, was)
+        if not is_same_entries(entries(home), was):
+            kind: Any = next(k for k in (list, collections.OrderedDict, dict, *NO_PLACES) if isinstance(home, k))
+            kind.clear(home)
+            (kind.extend if kind in (list, collections.deque) else kind.update)(home, was)

@@ -152,11 +152,8 @@ def passes(seen: Seen, facts: Any, args: Sequence, inputs: list[torch.Tensor], w
     if not written:
         names = set(map(core.storage_id, inputs))
         return facts.reads and not seen.run.recording and bool(names) and names <= seen.host.asked - seen.made.keys()
-    if (
-        seen.run.driver != CUDA
-        or not all(may_count(seen, t) for t in written)
-        or changes(seen, facts, args, {}) is None
-    ):
+    may = seen.run.driver == CUDA and all(may_count(seen, t) for t in written)
+    if not may or changes(seen, facts, args, {}) is None:
         return False
     seen.host.asked.update(map(core.storage_id, written))
     return not seen.run.recording

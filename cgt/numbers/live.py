@@ -68,11 +68,9 @@ def paths_of_arguments(positions: Iterable[str], names: Collection[str]) -> set[
 
 def learn_arguments(state: State, args: tuple, kwargs: dict) -> None:
     """Numbers among a call's arguments that were others at one before are live from now on."""
-    for path, x in (
-        one for whole, value in containers.named(args, kwargs) for one in containers.numbers_of(whole, value)
-    ):
-        before = state.learnt.numbers.last.setdefault(path, x)
-        if type(before) is type(x) and not pytree.same_value(before, x):
+    given = containers.named(args, kwargs)
+    for path, x in (one for whole, value in given for one in containers.numbers_of(whole, value)):
+        if has_moved(state.learnt.numbers.last.setdefault(path, x), x):
             state.learnt.numbers.live.add(path)
 
 
@@ -83,15 +81,14 @@ def learn_places(state: State, found: list[Place], kept: list[Kept], misplaced: 
         return
     for p in found:
         was = [one.numbers.places.get(p.path) for one in kept]
-        if numbers_in(p) and any(is_like(one, p.want) and not pytree.same_value(one, p.want) for one in was):
+        if numbers_in(p) and any(has_moved(one, p.want) for one in was):
             state.learnt.numbers.live.add(p.path)
 
 
-def is_like(one, other):
-    """Are these numbers of one type, or tuples of such?"""
-    if type(one) is tuple and type(other) is tuple:
-        return list(map(type, one)) == list(map(type, other))
-    return type(one) is type(other)
+def has_moved(was, now):
+    """Is this another number of the same type, or another tuple of such?"""
+    kinds = [list(map(type, one)) if type(one) is tuple else type(one) for one in (was, now)]
+    return kinds[0] == kinds[1] and not pytree.same_value(was, now)
 
 
 def learn_stored(state: State, plan: Plan, seen: Seen, why_untraced: Callable[[], str | None]) -> str | None:
@@ -100,7 +97,7 @@ def learn_stored(state: State, plan: Plan, seen: Seen, why_untraced: Callable[[]
     known = {*plan.changes.moving, *plan.changes.free, *(s.at for s in plan.numbers.sources if s.op == core.AT_PLACE)}
     mine = [p for k, p in enumerate(plan.places) if k not in known and p.path not in state.learnt.numbers.exact]
     now = [(p, places.value_at(p)) for p in mine if numbers_in(p)]
-    names = {p.path for p, x in now if is_like(x, p.want) and not pytree.same_value(x, p.want)}
+    names = {p.path for p, x in now if has_moved(p.want, x)}
     if not names or why_untraced() is not None:
         return None
     state.learnt.numbers.live.update(names)

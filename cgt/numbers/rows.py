@@ -51,12 +51,8 @@ def put(
     parts = index if type(index) is tuple else (index,)
     dims = [dim for dim, one in enumerate(parts) if is_chosen(one, stand_in)]
     found = row = None
-    if (
-        len(dims) == 1
-        and can_choose(seen, t)
-        and len(parts) <= t.dim()
-        and all(type(one) is slice and one == WHOLE for k, one in enumerate(parts) if k != dims[0])
-    ):
+    may = len(dims) == 1 and can_choose(seen, t) and len(parts) <= t.dim()
+    if may and all(type(one) is slice and one == WHOLE for k, one in enumerate(parts) if k != dims[0]):
         (dim,) = dims
         found, shape = rows_at(t, dim, parts[dim], stand_in)
         row = None if found is None else row_of(t, shape, value)
@@ -96,7 +92,6 @@ def row_of(t, shape, value):
     while value.dim() > len(shape) and value.shape[0] == 1:
         value = value.squeeze(0)
     alike = value.dtype == t.dtype and value.device == t.device and core.storage_id(value) != core.storage_id(t)
-    fits = value.dim() <= len(shape) and all(
-        n in (1, m) for n, m in zip(reversed(value.shape), reversed(shape), strict=False)
-    )
+    pairs = zip(reversed(value.shape), reversed(shape), strict=False)
+    fits = value.dim() <= len(shape) and all(n in (1, m) for n, m in pairs)
     return value.expand(shape) if alike and fits else None

@@ -71,7 +71,9 @@ def words_in(
 ) -> list | None:  # fmt: skip
     """[word(node, offset, ...)]: what words_of tells of the bytes of each argument that are others in other captures,
     and of those; None: it cannot tell of one, or these captures did not make the same nodes."""
-    if not are_alike(main, shots):
+    made = [main, *(nodes for _, nodes in shots)]
+    shapes = [[(s.kind, s.shape, [(at, len(data)) for at, data in s.params]) for s in nodes] for nodes in made]
+    if any(shape != shapes[0] for shape in shapes):
         return None
     words = []
     for n, node in enumerate(main):
@@ -170,9 +172,8 @@ def shoot(seen, op, given, order, shots):
             for which in order:
                 apart.append(torch.empty(len(shots)))  # moves the heap on
                 args, kwargs = given(which)
-                written = [
-                    (t, t._version) for t in tensors_in(kwargs.values(), tensors_in(args, [])) if not t.is_inference()
-                ]
+                given_tensors = tensors_in(kwargs.values(), tensors_in(args, []))
+                written = [(t, t._version) for t in given_tensors if not t.is_inference()]
                 here = core.graph_length()
                 try:
                     op(*args, **kwargs)
@@ -189,14 +190,6 @@ def shoot(seen, op, given, order, shots):
 
 def shots_from(first: int) -> list[Shot]:
     return [Shot(*one) for one in core.graph_shots(first)]
-
-
-def are_alike(main, shots):
-    """Did all captures make the same nodes, but for their arguments?"""
-    shape = [(s.kind, s.shape, [(at, len(data)) for at, data in s.params]) for s in main]
-    return all(
-        [(s.kind, s.shape, [(at, len(data)) for at, data in s.params]) for s in nodes] == shape for _, nodes in shots
-    )
 
 
 def substitute(

@@ -320,11 +320,6 @@ EXACT = (
 ).split()
 
 
-def as_array(number, *dtype):
-    """numpy asks; so it is there."""
-    return sys.modules["numpy"].asarray(settle(number), *dtype)
-
-
 def methods(kind):
     """What a stand-in for a float or an int does."""
     made = {
@@ -337,7 +332,7 @@ def methods(kind):
         "__trunc__": unary(core.AS_INT, int), "__torch_function__": classmethod(carried),
         "__deepcopy__": lambda self, memo: settle(self),
         "real": property(lambda self: self), "imag": property(lambda self: kind(0)),
-        "__array__": lambda self, *args, **kwargs: as_array(self, *args), "node": None,
+        "__array__": lambda self, *dtype, **_: sys.modules["numpy"].asarray(settle(self), *dtype), "node": None,
         "__init__": lambda self, node: object.__setattr__(self, "node", node),
         "__setattr__": lambda self, name, value: setattr(plain_of(self), name, value),  # which raises
         "__delattr__": lambda self, name: delattr(plain_of(self), name),

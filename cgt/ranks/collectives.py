@@ -114,7 +114,9 @@ def wait_pending(seen: Seen) -> None:
 def watch_groups(let_go: Callable[[], object]) -> None:
     """From now on, once for all, let_go() comes before a group of processes is shut down. NCCL waits for the graphs
     that hold work of its communicators."""
-    taps.tap_groups(lambda plain, owner, name, args, kwargs: (let_go(), plain(*args, **kwargs))[1])
+    groups = taps.late(*((torch.distributed.ProcessGroup, name) for name in ("shutdown", "abort")))
+    if not groups.handlers:
+        groups.begin([lambda: True, lambda plain, owner, name, args, kwargs: (let_go(), plain(*args, **kwargs))[1]])
 
 
 def watch_replays(node: int, device: int) -> None:

@@ -15,6 +15,7 @@ import sys
 import threading
 import types
 from collections.abc import Callable, Collection
+from typing import Any
 
 import cgt_core as core
 import torch
@@ -83,7 +84,7 @@ class Tap:
 LATE = {}  # targets that torch imports late or not at all -> Tap
 
 
-def late(*targets):
+def late(*targets: tuple[Any, str]) -> Tap:
     """The tap of these, made once."""
     if targets not in LATE:
         LATE[targets] = Tap(*targets)
@@ -101,7 +102,7 @@ def tap_regions(
     Not every region is seen if inductor was imported meanwhile."""
     brackets, target = tap_compilations(is_mine, compiles), private.region_call()
     if target is None:
-        return brackets, lambda: not private.inductor_is_there()
+        return brackets, lambda: private.region_call() is None
     handle = lambda plain, owner, name, args, kwargs: region(plain, *args)  # noqa: E731
     return [*brackets, late(target).to(is_mine, handle)], lambda: True
 
@@ -382,13 +383,6 @@ def tap_sharding(is_mine: Callable[[], bool]) -> Bracket:
     return late(*targets).to(is_mine, handle) if targets else NOTHING
 
 
-def tap_groups(handle: Callable[..., object]) -> None:
-    """From now on, once for all, groups of processes are shut down by `handle`, as of a Tap."""
-    groups = late(*((torch.distributed.ProcessGroup, name) for name in ("shutdown", "abort")))
-    if not groups.handlers:
-        groups.begin([lambda: True, handle])
-
-
 STATES = Tap(*((m, name) for m in (torch, torch.cuda) for name in ("get_rng_state", "set_rng_state")))
 
 
@@ -478,26 +472,18 @@ BYSTANDERS = (
 CARRIERS = ("multiprocessing.queues", "concurrent.futures.process")
 
 
-def is_alone() -> bool:
-    """Does no other thread run Python that could be the program's?"""
-    return not threads_beside()
-
-
 def threads_beside() -> list[str]:
-    """Names of the other threads that do."""
-    beside = [
-        thread for thread, stack in core.stacks_elsewhere().items() if not (is_idle(stack[0]) or is_bystander(stack))
-    ]
+    """Names of the other threads that run Python which could be the program's."""
+    others = core.stacks_elsewhere().items()
+    beside = [thread for thread, stack in others if not (is_idle(stack[0]) or is_bystander(stack))]
     names = {thread.ident: thread.name for thread in threading.enumerate()} if beside else {}
     return [names.get(thread, str(thread)) for thread in beside]
 
 
 def is_idle(frame):
     """Does it wait for work in a pool that has none?"""
-    of_pool = (
-        frame.f_code.co_filename.startswith(STANDARD) and frame.f_globals.get("__name__") == "concurrent.futures.thread"
-    )
-    variables = frame.f_locals if of_pool else {}
+    is_pools = frame.f_globals.get("__name__") == "concurrent.futures.thread"
+    variables = frame.f_locals if is_pools and frame.f_code.co_filename.startswith(STANDARD) else {}
     return "work_queue" in variables and "work_item" not in variables and variables["work_queue"].empty()
 
 

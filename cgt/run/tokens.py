@@ -37,12 +37,8 @@ def see_draw(seen: Seen, generator: torch.Generator, after: bool) -> None:
     """Between two draws nobody may set a generator's state: a replay would not set it again. (A CUDA
     capture refuses by itself.) Called before and after each draw, and around the run."""
     now, key = generator.get_state(), core.generator_id(generator)
-    if (
-        not after
-        and key in seen.generators.states
-        and not torch.equal(seen.generators.states[key], now)
-        and not is_others(seen)
-    ):
+    was = None if after else seen.generators.states.get(key)
+    if was is not None and not torch.equal(was, now) and not is_others(seen):
         refuse(seen, errors.reseeded(user_line(seen)))
     seen.generators.states[key] = now
 
@@ -81,11 +77,8 @@ def see_get_state(seen: Seen, generator: torch.Generator, plain: Callable[[], to
 
 def vet_device(seen, name, generator):
     """A recording's words are for the generators of its own GPUs, which a first run shows."""
-    if (
-        generator.device.type == "cuda"
-        and seen.run.recording
-        and generator.device.index not in (seen.run.device, *seen.run.others)
-    ):
+    is_home = generator.device.index in (seen.run.device, *seen.run.others)
+    if generator.device.type == "cuda" and seen.run.recording and not is_home:
         refuse(seen, errors.other_device(name, user_line(seen), generator.device, name_of(seen.run.device)))
 
 

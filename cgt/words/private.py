@@ -65,13 +65,6 @@ READ_BEHIND = [
 ]  # fmt: skip
 
 
-# What launches a kernel of torch.cuda.jiterator's: (owner, name), where this torch has it.
-JITERATORS = [(torch._C, name) for name in ("_cuda_jiterator_compile_and_launch_kernel",) if hasattr(torch._C, name)]
-
-# What torch.jit.script makes of a method, of which it reads the source: likewise.
-SCRIPTED = [(torch.jit._recursive, name) for name in ("make_stub",) if hasattr(torch.jit._recursive, name)]
-
-
 # The code in which optimizers look whether they are being captured, and refuse it.
 CAPTURE_CHECKS = frozenset(
     inspect.unwrap(getattr(torch.optim.Optimizer, f"_{of}_graph_capture_health_check")).__code__
@@ -82,25 +75,31 @@ CAPTURE_CHECKS = frozenset(
 
 # What taps.py replaces, as (owner, name), and what it needs for that.
 
+
+def there(*targets):
+    """Those that this torch has."""
+    return [target for target in targets if hasattr(*target)]
+
+
 HIGHER_ORDER_CALL = (torch._ops.HigherOrderOperator, "__call__")
 # What torch.cond and while_loop call, looked up then, when their arguments are checked (torch 2.13, 2.11), with a
 # function of theirs: that name -> whose.
-HOP_COMPILES = next(
-    t for t in ((torch._higher_order_ops.utils, "_hop_compile_and_call"), (torch, "compile")) if hasattr(*t)
-)
+HOP_COMPILES = there((torch._higher_order_ops.utils, "_hop_compile_and_call"), (torch, "compile"))[0]
 HOP_WRAPPERS = {"_cond_op_wrapper": "cond", "_while_loop_op_wrapper": "while_loop"}
+JITERATORS = there((torch._C, "_cuda_jiterator_compile_and_launch_kernel"))  # launches such a kernel
+SCRIPTED = there((torch.jit._recursive, "make_stub"))  # what torch.jit.script makes of a method, by its source
 SAVED_HOOKS_DISABLE = (torch._C._autograd, "_saved_tensors_hooks_disable")  # by torch.func's transforms
 KEEPS_GRAPH = (torch._C._autograd, "_get_current_graph_task_keep_graph")
-TO_DLPACK = [
-    (owner, name)
-    for owner, name in ((torch._C, "_to_dlpack"), (torch.utils.dlpack, "to_dlpack"), (torch, "to_dlpack"))
-    if hasattr(owner, name)
-]
+TO_DLPACK = there((torch._C, "_to_dlpack"), (torch.utils.dlpack, "to_dlpack"), (torch, "to_dlpack"))
 push_saved_hooks = torch._C._autograd._push_saved_tensors_default_hooks
 pop_saved_hooks = torch._C._autograd._pop_saved_tensors_default_hooks
 graph_task = torch._C._current_graph_task_id
+sequence_number = torch._C._autograd._get_sequence_nr  # nodes that this thread makes from now on have it, or a higher
 # Does a backward run in a thread for each GPU, or in the calling one?
 has_threads = torch._C._is_multithreading_enabled
+# cuBLAS workspaces: freed, so that a capture allocates its own in cgt's pool and later ones may reuse the bytes; one
+# from outside could be freed while graphs still write it.
+clear_workspaces = getattr(torch._C, "_cuda_clearCublasWorkspaces", lambda: None)
 COMPILED_FRAME = "compile_wrapper"  # what a function is called that Dynamo compiled, and that sets these switches:
 
 
@@ -114,11 +113,6 @@ def compiled_switches() -> tuple[tuple[types.ModuleType, str], ...]:
 def compilations() -> "torch._dynamo.callback.CompilationCallbackHandler | None":
     """What tells of the beginning and the end of compilations; None before Dynamo is imported."""
     return torch._dynamo.callback_handler if "torch._dynamo" in sys.modules else None
-
-
-def inductor_is_there() -> bool:
-    """Was it imported?"""
-    return "torch._inductor.output_code" in sys.modules
 
 
 def region_call() -> tuple[type, str] | None:
@@ -145,8 +139,7 @@ SHARDED_FIELDS = ("sharded_state", "sharded_param", "unsharded_accumulated_grad"
 
 def is_sharded_module(cls: type) -> bool:
     """Is this the class of a module that fully_shard took over?"""
-    module = sys.modules.get("torch.distributed.fsdp")
-    return module is not None and issubclass(cls, getattr(module, "FSDPModule", ()))
+    return issubclass(cls, getattr(sys.modules.get("torch.distributed.fsdp"), "FSDPModule", ()))
 
 
 def knows_sharding(parameter: "torch.distributed.fsdp._fully_shard._fsdp_param.FSDPParam") -> bool:
@@ -174,16 +167,13 @@ def sharding_calls() -> tuple[tuple[type, str], ...]:
     imported."""
     module = sys.modules.get("torch.distributed.tensor._sharding_prop")
     calls = (("LocalLRUCache", "__call__"), ("ShardingPropagator", "propagate_op_sharding_non_cached"))
-    return tuple((getattr(module, owner), name) for owner, name in calls if hasattr(getattr(module, owner, None), name))
+    return tuple(there(*((getattr(module, owner, None), name) for owner, name in calls)))
 
 
 def knows_parallel() -> bool:
     """Has this release what a recording of DistributedDataParallel asks and tells its reducer?"""
-    reducer = getattr(torch.distributed, "Reducer", None)
-    return all(
-        hasattr(reducer, name)
-        for name in ("_check_reducer_finalized", "_reset_state", "_set_ddp_runtime_logging_sample_rate")
-    )
+    names = ("_check_reducer_finalized", "_reset_state", "_set_ddp_runtime_logging_sample_rate")
+    return all(hasattr(getattr(torch.distributed, "Reducer", None), name) for name in names)
 
 
 def odd_parallel(module: DistributedDataParallel) -> str | None:
@@ -261,19 +251,6 @@ def is_forward_ad() -> bool:
 def creation_meta(t: torch.Tensor) -> int:
     """How a view was made, by which it refuses writes; 0: it refuses none."""
     return int(torch._C._autograd._get_creation_meta(t)) if t._is_view() else 0  # type: ignore[call-overload]  # C++'s
-
-
-def sequence_number() -> int:
-    """Autograd nodes that this thread makes from now on have this number or a higher one."""
-    return torch._C._autograd._get_sequence_nr()
-
-
-def clear_workspaces() -> None:
-    """Free cuBLAS workspaces, so that a capture allocates its own in cgt's pool and later ones may
-    reuse the bytes; a workspace from outside could be freed while graphs still write it."""
-    clear = getattr(torch._C, "_cuda_clearCublasWorkspaces", None)
-    if clear is not None:
-        clear()
 
 
 def is_mirrored(t: torch.Tensor) -> bool:

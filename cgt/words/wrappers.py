@@ -5,7 +5,6 @@ hands an op on such a tensor on to its class (observe_shim.h). What is inside is
 tracers, `__tensor_flatten__` and `__tensor_unflatten__`, and only where all of it are plain tensors. These lie in slots
 of the class or in the instance's dict: what a property makes is another tensor each time, and nothing would fit."""
 
-import operator
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -79,4 +78,4 @@ def waited_for(value: Any) -> object:
 
 
 def names(t: torch.Tensor) -> tuple[str, ...]:
-    return tuple(map(operator.itemgetter(0), inside(t)))
+    return tuple(name for name, _ in inside(t))
