@@ -561,7 +561,7 @@ class Seen:
     # what it showed
     reason: str | None = None  # the first thing that forbids replay
     made: dict = fresh(dict)  # memory -> line that made it
-    blank: dict = fresh(dict)  # memory -> blank.Blank
+    blank: dict = fresh(dict)  # memory that no op wrote -> line that made it
     touched: dict = fresh(dict)  # memory from outside -> a tensor of it
     written: set = fresh(set)
     raw: set = fresh(set)  # memory whose address was asked for

@@ -28,18 +28,18 @@ import cgt_core as core
 import torch
 
 from ..data import Kept, Plan, Seen, State, remember
-from ..look import blinds, containers, places, tables
+from ..look import blinds, containers, places
 from ..look.code import is_read, tells_apart
 from ..look.places import Place
 from ..run import taps
 from ..run.observe import NOT_USER_CODE, Unrecordable, collect, is_capture, lying_in, refuse, user_line
 from ..words import errors, pytree
 from ..words.private import OpOverload
-from . import rows
+from . import rows, standins
 from .standins import MATH, MOST, PYTHON, STAND_INS, Int, Source, Trace, looked_at, pin, settle
 
 READ = "a number that is read on the way"
-MOST_PARTS = 8  # numbers of a tuple: `betas`
+MOST_PARTS, MOST_ENTRIES = 8, 1 << 16  # numbers of a tuple: `betas`; of a list from which one chooses
 MOST_LOOKS = 4  # recordings for one value of what was computed from a number, before each number is one of its own
 # Ops whose kernels take a number as an argument and choose nothing by it but what they compute: no shape, no type, no
 # other kernel. (`pow` has kernels of its own for 2 and 0.5, `addmm` one for beta = 0, `div` with a rounding_mode one
@@ -166,6 +166,16 @@ def numbers_in(place):
     return numbers if all(type(x) in (int, float) and abs(x) <= MOST for _, _, x in numbers) else []
 
 
+def is_table(place: Place) -> bool:
+    """Does a list or tuple of numbers of one kind lie there, that a whole number can choose from?"""
+    entries = place.want
+    is_row = place.kind in places.HOLD_NUMBERS and type(entries) in (list, tuple)
+    if not is_row or not 1 < len(entries) <= MOST_ENTRIES:
+        return False
+    kind = type(entries[0])
+    return kind in (int, float) and all(type(x) is kind and (kind is float or abs(x) <= MOST) for x in entries)
+
+
 def tap(seen: Seen, is_mine: Callable[[], bool]) -> tuple[Callable[[], object], Callable[[], object]]:
     """A bracket: the numbers of the run's plan are live in it. No stand-in is left in a place."""
     plan = seen.run.plan
@@ -184,12 +194,9 @@ def tap(seen: Seen, is_mine: Callable[[], bool]) -> tuple[Callable[[], object], 
         homes = {id(plan.places[k].home) for k in trace.held}
         homes.update(at for at, owner in plan.found.owners.items() if owner is None)  # met elsewhere, too
         whole = [p for k, p in enumerate(plan.places) if k not in trace.held and id(p.want) not in homes]
-        held += [(place, trace.table_of(place.want)) for place in filter(tables.is_table, whole)]
-    tapped = [
-        taps.MAKERS.to(is_mine, functools.partial(make, seen)),
-        taps.FUNCTIONS.to(is_mine, functools.partial(compute, seen)),
-        taps.SETTERS.to(is_mine, functools.partial(put, seen)),
-    ]
+        held += [(place, trace.table_of(place.want)) for place in filter(is_table, whole)]
+    tapping = (taps.MAKERS, make), (taps.FUNCTIONS, compute), (taps.SETTERS, put)
+    tapped = [tap.to(is_mine, functools.partial(handle, seen)) for tap, handle in tapping]
 
     def begin():
         core.numbers_watch(trace, True)
@@ -211,7 +218,7 @@ def tap(seen: Seen, is_mine: Callable[[], bool]) -> tuple[Callable[[], object], 
         held.clear()
         trace.changed = containers.put_back(trace.exchanged)
         trace.held = dict.fromkeys(trace.held)
-        trace.bypassed = not all(map(tables.is_as_it_was, trace.tables))
+        trace.bypassed = not all(map(standins.is_as_it_was, trace.tables))
         unwrap_all(plan, trace)
 
     return begin, end
@@ -450,7 +457,7 @@ def close(seen: Seen, box: list) -> object:
     trace.over = True
     for one in escaped:
         replace(one, one.node.value)
-    for table in filter(tables.is_kept, trace.tables):
+    for table in filter(standins.is_kept, trace.tables):
         replace(table.proxy, table.entries)
     if trace.bypassed:
         leave(seen, errors.row_written(trace.line()))

@@ -4,6 +4,7 @@ To Python a stand-in is a float or an int; each step of arithmetic makes another
 PyTorch's own symbolic numbers carry it into ops. Lists and tuples of numbers from which one chooses have stand-ins,
 too."""
 
+import array
 import dis
 import math
 import operator
@@ -14,7 +15,6 @@ from typing import Any, NamedTuple
 import cgt_core as core
 import torch
 
-from ..look import tables
 from ..look.code import code_reads
 from ..run.observe import NOT_USER_CODE
 from ..words import pytree
@@ -47,6 +47,32 @@ class Step(NamedTuple):
     table: int = core.NONE  # LOOKED_UP: which
 
 
+class Table(NamedTuple):
+    """A list or tuple of numbers from which a number that changes chooses (`betas[t]`): in a recording the core looks
+    them up. A list to which the code can come by another way than its places is none; where one does all the same, and
+    changes it, the run is undone."""
+
+    proxy: Any  # what lies in its places meanwhile
+    entries: Any  # itself
+    numbers: array.array
+
+
+def is_kept(table: Table) -> bool:
+    """Has somebody kept what lay in its places? Who, tells but a look at all that lives."""
+    return sys.getrefcount(table.proxy) > ALONE
+
+
+_one = Table(object(), (), array.array("q"))
+ALONE = sys.getrefcount(_one.proxy)  # the row's reference and the question's, as this Python counts them
+
+
+def is_as_it_was(table: Table) -> bool:
+    """Has nobody led to it past its places, and changed it? Then what stood for it has the same entries."""
+    mine, theirs = table.proxy, table.entries
+    ours = list.__iter__(mine) if type(theirs) is list else mine
+    return len(mine) == len(theirs) and all(map(operator.is_, ours, theirs))
+
+
 class Trace:
     """What one run does with its numbers. It changes with each step of arithmetic: every stand-in of the run leads to
     this one, and to no other run's."""
@@ -71,7 +97,7 @@ class Trace:
         self.started, self.asked = 0, set()  # code that was looked at (watch)
         self.rows_of = []  # (address, bytes, what keeps these) of memory that a number chose rows of, and of the rows
         self.chosen = set()  # memory of these rows
-        self.tables = []  # of tables.Table
+        self.tables = []  # of Table
         self.bypassed = False  # somebody led to a table past its place, and changed it
         self.reads = {}  # row of a number that was read on the way -> the line
         self.hands = {}  # such a row -> what makes of it what a result holds
@@ -106,9 +132,9 @@ class Trace:
         known = next((table.proxy for table in self.tables if table.entries is entries), None)
         if known is not None:
             return known
-        proxy = TABLES[type(entries)](entries)
+        proxy = PROXIES[type(entries)](entries)
         proxy.trace, proxy.at = self, len(self.tables)
-        self.tables.append(tables.new(proxy, entries))
+        self.tables.append(Table(proxy, entries, array.array("d" if type(entries[0]) is float else "q", entries)))
         return proxy
 
     def look_up(self, at, index):
@@ -406,17 +432,14 @@ def writer(name):
     return write
 
 
+def proxy_of(kind, **more):
+    """The class of what stands for a list or tuple of numbers."""
+    made = {"__getitem__": entry(kind.__getitem__), "__class__": property(lambda self: kind), "__module__": "builtins"}
+    return type(kind.__name__, (kind,), made | more)
+
+
 WRITERS = "append extend insert remove pop clear sort reverse __setitem__ __delitem__ __iadd__ __imul__".split()
-Table = type(
-    "list", (list,),
-    {"__getitem__": entry(list.__getitem__), "__class__": property(lambda self: list), "__module__": "builtins"}
-    | {name: writer(name) for name in WRITERS},
-)  # fmt: skip
-Row = type(
-    "tuple", (tuple,),
-    {"__getitem__": entry(tuple.__getitem__), "__class__": property(lambda self: tuple), "__module__": "builtins"},
-)  # fmt: skip
-TABLES = {list: Table, tuple: Row}
+PROXIES = {list: proxy_of(list, **{name: writer(name) for name in WRITERS}), tuple: proxy_of(tuple)}
 STAND_IN = {float: Float, int: Int}
 for _name, _how in (
     *OPERATORS.items(),

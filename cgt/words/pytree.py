@@ -277,9 +277,9 @@ def first_difference(recorded: tuple[tuple, tuple], flat: Flat) -> tuple[str, st
     numbers = {path: (PLAIN, 0, number) for path, number in flat.numbers}
     then, now = leaves_of(*recorded), leaves_of(flat.program, flat.where) | numbers
     for path in dict.fromkeys((*then, *now)):
-        was, one = then.get(path), now.get(path)
-        both = was is not None and one is not None
-        if not (both and (was[0] in (SAME, LIVE) or was[0] == one[0] == TENSOR or _same_op(was, one))):
+        was: Any = then.get(path)
+        one: Any = now.get(path)
+        if not (was and one and (was[0] in (SAME, LIVE) or was[0] == one[0] == TENSOR or _same_op(was, one))):
             return path, told_leaf(was), told_leaf(one)
     return None
 
