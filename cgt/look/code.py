@@ -202,19 +202,12 @@ def is_global(step: b.Step, names: tuple[str, ...]) -> bool:
 
 
 def classes_caught(reading):
-    """The steps that name a class among which TypeError is, where a handler asks for it; those that begin a handler
-    of anything."""
-    steps, found, todo = reading.steps, set(), []
-    for at, step in enumerate(steps):
-        if step.does == b.CATCH:
-            todo += reading.takes[at]
-        if step.does == b.HANDLE and steps[at + 1].does == b.DROP:
-            found.add(at)
-    for makers in todo:  # which grows
-        for at in makers - b.UNKNOWN:
-            found.update({at} if is_global(steps[at], WIDE) else ())
-            todo += reading.takes[at] if steps[at].does == b.GATHER else ()
-    return found
+    """The steps that name a class among which TypeError is, in code that has handlers of named ones; those that begin
+    a handler of anything."""
+    steps = reading.steps
+    asks = any(step.does == b.CATCH for step in steps)
+    named = {at for at, step in enumerate(steps) if asks and is_global(step, WIDE)}
+    return named | {at for at, step in enumerate(steps[:-1]) if step.does == b.HANDLE and steps[at + 1].does == b.DROP}
 
 
 WIDE = ("TypeError", "Exception", "BaseException")

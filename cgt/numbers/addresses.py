@@ -21,6 +21,7 @@ import torch
 from cgt_core import HOST
 
 from ..data import Plan, Seen, State
+from ..run.observe import as_views
 from ..words import options
 from ..words.private import OpOverload
 from .scalars import KERNEL, shots_from, told_by, words_in
@@ -115,8 +116,8 @@ def record(seen: Seen, op: OpOverload, args: Sequence, kwargs: dict, before: int
     spans = [Span(core.address(one.swap.buffer), one.swap.hi - one.swap.lo, one.swap.lo) for one in slots]
 
     def given(which):
-        done = {}
-        return placed(seen, which, args, done), {name: placed(seen, which, x, done) for name, x in kwargs.items()}
+        place, done = functools.partial(placed, seen, which), {}
+        return as_views(args, place, done), {name: as_views(x, place, done) for name, x in kwargs.items()}
 
     words = told_by(seen, op, given, ROUNDS, functools.partial(explain, main, spans=spans))
     # A copy is told anew on the GPU that makes it.
@@ -131,20 +132,12 @@ def record(seen: Seen, op: OpOverload, args: Sequence, kwargs: dict, before: int
             stay(seen, [core.storage_id(one.swap.buffer)])
 
 
-def placed(seen, which, value, done):
-    """The op's argument with tensors that lie in copies anew, there (0) or in the user's memory (1): no kind of capture
-    may leave more on the heap than the other. `done`: as of observe.exchange."""
-    if isinstance(value, (list, tuple)):
-        return type(value)([placed(seen, which, x, done) for x in value])
-    movable = seen.copied.movable.get(core.storage_id(value)) if isinstance(value, torch.Tensor) else None
-    if movable is None:
-        return value
-    if id(value) not in done:
-        swap = movable.swap
-        done[id(value)] = core.view_like(
-            swap.leaf if which else swap.buffer, value, core.address(value) - core.address(swap.buffer)
-        )
-    return done[id(value)]
+def placed(seen, which, t):
+    """Where a tensor that lies in a copy is to lie: there (0) or in the user's memory (1). Either way it is another
+    one: no kind of capture may leave more on the heap than the other."""
+    movable = seen.copied.movable.get(core.storage_id(t))
+    swap = movable and movable.swap
+    return swap and (swap.leaf if which else swap.buffer, core.address(t) - core.address(swap.buffer))
 
 
 def explain(main, shots, spans):

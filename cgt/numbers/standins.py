@@ -177,9 +177,7 @@ class Trace:
         )
         plain = [plain_of(x) for x in operands]
         if core.NONE in rows:
-            for x in operands:
-                pin(x)
-            return function(*plain)
+            return function(*map(settle, operands))
         try:
             value = function(*plain)
         except Exception:  # division by zero, say: of these numbers, not of others
@@ -266,26 +264,20 @@ def floor(self):
 
 def binary(op, function):
     """The two methods of an operator, for the left and for the right operand."""
-
     vet = vet_sum if op == core.ADDED else lambda left, right, compute: compute()
 
-    def left(self, other):
+    def asked(self, other, *both):
         if is_foreign(other):
             return NotImplemented
-        return vet(self, other, lambda: self.node.trace.step(op, function, self, other))
+        return vet(*both, lambda: self.node.trace.step(op, function, *both))
 
-    def right(self, other):
-        if is_foreign(other):
-            return NotImplemented
-        return vet(other, self, lambda: self.node.trace.step(op, function, other, self))
-
-    return left, right
+    return (lambda self, other: asked(self, other, self, other)), lambda self, other: asked(self, other, other, self)
 
 
 def vet_sum(left, right, add):
     """Of floats alone, sum() adds in the end what each step rounded off. One step is rounded as it is anyway; where C
     adds to what it may have added before, and no code does, leave."""
-    trace, frame = (left if type(left) in STAND_INS else right).node.trace, sys._getframe(1).f_back
+    trace, frame = (left if type(left) in STAND_INS else right).node.trace, sys._getframe(2).f_back
     by_code = frame is None or dis.opname[frame.f_code.co_code[frame.f_lasti]].startswith("BINARY")
     if by_code or not SUMS_EXACTLY or trace.over or float not in (type(plain_of(left)), type(plain_of(right))):
         return add()

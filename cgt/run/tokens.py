@@ -51,10 +51,7 @@ def is_others(seen):
 
 def see_get_state(seen: Seen, generator: torch.Generator, plain: Callable[[], torch.Tensor]) -> torch.Tensor:
     """The function reads a default generator's state."""
-    if seen.cuts.bodies:
-        refuse(seen, errors.body_acts("get_rng_state", user_line(seen)))
-    seen.acts = True
-    vet_device(seen, "get_rng_state", generator)
+    begin(seen, "get_rng_state", generator)
     if generator.device.type == "cpu" or not seen.run.recording:
         with unseen(seen):
             state = plain()
@@ -75,8 +72,11 @@ def see_get_state(seen: Seen, generator: torch.Generator, plain: Callable[[], to
     return state
 
 
-def vet_device(seen, name, generator):
+def begin(seen, name, generator):
     """A recording's words are for the generators of its own GPUs, which a first run shows."""
+    if seen.cuts.bodies:
+        refuse(seen, errors.body_acts(name, user_line(seen)))
+    seen.acts = True
     is_home = generator.device.index in (seen.run.device, *seen.run.others)
     if generator.device.type == "cuda" and seen.run.recording and not is_home:
         refuse(seen, errors.other_device(name, user_line(seen), generator.device, name_of(seen.run.device)))
@@ -93,10 +93,7 @@ def see_set_state(
     seen: Seen, generator: torch.Generator, state: torch.Tensor, plain: Callable[[torch.Tensor], object]
 ) -> object:
     """The function sets a default generator's state: to a token, or it cannot be replayed."""
-    if seen.cuts.bodies:
-        refuse(seen, errors.body_acts("set_rng_state", user_line(seen)))
-    seen.acts = True
-    vet_device(seen, "set_rng_state", generator)
+    begin(seen, "set_rng_state", generator)
     sid = core.storage_id(state)
     state, moved, words = token_of(seen, sid, state)
     if words is None:  # set to what the function did not read: the next draw, or the end, refuses

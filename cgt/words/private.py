@@ -268,12 +268,6 @@ def self_check() -> bool:
     is an ImportError: nothing would be safe. Reference counts that do not behave as calibrated only
     switch the reuse of output tensors off, with a warning.
     """
-    if not hasattr(TorchDispatchMode, "ignore_compile_internals"):
-        warnings.warn(
-            f"torch {torch.__version__} compiles nothing that is first called in a jitted function, and "
-            "what was compiled before is recorded uncompiled.",
-            stacklevel=2,
-        )
     t = torch.arange(6.0).view(2, 3)[:, 1:]
     generator, heard, awaited = torch.Generator(), torch.ones(2, requires_grad=True), torch.ones(2, requires_grad=True)
     heard.register_hook(lambda _: None)
