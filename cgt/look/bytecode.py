@@ -80,8 +80,7 @@ class Reading(NamedTuple):
         return call if call is not None and self.steps[call].does == CALL and self.callee(call) == at else None
 
     def stores_seen(self, name: str) -> dict[int, set[int]]:
-        """{step that reads this local variable: those that may have stored what it finds}. -1: the caller, or nobody
-        since it was deleted."""
+        """{step that reads this local: those that may have stored what it finds}. -1: the caller, or nobody."""
         found: dict[int, set[int]] = {}
         changes = [at for at, step in enumerate(self.steps) if changes_local(step, name)]
         for change in (-1, *changes):

@@ -171,8 +171,7 @@ def tells_apart(code: types.CodeType) -> str | None:
 
 
 def asks_type(reading: b.Reading, at: int) -> bool:
-    """Is type() looked up here, for more than the type's name, method or text, or of a constant or `self`?
-    (isinstance() asks for no exact type.)"""
+    """Is type() looked up here, for more than a type's name, method or text, or of a constant or `self`?"""
     if not is_global(reading.steps[at], ("type",)):
         return False
     call = reading.call_of(at)
@@ -202,8 +201,7 @@ def is_global(step: b.Step, names: tuple[str, ...]) -> bool:
 
 
 def classes_caught(reading):
-    """The steps that name a class among which TypeError is, in code that has handlers of named ones; those that begin
-    a handler of anything."""
+    """Steps that name what catches TypeError, in code with named handlers; those that begin one of anything."""
     steps = reading.steps
     asks = any(step.does == b.CATCH for step in steps)
     named = {at for at, step in enumerate(steps) if asks and is_global(step, WIDE)}

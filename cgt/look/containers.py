@@ -17,8 +17,7 @@ FIELDS = "__dataclass_fields__"  # the module that tells them would count as cod
 
 
 def parts_of(value: Any) -> list[tuple[str, Any, Any]]:
-    """[(step of the path, key, child)] of a container whose entries can be exchanged, or which can be made anew; else,
-    or of a large one, []."""
+    """[(step of the path, key, child)] of a container that can be made anew or in place; else, or if large, []."""
     kind = type(value)
     if isinstance(value, (dict, list, tuple)) and len(value) > MOST_ENTRIES:
         return []

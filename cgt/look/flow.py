@@ -107,8 +107,7 @@ def line_at(code: types.CodeType, reading: b.Reading, at: int) -> str:
 
 
 def mentions(reading, at):
-    """(where, name) of all that a step reads, stores or deletes by name. A method that is called does not count:
-    numbers are none."""
+    """(where, name) of all that a step reads, stores or deletes; but no method that is called: numbers are none."""
     step = reading.steps[at]
     if step.does == b.CONSTANT:
         words = texts_in(step.name)

@@ -84,8 +84,7 @@ def asks_ids(ran: set[types.CodeType | None]) -> bool:
 
 
 def imported(started: set[types.CodeType | None]) -> set[str]:
-    """The files of modules that were imported and are not libraries': with their bodies ran code that later calls do
-    not run."""
+    """Files of modules, but of libraries, that were imported: with their bodies ran what later calls do not run."""
     bodies = {c.co_filename for c in list(started) if c is not None and c.co_name == "<module>" and is_read(c)}
     modules = sys.modules.values() if bodies else ()
     # The rest is somebody's exec.

@@ -5,10 +5,7 @@ Where that is, is found as numbers are (scalars.py): each op that works on a slo
 and on the user's own memory, behind the nodes that it made; nothing runs, and these nodes are taken out. A word that is
 an address in the copy in all captures of the one kind, and the same address in the user's memory in all of the other,
 is an address in the slot. What differs between captures of one kind is padding that nobody wrote; any other byte that
-differs between the kinds keeps the slot copied. So does an address in the copy that no op accounts for.
-
-Source of the method: differential capture, decision 146 (docs/decisions); driver API, "Graph Management"
-(cuGraphExecKernelNodeSetParams)."""
+differs between the kinds keeps the slot copied. So does an address in the copy that no op accounts for."""
 
 import bisect
 import functools
@@ -107,8 +104,7 @@ def stay(seen: Seen, memory: Iterable[int]) -> None:
 
 
 def record(seen: Seen, op: OpOverload, args: Sequence, kwargs: dict, before: int, end: int, memory: list[int]) -> None:
-    """The op under way was captured, as the nodes from `before` to `end`, on these copies: note where their addresses
-    lie, or let them stay."""
+    """The op under way was captured, from `before` to `end`: note where these copies' addresses lie, or let stay."""
     main = shots_from(before)[: end - before]
     if not main:  # a view
         return
@@ -141,9 +137,8 @@ def placed(seen, which, t):
 
 
 def explain(main, shots, spans):
-    """[Word]: where addresses in the slots lie among the arguments of the nodes `main`; or None, if that cannot be
-    told. `shots`: (which, nodes) of captures of the same op, on the copies (0) as `main`, or on the user's memory (1).
-    `spans`: a Span for each slot."""
+    """[Word]: where addresses in the slots, of which `spans` are, lie among the arguments of the nodes `main`; or None.
+    `shots`: (which, nodes) of captures of the same op, on the copies (0) as `main`, or on the user's memory (1)."""
     if any(node.kind not in (KERNEL, COPY, FILL) or not node.params for node in main):
         return None
     words = words_in(main, shots, functools.partial(words_of, spans=spans), Word)
@@ -209,8 +204,7 @@ def bind(seen: Seen, plan: Plan) -> set[int]:
 
 
 def is_named(one: Movable, words: list[tuple[int, int]], opaque: set[int]) -> bool:
-    """Does a node of the graph name an address in this slot's copy, besides those of ops on it? `words`, `opaque`: of
-    core.graph_words()."""
+    """Does a node name an address in the copy, but for ops on it? `words`, `opaque`: of core.graph_words()."""
     lo = core.address(one.swap.buffer)
     first, last = (bisect.bisect_left(words, (at,)) for at in (lo, lo + core.span(one.swap.leaf)))
     return not one.looked_at.issuperset(opaque) or any(node not in one.looked_at for _, node in words[first:last])

@@ -11,9 +11,6 @@ with the line that made it so.
 
 A hit takes today's numbers, does the same steps (core/numbers.pxi), and tells the graph where one comes to another
 value.
-
-Source of the method: torch.compile's symbolic numbers (torch.SymFloat and what is around it), here with a value
-for every number, and without guards that need a solver.
 """
 
 import collections
@@ -156,8 +153,7 @@ def lying(place):
 
 
 def numbers_in(place):
-    """[(what follows its path, element or NONE, number)] of a place in which a number lies, or a short tuple of such;
-    else []."""
+    """[(what follows its path, element or NONE, number)] of a place with a number or a short tuple of them."""
     if place.kind not in places.HOLD_NUMBERS:
         return []
     want = place.want
@@ -321,8 +317,7 @@ def unwrap(trace, place):
 
 
 def unwrapped(value, path, rows, depth=containers.DEEPEST):
-    """The value with numbers in place of the stand-ins in it, of which `rows` has the rows by their paths. Tuples are
-    made anew."""
+    """The value without stand-ins: a tuple anew, others in place. `rows` gets the rows of these by their paths."""
     if type(value) in STAND_INS:
         rows[path] = value.node.row
         return value.node.value
@@ -340,8 +335,7 @@ def unwrapped(value, path, rows, depth=containers.DEEPEST):
 
 
 def numbers_put(seen: Seen, place: Place, k: int) -> dict[str, int]:
-    """{path: number} of those that came to a place, as the k-th of those appended if it is a list; the rest of it is
-    constant."""
+    """{path: number} of what came to a place, as the k-th appended if it is a list; the rest is constant."""
     if seen.live is None:
         return {}
     found = seen.live.stored.get((id(place.home), place.want + k if place.kind == places.LIST_LEN else place.key), {})
@@ -386,8 +380,7 @@ def arguments(seen: Seen, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
 
 
 def note_parsed(trace, op, args, kwargs, takes):
-    """The same of numbers that the parser asked for since the last op: each is the one argument of that value, or
-    exact."""
+    """The same of numbers that the parser asked for: each is the one argument of that value, or exact."""
     rows, trace.parsed, taken = trace.parsed, [], []
     for row in rows:
         value = trace.steps[row].value if row != core.NONE else None
@@ -404,9 +397,8 @@ def note_parsed(trace, op, args, kwargs, takes):
 def note(
     seen: Seen, op: OpOverload, facts: Any, args: Sequence, kwargs: dict, beside: bool
 ) -> list[tuple[int, int, int]]:
-    """The op under way was given numbers of ours. [(argument, element or NONE, row)] of those that it takes at each
-    replay; of the others the recording is for the value. `beside`: it runs on the host, and what is recorded is a
-    graph."""
+    """[(argument, element or NONE, row)] of our numbers that the op under way takes at each replay; of the others that
+    it was given the recording is for the value. `beside`: it runs on the host, and what is recorded is a graph."""
     taken = note_parsed(seen.live, op, args, kwargs, facts.packet in PARSES and not beside and not seen.cuts.bodies)
     takes = facts.packet in TAKES and not op._overloadname.endswith("_mode")
     plain = not takes or beside or seen.cuts.bodies or facts.draws or seen.reason is not None or seen.live is None
@@ -442,8 +434,7 @@ def settle_all(seen: Seen) -> None:
 
 
 def close(seen: Seen, box: list) -> object:
-    """The run is over: the result, which lies alone in the box, with numbers in place of stand-ins. Nobody may keep
-    one."""
+    """The run is over: the result, alone in the box, with numbers for stand-ins, of which nobody may keep one."""
     trace, result = seen.live, box.pop()
     if trace is None:
         return result
@@ -478,8 +469,7 @@ def close(seen: Seen, box: list) -> object:
 
 
 def refuse_read(seen, line):
-    """More than ops and comparisons depends on a number that was read at this line: it is not computed with at the next
-    try."""
+    """More than ops and comparisons depends on a number that was read here: the next try computes with none."""
     seen.computed = False
     refuse(seen, errors.host_read("Tensor.item", line))
 
@@ -491,8 +481,7 @@ def give_up(seen, line):
 
 
 def filled(value):
-    """Part of a result: the number, of which the recording is for the value, in place of a stand-in; or what holds one
-    that was read."""
+    """Part of a result: for a stand-in the number, to which the recording belongs, or what holds one that was read."""
     if type(value) not in STAND_INS:
         return value
     hand = value.node.trace.hands.get(value.node.row)
@@ -539,8 +528,7 @@ def asker(codes: Iterable[types.CodeType | None]) -> str | None:
 
 
 def watch(seen: Seen) -> None:
-    """Code that started since can tell stand-ins from numbers: leave before it does more, if what was done can be done
-    again."""
+    """Code started that can tell stand-ins from numbers: leave before it does more, if the run can come again."""
     trace = seen.live
     if len(seen.code.started) == trace.started or trace.over:
         return
@@ -582,8 +570,7 @@ def absolve(state: State, reason: str | None) -> str | None:
 
 
 def why_repeated(seen: Seen | None, error: BaseException) -> str | None:
-    """A sentence if a run on the host that raised this is to run again with the numbers and objects themselves, or
-    None."""
+    """A sentence if a run on the host that raised this is to come again with the very numbers and objects."""
     blind = seen is not None and seen.code.looked and isinstance(error, Exception)
     if blind and (may_undo(seen) or may_repeat(seen)):
         seen.again = True
@@ -637,15 +624,10 @@ def told(trace: Trace | None, found: list[Place]) -> Told:
     if trace is None:
         return Told(lie, [], {})
     sources = [(s.path, trace.exact.get(k)) for k, s in enumerate(trace.sources)]
-    paths = [s.path for s in trace.sources]
-    decides = {
-        row: errors.number_decides([*paths, READ][source_of(trace, row)], line) for row, line in trace.exact.items()
-    }  # NONE: the last
-    parted = {
-        k: errors.counters_part(paths[k], paths[trace.steps[k].b])
-        for k, s in enumerate(trace.sources)
-        if s.op == core.IN_TENSOR and trace.steps[k].b != core.NONE
-    }
+    names = [*(s.path for s in trace.sources), READ]  # NONE: the last
+    decides = {row: errors.number_decides(names[source_of(trace, row)], line) for row, line in trace.exact.items()}
+    pairs = [(k, trace.steps[k].b) for k, s in enumerate(trace.sources) if s.op == core.IN_TENSOR]
+    parted = {k: errors.counters_part(names[k], names[alike]) for k, alike in pairs if alike != core.NONE}
     return Told(lie, sources, parted | decides)
 
 

@@ -1,5 +1,4 @@
-"""Rows of tensors that a number chooses which is another one at each call: `table[t]`, `buffer[i] = x`, `cache[:, :, t]
-= k`.
+"""Rows of tensors that a number chooses which changes: `table[t]`, `buffer[i] = x`, `cache[:, :, t] = k`.
 
 Eager makes a view there, whose address the number decides. A recording has an op instead that is given the number: it
 copies the row out, or in."""
@@ -26,8 +25,7 @@ def can_choose(seen: Seen, t: torch.Tensor) -> bool:
 
 
 def at(t, dim, index):
-    """The index as ops take it. Raises as eager does; on which side of 0 it lies, and that it is in range, is the
-    recording's."""
+    """The index as ops take it. Raises as eager does; that it is in range, and its sign, is the recording's."""
     length = t.shape[dim]
     if not -length <= index < length:
         raise IndexError(f"index {operator.index(index)} is out of bounds for dimension {dim} with size {length}")
@@ -46,8 +44,7 @@ def choose(seen: Seen, t: torch.Tensor, index: int) -> torch.Tensor:
 def put(
     seen: Seen, stand_in: type, plain: Callable[..., object], t: torch.Tensor, index: object, value: object
 ) -> None:
-    """t[index] = value: by an op, if one part of the index is a number of ours, or lies between two, and the others are
-    `:`."""
+    """t[index] = value: by an op, if one part of the index is ours, or lies between two, and the others are `:`."""
     parts = index if type(index) is tuple else (index,)
     dims = [dim for dim, one in enumerate(parts) if is_chosen(one, stand_in)]
     found = row = None

@@ -5,10 +5,7 @@ So the op is captured again, with other numbers, behind the nodes that it made; 
 out before the graph is instantiated. What differs between the captures with one number and with another, and never
 between two with the same, comes of the number; each such word must be one that a known form makes of it, at every
 number tried. What differs between captures with the same number is padding that nobody wrote. An op of which any other
-byte moves with its number cannot be told, and the recording is for that number.
-
-Source of the method: differential capture, decisions 117 and 118 (docs/decisions); driver API, "Graph Management"
-(cuGraphKernelNodeGetParams, cuStreamUpdateCaptureDependencies)."""
+byte moves with its number cannot be told, and the recording is for that number."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -102,16 +99,14 @@ def words_of(data, seen, values):
 
 
 def is_told(data, by, k):
-    """Does byte k depend on the numbers: the same in all captures with the same, another with others? Else it is
-    padding, or the same with all. (An address of a result is another one in the op's own capture, `data`, and the same
-    in all others.)"""
+    """Does byte k depend on the numbers, and on nothing else? Else it is padding, or the same with all. (An address of
+    a result is another one in the op's own capture, `data`, and the same in all others.)"""
     told = [{one[k] for one in ones} for ones in by.values()]
     return len(set().union(*told)) > 1 and all(len(values) == 1 for values in told) and told[0] == {data[k]}
 
 
 def fitting(data, by, values, k, size):
-    """Words of this size around byte k that a form makes of a number, at every capture: (offset, size, form,
-    number)."""
+    """Words of this size at byte k that a form makes of a number in every capture: (offset, size, form, number)."""
     at = k - k % size
     if at + size > len(data):
         return
@@ -164,8 +159,7 @@ def told_by(
 
 
 def shoot(seen, op, given, order, shots):
-    """Capture the op once for each of `order`, behind the nodes that stay. False: it cannot be, with some of these
-    arguments."""
+    """Capture the op once for each of `order`, behind the nodes that stay. False: some arguments do not go."""
     mark, here, apart = core.graph_mark(), core.graph_length(), []
     try:
         with unseen(seen):

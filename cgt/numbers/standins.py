@@ -172,10 +172,8 @@ class Trace:
 
     def step(self, op, function, *operands):
         """What Python makes of the operands: a stand-in, where it is a number and C can do the same."""
-        rows = (
-            [core.NONE, core.NONE] if self.over or len(self.steps) > MAX_STEPS else [self.row_of(x) for x in operands]
-        )
-        plain = [plain_of(x) for x in operands]
+        is_over = self.over or len(self.steps) > MAX_STEPS
+        rows, plain = [core.NONE if is_over else self.row_of(x) for x in operands], list(map(plain_of, operands))
         if core.NONE in rows:
             return function(*map(settle, operands))
         try:

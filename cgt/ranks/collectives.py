@@ -26,9 +26,8 @@ NEVER, SAMPLED = 2**31 - 1, 100
 
 
 def why_not(module: torch.nn.Module, on_host: bool, saves: bool) -> str | None:
-    """Why a recording cannot have the forward of this module: "" if it is its kind, None if it can. A whole step can,
-    on the GPU: the hooks on accumulators run in the capture, and with them the collectives, on streams that join
-    again."""
+    """Why a recording cannot have this module's forward: "" if it is its kind; None if it can. A whole step can, on the
+    GPU: hooks on accumulators run in the capture, and the collectives with them, on streams that join again."""
     if on_host or saves or not (isinstance(module, DistributedDataParallel) and private.knows_parallel()):
         return ""
     return private.odd_parallel(module)
@@ -128,8 +127,7 @@ def watch_replays(node: int, device: int) -> None:
 
 
 def is_lasting(stream):
-    """The default stream and those of torch's pools last as long as the process; one that others made has its address
-    for an id."""
+    """As long as the process: the default stream and those of torch's pools. Others have an address for an id."""
     return stream.stream_id == 0 or stream.stream_id % 2 == 1
 
 

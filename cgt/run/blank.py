@@ -25,8 +25,7 @@ FILLS = frozenset(
 def see(
     seen: Seen, facts: Any, inputs: list[torch.Tensor], written: Sequence[torch.Tensor], fresh: list[torch.Tensor]
 ) -> str | None:
-    """An op of the host's ran: the sentence on memory that it read though no op wrote it, or None. For one that makes
-    empty memory, or where there is some."""
+    """An op of the host's made empty memory, or ran where there is some: a sentence if it read what no op wrote."""
     packet = facts.packet
     if packet in EMPTY:
         made = {core.storage_id(t): seen.made[core.storage_id(t)] for t in fresh if t.numel()}

@@ -56,8 +56,7 @@ def observe(
 def observe_plan(
     state: State, plan: Plan, swaps: list[tuple[torch.Tensor, torch.Tensor]], before: object, pool: int
 ) -> Seen:
-    """For the recording of a plan. `swaps`: [(leaf tensor, buffer), ...] of its copied slots. `before`, `pool`: as of
-    Run."""
+    """For the recording of a plan. `swaps`: [(leaf, buffer)] of its copied slots. `before`, `pool`: as of Run."""
     tensors = plan.tensors
     compared, learnt = state.opts.audit and state.opts.audit.every, state.learnt
     run = Run(
@@ -143,8 +142,7 @@ def tensors_in(values: Iterable[object], into: list[torch.Tensor]) -> list[torch
 
 
 def touch(seen: Seen, t: torch.Tensor, fills: bool = False) -> None:
-    """The run has to do with t (and `fills` it): is its memory from outside, and met for the first time, then that is
-    noted."""
+    """The run has to do with t (and `fills` it): memory from outside is noted when it is met first."""
     sid = core.storage_id(t)
     if sid in seen.made or sid in seen.copied.buffers or sid in seen.touched:
         return
@@ -234,8 +232,7 @@ def asks_on(seen: Seen) -> bool:
 
 
 def refuse(seen: Seen, sentence: str) -> None:
-    """Note why this run cannot be replayed. In a CUDA capture nothing has run yet, and what a body does is in vain:
-    leave."""
+    """Note why this cannot be replayed, and leave what is in vain: a capture, where nothing ran yet; a body."""
     note_reason(seen, sentence)
     if is_capture(seen) or seen.cuts.bodies:
         raise Unrecordable(sentence)
@@ -324,8 +321,7 @@ def in_fixed(seen, t):
 
 
 def warn(text: str) -> None:
-    """A CgtWarning at the user's line. Where warnings are errors the call's result must not be lost for one: the text
-    stands in explain()."""
+    """A CgtWarning at the user's line; where warnings are errors no result is lost for one: explain() tells it."""
     frame = sys._getframe(1)
     while frame.f_back is not None and frame.f_code.co_filename.startswith(NOT_USER_CODE):
         frame = frame.f_back

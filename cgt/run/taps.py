@@ -298,8 +298,7 @@ JITERATED = Tap(*private.JITERATORS)  # kernels of torch.cuda.jiterator's
 
 
 def tap_kernels() -> Bracket:
-    """A bracket: inside, kernels of operators that read behind the observer's back (private.READ_BEHIND) tell of it.
-    Whom, says api.py."""
+    """A bracket: operators that read behind the observer's back (private.READ_BEHIND) tell api.py of it."""
     handles = []
     return functools.partial(core.reads_begin, handles), functools.partial(core.reads_end, handles)
 
@@ -357,9 +356,8 @@ def tap_saves(
 
 
 def tap_parallel(is_mine: Callable[[], bool], told: Callable[..., object]) -> list[Bracket]:
-    """[bracket, ...]: inside, where `is_mine()`, told(name, module) comes before the forward of a
-    DistributedDataParallel or a FullyShardedDataParallel. What these do for a backward is not in the ops of their
-    forward."""
+    """[bracket, ...]: inside, where `is_mine()`, told(name, module) comes before the forward of a module that spreads
+    the work over processes: what such a one does for a backward is not in the ops of its forward."""
 
     def handle(plain, owner, name, args, kwargs):
         told(owner.__name__, args[0])
@@ -505,11 +503,8 @@ MEETINGS = tuple(  # where threads wait for each other
 )
 
 
-THREAD_STARTS = {
-    core.method_id(getattr(_thread, name))
-    for name in ("start_new_thread", "start_joinable_thread")
-    if hasattr(_thread, name)
-}
+STARTS = private.there((_thread, "start_new_thread"), (_thread, "start_joinable_thread"))
+THREAD_STARTS = {core.method_id(getattr(*target)) for target in STARTS}
 
 
 def monitored(started, methods, called, others, aside):

@@ -9,7 +9,7 @@ import sys
 import types
 import warnings
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import cgt_core as core
 import torch
@@ -76,8 +76,8 @@ CAPTURE_CHECKS = frozenset(
 # What taps.py replaces, as (owner, name), and what it needs for that.
 
 
-def there(*targets):
-    """Those that this torch has."""
+def there(*targets: tuple[Any, str]) -> list[tuple[Any, str]]:
+    """Those of these, (owner, name), that there are in this release."""
     return [target for target in targets if hasattr(*target)]
 
 
@@ -163,8 +163,7 @@ def is_pending(cls: type) -> bool:
 
 
 def sharding_calls() -> tuple[tuple[type, str], ...]:
-    """What works out how the results of an op on DTensors are spread, on tensors of its own; () before that is
-    imported."""
+    """What works out, on tensors of its own, how an op's results are spread; () before it is imported."""
     module = sys.modules.get("torch.distributed.tensor._sharding_prop")
     calls = (("LocalLRUCache", "__call__"), ("ShardingPropagator", "propagate_op_sharding_non_cached"))
     return tuple(there(*((getattr(module, owner, None), name) for owner, name in calls)))
@@ -188,8 +187,7 @@ def odd_parallel(module: DistributedDataParallel) -> str | None:
 
 
 def used_map_size(module: DistributedDataParallel) -> int:
-    """How many numbers its table has of the parameters that had a gradient in the first backward; 0 where that table
-    changes."""
+    """How many numbers its table of the parameters with a gradient has; 0 where that table changes."""
     return module.static_graph and sum(p.requires_grad for p in module._module_parameters)
 
 
@@ -218,8 +216,7 @@ def set_parallel_statistics(module: DistributedDataParallel, n: int) -> None:
 
 
 def nccl_timeout() -> float | None:
-    """Seconds that a collective of NCCL's may take, in the group that allows it the longest; None without such a
-    group."""
+    """Seconds that a collective of NCCL's may take, in the group that allows the longest; None without one."""
     world = getattr(getattr(torch.distributed, "distributed_c10d", None), "_world", None)
     found = []
     for group, (backends, _) in () if world is None else list(world.pg_map.items()):

@@ -105,14 +105,12 @@ class Flat(NamedTuple):
 
 
 def flatten(tree: object, path: str, static: Iterable[str] = (), objects: Any = None) -> Flat:
-    """Flatten `tree`. Paths start with `path`; a subtree whose path is in `static` is one leaf. `objects`: opens those
-    that it knows as dataclasses are."""
+    """Paths begin with `path`; what has one in `static` is one leaf. `objects`: opens those that it knows."""
     return _flattened([(tree, path)], static, objects)
 
 
 def _flattened(trees, static=(), objects=None, live=()):
-    """These trees, each with its path, one after the other. `live`: paths of what may be another number of its type at
-    each call."""
+    """Trees, each with its path, one after the other. `live`: paths of numbers that are others at each call."""
     out = Flat([], [], [], [], [], [])  # type: ignore[arg-type]  # while they grow
     for tree, path in trees:
         _flatten_into(out, tree, path, frozenset(static), {}, objects, live)
@@ -120,9 +118,8 @@ def _flattened(trees, static=(), objects=None, live=()):
 
 
 def flatten_result(result: object, is_made: Callable[[torch.Tensor], bool], is_own: bool) -> Flat:
-    """`flatten` of a result. An object that nobody else holds, with tensors that the call made (is_made(t)), was made
-    in the call, too: its attributes are leaves, and a replay makes another one. is_own: nobody else holds the
-    result."""
+    """`flatten` of a result, which nobody else holds if it `is_own`. So was made in the call an object that nobody else
+    holds, with tensors that the call made (is_made(t)): its attributes are leaves, and a replay makes another one."""
     objects = Objects(is_made, [])
     flat = flatten(result, ROOT, objects=objects)
     return flatten(result, ROOT) if _held_elsewhere(objects.opened, result, objects.opened, is_own) else flat
@@ -204,8 +201,7 @@ def _is_made_anew(opened):
 
 
 def _holders_inside(roots, is_open):
-    """{id: how many holders an object has in these trees}. A container registered with torch may be a dict and have
-    attributes, too."""
+    """{id: how many holders it has in these trees}. A registered container may be a dict with attributes, too."""
     inside = collections.Counter(id(child) for one in _met_in(roots, is_open) for child in _children(one, is_open))
     inside.update(map(id, roots))
     return inside
@@ -463,27 +459,22 @@ def _leaf_kind(value, path, is_static):
         if kind is slice:
             _check_comparable(BOUNDS(value), path)
         return PLAIN
+    refusal = CgtError if is_static else Incomparable
     if _is_numpy(kind) and hasattr(kind, "__array__"):
-        error = CgtError if is_static else Incomparable
-        raise error(
-            errors.not_compared(
-                path, f"is a {kind.__module__}.{kind.__qualname__}", "Pass a tensor: torch.from_numpy(array)."
-            )
-        )
+        what, instead = f"is a {kind.__module__}.{kind.__qualname__}", "Pass a tensor: torch.from_numpy(array)."
+        raise refusal(errors.not_compared(path, what, instead))
     try:
         hash(value)
     except Exception as error:
         if not is_static:
             return SAME
         instead = HASHABLE_INSTEAD.get(kind, "something hashable")
-        raise CgtError(
-            f"{path} is static, but this {kind.__qualname__} is not hashable: cgt compares static "
-            f"arguments by value. Pass {instead} instead."
-        ) from error
+        what = f"is static, but this {kind.__qualname__} is not hashable"
+        raise CgtError(errors.not_compared(path, what, f"Pass {instead} instead.")) from error
     has_value = kind.__eq__ is not object.__eq__ and kind.__hash__ is not object.__hash__
     if not is_static and (isinstance(value, torch.nn.Module) or not has_value):
         return SAME
-    _check_comparable(value, path, CgtError if is_static else Incomparable)
+    _check_comparable(value, path, refusal)
     return EQUAL
 
 

@@ -72,8 +72,7 @@ def maker(t: torch.Tensor) -> Callable[[Iterable[torch.Tensor]], torch.Tensor]:
 
 
 def waited_for(value: Any) -> object:
-    """What is inside, if it is what a functional collective gave: from outside it is that tensor, once somebody
-    waited."""
+    """What is inside what a functional collective gave: from outside it is that tensor, once somebody waited."""
     return value.elem if is_pending(type(value)) else value
 
 
