@@ -497,8 +497,6 @@ class Watch(NamedTuple):
 
 
 class Alive(NamedTuple):
-    """What must stay alive."""
-
     objects: list  # that a replay needs
     memory: list  # that a tape needs
     names: list  # in a recording: what keeps the names of new memory their own

@@ -196,11 +196,10 @@ def guards_of(code, offsets):
 
 def lines_of(code, offsets):
     """The line of each step; what has none belongs to the one before."""
-    lines, line = [], code.co_firstlineno
-    for _, end, here in code.co_lines():
-        line = here or line
-        lines += [line] * (bisect.bisect_left(offsets, end) - len(lines))
-    return lines
+    lines, known = [code.co_firstlineno], [line for line, *_ in code.co_positions()]
+    for offset in offsets:
+        lines.append(known[offset // 2] or lines[-1])
+    return lines[1:]
 
 
 def walk(steps, leads, guards, targets):

@@ -51,11 +51,7 @@ class Kept(NamedTuple):
 
 
 def uses_behind(
-    frame: types.FrameType,
-    answers: tuple[str, ...],
-    runner: types.CodeType,
-    function: Callable[..., object],
-    args: tuple,
+    frame: types.FrameType, answers: tuple[str, ...], runner: types.CodeType, function: Callable, args: tuple
 ) -> list[str | Kept] | None:
     """[RETURNED, COMPARED, COMPUTED, Kept, ...] or less, if this frame is at the call of a method without arguments, or
     of float(), and what that gives only comes to such, in frames up to that of `function`, which code `runner` runs

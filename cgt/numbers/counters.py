@@ -36,8 +36,6 @@ JOIN_TRIES = 2  # recordings thrown away in a row: one that makes them, one that
 
 
 class Counter(NamedTuple):
-    """One of a run."""
-
     path: str
     tensor: Any
     source: int  # row of what it held when the call began

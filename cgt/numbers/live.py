@@ -33,7 +33,7 @@ from ..run.observe import NOT_USER_CODE, Unrecordable, collect, is_capture, lyin
 from ..words import errors, pytree
 from ..words.private import OpOverload
 from . import rows, standins
-from .standins import MATH, MOST, PYTHON, STAND_INS, Int, Source, Trace, looked_at, pin, settle
+from .standins import MATH, MOST, PYTHON, STAND_INS, Int, Source, Taken, Trace, looked_at, pin, settle
 
 READ = "a number that is read on the way"
 MOST_PARTS, MOST_ENTRIES = 8, 1 << 16  # numbers of a tuple: `betas`; of a list from which one chooses
@@ -394,11 +394,9 @@ def note_parsed(trace, op, args, kwargs, takes):
     return taken
 
 
-def note(
-    seen: Seen, op: OpOverload, facts: Any, args: Sequence, kwargs: dict, beside: bool
-) -> list[tuple[int, int, int]]:
-    """[(argument, element or NONE, row)] of our numbers that the op under way takes at each replay; of the others that
-    it was given the recording is for the value. `beside`: it runs on the host, and what is recorded is a graph."""
+def note(seen: Seen, op: OpOverload, facts: Any, args: Sequence, kwargs: dict, beside: bool) -> Taken:
+    """Our numbers that the op under way takes at each replay; of the others that it was given the recording is for the
+    value. `beside`: it runs on the host, and what is recorded is a graph."""
     taken = note_parsed(seen.live, op, args, kwargs, facts.packet in PARSES and not beside and not seen.cuts.bodies)
     takes = facts.packet in TAKES and not op._overloadname.endswith("_mode")
     plain = not takes or beside or seen.cuts.bodies or facts.draws or seen.reason is not None or seen.live is None
@@ -410,7 +408,7 @@ def note(
     return taken
 
 
-def pin_all(seen: Seen, numbers: Iterable[tuple[int, int, int]]) -> None:
+def pin_all(seen: Seen, numbers: Taken) -> None:
     """The recording is for these numbers alone after all."""
     for _, _, row in numbers:
         seen.live.pin(row)

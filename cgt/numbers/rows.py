@@ -41,9 +41,7 @@ def choose(seen: Seen, t: torch.Tensor, index: int) -> torch.Tensor:
     return row
 
 
-def put(
-    seen: Seen, stand_in: type, plain: Callable[..., object], t: torch.Tensor, index: object, value: object
-) -> None:
+def put(seen: Seen, stand_in: type, plain: Callable, t: torch.Tensor, index: object, value: object) -> None:
     """t[index] = value: by an op, if one part of the index is ours, or lies between two, and the others are `:`."""
     parts = index if type(index) is tuple else (index,)
     dims = [dim for dim, one in enumerate(parts) if is_chosen(one, stand_in)]

@@ -18,6 +18,7 @@ from cgt_core import AS_F64, INVERSE_OF_F32, NONE
 from ..data import Seen
 from ..run.observe import tensors_in, unseen
 from ..words.private import OpOverload
+from .standins import Taken
 
 # In which order the op is captured with its own numbers (0) and the others: what the stack and the heap keep of one
 # capture must not come again with the same number. Measured on an H100: with an order that repeats, padding of five ops
@@ -62,10 +63,7 @@ def explain(main, shots, values):
     return words if words is not None and {word.number for word in words} == set(range(len(values[0]))) else None
 
 
-def words_in(
-    main: list[Shot], shots: list[tuple[int, list[Shot]]], words_of: Callable[..., list[tuple] | None],
-    word: Callable[..., Any],
-) -> list | None:  # fmt: skip
+def words_in(main: list[Shot], shots: list[tuple], words_of: Callable, word: Callable) -> list | None:
     """[word(node, offset, ...)]: what words_of tells of the bytes of each argument that are others in other captures,
     and of those; None: it cannot tell of one, or these captures did not make the same nodes."""
     made = [main, *(nodes for _, nodes in shots)]
@@ -119,11 +117,9 @@ def fitting(data, by, values, k, size):
                 yield at, size, form, number
 
 
-def record(
-    seen: Seen, op: OpOverload, args: Sequence, kwargs: dict, numbers: list[tuple[int, int, int]], before: int
-) -> bool:
+def record(seen: Seen, op: OpOverload, args: Sequence, kwargs: dict, numbers: Taken, before: int) -> bool:
     """The op under way was captured, as the nodes behind `before`: have replays tell its kernels their numbers. False
-    if it cannot be told where these lie. `numbers`: see live.note."""
+    if it cannot be told where these lie."""
     rows = sorted({row for _, _, row in numbers})
     told = [seen.live.steps[row].value for row in rows]
     values = [told, *([others(value, k)[which] for k, value in enumerate(told)] for which in (0, 1))]
@@ -142,10 +138,7 @@ def record(
     return words is not None
 
 
-def told_by(
-    seen: Seen, op: OpOverload, given: Callable[[int], tuple], rounds: tuple[tuple[int, ...], ...],
-    explain: Callable[..., list | None],
-) -> list | None:  # fmt: skip
+def told_by(seen: Seen, op: OpOverload, given: Callable, rounds: tuple, explain: Callable) -> list | None:
     """What `explain` tells of captures of the op in vain: [(which, nodes), ...], with the arguments given(which), for
     as many rounds as it takes; or None."""
     shots = []
@@ -186,9 +179,7 @@ def shots_from(first: int) -> list[Shot]:
     return [Shot(*one) for one in core.graph_shots(first)]
 
 
-def substitute(
-    op: OpOverload, args: Sequence, kwargs: dict, numbers: list[tuple[int, int, int]], values: dict[int, int | float]
-) -> tuple[list, dict]:
+def substitute(op: OpOverload, args: Sequence, kwargs: dict, numbers: Taken, values: dict) -> tuple[list, dict]:
     """The op's arguments, with other numbers."""
     names = [a.name for a in op._schema.arguments]
     args, kwargs = list(args), dict(kwargs)

@@ -26,6 +26,9 @@ SUMS_EXACTLY = sys.version_info >= (3, 12)
 MAX_STEPS = 4096  # of one recording: what computes more with a number is a loop that wants another form
 
 
+Taken = list[tuple[int, int, int]]  # (argument, element or NONE, row) of each number of ours that an op takes
+
+
 class Source(NamedTuple):
     """Where a number comes from."""
 

@@ -76,10 +76,7 @@ def forget(modules: Iterable[DistributedDataParallel]) -> bool:
     """A capture came to nothing: was it in the middle of a reduction? That is under way no longer. (Buckets are built
     anew then, with an exchange, so the ranks must have come to this together: a program's own doing does, want of
     memory does not.)"""
-    cut = [module for module in list(modules) if not private.is_reduced(module)]
-    for module in cut:
-        private.forget_reduction(module)
-    return bool(cut)
+    return any([private.forget_reduction(module) for module in list(modules)])
 
 
 def sizes(sharded: Iterable[tuple[str, Any]]) -> list[tuple[torch.UntypedStorage, int]]:

@@ -22,9 +22,7 @@ FILLS = frozenset(
 )
 
 
-def see(
-    seen: Seen, facts: Any, inputs: list[torch.Tensor], written: Sequence[torch.Tensor], fresh: list[torch.Tensor]
-) -> str | None:
+def see(seen: Seen, facts: Any, inputs: Sequence, written: Sequence, fresh: Sequence) -> str | None:
     """An op of the host's made empty memory, or ran where there is some: a sentence if it read what no op wrote."""
     packet = facts.packet
     if packet in EMPTY:

@@ -65,9 +65,15 @@ def own(seen: Seen, t: torch.Tensor) -> None:
 
 
 def note(
-    seen: Seen, op: OpOverload, args: tuple, kwargs: dict[str, object], constant: bool, fresh: Sequence[torch.Tensor],
-    written: Sequence[torch.Tensor], is_real: bool = False,
-) -> None:  # fmt: skip
+    seen: Seen,
+    op: OpOverload,
+    args: tuple,
+    kwargs: dict,
+    constant: bool,
+    fresh: Sequence,
+    written: Sequence,
+    is_real: bool,
+) -> None:
     """The op ran: what it made, or wrote, is constant if all it had was. `is_real`: it did in a capture, too."""
     if not constant:
         forget(seen, (*fresh, *written))

@@ -43,9 +43,7 @@ class Unrecordable(BaseException):
     own `except Exception` does not catch it. Never reaches the user."""
 
 
-def observe(
-    driver: int, device: int, graph: Graph | None = None, given: list[torch.Tensor] | None = None, **also: Any
-) -> Seen:
+def observe(driver: int, device: int, graph: Graph | None = None, given: list | None = None, **also: Any) -> Seen:
     """For a run that is not recorded. `given`: what a backward may read. `also`: more of Run."""
     allocated = core.allocations(device) if given is not None and driver == CUDA else None
     slots = frozenset(map(core.storage_id, given or ()))
@@ -53,9 +51,7 @@ def observe(
     return Seen(Run(driver, device, graph=graph, slots=slots, allocated=allocated, **(now | also)))
 
 
-def observe_plan(
-    state: State, plan: Plan, swaps: list[tuple[torch.Tensor, torch.Tensor]], before: object, pool: int
-) -> Seen:
+def observe_plan(state: State, plan: Plan, swaps: list[tuple], before: object, pool: int) -> Seen:
     """For the recording of a plan. `swaps`: [(leaf, buffer)] of its copied slots. `before`, `pool`: as of Run."""
     tensors = plan.tensors
     compared, learnt = state.opts.audit and state.opts.audit.every, state.learnt
@@ -269,9 +265,7 @@ def swap_of(seen: Seen, sid: int, at: int, end: int) -> Swap | None:
     return next((row for row in seen.copied.swaps[sid] if row.lo <= at and end <= row.hi), None)
 
 
-def as_views(
-    value: object, place: Callable[[torch.Tensor], tuple[torch.Tensor, int] | None], done: dict[int, torch.Tensor]
-) -> Any:
+def as_views(value: object, place: Callable, done: dict[int, torch.Tensor]) -> Any:
     """The argument with each tensor in it as place(t) says: as a view of another one, so many bytes behind its start;
     None: it stays. `done`: those of the same op. What is one tensor stays one: attention asks whether its query is its
     key, and computes with other kernels if not."""

@@ -23,6 +23,8 @@ import torch
 from ..words import options, private
 
 Bracket = tuple[Callable[[], object], Callable[[], object]]  # (begin, end)
+Mine = Callable[[], bool]  # is a call the run's own?
+Codes = set[types.CodeType | None]
 NOTHING = (lambda: None, lambda: None)  # one
 
 
@@ -94,9 +96,7 @@ def late(*targets: tuple[Any, str]) -> Tap:
 # --- what torch.compile made ----------------------------------------------------------------------
 
 
-def tap_regions(
-    is_mine: Callable[[], bool], region: Callable[..., object], compiles: Callable[[], object]
-) -> tuple[list[Bracket], Callable[[], bool]]:
+def tap_regions(is_mine: Mine, region: Callable, compiles: Callable) -> tuple[list[Bracket], Callable[[], bool]]:
     """([bracket, ...], a function: was every region seen?). Inside, where `is_mine()`, region(plain, region, inputs)
     is called for each region that inductor compiled, and compiles() when a compilation begins, which is not observed.
     Not every region is seen if inductor was imported meanwhile."""
@@ -150,7 +150,7 @@ class InCompiled(private.DispatchMode):
         return core.observed_op(op, args, kwargs or {})
 
 
-def tap_compiled(is_mine: Callable[[], bool], higher_order: Callable[..., object]) -> Bracket:
+def tap_compiled(is_mine: Mine, higher_order: Callable[..., object]) -> Bracket:
     """A bracket: inside, where `is_mine()`, functions that Dynamo compiled are run under a dispatch mode instead of
     the observer's dispatch key: their guards compare the thread's keys, and would have them compiled once more for
     inside, but not those of modes. Two switches that Dynamo sets tell when such a function begins and ends."""
@@ -189,7 +189,7 @@ def tap_compiled(is_mine: Callable[[], bool], higher_order: Callable[..., object
 HIGHER_ORDER = Tap(private.HIGHER_ORDER_CALL)
 
 
-def tap_higher_order(is_mine: Callable[[], bool], handle: Callable[..., object]) -> Bracket:
+def tap_higher_order(is_mine: Mine, handle: Callable[..., object]) -> Bracket:
     """A bracket: inside, where `is_mine()`, handle(op) comes before each higher-order op, which finds its kernels by
     the thread's keys and knows none for the observer's."""
 
@@ -208,7 +208,7 @@ def tap_higher_order(is_mine: Callable[[], bool], handle: Callable[..., object])
 FORKS = Tap(private.HOP_COMPILES)
 
 
-def tap_forks(is_mine: Callable[[], bool], fork: Callable[..., object]) -> Bracket:
+def tap_forks(is_mine: Mine, fork: Callable[..., object]) -> Bracket:
     """A bracket: inside, where `is_mine()`, fork(name, args, plain) is called instead of what torch.cond and while_loop
     have Dynamo compile, and that is plain()."""
 
@@ -273,7 +273,7 @@ def is_reader(value: object) -> bool:
     return id(value) in PLAIN_READERS
 
 
-def tap_readers(is_mine: Callable[[], bool], read: Callable[..., object]) -> Bracket:
+def tap_readers(is_mine: Mine, read: Callable[..., object]) -> Bracket:
     """A bracket: inside, where `is_mine()`, read(name, tensor, its other arguments) comes before each such call, and is
     its answer unless that is None."""
 
@@ -331,10 +331,7 @@ DISABLES = Tap(private.SAVED_HOOKS_DISABLE)
 KEEPS = Tap(private.KEEPS_GRAPH)  # a node of autograd's asks whether its graph is kept
 
 
-def tap_saves(
-    pack: Callable[[torch.Tensor], object], unpack: Callable[..., torch.Tensor], is_mine: Callable[[], bool],
-    disabled: Callable[[], object],
-) -> list[Bracket]:  # fmt: skip
+def tap_saves(pack: Callable, unpack: Callable, is_mine: Mine, disabled: Callable) -> list[Bracket]:
     """[bracket, ...]: inside, autograd saves through these hooks; torch.func's transforms, which work with none, are
     told of by disabled() and take them away."""
     depth = core.save_hooks()
@@ -355,7 +352,7 @@ def tap_saves(
 # --- modules, random states, captures ------------------------------------------------------------
 
 
-def tap_parallel(is_mine: Callable[[], bool], told: Callable[..., object]) -> list[Bracket]:
+def tap_parallel(is_mine: Mine, told: Callable[..., object]) -> list[Bracket]:
     """[bracket, ...]: inside, where `is_mine()`, told(name, module) comes before the forward of a module that spreads
     the work over processes: what such a one does for a backward is not in the ops of its forward."""
 
@@ -367,7 +364,7 @@ def tap_parallel(is_mine: Callable[[], bool], told: Callable[..., object]) -> li
     return [late((owner, "forward")).to(is_mine, handle) for owner in owners if owner is not None]
 
 
-def tap_sharding(is_mine: Callable[[], bool]) -> Bracket:
+def tap_sharding(is_mine: Mine) -> Bracket:
     """A bracket: inside, where `is_mine()`, what DTensor works out about an op is not observed."""
     targets = private.sharding_calls()
 
@@ -384,7 +381,7 @@ def tap_sharding(is_mine: Callable[[], bool]) -> Bracket:
 STATES = Tap(*((m, name) for m in (torch, torch.cuda) for name in ("get_rng_state", "set_rng_state")))
 
 
-def tap_states(is_mine: Callable[[], bool], get: Callable[..., object], set_: Callable[..., object]) -> Bracket:
+def tap_states(is_mine: Mine, get: Callable[..., object], set_: Callable[..., object]) -> Bracket:
     """A bracket: inside, where `is_mine()`, the functions that read or set a default generator's state (those that
     fork_rng and torch.utils.checkpoint call) become get(generator, plain) and set_(generator, state, plain)."""
 
@@ -426,10 +423,7 @@ QUIET_FILES = (
 )
 
 
-def tap_calls(
-    started: set[types.CodeType | None], methods: dict[int, str], called: Callable[..., object],
-    beside: set[types.CodeType],
-) -> Bracket:  # fmt: skip
+def tap_calls(started: Codes, methods: dict[int, str], called: Callable, beside: Codes) -> Bracket:
     """A bracket: add the code objects that start or go on inside to the set `started`; add None if some could not be
     seen: somebody else's profiler is in the way. Before a builtin function of `methods` (by core.method_id) runs there
     is called(function, frame), the frame that calls it. Code of the program's other threads is added only where this

@@ -89,9 +89,7 @@ def note_token(seen, state, moved, generator, words):
         seen.alive.objects.append(core.alias(state))
 
 
-def see_set_state(
-    seen: Seen, generator: torch.Generator, state: torch.Tensor, plain: Callable[[torch.Tensor], object]
-) -> object:
+def see_set_state(seen: Seen, generator: torch.Generator, state: torch.Tensor, plain: Callable) -> object:
     """The function sets a default generator's state: to a token, or it cannot be replayed."""
     begin(seen, "set_rng_state", generator)
     sid = core.storage_id(state)

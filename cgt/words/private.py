@@ -196,18 +196,14 @@ def parallel_iteration(module: DistributedDataParallel) -> int:
     return module.logger._get_ddp_logging_data().ints_map.get("iteration", 0)
 
 
-def is_reduced(module: DistributedDataParallel) -> bool:
-    """Did all of its gradients come of which one has?"""
+def forget_reduction(module: DistributedDataParallel) -> bool:
+    """Were gradients of it missing, of which others had come? Its next forward would raise: none are awaited now."""
     try:
         module.reducer._check_reducer_finalized()
     except RuntimeError:
-        return False
-    return True
-
-
-def forget_reduction(module: DistributedDataParallel) -> None:
-    """Else its next forward would raise."""
-    module.reducer._reset_state()
+        module.reducer._reset_state()
+        return True
+    return False
 
 
 def set_parallel_statistics(module: DistributedDataParallel, n: int) -> None:
