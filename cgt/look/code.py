@@ -144,17 +144,14 @@ STORERS = frozenset(("setattr", "delattr"))
 
 def asked_for(code: types.CodeType, functions: Container[str]) -> list[str | None]:
     """The names that the code gives to these functions, as their second argument; None for one that is not in it."""
-    reading = b.read(code)
-    globals_ = [at for at, step in enumerate(reading.steps) if FIELDS.get((step.does, step.where)) == "globals"]
-    return [second_argument(reading, at) for at in globals_ if reading.steps[at].name in functions]
-
-
-def second_argument(reading, at):
-    """The text that is the second argument where what this step reads is called; None: unclear."""
-    call = reading.call_of(at)
-    made_by = reading.maker(call, 3) if call is not None and len(reading.takes[call]) > 3 else None
-    text = reading.steps[made_by].name if made_by is not None and reading.steps[made_by].does == b.CONSTANT else None
-    return text if isinstance(text, str) else None
+    reading, found = b.read(code), []
+    for at, step in enumerate(reading.steps):
+        if FIELDS.get((step.does, step.where)) == "globals" and step.name in functions:
+            call = reading.call_of(at)
+            made_by = reading.maker(call, 3) if call is not None and len(reading.takes[call]) > 3 else None
+            second = reading.steps[made_by] if made_by is not None else step
+            found.append(second.name if second.does == b.CONSTANT and isinstance(second.name, str) else None)
+    return found
 
 
 # --- who can tell what stands for a number ------------------------------------------------------

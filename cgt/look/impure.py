@@ -153,15 +153,13 @@ def vet(before: list[tuple[str, object, object]], seen: Seen) -> str | None:
 
 def moved(before: list[tuple[str, object, object]], seen: Seen) -> Iterator[str]:
     """A sentence for each that did."""
+    started = list(seen.code.started)  # a run under way still adds some
+    hides = None in started or any(map(is_compiled, started))
     for path, source, state in before:
-        if has_moved(source, state, seen.code.started):
+        is_code = type(state) is types.CodeType
+        gave = hides or state in started if is_code else state is UNKNOWN or marked(state) != marked(state_of(source))
+        if gave:
             yield (errors.outside_draw if is_random(type(source)) else errors.advanced)(path)
-
-
-def has_moved(source, state, started):
-    if type(state) is types.CodeType:  # a run under way still adds some
-        return state in started or None in started or any(map(is_compiled, list(started)))
-    return state is UNKNOWN or marked(state) != marked(state_of(source))
 
 
 def put_back(before: list[tuple[str, object, Any]]) -> None:

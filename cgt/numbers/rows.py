@@ -44,7 +44,8 @@ def choose(seen: Seen, t: torch.Tensor, index: int) -> torch.Tensor:
 def put(seen: Seen, stand_in: type, plain: Callable, t: torch.Tensor, index: object, value: object) -> None:
     """t[index] = value: by an op, if one part of the index is ours, or lies between two, and the others are `:`."""
     parts = index if type(index) is tuple else (index,)
-    dims = [dim for dim, one in enumerate(parts) if is_chosen(one, stand_in)]
+    kinds = [(type(one.start), type(one.stop)) if type(one) is slice else (type(one),) for one in parts]
+    dims = [dim for dim, kind in enumerate(kinds) if stand_in in kind]
     found = row = None
     may = len(dims) == 1 and can_choose(seen, t) and len(parts) <= t.dim()
     if may and all(type(one) is slice and one == WHOLE for k, one in enumerate(parts) if k != dims[0]):
@@ -55,10 +56,6 @@ def put(seen: Seen, stand_in: type, plain: Callable, t: torch.Tensor, index: obj
         plain(t, index, value)
     else:
         t.index_copy_(dim, found, row if type(parts[dim]) is slice else row.unsqueeze(dim))
-
-
-def is_chosen(part, stand_in):
-    return type(part) is stand_in or (type(part) is slice and stand_in in (type(part.start), type(part.stop)))
 
 
 def rows_at(t, dim, part, stand_in):

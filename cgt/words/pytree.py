@@ -388,7 +388,7 @@ def _open(value, path, objects):
         return (CUSTOM, len(children), obj), children, _attributes(wrappers.names(value))
     if kind is tuple or kind is list:
         children, op = tuple(value), TUPLE if kind is tuple else LIST
-        return (op, len(children), None), children, _indices(children)
+        return (op, len(children), None), children, [f"[{i}]" for i in range(len(children))]
     if kind is dict:
         for key in value:
             _check_comparable(key, f"The key {key!r} of {path}")
@@ -401,11 +401,11 @@ def _open(value, path, objects):
     registered = torch_pytree.SUPPORTED_NODES.get(kind)
     if registered:
         return _open_registered(value, registered, path)
-    return _open_dataclass(value) if dataclasses.is_dataclass(kind) else _open_object(value, objects)
-
-
-def _indices(children):
-    return [f"[{i}]" for i in range(len(children))]
+    if dataclasses.is_dataclass(kind):
+        return _open_dataclass(value)
+    names = objects and objects.names_of(value)
+    about = names and (kind, names, len(names))
+    return ((DATACLASS, len(names), about), vars(value).values(), _attributes(names)) if names else None
 
 
 def _attributes(names):
@@ -417,20 +417,11 @@ def _open_registered(value, registered, path):
     children, context = registered.flatten_fn(value)
     children = tuple(children)
     _check_comparable(context, f"The pytree context of {path}")
-    steps = _indices(children)
+    steps = [f"[{i}]" for i in range(len(children))]
     if registered.flatten_with_keys_fn:
         steps = [str(key) for key, _ in registered.flatten_with_keys_fn(value)[0]]
     obj = (type(value), registered.flatten_fn, context, registered.unflatten_fn)
     return (CUSTOM, len(children), obj), children, steps
-
-
-def _open_object(value, objects):
-    """The same of an object of a user's class that `objects` says is made of its attributes; any other is a leaf."""
-    names = objects and objects.names_of(value)
-    if not names:
-        return None
-    about = (type(value), names, len(names))
-    return (DATACLASS, len(names), about), tuple(vars(value).values()), _attributes(names)
 
 
 def _open_dataclass(value):
