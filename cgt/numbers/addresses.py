@@ -31,15 +31,6 @@ COPY = 1  # kind of a node, beside KERNEL, whose addresses are told
 FILL = 2  # and of one whose address can be seen
 
 
-class Word(NamedTuple):
-    """An address among a node's arguments."""
-
-    node: int  # which of the op's
-    offset: int
-    slot: int  # which of the op's
-    shift: int  # bytes behind where the slot begins
-
-
 class Span(NamedTuple):
     """Where a slot's copy lies, and the user's memory."""
 
@@ -121,7 +112,7 @@ def record(seen: Seen, op: OpOverload, args: Sequence, kwargs: dict, before: int
         stay(seen, memory)
         return
     for k, one in enumerate(slots):
-        one.words.extend((main[word.node].handle, word.offset, word.shift) for word in words if word.slot == k)
+        one.words.extend((main[word.node].handle, word.offset, word.how) for word in words if word.of == k)
         one.looked_at.update(node.handle for node in main)
         one.told.update((str(op), node.shape[:2]) for node in main)
         if len({handle for handle, *_ in one.words}) > one.most:
@@ -141,12 +132,12 @@ def explain(main, shots, spans):
     `shots`: (which, nodes) of captures of the same op, on the copies (0) as `main`, or on the user's memory (1)."""
     if any(node.kind not in (KERNEL, COPY, FILL) or not node.params for node in main):
         return None
-    words = words_in(main, shots, functools.partial(words_of, spans=spans), Word)
+    words = words_in(main, shots, functools.partial(words_of, spans=spans))
     return None if words is None or any(main[word.node].kind == FILL for word in words) else words
 
 
 def words_of(data, seen, spans):
-    """[(offset, slot, shift)] of one argument's bytes, or None. `seen`: (which, bytes) of the other captures."""
+    """[(offset, shift, slot)] of one argument's bytes, or None. `seen`: (which, bytes) of the other captures."""
     by = [[one for which, one in seen if which == kind] for kind in (0, 1)]
     found, end = [], 0
     for k in range(len(data)):
@@ -162,14 +153,14 @@ def words_of(data, seen, spans):
 
 
 def word_at(data, by, at, spans):
-    """(offset, slot, shift) of the 8 bytes there, or None: they are no address in a slot."""
+    """(offset, shift, slot) of the 8 bytes there, or None: they are no address in a slot."""
     kinds = [{one[at : at + 8] for one in ones} for ones in by]
     if at + 8 > len(data) or any(len(words) > 1 for words in kinds) or data[at : at + 8] not in kinds[0]:
         return None
     copy, user = (int.from_bytes(next(iter(words)), "little") for words in kinds)
     for slot, one in enumerate(spans):
         if 0 <= copy - one.copy <= one.nbytes and copy - one.copy == user - one.user:
-            return at, slot, copy - one.copy
+            return at, copy - one.copy, slot
     return None
 
 

@@ -38,12 +38,12 @@ class Shot(NamedTuple):
 
 
 class Word(NamedTuple):
-    """Bytes of a kernel's arguments that come of a number."""
+    """Bytes of a kernel's arguments that come of a number, or are an address in a slot (addresses.py)."""
 
     node: int  # which of the op's
     offset: int
-    form: int  # of the core
-    number: int  # which of the op's
+    how: int  # form of the number, of the core; bytes behind where the slot begins
+    of: int  # which of the op's numbers, or slots
 
 
 def others(value, k):
@@ -59,13 +59,13 @@ def explain(main, shots, values):
     (which, nodes) of captures of the same op, with the numbers values[which]; values[0] are those of main."""
     if any(node.kind == KERNEL and not node.params for node in main):
         return None
-    words = words_in(main, shots, functools.partial(words_of, values=values), Word)
-    return words if words is not None and {word.number for word in words} == set(range(len(values[0]))) else None
+    words = words_in(main, shots, functools.partial(words_of, values=values))
+    return words if words is not None and {word.of for word in words} == set(range(len(values[0]))) else None
 
 
-def words_in(main: list[Shot], shots: list[tuple], words_of: Callable, word: Callable) -> list | None:
-    """[word(node, offset, ...)]: what words_of tells of the bytes of each argument that are others in other captures,
-    and of those; None: it cannot tell of one, or these captures did not make the same nodes."""
+def words_in(main: list[Shot], shots: list[tuple], words_of: Callable) -> list[Word] | None:
+    """What words_of tells of the bytes of each argument that are others in other captures, and of those; None: it
+    cannot tell of one, or these captures did not make the same nodes."""
     made = [main, *(nodes for _, nodes in shots)]
     shapes = [[(s.kind, s.shape, [(at, len(data)) for at, data in s.params]) for s in nodes] for nodes in made]
     if any(shape != shapes[0] for shape in shapes):
@@ -77,7 +77,7 @@ def words_in(main: list[Shot], shots: list[tuple], words_of: Callable, word: Cal
             found = [] if all(one == seen[0][1] for _, one in seen) else words_of(data, seen)
             if found is None:
                 return None
-            words += [word(n, offset + at, *what) for at, *what in found]
+            words += [Word(n, offset + at, *what) for at, *what in found]
     return words
 
 
@@ -132,7 +132,7 @@ def record(seen: Seen, op: OpOverload, args: Sequence, kwargs: dict, numbers: Ta
 
     words = told_by(seen, op, given, ROUNDS, functools.partial(explain, main, values=values))
     for n, node in enumerate(main) if words else ():
-        mine = [(word.offset, word.form, rows[word.number], told[word.number]) for word in words if word.node == n]
+        mine = [(word.offset, word.how, rows[word.of], told[word.of]) for word in words if word.node == n]
         if mine:
             core.scalar_words(node.handle, mine)
     return words is not None
