@@ -64,8 +64,7 @@ LOADERS = "torch.serialization", "numpy.lib", "numpy._core.memmap", "numpy.core.
 
 
 def tap(seen: Seen, is_mine: Callable[[], bool]) -> tuple[Callable[[], object], Callable[[], object]]:
-    """A bracket: inside, the code that starts is added to seen.code.started, and the first call of an impure builtin
-    where `is_mine()` becomes the reason."""
+    """A bracket: code that starts is added to seen.code.started; the first impure call, if mine, is the reason."""
     return tap_calls(seen.code.started, IMPURE, functools.partial(note_call, seen, is_mine), seen.code.beside)
 
 

@@ -252,8 +252,7 @@ def compute(seen, plain, owner, name, args, kwargs):
 
 
 def is_kind(trace, name, x):
-    """isfinite, isnan and isinf, told by comparisons: what is no number is not equal to itself, and only what is finite
-    less itself is 0."""
+    """isfinite, isnan and isinf, by comparisons: no NaN is itself, and only what is finite less itself is 0."""
     finite = name != "isnan" and trace.step(
         core.SAME_AS, operator.eq, trace.step(core.SUBTRACTED, operator.sub, x, x), 0.0
     )
@@ -519,8 +518,7 @@ def exchange_in(holder, one, number):
 
 
 def asker(codes: Iterable[types.CodeType | None]) -> str | None:
-    """The line at which code of the user's or of a library's, among this, can tell a stand-in from a number; or None.
-    PyTorch's own does not."""
+    """The line at which code among this, but for PyTorch's, can tell a stand-in from a number; or None."""
     mine = (c for c in codes if c is not None and not c.co_filename.startswith(NOT_USER_CODE))
     return next(filter(None, map(tells_apart, mine)), None)
 
@@ -597,8 +595,7 @@ def may_repeat(seen):
 
 
 def rows_of(trace: Trace | None, row_at: dict[int, int], slot_at: dict[int, int]) -> list[tuple]:
-    """The core's rows: (op, a, b, value, is the recording for it alone?). `row_at`: position of a place -> its row
-    there; `slot_at`: the same of slots."""
+    """The core's rows: (op, a, b, value, is it for this alone?, table). Places and slots by their rows there."""
     if trace is None:
         return []
     tables = [(numbers.buffer_info()[0], len(numbers)) for _, _, numbers in trace.tables] + [None]  # NONE: none
@@ -640,8 +637,7 @@ def source_of(trace, row):
 
 
 def learn_exact(state, trace):
-    """Numbers that more than ops depend on are not live any more; nor those of which what comes of them was looked at
-    several times, each time another one."""
+    """No longer live: numbers that more than ops depend on, or of which each look found another one."""
     for row, line in ({} if trace is None else trace.exact).items():
         at = source_of(trace, row)
         if at == core.NONE or trace.sources[at].exact is not None or trace.steps[row].op >= core.LESS:

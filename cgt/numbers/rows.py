@@ -59,8 +59,7 @@ def put(seen: Seen, stand_in: type, plain: Callable, t: torch.Tensor, index: obj
 
 
 def rows_at(t, dim, part, stand_in):
-    """(which rows, as ops take them; the shape of what they hold). Of a slice only where it is as long each time, and
-    nothing is cut off; else (None, None)."""
+    """(which rows, as ops take them; the shape there). Not of a slice that is cut off, or varies: (None, None)."""
     before, behind = t.shape[:dim], t.shape[dim + 1 :]
     if type(part) is stand_in:
         return at(t, dim, part), (*before, *behind)

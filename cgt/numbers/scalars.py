@@ -139,8 +139,7 @@ def record(seen: Seen, op: OpOverload, args: Sequence, kwargs: dict, numbers: Ta
 
 
 def told_by(seen: Seen, op: OpOverload, given: Callable, rounds: tuple, explain: Callable) -> list | None:
-    """What `explain` tells of captures of the op in vain: [(which, nodes), ...], with the arguments given(which), for
-    as many rounds as it takes; or None."""
+    """What `explain` tells of captures of the op in vain, with arguments given(which), in as many rounds; or None."""
     shots = []
     for order in rounds:
         if not shoot(seen, op, given, order, shots):

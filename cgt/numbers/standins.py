@@ -1,8 +1,7 @@
 """What stands for a number that is another one at each call, while a function is recorded (live.py).
 
 To Python a stand-in is a float or an int; each step of arithmetic makes another one and is written down in a Trace, and
-PyTorch's own symbolic numbers carry it into ops. Lists and tuples of numbers from which one chooses have stand-ins,
-too."""
+PyTorch's own symbolic numbers carry it into ops. Lists and tuples from which one chooses have stand-ins, too."""
 
 import array
 import dis
@@ -51,9 +50,8 @@ class Step(NamedTuple):
 
 
 class Table(NamedTuple):
-    """A list or tuple of numbers from which a number that changes chooses (`betas[t]`): in a recording the core looks
-    them up. A list to which the code can come by another way than its places is none; where one does all the same, and
-    changes it, the run is undone."""
+    """Numbers from which one that changes chooses (`betas[t]`): in a recording the core looks them up. A list to which
+    code can come past its places is none; where it does all the same, and changes it, the run is undone."""
 
     proxy: Any  # what lies in its places meanwhile
     entries: Any  # itself
@@ -77,8 +75,7 @@ def is_as_it_was(table: Table) -> bool:
 
 
 class Trace:
-    """What one run does with its numbers. It changes with each step of arithmetic: every stand-in of the run leads to
-    this one, and to no other run's."""
+    """What one run does with its numbers. It changes with each step: all stand-ins of the run lead to this one."""
 
     def __init__(self, sources, line):
         self.sources, self.line = sources, line  # line(): where the user's code is
@@ -196,8 +193,7 @@ class Trace:
 
 
 class Node(NamedTuple):
-    """What PyTorch's C++ knows of a stand-in: the protocol of torch.SymFloat and torch.SymInt. It asks for the value
-    where it cannot carry the symbol."""
+    """What PyTorch's C++ knows of a stand-in, as of torch.SymFloat. It asks for the value to carry no symbol."""
 
     trace: Any
     row: int
@@ -390,8 +386,7 @@ GETITEM = torch.Tensor.__getitem__
 
 
 def carried(cls, function, types, args=(), kwargs=None):
-    """PyTorch is given one of ours where it expects a tensor or a number. While the run lasts it carries it into the
-    op; later it gets the number."""
+    """PyTorch is given one of ours for a tensor or a number. It carries it while the run lasts, then the number."""
     kwargs = kwargs or {}
     if any(x.node.trace.over for x in (*args, *kwargs.values()) if type(x) in STAND_INS):
         args, kwargs = [plain_of(x) for x in args], {k: plain_of(x) for k, x in kwargs.items()}
@@ -434,26 +429,20 @@ def proxy_of(kind, **more):
 WRITERS = "append extend insert remove pop clear sort reverse __setitem__ __delitem__ __iadd__ __imul__".split()
 PROXIES = {list: proxy_of(list, **{name: writer(name) for name in WRITERS}), tuple: proxy_of(tuple)}
 STAND_IN = {float: Float, int: Int}
-for _name, _how in (
-    *OPERATORS.items(),
-    *COMPARISONS.items(),
-    ("neg", (core.NEGATED, operator.neg)),
-    ("sym_float", (core.AS_FLOAT, float)),
-):
-    setattr(Node, _name, node_method(*_how))
-for _name, _function in (
-    ("ceil", math.ceil), ("floor", math.floor), ("sym_max", max), ("sym_min", min), ("sym_and", operator.and_),
-    ("sym_or", operator.or_), ("sym_not", operator.not_),
-    ("sym_ite", lambda condition, one, other: one if condition else other),
-):  # fmt: skip
-    setattr(Node, _name, exact_node(_function))
-for _name, _kind in (("is_int", int), ("is_float", float), ("is_bool", bool)):
-    setattr(Node, _name, lambda self, kind=_kind: type(self.value) is kind)
-for _name, _answer in (
-    ("is_symbolic", True), ("has_hint", True), ("is_constant", False), ("is_nested_int", False), ("maybe_as_int", None),
-    ("maybe_as_float", None), ("maybe_as_bool", None),
-):  # fmt: skip
-    setattr(Node, _name, lambda self, answer=_answer: answer)
+STEPS = OPERATORS | COMPARISONS | {"neg": (core.NEGATED, operator.neg), "sym_float": (core.AS_FLOAT, float)}
+NO_STEPS = {
+    "ceil": math.ceil, "floor": math.floor, "sym_max": max, "sym_min": min, "sym_and": operator.and_,
+    "sym_or": operator.or_, "sym_not": operator.not_,
+    "sym_ite": lambda condition, one, other: one if condition else other,
+}  # fmt: skip
+ANSWERS: dict[str, Any] = {"is_symbolic": True, "has_hint": True, "is_constant": False, "is_nested_int": False}
+ANSWERS |= dict.fromkeys(("maybe_as_int", "maybe_as_float", "maybe_as_bool"))
+OF_NODES = {name: node_method(*how) for name, how in STEPS.items()}
+OF_NODES |= {name: exact_node(function) for name, function in NO_STEPS.items()}
+OF_NODES |= {name: lambda self, answer=answer: answer for name, answer in ANSWERS.items()}
+OF_NODES |= {f"is_{kind.__name__}": lambda self, kind=kind: type(self.value) is kind for kind in (int, float, bool)}
+for _name, _method in OF_NODES.items():
+    setattr(Node, _name, _method)
 ALSO_CALLED = {
     "plain": "guard_bool guard_size_oblivious int_ float_ bool_ expect_true guard_or_false guard_or_true"
     " statically_known_true",

@@ -108,8 +108,7 @@ def wait_pending(seen: Seen) -> None:
 
 
 def watch_groups(let_go: Callable[[], object]) -> None:
-    """From now on, once for all, let_go() comes before a group of processes is shut down. NCCL waits for the graphs
-    that hold work of its communicators."""
+    """Once for all, let_go() comes before a group is shut down: NCCL waits for graphs with work of its own."""
     groups = taps.late(*((torch.distributed.ProcessGroup, name) for name in ("shutdown", "abort")))
     if not groups.handlers:
         groups.begin([lambda: True, lambda plain, owner, name, args, kwargs: (let_go(), plain(*args, **kwargs))[1]])

@@ -54,8 +54,7 @@ def one_thread(others: tuple[int, ...] | bool) -> Bracket:
 
 
 def settle(device: int) -> None:
-    """Wait until autograd's thread of a GPU has let go of what it ran last. It wakes the caller before that, and begins
-    nothing else until then."""
+    """Wait until autograd's thread of a GPU let go of what it ran last: it wakes the caller before that."""
 
     def backward():
         x = torch.empty(0, device=device, requires_grad=True)

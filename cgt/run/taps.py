@@ -274,8 +274,7 @@ def is_reader(value: object) -> bool:
 
 
 def tap_readers(is_mine: Mine, read: Callable[..., object]) -> Bracket:
-    """A bracket: inside, where `is_mine()`, read(name, tensor, its other arguments) comes before each such call, and is
-    its answer unless that is None."""
+    """A bracket: where `is_mine()`, read(name, tensor, the rest) comes before each such call: its answer, or None."""
 
     def handle(plain, owner, name, args, kwargs):
         given, answer = [*args, *kwargs.values()], None

@@ -104,8 +104,7 @@ COMPILED_FRAME = "compile_wrapper"  # what a function is called that Dynamo comp
 
 
 def compiled_switches() -> tuple[tuple[types.ModuleType, str], ...]:
-    """The two switches that a function compiled by Dynamo sets before and after it runs, the second one at both ends;
-    () before Dynamo is imported."""
+    """Two switches that what Dynamo compiled sets before and behind it, the second at both; () before it is there."""
     module = sys.modules.get("torch._dynamo.eval_frame")
     return () if module is None else ((module, "set_skip_guard_eval_unsafe"), (module, "_maybe_set_eval_frame"))
 
