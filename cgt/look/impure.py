@@ -177,15 +177,15 @@ def marked(state: object) -> object:
 
 
 def state_of(source: Any) -> object:
-    """What changes when this gives a value. None: nothing does; of code, a code object that runs when it does. A file
-    that is open for reading, or an iterator of Python's own, but for a generator, cannot be asked."""
+    """What changes when this gives a value. None: nothing does; of code, a code object that runs when it does. An
+    iterator of Python's own, but for a generator, cannot be asked."""
     cls = type(source)
     if is_random(cls):
         if isinstance(source, random.Random):  # the system's has no state, and is seen when it is called
             return None if isinstance(source, random.SystemRandom) else random.Random.getstate(source)
         return bits_of(source).state
     if issubclass(cls, io.IOBase):
-        return UNKNOWN if is_ambient(cls.__module__) and not source.closed and source.readable() else None
+        return position(source) if is_ambient(cls.__module__) else None
     if cls is types.GeneratorType:
         return source.gi_code
     return getattr(cls.__next__, "__code__", UNKNOWN)
@@ -194,3 +194,13 @@ def state_of(source: Any) -> object:
 def bits_of(source):
     """What has the state of one of numpy's generators."""
     return getattr(source, "bit_generator", None) or getattr(source, "_bit_generator", source)
+
+
+def position(file):
+    """Where a file will be read next."""
+    try:
+        return file.tell() if file.readable() else None
+    except ValueError:
+        return "closed"
+    except OSError:  # is no file, or is being read line by line
+        return UNKNOWN

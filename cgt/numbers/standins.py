@@ -193,7 +193,7 @@ class Trace:
 
 
 class Node(NamedTuple):
-    """What PyTorch's C++ knows of a stand-in, as of torch.SymFloat. It asks for the value to carry no symbol."""
+    """What PyTorch's C++ knows of a stand-in, as of torch.SymFloat: it asks for the value where no symbol goes."""
 
     trace: Any
     row: int
