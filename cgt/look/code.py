@@ -26,7 +26,7 @@ KEPT = 1 << 14  # code objects of which it is remembered what they read
 
 # triton's launchers fill caches of their own while they run: guarding those would never hold
 LIBRARIES = frozenset(("torch", "numpy", "triton", "cgt"))
-AMBIENT = sys.stdlib_module_names | LIBRARIES
+AMBIENT = (sys.stdlib_module_names | LIBRARIES) - {"types"}  # of which what make_dataclass makes says it is
 
 
 def is_ambient(module_name: object) -> bool:

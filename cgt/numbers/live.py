@@ -205,6 +205,7 @@ def tap(seen: Seen, is_mine: Callable[[], bool]) -> tuple[Callable[[], object], 
         for _, stop in reversed(tapped):
             stop()
         core.numbers_watch(trace, False)
+        trace.lent.extend((id(home), one.node.row) for _, home, _, _, one in trace.exchanged)
         for place, stand_in in held:
             if places.value_at(place) is stand_in:
                 places.put_back(place)
@@ -436,7 +437,9 @@ def close(seen: Seen, box: list) -> object:
     if trace is None:
         return result
     watch(seen)
-    for row in trace.parsed:
+    homes = {id(home) for home, _ in containers.contents([result])}
+    back = [row for home, row in trace.lent if home in homes]
+    for row in (*trace.parsed, *back):  # an argument that is handed out has its own numbers again
         trace.pin(row)
     result = containers.replaced(result, filled, set())
     if trace.alive():

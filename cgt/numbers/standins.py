@@ -88,6 +88,7 @@ class Trace:
         self.stored = {}  # (id of a place's home, its key; of a list, the index) -> the row that came to it
         self.overwritten = set()  # rows of sources whose places were stored to, be it what they held
         self.exchanged = []  # entries of the arguments' containers: (path, home, key, what was there, the stand-in)
+        self.lent = []  # (id of a container of these, the row of the stand-in that was in it)
         self.changed = None  # the path of one of these that the function changed
         self.over = False
         self.untraced = None  # a sentence on why the function can have no live numbers
