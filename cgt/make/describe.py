@@ -343,7 +343,7 @@ def describe_outs(plan, seen, out, slots, near):
         elif id(t) in by_id:
             row = OutRow(core.INPUT, by_id[id(t)], ghost(t))
         elif told:
-            row = OutRow(core.READOUT, core.NONE, t, line=leaf.line, ops=(leaf.make,))
+            row = OutRow(core.READOUT, leaf.row, t, line=leaf.line, ops=(leaf.make,))
         elif id(t) in made.numbers:
             row = OutRow(core.PART, made.numbers[id(t)], ghost(t), ops=ops)
         else:

@@ -225,7 +225,7 @@ def unwrap_all(plan, trace):
     for place in (*plan.places, *(put.place for put in plan.found.kept)):
         unwrap(trace, place)
     for proxy, entries, _ in trace.tables:
-        if getattr(proxy, "written", False):
+        if type(entries) is list and getattr(proxy, "written", False):
             list.__setitem__(proxy, slice(None), entries)
     trace.stand_ins = ()
 
@@ -371,7 +371,7 @@ def arguments(seen: Seen, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
         return args, kwargs
     also = {id(home) for home, _ in containers.contents([*args, *kwargs.values()])} if seen.live.tables else ()
     for place in seen.run.plan.places if also else ():
-        if id(place.want) in also and type(place.want) is list:
+        if id(place.want) in also and type(place.want) is not tuple:
             places.put_back(place)  # no table: the function has it in its hand
     given = {s.path: x for s, x in zip(seen.live.sources, seen.live.stand_ins, strict=True) if s.op == core.IN_CALL}
     values = [containers.exchange(x, path, given, seen.live.exchanged) for path, x in containers.named(args, kwargs)]
@@ -446,7 +446,7 @@ def close(seen: Seen, box: list) -> object:
     watch(seen)
     for row in trace.parsed:
         trace.pin(row)
-    result = containers.replaced(result, filled, set())
+    result = containers.replaced(result, functools.partial(filled, seen), set())
     if trace.alive():
         collect()
     escaped = trace.alive()
@@ -486,13 +486,20 @@ def give_up(seen, line):
     raise Unrecordable(seen.reason)
 
 
-def filled(value):
-    """Part of a result: the number, of which the recording is for the value, in place of a stand-in; or what holds one
-    that was read."""
+def filled(seen, value):
+    """Part of a result: in place of a stand-in what a replay makes of its number, or holds of one that was read. Of what
+    else comes of numbers that were read the recording is for the value."""
     if type(value) not in STAND_INS:
         return value
-    hand = value.node.trace.hands.get(value.node.row)
-    return settle(value) if hand is None else hand()
+    trace, row = value.node.trace, value.node.row
+    if row in trace.hands:
+        return trace.hands[row]()
+    if row == core.NONE or source_of(trace, row) == core.NONE:
+        return settle(value)
+    number = value.node.value
+    words = torch.tensor(number, dtype=torch.float64 if type(number) is float else torch.int64, device="cpu")
+    seen.readouts.rows.append((pytree.Readout(words, pytree.ITEM, trace.line(), row=row), None))
+    return seen.readouts.rows[-1][0]
 
 
 def replace(one: object, number: object) -> None:

@@ -9,6 +9,7 @@ import math
 import operator
 import sys
 import weakref
+from types import FunctionType
 from typing import Any, NamedTuple
 
 import cgt_core as core
@@ -398,30 +399,51 @@ def entry(plain):
     return lambda self, k: self.trace.look_up(self.at, k) if type(k) is Int else plain(self, k)
 
 
-def writer(name):
-    """A method that changes a table: it changes the list that this stands for, too, to which others may lead."""
-    plain = getattr(list, name)
+def asked(plain):
+    """A method that is given a key: a stand-in is compared with each that there is."""
+
+    def ask(self, k):
+        if type(k) is not Int or getattr(self, "written", False):
+            return plain(self, k)
+        return plain(self, next((key for key in type(self).__base__.__iter__(self) if k == key), k.node.value))
+
+    return ask
+
+
+def writer(kind, name):
+    """A method that changes a table: it changes the container that this stands for, too, to which others may lead."""
+    plain = getattr(kind, name)
 
     def write(self, *args, **kwargs):
         self.written = True
         plain(self.trace.tables[self.at].entries, *args, **kwargs)
         result = plain(self, *args, **kwargs)
-        return self if name in ("__iadd__", "__imul__") else result
+        return self if name.startswith("__i") else result
 
     return write
 
 
-WRITERS = "append extend insert remove pop clear sort reverse __setitem__ __delitem__ __iadd__ __imul__".split()
-Table = type(
-    "list", (list,),
-    {"__getitem__": entry(list.__getitem__), "__class__": property(lambda self: list), "__module__": "builtins"}
-    | {name: writer(name) for name in WRITERS},
-)  # fmt: skip
-Row = type(
-    "tuple", (tuple,),
-    {"__getitem__": entry(tuple.__getitem__), "__class__": property(lambda self: tuple), "__module__": "builtins"},
-)  # fmt: skip
-TABLES = {list: Table, tuple: Row}
+WRITERS = (
+    "append extend insert remove pop clear sort reverse __setitem__ __delitem__ __iadd__ __imul__ update popitem"
+    " setdefault __ior__"
+).split()
+
+
+def table_class(kind):
+    """Of what stands for tables of this type. (Of Counter's writers, those in Python come to the others.)"""
+    read = entry if kind in (list, tuple) else asked
+    made = {
+        "__getitem__": read(kind.__getitem__), "__class__": property(lambda self: kind), "__module__": kind.__module__,
+        "__reduce_ex__": lambda self, protocol: kind(self).__reduce_ex__(protocol),
+    }  # fmt: skip
+    if read is asked:
+        made["__contains__"] = asked(kind.__contains__)
+    plain = [(name, getattr(kind, name, None)) for name in WRITERS if kind is not tuple]
+    made |= {name: writer(kind, name) for name, method in plain if method and type(method) is not FunctionType}
+    return type(kind.__name__, (kind,), made)
+
+
+TABLES = {kind: table_class(kind) for kind in (list, tuple, *tables.ASKED)}
 STAND_IN = {float: Float, int: Int}
 for _name, _how in (
     *OPERATORS.items(),

@@ -27,7 +27,7 @@ from collections.abc import Callable, Collection, Container, Iterable
 from typing import Any, NamedTuple
 
 import torch
-from cgt_core import CUSTOM, DATACLASS, DICT, EQUAL, LIST, LIVE, NAMEDTUPLE, PLAIN, SAME, TENSOR, TUPLE
+from cgt_core import CUSTOM, DATACLASS, DICT, EQUAL, LIST, LIVE, NAMEDTUPLE, NONE, PLAIN, SAME, TENSOR, TUPLE
 from torch.utils import _pytree as torch_pytree
 
 from . import errors, wrappers
@@ -55,16 +55,17 @@ class Readout:
     but for comparisons and arithmetic of a number. It changes when the run is over: the function may keep it, and what
     it could do with it then must end."""
 
-    __slots__ = ("words", "make", "line", "compare", "compute", "read")
+    __slots__ = ("words", "make", "line", "compare", "compute", "read", "row")
     __array_ufunc__ = None  # numpy leaves arithmetic to it
 
-    def __init__(self, words, make, line, compare=None, compute=None, read=None):
+    def __init__(self, words, make, line, compare=None, compute=None, read=None, row=NONE):
         self.words = words  # where a replay leaves the bytes; None: it is only compared
         self.make = make  # of these, what is returned
         self.line = line  # of the user's, that asks for it
         self.compare = compare  # (operator, other) -> bool, while the function runs
         self.compute = compute  # (operator, operands) -> what arithmetic gives, while the function runs
         self.read = read  # () -> the number, while the function runs
+        self.row = row  # of the recording's numbers, the one that it is; then nothing is left anywhere
 
     def _comparison(op: Any):
         return lambda self, other: NotImplemented if self.compare is None else self.compare(op, other)

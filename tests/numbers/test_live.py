@@ -17,6 +17,7 @@ import sys
 import textwrap
 import time
 import types
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -233,7 +234,7 @@ def test_comparison_is_what_a_recording_is_for(device):
 @tells("number_decides")
 def test_number_that_decides_a_length_is_exact_and_named(device):
     f = agree(argument(lambda x, n: torch.stack([x * k for k in range(n)]).sum(0))(device), [2, 3] * 15, most=3, replays=20)
-    for n in range(4, 12):
+    for n in range(4, 18):
         f(values(device, 8), n)
     assert f"args[1] is looked at by more than ops ({__file__}" in str(cgt.stats(f).reasons)
 
@@ -538,6 +539,57 @@ def test_numbers_without_end_and_too_large(device):
 def test_another_type_is_another_recording(device):
     f = agree(argument(lambda x, a: x.long() * a)(device), [2, 3, 4, 0.5, 0.25, 5, 0.75, 6, True, False, 7, 0.1], most=8, replays=2)
     assert cgt.stats(f).records >= 2
+
+
+def keeps_its_rate(device):
+    """A step that returns the rate that it stored, in ways in which people log it."""
+    box = Box(lr=0.1, n=0)
+
+    def step(x, way):
+        box.n += 1
+        before, box.lr = box.lr, box.lr * 0.9 + 0.01
+        if way == "pair":
+            return x * box.lr, box.lr
+        if way == "dict":
+            return {"loss": x * before, "lr": box.lr, "before": [before, (box.n, box.n / 2)]}
+        if way == "alone":
+            return box.n
+        if way == "twice":
+            return box.lr, box.lr, -box.lr, x
+        return x, Pair(box.n, box.lr > 0.05)
+
+    return step, box
+
+
+class Pair(NamedTuple):
+    n: int
+    large: bool
+
+
+@pytest.mark.parametrize("way", ["pair", "dict", "alone", "twice", "named"])
+def test_numbers_that_a_call_returns_are_those_of_the_call(device, way):
+    agree(lambda: ((made := keeps_its_rate(device))[0], lambda x: (x, way), lambda: [made[1].lr, made[1].n]), [values(device, 8)] * CALLS)
+
+
+def test_numbers_that_were_returned_are_nobody_s_afterwards(device):
+    """A list of them that the call keeps, too, is one list: as in eager."""
+    box, kept = Box(n=0, last=None), []
+
+    def step(x, keeps):
+        box.n += 1
+        made = [box.n, box.n / 2]
+        if keeps:
+            box.last = made
+        return x * box.n, made
+
+    f = cgt.jit(step)
+    for k in range(1, CALLS):
+        y, made = f(values(device, 8), k % 5 == 4)
+        assert torch.equal(y, values(device, 8) * k) and made == [k, k / 2]
+        assert box.last is (made if k % 5 == 4 else kept[-1][-1] if kept else None)
+        kept.append((made, list(made), box.last))
+    assert all(one == then for one, then, _ in kept) and len({id(one) for one, *_ in kept}) == CALLS - 1
+    assert cgt.stats(f).replays >= 15, cgt.explain(f)
 
 
 def test_what_a_function_returns_and_keeps_is_the_number_itself(device):
