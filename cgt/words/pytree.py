@@ -154,8 +154,8 @@ def flatten_put(value: object, is_made: Callable[[torch.Tensor], bool], numbers:
 
 
 def find_held(result: object, values: list[list], is_made: Callable[[torch.Tensor], bool]) -> list[object]:
-    """Of what can be made anew in these lists, each of whose entries lies in one place besides: those that somebody
-    else holds, or that are met twice, there or in the result."""
+    """Of what can be made anew in these lists, each of whose entries lies in a place of its own besides: those that
+    somebody else holds, or that are met once more, inside of another one or in the result."""
     objects, roots = Objects(is_made, []), collections.Counter(id(value) for row in values for value in row)
     forest = [result, *(value for row in values for value in row)]
     _flattened([(one, ROOT) for one in forest[1:]], (), objects, ())
@@ -165,7 +165,8 @@ def find_held(result: object, values: list[list], is_made: Callable[[torch.Tenso
     ones = [one for one in ones if issubclass(type(one), (list, dict)) or _has_parts(one, opened)]
     inside = _holders_inside(forest, opened)
     counted = zip(ones, _references(ones), strict=True)
-    return [x for x, n in counted if inside[id(x)] > 1 or n - PASSING > inside[id(x)] + 2 * roots[id(x)]]
+    others = [(x, n, inside[id(x)], roots[id(x)]) for x, n in counted]
+    return [x for x, n, held, places in others if held > max(1, places) or n - PASSING > held + 2 * places]
 
 
 def tensors_in(value: object) -> tuple[torch.Tensor, ...]:
