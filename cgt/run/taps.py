@@ -290,6 +290,10 @@ def tap_readers(is_mine: Callable[[], bool], read: Callable[..., object]) -> Bra
 MAKERS = Tap((torch, "tensor"), (torch, "as_tensor"))  # of tensors of Python's numbers
 FUNCTIONS = Tap(*((math, name) for name in "sqrt exp log sin cos tan tanh pow isfinite isnan isinf".split()))
 SETTERS = Tap((torch.Tensor, "__setitem__"))
+SCALED = Tap(  # what optimizers give a tensor for a number
+    *((torch.Tensor, name) for name in ("add_", "addcdiv_", "addcmul_")),
+    *((torch, name) for name in ("_foreach_add_", "_foreach_addcdiv_", "_foreach_addcmul_")),
+)
 SWAPS = Tap((torch.utils, "swap_tensors"))
 SCRIPTED = Tap(*private.SCRIPTED)
 HASHES = Tap((torch.Tensor, "__hash__"))
