@@ -306,7 +306,7 @@ class Was(NamedTuple):
 
     memory: tuple  # describe.memory_of
     version: int
-    requires_grad: bool
+    grads: tuple  # describe.grads_of
     alias: Any  # its memory as a tensor of its own, to give it back; or None
 
 
@@ -457,7 +457,6 @@ class Autograd(NamedTuple):
     spent: dict  # argument that dies -> (its memory, holders of that before)
     whole: dict  # memory of these -> the tensor itself
     saved: list  # weak references to what autograd saved (trace.Saved)
-    passing: set  # memory that a surrounding backward hands through
     kept: list  # how many references to each argument the run left behind
 
 
