@@ -83,6 +83,7 @@ def run(seen: Seen, function: Callable[..., object], args: tuple, kwargs: dict) 
         (lambda: None, functools.partial(constants.close, seen)),
         taps.SWAPS.to(is_mine, functools.partial(see_swap, seen)),
         taps.HASHES.to(is_mine, functools.partial(see_hash, seen)),
+        taps.tap_rates(functools.partial(see_rates, seen)) if seen.run.plan is not None else taps.NOTHING,
         taps.SCALED.to(is_mine, functools.partial(see_scaled, seen)),
         (lambda: None, functools.partial(readout.close, seen)),
         taps.tap_forks(lambda: is_mine() or forks.is_imagined(seen), functools.partial(forks.see_fork, seen)),
@@ -137,6 +138,16 @@ def see_swap(seen, plain, owner, name, tensors, kwargs):
     core.forget_results(seen.run.returned)
     seen.alive.results.clear()
     plain(*tensors, **kwargs)
+
+
+def see_rates(seen, home):
+    """The rates of a scheduler with these attributes are read. They are no look at what the last call left, if this one
+    made them."""
+    plan = seen.run.plan
+    guarded = any(p.home is home and p.key == taps.RATES for p in plan.places)
+    kept = [put.place for put in plan.found.kept if put.place.home is home and put.place.key == taps.RATES]
+    if not (guarded or any(p.want is not home[taps.RATES] for p in kept)):
+        seen.code.looked.add(moving.RATES)
 
 
 def see_scaled(seen, plain, owner, name, args, kwargs):

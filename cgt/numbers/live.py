@@ -487,8 +487,8 @@ def give_up(seen, line):
 
 
 def filled(seen, value):
-    """Part of a result: in place of a stand-in what a replay makes of its number, or holds of one that was read. Of what
-    else comes of numbers that were read the recording is for the value."""
+    """Part of a result: in place of a stand-in what a replay makes of its number, or holds of one that was read. Of
+    what else comes of numbers that were read the recording is for the value."""
     if type(value) not in STAND_INS:
         return value
     trace, row = value.node.trace, value.node.row

@@ -300,6 +300,23 @@ HASHES = Tap((torch.Tensor, "__hash__"))
 JITERATED = Tap(*private.JITERATORS)  # kernels of torch.cuda.jiterator's
 
 
+SCHEDULER, RATES = torch.optim.lr_scheduler.LRScheduler, "_last_lr"
+READS_RATES = {SCHEDULER.get_last_lr.__code__}
+
+
+def tap_rates(read: Callable[[dict], object]) -> Bracket:
+    """A bracket: inside, read(attributes) comes before the rates among a scheduler's attributes are read by name."""
+
+    def get(self):
+        if RATES not in vars(self):
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {RATES!r}")
+        read(vars(self))
+        return vars(self)[RATES]
+
+    rates = property(get, lambda self, x: vars(self).update({RATES: x}), lambda self: vars(self).pop(RATES))
+    return functools.partial(setattr, SCHEDULER, RATES, rates), functools.partial(delattr, SCHEDULER, RATES)
+
+
 def tap_kernels() -> Bracket:
     """A bracket: inside, kernels of operators that read behind the observer's back (private.READ_BEHIND) tell of it.
     Whom, says api.py."""

@@ -3,6 +3,7 @@
 import _thread
 import collections
 import contextlib
+import copy
 import dataclasses
 import decimal
 import functools
@@ -417,6 +418,55 @@ def test_tables_of_numbers(device, kind):
         return function, lambda t: (values(device, 8), t), lambda: [*box.betas, *box.counts, *kept]
 
     agree(make, STEPS, most=3)
+
+
+ASKED = {  # what is asked for the number of the call; with at least so many replays of 40
+    "in": ("x * (2 if box.n in box.counted else 1)", 30),
+    "not in": ("x * (2 if box.n not in box.keys else box.keys[box.n])", 30),
+    "missing": ("x * box.counted[box.n]", 30),
+    "raises": ("x * tried(box, x)", 30),
+    "whole": ("x * (box.keys == {3: 1, 9: 2, 20: 5}) + (box.n in box.keys) + max(box.keys)", 30),
+    "returned": ("(x * (box.n in box.keys), box.keys)", 30),
+    "get": ("x * box.keys.get(box.n, 7)", 0),
+    "copied": ("x * copy.deepcopy(box.counted)[box.n]", 0),
+    "half": ("x * ((box.n / 2) in box.keys)", 0),
+    "entry": ("x * box.keys.setdefault(box.n, 4)", 0),
+    "popped": ("x * (box.keys.pop(box.n) if box.n in box.keys else 1)", 0),
+    "written": ("x * (box.keys.update({box.n: 1}) or len(box.keys))", 0),
+}
+
+
+def tried(box, x):
+    try:
+        return box.keys[box.n]
+    except KeyError:
+        return -1
+
+
+@pytest.mark.parametrize("between", [False, True], ids=["alone", "written between"])
+@pytest.mark.parametrize("name", ASKED)
+def test_dicts_that_are_asked_for_a_number(device, name, between):
+    text, replays = ASKED[name]
+
+    def build():
+        box = Box(n=0, counted=collections.Counter([3, 9, 9, 15]), keys={3: 1, 9: 2, 20: 5})
+        scope = {"box": box, "tried": tried, "copy": copy}
+        exec(f"def step(x):\n    box.n += 1\n    return {text}", scope)
+        return box, scope["step"]
+
+    (box, plain), (left, jitted) = build(), build()
+    f = cgt.jit(jitted)
+    for k in range(40):
+        x = values(device, 8, seed=k)
+        assert identical(f(x), plain(x)), k
+        assert vars(left) == vars(box) and list(map(type, vars(left).values())) == list(map(type, vars(box).values()))
+        for one in (box, left) if between else ():
+            if k == 10:
+                one.counted[13] = one.keys[17] = 1
+            if k == 22:
+                one.keys.pop(20, None)
+                one.counted = collections.Counter([30])
+    assert cgt.stats(f).replays >= replays - 8 * between, cgt.explain(f)
 
 
 def test_tables_stay_the_user_s(device):
