@@ -424,7 +424,7 @@ ASKED = {  # what is asked for the number of the call; with at least so many rep
     "in": ("x * (2 if box.n in box.counted else 1)", 30),
     "not in": ("x * (2 if box.n not in box.keys else box.keys[box.n])", 30),
     "missing": ("x * box.counted[box.n]", 30),
-    "raises": ("x * tried(box, x)", 30),
+    "raises": ("x * asked_of(box)", 30),
     "whole": ("x * (box.keys == {3: 1, 9: 2, 20: 5}) + (box.n in box.keys) + max(box.keys)", 30),
     "returned": ("(x * (box.n in box.keys), box.keys)", 30),
     "get": ("x * box.keys.get(box.n, 7)", 0),
@@ -436,7 +436,7 @@ ASKED = {  # what is asked for the number of the call; with at least so many rep
 }
 
 
-def tried(box, x):
+def asked_of(box):
     try:
         return box.keys[box.n]
     except KeyError:
@@ -450,7 +450,7 @@ def test_dicts_that_are_asked_for_a_number(device, name, between):
 
     def build():
         box = Box(n=0, counted=collections.Counter([3, 9, 9, 15]), keys={3: 1, 9: 2, 20: 5})
-        scope = {"box": box, "tried": tried, "copy": copy}
+        scope = {"box": box, "asked_of": asked_of, "copy": copy}
         exec(f"def step(x):\n    box.n += 1\n    return {text}", scope)
         return box, scope["step"]
 
