@@ -512,7 +512,7 @@ def replace(one: object, number: object) -> None:
 def exchange_in(holder, one, number):
     """No inner function here may have one of these: the cell would be a holder, too."""
     kind = type(holder)
-    if kind is dict:
+    if kind is dict or kind is collections.OrderedDict:
         for key in list(holder):
             value = holder.pop(key)
             holder[number if key is one else key] = number if value is one else value
@@ -528,6 +528,9 @@ def exchange_in(holder, one, number):
     elif issubclass(kind, tuple):
         core.tuple_put(holder, one, number)
     else:
+        state = getattr(holder, "__dict__", None)  # which may be no object of its own so far
+        if type(state) is dict:
+            state.update({name: number for name, value in state.items() if value is one})
         for cls in kind.__mro__:
             for name in vars(cls).get("__slots__", ()):
                 if getattr(holder, name, None) is one:

@@ -253,11 +253,6 @@ def adds_in_place(o, x):
     return x
 
 
-def stores_one_twice(o, x):
-    o.last = o.given = [x * 2]
-    return x
-
-
 def stores_and_returns_one(o, x):
     o.last = [x * 2]
     return x, o.last
@@ -305,7 +300,7 @@ def asks_all(o, x):
 
 
 ASKS = [
-    asks_length, asks_last, asks_first, returns_the_list, adds_in_place, stores_an_object, asks_all, stores_one_twice,
+    asks_length, asks_last, asks_first, returns_the_list, adds_in_place, stores_an_object, asks_all,
     stores_and_returns_one, stores_one_inside_of_another, stores_what_was_there, stores_what_another_keeps,
     stores_a_set,
 ]  # fmt: skip

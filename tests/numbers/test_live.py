@@ -621,6 +621,21 @@ def test_numbers_that_a_call_returns_are_those_of_the_call(device, way):
     agree(lambda: ((made := keeps_its_rate(device))[0], lambda x: (x, way), lambda: [made[1].lr, made[1].n]), [values(device, 8)] * CALLS)
 
 
+def test_numbers_in_results_of_other_kinds_are_plain_ones(device):
+    box = Box(n=0)
+
+    def step(x, kind):
+        box.n += 1
+        return x * box.n, kind(n=box.n)
+
+    for kind in (Box, collections.OrderedDict, dict):
+        f = cgt.jit(step)
+        for _ in range(6):
+            y, made = f(values(device, 8), kind)
+            found = made["n"] if isinstance(made, dict) else made.n
+            assert type(found) is int and found == box.n and torch.equal(y, values(device, 8) * box.n)
+
+
 def test_numbers_that_were_returned_are_nobody_s_afterwards(device):
     """A list of them that the call keeps, too, is one list: as in eager."""
     box, kept = Box(n=0, last=None), []
