@@ -170,7 +170,7 @@ cdef int out_fill(Table* t, id_t n, id_t k, object row) except -1:
     o.inside = inside
     if not hidden: node_row(t, n).n_given += 1
     if kind == SHARED: node_out(t, node_row(t, n), <id_t>ref).sharers += 1
-    if kind == READOUT: node_row(t, n).waits = 1
+    if kind == READOUT and o.ref == NONE: node_row(t, n).waits = 1
     o.keys = tensor_keys(x)
     o.data_kind = impl_kind(tensor_impl(x))
     o.ndim = tensor_ndim(x)

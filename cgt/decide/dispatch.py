@@ -378,7 +378,7 @@ def draft_node(call, attempt):
 
 def find_moving(state, plan, seen):
     """The plan, with the places that the run changed and did not read; `free` is None where that is not known."""
-    ran = code_of(state) | seen.code.ran
+    ran = moving.counted(state, code_of(state) | seen.code.ran)
     rows = moving.find(plan.places, plan.found.owners, ran, seen) | dict.fromkeys(plan.found.hidden)
     found = moving.find_puts(plan, ran, seen, describe.is_guarded_as)
     if found is None:

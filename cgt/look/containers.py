@@ -83,14 +83,16 @@ def put_back(exchanged: list[tuple]) -> str | None:
 def replaced(value: Any, leaf: Callable[[Any], object], done: set[int]) -> Any:
     """The value with leaf(entry) for each entry of its tuples, lists and dicts: tuples anew, the others in place, as
     they may be the user's. They may hold themselves: `done` has ids of those that are."""
-    if type(value) not in (list, dict, tuple):
+    kind = type(value)
+    is_row = kind is tuple or is_namedtuple(value)
+    if not (is_row or kind is list or kind is dict):
         return leaf(value)
     if id(value) in done:
         return value
     done.add(id(value))
-    if type(value) is tuple:
-        parts = tuple(replaced(one, leaf, done) for one in value)
-        return value if all(map(operator.is_, parts, value)) else parts
+    if is_row:
+        parts = [replaced(one, leaf, done) for one in value]
+        return value if all(map(operator.is_, parts, value)) else tuple.__new__(kind, parts)
     for key, one in list(enumerate(value) if type(value) is list else value.items()):
         value[key] = replaced(one, leaf, done)
     return value

@@ -334,7 +334,7 @@ def describe_outs(plan, seen, out, slots, near):
         elif id(t) in by_id:
             row = OutRow(core.INPUT, by_id[id(t)], ghost(t))
         elif told:
-            row = OutRow(core.READOUT, core.NONE, t, line=leaf.line, ops=(leaf.make,))
+            row = OutRow(core.READOUT, leaf.row, t, line=leaf.line, ops=(leaf.make,))
         elif id(t) in made.numbers:
             row = OutRow(core.PART, made.numbers[id(t)], ghost(t), ops=ops)
         else:
@@ -451,14 +451,31 @@ def describe_puts(plan, seen, slots, paths, near, outs, out):
         output_of={id(t): k for k, t in reversed(list(enumerate(out.tensors)))},
         first_of={core.storage_id(o.proto): k for k, o in enumerate(outs) if o.kind == core.FRESH},
     )  # fmt: skip
+    came = [(p.place, at, j, x) for p, at in plan.changes.puts for j, x in enumerate(came_to(p.place))]
+    left, made = collections.Counter(id(value) for *_, value in came), {}
     effects = []
-    for put, at in plan.changes.puts:
-        for j, value in enumerate(readout.marked(seen, came_to(put.place))):
-            row = describe_put(known, put.place, at, j, value)
-            if isinstance(row, str):
-                return row
-            effects.append(row)
+    for place, at, j, value in came:
+        left[id(value)] -= 1
+        row = describe_put(known, place, at, j, readout.marked(seen, value))
+        if isinstance(row, str):
+            return row
+        if row.times and (left[id(value)] or id(value) in made):
+            box = made.get(id(value))
+            make = functools.partial(make_first, made.setdefault(id(value), []), row.by.make)
+            make = make if box is None else functools.partial(take_made, box, not left[id(value)])
+            row = row._replace(by=row.by._replace(make=make))
+        effects.append(row)
     return effects
+
+
+def make_first(box, make, parts):
+    """What comes to several places is one."""
+    box.append(make(parts))
+    return box[-1]
+
+
+def take_made(box, last, parts):
+    return box.pop() if last else box[-1]
 
 
 def came_to(place: places.Place) -> list:

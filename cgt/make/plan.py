@@ -277,8 +277,9 @@ def look_around(state, function, flat):
     # A backward may run code of the forward's again (recomputation), and would not be seen to keep anything.
     keeps = state.opts.outputs == "rescue" and not will_save(state)
     hidden = {path for path, may in state.learnt.moves.hidden.items() if may} if keeps else ()
-    keep = moving.keeper(state.ran) if keeps else None
-    found = places.find_places(function, roots, state.ran, arguments, None, keep, hidden)
+    ran = moving.counted(state, state.ran) if keeps else state.ran
+    keep = moving.keeper(ran) if keeps else None
+    found = places.find_places(function, roots, ran, arguments, None, keep, hidden)
     state.learnt.passed.update(found.passed)
     return found
 

@@ -36,7 +36,7 @@ from . import rows, standins
 from .standins import MATH, MOST, PYTHON, STAND_INS, Int, Source, Taken, Trace, looked_at, pin, settle
 
 READ = "a number that is read on the way"
-MOST_PARTS, MOST_ENTRIES = 8, 1 << 16  # numbers of a tuple: `betas`; of a list from which one chooses
+MOST_PARTS, MOST_KEYS, MOST_ENTRIES = 8, 32, 1 << 16  # numbers of a tuple: `betas`; of a dict, a list that is asked
 MOST_LOOKS = 4  # recordings for one value of what was computed from a number, before each number is one of its own
 # Ops whose kernels take a number as an argument and choose nothing by it but what they compute: no shape, no type, no
 # other kernel. (`pow` has kernels of its own for 2 and 0.5, `addmm` one for beta = 0, `div` with a rounding_mode one
@@ -163,13 +163,15 @@ def numbers_in(place):
 
 
 def is_table(place: Place) -> bool:
-    """Does a list or tuple of numbers of one kind lie there, that a whole number can choose from?"""
-    entries = place.want
-    is_row = place.kind in places.HOLD_NUMBERS and type(entries) in (list, tuple)
-    if not is_row or not 1 < len(entries) <= MOST_ENTRIES:
+    """Does a list or tuple of numbers of one kind lie there, that a whole number can choose from, or a dict of whole
+    numbers, that can be asked for one?"""
+    entries, asked = place.want, type(place.want) in standins.ASKED
+    is_row = place.kind in places.HOLD_NUMBERS and (asked or type(entries) in (list, tuple))
+    if not is_row or not 1 - asked < len(entries) <= (MOST_KEYS if asked else MOST_ENTRIES):
         return False
-    kind = type(entries[0])
-    return kind in (int, float) and all(type(x) is kind and (kind is float or abs(x) <= MOST) for x in entries)
+    kind = int if asked else type(entries[0])
+    numbers = [*entries, *(entries.values() if asked else ())]
+    return kind in (int, float) and all(type(x) is kind and (kind is float or abs(x) <= MOST) for x in numbers)
 
 
 def tap(seen: Seen, is_mine: Callable[[], bool]) -> tuple[Callable[[], object], Callable[[], object]]:
@@ -226,7 +228,7 @@ def unwrap_all(plan, trace):
     for place in (*plan.places, *(put.place for put in plan.found.kept)):
         unwrap(trace, place)
     for proxy, entries, _ in trace.tables:
-        if getattr(proxy, "written", False):
+        if type(entries) is list and getattr(proxy, "written", False):
             list.__setitem__(proxy, slice(None), entries)
     trace.stand_ins = ()
 
@@ -369,7 +371,7 @@ def arguments(seen: Seen, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
         return args, kwargs
     also = {id(home) for home, _ in containers.contents([*args, *kwargs.values()])} if seen.live.tables else ()
     for place in seen.run.plan.places if also else ():
-        if id(place.want) in also and type(place.want) is list:
+        if id(place.want) in also and type(place.want) is not tuple:
             places.put_back(place)  # no table: the function has it in its hand
     given = {s.path: x for s, x in zip(seen.live.sources, seen.live.stand_ins, strict=True) if s.op == core.IN_CALL}
     values = [containers.exchange(x, path, given, seen.live.exchanged) for path, x in containers.named(args, kwargs)]
@@ -441,7 +443,7 @@ def close(seen: Seen, box: list) -> object:
     back = [row for home, row in trace.lent if home in homes]
     for row in (*trace.parsed, *back):  # an argument that is handed out has its own numbers again
         trace.pin(row)
-    result = containers.replaced(result, filled, set())
+    result = containers.replaced(result, functools.partial(filled, seen), set())
     if trace.alive():
         collect()
     escaped = trace.alive()
@@ -480,12 +482,20 @@ def give_up(seen, line):
     raise Unrecordable(seen.reason)
 
 
-def filled(value):
-    """Part of a result: for a stand-in the number, to which the recording belongs, or what holds one that was read."""
+def filled(seen, value):
+    """Part of a result: in place of a stand-in what a replay makes of its number, or holds of one that was read. Of
+    what else comes of numbers that were read the recording is for the value."""
     if type(value) not in STAND_INS:
         return value
-    hand = value.node.trace.hands.get(value.node.row)
-    return settle(value) if hand is None else hand()
+    trace, row = value.node.trace, value.node.row
+    if row in trace.hands:
+        return trace.hands[row]()
+    if row == core.NONE or source_of(trace, row) == core.NONE:
+        return settle(value)
+    number = value.node.value
+    words = torch.tensor(number, dtype=torch.float64 if type(number) is float else torch.int64, device="cpu")
+    seen.readouts.rows.append((pytree.Readout(words, pytree.ITEM, trace.line(), row=row), None))
+    return seen.readouts.rows[-1][0]
 
 
 def replace(one: object, number: object) -> None:
@@ -498,7 +508,7 @@ def replace(one: object, number: object) -> None:
 def exchange_in(holder, one, number):
     """No inner function here may have one of these: the cell would be a holder, too."""
     kind = type(holder)
-    if kind is dict:
+    if kind is dict or kind is collections.OrderedDict:
         for key in list(holder):
             value = holder.pop(key)
             holder[number if key is one else key] = number if value is one else value
@@ -514,6 +524,9 @@ def exchange_in(holder, one, number):
     elif issubclass(kind, tuple):
         core.tuple_put(holder, one, number)
     else:
+        state = getattr(holder, "__dict__", None)  # which may be no object of its own so far
+        if type(state) is dict:
+            state.update({name: number for name, value in state.items() if value is one})
         for cls in kind.__mro__:
             for name in vars(cls).get("__slots__", ()):
                 if getattr(holder, name, None) is one:

@@ -4,11 +4,13 @@ To Python a stand-in is a float or an int; each step of arithmetic makes another
 PyTorch's own symbolic numbers carry it into ops. Lists and tuples from which one chooses have stand-ins, too."""
 
 import array
+import collections
 import dis
 import math
 import operator
 import sys
 import weakref
+from types import FunctionType
 from typing import Any, NamedTuple
 
 import cgt_core as core
@@ -22,6 +24,7 @@ from ..words.private import without_torch_function
 MOST = pytree.MOST
 PARSER = "python_arg_parser"  # the file of PyTorch's that asks for a value
 SUMS_EXACTLY = sys.version_info >= (3, 12)
+ASKED = (dict, collections.Counter)
 MAX_STEPS = 4096  # of one recording: what computes more with a number is a loop that wants another form
 
 
@@ -50,8 +53,9 @@ class Step(NamedTuple):
 
 
 class Table(NamedTuple):
-    """Numbers from which one that changes chooses (`betas[t]`): in a recording the core looks them up. A list to which
-    code can come past its places is none; where it does all the same, and changes it, the run is undone."""
+    """Numbers from which one that changes chooses (`betas[t]`): in a recording the core looks them up. Or a dict of whole
+    numbers that is asked for one (`epoch in milestones`): it is compared with each key. A container to which code can
+    come past its places is none; where it does all the same, and changes it, the run is undone."""
 
     proxy: Any  # what lies in its places meanwhile
     entries: Any  # itself
@@ -70,6 +74,8 @@ ALONE = sys.getrefcount(_one.proxy)  # the row's reference and the question's, a
 def is_as_it_was(table: Table) -> bool:
     """Has nobody led to it past its places, and changed it? Then what stood for it has the same entries."""
     mine, theirs = table.proxy, table.entries
+    if type(theirs) in ASKED:
+        return mine == theirs
     ours = list.__iter__(mine) if type(theirs) is list else mine
     return len(mine) == len(theirs) and all(map(operator.is_, ours, theirs))
 
@@ -129,13 +135,14 @@ class Trace:
         return [one for one in (ref() for ref in self.made) if one is not None]
 
     def table_of(self, entries):
-        """What stands for a list or tuple of numbers, wherever that lies."""
+        """What stands for a list, tuple or dict of numbers, wherever that lies."""
         known = next((table.proxy for table in self.tables if table.entries is entries), None)
         if known is not None:
             return known
         proxy = PROXIES[type(entries)](entries)
         proxy.trace, proxy.at = self, len(self.tables)
-        self.tables.append(Table(proxy, entries, array.array("d" if type(entries[0]) is float else "q", entries)))
+        kind = "d" if type(next(iter(entries))) is float else "q"
+        self.tables.append(Table(proxy, entries, array.array(kind, entries)))
         return proxy
 
     def look_up(self, at, index):
@@ -408,27 +415,51 @@ def entry(plain):
     return lambda self, k: self.trace.look_up(self.at, k) if type(k) is Int else plain(self, k)
 
 
-def writer(name):
-    """A method that changes a table: it changes the list that this stands for, too, to which others may lead."""
-    plain = getattr(list, name)
+def asked(plain):
+    """A method that is given a key: a stand-in is compared with each that there is."""
+
+    def ask(self, k):
+        if type(k) is not Int or getattr(self, "written", False):
+            return plain(self, k)
+        return plain(self, next((key for key in type(self).__base__.__iter__(self) if k == key), k.node.value))
+
+    return ask
+
+
+def writer(kind, name):
+    """A method that changes a table: it changes the container that this stands for, too, to which others may lead."""
+    plain = getattr(kind, name)
 
     def write(self, *args, **kwargs):
         self.written = True
         plain(self.trace.tables[self.at].entries, *args, **kwargs)
         result = plain(self, *args, **kwargs)
-        return self if name in ("__iadd__", "__imul__") else result
+        return self if name.startswith("__i") else result
 
     return write
 
 
-def proxy_of(kind, **more):
-    """The class of what stands for a list or tuple of numbers."""
-    made = {"__getitem__": entry(kind.__getitem__), "__class__": property(lambda self: kind), "__module__": "builtins"}
-    return type(kind.__name__, (kind,), made | more)
+WRITERS = (
+    "append extend insert remove pop clear sort reverse __setitem__ __delitem__ __iadd__ __imul__ update popitem"
+    " setdefault __ior__"
+).split()
 
 
-WRITERS = "append extend insert remove pop clear sort reverse __setitem__ __delitem__ __iadd__ __imul__".split()
-PROXIES = {list: proxy_of(list, **{name: writer(name) for name in WRITERS}), tuple: proxy_of(tuple)}
+def table_class(kind):
+    """Of what stands for tables of this type. (Of Counter's writers, those in Python come to the others.)"""
+    read = entry if kind in (list, tuple) else asked
+    made = {
+        "__getitem__": read(kind.__getitem__), "__class__": property(lambda self: kind), "__module__": kind.__module__,
+        "__reduce_ex__": lambda self, protocol: kind(self).__reduce_ex__(protocol),
+    }  # fmt: skip
+    if read is asked:
+        made["__contains__"] = asked(kind.__contains__)
+    plain = [(name, getattr(kind, name, None)) for name in WRITERS if kind is not tuple]
+    made |= {name: writer(kind, name) for name, method in plain if method and type(method) is not FunctionType}
+    return type(kind.__name__, (kind,), made)
+
+
+PROXIES = {kind: table_class(kind) for kind in (list, tuple, *ASKED)}
 STAND_IN = {float: Float, int: Int}
 STEPS = OPERATORS | COMPARISONS | {"neg": (core.NEGATED, operator.neg), "sym_float": (core.AS_FLOAT, float)}
 NO_STEPS = {

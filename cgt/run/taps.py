@@ -290,10 +290,31 @@ def tap_readers(is_mine: Mine, read: Callable[..., object]) -> Bracket:
 MAKERS = Tap((torch, "tensor"), (torch, "as_tensor"))  # of tensors of Python's numbers
 FUNCTIONS = Tap(*((math, name) for name in "sqrt exp log sin cos tan tanh pow isfinite isnan isinf".split()))
 SETTERS = Tap((torch.Tensor, "__setitem__"))
+SCALED = Tap(  # what optimizers give a tensor for a number
+    *((torch.Tensor, name) for name in ("add_", "addcdiv_", "addcmul_")),
+    *((torch, name) for name in ("_foreach_add_", "_foreach_addcdiv_", "_foreach_addcmul_")),
+)
 SWAPS = Tap((torch.utils, "swap_tensors"))
 SCRIPTED = Tap(*private.SCRIPTED)
 HASHES = Tap((torch.Tensor, "__hash__"))
 JITERATED = Tap(*private.JITERATORS)  # kernels of torch.cuda.jiterator's
+
+
+SCHEDULER, RATES = torch.optim.lr_scheduler.LRScheduler, "_last_lr"
+READS_RATES = {SCHEDULER.get_last_lr.__code__}
+
+
+def tap_rates(read: Callable[[dict], object]) -> Bracket:
+    """A bracket: inside, read(attributes) comes before the rates among a scheduler's attributes are read by name."""
+
+    def get(self):
+        if RATES not in vars(self):
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {RATES!r}")
+        read(vars(self))
+        return vars(self)[RATES]
+
+    rates = property(get, lambda self, x: vars(self).update({RATES: x}), lambda self: vars(self).pop(RATES))
+    return functools.partial(setattr, SCHEDULER, RATES, rates), functools.partial(delattr, SCHEDULER, RATES)
 
 
 def tap_kernels() -> Bracket:

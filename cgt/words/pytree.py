@@ -27,7 +27,7 @@ from collections.abc import Callable, Collection, Container, Iterable
 from typing import Any, NamedTuple
 
 import torch
-from cgt_core import CUSTOM, DATACLASS, DICT, EQUAL, LIST, LIVE, NAMEDTUPLE, PLAIN, SAME, TENSOR, TUPLE
+from cgt_core import CUSTOM, DATACLASS, DICT, EQUAL, LIST, LIVE, NAMEDTUPLE, NONE, PLAIN, SAME, TENSOR, TUPLE
 from torch.utils import _pytree as torch_pytree
 
 from . import errors, wrappers
@@ -60,16 +60,17 @@ class Readout:
     but for comparisons and arithmetic of a number. It changes when the run is over: the function may keep it, and what
     it could do with it then must end."""
 
-    __slots__ = ("words", "make", "line", "compare", "compute", "read")
+    __slots__ = ("words", "make", "line", "compare", "compute", "read", "row")
     __array_ufunc__ = None  # numpy leaves arithmetic to it
 
-    def __init__(self, words, make, line, compare=None, compute=None, read=None):
+    def __init__(self, words, make, line, compare=None, compute=None, read=None, row=NONE):
         self.words = words  # where a replay leaves the bytes; None: it is only compared
         self.make = make  # of these, what is returned
         self.line = line  # of the user's, that asks for it
         self.compare = compare  # (operator, other) -> bool, while the function runs
         self.compute = compute  # (operator, operands) -> what arithmetic gives, while the function runs
         self.read = read  # () -> the number, while the function runs
+        self.row = row  # of the recording's numbers, the one that it is; then nothing is left anywhere
 
     def _comparison(op: Any):
         return lambda self, other: NotImplemented if self.compare is None else self.compare(op, other)
@@ -137,8 +138,8 @@ def flatten_put(value: object, is_made: Callable[[torch.Tensor], bool], numbers:
 
 
 def find_held(result: object, values: list[list], is_made: Callable[[torch.Tensor], bool]) -> list[object]:
-    """Of what can be made anew in these lists, each of whose entries lies in one place besides: those that somebody
-    else holds, or that are met twice, there or in the result."""
+    """Of what can be made anew in these lists, each of whose entries lies in a place of its own besides: those that
+    somebody else holds, or that are met once more, inside of another one or in the result."""
     objects, roots = Objects(is_made, []), collections.Counter(id(value) for row in values for value in row)
     came = [value for row in values for value in row]
     _flattened([(one, ROOT) for one in came], objects=objects)
@@ -148,7 +149,8 @@ def find_held(result: object, values: list[list], is_made: Callable[[torch.Tenso
     ones = [one for one in ones if issubclass(type(one), (list, dict)) or is_open(one)]
     inside = _holders_inside([result, *came], is_open)
     counted = zip(ones, _references(ones), strict=True)
-    return [x for x, n in counted if inside[id(x)] > 1 or n - PASSING > inside[id(x)] + 2 * roots[id(x)]]
+    others = [(x, n, inside[id(x)], roots[id(x)]) for x, n in counted]
+    return [x for x, n, held, places in others if held > max(1, places) or n - PASSING > held + 2 * places]
 
 
 def tensors_in(value: object) -> tuple[torch.Tensor, ...]:
