@@ -194,8 +194,6 @@ cdef int path_captured(Path* p, void* stream) except? RAISES nogil:
 
 cdef int spread_new(Spread** spread, list others) except -1:
     """others: [(device, stream, pool), ...]"""
-    cdef Spread* s
-    cdef Beside* b
     if not others: return 0
     s = <Spread*>malloc(sizeof(Spread) + len(others) * sizeof(Beside))
     if s is NULL: raise MemoryError()
@@ -210,7 +208,6 @@ cdef int spread_new(Spread** spread, list others) except -1:
     return 0
 
 cdef void spread_free(Spread* s) noexcept:
-    cdef int32_t k
     if s is NULL: return
     for k in range(s.n):
         if s.others[k].state is not NULL: cuda_state_free(s.others[k].state)
@@ -221,7 +218,6 @@ cdef void spread_free(Spread* s) noexcept:
 
 cdef Beside* beside_of(Spread* s, int device) noexcept nogil:
     """NULL: not another GPU of the recording's."""
-    cdef int32_t k
     for k in range(s.n if s is not NULL else 0):
         if s.others[k].device == device: return &s.others[k]
     return NULL
@@ -265,9 +261,7 @@ cdef inline void* stream_there(Beside* b, bint captured) noexcept nogil:
 
 cdef int spread_meet(Spread* s, int32_t n, bint captured, int device, void* stream) except? RAISES nogil:
     """What comes on this stream waits for what the first n of the other GPUs have now."""
-    cdef int32_t k
     cdef int code = 0
-    cdef Beside* b
     for k in range(n):
         b = &s.others[k]
         if code == 0:
@@ -276,9 +270,7 @@ cdef int spread_meet(Spread* s, int32_t n, bint captured, int device, void* stre
 
 cdef int spread_part(Spread* s, int32_t n, bint captured, int device, void* stream) except? RAISES nogil:
     """And what comes on those waits for it."""
-    cdef int32_t k
     cdef int code = 0
-    cdef Beside* b
     for k in range(n):
         b = &s.others[k]
         if code == 0:
@@ -287,7 +279,6 @@ cdef int spread_part(Spread* s, int32_t n, bint captured, int device, void* stre
 
 cdef inline int launch_among(Driver* d, Spread* s, void* exec_, void* stream, int device) except? RAISES nogil:
     """Launch a graph of a recording that works on these GPUs, too, or on no others (NULL)."""
-    cdef int code
     if s is NULL: return d.launch(exec_, stream, device)
     code = spread_meet(s, s.n, False, device, stream)
     if code == 0: code = d.launch(exec_, stream, device)
@@ -295,13 +286,11 @@ cdef inline int launch_among(Driver* d, Spread* s, void* exec_, void* stream, in
 
 cdef void capturing_set(Recording* r, int on) noexcept:
     """A capture begins, or is over, on all of them."""
-    cdef int32_t k
     r.capturing = on
     cuda_mark(r.device, on)
     for k in range(r.spread_open): cuda_mark(r.spread.others[k].device, on)
 
 cdef void pools_end(Recording* r) noexcept:
-    cdef int32_t k
     for k in range(r.spread_open): cuda_pool_end(r.spread.others[k].pool)
     r.spread_open = 0
     if r.pool_open: cuda_pool_end(r.pool)
@@ -309,7 +298,6 @@ cdef void pools_end(Recording* r) noexcept:
 
 cdef int pool_restore(int device, void* pool, void* state, void** live, int n) except? RAISES:
     cdef OnDevice here
-    cdef int code
     here.go(device)
     code = cuda_pool_restore(pool, state, live, n)
     return ERROR_FOREIGN_MEMORY if code == 1 else code
@@ -320,7 +308,6 @@ cdef int cuda_restore(Recording* r, void* state, void** live, int n) except? RAI
 
 cdef int cuda_resume(Recording* r) except? RAISES:
     cdef OnDevice here
-    cdef int code
     here.go(r.device)
     if r.capturing: return 0
     # Thread-local: other threads may go on allocating and synchronizing while we record.
@@ -331,7 +318,7 @@ cdef int cuda_resume(Recording* r) except? RAISES:
     return spread_part(r.spread, r.spread_open, True, r.device, r.stream)       # the capture forks to them
 
 cdef int cuda_begin(Recording* r) except? RAISES:
-    cdef int32_t k
+    cdef int32_t  k
     cdef int code = fault(CALL_BEGIN)
     if code: return code
     cuda_pool_begin(r.pool, r.stream, cuda_joined)
@@ -447,9 +434,8 @@ cdef int cuda_vet(cu.CUgraph graph, int32_t* count) except? RAISES:
     cdef cu.CUDA_MEMCPY3D copy
     cdef cu.CUDA_HOST_NODE_PARAMS calls
     cdef unsigned int memory = 0
-    cdef int32_t inner
+    cdef int32_t  inner
     cdef int code = nodes_of(graph, &nodes)
-    cdef size_t k
     count[0] = <int32_t>nodes.size()
     for k in range(nodes.size()):
         if code: break
@@ -489,8 +475,6 @@ cdef int cuda_end(Recording* r, Patch* patches, int32_t n_patches) except? RAISE
     cdef cu.CUgraph graph = NULL
     cdef int32_t n = 0
     cdef bint draws = False
-    cdef int32_t k
-    cdef int code
     here.go(r.device)
     code = capture_end(r, fault(CALL_END), &graph)
     pools_end(r)
@@ -520,7 +504,6 @@ cdef int cuda_cut(Recording* r, Read* read) except? RAISES:
     cdef cu.CUgraph graph = NULL
     cdef cu.CUgraphExec exec_ = NULL
     cdef int32_t n = 0
-    cdef int code
     here.go(r.device)
     code = capture_end(r, fault(CALL_CUT), &graph)
     read.graph = <void*>graph
@@ -592,7 +575,6 @@ cdef int cuda_leave(Recording* r, void* body, void* stream) except? RAISES:
     cdef OnDevice here
     cdef cu.CUgraph graph = NULL
     cdef int32_t n = 0
-    cdef int code
     here.go(r.device)
     if not cuda_joined(stream): return 0                 # it never began
     code = cu.cuStreamEndCapture(cu_stream(stream), &graph)
@@ -617,8 +599,6 @@ cdef int cuda_instantiate(Recording* r) except? RAISES:
 cdef vector[void*] made_on(int device, PyObject* tensors) except *:
     """Where the memory of those on this device lies."""
     cdef vector[void*] addresses
-    cdef PyObject* x
-    cdef int k
     for k in range(<int>PyList_GET_SIZEX(tensors)):
         x = PyList_GET_ITEMX(tensors, k)
         if tensor_device(x) == device and tensor_storage_ptr(x) is not NULL:
@@ -679,7 +659,6 @@ cdef int cuda_patch_copy(void* exec_, Patch* p) except? RAISES nogil:
     cdef cu.CUDA_KERNEL_NODE_PARAMS k
     cdef cu.CUDA_MEMCPY3D m
     cdef cu.CUcontext context = NULL
-    cdef int code
     copy_args(p, &a)
     if copied_by_kernel(p):
         memset(&k, 0, sizeof(k))
@@ -746,7 +725,6 @@ cdef Args* args_take(cu.CUgraphNode node) except NULL:
     cdef cu.CUDA_KERNEL_NODE_PARAMS params
     cdef cu.CUgraphNodeType kind
     cdef size_t n = 0, k, offset = 0, size = 0, end = 0
-    cdef Args* a
     cdef char* buffer = NULL
     memset(&params, 0, sizeof(params))
     check(CUDA, cu.cuGraphNodeGetType(node, &kind), CALL_CUT)
@@ -821,11 +799,8 @@ cdef tuple cuda_shot(cu.CUgraphNode node):
     """(handle, kind, what must be the same, [(offset, bytes) of each argument]) of a node; kind 0: a kernel, 1: a copy,
     2: fills memory."""
     cdef cu.CUgraphNodeType kind
-    cdef cu.CUDA_KERNEL_NODE_PARAMS* p
     cdef cu.CUDA_MEMSET_NODE_PARAMS fill
-    cdef Args* a
     cdef size_t offset = 0, size = 0
-    cdef int32_t k
     params, shape = [], ()
     check(CUDA, cu.cuGraphNodeGetType(node, &kind), CALL_CUT)
     if kind == cu.CUgraphNodeType.CU_GRAPH_NODE_TYPE_MEMSET:
@@ -862,8 +837,6 @@ cdef int cuda_bind(Recording* r, Patch* p) noexcept: return 0
 
 cdef int cuda_bound(cu.CUgraph graph, Patch* patches, int32_t n) except? RAISES:
     """Take out the copies of rebound slots, and have the graph work on the memory of the call that is recorded."""
-    cdef Args* a
-    cdef int32_t k
     cdef int code = 0
     for k in range(n):
         if code: break
@@ -907,13 +880,11 @@ cdef Py_ssize_t cuda_length(Recording* r) except -1:
 cdef list cuda_nodes(Recording* r, size_t first=0):
     """The nodes of the capture under way from this one on, in the order in which they were made."""
     cdef Nodes nodes
-    cdef size_t k
     check(CUDA, nodes_of(cuda_graph(r), &nodes), CALL_CUT)
     return [<uintptr_t>nodes[k] for k in range(first, nodes.size())]
 
 cdef list cuda_mark_here(Recording* r):
     """For the stream and those of other GPUs: the nodes behind which its next one will stand."""
-    cdef int32_t k
     return [last_nodes(r.stream)] + [last_nodes(r.spread.others[k].stream) for k in range(r.spread_open)]
 
 cdef list last_nodes(void* stream):
@@ -925,7 +896,7 @@ cdef list last_nodes(void* stream):
 
 cdef int cuda_back(Recording* r, list marks) except -1:
     """What these streams capture next comes behind these nodes, whatever they captured since."""
-    cdef int32_t k
+    cdef int32_t  k
     stream_back(r.stream, marks[0])
     for k in range(r.spread_open): stream_back(r.spread.others[k].stream, marks[1 + k])
     return 0
@@ -940,7 +911,6 @@ cdef int stream_back(void* stream, list mark) except -1:
 cdef int cuda_thin(Column* vain) except? RAISES:
     """Take out nodes that were captured to look at. Nothing stands behind them."""
     cdef int code = 0
-    cdef int32_t k
     for k in range(vain.n - 1, -1, -1):
         if code == 0: code = cu.cuGraphDestroyNode((<cu.CUgraphNode*>vain.rows)[k])
     vain.n = 0

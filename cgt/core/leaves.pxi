@@ -181,7 +181,6 @@ cdef id_t leaves_take(Table* t, id_t f, PyObject* args, PyObject* kwargs, Walk* 
     """The spec of f that these arguments follow, with their leaves in w; or NONE. Newest first. A
     number or string that one spec does not accept is held against the others first: a function
     called with many values costs one compare for each."""
-    cdef Fn* fn
     cdef id_t s = NONE, before = NONE, at, op = NONE
     cdef uint64_t shape = 0
     w.births = NONE

@@ -90,7 +90,6 @@ cdef int numbers_take(Table* t, id_t n, Place* p, PyObject* now) except -1:
 cdef int place_take(Table* t, id_t n, id_t j) except -1:
     """The number in the node's place j is today's, if C can hold it."""
     cdef Place* p = node_place(t, node_row(t, n), j)
-    cdef PyObject* now
     cdef int took
     if p.kind in (DICT_ITEM, CELL, LIST_ITEM):
         now = place_now(p[0])
@@ -111,8 +110,6 @@ cdef int32_t follows_same(Table* t, id_t n) noexcept nogil:
     """A slot that follows a place and now has the tensor of another one, that is reached too, or NONE: they were
     two."""
     cdef Node* node = node_row(t, n)
-    cdef Guard* other
-    cdef int32_t k, j
     for k in range(node.len[SLOTS]):
         if not node_slot(t, node, k).follows: continue
         for j in range(node.len[SLOTS]):
@@ -138,7 +135,6 @@ cdef int32_t tag_holds(Table* t, id_t n, int32_t k) except -2:
 cdef int32_t places_hold(Table* t, id_t n) except -2:
     """NONE if all places of the node hold, else the index of the first that does not. Where nothing was written since,
     that is one comparison (dict_epoch; before Python 3.12 one for each dict), and what no dict tells of."""
-    cdef Tag* w
     cdef int32_t k, bad
     cdef int32_t loose = node_row(t, n).len[TAGS] - node_row(t, n).loose_n
     cdef uint64_t tag, epoch = dict_epoch
@@ -159,9 +155,6 @@ cdef int32_t places_hold(Table* t, id_t n) except -2:
 cdef int places_fill(Table* t, id_t n, object groups) except -1:
     """groups: [(dict or None, [(kind, guard, holder, key, want, present, number, slot, items), ...]), ...]. Those
     without a dict come last. The slots are filled."""
-    cdef Node* node
-    cdef Tag* w
-    cdef Place* p
     cdef id_t at, k = 0
     part_add(t, n, TAGS, len(groups))
     for home, rows in groups:
@@ -197,7 +190,6 @@ cdef int places_fill(Table* t, id_t n, object groups) except -1:
 
 cdef object place_value(Place p):
     """What a place holds that a call changes; None if it is gone: another thread took it away."""
-    cdef PyObject* now
     if p.kind not in (DICT_ITEM, CELL, LIST_ITEM): return getattr(<object>p.home, <object>p.key, None)
     now = place_now(p)
     return <object>now if now is not NULL else None

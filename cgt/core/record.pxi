@@ -4,7 +4,6 @@
 cdef void* state_beside(Table* t, id_t m, Beside* b) noexcept:
     """The state of the pool on another GPU behind the last of these recordings that worked there. NULL: none did, or in
     another pool."""
-    cdef Beside* last
     while m != NONE:
         last = beside_of(node_row(t, m).spread, b.device)
         if last is not NULL and last.pool == b.pool: return last.state
@@ -31,7 +30,6 @@ cdef int32_t record_copy(Table* t, int kind, object buffer, object x, int64_t nb
 
 cdef Args* args_of(Table* t, uintptr_t node) except NULL:
     """What the node is launched with: one for all its words."""
-    cdef int32_t k
     for k in range(t.rec_patches.n):
         if rec_patch(t, k).handle == <void*>node and rec_patch(t, k).kind > WORDS: return <Args*>rec_patch(t, k).to
     return args_take(<cu.CUgraphNode>node)
@@ -73,7 +71,6 @@ cdef int record_aside(Table* t, uintptr_t at, int64_t nbytes, bytes value, bint 
     return 0
 
 cdef void record_abort(Table* t) noexcept:
-    cdef int32_t k
     if t.rec.active:
         DRIVERS[t.rec.driver].abort(&t.rec)
         for k in range(t.rec_reads.n): read_free(t.rec.driver, rec_read(t, k))
@@ -89,7 +86,6 @@ cdef void record_abort(Table* t) noexcept:
 cdef id_t dims_of(Table* t, id_t n, PyObject* x) except -1:
     """Append x's sizes and strides to the node's dims; their index there."""
     cdef int ndim = tensor_ndim(x)
-    cdef id_t at
     if ndim == 0: return 0
     at = part_add(t, n, DIMS, 2 * ndim)
     tensor_dims(x, node_dim(t, node_row(t, n), at))
@@ -97,12 +93,6 @@ cdef id_t dims_of(Table* t, id_t n, PyObject* x) except -1:
 
 cdef int slot_fill(Table* t, id_t n, id_t k, object row) except -1:
     """row: (leaf, tensor, example, binding, copy, same, apart, grad_of, back, beside, begins, whole)"""
-    cdef PyObject* x
-    cdef Slot* s
-    cdef Guard* g
-    cdef Patch* p
-    cdef id_t dim_at
-    cdef int32_t j
     leaf, tensor, example, binding, copy, same, apart, grad_of, back, beside, begins, whole = row
     x = <PyObject*>example
     dim_at = dims_of(t, n, x)
@@ -148,11 +138,6 @@ cdef int slot_fill(Table* t, id_t n, id_t k, object row) except -1:
 
 cdef int out_fill(Table* t, id_t n, id_t k, object row) except -1:
     """row: (kind, ref, proto, shift, version, grad_slot, hidden, root, line, ops, inside)"""
-    cdef PyObject* x
-    cdef Out* o
-    cdef Guard* g
-    cdef int32_t j
-    cdef id_t dim_at
     kind, ref, proto, shift, version, grad_slot, hidden, root, line, ops, inside = row
     x = <PyObject*>proto
     dim_at = dims_of(t, n, x)
@@ -187,7 +172,6 @@ cdef int out_fill(Table* t, id_t n, id_t k, object row) except -1:
 cdef id_t program_add(Table* t, object program) except -1:
     """A pytree's program as rows of ops; objects are borrowed from the program's owner."""
     cdef id_t at = column_add(t, &t.ops, <int32_t>len(program))
-    cdef Op* op
     cdef id_t k = at
     try:
         for kind, n, obj in program:
@@ -202,8 +186,6 @@ cdef id_t program_add(Table* t, object program) except -1:
 cdef uint64_t program_shape(Table* t, id_t at, id_t n) noexcept:
     """One number of a program without its plain values."""
     cdef uint64_t h = <uint64_t>n
-    cdef Op* op
-    cdef id_t k
     for k in range(at, at + n):
         op = op_row(t, k)
         h = (h ^ <uint64_t>op.kind ^ <uint64_t>op.n << 8) * <uint64_t>0x9E3779B97F4A7C15
@@ -214,8 +196,6 @@ cdef uint64_t program_shape(Table* t, id_t at, id_t n) noexcept:
 cdef int backward_fill(Table* t, id_t n, tuple row) except -1:
     """row: (the jitted backward or None, [(slot or NONE, out or NONE), ...], [slot, ...],
     to how many of these, the first, several edges lead)"""
-    cdef id_t k
-    cdef Save* s
     site, saves, flows, joined = row
     part_add(t, n, SAVES, len(saves))
     part_add(t, n, FLOWS, len(flows))
@@ -230,8 +210,6 @@ cdef int backward_fill(Table* t, id_t n, tuple row) except -1:
 cdef int effect_fill(Table* t, id_t n, id_t k, object row) except -1:
     """row: (kind, slot, bumps, out, place, op, by, times, number). Places are there."""
     cdef Effect* e = node_effect(t, node_row(t, n), k)
-    cdef Tag* w
-    cdef id_t j
     kind, slot, bumps, out, place, op, by, times, number = row
     e.kind, e.slot, e.bumps, e.out, e.place, e.op, e.times, e.number = kind, slot, bumps, out, place, op, times, number
     e.by = <PyObject*>by
@@ -256,8 +234,6 @@ cdef int grad_fill(Table* t, id_t n, id_t k, object row) except -1:
 
 cdef int undos_fill(Table* t, id_t n, list undos) except -1:
     """rows: (to, saved, nbytes, segment)"""
-    cdef Undo* u
-    cdef id_t k
     part_add(t, n, UNDOS, len(undos))
     for k in range(len(undos)):
         to, saved, nbytes, segment = undos[k]
@@ -276,7 +252,6 @@ cdef int part_copy(Table* t, id_t n, int part, Column* rows) except -1:
 cdef int node_fill(Table* t, id_t n, id_t f, id_t spec, tuple rows) except -1:
     """Its rows, and the place in the tree when they are complete. leaves: the call's tensors."""
     cdef Node* node = node_row(t, n)
-    cdef id_t k
     cdef Objects tensors
     (ambient, slots, outs, ret_program, ret_python, effects, grads, groups, leaves, backward, numbers, undos,
      keeps_grads) = rows

@@ -34,7 +34,6 @@ cdef id_t guard_match(Table* t, id_t path, id_t parent, id_t f, id_t s, PyObject
     match is tried at once; the others cost one or two compares until they fit."""
     cdef uint64_t ambient[3]
     cdef uint64_t key
-    cdef Node* node
     cdef id_t before, n = first_child(t, path, parent, f)
     if n == NONE: return NONE
     ambient_now(ambient)
@@ -76,7 +75,7 @@ cdef id_t leaf_path(Table* t, id_t f, PyObject** leaves, int32_t n) noexcept nog
     """Where to look for f's nodes: on the only path that has any, or by the leaves' device, or by what is current
     (devices.py)."""
     cdef Fn* fn = fn_row(t, f)
-    cdef int32_t k, gpu
+    cdef int32_t  k, gpu
     cdef id_t path = 0
     cdef bint here = False
     if fn.paths & (fn.paths - 1) == 0: return fn.path
@@ -99,10 +98,6 @@ cdef int out_renew(Table* t, id_t n, int32_t k) except -1:
     """New tensors for the group of fresh output k: its storage moved away, or a user changed it."""
     cdef Node* node = node_row(t, n)
     cdef Out* first = node_out(t, node, k)
-    cdef Out* o
-    cdef PyObject* made
-    cdef PyObject* old
-    cdef void* before
     cdef int32_t j
     for j in range(k, node.len[OUTS]):
         o = node_out(t, node_row(t, n), j)
@@ -141,8 +136,6 @@ cdef bint wrapper_intact(Table* t, id_t n, int32_t k) except -1:
 
 cdef int wrapper_ready(Table* t, id_t n, int32_t k) except -1:
     """Output k, around outputs that are ready: the same object as last time, as if new; or another one."""
-    cdef PyObject* old
-    cdef Out* o
     if not wrapper_intact(t, n, k):
         make, inside, _ = <object>node_out(t, node_row(t, n), k).ops
         made = make([<object>node_out(t, node_row(t, n), <id_t>j).tensor for j in inside])
@@ -159,8 +152,6 @@ cdef int wrapper_ready(Table* t, id_t n, int32_t k) except -1:
 cdef int outs_ready(Table* t, id_t n) except -1:
     """Fresh outputs: the same tensors as last time, as if new; or new ones."""
     cdef Node* node = node_row(t, n)
-    cdef Out* first
-    cdef Out* o
     cdef int32_t k, j, renew
     for k in range(node.len[OUTS]):
         o = node_out(t, node, k)
@@ -198,7 +189,6 @@ cdef object root_give(Table* t, id_t n, int32_t k, void* backward):
 
 cdef int parts_give(Table* t, id_t n, PyObject** leaves, void* backward, PyObject** tensors, list views) except -1:
     """Views that require grad, as do what they are views of: made by autograd. `views` owns them."""
-    cdef Out* o
     cdef int32_t k, n_given = node_row(t, n).n_given
     values = None
     for k in range(n_given):
@@ -233,7 +223,6 @@ cdef object outs_give(Table* t, id_t n, PyObject** leaves, void* backward):
     """The call's result. `backward`: the autograd node of what requires grad in it, or NULL."""
     cdef Node* node = node_row(t, n)
     cdef Objects tensors
-    cdef Out* o
     cdef id_t at = node.ret_at
     cdef int32_t k, next_ = 0
     cdef bint parts = False
@@ -275,7 +264,6 @@ cdef object outs_give(Table* t, id_t n, PyObject** leaves, void* backward):
 
 cdef object effect_part(Table* t, id_t n, id_t out, id_t number, PyObject** leaves):
     """An output, or a number, for a place."""
-    cdef Out* o
     if number != NONE: return number_value(node_number(t, node_row(t, n), number))
     o = node_out(t, node_row(t, n), out)
     if o.kind == READOUT: return (<object>o.ops)[0](<object>o.proto)
@@ -296,10 +284,7 @@ cdef int effects_happen(Table* t, id_t n, PyObject** leaves, bint bump) except -
     """What the recording does besides writing bytes: to _version and .grad of tensors, and to numbers in places.
     Without `bump`: some of it was done while it was recorded."""
     cdef Node* node = node_row(t, n)
-    cdef Effect* e
     cdef Effect put
-    cdef PyObject* x
-    cdef PyObject* made
     cdef int32_t k
     for k in range(node.len[EFFECTS]):
         node = node_row(t, n)               # setting a .grad may free what was there
@@ -374,9 +359,7 @@ cdef object call(Table* t, id_t f, PyObject* args, PyObject* kwargs, object on_m
     cdef Walk w
     cdef id_t s = NONE, n, path, parent, proves = NONE
     cdef PyObject* reason = NULL
-    cdef Path* p
     cdef bint met, due = False, audited = False
-    cdef void* range_
     cdef void* stream = NULL
     fn_row(t, f).calls += 1
     fn_row(t, f).unknown = 0

@@ -16,7 +16,6 @@ cdef int patches_bind(Table* t, id_t n, void* exec_, Driver* d, PyObject** leave
     """Have the graph copy from today's inputs, and to them, and draw from where the generators are; what did not move
     costs one compare. `exec_`: the first of the node's. The GIL may go, at the end, where inputs are on the host."""
     cdef Node* node = node_row(t, n)
-    cdef Patch* p
     cdef Fn* fn = fn_row(t, node.fn)
     cdef uint64_t source, before
     cdef int32_t k
@@ -64,7 +63,6 @@ cdef int slots_feed(Table* t, id_t n, Driver* d, PyObject** leaves, void* stream
     """Copy what slots on the host hold to where the recording works. The caller holds the path, so the node stays; its
     rows may move while the GIL is gone."""
     cdef Patch p
-    cdef const void* source
     cdef int32_t k
     cdef int code
     for k in range(node_row(t, n).len[PATCHES]):
@@ -81,7 +79,6 @@ cdef inline void* first_exec(Table* t, Node* node) noexcept nogil:
 
 cdef inline void* exec_among(Read* reads, int32_t n, void* last) noexcept nogil:
     """The first graph of a row of segments, of which some have none."""
-    cdef int32_t k
     for k in range(n):
         if reads[k].exec is not NULL: return reads[k].exec
     return last
@@ -95,7 +92,6 @@ cdef int32_t node_length(Table* t, Node* node) noexcept:
 cdef void words_give_back(Table* t, id_t n) noexcept:
     """The call goes another way: the generators are where they were."""
     cdef Node* node = node_row(t, n)
-    cdef Patch* p
     cdef int32_t k
     for k in range(node.len[PATCHES]):
         p = node_patch(t, node, k)
@@ -108,7 +104,6 @@ cdef bint read_holds(Read* r) noexcept nogil:
 cdef bint reads_agree(Table* t, id_t n, int32_t known) noexcept nogil:
     """Are the first `known` values, which lie on the host, those of node n, and nothing else is among them?"""
     cdef Node* node = node_row(t, n)
-    cdef int32_t k
     if node.len[READS] < known: return False
     for k in range(known):
         if node_read(t, node, k).island is not NULL and not node_read(t, node, k).pure: return False
@@ -117,7 +112,6 @@ cdef bint reads_agree(Table* t, id_t n, int32_t known) noexcept nogil:
 
 cdef bint has_islands(Table* t, id_t n) noexcept:
     """Does the user's code run between the node's segments?"""
-    cdef Read* r
     cdef int32_t k
     for k in range(node_row(t, n).len[READS]):
         r = node_read(t, node_row(t, n), k)
@@ -128,7 +122,6 @@ cdef uint64_t slots_versions(Table* t, id_t n, PyObject** leaves) noexcept:
     """One number of how often each tensor that the node reads from outside was written."""
     cdef Node* node = node_row(t, n)
     cdef uint64_t h = 1
-    cdef PyObject* x
     cdef int32_t k
     for k in range(node.len[SLOTS]):
         if node_guard(t, node, k).leaf == NONE and node_guard(t, node, k).grad_of != NONE: continue
@@ -162,9 +155,6 @@ cdef int32_t reads_run(Table* t, id_t n, id_t s, Driver* d, void* stream, PyObje
     """Run node n's segments but the last, of which the first `known` values are known: the first that is another, or
     NONE. `island`: the last that may not run again."""
     cdef int driver = path_row(t, node_row(t, n).path).driver, device = path_row(t, node_row(t, n).path).device, code
-    cdef void* exec_
-    cdef void* tape
-    cdef PyObject* part
     cdef bint waits
     cdef Spread* spread = node_row(t, n).spread
     cdef Tensors held
@@ -194,7 +184,6 @@ cdef int writes_undo(Table* t, id_t n, int32_t last) except -1:
     write last."""
     cdef Node* node = node_row(t, n)
     cdef Path* p = path_row(t, node.path)
-    cdef Undo* u
     cdef int32_t k
     for k in range(node.len[UNDOS] - 1, -1, -1):
         u = node_undo(t, node, k)
@@ -206,7 +195,6 @@ cdef int writes_undo(Table* t, id_t n, int32_t last) except -1:
 cdef uint64_t reads_key(Table* t, id_t n, int32_t known) noexcept:
     """One number of the values that lie on the host; never 0."""
     cdef uint64_t h = <uint64_t>known
-    cdef Read* r
     cdef int32_t k
     cdef int64_t j
     for k in range(known):
@@ -245,7 +233,6 @@ cdef id_t reads_meet(Table* t, id_t n, id_t s, void* stream, PyObject** leaves, 
     cdef Driver* d = &DRIVERS[path_row(t, path).driver]
     cdef int32_t known = 0, differs
     cdef uint64_t versions = 0
-    cdef void* state
     cdef PyObject* island = NULL
     while True:
         node_row(t, n).tried = fn_row(t, node_row(t, n).fn).calls

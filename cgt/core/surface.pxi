@@ -66,7 +66,6 @@ def fn_add(int outputs, bint backward, str range_name, object build):
     the name, which profilers show. backward: autograd calls it."""
     cdef id_t f = row_take(&TABLE, &TABLE.fns)
     cdef Fn* fn = fn_row(&TABLE, f)
-    cdef int64_t born
     fn.outputs = outputs
     fn.backward = backward
     fn.range_name = <PyObject*>range_name
@@ -107,7 +106,6 @@ def fn_counts(int f):
     """(calls, warmups, records, replays, eager, rebinds, copied_bytes, rescues, rescued_bytes,
     graph_nodes)"""
     cdef Fn* fn = fn_row(&TABLE, f)
-    cdef Node* node
     cdef int64_t graph_nodes = 0
     for k in range(TABLE.nodes.n):
         node = node_row(&TABLE, k)
@@ -141,7 +139,6 @@ def fn_unknown(int f):
 
 def fn_nodes(int f):
     """Node ids of a function, used last first."""
-    cdef Node* node
     ids = []
     for k in range(TABLE.nodes.n):
         node = node_row(&TABLE, k)
@@ -152,8 +149,6 @@ def spec_add(int f, object program, int n_leaves, int n_numbers, dict programs, 
     """A spec for a function, with so many tensors and live numbers. programs[spec] becomes (program, paths): its
     objects must stay alive."""
     cdef id_t s = row_take(&TABLE, &TABLE.specs), at
-    cdef Spec* spec
-    cdef Fn* fn
     try:
         programs[s] = (program, paths)
         at = program_add(&TABLE, program)
@@ -173,7 +168,6 @@ def spec_add(int f, object program, int n_leaves, int n_numbers, dict programs, 
 
 def spec_free_if(int f, int64_t born, int s):
     """Free a spec and its nodes, if the function is still the one that was born then."""
-    cdef id_t k
     if not fn_is(f, born): return
     k = fn_row(&TABLE, f).first_spec
     while k != NONE and k != s: k = spec_row(&TABLE, k).next
@@ -233,9 +227,6 @@ cdef object out_line(Out* o): return <object>o.line if o.line is not NULL else "
 
 def node_facts(int n):
     """What a report says about a node."""
-    cdef Patch* p
-    cdef Out* o
-    cdef Read* r
     cdef int32_t k, so_far = 0, words = 0
     cdef int64_t copied = 0, back = 0, saved = 0
     written, told, segments, outs, readouts = set(), set(), [], [], []
@@ -289,7 +280,7 @@ def node_misses(int path, int parent, int f, int spec, list tensors):
     cdef Objects leaves = borrowed(tensors)
     cdef bint mine = path_enter(path)
     cdef id_t n = first_child(&TABLE, path, parent, f)
-    cdef int64_t why
+    cdef int64_t  why
     rows = []
     try:
         ambient_now(ambient)
@@ -321,7 +312,6 @@ def slot_addresses(int n, int k, list tensors):
 def slot_tensors(int n, list tensors):
     """The tensor of each of the node's slots in a call that it takes, with these leaves; None for a gradient."""
     cdef Node* node = node_row(&TABLE, n)
-    cdef Guard* g
     found = []
     for k in range(node.len[SLOTS]):
         g = node_guard(&TABLE, node, k)
@@ -354,7 +344,6 @@ def node_watch(int n, uintptr_t stream, double seconds, bytes text):
 
 def watch_end():
     """The process ends by itself."""
-    cdef int k
     for k in range(MAX_DEVICES):
         if WATCHDOGS[k] is not NULL: WATCHDOGS[k].end()
 
@@ -377,7 +366,6 @@ def node_drop(int n, bint replaced=False):
 
 def node_oldest():
     """The leaf of the trees that ran longest ago, or None. Not the node that a path has come to."""
-    cdef Node* node
     cdef id_t best = NONE
     for k in range(TABLE.nodes.n):
         node = node_row(&TABLE, k)
@@ -420,7 +408,7 @@ def go_on(int device, int parent, list tensors):
 
 def path_proto(int at, object t):
     """The recorded memory behind t, if t is a result of the path that ends at node `at`; or None."""
-    cdef int32_t k
+    cdef int32_t  k
     cdef id_t n = path_output(&TABLE, at, <PyObject*>t, &k)
     if n == NONE: return None
     return <object>node_out(&TABLE, node_row(&TABLE, n), k).proto
@@ -428,7 +416,6 @@ def path_proto(int at, object t):
 def step():
     """Begin an iteration on every device, not in the middle of another thread's call."""
     cdef bint mine = paths_mine()           # a finalizer, in the middle of ours
-    cdef id_t k
     for k in range(TABLE.paths.n):
         if not mine:
             while not path_hold(path_row(&TABLE, k)): path_wait(path_row(&TABLE, k))
@@ -439,7 +426,6 @@ def step():
 
 def stepped(bint on):
     """Take the iterations under way for ones that step() began, or for ones of a program that never says it."""
-    cdef id_t k
     for k in range(TABLE.paths.n):
         path_row(&TABLE, k).said = on
         if not on: path_row(&TABLE, k).since = NONE
@@ -450,26 +436,22 @@ def max_path(int n):
 
 def alone():
     """Forget that several threads called (path.pxi); for tests, whose threads are gone."""
-    cdef id_t k
     for k in range(TABLE.paths.n): path_row(&TABLE, k).thread = path_row(&TABLE, k).shared = 0
 
 def paths_mine():
     """Does this thread hold a path: is it inside a call (a finalizer, say)?"""
-    cdef id_t k
     for k in range(TABLE.paths.n):
         if path_is_mine(path_row(&TABLE, k)): return True
     return False
 
 def paths_lock():
     """Hold every device's path, so that no replay is under way; for freeing rows. Waits."""
-    cdef id_t k
     for k in range(TABLE.paths.n):
         while not path_lock(path_row(&TABLE, k)):
             path_wait(path_row(&TABLE, k))
 
 def paths_unlock():
     """Let go what paths_lock took."""
-    cdef id_t k
     for k in range(TABLE.paths.n): path_unlock(path_row(&TABLE, k))
 
 def paths_leave():
@@ -478,7 +460,6 @@ def paths_leave():
 
 def with_paths(object body, int lent=0):
     """body(), while every path is held. `lent`: that is code of the user's."""
-    cdef id_t k, n
     paths_lock()
     n = TABLE.paths.n
     for k in range(n): path_row(&TABLE, k).lent += lent
@@ -492,8 +473,6 @@ def part(object t):
     """Move a result's memory out of its recording's, if t lies in a CUDA recording's results: its address is about to
     leave PyTorch, and no rescue could follow it. The caller holds the paths."""
     cdef void* storage = tensor_storage(<PyObject*>t)
-    cdef id_t n
-    cdef int32_t k
     for n in range(TABLE.nodes.n):
         if not node_row(&TABLE, n).alive or path_row(&TABLE, node_row(&TABLE, n).path).driver != CUDA: continue
         for k in range(node_row(&TABLE, n).len[OUTS]):

@@ -75,7 +75,6 @@ def observed(object results, object see, object function, tuple args, dict kwarg
     """Call the function; for each op that it runs, here and in autograd's threads, see(op, args, kwargs) is called
     in its place, and calls `proceed`."""
     cdef PyObject* before = observer_of_thread()
-    cdef int was, shown
     pair = (results, see)
     Py_XINCREFX(before)
     observer_set(<PyObject*>pair)
@@ -116,7 +115,6 @@ def usual(list inputs, int device, dict constants):
     """The storages of these inputs of the op that is observed now, if a recording can hold all of them, they are on
     this GPU or on the host (-1), known to Python, and one of them is no constant; or None."""
     cdef bint varies = False
-    cdef PyObject* t
     known = set()
     for one in inputs:
         t = <PyObject*>one

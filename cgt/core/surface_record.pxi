@@ -29,8 +29,7 @@ def begin(int driver, int device, uintptr_t stream, uintptr_t pool, list others)
     cdef Table* t = &TABLE
     cdef id_t path = path_of(t, device), m
     cdef void* state = NULL
-    cdef Beside* b
-    cdef int32_t k
+    cdef int32_t  k
     assert not t.rec.active, "one recording at a time: its caller holds the lock (sites.py)"
     memset(&t.rec, 0, sizeof(Recording))
     t.rec_patches.n = t.rec_reads.n = t.rec_vain.n = 0
@@ -73,7 +72,6 @@ def scalar(int number, object value, int at, int part):
 def graph_back(int first, list marks):
     """Nodes from this one on are taken out when the graph is complete; what comes next stands behind `marks` (of
     graph_mark)."""
-    cdef int32_t k
     for node in cuda_nodes(&TABLE.rec, first):
         k = column_add(&TABLE, &TABLE.rec_vain, 1)
         (<void**>TABLE.rec_vain.rows)[k] = <void*><uintptr_t>node
@@ -91,7 +89,6 @@ def scalar_words(uintptr_t node, list words):
     """A captured kernel's arguments have these words of numbers: [(offset, form, number, its value now), ...]."""
     cdef Table* t = &TABLE
     cdef Args* args = args_of(t, node)
-    cdef Patch* p
     try:
         words_room(t, words)
         for at, form, number, value in words:
@@ -106,7 +103,6 @@ def address_words(uintptr_t node, list words):
     ...]."""
     cdef Table* t = &TABLE
     cdef Args* args = args_of(t, node)
-    cdef Patch* p
     try:
         words_room(t, words)
         for at, copy, shift in words:
@@ -119,7 +115,6 @@ def address_words(uintptr_t node, list words):
 def graph_words():
     """(sorted [(word, node), ...] of the 8 bytes wherever a pointer may be among the nodes' arguments, {node, ...} of
     which that is not known), for nodes of the capture that stay and copy no slot; None if there are graphs in it."""
-    cdef int32_t k
     if TABLE.rec.n_inner: return None
     gone = {<uintptr_t>(<void**>TABLE.rec_vain.rows)[k] for k in range(TABLE.rec_vain.n)}
     for k in range(TABLE.rec_patches.n):
@@ -172,7 +167,6 @@ def swap_generator(object generator, object seed_word, object offset_word, list 
 def restore_generators(list handles):
     """Put the generators' own states back; for each, (by how much a run advances it, do kernels read its words?). The
     list is empty then."""
-    cdef uint64_t advance
     cdef int drew = 0
     advances = []
     while handles:
@@ -184,8 +178,7 @@ def spend(object x):
     """The recording under way needs a result of its path no more, and nobody else does: what is recorded
     from here on may use its memory."""
     cdef Table* t = &TABLE
-    cdef int32_t k, j
-    cdef PyObject* proto
+    cdef int32_t  k
     cdef void** live = <void**>t.rec_live.rows
     cdef id_t n = path_output(t, t.rec.parent, <PyObject*>x, &k)
     if n == NONE: return
@@ -212,7 +205,6 @@ def cut(uintptr_t at, int64_t nbytes, bytes value, bint draws, object island=Non
     cdef Read* r = read_add(t, at, nbytes, draws)
     cdef Path* p = path_row(t, t.rec.device + 1)
     cdef void* stream = t.rec.stream
-    cdef void* exec_
     cdef int code, begun, call = CALL_CUT
     cdef bint ran = value is not None
     r.island = <PyObject*>island if island is not None else NULL
@@ -292,7 +284,6 @@ def checkpoint(list made, list outs, list early):
     others as long as the recording runs. `early`: of outs, on the host, those of whose memory nothing else may be used
     while it runs."""
     cdef Table* t = &TABLE
-    cdef int code
     t.rec.seconds[CHECKPOINT] = now()
     code = DRIVERS[t.rec.driver].checkpoint(&t.rec, <PyObject*>made, <PyObject*>outs, <PyObject*>early,
                                             <void**>t.rec_live.rows, t.rec_live.n)
@@ -330,7 +321,6 @@ def add_node(int f, int spec, dict keep, object kept, *rows):
     becomes `kept`: what the rows borrow must stay alive."""
     cdef Table* t = &TABLE
     cdef id_t n = row_take(t, &t.nodes)
-    cdef int part
     try:
         node_fill(t, n, f, spec, rows)
     except BaseException:
@@ -371,7 +361,6 @@ def run_once(list tensors):
     cdef Path* p = path_row(t, path_of(t, t.rec.device))
     cdef void* stream = d.stream(p.device)
     cdef void* first = exec_among(rec_read(t, 0), t.rec_reads.n, t.rec.exec)
-    cdef int32_t k
     stream_order(p, d, stream)
     for k in range(t.rec_patches.n):
         if rec_patch(t, k).kind == WORDS: words_bind(first, rec_patch(t, k), d)
@@ -407,7 +396,6 @@ cdef int pool_add(set found, void* pool) except -1:
 
 def pool_ids():
     """Ids of the pools in which nodes live."""
-    cdef Spread* spread
     found = set()
     for n in range(TABLE.nodes.n):
         if not node_row(&TABLE, n).alive or node_row(&TABLE, n).pool is NULL: continue

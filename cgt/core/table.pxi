@@ -6,8 +6,6 @@ cdef Table TABLE
 cdef int32_t column_add(Table* t, Column* c, int32_t count) except -1:
     """Append `count` zeroed rows; the row number of the first."""
     cdef int32_t at = c.n
-    cdef int32_t cap
-    cdef void* moved
     if c.n + count > c.cap or CGT_DEBUG:
         # In a debug build every growth moves the array, so that a stale pointer is found early.
         cap = c.cap * 2 if c.n + count > c.cap else c.cap
@@ -34,7 +32,6 @@ cdef void column_cut(Column* c, int32_t at, int32_t count) noexcept:
 cdef int table_move(Table* t) except -1:
     """Checked builds, where Python was called, which may have added rows: move what such a call moves at times, so that
     a row held across it is found by the first test that comes by."""
-    cdef int part
     column_add(t, &t.nodes, 0)
     column_add(t, &t.specs, 0)
     column_add(t, &t.ops, 0)
@@ -107,7 +104,6 @@ cdef void part_cut(Table* t, Node* n, int part) noexcept:
         if node_row(t, k).alive and node_row(t, k).at[part] > at: node_row(t, k).at[part] -= count
 
 cdef int table_start(Table* t) except -1:
-    cdef int part
     memset(t, 0, sizeof(Table))
     column_start(&t.fns, sizeof(Fn))
     column_start(&t.specs, sizeof(Spec))
@@ -128,7 +124,6 @@ cdef int table_start(Table* t) except -1:
 
 cdef id_t path_of(Table* t, int device) except -1:
     """The device's row of paths: 0 for the host, 1+i for cuda:i. Rows are made when first asked."""
-    cdef Path* p
     while t.paths.n <= device + 1:
         column_add(t, &t.paths, 1)
         p = path_row(t, t.paths.n - 1)
@@ -140,8 +135,6 @@ cdef id_t path_of(Table* t, int device) except -1:
 
 cdef id_t row_take(Table* t, Column* c) except -1:
     """A free row of fns, specs or nodes (whose first field is `alive`), else a new one."""
-    cdef id_t k
-    cdef int32_t* alive
     for k in range(c.n):
         alive = <int32_t*>(<char*>c.rows + <size_t>k * c.size)
         if alive[0] == 0:
@@ -162,7 +155,6 @@ cdef void row_drop(Table* t, Column* c, id_t k) noexcept:
 
 cdef void ops_cut(Table* t, id_t at, int32_t count) noexcept:
     """Take a program out; specs and nodes behind it move up, and a walk under way begins anew."""
-    cdef id_t k
     t.births += 1
     column_cut(&t.ops, at, count)
     for k in range(t.specs.n):
@@ -178,7 +170,6 @@ cdef void verdict_drop(Verdict* v) noexcept:
 # --- edges: (path, parent, function) -> children, an open-addressed hash table ---
 
 cdef int edges_make(Table* t, int32_t room) except -1:
-    cdef int32_t k
     t.edges.n = 0
     column_add(t, &t.edges, room)
     for k in range(room): edge_row(t, k).fn = NONE
@@ -203,7 +194,6 @@ cdef int edges_remake(Table* t) except -1:
     """Keep the rows that lead somewhere, with three free ones for each."""
     cdef Edge* old = <Edge*>malloc(t.edges.n * sizeof(Edge))
     cdef int32_t n = t.edges.n, k, room = 64, used = 1
-    cdef Edge* e
     if old is NULL: raise MemoryError()
     memcpy(old, t.edges.rows, n * sizeof(Edge))
     for k in range(n): used += old[k].fn != NONE and old[k].first != NONE
@@ -219,8 +209,6 @@ cdef int edges_remake(Table* t) except -1:
 
 cdef int edge_link(Table* t, id_t n) except -1:
     """Put node n before its siblings."""
-    cdef Edge* e
-    cdef Node* node
     if 2 * (t.n_edges + 1) > t.edges.n: edges_remake(t)
     node = node_row(t, n)
     e = edge_find(t, node.path, node.parent, node.fn)
@@ -257,8 +245,6 @@ cdef void read_free(int driver, Read* r) noexcept:
 cdef void outs_drop(Table* t, id_t n) noexcept:
     """What the rows of a node's outputs own. That may run a finalizer: the node is unlinked already."""
     cdef PyObject* owned[OWNED]
-    cdef Out* o
-    cdef id_t k, j
     for k in range(node_row(t, n).len[OUTS]):
         o = node_out(t, node_row(t, n), k)
         owned[0], owned[1], owned[2], owned[3] = o.tensor, o.proto, o.line, o.ops
@@ -270,10 +256,6 @@ cdef void node_free(Table* t, id_t n, bint replaced=False) noexcept:
     """Free a node and all that were recorded behind it. What somebody holds of its outputs is moved
     to ordinary memory first; the path goes on from the parent. `replaced`: they were not recorded in vain."""
     cdef Node* node = node_row(t, n)
-    cdef Path* p
-    cdef id_t k
-    cdef int part
-    cdef id_t* freed
     cdef list followed = []
     for k in range(t.nodes.n):
         if node_row(t, n).children == 0: break
@@ -315,7 +297,7 @@ cdef id_t* freed_row(Table* t) noexcept:
 cdef void fn_paths(Table* t, id_t f) noexcept:
     """On which paths does a function have nodes?"""
     cdef Fn* fn = fn_row(t, f)
-    cdef id_t k
+    cdef id_t  k
     fn.paths = 0
     for k in range(t.nodes.n):
         if node_row(t, k).alive and node_row(t, k).fn == f: fn.paths |= <uint64_t>1 << node_row(t, k).path
@@ -327,7 +309,6 @@ cdef void spec_free(Table* t, id_t s) noexcept:
     """Free a spec and every node that was recorded for it."""
     cdef Spec* spec = spec_row(t, s)
     cdef Fn* fn = fn_row(t, spec.fn)
-    cdef id_t k
     for k in range(t.nodes.n):
         if node_row(t, k).alive and node_row(t, k).spec == s: node_free(t, k)
     k = fn.first_spec
@@ -353,18 +334,7 @@ cdef int is_ancestor(Table* t, id_t m, id_t n) noexcept:
 
 cdef int table_check(Table* t) except -1:
     """Every slice inside its column, every link to a living row, every reference inside its node."""
-    cdef id_t k, j, m
-    cdef int part
-    cdef Node* n
-    cdef Slot* s
-    cdef Guard* g
-    cdef Out* o
-    cdef Effect* e
-    cdef Read* r
-    cdef Undo* u
-    cdef Place* q
-    cdef Number* w
-    cdef bint moves
+    cdef id_t  j
     for k in range(t.nodes.n):
         n = node_row(t, k)
         if not n.alive: continue

@@ -4,7 +4,6 @@
 cdef uint64_t call_key(id_t s, uint64_t* ambient, PyObject** leaves, int32_t n) noexcept nogil:
     """One number of what tells most siblings apart: structure, ambient state, shapes."""
     cdef uint64_t h = <uint64_t>s ^ ambient[0] ^ ambient[1] << 8 ^ ambient[2] << 16
-    cdef int32_t k
     for k in range(n): h = tensor_key(leaves[k], h)
     return h
 
@@ -25,7 +24,6 @@ cdef PyObject* verdict_find(Table* t, id_t f, id_t s, id_t path, id_t parent, Py
     cdef uint64_t ambient[3]
     cdef uint64_t key = 0
     cdef Fn* fn = fn_row(t, f)
-    cdef Edge* e
     cdef PyObject* reason = verdict_stands(fn, &fn.verdict, 0)
     if s != NONE and (fn.patience or spec_row(t, s).verdict.reason is not NULL):
         ambient_now(ambient)
