@@ -279,10 +279,10 @@ cdef int spread_part(Spread* s, int32_t n, bint captured, int device, void* stre
 
 cdef inline int launch_among(Driver* d, Spread* s, void* exec_, void* stream, int device) except? RAISES nogil:
     """Launch a graph of a recording that works on these GPUs, too, or on no others (NULL)."""
-    if s is NULL: return d.launch(exec_, stream, device)
-    code = spread_meet(s, s.n, False, device, stream)
+    cdef int code = fault(CALL_LAUNCH)
+    if code == 0 and s is not NULL: code = spread_meet(s, s.n, False, device, stream)
     if code == 0: code = d.launch(exec_, stream, device)
-    return code if code else spread_part(s, s.n, False, device, stream)
+    return code if code or s is NULL else spread_part(s, s.n, False, device, stream)
 
 cdef void capturing_set(Recording* r, int on) noexcept:
     """A capture begins, or is over, on all of them."""
@@ -303,8 +303,7 @@ cdef int pool_restore(int device, void* pool, void* state, void** live, int n) e
     return ERROR_FOREIGN_MEMORY if code == 1 else code
 
 cdef int cuda_restore(Recording* r, void* state, void** live, int n) except? RAISES:
-    cdef int code = fault(CALL_RESTORE)
-    return code if code else pool_restore(r.device, r.pool, state, live, n)
+    return pool_restore(r.device, r.pool, state, live, n)
 
 cdef int cuda_resume(Recording* r) except? RAISES:
     cdef OnDevice here
@@ -319,8 +318,6 @@ cdef int cuda_resume(Recording* r) except? RAISES:
 
 cdef int cuda_begin(Recording* r) except? RAISES:
     cdef int32_t  k
-    cdef int code = fault(CALL_BEGIN)
-    if code: return code
     cuda_pool_begin(r.pool, r.stream, cuda_joined)
     r.pool_open = 1
     for k in range(r.spread.n if r.spread is not NULL else 0):
@@ -354,10 +351,8 @@ cdef inline unsigned int copy_blocks(Patch* p) noexcept nogil:
 
 cdef int cuda_copy(Recording* r, Patch* p, PyObject* to) except? RAISES:
     cdef OnDevice here
-    cdef int code = fault(CALL_COPY)
     cdef CopyArgs a
     cdef void* stream = stream_on(r, tensor_device(to))
-    if code: return code
     p.device = tensor_device(to)
     here.go(p.device)
     copy_args(p, &a)
@@ -372,8 +367,6 @@ cdef int cuda_feed(Patch* p, const void* source, void* stream) except? RAISES no
     # The driver has read ordinary memory when it returns. What is page-locked it reads later.
     cdef OnDevice here
     cdef unsigned int memory = 0
-    cdef int code = fault(CALL_COPY)
-    if code: return code
     here.go(p.device)
     code = cu.cuMemcpyHtoDAsync(<cu.CUdeviceptr><uintptr_t>p.to, source, p.nbytes, cu_stream(stream))
     if code or not p.told[1]: return code
@@ -405,19 +398,16 @@ cdef int cuda_decide_kernel(int device) except? RAISES:
 
 cdef int cuda_words(Recording* r, Patch* p) except? RAISES:
     cdef OnDevice here
-    cdef int code = fault(CALL_WORDS)
     cdef void* params[3]
     cdef void* stream = stream_on(r, p.device)
     here.go(p.device)
-    if code: return code
     params[0], params[1], params[2] = &p.to, &p.told[0], &p.told[1]
     code = cu.cuLaunchKernel(WORDS_KERNEL[p.device], 1, 1, 1, 1, 1, 1, 0, cu_stream(stream), params, NULL)
     return code if code else cuda_last_node(stream, &p.handle)
 
 cdef int cuda_spend(Recording* r, PyObject* proto) except? RAISES:
-    cdef int code = fault(CALL_SPEND)
-    if code == 0: cuda_pool_spend(r.pool, tensor_storage_ptr(proto))
-    return code
+    cuda_pool_spend(r.pool, tensor_storage_ptr(proto))
+    return 0
 
 cdef bint is_of_nccl(void* function) noexcept nogil:
     """NCCL, whose network wants the host, gives the data of its functions to the graph, which keeps it."""
@@ -462,13 +452,13 @@ cdef int cuda_vet(cu.CUgraph graph, int32_t* count) except? RAISES:
             if memory == cu.CUmemorytype_enum.CU_MEMORYTYPE_HOST: code = ERROR_HOST_MEMORY
     return code
 
-cdef int capture_end(Recording* r, int told, cu.CUgraph* graph) except? RAISES:
-    """What was captured. `told`: the code that this is to fail with."""
+cdef int capture_end(Recording* r, cu.CUgraph* graph) except? RAISES:
+    """What was captured."""
     cdef int joined = spread_meet(r.spread, r.spread_open, True, r.device, r.stream)
     cdef int code = cu.cuStreamEndCapture(cu_stream(r.stream), graph)
     if code == cu.cudaError_enum.CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD: return code      # it goes on
     capturing_set(r, 0)
-    return joined if joined else code if code else told
+    return joined if joined else code
 
 cdef int cuda_end(Recording* r, Patch* patches, int32_t n_patches) except? RAISES:
     cdef OnDevice here
@@ -476,7 +466,7 @@ cdef int cuda_end(Recording* r, Patch* patches, int32_t n_patches) except? RAISE
     cdef int32_t n = 0
     cdef bint draws = False
     here.go(r.device)
-    code = capture_end(r, fault(CALL_END), &graph)
+    code = capture_end(r, &graph)
     pools_end(r)
     r.graph = <void*>graph
     if code: return code
@@ -505,7 +495,7 @@ cdef int cuda_cut(Recording* r, Read* read) except? RAISES:
     cdef cu.CUgraphExec exec_ = NULL
     cdef int32_t n = 0
     here.go(r.device)
-    code = capture_end(r, fault(CALL_CUT), &graph)
+    code = capture_end(r, &graph)
     read.graph = <void*>graph
     if code == 0: code = cuda_thin(&TABLE.rec_vain)
     if code == 0: code = cuda_vet(graph, &n)
@@ -518,9 +508,8 @@ cdef int cuda_cut(Recording* r, Read* read) except? RAISES:
 
 cdef int cuda_wait(void* stream, int device) except? RAISES nogil:
     cdef OnDevice here
-    cdef int code = fault(CALL_WAIT)
     here.go(device)
-    return code if code else cu.cuStreamSynchronize(cu_stream(stream))
+    return cu.cuStreamSynchronize(cu_stream(stream))
 
 cdef int cuda_decide(Recording* r, uint64_t condition, PyObject* pred, void* stream) except? RAISES:
     cdef OnDevice here
@@ -542,7 +531,6 @@ cdef int cuda_fork(Recording* r, Fork* f, PyObject* pred, void* stream) except? 
     cdef cu.CUgraphNodeParams params
     cdef size_t n = 0
     cdef unsigned int k
-    cdef int code = fault(CALL_FORK)
     if DECIDE_KERNEL[r.device] is NULL: return cu.cudaError_enum.CUDA_ERROR_NOT_SUPPORTED
     here.go(r.device)
     memset(&params, 0, sizeof(params))
@@ -550,7 +538,7 @@ cdef int cuda_fork(Recording* r, Fork* f, PyObject* pred, void* stream) except? 
     params.conditional.type = (cu.CUgraphConditionalNodeType_enum.CU_GRAPH_COND_TYPE_IF if f.kind == BRANCH
                                else cu.CUgraphConditionalNodeType_enum.CU_GRAPH_COND_TYPE_WHILE)
     params.conditional.size = 2 if f.kind == BRANCH else 1
-    if code == 0: code = cu.cuCtxGetCurrent(&context)
+    code = cu.cuCtxGetCurrent(&context)
     if code == 0: code = cu.cuStreamGetCaptureInfo(cu_stream(stream), &status, NULL, &graph, &last, &edges, &n)
     if code == 0: code = cu.cuGraphConditionalHandleCreate(&params.conditional.handle, graph, context, 0, 0)
     if code == 0: code = cuda_decide(r, params.conditional.handle, pred, stream)
@@ -586,9 +574,8 @@ cdef int cuda_instantiate(Recording* r) except? RAISES:
     cdef OnDevice here
     cdef cu.CUgraphExec exec_ = NULL
     cdef size_t before = 0, after = 0, total = 0
-    cdef int code = fault(CALL_INSTANTIATE)
+    if r.n_graph_nodes == 0: return 0                    # only views: nothing to launch
     here.go(r.device)
-    if code or r.n_graph_nodes == 0: return code         # only views: nothing to launch
     cu.cuMemGetInfo(&before, &total)
     code = cu.cuGraphInstantiate(&exec_, <cu.CUgraph>r.graph, 0)
     r.exec = <void*>exec_
@@ -610,11 +597,9 @@ cdef int cuda_checkpoint(Recording* r, PyObject* made, PyObject* outs, PyObject*
     """`live` is still allocated since restore. The blocks of `outs` stay allocated, without owners,
     until a restore finds that nobody holds them."""
     cdef OnDevice here
-    cdef int code = fault(CALL_CHECKPOINT)
-    cdef int j, k, n_outs = <int>PyList_GET_SIZEX(outs)
+    cdef int code = 0, j, k, n_outs = <int>PyList_GET_SIZEX(outs)
     cdef vector[void*] addresses
     here.go(r.device)
-    if code: return code
     for j in range(r.spread.n if r.spread is not NULL else 0):
         addresses = made_on(r.spread.others[j].device, outs)
         if code == 0:
@@ -641,15 +626,11 @@ cdef void cuda_abort(Recording* r) noexcept:
 
 cdef int cuda_launch(void* exec_, void* stream, int device) except? RAISES nogil:
     cdef OnDevice here
-    cdef int code = fault(CALL_LAUNCH)
-    if code: return code
     if exec_ is NULL: return 0
     here.go(device)
     return cu.cuGraphLaunch(<cu.CUgraphExec>exec_, cu_stream(stream))
 
 cdef int cuda_patch(void* exec_, Patch* p) except? RAISES nogil:
-    cdef int code = fault(CALL_PATCH)
-    if code: return code
     if p.kind == BOUND: return 0            # its words are told: words_tell
     return cuda_patch_words(exec_, p) if p.kind == WORDS else cuda_patch_copy(exec_, p)
 
@@ -762,8 +743,6 @@ cdef void cuda_word_free(Patch* p) noexcept:
     if a.users == 0: free(a)
 
 cdef int cuda_scalar(void* exec_, Patch* p, Number* r) except? RAISES:
-    cdef int code = fault(CALL_PATCH)
-    if code: return code
     form_write(p.part, r.is_float, r.now.f, r.now.i, args_bytes(<Args*>p.to) + p.at)
     return 0
 
@@ -777,8 +756,6 @@ cdef int cuda_word_done(void* exec_, Patch* p) except? RAISES:
     cdef OnDevice here
     cdef cu.CUcontext context = NULL
     cdef Args* a = <Args*>p.to
-    cdef int code = fault(CALL_PATCH)
-    if code: return code
     if not a.copies:
         return cu.cuGraphExecKernelNodeSetParams(<cu.CUgraphExec>exec_, <cu.CUgraphNode>p.handle, &a.params)
     here.go(p.device)
@@ -917,21 +894,18 @@ cdef int cuda_thin(Column* vain) except? RAISES:
     return code
 
 cdef int cuda_order(Path* p, int device, void* stream) except? RAISES nogil:
-    cdef int code = fault(CALL_ORDER)
     cdef OnDevice there
     if p.event_only:
-        if code or p.event is NULL: return code
+        if p.event is NULL: return 0
         there.go(device)
         return cu.cuStreamWaitEvent(cu_stream(stream), <cu.CUevent>p.event, 0)
     # An event of a capture would draw this stream into it. Calls do not come here (path_captured), and who begins a
     # capture as PyTorch does has waited for the device.
-    if code or cuda_joined(p.last_stream): return code
+    if cuda_joined(p.last_stream): return 0
     return cuda_follow(&p.event, p.device, p.last_stream, device, stream)
 
 cdef int cuda_move(void* to, const void* source, int64_t nbytes, int device) except? RAISES nogil:
     cdef OnDevice here
-    cdef int code = fault(CALL_MOVE)
-    if code: return code
     here.go(device)
     return cu.cuMemcpyDtoDAsync(
         <cu.CUdeviceptr><uintptr_t>to, <cu.CUdeviceptr><uintptr_t>source, nbytes,

@@ -1,6 +1,6 @@
 # The seam. What differs between a CUDA graph and a host tape is this struct of functions and nothing else; every one
-# returns 0 or an error code, and any GPU may be current when it is called. Either side can be told to fail at call k
-# with code c (fault_set), which is how error paths are tested on a machine without a GPU.
+# returns 0 or an error code, and any GPU may be current when it is called. Whoever calls one asks `fault` first: either
+# side can be told to fail at call k with code c (fault_set), which is how error paths are tested without a GPU.
 
 cdef enum:                        # DriverCall, in the order of CALL_NAMES
     CALL_RESTORE, CALL_BEGIN, CALL_COPY, CALL_WORDS, CALL_END, CALL_INSTANTIATE, CALL_CHECKPOINT,
@@ -104,3 +104,8 @@ cdef int fail(int driver, int code, int call) except -1:
 
 cdef inline int check(int driver, int code, int call) except -1:
     return fail(driver, code, call) if code != 0 else 0
+
+cdef int bytes_move(int device, void* to, const void* source, int64_t nbytes) except -1:
+    """Copy them, in the order of the caller's current stream; -1: the host."""
+    cdef int driver = CUDA if device >= 0 else HOST
+    return check(driver, fault(CALL_MOVE) or DRIVERS[driver].move(to, source, nbytes, device), CALL_MOVE)

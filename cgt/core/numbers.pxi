@@ -247,15 +247,15 @@ cdef int numbers_fill(Table* t, id_t n, list rows) except -1:
     part_add(t, n, NUMBERS, len(rows))
     for k in range(len(rows)):
         r = node_number(t, node_row(t, n), k)
-        op, a, b, value, must, table = rows[k]
+        r.op, r.a, r.b, value, r.must, table = rows[k]
         r.after = NONE
-        if op == AT_READ:
-            r.after = a
-            node_read(t, node_row(t, n), a).number = k
-        elif op > EQUALS:
-            r.after = max(node_number(t, node_row(t, n), a).after, node_number(t, node_row(t, n), b).after)
+        if r.op == AT_READ:
+            r.after = r.a
+            node_read(t, node_row(t, n), r.a).number = k
+        elif r.op > EQUALS:
+            r.after = max(node_number(t, node_row(t, n), r.a).after, node_number(t, node_row(t, n), r.b).after)
         if table is not None: r.table, r.length = <const char*><uintptr_t>table[0], table[1]
-        r.op, r.a, r.b, r.must, r.is_float = op, a, b, must, type(value) is float
+        r.is_float = type(value) is float
         r.now.word = r.want = number_bits(value)
     return 0
 
@@ -274,14 +274,14 @@ cdef int words_tell(Table* t, Node* node, int kind, id_t after, Driver* d) excep
         if r is not NULL and r.after != after: continue
         now = r.now.word if r is not NULL else node_patch(t, node, p.number).told[0]
         if now == p.told[0] and not p.told[1]: continue
-        if last is not NULL and last.to != p.to: code = d.word_done(exec_of(t, node, last), last)
+        if last is not NULL and last.to != p.to: code = fault(CALL_PATCH) or d.word_done(exec_of(t, node, last), last)
         if code: break
         if r is NULL: address_write(p, now + p.nbytes)
-        else: code = d.scalar(exec_of(t, node, p), p, r)
+        else: code = fault(CALL_PATCH) or d.scalar(exec_of(t, node, p), p, r)
         if code: break
         p.told[0], p.told[1] = now, 0
         last = p
-    if code == 0 and last is not NULL: code = d.word_done(exec_of(t, node, last), last)
+    if code == 0 and last is not NULL: code = fault(CALL_PATCH) or d.word_done(exec_of(t, node, last), last)
     for k in range(node.len[PATCHES] if code else 0):       # what the exec was told is not known: it is told anew
         p = node_patch(t, node, k)
         if p.kind == kind: p.told[1] = 1

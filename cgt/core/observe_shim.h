@@ -150,7 +150,7 @@ static PyObject* observe_proceed(PyObject* instead) {
     }
     {
       Heard heard(true);
-      NoGil no_gil;
+      py::gil_scoped_release no_gil;
       c10::impl::ForceDispatchKeyGuard as_called(call.thread);
       c10::impl::ExcludeDispatchKeyGuard unseen(OBSERVED);
       call.op.redispatchBoxed(call.below, &stack);
@@ -463,7 +463,7 @@ static void observe_op(const c10::OperatorHandle& op, c10::DispatchKeySet keys, 
   PyObject* see = PyTuple_GET_ITEM(observer_of_thread(), 1);
   if (c10::impl::TorchDispatchModeTLS::any_modes_set()) {  // its key is below ours (before torch 2.13): not yet run
     owned(PyObject_CallFunctionObjArgs(see, Py_None, Py_None, Py_None, nullptr));
-    NoGil no_gil;
+    py::gil_scoped_release no_gil;
     c10::impl::ForceDispatchKeyGuard as_called(call.thread);
     return op.redispatchBoxed(call.below, stack);
   }
@@ -509,7 +509,7 @@ static std::unordered_set<std::string> reads;
 // ends.
 template <class... Args>
 static void tell(PyObject* function, const char* format, Args... args) {
-  PyGILState_STATE gil = PyGILState_Ensure();
+  Gil gil;
   PyObject* done = PyObject_CallFunction(function, format, args...);
   if (!done) {
     PyObject *type, *error, *traceback;
@@ -520,7 +520,6 @@ static void tell(PyObject* function, const char* format, Args... args) {
     Py_XDECREF(std::exchange(told_error, error));
   }
   Py_XDECREF(done);
-  PyGILState_Release(gil);
 }
 
 struct Lifting : at::ObserverContext {};

@@ -49,7 +49,7 @@ cdef void path_wait(Path* p) noexcept:
 cdef int stream_order(Path* p, Driver* d, void* stream) except -1:
     """Calls on a device are ordered, whatever stream they come on: they share one pool."""
     if stream != p.last_stream or p.event_only:
-        check(p.driver, d.order(p, p.device, stream), CALL_ORDER)
+        check(p.driver, fault(CALL_ORDER) or d.order(p, p.device, stream), CALL_ORDER)
         p.last_stream, p.event_only = stream, 0
         p.fleeting = p.driver == CUDA and not cuda_stream_lasts(p.device)
     return 0
@@ -126,12 +126,13 @@ cdef int group_rescue(Table* t, id_t n, int32_t k) except -1:
     cdef Fn* fn = fn_row(t, node.fn)
     cdef Path* p = path_row(t, node.path)
     cdef PyObject* proto = node_out(t, node, k).proto
+    cdef int device = tensor_device(proto)
     cdef Driver* d = &DRIVERS[p.driver]
     stream_order(p, d, d.stream(p.device))
-    if tensor_device(proto) != p.device and tensor_device(proto) >= 0:
-        check(p.driver, d.order(p, tensor_device(proto), d.stream(tensor_device(proto))), CALL_ORDER)
+    if device != p.device and device >= 0:
+        check(p.driver, fault(CALL_ORDER) or d.order(p, device, d.stream(device)), CALL_ORDER)
     try:
-        check(p.driver, d.rescue(node_out(t, node, k).storage, proto, p.device), CALL_MOVE)
+        check(p.driver, fault(CALL_MOVE) or d.rescue(node_out(t, node, k).storage, proto, p.device), CALL_MOVE)
     except Exception:
         raise DriverError(-1, "no memory for a held output, or it could not be copied", "move") from None
     fn.rescues += 1

@@ -170,21 +170,15 @@ cdef int places_fill(Table* t, id_t n, object groups) except -1:
         w.tag = 0                           # unknown: compare once at the first call
         w.place_at = at
         w.place_n = <int32_t>len(rows)
-        for kind, guard, where, key, want, present, number, slot, items in rows:
+        for row in rows:
             p = node_place(t, node, at)
-            p.kind = kind
-            p.guard = guard
-            p.home = <PyObject*>where
-            p.key = <PyObject*>key
-            p.want = <PyObject*>want if present else NULL
-            p.number = number
-            p.slot = slot
-            p.items = items
-            for followed in range(slot, slot + max(items, 1)) if guard == FOLLOWS else ():
+            p.kind, p.guard, where, key, want, present, p.number, p.slot, p.items = row
+            p.home, p.key, p.want = <PyObject*>where, <PyObject*>key, <PyObject*>want if present else NULL
+            for followed in range(p.slot, p.slot + max(p.items, 1) if p.guard == FOLLOWS else p.slot):
                 Py_INCREF(<object>node_guard(t, node, followed).tensor)
                 node_slot(t, node, followed).follows = node.follows = node_guard(t, node, followed).odd = True
-            if kind == ATTR: p.number = function_part(<PyObject*>where, <PyObject*>key)
-            if w.home is not NULL: dict_guard(w.home, p.key if kind == DICT_ITEM else NULL)
+            if p.kind == ATTR: p.number = function_part(p.home, p.key)
+            if w.home is not NULL: dict_guard(w.home, p.key if p.kind == DICT_ITEM else NULL)
             at += 1
     return 0
 

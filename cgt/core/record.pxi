@@ -10,6 +10,7 @@ cdef void* state_beside(Table* t, id_t m, Beside* b) noexcept:
         m = node_row(t, m).parent
     return NULL
 
+cdef inline Driver* rec_driver(Table* t) noexcept: return &DRIVERS[t.rec.driver]
 cdef inline Patch* rec_patch(Table* t, int32_t k) noexcept nogil: return <Patch*>t.rec_patches.rows + k
 
 cdef Patch* patch_add(Table* t, int kind) except NULL:
@@ -25,7 +26,8 @@ cdef int32_t record_copy(Table* t, int kind, object buffer, object x, int64_t nb
     p.told[0] = <uintptr_t>tensor_ptr(<PyObject*>x)
     p.nbytes = nbytes
     if kind == FED: p.device, p.told[0] = tensor_device(<PyObject*>buffer), 0
-    elif nbytes: check(t.rec.driver, DRIVERS[t.rec.driver].copy(&t.rec, p, <PyObject*>buffer), CALL_COPY)
+    elif nbytes:
+        check(t.rec.driver, fault(CALL_COPY) or rec_driver(t).copy(&t.rec, p, <PyObject*>buffer), CALL_COPY)
     return t.rec_patches.n - 1
 
 cdef Args* args_of(Table* t, uintptr_t node) except NULL:
@@ -72,12 +74,12 @@ cdef int record_aside(Table* t, uintptr_t at, int64_t nbytes, bytes value, bint 
 
 cdef void record_abort(Table* t) noexcept:
     if t.rec.active:
-        DRIVERS[t.rec.driver].abort(&t.rec)
+        rec_driver(t).abort(&t.rec)
         for k in range(t.rec_reads.n): read_free(t.rec.driver, rec_read(t, k))
         t.rec_reads.n = 0
         for k in range(t.rec_patches.n):
             if rec_patch(t, k).kind == SCALAR or rec_patch(t, k).kind == ADDRESS:
-                DRIVERS[t.rec.driver].word_free(rec_patch(t, k))
+                rec_driver(t).word_free(rec_patch(t, k))
         t.rec_patches.n = t.rec_vain.n = 0
         if t.rec.tape is not NULL: tape_free(t.rec.tape)
         t.rec.tape = NULL
@@ -93,80 +95,60 @@ cdef id_t dims_of(Table* t, id_t n, PyObject* x) except -1:
 
 cdef int slot_fill(Table* t, id_t n, id_t k, object row) except -1:
     """row: (leaf, tensor, example, binding, copy, same, apart, grad_of, back, beside, begins, whole)"""
-    leaf, tensor, example, binding, copy, same, apart, grad_of, back, beside, begins, whole = row
+    cdef Node* node = node_row(t, n)
+    cdef Slot* s = node_slot(t, node, k)
+    cdef Guard* g = node_guard(t, node, k)
+    g.leaf, tensor, example, g.binding, s.copy, s.same, s.apart, g.grad_of, s.back, s.beside, begins, s.whole = row
     x = <PyObject*>example
-    dim_at = dims_of(t, n, x)
-    s, g = node_slot(t, node_row(t, n), k), node_guard(t, node_row(t, n), k)
-    g.leaf = leaf
     g.tensor = <PyObject*>tensor if tensor is not None else NULL
-    g.grad_of = grad_of
     g.grad = ANY_GRAD
-    g.binding = binding
     g.keys = tensor_keys(x)
     g.data_kind = impl_kind(tensor_impl(x))
-    g.autograd = ANY_STATE if fn_row(t, node_row(t, n).fn).backward else PLAIN_TENSOR if begins else tensor_autograd(x)
+    g.autograd = ANY_STATE if fn_row(t, node.fn).backward else PLAIN_TENSOR if begins else tensor_autograd(x)
     g.ndim = tensor_ndim(x)
-    g.dim_at = dim_at
+    g.dim_at = dims_of(t, n, x)
     g.itemsize = tensor_itemsize(x)
     g.ptr = tensor_ptr(x)
-    s.same = same
-    s.apart = apart
     s.identity = g.leaf != NONE and (g.tensor is not NULL or g.grad_of != NONE or s.same != NONE or s.apart)
-    s.copy, s.back, s.beside, s.whole = copy, back, beside, whole
-    s.align = <int32_t>(<uintptr_t>g.ptr % align_of(node_row(t, n)))
-    s.from_node = NONE
-    if g.binding == PINNED:
-        s.from_node = path_output(t, node_row(t, n).parent, x, &s.from_out)
-        if s.from_node != NONE: s.shift = g.ptr - tensor_storage_ptr(x)
-    if g.binding == VALUE:
-        memcpy(s.value, g.ptr, g.itemsize)
+    s.align = <int32_t>(<uintptr_t>g.ptr % align_of(node))
+    s.from_node = path_output(t, node.parent, x, &s.from_out) if g.binding == PINNED else NONE
+    if s.from_node != NONE: s.shift = g.ptr - tensor_storage_ptr(x)
+    if g.binding == VALUE: memcpy(s.value, g.ptr, g.itemsize)
     g.odd = s.identity or s.whole or s.from_node != NONE or s.beside != NONE \
         or not (g.binding == UNUSED or g.binding == PINNED or g.binding == REBOUND)
-    if is_loose(g): node_row(t, n).grads_move = True
+    if is_loose(g): node.grads_move = True
     if g.binding == COPIED or g.binding == REBOUND:
-        p = node_patch(t, node_row(t, n), s.copy)
+        p = node_patch(t, node, s.copy)
         p.slot = k
         if p.kind == FED: s.align = NONE
-    for j in range(node_row(t, n).len[PATCHES] if g.binding == REBOUND else 0):
-        p = node_patch(t, node_row(t, n), j)
+    for j in range(node.len[PATCHES] if g.binding == REBOUND else 0):
+        p = node_patch(t, node, j)
         if p.kind == ADDRESS and p.number == s.copy: p.slot = k
-    if s.beside != NONE: s.shift = g.ptr - node_guard(t, node_row(t, n), s.beside).ptr
-    if s.back != NONE: node_patch(t, node_row(t, n), s.back).slot = k
-    if g.leaf != NONE and g.binding == PINNED and s.from_node == NONE and node_row(t, n).pin_leaf == NONE:
-        node_row(t, n).pin_leaf, node_row(t, n).pin = g.leaf, g.ptr
+    if s.beside != NONE: s.shift = g.ptr - node_guard(t, node, s.beside).ptr
+    if s.back != NONE: node_patch(t, node, s.back).slot = k
+    if g.leaf != NONE and g.binding == PINNED and s.from_node == NONE and node.pin_leaf == NONE:
+        node.pin_leaf, node.pin = g.leaf, g.ptr
     return 0
 
 cdef int out_fill(Table* t, id_t n, id_t k, object row) except -1:
     """row: (kind, ref, proto, shift, version, grad_slot, hidden, root, line, ops, inside)"""
-    kind, ref, proto, shift, version, grad_slot, hidden, root, line, ops, inside = row
+    cdef Node* node = node_row(t, n)
+    cdef Out* o = node_out(t, node, k)
+    o.kind, o.ref, proto, o.shift, o.version, o.grad_slot, o.hidden, o.root, line, ops, o.inside = row
     x = <PyObject*>proto
-    dim_at = dims_of(t, n, x)
-    o = node_out(t, node_row(t, n), k)
-    o.kind = kind
-    o.ref = ref
-    o.shift = shift
-    o.version = version
-    o.grad_slot, o.reads_old = grad_slot, False
-    for j in range(node_row(t, n).len[SLOTS] if o.grad_slot != NONE else 0):
-        g = node_guard(t, node_row(t, n), j)
+    for j in range(node.len[SLOTS] if o.grad_slot != NONE else 0):
+        g = node_guard(t, node, j)
         if g.grad_of == o.grad_slot and g.binding != UNUSED: o.reads_old = True
-    o.hidden = hidden
-    o.root = root
-    o.inside = inside
-    if not hidden: node_row(t, n).n_given += 1
-    if kind == SHARED: node_out(t, node_row(t, n), <id_t>ref).sharers += 1
-    if kind == READOUT: node_row(t, n).waits = 1
+    if not o.hidden: node.n_given += 1
+    if o.kind == SHARED: node_out(t, node, o.ref).sharers += 1
+    if o.kind == READOUT: node.waits = 1
     o.keys = tensor_keys(x)
     o.data_kind = impl_kind(tensor_impl(x))
     o.ndim = tensor_ndim(x)
-    o.dim_at = dim_at
+    o.dim_at = dims_of(t, n, x)
     o.offset = tensor_offset(x)
-    Py_INCREF(proto)
-    o.proto = x
-    Py_INCREF(line)
-    o.line = <PyObject*>line
-    Py_INCREF(ops)
-    o.ops = <PyObject*>ops
+    for one in (proto, line, ops): Py_INCREF(one)
+    o.proto, o.line, o.ops = x, <PyObject*>line, <PyObject*>ops
     return 0
 
 cdef id_t program_add(Table* t, object program) except -1:
@@ -210,8 +192,7 @@ cdef int backward_fill(Table* t, id_t n, tuple row) except -1:
 cdef int effect_fill(Table* t, id_t n, id_t k, object row) except -1:
     """row: (kind, slot, bumps, out, place, op, by, times, number). Places are there."""
     cdef Effect* e = node_effect(t, node_row(t, n), k)
-    kind, slot, bumps, out, place, op, by, times, number = row
-    e.kind, e.slot, e.bumps, e.out, e.place, e.op, e.times, e.number = kind, slot, bumps, out, place, op, times, number
+    e.kind, e.slot, e.bumps, e.out, e.place, e.op, by, e.times, e.number = row
     e.by = <PyObject*>by
     e.tag = NONE
     if e.kind == WRITES: node_row(t, n).writes = 1
@@ -226,8 +207,8 @@ cdef int effect_fill(Table* t, id_t n, id_t k, object row) except -1:
 cdef int grad_fill(Table* t, id_t n, id_t k, object row) except -1:
     """row: (slot, was_none, was)"""
     cdef Grad* g = node_grad(t, node_row(t, n), k)
-    slot, was_none, was = row
-    g.slot, g.was_none, g.was = slot, was_none, <void*><uintptr_t>was
+    g.slot, g.was_none, was = row
+    g.was = <void*><uintptr_t>was
     node_guard(t, node_row(t, n), g.slot).grad = NO_GRAD if g.was_none else SOME_GRAD
     node_row(t, n).same_grads |= g.was is not NULL
     return 0
@@ -236,9 +217,9 @@ cdef int undos_fill(Table* t, id_t n, list undos) except -1:
     """rows: (to, saved, nbytes, segment)"""
     part_add(t, n, UNDOS, len(undos))
     for k in range(len(undos)):
-        to, saved, nbytes, segment = undos[k]
         u = node_undo(t, node_row(t, n), k)
-        u.to, u.saved, u.nbytes, u.segment = <PyObject*>to, <PyObject*>saved, nbytes, segment
+        to, saved, u.nbytes, u.segment = undos[k]
+        u.to, u.saved = <PyObject*>to, <PyObject*>saved
     return 0
 
 cdef int part_copy(Table* t, id_t n, int part, Column* rows) except -1:

@@ -342,7 +342,7 @@ cdef object replay(Table* t, id_t n, PyObject** leaves, void* stream, bint launc
             if node_row(t, n).watchdog is not NULL: (<Watchdog*>node_row(t, n).watchdog).note(stream)
             with nogil:
                 code = launch_among(d, spread, exec_, stream, device)
-                if code == 0 and waits: code = d.wait(stream, device)
+                if code == 0 and waits: code = fault(CALL_WAIT) or d.wait(stream, device)
             check(driver, code, CALL_LAUNCH)
         if waits: result = outs_give(t, n, leaves, backward)
         effects_happen(t, n, leaves, bump)

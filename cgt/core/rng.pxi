@@ -10,6 +10,6 @@ cdef int words_bind(void* exec_, Patch* p, Driver* d) except -1:
     generator_take(p.generator, p.advance, &seed, &offset)
     if seed == p.told[0] and offset == p.told[1]: return 0
     p.told[0], p.told[1] = seed, offset
-    code = d.patch(exec_, p)
+    code = fault(CALL_PATCH) or d.patch(exec_, p)
     if code != 0: p.told[0] = ~seed               # the exec was not told: patch again next time
     return check(CUDA, code, CALL_PATCH)

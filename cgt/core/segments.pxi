@@ -29,7 +29,7 @@ cdef int patches_bind(Table* t, id_t n, void* exec_, Driver* d, PyObject** leave
         p.told[0] = source
         node_guard(t, node, p.slot).ptr = <char*>source
         fn.rebinds += 1
-        code = d.patch(node.exec, p) if p.nbytes else 0
+        code = fault(CALL_PATCH) or d.patch(node.exec, p) if p.nbytes else 0
         if code != 0: p.told[0] = NOWHERE
         check(path_row(t, node.path).driver, code, CALL_PATCH)
     if node.moved:
@@ -52,7 +52,7 @@ cdef int patches_bind(Table* t, id_t n, void* exec_, Driver* d, PyObject** leave
         if p.nbytes:
             before = p.told[0]
             p.told[0] = source
-            code = d.patch(exec_ if p.kind == COPY_SOURCE else node.exec, p)
+            code = fault(CALL_PATCH) or d.patch(exec_ if p.kind == COPY_SOURCE else node.exec, p)
             if code != 0: p.told[0] = before       # the shadow tells what the exec was really told
             check(path_row(t, node.path).driver, code, CALL_PATCH)
         if is_loose(node_guard(t, node, p.slot)): node_guard(t, node, p.slot).ptr = <char*>source
@@ -69,7 +69,7 @@ cdef int slots_feed(Table* t, id_t n, Driver* d, PyObject** leaves, void* stream
         p = node_patch(t, node_row(t, n), k)[0]
         if p.kind != FED or not p.nbytes: continue
         source = tensor_ptr(slot_tensor(t, node_row(t, n), p.slot, leaves))
-        with nogil: code = d.feed(&p, source, stream)
+        with nogil: code = fault(CALL_COPY) or d.feed(&p, source, stream)
         check(path_row(t, node_row(t, n).path).driver, code, CALL_COPY)
     return 0
 
@@ -167,8 +167,8 @@ cdef int32_t reads_run(Table* t, id_t n, id_t s, Driver* d, void* stream, PyObje
         waits = k >= known or node_read(t, node_row(t, n), k).number != NONE
         with nogil:
             code = launch_among(d, spread, exec_, stream, device)
-            if code == 0 and tape is not NULL: code = DRIVERS[HOST].launch(tape, NULL, -1)
-            elif code == 0 and part is NULL and waits: code = d.wait(stream, device)
+            if code == 0 and tape is not NULL: code = fault(CALL_LAUNCH) or DRIVERS[HOST].launch(tape, NULL, -1)
+            elif code == 0 and part is NULL and waits: code = fault(CALL_WAIT) or d.wait(stream, device)
         check(driver, code, CALL_LAUNCH)
         if part is not NULL and node_read(t, node_row(t, n), k).pure: (<object>part)()
         elif part is not NULL:
@@ -183,13 +183,11 @@ cdef int writes_undo(Table* t, id_t n, int32_t last) except -1:
     """The call goes another way behind segment `last`: what the segments until then overwrote is as it was, the first
     write last."""
     cdef Node* node = node_row(t, n)
-    cdef Path* p = path_row(t, node.path)
     cdef int32_t k
     for k in range(node.len[UNDOS] - 1, -1, -1):
         u = node_undo(t, node, k)
         if u.segment > last: continue
-        check(p.driver, DRIVERS[p.driver].move(tensor_ptr(u.to), tensor_ptr(u.saved), u.nbytes, tensor_device(u.to)),
-            CALL_MOVE)
+        bytes_move(tensor_device(u.to), tensor_ptr(u.to), tensor_ptr(u.saved), u.nbytes)
     return 0
 
 cdef uint64_t reads_key(Table* t, id_t n, int32_t known) noexcept:

@@ -80,8 +80,7 @@ cdef extern from "tensor_shim.h" namespace "cgt":
     bint tensor_is_lent(PyObject* t) noexcept
     void tensor_set_grad(PyObject* t, PyObject* g)
     void tensor_require_grad(PyObject* t)
-    void* inference_begin(int on) except +raised
-    void inference_end(void* guard) noexcept
+    object c_in_inference "cgt::in_inference"(bint on, object body) except +raised
     PyObject* out_make(PyObject* proto, uint64_t keys, int64_t offset, int ndim, const int64_t* dims) except +raised
     PyObject* out_share(PyObject* first, PyObject* proto, uint64_t keys, int64_t offset, int ndim,
                         const int64_t* dims) except +raised
@@ -150,7 +149,7 @@ cdef extern from "autograd_shim.h" namespace "cgt":
     int extents_apart(Extents* extents) noexcept nogil
     object c_sinks_new "cgt::sinks_new"(list tensors) except +raised
     int c_sinks_hooked "cgt::sinks_hooked"(object handle, int parallel) noexcept
-    bint grad_mode(bint on) noexcept
+    object c_with_grad "cgt::with_grad"(object body) except +raised
     bint c_graph_heard "cgt::graph_heard"(object t, int steps) except +raised
     void c_sinks_open "cgt::sinks_open"(object handle, list tensors) except +raised
     object c_sinks_flows "cgt::sinks_flows"(object handle, list results, uint64_t since) except +raised

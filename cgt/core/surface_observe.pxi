@@ -18,6 +18,8 @@ def numbers_are(node): numbers_are_(node)
 def numbers_watch(object run, bint on): numbers_watch_(<const void*><PyObject*>run, on)
 def numbers_of_op(): return observe_numbers()
 def casts_inside(): return observe_casts() != 0
+def in_inference(bint on, object body): return c_in_inference(on, body)
+def with_grad(object body): return c_with_grad(body)
 def is_in_node(): return in_node() != 0
 
 def ambient():
@@ -53,23 +55,6 @@ def within(list brackets, object body):
                 if not isinstance(error, (KeyboardInterrupt, SystemExit)): error = raised
     if error is not None: raise error
     return result
-
-def in_inference(bint on, object body):
-    """body() with inference mode on or off. torch's own context manager would leave it so if an interrupt came while it
-    is entered or left."""
-    cdef void* guard = inference_begin(on)
-    try:
-        return body()
-    finally:
-        inference_end(guard)
-
-def with_grad(object body):
-    """body() where autograd makes a graph."""
-    cdef bint before = grad_mode(True)
-    try:
-        return body()
-    finally:
-        grad_mode(before)
 
 def observed(object results, object see, object function, tuple args, dict kwargs):
     """Call the function; for each op that it runs, here and in autograd's threads, see(op, args, kwargs) is called

@@ -85,6 +85,9 @@ static PyObject* handle_new(T what) {
   return made.release().ptr();
 }
 
+// body(): a new reference to what it returns.
+static PyObject* called(PyObject* body) { return owned(PyObject_CallNoArgs(body)).release().ptr(); }
+
 // A new reference to a tensor's Python object.
 static PyObject* wrapped(const at::TensorBase& t) { return owned(THPVariable_Wrap(t)).release().ptr(); }
 
@@ -530,9 +533,12 @@ static PyObject* tensor_fixed(PyObject* t) {
   return wrap_view(std::move(fixed), keys.raw_repr(), t, 0, 1, dims);
 }
 
-// From now on inference mode is on or off in this thread; returns what inference_end wants.
-static void* inference_begin(int on) { return new c10::InferenceMode(on != 0); }
-static void inference_end(void* guard) noexcept { delete static_cast<c10::InferenceMode*>(guard); }
+// body() with inference mode on or off. torch's own context manager would leave it so if an interrupt came while it is
+// entered or left.
+static PyObject* in_inference(bool on, PyObject* body) {
+  c10::InferenceMode mode(on);
+  return called(body);
+}
 
 // --- ambient state ----------------------------------------------------------------------------
 
