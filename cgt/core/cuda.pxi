@@ -317,7 +317,7 @@ cdef int cuda_resume(Recording* r) except? RAISES:
     return spread_part(r.spread, r.spread_open, True, r.device, r.stream)       # the capture forks to them
 
 cdef int cuda_begin(Recording* r) except? RAISES:
-    cdef int32_t  k
+    cdef int32_t k
     cuda_pool_begin(r.pool, r.stream, cuda_joined)
     r.pool_open = 1
     for k in range(r.spread.n if r.spread is not NULL else 0):
@@ -424,7 +424,7 @@ cdef int cuda_vet(cu.CUgraph graph, int32_t* count) except? RAISES:
     cdef cu.CUDA_MEMCPY3D copy
     cdef cu.CUDA_HOST_NODE_PARAMS calls
     cdef unsigned int memory = 0
-    cdef int32_t  inner
+    cdef int32_t inner
     cdef int code = nodes_of(graph, &nodes)
     count[0] = <int32_t>nodes.size()
     for k in range(nodes.size()):
@@ -873,7 +873,7 @@ cdef list last_nodes(void* stream):
 
 cdef int cuda_back(Recording* r, list marks) except -1:
     """What these streams capture next comes behind these nodes, whatever they captured since."""
-    cdef int32_t  k
+    cdef int32_t k
     stream_back(r.stream, marks[0])
     for k in range(r.spread_open): stream_back(r.spread.others[k].stream, marks[1 + k])
     return 0

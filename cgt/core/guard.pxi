@@ -142,8 +142,8 @@ cdef int64_t guard_slots(Table* t, Node* n, PyObject** leaves) noexcept nogil:
 
 cdef int64_t guard_node(Table* t, Node* n, id_t spec, uint64_t* ambient, PyObject** leaves) noexcept nogil:
     """FITS, or why not: a Miss in the upper half, in the lower the index of the slot; of a gradient, of its row."""
-    cdef int64_t  why
-    cdef int32_t  k
+    cdef int64_t why
+    cdef int32_t k
     if n.spec != spec: return miss(MISS_SPEC, 0)
     if (n.ambient[0] != ambient[0] or n.ambient[1] != ambient[1]
             or n.ambient[2] != ambient[2]): return miss(MISS_AMBIENT, 0)

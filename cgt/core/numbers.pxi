@@ -23,7 +23,7 @@ cdef int number_take(Number* r, PyObject* x) except -1:
 cdef int number_read(Number* r, const char* at, int itemsize) noexcept nogil:
     """Set what lies in memory, of r's kind."""
     cdef float narrow
-    cdef int32_t  short
+    cdef int32_t short
     cdef Bits now
     if itemsize == 8: memcpy(&now, at, 8)
     elif r.is_float:
@@ -64,8 +64,8 @@ cdef bint number_raise(Number* r, Number* a, Number* b) noexcept nogil:
 
 cdef bint number_part(Number* r, Number* a, Number* b) noexcept nogil:
     """a // b or a % b: Python's rest has the sign of b."""
-    cdef double  x, y, rest, whole
-    cdef int64_t  q, m
+    cdef double x, y, rest, whole
+    cdef int64_t q, m
     if not r.is_float:
         if b.now.i == 0 or (b.now.i == -1 and a.now.i == -<int64_t>0x7fffffffffffffff - 1): return False
         q = c_div(a.now.i, b.now.i)

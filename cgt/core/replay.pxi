@@ -75,7 +75,7 @@ cdef id_t leaf_path(Table* t, id_t f, PyObject** leaves, int32_t n) noexcept nog
     """Where to look for f's nodes: on the only path that has any, or by the leaves' device, or by what is current
     (devices.py)."""
     cdef Fn* fn = fn_row(t, f)
-    cdef int32_t  k, gpu
+    cdef int32_t k, gpu
     cdef id_t path = 0
     cdef bint here = False
     if fn.paths & (fn.paths - 1) == 0: return fn.path

@@ -280,7 +280,7 @@ def node_misses(int path, int parent, int f, int spec, list tensors):
     cdef Objects leaves = borrowed(tensors)
     cdef bint mine = path_enter(path)
     cdef id_t n = first_child(&TABLE, path, parent, f)
-    cdef int64_t  why
+    cdef int64_t why
     rows = []
     try:
         ambient_now(ambient)
@@ -408,7 +408,7 @@ def go_on(int device, int parent, list tensors):
 
 def path_proto(int at, object t):
     """The recorded memory behind t, if t is a result of the path that ends at node `at`; or None."""
-    cdef int32_t  k
+    cdef int32_t k
     cdef id_t n = path_output(&TABLE, at, <PyObject*>t, &k)
     if n == NONE: return None
     return <object>node_out(&TABLE, node_row(&TABLE, n), k).proto

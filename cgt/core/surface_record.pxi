@@ -39,7 +39,7 @@ def begin(int driver, int device, uintptr_t stream, uintptr_t pool, list others)
     cdef Table* t = &TABLE
     cdef id_t path = path_of(t, device), m
     cdef void* state = NULL
-    cdef int32_t  k
+    cdef int32_t k
     assert not t.rec.active, "one recording at a time: its caller holds the lock (sites.py)"
     memset(&t.rec, 0, sizeof(Recording))
     t.rec_patches.n = t.rec_reads.n = t.rec_vain.n = 0
@@ -189,7 +189,7 @@ def spend(object x):
     """The recording under way needs a result of its path no more, and nobody else does: what is recorded
     from here on may use its memory."""
     cdef Table* t = &TABLE
-    cdef int32_t  k
+    cdef int32_t k
     cdef void** live = <void**>t.rec_live.rows
     cdef id_t n = path_output(t, t.rec.parent, <PyObject*>x, &k)
     if n == NONE: return

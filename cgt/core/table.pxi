@@ -297,7 +297,7 @@ cdef id_t* freed_row(Table* t) noexcept:
 cdef void fn_paths(Table* t, id_t f) noexcept:
     """On which paths does a function have nodes?"""
     cdef Fn* fn = fn_row(t, f)
-    cdef id_t  k
+    cdef id_t k
     fn.paths = 0
     for k in range(t.nodes.n):
         if node_row(t, k).alive and node_row(t, k).fn == f: fn.paths |= <uint64_t>1 << node_row(t, k).path
@@ -334,7 +334,7 @@ cdef int is_ancestor(Table* t, id_t m, id_t n) noexcept:
 
 cdef int table_check(Table* t) except -1:
     """Every slice inside its column, every link to a living row, every reference inside its node."""
-    cdef id_t  j
+    cdef id_t j
     for k in range(t.nodes.n):
         n = node_row(t, k)
         if not n.alive: continue
