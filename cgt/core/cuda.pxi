@@ -201,7 +201,7 @@ cdef int spread_new(Spread** spread, list others) except -1:
     spread[0] = s                   # the recording frees it, as far as it got
     for device, stream, pool in others:
         b = &s.others[s.n]
-        b.device, b.stream, b.pool = device, <void*><uintptr_t>stream, <void*><uintptr_t>pool
+        b.device, b.stream, b.pool = device, <void*><uintptr_t>stream, <CudaPool*><uintptr_t>pool
         b.state = b.event = NULL
         cuda_pool_count(b.pool, 1)
         s.n += 1
@@ -296,14 +296,13 @@ cdef void pools_end(Recording* r) noexcept:
     if r.pool_open: cuda_pool_end(r.pool)
     r.pool_open = 0
 
-cdef int pool_restore(int device, void* pool, void* state, void** live, int n) except? RAISES:
+cdef int pool_restore(int device, CudaPool* pool, void* state, const vector[void*]& live) except? RAISES:
     cdef OnDevice here
     here.go(device)
-    code = cuda_pool_restore(pool, state, live, n)
-    return ERROR_FOREIGN_MEMORY if code == 1 else code
+    return 0 if cuda_pool_restore(pool, state, live) else ERROR_FOREIGN_MEMORY
 
-cdef int cuda_restore(Recording* r, void* state, void** live, int n) except? RAISES:
-    return pool_restore(r.device, r.pool, state, live, n)
+cdef int cuda_restore(Recording* r, void* state, const vector[void*]& live) except? RAISES:
+    return pool_restore(r.device, r.pool, state, live)
 
 cdef int cuda_resume(Recording* r) except? RAISES:
     cdef OnDevice here
@@ -583,32 +582,25 @@ cdef int cuda_instantiate(Recording* r) except? RAISES:
     if cu.cuMemGetInfo(&after, &total) == 0 and after < before: r.exec_bytes += before - after
     return code
 
-cdef vector[void*] made_on(int device, PyObject* tensors) except *:
+cdef vector[void*] made_on(int device, list tensors) except *:
     """Where the memory of those on this device lies."""
     cdef vector[void*] addresses
-    for k in range(<int>PyList_GET_SIZEX(tensors)):
-        x = PyList_GET_ITEMX(tensors, k)
-        if tensor_device(x) == device and tensor_storage_ptr(x) is not NULL:
-            addresses.push_back(<void*>tensor_storage_ptr(x))
+    for x in tensors:
+        if tensor_device(<PyObject*>x) == device and tensor_storage_ptr(<PyObject*>x) is not NULL:
+            addresses.push_back(tensor_storage_ptr(<PyObject*>x))
     return addresses
 
-cdef int cuda_checkpoint(Recording* r, PyObject* made, PyObject* outs, PyObject* early, void** live,
-                         int n) except? RAISES:
+cdef int cuda_checkpoint(Recording* r, list made, list outs, list early, const vector[void*]& live) except? RAISES:
     """`live` is still allocated since restore. The blocks of `outs` stay allocated, without owners,
     until a restore finds that nobody holds them."""
     cdef OnDevice here
-    cdef int code = 0, j, k, n_outs = <int>PyList_GET_SIZEX(outs)
-    cdef vector[void*] addresses
     here.go(r.device)
     for j in range(r.spread.n if r.spread is not NULL else 0):
-        addresses = made_on(r.spread.others[j].device, outs)
-        if code == 0:
-            code = cuda_pool_checkpoint(r.spread.others[j].pool, addresses.data(), <int>addresses.size(),
-                &r.spread.others[j].state)
-    addresses = made_on(r.device, outs)
-    if code == 0: code = cuda_pool_checkpoint(r.pool, addresses.data(), <int>addresses.size(), &r.state)
-    for k in range(n_outs if code == 0 else 0): tensor_disown(PyList_GET_ITEMX(outs, k))
-    return ERROR_FOREIGN_MEMORY if code == 1 else code
+        b = &r.spread.others[j]
+        if not cuda_pool_checkpoint(b.pool, made_on(b.device, outs), &b.state): return ERROR_FOREIGN_MEMORY
+    if not cuda_pool_checkpoint(r.pool, made_on(r.device, outs), &r.state): return ERROR_FOREIGN_MEMORY
+    for x in outs: tensor_disown(<PyObject*>x)
+    return 0
 
 cdef void cuda_abort(Recording* r) noexcept:
     cdef OnDevice here
@@ -885,12 +877,12 @@ cdef int stream_back(void* stream, list mark) except -1:
         cu_stream(stream), nodes.data(), NULL, nodes.size(),
         cu.CUstreamUpdateCaptureDependencies_flags_enum.CU_STREAM_SET_CAPTURE_DEPENDENCIES), CALL_CUT)
 
-cdef int cuda_thin(Column* vain) except? RAISES:
-    """Take out nodes that were captured to look at. Nothing stands behind them."""
+cdef int cuda_thin(vector[void*]* vain) except? RAISES:
+    """Take out nodes that were captured to look at, the last one first. Nothing stands behind them."""
     cdef int code = 0
-    for k in range(vain.n - 1, -1, -1):
-        if code == 0: code = cu.cuGraphDestroyNode((<cu.CUgraphNode*>vain.rows)[k])
-    vain.n = 0
+    while not vain.empty():
+        if code == 0: code = cu.cuGraphDestroyNode(<cu.CUgraphNode>vain.back())
+        vain.pop_back()
     return code
 
 cdef int cuda_order(Path* p, int device, void* stream) except? RAISES nogil:
@@ -928,7 +920,7 @@ cdef int move_or_fail(void* to, const void* source, int64_t nbytes, int device) 
         except Exception:
             return -1
 
-cdef void cuda_destroy(void* graph, void* exec_, void* pool, void* state) noexcept:
+cdef void cuda_destroy(void* graph, void* exec_, CudaPool* pool, void* state) noexcept:
     # Safe for launches in flight (the driver defers); the memory they touch is the pool's and stays.
     if exec_ is not NULL: cu.cuGraphExecDestroy(<cu.CUgraphExec>exec_)
     if graph is not NULL: cu.cuGraphDestroy(<cu.CUgraph>graph)

@@ -1,7 +1,7 @@
 # The host driver: a launch runs the tape of ATen calls (tape_shim.h) on CPU tensors. Same shape as cuda.pxi; there are
 # no streams, and randomness needs no words, since the ops draw from the generators themselves.
 
-cdef int host_restore(Recording* r, void* state, void** live, int n) noexcept:
+cdef int host_restore(Recording* r, void* state, const vector[void*]& live) noexcept:
     return 0                                # tape_plan puts the pool to use when the tape is complete
 
 cdef int host_begin(Recording* r) noexcept:
@@ -51,9 +51,8 @@ cdef int host_end(Recording* r, Patch* patches, int32_t n) noexcept:
 
 cdef int host_instantiate(Recording* r) noexcept: return 0
 
-cdef int host_checkpoint(Recording* r, PyObject* made, PyObject* outs, PyObject* early, void** live,
-                         int n) except? RAISES:
-    tape_plan(r.exec, made, outs, early, live, n)
+cdef int host_checkpoint(Recording* r, list made, list outs, list early, const vector[void*]& live) except? RAISES:
+    tape_plan(r.exec, made, outs, early, live)
     return 0
 
 cdef void host_abort(Recording* r) noexcept:
@@ -92,7 +91,7 @@ cdef int host_rescue(void* held, PyObject* proto, int device) except? RAISES:
     host_give_away(held, proto)
     return 0
 
-cdef void host_destroy(void* graph, void* exec_, void* pool, void* state) noexcept:
+cdef void host_destroy(void* graph, void* exec_, CudaPool* pool, void* state) noexcept:
     if exec_ is not NULL: tape_free(exec_)
 
 DRIVERS[HOST] = Driver(

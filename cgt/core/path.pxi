@@ -328,14 +328,14 @@ cdef int path_survey(Table* t, id_t at) except -1:
     outputs that are dead now and were not already for an ancestor (rec_deads)."""
     cdef id_t m = at
     cdef int32_t k
-    t.rec_live.n = t.rec_deads.n = 0
+    t.rec_live.clear()
+    t.rec_deads.n = 0
     while m != NONE:
         for k in range(node_row(t, m).len[OUTS]):
             o = node_out(t, node_row(t, m), k)
             if o.kind != FRESH: continue
             if group_held(t, node_row(t, m), k, NULL, False):
-                column_add(t, &t.rec_live, 1)
-                (<void**>t.rec_live.rows)[t.rec_live.n - 1] = tensor_storage_ptr(o.proto)
+                t.rec_live.push_back(tensor_storage_ptr(o.proto))
             elif not dead_before(t, at, m, k):
                 column_add(t, &t.rec_deads, 1)
                 d = <Dead*>t.rec_deads.rows + t.rec_deads.n - 1

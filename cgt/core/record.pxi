@@ -80,7 +80,8 @@ cdef void record_abort(Table* t) noexcept:
         for k in range(t.rec_patches.n):
             if rec_patch(t, k).kind == SCALAR or rec_patch(t, k).kind == ADDRESS:
                 rec_driver(t).word_free(rec_patch(t, k))
-        t.rec_patches.n = t.rec_vain.n = 0
+        t.rec_patches.n = 0
+        t.rec_vain.clear()
         if t.rec.tape is not NULL: tape_free(t.rec.tape)
         t.rec.tape = NULL
         t.rec.active = 0

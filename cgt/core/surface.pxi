@@ -190,7 +190,7 @@ def verdict_spec(int spec, list tensors, str reason, int64_t until):
 def verdict_place(int path, int parent, int f, str reason, int64_t until):
     """The same of calls behind this node, where there are recordings already."""
     cdef Edge* e = edge_find(&TABLE, path, parent, f)
-    if e.fn != NONE and e.first != NONE: verdict_set(&e.verdict, reason, until, 0)
+    if e is not NULL: verdict_set(&e.verdict, reason, until, 0)
 
 def children(int path, int parent, int f):
     """Nodes of f behind a parent (-1: that begin an iteration), newest match first."""
@@ -375,9 +375,8 @@ def node_oldest():
 
 def freed():
     """[(fn, node), ...] of nodes freed since the last time: their owners can go."""
-    cdef id_t* row = <id_t*>TABLE.freed.rows
-    pairs = [(row[2 * k], row[2 * k + 1]) for k in range(TABLE.freed.n)]
-    TABLE.freed.n = 0
+    pairs = <list>TABLE.freed
+    TABLE.freed.clear()
     return pairs
 
 def path_state(int device):

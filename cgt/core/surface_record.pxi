@@ -26,9 +26,9 @@ def capture_relaxed(bint on): cuda_relaxed(on)
 def load_kernels(int device): check(CUDA, cuda_load_kernels(device), CALL_WORDS)
 def load_decide_kernel(int device): return cuda_decide_kernel(device)
 def pool_new(int device, ids): return <uintptr_t>cuda_pool_new(device, ids[0], ids[1])
-def pool_free(uintptr_t pool, uintptr_t stream): return cuda_pool_free(<void*>pool, <void*>stream)
-def pool_nodes(uintptr_t pool): return cuda_pool_nodes(<void*>pool)
-def pool_retire(uintptr_t pool): cuda_pool_retire(<void*>pool)
+def pool_free(uintptr_t pool, uintptr_t stream): return cuda_pool_free(<CudaPool*>pool, <void*>stream)
+def pool_nodes(uintptr_t pool): return cuda_pool_nodes(<CudaPool*>pool)
+def pool_retire(uintptr_t pool): cuda_pool_retire(<CudaPool*>pool)
 def pools_drop(): cuda_pools_drop()
 def allocations(int device): return cuda_allocations(device)
 
@@ -42,11 +42,12 @@ def begin(int driver, int device, uintptr_t stream, uintptr_t pool, list others)
     cdef int32_t k
     assert not t.rec.active, "one recording at a time: its caller holds the lock (sites.py)"
     memset(&t.rec, 0, sizeof(Recording))
-    t.rec_patches.n = t.rec_reads.n = t.rec_vain.n = 0
+    t.rec_patches.n = t.rec_reads.n = 0
+    t.rec_vain.clear()
     t.rec.driver = driver
     t.rec.device = device
     t.rec.stream = <void*>stream
-    t.rec.pool = <void*>pool
+    t.rec.pool = <CudaPool*>pool
     t.rec.parent = m = path_row(t, path).current
     t.rec.step = path_row(t, path).step
     t.rec.launches = path_row(t, path).launches
@@ -57,12 +58,10 @@ def begin(int driver, int device, uintptr_t stream, uintptr_t pool, list others)
     t.rec.active = 1
     spread_new(&t.rec.spread, others)
     t.rec.seconds[RESTORE] = now()
-    check(driver, fault(CALL_RESTORE) or DRIVERS[driver].restore(&t.rec, state, <void**>t.rec_live.rows, t.rec_live.n),
-        CALL_RESTORE)
+    check(driver, fault(CALL_RESTORE) or DRIVERS[driver].restore(&t.rec, state, t.rec_live), CALL_RESTORE)
     for k in range(t.rec.spread.n if t.rec.spread is not NULL else 0):
         b = &t.rec.spread.others[k]
-        check(driver, pool_restore(b.device, b.pool, state_beside(t, t.rec.parent, b), <void**>t.rec_live.rows,
-            t.rec_live.n), CALL_RESTORE)
+        check(driver, pool_restore(b.device, b.pool, state_beside(t, t.rec.parent, b), t.rec_live), CALL_RESTORE)
     t.rec.seconds[CAPTURE] = now()
     t.rec.seconds[RESTORE] = t.rec.seconds[CAPTURE] - t.rec.seconds[RESTORE]
     check(driver, fault(CALL_BEGIN) or DRIVERS[driver].begin(&t.rec), CALL_BEGIN)
@@ -83,9 +82,7 @@ def scalar(int number, object value, int at, int part):
 def graph_back(int first, list marks):
     """Nodes from this one on are taken out when the graph is complete; what comes next stands behind `marks` (of
     graph_mark)."""
-    for node in cuda_nodes(&TABLE.rec, first):
-        k = column_add(&TABLE, &TABLE.rec_vain, 1)
-        (<void**>TABLE.rec_vain.rows)[k] = <void*><uintptr_t>node
+    for node in cuda_nodes(&TABLE.rec, first): TABLE.rec_vain.push_back(<void*><uintptr_t>node)
     cuda_back(&TABLE.rec, marks)
 
 def form_of(int form, object x):
@@ -127,7 +124,7 @@ def graph_words():
     """(sorted [(word, node), ...] of the 8 bytes wherever a pointer may be among the nodes' arguments, {node, ...} of
     which that is not known), for nodes of the capture that stay and copy no slot; None if there are graphs in it."""
     if TABLE.rec.n_inner: return None
-    gone = {<uintptr_t>(<void**>TABLE.rec_vain.rows)[k] for k in range(TABLE.rec_vain.n)}
+    gone = {<uintptr_t>TABLE.rec_vain[k] for k in range(TABLE.rec_vain.size())}
     for k in range(TABLE.rec_patches.n):
         if rec_patch(&TABLE, k).kind <= COPY_BACK: gone.add(<uintptr_t>rec_patch(&TABLE, k).handle)
     words, opaque = [], set()
@@ -190,16 +187,11 @@ def spend(object x):
     from here on may use its memory."""
     cdef Table* t = &TABLE
     cdef int32_t k
-    cdef void** live = <void**>t.rec_live.rows
     cdef id_t n = path_output(t, t.rec.parent, <PyObject*>x, &k)
     if n == NONE: return
     proto = node_out(t, node_row(t, n), k).proto
     check(t.rec.driver, fault(CALL_SPEND) or rec_driver(t).spend(&t.rec, proto), CALL_SPEND)
-    for j in range(t.rec_live.n):
-        if live[j] != tensor_storage_ptr(proto): continue
-        t.rec_live.n -= 1
-        live[j] = live[t.rec_live.n]
-        break
+    erase(t.rec_live, tensor_storage_ptr(proto))
 
 def cut(uintptr_t at, int64_t nbytes, bytes value, bint draws, object island=None, bint pure=False):
     """A segment ends, behind which the function reads what lies at `at`: these bytes, which the caller keeps. They are
@@ -280,8 +272,7 @@ def checkpoint(list made, list outs, list early):
     while it runs."""
     cdef Table* t = &TABLE
     t.rec.seconds[CHECKPOINT] = now()
-    check(t.rec.driver, fault(CALL_CHECKPOINT) or rec_driver(t).checkpoint(
-        &t.rec, <PyObject*>made, <PyObject*>outs, <PyObject*>early, <void**>t.rec_live.rows, t.rec_live.n),
+    check(t.rec.driver, fault(CALL_CHECKPOINT) or rec_driver(t).checkpoint(&t.rec, made, outs, early, t.rec_live),
         CALL_CHECKPOINT)
     t.rec.seconds[CHECKPOINT] = now() - t.rec.seconds[CHECKPOINT]
 
@@ -378,7 +369,7 @@ def record_seconds():
     """(restore, capture, instantiate, checkpoint) of the recording under way, in seconds."""
     return tuple([TABLE.rec.seconds[k] for k in range(4)])
 
-cdef int pool_add(set found, void* pool) except -1:
+cdef int pool_add(set found, CudaPool* pool) except -1:
     cdef unsigned long long id_[2]
     id_[0] = id_[1] = 0
     cuda_pool_id(pool, id_)

@@ -49,7 +49,6 @@ cdef inline Spec* spec_row(Table* t, id_t s) noexcept nogil: return <Spec*>t.spe
 cdef inline Op* op_row(Table* t, id_t o) noexcept nogil: return <Op*>t.ops.rows + o
 cdef inline Node* node_row(Table* t, id_t n) noexcept nogil: return <Node*>t.nodes.rows + n
 cdef inline Path* path_row(Table* t, id_t p) noexcept nogil: return <Path*>t.paths.rows + p
-cdef inline Edge* edge_row(Table* t, int32_t e) noexcept nogil: return <Edge*>t.edges.rows + e
 
 # A node's parts. A new one is a name in the pxd's Part, a row here, and who reads it.
 cdef object PARTS = (
@@ -104,21 +103,15 @@ cdef void part_cut(Table* t, Node* n, int part) noexcept:
         if node_row(t, k).alive and node_row(t, k).at[part] > at: node_row(t, k).at[part] -= count
 
 cdef int table_start(Table* t) except -1:
-    memset(t, 0, sizeof(Table))
     column_start(&t.fns, sizeof(Fn))
     column_start(&t.specs, sizeof(Spec))
     column_start(&t.ops, sizeof(Op))
     column_start(&t.nodes, sizeof(Node))
     column_start(&t.paths, sizeof(Path))
-    column_start(&t.edges, sizeof(Edge))
     for part in range(N_PARTS): column_start(&t.parts[part], PARTS[part][1])
     column_start(&t.rec_patches, sizeof(Patch))
     column_start(&t.rec_deads, sizeof(Dead))
     column_start(&t.rec_reads, sizeof(Read))
-    column_start(&t.rec_vain, sizeof(void*))
-    column_start(&t.rec_live, sizeof(void*))
-    column_start(&t.freed, 2 * sizeof(id_t))
-    edges_make(t, 64)
     path_of(t, -1)
     return 0
 
@@ -167,72 +160,43 @@ cdef void verdict_drop(Verdict* v) noexcept:
     v.reason = NULL
     Py_XDECREFX(reason)
 
-# --- edges: (path, parent, function) -> children, an open-addressed hash table ---
+# --- edges: (path, parent, function) -> children ---
 
-cdef int edges_make(Table* t, int32_t room) except -1:
-    t.edges.n = 0
-    column_add(t, &t.edges, room)
-    for k in range(room): edge_row(t, k).fn = NONE
-    t.n_edges = 0
-    return 0
+cdef inline uint64_t edge_key(id_t path, id_t parent, id_t f) noexcept nogil:
+    """A parent has one path; of nodes without one, the path is in its place."""
+    return <uint64_t><uint32_t>(parent if parent != NONE else NONE - path) << 32 | <uint32_t>f
 
 cdef inline Edge* edge_find(Table* t, id_t path, id_t parent, id_t f) noexcept nogil:
-    """The row of these three, or the free row where it would be. Never full: see edge_link."""
-    cdef uint32_t h = <uint32_t>parent * 0x9E3779B1u ^ <uint32_t>f * 0x85EBCA6Bu ^ <uint32_t>path
-    cdef uint32_t mask = <uint32_t>t.edges.n - 1, k = (h ^ h >> 15) & mask
-    cdef Edge* e = edge_row(t, k)
-    while e.fn != NONE and (e.fn != f or e.parent != parent or e.path != path):
-        k = (k + 1) & mask
-        e = edge_row(t, k)
-    return e
+    """NULL: no node is there."""
+    found = t.edges.find(edge_key(path, parent, f))
+    return &dereference(found).second if found != t.edges.end() else NULL
 
 cdef inline id_t first_child(Table* t, id_t path, id_t parent, id_t f) noexcept nogil:
     cdef Edge* e = edge_find(t, path, parent, f)
-    return e.first if e.fn != NONE else NONE
-
-cdef int edges_remake(Table* t) except -1:
-    """Keep the rows that lead somewhere, with three free ones for each."""
-    cdef Edge* old = <Edge*>malloc(t.edges.n * sizeof(Edge))
-    cdef int32_t n = t.edges.n, k, room = 64, used = 1
-    if old is NULL: raise MemoryError()
-    memcpy(old, t.edges.rows, n * sizeof(Edge))
-    for k in range(n): used += old[k].fn != NONE and old[k].first != NONE
-    while room < 4 * used: room *= 2
-    edges_make(t, room)
-    for k in range(n):
-        if old[k].fn == NONE or old[k].first == NONE: continue      # without a verdict, since edge_unlink
-        e = edge_find(t, old[k].path, old[k].parent, old[k].fn)
-        e[0] = old[k]
-        t.n_edges += 1
-    free(old)
-    return 0
+    return e.first if e is not NULL else NONE
 
 cdef int edge_link(Table* t, id_t n) except -1:
     """Put node n before its siblings."""
-    if 2 * (t.n_edges + 1) > t.edges.n: edges_remake(t)
-    node = node_row(t, n)
-    e = edge_find(t, node.path, node.parent, node.fn)
-    if e.fn == NONE:
-        e.path, e.parent, e.fn, e.first = node.path, node.parent, node.fn, NONE
-        t.n_edges += 1
+    cdef Node* node = node_row(t, n)
+    cdef pair[uint64_t, Edge] row
+    row.first, row.second.first = edge_key(node.path, node.parent, node.fn), NONE
+    e = &dereference(t.edges.insert(row).first).second      # that, or the one that is there
     node.next = e.first
     e.first = n
     if node.parent != NONE: node_row(t, node.parent).children += 1
     return 0
 
 cdef void edge_unlink(Table* t, id_t n) noexcept:
-    """An edge without children stays as a mark, so that searches go on behind it, until the table
-    is made anew; (path, parent, fn) may come back to it."""
     cdef Node* node = node_row(t, n)
     cdef Edge* e = edge_find(t, node.path, node.parent, node.fn)
     cdef id_t k = e.first
-    if k == n:
-        e.first = node.next
-    else:
+    verdict_drop(&e.verdict)             # there is room again
+    if k != n:
         while node_row(t, k).next != n: k = node_row(t, k).next
         node_row(t, k).next = node.next
+    elif node.next != NONE: e.first = node.next
+    else: t.edges.erase(edge_key(node.path, node.parent, node.fn))
     if node.parent != NONE: node_row(t, node.parent).children -= 1
-    verdict_drop(&e.verdict)             # there is room again
 
 # --- freeing ---
 
@@ -283,16 +247,11 @@ cdef void node_free(Table* t, id_t n, bint replaced=False) noexcept:
     ops_cut(t, node.ret_at, node.ret_n)
     for part in range(N_PARTS): part_cut(t, node, part)
     fn_paths(t, node.fn)
-    freed = freed_row(t)
-    if freed is not NULL: freed[0], freed[1] = node.fn, n
-    row_drop(t, &t.nodes, n)
-
-cdef id_t* freed_row(Table* t) noexcept:
-    """A row for what Python must be told. Without memory for it Python keeps an owner too long."""
     try:
-        return <id_t*>(<char*>t.freed.rows + column_add(t, &t.freed, 1) * t.freed.size)
+        t.freed.push_back(pair[id_t, id_t](node.fn, n))
     except MemoryError:
-        return NULL
+        pass                        # Python keeps an owner too long
+    row_drop(t, &t.nodes, n)
 
 cdef void fn_paths(Table* t, id_t f) noexcept:
     """On which paths does a function have nodes?"""

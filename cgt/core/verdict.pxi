@@ -32,7 +32,7 @@ cdef PyObject* verdict_find(Table* t, id_t f, id_t s, id_t path, id_t parent, Py
     if reason is NULL and s != NONE: reason = verdict_stands(fn, &spec_row(t, s).verdict, key)
     if reason is NULL and path != NONE:
         e = edge_find(t, path, parent, f)
-        if e.fn != NONE: reason = verdict_stands(fn, &e.verdict, 0)
+        if e is not NULL: reason = verdict_stands(fn, &e.verdict, 0)
     return reason
 
 cdef int REPLAY_REQUIRED = 0        # so many blocks of require_replay are under way
