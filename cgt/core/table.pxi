@@ -172,7 +172,8 @@ cdef inline Edge* edge_find(Table* t, id_t path, id_t parent, id_t f) noexcept n
     return &dereference(found).second if found != t.edges.end() else NULL
 
 cdef inline id_t first_child(Table* t, id_t path, id_t parent, id_t f) noexcept nogil:
-    cdef Edge* e = edge_find(t, path, parent, f)
+    if parent != NONE and node_row(t, parent).children == 0: return NONE    # as of the last of a path, at most hits
+    e = edge_find(t, path, parent, f)
     return e.first if e is not NULL else NONE
 
 cdef int edge_link(Table* t, id_t n) except -1:
