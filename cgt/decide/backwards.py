@@ -64,7 +64,7 @@ def disprove(graph, reason):
     """A recorded graph cannot be run for other calls: its function is not differentiable by replay. Of
     the very call that was recorded this run was right; of a replayed one it was not."""
     node = node_of(graph, forward_of(graph))
-    replayed = node == NONE or core.node_facts(node).n_replay > 0
+    replayed = node == NONE or core.node_replays(node) > 0
     refuse_gradients(graph, reason)
     if replayed:
         raise errors.CgtError(errors.stale_backward(reason))

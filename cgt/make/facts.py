@@ -133,11 +133,6 @@ def written_by(
     return tensors_in(written, [])
 
 
-def fills(packet: str, args: tuple, kwargs: dict, t: torch.Tensor) -> bool:
-    """Does the op write t without reading it?"""
-    return kwargs.get("out") is t or (packet == "copy_" and args[0] is t)
-
-
 def is_dynamic(facts: OpFacts, inputs: list[torch.Tensor]) -> bool:
     """Does the shape of an op's result depend on values?"""
     if facts.packet in apart.KNOWN and any(t.is_cuda for t in inputs):

@@ -46,7 +46,6 @@ from .facts import (
     brings_to_gpu,
     counts_inside,
     facts_of,
-    fills,
     is_alias_made,
     is_aside,
     is_dynamic,
@@ -258,7 +257,7 @@ def touch_inputs(seen, call):
     if call.outside:
         for t in call.inputs:
             if core.storage_id(t) not in seen.touched:
-                touch(seen, t, bool(seen.ranks.parallel) and fills(call.facts.packet, call.args, call.kwargs, t))
+                touch(seen, t)
     if call.generator is not None:
         seen.generators.given[core.generator_id(call.generator)] = call.generator
 
@@ -556,7 +555,6 @@ def see_dropout(seen, packet, dropout, train, buffer):
     elif not (dropout and train):
         if buffer is not None and not seen.generators.dropout:
             seen.touched.pop(core.storage_id(buffer), None)
-            seen.autograd.passing.discard(core.storage_id(buffer))
     elif packet == "_cudnn_rnn":
         seen.acts, seen.generators.dropout[:] = True, [core.alias(buffer)]
         seen.alive.objects.extend(seen.generators.dropout)

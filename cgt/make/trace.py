@@ -90,6 +90,7 @@ def run(seen: Seen, function: Callable[..., object], args: tuple, kwargs: dict) 
         taps.tap_sharding(is_mine),
         *regions,
         *packing(seen, is_mine),
+        tap_histories(seen),
         impure.tap(seen, is_mine),
         live.tap(seen, is_mine),
         moving.lay_blinds(seen),
@@ -118,6 +119,15 @@ def run(seen: Seen, function: Callable[..., object], args: tuple, kwargs: dict) 
         if any(rng.at is not rng.words for rng in seen.generators.words.values()):
             refuse(seen, errors.reseeded(user_line(seen)))
     return result
+
+
+def tap_histories(seen):
+    """A bracket: inside, no backward goes on through what led to the slots' tensors, which is another one each time."""
+    tensors = seen.run.plan.tensors if seen.run.recording and seen.run.graph is None else ()
+    pass_on = lambda _: refuse(seen, errors.outer_graph("a backward inside the call"))  # noqa: E731
+    nodes, handles = {t.grad_fn for t in tensors} - {None}, []
+    begin = lambda: handles.extend(node.register_prehook(pass_on) for node in nodes)  # noqa: E731
+    return begin, lambda: [handle.remove() for handle in handles]
 
 
 def see_swap(seen, plain, owner, name, tensors, kwargs):
