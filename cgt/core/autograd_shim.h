@@ -20,10 +20,6 @@
 #include <map>
 #include <typeindex>
 
-#ifndef CGT_TORCH_MINOR
-#define CGT_TORCH_MINOR 11
-#endif
-
 namespace cgt {
 
 namespace ag = torch::autograd;
@@ -178,8 +174,6 @@ REACH(SavedGradFn, &ag::SavedVariable::grad_fn_);
 REACH(SavedNone, &ag::SavedVariable::was_default_constructed_);
 
 // Did a backward free anything that the graphs behind these tensors saved, as far as they were made since `since`?
-// (Python can ask by registering hooks, which raises then, and at all that hold None: of 120 such an H100's machine
-// took 80 ms.)
 static bool graphs_freed(PyObject* tensors, uint64_t since) {
   py::list saved = saved_of(nodes_since(tensors, since));
   return std::any_of(saved.begin(), saved.end(), [](py::handle handle) {

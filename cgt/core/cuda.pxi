@@ -131,15 +131,6 @@ cdef int nodes_of(cu.CUgraph graph, Nodes* nodes) except? RAISES:
     nodes.resize(n)
     return cu.cuGraphGetNodes(graph, nodes.data(), &n) if code == 0 and n else code
 
-cdef int cuda_last_node(void* stream, void** node) except? RAISES:
-    """The node that the capturing stream added last."""
-    cdef cu.CUstreamCaptureStatus status
-    cdef const cu.CUgraphNode* last = NULL
-    cdef size_t n = 0
-    cdef int code = cu.cuStreamGetCaptureInfo(cu_stream(stream), &status, NULL, NULL, &last, NULL, &n)
-    node[0] = <void*>last[0] if code == 0 and n else NULL
-    return code
-
 cdef int cuda_capturing(void* stream) except? RAISES nogil:
     """Is somebody's capture under way on this stream? Then a call runs the plain function. The legacy stream, where
     torch works unless it is told otherwise, cannot be captured, and need not be asked at each call."""
@@ -360,7 +351,8 @@ cdef int cuda_copy(Recording* r, Patch* p, PyObject* to) except? RAISES:
             a.params, NULL)
     else:
         code = cu.cuMemcpyDtoDAsync(a.to, a.source, a.nbytes, cu_stream(stream))
-    return code if code else cuda_last_node(stream, &p.handle)
+    if code == 0: p.handle = <void*><uintptr_t>last_nodes(stream)[0]
+    return code
 
 cdef int cuda_feed(Patch* p, const void* source, void* stream) except? RAISES nogil:
     # The driver has read ordinary memory when it returns. What is page-locked it reads later.
@@ -402,7 +394,8 @@ cdef int cuda_words(Recording* r, Patch* p) except? RAISES:
     here.go(p.device)
     params[0], params[1], params[2] = &p.to, &p.told[0], &p.told[1]
     code = cu.cuLaunchKernel(WORDS_KERNEL[p.device], 1, 1, 1, 1, 1, 1, 0, cu_stream(stream), params, NULL)
-    return code if code else cuda_last_node(stream, &p.handle)
+    if code == 0: p.handle = <void*><uintptr_t>last_nodes(stream)[0]
+    return code
 
 cdef int cuda_spend(Recording* r, PyObject* proto) except? RAISES:
     cuda_pool_spend(r.pool, tensor_storage_ptr(proto))
@@ -627,39 +620,38 @@ cdef int cuda_patch(void* exec_, Patch* p) except? RAISES nogil:
     return cuda_patch_words(exec_, p) if p.kind == WORDS else cuda_patch_copy(exec_, p)
 
 cdef int cuda_patch_copy(void* exec_, Patch* p) except? RAISES nogil:
-    cdef OnDevice here
     cdef CopyArgs a
-    cdef cu.CUDA_KERNEL_NODE_PARAMS k
     cdef cu.CUDA_MEMCPY3D m
-    cdef cu.CUcontext context = NULL
     copy_args(p, &a)
-    if copied_by_kernel(p):
-        memset(&k, 0, sizeof(k))
-        k.func = COPY_KERNEL[p.device]
-        k.gridDimX, k.gridDimY, k.gridDimZ = copy_blocks(p), 1, 1
-        k.blockDimX, k.blockDimY, k.blockDimZ = COPY_THREADS, 1, 1
-        k.kernelParams = a.params
-        return cu.cuGraphExecKernelNodeSetParams(<cu.CUgraphExec>exec_, <cu.CUgraphNode>p.handle, &k)
+    if copied_by_kernel(p): return kernel_set(exec_, p, COPY_KERNEL[p.device], copy_blocks(p), COPY_THREADS, a.params)
     memset(&m, 0, sizeof(m))
     m.srcMemoryType = m.dstMemoryType = cu.CUmemorytype_enum.CU_MEMORYTYPE_DEVICE
     m.srcDevice, m.dstDevice = a.source, a.to
     m.WidthInBytes = a.nbytes
     m.Height = m.Depth = 1
-    here.go(p.device)
-    code = cu.cuCtxGetCurrent(&context)
-    if code: return code
-    return cu.cuGraphExecMemcpyNodeSetParams(<cu.CUgraphExec>exec_, <cu.CUgraphNode>p.handle, &m, context)
+    return copy_set(exec_, p, &m)
 
 cdef int cuda_patch_words(void* exec_, Patch* p) except? RAISES nogil:
-    cdef cu.CUDA_KERNEL_NODE_PARAMS k
     cdef void* params[3]
-    memset(&k, 0, sizeof(k))
     params[0], params[1], params[2] = &p.to, &p.told[0], &p.told[1]
-    k.func = WORDS_KERNEL[p.device]
-    k.gridDimX = k.gridDimY = k.gridDimZ = 1
-    k.blockDimX = k.blockDimY = k.blockDimZ = 1
-    k.kernelParams = params
+    return kernel_set(exec_, p, WORDS_KERNEL[p.device], 1, 1, params)
+
+cdef int kernel_set(void* exec_, Patch* p, cu.CUfunction kernel, unsigned int blocks, unsigned int threads,
+                    void** params) except? RAISES nogil:
+    cdef cu.CUDA_KERNEL_NODE_PARAMS k
+    memset(&k, 0, sizeof(k))
+    k.func, k.kernelParams = kernel, params
+    k.gridDimX, k.gridDimY, k.gridDimZ = blocks, 1, 1
+    k.blockDimX, k.blockDimY, k.blockDimZ = threads, 1, 1
     return cu.cuGraphExecKernelNodeSetParams(<cu.CUgraphExec>exec_, <cu.CUgraphNode>p.handle, &k)
+
+cdef int copy_set(void* exec_, Patch* p, cu.CUDA_MEMCPY3D* move) except? RAISES nogil:
+    cdef OnDevice here
+    cdef cu.CUcontext context = NULL
+    here.go(p.device)
+    code = cu.cuCtxGetCurrent(&context)
+    return code if code else cu.cuGraphExecMemcpyNodeSetParams(
+        <cu.CUgraphExec>exec_, <cu.CUgraphNode>p.handle, move, context)
 
 # --- numbers and addresses among a node's arguments ---
 
@@ -745,15 +737,9 @@ cdef void address_write(Patch* p, uint64_t address) noexcept:
     else: a.move.dstDevice = <cu.CUdeviceptr>address
 
 cdef int cuda_word_done(void* exec_, Patch* p) except? RAISES:
-    cdef OnDevice here
-    cdef cu.CUcontext context = NULL
     cdef Args* a = <Args*>p.to
-    if not a.copies:
-        return cu.cuGraphExecKernelNodeSetParams(<cu.CUgraphExec>exec_, <cu.CUgraphNode>p.handle, &a.params)
-    here.go(p.device)
-    code = cu.cuCtxGetCurrent(&context)
-    return code if code else cu.cuGraphExecMemcpyNodeSetParams(<cu.CUgraphExec>exec_, <cu.CUgraphNode>p.handle,
-        &a.move, context)
+    if a.copies: return copy_set(exec_, p, &a.move)
+    return cu.cuGraphExecKernelNodeSetParams(<cu.CUgraphExec>exec_, <cu.CUgraphNode>p.handle, &a.params)
 
 cdef bint is_flat(cu.CUDA_MEMCPY3D* m) noexcept:
     """Does it copy one run of bytes of device memory? Its addresses are then those that it names."""
@@ -857,6 +843,7 @@ cdef list cuda_mark_here(Recording* r):
     return [last_nodes(r.stream)] + [last_nodes(r.spread.others[k].stream) for k in range(r.spread_open)]
 
 cdef list last_nodes(void* stream):
+    """Behind which the capturing stream's next one will stand."""
     cdef cu.CUstreamCaptureStatus status
     cdef const cu.CUgraphNode* last = NULL
     cdef size_t n = 0, k

@@ -5,13 +5,6 @@
 #pragma once
 #include "tape_shim.h"
 
-#ifndef CGT_WITH_CUDA
-#define CGT_WITH_CUDA 0
-#endif
-#ifndef CGT_TORCH_MINOR
-#define CGT_TORCH_MINOR 11
-#endif
-
 #if CGT_WITH_CUDA
 #include <ATen/cuda/CUDAGeneratorImpl.h>
 #include <c10/cuda/CUDACachingAllocator.h>

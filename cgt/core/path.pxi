@@ -143,11 +143,6 @@ cdef int group_rescue(Table* t, id_t n, int32_t k) except -1:
         RESCUED[0](node_row(t, n).fn, storage_nbytes(proto), <object>line if line is not NULL else "")
     return 0
 
-cdef int group_poison(Table* t, id_t n, int32_t k, object text) except -1:
-    out_poison(node_out(t, node_row(t, n), k).storage, text)
-    group_forget(t, n, k)
-    return 0
-
 cdef bint is_leaf(void* storage, PyObject** leaves, int32_t n_leaves) noexcept nogil:
     for k in range(n_leaves):
         if tensor_storage(leaves[k]) == storage: return True
@@ -165,7 +160,9 @@ cdef int outs_release(Table* t, id_t n, PyObject** leaves, int32_t n_leaves, bin
         if not group_held(t, node_row(t, n), k, leaves, mine): continue
         if policy == POISON and not is_leaf(o.storage, leaves, n_leaves):
             line = <object>o.line if o.line is not NULL else ""
-            group_poison(t, n, k, POISONED[0](line).encode())
+            message = (<str>POISONED[0](line)).encode()
+            out_poison(node_out(t, node_row(t, n), k).storage, message)
+            group_forget(t, n, k)
         else:
             group_rescue(t, n, k)
         moved += 1

@@ -22,7 +22,7 @@ def value_at(place):
     p.home, p.key = <PyObject*>home, <PyObject*>key
     if p.kind in (DICT_LEN, LIST_LEN): return len(home)
     if p.kind == NAMES_ABSENT: return MISSING if absent(p) else tuple([(<dict>home).get(name, MISSING) for name in key])
-    if p.kind == LIST_ITEM: p.number = key
+    p.number = key if p.kind == LIST_ITEM else 0
     if p.kind in (DICT_ITEM, CELL, LIST_ITEM):
         now = place_now(p)
     elif p.kind == TYPE_ATTR:

@@ -488,18 +488,10 @@ def held(object body):
     """body(), while no row is freed. A finalizer in the middle of a call is let in."""
     return body() if paths_mine() else with_paths(body)
 
-def locked(object lock, object body, object busy):
-    """body(), while the lock is held; busy(), where somebody else holds it."""
-    if not lock.acquire(blocking=False): return busy()
-    try:
-        return body()
-    finally:
-        lock.release()
-
-def holding(object lock, object body):
-    """body(), while the lock is held. A with statement would keep it if an interrupt came as it ends, where somebody
-    watches calls (Python 3.12 and later)."""
-    lock.acquire()
+def locked(object lock, object body, object busy=None):
+    """body(), while the lock is held; busy(), if there is that, where somebody else holds it. A with statement would
+    keep it if an interrupt came as it ends, where somebody watches calls (Python 3.12 and later)."""
+    if not lock.acquire(busy is None): return busy()
     try:
         return body()
     finally:

@@ -6,6 +6,8 @@
 // `THPVariable` is mirrored instead of including python_variable.h, which costs 11 s and 0.9 GB to
 // compile. self_check (private.py) holds the mirror against the public Python attributes at start-up.
 #pragma once
+#include "debug.h"
+
 #include <Python.h>
 
 #include <ATen/Context.h>
