@@ -308,7 +308,6 @@ cdef int path_release(Table* t, id_t path, id_t n, PyObject** leaves, int32_t n_
 cdef int path_step(Table* t, id_t path) except -1:
     """A new iteration, said by the program. Rescues wait until something is really overwritten; what
     a function with outputs="error" handed out ends here, so that the message can name the line."""
-    cdef id_t m
     cdef Path* p = path_row(t, path)
     p.usual = 0 if p.since == NONE else p.launches - p.since    # before the first step() was no iteration
     p.since = p.launches

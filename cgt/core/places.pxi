@@ -46,7 +46,6 @@ cdef bint absent(Place p) except *:
 cdef int place_holds(Place p) except -1:
     """Is the value still what it was when the node was recorded?"""
     cdef PyObject* now = NULL
-    cdef int same
     if p.kind in (DICT_ITEM, CELL, LIST_ITEM):
         now = place_now(p)
     elif p.kind == DICT_LEN:
@@ -128,7 +127,6 @@ cdef int numbers_take(Table* t, id_t n, Place* p, PyObject* now) except -1:
 cdef int place_take(Table* t, id_t n, id_t j) except -1:
     """The number in the node's place j is today's, if C can hold it."""
     cdef Place* p = node_place(t, node_row(t, n), j)
-    cdef int took
     if p.kind in (DICT_ITEM, CELL, LIST_ITEM):
         now = place_now(p[0])
         if now is NULL: return 0

@@ -4,7 +4,6 @@
 
 cdef int words_bind(void* exec_, Patch* p, Driver* d) except -1:
     """Take what a run draws from the generator, and have the graph begin there."""
-    cdef int code
     cdef uint64_t seed = 0, offset = 0
     if not p.draws: return 0
     generator_take(p.generator, p.advance, &seed, &offset)

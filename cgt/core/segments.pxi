@@ -17,9 +17,7 @@ cdef int patches_bind(Table* t, id_t n, void* exec_, Driver* d, PyObject** leave
     costs one compare. `exec_`: the first of the node's. The GIL may go, at the end, where inputs are on the host."""
     cdef Node* node = node_row(t, n)
     cdef Fn* fn = fn_row(t, node.fn)
-    cdef uint64_t source, before
     cdef int32_t k
-    cdef int code
     cdef bint feeds = False
     for k in range(node.len[PATCHES] if node.moved else 0):
         p = node_patch(t, node, k)
@@ -64,7 +62,6 @@ cdef int slots_feed(Table* t, id_t n, Driver* d, PyObject** leaves, void* stream
     rows may move while the GIL is gone."""
     cdef Patch p
     cdef int32_t k
-    cdef int code
     for k in range(node_row(t, n).len[PATCHES]):
         p = node_patch(t, node_row(t, n), k)[0]
         if p.kind != FED or not p.nbytes: continue
