@@ -277,6 +277,35 @@ def node_misplaced(int n):
     finally:
         if mine: path_unlock(path_row(&TABLE, path))
 
+MISSING = object()          # what lies in a place where nothing is
+BUILTIN_DESCRIPTORS = (     # which run no code of the user's; nobody can derive from these
+    types.GetSetDescriptorType, types.MemberDescriptorType, types.WrapperDescriptorType, types.MethodDescriptorType,
+    types.ClassMethodDescriptorType,
+)
+
+def value_at(place):
+    """What lies in a place, (kind, home, key, ...), now: one object, or MISSING; of a length, so many; of NAMES_ABSENT names,
+    MISSING or what each has."""
+    cdef Place p
+    cdef PyObject* now = NULL
+    p.kind, home, key = place[0], place[1], place[2]
+    p.home, p.key = <PyObject*>home, <PyObject*>key
+    if p.kind in (DICT_LEN, LIST_LEN): return len(home)
+    if p.kind == NAMES_ABSENT: return MISSING if absent(p) else tuple([(<dict>home).get(name, MISSING) for name in key])
+    p.number = key if p.kind == LIST_ITEM else 0
+    if p.kind in (DICT_ITEM, CELL, LIST_ITEM):
+        now = place_now(p)
+    elif p.kind == TYPE_ATTR:
+        now = type_lookup(p.home, p.key)
+    elif p.kind == ATTR:
+        now = type_lookup(<PyObject*>Py_TYPE_(p.home), p.key)
+        if now is NULL or not issubclass(<object>Py_TYPE_(now), BUILTIN_DESCRIPTORS): return MISSING
+        try:
+            return (<object>now).__get__(home)
+        except (ValueError, AttributeError):            # no value yet
+            return MISSING
+    return <object>now if now is not NULL else MISSING
+
 def node_misses(int path, int parent, int f, int spec, list tensors):
     """Why each of these children does not take this call: [(node, Miss, index), ...]. For messages
     and for the choice between pinned and copied. The path is held as by a call."""
