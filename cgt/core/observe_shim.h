@@ -128,9 +128,10 @@ static at::Tensor give_back(const at::Tensor& t, const at::Tensor& given, const 
 }
 
 // An op's arguments or results, which are the last of the stack.
-static std::span<c10::IValue> top(Stack& stack, size_t n) { return {stack.data() + stack.size() - n, n}; }
-static std::span<c10::IValue> arguments(const Call& call) { return top(*call.stack, call.op.schema().arguments().size()); }
-static std::span<c10::IValue> returned(const Call& call) { return top(*call.stack, call.op.schema().returns().size()); }
+using Values = std::span<c10::IValue>;
+static Values top(Stack& stack, size_t n) { return {stack.data() + stack.size() - n, n}; }
+static Values arguments(const Call& call) { return top(*call.stack, call.op.schema().arguments().size()); }
+static Values returned(const Call& call) { return top(*call.stack, call.op.schema().returns().size()); }
 
 // Run the op, with these tensors in place of those among its arguments (None: as they are). A list of what it
 // returned: tensors over the same memory, since a Python object would tie the very ones down (a Parameter or a
@@ -410,7 +411,7 @@ static void hand_down(Call& outer, Call& call) {
 
 static void observe_op(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
   Call call{op, keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, OBSERVED), stack};
-  std::span<c10::IValue> given = arguments(call);
+  Values given = arguments(call);
   bool seen = !paused && observer_of_thread() && !c10::impl::TorchDispatchModeTLS::any_modes_set() &&
               !c10::impl::tls_is_dispatch_key_excluded(c10::DispatchKey::Python);
   if (seen && std::any_of(given.begin(), given.end(), has_wrapper)) {
