@@ -29,12 +29,11 @@
 # `jit` returned. So the garbage collector sees through a jitted function, and a function nobody holds takes its rows
 # along. Of tensors only `outs.tensor` and those of followed slots are owned here.
 #
-# The nodes are trees, one per device and pool. A call becomes a child of the node that ran last in
-# this iteration, so a node's ancestors are what ran before it, and it was recorded with the pool in
-# the state that they left: outputs of theirs that were held are allocated, everything else is free
-# for it. So a launch overwrites nothing that its path still holds, provided that what was dead when
-# it was recorded (deads) is dead now. What an *ended* iteration left held overlaps anything: it is
-# rescued before the next iteration's first launch.
+# The nodes are trees, one per device and pool. A call becomes a child of the node that ran last in this iteration, so a
+# node's ancestors are what ran before it, and it was recorded with the pool in the state that they left: outputs of
+# theirs that were held are allocated, everything else is free for it. So a launch overwrites nothing that its path
+# still holds, provided that what was dead when it was recorded (deads) is dead now. What an *ended* iteration left held
+# overlaps anything: it is rescued before the next iteration's first launch.
 #
 # A call whose result requires grad makes one autograd node, which holds what the forward saved. The
 # backward is a function of the table like any other, called by that node with gradients and saved

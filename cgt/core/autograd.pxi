@@ -23,10 +23,9 @@ cdef bint group_spent(Table* t, Node* node, int32_t k, PyObject* x) noexcept:
 
 cdef bint grad_spent(Table* t, id_t at, PyObject* x) noexcept:
     """Is x, a gradient, the last that holds its memory? That of the node which ran last, or nobody's."""
-    cdef int32_t k
     if <object>x is None or tensor_storage(x) is NULL or out_is_held(x, 1, 0): return False
     if storage_uses(x) == 1: return True
-    k = node_output(t, at, x)
+    cdef int32_t k = node_output(t, at, x)
     return k != NONE and group_spent(t, node_row(t, at), k, x)
 
 cdef PyObject* backward_spent(int n, int path, int64_t step, PyObject** grads, int n_grads,

@@ -73,9 +73,8 @@ struct Gil {
 
 // Where gradients of these tensors go; no edge for what is undefined. Ours, so that nobody else can take
 // them away meanwhile.
-// The GIL is the outermost lock. PyTorch looks an accumulator up, or makes it, under a mutex of the tensor's,
-// and may need the GIL for it there (to count a Python object's references): who holds the GIL must not wait
-// for that mutex.
+// The GIL is the outermost lock. PyTorch looks an accumulator up, or makes it, under a mutex of the tensor's, and may
+// need the GIL for it there (to count a Python object's references): who holds the GIL must not wait for that mutex.
 static ag::edge_list edges_of(const std::vector<at::Tensor>& tensors) {
   ag::edge_list edges(tensors.size());
   py::gil_scoped_release no_gil;
@@ -379,8 +378,7 @@ static void sinks_cut(PyObject* capsule) {
   }
 }
 
-// The engine runs a node on the stream that was current when the node learnt of its inputs: let that be
-// today's.
+// The engine runs a node on the stream that was current when the node learnt of its inputs: let that be today's.
 static void stamp(const NodePtr& node) {
   std::vector<ag::InputMetadata> inputs;
   for (uint32_t k = 0; k < node->num_inputs(); ++k) {

@@ -121,8 +121,7 @@ static void cuda_pools_drop() noexcept {
   if (cuda_pools_over.empty() || cuda_captures()) return;
   for (CudaPool* p : cuda_pools_over) {
     try {
-      // Expandable segments are unmapped when their own stream is done; a rescue may still read them on
-      // another one.
+      // Expandable segments are unmapped when their own stream is done; a rescue may still read them on another one.
       c10::cuda::CUDAGuard guard(p->device);
       c10::cuda::device_synchronize();
       for (void* at : p->ours) c10::cuda::CUDACachingAllocator::raw_delete(at);

@@ -142,12 +142,11 @@ cdef int64_t guard_slots(Table* t, Node* n, PyObject** leaves) noexcept nogil:
 
 cdef int64_t guard_node(Table* t, Node* n, id_t spec, uint64_t* ambient, PyObject** leaves) noexcept nogil:
     """FITS, or why not: a Miss in the upper half, in the lower the index of the slot; of a gradient, of its row."""
-    cdef int64_t why
     cdef int32_t k
     if n.spec != spec: return miss(MISS_SPEC, 0)
     if (n.ambient[0] != ambient[0] or n.ambient[1] != ambient[1]
             or n.ambient[2] != ambient[2]): return miss(MISS_AMBIENT, 0)
-    why = guard_slots(t, n, leaves)
+    cdef int64_t why = guard_slots(t, n, leaves)
     if why == FITS and n.grads_move and (n.moved or n.follows or spec_row(t, spec).n_leaves):
         if not grads_apart(t, n, leaves): return miss(MISS_OVERLAP, 0)
     if why == FITS and not n.same_grads: return FITS

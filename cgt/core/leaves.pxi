@@ -33,9 +33,8 @@ cdef inline int plain_same(PyObject* a, PyObject* b) except -1:
 cdef inline bint number_fits(PyObject* x) noexcept:
     """Can C compute with this float or int? (live.MOST)"""
     cdef int overflow = 0
-    cdef int64_t i
     if Py_TYPE_(x) != INT_TYPE: return True
-    i = PyLong_AsLongLongAndOverflow(x, &overflow)
+    cdef int64_t i = PyLong_AsLongLongAndOverflow(x, &overflow)
     return overflow == 0 and -(<int64_t>1 << 62) <= i <= <int64_t>1 << 62
 
 ABSENT = object()       # what no op accepts

@@ -183,9 +183,8 @@ cdef void outs_rescue_all(Table* t, id_t n) noexcept:
             group_forget(t, n, k)
 
 cdef int outs_part(Table* t, id_t n) except -1:
-    """On a device that several threads use: move the results out at once, while the lock is held.
-    Later would be too late: a holder in another thread may have read the old address and not yet
-    queued the kernel that uses it."""
+    """On a device that several threads use: move the results out at once, while the lock is held. Later would be too
+    late: a holder in another thread may have read the old address and not yet queued the kernel that uses it."""
     cdef int32_t k
     for k in range(node_row(t, n).len[OUTS]):
         o = node_out(t, node_row(t, n), k)
@@ -268,9 +267,8 @@ cdef bint path_lengthens(Table* t, id_t path, id_t at, id_t f, PyObject** tensor
     return True
 
 cdef bint path_continues(Table* t, id_t path, id_t at, id_t f, PyObject** tensors, int32_t n) noexcept nogil:
-    """Does a call with these tensors belong behind node `at` of the iteration under way? Where the program
-    does not say when one begins, a function that ran in it begins another, and so does a call that uses no
-    result of it."""
+    """Does a call with these tensors belong behind node `at` of the iteration under way? Where the program does not say
+    when one begins, a function that ran in it begins another, and so does a call that uses no result of it."""
     if path_ends(t, path, at, f): return False
     if path_row(t, path).said: return path_lengthens(t, path, at, f, tensors, n)
     if path_row(t, path).pending: return True

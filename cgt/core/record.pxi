@@ -234,7 +234,6 @@ cdef int part_copy(Table* t, id_t n, int part, Column* rows) except -1:
 cdef int node_fill(Table* t, id_t n, id_t f, id_t spec, tuple rows) except -1:
     """Its rows, and the place in the tree when they are complete. leaves: the call's tensors."""
     cdef Node* node = node_row(t, n)
-    cdef Objects tensors
     (ambient, slots, outs, ret_program, ret_python, effects, grads, groups, leaves, backward, numbers, undos,
      keeps_grads) = rows
     node.fn = f
@@ -244,7 +243,7 @@ cdef int node_fill(Table* t, id_t n, id_t f, id_t spec, tuple rows) except -1:
     node.depth = node_row(t, node.parent).depth + 1 if node.parent != NONE else 0
     node.pin_leaf = NONE
     node.ambient[0], node.ambient[1], node.ambient[2] = ambient
-    tensors = borrowed(leaves)
+    cdef Objects tensors = borrowed(leaves)
     node.key = call_key(spec, node.ambient, tensors.data(), <int32_t>tensors.size())
     part_copy(t, n, DEADS, &t.rec_deads)
     part_copy(t, n, PATCHES, &t.rec_patches)

@@ -12,14 +12,13 @@ cdef bint dropout_holds(Table* t, id_t n) noexcept:
 cdef int64_t node_why(Table* t, id_t n, id_t s, uint64_t* ambient, PyObject** leaves) except -1:
     """FITS, or why the node does not take a call: a Miss and what it is about (guard_node). A hit and a report both ask
     here. Places come last, since to compare one may call Python, but where they tell what a slot's tensor is."""
-    cdef int64_t why
     cdef int32_t k
     if node_row(t, n).follows:
         k = places_hold(t, n)
         if k != NONE: return miss(MISS_PLACE, k)
         k = follows_same(t, n) if node_row(t, n).follows > 1 else NONE
         if k != NONE: return miss(MISS_SAME, k)
-    why = guard_node(t, node_row(t, n), s, ambient, leaves)
+    cdef int64_t why = guard_node(t, node_row(t, n), s, ambient, leaves)
     if why != FITS: return why
     if node_row(t, n).dropout and not dropout_holds(t, n): return miss(MISS_DROPOUT, 0)
     k = deads_alive(t, node_row(t, n))
@@ -33,13 +32,12 @@ cdef id_t guard_match(Table* t, id_t path, id_t parent, id_t f, id_t s, PyObject
     """The child of `parent` for f that accepts these leaves, moved to the front; or NONE. The newest
     match is tried at once; the others cost one or two compares until they fit."""
     cdef uint64_t ambient[3]
-    cdef uint64_t key
     cdef id_t before, n = first_child(t, path, parent, f)
     if n == NONE: return NONE
     ambient_now(ambient)
     if node_why(t, n, s, ambient, leaves) == FITS: return n
     if node_row(t, n).next == NONE: return NONE
-    key = call_key(s, ambient, leaves, spec_row(t, s).n_leaves)
+    cdef uint64_t key = call_key(s, ambient, leaves, spec_row(t, s).n_leaves)
     while node_row(t, n).next != NONE:
         before = n
         n = node_row(t, n).next
@@ -54,9 +52,8 @@ cdef id_t guard_match(Table* t, id_t path, id_t parent, id_t f, id_t s, PyObject
     return NONE
 
 cdef id_t path_find(Table* t, id_t path, id_t f, id_t s, PyObject** leaves, id_t* parent) except -2:
-    """The node that a call becomes, or NONE: a child of the node that ran last, or of the nearest ancestor
-    behind which nothing is alive. `parent`: where it would be recorded. May end the iteration under way;
-    writes nothing else."""
+    """The node that a call becomes, or NONE: a child of the node that ran last, or of the nearest ancestor behind which
+    nothing is alive. `parent`: where it would be recorded. May end the iteration under way; writes nothing else."""
     cdef id_t n, at = path_row(t, path).current
     while at != NONE:
         if not path_ends(t, path, at, f):

@@ -103,8 +103,7 @@ def fn_count(int f, str column, int64_t by=1):
     else: raise KeyError(column)
 
 def fn_counts(int f):
-    """(calls, warmups, records, replays, eager, rebinds, copied_bytes, rescues, rescued_bytes,
-    graph_nodes)"""
+    """(calls, warmups, records, replays, eager, rebinds, copied_bytes, rescues, rescued_bytes, graph_nodes)"""
     cdef Fn* fn = fn_row(&TABLE, f)
     cdef int64_t graph_nodes = 0
     for k in range(TABLE.nodes.n):

@@ -335,8 +335,7 @@ def run_again(int n, list tensors):
     return replay(&TABLE, n, leaves.data(), stream, True, False, met)
 
 def run_once(list tensors):
-    """Launch the recording that just ended once, and move these tensors out of the pool. The caller
-    holds the paths."""
+    """Launch the recording that just ended once, and move these tensors out of the pool. The caller holds the paths."""
     cdef Table* t = &TABLE
     cdef Driver* d = rec_driver(t)
     cdef Path* p = path_row(t, path_of(t, t.rec.device))

@@ -49,8 +49,7 @@ def debug_build(): return bool(CGT_DEBUG)
 def host_bytes(): return blocks_nbytes()
 
 def time_launches(list execs, uintptr_t stream, int n):
-    """Seconds per cuGraphLaunch of raw CUgraphExecs in turn, from C without the GIL: the floor of
-    benches."""
+    """Seconds per cuGraphLaunch of raw CUgraphExecs in turn, from C without the GIL: the floor of benches."""
     cdef int k, code = 0, n_execs = <int>len(execs), device = cuda_current_device()
     cdef uintptr_t[SCRATCH] handle
     if not 0 < n_execs <= SCRATCH: raise ValueError(f"1 to {SCRATCH} execs in turn")

@@ -521,9 +521,8 @@ static inline void storage_clear(PyObject* t) noexcept {
   storage_of(t)->set_data_ptr_noswap(c10::DataPtr(nullptr, storage_of(t)->device()));
 }
 
-// A tensor over t's whole storage at today's address, owning nothing: what a tape keeps of memory
-// that is not its own. The storage of the user's tensor may be given other memory later; the guard
-// holds addresses against addresses.
+// A tensor over t's whole storage at today's address, owning nothing: what a tape keeps of memory that is not its own.
+// The storage of the user's tensor may be given other memory later; the guard holds addresses against addresses.
 static PyObject* tensor_fixed(PyObject* t) {
   c10::StorageImpl* s = storage_of(t);
   c10::Storage fixed(c10::make_intrusive<c10::StorageImpl>(
