@@ -237,6 +237,6 @@ def backward_of(graph: Graph) -> Callable[..., tuple[torch.Tensor | None, ...]]:
         brackets = [tap_states_of(graph), tap_keeps_of(graph, spent), (lambda: None, over)]
         if hides:
             brackets.append((lambda: away(True), lambda: away(False)))
-        return core.holding(graph.lock, lambda: core.within(brackets, lambda: run(leaves, changed)))
+        return core.locked(graph.lock, lambda: core.within(brackets, lambda: run(leaves, changed)))
 
     return backward

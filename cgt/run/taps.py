@@ -41,7 +41,7 @@ class Tap:
         """A bracket: inside, handle(plain, owner, name, args, kwargs) is called instead of the functions."""
         handler = [is_mine, handle]
         begin, end = functools.partial(self.begin, handler), functools.partial(self.end, handler)
-        return functools.partial(core.holding, self.lock, begin), functools.partial(core.holding, self.lock, end)
+        return functools.partial(core.locked, self.lock, begin), functools.partial(core.locked, self.lock, end)
 
     def begin(self, handler):
         if not self.handlers:
