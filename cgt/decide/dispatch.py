@@ -22,20 +22,8 @@ from ..cuts import finite, readout, segments
 from ..data import Attempt, Call, Changes, Graph, Kept, Options, State, remember
 from ..look import empties, impure, places
 from ..make import autograd, describe, escapes, islands, moving, record, trace
+from ..make import plan as plans
 from ..make.optional import collectives
-from ..make.plan import (
-    find_followable,
-    find_mobile,
-    flattened,
-    leaves_of,
-    misses,
-    note_moves,
-    place_in_tree,
-    places_first,
-    plan_call,
-    why_uncounted,
-    why_untraced,
-)
 from ..numbers import counters, live
 from ..run import blank, tokens
 from ..run.observe import note_strays, observe
@@ -151,7 +139,7 @@ def attend(call):
     state = call.state
     live.learn_arguments(state, call.args, call.kwargs)
     try:
-        call = flattened(call)
+        call = plans.flattened(call)
     except pytree.Incomparable as error:
         reason = str(error)
         verdicts.note_incomparable(state, reason)
@@ -284,17 +272,17 @@ def prepare(call, attempt, around):
     reason = around if isinstance(around, str) else impure.unasked(around.found.sources)
     if reason is not None:
         return reason
-    path, parent = place_in_tree(call, around.tensors, around.paths)
+    path, parent = plans.place_in_tree(call, around.tensors, around.paths)
     reason = verdicts.over_limit(call, path, parent)
     attempt.passing = reason is not None
     if reason is not None:
         return reason
     make_place(call, path, parent)
     make_room(state)
-    missed = places_first(misses(call, path, parent))
-    followable = find_followable(call, around)
-    mobile = find_mobile(call, around, followable)
-    moves = note_moves(state, around, missed, followable, mobile)
+    missed = plans.places_first(plans.misses(call, path, parent))
+    followable = plans.find_followable(call, around)
+    mobile = plans.find_mobile(call, around, followable)
+    moves = plans.note_moves(state, around, missed, followable, mobile)
     other = [(state.keep[node], index) for node, why, index in missed if why == MISS_PLACE]
     changed = {kept.place_paths[index] for kept, index in other}
     live.learn_places(state, around.found.places, [kept for kept, _ in other], changed)
@@ -303,7 +291,7 @@ def prepare(call, attempt, around):
     except core.DriverError as error:  # no memory for what the last iteration left held
         attempt.passing = True
         return record.failure(error)
-    plan = plan_call(call, around, parent, followable, mobile, moves, changed)
+    plan = plans.plan_call(call, around, parent, followable, mobile, moves, changed)
     if isinstance(plan, str):
         return plan
     attempt.plan = plan
@@ -321,7 +309,7 @@ def capture(call, attempt):
         computes = learnt.computes if seen.computed is None else seen.computed
         remember(call.state, late=max(learnt.late, seen.late), computes=computes)
         told = moving.learn_looked(call.state, seen) or counters.learn(
-            call.state, plan, seen, lambda: why_uncounted(call.state, plan.saves)
+            call.state, plan, seen, lambda: plans.why_uncounted(call.state, plan.saves)
         )
         reason, seen.reason = reason and (told or reason), told or seen.reason
         live.blame(call.state, seen, reason or seen.reason)
@@ -354,7 +342,7 @@ def draft_node(call, attempt):
             reason = errors.used_elsewhere(plan.found.kept[0].place.path) if plan.changes.free is None else None
             reason = reason or moving.learn_hidden(state, plan, seen)
             reason = reason or moving.learn_replaced(state, plan, seen)
-            reason = reason or live.learn_stored(state, plan, seen, lambda: why_untraced(state, plan.saves))
+            reason = reason or live.learn_stored(state, plan, seen, lambda: plans.why_untraced(state, plan.saves))
         draft = reason or describe.rows(plan, seen, attempt.result, call)
         if not isinstance(draft, str):
             state.proven |= plan.graph is not None
@@ -451,7 +439,7 @@ def make_node(call, attempt):
 def run_node(call, attempt):
     """Run the recording for the call that made it; what it replaces goes. The caller holds the paths."""
     plan = attempt.plan
-    result = core.run_node(attempt.node, leaves_of(plan.flat), plan.driver == CUDA)
+    result = core.run_node(attempt.node, plans.leaves_of(plan.flat), plan.driver == CUDA)
     for old, moved, first in plan.moves:
         if set(moved).issubset(plan.copied) or (first and any(moved[0] in slots for slots in plan.follows.values())):
             core.node_drop(old, replaced=True)

@@ -19,22 +19,8 @@ from ..cuts import readout, segments
 from ..data import Leaves, Seen
 from ..look import impure
 from ..numbers import addresses, counters, live
-from ..run import blank, constants, taps
+from ..run import blank, constants, observe, taps
 from ..run.devices import name_of, one_thread
-from ..run.observe import (
-    Unrecordable,
-    asks_on,
-    collect,
-    exchange,
-    is_capture,
-    note_memory,
-    note_reason,
-    references,
-    refuse,
-    tensors_in,
-    touch,
-    user_line,
-)
 from ..run.tokens import see_draw, see_get_state, see_set_state
 from ..words import errors, wrappers
 from ..words.private import OpOverload
@@ -98,7 +84,7 @@ def run(seen: Seen, function: Callable[..., object], args: tuple, kwargs: dict) 
         taps.tap_threads(functools.partial(hear, seen, handovers)),  # the last is the first to end
     ]
     counters.begin(seen)
-    before = references(seen)
+    before = observe.references(seen)
     called = functools.partial(given, seen, observer, function, args, kwargs)
     result = live.close(seen, [core.within(brackets, called)])  # a caller's stack may hold what it passes
     seen.is_own = sys.getrefcount(result) <= OWNED
@@ -108,21 +94,21 @@ def run(seen: Seen, function: Callable[..., object], args: tuple, kwargs: dict) 
     seen.code.ran.update(impure.code_of_function(seen.code.started, seen.code.imported))
     seen.asks_which |= impure.asks_ids(seen.code.ran)
     if seen.run.saves:
-        if before != references(seen):
-            collect()
-        seen.autograd.kept.extend(now - then for then, now in zip(before, references(seen), strict=True))
+        if before != observe.references(seen):
+            observe.collect()
+        seen.autograd.kept.extend(now - then for then, now in zip(before, observe.references(seen), strict=True))
     if seen.run.recording and not saw_regions():
-        refuse(seen, errors.compiles("the function"))
+        observe.refuse(seen, errors.compiles("the function"))
     if seen.reason is None:
         see_draw(seen, torch.default_generator, after=False)
         if any(rng.at is not rng.words for rng in seen.generators.words.values()):
-            refuse(seen, errors.reseeded(user_line(seen)))
+            observe.refuse(seen, errors.reseeded(observe.user_line(seen)))
     return result
 
 
 def see_swap(seen, plain, owner, name, tensors, kwargs):
     """Two tensors change places, of which nobody may hold a weak reference. No recording knows which is which then."""
-    refuse(seen, errors.swapped(user_line(seen)))
+    observe.refuse(seen, errors.swapped(observe.user_line(seen)))
     core.forget_results(seen.run.returned)
     seen.alive.results.clear()
     plain(*tensors, **kwargs)
@@ -144,7 +130,7 @@ def hear(seen, handovers, op):
 def vet_threads(seen):
     """Refuse such a run: no recording has what the other thread did, and a number of ours was none there."""
     sentence = errors.op_elsewhere(seen.elsewhere)
-    refuse(seen, sentence)
+    observe.refuse(seen, sentence)
     if seen.live is not None:
         live.leave(seen, sentence)
 
@@ -152,7 +138,7 @@ def vet_threads(seen):
 def given(seen, observer, function, args, kwargs):
     """Call the function, which is observed, with what is to stand for its arguments."""
     result = core.observed(seen.run.returned, observer, function, *live.arguments(seen, args, kwargs))
-    if seen.ranks.pending and is_capture(seen):
+    if seen.ranks.pending and observe.is_capture(seen):
         collectives.wait_pending(seen)
     return result
 
@@ -162,7 +148,9 @@ def packing(seen, is_mine):
     if not seen.run.saves:
         return []
     packed = functools.partial(pack, seen.autograd.saved, seen.alive.results)
-    return taps.tap_saves(packed, unpack, is_mine, lambda: refuse(seen, errors.transforms(user_line(seen))))
+    return taps.tap_saves(
+        packed, unpack, is_mine, lambda: observe.refuse(seen, errors.transforms(observe.user_line(seen)))
+    )
 
 
 def seen_here() -> Seen | None:
@@ -174,15 +162,15 @@ def see_kernel(name: str) -> None:
     """An operator is about to run that reads values for which a replay has no op. It comes from the middle of
     PyTorch: no exception may leave, even in a capture."""
     seen = seen_here()
-    if seen is not None and not seen.inside and asks_on(seen):
-        note_reason(seen, errors.read_behind(name.replace("::", "."), user_line(seen)))
+    if seen is not None and not seen.inside and observe.asks_on(seen):
+        observe.note_reason(seen, errors.read_behind(name.replace("::", "."), observe.user_line(seen)))
 
 
 def see_lift(begins: int) -> None:
     """torch.tensor brings Python's numbers to their device. A capture would copy them from memory of the host's that is
     gone when it is replayed: they are brought for real."""
     seen = seen_here()
-    if begins and seen is not None and is_capture(seen) and not seen.inside:
+    if begins and seen is not None and observe.is_capture(seen) and not seen.inside:
         begin, end = constants.elsewhere(seen)
         seen.constants.lifted[:] = [end]  # an interrupt between the two does no harm
         begin()
@@ -211,7 +199,7 @@ def unpack(saved):
         if saved.at in leaves.gone:
             leaves.late.add(saved.at)
             if leaves.tensors[saved.at].is_cuda:  # nothing has run yet
-                raise Unrecordable(errors.late_read())
+                raise observe.Unrecordable(errors.late_read())
         elif saved.at in leaves.left:
             was_read(leaves, saved.at, id(saved))
         return core.view_like(leaves.tensors[saved.at], saved.like, saved.shift)
@@ -247,7 +235,7 @@ def was_read(leaves, at, reader=None):
 def see_higher_order(seen, op):
     """What it runs is no op of a tape's."""
     if not seen.inside:
-        refuse(seen, errors.higher_order_op(op.name(), user_line(seen)))
+        observe.refuse(seen, errors.higher_order_op(op.name(), observe.user_line(seen)))
 
 
 def see_reader(seen, function, args, name, t, arguments):
@@ -260,7 +248,7 @@ def see_reader(seen, function, args, name, t, arguments):
     if number is not None:
         return number
     # On a stream of the function's own the bytes would leave before they are computed.
-    beside = is_capture(seen) and torch.cuda.current_stream(seen.run.device) not in forks.STREAMS.values()
+    beside = observe.is_capture(seen) and torch.cuda.current_stream(seen.run.device) not in forks.STREAMS.values()
     answer = None if beside else readout.note(seen, name, t, arguments, given.__code__, function, args)
     if answer is None and name == "item" and not beside:
         answer = segments.read_number(seen, t)
@@ -275,7 +263,7 @@ def see_reader(seen, function, args, name, t, arguments):
             seen.touched.setdefault(sid, t)
             seen.written.add(sid)
             if sid in seen.copied.swaps:
-                refuse(seen, errors.memory_read(name, user_line(seen)))
+                observe.refuse(seen, errors.memory_read(name, observe.user_line(seen)))
         return None
     if name in COPIED_OUT and sid in seen.constants.memory:
         return None
@@ -286,15 +274,15 @@ def see_reader(seen, function, args, name, t, arguments):
                 segments.read(seen, values)
             return None
     told = errors.read_behind if name == "ctc_loss" else errors.memory_read
-    refuse(seen, told(name, user_line(seen)))
+    observe.refuse(seen, told(name, observe.user_line(seen)))
     return None
 
 
 def see_parallel(seen, name, module):
     """The forward of a module that spreads the work over processes: it does more than its ops."""
-    line, why = user_line(seen), collectives.why_not(module, seen.run.driver == HOST, seen.run.saves)
+    line, why = observe.user_line(seen), collectives.why_not(module, seen.run.driver == HOST, seen.run.saves)
     if why is not None:
-        refuse(seen, errors.parallel_module(name, line, why))
+        observe.refuse(seen, errors.parallel_module(name, line, why))
         return
     seen.ranks.parallel.append((module, name, line, torch.is_grad_enabled() and module.require_backward_grad_sync))
 
@@ -318,26 +306,26 @@ def see_region(seen, plain, region, inputs):
     seen.written.update(map(core.storage_id, written))
     known = set(map(core.storage_id, given))
     if seen.copied.swaps:
-        inputs[:] = exchange(seen, inputs)
+        inputs[:] = observe.exchange(seen, inputs)
         known.update(core.storage_id(t) for t in inputs if isinstance(t, torch.Tensor))
     del given
     if seen.copied.movable:
-        addresses.stay(seen, addresses.touched(seen, tensors_in((inputs,), [])))
+        addresses.stay(seen, addresses.touched(seen, observe.tensors_in((inputs,), [])))
     seen.alive.objects.append(region)  # it owns constants and kernels
     seen.inside = True
     try:
         results = plain(region, inputs)  # which empties the list
     finally:
         seen.inside = False
-    line = user_line(seen)
-    made = tensors_in((results,), [])
+    line = observe.user_line(seen)
+    made = observe.tensors_in((results,), [])
     for t in made:
         if core.storage_id(t) not in known:
-            note_memory(seen, t, line)
+            observe.note_memory(seen, t, line)
             seen.devices.add(t.device)
     constants.forget(seen, [*made, *written])
     if seen.run.driver == CUDA and not all(t.is_cuda for t in made):
-        refuse(seen, errors.compiled_on_host(line))
+        observe.refuse(seen, errors.compiled_on_host(line))
     seen.alive.results.extend(map(weakref.ref, made))
     if written and seen.copied.swaps:
         mirror(seen, written)
@@ -347,16 +335,19 @@ def see_region(seen, plain, region, inputs):
 def vet_region(seen, region, inputs, given):
     """Refuse a compiled region that a replay could not repeat."""
     if seen.cuts.bodies:
-        refuse(seen, errors.body_acts("a compiled region", user_line(seen)))
+        observe.refuse(seen, errors.body_acts("a compiled region", observe.user_line(seen)))
     devices = {t.device for t in given} | {torch.device(name) for name in region.device_types}
     if seen.run.driver != CUDA or "cpu" in {d.type for d in devices}:
-        refuse(seen, errors.compiled_on_host(user_line(seen)))
+        observe.refuse(seen, errors.compiled_on_host(observe.user_line(seen)))
     elif any(is_elsewhere(seen, t) for t in given):
-        refuse(
-            seen, errors.other_device("a compiled region", user_line(seen), given[0].device, name_of(seen.run.device))
+        observe.refuse(
+            seen,
+            errors.other_device(
+                "a compiled region", observe.user_line(seen), given[0].device, name_of(seen.run.device)
+            ),
         )
     elif region.fx_kwargs.get("cudagraphs") or any(isinstance(t, torch.Generator) for t in inputs):
-        refuse(seen, errors.compiled_with_state(user_line(seen)))
+        observe.refuse(seen, errors.compiled_with_state(observe.user_line(seen)))
 
 
 def see_jiterated(seen, plain, owner, name, args, kwargs):
@@ -365,8 +356,8 @@ def see_jiterated(seen, plain, owner, name, args, kwargs):
     tensors = tuple(tensors)
     for t in tensors:
         seen.devices.add(t.device)
-        touch(seen, t)
-    given = exchange(seen, tensors) if seen.copied.swaps else tensors
+        observe.touch(seen, t)
+    given = observe.exchange(seen, tensors) if seen.copied.swaps else tensors
     if seen.copied.movable:
         addresses.stay(seen, addresses.touched(seen, given))
     return plain(*launch, given, numbers)
@@ -376,7 +367,7 @@ def see_compilation(seen):
     """torch.compile compiles: what it runs to that end must not end up in a recording."""
     if seen.run.recording:
         seen.again = True
-        refuse(seen, errors.compiles(user_line(seen)))
+        observe.refuse(seen, errors.compiles(observe.user_line(seen)))
 
 
 def is_spent(t: torch.Tensor, since: int) -> bool:
