@@ -6,7 +6,6 @@ import functools
 import inspect
 import os
 import pathlib
-import sys
 import types
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -20,7 +19,7 @@ from .decide.audit import parse as audit_of
 from .make import trace
 from .numbers import live
 from .run import views
-from .run.observe import NOT_USER_CODE, collect
+from .run.observe import NO_LINE, collect, line_in
 from .run.taps import SCRIPTED, SWAPS
 from .tools import draw, report
 from .words import errors, options, pytree
@@ -421,11 +420,8 @@ class require_replay(contextlib.ContextDecorator):
 
 def message_for_poisoned(made):
     """What touching an overwritten result says; called where its iteration ends."""
-    frame = sys._getframe(1)
-    while frame is not None and frame.f_code.co_filename.startswith(NOT_USER_CODE):
-        frame = frame.f_back
-    ended = f"{frame.f_code.co_filename}:{frame.f_lineno}" if frame else "the program's end"
-    return errors.poisoned(made, ended)
+    ended = line_in({})
+    return errors.poisoned(made, "the program's end" if ended == NO_LINE else ended)
 
 
 def name_of(f):

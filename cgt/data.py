@@ -109,7 +109,6 @@ class Moving(NamedTuple):
     replaced: set  # of these, to which it stores them itself
     hidden: dict  # path of a place -> may it store another object there before it looks at that? (blinds.py)
     grown: dict  # of a place to which it stored other shapes -> those there at the last look, or None
-    shifty: set  # memory that a warm-up made and somebody keeps, longer than what was let go for it
     loose: dict  # memory that a recording read while other threads ran ops, to which nothing leads: id -> its name
     fed: set  # those on the host that it brings to the GPU
 
@@ -193,7 +192,6 @@ class State:
     unaudited: str | None = None  # why the last replay that was to be compared with eager was not
     audited: int = 0  # replays that were compared with eager
     mismatches: int = 0  # and were not the same
-    warmed: int = 0  # warm-ups of all functions when it was warmed last
     warm_seconds: float = 0.0
     look_seconds: float = 0.0  # spent on finding what its code can read
 

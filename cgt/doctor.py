@@ -33,9 +33,7 @@ class Diagnosis(NamedTuple):
     replays: int
     findings: tuple  # of Finding: what keeps calls from being replayed, as the function met it
     slow: tuple  # texts: it replays, and this costs
-    seconds: float | None = (
-        None  # that a plain call kept the CPU, where something was found; a replay, where it only costs
-    )
+    seconds: float | None = None  # of the CPU: of a plain call, if something was found; of a replay that only costs
 
     def __str__(self):
         head, n = f"{self.name}: {self.replays} of {self.calls} calls replayed.", len(self.findings)

@@ -1,14 +1,12 @@
 """Values that the function reads on the way: `if` on a tensor, item and tolist, nonzero, a copy on the host.
 
-What was recorded until then becomes a segment: it runs, leaves the value on the host, and recording goes on behind it.
-The recording is for that value alone. What comes of it from there on is a constant; at a replay core/segments.pxi runs
-segment by segment, and goes another way where a value is another.
+What was recorded until then becomes a segment: it runs, leaves the value on the host, and recording goes on behind it,
+for that value alone. A replay runs segment by segment (core/segments.pxi), and another way for another value.
 
-A replay may find in the middle that the call goes a way nobody recorded: then the function is run from the top. So what
-comes before a read may happen twice, and is undone before: random numbers are given back, and memory from outside that
-is written is copied first, where the function is known to read behind that. A .grad that the recording sets is not
-rescued before it runs: one that is still there when a value is read must not lie where something ran until then.
-A number of floating point is another one at each call: its bytes are no guard (live.py)."""
+Where it finds a way that nobody recorded, the function is run from the top. So what comes before a read may happen
+twice, and is undone before: random numbers are given back, and memory from outside that is written is copied first,
+where the function is known to read behind that. A .grad that is still there when a value is read must not lie where
+something ran until then. A number of floating point is another one at each call: its bytes are no guard (live.py)."""
 
 import functools
 import math
@@ -36,18 +34,13 @@ SMALL = 1 << 20  # bytes: what is larger does not come from a small segment (kSm
 ROOMS = {}  # device, -1 the host -> where segments leave their values; pinned, since the GPU writes there
 
 
-def may_spread(mean, std):
-    """Is each of these a standard deviation?"""
-    return aten.ge.Scalar(std, 0)
-
-
 # Ops that look at any numbers but tell one truth, or go on if it holds, and what computes it where they lie, as PyTorch
 # does.
 OUTCOMES = {
     "equal": (aten.eq.Tensor, aten.all.default),
     "allclose": (aten.isclose.default, aten.all.default),
     "_linalg_check_errors": (None, aten.any.default),  # did any decomposition fail?
-    "normal": (may_spread, aten.all.default),
+    "normal": (lambda mean, std: aten.ge.Scalar(std, 0), aten.all.default),  # can all be standard deviations?
 }
 
 
@@ -105,8 +98,10 @@ def may_read(seen):
     """May a segment end here, behind which the call can turn out to go another way?"""
     if not is_between(seen):
         return False
-    outside = seen.written - seen.made.keys()
-    outside = {sid for sid in outside if not is_carried(seen, sid)}
+    swaps, carried = seen.copied.swaps, seen.copied.carried  # which come to where they are from when all is over
+    outside = {
+        sid for sid in seen.written - seen.made.keys() if sid not in swaps or id(swaps[sid][0].leaf) not in carried
+    }
     if not outside:
         return True
     if seen.cuts.islands:
@@ -121,11 +116,6 @@ def may_read(seen):
     # These are put back, or not touched before the call is over.
     counted = seen.live.counters if seen.live is not None else ()
     return all((sid in seen.reads.undone and sid not in seen.raw) or sid in counted for sid in outside)
-
-
-def is_carried(seen, sid):
-    """Is this written in a copy, which comes to it when all is over?"""
-    return sid in seen.copied.swaps and id(seen.copied.swaps[sid][0].leaf) in seen.copied.carried
 
 
 def save(seen: Seen, written: Iterable[torch.Tensor]) -> None:
@@ -446,20 +436,23 @@ def leave(seen, t, dtype):
     if room is None:
         refuse(seen, errors.reads_too_much(user_line(seen)))
         return b"", None
+    at, nbytes = core.address(room), room.numel()
     try:
-        return (leave_on_cuda if t.is_cuda else leave_on_host)(seen, t, room, dtype), room
+        with unseen(seen):
+            source = exchange(seen, t)
+            if t.is_cuda:
+                whole = source.detach().to(dtype).contiguous()
+            else:  # the op that made t ran for real: only a replay needs the tape
+                tape.copy_into(room.view(dtype).view(t.shape), fix(seen, source))
+                value = bytes_of(seen, t.detach().to(dtype))
+        if t.is_cuda:
+            core.fetch(at, whole, nbytes)
+            return end_capture(seen, at, nbytes), room
+        end = core.cut if seen.run.driver == HOST else core.aside
+        return end(at, nbytes, value, seen.draws), room
     except core.DriverError as error:
         refuse(seen, errors.recording_failed(error.args[1], user_line(seen)))
         return b"", None
-
-
-def leave_on_host(seen, t, room, dtype):
-    """The op that made t ran for real: only a replay needs the tape."""
-    with unseen(seen):
-        tape.copy_into(room.view(dtype).view(t.shape), fix(seen, exchange(seen, t)))
-        now = t.detach().to(dtype)
-    end = core.cut if seen.run.driver == HOST else core.aside
-    return end(core.address(room), room.numel(), bytes_of(seen, now), seen.draws)
 
 
 def bytes_of(seen, t):
@@ -468,32 +461,22 @@ def bytes_of(seen, t):
         return bytes(t.detach().clone(memory_format=torch.contiguous_format).reshape(-1).view(torch.uint8).tolist())
 
 
-def leave_on_cuda(seen, t, room, dtype):
-    """Run the segment now."""
-    with unseen(seen):
-        whole = exchange(seen, t).detach().to(dtype).contiguous()
-    core.fetch(core.address(room), whole, room.numel())
-    return end_capture(seen, core.address(room), room.numel())
-
-
 def end_capture(
     seen: Seen, at: int = 0, nbytes: int = 0, part: Callable[[], object] | None = None, pure: bool = False
 ) -> bytes:
     """End a segment of a capture, which runs now; the bytes that it leaves. `part`: what replays call behind it; is it
     `pure`?"""
-    value = core.with_paths(lambda: cut(seen, at, nbytes, part, pure))
+
+    def cut():
+        if core.lost():  # what runs now would overwrite what another thread got meanwhile
+            seen.again = True
+            refuse(seen, errors.lost())
+        return core.cut(at, nbytes, None, seen.draws, part, pure)
+
+    value = core.with_paths(cut)
     for rng in seen.generators.words.values():
         core.follow_generator(rng.handle)
     return value
-
-
-def cut(seen, at, nbytes, part, pure):
-    """The caller holds the paths: what runs now overwrites what another thread may have got meanwhile, unless the path
-    stands still."""
-    if core.lost():
-        seen.again = True
-        refuse(seen, errors.lost())
-    return core.cut(at, nbytes, None, seen.draws, part, pure)
 
 
 def wide(values: list[Value]) -> list[Value]:

@@ -1,20 +1,16 @@
 """Does recording pay? A recording is a bet that its calls come again; one that was never replayed may be lost.
 
-A process has an allowance: as long as all its functions together spent less, a call is recorded at once if there is
-room for all kinds (structure, values, shapes, modes) that came. This is decided by numbers of calls alone, so that it
-is the same on each machine; a program that varies its calls has a few recordings for it, and no more.
+As long as all functions of a process together spent less than an allowance, a call is recorded at once if there is
+room for all kinds (structure, values, shapes, modes) that came: by numbers of calls alone, the same on each machine.
 
-Beyond it each function has an account: the seconds spent on warming and recording, the seconds of an eager call (timed
-when one runs), and what replays saved. Only a call of a kind that came before is recorded: those of a program that
-varies them never come again. It is recorded at once where none of its siblings still waits for a first replay and
-there is room for all kinds that came, or where addresses moved (these are learnt once). Else the account decides: what
-was spent, and will be again, must be covered by what was saved and by a small share of the time that eager calls would
-have taken so far. So it is, too, where what was tried came to nothing, allowance or not. While it is not, calls that no
+Beyond it, and where what was tried came to nothing, each function has an account. Only a call of a kind that came
+before is recorded: at once where none of its siblings still waits for a first replay and there is room for all kinds,
+or where addresses moved (these are learnt once). Else what was spent, and will be again, must be covered by what
+replays saved and by a small share of the time that eager calls would have taken so far. Until then calls that no
 recording takes run eagerly, found in compiled code (core/verdict.pxi). Never for good: the share grows with each call,
 and many calls in a row that look alike are heard, too.
 
-Methods of several objects are one function, but each object has its own kinds, and its own room for recordings.
-"""
+Methods of several objects are one function, but each object has its own kinds, and its own room for recordings."""
 
 import math
 import time

@@ -34,7 +34,7 @@ from . import account, audit, lessons, logs, verdicts
 from .backwards import forward_of, prove, readable, run_again
 from .freeing import bury, drop_node, free_exchanging, make_place, make_room, make_way, sweep, vet_dropout
 from .sites import ATTRIBUTE, BACKWARD, DOOMED, RECORDING, SITES, disable, is_mine
-from .warming import is_behind_warm_up, is_to_watch, note_fed, note_tensors, timed_survey, warm
+from .warming import is_to_watch, note_fed, note_tensors, timed_survey, warm
 
 WATCHED = []  # lists to which new functions are added: doctor.py wants to know all that they meet
 
@@ -158,7 +158,7 @@ def attend(call):
     if reason is not None:
         return reason, None
     verdicts.vet_replay(state, lambda: verdicts.why_new(call, first))
-    run = warm if first or is_behind_warm_up(state, call.flat) else record_call
+    run = warm if first else record_call
     kind = "warm" if run is warm else "record"
     why, before = logs.listens("record") and verdicts.why_new(call, first), core.fn_counts(state.f)[:5]
     try:
@@ -425,9 +425,9 @@ def make_node(call, attempt):
     parts, attempt.draft = record.part_result(plan, attempt.draft)
     reason = lessons.escaping(state, seen, escapes.vet_aliases(seen, attempt.draft))
     reason = reason or lessons.escaping(state, seen, describe.vet_changes(plan, code_of(state)))
-    reason = reason or record.instantiate() or record.checkpoint(plan, seen, attempt.draft)
+    reason = reason or record.complete(plan, seen, attempt.draft)
     if reason is not None:
-        attempt.result = record.restore_result(plan, seen, parts)
+        attempt.result = record.restore_result(plan, seen, attempt.draft, parts)
         return reason
     del parts
     attempt.node = add_node(call, plan, seen, attempt.draft)
@@ -492,7 +492,11 @@ def add_node(call, plan, seen, draft):
     grads = [g._replace(slot=index[g.slot]) for g in draft.grads]
     program = draft.out.program
     ret_python = any(op[0] in (pytree.DATACLASS, pytree.CUSTOM) for op in program)
-    site = None if graph is None else backward_site(state, graph, draft)
+    site = None
+    if graph is not None:
+        autograd.cut(draft)
+        opts = state.opts._replace(outputs="rescue", inputs="auto", static=((), ()), dynamic=())
+        site = new_site(autograd.backward_of(graph), state.name + BACKWARD, opts, graph)
     saves = [(index[save.slot], save.out) for save in behind.saves]
     loose = describe.loose_in(plan, seen)
     kept = Kept(
@@ -522,13 +526,6 @@ def renumbered(draft, used, index):
     slots = [s if s.owner == NONE else s._replace(owner=index[s.owner]) for s in map(draft.slots.__getitem__, used)]
     outs = [o._replace(ref=index[o.ref]) if o.kind in (VIEW, INPUT) else o for o in draft.outs]
     return slots, [o if o.grad_slot == NONE else o._replace(grad_slot=index[o.grad_slot]) for o in outs]
-
-
-def backward_site(state, graph, draft):
-    """The jitted function that runs the graph which the recorded call left."""
-    autograd.cut(draft)
-    opts = state.opts._replace(outputs="rescue", inputs="auto", static=((), ()), dynamic=())
-    return new_site(autograd.backward_of(graph), state.name + BACKWARD, opts, graph)
 
 
 def note_recorded(state, plan, seen, node):

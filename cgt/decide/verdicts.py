@@ -14,7 +14,6 @@ import torch
 
 from ..cuts import segments
 from ..data import Around, Call, State, Verdict, remember
-from ..look import places
 from ..make import facts, moving
 from ..make.plan import misses, place_in_tree, places_first
 from ..run.observe import NOT_USER_CODE
@@ -175,10 +174,6 @@ def still_grows(call: Call, around: Around | str) -> str | None:
     """A sentence if tensors that the call finds in places have other shapes than at the last look, as a cache that
     torch.cat makes longer at each call; or None. To look costs less than a recording that fits no later call."""
     moves, found = call.state.learnt.moves, () if isinstance(around, str) else around.found.places
-    for place in found if moves.shifty else ():
-        if not moves.shifty.isdisjoint(map(core.storage_id, places.tensors_at(place.want))):
-            moves.grown[place.path] = None
-    moves.shifty.clear()
     for place in found if moves.grown else ():
         shapes = moving.shapes_at(place.want)
         before = moves.grown.get(place.path, shapes)

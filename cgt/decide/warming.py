@@ -3,7 +3,6 @@ whether they can be recorded."""
 
 import math
 import time
-import weakref
 from collections.abc import Iterable, Sequence
 
 import cgt_core as core
@@ -18,34 +17,11 @@ from ..make.optional import collectives
 from ..make.plan import leaf_devices, survey
 from ..numbers import counters
 from ..run import devices
-from ..run.observe import asks_on, held, note_reason, observe
+from ..run.observe import asks_on, note_reason, observe
 from ..words import errors, options
 from ..words.private import without_torch_function
-from ..words.pytree import Flat
 from . import account, verdicts
 from .backwards import prove, readable
-
-WARM = {"runs": 0, "results": []}  # functions warmed so far; weak references to what that returned
-
-
-def is_behind_warm_up(state: State, flat: Flat) -> bool:
-    """Does the call use the result of another function's first run, which will not lie there again?
-    Then a recording would fit no later call. At most once after each such run."""
-    if state.warmed == WARM["runs"]:
-        return False
-    results = [r() for r in WARM["results"]]
-    storages = {core.storage_id(t) for t in results if t is not None}
-    return any(core.storage_id(t) in storages for t in flat.tensors)
-
-
-def note_warm(state, seen, flat, result, first):
-    """Remember what a warm-up made."""
-    WARM["runs"] += first
-    state.warmed = WARM["runs"]
-    given = {core.storage_id(t) for t in flat.tensors}
-    made = describe.tensors_of(seen, result)
-    WARM["results"] = [r for r in WARM["results"] if r() is not None]
-    WARM["results"] += [weakref.ref(t) for t in made if core.storage_id(t) not in given]
 
 
 def warm(call: Call, sources: Sequence[tuple[str, object]] = ()) -> object:
@@ -72,7 +48,6 @@ def warm(call: Call, sources: Sequence[tuple[str, object]] = ()) -> object:
     ):
         note_reason(seen, text)
     state.warm_seconds += time.perf_counter() - began
-    note_warm(state, seen, flat, result, call.driver is None)
     driver = CUDA if any(d.type == "cuda" for d in seen.devices) else HOST if seen.devices else guess
     note_tensors(state, seen, zip(flat.paths, flat.tensors, strict=True))
     note_devices(state, seen, elsewhere=guess != driver)
@@ -109,25 +84,7 @@ def note_run(state, seen):
         state, late=max(learnt.late, seen.late), recurrent=learnt.recurrent or bool(seen.generators.dropout),
         computes=seen.computed if learnt.computes is None else learnt.computes,
     )  # fmt: skip
-    if state.graph is None:
-        note_shifty(state, seen)
     state.ran |= seen.code.ran - {None}  # what is hidden here must be seen when it is recorded
-
-
-def note_shifty(state, seen):
-    """A run knows no places. But where it let go of a tensor from outside, one that it made and that is longer along
-    one dimension may lie in its place: a cache that torch.cat makes longer. A recording would be in vain."""
-    plain = list(filter(core.is_plain, seen.touched.values()))
-    shed = {(t.dtype, t.shape) for t in plain if core.storage_holders(t) == 1}  # the run itself
-    kept = [t for t in held(seen) if core.is_plain(t) and core.storage_id(t) in seen.made] if shed else ()
-    longer = [t for t in kept if any(t.dtype == dtype and is_longer(t.shape, shape) for dtype, shape in shed)]
-    state.learnt.moves.shifty.update(map(core.storage_id, longer))
-
-
-def is_longer(shape, before):
-    """Along one dimension alone, of several?"""
-    more = [n - m for n, m in zip(shape, before, strict=False) if n != m]
-    return len(shape) == len(before) > 1 and len(more) == 1 and more[0] > 0
 
 
 def note_devices(state, seen, elsewhere):
@@ -146,7 +103,7 @@ def judge(call, seen, result, reason, before):
     for path, t, was in zip(flat.paths, flat.tensors, before, strict=True):
         if describe.memory_of(t) != was:  # a capture could not always be undone
             reason = reason or errors.replaced(path)
-    pending = bool(describe.pending_in(seen, result))
+    pending = describe.is_pending(seen, result)
     remember(state, saves=state.learnt.saves or pending)
     parallel, settles = collectives.learn(state, seen, pending)
     if state.graph is not None:

@@ -43,10 +43,17 @@ def rows(plan: Plan, seen: Seen, result: object, call: Call) -> Draft | str:
     if lost is not None:
         seen.again = True
         return errors.copied_and_written(lost)
-    reason = vet_reads(plan, seen, [s.example for s in slots]) or vet_constants(out, plan)
+    examples = [s.example for s in slots]
+    if plan.graph is not None:
+        reason = vet_backward(plan.graph, seen, examples)
+    elif seen.autograd.passing.difference(map(core.storage_id, examples)):
+        reason = errors.outer_graph("a backward inside the call")
+    reason = reason or vet_constants(out, plan)
     if reason is not None:
         return reason
-    near = by_storage(slots)
+    near = {}
+    for k, slot in enumerate(slots):
+        near.setdefault(core.storage_id(slot.example), []).append((k, slot.example, slot.binding))
     described = describe_outs(plan, seen, out, slots, near)
     if isinstance(described, str):
         return described
@@ -71,11 +78,6 @@ def vet_call(plan, seen, call):
     if not known.issuperset(seen.generators.given):
         return errors.new_generator()
     flat = plan.flat
-    classes = [kind for op, _, kind in flat.program if op == pytree.TENSOR]
-    # Tensors and plain values, themselves or in tuples, cannot change; but a tensor's class can.
-    fixed = all(op in (pytree.TENSOR, pytree.TUPLE, pytree.PLAIN) for op, _, _ in flat.program[:-1])
-    if fixed and not call.kwargs and classes == [type(t) for t in flat.tensors]:
-        return None
     try:
         again = pytree.flatten_call(call.args, call.kwargs, *call.state.opts.static, dict(flat.numbers))
     except errors.CgtError:  # which cannot be compared
@@ -87,15 +89,6 @@ def vet_call(plan, seen, call):
     both = zip(flat.numbers, again.numbers, strict=True)
     changed = next((path for (path, was), (_, now) in both if not pytree.same_value(was, now)), None)
     return errors.changed_arguments(changed) if changed is not None else None
-
-
-def vet_reads(plan, seen, tensors):
-    """A sentence if the run read, or went back through, what leads to none of these tensors, which are the slots'."""
-    if plan.graph is not None:
-        return vet_backward(plan.graph, seen, tensors)
-    if seen.autograd.passing - {core.storage_id(t) for t in tensors}:
-        return errors.outer_graph("a backward inside the call")
-    return None
 
 
 def hold_gradients(slots, outs):
@@ -277,11 +270,9 @@ def vet_backward(graph: Graph, seen: Seen, tensors: list[torch.Tensor]) -> str |
     return errors.backward_reads(NO_LINE)
 
 
-def pending_in(seen: Seen, result: object, given: Collection[int] = ()) -> list[torch.Tensor]:
-    """The tensors of a result, each once, through which a later backward will go; but for those whose
-    id is among `given`."""
-    found = {id(t): t for t in tensors_of(seen, result) if id(t) not in given}
-    return [t for t in found.values() if parts.is_pending(seen, t)]
+def is_pending(seen: Seen, result: object) -> bool:
+    """Will a later backward go through a tensor of the result?"""
+    return any(parts.is_pending(seen, t) for t in tensors_of(seen, result))
 
 
 def vet_constants(out, plan):
@@ -298,14 +289,6 @@ def is_constant(obj: object) -> bool:
     if isinstance(obj, types.FunctionType):
         return not (obj.__closure__ or obj.__defaults__ or obj.__kwdefaults__)
     return isinstance(obj, (*CONSTANT_TYPES, types.BuiltinFunctionType))
-
-
-def by_storage(slots):
-    """{storage: [(slot, its tensor, binding), ...]}"""
-    near = {}
-    for k, slot in enumerate(slots):
-        near.setdefault(core.storage_id(slot.example), []).append((k, slot.example, slot.binding))
-    return near
 
 
 def slot_at(t: torch.Tensor, near: dict[int, list[tuple[int, torch.Tensor, int]]]) -> tuple[int, torch.Tensor | None]:
@@ -401,7 +384,7 @@ def describe_grads(plan, seen, slots, near, outs, paths, identical):
         if slots[k].begins:
             sets.append(EffectRow(core.REQUIRES_GRAD, k))
         if now == before:
-            if plan.graph is None or (now and touches(seen, t)):
+            if plan.graph is None or (now and core.storage_id(t.grad) in seen.touched):
                 grads.append(GradRow(k, before == 0, was))
             continue
         grads.append(GradRow(k, before == 0, was))
@@ -551,11 +534,6 @@ def is_fixed(value: object) -> bool:
     return any(
         type(value) is kind for kind in (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device)
     )
-
-
-def touches(seen, t):
-    """Did an op touch t's gradient?"""
-    return core.storage_id(t.grad) in seen.touched
 
 
 def memory_of(t: torch.Tensor) -> tuple[int, int | torch.SymInt, torch.Size]:

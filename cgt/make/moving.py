@@ -38,6 +38,7 @@ from ..numbers import live
 from ..run.observe import NOT_USER_CODE
 from ..words import errors, pytree
 
+FLAGS = (True, False, None)  # what tells one of a few ways to go
 MOST_TIMES = 1024  # in one call
 NEITHER = object()
 
@@ -73,7 +74,7 @@ def find(
         holders.setdefault(id(p.want), []).append(p)
     rows, beside = {}, [moves_of(code) for code in disturbers(seen.code.beside, known.advances)]
     for k, place in enumerate(found):
-        if not is_number(place.want):
+        if not is_one(type(place.want), (int, float)):  # not `in`: that is a metaclass's __eq__
             continue
         names = names_of(place, owners, holders, known)
         advances = [advance for name in names for advance in known.advances.get(name, ())]
@@ -114,30 +115,21 @@ def find_puts(
 def find_flags(plan: Plan, known: set[int]) -> list[int]:
     """Positions of places, but for those that are `known`, in which the run left another flag than it found, as
     `model.train()` does. The recording is for the one, and a replay stores the other."""
-    return [k for k, place in enumerate(plan.places) if k not in known and is_flag_flipped(place, plan.found.owners)]
-
-
-def is_flag_flipped(place, owners):
-    """Does the place hold another flag than it did, which no setter of the user's is told of?"""
-    if place.kind not in (DICT_ITEM, CELL) or not is_flag(place.want):
-        return False
-    now, owner = value_at(place), owners.get(id(place.home))
-    return now is not place.want and is_flag(now) and (owner is None or is_bare(owner, place.key))
-
-
-def is_flag(value):
-    """Does this tell one of a few ways to go?"""
-    return value is None or type(value) is bool
+    flipped = []
+    for k, place in enumerate(plan.places):
+        if k in known or place.kind not in (DICT_ITEM, CELL) or not is_one(place.want, FLAGS):
+            continue
+        now, owner = value_at(place), plan.found.owners.get(id(place.home))
+        # No setter of the user's is told of it.
+        if now is not place.want and is_one(now, FLAGS) and (owner is None or is_bare(owner, place.key)):
+            flipped.append(k)
+    return flipped
 
 
 def stores(moves, name):
     """Does other code than the function's store under this name? That was at work meanwhile: by how much the call
     itself advanced the place is not known."""
     return any(name in one.stores or (name[0] == ENTRY and name[1][0] in one.others) for one in moves)
-
-
-def is_number(value):
-    return type(value) is int or type(value) is float  # not `in`: that is a metaclass's __eq__
 
 
 def code_of(ran):

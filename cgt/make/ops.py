@@ -100,11 +100,6 @@ def see_op(seen: Seen, op: OpOverload | None, args: tuple, kwargs: dict) -> None
 # --- in front of the op --------------------------------------------------------------------------
 
 
-def note_op(seen, call):
-    """For the comparison with another run."""
-    seen.run.ops.append(op_facts.noted(seen, call.op, call.args, call.kwargs))
-
-
 def note_autograd(seen, call):
     """What autograd has read for the last time; whether others save beside us."""
     if seen.autograd.spent:
@@ -150,7 +145,6 @@ def make_from_outside(seen, call):
 
 
 def find_written(seen, call):
-    """The inputs that it writes."""
     seen.exchanges = seen.exchanges or call.facts.namespace in COLLECTIVES
     call.written = op_facts.written_by(call.op, call.facts, call.args, call.kwargs, call.inputs)
 
@@ -161,7 +155,6 @@ def count(seen, call):
 
 
 def find_numbers(seen, call):
-    """Live numbers among the arguments."""
     if call.written:
         live.see_written(seen, call.written)
     on_host = seen.run.driver == CUDA and op_facts.is_hosts(call.kwargs, call.inputs)
@@ -202,7 +195,6 @@ def find_values(seen, call):
 
 
 def vet(seen, call):
-    """Refuse what a replay could not repeat."""
     if not call.counts:
         vet_op(seen, call)
     if call.apart and not call.constant and (call.written or not segments.may_end(seen)):
@@ -291,13 +283,16 @@ def read_values(seen, call):
 
 
 def has_numbers(seen):
-    """Are numbers of this run live?"""
     return seen.live is not None
 
 
 JUDGES = (meet_inputs, judge, vet, choose_memory)  # who need not be asked of an op that is usual
 BEFORE = (
-    Watcher(note_op, "it may be none that the others deal with", when=lambda seen: seen.run.ops is not None),
+    Watcher(
+        lambda seen, call: seen.run.ops.append(op_facts.noted(seen, call.op, call.args, call.kwargs)),
+        "it may be none that the others deal with; compared with that of another run",
+        when=lambda seen: seen.run.ops is not None,
+    ),
     Watcher(note_autograd, "spent memory is free for results", when=lambda seen: seen.autograd.spent or seen.run.saves),
     Watcher(meet_inputs, "numbers that it makes known are constants", when=lambda seen: seen.run.driver == CUDA),
     Watcher(
@@ -438,15 +433,10 @@ def note_fresh(seen, call):
         observe.note_memory(seen, t, line)
         seen.devices.add(t.device)
         if seen.run.driver == CUDA and t.is_cpu:
-            note_on_host(seen, call, t)
-
-
-def note_on_host(seen, call, t):
-    """New memory on the host, in a function on the GPU."""
-    seen.host.made[core.storage_id(t)] = core.storage_name(t)
-    held = not call.facts.draws and all(op_facts.is_guarded(seen, one) for one in call.inputs)
-    # Seed and offset lie on the device in a capture.
-    call.constant = call.constant or call.facts.packet in KEEPS_SEED or (held and not call.aside)
+            seen.host.made[core.storage_id(t)] = core.storage_name(t)
+            held = not call.facts.draws and all(op_facts.is_guarded(seen, one) for one in call.inputs)
+            # Seed and offset lie on the device in a capture.
+            call.constant = call.constant or call.facts.packet in KEEPS_SEED or (held and not call.aside)
 
 
 def note_constant(seen, call):

@@ -15,7 +15,7 @@ import cgt_core as core
 import torch
 
 from ..cuts import apart, readout, segments
-from ..data import Attempt, Behind, Call, Draft, Plan, Seen, Words, remember
+from ..data import Attempt, Call, Draft, Plan, Seen, Words, remember
 from ..look import containers, impure, places
 from ..numbers import addresses, counters, live
 from ..run import observe, tokens, views
@@ -438,8 +438,9 @@ def restore_places(before, seen, tensors_only):
         core.dropout_undo(anew)
         if seen is not None:
             seen.reason, seen.again = errors.cudnn_dropout(), True
-    for k, were in keys:
-        restore_keys(found[k], set(map(id, were)), spoilt)
+    for home, were in ((found[k].home, set(map(id, were))) for k, were in keys if found[k].kind == places.DICT_LEN):
+        for key in [key for key, value in dict.items(home) if id(key) not in were and spoilt(value)]:
+            dict.__delitem__(home, key)  # it came since
     for p in (*found, *kept):
         restore_place(p, spoilt)
     containers.restore([one for one in given if not tensors_only or any(map(spoilt, containers.values_of(one[0])))])
@@ -450,13 +451,6 @@ def restore_places(before, seen, tensors_only):
         impure.put_back(sources)
         if seen is not None and seen.draws:
             torch.default_generator.set_state(random)
-
-
-def restore_keys(p, were, spoilt):
-    """Take out what came to a dict since. `were`: ids of its keys."""
-    if p.kind == places.DICT_LEN:
-        for key in [key for key, value in dict.items(p.home) if id(key) not in were and spoilt(value)]:
-            dict.__delitem__(p.home, key)
 
 
 def restore_place(p, spoilt):
@@ -503,13 +497,10 @@ def abort(attempt):
 class Parts(NamedTuple):
     """What the call's result is made from again, if there will be no node after all."""
 
-    program: tuple
     given: list  # tensors of the result, or memory of theirs; None: comes of another one
     bases: dict  # the same of hidden outputs of which results are views
-    outs: list  # the rows of the result
     grads: list  # (tensor, what its .grad was)
     puts: list  # (EffectRow, what came to its place)
-    behind: Behind
 
 
 def part_result(plan: Plan, draft: Draft) -> tuple[Parts, Draft]:
@@ -537,51 +528,50 @@ def part_result(plan: Plan, draft: Draft) -> tuple[Parts, Draft]:
             del put.place.home[put.place.want :]
         else:
             places.put_back(put.place)
-    parts = Parts(draft.out.program, given, bases, outs, grads, puts, draft.behind)
+    parts = Parts(given, bases, grads, puts)
     return parts, draft._replace(out=draft.out._replace(tensors=()), bases={})
 
 
 def grad_of(outs, k):
     """The memory of a gradient, or what is made around such."""
-    row = outs[k]
-    if row.kind != core.WRAPPER:
-        return row.proto
-    make, inside, _ = row.ops
+    if outs[k].kind != core.WRAPPER:
+        return outs[k].proto
+    make, inside, _ = outs[k].ops
     return make([outs[j].proto for j in inside])
 
 
 def put_of(draft, effect, given):
     """What came to a place, or the memory of it."""
+
+    def part(out):
+        if out < len(given):
+            return given[out]
+        row = draft.outs[out]
+        if row.kind == core.READOUT:
+            return pytree.Readout(row.proto, *row.ops, row.line)
+        return draft.slots[row.ref].example if row.kind == core.INPUT else row.proto
+
     if effect.times:
         make, parts, values = effect.by
         numbers = iter(values)
-        return make([next(numbers) if out == core.NONE else put_part(draft, out, given) for out, _ in parts])
-    return effect.by if effect.out == core.NONE else put_part(draft, effect.out, given)
+        return make([next(numbers) if out == core.NONE else part(out) for out, _ in parts])
+    return effect.by if effect.out == core.NONE else part(effect.out)
 
 
-def put_part(draft, out, given):
-    if out < len(given):
-        return given[out]
-    row = draft.outs[out]
-    if row.kind == core.READOUT:
-        return pytree.Readout(row.proto, *row.ops, row.line)
-    return draft.slots[row.ref].example if row.kind == core.INPUT else row.proto
-
-
-def restore_result(plan: Plan, seen: Seen, parts: Parts) -> object:
+def restore_result(plan: Plan, seen: Seen, draft: Draft, parts: Parts) -> object:
     """The call's result after all, over the memory in which it was made."""
-    whole, made = dict(enumerate(parts.given)) | parts.bases, []
-    for k, root in enumerate(parts.behind.roots):
+    outs, whole, made = draft.outs[: len(parts.given)], dict(enumerate(parts.given)) | parts.bases, []
+    for k, root in enumerate(draft.behind.roots):
         whole[root] = core.view_like(whole[root], whole[root], 0)
         core.sinks_join(seen.run.plan.sinks, k, whole[root])
-    for k, row in enumerate(parts.outs):
+    for k, row in enumerate(outs):
         if row.kind == core.PART:
             if not made:
                 made += [whole[j] for j in row.ops[0]]
                 views.make(made, row.ops[1])
             whole[k] = made[row.ref]
-    given = [whole[row.ref if row.kind == core.AGAIN else k] for k, row in enumerate(parts.outs)]
-    for one, base, like, shift in parts.behind.saved:
+    given = [whole[row.ref if row.kind == core.AGAIN else k] for k, row in enumerate(outs)]
+    for one, base, like, shift in draft.behind.saved:
         one.tensor = core.view_like(base, like, shift)
         one.version = one.tensor._version
         seen.alive.results.append(weakref.ref(one.tensor))
@@ -597,23 +587,15 @@ def restore_result(plan: Plan, seen: Seen, parts: Parts) -> object:
     seen.alive.results.extend(
         weakref.ref(t) for t in (*given, *(proto for _, proto in parts.grads), *puts) if t is not None
     )
-    pairs = zip(parts.outs, given, strict=True)
+    pairs = zip(outs, given, strict=True)
     leaves = [pytree.Readout(t, o.ops[0], o.line) if o.kind == core.READOUT else t for o, t in pairs]
-    leaves = [leaves[o.ref] if o.kind == core.AGAIN else leaf for o, leaf in zip(parts.outs, leaves, strict=True)]
-    return pytree.unflatten(parts.program, leaves)
+    leaves = [leaves[o.ref] if o.kind == core.AGAIN else leaf for o, leaf in zip(outs, leaves, strict=True)]
+    return pytree.unflatten(draft.out.program, leaves)
 
 
-def instantiate() -> str | None:
-    """Make of the graph what is launched; or a sentence that says why there can be no node."""
-    try:
-        core.instantiate()
-    except core.DriverError as error:
-        return errors.recording_failed(error.args[1], "")
-    return None
-
-
-def checkpoint(plan: Plan, seen: Seen, draft: Draft) -> str | None:
-    """Make the recording's memory the pool's; or a sentence that says why there can be no node."""
+def complete(plan: Plan, seen: Seen, draft: Draft) -> str | None:
+    """Make of the graph what is launched, and of the recording's memory the pool's; or a sentence that says why there
+    can be no node."""
     outs = [o.proto for o in draft.outs if o.kind == core.FRESH]
     early = []
     for effect in draft.effects if draft.keeps_grads else ():
@@ -627,6 +609,7 @@ def checkpoint(plan: Plan, seen: Seen, draft: Draft) -> str | None:
         buffers = [swap.buffer for swap in seen.copied.buffers.values() if swap.leaf.is_cuda]
         outs.extend(buffer for buffer in buffers if core.storage_address(buffer))  # not let go of
     try:
+        core.instantiate()
         seen.reads.spare.clear()
         core.checkpoint(seen.alive.memory, outs, early)
     except core.DriverError as error:
