@@ -625,9 +625,8 @@ class EffectRow(NamedTuple):
     # SETS_GRAD: hidden output that becomes .grad; NONE: it becomes None. PUTS, APPENDS: what comes to the place
     out: int = NONE
     place: int = NONE  # position of the place; in the core its row
-    op: int = 0  # Operator in cgt_core.pxd
     by: Any = None  # ADVANCES, and PUTS and APPENDS without an output: the constant; or Made
-    times: int = 0  # ADVANCES; PUTS, APPENDS: 1: `by` is Made
+    made: bool = False  # `by` is Made
     number: int = NONE  # PUTS, APPENDS, WRITES: of the node's numbers, the one that comes to it
 
 

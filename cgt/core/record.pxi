@@ -228,12 +228,12 @@ cdef int backward_fill(Table* t, id_t n, tuple row) except -1:
     return 0
 
 cdef int effect_fill(Table* t, id_t n, id_t k, object row) except -1:
-    """row: (kind, slot, bumps, out, place, op, by, times, number). Places are there."""
+    """row: (kind, slot, bumps, out, place, by, made, number). Places are there."""
     cdef Effect* e = node_effect(t, node_row(t, n), k)
     cdef Tag* w
     cdef id_t j
-    kind, slot, bumps, out, place, op, by, times, number = row
-    e.kind, e.slot, e.bumps, e.out, e.place, e.op, e.times, e.number = kind, slot, bumps, out, place, op, times, number
+    kind, slot, bumps, out, place, by, made, number = row
+    e.kind, e.slot, e.bumps, e.out, e.place, e.made, e.number = kind, slot, bumps, out, place, made, number
     e.by = <PyObject*>by
     e.tag = NONE
     if e.kind == WRITES: node_row(t, n).writes = 1

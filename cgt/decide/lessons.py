@@ -99,7 +99,7 @@ def vet_strays(state: State, seen: Seen) -> str | None:
 def leaves_graph(plan: Plan, seen: Seen, result: object) -> bool:
     """Does a graph of autograd's come out of this capture? It must only ever run inside of one (attention with dropout
     keeps its random numbers on the device there, and reads them on the host elsewhere)."""
-    return plan.graph is None and (plan.saves or describe.is_pending(seen, result))
+    return plan.graph is None and (plan.saves or describe.has_pending(seen, result))
 
 
 def is_passing(state: State, seen: Seen) -> bool:

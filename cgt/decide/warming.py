@@ -103,7 +103,7 @@ def judge(call, seen, result, reason, before):
     for path, t, was in zip(flat.paths, flat.tensors, before, strict=True):
         if describe.memory_of(t) != was:  # a capture could not always be undone
             reason = reason or errors.replaced(path)
-    pending = describe.is_pending(seen, result)
+    pending = describe.has_pending(seen, result)
     remember(state, saves=state.learnt.saves or pending)
     parallel, settles = collectives.learn(state, seen, pending)
     if state.graph is not None:

@@ -16,10 +16,11 @@ from ..cuts import readout
 from ..data import Call, Changes, Draft, EffectRow, GradRow, Graph, Made, OutRow, Plan, Seen, SlotRow, Was
 from ..look import blinds, places
 from ..numbers import counters, live
+from ..run import views
 from ..run.observe import NO_LINE
 from ..words import errors, pytree, wrappers
 from ..words.private import creation_meta, gathered_in, is_gathered
-from . import moving, parts
+from . import moving
 
 MOVES = (core.COPIED, core.REBOUND)  # bindings of a slot that moves: its tensor may lie elsewhere at each call
 DEFAULT_GENERATORS = (torch.default_generator, *torch.cuda.default_generators)
@@ -270,9 +271,20 @@ def vet_backward(graph: Graph, seen: Seen, tensors: list[torch.Tensor]) -> str |
     return errors.backward_reads(NO_LINE)
 
 
-def is_pending(seen: Seen, result: object) -> bool:
+def has_pending(seen: Seen, result: object) -> bool:
     """Will a later backward go through a tensor of the result?"""
-    return any(parts.is_pending(seen, t) for t in tensors_of(seen, result))
+    return any(is_pending(seen, t) for t in tensors_of(seen, result))
+
+
+def is_pending(seen, t):
+    """Does t require grad by a graph whose backward has not run inside the call? If one has, as far as the call made
+    the graph, its saved tensors are gone. Asks no hook for them: that of a checkpoint would compute them again."""
+    if not t.requires_grad or t.grad_fn is None:
+        return False
+    try:
+        return not core.graphs_freed([t], seen.run.since)
+    except RuntimeError:  # of a Python function
+        return False
 
 
 def vet_constants(out, plan):
@@ -308,7 +320,7 @@ def describe_outs(plan, seen, out, slots, near):
     """(A row per tensor of the result, then hidden ones; {the latter's place: its tensor}); or a sentence."""
     by_id = {id(s.example): k for k, s in reversed(list(enumerate(slots)))}
     results = [(path, t) for path, t in zip(out.paths, out.tensors, strict=True) if id(t) not in by_id]
-    made = parts.find(seen, results, near, slots)
+    made = find_views(seen, results, near, slots)
     if isinstance(made, str):
         return made
     outs, first_of, seen_ids = [], {}, {}
@@ -338,6 +350,36 @@ def describe_outs(plan, seen, out, slots, near):
     return outs, hidden
 
 
+def find_views(seen, results, near, slots):
+    """What autograd makes again: views of arguments, of other results, of what several of them are views of; or why a
+    replay could not. `results`: (path, tensor) of those that are no arguments. `near`, `slots`: as of Draft."""
+    roots = {id(t): t for _, t in results if type(t) is torch.Tensor and is_pending(seen, t)}
+    if not roots:
+        return views.find([], [])
+    given = {core.storage_id(t): near.get(core.storage_id(t), ()) for _, t in results}
+    shared = {k: t for k, t in roots.items() if given[core.storage_id(t)]}
+    slots = [slots[k] for rows in given.values() for k, *_ in rows] if shared else []
+    bases = [s.example for s in slots if may_be_base(seen, s)]
+    made = [t._base for k, t in roots.items() if t._base is not None and k not in shared]
+    times = collections.Counter(map(id, made))
+    several = {id(t): t for t in made if (times[id(t)] > 1 or id(t) in roots) and core.storage_id(t) in seen.made}
+    bases += [t for t in several.values() if is_pending(seen, t)]
+    found = views.find([t for k, t in roots.items() if k not in several], list({id(t): t for t in bases}.values()))
+    rest = {id(t): t for t in (*roots.values(), *several.values()) if id(t) not in found.numbers}
+    if not found.steps or (
+        views.are_right(found, list(roots.values()))
+        and not views.is_met(found, list(rest.values()), seen.run.since, roots)
+    ):
+        return found
+    return errors.odd_root(next(path for path, t in results if id(t) in found.numbers))
+
+
+def may_be_base(seen, slot):
+    """May a replay make a view of this slot's tensor: does it require grad from the start, and is it not written?"""
+    t = slot.example
+    return t.requires_grad and not slot.begins and slot.owner == core.NONE and core.storage_id(t) not in seen.written
+
+
 def ghost(t: torch.Tensor) -> torch.Tensor:
     """t's metadata over memory that nobody owns: a row must not keep the user's memory alive."""
     return core.view_like(core.fixed(t), t, core.address(t) - core.storage_address(t))
@@ -350,7 +392,7 @@ def describe_tensor(plan, seen, path, t, near, first_of, index, grad_slot=core.N
         return errors.strange_output(path, type(t).__name__ + layout)
     if t.requires_grad and t.grad_fn is None:
         return errors.made_leaf(path)
-    root = parts.is_pending(seen, t)
+    root = is_pending(seen, t)
     if plan.driver == core.CUDA and not t.is_cuda:
         return errors.host_output(path)
     sid = core.storage_id(t)
@@ -484,7 +526,7 @@ def describe_put(known, place, at, j, value):
     row = all(op[0] == core.TENSOR for op in program[1:]) and program[0][0] == core.TUPLE
     make = tuple if row else functools.partial(pytree.unflatten, tuple(program))
     by = Made(make, parts, [number for _, number in flat.numbers])
-    return EffectRow(kind, core.NONE, place=at, by=by, times=1)
+    return EffectRow(kind, core.NONE, place=at, by=by, made=True)
 
 
 def put_output(known, place, t, leaf, is_read):
@@ -501,7 +543,7 @@ def put_output(known, place, t, leaf, is_read):
 def make_output(known, place, t):
     """See to it that this tensor is an output, known.output_of[id(t)]; or a sentence."""
     outs, index = known.outs, known.output_of
-    if type(t) is not torch.Tensor or parts.is_pending(known.seen, t):
+    if type(t) is not torch.Tensor or is_pending(known.seen, t):
         return errors.changed_state(place.path)
     if id(t) not in index:
         row = hidden_row(known, place.path, t)

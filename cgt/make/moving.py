@@ -5,9 +5,8 @@ is not looked at.
 
 Which numbers they are is told when the function has run, by the bytecode of all code that ran (flow.py): each mention
 of the place's name in it must be an advance. An attribute is told by its name alone, so code that reads another
-object's attribute of that name keeps it from being one, as do vars(self) and its kin. How often the call advanced it
-follows from what it held before and after: of whole numbers that are counted up and down the difference is all there is
-to know; else there must be one operation, whose number of times is found by doing it."""
+object's attribute of that name keeps it from being one, as do vars(self) and its kin. They are whole numbers, counted
+up and down by such: by how much is the difference of what was there before and after. Others are live (live.py)."""
 
 import abc
 import copy
@@ -25,7 +24,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
-from cgt_core import ADVANCES, ATTR, CELL, DICT_ITEM, LIST_ITEM, LIST_LEN, MINUS, NONE, OVER, PLUS, TIMES, TYPE_ATTR
+from cgt_core import ADVANCES, ATTR, CELL, DICT_ITEM, LIST_ITEM, LIST_LEN, NONE, TYPE_ATTR
 
 from ..cuts import readout
 from ..data import EffectRow, Plan, Seen, State
@@ -39,8 +38,7 @@ from ..run.observe import NOT_USER_CODE
 from ..words import errors, pytree
 
 FLAGS = (True, False, None)  # what tells one of a few ways to go
-MOST_TIMES = 1024  # in one call
-NEITHER = object()
+NOBODY = object()
 
 
 class Advance(NamedTuple):
@@ -49,7 +47,6 @@ class Advance(NamedTuple):
     path: str
     op: str
     by: Any
-    times: int
     lines: tuple
 
 
@@ -74,15 +71,16 @@ def find(
         holders.setdefault(id(p.want), []).append(p)
     rows, beside = {}, [moves_of(code) for code in disturbers(seen.code.beside, known.advances)]
     for k, place in enumerate(found):
-        if not is_one(type(place.want), (int, float)):  # not `in`: that is a metaclass's __eq__
+        if type(place.want) is not int:
             continue
         names = names_of(place, owners, holders, known)
         advances = [advance for name in names for advance in known.advances.get(name, ())]
         if not advances or any(name in known.others for name in names):
             continue
-        row = row_of(k, place.want, value_at(place), advances)
-        if row is not NEITHER and (row is None or not any(stores(beside, name) for name in names)):
-            rows[k] = row
+        now = value_at(place)
+        if type(now) is int and (now == place.want or not any(stores(beside, name) for name in names)):
+            by = now - place.want
+            rows[k] = EffectRow(ADVANCES, NONE, place=k, by=by) if by else None
     return rows
 
 
@@ -178,7 +176,7 @@ def summed(found: list[Place], owners: dict[int, object], ran: set[types.CodeTyp
 
 def names_of(place, owners, holders, known):
     """All (where, name) by which code can come to the place; [] if there may be more."""
-    home, key, owner = place.home, place.key, owners.get(id(place.home), NEITHER)
+    home, key, owner = place.home, place.key, owners.get(id(place.home), NOBODY)
     if place.kind == CELL:
         return [(VARIABLE, place.path)]
     if place.kind == ATTR:
@@ -186,12 +184,12 @@ def names_of(place, owners, holders, known):
     if owner is None or place.kind not in (DICT_ITEM, LIST_ITEM):
         return []
     is_scope = place.kind == DICT_ITEM and "__builtins__" in home
-    if owner is NEITHER and not is_scope:
+    if owner is NOBODY and not is_scope:
         return entry_names(place, owners, holders, known)
     if type(key) is not str or id(home) in holders:
         return []
     if is_scope:
-        return [(GLOBAL, key), (ATTRIBUTE, key)] if owner is NEITHER or type(owner) is types.ModuleType else []
+        return [(GLOBAL, key), (ATTRIBUTE, key)] if owner is NOBODY or type(owner) is types.ModuleType else []
     return [(ATTRIBUTE, key)] if is_bare(owner, key) else []
 
 
@@ -210,9 +208,9 @@ def told(plan: Plan, ran: set[types.CodeType]) -> list[Advance]:
     lines = {
         p.path: [a.line for name, found in known.advances.items() if is_of(name, p) for a in found] for p, _ in rows
     }
-    numbers = [Advance(p.path, SIGNS[row.op], row.by, row.times, tuple(lines[p.path])) for p, row in rows]
+    numbers = [Advance(p.path, "+", row.by, tuple(lines[p.path])) for p, row in rows]
     came = [(put.place.path, "append" if put.place.kind == LIST_LEN else "=") for put, _ in plan.changes.puts]
-    return numbers + [Advance(path, sign, None, 1, ()) for path, sign in came]
+    return numbers + [Advance(path, sign, None, ()) for path, sign in came]
 
 
 def is_of(name, place):
@@ -288,46 +286,6 @@ def class_guards(found: list[Place], owners: dict[int, object], positions: list[
     return list(guards.values())
 
 
-def row_of(at, before, after, advances):
-    """The EffectRow that leads from the one number to the other; None: they are the same; NEITHER: it is not clear."""
-    whole = all(type(a.by) is int and a.op != "/" for a in advances)
-    if type(after) is not type(before) or (type(before) is int and not whole):
-        return NEITHER
-    if type(before) is int and all(a.op in "+-" for a in advances):
-        return EffectRow(ADVANCES, NONE, place=at, op=PLUS, by=after - before, times=1) if after != before else None
-    op, by = advances[0].op, advances[0].by
-    if any(a.op != op or not is_same(a.by, by) for a in advances):
-        return NEITHER
-    times = count(before, after, lambda x: OPERATIONS[op][1](x, by))
-    if times is None:
-        return NEITHER
-    return EffectRow(ADVANCES, NONE, place=at, op=OPERATIONS[op][0], by=by, times=times) if times else None
-
-
-def count(before, after, function):
-    """How often the function leads from the one number to the other; None: not at all, or it cannot be told. An
-    operation with a constant keeps or turns the order of numbers, so what comes again does so at once or every other
-    time."""
-    times = 0
-    while not is_same(before, after):
-        times += 1
-        if times > MOST_TIMES:
-            return None
-        before = function(before)
-    once = function(after)
-    return None if is_same(once, after) or is_same(function(once), after) else times
-
-
-def is_same(a, b):
-    """Are these the same number of the same type, bit for bit?"""
-    return type(a) is type(b) and repr(a) == repr(b)
-
-
-OPERATIONS = {
-    "+": (PLUS, operator.add), "-": (MINUS, operator.sub), "*": (TIMES, operator.mul),
-    "/": (OVER, operator.truediv),
-}  # fmt: skip
-SIGNS = {number: sign for sign, (number, _) in OPERATIONS.items()}
 SETTERS = (object.__setattr__, torch.nn.Module.__setattr__)
 PLAIN_TYPES = (int, float, bool, type(None), types.MemberDescriptorType)  # what a class may have under the name
 COMPILED = (types.WrapperDescriptorType, types.MethodDescriptorType, types.ClassMethodDescriptorType)

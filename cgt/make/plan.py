@@ -172,14 +172,19 @@ def plan_call(
     hooked = find_hooked(state, saves, sinks)
     if hooked >= 0:
         return errors.hooked_leaf(around.paths[hooked])
-    followed, follows = find_followed(state, followable)
+    at = {k for path, (k, _) in followable.items() if path in state.learnt.moves.followed}
+    followed = {path: slot for path, (k, slot) in followable.items() if k in at}  # all of a tuple, if one of them is
+    follows = {at_k: [slot for k, slot in followable.values() if k == at_k] for at_k in at}
     stored = next((path for path in followed if path in state.learnt.moves.replaced), None)
     if stored is not None and not is_alone():
         return errors.used_elsewhere(stored)
     fed = state.learnt.moves.fed - state.learnt.moves.written if driver == CUDA and graph is None else frozenset()
     moved = followed.keys() | (state.learnt.moves.swaps.keys() - followable.keys()) | fed
     slots = [(slot, path) for path, slot in mobile.items() if path in moved]
-    named = candidates(flat, tensors, slots, driver, (device, *others), fed)
+    named = [
+        (k, path) for k, path in (*enumerate(flat.paths), *slots)  # if the recording works on memory of their kind
+        if (tensors[k].device.index in (device, *others) if tensors[k].is_cuda else driver == HOST or path in fed)
+    ]  # fmt: skip
     written = {id(t) for t, path in zip(tensors, around.paths, strict=True) if path in state.learnt.moves.written}
     copied, beside = choose_copied(state, named, tensors, written, len(flat.tensors), parent, moves)
     return Plan(
@@ -203,22 +208,6 @@ def find_hooked(state, saves, sinks):
     if saves or state.graph is not None or not torch.is_grad_enabled():
         return NONE
     return core.sinks_hooked(sinks, bool(state.learnt.devices.parallel))
-
-
-def find_followed(state, followable):
-    """(what is followed of `followable`: all tensors of a tuple if one of them is; {position of a place: its slots})"""
-    at = {k for path, (k, _) in followable.items() if path in state.learnt.moves.followed}
-    followed = {path: (k, slot) for path, (k, slot) in followable.items() if k in at}
-    return followed, {k: [slot for one, slot in followed.values() if one == k] for k in at}
-
-
-def candidates(flat, tensors, slots, driver, gpus, fed):
-    """[(slot, path)] of arguments and of these, if the recording works on memory of their kind: that of these GPUs, or
-    the host's if no GPU runs it. `fed`: paths of those on the host that it brings to the GPU."""
-    return [
-        (k, path) for k, path in (*enumerate(flat.paths), *slots)
-        if (tensors[k].device.index in gpus if tensors[k].is_cuda else driver == HOST or path in fed)
-    ]  # fmt: skip
 
 
 def open_numbers(call, around, saves):
@@ -359,9 +348,7 @@ def choose_copied(state, named, tensors, written, leaves, parent, moves):
     chosen, neighbours = [], {}
     for k, _ in named:
         t, lo, hi = ranges[k]
-        if not lo and hi:
-            continue  # its memory was given back, or taken away: the op that reads it raises
-        beside = overlaps(ranges, k)
+        beside = [(j, x, a, b) for j, (x, a, b) in enumerate(ranges) if x is not t and a < hi and lo < b]
         if beside and not may_share(state, k, ranges, beside, written, leaves):
             continue
         if not any(tensors[j] is t for j in chosen):
@@ -377,7 +364,9 @@ def may_copy(state, path, t, written):
     """Can a graph work on a copy of this tensor?"""
     known = type(t) is torch.Tensor or is_swapped(state, path, t) or path in state.learnt.moves.fed
     lasts = id(t) not in written or may_carry(state, path, t)
-    return known and lasts and t.layout == torch.strided and not t.is_quantized
+    simple = known and lasts and t.layout == torch.strided and not t.is_quantized
+    # Else its memory was given back, or taken away: the op that reads it raises.
+    return simple and bool(core.address(t) or not core.span(t))
 
 
 def stays(state, path, t, parent, moved):
@@ -391,15 +380,9 @@ def stays(state, path, t, parent, moved):
     return path not in state.learnt.moves.swaps and (before is None or before == core.address(t))
 
 
-def overlaps(ranges, k):
-    """[(slot, its tensor, where it begins, where it ends)] of other tensors that share bytes with the kth slot's."""
-    t, lo, hi = ranges[k]
-    return [(j, x, a, b) for j, (x, a, b) in enumerate(ranges) if x is not t and a < hi and lo < b]
-
-
 def may_share(state, k, ranges, beside, written, leaves):
-    """May the kth slot be copied, although others share bytes with it? In a backward one is copied of all that begin at
-    an address: the one in which the others lie."""
+    """May the kth slot be copied, although others share bytes with it: `beside`, each as (slot, its tensor, where it
+    begins, where it ends)? In a backward one is copied of all that begin at an address: in which the others lie."""
     t, lo, hi = ranges[k]
     if any(id(x) in written or (x.requires_grad and state.graph is None) for x in (t, *(x for _, x, _, _ in beside))):
         return False  # shares bytes that are written, or to which gradients flow: a copy would part them

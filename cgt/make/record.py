@@ -132,19 +132,6 @@ def close(attempt: Attempt) -> None:
     attempt.settled = True
 
 
-def copy_leaves(plan, fills, made):
-    """[(tensor, buffer), ...] of the slots that the recording copies, {slot: its copy in the core}."""
-    swaps, copies, spare = [], {}, []
-    for k in plan.copied:
-        t = plan.tensors[k]
-        buffer = made[k] if k in made else buffer_apart(t, swaps, spare)
-        if fills:
-            observe.fill(buffer, t)
-        copies[k] = core.copy(buffer, t, core.span(t))
-        swaps.append((t, buffer))
-    return swaps, copies
-
-
 def buffer_apart(t, swaps, spare):
     """Memory for a copied slot that is not as far from the tensor as another one is from its own: so an address in one
     of them tells which (addresses.py), although tensors and copies may both lie end to end. `spare`: buffers that were
@@ -188,10 +175,16 @@ def capture(call: Call, attempt: Attempt) -> str | None:
 
 
 def watch(state, attempt, fills, pool=0, made=()):
-    """(attempt.seen, which is to show the run; what it copies). `fills`: the copies hold what they are of, by now.
-    `pool`: as of Run. `made`: see fed.buffers."""
-    plan = attempt.plan
-    swaps, copies = copy_leaves(plan, fills, made)
+    """(attempt.seen, which is to show the run; [(tensor, buffer), ...] of slots that it copies). `fills`: the copies hold
+    what they are of, by now. `pool`: as of Run. `made`: see fed.buffers."""
+    plan, swaps, copies, spare = attempt.plan, [], {}, []
+    for k in plan.copied:
+        t = plan.tensors[k]
+        buffer = made[k] if k in made else buffer_apart(t, swaps, spare)
+        if fills:
+            observe.fill(buffer, t)
+        copies[k] = core.copy(buffer, t, core.span(t))
+        swaps.append((t, buffer))
     seen = attempt.seen = observe.observe_plan(state, plan, swaps, attempt.before, pool)
     seen.copied.copies.update(copies)
     seen.copied.movable.update(addresses.begin(state, plan, seen, copies))
@@ -551,7 +544,7 @@ def put_of(draft, effect, given):
             return pytree.Readout(row.proto, *row.ops, row.line)
         return draft.slots[row.ref].example if row.kind == core.INPUT else row.proto
 
-    if effect.times:
+    if effect.made:
         make, parts, values = effect.by
         numbers = iter(values)
         return make([next(numbers) if out == core.NONE else part(out) for out, _ in parts])

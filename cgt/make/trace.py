@@ -56,6 +56,8 @@ def run(seen: Seen, function: Callable[..., object], args: tuple, kwargs: dict) 
             see_draw(seen, generator, after=True)
     observer, higher_order = functools.partial(see_op, seen), functools.partial(see_higher_order, seen)
     is_mine = lambda: core.observer() is observer  # noqa: E731
+    packed = functools.partial(pack, seen.autograd.saved, seen.alive.results)
+    transformed = lambda: observe.refuse(seen, errors.transforms(observe.user_line(seen)))  # noqa: E731
     handovers: list = []  # code of the run's that gives work to threads, or waits for them
     regions, saw_regions = taps.tap_regions(
         is_mine, functools.partial(see_region, seen), functools.partial(see_compilation, seen)
@@ -75,7 +77,7 @@ def run(seen: Seen, function: Callable[..., object], args: tuple, kwargs: dict) 
         taps.JITERATED.to(is_mine, functools.partial(see_jiterated, seen)),
         taps.tap_sharding(is_mine),
         *regions,
-        *packing(seen, is_mine),
+        *(taps.tap_saves(packed, unpack, is_mine, transformed) if seen.run.saves else ()),
         impure.tap(seen, is_mine),
         live.tap(seen, is_mine),
         moving.lay_blinds(seen),
@@ -141,16 +143,6 @@ def given(seen, observer, function, args, kwargs):
     if seen.ranks.pending and observe.is_capture(seen):
         collectives.wait_pending(seen)
     return result
-
-
-def packing(seen, is_mine):
-    """[bracket, ...]: inside, autograd saves through `pack` where a later backward will need it."""
-    if not seen.run.saves:
-        return []
-    packed = functools.partial(pack, seen.autograd.saved, seen.alive.results)
-    return taps.tap_saves(
-        packed, unpack, is_mine, lambda: observe.refuse(seen, errors.transforms(observe.user_line(seen)))
-    )
 
 
 def seen_here() -> Seen | None:
@@ -368,12 +360,3 @@ def see_compilation(seen):
     if seen.run.recording:
         seen.again = True
         observe.refuse(seen, errors.compiles(observe.user_line(seen)))
-
-
-def is_spent(t: torch.Tensor, since: int) -> bool:
-    """Was t's autograd graph, as far as the call made it, used up by a backward inside the call? Its saved
-    tensors are gone. Asks no hook for them: that of a checkpoint would compute them again."""
-    try:
-        return core.graphs_freed([t], since)
-    except RuntimeError:  # of a Python function
-        return True

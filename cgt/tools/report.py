@@ -272,12 +272,10 @@ def describe_value(value: Value) -> str:
 
 def describe_advance(advance):
     """What a replay does to a place."""
-    path, sign, by, times, lines = advance
+    path, sign, by, lines = advance
     if by is None:
         return f"appends to {path}" if sign == "append" else f"stores {path}"
-    verb = {"+": "advances", "-": "lowers", "*": "multiplies", "/": "divides"}[sign]
-    often = f", {times} times" if times > 1 else ""
-    return f"{verb} {path} by {by!r}{often} at {', '.join(sorted(set(lines)))}"
+    return f"advances {path} by {by} at {', '.join(sorted(set(lines)))}"
 
 
 def device_name(path):
