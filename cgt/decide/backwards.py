@@ -77,8 +77,7 @@ def run_again(call: Call, given: list, flows: list, joined: int, reached: int) -
     `reached`: core.node_reached when it was made.
 
     Raises:
-        CgtError: it cannot be run once more.
-    """
+        CgtError: it cannot be run once more."""
     graph: Graph | Any = call.state.graph
     body = functools.partial(run_forward, call, graph, given, flows, joined, reached)
     busy = lambda: (errors.IS_BUSY, None)  # noqa: E731

@@ -5,9 +5,8 @@
     first call of the function                   ─► warm       run it once under observation
     else                                         ─► record     capture (CUDA) or tape (host), launch
 
-What is handed from one function to the next is declared in data.py. All that Python knows about a function is
-one `State`, held by what `jit` returned.
-"""
+What is handed from one function to the next is declared in data.py. All that Python knows about a function is one
+`State`, held by what `jit` returned."""
 
 import contextlib
 import functools

@@ -1,10 +1,9 @@
 """Differentiable functions: what a forward saves, and its backward as a function of its own.
 
-A recorded call whose result requires grad leaves a graph of autograd's behind. Its edges to the outside
-are cut (`sinks` in the core), and what it saved is found by asking `Saved` objects, so that it can be
-run again for any later call: with the gradients of that call's results and the tensors which that call
-saved. Such a run is a function, `backward`, and is recorded like any other.
-"""
+A recorded call whose result requires grad leaves a graph of autograd's behind. Its edges to the outside are cut
+(`sinks` in the core), and what it saved is found by asking `Saved` objects, so that it can be run again for any later
+call: with the gradients of that call's results and the tensors which that call saved. Such a run is a function,
+`backward`, and is recorded like any other."""
 
 import functools
 import threading

@@ -1,7 +1,6 @@
 """From what a run showed to a node's rows: slots, outputs, gradients, places.
 
-Every function returns rows, or the sentence that says why there can be none, and changes nothing.
-"""
+Every function returns rows, or the sentence that says why there can be none, and changes nothing."""
 
 import collections
 import functools

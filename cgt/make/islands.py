@@ -6,9 +6,8 @@ there is written back; what it returns comes into memory of the recording by a c
 anyway. What it changes that the rest reads is guarded once more behind it.
 
 It runs once per call. Where the call turns out to go another way than the recording, or nothing can be recorded, the
-jitted function runs from the top, eagerly, and the part is answered with what it returned. So what comes before it
-may happen twice, and it stands on the terms of a read.
-"""
+jitted function runs from the top, eagerly, and the part is answered with what it returned. So what comes before it may
+happen twice, and it stands on the terms of a read."""
 
 import functools
 import itertools

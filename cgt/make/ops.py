@@ -1,8 +1,7 @@
 """An op of a run: what is asked and done in front of it, how it runs, and what is noted behind it.
 
 The observer calls `see_op` in the op's place. Its watchers are asked one after another; the order is part of what they
-mean, and each row says why it stands where it does. One that answers True has dealt with the op, which ends there.
-"""
+mean, and each row says why it stands where it does. One that answers True has dealt with the op, which ends there."""
 
 import functools
 from collections.abc import Callable, Sequence

@@ -1,8 +1,7 @@
 """Make a recording: a tape on the host, a capture on CUDA; and undo one that fails.
 
-A recording is a transaction. Whatever fails ends the capture and puts back generators, pool routing,
-streams, the garbage collector, and whatever the function replaced by tensors that were never computed.
-"""
+A recording is a transaction. Whatever fails ends the capture and puts back generators, pool routing, streams, the
+garbage collector, and whatever the function replaced by tensors that were never computed."""
 
 import contextlib
 import functools

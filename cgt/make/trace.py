@@ -1,9 +1,8 @@
 """Run the user's function once and note in a `Seen` what it does.
 
-While it is warmed or recorded, an observer below autograd sees every ATen op (autograd's worker thread included)
-and takes part in none (observe_shim.h); the few functions that read memory or random
-states behind the dispatcher's back are tapped one by one (taps.py).
-"""
+While it is warmed or recorded, an observer below autograd sees every ATen op (autograd's worker thread included) and
+takes part in none (observe_shim.h); the few functions that read memory or random states behind the dispatcher's back
+are tapped one by one (taps.py)."""
 
 import functools
 import sys
