@@ -174,8 +174,8 @@ def capture(call: Call, attempt: Attempt) -> str | None:
 
 
 def watch(state, attempt, fills, pool=0, made=()):
-    """(attempt.seen, which is to show the run; [(tensor, buffer), ...] of slots that it copies). `fills`: the copies hold
-    what they are of, by now. `pool`: as of Run. `made`: see fed.buffers."""
+    """(attempt.seen, which is to show the run; [(tensor, buffer), ...] of slots that it copies). `fills`: the copies
+    hold what they are of, by now. `pool`: as of Run. `made`: see fed.buffers."""
     plan, swaps, copies, spare = attempt.plan, [], {}, []
     for k in plan.copied:
         t = plan.tensors[k]

@@ -21,38 +21,21 @@ MOST = 64  # letters of a line in a picture
 
 def block_of(state: State, owners: dict[int, State]) -> report.Block:
     """The Block of a function. `owners`: recording -> State, of all."""
-    counts = report.stats_of([state])
+    counts, apart = report.stats_of([state]), report.told_apart(state)
     head, *reasons = report.verdict(state.name, counts)
     facts = [head.removeprefix(f"{state.name}: "), report.describe_counts(counts), *map(str.strip, reasons)]
     facts += [report.describe_rescues(counts)] if counts.rescues else []
-    nodes = [node for node in core.fn_nodes(state.f) if node in state.keep]
-    return report.Block(state.name, "", blocks_behind(state, nodes, owners, NONE, report.told_apart(state)), facts)
+    nodes = {node: core.node_facts(node) for node in core.fn_nodes(state.f) if node in state.keep}
 
-
-def blocks_behind(state, nodes, owners, above, apart):
-    """Blocks of those of the function's recordings that ran behind `above`, another one of these, with none of them
-    between."""
-    mine, groups = set(nodes), {}
-    for node in nodes:
-        parent = parent_of(node)
-        between = parent
-        while between != NONE and between not in mine:
-            between = parent_of(between)
-        if between == above:
-            groups.setdefault(parent, []).append(node)
+    def led_by(node):
+        parent = nodes[node].parent
+        return state, f"behind {owners[parent].name}" if parent in owners and parent not in nodes else ""
 
     def block(node, depth, edge):
-        return recording(state, node, depth, edge, apart[node], blocks_behind(state, nodes, owners, node, apart))
+        below = report.blocks_behind(nodes, node, led_by, block)
+        return recording(state, node, depth, edge, apart[node], below)
 
-    found = []
-    for parent, some in groups.items():
-        edge = f"behind {owners[parent].name}" if parent in owners and parent not in mine else ""
-        found += report.ways(state, some, 0, edge, block)
-    return found
-
-
-def parent_of(node):
-    return core.node_facts(node).parent
+    return report.Block(state.name, "", report.blocks_behind(nodes, NONE, led_by, block), facts)
 
 
 def recording(state, node, depth, edge, apart, below):

@@ -298,15 +298,19 @@ def explain_tree(states: list[State]) -> str:
     """All recordings as a tree: what ran behind what, how often, and what could not be recorded."""
     owner = {node: state for state in states for node in core.fn_nodes(state.f)}
     facts = {node: core.node_facts(node) for node in sorted(owner)}
-    lines = []
+    lines, led_by = [], lambda node: (owner[node], owner[node].name)
+
+    def block(node, depth, edge):
+        return Block(describe_node(facts[node], depth), edge, blocks_behind(facts, node, led_by, block))
+
     for path in sorted({fact.path for fact in facts.values()}):
-        here = [node for node in facts if facts[node].path == path]
-        leaves = sum(facts[node].children == 0 for node in here)
+        here = {node: fact for node, fact in facts.items() if fact.path == path}
+        leaves = sum(fact.children == 0 for fact in here.values())
         lines.append(
             f"{device_name(path)}: {len(here)} recordings, {leaves} ways through the program, pool "
             f"{size(pool_bytes({path}))}"
         )
-        lines += [line for block in blocks_behind(owner, facts, here, NONE) for line in lines_of(block, "  ")]
+        lines += [line for one in blocks_behind(here, NONE, led_by, block) for line in lines_of(one, "  ")]
     for state in states:
         for text, n in sorted(state.reasons.items(), key=lambda r: -r[1]):
             lines.append(f"{state.name} eager {n}x: {text}")
@@ -323,17 +327,20 @@ class Block(NamedTuple):
     ops: list = []  # (op, line of the user's), of a recording
 
 
-def blocks_behind(owner, facts, here, parent):
-    """Blocks of the recordings that ran behind one node."""
-    children = {}
+def blocks_behind(
+    here: dict[int, core.NodeFacts], above: int, led_by: Callable[[int], tuple[State, str]],
+    block: Callable[[int, int, str], Block],
+) -> list[Block]:  # fmt: skip
+    """Blocks of those of these recordings that ran behind `above`, another one of them, with none of them between.
+    `led_by(recording)`: the function's State, and what leads to it. `block`: as of ways."""
+    groups = {}
     for node in here:
-        if facts[node].parent == parent:
-            children.setdefault(owner[node].f, []).append(node)
-
-    def block(node, depth, edge):
-        return Block(describe_node(facts[node], depth), edge, blocks_behind(owner, facts, here, node))
-
-    return [one for nodes in children.values() for one in ways(owner[nodes[0]], nodes, 0, owner[nodes[0]].name, block)]
+        parent = between = here[node].parent
+        while between != NONE and between not in here:
+            between = core.node_facts(between).parent
+        if between == above:
+            groups.setdefault((parent, *led_by(node)), []).append(node)
+    return [one for (_, state, edge), nodes in groups.items() for one in ways(state, nodes, 0, edge, block)]
 
 
 def ways(
