@@ -39,8 +39,8 @@ def prepare(device: int, stream: torch.cuda.Stream) -> None:
 
 def see_fork(seen: Seen, name: str, args: tuple, plain: Callable[[], object]) -> object:
     """A call of torch.cond or while_loop, as PyTorch has checked it; plain() compiles and runs it."""
-    if seen.cuts.imagined:
-        return see_imagined(name, args)
+    if seen.cuts.imagined:  # in a body without memory: all are told of
+        return [args[k](*args[3]) for k in (1, 2)][0] if name == "cond" else args[1](*args[2], *args[3])
     if seen.reason is not None or seen.inside:
         return plain()
     states = states_of(seen)
@@ -55,7 +55,6 @@ def see_fork(seen: Seen, name: str, args: tuple, plain: Callable[[], object]) ->
 
 
 def vet_call(seen, name, operands):
-    """Refuse a call for which there is no fork."""
     if seen.run.graph is not None or core.is_in_node():
         leave(seen, errors.fork_in_backward(name, user_line(seen)))
     # Two could run at once, in one memory.
@@ -241,7 +240,6 @@ def run_body(seen, name, function, operands):
 
 
 def predicate(seen, cond_fn, carries):
-    """What cond_fn says of these."""
     (pred, *rest), _ = run_body(seen, "while_loop", cond_fn, carries)
     if rest or pred.dtype != torch.bool or pred.dim():
         leave_call(seen, "while_loop", "has a predicate that is no single bool")
@@ -286,13 +284,6 @@ def is_imagined(seen: Seen) -> bool:
     return seen.cuts.imagined[-1:] == [threading.get_ident()]
 
 
-def see_imagined(name, args):
-    """A fork in a body that is imagined."""
-    if name == "cond":
-        return [args[k](*args[3]) for k in (1, 2)][0]
-    return args[1](*args[2], *args[3])
-
-
 def given_back(seen, body):
     """body(), for what it consists of: the random numbers that it draws are drawn again."""
     states = states_of(seen)
@@ -313,7 +304,6 @@ def states_of(seen):
 
 
 def put_back(seen, states):
-    """Give the generators their states again."""
     for generator, state in states:
         generator.set_state(state)
         if generator.device.type == "cpu":
@@ -348,7 +338,6 @@ def vet_op(seen: Seen, op: OpOverload, facts: Any, kwargs: dict[str, object], wr
 
 
 def note_made(seen: Seen, fresh: Iterable[torch.Tensor]) -> None:
-    """The body made these."""
     seen.cuts.bodies[-1].update(map(core.storage_id, fresh))
 
 

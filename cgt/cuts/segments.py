@@ -21,7 +21,7 @@ from cgt_core import CUDA, HOST, NONE, SETS_GRAD
 from ..data import Draft, Seen
 from ..run import constants, tape
 from ..run.observe import exchange, fix, is_capture, is_host_recording, note_memory, refuse, touch, unseen, user_line
-from ..words import errors, options, wrappers
+from ..words import errors, wrappers
 from ..words.pytree import Readout
 
 aten = torch.ops.aten
@@ -477,16 +477,6 @@ def end_capture(
     for rng in seen.generators.words.values():
         core.follow_generator(rng.handle)
     return value
-
-
-def wide(values: list[Value]) -> list[Value]:
-    """Those of which there are more than two."""
-    return [value for value in values if len(value.bytes) > 1]
-
-
-def tries(values: list[Value]) -> int:
-    """Warm-ups in which one that came before may be met."""
-    return options.TRIES_OF_NUMBERS if all(math.prod(value.shape) == 1 for value in values) else options.TRIES_OF_MASKS
 
 
 def lines_of(values: list[Value]) -> str:

@@ -30,8 +30,12 @@ def prove(state: State, seen: Seen, leaves: Iterable[object]) -> None:
     reason = describe.vet_backward(graph, seen, readable(graph, leaves))
     if reason is None:
         state.proven = None not in seen.code.ran
-    else:
-        disprove(graph, reason)
+    else:  # its function is not differentiable by replay
+        node = node_of(graph, forward_of(graph))
+        replayed = node == NONE or core.node_facts(node).n_replay > 0
+        refuse_gradients(graph, reason)
+        if replayed:  # of the very call that was recorded this run was right
+            raise errors.CgtError(errors.stale_backward(reason))
     learn_backward(graph, seen)
 
 
@@ -58,16 +62,6 @@ def node_of(graph, forward):
     """The recording of its forward; NONE: it was freed."""
     kept = () if forward is None else list(forward.keep.items())
     return next((node for node, one in kept if one.graph is graph), NONE)
-
-
-def disprove(graph, reason):
-    """A recorded graph cannot be run for other calls: its function is not differentiable by replay. Of
-    the very call that was recorded this run was right; of a replayed one it was not."""
-    node = node_of(graph, forward_of(graph))
-    replayed = node == NONE or core.node_facts(node).n_replay > 0
-    refuse_gradients(graph, reason)
-    if replayed:
-        raise errors.CgtError(errors.stale_backward(reason))
 
 
 def run_again(call: Call, given: list, flows: list, joined: int, reached: int) -> tuple:

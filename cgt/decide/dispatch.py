@@ -150,7 +150,10 @@ def attend(call):
     reason = reason or vet_dropout(call)
     if reason is not None:
         return reason, None
-    if not is_spec(call):
+    program, _ = state.learnt.programs.get(call.spec, (None, None))
+    # Between the core's answer and the lock another thread may have reset the function: the spec's row is free then, or
+    # another structure's; and numbers may be live by now.
+    if program is None or not pytree.same_program(program, call.flat.program):
         call = call._replace(spec=find_spec(state, call.flat))
     first = call.driver is None
     reason = verdicts.wait(call, first)
@@ -192,14 +195,6 @@ def eager(call, reason, inlined=False):
 
 
 # --- specs, verdicts, limits ------------------------------------------------------------------
-
-
-def is_spec(call):
-    """Is the call's spec the structure of its arguments, with the numbers that are live by now? Between the core's
-    answer and the lock another thread may have reset the function: the spec's row is free then, or another
-    structure's."""
-    program, _ = call.state.learnt.programs.get(call.spec, (None, None))
-    return program is not None and pytree.same_program(program, call.flat.program)
 
 
 def find_spec(state, flat):
@@ -310,6 +305,7 @@ def capture(call, attempt):
         told = moving.learn_looked(call.state, seen) or counters.learn(
             call.state, plan, seen, lambda: plans.why_uncounted(call.state, plan.saves)
         )
+        seen.again = seen.again or told is not None
         reason, seen.reason = reason and (told or reason), told or seen.reason
         live.blame(call.state, seen, reason or seen.reason)
     if reason is not None:
@@ -333,15 +329,14 @@ def draft_node(call, attempt):
         if plan.driver == CUDA:
             note_strays(seen, describe.tensors_of(seen, attempt.result))
         empties.settle_empties(plan.places, plan.lone, plan.changed)
-        reason = lessons.vet_code(state, seen) or lessons.vet_spent(plan, seen) or lessons.vet_strays(state, seen)
-        reason = reason or lessons.vet_follows(state, plan, seen) or lessons.vet_loose(state, plan, seen)
-        reason = reason or islands.vet_parts(call.function, plan, seen) or lessons.vet_back(state, plan, seen)
+        reason = lessons.vet_code(state, seen) or (errors.late_read() if autograd.was_greedy(plan) else None)
+        reason = reason or lessons.vet_strays(state, seen) or lessons.vet_follows(state, plan, seen)
+        reason = reason or lessons.vet_back(state, plan, seen)
+        seen.again = seen.again or reason is not None
+        reason = reason or lessons.vet_loose(state, plan, seen) or islands.vet_parts(call.function, plan, seen)
         if reason is None:
             plan = attempt.plan = find_moving(state, plan, seen)
-            reason = errors.used_elsewhere(plan.found.kept[0].place.path) if plan.changes.free is None else None
-            reason = reason or moving.learn_hidden(state, plan, seen)
-            reason = reason or moving.learn_replaced(state, plan, seen)
-            reason = reason or live.learn_stored(state, plan, seen, lambda: plans.why_untraced(state, plan.saves))
+            reason = learn_changes(state, plan, seen)
         draft = reason or describe.rows(plan, seen, attempt.result, call)
         if not isinstance(draft, str):
             state.proven |= plan.graph is not None
@@ -383,6 +378,16 @@ def find_moving(state, plan, seen):
     free = free.union(replaced, own)
     plan.places.extend(moving.class_guards(plan.places, plan.found.owners, [*rows, *free, *stored, *flags]))
     return plan._replace(changes=Changes(rows, free, puts, stored))
+
+
+def learn_changes(state, plan, seen):
+    """A sentence if the run changed places in ways that the next recording will know, or that none can; or None."""
+    if plan.changes.free is None:
+        return errors.used_elsewhere(plan.found.kept[0].place.path)
+    reason = moving.learn_hidden(state, plan, seen) or moving.learn_replaced(state, plan, seen)
+    reason = reason or live.learn_stored(state, plan, seen, lambda: plans.why_untraced(state, plan.saves))
+    seen.again = seen.again or reason is not None
+    return reason
 
 
 def code_of(state):

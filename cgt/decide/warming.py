@@ -40,7 +40,11 @@ def warm(call: Call, sources: Sequence[tuple[str, object]] = ()) -> object:
         guess, home, state.graph, given, blockers=state.blockers, sources=impure.states(sources),
         computes=state.learnt.computes is not False and state.graph is None,
     )  # fmt: skip
-    result = run_observed(call, seen, guess, home)
+    anew = guess == CUDA and core.dropout_begins_anew(home)
+    result = trace.run(seen, call.function, call.args, call.kwargs)
+    if anew and not core.dropout_begins_anew(home):  # with another random state of cuDNN's each time
+        seen.reason = errors.cudnn_dropout()
+        remember(state, recurrent=True)
     note_run(state, seen)
     for text in (
         *([around] if isinstance(around, str) else ()),
@@ -62,17 +66,6 @@ def warm(call: Call, sources: Sequence[tuple[str, object]] = ()) -> object:
         state.learnt.devices.drivers[leaf_devices(flat)] = driver
     else:  # a first call may do what no other does: caches that are made lazily
         remember(state, doubted=True)
-    return result
-
-
-def run_observed(call, seen, guess, home):
-    """The call's result. Where its dropout would begin with another random state of cuDNN's each time, that is a
-    reason."""
-    anew = guess == CUDA and core.dropout_begins_anew(home)
-    result = trace.run(seen, call.function, call.args, call.kwargs)
-    if anew and not core.dropout_begins_anew(home):
-        seen.reason = errors.cudnn_dropout()
-        remember(call.state, recurrent=True)
     return result
 
 
@@ -111,14 +104,15 @@ def judge(call, seen, result, reason, before):
     reason = parallel or reason
     strange = vet_values(call, seen) if reason is None else None
     remember(state, strangers=state.learnt.strangers + (strange is not None))
-    waits = settles or (strange is not None and state.learnt.strangers < segments.tries(seen.reads.values))
-    return reason or strange, waits
+    are_numbers = all(math.prod(value.shape) == 1 for value in seen.reads.values)
+    tries = options.TRIES_OF_NUMBERS if are_numbers else options.TRIES_OF_MASKS
+    return reason or strange, settles or (strange is not None and state.learnt.strangers < tries)
 
 
 def vet_values(call, seen):
     """A sentence where the function reads values of which there are many, and these did not come before: recordings
     would be for calls that never come again. Or None."""
-    wide = segments.wide(seen.reads.values)
+    wide = [value for value in seen.reads.values if len(value.bytes) > 1]
     if not wide or math.isinf(options.OVERHEAD):
         return None
     kind = (*verdicts.key_of(call), *(value.bytes for value in wide))

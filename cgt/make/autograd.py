@@ -16,7 +16,7 @@ from cgt_core import CUDA, FRESH, NONE, WRITES
 from ..data import Behind, Draft, Graph, Leaves, OutRow, Plan, SaveRow, Seen, State, maker_of, remember
 from ..run import tokens
 from ..run.observe import observe
-from ..run.taps import KEEPS, NOTHING, tap_states
+from ..run.taps import KEEPS, tap_states
 from ..words import errors
 from ..words.private import graph_task, may_donate
 from ..words.pytree import Flat
@@ -191,14 +191,6 @@ def tap_states_of(graph):
     )
 
 
-def tap_keeps_of(graph, spent):
-    """Autograd keeps the recorded graph, but each call's own is run once if that one is not kept; a compiled
-    backward may then write what the call saved, as in eager."""
-    if spent is False or not graph.donates:
-        return NOTHING
-    return KEEPS.to(lambda: graph_task() == core.sinks_task(graph.sinks), lambda *_: False)
-
-
 def own(grads, saved):
     """Gradients that do not lie in memory of what a call saved. In eager autograd still holds such a tensor
     and copies it for a .grad; here it is an alias that nobody else has."""
@@ -232,8 +224,11 @@ def backward_of(graph: Graph) -> Callable[..., tuple[torch.Tensor | None, ...]]:
         return own(core.sinks_take(graph.sinks, graph.flows), leaves[graph.grads :])
 
     def backward(spent, *leaves, changed=()):
-        over = functools.partial(trace.end_leaves, graph.leaves)
-        brackets = [tap_states_of(graph), tap_keeps_of(graph, spent), (lambda: None, over)]
+        brackets = [tap_states_of(graph), (lambda: None, functools.partial(trace.end_leaves, graph.leaves))]
+        # Autograd keeps the recorded graph, but each call's own is run once if that one is not kept; a compiled
+        # backward may then write what the call saved, as in eager.
+        if graph.donates and spent is not False:
+            brackets.append(KEEPS.to(lambda: graph_task() == core.sinks_task(graph.sinks), lambda *_: False))
         if hides:
             brackets.append((lambda: away(True), lambda: away(False)))
         return core.holding(graph.lock, lambda: core.within(brackets, lambda: run(leaves, changed)))

@@ -545,7 +545,11 @@ def make_output(known, place, t):
     if type(t) is not torch.Tensor or is_pending(known.seen, t):
         return errors.changed_state(place.path)
     if id(t) not in index:
-        row = hidden_row(known, place.path, t)
+        k = known.slot_of.get(id(t), core.NONE)
+        if k != core.NONE:
+            row = OutRow(core.INPUT, k, ghost(t))
+        else:
+            row = describe_tensor(known.plan, known.seen, place.path, t, known.near, known.first_of, len(outs))
         if isinstance(row, str):
             return row
         index[id(t)] = len(outs)
@@ -558,14 +562,6 @@ def make_output(known, place, t):
     if row.kind not in (core.FRESH, core.SHARED, core.INPUT) or is_grad or is_reached:
         return errors.changed_state(place.path)
     return None
-
-
-def hidden_row(known, path, t):
-    """The row of a tensor that is no output so far, or why it cannot be one."""
-    k = known.slot_of.get(id(t), core.NONE)
-    if k != core.NONE:
-        return OutRow(core.INPUT, k, ghost(t))
-    return describe_tensor(known.plan, known.seen, path, t, known.near, known.first_of, len(known.outs))
 
 
 def is_fixed(value: object) -> bool:

@@ -336,7 +336,6 @@ def learn_replaced(state: State, plan: Plan, seen: Seen) -> str | None:
         return None
     state.learnt.moves.followed.update(names)
     state.learnt.moves.replaced.update(names)
-    seen.again = True
     return errors.grows(grown[0]) if grown else errors.follows(names[0])
 
 
@@ -383,11 +382,8 @@ def hidden_of(seen):
 
 def learn_looked(state: State, seen: Seen) -> str | None:
     """A sentence if the run looked at what was hidden from it, or None."""
-    if not seen.code.looked:
-        return None
     state.learnt.moves.hidden.update(dict.fromkeys(seen.code.looked, False))
-    seen.again = True
-    return errors.changed_state(min(seen.code.looked))
+    return errors.changed_state(min(seen.code.looked)) if seen.code.looked else None
 
 
 def learn_hidden(state: State, plan: Plan, seen: Seen) -> str | None:
@@ -402,5 +398,4 @@ def learn_hidden(state: State, plan: Plan, seen: Seen) -> str | None:
     if not names or any(map(blinds.tells_apart, users)):
         return None
     known.update(dict.fromkeys(names, True))
-    seen.again = True
     return errors.follows(names[0])

@@ -89,8 +89,11 @@ def run(seen: Seen, function: Callable[..., object], args: tuple, kwargs: dict) 
     called = functools.partial(given, seen, observer, function, args, kwargs)
     result = live.close(seen, [core.within(brackets, called)])  # a caller's stack may hold what it passes
     seen.is_own = sys.getrefcount(result) <= OWNED
-    if handovers:
-        vet_threads(seen)
+    if handovers:  # no recording has what the other thread did, and a number of ours was none there
+        sentence = errors.op_elsewhere(seen.elsewhere)
+        observe.refuse(seen, sentence)
+        if seen.live is not None:
+            live.leave(seen, sentence)
     seen.code.imported.update(impure.imported(seen.code.started))
     seen.code.ran.update(impure.code_of_function(seen.code.started, seen.code.imported))
     seen.asks_which |= impure.asks_ids(seen.code.ran)
@@ -126,14 +129,6 @@ def hear(seen, handovers, op):
     code of other threads counts as its own (tap_calls): they give each other work, too."""
     seen.elsewhere = op.replace("::", ".")
     handovers.extend(taps.HANDOVERS & seen.code.started)
-
-
-def vet_threads(seen):
-    """Refuse such a run: no recording has what the other thread did, and a number of ours was none there."""
-    sentence = errors.op_elsewhere(seen.elsewhere)
-    observe.refuse(seen, sentence)
-    if seen.live is not None:
-        live.leave(seen, sentence)
 
 
 def given(seen, observer, function, args, kwargs):
