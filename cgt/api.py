@@ -154,7 +154,6 @@ def called_by(fn):
 
 
 def site_of(fn, opts):
-    """What `jit` returns for a function, or puts into a module."""
     module = called_by(fn)
     name = getattr(fn, "__qualname__", None) or getattr(fn, "__name__", type(fn).__name__)
     site = dispatch.new_site(fn, name if module is None else type(module).__name__, opts)
@@ -245,7 +244,6 @@ def described(fn):
 
 
 def check_function(fn):
-    """TypeError for what cannot be jitted."""
     if isinstance(fn, type) or not callable(fn):
         raise TypeError(errors.not_a_function(repr(fn)))
     target = inspect.unwrap(described(fn))

@@ -216,7 +216,7 @@ class Kept(NamedTuple):
     followable: dict  # path of a place that could be followed, or of a tensor in a tuple there -> is it?
     grads: list  # of GradRow
     loose: list  # aliases of memory that it reads and nothing of the above names
-    advances: list  # of Advance
+    advances: list  # what replays do to places, as text
     numbers: Any  # of live.Told
     seconds: tuple  # per phase of making it
     values: list  # of segments.Value

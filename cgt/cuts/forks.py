@@ -192,7 +192,6 @@ def record(seen, kind, pred, bodies, changed):
 
 
 def stream(seen):
-    """The current stream, as the core wants it."""
     return torch.cuda.current_stream(seen.run.device).cuda_stream if seen.run.driver == CUDA else 0
 
 

@@ -211,7 +211,6 @@ def is_known(seen: Seen, t: torch.Tensor) -> bool:
 
 
 def part_of(t):
-    """Which part of its memory a tensor is."""
     return core.address(t), core.span(t), core.storage_id(t), t.dtype, tuple(t.shape), t.stride()
 
 
@@ -480,7 +479,6 @@ def end_capture(
 
 
 def lines_of(values: list[Value]) -> str:
-    """Where they are read."""
     return ", ".join(sorted({value.line for value in values}))
 
 

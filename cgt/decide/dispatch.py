@@ -533,7 +533,6 @@ def renumbered(draft, used, index):
 
 
 def note_recorded(state, plan, seen, node):
-    """Remember that the function has a recording more, and what looks at its replays."""
     core.fn_count(state.f, "records")
     learnt = state.learnt
     remember(

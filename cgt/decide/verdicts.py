@@ -269,7 +269,6 @@ def why_missed(call, path, parent):
 
 
 def why_new(call: Call, first: bool) -> str:
-    """A sentence on why a call would be warmed or recorded."""
     place = (core.NONE, core.NONE) if first else place_in_tree(call, call.flat.tensors)
     known = not first and core.children(*place, call.state.f)
     return why_missed(call, *place) if known else errors.unrecorded()

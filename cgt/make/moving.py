@@ -21,7 +21,7 @@ import sys
 import types
 import typing
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from cgt_core import ADVANCES, ATTR, CELL, DICT_ITEM, LIST_ITEM, LIST_LEN, NONE, TYPE_ATTR
@@ -39,15 +39,6 @@ from ..words import errors, pytree
 
 FLAGS = (True, False, None)  # what tells one of a few ways to go
 NOBODY = object()
-
-
-class Advance(NamedTuple):
-    """For messages: what a call does to a place."""
-
-    path: str
-    op: str
-    by: Any
-    lines: tuple
 
 
 class Code(NamedTuple):
@@ -131,7 +122,6 @@ def stores(moves, name):
 
 
 def code_of(ran):
-    """Code of these code objects."""
     advances, others, opens = {}, {}, None
     for advance in (advance for code in ran for advance in advances_of(code)):
         advances.setdefault(advance[:2], []).append(advance)
@@ -201,16 +191,14 @@ def line_of(place: Place, ran: set[types.CodeType]) -> str | None:
     return next((line for others in users for name, line in others.items() if is_of(name, place)), None)
 
 
-def told(plan: Plan, ran: set[types.CodeType]) -> list[Advance]:
-    """[Advance], for messages: what a replay of the plan's recording does to places."""
-    known = code_of(ran)
-    rows = [(plan.places[k], row) for k, row in plan.changes.moving.items() if row is not None]
-    lines = {
-        p.path: [a.line for name, found in known.advances.items() if is_of(name, p) for a in found] for p, _ in rows
-    }
-    numbers = [Advance(p.path, "+", row.by, tuple(lines[p.path])) for p, row in rows]
-    came = [(put.place.path, "append" if put.place.kind == LIST_LEN else "=") for put, _ in plan.changes.puts]
-    return numbers + [Advance(path, sign, None, ()) for path, sign in came]
+def told(plan: Plan, ran: set[types.CodeType]) -> list[str]:
+    """What a replay of the plan's recording does to places, for messages."""
+    known, texts = code_of(ran), []
+    for place, row in ((plan.places[k], row) for k, row in plan.changes.moving.items() if row is not None):
+        lines = {a.line for name, found in known.advances.items() if is_of(name, place) for a in found}
+        texts.append(f"advances {place.path} by {row.by} at {', '.join(sorted(lines))}")
+    came = [put.place for put, _ in plan.changes.puts]
+    return texts + [f"{'appends to' if place.kind == LIST_LEN else 'stores'} {place.path}" for place in came]
 
 
 def is_of(name, place):

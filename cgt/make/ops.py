@@ -170,7 +170,6 @@ def judge(seen, call):
 
 
 def find_values(seen, call):
-    """Does it read values, and which?"""
     facts, inputs = call.facts, call.inputs
     # Whether a check raises is the tape's own affair.
     call.reads, call.dynamic = (
@@ -203,7 +202,6 @@ def vet(seen, call):
 
 
 def touch_inputs(seen, call):
-    """Memory, devices and generators that it works on."""
     if call.usual:
         seen.devices.add(call.inputs[0].device)
     else:
@@ -266,7 +264,6 @@ def choose_memory(seen, call):
 
 
 def begin_draw(seen, call):
-    """A draw on the host."""
     drawn = call.generator if call.generator is not None else torch.default_generator
     call.draws = drawn.device.type == "cpu"
     if call.draws:

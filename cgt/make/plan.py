@@ -211,7 +211,6 @@ def find_hooked(state, saves, sinks):
 
 
 def open_numbers(call, around, saves):
-    """The OpenNumbers of the call's plan."""
     state, flat, found = call.state, call.flat, around.found
     untraced, uncounted = why_untraced(state, saves), why_uncounted(state, saves)
     sources = live.sources_of(flat, found.places, state, untraced)
@@ -361,7 +360,6 @@ def choose_copied(state, named, tensors, written, leaves, parent, moves):
 
 
 def may_copy(state, path, t, written):
-    """Can a graph work on a copy of this tensor?"""
     known = type(t) is torch.Tensor or is_swapped(state, path, t) or path in state.learnt.moves.fed
     lasts = id(t) not in written or may_carry(state, path, t)
     simple = known and lasts and t.layout == torch.strided and not t.is_quantized

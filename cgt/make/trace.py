@@ -206,7 +206,6 @@ def begin_leaves(leaves: Leaves, tensors: Iterable[Any], changed: Iterable[int],
 
 
 def end_leaves(leaves: Leaves) -> None:
-    """It is over."""
     for of_a_run in (leaves.tensors, leaves.left, leaves.read, leaves.gone, leaves.changed):
         of_a_run.clear()
 
@@ -319,7 +318,6 @@ def see_region(seen, plain, region, inputs):
 
 
 def vet_region(seen, region, inputs, given):
-    """Refuse a compiled region that a replay could not repeat."""
     if seen.cuts.bodies:
         observe.refuse(seen, errors.body_acts("a compiled region", observe.user_line(seen)))
     devices = {t.device for t in given} | {torch.device(name) for name in region.device_types}

@@ -41,7 +41,6 @@ PHASES = ("restore", "capture", "instantiate", "checkpoint")  # Phase in cgt_cor
 
 
 def stats_of(states: list[State]) -> Stats:
-    """Sum of the counters of these functions."""
     totals, past = [0] * len(COUNTERS), [0] * len(COUNTERS)
     reasons, nodes, seconds, backwards = {}, [], dict.fromkeys(("warm", "look", *PHASES), 0.0), []
     for state in states:
@@ -116,12 +115,10 @@ def memory_of(states: list[State]) -> Memory:
 
 
 def add(a, b):
-    """Counters of two functions together."""
     return [x + y for x, y in zip(a, b, strict=False)]
 
 
 def backwards_of(state):
-    """The jitted backwards of a function's recordings."""
     return [kept.backward for kept in list(state.keep.values()) if kept.backward is not None]
 
 
@@ -222,7 +219,7 @@ def explain_node(state: State, node: int, apart: dict[str, str]) -> list[str]:
     lines += explain_numbers(kept, facts)
     told = [(kept.islands, "runs eagerly between its graphs"), (kept.forks, "with bodies that a replay chooses from")]
     lines += [f"    {what}: {some(names)}" for names, what in told if names]
-    lines += [f"    {describe_advance(advance)}" for advance in kept.advances]
+    lines += [f"    {text}" for text in kept.advances]
     if kept.loose:
         lines.append(f"    not guarded: {len(kept.loose)} tensors reached in a way cgt cannot follow")
     return lines
@@ -262,7 +259,6 @@ def some(texts: Sequence[str]) -> str:
 
 
 def describe_value(value: Value) -> str:
-    """What the function reads."""
     if value.dtype is None:
         return "any number"
     if value.shape:
@@ -270,16 +266,7 @@ def describe_value(value: Value) -> str:
     return str(torch.frombuffer(bytearray(value.bytes), dtype=value.dtype).item())
 
 
-def describe_advance(advance):
-    """What a replay does to a place."""
-    path, sign, by, lines = advance
-    if by is None:
-        return f"appends to {path}" if sign == "append" else f"stores {path}"
-    return f"advances {path} by {by} at {', '.join(sorted(set(lines)))}"
-
-
 def device_name(path):
-    """cpu, cuda:0, ..."""
     return "cpu" if path == 0 else f"cuda:{path - 1}"
 
 
@@ -290,7 +277,6 @@ def describe_node(facts: core.NodeFacts, before: int = 0) -> str:
 
 
 def describe_length(facts: core.NodeFacts, n: int) -> str:
-    """How long a recording, or part of it, is."""
     return f"{n} {'ops' if facts.path == 0 else 'graph nodes'}"
 
 
