@@ -11,9 +11,10 @@ import cgt_core as core
 import torch
 from cgt_core import CUDA
 
-from ..cuts import apart, segments
+from ..cuts import apart, forks, segments
 from ..data import Seen
 from ..numbers import addresses, counters, live, scalars
+from ..ranks import collectives
 from ..run import blank, constants, observe, tape
 from ..run.devices import name_of
 from ..run.tokens import how_far, see_draw
@@ -22,7 +23,6 @@ from ..words.private import OpOverload
 from . import facts as op_facts
 from . import fed, packed
 from .facts import COLLECTIVES, DROPOUT, INDEXES, KEEPS_SEED, OpFacts, facts_of
-from .optional import collectives, forks
 from .vets import host_reason, vet_effect, vet_generator, vet_gpus, vet_op
 
 aten = torch.ops.aten
@@ -99,6 +99,11 @@ def see_op(seen: Seen, op: OpOverload | None, args: tuple, kwargs: dict) -> None
 # --- in front of the op --------------------------------------------------------------------------
 
 
+def note_op(seen, call):
+    """For the comparison with another run."""
+    seen.run.ops.append(op_facts.noted(seen, call.op, call.args, call.kwargs))
+
+
 def note_autograd(seen, call):
     """What autograd has read for the last time; whether others save beside us."""
     if seen.autograd.spent:
@@ -144,6 +149,7 @@ def make_from_outside(seen, call):
 
 
 def find_written(seen, call):
+    """The inputs that it writes."""
     seen.exchanges = seen.exchanges or call.facts.namespace in COLLECTIVES
     call.written = op_facts.written_by(call.op, call.facts, call.args, call.kwargs, call.inputs)
 
@@ -154,6 +160,7 @@ def count(seen, call):
 
 
 def find_numbers(seen, call):
+    """Live numbers among the arguments."""
     if call.written:
         live.see_written(seen, call.written)
     on_host = seen.run.driver == CUDA and op_facts.is_hosts(call.kwargs, call.inputs)
@@ -170,6 +177,7 @@ def judge(seen, call):
 
 
 def find_values(seen, call):
+    """Does it read values, and which?"""
     facts, inputs = call.facts, call.inputs
     # Whether a check raises is the tape's own affair.
     call.reads, call.dynamic = (
@@ -193,6 +201,7 @@ def find_values(seen, call):
 
 
 def vet(seen, call):
+    """Refuse what a replay could not repeat."""
     if not call.counts:
         vet_op(seen, call)
     if call.apart and not call.constant and (call.written or not segments.may_end(seen)):
@@ -202,6 +211,7 @@ def vet(seen, call):
 
 
 def touch_inputs(seen, call):
+    """Memory, devices and generators that it works on."""
     if call.usual:
         seen.devices.add(call.inputs[0].device)
     else:
@@ -264,6 +274,7 @@ def choose_memory(seen, call):
 
 
 def begin_draw(seen, call):
+    """A draw on the host."""
     drawn = call.generator if call.generator is not None else torch.default_generator
     call.draws = drawn.device.type == "cpu"
     if call.draws:
@@ -284,11 +295,7 @@ def has_numbers(seen):
 
 JUDGES = (meet_inputs, judge, vet, choose_memory)  # who need not be asked of an op that is usual
 BEFORE = (
-    Watcher(
-        lambda seen, call: seen.run.ops.append(op_facts.noted(seen, call.op, call.args, call.kwargs)),
-        "it may be none that the others deal with; compared with that of another run",
-        when=lambda seen: seen.run.ops is not None,
-    ),
+    Watcher(note_op, "it may be none that the others deal with", when=lambda seen: seen.run.ops is not None),
     Watcher(note_autograd, "spent memory is free for results", when=lambda seen: seen.autograd.spent or seen.run.saves),
     Watcher(meet_inputs, "numbers that it makes known are constants", when=lambda seen: seen.run.driver == CUDA),
     Watcher(
@@ -417,7 +424,7 @@ def note_fresh(seen, call):
         vet_effect(seen, call.op, call.facts, call.written)
     if seen.cuts.bodies:
         forks.note_made(seen, call.fresh)
-    if call.facts.namespace == "_c10d_functional" and collectives.DRIVERS:
+    if call.facts.namespace == "_c10d_functional":
         collectives.note_pending(seen, call.op, call.inputs, call.fresh)
     line = observe.user_line(seen) if call.fresh or (call.written and seen.run.recording) else ""
     if line and seen.run.recording:
