@@ -39,7 +39,9 @@ def rows(plan: Plan, seen: Seen, result: object, call: Call) -> Draft | str:
     if begun and seen.cuts.islands:  # a part that runs in between would meet it as it was
         return errors.changed_state(plan.flat.paths[begun[0]] + ".requires_grad")
     slots, paths, writes = describe_slots(plan, seen)
-    lost = next((paths[k] for k in seen.copied.copies if is_lost(plan, slots[k])), None)
+    pinned = [k for k in seen.copied.copies if plan.driver == core.HOST and slots[k].binding == core.PINNED]
+    # There a rescue gives a result of the path other memory: one that was pinned after all would be sought where it lay.
+    lost = next((paths[k] for k in pinned if core.path_proto(plan.parent, slots[k].example) is not None), None)
     if lost is not None:
         seen.again = True
         return errors.copied_and_written(lost)
@@ -118,13 +120,6 @@ def tensors_of(seen: Seen, result: object) -> tuple[torch.Tensor, ...]:
         return flatten_result(seen, result).tensors
     except errors.CgtError:
         return ()
-
-
-def is_lost(plan, slot):
-    """Would a slot's copy be made of where it lies today, although it is no longer there at a later call? On the host a
-    rescue gives a result of the path other memory; whatever else is pinned is where it was."""
-    pinned = slot.binding == core.PINNED and plan.driver == core.HOST
-    return pinned and core.path_proto(plan.parent, slot.example) is not None
 
 
 class SlotFacts(NamedTuple):
