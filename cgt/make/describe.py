@@ -40,7 +40,7 @@ def rows(plan: Plan, seen: Seen, result: object, call: Call) -> Draft | str:
         return errors.changed_state(plan.flat.paths[begun[0]] + ".requires_grad")
     slots, paths, writes = describe_slots(plan, seen)
     pinned = [k for k in seen.copied.copies if plan.driver == core.HOST and slots[k].binding == core.PINNED]
-    # There a rescue gives a result of the path other memory: one that was pinned after all would be sought where it lay.
+    # There a rescue gives a result of the path other memory: one that was pinned would be sought where it lay.
     lost = next((paths[k] for k in pinned if core.path_proto(plan.parent, slots[k].example) is not None), None)
     if lost is not None:
         seen.again = True
