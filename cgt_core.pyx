@@ -18,6 +18,7 @@ from posix.unistd cimport usleep
 from cuda.bindings cimport cydriver as cu
 
 import sys
+import types
 
 include "cgt/core/shims.pxi"
 include "cgt/core/driver.pxi"

@@ -7,6 +7,42 @@ cdef PyObject* place_now(Place p) except? NULL:
     if p.kind == CELL: return PyCell_GET(p.home)
     return PyList_GET_ITEMX(p.home, p.number) if p.number < PyList_GET_SIZEX(p.home) else NULL
 
+MISSING = object()          # what lies in a place where nothing is
+BUILTIN_DESCRIPTORS = (     # which run no code of the user's; nobody can derive from these
+    types.GetSetDescriptorType, types.MemberDescriptorType, types.WrapperDescriptorType, types.MethodDescriptorType,
+    types.ClassMethodDescriptorType,
+)
+
+def value_at(place):
+    """What lies in a place, (kind, home, key, ...), now: one object, or MISSING; of a length, so many; of NAMES_ABSENT names,
+    MISSING or what each has."""
+    cdef Place p
+    cdef PyObject* now = NULL
+    p.kind, home, key = place[0], place[1], place[2]
+    p.home, p.key = <PyObject*>home, <PyObject*>key
+    if p.kind in (DICT_LEN, LIST_LEN): return len(home)
+    if p.kind == NAMES_ABSENT: return MISSING if absent(p) else tuple([(<dict>home).get(name, MISSING) for name in key])
+    if p.kind == LIST_ITEM: p.number = key
+    if p.kind in (DICT_ITEM, CELL, LIST_ITEM):
+        now = place_now(p)
+    elif p.kind == TYPE_ATTR:
+        now = type_lookup(p.home, p.key)
+    elif p.kind == ATTR:
+        now = type_lookup(<PyObject*>Py_TYPE_(p.home), p.key)
+        if now is NULL or not issubclass(<object>Py_TYPE_(now), BUILTIN_DESCRIPTORS): return MISSING
+        try:
+            return (<object>now).__get__(home)
+        except (ValueError, AttributeError):            # no value yet
+            return MISSING
+    return <object>now if now is not NULL else MISSING
+
+cdef bint absent(Place p) except *:
+    """Is nothing in the dict under any of these names?"""
+    cdef Py_ssize_t k
+    for k in range(PyTuple_GET_SIZEX(p.key)):
+        if PyDict_GetItemWithError(p.home, PyTuple_GET_ITEMX(p.key, k)) is not NULL: return False
+    return True
+
 cdef int place_holds(Place p) except -1:
     """Is the value still what it was when the node was recorded?"""
     cdef PyObject* now = NULL
@@ -20,6 +56,8 @@ cdef int place_holds(Place p) except -1:
     elif p.kind == EMPTY:
         now = PyCell_GET(p.home) if PyCell_Check(p.home) else PyDict_GetItemWithError(p.home, p.key)
         return now is not NULL and empty_same(p.want, now)
+    elif p.kind == NAMES_ABSENT:
+        return absent(p)
     elif p.kind == TYPE_ATTR:
         now = type_lookup(p.home, p.key)
     elif p.number:
@@ -157,7 +195,7 @@ cdef int32_t places_hold(Table* t, id_t n) except -2:
     return NONE
 
 cdef int places_fill(Table* t, id_t n, object groups) except -1:
-    """groups: [(dict or None, [(kind, guard, holder, key, want, present, number, slot, items), ...]), ...]. Those
+    """groups: [(dict or None, [(kind, holder, key, guard, want, present, number, slot, items), ...]), ...]. Those
     without a dict come last. The slots are filled."""
     cdef Node* node
     cdef Tag* w
@@ -177,7 +215,7 @@ cdef int places_fill(Table* t, id_t n, object groups) except -1:
         w.tag = 0                           # unknown: compare once at the first call
         w.place_at = at
         w.place_n = <int32_t>len(rows)
-        for kind, guard, where, key, want, present, number, slot, items in rows:
+        for kind, where, key, guard, want, present, number, slot, items in rows:
             p = node_place(t, node, at)
             p.kind = kind
             p.guard = guard
@@ -191,7 +229,8 @@ cdef int places_fill(Table* t, id_t n, object groups) except -1:
                 Py_INCREF(<object>node_guard(t, node, followed).tensor)
                 node_slot(t, node, followed).follows = node.follows = node_guard(t, node, followed).odd = True
             if kind == ATTR: p.number = function_part(<PyObject*>where, <PyObject*>key)
-            if w.home is not NULL: dict_guard(w.home, p.key if kind == DICT_ITEM else NULL)
+            for name in (key if kind == NAMES_ABSENT else (key,)) if w.home is not NULL else ():
+                dict_guard(w.home, <PyObject*>name if kind in (DICT_ITEM, NAMES_ABSENT) else NULL)
             at += 1
     return 0
 

@@ -1,7 +1,6 @@
 # What Python sees: ids in, plain tuples out. Only the surface, this chapter and those behind it, names the
 # process's table and has `def`. Here: functions, specs, nodes, verdicts, paths.
 
-import types
 import weakref
 from collections import namedtuple
 

@@ -14,13 +14,14 @@ import contextlib
 import functools
 import itertools
 import math
+import operator
 import os
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import cgt_core as core
 import torch
-from cgt_core import APPENDS, EMPTY, REBOUND
+from cgt_core import APPENDS, REBOUND
 
 from ..data import LIVE_NUMBER, Audits, Call, Draft, Seen, State
 from ..look import containers, impure, places
@@ -31,7 +32,7 @@ from ..run.observe import buffer_for, fill, observe, warn
 from ..run.taps import threads_beside
 from ..words import errors, options, pytree, wrappers
 
-LENGTHS = (places.DICT_LEN, places.LIST_LEN)
+LENGTHS = (places.DICT_LEN, places.LIST_LEN)  # those of containers that grow in none of a recording's replays
 # Of a recording that is not as eager, before it is said to do the same each time: sums of few terms often agree.
 RUNS = 8
 
@@ -109,9 +110,9 @@ def compare(
         scope, before, after = narrowed(scope, before, after, state.keep[node])
     if answers:  # these parts drew what they drew, and are not run again
         before = before._replace(sources=after.sources, generators=after.generators)
-    give_back(before)
+    give_back(scope, before)
     # torch.cond and cgt.tap ask whether somebody looks at the function's ops.
-    asks = bool(state.keep[node].forks) or any(p.home is probes.TAPPED for p in scope.singles)
+    asks = bool(state.keep[node].forks) or any(row[1] is probes.TAPPED for row in scope.places)
     observed = not audits.doubling or asks
     seen, theirs, raised = run_eagerly(reading(call, scope.spent, copies), answers, observed)
     state.audited += 1
@@ -121,10 +122,10 @@ def compare(
     elif raised is not None:
         told = f"eager raises {type(raised).__name__}"
     else:
-        told = differ_results(mine, theirs, audits, seen) or differ_states(scope.paths, after, seen, audits)
+        told = differ_results(mine, theirs, audits, seen) or differ_states(scope, after, seen, audits)
         told = told or (islands.took_other() and f"{islands.took_other()} (cgt.eager) is given other values")
     if told is None:
-        give_back(after, ran=False)
+        give_back(scope, after, ran=False)
         for t, kept in zip(mine.tensors, mine.copies, strict=True):
             put_bytes(t, kept)
         return raised is None, result
@@ -185,7 +186,7 @@ def repeats(call, node, scope, before, copies, mine, after, audits, seen):
         return True
     at_end = take(scope)
     for _ in range(RUNS):
-        give_back(before)
+        give_back(scope, before)
         for k, memory in zip(scope.spent, copies, strict=True):
             core.fixed(call.args[k]).copy_(memory)
         result = core.with_paths(functools.partial(core.run_again, node, leaves_of(call.flat)))
@@ -194,7 +195,7 @@ def repeats(call, node, scope, before, copies, mine, after, audits, seen):
         told = told or any(differ(as_tensor(one.tensor, one.bytes), one.tensor, audits) for one in written)
         if told:
             break
-    give_back(at_end, ran=False)
+    give_back(scope, at_end, ran=False)
     return not told
 
 
@@ -209,8 +210,8 @@ class Scope(NamedTuple):
     tensors: list
     written: list  # which of them lie in memory that the function writes
     spent: list  # which of its arguments a backward reads for the last time: a replay lays its own results there
-    singles: list  # places.Place that hold one object
-    lengths: list  # those of containers that grow in none of its replays
+    places: list  # (kind, home, key, ...) of each
+    place_paths: list
     homes: list  # containers whose entries change, or are compared by nobody else
     sources: list  # (path, source), see impure.states
     generators: list  # torch's
@@ -226,19 +227,19 @@ def find_scope(call: Call, node: int) -> "Scope | str":
     reason = why_not(state, device, nodes, [t for _, t, written in tensors if written], [call.args[k] for k in spent])
     if reason is not None:
         return errors.UNAUDITED[reason]
-    found = [place for n in nodes for place in places_of(state.keep[n])]
+    rows = [row for n in nodes for row in rows_of(state.keep[n])]
+    place_paths = [path for n in nodes for path in state.keep[n].place_paths]
     homes = [home for n in nodes for home in filled_by(state.keep[n])] + [vars(t) for _, t, _ in tensors if vars(t)]
-    held = [*((p.path, p.want) for p in found), *call.flat.objects]
-    kinds = {cls for cls in {type(one) for _, one in held} if places.is_source(cls)}
+    objects = [*(row[WANT] for row in rows), *(one for _, one in call.flat.objects)]
+    names = [*place_paths, *(path for path, _ in call.flat.objects)]
+    kinds = {cls for cls in set(map(type, objects)) if places.is_source(cls)}
     gpus = [torch.cuda.default_generators[device]] if device >= 0 else []
     paths, ones, written = map(list, zip(*tensors, strict=True) if tensors else ((), (), ()))
     return Scope(
-        device, paths, ones, written, spent,
-        singles=[p for p in found if p.kind not in (*LENGTHS, EMPTY)],
-        lengths=[p for p in found if p.kind in LENGTHS],
+        device, paths, ones, written, spent, rows, place_paths,
         homes=list({id(home): home for home in homes}.values()),
-        sources=[(path, one) for path, one in held if type(one) in kinds],
-        generators=[torch.default_generator, *gpus, *reach_generators(found, call.flat)],
+        sources=[(path, one) for path, one in zip(names, objects, strict=True) if type(one) in kinds] if kinds else [],
+        generators=[torch.default_generator, *gpus, *reach_generators(objects)],
     )  # fmt: skip
 
 
@@ -277,22 +278,18 @@ def tensors_of(call, nodes):
 
 
 def rows_of(kept):
+    """Of its places, in the order of their paths."""
     return [row for _, rows in kept.objects[1] for row in rows]
-
-
-def places_of(kept):
-    """The places.Place of a recording."""
-    named = zip(rows_of(kept), kept.place_paths, strict=True)
-    return [places.Place(kind, home, key, want, path) for (kind, _, home, key, want, *_), path in named]
 
 
 def filled_by(kept):
     """Containers whose entries a replay changes, or whose entries no place compares."""
     rows = rows_of(kept)
-    appended = [rows[effect.place][4] for effect in kept.objects[2] if effect.kind == APPENDS]
-    return appended + [row[4] for row in rows if type(row[4]) in containers.NO_PLACES]
+    appended = [rows[effect.place][WANT] for effect in kept.objects[2] if effect.kind == APPENDS]
+    return appended + [row[WANT] for row in rows if type(row[WANT]) in containers.NO_PLACES]
 
 
+WANT = 4  # in the row of a place: what it held when the call was recorded
 MOST_TOLD = 3  # sentences on what is not guarded, in a warning
 COPIES = 3  # of what a recording writes, at most at once
 
@@ -309,8 +306,7 @@ class Held(NamedTuple):
 
     tensors: list  # Kept, of what the call can read
     grads: list  # (tensor, its .grad, Kept of that or None)
-    singles: list  # places.Place that hold one object
-    lengths: list  # (places.Place, the length)
+    places: list  # what each holds, or how much
     contents: list  # (container, its entries)
     sources: list  # of impure.states
     generators: list  # (torch's generator, its state)
@@ -386,7 +382,7 @@ def take(scope):
     grads = [(t, t.grad, None if t.grad is None else keep(t.grad, True)) for t in scope.tensors if t.is_leaf]
     return Held(
         [keep(t, w) for t, w in zip(scope.tensors, scope.written, strict=True)], grads,
-        [places.as_now(p) for p in scope.singles], [(p, len(p.home)) for p in scope.lengths],
+        list(map(core.value_at, scope.places)),
         [(home, containers.entries(home)) for home in scope.homes], impure.states(scope.sources),
         [(g, g.get_state()) for g in scope.generators], core.histories(scope.tensors),
     )  # fmt: skip
@@ -395,12 +391,12 @@ def take(scope):
 def narrowed(scope, before, after, kept):
     """The same without what the replay left as it was: other threads may be at that meanwhile. Random generators are
     not compared, and given back to who draws; gradients are those of who changes more than results."""
-    singles = [a.want is not b.want for a, b in zip(before.singles, after.singles, strict=True)]
+    moved = [a is not b for a, b in zip(before.places, after.places, strict=True)]
     homes = [a != b for (_, a), (_, b) in zip(before.contents, after.contents, strict=True)]
     generators, grads = [kept.draws] * len(scope.generators), [kept.changes] * len(before.grads)
 
     def of(one, contents):
-        rows = {"singles": singles, contents: homes, "generators": generators, "grads": grads}
+        rows = {"places": moved, "place_paths": moved, contents: homes, "generators": generators, "grads": grads}
         rows = {name: which for name, which in rows.items() if hasattr(one, name)}
         return one._replace(
             **{name: list(itertools.compress(getattr(one, name), which)) for name, which in rows.items()}
@@ -409,7 +405,7 @@ def narrowed(scope, before, after, kept):
     return of(scope, "homes"), of(before, "contents"), of(after, "contents")._replace(generators=[])
 
 
-def give_back(held, ran=True):
+def give_back(scope, held, ran=True):
     """Let it be so again. `ran`: the recording did since, and where a .grad lay that it replaced something else may lie
     by now."""
     core.histories_restore(held.histories)
@@ -425,13 +421,21 @@ def give_back(held, ran=True):
         put_bytes(one.tensor, one.bytes)
         if not one.tensor.is_inference() and one.tensor._version != one.version:
             core.set_version(one.tensor, one.version)
-    for place in held.singles:
-        if places.value_at(place) is not place.want:
+    for place, _ in other_places(scope, held):
+        if place.kind not in LENGTHS:
             places.put_back(place)
     containers.restore(held.contents)
     impure.put_back(held.sources)
     for g, state in held.generators:
         g.set_state(state)
+
+
+def other_places(scope, held):
+    """[(places.Place with what it held, what it holds now), ...] of those in which something else lies by now."""
+    now = list(map(core.value_at, scope.places))
+    rows = zip(scope.places, scope.place_paths, held.places, now, strict=True)
+    other = itertools.compress(rows, map(operator.is_not, held.places, now))
+    return [(places.Place(*row[:3], was, path), came) for row, path, was, came in other]
 
 
 # --- comparing --------------------------------------------------------------------------------
@@ -456,15 +460,15 @@ def is_same_op(mine, theirs):
     return kind == their_kind and n == m and (type(obj) not in pytree.PLAIN_TYPES or pytree.same_value(obj, other))
 
 
-def differ_states(paths, after, seen, audits):
+def differ_states(scope, after, seen, audits):
     """The same of what was changed; `after`: by the replay. Eager's is there now."""
-    for path, one in zip(paths, after.tensors, strict=True):
+    for path, one in zip(scope.paths, after.tensors, strict=True):
         if is_missed(one, seen):
             return f"{path} is written by eager, and not by the replay"
         told = differ(as_tensor(one.tensor, one.bytes), one.tensor, audits) if one.bytes is not None else None
         if told is not None:
             return f"{path}, which is written, {told}"
-    names = {id(one.tensor): path for path, one in zip(paths, after.tensors, strict=True)}
+    names = {id(one.tensor): path for path, one in zip(scope.paths, after.tensors, strict=True)}
     for owner, grad, kept in after.grads:
         if (owner.grad is None) != (grad is None):
             return f"{names[id(owner)]}.grad is None in one alone"
@@ -473,12 +477,9 @@ def differ_states(paths, after, seen, audits):
         )
         if told:
             return f"{names[id(owner)]}.grad {told}"
-    for place in after.singles:
-        if not is_alike(place.want, places.value_at(place), audits):
-            return f"{place.path} holds something else"
-    grown = next((p for p, n in after.lengths if len(p.home) != n), None)
-    if grown is not None:
-        return f"{grown.path} is another one"
+    for place, now in other_places(scope, after):
+        if not is_alike(place.want, now, audits):
+            return f"{place.path} " + ("is another one" if place.kind in LENGTHS else "holds something else")
     for home, was in after.contents:
         now = containers.entries(home)
         if len(now) != len(was) or not all(is_alike(a, b, audits) for a, b in zip(was, now, strict=True)):

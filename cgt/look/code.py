@@ -101,20 +101,25 @@ class Reads(NamedTuple):
     cells: dict
     imports: dict
     probed: dict  # names that it asks for with getattr or hasattr
+    stored: dict  # attributes that it stores or deletes
 
 
 @functools.lru_cache(KEPT)
 def code_reads(code: types.CodeType) -> Reads:
-    reads, texts = Reads({}, {}, {}, {}, {}), []
+    reads, texts = Reads({}, {}, {}, {}, {}, {}), []
     for step in b.steps_of(code):
         field = FIELDS.get((step.does, step.where))
         if field is not None:
             getattr(reads, field)[step.name] = None
+        if step.where == b.ATTRIBUTE and step.does in (b.STORE, b.DELETE):
+            reads.stored[step.name] = None
         elif step.does == b.CONSTANT:
             texts += texts_in(step.name)
         elif step.does in IMPLIED:
             reads.names.update(IMPLIED[step.does])
     reads.names.update(dict.fromkeys(texts))
+    if not STORERS.isdisjoint(reads.globals):
+        reads.stored.update(dict.fromkeys(texts))
     if not PROBES.isdisjoint(reads.globals):
         probed = asked_for(code, PROBES)
         reads.probed.update(dict.fromkeys(texts if None in probed else probed))
@@ -135,6 +140,7 @@ COMPARISONS = dict.fromkeys(("__eq__", "__ne__", "__lt__", "__le__", "__gt__", "
 # not ever: dataclasses write comparisons for their users, and they read all fields
 IMPLIED = {b.COMPARE: COMPARISONS, b.CONTAIN: COMPARISONS, b.MATCH: {"__match_args__": None}}
 PROBES = frozenset(("getattr", "hasattr"))
+STORERS = frozenset(("setattr", "delattr"))
 
 
 def asked_for(code: types.CodeType, functions: Container[str]) -> list[str | None]:

@@ -42,7 +42,7 @@ from typing import Any, NamedTuple
 
 import cgt_core as core
 import torch
-from cgt_core import ATTR, CELL, DICT_ITEM, DICT_LEN, EMPTY, LIST_ITEM, LIST_LEN, TYPE_ATTR
+from cgt_core import ATTR, CELL, DICT_ITEM, DICT_LEN, EMPTY, LIST_ITEM, LIST_LEN, NAMES_ABSENT, TYPE_ATTR
 from torch.nn.modules import module as torch_module
 from torch.optim import optimizer as torch_optimizer
 
@@ -53,7 +53,7 @@ from ..words.private import SHARDED_FIELDS, SHARDED_KINDS, SHARDED_PARAMETER, is
 from . import blinds
 from .code import code_reads, family, is_ambient, parts_of
 
-MISSING = object()  # the wanted value of a key that must stay absent, of a cell that is empty
+MISSING, value_at = core.MISSING, core.value_at
 MOST_ENTRIES = 4096  # a larger container is data rather than settings: its entries are not guarded
 
 
@@ -109,6 +109,7 @@ class Walk(NamedTuple):
     open: list  # (reader, object, path): what has to be asked again when the names grow
     names: dict  # every name that may be read, in order of arrival
     probed: dict  # names that code asks for with getattr or hasattr: their absence is an answer
+    stored: dict  # names of attributes that code stores or deletes
     rules: dict  # id of type -> the rule of RULES for it
     dicts: dict  # id of type -> what gives its instances' __dict__, or None
     layers: dict  # id of class -> its class dicts that count, see layers_of
@@ -133,7 +134,7 @@ def find_places(
     function leads. `arguments`: (path, tensor) of those that are given, of which only the hooks count. `keeps`,
     `hidden`: see Walk."""
     found = maker_of(Found)()
-    walk = Walk(found, set(), {}, collections.deque(), [], {}, {}, {}, {}, {}, {}, ran, keeps, hidden)
+    walk = Walk(found, set(), {}, collections.deque(), [], {}, {}, {}, {}, {}, {}, {}, ran, keeps, hidden)
     most = math.inf if most is None else most
     # Thousands of places are no garbage, and a finalizer could change what is looked at.
     return core.within(collector_off(), lambda: look_everywhere(walk, function, roots, arguments, most))
@@ -240,6 +241,7 @@ def read_code(walk, code):
     reads = code_reads(code)
     walk.names.update(reads.names)
     walk.probed.update(reads.probed)
+    walk.stored.update(reads.stored)
     return reads
 
 
@@ -362,7 +364,7 @@ def is_generated(members, raw):
 
 
 def is_builtin_descriptor(raw: object) -> bool:
-    return issubclass(type(raw), BUILTIN_DESCRIPTORS)
+    return issubclass(type(raw), core.BUILTIN_DESCRIPTORS)
 
 
 def walk_text(walk, text, path):
@@ -616,7 +618,8 @@ def read_torch(walk, module, path, names):
 
 
 def guard_absences(walk):
-    """hasattr(self, "ema") was false: that is a value too. Last, as an absence leads nowhere."""
+    """hasattr(self, "ema") was false: that is a value too. Last, as an absence leads nowhere. What code stores has a
+    place of its own."""
     of_class = {}
     for reader, thing, path in list(walk.open):
         if reader not in OPENED or (reader is read_function and not dict_of(thing)):
@@ -628,9 +631,12 @@ def guard_absences(walk):
                 if not ambient:  # an attribute may come to the class, too
                     entries = behind_proxy(members)
                     add(walk, DICT_LEN, entries, None, len(entries), f"len({NAME_OF(base)}.__dict__)")
-        for name in of_class[id(cls)] if own is not None else ():
-            if name not in own:
-                add(walk, DICT_ITEM, own, name, MISSING, f"{path}.{name}")
+        names = [name for name in of_class[id(cls)] if name not in own] if own is not None else []
+        for name in [name for name in names if name in walk.stored]:
+            add(walk, DICT_ITEM, own, name, MISSING, f"{path}.{name}")
+        absent = tuple(name for name in names if name not in walk.stored)
+        if absent:
+            add(walk, NAMES_ABSENT, own, absent, MISSING, f"an attribute of {path}")
 
 
 def measure(walk):
@@ -696,7 +702,7 @@ def tensors_at(value: Any) -> tuple[torch.Tensor, ...]:
 
 def told_by(place: Place) -> dict | None:
     """The dict without whose change the place holds what it held, or None: to be compared at each call."""
-    if place.kind in (DICT_ITEM, DICT_LEN):
+    if place.kind in (DICT_ITEM, DICT_LEN, NAMES_ABSENT):
         return place.home
     is_hook = place.kind == ATTR and place.key in TENSOR_HOOKS
     return HANDLES if is_hook and issubclass(type(place.home), torch.Tensor) else None
@@ -814,29 +820,14 @@ def differing(found: Iterable[Place], is_same: Callable[[Any, Any], bool]) -> tu
     return singles, len(singles) < len(changed)
 
 
-def value_at(place: Place) -> Any:
-    """What a place holds now: one object, or so many."""
-    home, key = place.home, place.key
-    if place.kind in (DICT_LEN, LIST_LEN):
-        return len(home)
-    if place.kind == DICT_ITEM:
-        return dict.get(home, key, MISSING)
-    if place.kind == LIST_ITEM:
-        return list.__getitem__(home, key) if key < list.__len__(home) else MISSING
-    if place.kind == TYPE_ATTR:
-        return class_value(home, key)
-    try:
-        if place.kind == CELL:
-            return home.cell_contents
-        descriptor = class_value(type(home), key)
-        return descriptor.__get__(home) if is_builtin_descriptor(descriptor) else MISSING
-    except (ValueError, AttributeError):  # no value yet
-        return MISSING
-
-
 def put_back(place: Place) -> None:
     """Let the place hold again what it held when it was found."""
     home, key, want = place[1:4]
+    if place.kind == NAMES_ABSENT:
+        for name, value in zip(key, [MISSING] * len(key) if want is MISSING else want, strict=True):
+            if value is not MISSING or name in home:
+                put_back(Place(DICT_ITEM, home, name, value, ""))
+        return
     if place.kind == TYPE_ATTR:
         put_back_in_class(home, key, want)
     elif place.kind == LIST_ITEM:
@@ -915,10 +906,6 @@ RANDOM = frozenset(
 UNFOLLOWED = (contextvars.ContextVar, threading.local, weakref.ref)
 VIEWS = type({}.keys()), type({}.values()), type({}.items())
 AROUND_BUILTIN = (collections.UserDict, collections.UserList, collections.UserString, collections.ChainMap)
-BUILTIN_DESCRIPTORS = (
-    types.GetSetDescriptorType, types.MemberDescriptorType, types.WrapperDescriptorType, types.MethodDescriptorType,
-    types.ClassMethodDescriptorType,
-)  # fmt: skip
 WRAPPERS = (
     (staticmethod, "__func__"), (classmethod, "__func__"), (property, "fget"), (functools.cached_property, "func"),
     (functools.partialmethod, "func"), (functools._lru_cache_wrapper, "__wrapped__"),

@@ -638,7 +638,7 @@ def group_places(
         want = blinds.empty(type(want)) if k in hidden else want  # the last call's is nobody's business
         slots = follows.get(k, [core.NONE])
         items = len(slots) if k in follows and type(p.want) is tuple else 0
-        row = (p.kind, guard, p.home, p.key, want, present, number, numbers.get(k, slots[0]), items)
+        row = (p.kind, p.home, p.key, guard, want, present, number, numbers.get(k, slots[0]), items)
         teller = places.told_by(p)
         if teller is not None:
             groups.setdefault(id(teller), (teller, []))[1].append((row, k))

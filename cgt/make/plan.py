@@ -197,7 +197,8 @@ def plan_call(
             Was(describe.memory_of(t), core.version_of(t), t.requires_grad, alias_of(t, driver, parent))
             for t in tensors
         ],
-        generators=reach_generators(found.places, flat), ambient=core.ambient(), sinks=sinks,
+        generators=reach_generators([*(one for _, one in flat.objects), *(p.want for p in found.places)]),
+        ambient=core.ambient(), sinks=sinks,
     )  # fmt: skip
 
 
@@ -321,10 +322,10 @@ def reach_tensors(named, flat):
     return list(reached.values()), also
 
 
-def reach_generators(found: list[places.Place], flat: pytree.Flat) -> list[torch.Generator]:
-    """Random generators that the function can reach by argument or by place."""
-    objects = [*(obj for _, obj in flat.objects), *(p.want for p in found)]
-    return [g for g in objects if torch.Generator in type(g).__mro__]  # isinstance asks a metaclass, in Python
+def reach_generators(objects: list[Any]) -> list[torch.Generator]:
+    """The random generators among what a function can reach by argument or by place."""
+    kinds = {cls for cls in set(map(type, objects)) if torch.Generator in cls.__mro__}  # isinstance asks the object
+    return [g for g in objects if type(g) in kinds] if kinds else []
 
 
 def choose_copied(state, named, tensors, written, leaves, parent, moves):

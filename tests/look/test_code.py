@@ -41,9 +41,7 @@ def test_bytecode_reader_agrees_with_dis():
         read = [{name for operation, name in named if operation in field} for field in fields]
         known = set.union(*fields)
         rest = {operation for operation, _ in named} - known
-        assert all(
-            name in ("STORE_NAME", "DELETE_NAME", "MAKE_CELL", "LOAD_CLOSURE") for name in rest
-        )
+        assert all(name in ("STORE_NAME", "DELETE_NAME", "MAKE_CELL", "LOAD_CLOSURE") for name in rest)
         inner = [names_by_dis(entry) for entry in code.co_consts if inspect.iscode(entry)]
         return [set().union(*sets) for sets in zip(read, *inner, strict=True)]
 
@@ -372,7 +370,11 @@ def test_an_instruction_without_a_row_escapes(monkeypatch):
     assert len(advances) == 1 and uses == {returns.RETURNED}
     rows = bytecode.ROWS
     for name, (found, used) in {"BINARY_OP": (0, True), "BUILD_LIST": (1, False)}.items():
-        monkeypatch.setattr(bytecode, "ROWS", [(bytecode.ESCAPE, "", 0, None) if k == dis.opmap[name] else row for k, row in enumerate(rows)])
+        monkeypatch.setattr(
+            bytecode,
+            "ROWS",
+            [(bytecode.ESCAPE, "", 0, None) if k == dis.opmap[name] else row for k, row in enumerate(rows)],
+        )
         advances, uses = read()
         assert (len(advances), uses is not None) == (found, used)
     monkeypatch.undo()

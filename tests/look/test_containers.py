@@ -47,10 +47,16 @@ SHAPES = {
     "tuple": (lambda x, c: x * c[0] + c[1], lambda x, k: (x, (0.5 + k, k))),
     "list": (lambda x, c: (x * c[0]).add(x, alpha=c[1]), lambda x, k: (x, [k, 0.25 * k])),
     "namedtuple": (lambda x, c: x * c.lr - c.betas[1], lambda x, k: (x, Pair(0.1 * k, (0.9, 0.5 + k)))),
-    "nested": (lambda x, c: x * c["groups"][1]["lr"], lambda x, k: (x, {"groups": [{"lr": 1.0}, {"lr": 2.0 - k, "name": "a"}]})),
+    "nested": (
+        lambda x, c: x * c["groups"][1]["lr"],
+        lambda x, k: (x, {"groups": [{"lr": 1.0}, {"lr": 2.0 - k, "name": "a"}]}),
+    ),
     "dataclass": (lambda c: c.x * c.lr + c.rest["t"], lambda x, k: (Settings(0.3 * k, x, {"t": k}),)),
     "frozen dataclass": (lambda x, c: x / (c.t + 1.0), lambda x, k: (x, Frozen(k))),
-    "tensors beside": (lambda c: c["x"] * c["lr"] + c["y"][0], lambda x, k: ({"x": x, "y": (x + k, k), "lr": float(k)},)),
+    "tensors beside": (
+        lambda c: c["x"] * c["lr"] + c["y"][0],
+        lambda x, k: ({"x": x, "y": (x + k, k), "lr": float(k)},),
+    ),
 }
 
 
@@ -219,7 +225,11 @@ def test_tuple_that_is_stored_holds_todays_numbers(device):
 
     f = cgt.jit(function)
     for k in range(CALLS):
-        assert torch.equal(f(x, (1.0 + k, 2)), x * (1.0 + k)) and holder.betas == (1.0 + k, 2) and type(holder.betas[0]) is float, k
+        assert (
+            torch.equal(f(x, (1.0 + k, 2)), x * (1.0 + k))
+            and holder.betas == (1.0 + k, 2)
+            and type(holder.betas[0]) is float
+        ), k
 
 
 def test_container_that_is_returned(device):
@@ -281,7 +291,9 @@ torch.utils._pytree.register_pytree_node(
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("kind", [Slots, Shown, lambda lr: collections.OrderedDict(lr=lr), lambda lr: collections.defaultdict(int, lr=lr)])
+@pytest.mark.parametrize(
+    "kind", [Slots, Shown, lambda lr: collections.OrderedDict(lr=lr), lambda lr: collections.defaultdict(int, lr=lr)]
+)
 def test_number_that_no_stand_in_can_be_put_for_is_itself(device, kind):
     """It was learnt of another kind of container."""
     x = values(device, 6)
@@ -289,7 +301,10 @@ def test_number_that_no_stand_in_can_be_put_for_is_itself(device, kind):
     def function(x, c):
         return x * (c["lr"] if isinstance(c, dict) else c.lr)
 
-    f, first = cgt.jit(function), (lambda lr: {"lr": lr}) if isinstance(kind(1.0), dict) else (lambda lr: Settings(lr, x, {}))
+    f, first = (
+        cgt.jit(function),
+        (lambda lr: {"lr": lr}) if isinstance(kind(1.0), dict) else (lambda lr: Settings(lr, x, {})),
+    )
     for k in range(24):
         c = (first if k < 4 else kind)(1.0 + k % 9)
         assert torch.equal(f(x, c), function(x, c)), (k, cgt.explain(f))

@@ -619,10 +619,7 @@ def in_namedtuple(weight, bias):
 @pytest.mark.parametrize("holding", [in_tuple, in_defaults, in_namedtuple])
 @pytest.mark.parametrize(
     "change",
-    [
-        lambda weight: setattr(weight, "data", torch.full((3,), 5.0)),
-        lambda weight: weight.requires_grad_(),
-    ],
+    [lambda weight: setattr(weight, "data", torch.full((3,), 5.0)), lambda weight: weight.requires_grad_()],
     ids=["data", "requires_grad"],
 )
 def test_tensors_in_what_cannot_change(holding, change):

@@ -131,9 +131,7 @@ def make_class(device):
     class Constants:
         weight = values(device)
 
-    return lambda x: x @ Constants.weight, [
-        lambda: setattr(Constants, "weight", values(device, seed=3))
-    ]
+    return lambda x: x @ Constants.weight, [lambda: setattr(Constants, "weight", values(device, seed=3))]
 
 
 def make_default(device):
@@ -168,11 +166,7 @@ def make_global_function(device):
     return lambda x: HELPER(x), [change]
 
 
-REACHED = {
-    name.removeprefix("make_"): make
-    for name, make in list(globals().items())
-    if name.startswith("make_")
-}
+REACHED = {name.removeprefix("make_"): make for name, make in list(globals().items()) if name.startswith("make_")}
 
 
 # Another tensor in one place, or other memory of that one: copied once it came. (The other changes of "data" are of shapes.)
@@ -239,10 +233,7 @@ def test_weights_given_through_functional_call_are_arguments(device):
     x = values(device, seed=9)
     names = [name for name, _ in model.named_parameters()]
     with torch.no_grad():
-        trees = [
-            {name: values(device, *model.get_parameter(name).shape, seed=k) for name in names}
-            for k in range(3)
-        ]
+        trees = [{name: values(device, *model.get_parameter(name).shape, seed=k) for name in names} for k in range(3)]
         settle(f, function, trees[0], x)
         for tree in trees * 3:
             assert same(f(tree, x), function(tree, x))
@@ -363,7 +354,12 @@ def test_a_module_argument_is_guarded_like_one_that_is_closed_over(device):
         for change in (replace_parameter, assign_state):
             change(model)
             recorded_then_replayed(f, function, model, x)
-        for change in (replace_data, replace_parameter, assign_state, MODULE_CHANGES["buffer"]):  # what was replaced once is followed
+        for change in (
+            replace_data,
+            replace_parameter,
+            assign_state,
+            MODULE_CHANGES["buffer"],
+        ):  # what was replaced once is followed
             change(model)
             replayed(f, function, model, x)
         other = network(device, seed=5)
@@ -457,9 +453,7 @@ def test_train_eval_and_dropout_p_choose_the_child(device):
             torch.manual_seed(seed)
             twin_of_twin(x)
             assert same(torch.rand(2, device=device), drawn)
-            for (name, mine), theirs in zip(
-                model.state_dict().items(), twin.state_dict().values(), strict=True
-            ):
+            for (name, mine), theirs in zip(model.state_dict().items(), twin.state_dict().values(), strict=True):
                 assert same(mine, theirs), name
         assert counts(f) == expected
 
@@ -582,11 +576,7 @@ def number_by_getattr(device):
     return lambda x: x * getattr(config, name), lambda value: setattr(config, "scale", value)
 
 
-NUMBERS = {
-    name.removeprefix("number_"): make
-    for name, make in list(globals().items())
-    if name.startswith("number_")
-}
+NUMBERS = {name.removeprefix("number_"): make for name, make in list(globals().items()) if name.startswith("number_")}
 
 
 @pytest.mark.parametrize("name", NUMBERS)
