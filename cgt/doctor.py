@@ -38,15 +38,12 @@ class Diagnosis(NamedTuple):
     def __str__(self):
         head, n = f"{self.name}: {self.replays} of {self.calls} calls replayed.", len(self.findings)
         if self.seconds is not None:
-            one = "plain call" if n else "replay"
-            head += (
-                f" A {one} keeps the CPU for {1e6 * self.seconds:,.0f} µs,"
-                f" {'a replay' if n else 'one that does not wait'} for a few."
-            )
-        if n:
-            head += (
-                " One thing to change:" if n == 1 else f" {n} things to change, each of which costs the whole replay:"
-            )
+            one, other = ("plain call", "a replay") if n else ("replay", "one that does not wait")
+            head += f" A {one} keeps the CPU for {1e6 * self.seconds:,.0f} µs, {other} for a few."
+        if n == 1:
+            head += " One thing to change:"
+        elif n:
+            head += f" {n} things to change, each of which costs the whole replay:"
         told = [f"  {k + 1}. ({one.times}x) {one.text}" for k, one in enumerate(self.findings)]
         return "\n".join([head, *told, *(f"  note: {text}" for text in self.slow)])
 

@@ -183,9 +183,7 @@ def compared(number, dtype, op, other):
     return op(number.to(dtype).item(), other)
 
 
-def leave(
-    seen: Seen, t: torch.Tensor, shape: tuple[int, ...]
-) -> tuple[torch.Tensor, torch.Tensor | None] | None:  # fmt: skip
+def leave(seen: Seen, t: torch.Tensor, shape: tuple) -> tuple[torch.Tensor, torch.Tensor | None] | None:
     """Record that t's bytes come to the host: (where, on the host a copy of them), or None: there is no room."""
     with observe.unseen(seen):
         room, value = segments.room_for(seen, t, t.dtype), None

@@ -401,9 +401,7 @@ def select(seen: Seen, t: torch.Tensor, mask: torch.Tensor) -> list[torch.Tensor
     return results
 
 
-def sample(
-    seen: Seen, mean: torch.Tensor | float, std: torch.Tensor, generator: torch.Generator | None
-) -> list[torch.Tensor]:
+def sample(seen: Seen, mean: Any, std: torch.Tensor, generator: torch.Generator | None) -> list[torch.Tensor]:
     """In a capture: return from normal, of which the outcome of its check was read, what the ops give of which PyTorch
     makes it; the tensor."""
     if seen.reads.values[-1].bytes == b"\0":  # it raises

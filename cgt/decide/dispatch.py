@@ -222,9 +222,8 @@ def find_spec(state, flat):
 def record_call(call):
     """Record the call as a node and return its result. Whatever happens, the recording is over then."""
     attempt = Attempt()
-    result = core.within(
-        [(lambda: None, functools.partial(record.close, attempt))], functools.partial(record_node, call, attempt)
-    )
+    over = functools.partial(record.close, attempt)
+    result = core.within([(lambda: None, over)], functools.partial(record_node, call, attempt))
     verdicts.vet_strict(call.state, attempt.verdict)
     return result
 
@@ -302,9 +301,8 @@ def capture(call, attempt):
         note_fed(call.state, seen, zip(plan.paths, plan.tensors, strict=True))
         computes = learnt.computes if seen.computed is None else seen.computed
         remember(call.state, late=max(learnt.late, seen.late), computes=computes)
-        told = moving.learn_looked(call.state, seen) or counters.learn(
-            call.state, plan, seen, lambda: plans.why_uncounted(call.state, plan.saves)
-        )
+        why_uncounted = functools.partial(plans.why_uncounted, call.state, plan.saves)
+        told = moving.learn_looked(call.state, seen) or counters.learn(call.state, plan, seen, why_uncounted)
         seen.again = seen.again or told is not None
         reason, seen.reason = reason and (told or reason), told or seen.reason
         live.blame(call.state, seen, reason or seen.reason)

@@ -143,9 +143,8 @@ def is_learnt(state, node, why, index):
     kept, path = state.keep[node], state.keep[node].place_paths[index]
     # It was recorded for one number, and others follow it already.
     if path in kept.numbers.places and path not in state.learnt.numbers.exact:
-        return path not in state.learnt.numbers.live or any(
-            (path, None) in one.numbers.sources for one in state.keep.values()
-        )
+        followed = any((path, None) in one.numbers.sources for one in state.keep.values())
+        return followed or path not in state.learnt.numbers.live
     return kept.followable.get(path) is False and path not in state.learnt.moves.followed
 
 
@@ -260,9 +259,8 @@ def why_missed(call, path, parent):
         if why == core.MISS_VALUE:
             return errors.number_on_host(name)
         leaf = core.node_facts(node).slots[index].leaf
-        return errors.arguments_changed(
-            name, core.slot_shape(node, index), tuple(tensors[leaf].shape) if leaf != core.NONE else None
-        )
+        now = tuple(tensors[leaf].shape) if leaf != core.NONE else None
+        return errors.arguments_changed(name, core.slot_shape(node, index), now)
     if core.fn_counts(state.f)[2] and not core.children(path, parent, state.f):
         return errors.another_way()
     return errors.arguments_changed("a number, string or structure among the arguments")

@@ -46,10 +46,8 @@ def warm(call: Call, sources: Sequence[tuple[str, object]] = ()) -> object:
         seen.reason = errors.cudnn_dropout()
         remember(state, recurrent=True)
     note_run(state, seen)
-    for text in (
-        *([around] if isinstance(around, str) else ()),
-        *(impure.moved(seen.run.sources, seen) if asks_on(seen) else ()),
-    ):
+    moved = impure.moved(seen.run.sources, seen) if asks_on(seen) else ()
+    for text in (*([around] if isinstance(around, str) else ()), *moved):
         note_reason(seen, text)
     state.warm_seconds += time.perf_counter() - began
     driver = CUDA if any(d.type == "cuda" for d in seen.devices) else HOST if seen.devices else guess

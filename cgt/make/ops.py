@@ -550,18 +550,16 @@ def mirror(seen: Seen, written: list[torch.Tensor]) -> None:
     for t, row in [(one, row) for one in written for row in copies_of(seen, one)]:
         sid, carries = core.storage_id(row.leaf), id(row.leaf) in seen.run.plan.carries
         # What is written is known by its storage.
-        (seen.copied.carried if carries else seen.copied.mirrored).update(
-            id(one.leaf) for one in seen.copied.swaps[sid]
-        )
+        known = seen.copied.carried if carries else seen.copied.mirrored
+        known.update(id(one.leaf) for one in seen.copied.swaps[sid])
         seen.written.add(sid)
         if carries and observe.is_capture(seen):
             continue
         # An argument may lie in another one's copy, and have bytes there that are gaps of that one's.
         at = core.address(t) - (core.address(row.buffer) if core.storage_id(t) in seen.copied.buffers else row.lo)
         whole = at >= 0 and at + core.span(t) <= row.hi - row.lo
-        to, source = (
-            core.view_like(base, t if whole else row.leaf, at if whole else 0) for base in (row.leaf, row.buffer)
-        )
+        like, shift = (t, at) if whole else (row.leaf, 0)
+        to, source = (core.view_like(base, like, shift) for base in (row.leaf, row.buffer))
         aten.copy_.default(to, source)
         if observe.is_host_recording(seen) and not carries:
             tape.copy_into(observe.fix(seen, to), source)
@@ -574,11 +572,7 @@ def copies_of(seen, t):
     sid = core.storage_id(t)
     if sid in seen.copied.buffers:
         return [seen.copied.buffers[sid]]
-    row = (
-        observe.swap_of(seen, sid, core.address(t), core.address(t) + core.span(t))
-        if sid in seen.copied.swaps
-        else None
-    )
+    row = observe.swap_of(seen, t)
     return [row] if row is not None else seen.copied.swaps.get(sid, [])
 
 

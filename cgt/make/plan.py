@@ -110,9 +110,8 @@ def find_followable(call: Call, around: Around) -> dict[str, tuple[int, int]]:
         return {}
     mine = [(k, r) for k, r in enumerate(around.reached, len(flat.tensors)) if r.owner == NONE]
     at = {id(r.tensor): (k, r.path) for k, r in mine if id(r.tensor) not in around.also}
-    owners = {r.owner for r in around.reached} | {
-        k for _, owner, others in around.also.values() for k in (owner, *(k for k, _ in others))
-    }
+    owners = {r.owner for r in around.reached}
+    owners.update(k for _, owner, others in around.also.values() for k in (owner, *(k for k, _ in others)))
     graded = {k for k, t in enumerate(around.tensors) if t.requires_grad} if torch.is_grad_enabled() else set()
     followable = {}
     for k, ones in alone_in_places(found).items():

@@ -137,9 +137,8 @@ def buffer_apart(t, swaps, spare):
     not, kept so that they do not come again."""
     while True:
         buffer = observe.buffer_for(t)
-        if t.numel() == 0 or all(
-            core.address(t) - core.address(buffer) != core.address(x) - core.address(other) for x, other in swaps
-        ):
+        distance = core.address(t) - core.address(buffer)
+        if t.numel() == 0 or all(core.address(x) - core.address(other) != distance for x, other in swaps):
             return buffer
         spare.append(buffer)
 
@@ -314,12 +313,8 @@ def recover(device, seen):
     """What a capture refused is told once more: by the next kernel (as the thread's last error), by the next memory
     that is pinned (PyTorch asks the events of the other), by the library whose call it was. The user's call comes after
     that."""
-    home = f"cuda:{device}"
-    for body in (
-        lambda: torch.empty(1, device=home).fill_(1),
-        lambda: torch.empty(1, pin_memory=True),
-        *(seen.cuts.failed if seen else ()),
-    ):
+    kernel, pinned = lambda: torch.empty(1, device=f"cuda:{device}").fill_(1), lambda: torch.empty(1, pin_memory=True)
+    for body in (kernel, pinned, *(seen.cuts.failed if seen else ())):
         with contextlib.suppress(Exception):  # of zeros an op may say anything
             body()
 

@@ -324,12 +324,8 @@ def vet_region(seen, region, inputs, given):
     if seen.run.driver != CUDA or "cpu" in {d.type for d in devices}:
         observe.refuse(seen, errors.compiled_on_host(observe.user_line(seen)))
     elif any(is_elsewhere(seen, t) for t in given):
-        observe.refuse(
-            seen,
-            errors.other_device(
-                "a compiled region", observe.user_line(seen), given[0].device, name_of(seen.run.device)
-            ),
-        )
+        home, line = name_of(seen.run.device), observe.user_line(seen)
+        observe.refuse(seen, errors.other_device("a compiled region", line, given[0].device, home))
     elif region.fx_kwargs.get("cudagraphs") or any(isinstance(t, torch.Generator) for t in inputs):
         observe.refuse(seen, errors.compiled_with_state(observe.user_line(seen)))
 

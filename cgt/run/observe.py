@@ -269,9 +269,10 @@ def unseen(seen: Seen) -> Iterator[None]:
         seen.inside = before
 
 
-def swap_of(seen: Seen, sid: int, at: int, end: int) -> Swap | None:
+def swap_of(seen: Seen, t: torch.Tensor) -> Swap | None:
     """The copied slot in whose copy ops find this part of a storage; or None."""
-    return next((row for row in seen.copied.swaps[sid] if row.lo <= at and end <= row.hi), None)
+    at, end = core.address(t), core.address(t) + core.span(t)
+    return next((row for row in seen.copied.swaps.get(core.storage_id(t), ()) if row.lo <= at and end <= row.hi), None)
 
 
 def exchange(seen: Seen, value: object, done: dict[int, torch.Tensor] | None = None) -> Any:
@@ -283,7 +284,7 @@ def exchange(seen: Seen, value: object, done: dict[int, torch.Tensor] | None = N
         if sid not in seen.copied.swaps or not value.numel():
             return value
         at, end = core.address(value), core.address(value) + core.span(value)
-        row = swap_of(seen, sid, at, end)
+        row = swap_of(seen, value)
         if row is not None:
             if id(value) not in done:
                 done[id(value)] = core.view_like(row.buffer, value, at - row.lo)

@@ -42,9 +42,8 @@ def recording(state, node, depth, edge, apart, below):
     """The Block of a recording, behind `depth` segments that it shares; its backward is one more below it."""
     kept, facts = state.keep[node], core.node_facts(node)
     head, *lines = map(str.strip, report.explain_node(state, node, apart))
-    lines.append(
-        f"guards {len(kept.place_paths)} places" + (f": {report.some(kept.place_paths)}" if kept.place_paths else "")
-    )
+    guarded = f": {report.some(kept.place_paths)}" if kept.place_paths else ""
+    lines.append(f"guards {len(kept.place_paths)} places{guarded}")
     if kept.backward is not None:
         back = block_of(getattr(kept.backward, ATTRIBUTE), {})
         below = [*below, back._replace(edge="its backward")]

@@ -86,9 +86,8 @@ class Memory(NamedTuple):
         lines = []
         for device, total in self.pools.items():
             here = sorted((one for one in self.recordings if one.device == device), key=lambda one: -sum(one[3:6]))
-            lines.append(
-                f"{device}: pool {size(total)}, {len(here)} recordings hold {size(sum(sum(one[3:6]) for one in here))}"
-            )
+            held = sum(sum(one[3:6]) for one in here)
+            lines.append(f"{device}: pool {size(total)}, {len(here)} recordings hold {size(held)}")
             for one in here:
                 made = sorted(one.lines.items(), key=lambda entry: -entry[1])
                 lines.append(
@@ -127,11 +126,8 @@ def pool_bytes(paths):
     total = core.host_bytes() if 0 in paths else 0
     if paths - {0}:
         ids = core.pool_ids()
-        total += sum(
-            s["total_size"]
-            for s in torch.cuda.memory_snapshot()
-            if tuple(s["segment_pool_id"]) in ids and s["device"] + 1 in paths
-        )
+        mine = [s for s in torch.cuda.memory_snapshot() if tuple(s["segment_pool_id"]) in ids]
+        total += sum(s["total_size"] for s in mine if s["device"] + 1 in paths)
     return total
 
 
@@ -292,10 +288,8 @@ def explain_tree(states: list[State]) -> str:
     for path in sorted({fact.path for fact in facts.values()}):
         here = {node: fact for node, fact in facts.items() if fact.path == path}
         leaves = sum(fact.children == 0 for fact in here.values())
-        lines.append(
-            f"{device_name(path)}: {len(here)} recordings, {leaves} ways through the program, pool "
-            f"{size(pool_bytes({path}))}"
-        )
+        told = f"{len(here)} recordings, {leaves} ways through the program, pool {size(pool_bytes({path}))}"
+        lines.append(f"{device_name(path)}: {told}")
         lines += [line for one in blocks_behind(here, NONE, led_by, block) for line in lines_of(one, "  ")]
     for state in states:
         for text, n in sorted(state.reasons.items(), key=lambda r: -r[1]):
