@@ -31,7 +31,7 @@ def feeds(seen, call, t):
         return t.dtype == torch.int64 and call.inputs[0].is_cuda
     given = call.kwargs.get("dtype")
     to = core.dtype_of(given) if given is not None else call.inputs[0].dtype if call.written else t.dtype
-    return call.facts.copies and not is_hosts(call.kwargs, call.inputs) and (to == t.dtype or to.is_floating_point)
+    return call.facts.copies and not is_hosts(call) and (to == t.dtype or to.is_floating_point)
 
 
 def may_use(seen: Seen, call: Any, t: torch.Tensor) -> bool:
@@ -50,7 +50,7 @@ def may_use(seen: Seen, call: Any, t: torch.Tensor) -> bool:
 
 def is_view(seen: Seen, call: Any) -> bool:
     """Is this a view, on the host, of what may be fed? It stays there."""
-    return seen.run.driver == CUDA and call.facts.views and is_hosts(call.kwargs, call.inputs)
+    return seen.run.driver == CUDA and call.facts.views and is_hosts(call)
 
 
 def helps(seen: Seen, t: torch.Tensor) -> bool:

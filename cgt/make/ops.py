@@ -101,7 +101,7 @@ def see_op(seen: Seen, op: OpOverload | None, args: tuple, kwargs: dict) -> None
 
 def note_op(seen, call):
     """For the comparison with another run."""
-    seen.run.ops.append(op_facts.noted(seen, call.op, call.args, call.kwargs))
+    seen.run.ops.append(op_facts.noted(seen, call))
 
 
 def note_autograd(seen, call):
@@ -142,7 +142,7 @@ def make_from_outside(seen, call):
     if call.facts.packet in LIFTS:
         see_constant(seen, call.inputs[0])
         return True
-    if not seen.cuts.bodies and op_facts.is_alias_made(seen, call.args, call.inputs):
+    if not seen.cuts.bodies and op_facts.is_alias_made(seen, call):
         see_alias(seen, call.op)
         return True
     return False
@@ -151,7 +151,7 @@ def make_from_outside(seen, call):
 def find_written(seen, call):
     """The inputs that it writes."""
     seen.exchanges = seen.exchanges or call.facts.namespace in COLLECTIVES
-    call.written = op_facts.written_by(call.op, call.facts, call.args, call.kwargs, call.inputs)
+    call.written = op_facts.written_by(call)
 
 
 def count(seen, call):
@@ -163,7 +163,7 @@ def find_numbers(seen, call):
     """Live numbers among the arguments."""
     if call.written:
         live.see_written(seen, call.written)
-    on_host = seen.run.driver == CUDA and op_facts.is_hosts(call.kwargs, call.inputs)
+    on_host = seen.run.driver == CUDA and op_facts.is_hosts(call)
     call.numbers = live.note(seen, call.op, call.facts, call.args, call.kwargs, on_host)
 
 
@@ -172,7 +172,7 @@ def judge(seen, call):
     op, facts, inputs = call.op, call.facts, call.inputs
     call.constant = not call.numbers and constants.is_constant(seen, facts, inputs)
     call.counts = (facts.reads or call.written) and counters.passes(seen, facts, call.args, inputs, call.written)
-    call.aside = seen.run.driver == CUDA and op_facts.is_aside(seen, facts, call.kwargs, inputs, call.written)
+    call.aside = seen.run.driver == CUDA and op_facts.is_aside(seen, call)
     call.apart = bool(seen.run.apart or facts.packet in apart.KNOWN) and apart.is_one(seen, op, facts, inputs)
 
 
@@ -180,11 +180,8 @@ def find_values(seen, call):
     """Does it read values, and which?"""
     facts, inputs = call.facts, call.inputs
     # Whether a check raises is the tape's own affair.
-    call.reads, call.dynamic = (
-        facts.reads or (facts.checks and seen.run.driver == CUDA),
-        op_facts.is_dynamic(facts, inputs),
-    )
-    asks = call.reads or call.dynamic or op_facts.is_to_host(inputs, call.kwargs)
+    call.reads, call.dynamic = facts.reads or (facts.checks and seen.run.driver == CUDA), op_facts.is_dynamic(call)
+    asks = call.reads or call.dynamic or op_facts.is_to_host(call)
     asks = asks and not (call.constant or call.counts)
     into = facts.dynamic and call.written  # a replay would not write there
     if asks and facts.pure and not into:
@@ -221,9 +218,7 @@ def touch_inputs(seen, call):
     if call.outside:
         for t in call.inputs:
             if core.storage_id(t) not in seen.touched:
-                observe.touch(
-                    seen, t, bool(seen.ranks.parallel) and op_facts.fills(call.facts.packet, call.args, call.kwargs, t)
-                )
+                observe.touch(seen, t, bool(seen.ranks.parallel) and op_facts.fills(call, t))
     if call.generator is not None:
         seen.generators.given[core.generator_id(call.generator)] = call.generator
 
@@ -240,7 +235,7 @@ def exchange_inputs(seen, call):
     if call.facts.packet in KEEPS_SEED:
         seen.seeds = True
         call.instead = None if seen.run.recording else op_facts.seeds_on_host(call.op, call.args, call.kwargs)
-    if call.facts.absolute and op_facts.counts_inside(call.op, call.args, call.kwargs, call.numbers):
+    if call.facts.absolute and op_facts.counts_inside(call):
         seen.copied.whole.add(core.storage_id(call.inputs[0]))
     elif call.facts.absolute and core.storage_id(call.inputs[0]) not in seen.made:
         seen.raw.add(core.storage_id(call.inputs[0]))
@@ -267,8 +262,8 @@ def find_movable(seen, call):
 def choose_memory(seen, call):
     """In a capture: does it run for real? And are numbers of the host's brought to the GPU before it?"""
     at_once = call.reads or call.facts.dynamic or call.apart
-    call.for_real = call.constant and (at_once or op_facts.is_to_host(call.inputs, call.kwargs))
-    if not call.for_real and op_facts.brings_to_gpu(call.facts, call.kwargs, call.inputs):
+    call.for_real = call.constant and (at_once or op_facts.is_to_host(call))
+    if not call.for_real and op_facts.brings_to_gpu(call):
         call.args, call.kwargs = (constants.on_device(seen, given) for given in (call.args, call.kwargs))
         call.instead = observe.tensors_in(call.kwargs.values(), observe.tensors_in(call.args, []))
 

@@ -108,10 +108,10 @@ def vet_mixed(seen, call):
     is."""
     op, facts, inputs, constant = call.op, call.facts, call.inputs, call.constant
     on_cpu = [t for t in inputs if not t.is_cuda and t.numel()]
-    if facts.draws and is_hosts(call.kwargs, inputs):
+    if facts.draws and is_hosts(call):
         return host_reason(seen, errors.cpu_state, op)
     if not on_cpu:
-        return host_reason(seen, errors.host_read, op) if is_to_host(inputs, call.kwargs) and not constant else None
+        return host_reason(seen, errors.host_read, op) if is_to_host(call) and not constant else None
     if facts.copies and len(on_cpu) < len(inputs) and on_cpu[0] is inputs[0]:
         return host_reason(seen, errors.host_read, op)
     strange = next((t for t in on_cpu if not fed.may_use(seen, call, t)), None)
