@@ -98,10 +98,9 @@ def may_read(seen):
     """May a segment end here, behind which the call can turn out to go another way?"""
     if not is_between(seen):
         return False
-    swaps, carried = seen.copied.swaps, seen.copied.carried  # which come to where they are from when all is over
-    outside = {
-        sid for sid in seen.written - seen.made.keys() if sid not in swaps or id(swaps[sid][0].leaf) not in carried
-    }
+    # What is written in a copy comes to where it is from when all is over.
+    carried = {sid for sid, rows in seen.copied.swaps.items() if id(rows[0].leaf) in seen.copied.carried}
+    outside = seen.written - seen.made.keys() - carried
     if not outside:
         return True
     if seen.cuts.islands:
@@ -274,11 +273,9 @@ def may_compute(seen, t):
     """Can the number in this tensor be any at each replay?"""
     if seen.run.computes is False or seen.reason is not None:
         return False
-    simple = (
-        type(t) in (torch.Tensor, torch.nn.Parameter) and core.is_plain(t) and t.numel() == 1 and t.is_floating_point()
-    )
+    simple = type(t) in (torch.Tensor, torch.nn.Parameter) and core.is_plain(t) and t.is_floating_point()
     here = not seen.run.recording or t.is_cuda == (seen.run.driver == CUDA)
-    if not (simple and here) or is_known(seen, t):
+    if not (simple and here) or t.numel() != 1 or is_known(seen, t):
         return False
     if seen.run.computes is None:
         seen.computed = seen.again = True

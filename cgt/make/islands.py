@@ -282,10 +282,8 @@ def vet_parts(function: Callable[..., object], plan: Plan, seen: Seen) -> str | 
 
 def told(seen: Seen) -> list[str]:
     """[what runs eagerly, and where]"""
-    parts = [(island.function.__qualname__, island.line) for island, _ in seen.cuts.islands] + [
-        (str(part.op), part.line) for part in seen.cuts.apart
-    ]
-    return [f"{name} at {line}" for name, line in parts]
+    parts = [f"{island.function.__qualname__} at {island.line}" for island, _ in seen.cuts.islands]
+    return parts + [f"{part.op} at {part.line}" for part in seen.cuts.apart]
 
 
 class Came(NamedTuple):

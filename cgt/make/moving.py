@@ -239,9 +239,8 @@ def is_known(cls):
     others.)"""
     if is_one(cls, PLAIN_BASES) or derives(cls, (torch.nn.Module, torch.optim.lr_scheduler.LRScheduler)):
         return True
-    return not is_ambient(MODULE_OF(cls)) and not any(
-        is_one(type(raw), COMPILED) for raw in CLASS_DICT_OF(cls).values()
-    )
+    compiled = (is_one(type(raw), COMPILED) for raw in CLASS_DICT_OF(cls).values())
+    return not is_ambient(MODULE_OF(cls)) and not any(compiled)
 
 
 def is_one(thing, things):

@@ -395,9 +395,8 @@ def end_draw(seen, call):
     """What it drew, and from where."""
     op, packet = call.op, call.facts.packet
     seen.draws, seen.random = seen.draws or call.draws, seen.random or call.facts.draws
-    seen.acts = (
-        seen.acts or call.facts.namespace not in constants.KNOWN or (call.facts.draws and call.generator is not None)
-    )
+    acts = call.facts.namespace not in constants.KNOWN or (call.facts.draws and call.generator is not None)
+    seen.acts = seen.acts or acts
     if call.draws:
         see_draw(seen, call.generator if call.generator is not None else torch.default_generator, after=True)
     if packet in DROPOUT:

@@ -413,9 +413,8 @@ def restore_places(before, seen, tensors_only):
     its own, whose values were never computed."""
 
     def spoilt(value):
-        return not tensors_only or (
-            seen is not None and any(core.storage_id(t) in seen.made for t in pytree.tensors_in(value))
-        )
+        made = seen.made if seen is not None else ()
+        return not tensors_only or any(core.storage_id(t) in made for t in pytree.tensors_in(value))
 
     found, kept, grads, sources, histories, random, anew, counted, given, gathered, keys = before
     counters.put_back(counted)
@@ -571,9 +570,8 @@ def restore_result(plan: Plan, seen: Seen, draft: Draft, parts: Parts) -> object
         else:
             places.put_back(place._replace(want=value))
     puts = [t for _, value in parts.puts for t in pytree.tensors_in(value)]
-    seen.alive.results.extend(
-        weakref.ref(t) for t in (*given, *(proto for _, proto in parts.grads), *puts) if t is not None
-    )
+    results = (*given, *(proto for _, proto in parts.grads), *puts)
+    seen.alive.results.extend(weakref.ref(t) for t in results if t is not None)
     pairs = zip(outs, given, strict=True)
     leaves = [pytree.Readout(t, o.ops[0], o.line) if o.kind == core.READOUT else t for o, t in pairs]
     leaves = [leaves[o.ref] if o.kind == core.AGAIN else leaf for o, leaf in zip(outs, leaves, strict=True)]

@@ -97,9 +97,8 @@ def vet_gpus(seen: Seen, op: OpOverload, inputs: list[torch.Tensor], met: list[t
     if has_threads() and not core.is_in_node():
         seen.joins = True  # until `run` is over
         torch.autograd.set_multithreading_enabled(False)
-    outside = seen.run.graph is not None or (
-        seen.run.saves and torch.is_grad_enabled() and any(t.requires_grad for t in inputs)
-    )
+    saves = seen.run.saves and torch.is_grad_enabled() and any(t.requires_grad for t in inputs)
+    outside = seen.run.graph is not None or saves
     return errors.spread_graph(*told) if outside or has_threads() else None
 
 

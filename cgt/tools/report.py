@@ -307,12 +307,12 @@ class Block(NamedTuple):
     ops: list = []  # (op, line of the user's), of a recording
 
 
-def blocks_behind(
-    here: dict[int, core.NodeFacts], above: int, led_by: Callable[[int], tuple[State, str]],
-    block: Callable[[int, int, str], Block],
-) -> list[Block]:  # fmt: skip
-    """Blocks of those of these recordings that ran behind `above`, another one of them, with none of them between.
-    `led_by(recording)`: the function's State, and what leads to it. `block`: as of ways."""
+ShownAs = Callable[[int, int, str], Block]  # of (a recording, how many values it shares, what leads to it)
+
+
+def blocks_behind(here: dict, above: int, led_by: Callable[[int], tuple[State, str]], block: ShownAs) -> list[Block]:
+    """Blocks of those of these recordings, with their facts, that ran behind `above`, another one of them, with none of
+    them between. `led_by(recording)`: the function's State, and what leads to it."""
     groups = {}
     for node in here:
         parent = between = here[node].parent
@@ -323,11 +323,9 @@ def blocks_behind(
     return [one for (_, state, edge), nodes in groups.items() for one in ways(state, nodes, 0, edge, block)]
 
 
-def ways(
-    state: State, nodes: Sequence[int], depth: int, edge: str, block: Callable[[int, int, str], Block]
-) -> list[Block]:
-    """Blocks of a function's recordings that read the same `depth` values so far. `block(recording, depth, edge)`: that
-    of one which reads no more."""
+def ways(state: State, nodes: Sequence[int], depth: int, edge: str, block: ShownAs) -> list[Block]:
+    """Blocks of a function's recordings that read the same `depth` values so far. `block`: of one that reads no
+    more."""
     found, groups = [], {}
     for node in nodes:
         values = state.keep[node].values if node in state.keep else []
