@@ -24,7 +24,7 @@ from ..run.devices import name_of, on_stream
 from ..run.observe import Unrecordable, collect, is_capture, refuse, tensors_in, unseen, user_line
 from ..run.tokens import see_draw
 from ..words import errors, options
-from ..words.private import FakeTensorMode, OpOverload
+from ..words.private import FakeTensorMode
 
 NO_TENSORS = "has a body that returns something else than tensors"
 NOT_ITS_OWN = "has a body that returns a tensor it did not make, or the same memory twice"
@@ -325,15 +325,15 @@ def fill(seen, targets, sources):
 # --- what a body may do ---------------------------------------------------------------------------
 
 
-def vet_op(seen: Seen, op: OpOverload, facts: Any, kwargs: dict[str, object], written: Iterable[torch.Tensor]) -> None:
-    """Before an op of a body runs: refuse what cannot be taken back, or would not be done again."""
-    line = user_line(seen)
-    if not seen.cuts.bodies[-1].issuperset(map(core.storage_id, written)):
-        refuse(seen, errors.body_writes(str(op), line))
-    if op.namespace not in constants.KNOWN:
-        refuse(seen, errors.body_acts(str(op), line))
-    if facts.draws and (seen.run.driver == CUDA or kwargs.get("generator") is not None):
-        refuse(seen, errors.body_draws(str(op), line))
+def vet_op(seen: Seen, call: Any) -> None:
+    """Before an op of a body runs: refuse what cannot be taken back, or would not be done again. `call`: ops.OpCall."""
+    op, line = str(call.op), user_line(seen)
+    if not seen.cuts.bodies[-1].issuperset(map(core.storage_id, call.written)):
+        refuse(seen, errors.body_writes(op, line))
+    if call.facts.namespace not in constants.KNOWN:
+        refuse(seen, errors.body_acts(op, line))
+    if call.facts.draws and (seen.run.driver == CUDA or call.generator is not None):
+        refuse(seen, errors.body_draws(op, line))
 
 
 def note_made(seen: Seen, fresh: Iterable[torch.Tensor]) -> None:

@@ -169,11 +169,11 @@ def find_numbers(seen, call):
 
 def judge(seen, call):
     """Is it constant? Does it only count? Does it draw beside the graph? Can no graph hold it?"""
-    op, facts, inputs = call.op, call.facts, call.inputs
+    facts, inputs = call.facts, call.inputs
     call.constant = not call.numbers and constants.is_constant(seen, facts, inputs)
     call.counts = (facts.reads or call.written) and counters.passes(seen, facts, call.args, inputs, call.written)
     call.aside = seen.run.driver == CUDA and op_facts.is_aside(seen, call)
-    call.apart = bool(seen.run.apart or facts.packet in apart.KNOWN) and apart.is_one(seen, op, facts, inputs)
+    call.apart = bool(seen.run.apart or facts.packet in apart.KNOWN) and apart.is_one(seen, call)
 
 
 def find_values(seen, call):
@@ -204,7 +204,7 @@ def vet(seen, call):
     if call.apart and not call.constant and (call.written or not segments.may_end(seen)):
         observe.refuse(seen, host_reason(seen, errors.op_apart, call.op))
     if seen.cuts.bodies:
-        forks.vet_op(seen, call.op, call.facts, call.kwargs, call.written)
+        forks.vet_op(seen, call)
 
 
 def touch_inputs(seen, call):
@@ -342,7 +342,7 @@ def run_op(seen, call):
     try:
         return core.proceed(call.instead)
     except Exception as error:
-        apart.learn(seen, call.op, call.facts, call.args, call.kwargs, call.written, error)
+        apart.learn(seen, call, error)
         raise
 
 
