@@ -70,10 +70,8 @@ def over_limit(call: Call, path: int, parent: int) -> str | None:
         state.learnt.cool[key] = (until, min(2 * length, options.COOL_DOWN[1]))
     if calls >= until:
         return None
-    if nodes:
-        reason = errors.limit(len(nodes), why_missed(call, path, parent))
-    else:
-        reason = errors.limit(wasted(state), errors.new_kind(varying(call)))
+    why = why_missed(call, path, parent) if nodes else errors.new_kind(varying(call))
+    reason = errors.limit(len(nodes) or wasted(state), why)
     if key[2] is not None:
         hand_over(call, key_of(call), reason, until)
     elif state.graph is None and not options.STRICT:

@@ -45,14 +45,13 @@ def warm(call: Call, sources: Sequence[tuple[str, object]] = ()) -> object:
     if anew and not core.dropout_begins_anew(home):  # with another random state of cuDNN's each time
         seen.reason = errors.cudnn_dropout()
         remember(state, recurrent=True)
-    note_run(state, seen)
+    driver = CUDA if any(d.type == "cuda" for d in seen.devices) else HOST if seen.devices else guess
+    note_run(state, seen, elsewhere=guess != driver)
     moved = impure.moved(seen.run.sources, seen) if asks_on(seen) else ()
     for text in (*([around] if isinstance(around, str) else ()), *moved):
         note_reason(seen, text)
     state.warm_seconds += time.perf_counter() - began
-    driver = CUDA if any(d.type == "cuda" for d in seen.devices) else HOST if seen.devices else guess
     note_tensors(state, seen, zip(flat.paths, flat.tensors, strict=True))
-    note_devices(state, seen, elsewhere=guess != driver)
     reason, waits = judge(call, seen, result, None if guess != driver else seen.reason, before)
     if reason is not None and (state.learnt.doubted or sources) and not waits:
         verdicts.condemn(call, reason)  # and warm again after the cool-down
@@ -67,8 +66,13 @@ def warm(call: Call, sources: Sequence[tuple[str, object]] = ()) -> object:
     return result
 
 
-def note_run(state, seen):
-    """Remember what the run showed of the function, whatever its arguments were."""
+def note_run(state, seen, elsewhere):
+    """Remember what the run showed of the function, whatever its arguments were. `elsewhere`: its work is not where it
+    was looked at; it will be once more, where it belongs."""
+    if elsewhere:
+        devices.learn_home(state.learnt.devices.homes, seen.devices)
+    gpus = devices.gpus_of(seen.devices)
+    state.learnt.devices.gpus.update(gpus if len(gpus) > 1 else ())
     counters.learn(state, None, seen, lambda: None)
     learnt = state.learnt
     remember(
@@ -76,16 +80,6 @@ def note_run(state, seen):
         computes=seen.computed if learnt.computes is None else learnt.computes,
     )  # fmt: skip
     state.ran |= seen.code.ran - {None}  # what is hidden here must be seen when it is recorded
-
-
-def note_devices(state, seen, elsewhere):
-    """Remember on which GPUs the function works. `elsewhere`: not where it was looked at; it will be once more, where
-    it belongs."""
-    if elsewhere:
-        devices.learn_home(state.learnt.devices.homes, seen.devices)
-    gpus = devices.gpus_of(seen.devices)
-    if len(gpus) > 1:
-        state.learnt.devices.gpus.update(gpus)
 
 
 def judge(call, seen, result, reason, before):

@@ -159,15 +159,11 @@ def find_spent(
     if graph is None or not args[0] or graph.leaves.late:
         return []
     copies = {id(flat.tensors[k]) for k in copied}
-    found = []
-    for at, t in find_dying(graph, args):
-        if id(t) in copies:
-            ours = driver == CUDA and at < graph.grads
-        else:
-            ours = core.path_proto(parent, t) is not None
-        if ours:
-            found.append((at, t))
-    return found
+
+    def is_ours(at, t):
+        return driver == CUDA and at < graph.grads if id(t) in copies else core.path_proto(parent, t) is not None
+
+    return [row for row in find_dying(graph, args) if is_ours(*row)]
 
 
 def find_dying(graph: Graph, args: tuple) -> list[tuple[int, torch.Tensor]]:
