@@ -351,7 +351,8 @@ def vet_result(seen, name, leaves, made):
         leave(seen, errors.fork_with_grad(name, user_line(seen)))
     vet_device(seen, name, leaves)
     vet_aligned(seen, name, leaves)
-    held = lambda: any(core.storage_id(t) in made.difference(ids) for t in core.alive(seen.run.returned))  # noqa: E731
+    mine = made.difference(ids)
+    held = lambda: any(core.storage_id(t) in mine for t in core.alive(seen.run.returned))  # noqa: E731
     if held() and not is_capture(seen):  # where a finalizer may call the driver
         collect()
     if held():

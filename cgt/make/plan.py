@@ -171,16 +171,16 @@ def plan_call(
     if hooked >= 0:
         return errors.hooked_leaf(around.paths[hooked])
     at = {k for path, (k, _) in followable.items() if path in state.learnt.moves.followed}
-    followed, follows = set(), {}
+    followed, follows = {}, {}
     for path, (k, slot) in followable.items():
         if k in at:  # all tensors of a tuple, if one of them is
-            followed.add(path)
+            followed[path] = slot
             follows.setdefault(k, []).append(slot)
     stored = next((path for path in followed if path in state.learnt.moves.replaced), None)
     if stored is not None and not is_alone():
         return errors.used_elsewhere(stored)
     fed = state.learnt.moves.fed - state.learnt.moves.written if driver == CUDA and graph is None else frozenset()
-    moved = followed | (state.learnt.moves.swaps.keys() - followable.keys()) | fed
+    moved = followed.keys() | (state.learnt.moves.swaps.keys() - followable.keys()) | fed
     slots = [(slot, path) for path, slot in mobile.items() if path in moved]
     named = [
         (k, path) for k, path in (*enumerate(flat.paths), *slots)  # if the recording works on memory of their kind
