@@ -146,6 +146,7 @@ cpdef enum:                 # Miss: why a node did not accept a call; node_why s
     FITS, MISS_SPEC, MISS_AMBIENT, MISS_META, MISS_POINTER, MISS_ALIGN, MISS_VALUE, MISS_OVERLAP,
     MISS_GRAD, MISS_PLACE, MISS_ALIVE, MISS_SAME, MISS_DROPOUT, MISS_NUMBER
 
+cdef enum: N_KINDS = 256, KIND_COUNT = 0xFFFF   # rows of Fn.kinds; the bits of a row that count
 cpdef enum: HOST, CUDA      # DriverKind
 
 cpdef enum: BRANCH, LOOP    # ForkKind: one of two bodies runs; one body runs as long as the predicate says so
@@ -164,8 +165,8 @@ cdef struct Fn:
     int32_t backward            # called by autograd, which is given aliases: they may become a .grad
     PyObject* range_name        # borrowed: what profilers show around a replay
     Verdict verdict             # on all its calls
-    uint64_t like               # call_key of the last call that a verdict kept from Python
-    int32_t alike               # such calls in a row
+    uint64_t[N_KINDS] kinds     # high bits of a call_key, and how many such calls came that no recording took
+    int32_t alike               # of the last call's kind
     int32_t patience            # of so many Python is told, or if a recording is replayed at last; 0: never
     int32_t wasted              # recordings freed that were never replayed
     uint64_t unknown            # of the values that the last call read, where no recording had them; or 0

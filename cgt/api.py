@@ -31,7 +31,7 @@ CALLS = frozenset((CALL, "__call__", "_call_impl", "_wrapped_call_impl", "_wrapp
 
 
 def jit(fn: Callable[..., Any] | None = None, *, static_argnums: int | Iterable[int] = (),
-        static_argnames: str | Iterable[str] = (), max_records: int = options.MAX_RECORDS,
+        static_argnames: str | Iterable[str] = (), max_records: int | None = options.MAX_RECORDS,
         max_graphs: int = options.MAX_GRAPHS, outputs: str = "rescue", inputs: str = "auto",
         dynamic: str | Iterable[str] = (), audit: str | None = None,
         memory_budget: int | str | None = None) -> Callable[..., Any]:  # fmt: skip
@@ -47,7 +47,8 @@ def jit(fn: Callable[..., Any] | None = None, *, static_argnums: int | Iterable[
             decorator is returned.
         static_argnums, static_argnames: arguments taken as one hashable value, tensors not sought.
         max_records: recordings kept per function and place in the tree (what ran before it in the
-            iteration); past it calls run eagerly until a cool-down ends.
+            iteration); past it calls run eagerly until a cool-down ends. By default 8, and two more for each
+            that was replayed, 64 at most.
         max_graphs: recordings in the whole process at which a new one of this function makes room:
             those go that ran longest ago and have none behind them. Environment: CGT_MAX_GRAPHS.
         outputs: what happens to a result somebody still holds when a replay is about to overwrite
@@ -189,6 +190,8 @@ def check_options(
         if value not in known:
             raise CgtError(errors.bad_option(name, value, f"one of {known}"))
     for name, value in (("max_records", max_records), ("max_graphs", max_graphs)):
+        if value is None and name == "max_records":
+            continue
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             raise CgtError(errors.bad_option(name, value, "a positive int"))
     nums = several("static_argnums", static_argnums, int, "ints")

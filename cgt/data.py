@@ -52,7 +52,7 @@ class Account(NamedTuple):
     varies: str | None = None  # the argument that was another one at each of these, if that is known
     failed: int = 0  # recordings in a row that came to nothing
     why: str | Any = None  # the reason of the last of these; None before the first
-    patience: int = options.PATIENCE  # so many calls alike in a row are heard in spite of debts
+    patience: int = options.PATIENCE  # so many calls alike are heard in spite of debts
 
 
 class Verdict(NamedTuple):
@@ -67,7 +67,7 @@ class Options(NamedTuple):
     """Of cgt.jit; see its docstring."""
 
     static: tuple[tuple, tuple]  # (positions, names)
-    max_records: int
+    max_records: int | None  # None: as many as options.HOPES says
     max_graphs: int
     outputs: str
     inputs: str
@@ -304,7 +304,7 @@ class Was(NamedTuple):
 
     memory: tuple  # describe.memory_of
     version: int
-    requires_grad: bool
+    grads: tuple  # describe.grads_of
     alias: Any  # its memory as a tensor of its own, to give it back; or None
 
 
@@ -455,7 +455,6 @@ class Autograd(NamedTuple):
     spent: dict  # argument that dies -> (its memory, holders of that before)
     whole: dict  # memory of these -> the tensor itself
     saved: list  # weak references to what autograd saved (trace.Saved)
-    passing: set  # memory that a surrounding backward hands through
     kept: list  # how many references to each argument the run left behind
 
 

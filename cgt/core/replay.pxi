@@ -436,7 +436,7 @@ cdef object call(Table* t, id_t f, PyObject* args, PyObject* kwargs, object on_m
             fn_row(t, f).replays += 1
             fn_row(t, f).path = path
             node_row(t, n).n_replay += 1
-            if node_row(t, n).n_replay == 1 and fn_row(t, f).patience: fn_row(t, f).verdict.until = 0
+            if node_row(t, n).n_replay == 1: verdicts_end(t, node_row(t, n))
             if met and has_islands(t, n): SWEEP[0]()
             return result
     finally:

@@ -89,9 +89,10 @@ def fn_is(int f, int64_t born):
     return bool(f < TABLE.fns.n and fn_row(&TABLE, f).alive and fn_row(&TABLE, f).born == born)
 
 def fn_reset(int f):
-    """Free a function's specs and nodes; counters stay."""
+    """Free a function's specs and nodes; counters of calls stay."""
     fn_clear(&TABLE, f)
     fn_row(&TABLE, f).wasted = 0
+    memset(fn_row(&TABLE, f).kinds, 0, N_KINDS * sizeof(uint64_t))
 
 def fn_count(int f, str column, int64_t by=1):
     """Add to one of the counters that Python keeps; take back a call with column 'calls'."""
@@ -115,8 +116,8 @@ def fn_counts(int f):
             fn.rescues, fn.rescued_bytes, graph_nodes)
 
 def fn_hopes(int f):
-    """(how many calls in a row were alike, of those that a verdict kept from Python; how many recordings were freed
-    that were never replayed)."""
+    """(how many calls like the last one came that no recording took; how many recordings were freed that were never
+    replayed)."""
     return fn_row(&TABLE, f).alike, fn_row(&TABLE, f).wasted
 
 def require_begin(block):
@@ -179,8 +180,8 @@ def spec_free_if(int f, int64_t born, int s):
     if k == s: spec_free(&TABLE, s)
 
 def verdict_fn(int f, str reason, int64_t until, int patience=0):
-    """Calls of a function run eagerly from now on, where no recording takes them, until it was called so often, or
-    until so many in a row were alike."""
+    """Calls of a function run eagerly from now on, where no recording takes them, until it was called so often, but for
+    those of which `patience` came that were alike."""
     verdict_set(&fn_row(&TABLE, f).verdict, reason, until, 0)
     fn_row(&TABLE, f).patience = patience
 
@@ -229,6 +230,10 @@ cdef object slot_facts(int n, int k, set written, set told):
                      sum([slot == k for slot, _ in told]))
 
 cdef object out_line(Out* o): return <object>o.line if o.line is not NULL else ""
+
+def node_spec(int n): return node_now(n).spec
+
+def node_replays(int n): return node_now(n).n_replay
 
 def node_facts(int n):
     """What a report says about a node."""

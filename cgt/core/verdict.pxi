@@ -12,11 +12,12 @@ cdef inline PyObject* verdict_stands(Fn* fn, Verdict* v, uint64_t key) noexcept 
     """Its reason, if it is about this call; or NULL."""
     return v.reason if v.reason is not NULL and fn.calls < v.until and v.key == key else NULL
 
-cdef inline bint is_patient(Fn* fn, uint64_t key) noexcept nogil:
-    """One more call like this, or the first: are there too few to tell Python?"""
-    fn.alike = fn.alike + 1 if fn.like == key else 1
-    fn.like = key
-    return fn.alike < fn.patience
+cdef inline int32_t kind_count(Fn* fn, uint64_t key) noexcept nogil:
+    """How many calls like this one came that no recording took. Of two kinds in one row the last one counts."""
+    cdef uint64_t* row = &fn.kinds[key % N_KINDS]
+    if (row[0] ^ key) > KIND_COUNT: row[0] = key & ~<uint64_t>KIND_COUNT
+    if (row[0] & KIND_COUNT) < KIND_COUNT: row[0] += 1
+    return <int32_t>(row[0] & KIND_COUNT)
 
 cdef PyObject* verdict_find(Table* t, id_t f, id_t s, id_t path, id_t parent, PyObject** leaves,
                             uint64_t values) noexcept nogil:
@@ -27,15 +28,22 @@ cdef PyObject* verdict_find(Table* t, id_t f, id_t s, id_t path, id_t parent, Py
     cdef Fn* fn = fn_row(t, f)
     cdef Edge* e
     cdef PyObject* reason = verdict_stands(fn, &fn.verdict, 0)
-    if s != NONE and (fn.patience or spec_row(t, s).verdict.reason is not NULL):
+    fn.alike = 0
+    if s != NONE:
         ambient_now(ambient)
         key = call_key(s, ambient, leaves, spec_row(t, s).n_leaves)
-    if reason is not NULL and fn.patience and s != NONE and not is_patient(fn, key ^ values): return NULL
+        fn.alike = kind_count(fn, key ^ values)
+    if reason is not NULL and fn.patience and fn.alike >= fn.patience: return NULL
     if reason is NULL and s != NONE: reason = verdict_stands(fn, &spec_row(t, s).verdict, key)
     if reason is NULL and path != NONE:
         e = edge_find(t, path, parent, f)
         if e.fn != NONE: reason = verdict_stands(fn, &e.verdict, 0)
     return reason
+
+cdef void verdicts_end(Table* t, Node* node) noexcept nogil:
+    """A recording is replayed for the first time: recordings may pay, and there may be room for more beside it."""
+    if fn_row(t, node.fn).patience: fn_row(t, node.fn).verdict.until = 0
+    edge_find(t, node.path, node.parent, node.fn).verdict.until = 0
 
 cdef int REPLAY_REQUIRED = 0        # so many blocks of require_replay are under way
 

@@ -1,14 +1,16 @@
 """Does recording pay? A recording is a bet that its calls come again; one that was never replayed may be lost.
 
-As long as all functions of a process together spent less than an allowance, a call is recorded at once if there is
-room for all kinds (structure, values, shapes, modes) that came: by numbers of calls alone, the same on each machine.
+A process has an allowance: as long as all its functions together spent less, a call is recorded when one of its kind
+(structure, values, shapes, modes) came before, and a few at once. This is decided by numbers of calls alone, so that it
+is the same on each machine; how many recordings may wait for a first replay is bounded (verdicts.crowd), so a program
+that varies its calls has a few for it, and no more.
 
 Beyond it, and where what was tried came to nothing, each function has an account. Only a call of a kind that came
 before is recorded: at once where none of its siblings still waits for a first replay and there is room for all kinds,
 or where addresses moved (these are learnt once). Else what was spent, and will be again, must be covered by what
 replays saved and by a small share of the time that eager calls would have taken so far. Until then calls that no
 recording takes run eagerly, found in compiled code (core/verdict.pxi). Never for good: the share grows with each call,
-and many calls in a row that look alike are heard, too.
+and a kind of which many came is heard, too: compiled code counts them.
 
 Methods of several objects are one function, but each object has its own kinds, and its own room for recordings."""
 
@@ -63,10 +65,10 @@ def is_allowed(account):
     return TOGETHER[0] < options.ALLOWANCE and not account.failed
 
 
-def meet(state: State, kind: tuple, whose: int | None, room: int) -> int:
-    """0 if a call of this kind came before, or is recorded at once; else how many calls run eagerly before Python
-    sees one again: the more that were new in a row, the more. `whose`: names the object whose method is called, or
-    None. `room`: for how many recordings of it."""
+def meet(state: State, kind: tuple, whose: int | None, room: int, came: bool = False) -> int:
+    """0 if a call of this kind came before (`came`: while Python looked away), or is recorded at once; else how many
+    calls run eagerly before Python sees any again: the more that were new in a row, the more. `whose`: names the object
+    whose method is called, or None. `room`: for how many recordings of it."""
     account = state.learnt.account
     if kind in account.met:
         book(state, strange=0)
@@ -75,8 +77,10 @@ def meet(state: State, kind: tuple, whose: int | None, room: int) -> int:
     account.met[kind] = whose
     if len(mine) >= options.MAX_SPECS or len(account.met) > options.MAX_GRAPHS:
         del account.met[next(iter(mine or account.met))]
-    strange = account.strange + 1
+    strange = 0 if came else account.strange + 1
     book(state, strange=strange)
+    if came:
+        return 0
     free = FREE + min(len(set(account.met.values())) - 1, options.MAX_SPECS)
     if is_allowed(account) and strange <= free and len(mine) < room and (mine or whose is None):
         return 0
@@ -88,11 +92,11 @@ def waits(state: State, missed: list[tuple[int, int, int]], room: int, whose: in
     of this place, where nothing takes the call; `room`: for how many recordings; `whose`: as of meet."""
     account, (alike, unproven), proven = state.learnt.account, core.fn_hopes(state.f), 0
     for node, why, _ in missed:
-        replayed = core.node_facts(node).n_replay > 0
+        replayed = core.node_replays(node) > 0
         proven += replayed
         unproven += not replayed and why in VARIES
     has_room = sum(one == whose for one in account.met.values()) <= room
-    if has_room and (is_allowed(account) or unproven + account.failed < max(1, proven)):
+    if is_allowed(account) or (has_room and unproven + account.failed < max(1, proven)):
         return 0
     if not account.eager:  # a call that returns times it
         return 1 if state.learnt.left < 2 else options.COOL_DOWN[0]

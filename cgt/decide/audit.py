@@ -57,7 +57,7 @@ def plan_next(state: State, node: int, replays: int | None = None) -> None:
     """Which replay of a recording is compared next: the core hands over the call that would be it. `replays`: how many
     it had, where that is known."""
     if state.opts.audit is not None and node in state.keep:
-        replays = core.node_facts(node).n_replay if replays is None else replays
+        replays = core.node_replays(node) if replays is None else replays
         core.node_audit(node, number_behind(state.opts.audit, replays))
 
 
@@ -261,7 +261,7 @@ def alternatives(state, node):
     if not facts.segments:
         return [node]
     beside = [n for n in core.children(facts.path, facts.parent, state.f) if n in state.keep]
-    return [n for n in beside if core.node_facts(n).spec == facts.spec]
+    return [n for n in beside if core.node_spec(n) == facts.spec]
 
 
 def tensors_of(call, nodes):

@@ -32,7 +32,7 @@ def prove(state: State, seen: Seen, leaves: Iterable[object]) -> None:
         state.proven = None not in seen.code.ran
     else:  # its function is not differentiable by replay
         node = node_of(graph, forward_of(graph))
-        replayed = node == NONE or core.node_facts(node).n_replay > 0
+        replayed = node == NONE or core.node_replays(node) > 0
         refuse_gradients(graph, reason)
         if replayed:  # of the very call that was recorded this run was right
             raise errors.CgtError(errors.stale_backward(reason))

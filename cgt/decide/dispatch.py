@@ -117,7 +117,7 @@ def compare(call, node, audited):
 def give_up(node, call, reason, untold=()):
     """Do without this recording, which was wrong for the call: for a while without any; or with one that copies what
     this one was told of."""
-    call = call._replace(spec=core.node_facts(node).spec)
+    call = call._replace(spec=core.node_spec(node))
     drop_node(node)
     if not untold:
         verdicts.condemn(call, reason)
@@ -210,7 +210,7 @@ def find_spec(state, flat):
     program = tuple(program)
     mine = [s for s, (known, _) in state.learnt.programs.items() if verdicts.whose(known) == verdicts.whose(program)]
     if len(mine) >= options.MAX_SPECS or len(state.learnt.programs) >= options.MAX_GRAPHS:
-        used = {core.node_facts(n).spec for n in core.fn_nodes(f)}
+        used = {core.node_spec(n) for n in core.fn_nodes(f)}
         DOOMED.append((state, next((s for s in mine or state.learnt.programs if s not in used), NONE)))
     spec_of.append(core.spec_add(f, program, len(flat.tensors), len(flat.numbers), state.learnt.programs, flat.where))
     return spec_of[0]

@@ -47,13 +47,18 @@ def find(call: Call) -> str | None:
 def crowd(call: Call, path: int, parent: int) -> tuple[list[int], tuple[int, int, int | None]] | None:
     """(the recordings of which this place in the tree has enough, newest match first, or none where it is wasted ones
     that are too many; what Learnt.cool knows that by). None: there is room."""
-    state, mine, most = call.state, whose(call.flat.program), call.state.opts.max_records
+    state, mine, most = call.state, whose(call.flat.program), call.state.opts.max_records or options.HOPES
     nodes = core.children(path, parent, state.f)
     if mine is not None and len(nodes) >= most:  # those of the same object's calls count
-        nodes = [n for n in nodes if whose(state.learnt.programs[core.node_facts(n).spec][0]) == mine]
-    if len(nodes) >= most:
+        nodes = [n for n in nodes if whose(state.learnt.programs[core.node_spec(n)][0]) == mine]
+    replayed = 0 if state.opts.max_records else sum(core.node_replays(n) > 0 for n in nodes)
+    if len(nodes) >= min(most + 2 * replayed, max(most, options.MAX_SPECS)):
         return nodes, (path, parent, mine)
-    return ([], (path, parent, None)) if wasted(state) >= most else None
+    if wasted(state) >= most:
+        return [], (path, parent, None)
+    for key in state.learnt.cool.keys() & {(path, parent, mine), (path, parent, None)}:  # a cool-down is over
+        state.learnt.cool[key] = (0, state.learnt.cool[key][1])
+    return None
 
 
 def over_limit(call: Call, path: int, parent: int) -> str | None:
@@ -101,8 +106,8 @@ def wait(call: Call, first: bool) -> str | None:
     state, f = call.state, call.state.f
     if state.graph is not None or math.isinf(options.OVERHEAD) or state.blockers is not None:
         return None
-    mine, room = whose(call.flat.program), state.opts.max_records
-    new = account.meet(state, (*key_of(call), core.fn_unknown(f)), mine, room)
+    mine, room = whose(call.flat.program), state.opts.max_records or options.HOPES
+    new = account.meet(state, (*key_of(call), core.fn_unknown(f)), mine, room, came=core.fn_hopes(f)[0] > 1)
     if new and not first:
         if new == 1:
             return errors.new_kind()
@@ -113,13 +118,13 @@ def wait(call: Call, first: bool) -> str | None:
         return reason
     place = (core.NONE, core.NONE) if first else place_in_tree(call, call.flat.tensors)
     missed = [] if first else [miss for miss in places_first(misses(call, *place)) if not is_learnt(state, *miss)]
-    missed = [miss for miss in missed if whose(state.learnt.programs[core.node_facts(miss[0]).spec][0]) == mine]
+    missed = [miss for miss in missed if whose(state.learnt.programs[core.node_spec(miss[0])][0]) == mine]
     n = account.waits(state, missed, room, mine)
     if n == 0:
         return None
     books = state.learnt.account
     reason = account.reason(books, n, lambda: why_missed(call, *place))
-    heard = 0 if books.failed else books.patience  # calls alike in a row: one that failed would fail again
+    heard = 0 if books.failed else books.patience  # calls alike: one that failed would fail again
     core.verdict_fn(f, reason, core.fn_counts(f)[0] + n, heard)
     return reason
 
@@ -230,7 +235,7 @@ def why_missed(call, path, parent):
     for node, why, index in misses(call, path, parent):
         kept = state.keep.get(node)
         if why == core.MISS_SPEC:
-            found = pytree.first_difference(state.learnt.programs[core.node_facts(node).spec], call.flat)
+            found = pytree.first_difference(state.learnt.programs[core.node_spec(node)], call.flat)
             if found is not None:
                 return errors.arguments_changed(*found)
         if why == core.MISS_AMBIENT:

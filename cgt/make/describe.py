@@ -45,12 +45,7 @@ def rows(plan: Plan, seen: Seen, result: object, call: Call) -> Draft | str:
     if lost is not None:
         seen.again = True
         return errors.copied_and_written(lost)
-    examples = [s.example for s in slots]
-    if plan.graph is not None:
-        reason = vet_backward(plan.graph, seen, examples)
-    elif seen.autograd.passing.difference(map(core.storage_id, examples)):
-        reason = errors.outer_graph("a backward inside the call")
-    reason = reason or vet_constants(out, plan)
+    reason = vet_backward(plan.graph, seen, [s.example for s in slots]) or vet_constants(out, plan)
     if reason is not None:
         return reason
     near = {}
@@ -131,6 +126,7 @@ class SlotFacts(NamedTuple):
     begun: list  # as of begin_to_require
     first_of: dict  # id of an argument -> the first leaf that it is
     at: dict  # address -> how many tensors begin there
+    there: set  # ids of what a place holds: an argument among them must be that very tensor
 
 
 def describe_slots(plan, seen):
@@ -139,7 +135,7 @@ def describe_slots(plan, seen):
     facts = SlotFacts(
         tensors, copied_with(plan, seen), counters.rows_of(seen), begin_to_require(plan),
         {id(t): k for k, t in reversed(list(enumerate(plan.flat.tensors)))},
-        collections.Counter(map(core.address, {id(t): t for t in tensors}.values())),
+        collections.Counter(map(core.address, {id(t): t for t in tensors}.values())), {id(p.want) for p in plan.places},
     )  # fmt: skip
     for k, t in enumerate(tensors):
         is_leaf = k < leaves
@@ -148,9 +144,9 @@ def describe_slots(plan, seen):
         binding = binding_of(plan, seen, facts, k, touched)
         copy, back = copies_of(seen, facts, k, binding)
         if is_leaf:
-            met = plan.also.get(id(t)) if touched else None
-            leaf, (kept, owner, _) = k, met or (None, core.NONE, ())
-            same, apart = identity_of(facts, k, binding) if touched and plan.graph is None else (core.NONE, False)
+            there = t if id(t) in facts.there else None
+            leaf, (kept, owner, _) = k, plan.also.get(id(t), (there, core.NONE, ()))
+            same, apart = identity_of(facts, k, binding) if plan.graph is None else (core.NONE, False)
         else:  # a gradient is found at the call, and nobody but its owner holds it
             leaf, kept, same, apart = core.NONE, t if owner == core.NONE else None, core.NONE, False
         sharing = [j for j in plan.beside.get(k, ()) if j < k and slots[j].binding in MOVES] if binding in MOVES else []
@@ -200,7 +196,7 @@ def copies_of(seen, facts, k, binding):
 
 
 def identity_of(facts, k, binding):
-    """(`same`, `apart`) of the row of an argument that was touched."""
+    """(`same`, `apart`) of the row of an argument."""
     t = facts.tensors[k]
     first = facts.first_of[id(t)]
     # At another call it could be what another slot is, and gradients would tell.
@@ -227,7 +223,7 @@ def begin_to_require(plan):
     most likely. Not where a later backward goes through them."""
     if plan.saves or plan.graph is not None:
         return []
-    begun = [k for k, t in enumerate(plan.flat.tensors) if t.requires_grad and not plan.was[k].requires_grad]
+    begun = [k for k, t in enumerate(plan.flat.tensors) if t.requires_grad and not plan.was[k].grads[0]]
     mine = [(k, plan.tensors[k]) for k in begun if k not in plan.grads]
     return [k for k, t in mine if t.is_leaf and core.is_plain(t)]
 
@@ -253,9 +249,11 @@ def copied_with(plan, seen):
     return copied | {id(tensors[k]): k for k in seen.copied.copies}
 
 
-def vet_backward(graph: Graph, seen: Seen, tensors: list[torch.Tensor]) -> str | None:
+def vet_backward(graph: Graph | None, seen: Seen, tensors: list[torch.Tensor]) -> str | None:
     """A sentence if a recorded graph read a tensor that it was not given: another call's run would read
     the recorded call's."""
+    if graph is None:
+        return None
     known = {core.storage_id(t) for t in (*tensors, *graph.loose)}
     read = {sid for sid, t in seen.touched.items() if t.numel()}
     # Code that could hand a kernel, which no op shows, what it kept itself.
@@ -574,6 +572,11 @@ def memory_of(t: torch.Tensor) -> tuple[int, int | torch.SymInt, torch.Size]:
     return core.storage_id(t), offset, t.shape
 
 
+def grads_of(t: torch.Tensor) -> tuple[object, ...]:
+    """Does t require grad, and who hears of its gradients?"""
+    return t.requires_grad, t.retains_grad, *(t._backward_hooks or ()), *(t._post_accumulate_grad_hooks or ())
+
+
 def find_moved(plan: Plan) -> str | None:
     """The path of a tensor to which the run gave other memory (`.data =`); or None."""
     return next((path for path, t, before in slots_before(plan) if memory_of(t) != before.memory), None)
@@ -596,9 +599,9 @@ def vet_changes(plan: Plan, ran: set[types.CodeType]) -> str | None:
     if changed is None:
         begun = {id(plan.flat.tensors[k]) for k in begin_to_require(plan)}
         other = [
-            path for path, t, was in slots_before(plan) if t.requires_grad != was.requires_grad and id(t) not in begun
+            path for path, t, was in slots_before(plan) if grads_of(t)[id(t) in begun :] != was.grads[id(t) in begun :]
         ]
-        changed = other[0] + ".requires_grad" if other else None
+        changed = other[0] + ".requires_grad, or a hook of it," if other else None
     if changed is None and core.ambient() != plan.ambient:
         changed = "a mode or setting of torch"
     return changed and errors.changed_state(changed)

@@ -132,11 +132,6 @@ def written_by(call: Any) -> list[torch.Tensor]:
     return tensors_in(written, [])
 
 
-def fills(call: Any, t: torch.Tensor) -> bool:
-    """Does the op write t without reading it?"""
-    return call.kwargs.get("out") is t or (call.facts.packet == "copy_" and call.args[0] is t)
-
-
 def is_dynamic(call: Any) -> bool:
     """Does the shape of an op's result depend on values?"""
     packet, inputs = call.facts.packet, call.inputs

@@ -218,7 +218,7 @@ def touch_inputs(seen, call):
     if call.outside:
         for t in call.inputs:
             if core.storage_id(t) not in seen.touched:
-                observe.touch(seen, t, bool(seen.ranks.parallel) and op_facts.fills(call, t))
+                observe.touch(seen, t)
     if call.generator is not None:
         seen.generators.given[core.generator_id(call.generator)] = call.generator
 
@@ -511,7 +511,6 @@ def see_dropout(seen, packet, dropout, train, buffer):
     elif not (dropout and train):
         if buffer is not None and not seen.generators.dropout:
             seen.touched.pop(core.storage_id(buffer), None)
-            seen.autograd.passing.discard(core.storage_id(buffer))
     elif packet == "_cudnn_rnn":
         seen.acts, seen.generators.dropout[:] = True, [core.alias(buffer)]
         seen.alive.objects.extend(seen.generators.dropout)

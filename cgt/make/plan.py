@@ -196,7 +196,7 @@ def plan_call(
         spent=autograd.find_spent(graph, flat, copied, driver, parent, call.args),
         grads={k: core.grad_id(t) for k, t in enumerate(tensors) if can_have_grad(t)},
         was=[
-            Was(describe.memory_of(t), core.version_of(t), t.requires_grad, alias_of(t, driver, parent))
+            Was(describe.memory_of(t), core.version_of(t), describe.grads_of(t), alias_of(t, driver, parent))
             for t in tensors
         ],
         generators=reach_generators([*(one for _, one in flat.objects), *(p.want for p in found.places)]),

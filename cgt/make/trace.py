@@ -77,6 +77,7 @@ def run(seen: Seen, function: Callable[..., object], args: tuple, kwargs: dict) 
         taps.tap_sharding(is_mine),
         *regions,
         *(taps.tap_saves(packed, unpack, is_mine, transformed) if seen.run.saves else ()),
+        tap_histories(seen),
         impure.tap(seen, is_mine),
         live.tap(seen, is_mine),
         moving.lay_blinds(seen),
@@ -108,6 +109,15 @@ def run(seen: Seen, function: Callable[..., object], args: tuple, kwargs: dict) 
         if any(rng.at is not rng.words for rng in seen.generators.words.values()):
             observe.refuse(seen, errors.reseeded(observe.user_line(seen)))
     return result
+
+
+def tap_histories(seen):
+    """A bracket: inside, no backward goes on through what led to the slots' tensors, which is another one each time."""
+    tensors = seen.run.plan.tensors if seen.run.recording and seen.run.graph is None else ()
+    pass_on = lambda _: observe.refuse(seen, errors.outer_graph("a backward inside the call"))  # noqa: E731
+    nodes, handles = {t.grad_fn for t in tensors} - {None}, []
+    begin = lambda: handles.extend(node.register_prehook(pass_on) for node in nodes)  # noqa: E731
+    return begin, lambda: [handle.remove() for handle in handles]
 
 
 def see_swap(seen, plain, owner, name, tensors, kwargs):

@@ -142,9 +142,8 @@ def tensors_in(values: Iterable[object], into: list[torch.Tensor]) -> list[torch
     return into
 
 
-def touch(seen: Seen, t: torch.Tensor, fills: bool = False) -> None:
-    """The run has to do with t (and `fills` it): is its memory from outside, and met for the first time, then that is
-    noted."""
+def touch(seen: Seen, t: torch.Tensor) -> None:
+    """The run has to do with t: is its memory from outside, and met for the first time, then that is noted."""
     sid = core.storage_id(t)
     if sid in seen.made or sid in seen.copied.buffers or sid in seen.touched:
         return
@@ -152,8 +151,6 @@ def touch(seen: Seen, t: torch.Tensor, fills: bool = False) -> None:
         note_memory(seen, t, user_line(seen))
         seen.strays = True
         return
-    if core.is_in_node() and not fills:
-        seen.autograd.passing.add(sid)
     # Not the tensor: whoever holds the argument itself when the run is over is counted.
     alias = core.alias(t) if core.is_plain(t) else t
     seen.touched[sid] = seen.autograd.whole.get(sid, alias)

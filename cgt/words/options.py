@@ -19,7 +19,8 @@ VERIFY = {"": None, "0": False}.get(os.environ.get("CGT_VERIFY", ""), True)
 WARN_AFTER = 20  # calls of a function of which none was replayed, which is then said once
 OUTPUTS = ("rescue", "error", "borrow")  # numbers are those of Policy in cgt_core.pxd
 INPUTS = ("auto", "pinned", "copied")
-MAX_RECORDS = int(os.environ.get("CGT_MAX_RECORDS", "8"))
+MAX_RECORDS = int(os.environ.get("CGT_MAX_RECORDS", "0")) or None  # None: HOPES, and 2 for each that was replayed
+HOPES = 8
 # Recordings in the whole process, past which those go that ran longest ago and have none behind them;
 # also the longest path of one iteration.
 MAX_GRAPHS = int(os.environ.get("CGT_MAX_GRAPHS", "1024"))
@@ -33,11 +34,11 @@ COOL_DOWN = (64, 4096)
 OVERHEAD = float("inf") if STRICT else float(os.environ.get("CGT_OVERHEAD", "0.05"))
 # Seconds that recordings of all functions may take before anybody counts.
 ALLOWANCE = float(os.environ.get("CGT_ALLOWANCE", "2"))
-PATIENCE = 32  # calls alike in a row after which one is recorded all the same; times itself with each
+PATIENCE = 32  # calls alike after which one is recorded all the same; times itself with each
 # Warm-ups of a function that reads values, until one is met that came before: of numbers, which often are of few, and
 # of masks.
 TRIES_OF_NUMBERS, TRIES_OF_MASKS = 6, 3
-MAX_SPECS = 64  # argument structures kept per function; the oldest without a recording goes
+MAX_SPECS = 64  # argument structures kept per function, of which the oldest without a recording goes; kinds of calls
 MAX_VERDICTS = 4  # reasons against single calls, before one against the function
 LESSONS = 16  # recordings in a row of which each came to nothing and should fare better next time, before a verdict
 ESCAPE_TRIES = 2  # recordings thrown away because a tensor outlived the call, before a verdict

@@ -515,3 +515,32 @@ def test_gradient_that_is_read_and_replaced(device, add, steps):
         assert torch.equal(step(x), plain(x)), k
         assert all(torch.equal(a.grad, b.grad) for a, b in zip(mine, theirs, strict=True)), k
     assert cgt.stats(step).replays >= 5, cgt.stats(step).reasons
+
+
+HISTORIES = {
+    "scaled": lambda w, v, k: w * float(k + 1), "added": lambda w, v, k: w + (v if k % 3 else 1.0),
+    "multiplied": lambda w, v, k: w * (v if k % 3 else w), "of several ops": lambda w, v, k: w.sin() if k % 3 else w.cos() * v,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("history", HISTORIES.values(), ids=HISTORIES.keys())
+@pytest.mark.parametrize("all_the_way", [True, False])
+def test_backward_inside_that_goes_on_through_the_history_of_an_argument(device, history, all_the_way):
+    """Another history at each call, whose ops are none of the call's, some of them none at all."""
+
+    def training(wrap):
+        w, v = (torch.full((3,), k, device=device, requires_grad=True) for k in (0.5, 2.0))
+
+        @wrap
+        def step(x):
+            loss = (x * w * v).sum()
+            return torch.autograd.grad(loss, [x, w] if all_the_way else [x], retain_graph=True)
+
+        return step, w, v
+
+    (step, *mine), (plain, *theirs) = training(cgt.jit), training(lambda f: f)
+    for k in range(8):
+        for a, b in zip(step(history(*mine, k)), plain(history(*theirs, k)), strict=True):
+            assert torch.equal(a, b), k
+    assert cgt.stats(step).replays == (0 if all_the_way else 6), cgt.stats(step).reasons
+    assert not all_the_way or "403" in next(iter(cgt.stats(step).reasons))

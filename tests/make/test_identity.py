@@ -201,6 +201,43 @@ def test_parts_of_one_storage(device, trained, apart):
     assert s.replays >= MOVING and s.eager == 0
 
 
+class Kept:
+    """What functions store in."""
+
+
+def store(o, x, y):
+    o.last = y
+    return (o.a * 2,)
+
+
+def store_variable(o, x, y):
+    o.last = o.a
+    return (o.a * 2,)
+
+
+UNTOUCHED = {
+    "returned": lambda o, x, y: (y, o.a * 2), "returned in turn": lambda o, x, y: (y, x), "of a variable": lambda o, x, y: (o.a, x),
+    "stored": store, "stored from a variable": store_variable,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("use", UNTOUCHED.values(), ids=UNTOUCHED.keys())
+@pytest.mark.parametrize("first", [(0, 0), (0, 1), (1, 1)], ids=str)
+def test_arguments_that_are_handed_on_and_no_op_reads(device, use, first):
+    def run(wrap):
+        o = Kept()
+        o.a, o.b, o.last = torch.zeros(3, device=device), torch.ones(3, device=device), None
+        f, out = wrap(lambda x, y: use(o, x, y)), []
+        for which in [*[first] * 3, *[(0, 0), (0, 1), (1, 0), (1, 1)] * 3]:
+            given = f(*[(o.a, o.b)[k] for k in which])
+            out += [t.clone() for t in given]
+            assert o.last is None or o.last is o.a or o.last is o.b
+            out.append(o.last if o.last is None else o.last.clone())
+        return f, out
+
+    assert cgt.stats(both(run, device)).replays >= 6
+
+
 def test_memory_around_an_argument_that_moves_is_refused(device):
     def run(wrap):
         kept, out = [], []

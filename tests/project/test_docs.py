@@ -158,7 +158,7 @@ def test_troubleshooting_has_a_program_for_each_message():
 
 def test_every_page_is_in_the_nav():
     nav = (ROOT / "mkdocs.yml").read_text().split("\nnav:\n")[1].split("\nmarkdown_extensions:")[0]
-    assert sorted(re.findall(r"([\w/]+\.md)", nav)) == sorted(p.relative_to(DOCS).as_posix() for p in pages)
+    assert sorted(re.findall(r"([\w/-]+\.md)", nav)) == sorted(p.relative_to(DOCS).as_posix() for p in pages)
 
 
 def anchors(path):
