@@ -14,8 +14,8 @@ BUILTIN_DESCRIPTORS = (     # which run no code of the user's; nobody can derive
 )
 
 def value_at(place):
-    """What lies in a place, (kind, home, key, ...), now: one object, or MISSING; of a length, so many; of NAMES_ABSENT names,
-    MISSING or what each has."""
+    """What lies in a place, (kind, home, key, ...), now: one object, or MISSING; of a length, so many; of NAMES_ABSENT
+    names, MISSING or what each has."""
     cdef Place p
     cdef PyObject* now = NULL
     p.kind, home, key = place[0], place[1], place[2]

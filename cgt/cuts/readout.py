@@ -68,9 +68,8 @@ def may_be(seen, name, uses):
     """May what this method gives have these uses? While a function is recorded the places must be known, where only
     what is computed later comes to: nobody reads them."""
     kept = [use for use in uses if type(use) is returns.Kept]
-    if (name != "item" and any(use in (returns.COMPARED, returns.COMPUTED) for use in uses)) or (
-        kept and name not in ("item", FLOAT)
-    ):
+    used = any(use in (returns.COMPARED, returns.COMPUTED) for use in uses)
+    if (used and name != "item") or (kept and name not in ("item", FLOAT)):
         return False
     plan = seen.run.plan
     stored = plan is None or all(any(is_at(use, put.place, put.owner) for put in plan.found.kept) for use in kept)
@@ -244,6 +243,6 @@ def marked(seen: Seen, value: object) -> Any:
     """The value, with the Readout in place of each number that stands for one."""
     if not seen.readouts.numbers:
         return value
-    return containers.replaced(
-        value, lambda leaf: seen.readouts.numbers.get(id(leaf), (None, leaf))[1] if type(leaf) is float else leaf, set()
-    )
+    numbers = seen.readouts.numbers
+    stood_for = lambda leaf: numbers.get(id(leaf), (None, leaf))[1] if type(leaf) is float else leaf  # noqa: E731
+    return containers.replaced(value, stood_for, set())

@@ -321,9 +321,8 @@ def fill_pool(seen, stream):
         if not mine:
             break
         sizes = [min(most, nbytes - at) for nbytes, most in mine for at in range(0, nbytes, most)]
-        filled.extend(
-            torch.empty(size, dtype=torch.uint8, device=torch.device("cuda", seen.run.device)) for size in sorted(sizes)
-        )
+        home = torch.device("cuda", seen.run.device)
+        filled.extend(torch.empty(size, dtype=torch.uint8, device=home) for size in sorted(sizes))
     seen.reads.unfilled.extend((at, nbytes) for at, nbytes, *_ in free)
     return filled
 

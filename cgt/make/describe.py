@@ -23,6 +23,7 @@ from . import moving
 
 MOVES = (core.COPIED, core.REBOUND)  # bindings of a slot that moves: its tensor may lie elsewhere at each call
 DEFAULT_GENERATORS = (torch.default_generator, *torch.cuda.default_generators)
+FIXED_TYPES = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device)
 CONSTANT_TYPES = (type(None), bool, int, float, complex, str, bytes, range, slice, type)
 
 
@@ -561,9 +562,7 @@ def is_fixed(value: object) -> bool:
     """Is this the same wherever it is?"""
     if type(value) is tuple or type(value) is torch.Size:
         return all(map(is_fixed, tuple.__iter__(value)))
-    return any(
-        type(value) is kind for kind in (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device)
-    )
+    return any(type(value) is kind for kind in FIXED_TYPES)
 
 
 def memory_of(t: torch.Tensor) -> tuple[int, int | torch.SymInt, torch.Size]:

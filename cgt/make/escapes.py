@@ -43,6 +43,9 @@ def vet_escapes(plan: Plan, seen: Seen, draft: Draft) -> str | None:
     alive += [state for state in states if state is not None]
     if not alive:
         return None
+    old = find_replaced(plan.places, alive)
+    if old is not None:
+        return errors.place_changed(old)
     names = [
         p.path for p in plan.places
         if p.kind == places.DICT_ITEM and any(p.home.get(p.key) is t for t in alive)
@@ -103,6 +106,15 @@ def find_kept_view(plan, seen, draft):
         and (core.references(t) > ALONE or all(t._base is not base for base in bases))
     ])  # fmt: skip
     return path_of[core.storage_id(kept[0])] if kept else None
+
+
+def find_replaced(found, tensors):
+    """The path of an object that the run replaced and that leads to one of the tensors, or None. Then it is the place
+    that holds it, not the user; and a recording for the old object would fit no call."""
+    wanted = {id(t) for t in tensors}
+    kinds = places.DICT_ITEM, places.CELL, places.LIST_ITEM
+    old = [p for p in found if p.kind in kinds and places.value_at(p) is not p.want]
+    return next((p.path for p in old if leads_to(p.want, wanted)), None)
 
 
 def leads_to(thing, wanted):

@@ -73,6 +73,5 @@ def wait_for(seen: Seen, call: Any) -> None:
     lets_go = call.kwargs.get("non_blocking") or (call.facts.packet == "copy_" and len(call.args) > 2 and call.args[2])
     for t in call.inputs if observe.is_capture(seen) and not lets_go else ():
         for row in seen.copied.swaps.get(core.storage_id(t), ()) if t.is_cpu else ():
-            core.feed_waits(
-                next(copy for k, copy in seen.copied.copies.items() if seen.run.plan.tensors[k] is row.leaf)
-            )
+            copies = seen.copied.copies.items()
+            core.feed_waits(next(copy for k, copy in copies if seen.run.plan.tensors[k] is row.leaf))

@@ -253,9 +253,8 @@ def note_changes(seen):
     singles, more = places.differing(plan.places, describe.is_guarded_as)
     wrote = any(core.version_of(t) != was.version for t, was in zip(tensors, plan.was, strict=True))
     graded = any(core.grad_id(tensors[k]) != was for k, was in plan.grads.items())
-    seen.cuts.answers[-1] = seen.cuts.answers[-1]._replace(
-        changes=list(map(places.as_now, singles)), unsafe=more or wrote or graded
-    )
+    changes = list(map(places.as_now, singles))
+    seen.cuts.answers[-1] = seen.cuts.answers[-1]._replace(changes=changes, unsafe=more or wrote or graded)
     accept(seen.run.before)
 
 

@@ -57,11 +57,8 @@ def recording(state, node, depth, edge, apart, below):
 
 def as_dot(block):
     """The language of Graphviz."""
-    lines = [
-        "digraph cgt {",
-        '  node [shape=box, fontname="monospace", fontsize=10];',
-        '  edge [fontname="monospace", fontsize=9];',
-    ]
+    font = 'fontname="monospace", fontsize'
+    lines = ["digraph cgt {", f"  node [shape=box, {font}=10];", f"  edge [{font}=9];"]
 
     def add(one, above):
         me = len(lines)
