@@ -430,12 +430,6 @@ def name_of(f):
     return getattr(sites.SITES.get(f), "__qualname__", "a jitted function")
 
 
-def at_exit():
-    """Graphs go before the CUDA context does."""
-    for state in sites.states():
-        freeing.reset_state(state)
-
-
 # What a call raises whose replay the driver refused (nothing was launched), or that a verdict keeps from being replayed
 # where replays are required.
 core.FAILED[0] = lambda f, error: CgtError(errors.replay_failed(name_of(f), error.args[2], error.args[1]))
@@ -453,5 +447,5 @@ core.max_path(options.MAX_GRAPHS)
 logs.set_up(options.LOG, name_of)
 if not self_check():
     core.reuse_outputs(False)
-atexit.register(at_exit)
+atexit.register(lambda: list(map(freeing.reset_state, sites.states())))  # graphs go before the CUDA context does
 os.register_at_fork(after_in_child=freeing.forget_parent)

@@ -221,8 +221,12 @@ def fill(seen: Seen, result: object) -> object:
     if seen.run.driver == CUDA:
         torch.cuda.current_stream(seen.run.device).synchronize()
 
+    def made(leaf):
+        one = marked(seen, leaf)
+        return one.make(one.words) if type(one) is Readout else one
+
     def filled(value):
-        return containers.replaced(value, lambda leaf: made(marked(seen, leaf)), set())
+        return containers.replaced(value, made, set())
 
     plan = seen.run.plan
     sums = [place for k in plan.numbers.summed if type(places.value_at(place := plan.places[k])) is Readout]
@@ -232,11 +236,6 @@ def fill(seen: Seen, result: object) -> object:
         elif (now := places.value_at(place)) is not place.want:
             places.put_back(place._replace(want=filled(now)))
     return filled(result)
-
-
-def made(value):
-    """What is made of a Readout, else the value itself."""
-    return value.make(value.words) if type(value) is Readout else value
 
 
 def marked(seen: Seen, value: object) -> Any:

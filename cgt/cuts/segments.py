@@ -346,10 +346,7 @@ def unmask(seen: Seen, args: tuple) -> tuple:
     return (args[0], indices, *args[2:])
 
 
-def fills(
-    t: torch.Tensor, indices: list[torch.Tensor | None], value: torch.Tensor, accumulate: bool = False,
-    unsafe: bool = False,
-) -> bool:  # fmt: skip
+def fills(t: Any, indices: list, value: torch.Tensor, accumulate: bool = False, unsafe: bool = False) -> bool:
     """Does PyTorch fill where a mask says, for which nobody asks where that is? As canDispatchToMaskedFill in
     TensorAdvancedIndexing.cpp."""
     chosen = [index for index in indices if index is not None]
@@ -454,9 +451,7 @@ def bytes_of(seen, t):
         return bytes(t.detach().clone(memory_format=torch.contiguous_format).reshape(-1).view(torch.uint8).tolist())
 
 
-def end_capture(
-    seen: Seen, at: int = 0, nbytes: int = 0, part: Callable[[], object] | None = None, pure: bool = False
-) -> bytes:
+def end_capture(seen: Seen, at: int = 0, nbytes: int = 0, part: Callable | None = None, pure: bool = False) -> bytes:
     """End a segment of a capture, which runs now; the bytes that it leaves. `part`: what replays call behind it; is it
     `pure`?"""
 

@@ -21,6 +21,10 @@ from ..words import errors, options, pytree
 from ..words.private import is_forward_ad
 from . import account, logs
 
+OF_A_SLOT = {
+    core.MISS_ALIGN: errors.misaligned, core.MISS_SAME: errors.other_tensor, core.MISS_VALUE: errors.number_on_host,
+}  # fmt: skip
+
 
 def find(call: Call) -> str | None:
     """A reason to run eagerly, or None. Verdicts and limits end after a cool-down of calls."""
@@ -255,12 +259,8 @@ def why_missed(call, path, parent):
         name = kept.slot_paths[index]
         if why == core.MISS_POINTER:
             return errors.moved(name, *(core.slot_addresses(node, index, tensors) if core.debug_build() else ()))
-        if why == core.MISS_ALIGN:
-            return errors.misaligned(name)
-        if why == core.MISS_SAME:
-            return errors.other_tensor(name)
-        if why == core.MISS_VALUE:
-            return errors.number_on_host(name)
+        if why in OF_A_SLOT:
+            return OF_A_SLOT[why](name)
         leaf = core.node_facts(node).slots[index].leaf
         now = tuple(tensors[leaf].shape) if leaf != core.NONE else None
         return errors.arguments_changed(name, core.slot_shape(node, index), now)

@@ -151,9 +151,7 @@ def cut(draft: Draft) -> None:
         one.tensor, one.leaves, one.at, one.like, one.shift = None, graph.leaves, at[id(base)], like, shift
 
 
-def find_spent(
-    graph: Graph | None, flat: Flat, copied: list[int], driver: int, parent: int, args: tuple
-) -> list[tuple[int, torch.Tensor]]:
+def find_spent(graph: Graph | None, flat: Flat, copied: list, driver: int, parent: int, args: tuple) -> list[tuple]:
     """[(index, tensor), ...]: arguments of a backward whose memory the recording can let go of. Results of the path
     that are read only through the graph, and copies of gradients (a tape lets go of those by itself)."""
     if graph is None or not args[0] or graph.leaves.late:

@@ -49,9 +49,7 @@ class Code(NamedTuple):
     opens: str | None  # see flow.Moves
 
 
-def find(
-    found: list[Place], owners: dict[int, object], ran: set[types.CodeType], seen: Seen
-) -> dict[int, EffectRow | None]:
+def find(found: list[Place], owners: dict, ran: set[types.CodeType], seen: Seen) -> dict[int, EffectRow | None]:
     """{position of a place: EffectRow; or None, where this run did not come to it}, of those that the code of `ran`
     advances and does nothing else to."""
     known = code_of(ran)

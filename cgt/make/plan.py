@@ -408,10 +408,7 @@ def stands_alone(t, tensors):
     return all(core.storage_id(x) != storage and not (counter and core.version_counter(x) == counter) for x in others)
 
 
-def note_moves(
-    state: State, around: Around, missed: list[tuple[int, int, int]], followable: dict[str, tuple[int, int]],
-    mobile: dict[str, int],
-) -> list[tuple[int, list[int], bool]]:  # fmt: skip
+def note_moves(state: State, around: Around, missed: list, followable: dict, mobile: dict) -> list[tuple]:
     """What the function finds in a place where another tensor came is followed from now on, and arguments whose address
     moved since a pinned recording are copied, if they can be; so are what is followed, and gradients. Returns the
     plan's moves."""

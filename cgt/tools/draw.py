@@ -62,7 +62,8 @@ def as_dot(block):
 
     def add(one, above):
         me = len(lines)
-        text = "".join(f"{quoted(line)}\\l" for line in (one.title, *map(shortened, one.facts)))
+        facts = [text if len(text) <= MOST else f"{text[: MOST - 1]}…" for text in one.facts]
+        text = "".join(f"{quoted(line)}\\l" for line in (one.title, *facts))
         lines.append(f'  n{me} [label="{text}"];')
         if above is not None:
             lines.append(f'  n{above} -> n{me} [label="{quoted(one.edge)}"];')
@@ -75,10 +76,6 @@ def as_dot(block):
 
 def quoted(text):
     return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", " ")
-
-
-def shortened(text):
-    return text if len(text) <= MOST else f"{text[: MOST - 1]}…"
 
 
 # --- .html ------------------------------------------------------------------------------------------
