@@ -241,10 +241,12 @@ def record(seen, call, function, leaves, spec, line):
         return done.result
     for k, *_ in done.written:
         slim(leaves[k]).copy_(slim(island.leaves[k]))
-    detached = functools.partial(_pytree.tree_map_only, torch.Tensor, lambda t: t.detach().clone())
-    mine, structure = _pytree.tree_flatten(real(lambda: paused(lambda: detached(done.result))))
+    made, structure = flatten(done.result)
+    detached = lambda: [x.detach().clone() if isinstance(x, torch.Tensor) else x for x in made]  # noqa: E731
+    mine = real(lambda: paused(detached))
     island.came.append(Came(mine, structure, {k for k, *_ in done.written}))
-    return _pytree.tree_unflatten([bring_in(seen, x) if isinstance(x, torch.Tensor) else x for x in mine], structure)
+    brought = [bring_in(seen, x) if isinstance(x, torch.Tensor) else x for x in mine]
+    return brought[0] if structure is None else _pytree.tree_unflatten(brought, structure)
 
 
 def note_changes(seen):
@@ -369,7 +371,7 @@ def bring_back(leaves, done):
 
 def takes(island, done):
     """Bring what it returned to where the recording reads it, if it is like what was recorded."""
-    (came,), (leaves, structure) = island.came, _pytree.tree_flatten(done.result)
+    (came,), (leaves, structure) = island.came, flatten(done.result)
     same = structure == came.structure and all(map(alike, leaves, came.leaves))
     if not (same and {k for k, *_ in done.written} <= came.writes):
         return False
@@ -377,6 +379,13 @@ def takes(island, done):
         if isinstance(mine, torch.Tensor):
             mine.copy_(x)  # neither requires grad
     return True
+
+
+def flatten(result):
+    """(leaves, structure) of what a part returned; None is that of a leaf, as a torch.Size is one."""
+    if isinstance(result, torch.Tensor) or type(result) in PLAIN_TYPES:
+        return [result], None
+    return _pytree.tree_flatten(result)
 
 
 def copied(t):
