@@ -32,14 +32,18 @@ def helpful_option(optimizer, scaled):
     """(what keeps an optimizer's numbers on its device, or if it is `scaled` lets it skip a step there,); () if nothing
     does."""
     groups = optimizer.param_groups
-    parameters = [p for group in groups for p in group["params"]]
-    on_cuda = any(p.is_cuda for p in parameters)
+    on_cuda, floats = is_on_cuda(optimizer), all(p.is_floating_point() for group in groups for p in group["params"])
     lacking = {name for name in optimizer.defaults if not all(group.get(name) for group in groups)}
     capturable = on_cuda and "capturable" in optimizer.defaults
     if capturable and not scaled:
         return ("capturable=True",) if "capturable" in lacking else ()
     on_cpu_alone = type(optimizer) is torch.optim.Adagrad  # the fused kernel
-    if "fused" not in lacking or not all(p.is_floating_point() for p in parameters) or (on_cuda and on_cpu_alone):
+    if "fused" not in lacking or not floats or (on_cuda and on_cpu_alone):
         return ()
     option = "fused=True instead of foreach=True" if any(group.get("foreach") for group in groups) else "fused=True"
     return (f"{option}, capturable=True" if capturable else option,)
+
+
+def is_on_cuda(optimizer):
+    """Are there parameters on a GPU?"""
+    return any(p.is_cuda for group in optimizer.param_groups for p in group["params"])
