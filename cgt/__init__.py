@@ -28,3 +28,7 @@ __all__ = [
     "CgtError", "CgtWarning", "doctor", "eager", "explain", "jit", "memory", "require_replay", "reset", "show",
     "stats", "step", "tap", "tapped", "unjit",
 ]  # fmt: skip
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]

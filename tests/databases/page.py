@@ -113,7 +113,7 @@ def in_short(rows, whole):
 def cell(text):
     """A note as a cell of a table: no paths of this machine, and no bars."""
     text = re.sub(r"[^\s'\"(]*/(?=[\w.]+\.py)", "", text)
-    return text.replace("|", "\\|").replace("_", "\\_").replace("*", "\\*")[:240]
+    return re.sub(r"([|_*[])", r"\\\1", text[:240])
 
 
 def skips():

@@ -1085,12 +1085,12 @@ def test_first_two_calls_run_python_and_reset_makes_two_more(device):
 
 
 def test_page_and_table_have_the_same_rows_in_the_same_order():
-    assert re.findall("^## (.*)$", PAGE.read_text(), re.M) == TITLES
+    assert re.findall("^### (.*)$", PAGE.read_text(), re.M) == TITLES
     assert len(TITLES) >= 12
 
 
 def test_every_row_of_the_page_says_what_happens_and_what_to_do_instead():
-    rows = PAGE.read_text().split("\n## ")[1:]
+    rows = PAGE.read_text().split("\n### ")[1:]
     assert len(rows) == len(TITLES)
     for row in rows:
         assert re.search(r"\*\*What happens\.\*\* \S", row), row

@@ -37,6 +37,7 @@ def test_the_stub_tells_of_all_that_is_public():
     assert told == {*cgt.__all__, "Stats", "Recording", "Memory", "Finding", "Diagnosis"}
     names = next(ast.literal_eval(one.value) for one in STUB.body if isinstance(one, ast.Assign) and one.targets[0].id == "__all__")
     assert names == cgt.__all__
+    assert set(dir(cgt)) == {*cgt.__all__, "__version__"}  # what a shell completes
 
 
 @pytest.mark.parametrize("name", [name for name in cgt.__all__ if inspect.isfunction(getattr(cgt, name))])
