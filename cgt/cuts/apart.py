@@ -42,8 +42,7 @@ class Apart(NamedTuple):
 
 
 def record(seen: Seen, op: OpOverload, args: tuple, kwargs: dict[str, object]) -> list[torch.Tensor]:
-    """End a segment in front of the op under way, run it for real, and have it return copies that each replay makes
-    anew; these."""
+    """End a segment in front of the op under way, run it for real, and return copies that each replay makes anew."""
     given, spec = _pytree.tree_flatten((args, kwargs))
     given = [bring_out(seen, x) if isinstance(x, torch.Tensor) else x for x in given]
     outside, named = _pytree.tree_unflatten(given, spec)
@@ -79,8 +78,7 @@ REFUSED = re.compile(r"captur|CUDA error|cu[a-z]+ error")
 
 
 def learn(seen: Seen, call: Any, error: BaseException) -> None:
-    """An op failed: if that was because of the capture, the next recording runs it between two graphs, where that is
-    possible."""
+    """An op failed: if because of the capture, the next recording runs it between two graphs, where it can."""
     if not is_capture(seen) or not REFUSED.search(str(error)) or is_broken(error):
         return
     made = lambda t: functools.partial(torch.zeros, t.shape, dtype=t.dtype, device=t.device)  # noqa: E731
@@ -101,8 +99,7 @@ def repeat(op, given, devices):
 
 
 def is_broken(error: BaseException) -> bool:
-    """Had something else ended the capture already (another thread that waited for the whole device)? The driver's
-    words."""
+    """Had something else ended the capture (another thread that waited for the device)? The driver's words."""
     return "previous error during capture" in str(error)
 
 

@@ -257,8 +257,7 @@ def attempt(seen, body):
 
 
 def imagined(seen, function, operands):
-    """What run_body would give, of tensors without memory: a kernel that was not meant for these operands may end the
-    process."""
+    """What run_body would give, of tensors without memory: a kernel not meant for these may end the process."""
     name = "cond or while_loop"
     seen.cuts.imagined.append(threading.get_ident())
     core.pause(1)

@@ -71,8 +71,7 @@ def room_of(device: int) -> torch.Tensor:
 
 
 def values_of(seen: Seen, inputs: Iterable[torch.Tensor]) -> list[torch.Tensor] | None:
-    """Those of an op's inputs whose bytes decide what comes and are not known yet, or None where some may not be
-    read."""
+    """Those of an op's inputs whose bytes decide what comes and are not known yet; None: some may not be read."""
     found = [t for t in inputs if t.numel() and not is_known(seen, t)]
     if not found:
         return found
@@ -163,8 +162,7 @@ def save_bytes(seen, t, keeps, undoes):
 
 
 def undo(seen: Seen, ran: int) -> None:
-    """A recording came to nothing of which so many segments ran, on the host all of it: what they wrote outside is as
-    it was."""
+    """A recording came to nothing of which so many segments ran, on the host all: what they wrote is as it was."""
     for one in reversed(seen.reads.undos):
         if one.segment < ran or seen.run.driver == HOST:
             core.move_bytes(one.to.get_device(), core.address(one.to), core.address(one.saved), one.nbytes)
@@ -382,8 +380,7 @@ def columns_of(seen, mask, shape):
 
 
 def select(seen: Seen, t: torch.Tensor, mask: torch.Tensor) -> list[torch.Tensor]:
-    """In a capture: return from masked_select, of whose arguments the mask was read, what an index takes; the
-    tensor."""
+    """In a capture: return from masked_select, whose mask was read, what an index takes; the tensor."""
     with unseen(seen):
         shape = aten.broadcast_tensors.default([t, mask])[0].shape or (1,)  # the form in Python imports sympy
     columns = columns_of(seen, mask, shape)
@@ -452,8 +449,7 @@ def bytes_of(seen, t):
 
 
 def end_capture(seen: Seen, at: int = 0, nbytes: int = 0, part: Callable | None = None, pure: bool = False) -> bytes:
-    """End a segment of a capture, which runs now; the bytes that it leaves. `part`: what replays call behind it; is it
-    `pure`?"""
+    """End a segment of a capture, which runs now; the bytes it leaves. `part`: called behind it; is it `pure`?"""
 
     def cut():
         if core.lost():  # what runs now would overwrite what another thread got meanwhile

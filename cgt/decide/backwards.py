@@ -24,8 +24,7 @@ def readable(graph: Graph, leaves: Iterable[object]) -> list[torch.Tensor]:
 
 
 def prove(state: State, seen: Seen, leaves: Iterable[object]) -> None:
-    """A recorded graph, which this function is, was run under observation: did it read only what belongs to the
-    call?"""
+    """A recorded graph, which this function is, was observed: did it read only what belongs to the call?"""
     graph: Graph | Any = state.graph
     reason = describe.vet_backward(graph, seen, readable(graph, leaves))
     if reason is None:

@@ -105,8 +105,7 @@ def whose(program: tuple) -> int | None:
 
 
 def wait(call: Call, first: bool) -> str | None:
-    """A reason to run eagerly since another recording would not pay yet, or None. Backwards are recorded as
-    their forwards are."""
+    """A reason to run eagerly since a recording would not pay yet, or None. Backwards do as their forwards."""
     state, f = call.state, call.state.f
     if state.graph is not None or math.isinf(options.OVERHEAD) or state.blockers is not None:
         return None

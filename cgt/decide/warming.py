@@ -25,8 +25,7 @@ from .backwards import prove, readable
 
 
 def warm(call: Call, sources: Sequence[tuple[str, object]] = ()) -> object:
-    """Run once eagerly, and learn what the function touches. `sources`: what it must not take from, see
-    impure.states."""
+    """Run once eagerly, and learn what it touches. `sources`: what it must not take from (impure.states)."""
     began = time.perf_counter()
     state, flat = call.state, call.flat
     around = timed_survey(call) if state.blockers is not None and state.ran else None

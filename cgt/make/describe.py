@@ -251,8 +251,7 @@ def copied_with(plan, seen):
 
 
 def vet_backward(graph: Graph | None, seen: Seen, tensors: list[torch.Tensor]) -> str | None:
-    """A sentence if a recorded graph read a tensor that it was not given: another call's run would read
-    the recorded call's."""
+    """A sentence if a recorded graph read a tensor it was not given: another run would read that very one."""
     if graph is None:
         return None
     known = {core.storage_id(t) for t in (*tensors, *graph.loose)}

@@ -165,8 +165,7 @@ def tensors_of(tree):
 
 
 def has_changed(plan):
-    """Is something that guards compare, or that the call is known to store, not what it was when the recording
-    began?"""
+    """Is what guards compare, or what the call is known to store, not what it was when the recording began?"""
     if plan is None:
         return False
     stored = not all(places.is_as_found(put.place) for put in plan.found.kept)

@@ -152,8 +152,7 @@ def keeper(ran: set[types.CodeType]) -> Callable[[str, str, object, object], str
 
 
 def summed(found: list[Place], owners: dict[int, object], ran: set[types.CodeType], positions: list[int]) -> list[int]:
-    """Those of these places that the code of `ran` reads for sums alone, of which the result comes there again
-    (flow.py)."""
+    """Those of these places that this code reads for sums alone, whose result comes there again (flow.py)."""
     holders, known = {id(p.want): [p] for p in found}, Code({}, {}, None)
     names = {k: [name for name in names_of(found[k], owners, holders, known) if name[0] != ENTRY] for k in positions}
     moves = [moves_of(code) for code in disturbers(ran, [name for found in names.values() for name in found])]
@@ -206,8 +205,7 @@ def is_of(name, place):
 
 
 def entry_names(place, owners, holders, known):
-    """The same of an entry, which counts where all code asks the container for constant entries alone, and finds it at
-    one place."""
+    """The same of an entry, where all code asks the container for constant entries alone, found at one place."""
     home, key, held = place.home, place.key, holders.get(id(place.home), ())
     if not (type(home) is dict or type(home) is list) or not places.is_simple(key) or len(held) != 1:
         return []
@@ -233,8 +231,7 @@ def is_bare(owner, name):
 
 
 def is_known(cls):
-    """Does nobody but Python code read objects of this class? (repr() of a SimpleNamespace does, and C code of
-    others.)"""
+    """Does Python code alone read objects of this class? (repr() of a SimpleNamespace, C of others do, too.)"""
     if is_one(cls, PLAIN_BASES) or derives(cls, (torch.nn.Module, torch.optim.lr_scheduler.LRScheduler)):
         return True
     compiled = (is_one(type(raw), COMPILED) for raw in CLASS_DICT_OF(cls).values())

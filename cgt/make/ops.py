@@ -502,8 +502,7 @@ def watchers_of(op, asked):
 
 
 def see_dropout(seen, packet, dropout, train, buffer):
-    """cuDNN's recurrent layers are handed its buffer of random state wherever the process has one, and read it if they
-    drop."""
+    """cuDNN's recurrent layers are handed its buffer of random state, if there is one, and read it if they drop."""
     if dropout and train and op_facts.is_elsewhere(seen, buffer):
         observe.refuse(
             seen, errors.spread_draws(packet, observe.user_line(seen), buffer.device, name_of(seen.run.device))

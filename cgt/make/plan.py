@@ -281,8 +281,7 @@ def learn_code(state: State, ran: set[types.CodeType]) -> list[types.CodeType]:
 
 
 def runs_compiled(state):
-    """Does Dynamo run other code in place of some of the function's, which is not seen? Then all counts that could
-    run."""
+    """Does Dynamo run other, unseen code in place of some of the function's? Then all counts that could run."""
     return any(map(code.is_compiled, state.ran))
 
 
@@ -443,8 +442,7 @@ def note_moves(state: State, around: Around, missed: list, followable: dict, mob
 
 
 def moved_too(state, kept, node, mobile, tensors):
-    """Paths of those of these slots (`mobile`) that lie elsewhere than this recording found them, and may: a guard
-    stops at the first."""
+    """Paths of those of `mobile` that lie elsewhere than when recorded, and may: a guard stops at the first."""
     slots = core.node_facts(node).slots
     mine = [row for row in zip(kept.slot_paths, slots, strict=True) if row[0] in mobile]
     at = [(path, slot, tensors[mobile[path]]) for path, slot in mine]

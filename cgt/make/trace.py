@@ -205,8 +205,7 @@ def unpack(saved):
 
 
 def begin_leaves(leaves: Leaves, tensors: Iterable[Any], changed: Iterable[int], spent: Iterable[int]) -> None:
-    """A backward begins, with its graph's lock: another thread may be at one until then. `spent`: which arguments die
-    with it."""
+    """A backward begins, with its graph's lock: others may be at one until then. `spent`: arguments that die."""
     end_leaves(leaves)
     leaves.tensors.extend(tensors)
     leaves.changed.update(changed)

@@ -20,8 +20,7 @@ from .facts import CASTS_INSIDE, COLLECTIVES, WAITS, OpFacts, is_elsewhere, is_h
 
 
 def vet_generator(seen: Seen, op: OpOverload, generator: torch.Generator, drawn: list[torch.Tensor]) -> None:
-    """Refuse a draw on another GPU than that on which the words of this generator are, which kernels of the recording
-    read."""
+    """Refuse a draw on another GPU than that of this generator's words, which kernels of the recording read."""
     rng = seen.generators.words.get(core.generator_id(generator))
     strange = next((t for t in drawn if t.device != rng.words.device), None) if rng is not None else None
     if strange is not None:
@@ -103,8 +102,7 @@ def vet_gpus(seen: Seen, op: OpOverload, inputs: list[torch.Tensor], met: list[t
 
 
 def vet_mixed(seen, call):
-    """CPU tensors in a function on the GPU: numbers that are guarded, constants, and what it brings to the GPU as it
-    is."""
+    """CPU tensors in a function on the GPU: guarded numbers, constants, and what it brings there as it is."""
     op, facts, inputs, constant = call.op, call.facts, call.inputs, call.constant
     on_cpu = [t for t in inputs if not t.is_cuda and t.numel()]
     if facts.draws and is_hosts(call):

@@ -324,8 +324,7 @@ def blocks_behind(here: dict, above: int, led_by: Callable[[int], tuple[State, s
 
 
 def ways(state: State, nodes: Sequence[int], depth: int, edge: str, block: ShownAs) -> list[Block]:
-    """Blocks of a function's recordings that read the same `depth` values so far. `block`: of one that reads no
-    more."""
+    """Blocks of a function's recordings with the same first `depth` values. `block`: of one without more."""
     found, groups = [], {}
     for node in nodes:
         values = state.keep[node].values if node in state.keep else []
