@@ -26,7 +26,7 @@ from ..numbers import counters, live
 from ..ranks import collectives
 from ..run import blank, tokens
 from ..run.observe import note_strays, observe
-from ..run.taps import is_alone, threads_beside
+from ..run.taps import threads_beside
 from ..words import errors, options, private, pytree
 from ..words.private import outside_dynamo
 from . import account, audit, lessons, logs, verdicts
@@ -367,7 +367,7 @@ def find_moving(state, plan, seen):
     plan.places.extend(more)
     replaced = [k for k in plan.follows if state.opts.outputs == "rescue" and moving.is_replaced(plan.places[k])]
     stored = [k for k in live.stored_in(seen, plan.places) if k not in free and k not in rows]
-    flags = moving.find_flags(plan, {*rows, *free, *stored, *plan.follows}) if is_alone() else []
+    flags = moving.find_flags(plan, {*rows, *free, *stored, *plan.follows}) if not threads_beside() else []
     changed = (*replaced, *stored, *flags, *plan.found.hidden)
     puts = [*puts, *((places.Put("", "", None, plan.places[k]), k) for k in changed)]
     own = range(len(plan.places), len(plan.places) + len(seen.own))

@@ -116,8 +116,7 @@ def tap_histories(seen):
     tensors = seen.run.plan.tensors if seen.run.recording and seen.run.graph is None else ()
     pass_on = lambda _: observe.refuse(seen, errors.outer_graph("a backward inside the call"))  # noqa: E731
     nodes, handles = {t.grad_fn for t in tensors} - {None}, []
-    begin = lambda: handles.extend(node.register_prehook(pass_on) for node in nodes)  # noqa: E731
-    return begin, lambda: [handle.remove() for handle in handles]
+    return lambda: handles.extend(n.register_prehook(pass_on) for n in nodes), lambda: [one.remove() for one in handles]
 
 
 def see_swap(seen, plain, owner, name, tensors, kwargs):
