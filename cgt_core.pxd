@@ -114,11 +114,9 @@ cpdef enum:                 # EffectKind
     WRITES                  # the graph writes the slot's tensor, and _version moves
     SETS_GRAD               # .grad of the slot's tensor is replaced
     REQUIRES_GRAD           # the slot's tensor does from now on
-    ADVANCES                # a place's number becomes itself, op, a constant
+    ADVANCES                # a constant is added to a place's whole number
     PUTS                    # an output, a number, a constant, or what is made of such comes to a place
     APPENDS                 # the same, to the end of a place's list
-
-cpdef enum: PLUS, MINUS, TIMES, OVER    # Operator: effects.op
 
 cpdef enum:                 # NumberOp: numbers.op
     AT_PLACE                # what place a holds, or element b of that
@@ -375,8 +373,7 @@ cdef struct Effect:             # what a replay does besides its results
     id_t place                  # which, relative to the node's places; or NONE
     id_t tag                    # of that place, relative to the node's tags
     id_t number                 # PUTS, APPENDS, WRITES: the number that comes to it; or NONE
-    int32_t op                  # ADVANCES: Operator
-    int32_t times               # ADVANCES; PUTS, APPENDS: 1: `by` is (what makes it, of what)
+    int32_t made                # `by` is (what makes it, of what)
     PyObject* by                # the constant, or that, borrowed
 
 cdef struct Grad:               # what is guarded of a tensor that can have a .grad

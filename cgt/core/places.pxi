@@ -209,16 +209,8 @@ cdef int place_put(Place p, object value) except -1:
 
 cdef int place_advance(Table* t, id_t n, Effect e) except -1:
     """What the call's own `+=` does."""
-    cdef int32_t k
     value = place_value(node_place(t, node_row(t, n), e.place)[0])
-    if value is None: return 0
-    by = <object>e.by
-    for k in range(e.times):
-        if e.op == PLUS: value = value + by
-        elif e.op == MINUS: value = value - by
-        elif e.op == TIMES: value = value * by
-        else: value = value / by
-    return place_change(t, n, e, value)
+    return 0 if value is None else place_change(t, n, e, value + <object>e.by)
 
 cdef int place_change(Table* t, id_t n, Effect e, object value) except -1:
     """The place holds this now. A guard that does not look at the value takes it, too: where nothing else was written

@@ -191,9 +191,9 @@ cdef int backward_fill(Table* t, id_t n, tuple row) except -1:
     return 0
 
 cdef int effect_fill(Table* t, id_t n, id_t k, object row) except -1:
-    """row: (kind, slot, bumps, out, place, op, by, times, number). Places are there."""
+    """row: (kind, slot, bumps, out, place, by, made, number). Places are there."""
     cdef Effect* e = node_effect(t, node_row(t, n), k)
-    e.kind, e.slot, e.bumps, e.out, e.place, e.op, by, e.times, e.number = row
+    e.kind, e.slot, e.bumps, e.out, e.place, by, e.made, e.number = row
     e.by = <PyObject*>by
     e.tag = NONE
     if e.kind == WRITES: node_row(t, n).writes = 1

@@ -271,7 +271,7 @@ cdef object effect_value(Table* t, id_t n, Effect e, PyObject** leaves):
     """What a place gets."""
     if e.out != NONE or e.number != NONE: return effect_part(t, n, e.out, e.number, leaves)
     by = <object>e.by
-    return by[0]([effect_part(t, n, out, number, leaves) for out, number in by[1]]) if e.times else by
+    return by[0]([effect_part(t, n, out, number, leaves) for out, number in by[1]]) if e.made else by
 
 cdef inline void number_put(Table* t, Node* node, Effect* e, PyObject* x) noexcept nogil:
     """Into a tensor's memory on the host."""

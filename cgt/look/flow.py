@@ -24,12 +24,11 @@ from .code import HOMES, KEPT, SCHEDULERS, asked_for, texts_in
 
 
 class Advance(NamedTuple):
-    """`name = name op by`. The name of an entry is (where and name of its container, key)."""
+    """A whole number is counted up or down by another one. The name of an entry is (where and name of its container,
+    key)."""
 
     where: str
     name: Any
-    op: str
-    by: int | float
     line: str
 
 
@@ -153,14 +152,13 @@ def advance_of(code, reading, at):
     if made is None or not is_arithmetic(reading, made):
         return None
     op, one, by = reading.steps[made].name, reading.maker(made, 0), reading.maker(made, 1)
-    if op in ("+", "*") and one is not None and reading.steps[one].does == b.CONSTANT:
+    if op == "+" and one is not None and reading.steps[one].does == b.CONSTANT:
         one, by = by, one
     if by is None or one not in summed_at(reading, at):
         return None
-    number = reading.steps[by].name if reading.steps[by].does == b.CONSTANT else None
-    if type(number) not in (int, float) or (op == "/" and number == 0):
+    if op not in ("+", "-") or reading.steps[by].does != b.CONSTANT or type(reading.steps[by].name) is not int:
         return None
-    return one, Advance(*place_of(reading, at), op, number, line_at(code, reading, at))
+    return one, Advance(*place_of(reading, at), line_at(code, reading, at))
 
 
 def summed_at(reading, at):

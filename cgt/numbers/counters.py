@@ -95,7 +95,6 @@ def learn(state: State, plan: Plan | None, seen: Seen, why_untraced: Callable[[]
     if not (fresh or joined):
         return None
     state.learnt.numbers.counters.update(fresh)
-    seen.again = True
     return errors.reads_counter(fresh[0]) if fresh else errors.counters_join(seen.live.joined)
 
 

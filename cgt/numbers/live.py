@@ -98,7 +98,6 @@ def learn_stored(state: State, plan: Plan, seen: Seen, why_untraced: Callable[[]
     if not names or why_untraced() is not None:
         return None
     state.learnt.numbers.live.update(names)
-    seen.again = True
     return errors.stores_number(min(names))
 
 

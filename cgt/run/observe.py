@@ -260,9 +260,10 @@ def unseen(seen: Seen) -> Iterator[None]:
         seen.inside = before
 
 
-def swap_of(seen: Seen, sid: int, at: int, end: int) -> Swap | None:
+def swap_of(seen: Seen, t: torch.Tensor) -> Swap | None:
     """The copied slot in whose copy ops find this part of a storage; or None."""
-    return next((row for row in seen.copied.swaps[sid] if row.lo <= at and end <= row.hi), None)
+    at, end = core.address(t), core.address(t) + core.span(t)
+    return next((row for row in seen.copied.swaps.get(core.storage_id(t), ()) if row.lo <= at and end <= row.hi), None)
 
 
 def as_views(value: object, place: Callable, done: dict[int, torch.Tensor]) -> Any:
@@ -287,7 +288,7 @@ def in_buffer(seen, t):
     if sid not in seen.copied.swaps or not t.numel():
         return None
     at, end = core.address(t), core.address(t) + core.span(t)
-    row = swap_of(seen, sid, at, end)
+    row = swap_of(seen, t)
     if row is None and not any(s == sid and lo <= at and end <= lo + n for s, lo, n in seen.copied.stay):
         refuse(seen, errors.beside(user_line(seen)))
     return None if row is None else (row.buffer, at - row.lo)
