@@ -22,8 +22,8 @@ from ..data import Attempt, Call, Changes, Graph, Kept, Options, State, remember
 from ..look import empties, impure, places
 from ..make import autograd, describe, escapes, islands, moving, record, trace
 from ..make import plan as plans
+from ..make.optional import collectives
 from ..numbers import counters, live
-from ..ranks import collectives
 from ..run import blank, tokens
 from ..run.observe import note_strays, observe
 from ..run.taps import threads_beside

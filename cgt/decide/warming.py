@@ -13,9 +13,9 @@ from ..cuts import segments
 from ..data import Around, Call, Seen, State, remember
 from ..look import impure
 from ..make import describe, trace
+from ..make.optional import collectives
 from ..make.plan import leaf_devices, survey
 from ..numbers import counters
-from ..ranks import collectives
 from ..run import devices
 from ..run.observe import asks_on, note_reason, observe
 from ..words import errors, options

@@ -11,10 +11,9 @@ import cgt_core as core
 import torch
 from cgt_core import CUDA
 
-from ..cuts import apart, forks, segments
+from ..cuts import apart, segments
 from ..data import Seen
 from ..numbers import addresses, counters, live, scalars
-from ..ranks import collectives
 from ..run import blank, constants, observe, tape
 from ..run.devices import name_of
 from ..run.tokens import how_far, see_draw
@@ -23,6 +22,7 @@ from ..words.private import OpOverload
 from . import facts as op_facts
 from . import fed, packed
 from .facts import COLLECTIVES, DROPOUT, INDEXES, KEEPS_SEED, OpFacts, facts_of
+from .optional import collectives, forks
 from .vets import host_reason, vet_effect, vet_generator, vet_gpus, vet_op
 
 aten = torch.ops.aten
@@ -99,11 +99,6 @@ def see_op(seen: Seen, op: OpOverload | None, args: tuple, kwargs: dict) -> None
 # --- in front of the op --------------------------------------------------------------------------
 
 
-def note_op(seen, call):
-    """For the comparison with another run."""
-    seen.run.ops.append(op_facts.noted(seen, call))
-
-
 def note_autograd(seen, call):
     """What autograd has read for the last time; whether others save beside us."""
     if seen.autograd.spent:
@@ -149,7 +144,6 @@ def make_from_outside(seen, call):
 
 
 def find_written(seen, call):
-    """The inputs that it writes."""
     seen.exchanges = seen.exchanges or call.facts.namespace in COLLECTIVES
     call.written = op_facts.written_by(call)
 
@@ -160,7 +154,6 @@ def count(seen, call):
 
 
 def find_numbers(seen, call):
-    """Live numbers among the arguments."""
     if call.written:
         live.see_written(seen, call.written)
     on_host = seen.run.driver == CUDA and op_facts.is_hosts(call)
@@ -177,7 +170,6 @@ def judge(seen, call):
 
 
 def find_values(seen, call):
-    """Does it read values, and which?"""
     facts, inputs = call.facts, call.inputs
     # Whether a check raises is the tape's own affair.
     call.reads, call.dynamic = facts.reads or (facts.checks and seen.run.driver == CUDA), op_facts.is_dynamic(call)
@@ -198,7 +190,6 @@ def find_values(seen, call):
 
 
 def vet(seen, call):
-    """Refuse what a replay could not repeat."""
     if not call.counts:
         vet_op(seen, call)
     if call.apart and not call.constant and (call.written or not segments.may_end(seen)):
@@ -208,7 +199,6 @@ def vet(seen, call):
 
 
 def touch_inputs(seen, call):
-    """Memory, devices and generators that it works on."""
     if call.usual:
         seen.devices.add(call.inputs[0].device)
     else:
@@ -267,7 +257,6 @@ def choose_memory(seen, call):
 
 
 def begin_draw(seen, call):
-    """A draw on the host."""
     drawn = call.generator if call.generator is not None else torch.default_generator
     call.draws = drawn.device.type == "cpu"
     if call.draws:
@@ -288,7 +277,11 @@ def has_numbers(seen):
 
 JUDGES = (meet_inputs, judge, vet, choose_memory)  # who need not be asked of an op that is usual
 BEFORE = (
-    Watcher(note_op, "it may be none that the others deal with", when=lambda seen: seen.run.ops is not None),
+    Watcher(
+        lambda seen, call: seen.run.ops.append(op_facts.noted(seen, call)),
+        "it may be none that the others deal with; compared with that of another run",
+        when=lambda seen: seen.run.ops is not None,
+    ),
     Watcher(note_autograd, "spent memory is free for results", when=lambda seen: seen.autograd.spent or seen.run.saves),
     Watcher(meet_inputs, "numbers that it makes known are constants", when=lambda seen: seen.run.driver == CUDA),
     Watcher(
@@ -416,7 +409,7 @@ def note_fresh(seen, call):
         vet_effect(seen, call.op, call.facts, call.written)
     if seen.cuts.bodies:
         forks.note_made(seen, call.fresh)
-    if call.facts.namespace == "_c10d_functional":
+    if call.facts.namespace == "_c10d_functional" and collectives.DRIVERS:
         collectives.note_pending(seen, call.op, call.inputs, call.fresh)
     line = observe.user_line(seen) if call.fresh or (call.written and seen.run.recording) else ""
     if line and seen.run.recording:

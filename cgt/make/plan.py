@@ -18,6 +18,7 @@ from ..run.taps import is_reader, threads_beside
 from ..words import errors, options, pytree, wrappers
 from ..words.private import is_gathered, is_traceable
 from . import autograd, describe, facts, moving
+from .optional import collectives
 
 
 def is_strict(t):
@@ -252,7 +253,7 @@ def refuse_around(flat, around):
     stored = [*(put.place for put in around.kept), *map(around.places.__getitem__, around.hidden)]
     if stored and threads_beside():
         return errors.used_elsewhere(stored[0].path)
-    known = [one is not None for _, one in around.sharded]
+    known = [one is not None and bool(collectives.DRIVERS) for _, one in around.sharded]
     if (around.taken_over and not known) or not all(known):
         return errors.unknown_sharding(around.taken_over[0])
     return errors.scripted(around.scripted[0]) if around.scripted else None

@@ -13,17 +13,17 @@ from typing import NamedTuple
 import cgt_core as core
 import torch
 
-from ..cuts import apart, forks, readout, segments
+from ..cuts import apart, readout, segments
 from ..data import Attempt, Call, Draft, Plan, Seen, Words, remember
 from ..look import containers, impure, places
 from ..numbers import addresses, counters, live
-from ..ranks import collectives
 from ..run import observe, tokens, views
 from ..run.devices import is_captured, on_stream
 from ..run.taps import NOTHING, capture_hidden, tap_exports
 from ..words import errors, pytree
 from ..words.private import CAPTURE_CHECKS, clear_workspaces
 from . import advice, describe, fed, trace
+from .optional import collectives, forks
 
 POOLS = {}  # (device index, that of the path) -> the pool (a handle of the core's) in which to record
 STREAMS = {}  # device index -> the side stream that records; one, since blocks belong to it

@@ -14,11 +14,10 @@ import cgt_core as core
 import torch
 from cgt_core import CUDA, HOST
 
-from ..cuts import forks, readout, segments
+from ..cuts import readout, segments
 from ..data import Leaves, Seen
 from ..look import impure
 from ..numbers import addresses, counters, live
-from ..ranks import collectives
 from ..run import blank, constants, observe, taps
 from ..run.devices import name_of, one_thread
 from ..run.tokens import see_draw, see_get_state, see_set_state
@@ -27,6 +26,7 @@ from ..words.private import OpOverload
 from . import moving
 from .facts import KEEPS_SEED, facts_of, is_elsewhere, seeds_on_host
 from .ops import mirror, see_op
+from .optional import collectives, forks
 
 COPIED_OUT = ("tolist", "__repr__")  # readers that keep nothing of the memory
 

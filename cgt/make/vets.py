@@ -9,7 +9,6 @@ import torch
 from cgt_core import CUDA, HOST
 
 from ..data import Seen
-from ..ranks import collectives
 from ..run import constants
 from ..run.devices import name_of
 from ..run.observe import asks_on, is_capture, is_host_recording, refuse, unseen, user_line
@@ -17,6 +16,7 @@ from ..words import errors
 from ..words.private import OpOverload, has_threads, is_forward_ad
 from . import advice, fed
 from .facts import CASTS_INSIDE, COLLECTIVES, WAITS, OpFacts, is_elsewhere, is_hosts, is_to_host, odd_kind
+from .optional import collectives
 
 
 def vet_generator(seen: Seen, op: OpOverload, generator: torch.Generator, drawn: list[torch.Tensor]) -> None:
