@@ -124,8 +124,8 @@ def find_kept_view(plan, seen, draft):
 
 
 def find_replaced(found, tensors):
-    """The path of an object that the run replaced and that leads to one of the tensors, or None. Then
-    it is the place that holds it, not the user; and a recording for the old object would fit no call."""
+    """The path of an object that the run replaced and that leads to one of the tensors, or None. Then it is the place
+    that holds it, not the user; and a recording for the old object would fit no call."""
     wanted = {id(t) for t in tensors}
     kinds = places.DICT_ITEM, places.CELL, places.LIST_ITEM
     old = [p for p in found if p.kind in kinds and places.value_at(p) is not p.want]
