@@ -82,7 +82,7 @@ def vet_shared(plan: Plan, seen: Seen, result: object) -> str | None:
 
 
 def is_from_outside(plan, result):
-    """Does it contain what was there before, and may hold other values than tensors at a replay: numbers that change, or
+    """Does it contain what was there before, and may hold other values than tensors at a replay: numbers that move, or
     fields of which nobody asked? (Nothing here may hold it any longer: its holders are counted.)"""
     homes, changes = [home for home, _ in containers.contents([result])], plan.changes
     moved = {*changes.moving, *changes.free, *changes.stored, *(at for _, at in changes.puts)} if homes else ()
