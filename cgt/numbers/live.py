@@ -186,12 +186,7 @@ def tap(seen: Seen, is_mine: Callable[[], bool]) -> tuple[Callable[[], object], 
     for s, one in zip(trace.sources, trace.stand_ins, strict=True):
         if s.op == core.AT_PLACE:
             trace.held[s.at] = one if s.part == core.NONE else (*trace.held.get(s.at, ()), one)
-    held = [(plan.places[k], one) for k, one in trace.held.items()]
-    if any(type(one) is Int for one in trace.stand_ins):
-        homes = {id(plan.places[k].home) for k in trace.held}
-        homes.update(at for at, owner in plan.found.owners.items() if owner is None)  # met elsewhere, too
-        whole = [p for k, p in enumerate(plan.places) if k not in trace.held and id(p.want) not in homes]
-        held += [(place, trace.table_of(place.want)) for place in filter(is_table, whole)]
+    held = [(plan.places[k], one) for k, one in trace.held.items()] + tables_in(plan, trace)
     tapping = (taps.MAKERS, make), (taps.FUNCTIONS, compute), (taps.SETTERS, put)
     tapped = [tap.to(is_mine, functools.partial(handle, seen)) for tap, handle in tapping]
 
@@ -220,6 +215,16 @@ def tap(seen: Seen, is_mine: Callable[[], bool]) -> tuple[Callable[[], object], 
         unwrap_all(plan, trace)
 
     return begin, end
+
+
+def tables_in(plan, trace):
+    """[(place, what stands for the numbers there), ...] of those from which a whole number can choose."""
+    if not any(type(one) is Int for one in trace.stand_ins):
+        return []
+    homes = {id(plan.places[k].home) for k in trace.held}
+    homes.update(at for at, owner in plan.found.owners.items() if owner is None)  # met elsewhere, too
+    whole = [p for k, p in enumerate(plan.places) if k not in trace.held and id(p.want) not in homes]
+    return [(place, trace.table_of(place.want)) for place in filter(is_table, whole)]
 
 
 def unwrap_all(plan, trace):

@@ -53,9 +53,9 @@ class Step(NamedTuple):
 
 
 class Table(NamedTuple):
-    """Numbers from which one that changes chooses (`betas[t]`): in a recording the core looks them up. Or a dict of whole
-    numbers that is asked for one (`epoch in milestones`): it is compared with each key. A container to which code can
-    come past its places is none; where it does all the same, and changes it, the run is undone."""
+    """Numbers from which one that changes chooses (`betas[t]`): in a recording the core looks them up. Or a dict of
+    whole numbers that is asked for one (`epoch in milestones`): it is compared with each key. A container to which code
+    can come past its places is none; where it does all the same, and changes it, the run is undone."""
 
     proxy: Any  # what lies in its places meanwhile
     entries: Any  # itself
